@@ -56,7 +56,7 @@ def runs_are_sorted(module: Module) -> list[Finding]:
     """Check that merges of sorted runs merge whole runs and keep at most one merged run."""
     runs = [op for f in module.functions.values() for op in walk(f.body) if op.name == "sort_runs"]
     wrong = [op for op in runs if op.attrs["width"] % op.attrs["done"] or op.attrs["keep"] > op.attrs["width"]]
-    return [Finding(f"runs of {op.attrs['width']} hold no runs of {op.attrs['done']}", op.loc) for op in wrong]
+    return [Finding(f"runs of {op.attrs['width']} are not runs of {op.attrs['done']}", op.loc) for op in wrong]
 
 
 def weights_are_apart(module: Module) -> list[Finding]:
@@ -140,7 +140,7 @@ def _late(function: Function) -> Iterator[Finding]:
         if op.name in JUDGED or has_effect(op) or needed & set(op.results):
             needed |= {*op.operands, *(v for r in op.regions for v in captured(r))}
         elif op.name not in FREE:
-            yield Finding(f"{op.name} in @{function.name} stands before a check that does not need it", op.loc)
+            yield Finding(f"{op.name} in @{function.name} is before a check that does not need it", op.loc)
 
 
 def _ops(module: Module, breaks: Callable[[Op], bool], what: str) -> list[Finding]:

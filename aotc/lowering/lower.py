@@ -382,8 +382,8 @@ def _registered(call: CustomCall) -> CustomCall:
     if registered_call(call.name) is None and not call.name.startswith(RANK_CALL):
         raise CompileError.at(
             call.loc,
-            f"custom call @{call.name} is not known",
-            hint=f"before compiling say what it does: aotc.register_custom_call({call.name!r}, function)",
+            f"custom call @{call.name} has no registered function",
+            hint=f"before compiling, call aotc.register_custom_call({call.name!r}, function)",
         )
     return call
 

@@ -22,7 +22,7 @@ CASES = [
     ),
     pytest.param(
         "%z = stablehlo.custom_call @nope(%x) : (tensor<4xf32>) -> tensor<4xf32>", "stablehlo.custom_call",
-        ["custom call @nope is not known", "try: "], id="lowering",
+        ["custom call @nope has no registered function", "try: "], id="lowering",
     ),
 ]  # fmt: skip
 

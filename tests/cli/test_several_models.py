@@ -62,7 +62,7 @@ def test_lint_names_files(call):
     code, said = call("lint", "wave=a.mlir", "other=unknown.mlir")
     assert code == 1
     assert "a.mlir:2" in said
-    assert "unknown.mlir:2:8: refused: custom call @nobody is not known" in said
+    assert "unknown.mlir:2:8: refused: custom call @nobody has no registered function" in said
     (report,) = lint({"f": SINE, "g": lambda x: x + 1}, args={"g": (np.ones(3, np.float32),)})
     assert report.compiles
     assert report.rows[0].loc.path == "<f>"

@@ -51,7 +51,7 @@ def test_the_order_goes_to_and_fro_for_a_limit_alone(halves, monkeypatch):
 
 
 def test_a_limit_that_cannot_be_kept_is_that_of_one_memory():
-    with pytest.raises(aotc.CompileError, match=r"takes \d+ bytes( on d1)?, the memory limit is 300;"):
+    with pytest.raises(aotc.CompileError, match=r"needs \d+ bytes( on d1)?, \d+ more than the memory limit of 300;"):
         aotc.compile(MOVED, devices=HALVES["cpu, cuda"], memory_limit=300)
 
 

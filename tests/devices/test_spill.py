@@ -161,18 +161,18 @@ def test_a_limit_that_cannot_be_kept_says_by_how_much():
     with pytest.raises(CompileError) as caught:
         aotc.compile(tower(8), devices=GPU, memory_limit=2 * BYTES)
     message = str(caught.value)
-    said = re.search(r"takes ([\d,]+) bytes on d1, the memory limit is 512; ([\d,]+) are too many", message)
+    said = re.search(r"needs ([\d,]+) bytes on d1, ([\d,]+) more than the memory limit of 512", message)
     taken, over = (int(n.replace(",", "")) for n in said.groups())
     assert taken - over == 2 * BYTES
     assert f"{BYTES} bytes of k" in message
-    assert "what remains is needed at that moment" in message
+    assert "all remaining values are needed at that point" in message
 
 
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("cpu", "values of a CPU have no other memory to wait in"),
-        ("cuda:sm_90", "with --device NAME=cuda values of the GPU may wait in the process's memory"),
+        ("cpu", "a CPU has no other memory to move values to"),
+        ("cuda:sm_90", "with --device NAME=cuda, values can also move from the GPU to the host"),
     ],
 )
 def test_where_there_is_nothing_to_move_to(target, said):
@@ -229,7 +229,7 @@ def test_random_programs_keep_their_limit_or_are_refused(seed, share, both):
     try:
         small = aotc.compile(text, devices=devices, memory_limit=limit, verify_each=True)
     except CompileError as error:
-        assert "are too many" in str(error)  # noqa: PT017
+        assert "more than the memory limit" in str(error)  # noqa: PT017
         return
     arenas, _, model = facts(small)
     assert max(arenas.values()) <= limit

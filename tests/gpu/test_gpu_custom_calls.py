@@ -224,7 +224,7 @@ def with_a_list(x):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpu": scaled_exp}, "the call has 1 operands and results, and attributes none: missing a required argument"),
+        ({"gpu": scaled_exp}, "it does not fit: the call has 1 operands and results, and attributes none: missing"),
         ({"gpu": with_a_list}, "cannot be compiled into the bundle"),
         ({"gpu": running_sum, "per": "launch", "blocks": lambda x: 1}, "the function of its blocks failed: TypeError"),
         ({"gpu": running_sum, "per": "launch", "blocks": lambda x, o: 0}, "blocks returned 0, expected a positive"),

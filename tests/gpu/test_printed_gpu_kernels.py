@@ -362,7 +362,7 @@ def test_a_replaced_kernel_is_compiled_into_the_bundle():
     ],
 )
 def test_a_replacement_that_is_refused(edit, reason):
-    with pytest.raises(aotc.CompileError, match=f"(?s)the function in place of kernel k0_.* is refused: .*({reason})"):
+    with pytest.raises(aotc.CompileError, match=f"(?s)the function cannot replace kernel k0_.*: .*({reason})"):
         replaced(edit)
 
 

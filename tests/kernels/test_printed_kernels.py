@@ -196,7 +196,7 @@ def _raises(*arrays):
 
 @pytest.mark.parametrize("function", [_raises, len, lambda *a: None])
 def test_a_function_that_cannot_be_sent(function):
-    with pytest.raises(aotc.CompileError, match="the function in place of kernel k0 cannot be compiled: "):
+    with pytest.raises(aotc.CompileError, match="cannot compile the function that replaces kernel k0: "):
         aotc.compile(jax.jit(lambda x: x * 2), np.ones(3, "f4"), replace={"k0": function})
 
 
@@ -206,7 +206,7 @@ def test_a_function_that_cannot_be_sent(function):
         ("k9", "def k9(): pass\n", "the bundle has no kernel 'k9' to replace.*one of: k0_"),
         ("k0_mul", "def other(): pass\n", "does not define k0_mul; found other"),
         ("k0_mul", "def k0_mul(x, o, scratch, begin, end):\n    o[0] = 1.0\n", "9 of 10 elements differ|10 of 10"),
-        ("k0_mul", "missing.py", "cannot be read"),
+        ("k0_mul", "missing.py", "cannot read the module"),
     ],
 )
 def test_a_replacement_that_is_refused(name, text, reason):

@@ -46,9 +46,9 @@ def ops_of(function):
         (TWO, {"default_device": "zz"}, ["'zz'", "the model names d0, d1", "the options name none", "one of d0, d1"]),
         (TWO, {"default_device": "d7", "devices": CPUS}, ["'d7'", "the options name d0, d1"]),
         (PLAIN, {"default_device": "d0"}, ["'d0'", "the model names no device", "leave it out"]),
-        (TWO, {"devices": {"d9": "cpu"}}, ["nothing is put on d9", "the model names d0, d1", "place=auto"]),
-        (TWO, {"devices": {**CPUS, "d9": "cpu"}, "default_device": "d0"}, ["nothing is put on d9"]),
-        (PLAIN, {"devices": CPUS}, ["nothing is put on d0, d1: the model names no device"]),
+        (TWO, {"devices": {"d9": "cpu"}}, ["no op is placed on d9", "the model names d0, d1", "place=auto"]),
+        (TWO, {"devices": {**CPUS, "d9": "cpu"}, "default_device": "d0"}, ["no op is placed on d9"]),
+        (PLAIN, {"devices": CPUS}, ["no op is placed on d0, d1: the model names no device"]),
     ],
 )
 def test_devices_that_are_none(text, flags, parts):
@@ -88,7 +88,8 @@ IOTA = f"""func.func public @main(%x: {T} {{aotc.affinity = "d0"}}, %w: {T} {{ao
 def test_a_result_of_constants_alone():
     with pytest.raises(CompileError) as caught:
         solved(IOTA)
-    for part in ("result 1 of @main is, which is made of constants alone", "one of d0, d1", "--default-device"):
+    what = "the device of result 1 of @main, which depends only on constants, is not"
+    for part in (what, "one of d0, d1", "--default-device"):
         assert part in str(caught.value)
     assert solved(IOTA, default_device="d1").attrs["devices"]["results"] == ["d0", "d1"]
     assert solved(IOTA.replace("{}", '{aotc.affinity = "d1"}')).attrs["devices"]["results"] == ["d0", "d1"]

@@ -208,7 +208,7 @@ def test_the_table(tmp_path, monkeypatch, capsys):
     assert "9 ops, 4 native, 4 refused, 1 waiting for those; it does not compile" in " ".join(text.split())
     assert "multiply" in text
     assert f"{path}:3:8: refused: foreign.first" in text
-    assert "try: before compiling say what it does" in text
+    assert "try: before compiling, call aotc.register_custom_call" in text
     path.write_text("func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {\nreturn %x : tensor<3xf32>\n}")
     code, text = run(monkeypatch, capsys, "lint", path)
     assert code == 0

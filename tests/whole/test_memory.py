@@ -147,7 +147,7 @@ def test_a_limit_that_cannot_be_kept_is_an_error_with_sizes():
     with pytest.raises(aotc.CompileError) as caught:
         aotc.compile(REREAD, memory_limit=1_000_000)
     message = str(caught.value)
-    assert "the memory limit is 1,000,000" in message
+    assert "more than the memory limit of 1,000,000" in message
     assert "1,048,576 bytes of k" in message
     assert "memory-limit" in message
 

@@ -232,7 +232,7 @@ def _refused(native: NativeCall, reason: str) -> CompileError:
 def replacement_error(kernel: str, reason: str) -> CompileError:
     """Return the error about a user's function that cannot replace a kernel."""
     hint = "edit the function that `aotc dump --kernels -o kernels.py` prints, and keep its name and its parameters"
-    return CompileError.at(UNKNOWN, f"the function in place of kernel {kernel} is refused: {reason}", hint=hint)
+    return CompileError.at(UNKNOWN, f"the function cannot replace kernel {kernel}: {reason}", hint=hint)
 
 
 def build_executor(target: Target, options: Options) -> bytes:

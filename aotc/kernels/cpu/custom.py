@@ -42,12 +42,12 @@ def plain_function(function: Any) -> Callable[..., Any]:
     """
     inner = getattr(function, "py_func", function)
     if not isinstance(inner, python_types.FunctionType):
-        raise Refused(f"{function!r} is no Python function")
+        raise Refused(f"{function!r} is not a Python function")
     if any(i.opname == "RAISE_VARARGS" for i in dis.get_instructions(inner)):
-        raise Refused("it raises an exception (or asserts), which nobody could catch")
+        raise Refused("it raises an exception or asserts, which compiled code cannot do")
     code = inner.__code__
     if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
-        raise Refused("it takes any number of arguments; name each")
+        raise Refused("it has *args or **kwargs; name each parameter")
     # Numba lacks keyword-only parameters. They follow the others, so this turns them into ordinary ones.
     code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
     copy = python_types.FunctionType(code, inner.__globals__, inner.__name__, None, inner.__closure__)
@@ -68,7 +68,8 @@ def values_of(function: Any, arrays: int, attributes: Mapping[str, Any]) -> list
         bound = inspect.signature(inner).bind(*[None] * arrays, **attributes)
     except TypeError as error:
         shown = ", ".join(attributes) or "none"
-        raise Refused(f"the call has {arrays} operands and results, and attributes {shown}: {error}") from None
+        call = f"the call has {arrays} operands and results, and attributes {shown}"
+        raise Refused(f"it does not fit: {call}: {error}") from None
     bound.apply_defaults()
     return list(bound.arguments.values())[arrays:]
 
@@ -85,7 +86,7 @@ def pickle_function(function: Any) -> bytes:
     try:
         return cloudpickle.dumps(inner)
     except Exception as error:
-        raise Refused(f"it uses what cannot be sent to the compiler: {error}") from error
+        raise Refused(f"it refers to an object that cannot be pickled for the compiler process: {error}") from error
 
 
 def numba_type(dtype: str) -> Any:
@@ -150,7 +151,7 @@ def compile_custom(symbol: str, data: bytes, arrays: Shapes, values: Sequence[An
     try:
         function = cloudpickle.loads(data)
     except Exception as error:
-        raise Refused(f"what it uses cannot be imported by the compiler's process: {error}") from error
+        raise Refused(f"the compiler process cannot import what it refers to: {error}") from error
     shim = _shim(function, arrays, values)
     signature = (*(types.CPointer(numba_type(dtype)) for dtype, _ in arrays), types.CPointer(types.int64))
     try:
@@ -160,9 +161,9 @@ def compile_custom(symbol: str, data: bytes, arrays: Shapes, values: Sequence[An
     library.optimize()
     foreign = sorted(library.imports() - back_end.LIBC_ALLOWED - MATH_SYMBOLS)
     if any(name.startswith("NRT_") for name in foreign):
-        raise Refused("it makes arrays; it must write into those of its results")
+        raise Refused("it allocates arrays; it must write into the arrays of its results")
     if foreign:
-        raise Refused(f"it calls {', '.join(foreign)}, which only a process with Numba has")
+        raise Refused(f"it calls {', '.join(foreign)}, which exists only in a process with Numba")
     return library.emit_native_object()
 
 
@@ -171,7 +172,7 @@ def numba_reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines)
     if "NRT" in text or "Only accept returning of array" in text or "built-in function empty" in text:
-        return "it makes an array; it must write into those of its results"
+        return "it allocates an array; it must write into the arrays of its results"
     kept = [line for line in lines if not line.startswith(("During:", "Failed in", "File", "\x1b"))]
     where = next((line for line in lines if line.startswith("File") and "<custom call>" not in line), "")
     return " ".join([kept[0] if kept else text[:200], where]).strip()

@@ -60,8 +60,8 @@ def linker(native: bool) -> tuple[str, ...]:
     compiler = shutil.which("cc") or shutil.which("gcc") if native else None
     if compiler:
         return (compiler, "-shared", "-nostdlib", "-Wl,--build-id=none")
-    tried = "neither ld.lld, ld nor cc" if native else "ld.lld, which links for every machine, is not there"
-    raise CompileError.at(UNKNOWN, f"no linker found: {tried}", hint=install_command("linker"))
+    tried = "ld.lld, ld or cc" if native else "ld.lld, which links for all machines"
+    raise CompileError.at(UNKNOWN, f"found no linker on the PATH, expected {tried}", hint=install_command("linker"))
 
 
 def _zig() -> str | None:
@@ -169,7 +169,7 @@ class Linker:
         data = Path(self._folder, _LIBRARY).read_bytes()
         missing = sorted(undefined_symbols(data) - ALLOWED_SYMBOLS - THREAD_SYMBOLS - set(allowed))
         if missing:
-            raise InternalError(f"kernels need symbols that a bundle does not have: {', '.join(missing)}")
+            raise InternalError(f"kernels refer to unknown symbols: {', '.join(missing)}")
         return data
 
     def _link_at_once(self) -> None:

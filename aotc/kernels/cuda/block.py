@@ -59,7 +59,7 @@ class PhaseBarrier:
         """Wait until the barrier's phase with this parity has ended; parity 1 of a new barrier has ended already."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._phase % 2 != parity, PATIENCE_SECONDS):
-                raise TimeoutError(f"a thread waits for ever for phase {self._phase}")
+                raise TimeoutError(f"a thread waits forever for phase {self._phase}")
 
 
 @dataclass(frozen=True, slots=True)

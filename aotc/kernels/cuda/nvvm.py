@@ -49,7 +49,7 @@ def oldest_cuda_driver(text: bytes) -> tuple[int, int]:
     """Return the oldest CUDA version whose driver compiles this PTX: the version of the libNVVM that generated it."""
     found = _VERSION.search(text)
     if found is None:
-        raise InternalError("libNVVM made PTX without a version")
+        raise InternalError("the PTX of libNVVM has no version")
     return int(found[1]) + _AHEAD, int(found[2])
 
 
@@ -78,7 +78,7 @@ def _compile(texts: Sequence[str], options: list[str]) -> bytes:
     except nvvm.nvvmError as error:
         log = bytearray(nvvm.get_program_log_size(program))
         nvvm.get_program_log(program, log)
-        raise InternalError(f"libNVVM refuses a kernel: {error}\n{log.decode(errors='replace')}") from error
+        raise InternalError(f"libNVVM cannot compile a kernel: {error}\n{log.decode(errors='replace')}") from error
     finally:
         nvvm.destroy_program(program)
     return bytes(found)

@@ -9,4 +9,4 @@ from aotc.kernels.emit.body import BodyEmitter
 
 def emit_tile(context: BodyEmitter, stmt: Tile) -> None:
     """Raise an error: register tiles are for CPUs only."""
-    raise InternalError("kernels: a tile of the CPU's kind in a CUDA kernel")
+    raise InternalError("kernels: a CUDA kernel has a tile for CPUs")

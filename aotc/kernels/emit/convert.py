@@ -108,7 +108,7 @@ def round_to(builder: ir.IRBuilder, value: ir.Value, to: str) -> ir.Value:
             return half.to_f32(builder, half.from_f32(builder, value))
         case "f32" | "f64":
             return value
-    raise InternalError(f"kernels: no conversion to {to}")
+    raise InternalError(f"kernels: cannot emit a conversion to {to}")
 
 
 def bf16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:

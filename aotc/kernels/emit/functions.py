@@ -33,7 +33,7 @@ def call(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
     """
     formula = formulas.FUNCTIONS.get(fn)
     if formula is None:
-        raise InternalError(f"kernels: no scalar op {fn} on {suffix(args[0].type)}")
+        raise InternalError(f"kernels: cannot emit the scalar op {fn} for {suffix(args[0].type)}")
     kind = args[0].type
     name = f"aotc.{fn}.{suffix(kind)}"
     function = builder.module.globals.get(name)

@@ -159,7 +159,7 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> i
         fn = SCALARS[fn].on_bool or fn
     make = INTEGERS.get(fn)
     if make is None:
-        raise InternalError(f"kernels: no scalar op {fn} on {dtype}")
+        raise InternalError(f"kernels: cannot emit the scalar op {fn} for {dtype}")
     if row.bits in (2, 4):
         return _narrow(builder, make, args, fn, dtype)
     return make(row.kind)(builder, *args)

@@ -77,7 +77,7 @@ def decode(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
             return half.to_f32(builder, raw)
         case "f32" | "f64":
             return raw
-    raise InternalError(f"kernels: no load of {dtype}")
+    raise InternalError(f"kernels: cannot emit a load of {dtype}")
 
 
 def encode(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
@@ -90,5 +90,5 @@ def encode(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
         case "f16":
             return half.from_f32(builder, value)
     if value.type != register_type(dtype):
-        raise InternalError(f"kernels: a value of type {value.type} is stored as {dtype}")
+        raise InternalError(f"kernels: cannot store a value of type {value.type} as {dtype}")
     return value

@@ -83,7 +83,7 @@ def _bitcast(builder: ir.IRBuilder, value: Register, source: str, to: str) -> Re
     if source == to:
         return value
     if isinstance(value, tuple):
-        raise InternalError(f"kernels: no bitcast of {source}")
+        raise InternalError(f"kernels: cannot emit a bitcast of {source}")
     raw = encode(builder, value, source)
     if raw.type != memory_type(to):
         raw = builder.bitcast(raw, memory_type(to))
@@ -174,7 +174,7 @@ def _complex(builder: ir.IRBuilder, fn: str, args: list[Register], dtype: str) -
     """
     formula = COMPLEX.get(fn)
     if formula is None:
-        raise InternalError(f"kernels: no scalar op {fn} on {dtype}")
+        raise InternalError(f"kernels: cannot emit the scalar op {fn} for {dtype}")
     first = args[0][0]  # type: ignore[index]
     algebra = FullAlgebra(builder, 32 if first.type == F32 else 64)
     pairs = [(ScalarValue(builder, a[0]), ScalarValue(builder, a[1])) for a in args]  # type: ignore[index]

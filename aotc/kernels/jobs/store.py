@@ -67,8 +67,9 @@ def limit() -> int:
     """
     text = os.environ.get("AOTC_CACHE_LIMIT_MB") or str(LIMIT_MB)
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        hint = "unset it, or set it to an integer, 0 to keep nothing"
-        raise CompileError.at(UNKNOWN, f"AOTC_CACHE_LIMIT_MB is {text[:40]!r}, no number of megabytes", hint=hint)
+        hint = "unset it, or set it to an integer; 0 stores nothing"
+        found = f"AOTC_CACHE_LIMIT_MB is {text[:40]!r}, expected a number of megabytes"
+        raise CompileError.at(UNKNOWN, found, hint=hint)
     return int(text) << 20
 
 

@@ -123,8 +123,8 @@ def compile_kernel(kernel: Kernel, target: Target, source: str = "", name: str =
     library.optimize()
     foreign = sorted(library.imports() - back_end.LIBC_ALLOWED - MATH_SYMBOLS - _HEAP)
     if foreign:
-        raise KernelRefused(f"it calls {', '.join(foreign)}, which only a process with Numba has")
+        raise KernelRefused(f"it calls {', '.join(foreign)}, which exists only in a process with Numba")
     variables = {v.name for v in library.module.global_variables if v.is_declaration}
     if unknown := sorted(v for v in variables if not v.startswith(IMPORT_PREFIX)):
-        raise KernelRefused(f"it uses {', '.join(unknown)}, which only a process with Numba has")
+        raise KernelRefused(f"it uses {', '.join(unknown)}, which exists only in a process with Numba")
     return library.emit_native_object()

@@ -33,7 +33,7 @@ def module_texts(replaced: Mapping[str, Replacement]) -> dict[str, str]:
         try:
             texts[name] = Path(module).read_text() + "\n"
         except (OSError, UnicodeDecodeError) as error:
-            message = f"the module in place of kernel {name} cannot be read: {error}"
+            message = f"cannot read the module that replaces kernel {name}: {error}"
             raise CompileError.at(UNKNOWN, message, hint="--kernel NAME=FILE.py") from None
     return texts
 
@@ -44,8 +44,8 @@ def _text_of(name: str, function: Callable[..., Any]) -> str:
     try:
         data = pickle_function(function)
     except Refused as reason:
-        message = f"the function in place of kernel {name} cannot be compiled: {reason}"
-        raise CompileError.at(UNKNOWN, message, hint="the text of a module, or its path") from None
+        message = f"cannot compile the function that replaces kernel {name}: {reason}"
+        raise CompileError.at(UNKNOWN, message, hint="pass the text of a module, or its path") from None
     return f"from numba import cloudpickle\n\n{name} = cloudpickle.loads({data!r})\n"
 
 
@@ -67,7 +67,7 @@ def check_names(replaced: Mapping[str, Replacement], kernels: Iterable[tuple[str
             raise CompileError.at(UNKNOWN, f"the bundle has no kernel {key!r} to replace", hint=hint)
         kinds = sorted({kind for kind, _ in found})
         if len(kinds) > 1:
-            message = f"kernels for {' and '.join(kinds)} are called {name}: a function replaces one of them"
+            message = f"kernel name {name!r} is ambiguous: there is one for {' and one for '.join(kinds)}"
             raise CompileError.at(UNKNOWN, message, hint=" or ".join(f"{kind}/{name}" for kind in kinds))
         if not all(is_replaceable(kernel) for _, kernel in found):
             kernel = next(kernel for _, kernel in found if not is_replaceable(kernel))

@@ -293,4 +293,5 @@ def check_program(record: Mapping[str, Any], module: Module) -> None:
     if record and record["program"] != found:
         loc = next(f.loc for f in module.functions.values() if f.public)
         message = f"the costs are stale: they were measured on program {record['program']}, this one is {found}"
-        raise StaleCosts.at(loc, message, hint="aotc profile a bundle of this model, and compile with that record")
+        hint = "measure a bundle of this model with `aotc profile -o`, and compile with that record"
+        raise StaleCosts.at(loc, message, hint=hint)

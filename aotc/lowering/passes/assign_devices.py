@@ -62,9 +62,10 @@ def assign_devices(module: Module, options: Options) -> Module:
     functions = {name: _assigned(f, options) if f.public else f for name, f in module.functions.items()}
     transfers = [op for f in functions.values() for op in walk(f.body) if op.name == "transfer"]
     if 0 <= options.max_transfers < len(transfers):
-        message = f"transfers between devices: {len(transfers)}, at most {options.max_transfers} allowed"
+        message = f"transfers between devices: found {len(transfers)}, expected at most {options.max_transfers}"
+        hint = "raise --max-transfers, or move affinities so that fewer are needed"
         rows = [Finding(_described(op), op.loc) for op in transfers[: CompileError.LIMIT - 1]]
-        raise CompileError([Finding(message, hint="allow more, or move affinities so that fewer are needed"), *rows])
+        raise CompileError([Finding(message, hint=hint), *rows])
     return module.with_functions(functions)
 
 
@@ -87,8 +88,9 @@ def _check_names(module: Module, options: Options, said: Collection[str]) -> Non
     alone = known[0] if len(known) == 1 else default
     unread = [name for name in options.devices if name not in (*said, alone, HOST, DEVICE)]
     if unread and options.place != AUTO:
-        message = f"nothing is put on {', '.join(unread)}: {model}, the options name {', '.join(options.devices)}"
-        raise CompileError.at(place, message, hint="names of the model, or --place=auto, which puts large ops on any")
+        message = f"no op is placed on {', '.join(unread)}: {model}, the options name {', '.join(options.devices)}"
+        hint = "use names of the model, or --place=auto, which places large ops on all devices"
+        raise CompileError.at(place, message, hint=hint)
 
 
 def _assigned(function: Function, options: Options) -> Function:
@@ -124,16 +126,16 @@ def _unplaced(thing: Op | Value, function: Function, known: Iterable[str]) -> Fi
     hint = "give an argument or a result an affinity, or compile with --default-device"
     candidates = f"expected one of {', '.join(known)}"
     if isinstance(thing, Op):
-        return Finding(f"nothing says on which device {thing.name} runs; {candidates}", thing.loc, hint=hint)
+        return Finding(f"the device of {thing.name} is not specified; {candidates}", thing.loc, hint=hint)
     names = function.attrs.get("arg_names") or [v.name for v in function.body.params]
     name = names[function.body.params.index(thing)]
-    message = f"nothing says on which device argument {name!r} of @{function.name} is; {candidates}"
+    message = f"the device of argument {name!r} of @{function.name} is not specified; {candidates}"
     return Finding(message, function.loc, hint=hint)
 
 
 def _free(number: int, function: Function, known: Iterable[str]) -> Finding:
-    what = f"result {number} of @{function.name} is, which is made of constants alone"
-    message = f"nothing says on which device {what}; expected one of {', '.join(known)}"
+    what = f"result {number} of @{function.name}, which depends only on constants,"
+    message = f"the device of {what} is not specified; expected one of {', '.join(known)}"
     return Finding(message, function.loc, hint="give the result an affinity, or compile with --default-device")
 
 

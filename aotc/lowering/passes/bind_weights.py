@@ -87,9 +87,9 @@ def _check_named(
         for n in chosen[f.name]:
             v, label = f.body.params[n], f"argument {n} ({arg_names(f)[n]}) of @{f.name}"
             if n in f.attrs.get("donated", ()):
-                raise CompileError.at(f.loc, f"bind: {label} is donated: each call takes it")
+                raise CompileError.at(f.loc, f"bind: {label} is donated", hint="do not donate it, or do not bind it")
             if not is_static(v.type.shape):
-                raise CompileError.at(f.loc, f"bind: {label} is {v.type}: its size must be known")
+                raise CompileError.at(f.loc, f"bind: {label} is {v.type}, expected fixed sizes")
 
 
 def _copy(function: Function, name: str, own: Mapping[str, str], weights: tuple[int, ...]) -> Function:

@@ -52,7 +52,8 @@ def _check_calls(module: Module) -> None:
             if callee not in module.functions:
                 raise CompileError.at(call.loc, f"call of {callee}, which does not exist")
             if done.get(callee) is False:
-                raise CompileError.at(call.loc, f"{callee} calls itself")
+                hint = "use a loop: jax.lax.while_loop, scan or fori_loop"
+                raise CompileError.at(call.loc, f"{callee} calls itself", hint=hint)
             if callee not in done:
                 done[callee] = False
                 stack.append((callee, iter(_calls(module.functions[callee].body))))
@@ -64,8 +65,8 @@ def _size(region: Region, sizes: Mapping[str, int]) -> int:
     for op in walk(region):
         size += sizes[op.attrs["callee"]] if op.name == "call" else 1
         if op.name == "call" and size > MOST_INLINED:
-            message = f"the program has more than {MOST_INLINED:,} ops when calls are replaced by their functions"
-            raise CompileError.at(op.loc, message, hint="a loop in place of functions that call each other many times")
+            message = f"the program has more than {MOST_INLINED:,} ops after inlining"
+            raise CompileError.at(op.loc, message, hint="use a loop in place of many nested calls")
     return size
 
 

@@ -56,7 +56,7 @@ def _without_exchange(op: Op, b: Builder) -> Sequence[Value] | None:
     if op.name == "replica_id":
         return (b.constant(0, TensorType("u32")),)
     if op.name == "ragged_all_to_all":
-        hint = "jax.lax.all_to_all of parts of equal size"
+        hint = "use jax.lax.all_to_all, whose parts have equal sizes"
         raise CompileError.at(op.loc, "ragged_all_to_all between ranks is not supported", hint=hint)
     groups = op.attrs.get("groups", ())
     return op.operands if groups and all(len(group) == 1 for group in groups) else None
@@ -75,7 +75,7 @@ def check_rank_targets(signatures: Module, targets: Sequence[Target]) -> None:
     if sharded is not None and mixed:
         mesh = mesh_of(sharded.attrs["ranks"]["mesh"])
         what = f"the model is for several ranks ({mesh}), and its devices are of several kinds: {mixed}"
-        hint = "target='cpu' or target='cuda:sm_90a', without devices="
+        hint = "compile for target='cpu' or target='cuda:sm_90a', without devices="
         raise CompileError.at(sharded.loc, what, hint=hint)
 
 
@@ -125,8 +125,9 @@ class _TokenOrder:
             regions: tuple[Region, ...] = (tested, replace(ran, results=(*ran.results, last)))
             return [replace(op, operands=(*op.operands, token), results=(*op.results, after), regions=regions)], after
         if op.name != "case":
-            message = f"a collective in the region of {op.name}"
-            raise CompileError.at(op.loc, message, hint="collectives in loops and branches, or outside of both")
+            message = f"a collective inside {op.name} is not supported"
+            hint = "move the collective out of it; collectives may be in loops and branches"
+            raise CompileError.at(op.loc, message, hint=hint)
         sides = [self.region(r, token) for r in op.regions]
         regions = tuple(replace(r, results=(*r.results, last)) for r, last in sides)
         return [replace(op, results=(*op.results, after), regions=regions)], after
@@ -149,10 +150,10 @@ def _facts(op: Op, ranks: int) -> dict[str, Any]:
         found["reduction"] = _reduction(op)
     named = [i for row in (*found.get("groups", ()), *found.get("pairs", ())) for i in row]
     if named and max(named) >= ranks:
-        raise CompileError.at(op.loc, f"{op.name} names rank {max(named)}, and there are {ranks}")
+        raise CompileError.at(op.loc, f"{op.name} names rank {max(named)}, expected ranks below {ranks}")
     if "groups" in found and sorted(named) != list(range(ranks)):
-        hint = "replica_groups in which each of the ranks is once"
-        raise CompileError.at(op.loc, f"the groups of {op.name} are not all {ranks} ranks", hint=hint)
+        hint = "list each rank in exactly one of replica_groups"
+        raise CompileError.at(op.loc, f"the groups of {op.name} do not have each of the {ranks} ranks once", hint=hint)
     return found
 
 
@@ -163,7 +164,7 @@ def _reduction(op: Op) -> str:
         return ops[0].name
     found = ", ".join(o.name for o in ops) or "nothing"
     hint = f"one of {', '.join(REDUCTIONS)} of the two elements"
-    raise CompileError.at(op.loc, f"{op.name} reduces by {found}", hint=hint)
+    raise CompileError.at(op.loc, f"{op.name} has an unsupported reduction: {found}", hint=hint)
 
 
 def _place(loc: Loc) -> str:

@@ -39,7 +39,8 @@ def specialize(module: Module, options: Options) -> Module:
         return module
     copies = {c.name: c for f in entries for c in _copies(f, sizes_of, set(module.functions))}
     if len(copies) > SPECIALIZATIONS:
-        raise CompileError.at(entries[0].loc, f"specialize: {len(copies)} copies, the most is {SPECIALIZATIONS}")
+        found = f"specialize: {len(copies)} combinations of sizes, expected at most {SPECIALIZATIONS}"
+        raise CompileError.at(entries[0].loc, found, hint="list fewer sizes")
     return module.with_functions(copies)
 
 
@@ -69,5 +70,6 @@ def _copies(f: Function, sizes_of: Mapping[str, tuple[int, ...]], taken: set[str
         taken.add(name)
         copy = with_dims(f, dims)
         if not fixed_dims(f, copy):
-            raise CompileError.at(f.loc, f"specialize: no argument of {f.name} alone tells {', '.join(names)}")
+            found = f"specialize: sizes of {', '.join(names)} alone fix no dim of an argument of {f.name}"
+            raise CompileError.at(f.loc, found, hint="also give sizes of the other symbols in these dims")
         yield replace(copy, name=name, attrs={**copy.attrs, "specializes": f.name, "dims": dims})

@@ -37,7 +37,7 @@ def _lapack(op: Op) -> HostOnly | None:
             return None
     if fits_jacobi_block(op):
         return None
-    hint = "a CPU target or device, or let the host run it: --host-fallback"
+    hint = "use a CPU target or device, or run it on the host: --host-fallback"
     return HostOnly(f"LAPACK's {op.attrs['routine']}", hint)
 
 
@@ -45,7 +45,7 @@ def _custom_call(op: Op) -> HostOnly | None:
     """Return the name of a user's call and a hint; None for a collective and for one with a function for GPUs."""
     if "gpu" in op.attrs or op.attrs["target"].startswith(RANK_CALL):
         return None
-    hint = "a function for GPUs (gpu= in register_custom_call), a CPU target or device, or the host: --host-fallback"
+    hint = "register a function for GPUs (gpu=), use a CPU target or device, or run it on the host: --host-fallback"
     return HostOnly(f"custom call @{op.attrs['target']}", hint)
 
 
@@ -55,7 +55,7 @@ def _tridiagonal(op: Op) -> HostOnly | None:
     if n == 0 or m == 0 or (isinstance(n, int) and isinstance(m, int)):
         return None
     what = f"a tridiagonal system of {n} rows and {m} right-hand sides"
-    return HostOnly(what, "sizes that are known, a CPU target or device, or let the host run it: --host-fallback")
+    return HostOnly(what, "use fixed sizes, a CPU target or device, or run it on the host: --host-fallback")
 
 
 _RULES: Mapping[str, Callable[[Op], HostOnly | None]] = {

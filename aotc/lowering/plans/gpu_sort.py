@@ -29,7 +29,8 @@ def plan_gpu_sort(b: RegionBuilder) -> MergeSortPlan:
     op = b.the_op("sort")
     bytes_, n = row_bytes(op)
     if not isinstance(bytes_, int) or bytes_ > PRIVATE_BYTES:
-        raise b.unsupported(op, f"sort of {n} elements", f"rows of at most {PRIVATE_BYTES} bytes, or a CPU target")
+        hint = f"sort rows of at most {PRIVATE_BYTES} bytes, or use a CPU target"
+        raise b.unsupported(op, f"sort of {n} elements", hint)
     return MergeSortPlan(private=True)
 
 

@@ -147,8 +147,8 @@ class _Bufferizer:
                     steps.append(Bind(op.attrs["dim"], self.storage(size), size.type.dtype))
                 case "assert":
                     if self.depth:
-                        message = f"an assertion on data stands inside a loop or a branch: {op.attrs['message']}"
-                        raise CompileError.at(op.loc, message, hint="make it before or after the loop")
+                        message = f"an assertion on data is inside a loop or a branch: {op.attrs['message']}"
+                        raise CompileError.at(op.loc, message, hint="move it before or after the loop")
                     values = tuple((self.storage(v), v.type.dtype) for v in op.operands[1:])
                     check = Check(self.storage(op.operands[0]), op.attrs["message"], values)
                     steps.append(check)
@@ -245,7 +245,7 @@ class _Bufferizer:
         self.depth += 1
         if self.depth > MAX_NESTING:
             message = f"loops and branches are nested more than {MAX_NESTING} deep"
-            raise CompileError.at(op.loc, message, hint="select between values")
+            raise CompileError.at(op.loc, message, hint="use jnp.where in place of inner branches")
 
     def extend(self, begin: int, op: Op, kept: list[Storage]) -> None:
         """Extend lifetimes over a loop or branch, so that outer values do not share memory with inner ones."""

@@ -113,6 +113,6 @@ def launch_step(kernel: Kernel, reads: tuple[Storage, ...], writes: tuple[Storag
     """
     count = len(reads) + len(writes)
     if count > MAX_PLACES:
-        message = f"one kernel would read and write {count} arrays; the most is {MAX_PLACES}"
+        message = f"one kernel would read and write {count} arrays, expected at most {MAX_PLACES}"
         raise CompileError.at(op.loc, message, hint="pack them into fewer arrays, or compile with opt_level=0")
     return Launch(kernel, reads, writes, op.loc)

@@ -73,7 +73,7 @@ def _pair(nodes: Sequence[Node], steps: Sequence[Step], orders: Iterator[Sequenc
         count = len(node.commands) if isinstance(node, Graph) else 1
         some, rest = rest[:count], rest[count:]
         if len(some) < count:
-            raise ValueError(f"there are {count - len(some)} commands more than launches, copies, loops and branches")
+            raise ValueError(f"there are {count - len(some)} more commands than launches, copies, loops and branches")
         if isinstance(node, Graph):
             order = next(orders)
             graph = _in_program_order(node.commands, order)

@@ -201,7 +201,7 @@ def lower_region(function: Function, target: Target, plan: RegionPlan | None = N
         raise CompileError.at(
             op.loc,
             f"{op.name} is not supported on target {target.name}",
-            hint=f"ops with a lowering of their own are: {known}",
+            hint=f"ops that have their own lowering: {known}",
         )
     b = RegionBuilder(function, target)
     plan = plan or planner(b)

@@ -131,8 +131,8 @@ def _paired(op: Op, shape: Sequence[Dim]) -> int:
             case 1:
                 continue
         sizes = ", ".join(map(str, shape))
-        message = f"the layout of ThreeFry's bits of shape ({sizes}) depends on whether {n} is even"
-        raise CompileError.at(op.loc, message, hint="export an even multiple, or give the size a number")
+        message = f"ThreeFry bits of shape ({sizes}) need to know whether {n} is even"
+        raise CompileError.at(op.loc, message, hint="export an even size, such as 2*n, or a fixed size")
     return shape.index(max(static(n) for n in shape))
 
 

@@ -289,5 +289,5 @@ def test_a_user_without_a_home(monkeypatch):
 @pytest.mark.parametrize("text", ["many", "-1", "1e3", "²", "٣", "9" * 5000])
 def test_limits_that_are_no_numbers(folder, monkeypatch, text):
     monkeypatch.setenv("AOTC_CACHE_LIMIT_MB", text)
-    with pytest.raises(aotc.CompileError, match="no number of megabytes"):
+    with pytest.raises(aotc.CompileError, match="expected a number of megabytes"):
         aotc.compile(MODEL)

@@ -81,7 +81,7 @@ PLANTED = {
     "no original": ("dce", without(lambda f: f.name == "main"), "is a copy of @main, which does not exist"),
     "no region": ("fuse", without(lambda f: not f.public), "region @k0"),
     "no kind": ("fuse", kindless, "is not a region: it has no kind (as fuse establishes)"),
-    "a late check": ("advance_checks", late_check, "sin in @main stands before a check that does not need it"),
+    "a late check": ("advance_checks", late_check, "sin in @main is before a check that does not need it"),
     "weights": ("dce", with_weights, "@main computes with weights what each call would (as split-weights establishes)"),
     "a loose op": ("fuse", one_op("neg", {}), "neg in @main is in no region"),
 }

@@ -155,7 +155,7 @@ def test_a_cpu_without_f16_has_no_tile_for_it():
     head = 'def k(a0: "f32[4, 8]", a1: "f16[8, 8]", /, o0: "f32[4, 8]", *, grid: "1", flops: "1", bytes: "1"):'
     said = "rows=4, cols=8, out_base=0, out_row=8, a_base=0, a_row=8, b_base=0, levels=[(8, 1, 8)]"
     kernel = parse_kernel(f"{head}\n    tile(o0, a0, a1, {said}, form={FORMS['f32_f16']})\n")
-    with pytest.raises(InternalError, match="widens no f16"):
+    with pytest.raises(InternalError, match="cannot widen f16"):
         kernel_module(kernel, TARGETS[OLD])
 
 

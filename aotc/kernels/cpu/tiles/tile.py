@@ -130,12 +130,13 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
         raise InternalError(f"tile: unknown form {form!r}")
     lanes = target.vector_bytes // size_of(form.out)
     if "f16" in target.lacks and form == F32_F16:
-        raise InternalError(f"tile: {target.name} widens no f16")
+        raise InternalError(f"tile: {target.name} cannot widen f16")
     dots = stmt.b_column != 0
     if (stmt.cols % lanes and not dots) or stmt.out.dtype != form.out or (form == I8_QUADS and stmt.a_inner != 1):
-        raise InternalError(f"tile: {stmt.rows}x{stmt.cols} {form.name} -> {stmt.out.dtype} on {target.name}")
+        found = f"{stmt.rows}x{stmt.cols} {form.name} -> {stmt.out.dtype}"
+        raise InternalError(f"tile: cannot emit {found} for {target.name}")
     if stmt.adds and (dots or form.scaled):
-        raise InternalError(f"tile: {form.name} adds to nothing")
+        raise InternalError(f"tile: {form.name} cannot add to a result")
     arguments: list[Dim] = []
 
     def known(dim: Dim, unit: int = 1) -> int | None:

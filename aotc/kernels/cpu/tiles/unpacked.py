@@ -29,7 +29,7 @@ class DotTileWriter(TileWriter):
         extent = self.levels[-1][0]
         has_form = "bf16" in shape.isa if self.pairs else shape.form.group == 1 and not shape.form.scaled
         if len(self.levels) != 1 or not isinstance(extent, ir.Constant) or not has_form:
-            raise InternalError(f"tile: no dot products of {shape.form.name}, {shape.levels}")
+            raise InternalError(f"tile: cannot emit dot products of {shape.form.name}, {shape.levels}")
         self.terms = extent.constant
         column = function.args[-1] if shape.b_column is None else i64(shape.b_column)
         self.column_offsets = [self.times(column, j) for j in range(shape.vectors)]
@@ -123,7 +123,7 @@ class ZippedTileWriter(TileWriter):
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
         if shape.form != BF16_PAIRS or shape.a_dtype != "bf16" or "bf16" not in shape.isa or shape.vectors % 2:
-            raise InternalError(f"tile: no pairs of {shape.a_dtype} from rows of {shape.form.name} in {shape.vectors}")
+            raise InternalError(f"tile: cannot pair {shape.a_dtype} from rows of {shape.form.name} in {shape.vectors}")
         self.b_inner = function.args[-1] if shape.b_inner is None else i64(shape.b_inner)
         part = HALF_REGISTER // size_of("bf16")
         begins = (range(first, 2 * shape.lanes, part) for first in (0, part // 2))

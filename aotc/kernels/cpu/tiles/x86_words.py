@@ -68,7 +68,7 @@ class TransposedTileWriter(WordTileWriter):
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
         if not transposes(shape):
-            raise InternalError(f"tile: no words of {shape.form.name}, {shape.vectors} vectors, {shape.levels}")
+            raise InternalError(f"tile: cannot read words: {shape.form.name}, {shape.vectors} vectors, {shape.levels}")
         column = function.args[-1] if shape.b_column is None else i64(shape.b_column)
         self.column_offsets = [self.times(column, j) for j in range(shape.lanes)]
 
@@ -120,7 +120,7 @@ class RowQuadsTileWriter(WordTileWriter):
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
         if shape.vectors != 4 or not {"x86", "vnni"} <= {*shape.isa} or shape.a_dtype != "i8":
-            raise InternalError(f"tile: no quads of {shape.a_dtype}, {shape.vectors} vectors")
+            raise InternalError(f"tile: cannot read quads of {shape.a_dtype}, {shape.vectors} vectors")
         self.b_inner = function.args[-1] if shape.b_inner is None else i64(shape.b_inner)
         self.at_once = next((n for n in (4, 2) if n * shape.rows <= 2 * shape.lanes - _OTHERS), 1)
         self.accumulators = self.at_once * shape.rows

@@ -167,7 +167,7 @@ class _Vectors:
                 return self.builder.select(one, *map(self.of, others))
             case Apply(fn=fn, args=args):
                 return self.applied(fn, list(map(self.of, args)))
-        raise InternalError(f"kernels: no vector of {node!r}")
+        raise InternalError(f"kernels: cannot emit a vector of {node!r}")
 
     def applied(self, fn: str, args: list[ir.Value]) -> ir.Value:
         """Return the result of an operation on vectors."""

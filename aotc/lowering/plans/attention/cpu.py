@@ -110,7 +110,7 @@ def plan_cpu_attention(b: RegionBuilder) -> CpuAttentionPlan:
             return _plan_many(b, op, many)
         case (DecodeBlocks() as few, ScoreBlocks() as many):
             return AttentionByRowsPlan(_plan_decode(b, op, few), _plan_many(b, op, many))
-    raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
+    raise b.unsupported(op, "attention of these sizes", "fuse_attention creates it only where it is supported")
 
 
 def operand_index(value: Value, dims: Sequence[int], at: Sequence[Dim]) -> Index:

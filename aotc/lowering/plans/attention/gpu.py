@@ -44,11 +44,11 @@ def plan_gpu_attention(b: RegionBuilder) -> TensorCoreAttentionPlan:
     op, sizes = b.the_op("attention"), region_sizes(b)
     tiling = None if sizes is None else attention_tiling(sizes, b.target)
     if sizes is None or tiling is None:
-        raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
+        raise b.unsupported(op, "attention of these sizes", "fuse_attention creates it only where it is supported")
     found = read_attention(attention_loops(b, b.trial_elements(), sizes))
     if isinstance(tiling.template, DecodeAttention) and not are_copyable(found, tiling):
         tiling = one_warp_tiling(sizes, b.target) or tiling
     if not are_copyable(found, tiling):
-        hint = "let rows of queries, keys and values begin at multiples of 16 bytes"
-        raise b.unsupported(op, "attention of operands that lie in no lines", hint)
+        hint = "align rows of queries, keys and values to 16 bytes"
+        raise b.unsupported(op, "attention with rows that are not aligned to 16 bytes", hint)
     return TensorCoreAttentionPlan(tiling)

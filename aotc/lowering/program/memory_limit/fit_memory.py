@@ -144,8 +144,8 @@ def _too_much(limit: int, form: _Form) -> CompileError:
     remaining = f"; the largest buffers at its peak: {'; '.join(rows)}" if rows else ""
     return CompileError.at(
         form.function.loc,
-        f"a call of @{form.function.name} takes {size:,} bytes{where}{thread}, the memory limit is {limit:,}; "
-        f"{size - limit:,} are too many{remaining}",
+        f"a call of @{form.function.name} needs {size:,} bytes{where}{thread}, {size - limit:,} more than "
+        f"the memory limit of {limit:,}{remaining}",
         hint=f"raise --memory-limit, or compile the model for smaller arrays; {_remedy(form.function, own)}",
     )
 
@@ -153,10 +153,10 @@ def _too_much(limit: int, form: _Form) -> CompileError:
 def _remedy(function: Function, space: Space) -> str:
     """Return the hint of the error: how to need less of the memory ``space``."""
     if space.target.kind == "cpu":
-        return "values of a CPU have no other memory to wait in"
+        return "a CPU has no other memory to move values to"
     if "devices" in function.attrs:
-        return "what remains is needed at that moment"
-    return "with --device NAME=cuda values of the GPU may wait in the process's memory"
+        return "all remaining values are needed at that point"
+    return "with --device NAME=cuda, values can also move from the GPU to the host"
 
 
 def _worst(arena: Sequence[Storage]) -> list[Storage]:

@@ -66,6 +66,6 @@ def _by_blocks(b: RegionBuilder, routine: Callable[[Index], list[Stmt]]) -> Kern
     needed, room = shared_bytes(kernel.body), b.target.shared_memory
     if needed > room:
         op = b.the_op("lapack")
-        message = f"LAPACK's {op.attrs['routine']} takes {needed:,} bytes of shared memory > {room:,}"
-        raise CompileError.at(op.loc, message, hint="a larger --shared-memory-limit, or a CPU target or device")
+        message = f"LAPACK's {op.attrs['routine']} needs {needed:,} bytes of shared memory, and a block has {room:,}"
+        raise CompileError.at(op.loc, message, hint="raise --shared-memory-limit, or use a CPU target or device")
     return kernel

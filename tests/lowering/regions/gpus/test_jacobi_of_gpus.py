@@ -179,7 +179,7 @@ def test_large_ones_stay_with_the_host():
 
 def test_a_limit_on_shared_memory_is_kept():
     x = jax.ShapeDtypeStruct((64, 64), "float32")
-    with pytest.raises(CompileError, match=r"syevd takes 2.,... bytes of shared memory > 4,096"):
+    with pytest.raises(CompileError, match=r"syevd needs 2.,... bytes of shared memory, and a block has 4,096"):
         aotc.compile(jnp.linalg.eigh, x, target="cuda:sm_90", shared_memory_limit=4096)
 
 

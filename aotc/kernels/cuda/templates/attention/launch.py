@@ -20,7 +20,7 @@ def attention_tiles(kernel: Kernel) -> AttentionTiles:
     """Return the parameters of the template: tile shape of ``kernel``, which has a tiling, and layouts."""
     tiling, found = kernel.tiling, read_attention(kernel)
     if tiling is None or not isinstance(found.depth[1], int) or not isinstance(found.col[1], int):
-        raise ValueError(f"kernel {kernel.name} has no tiling of attention")
+        raise ValueError(f"kernel {kernel.name} has no tiling for attention")
     buffers = [b.name for b in (*kernel.inputs, *kernel.outputs)]
     last, in_lines = found.epilogue[-1], found.place is not None
     stored = isinstance(last, Store) and in_lines
@@ -48,7 +48,7 @@ def attention_tiles(kernel: Kernel) -> AttentionTiles:
         given["cluster"] = tiling.cluster
         return FewAttention(**given | {"in_lines": False, "split": bool(found.rest)})
     if not all(view is not None and view.in_lines for view in views[1:]):
-        raise ValueError("keys or values do not lie in pieces of 16 bytes")
+        raise ValueError("keys or values are not aligned to 16 bytes")
     places = [OperandSource(buffers.index(view.buffer.name)) for view in views[1:] if view is not None]
     return WarpAttention(**given | dict(zip("kv", places)), split=bool(found.rest))
 

@@ -69,7 +69,7 @@ def _tiling(kernel: Kernel) -> Tiling:
 def _window_operands(product: LoopProduct, window: Window) -> WindowOperands:
     found = window_operands(product, window)
     if found is None:
-        raise ValueError("the loops are not the convolution that the tiling says")
+        raise ValueError("the loops do not match the convolution of the tiling")
     return found
 
 
