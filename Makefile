@@ -2,6 +2,7 @@
 # make test-all: the slow tests too; make test-gpu: those that need an NVIDIA GPU; make check: seconds, no Numba;
 # make test-sanitizer: kernels of every template and algorithm under compute-sanitizer, on an NVIDIA GPU;
 # make test-browser: the server's page, and those of aotc report, in headless Chromium (apt install chromium);
+# make test-torch: the tutorial for PyTorch models with PyTorch itself, in an environment of its own (4 GB);
 # make test-ray: the server on a cluster of Ray's, in an environment of its own;
 # make test-aarch64: bundles for aarch64 and for old x86 processors under qemu (apt install qemu-user libc6-arm64-cross);
 # make aarch64-python: a Python for aarch64 that runs there too, for tests of the whole runtime (Debian's packages);
@@ -20,7 +21,7 @@ DEMO ?= resnet50v2
 OUT = build/demo-$(DEMO)
 PIP = bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: package test test-all test-gpu test-sanitizer test-browser test-ray test-aarch64 aarch64-python zoo demo check clean fuzz executor site site-version
+.PHONY: package test test-all test-gpu test-sanitizer test-browser test-ray test-torch torch-models test-aarch64 aarch64-python zoo demo check clean fuzz executor site site-version
 
 # Tests of a file run one after the other in one process, with what its fixtures and caches compile (worksteal; loadfile
 # repeats a test that crashes). Processes that tests start read the bytecode of the first that imports a module, whatever the
@@ -51,6 +52,18 @@ test-ray: .venv-ray/ready
 .venv-ray/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/$(PIP) --editable '.[ray]' 'pytest>=8' 'pytest-timeout>=2.3'
+	touch $@
+
+# torchax 0.0.13 does not work with torch 2.13.
+test-torch: .venv-torch/ready
+	.venv-torch/bin/python -m pytest tests/frontend/test_torch_models.py "tests/tools/test_pages.py" -k "torch" -p no:cacheprovider -W ignore -rs
+
+torch-models: .venv-torch/ready
+	.venv-torch/bin/python tests/inputs/torch/make.py
+
+.venv-torch/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-torch
+	.venv-torch/$(PIP) --editable '.[compile]' torch==2.12.1 torchax==0.0.13 'pytest>=8' 'pytest-timeout>=2.3' 'pytest-xdist'
 	touch $@
 
 # Every model of docs/zoo.md in full beside jax.jit, some minutes and 4 GB: make zoo ZOO="resnet50|gpt2" takes these.
@@ -146,4 +159,4 @@ package: .venv-package/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-run .venv-test .venv-ray .venv-package .venv-site build
+	rm -rf .venv .venv-run .venv-test .venv-ray .venv-torch .venv-package .venv-site build
