@@ -6,9 +6,15 @@ message names the stage and a command that reproduces the failure.
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import warnings
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from aotc.vmfb.errors import Error
+
+_OWN_FILES = (f"{Path(__file__).parent}/", contextlib.__file__)  # of frames between a warning and the caller
 
 JITTED = "jit("  # the first element of a whole name stack
 
@@ -153,6 +159,19 @@ class CallbackFailed(Exception):
 
 class AotcWarning(UserWarning):
     """A warning: aotc continues after a problem."""
+
+
+def warn_user(message: str) -> None:
+    """Warn at the caller's own line: the innermost one outside of this package.
+
+    Warns
+    -----
+    AotcWarning
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_FILES):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(AotcWarning(message), stacklevel=level)
 
 
 class InternalError(Error):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypedDict
 
-from aotc.diagnostics import UNKNOWN, AotcWarning, CallbackFailed, CompileError
+from aotc.diagnostics import UNKNOWN, CallbackFailed, CompileError, warn_user
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.byte_sizes import EXAMPLES, as_bytes
 from aotc.vmfb.result_names import pairs_of
@@ -294,7 +293,7 @@ def with_current_passes(options: Options) -> Options:
         value = getattr(options, name)
         if isinstance(value, str) and value in RENAMED:
             current[name] = RENAMED[value]
-            warnings.warn(AotcWarning(f"{name}: the pass {value} is called {RENAMED[value]} now"), stacklevel=2)
+            warn_user(f"{name}: the pass {value} is now called {RENAMED[value]}")
     return replace(options, **current)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from aotc.bundle import Bundle
-from aotc.diagnostics import AotcWarning, CompileError, InternalError
+from aotc.diagnostics import CompileError, InternalError, warn_user
 from aotc.frontend.artifact import shortened_mlir_text
 from aotc.frontend.mlir import RawModel, try_in_child
 from aotc.lowering.cost_model.model import StaleCosts
@@ -81,13 +80,13 @@ def upgrade(
     chosen = _options(opened.where, source, {"weights": weights, **flags})
     targets = variant_targets(targets, chosen.devices, source.targets)
     if opened.signature is not None:
-        warnings.warn(AotcWarning("the bundle was signed, the new one is not: aotc sign --key"), stacklevel=2)
+        warn_user("the bundle was signed, the new one is not; sign it with aotc sign --key")
     try:
         return Bundle(copy_own_weights(opened, compile_raw(_model(opened.where, source), targets, chosen)))
     except StaleCosts:
         if flags["costs"] is not own:
             raise
-        warnings.warn(AotcWarning(STALE), stacklevel=2)
+        warn_user(STALE)
         uncosted = replace(chosen, costs={})
         return Bundle(copy_own_weights(opened, compile_raw(_model(opened.where, source), targets, uncosted)))
 

@@ -6,12 +6,11 @@ bound arguments; ``call`` uses these values in each call.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aotc.diagnostics import AotcWarning
+from aotc.diagnostics import warn_user
 from aotc.ir.dims.algebra import Expr, static
 from aotc.ir.tensor.ir import Function, TensorType
 from aotc.lowering.lower import Variant
@@ -122,5 +121,4 @@ def warn_of_hidden_functions(names: Iterable[str]) -> None:
     AotcWarning
     """
     for name in sorted({*names} & {*dir(LoadedModule), "name", "functions", "devices", "home"}):
-        what = f"a function is called {name!r}, as a member of loaded modules: module[{name!r}] is the function"
-        warnings.warn(AotcWarning(what), stacklevel=2)
+        warn_user(f"function {name!r} has the name of a member of loaded modules; call it as module[{name!r}]")

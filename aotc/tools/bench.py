@@ -38,14 +38,16 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 _COLD = """
-import json, resource, runpy, sys, time
+import json, re, runpy, sys, time
 devices = json.loads(sys.argv[2])
 start = time.perf_counter()
 import aotc
 for path in sys.argv[3:]:
     runpy.run_path(path)
 module = aotc.load(sys.argv[1], devices=devices)
-print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+seconds = time.perf_counter() - start
+# Not getrusage: its maximum includes the memory of the parent before exec.
+print(seconds, int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) << 10)
 """
 _SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 # Seconds that dispatches of calls are recorded at most: the recording has room for a limited number.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aotc.diagnostics import AotcWarning
+from aotc.diagnostics import warn_user
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.frontend.platforms import is_multi_platform
@@ -64,7 +63,7 @@ def fetch_model(
     except StaleCosts:
         if not known or "costs" in flags:
             raise
-        warnings.warn(AotcWarning(STALE), stacklevel=3)
+        warn_user(STALE)
         chosen = replace(chosen, costs={})
     return imply_host(module, target, every, chosen)
 

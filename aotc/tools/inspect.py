@@ -205,7 +205,8 @@ class Inspection(Shown):
         return Document(self._title() if everything else "", tuple(blocks))
 
     def _title(self) -> str:
-        return f"{Path(self.path).name}: {self.name}, {size_text(self.size)}"
+        file = "" if self.path == "<bytes>" else f"{Path(self.path).name}: "
+        return f"{file}{self.name}, {size_text(self.size)}"
 
     def _head(self) -> list[Block]:
         key = f"signed with {self.signed_by}; aotc verify --trusted-key checks it" if self.signed_by else ""

@@ -108,13 +108,14 @@ class ProfileResult(Shown):
 
     def _kernel_table(self) -> Table:
         columns = [
-            Column("kernel"), Column("sizes", priority=3), Column("runs", True, 4), Column("time", True),
-            Column("share", True), Column("bytes", True, 7), Column("GFLOP/s", True, 6), Column("GB/s", True, 5),
-            Column("roof", True, 2), Column("from", priority=1), Column("scope", priority=1),
+            Column("kernel"), Column("sizes", priority=3), Column("runs", True, 4), Column("per run", True, 3),
+            Column("time", True), Column("share", True), Column("bytes", True, 7), Column("GFLOP/s", True, 6),
+            Column("GB/s", True, 5), Column("roof", True, 2), Column("from", priority=1), Column("scope", priority=1),
         ]  # fmt: skip
         rows = [
             (k.name, ", ".join(f"{name}={n}" for name, n in k.sizes.items()), f"{k.runs}", time_text(k.seconds),
-             f"{100 * k.share:.1f} %", size_text(k.bytes), f"{k.flops / k.seconds / 1e9:.1f}" if k.flops else "",
+             time_text(k.runs * k.seconds), f"{100 * k.share:.1f} %", size_text(k.bytes),
+             f"{k.flops / k.seconds / 1e9:.1f}" if k.flops else "",
              f"{k.bytes / k.seconds / 1e9:.1f}", "" if k.roofline is None else f"{100 * k.roofline:.0f} %",
              k.line, k.scope)
             for k in self.kernels

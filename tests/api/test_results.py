@@ -190,3 +190,10 @@ def test_report(bundle, tmp_path):
     assert str(found).startswith(f"{found.kernels} kernel")
     assert found._repr_html_().startswith("<iframe ")
     assert "<script" not in found._repr_html_()
+
+
+def test_the_memory_of_a_loaded_bundle_is_not_that_of_the_measuring_process(tmp_path):
+    aotc.compile(jnp.sin, np.ones(3, np.float32), output=tmp_path / "m.vmfb")
+    more = np.ones(1 << 25)  # 268 MB
+    (one,) = aotc.bench(tmp_path / "m.vmfb", seconds=0.02, rounds=1).bundles
+    assert 1 << 23 < one.memory_after_load < more.nbytes

@@ -304,3 +304,18 @@ def test_dir_shows_public_names_alone(module, bundle):
 
 def test_typed_keywords_are_the_options():
     assert OptionKeywords.__annotations__.keys() == set(Options.__dataclass_fields__)
+
+
+def test_a_warning_names_the_line_of_the_caller():
+    with pytest.warns(aotc.AotcWarning, match=r"call it as module\['state'\]") as found:
+        aotc.compile({"state": lambda x: x + 1}, args={"state": (np.ones(2, np.float32),)})
+    assert [warning.filename for warning in found] == [__file__]
+
+
+def test_a_notebook_names_a_bundle_in_memory_by_its_model():
+    def doubled(x):
+        return x * 2
+
+    text = aotc.compile(doubled, np.ones(2, np.float32))._repr_html_()
+    assert "bytes&gt;" not in text
+    assert "<b>doubled, " in text

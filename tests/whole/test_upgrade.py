@@ -259,7 +259,7 @@ def test_a_signature_does_not_survive(tmp_path):
     path.write_bytes(data)
     new_key(str(tmp_path / "key"))
     sign_bundle(str(path), str(tmp_path / "key"))
-    with pytest.warns(UserWarning, match="the new one is not: aotc sign"):
+    with pytest.warns(UserWarning, match="the new one is not; sign it with aotc sign"):
         assert aotc.upgrade(path) == data
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from aotc.diagnostics import warn_user
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.mlir_types import config_of, dictionary_entries, leaf_types
 from aotc.frontend.session import State
@@ -112,7 +112,7 @@ def _users(
     unread = not any(True for result, types in tensors.items() if types for _ in result.uses)
     if state.session.drop_callbacks and unread:
         state.values.update((result, None if types else ()) for result, types in tensors.items())
-        warnings.warn(f"{state.loc.traced_by or state.loc}: {what} is left out", stacklevel=2)
+        warn_user(f"{state.loc.traced_by or state.loc}: {what} is left out")
         return
     hint = f"register a function of that name: aotc.register_custom_call({name!r}, function)"
     state.fail(f"{what} calls back into {_PROCESS}", f"{hint}; {_DROP}" if unread else hint)

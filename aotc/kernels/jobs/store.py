@@ -13,13 +13,12 @@ import re
 import stat
 import struct
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from aotc.diagnostics import UNKNOWN, AotcWarning, CompileError
+from aotc.diagnostics import UNKNOWN, CompileError, warn_user
 from aotc.vmfb.host.files import not_private, private_folder, remove_stale, replace_file
 
 _HEADER = struct.Struct("<8sQ32s32s")
@@ -142,7 +141,7 @@ def _refuse(error: OSError) -> None:
     hint = ("chmod go-w it if all in it is yours, or " if danger else "") + "set AOTC_CACHE_DIR to a folder of your own"
     if what not in _reported:
         _reported.add(what)
-        warnings.warn(f"the cache is {what}\n  try: {hint}", AotcWarning, stacklevel=2)
+        warn_user(f"the cache is {what}\n  try: {hint}")
 
 
 def _read(path: str, key: str) -> bytes | None:

@@ -10,11 +10,10 @@ stored unchanged.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from aotc.diagnostics import AotcWarning, CompileError
+from aotc.diagnostics import CompileError, warn_user
 from aotc.ir.dims.algebra import is_static
 from aotc.ir.tensor.ir import Function, Module
 from aotc.ir.tensor.substitute_dims import with_dims
@@ -42,8 +41,7 @@ def bind_weights(module: Module, options: Options) -> Module:
         if not chosen[f.name]:
             continue
         if "devices" in f.attrs:
-            what = f"bind: @{f.name} is for several devices: what is bound is kept, nothing is computed of it before"
-            warnings.warn(AotcWarning(what), stacklevel=2)
+            warn_user(f"bind: @{f.name} is for several devices: nothing is precomputed from the weights")
             continue
         name = _free_name(f"{f.name}_bound", {*module.functions, *copies})
         copies[name] = _copy(f, name, {"binds": f.name}, chosen[f.name])

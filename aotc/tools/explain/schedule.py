@@ -137,7 +137,7 @@ class ScheduleReport(Shown):
             for r in self.rows
         ]  # fmt: skip
         what = f"{count_text(len(rows), 'command')} of @{self.function} for {self.target}"
-        least = f"at least {_nanoseconds_text(self.path)} if all that can overlaps (*)"
+        least = f"critical path (*) {_nanoseconds_text(self.path)}"
         where = _WORKERS[tuple(sorted(self.kinds))]
         lines = [f"{what}: {_nanoseconds_text(self.work)} {where}, {least}{targets_text(self.devices)}"]
         lines += [f"measured on {self.measured_on}"] if self.measured_on else []

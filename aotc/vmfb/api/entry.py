@@ -45,7 +45,7 @@ class Closed:
 
     def refuse(self) -> NoReturn:
         """Raise the error that the module is closed."""
-        raise CallError(self.where, "the module was closed", hint="aotc.load, once more")
+        raise CallError(self.where, "the module was closed", hint="load the bundle again with aotc.load")
 
     def __getattr__(self, _: str) -> Any:
         self.refuse()
