@@ -23,12 +23,14 @@ are from a seed, and sizes from the libraries' own configurations, or smaller wh
 its inputs that holds its weights:
 
 ```python
+from pathlib import Path
+
 import jax
 from examples.zoo.models import ZOO
 
 function, inputs, weights = ZOO["resnet50"].build(small=False)
 exported = jax.export.export(jax.jit(function))(*inputs)
-open("resnet50.jax", "wb").write(exported.serialize())
+Path("resnet50.jax").write_bytes(exported.serialize())
 ```
 
 ```

@@ -18,7 +18,7 @@ SPECIALIZE_HELP = (
     "use the general code."
 )
 TYPICAL_HELP = "b=8: the size of dim b to plan the general code for, and that all commands assume; default: 16."
-BIND_HELP = "w, args[0] or 2: arguments that `module.bind` receives once; values of them alone are computed then."
+BIND_HELP = "w, args[0] or 2: arguments that `module.bind` receives once; what depends only on them is computed once."
 STATE_HELP = "cache, or result[0]=cache: a result that is an argument of the next call, in place; see `module.state`."
 DEVICE_HELP = "d0=cpu: the target of a device that the model names."
 DEFAULT_DEVICE_HELP = "The device of ops without one, in a model that names several."
@@ -30,7 +30,7 @@ PORTABLE_HELP = "Compile for all CPU targets; a machine uses the best that it ca
 TRANSFERS_HELP = "Refuse a model that needs more transfers between devices; -1: any number."
 FALLBACK_HELP = "Run ops without a GPU kernel (LAPACK, custom calls) on the CPU, or make that an error."
 HOST_TARGET_HELP = "CPU target of these ops; default: one of --target, or cpu:x86-64-v3 (cpu:aarch64 on ARM)."
-MEMORY_HELP = "Most memory of a call on each device, without arguments, results and weights, such as 64MB; 0: any."
+MEMORY_HELP = "Maximum memory of a call on each device, without arguments, results and weights, such as 64MB; 0: any."
 STACK_HELP = "Most stack for a kernel's arrays in a thread, such as 32kB, if less than the target's; 0: the target's."
 SHARED_HELP = "Most shared memory of a GPU block, such as 48kB, if less than the target's; 0: the target's."
 REPRODUCER_HELP = "Write model, options and versions to this file; `aotc compile` accepts it as a model."
