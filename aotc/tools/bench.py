@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,7 @@ from aotc.display.places import short_place
 from aotc.display.shown import Shown
 from aotc.display.units import size_text, time_text
 from aotc.tools.sample_arguments import sample_call
-from aotc.vmfb.errors import CallError
+from aotc.vmfb.errors import CallError, check_keywords
 from aotc.vmfb.gang.gang import Gang, gang
 from aotc.vmfb.host.children import python_command
 from aotc.vmfb.module import LoadedModule, load
@@ -260,8 +260,9 @@ def bench(
     BundleError
         If a bundle cannot be loaded.
     CallError
-        If there is no such function, or the arguments do not fit.
+        If there is no such function or keyword, or the arguments do not fit.
     """
+    check_keywords("bench", settings, [f.name for f in fields(BenchSettings)])
     with TemporaryDirectory() as folder:
         paths = []
         for number, source in enumerate([bundle] if against is None else [bundle, against]):

@@ -15,7 +15,7 @@ from aotc.lowering.cost_model.work import iterations_or_estimate
 from aotc.targets import resolve_targets
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.api.choose_function import choose_function
-from aotc.vmfb.assumed_sizes import ASSUMED_SIZE, assumed_sizes
+from aotc.vmfb.assumed_sizes import ASSUMED_SIZE, assumed_sizes, check_dims
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices.mixed.spaces import Spaces
 from aotc.vmfb.errors import BundleError, CallError
@@ -191,7 +191,7 @@ def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] |
     BundleError
         If the bundle has no such function or target.
     CallError
-        If the program refuses arguments of these sizes.
+        If the program refuses arguments of these sizes, or the function has no such dim.
     """
     name = entry_of(opened, function)
     variant = _variant(opened, target)
@@ -202,6 +202,7 @@ def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] |
     texts, own = (_debug(opened, variant, key) for key in ("text", "loc"))
     locs = [command_locs(opened, dict(variant), n, nodes) for n, nodes in enumerate(buffers.nodes)]
     walker = _Walker(flow, buffers, texts, own, locs)
+    check_dims(sizes or {}, signature["arguments"], name)
     known = sizes_of_call(signature, sizes or {})
     shapes = [tuple(_size(d, known) for d in a["dims"]) for a in signature["arguments"]]
     program = variant["functions"][name]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aotc.vmfb.api.choose_function import choose_function
-from aotc.vmfb.assumed_sizes import assumed_sizes
+from aotc.vmfb.assumed_sizes import assumed_sizes, check_dims
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
@@ -64,6 +64,7 @@ def sample_call(
     name = choose_function(module.functions, function, module.name)
     signature = module.functions[name].signature
     rows = signature.arguments[len(inputs) :]
+    check_dims(sizes, signature.arguments, name)
     known = {**sizes, **assumed_sizes(rows, signature.typical, sizes)}
     return name, [*inputs, *make_values(rows, known, True, 0)]
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from aotc.vmfb.errors import ArgumentValueError
+
 # Size of a symbolic dim without a typical size: between a batch of one and large batches.
 ASSUMED_SIZE = 16
 
@@ -27,6 +29,20 @@ def assumed_text(sizes: Mapping[str, int], typical: Collection[str]) -> str:
     """Return assumed sizes as text: ``b=8 assumed (typical), s=16 assumed``; ``typical`` names the typical ones."""
     texts = (f"{name}={size} assumed{' (typical)' * (name in typical)}" for name, size in sizes.items())
     return ", ".join(texts)
+
+
+def check_dims(sizes: Collection[str], arguments: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Refuse sizes of dims that a function with these ``arguments`` does not have.
+
+    Raises
+    ------
+    ArgumentValueError
+    """
+    known = dim_names(arguments)
+    for name in sizes:
+        if name not in known:
+            expected = ", ".join(sorted(known)) or "none: all sizes are fixed"
+            raise ArgumentValueError(where, f"no dim is called {name}", expected=expected)
 
 
 def assumed_sizes(

@@ -102,6 +102,13 @@ class ArgumentValueError(CallError, ValueError):
     """
 
 
+class MissingFunctionError(ArgumentValueError, KeyError):
+    """A module has no function of this name; also a ``KeyError``.
+
+    The parameters are those of :class:`CallError`.
+    """
+
+
 class FenceCancelled(CallError):
     """A submission, or a fence of the user, was cancelled."""
 

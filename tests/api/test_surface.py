@@ -96,8 +96,9 @@ def test_a_module_says_what_it_is(module):
     assert module.signature is module.main.signature
     assert module.target.startswith("cpu:")
     assert module["main"] is module.functions["main"]
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="found:    'other'\n    expected: main") as found:
         module["other"]
+    assert isinstance(found.value, aotc.Error)
 
 
 def test_a_closed_module(bundle):

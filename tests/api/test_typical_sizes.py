@@ -166,3 +166,20 @@ def test_the_general_code_is_planned_for_the_typical_size():
         data = aotc.compile(layer, jax.ShapeDtypeStruct((B, 256), "float32"), jnp.ones((256, 256)), typical={"b": size})
         texts.append([k["text"].split("(", 1)[1] for k in open_bundle(data).manifest["debug"]["kernels"].values()])
     assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize("tool", [aotc.report, aotc.profile, aotc.bench, lambda b, sizes: aotc.diff(b, b, sizes=sizes)])
+def test_sizes_of_unknown_dims_are_refused(paths, tool):
+    with pytest.raises(aotc.ArgumentValueError, match=r"(?s)no dim is called q.*expected: b"):
+        tool(paths[0], sizes={"q": 3})
+
+
+def test_a_report_names_the_file_that_is_not_a_bundle(tmp_path):
+    (tmp_path / "x.py").write_text("import aotc\n")
+    with pytest.raises(aotc.BundleError, match=r"x\.py: error: not an aotc bundle"):
+        aotc.report(tmp_path / "x.py")
+
+
+def test_diff_takes_the_dims_of_either_bundle(paths, tmp_path):
+    other = aotc.compile(jnp.sin, jax.ShapeDtypeStruct((S, 2), "float32"))
+    assert aotc.diff(paths[0], bytes(other), sizes={"b": 2, "s": 3}).assumed == ""

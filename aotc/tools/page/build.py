@@ -12,6 +12,7 @@ from typing import Any
 
 from aotc.display.units import count_text, size_text
 from aotc.tools.page.facts import facts_of
+from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.host.files import write_atomically
 
 HERE = Path(__file__).parent
@@ -95,6 +96,8 @@ def report(
     BundleError
         If it cannot be read, has no such function, or no text of its kernels.
     """
+    if not isinstance(bundle, bytes):
+        open_bundle(bundle)  # its errors name the file
     data = bundle if isinstance(bundle, bytes) else Path(bundle).read_bytes()
     where = name or ("<bytes>" if isinstance(bundle, bytes) else os.fspath(bundle))
     facts = facts_of(data, where, function, sizes)

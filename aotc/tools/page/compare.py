@@ -24,7 +24,7 @@ from aotc.tools.flow import entry_of
 from aotc.tools.inspect import signature_text
 from aotc.tools.page.facts import facts_of
 from aotc.vmfb.arguments import Signature, type_text
-from aotc.vmfb.assumed_sizes import assumed_sizes, assumed_text
+from aotc.vmfb.assumed_sizes import assumed_sizes, assumed_text, check_dims, dim_names
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import Error
@@ -224,7 +224,13 @@ def diff(
     entry = sides[0].opened.manifest["functions"][entries[0]]
     typical, sizes = entry.get("typical", {}), sizes or {}
     assumed = assumed_sizes(entry["arguments"], typical, sizes)
-    a, b = (facts_of(side.data, side.where, name, {**sizes, **assumed}) for side, name in zip(sides, entries))
+    check_dims(sizes, [row for side, name in zip(sides, entries) for row in _arguments(side, name)], "diff")
+    chosen = {**sizes, **assumed}
+    owns = [dim_names(_arguments(side, name)) for side, name in zip(sides, entries)]
+    a, b = (
+        facts_of(side.data, side.where, name, {dim: chosen[dim] for dim in own if dim in chosen})
+        for side, name, own in zip(sides, entries, owns)
+    )
     facts = _differing(*(_texts_of(side.opened, name) for side, name in zip(sides, entries)))
     weights = compare_weights(*map(weight_digests, sides))
     figures, kernels = compare_figures(a, b), compare_kernels(a, b)
@@ -232,6 +238,11 @@ def diff(
 
 
 # ---------------------------------------------------------------- facts and figures
+
+
+def _arguments(side: _Side, function: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = side.opened.manifest["functions"][function]["arguments"]
+    return rows
 
 
 def _texts_of(opened: OpenedBundle, function: str) -> dict[str, str]:

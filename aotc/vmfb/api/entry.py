@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from aotc.vmfb import trees
 from aotc.vmfb.api.parameters import Parameters
 from aotc.vmfb.arguments import Signature, TensorSpec
-from aotc.vmfb.errors import ArgumentError, CallError
+from aotc.vmfb.errors import ArgumentError, CallError, MissingFunctionError
 from aotc.vmfb.host.shutdown import refuse_if_ending
 from aotc.vmfb.public_names import public_names
 
@@ -232,10 +232,12 @@ class NamedFunctions:
 
         Raises
         ------
-        KeyError
-            If there is no such function.
+        MissingFunctionError
+            If there is no such function; it is also a ``KeyError``.
         """
-        return self.functions[name]
+        if name in self.functions:
+            return self.functions[name]
+        raise MissingFunctionError(self.name, "there is no such function", repr(name), ", ".join(self.functions))
 
     @property
     def signature(self) -> Signature:

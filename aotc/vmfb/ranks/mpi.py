@@ -22,6 +22,7 @@ from zlib import crc32
 import numpy as np
 
 from aotc.vmfb.errors import ArgumentValueError, CallError, RankLost
+from aotc.vmfb.host.install import install_command
 from aotc.vmfb.host.interruption import Watch
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.ranks.loss import CLOSED, LeftRanks, Loss, OneThread, Peer, array_bytes, difference, own_facts
@@ -104,7 +105,7 @@ class _Mpi:
         except (OSError, AttributeError) as error:
             raise CallError(
                 "", f"MPI cannot be loaded: {error}",
-                hint="pip install 'aotc[mpi]', or AOTC_MPI_LIBRARY=<libmpi_abi.so.1 of an MPI 5>",
+                hint=f"{install_command('mpi')}, or AOTC_MPI_LIBRARY=<libmpi_abi.so.1 of an MPI 5>",
             ) from error  # fmt: skip
         for name, types in _FUNCTIONS.items():
             self._functions[name].argtypes = types
