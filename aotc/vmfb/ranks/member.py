@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from aotc.vmfb.ranks.cut import cut_of, layout_and_shapes
 from aotc.vmfb.ranks.gpu_calls import GpuTransport, HostTransport
 from aotc.vmfb.ranks.layout import Mesh, mesh_of, slices_of_rank
 from aotc.vmfb.ranks.link import Link, open_link
-from aotc.vmfb.ranks.ranks import HOST, NCCL, Ranks, ranks_from_environment
+from aotc.vmfb.ranks.ranks import GPU_TRANSPORTS, HOST, NCCL, Ranks, ranks_from_environment
 
 if TYPE_CHECKING:
     from aotc.vmfb.bundle import OpenedBundle
@@ -145,7 +146,8 @@ def join(bundle: OpenedBundle, variant: Mapping[str, Any], ranks: Ranks | Link |
         return Member(bundle.where, mesh, found, HostTransport(found), calls)
     digest = sha256(msgpack.packb(bundle.manifest)).hexdigest()[:16]
     facts = {"bundle": digest, "compiler": bundle.manifest["producer"], "target": variant["target"], "mesh": str(mesh)}
-    library = _gpu_library(bundle.where, found.gpus) if variant["kind"] == "cuda" else None
+    way = found.gpus or os.environ.get("AOTC_RANKS_GPUS", "")
+    library = _gpu_library(bundle.where, way) if variant["kind"] == "cuda" else None
     if variant["kind"] == "cuda":
         facts["GPUs exchange data by"] = f"NCCL {library.version}" if library else "memory of the host"
     link = open_link(found, facts)
@@ -162,6 +164,8 @@ def _gpu_library(where: str, way: str) -> Nccl | None:
     """
     from aotc.vmfb.ranks.nccl.library import find_nccl, nccl  # only for ranks on GPUs
 
+    if way and way not in GPU_TRANSPORTS:
+        raise ArgumentValueError("AOTC_RANKS_GPUS", "no way between GPUs", repr(way), ", ".join(GPU_TRANSPORTS))
     if way == HOST:
         return None
     found = nccl() if way == NCCL else find_nccl()

@@ -33,7 +33,7 @@ class Ranks:
         Number of this process among those of its host, which chooses its GPU; by default the rank.
     gpus : str
         How arrays go from GPU to GPU: ``nccl``, or ``host``, through memory of the host and the ``transport``. By
-        default NCCL if it is installed.
+        default what ``AOTC_RANKS_GPUS`` says, or else NCCL if it is installed.
 
     Raises
     ------
@@ -145,8 +145,7 @@ _LAUNCHERS = (
 def ranks_from_environment(environ: Mapping[str, str] = os.environ) -> Ranks | None:
     """Return the ranks that a launcher has set in the environment, or None.
 
-    ``AOTC_RANKS_ADDRESS`` replaces the address of the launcher, and selects TCP. ``AOTC_RANKS_GPUS`` is ``gpus`` of
-    :class:`Ranks`.
+    ``AOTC_RANKS_ADDRESS`` replaces the address of the launcher, and selects TCP.
 
     Raises
     ------
@@ -167,9 +166,8 @@ def ranks_from_environment(environ: Mapping[str, str] = os.environ) -> Ranks | N
         address = environ.get("AOTC_RANKS_ADDRESS", "")
         local = _integer(row.local_rank, environ[row.local_rank]) if environ.get(row.local_rank) else -1
         return Ranks(
-            number, count, address or row.address(environ), "tcp" if address else row.transport, local_rank=local,
-            gpus=environ.get("AOTC_RANKS_GPUS", ""),
-        )  # fmt: skip
+            number, count, address or row.address(environ), "tcp" if address else row.transport, local_rank=local
+        )
     return None
 
 

@@ -1,8 +1,8 @@
 """Collectives by NCCL on the stream of a GPU, also inside CUDA graphs; and what happens when a rank is lost.
 
 NCCL does not notice that a process of the same host has ended: its kernels wait for ever, and so does everything behind
-them. So each wait for the GPU asks the link between the ranks, and after a loss the graphs with collectives are
-destroyed and the communicators aborted. If NCCL does not return from that, only the end of the process is sure.
+them. So each wait for the GPU asks the link between the ranks, and after a loss the communicators are aborted, and the
+graphs with collectives are destroyed. If NCCL does not return from that, only the end of the process is sure.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class NcclTransport:
         self._is_over = True
         if self._gpu is None or self._communicators is None:
             return
-        self._gpu.destroy_graphs()
-        if not self._communicators.end(function) and function == "ncclCommAbort":
+        ended = self._communicators.end(function, self._gpu.destroy_graphs)
+        if not ended and function == "ncclCommAbort":
             threading.Thread(target=_end_process, args=(self._described(),), daemon=True).start()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from ctypes import byref, c_void_p
+from functools import partial
 from time import monotonic
 
 import numpy as np
@@ -58,14 +59,16 @@ class Communicators:
         """Return an error that NCCL has met since the last call; empty if there is none."""
         return next((text for c in self._made.values() if (text := self.nccl.async_error(c))), "")
 
-    def end(self, function: str) -> bool:
-        """End all communicators by ``ncclCommAbort`` or ``ncclCommDestroy``; return False if one does not end in time.
+    def end(self, function: str, destroy_graphs: Callable[[], None]) -> bool:
+        """End all communicators by ``ncclCommAbort`` or ``ncclCommDestroy``, and the graphs with collectives.
 
-        All end at once, each in a thread: one may wait for kernels of another. Graphs that contain collectives must be
-        destroyed before.
+        Return False if they do not end in time. All end at once, each in a thread: a communicator waits for its graphs,
+        and a graph that runs for its communicator to be aborted.
         """
         made, self._made = self._made, {}
-        threads = [threading.Thread(target=self._end, args=(function, one), daemon=True) for one in made.values()]
+        steps: list[Callable[[], None]] = [partial(self._end, function, one) for one in made.values()]
+        steps.append(destroy_graphs)
+        threads = [threading.Thread(target=step, daemon=True) for step in steps]
         for thread in threads:
             thread.start()
         deadline = monotonic() + END_SECONDS
@@ -104,7 +107,8 @@ class Communicators:
                 raise CallError("", f"{what} takes more than {_START_SECONDS} s", hint="NCCL_DEBUG=INFO says where")
             thread.join(POLL_SECONDS)
         if failures:
-            raise failures[0]
+            hint = "each rank needs a GPU of its own; ranks that share one exchange by AOTC_RANKS_GPUS=host"
+            raise CallError("", f"NCCL cannot connect {rank_list(sorted(group))}", failures[0].args[0], hint=hint)
         return one
 
     def _shared_id(self, group: tuple[int, ...]) -> UniqueId:
