@@ -150,6 +150,8 @@ class SimulatedGpu:
 
     def wait(self):
         self._reach(self.given)
+        if self.ranks is not None:
+            self.ranks.settle(whole=True)
 
     def take_event(self):
         self.enter()

@@ -49,7 +49,10 @@ class RankWatch(Protocol):
     """Interface of what knows whether ranks are lost while this one waits for its GPU."""
 
     def check(self) -> None:
-        """Raise RankLost if a rank is lost."""
+        """Raise RankLost if a rank is lost, for a wait that has not ended."""
+
+    def settle(self, whole: bool) -> None:
+        """Raise RankLost if work that a wait found complete was given up; ``whole``: all work of the stream is."""
 
     def fail(self, error: BaseException) -> None:
         """Leave the other ranks: this one has stopped in the middle of a call."""

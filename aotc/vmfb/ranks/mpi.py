@@ -223,7 +223,7 @@ class MpiLink:
         self._peers: tuple[Peer, ...] = ()
         self._turn = OneThread()
         self._failure: tuple[int, str] | None = None
-        self._overdue = LeftRanks()
+        self._overdue, self._looking = LeftRanks(), new_lock()
         self._open = True
         # A receive for each other rank waits for its word that it leaves.
         self._byes: dict[int, tuple[np.ndarray, _Requests]] = {}
@@ -256,6 +256,8 @@ class MpiLink:
 
     def lost(self, what: str) -> RankLost | None:
         """Return the error of a lost rank, or None; a process that ends is noticed by MPI's launcher alone."""
+        if self._failure is not None:
+            return RankLost(*self._failure)
         try:
             self._look_for_byes((), (), what)
             left = self._overdue.overdue(self._left)
@@ -357,14 +359,15 @@ class MpiLink:
 
     def _look_for_byes(self, sends: Iterable[int], receives: Iterable[int], what: str) -> None:
         """Raise if a rank has left before this exchange, or if any rank has left because of a lost one."""
-        for rank, (word, requests) in self._byes.items():
-            if rank in self._left or not requests.are_done():
-                continue
-            lost, sent, received, why = word.tobytes().rstrip(b"\0").decode(errors="replace").split(" ", 3)
-            bye = self._left[rank] = _Bye(int(lost), int(sent), int(received), why)
-            if bye.lost != rank:
-                self._left[bye.lost] = bye
-                self._fail(bye, what)
+        with self._looking:  # a rank with a GPU has a thread that looks, too
+            for rank, (word, requests) in self._byes.items():
+                if rank in self._left or not requests.are_done():
+                    continue
+                lost, sent, received, why = word.tobytes().rstrip(b"\0").decode(errors="replace").split(" ", 3)
+                bye = self._left[rank] = _Bye(int(lost), int(sent), int(received), why)
+                if bye.lost != rank:
+                    self._left[bye.lost] = bye
+                    self._fail(bye, what)
         for rank, bye in sorted(self._left.items()):
             unsent = rank in receives and self._received[rank] >= bye.sent
             if unsent or (rank in sends and self._sent[rank] >= bye.received):

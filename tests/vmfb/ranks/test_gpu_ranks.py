@@ -136,16 +136,18 @@ def test_a_lost_rank_is_named_by_all(on_gpus, monkeypatch):
     network = Network()
 
     def work(module, link):
-        parts = module.shard(np.ones((4, 8), np.float32))
-        module(*parts)
+        parts = [module.put(x) for x in module.shard(np.ones((4, 8), np.float32))]
+        before = module(*parts)
+        np.asarray(before)
         if link.rank == 1:
             return None
         start = time.monotonic()
         with pytest.raises(RankLost, match=r"rank 1 closed the module before all_reduce at .*collective 0") as error:
-            module(*parts)
+            np.asarray(module(*parts))
         assert time.monotonic() - start < 5
         with pytest.raises(RankLost):  # no later call waits
             module(*parts)
+        np.testing.assert_array_equal(np.asarray(before), 0)  # a value of before the loss stays
         return error.value.rank
 
     assert checked(on_gpus(small(size=4), "nccl", work, network)).count(1) == 3

@@ -376,6 +376,8 @@ class Gpu(GraphStream):
         if self.is_turning or self.ranks is not None:
             self._watch("cuEventQuery", event)
         call("cuEventSynchronize", event)
+        if self.ranks is not None:
+            self.ranks.settle(whole=False)
 
     def let_share(self, function: c_void_p, size: int) -> None:
         """Allow blocks of a kernel to use ``size`` bytes of dynamic shared memory."""
@@ -392,6 +394,8 @@ class Gpu(GraphStream):
             self._watch("cuStreamQuery", self.stream)
             self._have_swapped()
         call("cuStreamSynchronize", self.stream)
+        if self.ranks is not None:
+            self.ranks.settle(whole=True)
 
     # ------------------------------------------------------------ collectives
 

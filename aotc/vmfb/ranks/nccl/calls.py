@@ -1,8 +1,9 @@
 """Collectives by NCCL on the stream of a GPU, also inside CUDA graphs; and what happens when a rank is lost.
 
 NCCL does not notice that a process of the same host has ended: its kernels wait for ever, and so does everything behind
-them. So each wait for the GPU asks the link between the ranks, and after a loss the communicators are aborted, and the
-graphs with collectives are destroyed. If NCCL does not return from that, only the end of the process is sure.
+them, also calls of the driver that cannot be interrupted. So a thread asks the link between the ranks. After a loss the
+communicators are aborted, and the graphs with collectives are destroyed. If NCCL does not return from that, only the
+end of the process is sure.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from ctypes import c_void_p
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from time import monotonic, sleep
 
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import CallError
+from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.ranks.collectives import Collective
 from aotc.vmfb.ranks.gpu_calls import Arrays, GpuCall, RankGpu
 from aotc.vmfb.ranks.gpu_reductions import BYTES, GpuReduction, gpu_reduction
@@ -31,10 +34,11 @@ STUCK_STATUS = 75
 # Seconds between the error of a lost rank and the end of such a process, in which the error reaches logs and callers.
 _LAST_SECONDS = 1.0
 
-# Seconds between two questions to NCCL whether it has met an error. NCCL's own sockets notice a host that is gone.
-_ASK_SECONDS = 0.05
+# Seconds between two questions to the link and to NCCL whether a rank is lost.
+_ASK_SECONDS = 0.1
 
-# Seconds that the link between the ranks has to name the lost rank after NCCL has met an error.
+# Seconds that the link between the ranks has to name the lost rank after NCCL has met an error: its own sockets may
+# notice first that a host is gone.
 _NAME_SECONDS = 2.0
 
 
@@ -49,15 +53,18 @@ class NcclTransport:
         self._gpu: RankGpu | None = None
         self._communicators: Communicators | None = None
         self._calls: list[Collective] = []
-        self._asked = monotonic()
         self._failure: CallError | None = None
-        self._is_over = False
+        self._pending = False  # has a call begun for whose end the host has not waited?
+        self._ending = new_lock()
+        self._is_over = False  # the communicators are being ended
+        self._closed = threading.Event()
 
     def call(self, gpu: RankGpu, collective: Collective, arrays: Arrays) -> GpuCall:
         """See :class:`aotc.vmfb.ranks.gpu_calls.GpuTransport`."""
         if self._communicators is None:
             self._gpu, gpu.ranks = gpu, self
             self._communicators = Communicators(self._nccl, self._link, gpu.enter)
+            threading.Thread(target=_watch, args=(weakref.ref(self),), name="aotc-nccl-watch", daemon=True).start()
         everyone: Groups = (tuple(range(self._link.size)),)
         communicator = self._communicators.of(collective.groups or everyone)
         self._calls.append(collective)
@@ -68,31 +75,39 @@ class NcclTransport:
         """See :class:`aotc.vmfb.ranks.gpu_calls.GpuTransport`; the graphs of an earlier call are gone."""
         if self._is_over:
             raise self._failure or CallError("", "this rank has left the others", hint="start all ranks again")
+        self._pending = True
 
     def check(self) -> None:
-        """Raise RankLost if a rank is lost; then this module's GPU work has been given up."""
+        """Raise the error of a lost rank; the work of this module on the GPU is given up then."""
         if self._failure is not None:
             raise self._failure
-        if self._is_over:
-            return
-        if lost := self._link.lost(self._described()):
-            self._give_up(lost)
-        if monotonic() - self._asked > _ASK_SECONDS and self._communicators is not None:
-            self._asked = monotonic()
-            if problem := self._communicators.async_error():
-                self._give_up(self._named_by_link(problem))
+
+    def settle(self, whole: bool) -> None:
+        """Raise the error of a lost rank if it has ended work that a wait found complete; its results are no values."""
+        if self._pending and self._failure is not None:
+            raise self._failure
+        self._pending = self._pending and not whole
 
     def fail(self, error: BaseException) -> None:
         """Leave the other ranks after an error, as an interruption, in the middle of a call."""
-        if not self._is_over:
-            why = f"failed ({type(error).__name__})"
-            self._link.close(why)
-            self._end("ncclCommAbort")
+        self._link.close(f"failed ({type(error).__name__})")
+        self._end("ncclCommAbort")
 
     def close(self) -> None:
         """Release the communicators; the graphs that contain collectives are destroyed."""
-        if not self._is_over:
-            self._end("ncclCommDestroy")
+        self._end("ncclCommDestroy")
+        self._closed.set()
+
+    def ask(self) -> bool:
+        """Give up the work on the GPU if a rank is lost; return False when there is nothing to watch any more."""
+        if self._closed.wait(_ASK_SECONDS) or self._is_over or self._communicators is None:
+            return False
+        problem = self._communicators.async_error()
+        found = self._named_by_link(problem) if problem else self._link.lost(self._described())
+        if found is not None:
+            self._failure = found
+            self._end("ncclCommAbort")
+        return found is None
 
     def _described(self) -> str:
         """Return what a call waits for: its collective, or the first of several."""
@@ -108,22 +123,24 @@ class NcclTransport:
             sleep(_ASK_SECONDS)
         return CallError("", f"NCCL failed during {self._described()}", problem, hint="NCCL_DEBUG=WARN says more")
 
-    def _give_up(self, error: CallError) -> None:
-        self._failure = error
-        self._end("ncclCommAbort")
-        raise error
-
     def _end(self, function: str) -> None:
-        self._is_over = True
-        if self._gpu is None or self._communicators is None:
-            return
-        ended = self._communicators.end(function, self._gpu.destroy_graphs)
-        if not ended and function == "ncclCommAbort":
-            threading.Thread(target=_end_process, args=(self._described(),), daemon=True).start()
+        """End the communicators, once; if NCCL does not return from an abort, end the process."""
+        with self._ending:
+            if self._is_over or self._gpu is None or self._communicators is None:
+                return
+            self._is_over = True
+        if not self._communicators.end(function, self._gpu.destroy_graphs) and function == "ncclCommAbort":
+            _end_process(self._described())
+
+
+def _watch(transport: weakref.ref[NcclTransport]) -> None:
+    """Ask whether ranks are lost, until the module is closed or collected."""
+    while (found := transport()) is not None and found.ask():
+        del found
 
 
 def _end_process(what: str) -> None:
-    """End the process after the error had time to be read: NCCL does not release the GPU."""
+    """End the process when its error has had time to be read: NCCL does not release the GPU."""
     sleep(_LAST_SECONDS)
     print(f"aotc: NCCL does not return from {what} of a lost rank; this process ends", file=sys.stderr, flush=True)
     os._exit(STUCK_STATUS)
