@@ -158,6 +158,10 @@ def _sharded_module(raw: RawModel) -> Iterator[ir.Module | None]:
 def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> RawModel:
     if isinstance(source, RawModel):
         return source
+    if any(kind.__module__.startswith("torch.nn.") for kind in type(source).__mro__):
+        message = f"{type(source).__name__} is a PyTorch module, expected a function of JAX"
+        hint = "weights, f = torchax.extract_jax(model), and compile lambda *args: f(weights, args)"
+        raise CompileError.at(Loc(), message, hint=hint)
     if not isinstance(source, _READ):  # reading a model needs no JAX, whose import takes longer than a compilation
         with interrupts_wait():
             from aotc.frontend.jax_program import is_program, program_of

@@ -31,7 +31,7 @@ const failures = traffic => Object.entries(traffic?.statuses ?? {}).filter(([sta
 const failed = traffic => failures(traffic).reduce((total, [, n]) => total + n, 0);
 const calls = model => {
   const found = new Map();
-  for (const f of model.functions) for (const [rows, n] of Object.entries(f.calls)) found.set(+rows, (found.get(+rows) ?? 0) + n);
+  for (const f of model.functions) if (!f.why_alone) for (const [rows, n] of Object.entries(f.calls)) found.set(+rows, (found.get(+rows) ?? 0) + n);
   return [...found].sort((a, b) => a[0] - b[0]);
 };
 const meanRows = found => {

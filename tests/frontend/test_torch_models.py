@@ -55,6 +55,13 @@ def test_the_batch_of_a_torch_model_is_any(folder):
     np.testing.assert_allclose(module(arrays["image"]), arrays["answer"], atol=1e-5)
 
 
+def test_a_module_of_torch_is_told_the_way():
+    base = type("Module", (), {"__module__": "torch.nn.modules.module", "__call__": lambda self, x: x})
+    net = type("Net", (base,), {"__module__": "__main__"})()
+    with pytest.raises(aotc.CompileError, match=r"(?s)Net is a PyTorch module.*torchax\.extract_jax"):
+        aotc.compile(net, np.ones(3, np.float32))
+
+
 @pytest.mark.torch
 @pytest.mark.skipif(NEEDS_TORCH[1].args[0], reason="needs torch and torchax")
 def test_calls_take_tensors_of_torch():
