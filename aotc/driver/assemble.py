@@ -162,7 +162,7 @@ def _written(
         for f in module.functions.values()
         if f.public
     }
-    for entry in functions.values():
+    for entry in functions.values() if typical else ():
         own = {name: int(typical[name]) for name in dim_names(entry["arguments"]) if name in typical}
         entry.update({"typical": own} if own else {})
     rename_size_symbols(entries, functions)
