@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from aotc.source.restore import restore
+from aotc.source.restore import restore_source
 from aotc.vmfb.arguments import Signature, type_text
 from aotc.vmfb.bundle import open_bundle, write_file
 from aotc.vmfb.module import LoadedModule, load
@@ -85,7 +85,7 @@ class Bundle(bytes):
             If the source is damaged.
         """
         opened = open_bundle(self)
-        return restore(opened).code if opened.manifest.get("source") else b""
+        return restore_source(opened).code if opened.manifest.get("source") else b""
 
     def _repr_html_(self) -> str:
         """Return the summary of ``aotc inspect`` as HTML for notebooks: signatures, sizes and the slowest kernels."""

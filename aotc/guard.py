@@ -124,17 +124,17 @@ def internal_error(
         folder = Path(options.dump_ir or report_folder(KEPT_REPORTS))
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)))
-        kept = _keep(model, path, folder)
+        kept = _keep_model_as_evidence(model, path, folder)
     except OSError as reason:  # without space for the evidence the error is still reported
         message += f" (and nothing could be written about it: {reason})"
-        return InternalError(message, repeat=repeat or _command(options, path))
-    return InternalError(message, str(folder), repeat or _command(options, kept))
+        return InternalError(message, repeat=repeat or _reproducing_command(options, path))
+    return InternalError(message, str(folder), repeat or _reproducing_command(options, kept))
 
 
-def _keep(model: Module | str | bytes | None, path: str, folder: Path) -> str:
+def _keep_model_as_evidence(model: Module | str | bytes | None, path: str, folder: Path) -> str:
     """Write the model to ``folder`` as evidence; return the file for the reproducing command, or an empty string."""
     if isinstance(model, Module):
-        (folder / "before.txt").write_text(_printed(model))
+        (folder / "before.txt").write_text(_printed_module(model))
         return path or next((f.loc.path for f in model.functions.values() if f.loc.path), "")
     if model is None or path:
         return path
@@ -143,14 +143,14 @@ def _keep(model: Module | str | bytes | None, path: str, folder: Path) -> str:
     return str(file)
 
 
-def _printed(module: Module) -> str:
+def _printed_module(module: Module) -> str:
     try:
         return print_module(module)
     except Exception:  # a pass may have left the IR in any state
         return "the IR could not be printed"
 
 
-def _command(options: Options, path: str) -> str:
+def _reproducing_command(options: Options, path: str) -> str:
     """Return the command that compiles the model again and verifies the IR after every pass."""
     plain = Options()
     words = ["aotc", "compile", path or "MODEL", "-o", "model.vmfb"]

@@ -24,7 +24,7 @@ DIRECT, NUMBA = "direct", "numba"  # compilers of CPU kernels: LLVM IR from the 
 HOST, DEVICE = "host", "device"  # devices that represent JAX's memory kinds, if options name both
 
 
-def _is_guarded() -> bool:
+def _is_guard_memory_requested() -> bool:
     return os.environ.get("AOTC_GUARD", "") not in ("", "0")
 
 
@@ -167,7 +167,7 @@ class Options:
     kernel_compiler: str = DIRECT
     replace: Mapping[str, str | os.PathLike[str] | Callable[..., Any]] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
-    guard: bool = field(default_factory=_is_guarded)
+    guard: bool = field(default_factory=_is_guard_memory_requested)
     progress: Callable[[int, int, str], None] | None = None
 
     def replaced(self, kind: str) -> dict[str, str]:
@@ -257,7 +257,7 @@ def with_bytes(options: Options) -> Options:
         try:
             found[name] = as_bytes(value)
         except ValueError:
-            raise _wrong(f"{name} is {value!r}"[:80], EXAMPLES) from None
+            raise _option_error(f"{name} is {value!r}"[:80], EXAMPLES) from None
     return replace(options, **found)
 
 
@@ -317,71 +317,72 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         path = f.name in _PATHS and isinstance(value, os.PathLike)
         kind = type(f.default)
         if not path and (not isinstance(value, _KINDS.get(kind, object)) or (kind is int and isinstance(value, bool))):
-            raise _wrong(f"{f.name} is {value!r}", f"a value of type {kind.__name__}")
+            raise _option_error(f"{f.name} is {value!r}", f"a value of type {kind.__name__}")
     if not 0 <= options.jobs <= MOST_PROCESSES:
-        raise _wrong(f"jobs is {options.jobs}", f"a number of processes, at most {MOST_PROCESSES}; 0 is one per core")
+        raise _option_error(f"jobs is {options.jobs}", f"at most {MOST_PROCESSES} processes; 0 is one per core")
     if options.opt_level not in range(4):
-        raise _wrong(f"opt_level is {options.opt_level!r}", "0, 1, 2 or 3")
+        raise _option_error(f"opt_level is {options.opt_level!r}", "0, 1, 2 or 3")
     if options.matmul_precision not in PRECISIONS:
-        raise _wrong(f"matmul_precision is {options.matmul_precision!r}", f"one of {', '.join(PRECISIONS)}")
+        raise _option_error(f"matmul_precision is {options.matmul_precision!r}", f"one of {', '.join(PRECISIONS)}")
     quantization(options)
     names = list(dict.fromkeys(passes))
     for name in filter(None, (options.stop_after, options.print_after)):
         if name not in names:
-            raise _wrong(f"no pass {name!r}", f"one of {', '.join(names)}")
+            raise _option_error(f"no pass {name!r}", f"one of {', '.join(names)}")
     if options.callbacks not in (REFUSE, DROP):
-        raise _wrong(f"callbacks is {options.callbacks!r}", f"{REFUSE} or {DROP}")
+        raise _option_error(f"callbacks is {options.callbacks!r}", f"{REFUSE} or {DROP}")
     _check_kernels(options)
     if options.weights not in ("inline", UNPACKED) and not os.fspath(options.weights).endswith(".safetensors"):
-        raise _wrong(f"weights is {options.weights!r}", f"inline, {UNPACKED}, or a path.safetensors")
+        raise _option_error(f"weights is {options.weights!r}", f"inline, {UNPACKED}, or a path.safetensors")
     for name in _PATHS:
         if "\0" in os.fsdecode(getattr(options, name)):
-            raise _wrong(f"{name} is {getattr(options, name)!r}", "a path, which has no null characters")
+            raise _option_error(f"{name} is {getattr(options, name)!r}", "a path, which has no null characters")
     folder = Path(options.dump_ir)
     if options.dump_ir and any(p.exists() and not p.is_dir() for p in (folder, *folder.parents)):
-        raise _wrong(f"dump_ir is {options.dump_ir!r}, which is not a folder", "a new folder")
+        raise _option_error(f"dump_ir is {options.dump_ir!r}, which is not a folder", "a new folder")
     _check_sizes(options)
-    if not _are_texts(options.about):
-        raise _wrong(f"about is {options.about!r}"[:80], "texts by keys: {'license': 'MIT'}")
-    if not _are_arguments(options.bind):
-        raise _wrong(f"bind is {options.bind!r}", "names or numbers of arguments: ('w', 'args[1]', 2)")
+    if not _are_about_texts(options.about):
+        raise _option_error(f"about is {options.about!r}"[:80], "texts by keys: {'license': 'MIT'}")
+    if not _are_bound_arguments(options.bind):
+        raise _option_error(f"bind is {options.bind!r}", "names or numbers of arguments: ('w', 'args[1]', 2)")
     try:
         pairs_of(options.state)
     except CallError as error:
         raise CompileError.at(UNKNOWN, str(error)) from None
-    if not _are_names(options.devices):
-        raise _wrong(f"devices is {options.devices!r}", "targets by the names of devices: {'d0': 'cpu'}")
+    if not _are_device_names(options.devices):
+        raise _option_error(f"devices is {options.devices!r}", "targets by the names of devices: {'d0': 'cpu'}")
     if options.place not in (SAID, AUTO):
-        raise _wrong(f"place is {options.place!r}", f"{SAID} or {AUTO}")
+        raise _option_error(f"place is {options.place!r}", f"{SAID} or {AUTO}")
     if options.max_transfers < -1:
-        raise _wrong(f"max_transfers is {options.max_transfers}", "a number, or -1 for any")
+        raise _option_error(f"max_transfers is {options.max_transfers}", "a number, or -1 for any")
     for name in _BYTES:
         if not 0 <= getattr(options, name) <= MOST_BYTES:
             least = "any" if name == "memory_limit" else "what the target has"
             expected = f"a number of bytes up to {MOST_BYTES:,}; 0 for {least}"
-            raise _wrong(f"{name} is {getattr(options, name)}", expected)
+            raise _option_error(f"{name} is {getattr(options, name)}", expected)
     if options.progress is not None and not callable(options.progress):
-        raise _wrong(f"progress is {options.progress!r}", "a function of done, total and what")
+        raise _option_error(f"progress is {options.progress!r}", "a function of done, total and what")
 
 
 def _check_sizes(options: Options) -> None:
     """Check the options for symbolic dims."""
-    if not _are_sizes(options.specialize):
-        raise _wrong(f"specialize is {options.specialize!r}", "sizes by the names of dims: {'b': (1, 8)}")
-    if not isinstance(options.typical, Mapping) or not _are_sizes({k: (n,) for k, n in options.typical.items()}):
-        raise _wrong(f"typical is {options.typical!r}"[:80], "a size by the name of each dim: {'b': 8}")
+    if not _are_specialized_sizes(options.specialize):
+        raise _option_error(f"specialize is {options.specialize!r}", "sizes by the names of dims: {'b': (1, 8)}")
+    typical = options.typical
+    if not isinstance(typical, Mapping) or not _are_specialized_sizes({k: (n,) for k, n in typical.items()}):
+        raise _option_error(f"typical is {options.typical!r}"[:80], "a size by the name of each dim: {'b': 8}")
 
 
 def _check_kernels(options: Options) -> None:
     """Check the options that control the compilation of kernels."""
     if options.kernel_compiler not in (DIRECT, NUMBA):
-        raise _wrong(f"kernel_compiler is {options.kernel_compiler!r}", f"{DIRECT} or {NUMBA}")
+        raise _option_error(f"kernel_compiler is {options.kernel_compiler!r}", f"{DIRECT} or {NUMBA}")
     if not isinstance(options.replace, Mapping) or not all(
         isinstance(name, str) and (isinstance(module, str | os.PathLike) or callable(module))
         for name, module in options.replace.items()
     ):
         expected = "functions or modules by the names of kernels: {'k3_row': 'my.py'}"
-        raise _wrong(f"replace is {options.replace!r}"[:80], expected)
+        raise _option_error(f"replace is {options.replace!r}"[:80], expected)
 
 
 def quantization(options: Options) -> tuple[int, int] | None:
@@ -399,11 +400,11 @@ def quantization(options: Options) -> tuple[int, int] | None:
     whole = terms.isascii() and terms.isdigit() and len(terms) < 10 and int(terms) % 8 == 0 and int(terms) > 0
     if name not in QUANTIZED or (colon and not whole):
         expected = f"none, {' or '.join(QUANTIZED)}; with the terms that have a scale, a multiple of 8: int4:64"
-        raise _wrong(f"quantize_weights is {text!r}"[:80], expected)
+        raise _option_error(f"quantize_weights is {text!r}"[:80], expected)
     return QUANTIZED[name], int(terms or 0)
 
 
-def _are_sizes(specialize: Any) -> bool:
+def _are_specialized_sizes(specialize: Any) -> bool:
     """Return True if ``specialize`` maps names to collections of integers (of Python or NumPy)."""
     if not isinstance(specialize, Mapping) or not all(isinstance(name, str) for name in specialize):
         return False
@@ -412,14 +413,14 @@ def _are_sizes(specialize: Any) -> bool:
     return kept and all(isinstance(n, Integral) and not isinstance(n, bool) for n in numbers)
 
 
-def _are_arguments(bind: Any) -> bool:
+def _are_bound_arguments(bind: Any) -> bool:
     """Return True if ``bind`` is a sequence of names and numbers."""
     if not isinstance(bind, Sequence) or isinstance(bind, str | bytes):
         return False
     return all((isinstance(x, str) and x) or (isinstance(x, int) and not isinstance(x, bool) and x >= 0) for x in bind)
 
 
-def _are_texts(about: object) -> bool:
+def _are_about_texts(about: object) -> bool:
     """Return True if ``about`` maps keys to texts."""
     if not isinstance(about, Mapping) or not all(isinstance(text, str) for pair in about.items() for text in pair):
         return False
@@ -429,12 +430,12 @@ def _are_texts(about: object) -> bool:
         return False
 
 
-def _are_names(devices: Any) -> bool:
+def _are_device_names(devices: Any) -> bool:
     """Return True if ``devices`` maps strings to strings."""
     if not isinstance(devices, Mapping):
         return False
     return all(isinstance(name, str) and name for pair in devices.items() for name in pair)
 
 
-def _wrong(message: str, hint: str) -> CompileError:
+def _option_error(message: str, hint: str) -> CompileError:
     return CompileError.at(UNKNOWN, message, hint=hint)

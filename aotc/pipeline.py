@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from aotc.bundle import Bundle
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.driver import bundle_cache
-from aotc.driver.assemble import Ahead, assemble
+from aotc.driver.assemble import KernelsCompiledAhead, assemble
 from aotc.driver.declare_state import declare_bindings
 from aotc.driver.function_signatures import warn_of_hidden_functions
 from aotc.driver.weights import compile_with_weights
@@ -37,9 +37,9 @@ from aotc.kernels.cpu.build import start_workers
 from aotc.kernels.jobs.pool import POOL
 from aotc.kernels.numba_front.replace import module_texts
 from aotc.lowering import invariants
-from aotc.lowering.cost_model.model import check_program, digest_of_program
+from aotc.lowering.cost_model.model import check_cost_record_program, digest_of_program
 from aotc.lowering.cost_model.work import typical_sizes
-from aotc.lowering.lower import Variant, check_homes, lower
+from aotc.lowering.lower import Variant, check_same_devices_in_variants, lower
 from aotc.lowering.passes.advance_checks import advance_checks
 from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.bind_weights import bind_weights
@@ -84,7 +84,7 @@ from aotc.lowering.placement.host_only import imply_host
 from aotc.options import Options, check_options, with_bytes, with_current_passes, with_sizes
 from aotc.progress import FIRST, begin_stage, timed_stages
 from aotc.source import reader_process
-from aotc.source.embed import embed
+from aotc.source.embed import embed_source
 from aotc.source.moves import Origins
 from aotc.source.record import Embedded, recorded_options
 from aotc.source.reproducer import reproducible
@@ -123,24 +123,24 @@ class Pass:
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass(inline, required=True, establishes=invariants.removed_by(inline)),
-    Pass(hoist_checks, required=True, establishes=invariants.checks_are_outside),
-    Pass(specialize, required=True, establishes=invariants.copies_are_complete),
+    Pass(inline, required=True, establishes=invariants.no_ops_left_of_pass(inline)),
+    Pass(hoist_checks, required=True, establishes=invariants.assertions_are_outside_loops),
+    Pass(specialize, required=True, establishes=invariants.specialized_copies_are_complete),
     Pass(fold_reduce_scatter),
-    Pass(lower_collectives, required=True, establishes=invariants.removed_by(lower_collectives)),
+    Pass(lower_collectives, required=True, establishes=invariants.no_ops_left_of_pass(lower_collectives)),
     Pass(canonicalize),
     Pass(cse),
     Pass(licm),
     Pass(update_in_place),
     Pass(compute_constants),
     Pass(assign_devices, required=True, establishes=invariants.operands_are_on_their_devices),
-    Pass(isolate_devices, required=True, establishes=invariants.transfers_are_outside),
+    Pass(isolate_devices, required=True, establishes=invariants.transfers_are_outside_regions),
     Pass(fuse_attention),
     Pass(split_attention),
     Pass(narrow_products),
-    Pass(canonicalize_dot, required=True, establishes=invariants.removed_by(canonicalize_dot)),
-    Pass(decompose_convolution, required=True, establishes=invariants.removed_by(decompose_convolution)),
-    Pass(decompose_fft, required=True, establishes=invariants.removed_by(decompose_fft)),
+    Pass(canonicalize_dot, required=True, establishes=invariants.no_ops_left_of_pass(canonicalize_dot)),
+    Pass(decompose_convolution, required=True, establishes=invariants.no_ops_left_of_pass(decompose_convolution)),
+    Pass(decompose_fft, required=True, establishes=invariants.no_ops_left_of_pass(decompose_fft)),
     Pass(set_precision),
     Pass(unroll_loops),
     Pass(hoist_products),
@@ -150,7 +150,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(pack_contractions),
     Pass(fold_constants),
     Pass(gather_panels),
-    Pass(parallelize_gpu, required=True, establishes=invariants.runs_are_sorted),
+    Pass(parallelize_gpu, required=True, establishes=invariants.merged_runs_are_sorted),
     Pass(licm),
     Pass(vectorize_argmax),
     Pass(sink_transposes),
@@ -160,12 +160,12 @@ PASSES: tuple[Pass, ...] = (
     Pass(split_reductions),
     Pass(canonicalize),
     Pass(cse),
-    Pass(split_weights, required=True, establishes=invariants.weights_are_apart),
+    Pass(split_weights, required=True, establishes=invariants.weights_are_in_prepare_functions),
     Pass(dce),
-    Pass(advance_checks, required=True, establishes=invariants.checks_are_first),
-    Pass(fuse, required=True, establishes=invariants.ops_are_in_regions),
+    Pass(advance_checks, required=True, establishes=invariants.assertions_come_first),
+    Pass(fuse, required=True, establishes=invariants.kernel_ops_are_in_regions),
     Pass(mark_concurrent),
-    Pass(join_devices, required=True, establishes=invariants.removed_by(join_devices)),
+    Pass(join_devices, required=True, establishes=invariants.no_ops_left_of_pass(join_devices)),
 )
 
 _NO_LOWERING = "lowering has no rule for what the first replaces"
@@ -239,30 +239,30 @@ def _run_passes(module: Module, options: Options, watch: Callable[[int, Pass, Mo
             after = step.run(module, options)
             done.append(step)
             if options.verify_each:
-                _verify(after, done)
+                _verify_after_passes(after, done)
         module = after
         if watch:
             watch(number, step, module)
         with guard(f"in the report on pass {number} {step.name}", options, module):
-            _report(number, step, module, options)
+            _report_pass(number, step, module, options)
         if step.name == options.stop_after:
             break
     return module
 
 
-def _report(number: int, step: Pass, module: Module, options: Options) -> None:
+def _report_pass(number: int, step: Pass, module: Module, options: Options) -> None:
     if options.print_after == step.name:
         print(print_module(module), file=sys.stderr)
     if options.dump_ir:
-        _dump(options, f"{number:02}-{step.name}.txt", print_module(module))
+        _dump_ir(options, f"{number:02}-{step.name}.txt", print_module(module))
 
 
-def _dump(options: Options, name: str, text: str) -> None:
+def _dump_ir(options: Options, name: str, text: str) -> None:
     Path(options.dump_ir).mkdir(parents=True, exist_ok=True)
     Path(options.dump_ir, name).write_text(text)
 
 
-def _verify(module: Module, done: Sequence[Pass]) -> None:
+def _verify_after_passes(module: Module, done: Sequence[Pass]) -> None:
     """Verify the module after the passes ``done``, including the invariants that these passes establish."""
     findings = [f.message for f in verify(module)]
     findings += [f"{f.message} (as {s.name} establishes)" for s in done if s.establishes for f in s.establishes(module)]
@@ -341,7 +341,7 @@ def compile(
     targets = variant_targets(resolve_targets(chosen.target), chosen.devices)
     if mesh is not None or in_shardings is not None or out_shardings is not None:
         with guard("while reading the shardings", chosen):
-            model = _on_mesh(model, mesh, in_shardings, out_shardings)
+            model = _model_on_mesh(model, mesh, in_shardings, out_shardings)
     made = compile_for(targets, chosen, model, example_args, args, kwargs)
     if output is not None:
         made.save(output)
@@ -363,7 +363,7 @@ def compile_for(
             return Bundle(compile_with_weights(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
 
 
-def _on_mesh(model: object, mesh: object, in_shardings: object, out_shardings: object) -> object:
+def _model_on_mesh(model: object, mesh: object, in_shardings: object, out_shardings: object) -> object:
     """Return the function, or each of several, for the mesh; shardings of several are by name."""
     from aotc.frontend.partition.meshes import function_on_mesh
 
@@ -380,7 +380,7 @@ WORTH_SECONDS = 0.5
 def compile_raw(raw: RawModel, targets: tuple[Target, ...], chosen: Options) -> bytes:
     """Compile a fetched model for ``targets``, in place of the targets of the options; see :func:`compile`."""
     with guard("while looking for the bundle in the cache", chosen, raw.data, raw.path):
-        key = bundle_cache.key_of(raw, chosen, targets) if bundle_cache.applies(chosen) else ""
+        key = bundle_cache.key_of(raw, chosen, targets) if bundle_cache.is_cache_usable(chosen) else ""
         if key and (known := bundle_cache.read(key)) is not None:
             log(INFO, "%s: the bundle is in the cache, %d bytes", raw.path or "a model", len(known))
             return known
@@ -390,7 +390,7 @@ def compile_raw(raw: RawModel, targets: tuple[Target, ...], chosen: Options) -> 
     models, path = [raw], raw.path
     del raw
     with without_collection():
-        data = _compile(models, targets, chosen)
+        data = _compile_model(models, targets, chosen)
     begin_stage(chosen, "checking the bundle")
     with guard("while checking the bundle that was written", chosen, path=path, passing=()):
         check_bundle(data)
@@ -401,7 +401,7 @@ def compile_raw(raw: RawModel, targets: tuple[Target, ...], chosen: Options) -> 
     return data
 
 
-def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -> bytes:
+def _compile_model(models: list[Any], targets: tuple[Target, ...], options: Options) -> bytes:
     """Compile the only element of ``models`` and return the bundle's bytes.
 
     A model may be as large as its weights. So it is removed from the list, and each step's input is freed after the
@@ -415,20 +415,20 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     several = is_multi_platform(raw.data, raw.metadata)  # one program per kind of target
     kinds = [target.of("").kind if several else "cpu" for target in targets]
     sources: list[Embedded] = []
-    keep = partial(_keep, raw, options, targets, sources) if options.source else None
+    keep = partial(_keep_source, raw, options, targets, sources) if options.source else None
     modules = {kind: import_raw(raw, options=options, platform=kind, parsed=keep) for kind in dict.fromkeys(kinds)}
     modules = {kind: declare_bindings(module, options) for kind, module in modules.items()}
     del raw, keep
     program = digest_of_program(modules[kinds[0]])
     with guard("while checking the costs", options):
-        check_program(options.costs, modules[kinds[0]])
+        check_cost_record_program(options.costs, modules[kinds[0]])
     bare = {n: replace(f, body=replace(f.body, ops=())) for n, f in modules[kinds[0]].functions.items() if f.public}
     signatures = replace(modules[kinds[0]], functions=bare)
     check_rank_targets(signatures, targets)
     warn_of_hidden_functions(bare)
     variants: list[Variant] = []
     ways, used = [Origins() for _ in targets], list[Origins]()
-    with Ahead(signatures, options) as ahead:
+    with KernelsCompiledAhead(signatures, options) as ahead:
         for n, (target, kind) in enumerate(zip(targets, kinds)):
             module = modules[kind] if kind in kinds[n + 1 :] else modules.pop(kind)
             module, target, one = imply_host(module, target, targets, replace(options, target=target.of("").name))
@@ -440,18 +440,20 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
                 log(INFO, "%s runs on the host: no kernel for %s (%s)", row["op"], variant.target.name, row["loc"])
             if one.dump_ir:
                 with guard("in the report on lowering", one):
-                    _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variant.text)
+                    _dump_ir(one, f"{len(PASSES) + 1:02}-lower.txt", variant.text)
             if variant.target.name not in {v.target.name for v in variants}:  # else all devices are named
                 variants.append(variant)
                 used.append(ways[n])
-        check_homes(variants, signatures)
+        check_same_devices_in_variants(variants, signatures)
         if not sources:
             return assemble(signatures, variants, options, ahead, program=program)
-        found = POOL.in_background(partial(embed, sources.pop(), [v.constants for v in variants], used))
+        found = POOL.in_background(partial(embed_source, sources.pop(), [v.constants for v in variants], used))
         return assemble(signatures, variants, options, ahead, found.result, program)
 
 
-def _keep(raw: RawModel, options: Options, targets: tuple[Target, ...], sources: list[Embedded], parsed: Any) -> None:
+def _keep_source(
+    raw: RawModel, options: Options, targets: tuple[Target, ...], sources: list[Embedded], parsed: Any
+) -> None:
     """Append the source of ``raw``, parsed as ``parsed``, to ``sources`` if the list is empty."""
     from aotc.frontend.artifact import artifact_of
 

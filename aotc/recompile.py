@@ -17,7 +17,7 @@ from aotc.pipeline import checked_options, compile_raw
 from aotc.source import reader_process
 from aotc.source.record import Embedded
 from aotc.source.reproducer import Reproducer
-from aotc.source.restore import restore
+from aotc.source.restore import restore_source
 from aotc.targets import Target, host_target, resolve_targets, variant_targets
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.device import choose_variant
@@ -65,7 +65,7 @@ def upgrade(
         If the bundle was signed: the new one is not.
     """
     opened = open_bundle(bundle)
-    source = restore(opened)
+    source = restore_source(opened)
     own = stored_record(opened, COSTS)
     flags.setdefault("costs", own)
     if weights is None:
@@ -73,22 +73,22 @@ def upgrade(
         if file := weights_file(opened):
             hint = f"weights='inline', or a new file: the old bundle needs {file!r}"
             raise BundleError(opened.where, "it does not say where its new weights go", file, "weights", hint)
-    targets = _offered(source)
+    targets = _offered_target(source)
     if target is not None:
         targets = resolve_targets(target)
         flags.setdefault("devices", dict.fromkeys(source.options.get("devices", ()), target))
-    chosen = _options(opened.where, source, {"weights": weights, **flags})
+    chosen = _recorded_options_with_flags(opened.where, source, {"weights": weights, **flags})
     targets = variant_targets(targets, chosen.devices, source.targets)
     if opened.signature is not None:
         warn_user("the bundle was signed, the new one is not; sign it with aotc sign --key")
     try:
-        return Bundle(copy_own_weights(opened, compile_raw(_model(opened.where, source), targets, chosen)))
+        return Bundle(copy_own_weights(opened, compile_raw(_read_source(opened.where, source), targets, chosen)))
     except StaleCosts:
         if flags["costs"] is not own:
             raise
         warn_user(STALE)
         uncosted = replace(chosen, costs={})
-        return Bundle(copy_own_weights(opened, compile_raw(_model(opened.where, source), targets, uncosted)))
+        return Bundle(copy_own_weights(opened, compile_raw(_read_source(opened.where, source), targets, uncosted)))
 
 
 def model_of_reproducer(
@@ -120,7 +120,7 @@ def _is_mix(source: Embedded) -> bool:
     return bool(source.options.get("devices")) and len(source.targets) > 1
 
 
-def _offered(source: Embedded) -> tuple[Target, ...]:
+def _offered_target(source: Embedded) -> tuple[Target, ...]:
     return source.targets[: source.variants]
 
 
@@ -138,7 +138,7 @@ def source_text(opened: OpenedBundle) -> str:
     BundleError
         If the bundle has no source, or the source is damaged.
     """
-    return shortened_mlir_text(_model(opened.where, restore(opened)))
+    return shortened_mlir_text(_read_source(opened.where, restore_source(opened)))
 
 
 def model_of(
@@ -152,9 +152,9 @@ def model_of(
         If ``bundle`` is not a bundle, has no source, or the source is damaged.
     """
     opened = open_bundle(bundle)
-    source = restore(opened)
-    chosen = _options(opened.where, source, {"costs": stored_record(opened, COSTS), **flags})
-    return _model(opened.where, source), source.targets, chosen
+    source = restore_source(opened)
+    chosen = _recorded_options_with_flags(opened.where, source, {"costs": stored_record(opened, COSTS), **flags})
+    return _read_source(opened.where, source), source.targets, chosen
 
 
 def recompile_untrusted(opened: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> OpenedBundle:
@@ -167,19 +167,19 @@ def recompile_untrusted(opened: OpenedBundle, devices: str | Sequence[str] | Map
     BundleError
         If the bundle has no source, or the source cannot be compiled or belongs to another program.
     """
-    source = restore(opened)
+    source = restore_source(opened)
     variant, _, _ = choose_variant(opened, devices)
     try:
-        chosen = _options(opened.where, source, {"weights": "inline", "source": False})
-        own = _offered(source) if _is_mix(source) else resolve_targets(variant["target"].partition("+")[0])
-        known = tuple(map(_of_this_machine, source.targets))
-        targets = variant_targets(tuple(map(_of_this_machine, own)), chosen.devices, known)
-        model = _model(opened.where, source, rewrite=True)
+        chosen = _recorded_options_with_flags(opened.where, source, {"weights": "inline", "source": False})
+        own = _offered_target(source) if _is_mix(source) else resolve_targets(variant["target"].partition("+")[0])
+        known = tuple(map(_target_of_this_machine, source.targets))
+        targets = variant_targets(tuple(map(_target_of_this_machine, own)), chosen.devices, known)
+        model = _read_source(opened.where, source, rewrite=True)
         made = open_bundle(copy_own_weights(opened, compile_raw(model, targets, chosen)))
     except (CompileError, InternalError) as error:
         raise BundleError(opened.where, f"the source of the bundle cannot be compiled: {error}") from error
     for name, entry in opened.manifest["functions"].items():
-        if _interface(entry) != _interface(made.manifest["functions"].get(name, {})):
+        if _caller_interface(entry) != _caller_interface(made.manifest["functions"].get(name, {})):
             raise BundleError(opened.where, f"the source of the bundle has another function {name!r} than it says")
     if more := made.manifest["functions"].keys() - opened.manifest["functions"].keys():
         raise BundleError(opened.where, "the source of the bundle has functions that it does not name", ", ".join(more))
@@ -187,7 +187,7 @@ def recompile_untrusted(opened: OpenedBundle, devices: str | Sequence[str] | Map
     return made
 
 
-def _interface(entry: Mapping[str, Any]) -> list[Any]:
+def _caller_interface(entry: Mapping[str, Any]) -> list[Any]:
     """Return the parts of a signature that callers depend on.
 
     Argument names are excluded: older bundles had other names.
@@ -197,12 +197,12 @@ def _interface(entry: Mapping[str, Any]) -> list[Any]:
     return [values, entry.get("in_tree"), entry.get("out_tree")]
 
 
-def _of_this_machine(target: Target) -> Target:
+def _target_of_this_machine(target: Target) -> Target:
     own = host_target() if target.kind == "cpu" else target
     return own if own.name == target.name else target
 
 
-def _options(where: str, source: Embedded, flags: Mapping[str, Any]) -> Options:
+def _recorded_options_with_flags(where: str, source: Embedded, flags: Mapping[str, Any]) -> Options:
     try:
         known = checked_options(None, source.options)
     except CompileError as error:
@@ -214,7 +214,7 @@ def _options(where: str, source: Embedded, flags: Mapping[str, Any]) -> Options:
 UNTRUSTED_SECONDS = 60
 
 
-def _model(where: str, source: Embedded, rewrite: bool = False) -> RawModel:
+def _read_source(where: str, source: Embedded, rewrite: bool = False) -> RawModel:
     """Return the source as a model that a child process has read without a crash; ``rewrite`` re-encodes it with MLIR.
 
     Raises

@@ -188,7 +188,7 @@ _AMX = ("avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
 _AMX_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT if name != "avx512bf16" and not name.startswith("amx-"))
 
 
-def _gpu(name: str, untried: bool = False) -> Target:
+def _gpu_target(name: str, untried: bool = False) -> Target:
     """Return the target for a GPU architecture."""
     held = MULTIPROCESSORS[name]
     most = held.shared - held.reserved
@@ -199,15 +199,15 @@ _AARCH64 = {"asimddp": "dotprod", "i8mm": "i8mm", "bf16": "bf16", SCALABLE: "sve
 """LLVM's name for each Linux feature name. LLVM derives features that combine SVE with another one from both."""
 
 
-def _aarch64(name: str, *features: str, vector_bytes: int = 16) -> Target:
+def _aarch64_target(name: str, *features: str, vector_bytes: int = 16) -> Target:
     """Return the target for AArch64 processors with features, by their Linux names."""
     more = ",".join(f"+{_AARCH64[feature]}" for feature in features if feature in _AARCH64)
     return Target(f"cpu:aarch64{name}", "cpu", "generic", features, more, "aarch64-unknown-linux-gnu", vector_bytes)
 
 
-def _sve(bits: int, *features: str) -> Target:
+def _sve_target(bits: int, *features: str) -> Target:
     """Return the target for AArch64 processors with SVE vectors of ``bits`` bits."""
-    return _aarch64(f"-sve{bits}", "asimd", SCALABLE, f"{SCALABLE}{bits}", *features, vector_bytes=bits // 8)
+    return _aarch64_target(f"-sve{bits}", "asimd", SCALABLE, f"{SCALABLE}{bits}", *features, vector_bytes=bits // 8)
 
 
 MIX = "mix"
@@ -223,19 +223,19 @@ TARGETS = {
         Target("cpu:x86-64-v4-vnni", "cpu", _V4_MODEL, (*_V4, "avx512_vnni"), _V4_FEATURES),
         Target("cpu:x86-64-v4-bf16", "cpu", _V4_MODEL, (*_V4, "avx512_vnni", "avx512_bf16"), _BF16_FEATURES),
         Target("cpu:x86-64-amx", "cpu", _V4_MODEL, (*_V4, *_AMX), _AMX_FEATURES, l2=2 << 20),
-        _aarch64("", "asimd"),
-        _aarch64("-dotprod", "asimd", "asimddp"),
-        _aarch64("-bf16", "asimd", "asimddp", "i8mm", "bf16"),
-        _sve(256, "asimddp", "i8mm", "bf16", "svei8mm", "svebf16"),
-        _sve(512),
-        _gpu("sm_75", untried=True),
-        _gpu("compute_80"),
-        _gpu("sm_80"),
-        _gpu("sm_86"),
-        _gpu("sm_89"),
-        _gpu("sm_90a"),
-        _gpu("sm_100", untried=True),
-        _gpu("sm_120", untried=True),
+        _aarch64_target("", "asimd"),
+        _aarch64_target("-dotprod", "asimd", "asimddp"),
+        _aarch64_target("-bf16", "asimd", "asimddp", "i8mm", "bf16"),
+        _sve_target(256, "asimddp", "i8mm", "bf16", "svei8mm", "svebf16"),
+        _sve_target(512),
+        _gpu_target("sm_75", untried=True),
+        _gpu_target("compute_80"),
+        _gpu_target("sm_80"),
+        _gpu_target("sm_86"),
+        _gpu_target("sm_89"),
+        _gpu_target("sm_90a"),
+        _gpu_target("sm_100", untried=True),
+        _gpu_target("sm_120", untried=True),
     )
 }
 

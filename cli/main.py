@@ -112,7 +112,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def _top(
+def _top_level_options(
     version: bool = typer.Option(
         False, "-V", "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
@@ -120,7 +120,7 @@ def _top(
     pass
 
 
-def _explain(error: Exception) -> tuple[str, int]:
+def _failure_message(error: Exception) -> tuple[str, int]:
     """Return the message and the exit code of a failure."""
     from aotc.diagnostics import CompileError, InternalError
     from aotc.guard import internal_error, machine_error
@@ -128,7 +128,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     from aotc.vmfb.errors import BundleError, CallError
 
     if isinstance(error, (CompileError, BundleError, CallError)):
-        return _as_error(str(error)), 1
+        return _with_error_prefix(str(error)), 1
     if isinstance(error, InternalError):
         return str(error), 2
     machine = machine_error(error)
@@ -138,7 +138,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     return str(internal_error(error, f"in {command}", Options(), repeat=command)), 2
 
 
-def _as_error(message: str) -> str:
+def _with_error_prefix(message: str) -> str:
     """Return a message that starts with ``error:`` unless its first line contains it already."""
     return message if "error: " in message.partition("\n")[0] else f"error: {message}"
 
@@ -160,7 +160,7 @@ def _show_warning(
     (file or sys.stderr).write(text)
 
 
-def _open_streams() -> None:
+def _open_closed_streams() -> None:
     """Open standard streams that the caller closed; otherwise the next opened file would take their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -170,7 +170,7 @@ def _open_streams() -> None:
 def main() -> None:
     """Run the command line and exit."""
     warnings.showwarning = _show_warning
-    _open_streams()
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may contain arbitrary bytes
@@ -187,7 +187,7 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(141)
     except Exception as error:
-        message, code = _explain(error)
+        message, code = _failure_message(error)
         print(_coloured(message), file=sys.stderr)
         sys.exit(code)
 

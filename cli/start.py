@@ -20,14 +20,14 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "aotc").partition(".")[0].startswith("aotc"):
             raise
-        _need(error.name)
+        _report_missing_package(error.name)
     try:
         run()
     finally:
         gc.freeze()  # else Python searches all imported packages for garbage at exit; the system frees their memory
 
 
-def _need(package: str | None) -> NoReturn:
+def _report_missing_package(package: str | None) -> NoReturn:
     """Report a missing package of the command line, for example after an installation without dependencies."""
     from aotc.vmfb.host.install import install_command
 

@@ -113,7 +113,7 @@ def numba_compiles_for_this_process() -> Iterator[None]:
     """Fail if a module's tests ran Numba's front end as an ahead-of-time compiler outside of a process of its own."""
     yield
     front_end = sys.modules.get("aotc.kernels.numba_aot")
-    used = front_end is not None and front_end._context.cache_info().currsize
+    used = front_end is not None and front_end._numba_context.cache_info().currsize
     assert not used or own_process.REPORTS in os.environ, "mark the test that compiles by Numba with own_process"
 
 
@@ -123,7 +123,7 @@ def bundles_anew() -> Iterator[None]:
     from aotc.driver import bundle_cache
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bundle_cache, "applies", lambda options: False)
+        patch.setattr(bundle_cache, "is_cache_usable", lambda options: False)
         yield
 
 

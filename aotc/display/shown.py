@@ -30,19 +30,19 @@ class Shown(ABC):
 def render_html(document: Document) -> str:
     """Return a document as HTML elements without style sheets."""
     title = f"<p><b>{escape(document.title)}</b></p>" if document.title else ""
-    return f"<div>{title}{''.join(map(_block, document.blocks))}</div>"
+    return f"<div>{title}{''.join(map(_html_block, document.blocks))}</div>"
 
 
-def _block(block: Block) -> str:
+def _html_block(block: Block) -> str:
     if isinstance(block, Table):
-        return _table(block)
+        return _html_table(block)
     if isinstance(block, Line):
         text = escape(block.text.strip()).replace("\n", "<br>")
         return f"<div style='margin-left:{block.indent}ch'>{text}</div>" if text else ""
     return f"<pre>{escape(block.text)}</pre>" if block.text.strip() else ""
 
 
-def _table(table: Table) -> str:
+def _html_table(table: Table) -> str:
     used = [n for n in range(len(table.columns)) if any(row[n] for row in table.rows) or not table.rows]
     align = ["right" if table.columns[n].right else "left" for n in used]
     headings = [table.columns[n].heading for n in used]

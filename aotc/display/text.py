@@ -43,13 +43,13 @@ def render_text(document: Document, width: int = 0, bold: bool = False) -> str:
         Print headings of tables in bold, by escape sequences.
     """
     width = width or display_width()
-    lines = _wrapped(Line(document.title), width) if document.title else []
+    lines = _wrapped_line(Line(document.title), width) if document.title else []
     last: Block | None = None
     for block in document.blocks:
         if isinstance(block, Table):
             more = _table_lines(block, width, bold)
         else:
-            more = _wrapped(block, width) if isinstance(block, Line) else block.text.split("\n")
+            more = _wrapped_line(block, width) if isinstance(block, Line) else block.text.split("\n")
         if more:  # a table follows the line that names it
             lines += [""] if isinstance(last, Table) else []
             lines += more
@@ -57,17 +57,17 @@ def render_text(document: Document, width: int = 0, bold: bool = False) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _wrapped(line: Line, width: int) -> list[str]:
+def _wrapped_line(line: Line, width: int) -> list[str]:
     """Return the lines of a block of text, which may contain line ends."""
     out = []
     for text in line.text.split("\n"):
         first, more = " " * line.indent, " " * (line.indent + line.hang)
-        folded = fold(text.strip(), max(width - len(more), NARROW), len(more) - len(first))
+        folded = fold_text(text.strip(), max(width - len(more), NARROW), len(more) - len(first))
         out += [(more if n else first) + part for n, part in enumerate(folded)]
     return out
 
 
-def fold(text: str, width: int, first: int = 0) -> list[str]:
+def fold_text(text: str, width: int, first: int = 0) -> list[str]:
     """Return ``text`` in lines of ``width`` characters, the first one of ``first`` more, folded at spaces.
 
     Words that are longer are folded after separators such as ``/`` and ``_``; parts without any stay whole.
@@ -102,7 +102,7 @@ def _table_lines(table: Table, width: int, bold: bool) -> list[str]:
         return []
     columns = [table.columns[n] for n in used]
     cells = [[row[n] for row in table.rows] for n in used]
-    kept, widths = layout(columns, cells, width)
+    kept, widths = table_layout(columns, cells, width)
     lines = _row_lines([columns[n].heading for n in kept], [columns[n] for n in kept], widths)
     if any(columns[n].heading for n in kept):
         rule = "  ".join("─" * w for w in widths)
@@ -112,13 +112,13 @@ def _table_lines(table: Table, width: int, bold: bool) -> list[str]:
     for row in range(len(table.rows)):
         lines += _row_lines([cells[n][row] for n in kept], [columns[n] for n in kept], widths)
     if omitted := [c.heading for n, c in enumerate(columns) if n not in kept]:
-        lines += _wrapped(Line(f"(columns for a wider terminal: {', '.join(omitted)})"), width)
+        lines += _wrapped_line(Line(f"(columns for a wider terminal: {', '.join(omitted)})"), width)
     return lines
 
 
 def _row_lines(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
     """Return the lines of a row, as many as its tallest cell has."""
-    folded = [[elide(part, w) for part in fold(cell, w)] for cell, w in zip(cells, widths)]
+    folded = [[elide_text(part, w) for part in fold_text(cell, w)] for cell, w in zip(cells, widths)]
     height = max(map(len, folded))
     lines = []
     for n in range(height):
@@ -128,7 +128,7 @@ def _row_lines(cells: Sequence[str], columns: Sequence[Column], widths: Sequence
     return lines
 
 
-def elide(text: str, width: int) -> str:
+def elide_text(text: str, width: int) -> str:
     """Return ``text`` without its middle if it is longer than ``width``."""
     if len(text) <= width:
         return text
@@ -136,7 +136,7 @@ def elide(text: str, width: int) -> str:
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
-def layout(
+def table_layout(
     columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the numbers of the columns to display in ``width``, and the width of each.
@@ -149,24 +149,24 @@ def layout(
     minor = sorted((n for n, c in enumerate(columns) if c.priority >= MINOR), key=lambda n: columns[n].priority)
     for count in range(len(minor), -1, -1):
         kept = [n for n in range(len(columns)) if n not in minor[count:]]
-        if found := _fitted(columns, cells, kept, width, _least_short):
+        if found := _fitted_column_widths(columns, cells, kept, width, _least_short):
             return tuple(kept), found
     kept = list(range(len(columns)))
     while True:
         for least in (_least_at_spaces, _least_folded):
-            if found := _fitted(columns, cells, kept, width, least):
+            if found := _fitted_column_widths(columns, cells, kept, width, least):
                 return tuple(kept), found
         most = max((columns[n].priority for n in kept), default=0)
         if not most or len(kept) == 1:
             break
         kept.remove(max(n for n in kept if columns[n].priority == most))
     for least in (_least_narrow, _least_elided):
-        if found := _fitted(columns, cells, kept, width, least):
+        if found := _fitted_column_widths(columns, cells, kept, width, least):
             return tuple(kept), found
     return tuple(kept), tuple(_least_elided(columns[n], cells[n]) for n in kept)
 
 
-def _fitted(
+def _fitted_column_widths(
     columns: Sequence[Column], cells: Sequence[Sequence[str]], kept: Sequence[int], width: int, least_of: Least
 ) -> tuple[int, ...]:
     """Return widths of the columns ``kept`` that fit, the widest shrunk first; empty if their least widths do not."""
@@ -187,15 +187,15 @@ def _least_short(column: Column, cells: Sequence[str]) -> int:
 
 
 def _least_at_spaces(column: Column, cells: Sequence[str]) -> int:
-    return _longest(column, cells, str.split)
+    return _longest_cell_part(column, cells, str.split)
 
 
 def _least_folded(column: Column, cells: Sequence[str]) -> int:
-    return max(FOLDED, _longest(column, cells, _PIECE.findall))
+    return max(FOLDED, _longest_cell_part(column, cells, _PIECE.findall))
 
 
 def _least_narrow(column: Column, cells: Sequence[str]) -> int:
-    return max(NARROW, _longest(column, cells, _PIECE.findall))
+    return max(NARROW, _longest_cell_part(column, cells, _PIECE.findall))
 
 
 def _least_elided(column: Column, cells: Sequence[str]) -> int:
@@ -203,7 +203,7 @@ def _least_elided(column: Column, cells: Sequence[str]) -> int:
     return max(NARROW, min(max(parts, default=0), LONGEST_PIECE))
 
 
-def _longest(column: Column, cells: Sequence[str], split: Callable[[str], Sequence[str]]) -> int:
+def _longest_cell_part(column: Column, cells: Sequence[str], split: Callable[[str], Sequence[str]]) -> int:
     """Return the length of the longest part of a heading and its cells; cells of right-aligned columns are one part."""
     heading = max(map(len, column.heading.split()), default=0)
     if column.right:

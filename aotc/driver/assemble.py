@@ -23,13 +23,20 @@ from aotc.ir.loop.access import imported_functions
 from aotc.ir.loop.ir import Kernel, calls_device_function, collective_symbol
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.tensor.ir import Module
-from aotc.kernels.cpu.build import Build, NativeCall, SharedLibrary, build_executor, imported_symbols, replacement_error
-from aotc.kernels.cuda.nvvm import need_packages
+from aotc.kernels.cpu.build import (
+    LibraryBuild,
+    NativeCall,
+    SharedLibrary,
+    build_executor,
+    imported_symbols,
+    replacement_error,
+)
+from aotc.kernels.cuda.nvvm import check_cuda_packages
 from aotc.kernels.jobs.run import Refusal
-from aotc.kernels.numba_front.replace import check_names
+from aotc.kernels.numba_front.replace import check_replaced_kernel_names
 from aotc.lowering.cost_model.model import location_name
 from aotc.lowering.lower import Variant
-from aotc.lowering.program.memory_report import manifest_size, own_buffers
+from aotc.lowering.program.memory_report import local_buffers_of_kernel, manifest_size
 from aotc.options import Options
 from aotc.progress import begin_stage
 from aotc.source.embed import Segments
@@ -45,7 +52,7 @@ _COMPILING = "while compiling the kernels"
 _TRACED = re.compile(r"jit\(([A-Za-z]\w*)\)")  # of a name stack; neither a lambda nor a private wrapper
 
 
-class Ahead:
+class KernelsCompiledAhead:
     """Compile the CPU kernels of the first variant early, in parallel to the rest of the pipeline.
 
     Use it as a context manager: at the end of the block it stops builds that no bundle needed. ``module`` provides the
@@ -53,10 +60,10 @@ class Ahead:
     """
 
     def __init__(self, module: Module, options: Options) -> None:
-        self._path, self._options, self._stack = _path(module), options, ExitStack()
-        self._begun: tuple[Variant, Build] | None = None
+        self._path, self._options, self._stack = _model_path(module), options, ExitStack()
+        self._begun: tuple[Variant, LibraryBuild] | None = None
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> KernelsCompiledAhead:
         return self
 
     def begin(self, v: Variant) -> None:
@@ -64,7 +71,9 @@ class Ahead:
 
         Do nothing if an earlier variant started: variants share ``jobs``.
         """
-        part = next((p for p in _parts(v) if p[0].kind == "cpu"), None)  # CPU kernels of one process are one part
+        part = next(
+            (p for p in _targets_with_kernels(v) if p[0].kind == "cpu"), None
+        )  # CPU kernels of one process are one part
         if part is not None and self._begun is None:
             with guard(_COMPILING, self._options, path=self._path):
                 self._begun = v, self._entered(v, *part)
@@ -80,15 +89,15 @@ class Ahead:
                 return build.finish(entry)
         return self._entered(v, target, rows).finish(entry)
 
-    def _entered(self, v: Variant, target: Target, rows: slice) -> Build:
-        build = Build(v.kernels[rows], target, self._options, native_calls(v), v.targets[rows])
+    def _entered(self, v: Variant, target: Target, rows: slice) -> LibraryBuild:
+        build = LibraryBuild(v.kernels[rows], target, self._options, native_calls(v), v.targets[rows])
         return self._stack.enter_context(build)
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
 
-def _path(module: Module) -> str:
+def _model_path(module: Module) -> str:
     """Return the path of the model's file, or an empty string."""
     return next(f for f in module.functions.values() if f.public).loc.path
 
@@ -102,7 +111,7 @@ def _name_of(module: Module, variants: Sequence[Variant]) -> str:
     return traced.pop() if len(traced) == 1 else module.name
 
 
-def _parts(v: Variant) -> list[tuple[Target, slice]]:
+def _targets_with_kernels(v: Variant) -> list[tuple[Target, slice]]:
     """Return each target of variant ``v``, and the slice of ``v.kernels`` that is compiled for it."""
     parts = v.parts if v.target.kind == MIX else [(v.target, len(v.kernels))]
     ends = accumulate(count for _, count in parts)
@@ -110,7 +119,7 @@ def _parts(v: Variant) -> list[tuple[Target, slice]]:
 
 
 def assemble(
-    module: Module, variants: list[Variant], options: Options, ahead: Ahead,
+    module: Module, variants: list[Variant], options: Options, ahead: KernelsCompiledAhead,
     source: Callable[[], Segments] | None = None, program: str = "",
 ) -> bytes:  # fmt: skip
     """Compile the kernels of all variants and write the bundle.
@@ -118,23 +127,23 @@ def assemble(
     ``module`` gives the signatures; ``program`` is the digest of the imported program.
     """
     segments: list[tuple[str, Any]] = []
-    path = _path(module)
+    path = _model_path(module)
     with guard(_COMPILING, options, path=path):
         if options.replace:
-            parts = [part for v in variants for part in ((t, v.kernels[rows]) for t, rows in _parts(v))]
-            check_names(options.replace, [(t.kind, k) for t, kernels in parts for k in kernels])
+            parts = [part for v in variants for part in ((t, v.kernels[rows]) for t, rows in _targets_with_kernels(v))]
+            check_replaced_kernel_names(options.replace, [(t.kind, k) for t, kernels in parts for k in kernels])
         entries = [_variant_entry(v, segments, options, ahead) for v in variants]
     with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written
         begin_stage(options, "keeping the model")
-        embedded = _source(source(), segments) if source else None
+        embedded = _source_entry(source(), segments) if source else None
         begin_stage(options, "writing the bundle")
-        debug = _debug(variants, program) if options.debug_info else None
+        debug = _debug_entry(variants, program) if options.debug_info else None
         about = {"about": dict(options.about)} if options.about else {}
-        more = {**about, "debug": debug, "source": embedded, **_costs(options, segments)}
-        return _written(module, variants, entries, segments, options.typical, more)
+        more = {**about, "debug": debug, "source": embedded, **_cost_record_entry(options, segments)}
+        return _written_bundle(module, variants, entries, segments, options.typical, more)
 
 
-def _costs(options: Options, segments: list[tuple[str, Any]]) -> dict[str, Any]:
+def _cost_record_entry(options: Options, segments: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the manifest fields for the measured costs that the compilation used; empty without costs."""
     if not options.costs:
         return {}
@@ -142,7 +151,7 @@ def _costs(options: Options, segments: list[tuple[str, Any]]) -> dict[str, Any]:
     return {COSTS: {"segment": len(segments) - 1}}
 
 
-def _source(source: Segments, segments: list[tuple[str, Any]]) -> dict[str, Any]:
+def _source_entry(source: Segments, segments: list[tuple[str, Any]]) -> dict[str, Any]:
     number = len(segments)
     segments.append(("source", source.record))
     if source.weights:
@@ -150,7 +159,7 @@ def _source(source: Segments, segments: list[tuple[str, Any]]) -> dict[str, Any]
     return {"segment": number, "bytes": source.size, "weights": number + 1 if source.weights else None}
 
 
-def _written(
+def _written_bundle(
     module: Module, variants: list[Variant], entries: list[dict[str, Any]], segments: list[tuple[str, Any]],
     typical: Mapping[str, int], more: Mapping[str, Any],
 ) -> bytes:  # fmt: skip
@@ -182,7 +191,7 @@ def _written(
 
 
 def _variant_entry(
-    v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: Ahead
+    v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: KernelsCompiledAhead
 ) -> dict[str, Any]:
     def add(name: str, data: Any) -> int:
         segments.append((f"{v.target.name}/{name}", data))
@@ -206,15 +215,19 @@ def _variant_entry(
         "functions": {n: program_entry(p) for n, p in v.programs.items() if n not in halves},
         **({"prepared": binding_entries(v)} if halves else {}),
         "specialized": v.specialized,
-        **_devices(v),
+        **_device_entries(v),
         "arena_peak": v.arena,
         **({"memory_limit": options.memory_limit} if options.memory_limit else {}),
         "memory": {n: m.entry() for n, m in v.memory.items() if n in v.programs},
     }
     if v.target.kind == MIX:
-        return {**entry, **_mix(v, segments, options, ahead), "constants": _constants(v, add, options)}
+        return {
+            **entry,
+            **_mixed_variant_entries(v, segments, options, ahead),
+            "constants": _constants_entry(v, add, options),
+        }
     _add_code(entry, v.target, slice(0, len(v.kernels)), v, add, options, ahead)
-    entry["constants"] = _constants(v, add, options)
+    entry["constants"] = _constants_entry(v, add, options)
     return entry
 
 
@@ -223,15 +236,21 @@ Add: TypeAlias = Callable[[str, Any], int]
 
 
 def _add_code(
-    entry: dict[str, Any], target: Target, rows: slice, v: Variant, add: Add, options: Options, ahead: Ahead,
-) -> None:  # fmt: skip
+    entry: dict[str, Any],
+    target: Target,
+    rows: slice,
+    v: Variant,
+    add: Add,
+    options: Options,
+    ahead: KernelsCompiledAhead,
+) -> None:
     """Compile the kernels ``rows`` for ``target`` and describe their code in ``entry``, part of the manifest."""
     kernels = v.kernels[rows]
     if target.kind == "cuda":
-        need_packages(target.name)
+        check_cuda_packages(target.name)
         if collectives := [symbol for k in kernels if (symbol := collective_symbol(k))]:
             entry["custom_calls"] = [v.custom[symbol].entry() for symbol in dict.fromkeys(collectives)]
-        built: Any = _images(v, kernels, target, options, entry)
+        built: Any = _gpu_images(v, kernels, target, options, entry)
         entry.update(built.entry(add("ptx" if target.portable else "cubin", built.data)))
     else:
         users = native_calls(v)
@@ -246,7 +265,7 @@ def _add_code(
     entry["kernels"] = [{**k.entry(), **sizes} for k, sizes in zip(built.kernels, given, strict=True)]
 
 
-def _images(
+def _gpu_images(
     v: Variant, kernels: Sequence[Kernel], target: Target, options: Options, entry: Mapping[str, Any]
 ) -> Any:
     """Compile GPU kernels to images, including those that call users' functions or are replaced by them."""
@@ -268,11 +287,13 @@ def _images(
         raise uncompiled_call_error(calls[refusal.symbol], refusal.reason) from None
 
 
-def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: Ahead) -> dict[str, Any]:
+def _mixed_variant_entries(
+    v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: KernelsCompiledAhead
+) -> dict[str, Any]:
     """Return the manifest entries of a mix: one per target, with its contiguous kernels, and one per memory space."""
     parts: list[dict[str, Any]] = []
     kernels: list[dict[str, Any]] = []
-    for target, rows in _parts(v):
+    for target, rows in _targets_with_kernels(v):
 
         def add(name: str, data: Any, target: Target = target) -> int:
             segments.append((f"{target.name}/{name}", data))
@@ -297,7 +318,7 @@ def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: A
     return {"kernels": kernels, "parts": parts, "spaces": spaces}
 
 
-def _devices(v: Variant) -> dict[str, Any]:
+def _device_entries(v: Variant) -> dict[str, Any]:
     """Return the kind and target of each device that the model names, and the transfers; empty if it names none.
 
     An implied GPU and host, which the model does not name, are listed under ``implied``.
@@ -321,7 +342,7 @@ def native_calls(v: Variant) -> list[NativeCall]:
     ]
 
 
-def _constants(v: Variant, add: Callable[[str, Any], int], options: Options) -> dict[str, Any] | None:
+def _constants_entry(v: Variant, add: Callable[[str, Any], int], options: Options) -> dict[str, Any] | None:
     if not v.constants.arrays:
         return None
     if options.weights != "inline":
@@ -332,7 +353,7 @@ def _constants(v: Variant, add: Callable[[str, Any], int], options: Options) -> 
     return {"segment": add("constants", v.constants.parts())}
 
 
-def _debug(variants: list[Variant], program: str) -> dict[str, Any]:
+def _debug_entry(variants: list[Variant], program: str) -> dict[str, Any]:
     kernels = {}
     for v in variants:
         for k in v.kernels:
@@ -341,12 +362,12 @@ def _debug(variants: list[Variant], program: str) -> dict[str, Any]:
                 **({"plan": k.plan} if k.plan else {}),
             }  # fmt: skip
     # One JSON string: the loader parses the rest of the manifest but never this part.
-    buffers = json.dumps({v.target.name: _buffers(v) for v in variants})
-    places = json.dumps({v.target.name: _places(v) for v in variants})
+    buffers = json.dumps({v.target.name: _debug_buffer_ranges(v) for v in variants})
+    places = json.dumps({v.target.name: _command_location_numbers(v) for v in variants})
     return {"kernels": kernels, "program": program, "buffers": buffers, "places": places}
 
 
-def _places(v: Variant) -> dict[str, Any]:
+def _command_location_numbers(v: Variant) -> dict[str, Any]:
     """Return the locations of commands, by number for each command of each buffer; -1 stands for its kernel's own.
 
     Layers of equal shape share a kernel, whose own location is in the first of them.
@@ -363,7 +384,7 @@ def _places(v: Variant) -> dict[str, Any]:
     return {"locs": list(numbers), "buffers": buffers}
 
 
-def _buffers(v: Variant) -> dict[str, Any]:
+def _debug_buffer_ranges(v: Variant) -> dict[str, Any]:
     """Return the memory range of each function's buffers and the scratch arrays of each kernel, for debugging."""
     functions = {
         name: [
@@ -373,5 +394,5 @@ def _buffers(v: Variant) -> dict[str, Any]:
         for name, m in v.memory.items()
     }
     alone = (target.kind == "cuda" for target, count in v.parts for _ in range(count))
-    kernels = {k.name: own_buffers(k, a) for k, a in zip(v.kernels, alone, strict=True)}
+    kernels = {k.name: local_buffers_of_kernel(k, a) for k, a in zip(v.kernels, alone, strict=True)}
     return {"functions": functions, "kernels": kernels}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aotc.kernels.jobs import store
-from aotc.kernels.jobs.cache import PACKAGES, digest_of
+from aotc.kernels.jobs.cache import PACKAGES, digest_of_sources
 from aotc.options import DROP, OF_THE_RUN, WATCHED, Options
 from aotc.targets import Target, resolve_targets, variant_targets
 from aotc.vmfb.custom_calls import any_registered
@@ -31,7 +31,7 @@ _FOLDER = "bundles"
 _NOT_IN_KEY = OF_THE_RUN | {"target"}  # the target's features are part of the key, not its name
 
 
-def applies(options: Options) -> bool:
+def is_cache_usable(options: Options) -> bool:
     """Return True if ``options`` allow a cached bundle: nothing but the bundle is written, printed or observed."""
     watched = any(getattr(options, name) for name in WATCHED) or options.bisect >= 0
     warned = options.callbacks == DROP  # every compilation warns about the calls that it drops
@@ -44,21 +44,21 @@ def cached_bundle(path: Path, options: Options) -> bytes | None:
 
     An unreadable file also returns None: the compiler then reports the error.
     """
-    if not applies(options) or options.reproducer or options.host_target:
+    if not is_cache_usable(options) or options.reproducer or options.host_target:
         return None
     try:
         data = path.read_bytes()
     except OSError:
         return None
     targets = variant_targets(resolve_targets(options.target), options.devices)
-    return read(_key(_digest_of(data), os.fspath(path), {}, options, targets))
+    return read(_bundle_cache_key(_model_digest(data), os.fspath(path), {}, options, targets))
 
 
 def key_of(raw: RawModel, options: Options, targets: Iterable[Target]) -> str:
     """Return the cache key of the bundle for the model ``raw``."""
     if raw.digest:
-        return _key(raw.digest, raw.path, {}, options, targets)
-    return _key(_digest_of(raw.data), raw.path, raw.metadata, options, targets)
+        return _bundle_cache_key(raw.digest, raw.path, {}, options, targets)
+    return _bundle_cache_key(_model_digest(raw.data), raw.path, raw.metadata, options, targets)
 
 
 # Bytes, or characters, of a model's text that are hashed at a time. Encoding a large model at once would double its
@@ -66,7 +66,7 @@ def key_of(raw: RawModel, options: Options, targets: Iterable[Target]) -> str:
 CHUNK_BYTES = 1 << 20
 
 
-def _digest_of(data: str | bytes) -> bytes:
+def _model_digest(data: str | bytes) -> bytes:
     """Return the SHA-256 digest of a model chunk by chunk, without copying the model."""
     digest = hashlib.sha256()
     for at in range(0, len(data), CHUNK_BYTES):
@@ -75,7 +75,7 @@ def _digest_of(data: str | bytes) -> bytes:
     return digest.digest()
 
 
-def _key(
+def _bundle_cache_key(
     model: bytes, path: str, metadata: Mapping[str, Any], options: Options, targets: Iterable[Target]
 ) -> str:  # fmt: skip
     """Return the cache key for the model with digest ``model``."""
@@ -91,14 +91,14 @@ def _key(
 def _compiler_digest() -> bytes:
     root = Path(__file__).parents[1]
     sources = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*.py")}
-    return digest_of(sources, _PACKAGES)
+    return digest_of_sources(sources, _PACKAGES)
 
 
 def read(key: str) -> bytes | None:
     """Return the bundle stored under ``key``, or None if there is none."""
-    return store.read(_FOLDER, key)
+    return store.read_cache_entry(_FOLDER, key)
 
 
 def write(key: str, data: bytes) -> None:
     """Store the bundle ``data`` under ``key``."""
-    store.write(_FOLDER, key, data)
+    store.write_cache_entry(_FOLDER, key, data)

@@ -17,7 +17,7 @@ import numpy as np
 
 from aotc.ir.program.ir import Constants
 from aotc.vmfb.limits import EAGER_BYTES
-from aotc.vmfb.weights.differences import differences
+from aotc.vmfb.weights.differences import word_differences
 
 # Bytes of an array, at most, that is stored as it is without trials, which take a third of a millisecond.
 SMALL_BYTES = 1 << 14
@@ -78,7 +78,7 @@ class _Stream:
 
 def compress_constants(constants: Constants) -> CompressedConstants | None:
     """Return ``constants`` with its arrays compressed, or None if compression saves too little."""
-    streams = {n: s for n, (_, array, _) in enumerate(constants.arrays) if (s := _compressed(array)) is not None}
+    streams = {n: s for n, (_, array, _) in enumerate(constants.arrays) if (s := _compressed_array(array)) is not None}
     saved = sum(constants.arrays[n][1].nbytes - len(s.data) for n, s in streams.items())
     rest = constants.size - saved
     if not saved or (rest > EAGER_BYTES and saved < WORTH_SHARE * rest):
@@ -86,7 +86,7 @@ def compress_constants(constants: Constants) -> CompressedConstants | None:
     rows: list[list[int]] = []
     parts: list[memoryview] = []
     stored = 0
-    for offset, size, stream, pieces in _runs(constants, streams):
+    for offset, size, stream, pieces in _compressed_runs(constants, streams):
         length = len(stream.data) if stream else size
         rows.append([offset, size, stored, length, *((stream.word, stream.distance) if stream else (0, 0))])
         parts += pieces
@@ -94,7 +94,7 @@ def compress_constants(constants: Constants) -> CompressedConstants | None:
     return CompressedConstants(constants.size, rows, parts)
 
 
-def _runs(
+def _compressed_runs(
     constants: Constants, streams: dict[int, _Stream]
 ) -> Iterator[tuple[int, int, _Stream | None, list[memoryview]]]:
     """Yield the parts of the constants in order: each compressed array, and each run of uncompressed arrays in between.
@@ -119,7 +119,7 @@ def _runs(
         yield begin, end - begin, None, pieces
 
 
-def _compressed(array: np.ndarray) -> _Stream | None:
+def _compressed_array(array: np.ndarray) -> _Stream | None:
     """Return ``array`` compressed, or None if compression saves too little."""
     if array.nbytes <= SMALL_BYTES:
         return None
@@ -127,23 +127,23 @@ def _compressed(array: np.ndarray) -> _Stream | None:
     elements = array.reshape(-1).view(np.uint8)
     words = elements.view(f"<u{word}")
     best, ratio = -1, TRIED_RATIO / BETTER
-    for distance in _distances(array.shape, array.itemsize // word):
-        if (found := _trial(words, distance)) < BETTER * ratio:
+    for distance in _candidate_distances(array.shape, array.itemsize // word):
+        if (found := _trial_compression_ratio(words, distance)) < BETTER * ratio:
             best, ratio = distance, found
     if best < 0:
         return None
-    data = _stream(elements, word, best)
+    data = _difference_stream(elements, word, best)
     return None if data is None else _Stream(data, word, best)
 
 
-def _distances(shape: Sequence[int], words: int) -> list[int]:
+def _candidate_distances(shape: Sequence[int], words: int) -> list[int]:
     """Return the candidate distances for difference coding in words: 0 (no differences), strides of dims, diagonals."""
     strides = [words * prod(shape[d + 1 :]) for d in range(len(shape)) if shape[d] > 1][::-1]
     diagonals = [s + strides[0] for s in strides[1:]]
     return [*dict.fromkeys([0, *strides, *diagonals])]
 
 
-def _trial(words: np.ndarray, distance: int) -> float:
+def _trial_compression_ratio(words: np.ndarray, distance: int) -> float:
     """Return the compression ratio of samples of ``words``: of the words, or of their differences at ``distance``."""
     ratio, middle = 0.0, max(distance, len(words) // 2)
     for begin, size in ((distance, FIRST_BYTES), (distance, SAMPLE_BYTES), (middle, SAMPLE_BYTES)):
@@ -162,9 +162,9 @@ def _trial(words: np.ndarray, distance: int) -> float:
 STEP_BYTES = 1 << 18
 
 
-def _stream(elements: np.ndarray, word: int, distance: int) -> bytes | None:
+def _difference_stream(elements: np.ndarray, word: int, distance: int) -> bytes | None:
     """Return the compressed differences of an array at ``distance``, or None if they are not small enough."""
-    data = differences(elements, word, distance)
+    data = word_differences(elements, word, distance)
     packer, found, size = zlib.compressobj(6), list[bytes](), 0
     for begin in range(0, len(data), STEP_BYTES):
         found.append(packer.compress(data[begin : begin + STEP_BYTES]))

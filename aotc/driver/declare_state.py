@@ -32,7 +32,7 @@ def declare_bindings(module: Module, options: Options) -> Module:
     found = {}
     for f in module.functions.values():
         if f.public and pairs:
-            donated, own = _pairs(f, pairs)
+            donated, own = _state_result_numbers(f, pairs)
             used |= own.keys()
             if own:
                 attrs = {
@@ -41,11 +41,13 @@ def declare_bindings(module: Module, options: Options) -> Module:
                 }
                 found[f.name] = replace(f, attrs={**f.attrs, **attrs, "state": own})
     if pairs:
-        _check_used(module, pairs, used, found)
+        _check_state_pairs_used(module, pairs, used, found)
     return module.with_functions(found)
 
 
-def _check_used(module: Module, pairs: dict[str, str], used: set[str], found: Mapping[str, Function]) -> None:
+def _check_state_pairs_used(
+    module: Module, pairs: dict[str, str], used: set[str], found: Mapping[str, Function]
+) -> None:
     """Refuse a state pair that matches no result, or whose results match no argument of any function."""
     public = [f for f in module.functions.values() if f.public]
     unused = [f"{out}={argument}" for out, argument in pairs.items() if out not in used]
@@ -63,7 +65,7 @@ def _check_used(module: Module, pairs: dict[str, str], used: set[str], found: Ma
                 raise CompileError.at(f.loc, what[:400], hint=f"arguments: {', '.join(arguments)}"[:400])
 
 
-def _pairs(f: Function, pairs: dict[str, str]) -> tuple[dict[int, int], dict[str, str]]:
+def _state_result_numbers(f: Function, pairs: dict[str, str]) -> tuple[dict[int, int], dict[str, str]]:
     """Return the result number for each state argument of ``f``, and the pairs whose results ``f`` has."""
     names = list(f.attrs["arg_names"])
     donated: dict[int, int] = {}

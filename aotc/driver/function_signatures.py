@@ -14,7 +14,7 @@ from aotc.diagnostics import warn_user
 from aotc.ir.dims.algebra import Expr, static
 from aotc.ir.tensor.ir import Function, TensorType
 from aotc.lowering.lower import Variant
-from aotc.lowering.program.emit_program import Program
+from aotc.lowering.program.emit_program import VmProgramBuilder
 from aotc.vmfb.module import LoadedModule
 from aotc.vmfb.ranks.layout import mesh_of, whole_shape
 from aotc.vmfb.trees import mark_unused
@@ -39,15 +39,15 @@ def signature_entry(
     return {
         "arguments": [
             {
-                **_value(name, v.type, homes.get("arguments"), n),
-                **_layout(v.type, ranks, "arguments", n),
+                **_value_entry(name, v.type, homes.get("arguments"), n),
+                **_layout_entry(v.type, ranks, "arguments", n),
                 "donated": n in taken,
                 "donatable": n in donated,
             }
             for n, (name, v) in enumerate(zip(names, f.body.params, strict=True))
         ],
         "results": [
-            {**_value(name, v.type, homes.get("results"), n), **_layout(v.type, ranks, "results", n)}
+            {**_value_entry(name, v.type, homes.get("results"), n), **_layout_entry(v.type, ranks, "results", n)}
             for n, (name, v) in enumerate(zip(results, f.body.results, strict=True))
         ],
         "in_tree": in_tree,
@@ -56,7 +56,7 @@ def signature_entry(
     }
 
 
-def _value(name: str, type_: TensorType, devices: Sequence[str] | None, number: int) -> dict[str, Any]:
+def _value_entry(name: str, type_: TensorType, devices: Sequence[str] | None, number: int) -> dict[str, Any]:
     return {
         "name": name,
         "dtype": type_.dtype,
@@ -65,7 +65,7 @@ def _value(name: str, type_: TensorType, devices: Sequence[str] | None, number: 
     }
 
 
-def _layout(type_: TensorType, ranks: Mapping[str, Any] | None, kind: str, number: int) -> dict[str, Any]:
+def _layout_entry(type_: TensorType, ranks: Mapping[str, Any] | None, kind: str, number: int) -> dict[str, Any]:
     """Return the fields of an argument or result that is cut over a mesh: the axes of each dim, and the whole shape."""
     if ranks is None or not any(ranks[kind][number]):
         return {}
@@ -74,7 +74,7 @@ def _layout(type_: TensorType, ranks: Mapping[str, Any] | None, kind: str, numbe
     return {"layout": [list(axes) for axes in layout], "whole": list(whole)}
 
 
-def program_entry(program: Program) -> dict[str, Any]:
+def program_entry(program: VmProgramBuilder) -> dict[str, Any]:
     """Return the manifest entry of a host program."""
     return {"registers": program.registers, "code": program.code}
 
@@ -85,7 +85,7 @@ def binding_entries(v: Variant) -> dict[str, Any]:
     entries = {}
     for prepare in (f for f in v.halves if "prepares" in f.attrs):
         call = calls[prepare.attrs["prepares"]]
-        first, second = _half(prepare, v), _half(call, v)
+        first, second = _half_program_entry(prepare, v), _half_program_entry(call, v)
         rows = zip(first["results"], prepare.attrs["sources"], prepare.attrs["values"], strict=True)
         for row, sources, value in rows:
             row["sources"], row["value"] = list(sources), value
@@ -105,7 +105,7 @@ def rename_size_symbols(entries: Sequence[Mapping[str, Any]], functions: Mapping
                 value["dims"] = known["dims"]
 
 
-def _half(f: Function, v: Variant) -> dict[str, Any]:
+def _half_program_entry(f: Function, v: Variant) -> dict[str, Any]:
     """Return the entry of one of the two programs, whose arguments are this rank's parts without a whole."""
     local = replace(f, attrs={key: value for key, value in f.attrs.items() if key != "ranks"})
     said = signature_entry(local, taken=v.taken.get(f.name, ()))

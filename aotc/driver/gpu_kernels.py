@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aotc.ir.loop.ir import Kernel
-from aotc.kernels.numba_front.trial import Arguments
+from aotc.kernels.numba_front.trial import TrialArguments
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.launch import launch_of
 from aotc.vmfb.devices.cuda.tensor_map import encode_map
@@ -32,17 +32,17 @@ class GpuKernels:
         self._images = dict(zip(self._rows, code, strict=True))
         self._gpu = Gpu(0)
 
-    def run_own(self, kernel: Kernel, arguments: Arguments) -> None:
+    def run_own(self, kernel: Kernel, arguments: TrialArguments) -> None:
         """Run the bundle's kernel on ``arguments``; the outputs are overwritten."""
         row = self._rows[kernel.name]
         self._launch(bytes(self._images[kernel.name]), row["symbol"], row, kernel, arguments)
 
-    def run(self, image: bytes, symbol: str, kernel: Kernel, arguments: Arguments) -> None:
+    def run(self, image: bytes, symbol: str, kernel: Kernel, arguments: TrialArguments) -> None:
         """Run another image on ``arguments``, as the bundle launches its kernel; the outputs are overwritten."""
         self._launch(image, symbol, self._rows[kernel.name], kernel, arguments)
 
     def _launch(
-        self, image: bytes, symbol: str, row: Mapping[str, Any], kernel: Kernel, arguments: Arguments
+        self, image: bytes, symbol: str, row: Mapping[str, Any], kernel: Kernel, arguments: TrialArguments
     ) -> None:
         gpu, launch = self._gpu, row.get("launch", {})
         gpu.enter()

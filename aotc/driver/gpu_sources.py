@@ -49,8 +49,8 @@ def gpu_kernel_sources(
     CompileError
         If a function cannot be compiled, or a replacement differs from its kernel.
     """
-    sources = {k.name: _users_source(k, calls[k.name], target) for k in kernels if k.name in calls}
-    trials = {k.name: _tried(k, replaced[k.name], target, options) for k in kernels if k.name in replaced}
+    sources = {k.name: _users_function_source(k, calls[k.name], target) for k in kernels if k.name in calls}
+    trials = {k.name: _tried_replacement(k, replaced[k.name], target, options) for k in kernels if k.name in replaced}
     return sources | trials
 
 
@@ -60,7 +60,7 @@ def uncompiled_call_error(call: CustomCall, reason: str) -> CompileError:
     return CompileError.at(call.loc, message, hint="change it, or register the call without gpu= to run it on the host")
 
 
-def _users_source(kernel: Kernel, call: CustomCall, target: Target) -> str:
+def _users_function_source(kernel: Kernel, call: CustomCall, target: Target) -> str:
     known = registered_call(call.name)
     if known is None or known.gpu is None:
         raise uncompiled_call_error(call, "it is not registered any more")
@@ -70,7 +70,7 @@ def _users_source(kernel: Kernel, call: CustomCall, target: Target) -> str:
         raise uncompiled_call_error(call, str(error)) from None
 
 
-def _tried(kernel: Kernel, source: str, target: Target, options: Options) -> str:
+def _tried_replacement(kernel: Kernel, source: str, target: Target, options: Options) -> str:
     """Return the replacement ``source`` of ``kernel`` after comparing both in the simulator and on the GPU."""
     try:
         reason = gpu_trial_difference(kernel, source, target) or _problem_on_gpu(kernel, source, target, options)

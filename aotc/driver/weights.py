@@ -54,14 +54,16 @@ def compile_with_weights(raws: list[Any], options: Options, compile_raw: Callabl
         try:
             places = places_of(opened.manifest, opened.manifest["variants"][0], opened.where)
             arrays = {
-                path: _array(values[name][n], path) for name, own in places.functions.items() for path, n in own.items()
+                path: _weight_array(values[name][n], path)
+                for name, own in places.functions.items()
+                for path, n in own.items()
             }
             return with_weights(opened, arrays, "" if place == UNPACKED else os.fspath(place))
         except (BundleError, CallError) as error:
             raise CompileError.at(UNKNOWN, str(error)) from None
 
 
-def _array(value: Any, path: str) -> Any:
+def _weight_array(value: Any, path: str) -> Any:
     if not hasattr(value, "__array__"):
         what = f"weights: the example of {path} is a {type(value).__name__}, which has no values to keep"
         raise CompileError.at(UNKNOWN, what, hint="arrays as examples; or weights='inline', and aotc update-weights")
@@ -81,7 +83,7 @@ def write_weights(path: str, constants: Constants) -> dict[str, Any]:
     tensors = []
     at = 0
     for number, (name, array, offset) in enumerate(constants.arrays):
-        _fill(header, parts, at, offset)
+        _fill_alignment(header, parts, at, offset)
         dtype = from_numpy(array.dtype)
         data = array.reshape(-1).view("u1").data
         key = f"{number}_{name}"
@@ -92,12 +94,12 @@ def write_weights(path: str, constants: Constants) -> dict[str, Any]:
         tensors.append(
             {"name": key, "dtype": dtype, "shape": shape, "offset": offset, "size": array.nbytes, "sha256": digest}
         )
-    _fill(header, parts, at, constants.size)
+    _fill_alignment(header, parts, at, constants.size)
     write_atomically(path, [encode_header(header), *parts])
     return {"file": os.path.basename(path), "tensors": tensors, "size": constants.size}
 
 
-def _fill(header: dict[str, Any], parts: list[Any], at: int, to: int) -> None:
+def _fill_alignment(header: dict[str, Any], parts: list[Any], at: int, to: int) -> None:
     if to > at:
         header[f"__align_{at}"] = make_row("u8", (to - at,), at)
         parts.append(bytes(to - at))

@@ -19,7 +19,7 @@ from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend.locations import loc_from_mlir
-from aotc.frontend.session import State
+from aotc.frontend.session import ImportState
 from aotc.options import DEVICE, HOST, Options
 
 _AFFINITIES = ("aotc.affinity", "iree.abi.affinity")
@@ -52,7 +52,11 @@ def affinity_of(attributes: Mapping[str, Any], devices: Collection[str], loc: Lo
         At ``loc`` if an affinity does not name a device.
     """
     said = stated_affinity(attributes, loc)
-    return said or _memory(attributes.get(_KIND_OF_MEMORY), devices) or _sharded(attributes.get(_SHARDING), devices)
+    return (
+        said
+        or _device_of_memory_kind(attributes.get(_KIND_OF_MEMORY), devices)
+        or _device_of_sharding(attributes.get(_SHARDING), devices)
+    )
 
 
 def stated_affinity(attributes: Mapping[str, Any], loc: Loc) -> str:
@@ -89,19 +93,19 @@ def check_signatures(functions: Mapping[str, Any], options: Options, path: str) 
     if not options.devices:
         return
     declared = tuple(dict.fromkeys((*options.devices, *filter(None, [options.default_device]))))
-    alike = set(map(_folded, declared))
+    alike = set(map(_folded_device_name, declared))
     findings: dict[str, Finding] = {}  # the first mention of each device
     for function in functions.values():
-        for attribute, device, what, loc in _signature(function, path):
-            if device not in declared and device not in findings and _folded(device) in alike:
+        for attribute, device, what, loc in _signature_affinities(function, path):
+            if device not in declared and device not in findings and _folded_device_name(device) in alike:
                 message = f"{attribute} {what} names device {device!r}, but the options name {', '.join(declared)}"
-                near = _nearest(device, declared, attribute)
+                near = _nearest_name_hint(device, declared, attribute)
                 findings[device] = Finding(message, loc, hint=f"{near}declare it: --device {device}=TARGET")
     if findings:
         raise CompileError([*findings.values()])
 
 
-def _signature(function: Any, path: str) -> Iterator[tuple[str, str, str, Loc]]:
+def _signature_affinities(function: Any, path: str) -> Iterator[tuple[str, str, str, Loc]]:
     """Yield attribute, device, description and location of each affinity of a function, its arguments and results."""
     own = function.operation
     name, loc = f"@{own.attributes['sym_name'].value}", loc_from_mlir(own.location, path)
@@ -118,19 +122,19 @@ def _signature(function: Any, path: str) -> Iterator[tuple[str, str, str, Loc]]:
                 yield attribute, device, what, place
 
 
-def _folded(name: str) -> str:
+def _folded_device_name(name: str) -> str:
     """Return a name with characters that look alike replaced by one: lower case, 0 for O, 1 for l and I."""
     return name.casefold().translate(_LOOKALIKES)
 
 
-def _nearest(device: str, declared: Collection[str], attribute: str) -> str:
+def _nearest_name_hint(device: str, declared: Collection[str], attribute: str) -> str:
     """Return the beginning of a hint with the declared name most similar to ``device``; empty if none is similar."""
-    names = {_folded(name): name for name in declared}
-    near = [names[key] for key in get_close_matches(_folded(device), names, n=1, cutoff=0.5)]
+    names = {_folded_device_name(name): name for name in declared}
+    near = [names[key] for key in get_close_matches(_folded_device_name(device), names, n=1, cutoff=0.5)]
     return f'write {{{attribute} = "{near[0]}"}}, or ' if near else ""
 
 
-def check_declared(state: State, device: str, attribute: str, ops: bool) -> None:
+def check_declared(state: ImportState, device: str, attribute: str, ops: bool) -> None:
     """Reject the device that ``attribute`` of a transfer or an op names, unless an affinity or the options declare it.
 
     If neither declares any device, every name is allowed. Affinities of functions, arguments and results declare their
@@ -142,18 +146,18 @@ def check_declared(state: State, device: str, attribute: str, ops: bool) -> None
         With the most similar declared name.
     """
     session = state.session
-    said = (name for function in session.symbols.values() for name in _affinities(function.operation, ops))
+    said = (name for function in session.symbols.values() for name in _declared_affinities(function.operation, ops))
     declared = dict.fromkeys((*filter(None, [session.default_device]), *session.devices, *said))
     if not declared or device in declared or device in MEMORIES.values():
         return
     where = f"an affinity of an argument or a result, or --device {device}=TARGET"
     state.fail(
         f"{attribute} names device {device!r}, but the affinities and options name {', '.join(declared)}",
-        hint=f"{_nearest(device, declared, attribute)}declare it: {where}",
+        hint=f"{_nearest_name_hint(device, declared, attribute)}declare it: {where}",
     )
 
 
-def _affinities(function: Any, ops: bool) -> list[str]:
+def _declared_affinities(function: Any, ops: bool) -> list[str]:
     """Return the devices that the affinities in a function's signature name, with ``ops`` also those of its ops."""
     found: list[str] = []
 
@@ -170,7 +174,7 @@ def _affinities(function: Any, ops: bool) -> list[str]:
     return [name for name in found if name]
 
 
-def on_affinity_device(state: State, op: Any) -> AbstractContextManager[None]:
+def on_affinity_device(state: ImportState, op: Any) -> AbstractContextManager[None]:
     """Return a context in which ``op`` is imported: if the op has an affinity, its operands are moved to that device.
 
     If the op has no operand to move, like an iota, its results are moved instead.
@@ -179,14 +183,18 @@ def on_affinity_device(state: State, op: Any) -> AbstractContextManager[None]:
     if not device:
         return ANYWHERE
     check_declared(state, device, next(name for name in _AFFINITIES if name in op.attributes), ops=False)
-    return _at(state, op, device)
+    return _imported_on_device(state, op, device)
 
 
 @contextmanager
-def _at(state: State, op: Any, device: str) -> Iterator[None]:
+def _imported_on_device(state: ImportState, op: Any, device: str) -> Iterator[None]:
     if state.by_element:
         state.fail(f"{state.op} in the computation of another op has an affinity", "give it to the op around")
-    kept = {v: leaves for v in _read(op) if (leaves := state.values.get(v)) and state.known.keys().isdisjoint(leaves)}
+    kept = {
+        v: leaves
+        for v in _operands_and_outer_values(op)
+        if (leaves := state.values.get(v)) and state.known.keys().isdisjoint(leaves)
+    }
     state.values.update(
         (v, transferred_to_devices(state, leaves, [device] * len(leaves))) for v, leaves in kept.items()
     )
@@ -200,7 +208,7 @@ def _at(state: State, op: Any, device: str) -> Iterator[None]:
             state.values[v] = transferred_to_devices(state, leaves, [device] * len(leaves))
 
 
-def _read(op: Any) -> dict[Any, None]:
+def _operands_and_outer_values(op: Any) -> dict[Any, None]:
     """Return the operands of ``op``, and the outer values that its regions use."""
     read, made = dict.fromkeys(op.operands), set()
     blocks = [block for region in op.regions for block in region.blocks]
@@ -214,7 +222,7 @@ def _read(op: Any) -> dict[Any, None]:
     return {v: None for v in read if v not in made}
 
 
-def transferred_to_devices(state: State, leaves: Collection[Any], devices: Collection[str]) -> tuple[Any, ...]:
+def transferred_to_devices(state: ImportState, leaves: Collection[Any], devices: Collection[str]) -> tuple[Any, ...]:
     """Return ``leaves``, each transferred to its device unless that is empty.
 
     Integers that may be sizes stay: every device has them.
@@ -227,42 +235,44 @@ def transferred_to_devices(state: State, leaves: Collection[Any], devices: Colle
 
 def placement_annotation(op: Any, devices: Collection[str]) -> str:
     """Return the device to which ``annotate_device_placement`` or ``Sharding`` moves its operand; else empty."""
-    return _memory(frontend_attribute(op, _PLACEMENT), devices) or _sharded(op.attributes.get(_SHARDING), devices)
+    return _device_of_memory_kind(frontend_attribute(op, _PLACEMENT), devices) or _device_of_sharding(
+        op.attributes.get(_SHARDING), devices
+    )
 
 
 def frontend_attribute(op: Any, name: str) -> str:
     """Return the frontend attribute ``name`` of an op, or an empty string."""
     said = op.attributes.get("mhlo.frontend_attributes")
-    return _text(said[name]) if isinstance(said, ir.DictAttr) and name in said else ""
+    return _string_of_attribute(said[name]) if isinstance(said, ir.DictAttr) and name in said else ""
 
 
-def _memory(kind: Any, devices: Collection[str]) -> str:
-    return MEMORIES.get(_text(kind), "") if kind and HOST in devices else ""
+def _device_of_memory_kind(kind: Any, devices: Collection[str]) -> str:
+    return MEMORIES.get(_string_of_attribute(kind), "") if kind and HOST in devices else ""
 
 
-def _sharded(sharding: Any, devices: Collection[str]) -> str:
-    found = _ONE_DEVICE.fullmatch(_text(sharding)) if sharding is not None else None
+def _device_of_sharding(sharding: Any, devices: Collection[str]) -> str:
+    found = _ONE_DEVICE.fullmatch(_string_of_attribute(sharding)) if sharding is not None else None
     name = f"d{found[1]}" if found else ""
     return name if name in devices else ""
 
 
-def _text(attribute: Any) -> str:
+def _string_of_attribute(attribute: Any) -> str:
     return attribute.value if isinstance(attribute, ir.StringAttr) else str(attribute)
 
 
-def on_compute_side(state: State, op: Any) -> AbstractContextManager[None]:
+def on_compute_side(state: ImportState, op: Any) -> AbstractContextManager[None]:
     """Return a context in which ``op`` is imported: its operands are moved to the device or host, wherever the op runs.
 
     ``compute_on`` marks ops that run on the host. Nothing is moved if the options do not name both ``device`` and
     ``host``, or inside the regions of a host op. Constants and known sizes are not moved either: both sides have them.
     """
-    return ANYWHERE if state.hosted or not _SIDES.issubset(state.session.devices) else _moving(state, op)
+    return ANYWHERE if state.hosted or not _SIDES.issubset(state.session.devices) else _with_operands_moved(state, op)
 
 
 @contextmanager
-def _moving(state: State, op: Any) -> Iterator[None]:
+def _with_operands_moved(state: ImportState, op: Any) -> Iterator[None]:
     marked = frontend_attribute(op, _COMPUTE_TYPE) == HOST
-    kept = {v: state.values[v] for v in op.operands if (v in state.on_host) != marked and _may_move(state, v)}
+    kept = {v: state.values[v] for v in op.operands if (v in state.on_host) != marked and _may_move_value(state, v)}
     for v, leaves in kept.items():
         moved = (state.one("transfer", [leaf], {"device": HOST if marked else DEVICE}) for leaf in leaves or ())
         state.values[v] = tuple(moved)
@@ -276,7 +286,7 @@ def _moving(state: State, op: Any) -> Iterator[None]:
             state.on_host.update(op.results)
 
 
-def _may_move(state: State, v: Any) -> bool:
+def _may_move_value(state: ImportState, v: Any) -> bool:
     leaves = state.values[v]
     producer = v.owner.name if isinstance(v, ir.OpResult) else ""
     return leaves is not None and producer != "stablehlo.constant" and not any(x in state.known for x in leaves)

@@ -56,33 +56,33 @@ def check_aliases(bare: bytes, path: str, most_nested: int) -> None:
     for number, (name, body) in enumerate(zip(parts[1::2], parts[2::2])):
         pair = measured.get(body)
         if pair is None:
-            pair = measured[body] = _measure(body, known)
+            pair = measured[body] = _measure_alias_definition(body, known)
             if pair[0] > most_nested:
                 what = f"is nested {pair[0]:,} deep by way of other aliases, expected at most {most_nested:,}"
-                raise _error(text, number, path, what)
+                raise _alias_error(text, number, path, what)
             if pair[1] > most:
                 what = f"expands to {pair[1]:,} characters, expected at most {most:,}"
-                raise _error(text, number, path, what)
+                raise _alias_error(text, number, path, what)
             if pair[1] > LONG_ALIAS and not _is_location(body):
                 long[name] = max(pair[1], long.get(name, 0))
         if name in known:  # names with the same start
             pair = max(pair[0], known[name][0]), max(pair[1], known[name][1])
         known[name] = pair
     if long:
-        _check_uses(text, path, long, parts[1::2])
+        _check_alias_uses(text, path, long, parts[1::2])
 
 
-def _check_uses(text: bytes, path: str, long: dict[bytes, int], names: Sequence[bytes]) -> None:
+def _check_alias_uses(text: bytes, path: str, long: dict[bytes, int], names: Sequence[bytes]) -> None:
     """Reject text in which the expansions of all uses of ``long`` aliases together are too large."""
     most = MOST_EXPANDED_USES + EXPANDED_RATIO * len(text)
     size = sum(long.get(name, 0) for name in _REFERENCE.findall(text))
     if size > most:
         largest = max(long, key=long.__getitem__)
         what = f"and others expand to {size:,} characters in all uses, expected at most {most:,}"
-        raise _error(text, names.index(largest), path, what)
+        raise _alias_error(text, names.index(largest), path, what)
 
 
-def _measure(body: bytes, known: dict[bytes, tuple[int, int]]) -> tuple[int, int]:
+def _measure_alias_definition(body: bytes, known: dict[bytes, tuple[int, int]]) -> tuple[int, int]:
     """Return the bracket depth and the number of characters of a definition after expansion of the aliases in it."""
     body = body.partition(b"%")[0]  # a value: ops follow the definition
     depth = most = 0
@@ -99,7 +99,7 @@ def _is_location(body: bytes) -> bool:
     return body.lstrip().startswith(b"loc(")
 
 
-def _error(text: bytes, number: int, path: str, what: str) -> CompileError:
+def _alias_error(text: bytes, number: int, path: str, what: str) -> CompileError:
     """Return the error for the definition with this number."""
     definition = next(islice(_DEFINITION.finditer(text), number, None))
     name = definition[0].rpartition(b"=")[0].strip().removeprefix(b"#")

@@ -27,12 +27,14 @@ def artifact_of(raw: RawModel, module: ir.Module) -> bytes:
         return raw.data  # type: ignore[return-value]
     try:
         with module.context.attach_diagnostic_handler(lambda _: True):  # ops without a portable form are not an error
-            return stablehlo.serialize_portable_artifact(_copy(module), stablehlo.get_current_version(), True)
+            return stablehlo.serialize_portable_artifact(
+                _serializable_copy(module), stablehlo.get_current_version(), True
+            )
     except ValueError:
         return module_bytes(module)
 
 
-def _copy(module: ir.Module) -> ir.Module:
+def _serializable_copy(module: ir.Module) -> ir.Module:
     """Return a copy for serialization, which modifies it; CHLO ops become calls. Constants share their elements."""
     with module.context:
         copied = ir.Module.create(module.operation.location)
@@ -67,7 +69,7 @@ def numbered_model(raw: RawModel) -> NumberedModel:
         If it cannot be read.
     """
     with make_context():
-        module = _shown(raw)
+        module = _module_as_shown(raw)
         text = module.operation.get_asm(large_elements_limit=SHOWN_ELEMENTS)
         lines = text.splitlines()
         places = [""] * len(lines)
@@ -83,7 +85,7 @@ def numbered_model(raw: RawModel) -> NumberedModel:
         return NumberedModel(lines, places, replace(raw, data=module_bytes(module), rewritten=b""))
 
 
-def _shown(raw: RawModel) -> ir.Module:
+def _module_as_shown(raw: RawModel) -> ir.Module:
     """Return the module of a model as its text shows it."""
     try:
         module = ir.Module.parse(raw.code)
@@ -103,5 +105,5 @@ def shortened_mlir_text(raw: RawModel) -> str:
         If it cannot be read.
     """
     with make_context():
-        return _shown(raw).operation.get_asm(large_elements_limit=SHOWN_ELEMENTS)
+        return _module_as_shown(raw).operation.get_asm(large_elements_limit=SHOWN_ELEMENTS)
 

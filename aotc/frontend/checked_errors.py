@@ -23,21 +23,21 @@ def checkify_checks(tree: Any, types: Sequence[Any] | None) -> list[dict[str, An
 
     If the types are None, messages do not show values.
     """
-    return _checks(jax.tree.unflatten(tree, range(tree.num_leaves)), types)
+    return _checks_of_error(jax.tree.unflatten(tree, range(tree.num_leaves)), types)
 
 
 def checks_of_results(tree: Any, types: Sequence[Any] | None) -> list[dict[str, Any]]:
     """Return the checks of all errors among the results of a function."""
     whole = jax.tree.unflatten(tree, range(tree.num_leaves))
     found = jax.tree.leaves(whole, is_leaf=lambda node: isinstance(node, Error))
-    return [check for error in found if isinstance(error, Error) for check in _checks(error, types)]
+    return [check for error in found if isinstance(error, Error) for check in _checks_of_error(error, types)]
 
 
-def _checks(error: Error, types: Sequence[Any] | None) -> list[dict[str, Any]]:
+def _checks_of_error(error: Error, types: Sequence[Any] | None) -> list[dict[str, Any]]:
     checks = []
     for code, made_of in error._metadata.items():
         for effect, failed in error._pred.items():
-            values = _Values(types)
+            values = _MessageValues(types)
             leaves = error._payload[effect]
             if made_of.num_leaves != len(jax.tree.leaves(leaves)):
                 continue
@@ -58,7 +58,7 @@ def _checks(error: Error, types: Sequence[Any] | None) -> list[dict[str, Any]]:
 MESSAGE_ELEMENTS = 16
 
 
-class _Values:
+class _MessageValues:
     """Collects the elements that a message shows: the message is formatted with placeholders, which register here."""
 
     def __init__(self, types: Sequence[Any] | None) -> None:
@@ -97,7 +97,7 @@ class _Values:
 class _Value:
     """Placeholder in a message for an array, or for a part of one, whose values are known only at run time."""
 
-    def __init__(self, values: _Values, number: int, shape: tuple[Any, ...], dtype: str, start: int) -> None:
+    def __init__(self, values: _MessageValues, number: int, shape: tuple[Any, ...], dtype: str, start: int) -> None:
         self.values, self.number, self.shape, self.dtype, self.start = values, number, shape, dtype, start
 
     @property

@@ -26,10 +26,10 @@ def serve(idle: float) -> None:
     output = os.dup(1)
     os.dup2(2, 1)
     while select.select([0], [], [], idle)[0] and (frame := read_frame(sys.stdin.buffer)) is not None:
-        write_frame(output, *_answer(*frame))
+        write_frame(output, *_answer_read_request(*frame))
 
 
-def _answer(request: Mapping[str, Any], data: bytes) -> tuple[dict[str, str], bytes]:
+def _answer_read_request(request: Mapping[str, Any], data: bytes) -> tuple[dict[str, str], bytes]:
     """Return the result of one request: the fields of a :class:`Reading` except its module, and the module's bytes."""
     modules: list[bytes] = []
     reply = {"problem": "", "error": ""}

@@ -27,20 +27,20 @@ def constant_elements(op: Any, t: TensorType) -> np.ndarray:
     """
     dtype, shape = to_numpy(t.dtype), static_sizes(t)
     if kind_of(t.dtype) == "c":
-        return _complex(op, t, dtype)
+        return _complex_constant(op, t, dtype)
     attribute = op.attributes["value"]
     if isinstance(attribute, ir.IntegerAttr | ir.FloatAttr | ir.BoolAttr):
-        return np.array(_scalar(attribute, dtype))
+        return np.array(_scalar_constant(attribute, dtype))
     if getattr(attribute, "is_splat", False):
-        return np.array(_scalar(attribute.get_splat_value(), dtype))
+        return np.array(_scalar_constant(attribute.get_splat_value(), dtype))
     if not isinstance(attribute, ir.DenseElementsAttr):
-        return _resource(attribute, t, dtype)
+        return _resource_constant(attribute, t, dtype)
     if 0 in shape:
         return np.zeros(shape, dtype)
     if _has_buffer(t.dtype):
-        array = _own(np.asarray(attribute))
+        array = _own_copy_if_small(np.asarray(attribute))
         return array.view(dtype).reshape(shape) if array.dtype != dtype else array.reshape(shape)
-    return _raw(attribute, t).view(dtype).reshape(shape)
+    return _raw_constant_bytes(attribute, t).view(dtype).reshape(shape)
 
 
 # Bytes of a constant up to which it is copied out of MLIR's memory. A larger constant is a view, which keeps that
@@ -48,7 +48,7 @@ def constant_elements(op: Any, t: TensorType) -> np.ndarray:
 OWN_BYTES = 1 << 16
 
 
-def _own(view: np.ndarray, alignment: int = 1) -> np.ndarray:
+def _own_copy_if_small(view: np.ndarray, alignment: int = 1) -> np.ndarray:
     """Return a copy of a small view of MLIR's memory; a large view is returned itself, and keeps that memory alive."""
     return view if view.nbytes > OWN_BYTES and view.ctypes.data % alignment == 0 else view.copy()
 
@@ -58,7 +58,7 @@ def _has_buffer(dtype: str) -> bool:
     return row.kind in "bc" or (row.bits >= 8 and row.kind in "iu") or dtype in ("f16", "f32", "f64")
 
 
-def _scalar(value: Any, dtype: np.dtype) -> Any:
+def _scalar_constant(value: Any, dtype: np.dtype) -> Any:
     number = value.value
     if dtype.kind == "b":
         return bool(number)
@@ -68,33 +68,35 @@ def _scalar(value: Any, dtype: np.dtype) -> Any:
     return np.array(number, np.float64).astype(dtype)
 
 
-def _complex(op: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
+def _complex_constant(op: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
     """Return complex elements, parsed from MLIR's text: the bindings have no accessor, and the text is exact."""
     text, shape = op.get_asm(), static_sizes(t)
     if "dense_resource<" in text:
-        return _resource(op.attributes["value"], t, dtype)
+        return _resource_constant(op.attributes["value"], t, dtype)
     raw = re.search(r'dense<"0x([0-9A-F]*)">', text)
     if raw:
         return np.frombuffer(bytes.fromhex(raw[1]), dtype).reshape(shape)
     part = np.dtype(f"f{dtype.itemsize // 2}")
     pairs = re.findall(r"\(([-+.\w]+), *([-+.\w]+)\)", text[text.index("dense<") : text.rindex(">")])
-    flat = np.array([_float(x, part) for pair in pairs for x in pair], part).view(dtype)
+    flat = np.array([_parse_mlir_float(x, part) for pair in pairs for x in pair], part).view(dtype)
     return flat.reshape(() if len(pairs) == 1 else shape)
 
 
-def _float(text: str, dtype: np.dtype) -> Any:
+def _parse_mlir_float(text: str, dtype: np.dtype) -> Any:
     """Return a number as MLIR prints it: decimal, or its bits in hexadecimal."""
     if text.startswith("0x"):
         return np.array(int(text, 16), f"u{dtype.itemsize}").view(dtype)
     return float(text)
 
 
-def _resource(attribute: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
+def _resource_constant(attribute: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
     """Return the elements of a resource, parsed from the end of the module's text: the bindings have no accessor.
 
     The text has hexadecimal digits: four bytes of alignment, then the elements. An i1 is a byte, or packed in bits.
     """
-    blob = re.search(r'"0x[0-9A-Fa-f]{8}([0-9A-Fa-f]*)"', str(_holding(attribute)).partition("dialect_resources")[2])
+    blob = re.search(
+        r'"0x[0-9A-Fa-f]{8}([0-9A-Fa-f]*)"', str(_module_holding_attribute(attribute)).partition("dialect_resources")[2]
+    )
     if blob is None:
         raise ValueError(f"the elements of {attribute} are not in this file")
     raw = np.frombuffer(bytes.fromhex(blob[1]), np.uint8)
@@ -103,10 +105,10 @@ def _resource(attribute: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
         raw = np.unpackbits(raw, bitorder="little")[:count]
     if raw.size != count * dtype.itemsize:
         raise ValueError(f"{attribute} holds {raw.size} bytes of elements, expected {count * dtype.itemsize}")
-    return _own(raw, dtype.itemsize).view(dtype).reshape(static_sizes(t))
+    return _own_copy_if_small(raw, dtype.itemsize).view(dtype).reshape(static_sizes(t))
 
 
-def _raw(attribute: Any, t: TensorType) -> np.ndarray:
+def _raw_constant_bytes(attribute: Any, t: TensorType) -> np.ndarray:
     """Return the element bytes of a type whose buffer the bindings reject (bf16, f8, 4-bit).
 
     MLIR bytecode contains the element bytes unchanged. To find their offset, two attributes of this type that differ in
@@ -118,22 +120,25 @@ def _raw(attribute: Any, t: TensorType) -> np.ndarray:
     pattern = np.where(np.arange(count) % 2 == 0, one, two).astype(word)
     element = attribute.type.element_type
     codes = [
-        np.frombuffer(_bytecode(ir.DenseElementsAttr.get(p.data, type=element, shape=list(static_sizes(t)))), np.uint8)
+        np.frombuffer(
+            _bytecode_of_attribute(ir.DenseElementsAttr.get(p.data, type=element, shape=list(static_sizes(t)))),
+            np.uint8,
+        )
         for p in (pattern, (one + two - pattern).astype(word))
     ]
     start = int(np.argmax(codes[0] != codes[1]))
-    code = np.frombuffer(_bytecode(attribute), np.uint8)
+    code = np.frombuffer(_bytecode_of_attribute(attribute), np.uint8)
     return np.array(code[start : start + count * word.itemsize])
 
 
-def _holding(attribute: Any) -> Any:
+def _module_holding_attribute(attribute: Any) -> Any:
     with ir.Location.unknown(attribute.context):
         module = ir.Module.create()
     module.operation.attributes["v"] = attribute
     return module
 
 
-def _bytecode(attribute: Any) -> bytes:
+def _bytecode_of_attribute(attribute: Any) -> bytes:
     stream = io.BytesIO()
-    _holding(attribute).operation.write_bytecode(stream)
+    _module_holding_attribute(attribute).operation.write_bytecode(stream)
     return stream.getvalue()

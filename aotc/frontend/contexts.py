@@ -26,7 +26,7 @@ class _BareContext(ir.Context):
 
 
 @cache
-def _threads() -> ir.ThreadPool:
+def _mlir_thread_pool() -> ir.ThreadPool:
     """Return the thread pool that all contexts share."""
     return ir.ThreadPool()
 
@@ -34,9 +34,9 @@ def _threads() -> ir.ThreadPool:
 def make_context() -> ir.Context:
     """Return an MLIR context with all dialects that JAX registers; unknown attributes are allowed."""
     try:
-        context = _of_jaxlib()
+        context = _dialects_of_jaxlib()
     except AttributeError:  # as above
-        context = _of_jax()
+        context = _context_of_jax()
     context.allow_unregistered_dialects = True
     with context:  # the bindings load dialects only when a pass needs them; this one needs the dialect of !quant types
         PassManager.parse("builtin.module(vhlo-legalize-to-stablehlo)").run(ir.Module.parse("module {}").operation)
@@ -74,20 +74,20 @@ def context_for(size: int) -> Iterator[ir.Context]:
         _IDLE.append((context, uses + 1))
 
 
-def _of_jaxlib() -> ir.Context:
+def _dialects_of_jaxlib() -> ir.Context:
     context = _BareContext()
     registry = ir.DialectRegistry()
     _jax_mlir_ext.register_dialects(registry)
     context.append_dialect_registry(registry)
     context.load_all_available_dialects()
-    context.set_thread_pool(_threads())
+    context.set_thread_pool(_mlir_thread_pool())
     for dialect in (sdy, mpmd, chlo, stablehlo):
         dialect.register_dialect(context)
     mhlo.register_mhlo_dialect(context)
     return context
 
 
-def _of_jax() -> ir.Context:
+def _context_of_jax() -> ir.Context:
     from jax._src.interpreters import mlir
 
     return mlir.make_ir_context()

@@ -32,13 +32,13 @@ def entry_attrs(
     """
     inputs = [leaf_types(a.type) for a in block.arguments]
     outputs = [leaf_types(t) for t in function.type.results]
-    arguments = _per_leaf(attribute_dictionaries(function, "arg_attrs", len(inputs)), inputs)
-    results = _per_leaf(attribute_dictionaries(function, "res_attrs", len(outputs)), outputs)
+    arguments = _attributes_per_leaf(attribute_dictionaries(function, "arg_attrs", len(inputs)), inputs)
+    results = _attributes_per_leaf(attribute_dictionaries(function, "res_attrs", len(outputs)), outputs)
     kept = metadata.get("kept", list(range(len(arguments))))
     places = metadata.get("arg_names")
     parameters: list[str] = []
     if places and len(kept) == len(arguments):
-        given = zip(_locations(function, block), inputs, strict=True)
+        given = zip(_argument_locations(function, block), inputs, strict=True)
         locations = [location for location, leaves in given for _ in leaves]  # a token has none
         names, parameters = _named_leaves(locations, places, kept, metadata.get("in_tree"))
         places = [places[k] for k in kept]
@@ -47,7 +47,8 @@ def entry_attrs(
         single = len(set(names)) == len(names) == sum(not is_token(t) for t in function.type.inputs)
         parameters = names if single and not metadata.get("in_tree") else []
     in_trees, trees = (
-        [_tree_of(t) for t in types if not is_token(t)] for types in (function.type.inputs, function.type.results)
+        [_pytree_of_type(t) for t in types if not is_token(t)]
+        for types in (function.type.inputs, function.type.results)
     )
     return {
         "arg_names": names,
@@ -55,9 +56,9 @@ def entry_attrs(
         **({"parameters": parameters} if any(parameters) else {}),
         **({"doc": metadata["doc"]} if metadata.get("doc") else {}),
         **({"ranks": ranks_attr(metadata["ranks"])} if metadata.get("ranks") else {}),
-        "result_names": [_text(r.get("jax.result_info"), f"result{i}") for i, r in enumerate(results)],
+        "result_names": [_string_attribute(r.get("jax.result_info"), f"result{i}") for i, r in enumerate(results)],
         "in_tree": metadata.get("in_tree") or _call_tree(in_trees),
-        "out_tree": metadata.get("out_tree") or (trees[0] if len(trees) == 1 else _tree("tuple", trees)),
+        "out_tree": metadata.get("out_tree") or (trees[0] if len(trees) == 1 else _pytree_node("tuple", trees)),
         "donated_into": {
             str(i): discardable_integer(a, _RESULT, 0, loc) for i, a in enumerate(arguments) if _RESULT in a
         },
@@ -102,7 +103,7 @@ def _name_of(location: Any, place: str) -> str:
     return name if name.endswith(rest) and len(name) > len(rest) else place
 
 
-def _locations(function: Any, block: Any) -> list[Any]:
+def _argument_locations(function: Any, block: Any) -> list[Any]:
     """Return the locations of the arguments; if ``function`` only wraps the exported function, those of the latter."""
     found = [argument.location for argument in block.arguments]
     callees = [op.attributes["callee"].value for op in block.operations if op.operation.name == "func.call"]
@@ -125,29 +126,31 @@ def argument_affinities(function: Any, devices: Collection[str], loc: Loc) -> di
     found = {}
     for side, (name, types) in sides.items():
         leaves = [leaf_types(t) for t in types]
-        said = _per_leaf(attribute_dictionaries(function, name, len(leaves)), leaves)
+        said = _attributes_per_leaf(attribute_dictionaries(function, name, len(leaves)), leaves)
         found[side] = [affinity_of(attributes, devices, loc) or own for attributes in said]
     return found
 
 
-def _per_leaf(attributes: Sequence[dict[str, Any]], leaves: Sequence[Sequence[ir.Type]]) -> list[dict[str, Any]]:
+def _attributes_per_leaf(
+    attributes: Sequence[dict[str, Any]], leaves: Sequence[Sequence[ir.Type]]
+) -> list[dict[str, Any]]:
     """Return each value's attributes once per tensor."""
     return [a for a, types in zip(attributes, leaves) for _ in types]
 
 
 def _call_tree(arguments: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the pytree of ``(args, kwargs)`` for a call with positional arguments only."""
-    return _tree("tuple", [_tree("tuple", arguments), _tree("dict")])
+    return _pytree_node("tuple", [_pytree_node("tuple", arguments), _pytree_node("dict")])
 
 
-def _tree_of(t: ir.Type) -> dict[str, Any]:
+def _pytree_of_type(t: ir.Type) -> dict[str, Any]:
     """Return the pytree of a value of type ``t``: a tuple's children, None for a token, else a leaf."""
     if isinstance(t, ir.TupleType):
-        return _tree("tuple", [_tree_of(t.get_type(n)) for n in range(t.num_types)])
-    return _tree("leaf" if leaf_types(t) else "none")
+        return _pytree_node("tuple", [_pytree_of_type(t.get_type(n)) for n in range(t.num_types)])
+    return _pytree_node("leaf" if leaf_types(t) else "none")
 
 
-def _tree(kind: str, children: Sequence[Any] = ()) -> dict[str, Any]:
+def _pytree_node(kind: str, children: Sequence[Any] = ()) -> dict[str, Any]:
     return {"kind": kind, "keys": [], "children": list(children)}
 
 
@@ -167,5 +170,5 @@ def attribute_dictionaries(function: Any, name: str, count: int) -> list[dict[st
     return [{d[i].name: d[i].attr for i in range(len(d))} for d in function.attributes[name]]
 
 
-def _text(attribute: Any, default: str) -> str:
+def _string_attribute(attribute: Any, default: str) -> str:
     return attribute.value if isinstance(attribute, ir.StringAttr) and attribute.value else default

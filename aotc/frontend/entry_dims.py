@@ -52,15 +52,17 @@ def solve_entry_dims(requirements: Iterable[Requirement], shapes: Shapes) -> Sha
     shapes : list of tuple of Dim
         The dims of the function's arguments.
     """
-    for left, right in _equations(requirements, {s.name for dims in shapes for d in dims for s in symbols(d)}):
+    for left, right in _asserted_shape_equations(
+        requirements, {s.name for dims in shapes for d in dims for s in symbols(d)}
+    ):
         names = {s.name for dims in shapes for d in dims for s in symbols(d)}
-        solved = _solve(left, right, names)
+        solved = _solve_for_symbol(left, right, names)
         if solved:
             shapes = [tuple(substitute(d, solved) for d in dims) for dims in shapes]
     return shapes
 
 
-def _equations(requirements: Iterable[Requirement], unknowns: set[str]) -> Iterator[tuple[Dim, Dim]]:
+def _asserted_shape_equations(requirements: Iterable[Requirement], unknowns: set[str]) -> Iterator[tuple[Dim, Dim]]:
     """Yield both sides of each asserted equality of shapes, in order, with earlier solutions substituted."""
     done: dict[str, Dim] = {}
     for relation, first, second, *_ in requirements:
@@ -68,17 +70,17 @@ def _equations(requirements: Iterable[Requirement], unknowns: set[str]) -> Itera
         names = {s.name for e in (left, right) for s in symbols(e)}
         if relation != "eq" or not names <= unknowns:  # a value of an argument is not a size
             continue
-        solution = _solve(left, right, names) or {}
+        solution = _solve_for_symbol(left, right, names) or {}
         done = {**{k: substitute(v, solution) for k, v in done.items()}, **solution}
         yield left, right
 
 
-def _solve(left: Dim, right: Dim, names: set[str]) -> dict[str, Dim] | None:
+def _solve_for_symbol(left: Dim, right: Dim, names: set[str]) -> dict[str, Dim] | None:
     """Return the solution of ``left == right`` for one symbol, or None."""
     difference = left - right
     if not isinstance(difference, Expr):
         return None
-    if right == 0 and (multiple := _multiple(left)):
+    if right == 0 and (multiple := _multiple_of(left)):
         divided, factor = multiple
         return {divided.name: factor * sym(divided.name)} if divided.name in names else None
     for side, other in ((left, right), (right, left)):
@@ -95,7 +97,7 @@ def _solve(left: Dim, right: Dim, names: set[str]) -> dict[str, Dim] | None:
     return None
 
 
-def _multiple(e: Dim) -> tuple[Sym, int] | None:
+def _multiple_of(e: Dim) -> tuple[Sym, int] | None:
     """Return ``(x, k)`` if ``e`` is ``x % k``."""
     call = lone_atom(e)
     if not isinstance(call, Call) or call.fn != "%" or not isinstance(call.b, int):

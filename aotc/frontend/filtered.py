@@ -41,8 +41,8 @@ def split_function(
 ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
     """Return a filtered function as a jitted one, and its arguments with non-array leaves as :class:`Fixed`."""
     donated = [n for n in range(len(args)) if (function.donate_rest if n else function.donate_first)]
-    jitted = jax.jit(_open(function.__wrapped__), donate_argnums=donated, keep_unused=True)
-    return jitted, *_fix((tuple(args), dict(kwargs)), _is_array)
+    jitted = jax.jit(_unwrapping_function(function.__wrapped__), donate_argnums=donated, keep_unused=True)
+    return jitted, *_fix_call_leaves((tuple(args), dict(kwargs)), _is_array)
 
 
 def without_fixed_attributes(
@@ -52,16 +52,18 @@ def without_fixed_attributes(
     paths = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
     fixed = {id(leaf) for path, leaf in paths if _is_attribute(path) and not (_is_array(leaf) or _is_number(leaf))}
     if not fixed:
-        return jax.jit(function if _hashable(function) else _named(function)), args, kwargs
-    return jax.jit(_open(function)), *_fix((tuple(args), dict(kwargs)), lambda leaf: id(leaf) not in fixed)
+        return jax.jit(function if _is_hashable(function) else _hashable_function(function)), args, kwargs
+    return jax.jit(_unwrapping_function(function)), *_fix_call_leaves(
+        (tuple(args), dict(kwargs)), lambda leaf: id(leaf) not in fixed
+    )
 
 
-def _fix(call: Any, varies: Callable[[Any], bool]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+def _fix_call_leaves(call: Any, varies: Callable[[Any], bool]) -> tuple[Sequence[Any], Mapping[str, Any]]:
     args, kwargs = jax.tree.map(lambda leaf: leaf if varies(leaf) else Fixed(leaf), call)
     return args, kwargs
 
 
-def _open(function: Any) -> Callable[..., Any]:
+def _unwrapping_function(function: Any) -> Callable[..., Any]:
     """Return a function that unwraps :class:`Fixed` leaves and calls ``function``; non-array results become None."""
 
     def is_fixed(node: Any) -> bool:
@@ -77,7 +79,7 @@ def _open(function: Any) -> Callable[..., Any]:
     return opened
 
 
-def _named(function: Any) -> Callable[..., Any]:
+def _hashable_function(function: Any) -> Callable[..., Any]:
     """Return the callable ``function``, wrapped in a plain Python function if it is not hashable."""
 
     @functools.wraps(function, updated=())
@@ -87,7 +89,7 @@ def _named(function: Any) -> Callable[..., Any]:
     return named
 
 
-def _hashable(function: Any) -> bool:
+def _is_hashable(function: Any) -> bool:
     try:
         hash(function)
     except TypeError:

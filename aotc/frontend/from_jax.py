@@ -105,10 +105,10 @@ def tree_data(tree: Any) -> dict[str, Any]:
     if kind is Fixed:
         plain = data.value is None or isinstance(data.value, bool | int | float | str)
         return {"kind": "fixed", "value": data.value} if plain else {"kind": "unused"}
-    return _registered(tree, kind.__name__, children)
+    return _registered_class_node(tree, kind.__name__, children)
 
 
-def _registered(tree: Any, name: str, children: list[Any]) -> dict[str, Any]:
+def _registered_class_node(tree: Any, name: str, children: list[Any]) -> dict[str, Any]:
     """Return a node of a class registered with JAX, by its attributes or keys if it has any."""
     try:
         whole = jax.tree.unflatten(tree, [0] * tree.num_leaves)

@@ -39,52 +39,52 @@ _KINDS = {
 def recording_rules() -> tuple[tuple[Any, Callable[..., Any]], ...]:
     """Return lowering rules, for primitives that call back, that emit records in place of functions."""
     rules: list[tuple[Any, Callable[..., Any]]] = [
-        (jax_callback.pure_callback_p, _pure),
-        (jax_callback.io_callback_p, _io),
-        (debugging.debug_callback_p, _debug),
-        (checkify.check_p, _check),
+        (jax_callback.pure_callback_p, _lower_pure_callback),
+        (jax_callback.io_callback_p, _lower_io_callback),
+        (debugging.debug_callback_p, _lower_debug_callback),
+        (checkify.check_p, _lower_checkify_check),
     ]
     if hasattr(debugging, "debug_print_p"):
-        rules.append((debugging.debug_print_p, _print))
+        rules.append((debugging.debug_print_p, _lower_debug_print))
     return tuple(rules)
 
 
 def records_of(callbacks: Sequence[Any]) -> list[Record]:
     """Return a record for each callback of a program that JAX itself lowered, from the functions that JAX wrapped."""
-    return [_record_of(function) for function in callbacks]
+    return [_record_of_wrapped(function) for function in callbacks]
 
 
-def _emit(ctx: Any, args: Sequence[Any], record: Record) -> Sequence[Any]:
+def _emit_callback_record(ctx: Any, args: Sequence[Any], record: Record) -> Sequence[Any]:
     if record.get("ordered"):
         ctx.set_tokens_out(ctx.tokens_in)  # the importer rejects ordered calls
     rule = jax.ffi.ffi_lowering(TARGET, has_side_effect=True)
     return rule(ctx, *args, record=json.dumps(record))
 
 
-def _pure(ctx: Any, *args: Any, callback: Any, **_: Any) -> Sequence[Any]:
-    return _emit(ctx, args, _of_function("jax.pure_callback", callback))
+def _lower_pure_callback(ctx: Any, *args: Any, callback: Any, **_: Any) -> Sequence[Any]:
+    return _emit_callback_record(ctx, args, _record_of_function("jax.pure_callback", callback))
 
 
-def _io(ctx: Any, *args: Any, callback: Any, ordered: bool = False, **_: Any) -> Sequence[Any]:
-    return _emit(ctx, args, _of_function("jax.experimental.io_callback", callback, ordered))
+def _lower_io_callback(ctx: Any, *args: Any, callback: Any, ordered: bool = False, **_: Any) -> Sequence[Any]:
+    return _emit_callback_record(ctx, args, _record_of_function("jax.experimental.io_callback", callback, ordered))
 
 
-def _debug(ctx: Any, *args: Any, callback: Any, effect: Any, **_: Any) -> Sequence[Any]:
+def _lower_debug_callback(ctx: Any, *args: Any, callback: Any, effect: Any, **_: Any) -> Sequence[Any]:
     ordered = effect is debugging.ordered_debug_effect
-    return _emit(ctx, args, _of_function("jax.debug.callback", callback, ordered))
+    return _emit_callback_record(ctx, args, _record_of_function("jax.debug.callback", callback, ordered))
 
 
-def _print(ctx: Any, *args: Any, ordered: bool = False, **_: Any) -> Sequence[Any]:
-    return _emit(ctx, args, {"kind": "jax.debug.print", "name": "debug_print", "ordered": ordered})
+def _lower_debug_print(ctx: Any, *args: Any, ordered: bool = False, **_: Any) -> Sequence[Any]:
+    return _emit_callback_record(ctx, args, {"kind": "jax.debug.print", "name": "debug_print", "ordered": ordered})
 
 
-def _check(ctx: Any, *args: Any, err_tree: Any, debug: bool, **_: Any) -> Sequence[Any]:
+def _lower_checkify_check(ctx: Any, *args: Any, err_tree: Any, debug: bool, **_: Any) -> Sequence[Any]:
     if debug:  # of checkify.debug_check, which only checkify.checkify enables
         return []
-    return _emit(ctx, args, {"kind": "check", "checks": checkify_checks(err_tree, ctx.avals_in)})
+    return _emit_callback_record(ctx, args, {"kind": "check", "checks": checkify_checks(err_tree, ctx.avals_in)})
 
 
-def _of_function(kind: str, callback: Any, ordered: bool = False) -> Record:
+def _record_of_function(kind: str, callback: Any, ordered: bool = False) -> Record:
     function = getattr(callback, "callback_func", callback)
     while True:
         if isinstance(function, functools.partial):
@@ -107,13 +107,15 @@ def _of_function(kind: str, callback: Any, ordered: bool = False) -> Record:
     return {"kind": kind, "name": name, "ordered": ordered}
 
 
-def _record_of(wrapped: Any) -> Record:
+def _record_of_wrapped(wrapped: Any) -> Record:
     ordered = "callback_without_token" in (held := _closure_values(wrapped))
     function = _closure_values(held["callback_without_token"])["callback"] if ordered else held.get("callback", wrapped)
     if isinstance(function, functools.partial) and function.func is checkify.python_err:
         return {"kind": "check", "checks": checkify_checks(function.args[0], None)}
     maker = getattr(function, "__qualname__", "").partition(".")[0]
-    return _of_function(_KINDS.get(maker, "a callback"), _closure_values(function).get("callback", function), ordered)
+    return _record_of_function(
+        _KINDS.get(maker, "a callback"), _closure_values(function).get("callback", function), ordered
+    )
 
 
 def _closure_values(function: Any) -> Mapping[str, Any]:

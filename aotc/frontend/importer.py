@@ -24,7 +24,7 @@ from aotc.frontend.op_importers import IMPORTERS
 from aotc.frontend.platforms import LABEL
 from aotc.frontend.quantized.importer import import_quantized, is_quantized
 from aotc.frontend.requirements import with_argument_sizes
-from aotc.frontend.session import Clone, ImportSession, Poisoned, State
+from aotc.frontend.session import Clone, ImportSession, ImportState, Poisoned
 from aotc.guard import guard
 from aotc.ir.dims.algebra import Dim, is_static, product, static, sym
 from aotc.ir.dims.compare import decide_relation
@@ -254,7 +254,7 @@ def _argument_types(function: Any, loc: Loc = UNKNOWN) -> list[ir.Type]:
 
 def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any, metadata: Mapping[str, Any]) -> None:
     block = function.regions[0].blocks[0]
-    state = State(session)
+    state = ImportState(session)
     params = []
     for i, (leaf, shape) in enumerate(zip(_argument_types(function), shapes)):
         params.append(Value(f"arg{i}", TensorType(session.parts(leaf)[0], shape)))
@@ -269,7 +269,7 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
         _name_values(session, params)
         _require_bounds(state, _argument_types(function), shapes)
     try:
-        body = _checked(state, state.region(block, params), metadata.get("checks", ()))
+        body = _with_checkify_assertions(state, state.region(block, params), metadata.get("checks", ()))
     except Poisoned:
         body = Region(tuple(params), (), ())
     loc = loc_from_mlir(function.operation.location, session.path)
@@ -283,7 +283,7 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
     session.functions[name] = Function(name, body, True, attrs, loc)
 
 
-def _require_bounds(state: State, types: Sequence[ir.Type], shapes: Sequence[Sequence[Dim]]) -> None:
+def _require_bounds(state: ImportState, types: Sequence[ir.Type], shapes: Sequence[Sequence[Dim]]) -> None:
     """Require at every call that arguments are no larger than their types allow."""
     for t, shape in zip(types, shapes, strict=True):
         for size, bound in zip(shape, stablehlo_bounds(t)):
@@ -291,7 +291,7 @@ def _require_bounds(state: State, types: Sequence[ir.Type], shapes: Sequence[Seq
                 state.require("le", size, bound, "a size of {0} of an argument, of which the type allows {1}")
 
 
-def _checked(state: State, body: Region, checks: Sequence[Mapping[str, Any]]) -> Region:
+def _with_checkify_assertions(state: ImportState, body: Region, checks: Sequence[Mapping[str, Any]]) -> Region:
     """Return ``body`` with an assertion for each check of the checkify errors among its results."""
     if not checks:
         return body
@@ -327,7 +327,7 @@ def _has_unknown_sizes(functions: Mapping[str, Any]) -> bool:
     return False
 
 
-def import_block(state: State, block: Any) -> list[Value]:
+def import_block(state: ImportState, block: Any) -> list[Value]:
     """Import the ops of a block and return the values of its terminator.
 
     An unsupported op is recorded and the import continues, so that one run finds all of them.
@@ -346,7 +346,7 @@ def import_block(state: State, block: Any) -> list[Value]:
     return []
 
 
-def _import_op(state: State, op: Any) -> None:
+def _import_op(state: ImportState, op: Any) -> None:
     session, journal, loc = state.session, state.session.journal, state.loc
     seen = len(journal.entries) if journal else 0
     findings: tuple[Finding, ...] = ()
@@ -368,9 +368,9 @@ def _import_op(state: State, op: Any) -> None:
         journal.add(op, loc, outcome, findings)
 
 
-def _run_importer(state: State, op: Any) -> None:
+def _run_importer(state: ImportState, op: Any) -> None:
     """Import one op by its importer, through the quantized importer if it has quantized types."""
-    importer, session = IMPORTERS.get(op.name, _refuse), state.session
+    importer, session = IMPORTERS.get(op.name, _refuse_op), state.session
     known = session.quantized
     if not known or not is_quantized(op):
         importer(state, op)
@@ -378,7 +378,7 @@ def _run_importer(state: State, op: Any) -> None:
         import_quantized(importer, state, op)
 
 
-def _refuse(state: State, op: Any) -> None:
+def _refuse_op(state: ImportState, op: Any) -> None:
     types = ", ".join(str(v.type) for v in op.operands)
     if op.name in _REFUSED:
         what, instead = _REFUSED[op.name]
@@ -388,13 +388,13 @@ def _refuse(state: State, op: Any) -> None:
     state.fail(f"{op.name} on ({types}) is not supported", hint)
 
 
-def _with_snippet(finding: Finding, state: State, op: Any) -> Finding:
+def _with_snippet(finding: Finding, state: ImportState, op: Any) -> Finding:
     loc = finding.loc if finding.loc.line or finding.loc.name else state.loc
     text = finding.snippet or op.get_asm(large_elements_limit=8).splitlines()[0]
     return Finding(finding.message, loc, text, finding.hint)
 
 
-def clone(state: State, callee: str, operands: Sequence[Value]) -> Clone:
+def clone(state: ImportState, callee: str, operands: Sequence[Value]) -> Clone:
     """Import function ``callee`` for these operands; calls with equal types and shape values share the result."""
     session = state.session
     known = tuple(state.known.get(v) if session.dynamic else None for v in operands)
@@ -402,25 +402,25 @@ def clone(state: State, callee: str, operands: Sequence[Value]) -> Clone:
     if callee not in session.symbols:
         state.fail(f"call of {callee}, which the module does not define")
     if key in session.memo:
-        return _usable(session.memo[key])
+        return _is_usable_clone(session.memo[key])
     if key in session.open:
         state.fail(f"{callee} calls itself")
-    session.memo[key] = _cloned(state, callee, operands, known, key)
-    return _usable(session.memo[key])
+    session.memo[key] = _import_clone(state, callee, operands, known, key)
+    return _is_usable_clone(session.memo[key])
 
 
-def _usable(clone: Clone | None) -> Clone:
+def _is_usable_clone(clone: Clone | None) -> Clone:
     if clone is None:
         raise Poisoned
     return clone
 
 
-def _cloned(state: State, callee: str, operands: Sequence[Value], known: Any, key: Any) -> Clone | None:
+def _import_clone(state: ImportState, callee: str, operands: Sequence[Value], known: Any, key: Any) -> Clone | None:
     """Import the clone of ``callee`` and return it, or None if its results depend on an unsupported op."""
     session = state.session
     function = session.symbols[callee]
     block = function.regions[0].blocks[0]
-    inner = State(session)
+    inner = ImportState(session)
     inner.by_element = state.by_element
     params = [Value(f"arg{i}", v.type) for i, v in enumerate(operands)]
     inner.known.update((p, k) for p, k in zip(params, known) if k is not None)

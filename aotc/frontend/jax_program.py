@@ -71,7 +71,7 @@ def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ja
         case jax.stages.Lowered():
             return _from_lowered(model)
     try:
-        traced, values = (model, ()) if isinstance(model, jax.stages.Traced) else _traced(model, args, kwargs)
+        traced, values = (model, ()) if isinstance(model, jax.stages.Traced) else _trace_function(model, args, kwargs)
         program, doc = _from_traced(traced), _doc_of(model)
         return JaxProgram(program.data, {**program.metadata, **({"doc": doc} if doc else {})}, values)
     except (CompileError, MemoryError):
@@ -79,8 +79,8 @@ def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ja
     except Exception as error:
         told = error.__cause__ if isinstance(error, SystemError) and error.__cause__ else error  # jaxlib's native code
         reason = ": ".join([type(told).__name__, *str(told).strip().splitlines()[:1]])
-        hint = _hint(model, args, kwargs) if isinstance(told, TypeError) else ""
-        raise CompileError.at(_own_line(error), f"{_NO_EXPORT}: {reason}", hint=hint) from error
+        hint = _signature_hint(model, args, kwargs) if isinstance(told, TypeError) else ""
+        raise CompileError.at(_users_line_in_traceback(error), f"{_NO_EXPORT}: {reason}", hint=hint) from error
 
 
 def from_exported(exported: jax.export.Exported) -> JaxProgram:
@@ -95,7 +95,7 @@ def from_exported(exported: jax.export.Exported) -> JaxProgram:
     return JaxProgram(exported.mlir_module_serialized, {**from_jax.metadata(exported), "checks": checks, **devices})
 
 
-def _hint(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def _signature_hint(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Return a hint with the function's signature if the example arguments do not fit it, else an empty string."""
     try:
         signature = inspect.signature(function)
@@ -115,7 +115,7 @@ def _doc_of(model: Any) -> str:
     return (inspect.getdoc(model) or "") if inspect.isroutine(model) else ""
 
 
-def _traced(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Sequence[Any]]:
+def _trace_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Sequence[Any]]:
     """Return the traced function, and the leaves of its example arguments."""
     if is_filtered(function):
         jitted, args, kwargs = split_function(function, args, kwargs)
@@ -177,7 +177,7 @@ def _from_traced(traced: Any) -> JaxProgram:
     whole = copy.copy(traced)
     if hasattr(whole, "_params"):
         whole._params = {**whole._params, "keep_unused": True}
-    if _is_plain(traced.jaxpr):
+    if _is_plain_lowering_enough(traced.jaxpr):
         parameters = jax_mlir.LoweringParameters(for_export=True, hoist_constants_as_args=False)
         lowered = _TracedFunction(whole).lower(parameters, lowering_platforms=("cpu",))
         if _has_mesh(lowered):  # XLA partitions the ops of JAX's own rules
@@ -200,7 +200,7 @@ def _has_mesh(lowered: jax.stages.Lowered) -> bool:
     return any(op.operation.name == "sdy.mesh" for op in lowered.compiler_ir("stablehlo").body.operations)
 
 
-def _is_plain(jaxpr: Any) -> bool:
+def _is_plain_lowering_enough(jaxpr: Any) -> bool:
     """Does JAX's lowering suffice, without ``jax.export``?
 
     An export adds arguments for symbolic sizes and for ordered effects; other programs do not need it. It also creates
@@ -237,7 +237,7 @@ def _from_lowered(lowered: Any) -> JaxProgram:
     return JaxProgram(jax_mlir.module_to_bytecode(lowered.compiler_ir("stablehlo")), metadata)
 
 
-def _own_line(error: Exception) -> Loc:
+def _users_line_in_traceback(error: Exception) -> Loc:
     """Return the last line of the user's own code in the traceback of ``error``."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.lineno and not f.filename.startswith(from_jax.NOT_THE_USERS)]

@@ -36,15 +36,15 @@ class Journal:
 
     def add(self, op: Any, loc: Loc, outcome: str, findings: tuple[Finding, ...] = ()) -> None:
         """Record ``op``."""
-        self.entries.append(JournalEntry(_name(op), _dtypes(op), loc, outcome, findings))
+        self.entries.append(JournalEntry(_journal_op_name(op), _operand_dtypes(op), loc, outcome, findings))
 
     def add_inner(self, op: Any, locate: Any) -> None:
         """Record the ops in the regions of ``op``, which were not imported because ``op`` failed."""
-        for inner in _inner(op):
+        for inner in _ops_in_regions(op):
             self.add(inner, locate(inner), WAITS)
 
 
-def _inner(op: Any) -> Iterator[Any]:
+def _ops_in_regions(op: Any) -> Iterator[Any]:
     stack = [iter(inner_operations(op))]
     while stack:
         inner = next(stack[-1], None)
@@ -56,11 +56,11 @@ def _inner(op: Any) -> Iterator[Any]:
         stack.append(iter(inner_operations(inner)))
 
 
-def _name(op: Any) -> str:
+def _journal_op_name(op: Any) -> str:
     attribute = {"stablehlo.custom_call": "call_target_name", "stablehlo.composite": "name"}.get(op.name)
     return f"{op.name} @{op.attributes[attribute].value}" if attribute else op.name
 
 
-def _dtypes(op: Any) -> tuple[str, ...]:
+def _operand_dtypes(op: Any) -> tuple[str, ...]:
     leaves = (leaf for v in (*op.operands, *op.results) for leaf in leaf_types(v.type))
     return tuple(dict.fromkeys(dtype_text(leaf) for leaf in leaves))

@@ -35,7 +35,7 @@ def legalize_module(module: ir.Module, path: str) -> None:
     """
     pass_names: set[str] = set()
     imported = []
-    for operation in _operations(module, path):
+    for operation in _operations_without_broadcasts(module, path):
         name = operation.name
         if name in IMPORTERS and not is_complex_only(operation, name):
             if name.startswith(_DIALECT) and not operation.regions:
@@ -46,11 +46,13 @@ def legalize_module(module: ir.Module, path: str) -> None:
     if not pass_names:
         return
     for operation in imported:
-        _rename(operation, _HIDDEN + operation.name)
+        _renamed_op(operation, _HIDDEN + operation.name)
     passes = ",".join(p for p in _PASS_ORDER if p in pass_names)
     PassManager.parse(f"builtin.module(func.func({passes}))").run(module.operation)
-    for operation in [o for o in _operations(module, path) if o.name.startswith(_HIDDEN)] if imported else ():
-        _rename(operation, operation.name.removeprefix(_HIDDEN))
+    for operation in (
+        [o for o in _operations_without_broadcasts(module, path) if o.name.startswith(_HIDDEN)] if imported else ()
+    ):
+        _renamed_op(operation, operation.name.removeprefix(_HIDDEN))
 
 
 def convert_mhlo(module: ir.Module, path: str) -> None:
@@ -70,7 +72,7 @@ def convert_mhlo(module: ir.Module, path: str) -> None:
     replaced = [op for op in operations_of(module) if op.name in (*_IDENTITIES, _FUSION)]
     for op in replaced:  # not the terminators of fusions, which are removed with them
         if op.name == _FUSION:
-            _inline(op)
+            _inline_region(op)
         else:
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
@@ -85,9 +87,9 @@ def convert_mhlo(module: ir.Module, path: str) -> None:
             if problem and op.name in _NOT_CONVERTED.findall(problem):
                 types = ", ".join(str(v.type) for v in op.operands)
                 message, hint = f"{op.name} on ({types}) is not supported", "StableHLO has no such op: use others"
-                raise _refused(op, path, message, hint) from None
+                raise _refused_op_error(op, path, message, hint) from None
             if problem and op.name.startswith((_MHLO, "stablehlo.")):  # converted, and then rejected by MLIR
-                raise _refused(op, path, f"{op.name}: {problem}", "operands and attributes that fit") from None
+                raise _refused_op_error(op, path, f"{op.name}: {problem}", "operands and attributes that fit") from None
         raise
 
 
@@ -99,15 +101,15 @@ def _check_types(op: Any, path: str) -> None:
     for v in (*op.results, *inner):
         if "mhlo." in str(v.type):
             hint = "write #stablehlo.bounds and !stablehlo.token"
-            raise _refused(op, path, f"{op.name} makes a value of MHLO's type {v.type}", hint)
+            raise _refused_op_error(op, path, f"{op.name} makes a value of MHLO's type {v.type}", hint)
 
 
-def _refused(op: Any, path: str, message: str, hint: str) -> CompileError:
+def _refused_op_error(op: Any, path: str, message: str, hint: str) -> CompileError:
     snippet = op.get_asm(large_elements_limit=8).splitlines()[0]
     return CompileError.at(loc_from_mlir(op.location, path), message, hint=hint, snippet=snippet)
 
 
-def _inline(op: Any) -> None:
+def _inline_region(op: Any) -> None:
     """Replace an op by the ops of its region."""
     block = op.regions[0].blocks[0]
     for argument, operand in zip(block.arguments, op.operands, strict=True):
@@ -120,7 +122,7 @@ def _inline(op: Any) -> None:
     op.erase()
 
 
-def _operations(module: ir.Module, path: str) -> Iterator[Any]:
+def _operations_without_broadcasts(module: ir.Module, path: str) -> Iterator[Any]:
     """Return the ops of a module, at all depths; those that broadcast are rewritten first."""
     stack = [module.operation]
     while stack:
@@ -131,15 +133,15 @@ def _operations(module: ir.Module, path: str) -> Iterator[Any]:
                 if operation.name.startswith(PREFIX):
                     operation = rewrite_broadcasting(operation, path)
                 elif operation.name in _MATH and isinstance(operation.results[0].type, ir.RankedTensorType):
-                    operation = _rename(operation, operation.name.replace("math.", _DIALECT), attributes=False)
+                    operation = _renamed_op(operation, operation.name.replace("math.", _DIALECT), attributes=False)
                 elif operation.name == "stablehlo.custom_call":
-                    operation = _of_chlo(reveal_hidden_op(operation))
+                    operation = _chlo_op_of_call(reveal_hidden_op(operation))
                 if operation.regions:
                     stack.append(operation)
                 yield operation
 
 
-def _of_chlo(op: Any) -> Any:
+def _chlo_op_of_call(op: Any) -> Any:
     """Return the CHLO op that replaces a custom call named after an MHLO op, as StableHLO writes ops that it lacks."""
     if op.name != "stablehlo.custom_call":
         return op
@@ -148,10 +150,10 @@ def _of_chlo(op: Any) -> Any:
         return op
     if len(op.operands) != 1 or len(op.results) != 1 or op.operands[0].type != op.results[0].type:
         return op
-    return _rename(op, _DIALECT + name.removeprefix(_MHLO), attributes=False)
+    return _renamed_op(op, _DIALECT + name.removeprefix(_MHLO), attributes=False)
 
 
-def _rename(op: Any, name: str, attributes: bool = True) -> Any:
+def _renamed_op(op: Any, name: str, attributes: bool = True) -> Any:
     """Replace an op without regions by the op ``name``, with or without its ``attributes``, and return that."""
     own = {a.name: a.attr for a in (op.attributes[n] for n in range(len(op.attributes)))} if attributes else {}
     return replace_op(op, name, own)

@@ -69,7 +69,7 @@ def loc_from_mlir(location: Any, path: str) -> Loc:
     user = next((f for f in frames if not _is_installed(f[1])), frames[0] if frames else ("", "", 0))
     source, innermost = (f"{f[1]}:{f[2]}" if f[1] else "" for f in (user, frames[0] if frames else user))
     name = name.rstrip(":")
-    name = _with_layers(name, _inside(name, frames))
+    name = _with_layers(name, _functions_inside_trace(name, frames))
     return Loc(path, line, column, name, source, innermost if innermost != source else "")
 
 
@@ -79,7 +79,7 @@ def _is_installed(file: str) -> bool:
     return file.startswith(_OWN) or _INSTALLED.search(file) is not None
 
 
-def _inside(name: str, frames: Sequence[_Frame]) -> list[str]:
+def _functions_inside_trace(name: str, frames: Sequence[_Frame]) -> list[str]:
     """Return the functions of the frames inside of the traced function, the innermost first.
 
     If JAX lowered a function separately, its frames begin at that function.

@@ -104,13 +104,13 @@ def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping
         If a file cannot be read, if JAX cannot export the function, or if the function raises.
     """
     with guard("while reading the model", Options()):
-        return of_one_rank(_fetch(source, example_args, example_kwargs))
+        return of_one_rank(_fetch_source(source, example_args, example_kwargs))
 
 
 def fetch_whole(source: object, example_args: Sequence[Any] = ()) -> RawModel:
     """Read a model as :func:`fetch` does, but keep a program for several devices whole."""
     with guard("while reading the model", Options()):
-        return _fetch(source, example_args, NO_KEYWORDS)
+        return _fetch_source(source, example_args, NO_KEYWORDS)
 
 
 def of_one_rank(raw: RawModel) -> RawModel:
@@ -155,7 +155,7 @@ def _sharded_module(raw: RawModel) -> Iterator[ir.Module | None]:
         yield found
 
 
-def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> RawModel:
+def _fetch_source(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> RawModel:
     if isinstance(source, RawModel):
         return source
     if any(kind.__module__.startswith("torch.nn.") for kind in type(source).__mro__):
@@ -240,7 +240,7 @@ def read_source(
             if not module.operation.verify():
                 raise CompileError.at(Loc(raw.path), "the module does not verify")
         except ir.MLIRError as error:
-            raise CompileError(_findings(error, raw.data, raw.path)) from None
+            raise CompileError(_findings_of_mlir_error(error, raw.data, raw.path)) from None
         except ValueError as error:
             raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
         if parsed:
@@ -253,7 +253,7 @@ def read_source(
             if legalize:
                 legalize_module(module, raw.path)
         except ir.MLIRError as error:
-            raise CompileError(_findings(error, "", "")) from None
+            raise CompileError(_findings_of_mlir_error(error, "", "")) from None
     return Source(context, module, raw.path, raw.metadata)
 
 
@@ -331,7 +331,7 @@ def upgrade_module(module: ir.Module) -> None:
         PassManager.parse(f"builtin.module({to_current},vhlo-legalize-to-stablehlo)").run(module.operation)
 
 
-def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding]:
+def _findings_of_mlir_error(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding]:
     text = "" if data[:4] == _BYTECODE_MAGIC else data if isinstance(data, str) else data.decode(errors="replace")
     lines = text.splitlines()
     hint = "" if text else f"{_EXPORT}; this file may be damaged"
@@ -339,17 +339,17 @@ def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding
         hint = f"StableHLO begins with module or func.func; {_EXPORT}"
     findings = []
     for diagnostic in error.error_diagnostics:
-        notes = tuple(_finding(note, lines, path, "") for note in diagnostic.notes)
+        notes = tuple(_finding_of_diagnostic(note, lines, path, "") for note in diagnostic.notes)
         notes = tuple(
             replace(note, message=shorten_message(note.message, SHOWN_LINE)) for note in notes
         )  # they quote ops
         missing = _MISSING.search(diagnostic.message)
         way_out = f"an op of StableHLO or CHLO: this jaxlib has no {missing[1]}" if missing else hint
-        findings.append(replace(_finding(diagnostic, lines, path, way_out), notes=notes))
+        findings.append(replace(_finding_of_diagnostic(diagnostic, lines, path, way_out), notes=notes))
     return findings or [Finding(f"the model cannot be read: {str(error).splitlines()[0]}", Loc(path))]
 
 
-def _finding(diagnostic: Any, lines: Sequence[str], path: str, hint: str) -> Finding:
+def _finding_of_diagnostic(diagnostic: Any, lines: Sequence[str], path: str, hint: str) -> Finding:
     place = _FILE_LINE.search(str(diagnostic.location))  # jaxlib returns the base class, which has no line
     line, column = (int(place[1]), int(place[2])) if place else (0, 0)
     return finding_with_source_line(Finding(diagnostic.message, Loc(path, line, column), hint=hint), lines)
@@ -364,7 +364,7 @@ def finding_with_source_line(finding: Finding, lines: Sequence[str]) -> Finding:
     if named := _OPERAND.search(finding.message):
         operands = [m.start() for m in _VALUE.finditer(lines[line - 1], at)]
         at = operands[int(named[1])] if int(named[1]) < len(operands) else at
-    snippet, caret = _around(lines[line - 1], at)
+    snippet, caret = _line_part_around(lines[line - 1], at)
     return replace(finding, snippet=snippet, caret=caret)
 
 
@@ -399,7 +399,7 @@ def add_source_lines(error: CompileError, raw: RawModel) -> None:
         error.findings = [finding_with_source_line(f, lines) if f.loc.path == raw.path else f for f in error.findings]
 
 
-def _around(line: str, at: int) -> tuple[str, int]:
+def _line_part_around(line: str, at: int) -> tuple[str, int]:
     """Return the part of a line around a position that fits a terminal, and the position in it."""
     start = max(0, at - SHOWN_LINE // 2)
     part = line[start : start + SHOWN_LINE].rstrip()

@@ -122,12 +122,12 @@ def modern_text(text: str) -> str:
     parts: list[str] = []
     end = 0
     for start, stop in [*literals, (len(text), len(text))]:
-        parts += [_LIST.sub(_as_array, text[end:start]), text[start:stop]]
+        parts += [_LIST.sub(_integer_list_as_array, text[end:start]), text[start:stop]]
         end = stop
     return "".join(parts)
 
 
-def _as_array(found: re.Match[str]) -> str:
+def _integer_list_as_array(found: re.Match[str]) -> str:
     name, equals, body, count, element = found.groups()
     values = [v.strip() for v in body.strip("[]").split(",") if v.strip()]
     if not body.startswith("["):

@@ -44,7 +44,7 @@ def fold_platform(module: ir.Module, platforms: Sequence[str], wanted: str) -> N
     else:
         number = _number_by_libraries(found, wanted)
     for function, place in found:
-        _fold_argument(function, place, number)
+        _replace_argument_by_constant(function, place, number)
 
 
 def _platform_argument(function: Any) -> int | None:
@@ -64,35 +64,35 @@ def _number_by_libraries(functions: Sequence[tuple[Any, int]], wanted: str) -> i
     others = tuple(name for platform, names in _LIBRARIES.items() if platform != wanted for name in names)
 
     def rank(number: int) -> tuple[int, int]:
-        called = {t for start in starts for t in _called(start.owner, {start: number})}
+        called = {t for start in starts for t in _called_targets(start.owner, {start: number})}
         return sum(t.startswith(others) for t in called), -sum(t.startswith(own) for t in called)
 
     return min(range(max((len(case.regions) for case in cases), default=1)), key=rank)
 
 
-def _number(context: ir.Context) -> ir.Type:
+def _platform_number(context: ir.Context) -> ir.Type:
     return ir.RankedTensorType.get((), ir.IntegerType.get_signless(32, context), loc=ir.Location.unknown(context))
 
 
-def _called(block: Any, known: dict[Any, int]) -> Iterator[str]:
+def _called_targets(block: Any, known: dict[Any, int]) -> Iterator[str]:
     """Yield the targets of custom calls in a block, skipping branches that the ``known`` platform numbers exclude."""
     for op in (view.operation for view in block.operations):
         if op.name == "stablehlo.custom_call":
             yield op.attributes["call_target_name"].value
-        elif op.name == "stablehlo.constant" and op.results[0].type == _number(op.context):
+        elif op.name == "stablehlo.constant" and op.results[0].type == _platform_number(op.context):
             known[op.results[0]] = int(np.array(ir.DenseElementsAttr(op.attributes["value"])))
         blocks = [inner for region in op.regions for inner in region.blocks]
         if op.name == _CASE and op.operands[0] in known:
             number = known[op.operands[0]]
             blocks = [blocks[number if 0 <= number < len(blocks) else -1]]
         for inner in blocks:
-            yield from _called(inner, known)
+            yield from _called_targets(inner, known)
         if op.name == _CASE and len(blocks) == 1:
             returned = blocks[0].operations[len(blocks[0].operations) - 1].operation.operands
             known.update((result, known[v]) for result, v in zip(op.results, returned, strict=True) if v in known)
 
 
-def _fold_argument(function: Any, place: int, number: int) -> None:
+def _replace_argument_by_constant(function: Any, place: int, number: int) -> None:
     """Replace the argument ``place`` by the constant ``number``.
 
     The argument itself is removed only from a public function: callers of a private function still pass it.

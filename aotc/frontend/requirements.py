@@ -37,7 +37,7 @@ def require_constraints(
     """Require the size constraints of op ``name``; return the operands with equal sizes as the same expression."""
     types = before = tuple(v.type for v in operands)
     for _ in range(1 + len(types)):  # one constraint may choose a form that another must use
-        forms = {c.place: c.form for c in _demanded(state, name, types, attrs, tuple(given)) if c.place}
+        forms = {c.place: c.form for c in _demanded_constraints(state, name, types, attrs, tuple(given)) if c.place}
         if not forms:
             break
         after = tuple(
@@ -46,10 +46,10 @@ def require_constraints(
         if after == types:
             break
         types = after
-    return operands if types == before else [_in_form(state, v, t.shape) for v, t in zip(operands, types)]
+    return operands if types == before else [_with_given_sizes(state, v, t.shape) for v, t in zip(operands, types)]
 
 
-def _demanded(
+def _demanded_constraints(
     state: Scope, name: str, types: tuple[TensorType, ...], attrs: Mapping[str, Any], given: tuple[TensorType, ...]
 ) -> list[Constraint]:
     try:
@@ -78,10 +78,10 @@ def require_shape(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
     for own, size in zip(v.type.shape, shape):
         if own != size:
             state.require("eq", own, size, SIZES_DIFFER)
-    return _in_form(state, v, shape)
+    return _with_given_sizes(state, v, shape)
 
 
-def _in_form(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
+def _with_given_sizes(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
     """Return ``v`` with its sizes replaced by the equal expressions in ``shape``."""
     if v.type.shape == tuple(shape):
         return v
@@ -136,10 +136,10 @@ def with_argument_sizes(
     for name, (n, k) in sizes.items():
         what = f"element {k} of {names[n]}" if params[n].type.rank else names[n]
         places.setdefault(name, (what, sym(name)))
-    return [_reported(row, places) for row in rows]
+    return [_with_reported_sizes(row, places) for row in rows]
 
 
-def _reported(row: Requirement, places: Mapping[str, tuple[str, Dim]]) -> Requirement:
+def _with_reported_sizes(row: Requirement, places: Mapping[str, tuple[str, Dim]]) -> Requirement:
     relation, left, right, message, values = row
     mentioned = dict.fromkeys(name for e in values for name in sorted(s.name for s in symbols(e)))
     told = dict(places[name] for name in mentioned if name in places)

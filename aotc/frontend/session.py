@@ -94,8 +94,8 @@ class ImportSession:
     """
 
     symbols: Mapping[str, Any]
-    import_block: Callable[[State, Any], list[Value]]
-    clone: Callable[[State, str, Sequence[Value]], Clone]
+    import_block: Callable[[ImportState, Any], list[Value]]
+    clone: Callable[[ImportState, str, Sequence[Value]], Clone]
     path: str = ""
     dynamic: bool = False
     functions: dict[str, Function] = field(default_factory=dict)
@@ -159,7 +159,7 @@ class ImportSession:
 LOWEST_VALUE = -(1 << 63)
 
 
-class State:
+class ImportState:
     """One function being cloned: its values, known shape values, and open regions."""
 
     def __init__(self, session: ImportSession) -> None:
@@ -253,7 +253,7 @@ class State:
         """Append op ``name`` and return its results, typed by its rule; its size constraints become requirements."""
         attrs = attrs or {}
         if self.by_element and name in SCALARS:
-            operands = self._spread(operands)
+            operands = self._broadcast_scalar_operands(operands)
         operands = requirements.require_constraints(self, name, operands, attrs, given)
         results = self.append(name, operands, attrs, given, regions)
         for d in [d for v in results for d in v.type.shape if not isinstance(d, int)]:
@@ -282,10 +282,10 @@ class State:
         results = tuple(self.new_value(t) for t in result_types)
         self.blocks[-1].append(Op(name, tuple(operands), results, attrs, tuple(regions), self.loc))
         if result_types and shape_values.has_shape_value(result_types[0]):
-            self._track(name, operands, types, attrs, results[0])
+            self._track_shape_value(name, operands, types, attrs, results[0])
         return results
 
-    def _track(
+    def _track_shape_value(
         self, name: str, operands: Sequence[Value], types: Sequence[TensorType], attrs: Mapping, result: Value
     ) -> None:
         known = [self.known[v] for v in operands if v in self.known]
@@ -323,7 +323,7 @@ class State:
         again = shape_values.fold_shape_value(name, wider, types, attrs, result.type, self.session.positive)
         return folded if again is not None and [*map(str, again)] == [*map(str, folded)] else None
 
-    def _spread(self, operands: Sequence[Value]) -> list[Value]:
+    def _broadcast_scalar_operands(self, operands: Sequence[Value]) -> list[Value]:
         """Return the operands with scalars broadcast to the others' shape, for computations mapped over tensors."""
         shape = max((v.type.shape for v in operands), key=len, default=())
         return [v if v.type.rank else self.broadcast_scalar(v, shape) for v in operands]
@@ -440,7 +440,7 @@ class State:
     def region(self, block: Any, params: Sequence[Value], given: Sequence[TensorType] = ()) -> Region:
         """Clone an MLIR block as a region with ``params`` for its arguments; its results are of ``given`` types."""
         self.bind_values(block.arguments, params)
-        return self._collected(
+        return self._region_of_emitted_ops(
             params, lambda: requirements.require_types(self, self.session.import_block(self, block), given)
         )
 
@@ -455,9 +455,9 @@ class State:
         If ``given`` has types, the results are required to have their shapes.
         """
         params = [self.new_value(t) for t in types]
-        return self._collected(params, lambda: requirements.require_types(self, make(params), given))
+        return self._region_of_emitted_ops(params, lambda: requirements.require_types(self, make(params), given))
 
-    def _collected(self, params: Sequence[Value], make: Callable[[], Sequence[Value]]) -> Region:
+    def _region_of_emitted_ops(self, params: Sequence[Value], make: Callable[[], Sequence[Value]]) -> Region:
         """Return a region of the ops that ``make`` emits."""
         nested = len(self.blocks) > 1  # a function's body is not a region of an op
         if nested and self.session.depth >= MOST_NESTED:
@@ -485,4 +485,4 @@ class Poisoned(Exception):
     """Signals that an operand comes from a refused op, whose error is recorded already."""
 
 
-Importer = Callable[[State, Any], None]
+Importer = Callable[[ImportState, Any], None]

@@ -37,44 +37,54 @@ def fetch_any(
     kwargs = {} if kwargs is None else kwargs
     if not isinstance(model, Mapping):
         if not isinstance(kwargs, Mapping):
-            raise _wrong(f"kwargs is a {type(kwargs).__name__}", "examples by name: kwargs={'scale': x}")
+            raise _wrong_models_error(f"kwargs is a {type(kwargs).__name__}", "examples by name: kwargs={'scale': x}")
         if args is not None:
-            raise _wrong("args= is for several models: {'f': model}", "examples of one model are positional")
+            raise _wrong_models_error(
+                "args= is for several models: {'f': model}", "examples of one model are positional"
+            )
         return fetch(model, examples, kwargs)
     if examples:
-        raise _wrong(f"several models have their examples in args=; found {len(examples)} more", "args={'f': (x,)}")
-    _check_names(model, {} if args is None else args, kwargs)
+        raise _wrong_models_error(
+            f"several models have their examples in args=; found {len(examples)} more", "args={'f': (x,)}"
+        )
+    _check_model_names(model, {} if args is None else args, kwargs)
     given = args or {}
     raws = {name: fetch(one, given.get(name, ()), kwargs.get(name, {})) for name, one in model.items()}
     with guard("while joining the models", Options()):
-        return _joined(raws)
+        return _merged_models(raws)
 
 
-def _check_names(models: Mapping[Any, Any], args: Any, kwargs: Mapping[str, Any]) -> None:
+def _check_model_names(models: Mapping[Any, Any], args: Any, kwargs: Mapping[str, Any]) -> None:
     if not models or not all(isinstance(name, str) and name.isidentifier() for name in models):
-        raise _wrong(f"the functions are called {list(models)}", "identifiers: {'prefill': f, 'decode': g}")
+        raise _wrong_models_error(
+            f"the functions are called {list(models)}", "identifiers: {'prefill': f, 'decode': g}"
+        )
     for what, given, kind in (("args", args, list | tuple), ("kwargs", kwargs, Mapping)):
         if not isinstance(given, Mapping) or not all(isinstance(value, kind) for value in given.values()):
             form = "{'f': (x, y)}" if what == "args" else "{'f': {'scale': x}}"
-            raise _wrong(f"{what} of several models are not examples by name", form)
+            raise _wrong_models_error(f"{what} of several models are not examples by name", form)
         unknown = [name for name in given if name not in models]
         if unknown:
-            raise _wrong(f"{what} has {unknown[0]!r}, which is not a function", f"one of {', '.join(models)}")
+            raise _wrong_models_error(
+                f"{what} has {unknown[0]!r}, which is not a function", f"one of {', '.join(models)}"
+            )
 
 
-def _joined(raws: Mapping[str, RawModel]) -> RawModel:
+def _merged_models(raws: Mapping[str, RawModel]) -> RawModel:
     platforms = {tuple(raw.metadata.get("platforms", ())) or ("cpu",) for raw in raws.values()}
     if len(platforms) > 1 or len(next(iter(platforms))) > 1:
-        raise _wrong("models for several platforms cannot be joined", "export each for one: platforms=['cpu']")
+        raise _wrong_models_error(
+            "models for several platforms cannot be joined", "export each for one: platforms=['cpu']"
+        )
     with_calls = [name for name, raw in raws.items() if raw.metadata.get("callbacks")]
     if len(with_calls) > 1:
         what = f"{' and '.join(with_calls)} call back into Python; only one of several models may"
-        raise _wrong(what, "compile them separately")
+        raise _wrong_models_error(what, "compile them separately")
     with make_context():
         whole = ir.Module.create(ir.Location.unknown())
         table = ir.SymbolTable(whole.operation)
         for name, raw in raws.items():
-            _append(whole, table, name, raw, raws)
+            _append_model(whole, table, name, raw, raws)
         written = module_bytes(whole)
     entries = {name: {k: v for k, v in raw.metadata.items() if k not in _OF_ALL} for name, raw in raws.items()}
     callbacks = [call for name in with_calls for call in raws[name].metadata["callbacks"]]
@@ -84,9 +94,11 @@ def _joined(raws: Mapping[str, RawModel]) -> RawModel:
     return RawModel(written, path, metadata, values)
 
 
-def _append(whole: ir.Module, table: ir.SymbolTable, name: str, raw: RawModel, names: Mapping[str, RawModel]) -> None:
+def _append_model(
+    whole: ir.Module, table: ir.SymbolTable, name: str, raw: RawModel, names: Mapping[str, RawModel]
+) -> None:
     """Append the functions of a model to the merged module, its public one as ``name``."""
-    module = _parsed(replace(raw, path=raw.path or text_name(name)))
+    module = _parsed_model(replace(raw, path=raw.path or text_name(name)))
     own = ir.SymbolTable(module.operation)
     public = [op for op in module.body.operations if _is_public(op.operation)]
     if len(public) != 1:
@@ -117,7 +129,7 @@ def _is_symbol(op: Any) -> bool:
     return _SYMBOL in op.operation.attributes
 
 
-def _parsed(raw: RawModel) -> ir.Module:
+def _parsed_model(raw: RawModel) -> ir.Module:
     """Return a model parsed in the current context.
 
     Raises
@@ -139,5 +151,5 @@ def _is_public(op: Any) -> bool:
     return op.name == "func.func" and not is_private(op)
 
 
-def _wrong(message: str, hint: str) -> CompileError:
+def _wrong_models_error(message: str, hint: str) -> CompileError:
     return CompileError.at(Loc(), message, hint=hint)

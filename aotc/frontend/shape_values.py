@@ -38,39 +38,39 @@ def static_element_count(t: TensorType) -> int:
     return math.prod(static_sizes(t))
 
 
-def _divide(a: Dim, b: Dim) -> Dim | None:
+def _divide_shape_values(a: Dim, b: Dim) -> Dim | None:
     if not isinstance(a, Expr) and not isinstance(b, Expr):
         return None if b == 0 else int(abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1)
     if bounds(b)[0] == 0 or (not isinstance(b, Expr) and b < 0):
         return None
-    plus, minus = _parts(a)
-    return _floored(plus, b) - _floored(minus, b)
+    plus, minus = _positive_and_negative_part(a)
+    return _floor_divide_shape_values(plus, b) - _floor_divide_shape_values(minus, b)
 
 
-def _parts(a: Dim) -> tuple[Dim, Dim]:
+def _positive_and_negative_part(a: Dim) -> tuple[Dim, Dim]:
     """Return the positive and the negative part of ``a``: ``(max(a, 0), max(-a, 0))``."""
     return maximum(a, 0), maximum(-a, 0)
 
 
-def _floored(a: Dim, b: Dim) -> Dim:
+def _floor_divide_shape_values(a: Dim, b: Dim) -> Dim:
     return floordiv(a, b) if isinstance(a, Expr) or a else 0
 
 
-def _remainder(a: Dim, b: Dim) -> Dim | None:
-    quotient = _divide(a, b)
+def _remainder_of_shape_values(a: Dim, b: Dim) -> Dim | None:
+    quotient = _divide_shape_values(a, b)
     if quotient is None:
         return None
     if not isinstance(a, Expr) and not isinstance(b, Expr):
         return a - quotient * b
-    plus, minus = _parts(a)
+    plus, minus = _positive_and_negative_part(a)
     return (mod(plus, b) if plus != 0 else 0) - (mod(minus, b) if minus != 0 else 0)
 
 
-def _sign(a: Dim) -> Dim:
+def _sign_of_shape_value(a: Dim) -> Dim:
     return maximum(minimum(a, 1), -1)
 
 
-def _compare(name: str, a: Dim, b: Dim) -> Dim:
+def _compare_dims(name: str, a: Dim, b: Dim) -> Dim:
     """Return the comparison of two dims: 1 if it holds, 0 if not, an expression if that depends on the call."""
     decided = decide_relation(name, a, b)
     if decided is not None:
@@ -79,26 +79,32 @@ def _compare(name: str, a: Dim, b: Dim) -> Dim:
         case "lt":
             return minimum(maximum(b - a, 0), 1)
         case "gt":
-            return _compare("lt", b, a)
+            return _compare_dims("lt", b, a)
         case "ge" | "le":
-            return 1 - _compare("lt" if name == "ge" else "gt", a, b)
+            return 1 - _compare_dims("lt" if name == "ge" else "gt", a, b)
     apart = minimum(maximum(a - b, b - a), 1)
     return apart if name == "ne" else 1 - apart
 
 
-def _static(a: Dim, b: Dim, fn: Callable[[int, int], int]) -> Dim | None:
+def _static_shape_value(a: Dim, b: Dim, fn: Callable[[int, int], int]) -> Dim | None:
     return None if isinstance(a, Expr) or isinstance(b, Expr) else fn(int(a), int(b))
 
 
 _BINARY: dict[str, Callable[[Dim, Dim], Dim | None]] = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": _divide,
-    "rem": _remainder, "max": maximum, "min": minimum, "and": lambda a, b: _static(a, b, lambda x, y: x & y),
-    "or": lambda a, b: _static(a, b, lambda x, y: x | y),
-    **{name: partial(_compare, name) for name in COMPARISONS},
-}  # fmt: skip
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": _divide_shape_values,
+    "rem": _remainder_of_shape_values,
+    "max": maximum,
+    "min": minimum,
+    "and": lambda a, b: _static_shape_value(a, b, lambda x, y: x & y),
+    "or": lambda a, b: _static_shape_value(a, b, lambda x, y: x | y),
+    **{name: partial(_compare_dims, name) for name in COMPARISONS},
+}
 _OF_BOOLEANS: dict[str, Callable[[Dim, Dim], Dim | None]] = {
     "and": minimum, "or": maximum, "max": maximum, "min": minimum,
-    **{name: partial(_compare, name) for name in COMPARISONS},
+    **{name: partial(_compare_dims, name) for name in COMPARISONS},
 }  # fmt: skip
 
 
@@ -115,21 +121,21 @@ def fold_shape_value(
     ``positive`` maps the names of symbols that assertions have proven positive to symbols with that bound.
     """
     if not positive:
-        values = _elements(name, operands, types, attrs, result)
+        values = _shape_value_elements(name, operands, types, attrs, result)
     else:
         bounded = [tuple(substitute(v, positive) for v in known) for known in operands]
-        sharper = _elements(name, bounded, types, attrs, result)
+        sharper = _shape_value_elements(name, bounded, types, attrs, result)
         plain = {n: sym(n) for n in positive}
         values = sharper and [None if v is None else substitute(v, plain) for v in sharper]
     if values is None:
         return None
-    fitting = [v for v in values if v is not None and _fits(v, result.dtype)]
+    fitting = [v for v in values if v is not None and _fits_dtype(v, result.dtype)]
     if len(fitting) != len(values):
         return None
     return tuple(v if isinstance(v, Expr) else int(v) for v in fitting)
 
 
-def _fits(value: Dim, dtype: str) -> bool:
+def _fits_dtype(value: Dim, dtype: str) -> bool:
     row = DTYPES[dtype]
     if row.kind == "b":
         return isinstance(value, Expr) or value in (0, 1)
@@ -154,7 +160,7 @@ def fold_boolean_by_one_operand(name: str, known: Sequence[Known]) -> Known | No
     return None
 
 
-def _elements(
+def _shape_value_elements(
     name: str, operands: Sequence[Known], types: Sequence[TensorType], attrs: Mapping[str, Any], result: TensorType
 ) -> Sequence[Dim | None] | None:
     if name in _BINARY:
@@ -173,7 +179,7 @@ def _elements(
         case "abs":
             return [maximum(a, -a) for a in operands[0]]
         case "sign":
-            return [_sign(a) for a in operands[0]]
+            return [_sign_of_shape_value(a) for a in operands[0]]
         case "not":
             return [1 - a for a in operands[0]] if result.dtype == "i1" else None
         case "select":
@@ -184,13 +190,13 @@ def _elements(
         case "reshape":
             return operands[0]
         case "concatenate":
-            return _joined(operands, types, attrs["dim"])
+            return _concatenated_shape_values(operands, types, attrs["dim"])
         case "slice" | "broadcast":
-            return _moved(name, operands[0], types[0], attrs, result)
+            return _moved_shape_values(name, operands[0], types[0], attrs, result)
     return None
 
 
-def _joined(operands: Sequence[Known], types: Sequence[TensorType], dim: int) -> Sequence[Dim]:
+def _concatenated_shape_values(operands: Sequence[Known], types: Sequence[TensorType], dim: int) -> Sequence[Dim]:
     parts = []
     for known, t in zip(operands, types):
         part = np.empty(len(known), object)
@@ -199,7 +205,7 @@ def _joined(operands: Sequence[Known], types: Sequence[TensorType], dim: int) ->
     return list(np.concatenate(parts, dim).reshape(-1))
 
 
-def _moved(
+def _moved_shape_values(
     name: str, known: Known, source: TensorType, attrs: Mapping[str, Any], result: TensorType
 ) -> Sequence[Dim] | None:
     places = np.arange(len(known)).reshape([int(d) for d in source.shape if isinstance(d, int)])

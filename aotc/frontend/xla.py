@@ -30,10 +30,10 @@ def run_xla(raw: Any, arrays: Sequence[np.ndarray], function: str = "main") -> l
     try:
         with read.context, ir.Location.unknown():
             module = read.module
-            _only(module, function)
-            _drop_foreign(module)
+            _keep_only_function(module, function)
+            _drop_foreign_attributes(module)
             if "?" in str(module.operation.get_asm(large_elements_limit=4)):
-                module = ir.Module.parse(_refined(module, arrays))
+                module = ir.Module.parse(_refined_for_shapes(module, arrays))
             text = jax_mlir.module_to_bytecode(module)
         with jax.enable_x64(True):
             held = [jax.device_put(a, device) for a in arrays]
@@ -43,7 +43,7 @@ def run_xla(raw: Any, arrays: Sequence[np.ndarray], function: str = "main") -> l
         raise CompileError.at(Loc(read.path), message, hint="--oracle=reference needs nothing of XLA") from None
 
 
-def _only(module: ir.Module, function: str) -> None:
+def _keep_only_function(module: ir.Module, function: str) -> None:
     """Make ``function`` the only public function of ``module``, with the name ``main`` as XLA expects."""
     for op in module.body.operations:
         operation = op.operation
@@ -53,7 +53,7 @@ def _only(module: ir.Module, function: str) -> None:
             operation.attributes["sym_visibility"] = ir.StringAttr.get("private")
 
 
-def _drop_foreign(module: ir.Module) -> None:
+def _drop_foreign_attributes(module: ir.Module) -> None:
     """Remove attributes of dialects that XLA does not register: its reader rejects the whole module otherwise.
 
     Such attributes are annotations without effect on results. The configuration of a custom call is not removed.
@@ -64,7 +64,7 @@ def _drop_foreign(module: ir.Module) -> None:
         for name, attribute in [(a.name, a.attr) for a in (op.attributes[n] for n in range(len(op.attributes)))]:
             if name.endswith("backend_config"):
                 continue
-            kept = _without_foreign(attribute)
+            kept = _without_foreign_entries(attribute)
             if kept is None:
                 del op.attributes[name]
             elif kept != attribute:
@@ -72,7 +72,7 @@ def _drop_foreign(module: ir.Module) -> None:
         stack += inner_operations(op)
 
 
-def _without_foreign(attribute: Any) -> Any:
+def _without_foreign_entries(attribute: Any) -> Any:
     """Return ``attribute`` without foreign entries of its dictionaries, or None if it is foreign itself."""
     match attribute:
         case ir.OpaqueAttr():
@@ -80,15 +80,15 @@ def _without_foreign(attribute: Any) -> Any:
         case ir.TypeAttr():
             return None if isinstance(attribute.value, ir.OpaqueType) else attribute
         case ir.DictAttr():
-            cleaned = {name: _without_foreign(a) for name, a in dictionary_entries(attribute).items()}
+            cleaned = {name: _without_foreign_entries(a) for name, a in dictionary_entries(attribute).items()}
             return ir.DictAttr.get({name: a for name, a in cleaned.items() if a is not None})
         case ir.ArrayAttr():
-            elements = [_without_foreign(a) for a in attribute]
+            elements = [_without_foreign_entries(a) for a in attribute]
             return None if any(a is None for a in elements) else ir.ArrayAttr.get(elements)
     return attribute
 
 
-def _refined(module: ir.Module, arrays: Sequence[np.ndarray]) -> bytes:
+def _refined_for_shapes(module: ir.Module, arrays: Sequence[np.ndarray]) -> bytes:
     """Return the bytecode of ``module`` for arguments of the shapes of ``arrays``."""
     main = next(op for op in module.body.operations if op.operation.attributes["sym_name"].value == "main")
     types = []

@@ -73,7 +73,7 @@ class Library(codegen.AOTCodeLibrary):
         RuntimeError
             If the module is invalid.
         """
-        unlocked.verify(self.module)
+        unlocked.verify_llvm_module(self.module)
 
     def retarget(self, target: Target) -> None:
         """Set the triple and data layout to those of ``target``; the code must fit any 64-bit little-endian machine."""
@@ -102,12 +102,12 @@ class Library(codegen.AOTCodeLibrary):
         RuntimeError
             If LLVM cannot link them.
         """
-        unlocked.link(self.module, other.module)
+        unlocked.link_llvm_modules(self.module, other.module)
 
     def link_text(self, text: str, names: Sequence[str] = ()) -> None:
         """Link the module of the assembly ``text`` into this one, and make its functions ``names`` internal."""
         self.link(self._codegen.parse(text))
-        unlocked.hide(self.module, names)
+        unlocked.make_functions_internal(self.module, names)
 
     def replace(self, text: str) -> None:
         """Replace the module by the module of the assembly ``text``."""
@@ -122,17 +122,19 @@ class Library(codegen.AOTCodeLibrary):
 
     def simplify(self, unroll: bool) -> None:
         """Inline, promote stack variables to registers, and clean up; ``unroll`` unrolls loops with explicit counts."""
-        self._run("AlwaysInliner", "SROA", "InstCombine", "SimplifyCFG", *(["LoopUnroll"] if unroll else []))
+        self._run_llvm_passes(
+            "AlwaysInliner", "SROA", "InstCombine", "SimplifyCFG", *(["LoopUnroll"] if unroll else [])
+        )
 
     def inline_late(self) -> None:
         """Inline functions that were linked to the module after its optimization."""
-        self._run("AlwaysInliner", "InstCombine", "SimplifyCFG")
+        self._run_llvm_passes("AlwaysInliner", "InstCombine", "SimplifyCFG")
 
-    def tidy(self) -> None:
+    def shrink_numba_module(self) -> None:
         """Shrink a module of Numba's front end, by passes that do not depend on the target."""
-        self._run("SROA", "SimplifyCFG", "InstCombine")
+        self._run_llvm_passes("SROA", "SimplifyCFG", "InstCombine")
 
-    def _run(self, *passes: str) -> None:
+    def _run_llvm_passes(self, *passes: str) -> None:
         """Run passes in order, then remove unused symbols."""
         self._codegen.run_passes(self.module, (*passes, *_DROP))
 
@@ -158,7 +160,7 @@ class Library(codegen.AOTCodeLibrary):
 
     def dispose(self) -> None:
         """Free the module; the library must not be used again."""
-        unlocked.dispose(self.module)
+        unlocked.dispose_llvm_module(self.module)
 
 
 class Codegen(codegen.AOTCPUCodegen):
@@ -245,7 +247,7 @@ def data_layout(target: Target) -> str:
     return codegen_for(target).data_layout
 
 
-def parse(text: str, target: Target, name: str = "") -> Library:
+def parse_assembly_for_target(text: str, target: Target, name: str = "") -> Library:
     """Return a library for ``target`` of the assembly ``text``; see :meth:`Codegen.parse`."""
     return codegen_for(target).parse(text, name)
 
@@ -255,6 +257,6 @@ def emit_data(text: str, target: Target) -> bytes:
     return codegen_for(target, 0).parse(text).emit_native_object()
 
 
-def uses_svml() -> bool:
+def is_svml_enabled() -> bool:
     """Return True if Numba has enabled Intel's SVML for LLVM, in this whole process."""
     return bool(config.USING_SVML)

@@ -32,10 +32,10 @@ class Distinct(ir.MDValue):
     __hash__ = object.__hash__
 
 
-class GivenNames:
+class UniqueNameScope:
     """The explicitly named values of a function; ``scope`` makes duplicate names unique."""
 
-    def __init__(self, scope: GivenNames) -> None:
+    def __init__(self, scope: UniqueNameScope) -> None:
         self._scope = scope
 
     def register(self, name: str, deduplicate: bool = False) -> str:
@@ -44,7 +44,7 @@ class GivenNames:
 
 
 def module_text(module: ir.Module) -> str:
-    """Return the assembly of ``module``, whose functions use :class:`GivenNames`."""
+    """Return the assembly of ``module``, whose functions use :class:`UniqueNameScope`."""
     lines = [f'; ModuleID = "{module.name}"', f'target triple = "{module.triple}"']
     lines.append(f'target datalayout = "{module.data_layout}"')
     lines += map(global_text, module.globals.values())
@@ -55,10 +55,12 @@ def module_text(module: ir.Module) -> str:
 
 def global_text(value: ir.GlobalValue) -> str:
     """Return the assembly of a function, a global variable, or a text in a module."""
-    return "\n".join(_function(value)) if isinstance(value, ir.Function) and value.blocks else str(value)
+    return (
+        "\n".join(_function_definition_lines(value)) if isinstance(value, ir.Function) and value.blocks else str(value)
+    )
 
 
-def _function(function: ir.Function) -> Iterator[str]:
+def _function_definition_lines(function: ir.Function) -> Iterator[str]:
     """Yield the lines of a function that has a body."""
     head: list[str] = []
     function.descr_prototype(head)
@@ -105,109 +107,109 @@ class _Operands:
 _Write = Callable[[ir.Instruction, _Operands], str]
 
 
-def _opname(i: ir.Instruction) -> str:
+def _operation_name_text(i: ir.Instruction) -> str:
     return " ".join([i.opname, *i.flags]) if i.flags else i.opname
 
 
-def _operation(i: ir.Instruction, refer: _Operands) -> str:
-    return f"{_opname(i)} {i.type!s} {', '.join(map(refer.of, i.operands))}"
+def _operation_text(i: ir.Instruction, refer: _Operands) -> str:
+    return f"{_operation_name_text(i)} {i.type!s} {', '.join(map(refer.of, i.operands))}"
 
 
-def _typed_operation(i: ir.Instruction, refer: _Operands) -> str:
-    return f"{_opname(i)} {refer.all_typed(i.operands)}"
+def _typed_operation_text(i: ir.Instruction, refer: _Operands) -> str:
+    return f"{_operation_name_text(i)} {refer.all_typed(i.operands)}"
 
 
-def _call(i: instr.CallInstr, refer: _Operands) -> str:
+def _call_text(i: instr.CallInstr, refer: _Operands) -> str:
     kind = i.callee.function_type
     result = kind if kind.var_arg else kind.return_type
     head = " ".join([x for x in (i.tail, i.opname, *sorted(i.fastmath), i.cconv) if x])
     return f"{head} {result!s} {refer.of(i.callee)}({refer.all_typed(i.args)}) {' '.join(i.attributes)}"
 
 
-def _compare(i: instr.CompareInstr, refer: _Operands) -> str:
+def _compare_text(i: instr.CompareInstr, refer: _Operands) -> str:
     x, y = i.operands
-    return f"{_opname(i)} {i.op} {refer.typed(x)}, {refer.of(y)}"
+    return f"{_operation_name_text(i)} {i.op} {refer.typed(x)}, {refer.of(y)}"
 
 
-def _cast(i: instr.CastInstr, refer: _Operands) -> str:
+def _cast_text(i: instr.CastInstr, refer: _Operands) -> str:
     return f"{i.opname} {refer.typed(i.operands[0])} to {i.type!s}"
 
 
-def _aligned(i: instr.LoadInstr | instr.StoreInstr | instr.AllocaInstr) -> str:
+def _alignment_text(i: instr.LoadInstr | instr.StoreInstr | instr.AllocaInstr) -> str:
     return "" if i.align is None else f", align {i.align}"
 
 
-def _load(i: instr.LoadInstr, refer: _Operands) -> str:
-    return f"load {i.type!s}, {refer.typed(i.operands[0])}{_aligned(i)}"
+def _load_text(i: instr.LoadInstr, refer: _Operands) -> str:
+    return f"load {i.type!s}, {refer.typed(i.operands[0])}{_alignment_text(i)}"
 
 
-def _store(i: instr.StoreInstr, refer: _Operands) -> str:
-    return f"store {refer.all_typed(i.operands)}{_aligned(i)}"
+def _store_text(i: instr.StoreInstr, refer: _Operands) -> str:
+    return f"store {refer.all_typed(i.operands)}{_alignment_text(i)}"
 
 
-def _load_atomic(i: instr.LoadAtomicInstr, refer: _Operands) -> str:
-    return f"load atomic {i.type!s}, {refer.typed(i.operands[0])} {i.ordering}{_aligned(i)}"
+def _atomic_load_text(i: instr.LoadAtomicInstr, refer: _Operands) -> str:
+    return f"load atomic {i.type!s}, {refer.typed(i.operands[0])} {i.ordering}{_alignment_text(i)}"
 
 
-def _store_atomic(i: instr.StoreAtomicInstr, refer: _Operands) -> str:
-    return f"store atomic {refer.all_typed(i.operands)} {i.ordering}{_aligned(i)}"
+def _atomic_store_text(i: instr.StoreAtomicInstr, refer: _Operands) -> str:
+    return f"store atomic {refer.all_typed(i.operands)} {i.ordering}{_alignment_text(i)}"
 
 
-def _modify(i: instr.AtomicRMW, refer: _Operands) -> str:
+def _atomic_modify_text(i: instr.AtomicRMW, refer: _Operands) -> str:
     return f"atomicrmw {i.operation} {refer.all_typed(i.operands)} {i.ordering}"
 
 
-def _exchange(i: instr.CmpXchg, refer: _Operands) -> str:
+def _compare_exchange_text(i: instr.CmpXchg, refer: _Operands) -> str:
     return f"cmpxchg {refer.all_typed(i.operands)} {i.ordering} {i.failordering}"
 
 
-def _alloca(i: instr.AllocaInstr, refer: _Operands) -> str:
+def _alloca_text(i: instr.AllocaInstr, refer: _Operands) -> str:
     counted = "".join([f", {refer.typed(x)}" for x in i.operands])
-    return f"alloca {i.allocated_type!s}{counted}{_aligned(i)}"
+    return f"alloca {i.allocated_type!s}{counted}{_alignment_text(i)}"
 
 
-def _address(i: instr.GEPInstr, refer: _Operands) -> str:
+def _getelementptr_text(i: instr.GEPInstr, refer: _Operands) -> str:
     return f"getelementptr {'inbounds ' if i.inbounds else ''}{i.source_etype!s}, {refer.all_typed(i.operands)}"
 
 
-def _phi(i: instr.PhiInstr, refer: _Operands) -> str:
+def _phi_text(i: instr.PhiInstr, refer: _Operands) -> str:
     came = ", ".join([f"[{refer.of(value)}, {refer.of(block)}]" for value, block in i.incomings])
-    return f"{_opname(i)} {i.type!s} {came}"
+    return f"{_operation_name_text(i)} {i.type!s} {came}"
 
 
-def _places(i: instr.ExtractValue | instr.InsertValue, refer: _Operands) -> str:
+def _aggregate_indices_text(i: instr.ExtractValue | instr.InsertValue, refer: _Operands) -> str:
     return f"{i.opname} {refer.all_typed(i.operands)}, {', '.join(map(str, i.indices))}"
 
 
-def _switch(i: instr.SwitchInstr, refer: _Operands) -> str:
+def _switch_text(i: instr.SwitchInstr, refer: _Operands) -> str:
     cases = " ".join([refer.all_typed(case) for case in i.cases])
     return f"switch {refer.all_typed((i.value, i.default))} [{cases}]"
 
 
 _WRITE: dict[type[ir.Instruction], _Write] = {
-    ir.Instruction: _operation,
-    instr.AllocaInstr: _alloca,
-    instr.AtomicRMW: _modify,
-    instr.Branch: _typed_operation,
-    instr.CallInstr: _call,
-    instr.CastInstr: _cast,
-    instr.CmpXchg: _exchange,
-    instr.ConditionalBranch: _typed_operation,
-    instr.ExtractElement: _typed_operation,
-    instr.ExtractValue: _places,
-    instr.FCMPInstr: _compare,
-    instr.GEPInstr: _address,
-    instr.ICMPInstr: _compare,
-    instr.InsertElement: _typed_operation,
-    instr.InsertValue: _places,
-    instr.LoadAtomicInstr: _load_atomic,
-    instr.LoadInstr: _load,
-    instr.PhiInstr: _phi,
-    instr.Ret: _typed_operation,
-    instr.SelectInstr: _typed_operation,
-    instr.ShuffleVector: _typed_operation,
-    instr.StoreAtomicInstr: _store_atomic,
-    instr.StoreInstr: _store,
-    instr.SwitchInstr: _switch,
-    instr.Unreachable: _typed_operation,
+    ir.Instruction: _operation_text,
+    instr.AllocaInstr: _alloca_text,
+    instr.AtomicRMW: _atomic_modify_text,
+    instr.Branch: _typed_operation_text,
+    instr.CallInstr: _call_text,
+    instr.CastInstr: _cast_text,
+    instr.CmpXchg: _compare_exchange_text,
+    instr.ConditionalBranch: _typed_operation_text,
+    instr.ExtractElement: _typed_operation_text,
+    instr.ExtractValue: _aggregate_indices_text,
+    instr.FCMPInstr: _compare_text,
+    instr.GEPInstr: _getelementptr_text,
+    instr.ICMPInstr: _compare_text,
+    instr.InsertElement: _typed_operation_text,
+    instr.InsertValue: _aggregate_indices_text,
+    instr.LoadAtomicInstr: _atomic_load_text,
+    instr.LoadInstr: _load_text,
+    instr.PhiInstr: _phi_text,
+    instr.Ret: _typed_operation_text,
+    instr.SelectInstr: _typed_operation_text,
+    instr.ShuffleVector: _typed_operation_text,
+    instr.StoreAtomicInstr: _atomic_store_text,
+    instr.StoreInstr: _store_text,
+    instr.SwitchInstr: _switch_text,
+    instr.Unreachable: _typed_operation_text,
 }

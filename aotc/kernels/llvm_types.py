@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from llvmlite import ir
 
-from aotc.kernels.llvm_text import GivenNames, module_text
+from aotc.kernels.llvm_text import UniqueNameScope, module_text
 from aotc.kernels.symbol_table import TextModule
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, real_of
@@ -70,30 +70,30 @@ class _Word(ir.Constant):
         return self._word
 
 
-def zeros(kind: ir.VectorType) -> ir.Constant:
+def zero_vector(kind: ir.VectorType) -> ir.Constant:
     """Return a vector constant of zeros."""
     return _Word(kind, None, "zeroinitializer")
 
 
-def undefined(kind: ir.VectorType) -> ir.Constant:
+def undefined_vector(kind: ir.VectorType) -> ir.Constant:
     """Return an undefined vector."""
     return _Word(kind, ir.Undefined, "undef")
 
 
-def splat(kind: ir.VectorType, one: ir.Constant) -> ir.Constant:
+def constant_splat(kind: ir.VectorType, one: ir.Constant) -> ir.Constant:
     """Return a vector constant whose elements all equal ``one``."""
     return _Word(kind, one, f"splat ({one.type} {one.get_reference()})")
 
 
 @lru_cache(maxsize=256)
-def _repeating(kind: ir.Type, lanes: int) -> tuple[ir.Constant, ir.Constant]:
+def _splat_operands(kind: ir.Type, lanes: int) -> tuple[ir.Constant, ir.Constant]:
     """Return the insertelement and shufflevector operands of a broadcast."""
-    return undefined(ir.VectorType(kind, lanes)), zeros(ir.VectorType(I32, lanes))
+    return undefined_vector(ir.VectorType(kind, lanes)), zero_vector(ir.VectorType(I32, lanes))
 
 
-def broadcast(builder: ir.IRBuilder, one: ir.Value, lanes: int) -> ir.Value:
+def broadcast_register(builder: ir.IRBuilder, one: ir.Value, lanes: int) -> ir.Value:
     """Emit a broadcast: a vector whose elements all equal the register ``one``."""
-    anything, same = _repeating(one.type, lanes)
+    anything, same = _splat_operands(one.type, lanes)
     return builder.shuffle_vector(builder.insert_element(anything, one, i32(0)), anything, same)
 
 
@@ -115,7 +115,7 @@ class KernelModule(ir.Module):
         """Add a function or a global variable."""
         super().add_global(value)
         if isinstance(value, ir.Function):
-            value.scope = GivenNames(value.scope)
+            value.scope = UniqueNameScope(value.scope)
 
     def __repr__(self) -> str:
         return module_text(self)
@@ -164,7 +164,7 @@ def has_reciprocals(builder: ir.IRBuilder) -> bool:
     return builder.module.has_reciprocals
 
 
-def saturates(builder: ir.IRBuilder) -> bool:
+def has_saturating_conversions(builder: ir.IRBuilder) -> bool:
     """Do float-to-integer conversions on the machine of ``builder``'s module clamp, with 0 for NaN?"""
     return builder.module.saturates
 
@@ -194,6 +194,6 @@ def memory_type(name: str) -> ir.Type:
     return ir.IntType(8 * row.size)
 
 
-def computes_in(name: str) -> str:
+def arithmetic_dtype(name: str) -> str:
     """Return the float dtype, ``f32`` or ``f64``, in which dtype ``name`` is computed."""
     return "f64" if DTYPES[name].bits == 64 else "f32"

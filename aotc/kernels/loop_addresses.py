@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import llvmlite.binding as llvm
 
 
-class _Users:
+class _AddressModeUsers:
     """The threads that generate machine code at the moment, all with the same value of the option."""
 
     def __init__(self) -> None:
@@ -20,37 +20,37 @@ class _Users:
         with self.condition:
             self.condition.wait_for(lambda: not self.count or self.indexed == indexed)
             if self.indexed != indexed:
-                self._set(indexed)
+                self._set_llvm_option(indexed)
             self.count += 1
 
     def leave(self) -> None:
         with self.condition:
             self.count -= 1
             if not self.count:
-                self._restore()
+                self._reset_unused_option()
                 self.condition.notify_all()
 
     def keep(self, more: int) -> None:
         with self.condition:
             self.kept += more
-            self._restore()
+            self._reset_unused_option()
 
-    def _restore(self) -> None:
+    def _reset_unused_option(self) -> None:
         """Reset the option if no thread needs it."""
         if self.indexed and not self.count and not self.kept:
-            self._set(False)
+            self._set_llvm_option(False)
 
-    def _set(self, indexed: bool) -> None:
+    def _set_llvm_option(self, indexed: bool) -> None:
         llvm.set_option("aotc", "-disable-lsr" if indexed else "-disable-lsr=0")
         self.indexed = indexed
 
     def forget_threads(self) -> None:
         """Forget the parent's threads, in a forked child."""
         self.condition, self.count, self.kept = threading.Condition(), 0, 0
-        self._restore()
+        self._reset_unused_option()
 
 
-_USERS = _Users()
+_USERS = _AddressModeUsers()
 os.register_at_fork(after_in_child=_USERS.forget_threads)
 
 

@@ -5,7 +5,7 @@ runtime and wraps functions for CPython. The context here does neither, and its
 code generator and libraries are those of :mod:`aotc.kernels.back_end`, so the
 LLVM IR has no symbol of Python. Numba compiles for one plain 64-bit
 little-endian machine, because its dispatchers cache their results. The IR is
-the same for all such machines; :func:`front_end` then sets the triple and data
+the same for all such machines; :func:`compile_by_numba_front_end` then sets the triple and data
 layout of the :class:`~aotc.targets.Target`. The context is global to the
 process, so the front end runs in a process of its own
 (:mod:`aotc.kernels.worker`).
@@ -71,7 +71,7 @@ class _Context(cpu.CPUContext):
 
 
 @cache
-def _context() -> _Context:
+def _numba_context() -> _Context:
     """Return our context, and make every dispatcher (``@njit`` helpers, overloads) compile with it."""
     context = _Context(cpu_target.typing_context)
     context.refresh()
@@ -80,7 +80,7 @@ def _context() -> _Context:
     return context
 
 
-def _flags() -> compiler.Flags:
+def _numba_flags() -> compiler.Flags:
     flags = compiler.Flags()
     flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.nrt = False
@@ -91,7 +91,7 @@ def _flags() -> compiler.Flags:
     return flags
 
 
-def front_end(name: str, export: Export, target: Target) -> Library:
+def compile_by_numba_front_end(name: str, export: Export, target: Target) -> Library:
     """Compile one Python function to a library of unoptimised LLVM IR that defines the C function ``name``.
 
     Parameters
@@ -110,19 +110,19 @@ def front_end(name: str, export: Export, target: Target) -> Library:
         source made them ``noinline``. It belongs to the calling thread.
     """
     with global_compiler_lock:
-        context, arguments = _context(), tuple(export.arguments)
+        context, arguments = _numba_context(), tuple(export.arguments)
         result = compiler.compile_extra(
-            cpu_target.typing_context, context, export.function, arguments, export.result, _flags(), {}
+            cpu_target.typing_context, context, export.function, arguments, export.result, _numba_flags(), {}
         )
         bitcode = result.library.emit_bitcode()
     library = codegen_for(target).parse_bitcode(bitcode, name)
-    library.link_text(str(_c_wrapper(name, context, result.fndesc)))
+    library.link_text(str(_c_signature_wrapper(name, context, result.fndesc)))
     library.internalize({name})
     library.retarget(target)
     return library
 
 
-def _c_wrapper(name: str, context: _Context, descriptor: Any) -> ir.Module:
+def _c_signature_wrapper(name: str, context: _Context, descriptor: Any) -> ir.Module:
     """Return a module whose function ``name`` has the plain C signature of Numba's function."""
     module = context.codegen()._create_empty_module("wrap_" + name)
     convention = context.call_conv

@@ -1,7 +1,7 @@
 """Declarations of functions and constants by symbol: several emitters may use a function, which a module declares once.
 
-llvmlite's module objects have such a table in ``globals``, to which :func:`declare` adds. Functions that are written as
-text are merged by :class:`TextModule`: LLVM rejects a module that declares a function twice.
+llvmlite's module objects have such a table in ``globals``, to which :func:`declare_function` adds. Functions that are
+written as text are merged by :class:`TextModule`: LLVM rejects a module that declares a function twice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aotc.diagnostics import InternalError
 from aotc.kernels.llvm_text import global_text
 
 
-def declare(module: ir.Module, name: str, kind: ir.FunctionType) -> ir.Function:
+def declare_function(module: ir.Module, name: str, kind: ir.FunctionType) -> ir.Function:
     """Return the function ``name`` of ``module``; declare it if the module has no such function.
 
     Raises
@@ -30,7 +30,7 @@ def declare(module: ir.Module, name: str, kind: ir.FunctionType) -> ir.Function:
     return function
 
 
-def declaration(name: str, result: object, parameters: Iterable[object]) -> str:
+def declaration_text(name: str, result: object, parameters: Iterable[object]) -> str:
     """Return the assembly of a function's declaration; a :class:`TextModule` compares declarations in this form."""
     return f'declare {result} @"{name}"({", ".join(map(str, parameters))})'
 
@@ -45,12 +45,12 @@ def symbol_texts(module: ir.Module) -> dict[str, str]:
     """
     if module.metadata:
         raise InternalError(f"kernels: functions of {module.name} refer to metadata of their module")
-    return {name: _text(value) for name, value in module.globals.items()}
+    return {name: _symbol_text(value) for name, value in module.globals.items()}
 
 
-def _text(value: ir.GlobalValue) -> str:
+def _symbol_text(value: ir.GlobalValue) -> str:
     if isinstance(value, ir.Function) and value.is_declaration:
-        return declaration(value.name, value.ftype.return_type, value.ftype.args)
+        return declaration_text(value.name, value.ftype.return_type, value.ftype.args)
     return global_text(value)
 
 

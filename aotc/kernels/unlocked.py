@@ -22,7 +22,7 @@ _OWN = threading.local()
 _TUNINGS = ("LoopVectorization", "SLPVectorization", "LoopInterleaving", "LoopUnrolling")
 
 
-def _function(library: type[ctypes.CDLL], name: str) -> Callable[..., Any]:
+def _llvm_c_function(library: type[ctypes.CDLL], name: str) -> Callable[..., Any]:
     """Return an LLVM function; it releases the GIL if ``library`` is CDLL, and keeps it if PyDLL."""
     locked = getattr(ffi.lib, name)
     try:
@@ -34,32 +34,32 @@ def _function(library: type[ctypes.CDLL], name: str) -> Callable[..., Any]:
 
 
 @cache
-def _short(name: str) -> Callable[..., Any]:
-    return _function(ctypes.PyDLL, f"LLVMPY_{name}")
+def _short_llvm_name(name: str) -> Callable[..., Any]:
+    return _llvm_c_function(ctypes.PyDLL, f"LLVMPY_{name}")
 
 
 _PARSE, _RUN, _EMIT = _LONG = tuple(
-    _function(ctypes.CDLL, f"LLVMPY_{name}")
+    _llvm_c_function(ctypes.CDLL, f"LLVMPY_{name}")
     for name in ("ParseAssembly", "RunNewModulePassManager", "TargetMachineEmitToMemory")
 )
 
 
 @contextmanager
-def _message() -> Iterator[ctypes.c_char_p]:
+def _llvm_error_message() -> Iterator[ctypes.c_char_p]:
     """Yield a variable for LLVM's error message; free the message afterwards."""
     said = ctypes.c_char_p(None)
     try:
         yield said
     finally:
         if said:
-            _short("DisposeString")(said)
+            _short_llvm_name("DisposeString")(said)
 
 
-def _text(said: ctypes.c_char_p) -> str:
+def _message_text(said: ctypes.c_char_p) -> str:
     return (said.value or b"").decode(errors="replace")
 
 
-def context() -> llvm.ContextRef:
+def llvm_context_of_thread() -> llvm.ContextRef:
     """Return the LLVM context of the calling thread."""
     if not hasattr(_OWN, "context"):
         _OWN.context = llvm.create_context()
@@ -74,21 +74,21 @@ def parse_assembly(text: str) -> llvm.ModuleRef:
     RuntimeError
         If the text is not valid LLVM IR.
     """
-    own = context()
-    with _message() as said:
+    own = llvm_context_of_thread()
+    with _llvm_error_message() as said:
         module = llvm.ModuleRef(_PARSE(own, ctypes.c_char_p(text.encode()), ctypes.byref(said)), own)
         if said:
             module.close()
-            raise RuntimeError(f"LLVM IR parsing error\n{_text(said)}")
+            raise RuntimeError(f"LLVM IR parsing error\n{_message_text(said)}")
     return module
 
 
 def parse_bitcode(data: bytes) -> llvm.ModuleRef:
     """Return the module of the bitcode ``data``, in the calling thread's context."""
-    return llvm.parse_bitcode(data, context())
+    return llvm.parse_bitcode(data, llvm_context_of_thread())
 
 
-def verify(module: llvm.ModuleRef) -> None:
+def verify_llvm_module(module: llvm.ModuleRef) -> None:
     """Run LLVM's verifier on a module.
 
     Raises
@@ -96,12 +96,12 @@ def verify(module: llvm.ModuleRef) -> None:
     RuntimeError
         If LLVM finds the module invalid.
     """
-    with _message() as said:
-        if _short("VerifyModule")(module, ctypes.byref(said)):
-            raise RuntimeError(_text(said))
+    with _llvm_error_message() as said:
+        if _short_llvm_name("VerifyModule")(module, ctypes.byref(said)):
+            raise RuntimeError(_message_text(said))
 
 
-def link(module: llvm.ModuleRef, other: llvm.ModuleRef) -> None:
+def link_llvm_modules(module: llvm.ModuleRef, other: llvm.ModuleRef) -> None:
     """Link ``other``, which must not be used again, into ``module``.
 
     Raises
@@ -111,19 +111,19 @@ def link(module: llvm.ModuleRef, other: llvm.ModuleRef) -> None:
     """
     if module._context is not other._context:
         raise RuntimeError("modules of two LLVM contexts cannot be linked")
-    with _message() as said:
-        failed = _short("LinkModules")(module, other, ctypes.byref(said))
+    with _llvm_error_message() as said:
+        failed = _short_llvm_name("LinkModules")(module, other, ctypes.byref(said))
         other.detach()  # LLVM has freed it
         if failed:
-            raise RuntimeError(_text(said))
+            raise RuntimeError(_message_text(said))
 
 
-def hide(module: llvm.ModuleRef, names: Sequence[str]) -> None:
+def make_functions_internal(module: llvm.ModuleRef, names: Sequence[str]) -> None:
     """Make the functions ``names`` of a module internal."""
     for name in names:
-        function = _short("GetNamedFunction")(module, name.encode())
+        function = _short_llvm_name("GetNamedFunction")(module, name.encode())
         if function:  # LLVM drops unused functions
-            _short("SetLinkage")(function, llvm.Linkage.internal)
+            _short_llvm_name("SetLinkage")(function, llvm.Linkage.internal)
 
 
 def run_passes(
@@ -133,23 +133,23 @@ def run_passes(
 
     ``pipeline`` is LLVM's own pipeline before them: its level, and whether loops are vectorized and unrolled.
     """
-    tuning = _short("CreatePipelineTuningOptions")()
+    tuning = _short_llvm_name("CreatePipelineTuningOptions")()
     if pipeline:
         for name in _TUNINGS:
-            _short(f"PTOSet{name}")(tuning, pipeline[1])
-    builder = _short("CreatePassBuilder")(machine, tuning)
+            _short_llvm_name(f"PTOSet{name}")(tuning, pipeline[1])
+    builder = _short_llvm_name("CreatePassBuilder")(machine, tuning)
     if pipeline:
-        manager = _short("buildPerModuleDefaultPipeline")(builder, pipeline[0])
+        manager = _short_llvm_name("buildPerModuleDefaultPipeline")(builder, pipeline[0])
     else:
-        manager = _short("CreateNewModulePassManager")()
+        manager = _short_llvm_name("CreateNewModulePassManager")()
     try:
         for name in passes:
-            _short(f"module_Add{name}Pass")(manager)
+            _short_llvm_name(f"module_Add{name}Pass")(manager)
         _RUN(manager, module, builder)
     finally:
-        _short("DisposeNewModulePassManger")(manager)  # sic
-        _short("DisposePassBuilder")(builder)
-        _short("DisposePipelineTuningOptions")(tuning)
+        _short_llvm_name("DisposeNewModulePassManger")(manager)  # sic
+        _short_llvm_name("DisposePassBuilder")(builder)
+        _short_llvm_name("DisposePipelineTuningOptions")(tuning)
 
 
 def emit_object(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
@@ -160,17 +160,17 @@ def emit_object(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
     RuntimeError
         If LLVM cannot generate it.
     """
-    with _message() as said:
+    with _llvm_error_message() as said:
         buffer = _EMIT(machine, module, 1, ctypes.byref(said))
         if not buffer:
-            raise RuntimeError(_text(said))
+            raise RuntimeError(_message_text(said))
     try:
-        return ctypes.string_at(_short("GetBufferStart")(buffer), _short("GetBufferSize")(buffer))
+        return ctypes.string_at(_short_llvm_name("GetBufferStart")(buffer), _short_llvm_name("GetBufferSize")(buffer))
     finally:
-        _short("DisposeMemoryBuffer")(buffer)
+        _short_llvm_name("DisposeMemoryBuffer")(buffer)
 
 
-def dispose(module: llvm.ModuleRef) -> None:
+def dispose_llvm_module(module: llvm.ModuleRef) -> None:
     """Free a module, which must not be used again."""
-    _short("DisposeModule")(module)
+    _short_llvm_name("DisposeModule")(module)
     module.detach()

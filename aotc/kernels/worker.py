@@ -57,7 +57,7 @@ def target_from(fields: list[Any]) -> Target:
 
 def begin_kernel(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     """Emit a kernel for a CPU; return the function that finishes it by LLVM."""
-    from aotc.kernels.cpu.compile import emit_kernel, machine_code
+    from aotc.kernels.cpu.compile import emit_kernel, kernel_machine_code
 
     try:
         emitted = emit_kernel(parse_kernel(request["text"]), target_from(request["target"]))
@@ -67,14 +67,14 @@ def begin_kernel(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
 
     def finish() -> dict[str, Any]:
         try:
-            return {"object": machine_code(emitted)}
+            return {"object": kernel_machine_code(emitted)}
         except Exception:
             return {"error": traceback.format_exc()}
 
     return finish
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def answer_compiler_request(request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a request from another process."""
     from aotc.kernels.cpu.compile import compile_kernel
 
@@ -85,10 +85,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
             return {"id": request["id"], "object": compile_executor(target)}
         if "custom" in request:
-            return {"id": request["id"], **_custom(request, target)}
+            return {"id": request["id"], **_compile_custom_call(request, target)}
         kernel = parse_kernel(request["text"])
         if request.get("compiler") == NUMBA:
-            return {"id": request["id"], **_by_numba(kernel, target, request)}
+            return {"id": request["id"], **_compile_kernel_by_numba(kernel, target, request)}
         if target.kind == "cuda":
             from aotc.kernels.cuda.compile import compile_kernel as compile_cuda_kernel
 
@@ -98,7 +98,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"id": request["id"], "error": traceback.format_exc()}
 
 
-def _custom(request: dict[str, Any], target: Target) -> dict[str, Any]:
+def _compile_custom_call(request: dict[str, Any], target: Target) -> dict[str, Any]:
     from aotc.kernels.cpu.custom import Refused, compile_custom
 
     arrays = [(dtype, rank) for dtype, rank in request["arrays"]]
@@ -109,13 +109,13 @@ def _custom(request: dict[str, Any], target: Target) -> dict[str, Any]:
     return {"object": made}
 
 
-def _by_numba(kernel: Kernel, target: Target, request: dict[str, Any]) -> dict[str, Any]:
+def _compile_kernel_by_numba(kernel: Kernel, target: Target, request: dict[str, Any]) -> dict[str, Any]:
     """Compile the printed function of a kernel, or the user's function in place of it, and return the answer."""
     from aotc.kernels.numba_front.compile import KernelRefused, compile_kernel
 
     source, name = request["source"], request["symbol"]
     if target.kind == "cuda":
-        return _by_numba_cuda(kernel, target, request)
+        return _compile_kernel_by_numba_cuda(kernel, target, request)
     if not source:
         return {"object": compile_kernel(kernel, target)}
     from aotc.kernels.numba_front.check_replacement import replacement_difference
@@ -128,7 +128,7 @@ def _by_numba(kernel: Kernel, target: Target, request: dict[str, Any]) -> dict[s
         return {"refused": str(error)}
 
 
-def _by_numba_cuda(kernel: Kernel, target: Target, request: dict[str, Any]) -> dict[str, Any]:
+def _compile_kernel_by_numba_cuda(kernel: Kernel, target: Target, request: dict[str, Any]) -> dict[str, Any]:
     from aotc.kernels.numba_front.compile import KernelRefused
     from aotc.kernels.numba_front.gpu_compile import compile_kernel
 
@@ -140,7 +140,7 @@ def _by_numba_cuda(kernel: Kernel, target: Target, request: dict[str, Any]) -> d
         return {"refused": str(error)}
 
 
-def _prepare_cuda() -> None:
+def _preload_numba_cuda() -> None:
     """Let Numba load what its first CUDA compilation needs; errors are reported with the first kernel."""
     with suppress(Exception):
         from aotc.kernels.cuda.shell import shell_text
@@ -156,7 +156,7 @@ def main() -> None:
     from aotc.kernels.cpu import compile  # noqa: F401  (start-up overlaps the reading of the model)
 
     if "cuda" in sys.argv[1:]:
-        _prepare_cuda()
+        _preload_numba_cuda()
     with suppress(BrokenPipeError):  # the parent has ended
         while (request := read_frame(sys.stdin.buffer)) is not None:
-            write_frame(output, answer(request))
+            write_frame(output, answer_compiler_request(request))

@@ -33,7 +33,7 @@ from aotc.lowering import verify
 from aotc.lowering.analysis.thresholds import REGION_FRAMES
 from aotc.lowering.cost_model.model import Costs, location_name
 from aotc.lowering.cost_model.work import typical_sizes
-from aotc.lowering.passes.cse import structure
+from aotc.lowering.passes.cse import structural_key
 from aotc.lowering.placement.host_only import IMPLIED
 from aotc.lowering.placement.memory_spaces import SPILLED, Space, regions_by_target, spaces_of, with_host_space
 from aotc.lowering.program.bufferize import bufferize
@@ -53,7 +53,7 @@ from aotc.lowering.program.owners.alternate_buffers import alternate_buffers
 from aotc.lowering.program.owners.exchange_buffers import exchange_buffers
 from aotc.lowering.program.owners.read_first import move_reads_before_updates
 from aotc.lowering.program.plan_memory import plan_stages
-from aotc.lowering.program.schedule import Scheduler
+from aotc.lowering.program.schedule import CommandBufferEncoder
 from aotc.lowering.program.stack_to_scratch import stack_to_scratch
 from aotc.lowering.regions.custom_call import CustomCall, custom_call_of
 from aotc.lowering.regions.lower_region import lower_region
@@ -131,12 +131,12 @@ def lower(
     """
     with guard("while lowering", options, module), typical_sizes(options.typical):
         limited = target.limited(options.stack_limit, options.shared_memory_limit)
-        return _lower(free_loop_names(module), limited, options, known)
+        return _lower_fused(free_loop_names(module), limited, options, known)
 
 
 # The order of the steps matters. Storage is assigned before kernels are merged, since loops become kernels with it. The
 # kernels are final (``known``) before memory and schedules are planned, which refer to kernels by number.
-def _lower(module: Module, target: Target, options: Options, known: Callable[[Variant], object]) -> Variant:
+def _lower_fused(module: Module, target: Target, options: Options, known: Callable[[Variant], object]) -> Variant:
     def during(what: str) -> AbstractContextManager[None]:
         return guard(f"while {what}", options, module)
 
@@ -144,10 +144,10 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
     kernels, custom = _lower_regions(module, target, for_targets, options)
     public = {n: f for n, f in module.functions.items() if f.public}
     build = partial(Memories, target=target, lower_region=lower_region, for_targets=for_targets)
-    offered = build(_offered(module, target, options), constants=Constants(apart=options.guard))
+    offered = build(_allowed_memory_spaces(module, target, options), constants=Constants(apart=options.guard))
     for name, function in public.items():
         with during(f"ordering the ops of @{name}"):
-            public[name], module = _fitted(function, module, kernels, offered, options)
+            public[name], module = _fit_function_memory(function, module, kernels, offered, options)
     spaces, constants = spaces_of(module.with_functions(public), target), Constants(apart=options.guard)
     memories = build(spaces, constants=constants)
     steps: dict[str, Buffered] = {}
@@ -157,13 +157,13 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
             steps[name] = bufferize(function, module=module, kernels={**kernels, **every}, memories=memories)
             every |= steps[name].kernels  # so that kernels of loops in the next function get different names
             if options.verify_each:
-                verify.after_bufferize(steps[name], function, module.functions)
+                verify.verify_after_bufferize(steps[name], function, module.functions)
     with during("sharing kernels"):
-        every, steps = _shared(every, steps, memories, module.with_functions(public), options)
-    names, unique, targets, parts, shared = _deduplicate(every, memories, steps)
+        every, steps = _merge_kernels_by_offsets(every, steps, memories, module.with_functions(public), options)
+    names, unique, targets, parts, shared = _deduplicate_kernels(every, memories, steps)
     unique = [stack_to_scratch(k, one) for k, one in zip(unique, targets, strict=True)]
     implied = any(IMPLIED in f.attrs for f in public.values())
-    target = replace(_joined(spaces), name=target.name) if implied else _joined(spaces)
+    target = replace(_target_of_spaces(spaces), name=target.name) if implied else _target_of_spaces(spaces)
     costs = Costs(target, options.costs, for_targets, shared)
     regions = [f for f in module.functions.values() if not f.public]
     locs = {f.name: location_name(f.loc) for f in regions}
@@ -171,16 +171,16 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
     variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps, op_counts=counts)
     variant.spaces, variant.pieces, variant.parts, variant.targets = spaces, memories.pieces, parts, targets
     known(variant)
-    variant.sizes, sizes = _sizes_by_kernel(shared), _sizes_of_calls(shared)
+    variant.sizes, sizes = _sizes_by_kernel(shared), _sizes_of_kernel_calls(shared)
     _note_devices(variant, public, memories.target, implied)
     numbers = {k.name: n for n, k in enumerate(unique)}
     places = {kernel: numbers[first] for kernel, first in names.items()}
     for name, function in public.items():
         slots = Slots(len(function.body.params), len(function.body.results), len(spaces))
         with during(f"planning memory and schedule of @{name}"):
-            stages = _stages(steps[name], variant, slots, places, shared, options.memory_limit)
+            stages = _encode_function_stages(steps[name], variant, slots, places, shared, options.memory_limit)
             if options.verify_each:
-                verify.after_schedule(steps[name], function, module.functions, stages, slots, places, sizes)
+                verify.verify_after_schedule(steps[name], function, module.functions, stages, slots, places, sizes)
         variant.memory[name] = function_memory(steps[name], stages[-1].arenas, spaces)
         donated = steps[name].taken
         variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(donated.values())
@@ -189,16 +189,16 @@ def _lower(module: Module, target: Target, options: Options, known: Callable[[Va
         if variant.arena is not None:
             last = total_arena_bytes(stages[-1].arenas)
             variant.arena = max(variant.arena, last) if isinstance(last, int) else None
-        variant.arenas = [*map(_most, variant.arenas or [0] * len(spaces), stages[-1].arenas)]
+        variant.arenas = [*map(_largest_arena, variant.arenas or [0] * len(spaces), stages[-1].arenas)]
     with during("joining the programs of specialized functions"):
         _join_specialized(variant, public)
         if options.verify_each:
             for name, program in variant.programs.items():
-                verify.after_emit(program, public[name], variant.command_buffers, len(spaces))
+                verify.verify_after_emit(program, public[name], variant.command_buffers, len(spaces))
     return variant
 
 
-def _sizes_of_calls(shared: Mapping[str, Sized]) -> dict[str, tuple[int, ...]]:
+def _sizes_of_kernel_calls(shared: Mapping[str, Sized]) -> dict[str, tuple[int, ...]]:
     return {name: sized.sizes for name, sized in shared.items()}
 
 
@@ -208,7 +208,7 @@ def _sizes_by_kernel(shared: Mapping[str, Sized]) -> dict[str, list[list[int]]]:
     return {name: [[*sizes] for own, sizes in rows if own == name] for name, _ in rows}
 
 
-def check_homes(variants: Sequence[Variant], signatures: Module) -> None:
+def check_same_devices_in_variants(variants: Sequence[Variant], signatures: Module) -> None:
     """Check that all variants have arguments and results on the same devices, as they share one signature.
 
     Raises
@@ -228,11 +228,11 @@ def check_homes(variants: Sequence[Variant], signatures: Module) -> None:
                     raise CompileError.at(signatures.functions[name].loc, message, hint=hint)
 
 
-def _fitted(
+def _fit_function_memory(
     function: Function, module: Module, kernels: dict[str, Kernel], memories: Memories, options: Options
 ) -> tuple[Function, Module]:
     """Return ``function`` with fewer copies and within the memory limit, and the module with its regions."""
-    costs = Costs(_joined(memories.spaces), options.costs, memories.for_targets)
+    costs = Costs(_target_of_spaces(memories.spaces), options.costs, memories.for_targets)
     function = move_reads_before_updates(function, module.functions, kernels)
     function = exchange_buffers(function, module.functions, kernels, memories)
     function, functions = alternate_buffers(function, module.functions, kernels, memories)
@@ -241,7 +241,7 @@ def _fitted(
     return fit_memory(function, functions, kernels, memories, make, costs, options.memory_limit), module
 
 
-def _offered(module: Module, target: Target, options: Options) -> tuple[Space, ...]:
+def _allowed_memory_spaces(module: Module, target: Target, options: Options) -> tuple[Space, ...]:
     """Return the memory spaces that a module may use.
 
     With a memory limit and named devices, they include the memory of the process, for spilled values.
@@ -251,7 +251,7 @@ def _offered(module: Module, target: Target, options: Options) -> tuple[Space, .
     return with_host_space(spaces) if options.memory_limit and named else spaces
 
 
-def _joined(spaces: tuple[Space, ...]) -> Target:
+def _target_of_spaces(spaces: tuple[Space, ...]) -> Target:
     """Return the target of a variant with the given memory spaces: a mix if there are several."""
     if len(spaces) == 1:
         return spaces[0].target
@@ -260,7 +260,7 @@ def _joined(spaces: tuple[Space, ...]) -> Target:
     return Target("+".join(dict.fromkeys(t.name for t in targets)), MIX, "", features)
 
 
-def _most(known: int | None, arena: Dim) -> int | None:
+def _largest_arena(known: int | None, arena: Dim) -> int | None:
     return None if known is None or not isinstance(arena, int) else max(known, arena)
 
 
@@ -276,10 +276,10 @@ def _note_devices(variant: Variant, public: Mapping[str, Function], target: Targ
     else:
         variant.devices = named
     variant.devices_of = {name: target.of(name) for name in known}
-    variant.transfers = [row for f in public.values() for row in _transfers(f)]
+    variant.transfers = [row for f in public.values() for row in _transfer_descriptions(f)]
 
 
-def _transfers(function: Function) -> Iterator[dict[str, Any]]:
+def _transfer_descriptions(function: Function) -> Iterator[dict[str, Any]]:
     """Yield a description of each transfer for the bundle, except of constants, which exist in every memory."""
     constants = {op.result for op in walk(function.body) if op.name == "constant"}
     for op in walk(function.body):
@@ -315,15 +315,15 @@ def _lower_regions(
             continue
         try:
             own = targets.get(function.name, target)
-            key = (own.name, *structure(function))
+            key = (own.name, *structural_key(function))
             if key not in lowered:
                 lowered[key] = _lower_region(function, own, module, options)
                 if options.verify_each:
-                    verify.after_region(lowered[key])
+                    verify.verify_after_region(lowered[key])
             kernels[function.name] = replace(lowered[key], name=function.name)
             call = custom_call_of(function)
             if call is not None:
-                custom[_registered(call).symbol] = call
+                custom[_check_custom_call_registered(call).symbol] = call
         except CompileError as error:
             refused += error.findings
     if refused:
@@ -331,7 +331,7 @@ def _lower_regions(
     return kernels, custom
 
 
-def _stages(
+def _encode_function_stages(
     b: Buffered, variant: Variant, slots: Slots, places: Mapping[str, int], shared: Mapping[str, Sized], limit: int,
 ) -> list[Stage]:  # fmt: skip
     """Plan the memory of one function, and encode a command buffer for each stretch of steps.
@@ -353,7 +353,9 @@ def _stages(
     fixed: list[Block] = [(slots.constants, at, block_bytes(x.nbytes)) for _, x, at in constants.arrays if mapped]
     stages: list[Stage] = []
     for sizes, (steps, judged) in zip(zip(*plans), parts, strict=True):
-        buffer = Scheduler(slots, places.__getitem__, variant.costs, _sizes_of_calls(shared)).encode(steps)
+        buffer = CommandBufferEncoder(slots, places.__getitem__, variant.costs, _sizes_of_kernel_calls(shared)).encode(
+            steps
+        )
         known_by_now = [s for s in b.arena if stage_of(s.size) <= len(stages)]
         blocks = [*fixed, *((slots.arena_of(s.space), s.offset, block_bytes(s.size)) for s in known_by_now)]
         stages.append(Stage(buffer, len(variant.command_buffers), sizes, judged, blocks if constants.apart else ()))
@@ -377,7 +379,7 @@ def _join_specialized(variant: Variant, public: Mapping[str, Function]) -> None:
             variant.specialized[name] = [dict(f.attrs["dims"]) for f in copies]
 
 
-def _registered(call: CustomCall) -> CustomCall:
+def _check_custom_call_registered(call: CustomCall) -> CustomCall:
     """Return ``call``; raise a CompileError with a hint if its function is not registered."""
     if registered_call(call.name) is None and not call.name.startswith(RANK_CALL):
         raise CompileError.at(
@@ -388,7 +390,7 @@ def _registered(call: CustomCall) -> CustomCall:
     return call
 
 
-def _shared(
+def _merge_kernels_by_offsets(
     kernels: dict[str, Kernel], programs: dict[str, Buffered], memories: Memories, module: Module, options: Options
 ) -> tuple[dict[str, Kernel], dict[str, Buffered]]:
     """Merge CPU kernels that differ only in the offsets at which they read parts of arrays."""
@@ -396,11 +398,11 @@ def _shared(
         return kernels, programs
     kernels, programs = merge_by_offsets(kernels, programs)
     if options.verify_each:
-        verify.after_sharing(programs, module.functions)
+        verify.verify_after_merging(programs, module.functions)
     return kernels, programs
 
 
-def _deduplicate(
+def _deduplicate_kernels(
     kernels: Mapping[str, Kernel], memories: Memories, steps: Mapping[str, Buffered]
 ) -> tuple[dict[str, str], list[Kernel], list[Target], list[tuple[Target, int]], dict[str, Sized]]:
     """Merge equal kernels, and on CPUs also kernels that differ only in sizes.

@@ -19,7 +19,7 @@ from aotc.ir.program.verify import verify_plan, verify_steps
 from aotc.ir.tensor.ir import Function, Value
 from aotc.ir.tensor.substitute_dims import is_loop_name
 from aotc.lowering.analysis.in_place import count_overwritten_parameters
-from aotc.lowering.program.emit_program import Program, Stage
+from aotc.lowering.program.emit_program import Stage, VmProgramBuilder
 from aotc.lowering.program.schedule import CommandBuffer
 from aotc.lowering.program.verify_schedule import verify_schedule
 from aotc.vmfb.abi import Slots
@@ -28,27 +28,29 @@ from aotc.vmfb.verify.kernel_interface import Invalid
 from aotc.vmfb.verify.program import check_commands, check_program
 
 
-def after_region(kernel: Kernel) -> None:
+def verify_after_region(kernel: Kernel) -> None:
     """Verify the kernel that a region was lowered to."""
-    _report("lower_region", kernel.name, _kernel(kernel))
+    _raise_verifier_errors("lower_region", kernel.name, _kernel_errors(kernel))
 
 
-def _kernel(kernel: Kernel) -> list[str]:
+def _kernel_errors(kernel: Kernel) -> list[str]:
     """Return the errors of a kernel; also those of loops whose names could clash with a dim of the model."""
     loops = {s.var for s in walk_statements(kernel.body) if isinstance(s, For)}
     names = sorted(name for name in loops if not is_loop_name(name))
     return [*verify_kernel(kernel), *(f"a dim of a model may be named as the loop over {name}" for name in names)]
 
 
-def after_bufferize(program: Buffered, function: Function, functions: Mapping[str, Function]) -> None:
+def verify_after_bufferize(program: Buffered, function: Function, functions: Mapping[str, Function]) -> None:
     """Verify the steps of one function, and the kernels that bufferization created, such as whole loops."""
     for name, kernel in program.kernels.items():
         if name not in functions:
-            _report("bufferize", name, _kernel(kernel))
-    _report("bufferize", function.name, verify_steps(program, function, updates(functions)))
+            _raise_verifier_errors("bufferize", name, _kernel_errors(kernel))
+    _raise_verifier_errors(
+        "bufferize", function.name, verify_steps(program, function, update_counts_of_regions(functions))
+    )
 
 
-def after_sharing(programs: Mapping[str, Buffered], functions: Mapping[str, Function]) -> None:
+def verify_after_merging(programs: Mapping[str, Buffered], functions: Mapping[str, Function]) -> None:
     """Verify the result of ``merge_by_offsets``: the steps of all functions, and each merged kernel.
 
     Kernels that differ only in offsets into arrays become one, which gets the offsets as arguments.
@@ -56,11 +58,13 @@ def after_sharing(programs: Mapping[str, Buffered], functions: Mapping[str, Func
     for name, program in programs.items():
         for step in walk(program.steps):
             if isinstance(step, Launch) and step.begins:
-                _report("merge_by_offsets", step.kernel.name, _kernel(step.kernel))
-        _report("merge_by_offsets", name, verify_steps(program, functions[name], updates(functions)))
+                _raise_verifier_errors("merge_by_offsets", step.kernel.name, _kernel_errors(step.kernel))
+        _raise_verifier_errors(
+            "merge_by_offsets", name, verify_steps(program, functions[name], update_counts_of_regions(functions))
+        )
 
 
-def after_schedule(
+def verify_after_schedule(
     program: Buffered,
     function: Function,
     functions: Mapping[str, Function],
@@ -75,36 +79,44 @@ def after_schedule(
     kernel is called.
     """
     totals: list[Sequence[Dim]] = [stage.arenas for stage in stages]
-    _report("plan_memory", function.name, verify_plan(program, function, totals, updates(functions)))
+    _raise_verifier_errors(
+        "plan_memory", function.name, verify_plan(program, function, totals, update_counts_of_regions(functions))
+    )
     for stage, (steps, _) in zip(stages, split_at_host_reads(program.steps), strict=True):
-        _report("schedule", function.name, _commands(stage.buffer, len(set(numbers.values())), slots.count))
-        _report("schedule", function.name, verify_schedule(stage.buffer, steps, slots, numbers.__getitem__, sizes))
+        _raise_verifier_errors(
+            "schedule", function.name, _command_buffer_errors(stage.buffer, len(set(numbers.values())), slots.count)
+        )
+        _raise_verifier_errors(
+            "schedule", function.name, verify_schedule(stage.buffer, steps, slots, numbers.__getitem__, sizes)
+        )
 
 
-def after_emit(program: Program, function: Function, buffers: Sequence[CommandBuffer], spaces: int) -> None:
+def verify_after_emit(
+    program: VmProgramBuilder, function: Function, buffers: Sequence[CommandBuffer], spaces: int
+) -> None:
     """Verify the host program of one function by the rules of the loader."""
     donated = function.attrs.get("donated", ())
     signature = {
-        "arguments": [{**_value(v), "donated": n in donated} for n, v in enumerate(function.body.params)],
-        "results": [_value(v) for v in function.body.results],
+        "arguments": [{**_verified_value(v), "donated": n in donated} for n, v in enumerate(function.body.params)],
+        "results": [_verified_value(v) for v in function.body.results],
     }
     rows = [{"parameters": len(b.parameters)} for b in buffers]
     try:
         check_program(program.code, program.registers, signature, rows, spaces)
     except Invalid as error:
-        _report("emit_program", function.name, [str(error)])
+        _raise_verifier_errors("emit_program", function.name, [str(error)])
 
 
-def _value(v: Value) -> dict[str, Any]:
+def _verified_value(v: Value) -> dict[str, Any]:
     return {"dtype": v.type.dtype, "dims": list(map(str, v.type.shape))}
 
 
-def updates(functions: Mapping[str, Function]) -> Callable[[str], int]:
+def update_counts_of_regions(functions: Mapping[str, Function]) -> Callable[[str], int]:
     """Return a function from a region's name to its number of outputs updated in place."""
     return lambda name: count_overwritten_parameters(functions[name]) if name in functions else 0
 
 
-def _commands(buffer: CommandBuffer, kernels: int, slots: int) -> list[str]:
+def _command_buffer_errors(buffer: CommandBuffer, kernels: int, slots: int) -> list[str]:
     try:
         check_commands(read_commands(buffer.code), kernels, slots, buffer.states, len(buffer.parameters))
     except Invalid as error:
@@ -112,7 +124,7 @@ def _commands(buffer: CommandBuffer, kernels: int, slots: int) -> list[str]:
     return []
 
 
-def _report(stage: str, name: str, findings: Sequence[str]) -> None:
+def _raise_verifier_errors(stage: str, name: str, findings: Sequence[str]) -> None:
     if findings:
         more = f" (and {len(findings) - 3} more)" if len(findings) > 3 else ""
         raise InternalError(f"after {stage} of {name}: {'; '.join(findings[:3])}{more}")

@@ -59,7 +59,7 @@ class AsgiApp:
             await self._started()
         except Exception as error:
             self._log.error("cannot start", extra={"fields": {"error": str(error)}})
-            await send_fault(send, RequestFault(CLOSED, "", _what(error)), close=True)
+            await send_fault(send, RequestFault(CLOSED, "", _error_text(error)), close=True)
             return
         await self._app(scope, receive, send)
 
@@ -89,7 +89,7 @@ class AsgiApp:
         try:
             await self._started()
         except Exception as error:
-            await send({"type": "lifespan.startup.failed", "message": _what(error)})
+            await send({"type": "lifespan.startup.failed", "message": _error_text(error)})
             return
         await send({"type": "lifespan.startup.complete"})
         try:
@@ -101,5 +101,5 @@ class AsgiApp:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-def _what(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"

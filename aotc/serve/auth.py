@@ -34,12 +34,12 @@ class AccessCheck:
                 raise RequestFault(UNAUTHORIZED, "", what, expected=expected)
         elif self._local:
             host = headers.get(b"host")
-            if host is not None and not is_local(_bare(host.decode("latin-1"))):
+            if host is not None and not is_local(_host_without_port(host.decode("latin-1"))):
                 hint = "http://127.0.0.1, or a server with a token"
                 raise RequestFault(UNAUTHORIZED, "", "the server is asked under a name of another machine's", hint=hint)
 
 
-def _bare(host: str) -> str:
+def _host_without_port(host: str) -> str:
     """Return a host name without its port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]

@@ -24,10 +24,10 @@ async def join_in_background(parts: Sequence[Buffer]) -> bytes:
     """
     if sum(map(len, parts)) <= INLINE_BYTES:
         return b"".join(parts)
-    return await run_in_background(lambda: b"".join(_pieces(parts)))
+    return await run_in_background(lambda: b"".join(_copy_pieces(parts)))
 
 
-def _pieces(parts: Sequence[Buffer]) -> Iterator[bytes]:
+def _copy_pieces(parts: Sequence[Buffer]) -> Iterator[bytes]:
     for part in parts:
         if isinstance(part, bytes):
             yield part

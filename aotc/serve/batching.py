@@ -70,7 +70,7 @@ class Batcher:
 
     def __init__(self, module: LoadedModule, function: str, most: int, delay: float, sizes: Sequence[int] = ()) -> None:
         self.most = most
-        self.observe: Observe = _ignore
+        self.observe: Observe = _ignore_batch_observation
         self._module, self._function, self._delay = module, function, delay
         self._wanted = NUMPY if module.gpus else ""
         self._sizes = sorted(n for n in sizes if n <= most)
@@ -152,11 +152,11 @@ class Batcher:
             results = await self._called(members)
             self.observe(batch.rows, perf_counter() - began)
         except asyncio.CancelledError:
-            _fail(members, FenceCancelled("", "the batch was cancelled"))
+            _fail_batch_members(members, FenceCancelled("", "the batch was cancelled"))
             raise
         except Exception as error:
             if len(members) == 1 or not isinstance(error, CallError):
-                _fail(members, error)
+                _fail_batch_members(members, error)
             else:
                 await self._apart(members)
             return
@@ -174,7 +174,7 @@ class Batcher:
             try:
                 results = await self._called([member])
             except Exception as error:
-                _fail([member], error)
+                _fail_batch_members([member], error)
             else:
                 if not member.future.done():
                     member.future.set_result(results)
@@ -182,25 +182,25 @@ class Batcher:
     async def _called(self, members: Sequence[_Member]) -> list[np.ndarray]:
         rows = sum([m.rows for m in members])
         size = next((n for n in self._sizes if n >= rows), rows)
-        arrays = [_joined(parts, size - rows) for parts in zip(*[m.arrays for m in members])]
+        arrays = [_concatenated_batch(parts, size - rows) for parts in zip(*[m.arrays for m in members])]
         results = await self._module.submit(self._function, *arrays, results=self._wanted)
         return [r[:rows] for r in results] if size > rows else results
 
 
-def _joined(parts: Sequence[np.ndarray], padding: int) -> np.ndarray:
+def _concatenated_batch(parts: Sequence[np.ndarray], padding: int) -> np.ndarray:
     """Concatenate arrays along the first dim; the padding repeats the last row, which is valid input."""
     if padding:
         return np.concatenate([*parts, *([parts[-1][-1:]] * padding)])
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
-def _fail(members: Sequence[_Member], error: BaseException) -> None:
+def _fail_batch_members(members: Sequence[_Member], error: BaseException) -> None:
     for member in members:
         if not member.future.done():
             member.future.set_exception(error)
 
 
-def _ignore(rows: int, seconds: float) -> None:
+def _ignore_batch_observation(rows: int, seconds: float) -> None:
     """Do nothing: the default for ``observe``."""
 
 
@@ -243,7 +243,7 @@ def rows_are_independent(
         return "the sizes of other dims are expressions"
     error = ""
     for size in PROBE_SIZES if symbols else PROBE_SIZES[:1]:
-        arrays = _random(arguments, dict.fromkeys(symbols, size) | {symbol: PROBE_ROWS})
+        arrays = _random_arguments(arguments, dict.fromkeys(symbols, size) | {symbol: PROBE_ROWS})
         try:
             together = module.invoke(function, *arrays, results=NUMPY)
             singles = [[rows_of(a, n, at) for a, at in zip(arrays, axes)] for n in range(PROBE_ROWS)]
@@ -252,7 +252,7 @@ def rows_are_independent(
             error = str(found).partition("\n")[0]
             continue
         places = [*axes, *[0] * len(together)]
-        same = all(_close(x, np.concatenate(rows, at)) for x, rows, at in zip(together, zip(*alone), places))
+        same = all(_are_close(x, np.concatenate(rows, at)) for x, rows, at in zip(together, zip(*alone), places))
         return "" if same else "results of a row depend on other rows"
     return f"a trial call with random values failed: {error}"
 
@@ -262,7 +262,7 @@ def rows_of(array: np.ndarray, row: int, axis: int) -> np.ndarray:
     return array[(slice(None),) * axis + (slice(row, row + 1),)]
 
 
-def _random(arguments: Sequence[dict[str, Any]], sizes: dict[str, int]) -> list[np.ndarray]:
+def _random_arguments(arguments: Sequence[dict[str, Any]], sizes: dict[str, int]) -> list[np.ndarray]:
     """Return random arguments: normally distributed floats, integers 0 and 1."""
     generator = np.random.default_rng(0)
     arrays = []
@@ -279,7 +279,7 @@ def _random(arguments: Sequence[dict[str, Any]], sizes: dict[str, int]) -> list[
 PROBE_TOLERANCE = 2e-2
 
 
-def _close(x: np.ndarray, y: np.ndarray) -> bool:
+def _are_close(x: np.ndarray, y: np.ndarray) -> bool:
     if x.shape != y.shape:
         return False
     if x.dtype.kind in "biu":

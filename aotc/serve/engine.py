@@ -98,7 +98,7 @@ class Engine:
         self.metrics.loaded(model.name)
         for function in model.functions.values():
             if function.batcher is not None:
-                function.batcher.observe = _both(self.metrics.rows(model.name), function.statistics.called)
+                function.batcher.observe = _count_batch_twice(self.metrics.rows(model.name), function.statistics.called)
         if model.decoder is not None:
             model.decoder.observe = self.metrics.rows(model.name)
 
@@ -206,7 +206,9 @@ class Engine:
         }  # fmt: skip
 
 
-def _both(count: Callable[[int], object], called: Callable[[int, float], object]) -> Callable[[int, float], object]:
+def _count_batch_twice(
+    count: Callable[[int], object], called: Callable[[int, float], object]
+) -> Callable[[int, float], object]:
     """Return a callback that records a batch twice: for Prometheus, and for Triton's statistics."""
 
     def observe(rows: int, seconds: float) -> None:

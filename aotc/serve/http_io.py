@@ -48,7 +48,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int,
     """
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length[:20]) > most:
-        raise _too_long(length.decode(), most)
+        raise _body_too_long_error(length.decode(), most)
     if headers.get(b"content-encoding", b"identity") != b"identity":
         found = headers[b"content-encoding"].decode("latin-1")[:40]
         raise RequestFault(COMPRESSED, "", "the body is compressed", found, hint="send it as it is")
@@ -61,7 +61,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int,
         part = event.get("body", b"")
         size += len(part)
         if size > most:
-            raise _too_long(f"more than {most}", most)
+            raise _body_too_long_error(f"more than {most}", most)
         lease.grow(len(part))
         if not event.get("more_body", False):
             return part if not parts else await join_in_background([*parts, part])
@@ -97,11 +97,11 @@ async def send_parts(scope: Scope, send: Send, parts: list[Buffer], idle: float)
     except TimeoutError:
         parts.clear()  # the error's traceback may live long and references it
         part = b""
-        abort(scope)
+        abort_connection(scope)
         await asyncio.sleep(0)  # lets the connection record the loss
 
 
-def abort(scope: Scope) -> None:
+def abort_connection(scope: Scope) -> None:
     """Abort the connection of a request, discarding unsent data.
 
     Do nothing behind a proxy such as Ray's, which owns the connection.
@@ -111,7 +111,7 @@ def abort(scope: Scope) -> None:
         found[TRANSPORT].abort()
 
 
-def _too_long(found: str, most: int) -> RequestFault:
+def _body_too_long_error(found: str, most: int) -> RequestFault:
     return RequestFault(TOO_LONG, "", "the body is too long", f"{found} bytes", f"at most {most}", "--max-body-mb")
 
 

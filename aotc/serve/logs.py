@@ -27,11 +27,11 @@ class EventFormatter(logging.Formatter):
         event, level = record.getMessage(), record.levelname.lower()
         if self._as_json:
             return json.dumps({"time": stamp, "level": level, "event": event, **fields}, default=str)
-        rest = "".join(f" {key}={_word(value)}" for key, value in fields.items())
+        rest = "".join(f" {key}={_log_word(value)}" for key, value in fields.items())
         return f"{stamp} {level} {json.dumps(event)[1:-1]}{rest}"
 
 
-def _word(value: Any) -> str:
+def _log_word(value: Any) -> str:
     text = json.dumps(str(value))
     return text if any(letter in text for letter in " \\=") or len(text) == 2 else text[1:-1]
 

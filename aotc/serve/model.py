@@ -110,7 +110,7 @@ class ServedFunction:
 
     def metadata(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return inputs and outputs in the protocol's form; a symbolic size is -1."""
-        return _described(self.inputs, self.arguments), _described(self.outputs, self.results)
+        return _described_tensors(self.inputs, self.arguments), _described_tensors(self.outputs, self.results)
 
 
 class ServedModel:
@@ -246,7 +246,10 @@ def most_calls() -> int:
 def model_metadata(model: ServedModel, function: str, versions: Sequence[int]) -> dict[str, Any]:
     """Return the protocol's description of a model, or of one function of it."""
     if model.is_generation(function):
-        inputs, outputs = _integers(("tokens", -1), ("stop", -1)), _integers(("token", 1), ("index", 1))
+        inputs, outputs = (
+            _integer_vector_descriptions(("tokens", -1), ("stop", -1)),
+            _integer_vector_descriptions(("token", 1), ("index", 1)),
+        )
     else:
         inputs, outputs = model.function(function).metadata()
     name = f"{model.name}.{function}" if function else model.name
@@ -286,12 +289,12 @@ def model_statistics(found: Sequence[tuple[ServedModel, str]]) -> list[dict[str,
     return rows
 
 
-def _integers(*names_and_sizes: tuple[str, int]) -> list[dict[str, Any]]:
+def _integer_vector_descriptions(*names_and_sizes: tuple[str, int]) -> list[dict[str, Any]]:
     """Return the description of integer vectors."""
     return [{"name": name, "datatype": "INT64", "shape": [size]} for name, size in names_and_sizes]
 
 
-def _described(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _described_tensors(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             "name": name,

@@ -57,18 +57,18 @@ def parse_infer(body: bytes, header_length: str | None, where: str, most: int) -
     size = json_size(body, header_length, where)
     document = parse_object(body[:size] if size < len(body) else body, where)
     rest, at = memoryview(body), size
-    request = InferRequest(_text(document, "id", where))
-    parameters = _part(document, "parameters", dict, where)
+    request = InferRequest(_document_text(document, "id", where))
+    parameters = _document_part(document, "parameters", dict, where)
     check_no_sequence(parameters, where)
     request.timeout = timeout_of(parameters, where)
     request.binary = bool(parameters.get("binary_data_output", False))
-    for row in _rows(document, "inputs", where, most):
-        name = _name(row, where)
+    for row in _document_rows(document, "inputs", where, most):
+        name = _tensor_name(row, where)
         if name in request.inputs:
             raise RequestFault(BAD, where, f"input {name!r} comes twice")
         place = f"{where}: input {name!r}"
         dtype, shape = dtype_of(row.get("datatype"), place), checked_shape(row.get("shape"), place)
-        count = _part(row, "parameters", dict, place).get("binary_data_size")
+        count = _document_part(row, "parameters", dict, place).get("binary_data_size")
         if count is None:
             if "data" not in row:
                 raise RequestFault(BAD, place, "the tensor has no data", expected='"data", or "binary_data_size"')
@@ -83,8 +83,8 @@ def parse_infer(body: bytes, header_length: str | None, where: str, most: int) -
     if at != len(body):
         raise RequestFault(BAD, where, "the body has bytes after its last tensor", f"{len(body) - at} bytes", "none")
     if document.get("outputs") is not None:
-        rows = _rows(document, "outputs", where, most)
-        request.outputs = checked_outputs([_output(row, request.binary, where) for row in rows], where)
+        rows = _document_rows(document, "outputs", where, most)
+        request.outputs = checked_outputs([_requested_output(row, request.binary, where) for row in rows], where)
     return request
 
 
@@ -235,7 +235,7 @@ def check_no_sequence(parameters: Mapping[str, Any], where: str) -> None:
 # ---------------------------------------------------------------- parts of a document
 
 
-def _part(document: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+def _document_part(document: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
     found = document.get(key)
     if found is None:
         return kind()
@@ -244,11 +244,11 @@ def _part(document: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
     return found
 
 
-def _text(document: Mapping[str, Any], key: str, where: str) -> str:
-    return _part(document, key, str, where)
+def _document_text(document: Mapping[str, Any], key: str, where: str) -> str:
+    return _document_part(document, key, str, where)
 
 
-def _rows(document: Mapping[str, Any], key: str, where: str, most: int) -> Sequence[dict[str, Any]]:
+def _document_rows(document: Mapping[str, Any], key: str, where: str, most: int) -> Sequence[dict[str, Any]]:
     rows = document.get(key)
     if isinstance(rows, list):
         check_count(len(rows), key, where, most)
@@ -257,15 +257,15 @@ def _rows(document: Mapping[str, Any], key: str, where: str, most: int) -> Seque
     return rows
 
 
-def _name(row: Mapping[str, Any], where: str) -> str:
+def _tensor_name(row: Mapping[str, Any], where: str) -> str:
     name = row.get("name")
     if not isinstance(name, str):
         raise RequestFault(BAD, where, "a tensor has no name", shown_value(name), '"name": "x"')
     return name
 
 
-def _output(row: Mapping[str, Any], binary: bool, where: str) -> tuple[str, bool]:
-    name = _name(row, where)
-    parameters = _part(row, "parameters", dict, where)
+def _requested_output(row: Mapping[str, Any], binary: bool, where: str) -> tuple[str, bool]:
+    name = _tensor_name(row, where)
+    parameters = _document_part(row, "parameters", dict, where)
     check_no_other_output(parameters, f"{where}: output {name!r}")
     return name, bool(parameters.get("binary_data", binary))

@@ -44,7 +44,7 @@ _OCTETS = b"application/octet-stream"
 def make_app(engine: Engine) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
     """Return the ASGI application of a server."""
     endpoints = _Endpoints(engine)
-    infer = _Infer(engine)
+    infer = _InferRoute(engine)
     model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
     routes = [
         *(Route(f"{path}/infer", infer, methods=["POST"]) for path in (model, version)),
@@ -65,7 +65,12 @@ def make_app(engine: Engine) -> Callable[[Scope, Receive, Send], Awaitable[None]
         Route("/", endpoints.page),
     ]
     app = Starlette(
-        routes=routes, exception_handlers={HTTPException: _unknown, RequestFault: _refused, Exception: _refused}
+        routes=routes,
+        exception_handlers={
+            HTTPException: _unknown_path_response,
+            RequestFault: _refused_request_response,
+            Exception: _refused_request_response,
+        },
     )
     return Guarded(app, engine)
 
@@ -95,13 +100,13 @@ _STYLE, _SCRIPT = (_HERE / "page.css").read_text("utf-8"), (_HERE / "page.js").r
 PAGE = (_HERE / "page.html").read_text("utf-8").replace("@@STYLE@@", _STYLE).replace("@@SCRIPT@@", _SCRIPT)
 
 
-def _digest(text: str) -> str:
+def _etag_digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 HEADERS = {
-    "content-security-policy": f"default-src 'none'; connect-src 'self'; script-src 'sha256-{_digest(_SCRIPT)}'; "
-    f"style-src 'sha256-{_digest(_STYLE)}'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "content-security-policy": f"default-src 'none'; connect-src 'self'; script-src 'sha256-{_etag_digest(_SCRIPT)}'; "
+    f"style-src 'sha256-{_etag_digest(_STYLE)}'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
@@ -111,7 +116,7 @@ HEADERS = {
 _PATHS = "GET /v2/models/NAME, POST /v2/models/NAME/infer, GET /v2/health/ready, or GET / for a page in a browser"
 
 
-async def _unknown(request: Request, error: Exception) -> Response:
+async def _unknown_path_response(request: Request, error: Exception) -> Response:
     """Return the error response for an unknown path or method."""
     assert isinstance(error, HTTPException)
     status, headers = error.status_code, error.headers
@@ -120,11 +125,11 @@ async def _unknown(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(fault)}, status, headers)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _refused_request_response(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": text_of(error)}, status_of(error))
 
 
-class _Infer:
+class _InferRoute:
     """Handles inference requests."""
 
     def __init__(self, engine: Engine) -> None:

@@ -56,20 +56,20 @@ def serve(settings: Settings, started: Started | None = None) -> None:
     """
     settings.check()
     _allow_files(settings)
-    asyncio.run(_serve(settings, open_log(settings.json_logs), started))
+    asyncio.run(_serve_until_stopped(settings, open_log(settings.json_logs), started))
 
 
-async def _serve(settings: Settings, log: Logger, started: Started | None) -> None:
+async def _serve_until_stopped(settings: Settings, log: Logger, started: Started | None) -> None:
     engine = Engine(settings, log)
-    listener = _listen(settings)
+    listener = _listening_socket(settings)
     with listener:
         stop, loop = _Stop(), asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(ValueError, RuntimeError):  # not on the main thread
                 loop.add_signal_handler(number, stop.ask)
         engine.stop = lambda: loop.call_soon_threadsafe(stop.ask)
-        if await _loaded(engine, stop):
-            await _run(engine, listener, stop, started)
+        if await _load_models(engine, stop):
+            await _run_server(engine, listener, stop, started)
 
 
 class _Stop:
@@ -88,7 +88,7 @@ class _Stop:
         (self.at_once if self.wanted.is_set() else self.wanted).set()
 
 
-async def _loaded(engine: Engine, stop: _Stop) -> bool:
+async def _load_models(engine: Engine, stop: _Stop) -> bool:
     """Load the models; return False if a shutdown was requested meanwhile.
 
     Raises
@@ -108,10 +108,10 @@ async def _loaded(engine: Engine, stop: _Stop) -> bool:
     return True
 
 
-async def _run(engine: Engine, listener: socket.socket, stop: _Stop, started: Started | None) -> None:
+async def _run_server(engine: Engine, listener: socket.socket, stop: _Stop, started: Started | None) -> None:
     settings = engine.settings
     connections = Connections(settings)
-    http = _HttpServer(_config(engine, connections))
+    http = _HttpServer(_uvicorn_config(engine, connections))
     grpc = None
     if settings.grpc_port is not None:
         from aotc.serve.grpc import service  # gRPC is optional
@@ -154,7 +154,7 @@ async def _run(engine: Engine, listener: socket.socket, stop: _Stop, started: St
         engine.log.info("ended", extra={"fields": {"lost": engine.in_flight}})
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _listening_socket(settings: Settings) -> socket.socket:
     """Return the listening socket of the HTTP server.
 
     Raises
@@ -187,7 +187,7 @@ def _listen(settings: Settings) -> socket.socket:
 ACCEPTED_AT_ONCE = 16
 
 
-def _config(engine: Engine, connections: Connections) -> Any:
+def _uvicorn_config(engine: Engine, connections: Connections) -> Any:
     settings = engine.settings
     protocol: Callable[..., Any] = partial(GuardedConnection, connections)
     if settings.tls_cert:

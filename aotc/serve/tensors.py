@@ -108,10 +108,10 @@ def from_json(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.n
         raise RequestFault(BAD, where, f"JSON has no numbers for {dtype}", hint=hint)
     try:
         values = data if isinstance(data, list) else [data]
-        if _types(values) <= _NUMBERS:
+        if _element_types(values) <= _NUMBERS:
             found = np.array(values)
         else:
-            found = np.array(_numbers(values), np.float64)  # NumPy would convert all elements to strings
+            found = np.array(_json_numbers(values), np.float64)  # NumPy would convert all elements to strings
         if found.dtype.kind == "O" and row.kind == "f":  # integers of more than 64 bits
             found = found.astype(np.float64)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -138,7 +138,7 @@ def from_json(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.n
 MOST_NESTING = 64
 
 
-def _types(values: list[Any], depth: int = 0) -> set[type]:
+def _element_types(values: list[Any], depth: int = 0) -> set[type]:
     """Return the Python types of the elements of nested lists.
 
     Raises
@@ -151,13 +151,13 @@ def _types(values: list[Any], depth: int = 0) -> set[type]:
     found = set(map(type, values))
     if list in found:
         found.discard(list)
-        found = found.union(*[_types(value, depth + 1) for value in values if type(value) is list])
+        found = found.union(*[_element_types(value, depth + 1) for value in values if type(value) is list])
     return found
 
 
-def _numbers(data: Any) -> Any:
+def _json_numbers(data: Any) -> Any:
     if isinstance(data, list):
-        return [_numbers(x) for x in data]
+        return [_json_numbers(x) for x in data]
     if isinstance(data, str):
         if data not in _SPECIAL:
             raise ValueError(f"{data[:40]!r} is not a number")

@@ -28,15 +28,15 @@ def is_portable(data: bytes | str) -> bool:
 def large_elements(code: bytes, least: int) -> list[tuple[int, int]]:
     """Return begin and end of the elements of each constant of at least ``least`` bytes, in order."""
     try:
-        sections = _sections(code)
-        entries = [*_attributes(code, sections), *_resources(code, sections)]
-        found = [_elements(code, *entry) for entry in entries if entry[1] - entry[0] >= least]
+        sections = _bytecode_sections(code)
+        entries = [*_bytecode_attributes(code, sections), *_bytecode_resources(code, sections)]
+        found = [_elements_of_attribute(code, *entry) for entry in entries if entry[1] - entry[0] >= least]
     except (IndexError, ValueError):  # the format has changed, or the bytes are not bytecode
         return []
     return sorted({(a, b) for a, b in found if b - a >= least})
 
 
-def _number(code: bytes, at: int) -> tuple[int, int]:
+def _decode_varint(code: bytes, at: int) -> tuple[int, int]:
     """Decode the varint at ``at``; return the number and the end of its bytes."""
     first = code[at]
     if first & 1:
@@ -47,51 +47,51 @@ def _number(code: bytes, at: int) -> tuple[int, int]:
     return int.from_bytes(code[at : at + 1 + more], "little") >> (more + 1), at + 1 + more
 
 
-def _sections(code: bytes) -> dict[int, tuple[int, int]]:
+def _bytecode_sections(code: bytes) -> dict[int, tuple[int, int]]:
     """Return begin and end of each bytecode section, by section number."""
-    _, at = _number(code, len(MAGIC))
+    _, at = _decode_varint(code, len(MAGIC))
     at = code.index(b"\0", at) + 1  # the name of the producer
     found: dict[int, tuple[int, int]] = {}
     while at < len(code):
         kind = code[at]
-        size, at = _number(code, at + 1)
+        size, at = _decode_varint(code, at + 1)
         if kind & _ALIGNED:
-            alignment, at = _number(code, at)
+            alignment, at = _decode_varint(code, at)
             at += -at % alignment
         found[kind & _SECTION] = at, at + size
         at += size
     return found
 
 
-def _attributes(code: bytes, sections: dict[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _bytecode_attributes(code: bytes, sections: dict[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each attribute in the bytecode."""
     at, end = sections[_ATTRIBUTE_SIZES]
     place, _ = sections[_ATTRIBUTES]
-    left, at = _number(code, at)
-    _, at = _number(code, at)  # types, which come after the attributes
+    left, at = _decode_varint(code, at)
+    _, at = _decode_varint(code, at)  # types, which come after the attributes
     while left > 0 and at < end:
-        _, at = _number(code, at)  # the dialect
-        count, at = _number(code, at)
+        _, at = _decode_varint(code, at)  # the dialect
+        count, at = _decode_varint(code, at)
         for _ in range(min(count, left)):
-            size, at = _number(code, at)
+            size, at = _decode_varint(code, at)
             yield place, place + (size >> 1)  # the lowest bit is the encoding
             place += size >> 1
         left -= count
 
 
-def _resources(code: bytes, sections: dict[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _bytecode_resources(code: bytes, sections: dict[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each resource in the bytecode."""
     if _RESOURCE_SIZES not in sections or _RESOURCES not in sections:
         return
     at, end = sections[_RESOURCE_SIZES]
     place, _ = sections[_RESOURCES]
-    _, at = _number(code, at)  # groups of others, which come first
+    _, at = _decode_varint(code, at)  # groups of others, which come first
     while at < end:
-        _, at = _number(code, at)
-        count, at = _number(code, at)
+        _, at = _decode_varint(code, at)
+        count, at = _decode_varint(code, at)
         for _ in range(count):
-            _, at = _number(code, at)
-            size, at = _number(code, at)
+            _, at = _decode_varint(code, at)
+            size, at = _decode_varint(code, at)
             at += 1  # the kind
             yield place, place + size
             place += size
@@ -102,11 +102,11 @@ def _resources(code: bytes, sections: dict[int, tuple[int, int]]) -> Iterator[tu
 MOST_HEADS = 4
 
 
-def _elements(code: bytes, begin: int, end: int) -> tuple[int, int]:
+def _elements_of_attribute(code: bytes, begin: int, end: int) -> tuple[int, int]:
     """Return the start of the elements in the attribute from ``begin`` to ``end``: its last bytes, after their size."""
     at = begin
     for _ in range(MOST_HEADS):
-        size, at = _number(code, at)
+        size, at = _decode_varint(code, at)
         gap = end - size - at
         if 0 <= gap < size and code.count(_PADDING, at, at + gap) == gap:
             return end - size, end

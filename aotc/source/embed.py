@@ -25,7 +25,7 @@ from aotc.source.limits import DIFFERENCES_BYTES, LARGE_BYTES
 from aotc.source.moves import Origin, Origins
 from aotc.source.record import VERSION, Embedded, recorded_targets
 from aotc.vmfb.dtypes import from_numpy
-from aotc.vmfb.weights.differences import differences
+from aotc.vmfb.weights.differences import word_differences
 
 # First bytes of a constant that serve as its key; constants with equal keys are compared in full.
 KEY_BYTES = 64
@@ -40,25 +40,25 @@ class Segments:
     weights: list[memoryview]
 
 
-def embed(source: Embedded, constants: Sequence[Constants], ways: Sequence[Origins]) -> Segments:
+def embed_source(source: Embedded, constants: Sequence[Constants], ways: Sequence[Origins]) -> Segments:
     """Encode the model's source as bundle segments, without copies of constants that the bundle stores.
 
     ``ways`` can unpack each variant's.
     """
     code = memoryview(source.code)
     cuts = large_elements(source.code, LARGE_BYTES)
-    places = _places(source.code, cuts, constants, ways)
+    places = _stored_constants_in_source(source.code, cuts, constants, ways)
     holes: list[dict[str, Any]] = []
     rest: list[memoryview] = []
     weights: list[memoryview] = []
     end = stored = expanded = 0
     for cut in cuts:
         elements = code[slice(*cut)]
-        ratio = 1.0 if cut in places else _squeezed(elements[:SAMPLE_BYTES])
+        ratio = 1.0 if cut in places else _compression_ratio(elements[:SAMPLE_BYTES])
         if cut in places:
             where: dict[str, Any] = {"array": places[cut]}
-        elif expanded + elements.nbytes <= DIFFERENCES_BYTES and (word := _word(elements, ratio)):
-            where = {"differences": zlib.compress(differences(elements, word)), "word": word}
+        elif expanded + elements.nbytes <= DIFFERENCES_BYTES and (word := _difference_word_size(elements, ratio)):
+            where = {"differences": zlib.compress(word_differences(elements, word)), "word": word}
             expanded += elements.nbytes
         elif ratio < SQUEEZED:
             continue
@@ -92,7 +92,7 @@ SAMPLE_BYTES = 1 << 16
 SQUEEZED = 0.75
 
 
-def _squeezed(sample: memoryview | bytes) -> float:
+def _compression_ratio(sample: memoryview | bytes) -> float:
     """Return the ratio of compressed to original size of ``sample``."""
     return len(zlib.compress(sample, 1)) / max(len(sample), 1)
 
@@ -105,19 +105,19 @@ WORTH_DIFFERENCES = 0.5
 TRIED_WORDS = (4, 8, 2)
 
 
-def _word(elements: memoryview, ratio: float) -> int:
+def _difference_word_size(elements: memoryview, ratio: float) -> int:
     """Return the word size in bytes for storing ``elements`` as differences of neighbours; 0 if that saves little.
 
     ``ratio`` is the compressed size of the elements themselves.
     """
     sample = elements[:SAMPLE_BYTES]
     words = [w for w in TRIED_WORDS if elements.nbytes % w == 0 and sample.nbytes % w == 0]
-    sizes = {w: _squeezed(differences(sample, w)) for w in words}
+    sizes = {w: _compression_ratio(word_differences(sample, w)) for w in words}
     best = min(sizes, key=sizes.__getitem__, default=0)
     return best if best and sizes[best] < WORTH_DIFFERENCES * min(ratio, SQUEEZED) else 0
 
 
-def _places(
+def _stored_constants_in_source(
     code: bytes, cuts: Sequence[tuple[int, int]], constants: Sequence[Constants], ways: Sequence[Origins]
 ) -> dict[tuple[int, int], dict[str, Any]]:
     """Return, for each range of the source that equals a stored constant, that constant and how to unpack it."""
@@ -131,18 +131,18 @@ def _places(
                 continue
             type_ = TensorType(from_numpy(array.dtype), array.shape)
             for way, made in known.back(array, type_):
-                for cut in wanted.get((made.nbytes, _head(made)), ()):
-                    if cut not in places and _same(made, code, cut):
-                        places[cut] = _place(variant, array, offset, type_.dtype, way)
+                for cut in wanted.get((made.nbytes, _array_head_bytes(made)), ()):
+                    if cut not in places and _has_equal_bytes(made, code, cut):
+                        places[cut] = _stored_constant_place(variant, array, offset, type_.dtype, way)
     return places
 
 
-def _place(variant: int, array: np.ndarray, offset: int, dtype: str, way: Origin) -> dict[str, Any]:
+def _stored_constant_place(variant: int, array: np.ndarray, offset: int, dtype: str, way: Origin) -> dict[str, Any]:
     shape = list(array.shape)
     return {"variant": variant, "offset": offset, "size": array.nbytes, "dtype": dtype, "shape": shape, "way": way}
 
 
-def _head(array: np.ndarray) -> bytes:
+def _array_head_bytes(array: np.ndarray) -> bytes:
     count = -(-KEY_BYTES // array.itemsize)
     return np.array(array.flat[:count]).tobytes()[:KEY_BYTES]
 
@@ -151,7 +151,7 @@ def _head(array: np.ndarray) -> bytes:
 BLOCK_BYTES = 1 << 20
 
 
-def _same(array: np.ndarray, code: bytes, cut: tuple[int, int]) -> bool:
+def _has_equal_bytes(array: np.ndarray, code: bytes, cut: tuple[int, int]) -> bool:
     """Return True if ``array`` equals the bytes ``cut`` of ``code``.
 
     The comparison is block by block: copying all of a large array would take longer.

@@ -50,23 +50,23 @@ def undo_packing(array: np.ndarray, way: Sequence[Sequence[Any]]) -> np.ndarray:
     return array
 
 
-def _reshape(op: Op) -> tuple[Any, ...]:
+def _undo_reshape(op: Op) -> tuple[Any, ...]:
     return "reshape", op.operands[0].type.shape
 
 
-def _transpose(op: Op) -> tuple[Any, ...]:
+def _undo_transpose(op: Op) -> tuple[Any, ...]:
     return "transpose", tuple(int(n) for n in np.argsort(op.attrs["perm"]))
 
 
-def _reverse(op: Op) -> tuple[Any, ...]:
+def _undo_reverse(op: Op) -> tuple[Any, ...]:
     return "reverse", tuple(op.attrs["dims"])
 
 
-def _convert(op: Op) -> tuple[Any, ...]:
+def _undo_convert(op: Op) -> tuple[Any, ...]:
     return "convert", op.operands[0].type.dtype
 
 
-def _pad(op: Op) -> tuple[Any, ...] | None:
+def _undo_pad(op: Op) -> tuple[Any, ...] | None:
     low, high, interior = (tuple(op.attrs[name]) for name in ("low", "high", "interior"))
     if min((*low, *high), default=0) < 0:  # elements were left out
         return None
@@ -76,8 +76,12 @@ def _pad(op: Op) -> tuple[Any, ...] | None:
 
 
 _BACK: dict[str, Callable[[Op], tuple[Any, ...] | None]] = {
-    "reshape": _reshape, "transpose": _transpose, "reverse": _reverse, "convert": _convert, "pad": _pad,
-}  # fmt: skip
+    "reshape": _undo_reshape,
+    "transpose": _undo_transpose,
+    "reverse": _undo_reverse,
+    "convert": _undo_convert,
+    "pad": _undo_pad,
+}
 
 
 # Candidates of a search for the array that a constant was computed from, at most. Layers of a model share theirs; three
@@ -103,7 +107,7 @@ class Origins:
             made: dict[Value, tuple[Origin, TensorType]] = {}
             for op in walk(function.body):
                 if op.name == "constant":
-                    made.update((v, ((), v.type)) for v in op.results if _is_large(v.type))
+                    made.update((v, ((), v.type)) for v in op.results if _is_large_type(v.type))
                 elif op.name in _BACK and op.operands[0] in made and is_static(op.result.type.shape):
                     step, (way, first) = _BACK[op.name](op), made[op.operands[0]]
                     if step is not None:
@@ -122,13 +126,15 @@ class Origins:
             yield way, made
             if folds < MOST_FOLDS:
                 for more, first in list(self.of.get(now, ()))[: MOST_WAYS - len(found)]:
-                    found.append(((*way, *more), undo_packing(made.reshape(_shape(now)), more), first, folds + 1))
+                    found.append(
+                        ((*way, *more), undo_packing(made.reshape(_static_shape_of(now)), more), first, folds + 1)
+                    )
 
 
-def _shape(t: TensorType) -> tuple[int, ...]:
+def _static_shape_of(t: TensorType) -> tuple[int, ...]:
     return tuple(d for d in t.shape if isinstance(d, int))
 
 
-def _is_large(t: TensorType) -> bool:
-    shape = _shape(t)
+def _is_large_type(t: TensorType) -> bool:
+    shape = _static_shape_of(t)
     return len(shape) == t.rank > 0 and int(np.prod(shape, dtype=np.int64)) * size_of(t.dtype) >= LARGE_BYTES

@@ -80,7 +80,7 @@ class ReaderProcess:
             self.end()
             return Reading(f"reading it takes longer than {seconds:g} s")
         except (EOFError, BrokenPipeError):
-            return self._ended(request, len(data))
+            return self._ended_child_error(request, len(data))
         except BaseException:
             self.end()
             raise
@@ -111,7 +111,7 @@ class ReaderProcess:
             size -= len(part)
         return b"".join(parts)
 
-    def _ended(self, request: Mapping[str, Any], size: int) -> Reading | None:
+    def _ended_child_error(self, request: Mapping[str, Any], size: int) -> Reading | None:
         status, memory = self._process.wait(), request["memory"]
         self.close()
         if status == 0:
@@ -135,7 +135,7 @@ def _leave_to_parent() -> None:
 
 
 @atexit.register
-def _close() -> None:
+def _close_child_pipes() -> None:
     while _READERS:
         _READERS.pop().close()
 
@@ -152,7 +152,7 @@ def memory_for(data: bytes) -> int:
     return UNTRUSTED_BYTES + UNTRUSTED_RATIO * len(data)
 
 
-def prepare() -> None:
+def prepare_reader_process() -> None:
     """Start the child process that reads models, unless it runs.
 
     It imports MLIR while this process imports the compiler.
@@ -175,7 +175,7 @@ def prepare_for(model: Any) -> None:
             with open(model, "rb") as file:
                 head = file.read(8)
         if isinstance(head, bytes | bytearray) and any(b < 9 or b > 126 for b in head[:8]):
-            prepare()
+            prepare_reader_process()
 
 
 # Seconds of wall time until the process that reads a model of unknown origin is stopped, whatever the model's size.

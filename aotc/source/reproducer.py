@@ -58,7 +58,7 @@ class Reproducer:
     targets: tuple[Target, ...]
 
 
-def repeats(path: str) -> str:
+def repeating_command(path: str) -> str:
     """Return the command line that compiles the reproducer file ``path`` again."""
     return f"aotc compile {path} -o model.vmfb --verify-each --no-cache --dump-ir=ir"
 
@@ -141,18 +141,18 @@ def reproducible(
         yield raws
     except InternalError as error:
         with suppress(Exception):  # the error itself must be raised
-            error.reproducer = _evidence(error, fetch(*given), options, targets)
+            error.reproducer = _write_reproducer_once(error, fetch(*given), options, targets)
         raise
 
 
-def _evidence(error: InternalError, raw: Any, options: Options, targets: tuple[Target, ...]) -> str:
+def _write_reproducer_once(error: InternalError, raw: Any, options: Options, targets: tuple[Target, ...]) -> str:
     """Write the reproducer file unless it exists, add the reproducing command to ``error``, and return the path."""
     path = str(options.reproducer)
     if error.dump and not path:
         path = str(Path(error.dump) / NAME)
         write(path, raw, options, targets, (Path(error.dump) / _TRACE).read_text())
     if path and not Path(raw.path).is_file():
-        error.repeat = repeats(path)
+        error.repeat = repeating_command(path)
     return path
 
 

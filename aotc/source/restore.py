@@ -27,7 +27,7 @@ from aotc.vmfb.weights.differences import from_differences
 _AGAIN = "compile the model itself again"
 
 
-def restore(opened: OpenedBundle) -> Embedded:
+def restore_source(opened: OpenedBundle) -> Embedded:
     """Return the source of a bundle, without running any of its code.
 
     Raises
@@ -38,13 +38,13 @@ def restore(opened: OpenedBundle) -> Embedded:
     entry = opened.manifest.get("source")
     if entry is None:
         raise BundleError(opened.where, "the bundle has no source: it was compiled with --no-source", hint=_AGAIN)
-    record = _record(opened, entry)
-    targets = tuple(_target(opened.where, row) for row in record["targets"])
+    record = _source_record(opened, entry)
+    targets = tuple(_recorded_target(opened.where, row) for row in record["targets"])
     facts = (record["path"], record["metadata"], record["options"], targets, record["variants"])
-    return Embedded(_code(opened, entry, record), *facts)
+    return Embedded(_bytecode_with_constants(opened, entry, record), *facts)
 
 
-def _damaged(where: str, what: str, found: Any = "") -> BundleError:
+def _damaged_source_error(where: str, what: str, found: Any = "") -> BundleError:
     return BundleError(where, f"the source of the bundle is damaged: {what}", found, hint=_AGAIN)
 
 
@@ -56,11 +56,11 @@ FREE_SOURCE_BYTES = 1 << 26
 SOURCE_RATIO = 100
 
 
-def _record(opened: OpenedBundle, entry: Mapping[str, Any]) -> dict[str, Any]:
+def _source_record(opened: OpenedBundle, entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of the source, decompressed and validated."""
     packed, size = opened.checked(entry["segment"]), entry["bytes"]
     if size > min(MOST_SOURCE_BYTES, FREE_SOURCE_BYTES + SOURCE_RATIO * packed.nbytes):
-        raise _damaged(opened.where, "it is too large", f"{size:,} bytes")
+        raise _damaged_source_error(opened.where, "it is too large", f"{size:,} bytes")
     stream = zlib.decompressobj()
     try:
         data = stream.decompress(packed, size + 1)
@@ -68,20 +68,20 @@ def _record(opened: OpenedBundle, entry: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{len(data):,} bytes, expected {size:,}")
         record = unpack(data, unicode_errors="surrogateescape")
     except Exception as error:  # zlib and msgpack raise many types on bad input
-        raise _damaged(opened.where, str(error)) from None
+        raise _damaged_source_error(opened.where, str(error)) from None
     version = record.get("version") if isinstance(record, dict) else None
     if version != VERSION:
         hint = f"a newer aotc, or {_AGAIN}"
         raise BundleError(opened.where, "the source has another version", version, f"{VERSION}", hint)
     if problem := next(problems(record, SCHEMA, "source"), None):
-        raise _damaged(opened.where, problem)
+        raise _damaged_source_error(opened.where, problem)
     record.setdefault("variants", len(record["targets"]))
-    if problem := next(_problems(record), None):
-        raise _damaged(opened.where, problem)
+    if problem := next(_record_inconsistencies(record), None):
+        raise _damaged_source_error(opened.where, problem)
     return record
 
 
-def _problems(record: Mapping[str, Any]) -> Iterator[str]:
+def _record_inconsistencies(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the inconsistencies of a record that matches its schema."""
     if name := refused_option(record["options"]):
         yield f"it sets the option {name!r}, which only a caller may set or this aotc does not know"
@@ -99,17 +99,17 @@ def _problems(record: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{name}: {error}"
 
 
-def _target(where: str, row: Mapping[str, Any]) -> Target:
+def _recorded_target(where: str, row: Mapping[str, Any]) -> Target:
     name = OTHER_NAMES.get(row["name"], row["name"])
     if name not in TARGETS:
         raise BundleError(where, "this aotc has no such target", name, ", ".join(TARGETS), "--target")
     try:
         return measured_target(row)
     except ValueError as error:
-        raise _damaged(where, str(error)) from None
+        raise _damaged_source_error(where, str(error)) from None
 
 
-def _code(opened: OpenedBundle, entry: Mapping[str, Any], record: Mapping[str, Any]) -> bytes:
+def _bytecode_with_constants(opened: OpenedBundle, entry: Mapping[str, Any], record: Mapping[str, Any]) -> bytes:
     """Return the bytecode with all removed constants put back."""
     arrays = _arrays_of(opened)
     code, parts = memoryview(record["code"]), []
@@ -117,9 +117,9 @@ def _code(opened: OpenedBundle, entry: Mapping[str, Any], record: Mapping[str, A
     for hole in record["holes"]:
         count = hole["at"] - end
         if not 0 <= count <= code.nbytes - used:
-            raise _damaged(opened.where, f"a weight at {hole['at']}")
+            raise _damaged_source_error(opened.where, f"a weight at {hole['at']}")
         end = hole["at"] + hole["size"]
-        parts += [code[used : used + count], _elements(opened, entry, hole, arrays)]
+        parts += [code[used : used + count], _elements_of_hole(opened, entry, hole, arrays)]
         used += count
     return b"".join([*parts, code[used:]])
 
@@ -140,20 +140,20 @@ def _arrays_of(opened: OpenedBundle) -> Callable[[int], np.ndarray]:
     return constants
 
 
-def _elements(
+def _elements_of_hole(
     opened: OpenedBundle, entry: Mapping[str, Any], hole: Mapping[str, Any], arrays: Callable[[int], np.ndarray]
 ) -> memoryview:
     """Return the elements of a removed constant (a ``hole`` of the record) as bytes."""
     try:
         if "array" in hole:
-            elements = _from_array(hole["array"], arrays)
+            elements = _bytes_from_array(hole["array"], arrays)
         elif "differences" in hole:
             elements = from_differences(hole["differences"], hole["word"], hole["size"])
         else:
             at = hole["kept"]
             elements = opened.segment(entry["weights"])[at : at + hole["size"]]
     except (ValueError, IndexError, TypeError, KeyError, OverflowError, MemoryError) as error:
-        raise _damaged(opened.where, f"the weight at {hole['at']}: {error}") from None
+        raise _damaged_source_error(opened.where, f"the weight at {hole['at']}: {error}") from None
     digest = sha256(elements).digest()
     if digest != hole["sha256"] or elements.nbytes != hole["size"]:
         raise BundleError(
@@ -163,7 +163,7 @@ def _elements(
     return elements
 
 
-def _from_array(place: Mapping[str, Any], arrays: Callable[[int], np.ndarray]) -> memoryview:
+def _bytes_from_array(place: Mapping[str, Any], arrays: Callable[[int], np.ndarray]) -> memoryview:
     whole = arrays(place["variant"])[place["offset"] : place["offset"] + place["size"]]
     array = undo_packing(whole.view(to_numpy(place["dtype"])).reshape(place["shape"]), place["way"])
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

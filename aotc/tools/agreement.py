@@ -55,7 +55,7 @@ def array_deviation(ours: np.ndarray, want: np.ndarray) -> Deviation | None:
     """Return the deviation of ``ours`` from ``want`` over finite elements; None for types without rounding errors."""
     if not is_float(want) or ours.shape != want.shape:
         return None
-    a, b = ours.astype(_wide(want)), want.astype(_wide(want))
+    a, b = ours.astype(_array_as_f64(want)), want.astype(_array_as_f64(want))
     finite = np.isfinite(a) & np.isfinite(b)
     error, size = np.abs(a[finite] - b[finite]), np.abs(b[finite])
     if not size.size:
@@ -78,19 +78,23 @@ def compare_op(
     row = OPS[name]
     assert row.tolerance is not None, f"results of {name} have no bound"
     limit, normwise = max(row.tolerance, math.sqrt(terms)) if is_float(want) else 0.0, row.normwise
-    if limit and _bits(want) < 16:
+    if limit and _bits_of_array(want) < 16:
         limit = 1.0
-    error = _errors(ours, want, normwise) if given is None or not is_float(want) else _outside(ours, want, given)
+    error = (
+        _element_errors(ours, want, normwise)
+        if given is None or not is_float(want)
+        else _errors_outside_tolerance(ours, want, given)
+    )
     if error is None or not error.size or float(error.max()) <= limit:
-        return None if error is not None else _of_shapes(ours, want)
+        return None if error is not None else _shape_mismatch(ours, want)
     exact = truth() if given is None and limit and is_float(want) else None
     if exact is not None:
-        step = unit(want, normwise)
+        step = unit_in_last_place(want, normwise)
         rounded = exact.astype(want.dtype)
-        own, theirs = distance(ours, rounded, step), distance(want, rounded, step)
+        own, theirs = distance_in_units(ours, rounded, step), distance_in_units(want, rounded, step)
         if float(own.max()) <= max(float(theirs.max()), limit):
             return None
-    return _worst(ours, want, error, limit)
+    return _worst_mismatch(ours, want, error, limit)
 
 
 def compare_results(
@@ -103,19 +107,21 @@ def compare_results(
     """
     plain = given is None
     if ours.shape != want.shape or ours.dtype != want.dtype:
-        return _of_shapes(ours, want)
+        return _shape_mismatch(ours, want)
     if given is None and is_float(want):
-        tolerance = LOOSE[_bits(want)]
-        size = np.abs(want.astype(_wide(want)))
+        tolerance = LOOSE[_bits_of_array(want)]
+        size = np.abs(want.astype(_array_as_f64(want)))
         finite = size[np.isfinite(size)]
         given = Tolerance(tolerance, tolerance * float(finite.max()) if finite.size else 0.0)
-    error = _outside(ours, want, given) if given and is_float(want) else _errors(ours, want, False)
+    error = (
+        _errors_outside_tolerance(ours, want, given) if given and is_float(want) else _element_errors(ours, want, False)
+    )
     if error is None or not error.size or float(error.max()) == 0.0:
         return None
     exact = truth() if truth and plain and is_float(want) else None
-    if exact is not None and _as_near(ours, want, exact, error > 0):
+    if exact is not None and _is_as_accurate(ours, want, exact, error > 0):
         return None
-    return _worst(ours, want, error, 0.0)
+    return _worst_mismatch(ours, want, error, 0.0)
 
 
 # Accepted multiple of the reference's own error. A result this near to one of higher precision is as good as the
@@ -123,7 +129,7 @@ def compare_results(
 AMPLIFIED = 4.0
 
 
-def _as_near(ours: np.ndarray, want: np.ndarray, exact: np.ndarray, differ: np.ndarray) -> bool:
+def _is_as_accurate(ours: np.ndarray, want: np.ndarray, exact: np.ndarray, differ: np.ndarray) -> bool:
     """Return True if the error of all ``differ`` elements is at most :data:`AMPLIFIED` times that of ``want``."""
     with np.errstate(all="ignore"):
         own, theirs = (np.abs(a.astype(exact.dtype) - exact) for a in (ours, want))
@@ -136,22 +142,22 @@ def is_float(array: np.ndarray) -> bool:
     return array.dtype.kind in "fc" or (array.dtype.kind == "V" and "float" in array.dtype.name)
 
 
-def _bits(array: np.ndarray) -> int:
-    return int(ml_dtypes.finfo(_real(array).dtype).bits)
+def _bits_of_array(array: np.ndarray) -> int:
+    return int(ml_dtypes.finfo(_real_parts(array).dtype).bits)
 
 
-def _real(array: np.ndarray) -> np.ndarray:
+def _real_parts(array: np.ndarray) -> np.ndarray:
     return array.real if array.dtype.kind == "c" else array
 
 
-def _wide(array: np.ndarray) -> Any:
+def _array_as_f64(array: np.ndarray) -> Any:
     return np.complex128 if array.dtype.kind == "c" else np.float64
 
 
-def unit(want: np.ndarray, normwise: bool) -> np.ndarray:
+def unit_in_last_place(want: np.ndarray, normwise: bool) -> np.ndarray:
     """Return the unit in the last place of each element of ``want``, or of its largest element if ``normwise``."""
-    info = ml_dtypes.finfo(_real(want).dtype)
-    size = np.abs(want.astype(_wide(want)))
+    info = ml_dtypes.finfo(_real_parts(want).dtype)
+    size = np.abs(want.astype(_array_as_f64(want)))
     if normwise:
         finite = size[np.isfinite(size)]
         size = np.full_like(size, finite.max() if finite.size else 1.0)
@@ -159,10 +165,10 @@ def unit(want: np.ndarray, normwise: bool) -> np.ndarray:
     return np.asarray(np.exp2(np.where(np.isfinite(exponent), exponent, 0) + np.log2(float(info.eps))))
 
 
-def distance(ours: np.ndarray, want: np.ndarray, step: np.ndarray) -> np.ndarray:
+def distance_in_units(ours: np.ndarray, want: np.ndarray, step: np.ndarray) -> np.ndarray:
     """Return the distance of each element in units of ``step``; infinity where NaNs or infinities differ."""
     if want.dtype.kind == "c":
-        return np.maximum(distance(ours.real, want.real, step), distance(ours.imag, want.imag, step))
+        return np.maximum(distance_in_units(ours.real, want.real, step), distance_in_units(ours.imag, want.imag, step))
     a, b = ours.astype(np.float64), want.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(all="ignore"):
@@ -170,31 +176,31 @@ def distance(ours: np.ndarray, want: np.ndarray, step: np.ndarray) -> np.ndarray
     return np.where(np.isfinite(gap), gap, np.inf)
 
 
-def _errors(ours: np.ndarray, want: np.ndarray, normwise: bool) -> np.ndarray | None:
+def _element_errors(ours: np.ndarray, want: np.ndarray, normwise: bool) -> np.ndarray | None:
     """Return the error of each element in units in the last place (integers: 0 or 1), or None if the types differ."""
     if ours.shape != want.shape or ours.dtype != want.dtype:
         return None
     if is_float(want):
-        return distance(ours, want, unit(want, normwise))
+        return distance_in_units(ours, want, unit_in_last_place(want, normwise))
     return np.asarray(ours != want).astype(np.float64)
 
 
-def _outside(ours: np.ndarray, want: np.ndarray, given: Tolerance) -> np.ndarray | None:
+def _errors_outside_tolerance(ours: np.ndarray, want: np.ndarray, given: Tolerance) -> np.ndarray | None:
     """Return 0 for elements within the tolerance ``given``, else the distance; None if the types differ."""
     if ours.shape != want.shape or ours.dtype != want.dtype:
         return None
-    a, b = ours.astype(_wide(want)), want.astype(_wide(want))
+    a, b = ours.astype(_array_as_f64(want)), want.astype(_array_as_f64(want))
     with np.errstate(all="ignore"):
         gap = np.abs(a - b)
         close = np.isclose(a, b, given.rtol, given.atol, equal_nan=True)
     return np.where(close, 0.0, np.where(np.isfinite(gap) & (gap > 0), gap, np.inf))
 
 
-def _worst(ours: np.ndarray, want: np.ndarray, error: np.ndarray, limit: float) -> Mismatch:
+def _worst_mismatch(ours: np.ndarray, want: np.ndarray, error: np.ndarray, limit: float) -> Mismatch:
     place = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), error.shape))
-    units = _errors(ours, want, False)
+    units = _element_errors(ours, want, False)
     assert units is not None
-    wide = _wide(want)
+    wide = _array_as_f64(want)
     with np.errstate(all="ignore"):
         gap = np.abs(ours.astype(wide) - want.astype(wide))
     return Mismatch(
@@ -203,6 +209,6 @@ def _worst(ours: np.ndarray, want: np.ndarray, error: np.ndarray, limit: float) 
     )  # fmt: skip
 
 
-def _of_shapes(ours: np.ndarray, want: np.ndarray) -> Mismatch:
+def _shape_mismatch(ours: np.ndarray, want: np.ndarray) -> Mismatch:
     left, right = (f"{a.dtype}{list(a.shape)}" for a in (ours, want))
     return Mismatch((), left, right, float("inf"), float("inf"), ours.size, want.size)

@@ -277,7 +277,7 @@ Bind = Callable[[Any], tuple[str, Sequence[Any]]]
 
 
 @dataclass
-class _Measured:
+class _BundleMeasurement:
     """Measurements of a bundle so far; ``call`` runs one call."""
 
     file: str
@@ -295,35 +295,44 @@ class _Measured:
         """Return the measurements."""
         every = [t for some in self.times for t in some]
         return BenchedBundle(
-            self.file, self.import_and_load, self.memory_after_load, self.first_call, _quantiles(every), len(every),
-            tuple(self.throughput), tuple(self.dispatches), _quantiles(self.rank_times) if self.rank_times else {},
-        )  # fmt: skip
+            self.file,
+            self.import_and_load,
+            self.memory_after_load,
+            self.first_call,
+            _latency_quantiles(every),
+            len(every),
+            tuple(self.throughput),
+            tuple(self.dispatches),
+            _latency_quantiles(self.rank_times) if self.rank_times else {},
+        )
 
 
 def measure(paths: Sequence[Path], bind: Bind, settings: BenchSettings) -> BenchResult:
     """Measure one bundle or two; ``bind`` returns a function's name and its arguments for a loaded module."""
-    found = [_prepare(path, bind, settings) for path in paths]
-    _time(found, settings)
+    found = [_prepare_measurement(path, bind, settings) for path in paths]
+    _measure_in_rounds(found, settings)
     if settings.per_dispatch or settings.roofline:
         for one in found:
-            _record(one, settings.seconds / settings.rounds)
-    return BenchResult(tuple(one.result() for one in found), _ratio(found) if len(found) == 2 else None, settings)
+            _record_dispatches(one, settings.seconds / settings.rounds)
+    return BenchResult(
+        tuple(one.result() for one in found), _duration_ratio(found) if len(found) == 2 else None, settings
+    )
 
 
-def _prepare(path: Path, bind: Bind, settings: BenchSettings) -> _Measured:
+def _prepare_measurement(path: Path, bind: Bind, settings: BenchSettings) -> _BundleMeasurement:
     """Load a bundle, bind its arguments, and measure its start-up and first call."""
     if settings.ranks is not None:
-        return _prepare_gang(path, bind, settings)
+        return _prepare_gang_measurement(path, bind, settings)
     module = load(str(path), devices=settings.devices, threads=settings.threads)
     name, values = bind(module)
     begin = perf_counter()
     module.invoke(name, *values)
     first = perf_counter() - begin
-    cold, memory = _cold(path, settings)
-    return _Measured(path.name, lambda: module.invoke(name, *values), module, cold, int(memory), first)
+    cold, memory = _cold_start(path, settings)
+    return _BundleMeasurement(path.name, lambda: module.invoke(name, *values), module, cold, int(memory), first)
 
 
-def _prepare_gang(path: Path, bind: Bind, settings: BenchSettings) -> _Measured:
+def _prepare_gang_measurement(path: Path, bind: Bind, settings: BenchSettings) -> _BundleMeasurement:
     """Start a gang; its start is that of fresh processes, and its memory that of all ranks."""
     if settings.callers or settings.per_dispatch or settings.roofline:
         what = "of a gang only the latency is measured: its calls run one after another, on several processes"
@@ -342,7 +351,7 @@ def _prepare_gang(path: Path, bind: Bind, settings: BenchSettings) -> _Measured:
     call()
     first = perf_counter() - begin
     times.clear()
-    return _Measured(path.name, call, module, cold, memory, first, rank_times=times)
+    return _BundleMeasurement(path.name, call, module, cold, memory, first, rank_times=times)
 
 
 def _peak_bytes(process: int) -> int:
@@ -354,7 +363,7 @@ def _peak_bytes(process: int) -> int:
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
 
-def _time(found: Sequence[_Measured], settings: BenchSettings) -> None:
+def _measure_in_rounds(found: Sequence[_BundleMeasurement], settings: BenchSettings) -> None:
     """Measure the bundles in alternating rounds, with one caller and then with each number of callers."""
     seconds, rounds = settings.seconds / settings.rounds, settings.rounds
     for _ in range(rounds):
@@ -364,16 +373,16 @@ def _time(found: Sequence[_Measured], settings: BenchSettings) -> None:
         made = [[measure_concurrently(one.call, count, seconds) for one in found] for _ in range(rounds)]
         for one, results in zip(found, zip(*made)):
             every = [t for _, times in results for t in times]
-            one.throughput.append(Throughput(count, average([rate for rate, _ in results]), _quantiles(every)))
+            one.throughput.append(Throughput(count, average([rate for rate, _ in results]), _latency_quantiles(every)))
 
 
-def _quantiles(times: Sequence[float]) -> dict[str, Interval]:
+def _latency_quantiles(times: Sequence[float]) -> dict[str, Interval]:
     return {label: quantile(times, share) for label, share in _SHARES.items()}
 
 
-def _record(one: _Measured, seconds: float) -> None:
+def _record_dispatches(one: _BundleMeasurement, seconds: float) -> None:
     """Record the dispatches of some calls."""
-    assert isinstance(one.module, LoadedModule)  # ``_prepare_gang``
+    assert isinstance(one.module, LoadedModule)  # ``_prepare_gang_measurement``
     recording = one.module.profile()
     assert not isinstance(recording, dict)
     with recording:
@@ -382,7 +391,7 @@ def _record(one: _Measured, seconds: float) -> None:
         one.dispatches = by_kernel(recording.dispatches, calls)
 
 
-def _cold(path: Path, settings: BenchSettings) -> tuple[float, float]:
+def _cold_start(path: Path, settings: BenchSettings) -> tuple[float, float]:
     """Return the median of three imports of aotc with ``path`` loaded, in fresh processes: seconds, and peak bytes."""
     found = []
     script = python_command(_COLD, str(path), json.dumps(settings.devices), *settings.custom_calls)
@@ -393,7 +402,7 @@ def _cold(path: Path, settings: BenchSettings) -> tuple[float, float]:
     return sorted(found)[1]
 
 
-def _ratio(found: Sequence[_Measured]) -> Interval:
+def _duration_ratio(found: Sequence[_BundleMeasurement]) -> Interval:
     """Return the duration of the first bundle's calls relative to the second's."""
     middle = [[quantile(times, 0.5).value for times in one.times] for one in found]
     return average([a / b for a, b in zip(*middle)])

@@ -27,7 +27,7 @@ import aotc
 from aotc.diagnostics import CompileError, Loc
 from aotc.display.document import Document, Line
 from aotc.display.shown import Shown
-from aotc.driver.assemble import Ahead, assemble, signature_entry
+from aotc.driver.assemble import KernelsCompiledAhead, assemble, signature_entry
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import RawModel
 from aotc.frontend.xla import run_xla
@@ -38,7 +38,7 @@ from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.opset.spec import static_sizes
 from aotc.ir.semantics.run import Activation, Hooks, OperandError, bind_arguments, interpret
 from aotc.ir.semantics.wide import wide_call, wide_results
-from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captured, walk
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captured_values, walk
 from aotc.ir.tensor.substitute_dims import with_dims
 from aotc.lowering.lower import lower
 from aotc.lowering.passes.inline import inline
@@ -138,7 +138,7 @@ class CheckReport(Shown):
         else:
             lines.append(Line("no op differs from the reference, alone or at the end of a part of the program"))
         if self.bisected and not self.agrees:
-            lines.append(Line(_verdict(self.changed_by)))
+            lines.append(Line(_verdict_text(self.changed_by)))
         return Document("", tuple(lines))
 
     def _about_results(self) -> Iterator[str]:
@@ -177,7 +177,7 @@ def _mismatch_text(m: Mismatch) -> str:
     return f"{m.count:,} of {m.size:,} elements, the worst {worst}"
 
 
-def _verdict(changed_by: str) -> str:
+def _verdict_text(changed_by: str) -> str:
     if changed_by:
         return f"pass {changed_by} changes the result: the IR before it is right and the IR after it is not"
     return "no pass changes the result beyond rounding: the error is in the kernels of the final IR, or in their order"
@@ -250,14 +250,16 @@ class Checker:
             results = self._compare(ours, want, arrays)
         else:
             rounding = tuple(map(array_deviation, ours, want))
-            judged = self._rounded(arrays)
+            judged = self._quantized_reference(arrays)
             results = tuple(compare_results(a, b, self.tolerance) for a, b in zip(ours, judged, strict=True))
-        difference = self._first(self.function, arrays)
+        difference = self._first_wrong_op(self.function, arrays)
         if difference is None and not rounding and any(self._compare(ours, reference, arrays)):
-            difference = self._shortest(arrays)
+            difference = self._shortest_wrong_prefix(arrays)
         changed = self.changed_by(arrays) if bisect and (difference or any(results)) else ""
         errors = tuple(largest_error(a, b) if a.shape == b.shape else None for a, b in zip(ours, judged, strict=True))
-        return CheckReport(results, self._names(), difference, changed, of_reference, rounding, errors, oracle, bisect)
+        return CheckReport(
+            results, self._result_names(), difference, changed, of_reference, rounding, errors, oracle, bisect
+        )
 
     def compared(self, ours: Sequence[np.ndarray], arrays: Sequence[np.ndarray], oracle: str) -> CheckReport:
         """Compare results of other code for this program with the reference or XLA, without a search in the program."""
@@ -267,13 +269,13 @@ class Checker:
             of_reference = self._compare(reference, want, arrays) if oracle == "jax" else ()
             errors = tuple(largest_error(a, b) if a.shape == b.shape else None for a, b in zip(ours, want, strict=True))
             results = self._compare(ours, want, arrays)
-        return CheckReport(results, self._names(), reference=of_reference, errors=errors, oracle=oracle)
+        return CheckReport(results, self._result_names(), reference=of_reference, errors=errors, oracle=oracle)
 
-    def _names(self) -> tuple[str, ...]:
+    def _result_names(self) -> tuple[str, ...]:
         count = len(self.function.body.results)
         return tuple(self.function.attrs.get("result_names") or [f"result{n}" for n in range(count)])
 
-    def _rounded(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def _quantized_reference(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the reference's results for the program with quantised weights."""
         steps = replace(self.whole, stop_after=QUANTIZE)
         return interpret(run_passes(self.module, steps), *arrays, function=self.name, hooks=_HOOKS)
@@ -296,7 +298,7 @@ class Checker:
         try:
             bind_arguments(self.function, arrays)
         except (OperandError, AssertionFailed) as error:
-            raise misfit(error) from None
+            raise arguments_do_not_fit_error(error) from None
 
     def run(
         self, module: Module, name: str, arrays: Sequence[np.ndarray], options: Options | None = None
@@ -304,7 +306,7 @@ class Checker:
         """Compile ``module`` and return the results of its function ``name``."""
         chosen = options or self.options
         (target,) = resolve_targets(chosen.target)
-        with Ahead(module, chosen) as ahead:
+        with KernelsCompiledAhead(module, chosen) as ahead:
             variant = lower(run_passes(module, chosen), target, chosen, ahead.begin)
             return aotc.load(assemble(module, [variant], chosen, ahead)).invoke(name, *arrays)
 
@@ -312,33 +314,33 @@ class Checker:
         self, ours: Sequence[np.ndarray], want: Sequence[np.ndarray], arrays: Sequence[np.ndarray]
     ) -> tuple[Mismatch | None, ...]:
         """Compare results of the whole function for a call with ``arrays``."""
-        exact = _Lazy(lambda: wide_call(self.function, arrays, _HOOKS))
+        exact = _LazyResults(lambda: wide_call(self.function, arrays, _HOOKS))
         pairs = enumerate(zip(ours, want, strict=True))
         return tuple(compare_results(a, b, self.tolerance, partial(exact.get, n)) for n, (a, b) in pairs)
 
     # --- the first op that differs ---
 
-    def _first(self, function: Function, arrays: Sequence[np.ndarray]) -> Difference | None:
+    def _first_wrong_op(self, function: Function, arrays: Sequence[np.ndarray]) -> Difference | None:
         """Return the first op of ``function`` that is wrong for correct operands, or None."""
-        values = [v for op in _seen(function.body) for v in op.results]
+        values = [v for op in _ops_to_compare(function.body) for v in op.results]
         probe = _with_results(function, values)
         found = self.run(Module({probe.name: probe}), probe.name, arrays)
-        watch = _Watch(dict(zip(values, found, strict=True)), self.tolerance)
+        watch = _OpComparison(dict(zip(values, found, strict=True)), self.tolerance)
         hooks = replace(_HOOKS, after=watch.after)
         interpret(Module({function.name: function}), *arrays, function=function.name, hooks=hooks)
         if watch.op is None or watch.frame is None or watch.mismatch is None:
             return None
-        inner = self._enter(watch.op, watch.frame)
+        inner = self._first_wrong_op_inside(watch.op, watch.frame)
         if inner is not None:
             return inner
         return self._difference(watch.op, watch.number, watch.mismatch)
 
-    def _enter(self, op: Op, frame: Activation) -> Difference | None:
+    def _first_wrong_op_inside(self, op: Op, frame: Activation) -> Difference | None:
         """Return the first wrong op inside a loop or branch, run on the reference's values."""
         if op.name == "case":
             index = int(frame.environment[op.operands[0]])
             number = index if 0 <= index < len(op.regions) else len(op.regions) - 1
-            return self._region(op.regions[number], [], frame, f"branch {number} of case", op.loc)
+            return self._check_region(op.regions[number], [], frame, f"branch {number} of case", op.loc)
         if op.name != "while":
             return None
         carried = [frame.environment[v] for v in op.operands]
@@ -347,7 +349,7 @@ class Checker:
         condition, body = op.regions
         for iteration in range(MOST_ITERATIONS):
             for region, what in ((condition, "condition"), (body, "body")):
-                found = self._region(region, carried, frame, f"{what} of while, iteration {iteration}", op.loc)
+                found = self._check_region(region, carried, frame, f"{what} of while, iteration {iteration}", op.loc)
                 if found is not None:
                     return found
             if not bool(fresh.run(condition, carried)[0]):
@@ -355,13 +357,13 @@ class Checker:
             carried = fresh.run(body, carried)
         return None
 
-    def _region(
+    def _check_region(
         self, region: Region, arrays: Sequence[np.ndarray], frame: Activation, what: str, loc: Loc
     ) -> Difference | None:
-        outer = captured(region)
+        outer = captured_values(region)
         body = Region((*region.params, *outer), region.ops, region.results)
         function = with_dims(Function("region", body, True), frame.dims)
-        found = self._first(function, [*arrays, *(frame.environment[v] for v in outer)])
+        found = self._first_wrong_op(function, [*arrays, *(frame.environment[v] for v in outer)])
         return None if found is None else replace(found, within=(f"{what} at {loc}", *found.within))
 
     def _difference(self, op: Op, number: int, mismatch: Mismatch) -> Difference:
@@ -371,9 +373,9 @@ class Checker:
         kernels = tuple(f.name for f in private if any(inner.loc is op.loc for inner in f.body.ops))
         return Difference(op.name, str(op.results[number].type), op.loc, mismatch, (), True, kernels)
 
-    def _shortest(self, arrays: Sequence[np.ndarray]) -> Difference | None:
+    def _shortest_wrong_prefix(self, arrays: Sequence[np.ndarray]) -> Difference | None:
         """Return the last op of the shortest program prefix whose compiled values differ (bisection)."""
-        ops = _seen(self.function.body)
+        ops = _ops_to_compare(self.function.body)
         recorded: dict[Value, np.ndarray] = {}
 
         def record(frame: Activation, op: Op, results: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
@@ -385,14 +387,14 @@ class Checker:
         low, high, worst = 0, len(ops), None
         while low < high:
             middle = (low + high) // 2
-            found = self._prefix(ops[: middle + 1], arrays, recorded)
+            found = self._compare_prefix(ops[: middle + 1], arrays, recorded)
             if found is None:
                 low = middle + 1
             else:
                 high, worst = middle, found
         return None if worst is None else replace(self._difference(*worst), alone=False)
 
-    def _prefix(
+    def _compare_prefix(
         self, ops: Sequence[Op], arrays: Sequence[np.ndarray], want: Mapping[Value, np.ndarray]
     ) -> tuple[Op, int, Mismatch] | None:
         """Compile the program up to the last of ``ops``, and compare the values that later ops read."""
@@ -423,7 +425,7 @@ class Checker:
         return f"{made[low][0]} {made[low][1].name}" if low < len(made) else ""
 
 
-class _Lazy:
+class _LazyResults:
     """Results in 64 bits that are computed on first use."""
 
     def __init__(self, make: Callable[[], list[np.ndarray] | None]) -> None:
@@ -435,7 +437,7 @@ class _Lazy:
         return None if found is None else found[number]
 
 
-class _Watch:
+class _OpComparison:
     """Observer of the reference interpreter: replace its values by ours, and record the first op that differs."""
 
     def __init__(self, ours: Mapping[Value, np.ndarray], tolerance: Tolerance | None) -> None:
@@ -455,7 +457,7 @@ class _Watch:
         return mine
 
     def _compare(self, frame: Activation, op: Op, mine: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
-        exact = _Lazy(lambda: wide_results(frame, op))
+        exact = _LazyResults(lambda: wide_results(frame, op))
         terms = OPS[op.name].terms(op.attrs, [frame.environment[v].shape for v in op.operands])
         for n, (a, b) in enumerate(zip(mine, results, strict=True)):
             truth = partial(exact.get, n)
@@ -470,7 +472,7 @@ class _Watch:
                 return
 
 
-def _seen(region: Region) -> list[Op]:
+def _ops_to_compare(region: Region) -> list[Op]:
     """Return the ops to compare: all except those that only move or create values."""
     return [op for op in region.ops if op.results and op.name not in FREE]
 
@@ -519,7 +521,10 @@ def call_user(op: Op, operands: Sequence[np.ndarray], types: Sequence[TensorType
     for result, operand in op.attrs.get("aliases", ()):
         results[result][...] = operands[operand]
     arrays = [np.ascontiguousarray(a) for a in (*operands, *results)]
-    seen = [_as_bits(a, t.dtype) if known.native else a for a, t in zip(arrays, _types(op, types), strict=True)]
+    seen = [
+        _short_floats_as_bits(a, t.dtype) if known.native else a
+        for a, t in zip(arrays, _result_types_of(op, types), strict=True)
+    ]
     try:
         known.function(*seen, **call.attributes)
     except Exception as error:
@@ -528,11 +533,11 @@ def call_user(op: Op, operands: Sequence[np.ndarray], types: Sequence[TensorType
     return arrays[len(operands) :]
 
 
-def _types(op: Op, results: Sequence[TensorType]) -> list[TensorType]:
+def _result_types_of(op: Op, results: Sequence[TensorType]) -> list[TensorType]:
     return [*(v.type for v in op.operands), *results]
 
 
-def _as_bits(array: np.ndarray, dtype: str) -> np.ndarray:
+def _short_floats_as_bits(array: np.ndarray, dtype: str) -> np.ndarray:
     """Return floats of at most 16 bits as compiled functions receive them: unsigned integers with the same bits."""
     row = DTYPES[dtype]
     return array.view(f"u{row.size}") if row.kind == "f" and row.bits <= 16 else array
@@ -555,14 +560,14 @@ def check_call(
     checker: Checker, given: Sequence[Any], sizes: Mapping[str, int], seed: int, *, oracle: str, bisect: bool
 ) -> CheckReport:
     """Compare a call with the arguments ``given`` and random ones; see :func:`check`."""
-    arrays, made = sample(checker, given, sizes, seed)
+    arrays, made = sample_check_arguments(checker, given, sizes, seed)
     try:
         return replace(checker.check(arrays, oracle, bisect), arguments=made)
     except (OperandError, AssertionFailed) as error:
-        raise misfit(error) from None
+        raise arguments_do_not_fit_error(error) from None
 
 
-def misfit(error: Exception) -> CallError:
+def arguments_do_not_fit_error(error: Exception) -> CallError:
     """Return the error for arguments that a function does not accept."""
     return CallError("", f"the arguments do not fit: {error}", hint="--input and --dim say what they are")
 
@@ -572,7 +577,7 @@ def has_values(example: object) -> bool:
     return hasattr(example, "__array__") or isinstance(example, bool | int | float | complex)
 
 
-def sample(
+def sample_check_arguments(
     checker: Checker, given: Sequence[Any], sizes: Mapping[str, int], seed: int
 ) -> tuple[list[np.ndarray], str]:
     """Return the arguments of a call, random ones after those that are given, and how they were made, as text.

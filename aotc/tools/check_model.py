@@ -71,7 +71,7 @@ def check(
     if oracle not in ORACLES:
         raise ArgumentValueError("", "unknown oracle", repr(oracle), " or ".join(ORACLES))
     ranks = flags.pop("ranks", None)
-    raw, options = _fetched(model, example_args, ranks, flags)
+    raw, options = _fetched_for_check(model, example_args, ranks, flags)
     if is_for_several(raw) or ranks is not None:
         refuse_search(bisect, raw)
         sharded = rank_checker(raw, options, function, tolerance)
@@ -82,7 +82,7 @@ def check(
     return check_call(checker, given, sizes, seed, oracle=oracle, bisect=bisect)
 
 
-def _fetched(
+def _fetched_for_check(
     model: object, example_args: Sequence[Any], ranks: int | None, flags: dict[str, Any]
 ) -> tuple[RawModel, Options]:
     """Return the model, for the mesh and the shardings of ``flags``, and the options that are the rest of them."""

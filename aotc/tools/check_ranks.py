@@ -17,7 +17,7 @@ from aotc.options import Options
 from aotc.pipeline import compile_raw
 from aotc.targets import resolve_targets
 from aotc.tools.agreement import Tolerance
-from aotc.tools.check import Checker, CheckReport, has_values, sample
+from aotc.tools.check import Checker, CheckReport, has_values, sample_check_arguments
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.gang.rank_processes import cause
@@ -67,7 +67,7 @@ class RankChecker:
         CallError
             If the arguments do not fit.
         """
-        arrays, made = sample(self.whole, given, sizes, seed)
+        arrays, made = sample_check_arguments(self.whole, given, sizes, seed)
         self.whole.require_fit(arrays)
         (target,) = resolve_targets(self.options.target)
         data = compile_raw(of_one_rank(self.raw), (target,), self.options)
@@ -133,10 +133,10 @@ def run_on_threads(data: bytes, mesh: Mesh, name: str, arrays: Sequence[np.ndarr
         thread.join()
     if failures:
         raise cause(failures)
-    return [_joined(cut, [found[rank][n] for rank in range(mesh.size)]) for n, cut in enumerate(results)]
+    return [_joined_parts(cut, [found[rank][n] for rank in range(mesh.size)]) for n, cut in enumerate(results)]
 
 
-def _joined(cut: Cut, parts: Sequence[np.ndarray]) -> np.ndarray:
+def _joined_parts(cut: Cut, parts: Sequence[np.ndarray]) -> np.ndarray:
     whole = np.empty(cut.whole, cut.dtype)
     for rank in cut.distinct:
         whole[cut.slices[rank]] = parts[rank]

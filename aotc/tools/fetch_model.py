@@ -13,7 +13,7 @@ from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.frontend.platforms import is_multi_platform
 from aotc.ir.tensor.ir import Module
-from aotc.lowering.cost_model.model import StaleCosts, check_program
+from aotc.lowering.cost_model.model import StaleCosts, check_cost_record_program
 from aotc.lowering.placement.host_only import imply_host
 from aotc.options import Options
 from aotc.pipeline import checked_options
@@ -59,7 +59,7 @@ def fetch_model(
     several = is_multi_platform(raw.data, raw.metadata)
     module = import_raw(raw, options=chosen, platform=own.kind if several else "cpu")
     try:
-        check_program(chosen.costs, module)
+        check_cost_record_program(chosen.costs, module)
     except StaleCosts:
         if not known or "costs" in flags:
             raise

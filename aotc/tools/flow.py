@@ -194,17 +194,17 @@ def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] |
         If the program refuses arguments of these sizes, or the function has no such dim.
     """
     name = entry_of(opened, function)
-    variant = _variant(opened, target)
+    variant = _variant_for_target(opened, target)
     signature = opened.manifest["functions"][name]
-    slots, spaces = _memories(opened, variant, signature)
+    slots, spaces = _memories_of_variant(opened, variant, signature)
     flow = Flow(name, variant, slots, spaces, arenas=[0] * len(spaces))
     buffers = load_buffers(opened, dict(variant))
-    texts, own = (_debug(opened, variant, key) for key in ("text", "loc"))
+    texts, own = (_debug_field(opened, variant, key) for key in ("text", "loc"))
     locs = [command_locs(opened, dict(variant), n, nodes) for n, nodes in enumerate(buffers.nodes)]
-    walker = _Walker(flow, buffers, texts, own, locs)
+    walker = _FlowRecorder(flow, buffers, texts, own, locs)
     check_dims(sizes or {}, signature["arguments"], name)
     known = sizes_of_call(signature, sizes or {})
-    shapes = [tuple(_size(d, known) for d in a["dims"]) for a in signature["arguments"]]
+    shapes = [tuple(_assumed_size(d, known) for d in a["dims"]) for a in signature["arguments"]]
     program = variant["functions"][name]
     frame = Frame(program["registers"], shapes, walker, name, tuple(a["name"] for a in signature["arguments"]))
     try:
@@ -232,7 +232,7 @@ def sizes_of_call(entry: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[st
     return {**sizes, **assumed_sizes(entry["arguments"], entry.get("typical", {}), sizes)}
 
 
-def _memories(
+def _memories_of_variant(
     opened: OpenedBundle, variant: Mapping[str, Any], signature: Mapping[str, Any]
 ) -> tuple[Slots, tuple[FlowSpace, ...]]:
     """Return the pointer table of a function, and the memories of the variant."""
@@ -245,7 +245,7 @@ def _memories(
     return spaces.layout(signature), tuple(FlowSpace(r["device"] or p["kind"], p["target"]) for r, p in named)
 
 
-def _variant(opened: OpenedBundle, target: str) -> Mapping[str, Any]:
+def _variant_for_target(opened: OpenedBundle, target: str) -> Mapping[str, Any]:
     every = opened.manifest["variants"]
     wanted = target if not target or "+" in target else resolve_targets(target)[0].name
     # A kind alone, such as "cuda", means its default target, or else the first variant of that kind.
@@ -257,13 +257,13 @@ def _variant(opened: OpenedBundle, target: str) -> Mapping[str, Any]:
     return found[0]
 
 
-def _debug(opened: OpenedBundle, variant: Mapping[str, Any], key: str) -> list[str]:
+def _debug_field(opened: OpenedBundle, variant: Mapping[str, Any], key: str) -> list[str]:
     """Return a field of the debug information of each kernel; empty strings without it."""
     held = (opened.manifest.get("debug") or {}).get("kernels") or {}
     return [held.get(f"{variant['target']}/{k['name']}", {}).get(key, "") for k in variant["kernels"]]
 
 
-def _size(dim: int | str, sizes: Mapping[str, int]) -> int:
+def _assumed_size(dim: int | str, sizes: Mapping[str, int]) -> int:
     if isinstance(dim, int):
         return dim
     try:
@@ -272,7 +272,7 @@ def _size(dim: int | str, sizes: Mapping[str, int]) -> int:
         raise CallError("", f"cannot evaluate dim {dim!r}: {error}") from None
 
 
-class _Walker:
+class _FlowRecorder:
     """Device of the host program's interpreter: record submitted commands; guess integers in memory.
 
     Pass all checks.

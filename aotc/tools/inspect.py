@@ -184,7 +184,7 @@ class Inspection(Shown):
         """Return the bundle's summary as a document."""
         blocks = self._head()
         for variant in self.variants:
-            blocks += _summary(variant, SHOWN_DETAILS)
+            blocks += _variant_summary(variant, SHOWN_DETAILS)
         return Document(self._title(), tuple(blocks))
 
     def details(
@@ -193,7 +193,7 @@ class Inspection(Shown):
         """Return the tables that are asked for; ``everything`` is the summary in full and all of them."""
         blocks: list[Block] = self._head() if everything else []
         for variant in self.variants:
-            blocks += _summary(variant, len(variant.notes)) if everything else []
+            blocks += _variant_summary(variant, len(variant.notes)) if everything else []
             blocks += [Line(line, 2) for line in variant.overlaps] if everything else []
             if (kernels or everything) and variant.kernels:
                 blocks += [Line(f"kernels for {variant.target}:"), _kernel_table(variant.kernels)]
@@ -294,13 +294,13 @@ def inspect(bundle: str | os.PathLike[str] | bytes) -> Inspection:
             _source_text(found["source"]),
             found["signed_by"] or "",
             found["about"],
-            tuple(_variant(opened, variant) for variant in found["variants"]),
+            tuple(_variant_summary_facts(opened, variant) for variant in found["variants"]),
             tuple(InspectedSegment(row["name"], row["size"], row["sha256"]) for row in found["segments"]),
             str(mesh_of(found["mesh"])) if "mesh" in found else "",
         )
 
 
-def _variant(opened: OpenedBundle, variant: Mapping[str, Any]) -> InspectedVariant:
+def _variant_summary_facts(opened: OpenedBundle, variant: Mapping[str, Any]) -> InspectedVariant:
     weights = variant["weights"] or {"bytes": 0}
     timed, top = _top_kernels(opened, variant)
     return InspectedVariant(
@@ -317,15 +317,15 @@ def _variant(opened: OpenedBundle, variant: Mapping[str, Any]) -> InspectedVaria
             for k in variant["kernels"]
         ),
         tuple(InspectedBuffer(b["of"], b["name"], b["space"], b["bytes"]) for b in variant["buffers"]),
-        tuple(_notes(variant)),
-        tuple(_overlaps(variant)),
+        tuple(_variant_notes(variant)),
+        tuple(_overlap_text(variant)),
         timed,
         top,
-        _collectives(opened, variant),
+        _collectives_by_op(opened, variant),
     )
 
 
-def _collectives(opened: OpenedBundle, variant: Mapping[str, Any]) -> tuple[InspectedCollectives, ...]:
+def _collectives_by_op(opened: OpenedBundle, variant: Mapping[str, Any]) -> tuple[InspectedCollectives, ...]:
     """Return the collectives by op; without bytes if the bundle has no text of its kernels."""
     ops = [row["op"] for row in variant.get("collectives", ())]
     try:
@@ -373,7 +373,7 @@ def _assumed_text(opened: OpenedBundle, name: str) -> str:
 # ---------------------------------------------------------------- the summary of a variant
 
 
-def _summary(variant: InspectedVariant, details: int) -> list[Block]:
+def _variant_summary(variant: InspectedVariant, details: int) -> list[Block]:
     peak = "depends on shapes" if variant.arena_peak is None else size_text(variant.arena_peak)
     weights = size_text(variant.weights) if variant.weights else "none"
     weights += f" in {variant.weights_file}" if variant.weights_file else ""
@@ -390,7 +390,9 @@ def _summary(variant: InspectedVariant, details: int) -> list[Block]:
         ("collectives", ", ".join(map(_collectives_text, variant.collectives))),
     ]
     blocks: list[Block] = [facts(rows)]
-    blocks += [Line(note.strip(), 4 if note.startswith(" ") else 2) for note in _shortened(variant.notes, details)]
+    blocks += [
+        Line(note.strip(), 4 if note.startswith(" ") else 2) for note in _shortened_notes(variant.notes, details)
+    ]
     if variant.top:
         shown = variant.top[:TOP_KERNELS]
         right, kinds = Column("share", right=True), "measured" if all(k.measured for k in shown) else "predicted"
@@ -413,7 +415,7 @@ def _collectives_text(row: InspectedCollectives) -> str:
     return f"{row.count} {row.op}{sent}"
 
 
-def _shortened(notes: Sequence[str], details: int) -> list[str]:
+def _shortened_notes(notes: Sequence[str], details: int) -> list[str]:
     """Return notes with at most ``details`` details of each."""
     shown: list[str] = []
     count = 0
@@ -488,7 +490,7 @@ def _source_text(source: Mapping[str, Any] | None) -> str:
     return f"{size_text(source['bytes'])}{weights}"
 
 
-def _notes(variant: Mapping[str, Any]) -> list[str]:
+def _variant_notes(variant: Mapping[str, Any]) -> list[str]:
     """Return facts that few bundles have, as lines; details of a line follow it, indented."""
     lines = []
     if variant["memory_limit"]:
@@ -520,12 +522,12 @@ def _notes(variant: Mapping[str, Any]) -> list[str]:
         limited = f", and {moved} for the memory limit" if moved else ""
         lines.append(f"{count_text(len(variant['transfers']) - moved, 'transfer')}{limited}")
         for t in variant["transfers"]:
-            lines.append(f"  {t['type']}{_moved(t)} from {t['from']} to {t['to']}: {t['reason']}")
+            lines.append(f"  {t['type']}{_transfer_text(t)} from {t['from']} to {t['to']}: {t['reason']}")
     lines += [f"{part['target']}: {count_text(part['kernels'], 'kernel')}" for part in variant["parts"]]
     return lines
 
 
-def _overlaps(variant: Mapping[str, Any]) -> list[str]:
+def _overlap_text(variant: Mapping[str, Any]) -> list[str]:
     lines = []
     for t in variant["tiles"]:
         ratio = f"each {t['over']} items {t['times']}" if t["over"] else "each part of its items the same part"
@@ -534,6 +536,6 @@ def _overlaps(variant: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _moved(transfer: Mapping[str, Any]) -> str:
+def _transfer_text(transfer: Mapping[str, Any]) -> str:
     size = transfer.get("bytes", "")
     return f" ({size_text(size)})" if isinstance(size, int) else f" ({size} B)" if size else ""

@@ -15,8 +15,8 @@ from aotc.ir.loop.forms.fft import Transform
 from aotc.ir.loop.ir import ExternalCall, Kernel, walk
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.numba_front.trial import (
-    Arguments,
     NoTrial,
+    TrialArguments,
     call_loops,
     call_native,
     call_printed,
@@ -54,10 +54,10 @@ class KernelCode(Protocol):
 
     is_native: bool
 
-    def expected(self, kernel: Kernel, arguments: Arguments) -> None:
+    def expected(self, kernel: Kernel, arguments: TrialArguments) -> None:
         """Run the bundle's kernel on all of its grid, which overwrites the outputs."""
 
-    def printed(self, function: Any, kernel: Kernel, arguments: Arguments) -> None:
+    def printed(self, function: Any, kernel: Kernel, arguments: TrialArguments) -> None:
         """Run a kernel's printed Python function on ``arguments``, in place of the bundle's kernel."""
 
 
@@ -71,11 +71,11 @@ class NativeKernels:
         table = list((ctypes.c_int64 * len(names)).in_dll(self._library.library, TABLE_SYMBOL))
         self._addresses = dict(zip(names, table, strict=True))
 
-    def expected(self, kernel: Kernel, arguments: Arguments) -> None:
+    def expected(self, kernel: Kernel, arguments: TrialArguments) -> None:
         """Run the bundle's kernel."""
         call_native(self._addresses[kernel.name], kernel, arguments)
 
-    def printed(self, function: Any, kernel: Kernel, arguments: Arguments) -> None:
+    def printed(self, function: Any, kernel: Kernel, arguments: TrialArguments) -> None:
         """Run a CPU kernel's printed Python function on ``arguments``."""
         call_printed(function, kernel, arguments)
 
@@ -97,12 +97,12 @@ class CudaKernels:
             code = [image for image in images(opened, {**part, "kernels": coded}) if image is not None]
             self._kernels = GpuKernels(opened.where, coded, code)
 
-    def expected(self, kernel: Kernel, arguments: Arguments) -> None:
+    def expected(self, kernel: Kernel, arguments: TrialArguments) -> None:
         """Run the bundle's kernel, if a GPU can."""
         if self._kernels is not None:
             self._kernels.run_own(kernel, arguments)
 
-    def printed(self, function: Any, kernel: Kernel, arguments: Arguments) -> None:
+    def printed(self, function: Any, kernel: Kernel, arguments: TrialArguments) -> None:
         """Compile a printed function for the target and run it; the loops of a template run on the CPU.
 
         Raises
@@ -123,7 +123,9 @@ class CudaKernels:
         self._kernels.run(image.data, kernel.name, kernel, arguments)
 
 
-def _codes(opened: OpenedBundle, variant: Mapping[str, Any]) -> Iterator[tuple[KernelCode, list[dict[str, Any]]]]:
+def _checkable_kernels(
+    opened: OpenedBundle, variant: Mapping[str, Any]
+) -> Iterator[tuple[KernelCode, list[dict[str, Any]]]]:
     """Yield the kernels of each target of a variant that this machine can check."""
     begin = 0
     for part in variant.get("parts", [variant]):
@@ -144,20 +146,20 @@ def checked_kernels(opened: OpenedBundle, functions: Mapping[str, Any]) -> Itera
     for variant in opened.manifest["variants"]:
         known = [
             (code, row["name"], functions[row["name"]])
-            for code, rows in _codes(opened, variant)
+            for code, rows in _checkable_kernels(opened, variant)
             for row in rows
             if row["name"] in functions and is_for_cpus(functions[row["name"]]) == code.is_native
         ]
         for code, name, function in known:
-            yield _checked(parse_kernel(texts[f"{variant['target']}/{name}"]["text"]), function, code)
+            yield _checked_kernel(parse_kernel(texts[f"{variant['target']}/{name}"]["text"]), function, code)
         if known:
             return
     raise BundleError(opened.where, "no variant has such kernels that this machine runs")
 
 
-def _checked(kernel: Kernel, function: Any, code: KernelCode) -> Checked:
+def _checked_kernel(kernel: Kernel, function: Any, code: KernelCode) -> Checked:
     try:
-        arguments = random_arguments(kernel, tables=_tables(kernel))
+        arguments = random_arguments(kernel, tables=_twiddle_tables(kernel))
         expected, found = arguments.copied(), arguments.copied()
         code.printed(function, kernel, found)
         code.expected(kernel, expected)
@@ -166,7 +168,7 @@ def _checked(kernel: Kernel, function: Any, code: KernelCode) -> Checked:
     return Checked(kernel.name, output_difference(kernel, expected, found))
 
 
-def _tables(kernel: Kernel) -> dict[str, np.ndarray]:
+def _twiddle_tables(kernel: Kernel) -> dict[str, np.ndarray]:
     """Return the twiddle-factor tables that the Fourier transforms of a kernel read, by buffer name."""
     found = {}
     for stmt in walk(kernel.body):

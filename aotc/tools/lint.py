@@ -24,7 +24,7 @@ from aotc.frontend.several_models import fetch_any
 from aotc.guard import callers_errors, guard
 from aotc.ir.loop.access import imported_functions
 from aotc.ir.tensor.ir import Function, Module
-from aotc.kernels.cpu.build import check_native
+from aotc.kernels.cpu.build import check_native_function
 from aotc.lowering.lower import lower
 from aotc.lowering.placement.host_only import IMPLIED, imply_host
 from aotc.lowering.placement.memory_spaces import regions_by_target
@@ -80,7 +80,7 @@ class LintReport(Shown):
         columns = [Column("op"), Column("dtypes"), Column("count", right=True), Column("becomes"),
                    Column("lines", priority=1)]  # fmt: skip
         rows = [
-            (name, dtypes, str(len(same)), f"{status} ({through})" if through else status, _lines(same, files))
+            (name, dtypes, str(len(same)), f"{status} ({through})" if through else status, _model_lines(same, files))
             for (name, dtypes, status, through), same in sorted(groups.items())
         ]
         blocks: list[Block] = [table(columns, rows)] if rows else []
@@ -124,15 +124,15 @@ class LintResult(Shown):
         return Document("", tuple(blocks))
 
 
-def _lines(rows: Sequence[Row], files: bool) -> str:
+def _model_lines(rows: Sequence[Row], files: bool) -> str:
     """Return the locations of ops: lines of the model (after file names if ``files``), or else user's source files."""
-    found = (_line(r.loc, files) if r.loc.line else Path(r.loc.source).name for r in rows)
+    found = (_model_line(r.loc, files) if r.loc.line else Path(r.loc.source).name for r in rows)
     places = [p for p in dict.fromkeys(found) if p]
     shown = ", ".join(places[:SHOWN_LINES])
     return f"{shown} and {len(places) - SHOWN_LINES} more" if len(places) > SHOWN_LINES else shown
 
 
-def _line(loc: Loc, files: bool) -> str:
+def _model_line(loc: Loc, files: bool) -> str:
     return f"{Path(loc.path).name}:{loc.line}" if files else str(loc.line)
 
 
@@ -170,24 +170,26 @@ def lint(
             imported[kind] = import_raw(raw, journal, chosen, kind), journal
         module, journal = imported[kind]
         with guard("while reporting what becomes of the ops", chosen, module):
-            reports.append(_report(module, journal.entries, target, targets, chosen))
+            reports.append(_lint_report(module, journal.entries, target, targets, chosen))
     return LintResult(tuple(reports))
 
 
-def _report(
+def _lint_report(
     module: Module, entries: Sequence[JournalEntry], target: Target, targets: Sequence[Target], options: Options
 ) -> LintReport:
     places = {id(e.loc): e for e in entries}
     early = [(e, f) for e in entries for f in e.findings]
     own = imply_host(module, target, targets, replace(options, target=target.of("").name))
-    late, libraries = _lowered(*own, bool(early))
+    late, libraries = _lowering_refusals(*own, bool(early))
     known = {e for e, _ in early}
     found = [(_entry_of(f.loc, places, entries), f) for f in late]
     new = [(e, f) for e, f in found if e is None or e not in known]
     refused = known | {e for e, _ in new if e is not None}
     through = {e: text for loc, text in libraries if (e := _entry_of(loc, places, entries)) is not None}
-    rows = tuple(_row(e, refused, through) for e in entries)
-    return LintReport(target.name, rows, tuple(_distinct([(e.name if e else "", f) for e, f in (*early, *new)])))
+    rows = tuple(_lint_row(e, refused, through) for e in entries)
+    return LintReport(
+        target.name, rows, tuple(_distinct_refusals([(e.name if e else "", f) for e, f in (*early, *new)]))
+    )
 
 
 def _entry_of(loc: Loc, places: Mapping[int, JournalEntry], entries: Sequence[JournalEntry]) -> JournalEntry | None:
@@ -199,7 +201,7 @@ def _entry_of(loc: Loc, places: Mapping[int, JournalEntry], entries: Sequence[Jo
     return same[0] if len(same) == 1 else None
 
 
-def _row(e: JournalEntry, refused: set[JournalEntry], through: Mapping[JournalEntry, str]) -> Row:
+def _lint_row(e: JournalEntry, refused: set[JournalEntry], through: Mapping[JournalEntry, str]) -> Row:
     if e in refused:
         return Row(e.name, e.dtypes, e.loc, REFUSED)
     if e.outcome != IMPORTED:
@@ -207,12 +209,12 @@ def _row(e: JournalEntry, refused: set[JournalEntry], through: Mapping[JournalEn
     return Row(e.name, e.dtypes, e.loc, LIBRARY if e in through else NATIVE, through.get(e, ""))
 
 
-def _distinct(refusals: list[tuple[str, Finding]]) -> list[tuple[str, Finding]]:
+def _distinct_refusals(refusals: list[tuple[str, Finding]]) -> list[tuple[str, Finding]]:
     """Drop duplicate refusals: a function that is called with several types is imported for each of them."""
     return list({(name, f.loc, f.message): (name, f) for name, f in refusals}.values())
 
 
-def _lowered(
+def _lowering_refusals(
     module: Module, target: Target, options: Options, incomplete: bool
 ) -> tuple[list[Finding], list[tuple[Loc, str]]]:
     """Return the refusals of passes, lowering and native functions, and the ops that call libraries."""
@@ -223,13 +225,13 @@ def _lowered(
         targets = regions_by_target(fused, target)
         regions = (f for f in fused.functions.values() if not f.public)
         where = ", on the host" if any(IMPLIED in f.attrs for f in fused.functions.values()) else ""
-        rows = (row for f in regions for row in _library(f, targets.get(f.name, target)))
+        rows = (row for f in regions for row in _library_of_region(f, targets.get(f.name, target)))
         libraries = [(loc, through + where) for loc, through in rows]
         lowered = lower(fused, target, options)
         host = next((t for t, _ in lowered.parts if t.kind == "cpu"), lowered.target)
         for native in native_calls(lowered):
             try:
-                check_native(native, host, options)
+                check_native_function(native, host, options)
             except CompileError as error:
                 findings += error.findings
     except CompileError as error:
@@ -240,7 +242,7 @@ def _lowered(
     return findings, libraries
 
 
-def _library(function: Function, target: Target) -> list[tuple[Loc, str]]:
+def _library_of_region(function: Function, target: Target) -> list[tuple[Loc, str]]:
     """Return the op in a region that calls a library, and the library; empty if no library is called."""
     if function.attrs.get("kind") != "single":
         return []

@@ -63,12 +63,12 @@ class _LiveValue:
 
 def live_rows(flow: Flow) -> list[MemoryRow]:
     """Return the values of a call in the order of their creation."""
-    walk = _Walk(flow)
+    walk = _LiveValueWalk(flow)
     walk.run(0, len(flow.steps))
     return sorted((v.row for v in walk.listed), key=lambda row: row.first)
 
 
-class _Walk:
+class _LiveValueWalk:
     """The analysis, one pass over the steps; ``current`` holds the values that are not overwritten yet."""
 
     def __init__(self, flow: Flow) -> None:
@@ -129,7 +129,7 @@ class _Walk:
         merged = list(self.current)
         for values, last in ends[:-1]:
             for value in values:
-                same = [v for v in self.current if _share(v.row, value.row) and v is not value]
+                same = [v for v in self.current if _places_overlap(v.row, value.row) and v is not value]
                 for v in same:
                     v.others.append((value, last))
                 if not same and value not in merged:
@@ -166,5 +166,5 @@ class _Walk:
         return MemoryRow(space, begin, end - begin, step.number, step.number, type_, name, step.loc)
 
 
-def _share(a: MemoryRow, b: MemoryRow) -> bool:
+def _places_overlap(a: MemoryRow, b: MemoryRow) -> bool:
     return a.space == b.space and a.offset < b.end and b.offset < a.end

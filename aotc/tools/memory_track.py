@@ -40,12 +40,12 @@ def memory_track(
         for d in mine:
             number = steps[place[d.kernel].pop(0)].number
             alive = sum(row.bytes for row in report.rows if row.first <= number <= row.last)
-            events.append(_counter(d.start, alive))
-        events.append(_counter(span.start + span.ns, 0))
+            events.append(_live_bytes_event(d.start, alive))
+        events.append(_live_bytes_event(span.start + span.ns, 0))
     return sorted(events, key=lambda e: e["ts"])
 
 
-def _counter(start: int, size: int) -> dict[str, Any]:
+def _live_bytes_event(start: int, size: int) -> dict[str, Any]:
     args = {"bytes": size}
     return {"name": "alive in the arena", "cat": "memory", "ph": "C", "pid": PROCESS, "tid": 0, "ts": start / 1e3,
             "args": args}  # fmt: skip

@@ -46,7 +46,9 @@ def make_values(
     for argument in arguments:
         shape = array_shape([dim_value(d, sizes) for d in argument["dims"]], argument["dtype"], argument["name"])
         found.append(
-            _random(generator, shape, argument["dtype"]) if random else np.zeros(shape, to_numpy(argument["dtype"]))
+            _random_array(generator, shape, argument["dtype"])
+            if random
+            else np.zeros(shape, to_numpy(argument["dtype"]))
         )
     return found
 
@@ -69,7 +71,7 @@ def sample_call(
     return name, [*inputs, *make_values(rows, known, True, 0)]
 
 
-def _random(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def _random_array(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     row = DTYPES[dtype]
     match row.kind:
         case "b":
@@ -93,21 +95,21 @@ def dim_value(dim: int | str, sizes: Mapping[str, int]) -> int:
     if isinstance(dim, int):
         return dim
     try:
-        return int(_evaluate(ast.parse(dim, mode="eval").body, sizes))
+        return int(_evaluate_dim_node(ast.parse(dim, mode="eval").body, sizes))
     except (SyntaxError, KeyError, ZeroDivisionError) as error:
         raise CallError("", f"cannot evaluate dim {dim!r}: {error}", hint="pass --input for this argument") from None
 
 
-def _evaluate(node: ast.expr, sizes: Mapping[str, int]) -> int:
+def _evaluate_dim_node(node: ast.expr, sizes: Mapping[str, int]) -> int:
     match node:
         case ast.Constant(value=int(value)):
             return value
         case ast.Name(id=name):
             return sizes[name]
         case ast.BinOp(left=a, op=op, right=b):
-            return _OPERATORS[type(op)](_evaluate(a, sizes), _evaluate(b, sizes))
+            return _OPERATORS[type(op)](_evaluate_dim_node(a, sizes), _evaluate_dim_node(b, sizes))
         case ast.UnaryOp(op=op, operand=a):
-            return _OPERATORS[type(op)](_evaluate(a, sizes))
+            return _OPERATORS[type(op)](_evaluate_dim_node(a, sizes))
         case ast.Call(func=ast.Name(id="max" | "min" as name), args=args):
-            return {"max": max, "min": min}[name](_evaluate(a, sizes) for a in args)
+            return {"max": max, "min": min}[name](_evaluate_dim_node(a, sizes) for a in args)
     raise KeyError(type(node).__name__)

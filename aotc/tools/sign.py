@@ -16,7 +16,7 @@ from aotc.vmfb.host.install import install_command
 KEY_BYTES = 32
 
 
-def _ed25519() -> Any:
+def _import_ed25519() -> Any:
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
@@ -32,7 +32,7 @@ def new_key(path: str) -> str:
     BundleError
         If a file exists, or cannot be written.
     """
-    key = _ed25519().Ed25519PrivateKey.generate()
+    key = _import_ed25519().Ed25519PrivateKey.generate()
     from cryptography.hazmat.primitives import serialization as form
 
     private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
@@ -62,7 +62,7 @@ def sign_bundle(path: str, key: str, output: str = "") -> None:
     write_file(output or path, signed_parts(opened, lambda message: (public, private.sign(message))))
 
 
-def approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Callable[[OpenedBundle], bytes]:
+def signature_approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Callable[[OpenedBundle], bytes]:
     """Return a callback for the loader that refuses bundles not signed by one of the ``trusted`` public keys.
 
     Raises
@@ -86,7 +86,7 @@ def approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Callable[[Ope
                 ", ".join(sorted(k.hex() for k in keys)),
             )  # fmt: skip
         try:
-            _ed25519().Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+            _import_ed25519().Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
         except (InvalidSignature, ValueError):
             raise BundleError(opened.where, "the signature is wrong", hint="do not run this bundle") from None
         return key
@@ -95,7 +95,7 @@ def approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Callable[[Ope
 
 
 def _private_key(path: str) -> Any:
-    kind = _ed25519().Ed25519PrivateKey
+    kind = _import_ed25519().Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
@@ -110,7 +110,7 @@ def _private_key(path: str) -> Any:
 
 def _public_key(key: str | os.PathLike[str] | bytes) -> bytes:
     """Return the 32 bytes of a public key, given as a PEM file, PEM data, or hexadecimal digits."""
-    kind = _ed25519().Ed25519PublicKey
+    kind = _import_ed25519().Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     try:

@@ -71,10 +71,12 @@ class Argument:
         stays = ours and gpu >= 0 and value.ordinal == gpu
         array = value if stays else self._as_array(value, where)
         if array.dtype is not self.dtype:
-            array = self._right_dtype(array, where)
+            array = self._converted_to_dtype(array, where)
         shape = array.shape
         if len(shape) != len(self.dims) or any(isinstance(d, int) and d != n for d, n in zip(self.dims, shape)):
-            raise self._wrong(where, "the wrong shape", type_text(self.dtype_name, shape), kind=ArgumentValueError)
+            raise self._wrong_argument_error(
+                where, "the wrong shape", type_text(self.dtype_name, shape), kind=ArgumentValueError
+            )
         if isinstance(array, np.ndarray) and array.flags.num & GOOD_FLAGS != GOOD_FLAGS:
             array = np.array(array, order="C", copy=True)
         return array
@@ -106,7 +108,7 @@ class Argument:
         """Refuse an array that was donated to an earlier call."""
         if value.donated:
             found = type_text(dtype_text(value.dtype), value.shape)
-            raise self._wrong(
+            raise self._wrong_argument_error(
                 where, "an array that was donated to a call", found, "a result of that call", kind=ArgumentValueError
             )
 
@@ -119,10 +121,10 @@ class Argument:
             As in :meth:`prepare`.
         """
         if dtype != self.dtype_name:
-            raise self._wrong(where, "the wrong dtype", type_text(dtype, dims))
+            raise self._wrong_argument_error(where, "the wrong dtype", type_text(dtype, dims))
         both = [(d, n) for d, n in zip(self.dims, dims) if isinstance(d, int) and isinstance(n, int)]
         if len(dims) != len(self.dims) or any(d != n for d, n in both):
-            raise self._wrong(where, "the wrong shape", type_text(dtype, dims), kind=ArgumentValueError)
+            raise self._wrong_argument_error(where, "the wrong shape", type_text(dtype, dims), kind=ArgumentValueError)
 
     def _as_array(self, value: Any, where: str) -> np.ndarray:
         if isinstance(value, (np.ndarray, np.generic)):
@@ -137,7 +139,7 @@ class Argument:
         except Exception as error:  # it runs code of the value's class
             return self._by_dlpack(value, where, error)
         hint = f"np.asarray(..., dtype={str(self.dtype)!r})"
-        raise self._wrong(where, "a value that is not an array", type(value).__name__, hint)
+        raise self._wrong_argument_error(where, "a value that is not an array", type(value).__name__, hint)
 
     def _by_dlpack(self, value: Any, where: str, error: Exception) -> np.ndarray:
         """Import a value that NumPy has refused with ``error``: a GPU array, or one of a dtype unknown to NumPy."""
@@ -157,13 +159,15 @@ class Argument:
     def _from_scalar(self, value: Any, where: str) -> np.ndarray:
         kind = "f" if self.dtype.kind == "V" else self.dtype.kind
         if kind not in _SCALARS[type(value)]:
-            raise self._wrong(where, "a scalar outside the range of its dtype", f"{type(value).__name__} {value!r}")
+            raise self._wrong_argument_error(
+                where, "a scalar outside the range of its dtype", f"{type(value).__name__} {value!r}"
+            )
         try:
             return np.asarray(value, self.dtype)
         except OverflowError:
-            raise self._wrong(where, "a scalar out of range", value, kind=ArgumentValueError) from None
+            raise self._wrong_argument_error(where, "a scalar out of range", value, kind=ArgumentValueError) from None
 
-    def _right_dtype(self, array: np.ndarray, where: str) -> np.ndarray:
+    def _converted_to_dtype(self, array: np.ndarray, where: str) -> np.ndarray:
         if array.dtype == self.dtype:
             return array.view(self.dtype) if isinstance(array, np.ndarray) else array
         if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == self.dtype:
@@ -172,17 +176,17 @@ class Argument:
             both = array.dtype.kind + self.dtype.kind
             sizes = array.dtype.itemsize, self.dtype.itemsize
             if sizes == (8, 4) and both in ("ii", "iu", "ui", "uu"):
-                return self._narrowed(array, where)
+                return self._narrowed_integers(array, where)
             if (both, *sizes) in (("ff", 8, 4), ("cc", 16, 8)):
-                return self._rounded(array, where)
-        raise self._wrong(
+                return self._rounded_floats(array, where)
+        raise self._wrong_argument_error(
             where,
             "the wrong dtype",
             type_text(dtype_text(array.dtype), array.shape),
             f".astype({str(self.dtype)!r}), if that is what you mean",
         )
 
-    def _narrowed(self, array: np.ndarray, where: str) -> np.ndarray:
+    def _narrowed_integers(self, array: np.ndarray, where: str) -> np.ndarray:
         """Return 64-bit integers, NumPy's default, as 32-bit ones if all of them fit."""
         limits = np.iinfo(self.dtype)
         wrong = (array < limits.min) | (array > limits.max)
@@ -190,10 +194,12 @@ class Argument:
             place = tuple(int(n) for n in np.argwhere(wrong)[0])
             value = int(array[place])
             what = f"{value} at {list(place)}" if place else value
-            raise self._wrong(where, f"a value that {self.dtype_name} cannot hold", what, kind=ArgumentValueError)
+            raise self._wrong_argument_error(
+                where, f"a value that {self.dtype_name} cannot hold", what, kind=ArgumentValueError
+            )
         return array.astype(self.dtype)
 
-    def _rounded(self, array: np.ndarray, where: str) -> np.ndarray:
+    def _rounded_floats(self, array: np.ndarray, where: str) -> np.ndarray:
         """Return float64, NumPy's default, as float32 if no element overflows; complex numbers likewise."""
         with np.errstate(all="ignore"):
             made = array.astype(self.dtype)
@@ -201,12 +207,12 @@ class Argument:
         if lost.any():
             place = tuple(int(n) for n in np.argwhere(lost)[0])
             what = f"{array[place]} at {list(place)}" if place else array[place]
-            raise self._wrong(
+            raise self._wrong_argument_error(
                 where, f"a value that {self.dtype_name} cannot hold", what, kind=ArgumentValueError
             )
         return made
 
-    def _wrong(
+    def _wrong_argument_error(
         self, where: str, what: str, found: Any, hint: str = "", kind: type[CallError] = ArgumentError
     ) -> CallError:
         return kind(where, f"{self.label} has {what}", found, type_text(self.dtype_name, self.dims), hint)
@@ -271,10 +277,10 @@ class TensorSpec(NamedTuple):
     def __str__(self) -> str:
         name = f"{self.name}: " if self.name else ""
         place = f" on {self.device}" if self.device else ""
-        return f"{name}{type_text(self.dtype, self.shape)}{_cut_text(self.dtype, self.whole, self.layout)}{place}"
+        return f"{name}{type_text(self.dtype, self.shape)}{_partition_text(self.dtype, self.whole, self.layout)}{place}"
 
 
-def _cut_text(dtype: str, whole: Sequence[int], layout: Layout) -> str:
+def _partition_text(dtype: str, whole: Sequence[int], layout: Layout) -> str:
     """Return how an array is cut over a mesh: `` of f32[32, 16] cut by data, -``; empty if it is not."""
     return f" of {type_text(dtype, whole)} cut by {layout_text(layout)}" if layout else ""
 
@@ -299,11 +305,11 @@ def prepare_arguments(
         v if gpu >= 0 and isinstance(v, DeviceArray) and a.is_exact(v, gpu) else a.prepare(v, where, gpu)
         for a, v, gpu in zip(arguments, values, places, strict=True)
     ]
-    _own_donated(arguments, arrays, donate)
+    _copy_undonated_arrays(arguments, arrays, donate)
     return arrays
 
 
-def _own_donated(arguments: Sequence[Argument], arrays: list[Any], given: bool) -> None:
+def _copy_undonated_arrays(arguments: Sequence[Argument], arrays: list[Any], given: bool) -> None:
     """Copy arrays that the program would overwrite although the caller did not donate them.
 
     Also copies donated arrays that cannot be overwritten: read-only, or sharing memory with another argument.
@@ -318,7 +324,7 @@ def _own_donated(arguments: Sequence[Argument], arrays: list[Any], given: bool) 
             arrays[i] = x.copy()
 
 
-def take_over(
+def take_over_donated(
     arguments: Sequence[Argument], values: Sequence[Any], arrays: list[Any], donate: bool, now: bool = True
 ) -> None:
     """Mark the caller's donated device arrays as unusable.
@@ -465,20 +471,24 @@ class Signature:
 
     def __repr__(self) -> str:
         takes = ", ".join(
-            f"{a['name']}: {type_text(a['dtype'], a['dims'])}{_cut(a)}{' donated' * a['donated']}{_home(a)}"
+            f"{a['name']}: {type_text(a['dtype'], a['dims'])}"
+            f"{_partition_of_entry(a)}{' donated' * a['donated']}{_device_of_entry(a)}"
             for a in self.arguments
         )
         gives = ", ".join(
-            (f"{r['name']}: " if r["name"] else "") + type_text(r["dtype"], r["dims"]) + _cut(r) + _home(r)
+            (f"{r['name']}: " if r["name"] else "")
+            + type_text(r["dtype"], r["dims"])
+            + _partition_of_entry(r)
+            + _device_of_entry(r)
             for r in self.results
         )
         return f"{self.name}({takes}) -> ({gives})"
 
 
-def _cut(entry: dict[str, Any]) -> str:
+def _partition_of_entry(entry: dict[str, Any]) -> str:
     layout = layout_of(entry.get("layout", ()))
-    return _cut_text(entry["dtype"], entry["whole"], layout) if "whole" in entry else ""
+    return _partition_text(entry["dtype"], entry["whole"], layout) if "whole" in entry else ""
 
 
-def _home(entry: dict[str, Any]) -> str:
+def _device_of_entry(entry: dict[str, Any]) -> str:
     return f" on {entry['device']}" if "device" in entry else ""

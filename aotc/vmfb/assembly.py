@@ -20,12 +20,12 @@ def disassemble(code: list[list[Any]]) -> str:
     lines = []
     for number, (opcode, *operands) in enumerate(code):
         row = ISA[opcode]
-        shown = ", ".join(_show(kind, x) for kind, x in zip(row.kinds, operands, strict=True))
+        shown = ", ".join(_operand_text(kind, x) for kind, x in zip(row.kinds, operands, strict=True))
         lines.append(f"{number}: {row.name} {shown}".rstrip())
     return "\n".join(lines) + "\n"
 
 
-def _show(kind: type, value: Any) -> str:
+def _operand_text(kind: type, value: Any) -> str:
     if kind is Text:
         return json.dumps(value)
     if kind is Ins:
@@ -47,7 +47,7 @@ def assemble(text: str) -> list[list[Any]]:
         if not body:
             continue
         try:
-            code.append(_read_line(body, len(code)))
+            code.append(_read_assembly_line(body, len(code)))
         except ValueError as error:
             raise ValueError(f"line {number}: {error}: {line.strip()}") from None
     return code
@@ -63,7 +63,7 @@ def _without_comment(line: str) -> str:
     return line
 
 
-def _read_line(body: str, position: int) -> list[Any]:
+def _read_assembly_line(body: str, position: int) -> list[Any]:
     label, colon, rest = body.partition(":")
     if colon and label.isdigit():
         if int(label) != position:
@@ -73,13 +73,13 @@ def _read_line(body: str, position: int) -> list[Any]:
     row = BY_NAME.get(name)
     if row is None:
         raise ValueError(f"no instruction {name!r}")
-    operands = _split(rest)
+    operands = _split_operands(rest)
     if len(operands) != len(row.kinds):
         raise ValueError(f"{name} has {len(row.kinds)} operands, not {len(operands)}")
-    return [row.opcode, *(_parse(kind, x) for kind, x in zip(row.kinds, operands, strict=True))]
+    return [row.opcode, *(_parse_operand(kind, x) for kind, x in zip(row.kinds, operands, strict=True))]
 
 
-def _split(text: str) -> list[str]:
+def _split_operands(text: str) -> list[str]:
     found, end = [], 0
     text = text.strip()
     while end < len(text):
@@ -91,22 +91,22 @@ def _split(text: str) -> list[str]:
     return found
 
 
-def _parse(kind: type, text: str) -> Any:
+def _parse_operand(kind: type, text: str) -> Any:
     if kind is Text:
         return json.loads(text)
     if kind is Ins:
         if not text.startswith("["):
             raise ValueError(f"expected a list of registers, found {text}")
-        return [_number("r", part) for part in text[1:-1].split(",") if part.strip()]
+        return [_parse_number("r", part) for part in text[1:-1].split(",") if part.strip()]
     prefix: str = kind.prefix  # type: ignore[attr-defined]
     if kind is Dt:
         if not text.startswith(prefix):
             raise ValueError(f"expected a dtype such as %f32, found {text}")
         return text[1:]
-    return _number(prefix, text)
+    return _parse_number(prefix, text)
 
 
-def _number(prefix: str, text: str) -> int:
+def _parse_number(prefix: str, text: str) -> int:
     text = text.strip()
     digits = text.removeprefix(prefix)
     if not text.startswith(prefix) or not re.fullmatch(r"-?[0-9]+", digits):
@@ -114,7 +114,7 @@ def _number(prefix: str, text: str) -> int:
     return int(digits)
 
 
-def document() -> str:
+def bytecode_document() -> str:
     """Return the text of ``docs/bytecode.md``, the documentation of the instruction set."""
     lines = [
         "# Bytecode of the host program",
@@ -134,14 +134,14 @@ def document() -> str:
         lines.append(f"| `{row.opcode:#04x}` | `{text}` | {row.run.__doc__} |")
     lines += ["", "| operand | as text | is |", "|---|---|---|"]
     for kind in KINDS:
-        lines.append(f"| {kind.__name__} | `{_example(kind)}` | {kind.__doc__} |")
+        lines.append(f"| {kind.__name__} | `{_operand_example(kind)}` | {kind.__doc__} |")
     return "\n".join(lines) + "\n"
 
 
-def _example(kind: type) -> str:
+def _operand_example(kind: type) -> str:
     prefix: str = kind.prefix  # type: ignore[attr-defined]
     return {'"': '"n is {0}"', "[": "[r0, r1]", "%": "%i32"}.get(prefix, f"{prefix}3")
 
 
 if __name__ == "__main__":
-    print(document(), end="")
+    print(bytecode_document(), end="")

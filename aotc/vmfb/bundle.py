@@ -38,7 +38,7 @@ _SIGNATURE = struct.Struct("<8s32s64s24x")  # magic, public key, Ed25519 signatu
 _SIGNATURE_MAGIC = b"AOTCSIGN"
 
 
-def _align(size: int) -> int:
+def _align_offset(size: int) -> int:
     return -size % ALIGNMENT + size
 
 
@@ -78,9 +78,9 @@ def write_bundle(
         raise BundleError(where, "the compiler made a manifest that breaks the schema", found)
     packed = msgpack.packb(whole, use_bin_type=True)
     payload = table_end(table)
-    total = _HEADER.size + _align(len(packed)) + payload
+    total = _HEADER.size + _align_offset(len(packed)) + payload
     header = _HEADER.pack(MAGIC, VERSION, 0, len(packed), sha256_of(packed), total)
-    parts: list[Any] = [header, packed, bytes(_align(len(packed)) - len(packed))]
+    parts: list[Any] = [header, packed, bytes(_align_offset(len(packed)) - len(packed))]
     for data, padding in stored:
         parts += [*data, bytes(padding)]
     if path is None:
@@ -102,15 +102,15 @@ def _place_segments(segments: Sequence[tuple[str, Any]]) -> tuple[list[dict[str,
         offset = offsets.get((digest, size))
         if offset is None:
             offset = offsets[digest, size] = end
-            end += _align(size)
-            stored.append((data, _align(size) - size))
+            end += _align_offset(size)
+            stored.append((data, _align_offset(size) - size))
         table.append({"name": name, "offset": offset, "size": size, "sha256": digest})
     return table, stored
 
 
 def table_end(table: Sequence[dict[str, Any]]) -> int:
     """Return the total bytes of the segments in ``table``, with padding."""
-    return max((_align(row["offset"] + row["size"]) for row in table), default=0)
+    return max((_align_offset(row["offset"] + row["size"]) for row in table), default=0)
 
 
 def write_file(path: str, parts: list[Any]) -> None:
@@ -171,7 +171,7 @@ class OpenedBundle:
         self._data, self.file = data, file
         self.manifest, self._start = _read_manifest(where, data)
         self._table = self.manifest["segments"]
-        _check_table(where, data, self._table, self._start)
+        _check_segment_table(where, data, self._table, self._start)
         self._verified: set[int] = set()
         self._copies: dict[tuple[int, int], memoryview] = {}  # copies of segments of a mapped file, by offset and size
         source = self.manifest.get("source") or {}
@@ -344,13 +344,13 @@ def _read_manifest(where: str, data: memoryview) -> tuple[dict[str, Any], int]:
     if data.nbytes != total:
         what = "truncated" if data.nbytes < total else "longer than its header says"
         raise BundleError(where, what, f"{data.nbytes:,} bytes", f"{total:,} bytes", "copy the file again")
-    start = _HEADER.size + _align(length)
+    start = _HEADER.size + _align_offset(length)
     if start > total:
         raise BundleError(where, "the manifest is longer than the file", f"{length:,} bytes", f"below {total:,}")
     packed = data[_HEADER.size : _HEADER.size + length]
     if sha256_of(packed) != digest:
         raise BundleError(where, "the manifest is damaged (sha256 differs)", hint="copy the file again")
-    _check_zeros(where, data[_HEADER.size + length : start])
+    _check_zero_padding(where, data[_HEADER.size + length : start])
     return _decode_manifest(where, packed), start
 
 
@@ -374,12 +374,12 @@ def _decode_manifest(where: str, packed: memoryview) -> dict[str, Any]:
     return found
 
 
-def _check_zeros(where: str, padding: memoryview) -> None:
+def _check_zero_padding(where: str, padding: memoryview) -> None:
     if bytes(padding).strip(b"\0"):
         raise BundleError(where, "bytes between segments are not zero", hint="copy the file again")
 
 
-def _check_table(where: str, data: memoryview, table: list[dict[str, Any]], start: int) -> None:
+def _check_segment_table(where: str, data: memoryview, table: list[dict[str, Any]], start: int) -> None:
     """Check that segments are inside the file and aligned, equal or disjoint, and that padding is zero."""
     extents = sorted({(row["offset"], row["size"]) for row in table if row["size"]})
     end = 0
@@ -390,11 +390,11 @@ def _check_table(where: str, data: memoryview, table: list[dict[str, Any]], star
             raise BundleError(where, "two segments overlap", f"offset {offset}", f"at least {end}")
         if start + offset + size > data.nbytes:
             raise BundleError(where, "a segment reaches past the end of the file", offset + size, data.nbytes - start)
-        _check_zeros(where, data[start + end : start + offset])
+        _check_zero_padding(where, data[start + end : start + offset])
         end = offset + size
-    _check_zeros(where, data[start + end :])
-    if start + _align(end) != data.nbytes:
-        raise BundleError(where, "the file does not end with its last segment", data.nbytes, start + _align(end))
+    _check_zero_padding(where, data[start + end :])
+    if start + _align_offset(end) != data.nbytes:
+        raise BundleError(where, "the file does not end with its last segment", data.nbytes, start + _align_offset(end))
     for row in table:
         if not row["size"] and row["offset"] + start > data.nbytes:
             raise BundleError(where, "a segment reaches past the end of the file", row["offset"], data.nbytes - start)

@@ -72,12 +72,12 @@ def _read_nodes(words: Sequence[int], at: int, end: int, depth: int) -> list[abi
     nodes: list[abi.Node] = []
     while at < end:
         if depth > abi.MAX_NESTING:
-            raise _invalid(at, f"loops and branches are nested {depth} deep")
-        _need(at, at + abi.NODE_HEADER, end)
+            raise _invalid_command_error(at, f"loops and branches are nested {depth} deep")
+        _require_words(at, at + abi.NODE_HEADER, end)
         length = words[at + abi.NODE_WORDS]
         stop = at + length
         if length < abi.NODE_HEADER or stop > end:
-            raise _invalid(at, f"a node of {length} words where {end - at} are left")
+            raise _invalid_command_error(at, f"a node of {length} words where {end - at} are left")
         nodes.append(_read_node(words, at, stop, depth))
         at = stop
     return nodes
@@ -89,23 +89,23 @@ def _read_node(words: Sequence[int], at: int, end: int, depth: int) -> abi.Node:
             return _read_graph(words, at, end, depth)
         case abi.WHILE:
             first = at + abi.WHILE_HEADER
-            _need(at, first, end)
+            _require_words(at, first, end)
             lengths = words[at + abi.WHILE_CONDITION], words[at + abi.WHILE_BODY]
             place = words[at + abi.WHILE_SLOT], words[at + abi.WHILE_OFFSET]
             condition, body = _read_bodies(words, at, lengths, first, end, depth)
             return abi.WhileNode(condition, body, place, at)
         case abi.CASE:
             table = at + abi.CASE_HEADER
-            _need(at, table, end)
+            _require_words(at, table, end)
             branches = words[at + abi.CASE_BRANCHES]
             if branches < 1:
-                raise _invalid(at, "a case without branches")
+                raise _invalid_command_error(at, "a case without branches")
             first = table + branches
-            _need(at, first, end)
+            _require_words(at, first, end)
             place = words[at + abi.CASE_SLOT], words[at + abi.CASE_OFFSET]
             return abi.Case(_read_bodies(words, at, words[table:first], first, end, depth), place, at)
         case kind:
-            raise _invalid(at, f"unknown node {kind}")
+            raise _invalid_command_error(at, f"unknown node {kind}")
 
 
 def _read_bodies(
@@ -118,41 +118,41 @@ def _read_bodies(
     spans = []
     for length in lengths:
         if length < 0:
-            raise _invalid(node, f"a body of {length} words")
+            raise _invalid_command_error(node, f"a body of {length} words")
         spans.append((at, at + length))
         at += length
     if at != end:
-        raise _invalid(node, "the bodies do not fill the node")
+        raise _invalid_command_error(node, "the bodies do not fill the node")
     return [_read_nodes(words, *span, depth + 1) for span in spans]
 
 
 def _read_graph(words: Sequence[int], at: int, end: int, depth: int) -> abi.Graph:
     table = at + abi.GRAPH_HEADER
-    _need(at, table, end)
+    _require_words(at, table, end)
     count, serial = words[at + abi.GRAPH_COMMANDS], words[at + abi.GRAPH_SERIAL]
     tiled = words[at + abi.NODE_KIND] == abi.TILED
     if count < 0 or serial not in (0, 1):
-        raise _invalid(at, f"a graph of {count} commands, serial {serial}")
+        raise _invalid_command_error(at, f"a graph of {count} commands, serial {serial}")
     cursor = table + count
-    _need(at, cursor, end)
+    _require_words(at, cursor, end)
     commands: list[abi.Command | abi.Control] = []
     for offset in words[table:cursor]:
         if offset != cursor - at:
-            raise _invalid(at, f"command {len(commands)} is not where the graph says")
+            raise _invalid_command_error(at, f"command {len(commands)} is not where the graph says")
         first = cursor + abi.COMMAND_HEADER
-        _need(at, first, end)
+        _require_words(at, first, end)
         kind, kernel, items, grain, predecessors, successors, places, dims = words[cursor:first]
         if successors < 0 or places < 0 or dims < 0:
-            raise _invalid(at, "a command with a negative count")
+            raise _invalid_command_error(at, "a command with a negative count")
         places_at = first + successors
         dims_at = places_at + abi.PLACE_WORDS * places
         stop = dims_at + dims
-        _need(at, stop, end)
+        _require_words(at, stop, end)
         if kind == abi.CONTROL:
             if tiled:
-                raise _invalid(at, "a control command in a tiled graph")
+                raise _invalid_command_error(at, "a control command in a tiled graph")
             if places or items != grain or items != abi.constant(1):
-                raise _invalid(at, "a control command has one item and no places")
+                raise _invalid_command_error(at, "a control command has one item and no places")
             nodes = _read_nodes(words, dims_at, stop, depth + 1)
             commands.append(abi.Control(kernel, predecessors, words[first:places_at], nodes, cursor))
             cursor = stop
@@ -164,34 +164,34 @@ def _read_graph(words: Sequence[int], at: int, end: int, depth: int) -> abi.Grap
         commands.append(command)
         cursor = _read_tiles(words, at, stop, end, command) if tiled else stop
     if cursor != end:
-        raise _invalid(at, "the commands do not fill the graph")
+        raise _invalid_command_error(at, "the commands do not fill the graph")
     graph = abi.Graph(commands, words[at + abi.GRAPH_STATE], serial == 1, at)
     if tiled and not graph.tiled:
-        raise _invalid(at, "a tiled graph without tiles")
+        raise _invalid_command_error(at, "a tiled graph without tiles")
     return graph
 
 
 def _read_tiles(words: Sequence[int], node: int, at: int, end: int, command: abi.Command) -> int:
     """Decode a command's tile edges (producers and followers) into ``command``; return the end position."""
     first = at + abi.TILED_HEADER
-    _need(node, first, end)
+    _require_words(node, first, end)
     followers, tiles = words[at:first]
     if followers < 0 or tiles < 0:
-        raise _invalid(node, "a command with a negative count")
+        raise _invalid_command_error(node, "a command with a negative count")
     tiles_at = first + followers
     stop = tiles_at + abi.TILE_WORDS * tiles
-    _need(node, stop, end)
+    _require_words(node, stop, end)
     command.followers = words[first:tiles_at]
     command.tiles = [abi.TileEdge(*words[n : n + abi.TILE_WORDS]) for n in range(tiles_at, stop, abi.TILE_WORDS)]
     return stop
 
 
-def _need(node: int, at: int, end: int) -> None:
+def _require_words(node: int, at: int, end: int) -> None:
     if at > end:
-        raise _invalid(node, "the node is too short")
+        raise _invalid_command_error(node, "the node is too short")
 
 
-def _invalid(node: int, problem: str) -> Invalid:
+def _invalid_command_error(node: int, problem: str) -> Invalid:
     return Invalid(f"word {node}: {problem}")
 
 
@@ -209,7 +209,7 @@ def _encode_node(node: abi.Node) -> list[int]:
         size = abi.CASE_HEADER + len(lengths)
         header = {abi.NODE_KIND: abi.CASE, abi.CASE_BRANCHES: len(bodies), abi.CASE_SLOT: slot, abi.CASE_OFFSET: offset}
     header[abi.NODE_WORDS] = size + sum(map(len, bodies))
-    return [*_in_order(header), *lengths, *_joined(bodies)]
+    return [*_header_words_in_order(header), *lengths, *_joined_words(bodies)]
 
 
 def _encode_graph(graph: abi.Graph) -> list[int]:
@@ -227,7 +227,7 @@ def _encode_graph(graph: abi.Graph) -> list[int]:
         abi.GRAPH_STATE: graph.state,
         abi.GRAPH_SERIAL: int(graph.serial),
     }
-    return [*_in_order(header), *offsets, *_joined(commands)]
+    return [*_header_words_in_order(header), *offsets, *_joined_words(commands)]
 
 
 def _encode_command(command: abi.Command | abi.Control, graph: int) -> list[int]:
@@ -244,17 +244,17 @@ def _encode_command(command: abi.Command | abi.Control, graph: int) -> list[int]
         abi.PLACES: len(command.places),
         abi.DIMS: len(command.dims),
     }
-    words = [*_in_order(header), *command.successors, *_joined(command.places), *command.dims]
+    words = [*_header_words_in_order(header), *command.successors, *_joined_words(command.places), *command.dims]
     if graph == abi.TILED:
         tiles = [(t.producer, t.times, t.over, t.plus) for t in command.tiles]
-        words += [len(command.followers), len(tiles), *command.followers, *_joined(tiles)]
+        words += [len(command.followers), len(tiles), *command.followers, *_joined_words(tiles)]
     return words
 
 
-def _in_order(header: dict[int, int]) -> list[int]:
+def _header_words_in_order(header: dict[int, int]) -> list[int]:
     """Return the named words of a record's header in order of position."""
     return [header[position] for position in range(len(header))]
 
 
-def _joined(parts: Sequence[Sequence[int]]) -> list[int]:
+def _joined_words(parts: Sequence[Sequence[int]]) -> list[int]:
     return [word for part in parts for word in part]

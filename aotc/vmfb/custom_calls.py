@@ -147,7 +147,7 @@ class Callbacks:
 
     def __init__(self, where: str, calls: Sequence[Mapping[str, Any]], given: Mapping[str, Function]) -> None:
         self.where = where
-        self._failures = _Failures()
+        self._failures = _CallbackFailures()
         self._natives: dict[str, Any] = {}
         for row in calls:
             function = given.get(row["name"]) or _registered_function(row["name"])
@@ -182,14 +182,14 @@ class Callbacks:
             words = (ctypes.c_int64 * (last + 1)).from_address(addresses[-1]) if answers else [1]
             try:
                 if words[-1] != 1:
-                    raise _lost()
-                arrays = _arrays(addresses, types)
+                    raise _lost_exception()
+                arrays = _arrays_at_addresses(addresses, types)
                 for array in arrays[:inputs]:
                     array.flags.writeable = False
                 function(*arrays, **attributes)
             except BaseException as error:
                 failures.add(name, error)
-                for array in _arrays(addresses, types)[inputs:]:
+                for array in _arrays_at_addresses(addresses, types)[inputs:]:
                     array[...] = np.zeros((), array.dtype)
             words[-1] = -1
 
@@ -229,7 +229,7 @@ class Callbacks:
             raise CallError(self.where, f"custom call {name!r} failed: {type(error).__name__}: {error}") from error
 
 
-class _Failures:
+class _CallbackFailures:
     """Stored exceptions of Python functions, by call.
 
     A function on a caller's thread belongs to the call of that thread. A function on a worker may belong to any running
@@ -278,7 +278,7 @@ class _Failures:
         return None
 
 
-def _lost() -> BaseException:
+def _lost_exception() -> BaseException:
     """Return a replacement for an exception that was raised before the function started, so that it is not lost."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         return KeyboardInterrupt()
@@ -290,7 +290,7 @@ def _registered_function(name: str) -> Function | None:
     return found.function if found is not None else None
 
 
-def _arrays(addresses: Sequence[int], types: Sequence[tuple[np.dtype, int]]) -> list[np.ndarray]:
+def _arrays_at_addresses(addresses: Sequence[int], types: Sequence[tuple[np.dtype, int]]) -> list[np.ndarray]:
     """Return arrays over the memory at ``addresses``; the last address is that of all their sizes."""
     ranks = [rank for _, rank in types]
     sizes = list((ctypes.c_int64 * sum(ranks)).from_address(addresses[-1]))

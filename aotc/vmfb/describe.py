@@ -30,10 +30,10 @@ def describe(opened: OpenedBundle, size: int) -> dict[str, Any]:
     """
     with bundle_errors(opened, "shown"):
         check_functions(opened)
-        return _facts(opened, size)
+        return _bundle_facts(opened, size)
 
 
-def _facts(opened: OpenedBundle, size: int) -> dict[str, Any]:
+def _bundle_facts(opened: OpenedBundle, size: int) -> dict[str, Any]:
     manifest = opened.manifest
     segments = [{**row, "sha256": row["sha256"].hex()} for row in manifest["segments"]]
     return {
@@ -45,15 +45,15 @@ def _facts(opened: OpenedBundle, size: int) -> dict[str, Any]:
         "functions": manifest["functions"],
         **({"mesh": manifest["mesh"]} if "mesh" in manifest else {}),
         "symbols": manifest["symbols"],
-        "variants": [_variant(opened, variant) for variant in manifest["variants"]],
+        "variants": [_variant_facts(opened, variant) for variant in manifest["variants"]],
         "segments": segments,
         "debug_info": bool(manifest.get("debug")),
-        "source": _source(opened, manifest.get("source")),
+        "source": _source_facts(opened, manifest.get("source")),
         "signed_by": opened.signature[0].hex() if opened.signature else None,
     }
 
 
-def _source(opened: OpenedBundle, entry: dict[str, Any] | None) -> dict[str, Any] | None:
+def _source_facts(opened: OpenedBundle, entry: dict[str, Any] | None) -> dict[str, Any] | None:
     if not entry:
         return None
     weights = entry["weights"]
@@ -61,7 +61,7 @@ def _source(opened: OpenedBundle, entry: dict[str, Any] | None) -> dict[str, Any
     return {"bytes": opened.segment(entry["segment"]).nbytes, "whole": entry["bytes"], "weights": stored}
 
 
-def _variant(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, Any]:
+def _variant_facts(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, Any]:
     parts = variant.get("parts") or [{**variant, "count": len(variant["kernels"])}]
     sizes = [size for part in parts for size in _code_sizes(opened, part, len(variant["kernels"]))]
     calls = [row["name"] for part in parts for row in part.get("custom_calls", [])]
@@ -77,33 +77,33 @@ def _variant(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, Any]:
         "features": variant["features"],
         "kernels": kernels,
         "command_buffers": len(variant["command_buffers"]),
-        "tiles": _tiles(opened, variant),
+        "tiles": _tile_dependencies(opened, variant),
         "parts": [{"target": part["target"], "kernels": part["count"]} for part in variant.get("parts", ())],
         "specialized": variant.get("specialized", {}),
-        "prepared": _prepared(opened, variant),
-        "devices": _devices(opened, variant),
+        "prepared": _prepared_values(opened, variant),
+        "devices": _device_facts(opened, variant),
         "on_host": variant.get("on_host", []),
         "transfers": variant.get("transfers", []),
         "arena_peak": variant.get("arena_peak"),
         "arenas": {row["device"] or "host memory": row["arena"] for row in variant.get("spaces", ())},
         "memory_limit": variant.get("memory_limit", 0),
-        "memory": _memory(opened, variant),
-        "buffers": _buffers(opened, variant),
-        "weights": _weights(opened, variant.get("constants")),
+        "memory": _memory_facts(opened, variant),
+        "buffers": _buffer_facts(opened, variant),
+        "weights": _weight_facts(opened, variant.get("constants")),
         "lapack": [name for part in parts for name in (part.get("imports") or {}).get("lapack", [])],
         "custom_calls": sorted({name for name in calls if not name.startswith(RANK_CALL)}),
-        **({"collectives": _collectives(parts)} if "mesh" in opened.manifest else {}),
+        **({"collectives": _collectives_by_serial(parts)} if "mesh" in opened.manifest else {}),
     }
 
 
-def _collectives(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _collectives_by_serial(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the collectives of a variant by their serial number, each with its op and its place in the source."""
     rows = [row for part in parts for row in part.get("custom_calls", []) if row["name"].startswith(RANK_CALL)]
     found = [{**row["attributes"], "op": row["name"].removeprefix(RANK_CALL)} for row in rows]
     return sorted((row for row in found if "serial" in row), key=lambda row: row["serial"])
 
 
-def _prepared(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _prepared_values(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return for each function the names of bound arguments, and the values that are precomputed from them."""
     found = {}
     for name, row in variant.get("prepared", {}).items():
@@ -123,7 +123,7 @@ def _prepared(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[s
     return found
 
 
-def _tiles(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
+def _tile_dependencies(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the tile dependencies of commands.
 
     Per ``over`` items a command waits for ``times`` items of its producer, and ``halo`` more. If ``over`` is 0, it
@@ -142,13 +142,13 @@ def _tiles(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[str, Any]
     return rows
 
 
-def _devices(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _device_facts(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the target, required features and default place of each device of a variant."""
     places = bind_devices(opened, variant, None) or implied_places(variant, 0)
     return {name: {**row, "place": places[name]} for name, row in variant.get("targets", {}).items()}
 
 
-def _buffers(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
+def _buffer_facts(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
     """Return all buffers of a variant: those of its functions, then the own arrays of its kernels."""
     text = (opened.manifest.get("debug") or {}).get("buffers", "{}")
     try:
@@ -166,7 +166,7 @@ def _buffers(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[str, An
     return rows
 
 
-def _memory(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _memory_facts(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the memory of a call of each function."""
     memory = variant.get("memory", {})
     for problem in problems(memory, {str: {"arena": (int, NONE), "scratch": int}}, "memory"):
@@ -189,7 +189,7 @@ def _code_sizes(opened: OpenedBundle, part: dict[str, Any], kernels: int) -> lis
     return [end - first for first, end in ranges] or [None] * count
 
 
-def _weights(opened: OpenedBundle, entry: dict[str, Any] | None) -> dict[str, Any] | None:
+def _weight_facts(opened: OpenedBundle, entry: dict[str, Any] | None) -> dict[str, Any] | None:
     if not entry:
         return None
     external = entry.get("external")

@@ -45,7 +45,7 @@ def bind_devices(bundle: OpenedBundle, variant: dict[str, Any], devices: Any) ->
     wanted: dict[str, str] = variant.get("devices", {})
     if not wanted and (devices is None or not isinstance(devices, Mapping)):
         return {}
-    model = _listed(wanted)
+    model = _listed_devices(wanted)
     if isinstance(devices, Mapping):
         asked = dict(devices)
     elif devices is None or (isinstance(devices, str) and devices in DEVICES):
@@ -57,18 +57,18 @@ def bind_devices(bundle: OpenedBundle, variant: dict[str, Any], devices: Any) ->
             raise BundleError(bundle.where, what, ", ".join(places) or "none", model, "a place for each, in this order")
         asked = dict(zip(wanted, places))
     if set(asked) != set(wanted):
-        raise BundleError(bundle.where, "devices= and the model name different devices", _listed(asked), model)
+        raise BundleError(bundle.where, "devices= and the model name different devices", _listed_devices(asked), model)
     counts: dict[str, int] = {}
     for name, kind in wanted.items():
         if asked[name].partition(":")[0] != kind:
-            raise BundleError(bundle.where, f"device {name!r} is of another kind", _listed(asked), model)
+            raise BundleError(bundle.where, f"device {name!r} is of another kind", _listed_devices(asked), model)
         if ":" not in asked[name]:
             counts[kind] = number = counts.get(kind, -1) + 1
             asked = {**asked, name: f"{kind}:{number if kind == 'cpu' else default_gpu(number)}"}
     return {name: asked[name] for name in wanted}
 
 
-def _listed(devices: Mapping[str, str]) -> str:
+def _listed_devices(devices: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {place}" for name, place in devices.items()) or "no devices"
 
 
@@ -97,7 +97,7 @@ def choose_variant(
             raise BundleError(bundle.where, f"the variant {target} names no devices", expected="devices by their names")
         of_a_mix = kind == MIX and (several or ordinals.keys() >= set(variant["devices"].values()))
         if ordinals and kind not in ordinals and not of_a_mix:
-            its = f", it is for {_listed(variant['devices'])}" if "devices" in variant else ""
+            its = f", it is for {_listed_devices(variant['devices'])}" if "devices" in variant else ""
             obstacles.append(f"{target}: devices={devices!r} was asked for{its}")
             continue
         module = module_of(variant)
@@ -159,7 +159,7 @@ def module_of(variant: Mapping[str, Any]) -> Device | None:
 
 def default_gpu(number: int) -> int:
     """Return the default GPU of this machine for the ``number``-th user of one: round robin over all."""
-    return int(_mix().default_gpu(number))
+    return int(_mixed_device_module().default_gpu(number))
 
 
 def implied_places(variant: Mapping[str, Any], ordinal: int) -> dict[str, str]:
@@ -171,7 +171,7 @@ def implied_places(variant: Mapping[str, Any], ordinal: int) -> dict[str, str]:
     return {name: f"{kind}:{ordinal if kind == variant['kind'] else 0}" for name, kind in implied.items()}
 
 
-def _mix() -> ModuleType:
+def _mixed_device_module() -> ModuleType:
     from aotc.vmfb.devices.mixed import mix  # imports the drivers of all devices
 
     return mix
@@ -185,7 +185,7 @@ def import_extra(name: str) -> Any:
 def device_module(kind: str) -> Device | None:
     """Return the module that drives this kind of device, or None if this aotc has none."""
     if kind == MIX:
-        return _mix()
+        return _mixed_device_module()
     module = DEVICES.get(kind)
     if module is None:
         return None

@@ -187,31 +187,31 @@ def dim(vm: Frame, out: Out, argument: Arg, axis: Axis) -> None:
 @instruction(0x03)
 def add(vm: Frame, out: Out, a: In, b: In) -> None:
     """out = a + b"""
-    vm.registers[out] = _word(vm, vm.registers[a] + vm.registers[b])
+    vm.registers[out] = _word_of_register(vm, vm.registers[a] + vm.registers[b])
 
 
 @instruction(0x04)
 def sub(vm: Frame, out: Out, a: In, b: In) -> None:
     """out = a - b"""
-    vm.registers[out] = _word(vm, vm.registers[a] - vm.registers[b])
+    vm.registers[out] = _word_of_register(vm, vm.registers[a] - vm.registers[b])
 
 
 @instruction(0x05)
 def mul(vm: Frame, out: Out, a: In, b: In) -> None:
     """out = a * b"""
-    vm.registers[out] = _word(vm, vm.registers[a] * vm.registers[b])
+    vm.registers[out] = _word_of_register(vm, vm.registers[a] * vm.registers[b])
 
 
 @instruction(0x06)
 def floordiv(vm: Frame, out: Out, a: In, b: In) -> None:
     """out = a / b, rounded down; fails if b is 0"""
-    vm.registers[out] = _word(vm, vm.registers[a] // _divisor(vm, b))
+    vm.registers[out] = _word_of_register(vm, vm.registers[a] // _nonzero_divisor(vm, b))
 
 
 @instruction(0x07)
 def mod(vm: Frame, out: Out, a: In, b: In) -> None:
     """out = a - b * (a / b rounded down); fails if b is 0"""
-    vm.registers[out] = vm.registers[a] % _divisor(vm, b)
+    vm.registers[out] = vm.registers[a] % _nonzero_divisor(vm, b)
 
 
 @instruction(0x08)
@@ -362,13 +362,13 @@ def return_(vm: Frame) -> int:
     return END
 
 
-def _word(vm: Frame, value: int) -> int:
+def _word_of_register(vm: Frame, value: int) -> int:
     if not -(1 << 63) <= value < 1 << 63:
         raise CallError(vm.where, "the shape arithmetic of this function leaves 64 bits for these arguments")
     return value
 
 
-def _divisor(vm: Frame, register: int) -> int:
+def _nonzero_divisor(vm: Frame, register: int) -> int:
     value = vm.registers[register]
     if value == 0:
         raise CallError(vm.where, "the shape arithmetic of this function divides by 0 for these arguments")

@@ -46,12 +46,12 @@ def render(message: str, values: Sequence[int]) -> str:
         at, dtype = int(match[1]), match[2]
         if at >= len(values):
             return str(match[0])
-        return str(values[at]) if dtype is None else _array(values[at:], dtype, match[3] or "", match[4] or "")
+        return str(values[at]) if dtype is None else _array_of_bits(values[at:], dtype, match[3] or "", match[4] or "")
 
     return re.sub(_FIELD, shown, message)
 
 
-def _array(values: Sequence[int], name: str, dims: str, spec: str) -> str:
+def _array_of_bits(values: Sequence[int], name: str, dims: str, spec: str) -> str:
     dtype = to_numpy(name)
     shape = [int(n) for n in dims.split(",")] if dims else []
     parts = 2 if dtype.kind == "c" else 1

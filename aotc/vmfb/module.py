@@ -17,7 +17,7 @@ from aotc.vmfb.api.module_state import Keeping
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.device import bind_devices, choose_variant, default_gpu, implied_places
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError, bundle_errors, check_keywords
-from aotc.vmfb.host.logical_devices import place
+from aotc.vmfb.host.logical_devices import place_on_logical_devices
 from aotc.vmfb.host.shutdown import refuse_if_ending
 from aotc.vmfb.log import INFO, log
 from aotc.vmfb.manifest import programs_of
@@ -191,9 +191,9 @@ def _load(
     if verify:
         module.check_ahead()
     if weights is not None or bundle.manifest.get("weights"):
-        from aotc.vmfb.api.weighted import give_weights  # only for bundles with such weights
+        from aotc.vmfb.api.weighted import bind_module_weights  # only for bundles with such weights
 
-        module._use_weights(give_weights(module, bundle, variant, weights, verify))
+        module._use_weights(bind_module_weights(module, bundle, variant, weights, verify))
     took = 1e3 * (perf_counter() - start)
     log(INFO, "%s: loaded for %s, target %s, in %.1f ms", bundle.where, module.home, variant["target"], took)
     return module
@@ -232,7 +232,7 @@ class LoadedModule(Keeping, RankedModule):
         self.home = home
         self._bundle: OpenedBundle | Closed = bundle
         self._executable: Executable | Closed = executable
-        place(executable, self.devices.values() or [home])
+        place_on_logical_devices(executable, self.devices.values() or [home])
         self._functions: dict[str, RuntimeFunction] = {
             name: LoadedFunction(name, entry, program, executable, self.name)
             for name, (entry, program) in programs_of(bundle.manifest, variant).items()

@@ -51,7 +51,7 @@ def kernel_ranges(data: Any, count: int) -> list[tuple[int, int]]:
     (start,) = struct.unpack_from("<Q", view, 40)
     size, number = struct.unpack_from("<HH", view, 58)
     sections = [_Section(*struct.unpack_from("<IIQQQQIIQQ", view, start + i * size)) for i in range(number)]
-    table = _table_address(view, sections)
+    table = _kernel_table_address(view, sections)
     found: dict[int, int] = {}
     for section in (s for s in sections if s.type == _RELA):
         for offset, info, addend in struct.iter_unpack("<QQq", view[section.offset : section.offset + section.size]):
@@ -67,15 +67,15 @@ def kernel_ranges(data: Any, count: int) -> list[tuple[int, int]]:
         return []
     code = [(s.address, s.address + s.size) for s in sections if s.type == _PROGBITS and s.flags & _EXECUTABLE]
     starts = sorted(set(found.values()))
-    return [(at, _end(at, starts, code)) for at in (found[i] for i in range(count))]
+    return [(at, _end_of_function(at, starts, code)) for at in (found[i] for i in range(count))]
 
 
-def _end(at: int, starts: list[int], code: list[tuple[int, int]]) -> int:
+def _end_of_function(at: int, starts: list[int], code: list[tuple[int, int]]) -> int:
     section_end = next((end for begin, end in code if begin <= at < end), at)
     return min([start for start in starts if start > at] + [section_end])
 
 
-def _table_address(view: memoryview, sections: list[_Section]) -> int:
+def _kernel_table_address(view: memoryview, sections: list[_Section]) -> int:
     wanted = TABLE_SYMBOL.encode() + b"\0"
     for section in (s for s in sections if s.type == _DYNSYM):
         names = sections[section.link].offset

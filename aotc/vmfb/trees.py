@@ -42,44 +42,44 @@ def flattener(node: Node, where: str, path: str) -> Flatten:
         case "unused":
             return lambda value, leaves: None
         case "none":
-            return _fixed(None, where, path)
+            return _flatten_fixed(None, where, path)
         case "fixed":
-            return _fixed(node.get("value"), where, path)
+            return _flatten_fixed(node.get("value"), where, path)
         case "dict":
-            return _mapping(_parts(node, where, path, "[{!r}]"), where, path, "[{!r}]")
+            return _flatten_mapping(_leaf_flatteners(node, where, path, "[{!r}]"), where, path, "[{!r}]")
         case "object":
-            return _object(node, where, path)
+            return _flatten_object(node, where, path)
         case kind:
             fields = node.get("keys") if kind == "namedtuple" else None
             paths = [f"{path}.{key}" for key in fields] if fields else [f"{path}[{i}]" for i in range(len(children))]
             inner = [flattener(child, where, name) for child, name in zip(children, paths)]
             whole = all(child["kind"] == "leaf" for child in children)
-            return _sequence(kind, inner, whole, where, path)
+            return _flatten_sequence(kind, inner, whole, where, path)
 
 
-def _parts(node: Node, where: str, path: str, form: str) -> dict[Any, Flatten]:
+def _leaf_flatteners(node: Node, where: str, path: str, form: str) -> dict[Any, Flatten]:
     pairs = zip(node.get("keys", []), node.get("children", []))
     return {key: flattener(child, where, path + form.format(key)) for key, child in pairs}
 
 
-def _fixed(expected: Any, where: str, path: str) -> Flatten:
+def _flatten_fixed(expected: Any, where: str, path: str) -> Flatten:
     def flatten(value: Any, leaves: list[Any]) -> None:
         if type(value) is not type(expected) or repr(value) != repr(expected):  # repr, because nan != nan
             found = repr(value) if isinstance(value, bool | int | float | str) else type(value).__name__
-            raise _differs(where, path, found, repr(expected))
+            raise _structure_error(where, path, found, repr(expected))
 
     return flatten
 
 
-def _sequence(kind: str, inner: list[Flatten], whole: bool, where: str, path: str) -> Flatten:
+def _flatten_sequence(kind: str, inner: list[Flatten], whole: bool, where: str, path: str) -> Flatten:
     wanted = list if kind == "list" else tuple
     size = len(inner)
 
     def flatten(value: Any, leaves: list[Any]) -> None:
         if not isinstance(value, wanted):
-            raise _differs(where, path, f"a {type(value).__name__}", f"a {kind} of {size}")
+            raise _structure_error(where, path, f"a {type(value).__name__}", f"a {kind} of {size}")
         if len(value) != size:
-            raise _differs(where, path, f"{len(value)} items", f"{size} items")
+            raise _structure_error(where, path, f"{len(value)} items", f"{size} items")
         if whole:
             leaves += value
             return
@@ -93,25 +93,28 @@ def _sequence(kind: str, inner: list[Flatten], whole: bool, where: str, path: st
 KEYS_SHOWN = 10
 
 
-def _mapping(parts: dict[Any, Flatten], where: str, path: str, form: str) -> Flatten:
+def _flatten_mapping(parts: dict[Any, Flatten], where: str, path: str, form: str) -> Flatten:
     def flatten(value: Any, leaves: list[Any]) -> None:
         if not isinstance(value, Mapping):
-            raise _differs(where, path, f"a {type(value).__name__}", f"a dict with keys {list(parts)}")
+            raise _structure_error(where, path, f"a {type(value).__name__}", f"a dict with keys {list(parts)}")
         if len(value) != len(parts) or any(key not in value for key in parts):
             missing = [f"{path + form.format(key)} is missing" for key in parts if key not in value]
             extra = [f"there is no {path + form.format(key)}" for key in value if key not in parts]
             found, expected = f"keys {sorted(map(str, value))}", f"a dict with keys {list(parts)}"
-            raise _differs(where, path, found, expected, ": " + ", ".join((missing + extra)[:KEYS_SHOWN]))
+            raise _structure_error(where, path, found, expected, ": " + ", ".join((missing + extra)[:KEYS_SHOWN]))
         for key, part in parts.items():
             part(value[key], leaves)
 
     return flatten
 
 
-def _object(node: Node, where: str, path: str) -> Flatten:
-    parts = _parts(node, where, path, ".{}")
+def _flatten_object(node: Node, where: str, path: str) -> Flatten:
+    parts = _leaf_flatteners(node, where, path, ".{}")
     inner = list(parts.values())
-    by_place, by_key = _sequence("tuple", inner, False, where, path), _mapping(parts, where, path, ".{}")
+    by_place, by_key = (
+        _flatten_sequence("tuple", inner, False, where, path),
+        _flatten_mapping(parts, where, path, ".{}"),
+    )
     expected = f"a {node.get('name', 'object')} with {', '.join(parts)}, or a tuple or a dict of them"
 
     def flatten(value: Any, leaves: list[Any]) -> None:
@@ -122,7 +125,7 @@ def _object(node: Node, where: str, path: str) -> Flatten:
         missing = [key for key in parts if not hasattr(value, key)]
         if missing:
             found = f"a {type(value).__name__} without {', '.join(missing)}"
-            raise _differs(where, path, found, expected)
+            raise _structure_error(where, path, found, expected)
         for key, part in parts.items():
             part(getattr(value, key), leaves)
         return None
@@ -130,7 +133,7 @@ def _object(node: Node, where: str, path: str) -> Flatten:
     return flatten
 
 
-def _differs(where: str, path: str, found: str, expected: str, more: str = "") -> CallError:
+def _structure_error(where: str, path: str, found: str, expected: str, more: str = "") -> CallError:
     return ArgumentError(where, f"argument {path} has another structure than the compiled one{more}", found, expected)
 
 

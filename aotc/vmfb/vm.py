@@ -22,7 +22,7 @@ from aotc.vmfb.arguments import (
     check_out,
     check_outs,
     prepare_arguments,
-    take_over,
+    take_over_donated,
     type_text,
 )
 from aotc.vmfb.dtypes import size_of, to_numpy
@@ -64,7 +64,7 @@ def interpret(program: Program, frame: Frame) -> None:
         at = at + 1 if to is None else to
 
 
-class _Live:
+class _InterpretedSession:
     """A session that forwards to a device session and allocates results in host memory."""
 
     def __init__(
@@ -208,15 +208,15 @@ class LoadedFunction:
         CallError
             If an argument does not fit or an assertion of the program fails.
         """
-        return self._ran(values, out, donate, results, None)
+        return self._run_converted(values, out, donate, results, None)
 
     def run_early(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults
     ) -> list[Any]:
         """Run the function as :meth:`run` does; ``early`` gets the results and their completion."""
-        return self._ran(values, out, donate, results, early)
+        return self._run_converted(values, out, donate, results, early)
 
-    def _ran(
+    def _run_converted(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults | None
     ) -> list[Any]:
         if self.resident is not None:
@@ -235,12 +235,12 @@ class LoadedFunction:
         buffers = check_outs(out, len(self.result_dtypes), arrays, self.where, self.residence.result_gpus)
         stays = self.residence.stays(results, buffers)
         if not self._planned:
-            take_over(self.arguments, values, arrays, donate)
+            take_over_donated(self.arguments, values, arrays, donate)
             made = self._interpreted([np.asarray(x) for x in arrays], buffers)
         else:
             shapes = tuple([x.shape for x in arrays])
             plan, replay, *_ = self._plan(shapes)
-            take_over(self.arguments, values, arrays, donate)
+            take_over_donated(self.arguments, values, arrays, donate)
             made = self.residence.results(plan, arrays, buffers, stays, self.where)
             if early is None:
                 replay(arrays, made)
@@ -289,7 +289,7 @@ class LoadedFunction:
             from aotc.vmfb.memory.guard_pages import guarded_copy
 
             arrays = [guarded_copy(x) for x in arrays]
-        live = _Live(self, arrays, out)
+        live = _InterpretedSession(self, arrays, out)
         try:
             if steps is not None:
                 live.run = live.session.stepper(steps).submit
@@ -298,9 +298,9 @@ class LoadedFunction:
             self._run_program([x.shape for x in arrays], cast("Session", live))  # without assertions
         finally:
             live.session.close()
-        return [self._present(live.made(i), i) for i in range(len(live.results))]
+        return [self._present_result(live.made(i), i) for i in range(len(live.results))]
 
-    def _present(self, x: _Result | None, number: int) -> _Result:
+    def _present_result(self, x: _Result | None, number: int) -> _Result:
         if x is None:
             raise CallError(self.where, f"the program returned without result {number}")
         return x
@@ -343,7 +343,7 @@ class LoadedFunction:
             self.recordings += 1
             for n, argument in recorder.taken.items():
                 recorder.shapes[n] = shapes[argument]
-            made = [self._present(shape, i) for i, shape in enumerate(recorder.shapes)]
+            made = [self._present_result(shape, i) for i, shape in enumerate(recorder.shapes)]
             plan = Plan(
                 len(self.arguments),
                 tuple(zip(made, self.result_dtypes)),
@@ -389,7 +389,7 @@ class LoadedFunction:
         self.call = fast  # type: ignore[method-assign, assignment]
         return fast(values)
 
-    def _slow_way(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+    def _general_call(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
         """Return :meth:`run` as a function that does not keep this object alive.
 
         The fast paths call it, and this object references them: a strong reference would be a cycle.
@@ -409,7 +409,7 @@ class LoadedFunction:
         _, replay, new, made = self._plan(tuple([a.dims for a in self.arguments]))
         checks = [(a.dtype, a.dims) for a in self.arguments]
         count, ndarray, good = len(checks), np.ndarray, GOOD_FLAGS
-        run = self._slow_way()
+        run = self._general_call()
 
         def call(values: Sequence[Any]) -> list[np.ndarray]:
             if len(values) != count:
@@ -431,7 +431,7 @@ class LoadedFunction:
     def _dynamic_call(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
         """Return the fast path for symbolic shapes, which looks up the plan by the shapes of the arguments."""
         dtypes = [a.dtype for a in self.arguments]
-        plans, count, ndarray, good, run = self._plans, len(dtypes), np.ndarray, GOOD_FLAGS, self._slow_way()
+        plans, count, ndarray, good, run = self._plans, len(dtypes), np.ndarray, GOOD_FLAGS, self._general_call()
 
         def call(values: Sequence[Any]) -> list[np.ndarray]:
             if len(values) != count:

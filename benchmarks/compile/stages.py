@@ -49,7 +49,7 @@ def stages(found: dict[str, float]) -> Iterator[None]:
         (objects, "name_kernels", "lowering"),
     ):  # fmt: skip
         watch(where, name, stage)
-    waiting: Any = run.Waiting
+    waiting: Any = run.WaitingRequests
     kept += [(waiting, "shares", waiting.shares), (run, "OWN_TEXT", run.OWN_TEXT)]
     waiting.shares, run.OWN_TEXT = (lambda *_: (0, 1)), run.LONGEST_TEXT - 1
     try:

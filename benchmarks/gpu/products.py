@@ -24,8 +24,8 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.kernels.cuda.image import unpack_image
 from aotc.kernels.cuda.templates.gemm.launch import gemm_launch, gemm_tiles
-from aotc.kernels.jobs.objects import Named, compile_texts, kernel_requests
-from aotc.lowering.plans.gpu_matmul_tiles import TILE_RATES, nanoseconds, templates_of
+from aotc.kernels.jobs.objects import NamedKernels, compile_texts, kernel_requests
+from aotc.lowering.plans.gpu_matmul_tiles import TILE_RATES, matmul_nanoseconds, templates_of
 from aotc.options import Options
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
@@ -99,7 +99,7 @@ def of_tiles(data: bytes) -> Iterator[tuple[str, float, float]]:
     templates = templates_of(product, target, window)
     rows = [row for row in TILE_RATES if row.tiling.template in templates]
     made = [replace(kernel, tiling=replace(row.tiling, window=window)) for row in rows]
-    named = [Named(print_kernel(k), target) for k in made]
+    named = [NamedKernels(print_kernel(k), target) for k in made]
     compiled = map(unpack_image, compile_texts(kernel_requests(named), named, Options()))
     gpu = driver.Gpu(0)
     places = [gpu.allocate(int(np.prod([evaluate(d, {}) for d in b.shape])) * 8 + 1024)
@@ -119,7 +119,7 @@ def of_tiles(data: bytes) -> Iterator[tuple[str, float, float]]:
         table = [*map(ctypes.addressof, maps), *(ctypes.addressof(values) + 8 * n for n in range(len(values)))]
         pointers = (ctypes.c_void_p * len(table))(*table)
         seconds = back_to_back(partial(gpu.launch, function, shape, pointers), gpu.wait)
-        yield str(row.tiling), seconds, nanoseconds(product, row, window) / 1e9
+        yield str(row.tiling), seconds, matmul_nanoseconds(product, row, window) / 1e9
     gpu.free(places)
 
 

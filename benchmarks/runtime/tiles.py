@@ -83,13 +83,13 @@ def compiled(name: str) -> dict[str, bytes]:
     """Return each form of a program."""
     function, types = PROGRAMS[name]
     model = jax.jit(function).lower(*types).as_text()
-    found, chosen = {}, tile_edges.pays
+    found, chosen = {}, tile_edges.tile_edge_pays
     for form, pays in FORMS.items():
-        tile_edges.pays = pays or chosen
+        tile_edges.tile_edge_pays = pays or chosen
         try:
             found[form] = aotc.compile(model, cache=False)
         finally:
-            tile_edges.pays = chosen
+            tile_edges.tile_edge_pays = chosen
     return found
 
 

@@ -94,7 +94,7 @@ def command(
     if ranks is not None:
         _refuse_with_ranks(custom_calls, device)
     register_from(custom_calls)
-    callers = _callers(concurrency, throughput)
+    callers = _caller_counts(concurrency, throughput)
     settings = BenchSettings(
         seconds, rounds, tuple(callers), per_dispatch, roofline, parse_places(device), threads, tuple(custom_calls),
         ranks,
@@ -113,7 +113,7 @@ def _refuse_with_ranks(custom_calls: list[str], device: list[str]) -> None:
             raise typer.BadParameter("it is for a bundle of one device", param_hint=name)
 
 
-def _callers(text: str, throughput: bool) -> list[int]:
+def _caller_counts(text: str, throughput: bool) -> list[int]:
     """Return the numbers of concurrent callers to measure; empty without these options."""
     from aotc.vmfb.host.machine import usable_cores
 
@@ -133,16 +133,16 @@ def _print_json(found: BenchResult) -> None:
         rows = [{name: getattr(row, name) for name in row.__slots__} for row in one.throughput]
         bundles.append({**facts, "throughput": rows, "dispatches": [row._asdict() for row in one.dispatches]})
     ratio = {"ratio": found.ratio} if found.ratio is not None else {}
-    print(json.dumps(_plain({"bundles": bundles, **ratio}), indent=1, allow_nan=False))
+    print(json.dumps(_json_value({"bundles": bundles, **ratio}), indent=1, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """Return ``value`` with infinite numbers replaced by null, which JSON can represent."""
     match value:
         case dict():
-            return {key: _plain(x) for key, x in value.items()}
+            return {key: _json_value(x) for key, x in value.items()}
         case list() | tuple():
-            return [_plain(x) for x in value]
+            return [_json_value(x) for x in value]
         case float() if not isfinite(value):
             return None
     return value

@@ -202,18 +202,22 @@ def command(
         quantize_weights=quantize_weights, weights=weights, specialize=parse_specialized(specialize),
         typical=parse_typical(specialize, typical), bind=tuple(bind), state=tuple(state), debug_info=debug_info,
         source=keep_source, cache=cache, jobs=jobs, dump_ir=dump_ir, reproducer=reproducer,
-        print_after=_printed(print_after, annotate_affinities), stop_after=stop_after, verify_each=verify_each,
-        bisect=bisect, timings=timings, devices=devices_of(device), default_device=default_device, place=place,
-        max_transfers=max_transfers, callbacks=callbacks, host_fallback=host_fallback, host_target=host_target,
+        print_after=_pass_to_print_after(print_after, annotate_affinities), stop_after=stop_after,
+        verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
+        default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,
+        host_fallback=host_fallback, host_target=host_target,
         memory_limit=parse_bytes(memory_limit, "--memory-limit"),
         stack_limit=parse_bytes(stack_limit, "--stack-limit"),
-        shared_memory_limit=parse_bytes(shared_memory_limit, "--shared-memory-limit"), costs=costs_of(costs),
-        kernel_compiler=kernel_compiler, replace=replaced_kernels(kernel), about=parse_about(about),
-    )  # fmt: skip
-    _compile(models, output, (options, _command_line_options(context)), custom_calls, quiet)
+        shared_memory_limit=parse_bytes(shared_memory_limit, "--shared-memory-limit"),
+        costs=costs_of(costs),
+        kernel_compiler=kernel_compiler,
+        replace=replaced_kernels(kernel),
+        about=parse_about(about),
+    )
+    _compile_or_print_ir(models, output, (options, _command_line_options(context)), custom_calls, quiet)
 
 
-def _printed(print_after: str, annotate: bool) -> str:
+def _pass_to_print_after(print_after: str, annotate: bool) -> str:
     """Return the pass after which to print the IR."""
     if annotate and print_after not in ("", ASSIGN):
         message = f"it prints the IR after {ASSIGN}: leave out --print-after={print_after}"
@@ -221,7 +225,7 @@ def _printed(print_after: str, annotate: bool) -> str:
     return ASSIGN if annotate else print_after
 
 
-def _compile(
+def _compile_or_print_ir(
     models: list[str], output: Path, said: tuple[Options, list[str]], custom_calls: list[str], quiet: bool
 ) -> None:
     """Write the bundle, or the IR after the last pass that runs.
@@ -247,7 +251,7 @@ def _compile(
         source, targets, options = model_of_reproducer(kept, {name: getattr(options, name) for name in said[1]})
     with warnings_as_sentences():
         if options.stop_after:
-            text = _stopped(source, options, targets)
+            text = _ir_after_stop(source, options, targets)
             print(text) if str(output) == "-" else write_atomically(str(output), [text.encode()])
         else:
             _write_bundle(source, output, (options, targets), quiet)
@@ -303,11 +307,15 @@ def write_compiled(output: Path, data: Bundle, start: float, quiet: bool) -> Non
     data.save(output)
     if not quiet:
         place = sys.stderr if _is_stdout(output) else sys.stdout
-        for line in (*_notes(data), _summary(output, data, perf_counter() - start), *_machines(data)):
+        for line in (
+            *_host_fallback_notes(data),
+            _compile_summary(output, data, perf_counter() - start),
+            *_least_processor_lines(data),
+        ):
             print(line, file=place)
 
 
-def _notes(data: bytes) -> list[str]:
+def _host_fallback_notes(data: bytes) -> list[str]:
     """Return a line for each kind of op that runs on the host because the GPU has no kernel for it."""
     from aotc.vmfb.bundle import open_bundle
 
@@ -315,12 +323,12 @@ def _notes(data: bytes) -> list[str]:
     kinds = Counter((target, row["op"]) for target, row in rows)
     first = {(target, row["op"]): row["loc"] for target, row in reversed(rows)}
     return [
-        f"note: runs on the host: {op} has no kernel for {target} ({first[target, op]}{_more(count - 1)})"
+        f"note: runs on the host: {op} has no kernel for {target} ({first[target, op]}{_further_count_text(count - 1)})"
         for (target, op), count in kinds.items()
     ]
 
 
-def _more(count: int) -> str:
+def _further_count_text(count: int) -> str:
     return f" and {count} more" if count else ""
 
 
@@ -352,7 +360,7 @@ def check_output(output: Path, source: Path | str = "", option: str = "-o") -> N
         raise CompileError.at(Loc(str(output)), f"the folder {folder} is not writable", hint=hint)
 
 
-def _stopped(source: Any, options: Options, targets: tuple[Target, ...]) -> str:
+def _ir_after_stop(source: Any, options: Options, targets: tuple[Target, ...]) -> str:
     """Return the text of the IR after the pass ``options.stop_after``."""
     from aotc.frontend.importer import import_raw
     from aotc.frontend.several_models import fetch_any
@@ -368,7 +376,7 @@ def _stopped(source: Any, options: Options, targets: tuple[Target, ...]) -> str:
     return print_module(run_passes(module, chosen))
 
 
-def _summary(output: Path, data: bytes, seconds: float) -> str:
+def _compile_summary(output: Path, data: bytes, seconds: float) -> str:
     from aotc.vmfb.bundle import open_bundle
     from aotc_cli.shared.units import count_text, size_text, time_text, working_memory
 
@@ -376,8 +384,8 @@ def _summary(output: Path, data: bytes, seconds: float) -> str:
     kernels = sum(len(v["kernels"]) for v in variants)
     placed = [v for v in variants if v.get("devices")][:1]  # equal in all variants
     facts = [size_text(len(data)), count_text(kernels, "kernel")]
-    facts += [f"on {' and '.join(v['devices'])} with {_transfers(v['transfers'])}" for v in placed]
-    facts += [f"{v['target']} with {_transfers(v['transfers'])}" for v in variants if v.get("implied")]
+    facts += [f"on {' and '.join(v['devices'])} with {_transfer_counts(v['transfers'])}" for v in placed]
+    facts += [f"{v['target']} with {_transfer_counts(v['transfers'])}" for v in variants if v.get("implied")]
     return f"{output}: {', '.join([*facts, working_memory(variants), time_text(seconds)])}"
 
 
@@ -393,7 +401,7 @@ _PROCESSORS = {
 }
 
 
-def _machines(data: bytes) -> list[str]:
+def _least_processor_lines(data: bytes) -> list[str]:
     """Return lines that name the least processor that a bundle needs, unless it has code for all CPUs."""
     from aotc.targets import PORTABLE, TARGETS, resolve_targets
     from aotc.vmfb.bundle import open_bundle
@@ -407,7 +415,7 @@ def _machines(data: bytes) -> list[str]:
     return [f"runs on {least}: {text}", "--portable compiles for other machines too"]
 
 
-def _transfers(rows: Sequence[Mapping[str, Any]]) -> str:
+def _transfer_counts(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the number of transfers, and the number of those caused by the memory limit."""
     from aotc_cli.shared.units import count_text
 

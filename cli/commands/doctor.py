@@ -56,7 +56,7 @@ def command() -> None:
     """
     from aotc_cli.shared.tables import print_table
 
-    report, rows = list(_report()), []
+    report, rows = list(_doctor_report()), []
     for level, what, value, fix in report:
         rows.append(({"ok": "ok", "no": "missing", "opt": "optional"}[level], what, value))
         rows += [("", "", f"try: {fix}")] if fix else []
@@ -65,33 +65,33 @@ def command() -> None:
         raise typer.Exit(1)
 
 
-def _report() -> Iterator[tuple[str, str, str, str]]:
+def _doctor_report() -> Iterator[tuple[str, str, str, str]]:
     import aotc
 
     yield "ok", "aotc", f"{aotc.__version__} in {Path(aotc.__file__).parent}", ""
     old = sys.version_info < (3, 11)
     yield "no" if old else "ok", "python", platform.python_version(), "Python 3.11 or newer" if old else ""
-    yield from _packages()
-    yield _linker()
-    yield from _machine()
-    yield _gpu()
-    yield _cache()
-    yield _lapack()
-    yield _threads()
+    yield from _package_lines()
+    yield _linker_line()
+    yield from _machine_line()
+    yield _gpu_line()
+    yield _cache_line()
+    yield _lapack_line()
+    yield _thread_line()
 
 
-def _packages() -> Iterator[tuple[str, str, str, str]]:
+def _package_lines() -> Iterator[tuple[str, str, str, str]]:
     from aotc.vmfb.host.install import install_command  # imports importlib.metadata
 
     for name, extra in _PACKAGES:
-        if version := _version(name):
+        if version := _package_version(name):
             yield "ok", name, version, ""
         else:
             why = f"not installed (needed {_EXTRAS.get(extra, 'to run bundles')})"
             yield "opt" if extra else "no", name, why, install_command(extra)
 
 
-def _version(package: str) -> str:
+def _package_version(package: str) -> str:
     """Return the version of an installed package, or an empty string."""
     from importlib import metadata  # takes 10 ms; all commands import this module
 
@@ -101,9 +101,9 @@ def _version(package: str) -> str:
         return ""
 
 
-def _linker() -> tuple[str, str, str, str]:
+def _linker_line() -> tuple[str, str, str, str]:
     found = next((path for name in _LINKERS if (path := shutil.which(name))), "")
-    zig = _version("ziglang")
+    zig = _package_version("ziglang")
     value = ", ".join(x for x in (found, zig and f"ziglang {zig}") if x)
     if value:
         return "ok", "linker", value, ""
@@ -112,7 +112,7 @@ def _linker() -> tuple[str, str, str, str]:
     return "opt", "linker", "none (needed to compile)", install_command("linker")
 
 
-def _machine() -> Iterator[tuple[str, str, str, str]]:
+def _machine_line() -> Iterator[tuple[str, str, str, str]]:
     from aotc.diagnostics import CompileError
     from aotc.targets import host_target
     from aotc.vmfb.host.machine import cpu_features
@@ -127,7 +127,7 @@ def _machine() -> Iterator[tuple[str, str, str, str]]:
         yield "opt", "target", error.findings[0].message, "name one with --target, see `aotc targets`"
 
 
-def _gpu() -> tuple[str, str, str, str]:
+def _gpu_line() -> tuple[str, str, str, str]:
     driver = Path("/proc/driver/nvidia/version")
     cards = sorted(Path("/dev").glob("nvidia[0-9]*"))
     if driver.exists():
@@ -135,7 +135,7 @@ def _gpu() -> tuple[str, str, str, str]:
     return "opt", "gpu", "no NVIDIA driver (needed only for CUDA)", "install the NVIDIA driver; --target=cpu needs none"
 
 
-def _cache() -> tuple[str, str, str, str]:
+def _cache_line() -> tuple[str, str, str, str]:
     try:
         from aotc.kernels.jobs.store import cache_directory
         from aotc.vmfb.host.files import not_private
@@ -160,7 +160,7 @@ def _cache() -> tuple[str, str, str, str]:
     return "opt", "kernel cache", f"not used: {place} cannot be written to", another
 
 
-def _lapack() -> tuple[str, str, str, str]:
+def _lapack_line() -> tuple[str, str, str, str]:
     from aotc.vmfb.host.lapack import how_to_get, library_candidates
 
     found = next(map(str, library_candidates()), "")
@@ -169,7 +169,7 @@ def _lapack() -> tuple[str, str, str, str]:
     return "opt", "lapack", "none (needed by models that factor matrices)", how_to_get()
 
 
-def _threads() -> tuple[str, str, str, str]:
+def _thread_line() -> tuple[str, str, str, str]:
     from aotc.vmfb.errors import CallError
     from aotc.vmfb.host.machine import cgroup_quota, thread_count
 

@@ -86,13 +86,13 @@ def command(
         shown = [v for v in opened.manifest["variants"] if target in v["target"]]
         for variant in shown:
             if kernels or every or (kernel and not asm):
-                print("\n".join(_kernels(opened, variant, kernel)))
+                print("\n".join(_kernel_lines(opened, variant, kernel)))
             if bytecode or every:
-                print("\n".join(_bytecode(opened, variant)))
+                print("\n".join(_bytecode_lines(opened, variant)))
             if command_buffers or every:
-                print("\n".join(_command_buffers(opened, variant)))
+                print("\n".join(_command_buffer_lines(opened, variant)))
     for variant in shown if asm else ():
-        for text in _assembly(opened, variant, kernel):
+        for text in _assembly_lines(opened, variant, kernel):
             print(text)
 
 
@@ -109,8 +109,8 @@ def _check_names(opened: OpenedBundle, kernel: str, target: str) -> None:
             raise BundleError(opened.where, f"no {what} has {wanted!r} in its name", expected=f"a part of: {shown}")
 
 
-def _kernels(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> Iterator[str]:
-    texts = _texts(opened)
+def _kernel_lines(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> Iterator[str]:
+    texts = _stored_kernel_texts(opened)
     for row in variant["kernels"]:
         if wanted in row["name"]:
             entry = texts.get(f"{variant['target']}/{row['name']}", {"text": "", "loc": ""})
@@ -130,7 +130,7 @@ def _write_kernels(opened: OpenedBundle, output: Path, wanted: str, target: str)
     from aotc_cli.commands.compile import check_output
 
     check_output(output, opened.where)
-    texts = _texts(opened)
+    texts = _stored_kernel_texts(opened)
     parts = [
         (v["target"], part, row["name"])
         for v in opened.manifest["variants"]
@@ -146,7 +146,7 @@ def _write_kernels(opened: OpenedBundle, output: Path, wanted: str, target: str)
         if variant == first:
             row = texts[f"{variant}/{name}"]
             (own,) = resolve_targets("cpu" if part.get("library") is not None else part["target"])
-            kernels.append((parse_kernel(row["text"]), own, _comments(row)))
+            kernels.append((parse_kernel(row["text"]), own, _kernel_comments(row)))
     write_atomically(str(output), [module_text(kernels, opened.where).encode()])
 
 
@@ -159,14 +159,14 @@ def _code_parts(variant: dict[str, Any]) -> Iterator[tuple[dict[str, Any], list[
         begin = end
 
 
-def _comments(row: dict[str, Any]) -> str:
+def _kernel_comments(row: dict[str, Any]) -> str:
     """Return the lines of comments above a kernel: its source location and plan."""
     lines = [f"# from {row['loc']}"] if row["loc"] else []
     lines += [f"# plan: {row['plan']}"] if "plan" in row else []
     return "".join(f"{line}\n" for line in lines)
 
 
-def _texts(opened: OpenedBundle) -> dict[str, Any]:
+def _stored_kernel_texts(opened: OpenedBundle) -> dict[str, Any]:
     """Return the texts and locations of kernels that the bundle stores."""
     from aotc.vmfb.errors import BundleError
 
@@ -177,7 +177,7 @@ def _texts(opened: OpenedBundle) -> dict[str, Any]:
     return texts
 
 
-def _bytecode(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
+def _bytecode_lines(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
     from aotc.vmfb.assembly import disassemble
     from aotc.vmfb.manifest import programs_of
 
@@ -186,7 +186,7 @@ def _bytecode(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
         yield disassemble(program["code"])
 
 
-def _command_buffers(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
+def _command_buffer_lines(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
     from aotc.vmfb.verify.buffers import load_buffers
 
     names = [kernel["name"] for kernel in variant["kernels"]]
@@ -248,7 +248,7 @@ def _place_text(place: Place) -> str:
     return f"slot{slot}" + (f"+{operand_text(offset)}" if offset else "")
 
 
-def _assembly(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> Iterator[str]:
+def _assembly_lines(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> Iterator[str]:
     """Yield the machine code of each kernel: CPU instructions, PTX, or SASS of cubins."""
     from aotc.vmfb.devices.cuda.loaded_kernels import images
     from aotc.vmfb.devices.mixed.spaces import Spaces

@@ -156,11 +156,11 @@ def command(
     flags = {name: value for name, value in said.items() if value not in ("", None, {})}
     with warnings_as_sentences():
         if subject in (Subject.affinity, Subject.fusion):
-            _model(subject, source, {**flags, "function": function}, picture, as_json)
+            _explain_model(subject, source, {**flags, "function": function}, picture, as_json)
         elif subject is Subject.collectives:
-            _collectives(source, flags, function, link, as_json)
+            _explain_collectives(source, flags, function, link, as_json)
         else:
-            _bundle(subject, source, flags, function, dims, picture, as_json)
+            _explain_bundle(subject, source, flags, function, dims, picture, as_json)
 
 
 def _check_picture(picture: Path | None, subject: Subject) -> None:
@@ -176,27 +176,27 @@ def _check_picture(picture: Path | None, subject: Subject) -> None:
     check_output(picture, option="--picture")
 
 
-def _model(subject: Subject, source: Any, flags: dict[str, Any], picture: Path | None, as_json: bool) -> None:
+def _explain_model(subject: Subject, source: Any, flags: dict[str, Any], picture: Path | None, as_json: bool) -> None:
     """Print the report on the fusion or the affinities of a model."""
     from aotc.tools.explain.affinity import explain_affinity
     from aotc.tools.explain.fusion import explain_fusion
 
     if subject is Subject.fusion:
-        _print(explain_fusion(source, **flags), as_json)
+        _print_report(explain_fusion(source, **flags), as_json)
         return
     report = explain_affinity(source, **flags)
-    _draw(picture, report.picture)
-    _print(report, as_json, {"transfers": [asdict(row) for row in report.transfers]})
+    _write_picture(picture, report.picture)
+    _print_report(report, as_json, {"transfers": [asdict(row) for row in report.transfers]})
 
 
-def _draw(picture: Path | None, svg: str) -> None:
+def _write_picture(picture: Path | None, svg: str) -> None:
     from aotc.vmfb.host.files import write_atomically
 
     if picture is not None:
         write_atomically(str(picture), [svg.encode()])
 
 
-def _print(report: Report, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> None:
+def _print_report(report: Report, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Print a report as text, or as JSON without its picture."""
     from aotc_cli.shared.tables import show
 
@@ -209,7 +209,7 @@ def _print(report: Report, as_json: bool, more: Mapping[str, Any] = MappingProxy
         show(report.document())
 
 
-def _bundle(
+def _explain_bundle(
     subject: Subject, source: Any, flags: dict[str, Any], function: str, dims: list[str], picture: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
@@ -220,24 +220,26 @@ def _bundle(
     from aotc.vmfb.arguments import Signature
     from aotc_cli.shared.inputs import chosen_sizes
 
-    opened, target = _opened(source, flags)
+    opened, target = _opened_bundle(source, flags)
     name = entry_of(opened, function)
     sizes = chosen_sizes(dims, Signature(name, opened.manifest["functions"][name]))
     explain = explain_schedule if subject is Subject.schedule else explain_memory
     report: ScheduleReport | MemoryReport = explain(opened, name, sizes, target)
-    _draw(picture, report.picture)
-    _print(report, as_json)
+    _write_picture(picture, report.picture)
+    _print_report(report, as_json)
 
 
-def _collectives(source: bytes | Path, flags: dict[str, Any], function: str, link: LinkName, as_json: bool) -> None:
+def _explain_collectives(
+    source: bytes | Path, flags: dict[str, Any], function: str, link: LinkName, as_json: bool
+) -> None:
     """Print the report on the collectives of a bundle, or of the bundle that a model compiles to."""
     from aotc.tools.explain.collectives import explain_collectives
 
-    opened, target = _opened(source, flags)
-    _print(explain_collectives(opened, function, target, link.value), as_json)
+    opened, target = _opened_bundle(source, flags)
+    _print_report(explain_collectives(opened, function, target, link.value), as_json)
 
 
-def _opened(source: Any, flags: dict[str, Any]) -> tuple[OpenedBundle, str]:
+def _opened_bundle(source: Any, flags: dict[str, Any]) -> tuple[OpenedBundle, str]:
     """Return the bundle from ``source``, compiled if it is a model, and the target to explain."""
     from aotc.tools.explain.explain import bundle_of
     from aotc.tools.fetch_model import is_bundle

@@ -120,7 +120,7 @@ def command(
     if as_json:
         import json
 
-        print(json.dumps([_facts(r) for r in reports], indent=1))
+        print(json.dumps([_lint_facts(r) for r in reports], indent=1))
     else:
         from aotc_cli.shared.tables import show
 
@@ -129,20 +129,20 @@ def command(
         raise typer.Exit(1)
 
 
-def _facts(report: LintReport) -> dict[str, Any]:
+def _lint_facts(report: LintReport) -> dict[str, Any]:
     return {
         "target": report.target,
         "compiles": report.compiles,
         "ops": [
-            {"op": r.name, "dtypes": list(r.dtypes), "status": r.status, "through": r.through, **_place(r.loc)}
+            {"op": r.name, "dtypes": list(r.dtypes), "status": r.status, "through": r.through, **_place_of_op(r.loc)}
             for r in report.rows
         ],
         "refusals": [
-            {"op": op, "message": f.message, "hint": f.hint, "snippet": f.snippet, **_place(f.loc)}
+            {"op": op, "message": f.message, "hint": f.hint, "snippet": f.snippet, **_place_of_op(f.loc)}
             for op, f in report.refusals
         ],
     }
 
 
-def _place(loc: Loc) -> dict[str, Any]:
+def _place_of_op(loc: Loc) -> dict[str, Any]:
     return {"path": loc.path, "line": loc.line, "column": loc.column, "jax": loc.name, "source": loc.source}

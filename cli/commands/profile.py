@@ -108,17 +108,17 @@ def command(
     traced: list[dict[str, Any]] = []
     if is_json:
         several = aotc.load(source, devices=parse_places(device), threads=threads, copy=True)
-        traced = _traced(several, source, name, values, sizes, calls)
+        traced = _trace_calls(several, source, name, values, sizes, calls)
     record = module.profile(name, *values, repeat=repeat)
     if not quiet:
         show(profile_of(record).document(by, depth))
     if apply:
-        _apply(model, written, source, record, quiet)
+        _recompile_with_profile(model, written, source, record, quiet)
     elif written is not None:
-        _write(written, source, traced if is_json else None, record)
+        _write_profile(written, source, traced if is_json else None, record)
 
 
-def _write(written: Path, source: Any, traced: list[dict[str, Any]] | None, record: Mapping[str, Any]) -> None:
+def _write_profile(written: Path, source: Any, traced: list[dict[str, Any]] | None, record: Mapping[str, Any]) -> None:
     """Write a record with a trace as JSON, or the bundle ``source`` with the record."""
     from aotc.vmfb.bundle import open_bundle, write_file
     from aotc.vmfb.host.files import write_atomically
@@ -143,13 +143,15 @@ def _check_bundle_output(model: Path, written: Path | None, option: str) -> None
 
 def _need_source(source: Any) -> None:
     """Refuse a bundle without its source before anything is measured."""
-    from aotc.source.restore import restore
+    from aotc.source.restore import restore_source
     from aotc.vmfb.bundle import open_bundle
 
-    restore(open_bundle(source))
+    restore_source(open_bundle(source))
 
 
-def _apply(model: Path, written: Path | None, source: Any, record: Mapping[str, Any], quiet: bool) -> None:
+def _recompile_with_profile(
+    model: Path, written: Path | None, source: Any, record: Mapping[str, Any], quiet: bool
+) -> None:
     """Recompile the source of a bundle with a record."""
     import aotc
     from aotc_cli.commands.compile import write_compiled
@@ -193,7 +195,7 @@ def bound_values(
     return name, values, sizes
 
 
-def _traced(
+def _trace_calls(
     module: LoadedModule, source: Any, name: str, values: list[Any], sizes: Mapping[str, int], calls: int
 ) -> list[dict[str, Any]]:
     """Return the trace events of some calls; on a GPU of a single call, one dispatch at a time."""
@@ -212,10 +214,10 @@ def _traced(
             with recording.span(f"@{name}, call {number}"):
                 module.invoke(name, *values)
     events = trace_events(recording.dispatches, recording.spans, module.name)
-    return events + _memory(module, source, name, sizes, recording)
+    return events + _memory_events(module, source, name, sizes, recording)
 
 
-def _memory(
+def _memory_events(
     module: LoadedModule, source: Any, name: str, sizes: Mapping[str, int], recording: CallRecording
 ) -> list[dict[str, Any]]:
     """Return counter events of the live bytes of the arena; empty without the compiler, which computes them."""

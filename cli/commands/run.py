@@ -122,7 +122,7 @@ def command(
     """
     from aotc_cli.shared.finite_watch import reproducer_on_failure, watched_call
     from aotc_cli.shared.inputs import chosen_sizes, make_values, parse_sizes, parse_values
-    from aotc_cli.shared.whole_arrays import opened
+    from aotc_cli.shared.whole_arrays import open_bundle_or_gang
 
     if random and zeros:
         raise typer.BadParameter("--random and --zeros exclude each other")
@@ -132,10 +132,12 @@ def command(
         "--custom-calls": custom_calls, "--device": device,
     }  # fmt: skip
     trust: dict[str, Any] = {"untrusted": untrusted, "trusted_keys": trusted_keys or None}
-    module = opened(bundle, ranks, parse_places(device), [n for n, value in alone.items() if value], threads, trust)
+    module = open_bundle_or_gang(
+        bundle, ranks, parse_places(device), [n for n, value in alone.items() if value], threads, trust
+    )
     name = choose_function(module.functions, function, module.name)
     signature = module.functions[name].signature
-    places = _places(outputs, signature.results)
+    places = _output_destinations(outputs, signature.results)
     values = parse_values(inputs, signature.arguments)
     parse_sizes(dims, signature.arguments)  # refuses dims that the function lacks, also where they are not needed
     if random or zeros:
@@ -143,12 +145,12 @@ def command(
         values += make_values(rest, sizes, random, seed)
     with reproducer_on_failure(reproducer, bundle, name, values, threads):
         called = watched_call(module.module, name, values) if nan_watch else None
-        results, odd = called or (_call(module, name, values, repeat, trace), False)
+        results, odd = called or (_call_function(module, name, values, repeat, trace), False)
     if not module.shows:
         return
-    _show(results, signature.results, places, _element_limit(full or bool(outputs), limit))
+    _show_results(results, signature.results, places, _element_limit(full or bool(outputs), limit))
     if expected:
-        _compare(results, signature.results, expected, rtol, atol)
+        _compare_with_expected(results, signature.results, expected, rtol, atol)
     if odd:
         raise typer.Exit(3)
 
@@ -160,7 +162,7 @@ def _element_limit(full: bool, limit: int | None) -> int | None:
     return FULL_ELEMENTS if full or not sys.stdout.isatty() else None
 
 
-def _compare(
+def _compare_with_expected(
     results: list[Any], named: list[dict[str, Any]], expected: list[str], rtol: float | None, atol: float | None
 ) -> None:
     from aotc_cli.shared.inputs import parse_values
@@ -168,7 +170,7 @@ def _compare(
 
     wanted = [None if text == "(ignored)" else text for text in expected]
     given = [t for t in wanted if t is not None]
-    rows = iter(parse_values(given, _requested(named, wanted), "--expected_output"))
+    rows = iter(parse_values(given, _requested_results(named, wanted), "--expected_output"))
     errors = check_results(results, [None if t is None else next(rows) for t in wanted], rtol, atol)
     for number, error in enumerate(errors):
         if error is not None:
@@ -176,11 +178,11 @@ def _compare(
     print("[SUCCESS] all function outputs matched their expected values.")
 
 
-def _requested(results: list[dict[str, Any]], wanted: list[str | None]) -> list[dict[str, Any]]:
+def _requested_results(results: list[dict[str, Any]], wanted: list[str | None]) -> list[dict[str, Any]]:
     return [r for i, r in enumerate(results) if i >= len(wanted) or wanted[i] is not None]
 
 
-def _call(module: Runnable, name: str, values: list[Any], repeat: int, trace: str) -> list[Any]:
+def _call_function(module: Runnable, name: str, values: list[Any], repeat: int, trace: str) -> list[Any]:
     """Return the results of the last of ``repeat`` calls; print the median time of several calls."""
     seconds = []
     results: list[Any] = []
@@ -196,7 +198,7 @@ def _call(module: Runnable, name: str, values: list[Any], repeat: int, trace: st
     return results
 
 
-def _places(outputs: list[str], results: list[dict[str, Any]]) -> list[tuple[str, bool, list[int]]]:
+def _output_destinations(outputs: list[str], results: list[dict[str, Any]]) -> list[tuple[str, bool, list[int]]]:
     """Parse the ``--output`` options: destination file, append flag and result numbers of each.
 
     ``-`` is text on stdout, and an empty string discards the result. If the last file can hold several arrays, it
@@ -219,7 +221,7 @@ def _places(outputs: list[str], results: list[dict[str, Any]]) -> list[tuple[str
     return places
 
 
-def _show(
+def _show_results(
     results: list[Any], named: list[dict[str, Any]], places: list[tuple[str, bool, list[int]]], limit: int | None
 ) -> None:
     """Write results to files, or print them as text with at most ``limit`` elements."""

@@ -146,21 +146,47 @@ def command(
     The root page shows traffic and latency of each model. SIGTERM or Ctrl-C ends the server after the running requests.
     """
     register_from(custom_calls)
-    _serve(
-        source=source, host=host, port=port, grpc_port=grpc_port, token=_token(token, token_file), insecure=insecure,
-        tls_cert=tls_cert, tls_key=tls_key, max_batch=max_batch, max_delay=max_delay_ms / 1e3, pad=pad, queue=queue,
-        timeout=timeout, grace=grace, max_body=_bytes(max_body_mb, "--max-body-mb"),
-        max_message=_bytes(max_message_mb, "--max-message-mb"),
-        max_json=_bytes(max_json_mb, "--max-json-mb"), max_head=_bytes(max_head_kb / 1024, "--max-head-kb"),
-        memory=_bytes(memory_mb, "--memory-mb"), connections=connections, head_timeout=head_timeout,
-        body_timeout=body_timeout, idle_timeout=idle_timeout, poll=poll, sequences=sequences,
-        sequence_timeout=sequence_timeout, model_control=model_control, access_log=access_log,
-        json_logs=json_logs, traces=traces, devices=parse_places(device), threads=threads,
-        verify=verify, copy=copy, trusted_keys=tuple(trusted_keys), version=__version__,
-    )  # fmt: skip
+    _import_server(
+        source=source,
+        host=host,
+        port=port,
+        grpc_port=grpc_port,
+        token=_access_token(token, token_file),
+        insecure=insecure,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        max_batch=max_batch,
+        max_delay=max_delay_ms / 1e3,
+        pad=pad,
+        queue=queue,
+        timeout=timeout,
+        grace=grace,
+        max_body=_megabytes_to_bytes(max_body_mb, "--max-body-mb"),
+        max_message=_megabytes_to_bytes(max_message_mb, "--max-message-mb"),
+        max_json=_megabytes_to_bytes(max_json_mb, "--max-json-mb"),
+        max_head=_megabytes_to_bytes(max_head_kb / 1024, "--max-head-kb"),
+        memory=_megabytes_to_bytes(memory_mb, "--memory-mb"),
+        connections=connections,
+        head_timeout=head_timeout,
+        body_timeout=body_timeout,
+        idle_timeout=idle_timeout,
+        poll=poll,
+        sequences=sequences,
+        sequence_timeout=sequence_timeout,
+        model_control=model_control,
+        access_log=access_log,
+        json_logs=json_logs,
+        traces=traces,
+        devices=parse_places(device),
+        threads=threads,
+        verify=verify,
+        copy=copy,
+        trusted_keys=tuple(trusted_keys),
+        version=__version__,
+    )
 
 
-def _serve(**settings: object) -> None:
+def _import_server(**settings: object) -> None:
     from aotc.vmfb.errors import CallError
     from aotc.vmfb.host.install import install_command
 
@@ -173,7 +199,7 @@ def _serve(**settings: object) -> None:
     serve(Settings(**settings))  # type: ignore[arg-type]
 
 
-def _bytes(megabytes: float, option: str) -> int:
+def _megabytes_to_bytes(megabytes: float, option: str) -> int:
     """Convert megabytes to bytes."""
     from aotc.vmfb.errors import CallError
 
@@ -182,7 +208,7 @@ def _bytes(megabytes: float, option: str) -> int:
     return max(int(megabytes * (1 << 20)), 1)
 
 
-def _token(given: str | None, file: Path | None) -> str:
+def _access_token(given: str | None, file: Path | None) -> str:
     """Return the token from the file, the command line or the environment, in this order, or an empty string.
 
     An empty token is an error, also in the environment: a user who sets one expects the server to require it.

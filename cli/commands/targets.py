@@ -51,11 +51,11 @@ def command(as_json: bool = typer.Option(False, "--json", help="Print the list a
     lines = []
     for target, row in zip(TARGETS.values(), rows):
         note = "the default here" if row["host"] else "runs here" if row["runs_here"] else ""
-        lines.append((", ".join([target.name, *row["other_names"]]), note, _needs(target)))
+        lines.append((", ".join([target.name, *row["other_names"]]), note, _target_requirements(target)))
     print_table(("target", "here", "needs"), lines)
 
 
-def _needs(target: Target) -> str:
+def _target_requirements(target: Target) -> str:
     """Return the requirements of a target, and a remark if it is untested."""
     if target.kind == "cpu":
         return " ".join(target.features)

@@ -40,11 +40,11 @@ def command(
     opened = open_bundle(str(bundle))
     opened.verify_all()
     count = len(opened.manifest["segments"])
-    if missing := _obstacle(opened.manifest["variants"]):
+    if missing := _machine_obstacle(opened.manifest["variants"]):
         if trusted_key:
-            from aotc.tools.sign import approval
+            from aotc.tools.sign import signature_approval
 
-            approval(trusted_key)(opened)
+            signature_approval(trusted_key)(opened)
         check_bundle(bundle.read_bytes())
         print(f"{bundle}: ok, {count} segments match their sha256, and all variants are whole; not run here: {missing}")
         return
@@ -53,7 +53,7 @@ def command(
     print(f"{bundle}: ok, {count} segments match their sha256; runs here as {module.stats()['target']}")
 
 
-def _obstacle(variants: list[dict[str, Any]]) -> str:
+def _machine_obstacle(variants: list[dict[str, Any]]) -> str:
     """Return the reason why this machine supports none of the variants, or an empty string."""
     from aotc.vmfb.devices.cpu import device as cpu
     from aotc.vmfb.devices.cuda import driver

@@ -72,7 +72,7 @@ def write_arrays(path: str, arrays: Named) -> None:
     write_atomically(path, WRITERS[suffix_of(path)](arrays))
 
 
-def _to_npz(arrays: Named) -> list[Any]:
+def _write_npz(arrays: Named) -> list[Any]:
     from aotc_cli.shared.inputs import to_storage
 
     buffer = io.BytesIO()
@@ -80,22 +80,22 @@ def _to_npz(arrays: Named) -> list[Any]:
     return [buffer.getbuffer()]
 
 
-def _to_bin(arrays: Named) -> list[Any]:
+def _write_bin(arrays: Named) -> list[Any]:
     (array,) = arrays.values()
     return [np.ascontiguousarray(array).reshape(-1).view("u1")]
 
 
-def _to_json(arrays: Named) -> list[Any]:
+def _write_json(arrays: Named) -> list[Any]:
     import json
 
     held = {
-        name: {"dtype": from_numpy(a.dtype), "shape": list(a.shape), "data": _numbers(_plain(a))}
+        name: {"dtype": from_numpy(a.dtype), "shape": list(a.shape), "data": _numbers_of_list(_nested_list(a))}
         for name, a in arrays.items()
     }
     return [json.dumps(held, allow_nan=False).encode() + b"\n"]
 
 
-def _plain(array: np.ndarray) -> Any:
+def _nested_list(array: np.ndarray) -> Any:
     """Return nested lists of Python numbers; floats keep their exact value."""
     row = DTYPES[from_numpy(array.dtype)]
     if row.kind == "c":
@@ -103,15 +103,15 @@ def _plain(array: np.ndarray) -> Any:
     return array.astype(_WIDEST[row.kind]).tolist()
 
 
-def _numbers(data: Any) -> Any:
+def _numbers_of_list(data: Any) -> Any:
     if isinstance(data, list):
-        return [_numbers(x) for x in data]
+        return [_numbers_of_list(x) for x in data]
     if isinstance(data, float) and not math.isfinite(data):
         return "NaN" if data != data else "Infinity" if data > 0 else "-Infinity"
     return data
 
 
-def _to_safetensors(arrays: Named) -> list[Any]:
+def _write_safetensors(arrays: Named) -> list[Any]:
     from aotc.vmfb.weights.safetensors import encode_header, make_row
 
     header, parts, at = {}, [], 0
@@ -123,7 +123,7 @@ def _to_safetensors(arrays: Named) -> list[Any]:
 
 
 WRITERS: dict[str, Callable[[Named], list[Any]]] = {
-    ".npz": _to_npz, ".json": _to_json, ".bin": _to_bin, ".safetensors": _to_safetensors,
+    ".npz": _write_npz, ".json": _write_json, ".bin": _write_bin, ".safetensors": _write_safetensors,
 }  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def by_name(arrays: Named, room: Sequence[Mapping[str, Any]]) -> list[np.ndarray
     return list(arrays.values())
 
 
-def _from_bin(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
+def _read_bin(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
     if not room:
         raise ValueError("it is one too many")
     dims, dtype = room[0]["dims"], to_numpy(room[0]["dtype"])
@@ -174,31 +174,31 @@ def _from_bin(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
     return {room[0]["name"]: data.view(dtype).reshape(dims)}
 
 
-def _from_json(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
+def _read_json(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
     import json
 
     held = json.loads(Path(path).read_bytes())
     if not isinstance(held, dict):  # the values of one argument
         held = {room[0]["name"] if room else "": {"dtype": room[0]["dtype"] if room else "f32", "data": held}}
-    return {name: _array(entry) for name, entry in held.items()}
+    return {name: _array_of_entry(entry) for name, entry in held.items()}
 
 
-def _array(entry: Mapping[str, Any]) -> np.ndarray:
+def _array_of_entry(entry: Mapping[str, Any]) -> np.ndarray:
     row = DTYPES[entry["dtype"]]
-    values = np.array(_parsed(entry["data"]), _WIDEST[row.kind])
+    values = np.array(_parsed_json(entry["data"]), _WIDEST[row.kind])
     if row.kind == "c":
         values = np.ascontiguousarray(values).view(np.complex128)[..., 0]
     array = values.astype(to_numpy(row.name))
     return array.reshape(entry["shape"]) if "shape" in entry else array
 
 
-def _parsed(data: Any) -> Any:
+def _parsed_json(data: Any) -> Any:
     if isinstance(data, list):
-        return [_parsed(x) for x in data]
+        return [_parsed_json(x) for x in data]
     return float(data) if isinstance(data, str) else data
 
 
-def _from_safetensors(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
+def _read_safetensors(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
     from aotc.vmfb.weights.safetensors import OWN_DTYPES, decode_header
 
     data = np.fromfile(path, np.uint8)
@@ -212,5 +212,5 @@ def _from_safetensors(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
 
 
 _READERS: dict[str, Callable[[str, Sequence[Mapping[str, Any]]], Named]] = {
-    ".json": _from_json, ".bin": _from_bin, ".safetensors": _from_safetensors,
+    ".json": _read_json, ".bin": _read_bin, ".safetensors": _read_safetensors,
 }  # fmt: skip

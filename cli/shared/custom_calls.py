@@ -24,10 +24,10 @@ def register_from(paths: Sequence[str]) -> None:
         try:
             runpy.run_path(path)
         except Exception as error:
-            raise _failure(path, error) from error
+            raise _registration_failure(path, error) from error
 
 
-def _failure(path: str, error: Exception) -> Exception:
+def _registration_failure(path: str, error: Exception) -> Exception:
     import traceback
 
     from aotc.diagnostics import CompileError, Loc

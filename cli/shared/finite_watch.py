@@ -41,7 +41,7 @@ def reproducer_on_failure(
     if folder is None:
         yield
         return
-    made = _written(folder, bundle, name, values, threads)
+    made = _written_reproducer(folder, bundle, name, values, threads)
     try:
         yield
     except BaseException:
@@ -52,7 +52,9 @@ def reproducer_on_failure(
     folder.rmdir()
 
 
-def _written(folder: Path, bundle: Path, name: str, values: Sequence[Any], threads: int | None) -> list[Path]:
+def _written_reproducer(
+    folder: Path, bundle: Path, name: str, values: Sequence[Any], threads: int | None
+) -> list[Path]:
     import numpy as np
 
     from aotc.vmfb.errors import CallError

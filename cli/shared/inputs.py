@@ -63,11 +63,11 @@ def parse_values(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]], w
         elif room:
             found.append(_parse_text(text, room[0], what))
         else:
-            raise CallError("", f"{what}={_short(text)} is one too many", expected=f"{len(arguments)} values")
+            raise CallError("", f"{what}={_shortened_value(text)} is one too many", expected=f"{len(arguments)} values")
     return found
 
 
-def _short(text: str) -> str:
+def _shortened_value(text: str) -> str:
     return text if len(text) < 60 else text[:57] + "..."
 
 
@@ -76,18 +76,18 @@ def _parse_text(text: str, argument: Mapping[str, Any], what: str) -> np.ndarray
     name = _ALIASES.get(typed[2], typed[2]) if typed else ""
     if typed is None or _signed(name) not in DTYPES:
         if re.fullmatch(r"[-+]?(\d[\w.+-]*|inf|nan)|true|false", text.strip()):
-            return _fill(text, (), argument["dtype"], what)
+            return _array_of_numbers(text, (), argument["dtype"], what)
         hint = f"{what}=2x3xf32=1,2,3,4,5,6 or {what}=@file.npy"
-        raise CallError("", f"cannot read {what}={_short(text)}", expected="SHAPExTYPE=VALUES", hint=hint)
+        raise CallError("", f"cannot read {what}={_shortened_value(text)}", expected="SHAPExTYPE=VALUES", hint=hint)
     dtype = argument["dtype"]
     if _signed(name) != dtype and name.removeprefix("i") != dtype.removeprefix("u"):
-        raise CallError("", f"{what}={_short(text)} has the wrong dtype for {argument['name']}", name, dtype)
-    shape = array_shape([d for d in typed[1].split("x") if d], dtype, f"{what}={_short(text)}")
+        raise CallError("", f"{what}={_shortened_value(text)} has the wrong dtype for {argument['name']}", name, dtype)
+    shape = array_shape([d for d in typed[1].split("x") if d], dtype, f"{what}={_shortened_value(text)}")
     if typed[3] is None:
         return np.zeros(shape, to_numpy(dtype))
     if typed[3].startswith("@"):
         return _read_raw(typed[3][1:], shape, dtype, what)
-    return _fill(typed[3], shape, dtype, what, text)
+    return _array_of_numbers(typed[3], shape, dtype, what, text)
 
 
 def _signed(name: str) -> str:
@@ -95,11 +95,11 @@ def _signed(name: str) -> str:
     return name[1:] if re.fullmatch(r"si\d+", name) else "u" + name[2:] if re.fullmatch(r"ui\d+", name) else name
 
 
-def _fill(text: str, shape: tuple[int, ...], dtype: str, what: str, whole: str = "") -> np.ndarray:
+def _array_of_numbers(text: str, shape: tuple[int, ...], dtype: str, what: str, whole: str = "") -> np.ndarray:
     """Return an array of the numbers in ``text``, which is the end of the option's value ``whole``."""
-    given = f"{what}={_short(whole or text)}"
+    given = f"{what}={_shortened_value(whole or text)}"
     try:
-        numbers = [_number(token, DTYPES[dtype].kind) for token in _TOKEN.findall(text)]
+        numbers = [_parse_element(token, DTYPES[dtype].kind) for token in _TOKEN.findall(text)]
         flat = _to_dtype(numbers, dtype)
     except (ValueError, OverflowError) as error:
         raise CallError("", f"cannot read {given} as {dtype}: {error}") from None
@@ -111,7 +111,7 @@ def _fill(text: str, shape: tuple[int, ...], dtype: str, what: str, whole: str =
     return flat.reshape(shape)
 
 
-def _number(token: str, kind: str) -> Any:
+def _parse_element(token: str, kind: str) -> Any:
     if token in _WORDS:
         return _WORDS[token]
     match kind:
@@ -199,7 +199,7 @@ def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) ->
     for text in texts:
         name, _, value = text.partition("=")
         if not (value.isascii() and value.isdigit() and len(value) < 20):
-            raise CallError("", f"cannot read --dim={_short(text)}", expected="NAME=SIZE, such as --dim=b=8")
+            raise CallError("", f"cannot read --dim={_shortened_value(text)}", expected="NAME=SIZE, such as --dim=b=8")
         if name.strip() not in known:
             dims = ", ".join(sorted(known)) or "none: all sizes are fixed"
             raise CallError("", f"--dim={text}: no dim is called {name.strip()}", expected=dims)

@@ -25,21 +25,23 @@ def read_models(words: Sequence[str]) -> Any:
     """
     named = [_name_and_path(word) for word in words]
     if len(named) == 1 and not named[0][0]:
-        return _read(named[0][1])
+        return _read_model(named[0][1])
     models: dict[str, str] = {}
     for name, path in named:
         if not name:
-            raise _wrong(f"{path[:60]!r} has no name: several models are NAME=MODEL each")
+            raise _wrong_model_argument(f"{path[:60]!r} has no name: several models are NAME=MODEL each")
         if not path:
-            raise _wrong(f"{name[:60]!r} has no model: expected NAME=MODEL")
+            raise _wrong_model_argument(f"{name[:60]!r} has no model: expected NAME=MODEL")
         if not name.isidentifier():
-            raise _wrong(f"{name[:60]!r} is not a function name: expected letters, digits and _; or ./{name}={path}")
+            raise _wrong_model_argument(
+                f"{name[:60]!r} is not a function name: expected letters, digits and _; or ./{name}={path}"
+            )
         if name in models:
-            raise _wrong(f"function {name} is given twice, as {models[name]} and as {path}")
+            raise _wrong_model_argument(f"function {name} is given twice, as {models[name]} and as {path}")
         models[name] = path
     if list(models.values()).count("-") > 1:
-        raise _wrong("stdin (-) is one model, it is given to several functions")
-    return {name: _read(path) for name, path in models.items()}
+        raise _wrong_model_argument("stdin (-) is one model, it is given to several functions")
+    return {name: _read_model(path) for name, path in models.items()}
 
 
 def _name_and_path(word: str) -> tuple[str, str]:
@@ -49,13 +51,13 @@ def _name_and_path(word: str) -> tuple[str, str]:
         return "", word
     if os.path.isfile(word):
         hint = f"./{word} is the first, {name}=./{path} the second"
-        raise _wrong(f"{word[:60]!r} is a file, and so is {path[:60]!r}: {hint}")
+        raise _wrong_model_argument(f"{word[:60]!r} is a file, and so is {path[:60]!r}: {hint}")
     return name, path
 
 
-def _read(path: str) -> Any:
+def _read_model(path: str) -> Any:
     return sys.stdin.buffer.read() if path == "-" else Path(path)
 
 
-def _wrong(message: str) -> typer.BadParameter:
+def _wrong_model_argument(message: str) -> typer.BadParameter:
     return typer.BadParameter(message, param_hint=METAVAR)

@@ -31,7 +31,9 @@ def array_text(array: np.ndarray, limit: int) -> str:
     """Return ``2x3xf32=[1 2 3][4 5 6]``, with at most ``limit`` elements."""
     flat = array.reshape(-1)
     shown = (
-        [_element(x) for x in flat[:limit].tolist()] if array.dtype.isbuiltin == 1 else [str(x) for x in flat[:limit]]
+        [_element_text(x) for x in flat[:limit].tolist()]
+        if array.dtype.isbuiltin == 1
+        else [str(x) for x in flat[:limit]]
     )
     if array.ndim == 0:
         return f"{type_text(array)}={shown[0]}"
@@ -41,7 +43,7 @@ def array_text(array: np.ndarray, limit: int) -> str:
     return f"{type_text(array)}={body}{more}"
 
 
-def _element(value: Any) -> str:
+def _element_text(value: Any) -> str:
     match value:
         case bool():
             return "1" if value else "0"

@@ -23,14 +23,14 @@ def show(document: Document) -> None:
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:
     """Print ``rows`` under ``headings``, with columns in ``right`` right-aligned; empty columns are left out."""
-    _show(table([Column(heading, heading in right) for heading in headings], rows))
+    _print_block(table([Column(heading, heading in right) for heading in headings], rows))
 
 
 def print_line(text: str, indent: int) -> None:
     """Print a line, wrapped at spaces, with later lines indented."""
     spaces = len(text) - len(text.lstrip(" "))
-    _show(Line(text, spaces, indent - spaces))
+    _print_block(Line(text, spaces, indent - spaces))
 
 
-def _show(block: Block) -> None:
+def _print_block(block: Block) -> None:
     show(Document("", (block,)))

@@ -42,7 +42,7 @@ class Runnable:
         return found
 
 
-def opened(
+def open_bundle_or_gang(
     path: Path, ranks: int | None, devices: str | Sequence[str] | Mapping[str, str] | None, alone: Sequence[str],
     threads: int | None, trust: Mapping[str, Any],
 ) -> Runnable:  # fmt: skip
@@ -78,7 +78,7 @@ def opened(
         _refuse_launcher(ranks)
         gang = aotc.gang(os.fspath(path), ranks=ranks, threads=threads, **trust)
         return Runnable(gang, gang.functions, gang.invoke)
-    return _of_launcher(bundle, threads, trust)
+    return _module_of_launcher(bundle, threads, trust)
 
 
 def _refuse_launcher(ranks: int) -> None:
@@ -91,7 +91,7 @@ def _refuse_launcher(ranks: int) -> None:
         raise typer.BadParameter(f"{message}; leave the option out", param_hint="--ranks")
 
 
-def _of_launcher(bundle: OpenedBundle, threads: int | None, trust: Mapping[str, Any]) -> Runnable:
+def _module_of_launcher(bundle: OpenedBundle, threads: int | None, trust: Mapping[str, Any]) -> Runnable:
     from aotc.vmfb.api.module_ranks import WholeFunction
     from aotc.vmfb.ranks.layout import mesh_of
     from aotc.vmfb.ranks.ranks import ranks_from_environment

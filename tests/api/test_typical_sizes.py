@@ -14,8 +14,8 @@ from aotc.ir.dims.algebra import sym
 from aotc.lowering.cost_model.kernel_work import number
 from aotc.lowering.cost_model.work import dim_or, estimated_dim, estimated_elements, typical_sizes
 from aotc.options import Options
-from aotc.source.restore import restore
-from aotc.tools.check import Checker, sample
+from aotc.source.restore import restore_source
+from aotc.tools.check import Checker, sample_check_arguments
 from aotc.tools.flow import flow_of
 from aotc.tools.page.facts import facts_of
 from aotc.vmfb.bundle import open_bundle
@@ -67,7 +67,7 @@ def test_the_manifest_records_typical_sizes_of_each_function():
 def test_a_bundle_without_typical_sizes_does_not_mention_them():
     data = compiled()
     assert "typical" not in open_bundle(bytes(data)).manifest["functions"]["main"]
-    assert "typical" not in restore(open_bundle(bytes(data))).options
+    assert "typical" not in restore_source(open_bundle(bytes(data))).options
     assert bytes(data) == bytes(compiled(typical={}))
 
 
@@ -135,7 +135,7 @@ def test_all_commands_assume_the_typical_size(paths, tmp_path):
 def test_check_tries_the_typical_size_first():
     raw = fetch(layer, (jax.ShapeDtypeStruct((B, 32), "float32"), jnp.ones((32, 8))))
     checker = Checker(raw, Options(typical={"b": 9}))
-    arrays, made = sample(checker, [], {}, 0)
+    arrays, made = sample_check_arguments(checker, [], {}, 0)
     assert (arrays[0].shape, made) == ((9, 32), "random arguments, seed 0: b=9")
     assert checker.check(arrays).agrees
 

@@ -4,7 +4,7 @@ import pytest
 
 from aotc.display.document import Column, Document, Line, Preformatted, facts, table
 from aotc.display.shown import Shown, render_html
-from aotc.display.text import elide, fold, layout, render_text
+from aotc.display.text import elide_text, fold_text, render_text, table_layout
 
 pytestmark = pytest.mark.ir
 
@@ -53,17 +53,17 @@ def test_names_fold_at_their_separators_only():
     ],
 )
 def test_fold(text, width, lines):
-    assert fold(text, width) == lines
+    assert fold_text(text, width) == lines
 
 
 def test_elide_leaves_out_the_middle():
-    assert elide("abcdefghij", 5) == "ab…ij"
-    assert elide("abc", 3) == "abc"
+    assert elide_text("abcdefghij", 5) == "ab…ij"
+    assert elide_text("abc", 3) == "abc"
 
 
 def test_layout_shrinks_the_widest_column_first():
     columns = [Column("a"), Column("b")]
-    assert layout(columns, [["x x x x x x x x x x"], ["y y"]], 15) == ((0, 1), (10, 3))
+    assert table_layout(columns, [["x x x x x x x x x x"], ["y y"]], 15) == ((0, 1), (10, 3))
 
 
 def test_empty_columns_are_left_out():

@@ -56,10 +56,10 @@ STAGES = {
     "structure": (aotc.lowering.lower, "structure", "while lowering"),
     "bufferize": (aotc.lowering.lower, "bufferize", "while assigning storage"),
     "plan": (aotc.lowering.lower, "plan_stages", "while planning memory and schedule of @main"),
-    "schedule": (aotc.lowering.lower, "Scheduler", "while planning memory and schedule of @main"),
+    "schedule": (aotc.lowering.lower, "CommandBufferEncoder", "while planning memory and schedule of @main"),
     "program": (aotc.lowering.lower, "emit_program", "while emitting the program of @main"),
     "join": (aotc.lowering.lower, "_join_specialized", "while joining the programs"),
-    "kernels": (aotc.driver.assemble, "Build", "while compiling the kernels"),
+    "kernels": (aotc.driver.assemble, "LibraryBuild", "while compiling the kernels"),
     "executor": (aotc.driver.assemble, "build_executor", "while compiling the kernels"),
     "manifest": (aotc.driver.assemble, "signature_entry", "while writing the bundle"),
     "write": (aotc.driver.assemble, "write_bundle", "while writing the bundle"),
@@ -178,14 +178,14 @@ def test_no_memory_is_no_fault_of_the_compiler(stage, monkeypatch):
 
 
 def test_a_report_on_lowering_that_cannot_be_written(monkeypatch, tmp_path):
-    real = pipeline._dump
+    real = pipeline._dump_ir
 
     def dump(options, name, text):
         if name.endswith("-lower.txt"):
             raise planted
         real(options, name, text)
 
-    monkeypatch.setattr(pipeline, "_dump", dump)
+    monkeypatch.setattr(pipeline, "_dump_ir", dump)
     planted = OSError(errno.EACCES, "no way", "19-lower.txt")
     with pytest.raises(CompileError, match=r"19-lower\.txt: error: no way"):
         aotc.compile(MODEL, dump_ir=str(tmp_path))
@@ -235,7 +235,7 @@ def test_lint_and_check_break_alike(monkeypatch, tmp_path, capsys):
 
 
 def test_the_tools_report_their_own_faults(monkeypatch):
-    monkeypatch.setattr("aotc.tools.lint._row", broken)
+    monkeypatch.setattr("aotc.tools.lint._lint_row", broken)
     with pytest.raises(InternalError, match="while reporting what becomes of the ops"):
         lint(MODEL)
     monkeypatch.setattr("aotc.tools.check.interpret", broken)

@@ -16,7 +16,7 @@ import aotc
 from aotc import CompileError, InternalError
 from aotc.driver import bundle_cache
 from aotc.source import reproducer
-from aotc.source.restore import restore
+from aotc.source.restore import restore_source
 from aotc.targets import host_target
 from aotc.vmfb.bundle import open_bundle
 
@@ -84,10 +84,10 @@ def test_the_source_in_its_bundle_is_the_same(call, monkeypatch, suffix):
     monkeypatch.setattr(aotc.targets, "host_target", lambda: replace(own, l2=640 << 10))  # another machine
     assert call("compile", "r.zip", "-o", "b.vmfb")[0] == 0
     assert Path("a.vmfb").read_bytes() == Path("b.vmfb").read_bytes()
-    source = restore(open_bundle("b.vmfb"))
+    source = restore_source(open_bundle("b.vmfb"))
     assert source.targets == (own,)
     assert call("compile", "r.zip", "-o", "c.vmfb", "--target=cpu:x86-64-v2")[0] == 0
-    assert [t.name for t in restore(open_bundle("c.vmfb")).targets] == ["cpu:x86-64-v2"]
+    assert [t.name for t in restore_source(open_bundle("c.vmfb")).targets] == ["cpu:x86-64-v2"]
 
 
 @pytest.mark.parametrize("rows", [[{"name": "cpu:x86-64-v3", "l2": 1}], [{"name": "gpu", "l2": 1 << 20}], [{}], "x"])

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from aotc.tools.agreement import distance, is_float, unit
+from aotc.tools.agreement import distance_in_units, is_float, unit_in_last_place
 from conformance.decompositions import DECOMPOSITIONS, MOST, vectors_ratio
 
 SLACK = 4.0  # units in the last place
@@ -73,7 +73,7 @@ def bound(group: str) -> tuple[float, bool]:
 
 def error(got: np.ndarray, want: np.ndarray, step: np.ndarray) -> float:
     """Return the largest distance of ``got`` from ``want`` in ``step``; special values must be equal."""
-    return float(distance(got, want, step).max(initial=0.0))
+    return float(distance_in_units(got, want, step).max(initial=0.0))
 
 
 def in_full_order(columns: list[np.ndarray]) -> list[np.ndarray]:
@@ -108,7 +108,7 @@ def compare(
             if not np.array_equal(a, b):
                 return Verdict(problem=f"result {n}: {int((a != b).sum())} of {a.size} elements differ")
             continue
-        worst = max(worst, error(a, b, unit(b, normwise)))
+        worst = max(worst, error(a, b, unit_in_last_place(b, normwise)))
     if worst <= limit:
         return Verdict(worst)
     return against_reference(got, want, reference(), worst, limit, normwise)
@@ -127,7 +127,7 @@ def against_reference(
     if truth is None:
         return Verdict(worst, problem=f"{worst:.3g} ulp from XLA, and nothing more exact exists")
     pairs = [(a, b, t) for a, b, t in zip(got, want, truth, strict=True) if is_float(a)]
-    rounded = [(a, b, t.astype(a.dtype), unit(b, normwise)) for a, b, t in pairs]
+    rounded = [(a, b, t.astype(a.dtype), unit_in_last_place(b, normwise)) for a, b, t in pairs]
     own = max(error(a, t, step) for a, _, t, step in rounded)
     theirs = max(error(b, t, step) for _, b, t, step in rounded)
     if own <= max(theirs, limit):

@@ -35,16 +35,16 @@ def wide_types():
 def eager(monkeypatch):
     """All that can be is on the GPU, as if the arrays were large: nothing weighs less on the host."""
     monkeypatch.setattr(host_side, "move_nanoseconds", lambda *_: 0.0)
-    monkeypatch.setattr(host_side._Sides, "_set_costs", _forced_alone)
+    monkeypatch.setattr(host_side._HostGpuCut, "_set_costs", _forced_alone)
 
 
 def _forced_alone(self, op, thing, iterations):
     only = host_side.host_only(op)
     if only is not None:
         self.forced[op] = only.what
-        self.cut.fix(thing, host_side.FIRST)
+        self.cut.fix_to_side(thing, host_side.FIRST)
     else:
-        self.cut.prefer(thing, 1e6, 0.0)
+        self.cut.set_side_costs(thing, 1e6, 0.0)
 
 
 def square(*batch, dtype="f8", n=4):

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from aotc.ir.tensor.text import parse_module, print_module
-from aotc.lowering.placement.min_cut import FIRST, SECOND, LeastCut
+from aotc.lowering.placement.min_cut import FIRST, SECOND, MinCut
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.tools.explain.affinity import explain_affinity
@@ -34,13 +34,13 @@ def test_no_division_is_cheaper(seed):
         (chance.sample(range(count + 2), chance.randint(2, min(4, count + 2))), chance.randint(0, 9))
         for _ in range(chance.randint(0, 8))
     ]
-    cut = LeastCut()
-    things = [cut.thing() for _ in preferences]
+    cut = MinCut()
+    things = [cut.add_node() for _ in preferences]
     for thing, row in zip(things, preferences, strict=True):
-        cut.prefer(thing, *row)
+        cut.set_side_costs(thing, *row)
     for group, weight in groups:
         cut.together(group, weight)
-    first = cut.first_side()
+    first = cut.first_side_of_min_cut()
     found = [0, 1, *(0 if thing in first else 1 for thing in things)]
     every = (cost((0, 1, *sides), preferences, groups) for sides in itertools.product((0, 1), repeat=count))
     assert cost(found, preferences, groups) == min(every)

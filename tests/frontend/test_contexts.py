@@ -16,7 +16,7 @@ def registered(context):
 
 
 def test_the_dialects_are_those_of_jax():
-    ours, theirs = contexts._of_jaxlib(), jax_mlir.make_ir_context()
+    ours, theirs = contexts._dialects_of_jaxlib(), jax_mlir.make_ir_context()
     assert registered(ours) == registered(theirs)
     assert {"stablehlo.add", "chlo.erf", "sdy.mesh"} <= registered(ours)
     assert "no.such_op" not in registered(ours)

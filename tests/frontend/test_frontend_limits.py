@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aotc.diagnostics import CompileError
-from aotc.frontend.constants import OWN_BYTES, _own
+from aotc.frontend.constants import OWN_BYTES, _own_copy_if_small
 from aotc.frontend.importer import import_model
 from aotc.frontend.limits import MOST_NESTED, SHAPE_ELEMENTS
 from aotc.frontend.mlir_types import MOST_NUMBERS
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ir
 @pytest.mark.parametrize("more", [0, 1])
 def test_large_constants_are_not_copied(more):
     view = np.zeros(OWN_BYTES + more, np.uint8)
-    assert (_own(view) is view) == (more > 0)
+    assert (_own_copy_if_small(view) is view) == (more > 0)
 
 
 @pytest.mark.parametrize("more", [0, 1])

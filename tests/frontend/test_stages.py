@@ -20,7 +20,7 @@ from aotc.frontend.artifact import shortened_mlir_text
 from aotc.frontend.importer import import_model
 from aotc.frontend.mlir import RawModel
 from aotc.source.bytecode import is_portable
-from aotc.source.restore import restore
+from aotc.source.restore import restore_source
 from aotc.vmfb.bundle import open_bundle
 
 pytestmark = pytest.mark.cpu
@@ -251,7 +251,7 @@ def test_compiling_a_function_leaves_what_jax_lowered():
 
 def test_a_bundle_has_special_functions_in_a_portable_artifact():
     data = aotc.compile(jax.lax.digamma, np.ones(3, np.float32))
-    code = restore(open_bundle(data)).code
+    code = restore_source(open_bundle(data)).code
     assert is_portable(code)
     assert "chlo.digamma" in shortened_mlir_text(RawModel(code))
     assert aotc.upgrade(data) == data

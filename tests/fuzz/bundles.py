@@ -19,9 +19,9 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from aotc.source.restore import restore
+from aotc.source.restore import restore_source
 from aotc.vmfb.abi import WhileNode
-from aotc.vmfb.bundle import _HEADER, MAGIC, VERSION, _align, open_bundle
+from aotc.vmfb.bundle import _HEADER, MAGIC, VERSION, _align_offset, open_bundle
 from aotc.vmfb.commands import all_nodes, read_commands
 from aotc.vmfb.describe import describe
 from aotc.vmfb.dtypes import to_numpy
@@ -88,9 +88,9 @@ def repack(manifest: dict[str, Any], names: list[str], segments: list[bytes], rn
     if rng.random() < 0.02:
         change_row(rng.choice(table), rng)
     packed = msgpack.packb({**manifest, "segments": table})
-    total = _HEADER.size + _align(len(packed)) + len(payload)
+    total = _HEADER.size + _align_offset(len(packed)) + len(payload)
     header = _HEADER.pack(MAGIC, VERSION, 0, len(packed), sha256_of(packed), total)
-    return header + packed + bytes(_align(len(packed)) - len(packed)) + payload
+    return header + packed + bytes(_align_offset(len(packed)) - len(packed)) + payload
 
 
 def change_row(row: dict[str, Any], rng: random.Random) -> None:
@@ -294,7 +294,7 @@ def case(number: int) -> str:
         opened = open_bundle(data)
         describe(opened, len(data))
     with suppress(BundleError):
-        restore(open_bundle(data))
+        restore_source(open_bundle(data))
     with suppress(BundleError):
         check_bundle(data)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.source.restore import restore
+from aotc.source.restore import restore_source
 from aotc.vmfb.abi import Case, WhileNode
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import all_nodes, read_commands
@@ -49,7 +49,7 @@ def features_of(opened: OpenedBundle) -> set[str]:
     for function in manifest["functions"].values():
         found |= {f"dtype {value['dtype']}" for value in (*function["arguments"], *function["results"])}
     if manifest.get("source"):
-        model = restore(opened)
+        model = restore_source(opened)
         found |= {f"op {name}" for name in OPS if name.encode() in model.code}
         options = model.options
         defaults = (None, "none", "inline", 0, [], {}, ())

@@ -179,5 +179,5 @@ def simulate(text, arrays, score=None, rest=None, dims=()):
     if entry["maps"]:
         given = (tuple(strided(arrays[m["buffer"]], m, dims) for m in entry["maps"]), *given)
         module = attention_wgmma if isinstance(tiles, WarpgroupAttention) else attention_few
-    make = partial(module._kernel, tiles)
+    make = partial(module._fill_kernel, tiles)
     block.simulate_kernel(module, make, blocks, tiles.threads, tiles.shared, given, functions, entry["cluster"][0])

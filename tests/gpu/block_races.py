@@ -64,7 +64,7 @@ class Races:
 
 def checked(races):
     """What takes the place of ``run_kernel``; one whose items are threads of their own is not looked at."""
-    functions, memory = loop_run._functions, loop_run._Memory
+    functions, memory = loop_run._interpreter_functions, loop_run._Memory
 
     class Watched(memory):
         def __getitem__(self, index):
@@ -91,10 +91,10 @@ def checked(races):
         if "thread(" not in text:
             return loop_run.run_kernel(text, arrays, dims)
         races.begin()
-        loop_run._functions, loop_run._Memory = instead, Watched
+        loop_run._interpreter_functions, loop_run._Memory = instead, Watched
         try:
             return loop_run.run_kernel(text, arrays, dims)
         finally:
-            loop_run._functions, loop_run._Memory = functions, memory
+            loop_run._interpreter_functions, loop_run._Memory = functions, memory
 
     return run

@@ -7,7 +7,7 @@ from gpu.poisoned import NAN_BYTE
 
 from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.emit import block_threads
-from aotc.kernels.cuda.flat import flat_threads
+from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.launch import LaunchShape, launch_of
 from aotc.vmfb.devices.cuda.tensor_map import encode_map
@@ -26,7 +26,7 @@ def run(kernel, arrays, grid, target, dims=()):
     start = ctypes.addressof(values)
     table = (ctypes.c_void_p * len(values))(*[start + 8 * n for n in range(len(values))])
     together = block_threads(kernel)
-    threads = together or flat_threads(kernel)
+    threads = together or block_threads_of_flat_kernel(kernel)
     blocks = grid if together else -(-grid // threads)
     gpu.launch(function, LaunchShape((blocks, 1, 1), threads), table)
     for place, a in list(zip(places, arrays))[len(kernel.inputs) :]:

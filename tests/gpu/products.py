@@ -83,8 +83,10 @@ def strided(array, row, dims=()):
     shown = np.lib.stride_tricks.as_strided(flat, sizes[::-1], [*strides[::-1], array.itemsize])
     if "window" in row:
         low, high = corners(row["window"], sizes)
-        return block.Patches(shown, tuple(row["box"]), tuple(low), tuple(high), tuple(row["window"]["strides"]))
-    return block.Array(shown, tuple(row["box"][:2]))
+        return block.SimulatedPatches(
+            shown, tuple(row["box"]), tuple(low), tuple(high), tuple(row["window"]["strides"])
+        )
+    return block.SimulatedTensorMap(shown, tuple(row["box"][:2]))
 
 
 def simulate(text, arrays, elements=(None, None), store=None, dims=()):
@@ -126,4 +128,6 @@ def simulate(text, arrays, elements=(None, None), store=None, dims=()):
         module = gemm_mma
     else:
         module, given = gemm_wgmma, (tuple(strided(arrays[m["buffer"]], m, dims) for m in entry["maps"]), *given)
-    block.simulate_kernel(module, partial(module._kernel, tiles), blocks, tiles.threads, tiles.shared, given, functions)
+    block.simulate_kernel(
+        module, partial(module._fill_kernel, tiles), blocks, tiles.threads, tiles.shared, given, functions
+    )

@@ -72,10 +72,14 @@ def region(given, shapes, dtype="bf16"):
     text = ", ".join(f"{name} = {_text(value)}" for name, value in attrs.items())
     made = "%0, %1" if "part" in attrs else "%0"
     operands = ", ".join(f"%p{n}" for n in range(len(shapes)))
-    return parse_module(
-        f'module @main {{\nfunc @k({", ".join(names)}) attributes {{kind = "single"}} {{\n'
-        f"  {made} = attention {operands} {{{text}}} : {result}\n  return {made}\n}}\n}}\n"
-    ).functions["k"], attrs, types
+    return (
+        parse_module(
+            f'module @main {{\nfunc @k({", ".join(names)}) attributes {{kind = "single"}} {{\n'
+            f"  {made} = attention {operands} {{{text}}} : {result}\n  return {made}\n}}\n}}\n"
+        ).functions["k"],
+        attrs,
+        types,
+    )
 
 
 def _text(value):
@@ -197,7 +201,9 @@ def test_clusters_are_asked_for_in_the_kernel(name):
 
 
 def test_operands_that_no_tensor_map_describes_are_copied_by_lanes(monkeypatch):
-    monkeypatch.setattr(gpu_attention, "are_copyable", lambda _, tiling: tiling.template == MmaAttention())
+    monkeypatch.setattr(
+        gpu_attention, "are_operands_async_copyable", lambda _, tiling: tiling.template == MmaAttention()
+    )
     kernel = lower_region(region(*CASES["groups"])[0], TARGET)
     assert kernel.tiling.template == MmaAttention()
 

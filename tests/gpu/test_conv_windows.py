@@ -20,7 +20,7 @@ from aotc.ir.loop.forms.tiling import Mma, Wgmma
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
-from aotc.kernels.cuda.block import Patches
+from aotc.kernels.cuda.block import SimulatedPatches
 from aotc.vmfb.bundle import open_bundle
 
 LETTERS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
@@ -133,7 +133,7 @@ def test_the_loops_are_the_convolution():
 
 def test_a_box_of_pixels_goes_on_in_the_next_line_and_image():
     images = np.arange(1, 2 * 3 * 3 * 2 + 1).reshape(2, 3, 3, 2)
-    patches = Patches(images, (2, 10), (-1, -1), (-1, -1), (1, 1))
+    patches = SimulatedPatches(images, (2, 10), (-1, -1), (-1, -1), (1, 1))
     found = patches.part((0, -1, -1, 0), (1, 1))
     np.testing.assert_array_equal(found, images.reshape(-1, 2)[:10])
     np.testing.assert_array_equal(patches.part((1, 1, -1, 1), (0, 1))[0], [images[1, 0, 1, 1], 0])

@@ -142,14 +142,14 @@ def test_loops_of_one_element_of_bf16_have_an_instruction_for_each():
 @pytest.mark.parametrize(("size", "read", "threads"), [(1 << 20, 4, 256), (1 << 20, 1 << 20, 128), (1 << 12, 4, 128)])
 def test_kernels_that_only_write_have_larger_blocks(size, read, threads):
     from aotc.kernels.cuda.compile import kernel_ptx
-    from aotc.kernels.cuda.flat import flat_threads
+    from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
 
     kernel = parse_kernel(f'''def k(a: "f32[{read}]", /, o: "f32[{size}]", *, grid: "{size // 4}"):
     for p in parallel(0, {size // 4}):
         for u in lanes(0, 4):
             o[4*p + u] = a[0]
 ''')
-    assert flat_threads(kernel) == threads
+    assert block_threads_of_flat_kernel(kernel) == threads
     assert f".maxntid {threads}" in kernel_ptx(kernel, PTX)
 
 
@@ -159,7 +159,7 @@ def test_kernels_that_only_write_have_larger_blocks(size, read, threads):
 ])  # fmt: skip
 def test_kernels_that_read_anywhere_in_rows_have_large_blocks(rows, row, index, threads):
     from aotc.kernels.cuda.compile import kernel_ptx
-    from aotc.kernels.cuda.flat import flat_threads
+    from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
 
     size = rows * row
     buffers = f'a: "f32[{rows}, {row}]", i: "i32[{size}]", /, o: "f32[{size}]"'
@@ -169,5 +169,5 @@ def test_kernels_that_read_anywhere_in_rows_have_large_blocks(rows, row, index, 
             n = let(i[4*p + u], lo=0, extent={min(rows, row)})
             o[4*p + u] = a[{index}]
 ''')
-    assert flat_threads(kernel) == threads
+    assert block_threads_of_flat_kernel(kernel) == threads
     assert f".maxntid {threads}" in kernel_ptx(kernel, PTX)

@@ -15,9 +15,9 @@ from numba import cuda
 import aotc
 from aotc.ir.loop.ir import For, calls_device_function, walk
 from aotc.ir.loop.parser import parse_kernel
-from aotc.kernels.numba_front.compile import function_of
+from aotc.kernels.numba_front.compile import function_from_text
 from aotc.kernels.numba_front.gpu_trial import call_simulated
-from aotc.kernels.numba_front.trial import Arguments, memory_form
+from aotc.kernels.numba_front.trial import TrialArguments, memory_form
 from aotc.kernels.numba_front.users_function import users_module
 from aotc.targets import TARGETS
 from aotc.vmfb import custom_calls
@@ -102,8 +102,8 @@ def simulated(function, arrays, results, name="f", target="cuda:sm_80", **attrib
     source = users_module(kernel, function, plain, TARGETS[target])
     buffers = (*kernel.inputs, *kernel.outputs)
     given = [memory_form(a.copy(), b.dtype) for a, b in zip((*arrays, *results), buffers, strict=True)]
-    arguments = Arguments(tuple(given), (), kernel.grid)
-    call_simulated(function_of(source, kernel.name), kernel, TARGETS[target], arguments)
+    arguments = TrialArguments(tuple(given), (), kernel.grid)
+    call_simulated(function_from_text(source, kernel.name), kernel, TARGETS[target], arguments)
     return [a.view(r.dtype).reshape(r.shape) for a, r in zip(given[len(arrays) :], results, strict=True)]
 
 
@@ -178,8 +178,8 @@ def test_a_result_that_starts_as_an_operand():
     (kernel,) = [k for k in kernels_of(data) if calls_device_function(k)]
     out = np.zeros_like(X)
     source = users_module(kernel, added, {}, TARGETS["cuda:sm_80"])
-    arguments = Arguments((X, 2 * X, out), (), kernel.grid)
-    call_simulated(function_of(source, kernel.name), kernel, TARGETS["cuda:sm_80"], arguments)
+    arguments = TrialArguments((X, 2 * X, out), (), kernel.grid)
+    call_simulated(function_from_text(source, kernel.name), kernel, TARGETS["cuda:sm_80"], arguments)
     expected = 2 * X
     expected[:, 0] += X[:, 1]
     np.testing.assert_array_equal(out, expected)

@@ -82,7 +82,7 @@ def test_a_grid_barrier_that_is_missing_is_seen(name, monkeypatch):
     def never(self, later, found):
         self.touched = self.touched | later
 
-    monkeypatch.setattr(grid_barriers.BarrierPlacer, "_reach", never)
+    monkeypatch.setattr(grid_barriers.BarrierPlacer, "_insert_barrier_on_conflict", never)
     assert raced(compiled(name), ALL[name][1], monkeypatch)
 
 

@@ -10,7 +10,7 @@ from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, walk
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.verify import verify_kernel
-from aotc.lowering.program.while_kernels.grid_products import GridProduct, tile_of
+from aotc.lowering.program.while_kernels.grid_products import GridMatmul, tiling_for_grid_matmul
 
 pytestmark = pytest.mark.cudasim
 THREADS, BLOCKS = 32, 5
@@ -43,9 +43,9 @@ def product(m, n, k, a_turned=False, b_turned=False, room=4096):
     places = {"at": "k, row" if a_turned else "row, k", "bt": "col, k" if b_turned else "k, col"}
     kernel = parse_kernel(SOURCE.format(m=m, n=n, k=k, **shapes, **places))
     p = read_product(kernel)
-    tile = tile_of(p, BLOCKS, THREADS, room)
+    tile = tiling_for_grid_matmul(p, BLOCKS, THREADS, room)
     stage = Buffer("stage", "f32", (room,), "shared")
-    body = (Alloc(stage), *GridProduct(p, tile, THREADS, stage, "_1").write())
+    body = (Alloc(stage), *GridMatmul(p, tile, THREADS, stage, "_1").write())
     return Kernel("k", kernel.inputs, kernel.outputs, (), 1, body), tile
 
 

@@ -20,7 +20,7 @@ import aotc
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.kernels.cuda.shared_memory import dynamic_shared_bytes
-from aotc.kernels.numba_front.compile import function_of
+from aotc.kernels.numba_front.compile import function_from_text
 from aotc.kernels.numba_front.gpu_compile import compile_kernel
 from aotc.kernels.numba_front.gpu_source import gpu_source
 from aotc.kernels.numba_front.gpu_trial import call_simulated
@@ -109,7 +109,7 @@ def check_simulated(kernel, target):
         return
     expected, found = arguments.copied(), arguments.copied()
     run_kernel(kernel, typed(kernel, expected), dict(zip(kernel.dims, arguments.dims)))
-    function = function_of(gpu_source(kernel, target).module, kernel.name)
+    function = function_from_text(gpu_source(kernel, target).module, kernel.name)
     call_simulated(function, kernel, target, found)
     problem = output_difference(kernel, expected, found)
     assert not problem, f"{kernel.name}: {problem}"

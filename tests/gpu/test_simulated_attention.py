@@ -121,7 +121,7 @@ def test_parts_leave_their_means_and_weights(tiling, dtype):
 @pytest.fixture
 def late(monkeypatch):
     """Let nothing be where it is copied to from the begin of a copy to the first wait for it."""
-    land, wait, begun = hopper._land, PhaseBarrier.wait, {}
+    land, wait, begun = hopper._store_simulated_copy, PhaseBarrier.wait, {}
 
     def begin(part, to, barrier):
         block = simulated_thread().block
@@ -134,7 +134,7 @@ def late(monkeypatch):
             land(*copy)
         wait(self, parity)
 
-    monkeypatch.setattr(hopper, "_land", begin)
+    monkeypatch.setattr(hopper, "_store_simulated_copy", begin)
     monkeypatch.setattr(PhaseBarrier, "wait", wait_and_land)
 
 

@@ -51,5 +51,5 @@ def test_a_renewed_lock_is_free(make):
     lock = make()
     lock.acquire()
     assert lock in locks.LOCKS
-    locks._renew()
+    locks._renew_locks()
     assert lock.acquire(blocking=False)

@@ -28,7 +28,7 @@ from aotc.ir.opset import (
 )
 from aotc.ir.opset.elementwise import result_dtype
 from aotc.ir.tensor.ir import walk
-from aotc.kernels.emit.scalar import apply, constant
+from aotc.kernels.emit.scalar import emit_scalar_op, literal_register
 from aotc.kernels.llvm_types import KernelModule
 from aotc.pipeline import PASSES
 from aotc.targets import TARGETS
@@ -160,7 +160,9 @@ def emission(name, kind):
     function = ir.Function(KernelModule("ops", TARGETS["cpu:x86-64-v2"]), ir.FunctionType(ir.VoidType(), []), "f")
     builder = ir.IRBuilder(function.append_basic_block())
     try:
-        apply(builder, name, [constant(1, d) for d in dtypes], dtypes, result_dtype(row, tuple(dtypes), dtypes[0]))
+        emit_scalar_op(
+            builder, name, [literal_register(1, d) for d in dtypes], dtypes, result_dtype(row, tuple(dtypes), dtypes[0])
+        )
     except InternalError as error:
         return str(error)
     return ""

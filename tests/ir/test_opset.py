@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aotc.ir.opset import NAN_KEEPING, OPS, SCALARS, RuleError
-from aotc.ir.opset.elementwise import apply
+from aotc.ir.opset.elementwise import apply_scalar_op
 from aotc.ir.opset.spec import cast_array
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, to_numpy
@@ -33,7 +33,7 @@ def test_what_makes_nan_of_nan(name):
     nan = np.full_like(others, np.nan)
     places = [(nan,)] if row.arity == 1 else [(nan, others), (others, nan)]
     with np.errstate(all="ignore"):
-        keeps = all(np.isnan(apply(row, list(operands), "f32")).all() for operands in places)
+        keeps = all(np.isnan(apply_scalar_op(row, list(operands), "f32")).all() for operands in places)
     assert keeps == (name in NAN_KEEPING)
 
 
@@ -110,5 +110,8 @@ def test_small_floats_are_computed_in_f32(dtype):
     x = np.arange(1 << DTYPES[dtype].bits, dtype=np.uint8).view(to_numpy(dtype))
     wide = x.astype(np.float32)
     for name in ("round_afz", "exp", "sqrt", "logistic"):
-        got, want = apply(SCALARS[name], [x], dtype), cast_array(apply(SCALARS[name], [wide], "f32"), dtype)
+        got, want = (
+            apply_scalar_op(SCALARS[name], [x], dtype),
+            cast_array(apply_scalar_op(SCALARS[name], [wide], "f32"), dtype),
+        )
         np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32), err_msg=name)

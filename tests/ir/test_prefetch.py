@@ -50,9 +50,9 @@ def test_the_element_must_be_there():
 @pytest.mark.cpu
 @pytest.mark.parametrize(("name", "pattern"), [("cpu:x86-64-v3", r"prefetcht0"), ("cpu:aarch64", r"prfm\s+pldl1keep")])
 def test_a_cpu_has_an_instruction(name, pattern):
-    from aotc.kernels.cpu.compile import assembly
+    from aotc.kernels.cpu.compile import kernel_assembly
 
-    assert re.search(pattern, assembly(parse_kernel(TEXT), TARGETS[name]))
+    assert re.search(pattern, kernel_assembly(parse_kernel(TEXT), TARGETS[name]))
 
 
 @pytest.mark.cudasim

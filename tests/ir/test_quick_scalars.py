@@ -45,26 +45,26 @@ def cases(row):
 @pytest.mark.parametrize("name", [name for name, row in SCALARS.items() if row.result != "given"])
 def test_functions(name):
     row = SCALARS[name]
-    function = loop_run._functions(0, None, None)[name]
+    function = loop_run._interpreter_functions(0, None, None)[name]
     with np.errstate(all="ignore"):
         for dtype, given in cases(row):
             if row.result == "complex" and dtype not in ("f32", "f64"):
                 continue
             result = elementwise.result_dtype(row, (dtype,) * row.arity, None)
-            same(function(*given), elementwise.apply(row, [*map(np.asarray, given)], result))
+            same(function(*given), elementwise.apply_scalar_op(row, [*map(np.asarray, given)], result))
 
 
 @pytest.mark.parametrize("target", NAMES)
 def test_conversions(target):
-    function = loop_run._functions(0, None, None)["convert"]
+    function = loop_run._interpreter_functions(0, None, None)["convert"]
     with np.errstate(all="ignore"):
         for source in NAMES:
             for x in values_of(source):
-                same(function(x, target), elementwise.apply(SCALARS["convert"], [np.asarray(x)], target))
+                same(function(x, target), elementwise.apply_scalar_op(SCALARS["convert"], [np.asarray(x)], target))
 
 
 def test_indices_are_compared_as_elements_are():
-    functions = loop_run._functions(0, None, None)
+    functions = loop_run._interpreter_functions(0, None, None)
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
         for a, b in ((1, 2), (2, 2), (3, 2)):
             same(functions[name](a, b), SCALARS[name].reference(np.int64(a), np.int64(b)))
@@ -72,7 +72,7 @@ def test_indices_are_compared_as_elements_are():
 
 @pytest.mark.parametrize("bits", [(8, 10), (8, 7), (8, 23), (11, 3), (5, 10)])
 def test_fewer_bits(bits):
-    function = loop_run._functions(0, None, None)["reduce_precision"]
+    function = loop_run._interpreter_functions(0, None, None)["reduce_precision"]
     rng = np.random.default_rng(0)
     chosen = list(rng.integers(0, 2**32, 300, np.uint32).view(np.float32))
     with np.errstate(all="ignore"):
@@ -84,7 +84,7 @@ def test_fewer_bits(bits):
 
 @pytest.mark.parametrize("dtype", ["i8", "i32", "i64", "u32", "f32", "f64"])
 def test_places_as_elements(dtype):
-    index = loop_run._functions(0, None, None)["index"]
+    index = loop_run._interpreter_functions(0, None, None)["index"]
     with np.errstate(all="ignore"):
         for value in WHOLE:
             same(index(value, dtype), np.array(value, np.int64).astype(to_numpy(dtype)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aotc.ir.tensor.ir import Module, Op, captured, reads_no_values_of, replaced_values, uses, walk
+from aotc.ir.tensor.ir import Module, Op, captured_values, reads_no_values_of, replaced_values, use_counts, walk
 from aotc.ir.tensor.text import parse_module
 
 TEXT = """
@@ -56,20 +56,20 @@ def test_walk_goes_into_regions_before_what_comes_after(body):
 def test_what_is_captured_comes_by_its_first_use(body):
     x, n = body.params
     loop = body.ops[1]
-    assert captured(body) == ()
-    assert captured(loop.regions[0]) == (n,)
+    assert captured_values(body) == ()
+    assert captured_values(loop.regions[0]) == (n,)
     inner = loop.regions[1].ops[0]
     (j,) = loop.regions[1].params
-    assert captured(inner.regions[0]) == (j, n)
-    assert captured(inner.regions[1]) == (n,)
-    assert captured(loop.regions[1]) is captured(loop.regions[1]) == (n,)
+    assert captured_values(inner.regions[0]) == (j, n)
+    assert captured_values(inner.regions[1]) == (n,)
+    assert captured_values(loop.regions[1]) is captured_values(loop.regions[1]) == (n,)
     assert reads_no_values_of(loop.regions[1], {x: n})
     assert not reads_no_values_of(loop.regions[1], {n: x})
 
 
 def test_uses_count_operands_and_results_everywhere(body):
     x, n = body.params
-    counts = uses(body)
+    counts = use_counts(body)
     assert counts[x] == 1
     assert counts[n] == 4
     assert counts[body.ops[0].result] == 1
@@ -83,11 +83,11 @@ def test_what_is_not_changed_stays_the_same_object(body):
     assert loop.on(loop.operands, loop.regions) is loop
     assert a.on((n,), ()) is not a
     assert a.on((n,), ()).result is a.result
-    assert body.holding(list(body.ops), body.results) is body
-    assert body.holding([a, b], (b.result,)).ops == (a, b)
+    assert body.with_ops(list(body.ops), body.results) is body
+    assert body.with_ops([a, b], (b.result,)).ops == (a, b)
     function = parse_module(TEXT).functions["main"]
-    assert function.doing(function.body) is function
-    assert function.doing(body).body is body
+    assert function.with_body(function.body) is function
+    assert function.with_body(body).body is body
     module = parse_module(TEXT)
     own = module.functions["main"]
     assert module.with_functions({}) is module.with_functions({"main": own}) is module

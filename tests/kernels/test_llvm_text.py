@@ -7,7 +7,7 @@ import pytest
 from llvmlite import ir
 
 from aotc.kernels.llvm_text import Distinct
-from aotc.kernels.llvm_types import F32, F64, I1, I8, I32, I64, PTR, VOID, KernelModule, broadcast, i32, i64
+from aotc.kernels.llvm_types import F32, F64, I1, I8, I32, I64, PTR, VOID, KernelModule, broadcast_register, i32, i64
 from aotc.targets import TARGETS
 
 TARGET = TARGETS["cpu:x86-64-v3"]
@@ -37,7 +37,7 @@ def memory(builder, pointer, n, x):
 
 def vectors(builder, pointer, n, x):
     """Vectors and structures."""
-    many = broadcast(builder, x, 4)
+    many = broadcast_register(builder, x, 4)
     transposed = builder.shuffle_vector(many, many, ir.Constant(ir.VectorType(I32, 4), [3, 2, 1, 0]))
     kind = ir.LiteralStructType([F32, I1])
     both = builder.insert_value(ir.Constant(kind, ir.Undefined), builder.extract_element(transposed, i32(2)), 0)

@@ -12,8 +12,8 @@ from llvmlite import ir
 import aotc
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels import back_end
-from aotc.kernels.cpu.compile import assembly, compile_kernel, kernel_module, optimized_module
-from aotc.kernels.emit.metadata import fills_registers
+from aotc.kernels.cpu.compile import compile_kernel, kernel_assembly, kernel_module, optimized_module
+from aotc.kernels.emit.metadata import constants_fill_registers
 from aotc.kernels.loop_addresses import loop_addresses, with_fixed_addresses
 from aotc.targets import TARGETS
 
@@ -112,7 +112,7 @@ done:
 
 
 def code(target):
-    return back_end.parse(STRIDED, target).get_asm_str()
+    return back_end.parse_assembly_for_target(STRIDED, target).get_asm_str()
 
 
 def test_addresses_are_kept_within_and_llvm_is_the_same_afterwards():
@@ -198,7 +198,7 @@ def test_threads_wait_for_those_that_make_code_the_other_way():
 
 def test_code_is_the_same_whatever_other_threads_make():
     plain, dear = parse_kernel(share("min(64, p)")), parse_kernel(NARROW)
-    assert fills_registers(dear)
+    assert constants_fill_registers(dear)
     want, wanted = compile_kernel(plain, X86), compile_kernel(dear, X86)
     found = []
     calls = [
@@ -226,16 +226,16 @@ def test_the_assembly_that_is_shown_is_that_of_the_object():
     kernel = parse_kernel(share("min(64, p)"))
     with loop_addresses(True):
         inside = back_end.codegen_for(X86).machine.emit_assembly(optimized_module(kernel, X86))
-    assert assembly(kernel, X86) == inside
+    assert kernel_assembly(kernel, X86) == inside
 
 
 def test_dear_loops_of_converted_floats_have_no_register_for_an_index():
     """Their constants would be copied in each turn: half as many instructions again for a gelu of bf16."""
     dear, narrow = DEAR, parse_kernel(NARROW)
     for kernel, kept in ((narrow, True), (parse_kernel(dear), False), (parse_kernel(share(128)), False)):
-        assert fills_registers(kernel) == kept
+        assert constants_fill_registers(kernel) == kept
     counted = back_end.codegen_for(X86).machine.emit_assembly(optimized_module(narrow, X86))
-    assert assembly(narrow, X86) == counted
+    assert kernel_assembly(narrow, X86) == counted
 
 
 @pytest.mark.parametrize("size", [7, 1000, 4096, 10_000, 65_537])

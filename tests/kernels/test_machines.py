@@ -86,7 +86,10 @@ def test_kernels_need_nothing_that_a_bundle_does_not_have(target, dtypes):
     kernels += [tile(form, a_dtype, target) for form, a_dtype in tiles]
     objects = [compile_kernel(k, target) for k in (*kernels, parse_kernel(LIBRARY))]
     table = link.function_table([*(k.name for k in kernels), "calls"], target, ["dgetrf"])
-    for data in (link.link([*objects, table], target), link.link([compile_executor(target)], target)):
+    for data in (
+        link.link_shared_library([*objects, table], target),
+        link.link_shared_library([compile_executor(target)], target),
+    ):
         assert link.undefined_symbols(data) <= link.ALLOWED_SYMBOLS | link.THREAD_SYMBOLS
 
 
@@ -132,10 +135,10 @@ def fma_kernels():
         b.cbranch(b.icmp_signed("<", following, length), loop, after)
         b.position_at_end(after)
         b.ret_void()
-    library = back_end.parse(str(module), OLDEST)
+    library = back_end.parse_assembly_for_target(str(module), OLDEST)
     library.verify()
     library.optimize()
-    return loaded(link.link([library.emit_native_object()], OLDEST))
+    return loaded(link.link_shared_library([library.emit_native_object()], OLDEST))
 
 
 def nearest(value, bits):

@@ -33,7 +33,7 @@ def _total(p, n):
 
 
 def library_for(target):
-    library = aot.front_end("total", aot.Export(_total, types.float64, (F64, types.int64)), target)
+    library = aot.compile_by_numba_front_end("total", aot.Export(_total, types.float64, (F64, types.int64)), target)
     library.optimize()
     return library
 

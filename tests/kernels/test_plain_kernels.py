@@ -10,7 +10,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu.compile import kernel_module, optimized_module
 from aotc.kernels.emit.vector import scalar_emitter as plain
-from aotc.kernels.emit.vector.scalar_emitter import needs_no_llvm_passes, unrolls
+from aotc.kernels.emit.vector.scalar_emitter import has_loop_to_unroll, needs_no_llvm_passes
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cpu
@@ -50,13 +50,13 @@ def test_all_passes_are_run_for_others(name, compiled):
 def test_moves_are_written_four_times_and_counts_twice(compiled):
     (kernel,) = compiled(PLAIN["sort"], X)
     text = str(optimized_module(kernel, TARGETS[TARGET]))
-    assert unrolls(kernel)
+    assert has_loop_to_unroll(kernel)
     assert text.count("fcmp uno") == 2 + 1 + 4  # of the loop that counts, the first element, and the loop of rare rows
 
 
 def test_loops_whose_turns_a_call_knows_are_written_once(compiled):
     (kernel,) = compiled(PLAIN["many"], X)
-    assert not unrolls(kernel)
+    assert not has_loop_to_unroll(kernel)
 
 
 def test_zeros_are_stored_at_once_and_blocks_looked_at_as_vectors(compiled):
@@ -113,4 +113,4 @@ def test_few_passes_are_run_for_a_kernel_that_only_calls(compiled, monkeypatch):
 def test_zeros_are_stored_at_once_where_their_number_is_none_below_zero(end, want):
     head = 'def k(a: "f32[8]", /, out: "i64[8]", *, n: "dim(lo=0, extent=9)", grid: "1"):'
     (loop,) = parse_kernel(f"{head}\n    for z in range(0, {end}):\n        out[z] = i64(0)\n").body
-    assert plain._is_fill(loop) == want
+    assert plain._is_zero_fill_loop(loop) == want

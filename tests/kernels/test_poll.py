@@ -3,7 +3,7 @@
 import pytest
 
 from aotc.ir.loop.parser import parse_kernel
-from aotc.kernels.emit.poll import _Work
+from aotc.kernels.emit.poll import _IterationWork
 
 pytestmark = pytest.mark.ir
 
@@ -16,7 +16,7 @@ def counted(loop, inner=WORK, dim="dim"):
     body = "\n".join(f"            {line}" for line in inner.splitlines())
     head = HEADER.replace('"dim"', f'"{dim}"')
     kernel = parse_kernel(f"{head}\n    for p in parallel(0, n):\n        {loop}\n{body}\n")
-    return len(_Work(kernel).counted)
+    return len(_IterationWork(kernel).counted)
 
 
 @pytest.mark.parametrize(

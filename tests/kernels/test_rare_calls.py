@@ -9,7 +9,7 @@ pytest.importorskip("numba")
 
 from support.scalar_kernels import one_kernel, run
 
-from aotc.ir.opset.elementwise import SCALARS, apply
+from aotc.ir.opset.elementwise import SCALARS, apply_scalar_op
 from aotc.kernels.cpu.compile import optimized_module
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
@@ -53,6 +53,6 @@ def test_every_lane_gets_its_own_result(name, dtype, rare, usual, unusual):
     out = np.zeros(length * length, kind)
     run(program, [*operands, out], length * length)
     with np.errstate(all="ignore"):
-        want = apply(SCALARS[name], operands[: SCALARS[name].arity], dtype)
+        want = apply_scalar_op(SCALARS[name], operands[: SCALARS[name].arity], dtype)
     tolerance = 1e-6 if dtype in ("f32", "c64") else 1e-14
     np.testing.assert_allclose(out, want, rtol=tolerance)

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from aotc.ir.loop.parser import parse_kernel
-from aotc.kernels.cpu.compile import assembly, kernel_module, optimized_module
-from aotc.kernels.emit.vector.sve import with_length
+from aotc.kernels.cpu.compile import kernel_assembly, kernel_module, optimized_module
+from aotc.kernels.emit.vector.sve import with_vector_length
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cpu
@@ -31,7 +31,7 @@ def vector_loops(text):
 
 @pytest.mark.parametrize("target", SVE, ids=lambda t: t.name)
 def test_an_elementwise_loop(target):
-    (loop,) = vector_loops(assembly(parse_kernel(ELEMENTWISE), target))
+    (loop,) = vector_loops(kernel_assembly(parse_kernel(ELEMENTWISE), target))
     assert re.search(r"\tfm(ad|la)\tz\d+\.s, p\d/m", loop)
     assert re.search(r"\tld1w\t\{ z|\tldr\tz", loop)
     assert re.search(r"\tst1w\t\{ z|\tstr\tz", loop)
@@ -40,7 +40,7 @@ def test_an_elementwise_loop(target):
 
 @pytest.mark.parametrize("target", SVE, ids=lambda t: t.name)
 def test_functions_for_rare_arguments_come_along(target):
-    text = assembly(parse_kernel(SINE), target)
+    text = kernel_assembly(parse_kernel(SINE), target)
     assert len(re.findall(r"\tfm(?:ad|la)\tz\d+\.", text)) > 8
     for function in optimized_module(parse_kernel(SINE), target).functions:
         if not function.is_declaration:
@@ -51,15 +51,15 @@ def test_functions_for_rare_arguments_come_along(target):
 def test_other_targets_are_told_nothing():
     text = str(kernel_module(parse_kernel(SINE), NEON))
     assert "vscale" not in text
-    assert not re.search(r"\tz\d+\.", assembly(parse_kernel(SINE), NEON))
-    assert with_length(text, NEON) is text
+    assert not re.search(r"\tz\d+\.", kernel_assembly(parse_kernel(SINE), NEON))
+    assert with_vector_length(text, NEON) is text
 
 
 def test_every_definition_says_how_long_vectors_are():
     text = 'define void @"a"()\n{\n}\ndeclare void @b()\ndefine i32 @c(i32 %x) nounwind {\n  ret i32 %x\n}\n'
-    said = with_length(text, SVE[0])
+    said = with_vector_length(text, SVE[0])
     assert 'define void @"a"() vscale_range(2,2)\n{' in said
     assert "define i32 @c(i32 %x) nounwind vscale_range(2,2) {" in said
     assert said.count("vscale_range") == 2
     pair = "define internal {i32, i32} @d() {\nentry:\n"
-    assert with_length(pair, SVE[1]).strip() == pair.strip().replace("() {", "() vscale_range(4,4) {")
+    assert with_vector_length(pair, SVE[1]).strip() == pair.strip().replace("() {", "() vscale_range(4,4) {")

@@ -8,8 +8,8 @@ import pytest
 import aotc
 from aotc.ir.loop.forms.fft import Transform, fft_stages, run_transform
 from aotc.ir.loop.forms.records import read_record
-from aotc.kernels.emit.vector.fft import TransformFunction
-from aotc.kernels.emit.vector.fft_passes import group_passes, walk
+from aotc.kernels.emit.vector.fft import FftFunction
+from aotc.kernels.emit.vector.fft_passes import group_passes, iteration_space_of_pass
 
 TARGETS = ["cpu:x86-64-v2", "cpu:x86-64-v3", "cpu"]
 ROWS = [(2,), (6,), (30,), (64,), (143,), (500,), (512,), (343,), (256,), (1024,), (2048,), (4096,), (4000,), (32768,)]
@@ -18,7 +18,7 @@ COLUMNS = [(4, 2), (30, 3), (12, 16), (64, 33), (100, 10)]
 
 def written(transform: Transform, vector_bytes: int, permutes: bool = False) -> str:
     """Return the assembly of a transform's function and of what it names."""
-    return "\n".join(TransformFunction(transform, vector_bytes, permutes).symbols().values())
+    return "\n".join(FftFunction(transform, vector_bytes, permutes).symbols().values())
 
 
 @pytest.mark.ir
@@ -80,7 +80,7 @@ def test_vectors_of_passes_that_share_are_whole(lanes):
     for first in range(2, 14):
         for radices in ((first, 8, 8), (first, 8, 8, 8), (first, 8, 8, 2)):
             together = next(found for found in group_passes(fft_stages(radices)) if len(found) > 1)
-            assert {walk(stage, lanes).lanes for stage in together} == {lanes}
+            assert {iteration_space_of_pass(stage, lanes).lanes for stage in together} == {lanes}
 
 
 @pytest.mark.ir

@@ -7,13 +7,13 @@ from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, F32, F64
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.passes.pack_contractions.pack_contractions import tile_form_of_dtypes
 from aotc.lowering.plans.cpu_tiles import in_place_cols
-from aotc.lowering.plans.gpu_contract import BLOCKS, SKINNY, best_block
+from aotc.lowering.plans.gpu_contract import BLOCKS, SKINNY, best_thread_block
 from aotc.lowering.plans.matmul import (
     STREAM_ROWS,
     THIN_ROWS,
     TINY_FLOPS,
     conv_strategy,
-    is_tiny,
+    is_tiny_matmul,
     matmul_strategy,
     reads_operand_once,
 )
@@ -130,10 +130,10 @@ def test_an_unknown_size_is_large():
     assert reads_operand_once(STREAM_ROWS.value)
     assert not reads_operand_once(STREAM_ROWS.value + 1)
     assert not reads_operand_once(B)
-    assert is_tiny((1, 1), TINY_FLOPS.value // 2)
-    assert not is_tiny((1, 1), TINY_FLOPS.value // 2 + 1)
-    assert not is_tiny((1, B), 1)
-    assert is_tiny((0, B), 1)
+    assert is_tiny_matmul((1, 1), TINY_FLOPS.value // 2)
+    assert not is_tiny_matmul((1, 1), TINY_FLOPS.value // 2 + 1)
+    assert not is_tiny_matmul((1, B), 1)
+    assert is_tiny_matmul((0, B), 1)
 
 
 @pytest.mark.parametrize("n", [16, 48, 96, 112, 768])
@@ -144,19 +144,19 @@ def test_tiles_in_place_divide_the_columns(n):
 
 
 def test_blocks_of_a_gpu():
-    assert best_block((), 4096, 4096, 512, 4, GPU) == BLOCKS[0]
-    assert best_block((64,), 128, 64, 512, 4, GPU) == BLOCKS[1]
-    assert best_block((), 64, 64, 512, 4, GPU) == BLOCKS[-1]
-    assert best_block((), B, 64, 512, 4, GPU) == BLOCKS[1]
-    assert best_block((), 1, 4096, 512, 4, GPU) == SKINNY
-    assert best_block((), 1, 4096, 64, 4, GPU) is None
-    assert best_block((), 4096, 8, 512, 4, GPU) is None
+    assert best_thread_block((), 4096, 4096, 512, 4, GPU) == BLOCKS[0]
+    assert best_thread_block((64,), 128, 64, 512, 4, GPU) == BLOCKS[1]
+    assert best_thread_block((), 64, 64, 512, 4, GPU) == BLOCKS[-1]
+    assert best_thread_block((), B, 64, 512, 4, GPU) == BLOCKS[1]
+    assert best_thread_block((), 1, 4096, 512, 4, GPU) == SKINNY
+    assert best_thread_block((), 1, 4096, 64, 4, GPU) is None
+    assert best_thread_block((), 4096, 8, 512, 4, GPU) is None
 
 
 def test_blocks_of_a_gpu_fit_its_shared_memory():
     for size in (4, 8, 16):
         for room in (1 << 10, 20 << 10, 40 << 10, 0):
-            block = best_block((), 4096, 4096, 512, size, GPU.limited(0, room))
+            block = best_thread_block((), 4096, 4096, 512, size, GPU.limited(0, room))
             assert block is None or block.elements * size <= (room or 48 << 10)
-    assert best_block((), 4096, 4096, 512, 4, GPU.limited(0, 1 << 10)) is None
-    assert best_block((), 4096, 4096, 512, 8, GPU) in BLOCKS[1:]
+    assert best_thread_block((), 4096, 4096, 512, 4, GPU.limited(0, 1 << 10)) is None
+    assert best_thread_block((), 4096, 4096, 512, 8, GPU) in BLOCKS[1:]

@@ -8,7 +8,7 @@ import pytest
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor.ir import captured, walk
+from aotc.ir.tensor.ir import captured_values, walk
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.op_time import move_nanoseconds, op_nanoseconds, size_in_bytes
 from aotc.lowering.placement.heft import heft
@@ -100,7 +100,7 @@ def makespan(ops, device_of, costs=COSTS):
     for number, op in enumerate(ops):
         device = device_of(number, op)
         arrivals = [0.0]
-        for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
+        for v in (*op.operands, *(v for r in op.regions for v in captured_values(r))):
             moved = home.get(v, device) != device
             arrivals.append(ready.get(v, 0.0) + (move_nanoseconds(size_in_bytes(v), "cpu", "cpu") if moved else 0.0))
         end = max(busy.get(device, 0.0), *arrivals) + costs.of_op(op, HOST, device)

@@ -11,7 +11,7 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.program.ir import Copy, Launch, Storage
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.program.plan_memory import plan_memory
-from aotc.lowering.program.schedule import Scheduler
+from aotc.lowering.program.schedule import CommandBufferEncoder
 from aotc.targets import TARGETS
 from aotc.vmfb.abi import ALIGNMENT, Slots
 
@@ -23,7 +23,7 @@ SIZES = st.one_of(st.integers(0, 300), st.sampled_from([B * 4, B * 8, B * 4 + 64
 
 
 def scheduler():
-    return Scheduler(Slots(0, 0), lambda k: 0, Costs(TARGETS["cpu:x86-64-v4"]))
+    return CommandBufferEncoder(Slots(0, 0), lambda k: 0, Costs(TARGETS["cpu:x86-64-v4"]))
 
 
 @st.composite
@@ -102,7 +102,7 @@ def meet(a, b, size):
 @settings(max_examples=300, deadline=None)
 @given(programs(), st.integers(1, 90))
 def test_edges_cover_every_hazard(steps, size):
-    edges = scheduler()._edges(steps)
+    edges = scheduler()._command_predecessors(steps)
     reach = []
     for n, preds in enumerate(edges):
         assert all(0 <= p < n for p in preds)
@@ -124,7 +124,7 @@ def test_readers_do_not_wait_for_each_other():
         Launch(KERNEL, (x,), (y,), UNKNOWN),
         Launch(KERNEL, (x,), (z,), UNKNOWN),
     ]
-    assert scheduler()._edges(steps) == [[], [0], [0]]
+    assert scheduler()._command_predecessors(steps) == [[], [0], [0]]
 
 
 def test_implied_edges_are_dropped():
@@ -134,4 +134,4 @@ def test_implied_edges_are_dropped():
         Launch(KERNEL, (x,), (y,), UNKNOWN),
         Launch(KERNEL, (y,), (x,), UNKNOWN),
     ]
-    assert scheduler()._edges(steps) == [[], [0], [1]]
+    assert scheduler()._command_predecessors(steps) == [[], [0], [1]]

@@ -13,7 +13,7 @@ from aotc.ir.program.ir import Branch, Copy, Launch, Loop, walk
 from aotc.ir.tensor.text import parse_module
 from aotc.lowering import lower as stages
 from aotc.lowering.program import dependences
-from aotc.lowering.program.schedule import CommandBuffer, Scheduler
+from aotc.lowering.program.schedule import CommandBuffer, CommandBufferEncoder
 from aotc.options import Options
 from aotc.targets import resolve_targets
 from aotc.vmfb.isa import BY_NAME
@@ -232,39 +232,41 @@ def test_plans_are_judged_by_the_steps_too(monkeypatch):
 
 
 def test_an_edge_left_out(monkeypatch):
-    edges = Scheduler._edges
-    monkeypatch.setattr(Scheduler, "_edges", lambda self, steps: [[] for _ in edges(self, steps)])
+    edges = CommandBufferEncoder._command_predecessors
+    monkeypatch.setattr(
+        CommandBufferEncoder, "_command_predecessors", lambda self, steps: [[] for _ in edges(self, steps)]
+    )
     caught("chain_shares_memory", "after schedule of main: launch of k1_tanh does not wait for launch of k0_matmul")
 
 
 @pytest.mark.parametrize(("side", "case"), [("read", "loop_within_a_branch"), ("write", "update_of_an_argument")])
 def test_a_hazard_that_is_not_seen(monkeypatch, side, case):
     """Readers wait for writers, and writers for writers."""
-    note = getattr(dependences.Memory, side)
-    monkeypatch.setattr(dependences.Memory, side, lambda self, s, n: list(note(self, s, n))[:0])
+    note = getattr(dependences.MemoryAccesses, side)
+    monkeypatch.setattr(dependences.MemoryAccesses, side, lambda self, s, n: list(note(self, s, n))[:0])
     caught(case, "after schedule of main: .* does not wait for")
 
 
 def test_a_command_left_out(monkeypatch):
-    encode = Scheduler.encode
-    monkeypatch.setattr(Scheduler, "encode", lambda self, steps: encode(self, steps[1:]))
+    encode = CommandBufferEncoder.encode
+    monkeypatch.setattr(CommandBufferEncoder, "encode", lambda self, steps: encode(self, steps[1:]))
     caught("chain_shares_memory", "after schedule of main: launch of k4_reduce_window has no command")
 
 
 def test_words_that_are_wrong(monkeypatch):
-    encode = Scheduler.encode
+    encode = CommandBufferEncoder.encode
 
     def broken(self, steps):
         buffer = encode(self, steps)
         return CommandBuffer(buffer.code[:-1], buffer.states, buffer.parameters)
 
-    monkeypatch.setattr(Scheduler, "encode", broken)
+    monkeypatch.setattr(CommandBufferEncoder, "encode", broken)
     caught("chain_shares_memory", "after schedule of main: word 0")
 
 
 def test_a_place_that_is_wrong(monkeypatch):
-    place = Scheduler.place
-    monkeypatch.setattr(Scheduler, "place", lambda self, *part: [place(self, *part)[0], 0])
+    place = CommandBufferEncoder.place
+    monkeypatch.setattr(CommandBufferEncoder, "place", lambda self, *part: [place(self, *part)[0], 0])
     caught("chain_shares_memory", "after schedule of main: .*its places are")
 
 

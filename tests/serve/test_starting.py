@@ -87,7 +87,7 @@ def test_settings_that_cannot_be(bundle, changes, words):
 
 def test_the_command_passes_its_options_on(bundle, monkeypatch, tmp_path):
     seen = {}
-    monkeypatch.setattr(command, "_serve", lambda **settings: seen.update(settings))
+    monkeypatch.setattr(command, "_import_server", lambda **settings: seen.update(settings))
     (tmp_path / "token").write_text("secret\n")
     options = ["--port=0", "--grpc-port=7", f"--token-file={tmp_path / 'token'}", "--max-delay-ms=2", "--max-body-mb=1"]
     assert CliRunner().invoke(app, ["serve", str(bundle), *options]).exit_code == 0

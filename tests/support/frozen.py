@@ -127,10 +127,10 @@ def unoptimised(text: str, target: Any) -> bytes:
 
     kernel = parse_kernel(text)
     if target.kind == "cuda":
-        from aotc.kernels.cuda.compile import body_text
+        from aotc.kernels.cuda.compile import kernel_body_text
         from aotc.kernels.cuda.image import Image
 
-        return Image(body_text(kernel, target).encode()).packed()
+        return Image(kernel_body_text(kernel, target).encode()).packed()
     module = KernelModule("kernel", target)
     module.finished = finished = TextModule(module.triple, module.data_layout)
     emit_body(module, "body", kernel, target, emit_tile)

@@ -9,10 +9,10 @@ from aotc.ir.dims.algebra import sym
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, For, Kernel, Load, Store
 from aotc.ir.loop.scratch import scratch_bytes
 from aotc.ir.opset import ACCUMULATED
-from aotc.ir.opset.elementwise import SCALARS, apply, result_dtype
+from aotc.ir.opset.elementwise import SCALARS, apply_scalar_op, result_dtype
 from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.cpu.custom import MATH_SYMBOLS
-from aotc.kernels.cpu.link import link
+from aotc.kernels.cpu.link import link_shared_library
 from aotc.kernels.formulas.math import MAX_ULP
 from aotc.targets import host_target
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
@@ -24,7 +24,7 @@ def run(kernel, arrays, grid, dims=(), begin=0, target=None, by=compile_kernel):
     ``by`` is its compiler, which may use the C math library if it is not the default.
     """
     target = target or host_target()
-    library = loaded(link([by(kernel, target)], target, () if by is compile_kernel else MATH_SYMBOLS))
+    library = loaded(link_shared_library([by(kernel, target)], target, () if by is compile_kernel else MATH_SYMBOLS))
     pointers = (ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays])
     numbers = (ctypes.c_int64 * max(len(dims), 1))(*dims)
     memory = np.zeros(scratch_bytes(kernel) + 64, np.uint8)
@@ -210,7 +210,7 @@ def check_every_op(dtype, run_kernel, plain=False):
     run_kernel(one_kernel(f"ops_{dtype}", dtype, rows, len(a)), [a, b, *outs], len(a))
     problems = []
     for (scalar, result), got in zip(rows, outs, strict=True):
-        want = apply(scalar, [a, b][: scalar.arity], result)
+        want = apply_scalar_op(scalar, [a, b][: scalar.arity], result)
         if scalar.name == "lgamma":  # SciPy's loses digits beside its negative zeros
             want = log_gamma(a).astype(want.dtype)
         if scalar.name == "digamma":  # SciPy's loses digits beside poles, the reflection in 64 bits beside zeros

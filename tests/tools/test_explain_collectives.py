@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from support.rank_cases import run_threads
 
 import aotc
-from aotc.tools.explain.collectives import LINKS, axes_of, sent_by_ring
+from aotc.tools.explain.collectives import LINKS, mesh_axes_of_groups, sent_by_ring
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.ranks import collectives
 from aotc.vmfb.ranks.collectives import Collective, run_collective
@@ -171,12 +171,12 @@ def test_bytes_of_the_model_are_those_that_a_transport_sends(op, ranks, monkeypa
 
 def test_axes_follow_from_groups():
     mesh = Mesh((("data", 2), ("model", 4)))
-    assert axes_of(mesh, [[0, 1, 2, 3], [4, 5, 6, 7]]) == "model"
-    assert axes_of(mesh, [[0, 4], [1, 5], [2, 6], [3, 7]]) == "data"
-    assert axes_of(mesh, [list(range(8))]) == axes_of(mesh, []) == "data+model"
-    assert axes_of(mesh, [[0, 1], [2, 3], [4, 5], [6, 7]]) == "model in groups of 2"
-    assert axes_of(mesh, [], [[0, 1], [1, 0]]) == "model"
-    assert axes_of(Mesh((("data", 2), ("model", 2)), (0, 2, 1, 3)), [[0, 2], [1, 3]]) == "model"
+    assert mesh_axes_of_groups(mesh, [[0, 1, 2, 3], [4, 5, 6, 7]]) == "model"
+    assert mesh_axes_of_groups(mesh, [[0, 4], [1, 5], [2, 6], [3, 7]]) == "data"
+    assert mesh_axes_of_groups(mesh, [list(range(8))]) == mesh_axes_of_groups(mesh, []) == "data+model"
+    assert mesh_axes_of_groups(mesh, [[0, 1], [2, 3], [4, 5], [6, 7]]) == "model in groups of 2"
+    assert mesh_axes_of_groups(mesh, [], [[0, 1], [1, 0]]) == "model"
+    assert mesh_axes_of_groups(Mesh((("data", 2), ("model", 2)), (0, 2, 1, 3)), [[0, 2], [1, 3]]) == "model"
 
 
 def test_each_link_has_a_source():

@@ -12,12 +12,12 @@ from aotc.vmfb.errors import BundleError
 from aotc.vmfb.module import load
 from aotc.vmfb.verify.check_bundle import check_bundle
 from aotc.vmfb.weights import differences as codec
-from aotc.vmfb.weights.differences import differences, expand_differences, from_differences
+from aotc.vmfb.weights.differences import expand_differences, from_differences, word_differences
 
 pytestmark = pytest.mark.ir
 
 WEIGHT = np.full(16, 3, np.float32)
-STREAM = zlib.compress(differences(WEIGHT.view(np.uint8), 4))
+STREAM = zlib.compress(word_differences(WEIGHT.view(np.uint8), 4))
 RAW = bytes(64)
 ROWS = [[0, 64, 0, len(STREAM), 4, 1], [64, 64, len(STREAM), 64, 0, 0]]
 
@@ -34,7 +34,7 @@ def test_differences_are_undone(word, row_words, monkeypatch):
             monkeypatch.setattr(codec, "READ_BYTES", int(rng.integers(1, 30)))
             elements = rng.integers(0, 256, count * word).astype(np.uint8)
             into = np.zeros(elements.size, np.uint8)
-            expand_differences(zlib.compress(differences(elements, word, distance)), word, distance, into)
+            expand_differences(zlib.compress(word_differences(elements, word, distance)), word, distance, into)
             assert into.tobytes() == elements.tobytes()
 
 

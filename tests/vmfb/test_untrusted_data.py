@@ -33,7 +33,7 @@ except BundleError as error:
 
 def with_manifest(packed):
     """Return a bundle whose manifest is ``packed``, with its checksum."""
-    total = bundle._HEADER.size + bundle._align(len(packed))
+    total = bundle._HEADER.size + bundle._align_offset(len(packed))
     header = bundle._HEADER.pack(bundle.MAGIC, bundle.VERSION, 0, len(packed), bundle.sha256_of(packed), total)
     return header + packed + bytes(total - bundle._HEADER.size - len(packed))
 

@@ -10,7 +10,7 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.program.ir import Storage
 from aotc.lowering.lower import lower
-from aotc.lowering.program.dependences import Memory
+from aotc.lowering.program.dependences import MemoryAccesses
 from aotc.lowering.program.plan_memory import plan_memory
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -173,7 +173,7 @@ def test_the_arena_is_that_of_first_fit_by_size(seed):
 def test_commands_wait_for_what_touched_their_bytes(seed):
     """The commands that are waited for are those that wrote a byte last, and for a write who read it since."""
     rng = np.random.default_rng(seed)
-    memory, writer, readers = Memory(), np.full(64, -1), [set() for _ in range(64)]
+    memory, writer, readers = MemoryAccesses(), np.full(64, -1), [set() for _ in range(64)]
     for command in range(200):
         begin, size = rng.integers(0, 48), rng.integers(0, 16)
         s = Storage("arena", int(size), offset=int(begin))

@@ -179,7 +179,7 @@ def test_a_system_that_starts_no_process(blob, monkeypatch):
         raise OSError(11, "Resource temporarily unavailable")
 
     data = fetch(blob).data
-    reader_process._close()
+    reader_process._close_child_pipes()
     monkeypatch.setattr(reader_process.subprocess, "Popen", refuse)
     with pytest.raises(CompileError, match="starts no process to read it in: Resource temporarily unavailable"):
         aotc.compile(data)
@@ -207,7 +207,7 @@ def test_a_model_that_is_read_without_end(blob, monkeypatch):
     data = fetch(blob).data
     assert reader_process.cpu_seconds_for(len(data)) < 60
     assert reader_process.cpu_seconds_for(1 << 30) >= reader_process.READER_SECONDS
-    reader_process._close()
+    reader_process._close_child_pipes()
     with monkeypatch.context() as patch:
         patch.setattr(reader_process, "_START", ENDLESS)
         patch.setattr(reader_process, "READER_CPU_SECONDS", 0)  # rounded up to the next second
@@ -226,13 +226,13 @@ def test_the_limit_of_processor_time_is_for_each_model(blob, monkeypatch):
 
 def test_the_child_is_started_anew_when_it_was_idle(blob, monkeypatch):
     monkeypatch.setattr(reader_process, "_START", reader_process._START.replace("serve(60)", "serve(0.1)"))
-    reader_process._close()
+    reader_process._close_child_pipes()
     data = fetch(blob).data  # reads it
     child = reader_process._READERS[0]._process
     assert child.wait(60) == 0
     assert reader_process.read(data).problem == ""
     assert reader_process._READERS[0]._process is not child
-    reader_process._close()
+    reader_process._close_child_pipes()
 
 
 FORKED = """

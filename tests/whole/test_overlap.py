@@ -59,7 +59,7 @@ def all_overlap(monkeypatch):
     def overlap(steps, edges, costs):
         return len(steps) > 1 and any(map(graphs.is_control, steps))
 
-    monkeypatch.setattr(graphs, "_overlap", overlap)
+    monkeypatch.setattr(graphs, "_is_faster_as_one_graph", overlap)
     monkeypatch.setattr(Costs, "is_serial", lambda self, times: False)
 
 

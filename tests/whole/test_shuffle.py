@@ -125,7 +125,7 @@ def sorts(x):
 
 @pytest.mark.parametrize("seeds", some_seeds(20, 300))
 def test_tiles(seeds, monkeypatch):
-    monkeypatch.setattr(tile_edges, "pays", lambda *_: True)
+    monkeypatch.setattr(tile_edges, "tile_edge_pays", lambda *_: True)
     monkeypatch.setattr(Costs, "is_serial", lambda *_: False)
     arguments = (array(300, 96),)
     data = aotc.compile(sorts, *arguments)
@@ -240,7 +240,7 @@ def test_without_stealing_each_command_is_run_by_one_thread(monkeypatch):
 
 
 def test_without_stealing_tiles_are_run_by_one_thread(monkeypatch):
-    monkeypatch.setattr(tile_edges, "pays", lambda *_: True)
+    monkeypatch.setattr(tile_edges, "tile_edge_pays", lambda *_: True)
     monkeypatch.setattr(Costs, "is_serial", lambda *_: False)
     check_owners(aotc.compile(sorts, array(300, 96)), "main", (array(300, 96),))
 

@@ -71,7 +71,7 @@ PROGRAMS = {
 @pytest.fixture
 def everywhere(monkeypatch):
     """Whatever can wait for tiles does."""
-    monkeypatch.setattr(tile_edges, "pays", lambda *_: True)
+    monkeypatch.setattr(tile_edges, "tile_edge_pays", lambda *_: True)
     monkeypatch.setattr(Costs, "is_serial", lambda *_: False)
 
 
@@ -94,7 +94,7 @@ def edges(data):
 def test_the_same_numbers_with_any_number_of_threads(name, everywhere, monkeypatch):
     data, arguments, expected = compiled(name)
     assert edges(data)
-    monkeypatch.setattr(tile_edges, "pays", lambda *_: False)
+    monkeypatch.setattr(tile_edges, "tile_edge_pays", lambda *_: False)
     whole, _, _ = compiled(name)
     assert not edges(whole)
     (want,) = aotc.load(whole, threads=1).invoke("main", *arguments)
@@ -135,7 +135,7 @@ def test_sizes_that_only_the_call_knows(name, everywhere, monkeypatch):
     text = of_any_size(function, *types)
     data = aotc.compile(text, verify_each=True)
     assert edges(data)
-    monkeypatch.setattr(tile_edges, "pays", lambda *_: False)
+    monkeypatch.setattr(tile_edges, "tile_edge_pays", lambda *_: False)
     whole = aotc.load(aotc.compile(text), threads=1)
     modules = [aotc.load(data, threads=threads) for threads in (1, 2, 8)]
     rng = np.random.default_rng(0)
@@ -151,7 +151,7 @@ def test_sizes_that_only_the_call_knows(name, everywhere, monkeypatch):
 @pytest.fixture
 def of_any_length(everywhere, monkeypatch):
     """A softmax of rows whose length only the call knows: parts of rows wait for the rows before them."""
-    monkeypatch.setattr(tile_edges, "begins_early", lambda *_: True)
+    monkeypatch.setattr(tile_edges, "begins_before_earlier_ends", lambda *_: True)
     shape = jax.export.symbolic_shape("n, m", constraints=["m >= 1"])
     text = of_any_size(jax.nn.softmax, jax.ShapeDtypeStruct(shape, "float32"))
     return lambda: aotc.compile(text, verify_each=True)
@@ -160,7 +160,7 @@ def of_any_length(everywhere, monkeypatch):
 def test_rows_of_any_length(of_any_length, monkeypatch):
     data = of_any_length()
     assert {(t.over, t.halo) for t in edges(data)} == {(0, 0)}
-    monkeypatch.setattr(tile_edges, "pays", lambda *_: False)
+    monkeypatch.setattr(tile_edges, "tile_edge_pays", lambda *_: False)
     whole = aotc.load(of_any_length(), threads=1)
     modules = [aotc.load(data, threads=threads) for threads in (1, 2, 8)]
     rng = np.random.default_rng(0)
@@ -245,7 +245,7 @@ def test_windows_wait_for_rows_of_their_convolution_in_both_layouts(kind):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_windows_begin_before_their_convolution_has_ended(layout, monkeypatch):
     """What a trace says of who claimed what when: a thread takes windows as soon as their rows are done."""
-    monkeypatch.setattr(tile_edges, "pays", lambda *_: True)
+    monkeypatch.setattr(tile_edges, "tile_edge_pays", lambda *_: True)
     function, types = pooling(layout, "max")
     arguments = [np.random.default_rng(0).standard_normal(t.shape).astype(np.float32) for t in types]
     watched = Watched(aotc.compile(function, *types), 1).calls(arguments)

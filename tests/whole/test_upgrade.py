@@ -12,7 +12,7 @@ from support.small_models import array, attention, int8_dense
 
 import aotc
 from aotc.driver import bundle_cache
-from aotc.source.restore import restore
+from aotc.source.restore import restore_source
 from aotc.vmfb.bundle import open_bundle, write_bundle
 
 pytestmark = pytest.mark.cpu
@@ -24,7 +24,7 @@ X = array(16, 64, seed=9)
 @pytest.fixture(autouse=True)
 def no_whole_bundles(monkeypatch):
     """Kernels may come from the cache; bundles are to be compiled."""
-    monkeypatch.setattr(bundle_cache, "applies", lambda options: False)
+    monkeypatch.setattr(bundle_cache, "is_cache_usable", lambda options: False)
 
 
 def residual(x):
@@ -102,7 +102,7 @@ def test_the_bytes_are_those_of_compiling_the_model(name):
     data = aotc.compile(*model)
     assert aotc.upgrade(data) == data
     without = aotc.compile(*model, source=False)
-    assert len(data) - len(without) < 0.3 * len(restore(open_bundle(data)).code) + 2048
+    assert len(data) - len(without) < 0.3 * len(restore_source(open_bundle(data)).code) + 2048
     holes = record_of(data)["holes"]
     assert holes, "a model with weights of 4 KB"
     assert all("array" in hole for hole in holes)
@@ -118,7 +118,7 @@ def test_whatever_form_the_model_had(tmp_path):
     for model in (text, path, lowered, exported, exported.serialize(), exported.mlir_module_serialized):
         data = aotc.compile(model)
         assert aotc.upgrade(data) == data
-        assert restore(open_bundle(data)).code.startswith(b"ML\xefR\rStableHLO_v")
+        assert restore_source(open_bundle(data)).code.startswith(b"ML\xefR\rStableHLO_v")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_weights_that_are_nowhere_in_the_bundle_are_kept():
     kept = [hole for hole in record_of(data)["holes"] if "kept" in hole]
     assert [hole["size"] for hole in kept] == [noise.nbytes]
     assert opened.segment(opened.manifest["source"]["weights"]).nbytes == noise.nbytes
-    assert mask.tobytes() in restore(opened).code
+    assert mask.tobytes() in restore_source(opened).code
     assert aotc.upgrade(data) == data
 
 
@@ -198,7 +198,7 @@ def test_tables_are_stored_as_differences(name):
         if "array" not in hole:  # the bundle computes it
             assert hole["word"] == table.itemsize
             assert len(hole["differences"]) < 0.3 * table.nbytes
-        assert table.tobytes() in restore(open_bundle(data)).code
+        assert table.tobytes() in restore_source(open_bundle(data)).code
         assert aotc.upgrade(data) == data
 
 

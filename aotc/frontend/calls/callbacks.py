@@ -11,7 +11,7 @@ import numpy as np
 from aotc.diagnostics import warn_user
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.mlir_types import config_of, dictionary_entries, leaf_types
-from aotc.frontend.session import State
+from aotc.frontend.session import ImportState
 from aotc.ir.dims.algebra import product
 from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.custom_calls import registered_call
@@ -29,10 +29,10 @@ _PROCESS = "the Python process that traced the model, which a file cannot contai
 _DROP = "callbacks='drop' (--callbacks=drop) leaves out those whose results are unused"
 
 
-def import_callback(state: State, op: Any, given: Sequence[TensorType]) -> None:
+def import_callback(state: ImportState, op: Any, given: Sequence[TensorType]) -> None:
     """Import one custom call that calls back to Python; its results have the types ``given``."""
     target = op.attributes["call_target_name"].value
-    record = _record(state, op, target)
+    record = _callback_record(state, op, target)
     operands = state.data_operands(op)
     match record["kind"]:
         case "raise":
@@ -44,21 +44,21 @@ def import_callback(state: State, op: Any, given: Sequence[TensorType]) -> None:
                 emit_check(state, operands, check)
             state.bind(op, [])
         case _:
-            _users(state, op, operands, record, given)
+            _call_users_callback(state, op, operands, record, given)
 
 
-def emit_check(state: State, values: Sequence[Value], check: Mapping[str, Any]) -> None:
+def emit_check(state: ImportState, values: Sequence[Value], check: Mapping[str, Any]) -> None:
     """Emit the assertion of a check (:mod:`aotc.frontend.checked_errors`) over ``values``."""
     failed, code = values[check["failed"]], values[check["code"]]
     number = state.constant(np.asarray(check["number"], to_numpy(code.type.dtype)), code.type)
     wrong = state.one("and", [failed, state.one("eq", [code, number])])
     if wrong.type.rank:
         wrong = sum_over(state, wrong, tuple(range(wrong.type.rank)))
-    shown = [word for place in check["values"] for word in _words(state, values[place[0]], *place[1:])]
+    shown = [word for place in check["values"] for word in _bits_as_words(state, values[place[0]], *place[1:])]
     state.emit("assert", [state.one("not", [wrong]), *shown], {"message": check["message"]})
 
 
-def _words(state: State, x: Value, start: int, count: int) -> list[Value]:
+def _bits_as_words(state: ImportState, x: Value, start: int, count: int) -> list[Value]:
     """Return the bits of ``count`` elements of ``x``, from flat index ``start`` on, as integer scalars."""
     words = []
     dtype = shown_as(x.type.dtype)
@@ -68,20 +68,20 @@ def _words(state: State, x: Value, start: int, count: int) -> list[Value]:
         scalar = state.one("reshape", [one], {}, [TensorType(x.type.dtype)])
         if kind_of(dtype) == "c":
             parts = state.one("real", [scalar]), state.one("imag", [scalar])
-            words += [_bits(state, part, real_of(dtype)) for part in parts]
+            words += [_bits_as_dtype(state, part, real_of(dtype)) for part in parts]
         else:
-            words.append(_bits(state, scalar, dtype))
+            words.append(_bits_as_dtype(state, scalar, dtype))
     return words
 
 
-def _bits(state: State, x: Value, dtype: str) -> Value:
+def _bits_as_dtype(state: ImportState, x: Value, dtype: str) -> Value:
     if kind_of(dtype) == "b":
         return state.convert(x, "u8")
     x = state.convert(x, dtype)
     return x if kind_of(dtype) in "iu" else state.one("bitcast", [x], {}, [TensorType(f"u{DTYPES[dtype].bits}")])
 
 
-def _record(state: State, op: Any, target: str) -> Mapping[str, Any]:
+def _callback_record(state: ImportState, op: Any, target: str) -> Mapping[str, Any]:
     """Return the record that describes the callback's function: from the op, or from the session by number."""
     held = dictionary_entries(config_of(op))
     if target == TARGET:
@@ -93,8 +93,8 @@ def _record(state: State, op: Any, target: str) -> Mapping[str, Any]:
     return {"kind": "a callback", "name": target, "ordered": False}
 
 
-def _users(
-    state: State, op: Any, operands: Sequence[Value], record: Mapping[str, Any], given: Sequence[TensorType]
+def _call_users_callback(
+    state: ImportState, op: Any, operands: Sequence[Value], record: Mapping[str, Any], given: Sequence[TensorType]
 ) -> None:
     """Call the function that the user registered under the callback's name.
 

@@ -19,57 +19,61 @@ from aotc.frontend.calls.lapack import (
     unpack_eigenvectors,
 )
 from aotc.frontend.importers.reduction import sum_over
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.tensor.ir import TensorType, Value
 
 
-def _call(state: State, routine: str, operands: list[Value], options: dict[str, Any]) -> list[Value]:
+def _emit_lapack_call(state: ImportState, routine: str, operands: list[Value], options: dict[str, Any]) -> list[Value]:
     return list(state.emit("lapack", operands, {"routine": routine, "options": options}))
 
 
-def _plain(routine: str, state: State, op: Any) -> None:
+def _import_as_lapack(routine: str, state: ImportState, op: Any) -> None:
     """Import a call with the same operands, results and options as the LAPACK routine."""
     bind_results_in_model_order(
-        state, op, _call(state, routine, operands_in_memory_order(state, op), dict(lapack_call_options(op)))
+        state, op, _emit_lapack_call(state, routine, operands_in_memory_order(state, op), dict(lapack_call_options(op)))
     )
 
 
-def _potrf(state: State, op: Any) -> None:
+def _import_potrf(state: ImportState, op: Any) -> None:
     x = state.data_operands(op)[0]
     factor = state.one("cholesky", [x], {"lower": bool(lapack_call_options(op)["lower"])})
     state.bind(op, [factor, state.constant(np.zeros((), np.int32), TensorType("i32", x.type.shape[:-2]))])
 
 
-def _triangle(op: Any) -> str:
+def _triangle_option(op: Any) -> str:
     return "L" if lapack_call_options(op)["lower"] else "U"
 
 
-def _syevd(state: State, op: Any) -> None:
-    options = {"mode": "V", "uplo": _triangle(op)}
-    bind_results_in_model_order(state, op, _call(state, "syevd", operands_in_memory_order(state, op), options))
-
-
-def _sytrd(state: State, op: Any) -> None:
+def _import_syevd(state: ImportState, op: Any) -> None:
+    options = {"mode": "V", "uplo": _triangle_option(op)}
     bind_results_in_model_order(
-        state, op, _call(state, "sytrd", operands_in_memory_order(state, op), {"uplo": _triangle(op)})
+        state, op, _emit_lapack_call(state, "syevd", operands_in_memory_order(state, op), options)
     )
 
 
-def _svd(routine: str, state: State, op: Any) -> None:
+def _import_sytrd(state: ImportState, op: Any) -> None:
+    bind_results_in_model_order(
+        state,
+        op,
+        _emit_lapack_call(state, "sytrd", operands_in_memory_order(state, op), {"uplo": _triangle_option(op)}),
+    )
+
+
+def _import_svd(routine: str, state: ImportState, op: Any) -> None:
     """Import the SVD of a matrix as stored; if it is stored by rows, the two factors are swapped, as JAX expects."""
     options = lapack_call_options(op)
     mode = {"mode": ("A" if options["full_matrices"] else "S") if options["compute_uv"] else "N"}
-    results = _call(state, routine, operands_in_memory_order(state, op), mode)
+    results = _emit_lapack_call(state, routine, operands_in_memory_order(state, op), mode)
     bind_results_in_model_order(
         state, op, results if options["compute_uv"] else results_with_zero_factors(state, op, results)
     )
 
 
-def _svd_with_v(state: State, op: Any) -> None:
+def _import_svd_with_v(state: ImportState, op: Any) -> None:
     """Import the Jacobi and polar routines, which return V, not its adjoint, and always both factors."""
     mode = {"mode": "A" if lapack_call_options(op)["full_matrices"] else "S"}
-    a, s, u, vt, status = _call(state, "gesdd", operands_in_memory_order(state, op), mode)
+    a, s, u, vt, status = _emit_lapack_call(state, "gesdd", operands_in_memory_order(state, op), mode)
     rank = vt.type.rank
     v = state.one("transpose", [vt], {"perm": (*range(rank - 2), rank - 1, rank - 2)})
     if v.type.dtype in ("c64", "c128"):
@@ -77,8 +81,8 @@ def _svd_with_v(state: State, op: Any) -> None:
     bind_results_in_model_order(state, op, [a, s, u, v, status])
 
 
-def _gtsv(state: State, op: Any) -> None:
-    results = _call(state, "gtsv", operands_in_memory_order(state, op), {})
+def _import_gtsv(state: ImportState, op: Any) -> None:
+    results = _emit_lapack_call(state, "gtsv", operands_in_memory_order(state, op), {})
     bind_results_in_model_order(state, op, [results[3]])
 
 
@@ -87,26 +91,26 @@ def _eig_letters(op: Any) -> dict[str, str]:
     return {f"compute_{side}": "V" if options[side] else "N" for side in ("left", "right")}
 
 
-def _geev(state: State, op: Any) -> None:
+def _import_geev(state: ImportState, op: Any) -> None:
     """Import geev: its eigenvalues are complex; the eigenvectors of a real matrix are packed as in LAPACK."""
     operands = operands_in_memory_order(state, op)
-    results = _call(state, "geev", operands, _eig_letters(op))
+    results = _emit_lapack_call(state, "geev", operands, _eig_letters(op))
     values = results[0] if len(results) == 4 else state.one("complex", results[:2])
     bind_results_in_model_order(state, op, [operands[0], values, *results[-3:]])
 
 
-def _hybrid_eig(state: State, op: Any) -> None:
-    results = _call(state, "geev", operands_in_memory_order(state, op), _eig_letters(op))
+def _import_hybrid_eig(state: ImportState, op: Any) -> None:
+    results = _emit_lapack_call(state, "geev", operands_in_memory_order(state, op), _eig_letters(op))
     if len(results) == 5:
         results[2:4] = (unpack_eigenvectors(state, results[1], v) for v in results[2:4])
     bind_results_in_model_order(state, op, results)
 
 
-def _geqp3(state: State, op: Any) -> None:
-    bind_results_in_model_order(state, op, _call(state, "geqp3", operands_in_memory_order(state, op), {}))
+def _import_geqp3(state: ImportState, op: Any) -> None:
+    bind_results_in_model_order(state, op, _emit_lapack_call(state, "geqp3", operands_in_memory_order(state, op), {}))
 
 
-def _syrk(state: State, op: Any) -> None:
+def _import_syrk(state: ImportState, op: Any) -> None:
     """Import syrk: ``alpha * a @ a.T + beta * c``."""
     a, c, alpha, beta = state.data_operands(op)
     inner = a.type.rank - (2 if lapack_call_options(op)["transpose"] else 1)
@@ -120,30 +124,32 @@ def _syrk(state: State, op: Any) -> None:
     state.bind(op, [state.one("add", scaled)])
 
 
-def _pivots_to_permutation(state: State, op: Any) -> None:
+def _import_pivots_to_permutation(state: ImportState, op: Any) -> None:
     pivots = state.data_operands(op)[0]
     size = state.session.parts(op.results[0].type)[1][-1]
     state.bind(op, [permutation_of(state, pivots, size)])
 
 
-def permutation_of(state: State, pivots: Value, size: Dim) -> Value:
+def permutation_of(state: ImportState, pivots: Value, size: Dim) -> Value:
     """Return the identity permutation of ``size`` after the row swaps ``pivots``; those out of range are ignored."""
     *batch, count = pivots.type.shape
     shape: tuple[Dim, ...] = (*batch, size)
     start = state.one("iota", (), {"dim": len(batch)}, [TensorType("i32", shape)])
     scalar, row = TensorType("i32"), TensorType("i32", (*batch, 1))
     types = [scalar, start.type]
-    test = state.built(types, lambda held: [_less(state, held[0], count)])
-    body = state.built(types, lambda held: _swap(state, held[0], held[1], pivots, row))
+    test = state.built(types, lambda held: [_index_less_than_count(state, held[0], count)])
+    body = state.built(types, lambda held: _swap_permutation_elements(state, held[0], held[1], pivots, row))
     zero = state.constant(np.zeros((), np.int32), scalar)
     return state.emit("while", [zero, start], {}, (), [test, body])[1]
 
 
-def _less(state: State, n: Value, count: Dim) -> Value:
+def _index_less_than_count(state: ImportState, n: Value, count: Dim) -> Value:
     return state.one("lt", [n, state.one("dim", (), {"expr": count}, [n.type])])
 
 
-def _swap(state: State, k: Value, permutation: Value, pivots: Value, row: TensorType) -> list[Value]:
+def _swap_permutation_elements(
+    state: ImportState, k: Value, permutation: Value, pivots: Value, row: TensorType
+) -> list[Value]:
     """Swap elements ``k`` and ``pivots[k]`` of every permutation, by comparing all positions with both."""
     t = permutation.type
     rank = t.rank
@@ -169,25 +175,25 @@ def _swap(state: State, k: Value, permutation: Value, pivots: Value, row: Tensor
 
 
 _SOLVER: dict[str, Importer] = {
-    "potrf": _potrf,
-    "getrf": partial(_plain, "getrf"),
-    "geqrf": partial(_plain, "geqrf"),
-    "orgqr": partial(_plain, "orgqr"),
-    "ormqr": partial(_plain, "ormqr"),
-    "syevd": _syevd,
-    "sytrd": _sytrd,
-    "gesvd": partial(_svd, "gesvd"),
-    "gesdd": partial(_svd, "gesdd"),
-    "gesvdj": _svd_with_v,
-    "gesvdp": _svd_with_v,
-    "geev": _geev,
-    "syrk": _syrk,
+    "potrf": _import_potrf,
+    "getrf": partial(_import_as_lapack, "getrf"),
+    "geqrf": partial(_import_as_lapack, "geqrf"),
+    "orgqr": partial(_import_as_lapack, "orgqr"),
+    "ormqr": partial(_import_as_lapack, "ormqr"),
+    "syevd": _import_syevd,
+    "sytrd": _import_sytrd,
+    "gesvd": partial(_import_svd, "gesvd"),
+    "gesdd": partial(_import_svd, "gesdd"),
+    "gesvdj": _import_svd_with_v,
+    "gesvdp": _import_svd_with_v,
+    "geev": _import_geev,
+    "syrk": _import_syrk,
 }
 
 CUSOLVER: dict[str, Importer] = {
     **{f"{prefix}solver_{name}_ffi": f for prefix in ("cu", "hip") for name, f in _SOLVER.items()},
-    **{f"{prefix}sparse_gtsv2_ffi": _gtsv for prefix in ("cu", "hip")},
-    **{f"{prefix}_lu_pivots_to_permutation": _pivots_to_permutation for prefix in ("cu", "hip")},
-    **{f"{prefix}hybrid_{name}": _hybrid_eig for prefix in ("cu", "hip") for name in ("eig_real", "eig_comp")},
-    **{f"{prefix}hybrid_geqp3": _geqp3 for prefix in ("cu", "hip")},
+    **{f"{prefix}sparse_gtsv2_ffi": _import_gtsv for prefix in ("cu", "hip")},
+    **{f"{prefix}_lu_pivots_to_permutation": _import_pivots_to_permutation for prefix in ("cu", "hip")},
+    **{f"{prefix}hybrid_{name}": _import_hybrid_eig for prefix in ("cu", "hip") for name in ("eig_real", "eig_comp")},
+    **{f"{prefix}hybrid_geqp3": _import_geqp3 for prefix in ("cu", "hip")},
 }

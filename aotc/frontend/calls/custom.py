@@ -25,7 +25,7 @@ from aotc.frontend.mlir_types import (
     integer_tuple,
     leaf_types,
 )
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.frontend.stated_types import check_results
 from aotc.ir.dims.algebra import Expr
 from aotc.ir.opset.control import REFUSED_ON_GPUS
@@ -48,22 +48,22 @@ REFUSED: dict[str, tuple[str, str]] = {
 """Targets that no bundle supports: the reason, and a hint."""
 
 
-def _refusal(target: str) -> tuple[str, str] | None:
+def _custom_call_refusal(target: str) -> tuple[str, str] | None:
     if target.startswith(("__cudnn$", "cudnn_", "__cublas$")):
         return _LIBRARY, "lower the model for platforms=('cpu',), or write the function in jax.numpy"
     return REFUSED.get(target)
 
 
-def _shape_assertion(state: State, op: Any) -> None:
+def _import_shape_assertion(state: ImportState, op: Any) -> None:
     test, *numbers = state.operands(op)
     assert_test(state, test, numbers, attribute_value(op, "error_message", "a shape assertion failed"))
 
 
-def _csr_dot(state: State, op: Any) -> None:
+def _import_csr_dot(state: ImportState, op: Any) -> None:
     state.bind(op, [state.one("csr_dot", state.data_operands(op))])
 
 
-def _perturbed(state: State, op: Any) -> None:
+def _import_perturbed(state: ImportState, op: Any) -> None:
     state.bind(op, [state.one("tridiagonal_solve_perturbed", state.data_operands(op))])
 
 
@@ -75,45 +75,47 @@ _CUSTOM: dict[str, Importer] = {
     **KNOWN_CALLS,
     **RANDOM_CALLS,
     **TPU_LINALG,
-    "cpu_csr_sparse_dense_ffi": _csr_dot,
-    "tridiagonal_solve_perturbed_ffi": _perturbed,
-    "cu_tridiagonal_solve_perturbed": _perturbed,
-    "hip_tridiagonal_solve_perturbed": _perturbed,
-    "shape_assertion": _shape_assertion,
+    "cpu_csr_sparse_dense_ffi": _import_csr_dot,
+    "tridiagonal_solve_perturbed_ffi": _import_perturbed,
+    "cu_tridiagonal_solve_perturbed": _import_perturbed,
+    "hip_tridiagonal_solve_perturbed": _import_perturbed,
+    "shape_assertion": _import_shape_assertion,
 }
 
 
-def import_custom_call(state: State, op: Any) -> None:
+def import_custom_call(state: ImportState, op: Any) -> None:
     """Import one ``stablehlo.custom_call``."""
     target = op.attributes["call_target_name"].value
     if target in CALLBACKS:
         import_callback(state, op, _result_types(state, op))
         return
-    refused = _refusal(target)
+    refused = _custom_call_refusal(target)
     if refused is not None:
         state.fail(f"custom call @{target} cannot be compiled: {refused[0]}", refused[1])
     if target in _CUSTOM:
         _CUSTOM[target](state, op)
         check_results(state, op, f"custom call @{target}")
     else:
-        _users(state, op, target)
+        _import_users_custom_call(state, op, target)
 
 
-def _users(state: State, op: Any, target: str) -> None:
+def _import_users_custom_call(state: ImportState, op: Any, target: str) -> None:
     """Emit a ``custom_call`` op for a function of the user; lowering checks that it is registered."""
     config = config_of(op)
     attrs = {
         "target": target,
-        "config": {} if config is None else _plain(config),
+        "config": {} if config is None else _attribute_as_plain_data(config),
         "api_version": attribute_value(op, "api_version", 1),
         "has_side_effect": bool(attribute_value(op, "has_side_effect", False)),
-        "aliases": _aliases(op),
+        "aliases": _result_operand_aliases(op),
     }
     operands, types = state.data_operands(op), _result_types(state, op)
     known = registered_call(target)
     if known is not None and known.gpu is not None:
         try:
-            attrs["gpu"] = _on_gpus(state, f"custom call @{target}", known.gpu, [v.type for v in operands], types)
+            attrs["gpu"] = _gpu_launch_of_custom_call(
+                state, f"custom call @{target}", known.gpu, [v.type for v in operands], types
+            )
             if attrs["aliases"] and known.gpu.per == PER_LAUNCH:
                 what = f"custom call @{target}: a kernel of the user's cannot start with an operand's values"
                 state.fail(what, _ALIASES)
@@ -125,15 +127,19 @@ def _users(state: State, op: Any, target: str) -> None:
 _ALIASES = "a call without output_operand_aliases, or a function per row"
 
 
-def _on_gpus(
-    state: State, call: str, gpu: GpuFunction, operands: list[TensorType], results: list[TensorType]
+def _gpu_launch_of_custom_call(
+    state: ImportState, call: str, gpu: GpuFunction, operands: list[TensorType], results: list[TensorType]
 ) -> tuple[Any, ...]:
     """Return how a GPU runs the user's function: ``("element",)``, ``("row",)`` or ``("launch", threads, blocks)``."""
     shapes = [t.shape for t in results]
     if not shapes:
         state.fail(f"{call} has no result, which its function for GPUs could fill in", "a function without gpu=")
     if gpu.per == PER_LAUNCH:
-        return PER_LAUNCH, gpu.threads, _blocks(state, call, gpu, [*(t.shape for t in operands), *shapes])
+        return (
+            PER_LAUNCH,
+            gpu.threads,
+            _block_count_of_custom_call(state, call, gpu, [*(t.shape for t in operands), *shapes]),
+        )
     if gpu.per == PER_ELEMENT:
         for t in (*results, *operands):
             if t.shape != shapes[0] and (t.shape or t in results):
@@ -149,7 +155,7 @@ def _on_gpus(
     return (PER_ROW,)
 
 
-def _blocks(state: State, call: str, gpu: GpuFunction, shapes: list[Any]) -> Any:
+def _block_count_of_custom_call(state: ImportState, call: str, gpu: GpuFunction, shapes: list[Any]) -> Any:
     """Return the number of blocks with which the user's kernel is launched, a number or a function of ``shapes``."""
     if not callable(gpu.blocks):
         return gpu.blocks
@@ -163,7 +169,7 @@ def _blocks(state: State, call: str, gpu: GpuFunction, shapes: list[Any]) -> Any
     return count
 
 
-def _result_types(state: State, op: Any) -> list[TensorType]:
+def _result_types(state: ImportState, op: Any) -> list[TensorType]:
     """Return the types of an op's results; unknown sizes come from the operands that describe result shapes."""
     if "indices_of_shape_operands" not in op.attributes:
         return [state.static_type(leaf) for r in op.results for leaf in leaf_types(r.type)]
@@ -173,7 +179,7 @@ def _result_types(state: State, op: Any) -> list[TensorType]:
     return [state.type_with(r.type, d) for r, d in zip(op.results, dims, strict=True)]
 
 
-def _aliases(op: Any) -> tuple[tuple[int, int], ...]:
+def _result_operand_aliases(op: Any) -> tuple[tuple[int, int], ...]:
     """Return pairs of numbers (result, operand): the result's memory initially contains the operand's values."""
     aliases = []
     for attribute in op.attributes.get("output_operand_aliases", ()):
@@ -182,12 +188,12 @@ def _aliases(op: Any) -> tuple[tuple[int, int], ...]:
     return tuple(aliases)
 
 
-def _plain(attribute: Any) -> Any:
+def _attribute_as_plain_data(attribute: Any) -> Any:
     """Return an attribute as plain data; attributes without a plain form as text."""
     if isinstance(attribute, ir.DictAttr):
-        return {name: _plain(a) for name, a in dictionary_entries(attribute).items()}
+        return {name: _attribute_as_plain_data(a) for name, a in dictionary_entries(attribute).items()}
     if isinstance(attribute, ir.ArrayAttr):
-        return tuple(_plain(a) for a in attribute)
+        return tuple(_attribute_as_plain_data(a) for a in attribute)
     if isinstance(attribute, ir.DenseElementsAttr):
         return tuple(array_numbers(attribute).reshape(-1).tolist())
     if hasattr(attribute, "__len__"):  # array<i64: 1, 2>

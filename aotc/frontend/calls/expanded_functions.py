@@ -26,53 +26,62 @@ from jaxlib.mlir.dialects import chlo
 
 def expansion_rules(is_complex: bool) -> tuple[tuple[Any, Callable[..., Any]], ...]:
     """Return the lowering rules for primitives that JAX expands; those for complex numbers only with ``is_complex``."""
-    rules: tuple[tuple[Any, Callable[..., Any]], ...] = ((special.lgamma_p, _lgamma),)
+    rules: tuple[tuple[Any, Callable[..., Any]], ...] = ((special.lgamma_p, _lower_lgamma),)
     if not is_complex:
         return rules
     registered = getattr(mlir, "_lowerings", {})
-    functions = {lax.sin_p: _sine, lax.cos_p: _cosine}
-    return (*rules, *((p, partial(_lower, f, registered[p])) for p, f in functions.items() if p in registered))
+    functions = {lax.sin_p: _complex_sine, lax.cos_p: _complex_cosine}
+    return (
+        *rules,
+        *((p, partial(_lower_complex_function, f, registered[p])) for p, f in functions.items() if p in registered),
+    )
 
 
-def _lgamma(ctx: Any, x: Any) -> Any:
+def _lower_lgamma(ctx: Any, x: Any) -> Any:
     return [chlo.lgamma(x)]
 
 
-def _lower(function: Callable[..., Any], registered: Any, ctx: Any, x: Any, **given: Any) -> Any:
+def _lower_complex_function(function: Callable[..., Any], registered: Any, ctx: Any, x: Any, **given: Any) -> Any:
     """Lower ``function`` for complex numbers, and by JAX's ``registered`` rule for real ones."""
     if ctx.avals_in[0].dtype.kind == "c":
         return mlir.lower_fun(function, multiple_results=False)(ctx, x)
     return getattr(registered, "rule", registered)(ctx, x, **given)
 
 
-def _sine(z: Any) -> Any:
+def _complex_sine(z: Any) -> Any:
     a, b = lax.real(z), lax.imag(z)
     sine, cosine = lax.sin(a), lax.cos(a)
-    sinh, cosh = _hyperbolic(b)
+    sinh, cosh = _sinh_and_cosh(b)
     is_endless = lax.eq(b + b, b)  # 0 or infinite
     imag = lax.select(lax.ne(cosine, cosine) & is_endless, sinh, cosine * sinh)
-    return lax.complex(lax.select(lax.eq(a, _like(a, 0)), a, sine * cosh), imag)  # 0 times an infinite cosh is 0
+    return lax.complex(
+        lax.select(lax.eq(a, _constant_like(a, 0)), a, sine * cosh), imag
+    )  # 0 times an infinite cosh is 0
 
 
-def _cosine(z: Any) -> Any:
+def _complex_cosine(z: Any) -> Any:
     a, b = lax.real(z), lax.imag(z)
     sine, cosine = lax.sin(a), lax.cos(a)
-    sinh, cosh = _hyperbolic(b)
-    is_infinite = lax.eq(lax.abs(b), _like(b, np.inf))
+    sinh, cosh = _sinh_and_cosh(b)
+    is_infinite = lax.eq(lax.abs(b), _constant_like(b, np.inf))
     real = lax.select(lax.ne(cosine, cosine) & is_infinite, cosh, cosine * cosh)
-    imag, on_real_axis, on_imaginary_axis = -sine * sinh, lax.eq(b, _like(b, 0)), lax.eq(a, _like(a, 0))
-    zero = lax.select(on_real_axis, b, lax.select(lax.lt(b, _like(b, 0)), a, -a))
+    imag, on_real_axis, on_imaginary_axis = (
+        -sine * sinh,
+        lax.eq(b, _constant_like(b, 0)),
+        lax.eq(a, _constant_like(a, 0)),
+    )
+    zero = lax.select(on_real_axis, b, lax.select(lax.lt(b, _constant_like(b, 0)), a, -a))
     return lax.complex(real, lax.select(lax.ne(imag, imag) & (on_real_axis | on_imaginary_axis), zero, imag))
 
 
-def _hyperbolic(x: Any) -> tuple[Any, Any]:
+def _sinh_and_cosh(x: Any) -> tuple[Any, Any]:
     """Return ``(sinh x, cosh x)``; from ``expm1``, without cancellation near 0."""
     less = lax.expm1(lax.abs(x))
-    e = less + _like(x, 1)
-    inverse, half = _like(x, 1) / e, _like(x, 0.5)
-    sinh = lax.select(lax.lt(e, _like(x, np.inf)), (less + less * inverse) * half, e)
+    e = less + _constant_like(x, 1)
+    inverse, half = _constant_like(x, 1) / e, _constant_like(x, 0.5)
+    sinh = lax.select(lax.lt(e, _constant_like(x, np.inf)), (less + less * inverse) * half, e)
     return sinh * lax.sign(x), (e + inverse) * half
 
 
-def _like(x: Any, value: float) -> Any:
+def _constant_like(x: Any, value: float) -> Any:
     return lax.full_like(x, value)

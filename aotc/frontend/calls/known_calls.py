@@ -11,19 +11,19 @@ import numpy as np
 from aotc.frontend.affinity import check_declared, device_of, placement_annotation
 from aotc.frontend.importers.random import bind_random_bits
 from aotc.frontend.mlir_types import DYNAMIC, config_of, dictionary_entries, leaf_types
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.tensor.ir import Op, Region, TensorType, Value
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
 
-def _attribute(op: Any, name: str) -> Any:
+def _custom_call_attribute(op: Any, name: str) -> Any:
     """Return ``name`` from the FFI configuration or MHLO attributes of a custom call; None if it is missing."""
     held = dictionary_entries(op.attributes.get("mhlo.attributes")) | dictionary_entries(config_of(op))
     return held[name].value if name in held else None
 
 
-def _computation(state: State, op: Any) -> Region:
+def _called_computation(state: ImportState, op: Any) -> Region:
     """Return the function that a custom call refers to, as a region over scalars."""
     name = op.attributes["called_computations"][0].value
     if name not in state.session.symbols:
@@ -31,7 +31,7 @@ def _computation(state: State, op: Any) -> Region:
     return state.scalar_region(state.session.symbols[name].regions[0].blocks[0])
 
 
-def _first(state: State, values: Sequence[Value], dim: int, count: Dim) -> list[Value]:
+def _first_elements(state: ImportState, values: Sequence[Value], dim: int, count: Dim) -> list[Value]:
     """Return the first ``count`` elements of each value along ``dim``."""
     slices = []
     for v in values:
@@ -42,22 +42,22 @@ def _first(state: State, values: Sequence[Value], dim: int, count: Dim) -> list[
     return slices
 
 
-def _approximate_top_k(state: State, op: Any) -> None:
+def _import_approximate_top_k(state: ImportState, op: Any) -> None:
     """Import approximate top-k as the exact one, as XLA does off the TPU: sort, then keep the first."""
     operands = state.data_operands(op)
     if "indices_of_shape_operands" not in op.attributes and op.attributes["call_target_name"].value != "ApproxTopK":
         operands = operands[:-1]  # the last one is k
     values = operands[: len(operands) // 2]
-    dim = _attribute(op, "reduction_dim") % values[0].type.rank
+    dim = _custom_call_attribute(op, "reduction_dim") % values[0].type.rank
     size = state.session.parts(op.results[0].type)[1][dim]
     top: Dim = size
     if size == DYNAMIC:
-        top = _attribute(op, "top_k") or state.dims_of(state.operands(op)[-1], "k of approx_top_k")[0]
-    ordered = state.emit("sort", values, {"dim": dim, "stable": True}, (), [_computation(state, op)])
-    state.bind(op, _first(state, ordered, dim, top))
+        top = _custom_call_attribute(op, "top_k") or state.dims_of(state.operands(op)[-1], "k of approx_top_k")[0]
+    ordered = state.emit("sort", values, {"dim": dim, "stable": True}, (), [_called_computation(state, op)])
+    state.bind(op, _first_elements(state, ordered, dim, top))
 
 
-def _top_k(state: State, op: Any) -> None:
+def _import_top_k(state: ImportState, op: Any) -> None:
     """Import a ``TopK`` or ``mhlo.topk`` call, whose results may be a tuple.
 
     A comparator of the call defines the order. Without one, the smallest elements come first if ``largest`` is false.
@@ -66,12 +66,12 @@ def _top_k(state: State, op: Any) -> None:
     if len(operands) != 1:
         target = op.attributes["call_target_name"].value
         state.fail(f"custom call @{target} has {len(operands)} operands, expected 1", "call it with one array")
-    largest, count = _attribute(op, "largest") is not False, _attribute(op, "k")
+    largest, count = _custom_call_attribute(op, "largest") is not False, _custom_call_attribute(op, "k")
     order = _pair_order(state, op) if len(op.attributes.get("called_computations", ())) else None
     _bind_top_k(state, op, operands[0], count, largest, order)
 
 
-def _bind_top_k(state: State, op: Any, x: Value, k: int | None, largest: bool, order: Region | None) -> None:
+def _bind_top_k(state: ImportState, op: Any, x: Value, k: int | None, largest: bool, order: Region | None) -> None:
     """Bind results of ``op``: the first ``k`` elements of ``x`` along the last dim and their i32 indices.
 
     ``order`` is the comparator, if there is one. A ``k`` of None is taken from the result type.
@@ -86,27 +86,27 @@ def _bind_top_k(state: State, op: Any, x: Value, k: int | None, largest: bool, o
         state.bind(op, state.emit("top_k", [x], {"k": count}))
         return
     if order is None:
-        order = _comparator(state, x, "lt_total" if kind_of(x.type.dtype) == "f" else "lt")
+        order = _scalar_comparator(state, x, "lt_total" if kind_of(x.type.dtype) == "f" else "lt")
     state.require("le", count, x.type.shape[last], "top-k of {0} elements of a dimension of {1}")
     indices = state.one("iota", (), {"dim": last}, [TensorType("i32", x.type.shape)])
     ordered = state.emit("sort", [x, indices], {"dim": last, "stable": True}, (), [order])
-    state.bind(op, _first(state, ordered, last, count))
+    state.bind(op, _first_elements(state, ordered, last, count))
 
 
-def _pair_order(state: State, op: Any) -> Region:
+def _pair_order(state: ImportState, op: Any) -> Region:
     """Return a call's comparator with parameters for two values and two indices; XLA's may lack those for indices."""
-    region = _computation(state, op)
+    region = _called_computation(state, op)
     missing = [TensorType("i32")] * (4 - len(region.params))
     return replace(region, params=(*region.params, *(state.new_value(t) for t in missing)))
 
 
-def _comparator(state: State, x: Value, compare: str) -> Region:
+def _scalar_comparator(state: ImportState, x: Value, compare: str) -> Region:
     params = [state.new_value(TensorType(t)) for t in (x.type.dtype, x.type.dtype, "i32", "i32")]
     test = state.new_value(TensorType("i1"))
     return Region(tuple(params), (Op(compare, (params[0], params[1]), (test,), {}, (), state.loc),), (test,))
 
 
-def _dynamic_reduce_window(state: State, op: Any) -> None:
+def _import_dynamic_reduce_window(state: ImportState, op: Any) -> None:
     *operands, _, _, _, _, _ = values = state.operands(op)
     window, strides, base, dilations, flat = (
         state.dims_of(v, "the window of dynamic_reduce_window") for v in values[-5:]
@@ -115,22 +115,22 @@ def _dynamic_reduce_window(state: State, op: Any) -> None:
         "window": window, "strides": strides, "base_dilations": base, "window_dilations": dilations,
         "padding": tuple(zip(flat[::2], flat[1::2])),
     }  # fmt: skip
-    state.bind(op, state.emit("reduce_window", operands, attrs, (), [_computation(state, op)]))
+    state.bind(op, state.emit("reduce_window", operands, attrs, (), [_called_computation(state, op)]))
 
 
-def _dynamic_rng_bit_generator(state: State, op: Any) -> None:
+def _import_dynamic_rng_bit_generator(state: ImportState, op: Any) -> None:
     held, size = state.operands(op)
     dims = state.dims_of(size, "the shape of rng_bit_generator")
     bind_random_bits(state, op, held, state.type_with(op.results[1].type, dims))
 
 
-def _buffer(state: State, op: Any) -> None:
+def _import_buffer(state: ImportState, op: Any) -> None:
     """Import an uninitialized buffer as zeros."""
     types = [state.static_type(r.type) for r in op.results]
     state.bind(op, [state.constant(np.zeros((), to_numpy(t.dtype)), t) for t in types])
 
 
-def _hand_on(state: State, op: Any) -> None:
+def _import_as_operands(state: ImportState, op: Any) -> None:
     """Import a call that only orders or annotates values: bind its results to its operands."""
     operands = state.operands(op)[: len(op.results)]
     for v, result in zip(operands, op.results, strict=True):
@@ -150,7 +150,7 @@ FUNCTIONS = (
 """Custom calls that are StableHLO's names of CHLO functions; they are converted before the import."""
 
 
-def _function(state: State, op: Any) -> None:
+def _import_unconverted_function(state: ImportState, op: Any) -> None:
     """Bind the result of an unconverted function to its operand; the check of stated types then rejects the call."""
     operands = state.data_operands(op)
     if len(operands) != 1:
@@ -167,7 +167,7 @@ _ANNOTATIONS = (
 )
 
 
-def _transfer(state: State, op: Any) -> None:
+def _import_transfer(state: ImportState, op: Any) -> None:
     """Move a value to the device of ``aotc.to``."""
     to = op.attributes.get("aotc.to")
     device = device_of(to)
@@ -182,13 +182,13 @@ def _transfer(state: State, op: Any) -> None:
 
 
 KNOWN_CALLS: dict[str, Importer] = {
-    "aotc.transfer": _transfer,
-    **dict.fromkeys(_ANNOTATIONS, _hand_on),
-    **dict.fromkeys(("AllocateBuffer", "CreateBuffer"), _buffer),
-    **dict.fromkeys(("ApproxTopK", "stablehlo.dynamic_approx_top_k"), _approximate_top_k),
-    **dict.fromkeys(("TopK", "mhlo.topk"), _top_k),
-    "mhlo.copy": _hand_on,
-    **dict.fromkeys(FUNCTIONS, _function),
-    "stablehlo.dynamic_reduce_window": _dynamic_reduce_window,
-    "stablehlo.dynamic_rng_bit_generator": _dynamic_rng_bit_generator,
+    "aotc.transfer": _import_transfer,
+    **dict.fromkeys(_ANNOTATIONS, _import_as_operands),
+    **dict.fromkeys(("AllocateBuffer", "CreateBuffer"), _import_buffer),
+    **dict.fromkeys(("ApproxTopK", "stablehlo.dynamic_approx_top_k"), _import_approximate_top_k),
+    **dict.fromkeys(("TopK", "mhlo.topk"), _import_top_k),
+    "mhlo.copy": _import_as_operands,
+    **dict.fromkeys(FUNCTIONS, _import_unconverted_function),
+    "stablehlo.dynamic_reduce_window": _import_dynamic_reduce_window,
+    "stablehlo.dynamic_rng_bit_generator": _import_dynamic_rng_bit_generator,
 }

@@ -13,7 +13,7 @@ import numpy as np
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.mlir_types import DYNAMIC, config_of, dictionary_entries, integer_tuple
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.opset.linalg_lapack import LETTERS, ROUTINES, SVDS, lapack_symbol
 from aotc.ir.tensor.ir import TensorType, Value
 
@@ -34,12 +34,12 @@ def lapack_call_options(op: Any) -> LapackOptions:
     return LapackOptions({name: chr(a.value) if str(a.type) == "ui8" else a.value for name, a in held})
 
 
-def _stored(state: State, v: Value, order: Sequence[int]) -> Value:
+def _permuted_to_memory_order(state: ImportState, v: Value, order: Sequence[int]) -> Value:
     """Return ``v`` with its dims permuted."""
     return v if list(order) == sorted(order) else state.one("transpose", [v], {"perm": tuple(order)})
 
 
-def _orders(op: Any, name: str, ranks: Sequence[int]) -> list[list[int]]:
+def _memory_layouts(op: Any, name: str, ranks: Sequence[int]) -> list[list[int]]:
     """Return the layout of each value of attribute ``name``: its dims, the slowest in memory first."""
     if name not in op.attributes:
         return [list(range(rank)) for rank in ranks]
@@ -47,21 +47,24 @@ def _orders(op: Any, name: str, ranks: Sequence[int]) -> list[list[int]]:
     return [list(reversed(layout)) for layout in layouts[: len(ranks)]]
 
 
-def operands_in_memory_order(state: State, op: Any) -> list[Value]:
+def operands_in_memory_order(state: ImportState, op: Any) -> list[Value]:
     """Return the operands, transposed so that their dims are in memory order."""
     values = state.data_operands(op)
-    orders = _orders(op, "operand_layouts", [v.type.rank for v in values])
-    return [_stored(state, v, order) for v, order in zip(values, orders, strict=True)]
+    orders = _memory_layouts(op, "operand_layouts", [v.type.rank for v in values])
+    return [_permuted_to_memory_order(state, v, order) for v, order in zip(values, orders, strict=True)]
 
 
-def bind_results_in_model_order(state: State, op: Any, results: Sequence[Value]) -> None:
+def bind_results_in_model_order(state: ImportState, op: Any, results: Sequence[Value]) -> None:
     """Bind ``results``, whose dims are in memory order, transposed back to the dim order of the model."""
-    orders = _orders(op, "result_layouts", [v.type.rank for v in results])
-    logical = [_stored(state, v, np.argsort(order).tolist()) for v, order in zip(results, orders, strict=True)]
+    orders = _memory_layouts(op, "result_layouts", [v.type.rank for v in results])
+    logical = [
+        _permuted_to_memory_order(state, v, np.argsort(order).tolist())
+        for v, order in zip(results, orders, strict=True)
+    ]
     state.bind(op, logical)
 
 
-def _lapack(routine: str, state: State, op: Any) -> None:
+def _import_lapack_call(routine: str, state: ImportState, op: Any) -> None:
     options = dict(lapack_call_options(op))
     results = state.emit("lapack", operands_in_memory_order(state, op), {"routine": routine, "options": options})
     if routine == "geev" and len(results) == 5:
@@ -71,11 +74,11 @@ def _lapack(routine: str, state: State, op: Any) -> None:
     bind_results_in_model_order(state, op, results)
 
 
-def results_with_zero_factors(state: State, op: Any, results: Sequence[Value]) -> tuple[Value, ...]:
+def results_with_zero_factors(state: ImportState, op: Any, results: Sequence[Value]) -> tuple[Value, ...]:
     """Return the results of a decomposition with zeros, in the model's shape, for the factors that are not computed."""
     factors = list(results[2:4])
     every = list(op.results)
-    orders = _orders(op, "result_layouts", [len(result.type.shape) for result in every])
+    orders = _memory_layouts(op, "result_layouts", [len(result.type.shape) for result in every])
     for n, (result, order) in enumerate(zip(every[2:4], orders[2:4], strict=True)):
         if DYNAMIC not in result.type.shape:
             stored = TensorType(state.dtype(result.type), tuple([result.type.shape[d] for d in order]))
@@ -83,13 +86,13 @@ def results_with_zero_factors(state: State, op: Any, results: Sequence[Value]) -
     return *results[:2], *factors, *results[4:]
 
 
-def _complex_vectors(state: State, results: Sequence[Value]) -> tuple[Value, ...]:
+def _complex_vectors(state: ImportState, results: Sequence[Value]) -> tuple[Value, ...]:
     """Return results with complex eigenvectors: of real matrices, LAPACK stores a conjugate pair as two real ones."""
     real, imag, left, right, status = results
     return real, imag, *(unpack_eigenvectors(state, imag, v) for v in (left, right)), status
 
 
-def unpack_eigenvectors(state: State, imag: Value, packed: Value) -> Value:
+def unpack_eigenvectors(state: ImportState, imag: Value, packed: Value) -> Value:
     """Return the complex eigenvectors, one per row, from LAPACK's real ``packed`` form.
 
     ``imag`` are the imaginary parts of the eigenvalues, positive for the first of a conjugate pair.
@@ -99,7 +102,7 @@ def unpack_eigenvectors(state: State, imag: Value, packed: Value) -> Value:
     zeros = state.constant(np.zeros((), packed_dtype(t)), t)
     spread = state.one("broadcast", [imag], dims, [t])
     first, second = state.one("gt", [spread, zeros]), state.one("lt", [spread, zeros])
-    before, after = (_shifted(state, packed, by) for by in (1, -1))
+    before, after = (_rows_shifted_down(state, packed, by) for by in (1, -1))
     re = state.one("select", [second, before, packed])
     minus = state.one("neg", [packed])
     im = state.one("select", [first, after, state.one("select", [second, minus, zeros])])
@@ -111,7 +114,7 @@ def packed_dtype(t: TensorType) -> Any:
     return np.dtype({"f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128"}[t.dtype])
 
 
-def _shifted(state: State, x: Value, by: int) -> Value:
+def _rows_shifted_down(state: ImportState, x: Value, by: int) -> Value:
     """Return ``x`` with its rows shifted down by ``by``, and zeros above."""
     rank = x.type.rank
     zero = state.constant(np.zeros((), packed_dtype(x.type)), TensorType(x.type.dtype))
@@ -120,7 +123,7 @@ def _shifted(state: State, x: Value, by: int) -> Value:
     return state.one("pad", [x, zero], {"low": tuple(low), "high": tuple(high), "interior": (0,) * rank})
 
 
-def _potrf(state: State, op: Any) -> None:
+def _import_potrf(state: ImportState, op: Any) -> None:
     """Import potrf as ``cholesky``; the other triangle is the operand's. A failure gives NaN, and status 0."""
     x = state.data_operands(op)[0]
     lower = lapack_call_options(op)["uplo"] == "L"
@@ -133,7 +136,7 @@ def _potrf(state: State, op: Any) -> None:
     state.bind(op, [state.one("select", [inside, factor, x]), status])
 
 
-def _trsm(state: State, op: Any) -> None:
+def _import_trsm(state: ImportState, op: Any) -> None:
     options = lapack_call_options(op)
     attrs = {
         "left_side": options["side"] == "L",
@@ -145,7 +148,11 @@ def _trsm(state: State, op: Any) -> None:
 
 
 LAPACK: dict[str, Importer] = {
-    **{f"lapack_{t}potrf_ffi": _potrf for t in "sdcz"},
-    **{f"lapack_{t}trsm_ffi": _trsm for t in "sdcz"},
-    **{f"lapack_{lapack_symbol(routine, t)}_ffi": partial(_lapack, routine) for routine in ROUTINES for t in LETTERS},
+    **{f"lapack_{t}potrf_ffi": _import_potrf for t in "sdcz"},
+    **{f"lapack_{t}trsm_ffi": _import_trsm for t in "sdcz"},
+    **{
+        f"lapack_{lapack_symbol(routine, t)}_ffi": partial(_import_lapack_call, routine)
+        for routine in ROUTINES
+        for t in LETTERS
+    },
 }

@@ -28,10 +28,10 @@ TILE_ROWS = 8
 
 def ragged_rules() -> tuple[tuple[Any, Callable[..., Any]], ...]:
     """Return the lowering rule for ``ragged_dot_general``."""
-    return ((lax.ragged_dot_general_p, _lower),)
+    return ((lax.ragged_dot_general_p, _lower_ragged_dot),)
 
 
-def _lower(ctx: Any, *operands: Any, **given: Any) -> Any:
+def _lower_ragged_dot(ctx: Any, *operands: Any, **given: Any) -> Any:
     return mlir.lower_fun(ragged_dot, multiple_results=False)(ctx, *operands, **given)
 
 
@@ -50,12 +50,12 @@ def ragged_dot(lhs: Any, rhs: Any, sizes: Any, **given: Any) -> Any:
             (group,) = numbers.rhs_group_dimensions
             (column,) = {0, 1, 2} - {group, rhs_contract[0]}
             x, w = jnp.moveaxis(lhs, ragged, 0), jnp.transpose(rhs, (group, rhs_contract[0], column))
-            return _of_rows(x, w, sizes, partial(dot, preferred_element_type=wanted))
+            return _ragged_matmul_of_rows(x, w, sizes, partial(dot, preferred_element_type=wanted))
         many = lhs.shape[ragged] >= TILE_ROWS * sizes.shape[0]
         if ragged in lhs_contract and rhs.ndim == 2 and many and jnp.issubdtype(wanted, jnp.floating):
             x, w = jnp.moveaxis(lhs, ragged, 0), jnp.moveaxis(rhs, rhs_contract[0], 0)
             sums = jnp.promote_types(wanted, jnp.float32)
-            return _of_terms(x, w, sizes, partial(dot, preferred_element_type=sums)).astype(wanted)
+            return _ragged_matmul_of_terms(x, w, sizes, partial(dot, preferred_element_type=sums)).astype(wanted)
     return lax._ragged_dot_general_impl(lhs, rhs, sizes, **given)
 
 
@@ -96,12 +96,12 @@ class _GroupTiles:
         self.tile_begin = self.tile_end - each
         tiles = jnp.arange(self.number, dtype=jnp.int32)
         self.group = self._of(self.tile_end, tiles)
-        first = (tiles - _at(self.tile_begin, self.group)) * self.rows
+        first = (tiles - _element_at(self.tile_begin, self.group)) * self.rows
         within = first[:, None] + jnp.arange(self.rows, dtype=jnp.int32)[None, :]
-        begin = _at(self.end, self.group) - _at(self.sizes, self.group)
+        begin = _element_at(self.end, self.group) - _element_at(self.sizes, self.group)
         self.place = begin[:, None] + within
         whole = (tiles < self.tile_end[-1])[:, None]
-        self.inside = whole & (within < _at(self.sizes, self.group)[:, None])
+        self.inside = whole & (within < _element_at(self.sizes, self.group)[:, None])
 
     def _of(self, ends: Any, numbers: Any) -> Any:
         """Return, for each of ``numbers``, the group whose range contains it; the last group for larger numbers."""
@@ -112,25 +112,25 @@ class _GroupTiles:
         """Return the rows of tile results (number, rows, columns) in original order; 0 for rows after all groups."""
         rows = jnp.arange(self.count, dtype=jnp.int32)
         group = self._of(self.end, rows)
-        begin = _at(self.end, group) - _at(self.sizes, group)
-        at = _at(self.tile_begin, group) * self.rows + (rows - begin)
-        found = _at(results.reshape(self.number * self.rows, results.shape[-1]), at)
+        begin = _element_at(self.end, group) - _element_at(self.sizes, group)
+        at = _element_at(self.tile_begin, group) * self.rows + (rows - begin)
+        found = _element_at(results.reshape(self.number * self.rows, results.shape[-1]), at)
         return jnp.where((rows < self.end[-1])[:, None], found, jnp.zeros((), found.dtype))
 
 
-def _at(x: Any, index: Any) -> Any:
+def _element_at(x: Any, index: Any) -> Any:
     return jnp.take(x, index, axis=0, mode="clip")
 
 
-def _of_rows(x: Any, w: Any, sizes: Any, dot: Callable[..., Any]) -> Any:
+def _ragged_matmul_of_rows(x: Any, w: Any, sizes: Any, dot: Callable[..., Any]) -> Any:
     """Return rows of ``x`` (rows, terms), each times the matrix of its group in ``w`` (groups, terms, n)."""
     tiles = _GroupTiles(x.shape[0], sizes)
-    return tiles.back(dot(_at(x, tiles.place), _at(w, tiles.group), (((2,), (1,)), ((0,), (0,)))))
+    return tiles.back(dot(_element_at(x, tiles.place), _element_at(w, tiles.group), (((2,), (1,)), ((0,), (0,)))))
 
 
-def _of_terms(x: Any, w: Any, sizes: Any, dot: Callable[..., Any]) -> Any:
+def _ragged_matmul_of_terms(x: Any, w: Any, sizes: Any, dot: Callable[..., Any]) -> Any:
     """Return the matmul of each group's terms of ``x`` (terms, m) and ``w`` (terms, n): (groups, m, n)."""
     tiles = _GroupTiles(x.shape[0], sizes)
-    pieces = (jnp.where(tiles.inside[:, :, None], _at(v, tiles.place), jnp.zeros((), v.dtype)) for v in (x, w))
+    pieces = (jnp.where(tiles.inside[:, :, None], _element_at(v, tiles.place), jnp.zeros((), v.dtype)) for v in (x, w))
     parts = dot(*pieces, (((1,), (1,)), ((0,), (0,))))
     return jnp.zeros((tiles.groups, *parts.shape[1:]), parts.dtype).at[tiles.group].add(parts)

@@ -9,7 +9,7 @@ from jaxlib.mlir import ir
 
 from aotc.diagnostics import Loc
 from aotc.frontend.mlir_types import array_numbers, config_of, dictionary_entries, discardable_integer
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.opset.collective import group_size
 from aotc.ir.tensor.ir import TensorType
 
@@ -18,11 +18,11 @@ Groups: TypeAlias = tuple[tuple[int, ...], ...]
 _ONE_DEVICE = "export the function for one device, or with shardings over a mesh of several"
 
 
-def _exchange(name: str, count: int) -> str:
+def _exchange_importer(name: str, count: int) -> str:
     return f"{name} exchanges between {count} processes, and the program is compiled for one"
 
 
-def _rows(state: State, attribute: Any) -> Groups:
+def _group_rows(state: ImportState, attribute: Any) -> Groups:
     if not isinstance(attribute, ir.DenseElementsAttr):
         state.fail(f"groups {attribute} are not numbers of processes", hint="write them as dense<[[0, 1]]>")
     return tuple(tuple(int(i) for i in row) for row in array_numbers(attribute))
@@ -31,20 +31,20 @@ def _rows(state: State, attribute: Any) -> Groups:
 _MOST_REPLICAS = 1 << 16  # their numbers are listed: a damaged count must not fill the memory
 
 
-def _channel(op: Any) -> int:
+def _channel_number(op: Any) -> int:
     """Return the number in ``#stablehlo.channel_handle<handle = 1, type = 1>``; 0 if it is missing."""
     handle = op.attributes.get("channel_handle")
     return 0 if handle is None else int(str(handle).split("handle = ")[1].split(",")[0].rstrip(">"))
 
 
-def _replicas(op: Any) -> int:
+def _replica_count(op: Any) -> int:
     """Return the module's number of replicas; modules with several partitions are rejected before the import."""
     while op.parent is not None:
         op = op.parent.operation
     return discardable_integer(op.attributes, "mhlo.num_replicas", 1, Loc())
 
 
-def _groups(state: State, op: Any, rows: Groups) -> Groups:
+def _process_groups(state: ImportState, op: Any, rows: Groups) -> Groups:
     """Return the groups of processes that exchange data; if ``rows`` is empty, all replicas or ranks form one group."""
     if not all(rows):
         state.fail("replica_groups has a group without processes", hint="dense<[[0]]> is a group of one process")
@@ -52,58 +52,58 @@ def _groups(state: State, op: Any, rows: Groups) -> Groups:
         return rows
     if state.session.ranks:
         return (tuple(range(state.session.ranks)),)
-    if (replicas := _replicas(op)) > _MOST_REPLICAS:
+    if (replicas := _replica_count(op)) > _MOST_REPLICAS:
         state.fail(f"mhlo.num_replicas is {replicas}, expected at most {_MOST_REPLICAS}", hint="replica_groups")
     return (tuple(range(replicas)),)
 
 
-def _attrs(state: State, op: Any, names: Mapping[str, str]) -> dict[str, Any]:
+def _collective_attributes(state: ImportState, op: Any, names: Mapping[str, str]) -> dict[str, Any]:
     attrs: dict[str, Any] = {ours: op.attributes[theirs].value for theirs, ours in names.items()}
-    attrs |= {"channel": _channel(op), "global_ids": "use_global_device_ids" in op.attributes}
-    return attrs | {"groups": _groups(state, op, _rows(state, op.attributes["replica_groups"]))}
+    attrs |= {"channel": _channel_number(op), "global_ids": "use_global_device_ids" in op.attributes}
+    return attrs | {"groups": _process_groups(state, op, _group_rows(state, op.attributes["replica_groups"]))}
 
 
-def _collective(name: str, names: Mapping[str, str]) -> Importer:
-    def run(state: State, op: Any) -> None:
+def _collective_importer(name: str, names: Mapping[str, str]) -> Importer:
+    def run(state: ImportState, op: Any) -> None:
         regions = [state.scalar_region(r.blocks[0]) for r in op.regions]
         operands = state.promoted(state.operands(op), [state.dtype(r.type) for r in op.results])
-        state.bind(op, state.emit(name, operands, _attrs(state, op, names), (), regions))
+        state.bind(op, state.emit(name, operands, _collective_attributes(state, op, names), (), regions))
 
     return run
 
 
-def _reduce_to_root(state: State, op: Any) -> None:
+def _import_reduce_to_root(state: ImportState, op: Any) -> None:
     """Import a reduction to the root of each group: the result is the operand, as a single process is its own root."""
-    attrs = _attrs(state, op, {})
+    attrs = _collective_attributes(state, op, {})
     if group_size(attrs["groups"]) > 1:  # of a rank's program, too: XLA's partitioner makes none
-        state.fail(_exchange("collective_reduce", group_size(attrs["groups"])), hint=_ONE_DEVICE)
+        state.fail(_exchange_importer("collective_reduce", group_size(attrs["groups"])), hint=_ONE_DEVICE)
     regions = [state.scalar_region(r.blocks[0]) for r in op.regions]
     operands = state.operands(op)[: len(op.results)]  # any further operands are the roots
     operands = state.promoted(operands, [state.dtype(r.type) for r in op.results])
     state.bind(op, state.emit("all_reduce", operands, attrs, (), regions))
 
 
-def _broadcast(state: State, op: Any) -> None:
+def _import_broadcast(state: ImportState, op: Any) -> None:
     """Import a broadcast; reject one without groups, where the specification returns zeros but XLA the operand."""
-    if not _rows(state, op.attributes["replica_groups"]):
+    if not _group_rows(state, op.attributes["replica_groups"]):
         state.fail("collective_broadcast has no replica_groups", hint="name the processes: dense<[[0]]> is one alone")
-    _collective("collective_broadcast", {})(state, op)
+    _collective_importer("collective_broadcast", {})(state, op)
 
 
-def _permute(state: State, op: Any) -> None:
-    count = 1 if _channel(op) or state.session.ranks else _replicas(op)  # with a channel: ids of partitions
+def _import_permute(state: ImportState, op: Any) -> None:
+    count = 1 if _channel_number(op) or state.session.ranks else _replica_count(op)  # with a channel: ids of partitions
     if count > 1:
-        state.fail(_exchange("collective_permute", count), hint=_ONE_DEVICE)
-    attrs = {"pairs": _rows(state, op.attributes["source_target_pairs"]), "channel": _channel(op)}
+        state.fail(_exchange_importer("collective_permute", count), hint=_ONE_DEVICE)
+    attrs = {"pairs": _group_rows(state, op.attributes["source_target_pairs"]), "channel": _channel_number(op)}
     state.bind(op, state.emit("collective_permute", state.operands(op), attrs))
 
 
-def _partition_id(state: State, op: Any) -> None:
+def _import_partition_id(state: ImportState, op: Any) -> None:
     state.bind(op, state.emit("partition_id", (), {}, [TensorType("u32")]))
 
 
-def _replica_id(state: State, op: Any) -> None:
-    if (count := _replicas(op)) > 1:
+def _import_replica_id(state: ImportState, op: Any) -> None:
+    if (count := _replica_count(op)) > 1:
         state.fail(
             f"replica_id asks which of {count} processes this is, and the program is compiled for one",
             hint="export the function for one device",
@@ -111,26 +111,26 @@ def _replica_id(state: State, op: Any) -> None:
     state.bind(op, state.emit("replica_id", (), {}, [TensorType("u32")]))
 
 
-def _ragged_all_to_all(state: State, op: Any) -> None:
+def _import_ragged_all_to_all(state: ImportState, op: Any) -> None:
     """Import ``ragged_all_to_all``, a custom call with the process groups in its configuration."""
     config = dictionary_entries(config_of(op))
-    rows = _rows(state, config["replica_groups"]) if "replica_groups" in config else ()
+    rows = _group_rows(state, config["replica_groups"]) if "replica_groups" in config else ()
     channel = config["channel_id"].value if "channel_id" in config else 0
-    attrs = {"groups": _groups(state, op, rows), "channel": channel, "global_ids": True}
+    attrs = {"groups": _process_groups(state, op, rows), "channel": channel, "global_ids": True}
     state.bind(op, state.emit("ragged_all_to_all", state.operands(op), attrs))
 
 
-def _inlined(state: State, op: Any) -> None:
+def _import_inlined_body(state: ImportState, op: Any) -> None:
     block = op.regions[0].blocks[0]
     state.bind_values(block.arguments, state.operands(op))
     state.bind(op, state.session.import_block(state, block))
 
 
-def _hand_on(state: State, op: Any) -> None:
+def _import_as_operands(state: ImportState, op: Any) -> None:
     state.bind(op, state.operands(op))
 
 
-def _manual_computation(state: State, op: Any) -> None:
+def _import_manual_computation(state: ImportState, op: Any) -> None:
     """Import Shardy's manual computation by inlining its body: on one device a shard is the whole array."""
     block = op.regions[0].blocks[0]
     for outer, inner in zip(op.operands, block.arguments, strict=True):
@@ -139,7 +139,7 @@ def _manual_computation(state: State, op: Any) -> None:
                 f"sdy.manual_computation takes shards {inner.type} of {outer.type}: it needs several devices",
                 hint="export the function for one device",
             )
-    _inlined(state, op)
+    _import_inlined_body(state, op)
 
 
 # Shardy's annotations of a tensor's placement; the whole tensor is unchanged.
@@ -150,22 +150,22 @@ _PLACEMENTS = (
 )  # fmt: skip
 
 COLLECTIVE: dict[str, Importer] = {
-    "stablehlo.all_gather": _collective("all_gather", {"all_gather_dim": "dim"}),
-    "stablehlo.all_reduce": _collective("all_reduce", {}),
-    "stablehlo.reduce_scatter": _collective("reduce_scatter", {"scatter_dimension": "dim"}),
-    "stablehlo.all_to_all": _collective(
+    "stablehlo.all_gather": _collective_importer("all_gather", {"all_gather_dim": "dim"}),
+    "stablehlo.all_reduce": _collective_importer("all_reduce", {}),
+    "stablehlo.reduce_scatter": _collective_importer("reduce_scatter", {"scatter_dimension": "dim"}),
+    "stablehlo.all_to_all": _collective_importer(
         "all_to_all", {"split_dimension": "split_dim", "concat_dimension": "concat_dim", "split_count": "split_count"}
     ),
-    "stablehlo.collective_reduce": _reduce_to_root,
-    "stablehlo.collective_broadcast": _broadcast,
-    "stablehlo.collective_permute": _permute,
-    "stablehlo.partition_id": _partition_id,
-    "stablehlo.replica_id": _replica_id,
-    "stablehlo.async_start": _inlined,  # the work is done where it starts; the future is its results
-    "stablehlo.async_done": _hand_on,
-    **dict.fromkeys(_PLACEMENTS, _hand_on),
+    "stablehlo.collective_reduce": _import_reduce_to_root,
+    "stablehlo.collective_broadcast": _import_broadcast,
+    "stablehlo.collective_permute": _import_permute,
+    "stablehlo.partition_id": _import_partition_id,
+    "stablehlo.replica_id": _import_replica_id,
+    "stablehlo.async_start": _import_inlined_body,  # the work is done where it starts; the future is its results
+    "stablehlo.async_done": _import_as_operands,
+    **dict.fromkeys(_PLACEMENTS, _import_as_operands),
     "sdy.sharding_group": lambda state, op: None,
-    "sdy.named_computation": _inlined,
-    "sdy.manual_computation": _manual_computation,
+    "sdy.named_computation": _import_inlined_body,
+    "sdy.manual_computation": _import_manual_computation,
 }
-COLLECTIVE_CALLS: dict[str, Importer] = {"ragged_all_to_all": _ragged_all_to_all}
+COLLECTIVE_CALLS: dict[str, Importer] = {"ragged_all_to_all": _import_ragged_all_to_all}

@@ -13,13 +13,13 @@ from aotc.frontend.importers.elementwise import COMPOSITES, is_complex_only
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.locations import loc_from_mlir
 from aotc.frontend.mlir_types import leaf_types
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.frontend.stated_types import check_results
 from aotc.ir.dims.algebra import Expr
 from aotc.ir.tensor.ir import Region, TensorType, Value
 
 
-def _while(state: State, op: Any) -> None:
+def _import_while(state: ImportState, op: Any) -> None:
     inits = state.operands(op)
     if state.by_element and any(v.type.rank for v in inits):
         state.bind(op, _masked_loop(state, op, inits))
@@ -40,7 +40,7 @@ def _while(state: State, op: Any) -> None:
     state.bind(op, state.emit("while", inits, {}, (), regions))
 
 
-def _masked_loop(state: State, op: Any, inits: Sequence[Value]) -> Sequence[Value]:
+def _masked_loop(state: ImportState, op: Any, inits: Sequence[Value]) -> Sequence[Value]:
     """Import a loop in a computation mapped over tensors: iterate until the condition fails for every element.
 
     Elements that finish early keep their values, as if each element had its own loop. Return the final values.
@@ -69,22 +69,22 @@ def _masked_loop(state: State, op: Any, inits: Sequence[Value]) -> Sequence[Valu
     return state.emit("while", starts, {}, (), [test, state.built(types, step)])
 
 
-def _case(state: State, op: Any) -> None:
+def _import_case(state: ImportState, op: Any) -> None:
     import_branch(state, op, state.value(op.operands[0]), list(op.regions))
 
 
-def import_branch(state: State, op: Any, index: Value, regions: Sequence[Any]) -> None:
+def import_branch(state: ImportState, op: Any, index: Value, regions: Sequence[Any]) -> None:
     """Import a branch: bind the results of region number ``index``, or of the last one if that is out of range.
 
     A region without a block has no results.
     """
     if state.by_element:
-        state.bind(op, _selected(state, regions, index))
+        state.bind(op, _select_branch_by_element(state, regions, index))
         return
     known = state.known.get(index)
     if known is not None and not isinstance(known[0], Expr):
         taken = known[0] if 0 <= known[0] < len(regions) else -1
-        state.bind(op, _inlined(state, regions[taken]))
+        state.bind(op, _inline_region_ops(state, regions[taken]))
         return
     given: list[TensorType] = []
     branches: list[Region] = []
@@ -94,14 +94,14 @@ def import_branch(state: State, op: Any, index: Value, regions: Sequence[Any]) -
     state.bind(op, state.emit("case", [index], {}, (), branches))
 
 
-def _inlined(state: State, region: Any) -> list[Value]:
+def _inline_region_ops(state: ImportState, region: Any) -> list[Value]:
     return state.session.import_block(state, region.blocks[0]) if len(region.blocks) else []
 
 
-def _selected(state: State, regions: Sequence[Any], index: Value) -> list[Value]:
+def _select_branch_by_element(state: ImportState, regions: Sequence[Any], index: Value) -> list[Value]:
     """Import all branches and return, for each element, the values of the branch that its ``index`` selects."""
     shape = index.type.shape
-    branches = [_inlined(state, region) for region in regions]
+    branches = [_inline_region_ops(state, region) for region in regions]
     selected = [state.broadcast_scalar(v, shape) for v in branches[-1]]
     for k in reversed(range(len(branches) - 1)):
         test = state.one("eq", [index, state.constant(np.int32(k), index.type)])
@@ -110,20 +110,20 @@ def _selected(state: State, regions: Sequence[Any], index: Value) -> list[Value]
     return selected
 
 
-def _if(state: State, op: Any) -> None:
+def _import_if(state: ImportState, op: Any) -> None:
     """Import ``if`` as a case whose branch 0 is the true branch."""
     (pred,) = state.operands(op)
     import_branch(state, op, state.convert(state.one("not", [pred]), "i32"), list(op.regions))
 
 
-def _call(state: State, op: Any) -> None:
+def _import_call(state: ImportState, op: Any) -> None:
     call_function(state, op, op.attributes["callee"].value)
 
 
-def call_function(state: State, op: Any, callee: str) -> None:
+def call_function(state: ImportState, op: Any, callee: str) -> None:
     """Emit a call of the clone of ``callee`` for the operands of ``op``, moved to the devices that ``callee`` names."""
     operands: Sequence[Value] = state.operands(op)
-    homes = _homes(state, callee)
+    homes = _devices_named_by_callee(state, callee)
     operands = transferred_to_devices(state, operands, homes["arguments"]) if homes else operands
     clone = state.session.clone(state, callee, operands)
     results = state.emit("call", operands, {"callee": clone.name}, [v.type for v in clone.results])
@@ -131,7 +131,7 @@ def call_function(state: State, op: Any, callee: str) -> None:
     state.bind(op, transferred_to_devices(state, results, homes["results"]) if homes else results)
 
 
-def _homes(state: State, callee: str) -> dict[str, list[str]]:
+def _devices_named_by_callee(state: ImportState, callee: str) -> dict[str, list[str]]:
     """Return the devices that ``callee`` names for its arguments and results; empty if it names none."""
     function = state.session.symbols.get(callee)
     if function is None:
@@ -144,18 +144,18 @@ def _homes(state: State, callee: str) -> dict[str, list[str]]:
     return found if any(map(any, found.values())) else {}
 
 
-def _alias(state: State, op: Any) -> None:
+def _import_alias(state: ImportState, op: Any) -> None:
     """Import an op that only groups, orders or annotates values: bind its results to its operands."""
     state.bind(op, state.operands(op))
 
 
-def _get_tuple_element(state: State, op: Any) -> None:
+def _import_get_tuple_element(state: ImportState, op: Any) -> None:
     operand, index = op.operands[0], op.attributes["index"].value
     start = sum(len(leaf_types(operand.type.get_type(n))) for n in range(index))
     state.bind(op, state.leaves(operand)[start:])
 
 
-def _composite(state: State, op: Any) -> None:
+def _import_composite(state: ImportState, op: Any) -> None:
     name = op.attributes["name"].value
     attributes = op.attributes.get("composite_attributes", {})
     if name == "chlo.top_k" and "k" in attributes:
@@ -167,7 +167,7 @@ def _composite(state: State, op: Any) -> None:
     check_results(state, op, f"composite {name!r}")
 
 
-def assert_test(state: State, test: Value, numbers: Sequence[Value], message: str) -> None:
+def assert_test(state: ImportState, test: Value, numbers: Sequence[Value], message: str) -> None:
     """Require that every element of ``test`` is true; ``numbers`` are the values of the fields in ``message``."""
     known = state.known.get(test)
     if known is not None and not any(isinstance(k, Expr) for k in known):
@@ -175,11 +175,11 @@ def assert_test(state: State, test: Value, numbers: Sequence[Value], message: st
             state.fail(f"an assertion is always false: {message}", "correct the model, or the shapes of its arguments")
         return
     if not state.assert_dims(test, numbers, message):
-        state.emit("assert", [_all_of(state, test), *numbers], {"message": message})
+        state.emit("assert", [_all_elements_true(state, test), *numbers], {"message": message})
     state.assume(test)
 
 
-def _all_of(state: State, test: Value) -> Value:
+def _all_elements_true(state: ImportState, test: Value) -> Value:
     """Return an i1 scalar: whether every element of ``test`` is true."""
     if test.type.rank == 0:
         return test
@@ -188,14 +188,14 @@ def _all_of(state: State, test: Value) -> Value:
 
 
 CONTROL: dict[str, Importer] = {
-    "stablehlo.while": _while,
-    "stablehlo.case": _case,
-    "stablehlo.tuple": _alias,
-    "stablehlo.get_tuple_element": _get_tuple_element,
-    "stablehlo.after_all": _alias,
-    "stablehlo.create_token": _alias,
-    "stablehlo.optimization_barrier": _alias,
-    **dict.fromkeys(("stablehlo.if", "scf.if"), _if),
-    "func.call": _call,
-    "stablehlo.composite": _composite,
+    "stablehlo.while": _import_while,
+    "stablehlo.case": _import_case,
+    "stablehlo.tuple": _import_alias,
+    "stablehlo.get_tuple_element": _import_get_tuple_element,
+    "stablehlo.after_all": _import_alias,
+    "stablehlo.create_token": _import_alias,
+    "stablehlo.optimization_barrier": _import_alias,
+    **dict.fromkeys(("stablehlo.if", "scf.if"), _import_if),
+    "func.call": _import_call,
+    "stablehlo.composite": _import_composite,
 }

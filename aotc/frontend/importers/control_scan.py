@@ -8,35 +8,37 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.mlir_types import attribute_value, integer_tuple
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset.spec import SIZES_DIFFER
 from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
 
 
-def _starts(state: State, at: Value, dim: int, rank: int) -> list[Value]:
+def _row_start_indices(state: ImportState, at: Value, dim: int, rank: int) -> list[Value]:
     zero = state.constant(np.int64(0), TensorType("i64"))
     return [at if d == dim else zero for d in range(rank)]
 
 
-def _row(state: State, x: Value, at: Value, dim: int) -> Value:
+def _scan_row(state: ImportState, x: Value, at: Value, dim: int) -> Value:
     """Return ``x[..., at, ...]``: one row along ``dim``. ``x`` may be without rows if no iteration reads one."""
     shape = x.type.shape
     sizes = tuple(1 if d == dim else n for d, n in enumerate(shape))
-    (thin,) = state.append("dynamic_slice", [x, *_starts(state, at, dim, len(shape))], {"sizes": sizes})
+    (thin,) = state.append("dynamic_slice", [x, *_row_start_indices(state, at, dim, len(shape))], {"sizes": sizes})
     return state.one("reshape", [thin], {}, [TensorType(x.type.dtype, shape[:dim] + shape[dim + 1 :])])
 
 
-def _put(state: State, into: Value, row: Value, at: Value, dim: int) -> Value:
+def _put_scan_row(state: ImportState, into: Value, row: Value, at: Value, dim: int) -> Value:
     """Return ``into`` with ``row`` at ``[..., at, ...]``."""
     shape = tuple(1 if d == dim else n for d, n in enumerate(into.type.shape))
     thin = state.one("reshape", [row], {}, [TensorType(row.type.dtype, shape)])
-    (updated,) = state.append("dynamic_update_slice", [into, thin, *_starts(state, at, dim, into.type.rank)], {})
+    (updated,) = state.append(
+        "dynamic_update_slice", [into, thin, *_row_start_indices(state, at, dim, into.type.rank)], {}
+    )
     return updated
 
 
-def _length(state: State, op: Any, inputs: Sequence[Value], dim: int) -> Dim:
+def _scan_length(state: ImportState, op: Any, inputs: Sequence[Value], dim: int) -> Dim:
     for v in inputs[1:]:
         state.require("eq", v.type.shape[dim], inputs[0].type.shape[dim], SIZES_DIFFER)
     if inputs:
@@ -44,13 +46,13 @@ def _length(state: State, op: Any, inputs: Sequence[Value], dim: int) -> Dim:
     return state.static_type(op.results[0].type).shape[dim]
 
 
-def _scan(state: State, op: Any) -> None:
+def _import_scan(state: ImportState, op: Any) -> None:
     """Import a scan: each step reads one row of each input, from the last to the first with ``is_reverse``."""
     count, stacked = (integer_tuple(op.attributes[f"{side}SegmentSizes"])[0] for side in ("operand", "result"))
     values = state.operands(op)
     inputs, inits = values[:count], values[count:]
     dim, index = op.attributes["dimension"].value, TensorType("i64")
-    length = _length(state, op, inputs, dim)
+    length = _scan_length(state, op, inputs, dim)
     limit = state.one("dim", (), {"expr": length}, [index])
     one, block = state.constant(np.int64(1), index), op.regions[0].blocks[0]
     reverse = bool(attribute_value(op, "is_reverse", False))
@@ -60,9 +62,11 @@ def _scan(state: State, op: Any) -> None:
         at, *rest = held
         outputs, carried = rest[:stacked], rest[stacked:]
         place = state.one("sub", [state.one("sub", [limit, one]), at]) if reverse else at
-        state.bind_values(block.arguments, [*(_row(state, x, place, dim) for x in inputs), *carried])
+        state.bind_values(block.arguments, [*(_scan_row(state, x, place, dim) for x in inputs), *carried])
         results = state.session.import_block(state, block)
-        rows = [_put(state, into, row, place, dim) for into, row in zip(outputs, results[:stacked], strict=True)]
+        rows = [
+            _put_scan_row(state, into, row, place, dim) for into, row in zip(outputs, results[:stacked], strict=True)
+        ]
         return [state.one("add", [at, one]), *rows, *results[stacked:]]
 
     start = [state.constant(np.int64(0), index)]
@@ -76,4 +80,4 @@ def _scan(state: State, op: Any) -> None:
     state.bind(op, outcome[1:])
 
 
-CONTROL_SCAN: dict[str, Importer] = {"chlo.scan": _scan}
+CONTROL_SCAN: dict[str, Importer] = {"chlo.scan": _import_scan}

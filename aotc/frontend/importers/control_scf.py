@@ -12,13 +12,13 @@ import numpy as np
 
 from aotc.frontend.importers.control import assert_test, import_branch
 from aotc.frontend.mlir_types import integer_tuple
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.tensor.ir import Region, TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.messages import literal
 
 
-def _for(state: State, op: Any) -> None:
+def _import_for(state: ImportState, op: Any) -> None:
     """Import a counted loop: the counter is the first carried value."""
     _refuse_by_element(state)
     low, high, step, *carried = state.operands(op)
@@ -36,14 +36,14 @@ def _for(state: State, op: Any) -> None:
         return [state.one("lt", sides)]
 
     def body(params: Sequence[Value]) -> list[Value]:
-        after = _imported(state, block, params)
+        after = _import_loop_block(state, block, params)
         return [state.one("add", [params[0], step]), *after]
 
-    untouched = [False, *_untouched(block)]
-    state.bind(op, _loop(state, inits, untouched, test, body)[1:])
+    untouched = [False, *_unchanged_carried_values(block)]
+    state.bind(op, _emit_loop(state, inits, untouched, test, body)[1:])
 
 
-def _while(state: State, op: Any) -> None:
+def _import_while(state: ImportState, op: Any) -> None:
     """Import a loop whose first region computes the condition and the arguments of the second region, the body.
 
     If the first region passes its arguments on unchanged, it becomes the condition of ``while``. Otherwise it is
@@ -54,23 +54,23 @@ def _while(state: State, op: Any) -> None:
     inits = state.operands(op)
     forwarded = list(list(before.operations)[-1].operation.operands)[1:]
     if forwarded == list(before.arguments):
-        results = _loop(
-            state, inits, _untouched(after),
-            lambda params: _imported(state, before, params)[:1],
-            lambda params: _imported(state, after, params),
+        results = _emit_loop(
+            state, inits, _unchanged_carried_values(after),
+            lambda params: _import_loop_block(state, before, params)[:1],
+            lambda params: _import_loop_block(state, after, params),
         )  # fmt: skip
         state.bind(op, results)
         return
 
     def body(params: Sequence[Value]) -> list[Value]:
-        return _imported(state, before, _imported(state, after, params[1:]))
+        return _import_loop_block(state, before, _import_loop_block(state, after, params[1:]))
 
-    first = _imported(state, before, inits)
-    state.bind(op, _loop(state, first, [False] * len(first), lambda params: [params[0]], body)[1:])
+    first = _import_loop_block(state, before, inits)
+    state.bind(op, _emit_loop(state, first, [False] * len(first), lambda params: [params[0]], body)[1:])
 
 
-def _loop(
-    state: State,
+def _emit_loop(
+    state: ImportState,
     inits: Sequence[Value],
     untouched: Sequence[bool],
     test: Callable[[Sequence[Value]], list[Value]],
@@ -91,24 +91,24 @@ def _loop(
     return state.emit("while", inits, {}, (), [region(test, ()), region(body, types)])
 
 
-def _untouched(block: Any) -> list[bool]:
+def _unchanged_carried_values(block: Any) -> list[bool]:
     """Return, for each carried value, whether the block yields it unchanged; a leading counter has no entry."""
     back = list(list(block.operations)[-1].operation.operands)
     arguments = list(block.arguments)[len(block.arguments) - len(back) :]
     return [a == b for a, b in zip(arguments, back, strict=True)]
 
 
-def _imported(state: State, block: Any, params: Sequence[Value]) -> list[Value]:
+def _import_loop_block(state: ImportState, block: Any, params: Sequence[Value]) -> list[Value]:
     state.bind_values(block.arguments, params)
     return state.session.import_block(state, block)
 
 
-def _refuse_by_element(state: State) -> None:
+def _refuse_by_element(state: ImportState) -> None:
     if state.by_element:
         state.fail(f"{state.op} in the computation of another op is not supported", "write stablehlo.while")
 
 
-def _index_switch(state: State, op: Any) -> None:
+def _import_index_switch(state: ImportState, op: Any) -> None:
     """Import a branch on an index; the first region is the default, for values without a case."""
     (value,) = state.operands(op)
     cases = integer_tuple(op.attributes["cases"])
@@ -121,20 +121,20 @@ def _index_switch(state: State, op: Any) -> None:
     import_branch(state, op, number, [*regions, default])
 
 
-def _execute_region(state: State, op: Any) -> None:
+def _import_execute_region(state: ImportState, op: Any) -> None:
     if len(op.regions[0].blocks) != 1:
         state.fail(f"scf.execute_region of {len(op.regions[0].blocks)} blocks is not supported", "write scf.if")
-    state.bind(op, _imported(state, op.regions[0].blocks[0], ()))
+    state.bind(op, _import_loop_block(state, op.regions[0].blocks[0], ()))
 
 
-def _assert(state: State, op: Any) -> None:
+def _import_assert(state: ImportState, op: Any) -> None:
     assert_test(state, state.value(op.operands[0]), (), literal(op.attributes["msg"].value))
 
 
 CONTROL_SCF: dict[str, Importer] = {
-    "scf.for": _for,
-    "scf.while": _while,
-    "scf.index_switch": _index_switch,
-    "scf.execute_region": _execute_region,
-    "cf.assert": _assert,
+    "scf.for": _import_for,
+    "scf.while": _import_while,
+    "scf.index_switch": _import_index_switch,
+    "scf.execute_region": _import_execute_region,
+    "cf.assert": _import_assert,
 }

@@ -9,7 +9,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from aotc.frontend.constants import constant_elements
 from aotc.frontend.requirements import require_shape
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
@@ -45,8 +45,8 @@ def is_complex_only(op: Any, name: str) -> bool:
     return name in COMPLEX_CHLO and "complex<" not in str(op.operands[0].type)
 
 
-def _direct(name: str) -> Importer:
-    def importer(state: State, op: Any) -> None:
+def _elementwise_importer(name: str) -> Importer:
+    def importer(state: ImportState, op: Any) -> None:
         operands = state.operands(op)
         if SCALARS[name].result == "real" and kind_of(operands[0].type.dtype) not in "fci":
             state.fail(f"{op.name} is not defined on {operands[0].type.dtype}")
@@ -55,7 +55,7 @@ def _direct(name: str) -> Importer:
     return importer
 
 
-def _compare(state: State, op: Any) -> None:
+def _import_compare(state: ImportState, op: Any) -> None:
     direction = stablehlo.ComparisonDirectionAttr(op.attributes["comparison_direction"]).value.lower()
     operands = state.operands(op)
     total = "compare_type" in op.attributes and kind_of(operands[0].type.dtype) == "f"
@@ -64,24 +64,24 @@ def _compare(state: State, op: Any) -> None:
     state.bind(op, [state.one(direction, operands)])
 
 
-def _select(state: State, op: Any) -> None:
+def _import_select(state: ImportState, op: Any) -> None:
     pred, first, second = state.operands(op)
     pred = state.broadcast_scalar(pred, first.type.shape) if pred.type.rank == 0 else pred
     state.bind(op, [state.one("select", [pred, first, second])])
 
 
-def _clamp(state: State, op: Any) -> None:
+def _import_clamp(state: ImportState, op: Any) -> None:
     low, x, high = state.operands(op)
     low, high = (state.broadcast_scalar(v, x.type.shape) if v.type.rank == 0 else v for v in (low, high))
     state.bind(op, [state.one("min", [state.one("max", [x, low]), high])])
 
 
-def _convert(state: State, op: Any) -> None:
+def _import_convert(state: ImportState, op: Any) -> None:
     (x,) = state.operands(op)
     state.bind(op, [state.convert(x, state.dtype(op.results[0].type))])
 
 
-def _bitcast(state: State, op: Any) -> None:
+def _import_bitcast(state: ImportState, op: Any) -> None:
     (x,) = state.operands(op)
     dtype, shape = state.session.parts(op.results[0].type)
     dims = x.type.shape if len(shape) <= x.type.rank else (*x.type.shape, shape[-1])
@@ -91,12 +91,12 @@ def _bitcast(state: State, op: Any) -> None:
     state.bind(op, [state.one("bitcast", [x], {}, [TensorType(dtype, dims[: len(shape)])])])
 
 
-def _reduce_precision(state: State, op: Any) -> None:
+def _import_reduce_precision(state: ImportState, op: Any) -> None:
     attrs = {k: op.attributes[k].value for k in ("exponent_bits", "mantissa_bits")}
     state.bind(op, [state.one("reduce_precision", state.operands(op), attrs)])
 
 
-def _constant(state: State, op: Any) -> None:
+def _import_constant(state: ImportState, op: Any) -> None:
     t = state.static_type(op.results[0].type)
     try:
         array = constant_elements(op, t)
@@ -105,22 +105,22 @@ def _constant(state: State, op: Any) -> None:
     state.bind(op, [state.constant(array, t)])
 
 
-def _parts(state: State, z: Value) -> tuple[Value, Value]:
+def _complex_parts(state: ImportState, z: Value) -> tuple[Value, Value]:
     return state.one("real", [z]), state.one("imag", [z])
 
 
-def _square(state: State, op: Any) -> None:
+def _import_square(state: ImportState, op: Any) -> None:
     (x,) = state.operands(op)
     if kind_of(x.type.dtype) != "c":
         return state.bind(op, [state.one("mul", [x, x])])
-    a, b = _parts(state, x)  # their squares may overflow one by one
+    a, b = _complex_parts(state, x)  # their squares may overflow one by one
     ab, size = state.one("mul", [a, b]), [state.one("abs", [v]) for v in (a, b)]
     product = state.one("mul", [state.one("sub", [a, b]), state.one("add", [a, b])])
     real = state.one("select", [state.one("eq", size), state.one("sub", size), product])  # NaN of two infinities
     state.bind(op, [state.one("complex", [real, state.one("add", [ab, ab])])])
 
 
-def _hyperbolic(name: str) -> Importer:
+def _hyperbolic_importer(name: str) -> Importer:
     """Return the importer of ``chlo.cosh`` or ``chlo.sinh``, more accurate than jaxlib's ``exp(x + log(1/2))``.
 
     Real numbers use ``exp(|x| - c)`` times the constant ``exp(c) / 2``, which overflows only where the result does.
@@ -128,14 +128,14 @@ def _hyperbolic(name: str) -> Importer:
     """
     is_cosh = name == "cosh"
 
-    def importer(state: State, op: Any) -> None:
+    def importer(state: ImportState, op: Any) -> None:
         (x,) = state.operands(op)
         if kind_of(x.type.dtype) == "c":
-            a, b = _parts(state, x)
+            a, b = _complex_parts(state, x)
             swapped = state.one("complex", [state.one("neg", [b]), a])
             value = state.one("cos" if is_cosh else "sin", [swapped])
             if not is_cosh:
-                real, imag = _parts(state, value)
+                real, imag = _complex_parts(state, value)
                 value = state.one("complex", [imag, state.one("neg", [real])])
             return state.bind(op, [value])
         wide = x if DTYPES[x.type.dtype].bits >= 32 else state.convert(x, "f32")
@@ -150,7 +150,7 @@ def _hyperbolic(name: str) -> Importer:
 _HALF_POWERS = {"f32": (2.38916015625, 5.4521660804748535), "f64": (2.239990234375, 4.696619778069918)}
 
 
-def _hyperbolic_of(state: State, x: Value, is_cosh: bool) -> Value:
+def _hyperbolic_of(state: ImportState, x: Value, is_cosh: bool) -> Value:
     number = lambda v: state.constant(np.array(v, to_numpy(x.type.dtype)), x.type)
     size = state.one("abs", [x])
     shift, half_power = _HALF_POWERS[x.type.dtype]
@@ -167,8 +167,8 @@ def _hyperbolic_of(state: State, x: Value, is_cosh: bool) -> Value:
     return state.one("mul", [value, state.one("sign", [x])])
 
 
-def _is_infinite(name: str) -> Importer:
-    def importer(state: State, op: Any) -> None:
+def _is_infinite_importer(name: str) -> Importer:
+    def importer(state: ImportState, op: Any) -> None:
         (x,) = state.operands(op)
         if x.type.dtype in SMALL_FLOATS:  # not all formats have an infinity to compare with
             x = state.convert(x, "f32")
@@ -180,24 +180,24 @@ def _is_infinite(name: str) -> Importer:
 
 
 COMPOSITES: dict[str, Importer] = {
-    **{name: _direct(ours) for name, ours in (CHLO | COMPLEX_CHLO).items()},
-    **{f"chlo.{name}": _is_infinite(name) for name in ("is_inf", "is_pos_inf", "is_neg_inf")},
-    **{f"chlo.{name}": _hyperbolic(name) for name in ("cosh", "sinh")},
-    "chlo.square": _square,
+    **{name: _elementwise_importer(ours) for name, ours in (CHLO | COMPLEX_CHLO).items()},
+    **{f"chlo.{name}": _is_infinite_importer(name) for name in ("is_inf", "is_pos_inf", "is_neg_inf")},
+    **{f"chlo.{name}": _hyperbolic_importer(name) for name in ("cosh", "sinh")},
+    "chlo.square": _import_square,
 }
 """CHLO ops that ``jax.export`` writes as ``stablehlo.composite`` with their names."""
 
 ELEMENTWISE: dict[str, Importer] = {
-    **{name: _direct(ours) for name, ours in DIRECT.items()},
+    **{name: _elementwise_importer(ours) for name, ours in DIRECT.items()},
     **COMPOSITES,
-    "stablehlo.compare": _compare,
-    "stablehlo.select": _select,
-    "stablehlo.clamp": _clamp,
-    "stablehlo.convert": _convert,
-    "stablehlo.bitcast_convert": _bitcast,
-    "stablehlo.reduce_precision": _reduce_precision,
-    "stablehlo.constant": _constant,
-    "chlo.constant": _constant,
-    "arith.constant": _constant,
-    "sdy.constant": _constant,
+    "stablehlo.compare": _import_compare,
+    "stablehlo.select": _import_select,
+    "stablehlo.clamp": _import_clamp,
+    "stablehlo.convert": _import_convert,
+    "stablehlo.bitcast_convert": _import_bitcast,
+    "stablehlo.reduce_precision": _import_reduce_precision,
+    "stablehlo.constant": _import_constant,
+    "chlo.constant": _import_constant,
+    "arith.constant": _import_constant,
+    "sdy.constant": _import_constant,
 }

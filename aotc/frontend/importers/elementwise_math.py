@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from aotc.frontend.importers.elementwise import COMPLEX_CHLO, COMPOSITES
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
@@ -24,19 +24,19 @@ OF_CHLO = tuple(COMPLEX_CHLO.values())
 """Ops on tensors that are replaced by the CHLO op of the same name at the import."""
 
 
-def _direct(name: str) -> Importer:
+def _math_importer(name: str) -> Importer:
     return lambda state, op: state.bind(op, [state.one(name, state.operands(op))])
 
 
-def _number(state: State, value: float, like: Value) -> Value:
+def _number_like(state: ImportState, value: float, like: Value) -> Value:
     return state.constant(np.array(value).astype(to_numpy(like.type.dtype)), like.type)
 
 
-def _nan(state: State, x: Value) -> Value:
+def _nan_like(state: ImportState, x: Value) -> Value:
     return state.one("ne", [x, x])
 
 
-def _signed(state: State, size: Value, sign: Value) -> Value:
+def _with_sign(state: ImportState, size: Value, sign: Value) -> Value:
     """Return ``size`` with the sign of ``sign``, including the sign of a zero or a NaN."""
     t = TensorType(f"i{DTYPES[sign.type.dtype].bits}", sign.type.shape)
     bits = state.one("bitcast", [sign], {}, [t])
@@ -45,41 +45,41 @@ def _signed(state: State, size: Value, sign: Value) -> Value:
     return state.one("select", [negative, state.one("neg", [size]), size])
 
 
-def _copysign(state: State, op: Any) -> None:
+def _import_copysign(state: ImportState, op: Any) -> None:
     size, sign = state.operands(op)
-    state.bind(op, [_signed(state, size, sign)])
+    state.bind(op, [_with_sign(state, size, sign)])
 
 
-def _trunc(state: State, op: Any) -> None:
+def _import_trunc(state: ImportState, op: Any) -> None:
     (x,) = state.operands(op)
-    state.bind(op, [_signed(state, state.one("floor", [state.one("abs", [x])]), x)])
+    state.bind(op, [_with_sign(state, state.one("floor", [state.one("abs", [x])]), x)])
 
 
-def _is_infinite(state: State, op: Any) -> None:
+def _import_is_infinite(state: ImportState, op: Any) -> None:
     (x,) = state.operands(op)
-    state.bind(op, [state.one("eq", [state.one("abs", [x]), _number(state, np.inf, x)])])
+    state.bind(op, [state.one("eq", [state.one("abs", [x]), _number_like(state, np.inf, x)])])
 
 
-def _is_nan(state: State, op: Any) -> None:
-    state.bind(op, [_nan(state, state.value(op.operands[0]))])
+def _import_is_nan(state: ImportState, op: Any) -> None:
+    state.bind(op, [_nan_like(state, state.value(op.operands[0]))])
 
 
-def _is_normal(state: State, op: Any) -> None:
+def _import_is_normal(state: ImportState, op: Any) -> None:
     (x,) = state.operands(op)
-    least = _number(state, float(ml_dtypes.finfo(to_numpy(x.type.dtype)).smallest_normal), x)
+    least = _number_like(state, float(ml_dtypes.finfo(to_numpy(x.type.dtype)).smallest_normal), x)
     large = state.one("ge", [state.one("abs", [x]), least])
     state.bind(op, [state.one("and", [large, state.one("is_finite", [x])])])
 
 
-def _clampf(state: State, op: Any) -> None:
+def _import_clampf(state: ImportState, op: Any) -> None:
     x, low, high = state.operands(op)
     state.bind(op, [state.one("min", [state.one("max", [x, low]), high])])
 
 
-def _wide(function: Callable[[State, list[Value]], Value]) -> Importer:
+def _f64_importer(function: Callable[[ImportState, list[Value]], Value]) -> Importer:
     """Return an importer that applies ``function`` in f64 and rounds the result to the op's type."""
 
-    def importer(state: State, op: Any) -> None:
+    def importer(state: ImportState, op: Any) -> None:
         operands = state.operands(op)
         result = function(state, [state.convert(v, "f64") for v in operands])
         state.bind(op, [state.convert(result, operands[0].type.dtype)])
@@ -87,17 +87,17 @@ def _wide(function: Callable[[State, list[Value]], Value]) -> Importer:
     return importer
 
 
-def _logarithm(base: float) -> Importer:
+def _logarithm_importer(base: float) -> Importer:
     """Return the importer of a logarithm, computed in f64: exact for powers of ``base`` after rounding."""
     divisor = float(np.log(base))
-    return _wide(lambda state, v: state.one("div", [state.one("log", v), _number(state, divisor, v[0])]))
+    return _f64_importer(lambda state, v: state.one("div", [state.one("log", v), _number_like(state, divisor, v[0])]))
 
 
-def _exp2(state: State, values: list[Value]) -> Value:
-    return state.one("pow", [_number(state, 2, values[0]), values[0]])
+def _emit_exp2(state: ImportState, values: list[Value]) -> Value:
+    return state.one("pow", [_number_like(state, 2, values[0]), values[0]])
 
 
-def _fma(state: State, op: Any) -> None:
+def _import_fma(state: ImportState, op: Any) -> None:
     """Import a fused multiply-add in f64, where a product of two f32 is exact; f64 has no wider type."""
     a, b, c = state.operands(op)
     if a.type.dtype == "f64":
@@ -107,7 +107,7 @@ def _fma(state: State, op: Any) -> None:
     state.bind(op, [state.convert(total, a.type.dtype)])
 
 
-def _power_of_integer(state: State, op: Any) -> None:
+def _import_power_of_integer(state: ImportState, op: Any) -> None:
     """Import ``math.fpowi``, a float to the power of an integer."""
     x, exponent = state.operands(op)
     wide = "f64" if DTYPES[exponent.type.dtype].bits > 16 else "f32"  # f64 represents every exponent of i32
@@ -116,12 +116,12 @@ def _power_of_integer(state: State, op: Any) -> None:
     state.bind(op, [state.convert(power, dtype)])
 
 
-def _sincos(state: State, op: Any) -> None:
+def _import_sincos(state: ImportState, op: Any) -> None:
     (x,) = state.operands(op)
     state.bind(op, [state.one("sin", [x]), state.one("cos", [x])])
 
 
-def _trailing_zeros(state: State, op: Any) -> None:
+def _import_trailing_zeros(state: ImportState, op: Any) -> None:
     """Count trailing zeros as the ones of ``~x & (x - 1)``: the bits below the lowest one."""
     (x,) = state.operands(op)
     below = state.one("sub", [x, state.constant(np.array(1, to_numpy(x.type.dtype)), x.type)])
@@ -130,22 +130,22 @@ def _trailing_zeros(state: State, op: Any) -> None:
 
 _MEANINGS: dict[str, Importer] = {
     **{name: COMPOSITES[f"chlo.{name}"] for name in ("cosh", "sinh")},
-    "copysign": _copysign,
-    "trunc": _trunc,
-    "isinf": _is_infinite,
-    "isnan": _is_nan,
-    "isnormal": _is_normal,
-    "clampf": _clampf,
-    "log2": _logarithm(2),
-    "log10": _logarithm(10),
-    "exp2": _wide(_exp2),
-    "fma": _fma,
-    "fpowi": _power_of_integer,
-    "sincos": _sincos,
-    "cttz": _trailing_zeros,
+    "copysign": _import_copysign,
+    "trunc": _import_trunc,
+    "isinf": _import_is_infinite,
+    "isnan": _import_is_nan,
+    "isnormal": _import_is_normal,
+    "clampf": _import_clampf,
+    "log2": _logarithm_importer(2),
+    "log10": _logarithm_importer(10),
+    "exp2": _f64_importer(_emit_exp2),
+    "fma": _import_fma,
+    "fpowi": _import_power_of_integer,
+    "sincos": _import_sincos,
+    "cttz": _import_trailing_zeros,
 }
 
 ELEMENTWISE_MATH: dict[str, Importer] = {
-    **{name: _direct(ours) for name, ours in _DIRECT.items()},
+    **{name: _math_importer(ours) for name, ours in _DIRECT.items()},
     **{f"math.{name}": importer for name, importer in _MEANINGS.items()},
 }

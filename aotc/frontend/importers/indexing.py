@@ -7,16 +7,16 @@ from typing import Any
 from jaxlib.mlir.dialects import stablehlo
 
 from aotc.frontend.mlir_types import attribute_value, integer_tuple
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.dims.algebra import Expr
 
 
-def _dynamic_slice(state: State, op: Any) -> None:
+def _import_dynamic_slice(state: ImportState, op: Any) -> None:
     attrs = {"sizes": integer_tuple(op.attributes["slice_sizes"])}
     state.bind(op, [state.one("dynamic_slice", state.operands(op), attrs)])
 
 
-def _dynamic_update_slice(state: State, op: Any) -> None:
+def _import_dynamic_update_slice(state: ImportState, op: Any) -> None:
     state.bind(op, [state.one("dynamic_update_slice", state.operands(op))])
 
 
@@ -36,18 +36,18 @@ def _gather_attrs(op: Any, sizes: tuple) -> dict[str, Any]:
     }
 
 
-def _gather(state: State, op: Any) -> None:
+def _import_gather(state: ImportState, op: Any) -> None:
     attrs = _gather_attrs(op, integer_tuple(op.attributes["slice_sizes"]))
     state.bind(op, [state.one("gather", state.operands(op), attrs)])
 
 
-def _dynamic_gather(state: State, op: Any) -> None:
+def _import_dynamic_gather(state: ImportState, op: Any) -> None:
     x, indices, sizes = state.operands(op)
     attrs = _gather_attrs(op, state.dims_of(sizes, "the slice sizes of dynamic_gather"))
     state.bind(op, [state.one("gather", [x, indices], attrs)])
 
 
-def _torch_index_select(state: State, op: Any) -> None:
+def _import_torch_index_select(state: ImportState, op: Any) -> None:
     """Import a selection of rows at ``indices`` along ``dim``; the first ``batch_dims`` dims of both are batch dims."""
     x, indices = state.operands(op)
     dim, batch = op.attributes["dim"].value, op.attributes["batch_dims"].value
@@ -70,7 +70,7 @@ def _torch_index_select(state: State, op: Any) -> None:
     state.bind(op, [state.one("gather", [x, indices], attrs)])
 
 
-def _scatter(state: State, op: Any) -> None:
+def _import_scatter(state: ImportState, op: Any) -> None:
     numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
     operands = state.operands(op)
     names = ("update_window_dims", "inserted_window_dims", "input_batching_dims", "scatter_indices_batching_dims")
@@ -89,7 +89,7 @@ def _scatter(state: State, op: Any) -> None:
     state.bind(op, state.emit("scatter", operands, attrs, (), [combiner]))
 
 
-def _sort(state: State, op: Any) -> None:
+def _import_sort(state: ImportState, op: Any) -> None:
     operands = state.operands(op)
     dim = attribute_value(op, "dimension", -1)
     attrs = {"dim": dim % max(operands[0].type.rank, 1), "stable": bool(attribute_value(op, "is_stable", False))}
@@ -97,24 +97,24 @@ def _sort(state: State, op: Any) -> None:
     state.bind(op, state.emit("sort", operands, attrs, (), [comparator]))
 
 
-def _top_k(state: State, op: Any) -> None:
+def _import_top_k(state: ImportState, op: Any) -> None:
     state.bind(op, state.emit("top_k", state.operands(op), {"k": op.attributes["k"].value}))
 
 
-def _dynamic_top_k(state: State, op: Any) -> None:
+def _import_dynamic_top_k(state: ImportState, op: Any) -> None:
     x, k = state.operands(op)
     size = state.dims_of(k, "k of dynamic_top_k")[0]
     state.bind(op, state.emit("top_k", [x], {"k": size if isinstance(size, Expr) else int(size)}))
 
 
 INDEXING: dict[str, Importer] = {
-    "stablehlo.dynamic_slice": _dynamic_slice,
-    "stablehlo.dynamic_update_slice": _dynamic_update_slice,
-    "stablehlo.gather": _gather,
-    "stablehlo.dynamic_gather": _dynamic_gather,
-    "stablehlo.torch_index_select": _torch_index_select,
-    "stablehlo.scatter": _scatter,
-    "stablehlo.sort": _sort,
-    "chlo.top_k": _top_k,
+    "stablehlo.dynamic_slice": _import_dynamic_slice,
+    "stablehlo.dynamic_update_slice": _import_dynamic_update_slice,
+    "stablehlo.gather": _import_gather,
+    "stablehlo.dynamic_gather": _import_dynamic_gather,
+    "stablehlo.torch_index_select": _import_torch_index_select,
+    "stablehlo.scatter": _import_scatter,
+    "stablehlo.sort": _import_sort,
+    "chlo.top_k": _import_top_k,
 }
-INDEXING_CALLS: dict[str, Importer] = {"stablehlo.dynamic_top_k": _dynamic_top_k}
+INDEXING_CALLS: dict[str, Importer] = {"stablehlo.dynamic_top_k": _import_dynamic_top_k}

@@ -8,14 +8,14 @@ from jaxlib.mlir.dialects import stablehlo
 
 from aotc.frontend.importers.reduction import padding_pairs
 from aotc.frontend.mlir_types import attribute_value, integer_attribute_tuple, integer_tuple
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.tensor.ir import TensorType
 from aotc.vmfb.dtypes import kind_of
 
 _FLOATS_OF_8 = {"f8E4M3FN", "f8E5M2"}
 
 
-def _precision(op: Any) -> str:
+def _matmul_precision(op: Any) -> str:
     """Return the precision that a matmul demands: all bits unless its ``algorithm`` rounds to a shorter float."""
     if "algorithm" in op.attributes:
         algorithm = stablehlo.DotAlgorithm(op.attributes["algorithm"])
@@ -28,31 +28,31 @@ def _precision(op: Any) -> str:
     return max(precisions, key=("DEFAULT", "HIGH", "HIGHEST").index, default="DEFAULT")
 
 
-def _dot_general(state: State, op: Any) -> None:
+def _import_dot_general(state: ImportState, op: Any) -> None:
     numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
     attrs = {
         "lhs_batch": tuple(numbers.lhs_batching_dimensions),
         "rhs_batch": tuple(numbers.rhs_batching_dimensions),
         "lhs_contract": tuple(numbers.lhs_contracting_dimensions),
         "rhs_contract": tuple(numbers.rhs_contracting_dimensions),
-        "precision": _precision(op),
+        "precision": _matmul_precision(op),
     }
     _emit_dot(state, op, attrs)
 
 
-def _dot(state: State, op: Any) -> None:
+def _import_dot(state: ImportState, op: Any) -> None:
     rank = state.value(op.operands[0]).type.rank
     attrs = {
         "lhs_batch": (),
         "rhs_batch": (),
         "lhs_contract": (rank - 1,),
         "rhs_contract": (0,),
-        "precision": _precision(op),
+        "precision": _matmul_precision(op),
     }
     _emit_dot(state, op, attrs)
 
 
-def _emit_dot(state: State, op: Any, attrs: dict[str, Any]) -> None:
+def _emit_dot(state: ImportState, op: Any, attrs: dict[str, Any]) -> None:
     lhs, rhs = state.operands(op)
     given = [TensorType(state.dtype(op.results[0].type))]
     state.bind(op, [state.one("dot_general", [lhs, rhs], attrs, given)])
@@ -69,7 +69,7 @@ _CONVOLUTION_SPATIAL = {
 }  # fmt: skip
 
 
-def _convolution(state: State, op: Any) -> None:
+def _import_convolution(state: ImportState, op: Any) -> None:
     lhs, rhs, *widths = state.operands(op)
     numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
     rank = lhs.type.rank - 2
@@ -88,19 +88,19 @@ def _convolution(state: State, op: Any) -> None:
         **{k: tuple(getattr(numbers, n)) for k, n in _CONVOLUTION_SPATIAL.items()},
         "feature_groups": op.attributes["feature_group_count"].value,
         "batch_groups": op.attributes["batch_group_count"].value,
-        "precision": _precision(op),
+        "precision": _matmul_precision(op),
     }
     given = [TensorType(state.dtype(op.results[0].type))]
     state.bind(op, [state.one("convolution", [lhs, rhs], attrs, given)])
 
 
-def _fft(state: State, op: Any) -> None:
+def _import_fft(state: ImportState, op: Any) -> None:
     kind = stablehlo.FftTypeAttr(op.attributes["fft_type"]).value
     attrs = {"kind": kind, "length": integer_tuple(op.attributes["fft_length"])}
     state.bind(op, [state.one("fft", state.operands(op), attrs)])
 
 
-def _in_solver_precision(state: State, op: Any, name: str, attrs: dict[str, Any]) -> None:
+def _in_solver_precision(state: ImportState, op: Any, name: str, attrs: dict[str, Any]) -> None:
     """Emit a dense solver; types below f32 are solved in f32 and rounded once, as in XLA."""
     operands = state.operands(op)
     own = operands[0].type.dtype
@@ -111,22 +111,22 @@ def _in_solver_precision(state: State, op: Any, name: str, attrs: dict[str, Any]
     state.bind(op, [state.convert(result, own)])
 
 
-def _cholesky(state: State, op: Any) -> None:
+def _import_cholesky(state: ImportState, op: Any) -> None:
     _in_solver_precision(state, op, "cholesky", {"lower": bool(attribute_value(op, "lower", False))})
 
 
-def _triangular_solve(state: State, op: Any) -> None:
+def _import_triangular_solve(state: ImportState, op: Any) -> None:
     attrs = {k: bool(op.attributes[k].value) for k in ("left_side", "lower", "unit_diagonal")}
     transpose = stablehlo.TransposeAttr(op.attributes["transpose_a"]).value
     _in_solver_precision(state, op, "triangular_solve", {**attrs, "transpose_a": transpose})
 
 
 LINALG: dict[str, Importer] = {
-    "stablehlo.dot_general": _dot_general,
-    "stablehlo.dot": _dot,
-    "stablehlo.convolution": _convolution,
-    "stablehlo.dynamic_conv": _convolution,
-    "stablehlo.fft": _fft,
-    "stablehlo.cholesky": _cholesky,
-    "stablehlo.triangular_solve": _triangular_solve,
+    "stablehlo.dot_general": _import_dot_general,
+    "stablehlo.dot": _import_dot,
+    "stablehlo.convolution": _import_convolution,
+    "stablehlo.dynamic_conv": _import_convolution,
+    "stablehlo.fft": _import_fft,
+    "stablehlo.cholesky": _import_cholesky,
+    "stablehlo.triangular_solve": _import_triangular_solve,
 }

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.importers.reduction import sum_over
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
 
@@ -15,7 +15,7 @@ Labels = list[str]
 _Labelled = tuple[Value, Labels]
 
 
-def _labels(state: State, text: str, rank: int) -> Labels:
+def _einsum_labels(state: ImportState, text: str, rank: int) -> Labels:
     """Return one label per dim for the subscript ``text``; dims of ``...`` are numbered from the right."""
     text = text.replace(" ", "")
     head, dots, tail = text.partition("...")
@@ -25,7 +25,7 @@ def _labels(state: State, text: str, rank: int) -> Labels:
     return [*head, *(f"...{k}" for k in range(count, 0, -1)), *tail]
 
 
-def _diagonal(state: State, x: Value, labels: Labels) -> _Labelled:
+def _einsum_diagonal(state: ImportState, x: Value, labels: Labels) -> _Labelled:
     """Return ``x`` with dims of one label replaced by their diagonal: all other elements are masked and summed."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
@@ -39,13 +39,13 @@ def _diagonal(state: State, x: Value, labels: Labels) -> _Labelled:
     return x, labels
 
 
-def _without(state: State, x: Value, labels: Labels, kept: set[str]) -> _Labelled:
+def _einsum_sum_out(state: ImportState, x: Value, labels: Labels, kept: set[str]) -> _Labelled:
     """Return ``x`` summed over the dims whose labels are not in ``kept``, and the remaining labels."""
     dims = tuple(d for d, label in enumerate(labels) if label not in kept)
     return (sum_over(state, x, dims) if dims else x), [label for label in labels if label in kept]
 
 
-def _product(state: State, lhs: _Labelled, rhs: _Labelled, output: Labels, dtype: str) -> _Labelled:
+def _einsum_product(state: ImportState, lhs: _Labelled, rhs: _Labelled, output: Labels, dtype: str) -> _Labelled:
     (a, left), (b, right) = lhs, rhs
     shared = [label for label in left if label in right]
     batch, contract = ([n for n in shared if (n in output) == kept] for kept in (True, False))
@@ -58,25 +58,25 @@ def _product(state: State, lhs: _Labelled, rhs: _Labelled, output: Labels, dtype
     return state.one("dot_general", [a, b], attrs, [TensorType(dtype)]), batch + free
 
 
-def _einsum(state: State, op: Any) -> None:
+def _import_einsum(state: ImportState, op: Any) -> None:
     operands = state.operands(op)
     config = op.attributes["einsum_config"].value
     inputs, arrow, output = config.partition("->")
     texts = inputs.split(",")
     if not arrow or len(texts) != len(operands):
         state.fail(f"einsum: {config!r} does not describe {len(operands)} operands and a result")
-    parts = [_diagonal(state, v, _labels(state, text, v.type.rank)) for v, text in zip(operands, texts)]
-    order = _labels(state, output, len(state.session.parts(op.results[0].type)[1]))
+    parts = [_einsum_diagonal(state, v, _einsum_labels(state, text, v.type.rank)) for v, text in zip(operands, texts)]
+    order = _einsum_labels(state, output, len(state.session.parts(op.results[0].type)[1]))
     known = {label for _, labels in parts for label in labels}
     if len(set(order)) != len(order) or not set(order) <= known:
         state.fail(f"einsum: each label of the result of {config!r} must occur once there, and in an operand")
     others = [{*order, *(n for other in parts if other is not part for n in other[1])} for part in parts]
-    parts = [_without(state, *part, kept) for part, kept in zip(parts, others)]
+    parts = [_einsum_sum_out(state, *part, kept) for part, kept in zip(parts, others)]
     dtype = state.dtype(op.results[0].type)
-    summed, labels = parts[0] if len(parts) == 1 else _product(state, parts[0], parts[1], order, dtype)
+    summed, labels = parts[0] if len(parts) == 1 else _einsum_product(state, parts[0], parts[1], order, dtype)
     perm = tuple(map(labels.index, order))
     summed = summed if perm == tuple(range(len(perm))) else state.one("transpose", [summed], {"perm": perm})
     state.bind(op, [state.convert(summed, dtype)])
 
 
-LINALG_EINSUM: dict[str, Importer] = {"stablehlo.einsum": _einsum, "stablehlo.unary_einsum": _einsum}
+LINALG_EINSUM: dict[str, Importer] = {"stablehlo.einsum": _import_einsum, "stablehlo.unary_einsum": _import_einsum}

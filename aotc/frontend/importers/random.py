@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir.dialects import stablehlo
 
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset.random import PARITY, ROTATIONS
 from aotc.ir.tensor.ir import TensorType, Value
@@ -18,12 +18,12 @@ from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 GOLDEN = 0x9E3779B97F4A7C15  # spreads the numbers of the generators over the keys
 
 
-def _rng_bit_generator(state: State, op: Any) -> None:
+def _import_rng_bit_generator(state: ImportState, op: Any) -> None:
     (held,) = state.operands(op)
     bind_random_bits(state, op, held, state.static_type(op.results[1].type))
 
 
-def bind_random_bits(state: State, op: Any, held: Value, result: TensorType) -> None:
+def bind_random_bits(state: ImportState, op: Any, held: Value, result: TensorType) -> None:
     """Bind the results of a bit generator: the new state, and bits of type ``result``; ``held`` is the old state.
 
     All integer types use the same bits, in the order in which JAX packs them.
@@ -35,18 +35,18 @@ def bind_random_bits(state: State, op: Any, held: Value, result: TensorType) -> 
     if sized and own.dtype != "u64" and parts in (1, 2) and own.shape[0] % parts == 0:
         words = TensorType("u64", (own.shape[0] // parts,))
         pairs = TensorType(own.dtype, (*words.shape, parts) if parts > 1 else words.shape)
-        held = state.one("bitcast", [_reshaped(state, held, pairs)], {}, [words])
+        held = state.one("bitcast", [_reshaped_state(state, held, pairs)], {}, [words])
     after, bits = state.emit("rng_bit_generator", [held], attrs, [words, result])
     if words != own:
-        after = _reshaped(state, state.one("bitcast", [after], {}, [pairs]), own)
+        after = _reshaped_state(state, state.one("bitcast", [after], {}, [pairs]), own)
     state.bind(op, [after, bits])
 
 
-def _reshaped(state: State, v: Value, to: TensorType) -> Value:
+def _reshaped_state(state: ImportState, v: Value, to: TensorType) -> Value:
     return v if v.type == to else state.one("reshape", [v], {}, [to])
 
 
-def _threefry2x32(state: State, op: Any) -> None:
+def _import_threefry2x32(state: ImportState, op: Any) -> None:
     """Import ``threefry2x32``, JAX's custom call on GPUs: 20 rounds on arrays of keys and counters.
 
     Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3".
@@ -54,29 +54,29 @@ def _threefry2x32(state: State, op: Any) -> None:
     key0, key1, x0, x1 = state.data_operands(op)
     emit = lambda fn, a, b: state.one(fn, [a, b])
     add = partial(emit, "add")
-    keys = [key0, key1, emit("xor", emit("xor", key0, key1), _number(state, PARITY, key0))]
+    keys = [key0, key1, emit("xor", emit("xor", key0, key1), _random_constant_like(state, PARITY, key0))]
     x0, x1 = add(x0, keys[0]), add(x1, keys[1])
     for block in range(5):
         for by in ROTATIONS[block % 2]:
             x0 = add(x0, x1)
-            left, right = (_number(state, n, x1) for n in (by, 32 - by))
+            left, right = (_random_constant_like(state, n, x1) for n in (by, 32 - by))
             x1 = emit("xor", x0, emit("or", emit("shl", x1, left), emit("shr_logic", x1, right)))
         x0 = add(x0, keys[(block + 1) % 3])
-        x1 = add(add(x1, keys[(block + 2) % 3]), _number(state, block + 1, x1))
+        x1 = add(add(x1, keys[(block + 2) % 3]), _random_constant_like(state, block + 1, x1))
     state.bind(op, [x0, x1])
 
 
-def _rng(state: State, op: Any) -> None:
+def _import_rng(state: ImportState, op: Any) -> None:
     """Import ``rng`` as Philox keyed by the op's number in the module: every call returns the same numbers."""
     a, b, size = state.operands(op)
     shape = state.dims_of(size, "the shape of rng")
     low, high = (state.broadcast_scalar(v, shape) for v in (a, b))
     normal = stablehlo.RngDistributionAttr(op.attributes["rng_distribution"]).value == "NORMAL"
-    bind = _integers if kind_of(a.type.dtype) in "iub" else _normal if normal else _uniform
+    bind = _random_integers if kind_of(a.type.dtype) in "iub" else _random_normal if normal else _random_uniform
     state.bind(op, [bind(state, low, high, shape)])
 
 
-def _bits(state: State, dtype: str, shape: Sequence[Dim]) -> Value:
+def _random_bits(state: ImportState, dtype: str, shape: Sequence[Dim]) -> Value:
     state.session.generators += 1
     key = np.array([state.session.generators * GOLDEN % 2**64, 0], np.uint64)
     held = state.constant(key, TensorType("u64", (2,)))
@@ -84,47 +84,47 @@ def _bits(state: State, dtype: str, shape: Sequence[Dim]) -> Value:
     return state.emit("rng_bit_generator", [held], {"algorithm": "PHILOX"}, given)[1]
 
 
-def _number(state: State, value: float, like: Value) -> Value:
+def _random_constant_like(state: ImportState, value: float, like: Value) -> Value:
     return state.constant(np.array(value).astype(to_numpy(like.type.dtype)), like.type)
 
 
-def _unit(state: State, dtype: str, shape: Sequence[Dim]) -> Value:
+def _random_unit_floats(state: ImportState, dtype: str, shape: Sequence[Dim]) -> Value:
     """Return random multiples of the type's mantissa unit in ``[0, 1)``."""
     wide = "f64" if dtype == "f64" else "f32"
     word, digits = ("u64", 53) if wide == "f64" else ("u32", 24)
-    bits = _bits(state, word, shape)
-    drop = _number(state, DTYPES[word].bits - digits, bits)
+    bits = _random_bits(state, word, shape)
+    drop = _random_constant_like(state, DTYPES[word].bits - digits, bits)
     whole = state.convert(state.one("shr_logic", [bits, drop]), wide)
-    return state.one("mul", [whole, _number(state, 2.0**-digits, whole)])
+    return state.one("mul", [whole, _random_constant_like(state, 2.0**-digits, whole)])
 
 
-def _uniform(state: State, low: Value, high: Value, shape: Sequence[Dim]) -> Value:
+def _random_uniform(state: ImportState, low: Value, high: Value, shape: Sequence[Dim]) -> Value:
     """Return uniform floats ``low + u (high - low)``, with ``u`` in ``[0, 1)``."""
-    unit = state.convert(_unit(state, low.type.dtype, shape), low.type.dtype)
+    unit = state.convert(_random_unit_floats(state, low.type.dtype, shape), low.type.dtype)
     return state.one("add", [low, state.one("mul", [unit, state.one("sub", [high, low])])])
 
 
-def _normal(state: State, mean: Value, deviation: Value, shape: Sequence[Dim]) -> Value:
+def _random_normal(state: ImportState, mean: Value, deviation: Value, shape: Sequence[Dim]) -> Value:
     """Return normally distributed floats ``mean + deviation sqrt(2) erf_inv(2 u - 1)``; no ``u`` is 0 or 1."""
-    unit = _unit(state, mean.type.dtype, shape)
+    unit = _random_unit_floats(state, mean.type.dtype, shape)
     step = 2.0**-53 if unit.type.dtype == "f64" else 2.0**-24
-    twice = state.one("mul", [unit, _number(state, 2.0, unit)])
-    centred = state.one("sub", [twice, _number(state, 1.0 - step, unit)])
-    standard = state.one("mul", [state.one("erf_inv", [centred]), _number(state, 2.0**0.5, unit)])
+    twice = state.one("mul", [unit, _random_constant_like(state, 2.0, unit)])
+    centred = state.one("sub", [twice, _random_constant_like(state, 1.0 - step, unit)])
+    standard = state.one("mul", [state.one("erf_inv", [centred]), _random_constant_like(state, 2.0**0.5, unit)])
     return state.one("add", [mean, state.one("mul", [state.convert(standard, mean.type.dtype), deviation])])
 
 
-def _integers(state: State, low: Value, high: Value, shape: Sequence[Dim]) -> Value:
+def _random_integers(state: ImportState, low: Value, high: Value, shape: Sequence[Dim]) -> Value:
     """Return uniform integers ``low + bits mod (high - low)``; for booleans one bit."""
     dtype = low.type.dtype
     if dtype == "i1":
-        bits = _bits(state, "u32", shape)
-        return state.convert(state.one("and", [bits, _number(state, 1, bits)]), "i1")
+        bits = _random_bits(state, "u32", shape)
+        return state.convert(state.one("and", [bits, _random_constant_like(state, 1, bits)]), "i1")
     word = f"u{max(DTYPES[dtype].bits, 8)}"
     span = state.convert(state.one("sub", [high, low]), word)
-    return state.one("add", [low, state.convert(state.one("rem", [_bits(state, word, shape), span]), dtype)])
+    return state.one("add", [low, state.convert(state.one("rem", [_random_bits(state, word, shape), span]), dtype)])
 
 
-RANDOM: dict[str, Importer] = {"stablehlo.rng_bit_generator": _rng_bit_generator, "stablehlo.rng": _rng}
+RANDOM: dict[str, Importer] = {"stablehlo.rng_bit_generator": _import_rng_bit_generator, "stablehlo.rng": _import_rng}
 
-RANDOM_CALLS: dict[str, Importer] = {f"{prefix}_threefry2x32_ffi": _threefry2x32 for prefix in ("cu", "hip")}
+RANDOM_CALLS: dict[str, Importer] = {f"{prefix}_threefry2x32_ffi": _import_threefry2x32 for prefix in ("cu", "hip")}

@@ -10,23 +10,25 @@ from jaxlib.mlir import ir
 
 from aotc.frontend.mlir_types import integer_attribute_tuple, integer_tuple
 from aotc.frontend.requirements import require_types
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor.ir import Op, Region, TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 
-def _combiner_types(state: State, op: Any) -> list[str]:
+def _combiner_types(state: ImportState, op: Any) -> list[str]:
     return [state.dtype(a.type) for a in op.regions[0].blocks[0].arguments]
 
 
-def _reduce(state: State, op: Any) -> None:
+def _import_reduce(state: ImportState, op: Any) -> None:
     operands = state.promoted(state.operands(op), _combiner_types(state, op))
     dims = tuple(sorted(integer_tuple(op.attributes["dimensions"])))
     region = state.scalar_region(op.regions[0].blocks[0])
     if _accumulates_short(region):
         dtype = region.params[0].type.dtype
-        wide = state.emit("reduce", state.promoted(operands, ["f32"] * 2), {"dims": dims}, (), [_in_f32(state, region)])
+        wide = state.emit(
+            "reduce", state.promoted(operands, ["f32"] * 2), {"dims": dims}, (), [_combiner_in_f32(state, region)]
+        )
         state.bind(op, state.promoted(wide, [dtype]))
         return
     state.bind(op, state.emit("reduce", operands, {"dims": dims}, (), [region]))
@@ -46,13 +48,13 @@ def _accumulates_short(region: Region) -> bool:
     return plain and row.kind == "f" and row.bits <= 16
 
 
-def _in_f32(state: State, region: Region) -> Region:
+def _combiner_in_f32(state: ImportState, region: Region) -> Region:
     (op,) = region.ops
     a, b, c = (state.new_value(TensorType("f32")) for _ in range(3))
     return Region((a, b), (replace(op, operands=(a, b), results=(c,)),), (c,))
 
 
-def sum_over(state: State, v: Value, dims: tuple[int, ...]) -> Value:
+def sum_over(state: ImportState, v: Value, dims: tuple[int, ...]) -> Value:
     """Return the sum of ``v`` over ``dims``; for booleans the logical or."""
     scalar = TensorType(v.type.dtype)
     zero = state.constant(np.zeros((), to_numpy(v.type.dtype)), scalar)
@@ -69,7 +71,7 @@ def padding_pairs(attribute: Any, rank: int) -> tuple[tuple[int, int], ...]:
     return tuple(zip(values[::2], values[1::2]))
 
 
-def _reduce_window(state: State, op: Any) -> None:
+def _import_reduce_window(state: ImportState, op: Any) -> None:
     operands = state.promoted(state.operands(op), _combiner_types(state, op))
     rank = operands[0].type.rank
     ones = (1,) * rank
@@ -84,7 +86,7 @@ def _reduce_window(state: State, op: Any) -> None:
     state.bind(op, state.emit("reduce_window", operands, attrs, (), [region]))
 
 
-def _select_and_scatter(state: State, op: Any) -> None:
+def _import_select_and_scatter(state: ImportState, op: Any) -> None:
     dtype = state.dtype(op.results[0].type)
     operands = state.promoted(state.operands(op), [dtype] * 3)
     rank = operands[0].type.rank
@@ -101,7 +103,7 @@ def _select_and_scatter(state: State, op: Any) -> None:
     state.bind(op, state.emit("select_and_scatter", operands, attrs, (), regions))
 
 
-def _map(state: State, op: Any) -> None:
+def _import_map(state: ImportState, op: Any) -> None:
     """Import a map: the ops of its scalar computation are emitted on whole tensors."""
     given = state.operands(op)
     operands = require_types(state, given, [given[0].type] * len(given))
@@ -117,8 +119,8 @@ def _map(state: State, op: Any) -> None:
 
 
 REDUCTION: dict[str, Importer] = {
-    "stablehlo.reduce": _reduce,
-    "stablehlo.reduce_window": _reduce_window,
-    "stablehlo.select_and_scatter": _select_and_scatter,
-    "stablehlo.map": _map,
+    "stablehlo.reduce": _import_reduce,
+    "stablehlo.reduce_window": _import_reduce_window,
+    "stablehlo.select_and_scatter": _import_select_and_scatter,
+    "stablehlo.map": _import_map,
 }

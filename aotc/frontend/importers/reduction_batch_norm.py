@@ -9,16 +9,16 @@ import numpy as np
 
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.requirements import require_shape
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.dims.algebra import Dim, Expr, product
 from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
 
 
-class _Norm:
+class _BatchNorm:
     """Builder for one batch normalization: statistics over all dims but the feature dim."""
 
-    def __init__(self, state: State, op: Any) -> None:
+    def __init__(self, state: ImportState, op: Any) -> None:
         self.state = state
         self.x = state.value(op.operands[0])
         self.feature = op.attributes["feature_index"].value
@@ -68,21 +68,21 @@ class _Norm:
         return state.one("add", [state.one("mul", [centred, self.spread(factor)]), self.spread(offset)])
 
 
-def _inference(state: State, op: Any) -> None:
-    norm = _Norm(state, op)
+def _import_inference(state: ImportState, op: Any) -> None:
+    norm = _BatchNorm(state, op)
     scale, offset, mean, variance = norm.vectors(state.operands(op)[1:])
     state.bind(op, [norm.scaled(mean, variance, scale, offset)])
 
 
-def _training(state: State, op: Any) -> None:
-    norm = _Norm(state, op)
+def _import_training(state: ImportState, op: Any) -> None:
+    norm = _BatchNorm(state, op)
     scale, offset = norm.vectors(state.operands(op)[1:])
     mean, variance = norm.moments()
     state.bind(op, [norm.scaled(mean, variance, scale, offset), mean, variance])
 
 
-def _gradient(state: State, op: Any) -> None:
-    norm, one = _Norm(state, op), state.one
+def _import_gradient(state: ImportState, op: Any) -> None:
+    norm, one = _BatchNorm(state, op), state.one
     scale, mean, variance = norm.vectors(state.operands(op)[1:4])
     upstream = require_shape(state, state.operands(op)[4], norm.x.type.shape)
     inverse = norm.inverse_deviation(variance)
@@ -97,7 +97,7 @@ def _gradient(state: State, op: Any) -> None:
 
 
 REDUCTION_BATCH_NORM: dict[str, Importer] = {
-    "stablehlo.batch_norm_inference": _inference,
-    "stablehlo.batch_norm_training": _training,
-    "stablehlo.batch_norm_grad": _gradient,
+    "stablehlo.batch_norm_inference": _import_inference,
+    "stablehlo.batch_norm_training": _import_training,
+    "stablehlo.batch_norm_grad": _import_gradient,
 }

@@ -9,7 +9,7 @@ import numpy as np
 
 from aotc.frontend.mlir_types import DYNAMIC, integer_attribute_tuple, integer_tuple, stablehlo_bounds
 from aotc.frontend.requirements import require_stated_sizes
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.dims.algebra import Dim, Sym, floordiv, lone_atom, product
 from aotc.ir.dims.compare import decide_relation
 from aotc.ir.dims.symbols import symbols
@@ -17,18 +17,18 @@ from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
 
 
-def _iota(state: State, op: Any) -> None:
+def _import_iota(state: ImportState, op: Any) -> None:
     attrs = {"dim": op.attributes["iota_dimension"].value}
     state.bind(op, [state.one("iota", (), attrs, [state.static_type(op.results[0].type)])])
 
 
-def _dynamic_iota(state: State, op: Any) -> None:
+def _import_dynamic_iota(state: ImportState, op: Any) -> None:
     (shape,) = state.operands(op)
     t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_iota"))
     state.bind(op, [state.one("iota", (), {"dim": op.attributes["iota_dimension"].value}, [t])])
 
 
-def _broadcast_in_dim(state: State, op: Any) -> None:
+def _import_broadcast_in_dim(state: ImportState, op: Any) -> None:
     (x,) = state.operands(op)
     t, dims = op.results[0].type, integer_tuple(op.attributes["broadcast_dimensions"])
     sizes = dict(zip(dims, x.type.shape))
@@ -40,35 +40,37 @@ def _broadcast_in_dim(state: State, op: Any) -> None:
     )
 
 
-def _dynamic_broadcast_in_dim(state: State, op: Any) -> None:
+def _import_dynamic_broadcast_in_dim(state: ImportState, op: Any) -> None:
     x, shape = state.operands(op)
     t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_broadcast_in_dim"))
     kept = integer_attribute_tuple(op, "known_nonexpanding_dimensions", ())
     state.bind(op, [broadcast_to_type(state, x, integer_tuple(op.attributes["broadcast_dimensions"]), t, kept)])
 
 
-def broadcast_to_type(state: State, x: Value, dims: Sequence[int], t: TensorType, kept: Sequence[int] = ()) -> Value:
+def broadcast_to_type(
+    state: ImportState, x: Value, dims: Sequence[int], t: TensorType, kept: Sequence[int] = ()
+) -> Value:
     """Return ``x`` broadcast to ``t``; an unknown size of ``x`` may be 1 at run time, unless its dim is in ``kept``.
 
     If both sizes are sizes of arguments, they are required to be equal: kernels then need no index computation.
     """
     for k, d in enumerate(dims):
         size, wanted = x.type.shape[k], t.shape[d]
-        equal = k in kept or (_is_size(state, size) and _is_size(state, wanted))
+        equal = k in kept or (_is_argument_size(state, size) and _is_argument_size(state, wanted))
         if not isinstance(size, int) and not equal and decide_relation("eq", size, wanted) is None:
-            x = _stretched(state, x, k, wanted)
+            x = _broadcast_dim(state, x, k, wanted)
     if x.type == t and tuple(dims) == tuple(range(t.rank)):
         return x
     return state.one("broadcast", [x], {"dims": tuple(dims)}, [t])
 
 
-def _is_size(state: State, d: Dim) -> bool:
+def _is_argument_size(state: ImportState, d: Dim) -> bool:
     """Is ``d`` a symbol that is exactly the size of an argument?"""
     symbol = lone_atom(d)
     return isinstance(symbol, Sym) and symbol.name not in (*state.session.sizes, *state.session.bound)
 
 
-def _stretched(state: State, x: Value, k: int, size: Dim) -> Value:
+def _broadcast_dim(state: ImportState, x: Value, k: int, size: Dim) -> Value:
     """Return ``x`` with dim ``k`` broadcast to ``size``, from that size or from 1: element i is ``x[min(i, last)]``."""
     shape, own = x.type.shape, x.type.shape[k]
     state.require("eq", (own - 1) * (own - size), 0, "broadcast of size {0} to size {1}", (own, size))
@@ -86,20 +88,20 @@ def _stretched(state: State, x: Value, k: int, size: Dim) -> Value:
     return stretched
 
 
-def _broadcast(state: State, op: Any) -> None:
+def _import_broadcast(state: ImportState, op: Any) -> None:
     (x,) = state.operands(op)
     sizes = integer_tuple(op.attributes["broadcast_sizes"])
     dims = tuple(range(len(sizes), len(sizes) + x.type.rank))
     state.bind(op, [state.one("broadcast", [x], {"dims": dims}, [TensorType(x.type.dtype, (*sizes, *x.type.shape))])])
 
 
-def _reshape(state: State, op: Any) -> None:
+def _import_reshape(state: ImportState, op: Any) -> None:
     (x,) = state.operands(op)
     t = _reshape_type(state, op, x)
     state.bind(op, [x if x.type == t else state.one("reshape", [x], {}, [t])])
 
 
-def _reshape_type(state: State, op: Any, x: Value) -> TensorType:
+def _reshape_type(state: ImportState, op: Any, x: Value) -> TensorType:
     """Return the type of a reshape; an unknown size of a bounded result is derived from the number of elements."""
     t = op.results[0].type
     dtype, shape = state.session.parts(t)
@@ -114,21 +116,21 @@ def _reshape_type(state: State, op: Any, x: Value) -> TensorType:
     return state.type_with(t, [size] * len(shape))
 
 
-def _dynamic_reshape(state: State, op: Any) -> None:
+def _import_dynamic_reshape(state: ImportState, op: Any) -> None:
     x, shape = state.operands(op)
     t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_reshape"))
     state.bind(op, [x if x.type == t else state.one("reshape", [x], {}, [t])])
 
 
-def _transpose(state: State, op: Any) -> None:
+def _import_transpose(state: ImportState, op: Any) -> None:
     state.bind(op, [state.one("transpose", state.operands(op), {"perm": integer_tuple(op.attributes["permutation"])})])
 
 
-def _reverse(state: State, op: Any) -> None:
+def _import_reverse(state: ImportState, op: Any) -> None:
     state.bind(op, [state.one("reverse", state.operands(op), {"dims": integer_tuple(op.attributes["dimensions"])})])
 
 
-def _slice(state: State, op: Any) -> None:
+def _import_slice(state: ImportState, op: Any) -> None:
     """Import a slice; a dim that is dynamic in the result is not cut: its limit is the dim's bound."""
     (x,) = state.operands(op)
     start, limit, stride = (integer_tuple(op.attributes[n]) for n in ("start_indices", "limit_indices", "strides"))
@@ -141,25 +143,25 @@ def _slice(state: State, op: Any) -> None:
     state.bind(op, [state.one("slice", [x], {"start": start, "limit": tuple(ends), "stride": stride})])
 
 
-def _sizes_after(state: State, op: Any) -> tuple[Dim, ...] | None:
+def _sizes_after(state: ImportState, op: Any) -> tuple[Dim, ...] | None:
     """Return the sizes of a dynamic slice with limit ``start + sizes`` and strides of 1; None for other slices.
 
     JAX writes slices in this form if their starts depend on data and their sizes on shapes.
     """
     start, limit, stride = list(op.operands)[1:]
     maker = getattr(limit.owner, "opview", None)
-    if maker is None or maker.operation.name != "stablehlo.add" or not _all_ones(state, state.value(stride)):
+    if maker is None or maker.operation.name != "stablehlo.add" or not _is_all_ones(state, state.value(stride)):
         return None
     others = [v for v in maker.operation.operands if v != start]
     sizes = state.value(others[0]) if len(others) == 1 else None
     return None if sizes is None else state.known.get(sizes)
 
 
-def _all_ones(state: State, v: Value | None) -> bool:
+def _is_all_ones(state: ImportState, v: Value | None) -> bool:
     return v is not None and set(state.known.get(v, (0,))) == {1}
 
 
-def _element(state: State, vector: Value, n: int) -> Value:
+def _vector_element(state: ImportState, vector: Value, n: int) -> Value:
     one = state.one("slice", [vector], {"start": (n,), "limit": (n + 1,), "stride": (1,)})
     return state.one("reshape", [one], {}, [TensorType(vector.type.dtype)])
 
@@ -167,19 +169,19 @@ def _element(state: State, vector: Value, n: int) -> Value:
 _BOUNDS = ("start", "limit", "stride")
 
 
-def _real_dynamic_slice(state: State, op: Any) -> None:
+def _import_real_dynamic_slice(state: ImportState, op: Any) -> None:
     x, *bounds = state.operands(op)
     _, shape = state.session.parts(op.results[0].type)
     sizes = _sizes_after(state, op)
     if bounds[0] not in state.known and DYNAMIC not in shape and bounds[2] in state.known:
-        sizes = _reach(shape, state.dims_of(bounds[2], "the stride of real_dynamic_slice"))
+        sizes = _slice_reach(shape, state.dims_of(bounds[2], "the stride of real_dynamic_slice"))
     if sizes is None and any(v not in state.known or dims_depend_on_values(state, state.known[v]) for v in bounds):
         first, last, _ = (state.dims_of(v, f"the {w} of real_dynamic_slice") for v, w in zip(bounds, _BOUNDS))
         sizes = tuple(b - a for a, b in zip(first, last))
     if sizes is not None and (
         bounds[0] not in state.known or any(dims_depend_on_values(state, state.known[v]) for v in bounds)
     ):
-        starts = [_element(state, bounds[0], n) for n in range(len(sizes))]
+        starts = [_vector_element(state, bounds[0], n) for n in range(len(sizes))]
         window = state.one("dynamic_slice", [x, *starts], {"sizes": sizes})
         if sizes != shape and bounds[2] in state.known:
             attrs = {"start": (0,) * len(sizes), "limit": sizes, "stride": state.known[bounds[2]]}
@@ -192,43 +194,43 @@ def _real_dynamic_slice(state: State, op: Any) -> None:
     state.bind(op, results)
 
 
-def dims_depend_on_values(state: State, dims: Sequence[Dim]) -> bool:
+def dims_depend_on_values(state: ImportState, dims: Sequence[Dim]) -> bool:
     """Return True if ``dims`` depend on values of tensors: such values may be out of bounds."""
     values = {*state.session.sizes, *state.session.bound}
     return any(s.name in values for d in dims for s in symbols(d))
 
 
-def _reach(shape: Sequence[int], strides: Sequence[Dim]) -> tuple[Dim, ...]:
+def _slice_reach(shape: Sequence[int], strides: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return, for each dim, the distance from the first to behind the last element of a strided slice of ``shape``."""
     return tuple(0 if n == 0 else (n - 1) * stride + 1 for n, stride in zip(shape, strides))
 
 
-def _pad(state: State, op: Any) -> None:
+def _import_pad(state: ImportState, op: Any) -> None:
     names = {"low": "edge_padding_low", "high": "edge_padding_high", "interior": "interior_padding"}
     state.bind(
         op, [state.one("pad", state.operands(op), {k: integer_tuple(op.attributes[n]) for k, n in names.items()})]
     )
 
 
-def _dynamic_pad(state: State, op: Any) -> None:
+def _import_dynamic_pad(state: ImportState, op: Any) -> None:
     x, value, *widths = state.operands(op)
     low, high, interior = (state.dims_of(v, "the widths of dynamic_pad") for v in widths)
     state.bind(op, [state.one("pad", [x, value], {"low": low, "high": high, "interior": interior})])
 
 
-def _concatenate(state: State, op: Any) -> None:
+def _import_concatenate(state: ImportState, op: Any) -> None:
     attrs = {"dim": op.attributes["dimension"].value}
     operands = state.operands(op)
     state.bind(op, operands if len(operands) == 1 else [state.one("concatenate", operands, attrs)])
 
 
-def _get_dimension_size(state: State, op: Any) -> None:
+def _import_get_dimension_size(state: ImportState, op: Any) -> None:
     (x,) = state.operands(op)
     size = x.type.shape[op.attributes["dimension"].value]
     state.bind(op, [state.one("dim", (), {"expr": size}, [TensorType("i32")])])
 
 
-def _set_dimension_size(state: State, op: Any) -> None:
+def _import_set_dimension_size(state: ImportState, op: Any) -> None:
     """Import a truncation of a dim to its first elements.
 
     A bounded dim can grow up to its bound. The new elements are undefined in StableHLO; here they are zeros.
@@ -239,7 +241,7 @@ def _set_dimension_size(state: State, op: Any) -> None:
     if size == whole:
         state.bind(op, [x])
         return
-    most = _bound(op.operands[0].type, dim, whole)
+    most = _dim_bound(op.operands[0].type, dim, whole)
     stated = state.session.parts(op.results[0].type)[1][dim]
     if not stablehlo_bounds(op.results[0].type) and stated != size:
         hint = "state its bound in the type of the result: #stablehlo.bounds"
@@ -256,27 +258,27 @@ def _set_dimension_size(state: State, op: Any) -> None:
     state.bind(op, [state.one("dynamic_slice", [x, *[start] * len(sizes)], {"sizes": sizes})])
 
 
-def _bound(t: Any, dim: int, size: Dim) -> Dim:
+def _dim_bound(t: Any, dim: int, size: Dim) -> Dim:
     """Return the bound of a dim in type ``t``, or its ``size``."""
     bounds = stablehlo_bounds(t)
     return bounds[dim] if bounds and bounds[dim] != DYNAMIC else size
 
 
 SHAPE: dict[str, Importer] = {
-    "stablehlo.iota": _iota,
-    "stablehlo.dynamic_iota": _dynamic_iota,
-    "stablehlo.broadcast_in_dim": _broadcast_in_dim,
-    "stablehlo.dynamic_broadcast_in_dim": _dynamic_broadcast_in_dim,
-    "stablehlo.broadcast": _broadcast,
-    "stablehlo.reshape": _reshape,
-    "stablehlo.dynamic_reshape": _dynamic_reshape,
-    "stablehlo.transpose": _transpose,
-    "stablehlo.reverse": _reverse,
-    "stablehlo.slice": _slice,
-    "stablehlo.real_dynamic_slice": _real_dynamic_slice,
-    "stablehlo.pad": _pad,
-    "stablehlo.dynamic_pad": _dynamic_pad,
-    "stablehlo.concatenate": _concatenate,
-    "stablehlo.get_dimension_size": _get_dimension_size,
-    "stablehlo.set_dimension_size": _set_dimension_size,
+    "stablehlo.iota": _import_iota,
+    "stablehlo.dynamic_iota": _import_dynamic_iota,
+    "stablehlo.broadcast_in_dim": _import_broadcast_in_dim,
+    "stablehlo.dynamic_broadcast_in_dim": _import_dynamic_broadcast_in_dim,
+    "stablehlo.broadcast": _import_broadcast,
+    "stablehlo.reshape": _import_reshape,
+    "stablehlo.dynamic_reshape": _import_dynamic_reshape,
+    "stablehlo.transpose": _import_transpose,
+    "stablehlo.reverse": _import_reverse,
+    "stablehlo.slice": _import_slice,
+    "stablehlo.real_dynamic_slice": _import_real_dynamic_slice,
+    "stablehlo.pad": _import_pad,
+    "stablehlo.dynamic_pad": _import_dynamic_pad,
+    "stablehlo.concatenate": _import_concatenate,
+    "stablehlo.get_dimension_size": _import_get_dimension_size,
+    "stablehlo.set_dimension_size": _import_set_dimension_size,
 }

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.importers.shape import dims_depend_on_values
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.dims.compare import decide_relation
 from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
@@ -39,8 +39,8 @@ _OPPOSITE = {8: 6, 9: 5, 10: 4, 11: 3, 12: 2, 14: 7}
 """Predicates of ``arith.cmpf`` that are true for NaN, with their negations."""
 
 
-def _binary(name: str) -> Importer:
-    def importer(state: State, op: Any) -> None:
+def _binary_importer(name: str) -> Importer:
+    def importer(state: ImportState, op: Any) -> None:
         operands = state.operands(op) if op.name in _SIGNLESS else _wide_operands(state, op)
         is_bits = operands[0].type.dtype == "i1"
         of_bits = _OF_BITS | _EXTREMES_OF_BITS
@@ -49,7 +49,7 @@ def _binary(name: str) -> Importer:
     return importer
 
 
-def _wide_operands(state: State, op: Any) -> list[Value]:
+def _wide_operands(state: ImportState, op: Any) -> list[Value]:
     """Return the operands of an integer op; reject i1 operands, as true counts as -1 in MLIR but as 1 here."""
     operands = state.operands(op)
     if operands[0].type.dtype == "i1":
@@ -57,14 +57,14 @@ def _wide_operands(state: State, op: Any) -> list[Value]:
     return operands
 
 
-def _unsigned(state: State, values: list[Value]) -> list[Value]:
+def _as_unsigned(state: ImportState, values: list[Value]) -> list[Value]:
     """Return ``values`` as unsigned integers of the same width, or unchanged if none can be negative."""
     if all(_is_natural(state, v) for v in values):
         return values
     return [as_dtype(state, v, _unsigned_dtype(v.type.dtype)) for v in values]
 
 
-def _is_natural(state: State, v: Value) -> bool:
+def _is_natural(state: ImportState, v: Value) -> bool:
     """Return True if ``v`` consists of sizes, which cannot be negative; values of integer arguments can be."""
     known = state.known.get(v)
     return (
@@ -78,30 +78,30 @@ def _unsigned_dtype(dtype: str) -> str:
     return dtype.replace("i", "u") if kind_of(dtype) == "i" else dtype
 
 
-def as_dtype(state: State, v: Value, dtype: str) -> Value:
+def as_dtype(state: ImportState, v: Value, dtype: str) -> Value:
     """Return the bits of ``v`` as ``dtype`` of the same width."""
     return v if v.type.dtype == dtype else state.one("bitcast", [v], {}, [TensorType(dtype, v.type.shape)])
 
 
-def _unsigned_binary(name: str) -> Importer:
-    def importer(state: State, op: Any) -> None:
+def _unsigned_binary_importer(name: str) -> Importer:
+    def importer(state: ImportState, op: Any) -> None:
         if state.dtype(op.operands[0].type) == "i1" and op.name in _EXTREMES_OF_BITS:
             state.bind(op, [state.one(_EXTREMES_OF_BITS[op.name], state.operands(op))])
             return
         operands = _wide_operands(state, op)
-        result = state.one(name, _unsigned(state, operands))
+        result = state.one(name, _as_unsigned(state, operands))
         state.bind(op, [as_dtype(state, result, operands[0].type.dtype)])
 
     return importer
 
 
-def _rounded_division(sign: int) -> Importer:
+def _rounded_division_importer(sign: int) -> Importer:
     """Return the importer of a signed division that rounds down (``sign`` -1) or up (1).
 
     The truncated quotient is off by ``sign`` if there is a remainder and the exact quotient has that sign.
     """
 
-    def importer(state: State, op: Any) -> None:
+    def importer(state: ImportState, op: Any) -> None:
         a, b = _wide_operands(state, op)
         t = a.type
         zero = state.constant(np.array(0, to_numpy(t.dtype)), t)
@@ -115,9 +115,9 @@ def _rounded_division(sign: int) -> Importer:
     return importer
 
 
-def _ceildivui(state: State, op: Any) -> None:
+def _import_ceildivui(state: ImportState, op: Any) -> None:
     a, b = _wide_operands(state, op)
-    left, right = _unsigned(state, [a, b])
+    left, right = _as_unsigned(state, [a, b])
     rest = state.one("rem", [left, right])
     zero = state.constant(np.array(0, to_numpy(rest.type.dtype)), rest.type)
     more = state.convert(state.one("ne", [rest, zero]), rest.type.dtype)
@@ -125,26 +125,26 @@ def _ceildivui(state: State, op: Any) -> None:
     state.bind(op, [as_dtype(state, quotient, a.type.dtype)])
 
 
-def _cmpi(state: State, op: Any) -> None:
+def _import_cmpi(state: ImportState, op: Any) -> None:
     predicate, sign = _PREDICATES[op.attributes["predicate"].value]
     operands = state.operands(op)
     if operands[0].type.dtype == "i1":  # a signed true is -1
         operands = operands[::-1] if sign == "signed" else operands
     elif sign == "unsigned":
-        operands = _unsigned(state, operands)
+        operands = _as_unsigned(state, operands)
     state.bind(op, [state.one(predicate, operands)])
 
 
-def _cmpf(state: State, op: Any) -> None:
-    state.bind(op, [_compared(state, op.attributes["predicate"].value, *state.operands(op))])
+def _import_cmpf(state: ImportState, op: Any) -> None:
+    state.bind(op, [_float_comparison(state, op.attributes["predicate"].value, *state.operands(op))])
 
 
-def _compared(state: State, predicate: int, a: Value, b: Value) -> Value:
+def _float_comparison(state: ImportState, predicate: int, a: Value, b: Value) -> Value:
     """Return the float comparison of an ``arith.cmpf`` predicate number."""
     if predicate in _ORDERED:
         return state.one(_ORDERED[predicate], [a, b])
     if predicate in _OPPOSITE:
-        return state.one("not", [_compared(state, _OPPOSITE[predicate], a, b)])
+        return state.one("not", [_float_comparison(state, _OPPOSITE[predicate], a, b)])
     match predicate:
         case 6:  # one: below or above
             return state.one("or", [state.one("lt", [a, b]), state.one("gt", [a, b])])
@@ -153,10 +153,10 @@ def _compared(state: State, predicate: int, a: Value, b: Value) -> Value:
     return state.constant(np.array(predicate == 15), TensorType("i1", a.type.shape))
 
 
-def _number(name: str) -> Importer:
+def _nan_ignoring_importer(name: str) -> Importer:
     """Return the importer of ``name``, the maximum or minimum of two floats that ignores a NaN."""
 
-    def importer(state: State, op: Any) -> None:
+    def importer(state: ImportState, op: Any) -> None:
         a, b = state.operands(op)
         result = state.one(name, [a, b])
         for nan, other in ((a, b), (b, a)):
@@ -166,10 +166,10 @@ def _number(name: str) -> Importer:
     return importer
 
 
-def _with_carry(name: str) -> Importer:
+def _carry_importer(name: str) -> Importer:
     """Return the importer of an unsigned sum or difference with its carry."""
 
-    def importer(state: State, op: Any) -> None:
+    def importer(state: ImportState, op: Any) -> None:
         a, b = _wide_operands(state, op)
         x, y = (as_dtype(state, v, _unsigned_dtype(v.type.dtype)) for v in (a, b))
         result = state.one(name, [x, y])
@@ -179,10 +179,10 @@ def _with_carry(name: str) -> Importer:
     return importer
 
 
-def _extended(signed: bool) -> Importer:
+def _extended_product_importer(signed: bool) -> Importer:
     """Return the importer of a product as low and high half, computed in twice the width."""
 
-    def importer(state: State, op: Any) -> None:
+    def importer(state: ImportState, op: Any) -> None:
         operands = _wide_operands(state, op)
         dtype = operands[0].type.dtype
         bits = DTYPES[dtype].bits
@@ -198,12 +198,12 @@ def _extended(signed: bool) -> Importer:
     return importer
 
 
-def _select(state: State, op: Any) -> None:
+def _import_select(state: ImportState, op: Any) -> None:
     test, a, b = state.operands(op)
     state.bind(op, [state.one("select", [state.broadcast_scalar(test, a.type.shape), a, b])])
 
 
-def _convert_signed(state: State, op: Any) -> None:
+def _import_convert_signed(state: ImportState, op: Any) -> None:
     """Convert signed integers; one-bit ones are 0 and -1."""
     (x,) = state.operands(op)
     dtype = state.dtype(op.results[0].type)
@@ -211,12 +211,12 @@ def _convert_signed(state: State, op: Any) -> None:
     state.bind(op, [state.one("neg", [converted]) if x.type.dtype == "i1" != dtype else converted])
 
 
-def _convert_unsigned(state: State, op: Any) -> None:
-    (x,) = _unsigned(state, state.operands(op))
+def _import_convert_unsigned(state: ImportState, op: Any) -> None:
+    (x,) = _as_unsigned(state, state.operands(op))
     state.bind(op, [state.convert(x, state.dtype(op.results[0].type))])
 
 
-def _trunci(state: State, op: Any) -> None:
+def _import_trunci(state: ImportState, op: Any) -> None:
     """Drop high bits; for i1 the lowest bit remains, whereas StableHLO converts any nonzero number to true."""
     (x,) = state.operands(op)
     dtype = state.dtype(op.results[0].type)
@@ -225,14 +225,14 @@ def _trunci(state: State, op: Any) -> None:
     state.bind(op, [state.convert(x, dtype)])
 
 
-def _convert_float(state: State, op: Any) -> None:
+def _import_convert_float(state: ImportState, op: Any) -> None:
     (x,) = state.operands(op)
     if "roundingmode" in op.attributes and op.attributes["roundingmode"].value != 0:
         state.fail(f"{op.name} with a rounding mode is not supported", "round to nearest, ties to even")
     state.bind(op, [state.convert(x, state.dtype(op.results[0].type))])
 
 
-def _float_to_integer(state: State, op: Any) -> None:
+def _import_float_to_integer(state: ImportState, op: Any) -> None:
     (x,) = state.operands(op)
     dtype = state.dtype(op.results[0].type)
     if dtype == "i1":
@@ -243,31 +243,31 @@ def _float_to_integer(state: State, op: Any) -> None:
     state.bind(op, [as_dtype(state, state.convert(x, _unsigned_dtype(dtype)), dtype)])
 
 
-def bitcast(state: State, op: Any) -> None:
+def bitcast(state: ImportState, op: Any) -> None:
     """Import a change of the element type that keeps the bits."""
     (x,) = state.operands(op)
     state.bind(op, [as_dtype(state, x, state.dtype(op.results[0].type))])
 
 
 SHAPE_ARITH: dict[str, Importer] = {
-    **{f"arith.{name}": _binary(ours) for name, ours in _BINARY.items()},
-    **{f"arith.{name}": _unsigned_binary(ours) for name, ours in _OF_UNSIGNED.items()},
-    "arith.floordivsi": _rounded_division(-1),
-    "arith.ceildivsi": _rounded_division(1),
-    "arith.ceildivui": _ceildivui,
-    "arith.cmpi": _cmpi,
-    "arith.cmpf": _cmpf,
-    "arith.maxnumf": _number("max"),
-    "arith.minnumf": _number("min"),
-    "arith.addui_extended": _with_carry("add"),
-    "arith.subui_extended": _with_carry("sub"),
-    "arith.mulsi_extended": _extended(signed=True),
-    "arith.mului_extended": _extended(signed=False),
-    "arith.select": _select,
-    **dict.fromkeys(("arith.index_cast", "arith.extsi", "arith.sitofp"), _convert_signed),
-    **dict.fromkeys(("arith.index_castui", "arith.extui", "arith.uitofp"), _convert_unsigned),
-    "arith.trunci": _trunci,
-    **dict.fromkeys(("arith.extf", "arith.truncf", "arith.convertf"), _convert_float),
-    **dict.fromkeys(("arith.fptosi", "arith.fptoui"), _float_to_integer),
+    **{f"arith.{name}": _binary_importer(ours) for name, ours in _BINARY.items()},
+    **{f"arith.{name}": _unsigned_binary_importer(ours) for name, ours in _OF_UNSIGNED.items()},
+    "arith.floordivsi": _rounded_division_importer(-1),
+    "arith.ceildivsi": _rounded_division_importer(1),
+    "arith.ceildivui": _import_ceildivui,
+    "arith.cmpi": _import_cmpi,
+    "arith.cmpf": _import_cmpf,
+    "arith.maxnumf": _nan_ignoring_importer("max"),
+    "arith.minnumf": _nan_ignoring_importer("min"),
+    "arith.addui_extended": _carry_importer("add"),
+    "arith.subui_extended": _carry_importer("sub"),
+    "arith.mulsi_extended": _extended_product_importer(signed=True),
+    "arith.mului_extended": _extended_product_importer(signed=False),
+    "arith.select": _import_select,
+    **dict.fromkeys(("arith.index_cast", "arith.extsi", "arith.sitofp"), _import_convert_signed),
+    **dict.fromkeys(("arith.index_castui", "arith.extui", "arith.uitofp"), _import_convert_unsigned),
+    "arith.trunci": _import_trunci,
+    **dict.fromkeys(("arith.extf", "arith.truncf", "arith.convertf"), _import_convert_float),
+    **dict.fromkeys(("arith.fptosi", "arith.fptoui"), _import_float_to_integer),
     "arith.bitcast": bitcast,
 }

@@ -15,7 +15,7 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.importers.shape import broadcast_to_type
 from aotc.frontend.locations import loc_from_mlir
 from aotc.frontend.mlir_types import integer_tuple
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.dims.algebra import Dim, maximum, minimum
 from aotc.ir.tensor.ir import TensorType
 
@@ -35,7 +35,7 @@ def rewrite_broadcasting(op: Any, path: str = "") -> Any:
     result = op.results[0].type
     attributes = [op.attributes[n] for n in range(len(op.attributes))]
     dims = {a.name: a.attr for a in attributes if a.name == "broadcast_dimensions"}
-    others = {a.name: _of_stablehlo(a.attr) for a in attributes if a.name not in dims}
+    others = {a.name: _stablehlo_attribute(a.attr) for a in attributes if a.name not in dims}
     with ir.InsertionPoint(op), op.location:
         shapes = [ir.RankedTensorType.get(result.shape, v.type.element_type) for v in op.operands]
         wide = ir.Operation.create(_TOGETHER, results=shapes, operands=list(op.operands), attributes=dims)
@@ -73,12 +73,12 @@ def check_ranks(op: Any, path: str) -> None:
         )  # fmt: skip
 
 
-def _of_stablehlo(attribute: Any) -> Any:
+def _stablehlo_attribute(attribute: Any) -> Any:
     text = str(attribute)
     return ir.Attribute.parse(text.replace("#chlo<", "#stablehlo<")) if text.startswith("#chlo<") else attribute
 
 
-def common_size(state: State, sizes: Sequence[Dim]) -> Dim:
+def common_size(state: ImportState, sizes: Sequence[Dim]) -> Dim:
     """Return the common size to which ``sizes`` of one dim broadcast; those that are not 1 must be equal.
 
     Two different unknown sizes are allowed: a call may pass 1 for either.
@@ -99,7 +99,7 @@ def common_size(state: State, sizes: Sequence[Dim]) -> Dim:
     return found
 
 
-def _together(state: State, op: Any) -> None:
+def _import_broadcast_together(state: ImportState, op: Any) -> None:
     """Import ``aotc.broadcast``: operands get their common shape, by ``broadcast_dimensions`` or from the right."""
     operands = state.operands(op)
     rank = max(v.type.rank for v in operands)
@@ -116,4 +116,4 @@ def _together(state: State, op: Any) -> None:
     state.bind(op, [broadcast_to_type(state, v, d, t) for v, d, t in zip(operands, places, types, strict=True)])
 
 
-SHAPE_BROADCASTING: dict[str, Importer] = {_TOGETHER: _together}
+SHAPE_BROADCASTING: dict[str, Importer] = {_TOGETHER: _import_broadcast_together}

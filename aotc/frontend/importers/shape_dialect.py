@@ -16,28 +16,28 @@ from aotc.frontend.importers.control import assert_test
 from aotc.frontend.importers.shape_broadcasting import common_size
 from aotc.frontend.importers.shape_tensor import import_dimension_size, index_constant, tensor_of_scalars
 from aotc.frontend.mlir_types import integer_tuple
-from aotc.frontend.session import Importer, State
+from aotc.frontend.session import Importer, ImportState
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.dims.compare import decide_relation
 from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.messages import literal
 
 
-def _vector(state: State, values: Sequence[Value]) -> Value:
+def _shape_vector(state: ImportState, values: Sequence[Value]) -> Value:
     """Return scalars as a shape vector."""
     wide = [state.convert(v, "i64") for v in values]
     return tensor_of_scalars(state, wide, TensorType("i64", (len(wide),)))
 
 
-def _of_dims(state: State, dims: Sequence[Dim]) -> Value:
-    return _vector(state, [_of_dim(state, d) for d in dims])
+def _dims_as_vector(state: ImportState, dims: Sequence[Dim]) -> Value:
+    return _shape_vector(state, [_dim_as_scalar(state, d) for d in dims])
 
 
-def _of_dim(state: State, d: Dim) -> Value:
+def _dim_as_scalar(state: ImportState, d: Dim) -> Value:
     return state.one("dim", (), {"expr": d}, [TensorType("i64")])
 
 
-def _extents(state: State, v: Value) -> list[Value]:
+def _extents_of_vector(state: ImportState, v: Value) -> list[Value]:
     """Return the elements of a shape vector as scalars; its length must be known."""
     if v.type.rank != 1 or not isinstance(v.type.shape[0], int):
         state.fail(f"{state.op} on {v.type}: the rank of a shape is not known", "give every tensor a rank")
@@ -45,45 +45,45 @@ def _extents(state: State, v: Value) -> list[Value]:
     return [state.one("reshape", [state.one("slice", [v], a)], {}, [TensorType(v.type.dtype)]) for a in attrs]
 
 
-def _dims(state: State, v: Value) -> tuple[Dim, ...]:
+def _dims_of_vector(state: ImportState, v: Value) -> tuple[Dim, ...]:
     return state.dims_of(v, f"the shape of {state.op}")
 
 
-def _shape_of(state: State, op: Any) -> None:
+def _import_shape_of(state: ImportState, op: Any) -> None:
     """Import ``shape.shape_of``, which jaxlib's decomposition of CHLO emits: bind the vector of an array's sizes."""
-    state.bind(op, [_of_dims(state, state.value(op.operands[0]).type.shape)])
+    state.bind(op, [_dims_as_vector(state, state.value(op.operands[0]).type.shape)])
 
 
-def _const_shape(state: State, op: Any) -> None:
+def _import_const_shape(state: ImportState, op: Any) -> None:
     sizes = integer_tuple(op.attributes["shape"])
     state.bind(op, [state.constant(np.array(sizes, np.int64), TensorType("i64", (len(sizes),)))])
 
 
-def _const_size(state: State, op: Any) -> None:
+def _import_const_size(state: ImportState, op: Any) -> None:
     state.bind(op, [index_constant(state, op.attributes["value"].value)])
 
 
-def _num_elements(state: State, op: Any) -> None:
+def _import_num_elements(state: ImportState, op: Any) -> None:
     total = index_constant(state, 1)
-    for extent in _extents(state, state.value(op.operands[0])):
+    for extent in _extents_of_vector(state, state.value(op.operands[0])):
         total = state.one("mul", [total, extent])
     state.bind(op, [total])
 
 
-def _alias(state: State, op: Any) -> None:
+def _import_alias(state: ImportState, op: Any) -> None:
     """Import an op that only changes the MLIR type of a shape, a size or a witness: bind the result to the operand."""
     state.bind(op, state.operands(op))
 
 
-def _from_extents(state: State, op: Any) -> None:
-    state.bind(op, [_vector(state, state.operands(op))])
+def _import_from_extents(state: ImportState, op: Any) -> None:
+    state.bind(op, [_shape_vector(state, state.operands(op))])
 
 
-def _rank(state: State, op: Any) -> None:
-    state.bind(op, [index_constant(state, len(_extents(state, state.value(op.operands[0]))))])
+def _import_rank(state: ImportState, op: Any) -> None:
+    state.bind(op, [index_constant(state, len(_extents_of_vector(state, state.value(op.operands[0]))))])
 
 
-def _constant_index(state: State, v: Value, most: int) -> int:
+def _constant_index(state: ImportState, v: Value, most: int) -> int:
     (index,) = state.known.get(v, (None,))
     if not isinstance(index, int):
         state.fail(f"the index of {state.op} is not a constant", "index with arith.constant")
@@ -92,52 +92,54 @@ def _constant_index(state: State, v: Value, most: int) -> int:
     return index
 
 
-def _get_extent(state: State, op: Any) -> None:
+def _import_get_extent(state: ImportState, op: Any) -> None:
     shape, where = state.operands(op)
-    extents = _extents(state, shape)
+    extents = _extents_of_vector(state, shape)
     state.bind(op, [extents[_constant_index(state, where, len(extents) - 1)]])
 
 
-def _dim(state: State, op: Any) -> None:
+def _import_dim(state: ImportState, op: Any) -> None:
     x, where = state.operands(op)
     state.bind(op, [import_dimension_size(state, op, x, where)])
 
 
-def _split_at(state: State, op: Any) -> None:
+def _import_split_at(state: ImportState, op: Any) -> None:
     shape, where = state.operands(op)
-    extents = _extents(state, shape)
+    extents = _extents_of_vector(state, shape)
     place = _constant_index(state, where, len(extents))
-    state.bind(op, [_vector(state, extents[:place]), _vector(state, extents[place:])])
+    state.bind(op, [_shape_vector(state, extents[:place]), _shape_vector(state, extents[place:])])
 
 
-def _concat(state: State, op: Any) -> None:
-    state.bind(op, [_vector(state, [extent for v in state.operands(op) for extent in _extents(state, v)])])
+def _import_concat(state: ImportState, op: Any) -> None:
+    state.bind(
+        op, [_shape_vector(state, [extent for v in state.operands(op) for extent in _extents_of_vector(state, v)])]
+    )
 
 
-def _arithmetic(name: str) -> Importer:
+def _size_arithmetic_importer(name: str) -> Importer:
     """Return the importer of an op on two sizes, or on two shapes of the same rank."""
     return lambda state, op: state.bind(op, [state.one(name, state.operands(op))])
 
 
-def _aligned(state: State, op: Any) -> list[list[Dim]]:
+def _aligned_operand_sizes(state: ImportState, op: Any) -> list[list[Dim]]:
     """Return, for each dim of the longest operand shape, the sizes there; shapes are aligned at their last dims."""
-    shapes = [_dims(state, v) for v in state.operands(op)]
+    shapes = [_dims_of_vector(state, v) for v in state.operands(op)]
     rank = max(map(len, shapes), default=0)
     return [[s[d - rank + len(s)] for s in shapes if d - rank + len(s) >= 0] for d in range(rank)]
 
 
-def _cstr_broadcastable(state: State, op: Any) -> None:
-    for sizes in _aligned(state, op):
+def _import_cstr_broadcastable(state: ImportState, op: Any) -> None:
+    for sizes in _aligned_operand_sizes(state, op):
         common_size(state, sizes)
     state.bind(op, ())
 
 
-def _broadcast(state: State, op: Any) -> None:
-    state.bind(op, [_of_dims(state, [common_size(state, sizes) for sizes in _aligned(state, op)])])
+def _import_broadcast(state: ImportState, op: Any) -> None:
+    state.bind(op, [_dims_as_vector(state, [common_size(state, sizes) for sizes in _aligned_operand_sizes(state, op)])])
 
 
-def _cstr_eq(state: State, op: Any) -> None:
-    shapes = [_dims(state, v) for v in state.operands(op)]
+def _import_cstr_eq(state: ImportState, op: Any) -> None:
+    shapes = [_dims_of_vector(state, v) for v in state.operands(op)]
     for first, other in pairwise(shapes):
         if len(other) != len(first):
             state.fail(f"{op.name}: shapes of {len(first)} and {len(other)} sizes", "shapes of one rank")
@@ -148,50 +150,50 @@ def _cstr_eq(state: State, op: Any) -> None:
     state.bind(op, ())
 
 
-def _cstr_require(state: State, op: Any) -> None:
+def _import_cstr_require(state: ImportState, op: Any) -> None:
     assert_test(state, state.value(op.operands[0]), (), literal(op.attributes["msg"].value))
     state.bind(op, ())
 
 
-def _const_witness(state: State, op: Any) -> None:
+def _import_const_witness(state: ImportState, op: Any) -> None:
     if not op.attributes["passing"].value:
         state.fail("shape.const_witness false: the model states that this is always false", "correct the shapes")
     state.bind(op, ())
 
 
-def _assuming(state: State, op: Any) -> None:
+def _import_assuming(state: ImportState, op: Any) -> None:
     state.bind(op, state.session.import_block(state, op.regions[0].blocks[0]))
 
 
-def _all(state: State, tests: Sequence[Value]) -> Value:
+def _all_tests(state: ImportState, tests: Sequence[Value]) -> Value:
     result = state.constant(np.array(True), TensorType("i1"))
     for test in tests:
         result = state.one("and", [result, test])
     return result
 
 
-def _shape_eq(state: State, op: Any) -> None:
-    shapes = [_extents(state, v) for v in state.operands(op)]
+def _import_shape_eq(state: ImportState, op: Any) -> None:
+    shapes = [_extents_of_vector(state, v) for v in state.operands(op)]
     if len({len(shape) for shape in shapes}) > 1:
         state.bind(op, [state.constant(np.array(False), TensorType("i1"))])
         return
     pairs = [pair for first, other in pairwise(shapes) for pair in zip(first, other, strict=True)]
-    state.bind(op, [_all(state, [state.one("eq", list(pair)) for pair in pairs])])
+    state.bind(op, [_all_tests(state, [state.one("eq", list(pair)) for pair in pairs])])
 
 
-def _is_broadcastable(state: State, op: Any) -> None:
+def _import_is_broadcastable(state: ImportState, op: Any) -> None:
     one, tests = index_constant(state, 1), []
-    for sizes in _aligned(state, op):
-        values = [_of_dim(state, d) for d in sizes]
+    for sizes in _aligned_operand_sizes(state, op):
+        values = [_dim_as_scalar(state, d) for d in sizes]
         for n, a in enumerate(values):
             for b in values[:n]:
                 pairs = [(a, b), (a, one), (b, one)]
                 same, *ones = (state.one("eq", list(pair)) for pair in pairs)
                 tests.append(state.one("or", [same, state.one("or", ones)]))
-    state.bind(op, [_all(state, tests)])
+    state.bind(op, [_all_tests(state, tests)])
 
 
-def _any(state: State, op: Any) -> None:
+def _import_any(state: ImportState, op: Any) -> None:
     """Import ``shape.any``: bind the first of several shapes, as all must be equal."""
     operands = state.operands(op)
     if not operands:
@@ -199,45 +201,45 @@ def _any(state: State, op: Any) -> None:
     state.bind(op, operands[:1])
 
 
-def _reduce(state: State, op: Any) -> None:
+def _import_reduce(state: ImportState, op: Any) -> None:
     """Import ``shape.reduce``: inline its region for each extent, with the index, the extent and the carried values."""
     shape, *values = state.operands(op)
     block = op.regions[0].blocks[0]
-    for n, extent in enumerate(_extents(state, shape)):
+    for n, extent in enumerate(_extents_of_vector(state, shape)):
         state.bind_values(block.arguments, [index_constant(state, n), extent, *values])
         values = state.session.import_block(state, block)
     state.bind(op, values)
 
 
 _CASTS = ("to_extent_tensor", "from_extent_tensor", "value_as_shape", "size_to_index", "index_to_size")
-_MEANINGS: dict[str, Callable[[State, Any], None]] = {
-    **dict.fromkeys(_CASTS, _alias),
-    "shape_of": _shape_of,
-    "const_shape": _const_shape,
-    "const_size": _const_size,
-    "num_elements": _num_elements,
-    "from_extents": _from_extents,
-    "rank": _rank,
-    "get_extent": _get_extent,
-    "dim": _dim,
-    "split_at": _split_at,
-    "concat": _concat,
-    "add": _arithmetic("add"),
-    "mul": _arithmetic("mul"),
-    "div": _arithmetic("div"),
-    "max": _arithmetic("max"),
-    "min": _arithmetic("min"),
-    "broadcast": _broadcast,
-    "shape_eq": _shape_eq,
-    "is_broadcastable": _is_broadcastable,
-    **dict.fromkeys(("any", "meet"), _any),
-    "reduce": _reduce,
-    "cstr_broadcastable": _cstr_broadcastable,
-    "cstr_eq": _cstr_eq,
-    "cstr_require": _cstr_require,
-    "const_witness": _const_witness,
-    "assuming": _assuming,
-    "assuming_all": _alias,
+_MEANINGS: dict[str, Callable[[ImportState, Any], None]] = {
+    **dict.fromkeys(_CASTS, _import_alias),
+    "shape_of": _import_shape_of,
+    "const_shape": _import_const_shape,
+    "const_size": _import_const_size,
+    "num_elements": _import_num_elements,
+    "from_extents": _import_from_extents,
+    "rank": _import_rank,
+    "get_extent": _import_get_extent,
+    "dim": _import_dim,
+    "split_at": _import_split_at,
+    "concat": _import_concat,
+    "add": _size_arithmetic_importer("add"),
+    "mul": _size_arithmetic_importer("mul"),
+    "div": _size_arithmetic_importer("div"),
+    "max": _size_arithmetic_importer("max"),
+    "min": _size_arithmetic_importer("min"),
+    "broadcast": _import_broadcast,
+    "shape_eq": _import_shape_eq,
+    "is_broadcastable": _import_is_broadcastable,
+    **dict.fromkeys(("any", "meet"), _import_any),
+    "reduce": _import_reduce,
+    "cstr_broadcastable": _import_cstr_broadcastable,
+    "cstr_eq": _import_cstr_eq,
+    "cstr_require": _import_cstr_require,
+    "const_witness": _import_const_witness,
+    "assuming": _import_assuming,
+    "assuming_all": _import_alias,
 }
 
 SHAPE_DIALECT: dict[str, Importer] = {f"shape.{name}": importer for name, importer in _MEANINGS.items()}

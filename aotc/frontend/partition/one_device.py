@@ -41,7 +41,7 @@ def _remove_shardings(module: ir.Module, path: str) -> None:
     while stack:
         op = stack.pop()
         stack += inner_operations(op)
-        name = _call(op) or op.name
+        name = _called_name(op) or op.name
         if name == _MANUAL or name in _MANUAL_CALLS:
             what = "jax.shard_map describes what one rank computes: no program for one device is known to compare with"
             hint = "compare aotc.gang(...) with the function itself in jax"
@@ -55,19 +55,19 @@ def _remove_shardings(module: ir.Module, path: str) -> None:
             _remove_attributes(op)
 
 
-def _call(op: ir.Operation) -> str:
+def _called_name(op: ir.Operation) -> str:
     """Return the name that a custom call calls; empty for other ops."""
     return str(op.attributes["call_target_name"].value) if op.name == "stablehlo.custom_call" else ""
 
 
 def _remove_attributes(op: ir.Operation) -> None:
-    for name in [name for name, _ in op.attributes.items() if _is_sharding(name)]:
+    for name in [name for name, _ in op.attributes.items() if _is_sharding_attribute(name)]:
         del op.attributes[name]
     for kind in ("arg_attrs", "res_attrs"):
         if kind in op.attributes:
-            rows = [{a.name: a.attr for a in row if not _is_sharding(a.name)} for row in op.attributes[kind]]
+            rows = [{a.name: a.attr for a in row if not _is_sharding_attribute(a.name)} for row in op.attributes[kind]]
             op.attributes[kind] = ir.ArrayAttr.get([ir.DictAttr.get(row) for row in rows])
 
 
-def _is_sharding(name: str) -> bool:
+def _is_sharding_attribute(name: str) -> bool:
     return name.startswith("sdy.") or name == "mhlo.sharding"

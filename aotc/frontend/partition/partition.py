@@ -61,18 +61,18 @@ def partitioned(module: ir.Module, path: str = "") -> tuple[bytes, dict[str, Any
     """
     with module.context, ir.Location.unknown(module.context):
         main = _public_function(module, path)
-        _check(module, main, path)
+        _check_partitionable(module, main, path)
         mesh = _mesh_of(module)
         _set_partitions(module, mesh.size)
-        layouts, local = _split(module, main, mesh, path)
-        if _close_uneven(main, mesh, layouts):
-            layouts, local = _split(module, main, mesh, path)
+        layouts, local = _run_xla_partitioner(module, main, mesh, path)
+        if _make_uneven_whole(main, mesh, layouts):
+            layouts, local = _run_xla_partitioner(module, main, mesh, path)
         for kind, row in zip(("argument", "result"), layouts, strict=True):
             for number, layout in enumerate(row):
                 if layout is None:
                     message = f"{kind} {number} is not cut evenly by whole axes of the mesh {mesh}"
                     raise CompileError.at(Loc(path), message, hint="in_shardings and out_shardings of whole axes")
-        data = _finished(module, main, local)
+        data = _finished_rank_program(module, main, local)
     arguments, results = (tuple(row) for row in layouts)
     return data, {"mesh": mesh.entry(), "arguments": arguments, "results": results}
 
@@ -86,7 +86,7 @@ def _public_function(module: ir.Module, path: str) -> ir.OpView:
     return public[0]
 
 
-def _check(module: ir.Module, main: ir.OpView, path: str) -> None:
+def _check_partitionable(module: ir.Module, main: ir.OpView, path: str) -> None:
     attributes = module.operation.attributes
     if (replicas := discardable_integer(attributes, _REPLICAS, 1, Loc(path))) > 1:
         message = f"the program is for {replicas} replicas of its devices"
@@ -113,15 +113,15 @@ def names_several_devices(module: ir.Module, devices: int) -> bool:
     JAX states one device for a function over a mesh without devices, if none of its arguments has a sharding; so the
     mesh counts for programs for which JAX has stated ``devices`` (0: it has not), and for manual computations.
     """
-    if devices > _partitions(module):
+    if devices > _partition_count(module):
         _set_partitions(module, devices)
-    if _partitions(module) > 1:
+    if _partition_count(module) > 1:
         return True
     counts = devices > 0 or any(op.name == "sdy.manual_computation" for op in operations_of(module))
     return counts and any(mesh.size > 1 for mesh in _named_meshes(module))
 
 
-def _partitions(module: ir.Module) -> int:
+def _partition_count(module: ir.Module) -> int:
     return discardable_integer(module.operation.attributes, _COUNT, 1, Loc())
 
 
@@ -145,52 +145,54 @@ def _named_meshes(module: ir.Module) -> list[Mesh]:
 def _mesh_of(module: ir.Module) -> Mesh:
     """Return the mesh that the program names; for a program that names none, one of the factors of its devices."""
     meshes = [mesh for mesh in _named_meshes(module) if mesh.axes]
-    count = _partitions(module)
+    count = _partition_count(module)
     count = count if count > 1 else max((mesh.size for mesh in meshes), default=1)
     return next((mesh for mesh in meshes if mesh.size == count), mesh_of_factors(count))
 
 
-def _ends(main: ir.OpView) -> tuple[tuple[str, Sequence[Any]], tuple[str, Sequence[Any]]]:
+def _argument_and_result_types(main: ir.OpView) -> tuple[tuple[str, Sequence[Any]], tuple[str, Sequence[Any]]]:
     """Return the types of the arguments, and those of the results, each with the attribute that describes them."""
     kind = main.operation.attributes["function_type"].value
     return ("arg_attrs", kind.inputs), ("res_attrs", kind.results)
 
 
-def _split(module: ir.Module, main: ir.OpView, mesh: Mesh, path: str) -> tuple[list[list[Layout | None]], bytes]:
+def _run_xla_partitioner(
+    module: ir.Module, main: ir.OpView, mesh: Mesh, path: str
+) -> tuple[list[list[Layout | None]], bytes]:
     """Run XLA's partitioner; return the layouts of arguments and results, and the program of a rank.
 
     A layout is None if the array is not cut evenly by whole axes. XLA may choose the cuts of arguments and results
     without a sharding.
     """
-    ends = _ends(main)
+    ends = _argument_and_result_types(main)
     attributes = [attribute_dictionaries(main, kind, len(types)) for kind, types in ends]
     is_open = [[not {*row} & {*_SHARDINGS[:2]} for row in rows] for rows in attributes]
     request = {
         "devices": mesh.size, "open_arguments": is_open[0], "open_results": is_open[1], "shardy": _uses_shardy(module)
     }
-    reply, local = _ask(request, module_bytes(module), path)
+    reply, local = _ask_partition_child(request, module_bytes(module), path)
     if reply["error"]:
         raise CompileError.at(Loc(path), f"XLA cannot partition the program: {_first_line(reply['error'])}")
     layouts = []
     for (_, types), tilings in zip(ends, (reply["arguments"], reply["results"]), strict=True):
         found = [layout_of_tiling(mesh, t, x.rank) for t, x in zip(tilings or [{}] * len(types), types, strict=True)]
-        even = [x is not None and _is_even(mesh, x, t) for x, t in zip(found, types, strict=True)]
+        even = [x is not None and _is_evenly_cut(mesh, x, t) for x, t in zip(found, types, strict=True)]
         layouts.append([x if fits else None for x, fits in zip(found, even, strict=True)])
     return layouts, local
 
 
-def _is_even(mesh: Mesh, layout: Layout, kind: ir.RankedTensorType) -> bool:
+def _is_evenly_cut(mesh: Mesh, layout: Layout, kind: ir.RankedTensorType) -> bool:
     return all(size % parts == 0 for size, parts in zip(kind.shape, parts_of_dims(mesh, layout), strict=True))
 
 
-def _close_uneven(main: ir.OpView, mesh: Mesh, layouts: Sequence[Sequence[Layout | None]]) -> bool:
+def _make_uneven_whole(main: ir.OpView, mesh: Mesh, layouts: Sequence[Sequence[Layout | None]]) -> bool:
     """Let arguments and results that XLA would cut unevenly be whole on each rank; return whether there are any."""
     changed = False
-    for (kind, types), row in zip(_ends(main), layouts, strict=True):
+    for (kind, types), row in zip(_argument_and_result_types(main), layouts, strict=True):
         rows = attribute_dictionaries(main, kind, len(types))
         for number, (type_, layout) in enumerate(zip(types, row, strict=True)):
             if layout is None and not {*rows[number]} & {*_SHARDINGS[:2]}:
-                rows[number] = {**rows[number], **_whole(type_, mesh)}
+                rows[number] = {**rows[number], **_whole_array_sharding(type_, mesh)}
                 changed = True
         main.operation.attributes[kind] = ir.ArrayAttr.get([ir.DictAttr.get(attributes) for attributes in rows])
     return changed
@@ -200,7 +202,7 @@ def _uses_shardy(module: ir.Module) -> bool:
     return any(op.operation.name == "sdy.mesh" for op in module.body.operations)
 
 
-def _whole(type_: ir.RankedTensorType, mesh: Mesh) -> dict[str, ir.Attribute]:
+def _whole_array_sharding(type_: ir.RankedTensorType, mesh: Mesh) -> dict[str, ir.Attribute]:
     """Return the sharding of an array that is whole on each device, of Shardy and of MHLO."""
     dims = ", ".join(["{}"] * type_.rank)
     axes = ", ".join(f'"{name}"={size}' for name, size in mesh.axes)
@@ -213,7 +215,7 @@ def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), text)
 
 
-def _ask(request: Mapping[str, Any], code: bytes, path: str) -> tuple[dict[str, Any], bytes]:
+def _ask_partition_child(request: Mapping[str, Any], code: bytes, path: str) -> tuple[dict[str, Any], bytes]:
     """Return the child's reply to a request."""
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as found, tempfile.TemporaryFile() as messages:
         write_frame(given.fileno(), request, code)
@@ -230,12 +232,12 @@ def _ask(request: Mapping[str, Any], code: bytes, path: str) -> tuple[dict[str, 
         found.seek(0)
         frame = read_frame(found) if ended.returncode == 0 else None
         if frame is None:
-            message = f"XLA's partitioner ended ({_how(ended.returncode)}){_fatal_message(messages)}"
+            message = f"XLA's partitioner ended ({_exit_status_text(ended.returncode)}){_fatal_message(messages)}"
             raise CompileError.at(Loc(path), message, hint="other shardings, or jax.shard_map in place of jax.jit")
         return frame
 
 
-def _how(status: int) -> str:
+def _exit_status_text(status: int) -> str:
     return str(signal.strsignal(-status)) if status < 0 else f"exit status {status}"
 
 
@@ -248,7 +250,7 @@ def _fatal_message(messages: IO[bytes]) -> str:
     return ""
 
 
-def _finished(module: ir.Module, main: ir.OpView, local: bytes) -> bytes:
+def _finished_rank_program(module: ir.Module, main: ir.OpView, local: bytes) -> bytes:
     """Return the program of a rank with the names and donation of the program for all devices."""
     found = ir.Module.parse(local)
     target = _public_function(found, "").operation

@@ -40,27 +40,31 @@ def serve() -> None:
     if frame is None:
         return
     try:
-        reply, code = _partition(*frame)
+        reply, code = _partition_by_xla(*frame)
     except Exception as error:  # of XLA; the parent reports it
         reply, code = {"error": f"{type(error).__name__}: {error}"}, b""
     write_frame(output, reply, code)
     os._exit(0)  # the compilation goes on in its thread
 
 
-def _partition(request: Mapping[str, Any], code: bytes) -> tuple[dict[str, Any], bytes]:
+def _partition_by_xla(request: Mapping[str, Any], code: bytes) -> tuple[dict[str, Any], bytes]:
     """Return the shardings of arguments and results, and the program of a rank as StableHLO bytecode."""
     with tempfile.TemporaryDirectory(prefix="aotc-partition-") as folder:
-        proto = _module_of(_dump(request, code, Path(folder)))
+        proto = _hlo_module_of(_dumped_hlo_file(request, code, Path(folder)))
     module = _hlo.HloModule.from_serialized_hlo_module_proto(proto)
     results = module.spmd_output_sharding
     parts = xla_client.HloSharding.from_proto(results) if results is not None else None
     outputs = ([*parts.tuple_elements()] or [parts]) if parts is not None else []
     inputs = [xla_client.HloSharding.from_proto(s) for s in module.spmd_parameters_shardings]
-    reply = {"error": "", "arguments": [_tiling(s) for s in inputs], "results": [_tiling(s) for s in outputs]}
+    reply = {
+        "error": "",
+        "arguments": [_tiling_of_sharding(s) for s in inputs],
+        "results": [_tiling_of_sharding(s) for s in outputs],
+    }
     return reply, _jax.mlir.hlo_to_stablehlo(proto)
 
 
-def _dump(request: Mapping[str, Any], code: bytes, folder: Path) -> bytes:
+def _dumped_hlo_file(request: Mapping[str, Any], code: bytes, folder: Path) -> bytes:
     """Return the file that XLA writes after partitioning: an HloProto."""
     count = request["devices"]
     client = xla_client.make_cpu_client(num_devices=count)
@@ -116,36 +120,36 @@ def _fields_end(data: bytes) -> int:
     """
     at = 0
     while at < len(data):
-        _, begin, size = _field(data, at)
+        _, begin, size = _protobuf_field(data, at)
         at = begin + size
         if at > len(data):
             raise IndexError
     return at
 
 
-def _module_of(data: bytes) -> bytes:
+def _hlo_module_of(data: bytes) -> bytes:
     """Return field 1 of an HloProto, the HloModuleProto."""
     at = 0
     while at < len(data):
-        tag, begin, size = _field(data, at)
+        tag, begin, size = _protobuf_field(data, at)
         if tag == (1 << 3) | 2:
             return data[begin : begin + size]
         at = begin + size
     raise ValueError("the dump of XLA has no module")
 
 
-def _field(data: bytes, at: int) -> tuple[int, int, int]:
+def _protobuf_field(data: bytes, at: int) -> tuple[int, int, int]:
     """Return tag, first byte and bytes of the field at ``at``, of the kinds that an HloProto has."""
-    tag, begin = _varint(data, at)
+    tag, begin = _protobuf_varint(data, at)
     if tag & 7 == 2:
-        size, begin = _varint(data, begin)
+        size, begin = _protobuf_varint(data, begin)
         return tag, begin, size
     if tag & 7 == 0:
-        return tag, begin, _varint(data, begin)[1] - begin
+        return tag, begin, _protobuf_varint(data, begin)[1] - begin
     raise ValueError(f"a field of kind {tag & 7} in an HloProto")
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _protobuf_varint(data: bytes, at: int) -> tuple[int, int]:
     number = shift = 0
     while True:
         number |= (data[at] & 127) << shift
@@ -155,7 +159,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             return number, at
 
 
-def _tiling(sharding: xla_client.HloSharding) -> dict[str, Any]:
+def _tiling_of_sharding(sharding: xla_client.HloSharding) -> dict[str, Any]:
     """Return the parts of each dim of an array, and the devices in the order of the parts; {} for a whole array.
 
     The devices of the last parts are repeated: an array of fewer parts than devices is there several times.

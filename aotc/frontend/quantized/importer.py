@@ -16,7 +16,7 @@ from aotc.frontend.mlir_types import leaf_types
 from aotc.frontend.quantized.math import dequantize, quantize
 from aotc.frontend.quantized.products import bind_product, is_of_integers, uint8_operand_as_int8
 from aotc.frontend.quantized.types import quantization_of
-from aotc.frontend.session import Importer, Leaves, State
+from aotc.frontend.session import Importer, ImportState, Leaves
 
 _MOVES = frozenset({
     "stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.broadcast", "stablehlo.broadcast_in_dim",
@@ -39,7 +39,7 @@ def is_quantized(op: Any) -> bool:
     return any(quantization_of(leaf) for v in (*op.operands, *op.results) for leaf in leaf_types(v.type))
 
 
-def import_quantized(importer: Importer, state: State, op: Any) -> None:
+def import_quantized(importer: Importer, state: ImportState, op: Any) -> None:
     """Import ``op`` with ``importer``, which does not support quantization."""
     match op.name:
         case name if name in _OPAQUE:
@@ -49,16 +49,16 @@ def import_quantized(importer: Importer, state: State, op: Any) -> None:
             )
         case name if name in _CARRIES or (name in _MOVES and _moves_integers(op)):
             importer(state, op)
-        case _ if is_of_integers(op) and _product(importer, state, op):
+        case _ if is_of_integers(op) and _import_integer_matmul(importer, state, op):
             pass
         case _ if len(op.regions):
             _check_regions(state, op)
             importer(state, op)
         case _:
-            _on_floats(importer, state, op)
+            _import_on_floats(importer, state, op)
 
 
-def _product(importer: Importer, state: State, op: Any) -> bool:
+def _import_integer_matmul(importer: Importer, state: ImportState, op: Any) -> bool:
     """Import a matmul on integers and return True if that is possible, else False."""
     given = {v: state.values[v] for v in list(op.operands)[:2]}
     narrow = {v: (uint8_operand_as_int8(state, state.value(v), q),) for v in given if (q := quantization_of(v.type))}
@@ -71,7 +71,7 @@ def _product(importer: Importer, state: State, op: Any) -> bool:
     return bind_product(state, op)
 
 
-def _change_form(state: State, op: Any) -> None:
+def _import_quantize_or_convert(state: ImportState, op: Any) -> None:
     state.session.quantized = True
     (x,) = state.operands(op)
     source, target = quantization_of(op.operands[0].type), quantization_of(op.results[0].type)
@@ -85,7 +85,7 @@ def _moves_integers(op: Any) -> bool:
     return all(q.same_numbers(quantizations[0]) for q in quantizations)
 
 
-def _check_regions(state: State, op: Any) -> None:
+def _check_regions(state: ImportState, op: Any) -> None:
     """Reject regions whose parameters have another quantization: the integers are passed to them unchanged."""
     quantizations = [q for v in (*op.operands, *op.results) if (q := quantization_of(v.type))]
     inner = [a for r in op.regions for block in r.blocks for a in block.arguments]
@@ -98,7 +98,7 @@ def _check_regions(state: State, op: Any) -> None:
         )
 
 
-def _on_floats(importer: Importer, state: State, op: Any) -> None:
+def _import_on_floats(importer: Importer, state: ImportState, op: Any) -> None:
     """Dequantize the operands, import the op on floats, and quantize its results."""
     given: dict[Any, Leaves | None] = {}
     for v in op.operands:
@@ -117,7 +117,7 @@ def _on_floats(importer: Importer, state: State, op: Any) -> None:
 
 
 @contextmanager
-def quantized_as(state: State, what: str) -> Iterator[None]:
+def quantized_as(state: ImportState, what: str) -> Iterator[None]:
     """Return a context in which quantized types are read as ``what``.
 
     ``what`` is ``"storage"`` (their integers), ``"expressed"`` (their float type), or a dtype.
@@ -131,5 +131,5 @@ def quantized_as(state: State, what: str) -> Iterator[None]:
 
 
 QUANTIZED: dict[str, Importer] = {
-    f"stablehlo.{name}": _change_form for name in ("uniform_dequantize", "uniform_quantize")
+    f"stablehlo.{name}": _import_quantize_or_convert for name in ("uniform_dequantize", "uniform_quantize")
 }

@@ -5,34 +5,34 @@ from __future__ import annotations
 import numpy as np
 
 from aotc.frontend.quantized.types import Quantization
-from aotc.frontend.session import State
+from aotc.frontend.session import ImportState
 from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 
-def dequantize(state: State, v: Value, q: Quantization) -> Value:
+def dequantize(state: ImportState, v: Value, q: Quantization) -> Value:
     """Return the numbers ``(v - zero) * scale`` of integers ``v``."""
     x = v
     if any(q.zeros):
         work = _working_type(q)
-        x = state.one("sub", [state.convert(x, work), spread(state, q.zeros, work, v, q)])
+        x = state.one("sub", [state.convert(x, work), broadcast_along_axis(state, q.zeros, work, v, q)])
     x = state.convert(x, q.expressed)
-    return state.one("mul", [x, spread(state, q.scales, q.expressed, v, q)])
+    return state.one("mul", [x, broadcast_along_axis(state, q.scales, q.expressed, v, q)])
 
 
-def quantize(state: State, x: Value, q: Quantization) -> Value:
+def quantize(state: ImportState, x: Value, q: Quantization) -> Value:
     """Return the integers ``clamp(round(x / scale) + zero)``, rounded to nearest even; NaN becomes 0, as in StableHLO.
 
     Zero points and bounds are applied in a float type that represents every storage integer, so no sum overflows.
     """
     x = state.convert(x, q.expressed)
-    scaled = state.one("div", [x, spread(state, q.scales, q.expressed, x, q)])
+    scaled = state.one("div", [x, broadcast_along_axis(state, q.scales, q.expressed, x, q)])
     work = "f32" if DTYPES[q.storage].bits <= 16 else "f64"
     whole = state.convert(state.one("round_even", [scaled]), work)
     if any(q.zeros):
-        whole = state.one("add", [whole, spread(state, q.zeros, work, x, q)])
+        whole = state.one("add", [whole, broadcast_along_axis(state, q.zeros, work, x, q)])
     for fn, bound in (("max", q.low), ("min", q.high)):
-        whole = state.one(fn, [whole, spread(state, (bound,), work, x, q)])
+        whole = state.one(fn, [whole, broadcast_along_axis(state, (bound,), work, x, q)])
     return state.convert(whole, q.storage)
 
 
@@ -40,7 +40,7 @@ def _working_type(q: Quantization) -> str:
     return "i32" if DTYPES[q.storage].bits <= 16 else "i64"
 
 
-def spread(state: State, values: tuple, dtype: str, like: Value, q: Quantization) -> Value:
+def broadcast_along_axis(state: ImportState, values: tuple, dtype: str, like: Value, q: Quantization) -> Value:
     """Broadcast ``values``, one number or one for each index along the axis, to the shape of ``like``."""
     t = TensorType(dtype, like.type.shape)
     if q.axis is None or len(set(values)) == 1:

@@ -17,7 +17,7 @@ import numpy as np
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.quantized.math import quantize
 from aotc.frontend.quantized.types import Quantization, quantization_of
-from aotc.frontend.session import State
+from aotc.frontend.session import ImportState
 from aotc.ir.dims.algebra import product
 from aotc.ir.tensor.ir import Op, TensorType, Value
 
@@ -38,7 +38,7 @@ def is_of_integers(op: Any) -> bool:
     return lhs.storage in (*_FIT_I8, "u8") and rhs.storage in _FIT_I8 and lhs.expressed == rhs.expressed == "f32"
 
 
-def uint8_operand_as_int8(state: State, v: Value, q: Quantization) -> Value:
+def uint8_operand_as_int8(state: ImportState, v: Value, q: Quantization) -> Value:
     """Return the integers as i8; u8 integers and their zero point are reduced by ``U8_SHIFT``."""
     if q.storage == "u8":
         flipped = state.one("xor", [v, state.constant(np.uint8(U8_SHIFT), v.type)])
@@ -51,7 +51,7 @@ def uint8_operand_as_int8(state: State, v: Value, q: Quantization) -> Value:
 I32_TERMS = 1 << 16
 
 
-def bind_product(state: State, op: Any) -> bool:
+def bind_product(state: ImportState, op: Any) -> bool:
     """Bind the result of ``op``, computed from the integer matmul that was just emitted: its corrected, scaled sums.
 
     Return False, without a binding, if the sums may not fit i32, or if the right operand's scales vary along a
@@ -61,26 +61,26 @@ def bind_product(state: State, op: Any) -> bool:
     assert lhs is not None
     assert rhs is not None
     plain = state.blocks[-1].pop()
-    places = _places(plain)
+    places = _result_dims_of_right_operand(plain)
     summed = [d for d in range(plain.operands[1].type.rank) if d not in places]
     terms = product(plain.operands[1].type.shape[d] for d in summed)
     if not isinstance(terms, int) or terms > I32_TERMS or (rhs.axis is not None and rhs.axis not in places):
         return False
     zero = lhs.zeros[0] - (U8_SHIFT if lhs.storage == "u8" else 0)
-    total = _sums(state, plain, zero, places, summed)
+    total = _zero_point_sums(state, plain, zero, places, summed)
     result = quantization_of(op.results[0].type)
     scales = np.array(rhs.scales) * lhs.scales[0]
     axis = None if rhs.axis is None else places[rhs.axis]
-    if result is not None and _keeps_sums(result, scales, axis):
+    if result is not None and _are_sums_the_result(result, scales, axis):
         state.bind(op, [total])
         return True
-    real = state.one("mul", [state.convert(total, "f32"), _row(state, scales, axis, total.type)])
+    real = state.one("mul", [state.convert(total, "f32"), _scales_as_row(state, scales, axis, total.type)])
     target = state.dtype(op.results[0].type)
     state.bind(op, [state.convert(real, target) if result is None else quantize(state, real, result)])
     return True
 
 
-def _places(plain: Op) -> dict[int, int]:
+def _result_dims_of_right_operand(plain: Op) -> dict[int, int]:
     """Return, for each dim of the right operand that is not contracted, its number in the result."""
     a, rank = plain.attrs, plain.result.type.rank
     if plain.name == "convolution":
@@ -90,12 +90,12 @@ def _places(plain: Op) -> dict[int, int]:
     return dict(zip(a["rhs_batch"], range(rank))) | dict(zip(free, range(rank - len(free), rank)))
 
 
-def _sums(state: State, plain: Op, zero: int, places: Mapping[int, int], summed: list[int]) -> Value:
+def _zero_point_sums(state: ImportState, plain: Op, zero: int, places: Mapping[int, int], summed: list[int]) -> Value:
     """Return the sums of ``(q - zero) * p``. In a convolution, padding and dilation insert ``zero`` among the ``q``."""
     lhs, rhs = plain.operands
     attrs = dict(plain.attrs)
     if plain.name == "convolution" and zero:
-        lhs = _padded(state, lhs, attrs, zero)
+        lhs = _pad_with_zero_point(state, lhs, attrs, zero)
     t = plain.result.type
     total = state.one(plain.name, [lhs, rhs], attrs, [t])
     if not zero:
@@ -106,7 +106,7 @@ def _sums(state: State, plain: Op, zero: int, places: Mapping[int, int], summed:
     return state.one("sub", [total, state.one("mul", [spread, state.constant(np.int32(zero), t)])])
 
 
-def _padded(state: State, lhs: Value, attrs: dict[str, Any], zero: int) -> Value:
+def _pad_with_zero_point(state: ImportState, lhs: Value, attrs: dict[str, Any], zero: int) -> Value:
     """Return ``lhs`` padded and dilated with ``zero`` as ``attrs`` say, and remove these attributes."""
     low, high, interior = ([0] * lhs.type.rank for _ in range(3))
     for d, (before, after), dilation in zip(attrs["input_spatial"], attrs["padding"], attrs["lhs_dilation"]):
@@ -120,7 +120,7 @@ def _padded(state: State, lhs: Value, attrs: dict[str, Any], zero: int) -> Value
     return state.one("pad", [lhs, value], widths)
 
 
-def _keeps_sums(result: Quantization, scales: np.ndarray, axis: int | None) -> bool:
+def _are_sums_the_result(result: Quantization, scales: np.ndarray, axis: int | None) -> bool:
     """Are the sums the result, without another scaling and rounding?"""
     if result.storage != "i32" or any(result.zeros) or (result.low, result.high) != (-(1 << 31), (1 << 31) - 1):
         return False
@@ -128,7 +128,7 @@ def _keeps_sums(result: Quantization, scales: np.ndarray, axis: int | None) -> b
     return same and np.array_equal(np.array(result.scales, np.float32), scales.astype(np.float32))
 
 
-def _row(state: State, scales: np.ndarray, axis: int | None, like: TensorType) -> Value:
+def _scales_as_row(state: ImportState, scales: np.ndarray, axis: int | None, like: TensorType) -> Value:
     t = TensorType("f32", like.shape)
     if axis is None:
         return state.constant(np.float32(scales[0]), t)

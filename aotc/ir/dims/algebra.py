@@ -47,8 +47,8 @@ class Call:
     def __str__(self) -> str:
         if self.fn in ("max", "min"):
             return f"{self.fn}({self.a}, {self.b})"
-        right = _tight(self.b)
-        return f"{_tight(self.a)} {self.fn} {f'({right})' if '*' in right and right[0] != '(' else right}"
+        right = _tightened(self.b)
+        return f"{_tightened(self.a)} {self.fn} {f'({right})' if '*' in right and right[0] != '(' else right}"
 
 
 Atom: TypeAlias = Sym | Call
@@ -58,7 +58,7 @@ Interval: TypeAlias = tuple[int | None, int | None]
 """Inclusive ends; None for an unknown one."""
 
 
-def _tight(e: Dim) -> str:
+def _tightened(e: Dim) -> str:
     text = str(e)
     return f"({text})" if " " in text or text.startswith("-") else text
 
@@ -79,22 +79,22 @@ class Expr:
 
     def __add__(self, other: Dim) -> Dim:
         if isinstance(other, Expr):
-            return _sum(self, other)
+            return _sum_of_dims(self, other)
         return Expr(self.const + int(other), self.terms) if other else self
 
     __radd__ = __add__
 
     def __sub__(self, other: Dim) -> Dim:
-        return _sum(self, other, -1) if isinstance(other, Expr) else self + -int(other)
+        return _sum_of_dims(self, other, -1) if isinstance(other, Expr) else self + -int(other)
 
     def __rsub__(self, other: Dim) -> Dim:
-        return _sum(other, self, -1)
+        return _sum_of_dims(other, self, -1)
 
     def __neg__(self) -> Dim:
-        return _sum(0, self, -1)
+        return _sum_of_dims(0, self, -1)
 
     def __mul__(self, other: Dim) -> Dim:
-        return _product(self, other)
+        return _product_of_dims(self, other)
 
     __rmul__ = __mul__
 
@@ -114,7 +114,7 @@ class Expr:
     def __str__(self) -> str:
         parts: list[str] = []
         for monomial, coefficient in self.terms:
-            factors = [_tight_atom(a) for a in monomial]
+            factors = [_tightened_atom(a) for a in monomial]
             if abs(coefficient) != 1:
                 factors.insert(0, str(abs(coefficient)))
             sign = "-" if coefficient < 0 else "+"
@@ -125,7 +125,7 @@ class Expr:
         return text[3:] if text.startswith(" + ") else "-" + text[3:]
 
 
-def _tight_atom(atom: Atom) -> str:
+def _tightened_atom(atom: Atom) -> str:
     text = str(atom)
     return f"({text})" if isinstance(atom, Call) and atom.fn in ("//", "%") else text
 
@@ -136,15 +136,15 @@ def sym(name: str, lo: int = 0, extent: Dim | None = None) -> Expr:
     return Expr(0, (((Sym(name, lo, extent),), 1),))
 
 
-def _make(const: int, terms: dict[Monomial, int]) -> Dim:
+def _make_sum(const: int, terms: dict[Monomial, int]) -> Dim:
     live = {m: c for m, c in terms.items() if c}
     if any(isinstance(m[0], Call) and m[0].fn == "%" for m in live if len(m) == 1):
-        const, live = _join_mod(const, live)
+        const, live = _join_div_and_mod(const, live)
     items = live.items() if len(live) < 2 else sorted(live.items(), key=lambda t: "*".join(map(str, t[0])))
     return Expr(const, tuple(items)) if live else const
 
 
-def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomial, int]]:
+def _join_div_and_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomial, int]]:
     """Simplify ``k*d*(x // d) + k*(x % d)`` to ``k*x`` in a sum of terms."""
     for monomial, c in terms.items():
         atom = monomial[0] if len(monomial) == 1 else None
@@ -152,7 +152,7 @@ def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomia
             k, digits = _digits_completed_by(atom, c)
             if isinstance(digits, Expr) and all(terms.get(m) == n for m, n in digits.terms):
                 rest = {m: n for m, n in terms.items() if m != monomial and (m, n) not in digits.terms}
-                joined = _sum(Expr(const - digits.const, tuple(rest.items())), atom.a, k)
+                joined = _sum_of_dims(Expr(const - digits.const, tuple(rest.items())), atom.a, k)
                 return (joined, {}) if isinstance(joined, int) else (joined.const, dict(joined.terms))
     return const, terms
 
@@ -163,10 +163,10 @@ def _digits_completed_by(atom: Call, c: int) -> tuple[int, Dim]:
     If there is no such term, a number is returned in its place.
     """
     if atom.fn == "%":
-        return c, _product(_next_digit(atom.a, atom.b), _product(atom.b, c))
+        return c, _product_of_dims(_next_digit(atom.a, atom.b), _product_of_dims(atom.b, c))
     if isinstance(atom.b, Expr) or c % atom.b:
         return 0, 0
-    return c // atom.b, _product(mod(atom.a, atom.b), c // atom.b)
+    return c // atom.b, _product_of_dims(mod(atom.a, atom.b), c // atom.b)
 
 
 def _next_digit(x: Dim, d: Dim) -> Dim:
@@ -178,7 +178,7 @@ def _next_digit(x: Dim, d: Dim) -> Dim:
 
 
 @memoized
-def _sum(a: Dim, b: Dim, times: int = 1) -> Dim:
+def _sum_of_dims(a: Dim, b: Dim, times: int = 1) -> Dim:
     const = 0
     terms: dict[Monomial, int] = {}
     for e, k in ((a, 1), (b, times)):
@@ -188,11 +188,11 @@ def _sum(a: Dim, b: Dim, times: int = 1) -> Dim:
                 terms[m] = terms.get(m, 0) + k * c
         else:
             const += k * int(e)
-    return _make(const, terms)
+    return _make_sum(const, terms)
 
 
 @memoized
-def _product(a: Dim, b: Dim) -> Dim:
+def _product_of_dims(a: Dim, b: Dim) -> Dim:
     if not isinstance(a, Expr):
         a, b = b, a
     if not isinstance(a, Expr):
@@ -209,7 +209,7 @@ def _product(a: Dim, b: Dim) -> Dim:
         for n, d in right:
             key = tuple(sorted(m + n, key=str))
             terms[key] = terms.get(key, 0) + c * d
-    return _make(terms.pop((), 0), terms)
+    return _make_sum(terms.pop((), 0), terms)
 
 
 @memoized
@@ -220,7 +220,7 @@ def bounds(e: Dim) -> Interval:
     lo: int | None = e.const
     hi: int | None = e.const
     for monomial, c in e.terms:
-        a, b = reduce(_multiplied, map(_atom_bounds, monomial))
+        a, b = reduce(_interval_of_product, map(_atom_bounds, monomial))
         if c < 0:
             a, b = b, a
         lo = None if lo is None or a is None else lo + c * a
@@ -230,12 +230,12 @@ def bounds(e: Dim) -> Interval:
 
 def _atom_bounds(atom: Atom) -> Interval:
     if isinstance(atom, Call):
-        return _called(atom.fn, bounds(atom.a), bounds(atom.b))
+        return _interval_of_call(atom.fn, bounds(atom.a), bounds(atom.b))
     top = bounds(atom.extent)[1] if atom.extent is not None else None
     return atom.lo, None if top is None else max(top - 1, atom.lo)
 
 
-def _below(e: Dim, d: Dim) -> bool:
+def _is_provably_below(e: Dim, d: Dim) -> bool:
     """Is ``0 <= e < d`` provable?"""
     lo, hi = bounds(e)
     if lo is None or lo < 0:
@@ -249,7 +249,7 @@ def _below(e: Dim, d: Dim) -> bool:
     return atom is not None and atom.fn == "%" and atom.b == d
 
 
-def _multiplied(x: Interval, y: Interval) -> Interval:
+def _interval_of_product(x: Interval, y: Interval) -> Interval:
     """Return the interval of products of a number in ``x`` and one in ``y``."""
     (a, b), (c, d) = x, y
     if a is not None and c is not None and a >= 0 and c >= 0:
@@ -260,7 +260,7 @@ def _multiplied(x: Interval, y: Interval) -> Interval:
     return min(corners), max(corners)
 
 
-def _called(fn: str, x: Interval, y: Interval) -> Interval:
+def _interval_of_call(fn: str, x: Interval, y: Interval) -> Interval:
     """Return the interval of ``fn`` (``//``, ``%``, ``max``, ``min``) on operands in the intervals ``x`` and ``y``."""
     (a, b), (c, d) = x, y
     match fn:
@@ -304,7 +304,7 @@ def _divide_monomial(monomial: Monomial, by: Monomial) -> Monomial | None:
     return tuple(rest)
 
 
-def _split(e: Expr, d: Dim) -> tuple[Dim, Dim] | None:
+def _quotient_and_remainder(e: Expr, d: Dim) -> tuple[Dim, Dim] | None:
     """Return quotient and remainder ``(q, r)`` with ``e == d*q + r`` and provably ``0 <= r < d``, or None."""
     if isinstance(d, Expr):
         if d.const or len(d.terms) != 1:
@@ -326,17 +326,17 @@ def _split(e: Expr, d: Dim) -> tuple[Dim, Dim] | None:
                 const_q += c // k
         else:
             r[monomial] = c
-    quotient, remainder = _make(const_q, q), _make(const_r, r)
-    return (quotient, remainder) if _below(remainder, d) else None
+    quotient, remainder = _make_sum(const_q, q), _make_sum(const_r, r)
+    return (quotient, remainder) if _is_provably_below(remainder, d) else None
 
 
-def _aligned(e: Expr, d: int) -> tuple[int, Dim, Dim] | None:
+def _aligned_quotient(e: Expr, d: int) -> tuple[int, Dim, Dim] | None:
     """Return ``(g, q, r)`` with ``e == g*q + r`` and ``0 <= r < g`` for a proper divisor ``g`` of ``d``, or None.
 
     Then ``e // d == q // (d // g)`` and ``e % d == g*(q % (d // g)) + r``.
     """
     for g in sorted({abs(c) for _, c in e.terms if 1 < abs(c) < d and d % abs(c) == 0}, reverse=True):
-        split = _split(e, g)
+        split = _quotient_and_remainder(e, g)
         if split and isinstance(split[0], Expr):
             return g, *split
     return None
@@ -350,22 +350,22 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     if b == 1 or a == 0:
         return a
     if isinstance(a, Expr):
-        split = _split(a, b)
+        split = _quotient_and_remainder(a, b)
         if split:
             return split[0]
         if not isinstance(b, Expr):
             whole = {m: c // b for m, c in a.terms if c % b == 0}
             if whole:  # (b*x + y) // b == x + y // b holds for every sign
-                rest = _make(a.const, {m: c for m, c in a.terms if c % b})
-                return _sum(_make(0, whole), floordiv(rest, b))
-            aligned = _aligned(a, b)
+                rest = _make_sum(a.const, {m: c for m, c in a.terms if c % b})
+                return _sum_of_dims(_make_sum(0, whole), floordiv(rest, b))
+            aligned = _aligned_quotient(a, b)
             if aligned:
                 g, q, _ = aligned
                 return floordiv(q, b // g)
             inner = lone_atom(a)
             if isinstance(inner, Call) and inner.fn == "//" and isinstance(inner.b, int):
                 return floordiv(inner.a, inner.b * b)
-    elif _below(a, b):
+    elif _is_provably_below(a, b):
         return 0
     return Expr(0, (((Call("//", a, b),), 1),))
 
@@ -378,34 +378,34 @@ def mod(a: Dim, b: Dim) -> Dim:
     if b == 1 or a == 0:
         return 0
     if isinstance(a, Expr):
-        split = _split(a, b)
+        split = _quotient_and_remainder(a, b)
         if split:
             return split[1]
         if not isinstance(b, Expr):
-            rest = _make(a.const % b, {m: c % b for m, c in a.terms if c % b})
+            rest = _make_sum(a.const % b, {m: c % b for m, c in a.terms if c % b})
             if rest != a:
                 return mod(rest, b)
-            aligned = _aligned(a, b)
+            aligned = _aligned_quotient(a, b)
             if aligned:
                 g, q, r = aligned
                 return mod(q, b // g) * g + r
-    elif _below(a, b):
+    elif _is_provably_below(a, b):
         return a
     return Expr(0, (((Call("%", a, b),), 1),))
 
 
 def maximum(a: Dim, b: Dim) -> Dim:
     """Return the larger of two dims."""
-    return _extremum("max", a, b)
+    return _min_or_max_of_dims("max", a, b)
 
 
 def minimum(a: Dim, b: Dim) -> Dim:
     """Return the smaller of two dims."""
-    return _extremum("min", a, b)
+    return _min_or_max_of_dims("min", a, b)
 
 
-def _extremum(fn: str, a: Dim, b: Dim) -> Dim:
-    lo, hi = bounds(_sum(a, b, -1))
+def _min_or_max_of_dims(fn: str, a: Dim, b: Dim) -> Dim:
+    lo, hi = bounds(_sum_of_dims(a, b, -1))
     if lo is not None and lo >= 0:
         return a if fn == "max" else b
     if hi is not None and hi <= 0:
@@ -421,7 +421,7 @@ def ceildiv(a: Dim, b: Dim) -> Dim:
 def product(dims: Iterable[Dim]) -> Dim:
     """Return the product of ``dims`` (1 for none)."""
     one: Dim = 1
-    return reduce(_product, dims, one)
+    return reduce(_product_of_dims, dims, one)
 
 
 def is_static(shape: Iterable[Dim]) -> bool:

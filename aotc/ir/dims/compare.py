@@ -64,12 +64,12 @@ def upper_bound_in_loops(e: Dim, extents: Mapping[str, Dim]) -> Dim | None:
     -----
     A ``min`` is bounded by an operand without loop variables, so that a static bound stays static.
     """
-    if not isinstance(e, Expr) or not _varies(e, extents):
+    if not isinstance(e, Expr) or not _varies_in_loops(e, extents):
         return e
     total: Dim = e.const
     for monomial, coefficient in e.terms:
         atoms: list[Dim] = [expr_of_atom(atom) for atom in monomial]
-        if any(_varies(atom, extents) for atom in atoms):
+        if any(_varies_in_loops(atom, extents) for atom in atoms):
             grows = coefficient > 0 and (len(atoms) == 1 or all(is_provable_relation("ge", atom, 0) for atom in atoms))
             tops = [_largest_atom(atom, extents) for atom in monomial]
             if not grows or any(top is None for top in tops):
@@ -79,7 +79,7 @@ def upper_bound_in_loops(e: Dim, extents: Mapping[str, Dim]) -> Dim | None:
     return total
 
 
-def _varies(e: Dim, extents: Mapping[str, Dim]) -> bool:
+def _varies_in_loops(e: Dim, extents: Mapping[str, Dim]) -> bool:
     return any(s.name in extents for s in symbols(e))
 
 
@@ -89,13 +89,13 @@ def _largest_atom(atom: Atom, extents: Mapping[str, Dim]) -> Dim | None:
     a, b = (upper_bound_in_loops(x, extents) for x in (atom.a, atom.b))
     match atom:
         case Call(fn="min"):
-            fixed = [x for x in (atom.a, atom.b) if not _varies(x, extents)]
+            fixed = [x for x in (atom.a, atom.b) if not _varies_in_loops(x, extents)]
             tops = fixed or [x for x in (a, b) if x is not None]
             return minimum(tops[0], tops[-1]) if tops else None
         case Call(fn="max"):
             return None if a is None or b is None else maximum(a, b)
-        case Call(fn="%", b=count) if not _varies(count, extents):
+        case Call(fn="%", b=count) if not _varies_in_loops(count, extents):
             return count - 1
-        case Call(fn="//", b=count) if a is not None and not _varies(count, extents):
+        case Call(fn="//", b=count) if a is not None and not _varies_in_loops(count, extents):
             return floordiv(a, count)
     return None

@@ -12,11 +12,11 @@ _CALLS = {"//": floordiv, "%": mod, "max": maximum, "min": minimum}
 
 def symbols(e: Dim) -> set[Sym]:
     """Return the symbols in ``e``."""
-    return set(_mentioned(e)) if isinstance(e, Expr) else set()
+    return set(_atoms_mentioned(e)) if isinstance(e, Expr) else set()
 
 
 @memoized
-def _mentioned(e: Expr) -> frozenset[Sym]:
+def _atoms_mentioned(e: Expr) -> frozenset[Sym]:
     found: set[Sym] = set()
     stack: list[Dim] = [e]
     while stack:
@@ -33,11 +33,11 @@ def _mentioned(e: Expr) -> frozenset[Sym]:
 
 def calls_in(e: Dim) -> tuple[Call, ...]:
     """Return the calls (``//``, ``%``, ``max``, ``min``) in ``e``, including nested ones."""
-    return _written_with(e) if isinstance(e, Expr) else ()
+    return _calls_written_with(e) if isinstance(e, Expr) else ()
 
 
 @memoized
-def _written_with(e: Expr) -> tuple[Call, ...]:
+def _calls_written_with(e: Expr) -> tuple[Call, ...]:
     found: list[Call] = []
     stack: list[Dim] = [e]
     while stack:
@@ -64,15 +64,15 @@ def count_atoms(e: Dim, most: int) -> int:
 
 def substitute(e: Dim, values: Mapping[str, Dim]) -> Dim:
     """Return ``e`` with symbols replaced, by name."""
-    return _replace(e, lambda s: values.get(s.name))
+    return _replace_in_dim(e, lambda s: values.get(s.name))
 
 
 def substitute_symbols(e: Dim, values: Mapping[Sym, Dim]) -> Dim:
     """Return ``e`` with symbols replaced; other symbols of the same name stay."""
-    return _replace(e, values.get)
+    return _replace_in_dim(e, values.get)
 
 
-def _replace(e: Dim, value_of: Callable[[Sym], Dim | None]) -> Dim:
+def _replace_in_dim(e: Dim, value_of: Callable[[Sym], Dim | None]) -> Dim:
     if not isinstance(e, Expr):
         return e
     if all(value_of(s) is None for s in symbols(e)):
@@ -87,7 +87,7 @@ def _replace_atom(atom: Atom, value_of: Callable[[Sym], Dim | None]) -> Dim:
     if isinstance(atom, Sym):
         value = value_of(atom)
         return expr_of_atom(atom) if value is None else value
-    return _CALLS[atom.fn](_replace(atom.a, value_of), _replace(atom.b, value_of))
+    return _CALLS[atom.fn](_replace_in_dim(atom.a, value_of), _replace_in_dim(atom.b, value_of))
 
 
 def evaluate(e: Dim, values: Mapping[str, int]) -> int:

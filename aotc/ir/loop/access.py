@@ -185,15 +185,15 @@ def accesses(
     for stmt in body:
         inside = (*loops, stmt) if isinstance(stmt, For | While) else loops
         if not isinstance(stmt, While):
-            yield from _own(stmt, loops, arms)
+            yield from _accesses_of_statement(stmt, loops, arms)
         for number, block in enumerate(children(stmt)):
             within = (*arms, (stmt.cond, number == 0)) if isinstance(stmt, If) else arms
             yield from accesses(block, inside, within)
             if isinstance(stmt, While) and block is stmt.cond:
-                yield from _own(stmt, inside, arms)
+                yield from _accesses_of_statement(stmt, inside, arms)
 
 
-def _own(stmt: Stmt, loops: tuple[For | While, ...], arms: Arms) -> Iterator[Access]:
+def _accesses_of_statement(stmt: Stmt, loops: tuple[For | While, ...], arms: Arms) -> Iterator[Access]:
     for leaf in loads_and_indices(statement_scalars(stmt)):
         if isinstance(leaf, Load):
             yield Access(leaf.buffer, leaf.index, False, loops, arms)
@@ -234,30 +234,33 @@ def may_overwrite(touched: Iterable[Access], source: Buffer, target: Buffer) -> 
         if not a.write:
             waiting.append(a)
             continue
-        if a.buffer.name != target.name or a.index is None or not _writes_once(a):
+        if a.buffer.name != target.name or a.index is None or not _writes_each_element_once(a):
             return False
-        if not all(_read_for(r, a) for r in waiting):
+        if not all(_reads_written_element(r, a) for r in waiting):
             return False
         waiting = []
         writes.append(a)
     pairs = combinations(writes, 2)
-    return bool(writes) and not waiting and all(_apart(one, other) for one, other in pairs)
+    return bool(writes) and not waiting and all(_write_different_elements(one, other) for one, other in pairs)
 
 
-def _read_for(read: Access, write: Access) -> bool:
+def _reads_written_element(read: Access, write: Access) -> bool:
     """Does ``read`` load the element that ``write`` writes in the same iteration, not after it?"""
     same = read.loops[: len(write.loops)] == write.loops and read.arms[: len(write.arms)] == write.arms
     return read.buffer.name != write.buffer.name and read.index == write.index and same
 
 
-def _apart(one: Access, other: Access) -> bool:
+def _write_different_elements(one: Access, other: Access) -> bool:
     """Return True if two stores provably write different elements."""
     assert one.index is not None
     assert other.index is not None
-    if _never_both(one, other):
+    if _are_exclusive_stores(one, other):
         return True
     for a, b in zip(one.index, other.index):
-        (low, high), (least, most) = bounds(_narrowed(a, one.arms)), bounds(_narrowed(b, other.arms))
+        (low, high), (least, most) = (
+            bounds(_narrowed_by_conditions(a, one.arms)),
+            bounds(_narrowed_by_conditions(b, other.arms)),
+        )
         if (high is not None and least is not None and high < least) or (
             most is not None and low is not None and most < low
         ):
@@ -265,14 +268,14 @@ def _apart(one: Access, other: Access) -> bool:
     return False
 
 
-def _never_both(one: Access, other: Access) -> bool:
+def _are_exclusive_stores(one: Access, other: Access) -> bool:
     """Are two stores in different arms of one condition, in loops whose iterations access different elements?"""
     around = [x for x, y in zip(one.loops, other.loops) if x is y]
     alone = all(isinstance(loop, For) and loop.kind == "parallel" for loop in around)
     return alone and any(c == d and holds != fails for c, holds in one.arms for d, fails in other.arms)
 
 
-def _narrowed(e: Dim, arms: Arms) -> Dim:
+def _narrowed_by_conditions(e: Dim, arms: Arms) -> Dim:
     """Return ``e`` with symbol ranges narrowed by the enclosing conditions ``symbol < number``."""
     for cond, holds in arms:
         match cond:
@@ -283,7 +286,7 @@ def _narrowed(e: Dim, arms: Arms) -> Dim:
     return e
 
 
-def _writes_once(write: Access) -> bool:
+def _writes_each_element_once(write: Access) -> bool:
     """Does ``write`` access a different element in every iteration of its loops?"""
     counted = {s.name for e in write.index or () for s in symbols(e)}
     for loop in reversed(write.loops):

@@ -75,7 +75,7 @@ def parse_kernel(text: str) -> Kernel:
     return _Parser().kernel(tree[0])
 
 
-def _fail(node: ast.AST, message: str) -> NoReturn:
+def _fail_at_node(node: ast.AST, message: str) -> NoReturn:
     raise ValueError(f"line {getattr(node, 'lineno', 1)}: {message}: {ast.unparse(node)}")
 
 
@@ -89,7 +89,7 @@ class _Parser:
         about: dict[str, ast.expr] = {}
         names: list[str] = []
         for argument in function.args.kwonlyargs:
-            value = _annotation(argument)
+            value = _parameter_annotation(argument)
             if isinstance(value, ast.Name) and value.id == "dim":
                 self.symbols[argument.arg] = dims.sym(argument.arg)
             elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dim":
@@ -106,26 +106,26 @@ class _Parser:
         work = [self.dim(about[key]) if key in about else 0 for key in ("flops", "bytes")]
         grid = self.dim(about["grid"])
         body = self.block(function.body)
-        tiling = _record(about["tiling"], Tiling) if "tiling" in about else None
+        tiling = _parse_record(about["tiling"], Tiling) if "tiling" in about else None
         pairs = tuple(map(tuple, aliases))
         return Kernel(function.name, inputs, outputs, tuple(names), grid, body, pairs, work[0], work[1], tiling)
 
     def parameter(self, argument: ast.arg) -> Buffer:
-        buffer = self.buffer(argument.arg, _annotation(argument), "global")
+        buffer = self.buffer(argument.arg, _parameter_annotation(argument), "global")
         self.buffers[argument.arg] = buffer
         return buffer
 
     def buffer(self, name: str, node: ast.expr, space: Any) -> Buffer:
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in DTYPES:
             return Buffer(name, node.value.id, self.dims(node.slice), space)
-        _fail(node, "expected a type such as f32[3, 8]")
+        _fail_at_node(node, "expected a type such as f32[3, 8]")
 
     def ranged(self, implied: Sym, call: ast.Call) -> Dim:
         """Return the symbol ``implied`` by a definition, with the bounds that ``call`` states (``lo``, ``extent``)."""
         said = {k.arg: self.dim(k.value) for k in call.keywords if k.arg in ("lo", "extent")}
         low = said.get("lo", implied.lo)
         if not isinstance(low, int):
-            _fail(call, "lo is not a number")
+            _fail_at_node(call, "lo is not a number")
         return dims.sym(implied.name, low, said.get("extent", implied.extent))
 
     # --- index expressions: built as written, so that the text stays the same ---
@@ -138,15 +138,19 @@ class _Parser:
             case ast.Constant(value=int(value)):
                 return value
             case ast.Name(id=name):
-                return self.symbols[name] if name in self.symbols else _fail(node, f"{name} is not an integer in scope")
+                return (
+                    self.symbols[name]
+                    if name in self.symbols
+                    else _fail_at_node(node, f"{name} is not an integer in scope")
+                )
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self.dim(operand)
             case ast.BinOp(left=left, op=op, right=right):
-                operation = _OPERATIONS.get(type(op)) or _fail(node, "not an index operation")
-                return _operated(operation, self.dim(left), self.dim(right))
+                operation = _OPERATIONS.get(type(op)) or _fail_at_node(node, "not an index operation")
+                return _dim_operation(operation, self.dim(left), self.dim(right))
             case ast.Call(func=ast.Name(id="max" | "min" as fn), args=[a, b]):
-                return _operated(fn, self.dim(a), self.dim(b))
-        _fail(node, "not an index expression")
+                return _dim_operation(fn, self.dim(a), self.dim(b))
+        _fail_at_node(node, "not an index expression")
 
     # --- statements ---
 
@@ -191,19 +195,19 @@ class _Parser:
             case ast.Expr(value=ast.Call(func=ast.Name(id="call"), args=[ast.Constant(value=str(name)), *places])):
                 return ExternalCall(name, tuple(self.address(p) for p in places))
             case ast.Expr(value=ast.Call(func=ast.Name(id="call"), args=[ast.Call() as record, *places])):
-                return ExternalCall(_record(record, Transform), tuple(self.address(p) for p in places))
-        _fail(node, "not a statement of the loop IR")
+                return ExternalCall(_parse_record(record, Transform), tuple(self.address(p) for p in places))
+        _fail_at_node(node, "not a statement of the loop IR")
 
     def definition(self, name: str, value: ast.expr) -> Stmt:
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
             if value.func.id in _SPACES:
-                buffer = self.buffer(name, _quoted(value.args[0]), value.func.id)
+                buffer = self.buffer(name, _quoted_text(value.args[0]), value.func.id)
                 self.buffers[name] = buffer
                 return Alloc(buffer)
             if value.func.id == "either":
                 cond, one, other, kind = value.args
                 places = self.address(one), self.address(other)
-                buffer = self.buffer(name, _quoted(kind), "scratch")
+                buffer = self.buffer(name, _quoted_text(kind), "scratch")
                 self.buffers[name] = buffer
                 return Either(buffer, self.scalar(cond), places)
             if value.func.id == "let":
@@ -224,11 +228,13 @@ class _Parser:
         return self.named_buffer(node.value), self.dims(node.slice)
 
     def address(self, node: ast.expr) -> tuple[Buffer, tuple[Dim, ...]]:
-        return self.place(node) if isinstance(node, ast.Subscript) else _fail(node, "not an element of a buffer")
+        return (
+            self.place(node) if isinstance(node, ast.Subscript) else _fail_at_node(node, "not an element of a buffer")
+        )
 
     def named_buffer(self, node: ast.expr) -> Buffer:
         if not isinstance(node, ast.Name) or node.id not in self.buffers:
-            _fail(node, "not a buffer in scope")
+            _fail_at_node(node, "not a buffer in scope")
         return self.buffers[node.id]
 
     def store(self, place: ast.Subscript, value: ast.expr) -> Store:
@@ -241,11 +247,11 @@ class _Parser:
 
     def loop(self, var: str, call: ast.Call, body: list[ast.stmt]) -> For:
         if not isinstance(call.func, ast.Name) or call.func.id not in LOOPS or not 2 <= len(call.args) <= 3:
-            _fail(call, "not a range of the loop IR")
+            _fail_at_node(call, "not a range of the loop IR")
         begin, end = map(self.dim, call.args[:2])
         step = self.dim(call.args[2]) if len(call.args) == 3 else 1
         if not isinstance(step, int):
-            _fail(call, "the step is not a number")
+            _fail_at_node(call, "the step is not a number")
         hidden = self.symbols.get(var)
         self.symbols[var] = self.ranged(loop_symbol(var, begin, end), call)
         inner = self.block(body)
@@ -264,17 +270,17 @@ class _Parser:
                     result = While(cond, self.scalar(pred), self.block(body[k + 1 :]))
                     self.buffers, self.symbols, self.scalars = saved
                     return result
-        _fail(node, "while True without `if not ...: break`")
+        _fail_at_node(node, "while True without `if not ...: break`")
 
     def tile(self, call: ast.Call) -> Tile:
         out, a, b = map(self.named_buffer, call.args)
         said = {k.arg: k.value for k in call.keywords if k.arg}
         levels = said["levels"]
         if not isinstance(levels, ast.List):
-            _fail(call, "levels is not a list")
+            _fail_at_node(call, "levels is not a list")
         nest: list[Any] = [self.dims(level) for level in levels.elts]
         rows, cols = (ast.literal_eval(said[k]) for k in ("rows", "cols"))
-        form = _record(said["form"], TileForm) if "form" in said else F32
+        form = _parse_record(said["form"], TileForm) if "form" in said else F32
         given = [k for k in ("a_inner", "b_column", "b_inner") if k in said]
         at = {k: self.dim(said[k]) for k in ("out_base", "out_row", "a_base", "a_row", "b_base", *given)}
         return Tile(rows, cols, out=out, a=a, b=b, levels=tuple(nest), form=form, adds="adds" in said, **at)
@@ -296,10 +302,10 @@ class _Parser:
             case ast.Call(func=ast.Name(id="index"), args=[expr, *dtype]):
                 return Index(self.dim(expr), *map(ast.literal_eval, dtype))
             case ast.Call(func=ast.Name(id=name), args=args) if name in DTYPES:
-                return Const(_constant(args), name)
+                return Const(_constant_scalar(args), name)
             case ast.Call(func=ast.Name(id=name), args=args):
                 return self.apply(node, name.removesuffix("_"), args)
-        _fail(node, "not a scalar")
+        _fail_at_node(node, "not a scalar")
 
     def apply(self, node: ast.expr, fn: str, args: list[ast.expr]) -> Apply:
         said = None
@@ -308,12 +314,12 @@ class _Parser:
         values = tuple(map(self.scalar, args))
         dtype = said or natural_dtype(fn, tuple(v.dtype for v in values))
         if dtype is None:
-            _fail(node, f"{fn} does not say its dtype")
+            _fail_at_node(node, f"{fn} does not say its dtype")
         return Apply(fn, values, dtype)
 
 
 @memoized
-def _operated(fn: str, a: Dim, b: Dim) -> Dim:
+def _dim_operation(fn: str, a: Dim, b: Dim) -> Dim:
     """Return the dim expression ``a fn b``, memoized."""
     match fn:
         case "+":
@@ -327,40 +333,40 @@ def _operated(fn: str, a: Dim, b: Dim) -> Dim:
     return dims.Expr(0, (((dims.Call(fn, a, b),), 1),))
 
 
-def _record(node: ast.expr, kind: type[T]) -> T:
+def _parse_record(node: ast.expr, kind: type[T]) -> T:
     """Return the record of class ``kind`` that the syntax tree ``node`` creates."""
     try:
         record = read_record(node, RECORDS)
     except (TypeError, ValueError) as error:
-        _fail(node, f"expected a {kind.__name__}, found {error}")
-    return record if isinstance(record, kind) else _fail(node, f"expected a {kind.__name__}")
+        _fail_at_node(node, f"expected a {kind.__name__}, found {error}")
+    return record if isinstance(record, kind) else _fail_at_node(node, f"expected a {kind.__name__}")
 
 
-def _quoted(node: ast.expr) -> ast.expr:
+def _quoted_text(node: ast.expr) -> ast.expr:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return _expression(node.value)
-    _fail(node, "expected a text in quotes")
+        return _quoted_expression(node.value)
+    _fail_at_node(node, "expected a text in quotes")
 
 
 @lru_cache(maxsize=1024)
-def _expression(text: str) -> ast.expr:
+def _quoted_expression(text: str) -> ast.expr:
     """Return the syntax tree of a quoted expression; memoized, as a kernel repeats most types."""
     return ast.parse(text.replace("[]", "[()]"), mode="eval").body
 
 
-def _annotation(argument: ast.arg) -> ast.expr:
+def _parameter_annotation(argument: ast.arg) -> ast.expr:
     if argument.annotation is None:
-        _fail(argument, "no type")
-    return _quoted(argument.annotation)
+        _fail_at_node(argument, "no type")
+    return _quoted_text(argument.annotation)
 
 
-def _constant(args: list[ast.expr]) -> bool | int | float | complex:
+def _constant_scalar(args: list[ast.expr]) -> bool | int | float | complex:
     if len(args) == 2:
-        return complex(_number(args[0]), _number(args[1]))
-    return _number(args[0])
+        return complex(_number_of_node(args[0]), _number_of_node(args[1]))
+    return _number_of_node(args[0])
 
 
-def _number(node: ast.expr) -> Any:
+def _number_of_node(node: ast.expr) -> Any:
     match node:
         case ast.Constant(value=value):
             return value
@@ -369,7 +375,7 @@ def _number(node: ast.expr) -> Any:
         case ast.Name(id="nan"):
             return math.nan
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_number(operand)
+            return -_number_of_node(operand)
         case ast.Call(func=ast.Name(id="nan_bits"), args=[ast.Constant(value=int(bits))]):
             return struct.unpack("<d", bits.to_bytes(8, "little"))[0]
-    _fail(node, "not a literal")
+    _fail_at_node(node, "not a literal")

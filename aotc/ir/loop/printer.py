@@ -150,7 +150,7 @@ class _KernelPrinter:
             else:
                 self.statement(stmt, indent)
         for line, let, value, scope in lets:
-            self.lines[line] = indent + _let(let, value, scope)
+            self.lines[line] = indent + _let_text(let, value, scope)
         if len(self.lines) == begin:
             self.lines.append(f"{indent}pass")
         self.scopes = outer
@@ -239,7 +239,7 @@ class _KernelPrinter:
     def scalar(self, s: Scalar, nested: bool = False) -> str:
         match s:
             case Const(value, dtype):
-                return f"{dtype}({_literal(value)})"
+                return f"{dtype}({_literal_text(value)})"
             case Index(expr, dtype):
                 return f"index({self.dim(expr)})" if dtype == "i64" else f'index({self.dim(expr)}, "{dtype}")'
             case Var(name=name):
@@ -264,19 +264,19 @@ class _KernelPrinter:
         return f"{name}({', '.join(arguments)})"
 
 
-def _let(stmt: Let, value: str, scope: _NameScope) -> str:
+def _let_text(stmt: Let, value: str, scope: _NameScope) -> str:
     extra = [] if stmt.var.dtype == stmt.value.dtype else [f'dtype="{stmt.var.dtype}"']
     extra += filter(None, [scope.range_text()])
     return f"{stmt.var.name} = " + (f"let({', '.join([value, *extra])})" if extra else value)
 
 
-def _literal(value: bool | int | float | complex) -> str:
+def _literal_text(value: bool | int | float | complex) -> str:
     if isinstance(value, complex):
-        return f"{_float(value.real)}, {_float(value.imag)}"
-    return _float(value) if isinstance(value, float) else repr(value)
+        return f"{_float_text(value.real)}, {_float_text(value.imag)}"
+    return _float_text(value) if isinstance(value, float) else repr(value)
 
 
-def _float(value: float) -> str:
+def _float_text(value: float) -> str:
     if not math.isnan(value):
         return repr(value)
     bits = struct.pack("<d", value)

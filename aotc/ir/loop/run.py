@@ -27,7 +27,7 @@ from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.types import LOOPS, OPERATORS
 from aotc.ir.opset import ACCUMULATED, ATOMIC, INFIX, SCALARS, ScalarOp, elementwise
 from aotc.ir.opset.elementwise_quick import quick_convert, quick_precision, quick_scalar
-from aotc.ir.opset.linalg_lapack_reference import call
+from aotc.ir.opset.linalg_lapack_reference import call_scipy_lapack
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 
 _PREFIX = "call_"
@@ -64,7 +64,7 @@ def run_kernel(
     ValueError
         If the number of arrays or a dtype is wrong.
     """
-    kernel, code, literals = _program(kernel if isinstance(kernel, str) else print_kernel(kernel))
+    kernel, code, literals = _compiled_kernel_text(kernel if isinstance(kernel, str) else print_kernel(kernel))
     values = dict(dims or {})
     parameters = (*kernel.inputs, *kernel.outputs)
     if len(arrays) != len(parameters):
@@ -74,16 +74,16 @@ def run_kernel(
         if array.dtype != to_numpy(buffer.dtype):
             raise ValueError(f"{buffer.name} is {buffer.dtype}, found an array of {array.dtype}")
         names[buffer.name] = _Memory(array)
-    functions = {_PREFIX + name: made for name, made in _functions(begin, end, executed).items()}
+    functions = {_PREFIX + name: made for name, made in _interpreter_functions(begin, end, executed).items()}
     with np.errstate(all="ignore"):
         exec(code, {**RECORDS, **functions, **literals, **_NOT_FINITE, **names})
 
 
 @lru_cache(maxsize=64)
-def _program(text: str) -> tuple[Kernel, CodeType, Mapping[str, Any]]:
+def _compiled_kernel_text(text: str) -> tuple[Kernel, CodeType, Mapping[str, Any]]:
     """Return a kernel, its compiled code, and its named literals."""
     kernel = parse_kernel(text)
-    rewrite = _Rewrite({s.var.name for s in walk(kernel.body) if isinstance(s, Let)})
+    rewrite = _KernelTextRewriter({s.var.name for s in walk(kernel.body) if isinstance(s, Let)})
     program = ast.Module([rewrite.visit(s) for s in getattr(ast.parse(text).body[0], "body", [])], [])
     code = compile(ast.fix_missing_locations(program), f"<kernel {kernel.name}>", "exec")
     return kernel, code, rewrite.literals
@@ -111,7 +111,7 @@ class _Memory:
         self.array[index] = value
 
 
-class _Rewrite(ast.NodeTransformer):
+class _KernelTextRewriter(ast.NodeTransformer):
     """Rewrites the syntax tree of a kernel for execution.
 
     Functions get other names than variables, and scalars in indices become Python integers.
@@ -124,7 +124,7 @@ class _Rewrite(ast.NodeTransformer):
         """Return the name of a literal; equal literals share one."""
         parts = [eval(compile(ast.Expression(a), "<literal>", "eval"), dict(_NOT_FINITE)) for a in node.args]
         name = f"{_PREFIX}{dtype}_{len(self.literals)}"
-        self.literals[name] = _literal(dtype)(*parts)
+        self.literals[name] = _literal_function(dtype)(*parts)
         return ast.Name(name, ast.Load())
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -132,20 +132,20 @@ class _Rewrite(ast.NodeTransformer):
         if name in DTYPES:
             return self._literal(node, name)
         if name in ("index", *LOOPS):
-            arguments = [_Integers(self.lets).visit(a) for a in node.args]
+            arguments = [_DimRewriter(self.lets).visit(a) for a in node.args]
             node.args = arguments
         elif name == "call":
-            integers = _Integers(self.lets)
+            integers = _DimRewriter(self.lets)
             node.args[1:] = [ast.Tuple([a.value, integers.visit(a.slice)], ast.Load()) for a in node.args[1:]]  # type: ignore[attr-defined]
         elif name == "either":
-            integers = _Integers(self.lets)
+            integers = _DimRewriter(self.lets)
             places = [ast.Tuple([a.value, integers.visit(a.slice)], ast.Load()) for a in node.args[1:3]]  # type: ignore[attr-defined]
             node.args = [self.visit(node.args[0]), *places, self._type(node.args[3])[1]]
         elif name in ("private", "scratch", "shared"):
             node.args = self._type(node.args[0])
         elif name == "tile":
             for keyword in node.keywords:
-                keyword.value = _Integers(self.lets).visit(keyword.value)
+                keyword.value = _DimRewriter(self.lets).visit(keyword.value)
         else:
             node.args = [self.visit(a) for a in node.args]
         if name in ("index", "let"):
@@ -159,10 +159,10 @@ class _Rewrite(ast.NodeTransformer):
         """Return the dtype and the sizes of a quoted type as syntax trees."""
         kind: Any = ast.parse(str(ast.literal_eval(text)).replace("[]", "[()]"), mode="eval").body
         dims = kind.slice if isinstance(kind.slice, ast.Tuple) else ast.Tuple([kind.slice], ast.Load())
-        return [ast.Constant(kind.value.id), _Integers(self.lets).visit(dims)]
+        return [ast.Constant(kind.value.id), _DimRewriter(self.lets).visit(dims)]
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        node.slice = _Integers(self.lets).visit(node.slice)
+        node.slice = _DimRewriter(self.lets).visit(node.slice)
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
@@ -195,24 +195,24 @@ class _Rewrite(ast.NodeTransformer):
         return ast.Call(ast.Name(_PREFIX + name, ast.Load()), operands, [])
 
 
-class _Integers(ast.NodeTransformer):
+class _DimRewriter(ast.NodeTransformer):
     """Rewrites index expressions: NumPy scalars become Python integers, which do not overflow."""
 
     def __init__(self, lets: set[str]) -> None:
         self.lets = lets
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        return _Rewrite._call("int", [node]) if node.id in self.lets else node
+        return _KernelTextRewriter._call("int", [node]) if node.id in self.lets else node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         node.args = [self.visit(a) for a in node.args]
         return node
 
 
-def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> dict[str, Callable]:
-    functions: dict[str, Callable] = {name: _scalar(row) for name, row in SCALARS.items()}
+def _interpreter_functions(begin: int, end: int | None, executed: Counter[str] | None) -> dict[str, Callable]:
+    functions: dict[str, Callable] = {name: _scalar_function(row) for name, row in SCALARS.items()}
     if executed is not None:
-        functions = {name: _counted(name, function, executed) for name, function in functions.items()}
+        functions = {name: _counted_function(name, function, executed) for name, function in functions.items()}
     functions |= {f"{name}_": functions[name] for name in SCALARS if keyword.iskeyword(name)}
     functions |= dict.fromkeys(LOOPS, range)
     functions |= dict.fromkeys(("private", "scratch", "shared"), _allocate)
@@ -222,7 +222,7 @@ def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> di
         "parallel": lambda first, last, step=1: range(first, last, step)[begin:end],
         "bitcast": lambda x, dtype: np.asarray(x).reshape(1).view(to_numpy(dtype))[0],
         "reduce_precision": _with_fewer_bits,
-        "index": _index,
+        "index": _index_value,
         "int": int,
         "let": lambda value, dtype=None: value,
         "nan_bits": lambda bits: np.uint64(bits).view(np.float64),
@@ -230,22 +230,22 @@ def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> di
         "barrier": lambda: None,
         "warp_barrier": lambda: None,
         "grid_barrier": lambda counter: None,
-        "shuffle": _shuffle,
-        "match": _match,
-        "call": _call,
-        "either": _either,
+        "shuffle": _run_shuffle,
+        "match": _run_match,
+        "call": _call_library_function,
+        "either": _selected_array,
         "tile": _tile,
     }
 
 
-def _scalar(row: ScalarOp) -> Callable:
+def _scalar_function(row: ScalarOp) -> Callable:
     """Return the op of the table as a function of scalars; it picks an implementation once per set of operand types."""
     known: dict[Any, Callable] = {}
 
     def exact(*arguments: Any) -> Any:
         arrays = list(map(np.asarray, arguments))
         dtype = elementwise.result_dtype(row, tuple(from_numpy(a.dtype) for a in arrays), None)
-        return np.asarray(elementwise.apply(row, arrays, dtype)).reshape(())[()]
+        return np.asarray(elementwise.apply_scalar_op(row, arrays, dtype)).reshape(())[()]
 
     def call(*arguments: Any) -> Any:
         kinds = (*map(type, arguments),)
@@ -257,7 +257,7 @@ def _scalar(row: ScalarOp) -> Callable:
     def given(x: Any, dtype: str) -> Any:
         function = known.get((type(x), dtype))
         if function is None:
-            slow = lambda x: np.asarray(elementwise.apply(row, [np.asarray(x)], dtype)).reshape(())[()]
+            slow = lambda x: np.asarray(elementwise.apply_scalar_op(row, [np.asarray(x)], dtype)).reshape(())[()]
             function = known[type(x), dtype] = quick_convert(type(x), dtype, slow)
         return function(x)
 
@@ -270,7 +270,7 @@ def _with_fewer_bits(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
     return elementwise.with_fewer_bits(np.asarray(x), *bits)[()] if found is None else found
 
 
-def _counted(name: str, function: Callable, executed: Counter[str]) -> Callable:
+def _counted_function(name: str, function: Callable, executed: Counter[str]) -> Callable:
     def call(*arguments: Any) -> Any:
         executed[name] += 1
         return function(*arguments)
@@ -278,11 +278,11 @@ def _counted(name: str, function: Callable, executed: Counter[str]) -> Callable:
     return call
 
 
-def _literal(dtype: str) -> Callable:
+def _literal_function(dtype: str) -> Callable:
     return lambda *parts: np.array(complex(*parts) if len(parts) == 2 else parts[0]).astype(to_numpy(dtype))[()]
 
 
-def _index(value: int, dtype: str = "i64") -> Any:
+def _index_value(value: int, dtype: str = "i64") -> Any:
     if dtype == "i64":
         return np.int64(value)
     if dtype == "i32" and -(1 << 31) <= value < 1 << 31:
@@ -294,16 +294,16 @@ def _allocate(dtype: str, dims: tuple[int, ...]) -> _Memory:
     return _Memory(np.zeros(dims, to_numpy(dtype)))
 
 
-def _call(function: str | Transform, *places: tuple[_Memory, Any]) -> None:
+def _call_library_function(function: str | Transform, *places: tuple[_Memory, Any]) -> None:
     """Call a library function; each argument is the memory from an element of a buffer on."""
-    arrays = [_from(str(function), *place) for place in places]
+    arrays = [_memory_from_element(str(function), *place) for place in places]
     if isinstance(function, Transform):
         run_transform(function, arrays)
     else:
-        call(function, arrays)
+        call_scipy_lapack(function, arrays)
 
 
-def _from(user: str, memory: _Memory, index: Any) -> np.ndarray:
+def _memory_from_element(user: str, memory: _Memory, index: Any) -> np.ndarray:
     """Return the flat memory from the element ``index`` on; ``user`` names the caller in errors."""
     array = memory.array
     at = index if isinstance(index, tuple) else (index,)
@@ -313,17 +313,17 @@ def _from(user: str, memory: _Memory, index: Any) -> np.ndarray:
     return flat[sum(i * s // array.itemsize for i, s in zip(at, array.strides, strict=True)) :]
 
 
-def _either(cond: Any, one: tuple[_Memory, Any], other: tuple[_Memory, Any], dims: tuple[int, ...]) -> _Memory:
+def _selected_array(cond: Any, one: tuple[_Memory, Any], other: tuple[_Memory, Any], dims: tuple[int, ...]) -> _Memory:
     """Return an array of sizes ``dims`` in the memory from the selected element on."""
-    memory = _from("either", *(one if cond else other))
+    memory = _memory_from_element("either", *(one if cond else other))
     return _Memory(memory[: math.prod(dims)].reshape(dims))
 
 
-def _shuffle(to: _Memory, source: _Memory, mask: int) -> None:
+def _run_shuffle(to: _Memory, source: _Memory, mask: int) -> None:
     to.array[:] = source.array[np.arange(len(source.array)) ^ mask]
 
 
-def _match(to: _Memory, source: _Memory, bits: int) -> None:
+def _run_match(to: _Memory, source: _Memory, bits: int) -> None:
     warps = source.array.reshape(-1, WARP) & np.uint32((1 << bits) - 1)
     same = warps[:, :, None] == warps[:, None, :]
     to.array[:] = (same * (np.uint64(1) << np.arange(WARP, dtype=np.uint64))).sum(-1).reshape(-1).astype(np.uint32)
@@ -342,7 +342,7 @@ def _tile(
     inner = at.get("b_inner") or 1
     column_step = at.get("b_column") or (1 if "b_inner" in at else group)
     if form.scaled:
-        flat_b, levels = _dequantized(flat_b[at["b_base"] :], cols, levels, form)
+        flat_b, levels = _dequantized_panel(flat_b[at["b_base"] :], cols, levels, form)
         at = {**at, "b_base": 0}
     for k in product(*(range(extent) for extent, _, _ in levels)):
         a_at = at["a_base"] + sum(i * step for i, (_, step, _) in zip(k, levels))
@@ -354,7 +354,7 @@ def _tile(
     flat_out[place] = total
 
 
-def _dequantized(bytes_: np.ndarray, cols: int, levels: list, form: TileForm) -> tuple[np.ndarray, list]:
+def _dequantized_panel(bytes_: np.ndarray, cols: int, levels: list, form: TileForm) -> tuple[np.ndarray, list]:
     """Return a quantized panel as an f32 array, and the levels of a tile that reads it."""
     (runs, a_run, chunk), (steps, a_step, _) = levels
     per = form.group

@@ -16,7 +16,7 @@ LOOPS: dict[str, LoopKind] = {
 }  # fmt: skip
 
 
-def _node_of(symbol: str, arity: int) -> type:
+def _syntax_node_class(symbol: str, arity: int) -> type:
     """Return the syntax tree node class of an operator."""
     node: Any = ast.parse(f"a {symbol} b" if arity == 2 else f"{symbol}a", mode="eval").body
     return type(node.ops[0] if isinstance(node, ast.Compare) else node.op)
@@ -25,8 +25,8 @@ def _node_of(symbol: str, arity: int) -> type:
 ATOMIC_DTYPES = frozenset({"i32", "u32", "i64", "u64"})
 """Dtypes for which GPUs have atomic updates in memory."""
 
-OPERATORS = {_node_of(symbol, 2): name for name, symbol in INFIX.items()} | {
-    _node_of(symbol, 1): name for name, symbol in PREFIX.items()
+OPERATORS = {_syntax_node_class(symbol, 2): name for name, symbol in INFIX.items()} | {
+    _syntax_node_class(symbol, 1): name for name, symbol in PREFIX.items()
 }
 """The scalar op of each operator of Python's syntax tree."""
 

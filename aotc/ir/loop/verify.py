@@ -350,12 +350,12 @@ def _is_false(test: Scalar) -> bool:
     """Is ``test`` a comparison of index expressions that is provably false?"""
     match test:
         case Apply(fn, (left, right)) if fn in COMPARISONS:
-            a, b = _as_dim(left), _as_dim(right)
+            a, b = _index_as_dim(left), _index_as_dim(right)
             return a is not None and b is not None and not is_possible_relation(fn, a, b)
     return False
 
 
-def _as_dim(x: Scalar) -> Dim | None:
+def _index_as_dim(x: Scalar) -> Dim | None:
     match x:
         case Index(expr=expr):
             return expr

@@ -21,20 +21,20 @@ ABSENT = -1
 _OPERANDS = ("q_dims", "k_dims", "v_dims", "bias_dims", "mask_dims", "k_scale_dims", "v_scale_dims")
 
 
-def operand_dims(attrs: Attrs) -> list[tuple[int, ...]]:
+def attention_operand_dims(attrs: Attrs) -> list[tuple[int, ...]]:
     """Return, for each operand, its dim for each of its axes: batch axes, and the two of its matrix."""
     return [tuple(attrs[key]) for key in _OPERANDS if attrs.get(key)]
 
 
-def axes(types: Types, attrs: Attrs) -> tuple[tuple[Dim, ...], Dim, Dim, Dim, Dim]:
+def attention_axis_sizes(types: Types, attrs: Attrs) -> tuple[tuple[Dim, ...], Dim, Dim, Dim, Dim]:
     """Return the sizes of the batch axes, and of row, term, depth and column."""
     q, k, v = types[:3]
     *batch, row, depth = (q.shape[d] for d in attrs["q_dims"])
     return tuple(batch), row, k.shape[attrs["k_dims"][-2]], depth, v.shape[attrs["v_dims"][-1]]
 
 
-def _infer(types: Types, attrs: Attrs, regions: tuple[Region, ...], given: Types) -> Types:
-    places = operand_dims(attrs)
+def _infer_attention(types: Types, attrs: Attrs, regions: tuple[Region, ...], given: Types) -> Types:
+    places = attention_operand_dims(attrs)
     require_rule(len(types) == len(places) >= 3, f"attention: {len(types)} operands, and dims of {len(places)}")
     for t, dims in zip(types, places):
         require_rule(len(dims) == len(places[0]), f"attention: dims {dims} and {places[0]} differ in length")
@@ -49,7 +49,7 @@ def _infer(types: Types, attrs: Attrs, regions: tuple[Region, ...], given: Types
         require_rule(kind_of(t.dtype) in kinds, f"attention: {key[:-5]} is {t}")
     causal = dims_of(attrs, "causal")
     require_rule(len(causal) <= 1, f"attention: causal = {causal}")
-    batch, row, term, depth, column = axes(types, attrs)
+    batch, row, term, depth, column = attention_axis_sizes(types, attrs)
     wanted = [(*batch, row, depth), (*batch, term, depth), (*batch, term, column), *[(*batch, row, term)] * 4]
     for t, dims, shape in zip(types, places, wanted):
         for d, size in zip(dims, shape):
@@ -73,23 +73,23 @@ def _infer(types: Types, attrs: Attrs, regions: tuple[Region, ...], given: Types
 def _reference(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
     wide = np.float64 if arrays[0].dtype == np.float64 else np.float32
     keys = [key for key in _OPERANDS if attrs.get(key)]
-    given = {key: _arranged(a, attrs[key]) for key, a in zip(keys, arrays)}
+    given = {key: _dims_in_axis_order(a, attrs[key]) for key, a in zip(keys, arrays)}
     q, k, v = (given[key].astype(wide) for key in _OPERANDS[:3])
     if "v_scale_dims" in given:
         v = v * np.swapaxes(given["v_scale_dims"].astype(wide), -1, -2)
-    scores = _scores(q, k, given, attrs)
+    scores = _attention_scores(q, k, given, attrs)
     with np.errstate(all="ignore"):
         if "part" in attrs:
-            return _parts(scores, v, attrs)
+            return _means_of_key_ranges(scores, v, attrs)
         if "split" in attrs:
-            return _split(scores, v, attrs["split"], types)
+            return _split_kv_results(scores, v, attrs["split"], types)
         top = scores.max(-1, keepdims=True, initial=-np.inf)
         weights = np.exp(scores - top)
         result = np.matmul(weights / weights.sum(-1, keepdims=True), v)
     return [cast_array(result, types[0].dtype).transpose(np.argsort(attrs["out_dims"]))]
 
 
-def _scores(q: np.ndarray, k: np.ndarray, given: Mapping[str, np.ndarray], attrs: Attrs) -> np.ndarray:
+def _attention_scores(q: np.ndarray, k: np.ndarray, given: Mapping[str, np.ndarray], attrs: Attrs) -> np.ndarray:
     """Return the scores: scaled, biased and masked dot products."""
     with np.errstate(all="ignore"):
         scores = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(attrs["scale"])
@@ -104,7 +104,7 @@ def _scores(q: np.ndarray, k: np.ndarray, given: Mapping[str, np.ndarray], attrs
     return np.where(allowed, scores, q.dtype.type(attrs["fill"]))
 
 
-def _split(scores: np.ndarray, v: np.ndarray, parts: int, types: Types) -> list[np.ndarray]:
+def _split_kv_results(scores: np.ndarray, v: np.ndarray, parts: int, types: Types) -> list[np.ndarray]:
     """Return the results of each of ``parts`` ranges of keys (split-KV), with the maximum and sum of each row.
     """
     size = -(-scores.shape[-1] // parts)
@@ -121,7 +121,7 @@ def _split(scores: np.ndarray, v: np.ndarray, parts: int, types: Types) -> list[
     return [cast_array(x, t.dtype) for x, t in zip((means, *numbers), types)]
 
 
-def _parts(scores: np.ndarray, v: np.ndarray, attrs: Attrs) -> list[np.ndarray]:
+def _means_of_key_ranges(scores: np.ndarray, v: np.ndarray, attrs: Attrs) -> list[np.ndarray]:
     """Return the weighted means of each range of ``part`` keys, and the logarithms of the sums of weights."""
     size, out = attrs["part"], attrs["out_dims"]
     means, weights = [], []
@@ -135,27 +135,27 @@ def _parts(scores: np.ndarray, v: np.ndarray, attrs: Attrs) -> list[np.ndarray]:
     return [np.stack(means).astype(np.float32), np.stack(weights, -1).astype(np.float32)]
 
 
-def _arranged(x: np.ndarray, dims: Sequence[int]) -> np.ndarray:
+def _dims_in_axis_order(x: np.ndarray, dims: Sequence[int]) -> np.ndarray:
     """Return ``x`` with its dims in the order of the axes, and size 1 for axes along which it does not vary."""
     there = x.transpose([d for d in dims if d != ABSENT])
     return there.reshape([x.shape[d] if d != ABSENT else 1 for d in dims])
 
 
-def _terms(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
+def _attention_terms(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
     return shapes[1][attrs["k_dims"][-2]] + shapes[0][attrs["q_dims"][-1]]
 
 
 ATTENTION = op_spec_table(
     OpSpec(
         "attention",
-        _infer,
+        _infer_attention,
         _reference,
         ("q_dims", "k_dims", "v_dims", "bias_dims", "mask_dims", "out_dims", "scale", "fill", "causal"),
         names_kernel=True,
         views=True,
         tolerance=64,
         normwise=True,
-        terms=_terms,
+        terms=_attention_terms,
         added_by="fuse_attention",
     ),
 )

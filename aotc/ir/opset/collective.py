@@ -37,62 +37,64 @@ def group_size(groups: tuple[tuple[int, ...], ...]) -> int:
     return max((sum(i >= 0 for i in g) for g in groups), default=1)
 
 
-def _same(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+def _infer_same_type(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     return types
 
 
-def _gather(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    return tuple(_scaled(t, attrs["dim"], group_size(attrs["groups"])) for t in types)
+def _infer_all_gather(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    return tuple(_scaled_dim_type(t, attrs["dim"], group_size(attrs["groups"])) for t in types)
 
 
-def _scatter(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    return tuple(_divided(t, attrs["dim"], group_size(attrs["groups"])) for t in types)
+def _infer_reduce_scatter(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    return tuple(_divided_dim_type(t, attrs["dim"], group_size(attrs["groups"])) for t in types)
 
 
-def _exchange(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+def _infer_all_to_all(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     count = attrs["split_count"]
     require_rule(
         count == group_size(attrs["groups"]), f"all_to_all: {count} parts for {group_size(attrs['groups'])} processes"
     )
-    return tuple(_scaled(_divided(t, attrs["split_dim"], count), attrs["concat_dim"], count) for t in types)
+    return tuple(
+        _scaled_dim_type(_divided_dim_type(t, attrs["split_dim"], count), attrs["concat_dim"], count) for t in types
+    )
 
 
-def _scaled(t: TensorType, dim: int, factor: int) -> TensorType:
+def _scaled_dim_type(t: TensorType, dim: int, factor: int) -> TensorType:
     require_rule(0 <= dim < t.rank, f"a collective along dim {dim} of {t}")
     return TensorType(t.dtype, tuple(n * factor if d == dim else n for d, n in enumerate(t.shape)))
 
 
-def _divided(t: TensorType, dim: int, parts: int) -> TensorType:
+def _divided_dim_type(t: TensorType, dim: int, parts: int) -> TensorType:
     require_rule(0 <= dim < t.rank, f"a collective along dim {dim} of {t}")
     size: Dim = t.shape[dim]
     require_rule(not isinstance(size, int) or size % parts == 0, f"dim {dim} of {t} does not divide into {parts}")
     return TensorType(t.dtype, tuple(n // parts if d == dim else n for d, n in enumerate(t.shape)))
 
 
-def _divides(types: Types, dim: int, parts: int) -> Iterator[Constraint]:
+def _require_divisible_dim(types: Types, dim: int, parts: int) -> Iterator[Constraint]:
     for t in types:
         yield Constraint("eq", mod(t.shape[dim], parts), 0, f"a remainder of {{0}} in {parts} parts")
 
 
-def _scatter_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    yield from _divides(types, attrs["dim"], group_size(attrs["groups"]))
+def _scatter_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    yield from _require_divisible_dim(types, attrs["dim"], group_size(attrs["groups"]))
 
 
-def _exchange_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    yield from _divides(types, attrs["split_dim"], attrs["split_count"])
+def _exchange_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    yield from _require_divisible_dim(types, attrs["split_dim"], attrs["split_count"])
 
 
-def _ragged_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def _ragged_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     for d in range(1, types[0].rank):
         yield from equal_sizes(types, (0, d), (1, d))
     yield from equal_shapes(types, operands=range(2, len(types)))
 
 
-def _identifier(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+def _infer_process_id(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     return (TensorType("u32"),)
 
 
-def _ragged(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+def _infer_ragged_all_to_all(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     require_rule(len(types) == 6, f"ragged_all_to_all: takes 6 operands, not {len(types)}")
     x, out, *places = types
     require_rule(
@@ -123,20 +125,20 @@ def other_processes(attrs: Attrs) -> str:
     return ""
 
 
-def _alone(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_of_one_process(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     if reason := other_processes(attrs):
         raise NotImplementedError(f"the reference is one process, and this collective {reason}")
     return list(arrays)
 
 
-def _permute(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_permute(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     """Return the operand, or zeros if process 0 is the target of no pair, as StableHLO defines."""
-    return [a if attrs["pairs"] else np.zeros_like(a) for a in _alone(arrays, attrs, regions, types)]
+    return [a if attrs["pairs"] else np.zeros_like(a) for a in _reference_of_one_process(arrays, attrs, regions, types)]
 
 
-def _ragged_alone(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_ragged_all_to_all(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     """Copy rows ``[from, from + sent)`` of the first operand to ``to`` in the second, exchange by exchange."""
-    x, out, starts, sent, to, _ = _alone(arrays, attrs, regions, types)
+    x, out, starts, sent, to, _ = _reference_of_one_process(arrays, attrs, regions, types)
     out = out.copy()
     for begin, count, place in zip(starts.tolist(), sent.tolist(), to.tolist()):
         for k in range(count):
@@ -145,32 +147,72 @@ def _ragged_alone(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) ->
     return [out]
 
 
-def _zero(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_process_id(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     return [np.zeros((), np.uint32)]
 
 
 COLLECTIVES = op_spec_table(
-    OpSpec("all_gather", _gather, _alone, ("dim", *GROUPED), tolerance=0, removed_by="lower_collectives"),
-    OpSpec("all_reduce", _same, _alone, GROUPED, regions=1, tolerance=0, removed_by="lower_collectives"),
     OpSpec(
-        "reduce_scatter", _scatter, _alone, ("dim", *GROUPED), regions=1, tolerance=0, removed_by="lower_collectives",
-        constraints=_scatter_sizes,
+        "all_gather",
+        _infer_all_gather,
+        _reference_of_one_process,
+        ("dim", *GROUPED),
+        tolerance=0,
+        removed_by="lower_collectives",
+    ),
+    OpSpec(
+        "all_reduce",
+        _infer_same_type,
+        _reference_of_one_process,
+        GROUPED,
+        regions=1,
+        tolerance=0,
+        removed_by="lower_collectives",
+    ),
+    OpSpec(
+        "reduce_scatter",
+        _infer_reduce_scatter,
+        _reference_of_one_process,
+        ("dim", *GROUPED),
+        regions=1,
+        tolerance=0,
+        removed_by="lower_collectives",
+        constraints=_scatter_sizes_constraints,
     ),
     OpSpec(
         "all_to_all",
-        _exchange,
-        _alone,
+        _infer_all_to_all,
+        _reference_of_one_process,
         ("split_dim", "concat_dim", "split_count", *GROUPED),
         tolerance=0,
         removed_by="lower_collectives",
-        constraints=_exchange_sizes,
+        constraints=_exchange_sizes_constraints,
     ),
-    OpSpec("collective_broadcast", _same, _alone, GROUPED, tolerance=0, removed_by="lower_collectives"),
-    OpSpec("collective_permute", _same, _permute, ("pairs", "channel"), tolerance=0, removed_by="lower_collectives"),
     OpSpec(
-        "ragged_all_to_all", _ragged, _ragged_alone, GROUPED, tolerance=0, removed_by="lower_collectives",
-        constraints=_ragged_sizes,
+        "collective_broadcast",
+        _infer_same_type,
+        _reference_of_one_process,
+        GROUPED,
+        tolerance=0,
+        removed_by="lower_collectives",
     ),
-    OpSpec("partition_id", _identifier, _zero, tolerance=0, removed_by="lower_collectives"),
-    OpSpec("replica_id", _identifier, _zero, tolerance=0, removed_by="lower_collectives"),
+    OpSpec(
+        "collective_permute",
+        _infer_same_type,
+        _reference_permute,
+        ("pairs", "channel"),
+        tolerance=0,
+        removed_by="lower_collectives",
+    ),
+    OpSpec(
+        "ragged_all_to_all",
+        _infer_ragged_all_to_all,
+        _reference_ragged_all_to_all,
+        GROUPED,
+        tolerance=0,
+        removed_by="lower_collectives",
+        constraints=_ragged_sizes_constraints,
+    ),
+    OpSpec("partition_id", _infer_process_id, _reference_process_id, tolerance=0, removed_by="lower_collectives"),
+    OpSpec("replica_id", _infer_process_id, _reference_process_id, tolerance=0, removed_by="lower_collectives"),
 )

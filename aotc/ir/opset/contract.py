@@ -29,17 +29,17 @@ from aotc.ir.tensor.ir import TensorType
 def _infer_matmul(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     lhs, rhs = types
     require_rule(lhs.rank == rhs.rank and lhs.rank in (2, 3), f"matmul: {lhs} and {rhs} are not (batched) matrices")
-    *batch, rows, count = _swapped(lhs.shape, attrs["lhs_transposed"])
-    *other, depth, columns = _swapped(rhs.shape, attrs["rhs_transposed"])
+    *batch, rows, count = _swapped_last_dims(lhs.shape, attrs["lhs_transposed"])
+    *other, depth, columns = _swapped_last_dims(rhs.shape, attrs["rhs_transposed"])
     require_rule(same_shape(batch, other) and count == depth, f"matmul: {lhs} and {rhs} do not fit")
     return (TensorType(given[0].dtype if given else lhs.dtype, (*batch, rows, columns)),)
 
 
-def _swapped(shape: tuple, swap: bool) -> tuple:
+def _swapped_last_dims(shape: tuple, swap: bool) -> tuple:
     return (*shape[:-2], shape[-1], shape[-2]) if swap else shape
 
 
-def _matmul(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_matmul(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     flags = attrs["lhs_transposed"], attrs["rhs_transposed"]
     lhs, rhs = (np.swapaxes(a, -1, -2) if swap else a for a, swap in zip(arrays, flags))
     return [matmul(lhs, rhs, types[0].dtype)]
@@ -63,14 +63,21 @@ def _infer_conv(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Typ
     return (TensorType(given[0].dtype if given else lhs.dtype, (*parts, lhs.shape[0], *spatial, outputs)),)
 
 
-def _conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     spatial = arrays[0].ndim - 2
     middle = tuple(range(1, spatial + 1))
     if attrs.get("rhs_transposed"):
         arrays = [arrays[0], np.moveaxis(arrays[1], -3, -1)]
     if "parts" in attrs:
         each = (TensorType(types[0].dtype, types[0].shape[1:]),)
-        return [np.stack([_conv([arrays[0], w], _whole(attrs), regions, each)[0] for w in _runs(arrays[1], attrs)])]
+        return [
+            np.stack(
+                [
+                    _reference_conv([arrays[0], w], _without_split(attrs), regions, each)[0]
+                    for w in _split_kernels(arrays[1], attrs)
+                ]
+            )
+        ]
     full = {
         "padding": ((0, 0),) * spatial, **attrs, "lhs_dilation": (1,) * spatial, "reversal": (False,) * spatial,
         "input_batch": 0, "input_feature": spatial + 1, "input_spatial": middle, "output_batch": 0,
@@ -80,11 +87,11 @@ def _conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np
     return LINALG["convolution"].reference(arrays, full, (), types)
 
 
-def _whole(attrs: Attrs) -> Attrs:
+def _without_split(attrs: Attrs) -> Attrs:
     return {name: value for name, value in attrs.items() if name not in ("parts", "rhs_transposed")}
 
 
-def _runs(kernel: np.ndarray, attrs: Attrs) -> Iterator[np.ndarray]:
+def _split_kernels(kernel: np.ndarray, attrs: Attrs) -> Iterator[np.ndarray]:
     """Yield, for each part of a split contraction, the kernel with zeros in place of all other parts."""
     flat = kernel.reshape(-1, kernel.shape[-1])
     each = len(flat) // attrs["parts"]
@@ -94,7 +101,7 @@ def _runs(kernel: np.ndarray, attrs: Attrs) -> Iterator[np.ndarray]:
         yield own.reshape(kernel.shape)
 
 
-def _unpacked(panels: np.ndarray, group: int, n: int) -> np.ndarray:
+def _unpacked_panels(panels: np.ndarray, group: int, n: int) -> np.ndarray:
     """Return the right operand ``([B,] K, n)`` that ``panels`` contain."""
     *batch, count, steps, wide = panels.shape
     axes = len(batch)
@@ -108,7 +115,7 @@ def _infer_packed_matmul(types: Types, attrs: Attrs, regions: tuple, given: Type
     require_rule(
         panels.rank == lhs.rank + 1 and lhs.rank in (2, 3), f"packed_matmul: {lhs} and panels {panels} do not fit"
     )
-    *batch, rows, depth = _swapped(lhs.shape, attrs["lhs_transposed"])
+    *batch, rows, depth = _swapped_last_dims(lhs.shape, attrs["lhs_transposed"])
     require_rule(
         panels.shape[-2] * attrs["group"] == depth, f"packed_matmul: {lhs} and panels {panels} differ in depth"
     )
@@ -121,14 +128,14 @@ def panel_cols(panels: TensorType, attrs: Attrs) -> int:
     return wide // chunk_bytes(1, bits, group) if bits else wide // group
 
 
-def _packed_matmul(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_packed_matmul(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     lhs, panels = arrays
     lhs = np.swapaxes(lhs, -1, -2) if attrs["lhs_transposed"] else lhs
     group, n, bits = attrs["group"], static(dim_of(attrs, "n")), attrs.get("bits", 0)
     if bits:
         rhs = unpack(panels, panel_cols(TensorType("u8", panels.shape), attrs), bits)[..., :n]
     else:
-        rhs = _unpacked(panels, group, n)
+        rhs = _unpacked_panels(panels, group, n)
     return [matmul(lhs, rhs, types[0].dtype)]
 
 
@@ -139,20 +146,20 @@ def _infer_packed_conv(types: Types, attrs: Attrs, regions: tuple, given: Types)
     return _infer_conv((lhs, rhs), {**attrs, "feature_groups": groups}, regions, given)
 
 
-def _packed_conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_packed_conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     lhs, panels = arrays
     groups, n = attrs.get("feature_groups", 1), static(dim_of(attrs, "n"))
     each = panels.reshape(groups, -1, *panels.shape[1:])
-    rhs = np.moveaxis(_unpacked(each, attrs.get("group", 1), n // groups), 0, 1)
+    rhs = np.moveaxis(_unpacked_panels(each, attrs.get("group", 1), n // groups), 0, 1)
     rhs = rhs.reshape(*attrs["kernel"], lhs.shape[-1] // groups, n)
-    return _conv([lhs, rhs], {**attrs, "feature_groups": groups}, regions, types)
+    return _reference_conv([lhs, rhs], {**attrs, "feature_groups": groups}, regions, types)
 
 
 CONTRACT = op_spec_table(
     OpSpec(
         "matmul",
         _infer_matmul,
-        _matmul,
+        _reference_matmul,
         ("lhs_transposed", "rhs_transposed"),
         folds=True,
         sums=True,
@@ -165,7 +172,7 @@ CONTRACT = op_spec_table(
     OpSpec(
         "conv",
         _infer_conv,
-        _conv,
+        _reference_conv,
         ("strides", "rhs_dilation", "feature_groups"),
         folds=True,
         sums=True,
@@ -178,7 +185,7 @@ CONTRACT = op_spec_table(
     OpSpec(
         "packed_matmul",
         _infer_packed_matmul,
-        _packed_matmul,
+        _reference_packed_matmul,
         ("n", "group", "lhs_transposed"),
         sums=True,
         names_kernel=True,
@@ -189,7 +196,7 @@ CONTRACT = op_spec_table(
     OpSpec(
         "packed_conv",
         _infer_packed_conv,
-        _packed_conv,
+        _reference_packed_conv,
         ("kernel", "strides", "rhs_dilation", "n"),
         sums=True,
         names_kernel=True,

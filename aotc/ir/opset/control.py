@@ -16,22 +16,27 @@ class AssertionFailed(ValueError):
 def _infer_while(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     for region, what in zip(regions, ("condition", "body")):
         found = tuple(p.type for p in region.params)
-        require_rule(found == types, f"while: {what} takes {_list(found)}, the carried values are {_list(types)}")
+        require_rule(
+            found == types, f"while: {what} takes {_type_list(found)}, the carried values are {_type_list(types)}"
+        )
     if regions:
         test = tuple(r.type for r in regions[0].results)
         require_rule(
-            len(test) == 1 and test[0].dtype == "i1" and test[0].rank == 0, f"while: the condition gives {_list(test)}"
+            len(test) == 1 and test[0].dtype == "i1" and test[0].rank == 0,
+            f"while: the condition gives {_type_list(test)}",
         )
         back = tuple(r.type for r in regions[1].results)
-        require_rule(back == types, f"while: the body gives {_list(back)}, the carried values are {_list(types)}")
+        require_rule(
+            back == types, f"while: the body gives {_type_list(back)}, the carried values are {_type_list(types)}"
+        )
     return types
 
 
-def _list(types: Types) -> str:
+def _type_list(types: Types) -> str:
     return "(" + ", ".join(map(str, types)) + ")"
 
 
-def _while(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+def _reference_while(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
     """Run a loop; in a combiner, whose scalars are arrays here, each element iterates until its own condition fails."""
     condition, body = regions
     carried = list(arrays)
@@ -44,18 +49,18 @@ def _while(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types:
 def _infer_case(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     require_rule(
         len(types) == 1 and types[0].rank == 0 and types[0].dtype == "i32",
-        f"case: the index is {_list(types)}, expected i32[]",
+        f"case: the index is {_type_list(types)}, expected i32[]",
     )
     require_rule(bool(regions), "case: has no branch")
     found = tuple(r.type for r in regions[0].results)
     for region in regions:
         require_rule(not region.params, "case: a branch takes parameters")
         other = tuple(r.type for r in region.results)
-        require_rule(other == found, f"case: branches give {_list(found)} and {_list(other)}")
+        require_rule(other == found, f"case: branches give {_type_list(found)} and {_type_list(other)}")
     return found
 
 
-def _case(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+def _reference_case(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
     index = int(arrays[0])
     return regions[index if 0 <= index < len(regions) else -1]()
 
@@ -64,13 +69,14 @@ def _infer_declared(types: Types, attrs: Attrs, regions: tuple, given: Types) ->
     return given
 
 
-def _not_here(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_refused(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     raise NotImplementedError(f"the reference has no meaning for {attrs.get('target') or attrs.get('callee')}")
 
 
 def _infer_assert(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     require_rule(
-        bool(types) and types[0].dtype == "i1" and types[0].rank == 0, f"assert: the condition is {_list(types[:1])}"
+        bool(types) and types[0].dtype == "i1" and types[0].rank == 0,
+        f"assert: the condition is {_type_list(types[:1])}",
     )
     for t in types[1:]:
         require_rule(
@@ -79,7 +85,7 @@ def _infer_assert(types: Types, attrs: Attrs, regions: tuple, given: Types) -> T
     return ()
 
 
-def _assert(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_assert(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     if not bool(arrays[0]):
         raise AssertionFailed(render(attrs["message"], [int(a) for a in arrays[1:]]))
     return []
@@ -88,12 +94,12 @@ def _assert(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[
 def _infer_fail(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     require_rule(
         len(types) == 1 and types[0].rank == 0 and kind_of(types[0].dtype) in "iu",
-        f"fail: the number of the message is {_list(types)}, expected an integer scalar",
+        f"fail: the number of the message is {_type_list(types)}, expected an integer scalar",
     )
     return given
 
 
-def _fail(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_fail(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     last = len(attrs["messages"]) - 1
     raise AssertionFailed(attrs["messages"][min(max(int(arrays[0]), 0), last)])
 
@@ -101,47 +107,56 @@ def _fail(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np
 def _infer_bind_dim(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     require_rule(
         len(types) == 1 and types[0].rank == 0 and kind_of(types[0].dtype) in "iu",
-        f"bind_dim: the size is {_list(types)}, expected an integer scalar",
+        f"bind_dim: the size is {_type_list(types)}, expected an integer scalar",
     )
     return ()
 
 
-def _bind_dim(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_bind_dim(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     if int(arrays[0]) < 0:
         raise AssertionFailed(f"a size is negative: {int(arrays[0])}")
     return []
 
 
 def _infer_on(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    require_rule(not types, f"on: takes no operands, found {_list(types)}")
+    require_rule(not types, f"on: takes no operands, found {_type_list(types)}")
     require_rule(not (regions and regions[0].params), "on: its region takes parameters")
     return tuple(r.type for r in regions[0].results)
 
 
-def _on(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+def _reference_on(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
     return regions[0]()
 
 
 def _infer_transfer(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    require_rule(len(types) == 1, f"transfer: takes one value, found {_list(types)}")
+    require_rule(len(types) == 1, f"transfer: takes one value, found {_type_list(types)}")
     return types
 
 
-def _transfer(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_transfer(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     return [np.array(arrays[0])]
 
 
 CONTROL = op_spec_table(
-    OpSpec("bind_dim", _infer_bind_dim, _bind_dim, ("dim",), effect=True),
-    OpSpec("while", _infer_while, _while, regions=2, branches=True, folds_state=True),
-    OpSpec("case", _infer_case, _case, regions=-1, branches=True),
-    OpSpec("on", _infer_on, _on, ("device",), 1, branches=True, added_by="isolate_devices", removed_by="join_devices"),
-    OpSpec("transfer", _infer_transfer, _transfer, ("device",), tolerance=0),
-    OpSpec("call", _infer_declared, _not_here, ("callee",), effect=True, of_format=True, removed_by="inline"),
-    OpSpec("dispatch", _infer_declared, _not_here, ("callee",), of_format=True, added_by="fuse"),
-    OpSpec("assert", _infer_assert, _assert, ("message",), effect=True),
-    OpSpec("fail", _infer_fail, _fail, ("messages",), of_format=True, tolerance=0, removed_by="hoist_checks"),
-    OpSpec("custom_call", _infer_declared, _not_here, ("target",), effect=True, of_format=True),
+    OpSpec("bind_dim", _infer_bind_dim, _reference_bind_dim, ("dim",), effect=True),
+    OpSpec("while", _infer_while, _reference_while, regions=2, branches=True, folds_state=True),
+    OpSpec("case", _infer_case, _reference_case, regions=-1, branches=True),
+    OpSpec(
+        "on",
+        _infer_on,
+        _reference_on,
+        ("device",),
+        1,
+        branches=True,
+        added_by="isolate_devices",
+        removed_by="join_devices",
+    ),
+    OpSpec("transfer", _infer_transfer, _reference_transfer, ("device",), tolerance=0),
+    OpSpec("call", _infer_declared, _reference_refused, ("callee",), effect=True, of_format=True, removed_by="inline"),
+    OpSpec("dispatch", _infer_declared, _reference_refused, ("callee",), of_format=True, added_by="fuse"),
+    OpSpec("assert", _infer_assert, _reference_assert, ("message",), effect=True),
+    OpSpec("fail", _infer_fail, _reference_fail, ("messages",), of_format=True, tolerance=0, removed_by="hoist_checks"),
+    OpSpec("custom_call", _infer_declared, _reference_refused, ("target",), effect=True, of_format=True),
 )
 
 DEVICE_OPS = frozenset({"on", "transfer"})

@@ -66,7 +66,7 @@ def check_dtypes(scalar: ScalarOp, dtypes: tuple[str, ...]) -> None:
     require_rule(kind_of(checked[0]) in scalar.kinds, f"{scalar.name}: is not defined on {checked[0]}")
 
 
-def _infer(scalar: ScalarOp, types: Types, given: Types) -> Types:
+def _infer_scalar_op(scalar: ScalarOp, types: Types, given: Types) -> Types:
     check_count(scalar, len(types))
     shape, dtypes = types[-1].shape, tuple(t.dtype for t in types)
     if any(t.shape != shape for t in types):
@@ -75,18 +75,18 @@ def _infer(scalar: ScalarOp, types: Types, given: Types) -> Types:
     return (TensorType(result_dtype(scalar, dtypes, given[0].dtype if given else None), shape),)
 
 
-def apply(scalar: ScalarOp, arrays: Arrays, dtype: str) -> np.ndarray:
+def apply_scalar_op(scalar: ScalarOp, arrays: Arrays, dtype: str) -> np.ndarray:
     """Return ``scalar`` applied in the natural precision and rounded to ``dtype``."""
     if scalar.result == "given":
         return convert(arrays[0], dtype)
-    wide = [_widen(a) for a in arrays] if scalar.widens else arrays
+    wide = [_widen_exactly(a) for a in arrays] if scalar.widens else arrays
     if scalar.counts_bits and DTYPES[dtype].bits < 8:
-        return cast_array(_of_high_bits(scalar, wide, DTYPES[dtype].bits), dtype)
+        return cast_array(_op_in_high_bits(scalar, wide, DTYPES[dtype].bits), dtype)
     with np.errstate(all="ignore"):
         return cast_array(np.asarray(scalar.reference(*wide)), dtype)
 
 
-def _of_high_bits(scalar: ScalarOp, wide: Arrays, bits: int) -> np.ndarray:
+def _op_in_high_bits(scalar: ScalarOp, wide: Arrays, bits: int) -> np.ndarray:
     """Return the result of an op on integers of ``bits`` bits, which ``wide`` has in the high bits of 8."""
     kind = np.int8 if scalar.name == "shr_arith" else np.uint8
     high = np.left_shift(wide[0].view(np.uint8), 8 - bits).view(kind)
@@ -100,7 +100,7 @@ def _of_high_bits(scalar: ScalarOp, wide: Arrays, bits: int) -> np.ndarray:
     return low.astype(np.int8) - ((low >> (bits - 1)) << bits).astype(np.int8) if wide[0].dtype == np.int8 else low
 
 
-def _widen(array: np.ndarray) -> np.ndarray:
+def _widen_exactly(array: np.ndarray) -> np.ndarray:
     """Return floats of up to 16 bits as f32, and integers of fewer than 8 bits as int8: both are exact."""
     array = np.asarray(array)
     if array.dtype.isbuiltin == 1 and array.dtype != np.float16:  # ml_dtypes' f8E5M2 has NumPy's kind "f"
@@ -111,10 +111,10 @@ def _widen(array: np.ndarray) -> np.ndarray:
 
 def _scalar_spec(scalar: ScalarOp) -> OpSpec:
     def infer(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-        return _infer(scalar, types, given)
+        return _infer_scalar_op(scalar, types, given)
 
     def reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-        return [apply(scalar, arrays, types[0].dtype)]
+        return [apply_scalar_op(scalar, arrays, types[0].dtype)]
 
     # except total-order comparisons, whose order f64 keeps: ops that do not widen to f32 do not widen to f64
     of_format = not scalar.widens and not scalar.total
@@ -168,7 +168,9 @@ def _infer_same(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Typ
 def with_fewer_bits(x: np.ndarray, exponent_bits: int, mantissa_bits: int) -> np.ndarray:
     """Return ``x`` rounded to a float of fewer bits, in its own type."""
     dtype = from_numpy(x.dtype)
-    return cast_array(reduce_precision(_widen(x), exponent_bits, mantissa_bits, exponent_bits_rounded(dtype)), dtype)
+    return cast_array(
+        reduce_precision(_widen_exactly(x), exponent_bits, mantissa_bits, exponent_bits_rounded(dtype)), dtype
+    )
 
 
 def _reference_reduce_precision(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:

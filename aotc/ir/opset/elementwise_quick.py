@@ -39,11 +39,11 @@ def quick_scalar(scalar: ScalarOp, kinds: tuple[type, ...], exact: Callable) -> 
     if one in _FLOATS and isinstance(scalar.reference, np.ufunc):
         return scalar.reference
     if one in _FLOATS | _INTEGERS:
-        return _checked(scalar.name, one, exact)
+        return _checked_fast_path(scalar.name, one, exact)
     return exact
 
 
-def _checked(name: str, kind: type, exact: Callable) -> Callable:
+def _checked_fast_path(name: str, kind: type, exact: Callable) -> Callable:
     """Return an implementation of op ``name`` with a fast path for most operands; it calls ``exact`` for the others."""
     whole, signed = kind in _INTEGERS, issubclass(kind, np.signedinteger)
     bits = np.dtype(kind).itemsize * 8

@@ -99,7 +99,7 @@ class ScalarOp:
 Array = np.ndarray
 
 
-def _bits(x: Array) -> int:
+def _float_bits(x: Array) -> int:
     return x.dtype.itemsize * 8
 
 
@@ -107,16 +107,16 @@ def _is_int(x: Array) -> bool:
     return x.dtype.kind in "iu"
 
 
-def _by_kind(real: Callable[..., Array], of_complex: Callable[..., Array]) -> Callable[..., Array]:
+def _by_real_or_complex(real: Callable[..., Array], of_complex: Callable[..., Array]) -> Callable[..., Array]:
     """Return a function that calls ``of_complex`` for complex arrays, else ``real``."""
     return lambda *args: of_complex(*args) if args[0].dtype.kind == "c" else real(*args)
 
 
-def _sign(x: Array) -> Array:
+def _sign_of(x: Array) -> Array:
     return np.where(np.isnan(x) | (x == 0), x, np.copysign(1, x)) if x.dtype.kind == "f" else np.sign(x)
 
 
-def _special(name: str) -> Callable[[Array], Array]:
+def _scipy_function(name: str) -> Callable[[Array], Array]:
     def call(x: Array) -> Array:
         import scipy.special
 
@@ -147,13 +147,13 @@ def _popcnt(x: Array) -> Array:
 
 def _clz(x: Array) -> Array:
     rest, count = x.view(f"u{x.dtype.itemsize}").astype(np.uint64), np.zeros(x.shape, np.int64)
-    for _ in range(_bits(x)):
+    for _ in range(_float_bits(x)):
         count += rest != 0
         rest = rest >> np.uint64(1)
-    return _bits(x) - count
+    return _float_bits(x) - count
 
 
-def _div(a: Array, b: Array) -> Array:
+def _divide_scalars(a: Array, b: Array) -> Array:
     if not _is_int(a):
         return np.true_divide(a, b)
     quotient = np.floor_divide(a, np.where(b == 0, 1, b).astype(b.dtype))
@@ -165,14 +165,14 @@ def _div(a: Array, b: Array) -> Array:
     return np.where(b == 0, np.array(-1, np.int64).astype(a.dtype), quotient).astype(a.dtype)
 
 
-def _rem(a: Array, b: Array) -> Array:
+def _remainder_of_scalars(a: Array, b: Array) -> Array:
     if not _is_int(a):
         return np.fmod(a, b)
     safe = np.where((b == 0) | ((b == -1) if a.dtype.kind == "i" else False), 1, b).astype(b.dtype)
     return np.where(b == 0, a, np.fmod(a, safe)).astype(a.dtype)
 
 
-def _pow(a: Array, b: Array) -> Array:
+def _power_of_scalars(a: Array, b: Array) -> Array:
     if not _is_int(a):
         return np.power(a, b)
     exponent = np.where(b < 0, 0, b).astype(np.uint64)
@@ -199,9 +199,9 @@ def _minimum(a: Array, b: Array) -> Array:
     return np.where((a == 0) & (b == 0), -(-a - b), found) if found.dtype.kind == "f" else found
 
 
-def _shift(op: Callable[[Array, Array], Array], kind: str, fill: bool) -> Callable:
+def _shift_function(op: Callable[[Array, Array], Array], kind: str, fill: bool) -> Callable:
     def call(a: Array, b: Array) -> Array:
-        bits, dtype = _bits(a), np.dtype(f"{kind}{a.dtype.itemsize}")
+        bits, dtype = _float_bits(a), np.dtype(f"{kind}{a.dtype.itemsize}")
         over = (b.astype(np.int64) >= bits) | (b.astype(np.int64) < 0)
         left = np.asarray(a, order="C").view(dtype)
         if fill:
@@ -229,11 +229,11 @@ def total_order_key(x: Array) -> Array:
     return np.where(bits < 0, np.bitwise_xor(bits, np.iinfo(bits.dtype).max), bits).astype(bits.dtype)
 
 
-def _total(compare: Callable[[Array, Array], Array]) -> Callable:
+def _total_order_comparison(compare: Callable[[Array, Array], Array]) -> Callable:
     return lambda a, b: compare(total_order_key(a), total_order_key(b))
 
 
-def _complex(a: Array, b: Array) -> Array:
+def _complex_of(a: Array, b: Array) -> Array:
     result = np.empty(np.broadcast(a, b).shape, np.result_type(a.dtype, np.complex64))
     result.real, result.imag = a, b
     return result
@@ -249,7 +249,7 @@ def convert(x: Array, dtype: str) -> Array:
         if source.kind == "c" and target.kind != "c":
             return convert(np.asarray(x.real), dtype)
         if source.kind == "f" and target.kind in "iu":
-            return _saturate(x.astype(np.float64), target.kind == "i", target.bits).astype(numpy_type)
+            return _saturate_to_integer(x.astype(np.float64), target.kind == "i", target.bits).astype(numpy_type)
         if target.kind in "iu" and target.bits < 8:
             return _wrap_small(x.astype(np.int64), target.kind == "i", target.bits).astype(numpy_type)
         if source.bits < 8 and source.kind in "iu":
@@ -257,7 +257,7 @@ def convert(x: Array, dtype: str) -> Array:
         return cast_array(x, dtype)
 
 
-def _saturate(x: Array, signed: bool, bits: int) -> Array:
+def _saturate_to_integer(x: Array, signed: bool, bits: int) -> Array:
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     wide = np.int64 if signed else np.uint64
     inside = np.where(np.isnan(x) | (x <= low) | (x >= float(high)), 0, x).astype(wide)
@@ -301,94 +301,215 @@ def reduce_precision(x: Array, exponent_bits: int, mantissa_bits: int, own_expon
     return np.where(np.isnan(x), x, result).astype(x.dtype)
 
 
-def _logical(boolean: Callable, other: Callable) -> Callable:
+def _logical_function(boolean: Callable, other: Callable) -> Callable:
     return lambda a, b: boolean(a, b) if a.dtype == bool else other(a, b)
 
 
 _DEAR = 16  # the work of a function that is a formula of many operations, or a division
 
-SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
-    ScalarOp("neg", 1, "iufc", "same", np.negative, symbol="-", tolerance=0, smooth=True),
-    ScalarOp("abs", 1, "iufc", "real", np.abs, tolerance=0, smooth=True, signs_no_zero=True),
-    ScalarOp("sign", 1, "iufc", "same", _by_kind(_sign, complex_.sign), tolerance=0),
-    ScalarOp("exp", 1, "fc", "same", np.exp, work=_DEAR, vector_work=10, smooth=True, signs_no_zero=True),
-    ScalarOp("expm1", 1, "fc", "same", _by_kind(np.expm1, complex_.exponential_minus_one), work=_DEAR,
-             vector_work=17, smooth=True),
-    ScalarOp("log", 1, "fc", "same", np.log, work=_DEAR, vector_work=13),
-    ScalarOp("log1p", 1, "fc", "same", _by_kind(np.log1p, complex_.logarithm_of_one_plus), work=_DEAR,
-             vector_work=11),
-    ScalarOp("sqrt", 1, "fc", "same", np.sqrt, work=_DEAR, vector_work=4),
-    ScalarOp("rsqrt", 1, "fc", "same", _by_kind(lambda x: 1 / np.sqrt(x), complex_.reciprocal_root), work=_DEAR,
-             vector_work=7),
-    ScalarOp("cbrt", 1, "fc", "same", _by_kind(np.cbrt, complex_.cube_root), work=_DEAR, vector_work=217, smooth=True),
-    ScalarOp("sin", 1, "fc", "same", np.sin, work=_DEAR, vector_work=87, smooth=True),
-    ScalarOp("cos", 1, "fc", "same", np.cos, work=_DEAR, vector_work=87, smooth=True),
-    ScalarOp("tan", 1, "fc", "same", np.tan, work=_DEAR, vector_work=89),
-    ScalarOp("tanh", 1, "fc", "same", np.tanh, work=_DEAR, vector_work=9, smooth=True),
-    ScalarOp("logistic", 1, "fc", "same", _by_kind(lambda x: 1 / (1 + np.exp(-x)), complex_.logistic), work=_DEAR,
-             vector_work=14, smooth=True),
-    ScalarOp("erf", 1, "f", "same", _special("erf"), work=_DEAR, vector_work=9, smooth=True),
-    ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR, vector_work=20, smooth=True),
-    ScalarOp("erf_inv", 1, "f", "same", _special("erfinv"), work=_DEAR, vector_work=36),
-    ScalarOp("lgamma", 1, "f", "same", _log_gamma, work=_DEAR, vector_work=216),
-    ScalarOp("digamma", 1, "f", "same", _digamma, work=_DEAR, vector_work=216),
-    *(ScalarOp(name, 1, "c", "same", reference, work=_DEAR, vector_work=180) for name, reference in (
-        ("acos", np.arccos), ("acosh", np.arccosh), ("asin", np.arcsin), ("asinh", np.arcsinh), ("atan", np.arctan),
-        ("atanh", np.arctanh))),
-    ScalarOp("floor", 1, "f", "same", np.floor, tolerance=0),
-    ScalarOp("ceil", 1, "f", "same", np.ceil, tolerance=0),
-    ScalarOp("round_even", 1, "f", "same", np.rint, tolerance=0),
-    ScalarOp("round_afz", 1, "f", "same", _round_afz, tolerance=0),
-    ScalarOp("is_finite", 1, "f", "bool", np.isfinite),
-    ScalarOp("not", 1, "biu", "same", np.invert, symbol="~"),
-    ScalarOp("popcnt", 1, "iu", "same", _popcnt, counts_bits=True),
-    ScalarOp("clz", 1, "iu", "same", _clz, counts_bits=True),
-    ScalarOp("real", 1, "fc", "real", np.real, tolerance=0),
-    ScalarOp("imag", 1, "fc", "real", np.imag, tolerance=0, hides_nan=True),
-    ScalarOp("conj", 1, "fc", "same", np.conj, tolerance=0),
-    ScalarOp("add", 2, "biufc", "same", _logical(np.logical_or, np.add),
-              symbol="+", on_bool="or", commutes=True, neutral="zero", accumulates=True, atomic=True, smooth=True),
-    ScalarOp("sub", 2, "iufc", "same", np.subtract, symbol="-", smooth=True),
-    ScalarOp("mul", 2, "biufc", "same", _logical(np.logical_and, np.multiply),
-              symbol="*", on_bool="and", commutes=True, neutral="one", accumulates=True, smooth=True),
-    ScalarOp("div", 2, "iufc", "same", _by_kind(_div, complex_.divide), work=_DEAR, vector_work=2, smooth=True),
-    ScalarOp("rem", 2, "iuf", "same", _rem, work=_DEAR, vector_work=90),
-    ScalarOp("pow", 2, "iufc", "same", _by_kind(_pow, complex_.power), work=_DEAR, vector_work=200, hides_nan=True),
-    ScalarOp("max", 2, "biufc", "same", _by_kind(_maximum, np.maximum),
-              on_bool="or", neutral="lowest", accumulates=True, atomic=True, tolerance=0, smooth=True),
-    ScalarOp("min", 2, "biufc", "same", _by_kind(_minimum, np.minimum),
-              on_bool="and", neutral="largest", accumulates=True, atomic=True, tolerance=0, smooth=True),
-    ScalarOp("max_number", 2, "f", "same", np.fmax, accumulates=True, tolerance=0, hides_nan=True, of_loops=True),
-    ScalarOp("atan2", 2, "fc", "same", _by_kind(np.arctan2, complex_.angle), work=_DEAR, vector_work=76),
-    ScalarOp("and", 2, "biu", "same", np.bitwise_and, symbol="&", commutes=True, atomic=True, neutral="ones"),
-    ScalarOp("or", 2, "biu", "same", np.bitwise_or, symbol="|", commutes=True, atomic=True, neutral="zero"),
-    ScalarOp("xor", 2, "biu", "same", np.bitwise_xor, symbol="^", commutes=True, atomic=True),
-    ScalarOp("shl", 2, "iu", "same", _shift(np.left_shift, "u", False)),
-    ScalarOp("shr_arith", 2, "iu", "same", _shift(np.right_shift, "i", True), counts_bits=True),
-    ScalarOp("shr_logic", 2, "iu", "same", _shift(np.right_shift, "u", False), counts_bits=True),
-    ScalarOp("next_after", 2, "f", "same", np.nextafter, widens=False, tolerance=0),
-    ScalarOp("complex", 2, "f", "complex", _complex, tolerance=0),
-    ScalarOp("eq", 2, "biufc", "bool", np.equal, symbol="=="),
-    ScalarOp("ne", 2, "biufc", "bool", np.not_equal, symbol="!="),
-    ScalarOp("lt", 2, "biuf", "bool", np.less, symbol="<"),
-    ScalarOp("le", 2, "biuf", "bool", np.less_equal, symbol="<="),
-    ScalarOp("gt", 2, "biuf", "bool", np.greater, symbol=">"),
-    ScalarOp("ge", 2, "biuf", "bool", np.greater_equal, symbol=">="),
-    ScalarOp("eq_total", 2, "f", "bool", _total(np.equal), symbol="==", total=True, widens=False),
-    ScalarOp("ne_total", 2, "f", "bool", _total(np.not_equal), symbol="!=", total=True, widens=False),
-    ScalarOp("lt_total", 2, "f", "bool", _total(np.less), symbol="<", total=True, widens=False),
-    ScalarOp("le_total", 2, "f", "bool", _total(np.less_equal), symbol="<=", total=True, widens=False),
-    ScalarOp("gt_total", 2, "f", "bool", _total(np.greater), symbol=">", total=True, widens=False),
-    ScalarOp("ge_total", 2, "f", "bool", _total(np.greater_equal), symbol=">=", total=True, widens=False),
-    ScalarOp("select", 3, "biufc", "select", np.where, tolerance=0, smooth=True, hides_nan=True),
-    ScalarOp("convert", 1, "biufc", "given", convert, tolerance=0),
-)}  # fmt: skip
+SCALARS: dict[str, ScalarOp] = {
+    row.name: row
+    for row in (
+        ScalarOp("neg", 1, "iufc", "same", np.negative, symbol="-", tolerance=0, smooth=True),
+        ScalarOp("abs", 1, "iufc", "real", np.abs, tolerance=0, smooth=True, signs_no_zero=True),
+        ScalarOp("sign", 1, "iufc", "same", _by_real_or_complex(_sign_of, complex_.sign), tolerance=0),
+        ScalarOp("exp", 1, "fc", "same", np.exp, work=_DEAR, vector_work=10, smooth=True, signs_no_zero=True),
+        ScalarOp(
+            "expm1",
+            1,
+            "fc",
+            "same",
+            _by_real_or_complex(np.expm1, complex_.exponential_minus_one),
+            work=_DEAR,
+            vector_work=17,
+            smooth=True,
+        ),
+        ScalarOp("log", 1, "fc", "same", np.log, work=_DEAR, vector_work=13),
+        ScalarOp(
+            "log1p",
+            1,
+            "fc",
+            "same",
+            _by_real_or_complex(np.log1p, complex_.logarithm_of_one_plus),
+            work=_DEAR,
+            vector_work=11,
+        ),
+        ScalarOp("sqrt", 1, "fc", "same", np.sqrt, work=_DEAR, vector_work=4),
+        ScalarOp(
+            "rsqrt",
+            1,
+            "fc",
+            "same",
+            _by_real_or_complex(lambda x: 1 / np.sqrt(x), complex_.reciprocal_root),
+            work=_DEAR,
+            vector_work=7,
+        ),
+        ScalarOp(
+            "cbrt",
+            1,
+            "fc",
+            "same",
+            _by_real_or_complex(np.cbrt, complex_.cube_root),
+            work=_DEAR,
+            vector_work=217,
+            smooth=True,
+        ),
+        ScalarOp("sin", 1, "fc", "same", np.sin, work=_DEAR, vector_work=87, smooth=True),
+        ScalarOp("cos", 1, "fc", "same", np.cos, work=_DEAR, vector_work=87, smooth=True),
+        ScalarOp("tan", 1, "fc", "same", np.tan, work=_DEAR, vector_work=89),
+        ScalarOp("tanh", 1, "fc", "same", np.tanh, work=_DEAR, vector_work=9, smooth=True),
+        ScalarOp(
+            "logistic",
+            1,
+            "fc",
+            "same",
+            _by_real_or_complex(lambda x: 1 / (1 + np.exp(-x)), complex_.logistic),
+            work=_DEAR,
+            vector_work=14,
+            smooth=True,
+        ),
+        ScalarOp("erf", 1, "f", "same", _scipy_function("erf"), work=_DEAR, vector_work=9, smooth=True),
+        ScalarOp("erfc", 1, "f", "same", _scipy_function("erfc"), work=_DEAR, vector_work=20, smooth=True),
+        ScalarOp("erf_inv", 1, "f", "same", _scipy_function("erfinv"), work=_DEAR, vector_work=36),
+        ScalarOp("lgamma", 1, "f", "same", _log_gamma, work=_DEAR, vector_work=216),
+        ScalarOp("digamma", 1, "f", "same", _digamma, work=_DEAR, vector_work=216),
+        *(
+            ScalarOp(name, 1, "c", "same", reference, work=_DEAR, vector_work=180)
+            for name, reference in (
+                ("acos", np.arccos),
+                ("acosh", np.arccosh),
+                ("asin", np.arcsin),
+                ("asinh", np.arcsinh),
+                ("atan", np.arctan),
+                ("atanh", np.arctanh),
+            )
+        ),
+        ScalarOp("floor", 1, "f", "same", np.floor, tolerance=0),
+        ScalarOp("ceil", 1, "f", "same", np.ceil, tolerance=0),
+        ScalarOp("round_even", 1, "f", "same", np.rint, tolerance=0),
+        ScalarOp("round_afz", 1, "f", "same", _round_afz, tolerance=0),
+        ScalarOp("is_finite", 1, "f", "bool", np.isfinite),
+        ScalarOp("not", 1, "biu", "same", np.invert, symbol="~"),
+        ScalarOp("popcnt", 1, "iu", "same", _popcnt, counts_bits=True),
+        ScalarOp("clz", 1, "iu", "same", _clz, counts_bits=True),
+        ScalarOp("real", 1, "fc", "real", np.real, tolerance=0),
+        ScalarOp("imag", 1, "fc", "real", np.imag, tolerance=0, hides_nan=True),
+        ScalarOp("conj", 1, "fc", "same", np.conj, tolerance=0),
+        ScalarOp(
+            "add",
+            2,
+            "biufc",
+            "same",
+            _logical_function(np.logical_or, np.add),
+            symbol="+",
+            on_bool="or",
+            commutes=True,
+            neutral="zero",
+            accumulates=True,
+            atomic=True,
+            smooth=True,
+        ),
+        ScalarOp("sub", 2, "iufc", "same", np.subtract, symbol="-", smooth=True),
+        ScalarOp(
+            "mul",
+            2,
+            "biufc",
+            "same",
+            _logical_function(np.logical_and, np.multiply),
+            symbol="*",
+            on_bool="and",
+            commutes=True,
+            neutral="one",
+            accumulates=True,
+            smooth=True,
+        ),
+        ScalarOp(
+            "div",
+            2,
+            "iufc",
+            "same",
+            _by_real_or_complex(_divide_scalars, complex_.divide),
+            work=_DEAR,
+            vector_work=2,
+            smooth=True,
+        ),
+        ScalarOp("rem", 2, "iuf", "same", _remainder_of_scalars, work=_DEAR, vector_work=90),
+        ScalarOp(
+            "pow",
+            2,
+            "iufc",
+            "same",
+            _by_real_or_complex(_power_of_scalars, complex_.power),
+            work=_DEAR,
+            vector_work=200,
+            hides_nan=True,
+        ),
+        ScalarOp(
+            "max",
+            2,
+            "biufc",
+            "same",
+            _by_real_or_complex(_maximum, np.maximum),
+            on_bool="or",
+            neutral="lowest",
+            accumulates=True,
+            atomic=True,
+            tolerance=0,
+            smooth=True,
+        ),
+        ScalarOp(
+            "min",
+            2,
+            "biufc",
+            "same",
+            _by_real_or_complex(_minimum, np.minimum),
+            on_bool="and",
+            neutral="largest",
+            accumulates=True,
+            atomic=True,
+            tolerance=0,
+            smooth=True,
+        ),
+        ScalarOp("max_number", 2, "f", "same", np.fmax, accumulates=True, tolerance=0, hides_nan=True, of_loops=True),
+        ScalarOp("atan2", 2, "fc", "same", _by_real_or_complex(np.arctan2, complex_.angle), work=_DEAR, vector_work=76),
+        ScalarOp("and", 2, "biu", "same", np.bitwise_and, symbol="&", commutes=True, atomic=True, neutral="ones"),
+        ScalarOp("or", 2, "biu", "same", np.bitwise_or, symbol="|", commutes=True, atomic=True, neutral="zero"),
+        ScalarOp("xor", 2, "biu", "same", np.bitwise_xor, symbol="^", commutes=True, atomic=True),
+        ScalarOp("shl", 2, "iu", "same", _shift_function(np.left_shift, "u", False)),
+        ScalarOp("shr_arith", 2, "iu", "same", _shift_function(np.right_shift, "i", True), counts_bits=True),
+        ScalarOp("shr_logic", 2, "iu", "same", _shift_function(np.right_shift, "u", False), counts_bits=True),
+        ScalarOp("next_after", 2, "f", "same", np.nextafter, widens=False, tolerance=0),
+        ScalarOp("complex", 2, "f", "complex", _complex_of, tolerance=0),
+        ScalarOp("eq", 2, "biufc", "bool", np.equal, symbol="=="),
+        ScalarOp("ne", 2, "biufc", "bool", np.not_equal, symbol="!="),
+        ScalarOp("lt", 2, "biuf", "bool", np.less, symbol="<"),
+        ScalarOp("le", 2, "biuf", "bool", np.less_equal, symbol="<="),
+        ScalarOp("gt", 2, "biuf", "bool", np.greater, symbol=">"),
+        ScalarOp("ge", 2, "biuf", "bool", np.greater_equal, symbol=">="),
+        ScalarOp("eq_total", 2, "f", "bool", _total_order_comparison(np.equal), symbol="==", total=True, widens=False),
+        ScalarOp(
+            "ne_total", 2, "f", "bool", _total_order_comparison(np.not_equal), symbol="!=", total=True, widens=False
+        ),
+        ScalarOp("lt_total", 2, "f", "bool", _total_order_comparison(np.less), symbol="<", total=True, widens=False),
+        ScalarOp(
+            "le_total", 2, "f", "bool", _total_order_comparison(np.less_equal), symbol="<=", total=True, widens=False
+        ),
+        ScalarOp("gt_total", 2, "f", "bool", _total_order_comparison(np.greater), symbol=">", total=True, widens=False),
+        ScalarOp(
+            "ge_total", 2, "f", "bool", _total_order_comparison(np.greater_equal), symbol=">=", total=True, widens=False
+        ),
+        ScalarOp("select", 3, "biufc", "select", np.where, tolerance=0, smooth=True, hides_nan=True),
+        ScalarOp("convert", 1, "biufc", "given", convert, tolerance=0),
+    )
+}
 
 
-def _short(row: ScalarOp) -> ScalarOp:
+def _small_float_conversion(row: ScalarOp) -> ScalarOp:
     name = f"short_{row.name}"
     return replace(row, name=name, approximates=row.name, of_loops=True, kinds="f", work=2, tolerance=2.0**14)
 
 
-SCALARS |= {row.name: row for row in (_short(SCALARS[name]) for name in ("div", "exp", "logistic", "tanh"))}
+SCALARS |= {
+    row.name: row for row in (_small_float_conversion(SCALARS[name]) for name in ("div", "exp", "logistic", "tanh"))
+}
 SCALARS["decay"] = replace(SCALARS["exp"], name="decay", kinds="f", vector_work=8, of_loops=True)  # of at most 60

@@ -48,18 +48,18 @@ def _infer_dynamic_slice(types: Types, attrs: Attrs, regions: tuple, given: Type
     return (TensorType(x.dtype, tuple(sizes)),)
 
 
-def _window(x: np.ndarray, starts: Sequence[np.ndarray], sizes: Sequence[int]) -> tuple[slice, ...]:
+def _clamped_window(x: np.ndarray, starts: Sequence[np.ndarray], sizes: Sequence[int]) -> tuple[slice, ...]:
     clamped = [min(max(int(s), 0), d - n) for s, d, n in zip(starts, x.shape, sizes)]
     return tuple(slice(s, s + n) for s, n in zip(clamped, sizes))
 
 
-def _slice_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def _slice_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     for size, extent in zip(dims_of(attrs, "sizes"), types[0].shape):
         yield from size_within_extent(size, extent, "a slice of {0} elements from {1}")
 
 
-def _dynamic_slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    return [arrays[0][_window(arrays[0], arrays[1:], numbers_of(attrs, "sizes"))]]
+def _reference_dynamic_slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    return [arrays[0][_clamped_window(arrays[0], arrays[1:], numbers_of(attrs, "sizes"))]]
 
 
 def _infer_dynamic_update_slice(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -73,14 +73,14 @@ def _infer_dynamic_update_slice(types: Types, attrs: Attrs, regions: tuple, give
     return (x,)
 
 
-def _update_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def _update_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     for size, extent in zip(types[1].shape, types[0].shape):
         yield Constraint("le", size, extent, "an update of {0} elements in {1}")
 
 
-def _dynamic_update_slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_dynamic_update_slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     result = np.array(arrays[0])
-    result[_window(result, arrays[2:], arrays[1].shape)] = arrays[1]
+    result[_clamped_window(result, arrays[2:], arrays[1].shape)] = arrays[1]
     return [result]
 
 
@@ -115,7 +115,7 @@ def _index_sizes(types: Types, indices: int, vector_dim: int, count: int) -> Ite
         yield Constraint("eq", 1, count, "vectors of {0} indices for {1} dims")
 
 
-def _gather_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def _gather_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     x, indices = types
     vector_dim = attrs["index_vector_dim"]
     for size, extent in zip(dims_of(attrs, "slice_sizes"), x.shape):
@@ -138,7 +138,7 @@ def _index_columns(indices: np.ndarray, vector_dim: int) -> list[np.ndarray]:
     return [wide] if vector_dim == indices.ndim else list(np.moveaxis(wide, vector_dim, 0))
 
 
-def _gather(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_gather(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     x, indices = arrays
     widths, rank = numbers_of(attrs, "slice_sizes"), types[0].rank
     offset_dims = list(attrs["offset_dims"])
@@ -208,7 +208,7 @@ def _scatter_places(x: np.ndarray, indices: np.ndarray, update: np.ndarray, attr
     return places, inside
 
 
-def _scatter_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def _scatter_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     n = attrs["inputs"]
     x, indices, update = types[0], types[n], types[n + 1]
     yield from equal_shapes(types, operands=range(n))
@@ -228,7 +228,7 @@ def _scatter_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constra
             yield from equal_sizes(types, (n, b), (k, d), "batches of {0} and {1}")
 
 
-def _scatter(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+def _reference_scatter(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
     n = attrs["inputs"]
     results = [np.array(a) for a in arrays[:n]]
     updates = arrays[n + 1 :]
@@ -264,33 +264,46 @@ _GATHER_ATTRS = (
 
 INDEXING = op_spec_table(
     OpSpec(
-        "dynamic_slice", _infer_dynamic_slice, _dynamic_slice, ("sizes",), inline=True, folds=True, tolerance=0,
-        constraints=_slice_sizes,
+        "dynamic_slice",
+        _infer_dynamic_slice,
+        _reference_dynamic_slice,
+        ("sizes",),
+        inline=True,
+        folds=True,
+        tolerance=0,
+        constraints=_slice_sizes_constraints,
     ),
     OpSpec(
         "dynamic_update_slice",
         _infer_dynamic_update_slice,
-        _dynamic_update_slice,
+        _reference_dynamic_update_slice,
         folds=True,
         tolerance=0,
-        constraints=_update_sizes,
+        constraints=_update_sizes_constraints,
         selects=True,
         writes_part=True,
         in_place=first_in_place,
     ),
     OpSpec(
-        "gather", _infer_gather, _gather, _GATHER_ATTRS, inline=True, folds=True, tolerance=0, names_kernel=True,
-        constraints=_gather_sizes,
+        "gather",
+        _infer_gather,
+        _reference_gather,
+        _GATHER_ATTRS,
+        inline=True,
+        folds=True,
+        tolerance=0,
+        names_kernel=True,
+        constraints=_gather_sizes_constraints,
     ),
     OpSpec(
         "scatter",
         _infer_scatter,
-        _scatter,
+        _reference_scatter,
         _SCATTER_ATTRS,
         regions=1,
         tolerance=16,
         normwise=True,
-        constraints=_scatter_sizes,
+        constraints=_scatter_sizes_constraints,
         writes_part=True,
         in_place=lambda attrs: tuple(range(attrs["inputs"])),
         variadic=True,

@@ -12,7 +12,7 @@ from aotc.ir.opset import linalg_constraints as constraints
 from aotc.ir.opset import linalg_lapack as lapack
 from aotc.ir.opset import linalg_tridiagonal as tridiagonal
 from aotc.ir.opset.dim_attributes import number_pairs_of, pairs_of
-from aotc.ir.opset.linalg_lapack_reference import reference as lapack_reference
+from aotc.ir.opset.linalg_lapack_reference import reference_lapack as lapack_reference
 from aotc.ir.opset.reduction import window_extent
 from aotc.ir.opset.shape import pad_array
 from aotc.ir.opset.spec import (
@@ -61,7 +61,7 @@ def cast_integers(x: np.ndarray) -> np.ndarray:
     return x.astype(np.int64) if x.dtype.kind == "f" else x
 
 
-def _dot(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_dot(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     lhs, rhs = arrays
     lb, rb, lc, rc = (list(attrs[k]) for k in ("lhs_batch", "rhs_batch", "lhs_contract", "rhs_contract"))
     left = [i for i in range(lhs.ndim) if i not in lb + lc]
@@ -92,7 +92,7 @@ def _infer_convolution(types: Types, attrs: Attrs, regions: tuple, given: Types)
     return (TensorType(given[0].dtype if given else lhs.dtype, tuple(shape[i] for i in range(lhs.rank))),)  # type: ignore[misc]
 
 
-def _convolution(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_convolution(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     lhs = arrays[0].transpose([attrs["input_batch"], attrs["input_feature"], *attrs["input_spatial"]])
     rhs = arrays[1].transpose([attrs["kernel_output"], attrs["kernel_input"], *attrs["kernel_spatial"]])
     backwards = [i + 2 for i, flip in enumerate(attrs["reversal"]) if flip]
@@ -102,11 +102,13 @@ def _convolution(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> 
     x = pad_array(lhs, np.zeros((), lhs.dtype), (0, 0, *low), (0, 0, *high), (0, 0, *inner))
     order: list[int] = [attrs["output_batch"], attrs["output_feature"], *attrs["output_spatial"]]
     shape = [static_sizes(types[0])[d] for d in order]
-    result = np.zeros(shape, arrays[0].dtype) if 0 in shape else _grouped(x, rhs, attrs, shape, types[0].dtype)
+    result = (
+        np.zeros(shape, arrays[0].dtype) if 0 in shape else _grouped_convolution(x, rhs, attrs, shape, types[0].dtype)
+    )
     return [cast_array(result, types[0].dtype).transpose(np.argsort(order))]
 
 
-def _grouped(x: np.ndarray, kernel: np.ndarray, attrs: Attrs, shape: list[int], dtype: str) -> np.ndarray:
+def _grouped_convolution(x: np.ndarray, kernel: np.ndarray, attrs: Attrs, shape: list[int], dtype: str) -> np.ndarray:
     batch_groups, groups = attrs["batch_groups"], attrs["feature_groups"]
     if batch_groups > 1:
         xs, kernels = np.split(x, batch_groups, axis=0), np.split(kernel, batch_groups, axis=0)
@@ -147,7 +149,7 @@ def _infer_fft(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Type
     return (TensorType(real_of(x.dtype), (*x.shape[:-1], length[-1])),) if kind == "IRFFT" else (x,)
 
 
-def _fft(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_fft(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     length = attrs["length"]
     axes = tuple(range(-len(length), 0))
     call: Any = {"FFT": np.fft.fftn, "IFFT": np.fft.ifftn, "RFFT": np.fft.rfftn, "IRFFT": np.fft.irfftn}[attrs["kind"]]
@@ -172,7 +174,7 @@ def _infer_dft(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Type
     return (TensorType(COMPLEX_OF[x.dtype], (*x.shape[:-1], length + 1)),)
 
 
-def _dft(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_dft(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     x, axis = arrays[0], attrs["axis"]
     if attrs["real"]:
         found = np.fft.rfft(x, axis=axis)
@@ -190,14 +192,14 @@ def _infer_cholesky(types: Types, attrs: Attrs, regions: tuple, given: Types) ->
     return _infer_square("cholesky", types[0])
 
 
-def _wide(x: np.ndarray) -> np.ndarray:
+def _matrix_in_64_bits(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32) if x.dtype.itemsize < 4 else x
 
 
-def _cholesky(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_cholesky(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     """Factor each matrix; a matrix that is not positive definite gives NaN."""
     (x,), lower = arrays, attrs["lower"]
-    flat = _wide(x).reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
+    flat = _matrix_in_64_bits(x).reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
     result = np.full(flat.shape, np.nan, flat.dtype)
     for i, a in enumerate(flat):
         part = np.tril(a) if lower else np.conj(np.triu(a)).T
@@ -218,8 +220,8 @@ def _infer_triangular_solve(types: Types, attrs: Attrs, regions: tuple, given: T
     return (b,)
 
 
-def _triangular_solve(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    a, b = (_wide(x) for x in arrays)
+def _reference_triangular_solve(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    a, b = (_matrix_in_64_bits(x) for x in arrays)
     a = np.tril(a) if attrs["lower"] else np.triu(a)
     if attrs["unit_diagonal"]:
         a = np.where(np.eye(a.shape[-1], dtype=bool), np.ones((), a.dtype), a)
@@ -247,7 +249,7 @@ def _infer_csr_dot(types: Types, attrs: Attrs, regions: tuple, given: Types) -> 
     return (TensorType(data.dtype, (starts.shape[0] - 1, *dense.shape[1:])),)
 
 
-def _csr_dot(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_csr_dot(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     data, starts, columns, dense = arrays
     out = np.zeros(static_sizes(types[0]), data.dtype)
     with np.errstate(all="ignore"):
@@ -277,9 +279,9 @@ LINALG = op_spec_table(
     OpSpec(
         "dot_general",
         _infer_dot,
-        _dot,
+        _reference_dot,
         _DOT,
-        constraints=constraints.dot,
+        constraints=constraints.dot_constraints,
         folds=True,
         sums=True,
         tolerance=16,
@@ -290,9 +292,9 @@ LINALG = op_spec_table(
     OpSpec(
         "convolution",
         _infer_convolution,
-        _convolution,
+        _reference_convolution,
         _CONVOLUTION,
-        constraints=constraints.convolution,
+        constraints=constraints.convolution_constraints,
         folds=True,
         sums=True,
         tolerance=64,
@@ -303,17 +305,17 @@ LINALG = op_spec_table(
     OpSpec(
         "fft",
         _infer_fft,
-        _fft,
+        _reference_fft,
         ("kind", "length"),
         tolerance=16,
         normwise=True,
         removed_by="decompose_fft",
-        constraints=constraints.fft,
+        constraints=constraints.fft_constraints,
     ),
     OpSpec(
         "dft",
         _infer_dft,
-        _dft,
+        _reference_dft,
         ("axis", "radices", "inverse", "scale", "real"),
         tolerance=16,
         normwise=True,
@@ -322,40 +324,47 @@ LINALG = op_spec_table(
     OpSpec(
         "cholesky",
         _infer_cholesky,
-        _cholesky,
+        _reference_cholesky,
         ("lower",),
         tolerance=64,
         normwise=True,
         in_place=first_in_place,
-        constraints=constraints.square,
+        constraints=constraints.square_constraints,
     ),
     OpSpec(
         "triangular_solve",
         _infer_triangular_solve,
-        _triangular_solve,
+        _reference_triangular_solve,
         ("left_side", "lower", "unit_diagonal", "transpose_a"),
-        constraints=constraints.triangular_solve,
+        constraints=constraints.triangular_solve_constraints,
         tolerance=256,
         normwise=True,
         in_place=lambda attrs: (1,),
     ),
-    OpSpec("csr_dot", _infer_csr_dot, _csr_dot, tolerance=16, normwise=True, constraints=constraints.csr_dot),
+    OpSpec(
+        "csr_dot",
+        _infer_csr_dot,
+        _reference_csr_dot,
+        tolerance=16,
+        normwise=True,
+        constraints=constraints.csr_dot_constraints,
+    ),
     OpSpec(
         "tridiagonal_solve_perturbed",
-        tridiagonal.infer,
-        tridiagonal.reference,
+        tridiagonal.infer_tridiagonal,
+        tridiagonal.reference_tridiagonal,
         tolerance=64,
         normwise=True,
-        constraints=constraints.tridiagonal,
+        constraints=constraints.tridiagonal_constraints,
     ),
     OpSpec(
         "lapack",
-        lapack.infer,
+        lapack.infer_lapack,
         lapack_reference,
         ("routine", "options"),
-        constraints=constraints.lapack,
+        constraints=constraints.lapack_constraints,
         tolerance=256,
         normwise=True,
-        in_place=lapack.in_place,
+        in_place=lapack.lapack_in_place_operands,
     ),
 )

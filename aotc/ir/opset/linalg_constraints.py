@@ -9,14 +9,14 @@ from aotc.ir.opset.linalg_lapack import ROUTINES
 from aotc.ir.opset.spec import Attrs, Constraint, Types, equal_shapes, equal_sizes, positive_values
 
 
-def dot(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def dot_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     """Yield the constraints that batch and contracted dims are equal."""
     for side in ("batch", "contract"):
         for i, j in zip(attrs[f"lhs_{side}"], attrs[f"rhs_{side}"]):
             yield from equal_sizes(types, (0, i), (1, j))
 
 
-def convolution(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def convolution_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     """Yield the constraints that features match the groups, and that the window has elements."""
     lhs, rhs = types
     groups, batch_groups = attrs["feature_groups"], attrs["batch_groups"]
@@ -38,7 +38,7 @@ def convolution(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint
     yield from positive_values((rhs.shape[d] for d in attrs["kernel_spatial"]), "a window")
 
 
-def fft(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def fft_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     """Yield the constraints that the last dims match the transform; real results need half of them plus one."""
     (x,), length = types, attrs["length"]
     for k, size in enumerate(length):
@@ -49,23 +49,23 @@ def fft(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
             yield Constraint("eq", x.shape[d], wanted, "a transform of {1} elements on {0}", (0, d), wanted)
 
 
-def square(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def square_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     """Yield the constraint that operand 0 is square."""
     rank = types[0].rank
     if rank >= 2:
         yield from equal_sizes(types, (0, rank - 2), (0, rank - 1), "a square matrix with {0} and {1} rows and columns")
 
 
-def triangular_solve(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def triangular_solve_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     """Yield the constraints that the matrices are square, and match the right sides in size and number."""
     a, b = types
-    yield from square(types, attrs, given)
+    yield from square_constraints(types, attrs, given)
     yield from equal_sizes(types, (0, a.rank - 2), (1, b.rank - 2 if attrs["left_side"] else b.rank - 1))
     for d in range(a.rank - 2):
         yield from equal_sizes(types, (0, d), (1, d))
 
 
-def csr_dot(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def csr_dot_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     """Yield the constraints that each value has a column, and that there is a row to multiply by."""
     yield from equal_shapes(types, operands=(0, 2))
     if types[3].rank:
@@ -73,7 +73,7 @@ def csr_dot(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
         yield Constraint("le", minimum(types[0].shape[0], 1), types[3].shape[0], what)
 
 
-def tridiagonal(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def tridiagonal_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     """Yield the constraints that the diagonals have equal shapes, and the length of the right sides."""
     yield from equal_shapes(types, operands=range(3))
     for k in range(3):
@@ -81,7 +81,7 @@ def tridiagonal(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint
             yield from equal_sizes(types, (k, d), (3, d))
 
 
-def lapack(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def lapack_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     """Yield the constraints that keep a routine within its operands; m rows are stored as ``[..., n, m]``."""
     last = [t.rank - 1 for t in types]
     match attrs["routine"]:
@@ -103,7 +103,7 @@ def lapack(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
             batch = last[0] - 1
         case name:
             if name in ROUTINES and ROUTINES[name].square:
-                yield from square(types, attrs, given)
+                yield from square_constraints(types, attrs, given)
             batch = last[0] - 1
     for d in range(batch):
         for k in range(1, len(types)):

@@ -184,37 +184,46 @@ class Routine:
     cost: int = 2
 
 
-def _leading(rows: Dim) -> Number:
+def _leading_dimension(rows: Dim) -> Number:
     return Number(maximum(rows, 1))
 
 
-def _getrf(p: Problem) -> tuple[Argument, ...]:
-    return Number(p.rows), Number(p.cols), Update(0), _leading(p.rows), Result(1), Result(2)
+def _getrf_arguments(p: Problem) -> tuple[Argument, ...]:
+    return Number(p.rows), Number(p.cols), Update(0), _leading_dimension(p.rows), Result(1), Result(2)
 
 
-def _geqrf(p: Problem) -> tuple[Argument, ...]:
-    matrix = Number(p.rows), Number(p.cols), Update(0), _leading(p.rows)
+def _geqrf_arguments(p: Problem) -> tuple[Argument, ...]:
+    matrix = Number(p.rows), Number(p.cols), Update(0), _leading_dimension(p.rows)
     return *matrix, Result(1), *p.work(p.cols * BLOCK), Work("i64", 1)
 
 
-def _orgqr(p: Problem) -> tuple[Argument, ...]:
+def _orgqr_arguments(p: Problem) -> tuple[Argument, ...]:
     count = p.types[1].shape[-1]
     sizes = Number(p.rows), Number(p.cols), Number(count)
-    return *sizes, Update(0), _leading(p.rows), Read(1), *p.work(p.cols * BLOCK), Work("i64", 1)
+    return *sizes, Update(0), _leading_dimension(p.rows), Read(1), *p.work(p.cols * BLOCK), Work("i64", 1)
 
 
-def _ormqr(p: Problem) -> tuple[Argument, ...]:
+def _ormqr_arguments(p: Problem) -> tuple[Argument, ...]:
     count, c = p.types[1].shape[-1], p.types[2].shape
     transpose = ("C" if p.complex else "T") if p.options["transpose"] else "N"
     left = p.options["left"]
     work = p.work((c[-2] if left else c[-1]) * BLOCK + (BLOCK + 1) * BLOCK)
     sizes = Letter("L" if left else "R"), Letter(transpose), Number(c[-1]), Number(c[-2]), Number(count)
-    return *sizes, Copied(0), _leading(p.rows), Read(1), Update(0), _leading(c[-1]), *work, Work("i64", 1)
+    return (
+        *sizes,
+        Copied(0),
+        _leading_dimension(p.rows),
+        Read(1),
+        Update(0),
+        _leading_dimension(c[-1]),
+        *work,
+        Work("i64", 1),
+    )
 
 
-def _geqp3(p: Problem) -> tuple[Argument, ...]:
+def _geqp3_arguments(p: Problem) -> tuple[Argument, ...]:
     work = p.work(2 * p.cols + (p.cols + 1) * BLOCK)
-    sizes = Number(p.rows), Number(p.cols), Update(0), _leading(p.rows)
+    sizes = Number(p.rows), Number(p.cols), Update(0), _leading_dimension(p.rows)
     return *sizes, Update(1), Result(2), *work, *p.real_work(2 * p.cols), Work("i64", 1)
 
 
@@ -226,33 +235,33 @@ def _svd_results(p: Problem) -> Types:
 
 
 def _svd_leading(p: Problem) -> tuple[Number, Number]:
-    return _leading(p.rows), _leading(p.cols if p.options["mode"] == "A" else p.small)
+    return _leading_dimension(p.rows), _leading_dimension(p.cols if p.options["mode"] == "A" else p.small)
 
 
-def _gesdd(p: Problem) -> tuple[Argument, ...]:
+def _gesdd_arguments(p: Problem) -> tuple[Argument, ...]:
     k, large = p.small, maximum(p.rows, p.cols)
     ldu, ldv = _svd_leading(p)
     work = p.work(4 * k * k + 7 * k + large + (large + 3 * k) * BLOCK)
     real = p.real_work(maximum(5 * k * k + 7 * k, 2 * large * k + 2 * k * k + k))
-    matrix = Letter(p.options["mode"]), Number(p.rows), Number(p.cols), Update(0), _leading(p.rows)
+    matrix = Letter(p.options["mode"]), Number(p.rows), Number(p.cols), Update(0), _leading_dimension(p.rows)
     return *matrix, Result(1), Result(2), ldu, Result(3), ldv, *work, *real, Work("i64", 8 * k), Result(4)
 
 
-def _gesvd(p: Problem) -> tuple[Argument, ...]:
+def _gesvd_arguments(p: Problem) -> tuple[Argument, ...]:
     k, large, mode = p.small, maximum(p.rows, p.cols), Letter(p.options["mode"])
     ldu, ldv = _svd_leading(p)
     work = p.work(3 * k * k + 5 * k + large + (large + 3 * k) * BLOCK)
-    matrix = mode, mode, Number(p.rows), Number(p.cols), Update(0), _leading(p.rows)
+    matrix = mode, mode, Number(p.rows), Number(p.cols), Update(0), _leading_dimension(p.rows)
     return *matrix, Result(1), Result(2), ldu, Result(3), ldv, *work, *p.real_work(5 * k), Result(4)
 
 
-def _syevd(p: Problem) -> tuple[Argument, ...]:
+def _syevd_arguments(p: Problem) -> tuple[Argument, ...]:
     n = p.rows
     parts = 2 * n * n + 5 * n + 1
     work = p.work(2 * n * n + 6 * n + 1 + n * BLOCK)
     real = (Work(p.real, parts), Number(parts)) if p.complex else ()
     integers = Work("i64", 5 * n + 3), Number(5 * n + 3)
-    matrix = Letter(p.options["mode"]), Letter(p.options["uplo"]), Number(n), Update(0), _leading(n)
+    matrix = Letter(p.options["mode"]), Letter(p.options["uplo"]), Number(n), Update(0), _leading_dimension(n)
     return *matrix, Result(1), *work, *real, *integers, Result(2)
 
 
@@ -265,83 +274,122 @@ def _geev_results(p: Problem) -> Types:
     return *_eigenvalues(p), p.types[0], p.types[0], p.status()
 
 
-def _geev(p: Problem) -> tuple[Argument, ...]:
+def _geev_arguments(p: Problem) -> tuple[Argument, ...]:
     n, first = p.rows, len(_eigenvalues(p))
     letters = Letter(p.options["compute_left"]), Letter(p.options["compute_right"])
     values = tuple(Result(k) for k in range(first))
-    vectors = Result(first), _leading(n), Result(first + 1), _leading(n)
+    vectors = Result(first), _leading_dimension(n), Result(first + 1), _leading_dimension(n)
     work = *p.work(n * (4 * BLOCK + 10) + 2 * BLOCK * BLOCK), *p.real_work(2 * n)
-    return *letters, Number(n), Copied(0), _leading(n), *values, *vectors, *work, Result(first + 2)
+    return *letters, Number(n), Copied(0), _leading_dimension(n), *values, *vectors, *work, Result(first + 2)
 
 
 def _gees_results(p: Problem) -> Types:
     return p.types[0], p.types[0], *_eigenvalues(p), p.status(), p.status()
 
 
-def _gees(p: Problem) -> tuple[Argument, ...]:
+def _gees_arguments(p: Problem) -> tuple[Argument, ...]:
     n, count = p.rows, len(_eigenvalues(p))
     values = tuple(Result(2 + k) for k in range(count))
-    head = Letter(p.options["mode"]), Letter("N"), Work("i64", 1), Number(n), Update(0), _leading(n)
+    head = Letter(p.options["mode"]), Letter("N"), Work("i64", 1), Number(n), Update(0), _leading_dimension(n)
     work = *p.work(n * (3 * BLOCK + 10) + 2 * BLOCK * BLOCK), *p.real_work(n), Work("i64", maximum(n, 1))
-    return *head, Result(2 + count), *values, Result(1), _leading(n), *work, Result(3 + count)
+    return *head, Result(2 + count), *values, Result(1), _leading_dimension(n), *work, Result(3 + count)
 
 
-def _gehrd(p: Problem) -> tuple[Argument, ...]:
+def _gehrd_arguments(p: Problem) -> tuple[Argument, ...]:
     n = p.rows
     bounds = Number(p.options["low"]), Number(p.options["high"])
     work = p.work(n * BLOCK + (BLOCK + 1) * BLOCK)
-    return Number(n), *bounds, Update(0), _leading(n), Result(1), *work, Result(2)
+    return Number(n), *bounds, Update(0), _leading_dimension(n), Result(1), *work, Result(2)
 
 
-def _sytrd(p: Problem) -> tuple[Argument, ...]:
+def _sytrd_arguments(p: Problem) -> tuple[Argument, ...]:
     n = p.rows
     parts = Result(1), Result(2), Result(3)
-    return Letter(p.options["uplo"]), Number(n), Update(0), _leading(n), *parts, *p.work(n * BLOCK), Result(4)
+    return Letter(p.options["uplo"]), Number(n), Update(0), _leading_dimension(n), *parts, *p.work(n * BLOCK), Result(4)
 
 
-def _gtsv(p: Problem) -> tuple[Argument, ...]:
+def _gtsv_arguments(p: Problem) -> tuple[Argument, ...]:
     """Return the arguments of gtsv; element 0 of the lower diagonal is outside the matrix, so it starts at 1."""
     b = p.types[3].shape
-    return Number(b[-1]), Number(b[-2]), Update(0, first=1), Update(1), Update(2), Update(3), _leading(b[-1]), Result(4)
+    return (
+        Number(b[-1]),
+        Number(b[-2]),
+        Update(0, first=1),
+        Update(1),
+        Update(2),
+        Update(3),
+        _leading_dimension(b[-1]),
+        Result(4),
+    )
 
 
 ROUTINES: dict[str, Routine] = {
-    "getrf": Routine((2,), lambda p: (p.types[0], p.make(p.small, dtype="i32"), p.status()), _getrf, status=True),
-    "geqrf": Routine((2,), lambda p: (p.types[0], p.make(p.small)), _geqrf),
-    "orgqr": Routine((2, 1), lambda p: (p.types[0],), _orgqr, complex_name="ungqr"),
-    "ormqr": Routine(
-        (2, 1, 2), lambda p: (p.types[2],), _ormqr, (2,), complex_name="unmqr", options=("left", "transpose")
+    "getrf": Routine(
+        (2,), lambda p: (p.types[0], p.make(p.small, dtype="i32"), p.status()), _getrf_arguments, status=True
     ),
-    "geqp3": Routine((2, 1), lambda p: (p.types[0], p.types[1], p.make(p.small)), _geqp3, (0, 1)),
-    "gesdd": Routine((2,), _svd_results, _gesdd, status=True, cost=20, options=("mode",)),
-    "gesvd": Routine((2,), _svd_results, _gesvd, status=True, cost=20, options=("mode",)),
+    "geqrf": Routine((2,), lambda p: (p.types[0], p.make(p.small)), _geqrf_arguments),
+    "orgqr": Routine((2, 1), lambda p: (p.types[0],), _orgqr_arguments, complex_name="ungqr"),
+    "ormqr": Routine(
+        (2, 1, 2), lambda p: (p.types[2],), _ormqr_arguments, (2,), complex_name="unmqr", options=("left", "transpose")
+    ),
+    "geqp3": Routine((2, 1), lambda p: (p.types[0], p.types[1], p.make(p.small)), _geqp3_arguments, (0, 1)),
+    "gesdd": Routine((2,), _svd_results, _gesdd_arguments, status=True, cost=20, options=("mode",)),
+    "gesvd": Routine((2,), _svd_results, _gesvd_arguments, status=True, cost=20, options=("mode",)),
     "syevd": Routine(
-        (2,), lambda p: (p.types[0], p.make(p.rows, dtype=p.real), p.status()), _syevd, status=True,
-        complex_name="heevd", square=True, cost=10,
+        (2,),
+        lambda p: (p.types[0], p.make(p.rows, dtype=p.real), p.status()),
+        _syevd_arguments,
+        status=True,
+        complex_name="heevd",
+        square=True,
+        cost=10,
         options=("mode", "uplo"),
     ),
     "geev": Routine(
-        (2,), _geev_results, _geev, (), status=True, finite=True, square=True, cost=25,
+        (2,),
+        _geev_results,
+        _geev_arguments,
+        (),
+        status=True,
+        finite=True,
+        square=True,
+        cost=25,
         options=("compute_left", "compute_right"),
     ),
-    "gees": Routine((2,), _gees_results, _gees, status=True, square=True, cost=25, options=("mode",)),
+    "gees": Routine((2,), _gees_results, _gees_arguments, status=True, square=True, cost=25, options=("mode",)),
     "gehrd": Routine(
-        (2,), lambda p: (p.types[0], p.make(maximum(p.rows - 1, 0)), p.status()), _gehrd, status=True, square=True,
+        (2,),
+        lambda p: (p.types[0], p.make(maximum(p.rows - 1, 0)), p.status()),
+        _gehrd_arguments,
+        status=True,
+        square=True,
         cost=4,
         options=("low", "high"),
     ),
     "sytrd": Routine(
         (2,),
         lambda p: (
-            p.types[0], p.make(p.rows, dtype=p.real), p.make(maximum(p.rows - 1, 0), dtype=p.real),
-            p.make(maximum(p.rows - 1, 0)), p.status(),
+            p.types[0],
+            p.make(p.rows, dtype=p.real),
+            p.make(maximum(p.rows - 1, 0), dtype=p.real),
+            p.make(maximum(p.rows - 1, 0)),
+            p.status(),
         ),
-        _sytrd, status=True, complex_name="hetrd", square=True,
+        _sytrd_arguments,
+        status=True,
+        complex_name="hetrd",
+        square=True,
         options=("uplo",),
     ),
-    "gtsv": Routine((1, 1, 1, 2), lambda p: (*p.types, TensorType("i32", p.types[0].shape[:-1])), _gtsv,
-                    (0, 1, 2, 3), status=True, cost=1),
-}  # fmt: skip
+    "gtsv": Routine(
+        (1, 1, 1, 2),
+        lambda p: (*p.types, TensorType("i32", p.types[0].shape[:-1])),
+        _gtsv_arguments,
+        (0, 1, 2, 3),
+        status=True,
+        cost=1,
+    ),
+}
 
 
 def lapack_symbol(routine: str, dtype: str) -> str:
@@ -351,7 +399,7 @@ def lapack_symbol(routine: str, dtype: str) -> str:
     return LETTERS[dtype] + (row.complex_name if complex_ and row.complex_name else routine)
 
 
-def infer(types: Types, attrs: Mapping[str, Any], regions: tuple, given: Types) -> Types:
+def infer_lapack(types: Types, attrs: Mapping[str, Any], regions: tuple, given: Types) -> Types:
     """Return the result types of a ``lapack`` op, for ``OpSpec.infer``."""
     name = attrs["routine"]
     row = ROUTINES.get(name)
@@ -403,6 +451,6 @@ def may_hold(count: Dim, room: Dim) -> bool:
     return low is None or low <= 0
 
 
-def in_place(attrs: Mapping[str, Any]) -> tuple[int, ...]:
+def lapack_in_place_operands(attrs: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the operands that a ``lapack`` routine overwrites, for ``OpSpec.in_place``."""
     return ROUTINES[attrs["routine"]].updates

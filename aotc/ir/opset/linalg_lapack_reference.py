@@ -17,7 +17,7 @@ from aotc.vmfb.dtypes import from_numpy, to_numpy
 
 
 @cache
-def _routine(name: str) -> Any:
+def _scipy_routine(name: str) -> Any:
     from scipy.linalg import cython_blas, cython_lapack
 
     table = cython_lapack.__pyx_capi__
@@ -29,19 +29,19 @@ def _routine(name: str) -> Any:
     return ctypes.CFUNCTYPE(None)(pointer(capsule, name_of(capsule)))
 
 
-def call(name: str, arrays: list[np.ndarray]) -> None:
+def call_scipy_lapack(name: str, arrays: list[np.ndarray]) -> None:
     """Call routine ``name`` of BLAS or LAPACK with contiguous arrays; int64 arrays are its integers.
 
     SciPy's library has 32-bit integers, so int64 arrays are converted before and after the call.
     """
     narrow = [a.astype(np.int32) if a.dtype == np.int64 else a for a in arrays]
-    _routine(name)(*(ctypes.c_void_p(a.ctypes.data) for a in narrow))
+    _scipy_routine(name)(*(ctypes.c_void_p(a.ctypes.data) for a in narrow))
     for own, used in zip(arrays, narrow, strict=True):
         if used is not own and own.size:
             own[...] = used
 
 
-def reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def reference_lapack(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     """Compute a ``lapack`` op by SciPy's LAPACK, matrix by matrix."""
     row = ROUTINES[attrs["routine"]]
     results = [np.zeros(static_sizes(t), to_numpy(t.dtype)) for t in types]
@@ -49,11 +49,13 @@ def reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> lis
         results[n] = arrays[operand].copy()
     rank = arrays[0].ndim - row.ranks[0]
     for at in np.ndindex(*arrays[0].shape[:rank]):
-        _call_one(attrs, [a[at] for a in arrays], [r[at] if r.ndim > rank else r[(*at, None)] for r in results])
+        _call_lapack_for_matrix(
+            attrs, [a[at] for a in arrays], [r[at] if r.ndim > rank else r[(*at, None)] for r in results]
+        )
     return results
 
 
-def _call_one(attrs: Attrs, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
+def _call_lapack_for_matrix(attrs: Attrs, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
     """Call the routine for one matrix; ``results`` are views that it writes to."""
     row = ROUTINES[attrs["routine"]]
     types = tuple(TensorType(from_numpy(a.dtype), a.shape) for a in operands)
@@ -81,6 +83,6 @@ def _call_one(attrs: Attrs, operands: list[np.ndarray], results: list[np.ndarray
         if own.dtype == np.int32 or not own.flags.c_contiguous:
             given[-1] = np.ascontiguousarray(own, np.int64 if own.dtype == np.int32 else None)
             back.append((own, given[-1]))
-    call(symbol_of(attrs["routine"], problem.dtype), given)
+    call_scipy_lapack(symbol_of(attrs["routine"], problem.dtype), given)
     for own, used in back:
         own[...] = used.reshape(own.shape)

@@ -9,7 +9,7 @@ import numpy as np
 from aotc.ir.opset.spec import Arrays, Attrs, Types, require_rule
 
 
-def infer(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+def infer_tridiagonal(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     """Return the type of a tridiagonal solution, for ``OpSpec.infer``."""
     require_rule(len(types) == 4, f"tridiagonal_solve_perturbed takes 4 operands, found {len(types)}")
     low, diagonal, high, b = types
@@ -19,18 +19,18 @@ def infer(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     return (b,)
 
 
-def reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def reference_tridiagonal(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     """Solve a batch of tridiagonal systems with NumPy, for ``OpSpec.reference``."""
     low, diagonal, high, b = arrays
     out = np.zeros_like(b)
     with np.errstate(all="ignore"):
         for at in np.ndindex(*b.shape[:-2]):
             if b.shape[-2]:
-                out[at] = _solve(low[at], diagonal[at], high[at], b[at])
+                out[at] = _solve_tridiagonal(low[at], diagonal[at], high[at], b[at])
     return [out]
 
 
-def _solve(low: np.ndarray, diagonal: np.ndarray, high: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _solve_tridiagonal(low: np.ndarray, diagonal: np.ndarray, high: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Eliminate rows of a tridiagonal band, scaled for pivoting, then substitute backward."""
     n = len(diagonal)
     band = np.zeros((n + 1, 3), b.dtype)
@@ -61,11 +61,11 @@ def _solve(low: np.ndarray, diagonal: np.ndarray, high: np.ndarray, b: np.ndarra
         for step in (1, 2):
             if k + step < n:
                 x[k] = x[k] - band[k, step] * x[k + step]
-        x[k] = _divided(x[k], band[k, 0], np.finfo(b.dtype).eps * largest)
+        x[k] = _divided_by_pivot(x[k], band[k, 0], np.finfo(b.dtype).eps * largest)
     return x
 
 
-def _divided(row: np.ndarray, pivot: Any, error: float) -> np.ndarray:
+def _divided_by_pivot(row: np.ndarray, pivot: Any, error: float) -> np.ndarray:
     """Return ``row / pivot``, with a small pivot moved away from 0 until the quotient does not overflow."""
     tiny = np.finfo(row.dtype).tiny
     step = np.copysign(max(error, tiny), np.real(pivot))

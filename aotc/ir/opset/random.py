@@ -16,7 +16,7 @@ ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 
 
-def _infer(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+def _infer_random_bits(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     require_rule(len(given) == 2, "rng_bit_generator: the result types must be given")
     require_rule(given[0] == types[0], f"rng_bit_generator: the state is {types[0]} but {given[0]} comes back")
     require_rule(
@@ -31,13 +31,13 @@ def _infer(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     return given
 
 
-def _state_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def _state_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     for size in types[0].shape[:1]:
         yield Constraint("le", 2, size, "a state of {1} words, expected 2 or 3")
         yield Constraint("le", size, 3, "a state of {0} words, expected 2 or 3")
 
 
-def _rotate(x: np.ndarray, by: int) -> np.ndarray:
+def _rotate_bits(x: np.ndarray, by: int) -> np.ndarray:
     return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
 
 
@@ -49,7 +49,7 @@ def threefry(key: tuple[int, int], x0: np.ndarray, x1: np.ndarray) -> tuple[np.n
         for block in range(5):
             for by in ROTATIONS[block % 2]:
                 x0 = x0 + x1
-                x1 = _rotate(x1, by) ^ x0
+                x1 = _rotate_bits(x1, by) ^ x0
             x0 = x0 + keys[(block + 1) % 3]
             x1 = x1 + keys[(block + 2) % 3] + np.uint32(block + 1)
     return x0, x1
@@ -68,17 +68,17 @@ def philox(key: tuple[int, int], counter: list[np.ndarray]) -> list[np.ndarray]:
     return counter
 
 
-def _split(x: int) -> tuple[int, int]:
+def _split_64_bits(x: int) -> tuple[int, int]:
     return x & 0xFFFFFFFF, (x >> 32) & 0xFFFFFFFF
 
 
-def _counters(start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _counter_words(start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(over="ignore"):
         wide = np.uint64(start & 0xFFFFFFFFFFFFFFFF) + np.arange(count, dtype=np.uint64)
     return wide.astype(np.uint32), (wide >> np.uint64(32)).astype(np.uint32)
 
 
-def _join(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+def _join_32_bits(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return low.astype(np.uint64) | (high.astype(np.uint64) << np.uint64(32))
 
 
@@ -90,13 +90,13 @@ def _three_fry_words(state: np.ndarray, shape: tuple[int, ...], wide: bool) -> t
     """
     if wide or not shape:
         count = math.prod(shape)
-        x0, x1 = threefry(_split(int(state[0])), *_counters(int(state[1]), count))
-        return (_join(x0, x1) if wide else x0), count
+        x0, x1 = threefry(_split_64_bits(int(state[0])), *_counter_words(int(state[1]), count))
+        return (_join_32_bits(x0, x1) if wide else x0), count
     even = [i for i, n in enumerate(shape) if n % 2 == 0]
     dim = even[0] if even else shape.index(max(shape))
     half = [(n + 1) // 2 if i == dim else n for i, n in enumerate(shape)]
     count = math.prod(half)
-    x0, x1 = (x.reshape(half) for x in threefry(_split(int(state[0])), *_counters(int(state[1]), count)))
+    x0, x1 = (x.reshape(half) for x in threefry(_split_64_bits(int(state[0])), *_counter_words(int(state[1]), count)))
     pairs = np.stack([x0, x1], axis=dim + 1).reshape([2 * n if i == dim else n for i, n in enumerate(half)])
     return np.take(pairs, range(shape[dim]), axis=dim).reshape(-1), count
 
@@ -104,16 +104,16 @@ def _three_fry_words(state: np.ndarray, shape: tuple[int, ...], wide: bool) -> t
 def _philox_words(state: np.ndarray, shape: tuple[int, ...], wide: bool) -> tuple[np.ndarray, int]:
     per, size = 2 if wide else 4, math.prod(shape)
     count = (size + per - 1) // per
-    low, high = _counters(int(state[1]), count)
+    low, high = _counter_words(int(state[1]), count)
     extra = int(state[2] if len(state) > 2 else state[0])  # as XLA: a short state repeats its key
-    tail = [np.full(count, part, np.uint32) for part in _split(extra)]
-    w = philox(_split(int(state[0])), [low, high, *tail])
+    tail = [np.full(count, part, np.uint32) for part in _split_64_bits(extra)]
+    w = philox(_split_64_bits(int(state[0])), [low, high, *tail])
     if wide:
-        return np.stack([_join(w[0], w[1]), _join(w[2], w[3])], axis=-1).reshape(-1)[:size], count
+        return np.stack([_join_32_bits(w[0], w[1]), _join_32_bits(w[2], w[3])], axis=-1).reshape(-1)[:size], count
     return np.stack(w, axis=-1).reshape(-1)[:size], count
 
 
-def _reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_random_bits(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     (state,), result = arrays, types[1]
     dtype = to_numpy(result.dtype)
     generate = _three_fry_words if attrs["algorithm"] == "THREE_FRY" else _philox_words
@@ -127,6 +127,12 @@ def _reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> li
 
 RANDOM = op_spec_table(
     OpSpec(
-        "rng_bit_generator", _infer, _reference, ("algorithm",), of_format=True, tolerance=0, constraints=_state_sizes
+        "rng_bit_generator",
+        _infer_random_bits,
+        _reference_random_bits,
+        ("algorithm",),
+        of_format=True,
+        tolerance=0,
+        constraints=_state_sizes_constraints,
     )
 )

@@ -28,7 +28,7 @@ from aotc.ir.opset.spec import (
 from aotc.ir.tensor.ir import TensorType
 
 
-def _halves(name: str, types: Types) -> tuple[Types, Types]:
+def _inputs_and_inits(name: str, types: Types) -> tuple[Types, Types]:
     require_rule(
         len(types) % 2 == 0 and len(types) > 0, f"{name}: as many initial values as inputs, found {len(types)} operands"
     )
@@ -41,18 +41,18 @@ def _halves(name: str, types: Types) -> tuple[Types, Types]:
 
 
 def _infer_reduce(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    inputs, inits = _halves("reduce", types)
+    inputs, inits = _inputs_and_inits("reduce", types)
     dims = attrs["dims"]
     require_rule(all(0 <= d < inputs[0].rank for d in dims), f"reduce: dims {dims} of {inputs[0]}")
     shape = tuple(s for i, s in enumerate(inputs[0].shape) if i not in dims)
     return tuple(TensorType(t.dtype, shape) for t in inits)
 
 
-def _input_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def _input_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     yield from equal_shapes(types[: len(types) // 2])
 
 
-def _reduce(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+def _reference_reduce(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
     half, dims = len(arrays) // 2, attrs["dims"]
     kept = [i for i in range(arrays[0].ndim) if i not in dims]
     shape = [arrays[0].shape[i] for i in kept]
@@ -61,10 +61,10 @@ def _reduce(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types
     if count == 0 or 0 in shape:
         return inits
     parts = [a.transpose([*sorted(dims), *kept]).reshape([count, *shape]) for a in arrays[:half]]
-    return regions[0](*inits, *(p[0] for p in _fold(regions[0], parts)))
+    return regions[0](*inits, *(p[0] for p in _fold_by_tree(regions[0], parts)))
 
 
-def _fold(combine: RegionCall, parts: list[np.ndarray]) -> list[np.ndarray]:
+def _fold_by_tree(combine: RegionCall, parts: list[np.ndarray]) -> list[np.ndarray]:
     """Combine ``parts`` along axis 0 as a tree of neighbours, in order, and return the last remaining elements."""
     while parts[0].shape[0] > 1:
         even = parts[0].shape[0] // 2 * 2
@@ -85,7 +85,7 @@ def window_extent(size: Dim, low: Dim, high: Dim, base: Dim, window: Dim, dilati
 
 
 def _infer_reduce_window(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    inputs, inits = _halves("reduce_window", types)
+    inputs, inits = _inputs_and_inits("reduce_window", types)
     x = inputs[0]
     for key in ("window", "strides", "base_dilations", "window_dilations", "padding"):
         require_rule(len(attrs[key]) == x.rank, f"reduce_window: {key} does not match the rank of {x}")
@@ -103,8 +103,8 @@ def _infer_reduce_window(types: Types, attrs: Attrs, regions: tuple, given: Type
     return tuple(TensorType(t.dtype, shape) for t in inits)
 
 
-def _window_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    yield from _input_sizes(types, attrs, given)
+def _window_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    yield from _input_sizes_constraints(types, attrs, given)
     for n, extent in zip(dims_of(attrs, "window"), types[0].shape):  # a window as long as an empty array is empty, too
         yield Constraint("le", minimum(1, extent), n, "a window of {1}, expected at least {0}")
     for name in ("strides", "base_dilations", "window_dilations"):
@@ -120,7 +120,9 @@ def _window_views(
         yield x[tuple(slice(b, b + (n - 1) * s + 1, s) for b, n, s in zip(starts, shape, strides))]
 
 
-def _reduce_window(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+def _reference_reduce_window(
+    arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types
+) -> list[np.ndarray]:
     half, shape = len(arrays) // 2, static_sizes(types[0])
     low, high = zip(*number_pairs_of(attrs)) if number_pairs_of(attrs) else ((), ())
     interior = tuple(b - 1 for b in attrs["base_dilations"])
@@ -144,7 +146,7 @@ def _infer_select_and_scatter(types: Types, attrs: Attrs, regions: tuple, given:
     return (TensorType(init.dtype, x.shape),)
 
 
-def _source_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def _source_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     x, source = types[:2]
     windows = zip(x.shape, source.shape, pairs_of(attrs), dims_of(attrs, "window"), attrs["strides"])
     for d, (extent, size, (low, high), window, stride) in enumerate(windows):
@@ -152,7 +154,7 @@ def _source_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constrai
         yield Constraint("eq", size, count, "{0} values for {1} windows", (1, d), count)
 
 
-def _select_and_scatter(
+def _reference_select_and_scatter(
     arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types
 ) -> list[np.ndarray]:
     x, source, init = arrays
@@ -186,11 +188,11 @@ def _select_and_scatter(
 _WINDOW = ("window", "strides", "base_dilations", "window_dilations", "padding")
 
 
-def _reduced(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
+def _reduced_terms(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
     return math.prod(shapes[0][d] for d in attrs["dims"])
 
 
-def _of_window(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
+def _window_terms(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
     return math.prod(numbers_of(attrs, "window"))
 
 
@@ -198,39 +200,39 @@ REDUCTION = op_spec_table(
     OpSpec(
         "reduce",
         _infer_reduce,
-        _reduce,
+        _reference_reduce,
         ("dims",),
         regions=1,
         folds=True,
         names_kernel=True,
         tolerance=16,
         normwise=True,
-        terms=_reduced,
-        constraints=_input_sizes,
+        terms=_reduced_terms,
+        constraints=_input_sizes_constraints,
         variadic=True,
         folds_state=True,
     ),
     OpSpec(
         "reduce_window",
         _infer_reduce_window,
-        _reduce_window,
+        _reference_reduce_window,
         _WINDOW,
         regions=1,
         names_kernel=True,
         tolerance=64,
         normwise=True,
-        terms=_of_window,
-        constraints=_window_sizes,
+        terms=_window_terms,
+        constraints=_window_sizes_constraints,
         variadic=True,
     ),
     OpSpec(
         "select_and_scatter",
         _infer_select_and_scatter,
-        _select_and_scatter,
+        _reference_select_and_scatter,
         ("window", "strides", "padding"),
         regions=2,
         tolerance=16,
         normwise=True,
-        constraints=_source_sizes,
+        constraints=_source_sizes_constraints,
     ),
 )

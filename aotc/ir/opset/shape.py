@@ -42,7 +42,7 @@ def _infer_constant(types: Types, attrs: Attrs, regions: tuple, given: Types) ->
     return given
 
 
-def _constant(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_constant(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     return [np.broadcast_to(attrs["value"], static_sizes(types[0]))]
 
 
@@ -53,7 +53,7 @@ def _infer_iota(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Typ
     return given
 
 
-def _iota(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_iota(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     (result,), dim, shape = types, attrs["dim"], static_sizes(types[0])
     line = np.arange(shape[dim]).astype(to_numpy(result.dtype))
     return [np.broadcast_to(line.reshape([-1 if d == dim else 1 for d in range(result.rank)]), shape)]
@@ -67,7 +67,7 @@ def _infer_dim(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Type
     return given
 
 
-def _dim(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_dim(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     return [np.array(static(dim_of(attrs, "expr"))).astype(to_numpy(types[0].dtype))]
 
 
@@ -82,13 +82,13 @@ def _infer_broadcast(types: Types, attrs: Attrs, regions: tuple, given: Types) -
     return given
 
 
-def _broadcast_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def _broadcast_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     for size, d in zip(types[0].shape, attrs["dims"]):
         if size not in (1, given[0].shape[d]):
             yield Constraint("eq", size, given[0].shape[d], "broadcast of size {0} to size {1}")
 
 
-def _broadcast(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_broadcast(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     (x,), shape = arrays, static_sizes(types[0])
     spread = [1] * len(shape)
     for i, d in enumerate(attrs["dims"]):
@@ -105,11 +105,11 @@ def _infer_reshape(types: Types, attrs: Attrs, regions: tuple, given: Types) -> 
     return given
 
 
-def _reshape_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def _reshape_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     yield Constraint("eq", product(types[0].shape), product(given[0].shape), "reshape of {0} elements to {1}")
 
 
-def _reshape(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_reshape(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     return [arrays[0].reshape(static_sizes(types[0]))]
 
 
@@ -119,7 +119,7 @@ def _infer_transpose(types: Types, attrs: Attrs, regions: tuple, given: Types) -
     return (TensorType(x.dtype, tuple(x.shape[p] for p in perm)),)
 
 
-def _transpose(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_transpose(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     return [arrays[0].transpose(attrs["perm"])]
 
 
@@ -129,7 +129,7 @@ def _infer_reverse(types: Types, attrs: Attrs, regions: tuple, given: Types) -> 
     return (x,)
 
 
-def _reverse(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_reverse(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     return [np.flip(arrays[0], attrs["dims"]) if attrs["dims"] else arrays[0]]
 
 
@@ -145,7 +145,7 @@ def _infer_slice(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Ty
     return (TensorType(x.dtype, tuple((hi - lo + s - 1) // s for lo, hi, s in zip(start, limit, stride))),)
 
 
-def _slice_bounds(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def _slice_bounds_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     for start, limit, extent in zip(dims_of(attrs, "start"), dims_of(attrs, "limit"), types[0].shape):
         yield Constraint("le", limit, extent, "a slice up to {0} of {1} elements")
         yield Constraint("le", start, limit, "a slice from {0} up to {1}")
@@ -153,7 +153,7 @@ def _slice_bounds(types: Types, attrs: Attrs, given: Types) -> Iterator[Constrai
     yield from positive_values(dims_of(attrs, "stride"), "a slice with a stride")
 
 
-def _slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     bounds = zip(numbers_of(attrs, "start"), numbers_of(attrs, "limit"), numbers_of(attrs, "stride"))
     return [arrays[0][tuple(slice(lo, hi, s) for lo, hi, s in bounds)]]
 
@@ -171,7 +171,7 @@ def _infer_pad(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Type
     return (TensorType(x.dtype, tuple(shape)),)
 
 
-def _pad_widths(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def _pad_widths_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     for inner in dims_of(attrs, "interior"):
         yield Constraint("le", 0, inner, "interior padding of {1}")
 
@@ -188,7 +188,7 @@ def pad_array(
     return full[crop]
 
 
-def _pad(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_pad(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     low, high, interior = (numbers_of(attrs, name) for name in ("low", "high", "interior"))
     return [pad_array(arrays[0], arrays[1], low, high, interior)]
 
@@ -205,30 +205,46 @@ def _infer_concatenate(types: Types, attrs: Attrs, regions: tuple, given: Types)
     return (TensorType(first.dtype, tuple(total if i == dim else s for i, s in enumerate(first.shape))),)
 
 
-def _concatenate_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def _concatenate_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     yield from equal_shapes(types, but=attrs["dim"])
 
 
-def _concatenate(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_concatenate(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     return [np.concatenate(list(arrays), axis=attrs["dim"])]
 
 
 SHAPE = op_spec_table(
-    OpSpec("constant", _infer_constant, _constant, ("value",), inline=True, work=0, tolerance=0),
-    OpSpec("iota", _infer_iota, _iota, ("dim",), inline=True, work=0, tolerance=0),
-    OpSpec("dim", _infer_dim, _dim, ("expr",), inline=True, work=0, tolerance=0),
+    OpSpec("constant", _infer_constant, _reference_constant, ("value",), inline=True, work=0, tolerance=0),
+    OpSpec("iota", _infer_iota, _reference_iota, ("dim",), inline=True, work=0, tolerance=0),
+    OpSpec("dim", _infer_dim, _reference_dim, ("expr",), inline=True, work=0, tolerance=0),
     OpSpec(
-        "broadcast", _infer_broadcast, _broadcast, ("dims",), moves=True, inline=True, folds=True, work=0, tolerance=0,
-        constraints=_broadcast_sizes,
+        "broadcast",
+        _infer_broadcast,
+        _reference_broadcast,
+        ("dims",),
+        moves=True,
+        inline=True,
+        folds=True,
+        work=0,
+        tolerance=0,
+        constraints=_broadcast_sizes_constraints,
     ),
     OpSpec(
-        "reshape", _infer_reshape, _reshape, moves=True, permutes=True, inline=True, folds=True, work=0, tolerance=0,
-        constraints=_reshape_sizes,
+        "reshape",
+        _infer_reshape,
+        _reference_reshape,
+        moves=True,
+        permutes=True,
+        inline=True,
+        folds=True,
+        work=0,
+        tolerance=0,
+        constraints=_reshape_sizes_constraints,
     ),
     OpSpec(
         "transpose",
         _infer_transpose,
-        _transpose,
+        _reference_transpose,
         ("perm",),
         moves=True,
         permutes=True,
@@ -240,7 +256,7 @@ SHAPE = op_spec_table(
     OpSpec(
         "reverse",
         _infer_reverse,
-        _reverse,
+        _reference_reverse,
         ("dims",),
         moves=True,
         permutes=True,
@@ -252,21 +268,34 @@ SHAPE = op_spec_table(
     OpSpec(
         "slice",
         _infer_slice,
-        _slice,
+        _reference_slice,
         ("start", "limit", "stride"),
         moves=True,
         inline=True,
         folds=True,
         work=0,
         tolerance=0,
-        constraints=_slice_bounds,
+        constraints=_slice_bounds_constraints,
     ),
     OpSpec(
-        "pad", _infer_pad, _pad, ("low", "high", "interior"), inline=True, folds=True, tolerance=0,
-        constraints=_pad_widths, writes_part=True,
+        "pad",
+        _infer_pad,
+        _reference_pad,
+        ("low", "high", "interior"),
+        inline=True,
+        folds=True,
+        tolerance=0,
+        constraints=_pad_widths_constraints,
+        writes_part=True,
     ),
     OpSpec(
-        "concatenate", _infer_concatenate, _concatenate, ("dim",), inline=True, folds=True, tolerance=0,
-        constraints=_concatenate_sizes,
+        "concatenate",
+        _infer_concatenate,
+        _reference_concatenate,
+        ("dim",),
+        inline=True,
+        folds=True,
+        tolerance=0,
+        constraints=_concatenate_sizes_constraints,
     ),
 )

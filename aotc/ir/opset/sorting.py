@@ -36,7 +36,7 @@ def _infer_sort(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Typ
     return types
 
 
-def _sort(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+def _reference_sort(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
     if arrays[0].size == 0 or arrays[0].ndim == 0:
         return list(arrays)
     rows = [np.moveaxis(a, attrs["dim"], -1) for a in arrays]
@@ -92,33 +92,35 @@ def _infer_sort_runs(types: Types, attrs: Attrs, regions: tuple, given: Types) -
     return (*kept, TensorType("i32", (*lead, left))) if attrs["numbered"] else tuple(kept)
 
 
-def _sort_runs(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+def _reference_sort_runs(
+    arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types
+) -> list[np.ndarray]:
     n, width = arrays[0].shape[-1], attrs["width"]
     if attrs["numbered"]:
         arrays = [*arrays, np.broadcast_to(np.arange(n, dtype=np.int32), arrays[0].shape)]
     pieces = [[a[..., begin : begin + width] for a in arrays] for begin in range(0, n, width)]
-    done = [_sort(piece, {"dim": arrays[0].ndim - 1}, regions, types) for piece in pieces]
+    done = [_reference_sort(piece, {"dim": arrays[0].ndim - 1}, regions, types) for piece in pieces]
     if not done:
         return list(arrays)
     return [np.concatenate([a[..., : attrs["keep"]] for a in column], axis=-1) for column in zip(*done)]
 
 
 def _infer_digit_counts(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    _need_rows("digit_counts", types, attrs)
+    _require_rows("digit_counts", types, attrs)
     *lead, n = types[0].shape
     return (TensorType("i32", (*lead, RADIX, ceildiv(n, attrs["part"]))),)
 
 
 def _infer_digit_sort(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     *arrays, ends = types
-    _need_rows("digit_sort", tuple(arrays), attrs)
+    _require_rows("digit_sort", tuple(arrays), attrs)
     *lead, n = arrays[0].shape
     counted = TensorType("i32", (*lead, RADIX, ceildiv(n, attrs["part"])))
     require_rule(ends == counted, f"digit_sort: counts of parts are {counted}, not {ends}")
     return tuple(arrays)
 
 
-def _need_rows(name: str, types: Types, attrs: Attrs) -> None:
+def _require_rows(name: str, types: Types, attrs: Attrs) -> None:
     require_rule(bool(types) and types[0].rank > 0, f"{name}: is not defined on scalars")
     for t in types:
         require_rule(same_shape(t.shape, types[0].shape), f"{name}: operand shapes differ: {t} and {types[0]}")
@@ -127,7 +129,7 @@ def _need_rows(name: str, types: Types, attrs: Attrs) -> None:
     )
 
 
-def _digits(arrays: Arrays, attrs: Attrs, key: RegionCall) -> np.ndarray:
+def _radix_digits(arrays: Arrays, attrs: Attrs, key: RegionCall) -> np.ndarray:
     """Return one byte (a digit of the radix sort) of unsigned integers that order like the keys of the elements."""
     (x,) = map(np.asarray, key(*arrays))
     kind = kind_of(from_numpy(x.dtype))
@@ -141,8 +143,10 @@ def _digits(arrays: Arrays, attrs: Attrs, key: RegionCall) -> np.ndarray:
     return (word >> word.dtype.type(attrs["shift"])) & word.dtype.type(RADIX - 1)
 
 
-def _digit_counts(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
-    found = _digits(arrays, attrs, regions[0])
+def _reference_digit_counts(
+    arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types
+) -> list[np.ndarray]:
+    found = _radix_digits(arrays, attrs, regions[0])
     begins = range(0, found.shape[-1], attrs["part"])
     parts = [found[..., begin : begin + attrs["part"]] for begin in begins]
     counts = [np.stack([(p == d).sum(-1) for p in parts], -1) for d in range(RADIX)] if parts else []
@@ -150,9 +154,11 @@ def _digit_counts(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...],
     return [np.stack(counts, -2).astype(np.int32) if counts else np.zeros(shape, np.int32)]
 
 
-def _digit_sort(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+def _reference_digit_sort(
+    arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types
+) -> list[np.ndarray]:
     rows = arrays[:-1]
-    order = np.argsort(_digits(rows, attrs, regions[0]), axis=-1, kind="stable")
+    order = np.argsort(_radix_digits(rows, attrs, regions[0]), axis=-1, kind="stable")
     return [np.take_along_axis(x, order, axis=-1) for x in rows]
 
 
@@ -166,12 +172,12 @@ def _infer_top_k(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Ty
     return (TensorType(x.dtype, shape), TensorType("i32", shape))
 
 
-def _top_k_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+def _top_k_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     for extent in types[0].shape[-1:]:
         yield from size_within_extent(dim_of(attrs, "k"), extent, "the largest {0} of {1} elements")
 
 
-def _top_k(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+def _reference_top_k(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     (x,) = arrays
     key = total_order_key(x) if kind_of(types[0].dtype) == "f" else x.astype(np.int8) if x.dtype == bool else x
     order = np.argsort(np.invert(key), axis=-1, kind="stable")[..., : static(dim_of(attrs, "k"))]
@@ -182,7 +188,7 @@ SORTING = op_spec_table(
     OpSpec(
         "sort",
         _infer_sort,
-        _sort,
+        _reference_sort,
         ("dim", "stable"),
         regions=1,
         tolerance=0,
@@ -193,7 +199,7 @@ SORTING = op_spec_table(
     OpSpec(
         "sort_runs",
         _infer_sort_runs,
-        _sort_runs,
+        _reference_sort_runs,
         ("width", "done", "keep", "numbered"),
         regions=1,
         tolerance=0,
@@ -204,7 +210,7 @@ SORTING = op_spec_table(
     OpSpec(
         "digit_counts",
         _infer_digit_counts,
-        _digit_counts,
+        _reference_digit_counts,
         ("part", "shift", "ascending"),
         regions=1,
         tolerance=0,
@@ -214,12 +220,14 @@ SORTING = op_spec_table(
     OpSpec(
         "digit_sort",
         _infer_digit_sort,
-        _digit_sort,
+        _reference_digit_sort,
         ("part", "shift", "ascending"),
         regions=1,
         tolerance=0,
         partial=True,
         added_by="parallelize_gpu",
     ),
-    OpSpec("top_k", _infer_top_k, _top_k, ("k",), tolerance=0, constraints=_top_k_sizes, partial=True),
+    OpSpec(
+        "top_k", _infer_top_k, _reference_top_k, ("k",), tolerance=0, constraints=_top_k_sizes_constraints, partial=True
+    ),
 )

@@ -170,7 +170,7 @@ def block_bytes(size: Dim) -> Dim:
 GUARD_BYTES = 4096
 
 
-def place_apart(total: Dim, size: Dim) -> tuple[Dim, Dim]:
+def place_after_guard_gap(total: Dim, size: Dim) -> tuple[Dim, Dim]:
     """Return the offset of a block of ``size`` bytes after a guard gap, and the new total size.
 
     ``total`` are the bytes used so far. Both totals are 64 bytes less than whole pages, as in the runtime's guarded
@@ -208,10 +208,10 @@ class Constants:
         sample = flat[:: max(flat.size // SAMPLED_BYTES, 1)].tobytes()
         alike = self._known.setdefault((array.dtype.name, array.shape, sample), [])
         for known, offset in alike:
-            if known is array or _are_equal(flat, known.reshape(-1).view(np.uint8)):
+            if known is array or _are_equal_bytes(flat, known.reshape(-1).view(np.uint8)):
                 return offset
         if self.apart:
-            offset, self.size = map(static, place_apart(self.size, array.nbytes))
+            offset, self.size = map(static, place_after_guard_gap(self.size, array.nbytes))
         else:
             offset, self.size = self.size, self.size + -(-array.nbytes // ALIGNMENT) * ALIGNMENT
         alike.append((array, offset))
@@ -233,7 +233,7 @@ class Constants:
 COMPARED_BYTES = 16 << 20
 
 
-def _are_equal(a: np.ndarray, b: np.ndarray) -> bool:
+def _are_equal_bytes(a: np.ndarray, b: np.ndarray) -> bool:
     """Are two byte arrays of equal length equal? They are compared piecewise, as they may be as large as memory."""
     parts = range(0, a.size, COMPARED_BYTES)
     return all(np.array_equal(a[at : at + COMPARED_BYTES], b[at : at + COMPARED_BYTES]) for at in parts)

@@ -55,11 +55,11 @@ def print_program(program: Buffered, name: str = "main") -> str:
     places = [*program.arena, *(s for step in walk(program.steps) for part in accessed_storages(step) for s in part)]
     names = {s: f"%{n}" for n, s in enumerate(dict.fromkeys(places))}
     lines = [f"program @{name} {{"]
-    lines += [f"  {text} = {_storage(s)}" for s, text in names.items()]
-    return "\n".join([*lines, *_steps(program.steps, names, "  "), "}", ""])
+    lines += [f"  {text} = {_storage_text(s)}" for s, text in names.items()]
+    return "\n".join([*lines, *_step_lines(program.steps, names, "  "), "}", ""])
 
 
-def _storage(s: Storage) -> str:
+def _storage_text(s: Storage) -> str:
     space = f" in space {s.space}" if s.space else ""
     if s.kind == "arena":
         return f"arena {s.offset}{space} : {s.size}, steps {s.first} to {s.last}"
@@ -67,7 +67,7 @@ def _storage(s: Storage) -> str:
     return f"{s.kind} {s.number}{given}{space} : {s.size}"
 
 
-def _steps(steps: Sequence[Step], names: Mapping[Storage, str], indent: str) -> Iterator[str]:
+def _step_lines(steps: Sequence[Step], names: Mapping[Storage, str], indent: str) -> Iterator[str]:
     """Yield the lines of ``steps``, recursively for nested loops."""
     deeper = indent + "  "
     for step in steps:
@@ -81,14 +81,14 @@ def _steps(steps: Sequence[Step], names: Mapping[Storage, str], indent: str) -> 
             case Loop(predicate, cond, body, iterations):
                 known = "" if iterations is None else f", {iterations} iterations"
                 yield f"{indent}while {names[predicate]}{known} {{"
-                yield from _steps(cond, names, deeper)
+                yield from _step_lines(cond, names, deeper)
                 yield f"{indent}}} do {{"
-                yield from _steps(body, names, deeper)
+                yield from _step_lines(body, names, deeper)
                 yield f"{indent}}}"
             case Branch(index, branches):
                 for n, branch in enumerate(branches):
                     yield f"{indent}}} case {{" if n else f"{indent}case {names[index]} {{"
-                    yield from _steps(branch, names, deeper)
+                    yield from _step_lines(branch, names, deeper)
                 yield f"{indent}}}"
             case Bind(dim, value, dtype):
                 yield f"{indent}bind {dim} = {names[value]} as {dtype}"
@@ -214,10 +214,10 @@ def _parse_storage(row: re.Match[str]) -> Storage:
     first, last = (int(x) if x else -1 for x in row.group(5, 6))
     if row[2] == "arena":
         return Storage("arena", size, offset=place, first=first, last=last, space=int(space or 0))
-    return Storage(row[2], size, number=_number(place), result=int(result or -1), space=int(space or 0))
+    return Storage(row[2], size, number=_storage_number(place), result=int(result or -1), space=int(space or 0))
 
 
-def _number(place: Dim) -> int:
+def _storage_number(place: Dim) -> int:
     if not isinstance(place, int):
         raise ValueError(f"expected a number, found {place}")
     return place

@@ -90,10 +90,10 @@ def verify_steps(program: Buffered, function: Function, updates: Updates) -> lis
     updates : callable
         By a kernel's name: the number of its first outputs that it updates, so that their old values must exist.
     """
-    check = _Steps(function, set(program.arena))
+    check = _StepCheck(function, set(program.arena))
     check.steps(program.steps, 0)
     cells = {s: slice(n, n + 1) for n, s in enumerate(storages(program))}
-    flow = _Flow(cells, len(cells), updates)
+    flow = _ValueFlowCheck(cells, len(cells), updates)
     flow.program(program, function)
     return [*check.findings, *flow.findings][:FINDINGS]
 
@@ -104,7 +104,7 @@ def storages(program: Buffered) -> list[Storage]:
 
 
 @dataclass(slots=True)
-class _Steps:
+class _StepCheck:
     """Checks each step by itself, without the steps before it."""
 
     function: Function
@@ -239,10 +239,10 @@ def verify_plan(
     sizes = [d for s in program.arena for d in (s.size, s.offset)]
     findings: dict[str, None] = {}
     for values in sample_dim_values([*sizes, *(size for stage in totals for size in stage)]):
-        plan = _Plan(program, values)
+        plan = _MemoryPlanCheck(program, values)
         findings.update(dict.fromkeys([*plan.places(totals), *plan.lives(), *plan.steps()]))
         cells, count = plan.cells()
-        flow = _Flow(cells, count, updates)
+        flow = _ValueFlowCheck(cells, count, updates)
         flow.program(program, function)
         findings.update(dict.fromkeys(flow.findings))
     return list(findings)[:FINDINGS]
@@ -254,7 +254,7 @@ SPACE_BYTES = 1 << 57
 
 
 @dataclass(slots=True)
-class _Plan:
+class _MemoryPlanCheck:
     """Checks the offsets of the arena's storages under one assignment of sizes."""
 
     program: Buffered
@@ -297,10 +297,10 @@ class _Plan:
                 reads, writes = accessed_storages(step)
                 for n, target in enumerate(writes):
                     for other in (*reads, *writes[:n]):
-                        if other is not target and self._meet(target, other):
+                        if other is not target and self._places_overlap(target, other):
                             yield f"{step_title(step)}: {name_of(target)} is written over {name_of(other)}"
 
-    def _meet(self, a: Storage, b: Storage) -> bool:
+    def _places_overlap(self, a: Storage, b: Storage) -> bool:
         if a not in self.spans or b not in self.spans:
             return False
         (begin, end), (other_begin, other_end) = self.spans[a], self.spans[b]
@@ -327,7 +327,7 @@ class _Plan:
 # ---------------------------------------------------------------- who wrote what is read
 
 
-class _Flow:
+class _ValueFlowCheck:
     """Abstract execution of the steps: it tracks which storage wrote each cell of memory last.
 
     A loop body is executed once. At its start, cells that the loop overwrites with another storage are unknown.

@@ -81,7 +81,7 @@ def bind_arguments(called: Function, values: Sequence[np.ndarray]) -> tuple[dict
     given = {name: int(values[n].reshape(-1)[k]) for name, (n, k) in sizes.items() if k < values[n].size}
     given |= {f"size_{n}_{k}": size for n, a in enumerate(values) for k, size in enumerate(a.shape)}
     waiting = _check_requirements(called.attrs.get("requirements", ()), given)
-    return _bind(called.body, values, given, waiting)
+    return _bind_body(called.body, values, given, waiting)
 
 
 def _check_requirements(rows: Sequence[Requirement], dims: Mapping[str, int]) -> list[Requirement]:
@@ -117,7 +117,7 @@ def bind_dims(params: Sequence[TensorType], shapes: Sequence[tuple[int, ...]]) -
         for dim, number, message in open_pairs:
             left = substitute(dim, known)
             if isinstance(left, Expr):
-                if not _solve(left, number, known):
+                if not _solve_dim(left, number, known):
                     rest.append((dim, number, message))
             elif left != number:
                 raise OperandError(message)
@@ -127,7 +127,7 @@ def bind_dims(params: Sequence[TensorType], shapes: Sequence[tuple[int, ...]]) -
     return known
 
 
-def _solve(e: Expr, number: int, known: dict[str, int]) -> bool:
+def _solve_dim(e: Expr, number: int, known: dict[str, int]) -> bool:
     """Solve ``k * symbol + c == number`` for the symbol, and record it in ``known``; return True on success."""
     if len(e.terms) != 1:
         return False
@@ -141,7 +141,7 @@ def _solve(e: Expr, number: int, known: dict[str, int]) -> bool:
     return True
 
 
-def _bind(
+def _bind_body(
     body: Region, arrays: Sequence[np.ndarray], outer: Mapping[str, int], requirements: Sequence[Requirement] = ()
 ) -> tuple[dict[str, int], list[Requirement]]:
     if len(arrays) != len(body.params):
@@ -178,16 +178,16 @@ class Activation:
         operands = [self.environment[v] for v in op.operands]
         if op.name in CALLS:
             body = self.module.functions[op.attrs["callee"]].body
-            return Activation(self.module, *_bind(body, operands, self.dims), self.hooks).run(body, operands)
+            return Activation(self.module, *_bind_body(body, operands, self.dims), self.hooks).run(body, operands)
         if op.name not in OPS:
             raise InternalError(f"the reference has no op {op.name}")
-        attrs = self._concrete(op.attrs) if self.dims and op.name != "bind_dim" else op.attrs
+        attrs = self._concrete_attribute(op.attrs) if self.dims and op.name != "bind_dim" else op.attrs
         types = tuple(TensorType(v.type.dtype, self._shape(v.type)) for v in op.results)
         if op.name == "custom_call" and self.hooks.custom_call:
             return self.hooks.custom_call(op, operands, types)
         if op.name in COLLECTIVES and self.hooks.collective:
             return self.hooks.collective(op, operands, types)
-        calls = tuple(self._callable(r) for r in op.regions)
+        calls = tuple(self._region_as_function(r) for r in op.regions)
         found = OPS[op.name].reference(operands, attrs, calls, types)
         for value, array in zip(op.results, found):
             if array.dtype != to_numpy(value.type.dtype):
@@ -197,18 +197,18 @@ class Activation:
             self.waiting = _check_requirements(self.waiting, self.dims)
         return found
 
-    def _callable(self, region: Region) -> Callable[..., list[np.ndarray]]:
+    def _region_as_function(self, region: Region) -> Callable[..., list[np.ndarray]]:
         return lambda *arrays: self.run(region, arrays)
 
     def _shape(self, t: TensorType) -> tuple[int, ...]:
         return tuple(evaluate(d, self.dims) if isinstance(d, Expr) else d for d in t.shape)
 
-    def _concrete(self, data: Any) -> Any:
+    def _concrete_attribute(self, data: Any) -> Any:
         match data:
             case Expr():
                 return evaluate(data, self.dims)
             case tuple() | list():
-                return tuple(self._concrete(x) for x in data)
+                return tuple(self._concrete_attribute(x) for x in data)
             case Mapping():
-                return {k: self._concrete(v) for k, v in data.items()}
+                return {k: self._concrete_attribute(v) for k, v in data.items()}
         return data

@@ -24,7 +24,7 @@ def verify(module: Module) -> list[Finding]:
 
 def verify_function(module: Module, function: Function) -> list[Finding]:
     """Return the errors of one function of ``module``."""
-    found = list(_dominance(function))
+    found = list(_dominance_findings(function))
     bound = {s.name for p in function.body.params for d in p.type.shape for s in symbols(d)}
     bound |= set(function.attrs.get("sizes", ()))
     for op in walk(function.body):
@@ -61,11 +61,11 @@ def _check_op(module: Module, op: Op) -> Iterator[Finding]:
         yield Finding(str(error), op.loc)
         return
     except (ValueError, IndexError, KeyError, TypeError) as error:
-        operands = _list(tuple(v.type for v in op.operands))
+        operands = _type_list_text(tuple(v.type for v in op.operands))
         yield Finding(f"{op.name}: operands {operands} or attributes do not fit: {error}", op.loc)
         return
-    if not _same(wanted, given):
-        yield Finding(f"{op.name}: gives {_list(wanted)}, the results say {_list(given)}", op.loc)
+    if not _have_same_types(wanted, given):
+        yield Finding(f"{op.name}: gives {_type_list_text(wanted)}, the results say {_type_list_text(given)}", op.loc)
 
 
 def _check_call(module: Module, op: Op) -> Iterator[Finding]:
@@ -78,29 +78,31 @@ def _check_call(module: Module, op: Op) -> Iterator[Finding]:
         ("results", op.results, callee.body.results),
     ):
         a, b = tuple(v.type for v in actual), tuple(v.type for v in formal)
-        if len(a) != len(b) or not all(map(_may_fit, a, b)):
-            yield Finding(f"{op.name} of @{callee.name}: {what} are {_list(a)}, expected {_list(b)}", op.loc)
+        if len(a) != len(b) or not all(map(_types_may_fit, a, b)):
+            yield Finding(
+                f"{op.name} of @{callee.name}: {what} are {_type_list_text(a)}, expected {_type_list_text(b)}", op.loc
+            )
 
 
-def _may_fit(a: TensorType, b: TensorType) -> bool:
+def _types_may_fit(a: TensorType, b: TensorType) -> bool:
     return a.dtype == b.dtype and a.rank == b.rank and all(map(dims_may_be_equal, a.shape, b.shape))
 
 
-def _same(a: tuple[TensorType, ...], b: tuple[TensorType, ...]) -> bool:
+def _have_same_types(a: tuple[TensorType, ...], b: tuple[TensorType, ...]) -> bool:
     return len(a) == len(b) and all(x.dtype == y.dtype and same_shape(x.shape, y.shape) for x, y in zip(a, b))
 
 
-def _list(types: tuple[TensorType, ...]) -> str:
+def _type_list_text(types: tuple[TensorType, ...]) -> str:
     return "(" + ", ".join(map(str, types)) + ")"
 
 
-def _dominance(function: Function) -> Iterator[Finding]:
+def _dominance_findings(function: Function) -> Iterator[Finding]:
     """Yield a finding for each use of a value that is not defined at that point."""
     visible: set[Value] = set()
-    yield from _scope(function, function.body, visible)
+    yield from _scope_findings(function, function.body, visible)
 
 
-def _scope(function: Function, region: Region, visible: set[Value]) -> Iterator[Finding]:
+def _scope_findings(function: Function, region: Region, visible: set[Value]) -> Iterator[Finding]:
     """Yield findings of one region: its values are visible until its end, an op's results after the op's regions."""
     own = list(region.params)
     visible.update(own)
@@ -109,7 +111,7 @@ def _scope(function: Function, region: Region, visible: set[Value]) -> Iterator[
             if v not in visible:
                 yield Finding(f"{op.name}: operand {v} is not defined before its use", op.loc)
         for inner in op.regions:
-            yield from _scope(function, inner, visible)
+            yield from _scope_findings(function, inner, visible)
         for v in op.results:
             if v in visible:
                 yield Finding(f"{op.name}: result {v} is defined twice", op.loc)

@@ -10,7 +10,7 @@ import numpy as np
 
 from aotc.ir.opset import OPS
 from aotc.ir.semantics.run import Activation, Hooks, interpret
-from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captured, walk
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captured_values, walk
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 
@@ -19,35 +19,35 @@ def wide_results(frame: Activation, op: Op) -> list[np.ndarray] | None:
     inner = [op, *(o for r in op.regions for o in walk(r))]
     if any(OPS[o.name].of_format for o in inner):
         return None
-    read = {*op.operands, *(v for r in op.regions for v in captured(r))}
+    read = {*op.operands, *(v for r in op.regions for v in captured_values(r))}
     mapped = {v: Value(v.name, _wide_type(v.type)) for v in read}
     outer = Activation(frame.module, frame.dims)
-    outer.environment = {mapped[v]: _wide(frame.environment[v]) for v in read}
-    return list(outer.apply(_copied(op, mapped)))
+    outer.environment = {mapped[v]: _array_in_64_bits(frame.environment[v]) for v in read}
+    return list(outer.apply(_op_in_64_bits(op, mapped)))
 
 
 def wide_call(function: Function, arrays: Sequence[np.ndarray], hooks: Hooks) -> list[np.ndarray] | None:
     """Return the results of ``function`` with all floats in 64 bits; None if an op depends on its number format."""
     if any(OPS[o.name].of_format for o in walk(function.body)):
         return None
-    body = _copied_region(function.body, {})
+    body = _region_in_64_bits(function.body, {})
     wide = replace(function, body=body)
-    values = [_wide(a) for a in arrays]
+    values = [_array_in_64_bits(a) for a in arrays]
     return interpret(Module({function.name: wide}), *values, function=function.name, hooks=hooks)
 
 
-def _copied(op: Op, mapped: dict[Value, Value]) -> Op:
+def _op_in_64_bits(op: Op, mapped: dict[Value, Value]) -> Op:
     operands = tuple(mapped[v] for v in op.operands)
-    regions = tuple(_copied_region(r, mapped) for r in op.regions)
+    regions = tuple(_region_in_64_bits(r, mapped) for r in op.regions)
     for v in op.results:
         mapped[v] = Value(v.name, _wide_type(v.type))
     return Op(op.name, operands, tuple(mapped[v] for v in op.results), _wide_attrs(op.attrs), regions, op.loc)
 
 
-def _copied_region(region: Region, mapped: dict[Value, Value]) -> Region:
+def _region_in_64_bits(region: Region, mapped: dict[Value, Value]) -> Region:
     for v in region.params:
         mapped[v] = Value(v.name, _wide_type(v.type))
-    ops = tuple(_copied(op, mapped) for op in region.ops)
+    ops = tuple(_op_in_64_bits(op, mapped) for op in region.ops)
     return Region(tuple(mapped[v] for v in region.params), ops, tuple(mapped[v] for v in region.results))
 
 
@@ -56,10 +56,10 @@ def _wide_type(t: TensorType) -> TensorType:
 
 
 def _wide_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _wide(v) if isinstance(v, (np.ndarray, np.generic)) else v for k, v in attrs.items()}
+    return {k: _array_in_64_bits(v) if isinstance(v, (np.ndarray, np.generic)) else v for k, v in attrs.items()}
 
 
-def _wide(array: Any) -> np.ndarray:
+def _array_in_64_bits(array: Any) -> np.ndarray:
     found = np.asarray(array)
     kind = next(row.kind for row in DTYPES.values() if to_numpy(row.name) == found.dtype)
     return found.astype({"f": np.float64, "c": np.complex128}.get(kind, found.dtype))

@@ -103,7 +103,7 @@ class Region:
             object.__setattr__(self, "_names", names)
         return names
 
-    def holding(self, ops: Sequence[Op], results: tuple[Value, ...]) -> Region:
+    def with_ops(self, ops: Sequence[Op], results: tuple[Value, ...]) -> Region:
         """Return a copy of the region with other ``ops`` and ``results``; the same object if nothing changes."""
         made = tuple(ops)
         return self if made == self.ops and results == self.results else Region(self.params, made, results)
@@ -123,7 +123,7 @@ class Function:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     loc: Loc = UNKNOWN
 
-    def doing(self, body: Region) -> Function:
+    def with_body(self, body: Region) -> Function:
         """Return a copy of the function with another ``body``; the same object if nothing changes."""
         return self if body is self.body else replace(self, body=body)
 
@@ -168,10 +168,10 @@ def replaced_values(values: tuple[Value, ...], mapped: Mapping[Value, Value]) ->
 
 def reads_no_values_of(region: Region, mapped: Mapping[Value, Value]) -> bool:
     """Return True if ``region`` does not use any outer value that ``mapped`` replaces."""
-    return not mapped or mapped.keys().isdisjoint(captured(region))
+    return not mapped or mapped.keys().isdisjoint(captured_values(region))
 
 
-def uses(region: Region) -> dict[Value, int]:
+def use_counts(region: Region) -> dict[Value, int]:
     """Return the number of uses of every value in ``region``, nested regions and results included."""
     ops = list(walk(region))
     counts = Counter([v for op in ops for v in op.operands])
@@ -179,7 +179,7 @@ def uses(region: Region) -> dict[Value, int]:
     return dict(counts)
 
 
-def captured(region: Region) -> tuple[Value, ...]:
+def captured_values(region: Region) -> tuple[Value, ...]:
     """Return the outer values that ``region`` uses, in order of first use; cached."""
     found = region._captured
     if found is None:
@@ -204,9 +204,9 @@ def _captured(region: Region) -> dict[Value, None]:
     return found
 
 
-def captures(op: Op) -> list[Value]:
+def values_captured_by_op(op: Op) -> list[Value]:
     """Return the outer values that the regions of ``op`` use."""
-    return [v for r in op.regions for v in captured(r)] if op.regions else []
+    return [v for r in op.regions for v in captured_values(r)] if op.regions else []
 
 
 def post_order(roots: Iterable[Op], needs: Callable[[Op], Iterable[Op]]) -> list[Op]:

@@ -197,7 +197,7 @@ def parse_dim(text: str) -> Dim:
     ValueError
         If ``text`` is not a dim expression.
     """
-    value = _ModuleReader({}, "")._python(text)
+    value = _ModuleReader({}, "")._parse_python_value(text)
     if not isinstance(value, (int, Expr)):
         raise ValueError(f"{text!r} is not a dim")
     return value
@@ -225,15 +225,15 @@ class _ModuleReader:
         if text.startswith("func "):
             self._open_function(text, loc)
         elif text.startswith("region("):
-            params = self._params(text[len("region(") : text.rindex(")")])
+            params = self._parse_params(text[len("region(") : text.rindex(")")])
             self.stack.append(_Open(params, None))
         elif text == "}":
-            return self._close()
+            return self._close_block()
         elif text.split(" ")[0] in ("return", "yield"):
             names = text.partition(" ")[2]
-            self.stack[-1].results = self._names(names)
+            self.stack[-1].results = self._parse_names(names)
         else:
-            self._op(text, loc)
+            self._parse_op(text, loc)
         return None
 
     def _split_loc(self, body: str) -> tuple[str, Loc]:
@@ -250,10 +250,10 @@ class _ModuleReader:
             raise ValueError("expected func [public] @name(params) [attributes {...}] {")
         public, name, params, attrs = match.groups()
         self.values = {}
-        header = (name, bool(public), self._attrs(attrs) if attrs else {}, loc)
-        self.stack = [_Open(self._params(params), header)]
+        header = (name, bool(public), self._parse_attrs(attrs) if attrs else {}, loc)
+        self.stack = [_Open(self._parse_params(params), header)]
 
-    def _close(self) -> Function | None:
+    def _close_block(self) -> Function | None:
         top = self.stack[-1]
         if top.pending:
             name, operands, results, attrs, regions, loc = top.pending.pop()
@@ -267,19 +267,19 @@ class _ModuleReader:
         name, public, attrs, loc = top.header
         return Function(name, region, public, attrs, loc)
 
-    def _op(self, text: str, loc: Loc) -> None:
+    def _parse_op(self, text: str, loc: Loc) -> None:
         head = _HEAD.match(text)
         found = _ATTRIBUTES.match(text, head.end()) if head else None
         tail = _TAIL.fullmatch(text, (found or head).end()) if head else None
         if not head or not tail:
             raise ValueError("expected %results = op %operands {attributes} : types")
         (left, name, operands), attrs, (types, opens) = head.groups(), found and found[1], tail.groups()
-        values = self._names(operands)
-        kinds = [self._type(*m) for m in _TYPE.findall(types or "")]
+        values = self._parse_names(operands)
+        kinds = [self._parse_type(*m) for m in _TYPE.findall(types or "")]
         labels = [x.strip().lstrip("%") for x in left.split(",")] if left else []
         if len(labels) != len(kinds):
             raise ValueError(f"{len(labels)} results but {len(kinds)} types")
-        data = self._attrs(attrs) if attrs else {}
+        data = self._parse_attrs(attrs) if attrs else {}
         results = tuple(Value(n, t) for n, t in zip(labels, kinds))
         if opens:
             self.stack[-1].pending.append([name, values, results, data, [], loc])
@@ -287,50 +287,50 @@ class _ModuleReader:
             self.stack[-1].ops.append(Op(name, values, results, data, (), loc))
         self.values.update(zip(labels, results))
 
-    def _names(self, text: str) -> tuple[Value, ...]:
+    def _parse_names(self, text: str) -> tuple[Value, ...]:
         return tuple(self.values[x.strip().lstrip("%")] for x in text.split(",") if x.strip())
 
-    def _params(self, text: str) -> tuple[Value, ...]:
-        params = tuple(Value(name, self._type(*_TYPE.findall(t)[0])) for name, t in _PARAM.findall(text))
+    def _parse_params(self, text: str) -> tuple[Value, ...]:
+        params = tuple(Value(name, self._parse_type(*_TYPE.findall(t)[0])) for name, t in _PARAM.findall(text))
         self.values.update((p.name, p) for p in params)
         return params
 
-    def _type(self, dtype: str, dims: str) -> TensorType:
-        return TensorType(dtype, self._python(f"({dims},)") if dims else ())
+    def _parse_type(self, dtype: str, dims: str) -> TensorType:
+        return TensorType(dtype, self._parse_python_value(f"({dims},)") if dims else ())
 
-    def _attrs(self, text: str) -> dict[str, Any]:
+    def _parse_attrs(self, text: str) -> dict[str, Any]:
         call = ast.parse(f"f({text[1:-1]})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError(f"expected {{name = value, ...}}, found {text}")
-        return {k.arg or "": self._value(k.value) for k in call.keywords}
+        return {k.arg or "": self._value_of_node(k.value) for k in call.keywords}
 
-    def _python(self, text: str) -> Any:
-        return self._value(ast.parse(text, mode="eval").body)
+    def _parse_python_value(self, text: str) -> Any:
+        return self._value_of_node(ast.parse(text, mode="eval").body)
 
-    def _value(self, node: ast.AST) -> Any:
+    def _value_of_node(self, node: ast.AST) -> Any:
         match node:
             case ast.Constant(value=value):
                 return value
             case ast.Name(id=name):
                 return {"inf": math.inf, "nan": math.nan}.get(name) or sym(name)
             case ast.Tuple(elts=items):
-                return tuple(map(self._value, items))
+                return tuple(map(self._value_of_node, items))
             case ast.List(elts=items):
-                return list(map(self._value, items))
+                return list(map(self._value_of_node, items))
             case ast.Dict(keys=keys, values=values):
-                return {self._value(k): self._value(v) for k, v in zip(keys, values) if k is not None}
+                return {self._value_of_node(k): self._value_of_node(v) for k, v in zip(keys, values) if k is not None}
             case ast.UnaryOp(op=ast.USub(), operand=x):
-                return -self._value(x)
+                return -self._value_of_node(x)
             case ast.BinOp(left=left, op=op, right=right):
                 if type(op) in _ARITHMETIC:
-                    return _ARITHMETIC[type(op)](self._value(left), self._value(right))
+                    return _ARITHMETIC[type(op)](self._value_of_node(left), self._value_of_node(right))
             case ast.Call(func=ast.Name(id="dense"), args=arguments):
-                return self._array(*map(self._value, arguments))
+                return self._parse_array(*map(self._value_of_node, arguments))
             case ast.Call(func=ast.Name(id=name), args=[a, b]) if name in ("max", "min"):
-                return (maximum if name == "max" else minimum)(self._value(a), self._value(b))
+                return (maximum if name == "max" else minimum)(self._value_of_node(a), self._value_of_node(b))
         raise ValueError(f"unexpected {ast.unparse(node)}")
 
-    def _array(self, dtype: str, shape: tuple[int, ...], body: Sequence[Any] | str) -> np.ndarray:
+    def _parse_array(self, dtype: str, shape: tuple[int, ...], body: Sequence[Any] | str) -> np.ndarray:
         kind = to_numpy(dtype)
         if isinstance(body, str) and body.startswith("sha256:"):
             return self.constants[body]

@@ -13,8 +13,8 @@ from aotc.ir.dims.algebra import Dim
 from aotc.ir.loop.access import imported_functions
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.scratch import scratch_bytes
-from aotc.kernels.interface import interface, interface_seal
-from aotc.kernels.jobs.objects import COMPILING, Compilation, Named, compile_texts, kernel_requests, name_kernels
+from aotc.kernels.interface import interface_seal, kernel_interface_fields
+from aotc.kernels.jobs.objects import COMPILING, Compilation, NamedKernels, compile_texts, kernel_requests, name_kernels
 from aotc.kernels.jobs.pool import POOL, default_jobs
 from aotc.kernels.jobs.run import Refusal
 from aotc.kernels.worker import target_fields
@@ -75,7 +75,7 @@ def start_workers(options: Options) -> None:
         POOL.start(options.jobs or default_jobs(), "cuda")
 
 
-class Build:
+class LibraryBuild:
     """A library under construction: its kernels can be compiled before the rest of its manifest is known.
 
     Use it as a context manager, which stops unfinished work at the end.
@@ -110,15 +110,15 @@ class Build:
         self._symbols, named = name_kernels(kernels, self._targets, options.kernel_compiler, replaced)
         fields = target_fields(target)
         users = [_custom_request(c, fields) for c in custom]
-        self._first = [] if target in _EXECUTORS else [Named("executor", target)]
+        self._first = [] if target in _EXECUTORS else [NamedKernels("executor", target)]
         first = [{"executor": True, "target": fields} for _ in self._first]
         requests = [*first, *kernel_requests(named.values()), *users]
-        whole = [*self._first, *named.values(), *(Named(c.symbol, target) for c in custom)]
+        whole = [*self._first, *named.values(), *(NamedKernels(c.symbol, target) for c in custom)]
         self._linker = Linker(target)
         self._compilation = Compilation(requests, whole, options)
         self._stack = ExitStack()
 
-    def __enter__(self) -> Build:
+    def __enter__(self) -> LibraryBuild:
         self._stack.enter_context(self._linker)
         self._stack.enter_context(self._compilation)
         return self
@@ -140,14 +140,18 @@ class Build:
         def rest() -> tuple[tuple[KernelInfo, ...], bytes]:
             """Start the linker, and create the parts that need no object."""
             self._linker.start()
-            return self._table(described)
+            return self._kernel_table(described)
 
         begin_stage(self._options, COMPILING)
         try:
             objects = self._compilation.finish(rest)
         except Refusal as refusal:
             refused = next((c for c in self._custom if c.symbol == refusal.symbol), None)
-            error = _refused(refused, refusal.reason) if refused else replacement_error(refusal.symbol, refusal.reason)
+            error = (
+                _refused_function_error(refused, refusal.reason)
+                if refused
+                else replacement_error(refusal.symbol, refusal.reason)
+            )
             raise error from None
         executors = [objects.pop(0) for _ in self._first]
         begin_stage(self._options, "linking")
@@ -156,18 +160,18 @@ class Build:
         self._compilation.keep()
         for made in executors:
             _link_executor(self._target, made)
-        return SharedLibrary(self._linker.take(math_library_symbols() if self._calls_math() else ()), infos)
+        return SharedLibrary(self._linker.take(math_library_symbols() if self._may_call_math_library() else ()), infos)
 
-    def _table(self, described: Mapping[str, Any] | None) -> tuple[tuple[KernelInfo, ...], bytes]:
+    def _kernel_table(self, described: Mapping[str, Any] | None) -> tuple[tuple[KernelInfo, ...], bytes]:
         """Return the manifest's entries of the kernels, and the object with their table."""
         from aotc.kernels.cpu.link import function_table
 
-        infos = tuple(_info(k, own, self._target) for k, own in zip(self._kernels, self._targets, strict=True))
+        infos = tuple(_kernel_info(k, own, self._target) for k, own in zip(self._kernels, self._targets, strict=True))
         own = {c.symbol for c in self._custom}
         seals = interface_seal(infos, self._target, described)
         return infos, function_table(self._symbols, self._target, imported_symbols(self._kernels, ()), own, seals)
 
-    def _calls_math(self) -> bool:
+    def _may_call_math_library(self) -> bool:
         """May the library call the C math library? Kernels that are emitted directly do not."""
         return bool(self._custom) or self._options.kernel_compiler == NUMBA or bool(self._options.replace)
 
@@ -175,9 +179,11 @@ class Build:
         self._stack.__exit__(*error)
 
 
-def _info(kernel: Kernel, own: Target, target: Target) -> KernelInfo:
+def _kernel_info(kernel: Kernel, own: Target, target: Target) -> KernelInfo:
     name = "" if own == target else own.name
-    return KernelInfo(kernel.name, scratch_bytes(kernel), interface(kernel), kernel.flops, kernel.bytes, name)
+    return KernelInfo(
+        kernel.name, scratch_bytes(kernel), kernel_interface_fields(kernel), kernel.flops, kernel.bytes, name
+    )
 
 
 def imported_symbols(kernels: Sequence[Kernel], custom: Sequence[NativeCall]) -> list[str]:
@@ -186,7 +192,7 @@ def imported_symbols(kernels: Sequence[Kernel], custom: Sequence[NativeCall]) ->
     return sorted({name for k in kernels for name in imported_functions(k)} - own)
 
 
-def check_native(native: NativeCall, target: Target, options: Options) -> None:
+def check_native_function(native: NativeCall, target: Target, options: Options) -> None:
     """Compile a user's function and discard the result.
 
     Raises
@@ -196,9 +202,9 @@ def check_native(native: NativeCall, target: Target, options: Options) -> None:
     """
     request = _custom_request(native, target_fields(target))
     try:
-        compile_texts([request], [Named(native.symbol, target)], options)
+        compile_texts([request], [NamedKernels(native.symbol, target)], options)
     except Refusal as refusal:
-        raise _refused(native, refusal.reason) from None
+        raise _refused_function_error(native, refusal.reason) from None
 
 
 def math_library_symbols() -> frozenset[str]:
@@ -209,18 +215,18 @@ def math_library_symbols() -> frozenset[str]:
 
 
 def _custom_request(native: NativeCall, fields: list[Any]) -> dict[str, Any]:
-    from aotc.kernels.cpu.custom import Refused, pickle_function, values_of
+    from aotc.kernels.cpu.custom import Refused, parameter_values_of, pickle_function
 
     arrays = [list(pair) for pair in native.arrays]
     try:
-        values = values_of(native.function, len(arrays), native.attributes)
+        values = parameter_values_of(native.function, len(arrays), native.attributes)
         data = pickle_function(native.function)
     except Refused as error:
-        raise _refused(native, str(error)) from None
+        raise _refused_function_error(native, str(error)) from None
     return {"custom": data, "symbol": native.symbol, "arrays": arrays, "values": values, "target": fields}
 
 
-def _refused(native: NativeCall, reason: str) -> CompileError:
+def _refused_function_error(native: NativeCall, reason: str) -> CompileError:
     return CompileError.at(
         native.loc,
         f"custom call @{native.name}: its function cannot be compiled into the bundle: {reason}",
@@ -239,11 +245,11 @@ def build_executor(target: Target, options: Options) -> bytes:
     """Return the executor's library for ``target``; it is compiled with the first kernels, and linked once."""
     if target not in _EXECUTORS:
         request = {"executor": True, "target": target_fields(target)}
-        _link_executor(target, *compile_texts([request], [Named("executor", target)], options))
+        _link_executor(target, *compile_texts([request], [NamedKernels("executor", target)], options))
     return _EXECUTORS[target]
 
 
 def _link_executor(target: Target, made: bytes) -> None:
-    from aotc.kernels.cpu.link import link
+    from aotc.kernels.cpu.link import link_shared_library
 
-    _EXECUTORS[target] = link([made], target)
+    _EXECUTORS[target] = link_shared_library([made], target)

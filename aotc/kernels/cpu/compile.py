@@ -19,11 +19,11 @@ from aotc.kernels.cpu.tiles import amx as matrix_unit
 from aotc.kernels.cpu.tiles.shape import PREFIX
 from aotc.kernels.cpu.tiles.tile import annotate_tiles, emit_tile
 from aotc.kernels.emit.body import Emitter, emit_body
-from aotc.kernels.emit.metadata import fills_registers
+from aotc.kernels.emit.metadata import constants_fill_registers
 from aotc.kernels.emit.poll import annotate_polls
 from aotc.kernels.emit.rare_calls import annotate_rare_calls, calls_rarely, link_rare_functions
-from aotc.kernels.emit.vector.scalar_emitter import PlainEmitter, needs_no_llvm_passes, unrolls
-from aotc.kernels.emit.vector.sve import with_length
+from aotc.kernels.emit.vector.scalar_emitter import ScalarEmitter, has_loop_to_unroll, needs_no_llvm_passes
+from aotc.kernels.emit.vector.sve import with_vector_length
 from aotc.kernels.emit.vector.vector_emitter import VectorEmitter
 from aotc.kernels.emit.vector.vector_loops import vector_loops
 from aotc.kernels.llvm_types import KernelModule, break_reference_cycles, internalize_definitions
@@ -97,21 +97,21 @@ class Emitted:
 def kernel_module(kernel: Kernel, target: Target) -> Module:
     """Return the unoptimized LLVM module that defines ``kernel.name`` with the ABI of ``vmfb.abi``."""
     emitted = emit_kernel(kernel, target)
-    library = back_end.parse(emitted.text, target, kernel.name)
-    _link_finished(library, emitted)
+    library = back_end.parse_assembly_for_target(emitted.text, target, kernel.name)
+    _link_directly_emitted_functions(library, emitted)
     return library.module
 
 
-def _link_finished(library: Library, emitted: Emitted) -> None:
+def _link_directly_emitted_functions(library: Library, emitted: Emitted) -> None:
     """Link the functions of an emitted kernel that bypass LLVM's passes, as internal functions."""
     if emitted.names:
         library.link_text(emitted.finished, emitted.names)
 
 
-def _emitter(kernel: Kernel, target: Target) -> Emitter | None:
+def _direct_emitter(kernel: Kernel, target: Target) -> Emitter | None:
     """Return the emitter of a kernel that LLVM's passes would not improve; None for other kernels."""
     if needs_no_llvm_passes(kernel):
-        return PlainEmitter
+        return ScalarEmitter
     found = vector_loops(kernel, target)
     return None if found is None else partial(VectorEmitter, vectors=found)
 
@@ -121,13 +121,13 @@ def emit_kernel(kernel: Kernel, target: Target) -> Emitted:
     body = KernelModule(kernel.name, target)
     body.data_layout = back_end.data_layout(target)
     body.finished = finished = TextModule(body.triple, body.data_layout)
-    emitter = _emitter(kernel, target)
+    emitter = _direct_emitter(kernel, target)
     emit_body(body, _BODY, kernel, target, emit_tile, emitter)
     internalize_definitions(body)
-    shell = (_ONCE if kernel.grid == 1 else _LOOP).format(name=kernel.name, leave=matrix_unit.release_call(body))
+    shell = (_ONCE if kernel.grid == 1 else _LOOP).format(name=kernel.name, leave=matrix_unit.amx_release_line(body))
     text = annotate_tiles(annotate_rare_calls(annotate_polls(str(body))))
-    whole = with_length(text + shell, target)
-    rest = with_length(str(finished), target) if finished.symbols else ""
+    whole = with_vector_length(text + shell, target)
+    rest = with_vector_length(str(finished), target) if finished.symbols else ""
     break_reference_cycles(body)
     return Emitted(kernel, target, whole, rest, tuple(_DEFINED.findall(rest)), emitter is not None)
 
@@ -140,38 +140,38 @@ def optimized_module(kernel: Kernel, target: Target) -> Module:
     InternalError
         If LLVM finds the IR invalid, or if the code calls a function that a bundle does not have.
     """
-    return _optimized(emit_kernel(kernel, target)).module
+    return _optimized_library(emit_kernel(kernel, target)).module
 
 
-def _optimized(emitted: Emitted) -> Library:
+def _optimized_library(emitted: Emitted) -> Library:
     """Return the library of an emitted kernel after LLVM's passes.
 
     If its tiles bypass the passes, the code around them takes little of the run time, and O1 is enough.
     """
     kernel, target = emitted.kernel, emitted.target
-    library = back_end.parse(emitted.text, target, kernel.name)
+    library = back_end.parse_assembly_for_target(emitted.text, target, kernel.name)
     try:
         library.verify()
     except RuntimeError as error:
         raise InternalError(f"kernel {kernel.name}: {error}") from error
     if emitted.done:
-        library.simplify(unrolls(kernel))
+        library.simplify(has_loop_to_unroll(kernel))
     else:
         library.optimize(level=1 if PREFIX in emitted.finished else 3)
     if calls_rarely(emitted.text) and link_rare_functions(library, target):
         library.inline_late()
-    if stores_narrow(emitted.text):
+    if may_have_one_lane_stores(emitted.text):
         remove_one_lane_stores(library)
-    _link_finished(library, emitted)
+    _link_directly_emitted_functions(library, emitted)
     return library
 
 
-def _addresses(kernel: Kernel, target: Target) -> AbstractContextManager[None]:
+def _loop_address_context(kernel: Kernel, target: Target) -> AbstractContextManager[None]:
     """Return the context manager that keeps loop addresses in registers if registers are spare."""
-    return loop_addresses(target.triple.startswith("x86_64") and not fills_registers(kernel))
+    return loop_addresses(target.triple.startswith("x86_64") and not constants_fill_registers(kernel))
 
 
-def machine_code(emitted: Emitted) -> bytes:
+def kernel_machine_code(emitted: Emitted) -> bytes:
     """Return the relocatable object of an emitted kernel: LLVM's work, mostly without the GIL.
 
     Raises
@@ -179,9 +179,9 @@ def machine_code(emitted: Emitted) -> bytes:
     InternalError
         As :func:`optimized_module`.
     """
-    library = _optimized(emitted)
+    library = _optimized_library(emitted)
     try:
-        with _addresses(emitted.kernel, emitted.target):
+        with _loop_address_context(emitted.kernel, emitted.target):
             return library.emit_native_object()
     finally:
         library.dispose()
@@ -189,13 +189,13 @@ def machine_code(emitted: Emitted) -> bytes:
 
 def compile_kernel(kernel: Kernel, target: Target) -> bytes:
     """Return the relocatable object that defines ``kernel.name``."""
-    return machine_code(emit_kernel(kernel, target))
+    return kernel_machine_code(emit_kernel(kernel, target))
 
 
-def assembly(kernel: Kernel, target: Target) -> str:
+def kernel_assembly(kernel: Kernel, target: Target) -> str:
     """Return the assembly text of ``kernel``."""
-    library = _optimized(emit_kernel(kernel, target))
-    with _addresses(kernel, target):
+    library = _optimized_library(emit_kernel(kernel, target))
+    with _loop_address_context(kernel, target):
         return library.get_asm_str()
 
 
@@ -211,7 +211,7 @@ _CALL = re.compile(
 _NARROW = re.compile(r"\bstore (?:<\d+ x )?i(?:8|16)\b|\.masked\.store\.")
 
 
-def stores_narrow(text: str) -> bool:
+def may_have_one_lane_stores(text: str) -> bool:
     """Return True if a kernel's assembly has stores from which LLVM could create one: stores of 8 or 16 bits."""
     return _NARROW.search(text) is not None
 
@@ -238,13 +238,13 @@ def remove_one_lane_stores(library: Library) -> None:
     for number, found in enumerate(_CALL.finditer(before)):
         lanes = found["mask"].split(", ")
         if lanes.count("i1 true") == 1:
-            text += before[ends : found.start()] + _plain(found, lanes.index("i1 true"), number)
+            text += before[ends : found.start()] + _store_of_one_lane(found, lanes.index("i1 true"), number)
             ends = found.end()
     if ends:
         library.replace(text + before[ends:])
 
 
-def _plain(found: re.Match[str], lane: int, number: int) -> str:
+def _store_of_one_lane(found: re.Match[str], lane: int, number: int) -> str:
     return (
         f"  %lane.{number} = extractelement {found['vector']} {found['value']}, i64 {lane}\n"
         f"  %place.{number} = getelementptr {found['type']}, ptr {found['place']}, i64 {lane}\n"

@@ -34,7 +34,7 @@ class Refused(Exception):
     """A user's function cannot be compiled; the text of the exception is the reason."""
 
 
-def plain_function(function: Any) -> Callable[..., Any]:
+def python_function_of(function: Any) -> Callable[..., Any]:
     """Return the Python function of ``function`` (it may be a Numba dispatcher), as if defined in ``__main__``.
 
     A function of module ``__main__`` is pickled by value, so that the compiler process need not import the user's
@@ -55,7 +55,7 @@ def plain_function(function: Any) -> Callable[..., Any]:
     return copy
 
 
-def values_of(function: Any, arrays: int, attributes: Mapping[str, Any]) -> list[Any]:
+def parameter_values_of(function: Any, arrays: int, attributes: Mapping[str, Any]) -> list[Any]:
     """Return the values of the parameters of ``function`` that follow its ``arrays``.
 
     Raises
@@ -82,7 +82,7 @@ def pickle_function(function: Any) -> bytes:
     Refused
         If ``function`` is not a Python function, raises exceptions, or uses objects that cannot be pickled.
     """
-    inner = plain_function(function)
+    inner = python_function_of(function)
     try:
         return cloudpickle.dumps(inner)
     except Exception as error:
@@ -103,7 +103,7 @@ def numba_type(dtype: str) -> Any:
 
 
 @intrinsic
-def _array(typing_context, pointer, shape):
+def _array_of_pointer(typing_context, pointer, shape):
     """Create a row-major array from a pointer and sizes; ``numba.carray`` would need Numba's runtime."""
     kind = types.Array(pointer.dtype, len(shape), "C")
 
@@ -123,7 +123,7 @@ def _array(typing_context, pointer, shape):
     return kind(pointer, shape), generate
 
 
-def _shim(function: Callable[..., Any], arrays: Shapes, values: Sequence[Any]) -> Callable[..., Any]:
+def _pointer_signature_shim(function: Callable[..., Any], arrays: Shapes, values: Sequence[Any]) -> Callable[..., Any]:
     """Return the function of addresses and sizes that calls ``function`` with arrays, followed by ``values``."""
     lines = []
     at = 0
@@ -135,7 +135,7 @@ def _shim(function: Callable[..., Any], arrays: Shapes, values: Sequence[Any]) -
     parameters = ", ".join([f"p{n}" for n in range(len(arrays))] + ["sizes"])
     answer = f"    sizes[{at}] = -1"  # the kernel repeats the call until it finds this
     text = "\n".join([f"def shim({parameters}):", *lines, f"    function({', '.join(given)})", answer])
-    scope: dict[str, Any] = {"array": _array, "function": numba.njit(error_model="numpy")(function)}
+    scope: dict[str, Any] = {"array": _array_of_pointer, "function": numba.njit(error_model="numpy")(function)}
     exec(compile(text, "<custom call>", "exec"), scope)
     return scope["shim"]
 
@@ -152,10 +152,10 @@ def compile_custom(symbol: str, data: bytes, arrays: Shapes, values: Sequence[An
         function = cloudpickle.loads(data)
     except Exception as error:
         raise Refused(f"the compiler process cannot import what it refers to: {error}") from error
-    shim = _shim(function, arrays, values)
+    shim = _pointer_signature_shim(function, arrays, values)
     signature = (*(types.CPointer(numba_type(dtype)) for dtype, _ in arrays), types.CPointer(types.int64))
     try:
-        library = aot.front_end(symbol, aot.Export(shim, types.void, signature), target)
+        library = aot.compile_by_numba_front_end(symbol, aot.Export(shim, types.void, signature), target)
     except (errors.NumbaError, RuntimeError, NotImplementedError) as error:
         raise Refused(numba_reason(error)) from error
     library.optimize()

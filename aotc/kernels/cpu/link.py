@@ -37,12 +37,12 @@ _WAITING: set[subprocess.Popen[bytes]] = set()
 
 
 @cache
-def _own_machine() -> str:
+def _is_own_machine() -> str:
     return host_target().triple.split("-")[0]
 
 
 @cache
-def linker(native: bool) -> tuple[str, ...]:
+def linker_command(native: bool) -> tuple[str, ...]:
     """Return the command of a linker; a target other than this machine needs a linker for all machines.
 
     Raises
@@ -54,7 +54,7 @@ def linker(native: bool) -> tuple[str, ...]:
         path = shutil.which(name)
         if path:
             return (path, "-shared", "--build-id=none")
-    zig = _zig()
+    zig = _zig_program()
     if zig:
         return (zig, "ld.lld", "-shared", "--build-id=none")
     compiler = shutil.which("cc") or shutil.which("gcc") if native else None
@@ -64,7 +64,7 @@ def linker(native: bool) -> tuple[str, ...]:
     raise CompileError.at(UNKNOWN, f"found no linker on the PATH, expected {tried}", hint=install_command("linker"))
 
 
-def _zig() -> str | None:
+def _zig_program() -> str | None:
     """Return the path of the ``zig`` program of the package ``ziglang``, or None if it is not installed."""
     found = find_spec("ziglang")
     folders = (found.submodule_search_locations if found else None) or ()
@@ -82,25 +82,28 @@ def function_table(
 
     Pointers to functions in ``own``, which the library itself defines, are initialized.
     """
-    rows = ", ".join([f"ptr {_reference(name)}" for name in names])
+    rows = ", ".join([f"ptr {_symbol_reference(name)}" for name in names])
     filled = [name for name in imports if name in own]
     lines = [f'target triple = "{target.triple}"']
-    lines += [f"declare void {_reference(name)}()" for name in dict.fromkeys([*names, *filled])]
-    lines.append(f"{_reference(TABLE_SYMBOL)} = constant [{len(names)} x ptr] [{rows}]")
-    lines.append(f'{_reference(INTERFACE_SYMBOL)} = constant [{len(interface)} x i8] c"{_numbers(interface)}"')
+    lines += [f"declare void {_symbol_reference(name)}()" for name in dict.fromkeys([*names, *filled])]
+    lines.append(f"{_symbol_reference(TABLE_SYMBOL)} = constant [{len(names)} x ptr] [{rows}]")
+    lines.append(
+        f'{_symbol_reference(INTERFACE_SYMBOL)} = constant [{len(interface)} x i8] '
+        f'c"{_bytes_as_llvm_string(interface)}"'
+    )
     for name in imports:
-        value = _reference(name) if name in filled else "null"
-        lines.append(f"{_reference(IMPORT_PREFIX + name)} = global ptr {value}")
+        value = _symbol_reference(name) if name in filled else "null"
+        lines.append(f"{_symbol_reference(IMPORT_PREFIX + name)} = global ptr {value}")
     return emit_data("\n".join(lines), target)
 
 
-def _reference(name: str) -> str:
+def _symbol_reference(name: str) -> str:
     """Return a symbol name in LLVM's assembly syntax."""
-    plain = _SPECIAL.sub(lambda found: _numbers(found[0].encode()), name)
+    plain = _SPECIAL.sub(lambda found: _bytes_as_llvm_string(found[0].encode()), name)
     return f'@"{plain}"'
 
 
-def _numbers(data: bytes) -> str:
+def _bytes_as_llvm_string(data: bytes) -> str:
     """Return bytes as a string in LLVM's assembly syntax."""
     return "".join([f"\\{byte:02x}" for byte in data])
 
@@ -122,7 +125,7 @@ class Linker:
     """
 
     def __init__(self, target: Target) -> None:
-        self._command = linker(target.triple.split("-")[0] == _own_machine())
+        self._command = linker_command(target.triple.split("-")[0] == _is_own_machine())
         self._folder = work_path()
         self._words = ["-o", os.path.join(self._folder, _LIBRARY), f"-L{self._folder}", f"-l:{_OBJECTS}"]
         self._process: subprocess.Popen[bytes] | None = None
@@ -136,7 +139,7 @@ class Linker:
         if self._process is not None:
             return self._process
         self._process = subprocess.Popen(
-            [*self._command, _script(self._command), *self._words], cwd="/", bufsize=0,
+            [*self._command, _version_script_option(self._command), *self._words], cwd="/", bufsize=0,
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C goes to this process, which ends the linker
         )  # fmt: skip
@@ -187,13 +190,13 @@ class Linker:
         self._stack.close()
 
 
-def _script(command: Sequence[str]) -> str:
+def _version_script_option(command: Sequence[str]) -> str:
     """Return the option that makes a linker wait: it reads a version script from a pipe before it opens objects."""
     handed_on = "-Wl," if "-nostdlib" in command else ""
     return f"{handed_on}--version-script=/dev/stdin"
 
 
-def _let_go() -> None:
+def _close_inherited_pipes() -> None:
     """Close, in a forked child, the pipes of its parent's linkers; those wait for the end of the pipe."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for process in _WAITING:
@@ -203,10 +206,10 @@ def _let_go() -> None:
     _WAITING.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_inherited_pipes)
 
 
-def link(objects: Sequence[bytes], target: Target, allowed: Collection[str] = ()) -> bytes:
+def link_shared_library(objects: Sequence[bytes], target: Target, allowed: Collection[str] = ()) -> bytes:
     """Link objects to a shared library and return its bytes; see :meth:`Linker.take`."""
     with Linker(target) as started:
         started.give(objects)

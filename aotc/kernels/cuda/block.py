@@ -63,7 +63,7 @@ class PhaseBarrier:
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class SimulatedTensorMap:
     """A simulated tensor map: an array, and the size of the box of its last two dims that a copy reads."""
 
     elements: np.ndarray
@@ -79,7 +79,7 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Patches:
+class SimulatedPatches:
     """A simulated im2col tensor map: images, size of the box, and bounds and strides of its pixels, innermost first."""
 
     elements: np.ndarray
@@ -101,10 +101,10 @@ class Patches:
             inside = all(0 <= i < n for i, n in zip((at[-1], *moved), (len(self.elements), *extents)))
             own = self.elements[(at[-1], *moved)][first : first + channels] if inside and first < width else []
             found[pixel, : len(own)] = own
-            at = self._next(at, extents[::-1])
+            at = self._next_pixel(at, extents[::-1])
         return found
 
-    def _next(self, at: Sequence[int], extents: Sequence[int]) -> list[int]:
+    def _next_pixel(self, at: Sequence[int], extents: Sequence[int]) -> list[int]:
         *spatial, image = at
         for d, extent in enumerate(extents):
             spatial[d] += self.strides[d]
@@ -189,11 +189,11 @@ class ThreadBlock:
         group = _HERE.thread // 128
         meeting = self._groups[128][group]
         meeting.wait()
-        yield partial(self._once, group)
+        yield partial(self._compute_once_per_group, group)
         if meeting.wait() == 0:
             self._known[group].clear()
 
-    def _once(self, group: int, key: Hashable, compute: Callable[[], Any]) -> Any:
+    def _compute_once_per_group(self, group: int, key: Hashable, compute: Callable[[], Any]) -> Any:
         with self._locks[group]:
             known = self._known[group]
             if key not in known:
@@ -229,7 +229,7 @@ def swizzled_tile_offset(row: Any, byte: Any) -> Any:
     return row * 128 + (((byte >> 4) ^ (row & 7)) << 4) + (byte & 15)
 
 
-class _Cuda:
+class _SimulatedCuda:
     """Replacement of the part of ``numba.cuda`` that kernels use."""
 
     def __init__(self, blocks: int, threads: int) -> None:
@@ -246,7 +246,7 @@ class _Cuda:
 
 
 @contextmanager
-def _replaced(module: ModuleType, cuda: _Cuda):
+def _module_with_simulated_cuda(module: ModuleType, cuda: _SimulatedCuda):
     real, module.cuda = module.cuda, cuda
     try:
         yield
@@ -269,13 +269,13 @@ def simulate_kernel(
     blocks, threads, shared : int
         Launch parameters, as in :class:`aotc.vmfb.devices.cuda.launch.LaunchShape`.
     arguments : sequence
-        Arguments of the kernel, with :class:`Array` (or :class:`Patches`) in place of tensor maps.
+        Arguments of the kernel, with :class:`Array` (or :class:`SimulatedPatches`) in place of tensor maps.
     functions : mapping of str to callable
         See :class:`ThreadBlock`.
     cluster : int
         Blocks of a cluster.
     """
-    with _replaced(module, _Cuda(blocks, threads)):
+    with _module_with_simulated_cuda(module, _SimulatedCuda(blocks, threads)):
         simulate_blocks(make(), range(blocks), threads, shared, arguments, functions, cluster)
 
 
@@ -291,10 +291,12 @@ def simulate_blocks(
         together = Cluster(cluster * threads)
         for number in blocks[first : first + cluster]:
             ThreadBlock(number, threads, shared, functions, together)
-        _run_cluster(kernel, together, threads, arguments)
+        _run_simulated_cluster(kernel, together, threads, arguments)
 
 
-def _run_cluster(kernel: Callable[..., None], together: Cluster, threads: int, arguments: Sequence[Any]) -> None:
+def _run_simulated_cluster(
+    kernel: Callable[..., None], together: Cluster, threads: int, arguments: Sequence[Any]
+) -> None:
     errors: list[BaseException] = []
 
     def thread(block: ThreadBlock, number: int) -> None:

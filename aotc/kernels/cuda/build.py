@@ -11,12 +11,12 @@ from typing import Any
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.loop.ir import Kernel, collective_symbol
 from aotc.kernels.cuda.emit import block_threads
-from aotc.kernels.cuda.flat import flat_threads
+from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
 from aotc.kernels.cuda.image import unpack_image
 from aotc.kernels.cuda.nvvm import oldest_cuda_driver
 from aotc.kernels.cuda.shared_memory import block_launch, gpu_kernel_resources
 from aotc.kernels.cuda.templates.launches import template_launch
-from aotc.kernels.interface import interface, interface_seal
+from aotc.kernels.interface import interface_seal, kernel_interface_fields
 from aotc.kernels.jobs.objects import COMPILING, compile_texts, kernel_requests, name_kernels
 from aotc.options import Options
 from aotc.progress import begin_stage
@@ -103,7 +103,7 @@ class CollectiveKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Images:
+class KernelImages:
     """All images of a target, one after the other, with their seal (a digest of the manifest), and the kernels in them.
 
     Attributes
@@ -128,13 +128,13 @@ class Images:
 def build_images(
     kernels: Sequence[Kernel], target: Target, options: Options, described: Mapping[str, Any] | None = None,
     sources: Mapping[str, str] = MappingProxyType({}),
-) -> Images:  # fmt: skip
+) -> KernelImages:  # fmt: skip
     """Compile GPU ``kernels`` to images; cached kernels are not compiled again.
 
     ``sources`` has the text of a module for some kernels, by name, which defines the kernel's function. ``described``
     is the manifest of the variant without its kernels; the images are sealed with all of it.
 
-    Call :func:`aotc.kernels.cuda.nvvm.need_packages` first.
+    Call :func:`aotc.kernels.cuda.nvvm.check_cuda_packages` first.
     """
     compiled = [k for k in kernels if not collective_symbol(k)]
     symbols, named = name_kernels(compiled, [target] * len(compiled), options.kernel_compiler, sources)
@@ -148,22 +148,24 @@ def build_images(
     found: list[CudaKernel | CollectiveKernel] = []
     for k in kernels:
         if called := collective_symbol(k):
-            found.append(CollectiveKernel(k.name, called, interface(k), k.bytes))
+            found.append(CollectiveKernel(k.name, called, kernel_interface_fields(k), k.bytes))
             continue
         symbol = symbol_of[k.name]
-        threads, items, launch = _launch(k, target)
+        threads, items, launch = _launch_parameters(k, target)
         place, resources = (
             places[symbol],
             gpu_kernel_resources(images[symbol].resources, threads, launch.get("shared", 0), target),
         )
-        row = CudaKernel(k.name, symbol, place, threads, items, interface(k), k.flops, k.bytes, resources, launch)
+        row = CudaKernel(
+            k.name, symbol, place, threads, items, kernel_interface_fields(k), k.flops, k.bytes, resources, launch
+        )
         found.append(row)
     data = b"".join([*(image.data for image in images.values()), interface_seal(found, target, described)])
     drivers = [oldest_cuda_driver(image.data) for image in images.values()] if target.portable else []
-    return Images(data, tuple(found), max(drivers, default=()))
+    return KernelImages(data, tuple(found), max(drivers, default=()))
 
 
-def _launch(kernel: Kernel, target: Target) -> tuple[int, int, Mapping[str, Any]]:
+def _launch_parameters(kernel: Kernel, target: Target) -> tuple[int, int, Mapping[str, Any]]:
     """Return the threads of a block, the number of grid items that a block runs, and the launch parameters."""
     if kernel.tiling is not None:
         threads, entry = template_launch(kernel)
@@ -171,5 +173,5 @@ def _launch(kernel: Kernel, target: Target) -> tuple[int, int, Mapping[str, Any]
     threads = block_threads(kernel)
     if threads:
         return threads, 1, block_launch(kernel, target)
-    threads = flat_threads(kernel)
+    threads = block_threads_of_flat_kernel(kernel)
     return threads, threads, {}

@@ -12,26 +12,26 @@ from collections.abc import Sequence
 from aotc.diagnostics import InternalError
 from aotc.ir.loop.ir import Kernel
 from aotc.kernels.cuda import nvvm
-from aotc.kernels.cuda.device_function import functions_text
+from aotc.kernels.cuda.device_function import device_functions_text
 from aotc.kernels.cuda.dialect import nvvm_text
 from aotc.kernels.cuda.emit import CudaEmitter, block_threads
-from aotc.kernels.cuda.flat import flat_threads
+from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
 from aotc.kernels.cuda.image import Image
 from aotc.kernels.cuda.shell import BODY, shell_text
 from aotc.kernels.cuda.templates.launches import template_texts
 from aotc.kernels.cuda.tile import emit_tile
 from aotc.kernels.emit.body import emit_body
-from aotc.kernels.emit.rare_calls import define_scalars
+from aotc.kernels.emit.rare_calls import define_scalar_rare_functions
 from aotc.kernels.llvm_types import KernelModule
 from aotc.targets import Target
 
 
-def body_text(kernel: Kernel, target: Target) -> str:
+def kernel_body_text(kernel: Kernel, target: Target) -> str:
     """Return the LLVM IR of the body of ``kernel``: the function that runs one item of the grid."""
     module = KernelModule(kernel.name, target)
     function = emit_body(module, BODY, kernel, target, emit_tile, CudaEmitter, CudaEmitter.parameters(kernel))
     function.linkage = "linkonce_odr"
-    define_scalars(module)
+    define_scalar_rare_functions(module)
     return nvvm_text(module)
 
 
@@ -39,11 +39,13 @@ def kernel_texts(kernel: Kernel, target: Target) -> list[str]:
     """Return the LLVM modules of ``kernel``, as text; the entry point has the kernel's name."""
     if kernel.tiling is not None:
         texts, functions = template_texts(kernel, target)
-        return [*texts, functions_text(functions, kernel, target)]
+        return [*texts, device_functions_text(functions, kernel, target)]
     threads = block_threads(kernel)
     pointers = len(kernel.inputs) + len(kernel.outputs)
-    shell = shell_text(kernel.name, threads > 0, pointers, len(kernel.dims), threads or flat_threads(kernel))
-    return [shell, body_text(kernel, target)]
+    shell = shell_text(
+        kernel.name, threads > 0, pointers, len(kernel.dims), threads or block_threads_of_flat_kernel(kernel)
+    )
+    return [shell, kernel_body_text(kernel, target)]
 
 
 def kernel_ptx(kernel: Kernel, target: Target) -> str:
@@ -53,10 +55,10 @@ def kernel_ptx(kernel: Kernel, target: Target) -> str:
 
 def compile_kernel(kernel: Kernel, target: Target) -> Image:
     """Return the image of ``kernel`` (cubin or PTX) that the driver loads."""
-    return image_of(kernel_texts(kernel, target), kernel.name, target)
+    return image_of_modules(kernel_texts(kernel, target), kernel.name, target)
 
 
-def image_of(texts: Sequence[str], symbol: str, target: Target) -> Image:
+def image_of_modules(texts: Sequence[str], symbol: str, target: Target) -> Image:
     """Return the image of LLVM modules that form one program with the kernel ``symbol``."""
     if target.portable:
         return Image(nvvm.nvvm_ptx(texts, target.cpu).encode() + b"\0")

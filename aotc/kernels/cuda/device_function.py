@@ -17,8 +17,8 @@ from aotc.kernels.cuda.dialect import nvvm_text
 from aotc.kernels.cuda.emit import CudaEmitter
 from aotc.kernels.cuda.lanes import LoopLane
 from aotc.kernels.cuda.tile import emit_tile
-from aotc.kernels.emit.metadata import Metadata
-from aotc.kernels.emit.rare_calls import define_scalars
+from aotc.kernels.emit.metadata import LoopMetadata
+from aotc.kernels.emit.rare_calls import define_scalar_rare_functions
 from aotc.kernels.llvm_types import KernelModule, Register, register_type
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES
@@ -103,48 +103,48 @@ class _FunctionEmitter(CudaEmitter):
     def returned(self, function: DeviceFunction | LoadFunction) -> ir.Value:
         """Emit the computation of a device function; return its register, or a struct of all results."""
         self._parts, self._count, self._inside = set(), 0, False
-        self._metadata = Metadata(self.builder.module, self.kernel, self.target, ())
+        self._metadata = LoopMetadata(self.builder.module, self.kernel, self.target, ())
         given = iter(self.bind_kernel())
         for name, dtype in function.parameters:
             self._scalars[-1][name] = register = next(given)
             if DTYPES[dtype].kind in "iu":
                 self._indices.bind(name, register)
         if isinstance(function, LoadFunction):
-            return self._loaded(function)
+            return self._emit_loads(function)
         self._vectors = {name: [next(given) for _ in range(count)] for name, _, count in function.vectors}
         for stmt in function.body:
-            self._statement(stmt)
+            self._emit_statement(stmt)
         return self.scalar(function.value)
 
-    def _node(self, node: Scalar, done: dict[int, Register]) -> Register:
+    def _emit_scalar_node(self, node: Scalar, done: dict[int, Register]) -> Register:
         if isinstance(node, Load) and node.buffer.name in self._vectors:
-            return self._vectors[node.buffer.name][static(self._indices.fold(node.index[0]))]
-        return super()._node(node, done)
+            return self._vectors[node.buffer.name][static(self._indices.fold_unrolled_variables(node.index[0]))]
+        return super()._emit_scalar_node(node, done)
 
-    def _loaded(self, function: LoadFunction) -> ir.Value:
+    def _emit_loads(self, function: LoadFunction) -> ir.Value:
         """Emit all loads, and return them as a struct."""
         found: ir.Value = ir.Constant(function.result, ir.Undefined)
         place = 0
         for load, count in function.loads:
-            for register in self._lanes_of(load, function.lane, count):
+            for register in self._load_lanes_of(load, function.lane, count):
                 found = self.builder.insert_value(found, register, place)
                 place += 1
         return found
 
-    def _lanes_of(self, load: Scalar, var: str, count: int) -> list[Register]:
+    def _load_lanes_of(self, load: Scalar, var: str, count: int) -> list[Register]:
         if count == 1:
             return [self.scalar(load)]
         lanes = [LoopLane(n) for n in range(count)]
         held = self._load_neighbours(Let(Var("", load.dtype), load), var, lanes, {var})
         found = []
         for lane, registers in zip(lanes, held, strict=True):
-            self._enter(var, lane, registers)
+            self._enter_lane(var, lane, registers)
             found.append(self.scalar(load))
-            self._leave(var, lane)
+            self._leave_lane(var, lane)
         return found
 
 
-def functions_text(functions: Sequence[DeviceFunction | LoadFunction], kernel: Kernel, target: Target) -> str:
+def device_functions_text(functions: Sequence[DeviceFunction | LoadFunction], kernel: Kernel, target: Target) -> str:
     """Return the LLVM IR of device functions that belong to ``kernel``."""
     module = KernelModule(kernel.name, target)
     for function in functions:
@@ -156,5 +156,5 @@ def functions_text(functions: Sequence[DeviceFunction | LoadFunction], kernel: K
         emitter = _FunctionEmitter(ir.IRBuilder(made.append_basic_block("entry")), kernel, target, emit_tile)
         value = emitter.returned(function)
         emitter.builder.ret(value)
-    define_scalars(module)
+    define_scalar_rare_functions(module)
     return nvvm_text(module)

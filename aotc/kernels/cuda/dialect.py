@@ -20,7 +20,7 @@ from llvmlite.ir import instructions as instr
 
 from aotc.kernels.cuda.later_intrinsics import add_intrinsic_body
 from aotc.kernels.llvm_types import F32, HALF, I16
-from aotc.kernels.symbol_table import declare
+from aotc.kernels.symbol_table import declare_function
 
 TRIPLE = "nvptx64-nvidia-cuda"
 DATA_LAYOUT = (
@@ -39,67 +39,69 @@ def nvvm_text(module: ir.Module) -> str:
         if function.is_declaration:
             add_intrinsic_body(function)
     for function in module.functions:
-        _retype(function)
+        _retype_pointers(function)
     for function in module.functions:
         for block in function.blocks:
-            block.instructions[:] = [i for old in block.instructions for i in _typed_uses(block, old)]
+            block.instructions[:] = [i for old in block.instructions for i in _insert_pointer_casts(block, old)]
     version = module.add_metadata([ir.Constant(ir.IntType(32), n) for n in IR_VERSION])
     module.add_named_metadata("nvvmir.version", version)
     return str(module)
 
 
-def _typed(kind: ir.Type) -> ir.Type:
+def _typed_pointer_type(kind: ir.Type) -> ir.Type:
     return BYTES if kind.is_pointer and kind.is_opaque else kind
 
 
-def _retype(function: ir.Function) -> None:
+def _retype_pointers(function: ir.Function) -> None:
     """Replace all opaque pointer types in ``function`` by typed pointers."""
     kind = function.ftype
-    function.ftype = ir.FunctionType(_typed(kind.return_type), [_typed(a) for a in kind.args], kind.var_arg)
+    function.ftype = ir.FunctionType(
+        _typed_pointer_type(kind.return_type), [_typed_pointer_type(a) for a in kind.args], kind.var_arg
+    )
     function.type = function.ftype.as_pointer()
     for value in (*function.args, function.return_value):
-        value.type = _typed(value.type)
+        value.type = _typed_pointer_type(value.type)
     for block in function.blocks:
         for i in block.instructions:
             match i:
                 case instr.AllocaInstr():
                     i.type = i.allocated_type.as_pointer()
                 case instr.GEPInstr(indices=[_]):
-                    i.source_etype = _typed(i.source_etype)
+                    i.source_etype = _typed_pointer_type(i.source_etype)
                     i.type = i.source_etype.as_pointer()
                 case instr.CastInstr(opname="addrspacecast"):
                     i.type = i.operands[0].type.pointee.as_pointer()
                 case _:
-                    i.type = _typed(i.type)
+                    i.type = _typed_pointer_type(i.type)
 
 
-def _convert_half(block: ir.Block, value: ir.Value) -> instr.CallInstr:
+def _half_conversion_intrinsic(block: ir.Block, value: ir.Value) -> instr.CallInstr:
     """Create the intrinsic call that converts the bits of an f16 to f32, or f32 to the bits of an f16."""
     name, result = ("from", F32) if value.type == I16 else ("to", I16)
     name = f"llvm.convert.{name}.fp16.f32"
-    function = declare(block.module, name, ir.FunctionType(result, [value.type]))
+    function = declare_function(block.module, name, ir.FunctionType(result, [value.type]))
     return instr.CallInstr(block, function, [value])
 
 
-def _typed_uses(block: ir.Block, i: instr.Instruction) -> Iterator[instr.Instruction]:
+def _insert_pointer_casts(block: ir.Block, i: instr.Instruction) -> Iterator[instr.Instruction]:
     """Yield the pointer casts that instruction ``i`` needs before it, and then ``i``."""
     match i:
         case instr.LoadInstr():
             wanted = [i.type.as_pointer()]
         case instr.StoreInstr():
-            value = _typed(i.operands[0].type)
+            value = _typed_pointer_type(i.operands[0].type)
             wanted = [value, value.as_pointer()]
         case instr.AtomicRMW():
             wanted = [i.type.as_pointer(), i.type]
         case instr.GEPInstr(indices=[_]):
             wanted = [i.source_etype.as_pointer(), *(x.type for x in i.indices)]
         case instr.CallInstr():
-            wanted = [i.callee.type, *(_typed(a) for a in i.callee.function_type.args)]
+            wanted = [i.callee.type, *(_typed_pointer_type(a) for a in i.callee.function_type.args)]
         case instr.Instruction(opname="fneg"):
             i.opname, i.operands = "fsub", [ir.Constant(i.type, -0.0), *i.operands]
             wanted = [i.type, i.type]
         case instr.CastInstr(operands=[instr.CastInstr() as half]) if half.type == HALF:
-            yield (number := _convert_half(block, half.operands[0]))
+            yield (number := _half_conversion_intrinsic(block, half.operands[0]))
             i.opname, i.operands, wanted = "bitcast", [number], [number.type]
         case _:
             wanted = [x.type for x in i.operands]

@@ -38,7 +38,7 @@ from aotc.kernels.cuda.exchange import (
 )
 from aotc.kernels.cuda.lanes import LanesEmitter
 from aotc.kernels.cuda.shared_memory import place_shared
-from aotc.kernels.emit.index import Indices
+from aotc.kernels.emit.index import IndexEmitter
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import I32, I64, PTR, VOID, i32, i64, memory_type
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
@@ -94,17 +94,17 @@ class CudaEmitter(LanesEmitter):
             self._indices.bind(name, next(arguments))
         return list(arguments)
 
-    def _element(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
+    def _element_address(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
         if buffer.name in self._parts:
-            return super()._element(replace(buffer, shape=buffer.shape[1:]), index[1:])
-        return super()._element(buffer, index)
+            return super()._element_address(replace(buffer, shape=buffer.shape[1:]), index[1:])
+        return super()._element_address(buffer, index)
 
-    def _statement(self, stmt: Stmt) -> None:
+    def _emit_statement(self, stmt: Stmt) -> None:
         match stmt:
             case For(kind="thread"):
-                self._threads(stmt)
+                self._emit_thread_loop(stmt)
             case For(kind="blocks"):
-                self._blocks(stmt)
+                self._emit_block_loop(stmt)
             case Prefetch():
                 pass
             case GridBarrier(counter=counter):
@@ -114,23 +114,23 @@ class CudaEmitter(LanesEmitter):
             case Barrier():
                 call_intrinsic(self.builder, BLOCK_BARRIER, VOID, [])
             case Shuffle(to=to, source=source, mask=mask):
-                self._shuffle(to, source, mask)
+                self._emit_shuffle(to, source, mask)
             case WarpMatch(to=to, source=source, bits=bits):
                 own = self.builder.load(self._pointers[source.name], typ=memory_type(source.dtype))
                 self.builder.store(match_lane_bits(self.builder, own, bits), self._pointers[to.name])
             case Store(atomic=True):
-                self._atomic(stmt)
+                self._emit_atomic(stmt)
             case _:
-                super()._statement(stmt)
+                super()._emit_statement(stmt)
 
-    def _atomic(self, stmt: Store) -> None:
+    def _emit_atomic(self, stmt: Store) -> None:
         """Combine a value with an element in memory atomically; the order of updates does not matter for integers."""
         unsigned = kind_of(stmt.buffer.dtype) == "u"
         operation = {"max": "umax", "min": "umin"}.get(stmt.reduce, stmt.reduce) if unsigned else stmt.reduce
         value = self.scalar(stmt.value)
-        self.builder.atomic_rmw(operation, self._element(stmt.buffer, stmt.index), value, "monotonic")
+        self.builder.atomic_rmw(operation, self._element_address(stmt.buffer, stmt.index), value, "monotonic")
 
-    def _threads(self, loop: For) -> None:
+    def _emit_thread_loop(self, loop: For) -> None:
         """Distribute the iterations of a loop to the threads of the block, at most one each."""
         builder = self.builder
         thread = read_special_register(builder, "tid.x")
@@ -144,13 +144,13 @@ class CudaEmitter(LanesEmitter):
         self._indices.push()
         self._indices.bind(loop.var, first)
         self._inside = True
-        self._block(loop.body)
+        self._emit_block(loop.body)
         self._inside = False
         self._indices.pop()
         builder.branch(after)
         builder.position_at_end(after)
 
-    def _blocks(self, loop: For) -> None:
+    def _emit_block_loop(self, loop: For) -> None:
         """Distribute the iterations of a loop round-robin to the blocks of the launch."""
         builder = self.builder
         own, count = (builder.zext(read_special_register(builder, name), I64) for name in ("ctaid.x", "nctaid.x"))
@@ -158,9 +158,9 @@ class CudaEmitter(LanesEmitter):
         end = self._indices.emit(loop.end)
         body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
         builder.cbranch(builder.icmp_signed("<", begin, end), body, after)
-        self._iterations(loop, (begin, end, count), body, after)
+        self._emit_iterations(loop, (begin, end, count), body, after)
 
-    def _shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:
+    def _emit_shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:
         """Exchange a number between threads of a warp; a complex number is exchanged in two parts."""
         kind, builder = memory_type(to.dtype), self.builder
         old, new = self._pointers[source.name], self._pointers[to.name]
@@ -169,7 +169,7 @@ class CudaEmitter(LanesEmitter):
             at = [builder.gep(p, place, inbounds=True, source_etype=kind) if part else p for p in (old, new)]
             builder.store(shuffle_xor(builder, builder.load(at[0], typ=kind), mask), at[1])
 
-    def _alloc(self, buffer: Buffer) -> None:
+    def _emit_alloc(self, buffer: Buffer) -> None:
         """Allocate a buffer: private memory of a thread (also for scratch), or shared memory of the block."""
         if buffer.space == "shared":
             self._pointers[buffer.name] = place_shared(self.builder, self.kernel, self.target, buffer)
@@ -187,17 +187,17 @@ class CudaEmitter(LanesEmitter):
         self._pointers[buffer.name] = local
 
 
-class NarrowIndices(Indices):
+class NarrowIndices(IndexEmitter):
     """Emitter of index expressions that divides in 32 bits if the operands provably fit."""
 
-    def _divide(self, atom: Call, a: ir.Value, b: ir.Value) -> ir.Value:
-        if not (_is_narrow(atom.a) and _is_narrow(atom.b)):
-            return super()._divide(atom, a, b)
+    def _emit_division(self, atom: Call, a: ir.Value, b: ir.Value) -> ir.Value:
+        if not (_is_32_bit_index(atom.a) and _is_32_bit_index(atom.b)):
+            return super()._emit_division(atom, a, b)
         builder = self.builder
         narrow = [i32(x.constant) if isinstance(x, ir.Constant) else builder.trunc(x, I32) for x in (a, b)]
         return builder.zext(builder.udiv(*narrow) if atom.fn == "//" else builder.urem(*narrow), I64)
 
 
-def _is_narrow(e: Dim) -> bool:
+def _is_32_bit_index(e: Dim) -> bool:
     low, high = bounds(e)
     return low is not None and high is not None and low >= 0 and high.bit_length() <= I32.width

@@ -25,12 +25,12 @@ def shuffle_xor(builder: ir.IRBuilder, value: ir.Value, mask: int) -> ir.Value:
     bits = 64 if kind == ir.DoubleType() else 32 if kind == ir.FloatType() else kind.width
     word = value if isinstance(kind, ir.IntType) else builder.bitcast(value, ir.IntType(bits))
     if bits < 32:
-        found = builder.trunc(_word(builder, builder.zext(word, I32), mask), kind)
+        found = builder.trunc(_shuffle_word(builder, builder.zext(word, I32), mask), kind)
         return found
     wide: ir.Value = ir.Constant(word.type, 0)
     for shift in range(0, bits, 32):
         part = word if bits == 32 else builder.trunc(builder.lshr(word, ir.Constant(word.type, shift)), I32)
-        moved = _word(builder, part, mask)
+        moved = _shuffle_word(builder, part, mask)
         if bits == 32:
             wide = moved
         else:
@@ -38,7 +38,7 @@ def shuffle_xor(builder: ir.IRBuilder, value: ir.Value, mask: int) -> ir.Value:
     return wide if isinstance(kind, ir.IntType) else builder.bitcast(wide, kind)
 
 
-def _word(builder: ir.IRBuilder, word: ir.Value, mask: int) -> ir.Value:
+def _shuffle_word(builder: ir.IRBuilder, word: ir.Value, mask: int) -> ir.Value:
     arguments = [i32(_EVERYBODY), i32(_BUTTERFLY), word, i32(mask), i32(WARP - 1)]
     both = call_intrinsic(builder, "llvm.nvvm.shfl.sync.i32", ir.LiteralStructType([I32, I1]), arguments)
     return builder.extract_value(both, 0)
@@ -83,18 +83,20 @@ def sync_grid(builder: ir.IRBuilder, counter: ir.Value) -> None:
     place = builder.ptrtoint(counter, I64)
     rest = builder.sub(i32(_HIGHEST + 1 - (1 << 32)), read_special_register(builder, "nctaid.x"))
     first = builder.icmp_unsigned("==", read_special_register(builder, "ctaid.x"), i32(0))
-    _asm(builder, VOID, "fence.acq_rel.gpu;", "", [])
+    _inline_assembly(builder, VOID, "fence.acq_rel.gpu;", "", [])
     share = builder.select(first, rest, i32(1))
-    before = _asm(builder, I32, "atom.add.acq_rel.gpu.u32 $0, [$1], $2;", "=r,l,r,", [place, share])
+    before = _inline_assembly(builder, I32, "atom.add.acq_rel.gpu.u32 $0, [$1], $2;", "=r,l,r,", [place, share])
     builder.branch(transposed)
     builder.position_at_end(transposed)
-    now = _asm(builder, I32, "ld.acquire.gpu.u32 $0, [$1];", "=r,l,", [place])
+    now = _inline_assembly(builder, I32, "ld.acquire.gpu.u32 $0, [$1];", "=r,l,", [place])
     same = builder.icmp_signed(">=", builder.xor(now, before), i32(0))
     builder.cbranch(same, transposed, met)
     builder.position_at_end(met)
     call_intrinsic(builder, BLOCK_BARRIER, VOID, [])
 
 
-def _asm(builder: ir.IRBuilder, result: ir.Type, text: str, letters: str, values: list[ir.Value]) -> ir.Value:
+def _inline_assembly(
+    builder: ir.IRBuilder, result: ir.Type, text: str, letters: str, values: list[ir.Value]
+) -> ir.Value:
     kind = ir.FunctionType(result, [v.type for v in values])
     return builder.asm(kind, text, letters + "~{memory}", values, side_effect=True)

@@ -30,7 +30,7 @@ WRITING_ITEMS = 1 << 18
 WRITING_SHARE = 4
 
 
-def flat_threads(kernel: Kernel) -> int:
+def block_threads_of_flat_kernel(kernel: Kernel) -> int:
     """Return the threads of a block of a kernel without loops over threads."""
     read, written = (sum(product(b.shape) * size_of(b.dtype) for b in side) for side in (kernel.inputs, kernel.outputs))
     if not (isinstance(kernel.grid, int) and isinstance(read, int) and isinstance(written, int)):
@@ -52,10 +52,10 @@ def _gathers_from_rows(kernel: Kernel) -> bool:
         for x in loads_and_indices(statement_scalars(s))
         if isinstance(x, Load) and len(x.index) > 1
     )
-    return any(_is_anywhere(load, named) and _is_short_row(load.buffer) for load in loads)
+    return any(_is_random_row_access(load, named) and _fits_l1_cache(load.buffer) for load in loads)
 
 
-def _is_anywhere(load: Load, named: Set[str]) -> bool:
+def _is_random_row_access(load: Load, named: Set[str]) -> bool:
     """Does only the last index depend on a value that the kernel has loaded or computed?"""
     *rows, last = ({s.name for s in symbols(i)} & named for i in load.index)
     return bool(last) and not any(rows)
@@ -66,6 +66,6 @@ def _is_anywhere(load: Load, named: Set[str]) -> bool:
 GATHERED_ROW = 64 << 10
 
 
-def _is_short_row(buffer: Buffer) -> bool:
+def _fits_l1_cache(buffer: Buffer) -> bool:
     row = buffer.shape[-1]
     return isinstance(row, int) and FLAT_THREADS <= row <= GATHERED_ROW // size_of(buffer.dtype)

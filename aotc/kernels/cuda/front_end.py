@@ -34,7 +34,7 @@ _ENVIRONMENT = re.compile(r'^@"?_ZN08NumbaEnv.*\n', re.MULTILINE)
 
 
 @contextmanager
-def _without_a_driver() -> Iterator[None]:
+def _numba_without_cuda_driver() -> Iterator[None]:
     """Let Numba compile device functions without a GPU, although it asks the driver for the compute capability."""
     with global_compiler_lock:
         asked = dispatcher.get_current_device
@@ -59,19 +59,19 @@ def kernel_ir(function: Callable[..., None], arguments: Sequence[Any], threads: 
     maps : int
         How many of the first parameters are tensor maps, which are passed by value.
     """
-    with _without_a_driver():
+    with _numba_without_cuda_driver():
         compiled = compile_cuda(function, types.void, tuple(arguments), cc=_FRONT)
     name = compiled.fndesc.llvm_func_name
     kernel = compiled.library.get_function(name)
-    _pass_by_value(kernel, maps)
+    _pass_tensor_maps_by_value(kernel, maps)
     kernel_fixup(kernel, debug=False)
     set_launch_bounds(kernel, threads)
-    _leave_in_place(kernel, maps)
+    _read_tensor_maps_in_place(kernel, maps)
     texts = [_ENVIRONMENT.sub("", text) for text in compiled.library.llvm_strs]
     return [_BY_VALUE.sub("byval", text).replace(name, ENTRY) for text in texts]
 
 
-def _pass_by_value(kernel: ir.Function, maps: int) -> None:
+def _pass_tensor_maps_by_value(kernel: ir.Function, maps: int) -> None:
     """Turn the first pointers into tensor maps, passed by value; Numba's result pointer precedes them."""
     entry = kernel.entry_basic_block
     builder = ir.IRBuilder(entry)
@@ -90,7 +90,7 @@ def _pass_by_value(kernel: ir.Function, maps: int) -> None:
     kernel.type = kernel.ftype.as_pointer()
 
 
-def _leave_in_place(kernel: ir.Function, maps: int) -> None:
+def _read_tensor_maps_in_place(kernel: ir.Function, maps: int) -> None:
     """Let the kernel read its tensor maps in constant memory, instead of copying them to each thread's memory."""
     if maps:
         numbers = [ir.Constant(ir.IntType(32), n + 1) for n in range(maps)]

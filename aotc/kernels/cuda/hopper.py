@@ -66,7 +66,7 @@ def group_arrive(number, threads):
     simulated_thread().block.barrier(int(number), int(threads)).change(1, 0)
 
 
-def _land(part: np.ndarray, to: int, barrier: int) -> None:
+def _store_simulated_copy(part: np.ndarray, to: int, barrier: int) -> None:
     """Store copied elements in simulated shared memory, swizzled, and signal the barrier."""
     block = simulated_thread().block
     rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
@@ -86,7 +86,7 @@ def copy_tile(rank: int):
     @ptx(text, NOTHING, I32, I64, I32, *[I32] * rank)
     def copy(to, tensor_map, barrier, *place):
         """Start to copy the box at ``place``, innermost coordinate first; elements outside of the array are 0."""
-        _land(tensor_map.part(*map(int, place)), int(to), int(barrier))
+        _store_simulated_copy(tensor_map.part(*map(int, place)), int(to), int(barrier))
 
     return copy
 
@@ -105,7 +105,7 @@ def copy_patches(spatial: int):
     @ptx(text, NOTHING, I32, I64, I32, *[I32] * rank, *[I16] * spatial)
     def copy(to, tensor_map, barrier, *given):
         """Start to copy channels of consecutive pixels from ``place`` on, shifted by a tap; 0 outside of the array."""
-        _land(tensor_map.part(given[:rank], given[rank:]), int(to), int(barrier))
+        _store_simulated_copy(tensor_map.part(given[:rank], given[rank:]), int(to), int(barrier))
 
     return copy
 

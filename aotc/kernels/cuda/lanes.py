@@ -50,48 +50,51 @@ class LanesEmitter(BodyEmitter):
 
     _scalar_registers: dict[int, Register] = {}  # noqa: RUF012  # registers of scalars, by id(); replaced, never mutated
 
-    def _statement(self, stmt: Stmt) -> None:
+    def _emit_statement(self, stmt: Stmt) -> None:
         match stmt:
             case For(kind="lanes", body=body) if all(isinstance(s, Let | Store) for s in body):
-                self._lanes(stmt)
+                self._emit_lanes(stmt)
             case _:
-                super()._statement(stmt)
+                super()._emit_statement(stmt)
 
     def _computed_registers(self) -> dict[int, Register]:
         return dict(self._scalar_registers)
 
-    def _lanes(self, loop: For) -> None:
-        begin, end = static(self._indices.fold(loop.begin)), static(self._indices.fold(loop.end))
+    def _emit_lanes(self, loop: For) -> None:
+        begin, end = (
+            static(self._indices.fold_unrolled_variables(loop.begin)),
+            static(self._indices.fold_unrolled_variables(loop.end)),
+        )
         lanes = [LoopLane(number) for number in range(begin, end, loop.step)]
         varying = {loop.var}
         written = {s.buffer.name for s in loop.body if isinstance(s, Store)}
         self._indices.push()
         self._scalars.append({})
         for stmt in loop.body:
-            if isinstance(stmt, Let) and not _varies(stmt.value, varying, written):
-                self._statement(stmt)
+            if isinstance(stmt, Let) and not _varies_between_lanes(stmt.value, varying, written):
+                self._emit_statement(stmt)
                 continue
             held = self._load_neighbours(stmt, loop.var, lanes, varying)
-            self._pair_up(stmt, loop.var, lanes, held)
+            self._emit_bf16_pairs(stmt, loop.var, lanes, held)
             if isinstance(stmt, Store) and not stmt.reduce:
                 self._store_lanes(stmt, loop.var, lanes, held, varying)
                 continue
             if isinstance(stmt, Let):
                 varying.add(stmt.var.name)
             for lane, registers in zip(lanes, held, strict=True):
-                self._enter(loop.var, lane, registers)
-                super()._statement(stmt)
-                self._leave(loop.var, lane)
+                self._enter_lane(loop.var, lane, registers)
+                super()._emit_statement(stmt)
+                self._leave_lane(loop.var, lane)
         self._scalars.pop()
         self._indices.pop()
 
-    def _enter(self, var: str, lane: LoopLane, held: dict[int, Register]) -> None:
+    def _enter_lane(self, var: str, lane: LoopLane, held: dict[int, Register]) -> None:
         self._indices.bind_number(var, lane.number)
         self._indices.push(lane.frame)
         self._scalars.append(lane.scalars)
         self._scalar_registers = held
 
-    def _leave(self, var: str, lane: LoopLane) -> None:
+    def _leave_lane(self, var: str, lane: LoopLane) -> None:
         self._scalar_registers = {}
         self._scalars.pop()
         self._indices.pop()
@@ -103,28 +106,32 @@ class LanesEmitter(BodyEmitter):
         """Compute the values of all lanes before the first store."""
         values: list[Register] = []
         for lane, registers in zip(lanes, held, strict=True):
-            self._enter(var, lane, registers)
+            self._enter_lane(var, lane, registers)
             values.append(self.scalar(stmt.value))
-            self._leave(var, lane)
+            self._leave_lane(var, lane)
         buffer = stmt.buffer
         annotate = self._metadata.annotation(buffer)
-        flats = self._flats(buffer, stmt.index, var, lanes, varying - {var})
-        width = _width(buffer, flats)
+        flats = self._flat_indices_of_lanes(buffer, stmt.index, var, lanes, varying - {var})
+        width = _lanes_per_vector_access(buffer, flats)
         if not width:
             for lane, value in zip(lanes, values, strict=True):
-                self._enter(var, lane, {})
-                memory.store(self.builder, value, self._element(buffer, stmt.index), buffer.dtype, annotate)
-                self._leave(var, lane)
+                self._enter_lane(var, lane, {})
+                memory.store_element(
+                    self.builder, value, self._element_address(buffer, stmt.index), buffer.dtype, annotate
+                )
+                self._leave_lane(var, lane)
             return
         for first in range(0, len(lanes), width):
             group = values[first : first + width]
-            parts = [x for value in group for x in self._encoded(value, buffer.dtype)]
+            parts = [x for value in group for x in self._encode_lane_value(value, buffer.dtype)]
             store_vector(self.builder, parts, self.address(buffer, flats[first]), annotate)
 
-    def _encoded(self, value: Register, dtype: str) -> Sequence[ir.Value]:
-        return value if isinstance(value, tuple) else (memory.encode(self.builder, value, dtype),)
+    def _encode_lane_value(self, value: Register, dtype: str) -> Sequence[ir.Value]:
+        return value if isinstance(value, tuple) else (memory.encode_element(self.builder, value, dtype),)
 
-    def _pair_up(self, stmt: Stmt, var: str, lanes: Sequence[LoopLane], held: list[dict[int, Register]]) -> None:
+    def _emit_bf16_pairs(
+        self, stmt: Stmt, var: str, lanes: Sequence[LoopLane], held: list[dict[int, Register]]
+    ) -> None:
         """Emit bf16 arithmetic on packed pairs of two lanes, and record the lanes' registers."""
         if len(lanes) % 2 or not has_bf16(self.builder):
             return
@@ -134,11 +141,11 @@ class LanesEmitter(BodyEmitter):
             words: dict[int, ir.Value] = {}
             both = list(zip(lanes, held))[first : first + 2]
             for node in pairs:
-                word = words[id(node)] = self._word(node, var, both, words)
+                word = words[id(node)] = self._packed_pair_register(node, var, both, words)
                 for (_, registers), register in zip(both, unpack_bf16_pair(self.builder, word)):
                     registers[id(node)] = register
 
-    def _word(
+    def _packed_pair_register(
         self, node: Apply, var: str, both: Sequence[tuple[LoopLane, dict[int, Register]]], words: dict[int, ir.Value]
     ) -> ir.Value:
         """Return the packed register with the bf16 values of ``node`` for two lanes."""
@@ -146,9 +153,9 @@ class LanesEmitter(BodyEmitter):
         def of_both(value: Scalar) -> list[Any]:
             found = []
             for lane, registers in both:
-                self._enter(var, lane, registers)
+                self._enter_lane(var, lane, registers)
                 found.append(self.scalar(value))
-                self._leave(var, lane)
+                self._leave_lane(var, lane)
             return found
 
         if node.fn == "convert":
@@ -164,27 +171,27 @@ class LanesEmitter(BodyEmitter):
         for load in loads_and_indices(statement_scalars(stmt)):
             if not isinstance(load, Load) or id(load) in held[0]:
                 continue
-            flats = self._flats(load.buffer, load.index, var, lanes, varying - {var})
+            flats = self._flat_indices_of_lanes(load.buffer, load.index, var, lanes, varying - {var})
             apart = list(dict.fromkeys(flats))
             apart = apart if 1 < len(apart) < len(flats) else flats  # lanes that share an element read it once
-            width = _width(load.buffer, apart)
+            width = _lanes_per_vector_access(load.buffer, apart)
             found: list[Register] = []
             for first in range(0, len(apart) if width else 0, width or 1):
-                found += self._vector(load.buffer, self.address(load.buffer, apart[first]), width)
+                found += self._load_lane_vector(load.buffer, self.address(load.buffer, apart[first]), width)
             for n, (registers, flat) in enumerate(zip(held, flats)):
                 if found:
                     registers[id(load)] = found[n if apart is flats else apart.index(flat)]
         return held
 
-    def _vector(self, buffer: Buffer, address: ir.Value, width: int) -> list[Register]:
-        parts = _parts(buffer)
+    def _load_lane_vector(self, buffer: Buffer, address: ir.Value, width: int) -> list[Register]:
+        parts = _parts_of_element(buffer)
         annotate = self._metadata.annotation(buffer)
         raw = load_vector(self.builder, address, memory_type(buffer.dtype), width * parts, annotate)
         if parts == 2:
             return [(raw[n], raw[n + 1]) for n in range(0, len(raw), 2)]
-        return [memory.decode(self.builder, x, buffer.dtype) for x in raw]
+        return [memory.decode_element(self.builder, x, buffer.dtype) for x in raw]
 
-    def _flats(
+    def _flat_indices_of_lanes(
         self, buffer: Buffer, index: tuple[Dim, ...], var: str, lanes: Sequence[LoopLane], unknown: set[str]
     ) -> list[Dim]:
         """Return the flat index that each lane accesses; empty if it depends on values computed per lane."""
@@ -194,12 +201,12 @@ class LanesEmitter(BodyEmitter):
         found: list[Dim] = []
         for lane in lanes:
             self._indices.bind_number(var, lane.number)
-            found.append(self._indices.fold(flat))
+            found.append(self._indices.fold_unrolled_variables(flat))
             self._indices.unbind_number(var)
         return found
 
 
-def _varies(value: Scalar, varying: set[str], written: set[str]) -> bool:
+def _varies_between_lanes(value: Scalar, varying: set[str], written: set[str]) -> bool:
     """May ``value`` differ between lanes, or from its value before the loop?"""
     for part in scalars_in([value]):
         match part:
@@ -211,42 +218,43 @@ def _varies(value: Scalar, varying: set[str], written: set[str]) -> bool:
     return any(s.name in varying for e in dims for s in symbols(e))
 
 
-def _parts(buffer: Buffer) -> int:
+def _parts_of_element(buffer: Buffer) -> int:
     return 2 if DTYPES[buffer.dtype].kind == "c" else 1
 
 
-def _width(buffer: Buffer, flats: Sequence[Dim]) -> int:
+def _lanes_per_vector_access(buffer: Buffer, flats: Sequence[Dim]) -> int:
     """Return the number of lanes of one vector access: 0 if their elements are not contiguous or not aligned."""
-    kind, parts = memory_type(buffer.dtype), _parts(buffer)
+    kind, parts = memory_type(buffer.dtype), _parts_of_element(buffer)
     width = 1
-    while len(flats) % (2 * width) == 0 and flats and fits(kind, 2 * width * parts, GPU_ALIGNMENT):
+    while len(flats) % (2 * width) == 0 and flats and fits_vector_access(kind, 2 * width * parts, GPU_ALIGNMENT):
         width *= 2
-    while width * parts > 1 and not _side_by_side(flats, width):
+    while width * parts > 1 and not _are_contiguous(flats, width):
         width //= 2
-    return width if fits(kind, width * parts, GPU_ALIGNMENT) and flats else 0
+    return width if fits_vector_access(kind, width * parts, GPU_ALIGNMENT) and flats else 0
 
 
-def _side_by_side(flats: Sequence[Dim], width: int) -> bool:
+def _are_contiguous(flats: Sequence[Dim], width: int) -> bool:
     return all(
-        _is_multiple(flats[first], width) and all(flats[first + k] - flats[first] == k for k in range(1, width))
+        _is_multiple_of_width(flats[first], width)
+        and all(flats[first + k] - flats[first] == k for k in range(1, width))
         for first in range(0, len(flats), width)
     )
 
 
-def _is_multiple(flat: Dim, width: int) -> bool:
+def _is_multiple_of_width(flat: Dim, width: int) -> bool:
     """Is the flat index a multiple of ``width``? All buffers are aligned."""
     if isinstance(flat, Expr):
         return flat.const % width == 0 and all(c % width == 0 for _, c in flat.terms)
     return flat % width == 0
 
 
-def _bits(kind: ir.Type) -> int:
+def _bits_of_type(kind: ir.Type) -> int:
     return 64 if kind == ir.DoubleType() else 32 if kind == ir.FloatType() else kind.width
 
 
-def _pieces(kind: ir.Type, count: int) -> tuple[ir.Type, int, int]:
+def _vector_access_pieces(kind: ir.Type, count: int) -> tuple[ir.Type, int, int]:
     """Return a vector access as pieces: the type of a piece, the number of pieces, and the elements of a piece."""
-    bits = _bits(kind)
+    bits = _bits_of_type(kind)
     if bits >= 32:
         return kind, count, 1
     piece = I32 if bits * count >= 32 else I16
@@ -257,16 +265,16 @@ def load_vector(
     builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, count: int, annotate: Annotate
 ) -> list[ir.Value]:
     """Load ``count`` elements, a power of two, by vector loads; return them in memory form."""
-    piece, pieces, each = _pieces(kind, count)
+    piece, pieces, each = _vector_access_pieces(kind, count)
     raw = builder.load(address, typ=piece if pieces == 1 else ir.VectorType(piece, pieces))
-    raw.align = _bits(kind) * count // 8
+    raw.align = _bits_of_type(kind) * count // 8
     annotate(raw)
     parts = [raw] if pieces == 1 else [builder.extract_element(raw, i32(n)) for n in range(pieces)]
-    return parts if each == 1 else [x for part in parts for x in _split(builder, part, kind, each)]
+    return parts if each == 1 else [x for part in parts for x in _split_vector(builder, part, kind, each)]
 
 
-def _split(builder: ir.IRBuilder, part: ir.Value, kind: ir.Type, each: int) -> list[ir.Value]:
-    width = _bits(kind)
+def _split_vector(builder: ir.IRBuilder, part: ir.Value, kind: ir.Type, each: int) -> list[ir.Value]:
+    width = _bits_of_type(kind)
     shifted = [part if n == 0 else builder.lshr(part, ir.Constant(part.type, n * width)) for n in range(each)]
     return [builder.trunc(x, kind) for x in shifted]
 
@@ -274,26 +282,35 @@ def _split(builder: ir.IRBuilder, part: ir.Value, kind: ir.Type, each: int) -> l
 def store_vector(builder: ir.IRBuilder, values: list[ir.Value], address: ir.Value, annotate: Annotate) -> None:
     """Store elements in memory form, a power of two of them, by vector stores."""
     kind = values[0].type
-    piece, pieces, each = _pieces(kind, len(values))
-    parts = values if each == 1 else [_join(builder, values[n : n + each], piece) for n in range(0, len(values), each)]
+    piece, pieces, each = _vector_access_pieces(kind, len(values))
+    parts = (
+        values
+        if each == 1
+        else [_join_vector(builder, values[n : n + each], piece) for n in range(0, len(values), each)]
+    )
     whole = parts[0]
     if pieces > 1:
         whole = ir.Constant(ir.VectorType(piece, pieces), ir.Undefined)
         for n, part in enumerate(parts):
             whole = builder.insert_element(whole, part, i32(n))
     stored = builder.store(whole, address)
-    stored.align = _bits(kind) * len(values) // 8
+    stored.align = _bits_of_type(kind) * len(values) // 8
     annotate(stored)
 
 
-def _join(builder: ir.IRBuilder, values: list[ir.Value], piece: ir.IntType) -> ir.Value:
-    width = _bits(values[0].type)
+def _join_vector(builder: ir.IRBuilder, values: list[ir.Value], piece: ir.IntType) -> ir.Value:
+    width = _bits_of_type(values[0].type)
     whole = builder.zext(values[0], piece)
     for n, value in enumerate(values[1:], 1):
         whole = builder.or_(whole, builder.shl(builder.zext(value, piece), ir.Constant(piece, n * width)))
     return whole
 
 
-def fits(kind: ir.Type, count: int, vector: int) -> bool:
+def fits_vector_access(kind: ir.Type, count: int, vector: int) -> bool:
     """Return True if ``count`` elements make one vector access of at most ``vector`` bytes."""
-    return count > 1 and _bits(kind) * count <= 8 * vector and _bits(kind) <= I64.width and _bits(kind) * count >= 16
+    return (
+        count > 1
+        and _bits_of_type(kind) * count <= 8 * vector
+        and _bits_of_type(kind) <= I64.width
+        and _bits_of_type(kind) * count >= 16
+    )

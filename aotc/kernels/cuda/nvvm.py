@@ -19,7 +19,7 @@ _OPTIONS = ("-opt=3", "-fma=0")
 """Multiplications and additions are fused only where the IR allows it (``contract``)."""
 
 
-def need_packages(target: str) -> None:
+def check_cuda_packages(target: str) -> None:
     """Raise a CompileError if packages that compile for CUDA are missing.
 
     Numba alone does not suffice: its older ``numba.cuda`` lacks what other modules of this package import.
@@ -37,12 +37,12 @@ def need_packages(target: str) -> None:
 
 def nvvm_ltoir(texts: Sequence[str], arch: str) -> bytes:
     """Return the LTO-IR of modules, linked together, for ``arch``, e.g. ``sm_90a``."""
-    return _compile(texts, [f"-arch={arch.replace('sm_', 'compute_')}", *_OPTIONS, "-gen-lto"])
+    return _compile_by_libnvvm(texts, [f"-arch={arch.replace('sm_', 'compute_')}", *_OPTIONS, "-gen-lto"])
 
 
 def nvvm_ptx(texts: Sequence[str], arch: str) -> str:
     """Return the PTX of modules, linked together, for ``arch``, e.g. ``compute_80``."""
-    return _compile(texts, [f"-arch={arch.replace('sm_', 'compute_')}", *_OPTIONS]).decode().rstrip("\0")
+    return _compile_by_libnvvm(texts, [f"-arch={arch.replace('sm_', 'compute_')}", *_OPTIONS]).decode().rstrip("\0")
 
 
 def oldest_cuda_driver(text: bytes) -> tuple[int, int]:
@@ -54,14 +54,14 @@ def oldest_cuda_driver(text: bytes) -> tuple[int, int]:
 
 
 @cache
-def _device_library() -> bytes:
+def _libdevice_bitcode() -> bytes:
     """Return NVIDIA's library of functions such as ``exp``, which Numba calls, as LLVM bitcode."""
     from cuda.pathfinder import find_bitcode_lib
 
     return Path(find_bitcode_lib("device")).read_bytes()
 
 
-def _compile(texts: Sequence[str], options: list[str]) -> bytes:
+def _compile_by_libnvvm(texts: Sequence[str], options: list[str]) -> bytes:
     from cuda.bindings import nvvm
 
     program = nvvm.create_program()
@@ -70,7 +70,7 @@ def _compile(texts: Sequence[str], options: list[str]) -> bytes:
             data = text.encode()
             nvvm.add_module_to_program(program, data, len(data), "kernel")
         if any(_DEVICE_LIBRARY in text for text in texts):
-            library = _device_library()
+            library = _libdevice_bitcode()
             nvvm.lazy_add_module_to_program(program, library, len(library), "libdevice")
         nvvm.compile_program(program, len(options), options)
         found = bytearray(nvvm.get_compiled_result_size(program))

@@ -43,7 +43,9 @@ class PtxInstruction(_Intrinsic):
         return self.meaning(*operands)
 
 
-def assembly(builder: ir.IRBuilder, text: str, result: Any, operands: list[Any], values: list[ir.Value]) -> ir.Value:
+def emit_inline_assembly(
+    builder: ir.IRBuilder, text: str, result: Any, operands: list[Any], values: list[ir.Value]
+) -> ir.Value:
     """Emit the inline assembly ``text`` on ``values`` of the types ``operands``.
 
     Without a result it has memory effects.
@@ -69,7 +71,7 @@ def ptx(text: str, result: Any, *operands: Any) -> Callable[[Callable[..., Any]]
     """
 
     def generate(context, builder, signature, arguments):
-        value = assembly(builder, text, result, list(operands), list(arguments))
+        value = emit_inline_assembly(builder, text, result, list(operands), list(arguments))
         return context.get_dummy_value() if result == NOTHING else value
 
     return emitted_by(lambda *given: result(*operands), generate, text)

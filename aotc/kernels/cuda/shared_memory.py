@@ -14,7 +14,7 @@ from llvmlite import ir
 from aotc.ir.dims.algebra import static
 from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, needs_grid, walk
 from aotc.ir.loop.scratch import buffer_bytes, shared_array_bytes
-from aotc.kernels.interface import size_entry
+from aotc.kernels.interface import manifest_size_entry
 from aotc.kernels.llvm_types import PTR
 from aotc.targets import Target
 from aotc.vmfb.abi import GPU_ALIGNMENT
@@ -87,5 +87,5 @@ def block_launch(kernel: Kernel, target: Target) -> Mapping[str, Any]:
     if not shared:
         return {}
     numbers = {name: n for n, name in enumerate(kernel.dims)}
-    blocks = [size_entry(kernel.grid, numbers), 1, 1]
+    blocks = [manifest_size_entry(kernel.grid, numbers), 1, 1]
     return {"blocks": blocks, "resident": 0, "cluster": [1, 1, 1], "shared": shared, "maps": []}

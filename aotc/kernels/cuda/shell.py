@@ -16,7 +16,7 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
 from aotc.kernels.cuda.front_end import ENTRY, kernel_ir
-from aotc.kernels.symbol_table import declare
+from aotc.kernels.symbol_table import declare_function
 
 BODY = "aotc_body"
 """The function of an item; its parameters are a pointer to each buffer, each dim, and the item's number."""
@@ -25,12 +25,12 @@ BODY = "aotc_body"
 def call_function(builder: ir.IRBuilder, name: str, result: ir.Type, tables: Sequence[ir.Value], *own: ir.Value):
     """Call a device function: its arguments are the elements of ``tables`` (pointers and dims), then ``own``."""
     values = [*(builder.extract_value(table, n) for table in tables for n in range(table.type.count)), *own]
-    function = declare(builder.module, name, ir.FunctionType(result, [v.type for v in values]))
+    function = declare_function(builder.module, name, ir.FunctionType(result, [v.type for v in values]))
     return builder.call(function, values)
 
 
 @intrinsic
-def _body(typing_context, pointers, dims, item):
+def _call_kernel_body(typing_context, pointers, dims, item):
     """Call :data:`BODY`, the function of one item, from a shell."""
 
     def generate(context, builder, signature, arguments):
@@ -40,20 +40,20 @@ def _body(typing_context, pointers, dims, item):
     return types.void(pointers, dims, item), generate
 
 
-def _flat(pointers, dims, items):
+def _flat_shell(pointers, dims, items):
     item = types.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
     if item < items:
-        _body(pointers, dims, item)
+        _call_kernel_body(pointers, dims, item)
 
 
-def _blocks(pointers, dims, items):
-    _body(pointers, dims, types.int64(cuda.blockIdx.x))
+def _block_shell(pointers, dims, items):
+    _call_kernel_body(pointers, dims, types.int64(cuda.blockIdx.x))
 
 
 @cache
-def _shell(blocks: bool, pointers: int, dims: int, threads: int) -> str:
+def _shell_function(blocks: bool, pointers: int, dims: int, threads: int) -> str:
     arguments = (types.UniTuple(types.CPointer(types.uint8), pointers), types.UniTuple(types.int64, dims), types.int64)
-    (text,) = kernel_ir(_blocks if blocks else _flat, arguments, threads)
+    (text,) = kernel_ir(_block_shell if blocks else _flat_shell, arguments, threads)
     return text
 
 
@@ -71,4 +71,4 @@ def shell_text(symbol: str, blocks: bool, pointers: int, dims: int, threads: int
     threads : int
         Threads of a block.
     """
-    return _shell(blocks, pointers, dims, threads).replace(ENTRY, symbol)
+    return _shell_function(blocks, pointers, dims, threads).replace(ENTRY, symbol)

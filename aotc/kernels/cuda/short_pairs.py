@@ -17,7 +17,7 @@ from aotc.ir.loop.ir import Apply, Load, Scalar
 from aotc.kernels.llvm_types import F32, I16, I32, Emit, i32
 
 
-def _fused(operands: str, number: int) -> Emit:
+def _packed_fma(operands: str, number: int) -> Emit:
     """Return the function that computes a packed sum or product as ``fma``.
 
     One operand is the constant pair ``number``.
@@ -28,9 +28,9 @@ def _fused(operands: str, number: int) -> Emit:
 
 
 PAIRED: dict[str, Emit] = {
-    "add": _fused("$1, c, $2", 0x3F80),
-    "mul": _fused("$1, $2, c", 0x8000),
-    "sub": _fused("$2, c, $1", 0xBF80),
+    "add": _packed_fma("$1, c, $2", 0x3F80),
+    "mul": _packed_fma("$1, $2, c", 0x8000),
+    "sub": _packed_fma("$2, c, $1", 0xBF80),
 }
 """Packed instructions of two registers of two bf16; they compute the same as ``bf16_instructions.ROUNDED``."""
 
@@ -41,26 +41,26 @@ def values_packed_in_pairs(roots: Iterable[Scalar], stored: bool) -> list[Apply]
     They are sums and products with a term that is packed already, or cheap to pack, and roundings that these use or
     that are ``stored``.
     """
-    order = _in_order(roots)
+    order = _scalars_in_order(roots)
     wanted = {id(node) for node in order[-1:] if stored}
     found = []
     for node in reversed(order):
         if not isinstance(node, Apply) or node.dtype != "bf16":
             continue
         if node.fn in PAIRED:
-            if id(node) in wanted or any(isinstance(a, Load) or _is_rounded(a) for a in node.args):
+            if id(node) in wanted or any(isinstance(a, Load) or _is_rounded_to_bf16(a) for a in node.args):
                 wanted |= set(map(id, node.args))
                 found.append(node)
-        elif _is_rounded(node) and id(node) in wanted:
+        elif _is_rounded_to_bf16(node) and id(node) in wanted:
             found.append(node)
     return found[::-1]
 
 
-def _is_rounded(node: Scalar) -> bool:
+def _is_rounded_to_bf16(node: Scalar) -> bool:
     return isinstance(node, Apply) and node.fn == "convert" and (node.dtype, node.args[0].dtype) == ("bf16", "f32")
 
 
-def _in_order(roots: Iterable[Scalar]) -> list[Scalar]:
+def _scalars_in_order(roots: Iterable[Scalar]) -> list[Scalar]:
     """Return the scalars in the expressions ``roots``, each once, operands first."""
     found: dict[int, Scalar] = {}
     stack = list(roots)[::-1]

@@ -15,7 +15,7 @@ from aotc.kernels.llvm_types import F32, I16, I32, Emit
 _LOG2_E = 1.4426950408889634
 
 
-def rounded(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+def round_to_bf16_register(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """Return an f32 register rounded to bf16: the upper half of a register whose lower half is 0."""
     kind = ir.FunctionType(I32, [F32, F32])
     zero = ir.Constant(F32, 0.0)
@@ -23,31 +23,31 @@ def rounded(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     return builder.bitcast(pair, F32)
 
 
-def bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+def bf16_bits_by_instruction(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """Return the 16 bits of an f32 register rounded to bf16, by the machine's instruction."""
     return builder.asm(ir.FunctionType(I16, [F32]), "cvt.rn.bf16.f32 $0, $1;", "=h,f", [value], side_effect=False)
 
 
-def _one(text: str) -> Emit:
+def _bf16_constant_one(text: str) -> Emit:
     return lambda b, *args: b.asm(
         ir.FunctionType(F32, [F32] * len(args)), f"{text} {', '.join(f'${n}' for n in range(len(args) + 1))};",
         ",".join(["=f", *("f" * len(args))]), list(args), side_effect=False,
     )  # fmt: skip
 
 
-def _exp(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    return _one("ex2.approx.f32")(b, b.fmul(x, ir.Constant(F32, _LOG2_E)))
+def _emit_bf16_exp(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    return _bf16_constant_one("ex2.approx.f32")(b, b.fmul(x, ir.Constant(F32, _LOG2_E)))
 
 
-def _logistic(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """``1 / (1 + e**-x)``, or ``e**x / (1 + e**x)`` where that overflows."""
+def _emit_bf16_logistic(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """Emit the logistic function: ``1 / (1 + e**-x)``, or ``e**x / (1 + e**x)`` where that overflows."""
     size = call_intrinsic(b, "llvm.fabs.f32", F32, [x])
-    power = _exp(b, b.fneg(size))
-    whole = _one("rcp.approx.f32")(b, b.fadd(power, ir.Constant(F32, 1.0)))
+    power = _emit_bf16_exp(b, b.fneg(size))
+    whole = _bf16_constant_one("rcp.approx.f32")(b, b.fadd(power, ir.Constant(F32, 1.0)))
     return b.select(b.fcmp_ordered("<", x, ir.Constant(F32, 0.0)), b.fmul(power, whole), whole)
 
 
-def _fused(number: str, operands: str) -> Emit:
+def _sum_or_product_as_fma(number: str, operands: str) -> Emit:
     """Return the function that computes a sum or a product as ``fma`` of ``operands``, one of which is a ``number``.
 
     f32 arithmetic, rounded afterwards, has the same bits for twice the instructions: f32 represents any product of two
@@ -68,14 +68,14 @@ def _fused(number: str, operands: str) -> Emit:
 
 
 ROUNDED: dict[str, Emit] = {
-    "add": _fused("0x3F80", "x, c, y"),  # 1
-    "mul": _fused("0x8000", "x, y, c"),  # -0, to which also -0 may be added
-    "sub": _fused("0xBF80", "y, c, x"),  # -1
+    "add": _sum_or_product_as_fma("0x3F80", "x, c, y"),  # 1
+    "mul": _sum_or_product_as_fma("0x8000", "x, y, c"),  # -0, to which also -0 may be added
+    "sub": _sum_or_product_as_fma("0xBF80", "y, c, x"),  # -1
 }
 
 BF16: dict[str, Emit] = {
-    "div": _one("div.full.f32"),
-    "exp": _exp,
-    "logistic": _logistic,
-    "tanh": _one("tanh.approx.f32"),
+    "div": _bf16_constant_one("div.full.f32"),
+    "exp": _emit_bf16_exp,
+    "logistic": _emit_bf16_logistic,
+    "tanh": _bf16_constant_one("tanh.approx.f32"),
 }

@@ -41,11 +41,11 @@ from aotc.ir.loop.ir import (
 )
 from aotc.ir.loop.scratch import buffer_bytes, scratch_layout
 from aotc.kernels.emit import library, memory, scalar
-from aotc.kernels.emit.convert import convert
-from aotc.kernels.emit.index import Indices, flat_index
-from aotc.kernels.emit.metadata import Metadata, invariant
-from aotc.kernels.emit.poll import Polls
-from aotc.kernels.emit.vector.transposes import emit_transposed, transposed
+from aotc.kernels.emit.convert import convert_register
+from aotc.kernels.emit.index import IndexEmitter, flat_index
+from aotc.kernels.emit.metadata import LoopMetadata, mark_load_invariant
+from aotc.kernels.emit.poll import CancellationPolls
+from aotc.kernels.emit.vector.transposes import emit_transposed, match_transposing_copy
 from aotc.kernels.llvm_types import I8, I64, PTR, VOID, Register, i64, memory_type
 from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT
@@ -94,10 +94,10 @@ def emit_body(
     return function
 
 
-def _pointer_parameter(builder: ir.IRBuilder, number: int) -> ir.Value:
+def _parameter_pointer_and_attributes(builder: ir.IRBuilder, number: int) -> ir.Value:
     table = builder.function.args[0]
     address = builder.gep(table, [i64(number)], inbounds=True, source_etype=PTR)
-    return invariant(builder.load(address, typ=PTR))
+    return mark_load_invariant(builder.load(address, typ=PTR))
 
 
 class BodyEmitter:
@@ -111,7 +111,7 @@ class BodyEmitter:
         The machine.
     """
 
-    metadata = Metadata
+    metadata = LoopMetadata
 
     def __init__(self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
         self.builder, self.kernel, self.target = builder, kernel, target
@@ -123,23 +123,23 @@ class BodyEmitter:
         self._heap: list[list[ir.Value]] = []  # addresses to free at the end of each open block
 
     @staticmethod
-    def indices(builder: ir.IRBuilder) -> Indices:
+    def indices(builder: ir.IRBuilder) -> IndexEmitter:
         """Return the emitter of index expressions."""
-        return Indices(builder)
+        return IndexEmitter(builder)
 
     def emit(self) -> None:
         """Emit the whole body of the kernel."""
         item = self._bind_parameters()
         self._metadata = self.metadata(self.builder.module, self.kernel, self.target, self._scratch)
-        self._polls = Polls(self.builder, self.kernel) if self.target.kind == "cpu" else None
+        self._polls = CancellationPolls(self.builder, self.kernel) if self.target.kind == "cpu" else None
         match self.kernel.body:
             case (For(kind="parallel") as loop,):
                 begin = self._indices.emit(loop.begin)
                 step = self.builder.mul(item, i64(loop.step), flags=("nsw",))
                 self._indices.bind(loop.var, self.builder.add(begin, step, flags=("nsw",)))
-                self._block(loop.body)
+                self._emit_block(loop.body)
             case body:
-                self._block(body)
+                self._emit_block(body)
 
     # --- buffers ---
 
@@ -148,11 +148,11 @@ class BodyEmitter:
         kernel, builder = self.kernel, self.builder
         buffers = (*kernel.inputs, *kernel.outputs)
         for number, buffer in enumerate(buffers):
-            self._pointers[buffer.name] = _pointer_parameter(builder, number)
+            self._pointers[buffer.name] = _parameter_pointer_and_attributes(builder, number)
         table = builder.function.args[1]
         for number, name in enumerate(kernel.dims):
             address = builder.gep(table, [i64(number)], inbounds=True, source_etype=I64)
-            self._indices.bind(name, invariant(builder.load(address, typ=I64)))
+            self._indices.bind(name, mark_load_invariant(builder.load(address, typ=I64)))
         return builder.function.args[2]
 
     def address(self, buffer: Buffer, flat: Dim) -> ir.Value:
@@ -161,7 +161,7 @@ class BodyEmitter:
         if pointer is None:
             raise InternalError(f"kernels: {self.kernel.name} uses the unknown buffer {buffer.name!r}")
         kind = memory_type(buffer.dtype)
-        folded = self._indices.fold(flat)
+        folded = self._indices.fold_unrolled_variables(flat)
         if DTYPES[buffer.dtype].kind == "c":
             folded = folded * 2
         if not isinstance(folded, Expr) and folded == 0:
@@ -172,7 +172,7 @@ class BodyEmitter:
         """Return the i64 value of ``dim``."""
         return self._indices.emit(dim)
 
-    def _element(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
+    def _element_address(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
         if len(index) != len(buffer.shape):
             raise InternalError(f"kernels: {len(index)} indices for {buffer.name} of rank {len(buffer.shape)}")
         return self.address(buffer, flat_index(buffer, index))
@@ -192,7 +192,7 @@ class BodyEmitter:
             if waiting:
                 stack += reversed(waiting)
                 continue
-            done[id(node)] = self._node(node, done)
+            done[id(node)] = self._emit_scalar_node(node, done)
             stack.pop()
         return done[id(expression)]
 
@@ -200,24 +200,24 @@ class BodyEmitter:
         """Return the registers of scalars that have already been computed, by ``id()`` of the scalar."""
         return {}
 
-    def _node(self, node: Scalar, done: dict[int, Register]) -> Register:
+    def _emit_scalar_node(self, node: Scalar, done: dict[int, Register]) -> Register:
         match node:
             case Const(value=value, dtype=dtype):
-                return scalar.constant(value, dtype)
+                return scalar.literal_register(value, dtype)
             case Index(expr=expr, dtype=dtype):
-                return convert(self.builder, self._indices.emit(expr), "i64", dtype)
+                return convert_register(self.builder, self._indices.emit(expr), "i64", dtype)
             case Var(name=name):
-                return self._variable(name)
+                return self._load_variable(name)
             case Load(buffer=buffer, index=index):
-                address, annotate = self._element(buffer, index), self._metadata.annotation(buffer)
-                found = memory.load(self.builder, address, buffer.dtype, annotate)
+                address, annotate = self._element_address(buffer, index), self._metadata.annotation(buffer)
+                found = memory.load_element(self.builder, address, buffer.dtype, annotate)
                 return memory.freeze_value(self.builder, found, not index) if buffer.name in self._unsettled else found
             case Apply(fn=fn, args=args, dtype=dtype):
                 values, dtypes = [done[id(a)] for a in args], [a.dtype for a in args]
-                return scalar.apply(self.builder, fn, values, dtypes, dtype)
+                return scalar.emit_scalar_op(self.builder, fn, values, dtypes, dtype)
         raise InternalError(f"kernels: unknown scalar {node!r}")
 
-    def _variable(self, name: str) -> Register:
+    def _load_variable(self, name: str) -> Register:
         for frame in reversed(self._scalars):
             if name in frame:
                 return frame[name]
@@ -225,70 +225,72 @@ class BodyEmitter:
 
     # --- statements ---
 
-    def _block(self, body: tuple[Stmt, ...]) -> None:
+    def _emit_block(self, body: tuple[Stmt, ...]) -> None:
         self._indices.push()
         self._scalars.append({})
         self._heap.append([])
         for stmt in body:
-            self._statement(stmt)
+            self._emit_statement(stmt)
         for address in self._heap.pop():
-            library.free(self.builder, address)
+            library.emit_free(self.builder, address)
         self._scalars.pop()
         self._indices.pop()
 
-    def _statement(self, stmt: Stmt) -> None:
+    def _emit_statement(self, stmt: Stmt) -> None:
         match stmt:
             case For(kind="unroll" | "lanes") if not is_any_test_loop(stmt):
-                self._unrolled(stmt)
-            case For() if self.target.kind == "cpu" and (copy := transposed(stmt, self.kernel)):
+                self._emit_unrolled_loop(stmt)
+            case For() if self.target.kind == "cpu" and (copy := match_transposing_copy(stmt, self.kernel)):
                 ends = [self.address(copy.x, copy.x_at), self.address(copy.out, copy.out_at)]
                 emit_transposed(self.builder, [*ends, self.index(copy.x_row), self.index(copy.out_row)], copy)
             case For():
-                self._loop(stmt)
+                self._emit_loop(stmt)
             case Let(var=var, value=value):
-                self._let(var, self.scalar(value))
+                self._emit_let(var, self.scalar(value))
             case Store(atomic=True):
                 raise InternalError("kernels: a CPU kernel has no atomic stores")
             case Store():
-                self._store(stmt)
+                self._emit_store(stmt)
             case If():
-                self._if(stmt)
+                self._emit_if(stmt)
             case While():
-                self._while(stmt)
+                self._emit_while(stmt)
             case Alloc(buffer=buffer):
-                self._alloc(buffer)
+                self._emit_alloc(buffer)
             case Prefetch(buffer=buffer, index=index):
-                memory.prefetch(self.builder, self._element(buffer, index))
+                memory.prefetch_cache_line(self.builder, self._element_address(buffer, index))
             case Tile():
                 self._emit_tile(self, stmt)
             case Either(buffer=buffer, cond=cond, places=(first, second)):
-                one, other = self._element(*first), self._element(*second)
+                one, other = self._element_address(*first), self._element_address(*second)
                 self._pointers[buffer.name] = self.builder.select(self.scalar(cond), one, other)
             case ExternalCall(function=function, args=args):
                 if self._polls is not None:
                     self._polls.ask(self._heap)
-                places = [self._element(buffer, index) for buffer, index in args]
-                library.call(self.builder, function, places, sum(is_letter(b) for b, _ in args))
+                places = [self._element_address(buffer, index) for buffer, index in args]
+                library.call_fortran_function(self.builder, function, places, sum(is_letter(b) for b, _ in args))
             case Barrier() | GridBarrier() | Shuffle() | WarpMatch():
                 raise InternalError("kernels: a CPU kernel has no threads to wait for")
 
-    def _let(self, var: Var, value: Register) -> None:
+    def _emit_let(self, var: Var, value: Register) -> None:
         self._scalars[-1][var.name] = value
         if DTYPES[var.dtype].kind in "iu":
-            self._indices.bind(var.name, convert(self.builder, value, var.dtype, "i64"))
+            self._indices.bind(var.name, convert_register(self.builder, value, var.dtype, "i64"))
 
-    def _store(self, stmt: Store) -> None:
+    def _emit_store(self, stmt: Store) -> None:
         buffer, value = stmt.buffer, self.scalar(stmt.value)
-        address, annotate = self._element(buffer, stmt.index), self._metadata.annotation(buffer)
+        address, annotate = self._element_address(buffer, stmt.index), self._metadata.annotation(buffer)
         if stmt.reduce:
-            old = memory.load(self.builder, address, buffer.dtype, annotate)
-            value = scalar.combine(self.builder, stmt.reduce, old, value, buffer.dtype)
-        memory.store(self.builder, value, address, buffer.dtype, annotate)
+            old = memory.load_element(self.builder, address, buffer.dtype, annotate)
+            value = scalar.emit_combination(self.builder, stmt.reduce, old, value, buffer.dtype)
+        memory.store_element(self.builder, value, address, buffer.dtype, annotate)
 
-    def _alloc(self, buffer: Buffer) -> None:
+    def _emit_alloc(self, buffer: Buffer) -> None:
         if buffer.space == "scratch" and not is_static(buffer.shape):
-            size = self._indices.emit(self._indices.fold(product(buffer.shape) * size_of(buffer.dtype)))
-            self._pointers[buffer.name] = address = library.allocate(self.builder, size)
+            size = self._indices.emit(
+                self._indices.fold_unrolled_variables(product(buffer.shape) * size_of(buffer.dtype))
+            )
+            self._pointers[buffer.name] = address = library.emit_malloc(self.builder, size)
             self._heap[-1].append(address)
             return
         if buffer.space == "scratch":
@@ -304,21 +306,24 @@ class BodyEmitter:
             local.type = PTR  # llvmlite's pointer is typed: it rejects stores of floats
         self._pointers[buffer.name] = local
 
-    def _unrolled(self, loop: For) -> None:
-        begin, end = self._indices.fold(loop.begin), self._indices.fold(loop.end)
+    def _emit_unrolled_loop(self, loop: For) -> None:
+        begin, end = self._indices.fold_unrolled_variables(loop.begin), self._indices.fold_unrolled_variables(loop.end)
         if isinstance(begin, Expr) or isinstance(end, Expr):
             raise InternalError(f"kernels: the unrolled loop {loop.var} has a symbolic range")
         for value in range(begin, end, loop.step):
             self._indices.bind_number(loop.var, value)
-            self._block(loop.body)
+            self._emit_block(loop.body)
             self._indices.unbind_number(loop.var)
 
-    def _loop(self, loop: For) -> None:
+    def _emit_loop(self, loop: For) -> None:
         """Emit a rotated loop, as LLVM's loop passes expect: a test before the loop, then one at the bottom."""
         builder = self.builder
         if self.kernel.dims:
             self._indices.divide_before(loop)
-        begin_dim, end_dim = self._indices.fold(loop.begin), self._indices.fold(loop.end)
+        begin_dim, end_dim = (
+            self._indices.fold_unrolled_variables(loop.begin),
+            self._indices.fold_unrolled_variables(loop.end),
+        )
         base, iterations = None, end_dim - begin_dim
         if isinstance(iterations, int) and isinstance(begin_dim, Expr) and self.target.kind == "cpu":
             # The number of iterations is constant, which LLVM does not derive from two bounds.
@@ -334,10 +339,10 @@ class BodyEmitter:
             builder.branch(body)
         else:
             builder.cbranch(builder.icmp_signed("<", begin, end), body, after)
-        backedge = self._iterations(loop, (begin, end, i64(loop.step)), body, after, base)
+        backedge = self._emit_iterations(loop, (begin, end, i64(loop.step)), body, after, base)
         self._metadata.describe(loop, backedge)
 
-    def _iterations(
+    def _emit_iterations(
         self, loop: For, steps: tuple[ir.Value, ir.Value, ir.Value], body: ir.Block, after: ir.Block,
         base: ir.Value | None = None,
     ) -> ir.Instruction:  # fmt: skip
@@ -349,8 +354,8 @@ class BodyEmitter:
         variable.add_incoming(begin, before)
         self._indices.push()
         self._indices.bind(loop.var, variable if base is None else builder.add(base, variable, flags=("nsw",)))
-        self._iteration(loop)
-        self._block(loop.body)
+        self._emit_iteration_start(loop)
+        self._emit_block(loop.body)
         self._indices.pop()
         following = builder.add(variable, step, flags=("nsw",))
         variable.add_incoming(following, builder.block)
@@ -358,39 +363,39 @@ class BodyEmitter:
         builder.position_at_end(after)
         return backedge
 
-    def _iteration(self, loop: Stmt) -> None:
+    def _emit_iteration_start(self, loop: Stmt) -> None:
         """Emit the start of an iteration: a poll for cancellation; GPU kernels do not poll."""
         if self._polls is not None:
             self._polls.iteration(loop, self._heap)
 
-    def _if(self, stmt: If) -> None:
+    def _emit_if(self, stmt: If) -> None:
         condition = self.scalar(stmt.cond)
         builder = self.builder
         then, after = builder.append_basic_block("then"), builder.append_basic_block("end_if")
         otherwise = builder.append_basic_block("else") if stmt.otherwise else after
         builder.cbranch(condition, then, otherwise)
         builder.position_at_end(then)
-        self._block(stmt.then)
+        self._emit_block(stmt.then)
         builder.branch(after)
         if stmt.otherwise:
             builder.position_at_end(otherwise)
-            self._block(stmt.otherwise)
+            self._emit_block(stmt.otherwise)
             builder.branch(after)
         builder.position_at_end(after)
 
-    def _while(self, stmt: While) -> None:
+    def _emit_while(self, stmt: While) -> None:
         builder = self.builder
         test, body, after = (builder.append_basic_block(n) for n in ("while", "do", "end_while"))
         builder.branch(test)
         builder.position_at_end(test)
-        self._iteration(stmt)
+        self._emit_iteration_start(stmt)
         self._indices.push()
         self._scalars.append({})
         for inner in stmt.cond:
-            self._statement(inner)
+            self._emit_statement(inner)
         builder.cbranch(self.scalar(stmt.pred), body, after)
         builder.position_at_end(body)
-        self._block(stmt.body)
+        self._emit_block(stmt.body)
         builder.branch(test)
         builder.position_at_end(after)
         self._scalars.pop()

@@ -10,13 +10,25 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.kernels.emit import bf16_instructions, half, small_float
-from aotc.kernels.formulas.llvm_values import call_intrinsic, suffix
-from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, Register, has_bf16, i32, register_type, saturates
+from aotc.kernels.formulas.llvm_values import call_intrinsic, intrinsic_type_suffix
+from aotc.kernels.llvm_types import (
+    F32,
+    F64,
+    I1,
+    I8,
+    I16,
+    I32,
+    Register,
+    has_bf16,
+    has_saturating_conversions,
+    i32,
+    register_type,
+)
 from aotc.vmfb.dtypes import DTYPES, DType, real_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
 
-def convert(builder: ir.IRBuilder, value: Register, source: str, to: str) -> Register:
+def convert_register(builder: ir.IRBuilder, value: Register, source: str, to: str) -> Register:
     """Return ``value`` of dtype ``source`` as dtype ``to`` (``stablehlo.convert``)."""
     if source == to:
         return value
@@ -24,34 +36,34 @@ def convert(builder: ir.IRBuilder, value: Register, source: str, to: str) -> Reg
         part = real_of(to)
         if isinstance(value, tuple):
             inner = real_of(source)
-            return (_real(builder, value[0], inner, part), _real(builder, value[1], inner, part))
-        return (_real(builder, value, source, part), ir.Constant(register_type(part), 0.0))
+            return (_convert_real(builder, value[0], inner, part), _convert_real(builder, value[1], inner, part))
+        return (_convert_real(builder, value, source, part), ir.Constant(register_type(part), 0.0))
     if isinstance(value, tuple):
-        return _real(builder, value[0], real_of(source), to)
-    return _real(builder, value, source, to)
+        return _convert_real(builder, value[0], real_of(source), to)
+    return _convert_real(builder, value, source, to)
 
 
-def _real(builder: ir.IRBuilder, value: ir.Value, source: str, to: str) -> ir.Value:
+def _convert_real(builder: ir.IRBuilder, value: ir.Value, source: str, to: str) -> ir.Value:
     if source == to:
         return value
     if source in SMALL_FLOATS:
-        return _real(builder, small_float.to_f32(builder, value, source), "f32", to)
+        return _convert_real(builder, small_float.small_float_to_f32(builder, value, source), "f32", to)
     a, b = DTYPES[source], DTYPES[to]
     match a.kind == "f", b.kind:
         case True, "f":
-            return _float_to_float(builder, value, b)
+            return _convert_float_to_float(builder, value, b)
         case True, "b":
             return builder.fcmp_unordered("!=", value, ir.Constant(value.type, 0.0))
         case True, _:
-            return _float_to_int(builder, value, b)
+            return _convert_float_to_int(builder, value, b)
         case False, "f":
-            return _int_to_float(builder, value, a, b)
+            return _convert_int_to_float(builder, value, a, b)
         case False, "b":
             return builder.icmp_unsigned("!=", value, ir.Constant(value.type, 0))
-    return narrow_int(builder, _resize(builder, value, a, register_type(to)), b)
+    return narrow_int(builder, _resize_integer(builder, value, a, register_type(to)), b)
 
 
-def _resize(builder: ir.IRBuilder, value: ir.Value, row: DType, kind: ir.Type) -> ir.Value:
+def _resize_integer(builder: ir.IRBuilder, value: ir.Value, row: DType, kind: ir.Type) -> ir.Value:
     if value.type.width == kind.width:
         return value
     if value.type.width > kind.width:
@@ -68,17 +80,17 @@ def narrow_int(builder: ir.IRBuilder, value: ir.Value, row: DType) -> ir.Value:
     return builder.ashr(high, unused) if row.kind == "i" else builder.lshr(high, unused)
 
 
-def _float_to_float(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
+def _convert_float_to_float(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
     if to.bits == 64:
         return builder.fpext(value, F64) if value.type == F32 else value
     if to.bits == 32:
         return builder.fptrunc(value, F32) if value.type == F64 else value
     if value.type == F64:
-        value = _to_odd_f32(builder, value)
-    return round_to(builder, value, to.name)
+        value = _round_f64_to_odd_f32(builder, value)
+    return round_f32_to(builder, value, to.name)
 
 
-def _to_odd_f32(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+def _round_f64_to_odd_f32(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """Narrow f64 to f32 with rounding to odd, so that a second rounding to fewer bits is correct.
 
     It sets the last bit of the f32 next to ``value`` towards 0 if that is inexact.
@@ -94,18 +106,18 @@ def _to_odd_f32(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     return builder.bitcast(builder.or_(down, builder.zext(inexact, I32)), F32)
 
 
-def round_to(builder: ir.IRBuilder, value: ir.Value, to: str) -> ir.Value:
+def round_f32_to(builder: ir.IRBuilder, value: ir.Value, to: str) -> ir.Value:
     """Round an f32 register to a register of the float dtype ``to``, to nearest even."""
     if to in SMALL_FLOATS:
-        return small_float.from_f32(builder, value, to)
+        return small_float.f32_to_small_float(builder, value, to)
     match to:
         case "bf16" if has_bf16(builder):
-            return bf16_instructions.rounded(builder, value)
+            return bf16_instructions.round_to_bf16_register(builder, value)
         case "bf16":
             bits = bf16_bits(builder, value)
             return builder.bitcast(builder.shl(builder.zext(bits, I32), i32(16)), F32)
         case "f16":
-            return half.to_f32(builder, half.from_f32(builder, value))
+            return half.f16_bits_to_f32(builder, half.f32_to_f16_bits(builder, value))
         case "f32" | "f64":
             return value
     raise InternalError(f"kernels: cannot emit a conversion to {to}")
@@ -117,7 +129,7 @@ def bf16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     if known is not None:
         return known
     if has_bf16(builder):
-        return bf16_instructions.bits(builder, value)
+        return bf16_instructions.bf16_bits_by_instruction(builder, value)
     bits = builder.bitcast(value, I32)
     last = builder.and_(builder.lshr(bits, i32(16)), i32(1))
     rounded = builder.add(builder.add(bits, i32(0x7FFF)), last)
@@ -127,7 +139,7 @@ def bf16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 
 def _widened_bf16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value | None:
-    """Return the 16 bits from which an f32 register was just created by :func:`round_to` or a load; None for others."""
+    """Return the 16 bits from which a load or :func:`round_f32_to` has just created an f32 register; else None."""
     match value:
         case ir.CastInstr(
             opname="bitcast",
@@ -139,19 +151,19 @@ def _widened_bf16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value | None:
     return None
 
 
-def _float_to_int(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
-    if not saturates(builder) and (to.bits < 32 or to.name == "i32"):
-        return _clamped(builder, value, to)
+def _convert_float_to_int(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
+    if not has_saturating_conversions(builder) and (to.bits < 32 or to.name == "i32"):
+        return _clamp_and_convert_to_i32(builder, value, to)
     fn = "fptosi" if to.kind == "i" else "fptoui"
     kind = ir.IntType(to.bits)
-    name = f"llvm.{fn}.sat.i{to.bits}.{suffix(value.type)}"
+    name = f"llvm.{fn}.sat.i{to.bits}.{intrinsic_type_suffix(value.type)}"
     whole = call_intrinsic(builder, name, kind, [value])
     if to.bits >= 8:
         return whole
     return builder.sext(whole, I8) if to.kind == "i" else builder.zext(whole, I8)
 
 
-def _clamped(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
+def _clamp_and_convert_to_i32(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
     """Clamp in the float's type, then convert to i32; LLVM's saturating conversion is not vectorized on x86."""
     signed = to.kind == "i"
     low, high = (-(1 << (to.bits - 1)), (1 << (to.bits - 1)) - 1) if signed else (0, (1 << to.bits) - 1)
@@ -166,15 +178,15 @@ def _clamped(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
     return whole if to.bits == 32 else builder.trunc(whole, ir.IntType(max(to.bits, 8)))
 
 
-def _int_to_float(builder: ir.IRBuilder, value: ir.Value, source: DType, to: DType) -> ir.Value:
+def _convert_int_to_float(builder: ir.IRBuilder, value: ir.Value, source: DType, to: DType) -> ir.Value:
     if to.bits >= 32 or source.bits <= 16:
         kind = F64 if to.bits == 64 else F32
         exact = builder.sitofp(value, kind) if source.kind == "i" else builder.uitofp(value, kind)
-        return exact if to.bits >= 32 else round_to(builder, exact, to.name)
-    return _wide_int_to_short(builder, value, source, to)
+        return exact if to.bits >= 32 else round_f32_to(builder, exact, to.name)
+    return _convert_wide_int_to_short_float(builder, value, source, to)
 
 
-def _wide_int_to_short(builder: ir.IRBuilder, value: ir.Value, source: DType, to: DType) -> ir.Value:
+def _convert_wide_int_to_short_float(builder: ir.IRBuilder, value: ir.Value, source: DType, to: DType) -> ir.Value:
     """Round a 32- or 64-bit integer once: bits below the 40th from the top are combined into a sticky bit."""
     if source.bits == 64:
         sticky = ir.Constant(value.type, (1 << 24) - 1)
@@ -190,7 +202,7 @@ def _wide_int_to_short(builder: ir.IRBuilder, value: ir.Value, source: DType, to
             fits = builder.or_(fits, builder.icmp_unsigned("==", high, ones))
         value = builder.select(fits, value, short)
     wide = builder.sitofp(value, F64) if source.kind == "i" else builder.uitofp(value, F64)
-    return round_to(builder, _to_odd_f32(builder, wide), to.name)
+    return round_f32_to(builder, _round_f64_to_odd_f32(builder, wide), to.name)
 
 
 def to_bool_byte(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:

@@ -13,17 +13,17 @@ from aotc.diagnostics import InternalError
 from aotc.ir.opset.elementwise import exponent_bits_rounded
 from aotc.ir.opset.spec import cast_array
 from aotc.kernels.formulas import math as formulas
-from aotc.kernels.formulas.llvm_values import ScalarValue, suffix
+from aotc.kernels.formulas.llvm_values import ScalarValue, intrinsic_type_suffix
 from aotc.kernels.formulas.rare import FullAlgebra
 from aotc.kernels.llvm_types import F32, Register
 
 
-def rounded(value: float, dtype: str) -> float:
+def round_register_to_dtype(value: float, dtype: str) -> float:
     """Return ``value`` rounded to a value of float dtype ``dtype``."""
     return float(cast_array(np.asarray(value, np.float64), dtype))
 
 
-def call(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
+def call_math_function(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
     """Call the function ``fn`` of ``formulas.math`` on float or double registers.
 
     Raises
@@ -33,9 +33,9 @@ def call(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
     """
     formula = formulas.FUNCTIONS.get(fn)
     if formula is None:
-        raise InternalError(f"kernels: cannot emit the scalar op {fn} for {suffix(args[0].type)}")
+        raise InternalError(f"kernels: cannot emit the scalar op {fn} for {intrinsic_type_suffix(args[0].type)}")
     kind = args[0].type
-    name = f"aotc.{fn}.{suffix(kind)}"
+    name = f"aotc.{fn}.{intrinsic_type_suffix(kind)}"
     function = builder.module.globals.get(name)
     if function is None:
         function = ir.Function(builder.module, ir.FunctionType(kind, [kind] * len(args)), name)
@@ -47,7 +47,7 @@ def call(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
     return builder.call(function, args)
 
 
-def reduce_precision(builder: ir.IRBuilder, args: list[Register], dtype: str) -> ir.Value:
+def emit_reduce_precision(builder: ir.IRBuilder, args: list[Register], dtype: str) -> ir.Value:
     """Round to a float of fewer exponent and mantissa bits; both are constants.
 
     Raises

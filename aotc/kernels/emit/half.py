@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from aotc.kernels.emit.small_float import rounded_magnitude
+from aotc.kernels.emit.small_float import rounded_small_float_magnitude
 from aotc.kernels.llvm_types import F32, HALF, I16, I32, i32, lacks_instruction
 from aotc.vmfb.float_formats import FloatFormat
 
@@ -18,7 +18,7 @@ _QUIET, _QUIET_F16 = 1 << 22, 1 << 9
 _MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000
 
 
-def to_f32(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
+def f16_bits_to_f32(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
     """Return the f32 of the f16 in an i16 register; exact."""
     if not lacks_instruction(builder, "f16"):
         return builder.fpext(builder.bitcast(bits, HALF), F32)
@@ -38,13 +38,13 @@ def to_f32(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
     return builder.bitcast(builder.or_(value, sign), F32)
 
 
-def from_f32(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+def f32_to_f16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """Return the i16 of an f32 rounded to f16, to nearest, ties to even."""
     if not lacks_instruction(builder, "f16"):
         return builder.bitcast(builder.fptrunc(value, HALF), I16)
     bits = builder.bitcast(value, I32)
     magnitude = builder.and_(bits, i32(_MAGNITUDE))
-    code = rounded_magnitude(builder, value, magnitude, _F16)
+    code = rounded_small_float_magnitude(builder, value, magnitude, _F16)
     code = builder.select(builder.icmp_unsigned(">", code, i32(_F16.largest)), i32(_F16.infinity), code)
     payload = builder.and_(builder.lshr(bits, i32(_SHIFT)), i32(_QUIET_F16 - 1))
     nan = builder.or_(payload, i32(_F16.infinity | _QUIET_F16))

@@ -20,11 +20,11 @@ Frame: TypeAlias = tuple[dict[str, ir.Value], dict[Dim, ir.Value]]
 
 def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
     """Return the row-major offset of an element of ``buffer``, in elements."""
-    return _flat(buffer.shape, index)
+    return _row_major_offset(buffer.shape, index)
 
 
 @memoized
-def _flat(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> Dim:
+def _row_major_offset(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> Dim:
     """Return the row-major offset of an element; memoized, because kernels compute the same offsets repeatedly."""
     flat: Dim = 0
     stride: Dim = 1
@@ -34,26 +34,26 @@ def _flat(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> Dim:
     return flat
 
 
-def at_iteration(buffer: Buffer, index: tuple[Dim, ...], var: str, iteration: Dim) -> Dim:
+def element_offset_at_iteration(buffer: Buffer, index: tuple[Dim, ...], var: str, iteration: Dim) -> Dim:
     """Return the offset of an element in iteration ``iteration`` of the loop of ``var``."""
-    return _at_iteration(flat_index(buffer, index), var, iteration)
+    return _offset_at_iteration(flat_index(buffer, index), var, iteration)
 
 
 @memoized
-def _at_iteration(flat: Dim, var: str, iteration: Dim) -> Dim:
+def _offset_at_iteration(flat: Dim, var: str, iteration: Dim) -> Dim:
     """Return an offset in an iteration of a loop; memoized, because each enclosing loop queries inner accesses."""
     return substitute(flat, {var: iteration})
 
 
 @memoized
-def step_of(flat: Dim, var: str) -> Dim | None:
+def stride_of_offset(flat: Dim, var: str) -> Dim | None:
     """Return the stride of an element's offset in ``var``, or None if it depends on ``var``."""
     found = [s for s in symbols(flat) if s.name == var]
     step = substitute_symbols(flat, {s: Expr(1, (((s,), 1),)) for s in found}) - flat
     return None if any(s.name == var for s in symbols(step)) else step
 
 
-class Indices:
+class IndexEmitter:
     """Emits index expressions, each once per block of statements.
 
     A *frame* has the values computed in one block; they are reused in the block and in nested ones. Names are bound to
@@ -100,19 +100,19 @@ class Indices:
         """End the replacement of the loop variable ``name`` by a constant."""
         del self._numbers[name]
 
-    def fold(self, dim: Dim) -> Dim:
+    def fold_unrolled_variables(self, dim: Dim) -> Dim:
         """Return ``dim`` with the constant variables of unrolled loops substituted."""
         return substitute(dim, self._numbers) if self._numbers else dim
 
     def emit(self, dim: Dim) -> ir.Value:
         """Return the i64 value of ``dim``."""
-        dim = self.fold(dim)
+        dim = self.fold_unrolled_variables(dim)
         if not isinstance(dim, Expr):
             return i64(int(dim))
         for frame in reversed(self._known):
             if dim in frame:
                 return frame[dim]
-        value = self._sum(dim)
+        value = self._emit_sum(dim)
         self._known[-1][dim] = value
         return value
 
@@ -124,13 +124,13 @@ class Indices:
         inside = list(walk((loop,)))
         own = {s.var for s in inside if isinstance(s, For)} | {s.var.name for s in inside if isinstance(s, Let)}
         for atom in dict.fromkeys(
-            a for s in inside for e in statement_index_exprs(s) for a in calls_in(e) if _divides_by_a_size(a)
+            a for s in inside for e in statement_index_exprs(s) for a in calls_in(e) if _is_division_by_size(a)
         ):
             names = {s.name for e in (atom.a, atom.b) for s in symbols(e)}
             if (bounds(atom.b)[0] or 0) > 0 and not names & own and all(map(self.has, names)):
-                self._atom(atom)
+                self._emit_atom(atom)
 
-    def _depth(self, dim: Dim) -> int:
+    def _innermost_block_depth(self, dim: Dim) -> int:
         """Return the depth of the innermost block that ``dim`` depends on."""
         found = 0
         for symbol in symbols(dim):
@@ -140,13 +140,13 @@ class Indices:
                     break
         return found
 
-    def _sum(self, dim: Expr) -> ir.Value:
+    def _emit_sum(self, dim: Expr) -> ir.Value:
         """Add the terms of a sum, first those of outer blocks, so that LLVM can hoist the partial sum."""
-        terms = [(self._depth(Expr(0, ((m, 1),))), m, c) for m, c in dim.terms]
+        terms = [(self._innermost_block_depth(Expr(0, ((m, 1),))), m, c) for m, c in dim.terms]
         terms.sort(key=lambda term: term[0])
         total: ir.Value | None = None
         for _, monomial, coefficient in terms:
-            value = self._monomial(monomial)
+            value = self._emit_monomial(monomial)
             if total is not None and coefficient == -1:
                 total = self.builder.sub(total, value, flags=_NO_WRAP)
                 continue
@@ -159,30 +159,30 @@ class Indices:
             total = self.builder.add(total, i64(dim.const), flags=_NO_WRAP)
         return total
 
-    def _monomial(self, monomial: tuple[Sym | Call, ...]) -> ir.Value:
-        value = self._atom(monomial[0])
+    def _emit_monomial(self, monomial: tuple[Sym | Call, ...]) -> ir.Value:
+        value = self._emit_atom(monomial[0])
         for atom in monomial[1:]:
-            value = self.builder.mul(value, self._atom(atom), flags=_NO_WRAP)
+            value = self.builder.mul(value, self._emit_atom(atom), flags=_NO_WRAP)
         return value
 
-    def _atom(self, atom: Sym | Call) -> ir.Value:
+    def _emit_atom(self, atom: Sym | Call) -> ir.Value:
         if isinstance(atom, Sym):
-            return self._name(atom.name)
+            return self._emit_name(atom.name)
         key = expr_of_atom(atom)
         for frame in reversed(self._known):
             if key in frame:
                 return frame[key]
-        value = self._call(atom)
+        value = self._emit_index_function(atom)
         self._known[-1][key] = value
         return value
 
-    def _name(self, name: str) -> ir.Value:
+    def _emit_name(self, name: str) -> ir.Value:
         for frame in reversed(self._names):
             if name in frame:
                 return frame[name]
         raise InternalError(f"kernels: index uses the unknown name {name!r}")
 
-    def _call(self, atom: Call) -> ir.Value:
+    def _emit_index_function(self, atom: Call) -> ir.Value:
         a, b = self.emit(atom.a), self.emit(atom.b)
         builder = self.builder
         if atom.fn in ("max", "min"):
@@ -190,14 +190,14 @@ class Indices:
             return builder.select(keep, a, b)
         low = bounds(atom.a)[0]
         if low is not None and low >= 0:
-            return self._divide(atom, a, b)
-        return self._floor_call(atom.fn, a, b, atom.b)
+            return self._emit_division(atom, a, b)
+        return self._emit_floor_division(atom.fn, a, b, atom.b)
 
-    def _divide(self, atom: Call, a: ir.Value, b: ir.Value) -> ir.Value:
+    def _emit_division(self, atom: Call, a: ir.Value, b: ir.Value) -> ir.Value:
         """Divide a non-negative number."""
         return self.builder.udiv(a, b) if atom.fn == "//" else self.builder.urem(a, b)
 
-    def _floor_call(self, fn: str, a: ir.Value, b: ir.Value, divisor: Dim) -> ir.Value:
+    def _emit_floor_division(self, fn: str, a: ir.Value, b: ir.Value, divisor: Dim) -> ir.Value:
         """Emit floor division or modulo for ``a`` that may be negative; the divisor is positive."""
         builder = self.builder
         if isinstance(divisor, int) and divisor & (divisor - 1) == 0:
@@ -212,5 +212,5 @@ class Indices:
         return builder.select(below, builder.sub(quotient, i64(1)), quotient)
 
 
-def _divides_by_a_size(call: Call) -> bool:
+def _is_division_by_size(call: Call) -> bool:
     return call.fn in ("//", "%") and isinstance(call.b, Expr)

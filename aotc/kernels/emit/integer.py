@@ -12,16 +12,16 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.ir.opset import SCALARS
 from aotc.kernels.emit.convert import narrow_int
-from aotc.kernels.formulas.llvm_values import call_intrinsic, intrinsic, suffix
+from aotc.kernels.formulas.llvm_values import call_intrinsic, intrinsic_method, intrinsic_type_suffix
 from aotc.kernels.llvm_types import I1, Emit
 from aotc.vmfb.dtypes import DTYPES
 
 
-def _by_sign(signed: str, unsigned: str) -> Callable[[str], Emit]:
-    return lambda kind: intrinsic(signed if kind == "i" else unsigned)
+def _signed_or_unsigned_emitter(signed: str, unsigned: str) -> Callable[[str], Emit]:
+    return lambda kind: intrinsic_method(signed if kind == "i" else unsigned)
 
 
-def _division(quotient: bool) -> Callable[[str], Emit]:
+def _integer_division_emitter(quotient: bool) -> Callable[[str], Emit]:
     """Return the emitter of division, with results for division by 0 and for the lowest integer divided by -1."""
 
     def make(kind: str) -> Emit:
@@ -46,7 +46,7 @@ def _division(quotient: bool) -> Callable[[str], Emit]:
     return make
 
 
-def _shift(name: str) -> Callable[[str], Emit]:
+def _shift_emitter(name: str) -> Callable[[str], Emit]:
     def emit(b: ir.IRBuilder, x: ir.Value, by: ir.Value) -> ir.Value:
         width = ir.Constant(x.type, x.type.width)
         fits = b.icmp_unsigned("<", by, width)
@@ -60,7 +60,7 @@ def _shift(name: str) -> Callable[[str], Emit]:
     return lambda kind: emit
 
 
-def _sign(kind: str) -> Emit:
+def _integer_sign_emitter(kind: str) -> Emit:
     def emit(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
         zero, one = ir.Constant(x.type, 0), ir.Constant(x.type, 1)
         positive = b.zext(b.icmp_unsigned("!=", x, zero), x.type) if x.type != I1 else x
@@ -72,7 +72,7 @@ def _sign(kind: str) -> Emit:
     return emit
 
 
-def _abs(kind: str) -> Emit:
+def _integer_abs_emitter(kind: str) -> Emit:
     def emit(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
         if kind != "i":
             return x
@@ -81,7 +81,7 @@ def _abs(kind: str) -> Emit:
     return emit
 
 
-def _power(kind: str) -> Emit:
+def _integer_power_emitter(kind: str) -> Emit:
     """Return the emitter of binary exponentiation; a negative exponent gives 1 / x**|n| in integer division."""
 
     def emit(b: ir.IRBuilder, x: ir.Value, n: ir.Value) -> ir.Value:
@@ -104,13 +104,13 @@ def _power(kind: str) -> Emit:
     return emit
 
 
-def _logic(name: str) -> Callable[[str], Emit]:
+def _logic_emitter(name: str) -> Callable[[str], Emit]:
     return lambda kind: lambda b, *args: getattr(b, name)(*args)
 
 
-def _count(name: str) -> Callable[[str], Emit]:
+def _bit_count_emitter(name: str) -> Callable[[str], Emit]:
     def emit(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-        full = f"llvm.{name}.{suffix(x.type)}"
+        full = f"llvm.{name}.{intrinsic_type_suffix(x.type)}"
         extra = [] if name == "ctpop" else [ir.Constant(I1, 0)]
         return call_intrinsic(b, full, x.type, [x, *extra])
 
@@ -118,35 +118,35 @@ def _count(name: str) -> Callable[[str], Emit]:
 
 
 OF_THE_WIDTH: dict[str, Callable[[str], Emit]] = {
-    "div": _division(quotient=True),
-    "pow": _power,
-    "shl": _shift("shl"),
-    "shr_logic": _shift("lshr"),
-    "shr_arith": _shift("ashr"),
-    "popcnt": _count("ctpop"),
-    "clz": _count("ctlz"),
+    "div": _integer_division_emitter(quotient=True),
+    "pow": _integer_power_emitter,
+    "shl": _shift_emitter("shl"),
+    "shr_logic": _shift_emitter("lshr"),
+    "shr_arith": _shift_emitter("ashr"),
+    "popcnt": _bit_count_emitter("ctpop"),
+    "clz": _bit_count_emitter("ctlz"),
 }
 """Ops whose low result bits depend on the width of the type."""
 
 INTEGERS: dict[str, Callable[[str], Emit]] = {
     **OF_THE_WIDTH,
-    "add": _logic("add"),
-    "sub": _logic("sub"),
-    "mul": _logic("mul"),
-    "rem": _division(quotient=False),
-    "neg": _logic("neg"),
-    "abs": _abs,
-    "max": _by_sign("smax", "umax"),
-    "min": _by_sign("smin", "umin"),
-    "sign": _sign,
-    "and": _logic("and_"),
-    "or": _logic("or_"),
-    "xor": _logic("xor"),
-    "not": _logic("not_"),
+    "add": _logic_emitter("add"),
+    "sub": _logic_emitter("sub"),
+    "mul": _logic_emitter("mul"),
+    "rem": _integer_division_emitter(quotient=False),
+    "neg": _logic_emitter("neg"),
+    "abs": _integer_abs_emitter,
+    "max": _signed_or_unsigned_emitter("smax", "umax"),
+    "min": _signed_or_unsigned_emitter("smin", "umin"),
+    "sign": _integer_sign_emitter,
+    "and": _logic_emitter("and_"),
+    "or": _logic_emitter("or_"),
+    "xor": _logic_emitter("xor"),
+    "not": _logic_emitter("not_"),
 }
 
 
-def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> ir.Value:
+def emit_integer_op(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> ir.Value:
     """Emit the scalar op ``fn`` on integers or booleans of ``dtype``.
 
     Raises
@@ -161,11 +161,13 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> i
     if make is None:
         raise InternalError(f"kernels: cannot emit the scalar op {fn} for {dtype}")
     if row.bits in (2, 4):
-        return _narrow(builder, make, args, fn, dtype)
+        return _emit_narrow_integer_op(builder, make, args, fn, dtype)
     return make(row.kind)(builder, *args)
 
 
-def _narrow(builder: ir.IRBuilder, make: Callable[[str], Emit], args: list[ir.Value], fn: str, dtype: str):
+def _emit_narrow_integer_op(
+    builder: ir.IRBuilder, make: Callable[[str], Emit], args: list[ir.Value], fn: str, dtype: str
+):
     """Emit an op on 2- or 4-bit integers: in 8 bits, or in the true width if the result depends on the width."""
     row = DTYPES[dtype]
     if fn in OF_THE_WIDTH:

@@ -7,23 +7,25 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from aotc.ir.loop.forms.fft import Transform
-from aotc.kernels.emit.vector.fft import TransformFunction
+from aotc.kernels.emit.vector.fft import FftFunction
 from aotc.kernels.llvm_types import I64, PTR, VOID, i64
-from aotc.kernels.symbol_table import declare
+from aotc.kernels.symbol_table import declare_function
 from aotc.vmfb.abi import IMPORT_PREFIX
 
 
-def call(builder: ir.IRBuilder, function: str | Transform, addresses: Sequence[ir.Value], characters: int) -> None:
+def call_fortran_function(
+    builder: ir.IRBuilder, function: str | Transform, addresses: Sequence[ir.Value], characters: int
+) -> None:
     """Call the imported ``function`` as Fortran does: addresses, then the length of each character argument.
 
     A Fourier transform is not imported: its function is linked after LLVM's passes.
     """
     module = builder.module
     if isinstance(function, Transform):
-        transform = TransformFunction(function, module.vector_bytes, module.permutes)
+        transform = FftFunction(function, module.vector_bytes, module.permutes)
         if transform.name not in module.finished.symbols:
             module.finished.add(transform.symbols())
-        builder.call(declare(module, transform.name, ir.FunctionType(VOID, [PTR] * len(addresses))), addresses)
+        builder.call(declare_function(module, transform.name, ir.FunctionType(VOID, [PTR] * len(addresses))), addresses)
         return
     symbol = IMPORT_PREFIX + function
     pointer = module.globals.get(symbol)
@@ -34,12 +36,12 @@ def call(builder: ir.IRBuilder, function: str | Transform, addresses: Sequence[i
     builder.call(builder.inttoptr(builder.load(pointer), kind.as_pointer()), arguments)
 
 
-def allocate(builder: ir.IRBuilder, size: ir.Value) -> ir.Value:
+def emit_malloc(builder: ir.IRBuilder, size: ir.Value) -> ir.Value:
     """Allocate ``size`` bytes by the C library."""
-    function = declare(builder.module, "malloc", ir.FunctionType(PTR, [I64]))
+    function = declare_function(builder.module, "malloc", ir.FunctionType(PTR, [I64]))
     return builder.call(function, [size])
 
 
-def free(builder: ir.IRBuilder, memory: ir.Value) -> None:
+def emit_free(builder: ir.IRBuilder, memory: ir.Value) -> None:
     """Free memory of :func:`allocate`."""
-    builder.call(declare(builder.module, "free", ir.FunctionType(VOID, [PTR])), [memory])
+    builder.call(declare_function(builder.module, "free", ir.FunctionType(VOID, [PTR])), [memory])

@@ -9,7 +9,7 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.kernels.emit import half
 from aotc.kernels.emit.convert import bf16_bits, narrow_int, to_bool_byte
-from aotc.kernels.formulas.llvm_values import call_intrinsic, suffix
+from aotc.kernels.formulas.llvm_values import call_intrinsic, intrinsic_type_suffix
 from aotc.kernels.llvm_types import F32, I1, I8, I32, VOID, Register, i32, i64, memory_type, register_type
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.float_formats import SMALL_FLOATS
@@ -17,16 +17,16 @@ from aotc.vmfb.float_formats import SMALL_FLOATS
 Annotate = Callable[[ir.Instruction], None]
 
 
-def load(builder: ir.IRBuilder, address: ir.Value, dtype: str, annotate: Annotate) -> Register:
+def load_element(builder: ir.IRBuilder, address: ir.Value, dtype: str, annotate: Annotate) -> Register:
     """Load one element; ``annotate`` is called with each load instruction."""
     kind = memory_type(dtype)
     if DTYPES[dtype].kind == "c":
         second = builder.gep(address, [i64(1)], inbounds=True, source_etype=kind)
-        return _load(builder, address, kind, annotate), _load(builder, second, kind, annotate)
-    return decode(builder, _load(builder, address, kind, annotate), dtype)
+        return _load_memory_type(builder, address, kind, annotate), _load_memory_type(builder, second, kind, annotate)
+    return decode_element(builder, _load_memory_type(builder, address, kind, annotate), dtype)
 
 
-def _load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, annotate: Annotate) -> ir.Value:
+def _load_memory_type(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, annotate: Annotate) -> ir.Value:
     raw = builder.load(address, typ=kind)
     annotate(raw)
     return raw
@@ -39,28 +39,30 @@ def freeze_value(builder: ir.IRBuilder, value: ir.Value, alone: bool) -> ir.Valu
     fence hides the origin of the number.
     """
     if alone:
-        return call_intrinsic(builder, f"llvm.arithmetic.fence.{suffix(value.type)}", value.type, [value])
+        return call_intrinsic(
+            builder, f"llvm.arithmetic.fence.{intrinsic_type_suffix(value.type)}", value.type, [value]
+        )
     frozen = ir.Instruction(builder.block, value.type, "freeze", [value])
     builder._insert(frozen)  # llvmlite has no method for it
     return frozen
 
 
-def store(builder: ir.IRBuilder, value: Register, address: ir.Value, dtype: str, annotate: Annotate) -> None:
+def store_element(builder: ir.IRBuilder, value: Register, address: ir.Value, dtype: str, annotate: Annotate) -> None:
     """Store one element; ``annotate`` is called with each store instruction."""
     if isinstance(value, tuple):
         second = builder.gep(address, [i64(1)], inbounds=True, source_etype=memory_type(dtype))
         annotate(builder.store(value[0], address))
         annotate(builder.store(value[1], second))
         return
-    annotate(builder.store(encode(builder, value, dtype), address))
+    annotate(builder.store(encode_element(builder, value, dtype), address))
 
 
-def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+def prefetch_cache_line(builder: ir.IRBuilder, address: ir.Value) -> None:
     """Prefetch the cache line of ``address`` into the first-level cache, for reading."""
     call_intrinsic(builder, "llvm.prefetch.p0", VOID, [address, *(i32(x) for x in (0, 3, 1))])
 
 
-def decode(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
+def decode_element(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
     """Return the register form of the memory form ``raw`` of a real element."""
     row = DTYPES[dtype]
     match row.kind:
@@ -74,13 +76,13 @@ def decode(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
         case "bf16":
             return builder.bitcast(builder.shl(builder.zext(raw, I32), i32(16)), F32)
         case "f16":
-            return half.to_f32(builder, raw)
+            return half.f16_bits_to_f32(builder, raw)
         case "f32" | "f64":
             return raw
     raise InternalError(f"kernels: cannot emit a load of {dtype}")
 
 
-def encode(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
+def encode_element(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
     """Return the memory form of the register form ``value`` of a real element."""
     match dtype:
         case "i1":
@@ -88,7 +90,7 @@ def encode(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
         case "bf16":
             return bf16_bits(builder, value)
         case "f16":
-            return half.from_f32(builder, value)
+            return half.f32_to_f16_bits(builder, value)
     if value.type != register_type(dtype):
         raise InternalError(f"kernels: cannot store a value of type {value.type} as {dtype}")
     return value

@@ -38,13 +38,13 @@ from aotc.vmfb.dtypes import kind_of, size_of
 UNROLLED_TURNS = 100
 
 
-def invariant(load: ir.Instruction) -> ir.Value:
+def mark_load_invariant(load: ir.Instruction) -> ir.Value:
     """Mark a load's memory as never written, and return the load."""
     load.set_metadata("invariant.load", load.module.add_metadata([]))
     return load
 
 
-def _independent(loop: For) -> bool:
+def _has_independent_iterations(loop: For) -> bool:
     """Are the iterations of a loop independent, given that memory is accessed only at the element written?"""
     return all(
         not isinstance(s, Tile | While | Alloc | ExternalCall | Either)
@@ -53,7 +53,7 @@ def _independent(loop: For) -> bool:
     )
 
 
-def _groups(kernel: Kernel) -> dict[str, str]:
+def _alias_groups_of_parameters(kernel: Kernel) -> dict[str, str]:
     """Return for each parameter of ``kernel`` the representative of all parameters that may share its memory."""
     group = {b.name: b.name for b in (*kernel.inputs, *kernel.outputs)}
     for output, source in kernel.aliases:
@@ -62,7 +62,7 @@ def _groups(kernel: Kernel) -> dict[str, str]:
     return group
 
 
-def _chosen(kernel: Kernel, group: Mapping[str, str]) -> dict[str, set[str]]:
+def _candidates_of_selected_buffers(kernel: Kernel, group: Mapping[str, str]) -> dict[str, set[str]]:
     """Return for each buffer selected by :class:`Either` its candidates, if they are known."""
     found: dict[str, set[str]] = {}
     for s in walk(kernel.body):
@@ -73,7 +73,7 @@ def _chosen(kernel: Kernel, group: Mapping[str, str]) -> dict[str, set[str]]:
     return found
 
 
-class Metadata:
+class LoopMetadata:
     """Creates the metadata of one kernel, for its memory accesses and its loops.
 
     Each buffer has an alias scope of the whole function; buffers that may share memory have a common scope. An
@@ -96,14 +96,14 @@ class Metadata:
         self._module, self._target = module, target
         self._tags: dict[str, tuple[ir.MDValue | None, ir.MDValue]] = {}
         self._parallel: ir.MDValue | None = None
-        group = _groups(kernel) | {name: name for name in scratch}
+        group = _alias_groups_of_parameters(kernel) | {name: name for name in scratch}
         domain = module.add_metadata([kernel.name])
         names = list(dict.fromkeys(group.values()))
         scopes = {name: module.add_metadata([name, domain]) for name in names}
         for name, own in group.items():
             others = module.add_metadata([scopes[n] for n in names if n != own])
             self._tags[name] = (module.add_metadata([scopes[own]]), others)
-        for name, either in _chosen(kernel, group).items():
+        for name, either in _candidates_of_selected_buffers(kernel, group).items():
             self._tags[name] = (None, module.add_metadata([scopes[n] for n in names if n not in either]))
         shared = {kernel.inputs[source].name for _, source in kernel.aliases}
         written = {s.buffer.name for s in walk(kernel.body) if isinstance(s, Store)} | shared
@@ -121,7 +121,7 @@ class Metadata:
                     instruction.set_metadata("alias.scope", tag[0])
                 instruction.set_metadata("noalias", tag[1])
             if buffer.name in self._constant and isinstance(instruction, ir.LoadInstr):
-                invariant(instruction)
+                mark_load_invariant(instruction)
             if self._parallel is not None:
                 instruction.set_metadata("llvm.access.group", self._parallel)
 
@@ -135,13 +135,18 @@ class Metadata:
         """
         module = self._module
         facts = []
-        if self._parallel is not None and _independent(loop):
+        if self._parallel is not None and _has_independent_iterations(loop):
             facts.append(module.add_metadata(["llvm.loop.parallel_accesses", self._parallel]))
         around = any(isinstance(s, For) for s in walk(loop.body))
-        in_vain = around or _follows_data(loop) or _accumulates(loop) or _walks_along(loop, self._target)
+        in_vain = (
+            around
+            or _depends_on_loaded_data(loop)
+            or _accumulates_one_scalar(loop)
+            or _accesses_contiguous_vectors(loop, self._target)
+        )
         if self._target.kind == "cpu" and in_vain:
             facts.append(module.add_metadata(["llvm.loop.unroll.disable"]))
-        if self._target.has_masks and not around and _ends_within_a_vector(loop, self._target):
+        if self._target.has_masks and not around and _is_masked_last_vector_worthwhile(loop, self._target):
             facts.append(module.add_metadata(["llvm.loop.vectorize.predicate.enable", ir.Constant(ir.IntType(1), 1)]))
         self.attach(backedge, *facts)
 
@@ -152,7 +157,7 @@ class Metadata:
             backedge.set_metadata("llvm.loop", Distinct(self._module, nodes))
 
 
-def _follows_data(loop: For) -> bool:
+def _depends_on_loaded_data(loop: For) -> bool:
     """Does an iteration update state under a loaded condition, or several histograms at loaded indices?"""
     arms = (s for stmt in loop.body if isinstance(stmt, If) for s in walk((stmt,)))
     if any(isinstance(s, Store) and s.buffer.space == "private" for s in arms):
@@ -162,31 +167,33 @@ def _follows_data(loop: For) -> bool:
     return sum(any(a.name in lets for i in s.index for a in symbols(i)) for s in stores) >= COUNTED_PLACES
 
 
-def _iterations(loop: For) -> int:
+def _known_iterations(loop: For) -> int:
     """Return the number of iterations of ``loop``, or 0 if it is unknown."""
     iterations = loop.end - loop.begin
     return iterations if isinstance(iterations, int) and loop.step == 1 else 0
 
 
-def _accumulates(loop: For) -> bool:
+def _accumulates_one_scalar(loop: For) -> bool:
     """Does a loop that LLVM would unroll fully reduce into one scalar?"""
-    short = 0 < _iterations(loop) <= UNROLLED_TURNS
+    short = 0 < _known_iterations(loop) <= UNROLLED_TURNS
     return short and any(isinstance(s, Store) and s.reduce and not s.index for s in loop.body)
 
 
-def _walks_along(loop: For, target: Target) -> bool:
+def _accesses_contiguous_vectors(loop: For, target: Target) -> bool:
     """Does a loop that LLVM would unroll fully access at least half a vector of contiguous elements?"""
     stores = [s for s in loop.body if isinstance(s, Store)]
     if not stores or not all(isinstance(s, Let | Store) for s in loop.body):
         return False
     fewest = target.vector_bytes // max(size_of(s.buffer.dtype) for s in stores) // 2
-    if not fewest <= _iterations(loop) <= UNROLLED_TURNS:
+    if not fewest <= _known_iterations(loop) <= UNROLLED_TURNS:
         return False
     loads = [x for x in scalars_in(x for s in loop.body for x in statement_scalars(s)) if isinstance(x, Load)]
-    return all(_is_along(s, loop.var) for s in stores) and all(_is_along(x, loop.var) is not False for x in loads)
+    return all(_is_access_contiguous(s, loop.var) for s in stores) and all(
+        _is_access_contiguous(x, loop.var) is not False for x in loads
+    )
 
 
-def _is_along(place: Load | Store, var: str) -> bool | None:
+def _is_access_contiguous(place: Load | Store, var: str) -> bool | None:
     """Return True if the access is contiguous in ``var``, None if it does not depend on ``var``."""
     *outer, last = [i for i, extent in zip(place.index, place.buffer.shape) if extent != 1] or (0,)
     inside = [a for a in symbols(last) if a.name == var]
@@ -202,7 +209,7 @@ def _is_along(place: Load | Store, var: str) -> bool | None:
 MASKED_TURNS = 511
 
 
-def _ends_within_a_vector(loop: For, target: Target) -> bool:
+def _is_masked_last_vector_worthwhile(loop: For, target: Target) -> bool:
     """Is a masked last vector worth it for a loop of expensive functions? Scalar iterations cost many times more."""
     stores = [s for s in loop.body if isinstance(s, Store)]
     if not stores or not all(isinstance(s, Let | Store) for s in loop.body):
@@ -211,17 +218,17 @@ def _ends_within_a_vector(loop: For, target: Target) -> bool:
     fewest, most = bounds(loop.end - loop.begin) if loop.step == 1 else (0, None)
     if fewest is None or most is None or (fewest == most and most % half == 0):
         return False
-    return half < fewest and most <= MASKED_TURNS and _is_expensive(loop)
+    return half < fewest and most <= MASKED_TURNS and _is_expensive_float_loop(loop)
 
 
-def _is_expensive(loop: For) -> bool:
+def _is_expensive_float_loop(loop: For) -> bool:
     """Does each iteration compute an expensive function of floats, and none of integers (no masked division)?"""
     inner = scalars_in(x for s in loop.body for x in statement_scalars(s))
     return {kind_of(x.dtype) for x in inner if isinstance(x, Apply) and x.fn in EXPENSIVE} == {"f"}
 
 
-def fills_registers(kernel: Kernel) -> bool:
+def constants_fill_registers(kernel: Kernel) -> bool:
     """Return True if a loop's functions need so many constants that they fill the registers."""
     dtypes = {b.dtype for b in (*kernel.inputs, *kernel.outputs)}
     narrow = any(kind_of(dtype) == "f" and size_of(dtype) < size_of("f32") for dtype in dtypes)
-    return narrow and any(isinstance(s, For) and _is_expensive(s) for s in walk(kernel.body))
+    return narrow and any(isinstance(s, For) and _is_expensive_float_loop(s) for s in walk(kernel.body))

@@ -12,7 +12,7 @@ from aotc.ir.dims.algebra import Call, Dim, bounds, lone_atom
 from aotc.ir.loop.access import scalars_in
 from aotc.ir.loop.ir import Const, ExternalCall, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Tile, While
 from aotc.kernels.emit import library
-from aotc.kernels.emit.metadata import invariant
+from aotc.kernels.emit.metadata import mark_load_invariant
 from aotc.kernels.llvm_types import I64, PTR, i64
 
 # Scalar operations between two polls for cancellation, in a kernel that may run long. They take 3 us in vector code,
@@ -31,7 +31,7 @@ def annotate_polls(text: str) -> str:
     return _CALL.sub(r"\g<0> cold nounwind memory(argmem: readwrite, inaccessiblemem: readwrite)", text)
 
 
-def _operations(scalar: Scalar) -> int:
+def _operation_count(scalar: Scalar) -> int:
     """Return the number of operations of ``scalar``; a shared subexpression counts once."""
     return len(scalars_in([scalar]))
 
@@ -40,11 +40,11 @@ def _operations(scalar: Scalar) -> int:
 UNKNOWN_EXTENT = 1_000
 
 
-def _extent(begin: Dim, end: Dim) -> int:
+def _iteration_bound(begin: Dim, end: Dim) -> int:
     """Return the number of iterations from ``begin`` to ``end``, or an upper bound: 8 for ``min(n, begin + 8)``."""
     atom = lone_atom(end)
     if isinstance(atom, Call) and atom.fn == "min":
-        return min(_extent(begin, atom.a), _extent(begin, atom.b))
+        return min(_iteration_bound(begin, atom.a), _iteration_bound(begin, atom.b))
     most = bounds(end - begin)[1]
     return UNKNOWN_EXTENT if most is None else max(most, 0)
 
@@ -57,7 +57,7 @@ LONG_ITEM = 1_000_000
 COUNTED_TURN = 2_000
 
 
-class _Work:
+class _IterationWork:
     """Estimated operations of an iteration of each loop of a kernel, and the loops that count them."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -68,35 +68,37 @@ class _Work:
                 pass
             case body:
                 pass
-        if self._block(body) >= LONG_ITEM:
+        if self._count_block(body) >= LONG_ITEM:
             self.counted |= {at for at, weight in self.iteration.items() if weight >= COUNTED_TURN}
 
-    def _block(self, body: Sequence[Stmt]) -> int:
-        return sum(map(self._statement, body))
+    def _count_block(self, body: Sequence[Stmt]) -> int:
+        return sum(map(self._count_statement, body))
 
-    def _statement(self, stmt: Stmt) -> int:
+    def _count_statement(self, stmt: Stmt) -> int:
         match stmt:
             case Let(value=value):
-                return 0 if isinstance(value, Const | Load) else _operations(value)
+                return 0 if isinstance(value, Const | Load) else _operation_count(value)
             case Store(value=value):
-                return _operations(value)
+                return _operation_count(value)
             case If(cond=cond, then=then, otherwise=otherwise):
-                return _operations(cond) + max(self._block(then), self._block(otherwise))
+                return _operation_count(cond) + max(self._count_block(then), self._count_block(otherwise))
             case Tile(rows=rows, cols=cols, levels=levels):
-                return rows * cols * prod(_extent(0, level[0]) for level in levels) // 16
+                return rows * cols * prod(_iteration_bound(0, level[0]) for level in levels) // 16
             case ExternalCall():
                 return POLL_OPERATIONS
             case For(begin=begin, end=end, step=step, body=body):
-                self.iteration[id(stmt)] = weight = self._block(body)
-                return _extent(begin, end) // step * weight
+                self.iteration[id(stmt)] = weight = self._count_block(body)
+                return _iteration_bound(begin, end) // step * weight
             case While(cond=cond, pred=pred, body=body):
-                self.iteration[id(stmt)] = weight = self._block(cond) + _operations(pred) + self._block(body)
+                self.iteration[id(stmt)] = weight = (
+                    self._count_block(cond) + _operation_count(pred) + self._count_block(body)
+                )
                 self.counted.add(id(stmt))
                 return weight
         return 0
 
 
-class Polls:
+class CancellationPolls:
     """Emits the polls of one kernel.
 
     Work is counted in a register, over all loops of the kernel together: an iteration adds its operations, and after
@@ -111,7 +113,7 @@ class Polls:
 
     def __init__(self, builder: ir.IRBuilder, kernel: Kernel) -> None:
         self._builder = builder
-        self._work = _Work(kernel)
+        self._work = _IterationWork(kernel)
         if self._work.counted:
             self._done = builder.alloca(I64, name="work")
             builder.store(i64(0), self._done)
@@ -137,18 +139,18 @@ class Polls:
         """Emit a poll for cancellation, and an early return from the kernel after freeing ``heap``."""
         builder = self._builder
         leave, stay = (builder.append_basic_block(n) for n in ("stopped", "not_stopped"))
-        builder.cbranch(self._answer(), leave, stay).set_weights([1, 1000])
+        builder.cbranch(self._call_monitor(), leave, stay).set_weights([1, 1000])
         builder.position_at_end(leave)
         for block in heap:
             for address in block:
-                library.free(builder, address)
+                library.emit_free(builder, address)
         builder.ret_void()
         builder.position_at_end(stay)
 
-    def _answer(self) -> ir.Value:
+    def _call_monitor(self) -> ir.Value:
         """Emit the call of the monitor; return the condition to stop."""
         monitor = self._builder.function.args[4]
-        function = invariant(self._builder.load(monitor, typ=I64))
+        function = mark_load_invariant(self._builder.load(monitor, typ=I64))
         kind = ir.FunctionType(I64, [PTR])
         answer = self._builder.call(self._builder.inttoptr(function, kind.as_pointer()), [monitor], name="poll")
         return self._builder.icmp_signed("!=", answer, i64(0))

@@ -14,9 +14,9 @@ from functools import cache
 from llvmlite import ir
 
 from aotc.kernels.back_end import Library, codegen_for
-from aotc.kernels.emit.vector.sve import with_length
+from aotc.kernels.emit.vector.sve import with_vector_length
 from aotc.kernels.formulas.llvm_values import call_intrinsic
-from aotc.kernels.formulas.rare import CHOICE, RARE, choice_of
+from aotc.kernels.formulas.rare import CHOICE, RARE, choice_function
 from aotc.kernels.llvm_types import F64, I1, I64, KernelModule, i64
 from aotc.targets import Target
 
@@ -35,35 +35,43 @@ def annotate_rare_calls(text: str) -> str:
     if not found:
         return text
     forms = [(name, lanes) for name in found for lanes in LANES]
-    symbols = ", ".join(f'ptr @"{_form(name, lanes)}"' for name, lanes in forms)
+    symbols = ", ".join(f'ptr @"{_vector_variant_name(name, lanes)}"' for name, lanes in forms)
     kept = f'@{_KEPT} = appending global [{len(forms)} x ptr] [{symbols}], section "llvm.metadata"'
-    return "\n".join([_DECLARATION.sub(_without_effects, text), *(_declared(*f) for f in forms), kept, ""])
+    return "\n".join(
+        [
+            _DECLARATION.sub(_declaration_without_effects, text),
+            *(_rare_function_declaration(*f) for f in forms),
+            kept,
+            "",
+        ]
+    )
 
 
-def _form(name: str, lanes: int) -> str:
+def _vector_variant_name(name: str, lanes: int) -> str:
     return f"{CHOICE}{name}.v{lanes}"
 
 
-def _without_effects(declaration: re.Match[str]) -> str:
+def _declaration_without_effects(declaration: re.Match[str]) -> str:
     symbol, name = declaration.groups()
     vectors = "v" * (2 + len(RARE[name][0]))
-    forms = ",".join(f"_ZGV_LLVM_N{lanes}{vectors}_{symbol}({_form(name, lanes)})" for lanes in LANES)
+    forms = ",".join(f"_ZGV_LLVM_N{lanes}{vectors}_{symbol}({_vector_variant_name(name, lanes)})" for lanes in LANES)
     facts = f'memory(none) nounwind willreturn speculatable "vector-function-abi-variant"="{forms}"'
     return f"{declaration[0]} {facts}"
 
 
-def _types(name: str, lanes: int) -> list[ir.Type]:
+def _rare_function_types(name: str, lanes: int) -> list[ir.Type]:
     return [ir.VectorType(kind, lanes) for kind in (I64, F64, *RARE[name][0])]
 
 
-def _declared(name: str, lanes: int) -> str:
-    return f'declare <{lanes} x double> @"{_form(name, lanes)}"({", ".join(map(str, _types(name, lanes)))})'
+def _rare_function_declaration(name: str, lanes: int) -> str:
+    types = ", ".join(map(str, _rare_function_types(name, lanes)))
+    return f'declare <{lanes} x double> @"{_vector_variant_name(name, lanes)}"({types})'
 
 
-def define_scalars(module: ir.Module) -> None:
+def define_scalar_rare_functions(module: ir.Module) -> None:
     """Define in ``module`` the functions for rare arguments that it calls, for a machine without vectors."""
     for symbol in [name for name in module.globals if name.startswith(CHOICE)]:
-        _define_one(_rare_function(module, symbol.removeprefix(CHOICE)), module.globals[symbol])
+        _define_scalar_variant(_add_rare_function(module, symbol.removeprefix(CHOICE)), module.globals[symbol])
         module.globals[symbol].linkage = "internal"
 
 
@@ -79,7 +87,7 @@ def link_rare_functions(library: Library, target: Target) -> bool:
     names = sorted({form.removeprefix(CHOICE).partition(".")[0] for form in forms})
     if not names:
         return False
-    data = _definitions(target, tuple(names), module.triple, module.data_layout)
+    data = _rare_function_definitions(target, tuple(names), module.triple, module.data_layout)
     library.link(codegen_for(target).parse_bitcode(data))
     for variable in module.global_variables:
         if variable.name == _KEPT:  # nothing else keeps variants that no loop uses
@@ -91,18 +99,18 @@ def link_rare_functions(library: Library, target: Target) -> bool:
 
 
 @cache
-def _definitions(target: Target, names: tuple[str, ...], triple: str, data_layout: str) -> bytes:
+def _rare_function_definitions(target: Target, names: tuple[str, ...], triple: str, data_layout: str) -> bytes:
     module = KernelModule("rare", target)
     module.triple, module.data_layout = triple, data_layout
     for name in names:
-        function = _rare_function(module, name)
-        _define_one(function, choice_of(module, name))
+        function = _add_rare_function(module, name)
+        _define_scalar_variant(function, choice_function(module, name))
         for lanes in LANES:
-            _define_lanes(function, name, lanes)
-    return codegen_for(target).parse(with_length(str(module), target)).emit_bitcode()
+            _define_vector_variant(function, name, lanes)
+    return codegen_for(target).parse(with_vector_length(str(module), target)).emit_bitcode()
 
 
-def _rare_function(module: ir.Module, name: str) -> ir.Function:
+def _add_rare_function(module: ir.Module, name: str) -> ir.Function:
     """Add the function for rare arguments ``name``."""
     types, emit = RARE[name]
     function = ir.Function(module, ir.FunctionType(F64, types), f"aotc.{name}")
@@ -113,15 +121,15 @@ def _rare_function(module: ir.Module, name: str) -> ir.Function:
     return function
 
 
-def _define_one(function: ir.Function, choice: ir.Function) -> None:
+def _define_scalar_variant(function: ir.Function, choice: ir.Function) -> None:
     """Define the scalar variant."""
     choice.attributes.add("alwaysinline")
     builder = ir.IRBuilder(choice.append_basic_block("entry"))
     flag, usual, *args = choice.args
-    _choose(builder, builder.icmp_signed("!=", flag, i64(0)), usual, function, args)
+    _choose_rare_or_usual(builder, builder.icmp_signed("!=", flag, i64(0)), usual, function, args)
 
 
-def _choose(
+def _choose_rare_or_usual(
     builder: ir.IRBuilder, rare: ir.Value, usual: ir.Value, function: ir.Function, args: list[ir.Value]
 ) -> None:
     before = builder.block
@@ -134,21 +142,21 @@ def _choose(
     builder.ret(result)
 
 
-def _define_lanes(function: ir.Function, name: str, lanes: int) -> None:
+def _define_vector_variant(function: ir.Function, name: str, lanes: int) -> None:
     """Define the variant of ``lanes`` lanes, and the function that it calls if a lane is rare."""
     module = function.module
-    types, result = _types(name, lanes), ir.VectorType(F64, lanes)
+    types, result = _rare_function_types(name, lanes), ir.VectorType(F64, lanes)
     each = ir.Function(module, ir.FunctionType(result, types), f"aotc.{name}.v{lanes}")
     each.linkage = "internal"
     for attribute in ("noinline", "nounwind", "cold"):
         each.attributes.add(attribute)
     _visit_lanes(each, function, lanes)
-    form = ir.Function(module, ir.FunctionType(result, types), _form(name, lanes))
+    form = ir.Function(module, ir.FunctionType(result, types), _vector_variant_name(name, lanes))
     form.attributes.add("alwaysinline")
     builder = ir.IRBuilder(form.append_basic_block("entry"))
     some = builder.icmp_signed("!=", form.args[0], ir.Constant(types[0], [0] * lanes))
     any_rare = call_intrinsic(builder, f"llvm.vector.reduce.or.v{lanes}i1", I1, [some])
-    _choose(builder, any_rare, form.args[1], each, list(form.args))
+    _choose_rare_or_usual(builder, any_rare, form.args[1], each, list(form.args))
 
 
 def _visit_lanes(each: ir.Function, function: ir.Function, lanes: int) -> None:

@@ -7,17 +7,17 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.ir.opset import COMPARISONS, SCALARS, TOTAL
 from aotc.kernels.emit import functions, integer, real, small_float
-from aotc.kernels.emit.convert import convert, round_to
-from aotc.kernels.emit.memory import decode, encode
+from aotc.kernels.emit.convert import convert_register, round_f32_to
+from aotc.kernels.emit.memory import decode_element, encode_element
 from aotc.kernels.formulas.complex import COMPLEX
-from aotc.kernels.formulas.llvm_values import ScalarValue, call_intrinsic, suffix
+from aotc.kernels.formulas.llvm_values import ScalarValue, call_intrinsic, intrinsic_type_suffix
 from aotc.kernels.formulas.rare import FullAlgebra
-from aotc.kernels.llvm_types import F32, F64, I1, Register, computes_in, memory_type, register_type
+from aotc.kernels.llvm_types import F32, F64, I1, Register, arithmetic_dtype, memory_type, register_type
 from aotc.vmfb.dtypes import DTYPES, real_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
 
-def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str], result: str) -> Register:
+def emit_scalar_op(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str], result: str) -> Register:
     """Emit the scalar op ``fn``.
 
     Parameters
@@ -40,63 +40,65 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str
     """
     match fn:
         case "convert":
-            return convert(builder, args[0], dtypes[0], result)
+            return convert_register(builder, args[0], dtypes[0], result)
         case "bitcast":
-            return _bitcast(builder, args[0], dtypes[0], result)
+            return _emit_bitcast(builder, args[0], dtypes[0], result)
         case "select":
-            return _select(builder, *args)
+            return _emit_select(builder, *args)
         case "complex":
             return (args[0], args[1])
     if dtypes[0] in SMALL_FLOATS:
-        return _small_float(builder, fn, args, dtypes, result)
+        return _emit_small_float_op(builder, fn, args, dtypes, result)
     if fn == "reduce_precision":
-        return functions.reduce_precision(builder, args, dtypes[0])
+        return functions.emit_reduce_precision(builder, args, dtypes[0])
     kind = DTYPES[dtypes[0]].kind
     if kind == "c":
-        return _complex(builder, fn, args, dtypes[0])
+        return _emit_complex_op(builder, fn, args, dtypes[0])
     if fn in TOTAL:
-        return _compare_total(builder, fn, args)
+        return _compare_in_total_order(builder, fn, args)
     if fn in COMPARISONS:
-        return compare(builder, fn, args, kind)
+        return emit_comparison(builder, fn, args, kind)
     if kind == "f":
-        return real.apply(builder, fn, args, dtypes[0], result)
-    return integer.apply(builder, fn, args, dtypes[0])
+        return real.emit_float_op(builder, fn, args, dtypes[0], result)
+    return integer.emit_integer_op(builder, fn, args, dtypes[0])
 
 
-def _small_float(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str], result: str) -> Register:
+def _emit_small_float_op(
+    builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str], result: str
+) -> Register:
     """Emit an op on small floats: compute in f32 and round once, except for ops on the codes themselves."""
     dtype = dtypes[0]
     if fn == "next_after":
-        return small_float.next_after(builder, args[0], args[1], dtype)
+        return small_float.small_float_next_after(builder, args[0], args[1], dtype)
     if fn in TOTAL:
-        keys = [small_float.total_order_key(builder, x, dtype) for x in args]
+        keys = [small_float.small_float_order_key(builder, x, dtype) for x in args]
         return builder.icmp_signed(SCALARS[fn].symbol, *keys)
-    wide = [convert(builder, x, d, "f32") if d == dtype else x for x, d in zip(args, dtypes, strict=True)]
+    wide = [convert_register(builder, x, d, "f32") if d == dtype else x for x, d in zip(args, dtypes, strict=True)]
     if fn == "reduce_precision":
-        return convert(builder, functions.reduce_precision(builder, wide, dtype), "f32", result)
+        return convert_register(builder, functions.emit_reduce_precision(builder, wide, dtype), "f32", result)
     of = "f32" if result == dtype else result
-    value = apply(builder, fn, wide, ["f32" if d == dtype else d for d in dtypes], of)
-    return convert(builder, value, of, result)
+    value = emit_scalar_op(builder, fn, wide, ["f32" if d == dtype else d for d in dtypes], of)
+    return convert_register(builder, value, of, result)
 
 
-def _bitcast(builder: ir.IRBuilder, value: Register, source: str, to: str) -> Register:
+def _emit_bitcast(builder: ir.IRBuilder, value: Register, source: str, to: str) -> Register:
     if source == to:
         return value
     if isinstance(value, tuple):
         raise InternalError(f"kernels: cannot emit a bitcast of {source}")
-    raw = encode(builder, value, source)
+    raw = encode_element(builder, value, source)
     if raw.type != memory_type(to):
         raw = builder.bitcast(raw, memory_type(to))
-    return decode(builder, raw, to)
+    return decode_element(builder, raw, to)
 
 
-def _select(builder: ir.IRBuilder, condition: ir.Value, yes: Register, no: Register) -> Register:
+def _emit_select(builder: ir.IRBuilder, condition: ir.Value, yes: Register, no: Register) -> Register:
     if isinstance(yes, tuple):
         return tuple(builder.select(condition, a, b) for a, b in zip(yes, no, strict=True))  # type: ignore[return-value]
     return builder.select(condition, yes, no)
 
 
-def compare(builder: ir.IRBuilder, fn: str, args: list[ir.Value], kind: str) -> ir.Value:
+def emit_comparison(builder: ir.IRBuilder, fn: str, args: list[ir.Value], kind: str) -> ir.Value:
     """Return the result of a comparison; floats and integers may be vectors."""
     symbol = SCALARS[fn].symbol
     if kind == "f":
@@ -106,7 +108,7 @@ def compare(builder: ir.IRBuilder, fn: str, args: list[ir.Value], kind: str) -> 
     return emit(symbol, *args)
 
 
-def _compare_total(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
+def _compare_in_total_order(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
     """Compare floats in total order: by their bits; those of negative numbers are flipped."""
     keys = []
     for x in args:
@@ -118,34 +120,34 @@ def _compare_total(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.V
     return builder.icmp_signed(SCALARS[fn].symbol, *keys)
 
 
-def constant(value: bool | int | float | complex, dtype: str) -> Register:
+def literal_register(value: bool | int | float | complex, dtype: str) -> Register:
     """Return the register of a literal of ``dtype``."""
     row = DTYPES[dtype]
     kind = register_type(dtype)
     match row.kind:
         case "c":
             z = complex(value)
-            return (_float_constant(z.real, real_of(dtype)), _float_constant(z.imag, real_of(dtype)))
+            return (_float_literal_register(z.real, real_of(dtype)), _float_literal_register(z.imag, real_of(dtype)))
         case "f":
-            return _float_constant(float(value), dtype)  # type: ignore[arg-type]
+            return _float_literal_register(float(value), dtype)  # type: ignore[arg-type]
         case "b":
             return ir.Constant(I1, int(bool(value)))
     return ir.Constant(kind, int(value))  # type: ignore[arg-type]
 
 
-def _float_constant(value: float, dtype: str) -> ir.Value:
+def _float_literal_register(value: float, dtype: str) -> ir.Value:
     if dtype in SMALL_FLOATS:
-        return small_float.constant(value, dtype)
-    return ir.Constant(register_type(dtype), functions.rounded(value, dtype))
+        return small_float.small_float_constant(value, dtype)
+    return ir.Constant(register_type(dtype), functions.round_register_to_dtype(value, dtype))
 
 
-def combine(builder: ir.IRBuilder, reduce: str, old: Register, new: Register, dtype: str) -> Register:
+def emit_combination(builder: ir.IRBuilder, reduce: str, old: Register, new: Register, dtype: str) -> Register:
     """Return ``reduce(old, new)``; floats may be combined in any order, so that LLVM vectorizes the reduction."""
     if DTYPES[dtype].kind == "c" and reduce == "add":
-        return tuple(combine(builder, reduce, x, y, real_of(dtype)) for x, y in zip(old, new))  # type: ignore[return-value]
+        return tuple(emit_combination(builder, reduce, x, y, real_of(dtype)) for x, y in zip(old, new))  # type: ignore[return-value]
     if DTYPES[dtype].kind != "f" or dtype in SMALL_FLOATS:
-        return apply(builder, reduce, [old, new], [dtype, dtype], dtype)
-    kind = suffix(old.type)
+        return emit_scalar_op(builder, reduce, [old, new], [dtype, dtype], dtype)
+    kind = intrinsic_type_suffix(old.type)
     if dtype == "f16" and reduce in real.PICKS:
         new = call_intrinsic(builder, f"llvm.canonicalize.{kind}", new.type, [new])  # LLVM does not vectorize f16 here
     match reduce:
@@ -160,11 +162,11 @@ def combine(builder: ir.IRBuilder, reduce: str, old: Register, new: Register, dt
         case "min":
             value = call_intrinsic(builder, f"llvm.minimum.{kind}", old.type, [old, new], ("nsz",))
         case _:
-            return apply(builder, reduce, [old, new], [dtype, dtype], dtype)
-    return value if dtype == computes_in(dtype) or reduce in real.PICKS else round_to(builder, value, dtype)
+            return emit_scalar_op(builder, reduce, [old, new], [dtype, dtype], dtype)
+    return value if dtype == arithmetic_dtype(dtype) or reduce in real.PICKS else round_f32_to(builder, value, dtype)
 
 
-def _complex(builder: ir.IRBuilder, fn: str, args: list[Register], dtype: str) -> Register:
+def _emit_complex_op(builder: ir.IRBuilder, fn: str, args: list[Register], dtype: str) -> Register:
     """Emit the scalar op ``fn`` on complex operands of ``dtype``.
 
     Raises

@@ -21,19 +21,19 @@ _MANTISSA, _BIAS = 23, 127
 _MAGNITUDE, _INFINITY, _NAN = 0x7FFFFFFF, 0x7F800000, 0x7FC00000
 
 
-def constant(value: float, dtype: str) -> ir.Value:
+def small_float_constant(value: float, dtype: str) -> ir.Value:
     """Return the code of ``value``, a number of ``dtype``, as a constant."""
     with np.errstate(all="ignore"):
         code = np.asarray(value, np.float32).astype(to_numpy(dtype)).view(np.uint8)
     return ir.Constant(I8, int(code))
 
 
-def to_f32(builder: ir.IRBuilder, code: ir.Value, dtype: str) -> ir.Value:
+def small_float_to_f32(builder: ir.IRBuilder, code: ir.Value, dtype: str) -> ir.Value:
     """Convert the bit pattern of a small float to f32, exactly; NaN becomes a quiet NaN."""
     row = SMALL_FLOATS[dtype]
     wide = builder.zext(code, I32)
     if row.special == "power":
-        return _power_to_f32(builder, wide)
+        return _power_of_two_code_to_f32(builder, wide)
     magnitude = builder.and_(wide, i32(row.sign - 1))
     shift = _MANTISSA - row.mantissa_bits
     normal = builder.add(builder.shl(magnitude, i32(shift)), i32((_BIAS - row.bias) << _MANTISSA))
@@ -55,21 +55,21 @@ def to_f32(builder: ir.IRBuilder, code: ir.Value, dtype: str) -> ir.Value:
     return builder.bitcast(bits, F32)
 
 
-def _power_to_f32(builder: ir.IRBuilder, wide: ir.Value) -> ir.Value:
+def _power_of_two_code_to_f32(builder: ir.IRBuilder, wide: ir.Value) -> ir.Value:
     least = builder.icmp_unsigned("==", wide, i32(0))  # 2**-127 is subnormal in f32
     bits = builder.select(least, i32(1 << (_MANTISSA - 1)), builder.shl(wide, i32(_MANTISSA)))
     bits = builder.select(builder.icmp_unsigned("==", wide, i32(255)), i32(_NAN), bits)
     return builder.bitcast(bits, F32)
 
 
-def from_f32(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
+def f32_to_small_float(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
     """Round an f32 to the bit pattern of a small float, to nearest, ties to even."""
     row = SMALL_FLOATS[dtype]
     bits = builder.bitcast(value, I32)
     magnitude = builder.and_(bits, i32(_MAGNITUDE))
     if row.special == "power":
-        return _power_from_f32(builder, bits, magnitude)
-    code = rounded_magnitude(builder, value, magnitude, row)
+        return _f32_to_power_of_two_code(builder, bits, magnitude)
+    code = rounded_small_float_magnitude(builder, value, magnitude, row)
     sign = builder.shl(builder.lshr(bits, i32(31)), i32(row.exponent_bits + row.mantissa_bits))
     is_nan = builder.icmp_unsigned(">", magnitude, i32(_INFINITY))
     too_large = builder.icmp_unsigned(">", code, i32(row.largest))
@@ -89,7 +89,9 @@ def from_f32(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
     return builder.trunc(code, I8)
 
 
-def rounded_magnitude(builder: ir.IRBuilder, value: ir.Value, magnitude: ir.Value, row: FloatFormat) -> ir.Value:
+def rounded_small_float_magnitude(
+    builder: ir.IRBuilder, value: ir.Value, magnitude: ir.Value, row: FloatFormat
+) -> ir.Value:
     """Return the code of ``|value|``, as if the format had no largest exponent.
 
     A normal number is rounded by adding half a unit in the last place, less one if the last bit is even. A subnormal
@@ -107,7 +109,7 @@ def rounded_magnitude(builder: ir.IRBuilder, value: ir.Value, magnitude: ir.Valu
     return builder.select(builder.icmp_unsigned("<", magnitude, least), subnormal, normal)
 
 
-def _power_from_f32(builder: ir.IRBuilder, bits: ir.Value, magnitude: ir.Value) -> ir.Value:
+def _f32_to_power_of_two_code(builder: ir.IRBuilder, bits: ir.Value, magnitude: ir.Value) -> ir.Value:
     """Round to a power of two, midpoints up; below 2**-127 to 2**-127; 0 and negative numbers become NaN."""
     half = 1 << (_MANTISSA - 1)
     code = builder.lshr(builder.add(magnitude, i32(half)), i32(_MANTISSA))
@@ -117,7 +119,7 @@ def _power_from_f32(builder: ir.IRBuilder, bits: ir.Value, magnitude: ir.Value) 
     return builder.trunc(builder.select(positive, code, i32(255)), I8)
 
 
-def total_order_key(builder: ir.IRBuilder, code: ir.Value, dtype: str) -> ir.Value:
+def small_float_order_key(builder: ir.IRBuilder, code: ir.Value, dtype: str) -> ir.Value:
     """Return an i32 that orders all codes: numbers by value, -0 below 0, NaN beyond infinity of its sign.
 
     The only NaN of an ``fnuz`` format has the sign bit, and so is below all numbers.
@@ -133,13 +135,13 @@ def total_order_key(builder: ir.IRBuilder, code: ir.Value, dtype: str) -> ir.Val
         below = builder.select(is_nan, i32(-row.sign), below)
     else:
         below = builder.sub(below, i32(1))
-    return builder.select(_is_negative(builder, wide, row), below, magnitude)
+    return builder.select(_is_negative_code(builder, wide, row), below, magnitude)
 
 
-def next_after(builder: ir.IRBuilder, code: ir.Value, other: ir.Value, dtype: str) -> ir.Value:
+def small_float_next_after(builder: ir.IRBuilder, code: ir.Value, other: ir.Value, dtype: str) -> ir.Value:
     """Step ``code`` to its neighbour towards ``other``; beyond the largest number the result is that of an overflow."""
     row = SMALL_FLOATS[dtype]
-    x, y = (to_f32(builder, v, dtype) for v in (code, other))
+    x, y = (small_float_to_f32(builder, v, dtype) for v in (code, other))
     up = builder.fcmp_ordered("<", x, y)
     wide = builder.zext(code, I32)
     step = builder.select(up, i32(1), i32(-1))
@@ -147,7 +149,7 @@ def next_after(builder: ir.IRBuilder, code: ir.Value, other: ir.Value, dtype: st
         stepped = builder.add(wide, step)
     else:
         magnitude = builder.and_(wide, i32(row.sign - 1))
-        was_negative = _is_negative(builder, wide, row)
+        was_negative = _is_negative_code(builder, wide, row)
         key = builder.add(builder.select(was_negative, builder.neg(magnitude), magnitude), step)
         at_zero = builder.icmp_unsigned("==", key, i32(0))
         negative = builder.icmp_signed("<", key, i32(0))
@@ -163,5 +165,5 @@ def next_after(builder: ir.IRBuilder, code: ir.Value, other: ir.Value, dtype: st
     return builder.trunc(builder.select(is_nan, i32(row.nan), result), I8)
 
 
-def _is_negative(builder: ir.IRBuilder, wide: ir.Value, row: FloatFormat) -> ir.Value:
+def _is_negative_code(builder: ir.IRBuilder, wide: ir.Value, row: FloatFormat) -> ir.Value:
     return builder.icmp_unsigned("!=", builder.and_(wide, i32(row.sign)), i32(0))

@@ -14,18 +14,18 @@ from aotc.kernels.formulas import limits
 from aotc.kernels.formulas import math as real
 from aotc.kernels.formulas.complex_forms import (
     Pair,
-    even_scale,
-    in_wide,
+    in_either_width,
     is_infinite,
     is_moderate,
     larger,
     log_of_size,
     log_of_size_in_two_words,
+    magnitude_of,
     root_of_moderate,
-    size_of,
+    scale_by_power_of_four,
+    scale_to_one,
     split_exponent,
     square_less_one,
-    to_one,
     two_sum,
 )
 from aotc.kernels.formulas.complex_inverse import (
@@ -44,7 +44,7 @@ from aotc.kernels.formulas.power import exp_of_two_words
 COMPLEX: dict[str, Callable[..., Any]] = {}
 
 
-def function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def complex_function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds a formula to :data:`COMPLEX` as the op ``name``."""
 
     def add(formula: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,7 +73,7 @@ COMPLEX.update({
 })  # fmt: skip
 
 
-@function("mul")
+@complex_function("mul")
 def multiply(m: Algebra, a: Pair, b: Pair) -> Pair:
     """Return the product with fused multiply-adds, as in XLA, except that parts which cancel when rounded give 0.
 
@@ -84,8 +84,8 @@ def multiply(m: Algebra, a: Pair, b: Pair) -> Pair:
     return m.multiply_add(a[0], b[0], -(a[1] * b[1])), y
 
 
-@function("div")
-@in_wide
+@complex_function("div")
+@in_either_width
 def divide(m: Algebra, roomy: bool, a: Pair, b: Pair) -> Pair:
     """Return ``a conj(b) / |b|**2``; C99's annex G (G.5.1) defines infinities, NaN and zero divisors.
 
@@ -96,32 +96,32 @@ def divide(m: Algebra, roomy: bool, a: Pair, b: Pair) -> Pair:
     inverse = 1.0 / m.multiply_add(c, c, d * d)
     if roomy:
         found = (m.multiply_add(x, c, p) * inverse, m.multiply_add(y, c, q) * inverse)
-        return _rarely(m, _is_nan(m, found), "quotient_of_narrow", (*a, *b), found)
+        return _usual_or_rare_pair(m, _is_nan(m, found), "quotient_of_narrow", (*a, *b), found)
     # Kahan: an error of two units. The rounding errors are subtracted: a difference that is 0 is +0, and -0 stays -0
     lost = m.multiply_add(-y, d, p), m.multiply_add(x, d, q)
     found = ((m.multiply_add(x, c, p) - lost[0]) * inverse, (m.multiply_add(y, c, q) - lost[1]) * inverse)
     usual = is_moderate(m, a) & is_moderate(m, b)
-    return _rarely(m, ~usual | _is_nan(m, found), "quotient", (*a, *b), found)
+    return _usual_or_rare_pair(m, ~usual | _is_nan(m, found), "quotient", (*a, *b), found)
 
 
 def _is_nan(m: Algebra, a: Pair) -> Any:
     return (a[0] != a[0]) | (a[1] != a[1])
 
 
-def _rarely(m: Algebra, condition: Any, name: str, args: tuple[Any, ...], usual: Pair) -> Pair:
+def _usual_or_rare_pair(m: Algebra, condition: Any, name: str, args: tuple[Any, ...], usual: Pair) -> Pair:
     """Return ``usual``, or, where the condition holds, both parts of the function for rare arguments ``name``."""
     return m.rarely(condition, name, (*args, 0), usual[0]), m.rarely(condition, name, (*args, 1), usual[1])
 
 
-@function("abs")
-@in_wide
+@complex_function("abs")
+@in_either_width
 def absolute(m: Algebra, roomy: bool, a: Pair) -> Any:
     """Return ``|a|``, the hypotenuse of the parts."""
-    return size_of(m, roomy, a)
+    return magnitude_of(m, roomy, a)
 
 
-@function("exp")
-@in_wide
+@complex_function("exp")
+@in_either_width
 def exponential(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``e**x * (cos y + i sin y)``; a size beyond the range counts only together with the direction."""
     return _exponential(m, roomy, a)
@@ -148,15 +148,15 @@ def _log_of_size(m: Algebra, roomy: bool, a: Pair) -> Any:
     return log_of_size(m, roomy, a, square_less_one(m, large - 1.0, small))
 
 
-@function("log")
-@in_wide
+@complex_function("log")
+@in_either_width
 def logarithm(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``log |z| + i arg z``."""
     return _log_of_size(m, roomy, a), real.atan2(m, a[1], a[0])
 
 
-@function("expm1")
-@in_wide
+@complex_function("expm1")
+@in_either_width
 def exponential_minus_one(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``e**x cos y - 1`` without cancellation near 0: ``(e**x - 1) cos y - 2 sin(y/2)**2``."""
     half = real.sin(m, a[1] * 0.5)
@@ -165,16 +165,16 @@ def exponential_minus_one(m: Algebra, roomy: bool, a: Pair) -> Pair:
     return m.select(m.abs(a[0]) < 1.0, near, x - 1.0), y
 
 
-@function("log1p")
-@in_wide
+@complex_function("log1p")
+@in_either_width
 def logarithm_of_one_plus(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``log |1 + z|``, near the unit circle from ``|1 + z|**2 - 1``."""
     x = a[0] + 1.0
     return log_of_size(m, roomy, (x, a[1]), square_less_one(m, a[0], a[1])), real.atan2(m, a[1], x)
 
 
-@function("logistic")
-@in_wide
+@complex_function("logistic")
+@in_either_width
 def logistic(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``e**z / (1 + e**z)`` for negative x, else ``1 / (1 + e**-z)``: the exponential is at most 1 in size."""
     left = a[0] < 0.0
@@ -188,21 +188,21 @@ def logistic(m: Algebra, roomy: bool, a: Pair) -> Pair:
     return m.select(left, m.multiply_add(x, near, y * y), near) / below, m.select(left, y, -y) / below
 
 
-@function("sqrt")
-@in_wide
+@complex_function("sqrt")
+@in_either_width
 def root(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """The root with a non-negative real part; without cancellation in either half plane."""
     found = root_of_moderate(m, a)
     if roomy:
-        return _rarely(m, _is_nan(m, found), "root_of_narrow", a, found)
-    return _rarely(m, ~is_moderate(m, a), "root", a, found)
+        return _usual_or_rare_pair(m, _is_nan(m, found), "root_of_narrow", a, found)
+    return _usual_or_rare_pair(m, ~is_moderate(m, a), "root", a, found)
 
 
-@function("rsqrt")
-@in_wide
+@complex_function("rsqrt")
+@in_either_width
 def reciprocal_root(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """Return the complex ``1 / sqrt z``: ``conj(sqrt z) / |z|``; infinite for 0, 0 for infinity."""
-    inner, n = even_scale(m, roomy, a)
+    inner, n = scale_by_power_of_four(m, roomy, a)
     x, y = root_of_moderate(m, inner)
     size = m.sqrt(m.multiply_add(inner[0], inner[0], inner[1] * inner[1]))
     x, y = x / size, -y / size
@@ -250,24 +250,24 @@ def _zero_on_axis(m: Algebra, a: Pair, y: Any) -> Any:
     return m.select(a[1] == 0.0, m.copysign(m.const(0.0), y), y)
 
 
-@function("sin")
-@in_wide
+@complex_function("sin")
+@in_either_width
 def sine(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """Return the complex sine: ``sin x cosh y + i cos x sinh y``."""
     by_cosh, by_sinh = _sine_and_cosine(m, roomy, a[0], a[1])
     return by_cosh[0], _zero_on_axis(m, a, by_sinh[1])
 
 
-@function("cos")
-@in_wide
+@complex_function("cos")
+@in_either_width
 def cosine(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """Return the complex cosine: ``cos x cosh y - i sin x sinh y``."""
     by_cosh, by_sinh = _sine_and_cosine(m, roomy, a[0], a[1])
     return by_cosh[1], _zero_on_axis(m, a, -by_sinh[0])
 
 
-@function("tanh")
-@in_wide
+@complex_function("tanh")
+@in_either_width
 def hyperbolic_tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """Kahan's form over ``t = tan y`` and ``s = sinh x``: ``(b r s + i t) / (1 + b s*s)`` with ``b = 1 + t*t``."""
     return _hyperbolic_tangent(m, a)
@@ -295,34 +295,34 @@ def _hyperbolic_tangent(m: Algebra, a: Pair) -> Pair:
     return x, m.select(a[1] == 0.0, a[1], m.select(far, tail, y))
 
 
-def _after(m: Algebra, a: Pair, b: Pair) -> Any:
+def _is_lexicographically_larger(m: Algebra, a: Pair, b: Pair) -> Any:
     """Return True where ``a`` is above ``b``, by the real part and then by the imaginary part."""
     return (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] > b[1]))
 
 
-@function("max")
+@complex_function("max")
 def maximum(m: Algebra, a: Pair, b: Pair) -> Pair:
     """The larger pair in lexicographic order; NaN if an operand has a NaN part."""
-    first = _is_nan(m, a) | (~_is_nan(m, b) & _after(m, a, b))
+    first = _is_nan(m, a) | (~_is_nan(m, b) & _is_lexicographically_larger(m, a, b))
     return m.select(first, a[0], b[0]), m.select(first, a[1], b[1])
 
 
-@function("min")
+@complex_function("min")
 def minimum(m: Algebra, a: Pair, b: Pair) -> Pair:
     """The smaller pair in lexicographic order; NaN if an operand has a NaN part."""
-    first = _is_nan(m, a) | (~_is_nan(m, b) & _after(m, b, a))
+    first = _is_nan(m, a) | (~_is_nan(m, b) & _is_lexicographically_larger(m, b, a))
     return m.select(first, a[0], b[0]), m.select(first, a[1], b[1])
 
 
-@function("tan")
-@in_wide
+@complex_function("tan")
+@in_either_width
 def tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """Return the complex tangent: ``-i tanh(iz)``."""
     x, y = _hyperbolic_tangent(m, (-a[1], a[0]))
     return y, -x
 
 
-def _in_direction(m: Algebra, size: Any, rest: Any, phase: Any) -> Pair:
+def _polar_product(m: Algebra, size: Any, rest: Any, phase: Any) -> Pair:
     """Return ``size * rest * (cos phase + i sin phase)``; a zero or infinite size outweighs a NaN phase."""
     cosine, sine, whole = real.cos(m, phase), real.sin(m, phase), size * rest
     x, y = size * cosine * rest, size * sine * rest
@@ -331,15 +331,15 @@ def _in_direction(m: Algebra, size: Any, rest: Any, phase: Any) -> Pair:
     return x, m.select(phase == 0.0, phase, y)
 
 
-@function("cbrt")
-@in_wide
+@complex_function("cbrt")
+@in_either_width
 def cube_root(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """Return the principal complex cube root."""
-    size, quadrant = real.cbrt(m, size_of(m, roomy, a)), real.atan2(m, a[1], a[0]) / 3.0
-    return _in_direction(m, size, m.const(1.0), quadrant)
+    size, quadrant = real.cbrt(m, magnitude_of(m, roomy, a)), real.atan2(m, a[1], a[0]) / 3.0
+    return _polar_product(m, size, m.const(1.0), quadrant)
 
 
-@function("atan2")
+@complex_function("atan2")
 def angle(m: Algebra, a: Pair, b: Pair) -> Pair:
     """Return the complex atan2 of ``a`` and ``b``: ``-i log((b + ia) / sqrt(a*a + b*b))``."""
     square = COMPLEX["add"](m, COMPLEX["mul"](m, a, a), COMPLEX["mul"](m, b, b))
@@ -347,13 +347,13 @@ def angle(m: Algebra, a: Pair, b: Pair) -> Pair:
     return y, -x
 
 
-@function("sign")
-@in_wide
+@complex_function("sign")
+@in_either_width
 def sign(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """``z / |z|``, and 0 for 0."""
     zero = (a[0] == 0.0) & (a[1] == 0.0)
     if not roomy:
-        scale, _ = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
+        scale, _ = scale_to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
         a = a[0] * scale, a[1] * scale
     size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
     inverse = 1.0 / size
@@ -361,7 +361,7 @@ def sign(m: Algebra, roomy: bool, a: Pair) -> Pair:
     return m.select(zero, a[0], x), m.select(zero, a[1], y)
 
 
-def _times(m: Algebra, b: Any, log: Any, exact: Any) -> Any:
+def _exponent_product(m: Algebra, b: Any, log: Any, exact: Any) -> Any:
     """Return ``b * log``, the product of a part of an exponent and a part of a logarithm.
 
     A part that is 0 contributes nothing, even next to an infinity; a zero of the logarithm only where it is ``exact``.
@@ -369,8 +369,8 @@ def _times(m: Algebra, b: Any, log: Any, exact: Any) -> Any:
     return m.select((b == 0.0) | ((log == 0.0) & exact), m.const(0.0), b * log)
 
 
-@function("pow")
-@in_wide
+@complex_function("pow")
+@in_either_width
 def power(m: Algebra, roomy: bool, a: Pair, b: Pair) -> Pair:
     """``exp(b log a)``, as C's ``cpow`` may be, with the exponential of C99's annex G.
 
@@ -383,13 +383,13 @@ def power(m: Algebra, roomy: bool, a: Pair, b: Pair) -> Pair:
     quadrant, flat, always = real.atan2(m, a[1], a[0]), a[1] == 0.0, m.true()
     if roomy:
         log_size = _log_of_size(m, roomy, a)
-        size = real.exp(m, _times(m, b[0], log_size, always) - _times(m, b[1], quadrant, flat))
+        size = real.exp(m, _exponent_product(m, b[0], log_size, always) - _exponent_product(m, b[1], quadrant, flat))
         rest = m.const(1.0)
     else:
         log_size, low = log_of_size_in_two_words(m, a)
         size, rest = _size_of_power(m, (log_size, low), quadrant, flat, b)
-    phase = _times(m, b[0], quadrant, flat) + _times(m, b[1], log_size, always)
-    x, y = _in_direction(m, size, rest, phase)
+    phase = _exponent_product(m, b[0], quadrant, flat) + _exponent_product(m, b[1], log_size, always)
+    x, y = _polar_product(m, size, rest, phase)
     one = (b[0] == 0.0) & (b[1] == 0.0)
     return m.select(one, m.const(1.0), x), m.select(one, m.const(0.0), y)
 
@@ -403,7 +403,7 @@ def _size_of_power(m: Algebra, log_size: Pair, quadrant: Any, flat: Any, b: Pair
     high, low = log_size
 
     def products(x: Any, y: Any) -> Pair:
-        return _times(m, x, high, m.true()), -_times(m, y, quadrant, flat)
+        return _exponent_product(m, x, high, m.true()), -_exponent_product(m, y, quadrant, flat)
 
     beyond = [m.abs(v) == real.INF for v in products(*b)]
     x, y = (m.select(beyond[0] & beyond[1], v * 2.0**-16, v) for v in b)

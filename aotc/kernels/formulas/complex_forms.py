@@ -15,7 +15,7 @@ from aotc.kernels.formulas.power import log_in_two_words
 Pair = tuple[Any, Any]
 
 
-def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
+def in_either_width(formula: Callable[..., Any]) -> Callable[..., Any]:
     """Adapt ``formula(m, roomy, *pairs)`` to either width; ``roomy`` is True for operands from 32 bits."""
 
     def widened(m: Algebra, *args: Pair) -> Any:
@@ -49,7 +49,7 @@ def is_moderate(m: Algebra, a: Pair) -> Any:
     return ((size > MODERATE[0]) & (size < MODERATE[1])) | (size == 0.0)
 
 
-def to_one(m: Algebra, size: Any) -> tuple[Any, Any]:
+def scale_to_one(m: Algebra, size: Any) -> tuple[Any, Any]:
     """Return a power of two that scales the magnitude ``size`` to about 1, and its logarithm."""
     exponent = m.shift_right_logical(m.to_bits(size), 52)
     exponent = m.select(exponent > 2045, 2045, exponent)
@@ -78,12 +78,12 @@ def sum_of_products(m: Algebra, a: Any, b: Any, c: Any, d: Any) -> Any:
     return m.fma(a, b, p) - m.select(lost == lost, lost, m.const(0.0))
 
 
-def size_of(m: Algebra, roomy: bool, a: Pair) -> Any:
+def magnitude_of(m: Algebra, roomy: bool, a: Pair) -> Any:
     """Return the magnitude ``|a|`` of a complex number, infinite if a part is infinite."""
     if roomy:
         size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
     else:
-        near_one, n = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
+        near_one, n = scale_to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
         x, y = a[0] * near_one, a[1] * near_one
         size = scaled(m, m.sqrt(m.multiply_add(x, x, y * y)), -n)
     return m.select(is_infinite(m, a), m.const(real.INF), size)
@@ -119,7 +119,7 @@ def log_of_size(m: Algebra, roomy: bool, a: Pair, above: Any) -> Any:
 
 def log_of_size_in_two_words(m: Algebra, a: Pair) -> tuple[Any, Any]:
     """Return ``log |a|`` in 64 bits as a sum of two words: half the logarithm of ``|a|**2``, which has two words."""
-    scale, n = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
+    scale, n = scale_to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
     x, y = a[0] * scale, a[1] * scale
     p, q = x * x, y * y
     square, lost = two_sum(p, q)
@@ -163,11 +163,11 @@ def root_of_moderate(m: Algebra, a: Pair) -> Pair:
     return m.select(right, t, other), m.copysign(m.select(right, other, t), a[1])
 
 
-def even_scale(m: Algebra, roomy: bool, a: Pair) -> tuple[Pair, Any]:
+def scale_by_power_of_four(m: Algebra, roomy: bool, a: Pair) -> tuple[Pair, Any]:
     """Return ``a`` times a power of 4 that scales it to about 1, and the exponent; unchanged if from 32 bits."""
     if roomy:
         return a, None
-    _, n = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
+    _, n = scale_to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
     n = (n >> 1) << 1
     scale = power_of_two(m, n)
     return (a[0] * scale, a[1] * scale), n

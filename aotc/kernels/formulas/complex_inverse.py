@@ -14,11 +14,11 @@ from aotc.kernels.formulas import limits
 from aotc.kernels.formulas import math as real
 from aotc.kernels.formulas.complex_forms import (
     Pair,
-    in_wide,
+    in_either_width,
     is_infinite,
     is_moderate,
+    magnitude_of,
     root_of_moderate,
-    size_of,
 )
 from aotc.kernels.formulas.llvm_algebra import Algebra
 
@@ -61,19 +61,19 @@ def _arc(m: Algebra, roomy: bool, a: Pair) -> Pair:
     sine = m.multiply_add(p, s, q * r)
     square = sine * sine
     power = sine + square / (m.sqrt(square + 1.0) + 1.0)  # e**eta - 1
-    half = size_of(m, roomy, (x * 0.5, y * 0.5))  # the size itself may overflow
+    half = magnitude_of(m, roomy, (x * 0.5, y * 0.5))  # the size itself may overflow
     eta = real.log1p(m, m.select(large, half, power))
     return side, eta + m.select(large, m.const(2.0 * math.log(2.0)), m.const(0.0))
 
 
-@in_wide
+@in_either_width
 def arc_sine(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """Return the complex arc sine: ``atan(x / Re sqrt(1 - z*z)) + i eta``."""
     side, eta = _arc(m, roomy, a)
     return m.select(a[0] == 0.0, a[0], real.atan2(m, a[0], side)), m.copysign(eta, a[1])
 
 
-@in_wide
+@in_either_width
 def arc_cosine(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """Return the complex arc cosine: the complement of the arc sine, without cancellation near pi/2."""
     return _arc_cosine(m, roomy, a)
@@ -85,27 +85,27 @@ def _arc_cosine(m: Algebra, roomy: bool, a: Pair) -> Pair:
     return xi, m.copysign(eta, -a[1])
 
 
-@in_wide
+@in_either_width
 def hyperbolic_arc_cosine(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """Return the complex arcosh: ``i acos z`` or ``-i acos z``, with non-negative real part."""
     xi, eta = _arc_cosine(m, roomy, a)
     return m.abs(eta), m.copysign(xi, a[1])
 
 
-@in_wide
+@in_either_width
 def hyperbolic_arc_sine(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """Return the complex arsinh: ``-i asin iz``."""
     side, eta = _arc(m, roomy, (-a[1], a[0]))
     return m.copysign(eta, a[0]), m.select(a[1] == 0.0, a[1], real.atan2(m, a[1], side))
 
 
-@in_wide
+@in_either_width
 def hyperbolic_arc_tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """Return the complex artanh: ``log(1 + 4 x / |1 - z|**2) / 4 + i atan2(2 y, 1 - |z|**2) / 2``."""
     return _hyperbolic_arc_tangent(m, roomy, a)
 
 
-@in_wide
+@in_either_width
 def arc_tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
     """Return the complex arc tangent: ``-i atanh iz``."""
     x, y = _hyperbolic_arc_tangent(m, roomy, (-a[1], a[0]))
@@ -118,7 +118,7 @@ def _hyperbolic_arc_tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
     ratio = x / m.multiply_add(less, less, y * y)
     factor, shift = m.const(0.25), m.const(0.0)
     if not roomy:
-        size = size_of(m, roomy, a)
+        size = magnitude_of(m, roomy, a)
         ratio = m.select(large, x / size / size, ratio)
         # next to the poles the square of y underflows: log(2 / |y|) / 2
         near_pole = (x == 1.0) & (m.abs(y) < limits.SQUARE_SMALL)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from aotc.kernels.formulas.complex_forms import (
     Pair,
-    even_scale,
     is_infinite,
     larger,
     root_of_moderate,
+    scale_by_power_of_four,
+    scale_to_one,
     scaled,
     sum_of_products,
-    to_one,
 )
 from aotc.kernels.formulas.forms import INF, power_of_two
 from aotc.kernels.formulas.llvm_algebra import Algebra
@@ -45,8 +45,8 @@ def _plain_quotient(m: Algebra, a: Pair, b: Pair) -> Pair:
 
 def _scaled_quotient(m: Algebra, a: Pair, b: Pair) -> Pair:
     """Return ``a / b`` of ordinary numbers."""
-    to_a, n_a = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
-    to_b, n_b = to_one(m, larger(m, m.abs(b[0]), m.abs(b[1])))
+    to_a, n_a = scale_to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
+    to_b, n_b = scale_to_one(m, larger(m, m.abs(b[0]), m.abs(b[1])))
     (x, y), (c, d) = (a[0] * to_a, a[1] * to_a), (b[0] * to_b, b[1] * to_b)
     below, n = m.multiply_add(c, c, d * d), n_b - n_a
     above = sum_of_products(m, x, c, y, d), sum_of_products(m, y, c, -x, d)
@@ -55,7 +55,7 @@ def _scaled_quotient(m: Algebra, a: Pair, b: Pair) -> Pair:
 
 def root(m: Algebra, a: Pair, *, roomy: bool) -> Pair:
     """Return the square root of any number; an infinite part determines the other."""
-    inner, n = even_scale(m, roomy, a)
+    inner, n = scale_by_power_of_four(m, roomy, a)
     x, y = root_of_moderate(m, inner)
     if n is not None:
         x, y = (v * power_of_two(m, -(n >> 1)) for v in (x, y))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from aotc.kernels.formulas.forms import NAN, function, in_wide, polynomial
+from aotc.kernels.formulas.forms import NAN, computed_in_64_bits, polynomial, real_function
 from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.logarithm import log
 from aotc.kernels.formulas.trig import sine_and_cosine
@@ -28,12 +28,12 @@ _BETWEEN = (0.00011881232908510335, -0.0001782188548855923, 9.653646261410062e-0
 _SERIES = (3617 / 8160, -1 / 12, 691 / 32760, -1 / 132, 1 / 240, -1 / 252, 1 / 120, -1 / 12)
 
 
-@function(f32=1, f64=4)
-@in_wide
+@real_function(f32=1, f64=4)
+@computed_in_64_bits
 def digamma(m: Algebra, x: Any) -> Any:
     """Return digamma; negative numbers by the reflection formula, NaN at the poles and at 0."""
     negative = x < 0.0
-    y = _of_positive(m, m.select(negative, 1.0 - x, x))
+    y = _digamma_of_positive(m, m.select(negative, 1.0 - x, x))
     t = x - m.rint(x)
     size = m.abs(t)
     upper = size > 0.25
@@ -49,7 +49,7 @@ def digamma(m: Algebra, x: Any) -> Any:
 DIGAMMA_ASYMPTOTIC = 10.0
 
 
-def _of_positive(m: Algebra, x: Any) -> Any:
+def _digamma_of_positive(m: Algebra, x: Any) -> Any:
     low = x < 1.0
     y = m.select(low, x + 1.0, (x - m.floor(x)) + 1.0)
     between = ((y - _ZERO[0]) - _ZERO[1]) * polynomial(m, y - 1.5, _BETWEEN)

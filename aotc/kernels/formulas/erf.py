@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from aotc.kernels.formulas.exponential import less_one_of_two_words, times_power
-from aotc.kernels.formulas.forms import INF, function, polynomial, polynomial_by_squares, with_sign_of_first
+from aotc.kernels.formulas.forms import INF, polynomial, polynomial_by_squares, real_function, with_sign_of_first
 from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.logarithm import log
 
@@ -35,7 +35,7 @@ _SCALED64 = (-0.011648494194719092, -0.09021851649280208, -0.29215406623528356, 
              0.9853861952723549, -0.5809521664306952, 0.22847403382979212)  # fmt: skip
 
 
-def _ratio(m: Algebra, x: Any, p: tuple[float, ...], q: tuple[float, ...]) -> Any:
+def _rational_function(m: Algebra, x: Any, p: tuple[float, ...], q: tuple[float, ...]) -> Any:
     return polynomial(m, x, p) / polynomial(m, x, q)
 
 
@@ -49,12 +49,12 @@ def erfc_of_positive(m: Algebra, a: Any) -> Any:
     end = m.const(ERFC_ZERO[m.bits == 64])
     a = m.select(a > end, end, a)
     square = a * a
-    scaled, low = _scaled(m, a, -m.fma(a, a, -square))
+    scaled, low = _scaled_erfc(m, a, -m.fma(a, a, -square))
     word, power = less_one_of_two_words(m, -square, low)
     return times_power(m, m.multiply_add(scaled, power, scaled), word)
 
 
-def _scaled(m: Algebra, a: Any, low: Any) -> tuple[Any, Any]:
+def _scaled_erfc(m: Algebra, a: Any, low: Any) -> tuple[Any, Any]:
     """Return ``s`` and ``l`` with ``exp(a * a + low) * erfc(a) == s * exp(l)``.
 
     In 64 bits the form is that of M. Shepherd and J. Laframboise, "Chebyshev approximation of (1 + 2x) exp(x**2) erfc
@@ -62,7 +62,7 @@ def _scaled(m: Algebra, a: Any, low: Any) -> tuple[Any, Any]:
     last place more accurate, and erfc 22 % slower.
     """
     if m.bits == 32:
-        return _ratio(m, a, _P32, _Q32), low
+        return _rational_function(m, a, _P32, _Q32), low
     w = a / (a + 4.0)
     twice = a + a
     below = twice + 1.0
@@ -77,7 +77,7 @@ ERF_NEAR = 0.84375
 def erf64(m: Algebra, x: Any) -> Any:
     """Return ``erf(x)`` in 64 bits."""
     a = m.abs(x)
-    near = x + x * _ratio(m, x * x, _PP, _QQ)
+    near = x + x * _rational_function(m, x * x, _PP, _QQ)
     return m.select(a < ERF_NEAR, near, m.copysign(1.0 - erfc_of_positive(m, a), x))
 
 
@@ -110,7 +110,7 @@ ERF_INV_TAIL = (5.0, 6.25)
 ERF_INV_END = 16.0
 
 
-@function(f32=3, f64=4)
+@real_function(f32=3, f64=4)
 @with_sign_of_first
 def erf_inv(m: Algebra, x: Any) -> Any:
     """Return the inverse of erf by Giles' formula: infinite at 1, NaN beyond."""

@@ -9,7 +9,14 @@ import math
 from typing import Any
 
 from aotc.kernels.formulas import limits
-from aotc.kernels.formulas.forms import LN2_HIGH, LN2_LOW, function, polynomial, polynomial_by_squares, power_of_two
+from aotc.kernels.formulas.forms import (
+    LN2_HIGH,
+    LN2_LOW,
+    polynomial,
+    polynomial_by_squares,
+    power_of_two,
+    real_function,
+)
 from aotc.kernels.formulas.llvm_algebra import Algebra
 
 # Coefficients of (e**r - 1 - r) / r**2 for |r| <= ln 2 / 2: interpolation at Chebyshev nodes, error 2**-61 in e**r.
@@ -51,16 +58,16 @@ def _exponent_of(m: Algebra, word: Any) -> Any:
     return word - m.to_bits(m.const(_MAGIC[m.bits == 64] + _USUAL[m.bits == 64]))
 
 
-def _curve(m: Algebra, r: Any) -> Any:
+def _exp_second_order_part(m: Algebra, r: Any) -> Any:
     """Return ``(e**r - 1 - r) / r**2``."""
     return polynomial_by_squares(m, r, _CEPHES if m.bits == 32 else EXP_CURVE)
 
 
 def _power(m: Algebra, r: Any) -> Any:
-    return m.multiply_add(_curve(m, r), r * r, r) + 1.0
+    return m.multiply_add(_exp_second_order_part(m, r), r * r, r) + 1.0
 
 
-def _shifted(m: Algebra, word: Any) -> Any:
+def _word_as_exponent(m: Algebra, word: Any) -> Any:
     """Return ``word``, shifted to the position of a float's exponent."""
     return word << (23 if m.bits == 32 else 52)
 
@@ -68,7 +75,7 @@ def _shifted(m: Algebra, word: Any) -> Any:
 def times_power(m: Algebra, y: Any, word: Any) -> Any:
     """Return ``y * 2**k`` in two steps, so that subnormal results are rounded once."""
     half = word >> 1
-    return y * m.from_bits(_shifted(m, half)) * m.from_bits(_shifted(m, word - half))
+    return y * m.from_bits(_word_as_exponent(m, half)) * m.from_bits(_word_as_exponent(m, word - half))
 
 
 def less_one_of_two_words(m: Algebra, high: Any, low: Any) -> tuple[Any, Any]:
@@ -78,10 +85,10 @@ def less_one_of_two_words(m: Algebra, high: Any, low: Any) -> tuple[Any, Any]:
     """
     word, n, above = _reduced_by_first(m, high)
     r = m.multiply_add(n, m.const(-_LN2[m.bits == 64][1]), above + low)
-    return word, m.multiply_add(_curve(m, r), r * r, r)
+    return word, m.multiply_add(_exp_second_order_part(m, r), r * r, r)
 
 
-@function(f32=1, f64=1.5)
+@real_function(f32=1, f64=1.5)
 def exp(m: Algebra, x: Any) -> Any:
     """Return ``e**x`` as ``2**n * e**r``."""
     wide = m.bits == 64
@@ -94,7 +101,7 @@ def exp(m: Algebra, x: Any) -> Any:
 DECAY_HIGH = (60.0, 600.0)
 
 
-@function(f32=1, f64=1.5)
+@real_function(f32=1, f64=1.5)
 def decay(m: Algebra, x: Any) -> Any:
     """Return ``e**x`` for x of at most :data:`DECAY_HIGH`.
 
@@ -104,15 +111,15 @@ def decay(m: Algebra, x: Any) -> Any:
     wide = m.bits == 64
     word, r, _ = reduced(m, x, limits.EXP_LOW[wide], None, _RAISED[wide])
     whole, none = m.from_bits(word), _MAGIC[wide] + _SHIFTED_OUT[wide]
-    added = _shifted(m, m.to_bits(m.select(whole < none, whole, m.const(none))))
+    added = _word_as_exponent(m, m.to_bits(m.select(whole < none, whole, m.const(none))))
     return m.from_bits(m.to_bits(_power(m, r)) + added) * 2.0 ** -_RAISED[wide]
 
 
-def _less_one(m: Algebra, r: Any, rest: Any, whole: Any) -> Any:
+def _exp_minus_one_part(m: Algebra, r: Any, rest: Any, whole: Any) -> Any:
     """Return ``whole + e**(r + rest) - 1`` where ``whole`` is 0 or larger than r."""
     total = whole + r
     lost = (whole - total) + r
-    return total + (lost + m.multiply_add(_curve(m, r), r * r, rest))
+    return total + (lost + m.multiply_add(_exp_second_order_part(m, r), r * r, rest))
 
 
 # x of expm1: below, the result rounds to -1. 2**-n would be too large for exact integers next to it. exp(-20) is less
@@ -120,13 +127,13 @@ def _less_one(m: Algebra, r: Any, rest: Any, whole: Any) -> Any:
 EXPM1_LOW = (-20.0, -40.0)
 
 
-@function(f32=1, f64=1)
+@real_function(f32=1, f64=1)
 def expm1(m: Algebra, x: Any) -> Any:
     """Return ``e**x - 1`` as ``2**n * ((e**r - 1) + (1 - 2**-n))``."""
     word, r, rest = reduced(m, x, EXPM1_LOW[m.bits == 64], limits.EXP_HIGH[m.bits == 64])
     k, top = _exponent_of(m, word), 1022 if m.bits == 64 else 126
     scale = power_of_two(m, m.select(k > top, -top, -k))
-    y = times_power(m, _less_one(m, r, rest, 1.0 - scale), word)
+    y = times_power(m, _exp_minus_one_part(m, r, rest, 1.0 - scale), word)
     return m.select(x == 0.0, x, y)
 
 
@@ -138,7 +145,7 @@ _EXP2 = (0.0001545316294512069, 0.0013390863364671234, 0.009618082557277852, 0.0
          0.6931471880262288)  # fmt: skip
 
 
-@function(f32=4, f64=3)
+@real_function(f32=4, f64=3)
 def tanh(m: Algebra, x: Any) -> Any:
     """Return ``tanh x`` as ``(e**2x - 1) / (e**2x + 1)``; in 64 bits both are scaled by the power of two."""
     if m.bits == 32:
@@ -146,7 +153,7 @@ def tanh(m: Algebra, x: Any) -> Any:
     a = m.abs(x)
     word, r, rest = reduced(m, a + a, None, 2.0 * TANH_ONE[1])
     scale = power_of_two(m, -_exponent_of(m, word))
-    curve = m.multiply_add(_curve(m, r), r * r, rest)
+    curve = m.multiply_add(_exp_second_order_part(m, r), r * r, rest)
     above, below = 1.0 - scale, scale + 1.0
     total = above + r
     lost = (above - total) + r
@@ -161,12 +168,12 @@ def _tanh32(m: Algebra, x: Any) -> Any:
     magic, by = m.const(_MAGIC[0] + 127), m.const(2.0 / math.log(2.0))
     t = m.multiply_add(c, by, magic)
     f = m.multiply_add(c, by, magic - t)
-    scale = m.from_bits(_shifted(m, m.to_bits(t)))
+    scale = m.from_bits(_word_as_exponent(m, m.to_bits(t)))
     above = m.multiply_add(f * polynomial(m, f, _EXP2), scale, scale - 1.0)
     return m.copysign(m.ratio(above, above + 2.0), x)
 
 
-@function(f32=3, f64=3)
+@real_function(f32=3, f64=3)
 def logistic(m: Algebra, x: Any) -> Any:
     """``1 / (1 + exp(-x))``; for negative x ``exp(x) / (1 + exp(x))``, which does not overflow."""
     power = decay(m, -m.abs(x))

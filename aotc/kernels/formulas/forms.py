@@ -15,7 +15,7 @@ INF, NAN = math.inf, math.nan
 LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # the first has 32 trailing zero bits
 
 
-def function(f32: float, f64: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def real_function(f32: float, f64: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds a formula to :data:`FUNCTIONS`, and its largest known error to :data:`MAX_ULP`."""
 
     def add(formula: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,7 +27,7 @@ def function(f32: float, f64: float) -> Callable[[Callable[..., Any]], Callable[
     return add
 
 
-def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
+def computed_in_64_bits(formula: Callable[..., Any]) -> Callable[..., Any]:
     """Adapt ``formula``, written for 64 bits, to 32 bits by computing in 64."""
 
     def widened(m: Algebra, *args: Any) -> Any:
@@ -43,8 +43,8 @@ def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
 def with_sign_of_first(formula: Callable[..., Any]) -> Callable[..., Any]:
     """Give the result of ``formula`` the sign of its first argument; the sign of the formula's own result is ignored.
 
-    Apply it outside of :func:`in_wide`: LLVM moves the rounding to f16 into a ``copysign``. It would then narrow an f64
-    sign to f16 directly, for which x86 calls a C library.
+    Apply it outside of :func:`computed_in_64_bits`: LLVM moves the rounding to f16 into a ``copysign``. It would then
+    narrow an f64 sign to f16 directly, for which x86 calls a C library.
     """
 
     def signed(m: Algebra, *args: Any) -> Any:

@@ -40,10 +40,10 @@ def _digits_of_inverse_period() -> list[int]:
 
 def emit_sine_of_large(function: ir.Function) -> None:
     """Emit ``f64 f(f64 x, i64 n)``, the sine of ``x + n pi / 2`` for finite ``|x| > 1``."""
-    _Body(function).emit()
+    _LargeAngleSine(function).emit()
 
 
-class _Body:
+class _LargeAngleSine:
     def __init__(self, function: ir.Function) -> None:
         self.builder = ir.IRBuilder(function.append_basic_block("entry"))
         self.m = Algebra(self.builder, 64)
@@ -55,7 +55,7 @@ class _Body:
 
     def emit(self) -> None:
         m = self.m
-        quadrant, fraction = self._reduced()
+        quadrant, fraction = self._reduced_angle()
         negative = self.x < 0.0
         r = fraction * 1.5707963267948966
         sine, cosine = sine_and_cosine(m, m.select(negative, -r, r))
@@ -63,15 +63,15 @@ class _Body:
         y = m.select((n & 1) != 0, cosine, sine)
         self.builder.ret(m.select((n & 2) != 0, -y, y).raw)
 
-    def _reduced(self) -> tuple[ScalarValue, ScalarValue]:
+    def _reduced_angle(self) -> tuple[ScalarValue, ScalarValue]:
         """Return the nearest multiple of pi/2 to ``|x|``, modulo 4, and the remainder in units of pi/2."""
         m = self.m
         bits = m.to_bits(self.x)
         mantissa = (bits & ((1 << 52) - 1)) | (1 << 52)
         skipped = (m.shift_right_logical(bits, 52) & 0x7FF) - (1075 - _AHEAD)
-        high, middle, low = self._window(skipped)
-        low_low, low_high = self._product(mantissa, low)
-        middle_low, middle_high = self._product(mantissa, middle)
+        high, middle, low = self._inverse_period_window(skipped)
+        low_low, low_high = self._wide_product(mantissa, low)
+        middle_low, middle_high = self._wide_product(mantissa, middle)
         p1 = low_high + middle_low
         carried = self.builder.icmp_unsigned("<", p1.raw, middle_low.raw)
         carry = ScalarValue(self.builder, self.builder.zext(carried, I64))
@@ -83,18 +83,18 @@ class _Body:
         fraction = m.multiply_add(m.to_float(first), m.const(2.0**-64), rest * 2.0**-128)
         return m.shift_right_logical(p2, 62) + rounded_up, fraction
 
-    def _window(self, skipped: ScalarValue) -> list[ScalarValue]:
+    def _inverse_period_window(self, skipped: ScalarValue) -> list[ScalarValue]:
         """Return 192 bits of the table, after the first ``skipped`` bits, in three words."""
         first, shift = skipped >> 6, skipped & 63
-        words = [self._word(first + n) for n in range(4)]
+        words = [self._inverse_period_word(first + n) for n in range(4)]
         fill = [self.m.shift_right_logical(self.m.shift_right_logical(w, 1), 63 - shift) for w in words[1:]]
         return [(w << shift) | f for w, f in zip(words, fill)]
 
-    def _word(self, n: ScalarValue) -> ScalarValue:
+    def _inverse_period_word(self, n: ScalarValue) -> ScalarValue:
         place = self.builder.gep(self.table, [i64(0), n.raw], inbounds=True)
         return ScalarValue(self.builder, self.builder.load(place))
 
-    def _product(self, a: ScalarValue, b: ScalarValue) -> tuple[ScalarValue, ScalarValue]:
+    def _wide_product(self, a: ScalarValue, b: ScalarValue) -> tuple[ScalarValue, ScalarValue]:
         """Return the low and the high word of an unsigned product."""
         wide = self.builder.mul(*(self.builder.zext(v.raw, I128) for v in (a, b)))
         high = self.builder.lshr(wide, ir.Constant(I128, 64))

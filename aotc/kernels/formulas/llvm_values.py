@@ -7,29 +7,31 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 
 from aotc.kernels.llvm_types import F32, F64, Emit
-from aotc.kernels.symbol_table import declare
+from aotc.kernels.symbol_table import declare_function
 
 Number = bool | int | float
 
 
 def call_intrinsic(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.Value], flags=()) -> ir.Value:
     """Call the LLVM intrinsic ``name`` (with its type suffix), declaring it if new."""
-    function = declare(builder.module, name, ir.FunctionType(result, [a.type for a in args]))
+    function = declare_function(builder.module, name, ir.FunctionType(result, [a.type for a in args]))
     return builder.call(function, args, fastmath=flags)
 
 
-def suffix(kind: ir.Type) -> str:
+def intrinsic_type_suffix(kind: ir.Type) -> str:
     """Return the type suffix of intrinsic names: ``f32``, ``f64``, ``i32``, ``v16f32``..."""
     if isinstance(kind, ir.VectorType):
-        return f"v{kind.count}{suffix(kind.element)}"
+        return f"v{kind.count}{intrinsic_type_suffix(kind.element)}"
     if isinstance(kind, ir.IntType):
         return f"i{kind.width}"
     return "f32" if kind == F32 else "f64"
 
 
-def intrinsic(name: str) -> Emit:
+def intrinsic_method(name: str) -> Emit:
     """Return a method that calls the LLVM intrinsic ``name``, with operands and result of one type."""
-    return lambda b, *args: call_intrinsic(b, f"llvm.{name}.{suffix(args[0].type)}", args[0].type, list(args))
+    return lambda b, *args: call_intrinsic(
+        b, f"llvm.{name}.{intrinsic_type_suffix(args[0].type)}", args[0].type, list(args)
+    )
 
 
 class ScalarValue:
@@ -127,7 +129,7 @@ class ScalarValue:
     __hash__ = None  # type: ignore[assignment]
 
 
-def loop(
+def emit_value_loop(
     builder: ir.IRBuilder, state: Sequence[ScalarValue], more: Callable[..., ScalarValue],
     quadrant: Callable[..., Sequence[ScalarValue]],
 ) -> list[ScalarValue]:  # fmt: skip

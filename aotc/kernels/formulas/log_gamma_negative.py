@@ -15,7 +15,7 @@ from aotc.kernels.formulas import math as real
 from aotc.kernels.formulas.forms import INF, polynomial
 from aotc.kernels.formulas.limits import LOG_NEAR
 from aotc.kernels.formulas.llvm_algebra import Algebra
-from aotc.kernels.formulas.llvm_values import ScalarValue, loop
+from aotc.kernels.formulas.llvm_values import ScalarValue, emit_value_loop
 from aotc.kernels.formulas.trig import sine_and_cosine
 
 _UNIT = Fraction(1, 2**120)
@@ -55,8 +55,8 @@ def emit_log_gamma_of_negative(function: ir.Function) -> None:
     n = m.rint(x)
     t = x - n
     close = x > LOG_GAMMA_REFLECTED
-    high, low = _times_distances(m, _reciprocal(m, t), t, m.select(close, -n, m.const(0.0)))
-    high, low = m.abs(high * t), _of_product(m, high, low, t)
+    high, low = _times_distances(m, _reciprocal_gamma(m, t), t, m.select(close, -n, m.const(0.0)))
+    high, low = m.abs(high * t), _product_second_word(m, high, low, t)
     near = (high > LOG_NEAR[0]) & (high < LOG_NEAR[1])
     exact = real.log1p(m, (high - 1.0) + low)
     y = -m.select(near, exact, real.log(m, high) + low / high)
@@ -65,7 +65,7 @@ def emit_log_gamma_of_negative(function: ir.Function) -> None:
     builder.ret(m.select((t == 0.0) | (opposite == INF), m.const(INF), m.select(x != x, x, y)).raw)
 
 
-def _of_product(m: Algebra, high: ScalarValue, low: ScalarValue, t: ScalarValue) -> ScalarValue:
+def _product_second_word(m: Algebra, high: ScalarValue, low: ScalarValue, t: ScalarValue) -> ScalarValue:
     """Return the second word of ``|(high + low) t|`` for positive ``high``; the first is ``high * |t|``."""
     size = m.abs(t)
     return m.fma(high, size, -(high * size)) + low * size
@@ -77,12 +77,12 @@ def _two_sum(a: ScalarValue, b: ScalarValue) -> Two:
     return total, (a - (total - back)) + (b - back)
 
 
-def _renormal(high: ScalarValue, low: ScalarValue) -> Two:
+def _renormalized_two_words(high: ScalarValue, low: ScalarValue) -> Two:
     total = high + low
     return total, low - (total - high)
 
 
-def _reciprocal(m: Algebra, t: ScalarValue) -> Two:
+def _reciprocal_gamma(m: Algebra, t: ScalarValue) -> Two:
     """Return ``1 / gamma(1 + t)`` by its series."""
     terms = [Fraction(c) * _UNIT for c in _SERIES]
     high = polynomial(m, t, tuple(float(c) for c in reversed(terms[_IN_TWO_WORDS:])))
@@ -92,7 +92,7 @@ def _reciprocal(m: Algebra, t: ScalarValue) -> Two:
         product = high * t
         rest = m.fma(high, t, -product) + low * t
         total, lost = _two_sum(m.const(first), product)
-        high, low = _renormal(total, lost + (rest + float(term - Fraction(first))))
+        high, low = _renormalized_two_words(total, lost + (rest + float(term - Fraction(first))))
     return high, low
 
 
@@ -103,9 +103,9 @@ def _times_distances(m: Algebra, start: Two, t: ScalarValue, k: ScalarValue) -> 
         distance, lost = _two_sum(i, -t)
         product = high * distance
         rest = m.fma(high, distance, -product) + (high * lost + low * distance)
-        return [i + 1.0, *_renormal(product, rest)]
+        return [i + 1.0, *_renormalized_two_words(product, rest)]
 
-    _, high, low = loop(m.builder, [m.const(1.0), *start], lambda i, high, low: i <= k, half_turn)
+    _, high, low = emit_value_loop(m.builder, [m.const(1.0), *start], lambda i, high, low: i <= k, half_turn)
     return high, low
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from aotc.kernels.formulas import limits
-from aotc.kernels.formulas.forms import INF, LN2_HIGH, LN2_LOW, NAN, function, polynomial, polynomial_by_squares
+from aotc.kernels.formulas.forms import INF, LN2_HIGH, LN2_LOW, NAN, polynomial, polynomial_by_squares, real_function
 from aotc.kernels.formulas.llvm_algebra import Algebra
 
 
@@ -49,7 +49,7 @@ def _log64_correction(m: Algebra, f: Any) -> Any:
     return s * (square + r) - square
 
 
-@function(f32=1, f64=1.5)
+@real_function(f32=1, f64=1.5)
 def log(m: Algebra, x: Any) -> Any:
     """``e * ln 2 + log(1 + f)``."""
     if m.bits == 32:
@@ -62,13 +62,13 @@ def log(m: Algebra, x: Any) -> Any:
 def _log32(m: Algebra, x: Any) -> Any:
     subnormal = x < 2.0**-126
     normal = m.select(subnormal, x * 2.0**23, x)
-    taken = _power_taken(m, normal)
+    taken = _power_of_two_removed(m, normal)
     e = m.to_float(taken) + m.select(subnormal, m.const(23 * 2.0**23), m.const(0.0))
-    y = _of_parts(m, e, m.from_bits(m.to_bits(normal) + taken) - 1.0)
-    return m.select(x == 0.0, m.const(-INF), _of_positive(m, x, y))
+    y = _log_of_parts(m, e, m.from_bits(m.to_bits(normal) + taken) - 1.0)
+    return m.select(x == 0.0, m.const(-INF), _log_of_positive(m, x, y))
 
 
-def _power_taken(m: Algebra, x: Any) -> Any:
+def _power_of_two_removed(m: Algebra, x: Any) -> Any:
     """Return ``-k`` at the position of a float's exponent, where ``3/4 < x * 2**-k <= 3/2``.
 
     The result is 0 for ``1 + x`` with x up to 1/2: otherwise ``x / 2 - 1/2`` would be rounded there.
@@ -76,7 +76,7 @@ def _power_taken(m: Algebra, x: Any) -> Any:
     return (0x3FC00000 - m.to_bits(x)) & -(1 << 23)
 
 
-def _of_parts(m: Algebra, taken: Any, f: Any) -> Any:
+def _log_of_parts(m: Algebra, taken: Any, f: Any) -> Any:
     """Return ``log(1 + f) - taken * 2**-23 * ln 2``; of f = -0.0 and taken = 0 it is -0.0."""
     high, low = _LN2_32
     curve = m.multiply_add(polynomial_by_squares(m, f, _LOG32[:-1]), f, m.const(_LOG32[-1]))
@@ -84,7 +84,7 @@ def _of_parts(m: Algebra, taken: Any, f: Any) -> Any:
     return m.multiply_add(taken, m.const(-high), y)
 
 
-def _of_positive(m: Algebra, x: Any, y: Any) -> Any:
+def _log_of_positive(m: Algebra, x: Any, y: Any) -> Any:
     """Return ``y`` where x is non-negative and finite; otherwise x, or NaN if x is negative."""
     bits = m.to_bits(x)
     return m.select((bits >= 0) & (bits < 0x7F800000), y, m.multiply_add(x, m.const(INF), m.const(INF)))
@@ -95,7 +95,7 @@ def log1p_series(m: Algebra, x: Any) -> Any:
     return x - x * x * 0.5 + x * x * x * (1.0 / 3.0)
 
 
-@function(f32=1, f64=4)
+@real_function(f32=1, f64=4)
 def log1p(m: Algebra, x: Any) -> Any:
     """Kahan's formula (f64): ``log(u)``, corrected for the rounding of ``u = 1 + x``."""
     if m.bits == 32:
@@ -114,7 +114,7 @@ def _log1p32(m: Algebra, x: Any) -> Any:
     computed in quarters, since 2**-128 is subnormal.
     """
     u = x + 1.0
-    taken = _power_taken(m, u)
+    taken = _power_of_two_removed(m, u)
     four = m.from_bits(taken + 0x40800000)
     f = m.from_bits(m.to_bits(x) + taken) - m.multiply_add(four, m.const(-0.25), m.const(1.0))
-    return _of_positive(m, u, _of_parts(m, m.to_float(taken), f))
+    return _log_of_positive(m, u, _log_of_parts(m, m.to_float(taken), f))

@@ -23,8 +23,8 @@ from aotc.kernels.formulas.forms import (
     INF,
     MAX_ULP,
     NAN,
-    function,
     polynomial,
+    real_function,
     with_sign_of_first,
 )
 from aotc.kernels.formulas.llvm_algebra import Algebra
@@ -44,7 +44,7 @@ _ERF32_Q = (0.000981494435109198, 0.014646907337009907, 0.1164882704615593, 0.51
 ERF_CLAMP = 4.0
 
 
-@function(f32=8, f64=1.5)
+@real_function(f32=8, f64=1.5)
 def erf(m: Algebra, x: Any) -> Any:
     """An odd rational function (f32); fdlibm's near 0 and ``1 - erfc(x)`` elsewhere (f64)."""
     if m.bits == 64:
@@ -56,14 +56,14 @@ def erf(m: Algebra, x: Any) -> Any:
     return m.copysign(m.select(r > 1.0, m.const(1.0), r), x)  # the rounded quotient may exceed 1
 
 
-@function(f32=7, f64=3)
+@real_function(f32=7, f64=3)
 def erfc(m: Algebra, x: Any) -> Any:
     """An exponential times a polynomial, of ``|x|``."""
     y = erfc_of_positive(m, m.abs(x))
     return m.select(x < 0.0, 2.0 - y, y)
 
 
-@function(f32=1, f64=4)
+@real_function(f32=1, f64=4)
 def lgamma(m: Algebra, x: Any) -> Any:
     """``log |gamma(x)|``; poles are infinite."""
     if m.bits == 32:
@@ -72,7 +72,7 @@ def lgamma(m: Algebra, x: Any) -> Any:
     return m.rarely(x < 0.0, "log_gamma_of_negative", (x, y), y)
 
 
-@function(f32=1.5, f64=1.5)
+@real_function(f32=1.5, f64=1.5)
 def rsqrt(m: Algebra, x: Any) -> Any:
     """``1 / sqrt(x)``."""
     return m.inverse_root(x)
@@ -83,7 +83,7 @@ def rsqrt(m: Algebra, x: Any) -> Any:
 CBRT_SMALL = 2.0**-1022
 
 
-@function(f32=1, f64=2)
+@real_function(f32=1, f64=2)
 @with_sign_of_first
 def cbrt(m: Algebra, x: Any) -> Any:
     """``exp(log|x| / 3)`` and one Newton step; in 64 bits subnormal arguments are scaled by 2**54."""
@@ -103,7 +103,7 @@ def _cube_root(m: Algebra, a: Any) -> Any:
     return m.select(a != a, a, y)
 
 
-@function(f32=0, f64=0)
+@real_function(f32=0, f64=0)
 @with_sign_of_first
 def rem(m: Algebra, x: Any, y: Any) -> Any:
     """The remainder of truncated division; each step removes 52 bits of the quotient, exactly.

@@ -11,7 +11,7 @@ from typing import Any
 
 from aotc.kernels.formulas import limits
 from aotc.kernels.formulas.exponential import EXP_CURVE, exp, reduced, times_power
-from aotc.kernels.formulas.forms import INF, LN2_HIGH, LN2_LOW, NAN, function, polynomial, polynomial_by_squares
+from aotc.kernels.formulas.forms import INF, LN2_HIGH, LN2_LOW, NAN, polynomial, polynomial_by_squares, real_function
 from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.logarithm import log, log_parts, log_special, parts_of_normal
 
@@ -62,7 +62,7 @@ def exp_of_two_words(m: Algebra, high: Any, low: Any) -> Any:
 POW_NORMAL = 2.0**-1022
 
 
-@function(f32=1, f64=1)
+@real_function(f32=1, f64=1)
 def pow(m: Algebra, x: Any, y: Any) -> Any:
     """``exp(y * log|x|)``, in 64 bits with the logarithm in two words; special cases as in C."""
     if m.bits == 32:
@@ -71,9 +71,9 @@ def pow(m: Algebra, x: Any, y: Any) -> Any:
     a = m.abs(x)
     high, low = log_in_two_words(m, *parts_of_normal(m, a))
     zero = (a == 0.0) & (y != 0.0)
-    size = _of_logarithm(m, y, m.select(zero, m.const(-INF), high), low)
+    size = _power_of_logarithm(m, y, m.select(zero, m.const(-INF), high), low)
     usual = ((a >= POW_NORMAL) | zero) & (a < INF) & (m.abs(y) < INF)
-    return m.rarely(~usual, "power", (x, y), _signed(m, x, y, size))
+    return m.rarely(~usual, "power", (x, y), _power_with_sign(m, x, y, size))
 
 
 def power_of_any(m: Algebra, x: Any, y: Any) -> Any:
@@ -87,7 +87,7 @@ def _short_power(m: Algebra, a: Any, y: Any) -> Any:
 
 def _long_power(m: Algebra, a: Any, y: Any) -> Any:
     high, low = log_in_two_words(m, *log_parts(m, a))
-    return _of_logarithm(m, y, log_special(m, a, high), low)
+    return _power_of_logarithm(m, y, log_special(m, a, high), low)
 
 
 # |y log x| of pow: above, the result is 0 or infinite, and the correction of its last digits would be NaN. The
@@ -95,13 +95,13 @@ def _long_power(m: Algebra, a: Any, y: Any) -> Any:
 POW_USUAL = 745.0
 
 
-def _of_logarithm(m: Algebra, y: Any, high: Any, low: Any) -> Any:
+def _power_of_logarithm(m: Algebra, y: Any, high: Any, low: Any) -> Any:
     p = y * high
     rest = m.fma(y, high, -p) + y * low
     return exp_of_two_words(m, p, m.select(m.abs(p) < POW_USUAL, rest, m.const(0.0)))
 
 
-def _signed(m: Algebra, x: Any, y: Any, size: Any) -> Any:
+def _power_with_sign(m: Algebra, x: Any, y: Any, size: Any) -> Any:
     """Return ``size``, the absolute value of the power, with the power's sign; NaN if the power is not real."""
     whole = m.trunc(y) == y
     half = y * 0.5
@@ -114,7 +114,7 @@ def _signed(m: Algebra, x: Any, y: Any, size: Any) -> Any:
 def _power(m: Algebra, x: Any, y: Any, of_size: Callable[..., Any]) -> Any:
     """Return ``x**y``, where ``of_size`` computes it for ``|x|``; special cases as in C."""
     a = m.abs(x)
-    r = _signed(m, x, y, of_size(m, a, y))
+    r = _power_with_sign(m, x, y, of_size(m, a, y))
     r = m.select((a == 1.0) & (m.abs(y) == INF), m.const(1.0), r)
     r = m.select((x != x) | (y != y), x + y, r)
     return m.select((y == 0.0) | (x == 1.0), m.const(1.0), r)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aotc.kernels.formulas.forms import INF, NAN, function, in_wide, polynomial, with_sign_of_first
+from aotc.kernels.formulas.forms import INF, NAN, computed_in_64_bits, polynomial, real_function, with_sign_of_first
 from aotc.kernels.formulas.llvm_algebra import Algebra
 
 # |x| of sin, cos and tan: above, the rounded x * 2/pi may be off the nearest quadrant, and a multi-word function is
@@ -44,21 +44,21 @@ def _shifted_sine(m: Algebra, x: Any, turns: int) -> Any:
     return m.rarely((m.abs(x) >= LARGE_ANGLE) & (m.abs(x) < INF), "sine_of_large", (x, turns), y)
 
 
-@function(f32=1, f64=2)
-@in_wide
+@real_function(f32=1, f64=2)
+@computed_in_64_bits
 def sin(m: Algebra, x: Any) -> Any:
     """Reduction by multiples of pi/2 (Cody-Waite), then fdlibm's polynomials."""
     return m.select(x == 0.0, x, _shifted_sine(m, x, 0))
 
 
-@function(f32=1, f64=2)
-@in_wide
+@real_function(f32=1, f64=2)
+@computed_in_64_bits
 def cos(m: Algebra, x: Any) -> Any:
     """Reduction by multiples of pi/2 (Cody-Waite), then fdlibm's polynomials."""
     return _shifted_sine(m, x, 1)
 
 
-@function(f32=1, f64=4)
+@real_function(f32=1, f64=4)
 def tan(m: Algebra, x: Any) -> Any:
     """``sin / cos`` of the reduced argument; in 64 bits the sine is that of a remainder in two words."""
     if m.bits == 32:
@@ -95,9 +95,9 @@ _ATAN_Q = (1.0, 2.485846490142306297962e1, 1.650270098316988542046e2, 4.32881060
 ATAN_UPPER = 0.66
 
 
-@function(f32=1, f64=3)
+@real_function(f32=1, f64=3)
 @with_sign_of_first
-@in_wide
+@computed_in_64_bits
 def atan2(m: Algebra, y: Any, x: Any) -> Any:
     """The angle of the smaller over the larger side, moved to its octant."""
     a, b = m.abs(x), m.abs(y)

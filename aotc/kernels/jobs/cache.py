@@ -24,18 +24,18 @@ _BOTH = ("numba", "llvmlite", "numpy", "ml_dtypes")
 PACKAGES = {"cpu": _BOTH, "cuda": (*_BOTH, "numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink")}
 
 
-def digest_of(sources: Mapping[str, bytes], packages: Iterable[str]) -> bytes:
+def digest_of_sources(sources: Mapping[str, bytes], packages: Iterable[str]) -> bytes:
     """Return a digest of named texts, and of the versions of Python (Numba reads its bytecode) and of packages."""
     digest = hashlib.sha256(sys.version.encode())
     for package in packages:
-        digest.update(f"{package} {_version_of(package)}\n".encode())
+        digest.update(f"{package} {_package_version(package)}\n".encode())
     for name, source in sorted(sources.items()):
         digest.update(f"{name} {len(source)}\n".encode())
         digest.update(source)
     return digest.digest()
 
 
-def _version_of(package: str) -> str:
+def _package_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:  # libNVVM and nvJitLink may come from the CUDA toolkit
@@ -45,10 +45,10 @@ def _version_of(package: str) -> str:
 @cache
 def compiler_digest(kind: str) -> bytes:
     """Return a digest of the compiler's sources and packages for targets of ``kind``."""
-    return digest_of(import_closure(ENTRY), PACKAGES[kind])
+    return digest_of_sources(import_closure(ENTRY), PACKAGES[kind])
 
 
-def key_of(text: str, target: Target) -> str:
+def object_cache_key(text: str, target: Target) -> str:
     """Return the cache key of the object that ``text`` compiles to for ``target``."""
     digest = hashlib.sha256(compiler_digest(target.kind))
     digest.update(repr(target).encode())
@@ -56,14 +56,14 @@ def key_of(text: str, target: Target) -> str:
     return digest.hexdigest()
 
 
-def read(key: str) -> bytes | None:
+def read_cached_object(key: str) -> bytes | None:
     """Return the object stored under ``key``, or None."""
-    return store.read(_FOLDER, key)
+    return store.read_cache_entry(_FOLDER, key)
 
 
-def write(key: str, data: bytes) -> None:
+def write_cached_object(key: str, data: bytes) -> None:
     """Store the object ``data`` under ``key``."""
-    store.write(_FOLDER, key, data)
+    store.write_cache_entry(_FOLDER, key, data)
 
 
 ROOT = Path(__file__).parents[3]
@@ -76,7 +76,7 @@ _IMPORT = re.compile(
 _NAME = re.compile(rb"(\w+)(?:[ \t]+as[ \t]+\w+)?")
 
 
-def imports_of(source: bytes) -> Iterator[tuple[str, str]]:
+def imports_in_source(source: bytes) -> Iterator[tuple[str, str]]:
     """Yield module and name (or an empty name) of each import from this package in ``source``, also in functions."""
     for module, names, whole in _IMPORT.findall(b"\n" + source):
         if whole:
@@ -101,19 +101,19 @@ def import_closure(entry: str, root: Path = ROOT) -> dict[str, bytes]:
         name = waiting.pop()
         if name in sources:
             continue
-        sources[name] = source = _file_of(name, root)[0].read_bytes()
+        sources[name] = source = _path_of_module(name, root)[0].read_bytes()
         if name == PACKAGE:  # it imports public names on first use: a compiler process uses none of them
             continue
         waiting.append(name.rpartition(".")[0])
-        for module, inner in imports_of(source):
+        for module, inner in imports_in_source(source):
             waiting.append(module)
-            if inner and _file_of(module, root)[1] and _file_of(f"{module}.{inner}", root)[0].is_file():
+            if inner and _path_of_module(module, root)[1] and _path_of_module(f"{module}.{inner}", root)[0].is_file():
                 waiting.append(f"{module}.{inner}")
     return sources
 
 
 @cache
-def _file_of(name: str, root: Path) -> tuple[Path, bool]:
+def _path_of_module(name: str, root: Path) -> tuple[Path, bool]:
     """Return the path that a module would have, and whether it is a package."""
     path = root.joinpath(*name.split("."))
     package = path / "__init__.py"

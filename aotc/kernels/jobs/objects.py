@@ -28,7 +28,7 @@ _NO_LETTER = re.compile(r"\W")
 COMPILING = "compiling kernels"
 
 
-class Named(NamedTuple):
+class NamedKernels(NamedTuple):
     """An object to compile: its source text, target, and compiler (``options.DIRECT`` or ``NUMBA``).
 
     ``source`` is a module with the user's function in place of the kernel ``replaces``.
@@ -45,13 +45,15 @@ class Named(NamedTuple):
         """Return the cache key of the object; "" (not cached) for a user's module, whose imports no digest covers."""
         if self.source:
             return ""
-        return cache.key_of(self.text if self.compiler == DIRECT else f"{self.compiler}\n{self.text}", self.target)
+        return cache.object_cache_key(
+            self.text if self.compiler == DIRECT else f"{self.compiler}\n{self.text}", self.target
+        )
 
 
 def name_kernels(
     kernels: Sequence[Kernel], targets: Sequence[Target], compiler: str = DIRECT,
     replaced: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[list[str], dict[str, Named]]:  # fmt: skip
+) -> tuple[list[str], dict[str, NamedKernels]]:  # fmt: skip
     """Return each kernel's symbol, and the texts to compile by symbol: equal kernels for one target are compiled once.
 
     A symbol is a digest of the kernel's text, so that equal kernels give equal bundles. If the kernels' ``targets``
@@ -61,7 +63,7 @@ def name_kernels(
     several = len(set(targets)) > 1
     texts = [print_kernel(replace(k, name="kernel")) for k in kernels]
     symbols: list[str] = []
-    named: dict[str, Named] = {}
+    named: dict[str, NamedKernels] = {}
     digests = {text: sha256(text.encode()).hexdigest()[:24] for text in dict.fromkeys(texts)}
     for kernel, text, target in zip(kernels, texts, targets, strict=True):
         own = f"_{_NO_LETTER.sub('_', target.name)}" if several else ""
@@ -71,11 +73,11 @@ def name_kernels(
         if symbols[-1] not in named:
             symbol_text = text.replace("def kernel(", f"def {symbols[-1]}(", 1)
             own_compiler = NUMBA if source else compiler if kernel.tiling is None else DIRECT  # templates are Numba's
-            named[symbols[-1]] = Named(symbol_text, target, own_compiler, source, kernel.name)
+            named[symbols[-1]] = NamedKernels(symbol_text, target, own_compiler, source, kernel.name)
     return symbols, named
 
 
-def kernel_requests(named: Iterable[Named]) -> list[dict[str, Any]]:
+def kernel_requests(named: Iterable[NamedKernels]) -> list[dict[str, Any]]:
     """Return the requests to a compiler process for the objects in ``named``."""
     return [
         {
@@ -89,14 +91,14 @@ def kernel_requests(named: Iterable[Named]) -> list[dict[str, Any]]:
     ]
 
 
-def _uses_svml() -> bool:
+def _is_svml_enabled() -> bool:
     """Has Numba enabled Intel's SVML, whose functions a bundle does not contain, for LLVM in this whole process?"""
-    from aotc.kernels.back_end import uses_svml
+    from aotc.kernels.back_end import is_svml_enabled
 
-    return uses_svml()
+    return is_svml_enabled()
 
 
-def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> list[bytes]:
+def compile_texts(requests: list[dict[str, Any]], named: Sequence[NamedKernels], options: Options) -> list[bytes]:
     """Return the objects of ``requests``, from the cache or compiled; afterwards the cache has all of them."""
     with Compilation(requests, named, options) as compilation:
         made = compilation.finish()
@@ -111,17 +113,19 @@ class Compilation:
     does not contain the functions that it calls.
     """
 
-    def __init__(self, requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> None:
+    def __init__(self, requests: list[dict[str, Any]], named: Sequence[NamedKernels], options: Options) -> None:
         rows = zip(requests, named, strict=True)
         self._keys = [
             "" if "custom" in r or not options.cache else k.key for r, k in rows
         ]
-        self._finished = {n: data for n, key in enumerate(self._keys) if key and (data := cache.read(key)) is not None}
+        self._finished = {
+            n: data for n, key in enumerate(self._keys) if key and (data := cache.read_cached_object(key)) is not None
+        }
         self._missing = [n for n in range(len(requests)) if n not in self._finished]
         self.given, self._stack = (requests, named, options), ExitStack()
         missing = [requests[n] for n in self._missing]
         log(DEBUG, "%d of %d kernels are in the cache", len(requests) - len(missing), len(requests))
-        self._run = CompilerRun(POOL, missing, options.jobs, None if missing and _uses_svml() else begin_kernel)
+        self._run = CompilerRun(POOL, missing, options.jobs, None if missing and _is_svml_enabled() else begin_kernel)
 
     def __enter__(self) -> Compilation:
         from aotc.kernels.loop_addresses import with_fixed_addresses
@@ -154,7 +158,7 @@ class Compilation:
         """Write the objects that were compiled to the cache."""
         for n in self._missing:
             if self._keys[n]:
-                cache.write(self._keys[n], self._finished[n])
+                cache.write_cached_object(self._keys[n], self._finished[n])
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)

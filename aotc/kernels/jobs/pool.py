@@ -47,16 +47,16 @@ class CompilerPool:
     def __init__(self) -> None:
         self._idle: list[subprocess.Popen[bytes]] = []
         self._lock, self._stacks = threading.Lock(), threading.Lock()
-        self._helpers = _Helpers()
+        self._helpers = _HelperThreads()
         self._shortened, self._interval = 0, sys.getswitchinterval()
         atexit.register(self.close)
-        os.register_at_fork(after_in_child=self._begin_again)
+        os.register_at_fork(after_in_child=self._reset_after_fork)
 
     def start(self, jobs: int, *kinds: str) -> None:
         """Start compiler processes until ``jobs`` include this process; new ones prepare for ``kinds`` besides CPUs."""
         with self._lock:
             while len(self._idle) < max((jobs or default_jobs()) - 1, 1):
-                self._idle.append(_spawn(*kinds))
+                self._idle.append(_spawn_compiler_process(*kinds))
 
     def start_threads(
         self, threads: Sequence[threading.Thread], calls: Sequence[Callable[[], Any]], helping: list[Future[Any]]
@@ -87,7 +87,7 @@ class CompilerPool:
                 process = self._idle.pop(0)
                 if process.poll() is None:
                     return process
-        return _spawn()
+        return _spawn_compiler_process()
 
     def give_back(self, process: subprocess.Popen[bytes]) -> None:
         """Return a compiler process to the pool."""
@@ -116,17 +116,17 @@ class CompilerPool:
             process.kill()
         self._idle.clear()
 
-    def _begin_again(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Reset the pool in a forked child: processes belong to the parent, and vanished threads may hold locks."""
         self._lock, self._stacks = threading.Lock(), threading.Lock()
-        self._helpers = _Helpers()
+        self._helpers = _HelperThreads()
         if self._shortened:
             self._shortened = 0
             sys.setswitchinterval(self._interval)
         self._idle.clear()
 
 
-class _Helpers:
+class _HelperThreads:
     """A pool of threads: as many as there were concurrent calls.
 
     A pooled thread has an LLVM target machine, and memory that the system need not clear again: new threads take 2 to 3
@@ -141,9 +141,9 @@ class _Helpers:
         """Run ``call`` in an idle or a new thread; ``future`` receives its result or exception."""
         self._calls.put((call, future))
         if not self._idle.acquire(blocking=False):
-            threading.Thread(target=self._serve, name="aotc-compiles", daemon=True).start()
+            threading.Thread(target=self._serve_calls, name="aotc-compiles", daemon=True).start()
 
-    def _serve(self) -> None:
+    def _serve_calls(self) -> None:
         while True:
             call, future = self._calls.get()
             if future.set_running_or_notify_cancel():
@@ -155,7 +155,7 @@ class _Helpers:
             self._idle.release()
 
 
-def _spawn(*kinds: str) -> subprocess.Popen[bytes]:
+def _spawn_compiler_process(*kinds: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         python_command(START, *kinds),
         env={**os.environ, "NUMBA_DISABLE_INTEL_SVML": "1"},  # LLVM would call functions that bundles lack
@@ -188,7 +188,7 @@ def ask_compiler_process(
         if errors:
             break
         if attempt == 0:
-            process = _spawn()
+            process = _spawn_compiler_process()
     what = request.get("text", "the executor")
     raise InternalError(f"the compiler process died twice (exit {code}) on:\n{what}")
 

@@ -32,7 +32,7 @@ def do_nothing() -> None:
     """Do nothing: the default for ``meanwhile``."""
 
 
-def _unheard(count: int) -> None:
+def _ignore_answer_count(count: int) -> None:
     """Ignore the number of answers: the default for ``done``."""
 
 
@@ -55,20 +55,20 @@ THREAD_TEXT = 500
 MOST_EMITTED = 32
 
 
-class Waiting:
+class WaitingRequests:
     """The state of one run: queues of waiting requests (the largest first), busy processes, and results."""
 
     def __init__(self, requests: Sequence[dict[str, Any]], here: bool) -> None:
         self.requests = requests
-        order = sorted(range(len(requests)), key=lambda n: -_size(requests[n]))
-        small = {n for n in order if here and _is_small(requests[n])}
+        order = sorted(range(len(requests)), key=lambda n: -_request_size(requests[n]))
+        small = {n for n in order if here and _is_small_cpu_kernel(requests[n])}
         self.large = deque(n for n in order if n not in small)
         self.small = deque(n for n in order if n in small)
         self.results: list[bytes | None] = [None] * len(requests)
         self.errors: list[str | Exception] = []
         self.busy: dict[int, subprocess.Popen[bytes]] = {}
         self.finished = 0
-        self.done: Callable[[int], object] = _unheard
+        self.done: Callable[[int], object] = _ignore_answer_count
         self.in_turn = True  # finish an emitted kernel before emitting the next?
         self._changed = threading.Condition()
         self._emitted: deque[tuple[int, Finish]] = deque()
@@ -85,7 +85,7 @@ class Waiting:
 
     def helpers(self) -> int:
         """Return the number of helper threads that have enough to do while the caller compiles the largest kernel."""
-        return sum(_size(self.requests[n]) for n in list(self.small)[1:]) // THREAD_TEXT
+        return sum(_request_size(self.requests[n]) for n in list(self.small)[1:]) // THREAD_TEXT
 
     def next(self) -> int | None:
         """Remove and return the largest waiting request; None if there is none, or a request has failed."""
@@ -168,7 +168,7 @@ class CompilerRun:
         self, pool: CompilerPool, requests: Sequence[dict[str, Any]], jobs: int, begin: Begin | None = None
     ) -> None:
         self._pool, self._begin = pool, begin
-        self._work = Waiting(requests, begin is not None)
+        self._work = WaitingRequests(requests, begin is not None)
         self._processes, self._threads = self._work.shares(jobs or default_jobs())
         self._servers: list[threading.Thread] = []
         self._helping: list[Future[None]] = []
@@ -181,7 +181,9 @@ class CompilerRun:
 
     def begin_ahead(self) -> None:
         """Start the processes and threads that have enough to do before the caller helps."""
-        self._start(self._processes, [self._helps] * min(self._work.helpers(), self._threads - 1))
+        self._start_helpers(
+            self._processes, [self._compile_small_kernels] * min(self._work.helpers(), self._threads - 1)
+        )
 
     def finish(self, done: Callable[[int], object], meanwhile: Callable[[], object] = do_nothing) -> list[bytes]:
         """Wait for all answers and return them; ``done`` is called with the number of answers so far.
@@ -201,38 +203,40 @@ class CompilerRun:
         work = self._work
         work.done, work.in_turn = done, self._threads == 1
         left = self._threads - 1 - len(self._helping)
-        first: Callable[[], None] = partial(_both, meanwhile, self._helps)
-        calls = [first, *[self._helps] * (left - 1)] if left > 0 else []
-        self._start(self._processes - len(self._servers), calls)
+        first: Callable[[], None] = partial(_meanwhile_then_help, meanwhile, self._compile_small_kernels)
+        calls = [first, *[self._compile_small_kernels] * (left - 1)] if left > 0 else []
+        self._start_helpers(self._processes - len(self._servers), calls)
         if not calls:
-            _both(meanwhile, do_nothing)
+            _meanwhile_then_help(meanwhile, do_nothing)
         if self._threads:
-            self._helps()
-        _await(self._helping)
+            self._compile_small_kernels()
+        _await_helpers(self._helping)
         for t in self._servers:
             t.join()
         self._finished = True
         if work.errors:
-            raise _failure(work.errors[0])
+            raise _first_failure(work.errors[0])
         return [r for r in work.results if r is not None]
 
     def __exit__(self, *_: object) -> None:
         with self._stack:
             if not self._finished:
-                self._abandon()
+                self._abandon_compilation()
 
-    def _abandon(self) -> None:
+    def _abandon_compilation(self) -> None:
         self._work.fail("interrupted")
         for process in list(self._work.busy.values()):
             process.kill()
-        _await(self._helping)  # a running LLVM call cannot be stopped
+        _await_helpers(self._helping)  # a running LLVM call cannot be stopped
 
-    def _start(self, processes: int, calls: Sequence[Callable[[], None]]) -> None:
-        servers = [threading.Thread(target=self._serves, name="aotc-asks", daemon=True) for _ in range(processes)]
+    def _start_helpers(self, processes: int, calls: Sequence[Callable[[], None]]) -> None:
+        servers = [
+            threading.Thread(target=self._serve_requests, name="aotc-asks", daemon=True) for _ in range(processes)
+        ]
         self._servers += servers
         self._pool.start_threads(servers, calls, self._helping)
 
-    def _helps(self) -> None:
+    def _compile_small_kernels(self) -> None:
         """Compile small kernels in this thread until there are no more."""
         with self._work.reporting():
             while self._begin is not None and (step := self._work.step()) is not None:
@@ -242,7 +246,7 @@ class CompilerRun:
                 else:
                     self._work.record(n, finish())
 
-    def _serves(self) -> None:
+    def _serve_requests(self) -> None:
         """Let a process answer requests until there are no more."""
         with self._work.reporting():
             process = self._pool.take()
@@ -258,7 +262,7 @@ class CompilerRun:
 LONGEST_TEXT = 1 << 20
 
 
-def _size(request: dict[str, Any]) -> int:
+def _request_size(request: dict[str, Any]) -> int:
     return len(request["text"]) if "text" in request else LONGEST_TEXT
 
 
@@ -268,25 +272,25 @@ def _size(request: dict[str, Any]) -> int:
 OWN_TEXT = 40_000
 
 
-def _is_small(request: dict[str, Any]) -> bool:
+def _is_small_cpu_kernel(request: dict[str, Any]) -> bool:
     """Is the request a kernel for a CPU that compiles fast enough not to delay an interrupt?
 
     Numba's front end needs a process of its own.
     """
     direct = request.get("compiler", DIRECT) == DIRECT
-    return direct and _size(request) <= OWN_TEXT and target_from(request["target"]).kind == "cpu"
+    return direct and _request_size(request) <= OWN_TEXT and target_from(request["target"]).kind == "cpu"
 
 
-def _both(meanwhile: Callable[[], object], helps: Callable[[], None]) -> None:
+def _meanwhile_then_help(meanwhile: Callable[[], object], helps: Callable[[], None]) -> None:
     with suppress(Exception):
         meanwhile()
     helps()
 
 
-def _await(helping: Sequence[Future[None]]) -> None:
+def _await_helpers(helping: Sequence[Future[None]]) -> None:
     """Wait for the helpers that run; cancel those that have not started."""
     wait([f for f in helping if not f.cancel()])
 
 
-def _failure(found: str | Exception) -> Exception:
+def _first_failure(found: str | Exception) -> Exception:
     return found if isinstance(found, Exception) else InternalError(f"a kernel could not be compiled:\n{found}")

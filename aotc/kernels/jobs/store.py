@@ -56,7 +56,7 @@ def cache_directory() -> Path:
 LIMIT_MB = 4096
 
 
-def limit() -> int:
+def cache_size_limit() -> int:
     """Return the size limit of the cache in bytes.
 
     Raises
@@ -72,12 +72,12 @@ def limit() -> int:
     return int(text) << 20
 
 
-def read(folder: str, key: str) -> bytes | None:
+def read_cache_entry(folder: str, key: str) -> bytes | None:
     """Return the contents of an entry, or None if it is missing or invalid; reading makes it the most recent one."""
-    if not limit():
+    if not cache_size_limit():
         return None
     try:
-        return _read(os.path.join(_home(), folder, key), key)
+        return _read_entry_file(os.path.join(_cache_home(), folder, key), key)
     except OSError:
         return None
 
@@ -89,27 +89,27 @@ SWEEP_SHARE = 64
 SWEEP_SECONDS = 600
 
 
-def write(folder: str, key: str, data: bytes) -> None:
+def write_cache_entry(folder: str, key: str, data: bytes) -> None:
     """Store an entry; errors are ignored."""
-    most = limit()
+    most = cache_size_limit()
     if len(data) + _HEADER.size > most:
         return
     try:
         with suppress(FileExistsError):  # it is not a folder: the next step reports that
             private_folder(str(cache_directory()))
-        home = _home()
+        home = _cache_home()
         place = private_folder(os.path.join(home, folder))
         temporary = os.path.join(private_folder(os.path.join(home, _TEMPORARY)), "entry-")
         header = _HEADER.pack(_MAGIC, len(data), bytes.fromhex(key), sha256(data).digest())
         replace_file(os.path.join(place, key), [header, data], temporary, mode=0o600)
         _written[home] = _written.get(home, 0) + len(data)
-        if _written[home] * SWEEP_SHARE > most or _age(os.path.join(home, _SWEPT)) > SWEEP_SECONDS:
-            sweep(home, most)
+        if _written[home] * SWEEP_SHARE > most or _last_read_time(os.path.join(home, _SWEPT)) > SWEEP_SECONDS:
+            evict_old_entries(home, most)
     except OSError as error:
-        _refuse(error)
+        _warn_unusable_cache_folder(error)
 
 
-def _home() -> str:
+def _cache_home() -> str:
     """Return the cache directory.
 
     Raises
@@ -124,7 +124,7 @@ def _home() -> str:
     reason = not_private(info)
     if reason:
         error = PermissionError(f"{home} {reason}")
-        _refuse(error)
+        _warn_unusable_cache_folder(error)
         raise error
     if home not in _seen:
         _seen.add(home)
@@ -132,7 +132,7 @@ def _home() -> str:
     return home
 
 
-def _refuse(error: OSError) -> None:
+def _warn_unusable_cache_folder(error: OSError) -> None:
     """Warn the user, once, that others could write to the cache folder, or that the configured folder is unusable."""
     danger = isinstance(error, PermissionError) and error.errno is None  # an error of this module, not of the system
     if not danger and not os.environ.get("AOTC_CACHE_DIR"):
@@ -144,14 +144,14 @@ def _refuse(error: OSError) -> None:
         warn_user(f"the cache is {what}\n  try: {hint}")
 
 
-def _read(path: str, key: str) -> bytes | None:
+def _read_entry_file(path: str, key: str) -> bytes | None:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(path, flags), "rb", buffering=0) as file:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
             return None
         if reason := not_private(info):
-            _refuse(PermissionError(f"{path} {reason}"))
+            _warn_unusable_cache_folder(PermissionError(f"{path} {reason}"))
             return None
         header = file.read(_HEADER.size)
         if info.st_size < _HEADER.size or len(header) < _HEADER.size:
@@ -167,27 +167,27 @@ def _read(path: str, key: str) -> bytes | None:
         return data
 
 
-def _age(path: str) -> float:
+def _last_read_time(path: str) -> float:
     try:
         return abs(time.time() - os.stat(path).st_mtime)
     except OSError:
         return float("inf")
 
 
-def sweep(home: str, most: int) -> None:
+def evict_old_entries(home: str, most: int) -> None:
     """Evict the least recently read entries until the remaining ones have at most ``most`` bytes."""
     _written[home] = 0
     with suppress(OSError), open(os.path.join(home, _SWEPT), "wb"):
         pass  # its modification time is the last sweep
     total = 0
-    for _, size, path in sorted(_entries(home), reverse=True):
+    for _, size, path in sorted(_cache_entries(home), reverse=True):
         total += size
         if total > most:
             with suppress(OSError):
                 os.unlink(path)
 
 
-def _entries(home: str) -> Iterator[tuple[int, int, str]]:
+def _cache_entries(home: str) -> Iterator[tuple[int, int, str]]:
     """Yield last read time, size and path of each entry of this user."""
     with os.scandir(home) as folders:
         for folder in folders:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from aotc.ir.loop.ir import Kernel
 from aotc.kernels.cpu.custom import MATH_SYMBOLS
-from aotc.kernels.cpu.link import link
+from aotc.kernels.cpu.link import link_shared_library
 from aotc.kernels.numba_front.compile import compile_kernel
 from aotc.kernels.numba_front.trial import NoTrial, call_native, output_difference, random_arguments
 from aotc.targets import host_target
@@ -37,13 +37,13 @@ def replacement_difference(kernel: Kernel, source: str, name: str) -> str:
     try:
         with work_folder() as folder:
             path = folder / "trial.so"
-            path.write_bytes(link(objects, target, MATH_SYMBOLS))
-            return _difference(kernel, ctypes.CDLL(str(path)))
+            path.write_bytes(link_shared_library(objects, target, MATH_SYMBOLS))
+            return _replacement_output_difference(kernel, ctypes.CDLL(str(path)))
     except NoTrial as reason:
         return f"it cannot be checked alone: {reason}"
 
 
-def _difference(kernel: Kernel, library: ctypes.CDLL) -> str:
+def _replacement_output_difference(kernel: Kernel, library: ctypes.CDLL) -> str:
     printed, own = (ctypes.cast(library[name], ctypes.c_void_p).value or 0 for name in (_PRINTED, _OWN))
     for seed in range(TRIALS):
         arguments = random_arguments(kernel, seed)

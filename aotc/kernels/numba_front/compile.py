@@ -38,7 +38,7 @@ class KernelRefused(Exception):
     """Numba cannot compile a kernel's function; the text of the exception is the reason."""
 
 
-def function_of(text: str, name: str) -> Callable[..., Any]:
+def function_from_text(text: str, name: str) -> Callable[..., Any]:
     """Return the function ``name`` that the module ``text`` defines.
 
     Raises
@@ -74,15 +74,17 @@ def shell_text(kernel: Kernel) -> str:
 def buffer_arrays(kernel: Kernel) -> list[str]:
     """Return the lines that create arrays ``x0``, ``x1``... from pointers to the kernel's buffers."""
     rows = enumerate((*kernel.inputs, *kernel.outputs))
-    return [f"    x{n} = array_at(buffers[{n}], {numba_storage_dtype(b.dtype)}, {_shape(b)})" for n, b in rows]
+    return [
+        f"    x{n} = array_at(buffers[{n}], {numba_storage_dtype(b.dtype)}, {_buffer_shape_text(b)})" for n, b in rows
+    ]
 
 
-def _shape(buffer: Buffer) -> str:
+def _buffer_shape_text(buffer: Buffer) -> str:
     return f"({', '.join(map(str, buffer.shape or (1,)))},)"
 
 
 @cache
-def _forget_machine_code() -> None:
+def _forget_jitted_helpers() -> None:
     """Drop the code that ``numba.njit`` compiled for helpers in this process: ahead of time the context is another."""
     helpers = [m for name, m in list(sys.modules.items()) if name.startswith(runtime.__name__)]
     for helper in (x for module in helpers for x in list(vars(module).values()) if isinstance(x, Dispatcher)):
@@ -99,12 +101,14 @@ def kernel_library(kernel: Kernel, target: Target, source: str = "", name: str =
     KernelRefused
         If Numba cannot compile it without Python.
     """
-    _forget_machine_code()
-    function = function_of(source, name) if source else function_of(numba_source(kernel).module, kernel.name)
+    _forget_jitted_helpers()
+    function = (
+        function_from_text(source, name) if source else function_from_text(numba_source(kernel).module, kernel.name)
+    )
     scope: dict[str, Any] = {**vars(runtime), "function": numba.njit(error_model="numpy")(function)}
     exec(compile(shell_text(kernel), "<kernel shell>", "exec"), scope)
     try:
-        return aot.front_end(kernel.name, aot.Export(scope["shell"], types.void, _SIGNATURE), target)
+        return aot.compile_by_numba_front_end(kernel.name, aot.Export(scope["shell"], types.void, _SIGNATURE), target)
     except (errors.NumbaError, RuntimeError, NotImplementedError) as error:
         raise KernelRefused(numba_reason(error)) from error
 

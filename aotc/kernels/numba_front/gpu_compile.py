@@ -17,11 +17,11 @@ from aotc.diagnostics import InternalError
 from aotc.ir.loop.ir import Kernel, thread_count
 from aotc.kernels import runtime
 from aotc.kernels.cpu.custom import numba_reason
-from aotc.kernels.cuda.compile import image_of
-from aotc.kernels.cuda.flat import flat_threads
+from aotc.kernels.cuda.compile import image_of_modules
+from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
 from aotc.kernels.cuda.front_end import ENTRY, kernel_ir
 from aotc.kernels.cuda.image import Image
-from aotc.kernels.numba_front.compile import KernelRefused, buffer_arrays, function_of
+from aotc.kernels.numba_front.compile import KernelRefused, buffer_arrays, function_from_text
 from aotc.kernels.numba_front.gpu_source import gpu_source
 from aotc.targets import Target
 
@@ -44,14 +44,14 @@ def kernel_texts(kernel: Kernel, target: Target, function: Callable[..., Any]) -
     KernelRefused
         If Numba cannot compile the function.
     """
-    scope: dict[str, Any] = {**vars(runtime), "function": _device(function)}
+    scope: dict[str, Any] = {**vars(runtime), "function": _device_function_of(function)}
     exec(compile(shell_text(kernel), "<kernel shell>", "exec"), scope)
     pointers = len(kernel.inputs) + len(kernel.outputs)
     arguments = (
         types.UniTuple(types.CPointer(types.uint8), pointers), types.UniTuple(types.int64, len(kernel.dims)),
         types.int64,
     )  # fmt: skip
-    threads = thread_count(kernel) or flat_threads(kernel)
+    threads = thread_count(kernel) or block_threads_of_flat_kernel(kernel)
     try:
         texts = kernel_ir(scope["shell"], arguments, threads)
     except (NumbaError, RuntimeError, NotImplementedError) as error:
@@ -59,7 +59,7 @@ def kernel_texts(kernel: Kernel, target: Target, function: Callable[..., Any]) -
     return [text.replace(ENTRY, kernel.name) for text in texts]
 
 
-def _device(function: Callable[..., Any]) -> Any:
+def _device_function_of(function: Callable[..., Any]) -> Any:
     return cuda.jit(device=True)(getattr(function, "py_func", function))
 
 
@@ -73,7 +73,7 @@ def compile_function(kernel: Kernel, target: Target, function: Callable[..., Any
     """
     texts = kernel_texts(kernel, target, function)
     try:
-        return image_of(texts, kernel.name, target)
+        return image_of_modules(texts, kernel.name, target)
     except InternalError as error:
         raise KernelRefused(str(error)) from error
 
@@ -88,5 +88,9 @@ def compile_kernel(kernel: Kernel, target: Target, source: str = "", name: str =
     KernelRefused
         As :func:`compile_function`.
     """
-    function = function_of(source, name) if source else function_of(gpu_source(kernel, target).module, kernel.name)
+    function = (
+        function_from_text(source, name)
+        if source
+        else function_from_text(gpu_source(kernel, target).module, kernel.name)
+    )
     return compile_function(kernel, target, function)

@@ -37,7 +37,13 @@ from aotc.ir.loop.ir import (
 )
 from aotc.kernels.cuda.shared_memory import dynamic_shared_bytes, shared_layout
 from aotc.kernels.numba_front.scalars import numba_storage_dtype, strip_parens
-from aotc.kernels.numba_front.source import NumbaSource, SourcePrinter, grid_loop, print_without_name_clashes, type_text
+from aotc.kernels.numba_front.source import (
+    NumbaSource,
+    SourcePrinter,
+    buffer_type_text,
+    grid_loop,
+    print_without_name_clashes,
+)
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, real_of
 
@@ -62,7 +68,7 @@ class _GpuPrinter(SourcePrinter):
 
     def function(self) -> str:
         kernel, indent = self.kernel, "    "
-        arrays = [f'{self.bind_buffer(b)}: "{type_text(b)}"' for b in (*kernel.inputs, *kernel.outputs)]
+        arrays = [f'{self.bind_buffer(b)}: "{buffer_type_text(b)}"' for b in (*kernel.inputs, *kernel.outputs)]
         dims = [f'{self.bind(name, "i64")}: "dim"' for name in kernel.dims]
         loop = grid_loop(kernel)
         var = self.bind(loop.var, "i64")
@@ -91,7 +97,7 @@ class _GpuPrinter(SourcePrinter):
     def place(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
         return super().place(buffer, index[1:] if buffer.name in self.parts else index)
 
-    def _allocation(self, buffer: Buffer) -> str:
+    def _print_allocation(self, buffer: Buffer) -> str:
         kind, shape = self.scalars.name(numba_storage_dtype(buffer.dtype)), buffer.shape
         if buffer.space == "shared":
             if buffer.name in self.dynamic:
@@ -110,7 +116,7 @@ class _GpuPrinter(SourcePrinter):
     def statement(self, stmt: Stmt, indent: str) -> None:
         match stmt:
             case For(kind="thread"):
-                self._threads(stmt, indent)
+                self._print_thread_loop(stmt, indent)
             case For(kind="blocks"):
                 own, count = (self.scalars.cast(f"cuda.{n}.x", "i64") for n in ("blockIdx", "gridDim"))
                 begin = f"{self.dim(stmt.begin)} + {own}" if stmt.begin != 0 else own
@@ -118,14 +124,16 @@ class _GpuPrinter(SourcePrinter):
                 self.lines.append(f"{indent}for {self.bind(stmt.var, 'i64')} in range({bounds}):")
                 self.block(stmt.body, indent + "    ")
             case Alloc(buffer):
-                self.lines.append(indent + self._allocation(buffer))
+                self.lines.append(indent + self._print_allocation(buffer))
             case Barrier(warp=warp):
                 self.lines.append(f"{indent}cuda.{'syncwarp' if warp else 'syncthreads'}()")
             case GridBarrier(counter):
                 self.lines.append(indent + self.scalars.call("grid_barrier", self.buffer(counter)))
             case Shuffle(to, source, mask):
                 old, new = (f"{self.buffer(b)}[0]" for b in (source, to))
-                self.lines.append(f"{indent}{new} = {self._exchanged(old, numba_storage_dtype(to.dtype), mask)}")
+                self.lines.append(
+                    f"{indent}{new} = {self._warp_exchange_text(old, numba_storage_dtype(to.dtype), mask)}"
+                )
             case WarpMatch(to, source, bits):
                 word = self.scalars.cast(f"{self.buffer(source)}[0] & {(1 << bits) - 1}", "i32")
                 same = self.scalars.cast(f"cuda.match_any_sync({_WARP}, {word})", "u32")
@@ -137,20 +145,20 @@ class _GpuPrinter(SourcePrinter):
                     f"{indent}cuda.atomic.{name}({self.buffer(buffer)}, {at}, {strip_parens(self.scalar(value))})"
                 )
             case ExternalCall(str(function), args) if function.startswith(DEVICE_CALL):
-                given = [self._passed(function, buffer, index) for buffer, index in args]
+                given = [self._passed_argument_text(function, buffer, index) for buffer, index in args]
                 self.lines.append(f"{indent}{function}({', '.join(given)})")
             case _:
                 super().statement(stmt, indent)
 
-    def _passed(self, function: str, buffer: Buffer, index: tuple[Dim, ...]) -> str:
+    def _passed_argument_text(self, function: str, buffer: Buffer, index: tuple[Dim, ...]) -> str:
         """Return an argument of a user's function: an element, a row, or a whole array."""
         if function.startswith(f"{DEVICE_CALL}launch_"):
             return self.buffer(buffer)
         if function.startswith(f"{DEVICE_CALL}element_"):
-            return self._from(buffer, index)
+            return self._memory_from_element(buffer, index)
         return self.scalars.call("view", self.buffer(buffer), self.start(buffer, index), self.shape(buffer.shape[-1:]))
 
-    def _threads(self, loop: For, indent: str) -> None:
+    def _print_thread_loop(self, loop: For, indent: str) -> None:
         """Print a loop whose iterations the threads of the block run, one each."""
         var, own = self.bind(loop.var, "i64"), self.scalars.cast("cuda.threadIdx.x", "i64")
         self.lines.append(f"{indent}{var} = {f'{self.dim(loop.begin)} + ' if loop.begin != 0 else ''}{own}")
@@ -161,15 +169,15 @@ class _GpuPrinter(SourcePrinter):
         self.block(loop.body, indent)
         self.inside = False
 
-    def _exchanged(self, value: str, dtype: str, mask: int) -> str:
+    def _warp_exchange_text(self, value: str, dtype: str, mask: int) -> str:
         """Return the text that reads ``value`` of the warp's thread ``t ^ mask``.
 
         Numba.cuda exchanges 32 and 64 bits.
         """
         row = DTYPES[dtype]
         if row.kind == "c":
-            real = self._exchanged(f"{value}.real", real_of(dtype), mask)
-            imag = self._exchanged(f"{value}.imag", real_of(dtype), mask)
+            real = self._warp_exchange_text(f"{value}.real", real_of(dtype), mask)
+            imag = self._warp_exchange_text(f"{value}.imag", real_of(dtype), mask)
             return self.scalars.cast(f"complex({real}, {imag})", dtype)
         carrier = dtype if row.kind == "f" else "i64" if row.bits == 64 else "i32"
         given = value if carrier == dtype else self.scalars.cast(value, carrier)

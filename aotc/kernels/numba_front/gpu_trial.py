@@ -9,13 +9,13 @@ from numba.core.errors import NumbaError
 
 from aotc.ir.loop.ir import Kernel, needs_grid, thread_count
 from aotc.kernels.cpu.custom import numba_reason
-from aotc.kernels.cuda.flat import flat_threads
+from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
 from aotc.kernels.cuda.shared_memory import block_launch, dynamic_shared_bytes
 from aotc.kernels.numba_front.check_replacement import TRIALS
-from aotc.kernels.numba_front.compile import function_of
+from aotc.kernels.numba_front.compile import function_from_text
 from aotc.kernels.numba_front.gpu_source import gpu_source
 from aotc.kernels.numba_front.simulated_cuda import run_kernel
-from aotc.kernels.numba_front.trial import Arguments, NoTrial, output_difference, random_arguments
+from aotc.kernels.numba_front.trial import NoTrial, TrialArguments, output_difference, random_arguments
 from aotc.targets import Target
 
 # Threads of a simulated launch, each of which is a thread of this process: 10,000 take about a second to start. Of a
@@ -35,8 +35,8 @@ def gpu_trial_difference(kernel: Kernel, source: str, target: Target) -> str:
     KernelRefused
         If the text does not define the function.
     """
-    own = function_of(source, kernel.name)
-    printed = function_of(gpu_source(kernel, target).module, kernel.name)
+    own = function_from_text(source, kernel.name)
+    printed = function_from_text(gpu_source(kernel, target).module, kernel.name)
     try:
         for seed in range(TRIALS):
             arguments = random_arguments(kernel, seed)
@@ -53,7 +53,7 @@ def gpu_trial_difference(kernel: Kernel, source: str, target: Target) -> str:
     return ""
 
 
-def call_simulated(function: Callable[..., Any], kernel: Kernel, target: Target, arguments: Arguments) -> None:
+def call_simulated(function: Callable[..., Any], kernel: Kernel, target: Target, arguments: TrialArguments) -> None:
     """Run a function for numba.cuda on a CPU as ``kernel`` is launched; the outputs are overwritten.
 
     Raises
@@ -66,7 +66,7 @@ def call_simulated(function: Callable[..., Any], kernel: Kernel, target: Target,
     if together:
         blocks = min(block_launch(kernel, target)["blocks"][0], BLOCKS_TOGETHER)
     elif not threads:
-        threads = flat_threads(kernel)
+        threads = block_threads_of_flat_kernel(kernel)
         blocks = -(-arguments.grid // threads)
     most = max(MOST_THREADS // threads // 2, 1)
     some = [*range(most), *range(blocks - most, blocks)] if blocks > 2 * most and not together else []

@@ -14,7 +14,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from aotc.ir.loop.ir import Kernel, needs_grid, thread_count
-from aotc.kernels.cuda.flat import flat_threads
+from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
 from aotc.kernels.cuda.shared_memory import dynamic_shared_bytes
 from aotc.kernels.cuda.templates.attention.launch import attention_tiles
 from aotc.kernels.cuda.templates.gemm.launch import gemm_tiles
@@ -47,11 +47,11 @@ def module_text(kernels: Iterable[tuple[Kernel, Target, str]], bundle: str) -> s
             decorator, source = _FOR_CPUS, numba_source(kernel)
         elif kernel.tiling is not None:
             tiles = template_tiles(kernel)
-            decorator, source = f"@template({_record_text(tiles, records)})", numba_source(kernel)
+            decorator, source = f"@template({_constructor_text(tiles, records)})", numba_source(kernel)
             names.add("template")
         else:
             decorator, source = _FOR_GPUS, gpu_source(kernel, target)
-            comment += f"# {_launch_text(kernel, target)}\n"
+            comment += f"# {_kernel_launch_text(kernel, target)}\n"
         names |= set(source.names)
         decorators.add(decorator)
         functions.append(f"\n\n{comment}{decorator}\n{source.text}")
@@ -69,7 +69,7 @@ def template_tiles(kernel: Kernel) -> Any:
     return attention_tiles(kernel) if is_attention else gemm_tiles(kernel)
 
 
-def _launch_text(kernel: Kernel, target: Target) -> str:
+def _kernel_launch_text(kernel: Kernel, target: Target) -> str:
     """Return the launch of the kernel as text."""
     threads, shared = thread_count(kernel), dynamic_shared_bytes(kernel, target)
     memory = f", and {shared} bytes of shared memory" if shared else ""
@@ -77,10 +77,10 @@ def _launch_text(kernel: Kernel, target: Target) -> str:
         return f"launch: cooperative, blocks of {threads} threads{memory}"
     if threads:
         return f"launch: a block of {threads} threads{memory} for each item"
-    return f"launch: blocks of {flat_threads(kernel)} threads, a thread for each item"
+    return f"launch: blocks of {block_threads_of_flat_kernel(kernel)} threads, a thread for each item"
 
 
-def _record_text(record: Any, used: set[type], indent: str = "") -> str:
+def _constructor_text(record: Any, used: set[type], indent: str = "") -> str:
     """Return the text of the call that constructs a record, without default values; ``used`` collects its classes."""
     if not is_dataclass(record) or isinstance(record, type):
         return repr(record)
@@ -90,7 +90,7 @@ def _record_text(record: Any, used: set[type], indent: str = "") -> str:
     for field in fields(record):
         value = getattr(record, field.name)
         if field.default is MISSING or value != field.default:
-            texts.append(f"{field.name}={_record_text(value, used, inner)}")
+            texts.append(f"{field.name}={_constructor_text(value, used, inner)}")
     line = f"{type(record).__name__}({', '.join(texts)})"
     if len(indent) + len(line) + len("@template()") <= _WIDTH and "\n" not in line:
         return line

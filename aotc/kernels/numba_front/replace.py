@@ -25,7 +25,7 @@ def module_texts(replaced: Mapping[str, Replacement]) -> dict[str, str]:
     texts = {}
     for name, module in replaced.items():
         if callable(module):
-            texts[name] = _text_of(name.rpartition("/")[2], module)
+            texts[name] = _replacement_text(name.rpartition("/")[2], module)
             continue
         if isinstance(module, str) and "\n" in module:
             texts[name] = module
@@ -38,7 +38,7 @@ def module_texts(replaced: Mapping[str, Replacement]) -> dict[str, str]:
     return texts
 
 
-def _text_of(name: str, function: Callable[..., Any]) -> str:
+def _replacement_text(name: str, function: Callable[..., Any]) -> str:
     from aotc.kernels.cpu.custom import Refused, pickle_function  # imports Numba
 
     try:
@@ -49,7 +49,7 @@ def _text_of(name: str, function: Callable[..., Any]) -> str:
     return f"from numba import cloudpickle\n\n{name} = cloudpickle.loads({data!r})\n"
 
 
-def check_names(replaced: Mapping[str, Replacement], kernels: Iterable[tuple[str, Kernel]]) -> None:
+def check_replaced_kernel_names(replaced: Mapping[str, Replacement], kernels: Iterable[tuple[str, Kernel]]) -> None:
     """Check that each replaced kernel is one of ``kernels``, each with its kind of target, and not a template's.
 
     Raises
@@ -71,7 +71,7 @@ def check_names(replaced: Mapping[str, Replacement], kernels: Iterable[tuple[str
             raise CompileError.at(UNKNOWN, message, hint=" or ".join(f"{kind}/{name}" for kind in kinds))
         if not all(is_replaceable(kernel) for _, kernel in found):
             kernel = next(kernel for _, kernel in found if not is_replaceable(kernel))
-            message = f"kernel {name} cannot be replaced: {_computed_by(kernel)} computes it"
+            message = f"kernel {name} cannot be replaced: {_replacement_computed_by(kernel)} computes it"
             raise CompileError.at(UNKNOWN, message, hint=f"one of: {', '.join([*names][:20]) or 'none'}")
 
 
@@ -80,5 +80,5 @@ def is_replaceable(kernel: Kernel) -> bool:
     return kernel.tiling is None and is_self_contained(kernel)
 
 
-def _computed_by(kernel: Kernel) -> str:
+def _replacement_computed_by(kernel: Kernel) -> str:
     return "a template for tensor cores" if kernel.tiling is not None else "a function of yours"

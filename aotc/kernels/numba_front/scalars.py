@@ -86,10 +86,10 @@ class ScalarPrinter:
             return str(bool(s.value))
         value = s.value
         if isinstance(value, complex):
-            return self.cast(f"complex({self._float(value.real)}, {self._float(value.imag)})", s.dtype)
-        return self.cast(self._float(value) if isinstance(value, float) else repr(value), s.dtype)
+            return self.cast(f"complex({self._float_literal(value.real)}, {self._float_literal(value.imag)})", s.dtype)
+        return self.cast(self._float_literal(value) if isinstance(value, float) else repr(value), s.dtype)
 
-    def _float(self, value: float) -> str:
+    def _float_literal(self, value: float) -> str:
         if math.isinf(value):
             return self.name("inf") if value > 0 else f"-{self.name('inf')}"
         if not math.isnan(value):
@@ -101,7 +101,7 @@ class ScalarPrinter:
         """Return the text of a float in the dtype of its arithmetic: a small float is decoded, others are unchanged."""
         return self.call(f"from_{dtype}", text) if is_small_float(dtype) else text
 
-    def _unsigned(self, text: str, dtype: str) -> str:
+    def _print_as_unsigned(self, text: str, dtype: str) -> str:
         return self.cast(text, f"u{DTYPES[dtype].bits}")
 
     # --- operations ---
@@ -115,28 +115,32 @@ class ScalarPrinter:
             case "convert":
                 return self.convert(texts[0], s.args[0].dtype, s.dtype)
             case "bitcast":
-                return self._bitcast(texts[0], s.args[0].dtype, s.dtype)
+                return self._print_bitcast(texts[0], s.args[0].dtype, s.dtype)
             case "reduce_precision":
-                return self._reduce_precision(s, texts)
+                return self._print_reduce_precision(s, texts)
             case fn if fn in TOTAL and kind_of(dtype) == "f":
                 keys = [self.call(f"order_{dtype}", text) for text in texts]
                 return f"({keys[0]} {SCALARS[fn].symbol} {keys[1]})"
         printers: dict[str, Callable[[str, list[str], str], str]] = {
-            "b": self._boolean, "i": self._integer, "u": self._integer, "f": self._real, "c": self._complex,
-        }  # fmt: skip
+            "b": self._print_boolean_op,
+            "i": self._print_integer_op,
+            "u": self._print_integer_op,
+            "f": self._print_float_op,
+            "c": self._print_complex_op,
+        }
         return printers[kind_of(dtype)](s.fn, texts, dtype)
 
     def combine(self, fn: str, old: str, value: str, dtype: str) -> str:
         """Return the text of the reduction ``fn`` of two numbers of a dtype."""
-        return self.apply(Apply(fn, (_operand(dtype), _operand(dtype)), dtype), [old, value])
+        return self.apply(Apply(fn, (_operand_dtype_of(dtype), _operand_dtype_of(dtype)), dtype), [old, value])
 
-    def _reduce_precision(self, s: Apply, texts: list[str]) -> str:
+    def _print_reduce_precision(self, s: Apply, texts: list[str]) -> str:
         dtype = s.args[0].dtype
         bits = [repr(a.value) for a in s.args[1:] if isinstance(a, Const)]
         own = str(exponent_bits_rounded(dtype))
         return self.cast(self.call("reduce_precision", self.wide(texts[0], dtype), *bits, own), dtype)
 
-    def _boolean(self, fn: str, texts: list[str], dtype: str) -> str:
+    def _print_boolean_op(self, fn: str, texts: list[str], dtype: str) -> str:
         fn = SCALARS[fn].on_bool or fn
         if fn == "not":
             return f"(not {texts[0]})"
@@ -145,7 +149,7 @@ class ScalarPrinter:
         left, right = (self.cast(text, "u8") for text in texts)
         return f"({left} {COMPARISONS[fn]} {right})"
 
-    def _integer(self, fn: str, texts: list[str], dtype: str) -> str:
+    def _print_integer_op(self, fn: str, texts: list[str], dtype: str) -> str:
         if fn in COMPARISONS:
             return f"({texts[0]} {COMPARISONS[fn]} {texts[1]})"
         row = DTYPES[dtype]
@@ -167,13 +171,13 @@ class ScalarPrinter:
             case "shl":
                 text = self.call("shift_left", *texts, bits)
             case "shr_logic":
-                text = self.call("shift_right", self._unsigned(texts[0], dtype), texts[1], bits)
+                text = self.call("shift_right", self._print_as_unsigned(texts[0], dtype), texts[1], bits)
             case "shr_arith":
                 text = self.call("shift_right_signed", self.cast(texts[0], f"i{bits}"), texts[1], bits)
             case "popcnt":
-                text = self.call("bit_count", self._unsigned(texts[0], dtype))
+                text = self.call("bit_count", self._print_as_unsigned(texts[0], dtype))
             case "clz":
-                text = self.call("leading_zeros", self._unsigned(texts[0], dtype), bits)
+                text = self.call("leading_zeros", self._print_as_unsigned(texts[0], dtype), bits)
             case _ if fn in INFIX:
                 text = f"{texts[0]} {INFIX[fn]} {texts[1]}"
                 if row.bits == 64:
@@ -182,7 +186,7 @@ class ScalarPrinter:
                 raise InternalError(f"kernels: {fn} of {dtype} has no text for Numba")
         return self.cast(text, dtype)
 
-    def _real(self, fn: str, texts: list[str], dtype: str) -> str:
+    def _print_float_op(self, fn: str, texts: list[str], dtype: str) -> str:
         small = is_small_float(dtype)
         if fn == "next_after":
             return self.call(f"next_after_{dtype}", *texts)
@@ -211,7 +215,7 @@ class ScalarPrinter:
                 natural = dtype == "f64" or (fn in ("max", "min", "max_number") and not small)
         return text if natural and not small else self.cast(text, dtype)
 
-    def _complex(self, fn: str, texts: list[str], dtype: str) -> str:
+    def _print_complex_op(self, fn: str, texts: list[str], dtype: str) -> str:
         if fn in INFIX:
             return f"({texts[0]} {INFIX[fn]} {texts[1]})"
         match fn:
@@ -242,7 +246,7 @@ class ScalarPrinter:
         if goal.kind == "b":
             return f"({self.wide(text, source)} != 0)"
         if given.kind == "f":
-            return self._convert_float(self.wide(text, source), source, target)
+            return self._print_float_conversion(self.wide(text, source), source, target)
         if goal.kind in "iu":
             return self.cast(text, target)
         number = self.cast(text, "i64") if given.kind == "b" else text
@@ -253,7 +257,7 @@ class ScalarPrinter:
             return self.cast(self.call("odd_f32", exact), target)
         return self.cast(self.cast(number, "f32"), target)
 
-    def _convert_float(self, value: str, source: str, target: str) -> str:
+    def _print_float_conversion(self, value: str, source: str, target: str) -> str:
         goal = DTYPES[target]
         if goal.kind in "iu":
             name = "saturate_signed" if goal.kind == "i" else "saturate_unsigned"
@@ -264,7 +268,7 @@ class ScalarPrinter:
             value = self.call("odd_f32", value)
         return self.cast(value, target)
 
-    def _bitcast(self, text: str, source: str, target: str) -> str:
+    def _print_bitcast(self, text: str, source: str, target: str) -> str:
         if source == target or kind_of(source) == "c":
             return text
         if source in _SAME_WIDTH:
@@ -279,5 +283,5 @@ class ScalarPrinter:
         return self.cast(text, target)
 
 
-def _operand(dtype: str) -> Scalar:
+def _operand_dtype_of(dtype: str) -> Scalar:
     return Const(0, dtype)

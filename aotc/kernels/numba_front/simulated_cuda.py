@@ -61,7 +61,7 @@ def run_kernel(
     IndexError
         If the function accesses an element outside of an array.
     """
-    compiled = _compiled(getattr(function, "py_func", function))
+    compiled = _compiled_for_cpu(getattr(function, "py_func", function))
     compiled.compile(tuple(numba.typeof(a) for a in arguments))
     _LAUNCH[:] = threads, blocks, shared
     _ERRORS.clear()
@@ -71,11 +71,11 @@ def run_kernel(
 
 
 @lru_cache(maxsize=4)
-def _compiled(function: Callable[..., None]) -> Any:
-    return _FUNCTION(rehosted(function, {}))
+def _compiled_for_cpu(function: Callable[..., None]) -> Any:
+    return _FUNCTION(with_simulated_cuda(function, {}))
 
 
-def rehosted(function: Callable[..., Any], done: dict[int, Any]) -> Callable[..., Any]:
+def with_simulated_cuda(function: Callable[..., Any], done: dict[int, Any]) -> Callable[..., Any]:
     """Return a copy of a function with the simulator in place of numba.cuda, also in functions that it calls."""
 
     def moved(value: Any) -> Any:
@@ -89,7 +89,7 @@ def rehosted(function: Callable[..., Any], done: dict[int, Any]) -> Callable[...
             return value
         if id(value) not in done:
             done[id(value)] = None
-            done[id(value)] = _FUNCTION(rehosted(value.py_func, done))
+            done[id(value)] = _FUNCTION(with_simulated_cuda(value.py_func, done))
         return done[id(value)]
 
     scope = {name: moved(value) for name, value in function.__globals__.items()}
@@ -100,7 +100,7 @@ def rehosted(function: Callable[..., Any], done: dict[int, Any]) -> Callable[...
 # --- the thread, its block, and the launch ---
 
 
-def _callback(*kinds: Any) -> Callable[[Callable[..., int]], Any]:
+def _python_callback(*kinds: Any) -> Callable[[Callable[..., int]], Any]:
     """Return the decorator of a Python function, with an i64 result, that compiled code calls."""
 
     def decorate(function: Callable[..., int]) -> Any:
@@ -118,40 +118,42 @@ def _callback(*kinds: Any) -> Callable[[Callable[..., int]], Any]:
 
 _LONG = ctypes.c_int64
 _THREAD, _BLOCK, _THREADS, _BLOCKS, _SHARED = range(5)
-_place = _callback(_LONG)(lambda what: (simulated_thread().thread, simulated_thread().block.number, *_LAUNCH)[what])
+_place = _python_callback(_LONG)(
+    lambda what: (simulated_thread().thread, simulated_thread().block.number, *_LAUNCH)[what]
+)
 
 
-@_callback()
-def _meet_block() -> int:
+@_python_callback()
+def _simulated_block_barrier() -> int:
     simulated_thread().block.together.wait()
     return 0
 
 
-@_callback()
-def _meet_warp() -> int:
+@_python_callback()
+def _simulated_warp_barrier() -> int:
     simulated_thread().block.exchange(0)
     return 0
 
 
-@_callback()
-def _meet_all() -> int:
+@_python_callback()
+def _simulated_grid_barrier() -> int:
     simulated_thread().block.cluster.meet()
     return 0
 
 
-@_callback(_LONG, _LONG)
-def _from_lane(word: int, lane: int) -> int:
+@_python_callback(_LONG, _LONG)
+def _value_from_lane(word: int, lane: int) -> int:
     """Return the value of ``word`` in a lane of the warp; a lane outside of the warp stands for the thread itself."""
     words = simulated_thread().block.exchange(word)
     return words[lane] if 0 <= lane < len(words) else word
 
 
-@_callback(_LONG)
-def _matching(word: int) -> int:
+@_python_callback(_LONG)
+def _matching_lane_mask(word: int) -> int:
     return sum((other == word) << lane for lane, other in enumerate(simulated_thread().block.exchange(word)))
 
 
-@_callback(_LONG, _LONG)
+@_python_callback(_LONG, _LONG)
 def _shared_address(number: int, size: int) -> int:
     """Return the address of a shared array; number 0 is the dynamic shared memory of the launch."""
     block = simulated_thread().block
@@ -275,27 +277,27 @@ def _lane():
 
 @njit
 def _shfl_sync(mask, value, lane):
-    return _number(_from_lane(_word(value), int64(lane)), value)
+    return _number(_value_from_lane(_word(value), int64(lane)), value)
 
 
 @njit
 def _shfl_xor_sync(mask, value, lane_mask):
-    return _number(_from_lane(_word(value), _lane() ^ int64(lane_mask)), value)
+    return _number(_value_from_lane(_word(value), _lane() ^ int64(lane_mask)), value)
 
 
 @njit
 def _shfl_up_sync(mask, value, delta):
-    return _number(_from_lane(_word(value), _lane() - int64(delta)), value)
+    return _number(_value_from_lane(_word(value), _lane() - int64(delta)), value)
 
 
 @njit
 def _shfl_down_sync(mask, value, delta):
-    return _number(_from_lane(_word(value), _lane() + int64(delta)), value)
+    return _number(_value_from_lane(_word(value), _lane() + int64(delta)), value)
 
 
 @njit
 def _match_any_sync(mask, value):
-    return np.uint32(_matching(_word(value)))
+    return np.uint32(_matching_lane_mask(_word(value)))
 
 
 @njit
@@ -310,12 +312,12 @@ def _grid_size(dimensions):
 
 @njit
 def _syncthreads():
-    _meet_block()
+    _simulated_block_barrier()
 
 
 @njit
 def _syncwarp(mask=0):
-    _meet_warp()
+    _simulated_warp_barrier()
 
 
 @njit
@@ -325,7 +327,7 @@ def _threadfence():
 
 @njit
 def _grid_barrier(counter):
-    _meet_all()
+    _simulated_grid_barrier()
 
 
 # --- atomic operations ---
@@ -387,21 +389,34 @@ def _exch(array, index, value):
     return old
 
 
-def _module(name: str, **words: Any) -> ModuleType:
+def _simulated_cuda_module(name: str, **words: Any) -> ModuleType:
     made = ModuleType(name)
     vars(made).update(words)
     return made
 
 
-_CUDA = _module(
+_CUDA = _simulated_cuda_module(
     "simulated_cuda",
-    threadIdx=_Indices(_THREAD), blockIdx=_Indices(_BLOCK), blockDim=_Indices(_THREADS), gridDim=_Indices(_BLOCKS),
-    grid=_grid, gridsize=_grid_size, syncthreads=_syncthreads, syncwarp=_syncwarp, threadfence=_threadfence,
+    threadIdx=_Indices(_THREAD),
+    blockIdx=_Indices(_BLOCK),
+    blockDim=_Indices(_THREADS),
+    gridDim=_Indices(_BLOCKS),
+    grid=_grid,
+    gridsize=_grid_size,
+    syncthreads=_syncthreads,
+    syncwarp=_syncwarp,
+    threadfence=_threadfence,
     threadfence_block=_threadfence,
-    shared=_module("shared", array=_shared_array), local=_module("local", array=_local_array),
-    atomic=_module("atomic", add=_add, sub=_sub, max=_max, min=_min, and_=_and, or_=_or, xor=_xor, exch=_exch),
-    shfl_sync=_shfl_sync, shfl_xor_sync=_shfl_xor_sync, shfl_up_sync=_shfl_up_sync,
-    shfl_down_sync=_shfl_down_sync, match_any_sync=_match_any_sync,
-)  # fmt: skip
+    shared=_simulated_cuda_module("shared", array=_shared_array),
+    local=_simulated_cuda_module("local", array=_local_array),
+    atomic=_simulated_cuda_module(
+        "atomic", add=_add, sub=_sub, max=_max, min=_min, and_=_and, or_=_or, xor=_xor, exch=_exch
+    ),
+    shfl_sync=_shfl_sync,
+    shfl_xor_sync=_shfl_xor_sync,
+    shfl_up_sync=_shfl_up_sync,
+    shfl_down_sync=_shfl_down_sync,
+    match_any_sync=_match_any_sync,
+)
 _WORDS = {id(getattr(cuda, name)): word for name, word in vars(_CUDA).items() if hasattr(cuda, name)}
 """The simulator's words by the identity of numba.cuda's, for ``from numba.cuda import grid``."""

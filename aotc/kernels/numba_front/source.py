@@ -133,7 +133,7 @@ class SourcePrinter:
 
     def function(self) -> str:
         kernel = self.kernel
-        arrays = [f'{self.bind_buffer(b)}: "{type_text(b)}"' for b in (*kernel.inputs, *kernel.outputs)]
+        arrays = [f'{self.bind_buffer(b)}: "{buffer_type_text(b)}"' for b in (*kernel.inputs, *kernel.outputs)]
         dims = [f'{self.bind(name, "i64")}: "dim"' for name in kernel.dims]
         loop = grid_loop(kernel)
         var = self.bind(loop.var, "i64")
@@ -167,9 +167,9 @@ class SourcePrinter:
     # --- indices ---
 
     def dim(self, e: Dim) -> str:
-        return _NAME.sub(self._integer, str(e))
+        return _NAME.sub(self._print_integer_expression, str(e))
 
-    def _integer(self, found: re.Match[str]) -> str:
+    def _print_integer_expression(self, found: re.Match[str]) -> str:
         name = self.names.get(found[0], found[0])
         return self.scalars.cast(name, "i64") if self.integers.get(name, "i64") != "i64" else name
 
@@ -213,7 +213,7 @@ class SourcePrinter:
             case Store(buffer, index, value, reduce):
                 place, text = self.place(buffer, index), self.scalar(value)
                 if reduce:
-                    old = self._loaded(place, buffer.dtype)
+                    old = self._loaded_element_text(place, buffer.dtype)
                     text = self.scalars.combine(reduce, old, text, buffer.dtype)
                 self.lines.append(f"{indent}{place} = {strip_parens(text)}")
             case For(var, begin, end, body, _, step):
@@ -234,11 +234,11 @@ class SourcePrinter:
                 self.lines += [f"{inner}if not {self.scalar(pred)}:", f"{inner}    break"]
                 self.block(body, inner)
             case Alloc(buffer):
-                self.lines.append(f"{indent}{self._allocation(buffer)}")
+                self.lines.append(f"{indent}{self._print_allocation(buffer)}")
             case Prefetch():
                 pass
             case Tile():
-                self.lines.append(indent + self._tile(stmt))
+                self.lines.append(indent + self._print_tile(stmt))
             case Either(buffer, cond, places):
                 shape = self.shape(buffer.shape)
                 one, other = (
@@ -247,11 +247,11 @@ class SourcePrinter:
                 choice = f"{one} if {self.scalar(cond)} else {other}"
                 self.lines.append(f"{indent}{self.bind_buffer(buffer)} = {choice}")
             case ExternalCall(function, args):
-                self.lines.append(indent + self._library_call(function, args))
+                self.lines.append(indent + self._print_library_call(function, args))
             case _:
                 raise InternalError(f"kernels: {type(stmt).__name__} has no text for Numba on a CPU")
 
-    def _allocation(self, buffer: Buffer) -> str:
+    def _print_allocation(self, buffer: Buffer) -> str:
         shape, kind = self.shape(buffer.shape), self.scalars.name(numba_storage_dtype(buffer.dtype))
         if buffer.space == "private":
             return f"{self.bind_buffer(buffer)} = {self.scalars.call('private', shape, kind)}"
@@ -264,50 +264,50 @@ class SourcePrinter:
 
     # --- calls ---
 
-    def _library_call(self, function: str | Transform, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> str:
+    def _print_library_call(self, function: str | Transform, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> str:
         if isinstance(function, Transform):
-            return self._transform(function, args)
-        places = [self._from(buffer, index) for buffer, index in args]
+            return self._print_transform(function, args)
+        places = [self._memory_from_element(buffer, index) for buffer, index in args]
         letters = sum(is_letter(buffer) for buffer, _ in args)
         return self.scalars.call("library_call", repr(function), str(letters), f"({', '.join(places)},)")
 
-    def _from(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
+    def _memory_from_element(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
         """Return the text of the memory that starts at an element."""
         return self.scalars.call("view", self.buffer(buffer), self.start(buffer, index), "(1,)")
 
-    def _transform(self, t: Transform, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> str:
+    def _print_transform(self, t: Transform, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> str:
         (x, _, out, *rest), scale = args, repr(t.scale)
         numbers = [self.place(*argument) for argument in rest[len(rest) - t.arguments :]]
-        signals = [self._from(*x), self._from(*out)]
+        signals = [self._memory_from_element(*x), self._memory_from_element(*out)]
         if t.real:
             return self.scalars.call("real_transform", *signals, str(2 * t.points), scale)
         width = str(t.width or 1) if t.width or not t.pitch else numbers.pop(0)
         stride = str(t.stride or 1) if t.stride or not t.pitch else numbers.pop(0)
         return self.scalars.call("transform", *signals, str(t.points), width, stride, str(t.inverse), scale)
 
-    def _tile(self, t: Tile) -> str:
+    def _print_tile(self, t: Tile) -> str:
         form = t.form
         levels = ", ".join(f"({', '.join(map(self.dim, level))})" for level in t.levels)
         common = {"shape": f"({t.rows}, {t.cols})", "levels": f"({levels},)", "adds": str(t.adds)}
-        out = self._operand(t.out, t.out_base, t.out_row)
-        left = self._operand(t.a, t.a_base, t.a_row, t.a_inner)
+        out = self._tile_operand_text(t.out, t.out_base, t.out_row)
+        left = self._tile_operand_text(t.a, t.a_base, t.a_row, t.a_inner)
         if form.scaled:
-            own = {"as_a": self._reader(t.a.dtype), "form": f"({form.bits}, {form.group})"}
-            right = self._operand(t.b, t.b_base)
-            return self.scalars.call("quantized_tile", out, left, right, *_keywords(own | common))
+            own = {"as_a": self._element_reader(t.a.dtype), "form": f"({form.bits}, {form.group})"}
+            right = self._tile_operand_text(t.b, t.b_base)
+            return self.scalars.call("quantized_tile", out, left, right, *_keyword_arguments_text(own | common))
         inner = t.b_inner if t.b_inner != 0 else 1
         column = t.b_column if t.b_column != 0 else 1 if t.b_inner != 0 else form.group
-        reader = self.scalars.name("offset_i8") if form.offset else self._reader(t.b.dtype)
-        types = f"({self.scalars.name(t.out.dtype)}, {self._reader(t.a.dtype)}, {reader})"
+        reader = self.scalars.name("offset_i8") if form.offset else self._element_reader(t.b.dtype)
+        types = f"({self.scalars.name(t.out.dtype)}, {self._element_reader(t.a.dtype)}, {reader})"
         own = {"types": types, "group": str(form.group)}
-        right = self._operand(t.b, t.b_base, column, inner)
-        return self.scalars.call("tile", out, left, right, *_keywords(own | common))
+        right = self._tile_operand_text(t.b, t.b_base, column, inner)
+        return self.scalars.call("tile", out, left, right, *_keyword_arguments_text(own | common))
 
-    def _operand(self, buffer: Buffer, *numbers: Dim) -> str:
+    def _tile_operand_text(self, buffer: Buffer, *numbers: Dim) -> str:
         """Return the text of a tile's operand: its array, first element and strides."""
         return f"({', '.join([self.buffer(buffer), *map(self.dim, numbers)])})"
 
-    def _reader(self, dtype: str) -> str:
+    def _element_reader(self, dtype: str) -> str:
         """Return the function that reads an element of ``dtype``."""
         return self.scalars.name(f"from_{dtype}" if numba_storage_dtype(dtype) != dtype else dtype)
 
@@ -323,11 +323,11 @@ class SourcePrinter:
             case Var(name=name):
                 return self.names[name]
             case Load(buffer, index):
-                return self._loaded(self.place(buffer, index), buffer.dtype)
+                return self._loaded_element_text(self.place(buffer, index), buffer.dtype)
             case Apply():
                 return self.scalars.apply(s, [self.scalar(a) for a in s.args])
 
-    def _loaded(self, place: str, dtype: str) -> str:
+    def _loaded_element_text(self, place: str, dtype: str) -> str:
         if dtype in _MASKED:
             return self.scalars.cast(place, dtype)
         bits = DTYPES[dtype].bits
@@ -336,9 +336,9 @@ class SourcePrinter:
         return place
 
 
-def type_text(buffer: Buffer) -> str:
+def buffer_type_text(buffer: Buffer) -> str:
     return f"{buffer.dtype}[{', '.join(map(str, buffer.shape))}]"
 
 
-def _keywords(fields: dict[str, str]) -> list[str]:
+def _keyword_arguments_text(fields: dict[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in fields.items()]

@@ -53,16 +53,16 @@ class NoTrial(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class TrialArguments:
     """Arguments of one call of a kernel: arrays (inputs, then outputs) in their memory form, and the values of dims."""
 
     arrays: tuple[np.ndarray, ...]
     dims: tuple[int, ...]
     grid: int
 
-    def copied(self) -> Arguments:
+    def copied(self) -> TrialArguments:
         """Return the arguments with their own memory."""
-        return Arguments(tuple(a.copy() for a in self.arrays), self.dims, self.grid)
+        return TrialArguments(tuple(a.copy() for a in self.arrays), self.dims, self.grid)
 
 
 def memory_form(array: np.ndarray, dtype: str) -> np.ndarray:
@@ -73,7 +73,7 @@ def memory_form(array: np.ndarray, dtype: str) -> np.ndarray:
 
 def random_arguments(
     kernel: Kernel, seed: int = 0, tables: Mapping[str, np.ndarray] = MappingProxyType({})
-) -> Arguments:
+) -> TrialArguments:
     """Return random arguments for ``kernel``; ``tables`` are the arrays of some inputs.
 
     Raises
@@ -85,16 +85,16 @@ def random_arguments(
     calls = imported_functions(kernel)
     if calls:
         raise NoTrial(f"it calls {calls[0]}")
-    depends = _depends_on_data(kernel)
+    depends = _depends_on_loaded_values(kernel)
     reasons = []
     for most in (5, 2, 1) if depends else (100,):
-        arguments = _drawn(kernel, np.random.default_rng(seed), most, tables)
+        arguments = _draw_arguments(kernel, np.random.default_rng(seed), most, tables)
         if not all(a.size for a in arguments.arrays):
             raise NoTrial("an array is empty")
         if not depends:
             return arguments
         try:
-            run_kernel(kernel, _typed(kernel, arguments.copied()), dict(zip(kernel.dims, arguments.dims)),
+            run_kernel(kernel, _interpreter_arrays(kernel, arguments.copied()), dict(zip(kernel.dims, arguments.dims)),
                        executed=_Limited())  # fmt: skip
         except (IndexError, NoTrial) as error:
             reasons.append(str(error))
@@ -112,7 +112,7 @@ class _Limited(Counter[str]):
             raise NoTrial(f"it needs more than {MOST_OPERATIONS:,} operations in the interpreter")
 
 
-def _typed(kernel: Kernel, arguments: Arguments) -> list[np.ndarray]:
+def _interpreter_arrays(kernel: Kernel, arguments: TrialArguments) -> list[np.ndarray]:
     """Return arrays in the form in which the interpreter reads them."""
     buffers = (*kernel.inputs, *kernel.outputs)
     return [
@@ -121,38 +121,40 @@ def _typed(kernel: Kernel, arguments: Arguments) -> list[np.ndarray]:
     ]
 
 
-def _depends_on_data(kernel: Kernel) -> bool:
+def _depends_on_loaded_values(kernel: Kernel) -> bool:
     """Does a loaded value determine an access or a number of iterations?"""
     lets = {s.var.name for s in walk(kernel.body) if isinstance(s, Let)}
     if any(isinstance(s, While) for s in walk(kernel.body)):
         return True
-    return any(symbol.name in lets for e in _indices(kernel) for symbol in symbols(e))
+    return any(symbol.name in lets for e in _index_expressions(kernel) for symbol in symbols(e))
 
 
-def _indices(kernel: Kernel) -> Iterator[Dim]:
+def _index_expressions(kernel: Kernel) -> Iterator[Dim]:
     """Yield the index expressions of all statements."""
     for stmt in walk(kernel.body):
         yield from statement_index_exprs(stmt)
 
 
-def _drawn(kernel: Kernel, rng: np.random.Generator, most: int, tables: Mapping[str, np.ndarray]) -> Arguments:
+def _draw_arguments(
+    kernel: Kernel, rng: np.random.Generator, most: int, tables: Mapping[str, np.ndarray]
+) -> TrialArguments:
     """Return random arguments: integers below ``most``, and small dims."""
     shapes = [d for b in (*kernel.inputs, *kernel.outputs) for d in b.shape]
-    ranges = {s.name: s for e in (*_indices(kernel), *shapes) for s in symbols(e)}
+    ranges = {s.name: s for e in (*_index_expressions(kernel), *shapes) for s in symbols(e)}
     dims: dict[str, int] = {}
     for name in kernel.dims:
         own = ranges.get(name, Sym(name))
         high = 1 << 30 if own.extent is None else evaluate(own.extent, dims)
         dims[name] = max(min(int(rng.integers(3, 9)), high - 1), own.lo)
     arrays = [
-        _array(b, dims, rng, most) if b.name not in tables else tables[b.name].astype(to_numpy(b.dtype))
+        _random_array(b, dims, rng, most) if b.name not in tables else tables[b.name].astype(to_numpy(b.dtype))
         for b in kernel.inputs
     ]
-    arrays += [_array(b, dims, rng, 1) for b in kernel.outputs]
-    return Arguments(tuple(arrays), tuple(dims[n] for n in kernel.dims), evaluate(kernel.grid, dims))
+    arrays += [_random_array(b, dims, rng, 1) for b in kernel.outputs]
+    return TrialArguments(tuple(arrays), tuple(dims[n] for n in kernel.dims), evaluate(kernel.grid, dims))
 
 
-def _array(buffer: Buffer, dims: dict[str, int], rng: np.random.Generator, most: int) -> np.ndarray:
+def _random_array(buffer: Buffer, dims: dict[str, int], rng: np.random.Generator, most: int) -> np.ndarray:
     shape = tuple(evaluate(d, dims) for d in buffer.shape)
     if any(n < 0 for n in shape):
         raise NoTrial(f"{buffer.name} has a negative size for random dims")
@@ -173,13 +175,13 @@ def _array(buffer: Buffer, dims: dict[str, int], rng: np.random.Generator, most:
         return memory_form(np.asarray(real).astype(kind), buffer.dtype)
 
 
-def call_printed(function: Callable[..., Any], kernel: Kernel, arguments: Arguments) -> None:
+def call_printed(function: Callable[..., Any], kernel: Kernel, arguments: TrialArguments) -> None:
     """Call a kernel's Python function on ``arguments``."""
     scratch = np.zeros(max(scratch_bytes(kernel), 1), np.uint8)
     function(*arguments.arrays, *arguments.dims, scratch, 0, arguments.grid)
 
 
-def call_loops(function: Callable[..., Any], kernel: Kernel, arguments: Arguments) -> None:
+def call_loops(function: Callable[..., Any], kernel: Kernel, arguments: TrialArguments) -> None:
     """Compile a Python function for this CPU, and run its loops on ``arguments``."""
     import numba
 
@@ -197,7 +199,7 @@ _KERNEL = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, ctypes.c_int64, ctypes.
 _GO_ON = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(lambda monitor: 0)
 
 
-def call_native(address: int, kernel: Kernel, arguments: Arguments) -> None:
+def call_native(address: int, kernel: Kernel, arguments: TrialArguments) -> None:
     """Call a kernel's machine code, the C function at ``address``, on ``arguments``."""
     monitor = (ctypes.c_void_p * 8)(ctypes.cast(_GO_ON, ctypes.c_void_p))
     buffers = (ctypes.c_void_p * len(arguments.arrays))(*[a.ctypes.data for a in arguments.arrays])
@@ -207,12 +209,12 @@ def call_native(address: int, kernel: Kernel, arguments: Arguments) -> None:
     _KERNEL(address)(buffers, dims, 0, arguments.grid, scratch, monitor)
 
 
-def output_difference(kernel: Kernel, expected: Arguments, found: Arguments) -> str:
+def output_difference(kernel: Kernel, expected: TrialArguments, found: TrialArguments) -> str:
     """Return how the outputs of two calls of ``kernel`` differ, or an empty string.
 
     Integers, truth values and moved elements must have equal bits; computed floats may differ by rounding.
     """
-    ulps, sums_short = _ulps(kernel), _sums_short_floats(kernel)
+    ulps, sums_short = _allowed_ulps(kernel), _sums_short_floats(kernel)
     first = len(kernel.inputs)
     for buffer, a, b in zip(kernel.outputs, expected.arrays[first:], found.arrays[first:], strict=True):
         rounded = DTYPES[buffer.dtype].bits <= _SHORT_BITS and not sums_short
@@ -227,7 +229,7 @@ def _sums_short_floats(kernel: Kernel) -> bool:
     return any(kind_of(dtype) == "f" and DTYPES[dtype].bits <= _SHORT_BITS for dtype in kept)
 
 
-def _ulps(kernel: Kernel) -> float:
+def _allowed_ulps(kernel: Kernel) -> float:
     """Return the tolerance of results in units in the last place of the largest result; 0 for pure data movement."""
     scalars = scalars_in(x for s in walk(kernel.body) for x in statement_scalars(s))
     operations = [x for x in scalars if isinstance(x, Apply)]
@@ -262,7 +264,7 @@ def _array_difference(expected: np.ndarray, found: np.ndarray, dtype: str, ulps:
         if kind_of(dtype) in "fc":
             equal = (a == b) | (np.isnan(a) & np.isnan(b))
             size = np.abs(a[np.isfinite(a)]).max(initial=0.0)
-            bad = ~equal & ~(np.abs(a - b) <= ulps * _unit(dtype) * max(size, 1e-30))
+            bad = ~equal & ~(np.abs(a - b) <= ulps * _unit_in_last_place(dtype) * max(size, 1e-30))
         elif ulps and bad.mean() <= FLIPPED:
             return ""
     if not bad.any():
@@ -272,7 +274,7 @@ def _array_difference(expected: np.ndarray, found: np.ndarray, dtype: str, ulps:
     return f"{where}: expected {a[at]!s}, found {b[at]!s}"
 
 
-def _unit(dtype: str) -> float:
+def _unit_in_last_place(dtype: str) -> float:
     """Return the distance from 1 to the next number of a float, or of the parts of a complex number."""
     if dtype in SMALL_FLOATS:
         return 2.0 ** -SMALL_FLOATS[dtype].mantissa_bits

@@ -33,13 +33,13 @@ def users_module(kernel: Kernel, function: Callable[..., Any], attributes: Mappi
     Refused
         If the function takes other arguments, or cannot be sent to the compiler.
     """
-    from aotc.kernels.cpu.custom import pickle_function, values_of  # imports Numba
+    from aotc.kernels.cpu.custom import parameter_values_of, pickle_function  # imports Numba
 
     (call,) = (s for s in walk(kernel.body) if isinstance(s, ExternalCall))
     symbol, results = str(call.function), len(kernel.outputs)
     per_element = symbol.startswith(f"{DEVICE_CALL}element_")
     count = len(call.args) - results
-    values = [repr(v) for v in values_of(function, count if per_element else count + results, attributes)]
+    values = [repr(v) for v in parameter_values_of(function, count if per_element else count + results, attributes)]
     xs, ys = [f"x{n}" for n in range(count)], [f"y{n}" for n in range(results)]
     if per_element:
         given = ", ".join([f"{x}[0]" for x in xs] + values)

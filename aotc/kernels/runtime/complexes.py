@@ -107,7 +107,7 @@ def complex_sqrt(z):
 
 
 @njit
-def _unit(x):
+def _unit_of_infinity(x):
     """Return 1 for an infinity and 0 for a finite number, with the sign of ``x``."""
     return math.copysign(1.0 if abs(x) == math.inf else 0.0, x)
 
@@ -129,10 +129,10 @@ def complex_div(z, w):
             pole = math.copysign(math.inf, c)
             return complex(pole * a, pole * b)
         if (abs(a) == math.inf or abs(b) == math.inf) and abs(c) < math.inf and abs(d) < math.inf:
-            e, f = _unit(a), _unit(b)
+            e, f = _unit_of_infinity(a), _unit_of_infinity(b)
             return complex(math.inf * (e * c + f * d), math.inf * (f * c - e * d))
         if abs(a) < math.inf and abs(b) < math.inf and (abs(c) == math.inf or abs(d) == math.inf):
-            g, h = _unit(c), _unit(d)
+            g, h = _unit_of_infinity(c), _unit_of_infinity(d)
             return complex(0.0 * (a * g + b * h), 0.0 * (b * g - a * h))
     return complex(x, y)
 
@@ -230,7 +230,7 @@ def complex_tan(z):
 
 
 @njit
-def _roots(z):
+def _roots_of_one_minus_and_plus(z):
     """Return the square roots of ``1 - z`` and ``1 + z``."""
     return cmath.sqrt(complex(1 - z.real, -z.imag)), cmath.sqrt(complex(1 + z.real, z.imag))
 
@@ -239,7 +239,7 @@ def _roots(z):
 def complex_acos(z):
     """Return the inverse cosine (W. Kahan, "Branch cuts for complex elementary functions", 1987)."""
     z = complex128(z)
-    below, above = _roots(z)
+    below, above = _roots_of_one_minus_and_plus(z)
     imag = math.asinh(above.real * below.imag - above.imag * below.real)
     return complex(2 * math.atan2(below.real, above.real), imag)
 
@@ -257,7 +257,7 @@ def complex_acosh(z):
 def complex_asin(z):
     """Return the inverse sine (Kahan)."""
     z = complex128(z)
-    below, above = _roots(z)
+    below, above = _roots_of_one_minus_and_plus(z)
     imag = math.asinh(below.real * above.imag - below.imag * above.real)
     return complex(math.atan2(z.real, below.real * above.real - below.imag * above.imag), imag)
 

@@ -145,7 +145,7 @@ def _rounding(form: FloatFormat) -> Callable[[Any], Any]:
 
 
 @njit
-def _power(x):
+def _power_of_two_code(x):
     """Return the code of an f32 rounded to a power of two, midpoints up; 255 for NaN, 0 and negative numbers."""
     bits = int64(bits_as(float32(x), uint32))
     if x != x or x <= 0 or x == inf:
@@ -156,13 +156,13 @@ def _power(x):
     return min((bits + half) >> 23, 255)
 
 
-def _codes(dtype: str) -> np.ndarray:
+def _all_codes(dtype: str) -> np.ndarray:
     bits = sum(SMALL_FLOATS[dtype][:2]) + (SMALL_FLOATS[dtype].special != "power")
     return np.arange(256, dtype=np.uint8) & np.uint8((1 << bits) - 1)
 
 
 def _decoder(dtype: str) -> Callable[[Any], Any]:
-    values = _codes(dtype).view(to_numpy(dtype)).astype(np.float32)
+    values = _all_codes(dtype).view(to_numpy(dtype)).astype(np.float32)
 
     @njit
     def value(code):
@@ -173,7 +173,7 @@ def _decoder(dtype: str) -> Callable[[Any], Any]:
 
 def _encoder(dtype: str) -> Callable[[Any], Any]:
     form = SMALL_FLOATS[dtype]
-    rounded = _power if form.special == "power" else _rounding(form)
+    rounded = _power_of_two_code if form.special == "power" else _rounding(form)
 
     @njit
     def code(x):
@@ -183,7 +183,7 @@ def _encoder(dtype: str) -> Callable[[Any], Any]:
 
 
 def _ordering(dtype: str) -> Callable[[Any], Any]:
-    keys = total_order_key(_codes(dtype).view(to_numpy(dtype))).astype(np.int64)
+    keys = total_order_key(_all_codes(dtype).view(to_numpy(dtype))).astype(np.int64)
 
     @njit
     def key(code):
@@ -193,7 +193,7 @@ def _ordering(dtype: str) -> Callable[[Any], Any]:
 
 
 def _neighbours(dtype: str) -> Callable[[Any, Any], Any]:
-    codes = _codes(dtype).view(to_numpy(dtype))
+    codes = _all_codes(dtype).view(to_numpy(dtype))
     ends = [np.full_like(codes, end) for end in limits(dtype)]
     lower, upper = (np.nextafter(codes, end).view(np.uint8) for end in ends)
     value = _decoder(dtype)
@@ -256,7 +256,7 @@ order_bf16 = order_f16
 
 
 @njit
-def _step(order, x, y, top):
+def _order_key_of_neighbour(order, x, y, top):
     """Return the order key of the neighbour of ``x`` towards ``y``."""
     size = order if order >= 0 else -1 - order
     if size == 0:
@@ -273,7 +273,7 @@ def next_after_f32(x, y):
         return float32(nan)
     if x == y:
         return y
-    size, positive = _step(order_f32(x), x, y, 31)
+    size, positive = _order_key_of_neighbour(order_f32(x), x, y, 31)
     return bits_as(uint32(size if positive else size | 0x80000000), float32)
 
 
@@ -284,7 +284,7 @@ def next_after_f64(x, y):
         return nan
     if x == y:
         return y
-    size, positive = _step(order_f64(x), x, y, 63)
+    size, positive = _order_key_of_neighbour(order_f64(x), x, y, 63)
     value = bits_as(size, float64)
     return value if positive else -value
 
@@ -299,7 +299,7 @@ def _next_of_16_bits(decode: Callable[..., Any], not_a_number: int) -> Callable[
             return uint16(not_a_number)
         if x == y:
             return uint16(other)
-        size, positive = _step(order_f16(code), x, y, 15)
+        size, positive = _order_key_of_neighbour(order_f16(code), x, y, 15)
         return uint16(size if positive else size | 0x8000)
 
     return next_after

@@ -13,7 +13,7 @@ _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _BYTES = _I8.as_pointer()
 
 
-def _filled(context, builder, kind, data, shape):
+def _array_without_owner(context, builder, kind, data, shape):
     """Return a row-major array of type ``kind`` at ``data``, without an owner."""
     array = context.make_array(kind)(context, builder)
     sizes = cgutils.unpack_tuple(builder, shape, kind.ndim)
@@ -31,10 +31,10 @@ def _filled(context, builder, kind, data, shape):
 def array_over(context, builder, kind, data, shape):
     """Return a row-major array of type ``kind`` at ``data`` with a constant shape."""
     sizes = context.make_tuple(builder, types.UniTuple(types.int64, len(shape)), [_I64(size) for size in shape])
-    return _filled(context, builder, kind, data, sizes)
+    return _array_without_owner(context, builder, kind, data, sizes)
 
 
-def _address(context, builder, kind, value, index):
+def _element_address(context, builder, kind, value, index):
     """Return the address of element ``index`` of an array, counted in memory order, as a pointer to bytes."""
     array = context.make_array(kind)(context, builder, value)
     return builder.bitcast(builder.gep(array.data, [index]), _BYTES)
@@ -46,7 +46,7 @@ def array_at(typing_context, pointer, kind, shape):
     array = types.Array(kind.instance_type, len(shape), "C")
 
     def generate(context, builder, signature, arguments):
-        return _filled(context, builder, array, arguments[0], arguments[2])
+        return _array_without_owner(context, builder, array, arguments[0], arguments[2])
 
     return array(pointer, kind, shape), generate
 
@@ -57,8 +57,8 @@ def view(typing_context, memory, first, shape):
     array = types.Array(memory.dtype, len(shape), "C")
 
     def generate(context, builder, signature, arguments):
-        data = _address(context, builder, signature.args[0], arguments[0], arguments[1])
-        return _filled(context, builder, array, data, arguments[2])
+        data = _element_address(context, builder, signature.args[0], arguments[0], arguments[1])
+        return _array_without_owner(context, builder, array, data, arguments[2])
 
     return array(memory, types.int64, shape), generate
 
@@ -71,7 +71,7 @@ def flat(typing_context, memory):
     def generate(context, builder, signature, arguments):
         whole = context.make_array(signature.args[0])(context, builder, arguments[0])
         sizes = context.make_tuple(builder, types.UniTuple(types.intp, 1), [whole.nitems])
-        return _filled(context, builder, array, whole.data, sizes)
+        return _array_without_owner(context, builder, array, whole.data, sizes)
 
     return array(memory), generate
 
@@ -101,8 +101,8 @@ def scratch_at(typing_context, scratch, first, shape, kind):
     array = types.Array(kind.instance_type, len(shape), "C")
 
     def generate(context, builder, signature, arguments):
-        data = _address(context, builder, signature.args[0], arguments[0], arguments[1])
-        return _filled(context, builder, array, data, arguments[2])
+        data = _element_address(context, builder, signature.args[0], arguments[0], arguments[1])
+        return _array_without_owner(context, builder, array, data, arguments[2])
 
     return array(scratch, types.int64, shape, kind), generate
 
@@ -117,7 +117,7 @@ def allocate(typing_context, shape, kind):
         for count in cgutils.unpack_tuple(builder, arguments[0], array.ndim):
             size = builder.mul(size, count)
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_BYTES, [_I64]), "malloc")
-        return _filled(context, builder, array, builder.call(function, [size]), arguments[0])
+        return _array_without_owner(context, builder, array, builder.call(function, [size]), arguments[0])
 
     return array(shape, kind), generate
 
@@ -129,7 +129,7 @@ def release(typing_context, memory):
     def generate(context, builder, signature, arguments):
         kind = ir.FunctionType(ir.VoidType(), [_BYTES])
         function = cgutils.get_or_insert_function(builder.module, kind, "free")
-        builder.call(function, [_address(context, builder, signature.args[0], arguments[0], _I64(0))])
+        builder.call(function, [_element_address(context, builder, signature.args[0], arguments[0], _I64(0))])
         return context.get_dummy_value()
 
     return types.void(memory), generate
@@ -147,7 +147,7 @@ def library_call(typing_context, name, characters, arrays):
     def generate(context, builder, signature, arguments):
         kinds = list(signature.args[2])
         values = cgutils.unpack_tuple(builder, arguments[2], len(kinds))
-        places = [_address(context, builder, k, v, _I64(0)) for k, v in zip(kinds, values, strict=True)]
+        places = [_element_address(context, builder, k, v, _I64(0)) for k, v in zip(kinds, values, strict=True)]
         symbol = IMPORT_PREFIX + function
         pointer = builder.module.globals.get(symbol) or ir.GlobalVariable(builder.module, _I64, symbol)
         kind = ir.FunctionType(ir.VoidType(), [_BYTES] * len(places) + [_I64] * count)

@@ -50,7 +50,7 @@ def tile(out, a, b, types, shape, levels, group, adds):
 
 
 @njit
-def _scale(panel, at):
+def _f32_scale_at(panel, at):
     """Return the f32 at byte ``at``."""
     code = int32(0)
     for n in range(4):
@@ -78,7 +78,7 @@ def quantized_tile(out, a, b, as_a, shape, levels, form, adds):
             total = flat_out[place] if adds else float32(0)
             for g in range(groups):
                 panel = b_base + g * chunk
-                scale = _scale(flat_b, panel + 4 * j)
+                scale = _f32_scale_at(flat_b, panel + 4 * j)
                 for k in range(steps * per):
                     if bits == 8:
                         number = int8(flat_b[panel + 4 * cols + k * cols + j])

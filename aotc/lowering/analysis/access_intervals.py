@@ -52,25 +52,25 @@ def item_spans(
     """
     first, last = np.array(edges[:-1], np.int64), np.array(edges[1:], np.int64) - 1
     buffers = (*kernel.inputs, *kernel.outputs)
-    walker = _ItemWalker(first, last, {b.name: _Hull() for b in buffers}, sizes)
+    walker = _ItemWalker(first, last, {b.name: _AccessedIntervals() for b in buffers}, sizes)
     walker.block(kernel.body, _Scope({name: (sizes[name], sizes[name]) for name in kernel.dims}))
     return [walker.hulls[b.name].spans(size_of(b.dtype), walker.count(b), first.shape) for b in buffers]
 
 
 @dataclass
-class _Hull:
+class _AccessedIntervals:
     """Range of the elements of a buffer that were accessed so far, by linear index."""
 
     least: Number = _FAR
     most: Number = -_FAR
 
     def add(self, ends: Ends) -> None:
-        self.least, self.most = _lesser(self.least, ends[0]), _greater(self.most, ends[1])
+        self.least, self.most = _elementwise_minimum(self.least, ends[0]), _elementwise_maximum(self.most, ends[1])
 
     def spans(self, size: int, count: int, blocks: tuple[int, ...]) -> ItemSpans:
         """Return the accessed byte ranges of a buffer of ``count`` elements of ``size`` bytes."""
-        begins = _between(self.least, 0, count) * size
-        ends = _greater(begins, _between(self.most + 1, 0, count) * size)
+        begins = _clamped_range(self.least, 0, count) * size
+        ends = _elementwise_maximum(begins, _clamped_range(self.most + 1, 0, count) * size)
         return ItemSpans(np.full(blocks, begins, np.int64), np.full(blocks, ends, np.int64))
 
 
@@ -92,7 +92,7 @@ class _ItemWalker(AccessWalker[_Scope]):
 
     first: np.ndarray
     last: np.ndarray
-    hulls: dict[str, _Hull]
+    hulls: dict[str, _AccessedIntervals]
     sizes: Mapping[str, int]
 
     def count(self, buffer: Buffer) -> int:
@@ -110,7 +110,7 @@ class _ItemWalker(AccessWalker[_Scope]):
             iterations: Ends = self.first, self.last
         else:
             begin, end = self.value(stmt.begin, scope)[0], self.value(stmt.end, scope)[1]
-            iterations = begin, _greater(begin, end - 1)
+            iterations = begin, _elementwise_maximum(begin, end - 1)
         self.block(stmt.body, _Scope({**scope.values, stmt.var: iterations}))
 
     def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: _Scope) -> None:
@@ -134,13 +134,15 @@ class _ItemWalker(AccessWalker[_Scope]):
             low, high = self.value(e, scope)
             extent = evaluate(dim, self.sizes)
             top = max(extent - 1, 0)
-            least = least * extent + _between(low, 0, top)
-            most = most * extent + _between(high, 0, top)
+            least = least * extent + _clamped_range(low, 0, top)
+            most = most * extent + _clamped_range(high, 0, top)
         mentioned = [symbols(e) for e in index]
         if len(set().union(*mentioned)) == sum(map(len, mentioned)):
             return least, most
         low, high = self.value(linearize(index, shape), scope)
-        return _greater(least, _lesser(low, most)), _lesser(most, _greater(high, least))
+        return _elementwise_maximum(least, _elementwise_minimum(low, most)), _elementwise_minimum(
+            most, _elementwise_maximum(high, least)
+        )
 
     def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: _Scope) -> None:
         """Add the elements at ``base`` plus a multiple of the step of each level, below its extent."""
@@ -148,9 +150,9 @@ class _ItemWalker(AccessWalker[_Scope]):
             return
         least, most = self.value(base, scope)
         for extent, step in levels:
-            iterations = _greater(self.value(extent, scope)[1] - 1, 0)
-            low, high = _times((0, iterations), self.value(step, scope))
-            least, most = least + _lesser(low, 0), most + _greater(high, 0)
+            iterations = _elementwise_maximum(self.value(extent, scope)[1] - 1, 0)
+            low, high = _range_of_product((0, iterations), self.value(step, scope))
+            least, most = least + _elementwise_minimum(low, 0), most + _elementwise_maximum(high, 0)
         self.add(buffer, (least, most))
 
     def add(self, buffer: Buffer, ends: Ends) -> None:
@@ -174,13 +176,13 @@ class _ItemWalker(AccessWalker[_Scope]):
                 low, high = self.monomial(monomial, scope)
                 if coefficient < 0:
                     low, high = high, low
-                least, most = least + _scaled(low, coefficient), most + _scaled(high, coefficient)
-            found = scope.cached[e] = _between(least, -_FAR, _FAR), _between(most, -_FAR, _FAR)
+                least, most = least + _scaled_range(low, coefficient), most + _scaled_range(high, coefficient)
+            found = scope.cached[e] = _clamped_range(least, -_FAR, _FAR), _clamped_range(most, -_FAR, _FAR)
         return found
 
     def monomial(self, monomial: Monomial, scope: _Scope) -> Ends:
         """Return the range of a product of atoms, which are treated as independent."""
-        return reduce(_times, (self.atom(atom, scope) for atom in monomial))
+        return reduce(_range_of_product, (self.atom(atom, scope) for atom in monomial))
 
     def atom(self, atom: Atom, scope: _Scope) -> Ends:
         """Return the range of an atom.
@@ -193,55 +195,57 @@ class _ItemWalker(AccessWalker[_Scope]):
         (a, b), (c, d) = self.value(atom.a, scope), self.value(atom.b, scope)
         match atom.fn:
             case "max":
-                return _greater(a, c), _greater(b, d)
+                return _elementwise_maximum(a, c), _elementwise_maximum(b, d)
             case "min":
-                return _lesser(a, c), _lesser(b, d)
+                return _elementwise_minimum(a, c), _elementwise_minimum(b, d)
             case "//":
-                return _divided(a, b, c, d)
-        quotient = _divided(a, b, c, d)
+                return _range_of_quotient(a, b, c, d)
+        quotient = _range_of_quotient(a, b, c, d)
         same = (quotient[0] == quotient[1]) & (c == d)
-        safe = _greater(c, 1)
-        return _chosen(same, a % safe, 0), _chosen(same, b % safe, _greater(d, 1) - 1)
+        safe = _elementwise_maximum(c, 1)
+        return _range_where(same, a % safe, 0), _range_where(same, b % safe, _elementwise_maximum(d, 1) - 1)
 
 
-def _lesser(x: Number, y: Number) -> Number:
+def _elementwise_minimum(x: Number, y: Number) -> Number:
     return min(x, y) if isinstance(x, int) and isinstance(y, int) else np.minimum(x, y)
 
 
-def _greater(x: Number, y: Number) -> Number:
+def _elementwise_maximum(x: Number, y: Number) -> Number:
     return max(x, y) if isinstance(x, int) and isinstance(y, int) else np.maximum(x, y)
 
 
-def _between(x: Number, least: int, most: int) -> Number:
+def _clamped_range(x: Number, least: int, most: int) -> Number:
     """Return ``x`` clamped to an interval; ``np.clip`` takes five times as long for a few numbers."""
     if isinstance(x, int):
         return least if x < least else most if x > most else x
     return np.minimum(np.maximum(x, least), most)
 
 
-def _scaled(x: Number, times: int) -> Number:
+def _scaled_range(x: Number, times: int) -> Number:
     """Return a multiple of ``x``; a Python number is clamped so that sums of many fit in 64 bits."""
-    return x * times if isinstance(x, np.ndarray) else _between(x * times, -_FAR << 15, _FAR << 15)
+    return x * times if isinstance(x, np.ndarray) else _clamped_range(x * times, -_FAR << 15, _FAR << 15)
 
 
-def _chosen(condition: bool | np.ndarray, x: Number, y: Number) -> Number:
+def _range_where(condition: bool | np.ndarray, x: Number, y: Number) -> Number:
     if isinstance(condition, bool):
         return x if condition else y
     return np.where(condition, x, y)
 
 
-def _divided(a: Number, b: Number, c: Number, d: Number) -> Ends:
+def _range_of_quotient(a: Number, b: Number, c: Number, d: Number) -> Ends:
     """Return the range of ``[a, b] // [c, d]``; the divisor is positive wherever the quotient is used."""
-    c, d = _greater(c, 1), _greater(d, 1)
+    c, d = _elementwise_maximum(c, 1), _elementwise_maximum(d, 1)
     if isinstance(c, int) and c is d:
         return a // c, b // c
-    return _lesser(a // c, a // d), _greater(b // c, b // d)
+    return _elementwise_minimum(a // c, a // d), _elementwise_maximum(b // c, b // d)
 
 
-def _times(x: Ends, y: Ends) -> Ends:
+def _range_of_product(x: Ends, y: Ends) -> Ends:
     """Return the range of products; factors are clamped so that the products fit in 64 bits."""
     most = 1 << 31
-    a, b, c, d = (_between(end, -most, most) for end in (*x, *y))
+    a, b, c, d = (_clamped_range(end, -most, most) for end in (*x, *y))
     corners = (a * c, a * d, b * c, b * d)
     far = (a == -most) | (b == most) | (c == -most) | (d == most)
-    return _chosen(far, -_FAR, reduce(_lesser, corners)), _chosen(far, _FAR, reduce(_greater, corners))
+    return _range_where(far, -_FAR, reduce(_elementwise_minimum, corners)), _range_where(
+        far, _FAR, reduce(_elementwise_maximum, corners)
+    )

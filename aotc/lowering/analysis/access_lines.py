@@ -77,12 +77,18 @@ def item_lines(kernel: Kernel, group: Dim = 1) -> ItemLines:
     walker = _LineWalker({b.name: set() for b in buffers}, frozenset({*kernel.dims, ITEM}), group)
     walker.block(kernel.body, _Lines())
     sizes = {b.name: size_of(b.dtype) for b in buffers}
-    firsts = (_outermost((_line(first, sizes[b.name]) for first, _ in walker.found[b.name]), -1) for b in buffers)
-    ends = (_outermost((_line(last, sizes[b.name], 1) for _, last in walker.found[b.name]), 1) for b in buffers)
+    firsts = (
+        _outermost_line((_byte_offset_line(first, sizes[b.name]) for first, _ in walker.found[b.name]), -1)
+        for b in buffers
+    )
+    ends = (
+        _outermost_line((_byte_offset_line(last, sizes[b.name], 1) for _, last in walker.found[b.name]), 1)
+        for b in buffers
+    )
     return ItemLines(group, tuple(firsts), tuple(ends), walker.groups())
 
 
-def _outermost(lines: Iterable[ItemLine | None], sign: int) -> Lines:
+def _outermost_line(lines: Iterable[ItemLine | None], sign: int) -> Lines:
     """Return the outermost of parallel lines; None if one is unknown.
 
     ``sign`` is -1 for lower bounds, 1 for upper ones.
@@ -97,7 +103,7 @@ def _outermost(lines: Iterable[ItemLine | None], sign: int) -> Lines:
     return tuple(ItemLine(slope, start + sign * const) for (slope, start), const in farthest.items())
 
 
-def _line(e: Dim | None, size: int = 1, after: int = 0) -> ItemLine | None:
+def _byte_offset_line(e: Dim | None, size: int = 1, after: int = 0) -> ItemLine | None:
     """Return the byte offset of element ``e + after`` as a linear function of item and sizes; or None."""
     if e is None:
         return None
@@ -110,14 +116,14 @@ def _line(e: Dim | None, size: int = 1, after: int = 0) -> ItemLine | None:
         if len(rest) == len(monomial) - 1:
             slope = slope + product(expr_of_atom(a) for a in rest) * coefficient
     start = e - slope * sym(ITEM)
-    return None if _has_item(start) or _has_item(slope) else ItemLine(slope, start)
+    return None if _depends_on_item(start) or _depends_on_item(slope) else ItemLine(slope, start)
 
 
-def _has_item(e: Dim) -> bool:
+def _depends_on_item(e: Dim) -> bool:
     return any(s.name == ITEM for s in symbols(e))
 
 
-def _never_negative(e: Dim) -> bool:
+def _is_never_negative(e: Dim) -> bool:
     low = bounds(e)[0]
     return low is not None and low >= 0
 
@@ -190,7 +196,7 @@ class _LineWalker(AccessWalker[_Lines]):
     def is_whole(self, index: Dim, scope: _Lines, sign: int) -> bool:
         """Return True if the only known bound of an index is the extent of its dim."""
         end = self.end(index, scope, sign)
-        return end is None or (isinstance(self.group, Expr) and not _has_item(end))
+        return end is None or (isinstance(self.group, Expr) and not _depends_on_item(end))
 
     def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: _Lines) -> None:
         """Record accesses to the elements at ``base`` plus ``i * step`` for each level, ``i`` below its extent."""
@@ -199,7 +205,7 @@ class _LineWalker(AccessWalker[_Lines]):
         most: Dim | None = self.end(substitute(base, scope.equal), scope, 1)
         for extent, step in levels:
             far = self.end(substitute((extent - 1) * step, scope.equal), scope, 1)
-            most = None if most is None or far is None or not _never_negative(step) else most + far
+            most = None if most is None or far is None or not _is_never_negative(step) else most + far
         self.note(buffer, (self.end(substitute(base, scope.equal), scope, -1), most))
 
     # ------------------------------------------------------------ expressions
@@ -218,12 +224,12 @@ class _LineWalker(AccessWalker[_Lines]):
 
     def monomial(self, monomial: Monomial, scope: _Lines, sign: int) -> Dim | None:
         """Return a bound of a product, or None: non-negative sizes stay as they are, other factors become bounds."""
-        fixed = [a for a in monomial if self.is_fixed(a) and _never_negative(expr_of_atom(a))]
+        fixed = [a for a in monomial if self.is_fixed(a) and _is_never_negative(expr_of_atom(a))]
         moving = [a for a in monomial if a not in fixed]
         ends = [self.atom(a, scope, sign) for a in moving]
         if len(moving) > 1:  # only for non-negative factors is the product of the bounds a bound of the product
             least = [self.atom(a, scope, -1) for a in moving]
-            if not all(e is not None and _never_negative(e) for e in least):
+            if not all(e is not None and _is_never_negative(e) for e in least):
                 return None
         known = [e for e in ends if e is not None]
         return product((*map(expr_of_atom, fixed), *known)) if len(known) == len(ends) else None
@@ -240,7 +246,7 @@ class _LineWalker(AccessWalker[_Lines]):
             return expr_of_atom(atom) if atom.name in self.sizes else None
         if self.is_fixed(atom):
             return expr_of_atom(atom)
-        if atom.fn in ("//", "%") and _has_item(atom.a):
+        if atom.fn in ("//", "%") and _depends_on_item(atom.a):
             self.parts.add(atom.b)
         match atom:
             case Call("//", a, b) if {s.name for s in symbols(b)} <= self.sizes - {ITEM}:
@@ -249,22 +255,22 @@ class _LineWalker(AccessWalker[_Lines]):
             case Call("%", _, b) if sign < 0 or {s.name for s in symbols(b)} <= self.sizes - {ITEM}:
                 return 0 if sign < 0 else b - 1
             case Call("max" | "min" as fn, a, b):
-                return _extremum(fn, self.end(a, scope, sign), self.end(b, scope, sign), sign)
+                return _bound_of_min_or_max(fn, self.end(a, scope, sign), self.end(b, scope, sign), sign)
         return None
 
 
-def _extremum(fn: str, a: Dim | None, b: Dim | None, sign: int) -> Dim | None:
+def _bound_of_min_or_max(fn: str, a: Dim | None, b: Dim | None, sign: int) -> Dim | None:
     """Return a bound of ``fn``, ``max`` or ``min``, of two values with the bounds ``a`` and ``b``."""
     if (fn == "max") != (sign > 0):  # either bound is valid: prefer the one that depends on the item
         some = [e for e in (a, b) if e is not None]
-        return next((e for e in some if _has_item(e)), some[0] if some else None)
+        return next((e for e in some if _depends_on_item(e)), some[0] if some else None)
     if a is None or b is None:
         return None
-    if _has_item(b):
+    if _depends_on_item(b):
         a, b = b, a
-    if not _has_item(a):
+    if not _depends_on_item(a):
         return maximum(a, b) if sign > 0 else minimum(a, b)
-    line = _line(a)
-    if sign < 0 or _has_item(b) or line is None or not _never_negative(line.slope):
+    line = _byte_offset_line(a)
+    if sign < 0 or _depends_on_item(b) or line is None or not _is_never_negative(line.slope):
         return None
     return line.slope * sym(ITEM) + maximum(line.start, b)  # items start at 0, so the line is never below its start

@@ -160,7 +160,7 @@ class Anchors:
         if op.name in ELEMENTWISE and op.operands[0].type.rank == op.results[0].type.rank:
             index = at if all(i == at for _, i in known) else None
         elif op.name == "broadcast":
-            index = self._broadcast(op, at)
+            index = self._index_of_row_broadcast(op, at)
         elif value is op.operands[0]:
             index = result_index_of_movement(op, at)
         if index is None or any(map(is_long_index, index)):
@@ -169,7 +169,7 @@ class Anchors:
         self.index[op.results[0]] = index
         return {op.results[0]: index}
 
-    def _broadcast(self, op: Op, index: Index) -> Index | None:
+    def _index_of_row_broadcast(self, op: Op, index: Index) -> Index | None:
         """Return the index of a broadcast of one scalar per row along exactly the reduced axes, or None for others."""
         source, target = op.operands[0].type.shape, op.result.type.shape
         missing = [k for k in sorted(self.reduced or ()) if self.space[k] not in index]
@@ -185,11 +185,11 @@ class Anchors:
                 result.append(self.space[missing.pop(0)])
             else:
                 return None
-        if missing or not self._ordered(result):
+        if missing or not self._has_ordered_axes(result):
             return None
         return tuple(result)
 
-    def _ordered(self, index: list[Dim]) -> bool:
+    def _has_ordered_axes(self, index: list[Dim]) -> bool:
         """Return True if the plain axes in ``index`` are in order; otherwise axes of equal extent could be swapped."""
         axes = [a.number for a in map(single_axis, index) if a is not None]
         return axes == sorted(axes)
@@ -207,10 +207,10 @@ class Anchors:
         if any(self.resolve(v, members) is not None for v in op.inits):
             return {}
         at = known[0]
-        axes = _axes_of([at[d] for d in op.attrs["dims"]])
+        axes = _plain_axes_of_index([at[d] for d in op.attrs["dims"]])
         rest = tuple(e for d, e in enumerate(at) if d not in op.attrs["dims"])
-        other = _axes_of(rest)
-        if axes is None or other is None or axes & other or axes | other != _axes_of(self.space):
+        other = _plain_axes_of_index(rest)
+        if axes is None or other is None or axes & other or axes | other != _plain_axes_of_index(self.space):
             return {}
         if self.reduced is not None and self.reduced != axes:
             return {}
@@ -235,16 +235,20 @@ class Anchors:
     def is_row(self, value: Value) -> bool:
         """Return True if ``value`` is constant along the reduced axes."""
         index = self.index[value]
-        return index is not None and self._keeps_reduced(index)
+        return index is not None and self._is_independent_of_reduced_axes(index)
 
     def rows(self) -> set[Value]:
         """Return the region's values that are constant along the reduced axes."""
-        constant = {index: self._keeps_reduced(index) for index in set(self.index.values()) if index is not None}
+        constant = {
+            index: self._is_independent_of_reduced_axes(index)
+            for index in set(self.index.values())
+            if index is not None
+        }
         return {v for v, index in self.index.items() if index is not None and constant[index]}
 
-    def _keeps_reduced(self, index: Index) -> bool:
+    def _is_independent_of_reduced_axes(self, index: Index) -> bool:
         """Return True if there is a reduction and ``index`` does not depend on its axes."""
-        return self.reduced is not None and self.reduced.isdisjoint(n for e in index for n in _steps(e))
+        return self.reduced is not None and self.reduced.isdisjoint(n for e in index for n in _axes_in_expression(e))
 
     def move(self, index: Index, at: Index) -> Index:
         """Return ``index`` with loop axes replaced by the concrete index ``at``."""
@@ -253,15 +257,15 @@ class Anchors:
             axis = single_axis(s)
             if axis is not None:
                 values[axis] = e
-        return tuple(_moved(e, values) for e in index)
+        return tuple(_expression_at_values(e, values) for e in index)
 
 
-def _moved(e: Dim, values: Mapping[Sym, Dim]) -> Dim:
+def _expression_at_values(e: Dim, values: Mapping[Sym, Dim]) -> Dim:
     axis = single_axis(e)  # fast path: most expressions are a single axis
     return substitute_symbols(e, values) if axis is None else values[axis]
 
 
-def _steps(e: Dim) -> Iterable[int]:
+def _axes_in_expression(e: Dim) -> Iterable[int]:
     """Return the numbers of the axes on which ``e`` depends."""
     if not isinstance(e, Expr):
         return ()
@@ -269,7 +273,7 @@ def _steps(e: Dim) -> Iterable[int]:
     return [s.number for s in symbols(e) if isinstance(s, LoopAxis)] if axis is None else (axis.number,)
 
 
-def _axes_of(index: Sequence[Dim]) -> frozenset[int] | None:
+def _plain_axes_of_index(index: Sequence[Dim]) -> frozenset[int] | None:
     """Return the numbers of the axes in ``index``, or None if it contains anything but plain axes and zeros."""
     axes = [single_axis(e) for e in index if e != 0]
     return None if None in axes else frozenset(a.number for a in axes if a is not None)

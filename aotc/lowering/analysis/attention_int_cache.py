@@ -37,7 +37,7 @@ def narrow_read_before_widening(
         if op.name != "mul" or scale is not None:
             return None
         sides = [earliest_read(replace(now, value=v), extents, makers) for v in op.operands]
-        scales = [_scale(v, x, axis, makers) for v, x in zip(op.operands, sides, strict=True)]
+        scales = [_scale_of_int8_read(v, x, axis, makers) for v, x in zip(op.operands, sides, strict=True)]
         at = next((n for n, x in enumerate(scales) if x is not None), None)
         if at is None:
             return None
@@ -45,7 +45,7 @@ def narrow_read_before_widening(
     return None
 
 
-def _scale(value: Value, read: ElementRead | None, axis: Dim, makers: Makers) -> Scale | None:
+def _scale_of_int8_read(value: Value, read: ElementRead | None, axis: Dim, makers: Makers) -> Scale | None:
     number = uniform_number(value, makers)
     if number is not None:
         return number

@@ -57,16 +57,16 @@ def uniform_number(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> f
 
 def earliest_read(read: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> ElementRead | None:
     """Follow ``read`` back through movement ops as far as its dims stay whole; return that read, or None."""
-    best = read if _is_whole(read, extents) else None
+    best = read if _reads_whole_dims(read, extents) else None
     while (op := makers.get(read.value)) is not None and op.name in MOVES:
         read = ElementRead(op.operands[0], operand_index_of_movement(op, read.index))
-        if not _is_whole(read, extents):
+        if not _reads_whole_dims(read, extents):
             break
         best = read
     return best
 
 
-def _is_whole(read: ElementRead, extents: Mapping[Dim, Dim]) -> bool:
+def _reads_whole_dims(read: ElementRead, extents: Mapping[Dim, Dim]) -> bool:
     there = [i for i in read.index if i != 0]
     sizes = zip(read.index, read.value.type.shape, strict=True)
     return all(n == (1 if i == 0 else extents.get(i)) for i, n in sizes) and len(set(there)) == len(there)
@@ -94,8 +94,8 @@ def causal_offset(part: ElementRead, term: Dim, makers: Makers) -> tuple[Dim, Di
     if op is None:
         return None
     if op.name == "constant":
-        return _triangle(op.attrs["value"], index, term)
-    sides = [_place(v, index, makers) for v in op.operands] if op.name in ORDERINGS else []
+        return _lower_triangle_offset(op.attrs["value"], index, term)
+    sides = [_integer_tensor_element(v, index, makers) for v in op.operands] if op.name in ORDERINGS else []
     left, right = sides or (None, None)
     if left is None or right is None:
         return None
@@ -103,17 +103,17 @@ def causal_offset(part: ElementRead, term: Dim, makers: Makers) -> tuple[Dim, Di
     least = least - (0 if op.name.endswith("e") else 1)
     for row in {i for i in index if i not in (0, term)}:
         offset = least - row + term
-        if not _mentions(offset, {row, term}) and isinstance(row, Expr):
+        if not _depends_on_axes(offset, {row, term}) and isinstance(row, Expr):
             return row, offset
     return None
 
 
-def _mentions(e: Dim, axes: set[Dim]) -> bool:
+def _depends_on_axes(e: Dim, axes: set[Dim]) -> bool:
     names = {s for a in axes for s in symbols(a)}
     return any(s in names for s in symbols(e))
 
 
-def _place(value: Value, index: Index, makers: Makers) -> Dim | None:
+def _integer_tensor_element(value: Value, index: Index, makers: Makers) -> Dim | None:
     """Return an element of an integer tensor as an expression of its index, or None."""
     op = makers.get(value)
     if op is None:
@@ -127,18 +127,18 @@ def _place(value: Value, index: Index, makers: Makers) -> Dim | None:
         case "dim":
             return dim_of(op.attrs, "expr")
         case "convert" if kind_of(op.operands[0].type.dtype) in "iu":
-            return _place(op.operands[0], index, makers)
+            return _integer_tensor_element(op.operands[0], index, makers)
         case "add" | "sub":
-            a, b = (_place(v, index, makers) for v in op.operands)
+            a, b = (_integer_tensor_element(v, index, makers) for v in op.operands)
             if a is None or b is None:
                 return None
             return a + b if op.name == "add" else a - b
     if op.name in MOVES:
-        return _place(op.operands[0], operand_index_of_movement(op, index), makers)
+        return _integer_tensor_element(op.operands[0], operand_index_of_movement(op, index), makers)
     return None
 
 
-def _triangle(value: np.ndarray, index: Index, term: Dim) -> tuple[Dim, Dim] | None:
+def _lower_triangle_offset(value: np.ndarray, index: Index, term: Dim) -> tuple[Dim, Dim] | None:
     """Return the row axis and the offset of a mask constant that is a lower triangle, else None."""
     axes = [(d, i) for d, i in enumerate(index) if i != 0]
     if len(axes) != 2 or axes[1][1] != term or value.ndim != len(index) or any(n == 0 for n in value.shape):

@@ -90,7 +90,7 @@ def attention_of(product: Op, makers: Makers, users: Users, narrow: bool = False
         matcher = _AttentionMatcher(product, side, makers, narrow)
         found = matcher.match()
         if found is not None and matcher.closed(users):
-            return _extended(found, users)
+            return _attention_with_result_movement(found, users)
     return None
 
 
@@ -121,23 +121,23 @@ class _AttentionMatcher:
 
     def match(self) -> Attention | None:
         """Match the softmax between two matmuls; return the attention, or None."""
-        contracted = [self.index[d] for d in self._attr("contract") if self.index[d] != 0]
+        contracted = [self.index[d] for d in self._agreed_attribute("contract") if self.index[d] != 0]
         if len(contracted) != 1:
             return None
         (self.term,) = contracted
-        scores = self._softmax(ElementRead(self.product.operands[self.side], self.index))
+        scores = self._softmax_scores(ElementRead(self.product.operands[self.side], self.index))
         found = _Scores()
-        first = self._scores(scores, found, 0) if scores else None
+        first = self._match_scores(scores, found, 0) if scores else None
         if first is None:
             return None
-        return self._products(self.makers[first.value], first.index, found)
+        return self._match_both_matmuls(self.makers[first.value], first.index, found)
 
-    def _attr(self, what: str, other: bool = False) -> tuple[int, ...]:
+    def _agreed_attribute(self, what: str, other: bool = False) -> tuple[int, ...]:
         return tuple(self.product.attrs[f"{('lhs', 'rhs')[self.side ^ other]}_{what}"])
 
     # --- steps backward ---
 
-    def _behind(self, read: ElementRead, kept: bool = True) -> ElementRead:
+    def _read_before_movement(self, read: ElementRead, kept: bool = True) -> ElementRead:
         """Follow ``read`` back through movement ops and float conversions."""
         value, index = read.value, read.index
         while (op := self.makers.get(value)) is not None:
@@ -149,16 +149,16 @@ class _AttentionMatcher:
             value = op.operands[0]
         return ElementRead(value, index)
 
-    def _operand(self, op: Op, number: int, read: ElementRead) -> ElementRead:
+    def _read_of_operand(self, op: Op, number: int, read: ElementRead) -> ElementRead:
         self.inside[op] = None
-        return self._behind(replace(read, value=op.operands[number]))
+        return self._read_before_movement(replace(read, value=op.operands[number]))
 
-    def _op(self, read: ElementRead | None) -> Op | None:
+    def _op_of_read(self, read: ElementRead | None) -> Op | None:
         return self.makers.get(read.value) if read else None
 
-    def _reduced(self, read: ElementRead, name: str, start: float) -> ElementRead | None:
+    def _operand_of_reduction(self, read: ElementRead, name: str, start: float) -> ElementRead | None:
         """Return the operand of the reduction ``name`` at ``read`` if it reduces along the terms alone, else None."""
-        op = self._op(read)
+        op = self._op_of_read(read)
         if op is None or op.name != "reduce" or len(op.operands) != 2 or combiner_op_name(op) != name:
             return None
         init = uniform_number(op.operands[1], self.makers)
@@ -170,32 +170,32 @@ class _AttentionMatcher:
         for d, n in enumerate(x.type.shape):
             index.append((0 if n == 1 else self.term) if d in op.attrs["dims"] else next(kept))
         self.inside[op] = None
-        return self._behind(ElementRead(x, tuple(index))) if index.count(self.term) == 1 else None
+        return self._read_before_movement(ElementRead(x, tuple(index))) if index.count(self.term) == 1 else None
 
     # --- softmax ---
 
-    def _softmax(self, read: ElementRead) -> ElementRead | None:
+    def _softmax_scores(self, read: ElementRead) -> ElementRead | None:
         """Return the scores of which ``read`` is the softmax along the terms, or None."""
-        weights = self._behind(read)
-        while (op := self._op(weights)) is not None and op.name == "dot_general":
-            inner = self._times_one(op, weights)
+        weights = self._read_before_movement(read)
+        while (op := self._op_of_read(weights)) is not None and op.name == "dot_general":
+            inner = self._operand_times_one(op, weights)
             if inner is None:
                 return None
             weights = inner
         if op is None or op.name != "div":
             return None
-        above, below = (self._operand(op, n, weights) for n in (0, 1))
-        exp = self._op(above)
-        if exp is None or exp.name != "exp" or self._reduced(below, "add", 0.0) != above:
+        above, below = (self._read_of_operand(op, n, weights) for n in (0, 1))
+        exp = self._op_of_read(above)
+        if exp is None or exp.name != "exp" or self._operand_of_reduction(below, "add", 0.0) != above:
             return None
-        apart = self._operand(exp, 0, above)
-        minus = self._op(apart)
+        apart = self._read_of_operand(exp, 0, above)
+        minus = self._op_of_read(apart)
         if minus is None or minus.name != "sub":
             return None
-        scores, top = (self._operand(minus, n, apart) for n in (0, 1))
-        return scores if self._maximum(top) == scores else None
+        scores, top = (self._read_of_operand(minus, n, apart) for n in (0, 1))
+        return scores if self._operand_of_maximum(top) == scores else None
 
-    def _times_one(self, op: Op, read: ElementRead) -> ElementRead | None:
+    def _operand_times_one(self, op: Op, read: ElementRead) -> ElementRead | None:
         """Return the operand that a ``dot_general`` without contraction multiplies by 1, or None.
 
         Models with a mask for attention heads contain such a product.
@@ -203,55 +203,60 @@ class _AttentionMatcher:
         ones = [n for n, v in enumerate(op.operands) if uniform_number(v, self.makers) == 1]
         if not ones or op.attrs["lhs_contract"]:
             return None
-        _, index = _dims_of(op, 1 - ones[0], read.index)
+        _, index = _matmul_operand_indices(op, 1 - ones[0], read.index)
         self.inside[op] = None
-        return self._behind(ElementRead(op.operands[1 - ones[0]], tuple(0 if i is None else i for i in index)))
+        return self._read_before_movement(
+            ElementRead(op.operands[1 - ones[0]], tuple(0 if i is None else i for i in index))
+        )
 
-    def _maximum(self, read: ElementRead) -> ElementRead | None:
+    def _operand_of_maximum(self, read: ElementRead) -> ElementRead | None:
         """Return the operand of the maximum at ``read``, or None; it may be replaced by 0 where it is infinite."""
-        while (op := self._op(read)) is not None:
+        while (op := self._op_of_read(read)) is not None:
             match op.name:
                 case "max":
                     splats = [uniform_number(v, self.makers) for v in op.operands]
                     at = next((n for n, x in enumerate(splats) if x is not None and x == -np.inf), None)
                     if at is None:
                         return None
-                    read = self._operand(op, 1 - at, read)
+                    read = self._read_of_operand(op, 1 - at, read)
                 case "select":
                     other = uniform_number(op.operands[2], self.makers)
-                    inner, test = self._operand(op, 1, read), self._op(self._operand(op, 0, read))
+                    inner, test = (
+                        self._read_of_operand(op, 1, read),
+                        self._op_of_read(self._read_of_operand(op, 0, read)),
+                    )
                     if other is None or other != 0 or test is None or test.name != "is_finite":
                         return None
-                    if self._operand(test, 0, read) != inner:
+                    if self._read_of_operand(test, 0, read) != inner:
                         return None
                     read = inner
                 case _:
-                    return self._reduced(read, "max", -np.inf)
+                    return self._operand_of_reduction(read, "max", -np.inf)
         return None
 
     # --- scores ---
 
-    def _scores(self, read: ElementRead, found: _Scores, stage: int) -> ElementRead | None:
+    def _match_scores(self, read: ElementRead, found: _Scores, stage: int) -> ElementRead | None:
         """Follow scores back to the first matmul, collecting scale, biases and masks in ``found``; or None.
 
         In program order, scores are scaled, then biased, then masked. ``stage`` is 0 where masks may still follow
         backward, 1 after the first bias, 2 after the first scale.
         """
-        op = self._op(read)
+        op = self._op_of_read(read)
         if op is None:
             return None
-        scaled = self._scaled(op)
+        scaled = self._scale_of_op(op)
         match op.name:
             case "dot_general":
                 self.inside[op] = None
                 return read
             case "select" if stage == 0 and op.operands[0].type.rank == op.result.type.rank:
-                return self._masked(op, read, found)
+                return self._match_mask(op, read, found)
             case "add" | "sub" if stage <= 1:
                 for n in (0, 1) if op.name == "add" else (0,):
                     trial, before = _Scores(found.scale, found.fill, [*found.biases], [*found.masks]), dict(self.inside)
                     trial.biases.append((replace(read, value=op.operands[1 - n]), op.name == "add"))
-                    first = self._scores(self._operand(op, n, read), trial, 1)
+                    first = self._match_scores(self._read_of_operand(op, n, read), trial, 1)
                     if first is not None:
                         found.scale, found.fill, found.biases, found.masks = (
                             trial.scale, trial.fill, trial.biases, trial.masks
@@ -261,10 +266,10 @@ class _AttentionMatcher:
             case "mul" | "div" if scaled is not None:
                 n, number = scaled
                 found.scale = found.scale * number if op.name == "mul" else found.scale / number
-                return self._scores(self._operand(op, n, read), found, 2)
+                return self._match_scores(self._read_of_operand(op, n, read), found, 2)
         return None
 
-    def _scaled(self, op: Op) -> tuple[int, float] | None:
+    def _scale_of_op(self, op: Op) -> tuple[int, float] | None:
         """Return the position of the operand that ``op`` multiplies or divides by a number, and the number; or None."""
         if op.name != "mul" and op.name != "div":
             return None
@@ -273,7 +278,7 @@ class _AttentionMatcher:
             return 0, right
         return (1, left) if left is not None and op.name == "mul" else None
 
-    def _masked(self, op: Op, read: ElementRead, found: _Scores) -> ElementRead | None:
+    def _match_mask(self, op: Op, read: ElementRead, found: _Scores) -> ElementRead | None:
         """Match a select between scores and a fill value, in either order; return the scores, or None.
 
         All masks must have the same fill value.
@@ -284,14 +289,14 @@ class _AttentionMatcher:
                 continue
             found.fill = fill
             found.masks.append((replace(read, value=op.operands[0]), n == 1))
-            return self._scores(self._operand(op, n, read), found, 0)
+            return self._match_scores(self._read_of_operand(op, n, read), found, 0)
         return None
 
     # --- products ---
 
-    def _products(self, first: Op, at: Index, found: _Scores) -> Attention | None:
+    def _match_both_matmuls(self, first: Op, at: Index, found: _Scores) -> Attention | None:
         """Return the attention with the operands of both matmuls, if their dims form one index space; else None."""
-        sides = [_dims_of(first, side, at) for side in (0, 1)]
+        sides = [_matmul_operand_indices(first, side, at) for side in (0, 1)]
         contracted = {n for n in (first.operands[0].type.shape[d] for d in first.attrs["lhs_contract"]) if n != 1}
         holders = [n for n, (free, _) in enumerate(sides) if self.term in free]
         if len(holders) != 1 or len(contracted) != 1:
@@ -300,13 +305,13 @@ class _AttentionMatcher:
         if [i for i in sides[key][0] if i != 0] != [self.term]:
             return None
         depth, self.extents[d] = (d := sym("depth", 0, extent)), extent
-        q, k = (self._part(first, n, sides[n][1], depth, found) for n in (1 - key, key))
+        q, k = (self._matmul_side(first, n, sides[n][1], depth, found) for n in (1 - key, key))
         other = self.product.operands[1 - self.side]
-        values = self._values(other)
+        values = self._match_values(other)
         if q is None or k is None or values is None:
             return None
         v, out, column = values
-        own = self._part_of(v, found, scaled=False)
+        own = self._operand_before_scaling(v, found, scaled=False)
         scales: dict[str, Scale | None] = {}
         if self.narrow:
             keys, wide = (
@@ -316,7 +321,7 @@ class _AttentionMatcher:
                 return None
             (k, scales["k_scale"]), (own, scales["v_scale"]) = keys, wide
         axes = {i for i in self.index if i not in (0, self.term)}
-        masks, biases = self._bases(found.masks), self._bases(found.biases)
+        masks, biases = self._bases_of_reads(found.masks), self._bases_of_reads(found.biases)
         if own is None or masks is None or biases is None or {i for i in q.index if i != 0} != {*axes, depth}:
             return None
         fill = found.fill if found.fill is not None else -np.inf
@@ -325,23 +330,25 @@ class _AttentionMatcher:
             first.attrs.get("precision"), self.extents, **scales,
         )  # fmt: skip
 
-    def _bases(self, reads: Sequence[tuple[ElementRead, bool]]) -> tuple[tuple[ElementRead, bool], ...] | None:
+    def _bases_of_reads(self, reads: Sequence[tuple[ElementRead, bool]]) -> tuple[tuple[ElementRead, bool], ...] | None:
         found = tuple((x, sign) for r, sign in reads if (x := earliest_read(r, self.extents, self.makers)) is not None)
         return found if len(found) == len(reads) else None
 
-    def _part(self, first: Op, side: int, index: list[Dim | None], depth: Dim, found: _Scores) -> ElementRead | None:
+    def _matmul_side(
+        self, first: Op, side: int, index: list[Dim | None], depth: Dim, found: _Scores
+    ) -> ElementRead | None:
         shape = first.operands[side].type.shape
         full = tuple((0 if n == 1 else depth) if i is None else i for i, n in zip(index, shape, strict=True))
-        return self._part_of(ElementRead(first.operands[side], full), found)
+        return self._operand_before_scaling(ElementRead(first.operands[side], full), found)
 
-    def _part_of(self, read: ElementRead, found: _Scores, scaled: bool = True) -> ElementRead | None:
+    def _operand_before_scaling(self, read: ElementRead, found: _Scores, scaled: bool = True) -> ElementRead | None:
         """Return a matmul operand before widening and scaling; ``found`` collects the scale."""
         best = earliest_read(read, self.extents, self.makers)
         while best is not None and (op := self.makers.get(best.value)) is not None:
             inner = None
             if op.name == "convert" and is_widening_conversion(op):
                 inner = op.operands[0]
-            elif scaled and (way := self._scaled(op)) is not None:
+            elif scaled and (way := self._scale_of_op(op)) is not None:
                 n, number = way
                 inner = op.operands[n]
                 found.scale *= number if op.name == "mul" else 1 / number
@@ -350,11 +357,13 @@ class _AttentionMatcher:
             best = earliest_read(replace(best, value=inner), self.extents, self.makers)
         return best
 
-    def _values(self, other: Value) -> tuple[ElementRead, Index, Dim] | None:
+    def _match_values(self, other: Value) -> tuple[ElementRead, Index, Dim] | None:
         """Return the read of the values, the index of the result, and the symbol of a column; or None."""
         index: list[Dim | None] = [None] * other.type.rank
         for name in ("batch", "contract"):
-            for mine, theirs in zip(self._attr(name), self._attr(name, other=True), strict=True):
+            for mine, theirs in zip(
+                self._agreed_attribute(name), self._agreed_attribute(name, other=True), strict=True
+            ):
                 index[theirs] = self.index[mine]
         free = [d for d, i in enumerate(index) if i is None]
         wide = [d for d in free if other.type.shape[d] != 1]
@@ -362,16 +371,16 @@ class _AttentionMatcher:
             return None
         column = sym("column", 0, other.type.shape[wide[0]])
         self.extents[column] = other.type.shape[wide[0]]
-        shared = (*self._attr("batch"), *self._attr("contract"))
+        shared = (*self._agreed_attribute("batch"), *self._agreed_attribute("contract"))
         own: list[Dim] = [i for d, i in enumerate(self.index) if d not in shared]
         others: list[Dim] = [column if d in wide else 0 for d in free]
-        batch = [self.index[d] for d in self._attr("batch")]
+        batch = [self.index[d] for d in self._agreed_attribute("batch")]
         out = (*batch, *(own + others if self.side == 0 else others + own))
         full = tuple((column if d in wide else 0) if i is None else i for d, i in enumerate(index))
         return ElementRead(other, full), out, column
 
 
-def _dims_of(first: Op, side: int, at: Index) -> tuple[list[Dim], list[Dim | None]]:
+def _matmul_operand_indices(first: Op, side: int, at: Index) -> tuple[list[Dim], list[Dim | None]]:
     """Return the indices of the free dims and of all dims of an operand of a matmul whose result is read ``at``.
 
     Contracted dims have the index None.
@@ -396,17 +405,17 @@ def is_widening_conversion(op: Op) -> bool:
     return floats and DTYPES[source].bits < DTYPES[target].bits <= 32
 
 
-def _extended(found: Attention, users: Users) -> Attention:
+def _attention_with_result_movement(found: Attention, users: Users) -> Attention:
     """Return the attention extended by movements and roundings of its result, as long as each has a single reader."""
     while len(readers := users.get(found.root.result, ())) == 1 and (op := readers[0]) is not None:
-        out = _moved(op, found.out)
+        out = _index_after_movement(op, found.out)
         if out is None:
             break
         found = replace(found, root=op, out=out)
     return found
 
 
-def _moved(op: Op, at: Index) -> Index | None:
+def _index_after_movement(op: Op, at: Index) -> Index | None:
     """Return the index of the result of an op that moves or rounds a value read ``at``; None for other ops."""
     match op.name:
         case "transpose":

@@ -78,33 +78,33 @@ def describe_array(array: np.ndarray) -> Description | None:
     """
     if not array.size:
         return None
-    dims = [d for d in range(array.ndim) if array.shape[d] > 1 and not _repeats(array, d)]
+    dims = [d for d in range(array.ndim) if array.shape[d] > 1 and not _repeats_along_dim(array, d)]
     part = array[tuple(slice(None) if d in dims else 0 for d in range(array.ndim))]
-    if len(dims) == 1 and (found := _progression(part)) is not None:
+    if len(dims) == 1 and (found := _integer_progression(part)) is not None:
         return Progression(*found, dims[0])
-    if len(dims) == 2 and (band := _band(part, (dims[0], dims[1]))) is not None:
+    if len(dims) == 2 and (band := _constant_band(part, (dims[0], dims[1]))) is not None:
         return band
     if 4 * part.size <= array.size:
         return Repeated(part, tuple(dims))
-    return _stepped(part, dims)
+    return _progression_along_dims(part, dims)
 
 
-def _repeats(array: np.ndarray, dim: int) -> bool:
+def _repeats_along_dim(array: np.ndarray, dim: int) -> bool:
     corner = array[(slice(0, CORNER),) * array.ndim]
-    return all(_same(a, a.take([0], dim)) for a in (corner, array))
+    return all(_has_same_bits(a, a.take([0], dim)) for a in (corner, array))
 
 
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
+def _has_same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Return True if the elements of ``a`` have the same bits as those of ``b``, which is broadcast."""
-    return bool((_bits(a) == _bits(b)).all())
+    return bool((_bytes_of_elements(a) == _bytes_of_elements(b)).all())
 
 
-def _bits(a: np.ndarray) -> np.ndarray:
+def _bytes_of_elements(a: np.ndarray) -> np.ndarray:
     """Return the bytes of ``a``; the last dim has those of one element."""
     return np.ascontiguousarray(a).reshape((*a.shape, 1)).view(np.uint8)
 
 
-def _progression(line: np.ndarray) -> tuple[int, int] | None:
+def _integer_progression(line: np.ndarray) -> tuple[int, int] | None:
     """Return the first element and the step of a progression of integers below 2**24 in magnitude, or None.
 
     All supported dtypes represent such integers exactly.
@@ -116,10 +116,10 @@ def _progression(line: np.ndarray) -> tuple[int, int] | None:
     if not (np.isfinite(last) and start == int(start) and step == int(step) and max(abs(start), abs(last)) < 1 << 24):
         return None
     made = (int(start) + int(step) * np.arange(len(line))).astype(line.dtype)
-    return (int(start), int(step)) if _same(line, made) else None
+    return (int(start), int(step)) if _has_same_bits(line, made) else None
 
 
-def _stepped(a: np.ndarray, dims: Sequence[int]) -> Stepped | None:
+def _progression_along_dims(a: np.ndarray, dims: Sequence[int]) -> Stepped | None:
     """Return a constant as an arithmetic progression along ``dims``, or None.
 
     The first line along each dim gives its steps. Their sum is compared with the whole array.
@@ -130,7 +130,7 @@ def _stepped(a: np.ndarray, dims: Sequence[int]) -> Stepped | None:
         return None
     axes: list[Steps] = []
     for n, dim in enumerate(dims):
-        steps = _steps(a[tuple(slice(None) if d == n else 0 for d in range(a.ndim))], dim, limit)
+        steps = _segmented_progression(a[tuple(slice(None) if d == n else 0 for d in range(a.ndim))], dim, limit)
         if steps is None:
             return None
         axes.append(steps)
@@ -139,7 +139,11 @@ def _stepped(a: np.ndarray, dims: Sequence[int]) -> Stepped | None:
         return None
     found = Stepped(int(start), tuple(axes))
     corner = a[(slice(0, CORNER),) * a.ndim]
-    return found if all(_same(part, _integers(found, part.shape, a.dtype)) for part in (corner, a)) else None
+    return (
+        found
+        if all(_has_same_bits(part, _integers_of_progression(found, part.shape, a.dtype)) for part in (corner, a))
+        else None
+    )
 
 
 def _exact_integers(dtype: np.dtype) -> int:
@@ -151,20 +155,22 @@ def _exact_integers(dtype: np.dtype) -> int:
     return 1 << 53 if dtype == np.float64 else 0
 
 
-def _steps(line: np.ndarray, dim: int, limit: int) -> Steps | None:
+def _segmented_progression(line: np.ndarray, dim: int, limit: int) -> Steps | None:
     """Return the steps of a line of integers (an arithmetic progression in segments), or None."""
-    every = _run(line)
+    every = _leading_run_length(line)
     if every == len(line):
         return None
     heads = line[::every]
     start, step = float(line[0]), float(line[every]) - float(line[0])
     if not abs(step) < limit or step != int(step):
         return None
-    period = _first(len(heads), lambda n: heads[:n].astype(np.float64) != start + step * np.arange(min(n, len(heads))))
+    period = _first_index_where(
+        len(heads), lambda n: heads[:n].astype(np.float64) != start + step * np.arange(min(n, len(heads)))
+    )
     return Steps(int(step), every, period % len(heads), dim)
 
 
-def _integers(found: Stepped, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+def _integers_of_progression(found: Stepped, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     array = np.full(shape, found.start, np.int64)
     for n, steps in enumerate(found.axes):
         line = np.arange(shape[n]) // steps.every
@@ -173,12 +179,12 @@ def _integers(found: Stepped, shape: Sequence[int], dtype: np.dtype) -> np.ndarr
     return array.astype(dtype)
 
 
-def _band(a: np.ndarray, dims: tuple[int, int]) -> Banded | None:
+def _constant_band(a: np.ndarray, dims: tuple[int, int]) -> Banded | None:
     """Return a matrix as a diagonal or triangular matrix of one value, or None.
 
     The first row and column leave a few candidates, which are compared with the whole matrix.
     """
-    row, column = _run(a[0]), _run(a[:, 0])
+    row, column = _leading_run_length(a[0]), _leading_run_length(a[:, 0])
     edges: list[tuple[bool, int, np.ndarray, np.ndarray]] = []
     if row < a.shape[1]:
         edges = [(True, row - 1, a[0, 0], a[0, -1]), (False, 0, a[0, 0], a[0, -1]), (False, row, a[0, row], a[0, 0])]
@@ -186,17 +192,19 @@ def _band(a: np.ndarray, dims: tuple[int, int]) -> Banded | None:
         edges = [(triangle, -column, a[column, 0], a[0, 0]) for triangle in (True, False)]
     for triangle, offset, inside, outside in edges:
         band = Banded(triangle, offset, np.asarray(inside), np.asarray(outside), dims)
-        if all(_same(part, _banded(band, part.shape)) for part in (a[:CORNER, :CORNER], a)):
+        if all(_has_same_bits(part, _array_of_band(band, part.shape)) for part in (a[:CORNER, :CORNER], a)):
             return band
     return None
 
 
-def _run(line: np.ndarray) -> int:
+def _leading_run_length(line: np.ndarray) -> int:
     """Return the number of leading elements that equal the first one."""
-    return _first(len(line), lambda n: (_bits(line[:n]) != _bits(line[:1])).any(-1))
+    return _first_index_where(
+        len(line), lambda n: (_bytes_of_elements(line[:n]) != _bytes_of_elements(line[:1])).any(-1)
+    )
 
 
-def _first(size: int, holds: Callable[[int], np.ndarray]) -> int:
+def _first_index_where(size: int, holds: Callable[[int], np.ndarray]) -> int:
     """Return the first of ``size`` indices where ``holds(n)``, of the first n indices, is true; ``size`` if none is.
 
     Small parts are tried first, so that arrays without a description take no time.
@@ -207,6 +215,6 @@ def _first(size: int, holds: Callable[[int], np.ndarray]) -> int:
     return int(places[0]) if len(places) else size
 
 
-def _banded(band: Banded, shape: Sequence[int]) -> np.ndarray:
+def _array_of_band(band: Banded, shape: Sequence[int]) -> np.ndarray:
     i, j = np.arange(shape[0])[:, None] + band.offset, np.arange(shape[1])
     return np.where(i >= j if band.triangle else i == j, band.inside, band.outside)

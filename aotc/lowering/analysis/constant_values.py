@@ -9,7 +9,7 @@ import numpy as np
 
 from aotc.ir.dims.algebra import Dim, Expr, is_static, static
 from aotc.ir.opset import CHECKS, EFFECTS, SOURCES
-from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures, walk
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, values_captured_by_op, walk
 from aotc.lowering.analysis.index_maps import value_before_movement
 from aotc.lowering.analysis.thresholds import SPLAT_ELEMENTS
 from aotc.vmfb.dtypes import DTYPES, kind_of
@@ -36,35 +36,37 @@ def is_computable_from_weights(op: Op, weights: Collection[Value], definitions: 
 
     It must read at least one of ``weights``, otherwise only constants, have no effect and not depend on symbolic sizes.
     """
-    reads = (*op.operands, *captures(op))
-    if not any(v in weights for v in reads) or not all(v in weights or _is_fixed(v, definitions) for v in reads):
+    reads = (*op.operands, *values_captured_by_op(op))
+    if not any(v in weights for v in reads) or not all(
+        v in weights or _is_same_in_each_call(v, definitions) for v in reads
+    ):
         return False
     inner = [op, *(o for r in op.regions for o in walk(r))]
-    return not any(_acts(o) or _asks_sizes(o) for o in inner)
+    return not any(_has_effect_or_can_fail(o) or _depends_on_symbolic_sizes(o) for o in inner)
 
 
-def _is_fixed(v: Value, definitions: Mapping[Value, Op]) -> bool:
+def _is_same_in_each_call(v: Value, definitions: Mapping[Value, Op]) -> bool:
     """Return True if a value is the same in each call: the result of an op without operands or symbolic sizes."""
     op = definitions.get(v)
-    return op is not None and op.name in SOURCES and not _asks_sizes(op)
+    return op is not None and op.name in SOURCES and not _depends_on_symbolic_sizes(op)
 
 
-def _acts(op: Op) -> bool:
+def _has_effect_or_can_fail(op: Op) -> bool:
     """Return True if an op has an effect, can fail, or calls a function of the user."""
     return op.name in EFFECTS or op.name in CHECKS or op.name == "custom_call"
 
 
-def _asks_sizes(op: Op) -> bool:
+def _depends_on_symbolic_sizes(op: Op) -> bool:
     """Return True if an op depends on symbolic sizes, which only a call knows."""
-    return not all(is_static(v.type.shape) for v in op.results) or _has_dims(list(op.attrs.values()))
+    return not all(is_static(v.type.shape) for v in op.results) or _contains_symbolic_dims(list(op.attrs.values()))
 
 
-def _has_dims(data: Any) -> bool:
+def _contains_symbolic_dims(data: Any) -> bool:
     match data:
         case tuple() | list():
-            return any(map(_has_dims, data))
+            return any(map(_contains_symbolic_dims, data))
         case Mapping():
-            return any(map(_has_dims, data.values()))
+            return any(map(_contains_symbolic_dims, data.values()))
     return isinstance(data, Expr)
 
 
@@ -102,19 +104,19 @@ def iota_dim(v: Value, definitions: Mapping[Value, Op]) -> int | None:
         return None
     match op.name:
         case "iota":
-            return _constant_of(op.attrs["dim"], v.type)
+            return _iota_dim_of_constant(op.attrs["dim"], v.type)
         case "constant":
-            return _of_constant(op.attrs["value"], v.type)
+            return _iota_dim_of_array(op.attrs["value"], v.type)
         case "convert":
             dim = iota_dim(op.operands[0], definitions)
-            return None if dim is None else _constant_of(dim, v.type)
+            return None if dim is None else _iota_dim_of_constant(dim, v.type)
         case "broadcast":
             dim = iota_dim(op.operands[0], definitions)
             if dim is None or op.operands[0].type.shape[dim] != v.type.shape[op.attrs["dims"][dim]]:
                 return None
             return int(op.attrs["dims"][dim])
         case "reshape":
-            return _of_reshape(op, iota_dim(op.operands[0], definitions))
+            return _iota_dim_of_reshape(op, iota_dim(op.operands[0], definitions))
     return None
 
 
@@ -125,12 +127,12 @@ def dtype_represents_indices(dtype: str, size: Dim) -> bool:
     return static(size) - 1 <= largest if is_static((size,)) else info.bits == 64
 
 
-def _constant_of(dim: int, type_: TensorType) -> int | None:
+def _iota_dim_of_constant(dim: int, type_: TensorType) -> int | None:
     size = type_.shape[dim]
     return dim if size != 1 and dtype_represents_indices(type_.dtype, size) else None
 
 
-def _of_constant(value: np.ndarray, type_: TensorType) -> int | None:
+def _iota_dim_of_array(value: np.ndarray, type_: TensorType) -> int | None:
     if value.ndim != type_.rank or not value.size:
         return None
     for dim, size in enumerate(value.shape):
@@ -140,15 +142,15 @@ def _of_constant(value: np.ndarray, type_: TensorType) -> int | None:
     return None
 
 
-def _of_reshape(op: Op, dim: int | None) -> int | None:
+def _iota_dim_of_reshape(op: Op, dim: int | None) -> int | None:
     """Follow a dim through a reshape that adds and removes dims of size 1."""
     if dim is None:
         return None
-    before, after = _large(op.operands[0].type.shape), _large(op.result.type.shape)
+    before, after = _is_large_shape(op.operands[0].type.shape), _is_large_shape(op.result.type.shape)
     if [d for _, d in before] != [d for _, d in after]:
         return None
     return after[[n for n, _ in before].index(dim)][0]
 
 
-def _large(shape: tuple[Dim, ...]) -> list[tuple[int, Dim]]:
+def _is_large_shape(shape: tuple[Dim, ...]) -> list[tuple[int, Dim]]:
     return [(n, d) for n, d in enumerate(shape) if d != 1]

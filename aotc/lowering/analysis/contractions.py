@@ -74,10 +74,10 @@ class Contraction:
 
 def contraction_of(op: Op) -> Contraction:
     """Return a ``matmul`` or ungrouped ``conv`` in the common form of rows, columns and terms."""
-    return _conv(op) if op.name == "conv" else _matmul(op)
+    return _contraction_of_conv(op) if op.name == "conv" else _contraction_of_matmul(op)
 
 
-def _matmul(op: Op) -> Contraction:
+def _contraction_of_matmul(op: Op) -> Contraction:
     *batch, m, n = op.result.type.shape
     a_turned, b_turned = op.attrs["lhs_transposed"], op.attrs["rhs_transposed"]
     return Contraction(
@@ -89,7 +89,7 @@ def _matmul(op: Op) -> Contraction:
     )  # fmt: skip
 
 
-def _conv(op: Op) -> Contraction:
+def _contraction_of_conv(op: Op) -> Contraction:
     """Describe a convolution: rows are the output pixels of all images, terms the taps and input channels.
 
     If its terms are in ``parts`` (split-K), each element of the batch has one part.

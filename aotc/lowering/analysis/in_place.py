@@ -12,7 +12,7 @@ from aotc.ir.dims.algebra import product
 from aotc.ir.dims.compare import is_provable_relation
 from aotc.ir.opset import FREE, OPS
 from aotc.ir.opset.control import VIEWS
-from aotc.ir.tensor.ir import Function, Op, TensorType, Value, captures
+from aotc.ir.tensor.ir import Function, Op, TensorType, Value, values_captured_by_op
 
 
 def updated_operands(op: Op) -> tuple[int, ...]:
@@ -38,9 +38,9 @@ class UpdatedArrays:
             self._makers.update((v, op) for v in op.results)
             updated = range(len(op.operands)) if op.name == "while" else updated_operands(op)
             for n in updated:
-                self._updates.setdefault(self._viewed(op.operands[n]), []).append(op)
+                self._updates.setdefault(self._array_behind_view(op.operands[n]), []).append(op)
 
-    def _viewed(self, v: Value) -> Value:
+    def _array_behind_view(self, v: Value) -> Value:
         while (maker := self._makers.get(v)) is not None and maker.name in VIEWS:
             v = maker.operands[0]
         return v
@@ -65,9 +65,9 @@ class UpdatedArrays:
 
     def is_updated_in(self, array: Value, ops: Iterable[Op]) -> bool:
         """Return True if one of ``ops`` updates ``array`` in place, or may do so in a region that reads it."""
-        viewed = self._viewed(array)
+        viewed = self._array_behind_view(array)
         some = self._updates.get(viewed, ())
-        return any(op in some or viewed in map(self._viewed, captures(op)) for op in ops)
+        return any(op in some or viewed in map(self._array_behind_view, values_captured_by_op(op)) for op in ops)
 
     def updates_before(self, ops: Iterable[Op], type_: TensorType) -> list[Op]:
         """Return the ops that update an array, larger than ``type_``, whose old value one of ``ops`` reads."""

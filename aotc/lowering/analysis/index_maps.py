@@ -67,7 +67,7 @@ def reshape_index(index: Sequence[Dim], source: Sequence[Dim], target: Sequence[
         if j < len(target):
             right, j = target[j], j + 1
         while left != right:
-            if i < len(source) and (j >= len(target) or _smaller(left, right)):
+            if i < len(source) and (j >= len(target) or _smaller_index(left, right)):
                 left, i = left * source[i], i + 1
             elif j < len(target):
                 right, j = right * target[j], j + 1
@@ -80,7 +80,7 @@ def reshape_index(index: Sequence[Dim], source: Sequence[Dim], target: Sequence[
     return tuple(result)
 
 
-def _smaller(a: Dim, b: Dim) -> bool:
+def _smaller_index(a: Dim, b: Dim) -> bool:
     if isinstance(a, int) and isinstance(b, int):
         return a < b
     return isinstance(a, int) or (not isinstance(b, int) and str(a) < str(b) and len(str(a)) <= len(str(b)))

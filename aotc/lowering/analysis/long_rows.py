@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, product
 from aotc.ir.opset import ELEMENTWISE
-from aotc.ir.tensor.ir import Op, Region, Value, uses
+from aotc.ir.tensor.ir import Op, Region, Value, use_counts
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.vmfb.dtypes import kind_of, size_of
@@ -73,10 +73,10 @@ class LongRow:
         return self.elements * size_of(self.steps[0].result.type.dtype)
 
 
-def rows_of(region: Region) -> Iterator[LongRow]:
+def dependent_reduction_pairs(region: Region) -> Iterator[LongRow]:
     """Yield the pairs of dependent reductions of ``region``, however long their rows are."""
     makers = {v: op for op in region.ops for v in op.results}
-    readers = uses(region)
+    readers = use_counts(region)
     for op in region.ops:
         if row := _long_row(op, makers, readers):
             yield row
@@ -87,7 +87,7 @@ def rows_of(region: Region) -> Iterator[LongRow]:
 
 def _long_row(second: Op, makers: Mapping[Value, Op], readers: Mapping[Value, int]) -> LongRow | None:
     """Return the pair of dependent reductions whose second one is ``second``, or None."""
-    if not _reduces(second, "add"):
+    if not _is_last_dims_reduction(second, "add"):
         return None
     steps: list[Op] = []
     op = makers.get(second.operands[0])
@@ -96,9 +96,14 @@ def _long_row(second: Op, makers: Mapping[Value, Op], readers: Mapping[Value, in
         op = makers.get(op.operands[0])
     if op is None or op.name != "sub" or kind_of(op.result.type.dtype) != "f":
         return None
-    before, centre = _first_combiner(steps), number_of_row(op.operands[1], second, makers)
-    first = _first_of(centre, makers) if before and centre else None
-    if centre is None or first is None or not _reduces(first, before) or first.attrs["dims"] != second.attrs["dims"]:
+    before, centre = _required_first_combiner(steps), row_scalar_of_broadcast(op.operands[1], second, makers)
+    first = _only_reduction_behind(centre, makers) if before and centre else None
+    if (
+        centre is None
+        or first is None
+        or not _is_last_dims_reduction(first, before)
+        or first.attrs["dims"] != second.attrs["dims"]
+    ):
         return None
     if value_before_conversions(first.operands[0], makers) is not value_before_conversions(op.operands[0], makers):
         return None
@@ -117,10 +122,10 @@ def shared_sum(op: Op, makers: Mapping[Value, Op]) -> Value | None:
     row = _long_row(maker, makers, Counter()) if maker is not None else None
     if row is None or not row.rescaled or row.second.operands[0] is not exponentials:
         return None
-    return number_of_row(divisor, row.second, makers)
+    return row_scalar_of_broadcast(divisor, row.second, makers)
 
 
-def _first_combiner(steps: Sequence[Op]) -> str:
+def _required_first_combiner(steps: Sequence[Op]) -> str:
     """Return the combiner that the first reduction must have for ``steps`` of the second, or an empty string."""
     match [step for step in steps if step.name != "convert"]:
         case [Op(name="exp")]:
@@ -130,7 +135,7 @@ def _first_combiner(steps: Sequence[Op]) -> str:
     return ""
 
 
-def _reduces(op: Op, name: str) -> bool:
+def _is_last_dims_reduction(op: Op, name: str) -> bool:
     """Return True if ``op`` is a reduction of floats over the last dims with the combiner ``name``."""
     if op.name != "reduce" or len(op.operands) != 2 or combiner_op_name(op) != name:
         return False
@@ -145,7 +150,7 @@ def value_before_conversions(value: Value, makers: Mapping[Value, Op]) -> Value:
     return value
 
 
-def number_of_row(value: Value, reduction: Op, makers: Mapping[Value, Op]) -> Value | None:
+def row_scalar_of_broadcast(value: Value, reduction: Op, makers: Mapping[Value, Op]) -> Value | None:
     """Return the scalars (one per row) that ``value`` broadcasts along the reduced dims, or None for other values."""
     op = makers.get(value)
     return op.operands[0] if op is not None and broadcasts_row_scalar(op, reduction) else None
@@ -159,7 +164,7 @@ def broadcasts_row_scalar(op: Op, reduction: Op) -> bool:
     return kept == [(d, n) for d, n in zip(op.attrs["dims"], op.operands[0].type.shape, strict=True) if n != 1]
 
 
-def _first_of(centre: Value, makers: Mapping[Value, Op]) -> Op | None:
+def _only_reduction_behind(centre: Value, makers: Mapping[Value, Op]) -> Op | None:
     """Return the single reduction on which ``centre`` depends besides constants; or None."""
     found: set[Op] = set()
     stack, seen = [centre], set()

@@ -9,7 +9,7 @@ from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.prefix_scans import combiner_op_name
 
 
-def updates_of(op: Op) -> Dim:
+def update_window_count(op: Op) -> Dim:
     """Return the number of windows that a scatter updates."""
     shape = op.operands[op.attrs["inputs"] + 1].type.shape
     return product(d for n, d in enumerate(shape) if n not in op.attrs["update_window_dims"])
@@ -17,15 +17,15 @@ def updates_of(op: Op) -> Dim:
 
 def has_disjoint_updates(op: Op) -> bool:
     """Return True if no two updates of a scatter write the same element."""
-    return bool(op.attrs["unique_indices"]) or updates_of(op) == 1
+    return bool(op.attrs["unique_indices"]) or update_window_count(op) == 1
 
 
-def is_atomic(op: Op) -> bool:
+def has_atomic_combiner(op: Op) -> bool:
     """Return True if a GPU has an atomic instruction for the combiner and the order of updates does not matter."""
     return combiner_op_name(op) in ATOMIC and op.results[0].type.dtype in ATOMIC_DTYPES
 
 
-def is_in_runs(op: Op) -> bool:
+def has_sorted_row_updates(op: Op) -> bool:
     """Return True if updates are whole rows in sorted order, so that all updates of one row form a run."""
     a, n = op.attrs, op.attrs["inputs"]
     indices, update = op.operands[n].type, op.operands[n + 1].type
@@ -40,10 +40,10 @@ def is_in_runs(op: Op) -> bool:
 
 def is_parallel_scatter(op: Op) -> bool:
     """Return True if a GPU applies the updates of a scatter in parallel."""
-    return op.name == "scatter" and (has_disjoint_updates(op) or is_atomic(op) or is_in_runs(op))
+    return op.name == "scatter" and (has_disjoint_updates(op) or has_atomic_combiner(op) or has_sorted_row_updates(op))
 
 
-def overwrites(op: Op) -> bool:
+def is_overwriting_scatter(op: Op) -> bool:
     """Return True if a scatter overwrites elements with the updates, without combining them."""
     region, n = op.regions[0], op.attrs["inputs"]
     return tuple(region.results) == tuple(region.params[n:])

@@ -37,7 +37,7 @@ def scan_of(op: Op) -> Scan | None:
     a, shape = op.attrs, op.operands[0].type.shape
     if any(s != 1 for key in ("strides", "base_dilations", "window_dilations") for s in a[key]):
         return None
-    moved = moved_dims(op)
+    moved = windowed_dims(op)
     if len(moved) != 1 or 0 in shape:
         return None
     (dim,) = moved
@@ -52,13 +52,13 @@ def scan_of(op: Op) -> Scan | None:
     return None
 
 
-def moved_dims(op: Op) -> list[int]:
+def windowed_dims(op: Op) -> list[int]:
     """Return the dims with windows of several elements or with padding."""
     widths = zip(dims_of(op.attrs, "window"), pairs_of(op.attrs), strict=True)
     return [d for d, (length, padding) in enumerate(widths) if length != 1 or tuple(padding) != (0, 0)]
 
 
-def starts_neutral(op: Op, makers: Mapping[Value, Op]) -> bool:
+def has_neutral_start(op: Op, makers: Mapping[Value, Op]) -> bool:
     """Return True if the combiner of ``op`` is a single op and the initial value its neutral element."""
     name = combiner_op_name(op)
     init = op.operands[-1]

@@ -17,7 +17,7 @@ import numpy as np
 from aotc.diagnostics import CompileError
 from aotc.ir.opset.collective import COLLECTIVES, SAME_ON_ALL
 from aotc.ir.opset.spec import Attrs
-from aotc.ir.tensor.ir import Function, Op, Region, Value, captured
+from aotc.ir.tensor.ir import Function, Op, Region, Value, captured_values
 from aotc.vmfb.ranks.layout import Layout, Mesh, mesh_of, part_of_rank
 
 Classes = np.ndarray
@@ -36,9 +36,9 @@ def check_groups_agree(function: Function) -> None:
     """
     ranks = function.attrs["ranks"]
     mesh = mesh_of(ranks["mesh"])
-    layouts = {layout: _classes_of(mesh, layout) for layout in {*ranks["arguments"]}}
+    layouts = {layout: _rank_classes_of_layout(mesh, layout) for layout in {*ranks["arguments"]}}
     same = np.zeros(mesh.size, np.int64)
-    analysis = _Analysis(same)
+    analysis = _RankClassAnalysis(same)
     for value, layout in zip(function.body.params, ranks["arguments"], strict=True):
         analysis.classes[value] = layouts[layout]
     analysis.region(function.body, same)
@@ -49,18 +49,18 @@ def check_groups_agree(function: Function) -> None:
         raise CompileError.at(op.loc, what, hint=hint)
 
 
-def _classes_of(mesh: Mesh, layout: Layout) -> Classes:
+def _rank_classes_of_layout(mesh: Mesh, layout: Layout) -> Classes:
     parts = [part_of_rank(mesh, layout, rank) for rank in range(mesh.size)]
     return np.unique(np.array(parts).reshape(mesh.size, -1), axis=0, return_inverse=True)[1].reshape(-1)
 
 
-def _numbered(columns: Sequence[Classes]) -> Classes:
+def _rank_classes_of_columns(columns: Sequence[Classes]) -> Classes:
     """Return the classes of ranks that agree in all columns."""
     return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
 
 
 @dataclass(slots=True)
-class _Analysis:
+class _RankClassAnalysis:
     """The classes of all values so far, and the collectives that are not safe."""
 
     same: Classes
@@ -70,22 +70,22 @@ class _Analysis:
     def of(self, values: Sequence[Value]) -> Classes:
         """Return the classes of ranks that agree in all values; a value without an entry is the same on all."""
         found = {id(c): c for v in values if (c := self.classes.get(v)) is not None and c.any()}
-        return _numbered(list(found.values())) if found else self.same
+        return _rank_classes_of_columns(list(found.values())) if found else self.same
 
     def region(self, region: Region, around: Classes) -> None:
         """Find the classes of the values of a region that runs under conditions of the classes ``around``."""
         for op in region.ops:
             if op.name in COLLECTIVES:
-                self._collective(op, around)
+                self._check_collective_groups(op, around)
             elif op.name == "while":
-                self._loop(op, around)
+                self._classes_of_loop(op, around)
             elif op.name == "case":
-                self._branch(op, around)
+                self._classes_of_branch(op, around)
             else:
-                read = self.of([*op.operands, *(v for r in op.regions for v in captured(r))])
+                read = self.of([*op.operands, *(v for r in op.regions for v in captured_values(r))])
                 self.classes.update((v, read) for v in op.results if read.any())
 
-    def _loop(self, op: Op, around: Classes) -> None:
+    def _classes_of_loop(self, op: Op, around: Classes) -> None:
         condition, body = op.regions
         carried = [self.of([v]) for v in op.operands]
         safe = len(self.unsafe)
@@ -94,23 +94,23 @@ class _Analysis:
             for params in (condition.params, body.params):
                 self.classes.update(zip(params, carried, strict=True))
             self.region(condition, around)
-            turns = _numbered([around, self.of(condition.results)])
+            turns = _rank_classes_of_columns([around, self.of(condition.results)])
             self.region(condition, turns)  # it runs again after each iteration
             self.region(body, turns)
-            after = [_numbered([c, self.of([v])]) for c, v in zip(carried, body.results, strict=True)]
-            if all(map(_equal, after, carried)):
+            after = [_rank_classes_of_columns([c, self.of([v])]) for c, v in zip(carried, body.results, strict=True)]
+            if all(map(_are_equal_classes, after, carried)):
                 break
             carried = after
-        self.classes.update((v, _numbered([c, turns])) for v, c in zip(op.results, carried, strict=True))
+        self.classes.update((v, _rank_classes_of_columns([c, turns])) for v, c in zip(op.results, carried, strict=True))
 
-    def _branch(self, op: Op, around: Classes) -> None:
-        chosen = _numbered([around, self.of(op.operands[:1])])
+    def _classes_of_branch(self, op: Op, around: Classes) -> None:
+        chosen = _rank_classes_of_columns([around, self.of(op.operands[:1])])
         for region in op.regions:
             self.region(region, chosen)
         for number, value in enumerate(op.results):
-            self.classes[value] = _numbered([chosen, self.of([r.results[number] for r in op.regions])])
+            self.classes[value] = _rank_classes_of_columns([chosen, self.of([r.results[number] for r in op.regions])])
 
-    def _collective(self, op: Op, around: Classes) -> None:
+    def _check_collective_groups(self, op: Op, around: Classes) -> None:
         if op.name == "partition_id":
             self.classes[op.result] = np.arange(len(self.same))
         if not op.operands:
@@ -119,14 +119,14 @@ class _Analysis:
         if any(len({*around[[i for i in group if i >= 0]].tolist()}) > 1 for group in groups):
             self.unsafe.append(op)
         read = self.of(op.operands)
-        self.classes.update((v, _result_classes(op.name, op.attrs, read)) for v in op.results)
+        self.classes.update((v, _collective_result_classes(op.name, op.attrs, read)) for v in op.results)
 
 
-def _equal(a: Classes, b: Classes) -> bool:
-    return bool(np.array_equal(_numbered([a]), _numbered([b])))
+def _are_equal_classes(a: Classes, b: Classes) -> bool:
+    return bool(np.array_equal(_rank_classes_of_columns([a]), _rank_classes_of_columns([b])))
 
 
-def _result_classes(name: str, attrs: Attrs, read: Classes) -> Classes:
+def _collective_result_classes(name: str, attrs: Attrs, read: Classes) -> Classes:
     """Return the classes of a collective's result, of an operand of the classes ``read``."""
     known: dict[tuple, int] = {}
     found = np.full(len(read), -1, np.int64)
@@ -142,4 +142,4 @@ def _result_classes(name: str, attrs: Attrs, read: Classes) -> Classes:
         for place, rank in enumerate(ranks):
             own = () if name in SAME_ON_ALL else (place,)
             found[rank] = number((given[:1] if name == "collective_broadcast" else given, own))
-    return _numbered([found])
+    return _rank_classes_of_columns([found])

@@ -6,7 +6,7 @@ import numpy as np
 
 from aotc.ir.opset import NEVER_NEGATIVE_ZERO, SELECTIONS
 from aotc.ir.tensor.ir import Op, Region, Value, walk
-from aotc.lowering.analysis.parallel_scatters import overwrites
+from aotc.lowering.analysis.parallel_scatters import is_overwriting_scatter
 from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.analysis.thresholds import SPLAT_ELEMENTS
 from aotc.vmfb.dtypes import kind_of
@@ -23,39 +23,45 @@ def values_without_negative_zeros(region: Region) -> set[Value]:
     assumed = {(op, n) for op in loops for n, v in enumerate(op.operands) if kind_of(v.type.dtype) in "fc"}
     while True:
         found = {v for op, n in assumed for v in (*(r.params[n] for r in op.regions), op.results[n])}
-        _visit(region, found)
+        _visit_for_negative_zeros(region, found)
         ends = {(op, n): (op.operands[n], op.regions[1].results[n]) for op, n in assumed}
-        failing = {state for state, values in ends.items() if not all(_holds(v, found) for v in values)}
+        failing = {
+            state for state, values in ends.items() if not all(_is_free_of_negative_zeros(v, found) for v in values)
+        }
         if not failing:
             return found
         assumed -= failing
 
 
-def _visit(region: Region, found: set[Value]) -> None:
+def _visit_for_negative_zeros(region: Region, found: set[Value]) -> None:
     """Add the results of ops that are never -0.0 to ``found``; nested regions come before the op that contains them."""
     for op in region.ops:
         for inner in op.regions:
-            _visit(inner, found)
+            _visit_for_negative_zeros(inner, found)
         if op.name == "case":
-            found.update(v for n, v in enumerate(op.results) if all(_holds(r.results[n], found) for r in op.regions))
-        elif op.name != "while" and _makes_none(op, found):
+            found.update(
+                v
+                for n, v in enumerate(op.results)
+                if all(_is_free_of_negative_zeros(r.results[n], found) for r in op.regions)
+            )
+        elif op.name != "while" and _makes_no_negative_zeros(op, found):
             found.update(op.results)
 
 
-def _holds(v: Value, found: set[Value]) -> bool:
+def _is_free_of_negative_zeros(v: Value, found: set[Value]) -> bool:
     return v in found or kind_of(v.type.dtype) not in "fc"
 
 
-def _makes_none(op: Op, found: set[Value]) -> bool:
+def _makes_no_negative_zeros(op: Op, found: set[Value]) -> bool:
     """Return True if ``op`` produces no -0.0, given that the values ``found`` contain none."""
-    fit = [_holds(v, found) for v in op.operands]
+    fit = [_is_free_of_negative_zeros(v, found) for v in op.operands]
     match op.name:
         case "constant":
             return SPLAT_ELEMENTS.holds(op.attrs["value"].size) and not _has_negative_zero(op.attrs["value"])
         case "add":
             return any(fit)
         case "scatter":
-            return all(fit) if overwrites(op) else fit[0] and combiner_op_name(op) == "add"
+            return all(fit) if is_overwriting_scatter(op) else fit[0] and combiner_op_name(op) == "add"
         case "convert":
             return kind_of(op.operands[0].type.dtype) not in "fc"  # a float may be rounded to -0.0
     if op.name in NEVER_NEGATIVE_ZERO:

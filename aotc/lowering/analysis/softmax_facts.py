@@ -23,8 +23,8 @@ from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.long_rows import (
     LongRow,
     broadcasts_row_scalar,
+    dependent_reduction_pairs,
     is_reshape_like,
-    rows_of,
     value_before_conversions,
 )
 from aotc.lowering.analysis.prefix_scans import combiner_op_name
@@ -38,15 +38,15 @@ def softmax_facts(region: Region) -> dict[Value, str]:
     if all(op.name != "reduce" for op in region.ops):
         return {}
     makers = {v: op for op in region.ops for v in op.results}
-    found = {op.result: "max_number" for op in region.ops if _may_miss_nan(op, region, makers)}
-    for row in rows_of(region):
+    found = {op.result: "max_number" for op in region.ops if _may_ignore_nan_in_maximum(op, region, makers)}
+    for row in dependent_reduction_pairs(region):
         lone = row.rescaled and len(row.steps) == 1 and row.difference.result.type.dtype in _WIDE
-        if lone and row.first.operands[0] is row.difference.operands[0] and _is_at_least_first(row, makers):
+        if lone and row.first.operands[0] is row.difference.operands[0] and _is_row_maximum(row, makers):
             found[row.steps[0].result] = "decay"
     return found
 
 
-def _is_at_least_first(row: LongRow, makers: Mapping[Value, Op]) -> bool:
+def _is_row_maximum(row: LongRow, makers: Mapping[Value, Op]) -> bool:
     """Return True if the subtracted value is the maximum of the row, or the larger of that and constants."""
     value = row.centre
     while value is not row.first.result:
@@ -79,7 +79,7 @@ class _ValueFacts:
     nan: _Nan = _Nan.NOWHERE
 
 
-def _may_miss_nan(op: Op, region: Region, makers: Mapping[Value, Op]) -> bool:
+def _may_ignore_nan_in_maximum(op: Op, region: Region, makers: Mapping[Value, Op]) -> bool:
     """Return True if ignoring NaN in the maximum ``op`` does not change any result of ``region``.
 
     In a row with a NaN, each result must not depend on the maximum, or be NaN in the whole row: computed by arithmetic
@@ -91,20 +91,20 @@ def _may_miss_nan(op: Op, region: Region, makers: Mapping[Value, Op]) -> bool:
     known = dict.fromkeys(rows, _ValueFacts(nan=_Nan.THERE)) | {op.result: _ValueFacts(exact=False)}
     for other in region.ops:
         given = [known.get(v, _ValueFacts()) for v in other.operands]
-        if not all(k.exact for k in given) and not _stays_in_rows(other, op):
+        if not all(k.exact for k in given) and not _computes_within_rows(other, op):
             return False
-        found = _facts_of(other, op, given)
+        found = _softmax_facts_of_op(other, op, given)
         known |= {v: found for v in other.results if v not in known}
     return all(k.exact or k.nan is _Nan.ROW for k in (known.get(v, _ValueFacts()) for v in region.results))
 
 
-def _stays_in_rows(op: Op, row: Op) -> bool:
+def _computes_within_rows(op: Op, row: Op) -> bool:
     """Return True if ``op`` computes its results for each row that ``row`` reduces from values of this row only."""
     whole = op.name == "reduce" and op.attrs["dims"] == row.attrs["dims"]
     return op.name in ELEMENTWISE or is_reshape_like(op) or broadcasts_row_scalar(op, row) or whole
 
 
-def _facts_of(op: Op, row: Op, operands: Sequence[_ValueFacts]) -> _ValueFacts:
+def _softmax_facts_of_op(op: Op, row: Op, operands: Sequence[_ValueFacts]) -> _ValueFacts:
     """Return the facts about the results of ``op`` from those about its operands."""
     exact, nan = all(k.exact for k in operands), max((k.nan for k in operands), default=_Nan.NOWHERE)
     floats = all(kind_of(v.type.dtype) == "f" for v in (*op.operands, *op.results))

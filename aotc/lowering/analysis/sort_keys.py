@@ -46,20 +46,20 @@ def sort_keys(region: Region) -> tuple[SortKey, ...] | None:
         if op is None:
             return None
         if op.name in ASCENDING:
-            key = _key(op, region, makers)
+            key = _key_of_comparison(op, region, makers)
             return None if key is None else (*found, key)
-        parts = _first_then(op, makers)
+        parts = _lexicographic_parts(op, makers)
         if parts is None:
             return None
         less, same, rest = parts
-        key = _key(less, region, makers)
-        equal = _equal_of(same, less)
+        key = _key_of_comparison(less, region, makers)
+        equal = _equality_of_less(same, less)
         if key is None or not equal:
             return None
         found.append(key)
 
 
-def _first_then(op: Op, makers: Mapping[Value, Op]) -> tuple[Op, Op, Value] | None:
+def _lexicographic_parts(op: Op, makers: Mapping[Value, Op]) -> tuple[Op, Op, Value] | None:
     """Match ``or(less, and(same, rest))`` with any order of operands; return its three parts, or None."""
     if op.name != "or":
         return None
@@ -69,18 +69,18 @@ def _first_then(op: Op, makers: Mapping[Value, Op]) -> tuple[Op, Op, Value] | No
             continue
         for same, rest in (conjunction.operands, conjunction.operands[::-1]):
             equal = makers.get(same)
-            if equal is not None and _equal_of(equal, compare):
+            if equal is not None and _equality_of_less(equal, compare):
                 return compare, equal, rest
     return None
 
 
-def _equal_of(same: Op, less: Op) -> bool:
+def _equality_of_less(same: Op, less: Op) -> bool:
     row = SCALARS.get(same.name)
     fits = row is not None and row.symbol == "==" and row.total == SCALARS[less.name].total
     return fits and set(same.operands) == set(less.operands)
 
 
-def _key(op: Op, region: Region, makers: Mapping[Value, Op]) -> SortKey | None:
+def _key_of_comparison(op: Op, region: Region, makers: Mapping[Value, Op]) -> SortKey | None:
     """Return the key of a comparison ``op`` whose sides are the same function of the two elements, or None.
 
     Floats must be compared in total order. Other comparisons are false for NaN, which no order of keys can express.
@@ -89,15 +89,15 @@ def _key(op: Op, region: Region, makers: Mapping[Value, Op]) -> SortKey | None:
     if kind_of(left.type.dtype) not in "biuf" or (kind_of(left.type.dtype) == "f" and not SCALARS[op.name].total):
         return None
     other = {p: region.params[n ^ 1] for n, p in enumerate(region.params)}
-    if not _mirrored(left, right, other, makers):
+    if not _are_mirrored_expressions(left, right, other, makers):
         return None
-    first = _sides(left, region, makers)
+    first = _compared_elements(left, region, makers)
     if first == {0}:
         return SortKey(left, ASCENDING[op.name])
     return SortKey(right, not ASCENDING[op.name]) if first == {1} else None
 
 
-def _sides(value: Value, region: Region, makers: Mapping[Value, Op]) -> set[int]:
+def _compared_elements(value: Value, region: Region, makers: Mapping[Value, Op]) -> set[int]:
     """Return the elements of the pairs, 0 or 1, on which ``value`` depends."""
     needed = values_behind(value, makers)
     return {n % 2 for n, p in enumerate(region.params) if p in needed}
@@ -114,7 +114,9 @@ def values_behind(value: Value, makers: Mapping[Value, Op]) -> set[Value]:
     return found
 
 
-def _mirrored(left: Value, right: Value, other: Mapping[Value, Value], makers: Mapping[Value, Op]) -> bool:
+def _are_mirrored_expressions(
+    left: Value, right: Value, other: Mapping[Value, Value], makers: Mapping[Value, Op]
+) -> bool:
     """Return True if both are the same expression, with the two elements of each pair exchanged."""
     stack, seen = [(left, right)], set()
     while stack:
@@ -131,13 +133,13 @@ def _mirrored(left: Value, right: Value, other: Mapping[Value, Value], makers: M
             if a is not b:
                 return False
             continue
-        if one.name != two.name or a.type != b.type or one.regions or not _same_attrs(one, two):
+        if one.name != two.name or a.type != b.type or one.regions or not _have_same_attributes(one, two):
             return False
         stack += zip(one.operands, two.operands, strict=True)
     return True
 
 
-def _same_attrs(one: Op, two: Op) -> bool:
+def _have_same_attributes(one: Op, two: Op) -> bool:
     """Return True if two ops have the same attributes; arrays must have the same dtype, shape and bits."""
     if one.attrs.keys() != two.attrs.keys():
         return False

@@ -55,7 +55,7 @@ class TiledProduct:
         return isinstance(self.n, int) and self.n % self.cols == 0
 
 
-def _packed_matmul(op: Op) -> TiledProduct:
+def _tiled_packed_matmul(op: Op) -> TiledProduct:
     lhs, panels = op.operands
     group, bits = op.attrs["group"], op.attrs.get("bits", 0)
     *batch, m, n = op.result.type.shape
@@ -77,7 +77,7 @@ def _packed_matmul(op: Op) -> TiledProduct:
     )  # fmt: skip
 
 
-def _matmul(op: Op) -> TiledProduct:
+def _tiled_matmul_in_place(op: Op) -> TiledProduct:
     """Describe a matmul that reads its right operand in place: rows of ``n`` contiguous elements."""
     lhs, rhs = op.operands
     *batch, m, n = op.result.type.shape
@@ -93,7 +93,7 @@ def _matmul(op: Op) -> TiledProduct:
     )  # fmt: skip
 
 
-def _packed_conv(op: Op) -> TiledProduct:
+def _tiled_packed_conv(op: Op) -> TiledProduct:
     """Describe a packed convolution: the rows of a tile are neighbouring pixels of one output row.
 
     Patches are not copied. Groups are the first dim of the grid, so that the panels of one group stay in a cache while
@@ -134,7 +134,7 @@ def _packed_conv(op: Op) -> TiledProduct:
     )  # fmt: skip
 
 
-def _pixel_conv(op: Op) -> TiledProduct:
+def _tiled_pixel_conv(op: Op) -> TiledProduct:
     """Describe a convolution of one input channel with pixels as columns.
 
     The columns of a tile are neighbouring pixels of one output row, its rows are output channels.
@@ -163,10 +163,10 @@ def _pixel_conv(op: Op) -> TiledProduct:
 
 
 _DESCRIBE: dict[str, Callable[[Op], TiledProduct]] = {
-    "packed_matmul": _packed_matmul,
-    "packed_conv": _packed_conv,
-    "conv": _pixel_conv,
-    "matmul": _matmul,
+    "packed_matmul": _tiled_packed_matmul,
+    "packed_conv": _tiled_packed_conv,
+    "conv": _tiled_pixel_conv,
+    "matmul": _tiled_matmul_in_place,
 }
 
 

@@ -36,20 +36,20 @@ def trip_count(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Fu
         The functions that dispatches call.
     """
     condition, body = op.regions
-    reader = _Reader(op, constants, functions)
+    reader = _LoopStateReader(op, constants, functions)
     compared = reader.compared(condition.results[0], condition, {})
     if compared is None:
         return None
     relation, left, right = compared
     if left.carried is None and right.carried is not None:
-        relation, left, right = _swapped(relation), right, left
+        relation, left, right = _swapped_relation(relation), right, left
     if left.carried is None or right.carried is not None:
         return None
     step = reader.affine(body.results[left.carried], body, reader.params(body))
     begin = reader.outside(op.operands[left.carried])
     if step is None or step.carried != left.carried or begin is None:
         return None
-    iterations = _iterations(relation, begin.constant + left.constant, right.constant, step.constant)
+    iterations = _iterations_of_comparison(relation, begin.constant + left.constant, right.constant, step.constant)
     if iterations is None:
         return None
     last = begin.constant + iterations * step.constant
@@ -62,7 +62,7 @@ def state_after(
     op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function], iterations: int
 ) -> dict[int, int]:  # fmt: skip
     """Return the carried integers of a ``while`` that are known after ``iterations`` iterations, by their positions."""
-    body, reader, found = op.regions[1], _Reader(op, constants, functions), dict[int, int]()
+    body, reader, found = op.regions[1], _LoopStateReader(op, constants, functions), dict[int, int]()
     params = reader.params(body)
     for n, init in enumerate(op.operands):
         begin = reader.outside(init)
@@ -87,13 +87,13 @@ def counters(
     return {body.params[n]: (begins[n], nexts[n] - begins[n]) for n in begins if n in nexts}
 
 
-def _iterations(relation: str, begin: int, end: int, step: int) -> int | None:
+def _iterations_of_comparison(relation: str, begin: int, end: int, step: int) -> int | None:
     """Return the number of iterations of ``i = begin``, ``begin + step``... while ``i relation end`` is true."""
     match relation:
         case "gt" | "ge":
-            return _iterations(_swapped(relation), -begin, -end, -step)
+            return _iterations_of_comparison(_swapped_relation(relation), -begin, -end, -step)
         case "le":
-            return _iterations("lt", begin, end + 1, step)
+            return _iterations_of_comparison("lt", begin, end + 1, step)
         case "lt":
             return 0 if begin >= end else -(-(end - begin) // step) if step > 0 else None
         case "ne" if step and (end - begin) % step == 0 and (end - begin) // step >= 0:
@@ -101,7 +101,7 @@ def _iterations(relation: str, begin: int, end: int, step: int) -> int | None:
     return None
 
 
-def _swapped(relation: str) -> str:
+def _swapped_relation(relation: str) -> str:
     """Return the relation with swapped operands: ``lt`` for ``gt``."""
     match relation[0]:
         case "l":
@@ -112,7 +112,7 @@ def _swapped(relation: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _LoopStateReader:
     """Reads values of a loop as affine functions of one carried integer, through reshapes and dispatches."""
 
     loop: Op
@@ -121,7 +121,7 @@ class _Reader:
 
     def outside(self, v: Value) -> _Affine | None:
         """Return the known integer of a value outside of the loop, or None."""
-        return _integer(self.constants[v]) if v in self.constants else None
+        return _constant_integer_of(self.constants[v]) if v in self.constants else None
 
     def params(self, region: Region) -> dict[Value, _Affine | None]:
         """Return the params of a region of the loop as affine values.
@@ -138,7 +138,7 @@ class _Reader:
     ) -> tuple[str, _Affine, _Affine] | None:
         """Return the relation and both sides of the comparison that computes ``v``, or None."""
         known = known or self.params(region)
-        op = _maker(region, v)
+        op = _defining_op_in(region, v)
         if op is None:
             return None
         if op.name == "dispatch":
@@ -155,12 +155,12 @@ class _Reader:
         """Return ``v`` as a carried integer plus a constant, or None."""
         if v in known:
             return known[v]
-        op = _maker(region, v)
+        op = _defining_op_in(region, v)
         if op is None:
             return self.outside(v)
         match op.name:
             case "constant":
-                return _integer(op)
+                return _constant_integer_of(op)
             case "dispatch":
                 inner = self.functions[op.attrs["callee"]].body
                 return self.affine(inner.results[op.results.index(v)], inner, self.passed(op, region, known))
@@ -182,10 +182,10 @@ class _Reader:
         return {p: self.affine(x, region, known) for p, x in zip(params, op.operands, strict=True)}
 
 
-def _integer(op: Op) -> _Affine | None:
+def _constant_integer_of(op: Op) -> _Affine | None:
     value = op.attrs["value"]
     return _Affine(None, int(value.reshape(-1)[0])) if value.size == 1 and value.dtype.kind in "iu" else None
 
 
-def _maker(region: Region, v: Value) -> Op | None:
+def _defining_op_in(region: Region, v: Value) -> Op | None:
     return next((op for op in region.ops if v in op.results), None)

@@ -77,7 +77,7 @@ class KernelWork:
     threads: float = 1.0
 
 
-def number(e: Dim, values: Mapping[str, float]) -> float:
+def evaluate_dim_estimate(e: Dim, values: Mapping[str, float]) -> float:
     """Evaluate the dim ``e``; symbols without a value have their estimated size, at most their bound."""
     if not isinstance(e, Expr):
         return e
@@ -86,17 +86,19 @@ def number(e: Dim, values: Mapping[str, float]) -> float:
         part: float = coefficient
         for atom in monomial:
             if isinstance(atom, Sym):
-                part *= values[atom.name] if atom.name in values else _unknown(atom, values)
+                part *= values[atom.name] if atom.name in values else _assumed_atom_value(atom, values)
             else:
-                part *= _FUNCTIONS[atom.fn](number(atom.a, values), number(atom.b, values))
+                part *= _FUNCTIONS[atom.fn](
+                    evaluate_dim_estimate(atom.a, values), evaluate_dim_estimate(atom.b, values)
+                )
         total += part
     return total
 
 
-def _unknown(atom: Sym, values: Mapping[str, float]) -> float:
+def _assumed_atom_value(atom: Sym, values: Mapping[str, float]) -> float:
     if atom.extent is None:
         return float(estimated_symbol(atom.name))
-    return min(float(UNKNOWN_SIZE.value), number(atom.extent, values) - 1)
+    return min(float(UNKNOWN_SIZE.value), evaluate_dim_estimate(atom.extent, values) - 1)
 
 
 TENSOR_WORK = Estimate(
@@ -122,11 +124,11 @@ def work_of_kernel(
     matrices : collection of str
         The forms of tiles that run on a matrix unit.
     """
-    counter = _Counter(dict(sizes or {}), vector_bytes, matrices)
-    counter.work.items = max(number(kernel.grid, counter.values), 0.0)
+    counter = _WorkCounter(dict(sizes or {}), vector_bytes, matrices)
+    counter.work.items = max(evaluate_dim_estimate(kernel.grid, counter.values), 0.0)
     counter.work.threads = counter.work.items
     if kernel.tiling is not None:
-        counter.work.tile = number(kernel.flops, counter.values) * TENSOR_WORK.value / 100
+        counter.work.tile = evaluate_dim_estimate(kernel.flops, counter.values) * TENSOR_WORK.value / 100
         counter.work.bytes = sum(map(counter.bytes_of, (*kernel.inputs, *kernel.outputs)))
         counter.work.items = counter.work.threads = GPU_THREADS.value
         return counter.work
@@ -136,12 +138,12 @@ def work_of_kernel(
     transforms = [function for function in called if isinstance(function, Transform)]
     if transforms:
         lanes = vector_bytes // size_of(transforms[0].dtype)
-        counter.work.vector += number(kernel.flops, counter.values) / lanes
+        counter.work.vector += evaluate_dim_estimate(kernel.flops, counter.values) / lanes
     elif called or any(isinstance(s, While) for s in every):  # trip counts are unknown here; ``flops`` has the total
         counted = counter.work.vector + counter.work.scalar + counter.work.chained
-        counter.work.scalar += max(number(kernel.flops, counter.values) - counted, 0.0)
+        counter.work.scalar += max(evaluate_dim_estimate(kernel.flops, counter.values) - counted, 0.0)
     if counter.tiles:
-        counter.work.tile = number(kernel.flops, counter.values) * counter.tiles
+        counter.work.tile = evaluate_dim_estimate(kernel.flops, counter.values) * counter.tiles
     for buffer in (*kernel.inputs, *kernel.outputs):
         counter.work.bytes += min(counter.touched.get(buffer.name, 0.0), counter.bytes_of(buffer))
     return counter.work
@@ -173,7 +175,7 @@ LOOP_ENTRY = Estimate(10, "scalar operations before the first iteration of a loo
 
 
 @dataclass
-class _Counter:
+class _WorkCounter:
     """Walks the statements of a kernel and adds up its work.
 
     In its methods, ``times`` is the number of executions of a statement. ``values`` has a representative value of each
@@ -190,7 +192,7 @@ class _Counter:
     tiles: float = 0.0  # cost of an operation of the kernel's tiles, relative to one of f32 tiles
 
     def bytes_of(self, buffer: Buffer) -> float:
-        return prod(max(number(d, self.values), 0.0) for d in buffer.shape) * size_of(buffer.dtype)
+        return prod(max(evaluate_dim_estimate(d, self.values), 0.0) for d in buffer.shape) * size_of(buffer.dtype)
 
     def block(self, body: Sequence[Stmt], times: float, loop: _Loop | None) -> None:
         for stmt in body:
@@ -244,7 +246,7 @@ class _Counter:
         """Return the bytes of ``b`` that a tile reads: the whole array, unless it is a slice whose place is loaded."""
         if {s.name for s in symbols(tile.b_base)}.isdisjoint(self.data):
             return self.bytes_of(tile.b)
-        terms = prod(number(extent, self.values) for extent, _, _ in tile.levels) * tile.form.group
+        terms = prod(evaluate_dim_estimate(extent, self.values) for extent, _, _ in tile.levels) * tile.form.group
         return times * terms * tile.cols * size_of(tile.b.dtype)
 
     def is_fixed(self, part: Scalar) -> bool:
@@ -268,14 +270,14 @@ class _Counter:
         An unrolled loop, or one with a single iteration, does not count as a loop of its own: its body belongs to the
         enclosing loop.
         """
-        begin, end = (number(e, self.values) for e in (stmt.begin, stmt.end))
+        begin, end = (evaluate_dim_estimate(e, self.values) for e in (stmt.begin, stmt.end))
         iterations = max(-(-(end - begin) // stmt.step), 0.0)
         self.values[stmt.var] = (
             begin if iterations < 4 else (begin + end) // 2
         )  # not the last one, which may be partial
         if stmt.kind == "thread":
             self.work.threads *= max(iterations, 1.0)
-        if loop is not None and not _is_loop(stmt):
+        if loop is not None and not _is_counted_loop(stmt):
             self.block(stmt.body, times * iterations, loop)
             return
         inner = self.inner(stmt, iterations)
@@ -293,7 +295,7 @@ class _Counter:
         is a chain if it loads what it stores: from another index of the same buffer, or from one that stays the same.
         """
         inside = list(walk(stmt.body))
-        alone = any(isinstance(s, While | Tile | ExternalCall) or _is_loop(s) for s in inside)
+        alone = any(isinstance(s, While | Tile | ExternalCall) or _is_counted_loop(s) for s in inside)
         if stmt.kind in ("parallel", "thread") or alone or not iterations:
             return _Loop(stmt.var, iterations)
         own = {s.buffer.name for s in inside if isinstance(s, Alloc)}
@@ -319,7 +321,7 @@ class _Counter:
     def scalars(self, values: Iterable[Scalar], times: float, loop: _Loop | None) -> None:
         for part in scalars_in(values):
             if isinstance(part, Apply):
-                self.count(_weight(part), times, loop)
+                self.count(_vector_operation_weight(part), times, loop)
             elif isinstance(part, Load):
                 self.access(part.buffer, part.index, times, loop)
 
@@ -360,14 +362,14 @@ class _Counter:
     def address(self, buffer: Buffer, index: tuple[Dim, ...]) -> float:
         at = 0.0
         for e, extent in zip(index, buffer.shape):
-            at = at * number(extent, self.values) + number(e, self.values)
+            at = at * evaluate_dim_estimate(extent, self.values) + evaluate_dim_estimate(e, self.values)
         return at
 
     def touch(self, buffer: Buffer, size: float) -> None:
         self.touched[buffer.name] = self.touched.get(buffer.name, 0.0) + size
 
 
-def _is_loop(stmt: Stmt) -> bool:
+def _is_counted_loop(stmt: Stmt) -> bool:
     return isinstance(stmt, For) and stmt.kind != "unroll" and (stmt.begin, stmt.end) != (0, 1)
 
 
@@ -380,7 +382,7 @@ INTEGER_DIVISION = Estimate(
 )
 
 
-def _weight(s: Apply) -> float:
+def _vector_operation_weight(s: Apply) -> float:
     """Return the number of vector operations that one operation ``s`` counts as."""
     row = SCALARS.get(s.fn)
     work = row.vector_work if row else 1

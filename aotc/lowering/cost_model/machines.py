@@ -150,10 +150,10 @@ class Machine:
 
 def machine_of(target: Target) -> Machine:
     """Return the machine parameters of a target."""
-    return _MACHINES.get(target.kind, _core)(target)  # a CPU controls a mix of several kinds
+    return _MACHINES.get(target.kind, _cpu_core_parameters)(target)  # a CPU controls a mix of several kinds
 
 
-def _core(t: Target) -> Machine:
+def _cpu_core_parameters(t: Target) -> Machine:
     """Return the parameters of one core of a CPU; rates of tiles are in proportion to the width of vectors."""
     levels = (  # in the first-level cache, loads and stores cost no more than the operations that they count as
         Level(t.l1, float("inf"), L1_RANDOM.value / 1e3),
@@ -166,7 +166,7 @@ def _core(t: Target) -> Machine:
     return Machine(LAUNCH.value, ITEM.value, vector, scalar, chained, tile, t.vector_bytes, levels)
 
 
-def _gpu(_: Target) -> Machine:
+def _gpu_parameters(_: Target) -> Machine:
     levels = (
         Level(GPU_CACHE_SIZE.value, GPU_CACHE_BYTES.value, GPU_CACHE_RANDOM.value / 1e3),
         Level(float("inf"), GPU_MEMORY_BYTES.value, GPU_RANDOM.value / 1e3),
@@ -176,4 +176,4 @@ def _gpu(_: Target) -> Machine:
     return Machine(GPU_LAUNCH.value, GPU_ITEM.value, rate, rate, chained * threads, tile, 1, levels, threads, loads)
 
 
-_MACHINES = {"cpu": _core, "cuda": _gpu}
+_MACHINES = {"cpu": _cpu_core_parameters, "cuda": _gpu_parameters}

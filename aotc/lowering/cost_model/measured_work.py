@@ -22,18 +22,20 @@ def with_measured_work(module: Module, options: Options) -> Module:
         return module
     named = {name: Costs(resolve_targets(target)[0], options.costs) for name, target in options.devices.items()}
     costs = Costs(resolve_targets(options.target)[0], options.costs)
-    changed = {n: replace(f, body=_region(f.body, costs, named)) for n, f in module.functions.items()}
+    changed = {
+        n: replace(f, body=_region_with_measured_work(f.body, costs, named)) for n, f in module.functions.items()
+    }
     return module.with_functions(changed)
 
 
-def _region(region: Region, costs: Costs, named: Mapping[str, Costs]) -> Region:
-    return replace(region, ops=tuple(_op(op, costs, named) for op in region.ops))
+def _region_with_measured_work(region: Region, costs: Costs, named: Mapping[str, Costs]) -> Region:
+    return replace(region, ops=tuple(_op_with_measured_work(op, costs, named) for op in region.ops))
 
 
-def _op(op: Op, costs: Costs, named: Mapping[str, Costs]) -> Op:
+def _op_with_measured_work(op: Op, costs: Costs, named: Mapping[str, Costs]) -> Op:
     """Return ``op`` with its work; ``costs`` are those of the enclosing device, ``named`` those of devices by name."""
     if op.name in CONTROL_FLOW:
         inner = named.get(str(op.attrs.get("device", "")), costs)
-        return replace(op, regions=tuple(_region(r, inner, named) for r in op.regions))
+        return replace(op, regions=tuple(_region_with_measured_work(r, inner, named) for r in op.regions))
     work = costs.work_of(op)
     return op if work is None else replace(op, attrs={**op.attrs, "work": work})

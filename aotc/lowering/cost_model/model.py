@@ -150,34 +150,34 @@ class Costs:
     def of(self, kernel: Kernel, sizes: Mapping[str, int] | None = None) -> Cost:
         """Return the measured or predicted cost of ``kernel``."""
         if sizes:
-            return self._cost(kernel, sizes)
+            return self._predicted_or_measured_cost(kernel, sizes)
         found = self._known.get(id(kernel))
         if found is None:
-            found = self._known[id(kernel)] = kernel, self._cost(kernel, {})
+            found = self._known[id(kernel)] = kernel, self._predicted_or_measured_cost(kernel, {})
         return found[1]
 
-    def _cost(self, kernel: Kernel, sizes: Mapping[str, int]) -> Cost:
+    def _predicted_or_measured_cost(self, kernel: Kernel, sizes: Mapping[str, int]) -> Cost:
         """Return the prediction, with a measurement at the same sizes, or else scaled from those at other sizes."""
         target = self._targets.get(kernel.name, self.target)
         predicted = predict(kernel, target, sizes) if sizes else self._predicted.of(kernel, target)
         if kernel.name in self._shared:
             kernel, given = self._shared[kernel.name]
             sizes = dict(zip(kernel.dims, given, strict=True))
-        rows = self._rows(kernel, target)
+        rows = self._measurements_of_kernel(kernel, target)
         if not rows:
             return Cost(predicted)
         same = [row for row in rows if all(sizes.get(name) == n for name, n in row["sizes"].items())]
         if same:
-            return Cost(predicted, _measured(same[0], target))
+            return Cost(predicted, _measured_time_for_target(same[0], target))
         # Measured at other sizes only: scale the prediction by its geometric mean error at those sizes.
-        ratios = [_measured(row, target) / predict(kernel, target, row["sizes"]).ns for row in rows]
+        ratios = [_measured_time_for_target(row, target) / predict(kernel, target, row["sizes"]).ns for row in rows]
         return Cost(predicted, predicted.ns * exp(sum(map(log, ratios)) / len(ratios)))
 
-    def _rows(self, kernel: Kernel, target: Target) -> Rows:
+    def _measurements_of_kernel(self, kernel: Kernel, target: Target) -> Rows:
         if not self._by_digest:
             return ()
         rows = self._by_digest.get(digest_of(print_kernel(kernel)), ())
-        return [row for row in rows if _measured(row, target)]
+        return [row for row in rows if _measured_time_for_target(row, target)]
 
     def unknown(self, kernels: Iterable[Kernel]) -> list[str]:
         """Return the names of measured kernels that are not among ``kernels``: other options produced them."""
@@ -194,10 +194,12 @@ class Costs:
         """
         found = self._grains.get(id(kernel))
         if found is None:
-            found = self._grains[id(kernel)] = self._grain(max(estimated_dim(kernel.grid), 1), self.of(kernel).ns)
+            found = self._grains[id(kernel)] = self._grain_of_items(
+                max(estimated_dim(kernel.grid), 1), self.of(kernel).ns
+            )
         return found
 
-    def _grain(self, items: int, nanoseconds: float) -> int:
+    def _grain_of_items(self, items: int, nanoseconds: float) -> int:
         claims = max(1, round(nanoseconds / CLAIM_NS.value))
         if FEW_CLAIMS.holds(claims):
             claims = 1 << (claims - 1).bit_length()
@@ -230,7 +232,7 @@ class Costs:
             )
         rows = self._by_place.get(location_name(op.loc), ())
         named = [row["ns"][device] for row in rows if device in row["ns"]]
-        found = named or [ns for row in rows if (ns := _measured(row, target))]
+        found = named or [ns for row in rows if (ns := _measured_time_for_target(row, target))]
         return sum(found) / len(found) if found else op_nanoseconds(op, target)
 
     def work_of(self, op: Op) -> int | None:
@@ -245,7 +247,7 @@ class Costs:
         times = []
         for row in rows:
             least = machine.launch + row["bytes"] / machine.level_of(row["bytes"]).rate
-            ns = _measured(row, self.target)
+            ns = _measured_time_for_target(row, self.target)
             if not MEMORY_BOUND.holds(round(100 * ns / least)):
                 times.append(ns)
         if not times:
@@ -254,7 +256,7 @@ class Costs:
         return max(round(sum(times) / len(times) / max(estimated_element_count(op.result), 1) * rate), 1)
 
 
-def _measured(row: Mapping[str, Any], target: Target) -> float:
+def _measured_time_for_target(row: Mapping[str, Any], target: Target) -> float:
     """Return the time in a row of a record for ``target``, by its name or else its kind; 0 if there is none."""
     ns = row["ns"].get(target.name) or row["ns"].get(target.kind, 0.0)
     return float(ns)
@@ -281,7 +283,7 @@ def digest_of_program(module: Module) -> str:
     return sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def check_program(record: Mapping[str, Any], module: Module) -> None:
+def check_cost_record_program(record: Mapping[str, Any], module: Module) -> None:
     """Check that ``record`` was measured on ``module``, as it was imported.
 
     Raises

@@ -39,9 +39,9 @@ def op_nanoseconds(op: Op, target: Target) -> float:
     machine = machine_of(target)
     bytes_ = sum(map(size_in_bytes, (*op.operands, *op.results)))
     if op.name in PRODUCTS:
-        work = _products(op) / machine.tile
+        work = _contraction_flops(op) / machine.tile
     else:
-        work = _scalars(op) / machine.vector / max(machine.vector_bytes // _widest(op), 1)
+        work = _scalar_operations_of(op) / machine.vector / max(machine.vector_bytes // _widest_operand_dtype(op), 1)
     return machine.launch + max(work, bytes_ / machine.level_of(bytes_).rate)
 
 
@@ -53,7 +53,7 @@ def move_nanoseconds(bytes_: int, source: str, target: str) -> float:
     return COPY_WAKE_NS.value + bytes_ / rate.value
 
 
-def _products(op: Op) -> int:
+def _contraction_flops(op: Op) -> int:
     """Return the floating-point operations of a matmul or convolution: two for each multiplied pair of elements."""
     lhs, rhs = op.operands[:2]
     if op.name == "convolution":
@@ -63,10 +63,10 @@ def _products(op: Op) -> int:
     return 2 * estimated_element_count(op.result) * summed
 
 
-def _scalars(op: Op) -> int:
+def _scalar_operations_of(op: Op) -> int:
     every: Mapping[Value, None] = dict.fromkeys((*op.operands, *op.results))
     return max(map(estimated_element_count, every), default=0) * (DEAR_WORK.value if op.name in EXPENSIVE else 1)
 
 
-def _widest(op: Op) -> int:
+def _widest_operand_dtype(op: Op) -> int:
     return max((size_of(v.type.dtype) for v in (*op.operands, *op.results)), default=1)

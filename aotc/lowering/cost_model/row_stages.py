@@ -120,7 +120,7 @@ class RowStages:
                 first = next(k for k, earlier in enumerate(self.loops) if v in earlier.cone)
                 if first == n or v in kept or not self._is_storable(v):
                     continue
-                if not self._frontier(v, loop.cone, self.loops[first].cone):
+                if not self._feeds_later_stage_only(v, loop.cone, self.loops[first].cone):
                     continue
                 size = self.elements * size_of(v.type.dtype)
                 if (cheap or self._is_expensive(v)) and fits([*kept.values(), size]):
@@ -131,7 +131,7 @@ class RowStages:
         op = self.ops[value]
         return bool(op.operands) and self.anchors.index.get(value) == self.anchors.space
 
-    def _frontier(self, value: Value, later: Mapping[Value, None], first: Mapping[Value, None]) -> bool:
+    def _feeds_later_stage_only(self, value: Value, later: Mapping[Value, None], first: Mapping[Value, None]) -> bool:
         """Return True if ``later`` computes a value from ``value`` that ``first`` does not compute."""
         readers = [v for v in later if value in self.ops[v].operands]
         return not readers or any(v not in first for v in readers)

@@ -27,7 +27,7 @@ from aotc.ir.loop.ir import (
     walk,
 )
 from aotc.ir.opset import ACCUMULATED, PERMUTATIONS, SOURCES
-from aotc.ir.tensor.ir import Function, Op, Value, uses
+from aotc.ir.tensor.ir import Function, Op, Value, use_counts
 from aotc.lowering.analysis.anchors import anchors_of
 from aotc.lowering.analysis.in_place import count_overwritten_parameters
 from aotc.lowering.analysis.index_maps import Index, operand_index_of_movement
@@ -89,14 +89,14 @@ class RegionBuilder:
 
     def elements(self) -> Elements:
         """Return a new emitter that computes elements of the region's values as scalars."""
-        return self._elements(self.fresh)
+        return self._element_emitter(self.fresh)
 
     def trial_elements(self) -> Elements:
         """Return an element emitter for a planner's trial statements, which are discarded."""
         numbers = count()
-        return self._elements(lambda prefix: f"{prefix}{next(numbers)}")
+        return self._element_emitter(lambda prefix: f"{prefix}{next(numbers)}")
 
-    def _elements(self, names: Callable[[str], str]) -> Elements:
+    def _element_emitter(self, names: Callable[[str], str]) -> Elements:
         e = Elements(self.ops, self.buffers, names, self.function.body.results)
         e.known = self.known
         return e
@@ -108,11 +108,11 @@ class RegionBuilder:
             self._stages = RowStages(self.ops, self.anchors, stored)
         return self._stages
 
-    def the_op(self, name: str) -> Op:
+    def region_root_op(self, name: str) -> Op:
         """Return the op ``name`` around which the region was formed."""
         return next(op for op in self.function.body.ops if op.name == name)
 
-    def output_of(self, value: Value) -> Buffer | None:
+    def output_buffer_of(self, value: Value) -> Buffer | None:
         """Return the buffer of a result, or None if it is not read."""
         return next((out for out, v in zip(self.outputs, self.function.body.results, strict=True) if v is value), None)
 
@@ -131,10 +131,18 @@ class RegionBuilder:
         dims = sorted({s.name for shape in shapes for d in shape for s in symbols(d)} | _free_symbols(body))
         traffic = sum((product(b.shape) * size_of(b.dtype) for b in (*self.inputs, *self.outputs)), 0)
         return Kernel(
-            self.function.name, self.inputs, self.outputs, tuple(dims), grid, body, self._aliases(body), flops, traffic
+            self.function.name,
+            self.inputs,
+            self.outputs,
+            tuple(dims),
+            grid,
+            body,
+            self._aliased_buffers(body),
+            flops,
+            traffic,
         )
 
-    def _aliases(self, body: tuple[Stmt, ...]) -> tuple[tuple[int, int], ...]:
+    def _aliased_buffers(self, body: tuple[Stmt, ...]) -> tuple[tuple[int, int], ...]:
         """Return pairs of output and input that may share memory.
 
         An output may overwrite an input if each element of the input is read only where the output is then written.
@@ -143,7 +151,7 @@ class RegionBuilder:
             return ()
         pairs = product_of(enumerate(self.outputs), enumerate(self.inputs))
         touched = list(accesses(body))
-        return tuple((n, m) for (n, out), (m, a) in pairs if _same_size(a, out) and may_overwrite(touched, a, out))
+        return tuple((n, m) for (n, out), (m, a) in pairs if _have_same_size(a, out) and may_overwrite(touched, a, out))
 
     def cost(self) -> Dim:
         """Return a rough count of scalar operations of the whole region."""
@@ -178,14 +186,14 @@ def _free_symbols(body: tuple[Stmt, ...]) -> set[str]:
     return {s.name for e in mentioned for s in symbols(e)} - bound
 
 
-def _same_size(a: Buffer, b: Buffer) -> bool:
+def _have_same_size(a: Buffer, b: Buffer) -> bool:
     return a.shape == b.shape and size_of(a.dtype) == size_of(b.dtype)
 
 
 # --- loop and window ---------------------------------------------------------
 
 
-def store_all(e: Elements, stores: Sequence[tuple[Buffer, Value, Index]]) -> None:
+def store_elements(e: Elements, stores: Sequence[tuple[Buffer, Value, Index]]) -> None:
     """Store values at indices; all are computed before the first store, which may overwrite an input."""
     block = e.block
     scalars = []
@@ -226,7 +234,7 @@ def join_transposed(b: RegionBuilder, e: Elements, at: Index) -> None:
         )
 
 
-def operands_at(b: RegionBuilder, e: Elements, op: Op, here: Index) -> list[Scalar]:
+def reduction_operands_at(b: RegionBuilder, e: Elements, op: Op, here: Index) -> list[Scalar]:
     """Return the scalars that reduction ``op`` combines at iteration ``here``."""
     at = b.anchors.move(b.anchors.reads[op], here)
     return [e.at(v, at) for v in op.inputs]
@@ -236,7 +244,7 @@ def store_results(b: RegionBuilder, e: Elements, at: Index) -> None:
     """Emit the stores of all results of the region at iteration ``at``."""
     join_transposed(b, e, at)
     results = zip(b.outputs, b.function.body.results, strict=True)
-    store_all(e, [(out, v, index_of_value_at_anchor(b, v, at)) for out, v in results])
+    store_elements(e, [(out, v, index_of_value_at_anchor(b, v, at)) for out, v in results])
 
 
 def store_combined(
@@ -256,7 +264,7 @@ def store_combined(
         block.append(Store(accs[0], at, values[0], name))
         return
     (region,) = op.regions
-    given, read = (*(Load(acc, at) for acc in accs), *values), uses(region)
+    given, read = (*(Load(acc, at) for acc in accs), *values), use_counts(region)
     bound = [
         e.bind(x) if p in read and not isinstance(x, Const | Var) else x
         for p, x in zip(region.params, given, strict=True)

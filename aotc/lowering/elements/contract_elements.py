@@ -38,7 +38,7 @@ def contraction_element(b: RegionBuilder, e: Elements, unrolled: bool, from_zero
         e.anchored.pop(op.result, None)  # other anchors stay, such as a tile of a GPU
         e.enter(block)
         axes, term = terms(e, op, at)
-        total = _written_out(e, op, axes, term, from_zero) if unrolled else _summed(e, op, axes, term)
+        total = _unrolled_sum(e, op, axes, term, from_zero) if unrolled else _looped_sum(e, op, axes, term)
         e.anchor(op.result, provide_scalar(rounded_sum(op, total)))
         store_results(b, e, at)
 
@@ -51,15 +51,15 @@ def rounded_sum(op: Op, total: Scalar) -> Scalar:
     return total if total.dtype == dtype else Apply("convert", (total,), dtype)
 
 
-def zero_of(dtype: str) -> Scalar:
+def zero_scalar(dtype: str) -> Scalar:
     """Return 0 of a dtype."""
     return constant_scalar(to_numpy(dtype).type(0), dtype)
 
 
-def _written_out(e: Elements, op: Op, axes: list[NestAxis], term: Term, from_zero: bool) -> Scalar:
+def _unrolled_sum(e: Elements, op: Op, axes: list[NestAxis], term: Term, from_zero: bool) -> Scalar:
     """Return the sum over ``axes`` of ``term(symbols)``, fully unrolled."""
     dtype = sum_dtype(op)
-    total = zero_of(dtype) if from_zero else None
+    total = zero_scalar(dtype) if from_zero else None
     for flat in range(static(product(a.extent for a in axes))):
         at: list[Dim] = []
         for axis in reversed(axes):
@@ -67,15 +67,15 @@ def _written_out(e: Elements, op: Op, axes: list[NestAxis], term: Term, from_zer
             flat //= static(axis.extent)
         x = term(at)
         total = e.bind(x if total is None else Apply("add", (total, x), dtype))
-    return total if total is not None else zero_of(dtype)
+    return total if total is not None else zero_scalar(dtype)
 
 
-def _summed(e: Elements, op: Op, axes: list[NestAxis], term: Term) -> Scalar:
+def _looped_sum(e: Elements, op: Op, axes: list[NestAxis], term: Term) -> Scalar:
     """Return the sum over ``axes`` of ``term(symbols)``, from 0 and in a loop."""
     dtype = sum_dtype(op)
     acc = Buffer(e.names("acc"), dtype, (), "private")
     outer = e.block
-    outer += [Alloc(acc), Store(acc, (), zero_of(dtype))]
+    outer += [Alloc(acc), Store(acc, (), zero_scalar(dtype))]
 
     def emit(block: list[Stmt], at: list[Dim]) -> None:
         e.enter(block)
@@ -88,7 +88,7 @@ def _summed(e: Elements, op: Op, axes: list[NestAxis], term: Term) -> Scalar:
     return Load(acc, ())
 
 
-def _times(e: Elements, op: Op, a: Scalar, b: Scalar) -> Scalar:
+def _multiply_terms(e: Elements, op: Op, a: Scalar, b: Scalar) -> Scalar:
     dtype = sum_dtype(op)
     a, b = (x if x.dtype == dtype else Apply("convert", (x,), dtype) for x in (a, b))
     return Apply("and" if dtype == "i1" else "mul", (a, b), dtype)
@@ -103,7 +103,7 @@ def _matmul_terms(e: Elements, op: Op, at: Index) -> tuple[list[NestAxis], Term]
     def term(s: Sequence[Dim]) -> Scalar:
         x = e.at(lhs, (*batch, s[0], m) if op.attrs["lhs_transposed"] else (*batch, m, s[0]))
         y = e.at(rhs, (*batch, n, s[0]) if op.attrs["rhs_transposed"] else (*batch, s[0], n))
-        return _times(e, op, x, y)
+        return _multiply_terms(e, op, x, y)
 
     return [NestAxis((0,), k, e.names("k"))], term
 
@@ -134,6 +134,6 @@ def conv_term(e: Elements, op: Op, at: Index) -> Term:
         *tap, c = s
         steps = zip(pixel, op.attrs["strides"], tap, op.attrs["rhs_dilation"], conv_padding(op), strict=True)
         where = [i * stride + t * gap - low for i, stride, t, gap, (low, _) in steps]
-        return _times(e, op, conv_element(e, op, (image, *where, first + c)), e.at(rhs, (*tap, c, channel)))
+        return _multiply_terms(e, op, conv_element(e, op, (image, *where, first + c)), e.at(rhs, (*tap, c, channel)))
 
     return term

@@ -21,7 +21,7 @@ from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, Let, Load, Scalar, Stmt
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.ir.opset import MOVES, SCALARS
 from aotc.ir.opset.dim_attributes import dim_of, dims_of
-from aotc.ir.tensor.ir import Op, Region, Value, captured
+from aotc.ir.tensor.ir import Op, Region, Value, captured_values
 from aotc.lowering.analysis.index_maps import Index, clamped_inside, is_long_index, operand_index_of_movement
 from aotc.lowering.threshold import Limit
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
@@ -109,14 +109,14 @@ class Elements:
 
     def at(self, value: Value, index: Index) -> Scalar:
         """Return element ``index`` of ``value`` as a scalar; append the statements that compute it."""
-        return self._at(value, index)[0]
+        return self._emit_or_reuse_element(value, index)[0]
 
-    def _at(self, value: Value, index: Index) -> tuple[Scalar, int]:
+    def _emit_or_reuse_element(self, value: Value, index: Index) -> tuple[Scalar, int]:
         key = (value, index)
         found = self._cache.get(key)
         if found is None:
             held = self.anchored[value](index) if value in self.anchored else None
-            scalar, depth = self._make(value, index) if held is None else (held, 0)
+            scalar, depth = self._emit_element(value, index) if held is None else (held, 0)
             shared = self._uses[value] > 1 or not SCALAR_DEPTH.holds(depth)
             if isinstance(scalar, Apply | Load) and shared and held is None:
                 scalar, depth = self.bind(scalar), 0
@@ -133,7 +133,7 @@ class Elements:
         self.block.append(Let(var, scalar))
         return var
 
-    def clamp(self, scalar: Scalar, last: Dim) -> Dim:
+    def clamp_index(self, scalar: Scalar, last: Dim) -> Dim:
         """Return the integer scalar clamped to ``[0, last]`` as an index expression."""
         if isinstance(scalar, Const) and isinstance(scalar.value, int) and isinstance(last, int):
             return min(max(scalar.value, 0), last)
@@ -148,12 +148,12 @@ class Elements:
         wide = Apply("min", (wide, IndexScalar(last)), "i64")
         return sym(self.bind(wide, "n").name, 0, last + 1)
 
-    def hold_starts(self, values: Iterable[Value]) -> None:
+    def precompute_slice_starts(self, values: Iterable[Value]) -> None:
         """Compute the start indices of dynamic slices of ``values`` once, for all nested blocks."""
         for v in values:
             while (op := self.ops.get(v)) is not None and (op.name in MOVES or op.name == "dynamic_slice"):
                 if op.name == "dynamic_slice" and v not in self._starts:
-                    self._starts[v] = _starts_of(self, op)
+                    self._starts[v] = _slice_starts_of(self, op)
                 v = op.operands[0]
 
     def short(self, i: Dim) -> Dim:
@@ -166,7 +166,7 @@ class Elements:
             self._named[i] = sym(name, low or 0, None if high is None else high + 1)
         return self._named[i]
 
-    def _make(self, value: Value, index: Index) -> tuple[Scalar, int]:
+    def _emit_element(self, value: Value, index: Index) -> tuple[Scalar, int]:
         if value in self.buffers:
             return Load(self.buffers[value], index), 0
         op = self.ops[value]
@@ -174,13 +174,13 @@ class Elements:
             source = self.sources.get((value, index)) or tuple(
                 self.short(i) for i in operand_index_of_movement(op, index)
             )
-            return self._at(op.operands[0], source)
+            return self._emit_or_reuse_element(op.operands[0], source)
         if op.name in _MAKERS:
             made = _MAKERS[op.name](self, op, index)
             return self._cache.get((value, index), made)
         if op.name not in SCALARS:
             raise CompileError.at(op.loc, f"{op.name} cannot be computed element by element")
-        fn, parts = self.known.get(value, op.name), [self._at(v, index) for v in op.operands]
+        fn, parts = self.known.get(value, op.name), [self._emit_or_reuse_element(v, index) for v in op.operands]
         return Apply(fn, tuple(p[0] for p in parts), value.type.dtype), 1 + max(p[1] for p in parts)
 
     def region(self, region: Region, arguments: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
@@ -190,98 +190,98 @@ class Elements:
         inner.anchored.update({p: provide_scalar(s) for p, s in zip(region.params, arguments, strict=True)})
         for value, make in self.anchored.items():
             inner.anchored.setdefault(value, make)
-        for value in captured(region):
+        for value in captured_values(region):
             if value not in inner.anchored and value not in inner.buffers:
                 scalar = self.at(value, ())
                 inner.anchored[value] = provide_scalar(scalar)
         return tuple(inner.at(v, ()) for v in region.results)
 
 
-def _constant(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+def _constant_element(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     value = op.attrs["value"]
     if value.shape != () and value.size != 1:
         raise CompileError.at(op.loc, f"a constant of {value.size} elements must be a buffer")
     return constant_scalar(value.reshape(-1)[0], op.result.type.dtype), 0
 
 
-def _iota(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
-    return _integer(index[op.attrs["dim"]], op.result.type.dtype), 0
+def _iota_element(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    return _index_as_integer_scalar(index[op.attrs["dim"]], op.result.type.dtype), 0
 
 
-def _dim(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
-    return _integer(dim_of(op.attrs, "expr"), op.result.type.dtype), 0
+def _dim_element(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    return _index_as_integer_scalar(dim_of(op.attrs, "expr"), op.result.type.dtype), 0
 
 
-def _integer(expr: Dim, dtype: str) -> Scalar:
+def _index_as_integer_scalar(expr: Dim, dtype: str) -> Scalar:
     if kind_of(dtype) in "iu":
         return Const(expr, dtype) if isinstance(expr, int) else IndexScalar(expr, dtype)
     return Apply("convert", (IndexScalar(expr, "i64"),), dtype)
 
 
-def _reduce_precision(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
-    x, depth = self._at(op.operands[0], index)
+def _reduce_precision_element(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    x, depth = self._emit_or_reuse_element(op.operands[0], index)
     bits = (Const(op.attrs["exponent_bits"], "i32"), Const(op.attrs["mantissa_bits"], "i32"))
     return Apply("reduce_precision", (x, *bits), op.result.type.dtype), depth + 1
 
 
-def _bitcast(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+def _bitcast_element(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     """Return an element of a bitcast; several narrow elements form one wide element, the least significant first."""
     source, target = op.operands[0].type, op.result.type
     if source.rank == target.rank:
-        x, depth = self._at(op.operands[0], index)
-        return _reinterpret(x, target.dtype), depth + 1
+        x, depth = self._emit_or_reuse_element(op.operands[0], index)
+        return _reinterpret_bits(x, target.dtype), depth + 1
     if source.dtype == "c128":
-        x, depth = self._at(op.operands[0], index[:-1])
-        second = Apply("ne", (_integer(index[-1], "i64"), Const(0, "i64")), "i1")
+        x, depth = self._emit_or_reuse_element(op.operands[0], index[:-1])
+        second = Apply("ne", (_index_as_integer_scalar(index[-1], "i64"), Const(0, "i64")), "i1")
         half = Apply("select", (second, Apply("imag", (x,), "f64"), Apply("real", (x,), "f64")), "f64")
-        return _pair_of_floats(half), depth + 6
+        return _complex_from_f64_bits(half), depth + 6
     if target.dtype == "c128":
-        halves, depths = zip(*(self._at(op.operands[0], (*index, k)) for k in range(2)))
-        return Apply("complex", tuple(map(_float_of_pair, halves)), "c128"), max(depths) + 6
+        halves, depths = zip(*(self._emit_or_reuse_element(op.operands[0], (*index, k)) for k in range(2)))
+        return Apply("complex", tuple(map(_f64_from_complex_bits, halves)), "c128"), max(depths) + 6
     bits, wanted = DTYPES[source.dtype].bits, DTYPES[target.dtype].bits
     if bits > wanted:
-        x, depth = self._at(op.operands[0], index[:-1])
-        word = _reinterpret(x, f"u{bits}")
-        shifted = Apply("shr_logic", (word, _integer(index[-1] * wanted, word.dtype)), word.dtype)
-        return _low_bits(shifted, wanted, target.dtype), depth + 4
-    parts, depths = zip(*(self._at(op.operands[0], (*index, k)) for k in range(wanted // bits)))
-    return _reinterpret(_word(parts, bits, wanted), target.dtype), max(depths) + 4
+        x, depth = self._emit_or_reuse_element(op.operands[0], index[:-1])
+        word = _reinterpret_bits(x, f"u{bits}")
+        shifted = Apply("shr_logic", (word, _index_as_integer_scalar(index[-1] * wanted, word.dtype)), word.dtype)
+        return _low_bits_of_word(shifted, wanted, target.dtype), depth + 4
+    parts, depths = zip(*(self._emit_or_reuse_element(op.operands[0], (*index, k)) for k in range(wanted // bits)))
+    return _reinterpret_bits(_word_of_parts(parts, bits, wanted), target.dtype), max(depths) + 4
 
 
-def _pair_of_floats(x: Scalar) -> Scalar:
+def _complex_from_f64_bits(x: Scalar) -> Scalar:
     """Return the complex number whose two f32 parts are the bits of the f64 ``x``."""
-    word = _reinterpret(x, "u64")
+    word = _reinterpret_bits(x, "u64")
     high = Apply("shr_logic", (word, Const(32, "u64")), "u64")
-    return Apply("complex", (_low_bits(word, 32, "f32"), _low_bits(high, 32, "f32")), "c64")
+    return Apply("complex", (_low_bits_of_word(word, 32, "f32"), _low_bits_of_word(high, 32, "f32")), "c64")
 
 
-def _float_of_pair(x: Scalar) -> Scalar:
+def _f64_from_complex_bits(x: Scalar) -> Scalar:
     parts = [Apply("real", (x,), "f32"), Apply("imag", (x,), "f32")]
-    return _reinterpret(_word(parts, 32, 64), "f64")
+    return _reinterpret_bits(_word_of_parts(parts, 32, 64), "f64")
 
 
-def _word(parts: Sequence[Scalar], bits: int, size: int) -> Scalar:
+def _word_of_parts(parts: Sequence[Scalar], bits: int, size: int) -> Scalar:
     """Return ``parts`` of ``bits`` each as one unsigned number, the first the least significant."""
     wide = f"u{size}"
     total: Scalar = Const(0, wide)
     for k, x in enumerate(parts):
-        part = Apply("convert", (x if bits == 1 else _reinterpret(x, f"u{bits}"),), wide)
+        part = Apply("convert", (x if bits == 1 else _reinterpret_bits(x, f"u{bits}"),), wide)
         total = Apply("or", (total, Apply("shl", (part, Const(k * bits, wide)), wide)), wide)
     return total
 
 
-def _low_bits(word: Scalar, bits: int, dtype: str) -> Scalar:
+def _low_bits_of_word(word: Scalar, bits: int, dtype: str) -> Scalar:
     """Return the low ``bits`` of ``word`` as a value of ``dtype``."""
     if bits == 1:
         return Apply("ne", (Apply("and", (word, Const(1, word.dtype)), word.dtype), Const(0, word.dtype)), "i1")
-    return _reinterpret(Apply("convert", (word,), f"u{bits}"), dtype)
+    return _reinterpret_bits(Apply("convert", (word,), f"u{bits}"), dtype)
 
 
-def _reinterpret(x: Scalar, dtype: str) -> Scalar:
+def _reinterpret_bits(x: Scalar, dtype: str) -> Scalar:
     return x if x.dtype == dtype else Apply("bitcast", (x,), dtype)
 
 
-def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+def _padded_element(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     """Return an element of a pad; an index that is provably inside (or outside) needs no test."""
     source = op.operands[0].type.shape
     tests: list[Scalar] = []
@@ -298,7 +298,7 @@ def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     if any(isinstance(t, Const) and not t.value for t in tests) or any(d == 0 for d in source):
         return padding, 0
     tests = [t for t in tests if not isinstance(t, Const)]
-    x, depth = self._at(op.operands[0], tuple(inner))
+    x, depth = self._emit_or_reuse_element(op.operands[0], tuple(inner))
     if not tests:
         return x, depth
     return Apply("select", (conjunction_of_tests(tests), x, padding), op.result.type.dtype), depth + 1
@@ -322,7 +322,7 @@ def test_index(a: Dim, b: Dim, fn: str) -> list[Scalar]:
     return [Apply(fn, (IndexScalar(a), IndexScalar(b)), "i1")]
 
 
-def _concatenate(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+def _concatenated_element(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     axis = op.attrs["dim"]
     ends = accumulate(v.type.shape[axis] for v in op.operands)
     chosen: Scalar | None = None
@@ -337,7 +337,7 @@ def _concatenate(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
         if any(isinstance(t, Const) for t in (*below, *above)):
             continue
         at = clamped_inside(index[axis] - begin, extent)
-        x, d = self._at(v, (*index[:axis], at, *index[axis + 1 :]))
+        x, d = self._emit_or_reuse_element(v, (*index[:axis], at, *index[axis + 1 :]))
         if not below and not above:
             return x, d
         if chosen is None:
@@ -351,17 +351,17 @@ def _concatenate(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     return chosen, depth
 
 
-def _starts_of(self: Elements, op: Op) -> list[Dim]:
+def _slice_starts_of(self: Elements, op: Op) -> list[Dim]:
     source, sizes = op.operands[0].type.shape, dims_of(op.attrs, "sizes")
-    return [self.clamp(self.at(v, ()), d - n) for v, d, n in zip(op.operands[1:], source, sizes, strict=True)]
+    return [self.clamp_index(self.at(v, ()), d - n) for v, d, n in zip(op.operands[1:], source, sizes, strict=True)]
 
 
-def _dynamic_slice(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
-    starts = self._starts.get(op.result) or _starts_of(self, op)
-    return self._at(op.operands[0], tuple(s + i for s, i in zip(starts, index, strict=True)))
+def _dynamic_slice_element(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    starts = self._starts.get(op.result) or _slice_starts_of(self, op)
+    return self._emit_or_reuse_element(op.operands[0], tuple(s + i for s, i in zip(starts, index, strict=True)))
 
 
-def _gather(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+def _gathered_element(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     """Return an element of a gather; as in StableHLO, start indices are clamped so that the slice is inside."""
     a = op.attrs
     operand, indices = op.operands
@@ -376,13 +376,13 @@ def _gather(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
         if vector < indices.type.rank:
             where.insert(vector, k)
         start = self.at(indices, tuple(where))
-        at[d] = at[d] + self.clamp(start, operand.type.shape[d] - dims_of(a, "slice_sizes")[d])
+        at[d] = at[d] + self.clamp_index(start, operand.type.shape[d] - dims_of(a, "slice_sizes")[d])
     for d, b in zip(a["operand_batching_dims"], a["start_indices_batching_dims"], strict=True):
         at[d] = batch[b if b < vector else b - 1]
-    return self._at(operand, tuple(at))
+    return self._emit_or_reuse_element(operand, tuple(at))
 
 
-def _while(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+def _scalar_while(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     """Emit a loop over scalars, as combiners have, with its state in private buffers; return a result."""
     states = [Buffer(self.names("state"), v.type.dtype, (), "private") for v in op.results]
     for buffer, init in zip(states, op.operands, strict=True):
@@ -405,14 +405,14 @@ def _while(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
 
 
 _MAKERS: dict[str, Callable[[Elements, Op, Index], tuple[Scalar, int]]] = {
-    "constant": _constant,
-    "iota": _iota,
-    "dim": _dim,
-    "reduce_precision": _reduce_precision,
-    "bitcast": _bitcast,
-    "pad": _pad,
-    "concatenate": _concatenate,
-    "dynamic_slice": _dynamic_slice,
-    "gather": _gather,
-    "while": _while,
+    "constant": _constant_element,
+    "iota": _iota_element,
+    "dim": _dim_element,
+    "reduce_precision": _reduce_precision_element,
+    "bitcast": _bitcast_element,
+    "pad": _padded_element,
+    "concatenate": _concatenated_element,
+    "dynamic_slice": _dynamic_slice_element,
+    "gather": _gathered_element,
+    "while": _scalar_while,
 }

@@ -21,17 +21,17 @@ def tensor_core_loops(b: RegionBuilder, e: Elements, dtype: str) -> tuple[Stmt, 
     names = [e.names(name) for name in ("z", "row", "col")[-len(extents) :]]  # dims may have any name
     loops = list(zip(names, extents, strict=True))
     *batch, row, column = (sym(name, 0, extent) for name, extent in loops)
-    element = _element(b, e, c, (tuple(batch), row, column), sym(e.names("k"), 0, c.k), dtype)
+    element = _tensor_core_result_element(b, e, c, (tuple(batch), row, column), sym(e.names("k"), 0, c.k), dtype)
     return tuple(serial_nest(loops, element))
 
 
-def _element(
+def _tensor_core_result_element(
     b: RegionBuilder, e: Elements, c: Contraction, at: tuple[Index, Dim, Dim], term: Dim, dtype: str
 ) -> list[Stmt]:
     """Return the statements of one element: its sum, and the fused epilogue."""
     op, (batch, row, column) = b.root, at
     inner = e.new_block()
-    left = as_tensor_core_operand(_left(e, op, c.lhs(batch, row, term)), dtype)
+    left = as_tensor_core_operand(_left_operand_element(e, op, c.lhs(batch, row, term)), dtype)
     right = as_tensor_core_operand(e.at(op.operands[1], c.rhs(batch, term, column)), dtype)
     total = Buffer(e.names("total"), dtype, (), "private")
     inner.append(Store(total, (), Apply("mul", (left, right), dtype), "add"))
@@ -46,7 +46,7 @@ def _element(
     return body
 
 
-def _left(e: Elements, op: Op, place: Index) -> Scalar:
+def _left_operand_element(e: Elements, op: Op, place: Index) -> Scalar:
     """Return an element of the left operand; that of a convolution is 0 in its padding."""
     lhs = op.operands[0]
     padding = conv_padding(op) if op.name == "conv" else ()

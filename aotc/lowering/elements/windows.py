@@ -27,7 +27,7 @@ def window_element_emitter(b: RegionBuilder, e: Elements) -> Emit:
 def _anchor_windows(b: RegionBuilder, e: Elements, at: Index) -> None:
     for op in b.function.body.ops:
         if op.name == "reduce_window":
-            for v, scalar in zip(op.results, _window(b, e, op, at), strict=True):
+            for v, scalar in zip(op.results, _reduced_window(b, e, op, at), strict=True):
                 e.anchor(v, provide_scalar(scalar))
 
 
@@ -38,7 +38,7 @@ UNROLLED_WINDOW = Limit(
 )
 
 
-def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
+def _reduced_window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
     """Return the accumulated elements of one window; elements in the padding are skipped."""
     a = op.attrs
     rank = op.results[0].type.rank

@@ -22,7 +22,7 @@ from aotc.ir.dims.symbols import symbols
 from aotc.ir.opset import FREE, INLINE
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor.copies import Names
-from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured_values, walk
 from aotc.ir.tensor.substitute_dims import map_attribute
 from aotc.lowering.passes.dce import has_effect
 from aotc.options import Options
@@ -31,16 +31,16 @@ REPEATED = FREE - {"slice"}  # which would keep its operand alive
 
 def advance_checks(module: Module, options: Options) -> Module:
     """Return ``module`` with assertions and ``bind_dim`` ops as early as their operands can be computed."""
-    return module.with_functions({name: _advanced(f) for name, f in module.functions.items()})
+    return module.with_functions({name: _with_early_assertions(f) for name, f in module.functions.items()})
 
 
-def _advanced(function: Function) -> Function:
+def _with_early_assertions(function: Function) -> Function:
     if not any(op.name in JUDGED for op in function.body.ops):
         return function
-    return replace(function, body=_Order(function.body).region())
+    return replace(function, body=_AssertionOrder(function.body).region())
 
 
-class _Order:
+class _AssertionOrder:
     """Finds the order of one function's ops."""
 
     def __init__(self, body: Region) -> None:
@@ -58,23 +58,23 @@ class _Order:
 
     def region(self) -> Region:
         """Return the function's body with assertions and the ops they need moved forward."""
-        for needed, stops in self._stops():
-            self._emit(needed)
-            self._emit(stops)
+        for needed, stops in self._host_waits():
+            self._emit_in_order(needed)
+            self._emit_in_order(stops)
             self.copies.clear()
             self.here.clear()
-        self._emit(op for op in self.body.ops if op not in self.done)
-        results = tuple(map(self._copied, self.body.results))
+        self._emit_in_order(op for op in self.body.ops if op not in self.done)
+        results = tuple(map(self._value_after_stop, self.body.results))
         return Region(self.body.params, tuple(self.emitted), results)
 
-    def _stops(self) -> Iterator[tuple[list[Op], list[Op]]]:
+    def _host_waits(self) -> Iterator[tuple[list[Op], list[Op]]]:
         """Yield the ops at which the host waits for a value, each with the ops that must run before it."""
         known: set[Op] = set()  # needed at earlier stops
         needed: set[Op] = set()
         stops: list[Op] = []
         for op in [op for op in self.body.ops if op.name in JUDGED]:
-            own = self._closure(op) - known
-            if stops and any(inner in stops or _is_long(inner) for inner in own - needed):
+            own = self._required_ops(op) - known
+            if stops and any(inner in stops or _is_long_running(inner) for inner in own - needed):
                 yield sorted(needed, key=self.place.__getitem__), stops
                 known |= {*needed, *stops}
                 needed, stops = set(), []
@@ -82,35 +82,35 @@ class _Order:
             stops.append(op)
         yield sorted(needed, key=self.place.__getitem__), stops
 
-    def _closure(self, op: Op) -> set[Op]:
+    def _required_ops(self, op: Op) -> set[Op]:
         """Return all ops that must run before ``op``."""
         found: set[Op] = set()
-        stack = list(self._needs(op))
+        stack = list(self._operands_needed(op))
         while stack:
             inner = stack.pop()
             if inner not in found:
                 found.add(inner)
-                stack += self._needs(inner)
+                stack += self._operands_needed(inner)
         return found
 
-    def _needs(self, op: Op) -> Iterator[Op]:
-        for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
+    def _operands_needed(self, op: Op) -> Iterator[Op]:
+        for v in (*op.operands, *(v for r in op.regions for v in captured_values(r))):
             if v in self.makers:
                 yield self.makers[v]
-        yield from (self.bound[name] for name in _names_of(op) & self.bound.keys() if self.bound[name] is not op)
+        yield from (self.bound[name] for name in _symbols_of_op(op) & self.bound.keys() if self.bound[name] is not op)
         if op in self.before:
             yield self.before[op]
 
     # --- the new order ---
 
-    def _emit(self, ops: Iterable[Op]) -> None:
+    def _emit_in_order(self, ops: Iterable[Op]) -> None:
         for op in ops:
-            operands = tuple(map(self._copied, op.operands))
+            operands = tuple(map(self._value_after_stop, op.operands))
             self.emitted.append(replace(op, operands=operands))
             self.done.add(op)
             self.here.add(op)
 
-    def _copied(self, v: Value) -> Value:
+    def _value_after_stop(self, v: Value) -> Value:
         """Return ``v`` to read after a stop: ``v`` itself, or a repeated copy of the cheap op that defines it."""
         chain: set[Op] = set()
         stack = [v]
@@ -128,11 +128,11 @@ class _Order:
         return self.copies.get(v, v)
 
 
-def _is_long(op: Op) -> bool:
+def _is_long_running(op: Op) -> bool:
     return op.name not in INLINE and op.name != "reduce"
 
 
-def _names_of(op: Op) -> set[str]:
+def _symbols_of_op(op: Op) -> set[str]:
     """Return the symbols in the types and attributes of ``op`` and of the ops in its regions."""
     found: set[str] = set()
 

@@ -23,7 +23,7 @@ from typing import Any
 from aotc.diagnostics import UNKNOWN, CompileError, Finding, Loc, size_text
 from aotc.ir.opset import CONTROL_FLOW
 from aotc.ir.tensor.copies import Names
-from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured_values, walk
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.op_time import size_in_bytes
 from aotc.lowering.placement.devices import (
@@ -56,25 +56,25 @@ def assign_devices(module: Module, options: Options) -> Module:
     said = dict.fromkeys(name for f in module.functions.values() for name in named_devices(f))
     implied = any(IMPLIED in f.attrs for f in module.functions.values())
     if not implied:
-        _check_names(module, options, said)
+        _check_device_names(module, options, said)
     if not options.devices and not said:
         return module
-    functions = {name: _assigned(f, options) if f.public else f for name, f in module.functions.items()}
+    functions = {name: _function_with_devices(f, options) if f.public else f for name, f in module.functions.items()}
     transfers = [op for f in functions.values() for op in walk(f.body) if op.name == "transfer"]
     if 0 <= options.max_transfers < len(transfers):
         message = f"transfers between devices: found {len(transfers)}, expected at most {options.max_transfers}"
         hint = "raise --max-transfers, or move affinities so that fewer are needed"
-        rows = [Finding(_described(op), op.loc) for op in transfers[: CompileError.LIMIT - 1]]
+        rows = [Finding(_op_description(op), op.loc) for op in transfers[: CompileError.LIMIT - 1]]
         raise CompileError([Finding(message, hint=hint), *rows])
     return module.with_functions(functions)
 
 
-def _described(op: Op) -> str:
+def _op_description(op: Op) -> str:
     v, attrs = op.operands[0], op.attrs
     return f"{v}, {size_text(size_in_bytes(v))}, from {attrs['source']} to {attrs['device']}: {attrs['reason']}"
 
 
-def _check_names(module: Module, options: Options, said: Collection[str]) -> None:
+def _check_device_names(module: Module, options: Options, said: Collection[str]) -> None:
     """Raise an error for an unknown default device and for devices without ops; ``said`` are the model's devices."""
     known = list(dict.fromkeys((*options.devices, *said)))
     default = options.default_device
@@ -93,7 +93,7 @@ def _check_names(module: Module, options: Options, said: Collection[str]) -> Non
         raise CompileError.at(place, message, hint=hint)
 
 
-def _assigned(function: Function, options: Options) -> Function:
+def _function_with_devices(function: Function, options: Options) -> Function:
     known = list(dict.fromkeys((*options.devices, *named_devices(function), *filter(None, [options.default_device]))))
     if not known:  # other functions name devices
         return function
@@ -109,9 +109,9 @@ def _assigned(function: Function, options: Options) -> Function:
         costs = Costs(resolve_targets(options.target)[0], options.costs) if options.place == AUTO else None
         arguments = DEVICE if {HOST, DEVICE}.issubset(options.devices) else ""
         solution = place_function(function, default, targets, costs, arguments)
-    mover = _Mover(function, solution, default or known[0])
-    unplaced = [_unplaced(thing, function, known) for thing in solution.unplaced]
-    unplaced += [_free(n, function, known) for n in mover.free_results() if not default]
+    mover = _TransferInserter(function, solution, default or known[0])
+    unplaced = [_unplaced_op_error(thing, function, known) for thing in solution.unplaced]
+    unplaced += [_is_free_result(n, function, known) for n in mover.free_results() if not default]
     if unplaced:
         raise CompileError(unplaced)
     attrs: dict[str, Any] = {"devices": {"known": known, **mover.signature()}, "reasons": mover.reasons()}
@@ -122,7 +122,7 @@ def _assigned(function: Function, options: Options) -> Function:
     return replace(function, body=mover.function(), attrs={**function.attrs, **attrs})
 
 
-def _unplaced(thing: Op | Value, function: Function, known: Iterable[str]) -> Finding:
+def _unplaced_op_error(thing: Op | Value, function: Function, known: Iterable[str]) -> Finding:
     hint = "give an argument or a result an affinity, or compile with --default-device"
     candidates = f"expected one of {', '.join(known)}"
     if isinstance(thing, Op):
@@ -133,20 +133,20 @@ def _unplaced(thing: Op | Value, function: Function, known: Iterable[str]) -> Fi
     return Finding(message, function.loc, hint=hint)
 
 
-def _free(number: int, function: Function, known: Iterable[str]) -> Finding:
+def _is_free_result(number: int, function: Function, known: Iterable[str]) -> Finding:
     what = f"result {number} of @{function.name}, which depends only on constants,"
     message = f"the device of {what} is not specified; expected one of {', '.join(known)}"
     return Finding(message, function.loc, hint="give the result an affinity, or compile with --default-device")
 
 
-def _read_otherwise(region: Region) -> set[Value]:
+def _values_read_besides_transfers(region: Region) -> set[Value]:
     """Return the values that results or ops other than transfers use; other values need no copies."""
     inner = [r for op in walk(region) for r in op.regions]
     read = {v for op in walk(region) if op.name != "transfer" for v in op.operands}
     return read.union(*(r.results for r in (region, *inner)))
 
 
-class _Mover:
+class _TransferInserter:
     """Rebuilds a function so that each op reads values on its own device.
 
     A value has its own name on the device that computes it; ``copies`` are the values on other devices.
@@ -159,17 +159,17 @@ class _Mover:
         self.wanted: dict[Value, dict[str, tuple[str, Loc]]] = {}  # devices that read a value, and why
         self.sources: dict[Value, Op] = {op.result: op for op in replicated_ops(function.body)}
         self.copies: dict[tuple[Value, str], Value] = {}
-        self.read = _read_otherwise(function.body)
+        self.read = _values_read_besides_transfers(function.body)
         affinity = function.attrs.get("affinity", {})
         self.demands = affinity.get("results") or [""] * len(function.body.results)
         for op in walk(function.body):
             if op.name == "transfer":
-                self.origins[op.result] = self._origin(op.operands[0])
+                self.origins[op.result] = self._value_before_transfers(op.operands[0])
         for op in walk(function.body):
-            self._requests_of(op)
+            self._device_requests_of(op)
         self.of_result = OF_TARGET if IMPLIED in function.attrs else OF_RESULT
         for v, device in zip(function.body.results, self.demands, strict=True):
-            self._request(v, device, self.of_result, function.loc)
+            self._request_on_device(v, device, self.of_result, function.loc)
 
     def device(self, v: Value) -> str:
         """Return the device that computes ``v``; for a constant, which has none, the default device."""
@@ -196,22 +196,22 @@ class _Mover:
 
     # --- what has to move ---
 
-    def _requests_of(self, op: Op) -> None:
+    def _device_requests_of(self, op: Op) -> None:
         if op.name == "transfer" and op.result in self.read:
-            self._request(op.result, op.attrs["device"], _ASKED, op.loc)
+            self._request_on_device(op.result, op.attrs["device"], _ASKED, op.loc)
         elif op.name in CONTROL_FLOW:
             for row in [op.operands, op.regions[1].results] if op.name == "while" else [r.results for r in op.regions]:
                 for v, result in zip(row, op.results, strict=True):
-                    self._request(v, self.device(result), f"{result} is there", op.loc)
+                    self._request_on_device(v, self.device(result), f"{result} is there", op.loc)
         elif op in self.solution.ops:
-            for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
-                self._request(v, self.solution.ops[op], f"{op.name} reads it there", op.loc)
+            for v in (*op.operands, *(v for r in op.regions for v in captured_values(r))):
+                self._request_on_device(v, self.solution.ops[op], f"{op.name} reads it there", op.loc)
 
-    def _origin(self, v: Value) -> Value:
+    def _value_before_transfers(self, v: Value) -> Value:
         return self.origins.get(v, v)
 
-    def _request(self, v: Value, device: str, reason: str, loc: Loc) -> None:
-        origin = self._origin(v)
+    def _request_on_device(self, v: Value, device: str, reason: str, loc: Loc) -> None:
+        origin = self._value_before_transfers(v)
         if device and origin not in self.sources and device != self.device(origin):
             known = self.wanted.setdefault(origin, {})
             if device not in known or reason == _ASKED:
@@ -222,87 +222,89 @@ class _Mover:
     def function(self) -> Region:
         """Return the function's body with transfers between devices."""
         body = self.original.body
-        rebuilt = self._region(body, ())
+        rebuilt = self._region_with_transfers(body, ())
         ops = list(rebuilt.ops)
         wishes = zip(body.results, self.demands, strict=True)
-        results = tuple(self._read(v, w or self.device(v), ops) for v, w in wishes)
+        results = tuple(self._copy_on_device(v, w or self.device(v), ops) for v, w in wishes)
         return Region(body.params, tuple(ops), results)
 
-    def _region(self, region: Region, results: tuple[str, ...]) -> Region:
+    def _region_with_transfers(self, region: Region, results: tuple[str, ...]) -> Region:
         """Return a region with its results on the devices ``results``; copies that it creates are not used outside."""
         around = dict(self.copies)
         ops: list[Op] = []
         for v in region.params:
-            self._move(v, ops)
+            self._append_transfers(v, ops)
         for op in region.ops:
             if op.name == "transfer" or any(self.sources.get(v) is op for v in op.results):
                 continue
-            ops.append(self._op(op, ops))
+            ops.append(self._op_on_device(op, ops))
             for v in op.results:
-                self._move(v, ops)
-        values = tuple(self._read(v, device, ops) for v, device in zip(region.results, results))
+                self._append_transfers(v, ops)
+        values = tuple(self._copy_on_device(v, device, ops) for v, device in zip(region.results, results))
         if results or region is not self.original.body:
             self.copies = around
         return Region(region.params, tuple(ops), values)
 
-    def _move(self, v: Value, ops: list[Op]) -> None:
+    def _append_transfers(self, v: Value, ops: list[Op]) -> None:
         """Append the transfers of ``v`` to the devices that read it; ``v`` has just been computed."""
         for device, (reason, loc) in self.wanted.get(v, {}).items():
             copy = self.copies[v, device] = Value(self.names.fresh(f"{v.name}_{device}"), v.type)
             attrs = {"device": device, "source": self.device(v), "reason": reason}
             ops.append(Op("transfer", (v,), (copy,), attrs, (), loc))
 
-    def _read(self, v: Value, device: str, ops: list[Op]) -> Value:
+    def _copy_on_device(self, v: Value, device: str, ops: list[Op]) -> Value:
         """Return the copy of ``v`` on ``device``; a constant is appended if it does not exist there yet."""
-        origin = self._origin(v)
+        origin = self._value_before_transfers(v)
         if origin not in self.sources:
             return origin if device == self.device(origin) else self.copies[origin, device]
         found = self.copies.get((origin, device))
         if found is None:
             source = self.sources[origin]
-            operands = tuple(self._read(v, device, ops) for v in source.operands)
+            operands = tuple(self._copy_on_device(v, device, ops) for v in source.operands)
             found = self.copies[origin, device] = Value(self.names.fresh(f"{origin.name}_{device}"), origin.type)
             ops.append(replace(source, operands=operands, results=(found,), attrs={**source.attrs, "device": device}))
         return found
 
-    def _op(self, op: Op, ops: list[Op]) -> Op:
+    def _op_on_device(self, op: Op, ops: list[Op]) -> Op:
         """Return ``op`` reading operands and captured values on its own device, with transfers where necessary."""
         if op.name in CONTROL_FLOW:
-            return self._control(op, ops)
+            return self._control_flow_on_devices(op, ops)
         device = self.solution.ops.get(op, "")
-        operands = tuple(self._read(v, device or self.device(v), ops) for v in op.operands)
+        operands = tuple(self._copy_on_device(v, device or self.device(v), ops) for v in op.operands)
         if not device:
             return replace(op, operands=operands)
         among = list(self.solution.candidates[op])
         attrs = {**op.attrs, "device": device, "candidates": among, "reason": self.solution.reasons[op]}
-        outer = {v: self._read(v, device, ops) for r in op.regions for v in captured(r)}
-        return replace(op, operands=operands, attrs=attrs, regions=tuple(_renamed(r, outer) for r in op.regions))
+        outer = {v: self._copy_on_device(v, device, ops) for r in op.regions for v in captured_values(r)}
+        return replace(
+            op, operands=operands, attrs=attrs, regions=tuple(_scalar_region_on_device(r, outer) for r in op.regions)
+        )
 
-    def _control(self, op: Op, ops: list[Op]) -> Op:
+    def _control_flow_on_devices(self, op: Op, ops: list[Op]) -> Op:
         devices = tuple(self.device(v) for v in op.results)
         regions: tuple[Region, ...]
         if op.name == "while":
-            operands = tuple(self._read(v, d, ops) for v, d in zip(op.operands, devices, strict=True))
+            operands = tuple(self._copy_on_device(v, d, ops) for v, d in zip(op.operands, devices, strict=True))
             condition, body = op.regions
-            test = (self.device(self._origin(condition.results[0])),)
-            regions = self._region(condition, test), self._region(body, devices)
+            test = (self.device(self._value_before_transfers(condition.results[0])),)
+            regions = self._region_with_transfers(condition, test), self._region_with_transfers(body, devices)
         else:
-            test = (self.device(self._origin(op.operands[0])),)
-            operands = (self._read(op.operands[0], test[0], ops),)
-            regions = tuple(self._region(r, devices) for r in op.regions)
+            test = (self.device(self._value_before_transfers(op.operands[0])),)
+            operands = (self._copy_on_device(op.operands[0], test[0], ops),)
+            regions = tuple(self._region_with_transfers(r, devices) for r in op.regions)
         moved = replace(op, operands=operands, regions=regions)
         every = {*test, *devices, *(inner.attrs.get("device", "") for r in regions for inner in r.ops)}
         return replace(moved, attrs={**op.attrs, "device": every.pop()}) if len(every) == 1 else moved
 
 
-def _renamed(region: Region, outer: dict[Value, Value]) -> Region:
+def _scalar_region_on_device(region: Region, outer: dict[Value, Value]) -> Region:
     """Return a region of scalar ops with its captured outer values replaced by those in ``outer``."""
     if all(a is b for a, b in outer.items()):
         return region
     ops = tuple(
         replace(
             op, operands=tuple(outer.get(v, v) for v in op.operands),
-            regions=tuple(_renamed(r, outer) for r in op.regions),
+            regions=tuple(_scalar_region_on_device(r, outer) for r in op.regions),
         )
         for op in region.ops
     )  # fmt: skip

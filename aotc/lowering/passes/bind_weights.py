@@ -35,7 +35,7 @@ def bind_weights(module: Module, options: Options) -> Module:
         return module
     entries = [f for f in module.functions.values() if f.public and "specializes" not in f.attrs]
     chosen = {f.name: bound_arguments(f, options.bind) for f in entries}
-    _check_named(entries, chosen, options.bind)
+    _check_bound_names(entries, chosen, options.bind)
     copies: dict[str, Function] = {}
     for f in entries:
         if not chosen[f.name]:
@@ -43,17 +43,17 @@ def bind_weights(module: Module, options: Options) -> Module:
         if "devices" in f.attrs:
             warn_user(f"bind: @{f.name} is for several devices: nothing is precomputed from the weights")
             continue
-        name = _free_name(f"{f.name}_bound", {*module.functions, *copies})
-        copies[name] = _copy(f, name, {"binds": f.name}, chosen[f.name])
+        name = _unused_function_name(f"{f.name}_bound", {*module.functions, *copies})
+        copies[name] = _copy_with_weights(f, name, {"binds": f.name}, chosen[f.name])
         for special in [g for g in module.functions.values() if g.attrs.get("specializes") == f.name]:
-            own = _free_name(f"{special.name}_bound", {*module.functions, *copies})
-            copies[own] = _copy(special, own, {"specializes": name}, chosen[f.name])
+            own = _unused_function_name(f"{special.name}_bound", {*module.functions, *copies})
+            copies[own] = _copy_with_weights(special, own, {"specializes": name}, chosen[f.name])
     return module.with_functions(copies)
 
 
 def bound_arguments(function: Function, names: Sequence[str | int]) -> tuple[int, ...]:
     """Return the numbers of the arguments that ``names`` select; the name of a pytree selects all of its leaves."""
-    return tuple(sorted({n for name in names for n in _named(function, name)}))
+    return tuple(sorted({n for name in names for n in _arguments_named(function, name)}))
 
 
 def arg_names(function: Function) -> list[str]:
@@ -61,7 +61,7 @@ def arg_names(function: Function) -> list[str]:
     return list(function.attrs.get("arg_names") or [v.name for v in function.body.params])
 
 
-def _named(function: Function, name: str | int) -> list[int]:
+def _arguments_named(function: Function, name: str | int) -> list[int]:
     """Return the numbers of the arguments called ``name``, which is a name, or else a position in a call."""
     own = arg_names(function)
     if not isinstance(name, str) or name.isdecimal():
@@ -73,12 +73,12 @@ def _named(function: Function, name: str | int) -> list[int]:
     return []
 
 
-def _check_named(
+def _check_bound_names(
     entries: Sequence[Function], chosen: Mapping[str, tuple[int, ...]], names: Sequence[str | int]
 ) -> None:
     """Raise an error for names without an argument, and for arguments that cannot be bound before a call."""
     for name in names:
-        if not any(_named(f, name) for f in entries):
+        if not any(_arguments_named(f, name) for f in entries):
             known = ", ".join(dict.fromkeys(own for f in entries for own in arg_names(f)))
             raise CompileError.at(entries[0].loc, f"bind: no argument is called {name}", hint=f"one of {known}"[:400])
     for f in entries:
@@ -90,13 +90,13 @@ def _check_named(
                 raise CompileError.at(f.loc, f"bind: {label} is {v.type}, expected fixed sizes")
 
 
-def _copy(function: Function, name: str, own: Mapping[str, str], weights: tuple[int, ...]) -> Function:
+def _copy_with_weights(function: Function, name: str, own: Mapping[str, str], weights: tuple[int, ...]) -> Function:
     made = with_dims(function, {})
     attrs = {key: value for key, value in made.attrs.items() if key not in _OF_THE_CALLER}
     return replace(made, name=name, attrs={**attrs, **own, "weights": weights})
 
 
-def _free_name(name: str, taken: set[str]) -> str:
+def _unused_function_name(name: str, taken: set[str]) -> str:
     while name in taken:
         name += "_"
     return name

@@ -35,11 +35,11 @@ from aotc.vmfb.dtypes import size_of
 
 def compute_constants(module: Module, options: Options) -> Module:
     """Return ``module`` with large constants of simple content as the ops that compute them."""
-    return module.with_functions({name: _computed(f) for name, f in module.functions.items()})
+    return module.with_functions({name: _with_computed_constants(f) for name, f in module.functions.items()})
 
 
-def _computed(function: Function) -> Function:
-    large = [op for op in walk(function.body) if op.name == "constant" and _is_large(op)]
+def _with_computed_constants(function: Function) -> Function:
+    large = [op for op in walk(function.body) if op.name == "constant" and _is_large_constant(op)]
     if not large:
         return function
     readers: dict[Value, list[Op]] = {}
@@ -47,10 +47,12 @@ def _computed(function: Function) -> Function:
         for v in op.operands:
             readers.setdefault(v, []).append(op)
     wanted = {op.result for op in large if _is_read_in_place(op.result, readers)}
-    return rewrite_function(function, lambda op, b: _rule(op, b) if op.result in wanted else None, ("constant",))
+    return rewrite_function(
+        function, lambda op, b: _compute_constant_rule(op, b) if op.result in wanted else None, ("constant",)
+    )
 
 
-def _is_large(op: Op) -> bool:
+def _is_large_constant(op: Op) -> bool:
     type_ = op.result.type
     whole = op.attrs["value"].ndim == type_.rank > 0 and is_static(type_.shape)
     return whole and not FOLDED_BYTES.holds(static(product(type_.shape)) * size_of(type_.dtype))
@@ -69,13 +71,13 @@ def _is_read_in_place(value: Value, readers: Mapping[Value, Sequence[Op]]) -> bo
     return True
 
 
-def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+def _compute_constant_rule(op: Op, b: Builder) -> Sequence[Value] | None:
     type_ = op.result.type
     found = describe_array(op.attrs["value"])
-    return None if found is None else (_array_ops(found, type_, b),)
+    return None if found is None else (_ops_of_constant(found, type_, b),)
 
 
-def _array_ops(found: Description, type_: TensorType, b: Builder) -> Value:
+def _ops_of_constant(found: Description, type_: TensorType, b: Builder) -> Value:
     """Append the iota, broadcast or arithmetic ops that compute a constant of simple content."""
     match found:
         case Repeated(part, dims):
@@ -88,7 +90,7 @@ def _array_ops(found: Description, type_: TensorType, b: Builder) -> Value:
             line = b.make("add", (line, b.constant(start, numbers)))
             return b.broadcast(b.convert(line, type_.dtype), (dim,), type_.shape)
         case Stepped():
-            return _stepped(found, type_, b)
+            return _progression_ops(found, type_, b)
         case Banded(triangle, offset, inside, outside, dims):
             test, numbers = "ge" if triangle else "eq", TensorType("i32", tuple(type_.shape[d] for d in dims))
             i, j = (b.make("iota", (), {"dim": d}, numbers) for d in range(2))
@@ -100,7 +102,7 @@ def _array_ops(found: Description, type_: TensorType, b: Builder) -> Value:
             return b.broadcast(b.make("select", (b.make(test, (i, j)), *parts)), dims, type_.shape)
 
 
-def _stepped(found: Stepped, type_: TensorType, b: Builder) -> Value:
+def _progression_ops(found: Stepped, type_: TensorType, b: Builder) -> Value:
     """Append the ops that compute an arithmetic progression along one or several dims."""
     sizes = [static(type_.shape[s.dim]) for s in found.axes]
     largest = abs(found.start) + sum(abs(s.step) * s.count(n) for s, n in zip(found.axes, sizes))

@@ -18,11 +18,11 @@ _PLAIN = frozenset({int, str, Expr, type(None)})  # most data of attributes: it 
 
 def cse(module: Module, options: Options) -> Module:
     """Return ``module`` without repeated ops; ops of an outer region also replace equal ops in nested ones."""
-    changed = {n: f.doing(_ValueNumbering().region(f.body, {})) for n, f in module.functions.items()}
+    changed = {n: f.with_body(_ValueNumbering().region(f.body, {})) for n, f in module.functions.items()}
     return module.with_functions(changed)
 
 
-def structure(function: Function) -> tuple:
+def structural_key(function: Function) -> tuple:
     """Return a structural key of a function: equal for functions that differ only in names of values."""
     body, scope = function.body, _ValueNumbering()
     values = (*body.params, *(v for op in body.ops for v in op.results))
@@ -76,7 +76,7 @@ class _ValueNumbering:
                 self.mapped.update(zip(op.results, earlier))
         while len(known) > outer:
             known.popitem()
-        return region.holding(ops, replaced_values(region.results, self.mapped))
+        return region.with_ops(ops, replaced_values(region.results, self.mapped))
 
     def key(self, op: Op, numbers: dict[Value, int]) -> tuple:
         operands = tuple([numbers.get(v, v) for v in op.operands]) if numbers else op.operands

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from aotc.ir.opset import EFFECTS, VARIADIC
-from aotc.ir.tensor.ir import Module, Op, Region, Value, captured, walk
+from aotc.ir.tensor.ir import Module, Op, Region, Value, captured_values, walk
 from aotc.options import Options
 
 _ACTING = EFFECTS | {"custom_call"}
@@ -22,25 +22,25 @@ _ACTING = EFFECTS | {"custom_call"}
 
 def dce(module: Module, options: Options) -> Module:
     """Return ``module`` without ops whose results are unused; ops with an effect stay."""
-    return module.with_functions({n: f.doing(_clean(f.body)) for n, f in module.functions.items()})
+    return module.with_functions({n: f.with_body(_without_dead_ops(f.body)) for n, f in module.functions.items()})
 
 
 def has_effect(op: Op) -> bool:
     """Return True if ``op`` must run even if its results are unused."""
-    return _acts(op) or any(map(_has_effects, op.regions))
+    return _has_own_effect(op) or any(map(_region_has_effects, op.regions))
 
 
-def _has_effects(region: Region) -> bool:
-    return not region.names.isdisjoint(_ACTING) and any(map(_acts, walk(region)))
+def _region_has_effects(region: Region) -> bool:
+    return not region.names.isdisjoint(_ACTING) and any(map(_has_own_effect, walk(region)))
 
 
-def _acts(op: Op) -> bool:
+def _has_own_effect(op: Op) -> bool:
     if op.name == "custom_call":
         return bool(op.attrs.get("has_side_effect", False))
     return op.name in EFFECTS
 
 
-def _clean(region: Region) -> Region:
+def _without_dead_ops(region: Region) -> Region:
     live = set(region.results)
     ops: list[Op] = []
     for op in reversed(region.ops):
@@ -53,16 +53,16 @@ def _clean(region: Region) -> Region:
         elif op.name in VARIADIC:
             op = _trim_variadic(op, live)
         if op.regions:
-            op = op.on(op.operands, tuple(map(_clean, op.regions)))
+            op = op.on(op.operands, tuple(map(_without_dead_ops, op.regions)))
         ops.append(op)
-        _read(op, live)
-    return region.holding(ops[::-1], region.results)
+        _mark_operands_live(op, live)
+    return region.with_ops(ops[::-1], region.results)
 
 
-def _read(op: Op, live: set[Value]) -> None:
+def _mark_operands_live(op: Op, live: set[Value]) -> None:
     live.update(op.operands)
     for region in op.regions:
-        live.update(captured(region))
+        live.update(captured_values(region))
 
 
 def _trim_case(op: Op, live: Collection[Value]) -> Op:
@@ -91,7 +91,7 @@ def _trim_while(op: Op, live: Collection[Value]) -> Op:
 
     regions = (
         Region(pick(condition.params), condition.ops, condition.results),
-        _clean(Region(pick(body.params), body.ops, pick(body.results))),
+        _without_dead_ops(Region(pick(body.params), body.ops, pick(body.results))),
     )
     return replace(op, operands=pick(op.operands), results=pick(op.results), regions=regions)
 
@@ -128,5 +128,5 @@ def _params_read(region: Region, values: Collection[Value]) -> set[int]:
     live = set(values)
     for op in reversed(region.ops):
         if has_effect(op) or any(v in live for v in op.results):
-            _read(op, live)
+            _mark_operands_live(op, live)
     return {i for i, p in enumerate(region.params) if p in live}

@@ -13,7 +13,12 @@ from aotc.ir.dims.algebra import Dim, maximum, product, static
 from aotc.ir.dims.compare import is_provable_relation
 from aotc.ir.opset.dim_attributes import pairs_of
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
-from aotc.lowering.passes.pack_contractions.conv_phases import Spread, convolve_by_phases, has_phases, phase_runs
+from aotc.lowering.passes.pack_contractions.conv_phases import (
+    PhasedConvolution,
+    convolve_by_phases,
+    has_phases,
+    phase_runs,
+)
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.options import Options
@@ -23,10 +28,10 @@ from aotc.targets import Target
 def decompose_convolution(module: Module, options: Options) -> Module:
     """Return ``module`` with every ``convolution`` as a ``conv`` or ``matmul`` with movement around it."""
     home, _ = op_targets(module, options)
-    return rewrite_module(module, lambda op, b: _rule(op, b, home), ("convolution",))
+    return rewrite_module(module, lambda op, b: _decompose_convolution_rule(op, b, home), ("convolution",))
 
 
-def _rule(op: Op, b: Builder, home: Callable[[Op], Target]) -> Sequence[Value] | None:
+def _decompose_convolution_rule(op: Op, b: Builder, home: Callable[[Op], Target]) -> Sequence[Value] | None:
     if op.name != "convolution":
         return None
     a = op.attrs
@@ -37,21 +42,23 @@ def _rule(op: Op, b: Builder, home: Callable[[Op], Target]) -> Sequence[Value] |
         rhs = b.make("reverse", (rhs,), {"dims": backwards})
     order = (a["output_batch"], *a["output_spatial"], a["output_feature"])
     type_ = TensorType(op.result.type.dtype, tuple(op.result.type.shape[d] for d in order))
-    result = (_in_phases if home(op).kind == "cpu" and has_phases(op) else _at_once)(lhs, rhs, a, type_, b)
+    result = (_convolve_in_phases if home(op).kind == "cpu" and has_phases(op) else _convolve_at_once)(
+        lhs, rhs, a, type_, b
+    )
     back = tuple(order.index(d) for d in range(len(order)))
     return (b.transpose(result, back),)
 
 
-def _at_once(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: TensorType, b: Builder) -> Value:
+def _convolve_at_once(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: TensorType, b: Builder) -> Value:
     groups = attrs["feature_groups"]
-    lhs = _padded(lhs, pairs_of(attrs), attrs["lhs_dilation"], b)
+    lhs = _pad_convolution_input(lhs, pairs_of(attrs), attrs["lhs_dilation"], b)
     if attrs["batch_groups"] > 1:
         groups = attrs["batch_groups"]
         lhs = _batch_to_features(lhs, groups, b)
-    return _product(lhs, rhs, attrs, groups, type_, b)
+    return _convolution_as_matmul(lhs, rhs, attrs, groups, type_, b)
 
 
-def _in_phases(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: TensorType, b: Builder) -> Value:
+def _convolve_in_phases(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: TensorType, b: Builder) -> Value:
     groups, gaps = attrs["feature_groups"], tuple(attrs["lhs_dilation"])
     outputs = tuple(static(n) for n in type_.shape[1:-1])
     lows, sizes = (low for low, _ in pairs_of(attrs)), (lhs.type.shape[1:], rhs.type.shape)
@@ -59,21 +66,21 @@ def _in_phases(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: TensorTy
 
     def convolve(x: Value, kernel: Value, sizes: tuple[int, ...]) -> Value:
         own = TensorType(type_.dtype, (type_.shape[0], *sizes, kernel.type.shape[-1]))
-        return _product(x, kernel, attrs, groups, own, b)
+        return _convolution_as_matmul(x, kernel, attrs, groups, own, b)
 
-    return convolve_by_phases(Spread(lhs, rhs, gaps, runs, outputs, groups), convolve, b)
+    return convolve_by_phases(PhasedConvolution(lhs, rhs, gaps, runs, outputs, groups), convolve, b)
 
 
-def _padded(x: Value, padding: Sequence[tuple[Dim, Dim]], dilation: Sequence[int], b: Builder) -> Value:
+def _pad_convolution_input(x: Value, padding: Sequence[tuple[Dim, Dim]], dilation: Sequence[int], b: Builder) -> Value:
     low = {d: before for d, (before, _) in enumerate(padding, start=1)}
     high = {
-        d: _not_below_zero(x.type.shape[d], before, after, gap)
+        d: _limited_high_padding(x.type.shape[d], before, after, gap)
         for d, ((before, after), gap) in enumerate(zip(padding, dilation), start=1)
     }
     return b.pad(x, None, low, high, {d: n - 1 for d, n in enumerate(dilation, start=1)})
 
 
-def _not_below_zero(size: Dim, low: Dim, high: Dim, dilation: int) -> Dim:
+def _limited_high_padding(size: Dim, low: Dim, high: Dim, dilation: int) -> Dim:
     """Return the high padding, limited so that negative padding removes at most all elements."""
     grown = size if dilation == 1 else maximum((size - 1) * dilation + 1, 0)
     return high if is_provable_relation("ge", low + grown + high, 0) else maximum(high, -low - grown)
@@ -88,7 +95,9 @@ def _batch_to_features(x: Value, groups: int, b: Builder) -> Value:
     return b.reshape(moved, (batch // groups, *spatial, groups * features))
 
 
-def _product(lhs: Value, rhs: Value, attrs: Mapping[str, Any], groups: int, type_: TensorType, b: Builder) -> Value:
+def _convolution_as_matmul(
+    lhs: Value, rhs: Value, attrs: Mapping[str, Any], groups: int, type_: TensorType, b: Builder
+) -> Value:
     *kernel, features, outputs = rhs.type.shape
     exact = {} if attrs.get("precision") in (None, "DEFAULT") else {"precision": attrs["precision"]}
     if groups == 1 and all(k == 1 for k in kernel) and all(s == 1 for s in attrs["strides"]):

@@ -41,10 +41,10 @@ DFT_POINTS = Limit(
 def decompose_fft(module: Module, options: Options) -> Module:
     """Return ``module`` with every ``fft`` as ``dft`` ops, elementwise ops and movement ops."""
     packs = any(target.kind != "cpu" for target in resolve_targets(options.target))
-    return rewrite_module(module, lambda op, b: _rule(op, b, packs), ("fft",))
+    return rewrite_module(module, lambda op, b: _decompose_fft_rule(op, b, packs), ("fft",))
 
 
-def _rule(op: Op, b: Builder, packs: bool) -> Sequence[Value] | None:
+def _decompose_fft_rule(op: Op, b: Builder, packs: bool) -> Sequence[Value] | None:
     if op.name != "fft":
         return None
     (x,), kind, length, t = op.operands, op.attrs["kind"], op.attrs["length"], op.result.type
@@ -53,37 +53,37 @@ def _rule(op: Op, b: Builder, packs: bool) -> Sequence[Value] | None:
     axes = range(t.rank - len(length), t.rank)
     inverse = kind in ("IFFT", "IRFFT")
     if kind == "RFFT":
-        whole = None if packs else _real_at_once(x, length[-1], b)
-        x = whole or _real_forward(x, length[-1], b)
+        whole = None if packs else _real_dft_of_one_op(x, length[-1], b)
+        x = whole or _real_dft(x, length[-1], b)
     for axis, n in zip(axes, length):
         if kind in ("FFT", "IFFT") or axis != t.rank - 1:
-            x = _transform(x, axis, n, inverse, 1 / n if inverse else 1.0, b)
-    return (_real_inverse(x, length[-1], b) if kind == "IRFFT" else x,)
+            x = _dft_along_axis(x, axis, n, inverse, 1 / n if inverse else 1.0, b)
+    return (_inverse_real_dft(x, length[-1], b) if kind == "IRFFT" else x,)
 
 
-def _transform(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
+def _dft_along_axis(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
     """Return the DFT of ``x`` along ``axis`` of length ``n``, multiplied by ``scale``."""
     if n == 1:
-        return x if scale == 1 else _times(x, np.array([scale]), axis, b)
+        return x if scale == 1 else _multiply_by_vector(x, np.array([scale]), axis, b)
     factors = radices(n)
     if not factors:
-        return _by_chirp(x, axis, n, inverse, scale, b)
+        return _chirp_dft(x, axis, n, inverse, scale, b)
     if not DFT_POINTS.holds(n):
-        return _in_two_steps(x, axis, n, inverse, scale, b)
+        return _four_step_dft(x, axis, n, inverse, scale, b)
     part = real_of(x.type.dtype)
     table = b.constant(twiddles(factors, inverse), TensorType(part, twiddles(factors, inverse).shape))
     attrs = {"axis": axis, "radices": factors, "inverse": inverse, "scale": scale, "real": False}
     return b.make("dft", (x, table), attrs)
 
 
-def _times(x: Value, values: np.ndarray, axis: int, b: Builder) -> Value:
+def _multiply_by_vector(x: Value, values: np.ndarray, axis: int, b: Builder) -> Value:
     """Return ``x`` times a vector along ``axis``."""
     dims = tuple(range(axis, axis + values.ndim))
     vector = b.constant(values, TensorType(x.type.dtype, values.shape))
     return b.make("mul", (x, b.broadcast(vector, dims, x.type.shape)))
 
 
-def _in_two_steps(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
+def _four_step_dft(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
     """Return the DFT of a long axis by the four-step algorithm: the signal is a matrix, with twiddles between.
 
     The columns are transformed, multiplied by twiddle factors, and then the rows are transformed. The result is the
@@ -92,40 +92,40 @@ def _in_two_steps(x: Value, axis: int, n: int, inverse: bool, scale: float, b: B
     rows, columns = nearest_factors(n)
     shape = x.type.shape
     matrix = b.reshape(x, (*shape[:axis], rows, columns, *shape[axis + 1 :]))
-    matrix = _transform(matrix, axis, rows, inverse, 1.0, b)
-    matrix = _times(matrix, unit_roots(np.outer(np.arange(rows), np.arange(columns)), n, inverse), axis, b)
-    matrix = _transform(matrix, axis + 1, columns, inverse, scale, b)
+    matrix = _dft_along_axis(matrix, axis, rows, inverse, 1.0, b)
+    matrix = _multiply_by_vector(matrix, unit_roots(np.outer(np.arange(rows), np.arange(columns)), n, inverse), axis, b)
+    matrix = _dft_along_axis(matrix, axis + 1, columns, inverse, scale, b)
     order = list(range(matrix.type.rank))
     order[axis], order[axis + 1] = axis + 1, axis
     return b.reshape(b.transpose(matrix, order), shape)
 
 
-def _by_chirp(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
+def _chirp_dft(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
     """Return the transform as a convolution, ``conj(c) * (c x)`` with the chirp c, at a length that factors well."""
     size = smooth_size(2 * n - 1)
     wave = chirp(n, inverse)
     zero = b.constant(0, TensorType(x.type.dtype))
-    padded = b.pad(_times(x, wave, axis, b), zero, high={axis: size - n})
-    spectrum = _transform(padded, axis, size, False, 1.0, b)
-    product = _times(spectrum, chirp_spectrum(n, size, inverse), axis, b)
-    back = _transform(product, axis, size, True, 1.0, b)
-    return _times(b.slice_dim(back, axis, 0, n), wave * (scale / size), axis, b)
+    padded = b.pad(_multiply_by_vector(x, wave, axis, b), zero, high={axis: size - n})
+    spectrum = _dft_along_axis(padded, axis, size, False, 1.0, b)
+    product = _multiply_by_vector(spectrum, chirp_spectrum(n, size, inverse), axis, b)
+    back = _dft_along_axis(product, axis, size, True, 1.0, b)
+    return _multiply_by_vector(b.slice_dim(back, axis, 0, n), wave * (scale / size), axis, b)
 
 
-def _mirrored(x: Value, b: Builder) -> Value:
+def _reversed_conjugate(x: Value, b: Builder) -> Value:
     """Return the conjugate of ``x`` reversed along its last axis."""
     return b.make("conj", (b.make("reverse", (x,), {"dims": (x.type.rank - 1,)}),))
 
 
-def _join(values: Sequence[Value], b: Builder) -> Value:
+def _join_complex_parts(values: Sequence[Value], b: Builder) -> Value:
     return b.make("concatenate", values, {"dim": values[0].type.rank - 1})
 
 
-def _complex(re: Value, im: Value, b: Builder) -> Value:
+def _complex_from_parts(re: Value, im: Value, b: Builder) -> Value:
     return b.make("complex", (re, im), {}, TensorType(COMPLEX_OF[re.type.dtype], re.type.shape))
 
 
-def _real_at_once(x: Value, n: int, b: Builder) -> Value | None:
+def _real_dft_of_one_op(x: Value, n: int, b: Builder) -> Value | None:
     """Return the first elements of the spectrum of a real signal by one op, if half of ``n`` fits one."""
     half = n // 2
     factors = radices(half) if n % 2 == 0 and half > 1 else ()
@@ -137,22 +137,22 @@ def _real_at_once(x: Value, n: int, b: Builder) -> Value | None:
     return b.make("dft", (x, roots), attrs)
 
 
-def _real_forward(x: Value, n: int, b: Builder) -> Value:
+def _real_dft(x: Value, n: int, b: Builder) -> Value:
     """Return the first ``n // 2 + 1`` elements of the spectrum of a real signal."""
     last, half = x.type.rank - 1, n // 2
     if n % 2:
-        spectrum = _transform(_complex(x, b.constant(0, x.type), b), last, n, False, 1.0, b)
+        spectrum = _dft_along_axis(_complex_from_parts(x, b.constant(0, x.type), b), last, n, False, 1.0, b)
         return b.slice_dim(spectrum, last, 0, half + 1)
-    pairs = _complex(b.slice_dim(x, last, 0, n, 2), b.slice_dim(x, last, 1, n, 2), b)
-    spectrum = _transform(pairs, last, half, False, 1.0, b)
-    around = _join((spectrum, b.slice_dim(spectrum, last, 0, 1)), b)
-    other = _mirrored(around, b)
+    pairs = _complex_from_parts(b.slice_dim(x, last, 0, n, 2), b.slice_dim(x, last, 1, n, 2), b)
+    spectrum = _dft_along_axis(pairs, last, half, False, 1.0, b)
+    around = _join_complex_parts((spectrum, b.slice_dim(spectrum, last, 0, 1)), b)
+    other = _reversed_conjugate(around, b)
     even = b.make("add", (around, other))
-    odd = _times(b.make("sub", (around, other)), -1j * unit_roots(np.arange(half + 1), n, False), last, b)
-    return _times(b.make("add", (even, odd)), np.array([0.5]), last, b)
+    odd = _multiply_by_vector(b.make("sub", (around, other)), -1j * unit_roots(np.arange(half + 1), n, False), last, b)
+    return _multiply_by_vector(b.make("add", (even, odd)), np.array([0.5]), last, b)
 
 
-def _real_inverse(x: Value, n: int, b: Builder) -> Value:
+def _inverse_real_dft(x: Value, n: int, b: Builder) -> Value:
     """Return the real signal of ``n`` samples whose spectrum begins with ``x``.
 
     The imaginary parts of points that must be real (the first; the middle one if ``n`` is even) are ignored.
@@ -163,15 +163,15 @@ def _real_inverse(x: Value, n: int, b: Builder) -> Value:
     if n % 2 == 0:
         ends[half] = 0
     im = b.make("imag", (x,))
-    x = _complex(b.make("real", (x,)), _times(im, ends, last, b), b)
+    x = _complex_from_parts(b.make("real", (x,)), _multiply_by_vector(im, ends, last, b), b)
     if n % 2:
-        whole = _join((x, _mirrored(b.slice_dim(x, last, 1, half + 1), b)), b) if half else x
-        return b.make("real", (_transform(whole, last, n, True, 1 / n, b),))
-    other = _mirrored(x, b)
+        whole = _join_complex_parts((x, _reversed_conjugate(b.slice_dim(x, last, 1, half + 1), b)), b) if half else x
+        return b.make("real", (_dft_along_axis(whole, last, n, True, 1 / n, b),))
+    other = _reversed_conjugate(x, b)
     even = b.make("add", (x, other))
-    odd = _times(b.make("sub", (x, other)), 1j * unit_roots(np.arange(half + 1), n, True), last, b)
-    pairs = b.slice_dim(_times(b.make("add", (even, odd)), np.array([0.5]), last, b), last, 0, half)
-    signal = _transform(pairs, last, half, True, 1 / half, b)
+    odd = _multiply_by_vector(b.make("sub", (x, other)), 1j * unit_roots(np.arange(half + 1), n, True), last, b)
+    pairs = b.slice_dim(_multiply_by_vector(b.make("add", (even, odd)), np.array([0.5]), last, b), last, 0, half)
+    signal = _dft_along_axis(pairs, last, half, True, 1 / half, b)
     column = (*signal.type.shape, 1)
     parts = [b.reshape(b.make("real", (signal,)), column), b.reshape(b.make("imag", (signal,)), column)]
-    return b.reshape(_join(parts, b), (*x.type.shape[:-1], n))
+    return b.reshape(_join_complex_parts(parts, b), (*x.type.shape[:-1], n))

@@ -15,7 +15,7 @@ import numpy as np
 from aotc.ir.dims.algebra import is_static
 from aotc.ir.opset import ELEMENTWISE, FOLDED, MOVES, PRODUCTS, SCALARS
 from aotc.ir.semantics.run import Activation
-from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, captured, uses
+from aotc.ir.tensor.ir import Function, Module, Op, TensorType, Value, captured_values, use_counts
 from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.lowering.placement.op_targets import op_targets
@@ -30,11 +30,11 @@ from aotc.vmfb.dtypes import size_of
 def fold_constants(module: Module, options: Options) -> Module:
     """Return ``module`` with ops on constants replaced by constants of the same dtype and value."""
     home, _ = op_targets(module, options)
-    folders = {n: _Folder(f, home) for n, f in module.functions.items()}
+    folders = {n: _ConstantFolder(f, home) for n, f in module.functions.items()}
     return module.with_functions({n: rewrite_function(f, folders[n].rule, FOLDED) for n, f in module.functions.items()})
 
 
-class _Folder:
+class _ConstantFolder:
     """Folds ops, and drops intermediate constants early: weights may occupy most of the memory."""
 
     def __init__(self, function: Function, home: Callable[[Op], Target]) -> None:
@@ -44,7 +44,7 @@ class _Folder:
     @cached_property
     def uses(self) -> dict[Value, int]:
         """Return the number of uses of each value; computed on demand, as mostly nothing is folded."""
-        return uses(self.function.body)
+        return use_counts(self.function.body)
 
     @cached_property
     def wider(self) -> WiderWeights:
@@ -53,7 +53,7 @@ class _Folder:
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the constants that replace the results of ``op``, or None."""
-        constants = _folded(op, b, self._is_left)
+        constants = _fold_op(op, b, self._is_computed_by_readers)
         if constants is not None:
             self.left.update((constant, self.uses.get(v, 0)) for v, constant in zip(op.results, constants))
             for v in op.operands:
@@ -63,18 +63,18 @@ class _Folder:
                         b.drop(v)
         return constants
 
-    def _is_left(self, op: Op, b: Builder) -> bool:
+    def _is_computed_by_readers(self, op: Op, b: Builder) -> bool:
         """Return True if the readers of a large result compute it from its narrower operands."""
         if len(op.results) != 1 or size_of(op.result.type.dtype) <= min(size_of(v.type.dtype) for v in op.operands):
             return False
-        size = int(np.prod(_static(op.result), dtype=np.int64)) * size_of(op.result.type.dtype)
-        return not FOLDED_BYTES.holds(size) and self.wider.are_computed(op.result, op.operands)
+        size = int(np.prod(_has_static_shape(op.result), dtype=np.int64)) * size_of(op.result.type.dtype)
+        return not FOLDED_BYTES.holds(size) and self.wider.are_weights_computed(op.result, op.operands)
 
 
-def _folded(op: Op, b: Builder, is_left: Callable[[Op, Builder], bool]) -> Sequence[Value] | None:
+def _fold_op(op: Op, b: Builder, is_left: Callable[[Op, Builder], bool]) -> Sequence[Value] | None:
     arrays: list[np.ndarray] = []
     for v in op.operands:
-        array = _array_of(v, op, b)
+        array = _constant_elements_of(v, op, b)
         if array is None:
             return None
         arrays.append(array)
@@ -82,20 +82,20 @@ def _folded(op: Op, b: Builder, is_left: Callable[[Op, Builder], bool]) -> Seque
         return None
     scalar = op.name in SCALARS or op.name == "reduce_precision"
     if scalar and all(a.ndim == 0 for a in arrays):
-        return _fold(_shrunk(op), arrays, op, b)
+        return _evaluate_to_constants(_on_uniform_scalars(op), arrays, op, b)
     if op.name in MOVES and arrays[0].ndim == 0:
-        return _as_constants(op, arrays, b)
+        return _append_constants(op, arrays, b)
     if not all(is_static(v.type.shape) for v in (*op.operands, *op.results)):
         return None
-    if not _worth(op, arrays) or any(captured(r) for r in op.regions):
+    if not _is_folding_worthwhile(op, arrays) or any(captured_values(r) for r in op.regions):
         return None
     if is_left(op, b):
         return None
-    full = [np.broadcast_to(a, _static(v)) for a, v in zip(arrays, op.operands)]
-    return _fold(op, full, op, b)
+    full = [np.broadcast_to(a, _has_static_shape(v)) for a, v in zip(arrays, op.operands)]
+    return _evaluate_to_constants(op, full, op, b)
 
 
-def _array_of(v: Value, op: Op, b: Builder) -> np.ndarray | None:
+def _constant_elements_of(v: Value, op: Op, b: Builder) -> np.ndarray | None:
     """Return the elements of the constant ``v``, or None; arithmetic ops also accept a broadcast constant."""
     spread = b.definitions.get(v)
     if op.name not in ELEMENTWISE or spread is None or spread.name != "broadcast" or not is_static(v.type.shape):
@@ -109,11 +109,11 @@ def _array_of(v: Value, op: Op, b: Builder) -> np.ndarray | None:
     return array.reshape(shape)
 
 
-def _static(v: Value) -> tuple[int, ...]:
+def _has_static_shape(v: Value) -> tuple[int, ...]:
     return tuple(d for d in v.type.shape if isinstance(d, int))
 
 
-def _shrunk(op: Op) -> Op:
+def _on_uniform_scalars(op: Op) -> Op:
     """Return an elementwise op on uniform operands as the op on the scalars that fill these."""
     operands = tuple(Value(v.name, TensorType(v.type.dtype)) for v in op.operands)
     return replace(op, operands=operands, results=tuple(Value(v.name, TensorType(v.type.dtype)) for v in op.results))
@@ -126,8 +126,8 @@ FOLDED_FLOPS = Limit(
 )
 
 
-def _worth(op: Op, arrays: Sequence[np.ndarray]) -> bool:
-    elements = [int(np.prod(_static(v), dtype=np.int64)) for v in op.results]
+def _is_folding_worthwhile(op: Op, arrays: Sequence[np.ndarray]) -> bool:
+    elements = [int(np.prod(_has_static_shape(v), dtype=np.int64)) for v in op.results]
     result = sum(n * size_of(v.type.dtype) for n, v in zip(elements, op.results))
     if op.name == "broadcast":
         return FOLDED_BROADCAST.holds(result) or result <= arrays[0].nbytes
@@ -140,11 +140,11 @@ def _worth(op: Op, arrays: Sequence[np.ndarray]) -> bool:
     return FOLDED_FLOPS.holds(2 * elements[0] * max(kernel, 1))
 
 
-def _fold(op: Op, arrays: Sequence[np.ndarray], original: Op, b: Builder) -> Sequence[Value]:
+def _evaluate_to_constants(op: Op, arrays: Sequence[np.ndarray], original: Op, b: Builder) -> Sequence[Value]:
     frame = Activation(Module({}), {})
     frame.environment.update(zip(op.operands, arrays))
-    return _as_constants(original, frame.apply(op), b)
+    return _append_constants(original, frame.apply(op), b)
 
 
-def _as_constants(op: Op, arrays: Sequence[np.ndarray], b: Builder) -> Sequence[Value]:
+def _append_constants(op: Op, arrays: Sequence[np.ndarray], b: Builder) -> Sequence[Value]:
     return [b.constant(np.ascontiguousarray(a).reshape(a.shape), v.type, v.name) for v, a in zip(op.results, arrays)]

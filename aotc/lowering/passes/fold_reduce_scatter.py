@@ -24,11 +24,11 @@ from aotc.vmfb.ranks.layout import mesh_of
 def fold_reduce_scatter(module: Module, options: Options) -> Module:
     """Return ``module`` with ``reduce_scatter`` in place of each ``all_reduce`` that is only sliced by rank."""
     several = {n: f for n, f in module.functions.items() if "ranks" in f.attrs and "all_reduce" in f.body.names}
-    return module.with_functions({n: _folded(f) for n, f in several.items()})
+    return module.with_functions({n: _with_reduce_scatters(f) for n, f in several.items()})
 
 
-def _folded(function: Function) -> Function:
-    dims = _Sliced(function).dims
+def _with_reduce_scatters(function: Function) -> Function:
+    dims = _SlicedAllReduce(function).dims
     if not dims:
         return function
 
@@ -43,7 +43,7 @@ def _folded(function: Function) -> Function:
     return rewrite_function(function, rule)
 
 
-class _Sliced:
+class _SlicedAllReduce:
     """The sums of a function that are only sliced by rank, with the dim that the slices cut."""
 
     def __init__(self, function: Function) -> None:
@@ -60,16 +60,16 @@ class _Sliced:
         self.dims: dict[Value, int] = {}
         for op in ops:
             if op.name == "all_reduce" and len(op.results) == 1 and op.result not in kept:
-                dim = self._dim(op, readers.get(op.result, ()))
+                dim = self._dim_cut_by_rank(op, readers.get(op.result, ()))
                 if dim is not None:
                     self.dims[op.result] = dim
 
-    def _dim(self, total: Op, readers: Sequence[Op]) -> int | None:
+    def _dim_cut_by_rank(self, total: Op, readers: Sequence[Op]) -> int | None:
         """Return the dim that all readers cut by the rank's place in its group; None if one of them does not."""
-        dims = {self._cut(total, reader) for reader in readers}
+        dims = {self._slice_of_reader(total, reader) for reader in readers}
         return dims.pop() if len(dims) == 1 else None
 
-    def _cut(self, total: Op, reader: Op) -> int | None:
+    def _slice_of_reader(self, total: Op, reader: Op) -> int | None:
         value, groups = total.result, total.attrs["groups"]
         if reader.name != "dynamic_slice" or value in reader.operands[1:]:
             return None
@@ -80,27 +80,27 @@ class _Sliced:
         (dim,) = cut
         places = {rank: k for group in groups for k, rank in enumerate(group)}
         for rank in self._ranks:
-            start = self._value(reader.operands[1 + dim], rank)
+            start = self._value_on_rank(reader.operands[1 + dim], rank)
             if start is None or rank not in places or int(start) != places[rank] * part[dim]:
                 return None
         return dim
 
-    def _value(self, value: Value, rank: int) -> np.ndarray | None:
+    def _value_on_rank(self, value: Value, rank: int) -> np.ndarray | None:
         """Return the value on a rank, if it depends on the number of the rank alone; else None."""
         if (value, rank) not in self._known:
             self._known[value, rank] = None  # of a value that is being computed
             op = self._definitions.get(value)
-            self._known[value, rank] = None if op is None else self._computed(op, rank)
+            self._known[value, rank] = None if op is None else self._computed_on_rank(op, rank)
         return self._known[value, rank]
 
-    def _computed(self, op: Op, rank: int) -> np.ndarray | None:
+    def _computed_on_rank(self, op: Op, rank: int) -> np.ndarray | None:
         if op.name == "partition_id":
             return np.array(rank, np.uint32)
         if op.name == "constant":
             return np.broadcast_to(op.attrs["value"], [static(d) for d in op.result.type.shape])
         if op.regions or len(op.results) != 1 or not (op.operands and OPS[op.name].folds):
             return None
-        operands = [x for v in op.operands if (x := self._value(v, rank)) is not None]
+        operands = [x for v in op.operands if (x := self._value_on_rank(v, rank)) is not None]
         if len(operands) < len(op.operands):
             return None
         (found,) = OPS[op.name].reference(operands, op.attrs, (), (op.result.type,))

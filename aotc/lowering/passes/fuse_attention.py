@@ -21,7 +21,7 @@ from dataclasses import replace
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset.attention import ABSENT
 from aotc.ir.tensor.copies import Names
-from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captures, walk
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, values_captured_by_op, walk
 from aotc.lowering.analysis.attention_masks import ElementRead, causal_offset, conjuncts, earliest_read
 from aotc.lowering.analysis.attention_pattern import Attention, attention_of, is_widening_conversion
 from aotc.lowering.analysis.constant_values import splat_of
@@ -38,24 +38,24 @@ Home = Callable[[Op], Target]
 
 def fuse_attention(module: Module, options: Options) -> Module:
     """Return ``module`` with one op for each attention that its target computes as one."""
-    if options.opt_level < 2 or not any(_may_have(f) for f in module.functions.values()):
+    if options.opt_level < 2 or not any(_may_contain_attention(f) for f in module.functions.values()):
         return module
     live = dce(module, options)
     home, _ = op_targets(live, options)
-    changed = {name: _Rewriter(f, home).function() for name, f in live.functions.items()}
+    changed = {name: _AttentionRewriter(f, home).function() for name, f in live.functions.items()}
     if all(changed[name] is f for name, f in live.functions.items()):
         return module
     return dce(live.with_functions(changed), options)
 
 
-def _may_have(function: Function) -> bool:
+def _may_contain_attention(function: Function) -> bool:
     names = function.body.names
     if not ("dot_general" in names and "exp" in names and "div" in names):
         return False
     return sum(op.name == "dot_general" for op in walk(function.body)) > 1
 
 
-class _Rewriter:
+class _AttentionRewriter:
     """Rewrites one function."""
 
     def __init__(self, function: Function, home: Home) -> None:
@@ -63,23 +63,23 @@ class _Rewriter:
         self._names = Names(function.body)
         self._makers: dict[Value, Op] = {}
         self._users: dict[Value, list[Op | None]] = {}
-        self._note(function.body)
+        self._note_makers_and_users(function.body)
 
-    def _note(self, region: Region) -> None:
+    def _note_makers_and_users(self, region: Region) -> None:
         for op in region.ops:
             self._makers.update((v, op) for v in op.results)
-            for v in (*op.operands, *captures(op)):
+            for v in (*op.operands, *values_captured_by_op(op)):
                 self._users.setdefault(v, []).append(op)
             for inner in op.regions:
-                self._note(inner)
+                self._note_makers_and_users(inner)
         for v in region.results:
             self._users.setdefault(v, []).append(None)
 
     def function(self) -> Function:
         """Return the rewritten function, or the same object if it has no attention to replace."""
-        return self._function.doing(self._region(self._function.body))
+        return self._function.with_body(self._rewrite_region(self._function.body))
 
-    def _region(self, region: Region) -> Region:
+    def _rewrite_region(self, region: Region) -> Region:
         if "dot_general" not in region.names:
             return region
         here = set(region.ops)
@@ -92,60 +92,66 @@ class _Rewriter:
                     roots.setdefault(a.root, []).append(a)
         ops: list[Op] = []
         for op in region.ops:
-            made = next((x for a in roots.get(op, ()) if (x := self._replacement(a)) is not None), None)
+            made = next((x for a in roots.get(op, ()) if (x := self._attention_replacement(a)) is not None), None)
             if made is None:
-                made = [op.on(op.operands, tuple(map(self._region, op.regions))) if op.regions else op]
+                made = [op.on(op.operands, tuple(map(self._rewrite_region, op.regions))) if op.regions else op]
             ops += made
-        return region.holding(ops, region.results)
+        return region.with_ops(ops, region.results)
 
-    def _replacement(self, found: Attention) -> list[Op] | None:
+    def _attention_replacement(self, found: Attention) -> list[Op] | None:
         """Return the ops that replace the root of an attention, or None if the target computes its ops separately."""
         b = Builder(self._names, dict(self._makers), loc=found.root.loc)
-        op, target = _Writer(found, b).op(), self._home(found.root)
+        op, target = _AttentionOpWriter(found, b).op(), self._home(found.root)
         if not takes_attention(op, target):
             return None
         parts = split_kv_parts(op, target)
-        return [*b.ops, *_last(op, found.root)] if parts == 1 else split_on_cpu(op, parts, found.root.results, b)
+        return (
+            [*b.ops, *_ops_after_attention(op, found.root)]
+            if parts == 1
+            else split_on_cpu(op, parts, found.root.results, b)
+        )
 
 
-def _last(op: Op, root: Op) -> list[Op]:
+def _ops_after_attention(op: Op, root: Op) -> list[Op]:
     """Return the ops that compute the result of ``root`` from the result of the attention ``op``."""
     if op.result.type == root.result.type:
         return [replace(op, results=root.results)]
     return [op, Op("reshape", op.results, root.results, loc=root.loc)]
 
 
-class _Writer:
+class _AttentionOpWriter:
     """Creates the op ``attention`` and the ops that compute its operands."""
 
     def __init__(self, found: Attention, b: Builder) -> None:
         self.found, self.b = found, b
         own = [i for i in found.q.index if i not in (0, found.depth)]
         shared = {*found.k.index, *found.v.index}
-        causal, rest = self._causal(own)
+        causal, rest = self._split_causal_mask(own)
         rows = [i for i in own if i not in shared]
-        self.row: Dim | None = causal[0] if causal and causal[0] in rows else max(rows, key=self._extent, default=None)
+        self.row: Dim | None = (
+            causal[0] if causal and causal[0] in rows else max(rows, key=self._axis_extent, default=None)
+        )
         self.offset: tuple[Dim, ...] = (causal[1],) if causal and causal[0] == self.row else ()
-        self.masks = rest if self.offset or not causal else self._parts()
+        self.masks = rest if self.offset or not causal else self._mask_conjuncts()
         self.batch = [i for i in own if i != self.row]
 
-    def _extent(self, axis: Dim) -> int:
+    def _axis_extent(self, axis: Dim) -> int:
         found = self.found
         n = found.q.value.type.shape[found.q.index.index(axis)]
         return n if isinstance(n, int) else 1 << 40
 
     # --- masks ---
 
-    def _parts(self) -> list[tuple[ElementRead, bool]]:
+    def _mask_conjuncts(self) -> list[tuple[ElementRead, bool]]:
         """Return the conjuncts of the masks that can be false."""
         makers, extents = self.b.definitions, self.found.extents
         needed = [p for r, sign in self.found.masks if sign for p in conjuncts(r, extents, makers)]
         refused = [(r, False) for r, sign in self.found.masks if not sign]
-        return [*((p, True) for p in needed if not _is_true(p.value, self.b)), *refused]
+        return [*((p, True) for p in needed if not _is_all_true(p.value, self.b)), *refused]
 
-    def _causal(self, axes: Sequence[Dim]) -> tuple[tuple[Dim, Dim] | None, list[tuple[ElementRead, bool]]]:
+    def _split_causal_mask(self, axes: Sequence[Dim]) -> tuple[tuple[Dim, Dim] | None, list[tuple[ElementRead, bool]]]:
         """Split the masks into the causal conjunct, as (row axis, offset), or None, and the other conjuncts."""
-        parts = self._parts()
+        parts = self._mask_conjuncts()
         for n, (part, sign) in enumerate(parts):
             causal = causal_offset(part, self.found.term, self.b.definitions) if sign else None
             if causal is not None and causal[0] in axes:
@@ -164,25 +170,27 @@ class _Writer:
         operands: list[Value] = []
         attrs: dict[str, object] = {}
         for name, (read, *last) in ends.items():
-            operands.append(self._dense(read.value, read.index, name == "q"))
-            attrs[f"{name}_dims"] = self._places(read.index, last, name == "q")
-        for name, extra in (("bias", self._sum()), ("mask", self._all())):
-            attrs[f"{name}_dims"] = () if extra is None else self._places(extra.index, [self.row, found.term])
-            operands += [] if extra is None else [self._dense(extra.value, extra.index)]
+            operands.append(self._dense_operand(read.value, read.index, name == "q"))
+            attrs[f"{name}_dims"] = self._operand_axis_places(read.index, last, name == "q")
+        for name, extra in (("bias", self._summed_bias()), ("mask", self._joined_mask())):
+            attrs[f"{name}_dims"] = (
+                () if extra is None else self._operand_axis_places(extra.index, [self.row, found.term])
+            )
+            operands += [] if extra is None else [self._dense_operand(extra.value, extra.index)]
         for name, scale in (("k_scale", found.k_scale), ("v_scale", found.v_scale)):
             if scale is not None:
                 wide = TensorType("f32")
                 factor = scale if isinstance(scale, ElementRead) else ElementRead(b.constant(scale, wide), ())
-                attrs[f"{name}_dims"] = self._places(factor.index, [self.row, found.term])
-                operands.append(self._dense(factor.value, factor.index))
-        attrs["out_dims"] = self._places(found.out, [self.row, found.column], True)
+                attrs[f"{name}_dims"] = self._operand_axis_places(factor.index, [self.row, found.term])
+                operands.append(self._dense_operand(factor.value, factor.index))
+        attrs["out_dims"] = self._operand_axis_places(found.out, [self.row, found.column], True)
         attrs |= {"scale": found.scale, "fill": found.fill, "causal": self.offset}
         if found.precision not in (None, "DEFAULT"):
             attrs["precision"] = found.precision
         type_ = TensorType(found.root.result.type.dtype)
         return b.op("attention", operands, attrs, (type_,))
 
-    def _entries(self, index: Sequence[Dim], rows: bool = False) -> list[Dim | None]:
+    def _axes_of_operand(self, index: Sequence[Dim], rows: bool = False) -> list[Dim | None]:
         """Return the axis of each dim of an operand or result, without dims of size 1.
 
         None stands for the axis of a single row.
@@ -190,15 +198,17 @@ class _Writer:
         entries: list[Dim | None] = [i for i in index if i != 0]
         return [*entries[:-1], None, entries[-1]] if rows and self.row is None else entries
 
-    def _places(self, index: Sequence[Dim], last: Sequence[Dim | None], rows: bool = False) -> tuple[int, ...]:
-        entries = self._entries(index, rows)
+    def _operand_axis_places(
+        self, index: Sequence[Dim], last: Sequence[Dim | None], rows: bool = False
+    ) -> tuple[int, ...]:
+        entries = self._axes_of_operand(index, rows)
         return tuple(entries.index(i) if i in entries else ABSENT for i in (*self.batch, *last))
 
-    def _dense(self, value: Value, index: Sequence[Dim], rows: bool = False) -> Value:
+    def _dense_operand(self, value: Value, index: Sequence[Dim], rows: bool = False) -> Value:
         sizes = dict(zip(index, value.type.shape, strict=True))
-        return self.b.reshape(value, [1 if i is None else sizes[i] for i in self._entries(index, rows)])
+        return self.b.reshape(value, [1 if i is None else sizes[i] for i in self._axes_of_operand(index, rows)])
 
-    def _sum(self) -> ElementRead | None:
+    def _summed_bias(self) -> ElementRead | None:
         if not self.found.biases:
             return None
         dtypes = {read.value.type.dtype for read, _ in self.found.biases}
@@ -207,38 +217,38 @@ class _Writer:
         for read, sign in self.found.biases:
             value = self.b.convert(read.value, dtype)
             terms.append(replace(read, value=value if sign else self.b.make("neg", (value,))))
-        return self._narrow(terms[0]) if len(terms) == 1 else self._joined(terms, "add")
+        return self._bias_before_widening(terms[0]) if len(terms) == 1 else self._join_masks_or_biases(terms, "add")
 
-    def _narrow(self, bias: ElementRead) -> ElementRead:
+    def _bias_before_widening(self, bias: ElementRead) -> ElementRead:
         """Return the bias before it is widened: kernels widen its elements when they add them."""
         made = self.b.definitions.get(bias.value)
         if made is None or made.name != "convert" or not is_widening_conversion(made):
             return bias
         return earliest_read(replace(bias, value=made.operands[0]), self.found.extents, self.b.definitions) or bias
 
-    def _all(self) -> ElementRead | None:
+    def _joined_mask(self) -> ElementRead | None:
         parts = [r if sign else replace(r, value=self.b.make("not", (r.value,))) for r, sign in self.masks]
-        return self._joined(parts, "and") if parts else None
+        return self._join_masks_or_biases(parts, "and") if parts else None
 
-    def _joined(self, parts: Sequence[ElementRead], name: str) -> ElementRead:
+    def _join_masks_or_biases(self, parts: Sequence[ElementRead], name: str) -> ElementRead:
         """Combine masks or biases ``parts`` by op ``name``, broadcast to the union of their axes."""
         if len(parts) == 1:
             return parts[0]
         sizes = {i: n for p in parts for i, n in zip(p.index, p.value.type.shape, strict=True) if i != 0}
         order = [i for i in (*self.batch, self.row, self.found.term) if i in sizes]
         shape = [sizes[i] for i in order]
-        spread = [self._spread(p, order, shape) for p in parts]
+        spread = [self._broadcast_to_axes(p, order, shape) for p in parts]
         total = spread[0]
         for x in spread[1:]:
             total = self.b.make(name, (total, x))
         return ElementRead(total, tuple(order))
 
-    def _spread(self, part: ElementRead, order: Sequence[Dim | None], shape: Sequence[Dim]) -> Value:
-        dense = self._dense(part.value, part.index)
+    def _broadcast_to_axes(self, part: ElementRead, order: Sequence[Dim | None], shape: Sequence[Dim]) -> Value:
+        dense = self._dense_operand(part.value, part.index)
         places = [order.index(i) for i in part.index if i != 0]
         return self.b.broadcast(dense, places, shape)
 
 
-def _is_true(value: Value, b: Builder) -> bool:
+def _is_all_true(value: Value, b: Builder) -> bool:
     number = splat_of(value, b.definitions)
     return number is not None and bool(number)

@@ -45,8 +45,8 @@ def gather_panels(module: Module, options: Options) -> Module:
 
     Gathering a row element by element takes longer than copying it, but far less time than the matmul.
     """
-    tables = only_rows_of(module)
-    packed = _packed(module) if tables else []
+    tables = arrays_only_read_by_rows(module)
+    packed = _constant_panels_of(module) if tables else []
     bound = {v: way for f in module.functions.values() for v, way in _bound_tables(f).items()}
     if not packed and not bound:
         return module
@@ -56,7 +56,7 @@ def gather_panels(module: Module, options: Options) -> Module:
         if not gathers_rows(op) or home(op).kind != "cpu":
             return None
         if op.operands[0] in bound:
-            return (_rows_of(op, *bound[op.operands[0]].repacked(op.operands[0], b), b),)
+            return (_gathered_packed_rows(op, *bound[op.operands[0]].repacked(op.operands[0], b), b),)
         table = constant_of(op.operands[0], b.definitions)
         if table is None or table.ndim != 2 or id(table) not in tables:  # an array filled with one number has no dims
             return None
@@ -64,13 +64,13 @@ def gather_panels(module: Module, options: Options) -> Module:
         if found is None:
             return None
         stored = b.constant(found.stored, TensorType(op.operands[0].type.dtype, found.stored.shape))
-        return (_rows_of(op, stored, found.group, found.n, b),)
+        return (_gathered_packed_rows(op, stored, found.group, found.n, b),)
 
     return rewrite_module(module, rule, ("gather",))
 
 
 @dataclass(frozen=True, slots=True)
-class _Packed:
+class _PackedMatmulPanels:
     """The panels (P, steps, cols * group) of a matmul with ``n`` columns."""
 
     stored: np.ndarray
@@ -98,20 +98,20 @@ class _Packed:
         return True
 
 
-def _packed(module: Module) -> list[_Packed]:
+def _constant_panels_of(module: Module) -> list[_PackedMatmulPanels]:
     """Return the constant panels of a module's matmuls."""
     ops = [op for f in module.functions.values() for op in walk(f.body)]
     arrays = {op.result: op.attrs["value"] for op in ops if op.name == "constant"}
     products = [op for op in ops if op.name == "packed_matmul" and op.operands[1].type.rank == 3]
     return [
-        _Packed(arrays[op.operands[1]], op.attrs["group"], static(dim_of(op.attrs, "n")))
+        _PackedMatmulPanels(arrays[op.operands[1]], op.attrs["group"], static(dim_of(op.attrs, "n")))
         for op in products
         if op.operands[1] in arrays and arrays[op.operands[1]].ndim == 3
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class _Packing:
+class _TablePacking:
     """The packing of a bound table (n, K), or of its transpose, for a matmul."""
 
     cols: int
@@ -125,7 +125,7 @@ class _Packing:
         return pack_panels(rhs, self.cols, self.group, self.is_transposed, b), self.group, self.n
 
 
-def _bound_tables(function: Function) -> dict[Value, _Packing]:
+def _bound_tables(function: Function) -> dict[Value, _TablePacking]:
     """Return the packing of each bound table whose only other readers are gathers of rows."""
     if "weights" not in function.attrs:
         return {}
@@ -138,15 +138,15 @@ def _bound_tables(function: Function) -> dict[Value, _Packing]:
         else:
             read.update(op.operands[1:] if gathers_rows(op) else op.operands)
             read.update(v for inner in op.regions for v in inner.results)
-    found: dict[Value, _Packing] = {}
+    found: dict[Value, _TablePacking] = {}
     for op in definitions.values():
         panels = op.operands[1] if op.name == "packed_matmul" else None
         if panels is not None and panels in known and panels.type.rank == 3:
-            found.update(_packing(op, definitions))
+            found.update(_table_packing_of(op, definitions))
     return {v: way for v, way in found.items() if v in known and v not in read}
 
 
-def _packing(product: Op, definitions: Mapping[Value, Op]) -> dict[Value, _Packing]:
+def _table_packing_of(product: Op, definitions: Mapping[Value, Op]) -> dict[Value, _TablePacking]:
     """Return the table whose rows are the columns of a matmul, with its packing, if :func:`pack_panels` packed it."""
     v, made = product.operands[1], []
     while v in definitions and (definitions[v].name in MOVES or definitions[v].name == "pad"):
@@ -161,13 +161,13 @@ def _packing(product: Op, definitions: Mapping[Value, Op]) -> dict[Value, _Packi
     axes = (0, 2, 1, 3) if transposed else (2, 0, 3, 1)
     same = made[0].name == made[2].name == "reshape" and tuple(made[1].attrs.get("perm", ())) == axes
     whole = v.type.rank == 2 and v.type.shape[0] == n
-    return {v: _Packing(cols, group, n, transposed)} if same and whole else {}
+    return {v: _TablePacking(cols, group, n, transposed)} if same and whole else {}
 
 
-def _rows_of(op: Op, stored: Value, group: int, count: int, b: Builder) -> Value:
+def _gathered_packed_rows(op: Op, stored: Value, group: int, count: int, b: Builder) -> Value:
     """Return the rows of a table that the gather ``op`` selects, read from packed panels; indices are clamped."""
     _, steps, width = map(static, stored.type.shape)
-    n, kept = _places(op, b)
+    n, kept = _row_integer_builder(op, b)
     ids = n.clamped(b.reshape(op.operands[1], kept), count)
     panel, column = n.make("div", ids, width // group), n.make("rem", ids, width // group)
     places = [b.reshape(x, (*kept, 1)) for x in (panel, n.make("mul", column, group))]
@@ -210,7 +210,7 @@ def gathers_rows(op: Op) -> bool:
     return rows and whole and last and op.attrs["index_vector_dim"] >= ids.rank - 1
 
 
-def only_rows_of(module: Module) -> Collection[int]:
+def arrays_only_read_by_rows(module: Module) -> Collection[int]:
     """Return the ``id`` of each constant array whose only readers are gathers of whole rows."""
     if not module.has("gather"):
         return ()
@@ -228,44 +228,44 @@ def only_rows_of(module: Module) -> Collection[int]:
     return {id(arrays[v]) for v in tables if v in arrays} - refused
 
 
-def gathered_rows(op: Op, panels: Panels, b: Builder) -> Value:
+def rows_gathered_from_panels(op: Op, panels: Panels, b: Builder) -> Value:
     """Return the rows that ``op`` gathers, read from quantized panels; indices beyond the table read the last row."""
     table, ids = op.operands[0].type, op.operands[1]
     rows, depth = panels.weights.shape[::-1]
-    n, kept = _places(op, b)
+    n, kept = _row_integer_builder(op, b)
     rank, runs = len(kept), panels.stored.shape[1]
     ids = n.clamped(b.reshape(ids, kept), rows)
     panel, column = n.make("div", ids, panels.cols), n.make("rem", ids, panels.cols)
     stored = b.constant(panels.stored, TensorType("u8", panels.stored.shape))
     d, per = np.arange(depth), 8 // panels.bits
     inside = panels.cols * SCALE_BYTES + d % panels.terms // per * panels.cols
-    bytes_ = _bytes(stored, panel, d // panels.terms, _sums(column, inside, b), b)
+    bytes_ = _gather_panel_bytes(stored, panel, d // panels.terms, _offset_sums(column, inside, b), b)
     whole = b.make("bitcast", (bytes_,), {}, TensorType("i8", bytes_.type.shape))
     if per == 2:
         up = b.constant((4 * (1 - d % 2)).astype(np.int8), TensorType("i8", (depth,)))
         four = b.broadcast(b.constant(4, TensorType("i8")), (), bytes_.type.shape)
         raised = b.make("shl", (whole, b.broadcast(up, (rank,), bytes_.type.shape)))
         whole = b.make("shr_arith", (raised, four))
-    each = _scales(stored, panel, n.make("mul", column, SCALE_BYTES), b)
+    each = _gather_scales(stored, panel, n.make("mul", column, SCALE_BYTES), b)
     each = b.broadcast(each, range(rank + 1), (*kept, runs, panels.terms))
     each = b.reshape(each, (*kept, runs * panels.terms))
     each = b.slice_dim(each, rank, 0, depth) if runs * panels.terms != depth else each
     return b.convert(b.make("mul", (b.convert(whole, "f32"), each)), table.dtype)
 
 
-def _places(op: Op, b: Builder) -> tuple[_Numbers, tuple[Dim, ...]]:
+def _row_integer_builder(op: Op, b: Builder) -> tuple[_IndexBuilder, tuple[Dim, ...]]:
     """Return a builder of integers, one for each row that ``op`` gathers, and the shape of these integers."""
     ids = op.operands[1].type
     kept = ids.shape if op.attrs["index_vector_dim"] == ids.rank else ids.shape[:-1]
-    return _Numbers(b, kept), kept
+    return _IndexBuilder(b, kept), kept
 
 
-def _scales(stored: Value, panel: Value, head: Value, b: Builder) -> Value:
+def _gather_scales(stored: Value, panel: Value, head: Value, b: Builder) -> Value:
     """Return the scales of each chunk of a row; the bytes of the first scale begin at ``head`` of a panel."""
     run = np.arange(static(stored.type.shape[1]))
     bits: Value | None = None
     for i in range(SCALE_BYTES):
-        word = b.convert(_bytes(stored, panel, run, _sums(head, np.full(len(run), i), b), b), "u32")
+        word = b.convert(_gather_panel_bytes(stored, panel, run, _offset_sums(head, np.full(len(run), i), b), b), "u32")
         up = b.broadcast(b.constant(8 * i, TensorType("u32")), (), word.type.shape)
         word = b.make("shl", (word, up))
         bits = word if bits is None else b.make("or", (bits, word))
@@ -273,7 +273,7 @@ def _scales(stored: Value, panel: Value, head: Value, b: Builder) -> Value:
     return b.make("bitcast", (bits,), {}, TensorType("f32", bits.type.shape))
 
 
-class _Numbers:
+class _IndexBuilder:
     """Builder of ops on integers of one shape."""
 
     def __init__(self, b: Builder, shape: tuple) -> None:
@@ -292,14 +292,14 @@ class _Numbers:
         return self.b.convert(near, "i32")
 
 
-def _sums(base: Value, offsets: np.ndarray, b: Builder) -> Value:
+def _offset_sums(base: Value, offsets: np.ndarray, b: Builder) -> Value:
     """Return ``base`` plus each of ``offsets``, along a new last dim."""
     rank, shape = base.type.rank, (*base.type.shape, len(offsets))
     each = b.constant(offsets.astype(np.int32), TensorType("i32", offsets.shape))
     return b.make("add", (b.broadcast(base, range(rank), shape), b.broadcast(each, (rank,), shape)))
 
 
-def _bytes(stored: Value, panel: Value, run: np.ndarray, place: Value, b: Builder) -> Value:
+def _gather_panel_bytes(stored: Value, panel: Value, run: np.ndarray, place: Value, b: Builder) -> Value:
     """Gather bytes of quantized panels at offsets ``place`` in chunks ``run``."""
     rank, shape = panel.type.rank, place.type.shape
     runs = b.constant(run.astype(np.int32), TensorType("i32", run.shape))

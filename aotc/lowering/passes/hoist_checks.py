@@ -32,24 +32,24 @@ _TRUTH = TensorType("i1")
 
 def hoist_checks(module: Module, options: Options) -> Module:
     """Return ``module`` with assertions in no loop and no branch, and without ``fail``."""
-    if not any(_checked(f.body) for f in module.functions.values()):
+    if not any(_has_checks(f.body) for f in module.functions.values()):
         return module
     clean = dce(module, options)
-    return clean.with_functions({name: _hoisted(f) for name, f in clean.functions.items()})
+    return clean.with_functions({name: _with_hoisted_checks(f) for name, f in clean.functions.items()})
 
 
-def _hoisted(function: Function) -> Function:
-    if not _checked(function.body):
+def _with_hoisted_checks(function: Function) -> Function:
+    if not _has_checks(function.body):
         return function
-    return replace(function, body=_Hoister(Names(function.body)).entry(function.body))
+    return replace(function, body=_CheckHoister(Names(function.body)).entry(function.body))
 
 
-def _checked(region: Region) -> bool:
+def _has_checks(region: Region) -> bool:
     return not region.names.isdisjoint(CHECKS)
 
 
 @dataclass(frozen=True, slots=True)
-class _Check:
+class _NestedCheck:
     """An assertion to be moved out: the condition, the values of its message, and the message."""
 
     holds: Value
@@ -62,12 +62,12 @@ class _Check:
         """Return the values that loops and branches must carry so that the check can run outside of them."""
         return self.holds, *self.values
 
-    def handed(self, values: Sequence[Value]) -> _Check:
+    def with_carried_values(self, values: Sequence[Value]) -> _NestedCheck:
         """Return the check with its carried values replaced by ``values`` of an outer region."""
         return replace(self, holds=values[0], values=tuple(values[1:]))
 
 
-class _Hoister:
+class _CheckHoister:
     """Rebuilds one function."""
 
     def __init__(self, names: Names) -> None:
@@ -84,31 +84,31 @@ class _Hoister:
             self.before.clear()
         return Region(region.params, tuple(b.ops), region.results)
 
-    def op(self, op: Op, b: Builder) -> list[_Check]:
+    def op(self, op: Op, b: Builder) -> list[_NestedCheck]:
         """Append ``op`` without the checks nested in it; return the checks."""
         b.loc = op.loc
         if op.name == "assert":
-            checks = [_Check(op.operands[0], op.operands[1:], op.attrs["message"], op.loc)]
+            checks = [_NestedCheck(op.operands[0], op.operands[1:], op.attrs["message"], op.loc)]
         elif op.name == "fail":
-            checks = self._fail(op, b)
-        elif op.name == "case" and any(map(_checked, op.regions)):
-            checks = self._only_way(op, b) or self._case(op, b)
-        elif op.name == "while" and (any(map(_checked, op.regions)) or (self.before and not _counts(op))):
-            checks = self._while(op, b)
+            checks = self._hoist_fail(op, b)
+        elif op.name == "case" and any(map(_has_checks, op.regions)):
+            checks = self._replace_failing_branch(op, b) or self._hoist_from_branches(op, b)
+        elif op.name == "while" and (any(map(_has_checks, op.regions)) or (self.before and not _is_counted_loop(op))):
+            checks = self._hoist_from_loop(op, b)
         else:
             b.append(op)
             checks = []
         self.before += [check.holds for check in checks]
         return checks
 
-    def inner(self, region: Region) -> tuple[Builder, list[_Check]]:
+    def inner(self, region: Region) -> tuple[Builder, list[_NestedCheck]]:
         """Rebuild a nested region without its checks; return the builder and the checks."""
         b, seen = Builder(self.names), len(self.before)
         checks = [check for op in region.ops for check in self.op(op, b)]
         del self.before[seen:]
         return b, checks
 
-    def _fail(self, op: Op, b: Builder) -> list[_Check]:
+    def _hoist_fail(self, op: Op, b: Builder) -> list[_NestedCheck]:
         (index,), messages = op.operands, op.attrs["messages"]
         for v in op.results:
             zero = b.constant(0, TensorType(v.type.dtype))
@@ -118,10 +118,10 @@ class _Hoister:
             compare = "ne" if 0 < n < len(messages) - 1 else "gt" if n == 0 else "lt"
             alone = len(messages) == 1
             holds = b.constant(0, _TRUTH) if alone else b.make(compare, [index, b.constant(n, index.type)])
-            checks.append(_Check(holds, (), literal(message), op.loc))
+            checks.append(_NestedCheck(holds, (), literal(message), op.loc))
         return checks
 
-    def _only_way(self, op: Op, b: Builder) -> list[_Check]:
+    def _replace_failing_branch(self, op: Op, b: Builder) -> list[_NestedCheck]:
         """Replace a ``case`` of which one branch fails and the other has no ops; return its checks.
 
         The ops of the failing branch are appended. The results are those of the other branch, and a check requires that
@@ -141,30 +141,32 @@ class _Hoister:
             b.append(Op("reshape", (kept,), (v,), {}, (), op.loc))
         return [replace(check, holds=b.make("or", [chosen, check.holds])) for check in checks]
 
-    def _case(self, op: Op, b: Builder) -> list[_Check]:
+    def _hoist_from_branches(self, op: Op, b: Builder) -> list[_NestedCheck]:
         branches = [self.inner(region) for region in op.regions]
         rows: list[list[Value]] = [list(region.results) for region in op.regions]
         for n, (_, checks) in enumerate(branches):
             for check in checks:
                 for k, (other, _) in enumerate(branches):
-                    rows[k] += check.carried if k == n else _nothing(check, other)
+                    rows[k] += check.carried if k == n else _values_of_unreached_check(check, other)
         regions = tuple(Region((), tuple(made.ops), tuple(row)) for (made, _), row in zip(branches, rows))
         every = [check for _, checks in branches for check in checks]
-        return self._handed(op, op.operands, regions, every, b)
+        return self._op_with_check_results(op, op.operands, regions, every, b)
 
-    def _while(self, op: Op, b: Builder) -> list[_Check]:
-        early: list[_Check] = []
+    def _hoist_from_loop(self, op: Op, b: Builder) -> list[_NestedCheck]:
+        early: list[_NestedCheck] = []
         seen = len(self.before)
-        if _checked(op.regions[0]):
-            op, early = self._rotated(op, b)
+        if _has_checks(op.regions[0]):
+            op, early = self._rotate_loop(op, b)
             self.before += [check.holds for check in early]
         condition, body = op.regions
         made, checks = self.inner(body)
-        starts = [v for check in checks for v in _nothing(check, b)]
+        starts = [v for check in checks for v in _values_of_unreached_check(check, b)]
         params = [[Value(self.names.fresh(v.name), v.type) for v in starts] for _ in range(2)]
         test = Builder(self.names, ops=list(condition.ops))
         (going,) = condition.results
-        for holds in [v for v, _ in _per_check(params[0], checks)] + ([] if _counts(op) else self.before):
+        for holds in [v for v, _ in _split_values_by_check(params[0], checks)] + (
+            [] if _is_counted_loop(op) else self.before
+        ):
             going = test.make("and", [going, holds])
         del self.before[seen:]
         carried = [v for check in checks for v in check.carried]
@@ -172,18 +174,18 @@ class _Hoister:
             Region((*condition.params, *params[0]), tuple(test.ops), (going,)),
             Region((*body.params, *params[1]), tuple(made.ops), (*body.results, *carried)),
         )
-        return [*early, *self._handed(op, (*op.operands, *starts), regions, checks, b)]
+        return [*early, *self._op_with_check_results(op, (*op.operands, *starts), regions, checks, b)]
 
-    def _rotated(self, op: Op, b: Builder) -> tuple[Op, list[_Check]]:
+    def _rotate_loop(self, op: Op, b: Builder) -> tuple[Op, list[_NestedCheck]]:
         """Return a loop rotated so that the body ends with the condition, and the checks of the first condition."""
         condition, body = op.regions
         first = Builder(self.names)
-        (start,) = self._copied(condition, op.operands, first)
+        (start,) = self._append_region_copy(condition, op.operands, first)
         made, checks = self.inner(Region((), tuple(first.ops), ()))
         for inner in made.ops:
             b.append(inner)
         again = Builder(self.names, ops=list(body.ops))
-        (going,) = self._copied(condition, body.results, again)
+        (going,) = self._append_region_copy(condition, body.results, again)
         params = [Value(self.names.fresh("going"), _TRUTH) for _ in range(2)]
         held = [Value(self.names.fresh(v.name), v.type) for v in condition.params]
         regions = (
@@ -194,28 +196,33 @@ class _Hoister:
         rotated = replace(op, operands=(*op.operands, start), results=(*op.results, unread), regions=regions)
         return rotated, checks
 
-    def _copied(self, region: Region, operands: Sequence[Value], b: Builder) -> list[Value]:
+    def _append_region_copy(self, region: Region, operands: Sequence[Value], b: Builder) -> list[Value]:
         """Append a copy of a region's ops with ``operands`` for its parameters, and return its results."""
         ops, results = copy_ops(region, operands, self.names)
         for op in ops:
             b.append(op)
         return list(results)
 
-    def _handed(
-        self, op: Op, operands: Sequence[Value], regions: tuple[Region, ...], checks: list[_Check], b: Builder
-    ) -> list[_Check]:
+    def _op_with_check_results(
+        self, op: Op, operands: Sequence[Value], regions: tuple[Region, ...], checks: list[_NestedCheck], b: Builder
+    ) -> list[_NestedCheck]:
         """Append ``op`` with the values of ``checks`` as further results, and return the checks on these results."""
         more = [Value(self.names.fresh(v.name), v.type) for check in checks for v in check.carried]
         b.append(replace(op, operands=tuple(operands), results=(*op.results, *more), regions=regions))
-        return [check.handed((holds, *values)) for (holds, values), check in zip(_per_check(more, checks), checks)]
+        return [
+            check.with_carried_values((holds, *values))
+            for (holds, values), check in zip(_split_values_by_check(more, checks), checks)
+        ]
 
 
-def _nothing(check: _Check, b: Builder) -> list[Value]:
+def _values_of_unreached_check(check: _NestedCheck, b: Builder) -> list[Value]:
     """Return the values that stand for a check that was not reached: true, and zeros for the message."""
     return [b.constant(n == 0, v.type) for n, v in enumerate(check.carried)]
 
 
-def _per_check(values: Sequence[Value], checks: Sequence[_Check]) -> list[tuple[Value, Sequence[Value]]]:
+def _split_values_by_check(
+    values: Sequence[Value], checks: Sequence[_NestedCheck]
+) -> list[tuple[Value, Sequence[Value]]]:
     """Return carried values by check: the condition, and the values of the message."""
     rest = list(values)
     shared: list[tuple[Value, Sequence[Value]]] = []
@@ -226,29 +233,29 @@ def _per_check(values: Sequence[Value], checks: Sequence[_Check]) -> list[tuple[
     return shared
 
 
-def _counts(op: Op) -> bool:
+def _is_counted_loop(op: Op) -> bool:
     """Return True if a loop counts an integer by a constant step up to a fixed bound."""
     condition, body = op.regions
-    test = _maker(condition, condition.results[0])
+    test = _defining_op(condition, condition.results[0])
     if test is None or test.name not in ORDERINGS:
         return False
     for counter, bound in (test.operands, test.operands[::-1]):
-        if counter in condition.params and _is_fixed(condition, bound) and kind_of(bound.type.dtype) in "iu":
+        if counter in condition.params and _is_loop_invariant(condition, bound) and kind_of(bound.type.dtype) in "iu":
             at = condition.params.index(counter)
-            step = _maker(body, body.results[at])
+            step = _defining_op(body, body.results[at])
             adds = step is not None and step.name == "add" and body.params[at] in step.operands
-            return adds and step is not None and any(_is_constant(body, v) for v in step.operands)
+            return adds and step is not None and any(_is_constant_in_region(body, v) for v in step.operands)
     return False
 
 
-def _maker(region: Region, v: Value) -> Op | None:
+def _defining_op(region: Region, v: Value) -> Op | None:
     return next((op for op in region.ops if v in op.results), None)
 
 
-def _is_constant(region: Region, v: Value) -> bool:
-    made = _maker(region, v)
+def _is_constant_in_region(region: Region, v: Value) -> bool:
+    made = _defining_op(region, v)
     return made is not None and made.name == "constant"
 
 
-def _is_fixed(region: Region, v: Value) -> bool:
-    return v not in region.params and (_maker(region, v) is None or _is_constant(region, v))
+def _is_loop_invariant(region: Region, v: Value) -> bool:
+    return v not in region.params and (_defining_op(region, v) is None or _is_constant_in_region(region, v))

@@ -20,7 +20,7 @@ from aotc.ir.dims.algebra import is_static, product, static
 from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.ir import Module, Op, Region, Value
 from aotc.lowering.analysis.trip_counts import trip_count
-from aotc.lowering.passes.rewrite import Builder, rewrite_on
+from aotc.lowering.passes.rewrite import Builder, rewrite_for_target_kind
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
 from aotc.targets import Target
@@ -29,10 +29,10 @@ from aotc.vmfb.dtypes import size_of
 
 def hoist_products(module: Module, options: Options) -> Module:
     """Replace matmuls of one slice per loop iteration on GPUs by one matmul of the whole array before the loop."""
-    return rewrite_on("cuda", module, options, _hoisted)
+    return rewrite_for_target_kind("cuda", module, options, _hoist_matmuls_of_loop)
 
 
-def _hoisted(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
+def _hoist_matmuls_of_loop(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
     if op.name != "while":
         return None
     condition, body = op.regions
@@ -44,11 +44,11 @@ def _hoisted(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
     iterations = trip_count(op, known, {})
     ops: list[Op] = []
     for inner in body.ops:
-        row = _row_of(inner, inside, makers)
-        if row is None or not _is_worth_it(inner, row, iterations):
+        row = _slice_of_iteration(inner, inside, makers)
+        if row is None or not _is_hoisting_worthwhile(inner, row, iterations):
             ops.append(inner)
         else:
-            ops += _row_slices(inner, row, _all_rows(inner, row, b), b)
+            ops += _row_slices(inner, row, _append_whole_matmul(inner, row, b), b)
     if len(ops) == len(body.ops):
         return None
     results = tuple(Value(b.names.fresh(v.name), v.type) for v in op.results)
@@ -56,7 +56,7 @@ def _hoisted(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
     return results
 
 
-def _row_of(op: Op, inside: set[Value], makers: Mapping[Value, Op]) -> Op | None:
+def _slice_of_iteration(op: Op, inside: set[Value], makers: Mapping[Value, Op]) -> Op | None:
     """Return the slice of a loop-invariant array that the matmul ``op`` reads in each iteration, or None."""
     if op.name != "matmul" or op.attrs["lhs_transposed"] or op.operands[1] in inside or op.result.type.rank != 2:
         return None
@@ -83,7 +83,7 @@ HOISTED_PRODUCT_WASTE = Limit(
 )
 
 
-def _is_worth_it(op: Op, row: Op, iterations: int | None) -> bool:
+def _is_hoisting_worthwhile(op: Op, row: Op, iterations: int | None) -> bool:
     """Return True if the matmul is too small to fill a GPU, and the loop reads most rows of the array."""
     rows, columns = map(static, op.result.type.shape)
     count = static(row.operands[0].type.shape[0])
@@ -92,7 +92,7 @@ def _is_worth_it(op: Op, row: Op, iterations: int | None) -> bool:
     return HOISTED_PRODUCT_ROWS.holds(rows) and HOISTED_PRODUCT_BYTES.holds(size) and HOISTED_PRODUCT_WASTE.holds(waste)
 
 
-def _all_rows(op: Op, row: Op, b: Builder) -> Value:
+def _append_whole_matmul(op: Op, row: Op, b: Builder) -> Value:
     """Append the matmul with all rows; return its result with the sliced rows as a separate dim."""
     source = row.operands[0]
     rows, columns = op.result.type.shape

@@ -31,14 +31,14 @@ def inline(module: Module, options: Options) -> Module:
     """
     _check_calls(module)
     public = {name: f for name, f in module.functions.items() if f.public}
-    return replace(module, functions={n: f.doing(_Inliner(module, f.body).run()) for n, f in public.items()})
+    return replace(module, functions={n: f.with_body(_Inliner(module, f.body).run()) for n, f in public.items()})
 
 
 def _check_calls(module: Module) -> None:
     done: dict[str, bool] = {}
     sizes: dict[str, int] = {}  # ops of a function without calls
     for root in (name for name, f in module.functions.items() if f.public):
-        stack = [(root, iter(_calls(module.functions[root].body)))]
+        stack = [(root, iter(_calls_in_region(module.functions[root].body)))]
         done.setdefault(root, False)
         while stack:
             name, rest = stack[-1]
@@ -46,7 +46,7 @@ def _check_calls(module: Module) -> None:
             if call is None:
                 stack.pop()
                 done[name] = True
-                sizes[name] = _size(module.functions[name].body, sizes)
+                sizes[name] = _inlined_op_count(module.functions[name].body, sizes)
                 continue
             callee = call.attrs["callee"]
             if callee not in module.functions:
@@ -56,10 +56,10 @@ def _check_calls(module: Module) -> None:
                 raise CompileError.at(call.loc, f"{callee} calls itself", hint=hint)
             if callee not in done:
                 done[callee] = False
-                stack.append((callee, iter(_calls(module.functions[callee].body))))
+                stack.append((callee, iter(_calls_in_region(module.functions[callee].body))))
 
 
-def _size(region: Region, sizes: Mapping[str, int]) -> int:
+def _inlined_op_count(region: Region, sizes: Mapping[str, int]) -> int:
     """Return the number of ops of ``region`` after its calls are replaced by bodies of ``sizes``."""
     size = 0
     for op in walk(region):
@@ -70,12 +70,12 @@ def _size(region: Region, sizes: Mapping[str, int]) -> int:
     return size
 
 
-def _calls(region: Region) -> list[Op]:
+def _calls_in_region(region: Region) -> list[Op]:
     return [op for op in walk(region) if op.name == "call"] if "call" in region.names else []
 
 
 @dataclass(slots=True)
-class _Frame:
+class _CallFrame:
     """A region being copied: the copies of its values, symbols and locations, and the call that it replaces."""
 
     region: Region
@@ -104,44 +104,44 @@ class _Inliner:
 
     def run(self) -> Region:
         """Return the body of the public function with all calls inlined."""
-        root = _Frame(self.root, iter(()), {}, {})
-        return self.copied(self.root, root, own=True) if _calls(self.root) else self.root
+        root = _CallFrame(self.root, iter(()), {}, {})
+        return self.copied(self.root, root, own=True) if _calls_in_region(self.root) else self.root
 
-    def copied(self, region: Region, outer: _Frame, own: bool) -> Region:
+    def copied(self, region: Region, outer: _CallFrame, own: bool) -> Region:
         """Return a copy of ``region`` inside ``outer``; ``own`` is True for a region of the public function itself."""
         mapped, dims = outer.mapped, outer.dims
         if own and "call" not in region.names and reads_no_values_of(region, mapped):
             return region
         params = region.params if own else tuple(self.value(v, mapped, dims) for v in region.params)
         ops: list[Op] = []
-        stack = [_Frame(region, iter(region.ops), mapped, dims, at=outer.at, locs=outer.locs)]
+        stack = [_CallFrame(region, iter(region.ops), mapped, dims, at=outer.at, locs=outer.locs)]
         while stack:
             frame = stack[-1]
             op = next(frame.rest, None)
             if op is None:
-                self._leave(stack)
+                self._leave_call(stack)
             elif op.name == "call":
-                stack.append(self._enter(op, frame))
+                stack.append(self._enter_call(op, frame))
             else:
                 ops.append(self.copied_op(op, frame, own and len(stack) == 1))
         results = replaced_values(region.results, mapped)
-        return region.holding(ops, results) if own else Region(params, tuple(ops), results)
+        return region.with_ops(ops, results) if own else Region(params, tuple(ops), results)
 
-    def _enter(self, call: Op, caller: _Frame) -> _Frame:
+    def _enter_call(self, call: Op, caller: _CallFrame) -> _CallFrame:
         callee = self.module.functions[call.attrs["callee"]].body
         operands = tuple(caller.mapped.get(v, v) for v in call.operands)
-        dims = {**caller.dims, **_bind(callee.params, operands)}
+        dims = {**caller.dims, **_bind_callee_symbols(callee.params, operands)}
         dims = {name: d for name, d in dims.items() if str(d) != name}
         mapped = dict(zip(callee.params, operands))
-        return _Frame(callee, iter(callee.ops), mapped, dims, call, caller.located(call.loc))
+        return _CallFrame(callee, iter(callee.ops), mapped, dims, call, caller.located(call.loc))
 
-    def _leave(self, stack: list[_Frame]) -> None:
+    def _leave_call(self, stack: list[_CallFrame]) -> None:
         frame = stack.pop()
         if frame.call is not None:
             results = (frame.mapped.get(v, v) for v in frame.region.results)
             stack[-1].mapped.update(zip(frame.call.results, results))
 
-    def copied_op(self, op: Op, frame: _Frame, own: bool) -> Op:
+    def copied_op(self, op: Op, frame: _CallFrame, own: bool) -> Op:
         """Return a copy of ``op`` on the values and symbols of ``frame``."""
         mapped, dims = frame.mapped, frame.dims
         regions = tuple([self.copied(r, frame, own) for r in op.regions]) if op.regions else ()
@@ -159,7 +159,7 @@ class _Inliner:
         return mapped[v]
 
 
-def _bind(params: tuple[Value, ...], operands: tuple[Value, ...]) -> dict[str, Dim]:
+def _bind_callee_symbols(params: tuple[Value, ...], operands: tuple[Value, ...]) -> dict[str, Dim]:
     """Return the values of the callee's symbols at this call, from the shapes of its arguments."""
     dims: dict[str, Dim] = {}
     for param, operand in zip(params, operands):

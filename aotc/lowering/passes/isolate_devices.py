@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from aotc.ir.opset import CONTROL_FLOW, EFFECTS
 from aotc.ir.tensor.copies import Names
-from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured_values
 from aotc.options import Options
 
 _NOTES = ("device", "candidates", "reason")
@@ -27,7 +27,11 @@ _NOTES = ("device", "candidates", "reason")
 def isolate_devices(module: Module, options: Options) -> Module:
     """Return ``module`` with ops in regions of their devices."""
     return module.with_functions(
-        {n: replace(f, body=_Isolator(f).region(f.body)) for n, f in module.functions.items() if "devices" in f.attrs}
+        {
+            n: replace(f, body=_DeviceIsolator(f).region(f.body))
+            for n, f in module.functions.items()
+            if "devices" in f.attrs
+        }
     )
 
 
@@ -36,13 +40,13 @@ def device_of(op: Op) -> str:
     return "" if op.name == "transfer" else str(op.attrs.get("device", ""))
 
 
-class _Isolator:
+class _DeviceIsolator:
     def __init__(self, function: Function) -> None:
         self.names = Names(function.body)
 
     def region(self, region: Region) -> Region:
         """Return ``region`` with consecutive ops of one device wrapped in ``on`` regions."""
-        levels = _levels(region)
+        levels = _device_group_levels(region)
         order = sorted(range(len(region.ops)), key=lambda n: (levels[n], device_of(region.ops[n]), n))
         groups: list[list[Op]] = []
         last = None
@@ -52,26 +56,26 @@ class _Isolator:
                 groups.append([])
             groups[-1].append(region.ops[n])
             last = key
-        read = _reads(groups, region.results)
+        read = _values_read_after_groups(groups, region.results)
         outer: dict[Value, Value] = {}
-        ops = [self._group(group, outer, later) for group, later in zip(groups, read, strict=True)]
+        ops = [self._device_region_of_group(group, outer, later) for group, later in zip(groups, read, strict=True)]
         return Region(region.params, tuple(ops), tuple(outer.get(v, v) for v in region.results))
 
-    def _group(self, group: Sequence[Op], outer: dict[Value, Value], later: set[Value]) -> Op:
+    def _device_region_of_group(self, group: Sequence[Op], outer: dict[Value, Value], later: set[Value]) -> Op:
         """Return the ``on`` op that replaces ``group``; ``outer`` maps values of earlier groups to their results."""
         device = device_of(group[0])
         if not device:
             (op,) = group
-            op = _renamed(op, outer)
+            op = _with_renamed_operands(op, outer)
             return replace(op, regions=tuple(self.region(r) for r in op.regions) if op.name in CONTROL_FLOW else ())
-        ops = tuple(_plain(_renamed(op, outer)) for op in group)
+        ops = tuple(_without_device_attributes(_with_renamed_operands(op, outer)) for op in group)
         results = tuple(v for op in ops for v in op.results if v in later)
         made = tuple(Value(self.names.fresh(v.name), v.type) for v in results)
         outer.update(zip(results, made, strict=True))
         return Op("on", (), made, {"device": device}, (Region((), ops, results),), group[0].loc)
 
 
-def _levels(region: Region) -> list[int]:
+def _device_group_levels(region: Region) -> list[int]:
     """Return a level for each op such that ops of one device and level can share an ``on`` region.
 
     An op that binds a size separates the ops before it from those after it; ops with an effect keep their order.
@@ -82,7 +86,7 @@ def _levels(region: Region) -> list[int]:
     for op in region.ops:
         between = not device_of(op)
         need = least
-        for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
+        for v in (*op.operands, *(v for r in op.regions for v in captured_values(r))):
             made = level.get(v, 0)
             need = max(need, made + (made % 2 != int(between)))
         if between and need % 2 == 0:
@@ -98,27 +102,33 @@ def _levels(region: Region) -> list[int]:
     return levels
 
 
-def _reads(groups: Sequence[Sequence[Op]], results: Sequence[Value]) -> list[set[Value]]:
+def _values_read_after_groups(groups: Sequence[Sequence[Op]], results: Sequence[Value]) -> list[set[Value]]:
     """Return the values that are read after each group."""
     later = set(results)
     read: list[set[Value]] = []
     for group in reversed(groups):
         read.append(set(later))
         for op in group:
-            later.update((*op.operands, *(v for r in op.regions for v in captured(r))))
+            later.update((*op.operands, *(v for r in op.regions for v in captured_values(r))))
     return read[::-1]
 
 
-def _plain(op: Op) -> Op:
+def _without_device_attributes(op: Op) -> Op:
     """Return ``op`` without the attributes that its region of a device makes redundant."""
     attrs = {k: v for k, v in op.attrs.items() if k not in _NOTES}
-    return replace(op, attrs=attrs, regions=tuple(replace(r, ops=tuple(map(_plain, r.ops))) for r in op.regions))
+    return replace(
+        op,
+        attrs=attrs,
+        regions=tuple(replace(r, ops=tuple(map(_without_device_attributes, r.ops))) for r in op.regions),
+    )
 
 
-def _renamed(op: Op, names: dict[Value, Value]) -> Op:
+def _with_renamed_operands(op: Op, names: dict[Value, Value]) -> Op:
     operands = tuple(names.get(v, v) for v in op.operands)
     regions = tuple(
-        Region(r.params, tuple(_renamed(i, names) for i in r.ops), tuple(names.get(v, v) for v in r.results))
+        Region(
+            r.params, tuple(_with_renamed_operands(i, names) for i in r.ops), tuple(names.get(v, v) for v in r.results)
+        )
         for r in op.regions
     )
     return replace(op, operands=operands, regions=regions)

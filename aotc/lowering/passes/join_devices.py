@@ -14,21 +14,25 @@ from aotc.options import Options
 
 def join_devices(module: Module, options: Options) -> Module:
     """Return ``module`` without ``on`` ops: the ops inside get the attribute ``device``."""
-    changed = {n: replace(f, body=_joined(f.body, {}, "")) for n, f in module.functions.items() if "devices" in f.attrs}
+    changed = {
+        n: replace(f, body=_without_device_regions(f.body, {}, ""))
+        for n, f in module.functions.items()
+        if "devices" in f.attrs
+    }
     return module.with_functions(changed)
 
 
-def _joined(region: Region, names: dict[Value, Value], device: str) -> Region:
+def _without_device_regions(region: Region, names: dict[Value, Value], device: str) -> Region:
     """Return ``region`` with each ``on`` replaced by its ops; ``names`` maps its results to the values inside."""
     ops: list[Op] = []
     for op in region.ops:
         operands = tuple(names.get(v, v) for v in op.operands)
         if op.name == "on":
-            inner = _joined(op.regions[0], names, op.attrs["device"])
+            inner = _without_device_regions(op.regions[0], names, op.attrs["device"])
             ops += inner.ops
             names.update(zip(op.results, inner.results, strict=True))
             continue
         attrs = {**op.attrs, "device": device} if device else op.attrs
-        regions = tuple(_joined(r, names, device) for r in op.regions)
+        regions = tuple(_without_device_regions(r, names, device) for r in op.regions)
         ops.append(replace(op, operands=operands, attrs=attrs, regions=regions))
     return Region(region.params, tuple(ops), tuple(names.get(v, v) for v in region.results))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from aotc.ir.dims.algebra import product
 from aotc.ir.opset import SCALARS, SOURCES
-from aotc.ir.tensor.ir import Module, Op, Region, Value, captures, reads_no_values_of, replaced_values
+from aotc.ir.tensor.ir import Module, Op, Region, Value, reads_no_values_of, replaced_values, values_captured_by_op
 from aotc.lowering.passes.dce import has_effect
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
@@ -25,10 +25,10 @@ def licm(module: Module, options: Options) -> Module:
     """
     if not module.has("while"):
         return module
-    return module.with_functions({n: f.doing(_region(f.body, {})) for n, f in module.functions.items()})
+    return module.with_functions({n: f.with_body(_hoist_in_region(f.body, {})) for n, f in module.functions.items()})
 
 
-def _region(region: Region, mapped: dict[Value, Value]) -> Region:
+def _hoist_in_region(region: Region, mapped: dict[Value, Value]) -> Region:
     if "while" not in region.names and reads_no_values_of(region, mapped):
         return region
     ops: list[Op] = []
@@ -37,11 +37,11 @@ def _region(region: Region, mapped: dict[Value, Value]) -> Region:
         if op.name == "while":
             op = _capture_constant_carries(op, mapped)
         if op.regions:
-            op = op.on(op.operands, tuple(_region(r, mapped) for r in op.regions))
+            op = op.on(op.operands, tuple(_hoist_in_region(r, mapped) for r in op.regions))
         if op.name == "while":
-            op = _hoist(op, ops)
+            op = _hoist_invariant_ops(op, ops)
         ops.append(op)
-    return region.holding(ops, replaced_values(region.results, mapped))
+    return region.with_ops(ops, replaced_values(region.results, mapped))
 
 
 def _capture_constant_carries(op: Op, mapped: dict[Value, Value]) -> Op:
@@ -63,7 +63,7 @@ def _capture_constant_carries(op: Op, mapped: dict[Value, Value]) -> Op:
     return replace(op, operands=pick(op.operands), results=pick(op.results), regions=regions)
 
 
-def _hoist(op: Op, before: list[Op]) -> Op:
+def _hoist_invariant_ops(op: Op, before: list[Op]) -> Op:
     """Append to ``before`` the ops that do not depend on values of the loop; return the loop without these.
 
     A free op (a constant, a broadcast for the arithmetic that reads it) is moved only if a moved op reads it.
@@ -71,7 +71,7 @@ def _hoist(op: Op, before: list[Op]) -> Op:
     regions = []
     for region in op.regions:
         inside: set[Value] = set(region.params)
-        readers = _readers(region)
+        readers = _reader_names_of_values(region)
         free: dict[Value, Op] = {}
         moved: dict[int, Op] = {}
         for inner in region.ops:
@@ -80,28 +80,28 @@ def _hoist(op: Op, before: list[Op]) -> Op:
                 inside.update(inner.results)
             elif inner.name in SOURCES or _is_read_in_place(inner, readers):
                 free.update((v, inner) for v in inner.results)
-            elif _is_large(inner):
+            elif _is_large_result(inner):
                 inside.update(inner.results)
             else:
-                _move(inner, free, moved)
+                _move_with_operands(inner, free, moved)
         before += moved.values()
-        regions.append(region.holding([o for o in region.ops if id(o) not in moved], region.results))
+        regions.append(region.with_ops([o for o in region.ops if id(o) not in moved], region.results))
     return op.on(op.operands, tuple(regions))
 
 
-def _move(op: Op, free: Mapping[Value, Op], moved: dict[int, Op]) -> None:
+def _move_with_operands(op: Op, free: Mapping[Value, Op], moved: dict[int, Op]) -> None:
     """Add ``op`` to the ``moved`` ops, after the free ops that it reads."""
     for v in op.operands:
         if v in free:
-            _move(free[v], free, moved)
+            _move_with_operands(free[v], free, moved)
     moved[id(op)] = op
 
 
-def _readers(region: Region) -> dict[Value, set[str]]:
+def _reader_names_of_values(region: Region) -> dict[Value, set[str]]:
     """Return the names of the ops that read each value; ``yield`` reads the region's results."""
     found: dict[Value, set[str]] = {}
     for op in region.ops:
-        for v in (*op.operands, *captures(op)):
+        for v in (*op.operands, *values_captured_by_op(op)):
             found.setdefault(v, set()).add(op.name)
     for v in region.results:
         found.setdefault(v, set()).add("yield")
@@ -120,5 +120,5 @@ HOISTED_BYTES = Limit(
 )
 
 
-def _is_large(op: Op) -> bool:
+def _is_large_result(op: Op) -> bool:
     return any(not HOISTED_BYTES.holds(product(v.type.shape) * size_of(v.type.dtype)) for v in op.results)

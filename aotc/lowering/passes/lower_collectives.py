@@ -33,13 +33,15 @@ def lower_collectives(module: Module, options: Options) -> Module:
         for name, function in module.functions.items():
             changed[name], serial = with_rank_calls(function, serial)
         return module.with_functions(changed)
-    refused = [f for function in module.functions.values() for op in walk(function.body) for f in _refusal(op)]
+    refused = [
+        f for function in module.functions.values() for op in walk(function.body) for f in _collective_refusal(op)
+    ]
     if refused:
         raise CompileError(refused)
-    return rewrite_module(module, _rule, COLLECTIVES)
+    return rewrite_module(module, _lower_collective_rule, COLLECTIVES)
 
 
-def _refusal(op: Op) -> list[Finding]:
+def _collective_refusal(op: Op) -> list[Finding]:
     reason = other_processes(op.attrs) if op.name in COLLECTIVES else ""
     if not reason:
         return []
@@ -48,17 +50,17 @@ def _refusal(op: Op) -> list[Finding]:
     return [Finding(message, op.loc, hint=hint)]
 
 
-def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+def _lower_collective_rule(op: Op, b: Builder) -> Sequence[Value] | None:
     if op.name not in COLLECTIVES:
         return None
     if not op.operands:  # the number of this process
         return (b.constant(0, TensorType("u32")),)
     if op.name == "collective_permute" and not op.attrs["pairs"]:  # without senders StableHLO's result is zeros
         return [b.constant(0, v.type) for v in op.operands]
-    return (_ragged(op.operands, b),) if op.name == "ragged_all_to_all" else op.operands
+    return (_lower_ragged_all_to_all(op.operands, b),) if op.name == "ragged_all_to_all" else op.operands
 
 
-def _ragged(operands: Sequence[Value], b: Builder) -> Value:
+def _lower_ragged_all_to_all(operands: Sequence[Value], b: Builder) -> Value:
     """Return ``ragged_all_to_all`` of one process: ranges of rows of the first operand, written into the second.
 
     Rows beyond either operand are dropped.
@@ -69,7 +71,7 @@ def _ragged(operands: Sequence[Value], b: Builder) -> Value:
     end = b.broadcast(b.make("dim", (), {"expr": x.type.shape[0]}, TensorType("i64")), (), index.shape)
     zero, count = b.constant(0, index), vectors[0].type.shape[0]
     for k in range(count if isinstance(count, int) else 0):
-        start, sent, place = (b.broadcast(_element(v, k, b), (), index.shape) for v in vectors[:3])
+        start, sent, place = (b.broadcast(_vector_element(v, k, b), (), index.shape) for v in vectors[:3])
         offset = b.make("sub", (row, place))
         source = b.make("add", (offset, start))
         tests = [
@@ -80,15 +82,15 @@ def _ragged(operands: Sequence[Value], b: Builder) -> Value:
         for test in tests[1:]:
             mask = b.make("and", (mask, test))
         wide = b.broadcast(mask, (0,), out.type.shape)
-        out = b.make("select", (wide, b.make("gather", (x, source), _rows_of(x)), out))
+        out = b.make("select", (wide, b.make("gather", (x, source), _row_gather_attributes(x)), out))
     return out
 
 
-def _element(vector: Value, k: int, b: Builder) -> Value:
+def _vector_element(vector: Value, k: int, b: Builder) -> Value:
     return b.convert(b.reshape(b.slice(vector, (k,), (k + 1,)), ()), "i64")
 
 
-def _rows_of(x: Value) -> dict[str, Any]:
+def _row_gather_attributes(x: Value) -> dict[str, Any]:
     """Return the attributes of a gather of whole rows of ``x``."""
     return {
         "offset_dims": tuple(range(1, x.type.rank)), "collapsed_slice_dims": (0,), "operand_batching_dims": (),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 
 from aotc.ir.opset import CONTRACT
-from aotc.ir.tensor.ir import Module, Op, Region, Value, captures
+from aotc.ir.tensor.ir import Module, Op, Region, Value, values_captured_by_op
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.options import Options
 from aotc.targets import Target
@@ -31,30 +31,30 @@ def mark_concurrent(module: Module, options: Options) -> Module:
         return module
     marked = dict(module.functions)
     for function in module.functions.values():
-        for group in _groups(function.body, module, home):
+        for group in _concurrent_matmul_groups(function.body, module, home):
             for name in group:
                 marked[name] = replace(marked[name], attrs={**marked[name].attrs, "concurrent": len(group)})
     return Module(marked, module.name)
 
 
-def _groups(region: Region, module: Module, home: Callable[[Op], Target]) -> Iterator[list[str]]:
+def _concurrent_matmul_groups(region: Region, module: Module, home: Callable[[Op], Target]) -> Iterator[list[str]]:
     """Yield the names of two or more concurrent matmuls, group by group, for a region and its nested regions."""
     depths: dict[Value, int] = {}
     found: dict[Hashable, list[str]] = {}
     for op in region.ops:
         for inner in op.regions:
-            yield from _groups(inner, module, home)
-        before = max((depths.get(v, 0) for v in (*op.operands, *captures(op))), default=0)
+            yield from _concurrent_matmul_groups(inner, module, home)
+        before = max((depths.get(v, 0) for v in (*op.operands, *values_captured_by_op(op))), default=0)
         waits = op.name == "dispatch" or bool(op.regions)
         depths.update(dict.fromkeys(op.results, before + waits))
         if op.name == "dispatch" and home(op).kind == "cuda":
-            kind = _kind(op.attrs["callee"], module)
+            kind = _matmul_loop_key(op.attrs["callee"], module)
             if kind is not None:
                 found.setdefault((before, home(op).name, *kind), []).append(op.attrs["callee"])
     yield from (group for group in found.values() if len(group) > 1)
 
 
-def _kind(callee: str, module: Module) -> tuple[Hashable, ...] | None:
+def _matmul_loop_key(callee: str, module: Module) -> tuple[Hashable, ...] | None:
     """Return a key that matmuls with the same loops share, or None if the function is not a matmul."""
     function = module.functions[callee]
     if function.attrs["kind"] != "contract":

@@ -38,12 +38,14 @@ from aotc.vmfb.dtypes import to_numpy
 def narrow_products(module: Module, options: Options) -> Module:
     """Return ``module`` with matmuls of widened operands as matmuls of the original operands."""
     home, _ = op_targets(module, options)
-    return rewrite_module(module, partial(_rule, home, options.matmul_precision in ("model", "highest")), PRODUCTS)
+    return rewrite_module(
+        module, partial(_narrow_product_rule, home, options.matmul_precision in ("model", "highest")), PRODUCTS
+    )
 
 
-def _rule(home: Callable[[Op], Target], keeps_f32: bool, op: Op, b: Builder) -> Sequence[Value] | None:
+def _narrow_product_rule(home: Callable[[Op], Target], keeps_f32: bool, op: Op, b: Builder) -> Sequence[Value] | None:
     spec = OPS[op.name]
-    if not spec.sums or not any(_widened(v, b) for v in op.operands):
+    if not spec.sums or not any(_value_before_widening(v, b) for v in op.operands):
         return None
     shapes = [cast("tuple[int, ...]", v.type.shape) for v in op.operands]
     if spec.terms(op.attrs, shapes) == 1:  # no sum, but a multiplication
@@ -57,21 +59,21 @@ def _rule(home: Callable[[Op], Target], keeps_f32: bool, op: Op, b: Builder) -> 
             dtypes = ("f32",), tuple(dtype for dtype in ("bf16", "f16") if dtype not in target.lacks)
         case _:
             return None
-    found = [_fitting(v, of, b) for v, of in zip(op.operands, dtypes, strict=True)]
+    found = [_narrowest_exact_dtype(v, of, b) for v, of in zip(op.operands, dtypes, strict=True)]
     if not all(found):
         return None
-    return b.append(replace(op, operands=tuple(_narrow(v, dtype, b) for v, dtype in zip(op.operands, found))))
+    return b.append(replace(op, operands=tuple(_narrowed_value(v, dtype, b) for v, dtype in zip(op.operands, found))))
 
 
-def _widened(v: Value, b: Builder) -> Value | None:
+def _value_before_widening(v: Value, b: Builder) -> Value | None:
     """Return the value from which ``v`` was widened, or None."""
     op = b.definitions.get(v)
     return op.operands[0] if op is not None and op.name == "convert" else None
 
 
-def _fitting(v: Value, dtypes: Sequence[str], b: Builder) -> str:
+def _narrowest_exact_dtype(v: Value, dtypes: Sequence[str], b: Builder) -> str:
     """Return the first of ``dtypes`` that represents all numbers of ``v``, or an empty string."""
-    before, array = _widened(v, b), constant_of(v, b.definitions)
+    before, array = _value_before_widening(v, b), constant_of(v, b.definitions)
     if v.type.dtype in dtypes:
         return v.type.dtype
     if before is not None:
@@ -82,9 +84,9 @@ def _fitting(v: Value, dtypes: Sequence[str], b: Builder) -> str:
     return next((d for d, of in limits.items() if of.min <= array.min() and array.max() <= of.max), "")
 
 
-def _narrow(v: Value, dtype: str, b: Builder) -> Value:
+def _narrowed_value(v: Value, dtype: str, b: Builder) -> Value:
     """Return ``v`` as ``dtype``: the value before it was widened, or a narrower constant."""
-    before, array = _widened(v, b), constant_of(v, b.definitions)
+    before, array = _value_before_widening(v, b), constant_of(v, b.definitions)
     if v.type.dtype == dtype:
         return v
     if before is not None:

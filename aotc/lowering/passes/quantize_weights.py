@@ -35,8 +35,8 @@ from aotc.ir.loop.forms.quantized import chunk_bytes, pack, quantize
 from aotc.ir.loop.forms.tile_forms import form_of_operands
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of
-from aotc.lowering.passes.gather_panels import Panels, gathered_rows, gathers_rows, only_rows_of
-from aotc.lowering.passes.pack_contractions.shared_panels import as_widest_panel, widest_product_rows
+from aotc.lowering.passes.gather_panels import Panels, arrays_only_read_by_rows, gathers_rows, rows_gathered_from_panels
+from aotc.lowering.passes.pack_contractions.shared_panels import widest_product_rows, with_widest_panel_rows
 from aotc.lowering.passes.pack_contractions.swap_operands import transpose_batch, transposed_product
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.lowering.placement.op_targets import op_targets
@@ -57,9 +57,9 @@ def quantize_weights(module: Module, options: Options) -> Module:
     if way is None:
         return module
     home, _ = op_targets(module, options)
-    quantizer = _Quantizer(*way, home, widest_product_rows(module))
+    quantizer = _WeightQuantizer(*way, home, widest_product_rows(module))
     module = rewrite_module(module, quantizer.rule)
-    quantizer.tables = only_rows_of(module) if quantizer.panels else ()
+    quantizer.tables = arrays_only_read_by_rows(module) if quantizer.panels else ()
     return rewrite_module(module, quantizer.rows, ("gather",)) if quantizer.tables else module
 
 
@@ -80,7 +80,7 @@ UNPAIRED_ROWS = Limit(
 )
 
 
-class _Quantizer:
+class _WeightQuantizer:
     """Rewrite rules; the quantised form of a matrix is cached for its next matmul."""
 
     def __init__(self, bits: int, terms: int, home: Callable[[Op], Target], widest: Mapping[Value, Dim]) -> None:
@@ -95,41 +95,45 @@ class _Quantizer:
         if table is None or id(table) not in self.tables or self.home(op).kind != "cpu":
             return None
         found = next((x for x in self.panels if x.holds(table)), None)
-        return None if found is None else (gathered_rows(op, found, b),)
+        return None if found is None else (rows_gathered_from_panels(op, found, b),)
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the quantized matmul that replaces ``op``, or None."""
         if op.name != "matmul" or not {v.type.dtype for v in (*op.operands, op.result)} <= _FLOATS:
             return None
-        left, right = (_is_matrix(v, b) for v in op.operands)
+        left, right = (_is_constant_matrix(v, b) for v in op.operands)
         if left == right:
             return None
         if left:
-            return self._swapped(op, b)
-        found = self._rounded(op.operands[1], bool(op.attrs["rhs_transposed"]), b)
+            return self._quantized_with_swapped_operands(op, b)
+        found = self._rounded_weights(op.operands[1], bool(op.attrs["rhs_transposed"]), b)
         if found is None:
             return None
         target = self.home(op)
-        if target.kind == "cpu" and not _in_pairs(op, target):
-            return (self._packed(op, *found, target, b),)
+        if target.kind == "cpu" and not _is_widening_to_bf16_worthwhile(op, target):
+            return (self._matmul_with_packed_weights(op, *found, target, b),)
         by_terms = target.kind != "cpu" and op.result.type.shape[-2] != 1
-        return (self._widened(replace(op, attrs={**op.attrs, "rhs_transposed": True}) if by_terms else op, *found, b),)
+        return (
+            self._matmul_with_dequantized_weights(
+                replace(op, attrs={**op.attrs, "rhs_transposed": True}) if by_terms else op, *found, b
+            ),
+        )
 
-    def _swapped(self, op: Op, b: Builder) -> Sequence[Value] | None:
+    def _quantized_with_swapped_operands(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the quantized matmul with operands swapped and its result transposed, or None."""
         made = self.rule(transposed_product(op, b), b)
         return None if made is None else (transpose_batch(made[0], b),)
 
-    def _rounded(self, weights: Value, transposed: bool, b: Builder) -> Rounded | None:
+    def _rounded_weights(self, weights: Value, transposed: bool, b: Builder) -> Rounded | None:
         """Return integers ([B,] K, N), scales ([B,] G, N) and the terms per scale; None to leave the matrix."""
         array = constant_of(weights, b.definitions)
         assert array is not None
         key = id(array), transposed
         if key not in self.made:
-            self.made[key] = array, self._round(np.swapaxes(array, -1, -2) if transposed else array)
+            self.made[key] = array, self._round_array(np.swapaxes(array, -1, -2) if transposed else array)
         return self.made[key][1]
 
-    def _round(self, array: np.ndarray) -> Rounded | None:
+    def _round_array(self, array: np.ndarray) -> Rounded | None:
         *lead, k, n = array.shape
         if QUANTIZED_BYTES.holds(array.nbytes):
             return None
@@ -140,16 +144,16 @@ class _Quantizer:
             return None
         return *quantize(array, self.bits, terms), terms
 
-    def _packed(
+    def _matmul_with_packed_weights(
         self, op: Op, integers: np.ndarray, scales: np.ndarray, terms: int, target: Target, b: Builder
     ) -> Value:
         """Return the matmul with quantized weights packed in panels, which register tiles dequantize."""
         *_, m, n = op.result.type.shape
         k = integers.shape[-2]
-        kind = "bf16" if not UNPAIRED_ROWS.holds(m) and _takes_pairs(op, target) else "f32"
-        most = as_widest_panel(op, self.widest).result.type.shape[-2]
+        kind = "bf16" if not UNPAIRED_ROWS.holds(m) and _has_bf16_pair_operands(op, target) else "f32"
+        most = with_widest_panel_rows(op, self.widest).result.type.shape[-2]
         form = form_of_operands(kind, "", self.bits)
-        cols = _balanced(static(n), best_tile(most, n, k, form, target)[1], target)
+        cols = _balanced_panel_columns(static(n), best_tile(most, n, k, form, target)[1], target)
         panels = pack(integers, scales, cols, self.bits, terms)
         weights = constant_of(op.operands[1], b.definitions)
         if weights is not None and weights.ndim == 2:
@@ -163,16 +167,18 @@ class _Quantizer:
         made = b.make("packed_matmul", (lhs, stored), attrs, TensorType("f32", op.result.type.shape))
         return b.convert(made, op.result.type.dtype)
 
-    def _widened(self, op: Op, integers: np.ndarray, scales: np.ndarray, terms: int, b: Builder) -> Value:
+    def _matmul_with_dequantized_weights(
+        self, op: Op, integers: np.ndarray, scales: np.ndarray, terms: int, b: Builder
+    ) -> Value:
         """Return the matmul with dequantized weights; per-column scales multiply the result instead."""
         swapped, dtype = bool(op.attrs["rhs_transposed"]), op.operands[1].type.dtype
         rank = integers.ndim
         k_axis = rank - 1 if swapped else rank - 2
-        weights = self._numbers(np.swapaxes(integers, -1, -2) if swapped else integers, k_axis, b)
+        weights = self._quantized_weights_as_f32(np.swapaxes(integers, -1, -2) if swapped else integers, k_axis, b)
         if scales.shape[-2] > 1:
             stored = np.ascontiguousarray(np.swapaxes(scales, -1, -2) if swapped else scales)
             factors = b.constant(stored, TensorType("f32", stored.shape))
-            weights = b.make("mul", (weights, _repeated(factors, k_axis, terms, integers.shape[-2], b)))
+            weights = b.make("mul", (weights, _repeat_scales(factors, k_axis, terms, integers.shape[-2], b)))
         made_type = TensorType("f32", op.result.type.shape)
         made = b.make("matmul", (op.operands[0], b.convert(weights, dtype)), op.attrs, made_type)
         if scales.shape[-2] == 1:
@@ -181,7 +187,7 @@ class _Quantizer:
             made = b.make("mul", (made, b.broadcast(factors, (*range(rank - 2), rank - 1), made_type.shape)))
         return b.convert(made, op.result.type.dtype)
 
-    def _numbers(self, integers: np.ndarray, axis: int, b: Builder) -> Value:
+    def _quantized_weights_as_f32(self, integers: np.ndarray, axis: int, b: Builder) -> Value:
         """Return quantized weights as f32, computed from a constant of bytes; 4-bit pairs are packed along ``axis``."""
         if self.bits == 8:
             return b.convert(b.constant(np.ascontiguousarray(integers), TensorType("i8", integers.shape)), "f32")
@@ -193,19 +199,19 @@ class _Quantizer:
         each = b.broadcast(b.constant(bytes_, TensorType("i8", bytes_.shape)), dims, shape)
         if axis == len(shape) - 2:  # a GPU's tiles recognise this form
             half = b.make("iota", (), {"dim": axis + 1}, TensorType("i8", shape))
-            up = b.make("sub", (_filled(4, shape, b), b.make("mul", (half, _filled(4, shape, b)))))
+            up = b.make("sub", (_filled_tensor(4, shape, b), b.make("mul", (half, _filled_tensor(4, shape, b)))))
         else:
             up = b.broadcast(b.constant(np.array([4, 0]), TensorType("i8", (2,))), (axis + 1,), shape)
-        signed = b.make("shr_arith", (b.make("shl", (each, up)), _filled(4, shape, b)))
+        signed = b.make("shr_arith", (b.make("shl", (each, up)), _filled_tensor(4, shape, b)))
         whole = b.reshape(signed, (*shape[:axis], 2 * bytes_.shape[axis], *shape[axis + 2 :]))
         return b.convert(b.slice_dim(whole, axis, 0, k) if k % 2 else whole, "f32")
 
 
-def _filled(number: int, shape: Sequence[int], b: Builder) -> Value:
+def _filled_tensor(number: int, shape: Sequence[int], b: Builder) -> Value:
     return b.broadcast(b.constant(number, TensorType("i8")), (), tuple(shape))
 
 
-def _is_matrix(v: Value, b: Builder) -> bool:
+def _is_constant_matrix(v: Value, b: Builder) -> bool:
     """Return True if ``v`` is a constant matrix that is not a splat."""
     array = constant_of(v, b.definitions)
     return array is not None and array.ndim == v.type.rank
@@ -220,23 +226,23 @@ WIDENED_ROWS = Limit(
 )
 
 
-def _in_pairs(op: Op, target: Target) -> bool:
+def _is_widening_to_bf16_worthwhile(op: Op, target: Target) -> bool:
     """Return True if instructions for pairs of bf16 multiply so many rows that widening all weights first pays."""
-    return not WIDENED_ROWS.holds(op.result.type.shape[-2]) and _takes_pairs(op, target)
+    return not WIDENED_ROWS.holds(op.result.type.shape[-2]) and _has_bf16_pair_operands(op, target)
 
 
-def _takes_pairs(op: Op, target: Target) -> bool:
+def _has_bf16_pair_operands(op: Op, target: Target) -> bool:
     """Return True if both operands are bf16 and the target has instructions for pairs of bf16."""
     return {v.type.dtype for v in op.operands} == {"bf16"} and "bf16" in target.units
 
 
-def _balanced(n: int, cols: int, target: Target) -> int:
+def _balanced_panel_columns(n: int, cols: int, target: Target) -> int:
     """Return the columns per panel with the least padding, for the number of panels that ``cols`` implies."""
     lanes = target.vector_bytes // 4
     return lanes * -(-n // (lanes * -(-n // cols)))
 
 
-def _repeated(scales: Value, axis: int, terms: int, k: int, b: Builder) -> Value:
+def _repeat_scales(scales: Value, axis: int, terms: int, k: int, b: Builder) -> Value:
     """Return scales, each repeated ``terms`` times along ``axis``, limited to ``k`` elements."""
     shape = (*scales.type.shape[: axis + 1], terms, *scales.type.shape[axis + 1 :])
     each = b.broadcast(scales, [d for d in range(len(shape)) if d != axis + 1], shape)

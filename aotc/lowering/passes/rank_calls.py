@@ -48,7 +48,7 @@ def with_rank_calls(function: Function, first: int) -> tuple[Function, int]:
     zero = Op("constant", (), (start,), {"value": np.zeros((), np.uint32)}, loc=function.loc)
     order = _TokenOrder(names, first, ranks)
     body, _ = order.region(function.body, start)
-    return function.doing(replace(body, ops=(zero, *body.ops))), order.serial
+    return function.with_body(replace(body, ops=(zero, *body.ops))), order.serial
 
 
 def _without_exchange(op: Op, b: Builder) -> Sequence[Value] | None:
@@ -92,34 +92,39 @@ class _TokenOrder:
         ops: list[Op] = []
         for op in region.ops:
             if op.name in COLLECTIVES:
-                made, token = self._call(op, token)
+                made, token = self._collective_call(op, token)
             elif all(r.names.isdisjoint(COLLECTIVES) for r in op.regions):
                 made = [op]
             else:
-                made, token = self._nested(op, token)
+                made, token = self._control_flow_with_token(op, token)
             ops += made
         return Region(region.params, tuple(ops), region.results), token
 
-    def _token(self) -> Value:
+    def _first_token(self) -> Value:
         return Value(self.names.fresh("token"), _TOKEN)
 
-    def _call(self, op: Op, token: Value) -> tuple[list[Op], Value]:
+    def _collective_call(self, op: Op, token: Value) -> tuple[list[Op], Value]:
         if op.name == "partition_id":
-            return [replace(op, name="custom_call", attrs=_call_attrs(op.name, {}))], token
-        after = self._token()
-        facts = {"serial": self.serial, "place": _place(op.loc), **_facts(op, self.ranks)}
+            return [replace(op, name="custom_call", attrs=_rank_call_attributes(op.name, {}))], token
+        after = self._first_token()
+        facts = {"serial": self.serial, "place": _model_line_of(op.loc), **_collective_attributes(op, self.ranks)}
         self.serial += 1
         call = Op(
-            "custom_call", (*op.operands, token), (*op.results, after), _call_attrs(op.name, facts), (), op.loc
+            "custom_call",
+            (*op.operands, token),
+            (*op.results, after),
+            _rank_call_attributes(op.name, facts),
+            (),
+            op.loc,
         )
         return [call], after
 
-    def _nested(self, op: Op, token: Value) -> tuple[list[Op], Value]:
+    def _control_flow_with_token(self, op: Op, token: Value) -> tuple[list[Op], Value]:
         """Return a loop or branch that takes a token and returns the last one of the side that ran."""
-        after = self._token()
+        after = self._first_token()
         if op.name == "while":
             condition, body = op.regions
-            tokens = self._token(), self._token()
+            tokens = self._first_token(), self._first_token()
             tested, _ = self.region(replace(condition, params=(*condition.params, tokens[0])), tokens[0])
             ran, last = self.region(replace(body, params=(*body.params, tokens[1])), tokens[1])
             regions: tuple[Region, ...] = (tested, replace(ran, results=(*ran.results, last)))
@@ -133,13 +138,13 @@ class _TokenOrder:
         return [replace(op, results=(*op.results, after), regions=regions)], after
 
 
-def _call_attrs(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def _rank_call_attributes(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "target": RANK_CALL + name, "config": dict(config), "api_version": 4, "has_side_effect": False, "aliases": (),
     }  # fmt: skip
 
 
-def _facts(op: Op, ranks: int) -> dict[str, Any]:
+def _collective_attributes(op: Op, ranks: int) -> dict[str, Any]:
     """Return the attributes of a collective for the runtime: groups or pairs, and the reduction."""
     found: dict[str, Any] = {}
     if "groups" in op.attrs:
@@ -147,7 +152,7 @@ def _facts(op: Op, ranks: int) -> dict[str, Any]:
     if "pairs" in op.attrs:
         found["pairs"] = [list(pair) for pair in op.attrs["pairs"]]
     if op.regions:
-        found["reduction"] = _reduction(op)
+        found["reduction"] = _reduction_of_collective(op)
     named = [i for row in (*found.get("groups", ()), *found.get("pairs", ())) for i in row]
     if named and max(named) >= ranks:
         raise CompileError.at(op.loc, f"{op.name} names rank {max(named)}, expected ranks below {ranks}")
@@ -157,7 +162,7 @@ def _facts(op: Op, ranks: int) -> dict[str, Any]:
     return found
 
 
-def _reduction(op: Op) -> str:
+def _reduction_of_collective(op: Op) -> str:
     (region,) = op.regions
     ops: Sequence[Op] = region.ops
     if len(ops) == 1 and ops[0].name in REDUCTIONS and {*ops[0].operands} == {*region.params}:
@@ -167,6 +172,6 @@ def _reduction(op: Op) -> str:
     raise CompileError.at(op.loc, f"{op.name} has an unsupported reduction: {found}", hint=hint)
 
 
-def _place(loc: Loc) -> str:
+def _model_line_of(loc: Loc) -> str:
     """Return the line of the user's model, for messages at run time."""
     return loc.source or loc.name or str(loc)

@@ -151,7 +151,7 @@ def rewrite_module(module: Module, rule: Rule, names: Collection[str] = ()) -> M
     return module.with_functions({name: rewrite_function(f, rule, names) for name, f in module.functions.items()})
 
 
-def rewrite_on(
+def rewrite_for_target_kind(
     kind: str, module: Module, options: Options, rule: Callable[[Op, Builder, Target], Sequence[Value] | None],
     names: Collection[str] = (),
 ) -> Module:  # fmt: skip
@@ -172,7 +172,7 @@ def rewrite_function(function: Function, rule: Rule, names: Collection[str] = ()
     if names and function.body.names.isdisjoint(names):
         return function
     builder = Builder(Names(function.body), weights=set(weights_of(function)))
-    return function.doing(_rewrite_region(function.body, rule, names, {}, builder))
+    return function.with_body(_rewrite_region(function.body, rule, names, {}, builder))
 
 
 def _rewrite_region(
@@ -191,7 +191,7 @@ def _rewrite_region(
             builder.append(op)
         else:
             mapped.update(zip(op.results, replacements))
-    return region.holding(builder.ops, replaced_values(region.results, mapped))
+    return region.with_ops(builder.ops, replaced_values(region.results, mapped))
 
 
 def append_region(region: Region, values: Sequence[Value], b: Builder) -> list[Value]:

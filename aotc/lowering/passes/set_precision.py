@@ -39,10 +39,10 @@ def set_precision(module: Module, options: Options) -> Module:
     if way == "model":
         return module
     home, _ = op_targets(module, options)
-    return rewrite_module(module, partial(_rule, way, home))
+    return rewrite_module(module, partial(_set_precision_rule, way, home))
 
 
-def _rule(way: str, home: Callable[[Op], Target], op: Op, b: Builder) -> Sequence[Value] | None:
+def _set_precision_rule(way: str, home: Callable[[Op], Target], op: Op, b: Builder) -> Sequence[Value] | None:
     if way == "bf16" and op.name == "attention" and gains_by_pairs(op, home(op)):
         keys = [b.convert(x, "bf16") for x in op.operands[:3]]
         short = TensorType("bf16", op.result.type.shape)
@@ -53,26 +53,26 @@ def _rule(way: str, home: Callable[[Op], Target], op: Op, b: Builder) -> Sequenc
         return None
     match way:
         case "highest":
-            return (_rounded_and_rest(op, op.operands, {"precision": "HIGHEST"}, b),)
+            return (_matmul_of_bf16_parts(op, op.operands, {"precision": "HIGHEST"}, b),)
         case "bf16":
-            return (_rounded_and_rest(op, [b.convert(x, "bf16") for x in op.operands], {}, b),)
-    (left, left_rest), (right, right_rest) = (_split(x, b) for x in op.operands)
-    small = b.make("add", [_rounded_and_rest(op, pair, {}, b) for pair in ((left, right_rest), (left_rest, right))])
-    return (b.make("add", [_rounded_and_rest(op, (left, right), {}, b), _finite(small, small, b)]),)
+            return (_matmul_of_bf16_parts(op, [b.convert(x, "bf16") for x in op.operands], {}, b),)
+    (left, left_rest), (right, right_rest) = (_split_to_bf16(x, b) for x in op.operands)
+    small = b.make("add", [_matmul_of_bf16_parts(op, pair, {}, b) for pair in ((left, right_rest), (left_rest, right))])
+    return (b.make("add", [_matmul_of_bf16_parts(op, (left, right), {}, b), _value_where_finite(small, small, b)]),)
 
 
-def _rounded_and_rest(op: Op, operands: Sequence[Value], attrs: dict[str, object], b: Builder) -> Value:
+def _matmul_of_bf16_parts(op: Op, operands: Sequence[Value], attrs: dict[str, object], b: Builder) -> Value:
     return b.make(op.name, operands, {**op.attrs, **attrs}, op.result.type)
 
 
-def _split(x: Value, b: Builder) -> tuple[Value, Value]:
+def _split_to_bf16(x: Value, b: Builder) -> tuple[Value, Value]:
     """Return ``x`` rounded to bf16, and the rounded remainder; the remainder of an infinite number is 0."""
     high = b.convert(x, "bf16")
     back = b.convert(high, "f32")
-    return high, b.convert(_finite(back, b.make("sub", (x, back)), b), "bf16")
+    return high, b.convert(_value_where_finite(back, b.make("sub", (x, back)), b), "bf16")
 
 
-def _finite(test: Value, value: Value, b: Builder) -> Value:
+def _value_where_finite(test: Value, value: Value, b: Builder) -> Value:
     """Return ``value`` where ``test`` is finite, and 0 elsewhere."""
     none = b.broadcast(b.constant(0.0, TensorType("f32", ())), (), value.type.shape)
     return b.make("select", (b.make("is_finite", (test,)), value, none))

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 
 from aotc.ir.opset import CONTRACT, ELEMENTWISE
 from aotc.ir.tensor.copies import copy_region
-from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value, captures, walk
+from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value, values_captured_by_op, walk
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.prefix_scans import moved_dims, scan_of
-from aotc.lowering.passes.rewrite import Builder, rewrite_on
+from aotc.lowering.analysis.prefix_scans import scan_of, windowed_dims
+from aotc.lowering.passes.rewrite import Builder, rewrite_for_target_kind
 from aotc.options import Options
 from aotc.targets import Target
 
@@ -36,14 +36,14 @@ def sink_transposes(module: Module, options: Options) -> Module:
         return module
     bodies = [f.body for f in module.functions.values()]
     regions = [*bodies, *(r for body in bodies for op in walk(body) for r in op.regions)]
-    movable = {v for region in regions for v in _movable(region)}
-    return rewrite_on("cpu", module, options, _Sinker(movable).rule) if movable else module
+    movable = {v for region in regions for v in _pooling_inputs_to_reorder(region)}
+    return rewrite_for_target_kind("cpu", module, options, _TransposeSinker(movable).rule) if movable else module
 
 
-def _movable(region: Region) -> set[Value]:
+def _pooling_inputs_to_reorder(region: Region) -> set[Value]:
     """Return the pooling inputs whose axes may be reordered, also through elementwise ops."""
     movable: set[Value] = set()
-    needed = {*region.results, *(v for op in region.ops for v in captures(op))}
+    needed = {*region.results, *(v for op in region.ops for v in values_captured_by_op(op))}
     for op in reversed(region.ops):
         if _is_pooling(op):
             movable.add(op.operands[0])
@@ -58,7 +58,7 @@ def _is_pooling(op: Op) -> bool:
     return op.name == "reduce_window" and len(op.results) == 1 and scan_of(op) is None
 
 
-class _Sinker:
+class _TransposeSinker:
     """Rewrites ops on transposes of convolution results, if the results of these ops are ``movable``."""
 
     def __init__(self, movable: set[Value]) -> None:
@@ -67,13 +67,13 @@ class _Sinker:
 
     def rule(self, op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
         if op.name == "transpose":
-            self._begin(op, b)
+            self._record_convolution_transpose(op, b)
             return None
         transpose = next((self.moved[v] for v in op.operands if v in self.moved), None)
         if transpose is None:
             return None
         perm = tuple(transpose.attrs["perm"])
-        new = self._window(op, perm, b) if _is_pooling(op) else self._elementwise(op, perm, b)
+        new = self._sink_below_window(op, perm, b) if _is_pooling(op) else self._sink_below_elementwise(op, perm, b)
         if new is None:
             return None
         result = b.transpose(new, perm)
@@ -81,7 +81,7 @@ class _Sinker:
             self.moved[result] = b.definitions[result]
         return (result,)
 
-    def _begin(self, op: Op, b: Builder) -> None:
+    def _record_convolution_transpose(self, op: Op, b: Builder) -> None:
         """Record ``op`` if it transposes the result of a convolution."""
         maker = b.definitions.get(op.operands[0])
         while maker is not None and maker.name == "reshape":
@@ -92,16 +92,16 @@ class _Sinker:
         if not by_pixels:
             self.moved[op.result] = op
 
-    def _elementwise(self, op: Op, perm: tuple[int, ...], b: Builder) -> Value | None:
+    def _sink_below_elementwise(self, op: Op, perm: tuple[int, ...], b: Builder) -> Value | None:
         if op.name not in ELEMENTWISE or op.result not in self.movable:
             return None
-        operands = [self._in_order(v, perm, b) for v in op.operands]
+        operands = [self._value_before_transpose(v, perm, b) for v in op.operands]
         known = [v for v in operands if v is not None]
         shape = tuple(op.result.type.shape[perm.index(d)] for d in range(len(perm)))
         type_ = TensorType(op.result.type.dtype, shape)
         return b.make(op.name, known, op.attrs, type_) if len(known) == len(operands) else None
 
-    def _in_order(self, v: Value, perm: tuple[int, ...], b: Builder) -> Value | None:
+    def _value_before_transpose(self, v: Value, perm: tuple[int, ...], b: Builder) -> Value | None:
         """Return the value of which ``v`` is the transpose by ``perm``, or None if only a copy would give it."""
         if v.type.rank == 0:
             return v
@@ -112,10 +112,10 @@ class _Sinker:
             return None
         return b.transpose(v, [perm.index(d) for d in range(len(perm))])
 
-    def _window(self, op: Op, perm: tuple[int, ...], b: Builder) -> Value | None:
+    def _sink_below_window(self, op: Op, perm: tuple[int, ...], b: Builder) -> Value | None:
         """Return the windowed op over the transpose's operand, or None if windows extend along its last axis."""
         x, init = op.operands
-        if x not in self.moved or perm.index(len(perm) - 1) in moved_dims(op):
+        if x not in self.moved or perm.index(len(perm) - 1) in windowed_dims(op):
             return None
         attrs = {key: tuple(of[perm.index(d)] for d in range(len(perm))) for key, of in op.attrs.items()}
         region = copy_region(op.regions[0], b.names)

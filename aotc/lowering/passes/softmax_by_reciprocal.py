@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from aotc.ir.tensor.ir import Module, Op, Value
 from aotc.lowering.analysis.long_rows import shared_sum
-from aotc.lowering.passes.rewrite import Builder, rewrite_on
+from aotc.lowering.passes.rewrite import Builder, rewrite_for_target_kind
 from aotc.options import Options
 from aotc.targets import Target
 
@@ -29,10 +29,10 @@ def softmax_by_reciprocal(module: Module, options: Options) -> Module:
     """Rewrite softmax to multiply by the reciprocal of the row sum instead of dividing each element."""
     if options.opt_level < 2:
         return module
-    return rewrite_on("cpu", module, options, _by_inverse, ("div",))
+    return rewrite_for_target_kind("cpu", module, options, _divide_by_reciprocal_rule, ("div",))
 
 
-def _by_inverse(op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
+def _divide_by_reciprocal_rule(op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
     if op.name != "div" or op.result.type.dtype not in ("f32", "f64"):
         return None
     total = shared_sum(op, b.definitions)

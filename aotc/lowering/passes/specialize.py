@@ -37,7 +37,7 @@ def specialize(module: Module, options: Options) -> Module:
     _check(entries, "specialize", sizes_of, 0)
     if not sizes_of:
         return module
-    copies = {c.name: c for f in entries for c in _copies(f, sizes_of, set(module.functions))}
+    copies = {c.name: c for f in entries for c in _specialized_copies(f, sizes_of, set(module.functions))}
     if len(copies) > SPECIALIZATIONS:
         found = f"specialize: {len(copies)} combinations of sizes, expected at most {SPECIALIZATIONS}"
         raise CompileError.at(entries[0].loc, found, hint="list fewer sizes")
@@ -60,7 +60,7 @@ def _parameter_symbols(f: Function) -> set:
     return {s for p in f.body.params for d in p.type.shape for s in symbols(d)}
 
 
-def _copies(f: Function, sizes_of: Mapping[str, tuple[int, ...]], taken: set[str]) -> Iterator[Function]:
+def _specialized_copies(f: Function, sizes_of: Mapping[str, tuple[int, ...]], taken: set[str]) -> Iterator[Function]:
     names = sorted(s.name for s in _parameter_symbols(f) if s.name in sizes_of)
     for sizes in product(*(sizes_of[n] for n in names)) if names else ():
         dims = dict(zip(names, sizes))

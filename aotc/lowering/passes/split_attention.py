@@ -34,10 +34,10 @@ from dataclasses import replace
 from typing import Any
 
 from aotc.ir.dims.algebra import Dim
-from aotc.ir.opset.attention import axes
+from aotc.ir.opset.attention import attention_axis_sizes
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
-from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
-from aotc.lowering.passes.rewrite import Builder, rewrite_on
+from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import ElementwiseBuilder
+from aotc.lowering.passes.rewrite import Builder, rewrite_for_target_kind
 from aotc.lowering.plans.attention.gpu_decode import FEW_PARTS, split_kv_part_terms
 from aotc.lowering.plans.attention.sizes import attention_sizes
 from aotc.options import Options
@@ -48,26 +48,26 @@ def split_attention(module: Module, options: Options) -> Module:
     """Split attention with few queries on GPUs into parts along the keys (split-KV) that are combined."""
     if not module.has("attention"):
         return module
-    return rewrite_on("cuda", module, options, _rule)
+    return rewrite_for_target_kind("cuda", module, options, _split_attention_rule)
 
 
-def _rule(op: Op, b: Builder, target: Target) -> Sequence[Value] | None:
+def _split_attention_rule(op: Op, b: Builder, target: Target) -> Sequence[Value] | None:
     if op.name != "attention" or "part" in op.attrs:
         return None
     sizes = attention_sizes(tuple(v.type for v in op.operands), op.attrs)
     part = split_kv_part_terms(sizes, target) if sizes is not None else 0
-    return (_in_parts(op, part, b),) if part else None
+    return (_attention_in_parts(op, part, b),) if part else None
 
 
-def _in_parts(op: Op, part: int, b: Builder) -> Value:
+def _attention_in_parts(op: Op, part: int, b: Builder) -> Value:
     """Append split-KV attention: attention for each range of keys, then the combination of the parts."""
     out = op.result.type
     column = op.attrs["out_dims"][-1]
     attrs = {**op.attrs, "part": part}
     means, logs = b.append(b.op("attention", op.operands, attrs, ()))
     if FEW_PARTS.holds(means.type.shape[0]):
-        return b.convert(_combine_parts(means, logs, column, Maths(b)), out.dtype)
-    maths, low, zero = Maths(b), b.constant(-math.inf, TensorType("f32")), b.constant(0, TensorType("f32"))
+        return b.convert(_combine_parts(means, logs, column, ElementwiseBuilder(b)), out.dtype)
+    maths, low, zero = ElementwiseBuilder(b), b.constant(-math.inf, TensorType("f32")), b.constant(0, TensorType("f32"))
     rank, last = len(out.shape), logs.type.rank - 1
     rows = tuple(range(last))
     tops = b.reduce(logs, low, (last,), b.combiner("max", "f32"))
@@ -81,7 +81,7 @@ def _in_parts(op: Op, part: int, b: Builder) -> Value:
     return b.convert(sums, out.dtype)
 
 
-def _combine_parts(means: Value, logs: Value, column: int, maths: Maths) -> Value:
+def _combine_parts(means: Value, logs: Value, column: int, maths: ElementwiseBuilder) -> Value:
     """Append elementwise ops (one kernel) that combine the few partial results of split-KV attention."""
     b, count, last = maths.b, means.type.shape[0], logs.type.rank - 1
     assert isinstance(count, int)
@@ -109,7 +109,7 @@ def _combine_parts(means: Value, logs: Value, column: int, maths: Maths) -> Valu
 def split_on_cpu(op: Op, parts: int, results: Sequence[Value], b: Builder) -> list[Op]:
     """Return the ops of split-KV attention on a CPU: ``parts`` ranges of keys, then their combination."""
     types = tuple(v.type for v in op.operands)
-    batch, row, _, _, column = axes(types, op.attrs)
+    batch, row, _, _, column = attention_axis_sizes(types, op.attrs)
     count, attrs = len(batch), {**op.attrs, "split": parts, "out_dims": tuple(range(len(batch) + 2))}
     if op.result.type.dtype != types[0].dtype:
         attrs["precision"] = "HIGHEST"  # parts give f32, which no longer says how exact it is
@@ -117,13 +117,13 @@ def split_on_cpu(op: Op, parts: int, results: Sequence[Value], b: Builder) -> li
     shape = (*batch, parts, row)
     given = (TensorType(wide, (*shape, column)), *[TensorType(wide, shape)] * 2)
     own, top, total = b.append(b.op("attention", op.operands, attrs, given))
-    result = _average_parts(own, top, total, count, b)
+    result = _weighted_average_of_parts(own, top, total, count, b)
     result = b.transpose(result, [list(op.attrs["out_dims"]).index(d) for d in range(count + 2)])
     result = b.reshape(b.convert(result, op.result.type.dtype), results[0].type.shape)
     return [replace(o, results=tuple(results)) if result in o.results else o for o in b.ops]
 
 
-def _average_parts(own: Value, top: Value, total: Value, axis: int, b: Builder) -> Value:
+def _weighted_average_of_parts(own: Value, top: Value, total: Value, axis: int, b: Builder) -> Value:
     """Return the softmax-weighted average of split-KV results along ``axis``.
 
     ``top`` and ``total`` are the softmax statistics of each part: its maximum, and its sum of exponentials. A part

@@ -47,8 +47,8 @@ FEW_PARTS = Limit(3, "parts, up to which a reduction is not split", "the second 
 
 def split_reductions(module: Module, options: Options) -> Module:
     """Return ``module`` with large reductions that have few results split into two steps."""
-    split = _split_gpu if fusion_target(options).kind == "cuda" else _split_cpu
-    rule: Rule = lambda op, b: split(op, b) if op.name == "reduce" and _can_be_split(op) else None
+    split = _split_gpu_reduction if fusion_target(options).kind == "cuda" else _split_cpu_reduction
+    rule: Rule = lambda op, b: split(op, b) if op.name == "reduce" and _can_split_reduction(op) else None
     return rewrite_module(module, rule, ("reduce",))
 
 
@@ -82,7 +82,7 @@ ENOUGH_RESULTS = Limit(
 )
 
 
-def _split_cpu(op: Op, b: Builder) -> Sequence[Value] | None:
+def _split_cpu_reduction(op: Op, b: Builder) -> Sequence[Value] | None:
     """Split a CPU reduction in two steps if it has too few results to occupy all threads; else return None."""
     shape = op.operands[0].type.shape
     size, left = static(product(shape)), max(static(product(op.result.type.shape)), 1)
@@ -96,7 +96,7 @@ def _split_cpu(op: Op, b: Builder) -> Sequence[Value] | None:
     parts = REDUCTION_PARTS.value
     if columns > 1:
         parts = min(parts, size // PART_ELEMENTS.value, size // left // (COLUMN_PART_TERMS.value * rows))
-    return _split(op, b, max(parts, 1), FEW_ROWS, rest=columns > 1 and RESTED_ROWS.holds(rows))
+    return _split_reduction(op, b, max(parts, 1), FEW_ROWS, rest=columns > 1 and RESTED_ROWS.holds(rows))
 
 
 NARROW_COLUMNS = BlockSize(
@@ -126,7 +126,7 @@ GPU_PART_TERMS = BlockSize(
 )
 
 
-def _split_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
+def _split_gpu_reduction(op: Op, b: Builder) -> Sequence[Value] | None:
     """Split a GPU reduction in two steps if it would fill fewer thread blocks than the GPU runs at once."""
     shape = op.operands[0].type.shape
     dims = [d for d in op.attrs["dims"] if shape[d] != 1]
@@ -140,10 +140,10 @@ def _split_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
         return None  # blocks take fewer columns each
     blocks = left // columns * -(-columns // GPU_BLOCK_COLUMNS.value)
     parts = min(GPU_BLOCKS.value // blocks, size // left // GPU_PART_TERMS.value)
-    return None if FEW_PARTS.holds(parts) else _split(op, b, parts, None)
+    return None if FEW_PARTS.holds(parts) else _split_reduction(op, b, parts, None)
 
 
-def _can_be_split(op: Op) -> bool:
+def _can_split_reduction(op: Op) -> bool:
     name = combiner_op_name(op)
     known = name is not None and neutral_value(name, op.result.type.dtype) is not None
     return known and is_static(op.operands[0].type.shape)
@@ -156,7 +156,9 @@ REDUCTION_EXTENT = Limit(
 )
 
 
-def _split(op: Op, b: Builder, most: int, few_rows: Limit | None, rest: bool = False) -> Sequence[Value] | None:
+def _split_reduction(
+    op: Op, b: Builder, most: int, few_rows: Limit | None, rest: bool = False
+) -> Sequence[Value] | None:
     """Return a reduction in two steps, the first one over parts of an axis; None if it cannot be split.
 
     Rows are split only if there are few (``few_rows``). With ``rest``, an extent without a suitable divisor may be
@@ -171,45 +173,49 @@ def _split(op: Op, b: Builder, most: int, few_rows: Limit | None, rest: bool = F
     if rows and few_rows and not few_rows.holds(product(op.result.type.shape)):
         return None
     if len(dims) > 1 and REDUCTION_EXTENT.holds(extent):
-        return _two_steps(op, x, tuple(d for d in op.attrs["dims"] if d != first), first, b)
+        return _reduce_in_two_steps(op, x, tuple(d for d in op.attrs["dims"] if d != first), first, b)
     if FEW_PARTS.holds(parts):
-        return _with_rest(op, b, first, most) if rest and len(dims) == 1 and not FEW_PARTS.holds(most) else None
+        return (
+            _split_with_remainder(op, b, first, most) if rest and len(dims) == 1 and not FEW_PARTS.holds(most) else None
+        )
     split = b.reshape(x, (*x.type.shape[:first], parts, extent // parts, *x.type.shape[first + 1 :]))
-    return _two_steps(op, split, tuple(d if d < first else d + 1 for d in op.attrs["dims"]), first, b)
+    return _reduce_in_two_steps(op, split, tuple(d if d < first else d + 1 for d in op.attrs["dims"]), first, b)
 
 
-def _with_rest(op: Op, b: Builder, first: int, parts: int) -> Sequence[Value]:
+def _split_with_remainder(op: Op, b: Builder, first: int, parts: int) -> Sequence[Value]:
     """Return a reduction of equal parts plus a remainder, combined at the end."""
     x = op.operands[0]
     extent = static(x.type.shape[first])
     whole = extent - extent % parts
     shape = (*x.type.shape[:first], parts, whole // parts, *x.type.shape[first + 1 :])
-    split = b.reshape(_sliced(x, b, first, 0, whole), shape)
+    split = b.reshape(_slice_behind_cheap_ops(x, b, first, 0, whole), shape)
     dims = tuple(d if d < first else d + 1 for d in op.attrs["dims"])
-    (sums,) = _two_steps(op, split, dims, first, b)
-    rest = _sliced(x, b, first, whole, extent)
-    left = b.reduce(rest, _neutral(op, b), op.attrs["dims"], copy_region(op.regions[0], b.names))
+    (sums,) = _reduce_in_two_steps(op, split, dims, first, b)
+    rest = _slice_behind_cheap_ops(x, b, first, whole, extent)
+    left = b.reduce(rest, _neutral_of_reduction(op, b), op.attrs["dims"], copy_region(op.regions[0], b.names))
     return (b.make(op.regions[0].ops[0].name, (sums, left)),)
 
 
-def _sliced(x: Value, b: Builder, dim: int, start: int, limit: int) -> Value:
+def _slice_behind_cheap_ops(x: Value, b: Builder, dim: int, start: int, limit: int) -> Value:
     """Return a slice of ``x``; cheap ops are moved behind the slice, so that ``x`` need not be stored."""
     op = b.definitions.get(x)
     if op is None or op.name not in ELEMENTWISE or op.name in EXPENSIVE or len(op.results) != 1:
         return b.slice_dim(x, dim, start, limit)
-    operands = [_sliced(v, b, dim, start, limit) if v.type.shape == x.type.shape else v for v in op.operands]
+    operands = [
+        _slice_behind_cheap_ops(v, b, dim, start, limit) if v.type.shape == x.type.shape else v for v in op.operands
+    ]
     shape = (*x.type.shape[:dim], limit - start, *x.type.shape[dim + 1 :])
     return b.make(op.name, operands, op.attrs, TensorType(x.type.dtype, shape))
 
 
-def _two_steps(op: Op, x: Value, dims: tuple[int, ...], left: int, b: Builder) -> Sequence[Value]:
+def _reduce_in_two_steps(op: Op, x: Value, dims: tuple[int, ...], left: int, b: Builder) -> Sequence[Value]:
     """Return ``x`` reduced over ``dims`` from the neutral value, and then over the axis ``left``."""
     init, region = op.operands[1], op.regions[0]
-    partial = b.reduce(x, _neutral(op, b), dims, copy_region(region, b.names))
+    partial = b.reduce(x, _neutral_of_reduction(op, b), dims, copy_region(region, b.names))
     return b.append(replace(op, operands=(partial, init), attrs={"dims": (left - sum(d < left for d in dims),)}))
 
 
-def _neutral(op: Op, b: Builder) -> Value:
+def _neutral_of_reduction(op: Op, b: Builder) -> Value:
     """Return the neutral value of the reduction."""
     dtype = op.operands[1].type.dtype
     neutral = neutral_value(op.regions[0].ops[0].name, dtype)

@@ -28,7 +28,7 @@ from aotc.lowering.analysis.long_rows import LongRow, is_reshape_like
 from aotc.lowering.analysis.prefix_scans import neutral_value
 from aotc.lowering.passes.fuse.absorb import fusion_target
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
-from aotc.lowering.plans.long_rows import RowForm, row_forms
+from aotc.lowering.plans.long_rows import RowForm, long_row_splits
 from aotc.options import Options
 from aotc.vmfb.dtypes import limits
 
@@ -37,21 +37,21 @@ def split_rows(module: Module, options: Options) -> Module:
     """Split reductions of long rows into parts, so that one pass computes both reductions of a softmax."""
     changed = {}
     for function in module.functions.values():
-        forms = [form for form in long_row_forms(function.body, options) if form.part]
+        forms = [form for form in long_row_splits_of(function.body, options) if form.part]
         rule = _RowRewriter(forms).rule
         changed[function.name] = rewrite_function(function, rule, ("reduce",)) if forms else function
     return module.with_functions(changed)
 
 
-def long_row_forms(region: Region, options: Options) -> Iterator[RowForm]:
+def long_row_splits_of(region: Region, options: Options) -> Iterator[RowForm]:
     """Yield the split decision for each long row of ``region`` and of its nested regions."""
     if options.opt_level < 2:
         return
-    yield from row_forms(region, fusion_target(options))
+    yield from long_row_splits(region, fusion_target(options))
     for op in region.ops:
         target = options.devices.get(op.attrs.get("device", ""), options.target)
         for inner in op.regions:
-            yield from long_row_forms(inner, replace(options, target=target))
+            yield from long_row_splits_of(inner, replace(options, target=target))
 
 
 class _RowRewriter:
@@ -67,55 +67,55 @@ class _RowRewriter:
         if len(op.results) != 1:
             return None
         if op.result in self._parts:
-            return self._first(op, b)
+            return self._first_reduction_in_parts(op, b)
         row = self._rows.get(op.result)
-        return self._second(op, row, b) if row else None
+        return self._second_reduction_in_parts(op, row, b) if row else None
 
-    def _first(self, op: Op, b: Builder) -> Sequence[Value]:
-        own = _reduced(op, self._in_parts(op.operands[0], op, op.result, b), b)
+    def _first_reduction_in_parts(self, op: Op, b: Builder) -> Sequence[Value]:
+        own = _reduction_of_parts(op, self._rows_as_parts(op.operands[0], op, op.result, b), b)
         whole = b.append(replace(op, operands=(own, op.operands[1]), attrs={"dims": (own.type.rank - 1,)}))
         self._own[op.result] = own, whole[0]
         return whole
 
-    def _second(self, op: Op, row: LongRow, b: Builder) -> Sequence[Value]:
+    def _second_reduction_in_parts(self, op: Op, row: LongRow, b: Builder) -> Sequence[Value]:
         own_first, first = self._own[row.first.result]
         minuend, broadcast = b.definitions[row.difference.result].operands
         whole = b.definitions[broadcast].operands[0]
         if row.rescaled:
-            centre = _finite(_rebuilt(whole, {first: own_first}, own_first.type.shape, b), b)
+            centre = _finite_centre(_recompute_for_parts(whole, {first: own_first}, own_first.type.shape, b), b)
         else:
             centre = b.make("mul", (own_first, b.constant(1 / self._parts[row.first.result], own_first.type)))
             centre = b.convert(centre, whole.type.dtype)
-        x = self._in_parts(minuend, op, row.first.result, b)
+        x = self._rows_as_parts(minuend, op, row.first.result, b)
         x = b.make("sub", (x, b.broadcast(centre, range(centre.type.rank), x.type.shape)))
         for step in row.steps:
             type_ = TensorType(step.result.type.dtype, x.type.shape)
             x = b.make(step.name, (x,) * len(step.operands), step.attrs, type_)
-        own = _reduced(op, x, b)
-        apart = self._apart(own, centre, whole, b)
+        own = _reduction_of_parts(op, x, b)
+        apart = self._centre_difference_of_parts(own, centre, whole, b)
         if row.rescaled:
-            own = _rescaled(own, b.make("exp", (apart,)), b)
+            own = _rescaled_sums(own, b.make("exp", (apart,)), b)
         else:
             part = b.constant(self._parts[row.first.result], own.type)
             own = b.make("add", (own, b.make("mul", (part, b.make("mul", (apart, apart))))))
         total = b.reduce(own, op.operands[1], (own.type.rank - 1,), copy_region(op.regions[0], b.names))
-        return [_with_infinities(total, whole, b) if row.rescaled else total]
+        return [_nan_for_infinite_rows(total, whole, b) if row.rescaled else total]
 
-    def _in_parts(self, x: Value, op: Op, first: Value, b: Builder) -> Value:
+    def _rows_as_parts(self, x: Value, op: Op, first: Value, b: Builder) -> Value:
         """Return ``x``, whose rows ``op`` reduces, reshaped to parts of rows."""
         kept = op.result.type.shape
         size = self._parts[first]
         parts = static(product(x.type.shape[len(kept) :])) // size
         return b.reshape(x, (*kept, parts, size))
 
-    def _apart(self, own: Value, centre: Value, whole: Value, b: Builder) -> Value:
+    def _centre_difference_of_parts(self, own: Value, centre: Value, whole: Value, b: Builder) -> Value:
         """Return the difference between the centre of each part (its maximum or mean) and that of its row."""
         shape = own.type.shape
         of_row = b.broadcast(b.reshape(whole, shape[:-1]), range(len(shape) - 1), shape)
         return b.make("sub", (b.convert(centre, own.type.dtype), b.convert(of_row, own.type.dtype)))
 
 
-def _reduced(op: Op, x: Value, b: Builder) -> Value:
+def _reduction_of_parts(op: Op, x: Value, b: Builder) -> Value:
     """Return the reduction ``op`` of each part of ``x``, from the neutral value."""
     region = copy_region(op.regions[0], b.names)
     neutral = neutral_value(region.ops[0].name, x.type.dtype)
@@ -123,7 +123,7 @@ def _reduced(op: Op, x: Value, b: Builder) -> Value:
     return b.reduce(x, b.constant(neutral, TensorType(x.type.dtype)), (x.type.rank - 1,), region)
 
 
-def _rebuilt(value: Value, known: Mapping[Value, Value], shape: Sequence[Dim], b: Builder) -> Value:
+def _recompute_for_parts(value: Value, known: Mapping[Value, Value], shape: Sequence[Dim], b: Builder) -> Value:
     """Recompute the per-row ``value`` with one element per part of a row.
 
     ``known`` maps values with one number per row to those with one number per part.
@@ -147,19 +147,19 @@ def _rebuilt(value: Value, known: Mapping[Value, Value], shape: Sequence[Dim], b
     return made[value]
 
 
-def _finite(centre: Value, b: Builder) -> Value:
+def _finite_centre(centre: Value, b: Builder) -> Value:
     """Return ``centre`` with 0 for parts of only the lowest value, so that their sums are 0 instead of NaN."""
     lowest = b.make("eq", (centre, b.constant(limits(centre.type.dtype)[0], centre.type)))
     return b.make("select", (lowest, b.constant(0, centre.type), centre))
 
 
-def _rescaled(own: Value, factor: Value, b: Builder) -> Value:
+def _rescaled_sums(own: Value, factor: Value, b: Builder) -> Value:
     """Return sums times factors; a sum of 0 stays 0, however large its factor."""
     empty = b.make("eq", (own, b.constant(0, own.type)))
     return b.make("select", (empty, own, b.make("mul", (own, factor))))
 
 
-def _with_infinities(total: Value, centre: Value, b: Builder) -> Value:
+def _nan_for_infinite_rows(total: Value, centre: Value, b: Builder) -> Value:
     """Return ``total``, or NaN for rows whose centre is not finite: their sums of exp(x - centre) are NaN."""
     centre = b.convert(b.reshape(centre, total.type.shape), total.type.dtype)
     return b.make("add", (total, b.make("sub", (centre, centre))))

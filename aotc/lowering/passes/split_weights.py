@@ -29,11 +29,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aotc.ir.dims.algebra import Dim, sym
-from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captures
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, values_captured_by_op
 from aotc.ir.tensor.substitute_dims import with_dims, with_dims_in
 from aotc.lowering.analysis.constant_values import is_computable_from_weights, weights_of
 from aotc.lowering.cost_model.work import estimated_bytes
-from aotc.lowering.passes.cse import cse, structure
+from aotc.lowering.passes.cse import cse, structural_key
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.lowering.plans.thresholds import FOLDED_BROADCAST, FOLDED_BYTES, FOLDED_GROWTH
 from aotc.lowering.plans.wider_weights import WiderWeights
@@ -49,19 +49,19 @@ def split_weights(module: Module, options: Options) -> Module:
         group = [general, *(f for f in module.functions.values() if f.attrs.get("specializes") == general.name)]
         for f in group:
             del functions[f.name]
-        cut = [_Cut(f, WiderWeights(f, home)) for f in group]
-        prepare = _prepare(cut, functions, options)
+        cut = [_WeightSplit(f, WiderWeights(f, home)) for f in group]
+        prepare = _prepare_function(cut, functions, options)
         if prepare is not None:
             function, results = prepare
-            numbers = tuple(values.setdefault(key, len(values)) for key in _keys(function))
+            numbers = tuple(values.setdefault(key, len(values)) for key in _prepared_value_keys(function))
             function = replace(function, attrs={**function.attrs, "values": numbers})
             functions[function.name] = function
-            functions.update((c.function.name, _rest(c, cut, function, results)) for c in cut)
+            functions.update((c.function.name, _call_function(c, cut, function, results)) for c in cut)
     return replace(module, functions=functions)
 
 
 @dataclass
-class _Cut:
+class _WeightSplit:
     """How a function is split: the ops that run once, and the values that each call reads.
 
     Attributes
@@ -92,36 +92,36 @@ class _Cut:
     def __post_init__(self) -> None:
         self.roots.update((v, frozenset([v])) for v in weights_of(self.function))
         self._made: dict[Value, Op] = {}
-        self._find(self.function.body)
+        self._find_ops_of_weights(self.function.body)
         for number, _ in self.function.attrs.get("sizes", {}).values():  # the host reads them in each call
-            self._take([v for v in [self.function.body.params[number]] if v in self.roots])
-        self._read(self.function.body)
+            self._add_values_read_per_call([v for v in [self.function.body.params[number]] if v in self.roots])
+        self._record_reads(self.function.body)
 
-    def _find(self, region: Region) -> None:
+    def _find_ops_of_weights(self, region: Region) -> None:
         for op in region.ops:
             self._made.update((v, op) for v in op.results)
             if is_computable_from_weights(op, self.roots, self._made):
-                reads = [self.roots.get(v, frozenset()) for v in (*op.operands, *captures(op))]
+                reads = [self.roots.get(v, frozenset()) for v in (*op.operands, *values_captured_by_op(op))]
                 self.roots.update((v, frozenset().union(*reads)) for v in op.results)
                 self.known[op] = None
                 continue
             if not op.operands and not op.regions:
                 self.known[op] = None  # a constant, which both may read
             for inner in op.regions:
-                self._find(inner)
+                self._find_ops_of_weights(inner)
 
     def is_of_weights(self, op: Op) -> bool:
         return op in self.known and op.results[0] in self.roots
 
-    def _read(self, region: Region) -> None:
+    def _record_reads(self, region: Region) -> None:
         for op in region.ops:
             if not self.is_of_weights(op):
-                self._take(op.operands)
+                self._add_values_read_per_call(op.operands)
                 for inner in op.regions:
-                    self._read(inner)
-        self._take(region.results)
+                    self._record_reads(inner)
+        self._add_values_read_per_call(region.results)
 
-    def _take(self, values: Iterable[Value]) -> None:
+    def _add_values_read_per_call(self, values: Iterable[Value]) -> None:
         """Add ``values`` to those that each call reads: prepared once, or recomputed from prepared ones."""
         stack = [v for v in values if v in self.roots]
         while stack:
@@ -129,18 +129,18 @@ class _Cut:
             op = self._made.get(v)
             if op is None:
                 self.kept[v] = None
-            elif self._is_small(v, op):
+            elif self._is_small_enough_to_store(v, op):
                 self.prepared[v] = None
             elif op not in self.staying:
                 self.staying.add(op)
-                stack += [r for r in (*op.operands, *captures(op)) if r in self.roots]
+                stack += [r for r in (*op.operands, *values_captured_by_op(op)) if r in self.roots]
 
-    def _is_small(self, v: Value, op: Op) -> bool:
+    def _is_small_enough_to_store(self, v: Value, op: Op) -> bool:
         """Return True if a value is small enough to be stored, by the rules for folding constants."""
         size = estimated_bytes(v)
         if op.name == "broadcast":
             return FOLDED_BROADCAST.holds(size) or size <= estimated_bytes(op.operands[0])
-        if not FOLDED_BYTES.holds(size) and self.wider.are_computed(v, self.roots[v]):
+        if not FOLDED_BYTES.holds(size) and self.wider.are_weights_computed(v, self.roots[v]):
             return False
         growth = -(-size // max(sum(map(estimated_bytes, self.roots[v])), 1))
         return FOLDED_BYTES.holds(size) or FOLDED_GROWTH.holds(growth)
@@ -151,12 +151,12 @@ class _Cut:
         for op in reversed(self.known):
             if any(v in live for v in op.results):
                 found.append(op)
-                live.update((*op.operands, *captures(op)))
+                live.update((*op.operands, *values_captured_by_op(op)))
         return found[::-1]
 
 
-def _prepare(
-    cut: Sequence[_Cut], taken: Mapping[str, Function], options: Options
+def _prepare_function(
+    cut: Sequence[_WeightSplit], taken: Mapping[str, Function], options: Options
 ) -> tuple[Function, dict[Value, int]] | None:
     """Return the prepare function, and the result number of each prepared value."""
     general = cut[0].function
@@ -165,7 +165,7 @@ def _prepare(
     ops: list[Op] = []
     for c in cut:
         mapped = dict(zip(weights_of(c.function), params, strict=True))
-        ops += _mapped(c.needed(), mapped)
+        ops += _ops_with_mapped_values(c.needed(), mapped)
     wanted = [v for c in cut for v in c.prepared]
     if not wanted:
         return None
@@ -177,7 +177,7 @@ def _prepare(
     distinct = list(dict.fromkeys(whole.body.results))
     places = {v: distinct.index(r) for v, r in zip(wanted, whole.body.results, strict=True)}
     names = general.attrs.get("arg_names") or [v.name for v in general.body.params]
-    roots = [_numbers(c, v) for c in cut for v in c.prepared]
+    roots = [_argument_numbers(c, v) for c in cut for v in c.prepared]
     attrs = {
         "prepares": original,
         "weights": tuple(numbers),
@@ -189,7 +189,7 @@ def _prepare(
     return with_dims(Function(name, body, True, attrs, general.loc), {}), places
 
 
-def _keys(prepare: Function) -> Iterator[Any]:
+def _prepared_value_keys(prepare: Function) -> Iterator[Any]:
     """Yield a key per prepared value; values computed alike from equally named weights share it."""
     names = dict(zip(prepare.body.params, prepare.attrs["arg_names"], strict=True))
     for result in prepare.body.results:
@@ -197,18 +197,20 @@ def _keys(prepare: Function) -> Iterator[Any]:
         for op in reversed(prepare.body.ops):
             if any(v in live for v in op.results):
                 ops.append(op)
-                live.update((*op.operands, *captures(op)))
+                live.update((*op.operands, *values_captured_by_op(op)))
         params = tuple(sorted((v for v in prepare.body.params if v in live), key=names.__getitem__))
         body = Region(params, tuple(ops[::-1]), (result,))
-        yield tuple(names[v] for v in params), structure(Function("", body, False))
+        yield tuple(names[v] for v in params), structural_key(Function("", body, False))
 
 
-def _numbers(c: _Cut, v: Value) -> tuple[int, ...]:
+def _argument_numbers(c: _WeightSplit, v: Value) -> tuple[int, ...]:
     params = c.function.body.params
     return tuple(sorted(params.index(root) for root in c.roots[v]))
 
 
-def _rest(c: _Cut, cut: Sequence[_Cut], prepare: Function, places: Mapping[Value, int]) -> Function:
+def _call_function(
+    c: _WeightSplit, cut: Sequence[_WeightSplit], prepare: Function, places: Mapping[Value, int]
+) -> Function:
     """Return the call function: it takes the unbound arguments, the weights it still reads and prepared values."""
     f, results = c.function, prepare.body.results
     weights, params = set(f.attrs["weights"]), f.body.params
@@ -217,12 +219,14 @@ def _rest(c: _Cut, cut: Sequence[_Cut], prepare: Function, places: Mapping[Value
     made = [Value(f"prepared{n}", v.type) for n, v in enumerate(results)]
     mapped = {v: made[places[v]] for v in c.prepared}
     gone = {op for op in c.known if c.is_of_weights(op) and op not in c.staying}
-    body = Region((*(params[n] for n in numbers), *made), *_without(f.body, gone, mapped))
+    body = Region((*(params[n] for n in numbers), *made), *_region_without_ops(f.body, gone, mapped))
     takes = (*numbers, *range(len(params), len(params) + len(made)))
-    return replace(f, body=body, attrs=_attrs(f, numbers, made, takes))
+    return replace(f, body=body, attrs=_split_function_attributes(f, numbers, made, takes))
 
 
-def _attrs(f: Function, numbers: Sequence[int], made: Sequence[Value], takes: tuple[int, ...]) -> dict[str, Any]:
+def _split_function_attributes(
+    f: Function, numbers: Sequence[int], made: Sequence[Value], takes: tuple[int, ...]
+) -> dict[str, Any]:
     """Return function attributes for the arguments ``numbers`` of ``f`` followed by the prepared values ``made``."""
     names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
     places = {n: place for place, n in enumerate(numbers)}
@@ -243,13 +247,19 @@ def _attrs(f: Function, numbers: Sequence[int], made: Sequence[Value], takes: tu
             "arg_names": changed["arg_names"]}  # fmt: skip
 
 
-def _without(region: Region, gone: set[Op], mapped: Mapping[Value, Value]) -> tuple[tuple[Op, ...], tuple[Value, ...]]:
+def _region_without_ops(
+    region: Region, gone: set[Op], mapped: Mapping[Value, Value]
+) -> tuple[tuple[Op, ...], tuple[Value, ...]]:
     """Return the ops of a region without those in ``gone``, and its results, with values replaced by ``mapped``."""
-    ops = tuple(_mapped((op for op in region.ops if op not in gone), mapped, gone))
+    ops = tuple(_ops_with_mapped_values((op for op in region.ops if op not in gone), mapped, gone))
     return ops, tuple(mapped.get(v, v) for v in region.results)
 
 
-def _mapped(ops: Iterable[Op], mapped: Mapping[Value, Value], gone: set[Op] = frozenset()) -> Iterator[Op]:  # type: ignore[assignment]
+def _ops_with_mapped_values(
+    ops: Iterable[Op],
+    mapped: Mapping[Value, Value],
+    gone: set[Op] = frozenset(),  # type: ignore[assignment]
+) -> Iterator[Op]:
     for op in ops:
-        regions = tuple(Region(r.params, *_without(r, gone, mapped)) for r in op.regions)
+        regions = tuple(Region(r.params, *_region_without_ops(r, gone, mapped)) for r in op.regions)
         yield replace(op, operands=tuple(mapped.get(v, v) for v in op.operands), regions=regions)

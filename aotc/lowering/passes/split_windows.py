@@ -31,7 +31,7 @@ from aotc.ir.opset.dim_attributes import dims_of, number_pairs_of, numbers_of, p
 from aotc.ir.opset.reduction import REDUCTION
 from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Module, Op, Value
-from aotc.lowering.analysis.prefix_scans import Scan, combiner_op_name, moved_dims, scan_of, starts_neutral
+from aotc.lowering.analysis.prefix_scans import Scan, combiner_op_name, has_neutral_start, scan_of, windowed_dims
 from aotc.lowering.passes.canonicalize.pool_gradients import gather_for_pool_gradient
 from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
 from aotc.lowering.placement.op_targets import op_targets
@@ -44,42 +44,42 @@ from aotc.options import Options
 def split_windows(module: Module, options: Options) -> Module:
     """Split windowed reductions that repeat work, and long prefix scans, into several cheaper steps."""
     home, _ = op_targets(module, options)
-    return rewrite_module(module, lambda op, b: _rule(op, b, home(op).kind), REDUCTION)
+    return rewrite_module(module, lambda op, b: _split_window_rule(op, b, home(op).kind), REDUCTION)
 
 
-def _rule(op: Op, b: Builder, kind: str) -> Sequence[Value] | None:
+def _split_window_rule(op: Op, b: Builder, kind: str) -> Sequence[Value] | None:
     if op.name == "select_and_scatter":
         return gather_for_pool_gradient(op, kind, b)
-    if op.name != "reduce_window" or not _elementwise(op):
+    if op.name != "reduce_window" or not _elementwise_combination(op):
         return None
     widths = (*dims_of(op.attrs, "window"), *(p for pair in pairs_of(op.attrs) for p in pair))
     if not is_static((*op.operands[0].type.shape, *widths)):
         return None
     if 0 in op.operands[0].type.shape or 0 in op.results[0].type.shape:
         return None
-    scan, known = scan_of(op), starts_neutral(op, b.definitions)
+    scan, known = scan_of(op), has_neutral_start(op, b.definitions)
     if scan is not None:
-        parts = _parts(op, scan, kind)
-        return _in_parts(op, scan, parts, b) if parts > 1 and (known or combiner_op_name(op) is None) else None
+        parts = _scan_part_count(op, scan, kind)
+        return _scan_in_parts(op, scan, parts, b) if parts > 1 and (known or combiner_op_name(op) is None) else None
     if not known:
         return None
-    moved = moved_dims(op)
+    moved = windowed_dims(op)
     if len(moved) > 1:
-        return _dim_by_dim(op, moved, b, kind)
-    return _two_scans(op, moved[0], b) if moved and _large(op, moved[0]) else None
+        return _windows_dim_by_dim(op, moved, b, kind)
+    return _windows_by_two_scans(op, moved[0], b) if moved and _is_large_window(op, moved[0]) else None
 
 
-def _elementwise(op: Op) -> bool:
+def _elementwise_combination(op: Op) -> bool:
     return all(inner.name in SCALARS or inner.name == "constant" for inner in op.regions[0].ops)
 
 
-def _windows(op: Op, operands: Sequence[Value], b: Builder, **attrs: object) -> Op:
+def _reduce_window_like(op: Op, operands: Sequence[Value], b: Builder, **attrs: object) -> Op:
     """Return a ``reduce_window`` like ``op`` with other operands and attributes."""
     region = copy_region(op.regions[0], b.names)
     return b.op("reduce_window", operands, {**op.attrs, **attrs}, hint="window", regions=(region,))
 
 
-def _scan(op: Op, inputs: Sequence[Value], scan: Scan, b: Builder) -> tuple[Value, ...]:
+def _append_scan(op: Op, inputs: Sequence[Value], scan: Scan, b: Builder) -> tuple[Value, ...]:
     """Append the scan of ``inputs`` with the combiner and the initial values of ``op``."""
     shape = inputs[0].type.shape
     ones = (1,) * len(shape)
@@ -87,7 +87,9 @@ def _scan(op: Op, inputs: Sequence[Value], scan: Scan, b: Builder) -> tuple[Valu
     window, padding = list(ones), [(0, 0)] * len(shape)
     window[scan.dim], padding[scan.dim] = n, (0, n - 1) if scan.reverse else (n - 1, 0)
     plain = dict.fromkeys(("strides", "base_dilations", "window_dilations"), ones)
-    return b.append(_windows(op, (*inputs, *op.inits), b, window=tuple(window), padding=tuple(padding), **plain))
+    return b.append(
+        _reduce_window_like(op, (*inputs, *op.inits), b, window=tuple(window), padding=tuple(padding), **plain)
+    )
 
 
 # --- several dims --------------------------------------------------------------
@@ -100,7 +102,7 @@ WINDOW_TERMS = Limit(
 )
 
 
-def _dim_by_dim(op: Op, moved: list[int], b: Builder, kind: str) -> Sequence[Value] | None:
+def _windows_dim_by_dim(op: Op, moved: list[int], b: Builder, kind: str) -> Sequence[Value] | None:
     """Split a window reduction into one step per dim if that halves the work; else return None."""
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
     results = [static(s) for s in op.result.type.shape]
@@ -116,8 +118,8 @@ def _dim_by_dim(op: Op, moved: list[int], b: Builder, kind: str) -> Sequence[Val
     for d in order:
         own = {key: tuple(v if k == d else 1 for k, v in enumerate(a[key])) for key in a if key != "padding"}
         padding = tuple(tuple(p) if k == d else (0, 0) for k, p in enumerate(number_pairs_of(a)))
-        step = _windows(op, (x, init), b, **own, padding=padding)
-        (x,) = _rule(step, b, kind) or b.append(step)
+        step = _reduce_window_like(op, (x, init), b, **own, padding=padding)
+        (x,) = _split_window_rule(step, b, kind) or b.append(step)
     return (x,)
 
 
@@ -136,7 +138,7 @@ WINDOW_OVERLAP = Limit(
 )
 
 
-def _large(op: Op, d: int) -> bool:
+def _is_large_window(op: Op, d: int) -> bool:
     a = op.attrs
     if any(a[key][d] != 1 for key in ("base_dilations", "window_dilations")) or min(number_pairs_of(a)[d]) < 0:
         return False
@@ -146,7 +148,7 @@ def _large(op: Op, d: int) -> bool:
     return not WINDOW_LENGTH.holds(length) and not WINDOW_OVERLAP.holds(windows * length // covered)
 
 
-def _two_scans(op: Op, d: int, b: Builder) -> Sequence[Value]:
+def _windows_by_two_scans(op: Op, d: int, b: Builder) -> Sequence[Value]:
     """Return a window reduction as two scans per window-sized block: suffixes and prefixes, combined."""
     x, init = op.operands
     a, (low, high), w = op.attrs, number_pairs_of(op.attrs)[d], numbers_of(op.attrs, "window")[d]
@@ -156,8 +158,8 @@ def _two_scans(op: Op, d: int, b: Builder) -> Sequence[Value]:
     x = b.pad(x, init, {d: low}, {d: high + blocks * w - covered})
     lead, tail = x.type.shape[:d], x.type.shape[d + 1 :]
     x = b.reshape(x, (*lead, blocks, w, *tail))
-    (ends,) = _scan(op, (x,), Scan(d + 1, reverse=True), b)
-    (begins,) = _scan(op, (x,), Scan(d + 1, reverse=False), b)
+    (ends,) = _append_scan(op, (x,), Scan(d + 1, reverse=True), b)
+    (begins,) = _append_scan(op, (x,), Scan(d + 1, reverse=False), b)
     begins = b.pad(begins, init, {d: -1, d + 1: 1}, {d: 1, d + 1: -1})
     last = (windows - 1) * stride + 1
     parts = [b.slice_dim(b.reshape(v, (*lead, blocks * w, *tail)), d, 0, last, stride) for v in (ends, begins)]
@@ -193,7 +195,7 @@ FEWEST_SCAN_PARTS = BlockSize(16, "parts of a long scan, at least", "two for eac
 SCAN_PARTS = BlockSize(64, "parts of a long scan, at most", "the scan of the ends of the parts is serial")
 
 
-def _parts(op: Op, scan: Scan, kind: str) -> int:
+def _scan_part_count(op: Op, scan: Scan, kind: str) -> int:
     """Return the number of equal parts into which a prefix scan is split."""
     shape = [static(s) for s in op.operands[0].type.shape]
     n, lead, tail = shape[scan.dim], prod(shape[: scan.dim]), prod(shape[scan.dim + 1 :])
@@ -209,7 +211,7 @@ def _parts(op: Op, scan: Scan, kind: str) -> int:
     return max((p for p in range(fewest, most + 1) if p and n % p == 0), default=most)
 
 
-def _in_parts(op: Op, scan: Scan, parts: int, b: Builder) -> Sequence[Value]:
+def _scan_in_parts(op: Op, scan: Scan, parts: int, b: Builder) -> Sequence[Value]:
     """Return a prefix scan in ``parts``: scan each part, then combine it with the total of earlier parts."""
     d = scan.dim
     n = static(op.operands[0].type.shape[d])
@@ -218,12 +220,12 @@ def _in_parts(op: Op, scan: Scan, parts: int, b: Builder) -> Sequence[Value]:
     lead, tail = op.operands[0].type.shape[:d], op.operands[0].type.shape[d + 1 :]
     low, high = (spare, {}) if scan.reverse else ({}, spare)
     whole = [b.pad(v, init, low, high) for v, init in zip(op.inputs, op.inits, strict=True)]
-    own = _scan(op, [b.reshape(v, (*lead, parts, size, *tail)) for v in whole], Scan(d + 1, scan.reverse), b)
+    own = _append_scan(op, [b.reshape(v, (*lead, parts, size, *tail)) for v in whole], Scan(d + 1, scan.reverse), b)
     last = 0 if scan.reverse else size - 1
     ends = [b.reshape(b.slice_dim(v, d + 1, last, last + 1), (*lead, parts, *tail)) for v in own]
     one, less = ({d: -1}, {d: 1}) if scan.reverse else ({d: 1}, {d: -1})
     shifted = [b.pad(v, init, one, less) for v, init in zip(ends, op.inits, strict=True)]
-    before = _scan(op, shifted, Scan(d, scan.reverse), b)
+    before = _append_scan(op, shifted, Scan(d, scan.reverse), b)
     others = tuple(k for k in range(len(lead) + 2 + len(tail)) if k != d + 1)
     wide = [b.broadcast(v, others, o.type.shape) for v, o in zip(before, own, strict=True)]
     both = (*own, *wide) if scan.reverse else (*wide, *own)

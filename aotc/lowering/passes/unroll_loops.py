@@ -18,7 +18,7 @@ from aotc.ir.dims.algebra import product
 from aotc.ir.opset import FREE, INLINE
 from aotc.ir.tensor.ir import Module, Op, Value
 from aotc.lowering.analysis.trip_counts import trip_count
-from aotc.lowering.passes.rewrite import Builder, append_region, rewrite_on
+from aotc.lowering.passes.rewrite import Builder, append_region, rewrite_for_target_kind
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
 from aotc.targets import Target
@@ -26,7 +26,7 @@ from aotc.targets import Target
 
 def unroll_loops(module: Module, options: Options) -> Module:
     """Unroll short elementwise loops on GPUs, so that they fuse into one kernel."""
-    return rewrite_on("cuda", module, options, _unrolled)
+    return rewrite_for_target_kind("cuda", module, options, _unroll_loop_rule)
 
 
 UNROLLED_TURNS = Limit(8, "iterations of a loop that is unrolled on a GPU", "Threefry has five")
@@ -42,7 +42,7 @@ SHORT_CARRIED = Limit(
 )
 
 
-def _unrolled(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
+def _unroll_loop_rule(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
     if op.name != "while":
         return None
     _, body = op.regions

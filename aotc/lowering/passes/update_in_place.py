@@ -38,16 +38,16 @@ import numpy as np
 
 from aotc.ir.opset import PARTIAL_WRITES
 from aotc.ir.tensor.copies import copy_region
-from aotc.ir.tensor.ir import Function, Module, Op, Value, uses, walk
+from aotc.ir.tensor.ir import Function, Module, Op, Value, use_counts, walk
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.parallel_scatters import has_disjoint_updates, overwrites
+from aotc.lowering.analysis.parallel_scatters import has_disjoint_updates, is_overwriting_scatter
 from aotc.lowering.analysis.prefix_scans import combiner_op_name, neutral_value
 from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
 from aotc.lowering.passes.canonicalize.array_passes import is_small_part
-from aotc.lowering.passes.canonicalize.branch_sums import COMBINERS, sums_into_branches
+from aotc.lowering.passes.canonicalize.branch_sums import COMBINERS, move_sums_into_branches
 from aotc.lowering.passes.canonicalize.inner_sums import add_inner_sums
 from aotc.lowering.passes.canonicalize.negative_zeros import combined_slice, padded_starts, track_negative_zeros
-from aotc.lowering.passes.canonicalize.slice_updates import update_slices
+from aotc.lowering.passes.canonicalize.slice_updates import update_slices_in_place
 from aotc.lowering.passes.canonicalize.stacked_states import stack_in_place
 from aotc.lowering.passes.canonicalize.state_branches import branch_on_states
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
@@ -59,13 +59,13 @@ def update_in_place(module: Module, options: Options) -> Module:
     """Rewrite a sum of an array and a scattered or padded update as an in-place update of the array."""
     functions = {}
     for name, function in module.functions.items():
-        function = sums_into_branches(update_slices(stack_in_place(function)))
-        function = _rewritten(track_negative_zeros(function, options))
+        function = move_sums_into_branches(update_slices_in_place(stack_in_place(function)))
+        function = _with_updates_in_place(track_negative_zeros(function, options))
         functions[name] = branch_on_states(add_inner_sums(function, options), options)
     return module.with_functions(functions)
 
 
-def _rewritten(function: Function) -> Function:
+def _with_updates_in_place(function: Function) -> Function:
     if function.body.names.isdisjoint(PARTIAL_WRITES | {"case"}):
         return function
     return rewrite_function(function, _UpdateRewriter(function).rule, COMBINERS)
@@ -89,7 +89,7 @@ class _UpdateRewriter:
 
     def __post_init__(self) -> None:
         body = self.function.body
-        self.readers = uses(body)
+        self.readers = use_counts(body)
         self.state = {p for op in walk(body) if op.name == "while" for p in op.regions[1].params}
 
     @cached_property
@@ -108,7 +108,7 @@ class _UpdateRewriter:
                 update = b.definitions.get(update.operands[0])
             if update is None or not self._is_neutral(op.name, update, x, b):
                 continue
-            made = self._update(op.name, update, x, b)
+            made = self._combining_update(op.name, update, x, b)
             if made is None:
                 continue
             result = b.reshape(made, shape)
@@ -134,7 +134,7 @@ class _UpdateRewriter:
         is_exact = name != "add" or kind_of(dtype) not in "fc" or x in self.unsigned
         return is_exact or (kind_of(dtype) == "f" and bool(np.signbit(fill)))
 
-    def _update(self, name: str, update: Op, x: Value, b: Builder) -> Value | None:
+    def _combining_update(self, name: str, update: Op, x: Value, b: Builder) -> Value | None:
         """Return ``update`` rewritten to combine its values into ``x`` by op ``name``, or None."""
         match update.name:
             case "scatter":
@@ -147,7 +147,7 @@ class _UpdateRewriter:
 
 def _scatter(name: str, op: Op, x: Value, b: Builder) -> Value | None:
     region, dtype = copy_region(op.regions[0], b.names), x.type.dtype
-    if overwrites(op) and has_disjoint_updates(op):
+    if is_overwriting_scatter(op) and has_disjoint_updates(op):
         region = b.combiner(name, dtype)
     elif combiner_op_name(op) != name or (
         kind_of(dtype) in "fc" and DTYPES[dtype].bits < 32 and not has_disjoint_updates(op)

@@ -23,7 +23,7 @@ from aotc.ir.opset import COMPARISONS, OPS
 from aotc.ir.tensor.ir import Module, Op, Region, TensorType, Value
 from aotc.lowering.analysis.constant_values import iota_dim, splat_of
 from aotc.lowering.analysis.prefix_scans import neutral_value
-from aotc.lowering.passes.rewrite import Builder, rewrite_on
+from aotc.lowering.passes.rewrite import Builder, rewrite_for_target_kind
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, limits, to_numpy
@@ -33,10 +33,10 @@ def vectorize_argmax(module: Module, options: Options) -> Module:
     """Rewrite argmax and argmin on CPUs as two vectorizable reductions: the extreme, then its first index."""
     if options.opt_level < 2:
         return module
-    return rewrite_on("cpu", module, options, _located, ("reduce",))
+    return rewrite_for_target_kind("cpu", module, options, _vectorize_argmax_rule, ("reduce",))
 
 
-def _located(op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
+def _vectorize_argmax_rule(op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
     if op.name != "reduce" or len(op.results) != 2:
         return None
     x, places, first, start = op.operands
@@ -48,10 +48,10 @@ def _located(op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
     begin, zero = splat_of(first, b.definitions), splat_of(start, b.definitions)
     if zero is None or zero != 0 or begin is None or begin != neutral_value(combiner, x.type.dtype):
         return None
-    return _replacement(op, combiner, b)
+    return _two_reductions_for_argmax(op, combiner, b)
 
 
-def _replacement(op: Op, combiner: str, b: Builder) -> Sequence[Value]:
+def _two_reductions_for_argmax(op: Op, combiner: str, b: Builder) -> Sequence[Value]:
     x, places, *_ = op.operands
     shape, row, place = x.type.shape, x.type.rank - 1, op.results[1].type
     short = kind_of(x.type.dtype) == "f" and DTYPES[x.type.dtype].bits < 32
@@ -76,32 +76,37 @@ def argmax_or_argmin_of(region: Region) -> str:
         return ""
     if not all(op.name in COMPARISONS or op.name == "select" or op.results[0].type.dtype == "i1" for op in region.ops):
         return ""
-    a, b = (np.array(column, to_numpy(value)) for column in zip(*product(_values(value), repeat=2), strict=True))
+    a, b = (
+        np.array(column, to_numpy(value))
+        for column in zip(*product(_combiner_test_values(value), repeat=2), strict=True)
+    )
     first, second = (np.full(a.shape, n, to_numpy(place)) for n in (0, 1))
-    found = _evaluated(region, [a, first, b, second])
+    found = _evaluate_scalar_region(region, [a, first, b, second])
     if found is None:
         return ""
     p, q = a.astype("f8"), b.astype("f8")
     for name, beats in (("max", p >= q), ("min", p <= q)):
         stays = beats | (a != a)
-        if np.array_equal(found[1], np.where(stays, first, second)) and _equal(found[0], np.where(stays, a, b)):
+        if np.array_equal(found[1], np.where(stays, first, second)) and _equal_with_nan(
+            found[0], np.where(stays, a, b)
+        ):
             return name
     return ""
 
 
-def _values(dtype: str) -> tuple[float, ...]:
+def _combiner_test_values(dtype: str) -> tuple[float, ...]:
     """Return test values of a dtype, NaN included: combiners are tried on all pairs of these."""
     if kind_of(dtype) == "f":
         return (-1.0, -0.0, 0.0, 1.0, float("nan"))
     return (0, 1, 2)
 
 
-def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+def _equal_with_nan(a: np.ndarray, b: np.ndarray) -> bool:
     """Return True if the arrays are equal, with NaN at the same positions."""
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _evaluated(region: Region, arrays: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+def _evaluate_scalar_region(region: Region, arrays: Sequence[np.ndarray]) -> list[np.ndarray] | None:
     """Return the results of a scalar region on arrays of operands, or None if it also reads outer values."""
     known = dict(zip(region.params, arrays, strict=True))
     for op in region.ops:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from aotc.diagnostics import size_text
 from aotc.ir.opset import CONTROL_FLOW, EXPENSIVE, INLINE, MOVES, SOURCES
 from aotc.ir.opset.control import JUDGED
-from aotc.ir.tensor.ir import Function, Op, Region, Value, captured, walk
+from aotc.ir.tensor.ir import Function, Op, Region, Value, captured_values, walk
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.op_time import size_in_bytes
 from aotc.lowering.placement.heft import heft, ops_placed_together
@@ -72,7 +72,7 @@ def place_function(
     decided : mapping of Op or Value to (str, str)
         Devices, with reasons, that are decided beforehand.
     """
-    solver = _Solver(function)
+    solver = _DevicePropagation(function)
     for thing, (device, reason) in decided.items():
         solver.decide(thing, device, reason)
     for v in function.body.params if arguments else ():
@@ -80,7 +80,7 @@ def place_function(
             solver.decide(v, arguments, OF_MEMORY)
     for large, match in heft(function, targets, costs).items() if targets and costs else ():
         for op in ops_placed_together(large):
-            if solver.is_work(op):
+            if solver.is_placed_work(op):
                 solver.decide(op, match.device, match.reason, targets or ())
     solver.run()
     if default:
@@ -88,7 +88,7 @@ def place_function(
             for thing in [t for t in solver.unplaced() if isinstance(t, kind)]:
                 solver.decide(thing, default, DEFAULTED)
             solver.run()
-    values = {v: device for v in solver.every_value() if (device := solver.device_of(v))}
+    values = {v: device for v in solver.placeable_values() if (device := solver.device_of(v))}
     return Placement(values, solver.ops, solver.reasons, solver.candidates, tuple(solver.unplaced()))
 
 
@@ -108,18 +108,18 @@ def replicated_ops(region: Region) -> dict[Op, None]:
         for op in regions.pop().ops:
             if op.name in CONTROL_FLOW:
                 regions += op.regions
-            elif op.name in SOURCES or (_is_cheap(op) and made.issuperset(op.operands)):
+            elif op.name in SOURCES or (_is_cheap_to_replicate(op) and made.issuperset(op.operands)):
                 found[op] = None
                 made.update(op.results)
     return found
 
 
-def _is_cheap(op: Op) -> bool:
+def _is_cheap_to_replicate(op: Op) -> bool:
     return (op.name in INLINE or op.name in MOVES) and op.name not in EXPENSIVE and not op.regions
 
 
 @dataclass
-class _Solver:
+class _DevicePropagation:
     """State of the propagation in one function.
 
     Values in ``same`` are aliases: the params of a loop's regions have the device of the loop's result.
@@ -143,18 +143,18 @@ class _Solver:
         affinity = self.function.attrs.get("affinity", {})
         body = self.function.body
         self.replicated = replicated_ops(body)
-        self._link(body)
+        self._link_values_of_region(body)
         for v, device in zip(body.params, affinity.get("arguments", ()) or [""] * len(body.params), strict=True):
             if device:
                 self.decide(v, device, "affinity of the argument")
         for v, device in zip(body.results, affinity.get("results", ()) or [""] * len(body.results), strict=True):
             if device:
-                self._reads(v, device)
+                self._record_reader(v, device)
 
-    def _reads(self, v: Value, reader: Op | Value | str) -> None:
+    def _record_reader(self, v: Value, reader: Op | Value | str) -> None:
         self.readers.setdefault(v, []).append(reader)
 
-    def _link(self, region: Region) -> None:
+    def _link_values_of_region(self, region: Region) -> None:
         """Record the readers of each value, and the aliases among values."""
         for op in region.ops:
             if op.name in CONTROL_FLOW:
@@ -169,24 +169,24 @@ class _Solver:
             if op in self.replicated:
                 self.free.update(op.results)
             elif op.name != "transfer" and op.name not in JUDGED:
-                for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
-                    self._reads(v, op)
+                for v in (*op.operands, *(v for r in op.regions for v in captured_values(r))):
+                    self._record_reader(v, op)
 
     def _link_regions(self, op: Op) -> None:
         """Link a loop or a branch: initial and next values are read by the results, params of a loop alias these."""
         for r in op.regions:
-            self._link(r)
+            self._link_values_of_region(r)
         if op.name == "while":
             condition, body = op.regions
             for rows in (op.operands, body.results):
                 for v, result in zip(rows, op.results, strict=True):
-                    self._reads(v, result)
+                    self._record_reader(v, result)
             for rows in (condition.params, body.params):
                 self.same.update(zip(rows, op.results, strict=True))
         else:
             for r in op.regions:
                 for v, result in zip(r.results, op.results, strict=True):
-                    self._reads(v, result)
+                    self._record_reader(v, result)
 
     # --- decisions ---
 
@@ -207,7 +207,7 @@ class _Solver:
                 v = self.same[v]
             self.device[v] = device
 
-    def every_value(self) -> Iterator[Value]:
+    def placeable_values(self) -> Iterator[Value]:
         """Yield every value that can have a device."""
         yield from self.function.body.params
         for op in walk(self.function.body):
@@ -219,9 +219,9 @@ class _Solver:
     def unplaced(self) -> Iterator[Op | Value]:
         """Yield the arguments and ops without a device, in order."""
         yield from (v for v in self.function.body.params if not self.device_of(v))
-        yield from (op for op in walk(self.function.body) if self.is_work(op) and op not in self.ops)
+        yield from (op for op in walk(self.function.body) if self.is_placed_work(op) and op not in self.ops)
 
-    def is_work(self, op: Op) -> bool:
+    def is_placed_work(self, op: Op) -> bool:
         """Return True if ``op`` runs on a device: not replicated ops, control flow and checks."""
         aside = op.name in CONTROL_FLOW or op.name in JUDGED
         return not (aside or op in self.replicated or op in self.combiners)
@@ -233,37 +233,39 @@ class _Solver:
         before = -1
         while len(self.device) + len(self.ops) != before:
             before = len(self.device) + len(self.ops)
-            self._forward(self.function.body)
-            if not self._backward() and not self._by_surroundings():
+            self._place_by_operands(self.function.body)
+            if not self._place_by_readers() and not self._place_by_enclosing_loop():
                 break
 
-    def _forward(self, region: Region) -> None:
+    def _place_by_operands(self, region: Region) -> None:
         """Place each op of ``region`` by its operands, in program order."""
         for op in region.ops:
             if op.name == "transfer":
                 if op not in self.ops:
                     self.decide(op, op.attrs["device"], "transfer in the model")
             elif op.name in CONTROL_FLOW:
-                self._carry(op, [op.operands] if op.name == "while" else [])
+                self._place_results_by_inflow(op, [op.operands] if op.name == "while" else [])
                 for r in op.regions:
-                    self._forward(r)
-                self._carry(op, [op.regions[1].results] if op.name == "while" else [r.results for r in op.regions])
-            elif op not in self.ops and self.is_work(op):
-                self._choose(op)
+                    self._place_by_operands(r)
+                self._place_results_by_inflow(
+                    op, [op.regions[1].results] if op.name == "while" else [r.results for r in op.regions]
+                )
+            elif op not in self.ops and self.is_placed_work(op):
+                self._place_by_operand_bytes(op)
 
-    def _carry(self, op: Op, rows: list[tuple[Value, ...]]) -> None:
+    def _place_results_by_inflow(self, op: Op, rows: list[tuple[Value, ...]]) -> None:
         """Place undecided results of a loop or a branch on the device of the values in ``rows`` that flow into them."""
         for row in rows:
             for v, result in zip(row, op.results, strict=True):
                 if not self.device_of(result) and self.device_of(v):
                     self.decide(result, self.device_of(v), f"where {v} is")
 
-    def _choose(self, op: Op) -> None:
+    def _place_by_operand_bytes(self, op: Op) -> None:
         """Place ``op`` on the device with most bytes of its operands; a tie goes to the target of a transfer.
 
         A constant that the model transfers counts like other operands, but costs no move: each device has a copy.
         """
-        homes = {v: self.device_of(v) for v in (*op.operands, *(v for r in op.regions for v in captured(r)))}
+        homes = {v: self.device_of(v) for v in (*op.operands, *(v for r in op.regions for v in captured_values(r)))}
         held: dict[str, int] = {}
         moved = dict.fromkeys(homes.values(), 0)  # the bytes to move if ``op`` runs on a device
         for v, home in homes.items():
@@ -283,21 +285,21 @@ class _Solver:
                 reason = f"the model moves a constant there; moves {size_text(moved[best])}"
         self.decide(op, best, reason, held)
 
-    def _backward(self) -> bool:
+    def _place_by_readers(self) -> bool:
         """Place ops and values that no operand decides by their readers; return True if that placed any."""
         found = False
         things: list[Op | Value] = [op for op in walk(self.function.body) if op.name not in JUDGED]
         for thing in (*reversed(things), *reversed(self.function.body.params)):
             if isinstance(thing, Op) and thing.name in CONTROL_FLOW:
                 for v in thing.results:
-                    found |= not self.device_of(v) and self._by_reader(v)
+                    found |= not self.device_of(v) and self._place_by_first_reader(v)
             elif isinstance(thing, Value):
-                found |= not self.device_of(thing) and self._by_reader(thing)
-            elif thing not in self.ops and self.is_work(thing) and thing.name != "transfer":
-                found |= any(self._by_reader(v, thing) for v in thing.results)
+                found |= not self.device_of(thing) and self._place_by_first_reader(thing)
+            elif thing not in self.ops and self.is_placed_work(thing) and thing.name != "transfer":
+                found |= any(self._place_by_first_reader(v, thing) for v in thing.results)
         return found
 
-    def _by_reader(self, v: Value, producer: Op | None = None) -> bool:
+    def _place_by_first_reader(self, v: Value, producer: Op | None = None) -> bool:
         """Place ``v``, or its producer, on the device of its first placed reader; return True if there is one."""
         read: list[tuple[str, str]] = []
         for reader in self.readers.get(v, ()):
@@ -312,7 +314,7 @@ class _Solver:
             self.decide(producer or v, *device_of[0], [device for device, _ in device_of])
         return bool(device_of)
 
-    def _by_surroundings(self) -> bool:
+    def _place_by_enclosing_loop(self) -> bool:
         """Place loop counters and similar ops on the device where the rest of the loop runs."""
         works_on: dict[Op, str] = {}  # the device of an op in each loop or branch
         for op, device in self.ops.items():
@@ -325,7 +327,7 @@ class _Solver:
             if op.name in CONTROL_FLOW and op not in works_on:
                 if device := next(filter(None, map(self.device_of, (*op.results, *op.operands))), ""):
                     works_on[op] = device
-            elif op not in self.ops and self.is_work(op):
+            elif op not in self.ops and self.is_placed_work(op):
                 outer = self.around.get(op)
                 while outer is not None and outer not in works_on:
                     outer = self.around.get(outer)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from aotc.ir.opset import CONTROL_FLOW, INLINE
-from aotc.ir.tensor.ir import Function, Op, Value, captured, walk
+from aotc.ir.tensor.ir import Function, Op, Value, captured_values, walk
 from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.op_time import move_nanoseconds, size_in_bytes
@@ -30,7 +30,7 @@ class Match:
 
 def heft(function: Function, targets: Mapping[str, Target], costs: Costs) -> dict[Op, Match]:
     """Schedule the large ops of ``function`` on devices by HEFT; return the device of each."""
-    matcher = _Matcher(function, targets, costs)
+    matcher = _HeftScheduler(function, targets, costs)
     for op in sorted(matcher.large, key=matcher.rank, reverse=True):
         matcher.matched[op] = matcher.choose(op)
     return matcher.matched
@@ -45,7 +45,7 @@ PLACED_NS = Limit(
 
 
 @dataclass
-class _Matcher:
+class _HeftScheduler:
     """State of the placement of one function: the dependences between large ops, and the ops placed so far."""
 
     function: Function
@@ -64,7 +64,7 @@ class _Matcher:
         self.homes = {v: device for v, device in zip(self.function.body.params, said, strict=True) if device}
         roots: dict[Value, frozenset[Op | Value]] = {v: frozenset([v]) for v in self.homes}
         for op in self.function.body.ops:
-            used = dict.fromkeys((*op.operands, *(v for r in op.regions for v in captured(r))))
+            used = dict.fromkeys((*op.operands, *(v for r in op.regions for v in captured_values(r))))
             if self._is_large(op):
                 self.large.append(op)
                 self.reads[op] = [(root, size_in_bytes(v)) for v in used for root in roots.get(v, ())]
@@ -77,7 +77,7 @@ class _Matcher:
             roots.update((v, found) for v in op.results)
         for op in reversed(self.large):
             after = max((self.ranks[reader] for reader in self.readers.get(op, ())), default=0.0)
-            self.ranks[op] = self._mean(op) + after
+            self.ranks[op] = self._mean_device_time(op) + after
 
     def _is_large(self, op: Op) -> bool:
         """Return True if ``op`` is placed by itself.
@@ -87,13 +87,13 @@ class _Matcher:
         if op.name in INLINE or op.name == "transfer":
             return False
         moves = any(inner.name == "transfer" for r in op.regions for inner in walk(r))
-        cheapest = min(self._time(op, device) for device in self.targets)
+        cheapest = min(self._device_time(op, device) for device in self.targets)
         return not moves and not PLACED_NS.holds(int(cheapest))
 
-    def _mean(self, op: Op) -> float:
-        return sum(self._time(op, device) for device in self.targets) / len(self.targets)
+    def _mean_device_time(self, op: Op) -> float:
+        return sum(self._device_time(op, device) for device in self.targets) / len(self.targets)
 
-    def _time(self, op: Op, device: str) -> float:
+    def _device_time(self, op: Op, device: str) -> float:
         return self.costs.of_op(op, self.targets[device], device, self.constants)
 
     def rank(self, op: Op) -> float:
@@ -102,17 +102,17 @@ class _Matcher:
 
     def choose(self, op: Op) -> Match:
         """Return the device on which ``op`` ends first, and reserve it."""
-        ends = {device: self._end(op, device) for device in self.targets}
+        ends = {device: self._end_time_on_device(op, device) for device in self.targets}
         best = min(ends, key=lambda device: ends[device])
         self.busy[best] = ends[best]
         others = ", ".join(f"{end / 1e3:.1f} on {device}" for device, end in ends.items() if device != best)
         return Match(best, ends[best], f"ends first, after {ends[best] / 1e3:.1f} us; {others}")
 
-    def _end(self, op: Op, device: str) -> float:
-        begin = max(self.busy.get(device, 0.0), *self._arrivals(op, device), 0.0)
-        return begin + self._time(op, device)
+    def _end_time_on_device(self, op: Op, device: str) -> float:
+        begin = max(self.busy.get(device, 0.0), *self._operand_arrival_time(op, device), 0.0)
+        return begin + self._device_time(op, device)
 
-    def _arrivals(self, op: Op, device: str) -> Iterable[float]:
+    def _operand_arrival_time(self, op: Op, device: str) -> Iterable[float]:
         for root, bytes_ in self.reads[op]:
             home = self.matched[root].device if isinstance(root, Op) else self.homes[root]
             made = self.matched[root].end if isinstance(root, Op) else 0.0

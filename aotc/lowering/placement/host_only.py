@@ -29,7 +29,7 @@ def host_only(op: Op) -> HostOnly | None:
     return rule(op) if rule else None
 
 
-def _lapack(op: Op) -> HostOnly | None:
+def _host_only_lapack(op: Op) -> HostOnly | None:
     """Return the name of a LAPACK routine and a hint; None if a GPU block can compute it."""
     if op.attrs["routine"] in BLOCK_ROUTINES:
         *_, columns, rows = op.operands[0].type.shape
@@ -41,7 +41,7 @@ def _lapack(op: Op) -> HostOnly | None:
     return HostOnly(f"LAPACK's {op.attrs['routine']}", hint)
 
 
-def _custom_call(op: Op) -> HostOnly | None:
+def _host_only_custom_call(op: Op) -> HostOnly | None:
     """Return the name of a user's call and a hint; None for a collective and for one with a function for GPUs."""
     if "gpu" in op.attrs or op.attrs["target"].startswith(RANK_CALL):
         return None
@@ -49,7 +49,7 @@ def _custom_call(op: Op) -> HostOnly | None:
     return HostOnly(f"custom call @{op.attrs['target']}", hint)
 
 
-def _tridiagonal(op: Op) -> HostOnly | None:
+def _host_only_tridiagonal_solve(op: Op) -> HostOnly | None:
     """Return a name and a hint for a system of symbolic size; None otherwise: the GPU kernel needs constant sizes."""
     *_, n, m = op.result.type.shape
     if n == 0 or m == 0 or (isinstance(n, int) and isinstance(m, int)):
@@ -59,9 +59,9 @@ def _tridiagonal(op: Op) -> HostOnly | None:
 
 
 _RULES: Mapping[str, Callable[[Op], HostOnly | None]] = {
-    "custom_call": _custom_call,
-    "lapack": _lapack,
-    "tridiagonal_solve_perturbed": _tridiagonal,
+    "custom_call": _host_only_custom_call,
+    "lapack": _host_only_lapack,
+    "tridiagonal_solve_perturbed": _host_only_tridiagonal_solve,
 }
 
 
@@ -89,12 +89,12 @@ def imply_host(
     if not any(host_only(op) for f in module.functions.values() for op in walk(f.body)):
         return module, target, options
     host = host_of(targets, options.host_target)
-    functions = {n: _on_device(f) if f.public else f for n, f in module.functions.items()}
+    functions = {n: _function_on_device(f) if f.public else f for n, f in module.functions.items()}
     mix = Mix(target.name, MIX, "", devices=(("", target), (DEVICE, target), (HOST, host)))
     return module.with_functions(functions), mix, replace(options, devices={DEVICE: target.name, HOST: host.name})
 
 
-def _on_device(function: Function) -> Function:
+def _function_on_device(function: Function) -> Function:
     body = function.body
     affinity = {"arguments": [DEVICE] * len(body.params), "results": [DEVICE] * len(body.results)}
     return replace(function, attrs={**function.attrs, "affinity": affinity, IMPLIED: True})

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from aotc.ir.opset import CONTROL_FLOW, INLINE, MOVES
 from aotc.ir.opset.control import JUDGED
-from aotc.ir.tensor.ir import Function, Op, Region, Value, captured, walk
+from aotc.ir.tensor.ir import Function, Op, Region, Value, captured_values, walk
 from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.cost_model.machines import machine_of
 from aotc.lowering.cost_model.model import Costs
@@ -20,7 +20,7 @@ from aotc.lowering.cost_model.op_time import move_nanoseconds, size_in_bytes
 from aotc.lowering.cost_model.work import expected_iterations
 from aotc.lowering.placement.devices import OF_TARGET, replicated_ops
 from aotc.lowering.placement.host_only import host_only
-from aotc.lowering.placement.min_cut import FIRST, SECOND, LeastCut
+from aotc.lowering.placement.min_cut import FIRST, SECOND, MinCut
 from aotc.lowering.threshold import Estimate
 from aotc.options import DEVICE, HOST
 from aotc.targets import Target
@@ -30,21 +30,21 @@ def host_side(
     function: Function, gpu: Target, host: Target, costs: Costs
 ) -> dict[Op | Value, tuple[str, str]]:
     """Choose host or GPU for each op by a minimum cut of times and transfers; return device and reason."""
-    return _Sides(function, gpu, host, costs).decided()
+    return _HostGpuCut(function, gpu, host, costs).placement_with_reasons()
 
 
 HOST_READ_NS = Estimate(15_000, "nanoseconds until the host has read a scalar that a GPU computes")
 
 
 @dataclass
-class _Sides:
+class _HostGpuCut:
     """The network of one function: nodes on the first side run on the host, on the second side on the GPU."""
 
     function: Function
     gpu: Target
     host: Target
     costs: Costs
-    cut: LeastCut = field(default_factory=LeastCut)
+    cut: MinCut = field(default_factory=MinCut)
     things: dict[Op | Value, int] = field(default_factory=dict)  # nodes of ops, and of results of loops and branches
     makers: dict[Value, int] = field(default_factory=dict)
     iterations: dict[Value, int] = field(default_factory=dict)  # how often a value is computed
@@ -57,87 +57,87 @@ class _Sides:
         self.own = replicated_ops(body)
         self.constants = constants_in(body)
         for v in body.params:
-            self._produce(v, SECOND, 1)
-        self._region(body, 1, None)
+            self._add_produced_value(v, SECOND, 1)
+        self._add_region(body, 1, None)
         for v in body.results:
-            self._reads(v, SECOND)
+            self._add_read(v, SECOND)
         for v, maker in self.makers.items():
             move = move_nanoseconds(size_in_bytes(v), self.gpu.kind, self.host.kind)
             self.cut.together((maker, *self.readers.get(v, ())), move * self.iterations[v])
 
     # ------------------------------------------------------------ the network
 
-    def _produce(self, v: Value, thing: int, iterations: int) -> None:
+    def _add_produced_value(self, v: Value, thing: int, iterations: int) -> None:
         self.makers[v], self.iterations[v] = thing, iterations
 
-    def _reads(self, v: Value, thing: int) -> None:
+    def _add_read(self, v: Value, thing: int) -> None:
         self.readers.setdefault(v, []).append(thing)
 
-    def _region(self, region: Region, iterations: int, whole: int | None) -> None:
+    def _add_region(self, region: Region, iterations: int, whole: int | None) -> None:
         """Add the ops of ``region``, which run ``iterations`` times; they share the node ``whole`` if there is one."""
         for op in region.ops:
             if op in self.own or op.name in JUDGED:
                 continue
             if op.name in CONTROL_FLOW:
-                self._control(op, iterations, whole)
+                self._add_control_flow(op, iterations, whole)
                 continue
-            thing = self.things[op] = self.cut.thing() if whole is None else whole
+            thing = self.things[op] = self.cut.add_node() if whole is None else whole
             self._set_costs(op, thing, iterations)
-            for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
-                self._reads(v, thing)
+            for v in (*op.operands, *(v for r in op.regions for v in captured_values(r))):
+                self._add_read(v, thing)
             for v in op.results:
-                self._produce(v, thing, iterations)
+                self._add_produced_value(v, thing, iterations)
 
     def _set_costs(self, op: Op, thing: int, iterations: int) -> None:
         """Set the costs of an op on both sides; without a GPU kernel it is fixed to the host."""
         only = host_only(op)
         if only is not None:
             self.forced[op] = only.what
-            self.cut.fix(thing, FIRST)
+            self.cut.fix_to_side(thing, FIRST)
             return
         on_host, on_gpu = (self.costs.of_op(op, target) for target in (self.host, self.gpu))
         if op.name in INLINE or op.name in MOVES:  # fused into a kernel that is launched anyway
             on_gpu = max(on_gpu - machine_of(self.gpu).launch, 0.0)
             on_host = max(on_host, on_gpu)
-        self.cut.prefer(thing, on_host * iterations, on_gpu * iterations)
+        self.cut.set_side_costs(thing, on_host * iterations, on_gpu * iterations)
 
-    def _control(self, op: Op, iterations: int, whole: int | None) -> None:
+    def _add_control_flow(self, op: Op, iterations: int, whole: int | None) -> None:
         """Add a loop or a branch: a single node, unless an op in it has no GPU kernel."""
         divided = any(host_only(inner) for r in op.regions for inner in walk(r))
         if whole is None and not divided:
-            whole = self.cut.thing()
+            whole = self.cut.add_node()
         for v in op.results:
-            self.things[v] = self.cut.thing() if whole is None else whole
-            self._produce(v, self.things[v], iterations)
-        inside = iterations * self._trips(op) if op.name == "while" else iterations
+            self.things[v] = self.cut.add_node() if whole is None else whole
+            self._add_produced_value(v, self.things[v], iterations)
+        inside = iterations * self._trip_count_of(op) if op.name == "while" else iterations
         if op.name == "while":
             condition, body = op.regions
             for v, *rows in zip(op.results, condition.params, body.params, body.results, op.operands, strict=True):
                 for p in rows[:2]:
-                    self._produce(p, self.things[v], inside)
+                    self._add_produced_value(p, self.things[v], inside)
                 for read in rows[2:]:
-                    self._reads(read, self.things[v])
+                    self._add_read(read, self.things[v])
         else:
             for r in op.regions:
                 for made, v in zip(r.results, op.results, strict=True):
-                    self._reads(made, self.things[v])
+                    self._add_read(made, self.things[v])
         for r in op.regions:
-            self._region(r, inside, whole)
+            self._add_region(r, inside, whole)
         asked = op.regions[0].results[0] if op.name == "while" else op.operands[0]
         if whole is not None:
-            self._reads(asked, whole)
+            self._add_read(asked, whole)
         elif asked in self.makers:  # the host runs the loop or branch, and waits for its condition
             self.cut.together((self.makers[asked], FIRST), HOST_READ_NS.value * inside)
             self.asked.add(self.makers[asked])
 
-    def _trips(self, op: Op) -> int:
+    def _trip_count_of(self, op: Op) -> int:
         return expected_iterations(op, self.constants, {})
 
     # ------------------------------------------------------------ the solution
 
-    def decided(self) -> dict[Op | Value, tuple[str, str]]:
+    def placement_with_reasons(self) -> dict[Op | Value, tuple[str, str]]:
         """Return the device of each op, loop result, branch result and argument, with the reason."""
-        there = self._near(self.cut.first_side())
+        there = self._nodes_near_host_only_op(self.cut.first_side_of_min_cut())
         found: dict[Op | Value, tuple[str, str]] = {}
         for thing, number in self.things.items():
             on_host = number in there
@@ -148,7 +148,7 @@ class _Sides:
         found.update((v, (DEVICE, OF_TARGET)) for v in self.function.body.params)
         return found
 
-    def _near(self, side: set[int]) -> set[int]:
+    def _nodes_near_host_only_op(self, side: set[int]) -> set[int]:
         """Return the host-side nodes connected to an op that must run on the host."""
         neighbours: dict[int, set[int]] = {}
         for v, maker in self.makers.items():

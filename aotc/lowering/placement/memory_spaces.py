@@ -54,11 +54,11 @@ def with_host_space(spaces: tuple[Space, ...]) -> tuple[Space, ...]:
 def value_devices(function: Function) -> dict[Value, str]:
     """Return the device of each value of a function that names devices, as ``assign_devices`` chose it."""
     found: dict[Value, str] = dict(zip(function.body.params, function.attrs["devices"]["arguments"]))
-    _spread(function.body, found)
+    _add_devices_of_region(function.body, found)
     return found
 
 
-def _spread(region: Region, found: dict[Value, str]) -> None:
+def _add_devices_of_region(region: Region, found: dict[Value, str]) -> None:
     """Add the devices of the values of ``region`` to ``found``.
 
     Results are on the device of their op, else of its first operand; carried values on that of the initial value,
@@ -77,7 +77,7 @@ def _spread(region: Region, found: dict[Value, str]) -> None:
             if device:
                 found.update((p, device) for r in op.regions for p in r.params)
             for r in op.regions:
-                _spread(r, found)
+                _add_devices_of_region(r, found)
         if op.name == "case" and not device:
             found.update((v, found[w]) for v, w in zip(op.results, op.regions[0].results, strict=True))
 
@@ -96,8 +96,8 @@ def space_finder(function: Function, spaces: tuple[Space, ...], target: Target) 
 def regions_by_target(module: Module, target: Target) -> dict[str, Target]:
     """Return the target of each outlined region, by its name."""
     dispatches = (op for f in module.functions.values() if f.public for op in walk(f.body) if op.name == "dispatch")
-    return {op.attrs["callee"]: target.of(_device_of(op)) for op in dispatches}
+    return {op.attrs["callee"]: target.of(_device_of_op(op)) for op in dispatches}
 
 
-def _device_of(op: Op) -> str:
+def _device_of_op(op: Op) -> str:
     return str(op.attrs.get("device", ""))

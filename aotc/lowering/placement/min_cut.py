@@ -13,7 +13,7 @@ FIRST, SECOND = 0, 1
 _NEVER = 1 << 60
 
 
-class LeastCut:
+class MinCut:
     """A flow network: numbered nodes to divide into two sides, and the costs of separating them.
 
     Each edge has a capacity, and is stored next to its reverse edge: edge ``e`` and edge ``e ^ 1`` belong together.
@@ -24,27 +24,27 @@ class LeastCut:
         self._to: list[int] = []  # the node at the end of each edge
         self._left: list[int] = []  # the residual capacity of each edge
 
-    def thing(self) -> int:
+    def add_node(self) -> int:
         """Add a node to the flow network; return its number."""
         self._edges.append([])
         return len(self._edges) - 1
 
-    def _edge(self, a: int, b: int, weight: int, back: int = 0) -> None:
+    def _add_edge(self, a: int, b: int, weight: int, back: int = 0) -> None:
         for begin, end, left in ((a, b, weight), (b, a, back)):
             self._edges[begin].append(len(self._to))
             self._to.append(end)
             self._left.append(left)
 
-    def prefer(self, thing: int, first: float, second: float) -> None:
+    def set_side_costs(self, thing: int, first: float, second: float) -> None:
         """Set the costs of a node on the first and on the second side."""
         if first != second:
             begin, end = (FIRST, thing) if second > first else (thing, SECOND)
-            self._edge(begin, end, round(abs(first - second)))
+            self._add_edge(begin, end, round(abs(first - second)))
 
-    def fix(self, thing: int, side: int) -> None:
+    def fix_to_side(self, thing: int, side: int) -> None:
         """Fix a node to a side."""
         begin, end = (FIRST, thing) if side == FIRST else (thing, SECOND)
-        self._edge(begin, end, _NEVER)
+        self._add_edge(begin, end, _NEVER)
 
     def together(self, things: Iterable[int], weight: float) -> None:
         """Add cost ``weight`` for separating any of the nodes ``things``.
@@ -54,23 +54,23 @@ class LeastCut:
         """
         every = list(dict.fromkeys(things))
         if len(every) == 2:
-            self._edge(every[0], every[1], round(weight), round(weight))
+            self._add_edge(every[0], every[1], round(weight), round(weight))
         elif len(every) > 2:
-            some_first, all_first = self.thing(), self.thing()
-            self._edge(some_first, all_first, round(weight))
+            some_first, all_first = self.add_node(), self.add_node()
+            self._add_edge(some_first, all_first, round(weight))
             for thing in every:
-                self._edge(thing, some_first, _NEVER)
-                self._edge(all_first, thing, _NEVER)
+                self._add_edge(thing, some_first, _NEVER)
+                self._add_edge(all_first, thing, _NEVER)
 
-    def first_side(self) -> set[int]:
+    def first_side_of_min_cut(self) -> set[int]:
         """Return the first side of a minimum cut, the smallest one if there are several."""
         while True:
-            levels = self._levels()
+            levels = self._residual_distances()
             if levels[SECOND] < 0:
                 return {thing for thing, level in enumerate(levels) if level >= 0}
-            self._block(levels)
+            self._add_blocking_flow(levels)
 
-    def _levels(self) -> list[int]:
+    def _residual_distances(self) -> list[int]:
         """Return the distance of each node from the first terminal in the residual network, -1 if unreachable."""
         levels = [-1] * len(self._edges)
         levels[FIRST] = 0
@@ -84,7 +84,7 @@ class LeastCut:
                     found.append(end)
         return levels
 
-    def _block(self, levels: list[int]) -> None:
+    def _add_blocking_flow(self, levels: list[int]) -> None:
         """Add a blocking flow: saturate an edge on every shortest path to the second terminal."""
         tried = [0] * len(self._edges)
         way: list[int] = []

@@ -63,13 +63,13 @@ def plan_contract_loops(b: RegionBuilder) -> DepthwisePlan | ElementLoopsPlan:
     """
     from_zero = b.target.kind == "cpu" and kind_of(sum_dtype(b.root)) in "fc"
     if _is_depthwise(b):
-        return DepthwisePlan(_lanes(b), _pixels_at_once(b), from_zero)
+        return DepthwisePlan(_contract_loop_lanes(b), _pixels_at_once(b), from_zero)
     unrolled = UNROLLED_TERMS.holds(contraction_terms(b.root))
     element = contraction_element(b, b.trial_elements(), unrolled, from_zero)
     return ElementLoopsPlan(unrolled, from_zero, LOOP_PLANNERS[b.target.kind](b, element))
 
 
-def _lanes(b: RegionBuilder) -> int:
+def _contract_loop_lanes(b: RegionBuilder) -> int:
     return ALIGNMENT // size_of(sum_dtype(b.root))
 
 
@@ -81,7 +81,12 @@ def _is_depthwise(b: RegionBuilder) -> bool:
     channels = op.result.type.shape[-1]
     known = op.attrs["feature_groups"] == channels == op.operands[0].type.shape[-1]
     few = UNROLLED_TERMS.holds(product(op.operands[1].type.shape[:-1]))
-    return known and few and channels % _lanes(b) == 0 and all(single_axis(s) is not None for s in b.anchors.space[-2:])
+    return (
+        known
+        and few
+        and channels % _contract_loop_lanes(b) == 0
+        and all(single_axis(s) is not None for s in b.anchors.space[-2:])
+    )
 
 
 HELD_WEIGHTS = BlockSize(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aotc.ir.dims.algebra import Dim, Expr, product, static
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.operand_reuse import Reads, is_light_reduction
+from aotc.lowering.plans.operand_reuse import ReductionReads, is_light_reduction
 from aotc.lowering.plans.row_values import ReductionPlan
 from aotc.lowering.plans.thresholds import COLUMN_ITEMS, COLUMN_TERMS
 from aotc.lowering.threshold import BlockSize, Limit
@@ -50,19 +50,19 @@ NARROW_CPU_COLUMNS = Limit(
 def plan_columns(b: RegionBuilder, kept: Sequence[int], reduced: Sequence[int]) -> ColumnPlan:
     """Return the plan of a region with reductions over axes before the last of ``kept``."""
     ops = [op for loop in b.row_stages().loops for op in loop.ops]
-    reads = Reads(b, ops)
+    reads = ReductionReads(b, ops)
     light = is_light_reduction(b, ops)
     together = reads.short_constant_axes(kept[:-1], [*reduced, kept[-1]]) if light else ()
     rows = static(product(b.shape[k] for k in together))
-    width = _width(b, ops, kept, rows, together) if light else _narrow_width(b.shape[kept[-1]])
-    terms = _terms(b, rows, len(ops), b.shape[reduced[-1]])
+    width = _columns_per_item(b, ops, kept, rows, together) if light else _narrow_column_width(b.shape[kept[-1]])
+    terms = _terms_added_at_once(b, rows, len(ops), b.shape[reduced[-1]])
     if not light or (rows == 1 and NARROW_CPU_COLUMNS.holds(width)):
         terms = 1
     streams = tuple(b.inputs.index(x) for x in reads.streams([*reduced, kept[-1]])) if terms > 1 else ()
     return ColumnPlan(tuple(kept), tuple(reduced), together, width, terms, streams)
 
 
-def _terms(b: RegionBuilder, rows: int, ops: int, extent: Dim) -> int:
+def _terms_added_at_once(b: RegionBuilder, rows: int, ops: int, extent: Dim) -> int:
     """Return the number of terms to add at a time; if possible a divisor of ``extent``."""
     room = COLUMN_TERMS.value * min(b.target.registers, 32) // 32
     sums = rows * ops
@@ -89,11 +89,13 @@ UNKNOWN_COLUMNS = BlockSize(
 )
 
 
-def _narrow_width(extent: Dim) -> int:
+def _narrow_column_width(extent: Dim) -> int:
     return min(extent, REDUCED_COLUMNS.value) if isinstance(extent, int) else REDUCED_COLUMNS.value
 
 
-def _width(b: RegionBuilder, ops: Sequence[Op], kept: Sequence[int], rows: int, together: Sequence[int]) -> int:
+def _columns_per_item(
+    b: RegionBuilder, ops: Sequence[Op], kept: Sequence[int], rows: int, together: Sequence[int]
+) -> int:
     """Return the columns per grid item: long contiguous pieces, but enough items for all cores."""
     extent, elements = b.shape[kept[-1]], product(b.shape)
     others = product(b.shape[k] for k in kept[:-1] if k not in together)

@@ -102,7 +102,7 @@ def _plan_tiles(b: RegionBuilder, op: Op, p: TiledProduct) -> RegisterTilePlan:
     results = b.function.body.results
     only = len(results) == 1 and results[0] is op.result and not (p.pixels and p.m != 1)
     matrix = p.form.unit in b.target.matrices
-    row_block, panel_block = _blocks(b.target, p, rows)
+    row_block, panel_block = _tiles_per_item(b.target, p, rows)
     pitch = 0
     if matrix and op.name == "packed_matmul" and not op.attrs["lhs_transposed"]:
         pitch = _copied_pitch(b.target, p, rows.most, panel_block)
@@ -131,10 +131,10 @@ def _stores_columns(b: RegionBuilder, p: TiledProduct, rows: RowTiles) -> bool:
     e.anchor(b.root.result, provide_scalar(Load(tile_of_sums, (r, c))))
     store_results(b, e, p.place(outer, rows.start(tile) + r, panel * p.cols + c))
     stores = [s for s in block if isinstance(s, Store)]
-    return bool(stores) and all(_is_along_rows(s) for s in stores)
+    return bool(stores) and all(_is_store_along_rows(s) for s in stores)
 
 
-def _is_along_rows(store: Store) -> bool:
+def _is_store_along_rows(store: Store) -> bool:
     large = [i for i, size in zip(store.index, store.buffer.shape) if size != 1]
     used = {s.name for s in symbols(large[-1])} if large else set()
     return "r" in used and "c" not in used
@@ -166,7 +166,7 @@ WHOLE_FLOPS = Limit(
 )
 
 
-def _blocks(target: Target, p: TiledProduct, rows: RowTiles) -> tuple[int, int]:
+def _tiles_per_item(target: Target, p: TiledProduct, rows: RowTiles) -> tuple[int, int]:
     """Return (row tiles, panels) per item: enough work to be worth a claim, few enough for all threads."""
     k = dim_or(p.k, UNKNOWN_TERMS.value)
     tile_flops = 2 * k * (rows.height + 1) * p.cols
@@ -181,14 +181,14 @@ def _blocks(target: Target, p: TiledProduct, rows: RowTiles) -> tuple[int, int]:
         want = total + 1
     some = want // max(tile_flops, 1)
     if matrix:
-        panel_block = max(min(panels, _fitting(target, k * size_of(p.b.type.dtype) * p.cols), some), 1)
+        panel_block = max(min(panels, _tiles_in_l2_cache(target, k * size_of(p.b.type.dtype) * p.cols), some), 1)
         return max(min(tiles, some // panel_block), 1), panel_block
-    row_block = max(min(tiles, _fitting(target, k * size_of(p.a.type.dtype) * (rows.height + 1)), some), 1)
+    row_block = max(min(tiles, _tiles_in_l2_cache(target, k * size_of(p.a.type.dtype) * (rows.height + 1)), some), 1)
     panel_block = max(min(panels, want // max(tile_flops * row_block, 1)), 1)
     return row_block, panel_block
 
 
-def _fitting(target: Target, size: Dim) -> int:
+def _tiles_in_l2_cache(target: Target, size: Dim) -> int:
     """Return the number of row tiles or panels, of ``size`` bytes each, that fit half of the L2 cache."""
     return max(target.l2 // 2 // max(static(size), 1), 1)
 

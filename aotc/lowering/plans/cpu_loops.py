@@ -25,7 +25,7 @@ from aotc.lowering.elements.nests import (
     split_grid,
     substitute_loops,
 )
-from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan, plan_blocks
+from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan, plan_transposed_blocks
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.thresholds import CHUNK, ITEM_ELEMENTS, SEGMENTS
 from aotc.lowering.threshold import BlockSize, Limit
@@ -89,27 +89,31 @@ def plan_cpu_loops(b: RegionBuilder, emit: Emit) -> LoopPlan | TransposedLoopPla
     outer, inner = split_grid(make_axes(b.shape, groups), ITEM_ELEMENTS.value)
     last = inner[-1]
     is_copy = _is_transposing_copy(b, outer, inner, trial)
-    if blocks := plan_blocks(b, outer, inner, trial, is_copy):
+    if blocks := plan_transposed_blocks(b, outer, inner, trial, is_copy):
         return blocks
     chunk = 0
     if len(inner) == 1 and not WHOLE_AXIS.holds(last.extent):
-        chunk = _chunk_of(last.extent, b.target.vector_bytes // size_of("f32"))
-    is_across = not chunk and _reads_across(b, outer, trial)
-    rows = 0 if chunk else _rows_of_items(b, outer, inner, (ACROSS_ELEMENTS if is_across else ITEM_ELEMENTS).value)
+        chunk = _elements_per_item(last.extent, b.target.vector_bytes // size_of("f32"))
+    is_across = not chunk and _reads_nearer_across_rows(b, outer, trial)
+    rows = (
+        0
+        if chunk
+        else _last_axis_iterations_per_item(b, outer, inner, (ACROSS_ELEMENTS if is_across else ITEM_ELEMENTS).value)
+    )
     if not chunk and is_copy and rows < TURNED_ROWS.value:
-        rows = _equal_rows(outer[-1].extent)
-    cuts = _cuts(b.anchors.space, last, trial)
+        rows = _rows_per_transposing_item(outer[-1].extent)
+    cuts = _loop_split_points(b.anchors.space, last, trial)
     if chunk and not SEGMENTS.holds(len(cuts)):
         cuts = []
     if cuts:
         space = b.anchors.space
-        cuts = _ends_of(
+        cuts = _loop_boundaries(
             _cut_loop(last, cuts, lambda inside, i: emit(inside, substitute_loops(space, b.shape, [last], [i])))
         )
     return LoopPlan(groups, len(inner), chunk, rows, is_across and bool(rows), tuple(cuts))
 
 
-def _ends_of(loops: Sequence[For]) -> list[int]:
+def _loop_boundaries(loops: Sequence[For]) -> list[int]:
     """Return the indices at which each of several adjacent loops begins and the last one ends; empty for one loop."""
     return [static(loops[0].begin), *(static(loop.end) for loop in loops)] if len(loops) > 1 else []
 
@@ -133,7 +137,7 @@ def _cut_loop(axis: NestAxis, cuts: Sequence[int], emit: Callable[[list[Stmt], D
     It is split at all ``cuts`` if the body is small (:data:`SEGMENT_OPERATIONS`), else into :data:`SEGMENTS` parts.
     """
     loops = _segments_of(axis, cuts, emit, MANY_SEGMENTS)
-    if SEGMENTS.holds(len(loops) + 1) or SEGMENT_OPERATIONS.holds(_operations(loops)):
+    if SEGMENTS.holds(len(loops) + 1) or SEGMENT_OPERATIONS.holds(_scalar_operations_of_loops(loops)):
         return loops
     return _segments_of(axis, cuts if SEGMENTS.holds(len(cuts)) else (), emit, SEGMENTS)
 
@@ -151,7 +155,7 @@ def _segments_of(
         inside: list[Stmt] = []
         i = axis.symbol(lo, hi)
         emit(inside, i)
-        more = _changes(i, inside) if cuts else []  # one test may hide another
+        more = _test_changes(i, inside) if cuts else []  # one test may hide another
         if more and most.holds(ends + len(more)):
             ends += len(more)
             pending += [*zip([lo, *more], [*more, hi], strict=True)][::-1]
@@ -160,13 +164,13 @@ def _segments_of(
     return loops
 
 
-def _operations(loops: Sequence[For]) -> int:
+def _scalar_operations_of_loops(loops: Sequence[For]) -> int:
     """Return the number of scalar operations of the loops, tests not counted."""
     scalars = scalars_in(s.value for s in walk(tuple(loops)) if isinstance(s, Let | Store))
     return sum(isinstance(s, Apply) and s.fn not in COMPARISONS and s.fn != "select" for s in scalars)
 
 
-def _chunk_of(extent: Dim, lanes: int) -> int:
+def _elements_per_item(extent: Dim, lanes: int) -> int:
     """Return the elements per item: equal parts in whole vectors if some have half a chunk or more.
 
     LLVM then knows each trip count, and generates no code for partial vectors.
@@ -186,7 +190,7 @@ SHORT_ITEM = Limit(
 )
 
 
-def _rows_of_items(
+def _last_axis_iterations_per_item(
     b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis], elements: int
 ) -> int:
     """Return the iterations of the last grid axis per item, if a single one is little work; else 0."""
@@ -196,7 +200,7 @@ def _rows_of_items(
     return max(elements // work, 1) if SHORT_ITEM.holds(work) else 0
 
 
-def _reads_across(b: RegionBuilder, outer: list[NestAxis], trial: list[Stmt]) -> bool:
+def _reads_nearer_across_rows(b: RegionBuilder, outer: list[NestAxis], trial: list[Stmt]) -> bool:
     """Return True if neighbours along the last but one grid axis read nearer memory than along the last.
 
     An example are pieces of rows that become rows, as in panels. Cache lines that two pieces share, and lines that the
@@ -229,7 +233,7 @@ def _is_transposing_copy(b: RegionBuilder, outer: list[NestAxis], inner: list[Ne
     return False
 
 
-def _equal_rows(extent: Dim) -> int:
+def _rows_per_transposing_item(extent: Dim) -> int:
     """Return the rows per item of a transposing copy: equal parts if there are some of half the block size or more."""
     most = TURNED_ROWS.value
     parts = (n for n in range(most, most // 2 - 1, -1) if isinstance(extent, int) and extent % n == 0)
@@ -245,15 +249,15 @@ def _work_of_element(b: RegionBuilder) -> Dim:
     return work
 
 
-def _cuts(space: Index, axis: NestAxis, trial: list[Stmt]) -> list[int]:
+def _loop_split_points(space: Index, axis: NestAxis, trial: list[Stmt]) -> list[int]:
     """Return the indices at which tests on the innermost loop change, ends included; empty if there are none."""
     if len(axis.members) != 1 or not isinstance(axis.extent, int):
         return []
-    changes = _changes(space[axis.members[0]], trial)
+    changes = _test_changes(space[axis.members[0]], trial)
     return [0, *changes, axis.extent] if changes and MANY_SEGMENTS.holds(len(changes) + 2) else []
 
 
-def _changes(index: Dim, block: list[Stmt]) -> list[int]:
+def _test_changes(index: Dim, block: list[Stmt]) -> list[int]:
     """Return the sorted index values at which a test in ``block`` changes its result."""
     low, high = bounds(index)
     found: set[int] = set()

@@ -17,10 +17,10 @@ from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import NestAxis, make_axes, split_grid
 from aotc.lowering.plans.cpu_columns import ColumnPlan, plan_columns
 from aotc.lowering.plans.cpu_transpose import equal_parts, is_transposed_load, loads_in_body, transposed_line_length
-from aotc.lowering.plans.operand_reuse import Reads, is_light_reduction
+from aotc.lowering.plans.operand_reuse import ReductionReads, is_light_reduction
 from aotc.lowering.plans.region_work import values_between_loops
 from aotc.lowering.plans.resources import memory_limits
-from aotc.lowering.plans.row_values import RowLoopsPlan, merged_axes, results_along_rows, row_trial, stored_values
+from aotc.lowering.plans.row_values import RowLoopsPlan, merged_axes, results_along_rows, row_trial, row_value_records
 from aotc.lowering.plans.thresholds import (
     COLUMN_ITEMS,
     COLUMN_TERMS,
@@ -119,7 +119,7 @@ def plan_cpu_reduction(b: RegionBuilder) -> CpuReductionPlan:
             return plan
     if b.function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced):
         return plan_columns(b, kept, reduced)
-    return _plan_rows(b, kept, reduced)
+    return _plan_reduction_of_rows(b, kept, reduced)
 
 
 def _plan_transposed(b: RegionBuilder, kept: list[int], reduced: list[int]) -> CpuReductionPlan | None:
@@ -127,31 +127,31 @@ def _plan_transposed(b: RegionBuilder, kept: list[int], reduced: list[int]) -> C
 
     It reduces along the contiguous axis of the operands, or transposes some rows first.
     """
-    near = _nearest(b, kept)
+    near = _contiguous_read_axis(b, kept)
     if near in kept:
-        return plan_columns(b, _ending_with(near, kept), reduced)
+        return plan_columns(b, _axes_with_last(near, kept), reduced)
     if near is not None:
-        return _plan_rows(b, kept, _ending_with(near, reduced))
+        return _plan_reduction_of_rows(b, kept, _axes_with_last(near, reduced))
     if kept and kept[-1] > max(reduced):
         return None
     return _plan_transposed_rows(b, kept, reduced)
 
 
-def _nearest(b: RegionBuilder, kept: Sequence[int]) -> int | None:
+def _contiguous_read_axis(b: RegionBuilder, kept: Sequence[int]) -> int | None:
     """Return the contiguous axis of the reads, if the region has a single loop over its rows.
 
     A kept axis also qualifies for reductions without a plain combiner, such as ``argmax``: these go by columns.
     """
     loops = b.row_stages().loops
-    near = Reads(b, loops[0].ops).nearest() if len(loops) == 1 and not loops[0].stores else None
+    near = ReductionReads(b, loops[0].ops).contiguous_load_axis() if len(loops) == 1 and not loops[0].stores else None
     return near if near in kept or all(map(combiner_op_name, loops[0].ops)) else None
 
 
-def _ending_with(axis: int | None, axes: Sequence[int]) -> list[int]:
+def _axes_with_last(axis: int | None, axes: Sequence[int]) -> list[int]:
     return sorted(axes, key=lambda k: k == axis)
 
 
-def _plan_rows(b: RegionBuilder, kept: list[int], reduced: list[int]) -> RowBlockPlan | RowPlan:
+def _plan_reduction_of_rows(b: RegionBuilder, kept: list[int], reduced: list[int]) -> RowBlockPlan | RowPlan:
     return _plan_row_blocks(b, kept, reduced) or _plan_single_rows(b, kept, reduced)
 
 
@@ -215,7 +215,7 @@ def _plan_row_blocks(b: RegionBuilder, kept: list[int], reduced: list[int]) -> R
     length = product(b.shape[k] for k in reduced)
     if SHORT_BLOCK_ROW.holds(length) or not is_light_reduction(b, ops):
         return None
-    reads = Reads(b, ops)
+    reads = ReductionReads(b, ops)
     together = reads.short_constant_axes(kept, reduced)
     sums = static(product(b.shape[k] for k in together)) * len(ops)
     large = [k for k in kept if k not in together and not FEW_BLOCK_ROWS.holds(b.shape[k])]
@@ -225,10 +225,10 @@ def _plan_row_blocks(b: RegionBuilder, kept: list[int], reduced: list[int]) -> R
     at_once = max(min(BLOCK_ROWS.value, COLUMN_TERMS.value * min(target.registers, 32) // 32 // sums), 1)
     inner = merged_axes(b, reduced, row_trial(b, stages))
     lanes = target.vector_bytes // max(size_of(v.type.dtype) for op in ops for v in op.results)
-    streams = _streams(b, reads, sums, length, (*reduced, block)) if len(inner) == 1 else ()
+    streams = _prefetched_operands(b, reads, sums, length, (*reduced, block)) if len(inner) == 1 else ()
     part = PART_BYTES.value // reads.size // lanes if streams and not WHOLE_COLUMNS.holds(sums) else 0
     others = product(b.shape[k] for k in kept if k not in (*together, block))
-    rows = _rows_of_item(length, b.shape[block], others, PART_ROWS.value if part else at_once, at_once)
+    rows = _rows_per_item(length, b.shape[block], others, PART_ROWS.value if part else at_once, at_once)
     ahead = FETCHED_BYTES.value // reads.size if streams else 0
     return RowBlockPlan(
         tuple(kept), tuple(reduced), inner, (), block, together, at_once, max(rows // at_once, 1) * at_once, lanes,
@@ -236,7 +236,9 @@ def _plan_row_blocks(b: RegionBuilder, kept: list[int], reduced: list[int]) -> R
     )  # fmt: skip
 
 
-def _streams(b: RegionBuilder, reads: Reads, sums: int, length: Dim, wide: Sequence[int]) -> tuple[int, ...]:
+def _prefetched_operands(
+    b: RegionBuilder, reads: ReductionReads, sums: int, length: Dim, wide: Sequence[int]
+) -> tuple[int, ...]:
     """Return the operands to prefetch during sums along rows, if these can be written as vectors."""
     floats = all(combiner_op_name(op) == "add" and op.result.type.dtype in ("f32", "f64") for op in reads.ops)
     short = isinstance(length, int) and length * reads.size <= FETCHED_BYTES.value
@@ -245,7 +247,7 @@ def _streams(b: RegionBuilder, reads: Reads, sums: int, length: Dim, wide: Seque
     return tuple(b.inputs.index(x) for x in reads.streams(wide))
 
 
-def _rows_of_item(length: Dim, extent: Dim, others: Dim, least: int, at_once: int) -> int:
+def _rows_per_item(length: Dim, extent: Dim, others: Dim, least: int, at_once: int) -> int:
     """Return the rows per item: enough elements, and enough items."""
     rows = max(ROW_BLOCK_ELEMENTS.value // max(dim_or(length, UNKNOWN_TERMS.value), 1), least)
     if isinstance(extent, int) and isinstance(others, int):
@@ -283,15 +285,15 @@ LIGHT_NUMBERS = Limit(
 
 def _plan_single_rows(b: RegionBuilder, kept: list[int], reduced: list[int]) -> RowPlan:
     stages = b.row_stages()
-    unrolled = _is_written_out(b, stages)
+    unrolled = _is_reduction_unrolled(b, stages)
     inner = merged_axes(b, reduced, row_trial(b, stages))
-    stored = stored_values(b, stages, values_between_loops(stages, b.target), in_results=not unrolled)
-    tail = _rows_of_one_item(b, kept, inner)
-    lanes = 0 if unrolled or stored else _lanes(b, stages, tail)
+    stored = row_value_records(b, stages, values_between_loops(stages, b.target), in_results=not unrolled)
+    tail = _row_axes_per_item(b, kept, inner)
+    lanes = 0 if unrolled or stored else _rows_per_scalar_vector(b, stages, tail)
     return RowPlan(tuple(kept), tuple(reduced), inner, stored, len(tail), unrolled, lanes)
 
 
-def _rows_of_one_item(b: RegionBuilder, kept: Sequence[int], inner: Sequence[tuple[int, ...]]) -> list[NestAxis]:
+def _row_axes_per_item(b: RegionBuilder, kept: Sequence[int], inner: Sequence[tuple[int, ...]]) -> list[NestAxis]:
     """Return the axes of the rows of one item: several rows if a row is short."""
     work = product(b.shape[k] for group in inner for k in group)
     if kept and isinstance(work, int) and SHORT_ROW.holds(work):
@@ -300,7 +302,7 @@ def _rows_of_one_item(b: RegionBuilder, kept: Sequence[int], inner: Sequence[tup
     return []
 
 
-def _is_written_out(b: RegionBuilder, stages: RowStages) -> bool:
+def _is_reduction_unrolled(b: RegionBuilder, stages: RowStages) -> bool:
     """Return True if rows are so short that their reduction is fully unrolled.
 
     LLVM vectorises odd numbers of cheap elements by itself.
@@ -314,7 +316,7 @@ def _is_written_out(b: RegionBuilder, stages: RowStages) -> bool:
     return UNROLLED_LONGER_ROW.holds(n) and (n % 2 == 0 or not is_light_reduction(b, ops))
 
 
-def _lanes(b: RegionBuilder, stages: RowStages, tail: Sequence[NestAxis]) -> int:
+def _rows_per_scalar_vector(b: RegionBuilder, stages: RowStages, tail: Sequence[NestAxis]) -> int:
     """Return the number of rows whose scalars are computed in one vector; 0 if each row computes its own."""
     numbers = [v for v in b.ops if stages.is_row(v)]
     work = sum(SCALARS[op.name].vector_work for v in numbers if (op := b.ops[v]).name in SCALARS)
@@ -343,12 +345,12 @@ def _plan_transposed_rows(b: RegionBuilder, kept: list[int], reduced: list[int])
     else:
         return None
     values = values_between_loops(stages, b.target)
-    height = _rows_together(b, values, k, product(b.shape[j] for j in inner[-1]), found)
+    height = _rows_transposed_at_once(b, values, k, product(b.shape[j] for j in inner[-1]), found)
     if not height:
         return None
-    stored = stored_values(b, stages, values, in_results=True)
+    stored = row_value_records(b, stages, values, in_results=True)
     if k not in kept:
-        tail = len(_rows_of_one_item(b, kept, inner))
+        tail = len(_row_axes_per_item(b, kept, inner))
         return TransposedRowPlan(tuple(kept), tuple(reduced), inner, stored, tail, k, height)
     most = ITEM_ELEMENTS.value // static(product(b.shape[j] for j in inner[-1]))
     rows = equal_parts(b.shape[k], height, most)
@@ -361,7 +363,9 @@ def _transposed_loads(b: RegionBuilder, loads: Sequence[Load], k: int, last: int
     return [x for x in loads if adjacent and along and is_transposed_load(x, adjacent, along)]
 
 
-def _rows_together(b: RegionBuilder, values: Iterable[Value], k: int, length: Dim, found: Sequence[Load]) -> int:
+def _rows_transposed_at_once(
+    b: RegionBuilder, values: Iterable[Value], k: int, length: Dim, found: Sequence[Load]
+) -> int:
     """Return the number of neighbouring rows to transpose together, 0 for none; ``values`` are stored between loops."""
     extent = b.shape[k]
     if isinstance(extent, Expr) or isinstance(length, Expr) or FEW_TURNED.holds(length):

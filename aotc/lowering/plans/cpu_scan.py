@@ -31,7 +31,7 @@ class ChunkScanPlan(RegionPlan):
 
 def plan_cpu_scan(b: RegionBuilder) -> ChunkScanPlan:
     """Return the plan of a scan of neighbouring rows or columns in vector lanes."""
-    return plan_chunks(b.the_op("reduce_window"), SCAN_LANES.value)
+    return plan_chunks(b.region_root_op("reduce_window"), SCAN_LANES.value)
 
 
 SCAN_CHUNK = BlockSize(

@@ -56,21 +56,21 @@ MERGED_ROW = Limit(
 
 def plan_cpu_sort(b: RegionBuilder) -> RadixSortPlan | MergeSortPlan:
     """Choose radix sort or merge sort for a CPU: radix if the comparator has keys and rows are not short."""
-    op = b.the_op("sort")
+    op = b.region_root_op("sort")
     keys = sort_keys(op.regions[0]) if op.results[0].type.rank else None
     if keys is not None:
         n = op.results[0].type.shape[op.attrs["dim"]]
-        if not isinstance(n, int) or not MERGED_ROW.holds(2 * n.bit_length() - _bytes(keys)):
+        if not isinstance(n, int) or not MERGED_ROW.holds(2 * n.bit_length() - _sort_key_bytes(keys)):
             return _plan_radix(b, op)
-    bytes_, _ = row_bytes(op)
+    bytes_, _ = sorted_row_bytes(op)
     return MergeSortPlan(isinstance(bytes_, int) and bytes_ <= PRIVATE_BYTES)
 
 
-def _bytes(keys: tuple[SortKey, ...]) -> int:
+def _sort_key_bytes(keys: tuple[SortKey, ...]) -> int:
     return sum(key_bytes(key.value.type.dtype) for key in keys)
 
 
-def row_bytes(op: Op) -> tuple[Dim, Dim]:
+def sorted_row_bytes(op: Op) -> tuple[Dim, Dim]:
     """Return the bytes of a row of all arrays that ``op`` sorts, and its length."""
     n = (op.results[0].type.shape or (1,))[op.attrs["dim"]]
     return n * sum(size_of(v.type.dtype) for v in op.results), n
@@ -146,7 +146,7 @@ SELECTION_SPARE = BlockSize(
 
 def plan_cpu_top_k(b: RegionBuilder) -> InsertionPlan | SelectionPlan:
     """Choose the CPU algorithm of ``top_k``: insertion for a small k, selection for a larger one."""
-    op = b.the_op("top_k")
+    op = b.region_root_op("top_k")
     top, n, size = dim_of(op.attrs, "k"), op.operands[0].type.shape[-1], INSERTED_BLOCK.value
     if INSERTED.holds(top) or INSERTED_ROW.holds(n):
         return InsertionPlan(size, _is_vectorized(b, op, ceildiv(n, size)))
@@ -163,7 +163,7 @@ def _is_vectorized(b: RegionBuilder, op: Op, blocks: Dim) -> bool:
     """Return True if a CPU can compare the elements of a top-k block as integer vectors."""
     (x,) = op.operands
     n, size = x.type.shape[-1], INSERTED_BLOCK.value
-    if not _is_whole(x.type.dtype):
+    if not _orders_like_its_bits(x.type.dtype):
         return False
     _, place = rows_along_dim(x.type.shape, x.type.rank - 1)
     first = first_tested_element(n, sym("j", 0, blocks) * size, size)
@@ -180,6 +180,6 @@ def first_tested_element(n: Dim, begin: Dim, size: int) -> Dim:
     return minimum(begin, n - size) if isinstance(n, int) and n >= size else begin
 
 
-def _is_whole(dtype: str) -> bool:
+def _orders_like_its_bits(dtype: str) -> bool:
     """Return True if elements have whole bytes and, signs aside, order like their bits."""
     return dtype not in SMALL_FLOATS and kind_of(dtype) in "iuf" and DTYPES[dtype].bits >= 8

@@ -44,7 +44,7 @@ TURNED_ELEMENTS = BlockSize(
 )
 
 
-def plan_blocks(
+def plan_transposed_blocks(
     b: RegionBuilder, outer: Sequence[NestAxis], inner: Sequence[NestAxis], trial: Sequence[Stmt], is_copy: bool
 ) -> TransposedLoopPlan | None:
     """Return the blocks of a region with transposed reads; None if it has none, or too many.
@@ -61,7 +61,7 @@ def plan_blocks(
         return None
     sizes = [size_of(x.buffer.dtype) for x in found.values()]
     line = FETCH_LINE.value // min(sizes)
-    height, width = (_part(axis.extent, line) for axis in (outer[-1], inner[-1]))
+    height, width = (_transposed_block_edge(axis.extent, line) for axis in (outer[-1], inner[-1]))
     fits = is_copy or height * width * sum(sizes) <= memory_limits(b.target)["private"][1]
     if not height or not width or not fits:
         return None
@@ -89,7 +89,7 @@ def is_transposed_load(x: Load, along: Sym, across: Sym) -> bool:
     return axis_coefficient(at, along) == 1 and isinstance(step, int) and step > 1
 
 
-def _part(extent: Dim, line: int) -> int:
+def _transposed_block_edge(extent: Dim, line: int) -> int:
     """Return ``line`` or half of it if it divides ``extent``; 0 if neither does, or ``extent`` is unknown or short."""
     if isinstance(extent, Expr) or FEW_TURNED.holds(extent):
         return 0

@@ -22,29 +22,29 @@ from aotc.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RegionShare:
     """The nanoseconds of a region on one worker, and the number of workers that its grid items can occupy."""
 
     nanoseconds: float
     workers: int
 
     @property
-    def wall(self) -> float:
+    def wall_nanoseconds(self) -> float:
         """Return the wall time of a region in nanoseconds with all the workers it can use."""
         return self.nanoseconds / self.workers
 
 
-def own_nanoseconds(ops: Iterable[Op], target: Target) -> float:
+def single_worker_nanoseconds(ops: Iterable[Op], target: Target) -> float:
     """Return the nanoseconds of ``ops`` on one worker; loops and branches do not count, as no region contains them."""
     return sum(op_nanoseconds(op, target) for op in ops if op.name not in FREE and op.name not in CONTROL_FLOW)
 
 
-def region_share(nanoseconds: float, anchors: Anchors | None, kind: str) -> Share:
+def region_share(nanoseconds: float, anchors: Anchors | None, kind: str) -> RegionShare:
     """Return the time of a region and the number of workers that can share it."""
-    return Share(nanoseconds, min(_items(anchors, kind), ORDER_WORKERS.value))
+    return RegionShare(nanoseconds, min(_estimated_grid_items(anchors, kind), ORDER_WORKERS.value))
 
 
-def _items(anchors: Anchors | None, kind: str) -> int:
+def _estimated_grid_items(anchors: Anchors | None, kind: str) -> int:
     """Return the estimated number of grid items of a region."""
     if anchors is None:
         return 1
@@ -56,7 +56,7 @@ def _items(anchors: Anchors | None, kind: str) -> int:
     return max(rows // (CHUNK if kind == "contract" else ITEM_ELEMENTS).value, 1)
 
 
-def refuses_to_wait(op: Op, own: Share, others: Iterable[Share], target: Target) -> str:
+def refuses_to_wait(op: Op, own: RegionShare, others: Iterable[RegionShare], target: Target) -> str:
     """Return why a region should not fuse ``op`` (it would delay parallel work), or an empty string.
 
     Fusion saves a launch, its synchronization, and the write and read of the result of ``op``. Waiting costs the
@@ -74,12 +74,12 @@ def refuses_to_wait(op: Op, own: Share, others: Iterable[Share], target: Target)
     size = 2 * size_in_bytes(op.results[0])
     machine = machine_of(target)
     saved = SHARING_NS.value + machine.launch + size / machine.level_of(size).rate
-    if own.wall <= saved:  # waiting cannot cost more than the time of the region itself
+    if own.wall_nanoseconds <= saved:  # waiting cannot cost more than the time of the region itself
         return ""
     shares = list(others)
-    before = sum(share.wall for share in shares)
+    before = sum(share.wall_nanoseconds for share in shares)
     all_at_once = (own.nanoseconds + sum(s.nanoseconds for s in shares)) / ORDER_WORKERS.value
-    lost = own.wall + before - max(own.wall, before, all_at_once)
+    lost = own.wall_nanoseconds + before - max(own.wall_nanoseconds, before, all_at_once)
     if lost <= saved:
         return ""
     return f"the region would wait {lost / 1e3:.1f} us for concurrent ones, to save {saved / 1e3:.1f} us"

@@ -13,7 +13,7 @@ from aotc.lowering.analysis.contractions import contraction_of, sum_dtype
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.tensor_core_loops import tensor_core_loops
 from aotc.lowering.plans.contract_loops import DepthwisePlan, ElementLoopsPlan, plan_contract_loops
-from aotc.lowering.plans.gpu_conv import sum_dtype_of, window_of
+from aotc.lowering.plans.gpu_conv import im2col_window_of, sum_dtype_of
 from aotc.lowering.plans.gpu_matmul_tiles import best_tiling, is_for_tensor_cores
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.threshold import Limit
@@ -79,7 +79,7 @@ def plan_gpu_contract(b: RegionBuilder) -> TensorCorePlan | SharedTilePlan | Dep
     block = None
     if op.attrs.get("feature_groups", 1) == 1 and dtype in ("f32", "i32"):
         c = contraction_of(op)
-        block = best_block(c.batch, c.m, c.n, c.k, size_of(dtype), b.target)
+        block = best_thread_block(c.batch, c.m, c.n, c.k, size_of(dtype), b.target)
     return plan_contract_loops(b) if block is None else block
 
 
@@ -93,7 +93,7 @@ def _plan_tensor_cores(b: RegionBuilder) -> TensorCorePlan | None:
         return None
     body = tensor_core_loops(b, b.trial_elements(), dtype)
     read = read_product(Kernel(b.function.name, b.inputs, b.outputs, (), 1, body, (), 0, 0))
-    window = window_of(op, b.target) if op.name == "conv" else None
+    window = im2col_window_of(op, b.target) if op.name == "conv" else None
     tiling = best_tiling(read, b.target, window, b.function.attrs.get("concurrent", 1))
     return None if tiling is None else TensorCorePlan(dtype, tiling)
 
@@ -106,12 +106,12 @@ SKINNY = SharedTilePlan(8, 32, 1, 1, 128)
 SMALL = SharedTilePlan(16, 16, 1, 1, 16)  # needs less than 4 KiB of shared memory: the choice if no other block fits
 
 
-def best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim, size: int, target: Target) -> SharedTilePlan | None:
+def best_thread_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim, size: int, target: Target) -> SharedTilePlan | None:
     """Return the largest thread block that still occupies the GPU; None for one thread per element.
 
     Sums and slices of the block, with elements of ``size`` bytes, fit in shared memory.
     """
-    block = _best_block(batch, m, n, k)
+    block = _best_thread_block_of_matmul(batch, m, n, k)
     fitting = [b for b in (block, *BLOCKS, SMALL) if b is not None and b.elements * size <= target.shared]
     return fitting[0] if block is not None and fitting else None
 
@@ -133,7 +133,7 @@ GPU_IDLE_BLOCKS = Limit(
 )
 
 
-def _best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> SharedTilePlan | None:
+def _best_thread_block_of_matmul(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> SharedTilePlan | None:
     """Return the block for the size of a matmul alone, or None for one thread per element."""
     few_rows, few_columns, few_terms = (GPU_EXTENT.holds(d) for d in (m, n, k))
     if few_columns or few_terms:

@@ -70,7 +70,7 @@ def is_depthwise(op: Op) -> bool:
     return op.attrs["feature_groups"] > 1 and channels == 1 and isinstance(count, int) and TESTED_TAPS.holds(count)
 
 
-def window_of(op: Op, target: Target) -> Window | None:
+def im2col_window_of(op: Op, target: Target) -> Window | None:
     """Return the im2col window of a ``conv`` whose input the TMA copies, or None.
 
     8-bit weights must be stored with their terms contiguous. If the taps along the last spatial dim are adjacent in
@@ -93,13 +93,13 @@ def window_of(op: Op, target: Target) -> Window | None:
     size = size_of(op.operands[0].type.dtype)
     by_terms = op.attrs.get("rhs_transposed", False) or size == 1
     merged = replace(window, merged=True)
-    found = [w for w in (window, merged) if _is_copied(w, shape, size, by_terms, columns)]
+    found = [w for w in (window, merged) if _is_copied_by_tma(w, shape, size, by_terms, columns)]
     if len(found) == 2 and 2 * merged.slices(128 // size) > window.slices(128 // size):
         return window
     return found[-1] if found else None
 
 
-def _is_copied(window: Window, shape: tuple[Dim, ...], size: int, by_terms: bool, columns: Dim) -> bool:
+def _is_copied_by_tma(window: Window, shape: tuple[Dim, ...], size: int, by_terms: bool, columns: Dim) -> bool:
     """Return True if the TMA can copy both operands: lines start at multiples of 16 bytes and are long."""
     _, channels = window.copied
     width = static(shape[-1])
@@ -108,13 +108,13 @@ def _is_copied(window: Window, shape: tuple[Dim, ...], size: int, by_terms: bool
     if any(n * size % 16 for n in lines) or THIN_CHANNELS.holds(channels * size):
         return False
     if not window.merged:
-        return _fits(window, shape)
+        return _fits_tensor_map(window, shape)
     lies = (window.low[-1], window.high[-1], window.gaps[-1]) == (0, 0, 1) and width >= step
     flat = replace(window, taps=window.copied[0], strides=(*window.strides[:-1], 1), merged=False)
-    return lies and _fits(flat, (*shape[:-1], window.pixels[-1]))
+    return lies and _fits_tensor_map(flat, (*shape[:-1], window.pixels[-1]))
 
 
-def _fits(window: Window, shape: tuple[Dim, ...]) -> bool:
+def _fits_tensor_map(window: Window, shape: tuple[Dim, ...]) -> bool:
     """Return True if a tensor map can describe ``window`` over an input of ``shape``."""
     rank = len(window.taps)
     rows = zip(window.taps, window.strides, window.gaps, window.low, window.pixels, shape, strict=True)

@@ -70,14 +70,14 @@ def plan_gpu_loops(b: RegionBuilder, emit: Emit) -> ThreadLoopPlan | GpuTranspos
     trial: list[Stmt] = []
     emit(trial, b.anchors.space)
     groups = merged_loops(b.anchors.space, b.shape, trial)
-    if not groups or not _is_flat(trial):
+    if not groups or not _has_flat_statements(trial):
         return ThreadLoopPlan(groups)
     merged = make_axes(b.shape, groups)
-    tiles = _plan_tiles(b, merged, emit)
+    tiles = _plan_transposing_tiles(b, merged, emit)
     if tiles is not None:
         return tiles
-    count = _lanes_of(product(a.extent for a in merged), trial)
-    return ThreadLoopPlan(groups, count, _order(b, merged, emit, count) if count > 1 else "neighbours")
+    count = _elements_per_thread(product(a.extent for a in merged), trial)
+    return ThreadLoopPlan(groups, count, _thread_order_of_axes(b, merged, emit, count) if count > 1 else "neighbours")
 
 
 LANE_ELEMENTS = BlockSize(
@@ -92,7 +92,7 @@ LANE_STATEMENTS = Limit(
 )
 
 
-def _lanes_of(elements: Dim, body: Sequence[Stmt]) -> int:
+def _elements_per_thread(elements: Dim, body: Sequence[Stmt]) -> int:
     """Return the elements per thread: enough to fill a vector, few enough to keep a GPU busy."""
     sizes = [size_of(a.buffer.dtype) for a in accesses(tuple(body)) if a.buffer.space == "global"]
     count = max(LANE_BYTES.value // max(sizes, default=1), LANE_ELEMENTS.value)
@@ -104,14 +104,16 @@ def _lanes_of(elements: Dim, body: Sequence[Stmt]) -> int:
     return count
 
 
-def _is_flat(body: Sequence[Stmt]) -> bool:
+def _has_flat_statements(body: Sequence[Stmt]) -> bool:
     return all(isinstance(s, Let | Store) for s in body)
 
 
 # --- which element is that of lane u? ---
 
 
-def lane_places(order: str, thread: Dim, extents: Sequence[Dim], lanes: int, items: Dim) -> Callable[[Dim], Index]:
+def lane_to_element_indices(
+    order: str, thread: Dim, extents: Sequence[Dim], lanes: int, items: Dim
+) -> Callable[[Dim], Index]:
     """Return the function from a lane of a thread to the indices of its element."""
     match order:
         case "neighbours":
@@ -124,19 +126,19 @@ def lane_places(order: str, thread: Dim, extents: Sequence[Dim], lanes: int, ite
             return lambda u: delinearize(thread + u * items, extents)
 
 
-def _order(b: RegionBuilder, merged: Sequence[NestAxis], emit: Emit, lanes: int) -> str:
+def _thread_order_of_axes(b: RegionBuilder, merged: Sequence[NestAxis], emit: Emit, lanes: int) -> str:
     extents = [a.extent for a in merged]
     items = -(-product(extents) // lanes)
     lane = sym("u", 0, lanes)
     body: list[Stmt] = []
-    at = lane_places("neighbours", sym("p", 0, items), extents, lanes, items)(lane)
+    at = lane_to_element_indices("neighbours", sym("p", 0, items), extents, lanes, items)(lane)
     emit(body, substitute_loops(b.anchors.space, b.shape, merged, at))
-    if _are_side_by_side(body, lane, lanes):
+    if _are_vector_accesses(body, lane, lanes):
         return "neighbours"
     return "outermost" if mod(extents[0], lanes) == 0 else "apart"
 
 
-def _are_side_by_side(body: Sequence[Stmt], u: Dim, lanes: int) -> bool:
+def _are_vector_accesses(body: Sequence[Stmt], u: Dim, lanes: int) -> bool:
     """Return True if a thread's lanes access adjacent, aligned elements of every array (vector accesses)."""
     ((((lane,), _),),) = (u.terms,)  # type: ignore[union-attr]
     assert isinstance(lane, Sym)
@@ -169,7 +171,7 @@ TURNED_EXTENT = Limit(
 )
 
 
-def _plan_tiles(b: RegionBuilder, merged: list[NestAxis], emit: Emit) -> GpuTransposePlan | None:
+def _plan_transposing_tiles(b: RegionBuilder, merged: list[NestAxis], emit: Emit) -> GpuTransposePlan | None:
     """Return the tiles of a region that moves the last axis, or None if they are not worth it."""
     touched = contiguous_accesses(b, merged, emit)
     columns = next((k for (_, _, write), k in touched.items() if write and k is not None), None)
@@ -180,7 +182,7 @@ def _plan_tiles(b: RegionBuilder, merged: list[NestAxis], emit: Emit) -> GpuTran
     if rows is None or any(TURNED_EXTENT.holds(merged[k].extent) for k in (rows, columns)):
         return None
     sizes = [size_of(buffer.dtype) for (buffer, _, _), k in apart.items() if k == rows]
-    row_edge, column_edge = (_edge(merged[k].extent, max(sizes)) for k in (rows, columns))
+    row_edge, column_edge = (_tile_edge(merged[k].extent, max(sizes)) for k in (rows, columns))
     tile = column_edge * (row_edge + PADDED_ELEMENTS)
     if sum(shared_array_bytes(tile * size) for size in sizes) > b.target.shared:
         return None
@@ -197,7 +199,7 @@ def contiguous_accesses(b: RegionBuilder, merged: Sequence[NestAxis], emit: Emit
     touched: dict[Touched, int | None] = {}
     for a in accesses(tuple(block)):
         if a.buffer.space == "global" and a.index is not None:
-            touched[a.buffer, a.index, a.write] = _axis_of(a, names, lets)
+            touched[a.buffer, a.index, a.write] = _contiguous_axis_of_access(a, names, lets)
     return touched
 
 
@@ -206,16 +208,16 @@ def transposed_accesses(
 ) -> dict[Touched, int]:
     """Return the accesses that vary along the loop ``columns``, and the other loop along which each is contiguous."""
     axis = Sym(merged[columns].name, 0, merged[columns].extent)
-    return {key: k for key, k in touched.items() if k is not None and k != columns and _steps(key, axis)}
+    return {key: k for key, k in touched.items() if k is not None and k != columns and _varies_along_axis(key, axis)}
 
 
-def _steps(touched: Touched, axis: Sym) -> bool:
+def _varies_along_axis(touched: Touched, axis: Sym) -> bool:
     """Return True if the accessed element varies along the axis."""
     buffer, index, _ = touched
     return axis_coefficient(linearize(index, buffer.shape), axis) != 0
 
 
-def _axis_of(a: Access, names: list[Sym], lets: set[str]) -> int | None:
+def _contiguous_axis_of_access(a: Access, names: list[Sym], lets: set[str]) -> int | None:
     """Return the axis along which the access is contiguous, or None."""
     assert a.index is not None
     flat = linearize(a.index, a.buffer.shape)
@@ -236,7 +238,7 @@ TURNED_BYTES = BlockSize(
 )
 
 
-def _edge(extent: Dim, size: int) -> int:
+def _tile_edge(extent: Dim, size: int) -> int:
     """Return the edge of a tile along an axis: a power of two, not longer than the axis needs."""
     most = TURNED_EDGE.value
     while most * most * size > TURNED_BYTES.value:

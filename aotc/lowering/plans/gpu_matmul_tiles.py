@@ -219,7 +219,7 @@ def is_for_tensor_cores(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> bool:
     """Return True if a matmul is large enough for tensor cores; symbolic sizes count as large."""
     if TENSOR_TERMS.holds(k) or (TENSOR_COLUMNS.holds(m) and TENSOR_COLUMNS.holds(n)):
         return False
-    return not TENSOR_FLOPS.holds(prod(map(_guess, (*batch, m, n, k))))
+    return not TENSOR_FLOPS.holds(prod(map(_assumed_extent, (*batch, m, n, k))))
 
 
 def is_worth_transposing(operand: TensorType, times: Dim) -> bool:
@@ -227,7 +227,7 @@ def is_worth_transposing(operand: TensorType, times: Dim) -> bool:
 
     ``times`` is the number of rows of the other operand: the more there are, the sooner a transpose pays.
     """
-    size = prod(map(_guess, operand.shape)) * size_of(operand.dtype)
+    size = prod(map(_assumed_extent, operand.shape)) * size_of(operand.dtype)
     return not (TURNED_SHORT_READS if SHORT_OPERAND.holds(size) else TURNED_READS).holds(times)
 
 
@@ -256,36 +256,43 @@ def best_tiling(
         rows = (row for row in rows if not row.tiling.is_transposed or (few and FEW_TILE_ROWS.holds(row.tiling.rows)))
     rows = (row for row in rows if row.tiling.shared <= target.shared_memory)
     widened = product.is_widened(right=True)
-    fitting = [_with_resident_limit(row, target) for row in _filled(rows, product.row[1], product.col[1], widened)]
-    best = min(fitting, key=lambda row: nanoseconds(product, row, window, concurrent)).tiling if fitting else None
+    fitting = [
+        _with_resident_limit(row, target)
+        for row in _drop_oversized_tilings(rows, product.row[1], product.col[1], widened)
+    ]
+    best = (
+        min(fitting, key=lambda row: matmul_nanoseconds(product, row, window, concurrent)).tiling if fitting else None
+    )
     return best if best is None else replace(best, window=window)
 
 
-def _filled(rows: Iterable[TileRate], m: Dim, n: Dim, widened: bool) -> list[TileRate]:
+def _drop_oversized_tilings(rows: Iterable[TileRate], m: Dim, n: Dim, widened: bool) -> list[TileRate]:
     """Drop tilings that are larger than needed: a smaller tile of their kind also covers the matmul.
 
     Padding in a tile is copied and stored too: 64 x 64 x 65536 in 64 parts takes 10.1 us on an H200 in tiles of
     64 x 128, and 7.5 us in tiles of 64 x 64. Tiles of 16 rows are only for right operands ``widened`` in them.
     """
     found = [row for row in rows if widened or row.tiling.rows >= FEW_TILE_ROWS.value]
-    for edge, extent in ((_cols, n), (_rows, m)):
+    for edge, extent in ((_tile_columns, n), (_tile_rows, m)):
         if isinstance(extent, int):
             least: dict[Template, int] = {}
             for tiling in (row.tiling for row in found if edge(row.tiling) >= extent):
-                least[_kind(tiling)] = min(edge(tiling), least.get(_kind(tiling), edge(tiling)))
-            found = [row for row in found if edge(row.tiling) <= least.get(_kind(row.tiling), edge(row.tiling))]
+                least[_template_group(tiling)] = min(edge(tiling), least.get(_template_group(tiling), edge(tiling)))
+            found = [
+                row for row in found if edge(row.tiling) <= least.get(_template_group(row.tiling), edge(row.tiling))
+            ]
     return found
 
 
-def _rows(tiling: Tiling) -> int:
+def _tile_rows(tiling: Tiling) -> int:
     return tiling.rows
 
 
-def _cols(tiling: Tiling) -> int:
+def _tile_columns(tiling: Tiling) -> int:
     return tiling.cols
 
 
-def _kind(tiling: Tiling) -> Template:
+def _template_group(tiling: Tiling) -> Template:
     """Return the group of templates within which tiles differ only in their edges."""
     return replace(tiling.template, ping_pong=False) if isinstance(tiling.template, Wgmma) else tiling.template
 
@@ -310,7 +317,9 @@ def templates_of(product: LoopProduct, target: Target, window: Window | None) ->
         assert read is not None
         ways = (False, not read.transposed)
     else:
-        views = [v for v in (product.view(), product.view(right=True)) if v is not None and _is_copied(v, product)]
+        views = [
+            v for v in (product.view(), product.view(right=True)) if v is not None and _is_operand_copyable(v, product)
+        ]
         if target.cpu != "sm_90a" or len(views) != 2 or product.operands == "f64":
             return _WARPS
         ways = (views[0].by_rows, views[1].by_rows)
@@ -328,7 +337,7 @@ def templates_of(product: LoopProduct, target: Target, window: Window | None) ->
     return frozenset({Wgmma(), Wgmma(ping_pong=True), Wgmma(transposed=True)})
 
 
-def _is_copied(view: View, product: LoopProduct) -> bool:
+def _is_operand_copyable(view: View, product: LoopProduct) -> bool:
     """Return True if tiles of an operand can be copied: lines are contiguous and start at multiples of 16 bytes."""
     found, count = view.coordinates(*product.batch), 16 // size_of(view.buffer.dtype)
     if not view.in_lines or found is None:
@@ -359,17 +368,17 @@ def split_k_parts(
     """
     if len(shape) != 2 or not isinstance(k, int) or not all(isinstance(d, int) for d in shape):
         return 1
-    m, n = map(_guess, shape)
+    m, n = map(_assumed_extent, shape)
     by_warps, size = by_warps or operands == "f64", max(ELEMENT_BYTES[operands], 4)
     fit = [row for row in TILE_RATES if row.tiling.is_wgmma is not by_warps]
     either = (row for row in fit if transposed in (None, row.tiling.is_transposed))
-    rows = _filled(either, m, n, by_warps and operands != "f64")
+    rows = _drop_oversized_tilings(either, m, n, by_warps and operands != "f64")
     most = k // PART_TERMS.value
     possible = [p for p in range(2, most + 1) if k % (p * 64) == 0 and PART_BYTES.holds(size * p * m * n)]
 
     def time(parts: int) -> float:
         adding = ADD_PARTS.value + size * (parts + 1) * m * n / PRODUCT_MEMORY.value if parts > 1 else 0
-        return adding + min(_time(m, n, k // parts, parts, operands, row, taps) for row in rows)
+        return adding + min(_products_nanoseconds(m, n, k // parts, parts, operands, row, taps) for row in rows)
 
     return min((1, *possible), key=time)
 
@@ -378,11 +387,11 @@ def is_faster_transposed(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
     """Return True if an f32 convolution is faster with its weights, which are stored by rows, transposed first."""
     if not all(isinstance(d, int) for d in (*shape, k)):
         return False
-    m, n, terms = map(_guess, (*shape, k))
+    m, n, terms = map(_assumed_extent, (*shape, k))
     parts = split_k_parts(shape, k, "tf32", taps)
     times = {
         transposed: min(
-            _time(m, n, terms // parts, parts, "tf32", row, taps)
+            _products_nanoseconds(m, n, terms // parts, parts, "tf32", row, taps)
             for row in TILE_RATES
             if row.tiling.is_wgmma and row.tiling.is_transposed is not transposed
         )
@@ -391,14 +400,14 @@ def is_faster_transposed(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
     return times[True] + TURN_START.value + 8 * terms * n / PRODUCT_MEMORY.value < times[False]
 
 
-def nanoseconds(product: LoopProduct, row: TileRate, window: Window | None = None, concurrent: int = 1) -> float:
+def matmul_nanoseconds(product: LoopProduct, row: TileRate, window: Window | None = None, concurrent: int = 1) -> float:
     """Return the modelled nanoseconds of ``concurrent`` equal matmuls that share the GPU, by the tiling of ``row``."""
-    m, n, k, count = (_guess(extent) for _, extent in (product.row, product.col, product.k, product.batch))
+    m, n, k, count = (_assumed_extent(extent) for _, extent in (product.row, product.col, product.k, product.batch))
     taps = 1 if window is None else prod(window.taps)
-    return _time(m, n, k, count * concurrent, product.operands, row, taps, _epilogue(product))
+    return _products_nanoseconds(m, n, k, count * concurrent, product.operands, row, taps, _epilogue_cost(product))
 
 
-def _epilogue(product: LoopProduct) -> tuple[int, int]:
+def _epilogue_cost(product: LoopProduct) -> tuple[int, int]:
     """Return the memory traffic in bytes and the scalar operations of the epilogue, for one element of the result."""
     stored = sum(size_of(s.buffer.dtype) for s in product.epilogue if isinstance(s, Store))
     read = work = 0
@@ -412,13 +421,13 @@ def _epilogue(product: LoopProduct) -> tuple[int, int]:
     return stored + read, work
 
 
-def _time(
+def _products_nanoseconds(
     m: int, n: int, k: int, count: int, kind: str, row: TileRate, taps: int = 1, epilogue: tuple[int, int] = (4, 0)
 ) -> float:
     """Return the modelled nanoseconds of ``count`` products ``(m, k) x (k, n)`` of dtype ``kind``, in tiles of ``row``.
 
     The input of a convolution is read from memory once, not once for each of its ``taps``. ``epilogue`` is the bytes
-    and the operations per sum, as :func:`_epilogue` returns them; the default is the store of a 4-byte partial sum.
+    and the operations per sum, as :func:`_epilogue_cost` returns them; the default stores a 4-byte partial sum.
 
     The time is that of the slower of tiles and memory, plus ``PARTLY_HIDDEN`` percent of the faster.
     """
@@ -443,5 +452,5 @@ def _time(
     return PRODUCT_START.value + max(busy, memory) + PARTLY_HIDDEN.value / 100 * min(busy, memory)
 
 
-def _guess(extent: Dim) -> int:
+def _assumed_extent(extent: Dim) -> int:
     return dim_or(extent, UNKNOWN_TERMS.value * UNKNOWN_TILES.value)

@@ -17,7 +17,7 @@ from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.elements.builder import RegionBuilder, join_transposed
 from aotc.lowering.elements.elements import provide_scalar
-from aotc.lowering.plans.gpu_rows import ALONE, RowGroup, is_small_row_reduction, row_group, value_registers
+from aotc.lowering.plans.gpu_rows import ALONE, RowGroup, is_small_row_reduction, registers_for_row_values, row_group
 from aotc.lowering.plans.region_work import values_between_loops
 from aotc.lowering.plans.row_values import (
     ReductionPlan,
@@ -25,7 +25,7 @@ from aotc.lowering.plans.row_values import (
     StoredValue,
     merged_axes,
     row_trial,
-    stored_values,
+    row_value_records,
 )
 from aotc.lowering.plans.thresholds import BLOCK_THREADS, COLUMN_THREADS, GPU_IDLE_ROWS, LANE_BYTES, NARROW_ELEMENTS
 from aotc.lowering.threshold import BlockSize
@@ -88,11 +88,11 @@ def plan_gpu_reduction(b: RegionBuilder) -> GroupRowPlan | ThreadRowPlan | GpuCo
         and kept[-1] > max(reduced)
         and not is_small_row_reduction(work, rows)
     ):
-        columns = _plan_columns(b, kept, reduced)
+        columns = _plan_gpu_column_reduction(b, kept, reduced)
     if columns is not None:
         return columns
     inner = merged_axes(b, reduced, row_trial(b, stages))
-    stored = stored_values(b, stages, values_between_loops(stages, b.target), in_results=False)
+    stored = row_value_records(b, stages, values_between_loops(stages, b.target), in_results=False)
     return ThreadRowPlan(tuple(kept), tuple(reduced), inner, stored)
 
 
@@ -106,17 +106,17 @@ def _plan_group_rows(b: RegionBuilder, kept: list[int], reduced: list[int], grou
     axes, values = (tuple(kept), tuple(reduced)), values_between_loops(stages, b.target)
     if not group.steps:
         return GroupRowPlan(*axes, inner, tuple(StoredValue(v.name) for v in values), group)
-    each, most = group.steps * group.width, value_registers(group)
+    each, most = group.steps * group.width, registers_for_row_values(group)
     live = [0] * len(stages.loops)
     stored: list[Value] = []
     for v in values:
         loops = [n for n, loop in enumerate(stages.loops) if v in loop.cone]
-        if _take(live, loops, _words(v.type.dtype) * each, most):
+        if _reserve_row_registers(live, loops, _registers_of_dtype(v.type.dtype) * each, most):
             stored.append(v)
     held = []
     for n, ((value, _), loops) in enumerate(row_reads(b, stages, reduced, stored).items()):
-        again = len(loops) > 1 or (loops == [0] and not all(map(_is_free, stages.loops[0].ops)))
-        if again and _take(live, loops, _words(value.type.dtype) * each, most):
+        again = len(loops) > 1 or (loops == [0] and not all(map(_is_reorderable_reduction, stages.loops[0].ops)))
+        if again and _reserve_row_registers(live, loops, _registers_of_dtype(value.type.dtype) * each, most):
             held.append(n)
     return GroupRowPlan(*axes, inner, tuple(StoredValue(v.name) for v in stored), group, tuple(held))
 
@@ -149,16 +149,16 @@ def row_reads(
     return found
 
 
-def _is_free(op: Op) -> bool:
+def _is_reorderable_reduction(op: Op) -> bool:
     """Return True if the reduction's elements may be combined in any order, and so in parallel."""
     return combiner_op_name(op) in ACCUMULATED and op.results[0].type.dtype != "i1"
 
 
-def _words(dtype: str) -> int:
+def _registers_of_dtype(dtype: str) -> int:
     return max(size_of(dtype) // 4, 1)
 
 
-def _take(live: list[int], loops: Sequence[int], words: int, most: int) -> bool:
+def _reserve_row_registers(live: list[int], loops: Sequence[int], words: int, most: int) -> bool:
     """Reserve registers from the first of some loops up to the last, if all have enough left; return True if so."""
     span = range(min(loops), max(loops))
     if any(live[n] + words > most for n in span):
@@ -183,7 +183,7 @@ NARROW_ROWS = BlockSize(
 )
 
 
-def _plan_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> GpuColumnPlan | None:
+def _plan_gpu_column_reduction(b: RegionBuilder, kept: list[int], reduced: list[int]) -> GpuColumnPlan | None:
     """Return the plan of columns, or None if the partial results do not fit in shared memory."""
     ops = [op for loop in b.row_stages().loops for op in loop.ops]
     size = max(size_of(v.type.dtype) for op in ops for v in op.inputs)
@@ -191,7 +191,7 @@ def _plan_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> GpuC
     while width > 1 and (mod(b.shape[kept[-1]], width) != 0 or width * COLUMN_THREADS.value > BLOCK_THREADS.value):
         width //= 2
     outer, work = product(b.shape[k] for k in kept if k < max(reduced)), product(b.shape[k] for k in reduced)
-    across = _threads_across(outer, work, product(b.shape[k] for k in kept if k > max(reduced)), width, size)
+    across = _threads_along_columns(outer, work, product(b.shape[k] for k in kept if k > max(reduced)), width, size)
     rows = COLUMN_ROWS.value
     if across != COLUMN_THREADS.value and isinstance(work, int):
         rows = max(min(work // (BLOCK_THREADS.value // across), NARROW_ROWS.value), 1)
@@ -200,7 +200,7 @@ def _plan_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> GpuC
     return GpuColumnPlan(tuple(kept), tuple(reduced), width, across, rows) if shared <= b.target.shared else None
 
 
-def _threads_across(outer: Dim, work: Dim, columns: Dim, width: int, size: int) -> int:
+def _threads_along_columns(outer: Dim, work: Dim, columns: Dim, width: int, size: int) -> int:
     """Return the threads of a block along columns: fewer if columns or blocks are few."""
     across = COLUMN_THREADS.value
     while isinstance(columns, int) and across > 1 and across // 2 * width >= columns:

@@ -37,7 +37,7 @@ def estimate_registers(ops: Mapping[Value, Op], results: Sequence[Value]) -> int
     outside = {v for op in order for v in op.operands if v not in ops}
     last: dict[Value, int] = {}
     for n, op in enumerate(order):
-        last.update(dict.fromkeys(_behind(op.operands, ops), n))
+        last.update(dict.fromkeys(_movement_sources(op.operands, ops), n))
     last.update(dict.fromkeys(results, len(order)))
     alive, most = 0, 0
     ends: dict[int, int] = {}
@@ -52,7 +52,7 @@ def estimate_registers(ops: Mapping[Value, Op], results: Sequence[Value]) -> int
     return min(BASE_REGISTERS.value + BUFFER_REGISTERS.value * buffers + most, MOST_REGISTERS.value)
 
 
-def _behind(values: Iterable[Value], ops: Mapping[Value, Op]) -> Iterable[Value]:
+def _movement_sources(values: Iterable[Value], ops: Mapping[Value, Op]) -> Iterable[Value]:
     """Yield the values behind ``values``, looking through movement ops."""
     stack = list(values)
     while stack:

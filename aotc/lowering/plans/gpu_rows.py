@@ -70,8 +70,8 @@ def row_group(stages: RowStages, target: Target) -> RowGroup:
         return ALONE
     if isinstance(work, int):
         size = _element_size(stages)
-        width, words = _width(size, shape[last]), max(size // 4, 1)
-        group = _group(work, rows, width, words)
+        width, words = _row_vector_width(size, shape[last]), max(size // 4, 1)
+        group = _threads_per_row(work, rows, width, words)
         steps = -(-work // (group * width))
         kept_steps = steps if steps * width * words <= ROW_REGISTERS.value else 0
         plan = RowGroup(group, max(BLOCK_THREADS.value // 2 // group, 1), width, kept_steps)
@@ -95,7 +95,7 @@ KEPT_REGISTERS = BlockSize(
 )
 
 
-def value_registers(plan: RowGroup) -> int:
+def registers_for_row_values(plan: RowGroup) -> int:
     """Return the registers of a thread that may hold values of its row from one loop to the next."""
     most = KEPT_REGISTERS_LONG if plan.threads == LONG_ROW_THREADS.value else KEPT_REGISTERS
     return most.value
@@ -129,7 +129,7 @@ def _element_size(stages: RowStages) -> int:
     return max(sizes, default=size_of(anchor.type.dtype))
 
 
-def _width(size: int, extent: Dim) -> int:
+def _row_vector_width(size: int, extent: Dim) -> int:
     """Return the elements of the widest vector that divides the rows into whole vectors."""
     width = max(LANE_BYTES.value // size, 1)
     while width > 1 and (not isinstance(extent, int) or extent % width):
@@ -144,7 +144,7 @@ ROW_ELEMENTS = BlockSize(
 )
 
 
-def _group(work: int, rows: Dim, width: int, words: int) -> int:
+def _threads_per_row(work: int, rows: Dim, width: int, words: int) -> int:
     """Return the number of threads that share a row of ``work`` elements.
 
     Each thread has a few vectors of the row, fewer if there are too few rows to fill the GPU.

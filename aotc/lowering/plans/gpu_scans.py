@@ -35,13 +35,13 @@ class RowScanPlan(RegionPlan):
 
 def plan_gpu_scan(b: RegionBuilder) -> RowScanPlan | ColumnScanPlan | ChunkScanPlan:
     """Choose a prefix scan by thread blocks where it fits shared memory, else one thread per scan."""
-    op = b.the_op("reduce_window")
+    op = b.region_root_op("reduce_window")
     scan = scan_of(op)
     assert scan is not None
     columns = plan_column_scan(op, scan)
-    if columns is not None and _bytes(op, [columns.shape]) <= b.target.shared:
+    if columns is not None and _shared_buffer_bytes(op, [columns.shape]) <= b.target.shared:
         return columns
-    rows = _plan_rows(b, op, scan) if product(b.shape[scan.dim + 1 :]) == 1 else None
+    rows = _plan_block_row_scan(b, op, scan) if product(b.shape[scan.dim + 1 :]) == 1 else None
     return rows or plan_chunks(op, lanes=1)
 
 
@@ -57,7 +57,7 @@ GPU_SCAN_BYTES = BlockSize(
 )
 
 
-def _plan_rows(b: RegionBuilder, op: Op, scan: Scan) -> RowScanPlan | None:
+def _plan_block_row_scan(b: RegionBuilder, op: Op, scan: Scan) -> RowScanPlan | None:
     """Return the plan of a block per row, or None if shared memory has no room for two threads.
 
     A short row has fewer threads. A single thread would scan in chunks, without shared memory.
@@ -68,12 +68,12 @@ def _plan_rows(b: RegionBuilder, op: Op, scan: Scan) -> RowScanPlan | None:
         threads //= 2
     while threads > 1:
         plan = RowScanPlan(threads, each)
-        if _bytes(op, plan.shapes) <= b.target.shared:
+        if _shared_buffer_bytes(op, plan.shapes) <= b.target.shared:
             return plan
         threads //= 2
     return None
 
 
-def _bytes(op: Op, shapes: Iterable[tuple[int, ...]]) -> int:
+def _shared_buffer_bytes(op: Op, shapes: Iterable[tuple[int, ...]]) -> int:
     """Return the bytes of shared buffers of ``shapes``, of each shape one per result."""
     return shared_bytes_of_buffers(Buffer("x", v.type.dtype, shape, "shared") for shape in shapes for v in op.results)

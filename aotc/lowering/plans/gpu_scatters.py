@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aotc.ir.dims.algebra import Dim, mod, product
 from aotc.ir.loop.scratch import shared_array_bytes
 from aotc.ir.tensor.ir import Op
-from aotc.lowering.analysis.parallel_scatters import has_disjoint_updates, is_atomic, is_parallel_scatter
+from aotc.lowering.analysis.parallel_scatters import has_atomic_combiner, has_disjoint_updates, is_parallel_scatter
 from aotc.lowering.analysis.prefix_scans import combiner_op_name, neutral_value
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.region_plan import RegionPlan
@@ -64,15 +64,15 @@ CROWDED_EACH = BlockSize(8, "updates per thread of such a block", "256 blocks fo
 
 def plan_gpu_scatter(b: RegionBuilder) -> ScatterPlan:
     """Choose how a GPU scatters: disjoint updates, atomic updates, or runs of sorted updates."""
-    op = b.the_op("scatter")
+    op = b.region_root_op("scatter")
     if not is_parallel_scatter(op):
         return plan_serial_scatter(op, 1)
     size = updated_elements(op)
     if size == 0 or has_disjoint_updates(op):
         return ParallelScatterPlan(atomic=False)
-    if not is_atomic(op):
-        return RunScatterPlan(_run_lanes(op))
-    if _is_crowded(op, size, b.target):
+    if not has_atomic_combiner(op):
+        return RunScatterPlan(_update_elements_per_thread(op))
+    if _has_contended_updates(op, size, b.target):
         return BlockScatterPlan(CROWDED_THREADS.value, CROWDED_EACH.value)
     return ParallelScatterPlan(atomic=True)
 
@@ -82,7 +82,7 @@ def updated_elements(op: Op) -> Dim:
     return 0 if 0 in op.operands[0].type.shape else product(op.operands[len(op.inputs) + 1].type.shape)
 
 
-def _run_lanes(op: Op) -> int:
+def _update_elements_per_thread(op: Op) -> int:
     """Return the adjacent elements per thread: a vector if updates cover whole rows, else 1."""
     update = op.operands[len(op.inputs) + 1].type
     last = update.shape[-1]
@@ -104,7 +104,7 @@ CROWDED_UPDATES = Limit(
 )
 
 
-def _is_crowded(op: Op, size: Dim, target: Target) -> bool:
+def _has_contended_updates(op: Op, size: Dim, target: Target) -> bool:
     """Return True if many updates apply to few elements, which fit the shared memory of a block."""
     result = op.operands[0].type
     cells = product(result.shape)

@@ -10,9 +10,9 @@ from aotc.ir.loop.scratch import shared_bytes_of_buffers
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.cpu_sort import MergeSortPlan, row_bytes
+from aotc.lowering.plans.cpu_sort import MergeSortPlan, sorted_row_bytes
 from aotc.lowering.plans.region_plan import RegionPlan
-from aotc.lowering.plans.resources import run_cells, sorts_by_counting
+from aotc.lowering.plans.resources import sorted_run_buffer_shape, sorts_by_counting
 from aotc.lowering.plans.thresholds import DIGIT_THREADS, LANE_DIGITS, MERGED_EACH
 from aotc.lowering.threshold import BlockSize
 from aotc.vmfb.abi import GPU_ALIGNMENT
@@ -26,8 +26,8 @@ def plan_gpu_sort(b: RegionBuilder) -> MergeSortPlan:
     CompileError
         If a row does not fit the private memory of one thread.
     """
-    op = b.the_op("sort")
-    bytes_, n = row_bytes(op)
+    op = b.region_root_op("sort")
+    bytes_, n = sorted_row_bytes(op)
     if not isinstance(bytes_, int) or bytes_ > PRIVATE_BYTES:
         hint = f"sort rows of at most {PRIVATE_BYTES} bytes, or use a CPU target"
         raise b.unsupported(op, f"sort of {n} elements", hint)
@@ -95,24 +95,24 @@ COUNTED_WARPS = BlockSize(
 
 def plan_sort_runs(b: RegionBuilder) -> RunPlan:
     """Return the plan for ``sort_runs``: a merge of sorted runs, a block per run, or counting for longer runs."""
-    op = b.the_op("sort_runs")
+    op = b.region_root_op("sort_runs")
     if sorts_by_counting(op, b.target):
         n = op.operands[0].type.shape[-1]
         return CountedRunPlan(COUNTED_WARPS.value, GPU_ALIGNMENT // 4 if n % (GPU_ALIGNMENT // 4) == 0 else 1)
     if op.attrs["done"] == 1:
-        return _plan_block(b, op)
+        return _plan_block_sort(b, op)
     if op.attrs["width"] == 2 * op.attrs["done"]:
         return MergedPairPlan(MERGED_EACH.value)
     return MergedRunPlan()
 
 
-def _plan_block(b: RegionBuilder, op: Op) -> BlockSortPlan:
+def _plan_block_sort(b: RegionBuilder, op: Op) -> BlockSortPlan:
     """Return the plan of a block per run, in shared memory if the run fits."""
     width, n = op.attrs["width"], op.operands[0].type.shape[-1]
     while isinstance(n, int) and width >= 2 * n and width > 1:
         width //= 2
     kept, _ = sorted_arrays(b, op)
-    cells = [Buffer("run", op.results[k].type.dtype, run_cells(width), "shared") for k in kept]
+    cells = [Buffer("run", op.results[k].type.dtype, sorted_run_buffer_shape(width), "shared") for k in kept]
     if shared_bytes_of_buffers(cells) > b.target.shared:
         return BlockSortPlan(width, 1, private=True)
     return BlockSortPlan(width, max(width // MERGED_EACH.value, min(width, BANKS)))
@@ -121,7 +121,7 @@ def _plan_block(b: RegionBuilder, op: Op) -> BlockSortPlan:
 def sorted_arrays(b: RegionBuilder, op: Op) -> tuple[list[int], list[int]]:
     """Return the numbers of the arrays that a sort moves, and of those that its comparator reads."""
     compared = comparator_operands(op)
-    kept = [n for n, v in enumerate(op.results) if b.output_of(v) is not None or n in compared]
+    kept = [n for n, v in enumerate(op.results) if b.output_buffer_of(v) is not None or n in compared]
     return kept, compared
 
 
@@ -160,15 +160,15 @@ class DigitSortPlan(RegionPlan):
 
 def plan_digit_counts(b: RegionBuilder) -> DigitCountPlan:
     """Return the plan of ``digit_counts``."""
-    part = b.the_op("digit_counts").attrs["part"]
-    threads = _digit_threads(part)
+    part = b.region_root_op("digit_counts").attrs["part"]
+    threads = _digit_sort_threads(part)
     return DigitCountPlan(threads, min(4, -(-part // threads)))
 
 
 def plan_digit_sort(b: RegionBuilder) -> DigitSortPlan:
     """Return the plan of ``digit_sort``."""
-    return DigitSortPlan(_digit_threads(b.the_op("digit_sort").attrs["part"]))
+    return DigitSortPlan(_digit_sort_threads(b.region_root_op("digit_sort").attrs["part"]))
 
 
-def _digit_threads(part: int) -> int:
+def _digit_sort_threads(part: int) -> int:
     return min(max(part // LANE_DIGITS.value, WARP), DIGIT_THREADS.value)

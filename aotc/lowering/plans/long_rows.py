@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from aotc.ir.dims.algebra import Expr, product
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor.ir import Region, Value
-from aotc.lowering.analysis.long_rows import LongRow, rows_of
+from aotc.lowering.analysis.long_rows import LongRow, dependent_reduction_pairs
 from aotc.lowering.cost_model.machines import machine_of
 from aotc.lowering.cost_model.work import estimated_dim
 from aotc.lowering.plans.resources import cheap_row_memory
@@ -39,14 +39,14 @@ class RowForm:
     reason: str
 
 
-def row_forms(region: Region, target: Target) -> Iterator[RowForm]:
+def long_row_splits(region: Region, target: Target) -> Iterator[RowForm]:
     """Yield the split decision for each long row reduced in ``region``, without nested regions.
 
     A row is long if its two reductions do not fit the fast memory of a worker, or if there are too few rows for all
     workers.
     """
-    for row in rows_of(region):
-        if form := _form(row, target):
+    for row in dependent_reduction_pairs(region):
+        if form := _long_row_split(row, target):
             yield form
 
 
@@ -69,7 +69,7 @@ LEAST_PART = BlockSize(
 )
 
 
-def _form(row: LongRow, target: Target) -> RowForm | None:
+def _long_row_split(row: LongRow, target: Target) -> RowForm | None:
     """Return the split decision for a long row, or None if it fits the cache and rows occupy all workers.
 
     Parts pay if they save a read of the row from memory or occupy idle workers. They cost a second ``exp`` of each
@@ -81,7 +81,7 @@ def _form(row: LongRow, target: Target) -> RowForm | None:
     where, room = cheap_row_memory(target)
     fits = bytes_ <= room
     idle = (FEW_ROWS if target.kind == "cpu" else GPU_IDLE_ROWS).holds(rows)
-    if fits and (not idle or size <= _shortest(target)):
+    if fits and (not idle or size <= _max_unsplit_row(target)):
         return None
     reasons = [] if fits else [f"{bytes_:,} bytes of a row > {room:,} bytes of {where}"]
     reasons += [f"{rows} rows of {size:,} elements leave workers idle"] if idle else []
@@ -96,32 +96,32 @@ def _form(row: LongRow, target: Target) -> RowForm | None:
         return RowForm(row, 0, f"{needed}, but no part of {LEAST_PART.value} to {most} elements divides them")
     if not row.rescaled or not row.read_again:
         return RowForm(row, part, f"{needed}: read in parts of {part:,}")
-    again, kept = _recompute_exp(row, target), _store_exp(row, target)
+    again, kept = _exp_recompute_nanoseconds(row, target), _exp_store_nanoseconds(row, target)
     told = f"exp again takes {again:.3f} ns, to write and read it {kept:.3f}"
     if again > kept:
         return RowForm(row, 0, f"{needed}, but {told}")
     return RowForm(row, part, f"{needed}: read in parts of {part:,}; {told}")
 
 
-def _shortest(target: Target) -> int:
+def _max_unsplit_row(target: Target) -> int:
     """Return the elements of the longest row that is never split into parts, however few rows there are."""
     held = LONG_ROW_THREADS.value * ROW_REGISTERS.value  # in the registers of the largest GPU block
     return REDUCED_ELEMENTS.value if target.kind == "cpu" else held
 
 
-def _recompute_exp(row: LongRow, target: Target) -> float:
+def _exp_recompute_nanoseconds(row: LongRow, target: Target) -> float:
     """Return the nanoseconds per element of recomputing the exponential that the second reduction sums."""
     machine = machine_of(target)
-    lanes = max(machine.vector_bytes // size_of(_summed(row).type.dtype), 1)
+    lanes = max(machine.vector_bytes // size_of(_summed_exponential(row).type.dtype), 1)
     return SCALARS["exp"].vector_work / machine.vector / lanes
 
 
-def _store_exp(row: LongRow, target: Target) -> float:
+def _exp_store_nanoseconds(row: LongRow, target: Target) -> float:
     """Return the nanoseconds per element of writing the exponential to memory and reading it again."""
-    size = size_of(_summed(row).type.dtype)
-    whole = size * estimated_dim(product(_summed(row).type.shape))
+    size = size_of(_summed_exponential(row).type.dtype)
+    whole = size * estimated_dim(product(_summed_exponential(row).type.shape))
     return 2 * size / machine_of(target).level_of(2 * whole).rate
 
 
-def _summed(row: LongRow) -> Value:
+def _summed_exponential(row: LongRow) -> Value:
     return row.steps[0].result

@@ -19,6 +19,6 @@ LOOP_PLANNERS: dict[str, Callable[[RegionBuilder, Emit], AnyLoopPlan]] = {
 }
 
 
-def plan_elements(b: RegionBuilder) -> AnyLoopPlan:
+def plan_element_loops(b: RegionBuilder) -> AnyLoopPlan:
     """Choose the loops of an elementwise or windowed region."""
     return LOOP_PLANNERS[b.target.kind](b, window_element_emitter(b, b.trial_elements()))

@@ -77,7 +77,7 @@ def reads_operand_once(m: Dim) -> bool:
     return STREAM_ROWS.holds(m)
 
 
-def is_tiny(shape: Sequence[Dim], k: Dim) -> bool:
+def is_tiny_matmul(shape: Sequence[Dim], k: Dim) -> bool:
     """Return True if a product with a result of ``shape`` and ``k`` terms per element is too small for tiles."""
     return TINY_FLOPS.holds(product((*shape, k)) * 2)
 
@@ -88,7 +88,7 @@ def _converts_integers(op: Op, form: TileForm) -> bool:
     return form in (I8_QUADS, I32, I64) and any(size_of(v.type.dtype) < size_of("i32") for v in narrow)
 
 
-def is_transposed(op: Op, form: TileForm | None, target: Target, constant: bool = False) -> bool:
+def is_matmul_transposed(op: Op, form: TileForm | None, target: Target, constant: bool = False) -> bool:
     """Return True if a ``matmul`` with few columns is computed transposed, with swapped operands.
 
     With many columns per tile, most of a tile would be padding. ``constant`` is True if only the right operand is known
@@ -98,17 +98,17 @@ def is_transposed(op: Op, form: TileForm | None, target: Target, constant: bool 
     k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
     if form is None or form == I8_QUADS or m == 1 or _converts_integers(op, form):
         return False
-    if is_tiny(op.result.type.shape, k):
+    if is_tiny_matmul(op.result.type.shape, k):
         return n == 1 and not UNROLLED_TERMS.holds(k) and kind_of(form.out) == "f"
     long = op.attrs["lhs_transposed"] or not SHORT_THIN_TERMS.holds(k)
     few = THIN_ROWS.holds(n) and not MANY_THIN_ROWS.holds(m)
-    half = isinstance(n, int) and THIN_ROWS.holds(n) and 2 * n <= _lanes(form, target)
+    half = isinstance(n, int) and THIN_ROWS.holds(n) and 2 * n <= _sums_per_vector(form, target)
     if half and not op.attrs["lhs_transposed"]:
         few |= sum((HALF_PANEL_COLUMNS.holds(n), not THIN_ROWS.holds(m), constant)) >= 2
     return n == 1 or (few and long and form.unit not in target.matrices)
 
 
-def _lanes(form: TileForm, target: Target) -> int:
+def _sums_per_vector(form: TileForm, target: Target) -> int:
     """Return the number of sums in one vector."""
     return target.vector_bytes // size_of(form.out)
 
@@ -139,7 +139,7 @@ def matmul_strategy(op: Op, form: TileForm | None, constant: bool, target: Targe
     result = op.result.type
     m, n = result.shape[-2:]
     k = lhs.shape[-2 if op.attrs["lhs_transposed"] else -1]
-    if form is None or k == 0 or (_converts_integers(op, form) and (n == 1 or is_tiny((m, n), k))):
+    if form is None or k == 0 or (_converts_integers(op, form) and (n == 1 or is_tiny_matmul((m, n), k))):
         return "loops"
     once = reads_operand_once(m)
     few = THIN_ROWS.holds(m) and (once or form.unit not in target.matrices)
@@ -147,19 +147,19 @@ def matmul_strategy(op: Op, form: TileForm | None, constant: bool, target: Targe
     if op.attrs["rhs_transposed"] and form != I8_QUADS and once and not (form == BF16_PAIRS and constant):
         return "dots"
     sums = not op.attrs["rhs_transposed"] and thin
-    if is_tiny(result.shape, k):
+    if is_tiny_matmul(result.shape, k):
         rows = not op.attrs["rhs_transposed"] and n != 1 and product(result.shape) != 0
         return "sums" if rows and kind_of(form.out) == "f" and not UNROLLED_TERMS.holds(k) else "loops"
     if op.attrs["rhs_transposed"] and thin and not constant and not SHORT_THIN_TERMS.holds(k):
         return "dots"
-    lanes = _lanes(form, target)
+    lanes = _sums_per_vector(form, target)
     by_rows = not op.attrs["rhs_transposed"] and form != I8_QUADS and isinstance(n, int) and n % lanes == 0
     quick = k % form.group == 0 or form.unit in target.matrices
     pairs = form == BF16_PAIRS and quick  # instructions on pairs of bf16 gain more than packing costs
     near = IN_PLACE_ELEMENTS.holds(k * n)
     if by_rows and not constant and near and (once or not pairs):
         return "in_place"
-    if sums and (not constant or is_mostly_padding(op, form, target)):
+    if sums and (not constant or is_packing_mostly_padding(op, form, target)):
         return "sums"
     in_form = by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form.left} and form != BF16_PAIRS
     if in_form and memory_limit and not constant:
@@ -173,7 +173,7 @@ def matmul_strategy(op: Op, form: TileForm | None, constant: bool, target: Targe
     return "packed" if kind_of(form.out) == "f" else "loops"
 
 
-def is_mostly_padding(op: Op, form: TileForm, target: Target) -> bool:
+def is_packing_mostly_padding(op: Op, form: TileForm, target: Target) -> bool:
     """Return True if packing a constant with few columns costs more than it saves.
 
     A panel has whole vectors of columns, so each row reads ``lanes`` columns where the constant has ``n``. A tile
@@ -183,7 +183,7 @@ def is_mostly_padding(op: Op, form: TileForm, target: Target) -> bool:
     rhs, (m, n) = op.operands[1].type, op.result.type.shape[-2:]
     if not isinstance(n, int) or not isinstance(m, int):
         return False
-    lanes, k = _lanes(form, target), rhs.shape[-1 if op.attrs["rhs_transposed"] else -2]
+    lanes, k = _sums_per_vector(form, target), rhs.shape[-1 if op.attrs["rhs_transposed"] else -2]
     is_large = not PADDED_PANEL_BYTES.holds(k * lanes * size_of(rhs.dtype))
     most = lanes // 2 if form.group == 1 else lanes // 2 - 1
     return 2 * m * n <= lanes or (n <= most and is_large)
@@ -200,7 +200,7 @@ def conv_strategy(op: Op, form: TileForm | None) -> Strategy:
         return "loops"
     if form == I8_QUADS and window[-1] == 1 and UNROLLED_TERMS.holds(terms):
         return "loops"  # tiles of i8 add four terms at a time: three of them would be padding
-    if groups > 1 and is_tiny(op.result.type.shape, terms):
+    if groups > 1 and is_tiny_matmul(op.result.type.shape, terms):
         return "loops"
     if not unknown and n == groups and UNROLLED_TERMS.holds(terms):
         return "loops"  # a tile would have one useful column; loops have the pixels of a row in the lanes of a vector

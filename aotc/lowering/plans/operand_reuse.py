@@ -15,7 +15,7 @@ from aotc.lowering.analysis.anchors import single_axis
 from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.cost_model.work import scalar_work_of_op
-from aotc.lowering.elements.builder import RegionBuilder, operands_at
+from aotc.lowering.elements.builder import RegionBuilder, reduction_operands_at
 from aotc.lowering.elements.nests import axis_coefficient
 from aotc.lowering.plans.thresholds import SHARED_ROWS
 from aotc.lowering.threshold import Limit
@@ -43,7 +43,7 @@ NEAR_BYTES = Limit(
 )
 
 
-class Reads:
+class ReductionReads:
     """The reads of operands by the reductions ``ops`` of a region."""
 
     def __init__(self, b: RegionBuilder, ops: Sequence[Op]) -> None:
@@ -57,7 +57,7 @@ class Reads:
         """Return the loads of one reduction step at index ``here``."""
         trial = self.e.new_block()
         for op in self.ops:
-            for x in operands_at(self.b, self.e, op, here):
+            for x in reduction_operands_at(self.b, self.e, op, here):
                 self.e.bind(x)
         scalars: list[Scalar] = [x for s in walk(tuple(trial)) for x in statement_scalars(s)]
         return [x for x in loads_and_indices(scalars) if isinstance(x, Load)]
@@ -65,11 +65,11 @@ class Reads:
     def share(self, k: int, wide: Sequence[int]) -> bool:
         """Return True if an operand varies along all axes ``wide`` and is constant along ``k``: rows can share it."""
         long = [j for j in wide if self.b.shape[j] != 1]
-        return any(all(self._moves(at, j) for j in long) and not self._moves(at, k) for at in self.loads)
+        return any(all(self._varies_along(at, j) for j in long) and not self._varies_along(at, k) for at in self.loads)
 
     def streams(self, wide: Sequence[int]) -> list[Buffer]:
         """Return the operands to prefetch: larger than the caches, and varying along all axes ``wide``."""
-        found = [x.buffer for x, at in zip(self.elements, self.loads) if all(self._moves(at, j) for j in wide)]
+        found = [x.buffer for x, at in zip(self.elements, self.loads) if all(self._varies_along(at, j) for j in wide)]
         far = [x for x in found if not NEAR_BYTES.holds(product(x.shape) * size_of(x.dtype))]
         return list(dict.fromkeys(far))
 
@@ -78,8 +78,8 @@ class Reads:
         assert k is not None
         short_constant_axes = Counter(x.buffer for x in self.elements)
         found = zip(self.elements, self.loads, strict=True)
-        alone = [(x, at) for x, at in found if short_constant_axes[x.buffer] == 1 and not self._moves(at, k)]
-        return [x for x, at in alone if any(self._moves(at, j) for j in long)]
+        alone = [(x, at) for x, at in found if short_constant_axes[x.buffer] == 1 and not self._varies_along(at, k)]
+        return [x for x, at in alone if any(self._varies_along(at, j) for j in long)]
 
     def ahead(self, streams: Sequence[Buffer], here: Index) -> list[Stmt]:
         """Return the prefetches of large operands ``streams`` for a reduction step at index ``here``.
@@ -94,11 +94,11 @@ class Reads:
         loads = [x for x in self.at(here) if x.buffer in streams and is_known(x.index)]
         return [Prefetch(x.buffer, x.index) for x in dict.fromkeys(loads)]
 
-    def _moves(self, at: Dim, k: int) -> bool:
+    def _varies_along(self, at: Dim, k: int) -> bool:
         axis = single_axis(self.b.anchors.space[k])
         return axis is not None and axis_coefficient(at, axis) != 0
 
-    def nearest(self) -> int | None:
+    def contiguous_load_axis(self) -> int | None:
         """Return the axis along which most loads are contiguous."""
         axes = [(k, axis) for k, s in enumerate(self.b.anchors.space) if (axis := single_axis(s)) is not None]
         steps = [{k: axis_coefficient(at, axis) for k, axis in axes} for at in self.loads]

@@ -10,7 +10,7 @@ from aotc.ir.dims.symbols import substitute
 from aotc.ir.loop.forms.matmul import MOST_COORDINATES, is_multiple_dim, matrix_view_of_load
 from aotc.ir.loop.ir import Buffer, Load
 from aotc.ir.opset import ELEMENTWISE, FREE, MOVES, VIEWERS
-from aotc.ir.tensor.ir import Op, TensorType, Value, captures
+from aotc.ir.tensor.ir import Op, TensorType, Value, values_captured_by_op
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.in_place import UpdatedArrays
 from aotc.lowering.analysis.index_maps import Index, linearize, operand_index_of_movement
@@ -52,7 +52,7 @@ def operand_views(ops: Sequence[Op], results: Sequence[Value], target: Target, l
     """
     found = OperandViews()
     if target.kind == "cpu" and level > 0:
-        found.slices.update(_slices_of_attention(ops, results))
+        found.slices.update(_slices_read_by_attention(ops, results))
     makers = {v: op for op in ops for v in op.results}
     if not target.has_ampere:
         return found
@@ -67,8 +67,12 @@ def operand_views(ops: Sequence[Op], results: Sequence[Value], target: Target, l
                 found.operands.add(v)
                 continue
             k = v.type.shape[-2 if transposed else -1]
-            chain = _chain(v, makers)
-            if chain and is_for_tensor_cores(op.result.type.shape[:-2], m, n, k) and _is_copyable(v, transposed, chain):
+            chain = _producing_movement_ops(v, makers)
+            if (
+                chain
+                and is_for_tensor_cores(op.result.type.shape[:-2], m, n, k)
+                and _is_source_copyable(v, transposed, chain)
+            ):
                 found.operands.add(v)
                 found.sources.add(chain[-1].operands[0])
                 found.moves.update(chain)
@@ -82,22 +86,22 @@ SHORT_LINE = Limit(
 )
 
 
-def _slices_of_attention(ops: Sequence[Op], results: Sequence[Value]) -> set[Op]:
+def _slices_read_by_attention(ops: Sequence[Op], results: Sequence[Value]) -> set[Op]:
     """Return the dynamic slices that only attention reads, e.g. those of one layer's keys in the cache of all layers.
 
     A slice whose array is overwritten before attention reads it is not among them: the whole array would be copied.
     """
-    slices = [op for op in ops if op.name == "dynamic_slice" and _has_long_lines(op.result.type)]
+    slices = [op for op in ops if op.name == "dynamic_slice" and _has_long_contiguous_lines(op.result.type)]
     if not slices or not any(op.name in VIEWERS for op in ops):
         return set()
     places = {op: n for n, op in enumerate(ops)}
     users: dict[Value, list[Op]] = {}
     for op in ops:
-        for v in (*op.operands, *captures(op)):
+        for v in (*op.operands, *values_captured_by_op(op)):
             users.setdefault(v, []).append(op)
     updated, found = UpdatedArrays(ops), set[Op]()
     for op in slices:
-        readers = _readers(op.result, users, set(results))
+        readers = _attention_readers(op.result, users, set(results))
         if readers is not None:
             last = max(places[reader] for reader in readers)
             if not updated.is_updated_in(op.operands[0], ops[places[op] : last]):
@@ -105,11 +109,11 @@ def _slices_of_attention(ops: Sequence[Op], results: Sequence[Value]) -> set[Op]
     return found
 
 
-def _has_long_lines(slice_: TensorType) -> bool:
+def _has_long_contiguous_lines(slice_: TensorType) -> bool:
     return slice_.rank > 0 and not SHORT_LINE.holds(slice_.shape[-1])
 
 
-def _readers(v: Value, users: Mapping[Value, Sequence[Op]], results: Set[Value]) -> list[Op] | None:
+def _attention_readers(v: Value, users: Mapping[Value, Sequence[Op]], results: Set[Value]) -> list[Op] | None:
     """Return the attention ops that read ``v``, also through movement ops; None if another op, or no op, reads it."""
     found: list[Op] = []
     stack = [v]
@@ -176,7 +180,7 @@ def is_widened_in_tiles(v: Value, rows: Dim, makers: Mapping[Value, Op]) -> bool
     return WIDENED_PERCENT.holds(100 * read // max(size * size_of(v.type.dtype), 1))
 
 
-def _chain(v: Value, makers: Mapping[Value, Op]) -> list[Op]:
+def _producing_movement_ops(v: Value, makers: Mapping[Value, Op]) -> list[Op]:
     """Return the movement ops that produce ``v``, the last one first.
 
     Reshapes directly after the source are omitted, as they do not move elements; the list may be empty.
@@ -190,7 +194,7 @@ def _chain(v: Value, makers: Mapping[Value, Op]) -> list[Op]:
     return found
 
 
-def _is_copyable(v: Value, transposed: bool, chain: list[Op]) -> bool:
+def _is_source_copyable(v: Value, transposed: bool, chain: list[Op]) -> bool:
     """Return True if a GPU template can copy the source of movement ops ``chain`` directly, instead of ``v``.
 
     The index of an element of ``v`` is followed backward through ``chain``. In the source, it must be an affine view

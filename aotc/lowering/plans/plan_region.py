@@ -21,7 +21,7 @@ from aotc.lowering.plans.linalg.dft import plan_cpu_dft, plan_gpu_dft
 from aotc.lowering.plans.linalg.gpu_factors import plan_gpu_lapack
 from aotc.lowering.plans.linalg.gpu_triangles import plan_gpu_cholesky, plan_gpu_solve
 from aotc.lowering.plans.linalg.triangles import plan_cpu_cholesky, plan_cpu_solve
-from aotc.lowering.plans.loops import plan_elements
+from aotc.lowering.plans.loops import plan_element_loops
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.plans.scatters import plan_cpu_scatter, plan_cpu_slice
 from aotc.lowering.plans.single_ops import (
@@ -41,10 +41,10 @@ Planner = Callable[[RegionBuilder], RegionPlan]
 PLANNERS: dict[tuple[str, str], Planner] = {
     ("contract", "cpu"): plan_cpu_contract,
     ("contract", "cuda"): plan_gpu_contract,
-    ("loop", "cpu"): plan_elements,
-    ("loop", "cuda"): plan_elements,
-    ("window", "cpu"): plan_elements,
-    ("window", "cuda"): plan_elements,
+    ("loop", "cpu"): plan_element_loops,
+    ("loop", "cuda"): plan_element_loops,
+    ("window", "cpu"): plan_element_loops,
+    ("window", "cuda"): plan_element_loops,
     ("row", "cpu"): plan_cpu_reduction,
     ("row", "cuda"): plan_gpu_reduction,
     ("reduce", "cpu"): plan_cpu_reduction,

@@ -4,8 +4,8 @@ A fused region recomputes a value at every index at which it is read. An element
 index, so a value with several such readers is computed once. A slice, a concatenation or a reverse reads at another
 index. A value read through two of them is computed twice, through four such stages sixteen times.
 
-:class:`Evaluations` follows the reads backward as ``elemental`` does. Instead of an index it uses a symbolic name for
-each *place*. Reads with equal names are at the same index, so they are counted once.
+:class:`EvaluationCounts` follows the reads backward as ``elemental`` does. Instead of an index it uses a symbolic name
+for each *place*. Reads with equal names are at the same index, so they are counted once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.cost_model.work import estimated_dim, estimated_elements, scalar_work_of_op
-from aotc.lowering.plans.resources import row_fits
+from aotc.lowering.plans.resources import row_values_fit_worker
 from aotc.lowering.plans.thresholds import REGION_WORK, SEGMENTS
 from aotc.lowering.threshold import Estimate
 from aotc.targets import Target
@@ -66,7 +66,7 @@ class Place:
     picked: bool = field(default=False, compare=False)
 
 
-class Evaluations:
+class EvaluationCounts:
     """Count the scalar operations of one pass over an iteration space.
 
     Parameters
@@ -82,9 +82,9 @@ class Evaluations:
     def __init__(self, ops: Mapping[Value, Op], anchors: Anchors | None, cuts: bool = False) -> None:
         self.ops, self.anchors, self.cuts = ops, anchors, cuts
         self._innermost = next((e for e in reversed(anchors.space) if e != 0), 0) if anchors else 0
-        self._last_first = [(op, self._reads(op)) for op in reversed(dict.fromkeys(ops.values()))]
+        self._last_first = [(op, self._recomputed_operands(op)) for op in reversed(dict.fromkeys(ops.values()))]
 
-    def _reads(self, op: Op) -> list[tuple[int, Value]]:
+    def _recomputed_operands(self, op: Op) -> list[tuple[int, Value]]:
         """Return the operands that are recomputed wherever ``op`` reads them, with their positions."""
         return [] if op.name in CONTRACT else [(n, v) for n, v in enumerate(op.operands) if v in self.ops]
 
@@ -113,11 +113,15 @@ class Evaluations:
                 places.setdefault(v, {})[place] = domain
         total = 0
         for op, reads in self._last_first:
-            at = places.get(op.results[0], _NOWHERE) if len(op.results) == 1 else _at_any(op.results, places)
+            at = (
+                places.get(op.results[0], _NOWHERE)
+                if len(op.results) == 1
+                else _largest_result_places(op.results, places)
+            )
             for place, n in at.items():
-                total += n * work_at(op, place.cut, place.picked)
+                total += n * element_work_of_op(op, place.cut, place.picked)
                 for k, v in reads:
-                    read, size = (place, n) if op.name in ELEMENTWISE else self._read(op, k, place, n)
+                    read, size = (place, n) if op.name in ELEMENTWISE else self._operand_place(op, k, place, n)
                     if not (v in known and self._is_known_at(v, read)):
                         there = places.setdefault(v, {})
                         there[read] = max(there.get(read, 0), size)
@@ -127,7 +131,7 @@ class Evaluations:
         """Return True if the known ``value`` is available at ``place``: it is only at its own place."""
         return self.ops[value].name == "reduce" or self.anchored(value) in (place, None)
 
-    def _read(self, op: Op, number: int, place: Place, domain: int) -> tuple[Place, int]:
+    def _operand_place(self, op: Op, number: int, place: Place, domain: int) -> tuple[Place, int]:
         """Return the place at which ``op`` reads operand ``number``, and how many indices it reads there."""
         v = op.operands[number]
         if op.name == "reduce_window":
@@ -138,9 +142,9 @@ class Evaluations:
             source = self.anchors.source_of(op)
             if source is not None:
                 return self.at(source), domain
-        cut = place.cut and _keeps_last(op)
+        cut = place.cut and _reads_last_dim_contiguously(op)
         if op.name == "concatenate":
-            if place.cut and _is_cut(op):
+            if place.cut and _is_loop_split_test_free(op):
                 domain = -(-domain * estimated_dim(v.type.shape[-1]) // max(estimated_dim(op.result.type.shape[-1]), 1))
             return Place((op, number, place.name), place.cut), domain
         if op.name in MOVES:
@@ -153,7 +157,9 @@ class Evaluations:
 _NOWHERE: Mapping[Place, int] = {}
 
 
-def _at_any(results: Iterable[Value], places: Mapping[Value, Mapping[Place, int]]) -> Mapping[Place, int]:
+def _largest_result_places(
+    results: Iterable[Value], places: Mapping[Value, Mapping[Place, int]]
+) -> Mapping[Place, int]:
     """Return the places of all results of an op, each with the largest number of indices of any result."""
     at: dict[Place, int] = {}
     for v in results:
@@ -162,7 +168,7 @@ def _at_any(results: Iterable[Value], places: Mapping[Value, Mapping[Place, int]
     return at
 
 
-def _keeps_last(op: Op) -> bool:
+def _reads_last_dim_contiguously(op: Op) -> bool:
     """Return True if ``op`` reads its operand contiguously: the last index is only offset."""
     source, result = op.operands[0].type.shape, op.results[0].type.shape
     match op.name:
@@ -179,14 +185,14 @@ def _keeps_last(op: Op) -> bool:
     return False
 
 
-def _is_cut(op: Op) -> bool:
+def _is_loop_split_test_free(op: Op) -> bool:
     """Return True if dividing the innermost loop over the last dim removes all tests of a pad or a concatenation."""
     if op.name == "concatenate":
         return op.attrs["dim"] == op.result.type.rank - 1 and SEGMENTS.holds(len(op.operands) + 1)
-    return not any(dims_of(op.attrs, "interior")) and sum(map(_tests_of_pad, _padding(op)[:-1])) == 0
+    return not any(dims_of(op.attrs, "interior")) and sum(map(_tests_of_pad, _pad_amounts(op)[:-1])) == 0
 
 
-def _padding(op: Op) -> list[tuple[Dim, Dim, Dim]]:
+def _pad_amounts(op: Op) -> list[tuple[Dim, Dim, Dim]]:
     return list(zip(dims_of(op.attrs, "low"), dims_of(op.attrs, "high"), dims_of(op.attrs, "interior"), strict=True))
 
 
@@ -203,15 +209,19 @@ TEST_WORK = Estimate(
 )
 
 
-def work_at(op: Op, cut: bool, picked: bool = False) -> int:
+def element_work_of_op(op: Op, cut: bool, picked: bool = False) -> int:
     """Return the scalar operations of one element of ``op``; ``cut`` and ``picked`` are those of its :class:`Place`."""
     match op.name:
         case "concatenate" if picked and op.attrs["dim"] == op.result.type.rank - 1:
             return 0
         case "concatenate":
-            return 0 if cut and _is_cut(op) else TEST_WORK.value * (len(op.operands) - 1)
+            return 0 if cut and _is_loop_split_test_free(op) else TEST_WORK.value * (len(op.operands) - 1)
         case "pad":
-            return 0 if cut and _is_cut(op) else TEST_WORK.value * sum(map(_tests_of_pad, _padding(op)))
+            return (
+                0
+                if cut and _is_loop_split_test_free(op)
+                else TEST_WORK.value * sum(map(_tests_of_pad, _pad_amounts(op)))
+            )
         case "gather":
             return CLAMP_WORK.value * len(op.attrs["start_index_map"])
         case "dynamic_slice":
@@ -228,26 +238,29 @@ def combiner_work(op: Op) -> int:
     return sum(scalar_work_of_op(o) for o in op.regions[0].ops if o.name not in FREE)
 
 
-def work_apart(ops: Iterable[Op]) -> int:
+def work_of_separate_kernels(ops: Iterable[Op]) -> int:
     """Return the scalar operations of ``ops`` if each one is a separate kernel."""
     total = 0
     for op in ops:
         if op.name == "reduce":
-            total += _elements(op.operands[0]) * combiner_work(op)
+            total += _element_count_of_value(op.operands[0]) * combiner_work(op)
         elif op.results:
-            total += _elements(op.results[0]) * work_at(op, cut=True)
+            total += _element_count_of_value(op.results[0]) * element_work_of_op(op, cut=True)
     return total
 
 
-def _elements(value: Value) -> int:
+def _element_count_of_value(value: Value) -> int:
     return estimated_elements(value.type.shape)
 
 
 def loop_work(ops: Mapping[Value, Op], anchors: Anchors, members: Sequence[Op], target: Target) -> RegionWork:
     """Return the work of a region that computes the results of ``members`` in one pass over its iteration space."""
-    evaluations = Evaluations(ops, anchors, target.kind == "cpu")
+    evaluations = EvaluationCounts(ops, anchors, target.kind == "cpu")
     roots = evaluations.places(v for op in members for v in op.results)
-    return RegionWork(evaluations.count(roots, _elements(anchors.anchor)), work_apart(dict.fromkeys(ops.values())))
+    return RegionWork(
+        evaluations.count(roots, _element_count_of_value(anchors.anchor)),
+        work_of_separate_kernels(dict.fromkeys(ops.values())),
+    )
 
 
 def update_work(ops: Mapping[Value, Op], update: Op) -> RegionWork:
@@ -257,16 +270,16 @@ def update_work(ops: Mapping[Value, Op], update: Op) -> RegionWork:
     """
     parts = update.operands[1:2] if update.name != "scatter" else update.operands[update.attrs["inputs"] :]
     part = parts[-1]
-    fused = Evaluations(ops, None).count([(v, Place("update")) for v in parts], _elements(part))
-    apart = work_apart(op for op in dict.fromkeys(ops.values()) if op is not update)
+    fused = EvaluationCounts(ops, None).count([(v, Place("update")) for v in parts], _element_count_of_value(part))
+    apart = work_of_separate_kernels(op for op in dict.fromkeys(ops.values()) if op is not update)
     return RegionWork(fused, apart)
 
 
 def row_work(stages: RowStages, kept: Collection[Value]) -> RegionWork:
     """Return the work of a region with reductions that stores ``kept`` between its loops over a row."""
     anchors, ops = stages.anchors, stages.ops
-    evaluations = Evaluations(ops, anchors)
-    places = _elements(anchors.anchor)
+    evaluations = EvaluationCounts(ops, anchors)
+    places = _element_count_of_value(anchors.anchor)
     rows = -(-places // max(estimated_dim(stages.elements), 1))
     numbers = [v for v in ops if stages.is_row(v)]
     made: set[Value] = set()
@@ -278,7 +291,7 @@ def row_work(stages: RowStages, kept: Collection[Value]) -> RegionWork:
         made.update(v for v in kept if v in loop.cone)
     reduced = {v for v in numbers if ops[v].name == "reduce"}
     fused += evaluations.count(evaluations.places(v for v in numbers if ops[v].name not in FREE), rows, reduced)
-    return RegionWork(fused, work_apart(dict.fromkeys(ops.values())))
+    return RegionWork(fused, work_of_separate_kernels(dict.fromkeys(ops.values())))
 
 
 def values_between_loops(stages: RowStages, target: Target) -> dict[Value, int]:
@@ -299,7 +312,7 @@ def _stored_values_and_work(stages: RowStages, target: Target) -> tuple[dict[Val
     """Return the values that a region stores between its loops, and its work: first without cheap values, then with."""
 
     def fits(sizes: Sequence[int]) -> bool:
-        return row_fits(target, stages, sizes)
+        return row_values_fit_worker(target, stages, sizes)
 
     kept = stages.keep(fits)
     work = row_work(stages, kept)

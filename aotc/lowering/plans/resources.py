@@ -16,7 +16,7 @@ from aotc.lowering.analysis.thresholds import BANKS
 from aotc.lowering.cost_model.machines import L3_SIZE
 from aotc.lowering.cost_model.row_stages import RowStages
 from aotc.lowering.plans.gpu_registers import estimate_registers
-from aotc.lowering.plans.gpu_rows import RowGroup, row_group, shared_bytes, value_registers
+from aotc.lowering.plans.gpu_rows import RowGroup, registers_for_row_values, row_group, shared_bytes
 from aotc.lowering.plans.thresholds import KEPT_REGISTERS_LONG, LONG_ROW_THREADS, MERGED_EACH
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
@@ -34,7 +34,7 @@ def row_threads(stages: RowStages, target: Target) -> int:
     return row_group(stages, target).group
 
 
-def row_fits(target: Target, stages: RowStages, sizes: Sequence[int]) -> bool:
+def row_values_fit_worker(target: Target, stages: RowStages, sizes: Sequence[int]) -> bool:
     """Return True if a worker can store values of a row between the loops of a region; ``sizes`` are their bytes.
 
     A CPU worker stores them in its scratch memory, small enough for the second-level cache. A GPU block stores them in
@@ -61,10 +61,10 @@ def row_registers(stages: RowStages) -> int:
 
 def _register_bytes(plan: RowGroup) -> int:
     """Return the bytes of a row that the registers of the threads sharing it hold."""
-    return 4 * plan.group * value_registers(plan)
+    return 4 * plan.group * registers_for_row_values(plan)
 
 
-def run_cells(width: int) -> tuple[int, int]:
+def sorted_run_buffer_shape(width: int) -> tuple[int, int]:
     """Return the shape of the shared buffer in which a GPU block sorts a run of ``width`` elements.
 
     It has two copies of the run. Each is padded by one element after every ``BANKS``, so that strided accesses hit
@@ -88,14 +88,16 @@ def sorted_width(dtypes: Collection[str], target: Target) -> int:
     width = 1 << max((GPU_SORT_BYTES.value // sum(map(size_of, dtypes))).bit_length() - 1, 0)
 
     def taken(width: int) -> int:
-        return shared_bytes_of_buffers(Buffer("run", dtype, run_cells(width), "shared") for dtype in dtypes)
+        return shared_bytes_of_buffers(
+            Buffer("run", dtype, sorted_run_buffer_shape(width), "shared") for dtype in dtypes
+        )
 
     while width > MERGED_EACH.value and taken(width) > target.shared:
         width //= 2
     return max(width, MERGED_EACH.value)
 
 
-def counted_width(dtypes: Collection[str], n: int, target: Target) -> int:
+def counting_sort_run_width(dtypes: Collection[str], n: int, target: Target) -> int:
     """Return the width of runs for rows of ``n`` elements sorted by counting: a power of two above a block's."""
     return max(2 * sorted_width(dtypes, target), 1 << (n - 1).bit_length())
 

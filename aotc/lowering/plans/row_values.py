@@ -91,19 +91,21 @@ def merged_axes(b: RegionBuilder, reduced: Sequence[int], trial: Sequence[Stmt])
     return tuple(mergeable_axes(b.anchors.space, b.shape, reduced, buffer_addresses(trial)))
 
 
-def stored_values(
+def row_value_records(
     b: RegionBuilder, stages: RowStages, values: Iterable[Value], in_results: bool
 ) -> tuple[StoredValue, ...]:
     """Return records of ``values`` to store between loops; with ``in_results`` in the memory of results if possible."""
     replaced: dict[Value, Value] = {}
     for v in (kept := tuple(values)):
-        result = _last_reader(b, stages, v, replaced) if in_results else None
+        result = _result_to_store_in(b, stages, v, replaced) if in_results else None
         if result is not None:
             replaced[v] = result
     return tuple(StoredValue(v.name, replaced[v].name if v in replaced else "") for v in kept)
 
 
-def _last_reader(b: RegionBuilder, stages: RowStages, kept: Value, replaced: Mapping[Value, Value]) -> Value | None:
+def _result_to_store_in(
+    b: RegionBuilder, stages: RowStages, kept: Value, replaced: Mapping[Value, Value]
+) -> Value | None:
     """Return the result in whose memory ``kept`` can be stored, because its storing loop reads it last; or None.
 
     The value can then use the result's memory in the meantime, and the nearest cache has only a row and its result.

@@ -44,7 +44,7 @@ UPDATE_WINDOW = BlockSize(
 
 def plan_cpu_scatter(b: RegionBuilder) -> SerialScatterPlan:
     """Return the plan of a scatter in order, parallel over blocks of the window."""
-    return plan_serial_scatter(b.the_op("scatter"), UPDATE_WINDOW.value)
+    return plan_serial_scatter(b.region_root_op("scatter"), UPDATE_WINDOW.value)
 
 
 def plan_serial_scatter(op: Op, width: int) -> SerialScatterPlan:

@@ -52,7 +52,7 @@ class TridiagonalPlan(RegionPlan):
 
 def plan_gpu_call(b: RegionBuilder) -> RegionPlan:
     """Return the plan of a custom call on a GPU: of the runtime's collectives, or of a user's function."""
-    is_collective = b.the_op("custom_call").attrs["target"].startswith(RANK_CALL)
+    is_collective = b.region_root_op("custom_call").attrs["target"].startswith(RANK_CALL)
     return CollectivePlan() if is_collective else DeviceCallPlan()
 
 

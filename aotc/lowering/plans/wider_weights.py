@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from aotc.ir.opset import ELEMENTWISE, EXPENSIVE, MOVES
-from aotc.ir.tensor.ir import Function, Op, Region, Value, captures
+from aotc.ir.tensor.ir import Function, Op, Region, Value, values_captured_by_op
 from aotc.lowering.analysis.index_maps import value_before_movement
 from aotc.lowering.cost_model.work import estimated_bytes, estimated_elements
 from aotc.lowering.plans.operand_views import is_widened_in_tiles
@@ -37,30 +37,30 @@ class WiderWeights:
         self._readers: dict[Value, list[tuple[Op, Region]]] = {}
         self._region: dict[Value, Region] = dict.fromkeys(function.body.params, function.body)
         self._results: set[Value] = set()
-        self._visit(function.body)
+        self._visit_region_ops(function.body)
 
-    def _visit(self, region: Region) -> None:
+    def _visit_region_ops(self, region: Region) -> None:
         self._results.update(region.results)
         for op in region.ops:
             self.makers.update((v, op) for v in op.results)
             self._region.update((v, region) for v in op.results)
-            for v in dict.fromkeys((*op.operands, *captures(op))):
+            for v in dict.fromkeys((*op.operands, *values_captured_by_op(op))):
                 self._readers.setdefault(v, []).append((op, region))
             for inner in op.regions:
                 self._region.update((v, inner) for v in inner.params)
-                self._visit(inner)
+                self._visit_region_ops(inner)
 
-    def are_computed(self, v: Value, roots: Iterable[Value]) -> bool:
+    def are_weights_computed(self, v: Value, roots: Iterable[Value]) -> bool:
         """Return True if readers compute ``v`` from smaller ``roots`` instead of loading it."""
         known = list(roots)
-        return self._is_wider(v, known) and self._is_cheap(v, known) and self._is_fused(v)
+        return self._is_wider(v, known) and self._is_cheap_to_recompute(v, known) and self._is_fused_into_readers(v)
 
     def _is_wider(self, v: Value, roots: list[Value]) -> bool:
         """Return True if ``v`` has more bytes than its roots, and wider elements."""
-        bytes_, elements = (sum(map(count, roots)) for count in (estimated_bytes, _elements))
+        bytes_, elements = (sum(map(count, roots)) for count in (estimated_bytes, _weight_element_count))
         return estimated_bytes(v) > bytes_ and size_of(v.type.dtype) * elements > bytes_
 
-    def _is_cheap(self, v: Value, roots: list[Value]) -> bool:
+    def _is_cheap_to_recompute(self, v: Value, roots: list[Value]) -> bool:
         """Return True if few cheap ops compute ``v``, so that each read may repeat them."""
         ops: dict[Op, None] = {}
         stack = [v]
@@ -80,13 +80,15 @@ class WiderWeights:
         dtypes = {x.type.dtype for x in op.operands}
         return dtypes.isdisjoint(SMALL_FLOATS) and dtypes.isdisjoint(self.home(op).lacks)
 
-    def _is_fused(self, v: Value) -> bool:
+    def _is_fused_into_readers(self, v: Value) -> bool:
         """Return True if all readers of ``v`` compute it as they read it, and ``v`` is not a result."""
         if v in self._results:
             return False
-        return all(self._region.get(v) is region and self._fuses(op, v) for op, region in self._readers.get(v, ()))
+        return all(
+            self._region.get(v) is region and self._op_fuses_operand(op, v) for op, region in self._readers.get(v, ())
+        )
 
-    def _fuses(self, op: Op, v: Value) -> bool:
+    def _op_fuses_operand(self, op: Op, v: Value) -> bool:
         """Return True if ``op`` computes its operand ``v`` inline while reading it."""
         match op.name:
             case "reduce":
@@ -96,13 +98,13 @@ class WiderWeights:
             case "transpose" if op.attrs["perm"][-1] != v.type.rank - 1:
                 # It moves the last dim, so it is written to memory unless all of its readers are matmuls.
                 products = all(user.name == "matmul" for user, _ in self._readers.get(op.result, ()))
-                return products and self._is_fused(op.result)
+                return products and self._is_fused_into_readers(op.result)
             case name if name in MOVES:
-                return self._is_fused(op.result)
+                return self._is_fused_into_readers(op.result)
             case name if name in ELEMENTWISE:
                 made_of = [self.makers.get(x) for x in op.operands if x is not v]
                 alone = all(m is not None and m.name in ("constant", *MOVES) for m in made_of)
-                return self._is_fused(op.result) if alone else True
+                return self._is_fused_into_readers(op.result) if alone else True
         return False
 
     def _product_fuses(self, op: Op, v: Value) -> bool:
@@ -110,7 +112,7 @@ class WiderWeights:
         if self.home(op).kind != "cuda":
             return False
         rows, columns = op.result.type.shape[-2:]
-        narrow = {_narrow(x, self.makers) for x in op.operands}
+        narrow = {_narrow_float_source(x, self.makers) for x in op.operands}
         if len(narrow) == 1 and "" not in narrow:  # both were converted from the same dtype: that one is multiplied
             return True
         if 1 in (rows, columns):  # a matrix times a vector is a fused reduction
@@ -118,12 +120,12 @@ class WiderWeights:
         return v is op.operands[1] and is_widened_in_tiles(v, rows, self.makers)
 
 
-def _narrow(v: Value, makers: Mapping[Value, Op]) -> str:
+def _narrow_float_source(v: Value, makers: Mapping[Value, Op]) -> str:
     """Return the 16-bit float dtype from which ``v`` is converted, or the empty string."""
     op = makers.get(value_before_movement(v, makers))
     dtype = op.operands[0].type.dtype if op is not None and op.name == "convert" else ""
     return dtype if dtype in ("bf16", "f16") else ""
 
 
-def _elements(v: Value) -> int:
+def _weight_element_count(v: Value) -> int:
     return estimated_elements(v.type.shape)

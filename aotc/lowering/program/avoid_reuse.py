@@ -34,11 +34,13 @@ def waits_added_by_reuse(runs: Sequence[Run], arena: Sequence[Storage]) -> np.nd
     for run in runs:
         if 1 < len(run) <= SPREAD_COMMANDS:
             found = np.zeros((len(arena), len(arena)), np.int8) if found is None else found
-            _note(run, numbers, arena, found)
+            _mark_pairs_without_added_wait(run, numbers, arena, found)
     return found if found is not None and found.any() else None
 
 
-def _note(run: Run, numbers: dict[Storage, int], arena: Sequence[Storage], found: np.ndarray) -> None:
+def _mark_pairs_without_added_wait(
+    run: Run, numbers: dict[Storage, int], arena: Sequence[Storage], found: np.ndarray
+) -> None:
     """Mark in ``found`` the pairs of storages for which the first command of the later one does not wait anyway."""
     touches: dict[int, list[int]] = {}  # by storage, the commands that touch it, in order
     for command, step in enumerate(run):
@@ -50,7 +52,9 @@ def _note(run: Run, numbers: dict[Storage, int], arena: Sequence[Storage], found
         return
     starts = np.array([touches[row][0] for row in rows])
     control = np.array(list(map(is_control, run)))
-    free = np.ascontiguousarray(~_before(run)[starts].T)  # by command: storages whose first use need not wait for it
+    free = np.ascontiguousarray(
+        ~_transitive_predecessor_masks(run)[starts].T
+    )  # by command: storages whose first use need not wait for it
     loose = np.array([free[touches[row]].any(axis=0) for row in rows])
     long = np.array([(free[touches[row]] & control[touches[row], None]).any(axis=0) for row in rows])
     long |= loose & control[starts]
@@ -62,7 +66,7 @@ def _note(run: Run, numbers: dict[Storage, int], arena: Sequence[Storage], found
     found[here] = np.maximum(found[here], np.maximum(kinds, kinds.T))
 
 
-def _before(run: Run) -> np.ndarray:
+def _transitive_predecessor_masks(run: Run) -> np.ndarray:
     """Return, for each command, a mask of the commands that it depends on, itself included."""
     before = np.eye(len(run), dtype=bool)
     for command, some in enumerate(data_dependences(run)):

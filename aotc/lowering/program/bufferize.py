@@ -13,9 +13,9 @@ from aotc.diagnostics import CompileError
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.program.ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop, Step, Storage
-from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured, walk
+from aotc.ir.tensor.ir import Function, Module, Op, Region, Value, captured_values, walk
 from aotc.lowering.analysis.trip_counts import trip_count
-from aotc.lowering.program.fills import Fills
+from aotc.lowering.program.fills import ConstantFills
 from aotc.lowering.program.memories import Memories, launch_step, tensor_bytes
 from aotc.lowering.program.owners.owners import BufferOwner, describe_needed_copy, owners_of
 from aotc.lowering.program.while_kernels.bounded_loops import bounded_steps, persistent_memory
@@ -33,7 +33,7 @@ from aotc.lowering.program.while_kernels.symbolic_loops import (
     loop_size_bounds,
     symbolic_kernel,
 )
-from aotc.lowering.program.while_kernels.whole_loops import one_kernel
+from aotc.lowering.program.while_kernels.whole_loops import one_kernel_for_loop
 from aotc.vmfb.abi import MAX_NESTING
 
 
@@ -51,13 +51,13 @@ class _Bufferizer:
         self.arena: list[Storage] = []
         self.used: dict[str, Kernel] = {}
         self.held: dict[str, tuple[int, ...]] = {}
-        self.fills = Fills(memories, self.used, self.arena)
+        self.fills = ConstantFills(memories, self.used, self.arena)
         self.time = 0
         self.depth = 0
 
     def function(self, function: Function) -> Buffered:
         body = function.body
-        self.space = self.memories.finder(function)
+        self.space = self.memories.space_finder(function)
         self.owners = owners_of(function, self.functions, self.kernels, self.space)
         steps = self.region(body)
         rows = [(self.storage(v), self.place(self.owners.result(n))) for n, v in enumerate(body.results)]
@@ -84,7 +84,7 @@ class _Bufferizer:
             elif owner.result >= 0:
                 found = Storage("result", owner.size, owner.result, space=owner.space)
             else:
-                found = self._allocated(owner.size, owner.space)
+                found = self._allocate_storage(owner.size, owner.space)
             self.places[owner] = found
         if found.kind == "arena":
             found.touch(self.time)
@@ -95,7 +95,7 @@ class _Bufferizer:
         storage = self.storage(value)
         return self.fills.array(storage) if storage.kind == "fill" else storage
 
-    def _allocated(self, size: Dim, space: int) -> Storage:
+    def _allocate_storage(self, size: Dim, space: int) -> Storage:
         made = Storage("arena", size, space=space)
         made.touch(self.time)
         self.arena.append(made)
@@ -103,7 +103,7 @@ class _Bufferizer:
 
     def fresh(self, value: Value) -> Storage:
         """Allocate new arena memory for a tensor of the type of ``value``."""
-        return self._allocated(tensor_bytes(value.type), self.space(value))
+        return self._allocate_storage(tensor_bytes(value.type), self.space(value))
 
     def copied(self, source: Storage, target: Storage, size: Dim) -> Step:
         """Return the step that copies ``source`` to ``target``, or fills ``target`` with a splat constant."""
@@ -113,7 +113,7 @@ class _Bufferizer:
     def moves(self, rows: Sequence[tuple[Storage, Storage]]) -> list[Step]:
         """Return copies for a parallel assignment of sources to targets, in a safe order."""
         needed = [(source, target) for source, target in rows if source is not target and target.size != 0]
-        ordered = ordered_copies(needed, lambda source: self._allocated(source.size, source.space))
+        ordered = ordered_copies(needed, lambda source: self._allocate_storage(source.size, source.space))
         return [self.copied(source, target, target.size) for source, target in ordered]
 
     def touch(self, *storages: Storage) -> None:
@@ -135,13 +135,13 @@ class _Bufferizer:
                 case "constant":
                     self.constant_ops[op.result] = op
                 case "reshape" | "transfer":
-                    steps += self._view(op)
+                    steps += self._view_steps(op)
                 case "dispatch":
-                    steps += self._launch(op)
+                    steps += self._launch_steps(op)
                 case "while":
-                    steps += self._while(op)
+                    steps += self._while_steps(op)
                 case "case":
-                    steps += self._case(op)
+                    steps += self._branch_steps(op)
                 case "bind_dim":
                     size = op.operands[0]
                     steps.append(Bind(op.attrs["dim"], self.storage(size), size.type.dtype))
@@ -156,7 +156,7 @@ class _Bufferizer:
                 steps[done:done] = self.fills.before(begin, self.time)
         return steps
 
-    def _view(self, op: Op) -> list[Step]:
+    def _view_steps(self, op: Op) -> list[Step]:
         """Return the steps of a view or a transfer: a copy if the value moves to another memory, else none.
 
         A constant is added to each memory that reads it.
@@ -173,7 +173,7 @@ class _Bufferizer:
             return self.moves([(self.storage(source), self.storage(op.result))])
         return []
 
-    def _launch(self, op: Op) -> list[Step]:
+    def _launch_steps(self, op: Op) -> list[Step]:
         name = op.attrs["callee"]
         kernel = self.used[name] = self.kernels[name]
         shared = self.owners.ties.updates[op]
@@ -184,18 +184,18 @@ class _Bufferizer:
         self.touch(*reads, *writes)
         return [*steps, launch_step(kernel, reads, writes, op)]
 
-    def _while(self, op: Op) -> list[Step]:
-        if found := self._one_kernel(op):
-            return self._loop_kernel(op, found)
-        bounds = self._bounds(op)
+    def _while_steps(self, op: Op) -> list[Step]:
+        if found := self._kernel_of_small_loop(op):
+            return self._one_kernel_loop_steps(op, found)
+        bounds = self._size_bounds_of_loop(op)
         made = initial_loop_state(self, op, bounds is not None)
-        whole = () if bounds is None else self._loop_launch(op, made)
+        whole = () if bounds is None else self._launch_of_loop_kernel(op, made)
         if bounds == []:
             return [*made.steps, *whole]
         begin, carries, (cond, body) = self.time, made.places, op.regions
-        chosen = [self._bounds_launch(op, bounds)] if bounds else []
+        chosen = [self._launch_of_bounds_kernel(op, bounds)] if bounds else []
         iterations = trip_count(op, self.constant_ops, self.functions)
-        self._enter(op)
+        self._enter_loop(op)
         self.depth += len(chosen)
         cond_steps = self.region(cond)
         predicate = self.storage(cond.results[0])
@@ -209,7 +209,7 @@ class _Bufferizer:
             return [*made.steps, *made.late, loop]
         return [*made.steps, *chosen, Branch(chosen[0].writes[0], (whole, (*made.late, loop)))]
 
-    def _bounds(self, op: Op) -> list[SizeBound] | None:
+    def _size_bounds_of_loop(self, op: Op) -> list[SizeBound] | None:
         """Return the size bounds that a call checks before it runs a loop as one kernel, or None if it cannot."""
         limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *values_computed_in_loop(op))})
         gpus = any(target.kind == "cuda" for target in self.memories.targets_in(op))
@@ -217,31 +217,33 @@ class _Bufferizer:
             return None
         return loop_size_bounds(op, self.functions, self.kernels, limit)
 
-    def _loop_launch(self, op: Op, made: Carried) -> tuple[Step, ...]:
+    def _launch_of_loop_kernel(self, op: Op, made: Carried) -> tuple[Step, ...]:
         """Return the launch of a kernel that runs a whole loop."""
-        return tuple(self._loop_kernel(op, symbolic_kernel(self._candidate(op), made.held), begun=True))
+        return tuple(
+            self._one_kernel_loop_steps(op, symbolic_kernel(self._one_kernel_candidate(op), made.held), begun=True)
+        )
 
-    def _candidate(self, op: Op) -> CandidateLoop:
+    def _one_kernel_candidate(self, op: Op) -> CandidateLoop:
         name = loop_name(op, self.kernels, self.used)
         return CandidateLoop(op, name, self.functions, self.kernels, self.constant_ops, self.owners)
 
-    def _bounds_launch(self, op: Op, bounds: list[SizeBound]) -> Launch:
+    def _launch_of_bounds_kernel(self, op: Op, bounds: list[SizeBound]) -> Launch:
         """Return the launch of the kernel that tests whether sizes are within ``bounds``."""
         kernel = bounds_kernel(f"fits_{loop_name(op, self.kernels, self.used)}", bounds)
-        self._use(op, kernel)
-        index = self._allocated(4, self.space(op.results[0]))
+        self._register_loop_kernel(op, kernel)
+        index = self._allocate_storage(4, self.space(op.results[0]))
         self.touch(index)
         return launch_step(kernel, (), (index,), op)
 
-    def _one_kernel(self, op: Op) -> LoopKernel | None:
+    def _kernel_of_small_loop(self, op: Op) -> LoopKernel | None:
         """Return the kernel for a loop, if it is so small that one kernel is faster than many."""
         limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *values_computed_in_loop(op))})
         if limit is None:
             return None
         filled = {n for n, v in enumerate(op.operands) if v in self.constant_ops and self.storage(v).kind == "fill"}
-        return one_kernel(self._candidate(op), limit, self.memories.targets_in(op), filled)
+        return one_kernel_for_loop(self._one_kernel_candidate(op), limit, self.memories.targets_in(op), filled)
 
-    def _enter(self, op: Op) -> None:
+    def _enter_loop(self, op: Op) -> None:
         self.depth += 1
         if self.depth > MAX_NESTING:
             message = f"loops and branches are nested more than {MAX_NESTING} deep"
@@ -249,21 +251,21 @@ class _Bufferizer:
 
     def extend(self, begin: int, op: Op, kept: list[Storage]) -> None:
         """Extend lifetimes over a loop or branch, so that outer values do not share memory with inner ones."""
-        outer = [self.storage(v) for r in op.regions for v in captured(r) if v not in self.constant_ops]
+        outer = [self.storage(v) for r in op.regions for v in captured_values(r) if v not in self.constant_ops]
         for s in (*kept, *outer):
             if s.kind == "arena":
                 s.first = min(s.first, begin)
                 s.touch(self.time)
 
-    def _use(self, op: Op, kernel: Kernel) -> None:
+    def _register_loop_kernel(self, op: Op, kernel: Kernel) -> None:
         """Add ``kernel``, for the loop ``op``, to the program's kernels."""
         self.used[kernel.name] = kernel
         self.memories.for_targets.update((kernel.name, target) for target in self.memories.targets_in(op))  # only one
 
-    def _loop_kernel(self, op: Op, found: LoopKernel, begun: bool = False) -> list[Step]:
+    def _one_kernel_loop_steps(self, op: Op, found: LoopKernel, begun: bool = False) -> list[Step]:
         """Return the steps of a loop that is one kernel; ``begun`` is True if the initial state is already copied."""
         self.constant_ops.update((one.result, one) for r in op.regions for one in walk(r) if one.name == "constant")
-        self._use(op, found.kernel)
+        self._register_loop_kernel(op, found.kernel)
         self.held[found.kernel.name] = found.held
         begin, kept = persistent_memory(self, found, self.space(op.results[0]))
         if found.bounded:
@@ -275,12 +277,12 @@ class _Bufferizer:
         self.touch(*sources, *writes)
         return [*begin, launch_step(found.kernel, sources, writes, op)]
 
-    def _case(self, op: Op) -> list[Step]:
+    def _branch_steps(self, op: Op) -> list[Step]:
         index = self.storage(op.operands[0])
         begin = self.time
         results = [self.storage(v) for v in op.results]
         branches = []
-        self._enter(op)
+        self._enter_loop(op)
         for region in op.regions:
             steps = self.region(region)
             branches.append((*steps, *self.moves([*zip(map(self.storage, region.results), results)])))

@@ -24,7 +24,7 @@ class _Span:
 
 
 @dataclass(slots=True)
-class Memory:
+class MemoryAccesses:
     """The accesses of the commands so far."""
 
     begins: list[int] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Memory:
         """Record that ``command`` reads ``s``; yield the commands that it must wait for."""
         if s.kind == "constant":
             return
-        for span in self._spans(s):
+        for span in self._spans_of_storage(s):
             if not span.readers or span.readers[-1] != command:
                 span.readers.append(command)
             if span.writer >= 0:
@@ -43,7 +43,7 @@ class Memory:
 
     def write(self, s: Storage, command: int) -> Iterator[int]:
         """Record that ``command`` writes ``s``; yield the commands that it must wait for."""
-        spans = self._spans(s)
+        spans = self._spans_of_storage(s)
         for span in spans:
             yield from span.readers
             if span.writer >= 0:
@@ -54,16 +54,16 @@ class Memory:
             spans[0].end = spans[-1].end
             del self.begins[first + 1 : first + len(spans)], self.spans[first + 1 : first + len(spans)]
 
-    def _spans(self, s: Storage) -> list[_Span]:
+    def _spans_of_storage(self, s: Storage) -> list[_Span]:
         if s.kind != "arena" or not isinstance(s.size, int):
             place = (s.kind, s.offset if s.kind == "arena" else s.number)
             return [self.others.setdefault(place, _Span())]
-        return self._cover(static(s.offset), static(s.offset) + s.size) if s.size else []
+        return self._split_spans_at(static(s.offset), static(s.offset) + s.size) if s.size else []
 
-    def _cover(self, begin: int, end: int) -> list[_Span]:
+    def _split_spans_at(self, begin: int, end: int) -> list[_Span]:
         """Split the recorded spans so that some of them cover exactly the bytes from ``begin`` to ``end``."""
-        self._cut(begin)
-        self._cut(end)
+        self._split_span_at(begin)
+        self._split_span_at(end)
         at = bisect_left(self.begins, begin)
         found = []
         while begin < end:
@@ -76,7 +76,7 @@ class Memory:
             at += 1
         return found
 
-    def _cut(self, place: int) -> None:
+    def _split_span_at(self, place: int) -> None:
         """Split the span that contains the offset ``place``, if there is one."""
         at = bisect_right(self.begins, place) - 1
         if at >= 0 and self.begins[at] < place < self.spans[at].end:

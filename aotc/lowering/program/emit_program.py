@@ -19,7 +19,7 @@ from aotc.vmfb.isa import BY_NAME
 _FUNCTIONS = {"//": "floordiv", "%": "mod", "max": "max", "min": "min"}
 
 
-class Program:
+class VmProgramBuilder:
     """Builder of the VM code of one function."""
 
     def __init__(self) -> None:
@@ -40,11 +40,11 @@ class Program:
         """Record that VM register ``register`` contains the dim ``symbol``."""
         self._known[symbol] = register
 
-    def knows(self, *dims: Dim) -> bool:
+    def are_dims_known(self, *dims: Dim) -> bool:
         """Return True if every symbol of ``dims`` has a value."""
-        return all(self.is_bound(expr_of_atom(s)) for d in dims for s in symbols(d))
+        return all(self.is_dim_bound(expr_of_atom(s)) for d in dims for s in symbols(d))
 
-    def is_bound(self, symbol: Dim) -> bool:
+    def is_dim_bound(self, symbol: Dim) -> bool:
         """Return True if a register contains the value of a dim."""
         return symbol in self._known
 
@@ -52,15 +52,15 @@ class Program:
         """Return a VM register with the value of the dim ``e``; append instructions if necessary."""
         found = self._known.get(e)
         if found is None:
-            found = self._known[e] = self._compute(e)
+            found = self._known[e] = self._compute_dim(e)
         return found
 
-    def _compute(self, e: Dim) -> int:
+    def _compute_dim(self, e: Dim) -> int:
         if not isinstance(e, Expr):
             out = self.register()
             self.op("const", out, int(e))
             return out
-        parts = [self._term(monomial, c) for monomial, c in e.terms]
+        parts = [self._dim_term(monomial, c) for monomial, c in e.terms]
         if e.const:
             parts.append(self.value(e.const))
         total = parts[0]
@@ -68,14 +68,14 @@ class Program:
             total = self.binary("add", total, p)
         return total
 
-    def _term(self, monomial: tuple, c: int) -> int:
-        factors = [self._atom(a) for a in monomial] + ([self.value(c)] if c != 1 else [])
+    def _dim_term(self, monomial: tuple, c: int) -> int:
+        factors = [self._dim_atom(a) for a in monomial] + ([self.value(c)] if c != 1 else [])
         total = factors[0]
         for f in factors[1:]:
             total = self.binary("mul", total, f)
         return total
 
-    def _atom(self, atom: Sym | Call) -> int:
+    def _dim_atom(self, atom: Sym | Call) -> int:
         e = expr_of_atom(atom)
         if e in self._known:
             return self._known[e]
@@ -119,12 +119,14 @@ class Stage:
     blocks: Sequence[Block] = ()
 
 
-def emit_program(function: Function, slots: Slots, stages: Sequence[Stage], given: Mapping[int, int]) -> Program:
+def emit_program(
+    function: Function, slots: Slots, stages: Sequence[Stage], given: Mapping[int, int]
+) -> VmProgramBuilder:
     """Return the VM code that runs the ``stages`` of ``function`` with the pointer table ``slots``.
 
     ``given`` maps the number of a result to that of the argument whose memory it reuses.
     """
-    p = Program()
+    p = VmProgramBuilder()
     waiting = _check_sizes(p, function)
     _bind_arguments(p, function)
     _bind_values(p, function, stages)
@@ -132,16 +134,16 @@ def emit_program(function: Function, slots: Slots, stages: Sequence[Stage], give
     taken: Sequence[Dim] = (0,) * len(stages[0].arenas)
     for stage in stages:
         last = stage is stages[-1]
-        for row in [row for row in waiting if last or p.knows(row[1], row[2], *row[4])]:
-            _require(p, row)
+        for row in [row for row in waiting if last or p.are_dims_known(row[1], row[2], *row[4])]:
+            _emit_requirement_check(p, row)
             waiting.remove(row)
-        for n, v in [(n, v) for n, v in unmade if last or p.knows(*v.type.shape)]:
+        for n, v in [(n, v) for n, v in unmade if last or p.are_dims_known(*v.type.shape)]:
             if n in given:
                 p.op("take", n, given[n])
             else:
                 p.op("result", n, [p.value(d) for d in v.type.shape])
             unmade.remove((n, v))
-        _take_arenas(p, stage.arenas, taken)
+        _emit_arena_allocation(p, stage.arenas, taken)
         if stage.arenas != taken or stage is stages[0]:
             for slot, offset, size in stage.blocks:
                 p.op("block", slot, p.value(offset), p.value(size))
@@ -152,12 +154,12 @@ def emit_program(function: Function, slots: Slots, stages: Sequence[Stage], give
             if isinstance(step, Bind):
                 _bind_computed(p, slots, step)
             else:
-                _check(p, slots, step)
+                _emit_assertion_check(p, slots, step)
     p.op("return")
     return p
 
 
-def _take_arenas(p: Program, sizes: Sequence[Dim], taken: Sequence[Dim]) -> None:
+def _emit_arena_allocation(p: VmProgramBuilder, sizes: Sequence[Dim], taken: Sequence[Dim]) -> None:
     """Emit the allocation of a larger arena in each memory in which the ``taken`` bytes are not enough."""
     for space, (size, before) in enumerate(zip(sizes, taken, strict=True)):
         if size != before and space == 0:
@@ -166,7 +168,7 @@ def _take_arenas(p: Program, sizes: Sequence[Dim], taken: Sequence[Dim]) -> None
             p.op("arena_in", space, p.value(size))
 
 
-def _bind_arguments(p: Program, function: Function) -> None:
+def _bind_arguments(p: VmProgramBuilder, function: Function) -> None:
     """Emit code that reads symbols from the arguments' shapes, then checks the dims that are expressions."""
     unread = [
         (n, axis, d)
@@ -181,7 +183,7 @@ def _bind_arguments(p: Program, function: Function) -> None:
         found = False
         for n, axis, d in list(unread):
             names = [s for s in symbols(d) if s.name not in bound]
-            if len(names) == 1 and (factor := _factor(d, names[0])):
+            if len(names) == 1 and (factor := _symbol_coefficient(d, names[0])):
                 _solve_dim(p, (n, axis, d), names[0], factor)
                 bound.add(names[0].name)
                 found = True
@@ -194,13 +196,13 @@ def _bind_arguments(p: Program, function: Function) -> None:
         p.op("check_dim", n, axis, p.value(d))
 
 
-def _factor(e: Expr, symbol: Sym) -> int:
+def _symbol_coefficient(e: Expr, symbol: Sym) -> int:
     """Return ``k`` if ``e`` is ``k * symbol`` plus terms without it, else 0."""
     factor = dict(e.terms).get((symbol,), 0)
     return factor if symbol not in symbols(e - factor * expr_of_atom(symbol)) else 0
 
 
-def _solve_dim(p: Program, place: tuple[int, int, Expr], symbol: Sym, factor: int) -> None:
+def _solve_dim(p: VmProgramBuilder, place: tuple[int, int, Expr], symbol: Sym, factor: int) -> None:
     """Emit code that computes the one unknown of an argument's dim, rounded down; the dim itself is checked later."""
     n, axis, d = place
     lone = expr_of_atom(symbol)
@@ -214,7 +216,7 @@ def _solve_dim(p: Program, place: tuple[int, int, Expr], symbol: Sym, factor: in
     p.bind(lone, p.binary("floordiv", size, p.value(abs(factor))) if abs(factor) != 1 else size)
 
 
-def _check_sizes(p: Program, function: Function) -> list[tuple]:
+def _check_sizes(p: VmProgramBuilder, function: Function) -> list[tuple]:
     """Emit checks of requirements on sizes of arguments; return those that depend on dims computed later."""
     sizes = {f"size_{n}_{k}": (n, k) for n, v in enumerate(function.body.params) for k in range(v.type.rank)}
     waiting = []
@@ -222,32 +224,32 @@ def _check_sizes(p: Program, function: Function) -> list[tuple]:
         _, left, right, _, values = row
         names = sorted({s.name for e in (left, right, *values) for s in symbols(e)})
         for name in names:
-            if name in sizes and not p.is_bound(sym(name)):
+            if name in sizes and not p.is_dim_bound(sym(name)):
                 register = p.register()
                 p.op("dim", register, *sizes[name])
                 p.bind(sym(name), register)
         if all(name in sizes for name in names):
-            _require(p, row)
+            _emit_requirement_check(p, row)
         else:
             waiting.append(row)
     return waiting
 
 
-def _bind_computed(p: Program, slots: Slots, bind: Bind) -> None:
+def _bind_computed(p: VmProgramBuilder, slots: Slots, bind: Bind) -> None:
     """Emit code that reads a size that kernels computed, and checks that it is not negative."""
-    register = _load(p, slots, bind.value, bind.dtype)
+    register = _load_from_storage(p, slots, bind.value, bind.dtype)
     p.bind(bind.dim, register)
-    _require(p, ("le", 0, bind.dim, "a size is negative: {0}", (bind.dim,)))
+    _emit_requirement_check(p, ("le", 0, bind.dim, "a size is negative: {0}", (bind.dim,)))
 
 
-def _load(p: Program, slots: Slots, storage: Storage, dtype: str) -> int:
+def _load_from_storage(p: VmProgramBuilder, slots: Slots, storage: Storage, dtype: str) -> int:
     out = p.register()
     slot, offset = slot_and_offset(storage, slots)
     p.op("load_scalar", out, slot, p.value(offset), dtype)
     return out
 
 
-def _bind_values(p: Program, function: Function, stages: Sequence[Stage]) -> None:
+def _bind_values(p: VmProgramBuilder, function: Function, stages: Sequence[Stage]) -> None:
     """Emit code that reads the sizes that are values of arguments, and checks that they are not negative."""
     sizes = function.attrs.get("sizes", {})
     if not sizes:
@@ -265,10 +267,10 @@ def _bind_values(p: Program, function: Function, stages: Sequence[Stage]) -> Non
         register = p.register()
         p.op("load_scalar", register, argument, p.value(element * size_of(dtype)), dtype)
         p.bind(sym(name), register)
-        _require(p, ("le", 0, sym(name), f"a size is negative: {name} is {{0}}", (sym(name),)))
+        _emit_requirement_check(p, ("le", 0, sym(name), f"a size is negative: {name} is {{0}}", (sym(name),)))
 
 
-def _require(p: Program, row: tuple) -> None:
+def _emit_requirement_check(p: VmProgramBuilder, row: tuple) -> None:
     relation, left, right, message, values = row
     match relation:
         case "gt":
@@ -279,15 +281,17 @@ def _require(p: Program, row: tuple) -> None:
     p.op("assert_true", holds, message, [p.value(e) for e in values])
 
 
-def _check(p: Program, slots: Slots, check: Check) -> None:
+def _emit_assertion_check(p: VmProgramBuilder, slots: Slots, check: Check) -> None:
     """Emit the check of an assertion whose condition kernels computed."""
-    values = [_load(p, slots, s, dtype) for s, dtype in check.values]
-    p.op("assert_true", _load(p, slots, check.predicate, "i1"), check.message, values)
+    values = [_load_from_storage(p, slots, s, dtype) for s, dtype in check.values]
+    p.op("assert_true", _load_from_storage(p, slots, check.predicate, "i1"), check.message, values)
 
 
-def join_programs(general: tuple[Function, Program], copies: list[tuple[Function, Program]]) -> Program:
+def join_programs(
+    general: tuple[Function, VmProgramBuilder], copies: list[tuple[Function, VmProgramBuilder]]
+) -> VmProgramBuilder:
     """Return a program that compares the arguments' sizes and branches to the code specialised for them."""
-    joined = Program()
+    joined = VmProgramBuilder()
     entries = []
     for function, _ in copies:
         conditions = []

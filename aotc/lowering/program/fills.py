@@ -54,7 +54,7 @@ FILLED_BYTES_CPU = Limit(
 
 
 @dataclass
-class Fills:
+class ConstantFills:
     """The filled constants of one function.
 
     Attributes
@@ -95,10 +95,10 @@ class Fills:
             value, dtype, count = np.zeros((), f"u{size}"), f"u{8 * size}", static(source.size) // size
         name = f"fill_{dtype}_{value.tobytes()[::-1].hex()}_{count}" + (f"_{target.space}" if target.space else "")
         if name not in self.used:
-            self.used[name] = self._kernel(name, value, TensorType(dtype, (count,)), target.space)
+            self.used[name] = self._fill_kernel(name, value, TensorType(dtype, (count,)), target.space)
         return Launch(self.used[name], (), (target,), loc)
 
-    def _kernel(self, name: str, value: np.ndarray, type_: TensorType, space: int) -> Kernel:
+    def _fill_kernel(self, name: str, value: np.ndarray, type_: TensorType, space: int) -> Kernel:
         result = Value("filled", type_)
         body = Region((), (Op("constant", (), (result,), {"value": value}),), (result,))
         function = Function(name, body, attrs={"kind": "loop", "root": result.name})

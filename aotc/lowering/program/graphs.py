@@ -28,15 +28,19 @@ Edges: TypeAlias = list[list[int]]
 """For each of some commands the earlier commands that it waits for."""
 
 
-def graphs(steps: Sequence[Step]) -> Iterator[Run]:
+def command_sequences(steps: Sequence[Step]) -> Iterator[Run]:
     """Yield the maximal sequences of launches and copies of one memory, including those in loops and branches."""
-    for sequence in _sequences(steps):
-        yield from (run for run in cut(sequence) if not is_control(run[0]))
+    for sequence in _sequences_between_host_reads(steps):
+        yield from (run for run in split_at_control_steps(sequence) if not is_control(run[0]))
 
 
 def shared_graphs(steps: Sequence[Step], costs: Costs) -> list[Run]:
     """Return the graphs that several threads run, with dependences as if no two values shared memory."""
-    runs = (run for sequence in _sequences(steps) for run in split_into_graphs(sequence, data_dependences, costs))
+    runs = (
+        run
+        for sequence in _sequences_between_host_reads(steps)
+        for run in split_into_graphs(sequence, data_dependences, costs)
+    )
     return [
         run for run in runs if not is_lone_control_step(run) and not costs.is_serial(command_nanoseconds(run, costs))
     ]
@@ -44,10 +48,10 @@ def shared_graphs(steps: Sequence[Step], costs: Costs) -> list[Run]:
 
 def split_into_graphs(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> list[Run]:
     """Split steps into command graphs, and loops and branches that run alone."""
-    return [steps] if _overlap(steps, edges, costs) else cut(steps)
+    return [steps] if _is_faster_as_one_graph(steps, edges, costs) else split_at_control_steps(steps)
 
 
-def cut(steps: Run) -> list[Run]:
+def split_at_control_steps(steps: Run) -> list[Run]:
     """Split steps at loops, branches and changes of memory space."""
     runs: list[Run] = []
     for step in steps:
@@ -68,11 +72,11 @@ def is_lone_control_step(run: Run) -> bool:
     return len(run) == 1 and is_control(run[0])
 
 
-def _sequences(steps: Sequence[Step]) -> Iterator[Run]:
+def _sequences_between_host_reads(steps: Sequence[Step]) -> Iterator[Run]:
     """Yield the sequences of commands between steps at which the host reads memory, in loops and branches too."""
     lists = [tuple(steps)]
     for step in walk(steps):
-        lists += _inside(step)
+        lists += _steps_inside_control(step)
     for part in lists:
         sequence: Run = []
         for step in part:
@@ -85,7 +89,7 @@ def _sequences(steps: Sequence[Step]) -> Iterator[Run]:
             yield sequence
 
 
-def _inside(step: Step) -> Sequence[tuple[Step, ...]]:
+def _steps_inside_control(step: Step) -> Sequence[tuple[Step, ...]]:
     match step:
         case Loop(cond=cond, body=body):
             return cond, body
@@ -106,7 +110,7 @@ def _begins_graph(step: Step, run: Run) -> bool:
 
 def command_nanoseconds(run: Run, costs: Costs) -> list[float]:
     """Return the nanoseconds of each command on one core."""
-    return [_time(step, costs) for step in run]
+    return [_step_nanoseconds(step, costs) for step in run]
 
 
 def worker_width_of_command(step: Step, costs: Costs) -> int:
@@ -115,48 +119,57 @@ def worker_width_of_command(step: Step, costs: Costs) -> int:
         case Launch(kernel=kernel):
             return -(-estimated_dim(kernel.grid) // costs.grain(kernel))
         case Loop() | Branch():
-            return max(1, round(_time(step, costs) / max(_shared_time(step, costs), 1.0)))
+            return max(1, round(_step_nanoseconds(step, costs) / max(_control_step_nanoseconds(step, costs), 1.0)))
     return 1
 
 
-def _time(step: Step, costs: Costs) -> float:
+def _step_nanoseconds(step: Step, costs: Costs) -> float:
     match step:
         case Launch(kernel=kernel):
             return costs.of(kernel).ns
         case Copy(size=size):
             return costs.copy(size)
-    return _of_inside(step, lambda steps: sum(_time(s, costs) for s in steps))
+    return _sum_of_inner_graph_times(step, lambda steps: sum(_step_nanoseconds(s, costs) for s in steps))
 
 
-def _shared_time(step: Step, costs: Costs) -> float:
+def _control_step_nanoseconds(step: Step, costs: Costs) -> float:
     """Return the nanoseconds of a loop or branch if its graphs run one after the other, each on several workers."""
-    return _of_inside(step, lambda steps: sum(_alone(run, costs) for run in cut(_commands(steps))))
+    return _sum_of_inner_graph_times(
+        step,
+        lambda steps: sum(
+            _graph_nanoseconds_alone(run, costs) for run in split_at_control_steps(_command_steps(steps))
+        ),
+    )
 
 
-def _of_inside(step: Step, time: Callable[[Sequence[Step]], float]) -> float:
-    inner = [time(steps) for steps in _inside(step)]
+def _sum_of_inner_graph_times(step: Step, time: Callable[[Sequence[Step]], float]) -> float:
+    inner = [time(steps) for steps in _steps_inside_control(step)]
     if not isinstance(step, Loop):
         return max(inner, default=0.0)
     return sum(inner) * iterations_or_estimate(step.iterations)
 
 
-def _commands(steps: Sequence[Step]) -> Run:
+def _command_steps(steps: Sequence[Step]) -> Run:
     return [step for step in steps if isinstance(step, Launch | Copy | Loop | Branch)]
 
 
-def _alone(run: Run, costs: Costs) -> float:
+def _graph_nanoseconds_alone(run: Run, costs: Costs) -> float:
     """Return the nanoseconds of a graph, or of a lone loop or branch, that runs alone."""
     if is_lone_control_step(run):
-        return _shared_time(run[0], costs)
+        return _control_step_nanoseconds(run[0], costs)
     times = command_nanoseconds(run, costs)
-    return sum(times) if costs.is_serial(times) else SHARING_NS.value + _together(run, data_dependences(run), costs)
+    return (
+        sum(times)
+        if costs.is_serial(times)
+        else SHARING_NS.value + _min_parallel_nanoseconds(run, data_dependences(run), costs)
+    )
 
 
-def _together(run: Run, before: Edges, costs: Costs) -> float:
+def _min_parallel_nanoseconds(run: Run, before: Edges, costs: Costs) -> float:
     """Return the least nanoseconds on several workers: the longer of critical path and fully utilised workers."""
     times = command_nanoseconds(run, costs)
     best = [
-        _shared_time(step, costs)
+        _control_step_nanoseconds(step, costs)
         if is_control(step)
         else ns / min(worker_width_of_command(step, costs), ORDER_WORKERS.value)
         for step, ns in zip(run, times, strict=True)
@@ -203,25 +216,25 @@ OVERLAP_PERCENT = Limit(
 )
 
 
-def _overlap(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> bool:
+def _is_faster_as_one_graph(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> bool:
     """Return True if loops and branches finish earlier as commands of one graph than serially."""
-    if len(steps) < 2 or not any(map(is_control, steps)) or not _has_executor(costs.target):
+    if len(steps) < 2 or not any(map(is_control, steps)) or not _has_native_executor(costs.target):
         return False
-    runs = cut(steps)
-    alone = sum(_alone(run, costs) for run in runs)
+    runs = split_at_control_steps(steps)
+    alone = sum(_graph_nanoseconds_alone(run, costs) for run in runs)
     if OVERLAP_NS.holds(int(alone)):
         return False
     shared = sum(not is_lone_control_step(run) and not costs.is_serial(command_nanoseconds(run, costs)) for run in runs)
-    gain = alone - _together(steps, edges(steps), costs) - shared * SHARING_NS.value
-    least = KNOWN_OVERLAP_NS if all(map(_is_counted, walk(steps))) else OVERLAP_NS
+    gain = alone - _min_parallel_nanoseconds(steps, edges(steps), costs) - shared * SHARING_NS.value
+    least = KNOWN_OVERLAP_NS if all(map(_has_known_trip_count, walk(steps))) else OVERLAP_NS
     return not least.holds(int(gain)) and not OVERLAP_PERCENT.holds(int(100 * gain / alone))
 
 
-def _is_counted(step: Step) -> bool:
+def _has_known_trip_count(step: Step) -> bool:
     """Return True if the trip count of a step is known, not an estimate."""
     return not isinstance(step, Loop) or step.iterations is not None
 
 
-def _has_executor(target: Target) -> bool:
+def _has_native_executor(target: Target) -> bool:
     """Return True if the native executor runs the whole command buffer."""
     return target.kind == "cpu"

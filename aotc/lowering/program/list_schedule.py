@@ -34,7 +34,7 @@ def list_schedule_order(
         Number of workers that can share each command.
     """
     program = list(range(len(before)))
-    other = _longest_way_first(before, nanoseconds)
+    other = _critical_path_first(before, nanoseconds)
     if other == program:
         return program
     ends = [makespan(order, before, nanoseconds, widths) for order in (program, other)]
@@ -55,7 +55,7 @@ def critical_paths(
     return ways
 
 
-def _longest_way_first(before: Sequence[Sequence[int]], nanoseconds: Sequence[float]) -> list[int]:
+def _critical_path_first(before: Sequence[Sequence[int]], nanoseconds: Sequence[float]) -> list[int]:
     ways = critical_paths(before, nanoseconds)
     waiting = list(map(len, before))
     successors: list[list[int]] = [[] for _ in before]

@@ -61,22 +61,22 @@ class Memories:
     def __post_init__(self) -> None:
         self.pieces = [Pieces() for _ in self.spaces]
 
-    def anew(self) -> Memories:
+    def without_constants(self) -> Memories:
         """Return a copy with the same spaces but no constants, for a trial bufferisation."""
         return Memories(self.spaces, self.target, Constants(), self.lower_region, dict(self.for_targets))
 
-    def finder(self, function: Function) -> Callable[[Value], int]:
+    def space_finder(self, function: Function) -> Callable[[Value], int]:
         """Return the function that maps a value to the number of its space."""
         return space_finder(function, self.spaces, self.target)
 
-    def has_pieces(self, space: int) -> bool:
+    def copies_constants_separately(self, space: int) -> bool:
         """Return True if a space has copies of constants, rather than mapping them all."""
         return len(self.spaces) > 1 and self.spaces[space].target.kind != "cpu"
 
     def add(self, array: np.ndarray, name: str, space: int) -> int:
         """Return the offset of a constant in the memory of ``space``."""
         offset = self.constants.add(array, name)
-        return self.pieces[space].place(offset, array.nbytes) if self.has_pieces(space) else offset
+        return self.pieces[space].place(offset, array.nbytes) if self.copies_constants_separately(space) else offset
 
     def loop_flops(self, op: Op, spaces: set[int]) -> Limit | None:
         """Return the limit on operations up to which a loop becomes one kernel.

@@ -51,7 +51,9 @@ def function_memory(program: Buffered, arenas: Sequence[Dim], spaces: Sequence[S
         places.update(dict.fromkeys((*reads, *writes)))
         for s in writes:
             makers.setdefault(s, step.kernel.name if isinstance(step, Launch) else "copy")
-    rows = sorted((_row(s, makers.get(s, ""), spaces) for s in places), key=lambda row: row[1] != "global")
+    rows = sorted(
+        (_buffer_report_row(s, makers.get(s, ""), spaces) for s in places), key=lambda row: row[1] != "global"
+    )
     return FunctionMemory(total_arena_bytes(arenas), scratch_bytes_per_thread(program, spaces), tuple(rows))
 
 
@@ -80,14 +82,14 @@ def largest_specialisation_memory(memories: Sequence[FunctionMemory]) -> Functio
     return FunctionMemory(arena, max(m.scratch for m in memories), general.buffers)
 
 
-def _row(s: Storage, maker: str, spaces: Sequence[Space]) -> tuple[str, str, Dim, Dim, int, int]:
+def _buffer_report_row(s: Storage, maker: str, spaces: Sequence[Space]) -> tuple[str, str, Dim, Dim, int, int]:
     if s.kind == "arena":
         device = spaces[s.space].device
         return maker, f"arena of {device}" if device else "arena", s.size, s.offset, s.first, s.last
     return f"{s.kind} {s.number}", "global", s.size, 0, s.first, s.last
 
 
-def own_buffers(kernel: Kernel, threads_alone: bool) -> list[list[str | int]]:
+def local_buffers_of_kernel(kernel: Kernel, threads_alone: bool) -> list[list[str | int]]:
     """Return (name, space, type, bytes) of each local buffer of a kernel.
 
     With ``threads_alone`` each thread is a worker of its own, as on a GPU: scratch is then private.

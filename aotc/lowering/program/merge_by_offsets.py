@@ -41,7 +41,7 @@ class ReadRows:
     @property
     def begin(self) -> int:
         """Return the offset of the rows in the whole array, in bytes."""
-        return self.first * _row_bytes(self.whole, self.axis)
+        return self.first * _row_bytes_of_buffer(self.whole, self.axis)
 
     def load(self, old: Load) -> Load:
         """Return a load from the whole array as a load from the rows."""
@@ -56,31 +56,31 @@ def merge_by_offsets(
     """Merge kernels that differ only in the offset of the rows they read; the offset becomes a parameter."""
     alike: dict[tuple, list[Kernel]] = {}
     for kernel in kernels.values():
-        alike.setdefault(_signature(kernel), []).append(kernel)
+        alike.setdefault(_merge_key(kernel), []).append(kernel)
     with deeper_recursion(REGION_FRAMES):
-        found = [moved for some in alike.values() if _differ(some) for moved in _equal_ones(some)]
+        found = [moved for some in alike.values() if _kernels_differ(some) for moved in _kernels_equal_by_offset(some)]
     chosen = {kernel.name: (kernel, begins) for kernel, begins in found}
     if not chosen:
         return dict(kernels), dict(programs)
     new = {name: chosen[name][0] if name in chosen else kernel for name, kernel in kernels.items()}
     return new, {
-        name: replace(p, steps=_launching(p.steps, chosen), kernels={k: new[k] for k in p.kernels})
+        name: replace(p, steps=_launch_merged_kernels(p.steps, chosen), kernels={k: new[k] for k in p.kernels})
         for name, p in programs.items()
     }
 
 
-def _signature(kernel: Kernel) -> tuple:
+def _merge_key(kernel: Kernel) -> tuple:
     """Return a key that is equal for kernels that may become equal, and cheap to compare."""
     inputs = tuple((b.dtype, b.shape[1:]) for b in kernel.inputs)
     return inputs, kernel.outputs, kernel.dims, kernel.grid, kernel.aliases, kernel.tiling, len(kernel.body)
 
 
-def _differ(kernels: Sequence[Kernel]) -> bool:
+def _kernels_differ(kernels: Sequence[Kernel]) -> bool:
     """Return True if some kernel differs from the first in more than its name."""
     return any(k.body is not kernels[0].body or k.inputs is not kernels[0].inputs for k in kernels)
 
 
-def _equal_ones(kernels: Sequence[Kernel]) -> list[tuple[Kernel, tuple[int, ...]]]:
+def _kernels_equal_by_offset(kernels: Sequence[Kernel]) -> list[tuple[Kernel, tuple[int, ...]]]:
     """Return the kernels that become equal if they read rows through an offset, with these offsets."""
     groups: dict[Kernel, list[tuple[Kernel, tuple[int, ...]]]] = {}
     originals: dict[Kernel, set[Kernel]] = {}
@@ -99,16 +99,16 @@ def rows_read_by_kernel(kernel: Kernel) -> dict[str, ReadRows]:
     loads: dict[str, list[Load]] = {}
     others = {kernel.inputs[source].name for _, source in kernel.aliases}
     for stmt in walk(kernel.body):
-        others |= _touched_otherwise(stmt)
+        others |= _buffers_not_only_loaded(stmt)
         for scalar in scalars_in(statement_scalars(stmt)):
             if isinstance(scalar, Load):
                 loads.setdefault(scalar.buffer.name, []).append(scalar)
     inputs = [b for b in kernel.inputs if b.name in loads and b.name not in others]
-    found = {b.name: _part(b, loads[b.name]) for b in inputs}
+    found = {b.name: _loaded_rows_of_buffer(b, loads[b.name]) for b in inputs}
     return {name: part for name, part in found.items() if part is not None}
 
 
-def _touched_otherwise(stmt: Stmt) -> set[str]:
+def _buffers_not_only_loaded(stmt: Stmt) -> set[str]:
     """Return the buffers that a statement accesses other than by loads."""
     match stmt:
         case Tile(out=out, a=a, b=b):
@@ -120,7 +120,7 @@ def _touched_otherwise(stmt: Stmt) -> set[str]:
     return set()
 
 
-def _part(buffer: Buffer, loads: Iterable[Load]) -> ReadRows | None:
+def _loaded_rows_of_buffer(buffer: Buffer, loads: Iterable[Load]) -> ReadRows | None:
     """Return the rows of ``buffer`` that ``loads`` read; None if they read all rows or unknown ones."""
     axis = next((k for k, n in enumerate(buffer.shape) if n != 1), None)
     if axis is None or not all(isinstance(n, int) for n in buffer.shape) or not prod(buffer.shape):
@@ -128,7 +128,7 @@ def _part(buffer: Buffer, loads: Iterable[Load]) -> ReadRows | None:
     ranges = [bounds(load.index[axis]) for load in loads]
     if any(low is None or high is None for low, high in ranges):
         return None
-    aligned = ALIGNMENT // gcd(ALIGNMENT, _row_bytes(buffer, axis))
+    aligned = ALIGNMENT // gcd(ALIGNMENT, _row_bytes_of_buffer(buffer, axis))
     low = max(min(low for low, _ in ranges if low is not None), 0)
     first = low - low % aligned
     whole = static(buffer.shape[axis])
@@ -136,7 +136,7 @@ def _part(buffer: Buffer, loads: Iterable[Load]) -> ReadRows | None:
     return ReadRows(buffer, axis, first, rows) if 0 < rows < whole else None
 
 
-def _row_bytes(buffer: Buffer, axis: int) -> int:
+def _row_bytes_of_buffer(buffer: Buffer, axis: int) -> int:
     return prod(map(static, buffer.shape[axis + 1 :])) * size_of(buffer.dtype)
 
 
@@ -153,10 +153,10 @@ class _RowReader:
 
     def scalar(self, s: Scalar) -> Scalar:
         if id(s) not in self._scalars:
-            self._scalars[id(s)] = self._rewritten(s)
+            self._scalars[id(s)] = self._load_through_offset(s)
         return self._scalars[id(s)]
 
-    def _rewritten(self, s: Scalar) -> Scalar:
+    def _load_through_offset(self, s: Scalar) -> Scalar:
         match s:
             case Load(buffer=buffer) if buffer.name in self.parts:
                 return self.parts[buffer.name].load(s)
@@ -165,7 +165,9 @@ class _RowReader:
         return s
 
 
-def _launching(steps: Sequence[Step], chosen: Mapping[str, tuple[Kernel, tuple[int, ...]]]) -> tuple[Step, ...]:
+def _launch_merged_kernels(
+    steps: Sequence[Step], chosen: Mapping[str, tuple[Kernel, tuple[int, ...]]]
+) -> tuple[Step, ...]:
     """Return ``steps`` with launches of merged kernels at their offsets."""
     found: list[Step] = []
     for step in steps:
@@ -174,9 +176,15 @@ def _launching(steps: Sequence[Step], chosen: Mapping[str, tuple[Kernel, tuple[i
                 kernel, begins = chosen[step.kernel.name]
                 found.append(replace(step, kernel=kernel, begins=begins))
             case Loop():
-                found.append(replace(step, cond=_launching(step.cond, chosen), body=_launching(step.body, chosen)))
+                found.append(
+                    replace(
+                        step,
+                        cond=_launch_merged_kernels(step.cond, chosen),
+                        body=_launch_merged_kernels(step.body, chosen),
+                    )
+                )
             case Branch():
-                found.append(replace(step, branches=tuple(_launching(b, chosen) for b in step.branches)))
+                found.append(replace(step, branches=tuple(_launch_merged_kernels(b, chosen) for b in step.branches)))
             case _:
                 found.append(step)
     return tuple(found)

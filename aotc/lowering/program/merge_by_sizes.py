@@ -29,7 +29,7 @@ from aotc.ir.loop.ir import Alloc, For, If, Index, Kernel, Let, Load, Stmt, Stor
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.lowering.analysis.index_maps import linearize
-from aotc.lowering.program.while_kernels.inline_kernels import Renamer, substitute_loop_values
+from aotc.lowering.program.while_kernels.inline_kernels import InlinedKernelRenamer, substitute_loop_values
 from aotc.vmfb.abi import ALIGNMENT, MAX_DIMS
 from aotc.vmfb.dtypes import DTYPES, size_of
 
@@ -56,14 +56,14 @@ def merge_by_sizes(kernels: Iterable[Kernel], matrices: Collection[str] = ()) ->
 
     ``matrices`` are the forms of tiles that a matrix unit multiplies.
     """
-    alike = [kernel for some in _groups(kernels, _outline) for kernel in some]
+    alike = [kernel for some in _groups_by_key(kernels, _text_key_of_kernel) for kernel in some]
     found: dict[str, Sized] = {}
-    for some in _groups(map(_flattened, alike), partial(_equal_numbers, matrices=matrices)):
-        found |= _of_equal_words(some)
+    for some in _groups_by_key(map(_with_flat_arrays, alike), partial(_numbers_that_must_be_equal, matrices=matrices)):
+        found |= _groups_of_equal_text(some)
     return found
 
 
-def _groups(kernels: Iterable[Kernel], key: Callable[[Kernel], tuple | None]) -> list[list[Kernel]]:
+def _groups_by_key(kernels: Iterable[Kernel], key: Callable[[Kernel], tuple | None]) -> list[list[Kernel]]:
     """Return groups of several kernels that share a key; kernels whose key is None are left out."""
     found: dict[tuple, list[Kernel]] = {}
     for kernel in kernels:
@@ -72,13 +72,13 @@ def _groups(kernels: Iterable[Kernel], key: Callable[[Kernel], tuple | None]) ->
     return [some for some in found.values() if len(some) > 1]
 
 
-def _of_equal_words(kernels: Iterable[Kernel]) -> dict[str, Sized]:
-    texts = {kernel.name: _cut(kernel) for kernel in kernels}
-    groups = _groups(kernels, lambda kernel: texts[kernel.name].words)
-    return {name: sized for some in groups for name, sized in _joined(some, texts).items()}
+def _groups_of_equal_text(kernels: Iterable[Kernel]) -> dict[str, Sized]:
+    texts = {kernel.name: _text_split_at_numbers(kernel) for kernel in kernels}
+    groups = _groups_by_key(kernels, lambda kernel: texts[kernel.name].words)
+    return {name: sized for some in groups for name, sized in _kernel_of_equal_texts(some, texts).items()}
 
 
-def _outline(kernel: Kernel) -> tuple:
+def _text_key_of_kernel(kernel: Kernel) -> tuple:
     """Return a key that is equal for kernels with equal texts, and cheap to compare."""
     arrays = tuple((b.dtype, len(b.shape)) for b in (*kernel.inputs, *kernel.outputs))
     return arrays, len(kernel.inputs), kernel.aliases, tuple(type(s) for s in walk(kernel.body))
@@ -87,25 +87,27 @@ def _outline(kernel: Kernel) -> tuple:
 # --- which kernels, and which of their numbers stay --------------------------------
 
 
-class _Flattener(Renamer):
+class _Flattener(InlinedKernelRenamer):
     """Rewriter that replaces buffers and preserves loops."""
 
     def stmt(self, s: Stmt) -> Stmt:
         return replace(s, body=self.block(s.body)) if isinstance(s, For) else super().stmt(s)
 
 
-def _flattened(kernel: Kernel) -> Kernel:
+def _with_flat_arrays(kernel: Kernel) -> Kernel:
     """Return ``kernel`` with arrays flattened to one axis where that saves integer divisions."""
     before: Counter[str] = Counter()
     after: Counter[str] = Counter()
-    items = _items(kernel)
+    items = _grid_items_of_kernel(kernel)
     for s in walk(kernel.body):
         for place in (*loads_and_indices(statement_scalars(s)), *([s] if isinstance(s, Store) else ())):
             if not isinstance(place, Index) and len(place.index) > 1 and place.buffer.space == "global":
-                divided = sum(len(_divisors(e, items)) for e in place.index)
+                divided = sum(len(_divisors_in_iteration(e, items)) for e in place.index)
                 if divided:
                     before[place.buffer.name] += divided
-                    after[place.buffer.name] += len(_divisors(linearize(place.index, place.buffer.shape), items))
+                    after[place.buffer.name] += len(
+                        _divisors_in_iteration(linearize(place.index, place.buffer.shape), items)
+                    )
     flat = {
         b.name: replace(b, shape=(product(b.shape),))
         for b in (*kernel.inputs, *kernel.outputs)
@@ -123,16 +125,16 @@ def _flattened(kernel: Kernel) -> Kernel:
 TILE_ROWS = 4
 
 
-def _equal_numbers(kernel: Kernel, matrices: Collection[str]) -> tuple | None:
+def _numbers_that_must_be_equal(kernel: Kernel, matrices: Collection[str]) -> tuple | None:
     """Return the numbers of ``kernel`` that must be equal in all merged kernels, or None if it cannot be merged."""
     if kernel.dims or kernel.tiling is not None:
         return None
     kept: list[object] = []
-    items = _items(kernel)
+    items = _grid_items_of_kernel(kernel)
     for s in walk(kernel.body):
         match s:
             case For(kind="serial" | "parallel", step=1):
-                kept += [] if _around(s) else _numbers_of_rows(s, any(s is x for x in kernel.body))
+                kept += [] if _loop_header(s) else _numbers_of_rows(s, any(s is x for x in kernel.body))
             case Store(reduce="") | Let() | If():
                 pass
             case Alloc(buffer=buffer) if buffer.space == "private":
@@ -143,7 +145,7 @@ def _equal_numbers(kernel: Kernel, matrices: Collection[str]) -> tuple | None:
             case _:
                 return None
         for e in statement_index_exprs(s):
-            kept += _divisors(e, items)
+            kept += _divisors_in_iteration(e, items)
     return tuple(kept)
 
 
@@ -157,44 +159,49 @@ def _numbers_of_rows(loop: For, alone: bool) -> list[object]:
     inside = list(walk(loop.body))
     read = [x for s in inside for x in loads_and_indices(statement_scalars(s)) if isinstance(x, Load)]
     count = Counter(name for name, _ in {(x.buffer.name, x.index) for x in read})
-    several = loop.end != _vector(loop) and any(n > 1 for n in count.values())
+    several = loop.end != _widest_stored_vector(loop) and any(n > 1 for n in count.values())
     rows = dict.fromkeys((x.buffer.name, x.buffer.shape[1:]) for x in read if count[x.buffer.name] > 1)
-    return [*(rows if several else ()), *([loop.begin, loop.end] if several or not _is_whole(loop, alone) else [])]
+    return [
+        *(rows if several else ()),
+        *([loop.begin, loop.end] if several or not _has_whole_vectors(loop, alone) else []),
+    ]
 
 
-def _is_whole(loop: For, alone: bool) -> bool:
-    vector = _vector(loop)
+def _has_whole_vectors(loop: For, alone: bool) -> bool:
+    vector = _widest_stored_vector(loop)
     if not vector or loop.begin != 0 or not isinstance(loop.end, int) or loop.kind == "parallel":
         return False
     return loop.end % vector == 0 and (alone or loop.end > vector)
 
 
-def _vector(loop: For) -> int:
+def _widest_stored_vector(loop: For) -> int:
     """Return the number of elements of the widest vector that an innermost loop stores."""
     sizes = [size_of(s.buffer.dtype) for s in walk(loop.body) if isinstance(s, Store)]
     return ALIGNMENT // min(sizes) if sizes else 0
 
 
-def _divisors(e: Dim, items: set[str]) -> list[Dim]:
+def _divisors_in_iteration(e: Dim, items: set[str]) -> list[Dim]:
     """Return the divisors of ``e`` in each iteration of a loop: LLVM turns constants into multiplications."""
     divisions = [call for call in calls_in(e) if call.fn in ("//", "%")]
     return [call.b for call in divisions if not {s.name for s in symbols(call.a)} <= items]
 
 
-def _items(kernel: Kernel) -> set[str]:
+def _grid_items_of_kernel(kernel: Kernel) -> set[str]:
     return {s.var for s in kernel.body if isinstance(s, For) and s.kind == "parallel"}
 
 
 # --- one kernel of several ----------------------------------------------------------
 
 
-def _joined(kernels: Sequence[Kernel], texts: Mapping[str, CutText]) -> dict[str, Sized]:
+def _kernel_of_equal_texts(kernels: Sequence[Kernel], texts: Mapping[str, CutText]) -> dict[str, Sized]:
     """Return the merged kernel of kernels that have the same text except for numbers."""
-    loops = zip(*map(_innermost, kernels), strict=True)
+    loops = zip(*map(_innermost_loops, kernels), strict=True)
     varied = [len({loop.end for loop in some}) > 1 for some in loops]
-    cut = [_cut(_in_vectors(k, varied)) if any(varied) else texts[k.name] for k in kernels]
+    cut = [
+        _text_split_at_numbers(_with_whole_vector_loops(k, varied)) if any(varied) else texts[k.name] for k in kernels
+    ]
     words, rows = cut[0].words, [*zip(*(text.numbers for text in cut), strict=True)]
-    sizes = _Sizes("size")
+    sizes = _SizeArguments("size")
     written = {row: sizes.text(row) for row in sorted(set(rows), key=lambda row: (max(row), row))}
     if len(sizes.known) > MAX_DIMS or any(sizes.prefix in word for word in words):
         return {}
@@ -205,15 +212,15 @@ def _joined(kernels: Sequence[Kernel], texts: Mapping[str, CutText]) -> dict[str
     return {k.name: Sized(general, tuple(row[n] for row in sizes.known.values())) for n, k in enumerate(kernels)}
 
 
-def _innermost(kernel: Kernel) -> list[For]:
-    return [s for s in walk(kernel.body) if isinstance(s, For) and not _around(s)]
+def _innermost_loops(kernel: Kernel) -> list[For]:
+    return [s for s in walk(kernel.body) if isinstance(s, For) and not _loop_header(s)]
 
 
-def _around(loop: For) -> bool:
+def _loop_header(loop: For) -> bool:
     return any(isinstance(inner, For) for inner in walk(loop.body))
 
 
-def _in_vectors(kernel: Kernel, varied: Sequence[bool]) -> Kernel:
+def _with_whole_vector_loops(kernel: Kernel, varied: Sequence[bool]) -> Kernel:
     """Return ``kernel`` with its ``varied`` innermost loops as loops over whole vectors, for LLVM."""
     left = iter(varied)
 
@@ -221,10 +228,10 @@ def _in_vectors(kernel: Kernel, varied: Sequence[bool]) -> Kernel:
         match stmt:
             case If(cond, then, otherwise):
                 return If(cond, tuple(map(changed, then)), tuple(map(changed, otherwise)))
-            case For(var=var, end=end) if not _around(stmt):
+            case For(var=var, end=end) if not _loop_header(stmt):
                 if not next(left):
                     return stmt
-                vector, name = _vector(stmt), f"{var}_vector"
+                vector, name = _widest_stored_vector(stmt), f"{var}_vector"
                 iterations = static(end) // vector
                 within = sym(var, 0, vector) + sym(name, 0, iterations) * vector
                 return For(
@@ -245,7 +252,7 @@ _CONSTANT = rf"""(?:{"|".join(DTYPES)})\((?:[^()]|\([^()]*\))*\)"""
 _NUMBER = re.compile(rf"""aliases: "[^"]*"|lo=-?\d+|{_CONSTANT}|[A-Za-z_]\w*|(\d+)""")
 
 
-def _cut(kernel: Kernel) -> CutText:
+def _text_split_at_numbers(kernel: Kernel) -> CutText:
     """Return the text of a kernel, split at its numbers: those of indices, extents and estimates."""
     text = print_kernel(replace(kernel, name="kernel"))
     words, numbers, begin = [], [], 0
@@ -263,7 +270,7 @@ VECTOR_ELEMENTS = 16
 
 
 @dataclass(slots=True)
-class _Sizes:
+class _SizeArguments:
     """The size arguments of a merged kernel, by name, with their value in each original kernel."""
 
     prefix: str
@@ -275,14 +282,14 @@ class _Sizes:
             return str(row[0])
         whole = gcd(*row)
         for name, other in self.known.items():
-            times, more = _times_beyond(row, other) or (0, 0)
+            times, more = _factor_and_offset(row, other) or (0, 0)
             if times and (more == 0 or whole % VECTOR_ELEMENTS):  # LLVM must see multiples of vectors
                 part = f"({name} {'+' if more > 0 else '-'} {abs(more)})" if more else name
                 return f"({times}*{part})" if times > 1 else part
         for first, one in self.known.items():
             for second, two in self.known.items():
                 both = tuple(a * b for a, b in zip(one, two))
-                if 0 not in both and (times := _ratio(row, both)):
+                if 0 not in both and (times := _common_factor(row, both)):
                     return f"({times}*{first}*{second})"
         name = f"{self.prefix}{len(self.known)}"
         self.known[name] = tuple(n // whole for n in row)
@@ -294,7 +301,7 @@ class _Sizes:
 MOST_BESIDE = 4
 
 
-def _times_beyond(row: Row, other: Row) -> tuple[int, int] | None:
+def _factor_and_offset(row: Row, other: Row) -> tuple[int, int] | None:
     """Return small ``a`` and ``b`` such that ``row`` is ``a * (other + b)``, or None."""
     n = next(n for n in range(len(other)) if other[n] != other[0])
     times, rest = divmod(row[n] - row[0], other[n] - other[0])
@@ -305,7 +312,7 @@ def _times_beyond(row: Row, other: Row) -> tuple[int, int] | None:
     return (times, more) if right else None
 
 
-def _ratio(row: Row, other: Row) -> int:
+def _common_factor(row: Row, other: Row) -> int:
     """Return the factor by which ``row`` is larger in all kernels; 0 if there is none."""
     ratios = {divmod(a, b) for a, b in zip(row, other)}
     times, rest = ratios.pop()

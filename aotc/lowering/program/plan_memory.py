@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from aotc.ir.dims.algebra import Dim, static
-from aotc.ir.program.ir import Storage, place_apart
+from aotc.ir.program.ir import Storage, place_after_guard_gap
 from aotc.lowering.program.avoid_reuse import COMMAND, CONTROL, waits_added_by_reuse
 from aotc.lowering.program.graphs import Run
 from aotc.lowering.threshold import Limit
@@ -44,21 +44,21 @@ def plan_stages(
         Bound on the bytes of the arena for that purpose.
     """
     known = [s for s in arena if isinstance(s.size, int)]
-    total: Dim = _place_all_apart(known, 0) if apart else _place_spread(known, runs, most)
+    total: Dim = _place_without_sharing(known, 0) if apart else _place_avoiding_reuse(known, runs, most)
     stages: list[list[Storage]] = [[] for _ in range(count)]
     for s in arena:
         if not isinstance(s.size, int):
             stages[stage_of(s.size)].append(s)
     totals = []
     for storages in stages:
-        total = _place_all_apart(storages, total) if apart else _place_symbolic(storages, total)
+        total = _place_without_sharing(storages, total) if apart else _place_symbolic(storages, total)
         totals.append(total)
     return totals
 
 
-def _place_all_apart(storages: list[Storage], total: Dim) -> Dim:
+def _place_without_sharing(storages: list[Storage], total: Dim) -> Dim:
     for s in storages:
-        s.offset, total = place_apart(total, s.size)
+        s.offset, total = place_after_guard_gap(total, s.size)
     return total
 
 
@@ -93,7 +93,7 @@ OVERLAP_MEMORY = Limit(
 )
 
 
-def _place_spread(storages: list[Storage], runs: Sequence[Run], most: int | None) -> int:
+def _place_avoiding_reuse(storages: list[Storage], runs: Sequence[Run], most: int | None) -> int:
     least = _place_static(storages)
     loose = waits_added_by_reuse(runs, storages)
     if loose is None or (most is not None and least >= most):
@@ -123,11 +123,11 @@ def _place_static(
         size = -(-static(s.size) // ALIGNMENT) * ALIGNMENT
         begins, ends, first, last, others = placed[:, :count]
         overlapping = (first <= s.last) & (last >= s.first)
-        s.offset = _lowest_gap(begins, ends, overlapping, size)
+        s.offset = _lowest_arena_gap(begins, ends, overlapping, size)
         waits_for = None if waiting is None else waiting[number, others]
         if waits_for is not None and waits_for.any():
             for kind in (COMMAND, CONTROL):
-                apart = _lowest_gap(begins, ends, overlapping | (waits_for >= kind), size)
+                apart = _lowest_arena_gap(begins, ends, overlapping | (waits_for >= kind), size)
                 if fits(apart + size, kind):
                     s.offset = apart
                     break
@@ -137,7 +137,7 @@ def _place_static(
     return int(placed[1].max(initial=0))
 
 
-def _lowest_gap(begins: np.ndarray, ends: np.ndarray, overlapping: np.ndarray, size: int) -> int:
+def _lowest_arena_gap(begins: np.ndarray, ends: np.ndarray, overlapping: np.ndarray, size: int) -> int:
     """Return the lowest offset of a gap of ``size`` bytes between the storages marked in ``overlapping``."""
     begins, ends = begins[overlapping], ends[overlapping]
     tops = np.zeros(len(ends) + 1, np.int64)

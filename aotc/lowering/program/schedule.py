@@ -23,7 +23,7 @@ from aotc.ir.program.ir import (
     storages_with_offsets,
 )
 from aotc.lowering.cost_model.model import Costs
-from aotc.lowering.program.dependences import Memory
+from aotc.lowering.program.dependences import MemoryAccesses
 from aotc.lowering.program.graphs import (
     Edges,
     Run,
@@ -33,7 +33,7 @@ from aotc.lowering.program.graphs import (
     worker_width_of_command,
 )
 from aotc.lowering.program.list_schedule import list_schedule_order
-from aotc.lowering.program.tile_dependences import TileEdges, Waits
+from aotc.lowering.program.tile_dependences import CommandWaits, TileEdges
 from aotc.vmfb import abi
 from aotc.vmfb.commands import encode
 
@@ -68,7 +68,7 @@ def slot_and_offset(storage: Storage, slots: abi.Slots) -> tuple[int, Dim]:
             return slots.constants_of(storage.space), storage.number
 
 
-class Scheduler:
+class CommandBufferEncoder:
     """Encoder of the steps of one function.
 
     Parameters
@@ -97,7 +97,7 @@ class Scheduler:
 
     def encode(self, steps: Sequence[Step]) -> CommandBuffer:
         """Encode ``steps`` as a command buffer; they may not contain steps of the host program."""
-        code = encode(self._nodes(steps))
+        code = encode(self._encode_nodes(steps))
         return CommandBuffer(code, self.states, self.parameters, self.orders, self.iterations, self.locs)
 
     def operand(self, value: Dim) -> int:
@@ -113,25 +113,25 @@ class Scheduler:
         slot, offset = slot_and_offset(storage, self.slots)
         return slot, self.operand(offset + begin)
 
-    def _nodes(self, steps: Sequence[Step]) -> list[abi.Node]:
+    def _encode_nodes(self, steps: Sequence[Step]) -> list[abi.Node]:
         commands: Run = [step for step in steps if isinstance(step, Launch | Copy | Loop | Branch)]
-        runs = split_into_graphs(commands, self._edges, self.costs)
-        return [self._control(run[0]) if is_lone_control_step(run) else self._graph(run) for run in runs]
+        runs = split_into_graphs(commands, self._command_predecessors, self.costs)
+        return [self._encode_control(run[0]) if is_lone_control_step(run) else self._encode_graph(run) for run in runs]
 
-    def _control(self, step: Step) -> abi.Node:
+    def _encode_control(self, step: Step) -> abi.Node:
         match step:
             case Loop(predicate, cond, body, iterations):
                 self.iterations.append(iterations)
-                return abi.WhileNode(self._nodes(cond), self._nodes(body), self.place(predicate))
+                return abi.WhileNode(self._encode_nodes(cond), self._encode_nodes(body), self.place(predicate))
             case Branch(index, branches):
-                return abi.Case([self._nodes(branch) for branch in branches], self.place(index))
+                return abi.Case([self._encode_nodes(branch) for branch in branches], self.place(index))
         raise TypeError(step)
 
-    def _graph(self, steps: Run) -> abi.Graph:
-        predecessors = self._edges(steps)
+    def _encode_graph(self, steps: Run) -> abi.Graph:
+        predecessors = self._command_predecessors(steps)
         times = command_nanoseconds(steps, self.costs)
         serial = self.costs.is_serial(times)
-        waits = [Waits(tuple(before)) for before in predecessors]
+        waits = [CommandWaits(tuple(before)) for before in predecessors]
         order = list(range(len(steps)))
         if not serial:
             leaves = [step for step in steps if isinstance(step, Launch | Copy)]
@@ -147,16 +147,16 @@ class Scheduler:
         for n in order:
             step, before = steps[n], len(waits[n].every)
             if isinstance(step, Loop | Branch):
-                commands.append(abi.Control(cell, before, [], [self._control(step)]))
+                commands.append(abi.Control(cell, before, [], [self._encode_control(step)]))
                 cell += abi.INNER_CELLS
             else:
-                commands.append(self._command(step, before))
-        _join(commands, waits, order)
+                commands.append(self._encode_command(step, before))
+        _connect_commands(commands, waits, order)
         graph = abi.Graph(commands, state, serial=serial)
         self.states = max(self.states, state + graph.cells)
         return graph
 
-    def _command(self, step: Launch | Copy, predecessors: int) -> abi.Command:
+    def _encode_command(self, step: Launch | Copy, predecessors: int) -> abi.Command:
         """Return the command of a step, without successors."""
         if isinstance(step, Copy):
             self.locs.append(None)
@@ -172,9 +172,9 @@ class Scheduler:
         self.locs.append((number, step.loc))
         return abi.Command(abi.DISPATCH, number, items, claim, predecessors, [], places, dims)
 
-    def _edges(self, steps: Run) -> Edges:
+    def _command_predecessors(self, steps: Run) -> Edges:
         """Return the direct predecessors of every command."""
-        memory = Memory()
+        memory = MemoryAccesses()
         before: list[int] = []  # bit sets: the commands that are done when this one begins
         result: list[list[int]] = []
         for n, step in enumerate(steps):
@@ -191,7 +191,9 @@ class Scheduler:
         return result
 
 
-def _join(commands: Sequence[abi.Command | abi.Control], waits: Sequence[Waits], order: Sequence[int]) -> None:
+def _connect_commands(
+    commands: Sequence[abi.Command | abi.Control], waits: Sequence[CommandWaits], order: Sequence[int]
+) -> None:
     """Set successors, followers and tile edges of ``commands`` that run in ``order``."""
     place = {n: at for at, n in enumerate(order)}
     successors: list[list[int]] = [[] for _ in commands]

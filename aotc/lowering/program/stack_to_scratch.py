@@ -19,7 +19,7 @@ def stack_to_scratch(kernel: Kernel, target: Target) -> Kernel:
     """
     allocated = [s.buffer for s in walk(kernel.body) if isinstance(s, Alloc)]
     arrays = {b.name: b for b in allocated if b.space == "private" and b.shape}
-    sizes = {name: _bytes(b) for name, b in arrays.items()}
+    sizes = {name: _buffer_bytes_on_stack(b) for name, b in arrays.items()}
     moved: dict[str, Buffer] = {}
     if target.kind != "cpu":  # a GPU thread has no other memory
         return kernel
@@ -28,22 +28,22 @@ def stack_to_scratch(kernel: Kernel, target: Target) -> Kernel:
             break
         moved[name] = replace(arrays[name], space="scratch")
         del sizes[name]
-    return replace(kernel, body=_moved(kernel.body, moved)) if moved else kernel
+    return replace(kernel, body=_with_buffers_replaced(kernel.body, moved)) if moved else kernel
 
 
-def _bytes(buffer: Buffer) -> int:
+def _buffer_bytes_on_stack(buffer: Buffer) -> int:
     size = product(buffer.shape)
     return int(size) * size_of(buffer.dtype)  # type: ignore[arg-type]
 
 
-def _moved(node: Any, moved: Mapping[str, Buffer]) -> Any:
+def _with_buffers_replaced(node: Any, moved: Mapping[str, Buffer]) -> Any:
     """Return part of a kernel with its buffers replaced by name."""
     match node:
         case Buffer():
             return moved.get(node.name, node)
         case tuple():
-            return tuple(_moved(part, moved) for part in node)
+            return tuple(_with_buffers_replaced(part, moved) for part in node)
     if not is_dataclass(node) or type(node).__module__ != "aotc.ir.loop.ir":
         return node
-    changes = {f.name: _moved(getattr(node, f.name), moved) for f in fields(node)}
+    changes = {f.name: _with_buffers_replaced(getattr(node, f.name), moved) for f in fields(node)}
     return replace(node, **changes)  # type: ignore[type-var]

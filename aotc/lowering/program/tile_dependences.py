@@ -44,11 +44,11 @@ ITEM_BLOCKS = BlockSize(
 
 
 LastMet: TypeAlias = Callable[[ItemSpans, ItemSpans, int], np.ndarray]
-"""How far the items of an earlier command that touch the same bytes reach: :func:`last_met`."""
+"""How far the items of an earlier command that touch the same bytes reach: :func:`last_conflicting_block_ends`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class CommandWaits:
     """The dependences of a command: on whole commands, and on tiles of others."""
 
     wholes: tuple[int, ...]
@@ -67,40 +67,40 @@ class TileEdges:
     costs: Costs
     _blocks: FactsOfKernels[Blocks] = field(default_factory=lambda: FactsOfKernels(blocks_of))
     _lines: FactsOfKernels[ItemLines] = field(default_factory=lambda: FactsOfKernels(item_lines))  # of groups
-    _last_met: LastMet = field(default_factory=lambda: cache(last_met))
+    _last_met: LastMet = field(default_factory=lambda: cache(last_conflicting_block_ends))
 
-    def choose(self, steps: Sequence[Launch | Copy], before: Sequence[Sequence[int]]) -> list[Waits]:
+    def choose(self, steps: Sequence[Launch | Copy], before: Sequence[Sequence[int]]) -> list[CommandWaits]:
         """Return the dependences of each command: on whole commands, or on tiles where that starts earlier."""
         ancestors: list[int] = []  # bit sets
         begun: list[int] = []  # commands that are done when a command begins
         ended: list[int] = []  # commands that are done when it ends
         found = []
         for n, some in enumerate(before):
-            ancestors.append(_union(ancestors[p] | 1 << p for p in some))
-            waits = self._waits(steps, n, some, ancestors[n], begun, ended)
-            done = _union([ended[p] for p in waits.wholes] + [begun[t.producer] for t in waits.tiles])
+            ancestors.append(_union_of_sets(ancestors[p] | 1 << p for p in some))
+            waits = self._waits_of_command(steps, n, some, ancestors[n], begun, ended)
+            done = _union_of_sets([ended[p] for p in waits.wholes] + [begun[t.producer] for t in waits.tiles])
             begun.append(done)
-            ended.append(_union([done, 1 << n, *(ended[t.producer] for t in waits.tiles)]))
+            ended.append(_union_of_sets([done, 1 << n, *(ended[t.producer] for t in waits.tiles)]))
             found.append(waits)
         return found
 
-    def _waits(
+    def _waits_of_command(
         self, steps: Sequence[Launch | Copy], n: int, before: Sequence[int], ancestors: int, begun: Sequence[int],
         ended: Sequence[int],
-    ) -> Waits:  # fmt: skip
+    ) -> CommandWaits:  # fmt: skip
         tiles: dict[int, TileEdge] = {}
         for p in before:
-            if pays(steps[p], steps[n], self.costs) and (tile := self.tile(steps[p], steps[n], p)):
+            if tile_edge_pays(steps[p], steps[n], self.costs) and (tile := self.tile(steps[p], steps[n], p)):
                 tiles[p] = tile
-        whole = Waits(tuple(before))
+        whole = CommandWaits(tuple(before))
         while tiles:
             wholes = [p for p in before if p not in tiles]
-            done = _union([ended[p] for p in wholes] + [begun[p] for p in tiles])
+            done = _union_of_sets([ended[p] for p in wholes] + [begun[p] for p in tiles])
             tiles = {p: t for p, t in tiles.items() if not done >> p & 1}
             left = [p for p in range(n) if (ancestors & ~done) >> p & 1 and p not in tiles and p not in wholes]
-            conflicting = [p for p in left if conflict(steps[p], steps[n])]
+            conflicting = [p for p in left if commands_conflict(steps[p], steps[n])]
             if not conflicting:
-                return Waits(tuple(wholes), tuple(tiles[p] for p in sorted(tiles)))
+                return CommandWaits(tuple(wholes), tuple(tiles[p] for p in sorted(tiles)))
             for p in conflicting:
                 tile = self.tile(steps[p], steps[n], p)
                 if tile is None:
@@ -115,31 +115,33 @@ class TileEdges:
         """
         if not isinstance(earlier, Launch) or not isinstance(later, Launch):
             return None
-        if _is_static(earlier) and _is_static(later):
+        if _has_static_accesses(earlier) and _has_static_accesses(later):
             one, other = self._blocks.of(earlier.kernel), self._blocks.of(later.kernel)
-            need = needs(earlier, later, one, other, last=self._last_met)
-            tile = None if need is None else line(number, need, one.edges, other.edges)
+            need = items_needed_by_blocks(earlier, later, one, other, last=self._last_met)
+            tile = None if need is None else lowest_linear_tile_edge(number, need, one.edges, other.edges)
         else:
-            tile = self._for_all_sizes(earlier, later, number)
-        return tile if tile and begins_early(earlier, later, tile, self.costs) else None
+            tile = self._tile_edge_for_all_sizes(earlier, later, number)
+        return tile if tile and begins_before_earlier_ends(earlier, later, tile, self.costs) else None
 
-    def _for_all_sizes(self, earlier: Launch, later: Launch, number: int) -> TileEdge | None:
+    def _tile_edge_for_all_sizes(self, earlier: Launch, later: Launch, number: int) -> TileEdge | None:
         """Return a tile edge that is valid for all symbolic sizes, or None."""
         (own, *wide), (mine, *long) = (self._lines.of(step.kernel, 1).parts for step in (earlier, later))
         for of, by in dict.fromkeys(((1, 1), (own, mine), *((c, 1) for c in wide), *((1, c) for c in long))):
             one, other = self._lines.of(earlier.kernel, of), self._lines.of(later.kernel, by)
             pairs = []
-            for a, b in meetings(earlier, later):
+            for a, b in conflicting_arrays(earlier, later):
                 firsts, ends = one.firsts[a.number], other.ends[b.number]
                 if firsts is None or ends is None:
                     break
                 away = b.at - a.at
                 pairs += [(first, ItemLine(end.slope, end.start + away)) for first in firsts for end in ends]
             else:
-                tile = line_for_all_sizes(number, pairs)
+                tile = tile_edge_for_all_sizes(number, pairs)
                 if tile and isinstance(of, int) and isinstance(by, int):
                     return edge_over_items(tile, of, by)
-                if tile and (found := in_parts(tile, (earlier.kernel.grid, of), (later.kernel.grid, by))):
+                if tile and (
+                    found := edge_over_items_of_equal_groups(tile, (earlier.kernel.grid, of), (later.kernel.grid, by))
+                ):
                     return found
         return None
 
@@ -155,14 +157,14 @@ class Blocks:
 def blocks_of(kernel: Kernel, sizes: Mapping[str, int] = MappingProxyType({})) -> Blocks:
     """Return the blocks of a command, which must have known sizes and at least one item."""
     items = evaluate(kernel.grid, sizes)
-    return _blocks(kernel, [*range(0, items, -(-items // ITEM_BLOCKS.value)), items], sizes)
+    return _blocks_of_edges(kernel, [*range(0, items, -(-items // ITEM_BLOCKS.value)), items], sizes)
 
 
-def _blocks(kernel: Kernel, edges: Sequence[int], sizes: Mapping[str, int]) -> Blocks:
+def _blocks_of_edges(kernel: Kernel, edges: Sequence[int], sizes: Mapping[str, int]) -> Blocks:
     return Blocks(edges, item_spans(kernel, edges, sizes))
 
 
-def last_met(a: ItemSpans, b: ItemSpans, away: int) -> np.ndarray:
+def last_conflicting_block_ends(a: ItemSpans, b: ItemSpans, away: int) -> np.ndarray:
     """Return, for each later block, the end of the last earlier block that accesses a common byte.
 
     The array of the later command, whose bytes are ``b``, begins ``away`` bytes behind that of the earlier one.
@@ -174,16 +176,17 @@ def last_met(a: ItemSpans, b: ItemSpans, away: int) -> np.ndarray:
     return np.where(meet.any(1), last, 0)
 
 
-def needs(
+def items_needed_by_blocks(
     earlier: Launch, later: Launch, one: Blocks, other: Blocks, sizes: Mapping[str, int] = MappingProxyType({}),
-    last: LastMet = last_met,
+    last: LastMet = last_conflicting_block_ends,
 ) -> np.ndarray | None:  # fmt: skip
     """Return, for each block of ``later``, the number of items of ``earlier`` it depends on; None if unknown.
 
-    ``one`` and ``other`` are the blocks of the two commands; ``last`` computes what :func:`last_met` does.
+    ``one`` and ``other`` are the blocks of the two commands; ``last`` is a variant of
+    :func:`last_conflicting_block_ends`.
     """
     need = np.zeros(len(other.edges) - 1, np.int64)
-    for a, b in meetings(earlier, later):
+    for a, b in conflicting_arrays(earlier, later):
         if not sizes and not (isinstance(a.at, int) and isinstance(b.at, int)):
             return None
         away = evaluate(b.at, sizes) - evaluate(a.at, sizes)
@@ -204,14 +207,14 @@ def covers_accesses(
     of, items = evaluate(earlier.kernel.grid, sizes), evaluate(later.kernel.grid, sizes)
     if not of or not items:
         return True
-    if _is_static(earlier) and _is_static(later):
+    if _has_static_accesses(earlier) and _has_static_accesses(later):
         one, other = blocks_of(earlier.kernel, sizes), blocks_of(later.kernel, sizes)
         looked = other.edges[:-1]
     else:
         looked = range(0, items, -(-items // ITEM_BLOCKS.value))
-        one = _blocks(earlier.kernel, range(of + 1), sizes)
-        other = _blocks(later.kernel, sorted({*looked, *(b + 1 for b in looked), items}), sizes)
-    need = needs(earlier, later, one, other, sizes)
+        one = _blocks_of_edges(earlier.kernel, range(of + 1), sizes)
+        other = _blocks_of_edges(later.kernel, sorted({*looked, *(b + 1 for b in looked), items}), sizes)
+    need = items_needed_by_blocks(earlier, later, one, other, sizes)
     if need is None:
         return False
     found = dict(zip(other.edges[:-1], need, strict=True))
@@ -233,28 +236,28 @@ class _ArrayAccess:
         return (self.storage.offset if self.storage.kind == "arena" else 0) + self.begin
 
 
-def _touches(step: Launch | Copy) -> Iterator[_ArrayAccess]:
+def _array_accesses_of_step(step: Launch | Copy) -> Iterator[_ArrayAccess]:
     read = len(accessed_storages(step)[0])
     for number, (s, begin) in enumerate(storages_with_offsets(step)):
         if s.kind != "constant":
             yield _ArrayAccess(number, s, number >= read, begin)
 
 
-def meetings(earlier: Launch | Copy, later: Launch | Copy) -> Iterator[tuple[_ArrayAccess, _ArrayAccess]]:
+def conflicting_arrays(earlier: Launch | Copy, later: Launch | Copy) -> Iterator[tuple[_ArrayAccess, _ArrayAccess]]:
     """Yield the pairs of arrays of two commands that may share bytes, one of them written."""
-    mine = list(_touches(later))
-    for a in _touches(earlier):
+    mine = list(_array_accesses_of_step(later))
+    for a in _array_accesses_of_step(earlier):
         for b in mine:
-            if (a.written or b.written) and _may_meet(a.storage, b.storage):
+            if (a.written or b.written) and _may_share_bytes(a.storage, b.storage):
                 yield a, b
 
 
-def conflict(earlier: Launch | Copy, later: Launch | Copy) -> bool:
+def commands_conflict(earlier: Launch | Copy, later: Launch | Copy) -> bool:
     """Return True if two commands must not run in parallel."""
-    return next(meetings(earlier, later), None) is not None
+    return next(conflicting_arrays(earlier, later), None) is not None
 
 
-def _may_meet(a: Storage, b: Storage) -> bool:
+def _may_share_bytes(a: Storage, b: Storage) -> bool:
     if a is b:
         return True
     if a.kind != b.kind or a.space != b.space:
@@ -266,13 +269,15 @@ def _may_meet(a: Storage, b: Storage) -> bool:
     return a.offset == b.offset  # symbolic ones never overlap partially: plan_memory
 
 
-def _is_static(step: Step) -> TypeGuard[Launch]:
+def _has_static_accesses(step: Step) -> TypeGuard[Launch]:
     if not isinstance(step, Launch) or step.kernel.dims:
         return False
     return isinstance(step.kernel.grid, int) and step.kernel.grid > 0
 
 
-def line(number: int, need: np.ndarray, edges: Sequence[int], later_edges: Sequence[int]) -> TileEdge:
+def lowest_linear_tile_edge(
+    number: int, need: np.ndarray, edges: Sequence[int], later_edges: Sequence[int]
+) -> TileEdge:
     """Return the lowest linear bound (a tile edge) that is nowhere below the needs of ``later``'s blocks."""
     items, of = later_edges[-1], edges[-1]
     common = gcd(items, of)
@@ -281,7 +286,7 @@ def line(number: int, need: np.ndarray, edges: Sequence[int], later_edges: Seque
     return TileEdge(number, times, over, max(0, int((need * over - times * first).max())))
 
 
-def _union(sets: Sequence[int] | Iterator[int]) -> int:
+def _union_of_sets(sets: Sequence[int] | Iterator[int]) -> int:
     bits = 0
     for some in sets:
         bits |= some
@@ -295,7 +300,7 @@ def _union(sets: Sequence[int] | Iterator[int]) -> int:
 # item needs a constant number of the earlier one's items, whatever the sizes are.
 
 
-def line_for_all_sizes(number: int, pairs: Iterable[tuple[ItemLine, ItemLine]]) -> TileEdge | None:
+def tile_edge_for_all_sizes(number: int, pairs: Iterable[tuple[ItemLine, ItemLine]]) -> TileEdge | None:
     """Return the edge that waits for command ``number``, or None if no constants are valid for all sizes.
 
     In each pair, the first line is a lower bound of the first byte that an item of that command accesses. The second is
@@ -303,11 +308,11 @@ def line_for_all_sizes(number: int, pairs: Iterable[tuple[ItemLine, ItemLine]]) 
     """
     found: TileEdge | None = None
     for first, end in pairs:
-        ratio = _ratio(end.slope, first.slope)
+        ratio = _constant_ratio(end.slope, first.slope)
         if ratio is None or (found and ratio != Fraction(found.times, found.over)):
             return None
         times, over = ratio.numerator, ratio.denominator
-        steps = _steps((end.start - first.start) * over, first.slope)
+        steps = _multiplier_to_reach((end.start - first.start) * over, first.slope)
         if steps is None:
             return None
         found = TileEdge(number, times, over, max(0, found.plus if found else 0, steps - times + over - 1))
@@ -322,7 +327,9 @@ def edge_over_items(tile: TileEdge, of: int, by: int) -> TileEdge:
     return TileEdge(tile.producer, times // common, over // common, plus // common)
 
 
-def in_parts(tile: TileEdge, earlier: tuple[Dim, Dim], later: tuple[Dim, Dim]) -> TileEdge | None:
+def edge_over_items_of_equal_groups(
+    tile: TileEdge, earlier: tuple[Dim, Dim], later: tuple[Dim, Dim]
+) -> TileEdge | None:
     """Convert an edge over groups to one over items if both commands have the same number of groups, else None.
 
     ``earlier`` and ``later`` are pairs of the number of items and the items per group; one of the latter is an
@@ -335,7 +342,7 @@ def in_parts(tile: TileEdge, earlier: tuple[Dim, Dim], later: tuple[Dim, Dim]) -
     return TileEdge(tile.producer, 1, 0, tile.halo)
 
 
-def _ratio(a: Dim, b: Dim) -> Fraction | None:
+def _constant_ratio(a: Dim, b: Dim) -> Fraction | None:
     """Return ``a / b`` if it is the same positive number for all sizes for which ``b`` is not 0."""
     one, other = (e.terms[0][1] if isinstance(e, Expr) else e for e in (a, b))
     low = bounds(b)[0]
@@ -344,10 +351,10 @@ def _ratio(a: Dim, b: Dim) -> Fraction | None:
     return Fraction(one, other)
 
 
-def _steps(width: Dim, slope: Dim) -> int | None:
+def _multiplier_to_reach(width: Dim, slope: Dim) -> int | None:
     """Return the least ``times`` for which ``slope * times`` is provably at least ``width``, or None."""
-    own = _coefficients(slope)
-    shared = {-(-c // own[m]) for m, c in _coefficients(width).items() if own.get(m)}
+    own = _monomial_coefficients(slope)
+    shared = {-(-c // own[m]) for m, c in _monomial_coefficients(width).items() if own.get(m)}
     for times in sorted({0, *shared, *(n + 1 for n in shared)}):
         low = bounds(slope * times - width)[0]
         if times >= 0 and low is not None and low >= 0:
@@ -355,7 +362,7 @@ def _steps(width: Dim, slope: Dim) -> int | None:
     return None
 
 
-def _coefficients(e: Dim) -> dict[Monomial, int]:
+def _monomial_coefficients(e: Dim) -> dict[Monomial, int]:
     """Return the coefficient of each monomial, the constant included."""
     return {**dict(e.terms), (): e.const} if isinstance(e, Expr) else {(): e}
 
@@ -367,7 +374,7 @@ FIRST_TILE = Limit(
 )
 
 
-def begins_early(earlier: Launch, later: Launch, tile: TileEdge, costs: Costs) -> bool:
+def begins_before_earlier_ends(earlier: Launch, later: Launch, tile: TileEdge, costs: Costs) -> bool:
     """Return True if the first claim of ``later`` may begin long before ``earlier`` ends."""
     of, items = estimated_dim(earlier.kernel.grid), estimated_dim(later.kernel.grid)
     first = tile.need(min(costs.grain(later.kernel), items), items, of)
@@ -381,24 +388,24 @@ TILE_GAIN = Limit(
 TILE_CLAIM = Estimate(100, "nanoseconds added to each claim where commands wait for tiles")
 
 
-def pays(earlier: Launch | Copy, later: Launch | Copy, costs: Costs) -> bool:
+def tile_edge_pays(earlier: Launch | Copy, later: Launch | Copy, costs: Costs) -> bool:
     """Return True if two commands end sooner if the later one waits only for tiles of the earlier one."""
     if not isinstance(earlier, Launch) or not isinstance(later, Launch):
         return False
     one, other = earlier.kernel, later.kernel
-    gained = _idle(one, costs) + _fetched(earlier, later, costs)
-    spent = TILE_CLAIM.value * (_claims(one, costs) + _claims(other, costs))
+    gained = _idle_nanoseconds_at_end(one, costs) + _reread_nanoseconds(earlier, later, costs)
+    spent = TILE_CLAIM.value * (_claims_of_kernel(one, costs) + _claims_of_kernel(other, costs))
     total = costs.of(one).ns + costs.of(other).ns
     return not TILE_GAIN.holds(round(1000 * (gained - spent) / total))
 
 
-def _claims(kernel: Kernel, costs: Costs) -> int:
+def _claims_of_kernel(kernel: Kernel, costs: Costs) -> int:
     return max(-(-estimated_dim(kernel.grid) // costs.grain(kernel)), 1)
 
 
-def _idle(kernel: Kernel, costs: Costs) -> float:
+def _idle_nanoseconds_at_end(kernel: Kernel, costs: Costs) -> float:
     """Return the idle time, in nanoseconds of one core, during the last claims of a kernel."""
-    workers, claims = ORDER_WORKERS.value, _claims(kernel, costs)
+    workers, claims = ORDER_WORKERS.value, _claims_of_kernel(kernel, costs)
     return (-claims % workers) * costs.of(kernel).ns / claims
 
 
@@ -410,9 +417,9 @@ TILE_BYTES = Estimate(
 )
 
 
-def _fetched(earlier: Launch, later: Launch, costs: Costs) -> float:
+def _reread_nanoseconds(earlier: Launch, later: Launch, costs: Costs) -> float:
     """Return the nanoseconds that ``later`` loses by rereading the results of ``earlier`` from beyond the L2 cache."""
     made = sum(estimated_dim(s.size) for s in dict.fromkeys(later.reads) if s in earlier.writes)
     near = costs.target.l2
-    part = made // _claims(earlier.kernel, costs)
+    part = made // _claims_of_kernel(earlier.kernel, costs)
     return 1e3 * (made - near) / TILE_BYTES.value if part <= near < made else 0.0

@@ -40,11 +40,11 @@ def verify_schedule(
     steps : sequence of Step
         The steps that it encodes.
     slots, kernel_number, given
-        As for :class:`~aotc.lowering.program.schedule.Scheduler`, whose ``sizes`` are ``given``.
+        As for :class:`~aotc.lowering.program.schedule.CommandBufferEncoder`, whose ``sizes`` are ``given``.
     """
     pairs: list[_Pair] = []
     try:
-        _pair(read_commands(buffer.code), steps, iter(buffer.orders), pairs)
+        _match_graphs_with_steps(read_commands(buffer.code), steps, iter(buffer.orders), pairs)
     except ValueError as error:
         return [str(error)]
     leaves = [step for step in walk(steps) if isinstance(step, Launch | Copy)]
@@ -57,7 +57,7 @@ def verify_schedule(
         )
         for graph, some in pairs:
             findings.update(dict.fromkeys(f for c, s in zip(graph, some, strict=True) for f in check.differs(c, s)))
-            findings.update(dict.fromkeys(check.races(graph, some)))
+            findings.update(dict.fromkeys(check.data_race_errors(graph, some)))
     return list(findings)[:FINDINGS]
 
 
@@ -66,7 +66,9 @@ _Pair: TypeAlias = tuple[Sequence[Command | Control], Sequence[Part]]
 """The commands of a graph and the steps that they were made from, both in program order."""
 
 
-def _pair(nodes: Sequence[Node], steps: Sequence[Step], orders: Iterator[Sequence[int]], pairs: list[_Pair]) -> None:
+def _match_graphs_with_steps(
+    nodes: Sequence[Node], steps: Sequence[Step], orders: Iterator[Sequence[int]], pairs: list[_Pair]
+) -> None:
     """Match each graph of a command buffer with its steps; raise ValueError for a mismatch."""
     rest: list[Part] = [step for step in steps if isinstance(step, Launch | Copy | Loop | Branch)]
     for node in nodes:
@@ -80,15 +82,17 @@ def _pair(nodes: Sequence[Node], steps: Sequence[Step], orders: Iterator[Sequenc
             pairs.append((graph, some))
             for command, number in zip(node.commands, order, strict=True):
                 if isinstance(command, Control):
-                    _pair(command.nodes, [some[number]], orders, pairs)
+                    _match_graphs_with_steps(command.nodes, [some[number]], orders, pairs)
         else:
-            _pair_inside(node, some[0], orders, pairs)
+            _match_inner_graphs(node, some[0], orders, pairs)
     if rest:
         more = f" (and {len(rest) - 1} more)" if len(rest) > 1 else ""
         raise ValueError(f"{step_title(rest[0])} has no command{more}")
 
 
-def _pair_inside(node: WhileNode | Case, step: Part, orders: Iterator[Sequence[int]], pairs: list[_Pair]) -> None:
+def _match_inner_graphs(
+    node: WhileNode | Case, step: Part, orders: Iterator[Sequence[int]], pairs: list[_Pair]
+) -> None:
     match node, step:
         case WhileNode(), Loop(cond=cond, body=body):
             bodies = list(zip((node.condition, node.body), (cond, body)))
@@ -97,7 +101,7 @@ def _pair_inside(node: WhileNode | Case, step: Part, orders: Iterator[Sequence[i
         case _:
             raise ValueError(f"{step_title(step)}: the node is a {type(node).__name__}")
     for inner, steps in bodies:
-        _pair(inner, steps, orders, pairs)
+        _match_graphs_with_steps(inner, steps, orders, pairs)
 
 
 def _in_program_order(graph: Sequence[Command | Control], order: Sequence[int]) -> list[Command | Control]:
@@ -163,10 +167,10 @@ class _ScheduleCheck:
         if self.word(command.items) != numbers[0] or [self.word(w) for w in command.dims] != dims:
             yield f"{step_title(step)}: its grid or dims are not {numbers[0]} and {dims}"
 
-    def races(self, graph: Sequence[Command | Control], steps: Sequence[Part]) -> Iterator[str]:
+    def data_race_errors(self, graph: Sequence[Command | Control], steps: Sequence[Part]) -> Iterator[str]:
         """Yield an error for each unordered pair of commands with a data race."""
-        before = _ancestors(graph)
-        rows = [row for n, step in enumerate(steps) for row in self._bytes(n, step)]
+        before = _transitive_predecessors_of_commands(graph)
+        rows = [row for n, step in enumerate(steps) for row in self._accessed_byte_ranges(n, step)]
         command, slot, begin, end, writes = np.array(rows, np.int64).reshape(-1, 5).T.copy()
         for n, (here, place, first, last, written) in enumerate(rows):
             past = slice(max(0, n - CONFLICT_WINDOW), n)
@@ -181,7 +185,7 @@ class _ScheduleCheck:
                     late, early = step_title(steps[here]), step_title(steps[other])
                     yield f"{late} does not wait for {early}, and both touch slot {place}"
 
-    def _bytes(self, n: int, step: Part) -> Iterator[tuple[int, int, int, int, int]]:
+    def _accessed_byte_ranges(self, n: int, step: Part) -> Iterator[tuple[int, int, int, int, int]]:
         """Yield, for each array of a command: command number, slot, first byte, end, and whether it is written."""
         for inner in walk([step]):
             sizes: list[Dim]
@@ -198,7 +202,7 @@ class _ScheduleCheck:
                 yield n, slot, begin, begin + evaluated_dim(size, self.values), int(k >= read)
 
 
-def _ancestors(graph: Sequence[Command | Control]) -> list[int]:
+def _transitive_predecessors_of_commands(graph: Sequence[Command | Control]) -> list[int]:
     """Return, for each command of a graph, the bit set of its transitive predecessors.
 
     A command that waits for tiles of another begins while that runs, and ends after it.

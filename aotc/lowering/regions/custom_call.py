@@ -91,12 +91,12 @@ def lower_custom_call(b: RegionBuilder, plan: CustomCallPlan) -> Kernel:
     A word after the sizes counts attempts. The call is repeated until the function stores -1 there: a function in
     Python may end by an exception before its first instruction (from a signal handler, say), which is not reported.
     """
-    op = b.the_op("custom_call")
+    op = b.region_root_op("custom_call")
     described = describe_custom_call(op)
     call = LibraryCall(b)
     buffers = [*(b.buffers[v] for v in op.operands), *b.outputs]
     for result, operand in op.attrs.get("aliases", ()):
-        _prefill(b, call, b.outputs[result], buffers[operand])
+        _prefill_aliased_result(b, call, b.outputs[result], buffers[operand])
     for buffer in buffers:
         call.args.append((buffer, (0,) * len(buffer.shape)))
     dims = [d for buffer in buffers for d in buffer.shape]
@@ -108,10 +108,10 @@ def lower_custom_call(b: RegionBuilder, plan: CustomCallPlan) -> Kernel:
     waits = Apply("ge", (attempt, Const(0, "i64")), "i1")
     first = Store(sizes, (len(dims),), Const(0, "i64"))
     statements = [*call.before, first, While((), waits, (count, call.external(described.symbol)))]
-    return b.grid(1, statements, _work(buffers))
+    return b.grid(1, statements, _custom_call_work(buffers))
 
 
-def _prefill(b: RegionBuilder, call: LibraryCall, result: Buffer, operand: Buffer) -> None:
+def _prefill_aliased_result(b: RegionBuilder, call: LibraryCall, result: Buffer, operand: Buffer) -> None:
     call.before += loops_over(b, result.shape, lambda at: Store(result, at, Load(operand, at)))
 
 
@@ -120,7 +120,7 @@ def lower_device_call(b: RegionBuilder, plan: DeviceCallPlan) -> Kernel:
 
     The kernel has one statement for the call; :mod:`aotc.kernels.cuda.users_function` writes the code around it.
     """
-    op = b.the_op("custom_call")
+    op = b.region_root_op("custom_call")
     per, *launch = op.attrs["gpu"]
     if per == REFUSED_ON_GPUS:
         raise CompileError.at(op.loc, launch[0], hint=launch[1])
@@ -130,7 +130,7 @@ def lower_device_call(b: RegionBuilder, plan: DeviceCallPlan) -> Kernel:
         threads, blocks = launch
         call = ExternalCall(function, tuple((buffer, (0,) * len(buffer.shape)) for buffer in buffers))
         loop = For(b.fresh("t"), 0, threads, (call,), "thread")
-        return b.kernel(blocks, (For("p", 0, blocks, (loop,), "parallel"),), _work(buffers))
+        return b.kernel(blocks, (For("p", 0, blocks, (loop,), "parallel"),), _custom_call_work(buffers))
     shape = b.outputs[0].shape if per == "element" else b.outputs[0].shape[:-1]
     items = product(shape)
     at = delinearize(grid_item(items), shape)
@@ -138,13 +138,13 @@ def lower_device_call(b: RegionBuilder, plan: DeviceCallPlan) -> Kernel:
     places = [(x, first if len(x.shape) == len(first) else (0,) * len(x.shape)) for x in buffers]
     statements: list[Stmt] = []
     for result, operand in op.attrs.get("aliases", ()):
-        statements += _prefilled_row(b, b.outputs[result], buffers[operand], at)
-    return b.grid(items, [*statements, ExternalCall(function, tuple(places))], _work(buffers))
+        statements += _prefill_aliased_row(b, b.outputs[result], buffers[operand], at)
+    return b.grid(items, [*statements, ExternalCall(function, tuple(places))], _custom_call_work(buffers))
 
 
 def lower_collective(b: RegionBuilder, plan: CollectivePlan) -> Kernel:
     """Return a kernel without code: the runtime answers its only call by a collective on these arrays."""
-    op = b.the_op("custom_call")
+    op = b.region_root_op("custom_call")
     reduction = op.attrs["config"].get("reduction", "")
     for operand in op.operands[:-1]:
         if reduction and gpu_reduction(reduction, operand.type.dtype) is None:
@@ -158,10 +158,10 @@ def lower_collective(b: RegionBuilder, plan: CollectivePlan) -> Kernel:
     return b.kernel(1, (call,), sum((product(x.shape) for x in b.outputs), 0))
 
 
-def _work(buffers: Sequence[Buffer]) -> Dim:
+def _custom_call_work(buffers: Sequence[Buffer]) -> Dim:
     return sum((product(buffer.shape) for buffer in buffers), 0) * CALL_WORK.value
 
 
-def _prefilled_row(b: RegionBuilder, result: Buffer, operand: Buffer, at: tuple[Dim, ...]) -> list[Stmt]:
+def _prefill_aliased_row(b: RegionBuilder, result: Buffer, operand: Buffer, at: tuple[Dim, ...]) -> list[Stmt]:
     rest = result.shape[len(at) :]
     return loops_over(b, rest, lambda inner: Store(result, (*at, *inner), Load(operand, (*at, *inner))))

@@ -41,25 +41,25 @@ class _Dft:
     """Shared by both forms: the operands, the work, and the twiddle factors of a stage."""
 
     def __init__(self, b: RegionBuilder) -> None:
-        self.b, self.attrs = b, b.the_op("dft").attrs
+        self.b, self.attrs = b, b.region_root_op("dft").attrs
         (self.x, self.table), (self.out,) = b.inputs, b.outputs
         self.n = static(self.x.shape[self.attrs["axis"]])
         self.steps = fft_stages(self.attrs["radices"])
         self.work = product(self.x.shape) * DFT_WORK.value * max(self.n.bit_length() - 1, 1)
 
-    def _butterflies(self, e: Elements) -> Butterfly:
+    def _emit_butterflies(self, e: Elements) -> Butterfly:
         return Butterfly(e.bind, self.table.dtype, 1 if self.attrs["inverse"] else -1)
 
-    def _twiddle(self, e: Elements, stage: FftStage, k: int, p: Dim) -> Pair:
+    def _multiply_by_twiddle(self, e: Elements, stage: FftStage, k: int, p: Dim) -> Pair:
         place = stage.table + (k - 1) * stage.m + p
         return e.bind(Load(self.table, (0, place))), e.bind(Load(self.table, (1, place)))
 
-    def _parts(self, e: Elements, place: Index) -> Pair:
+    def _real_and_imaginary_of_element(self, e: Elements, place: Index) -> Pair:
         """Return the real and imaginary part of an element of the signal."""
         whole, part = e.bind(Load(self.x, place)), self.table.dtype
         return e.bind(Apply("real", (whole,), part)), e.bind(Apply("imag", (whole,), part))
 
-    def _whole(self, value: Pair) -> Scalar:
+    def _scaled_result_element(self, value: Pair) -> Scalar:
         """Return a scaled element of the result."""
         scale, (re, im) = self.attrs["scale"], value
         if scale != 1:
@@ -82,10 +82,10 @@ class _BlockDft(_Dft):
         last = len(self.steps) - 1
         body: list[Stmt] = [Alloc(x) for x in self.held] if last else []
         for number, stage in enumerate(self.steps):
-            body += self._stage(stage, number == 0, number == last)
+            body += self._block_dft_stage(stage, number == 0, number == last)
         return self.b.grid(self.rows, body, self.work)
 
-    def _stage(self, stage: FftStage, first: bool, last: bool) -> list[Stmt]:
+    def _block_dft_stage(self, stage: FftStage, first: bool, last: bool) -> list[Stmt]:
         count = stage.m * stage.s
         each = -(-count // self.threads)
         shape = (self.threads, each * stage.radix)
@@ -97,7 +97,7 @@ class _BlockDft(_Dft):
             f = t + u * self.threads
             at = (f // stage.s, f % stage.s) if stage.s != 1 else (f, 0)
             tests = test_index(f, count, "lt")
-            block, stores = self._butterfly(stage, (t, u), at, own, first, last)
+            block, stores = self._block_butterfly(stage, (t, u), at, own, first, last)
             computed += [If(conjunction_of_tests(tests), tuple(block))] if tests else block
             written += [If(conjunction_of_tests(tests), tuple(stores))] if tests else stores
         one = For("t", 0, self.threads, tuple(computed), "thread")
@@ -106,22 +106,22 @@ class _BlockDft(_Dft):
         allocs: list[Stmt] = [Alloc(x) for x in own]
         return [*allocs, one, Barrier(), For("t", 0, self.threads, tuple(written), "thread"), Barrier()]
 
-    def _butterfly(
+    def _block_butterfly(
         self, stage: FftStage, thread: tuple[Dim, int], at: tuple[Dim, Dim], own: list[Buffer], first: bool, last: bool
     ) -> tuple[list[Stmt], list[Stmt]]:
         """Return the statements that compute a butterfly, and those that later store it to shared memory."""
         e = self.b.elements()
         block = e.new_block()
-        make = self._butterflies(e)
+        make = self._emit_butterflies(e)
         (t, u), (p, q) = thread, at
-        inputs = [self._read(e, first, q + stage.s * (p + stage.m * j)) for j in range(stage.radix)]
+        inputs = [self._read_stage_input(e, first, q + stage.s * (p + stage.m * j)) for j in range(stage.radix)]
         stores: list[Stmt] = []
         for k, value in enumerate(make.transform(inputs)):
             if k and stage.m > 1:
-                value = make.times(value, self._twiddle(e, stage, k, p))
+                value = make.times(value, self._multiply_by_twiddle(e, stage, k, p))
             to = q + stage.s * (stage.radix * p + k)
             if last:
-                block.append(Store(self.out, self.place(to), self._whole(value)))
+                block.append(Store(self.out, self.place(to), self._scaled_result_element(value)))
                 continue
             for part, mine, cell in zip(value, own, self.held, strict=True):
                 slot = (t, u * stage.radix + k)
@@ -129,9 +129,9 @@ class _BlockDft(_Dft):
                 stores.append(Store(cell, (bank_padded_index(to),), Load(mine, slot)))
         return block, stores
 
-    def _read(self, e: Elements, first: bool, position: Dim) -> Pair:
+    def _read_stage_input(self, e: Elements, first: bool, position: Dim) -> Pair:
         if first:
-            return self._parts(e, self.place(position))
+            return self._real_and_imaginary_of_element(e, self.place(position))
         re, im = (e.bind(Load(cell, (bank_padded_index(position),))) for cell in self.held)
         return re, im
 
@@ -154,37 +154,39 @@ class _ThreadDft(_Dft):
         for pair in self.scratch[: min(last, 2)]:
             body += [Alloc(buffer) for buffer in pair]
         for number, stage in enumerate(self.steps):
-            body += self._stage(stage, number, number == last)
+            body += self._thread_dft_stage(stage, number, number == last)
         return self.b.grid(self.rows.items, body, self.work)
 
-    def _stage(self, stage: FftStage, number: int, last: bool) -> list[Stmt]:
+    def _thread_dft_stage(self, stage: FftStage, number: int, last: bool) -> list[Stmt]:
         loops: list[tuple[str, Dim]] = [("t", stage.m), ("q", stage.s), ("v", self.rows.width)]
         t, q, v = (sym(name, 0, size) for name, size in loops)
         e = self.b.elements()
         block = e.new_block()
-        self._butterfly(e, stage, number, last, (t, q, v))
+        self._thread_butterfly(e, stage, number, last, (t, q, v))
         return serial_nest(loops, block)
 
-    def _butterfly(self, e: Elements, stage: FftStage, number: int, last: bool, at: tuple[Dim, Dim, Dim]) -> None:
+    def _thread_butterfly(
+        self, e: Elements, stage: FftStage, number: int, last: bool, at: tuple[Dim, Dim, Dim]
+    ) -> None:
         t, q, v = at
-        make = self._butterflies(e)
-        inputs = [self._read(e, number, q + stage.s * (t + stage.m * j), v) for j in range(stage.radix)]
+        make = self._emit_butterflies(e)
+        inputs = [self._read_signal(e, number, q + stage.s * (t + stage.m * j), v) for j in range(stage.radix)]
         results = make.transform(inputs)
         for k, value in enumerate(results):
             if k and stage.m > 1:
-                value = make.times(value, self._twiddle(e, stage, k, t))
-            self._write(e, number, last, q + stage.s * (stage.radix * t + k), v, value)
+                value = make.times(value, self._multiply_by_twiddle(e, stage, k, t))
+            self._write_signal(e, number, last, q + stage.s * (stage.radix * t + k), v, value)
 
-    def _read(self, e: Elements, number: int, position: Dim, v: Dim) -> Pair:
+    def _read_signal(self, e: Elements, number: int, position: Dim, v: Dim) -> Pair:
         if number == 0:
-            return self._parts(e, self.rows.place(position, v))
+            return self._real_and_imaginary_of_element(e, self.rows.place(position, v))
         re, im = self.scratch[(number - 1) % 2]
         place = (position * self.rows.block + v,)
         return e.bind(Load(re, place)), e.bind(Load(im, place))
 
-    def _write(self, e: Elements, number: int, last: bool, position: Dim, v: Dim, value: Pair) -> None:
+    def _write_signal(self, e: Elements, number: int, last: bool, position: Dim, v: Dim, value: Pair) -> None:
         if last:
-            e.block.append(Store(self.out, self.rows.place(position, v), self._whole(value)))
+            e.block.append(Store(self.out, self.rows.place(position, v), self._scaled_result_element(value)))
             return
         for buffer, part in zip(self.scratch[number % 2], value):
             e.block.append(Store(buffer, (position * self.rows.block + v,), part))
@@ -192,7 +194,7 @@ class _ThreadDft(_Dft):
 
 def lower_called_dft(b: RegionBuilder, plan: CalledDftPlan) -> Kernel:
     """Lower a ``dft`` to calls of a vectorized FFT function on the CPU."""
-    attrs, (x, table), (out,) = b.the_op("dft").attrs, b.inputs, b.outputs
+    attrs, (x, table), (out,) = b.region_root_op("dft").attrs, b.inputs, b.outputs
     n, stride = prod(attrs["radices"]), product(x.shape[attrs["axis"] + 1 :])
     rows = RowBlocks(x.shape, attrs["axis"], plan.most)
     pitch, width = plan.pitch, 0

@@ -18,7 +18,7 @@ from aotc.lowering.threshold import Estimate
 from aotc.vmfb.dtypes import DTYPES
 
 
-class _Words:
+class _RandomWords:
     """Arithmetic on u32 scalars, each bound to a name."""
 
     def __init__(self, e: Elements) -> None:
@@ -38,7 +38,7 @@ class _Words:
         return self("or", self.to(low, "u64"), self("shl", self.to(high, "u64"), 32))
 
 
-def _threefry(w: _Words, key: tuple[Scalar, Scalar], counter: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
+def _threefry(w: _RandomWords, key: tuple[Scalar, Scalar], counter: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
     """Return the two words of Threefry-2x32 with 20 rounds."""
     keys = [*key, w("xor", w("xor", key[0], key[1]), PARITY)]
     x0, x1 = w("add", counter[0], keys[0]), w("add", counter[1], keys[1])
@@ -51,7 +51,7 @@ def _threefry(w: _Words, key: tuple[Scalar, Scalar], counter: tuple[Scalar, Scal
     return x0, x1
 
 
-def _philox(w: _Words, key: tuple[Scalar, Scalar], counter: Sequence[Scalar]) -> list[Scalar]:
+def _philox(w: _RandomWords, key: tuple[Scalar, Scalar], counter: Sequence[Scalar]) -> list[Scalar]:
     """Return the four words of Philox-4x32 with 10 rounds."""
     k0, k1 = key
     c = list(counter)
@@ -68,19 +68,19 @@ RANDOM_WORK = Estimate(150, "integer operations per random word")
 
 def lower_random_words(b: RegionBuilder, plan: RandomWordsPlan) -> Kernel:
     """Lower ``rng_bit_generator``: a grid item stores the words of one counter, item 0 also the new state."""
-    op = b.the_op("rng_bit_generator")
+    op = b.region_root_op("rng_bit_generator")
     (state,) = op.operands
     dtype, shape = op.results[1].type.dtype, op.results[1].type.shape
     wide = DTYPES[dtype].bits == 64
     three_fry = op.attrs["algorithm"] == "THREE_FRY"
-    half, per = _layout(op, shape, wide, three_fry)
+    half, per = _counter_layout(op, shape, wide, three_fry)
     count = product(half) if three_fry else ceildiv(product(shape), per)
     grid = maximum(count, 1)  # one item must write the new state, even if there are no words
     p = grid_item(grid)
     body: list[Stmt] = []
     e = b.elements()
     e.enter(body)
-    w = _Words(e)
+    w = _RandomWords(e)
     key = w.split(e.bind(e.at(state, (0,))))
     start = e.bind(e.at(state, (1,)))
     counter = w.split(w("add", start, IndexScalar(p, "u64")))
@@ -90,24 +90,24 @@ def lower_random_words(b: RegionBuilder, plan: RandomWordsPlan) -> Kernel:
         extra = e.bind(e.at(state, (2 if static(state.type.shape[0]) > 2 else 0,)))
         words = _philox(w, key, [*counter, *w.split(extra)])
     values = [w.join(*words[n : n + 2]) for n in range(0, len(words), 2)] if wide else words
-    begun = _tests(p, count)
-    for value, (index, tests) in zip(values, _places(op, shape, half, per, p, three_fry), strict=False):
-        store: Stmt = Store(b.outputs[1], index, _as(value, dtype))
+    begun = _below_tests(p, count)
+    for value, (index, tests) in zip(values, _word_indices_and_tests(op, shape, half, per, p, three_fry), strict=False):
+        store: Stmt = Store(b.outputs[1], index, _convert_random_word(value, dtype))
         if any(isinstance(t, Const) for t in tests):  # the position is provably beyond the last one
             continue
         for t in (*tests, *begun):
             store = If(t, (store,))
         body.append(store)
-    body += _new_state(b, count, p)
+    body += _next_generator_state(b, count, p)
     return b.grid(grid, body, count * RANDOM_WORK.value)
 
 
-def _tests(a: Dim, limit: Dim) -> list[Scalar]:
+def _below_tests(a: Dim, limit: Dim) -> list[Scalar]:
     """Return the tests for ``a < limit`` at run time; a constant if it is never true."""
     return [t for t in test_index(a, limit, "lt") if not (isinstance(t, Const) and t.value)]
 
 
-def _layout(op: Op, shape: Sequence[Dim], wide: bool, three_fry: bool) -> tuple[tuple[Dim, ...], int]:
+def _counter_layout(op: Op, shape: Sequence[Dim], wide: bool, three_fry: bool) -> tuple[tuple[Dim, ...], int]:
     """Return the shape of the counters, and the number of words of each.
 
     ThreeFry's two 32-bit words are adjacent along one dim, as in XLA: the first even one, or else the first of the
@@ -117,11 +117,11 @@ def _layout(op: Op, shape: Sequence[Dim], wide: bool, three_fry: bool) -> tuple[
         return tuple(shape), 2 if wide else 4
     if wide or not shape:
         return tuple(shape), 1
-    dim = _paired(op, shape)
+    dim = _paired_counters(op, shape)
     return tuple(ceildiv(n, 2) if d == dim else n for d, n in enumerate(shape)), 2
 
 
-def _paired(op: Op, shape: Sequence[Dim]) -> int:
+def _paired_counters(op: Op, shape: Sequence[Dim]) -> int:
     if len(shape) == 1:
         return 0
     for d, n in enumerate(shape):
@@ -136,7 +136,7 @@ def _paired(op: Op, shape: Sequence[Dim]) -> int:
     return shape.index(max(static(n) for n in shape))
 
 
-def _places(
+def _word_indices_and_tests(
     op: Op, shape: Sequence[Dim], half: Sequence[Dim], per: int, p: Dim, three_fry: bool
 ) -> list[tuple[Index, list[Scalar]]]:
     """Return the indices of the words of counter ``p``, and the tests under which they are stored."""
@@ -145,27 +145,27 @@ def _places(
         return []
     if not three_fry:
         flats = [p * per + n for n in range(per)]
-        return [(delinearize(f, _not_empty(shape)), _tests(f, size)) for f in flats]
-    index = delinearize(p, _not_empty(half))
+        return [(delinearize(f, _nonzero_divisors(shape)), _below_tests(f, size)) for f in flats]
+    index = delinearize(p, _nonzero_divisors(half))
     if per == 1:
         return [(index, [])]
-    dim = _paired(op, shape)
+    dim = _paired_counters(op, shape)
     sides = [index[dim] * 2 + n for n in range(2)]
-    return [((*index[:dim], at, *index[dim + 1 :]), _tests(at, shape[dim])) for at in sides]
+    return [((*index[:dim], at, *index[dim + 1 :]), _below_tests(at, shape[dim])) for at in sides]
 
 
-def _not_empty(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+def _nonzero_divisors(shape: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return sizes that are safe divisors; an array with a size of zero has no elements to store."""
     return tuple(maximum(n, 1) for n in shape)
 
 
-def _as(value: Scalar, dtype: str) -> Scalar:
+def _convert_random_word(value: Scalar, dtype: str) -> Scalar:
     unsigned = f"u{DTYPES[dtype].bits}"
     narrowed = value if value.dtype == unsigned else Apply("convert", (value,), unsigned)
     return narrowed if dtype == unsigned else Apply("bitcast", (narrowed,), dtype)
 
 
-def _new_state(b: RegionBuilder, count: Dim, p: Dim) -> list[Stmt]:
+def _next_generator_state(b: RegionBuilder, count: Dim, p: Dim) -> list[Stmt]:
     out, old = b.outputs[0], b.inputs[0]
     stores: list[Stmt] = []
     for n in range(static(out.shape[0])):

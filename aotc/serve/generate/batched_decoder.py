@@ -41,7 +41,7 @@ class GeneratedSequence:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.crew: Crew | None = None
+        self.crew: DecodeBatch | None = None
 
 
 class Decoder:
@@ -69,8 +69,8 @@ class Decoder:
         self.module, self.most, self._name = module, most, name
         self.results = DEVICE if module.gpus else ""
         self.axes, self.why_alone = batch_axes(module) if most > 1 else ((), "--max-batch is 1")
-        self.observe: Callable[[int], object] = _ignore
-        self.crews: list[Crew] = []
+        self.observe: Callable[[int], object] = _ignore_decoded_count
+        self.crews: list[DecodeBatch] = []
         dims = module.functions[DECODE].signature.arguments[0]["dims"]
         self._takes_many = len(dims) > 1 and isinstance(dims[-1], str)
 
@@ -103,7 +103,7 @@ class Decoder:
         if text.crew is not None:
             text.crew.leave(text, keep)
 
-    def seat(self, text: GeneratedSequence) -> Crew:
+    def seat(self, text: GeneratedSequence) -> DecodeBatch:
         """Return a batch with a free row for a sequence, or a new batch."""
         if text.crew is not None:
             return text.crew
@@ -111,7 +111,7 @@ class Decoder:
         for crew in self.crews:
             if crew.sizes == sizes and len(crew.members) < self.most:
                 return crew
-        self.crews.append(Crew(self, sizes))
+        self.crews.append(DecodeBatch(self, sizes))
         return self.crews[-1]
 
     def sizes(self, state: State) -> StateSizes:
@@ -143,7 +143,7 @@ class Decoder:
 CREW_PATIENCE_SECONDS = 5e-3
 
 
-class Crew:
+class DecodeBatch:
     """Sequences that are decoded together.
 
     Attributes
@@ -198,7 +198,7 @@ class Crew:
                 if texts:
                     await self._step(texts)
         except Exception as error:  # rows cannot be joined, for instance on a lost GPU
-            _fail(list(self._asked.values()), error)
+            _fail_sequences(list(self._asked.values()), error)
         finally:
             self._decoder.crews.remove(self)
 
@@ -246,7 +246,7 @@ class Crew:
             if texts != self._rows:
                 pieces, state = [self._piece(t) for t in texts], self._state
                 self._rows, self._state = list(texts), []
-                self._state = await asyncio.to_thread(_joined, state, pieces, decoder.axes)
+                self._state = await asyncio.to_thread(_concatenated_states, state, pieces, decoder.axes)
             tokens = np.concatenate([token for token, _ in asked])
             self._call = decoder.module.submit(DECODE, tokens, *self._state, donate=True, results=decoder.results)
             results, *self._state = await self._call
@@ -255,7 +255,7 @@ class Crew:
             decoder.observe(len(texts))
         except Exception as error:  # the state may be partially updated: no longer usable
             self._rows, self._state = [], []
-            _fail(asked, error)
+            _fail_sequences(asked, error)
         else:
             for row, (_, future) in enumerate(asked):
                 if not future.done():
@@ -271,7 +271,7 @@ class Crew:
         return state
 
 
-def _joined(state: State, pieces: Sequence[int | State], axes: Sequence[int]) -> State:
+def _concatenated_states(state: State, pieces: Sequence[int | State], axes: Sequence[int]) -> State:
     """Concatenate the states of several sequences along the batch axes."""
     first = pieces[0]
     if len(pieces) == 1 and not isinstance(first, int):
@@ -284,11 +284,11 @@ def _joined(state: State, pieces: Sequence[int | State], axes: Sequence[int]) ->
     return joined
 
 
-def _fail(asked: Sequence[Asked], error: Exception) -> None:
+def _fail_sequences(asked: Sequence[Asked], error: Exception) -> None:
     for _, future in asked:
         if not future.done():
             future.set_exception(error)
 
 
-def _ignore(texts: int) -> None:
+def _ignore_decoded_count(texts: int) -> None:
     """Ignore the number of decoded sequences: the default for ``observe``."""

@@ -38,20 +38,20 @@ def check_functions(module: LoadedModule, where: str) -> None:
         if first is None or kind_of(first["dtype"]) not in "iu":
             taken = None if first is None else first["dtype"]
             raise RequestFault(BAD, f"{where}.{name}", "its first argument is not tokens", taken, "integers")
-    state = [_type(row) for row in decode.arguments[1:]]
+    state = [_type_of_row(row) for row in decode.arguments[1:]]
     for name, signature in ((PREFILL, prefill), (DECODE, decode)):
-        made = [_type(row) for row in signature.results[1:]]
-        same = len(made) == len(state) and all(_may_be(x, y) for x, y in zip(made, state))
+        made = [_type_of_row(row) for row in signature.results[1:]]
+        same = len(made) == len(state) and all(_result_may_be_argument(x, y) for x, y in zip(made, state))
         if not same or not signature.results or len(prefill.arguments) != 1:
             place, what = f"{where}.{name}", "its results are not the state arguments of decode"
             raise RequestFault(BAD, place, what, f"{len(made)} arrays: {made}"[:400], f"{len(state)}: {state}"[:400])
 
 
-def _type(row: Mapping[str, Any]) -> tuple[str, list[int | str]]:
+def _type_of_row(row: Mapping[str, Any]) -> tuple[str, list[int | str]]:
     return row["dtype"], row["dims"]
 
 
-def _may_be(x: tuple[str, list[int | str]], y: tuple[str, list[int | str]]) -> bool:
+def _result_may_be_argument(x: tuple[str, list[int | str]], y: tuple[str, list[int | str]]) -> bool:
     """Return True if a result of type ``x`` may be an argument of type ``y``; symbolic sizes match any size."""
     sizes = all(isinstance(a, str) or isinstance(b, str) or a == b for a, b in zip(x[1], y[1]))
     return x[0] == y[0] and len(x[1]) == len(y[1]) and sizes
@@ -65,10 +65,10 @@ def batch_axes(module: LoadedModule) -> tuple[tuple[int, ...], str]:
         symbol = token["dims"][0]
     if not symbol or any(d != 1 for d in token["dims"][1:]):
         return (), f"{DECODE} takes no symbolic number of texts, one token of each"
-    axes = [_axis(row, symbol) for row in decode.arguments]
+    axes = [_batch_axis_of(row, symbol) for row in decode.arguments]
     if None in axes:
         return (), f"not every array of the state has one dim {symbol}"
-    if [_axis(row, symbol) for row in decode.results] != [0, *axes[1:]]:
+    if [_batch_axis_of(row, symbol) for row in decode.results] != [0, *axes[1:]]:
         return (), f"{symbol} is not the same dim of what {DECODE} gives"
     state = [int(a) for a in axes[1:] if a is not None]
     if any(isinstance(d := row["dims"][a], int) and d != 1 for row, a in zip(prefill.results[1:], state)):
@@ -77,7 +77,7 @@ def batch_axes(module: LoadedModule) -> tuple[tuple[int, ...], str]:
     return (() if why else tuple(state)), why
 
 
-def _axis(row: Mapping[str, Any], symbol: str) -> int | None:
+def _batch_axis_of(row: Mapping[str, Any], symbol: str) -> int | None:
     """Return the number of the dim that equals the symbol.
 
     None if several dims depend on the symbol, or none equals it.

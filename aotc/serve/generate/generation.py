@@ -48,13 +48,13 @@ async def generate(
     parameters = parse_request(document, model.name)
     try:
         async with asyncio.timeout(parameters.timeout):
-            await _generate(engine, model, version, parameters, headers, say)
+            await _generate_tokens(engine, model, version, parameters, headers, say)
     except TimeoutError:
         what, hint = "the tokens were not made, and taken, in their time", "a longer timeout"
         raise RequestFault(LATE, model.name, what, f"{parameters.timeout} s", hint=hint) from None
 
 
-async def _generate(
+async def _generate_tokens(
     engine: Engine,
     model: ServedModel,
     version: str,
@@ -70,7 +70,7 @@ async def _generate(
             engine.sequences.sequence_of(model, version, parameters) as sequence,
             engine.span("generate", headers, about),
         ):
-            async with asyncio.timeout(seconds) as limit, aclosing(_tokens(sequence, parameters)) as tokens:
+            async with asyncio.timeout(seconds) as limit, aclosing(_token_stream(sequence, parameters)) as tokens:
                 async for token in tokens:
                     made += 1
                     count()
@@ -87,7 +87,7 @@ async def _generate(
         raise RequestFault(LATE, model.name, what, f"{seconds:g} s") from None
 
 
-async def _tokens(sequence: Sequence, parameters: GenerationRequest) -> AsyncGenerator[int, None]:
+async def _token_stream(sequence: Sequence, parameters: GenerationRequest) -> AsyncGenerator[int, None]:
     """Yield the tokens of a sequence without end."""
     decoder = sequence.model.decoder
     assert decoder is not None

@@ -66,13 +66,13 @@ def parse_request(document: Mapping[str, Any], where: str) -> GenerationRequest:
     unknown = document.keys() - set(_KEYS)
     if unknown:
         raise RequestFault(BAD, where, f"there is no {sorted(unknown)[0][:40]!r} here", expected=", ".join(_KEYS))
-    sequence, starts, ends = _sequence(document, where)
+    sequence, starts, ends = _sequence_parameters(document, where)
     continues = bool(sequence) and not starts
-    tokens = _integers(document.get("tokens", [] if continues else None), "tokens", where)
+    tokens = _integer_list(document.get("tokens", [] if continues else None), "tokens", where)
     if not tokens.size and not continues:
         raise RequestFault(BAD, where, "tokens is empty", expected='"tokens": [1, 2, 3]')
     most = integer_of(document, "max_tokens", USUAL_TOKENS, (1, MOST_TOKENS), where)
-    stop = _integers(document.get("stop", []), "stop", where)
+    stop = _integer_list(document.get("stop", []), "stop", where)
     sampling, timeout = parse_sampling(document, where), timeout_of(document, where)
     return GenerationRequest(tokens, most, stop, sampling, timeout, sequence, starts, ends)
 
@@ -81,7 +81,7 @@ def parse_request(document: Mapping[str, Any], where: str) -> GenerationRequest:
 SEQUENCE_LETTERS = 128
 
 
-def _sequence(document: Mapping[str, Any], where: str) -> tuple[str, bool, bool]:
+def _sequence_parameters(document: Mapping[str, Any], where: str) -> tuple[str, bool, bool]:
     """Return the name, start flag and end flag of a request's sequence; the names 0 and "" mean that it has none."""
     name = document.get("sequence_id", "")
     if isinstance(name, bool) or not isinstance(name, int | str) or len(str(name)) > SEQUENCE_LETTERS:
@@ -95,7 +95,7 @@ def _sequence(document: Mapping[str, Any], where: str) -> tuple[str, bool, bool]
     return str(name) if name else "", marks[0], marks[1]
 
 
-def _integers(found: Any, key: str, where: str) -> np.ndarray:
+def _integer_list(found: Any, key: str, where: str) -> np.ndarray:
     if isinstance(found, np.ndarray):
         return found
     if not isinstance(found, list) or not set(map(type, found)) <= {int}:

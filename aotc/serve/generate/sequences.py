@@ -85,7 +85,7 @@ class Sequences:
 
     def _begun(self, key: tuple[str, str], model: ServedModel) -> Sequence:
         if key in self._stored:
-            _release(self._stored[key], key)
+            _reserve_stored_sequence(self._stored[key], key)
         elif len(self._stored) >= self._most:
             what, found = "too many sequences are stored", len(self._stored)
             hint, seconds = "later, or end others by sequence_end", max(1, min(ceil(self._seconds), 60))
@@ -101,11 +101,11 @@ class Sequences:
         if version and int(version) != sequence.model.version:
             what = "the sequence was begun with another version"
             raise RequestFault(BAD, name, what, version, sequence.model.version)
-        _release(sequence, key)
+        _reserve_stored_sequence(sequence, key)
         return sequence
 
 
-def _release(sequence: Sequence, key: tuple[str, str]) -> None:
+def _reserve_stored_sequence(sequence: Sequence, key: tuple[str, str]) -> None:
     """Reserve a stored sequence for a request; until the request ends, the sequence does not expire.
 
     Raises

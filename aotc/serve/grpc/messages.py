@@ -203,7 +203,7 @@ def file_descriptor() -> Any:
         for number, label in enumerate(labels):
             enum.value.add(name=f"TYPE_{label}", number=number)
     made: dict[str, Any] = {}
-    for name, fields in _messages():
+    for name, fields in _message_definitions():
         outer, _, inner = name.rpartition(".")
         message = made[outer].nested_type.add() if outer else file.message_type.add()
         message.name, made[name] = inner, message
@@ -212,7 +212,7 @@ def file_descriptor() -> Any:
     return file
 
 
-def _messages() -> Iterator[tuple[str, list[str]]]:
+def _message_definitions() -> Iterator[tuple[str, list[str]]]:
     """Yield each message with the lines of its fields."""
     lines = _MESSAGES.strip().splitlines()
     starts = [n for n, line in enumerate(lines) if not line.startswith(" ")]
@@ -245,12 +245,12 @@ def _add_field(message: Any, owner: str, words: list[str]) -> None:
         field.type = getattr(kinds, f"TYPE_{kind.upper()}")
 
 
-def _classes() -> dict[str, Any]:
+def _message_classes() -> dict[str, Any]:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file_descriptor())
-    names = [name for name, _ in _messages() if "." not in name]
+    names = [name for name, _ in _message_definitions() if "." not in name]
     return {n: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{n}")) for n in names}
 
 
-MESSAGE: dict[str, Any] = _classes()
+MESSAGE: dict[str, Any] = _message_classes()
 """Message classes by name."""

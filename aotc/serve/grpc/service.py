@@ -192,13 +192,13 @@ class _Service:
 
         async def call(requests: Any, context: Any) -> Any:
             try:
-                self._access.check(_headers(context))
+                self._access.check(_authorization_headers(context))
                 with self._counted():
                     request = decode(f"{name}Request", await self._read(context))
                     return response(**await method(request)).SerializeToString()
             except Exception as error:
                 fault = without_references(error)
-            await _abort(context, fault)
+            await _abort_grpc_call(context, fault)
 
         return call
 
@@ -210,7 +210,7 @@ class _Service:
                 return await self._answer_health_check(context, name)
             except Exception as error:
                 fault = without_references(error)
-            await _abort(context, fault)
+            await _abort_grpc_call(context, fault)
 
         return call
 
@@ -287,13 +287,13 @@ class _Service:
     async def infer(self, requests: Any, context: Any) -> None:
         """Handle an inference request."""
         try:
-            self._access.check(_headers(context))
+            self._access.check(_authorization_headers(context))
             with self._counted():
                 await self._infer(context)
             return
         except Exception as error:
             fault = without_references(error)
-        await _abort(context, fault)
+        await _abort_grpc_call(context, fault)
 
     async def _infer(self, context: Any) -> None:
         """Handle a request: its memory is reserved until the client has read the response or is disconnected."""
@@ -312,7 +312,7 @@ class _Service:
         """Report whether the server can accept requests, and, for a named model, whether it is loaded."""
         request = decode("ModelReadyRequest", data)  # the name has the field number of the health protocol's service
         if request.name:
-            self._access.check(_headers(context))
+            self._access.check(_authorization_headers(context))
             model, function = self._engine.repository.find(request.name)
             model.check_function(function)
         return bytes((8, _SERVING if self._engine.ready else _NOT_SERVING))
@@ -320,7 +320,7 @@ class _Service:
     async def stream(self, requests: Any, context: Any) -> None:
         """Handle the requests of a stream."""
         try:
-            self._access.check(_headers(context))
+            self._access.check(_authorization_headers(context))
             with self._counted():
                 await InferStream(self._engine, context, self.reads).run()
             return
@@ -328,10 +328,10 @@ class _Service:
             fault = without_references(error)
         except ExceptionGroup as group:  # reading failed while requests were running
             fault = without_references(group.exceptions[0])
-        await _abort(context, fault)
+        await _abort_grpc_call(context, fault)
 
 
-async def _abort(context: Any, error: Exception) -> None:
+async def _abort_grpc_call(context: Any, error: Exception) -> None:
     """End a call with the status of an error.
 
     gRPC keeps the exception raised here in a reference cycle until garbage collection. So ``error`` must be bare, and
@@ -347,7 +347,7 @@ async def _abort(context: Any, error: Exception) -> None:
         raise asyncio.CancelledError from None
 
 
-def _headers(context: Any) -> Mapping[bytes, bytes]:
+def _authorization_headers(context: Any) -> Mapping[bytes, bytes]:
     """Return the client's authorization header."""
     pairs = context.invocation_metadata() or ()
     return {k.encode(): v if isinstance(v, bytes) else v.encode() for k, v in pairs if k == "authorization"}

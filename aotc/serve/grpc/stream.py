@@ -78,7 +78,7 @@ async def infer(
     try:
         async with asyncio.timeout(seconds):
             results = await engine.infer(ticket, function, request, headers, name)
-            about = {**_about(message, model), **(more or {})}
+            about = {**_stream_response_fields(message, model), **(more or {})}
             stream = more is not None
             answer = await write_answer(engine.conversion, about, request, results, received.numbers, stream)
             ticket.lap(OUTPUT)
@@ -88,7 +88,7 @@ async def infer(
         raise RequestFault(LATE, name, what, f"{seconds:g} s", hint="a longer timeout") from None
 
 
-def _about(message: Any, model: ServedModel) -> Fields:
+def _stream_response_fields(message: Any, model: ServedModel) -> Fields:
     return {"model_name": message.model_name, "model_version": str(model.version), "id": message.id}
 
 
@@ -122,7 +122,7 @@ class InferStream:
                 except Exception as error:
                     lease.release()
                     after = asyncio.Event()
-                    answers.create_task(self._ended(_raised(error), "", lease, before, after))
+                    answers.create_task(self._ended(_raise_error(error), "", lease, before, after))
                     before = after
                     continue
                 finally:
@@ -188,7 +188,7 @@ class InferStream:
         await self._write(answer)
 
     async def _tokens(self, received: Received, model: ServedModel) -> None:
-        about, conversion = _about(received.message, model), self._engine.conversion
+        about, conversion = _stream_response_fields(received.message, model), self._engine.conversion
 
         async def say(index: int, token: int, done: str) -> None:
             results = {"token": np.array([token]), "index": np.array([index])}
@@ -213,7 +213,7 @@ class InferStream:
                 raise
 
 
-async def _raised(error: Exception) -> None:
+async def _raise_error(error: Exception) -> None:
     """Raise ``error``: a coroutine in place of the response to a request that could not be read."""
     raise error
 

@@ -44,10 +44,10 @@ def read_request(received: Received, most: int) -> InferRequest:
         Its message has the malformed part.
     """
     message = received.message
-    where, parameters = message.model_name, _parameters(message)
+    where, parameters = message.model_name, _request_parameters(message)
     check_no_sequence(parameters, where)
     check_count(len(message.outputs), "outputs", where, most)
-    request = InferRequest(message.id, _inputs(received, most), timeout=timeout_of(parameters, where))
+    request = InferRequest(message.id, _request_inputs(received, most), timeout=timeout_of(parameters, where))
     if message.outputs:
         for row in message.outputs:
             check_no_other_output(row.parameters, f"{where}: output {row.name!r}")
@@ -64,8 +64,8 @@ def read_parameters(received: Received) -> dict[str, Any]:
         Its message has the malformed part.
     """
     message = received.message
-    parameters = {key: value for key, value in _parameters(message).items() if key not in _NOT_OF_WISHES}
-    for name, array in _inputs(received, SPARE_TENSORS).items():
+    parameters = {key: value for key, value in _request_parameters(message).items() if key not in _NOT_OF_WISHES}
+    for name, array in _request_inputs(received, SPARE_TENSORS).items():
         if array.dtype.kind not in "iu":
             found = datatype_of(from_numpy(array.dtype))
             raise RequestFault(BAD, f"{message.model_name}: input {name!r}", "tokens are integers", found, "INT64")
@@ -73,13 +73,13 @@ def read_parameters(received: Received) -> dict[str, Any]:
     return parameters
 
 
-def _parameters(message: Any) -> dict[str, Any]:
+def _request_parameters(message: Any) -> dict[str, Any]:
     check_count(len(message.parameters), "parameters", message.model_name, SPARE_TENSORS)
     chosen = {key: (value, value.WhichOneof("parameter_choice")) for key, value in message.parameters.items()}
     return {key: getattr(value, kind) for key, (value, kind) in chosen.items() if kind}
 
 
-def _inputs(received: Received, most: int) -> dict[str, np.ndarray]:
+def _request_inputs(received: Received, most: int) -> dict[str, np.ndarray]:
     message, raw = received.message, received.raw
     where = message.model_name
     inputs: dict[str, np.ndarray] = {}
@@ -112,7 +112,7 @@ def with_raw_inputs(data: bytes, most: int) -> bytes:
         If it cannot be decoded, or a tensor is malformed.
     """
     message = decode(REQUEST, data)
-    arrays = _inputs(Received(message, (), True), most)
+    arrays = _request_inputs(Received(message, (), True), most)
     for row in message.inputs:
         row.ClearField("contents")
     message.raw_input_contents.extend(array.tobytes() for array in arrays.values())

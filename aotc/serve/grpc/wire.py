@@ -58,10 +58,10 @@ def decode(kind: str, data: bytes) -> Any:
     try:
         return MESSAGE[kind].FromString(data)
     except DecodeError as error:
-        raise _undecodable(kind, str(error)) from None
+        raise _undecodable_error(kind, str(error)) from None
 
 
-def _undecodable(kind: str, why: str) -> RequestFault:
+def _undecodable_error(kind: str, why: str) -> RequestFault:
     return RequestFault(BAD, "", "the message cannot be decoded", why[:200], f"inference.{kind}")
 
 
@@ -74,20 +74,20 @@ async def receive(conversion: Conversion, data: bytes) -> Received:
         If it cannot be decoded, or has too many numbers or fields.
     """
     if len(data) <= INLINE_BYTES:
-        return _received(decode(REQUEST, data), ())
+        return _received_message(decode(REQUEST, data), ())
     rest, raw = split(data)
     size = sum(map(len, rest))
     if not conversion.is_large(size, "", "raw_input_contents, or --max-json-mb"):
         async with conversion.turn:
-            return _received(decode(REQUEST, b"".join(rest)), raw)
+            return _received_message(decode(REQUEST, b"".join(rest)), raw)
     if raw:
-        raise _undecodable(REQUEST, f"raw inputs, and {size} other bytes")
+        raise _undecodable_error(REQUEST, f"raw inputs, and {size} other bytes")
     data, _ = await conversion.run({"job": "raw_message", "most": MOST_FIELDS}, data)
     rest, raw = split(data)
     return Received(decode(REQUEST, b"".join(rest)), raw, True)
 
 
-def _received(message: Any, raw: Sequence[Any]) -> Received:
+def _received_message(message: Any, raw: Sequence[Any]) -> Received:
     raw = raw or message.raw_input_contents
     return Received(message, raw, bool(message.inputs) and not raw)
 
@@ -106,19 +106,19 @@ def split(data: bytes) -> tuple[list[memoryview], list[memoryview]]:
         count += 1
         if count > MOST_FIELDS:
             raise RequestFault(BAD, "", "the message has too many fields", f"more than {MOST_FIELDS}")
-        tag, at = _varint(data, at)
+        tag, at = _decode_varint(data, at)
         number, kind = tag >> 3, tag & 7
         if kind == _VARINT:
-            _, at = _varint(data, at)
+            _, at = _decode_varint(data, at)
         elif kind == _BYTES:
-            size, at = _varint(data, at)
+            size, at = _decode_varint(data, at)
             at += size
         elif kind in (_FIXED64, _FIXED32):
             at += 8 if kind == _FIXED64 else 4
         else:
-            raise _undecodable(REQUEST, f"type {kind} of a field")
+            raise _undecodable_error(REQUEST, f"type {kind} of a field")
         if at > len(data):
-            raise _undecodable(REQUEST, "it is truncated")
+            raise _undecodable_error(REQUEST, "it is truncated")
         if number == _RAW_INPUTS and kind == _BYTES:
             raw.append(view[at - size : at])
         else:
@@ -126,7 +126,7 @@ def split(data: bytes) -> tuple[list[memoryview], list[memoryview]]:
     return rest, raw
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -136,23 +136,23 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise _undecodable(REQUEST, "a number has no end")
+    raise _undecodable_error(REQUEST, "a number has no end")
 
 
 def encode(fields: dict[str, Any], raw: Sequence[Buffer], stream: bool) -> list[Buffer]:
     """Return the parts of an encoded response with these raw outputs; ``stream`` wraps it as a message of a stream."""
     parts: list[Buffer] = [MESSAGE[RESPONSE](**fields).SerializeToString()]
     for data in raw:
-        parts += [_prefix(_RAW_OUTPUTS, len(data)), data]
+        parts += [_field_prefix(_RAW_OUTPUTS, len(data)), data]
     return of_stream(parts) if stream else parts
 
 
 def of_stream(parts: list[Buffer]) -> list[Buffer]:
     """Wrap the parts of an encoded response as a message of a stream."""
-    return [_prefix(_INFER_RESPONSE, sum(map(len, parts))), *parts]
+    return [_field_prefix(_INFER_RESPONSE, sum(map(len, parts))), *parts]
 
 
-def _prefix(number: int, size: int) -> bytes:
+def _field_prefix(number: int, size: int) -> bytes:
     """Return the bytes before the content of a message field: its number, wire type and size."""
     found = bytearray((number << 3 | _BYTES,))
     while size > 0x7F:

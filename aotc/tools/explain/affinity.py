@@ -112,11 +112,11 @@ def explain_affinity(
         names = [n for n, f in solved.functions.items() if "devices" in f.attrs and function in ("", n)]
         devices = tuple(dict.fromkeys(d for n in names for d in solved.functions[n].attrs["devices"]["known"]))
         targets = {name: target.of(name).name for name in devices}
-        rows = tuple(row for n in names for row in _rows(solved.functions[n]))
-        return AffinityReport(devices, targets, rows, _picture([isolated.functions[n] for n in names], devices))
+        rows = tuple(row for n in names for row in _placement_rows(solved.functions[n]))
+        return AffinityReport(devices, targets, rows, _placement_svg([isolated.functions[n] for n in names], devices))
 
 
-def _rows(function: Function) -> Iterable[AffinityRow]:
+def _placement_rows(function: Function) -> Iterable[AffinityRow]:
     homes, reasons = function.attrs["devices"], function.attrs["reasons"]
     names = function.attrs.get("arg_names") or [v.name for v in function.body.params]
     among = function.attrs["candidates"]
@@ -125,27 +125,27 @@ def _rows(function: Function) -> Iterable[AffinityRow]:
     for op in walk(function.body):
         if "device" in op.attrs and op.name not in CONTROL_FLOW:
             free = "free: a constant is on each device that reads it" if op.name in SOURCES else ""
-            name = _moved(op, op.operands[0]) if op.name == "transfer" else op.name
+            name = _transfer_label(op, op.operands[0]) if op.name == "transfer" else op.name
             reason = op.attrs.get("reason", free)
             loc = op.loc.traced_by or str(op.loc)
             chosen = op.attrs["device"]
             found = op.attrs.get("candidates") or (homes["known"] if op.name in SOURCES else [chosen])
             yield AffinityRow(function.name, name, chosen, reason, loc, op.attrs.get("source", ""), tuple(found))
-    for name, device, reason in zip(_results(function), homes["results"], reasons["results"], strict=True):
+    for name, device, reason in zip(_result_names_of(function), homes["results"], reasons["results"], strict=True):
         yield AffinityRow(function.name, name, device, reason, "", candidates=(device,))
 
 
-def _results(function: Function) -> list[str]:
+def _result_names_of(function: Function) -> list[str]:
     return function.attrs.get("result_names") or [f"result{n}" for n in range(len(function.body.results))]
 
 
-def _moved(op: Op, v: Value) -> str:
+def _transfer_label(op: Op, v: Value) -> str:
     """Return the label of a transfer: the name of ``v``, its type and its size."""
     return f"transfer {v} ({v.type}, {size_text(size_in_bytes(v))})"
 
 
 @dataclass
-class _Picture:
+class _PlacementPicture:
     """An SVG under construction: a lane per device from left to right, the program from top to bottom.
 
     ``names`` maps values between regions to the values of ``assign_devices`` that they replace.
@@ -176,7 +176,7 @@ class _Picture:
         self._in_lanes(homes["arguments"], [f"{v}: {v.type}" for v in body.params])
         self.y += LINE
         self.region(body)
-        results = zip(_results(function), body.results, strict=True)
+        results = zip(_result_names_of(function), body.results, strict=True)
         self._in_lanes(homes["results"], [f"{name}: {self._name(v)}" for name, v in results])
         self.y += HEAD
 
@@ -219,7 +219,7 @@ class _Picture:
         begin, end = (self.lane(op.attrs[key]) + LANE / 2 for key in ("source", "device"))
         y = self.y + LINE + 4
         self.parts.append(f'<line x1="{begin:g}" y1="{y}" x2="{end:g}" y2="{y}" class="arrow" marker-end="url(#tip)"/>')
-        what = _moved(op, self._name(op.operands[0])).removeprefix("transfer ")
+        what = _transfer_label(op, self._name(op.operands[0])).removeprefix("transfer ")
         self.text(min(begin, end) + 8, f"{what}: {op.attrs['reason']}", "small", y - 22)
         self.y += 2 * LINE + 4
 
@@ -242,9 +242,9 @@ _TIP = """<marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" m
 <path d="M0 0L8 4L0 8z" fill="#b3442e"/></marker>"""
 
 
-def _picture(functions: Iterable[Function], devices: Sequence[str]) -> str:
+def _placement_svg(functions: Iterable[Function], devices: Sequence[str]) -> str:
     """Return a picture of the ops of each device and of the transfers, as SVG."""
-    picture = _Picture(devices)
+    picture = _PlacementPicture(devices)
     for function in functions:
         picture.function(function)
     width, height = 2 * MARGIN + LANE * max(len(devices), 1), picture.y + MARGIN

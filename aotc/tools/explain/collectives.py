@@ -205,16 +205,16 @@ def explain_collectives(
     try:
         kernels = kernels_of(opened, flow)
         rows = [
-            _row(mesh, calls[symbol], kernels[step.kernel], LINKS[link], _place_of(flow, step))
+            _collective_row(mesh, calls[symbol], kernels[step.kernel], LINKS[link], _place_of(flow, step))
             for step in flow.steps
             if step.kernel >= 0
-            for symbol in _symbols(kernels[step.kernel])
+            for symbol in _symbols_called_by(kernels[step.kernel])
             if symbol in calls
         ]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise BundleError(opened.where, f"the facts of a collective cannot be read: {error}") from error
     return CollectivesReport(
-        flow.function, flow.variant["target"], str(mesh), LINKS[link], tuple(rows), tuple(_sums(rows))
+        flow.function, flow.variant["target"], str(mesh), LINKS[link], tuple(rows), tuple(_sums_by_axes(rows))
     )
 
 
@@ -225,7 +225,7 @@ def _rank_calls(variant: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {row["symbol"]: row for row in calls if "serial" in row["attributes"]}
 
 
-def _symbols(kernel: Kernel) -> Iterator[str]:
+def _symbols_called_by(kernel: Kernel) -> Iterator[str]:
     """Yield the symbols of the functions that a kernel calls, or of the collective that it stands for."""
     called = (s.function for s in walk(kernel.body) if isinstance(s, ExternalCall))
     return (name.removeprefix(COLLECTIVE_CALL) for name in called if isinstance(name, str))
@@ -244,7 +244,9 @@ def _place_of(flow: Flow, step: FlowStep) -> _StepPlace:
     return _StepPlace(step.within, flow.runs_of(step.within), flow.is_guessed(step.within), step.loc)
 
 
-def _row(mesh: Mesh, call: Mapping[str, Any], kernel: Kernel, link: LinkModel, place: _StepPlace) -> CollectiveRow:
+def _collective_row(
+    mesh: Mesh, call: Mapping[str, Any], kernel: Kernel, link: LinkModel, place: _StepPlace
+) -> CollectiveRow:
     facts, op = call["attributes"], call["name"].removeprefix(RANK_CALL)
     if op not in COLLECTIVES:
         raise ValueError(f"there is no collective {op!r}")
@@ -259,7 +261,7 @@ def _row(mesh: Mesh, call: Mapping[str, Any], kernel: Kernel, link: LinkModel, p
     where = model_place(place.loc)
     return CollectiveRow(
         facts["serial"], op, tuple(f"{x.dtype}[{', '.join(map(str, x.shape))}]" for x in operands),
-        axes_of(mesh, groups, pairs), 2 if pairs else count, size, sent, seconds, *place,
+        mesh_axes_of_groups(mesh, groups, pairs), 2 if pairs else count, size, sent, seconds, *place,
         where.line or facts.get("place", ""), where.scope,
     )  # fmt: skip
 
@@ -282,7 +284,7 @@ def sent_by_ring(op: str, size: int, ranks: int) -> tuple[int, int]:
     return size * (ranks - 1) // ranks, ranks - 1  # reduce_scatter and all_to_all
 
 
-def axes_of(mesh: Mesh, groups: Sequence[Sequence[int]], pairs: Sequence[Sequence[int]] = ()) -> str:
+def mesh_axes_of_groups(mesh: Mesh, groups: Sequence[Sequence[int]], pairs: Sequence[Sequence[int]] = ()) -> str:
     """Return the axes that vary inside groups, or between sources and targets: ``data+model``.
 
     The size of a group follows if groups are smaller than these axes: ``model in groups of 2``.
@@ -296,7 +298,7 @@ def axes_of(mesh: Mesh, groups: Sequence[Sequence[int]], pairs: Sequence[Sequenc
     return text if pairs or size == whole else f"{text} in groups of {size}"
 
 
-def _sums(rows: Sequence[CollectiveRow]) -> list[CollectiveSum]:
+def _sums_by_axes(rows: Sequence[CollectiveRow]) -> list[CollectiveSum]:
     by_axes: dict[str, list[CollectiveRow]] = {}
     for row in rows:
         by_axes.setdefault(row.axes, []).append(row)

@@ -17,10 +17,10 @@ from aotc.ir.loop.ir import Alloc, Buffer, For, Kernel, thread_count, walk
 from aotc.ir.loop.scratch import shared_bytes
 from aotc.ir.opset import FREE
 from aotc.ir.tensor.ir import Function, Module, Op, Region
-from aotc.kernels.cuda.flat import flat_threads
+from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
 from aotc.lowering.passes.fuse.fuse import fuse, fuse_recorded
 from aotc.lowering.passes.fuse.record import FusionRecord, Verdict
-from aotc.lowering.passes.split_rows import long_row_forms, split_rows
+from aotc.lowering.passes.split_rows import long_row_splits_of, split_rows
 from aotc.lowering.plans.gpu_registers import estimate_registers
 from aotc.lowering.plans.resources import memory_limits
 from aotc.lowering.regions.lower_region import lower_region
@@ -177,79 +177,92 @@ def explain_fusion(
         record = FusionRecord()
         module = fuse_recorded(whole, chosen, record)
         target = target.limited(chosen.stack_limit, chosen.shared_memory_limit)
-        regions = tuple(_regions(module, function, record, target))
+        regions = tuple(_regions_in_order(module, function, record, target))
         devices = {r.device: r.target for r in regions if r.device}
-        return FusionReport(target.name, regions, devices, tuple(_rows(uncut, function, chosen)))
+        return FusionReport(target.name, regions, devices, tuple(_long_row_rows(uncut, function, chosen)))
 
 
-def _rows(module: Module, only: str, options: Options) -> Iterator[FusionRow]:
+def _long_row_rows(module: Module, only: str, options: Options) -> Iterator[FusionRow]:
     """Yield the lowering decisions for long rows of all public functions, or of function ``only``."""
     for function in module.functions.values():
         if function.public and only in ("", function.name):
-            for form in long_row_forms(function.body, options):
+            for form in long_row_splits_of(function.body, options):
                 ops = (form.row.first, form.row.second)
-                yield FusionRow(function.name, bool(form.part), form.reason, _lines(ops))
+                yield FusionRow(function.name, bool(form.part), form.reason, _lines_of_ops(ops))
 
 
-def _regions(module: Module, only: str, record: FusionRecord, target: Target) -> Iterator[FusionRegion]:
+def _regions_in_order(module: Module, only: str, record: FusionRecord, target: Target) -> Iterator[FusionRegion]:
     """Yield the regions in execution order, for all public functions or for ``only``."""
     callers: dict[str, tuple[str, str]] = {}
     for function in module.functions.values():
         if function.public and only in ("", function.name):
-            for callee, device in _dispatches(function.body):
+            for callee, device in _dispatched_callees(function.body):
                 callers.setdefault(callee, (function.name, device))
     for name, (caller, device) in callers.items():
         own = target.of(device)
-        yield _region(module.functions[name], caller, device, record, lower_region(module.functions[name], own), own)
+        yield _fusion_region(
+            module.functions[name], caller, device, record, lower_region(module.functions[name], own), own
+        )
 
 
-def _dispatches(region: Region, device: str = "") -> Iterator[tuple[str, str]]:
+def _dispatched_callees(region: Region, device: str = "") -> Iterator[tuple[str, str]]:
     """Yield the callee and device of each dispatch; ``device`` is that of the enclosing op."""
     for op in region.ops:
         if op.name == "dispatch":
             yield op.attrs["callee"], device
         for inner in op.regions:
-            yield from _dispatches(inner, op.attrs.get("device", device))
+            yield from _dispatched_callees(inner, op.attrs.get("device", device))
 
 
-def _region(
+def _fusion_region(
     function: Function, caller: str, device: str, record: FusionRecord, kernel: Kernel, target: Target
 ) -> FusionRegion:
     ops = [op for op in function.body.ops if op.name not in FREE] or list(function.body.ops)
     return FusionRegion(
-        caller, function.name, function.attrs["kind"], device, target.name, tuple(op.name for op in ops), _lines(ops),
-        str(_bytes(kernel.inputs)), str(_bytes(kernel.outputs)), str(kernel.flops), _memory(kernel, target),
-        tuple(_neighbour(v) for v in record.about(record.groups[function.name])), *_occupancy(function, kernel, target),
-        kernel.plan, tuple(sorted({op.loc.line for op in function.body.ops if op.loc.line})),
-    )  # fmt: skip
+        caller,
+        function.name,
+        function.attrs["kind"],
+        device,
+        target.name,
+        tuple(op.name for op in ops),
+        _lines_of_ops(ops),
+        str(_buffer_bytes_text(kernel.inputs)),
+        str(_buffer_bytes_text(kernel.outputs)),
+        str(kernel.flops),
+        _kernel_memory(kernel, target),
+        tuple(_neighbour_text(v) for v in record.about(record.groups[function.name])),
+        *_region_occupancy(function, kernel, target),
+        kernel.plan,
+        tuple(sorted({op.loc.line for op in function.body.ops if op.loc.line})),
+    )
 
 
-def _occupancy(function: Function, kernel: Kernel, target: Target) -> tuple[int, int, int]:
+def _region_occupancy(function: Function, kernel: Kernel, target: Target) -> tuple[int, int, int]:
     """Return the threads of a block, the estimated registers of a thread, and the occupancy in percent."""
     if target.kind != "cuda":
         return 0, 0, 0
     ops = {v: op for op in function.body.ops for v in op.results}
     registers = estimate_registers(ops, function.body.results)
-    threads = thread_count(kernel) or flat_threads(kernel)
-    shared = sum(used for name, (used, _) in _memory(kernel, target).items() if name == "shared memory")
+    threads = thread_count(kernel) or block_threads_of_flat_kernel(kernel)
+    shared = sum(used for name, (used, _) in _kernel_memory(kernel, target).items() if name == "shared memory")
     return threads, registers, target.multiprocessor.occupancy(threads, registers, shared)
 
 
-def _neighbour(verdict: Verdict) -> FusionNeighbour:
+def _neighbour_text(verdict: Verdict) -> FusionNeighbour:
     names = tuple(op.name for op in verdict.ops)
-    return FusionNeighbour(verdict.taken, names, verdict.reason, _lines(verdict.ops))
+    return FusionNeighbour(verdict.taken, names, verdict.reason, _lines_of_ops(verdict.ops))
 
 
-def _lines(ops: Iterable[Op]) -> tuple[str, ...]:
+def _lines_of_ops(ops: Iterable[Op]) -> tuple[str, ...]:
     """Return the locations of ops: lines of Python if JAX recorded them, else lines of the model."""
     return tuple(dict.fromkeys(op.loc.source or op.loc.traced_by or str(op.loc) for op in ops))
 
 
-def _bytes(buffers: tuple[Buffer, ...]) -> Dim:
+def _buffer_bytes_text(buffers: tuple[Buffer, ...]) -> Dim:
     return sum((product(b.shape) * size_of(b.dtype) for b in buffers), 0)
 
 
-def _memory(kernel: Kernel, target: Target) -> dict[str, tuple[int, int]]:
+def _kernel_memory(kernel: Kernel, target: Target) -> dict[str, tuple[int, int]]:
     """Return for each memory space the bytes of a kernel's own arrays in it, and the target's limit."""
     arrays = (s.buffer for s in walk(kernel.body) if isinstance(s, Alloc))
     made = {b for b in arrays if b.shape and b.space != "shared"}
@@ -258,7 +271,7 @@ def _memory(kernel: Kernel, target: Target) -> dict[str, tuple[int, int]]:
     each = {b for b in made - inside if b.space == "private" and b.shape[0] == threads}  # one per thread, or more
     found: dict[str, tuple[int, int]] = {}
     for space, (name, limit) in memory_limits(target).items():
-        used = [(_bytes((b,)), b) for b in made if b.space == space]
+        used = [(_buffer_bytes_text((b,)), b) for b in made if b.space == space]
         if used:
             found[name] = sum(n // threads if b in each else n for n, b in used if isinstance(n, int)), limit
     shared = attention_shared_bytes_of_kernel(kernel) if kernel.tiling is not None else shared_bytes(kernel.body)

@@ -57,7 +57,7 @@ class MemoryReport(Shown):
     @property
     def at_peak(self) -> tuple[MemoryRow, ...]:
         """Return the values that are live at the peak, the largest first."""
-        return tuple(sorted(_alive(self.rows, self.at), key=lambda r: -r.bytes))
+        return tuple(sorted(_live_rows_at(self.rows, self.at), key=lambda r: -r.bytes))
 
     def document(self) -> Document:
         """Return the memory report: values alive over time, and their peak."""
@@ -98,24 +98,24 @@ def explain_memory(
     """
     flow = flow_of(opened, function, sizes, target)
     rows = live_rows(flow)
-    sums = [_bytes_of(_alive(rows, t)) for t in range(len(flow.steps))]
+    sums = [_bytes_of(_live_rows_at(rows, t)) for t in range(len(flow.steps))]
     peak = max(sums, default=0)
     at = sums.index(peak) if sums else 0
-    picture = _picture(flow, rows, peak, at)
+    picture = _memory_svg(flow, rows, peak, at)
     arenas = {space.name: size for space, size in zip(flow.spaces, flow.arenas, strict=True)}
     target, count = flow.variant["target"], len(flow.steps)
     return MemoryReport(
         flow.function, target, count, tuple(rows), flow.arena, arenas, peak, at, flow.scratch, picture,
-        flow.targets, _spills(flow),
+        flow.targets, _spilled_values(flow),
     )  # fmt: skip
 
 
-def _spills(flow: Flow) -> tuple[str, ...]:
+def _spilled_values(flow: Flow) -> tuple[str, ...]:
     rows = [t for t in flow.variant.get("transfers", ()) if t.get("spilled") and t["function"] == flow.function]
     return tuple(f"{t['type']} from {t['from']} to {t['to']}, made at {t['loc']}" for t in rows)
 
 
-def _alive(rows: Iterable[MemoryRow], step: int) -> list[MemoryRow]:
+def _live_rows_at(rows: Iterable[MemoryRow], step: int) -> list[MemoryRow]:
     return [r for r in rows if r.first <= step <= r.last]
 
 
@@ -132,7 +132,7 @@ def _bytes_of(rows: Iterable[MemoryRow]) -> int:
     return total
 
 
-def _picture(flow: Flow, rows: Sequence[MemoryRow], peak: int, at: int) -> str:
+def _memory_svg(flow: Flow, rows: Sequence[MemoryRow], peak: int, at: int) -> str:
     """Return a drawing: steps from left to right, bytes from top to bottom, arenas below each other."""
     title = f"@{flow.function}: arena of {flow.arena:,} B, {peak:,} B alive at step {at}"
     drawing = Drawing(title, len(flow.steps), "steps", row=HEIGHT / max(flow.arena, 1), least=1)

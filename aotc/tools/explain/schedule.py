@@ -168,23 +168,23 @@ def explain_schedule(
     flow = flow_of(opened, function, sizes, target)
     kernels = kernels_of(opened, flow)
     record = stored_record(opened, PROFILE) or stored_record(opened, COSTS)
-    own = {k["name"]: _target(k["target"]) for k in flow.variant["kernels"] if "target" in k}
-    costs = [Costs(_target(space.target), record, own) for space in flow.spaces]
+    own = {k["name"]: _target_with_caches(k["target"]) for k in flow.variant["kernels"] if "target" in k}
+    costs = [Costs(_target_with_caches(space.target), record, own) for space in flow.spaces]
     rows: list[ScheduleRow] = []
-    times = _times(flow, kernels, costs)
-    for graph in _graphs(flow.steps):
-        rows += _rows(graph, flow, kernels, costs, times)
+    times = _step_times(flow, kernels, costs)
+    for graph in _graphs_of_steps(flow.steps):
+        rows += _schedule_rows(graph, flow, kernels, costs, times)
     rows.sort(key=lambda row: row.number)
     inside = {n for step in flow.steps if step.control for n in range(step.number + 1, step.end)}
     outer = [row for row in rows if row.number not in inside]
     work = sum(r.runs * r.ns for r in outer)
-    path = sum(max(r.runs * (r.begin + r.ns) for r in some) for some in _graphs(outer))
+    path = sum(max(r.runs * (r.begin + r.ns) for r in some) for some in _graphs_of_steps(outer))
     unknown = tuple(costs[0].unknown(kernels))
     kinds = tuple(dict.fromkeys(c.target.kind for c in costs))
     machine = measured_on(record, flow.variant["target"]) if record else ""
     return ScheduleReport(
         flow.function, flow.variant["target"], kinds, tuple(rows), work, path, unknown, machine,
-        _picture(flow.function, outer), flow.targets,
+        _schedule_svg(flow.function, outer), flow.targets,
     )  # fmt: skip
 
 
@@ -195,10 +195,10 @@ def measured_on(record: Mapping[str, Any], target: str) -> str:
     return " and ".join(filter(None, map(str, found)))
 
 
-def _target(name: str) -> Target:
+def _target_with_caches(name: str) -> Target:
     """Return the target by name, with this machine's cache sizes if it is the host."""
     if "+" in name:
-        return common_cpu_target(map(_target, name.split("+")))
+        return common_cpu_target(map(_target_with_caches, name.split("+")))
     return own if name.startswith("cpu") and (own := host_target()).name == name else TARGETS[name]
 
 
@@ -221,27 +221,27 @@ def kernels_of(opened: OpenedBundle, flow: Flow) -> list[Kernel]:
         raise BundleError(opened.where, f"the text of a kernel cannot be read: {error}", hint=hint) from error
 
 
-def _graphs(steps: Sequence[Command]) -> list[list[Command]]:
+def _graphs_of_steps(steps: Sequence[Command]) -> list[list[Command]]:
     graphs: dict[int, list[Command]] = {}
     for step in steps:
         graphs.setdefault(step.graph, []).append(step)
     return list(graphs.values())
 
 
-def _times(flow: Flow, kernels: Sequence[Kernel], costs: Sequence[Costs]) -> list[float]:
+def _step_times(flow: Flow, kernels: Sequence[Kernel], costs: Sequence[Costs]) -> list[float]:
     """Return the nanoseconds of each step on one core or GPU; a loop command includes all iterations."""
     times = [0.0] * len(flow.steps)
     for step in reversed(flow.steps):
         if step.control:
-            times[step.number] = _inside(flow, step, times)
+            times[step.number] = _time_inside_control(flow, step, times)
         elif step.kernel < 0:
-            times[step.number] = _copy(costs, flow.way_of(step), step.reads[0][2] - step.reads[0][1])
+            times[step.number] = _copy_nanoseconds(costs, flow.way_of(step), step.reads[0][2] - step.reads[0][1])
         else:
             times[step.number] = costs[flow.way_of(step)[-1]].of(kernels[step.kernel], step.sizes).ns
     return times
 
 
-def _inside(flow: Flow, control: FlowStep, times: Sequence[float]) -> float:
+def _time_inside_control(flow: Flow, control: FlowStep, times: Sequence[float]) -> float:
     """Return the nanoseconds inside a loop or branch command: all iterations, or the longest side."""
     prefix = f"{control.within} > " if control.within else ""
     steps = flow.steps[control.number + 1 : control.end]
@@ -270,7 +270,7 @@ def _inside(flow: Flow, control: FlowStep, times: Sequence[float]) -> float:
     return total(held, prefix)
 
 
-def _rows(
+def _schedule_rows(
     steps: Sequence[FlowStep], flow: Flow, kernels: Sequence[Kernel], costs: Sequence[Costs],
     all_times: Sequence[float],
 ) -> list[ScheduleRow]:  # fmt: skip
@@ -278,7 +278,7 @@ def _rows(
     place = {step.number: n for n, step in enumerate(steps)}
     before = [[place[n] for n in step.after] for step in steps]
     times = [all_times[step.number] for step in steps]
-    lags = {pair: times[pair[0]] * share for pair, share in _shares(steps).items()}
+    lags = {pair: times[pair[0]] * share for pair, share in _tile_dependency_shares(steps).items()}
     begins = [0.0] * len(steps)
     for n, some in enumerate(before):
         begins[n] = max((begins[p] + lags.get((p, n), times[p]) for p in some), default=0.0)
@@ -291,9 +291,9 @@ def _rows(
         copied = step.reads[0][2] - step.reads[0][1] if step.reads else 0
         cost = None if step.kernel < 0 else costs[way[-1]].of(kernels[step.kernel], step.sizes)
         bound = "control" if step.control else "memory"
-        known = (times[n], None, bound, 2 * copied) if cost is None else _facts(cost)
+        known = (times[n], None, bound, 2 * copied) if cost is None else _cost_facts(cost)
         rows.append(ScheduleRow(
-            step.number, step.graph, step.within, _device(flow, step), flow.name_of(step),
+            step.number, step.graph, step.within, _device_of_step(flow, step), flow.name_of(step),
             step.loc, step.sizes, step.items, step.claim, step.serial, *known,
             step.after, begins[n], critical, {t.producer: t.halo for t in step.tiles},
             flow.runs_of(step.within), flow.is_guessed(step.within),
@@ -301,7 +301,7 @@ def _rows(
     return rows
 
 
-def _shares(steps: Sequence[FlowStep]) -> dict[tuple[int, int], float]:
+def _tile_dependency_shares(steps: Sequence[FlowStep]) -> dict[tuple[int, int], float]:
     """Return for each tile dependency the fraction of the producer's items that the first claim waits for."""
     first = steps[0].number
     found = {}
@@ -312,20 +312,20 @@ def _shares(steps: Sequence[FlowStep]) -> dict[tuple[int, int], float]:
     return found
 
 
-def _copy(costs: Sequence[Costs], way: tuple[int, int], size: int) -> float:
+def _copy_nanoseconds(costs: Sequence[Costs], way: tuple[int, int], size: int) -> float:
     """Return the nanoseconds of a copy of ``size`` bytes within or between the memories ``way``."""
     if way[0] == way[1]:
         return costs[way[0]].copy(size)
     return move_nanoseconds(size, costs[way[0]].target.kind, costs[way[1]].target.kind)
 
 
-def _device(flow: Flow, step: FlowStep) -> str:
+def _device_of_step(flow: Flow, step: FlowStep) -> str:
     """Return the device of a step: names of memories, or its kernel's target where CPU devices have several."""
     own = flow.variant["kernels"][step.kernel].get("target") if step.kernel >= 0 else ""
     return own or " to ".join(dict.fromkeys(flow.spaces[n].name for n in flow.way_of(step)))
 
 
-def _facts(cost: Cost) -> tuple[float, float | None, str, int]:
+def _cost_facts(cost: Cost) -> tuple[float, float | None, str, int]:
     p = cost.predicted
     return p.ns, cost.measured, p.bound, p.bytes
 
@@ -335,14 +335,14 @@ def _facts(cost: Cost) -> tuple[float, float | None, str, int]:
 _UNITS = (("us", 1e3), ("ms", 1e6), ("s", 1e9))  # nanoseconds per unit
 
 
-def _picture(function: str, rows: Sequence[ScheduleRow]) -> str:
+def _schedule_svg(function: str, rows: Sequence[ScheduleRow]) -> str:
     """Return a drawing of the commands over time at their earliest start, in as many lanes as needed."""
-    total = sum(max(r.begin + r.ns for r in some) for some in _graphs(rows))
+    total = sum(max(r.begin + r.ns for r in some) for some in _graphs_of_steps(rows))
     unit, scale = next((u, n) for u, n in _UNITS if total < 1000 * n or n == _UNITS[-1][1])
     title = f"@{function}: commands as soon as they can begin, {total / scale:.4g} {unit}"
     drawing = Drawing(title, total, unit, scale)
     start = 0.0
-    for some in _graphs(rows):
+    for some in _graphs_of_steps(rows):
         lanes: list[float] = []
         for row in sorted(some, key=lambda r: (r.begin, not r.critical, r.number)):
             lane = next((n for n, end in enumerate(lanes) if end <= row.begin + 1e-9), len(lanes))

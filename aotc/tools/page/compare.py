@@ -19,7 +19,7 @@ from aotc.display.units import count_text, size_text, time_text
 from aotc.frontend.importer import import_raw
 from aotc.ir.tensor.ir import walk
 from aotc.recompile import model_of
-from aotc.source.restore import restore
+from aotc.source.restore import restore_source
 from aotc.tools.flow import entry_of
 from aotc.tools.inspect import signature_text
 from aotc.tools.page.facts import facts_of
@@ -113,7 +113,7 @@ class BundleDiff(Shown):
 
     def document(self) -> Document:
         """Return the differing facts, the figures of both, and the weights and kernels that differ."""
-        a, b = _names(self.first, self.second)
+        a, b = _headings_of_paths(self.first, self.second)
         blocks: list[Block] = []
         if self.facts:
             columns = [Column("differs"), Column(a), Column(b)]
@@ -124,7 +124,8 @@ class BundleDiff(Shown):
             "bytes": lambda x: size_text(int(x)), "ns": lambda x: time_text(x / 1e9), "count": "{:,}".format,
         }  # fmt: skip
         rows = [
-            (f.name, texts[f.unit](f.first), texts[f.unit](f.second), _ratio(f.first, f.second)) for f in self.whole
+            (f.name, texts[f.unit](f.first), texts[f.unit](f.second), _figure_ratio(f.first, f.second))
+            for f in self.whole
         ]
         if self.assumed:
             name = self.assumed.partition("=")[0]
@@ -137,14 +138,14 @@ class BundleDiff(Shown):
             blocks.append(table(
                 [Column("kernel"), Column("is"), *right, Column("from", priority=1)],
                 [(k.kernel, k.state, *(time_text(ns / 1e9) if ns else "" for ns in (k.first, k.second)),
-                  _ratio(k.first, k.second), short_place(k.loc)) for k in changed],
+                  _figure_ratio(k.first, k.second), short_place(k.loc)) for k in changed],
             ))  # fmt: skip
         same = len(self.kernels) - len(changed)
         blocks.append(Line(f"{count_text(same, 'kernel')} the same, {len(changed)} not"))
         return Document("", tuple(blocks))
 
 
-def _names(first: str, second: str) -> tuple[str, str]:
+def _headings_of_paths(first: str, second: str) -> tuple[str, str]:
     """Return headings for two paths: the names of the files, or where these are equal with their folders."""
     a, b = Path(first), Path(second)
     if a.name != b.name:
@@ -167,7 +168,7 @@ def _weight_blocks(weights: Sequence[DiffWeight]) -> list[Block]:
     return [*blocks, *([Line(f"and {count_text(more, 'weight')} more (--json lists all)")] if more else [])]
 
 
-def _ratio(a: float, b: float) -> str:
+def _figure_ratio(a: float, b: float) -> str:
     return f"{b / a:.2f}" if a and b else ""
 
 
@@ -181,7 +182,7 @@ class _Side:
     opened: OpenedBundle
 
 
-def _side(bundle: str | os.PathLike[str] | bytes, where: str) -> _Side:
+def _compared_bundle(bundle: str | os.PathLike[str] | bytes, where: str) -> _Side:
     source = bundle if isinstance(bundle, bytes) else os.fspath(bundle)
     opened = open_bundle(source)
     opened.where = where or opened.where
@@ -219,7 +220,7 @@ def diff(
     BundleError
         If a bundle cannot be read, or has no text of its kernels.
     """
-    sides = [_side(bundle, name) for bundle, name in zip((first, second), names)]
+    sides = [_compared_bundle(bundle, name) for bundle, name in zip((first, second), names)]
     entries = [entry_of(side.opened, function) for side in sides]
     entry = sides[0].opened.manifest["functions"][entries[0]]
     typical, sizes = entry.get("typical", {}), sizes or {}
@@ -231,7 +232,7 @@ def diff(
         facts_of(side.data, side.where, name, {dim: chosen[dim] for dim in own if dim in chosen})
         for side, name, own in zip(sides, entries, owns)
     )
-    facts = _differing(*(_texts_of(side.opened, name) for side, name in zip(sides, entries)))
+    facts = _differing_facts(*(_texts_of(side.opened, name) for side, name in zip(sides, entries)))
     weights = compare_weights(*map(weight_digests, sides))
     figures, kernels = compare_figures(a, b), compare_kernels(a, b)
     return BundleDiff(sides[0].where, sides[1].where, facts, figures, weights, kernels, assumed_text(assumed, typical))
@@ -255,12 +256,12 @@ def _texts_of(opened: OpenedBundle, function: str) -> dict[str, str]:
     found["targets"] = ", ".join(v["target"] for v in manifest["variants"])
     found |= {f"layout of {x.name}": layout_text(x.layout) for x in (*signature.inputs, *signature.outputs) if x.layout}
     if manifest.get("source"):
-        options = restore(opened).options
+        options = restore_source(opened).options
         found |= {f"option {name}": str(value) for name, value in options.items()}
     return found
 
 
-def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[DiffFact, ...]:
+def _differing_facts(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[DiffFact, ...]:
     names = dict.fromkeys([*a, *b])
     return tuple(DiffFact(n, a.get(n, ""), b.get(n, "")) for n in names if a.get(n, "") != b.get(n, ""))
 
@@ -294,16 +295,16 @@ def weight_digests(side: _Side) -> dict[str, tuple[str, bytes]]:
     manifest, variant = opened.manifest, opened.manifest["variants"][0]
     if manifest.get("weights"):
         arrays, _ = own_weights(opened, places_of(manifest, variant, opened.where).types)
-        found = {path: _digest(array) for path, array in arrays.items()}
-    return found | _constants(side, variant.get("constants") or {})
+        found = {path: _array_digest(array) for path, array in arrays.items()}
+    return found | _constant_digests(side, variant.get("constants") or {})
 
 
-def _digest(array: np.ndarray) -> tuple[str, bytes]:
+def _array_digest(array: np.ndarray) -> tuple[str, bytes]:
     data = np.ascontiguousarray(array)
     return type_text(from_numpy(data.dtype), data.shape), sha256(data.reshape(-1).view(np.uint8).data).digest()
 
 
-def _constants(side: _Side, entry: Mapping[str, Any]) -> dict[str, tuple[str, bytes]]:
+def _constant_digests(side: _Side, entry: Mapping[str, Any]) -> dict[str, tuple[str, bytes]]:
     if (external := entry.get("external")) is not None:
         return {
             t["name"]: (type_text(t["dtype"], t["shape"]), t["sha256"] if isinstance(t["sha256"], bytes) else b"")
@@ -329,7 +330,7 @@ def _source_constants(bundle: str | bytes) -> dict[str, tuple[str, bytes]]:
     for function in import_raw(raw, options=options).functions.values():
         for op in walk(function.body):
             if op.name == "constant" and (value := np.asarray(op.attrs["value"])).size > 1:
-                found[f"constant {len(found)}"] = _digest(value)
+                found[f"constant {len(found)}"] = _array_digest(value)
     return found
 
 
@@ -371,7 +372,7 @@ def compare_kernels(first: Facts, second: Facts) -> tuple[DiffKernel, ...]:
                 right.remove(found)
                 pairs.append((name, found, CHANGED))
     pairs += [(name, "", REMOVED) for name in left] + [("", name, ADDED) for name in right]
-    return tuple(_row(first, second, *pair) for pair in pairs)
+    return tuple(_kernel_row(first, second, *pair) for pair in pairs)
 
 
 def _place_of(facts: Facts, name: str) -> tuple[str, ...]:
@@ -380,10 +381,10 @@ def _place_of(facts: Facts, name: str) -> tuple[str, ...]:
     return (re.sub(r":\d+", "", facts["loc"]), kind) if facts["loc"] else ()
 
 
-def _row(first: Facts, second: Facts, a: str, b: str, state: str) -> DiffKernel:
+def _kernel_row(first: Facts, second: Facts, a: str, b: str, state: str) -> DiffKernel:
     facts = second["kernels"][b] if b else first["kernels"][a]
-    return DiffKernel(b or a, a, state, _nanoseconds(first, a), _nanoseconds(second, b), facts["loc"])
+    return DiffKernel(b or a, a, state, _kernel_nanoseconds(first, a), _kernel_nanoseconds(second, b), facts["loc"])
 
 
-def _nanoseconds(facts: Facts, name: str) -> float:
+def _kernel_nanoseconds(facts: Facts, name: str) -> float:
     return sum(step["runs"] * step["ns"] for step in facts["steps"] if name and step["kernel"] == name)

@@ -39,16 +39,16 @@ def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, in
     opened = open_bundle(data)
     opened.where = where
     name = entry_of(opened, function)
-    own = _numbers(opened, name, sizes or {})
+    own = _facts_of_sizes(opened, name, sizes or {})
     variant = next(v for v in opened.manifest["variants"] if v["target"] == own["target"])
-    kernels = _kernels(opened, variant)
+    kernels = _kernel_facts(opened, variant)
     source = _add_reasons(data, opened, kernels)
     return {
         "name": opened.manifest["name"], "function": name, "mesh": _mesh_text(opened),
         "producer": opened.manifest["producer"], "path": where, "bytes": len(data), "kernels": kernels,
-        "source": source, "weights": _weights(opened, variant),
-        "segments": _segments(opened), "roof": _roof(own["target"]), **own,
-        "choices": _choices(opened, name, own["sizes"]) if own["sizes"] and not sizes else [],
+        "source": source, "weights": _constant_facts(opened, variant),
+        "segments": _segment_facts(opened), "roof": _roofline_of_target(own["target"]), **own,
+        "choices": _facts_of_other_sizes(opened, name, own["sizes"]) if own["sizes"] and not sizes else [],
     }  # fmt: skip
 
 
@@ -57,9 +57,9 @@ def _mesh_text(opened: OpenedBundle) -> str:
     return f"mesh {mesh_of(opened.manifest['mesh'])}" if "mesh" in opened.manifest else ""
 
 
-def _numbers(opened: OpenedBundle, function: str, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _facts_of_sizes(opened: OpenedBundle, function: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return the facts of a call that depend on its sizes."""
-    texts = _texts(opened)
+    texts = _kernel_texts_by_target(opened)
     entry = opened.manifest["functions"][function]
     typical = entry.get("typical", {})
     every = assumed_sizes(entry["arguments"], typical)
@@ -83,19 +83,19 @@ def _numbers(opened: OpenedBundle, function: str, sizes: Mapping[str, int]) -> d
     }  # fmt: skip
 
 
-def _choices(opened: OpenedBundle, function: str, assumed: Mapping[str, int]) -> list[dict[str, Any]]:
+def _facts_of_other_sizes(opened: OpenedBundle, function: str, assumed: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the facts of calls of other sizes, for the size picker: all symbolic sizes scaled alike."""
     found = []
     for factor in _FACTORS:
         sizes = {dim: max(1, round(size * factor)) for dim, size in assumed.items()}
         try:
-            found.append(_numbers(opened, function, sizes))
+            found.append(_facts_of_sizes(opened, function, sizes))
         except CallError:  # the model refuses these sizes
             continue
     return found
 
 
-def _texts(opened: OpenedBundle) -> Mapping[str, Any]:
+def _kernel_texts_by_target(opened: OpenedBundle) -> Mapping[str, Any]:
     """Return the text and location of each kernel, by its target and name."""
     held: Mapping[str, Any] | None = (opened.manifest.get("debug") or {}).get("kernels")
     if held is None:
@@ -103,9 +103,9 @@ def _texts(opened: OpenedBundle) -> Mapping[str, Any]:
     return held
 
 
-def _kernels(opened: OpenedBundle, variant: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _kernel_facts(opened: OpenedBundle, variant: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the text, assembly and location of each kernel of a variant."""
-    held = _texts(opened)
+    held = _kernel_texts_by_target(opened)
     part = next((p for p in variant.get("parts", ()) if "library" in p), variant)
     rows = variant["kernels"]
     native = rows[: part.get("count")] if part.get("library") is not None else []
@@ -115,13 +115,13 @@ def _kernels(opened: OpenedBundle, variant: Mapping[str, Any]) -> dict[str, dict
     for number, row in enumerate(rows):
         entry = held[f"{variant['target']}/{row['name']}"]
         at = ranges[number] if number < len(ranges) else None
-        code = _assembly(data, at) if at else ""
+        code = _kernel_assembly_text(data, at) if at else ""
         facts = {"code_bytes": at[1] - at[0] if at else 0, "text": entry["text"], "asm": code, "loc": entry["loc"]}
         found[row["name"]] = {**facts, "ops": [], "lines": [], "text_lines": [], "neighbours": [], "kind": ""}
     return found
 
 
-def _assembly(data: Any, at: tuple[int, int]) -> str:
+def _kernel_assembly_text(data: Any, at: tuple[int, int]) -> str:
     try:
         text = disassemble(data, *at)
     except BundleError as error:  # objdump is not installed
@@ -150,7 +150,7 @@ def _add_reasons(data: bytes, opened: OpenedBundle, kernels: Mapping[str, dict[s
     return source
 
 
-def _weights(opened: OpenedBundle, variant: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _constant_facts(opened: OpenedBundle, variant: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the constants of a variant, the largest first; constants inside the bundle are one entry."""
     held = variant.get("constants") or {}
     if (external := held.get("external")) is not None:
@@ -163,13 +163,13 @@ def _weights(opened: OpenedBundle, variant: Mapping[str, Any]) -> list[dict[str,
     return [{"name": "constants in the bundle", "bytes": opened.segment(held["segment"]).nbytes}]
 
 
-def _segments(opened: OpenedBundle) -> list[dict[str, Any]]:
+def _segment_facts(opened: OpenedBundle) -> list[dict[str, Any]]:
     return [
         {"name": row["name"], "bytes": opened.segment(n).nbytes} for n, row in enumerate(opened.manifest["segments"])
     ]
 
 
-def _roof(target: str) -> dict[str, float]:
+def _roofline_of_target(target: str) -> dict[str, float]:
     """Return the peak operations and memory bytes per nanosecond in the cost model, for a core or a GPU."""
     name = target.split("+")[0]
     own = host_target()

@@ -39,7 +39,7 @@ def put(module: RuntimeModule, x: Any, where: str) -> DeviceArray:
     for number, argument in enumerate(function.arguments if function and where else ()):
         if function and argument.name == where:
             return on_its_device(function, number, x, module.home)
-    places = _places(module)
+    places = _modules_by_device(module)
     name = where or next((n for n, gpu in places.items() if gpu is not None), module.home)
     if name not in places:
         raise ArgumentValueError(module.name, f"no argument and no device {where!r}", expected=", ".join(places))
@@ -57,7 +57,7 @@ def put(module: RuntimeModule, x: Any, where: str) -> DeviceArray:
     return made
 
 
-def _places(module: RuntimeModule) -> dict[str, LoadedGpu | None]:
+def _modules_by_device(module: RuntimeModule) -> dict[str, LoadedGpu | None]:
     """Return the loaded module of each device by device name; None for devices that use host memory."""
     gpus = {loaded.ordinal: loaded for loaded in module.gpus}
     rows = {**module.devices, **{place: place for place in module.devices.values()}} or {module.home: module.home}

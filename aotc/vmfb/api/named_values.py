@@ -31,7 +31,7 @@ def by_number(signature: Signature, values: Mapping[str | int, Any], where: str)
             pairs = [(number, value)]
         else:
             try:
-                pairs = _leaves(signature, key, value, where)
+                pairs = _arguments_in_pytree(signature, key, value, where)
             except CallError as error:
                 problems.append(str(error))
                 continue
@@ -52,7 +52,7 @@ def node_called(signature: Signature, name: Any) -> tuple[trees.Node, int] | Non
     return None
 
 
-def _leaves(signature: Signature, key: Any, value: Any, where: str) -> list[tuple[int, Any]]:
+def _arguments_in_pytree(signature: Signature, key: Any, value: Any, where: str) -> list[tuple[int, Any]]:
     """Return the arguments in the pytree ``value``, by number."""
     known = node_called(signature, key)
     if known is not None:

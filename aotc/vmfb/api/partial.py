@@ -284,15 +284,15 @@ def bound_to(module: FunctionTable, name: str, held: Mapping[int, DeviceArray], 
     row = module.prepared.get(name)
     count = len(module.loaded(name).arguments)
     if row is None or not all(n in held for n in row["weights"]):
-        return _partial(module.loaded(name), held, held)
+        return _partial_function(module.loaded(name), held, held)
     takes = row["takes"]
     read = {n: held[n] for n in takes if n in held}
-    every = read | dict(enumerate(_prepared(module, row, held, made), count))
+    every = read | dict(enumerate(_prepared_values_of(module, row, held, made), count))
     bound = {place: every[n] for place, n in enumerate(takes) if n in every}
-    return _partial(module.loaded(row["call"]["name"]), bound, read)
+    return _partial_function(module.loaded(row["call"]["name"]), bound, read)
 
 
-def _partial(
+def _partial_function(
     function: RuntimeFunction, values: Mapping[int, DeviceArray], arrays: Mapping[int, DeviceArray]
 ) -> PartialFunction:
     """Return a function with the arguments ``values`` bound; calls read ``arrays`` directly."""
@@ -307,7 +307,7 @@ def _partial(
     return made
 
 
-def _prepared(
+def _prepared_values_of(
     module: FunctionTable, row: Mapping[str, Any], held: Mapping[int, DeviceArray], made: Made
 ) -> list[DeviceArray]:
     """Return the prepared values that calls read: from the cache ``made``, or else computed by the bundle's program."""
@@ -315,11 +315,11 @@ def _prepared(
     values = [entry.get("value", (function.name, n)) for n, entry in enumerate(row["prepare"]["results"])]
     keys = list(zip(values, function.residence.result_gpus, strict=True))
     if not all(key in made for key in keys):
-        made.update({**dict(zip(keys, _computed(module, row, function, held), strict=True)), **made})
+        made.update({**dict(zip(keys, _compute_prepared_values(module, row, function, held), strict=True)), **made})
     return [made[key] for key in keys]
 
 
-def _computed(
+def _compute_prepared_values(
     module: FunctionTable, row: Mapping[str, Any], function: RuntimeFunction, held: Mapping[int, DeviceArray]
 ) -> list[DeviceArray]:
     """Run the program that computes prepared values, on the device where they are read."""
@@ -328,11 +328,11 @@ def _computed(
         found: list[DeviceArray] = function.run(values, results="device")
         return [x.wait() for x in found]
     rows = zip(row["prepare"]["results"], function.result_dtypes)
-    out = [_aligned(tuple(entry["dims"]), dtype) for entry, dtype in rows]
+    out = [_aligned_array(tuple(entry["dims"]), dtype) for entry, dtype in rows]
     return [DeviceArray(x, module.home) for x in function.run(values, out)]
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _aligned_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Allocate memory aligned to cache lines, like constants."""
     size = prod(shape) * dtype.itemsize
     memory, first = aligned_bytes(size, ALIGNMENT)

@@ -17,10 +17,10 @@ def signature_without(signature: Signature, arguments: Collection[int], results:
         sides = [_pruned_children(side, numbers, arguments) for side in in_tree["children"]]
         kept = [n for n, child in enumerate(sides[0]) if child is not None]
         parameters = [parameters[n] if n < len(parameters) and parameters[n] else f"args[{n}]" for n in kept]
-        whole = [_with_children(side, children) for side, children in zip(in_tree["children"], sides)]
+        whole = [_node_with_children(side, children) for side, children in zip(in_tree["children"], sides)]
         in_tree = {**in_tree, "children": whole}
     if out_tree is not None:
-        out_tree = _pruned(out_tree, count(), results) or {"kind": "none"}
+        out_tree = _pruned_node(out_tree, count(), results) or {"kind": "none"}
     rows = [
         [row for n, row in enumerate(every) if n not in gone]
         for every, gone in ((signature.arguments, arguments), (signature.results, results))
@@ -29,20 +29,20 @@ def signature_without(signature: Signature, arguments: Collection[int], results:
     return Signature(signature.name, {**entry, "parameters": parameters, "doc": signature.doc})
 
 
-def _pruned(node: trees.Node, numbers: Iterator[int], gone: Collection[int]) -> trees.Node | None:
+def _pruned_node(node: trees.Node, numbers: Iterator[int], gone: Collection[int]) -> trees.Node | None:
     """Return a pytree node without the leaves whose numbers are ``gone``; None if nothing remains."""
     if node["kind"] == "leaf":
         return None if next(numbers) in gone else node
     children = _pruned_children(node, numbers, gone)
     left = any(child is not None for child in children)
-    return _with_children(node, children) if left or not children else None
+    return _node_with_children(node, children) if left or not children else None
 
 
 def _pruned_children(node: trees.Node, numbers: Iterator[int], gone: Collection[int]) -> list[trees.Node | None]:
-    return [_pruned(child, numbers, gone) for child in node.get("children", [])]
+    return [_pruned_node(child, numbers, gone) for child in node.get("children", [])]
 
 
-def _with_children(node: trees.Node, children: Sequence[trees.Node | None]) -> trees.Node:
+def _node_with_children(node: trees.Node, children: Sequence[trees.Node | None]) -> trees.Node:
     keys = node.get("keys") or [None] * len(children)
     rows = [(key, child) for key, child in zip(keys, children) if child is not None]
     named = {"keys": [key for key, _ in rows]} if node.get("keys") else {}

@@ -64,9 +64,11 @@ class KeptState:
         if bound is not None:
             functions = {bound.name: bound}
         found = {name: leaves_of(function.signature, names, results) for name, function in functions.items()}
-        homes = _homes(module.name, functions, names, {name: takes for name, (takes, _) in found.items()})
+        homes = _readers_of_state_leaves(
+            module.name, functions, names, {name: takes for name, (takes, _) in found.items()}
+        )
         self._held = StateValues(module.name, module.home, homes)
-        self.types = _agreed(module.name, functions, names, found)
+        self.types = _agreed_leaf_types(module.name, functions, names, found)
         self._calls = {
             name: StateCall(self._held, functions[name], takes, gives)
             for name, (takes, gives) in found.items()
@@ -177,7 +179,7 @@ class KeptState:
         return f"<state of {self._module.name!r}: {rows}>"
 
 
-def _homes(
+def _readers_of_state_leaves(
     where: str, functions: Mapping[str, RuntimeFunction], names: Sequence[str], takes: Mapping[str, Mapping[int, str]]
 ) -> dict[str, tuple[RuntimeFunction, int]]:
     """Return, for each state leaf, a function that reads it and the argument number there."""
@@ -191,7 +193,7 @@ def _homes(
     return homes
 
 
-def _agreed(
+def _agreed_leaf_types(
     where: str, functions: Mapping[str, RuntimeFunction], names: Sequence[str],
     found: Mapping[str, tuple[Mapping[int, str], Mapping[int, str]]],
 ) -> dict[str, tuple[str, tuple[int | str, ...]]]:  # fmt: skip

@@ -31,29 +31,33 @@ def warm_up(module: RuntimeModule, warm: Any) -> None:
         If ``warm`` is not a mapping of sizes, or no function takes these sizes.
     """
     rows: Sequence[Any] = [{}] if warm is True else [warm] if isinstance(warm, Mapping) else warm
-    if not isinstance(rows, list | tuple) or not all(_are_sizes(row) for row in rows):
+    if not isinstance(rows, list | tuple) or not all(_are_warm_up_sizes(row) for row in rows):
         raise ArgumentError(module.name, "warm is not a list of sizes", repr(warm)[:80], _EXAMPLE)
     for sizes in rows:
-        called = [_call(module, name, sizes) for name in module.functions if _symbols(module, name) <= sizes.keys()]
+        called = [
+            _call_with_zeros(module, name, sizes)
+            for name in module.functions
+            if _argument_symbols(module, name) <= sizes.keys()
+        ]
         if not called:
-            wanted = sorted({symbol for name in module.functions for symbol in _symbols(module, name)})
+            wanted = sorted({symbol for name in module.functions for symbol in _argument_symbols(module, name)})
             what = "warm has no sizes for any function"
             raise ArgumentValueError(module.name, what, repr(sizes)[:80], f"sizes of {', '.join(wanted)}")
 
 
-def _are_sizes(row: Any) -> bool:
+def _are_warm_up_sizes(row: Any) -> bool:
     return isinstance(row, Mapping) and all(
         isinstance(name, str) and isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 0
         for name, size in row.items()
     )
 
 
-def _symbols(module: RuntimeModule, name: str) -> set[str]:
+def _argument_symbols(module: RuntimeModule, name: str) -> set[str]:
     """Return the symbols in the dims of a function's arguments."""
     return set(dim_names(module.loaded(name).signature.arguments))
 
 
-def _call(module: RuntimeModule, name: str, sizes: Mapping[str, int]) -> str:
+def _call_with_zeros(module: RuntimeModule, name: str, sizes: Mapping[str, int]) -> str:
     arrays = []
     for row in module.loaded(name).signature.arguments:
         dims = [d if isinstance(d, int) else evaluate(ast.parse(d, mode="eval").body, sizes) for d in row["dims"]]

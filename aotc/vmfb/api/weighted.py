@@ -11,7 +11,7 @@ import numpy as np
 from aotc.vmfb.api.partial import Made, OpenFunction, PartialFunction, bound_to, place_bound_values
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.host.locks import new_lock
-from aotc.vmfb.memory.mapped_file import check_of
+from aotc.vmfb.memory.mapped_file import mapped_file_check
 from aotc.vmfb.memory.pointers import address_of
 from aotc.vmfb.weights.own import WeightPlaces, checked_weights, own_weights, places_of
 from aotc.vmfb.weights.shards import is_folder, weights_of_rank
@@ -65,9 +65,11 @@ class OwnWeights:
             else:
                 values = read_tensors(values)
                 file = values.file
-        found = _unshared(checked_weights(values, self.places, self._whole.name, whole=False))
+        found = _unshared_arrays(checked_weights(values, self.places, self._whole.name, whole=False))
         with self._lock:  # concurrent updates must not undo each other
-            check_of([x for x in {f for path, f in self._files.items() if path not in found} if x is not None])()
+            mapped_file_check(
+                [x for x in {f for path, f in self._files.items() if path not in found} if x is not None]
+            )()
             arrays = {**self._arrays, **found}
             self._files.update({**dict.fromkeys(found, file), **files})
             for name, partial in self._bound_with(arrays).items():
@@ -97,7 +99,7 @@ class OwnWeights:
             read = {address_of(x.numpy()) for x in bound.arrays.values() if x.ordinal < 0}
             files = {self._files[path] for path in self.places.functions[name] if address_of(arrays[path]) in read}
             mapped = [file for file in files if file is not None and file.is_mapped]
-            bound.check = check_of(mapped) if mapped else None
+            bound.check = mapped_file_check(mapped) if mapped else None
         self._forget_unread(arrays, bounds)
 
     def _forget_unread(self, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, PartialFunction]) -> None:
@@ -110,12 +112,12 @@ class OwnWeights:
                 file.forget(address_of(x), x.nbytes)
 
 
-def _unshared(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _unshared_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return arrays that no caller can change: copies of writable ones."""
     return {path: x.copy() if x.flags.writeable else x for path, x in arrays.items()}
 
 
-def give_weights(
+def bind_module_weights(
     module: RuntimeModule, bundle: OpenedBundle, variant: Mapping[str, Any], given: Any, verify: bool
 ) -> OwnWeights:
     """Bind a module's weights to its functions: the ``given`` ones, or the bundle's own.
@@ -137,7 +139,7 @@ def give_weights(
         tensors = read_tensors(given)
         arrays, file = checked_tensors(tensors, places.types, os.fspath(given)), tensors.file
     elif given is not None:
-        arrays = _unshared(checked_weights(given, places, bundle.where))
+        arrays = _unshared_arrays(checked_weights(given, places, bundle.where))
     else:
         arrays, file = own_weights(bundle, places.types, verify)
     every = module.every_function

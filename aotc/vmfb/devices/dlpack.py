@@ -45,12 +45,12 @@ _HELD: dict[int, tuple[Any, ...]] = {}  # by address of a struct: the struct, it
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-def _delete(managed: int) -> None:
+def _delete_managed_tensor(managed: int) -> None:
     _HELD.pop(managed, None)
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-def _drop(capsule: int) -> None:
+def _drop_unused_capsule(capsule: int) -> None:
     """Free the struct of a capsule that is destroyed without having been consumed."""
     for name in (_NAME, _VERSIONED_NAME):
         if _VALID(capsule, name):
@@ -65,7 +65,7 @@ _POINTER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
 _NEW = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
-for _kept in (_delete, _drop):  # other libraries may call them until the process ends
+for _kept in (_delete_managed_tensor, _drop_unused_capsule):  # other libraries may call them until the process ends
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
@@ -96,13 +96,13 @@ def make_capsule(
         array.address if array.nbytes else None, type_, ordinal, rank, _CODES[kind], 8 * item, 1,
         ctypes.addressof(shape), ctypes.addressof(strides), 0,
     )  # fmt: skip
-    deleter = ctypes.cast(_delete, ctypes.c_void_p)
+    deleter = ctypes.cast(_delete_managed_tensor, ctypes.c_void_p)
     versioned = max_version is not None and max_version[0] >= 1
     flags = _READ_ONLY * bool(getattr(array, "read_only", False))
     managed = _Versioned(1, 0, None, deleter, flags, tensor) if versioned else _Managed(tensor, None, deleter)
     address = ctypes.addressof(managed)
     _HELD[address] = managed, shape, strides, array.buffer
-    return _NEW(address, _VERSIONED_NAME if versioned else _NAME, ctypes.cast(_drop, ctypes.c_void_p))
+    return _NEW(address, _VERSIONED_NAME if versioned else _NAME, ctypes.cast(_drop_unused_capsule, ctypes.c_void_p))
 
 
 def _row_major(shape: tuple[int, ...]) -> list[int]:

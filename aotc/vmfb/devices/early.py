@@ -120,7 +120,7 @@ def with_marks(
     marked: list[Node] = []
     groups: dict[int, dict[int, int]] = {}
     for number, slot in slots.items():
-        last = max(n for n, node in enumerate(nodes) if _writes(node, slot, written))
+        last = max(n for n, node in enumerate(nodes) if _node_writes_slot(node, slot, written))
         groups.setdefault(last, {})[number] = slot
     for n, node in enumerate(nodes):
         own = groups.get(n, {})
@@ -132,22 +132,22 @@ def with_marks(
             marked.append(made)
             states += made.cells
         else:
-            after = Graph([_mark(number, table, 0) for number in own], states, serial=True)
+            after = Graph([_marking_command(number, table, 0) for number in own], states, serial=True)
             marked += [node, after]
             states += after.cells
     return marked, states
 
 
-def _writes(node: Node, slot: int, written: Callable[[Command], Iterable[int]]) -> bool:
+def _node_writes_slot(node: Node, slot: int, written: Callable[[Command], Iterable[int]]) -> bool:
     return any(slot in written(command) for command in all_commands([node]))
 
 
-def _is_writer(command: Command | Control, slot: int, written: Callable[[Command], Iterable[int]]) -> bool:
+def _command_writes_slot(command: Command | Control, slot: int, written: Callable[[Command], Iterable[int]]) -> bool:
     inside = [command] if isinstance(command, Command) else all_commands(command.nodes)
     return any(slot in written(c) for c in inside)
 
 
-def _mark(number: int, table: int, predecessors: int) -> Command:
+def _marking_command(number: int, table: int, predecessors: int) -> Command:
     one = constant(1)
     places = [(table, constant(0)), (table, constant(MARK_BYTES * (1 + number)))]
     return Command(COPY, 0, one, one, predecessors, (), places, [constant(MARK_BYTES)])
@@ -162,7 +162,9 @@ def _marked_graph(
     """
     writers: dict[int, list[int]] = {}
     for number, slot in slots.items():
-        writers[number] = [n for n, command in enumerate(graph.commands) if _is_writer(command, slot, written)]
+        writers[number] = [
+            n for n, command in enumerate(graph.commands) if _command_writes_slot(command, slot, written)
+        ]
     behind: dict[int, list[int]] = {}
     for number, found in writers.items():
         behind.setdefault(found[-1], []).append(number)
@@ -176,14 +178,16 @@ def _marked_graph(
             more.setdefault(n, []).append(at)
     added = len(order) - len(graph.commands)
     commands = [
-        _moved(graph.commands[n], place, more.get(n, []), added) if n >= 0
-        else _mark(number, table, len(writers[number]))
+        _renumbered_command(graph.commands[n], place, more.get(n, []), added) if n >= 0
+        else _marking_command(number, table, len(writers[number]))
         for n, number in order
     ]  # fmt: skip
     return Graph(commands, state, graph.serial)
 
 
-def _moved(command: Command | Control, place: dict[int, int], more: Sequence[int], added: int) -> Command | Control:
+def _renumbered_command(
+    command: Command | Control, place: dict[int, int], more: Sequence[int], added: int
+) -> Command | Control:
     """Return a command with renumbered successors, to which ``more`` are added."""
     successors = [*(place[n] for n in command.successors), *more]
     if isinstance(command, Control):

@@ -24,7 +24,7 @@ from aotc.vmfb.errors import (
     bundle_errors,
 )
 from aotc.vmfb.gang.rank_processes import RankProcesses
-from aotc.vmfb.gang.shared_arrays import SharedFunction, mapped, memory_file
+from aotc.vmfb.gang.shared_arrays import SharedFunction, mapped_memory, memory_file
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.host.machine import usable_cores
 from aotc.vmfb.module import with_known_keywords
@@ -86,16 +86,16 @@ def gang(
         raise ArgumentValueError("gang", "timeout must be positive", repr(timeout), "seconds")
     with bundle_errors(source):
         bundle = open_bundle(source)
-    mesh = _mesh(bundle, ranks)
+    mesh = _mesh_of_bundle(bundle, ranks)
     keywords = {
-        "threads": _threads(threads, mesh.size), "verify": verify, "untrusted": untrusted,
-        "trusted_keys": None if trusted_keys is None else [_text(key) for key in trusted_keys],
-        "weights": _weights(weights),
+        "threads": _threads_per_rank(threads, mesh.size), "verify": verify, "untrusted": untrusted,
+        "trusted_keys": None if trusted_keys is None else [_key_text(key) for key in trusted_keys],
+        "weights": _weights_argument(weights),
     }  # fmt: skip
     return Gang(source, bundle, mesh, keywords, float(timeout))
 
 
-def _mesh(bundle: OpenedBundle, ranks: int | None) -> Mesh:
+def _mesh_of_bundle(bundle: OpenedBundle, ranks: int | None) -> Mesh:
     """Return the mesh of a bundle for ``ranks`` ranks."""
     if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1):
         raise ArgumentValueError("gang", "ranks must be a positive integer", repr(ranks))
@@ -113,19 +113,19 @@ def _mesh(bundle: OpenedBundle, ranks: int | None) -> Mesh:
     return mesh
 
 
-def _threads(threads: int | None, size: int) -> int | None:
+def _threads_per_rank(threads: int | None, size: int) -> int | None:
     if threads is not None or any(os.environ.get(name) for name in ("AOTC_NUM_THREADS", "OMP_NUM_THREADS")):
         return threads
     return max(1, usable_cores() // size)
 
 
-def _text(key: str | os.PathLike[str] | bytes) -> str:
+def _key_text(key: str | os.PathLike[str] | bytes) -> str:
     if isinstance(key, bytes):
         return key.decode()
     return os.path.abspath(key) if os.path.exists(key) else os.fspath(key)
 
 
-def _weights(weights: object) -> str | None:
+def _weights_argument(weights: object) -> str | None:
     if weights is None:
         return None
     if not isinstance(weights, str | os.PathLike):
@@ -171,8 +171,8 @@ class Gang(NamedFunctions):
         parts = {name: SharedFunction(mesh, signature) for name, signature in signatures.items()}
         file = memory_file(max((shared.size for shared in parts.values()), default=0))
         try:
-            self._memory = mapped(file)
-            with _path_of(source) as (path, files), _free_address() as address:
+            self._memory = mapped_memory(file)
+            with _bundle_path_for_children(source) as (path, files), _free_address() as address:
                 self._processes = RankProcesses(mesh.size, file, files)
                 self._finalizer = weakref.finalize(self, self._processes.close)
                 asked = {"path": path, "keywords": dict(keywords)}
@@ -218,7 +218,7 @@ class Gang(NamedFunctions):
             except BaseException as error:
                 if self._end and isinstance(error, RankLost):
                     self._check_open()
-                self._end = self._end or f"its ranks were ended by {_short(error)}"
+                self._end = self._end or f"its ranks were ended by {_shortened_error(error)}"
                 raise
             self.rank_seconds = tuple(reply["seconds"] for reply in replies)
             return shared.read(self._memory)
@@ -320,13 +320,13 @@ class GangEntry(Entry):
         raise TypeError("a gang cannot be pickled: its ranks are children of this process; aotc.gang(path)")
 
 
-def _short(error: BaseException) -> str:
+def _shortened_error(error: BaseException) -> str:
     lines = str(error).splitlines()
     return f"{type(error).__name__}{': ' + lines[0] if lines else ''}"
 
 
 @contextmanager
-def _path_of(source: Source) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _bundle_path_for_children(source: Source) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Return a path of the bundle for child processes, and the descriptors that they need for it."""
     if isinstance(source, str | os.PathLike):
         yield os.path.abspath(source), ()
@@ -334,7 +334,7 @@ def _path_of(source: Source) -> Iterator[tuple[str, tuple[int, ...]]]:
     data = memoryview(source).cast("B")
     file = memory_file(len(data))
     try:
-        with mapped(file) as memory:
+        with mapped_memory(file) as memory:
             memory[: len(data)] = data
         os.ftruncate(file, len(data))
         yield f"/dev/fd/{file}", (file,)

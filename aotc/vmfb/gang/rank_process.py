@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any, NoReturn
 
 from aotc.vmfb.errors import Error
-from aotc.vmfb.gang.shared_arrays import SharedFunction, mapped
+from aotc.vmfb.gang.shared_arrays import SharedFunction, mapped_memory
 from aotc.vmfb.module import LoadedModule, load
 from aotc.vmfb.ranks.frames import MOST_BYTES, FrameReader, send_frame
 from aotc.vmfb.ranks.ranks import Ranks
@@ -32,19 +32,19 @@ def serve() -> None:
     sock.setblocking(False)
     reader = FrameReader(sock)
     try:
-        options = _next(reader)
+        options = _next_gang_message(reader)
         try:
             _serve_calls(sock, reader, options, memory)
         except ConnectionError:
             raise
         except BaseException as error:  # also SystemExit of a custom call: the caller is told
-            send_frame(sock, {"error": _described(error)})
-            _end(1)
+            send_frame(sock, {"error": _error_as_data(error)})
+            _end_process(1)
     except ConnectionError:  # the gang was closed
-        _end(0)
+        _end_process(0)
 
 
-def _end(status: int) -> NoReturn:
+def _end_process(status: int) -> NoReturn:
     """End at once: the other ranks notice closed connections, and nothing here needs an orderly end."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -56,7 +56,7 @@ def _end_with_the_gang(life: int) -> None:
     os._exit(ORPHANED)
 
 
-def _next(reader: FrameReader) -> dict[str, Any]:
+def _next_gang_message(reader: FrameReader) -> dict[str, Any]:
     while True:
         message = reader.read()
         if message is not None:
@@ -68,11 +68,11 @@ def _serve_calls(sock: socket.socket, reader: FrameReader, options: dict[str, An
     ranks = Ranks(*options["ranks"])
     module = load(options["path"], ranks=ranks, **options["keywords"])
     calls = {name: _Call(module, name, ranks.rank) for name in module.functions}
-    memory = mapped(file)
+    memory = mapped_memory(file)
     os.close(file)
     send_frame(sock, {"signatures": {name: repr(entry.signature) for name, entry in module.functions.items()}})
     while True:
-        message = _next(reader)
+        message = _next_gang_message(reader)
         seconds = calls[message["call"]].run(memory)
         send_frame(sock, {"seconds": seconds})
 
@@ -97,7 +97,7 @@ class _Call:
         return perf_counter() - start
 
 
-def _described(error: BaseException) -> dict[str, Any]:
+def _error_as_data(error: BaseException) -> dict[str, Any]:
     """Return an error as plain data: the gang raises it again."""
     ours = isinstance(error, Error)
     text = str(error) if ours else f"{type(error).__name__}: {error}"

@@ -135,7 +135,7 @@ class RankProcesses:
                 selector.register(rank.sock, selectors.EVENT_READ, rank)
             while selector.get_map() and monotonic() < end:
                 for key, _ in selector.select(POLL_SECONDS):
-                    found = _received(key.data, during)
+                    found = _reply_of_rank(key.data, during)
                     if found is None:
                         continue
                     selector.unregister(key.data.sock)
@@ -184,7 +184,7 @@ class RankProcesses:
             os.close(life)
 
 
-def _received(rank: _Rank, during: str) -> dict[str, Any] | CallError | BundleError | None:
+def _reply_of_rank(rank: _Rank, during: str) -> dict[str, Any] | CallError | BundleError | None:
     """Return a rank's reply, its error, or None if neither is complete."""
     try:
         message = rank.reader.read()
@@ -192,10 +192,10 @@ def _received(rank: _Rank, during: str) -> dict[str, Any] | CallError | BundleEr
         return rank.loss(during)
     if message is None or "error" not in message:
         return message
-    return _error(message["error"])
+    return _error_of_rank(message["error"])
 
 
-def _error(facts: Mapping[str, Any]) -> CallError | BundleError:
+def _error_of_rank(facts: Mapping[str, Any]) -> CallError | BundleError:
     """Return the error that a rank has described."""
     known = getattr(errors, facts["kind"], None) if facts["kind"] else None
     kind: type[CallError | BundleError] = CallError
@@ -209,13 +209,13 @@ def cause(failures: Mapping[int, CallError | BundleError]) -> CallError | Bundle
     """Return the failure to raise: an error of the program before the loss of a process, before its consequences."""
     own = {rank: error for rank, error in failures.items() if not isinstance(error, RankLost)}
     ended = {rank: error for rank, error in failures.items() if getattr(error, "rank", None) == rank}
-    rank, error = min((own or ended or failures).items(), key=_number)
+    rank, error = min((own or ended or failures).items(), key=_rank_number)
     if own and (len(own) < len(failures) or len({str(e) for e in own.values()}) > 1):
         return error_of_message(type(error), f"rank {rank}: {error}", vars(error))
     return error
 
 
-def _number(item: tuple[int, CallError | BundleError]) -> int:
+def _rank_number(item: tuple[int, CallError | BundleError]) -> int:
     return item[0]
 
 

@@ -50,7 +50,7 @@ class SharedFunction:
         """Copy the parts of whole arguments to shared memory."""
         for array, cut, offsets in zip(arrays, self.arguments, self._argument_offsets, strict=True):
             for rank, offset in offsets.items():
-                _view(memory, cut, offset)[...] = array[cut.slices[rank]]
+                _view_of_part(memory, cut, offset)[...] = array[cut.slices[rank]]
 
     def read(self, memory: mmap.mmap) -> list[np.ndarray]:
         """Return whole results, made of the parts in shared memory."""
@@ -58,7 +58,7 @@ class SharedFunction:
         for cut, offsets in zip(self.results, self._result_offsets, strict=True):
             whole = np.empty(cut.whole, cut.dtype)
             for rank, offset in offsets.items():
-                whole[cut.slices[rank]] = _view(memory, cut, offset)
+                whole[cut.slices[rank]] = _view_of_part(memory, cut, offset)
             found.append(whole)
         return found
 
@@ -66,7 +66,7 @@ class SharedFunction:
         """Return the arguments of a rank, read-only."""
         found = []
         for cut, offsets in zip(self.arguments, self._argument_offsets, strict=True):
-            array = _view(memory, cut, offsets[cut.owners[rank]])
+            array = _view_of_part(memory, cut, offsets[cut.owners[rank]])
             array.flags.writeable = False
             found.append(array)
         return found
@@ -74,10 +74,10 @@ class SharedFunction:
     def rank_results(self, memory: mmap.mmap, rank: int) -> list[np.ndarray | None]:
         """Return the buffer of each result of a rank; None if another rank writes the same part."""
         rows = zip(self.results, self._result_offsets, strict=True)
-        return [_view(memory, cut, offsets[rank]) if rank in offsets else None for cut, offsets in rows]
+        return [_view_of_part(memory, cut, offsets[rank]) if rank in offsets else None for cut, offsets in rows]
 
 
-def _view(memory: mmap.mmap, cut: Cut, offset: int) -> np.ndarray:
+def _view_of_part(memory: mmap.mmap, cut: Cut, offset: int) -> np.ndarray:
     return np.ndarray(cut.dims, cut.dtype, memory, offset)
 
 
@@ -92,6 +92,6 @@ def memory_file(size: int) -> int:
     return file
 
 
-def mapped(file: int) -> mmap.mmap:
+def mapped_memory(file: int) -> mmap.mmap:
     """Return the memory of a descriptor."""
     return mmap.mmap(file, os.fstat(file).st_size)

@@ -35,7 +35,7 @@ def write_atomically(path: str, parts: Iterable[Any], durable: bool = True) -> N
         If writing fails; has the name of the file. An existing file is unchanged.
     """
     try:
-        descriptor = _special(path)
+        descriptor = _open_special_file(path)
         if descriptor is not None:
             try:
                 write_parts(descriptor, parts)
@@ -50,7 +50,7 @@ def write_atomically(path: str, parts: Iterable[Any], durable: bool = True) -> N
         remove_stale(folder, prefix)
         replace_file(target, parts, os.path.join(folder, prefix), durable=durable)
     except OSError as error:
-        raise _named(error, path) from error
+        raise _error_with_path(error, path) from error
 
 
 def append_all_or_none(path: str, parts: Iterable[Any]) -> None:
@@ -75,7 +75,7 @@ def append_all_or_none(path: str, parts: Iterable[Any]) -> None:
         if new:
             with suppress(OSError):
                 os.unlink(path)
-        raise _named(error, path) from error
+        raise _error_with_path(error, path) from error
 
 
 def replace_file(path: str, parts: Iterable[Any], temporary: str, mode: int = 0, durable: bool = False) -> None:
@@ -92,7 +92,7 @@ def replace_file(path: str, parts: Iterable[Any], temporary: str, mode: int = 0,
     durable : bool
         Wait until the data is on disk.
     """
-    descriptor, name = _create(temporary, mode or 0o666)
+    descriptor, name = _create_locked_file(temporary, mode or 0o666)
     try:
         if not mode:
             with suppress(OSError):
@@ -100,9 +100,9 @@ def replace_file(path: str, parts: Iterable[Any], temporary: str, mode: int = 0,
         write_parts(descriptor, parts)
         if durable:
             os.fsync(descriptor)
-        if not name and _link(descriptor, path):
+        if not name and _link_unnamed_file(descriptor, path):
             return
-        name = name or _link_temporarily(descriptor, temporary)
+        name = name or _link_under_temporary_name(descriptor, temporary)
         os.replace(name, path)
     except BaseException:
         with suppress(OSError):
@@ -112,7 +112,7 @@ def replace_file(path: str, parts: Iterable[Any], temporary: str, mode: int = 0,
         os.close(descriptor)
 
 
-def _link(descriptor: int, path: str) -> bool:
+def _link_unnamed_file(descriptor: int, path: str) -> bool:
     """Link an open unnamed file to ``path``; return False if the path exists."""
     with suppress(FileExistsError):
         os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)  # with a folder, Python follows the link
@@ -120,9 +120,9 @@ def _link(descriptor: int, path: str) -> bool:
     return False
 
 
-def _link_temporarily(descriptor: int, temporary: str) -> str:
+def _link_under_temporary_name(descriptor: int, temporary: str) -> str:
     """Link an open unnamed file to a temporary name that starts with ``temporary``, and return the name."""
-    while not _link(descriptor, name := f"{temporary}{os.urandom(6).hex()}"):
+    while not _link_unnamed_file(descriptor, name := f"{temporary}{os.urandom(6).hex()}"):
         pass
     return name
 
@@ -179,7 +179,7 @@ def work_folder(path: str = "") -> Iterator[Path]:
     while descriptor < 0:
         with suppress(FileNotFoundError, FileExistsError):  # another process took it for a stale one and removes it
             os.mkdir(path, 0o700)
-            descriptor = _locked(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            descriptor = _lock_new_file(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
         yield Path(path)
     finally:
@@ -216,7 +216,7 @@ def _own_temporary() -> str:
     try:
         path = os.path.join(gettempdir(), f"aotc-{os.geteuid()}")
     except FileNotFoundError as error:
-        raise _named(error, "TMPDIR") from error
+        raise _error_with_path(error, "TMPDIR") from error
     return mkdtemp(prefix="aotc-") if _is_occupied(path) else path
 
 
@@ -244,12 +244,12 @@ def write_parts(descriptor: int, parts: Iterable[Any]) -> None:
             data = data[os.write(descriptor, data) :]
 
 
-def _named(error: OSError, path: str) -> OSError:
+def _error_with_path(error: OSError, path: str) -> OSError:
     """Return ``error`` with the path that the user specified."""
     return OSError(error.errno, error.strerror or str(error), path)
 
 
-def _special(path: str) -> int | None:
+def _open_special_file(path: str) -> int | None:
     """Open a path for writing in place; return None for regular and new files."""
     own = _own_descriptor(path)
     if own is not None:
@@ -274,26 +274,26 @@ def _own_descriptor(path: str) -> int | None:
     return None
 
 
-def _create(prefix: str, mode: int) -> tuple[int, str]:
+def _create_locked_file(prefix: str, mode: int) -> tuple[int, str]:
     """Create and lock a file; return its descriptor and its name, which is empty for an unnamed file."""
     if os.path.isdir("/proc/self/fd"):
         with suppress(OSError):  # unsupported by older and some network file systems
             descriptor = os.open(os.path.dirname(prefix) or ".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, mode)
             with suppress(OSError):
-                _lock(descriptor)
+                _lock_file(descriptor)
             return descriptor, ""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
         path = f"{prefix}{os.urandom(6).hex()}"
-        descriptor = _locked(os.open(path, flags, mode))
+        descriptor = _lock_new_file(os.open(path, flags, mode))
         if descriptor >= 0:
             return descriptor, path
 
 
-def _locked(descriptor: int) -> int:
+def _lock_new_file(descriptor: int) -> int:
     """Lock ``descriptor`` and return it; -1 if another process removed the file as stale before the lock."""
     try:
-        _lock(descriptor)
+        _lock_file(descriptor)
         if os.fstat(descriptor).st_nlink:
             return descriptor
     except OSError as error:
@@ -314,13 +314,13 @@ def _remove_unlocked(path: str) -> None:
             return
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            _lock(descriptor)
+            _lock_file(descriptor)
             rmtree(path, ignore_errors=True) if folder else os.unlink(path)
         finally:
             os.close(descriptor)
 
 
-def _lock(descriptor: int) -> None:
+def _lock_file(descriptor: int) -> None:
     """Lock a file, or raise OSError at once."""
     from fcntl import LOCK_EX, LOCK_NB, flock  # not needed by a process that only loads
 

@@ -21,9 +21,9 @@ def install_command(extra: str = "") -> str:
     It names the folder, file or address that aotc was installed from. Where that is unknown, it names the packages of
     the extra: no index is assumed to have aotc.
     """
-    source = _source()
+    source = _install_source()
     if source is None:
-        packages = list(_packages(extra))
+        packages = list(_required_packages(extra))
         return f"pip install {' '.join(map(shlex.quote, packages))}" if packages else f"install aotc[{extra}]"
     if "://" in source:
         return f"pip install {shlex.quote(f'aotc[{extra}] @ {source}' if extra else source)}"
@@ -31,7 +31,7 @@ def install_command(extra: str = "") -> str:
     return f"pip install {shlex.quote(f'{named}[{extra}]' if extra else named)}"
 
 
-def _source() -> str | None:
+def _install_source() -> str | None:
     """Return the folder, file or address that aotc was installed from, or its checkout; None if there is no record."""
     checkout = Path(__file__).parents[3]
     if (checkout / "pyproject.toml").is_file():
@@ -49,7 +49,7 @@ def _source() -> str | None:
     return f"{kind}{row['url']}" if place.scheme else None
 
 
-def _packages(extra: str) -> Iterator[str]:
+def _required_packages(extra: str) -> Iterator[str]:
     """Yield the requirements of aotc, or of an extra, and of the extras that it includes."""
     try:
         required: Sequence[str] = metadata.distribution("aotc").requires or ()
@@ -62,6 +62,6 @@ def _packages(extra: str) -> Iterator[str]:
             continue
         if own := _OWN.match(package):
             for name in own[1].split(","):
-                yield from _packages(name)
+                yield from _required_packages(name)
         else:
             yield package

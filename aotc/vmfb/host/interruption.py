@@ -110,13 +110,13 @@ def _awaiting_is_cancelled() -> bool:
         if frame.f_code is code:
             item = frame.f_locals.get("self")
             callbacks = list(getattr(getattr(item, "future", None), "_done_callbacks", ()))
-            waiting = [future for f in callbacks if (future := _chained(f)) is not None]
+            waiting = [future for f in callbacks if (future := _future_of_callback(f)) is not None]
             return bool(waiting) and all(future.cancelled() for future in waiting)
         frame = frame.f_back
     return False
 
 
-def _chained(callback: Any) -> Any:
+def _future_of_callback(callback: Any) -> Any:
     """Return the future to which a callback of ``asyncio.futures._chain_future`` passes results, or None."""
     names = getattr(getattr(callback, "__code__", None), "co_freevars", ())
     if "destination" not in names:

@@ -22,12 +22,12 @@ _AFTER_FORK: list[Callable[[], None]] = []
 
 def new_lock() -> threading.Lock:
     """Return a lock that is released in a forked child."""
-    return _listed(allocate_lock())
+    return _listed_lock(allocate_lock())
 
 
 def new_recursive_lock() -> threading.RLock:
     """Return a reentrant lock that is released in a forked child."""
-    return _listed(RLock())
+    return _listed_lock(RLock())
 
 
 def new_condition(lock: threading.Lock) -> threading.Condition:
@@ -43,16 +43,16 @@ def after_fork(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
-def _listed(lock: Any) -> Any:
+def _listed_lock(lock: Any) -> Any:
     LOCKS.add(lock)
     return lock
 
 
-def _renew() -> None:
+def _renew_locks() -> None:
     for lock in LOCKS:
         lock._at_fork_reinit()
     for function in _AFTER_FORK:
         function()
 
 
-os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(after_in_child=_renew_locks)

@@ -21,7 +21,7 @@ _LOCK = new_lock()
 _USERS: dict[str, WeakSet[object]] = {}  # executables by device name; the position in the dict is the device's bit
 
 
-def use(user: object, names: Iterable[str]) -> int:
+def use_logical_devices(user: object, names: Iterable[str]) -> int:
     """Register ``user`` on logical devices ``names`` until it is freed; return them as a bit set."""
     found = 0
     with _LOCK:
@@ -38,7 +38,7 @@ def in_use() -> dict[str, int]:
     return {name: 1 << (n % LOGICAL_DEVICES) for n, name in enumerate(list(_USERS)) if _USERS[name]}
 
 
-def place(executable: object, names: Iterable[str]) -> None:
+def place_on_logical_devices(executable: object, names: Iterable[str]) -> None:
     """Place an executable on the CPU devices among ``names``."""
     if hasattr(executable, "use_devices"):
         executable.use_devices([name for name in dict.fromkeys(names) if name.startswith("cpu")])

@@ -41,11 +41,11 @@ _WORDS = {  # AT_HWCAP and AT_HWCAP2: bits of the auxiliary vector on AArch64
 @cache
 def cpu_features() -> frozenset[str]:
     """Return the CPU's features as named in ``/proc/cpuinfo``, plus for example ``sve256`` for 256-bit SVE vectors."""
-    found = _listed() | _of_words()
+    found = _listed_cpu_features() | _features_of_auxiliary_vector()
     return found | {f"{SCALABLE}{sve_bits()}"} if SCALABLE in found else found
 
 
-def _listed() -> frozenset[str]:
+def _listed_cpu_features() -> frozenset[str]:
     try:
         with open("/proc/cpuinfo") as f:
             for line in f:
@@ -56,7 +56,7 @@ def _listed() -> frozenset[str]:
     return frozenset()
 
 
-def _of_words() -> frozenset[str]:
+def _features_of_auxiliary_vector() -> frozenset[str]:
     """Return CPU features from the auxiliary vector: under an emulator ``/proc/cpuinfo`` describes another machine."""
     library = _aarch64_library()
     if library is None:
@@ -116,7 +116,7 @@ def is_slow(features: Collection[str], have: Set[str]) -> bool:
     return any(name in features and other in have and other not in features for name, other in _SLOW.items())
 
 
-def rank(features: Collection[str], have: Set[str]) -> tuple[int, bool, int]:
+def cpu_speed_rank(features: Collection[str], have: Set[str]) -> tuple[int, bool, int]:
     """Return the speed rank of code for ``features`` on a CPU with features ``have``; higher is faster."""
     return len(set(features) - _UNITS), not is_slow(features, have), len(features)
 
@@ -145,12 +145,12 @@ def thread_count(asked: int | None) -> int:
         If ``asked`` or ``AOTC_NUM_THREADS`` is not a positive integer, or more than 1024.
     """
     if asked is not None:
-        return _positive("threads", asked)
+        return _positive_number("threads", asked)
     text = os.environ.get("AOTC_NUM_THREADS")
     if text:
-        return _positive("AOTC_NUM_THREADS", text)
+        return _positive_number("AOTC_NUM_THREADS", text)
     omp = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # "4,2" means nested levels
-    return _number(omp) or usable_cores()
+    return _parse_thread_count(omp) or usable_cores()
 
 
 def shuffle_seed() -> int | None:
@@ -178,15 +178,15 @@ def threads_within(threads: int, limit: int, arena: int, scratch: int) -> int:
     return max(min(threads, (limit - arena) // scratch), 1) if limit and scratch else threads
 
 
-def _positive(name: str, value: int | str) -> int:
-    number = _number(str(value))
+def _positive_number(name: str, value: int | str) -> int:
+    number = _parse_thread_count(str(value))
     if number:
         return number
     found = repr(value) if len(str(value)) < 40 else f"{str(value)[:40]!r}..."
     raise ArgumentValueError("", f"{name} is not a number of threads", found, f"an integer from 1 to {MOST_THREADS}")
 
 
-def _number(text: str) -> int:
+def _parse_thread_count(text: str) -> int:
     """Parse a number of threads; return 0 if it is invalid or too large."""
     good = text.isascii() and text.isdigit() and len(text) < 20
     return int(text) if good and int(text) <= MOST_THREADS else 0

@@ -29,7 +29,7 @@ def _mprotect() -> Any:
     return function
 
 
-def _protect(begin: int, end: int, rights: int = 0) -> None:
+def _protect_pages(begin: int, end: int, rights: int = 0) -> None:
     """Set the protection of the pages between two addresses to ``rights``; ``end`` is exclusive."""
     page = mmap.PAGESIZE
     first, last = begin // page * page, -(-end // page) * page
@@ -51,7 +51,7 @@ def guarded_bytes(size: int, alignment: int) -> np.ndarray:
     memory = np.frombuffer(whole, np.uint8)
     start = memory.ctypes.data
     for fence in (start, start + page + inside):
-        _protect(fence, fence + page)
+        _protect_pages(fence, fence + page)
     first = page + (inside - size) // alignment * alignment
     found = memory[first : first + size]
     found.fill(0xFF)  # uninitialised: NaN as floats of any size, -1 as integers
@@ -74,7 +74,7 @@ def guarded_copy(x: np.ndarray) -> np.ndarray:
 
 def fence_memory(memory: np.ndarray) -> np.ndarray:
     """Make ``memory``, allocated by :func:`guarded_bytes`, inaccessible until :func:`open_block`."""
-    _protect(memory.ctypes.data, memory.ctypes.data + memory.nbytes)
+    _protect_pages(memory.ctypes.data, memory.ctypes.data + memory.nbytes)
     return memory
 
 
@@ -88,10 +88,10 @@ def fenced_copy(address: int, size: int) -> np.ndarray:
 def open_block(memory: np.ndarray, offset: int, size: int, writable: bool) -> None:
     """Make the pages of a range of inaccessible memory, see :func:`fence_memory`, accessible."""
     begin = memory.ctypes.data + offset
-    _protect(begin, begin + size, mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ)
+    _protect_pages(begin, begin + size, mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ)
 
 
 def unfence(memory: np.ndarray | None) -> None:
     """Make all of inaccessible memory, see :func:`fence_memory`, accessible."""
     if memory is not None:
-        _protect(memory.ctypes.data, memory.ctypes.data + memory.nbytes, mmap.PROT_READ | mmap.PROT_WRITE)
+        _protect_pages(memory.ctypes.data, memory.ctypes.data + memory.nbytes, mmap.PROT_READ | mmap.PROT_WRITE)

@@ -50,9 +50,9 @@ class MappedFile:
             size, self.identity = info.st_size, (info.st_dev, info.st_ino)
             if stat.S_ISFIFO(info.st_mode):
                 data = file.read()
-                self.data = _copied(BytesIO(data), len(data))
+                self.data = _aligned_copy_of_file(BytesIO(data), len(data))
             elif copy or size <= EAGER_BYTES:
-                self.data = _copied(file, size) if size else memoryview(b"")
+                self.data = _aligned_copy_of_file(file, size) if size else memoryview(b"")
             else:
                 self._map(file.fileno(), info)
         self.is_mapped = self._mapped is not None
@@ -63,7 +63,7 @@ class MappedFile:
         self._mapped = mmap.mmap(descriptor, info.st_size, access=mmap.ACCESS_READ)
         self.data = memoryview(self._mapped)
         # A file that has been replaced by a rename keeps its contents: this descriptor refers to the old one.
-        self._descriptor, self._state = os.dup(descriptor), _state(info)
+        self._descriptor, self._state = os.dup(descriptor), _file_state(info)
         self._release = Release(os.close, self._descriptor)
 
     def forget(self, address: int, size: int) -> None:
@@ -100,7 +100,7 @@ class MappedFile:
             return
         self._due = 0
         try:
-            now = _state(os.fstat(self._descriptor))
+            now = _file_state(os.fstat(self._descriptor))
         except OSError as error:  # a file system that no longer exists
             found = str(error.strerror)
         else:
@@ -118,11 +118,11 @@ class MappedFile:
         )
 
 
-def _state(info: os.stat_result) -> tuple[int, int]:
+def _file_state(info: os.stat_result) -> tuple[int, int]:
     return info.st_size, info.st_mtime_ns
 
 
-def _copied(file: Any, size: int) -> memoryview:
+def _aligned_copy_of_file(file: Any, size: int) -> memoryview:
     """Return the contents of a file, aligned for use as a bundle."""
     view = aligned_view(size)
     return view[: file.readinto(view)].toreadonly()
@@ -139,7 +139,7 @@ def checked_first(call: Callable[..., None], files: Sequence[MappedFile]) -> Cal
     """Return ``call`` wrapped so that it first checks ``files``; return ``call`` itself if there are none."""
     if not files:
         return call
-    check = check_of(files)
+    check = mapped_file_check(files)
 
     def checked(arrays: Sequence[Any], results: Sequence[Any]) -> None:
         check()
@@ -148,7 +148,7 @@ def checked_first(call: Callable[..., None], files: Sequence[MappedFile]) -> Cal
     return checked
 
 
-def check_of(files: Sequence[MappedFile]) -> Callable[[], None]:
+def mapped_file_check(files: Sequence[MappedFile]) -> Callable[[], None]:
     """Return a function that checks that all of ``files`` are unchanged."""
     if len(files) == 1:
         return files[0].check

@@ -181,9 +181,9 @@ class LimitedPool(ArenaPool):
         self._held.update((id(arena), arena.size) for arena in self._idle)
 
 
-def _renew() -> None:
+def _renew_limited_pools() -> None:
     for pool in tuple(_POOLS):
         pool.renew()
 
 
-after_fork(_renew)
+after_fork(_renew_limited_pools)

@@ -78,7 +78,7 @@ def aligned_bytes(size: int, alignment: int) -> tuple[np.ndarray, int]:
     return memory, -(-address_of(memory) // alignment) * alignment
 
 
-def _empty() -> np.ndarray:
+def _empty_array() -> np.ndarray:
     if not GUARDED:
         return np.zeros(64, np.uint8)
     from aotc.vmfb.memory.guard_pages import guarded_bytes
@@ -86,5 +86,5 @@ def _empty() -> np.ndarray:
     return guarded_bytes(16, 16)
 
 
-EMPTY = _empty()
+EMPTY = _empty_array()
 """Replacement for arrays without elements: a kernel may read an element that it does not use."""

@@ -65,7 +65,7 @@ class _Size:
 SIZE_CLASSES = 8
 
 
-def class_of(size: int) -> int:
+def size_class_of(size: int) -> int:
     """Return the block size (size class) of the result pool for ``size`` bytes."""
     step = max(1 << (size.bit_length() - 1), SIZE_CLASSES) // SIZE_CLASSES
     return -(-size // step) * step
@@ -119,7 +119,7 @@ class ResultMemory:
         needed = prod(shape) * dtype.itemsize
         if not LEASED_BYTES <= needed <= self.limit:
             return None
-        size = class_of(needed)
+        size = size_class_of(needed)
         return self._sizes.get(size) or self._sizes.setdefault(size, _Size(self, size))
 
     def _take(self, size: _Size | None, row: tuple[tuple[int, ...], np.dtype]) -> np.ndarray:

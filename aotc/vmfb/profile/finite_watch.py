@@ -69,9 +69,9 @@ def first_non_finite(
         Content before an update in place: non-finite values that it already had are not reported, even at other
         indices.
     """
-    masks = _masks(x, dtype)
+    masks = _nan_and_infinity_masks(x, dtype)
     if before is not None:
-        masks = [_new(mask, old) for mask, old in zip(masks, _masks(before, dtype))]
+        masks = [_newly_non_finite(mask, old) for mask, old in zip(masks, _nan_and_infinity_masks(before, dtype))]
     nan, infinite = masks
     first = nan if nan.any() else infinite
     if not first.any():
@@ -81,7 +81,7 @@ def first_non_finite(
     return "nan" if first is nan else "-inf" if negative else "inf", at, int((nan | infinite).sum())
 
 
-def _masks(x: np.ndarray, dtype: str) -> list[np.ndarray]:
+def _nan_and_infinity_masks(x: np.ndarray, dtype: str) -> list[np.ndarray]:
     """Return masks of the NaNs and the infinities of an array."""
     kind = DTYPES[dtype].kind
     if kind not in "fc":
@@ -91,7 +91,7 @@ def _masks(x: np.ndarray, dtype: str) -> list[np.ndarray]:
     return [nan, ~np.isfinite(wide) & ~nan]
 
 
-def _new(now: np.ndarray, before: np.ndarray) -> np.ndarray:
+def _newly_non_finite(now: np.ndarray, before: np.ndarray) -> np.ndarray:
     """Return the mask ``now`` without ``before``; all False if ``now`` has no more: a sort may have moved the values.
 
     None if there are no more than ``before``: a sort may have moved them.

@@ -128,20 +128,20 @@ class Profiler(Stepper):
 
         Afterwards the outputs are those of one run: ``saved`` content is restored before each round.
         """
-        first = _timed(run)
+        first = _timed_run(run)
         if self.executable.has_callbacks:  # callbacks must run only once
             return max(first, 1)
         nothing = self._nothing(command, devices)
         times = 1
         if not saved:
-            again = max(_timed(run) - nothing, 1)
+            again = max(_timed_run(run) - nothing, 1)
             times = max(1, min(ROUND_NANOSECONDS // again, MOST_REPEATS))
         alone = self._call(command, times) if times > 1 else run
         best, spent = float(first), first
         for _ in range(self.repeat):
             for place, data in saved:
                 self.memory.write(place[0], self._address(place), data)
-            taken = _timed(alone)
+            taken = _timed_run(alone)
             best = min(best, (taken - nothing) / times)
             spent += taken
             if spent > MEASURED_NANOSECONDS:
@@ -155,7 +155,7 @@ class Profiler(Stepper):
         """Return the nanoseconds of an empty call on the device of ``command``."""
         if devices not in self._empty:
             call = self._call(command, 0)
-            self._empty[devices] = min(_timed(call) for _ in range(self.repeat + 1))
+            self._empty[devices] = min(_timed_run(call) for _ in range(self.repeat + 1))
         return self._empty[devices]
 
     def record(self, function: str) -> dict[str, Any]:
@@ -165,23 +165,23 @@ class Profiler(Stepper):
             **self.executable.origin(),
             "target": self.target,
             "function": function,
-            "machine": {"cpu": _processor(), "cores": os.cpu_count() or 1, **_gpus(self.executable.stats())},
+            "machine": {"cpu": _processor_name(), "cores": os.cpu_count() or 1, **_gpu_names(self.executable.stats())},
             "versions": {"python": platform.python_version(), "numpy": np.__version__},
             "kernels": list(self.rows.values()),
         }
 
 
-def _timed(run: Callable[[], None]) -> int:
+def _timed_run(run: Callable[[], None]) -> int:
     begin = perf_counter_ns()
     run()
     return perf_counter_ns() - begin
 
 
-def _gpus(stats: Mapping[str, Any]) -> dict[str, str]:
+def _gpu_names(stats: Mapping[str, Any]) -> dict[str, str]:
     return {"gpu": stats["device"]} if stats.get("device") else {}
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     """Return the system's name of the processor."""
     try:
         with open("/proc/cpuinfo") as f:

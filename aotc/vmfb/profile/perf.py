@@ -45,7 +45,7 @@ def with_names(library: KernelLibrary, bundle: OpenedBundle, variant: Mapping[st
     try:
         addresses = list((ctypes.c_int64 * len(names)).in_dll(library.library, TABLE_SYMBOL))
         interface = ctypes.addressof(ctypes.c_char.in_dll(library.library, INTERFACE_SYMBOL))
-        base = interface - _value_of(data, INTERFACE_SYMBOL)
+        base = interface - _elf_value_of(data, INTERFACE_SYMBOL)
         named = renamed(data, {address - base: name for address, name in zip(addresses[::-1], names[::-1])})
         folder = own_folder("perf") if PERF == "1" else PERF
         os.makedirs(folder, exist_ok=True)
@@ -64,11 +64,11 @@ def renamed(data: bytes, names: Mapping[int, str]) -> bytes:
     out = bytearray(data)
     symbolic, relative = _MACHINES[struct.unpack_from("<H", data, 0x12)[0]]
     values: dict[int, list[int]] = {}  # symbol values by section
-    sections = _sections(data)
+    sections = _elf_sections(data)
     for number, (kind, offset, length, link) in enumerate(sections):
         if kind in (_SYMBOLS, _DYNAMIC):
             values[number] = []
-            for at, value, name in _symbols_in(data, offset, length, sections[link][1]):
+            for at, value, name in _elf_symbols(data, offset, length, sections[link][1]):
                 values[number].append(value)
                 if value in names and name:
                     out[at : at + len(name)] = (
@@ -84,7 +84,7 @@ def renamed(data: bytes, names: Mapping[int, str]) -> bytes:
     return bytes(out)
 
 
-def _sections(data: bytes) -> list[tuple[int, int, int, int]]:
+def _elf_sections(data: bytes) -> list[tuple[int, int, int, int]]:
     """Return type, offset, bytes and linked section of each section of the shared object."""
     (table,) = struct.unpack_from("<Q", data, 0x28)
     size, count = struct.unpack_from("<HH", data, 0x3A)
@@ -92,7 +92,7 @@ def _sections(data: bytes) -> list[tuple[int, int, int, int]]:
     return [(kind, offset, length, link) for _, kind, _, _, offset, length, link, _ in rows]
 
 
-def _symbols_in(data: bytes, offset: int, length: int, strings: int) -> list[tuple[int, int, bytes]]:
+def _elf_symbols(data: bytes, offset: int, length: int, strings: int) -> list[tuple[int, int, bytes]]:
     """Return for each symbol the position of its name, its value and its name."""
     found = []
     for at in range(offset, offset + length, 24):
@@ -102,7 +102,7 @@ def _symbols_in(data: bytes, offset: int, length: int, strings: int) -> list[tup
     return found
 
 
-def _value_of(data: bytes, name: str) -> int:
-    sections = _sections(data)
-    rows = [_symbols_in(data, o, n, sections[link][1]) for kind, o, n, link in sections if kind == _DYNAMIC]
+def _elf_value_of(data: bytes, name: str) -> int:
+    sections = _elf_sections(data)
+    rows = [_elf_symbols(data, o, n, sections[link][1]) for kind, o, n, link in sections if kind == _DYNAMIC]
     return next(value for some in rows for _, value, found in some if found == name.encode())

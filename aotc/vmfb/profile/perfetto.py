@@ -24,18 +24,18 @@ def trace_events(dispatches: Sequence[Dispatch], spans: Sequence[Span], name: st
     for number, d in enumerate(dispatches):
         for claim in d.parts:
             claims.setdefault(claim.thread, []).append((claim, number))
-    events = [_meta("process_name", 0, f"aotc: {name}")]
-    events += [_meta("thread_name", t, "the caller" if t == 0 else f"worker {t}") for t in sorted(claims)]
+    events = [_metadata_event("process_name", 0, f"aotc: {name}")]
+    events += [_metadata_event("thread_name", t, "the caller" if t == 0 else f"worker {t}") for t in sorted(claims)]
     for thread in sorted(claims):
-        rows = [_slice(s.name, "call", thread, s.start, s.ns, {}) for s in spans] if thread == 0 else []
-        for run in _runs(sorted(claims[thread])):
-            rows += _of_dispatch(dispatches[run[0][1]], run, thread)
+        rows = [_slice_event(s.name, "call", thread, s.start, s.ns, {}) for s in spans] if thread == 0 else []
+        for run in _runs_of_claims(sorted(claims[thread])):
+            rows += _dispatch_slice(dispatches[run[0][1]], run, thread)
         events += sorted(rows, key=lambda e: (e["ts"], -e["dur"]))
-    layers = _layers(dispatches, [span.start for span in spans])
-    return events + ([_meta("thread_name", LAYERS, "layers"), *layers] if layers else [])
+    layers = _name_scope_slices(dispatches, [span.start for span in spans])
+    return events + ([_metadata_event("thread_name", LAYERS, "layers"), *layers] if layers else [])
 
 
-def _layers(dispatches: Sequence[Dispatch], begins: Sequence[int]) -> list[dict[str, Any]]:
+def _name_scope_slices(dispatches: Sequence[Dispatch], begins: Sequence[int]) -> list[dict[str, Any]]:
     """Return the slices of name scopes; none goes over one of the times ``begins``, at which calls begin."""
     rows: list[dict[str, Any]] = []
     stack: list[list[Any]] = []  # name, begin and end of each open scope
@@ -45,7 +45,7 @@ def _layers(dispatches: Sequence[Dispatch], begins: Sequence[int]) -> list[dict[
         while len(stack) > depth:
             scope = "/".join(row[0] for row in stack)
             name, begin, end = stack.pop()
-            rows.append(_slice(name, "scope", LAYERS, begin, max(min(end, until) - begin, 0), {"scope": scope}))
+            rows.append(_slice_event(name, "scope", LAYERS, begin, max(min(end, until) - begin, 0), {"scope": scope}))
 
     for d in sorted(dispatches, key=lambda d: d.start):
         scope = model_place(d.loc).scope
@@ -64,16 +64,16 @@ def _layers(dispatches: Sequence[Dispatch], begins: Sequence[int]) -> list[dict[
 def events_text(events: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None = None) -> str:
     """Return events as JSON, one a line, with the keys of ``more``, which trace viewers ignore."""
     lines = ",\n".join(json.dumps(e) for e in events)
-    rest = "".join(f",\n{json.dumps(key)}: {_lines(value)}" for key, value in (more or {}).items())
+    rest = "".join(f",\n{json.dumps(key)}: {_json_lines(value)}" for key, value in (more or {}).items())
     return f'{{"traceEvents": [\n{lines}\n],\n"displayTimeUnit": "ns"{rest}}}\n'
 
 
-def _lines(value: Any) -> str:
+def _json_lines(value: Any) -> str:
     """Return ``value`` as JSON, with each item of a list on its own line."""
     return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]" if isinstance(value, list) else json.dumps(value)
 
 
-def _runs(claims: Sequence[tuple[Part, int]]) -> list[list[tuple[Part, int]]]:
+def _runs_of_claims(claims: Sequence[tuple[Part, int]]) -> list[list[tuple[Part, int]]]:
     """Group the claims of a thread, in order of time, into runs of consecutive claims of one dispatch."""
     runs: list[list[tuple[Part, int]]] = []
     for claim, number in sorted(claims, key=lambda pair: pair[0].began):
@@ -84,21 +84,21 @@ def _runs(claims: Sequence[tuple[Part, int]]) -> list[list[tuple[Part, int]]]:
     return runs
 
 
-def _of_dispatch(d: Dispatch, run: Sequence[tuple[Part, int]], thread: int) -> list[dict[str, Any]]:
+def _dispatch_slice(d: Dispatch, run: Sequence[tuple[Part, int]], thread: int) -> list[dict[str, Any]]:
     start, end = run[0][0].began, run[-1][0].ended
     facts = {key: value for key, value in d._asdict().items() if key not in ("kernel", "parts", "sizes")}
     place, sizes = model_place(d.loc), ", ".join(f"{name}={n}" for name, n in d.sizes.items())
     facts |= {"dispatch": run[0][1], "sizes": sizes, "scope": place.scope, "line": place.line}
-    rows = [_slice(d.kernel, "dispatch", thread, start, end - start, facts)]
+    rows = [_slice_event(d.kernel, "dispatch", thread, start, end - start, facts)]
     if len(run) > 1:
-        rows += [_slice(f"{c.first}:{c.last}", "claim", thread, c.began, c.ended - c.began, {}) for c, _ in run]
+        rows += [_slice_event(f"{c.first}:{c.last}", "claim", thread, c.began, c.ended - c.began, {}) for c, _ in run]
     return rows
 
 
-def _slice(name: str, kind: str, thread: int, start: int, ns: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _slice_event(name: str, kind: str, thread: int, start: int, ns: int, facts: Mapping[str, Any]) -> dict[str, Any]:
     times = {"ts": start / 1e3, "dur": ns / 1e3}
     return {"name": name, "cat": kind, "ph": "X", "pid": PROCESS, "tid": thread, **times, "args": dict(facts)}
 
 
-def _meta(what: str, thread: int, name: str) -> dict[str, Any]:
+def _metadata_event(what: str, thread: int, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": PROCESS, "tid": thread, "args": {"name": name}}

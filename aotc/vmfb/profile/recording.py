@@ -93,7 +93,7 @@ class CallRecording:
             raise CallError(where, "the bundle contains no kernel text", hint="compile it with debug information")
         self.where = where
         self.kernels: list[DebugText] = found
-        self._patches = _patches(executable.words, executable.buffers)
+        self._patches = _kernel_address_positions(executable.words, executable.buffers)
         self._locs = self._locs_of(executable)
         self._place = _PLACES.setdefault(executable, _Place())
         self._spans: list[tuple[str, int, int]] = []
@@ -125,7 +125,7 @@ class CallRecording:
             log = self._thunks.log
             log[ROWS], log[COUNT], log[CAPACITY] = address_of(self._rows), 0, RECORDED_CLAIMS
             self._begun = perf_counter_ns()
-            self._clocks = [_both(self._thunks)]
+            self._clocks = [_matching_clock_times(self._thunks)]
             for (words, at, _), address in zip(self._patches, self._thunks.addresses):
                 words[at] = address
         except BaseException:
@@ -148,7 +148,7 @@ class CallRecording:
         log[CAPACITY] = 0
         self._spans.append(("module.profile", self._begun, perf_counter_ns()))
         sleep(max(0.0, CLOCK_SECONDS - (perf_counter_ns() - self._begun) / 1e9))  # longer: a more accurate rate
-        self._clocks.append(_both(self._thunks))
+        self._clocks.append(_matching_clock_times(self._thunks))
         count = int(log[COUNT])
         self.lost = max(count - RECORDED_CLAIMS, 0)
         self._place.rows, self._rows = self._rows, self._rows[: min(count, RECORDED_CLAIMS)].copy()
@@ -186,7 +186,7 @@ class CallRecording:
         rows = self._rows[np.argsort(self._rows[:, ROW_BEGAN], kind="stable")]
         shift = first - self._begun
         times = ((rows[:, [ROW_BEGAN, ROW_ENDED]] - ticks) * rate).astype(np.int64) + shift
-        threads = _numbered(rows[:, ROW_THREAD].tolist(), self._own)
+        threads = _numbered_threads(rows[:, ROW_THREAD].tolist(), self._own)
         made: list[_OpenDispatch] = []
         current: dict[tuple[int, ...], list[_OpenDispatch]] = {}
         for row, (began, ended), thread in zip(rows.tolist(), times.tolist(), threads):
@@ -253,7 +253,9 @@ class _OpenDispatch:
         return 0 < self._items <= sum(c.last - c.first for c in self.parts)
 
 
-def _patches(every_words: Sequence[np.ndarray], buffers: Buffers) -> list[tuple[np.ndarray, int, Command]]:
+def _kernel_address_positions(
+    every_words: Sequence[np.ndarray], buffers: Buffers
+) -> list[tuple[np.ndarray, int, Command]]:
     """Return the positions of kernel addresses in the words of command buffers, and the commands at these positions."""
     found = []
     for words, nodes in zip(every_words, buffers.nodes):
@@ -262,7 +264,7 @@ def _patches(every_words: Sequence[np.ndarray], buffers: Buffers) -> list[tuple[
     return found
 
 
-def _both(thunks: Thunks) -> tuple[int, int]:
+def _matching_clock_times(thunks: Thunks) -> tuple[int, int]:
     """Return the same moment on the thunks' clock and on Python's: the fastest of several attempts to read both."""
     looks = []
     for _ in range(20):
@@ -273,7 +275,7 @@ def _both(thunks: Thunks) -> tuple[int, int]:
     return min(looks)[1:]
 
 
-def _numbered(threads: Sequence[int], own: int) -> list[int]:
+def _numbered_threads(threads: Sequence[int], own: int) -> list[int]:
     """Number threads in order of appearance; ``own``, the recording thread, is 0."""
     known = {own: 0}
     return [known.setdefault(t, len(known)) for t in threads]

@@ -90,7 +90,7 @@ class Roof(NamedTuple):
 
 def roof_of(size: int) -> Roof:
     """Return the roof for work on ``size`` bytes of memory."""
-    return Roof(_flops(), _bytes(1 << max(size - 1, 0).bit_length()))
+    return Roof(_measured_flops(), _measured_copy_bytes(1 << max(size - 1, 0).bit_length()))
 
 
 def peak_here() -> Peak | None:
@@ -109,7 +109,7 @@ ROOF_TURNS = 1 << 14
 
 
 @cache
-def _flops() -> float:
+def _measured_flops() -> float:
     """Return measured f32 operations per nanosecond; NumPy's matmul is the fallback without a loop for this machine."""
     peak = peak_here()
     best = float("inf")
@@ -138,7 +138,7 @@ ROOF_MOST_BYTES = 128 << 20
 
 
 @cache
-def _bytes(size: int) -> float:
+def _measured_copy_bytes(size: int) -> float:
     """Return bytes per nanosecond of copies that access ``size`` bytes, a power of two."""
     half = min(max(size, ROOF_LEAST_BYTES), ROOF_MOST_BYTES) // 2
     source, target = np.zeros(half, np.uint8), np.zeros(half, np.uint8)

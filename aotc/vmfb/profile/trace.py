@@ -57,15 +57,15 @@ def read_header(text: str) -> KernelText:
     rows = [(a, False) for a in arguments.posonlyargs] + [(a, True) for a in arguments.args]
     parameters = []
     for argument, output in rows:
-        dtype, _, dims = _annotation(argument).partition("[")
+        dtype, _, dims = _parameter_annotation(argument).partition("[")
         shape = ast.parse(f"({dims.removesuffix(']')},)" if dims != "]" else "()", mode="eval").body
         assert isinstance(shape, ast.Tuple)
         parameters.append(Parameter(argument.arg, dtype, tuple(shape.elts), output))
-    names = tuple(a.arg for a in arguments.kwonlyargs if _annotation(a).startswith("dim"))
+    names = tuple(a.arg for a in arguments.kwonlyargs if _parameter_annotation(a).startswith("dim"))
     return KernelText(tuple(parameters), names)
 
 
-def _annotation(argument: ast.arg) -> str:
+def _parameter_annotation(argument: ast.arg) -> str:
     return str(argument.annotation.value) if isinstance(argument.annotation, ast.Constant) else ""
 
 

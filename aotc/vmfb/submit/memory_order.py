@@ -162,7 +162,7 @@ class Turn:
         before: list[Fence] = []
         with _LOCK:
             while _LOST:
-                _forget(*_LOST.pop())
+                _forget_submission(*_LOST.pop())
             for t in touches:
                 if _WRITERS and t.key in _WRITERS:
                     writers = self._overlapping(_WRITERS, t)
@@ -192,7 +192,7 @@ class Turn:
     def leave(self) -> None:
         """Remove the submission: it has ended."""
         with _LOCK:
-            _forget(self.number, self._keys)
+            _forget_submission(self.number, self._keys)
             self._keys = []
 
     def follow(self, key: Any) -> None:
@@ -211,7 +211,7 @@ def _last_that_covers(writers: Sequence[_Found], t: MemoryAccess) -> int:
     return len(writers)
 
 
-def _forget(number: int, keys: Iterable[Any]) -> None:
+def _forget_submission(number: int, keys: Iterable[Any]) -> None:
     for table in (_READERS, _WRITERS) if _WRITERS else (_READERS,):
         for key in keys:
             users = table.get(key)
@@ -247,7 +247,7 @@ def register_results(fence: Fence, results: Sequence[Any]) -> None:
 
 def give_away(value: Any, label: str) -> None:
     """Record that an array or a result was donated to a submission and no longer belongs to the caller."""
-    holder, key = _identity(value)
+    holder, key = _memory_identity(value)
     with suppress(TypeError):  # a scalar: it was copied
         _GIVEN[key] = ref(holder, lambda _: _GIVEN.pop(key, None)), label
 
@@ -256,7 +256,7 @@ def donated_to(value: Any) -> str:
     """Return a label of the submission to which an array was donated, or an empty string."""
     if not _GIVEN:
         return ""
-    holder, key = _identity(value)
+    holder, key = _memory_identity(value)
     row = _GIVEN.get(key)
     return row[1] if row is not None and row[0]() is holder else ""
 
@@ -270,7 +270,7 @@ def still_owned(value: Any) -> Any:
     return view if found is value else DeviceArray(view, value.device)
 
 
-def _identity(value: Any) -> tuple[Any, Any]:
+def _memory_identity(value: Any) -> tuple[Any, Any]:
     """Return the object that identifies a value and lives as long, and a key.
 
     For a fence result it is the fence, because a fence creates a new result object on each access.

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
-from aotc.vmfb.arguments import Argument, dtype_text, take_over
+from aotc.vmfb.arguments import Argument, dtype_text, take_over_donated
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.early import EarlyResults
 from aotc.vmfb.errors import ArgumentError, BundleError, CallError, DeadlineExceeded, FenceCancelled
@@ -147,7 +147,7 @@ class Submission(Fence):
     def _wait(self, timeout: float | None) -> None:
         """Wait until the submission is settled; run it on this thread if it is ready and no dispatcher has started."""
         if self._generation != PROCESS.generation:
-            raise foreign(self._where, self)
+            raise fence_of_parent_process_error(self._where, self)
         if timeout is None and not self._tokens and not self._donate and not (self._remote and self._mortal):
             self._help()
         if self._outcome is None:
@@ -223,7 +223,7 @@ class Submission(Fence):
         if fence._root is not None:
             if take_from_box(self._box) is not None:
                 self._root = fence._root
-                self._end((), _consequence(self._where, fence._root))
+                self._end((), _consequent_failure(self._where, fence._root))
             return
         self.go_on(fence)
 
@@ -246,7 +246,7 @@ class Submission(Fence):
         if self._generation == PROCESS.generation:
             self._queue.post(self._box)
         elif take_from_box(self._box) is not None:
-            self._end((), foreign(self._where, self))
+            self._end((), fence_of_parent_process_error(self._where, self))
 
     # ------------------------------------------------------------ running
 
@@ -397,12 +397,12 @@ def _writes_are_hidden(call: SubmittedCall, values: Sequence[Any], out: Sequence
     return out is None and all(isinstance(v, DeviceArray) and v.ordinal >= 0 for v in given)
 
 
-def foreign(where: str, fence: Fence) -> CallError:
+def fence_of_parent_process_error(where: str, fence: Fence) -> CallError:
     """Return the error for a fence that belongs to the parent process of a fork."""
     return CallError(where, f"{fence.label} belongs to the process before a fork, which runs it", hint="submit it here")
 
 
-def _consequence(where: str, root: tuple[str, BaseException]) -> CallError:
+def _consequent_failure(where: str, root: tuple[str, BaseException]) -> CallError:
     label, error = root
     first = str(error).partition("\n")[0]
     failed = CallError(where, f"it waits for {label}, which failed: {type(error).__name__}: {first}")
@@ -425,9 +425,9 @@ def submit(
         raise ArgumentError(where, "wrong number of arguments", len(values), expected)
     given: Sequence[Any] = values
     if any(isinstance(v, Fence) for v in values):
-        given = [_single(where, a, v) if isinstance(v, Fence) else v for a, v in zip(call.arguments, values)]
+        given = [_single_result(where, a, v) if isinstance(v, Fence) else v for a, v in zip(call.arguments, values)]
     taken = [a.donated for a in call.arguments] if donate else [False] * len(given)
-    prepared = [_prepared(where, a, v, t) for a, v, t in zip(call.arguments, given, taken)]
+    prepared = [_prepared_argument(where, a, v, t) for a, v, t in zip(call.arguments, given, taken)]
     if out is not None and (not isinstance(out, list | tuple) or len(out) != len(call.results)):
         found = len(out) if isinstance(out, list | tuple) else type(out).__name__
         expected = f"{len(call.results)}, None where none is given"
@@ -435,7 +435,7 @@ def submit(
     made = Submission(call, prepared, out, donate)
     coming = [v for v in prepared if type(v) is FenceResult]
     made._turn = turn = Turn()
-    buffers, late = _buffers(where, out), [0]
+    buffers, late = _out_buffers(where, out), [0]
     while late:  # results may be created meanwhile and were then placed without this submission
         touches, made._lent = accessed_ranges(turn.number, prepared, taken, buffers)
         needed, before = turn.enter(made, touches)
@@ -444,7 +444,7 @@ def submit(
             turn.leave()
         for n in late:
             value = prepared[n].fence._placed[prepared[n].number]
-            prepared[n] = _prepared(where, call.arguments[n], value, taken[n])
+            prepared[n] = _prepared_argument(where, call.arguments[n], value, taken[n])
     try:
         PROCESS.dispatchers.have_one()
         if seconds is not None:
@@ -456,13 +456,13 @@ def submit(
     if donate:
         _record_donated(call, given)
         _record_donated(call, prepared)
-        take_over(call.arguments, prepared, prepared, donate, now=False)
+        take_over_donated(call.arguments, prepared, prepared, donate, now=False)
     whole = [v.fence for v, t in zip(prepared, taken) if t and type(v) is FenceResult]  # a call still reads its results
     made.start_when(fences + whole + needed, before, coming)
     return made
 
 
-def _buffers(where: str, out: Sequence[Any] | None) -> list[Any]:
+def _out_buffers(where: str, out: Sequence[Any] | None) -> list[Any]:
     """Return the ``out=`` array of each result, or None; refuse donated arrays."""
     if out is None:
         return []
@@ -496,12 +496,12 @@ def _checked_fences(where: str, wait: Any) -> list[Fence]:
 def _check_fence(where: str, fence: Fence) -> None:
     """Refuse a fence that has failed or can never be settled in this process."""
     if fence._root is not None:
-        raise _consequence(where, fence._root)
+        raise _consequent_failure(where, fence._root)
     if isinstance(fence, Submission) and not fence.done and fence._generation != PROCESS.generation:
-        raise foreign(where, fence)
+        raise fence_of_parent_process_error(where, fence)
 
 
-def _single(where: str, argument: Argument, fence: Fence) -> FenceResult:
+def _single_result(where: str, argument: Argument, fence: Fence) -> FenceResult:
     """Return the only result of a fence that was passed as an argument, or raise an error."""
     results = fence.results
     if len(results) != 1:
@@ -511,7 +511,7 @@ def _single(where: str, argument: Argument, fence: Fence) -> FenceResult:
     return results[0]
 
 
-def _prepared(where: str, argument: Argument, value: Any, is_taken: bool) -> Any:
+def _prepared_argument(where: str, argument: Argument, value: Any, is_taken: bool) -> Any:
     """Return an argument as an array or a future result; its dtype and shape are checked as far as they are known."""
     label = donated_to(value)
     if label:
@@ -528,6 +528,6 @@ def _prepared(where: str, argument: Argument, value: Any, is_taken: bool) -> Any
     if not value.ready():
         _check_fence(where, value.fence)
     elif value.fence.done:
-        return _prepared(where, argument, value.read(), is_taken)
+        return _prepared_argument(where, argument, value.read(), is_taken)
     argument.check_type(value.dtype, value.dims, where)
     return value

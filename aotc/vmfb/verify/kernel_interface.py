@@ -51,17 +51,17 @@ def evaluate(size: Size, dims: Sequence[int]) -> int:
         If ``size`` is malformed, or divides by 0.
     """
     try:
-        return _value(size, dims)
+        return _size_value(size, dims)
     except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise Invalid(f"a kernel's size {str(size)[:100]} has no value: {error}") from None
 
 
-def _value(size: Size, dims: Sequence[int]) -> int:
+def _size_value(size: Size, dims: Sequence[int]) -> int:
     if isinstance(size, int):
         return size
     if len(size) == 1:
         return dims[size[0]]
-    return OPERATIONS[size[0]]([x if type(x) is int else _value(x, dims) for x in size[1:]])
+    return OPERATIONS[size[0]]([x if type(x) is int else _size_value(x, dims) for x in size[1:]])
 
 
 def check_map(name: str, row: Mapping[str, Any], extents: Sequence[int], dims: Sequence[int]) -> None:
@@ -93,12 +93,12 @@ def check_map(name: str, row: Mapping[str, Any], extents: Sequence[int], dims: S
     begin, steps = evaluate(row.get("offset", 0), dims), [size, *(evaluate(s, dims) for s in row["strides"])]
     end = begin + size + sum((evaluate(n, dims) - 1) * step for n, step in zip(row["sizes"], steps, strict=True))
     inside = begin >= 0 and min(steps) >= 0 and end <= extents[number]
-    if not inside and extents[number] and not any(_is_empty(n, dims) for n in row["sizes"]):
+    if not inside and extents[number] and not any(_is_size_of_empty_array(n, dims) for n in row["sizes"]):
         found = f"bytes {begin} to {end} of its array {number}, which has {extents[number]}"
         raise Invalid(f"a tensor map of kernel {name!r} describes {found}")
 
 
-def _is_empty(size: Size, dims: Sequence[int]) -> bool:
+def _is_size_of_empty_array(size: Size, dims: Sequence[int]) -> bool:
     """Return True if ``size`` is 1 only because the array is empty."""
     if isinstance(size, int) or size[0] != "max" or 1 not in size[1:]:
         return False

@@ -29,12 +29,12 @@ def is_planned(code: Sequence[Sequence[Any]]) -> bool:
     for line in code[first:]:
         if line[0] == _ASSERT and line[1] in conditions:
             continue
-        if _touches(line, read):
+        if _uses_read_register(line, read):
             return False
     return True
 
 
-def _touches(line: Sequence[Any], read: set[int]) -> bool:
+def _uses_read_register(line: Sequence[Any], read: set[int]) -> bool:
     """Return True if an instruction uses or overwrites a register that was read from memory."""
     kinds = ISA[line[0]].kinds[line[0] == _LOAD :]  # the first operand of a load is its output
     return any(

@@ -58,7 +58,7 @@ def check_functions(bundle: OpenedBundle) -> None:
         for name in variant["functions"]:
             if name not in entries:
                 raise BundleError(bundle.where, f"program {name!r} of {variant['target']} has no signature")
-        _check_halves(bundle, variant)
+        _check_prepare_and_call(bundle, variant)
         for name, (entry, program) in programs_of(bundle.manifest, variant).items():
             try:
                 check_program(program["code"], program["registers"], entry, variant["command_buffers"], spaces)
@@ -79,7 +79,7 @@ def _check_custom_calls(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
                 raise BundleError(bundle.where, what, value, "a dtype and a rank")
 
 
-def _check_halves(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
+def _check_prepare_and_call(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
     """Check that the two programs of each function with bound arguments, ``prepare`` and ``call``, agree."""
     prepared = variant.get("prepared", {})
     names = [*variant["functions"], *(row[key]["name"] for row in prepared.values() for key in ("prepare", "call"))]
@@ -87,18 +87,18 @@ def _check_halves(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
         raise BundleError(bundle.where, "two programs have one name", ", ".join(names))
     shared: dict[int, Any] = {}
     for name, row in prepared.items():
-        problem = _problem_of_halves(bundle.manifest["functions"].get(name, {}), row)
+        problem = _prepare_and_call_problem(bundle.manifest["functions"].get(name, {}), row)
         if name not in variant["functions"] or problem:
             what = f"what is prepared for {name!r} is invalid: {problem or 'no such function'}"
             raise BundleError(bundle.where, what)
         for value in row["prepare"]["results"]:
-            known = shared.setdefault(value.get("value", -1 - len(shared)), _types([value]))
-            if known != _types([value]):
+            known = shared.setdefault(value.get("value", -1 - len(shared)), _value_types([value]))
+            if known != _value_types([value]):
                 what = f"what is prepared for {name!r} has the number of what is of another type"
                 raise BundleError(bundle.where, what)
 
 
-def _problem_of_halves(entry: dict[str, Any], row: dict[str, Any]) -> str:
+def _prepare_and_call_problem(entry: dict[str, Any], row: dict[str, Any]) -> str:
     first, second, weights = row["prepare"], row["call"], row["weights"]
     arguments = entry.get("arguments", [])
     sources = [n for value in first["results"] for n in value.get("sources", ())]
@@ -115,15 +115,15 @@ def _problem_of_halves(entry: dict[str, Any], row: dict[str, Any]) -> str:
         return f"results of {first['name']!r} have sizes that only a call knows"
     given = [arguments[n] for n in weights], [every[n] for n in row["takes"]]
     for values, half in zip(given, (first, second), strict=True):
-        if _types(values) != _types(half["arguments"]):
+        if _value_types(values) != _value_types(half["arguments"]):
             return f"the arguments of {half['name']!r} are of other types"
-    if _types(entry.get("results", [])) != _types(second["results"]):
+    if _value_types(entry.get("results", [])) != _value_types(second["results"]):
         return f"the results of {second['name']!r} are of other types"
     dtypes = {v["dtype"] for half in (first, second) for key in ("arguments", "results") for v in half[key]}
     return "" if dtypes <= DTYPES.keys() else f"unknown dtypes {sorted(dtypes - DTYPES.keys())}"
 
 
-def _types(values: Sequence[dict[str, Any]]) -> list[Any]:
+def _value_types(values: Sequence[dict[str, Any]]) -> list[Any]:
     return [(value["dtype"], value["dims"]) for value in values]
 
 

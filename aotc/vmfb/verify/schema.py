@@ -35,14 +35,14 @@ def problems(value: Any, schema: Any, place: str) -> Iterator[str]:
 def _plain_problems(value: Any, schema: Any, place: str) -> Iterator[str]:
     if isinstance(schema, tuple):
         if all(any(True for _ in problems(value, one, place)) for one in schema):
-            yield f"{place} is {_kind(value)}, which is none of the {len(schema)} allowed forms"
+            yield f"{place} is {_kind_of_value(value)}, which is none of the {len(schema)} allowed forms"
     elif schema is not ANY and (type(value) is not schema or (schema is int and value < 0)):
-        yield f"{place} is {_kind(value)}, expected {schema.__name__}"
+        yield f"{place} is {_kind_of_value(value)}, expected {schema.__name__}"
 
 
 def _list_problems(value: Any, schema: Any, place: str) -> Iterator[str]:
     if not isinstance(value, list):
-        yield f"{place} is {_kind(value)}, expected a list"
+        yield f"{place} is {_kind_of_value(value)}, expected a list"
         return
     for i, item in enumerate(value):
         yield from problems(item, schema, f"{place}[{i}]")
@@ -50,27 +50,27 @@ def _list_problems(value: Any, schema: Any, place: str) -> Iterator[str]:
 
 def _map_problems(value: Any, schema: dict[Any, Any], place: str) -> Iterator[str]:
     if not isinstance(value, dict):
-        yield f"{place} is {_kind(value)}, expected a map"
+        yield f"{place} is {_kind_of_value(value)}, expected a map"
         return
     if str in schema:
         for key, item in value.items():
             yield from problems(key, str, f"key of {place}")
             yield from problems(item, schema[str], f"{place}.{key}")
         return
-    for name, one, needed in _fields(schema):
+    for name, one, needed in _schema_fields(schema):
         if name in value:
             yield from problems(value[name], one, f"{place}.{name}")
         elif needed:
             yield f"{place} has no {name!r}"
 
 
-def _fields(schema: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+def _schema_fields(schema: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
     """Yield name, schema and whether it is required for each field of a map."""
     for key, one in schema.items():
         yield key.removesuffix("?"), one, key[-1] != "?"
 
 
-def _kind(value: Any) -> str:
+def _kind_of_value(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and value < 0:
         return f"negative ({value})"
     return type(value).__name__
@@ -84,17 +84,17 @@ def schema_acceptor(schema: Any) -> Accept:
     if schema is ANY:
         return lambda value: True
     if isinstance(schema, dict):
-        return _map(schema_acceptor(schema[str])) if str in schema else _record(schema)
+        return _map_acceptor(schema_acceptor(schema[str])) if str in schema else _record_acceptor(schema)
     if isinstance(schema, list):
-        return _list(schema[0])
-    types = _types(schema)
+        return _list_acceptor(schema[0])
+    types = _accepted_types(schema)
     if types:
         return lambda value: type(value) in types and (type(value) is not int or value >= 0)
     alternatives = [schema_acceptor(one) for one in schema]
     return lambda value: any(accepts(value) for accepts in alternatives)
 
 
-def _late(schema: Any) -> Accept:
+def _late_acceptor(schema: Any) -> Accept:
     """Return an acceptor that is built on first use: most manifests lack most optional fields."""
     built: list[Accept] = []
 
@@ -106,14 +106,14 @@ def _late(schema: Any) -> Accept:
     return accepts
 
 
-def _types(schema: Any) -> frozenset[type]:
+def _accepted_types(schema: Any) -> frozenset[type]:
     """Return the Python types that a schema accepts if it has no other constraints; else an empty set."""
     every = schema if isinstance(schema, tuple) else (schema,)
     return frozenset(every if all(isinstance(one, type) for one in every) else ())
 
 
-def _list(schema: Any) -> Accept:
-    types = frozenset({list}) if schema == [ANY] else _types(schema)
+def _list_acceptor(schema: Any) -> Accept:
+    types = frozenset({list}) if schema == [ANY] else _accepted_types(schema)
     if not types:
         accepts = schema_acceptor(schema)
         return lambda value: type(value) is list and all(map(accepts, value))
@@ -129,20 +129,20 @@ def _list(schema: Any) -> Accept:
     return accepts_plain
 
 
-def _map(accepts: Accept) -> Accept:
+def _map_acceptor(accepts: Accept) -> Accept:
     return lambda value: type(value) is dict and set(map(type, value)) <= {str} and all(map(accepts, value.values()))
 
 
-def _record(schema: dict[str, Any]) -> Accept:
+def _record_acceptor(schema: dict[str, Any]) -> Accept:
     """Return an acceptor of a map; one operation tests all required fields of a single type."""
-    rows = list(_fields(schema))
+    rows = list(_schema_fields(schema))
     together = [row for row in rows if row[2] and isinstance(row[1], type)]
     together.sort(key=lambda row: row[1] is not int)
     names, wanted = [row[0] for row in together], tuple([row[1] for row in together])
     integers = wanted.count(int)
     look = itemgetter(*names) if len(names) > 1 else lambda value: tuple([value[name] for name in names])
     rest = [row for row in rows if row[0] not in names]
-    others = [(name, schema_acceptor(one) if needed else _late(one), needed) for name, one, needed in rest]
+    others = [(name, schema_acceptor(one) if needed else _late_acceptor(one), needed) for name, one, needed in rest]
 
     def accepts(value: Any) -> bool:
         if type(value) is not dict:

@@ -24,7 +24,7 @@ def check_compressed(bundle: OpenedBundle, entry: dict[str, Any]) -> None:
     if entry["size"] > MAX_BYTES:
         raise BundleError(bundle.where, f"{entry['size']:,} bytes of constants", expected=f"at most {MAX_BYTES:,}")
     for row in entry["rows"]:
-        if problem := _row_problem(row, end, entry["size"], at, stored):
+        if problem := _compressed_row_problem(row, end, entry["size"], at, stored):
             raise BundleError(bundle.where, f"the compressed constants {row} {problem}")
         end, at = row[0] + row[1], at + row[3]
     if at != stored:
@@ -32,7 +32,7 @@ def check_compressed(bundle: OpenedBundle, entry: dict[str, Any]) -> None:
         raise BundleError(bundle.where, what, f"{at:,} bytes", f"{stored:,}")
 
 
-def _row_problem(row: list[int], begin: int, end: int, first: int, stored: int) -> str:
+def _compressed_row_problem(row: list[int], begin: int, end: int, first: int, stored: int) -> str:
     """Return the problem of a row of compressed constants, or an empty string.
 
     The row must be between the offsets ``begin`` and ``end``. Its stored bytes begin at ``first``, where those of the
@@ -52,7 +52,7 @@ def _row_problem(row: list[int], begin: int, end: int, first: int, stored: int) 
     return "" if size <= MOST_GROWTH * length else f"expand {length} bytes to {size}, which no stream does"
 
 
-def write_rows(bundle: OpenedBundle, entry: dict[str, Any], whole: np.ndarray) -> None:
+def expand_compressed_rows(bundle: OpenedBundle, entry: dict[str, Any], whole: np.ndarray) -> None:
     """Copy or expand the constants of each row into ``whole``; the entry has been checked.
 
     Raises

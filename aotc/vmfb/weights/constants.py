@@ -69,7 +69,7 @@ def load_constants(bundle: OpenedBundle, entry: dict[str, Any] | None) -> Consta
 
 
 def _load_external(bundle: OpenedBundle, entry: dict[str, Any]) -> ConstantMemory:
-    path = find_file(bundle, entry["file"])
+    path = find_weights_file(bundle, entry["file"])
     file, header, start = _open_safetensors(bundle, path)
     data = file.data
     places = [_find_tensor(bundle, path, header, tensor) for tensor in entry["tensors"]]
@@ -81,7 +81,7 @@ def _load_external(bundle: OpenedBundle, entry: dict[str, Any]) -> ConstantMemor
     if len(shifts) == 1 and min(shifts) >= 0 and min(shifts) % ALIGNMENT == 0:
         size = min(entry["size"], base.nbytes - min(shifts))  # the last weight may end the file without padding
         return ConstantMemory(base.ctypes.data + min(shifts), size, False, base, file)
-    memory, address = _allocate(bundle, entry["size"])
+    memory, address = _allocate_constants(bundle, entry["size"])
     origin = address - memory.ctypes.data
     for tensor, place in zip(entry["tensors"], places):
         to, source = origin + tensor["offset"], start + place
@@ -90,22 +90,22 @@ def _load_external(bundle: OpenedBundle, entry: dict[str, Any]) -> ConstantMemor
 
 
 def _load_compressed(bundle: OpenedBundle, entry: dict[str, Any]) -> ConstantMemory:
-    from aotc.vmfb.weights.compressed import check_compressed, write_rows
+    from aotc.vmfb.weights.compressed import check_compressed, expand_compressed_rows
 
     check_compressed(bundle, entry)
-    memory, address = _allocate(bundle, entry["size"])
-    write_rows(bundle, entry, memory[address - memory.ctypes.data :])
+    memory, address = _allocate_constants(bundle, entry["size"])
+    expand_compressed_rows(bundle, entry, memory[address - memory.ctypes.data :])
     return ConstantMemory(address, entry["size"], True, memory)
 
 
-def _allocate(bundle: OpenedBundle, size: int) -> tuple[np.ndarray, int]:
+def _allocate_constants(bundle: OpenedBundle, size: int) -> tuple[np.ndarray, int]:
     try:
         return aligned_bytes(size, ALIGNMENT)
     except (MemoryError, ValueError):
         raise BundleError(bundle.where, f"the system has no memory for {size:,} bytes of constants") from None
 
 
-def find_file(bundle: OpenedBundle, name: str) -> str:
+def find_weights_file(bundle: OpenedBundle, name: str) -> str:
     folders = [os.path.dirname(os.path.abspath(bundle.path))] if bundle.path else []
     folders += [folder for folder in os.environ.get("AOTC_WEIGHTS_PATH", "").split(os.pathsep) if folder]
     for folder in folders:
@@ -164,7 +164,7 @@ def verify_external(bundle: OpenedBundle, entry: dict[str, Any] | None) -> None:
         return
     from hashlib import sha256
 
-    path = find_file(bundle, entry["external"]["file"])
+    path = find_weights_file(bundle, entry["external"]["file"])
     file, header, start = _open_safetensors(bundle, path)
     for tensor in entry["external"]["tensors"]:
         place = start + _find_tensor(bundle, path, header, tensor)

@@ -23,7 +23,7 @@ READ_BYTES = 1 << 16
 EXPANDED_BYTES = 1 << 20
 
 
-def differences(elements: memoryview | np.ndarray, word: int, distance: int = 1) -> memoryview:
+def word_differences(elements: memoryview | np.ndarray, word: int, distance: int = 1) -> memoryview:
     """Return each word minus the word ``distance`` words before, modulo the word's range.
 
     The first words are unchanged.
@@ -39,7 +39,7 @@ def differences(elements: memoryview | np.ndarray, word: int, distance: int = 1)
 
 
 def expand_differences(packed: memoryview | bytes, word: int, distance: int, into: np.ndarray) -> None:
-    """Decompress ``packed``, undo :func:`differences`, and write the bytes to ``into``, an array of u8.
+    """Decompress ``packed``, undo :func:`word_differences`, and write the bytes to ``into``, an array of u8.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def expand_differences(packed: memoryview | bytes, word: int, distance: int, int
     if word not in WORDS or size % word or distance < 0:
         raise ValueError(f"words of {word} bytes at a distance of {distance} in {size:,} bytes")
     at = 0
-    for piece in _pieces(packed):
+    for piece in _decompressed_pieces(packed):
         if at + len(piece) > size:
             raise ValueError(f"more than {size:,} bytes, expected {size:,}")
         into[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
@@ -58,11 +58,11 @@ def expand_differences(packed: memoryview | bytes, word: int, distance: int, int
     if at != size:
         raise ValueError(f"{at:,} bytes, expected {size:,}")
     if distance:
-        _accumulate(into.view(f"<u{word}"), distance)
+        _undo_differences_in_place(into.view(f"<u{word}"), distance)
 
 
 def from_differences(packed: bytes, word: int, size: int) -> memoryview:
-    """Return the ``size`` bytes whose :func:`differences` at distance 1 are compressed in ``packed``.
+    """Return the ``size`` bytes whose :func:`word_differences` at distance 1 are compressed in ``packed``.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def from_differences(packed: bytes, word: int, size: int) -> memoryview:
     return data.data
 
 
-def _pieces(packed: memoryview | bytes) -> Iterator[bytes]:
+def _decompressed_pieces(packed: memoryview | bytes) -> Iterator[bytes]:
     """Yield the content of a zlib stream in pieces, so that little memory is needed."""
     stream = zlib.decompressobj()
     try:
@@ -94,8 +94,8 @@ def _pieces(packed: memoryview | bytes) -> Iterator[bytes]:
 ROW_WORDS = 128
 
 
-def _accumulate(items: np.ndarray, distance: int) -> None:
-    """Undo :func:`differences` in place, block by block, so that a block fits a cache."""
+def _undo_differences_in_place(items: np.ndarray, distance: int) -> None:
+    """Undo :func:`word_differences` in place, block by block, so that a block fits a cache."""
     step = distance * max(EXPANDED_BYTES // (distance * items.itemsize), 1)
     for begin in range(0, len(items), step):
         block = items[begin : begin + step]

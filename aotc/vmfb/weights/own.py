@@ -22,7 +22,7 @@ from aotc.vmfb.host.files import write_atomically
 from aotc.vmfb.memory.mapped_file import MappedFile
 from aotc.vmfb.ranks.layout import Layout, layout_of
 from aotc.vmfb.result_names import path_of
-from aotc.vmfb.weights.constants import find_file
+from aotc.vmfb.weights.constants import find_weights_file
 from aotc.vmfb.weights.tensors import Tensors, Types, checked_tensors, file_parts
 
 WEIGHTS = "weights"
@@ -102,7 +102,7 @@ def own_weights(
     elif "file" not in entry:
         raise BundleError(where, "the bundle does not say where its weights are", sorted(entry), "a segment or a file")
     else:
-        where = find_file(bundle, entry["file"])
+        where = find_weights_file(bundle, entry["file"])
         owner = bundle.open_companion(where)
         data = owner.data
     found = Tensors(data, where, owner)
@@ -148,7 +148,7 @@ def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool =
         types = {path: row for path, row in places.types.items() if whole or path in values}
         return checked_tensors(values, types, where)
     found, problems = {}, []
-    for name, value in _flat(values):
+    for name, value in _weights_by_path(values):
         path = places.names.get(name, name)
         if path not in places.types:
             problems.append(f"there is no weight {name!r}")
@@ -162,7 +162,7 @@ def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool =
         except CallError as error:
             description = str(error).removeprefix(f"{where}: error: ").replace(f"argument 0 ({path})", path)
             problems.append(" ".join(description.split()))
-    known = {places.names.get(name, name) for name, _ in _flat(values)}
+    known = {places.names.get(name, name) for name, _ in _weights_by_path(values)}
     missing = [path for path in places.types if whole and path not in known]
     problems += [f"{path} is missing, {type_text(*places.types[path])}" for path in missing]
     if problems:
@@ -170,14 +170,14 @@ def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool =
     return found
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _weights_by_path(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = []
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            rows += _flat(value, f"{name}/")
+            rows += _weights_by_path(value, f"{name}/")
         elif isinstance(value, list | tuple):
-            rows += _flat({str(n): x for n, x in enumerate(value)}, f"{name}/")
+            rows += _weights_by_path({str(n): x for n, x in enumerate(value)}, f"{name}/")
         else:
             rows.append((name, value))
     return rows

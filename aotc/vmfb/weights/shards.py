@@ -70,7 +70,7 @@ class Checkpoint:
         self.where = os.fspath(path)
         self._files = self._opened()
         owners = {name: tensors for tensors in self._files for name in tensors.rows}
-        aliases = _aliases(paths)
+        aliases = _other_weight_names(paths)
         named = [(aliases.get(name, name), name) for name in owners]
         self._names = dict(named)
         self.rows = {path: owners[name].rows[name] for path, name in named}
@@ -108,7 +108,7 @@ class Checkpoint:
         BundleError
             Its message lists all differences.
         """
-        whole = {path: (dtype, _whole(places, path)) for path, (dtype, _) in places.types.items()}
+        whole = {path: (dtype, _whole_weight(places, path)) for path, (dtype, _) in places.types.items()}
         problems = [f"{path} is missing, {type_text(*type_)}" for path, type_ in whole.items() if path not in self.rows]
         problems += [f"there is no weight {self._names[path]!r}" for path in self.rows if path not in whole]
         for path, (dtype, shape) in whole.items():
@@ -121,7 +121,7 @@ class Checkpoint:
 
     def pieces(self, path: str, dtype: str, whole: Sequence[int], slices: tuple[slice, ...]) -> Iterator[np.ndarray]:
         """Yield the bytes of a part in order; the pages that were read are released."""
-        for view in _blocks(self._bytes(path, dtype, whole)[slices]):
+        for view in _view_blocks(self._bytes(path, dtype, whole)[slices]):
             yield np.ascontiguousarray(view).reshape(-1)
             self._forget(path, view)
 
@@ -150,7 +150,7 @@ class Checkpoint:
             file.forget(address_of(view), 1 + sum((n - 1) * step for n, step in zip(view.shape, view.strides)))
 
 
-def _aliases(paths: Sequence[str]) -> dict[str, str]:
+def _other_weight_names(paths: Sequence[str]) -> dict[str, str]:
     """Return the path for each other name of a weight; names of two weights are none."""
     roots = {path.partition("/")[0] for path in paths}
     found: dict[str, set[str]] = {}
@@ -161,7 +161,7 @@ def _aliases(paths: Sequence[str]) -> dict[str, str]:
     return {name: path for name, (path, *more) in found.items() if not more and name not in paths}
 
 
-def _blocks(view: np.ndarray) -> Iterator[np.ndarray]:
+def _view_blocks(view: np.ndarray) -> Iterator[np.ndarray]:
     """Yield a view in blocks of its slowest dims, each of at most :data:`PIECE_BYTES` bytes."""
     if view.nbytes <= PIECE_BYTES or view.ndim == 1:
         yield view
@@ -169,17 +169,17 @@ def _blocks(view: np.ndarray) -> Iterator[np.ndarray]:
     rows = PIECE_BYTES // max(view[:1].nbytes, 1)
     if not rows:
         for inner in view:
-            yield from _blocks(inner)
+            yield from _view_blocks(inner)
         return
     for start in range(0, len(view), rows):
         yield view[start : start + rows]
 
 
-def _whole(places: WeightPlaces, path: str) -> Sequence[int]:
+def _whole_weight(places: WeightPlaces, path: str) -> Sequence[int]:
     return places.cuts[path][0] if path in places.cuts else places.types[path][1]
 
 
-def _slices(places: WeightPlaces, mesh: Mesh, path: str, rank: int) -> tuple[slice, ...]:
+def _slices_of_rank_part(places: WeightPlaces, mesh: Mesh, path: str, rank: int) -> tuple[slice, ...]:
     shape = places.types[path][1]
     if path not in places.cuts:
         return tuple(slice(n) for n in shape)
@@ -225,15 +225,15 @@ def shard_weights(
     os.makedirs(folder, exist_ok=True)
     stem = os.path.basename(os.fspath(bundle)).removesuffix(".vmfb")
     written = [
-        _write(os.path.join(folder, stem + name + ".safetensors"), source, places, mesh, ranks)
-        for name, ranks in _groups(mesh, places).items()
+        _write_rank_parts(os.path.join(folder, stem + name + ".safetensors"), source, places, mesh, ranks)
+        for name, ranks in _ranks_with_same_parts(mesh, places).items()
     ]
-    table = {"mesh": mesh.entry(), "weights": _rows(places), "files": [file._asdict() for file in written]}
+    table = {"mesh": mesh.entry(), "weights": _shard_table_rows(places), "files": [file._asdict() for file in written]}
     write_atomically(os.path.join(folder, TABLE), [json.dumps(table, indent=1).encode()])
     return written
 
 
-def _groups(mesh: Mesh, places: WeightPlaces) -> dict[str, list[int]]:
+def _ranks_with_same_parts(mesh: Mesh, places: WeightPlaces) -> dict[str, list[int]]:
     """Return the ranks that have the same parts, by their place on the axes over which weights are cut."""
     cut = {axis for _, layout in places.cuts.values() for axes in layout for axis in axes}
     found: dict[str, list[int]] = {}
@@ -244,7 +244,7 @@ def _groups(mesh: Mesh, places: WeightPlaces) -> dict[str, list[int]]:
     return found
 
 
-def _rows(places: WeightPlaces) -> dict[str, dict[str, Any]]:
+def _shard_table_rows(places: WeightPlaces) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for path, (dtype, shape) in places.types.items():
         whole, layout = places.cuts.get(path, (tuple(shape), ()))
@@ -252,7 +252,7 @@ def _rows(places: WeightPlaces) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def _write(path: str, source: Checkpoint, places: WeightPlaces, mesh: Mesh, ranks: list[int]) -> ShardFile:
+def _write_rank_parts(path: str, source: Checkpoint, places: WeightPlaces, mesh: Mesh, ranks: list[int]) -> ShardFile:
     """Write the parts that ``ranks`` share."""
     header: dict[str, Any] = {METADATA: {"aotc.mesh": str(mesh), "aotc.ranks": ", ".join(map(str, ranks))}}
     order = sorted(places.types, key=lambda p: -to_numpy(places.types[p][0]).alignment)  # so that each is aligned
@@ -269,8 +269,8 @@ def _write(path: str, source: Checkpoint, places: WeightPlaces, mesh: Mesh, rank
         size += len(start)
         yield start
         for name in order:
-            slices = _slices(places, mesh, name, ranks[0])
-            for piece in source.pieces(name, places.types[name][0], _whole(places, name), slices):
+            slices = _slices_of_rank_part(places, mesh, name, ranks[0])
+            for piece in source.pieces(name, places.types[name][0], _whole_weight(places, name), slices):
                 digest.update(piece.data)
                 size += piece.nbytes
                 yield piece.data
@@ -291,14 +291,14 @@ def weights_of_rank(
     """
     where = os.fspath(path)
     if is_folder(where):
-        return _of_folder(where, places, mesh, rank, verify)
+        return _weights_of_folder(where, places, mesh, rank, verify)
     source = Checkpoint(where, list(places.types))
     if not source.is_whole(places):
         tensors = read_tensors(where)
         return checked_tensors(tensors, places.types, where), dict.fromkeys(places.types, tensors.file)
     source.check(places)
     parts = {
-        p: source.part(p, dtype, _whole(places, p), _slices(places, mesh, p, rank))
+        p: source.part(p, dtype, _whole_weight(places, p), _slices_of_rank_part(places, mesh, p, rank))
         for p, (dtype, _) in places.types.items()
     }
     return {p: array for p, (array, _) in parts.items()}, {p: file for p, (_, file) in parts.items()}
@@ -309,7 +309,7 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
     return os.path.isdir(path) or os.path.basename(path) == TABLE
 
 
-def _of_folder(where: str, places: WeightPlaces, mesh: Mesh, rank: int, verify: bool) -> Held:
+def _weights_of_folder(where: str, places: WeightPlaces, mesh: Mesh, rank: int, verify: bool) -> Held:
     folder = where if os.path.isdir(where) else os.path.dirname(where)
     table = os.path.join(folder, TABLE)
     try:
@@ -325,8 +325,8 @@ def _of_folder(where: str, places: WeightPlaces, mesh: Mesh, rank: int, verify: 
         raise BundleError(table, f"the file cannot be read: {error.strerror}", hint=hint) from None
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError):
         raise BundleError(table, "this is not a table of shards", expected="what aotc shard-weights writes") from None
-    if own != mesh or weights != _rows(places):
-        expected = ", ".join(f"{p} cut by {row['cut']}" for p, row in _rows(places).items() if row["cut"])
+    if own != mesh or weights != _shard_table_rows(places):
+        expected = ", ".join(f"{p} cut by {row['cut']}" for p, row in _shard_table_rows(places).items() if row["cut"])
         hint = "aotc shard-weights for this bundle"
         raise BundleError(table, "these are shards for another bundle", f"mesh {own}", f"mesh {mesh}, {expected}", hint)
     tensors = read_tensors(path)

@@ -16,7 +16,7 @@ from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.ir.opset import SCALARS
 from aotc.ir.opset.elementwise import ELEMENTWISE, scalar_work
-from aotc.kernels.cuda.compile import image_of, kernel_texts
+from aotc.kernels.cuda.compile import image_of_modules, kernel_texts
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -48,7 +48,7 @@ def failures(functions, target, machine_code=False):
     def attempt(texts):
         for kernel in kernels(texts, target):
             if machine_code:
-                image_of(kernel_texts(kernel, TARGETS[target]), kernel.name, TARGETS[target])
+                image_of_modules(kernel_texts(kernel, TARGETS[target]), kernel.name, TARGETS[target])
 
     try:
         attempt(functions.values())

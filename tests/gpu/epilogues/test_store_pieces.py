@@ -100,7 +100,7 @@ def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, co
 
     ``ahead`` of two times 32 columns, or four in two parts, are loaded before the first is stored.
     """
-    monkeypatch.setattr(store_pieces, "assembly", instruction)
+    monkeypatch.setattr(store_pieces, "emit_inline_assembly", instruction)
     pieces = ResultPieces(width, down, (("f32", held),) if held else ())
     kind, size = {"f32": F32, "i32": I32, "f64": F64}[total], 8 if total == "f64" else 4
     tiles = SimpleNamespace(pieces=pieces, sum=total, transposed=transposed, staged=128 // size)
@@ -115,7 +115,7 @@ def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, co
         none = ir.Constant(ir.ArrayType(I64, 0), ir.Undefined)
         given = [i32(0), lane, i32(3), i32(row), i32(col), i32(rows), i32(cols), none, none]
         each = count // parts
-        own = store_pieces.StorePieces(b, tiles, [sums[p * each : (p + 1) * each] for p in range(parts)], given)
+        own = store_pieces.EpiloguePieces(b, tiles, [sums[p * each : (p + 1) * each] for p in range(parts)], given)
         own.emit(own.first(ahead))
 
     def put(place, first, second):
@@ -153,7 +153,7 @@ def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, co
 @pytest.mark.parametrize(("down", "size"), [(False, 2), (False, 4), (True, 2), (True, 4)])
 def test_l2_is_asked_for_every_line(monkeypatch, down, size):
     """Of 16 rows and 128 columns, of which 90 columns are in the result."""
-    monkeypatch.setattr(store_pieces, "assembly", instruction)
+    monkeypatch.setattr(store_pieces, "emit_inline_assembly", instruction)
     tiles, asked = SimpleNamespace(pieces=ResultPieces(4, down, (("f32", 4),), ((0, size),)), transposed=False), []
 
     def emit(b, lane, _):

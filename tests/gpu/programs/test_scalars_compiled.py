@@ -11,7 +11,7 @@ from gpu import gpu_kernels
 from support.scalar_kernels import combiners, combining, converting, every_op, one_kernel, operands, sources_of
 from vmfb.test_cuda import gpu
 
-from aotc.ir.opset.elementwise import SCALARS, apply
+from aotc.ir.opset.elementwise import SCALARS, apply_scalar_op
 from aotc.kernels.cuda.compile import compile_kernel, kernel_ptx
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
@@ -63,7 +63,7 @@ class TestOnAGpu:
         for name, out in zip(names, outs):
             want = x[:, 0]
             for k in range(1, 8):
-                want = apply(SCALARS[name], [want, x[:, k]], dtype)
+                want = apply_scalar_op(SCALARS[name], [want, x[:, k]], dtype)
             if DTYPES[dtype].kind == "f" and DTYPES[dtype].bits < 32:  # of whose NaN NumPy knows nothing
                 out, want = out.astype(np.float32), want.astype(np.float32)
             np.testing.assert_array_equal(out, want, err_msg=name)

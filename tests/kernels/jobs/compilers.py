@@ -1,6 +1,6 @@
 """Requests to compilers, answered as a library's are."""
 
-from aotc.kernels.cpu.build import Build
+from aotc.kernels.cpu.build import LibraryBuild
 from aotc.kernels.jobs.run import THREAD_TEXT, CompilerRun, do_nothing
 from aotc.kernels.worker import target_fields
 from aotc.targets import host_target
@@ -30,5 +30,5 @@ def requests(texts=TEXTS, target=None):
 
 def build_library(kernels, target, options):
     """Return a library of kernels that nobody has begun before."""
-    with Build(kernels, target, options) as build:
+    with LibraryBuild(kernels, target, options) as build:
         return build.finish()

@@ -81,7 +81,7 @@ def dying(spawned):
 
 def test_a_worker_that_dies_twice_is_an_error_of_the_caller(compilers, monkeypatch):
     spawned = []
-    monkeypatch.setattr(pool, "_spawn", lambda: dying(spawned))
+    monkeypatch.setattr(pool, "_spawn_compiler_process", lambda: dying(spawned))
     with pytest.raises(InternalError, match=r"died twice .*\n.*def double"):
         answers(compilers, [request()], 1, quiet)
     assert len(spawned) == 2
@@ -131,7 +131,7 @@ def test_this_process_helps_with_small_kernels_only(compilers):
 
 
 def waiting(requests, here=True):
-    return run.Waiting(requests, here)
+    return run.WaitingRequests(requests, here)
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,14 @@ def test_only_kernels_for_cpus_are_compiled_here():
     gpu = {**request(), "target": target_fields(TARGETS["cuda:sm_90a"])}
     assert waiting([gpu]).shares(2) == (1, 0)
     assert waiting([{"executor": True, "target": target_fields(host_target())}]).shares(2) == (1, 0)
-    assert not run._is_small(gpu)
+    assert not run._is_small_cpu_kernel(gpu)
 
 
 def test_what_numba_told_llvm_changes_no_kernel(own_cache, monkeypatch):
     """Intel's functions are for the process of the user: kernels are compiled in others, which do without."""
     given, answered = [], MagicMock(finish=lambda *_: [b""])
     monkeypatch.setattr(objects, "CompilerRun", lambda pool, requests, jobs, begin: given.append(begin) or answered)
-    named = [objects.Named(KERNEL, host_target())]
+    named = [objects.NamedKernels(KERNEL, host_target())]
     for svml in (False, True):
         monkeypatch.setattr(back_end, "config", SimpleNamespace(USING_SVML=svml))
         objects.compile_texts([request()], named, Options(cache=False))
@@ -227,14 +227,14 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.setenv("AOTC_CACHE_DIR", str(blocked / "below"))
-    cache.write("ab" * 32, b"data")
-    assert cache.read("ab" * 32) is None
+    cache.write_cached_object("ab" * 32, b"data")
+    assert cache.read_cached_object("ab" * 32) is None
 
 
 def test_keys_depend_on_text_and_target():
     other = target_from([*target_fields(host_target())[:1], *target_fields(host_target())[1:]])
-    assert cache.key_of("a", host_target()) == cache.key_of("a", other)
-    assert cache.key_of("a", host_target()) != cache.key_of("b", host_target())
+    assert cache.object_cache_key("a", host_target()) == cache.object_cache_key("a", other)
+    assert cache.object_cache_key("a", host_target()) != cache.object_cache_key("b", host_target())
 
 
 def test_equal_kernels_stand_twice_in_the_table():
@@ -269,9 +269,9 @@ def test_a_linker_that_fails_is_reported(tmp_path, monkeypatch):
     fake = tmp_path / "ld"
     fake.write_text("#!/bin/sh\necho no room >&2\nexit 1\n")
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(link, "linker", lambda native: (str(fake),))
+    monkeypatch.setattr(link, "linker_command", lambda native: (str(fake),))
     with pytest.raises(InternalError, match="ld failed: no room"):
-        link.link([b""], host_target())
+        link.link_shared_library([b""], host_target())
 
 
 NUMBA_PROGRAM = """
@@ -344,7 +344,9 @@ def test_a_table_is_what_the_machine_of_code_makes(target, monkeypatch):
     """A module without functions has the same object at any level, and the lowest sets up the fewest passes."""
     arguments = ["a", "b", "a"], target, ["dgetrf", "mine"], {"mine"}, bytes(range(32))
     table = link.function_table(*arguments)
-    monkeypatch.setattr(link, "emit_data", lambda text, target: back_end.parse(text, target).emit_native_object())
+    monkeypatch.setattr(
+        link, "emit_data", lambda text, target: back_end.parse_assembly_for_target(text, target).emit_native_object()
+    )
     assert table == link.function_table(*arguments)
 
 

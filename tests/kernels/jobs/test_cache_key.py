@@ -69,30 +69,30 @@ def test_a_byte_of_anything_else_does_not(sources, name):
 def test_the_key_depends_on_the_names_of_modules():
     """Two modules that trade their texts are another compiler."""
     one, other = {"a": b"x", "b": b"y"}, {"a": b"y", "b": b"x"}
-    assert cache.digest_of(one, ()) != cache.digest_of(other, ())
-    assert cache.digest_of({"a": b"xb", "b": b""}, ()) != cache.digest_of({"a": b"x", "b": b"b"}, ())
+    assert cache.digest_of_sources(one, ()) != cache.digest_of_sources(other, ())
+    assert cache.digest_of_sources({"a": b"xb", "b": b""}, ()) != cache.digest_of_sources({"a": b"x", "b": b"b"}, ())
 
 
 @pytest.mark.parametrize("package", ["numba", "llvmlite", "numpy", "ml_dtypes"])
 @pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_90a"])
 def test_a_version_changes_the_key(monkeypatch, package, target):
-    before = cache.key_of("text", TARGETS[target])
+    before = cache.object_cache_key("text", TARGETS[target])
     real = cache.version
     monkeypatch.setattr(cache, "version", lambda name: "0" if name == package else real(name))
     cache.compiler_digest.cache_clear()
-    assert cache.key_of("text", TARGETS[target]) != before
+    assert cache.object_cache_key("text", TARGETS[target]) != before
     monkeypatch.undo()
     cache.compiler_digest.cache_clear()
-    assert cache.key_of("text", TARGETS[target]) == before
+    assert cache.object_cache_key("text", TARGETS[target]) == before
 
 
 def test_the_linker_of_cubins_is_in_their_key_alone(monkeypatch):
     real = cache.version
     targets = [TARGETS["cpu:x86-64-v3"], TARGETS["cuda:sm_90a"]]
-    before = [cache.key_of("text", t) for t in targets]
+    before = [cache.object_cache_key("text", t) for t in targets]
     monkeypatch.setattr(cache, "version", lambda name: "0" if name == "nvidia-nvjitlink" else real(name))
     cache.compiler_digest.cache_clear()
-    after = [cache.key_of("text", t) for t in targets]
+    after = [cache.object_cache_key("text", t) for t in targets]
     cache.compiler_digest.cache_clear()
     assert [a == b for a, b in zip(after, before)] == [True, False]
 
@@ -147,7 +147,7 @@ def imports_by_syntax(source):
 def test_imports_are_read_as_python_reads_them(path):
     source = path.read_bytes()
     expected = {pair for pair in imports_by_syntax(source) if re.match(r"aotc\b", pair[0])}
-    assert set(cache.imports_of(source)) >= expected
+    assert set(cache.imports_in_source(source)) >= expected
 
 
 def test_every_package_that_decides_is_in_the_key():

@@ -85,13 +85,16 @@ def test_a_child_has_what_its_parent_added_to_the_path(fakes, tmp_path, monkeypa
 
 def test_a_linker_of_a_wheel_is_found_by_its_file(fakes, monkeypatch):
     """Not by the name of its package, which another folder may have."""
-    link.linker.cache_clear()
+    link.linker_command.cache_clear()
     monkeypatch.setenv("PATH", str(fakes))
     monkeypatch.chdir(fakes)
-    command = link.linker(False)
-    link.linker.cache_clear()
+    command = link.linker_command(False)
+    link.linker_command.cache_clear()
     assert os.path.isabs(command[0])
     assert "ld.lld" in command
     ready = subprocess.run([*command[:2], "--version"], capture_output=True, text=True, timeout=60, check=True)
     assert "LLD" in ready.stdout
-    assert link.link([link.function_table([], TARGETS["cpu:aarch64"])], TARGETS["cpu:aarch64"])[:4] == b"\x7fELF"
+    assert (
+        link.link_shared_library([link.function_table([], TARGETS["cpu:aarch64"])], TARGETS["cpu:aarch64"])[:4]
+        == b"\x7fELF"
+    )

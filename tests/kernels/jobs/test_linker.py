@@ -63,14 +63,16 @@ def linked_plainly(command, given, folder):
 @pytest.mark.parametrize("target", [host_target(), FOREIGN], ids=["own", "foreign"])
 def test_waiting_changes_no_byte(target, tmp_path):
     given = objects(target)
-    assert link.link(given, target) == linked_plainly(link.linker(target == host_target()), given, tmp_path)
+    assert link.link_shared_library(given, target) == linked_plainly(
+        link.linker_command(target == host_target()), given, tmp_path
+    )
 
 
 @pytest.mark.parametrize("command", other_linkers(), ids=lambda c: os.path.basename(c[0]))
 def test_every_linker_makes_its_own_bytes(command, tmp_path, temporary, monkeypatch):
     """Whether it waits or, as gold does, does not."""
     given = objects(host_target())
-    monkeypatch.setattr(link, "linker", lambda native: command)
+    monkeypatch.setattr(link, "linker_command", lambda native: command)
     with Linker(host_target()) as linker:
         linker.start()
         time.sleep(0.1)
@@ -96,9 +98,9 @@ def test_it_waits_for_its_objects(temporary):
 
 def test_without_a_file_for_its_pipe_it_starts_at_the_end(monkeypatch):
     given = objects(host_target())
-    made = link.link(given, host_target())
-    monkeypatch.setattr(link, "_script", lambda command: "--version-script=/nowhere/stdin")
-    assert link.link(given, host_target()) == made
+    made = link.link_shared_library(given, host_target())
+    monkeypatch.setattr(link, "_version_script_option", lambda command: "--version-script=/nowhere/stdin")
+    assert link.link_shared_library(given, host_target()) == made
 
 
 def test_a_forked_child_does_not_hold_it_up():
@@ -195,7 +197,7 @@ def test_a_missing_one_is_said_before_kernels_are_compiled(monkeypatch):
     def none(native):
         raise CompileError.at(link.UNKNOWN, "no linker found")
 
-    monkeypatch.setattr(link, "linker", none)
+    monkeypatch.setattr(link, "linker_command", none)
     monkeypatch.setattr(build.Compilation, "finish", lambda *_: pytest.fail("compiled"))
     with pytest.raises(CompileError, match="no linker found"):
         build_library([parse_kernel(TEXT)], host_target(), Options(cache=False))

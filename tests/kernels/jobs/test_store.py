@@ -43,49 +43,51 @@ def entries(folder):
 
 
 def test_every_flipped_bit_and_every_cut_is_a_miss(folder):
-    cache.write(KEY, DATA[:64])
+    cache.write_cached_object(KEY, DATA[:64])
     (path,) = entries(folder)
     good = path.read_bytes()
     for at in range(len(good)):
         for bad in (good[:at], good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :]):
             path.write_bytes(bad)
-            assert cache.read(KEY) is None
+            assert cache.read_cached_object(KEY) is None
     path.write_bytes(good + b"x")
-    assert cache.read(KEY) is None
+    assert cache.read_cached_object(KEY) is None
     path.write_bytes(good)
-    assert cache.read(KEY) == DATA[:64]
+    assert cache.read_cached_object(KEY) == DATA[:64]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF" + bytes(400), DATA, None], ids=["empty", "bare", "raw", "other's"])
 def test_other_contents_are_a_miss_and_are_replaced(folder, content):
-    cache.write(KEY, DATA)
-    cache.write(OTHER, DATA[::-1])
+    cache.write_cached_object(KEY, DATA)
+    cache.write_cached_object(OTHER, DATA[::-1])
     path, other = entries(folder)
     path.write_bytes(other.read_bytes() if content is None else content)
-    assert cache.read(KEY) is None
-    cache.write(KEY, DATA)
-    assert cache.read(KEY) == DATA
+    assert cache.read_cached_object(KEY) is None
+    cache.write_cached_object(KEY, DATA)
+    assert cache.read_cached_object(KEY) == DATA
 
 
 def test_links_pipes_and_folders_are_a_miss(folder):
-    cache.write(KEY, DATA)
+    cache.write_cached_object(KEY, DATA)
     (path,) = entries(folder)
     for make in (lambda: path.symlink_to(folder / "copy"), lambda: os.mkfifo(path), path.mkdir):
         path.rename(folder / "copy") if path.is_file() else None
         make()
-        assert cache.read(KEY) is None
+        assert cache.read_cached_object(KEY) is None
         path.rmdir() if path.is_dir() else path.unlink()
     path.mkdir()
-    cache.write(KEY, DATA)  # a folder cannot be replaced: nothing is kept, nothing fails
-    assert cache.read(KEY) is None
+    cache.write_cached_object(KEY, DATA)  # a folder cannot be replaced: nothing is kept, nothing fails
+    assert cache.read_cached_object(KEY) is None
 
 
 def test_a_damaged_kernel_is_compiled_again(folder, monkeypatch):
     kernel = parse_kernel(KERNEL)
     first = build_library([kernel], host_target(), Options())
     build_executor(host_target(), Options())  # the process keeps that one
-    asked, plain = [], run.Waiting.shares
-    monkeypatch.setattr(run.Waiting, "shares", lambda one, jobs: asked.append(len(one.requests)) or plain(one, jobs))
+    asked, plain = [], run.WaitingRequests.shares
+    monkeypatch.setattr(
+        run.WaitingRequests, "shares", lambda one, jobs: asked.append(len(one.requests)) or plain(one, jobs)
+    )
     assert build_library([kernel], host_target(), Options()) == first
     assert asked == [0]
     for path in entries(folder):
@@ -119,40 +121,40 @@ def refused(call):
 
 
 def test_a_folder_that_others_may_write_to(folder):
-    cache.write(KEY, DATA)
+    cache.write_cached_object(KEY, DATA)
     folder.chmod(0o777)
     text = refused(lambda: aotc.compile(MODEL))
     assert f"{folder} may be written to by others (mode 777)" in text
     assert "AOTC_CACHE_DIR" in text
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert cache.read(KEY) is None  # the user was told
+        assert cache.read_cached_object(KEY) is None  # the user was told
     folder.chmod(0o700)
-    assert cache.read(KEY) == DATA
+    assert cache.read_cached_object(KEY) == DATA
 
 
 @pytest.mark.parametrize("part", ["entry", "folder"])
 def test_a_part_that_others_may_write_to(folder, part):
-    cache.write(KEY, DATA)
+    cache.write_cached_object(KEY, DATA)
     (path,) = entries(folder)
     if part == "entry":
         path.chmod(0o666)
-        assert "may be written to" in refused(lambda: cache.read(KEY))
+        assert "may be written to" in refused(lambda: cache.read_cached_object(KEY))
     else:
         path.parent.chmod(0o777)
-        assert "may be written to" in refused(lambda: cache.write(KEY, DATA))
+        assert "may be written to" in refused(lambda: cache.write_cached_object(KEY, DATA))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize("part", ["entry", "folder"])
 def test_what_belongs_to_another_user(folder, part):
-    cache.write(KEY, DATA)
+    cache.write_cached_object(KEY, DATA)
     os.chown(entries(folder)[0] if part == "entry" else folder, 12345, 12345)
-    assert "belongs to user 12345, not to you" in refused(lambda: cache.read(KEY))
-    assert cache.read(KEY) is None
+    assert "belongs to user 12345, not to you" in refused(lambda: cache.read_cached_object(KEY))
+    assert cache.read_cached_object(KEY) is None
     if part == "entry":
-        cache.write(KEY, DATA)
-        assert cache.read(KEY) == DATA
+        cache.write_cached_object(KEY, DATA)
+        assert cache.read_cached_object(KEY) == DATA
 
 
 def test_a_warning_that_is_to_be_an_error_is_the_users(folder):
@@ -187,12 +189,12 @@ def test_kernels_and_bundles_share_one_limit(folder, monkeypatch):
         (bundle_cache if n % 2 else cache).write(key, part)
         for m, path in enumerate(sorted(entries(folder), key=lambda p: p.name)):
             os.utime(path, (1000 + m, 1000 + m))
-        assert cache.read(names[0]) == part  # the oldest is in use
+        assert cache.read_cached_object(names[0]) == part  # the oldest is in use
     assert sorted(p.name for p in entries(folder)) == sorted([names[0], *names[2:]])
     monkeypatch.setenv("AOTC_CACHE_LIMIT_MB", "0")
-    cache.write(OTHER, b"x")
-    assert cache.read(OTHER) is None
-    assert cache.read(names[0]) is None
+    cache.write_cached_object(OTHER, b"x")
+    assert cache.read_cached_object(OTHER) is None
+    assert cache.read_cached_object(names[0]) is None
 
 
 def test_nothing_of_somebody_elses_goes(folder, monkeypatch):
@@ -202,7 +204,7 @@ def test_nothing_of_somebody_elses_goes(folder, monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(1 << 20))
     for n in range(8):
-        cache.write(f"{n:02x}" * 32, bytes(400 << 10))
+        cache.write_cached_object(f"{n:02x}" * 32, bytes(400 << 10))
     assert all(p.stat().st_size == 1 << 20 for p in others)
     assert len(entries(folder)) == 2 + 2
 
@@ -237,7 +239,7 @@ def test_a_killed_writers_file_goes_with_the_next_run(folder):
     subprocess.run([sys.executable, "-c", code], check=False)
     assert len(list((folder / "tmp").iterdir())) == 1
     store._seen.discard(str(folder))
-    assert cache.read(KEY) is None
+    assert cache.read_cached_object(KEY) is None
     assert list((folder / "tmp").iterdir()) == []
 
 
@@ -246,11 +248,11 @@ def test_places_that_cannot_be_are_a_warning(place, monkeypatch):
     monkeypatch.setattr(os, "environ", {**os.environ, "AOTC_CACHE_DIR": place})
     monkeypatch.setattr(store, "_reported", set())
     with pytest.warns(AotcWarning, match="the cache is not written to: "):
-        cache.write(KEY, DATA)
+        cache.write_cached_object(KEY, DATA)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        cache.write(OTHER, DATA)  # the user was told
-        assert cache.read(KEY) is None
+        cache.write_cached_object(OTHER, DATA)  # the user was told
+        assert cache.read_cached_object(KEY) is None
 
 
 def test_a_home_that_cannot_be_written_to_is_nobodys_fault(monkeypatch):
@@ -258,20 +260,20 @@ def test_a_home_that_cannot_be_written_to_is_nobodys_fault(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        cache.write(KEY, DATA)
-        assert cache.read(KEY) is None
+        cache.write_cached_object(KEY, DATA)
+        assert cache.read_cached_object(KEY) is None
 
 
 def test_a_full_disk_is_no_error(folder, monkeypatch):
     def full(descriptor, data):
         raise OSError(28, "No space left on device")
 
-    cache.write(OTHER, DATA)
+    cache.write_cached_object(OTHER, DATA)
     monkeypatch.setattr(os, "write", full)
     with pytest.warns(AotcWarning, match="the cache is not written to: .* No space left on device"):
-        cache.write(KEY, DATA)
-    assert cache.read(KEY) is None
-    assert cache.read(OTHER) == DATA
+        cache.write_cached_object(KEY, DATA)
+    assert cache.read_cached_object(KEY) is None
+    assert cache.read_cached_object(OTHER) == DATA
     assert list((folder / "tmp").iterdir()) == []
 
 
@@ -282,8 +284,8 @@ def test_a_user_without_a_home(monkeypatch):
     for name in ("AOTC_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(store.Path, "home", homeless)
-    cache.write(KEY, DATA)
-    assert cache.read(KEY) is None
+    cache.write_cached_object(KEY, DATA)
+    assert cache.read_cached_object(KEY) is None
 
 
 @pytest.mark.parametrize("text", ["many", "-1", "1e3", "²", "٣", "9" * 5000])

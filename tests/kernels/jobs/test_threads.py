@@ -104,15 +104,15 @@ def test_threads_compile_at_the_same_time(compilers):
 
 
 def test_each_thread_has_its_own_context_and_machine():
-    context, generator = unlocked.context(), back_end.codegen_for(host_target())
-    assert unlocked.context() is context
+    context, generator = unlocked.llvm_context_of_thread(), back_end.codegen_for(host_target())
+    assert unlocked.llvm_context_of_thread() is context
     assert back_end.codegen_for(host_target()) is generator
-    others = in_threads(lambda: (unlocked.context(), back_end.codegen_for(host_target())), 2)
+    others = in_threads(lambda: (unlocked.llvm_context_of_thread(), back_end.codegen_for(host_target())), 2)
     assert len({id(x) for pair in [*others, (context, generator)] for x in pair}) == 6
 
 
 def test_the_long_calls_are_made_without_the_lock():
-    for call in (*unlocked._LONG, unlocked._short("VerifyModule")):
+    for call in (*unlocked._LONG, unlocked._short_llvm_name("VerifyModule")):
         assert type(call) is not type(ffi.lib.LLVMPY_ParseAssembly)
     with ffi.lib._lock:
         (text,) = in_threads(lambda: str(unlocked._PARSE is not None), 1)
@@ -125,8 +125,8 @@ def test_an_llvmlite_of_another_kind_is_called_with_its_lock(monkeypatch):
         LLVMPY_ParseAssembly = staticmethod(lambda *_: "locked")
 
     monkeypatch.setattr(unlocked.ffi, "lib", Other())
-    assert unlocked._function(ctypes.CDLL, "LLVMPY_ParseAssembly")() == "locked"
-    assert unlocked._function(ctypes.PyDLL, "LLVMPY_ParseAssembly")() == "locked"
+    assert unlocked._llvm_c_function(ctypes.CDLL, "LLVMPY_ParseAssembly")() == "locked"
+    assert unlocked._llvm_c_function(ctypes.PyDLL, "LLVMPY_ParseAssembly")() == "locked"
 
 
 def test_what_is_no_ir_is_an_error():
@@ -142,7 +142,7 @@ def test_bitcode_comes_back():
 def test_threads_are_kept_with_what_llvm_made_for_them(compilers):
     seen = []
     for _ in range(4):
-        note = lambda: seen.append((threading.get_ident(), id(unlocked.context())))
+        note = lambda: seen.append((threading.get_ident(), id(unlocked.llvm_context_of_thread())))
         answers(compilers, requests(TEXTS[:1]), 2, quiet, begin_kernel, note)
     assert len(set(seen)) == 1
     assert seen[0][0] != threading.get_ident()
@@ -298,7 +298,7 @@ DEFINED = "define linkonce_odr void @called() {\n  ret void\n}\ndefine linkonce_
 
 
 def test_what_is_linked_is_hidden_if_it_is_called():
-    library = back_end.parse(CALLED, host_target())
+    library = back_end.parse_assembly_for_target(CALLED, host_target())
     library.link_text(DEFINED, ["called", "alone"])
     assert {f.name: f.linkage.name for f in library.module.functions} == {"f": "external", "called": "internal"}
 
@@ -318,12 +318,12 @@ def test_two_threads_compile_to_equal_objects_at_the_same_time(target):
 
 def test_what_cannot_be_linked_is_an_error():
     text = DEFINED.replace("linkonce_odr ", "")
-    library = back_end.parse(text, host_target())
+    library = back_end.parse_assembly_for_target(text, host_target())
     with pytest.raises(RuntimeError, match="called"):
         library.link_text(text, ["called"])
 
 
 def test_modules_of_two_threads_are_not_linked():
-    (other,) = in_threads(lambda: back_end.parse(DEFINED, host_target()), 1)
+    (other,) = in_threads(lambda: back_end.parse_assembly_for_target(DEFINED, host_target()), 1)
     with pytest.raises(RuntimeError, match="modules of two LLVM contexts cannot be linked"):
-        back_end.parse(CALLED, host_target()).link(other)
+        back_end.parse_assembly_for_target(CALLED, host_target()).link(other)

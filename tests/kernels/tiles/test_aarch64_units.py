@@ -12,8 +12,8 @@ from support.played.played_dots import HERE, run_played
 from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.run import run_kernel
-from aotc.kernels.cpu.compile import assembly
-from aotc.kernels.cpu.tiles.micro_kernel import unrolled
+from aotc.kernels.cpu.compile import kernel_assembly
+from aotc.kernels.cpu.tiles.micro_kernel import innermost_unroll_factor
 from aotc.lowering.plans.cpu_tiles import best_tile
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
@@ -121,11 +121,11 @@ def test_the_inner_loop(target, form, dtype, instruction):
     squares, lanes = instruction in OF_ONE_ROW, target.vector_bytes // 4
     sums = (20 if target.sve_length else 24) if squares else 22
     assert rows * cols // lanes == sums
-    lines = inner_loop(assembly(kernel_of(form, dtype, rows, cols, 1024), target), instruction)
+    lines = inner_loop(kernel_assembly(kernel_of(form, dtype, rows, cols, 1024), target), instruction)
     names = [x.split()[0] for x in lines if x.startswith("\t")]
     shifted = (target in (DOTS, LONG), dtype) == (True, "u8")
-    assert names.count(instruction) == unrolled(sums) * (sums + (2 if shifted else 0))
-    assert names.count("eor") == (unrolled(22) * rows if shifted else 0) >= names.count("dup")
+    assert names.count(instruction) == innermost_unroll_factor(sums) * (sums + (2 if shifted else 0))
+    assert names.count("eor") == (innermost_unroll_factor(22) * rows if shifted else 0) >= names.count("dup")
     others = {"zip1", "zip2"} if squares else {"eor", "dup"}
     assert {x for x in names if not x.startswith(("ld", "add", "cmp", "mov"))} <= {instruction, *others}
     assert names.count("zip1") == names.count("zip2") == (cols // lanes if squares else 0)
@@ -138,8 +138,8 @@ def test_the_inner_loop(target, form, dtype, instruction):
 def test_one_row_of_long_vectors(form, instruction):
     """No word is brought through memory to be pairs or quads."""
     rows, cols = best_tile(1, 256, 1024, FORMS[form], SVE)
-    lines = inner_loop(assembly(kernel_of(form, form, rows, cols, 1024), SVE), instruction)
-    assert sum(f"\t{instruction}\tz" in x for x in lines) == unrolled(cols // 8) * cols // 8
+    lines = inner_loop(kernel_assembly(kernel_of(form, form, rows, cols, 1024), SVE), instruction)
+    assert sum(f"\t{instruction}\tz" in x for x in lines) == innermost_unroll_factor(cols // 8) * cols // 8
     assert not any("[sp" in x for x in lines)
 
 
@@ -148,14 +148,14 @@ def test_no_sum_leaves_the_registers(form):
     left = FORMS[form].left
     for target in (OLD, DOTS, *([] if form == "bf16" else [SVE, LONG])):
         rows, cols = best_tile(66, 64, 1024, FORMS[form], target)
-        lines = inner_loop(assembly(kernel_of(form, left, rows, cols, 1024), target), "fmla")
-        assert sum("\tfmla\t" in x for x in lines) >= unrolled(rows * 2) * rows * 2
+        lines = inner_loop(kernel_assembly(kernel_of(form, left, rows, cols, 1024), target), "fmla")
+        assert sum("\tfmla\t" in x for x in lines) >= innermost_unroll_factor(rows * 2) * rows * 2
         assert not any("[sp" in x for x in lines)
 
 
 def test_processors_without_them():
     for form, dtype in (("i8", "i8"), ("i8", "u8"), ("bf16", "bf16")):
-        text = assembly(kernel_of(form, dtype, 4, 8, 64), OLD)
+        text = kernel_assembly(kernel_of(form, dtype, 4, 8, 64), OLD)
         assert not re.search(r"\t(sdot|usdot|bfdot)\t", text)
-    assert "bfdot" not in assembly(kernel_of("bf16", "bf16", 4, 8, 64), DOTS)
-    assert "bfdot" not in assembly(kernel_of("bf16", "f32", 4, 8, 64), PAIRS)
+    assert "bfdot" not in kernel_assembly(kernel_of("bf16", "bf16", 4, 8, 64), DOTS)
+    assert "bfdot" not in kernel_assembly(kernel_of("bf16", "f32", 4, 8, 64), PAIRS)

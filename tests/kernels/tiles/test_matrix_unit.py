@@ -12,7 +12,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.ir.loop.verify import verify_kernel
-from aotc.kernels.cpu.compile import assembly, kernel_module
+from aotc.kernels.cpu.compile import kernel_assembly, kernel_module
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
 
@@ -145,15 +145,15 @@ def test_what_the_unit_has_no_tile_for():
 def test_other_targets_have_none():
     said, shapes = plain("bf16", 32, 32, 64)
     kernel = kernel_of([said], "bf16", shapes)
-    assert "tdpbf16ps" in assembly(kernel, TARGET)
-    assert "tdpbf16ps" not in assembly(kernel, PAIRS)
+    assert "tdpbf16ps" in kernel_assembly(kernel, TARGET)
+    assert "tdpbf16ps" not in kernel_assembly(kernel, PAIRS)
 
 
 @pytest.mark.parametrize("form", ["bf16", "i8"])
 def test_the_inner_loop(form):
     """As many products as loads, and nothing else but addresses and the counting: nothing is spilled."""
     said, shapes = plain(form, 32, 32, 64 * 200)
-    text = assembly(kernel_of([said], form, shapes), TARGET)
+    text = kernel_assembly(kernel_of([said], form, shapes), TARGET)
     blocks = [re.split(r"\n\tj\w+", x)[0] for x in re.split(r"^\.LBB\d+_\d+:", text, flags=re.MULTILINE)]
     (inner,) = (x for x in blocks if INSTRUCTION[form] in x)
     names = re.findall(r"^\t([a-z]\w+)", inner, re.MULTILINE)

@@ -14,7 +14,7 @@ from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import walk
 from aotc.lowering.passes.canonicalize.canonicalize import canonicalize
 from aotc.lowering.passes.inline import inline
-from aotc.lowering.passes.split_rows import long_row_forms, split_rows
+from aotc.lowering.passes.split_rows import long_row_splits_of, split_rows
 from aotc.options import Options
 from aotc.vmfb.dtypes import to_numpy
 
@@ -52,7 +52,7 @@ def in_parts(function, *arguments, **flags):
     """The results of a function whose rows are read in parts, which at least one is."""
     before, options = imported(function, *arguments, **flags)
     (main,) = before.functions.values()
-    assert any(form.part for form in long_row_forms(main.body, options))
+    assert any(form.part for form in long_row_splits_of(main.body, options))
     after = split_rows(before, options)
     verify(after)
     count = [sum(op.name == "reduce" for f in m.functions.values() for op in walk(f.body)) for m in (before, after)]
@@ -104,7 +104,7 @@ def test_rows_over_several_dims_and_twice():
 def form(function, shape, dtype="float32", **flags):
     before, options = imported(function, jax.ShapeDtypeStruct(shape, dtype), **flags)
     (main,) = before.functions.values()
-    return [(f.part, f.reason) for f in long_row_forms(main.body, options)]
+    return [(f.part, f.reason) for f in long_row_splits_of(main.body, options)]
 
 
 @pytest.mark.ir

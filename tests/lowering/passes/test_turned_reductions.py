@@ -10,7 +10,7 @@ import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.loop.access import loads_and_indices, statement_scalars
 from aotc.ir.loop.ir import Alloc, For, Load, Store, walk
-from aotc.kernels.emit.index import flat_index, step_of
+from aotc.kernels.emit.index import flat_index, stride_of_offset
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -90,7 +90,7 @@ def steps_of(function, arrays):
                 loads = [x for s in loop.body for x in loads_and_indices(statement_scalars(s)) if isinstance(x, Load)]
                 adds = any(isinstance(s, Store) and s.reduce for s in loop.body)
                 read = [flat_index(x.buffer, x.index) for x in loads if adds and x.buffer in kernel.inputs]
-                yield from (step_of(flat, loop.var) for flat in read)
+                yield from (stride_of_offset(flat, loop.var) for flat in read)
 
 
 @pytest.mark.parametrize("name", ALONG)

@@ -194,13 +194,13 @@ def test_depthwise_convolutions_share_their_loops():
 @pytest.fixture
 def wrong_sizes(monkeypatch):
     """Commands give kernels one more than each of their sizes."""
-    encode = lowering.Scheduler.encode
+    encode = lowering.CommandBufferEncoder.encode
 
     def planted(scheduler, steps):
         scheduler.sizes = {name: tuple(n + 1 for n in sizes) for name, sizes in scheduler.sizes.items()}
         return encode(scheduler, steps)
 
-    monkeypatch.setattr(lowering.Scheduler, "encode", planted)
+    monkeypatch.setattr(lowering.CommandBufferEncoder, "encode", planted)
 
 
 def test_sizes_that_are_wrong(wrong_sizes):

@@ -21,8 +21,8 @@ from aotc.lowering.analysis.access_intervals import item_spans
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.lower import lower
 from aotc.lowering.program import tile_dependences as tile_edges
-from aotc.lowering.program.graphs import graphs
-from aotc.lowering.program.tile_dependences import line
+from aotc.lowering.program.graphs import command_sequences
+from aotc.lowering.program.tile_dependences import lowest_linear_tile_edge
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve_targets
@@ -137,7 +137,7 @@ def k(a: "f32[4, 67108864]", n: "i32[4]", /, o: "f32[4]", *, grid: "4", flops: "
 def test_a_line_is_nowhere_below_what_items_need(need, of, step):
     need = np.maximum.accumulate(np.array(need))
     edges = [*range(0, len(need) * step, step), len(need) * step]
-    tile = line(3, need, [0, of], edges)
+    tile = lowest_linear_tile_edge(3, need, [0, of], edges)
     assert tile.producer == 3
     for end in range(1, edges[-1] + 1):
         assert tile.need(end, edges[-1], of) >= need[(end - 1) // step]
@@ -155,7 +155,7 @@ def test_a_line_is_nowhere_below_what_items_need(need, of, step):
     ],
 )
 def test_the_halo_of_a_line(need, of, expected, halo):
-    tile = line(0, np.array(need), list(range(of + 1)), list(range(len(need) + 1)))
+    tile = lowest_linear_tile_edge(0, np.array(need), list(range(of + 1)), list(range(len(need) + 1)))
     assert tile == expected
     assert tile.halo == halo
 
@@ -210,8 +210,8 @@ PROGRAMS = {
 
 def scheduled(function, shapes, monkeypatch, level=2):
     """Return a program's graphs, the commands and their steps: whatever can wait for tiles does."""
-    monkeypatch.setattr(tile_edges, "pays", lambda *_: True)
-    monkeypatch.setattr(tile_edges, "begins_early", lambda *_: True)
+    monkeypatch.setattr(tile_edges, "tile_edge_pays", lambda *_: True)
+    monkeypatch.setattr(tile_edges, "begins_before_earlier_ends", lambda *_: True)
     monkeypatch.setattr(Costs, "is_serial", lambda *_: False)
     options = Options(target="cpu:x86-64-v4", opt_level=level, verify_each=True)
     types = [jax.ShapeDtypeStruct(s, "float32") for s in shapes]
@@ -219,7 +219,7 @@ def scheduled(function, shapes, monkeypatch, level=2):
     module = run_passes(import_model(jax.jit(function).lower(*types).as_text()), options)
     variant = lower(module, target, options)
     (buffer,) = variant.command_buffers
-    runs = list(graphs(variant.steps["main"].steps))
+    runs = list(command_sequences(variant.steps["main"].steps))
     found = list(all_graphs(read_commands(buffer.code)))
     for graph, order, run in zip(found, buffer.orders, runs, strict=True):
         yield graph, [run[n] for n in order]

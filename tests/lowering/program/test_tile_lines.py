@@ -85,7 +85,7 @@ def k({arrays}, *, {dims}grid: "{grid}", flops: "0", bytes: "0"):
 
 def edge(writer, reader, monkeypatch):
     """Two commands of unknown sizes, and the tiles for which the second waits."""
-    monkeypatch.setattr(tile_edges, "begins_early", lambda *_: True)
+    monkeypatch.setattr(tile_edges, "begins_before_earlier_ends", lambda *_: True)
     array, result = Storage("result", 0, 0), Storage("result", 0, 1)
     earlier = Launch(parse_kernel(text_of(True, *writer)), (), (array,), UNKNOWN)
     later = Launch(parse_kernel(text_of(False, *reader)), (array,), (result,), UNKNOWN)

@@ -15,7 +15,7 @@ from aotc.frontend.importer import import_model
 from aotc.ir.loop.ir import Tile, walk
 from aotc.ir.loop.run import run_kernel
 from aotc.ir.semantics.run import interpret
-from aotc.kernels.cpu.tiles.micro_kernel import unrolled
+from aotc.kernels.cpu.tiles.micro_kernel import innermost_unroll_factor
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -201,6 +201,6 @@ def test_the_inner_loop_is_of_pairs():
         assert ("vdpbf16ps" in text) == pairs
         assert ("vfmadd231ps" in text) != pairs
         if pairs:
-            assert text.count("vdpbf16ps") == 28 * unrolled(28)
+            assert text.count("vdpbf16ps") == 28 * innermost_unroll_factor(28)
             assert "vpslld" not in text  # by which pairs are widened
             assert not re.search(r"zmm\d+,0x\w*\(%rsp\)", text)

@@ -12,7 +12,7 @@ import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.loop.ir import Tile, walk
 from aotc.ir.loop.run import run_kernel
-from aotc.kernels.cpu.tiles.micro_kernel import unrolled
+from aotc.kernels.cpu.tiles.micro_kernel import innermost_unroll_factor
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -238,6 +238,6 @@ def test_the_inner_loop_is_of_quads(dtype):
         assert set(re.findall(r"\t(?:{vex} )?(vpdpbusd|vpmaddwd)", text)) == {instruction}
         if instruction == "vpdpbusd":
             sums = 8 if target == SHORT else 24
-            assert text.count(instruction) == (sums + (2 if dtype == "i8" else 0)) * unrolled(sums)
+            assert text.count(instruction) == (sums + (2 if dtype == "i8" else 0)) * innermost_unroll_factor(sums)
             assert not re.search(r"[yz]mm\d+,0x\w*\(%rsp\)", text)
             assert ("{vex}" in text) == (target == SHORT)  # objdump's word for the encoding without AVX-512

@@ -18,7 +18,7 @@ from aotc.ir.loop.ir import Tile, walk
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.kernels.cpu.compile import kernel_module
-from aotc.kernels.cpu.tiles.micro_kernel import unrolled
+from aotc.kernels.cpu.tiles.micro_kernel import innermost_unroll_factor
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -169,6 +169,6 @@ def test_the_inner_loop_widens_once_for_all_rows(dtype, instruction):
     library = disassemble(bundle.checked(variant["library"]), 0, 1 << 40)
     (text,) = re.findall(rf"<tile_f32_{dtype}_14x\w+>:(.*?)\tret", library, re.DOTALL)
     products, widened = text.count("vfmadd231ps"), len(re.findall(rf"\t{instruction}\s.*zmm", text))
-    assert products == 28 * unrolled(28)
-    assert widened == 2 * unrolled(28)
+    assert products == 28 * innermost_unroll_factor(28)
+    assert widened == 2 * innermost_unroll_factor(28)
     assert not re.search(r"zmm\d+,0x\w*\(%rsp\)", text)

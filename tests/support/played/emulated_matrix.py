@@ -113,7 +113,7 @@ class Emulated:
             text = text.replace(f'"llvm.x86.{name}"', f'"{symbol}"')
             text = re.sub(rf"@llvm\.x86\.{name}\b", f"@{symbol}", text)
         text = re.sub(r"\bimmarg\b", "", text)
-        library = back_end.parse(text, HERE)
+        library = back_end.parse_assembly_for_target(text, HERE)
         library.retarget(HERE)
         library.verify()
         self._engine = load_module(library.module, HERE)

@@ -134,7 +134,7 @@ def run_played(kernel: Kernel, target: Target, buffers: Sequence[np.ndarray], di
             short = name.split(".")[3]
             seen.add(short)
             text = re.sub(rf'declare .*{re.escape(name)}.*\n', "", text).replace(name, f"played_{short}") + meaning
-    library = back_end.parse(text, HERE)
+    library = back_end.parse_assembly_for_target(text, HERE)
     library.retarget(HERE)
     library.verify()
     engine = load_module(library.module, HERE)

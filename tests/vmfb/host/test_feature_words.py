@@ -32,7 +32,7 @@ def become(monkeypatch):
         monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: library)
         monkeypatch.setattr(machine.platform, "machine", lambda: name)
         monkeypatch.setattr(machine.sys, "platform", system)
-        monkeypatch.setattr(machine, "_listed", lambda: frozenset({"listed"}))
+        monkeypatch.setattr(machine, "_listed_cpu_features", lambda: frozenset({"listed"}))
         return machine.cpu_features.__wrapped__()
 
     return become
@@ -70,4 +70,4 @@ def test_a_library_without_such_functions(monkeypatch):
     monkeypatch.setattr(machine.sys, "platform", "linux")
     monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: SimpleNamespace())
     assert machine.sve_bits() == 0
-    assert machine._of_words() == frozenset()
+    assert machine._features_of_auxiliary_vector() == frozenset()

@@ -12,7 +12,7 @@ import pytest
 import aotc
 from aotc.vmfb.limits import KEPT_RESULTS
 from aotc.vmfb.memory.arena import ARENAS
-from aotc.vmfb.memory.result_pool import LEASED_BYTES, ResultMemory, class_of
+from aotc.vmfb.memory.result_pool import LEASED_BYTES, ResultMemory, size_class_of
 
 pytestmark = pytest.mark.cpu
 
@@ -196,9 +196,9 @@ class TestHowMuchIsKept:
 
     @pytest.mark.parametrize("size", [1 << 20, (1 << 20) + 1, 1_500_000, (1 << 24) - 1, 77_777_777])
     def test_sizes_of_blocks(self, size):
-        found = class_of(size)
+        found = size_class_of(size)
         assert size <= found <= size + size // 8 + 1
-        assert class_of(found) == found
+        assert size_class_of(found) == found
 
 
 class TestThreadsAndProcesses:

@@ -85,4 +85,4 @@ def test_the_roof_is_higher_than_what_numpy_does():
 
 def test_without_a_loop_for_the_machine_numpy_tells_the_roof(monkeypatch):
     monkeypatch.setattr(roof, "PEAKS", ())
-    assert roof._flops.__wrapped__() > 0.1
+    assert roof._measured_flops.__wrapped__() > 0.1

@@ -14,7 +14,7 @@ from support.small_sharded import arguments, assert_close, bundle, expected
 import aotc
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError
 from aotc.vmfb.gang import gang as gang_module
-from aotc.vmfb.gang.shared_arrays import SharedFunction, mapped, memory_file
+from aotc.vmfb.gang.shared_arrays import SharedFunction, mapped_memory, memory_file
 from aotc.vmfb.ranks.layout import Mesh
 
 pytestmark = pytest.mark.cpu
@@ -149,7 +149,7 @@ def test_parts_in_shared_memory_are_stored_once():
     shared = SharedFunction(Mesh((("a", 2), ("b", 3)), (5, 4, 3, 2, 1, 0)), signature)
     assert shared.size == 2 * 64 + 64 + 2 * 64
     file = memory_file(shared.size)
-    memory = mapped(file)
+    memory = mapped_memory(file)
     os.close(file)
     whole = np.arange(64).reshape(8, 8).astype("bfloat16")
     shared.write(memory, [whole, np.ones((), "int4")])

@@ -75,7 +75,7 @@ class Placed:
     """An executable, as far as lanes know one."""
 
     def __init__(self, *names):
-        self.device_bits = logical_devices.use(self, names)
+        self.device_bits = logical_devices.use_logical_devices(self, names)
 
 
 @pytest.fixture

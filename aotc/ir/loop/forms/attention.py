@@ -206,7 +206,7 @@ def read_attention(kernel: Kernel) -> LoopAttention:
             (Let() as score, *_, For(body=(Store(value=Apply(args=(_, Apply(args=(_, value))))),))),
             (Let() as mean, *epilogue),
         ):
-            loads, operands = _loads(query, key, value)
+            loads, operands = _operand_loads_and_dtype(query, key, value)
             return LoopAttention(
                 (batch.var, batch.end), (rows.var, rows.end), (terms.var, terms.end), (sum_.var, sum_.end),
                 (clear.var, clear.end), loads[0], loads[1], loads[2], operands, total, tuple(lets), score.value,
@@ -215,7 +215,7 @@ def read_attention(kernel: Kernel) -> LoopAttention:
     raise ValueError(f"kernel {kernel.name}: its body is not attention")
 
 
-def _loads(*operands: Scalar) -> tuple[list[Load], str]:
+def _operand_loads_and_dtype(*operands: Scalar) -> tuple[list[Load], str]:
     """Return the loads of the operands, and their dtype for tensor cores."""
     found = [unwidened_operand(x, ()) for x in operands]
     loads = [x[0] for x in found if x is not None and isinstance(x[0], Load)]

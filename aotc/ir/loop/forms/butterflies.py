@@ -20,18 +20,18 @@ class Butterfly:
     def __init__(self, bind: Bind, dtype: str, sign: int) -> None:
         self.bind, self.dtype, self.sign = bind, dtype, sign
 
-    def _op(self, fn: str, a: Scalar, b: Scalar) -> Scalar:
+    def _complex_op(self, fn: str, a: Scalar, b: Scalar) -> Scalar:
         return self.bind(Apply(fn, (a, b), self.dtype))
 
     def add(self, a: Pair, b: Pair) -> Pair:
-        return self._op("add", a[0], b[0]), self._op("add", a[1], b[1])
+        return self._complex_op("add", a[0], b[0]), self._complex_op("add", a[1], b[1])
 
     def sub(self, a: Pair, b: Pair) -> Pair:
-        return self._op("sub", a[0], b[0]), self._op("sub", a[1], b[1])
+        return self._complex_op("sub", a[0], b[0]), self._complex_op("sub", a[1], b[1])
 
     def scale(self, a: Pair, by: float) -> Pair:
         number = Const(by, self.dtype)
-        return self._op("mul", a[0], number), self._op("mul", a[1], number)
+        return self._complex_op("mul", a[0], number), self._complex_op("mul", a[1], number)
 
     def rotate(self, a: Pair) -> Pair:
         """Return ``sign * i * a``, a rotation by 90 degrees."""
@@ -42,7 +42,7 @@ class Butterfly:
 
     def times(self, a: Pair, w: Pair) -> Pair:
         """Return the complex product of ``a`` and the twiddle factor ``w``."""
-        op = self._op
+        op = self._complex_op
         return (
             op("sub", op("mul", a[0], w[0]), op("mul", a[1], w[1])),
             op("add", op("mul", a[0], w[1]), op("mul", a[1], w[0])),
@@ -56,25 +56,25 @@ class Butterfly:
             case 2:
                 return [self.add(x[0], x[1]), self.sub(x[0], x[1])]
             case 4:
-                return self._four(x)
+                return self._transform_four(x)
             case 8:
-                return self._eight(x)
-        return self._odd(x)
+                return self._transform_eight(x)
+        return self._transform_odd(x)
 
-    def _four(self, x: list[Pair]) -> list[Pair]:
+    def _transform_four(self, x: list[Pair]) -> list[Pair]:
         a, b = self.add(x[0], x[2]), self.sub(x[0], x[2])
         c, d = self.add(x[1], x[3]), self.rotate(self.sub(x[1], x[3]))
         return [self.add(a, c), self.add(b, d), self.sub(a, c), self.sub(b, d)]
 
-    def _eight(self, x: list[Pair]) -> list[Pair]:
-        even, odd = self._four(x[0::2]), self._four(x[1::2])
+    def _transform_eight(self, x: list[Pair]) -> list[Pair]:
+        even, odd = self._transform_four(x[0::2]), self._transform_four(x[1::2])
         root = math.sqrt(0.5)
         one = self.scale(self.add(odd[1], self.rotate(odd[1])), root)
         three = self.scale(self.sub(self.rotate(odd[3]), odd[3]), root)
         transposed = [odd[0], one, self.rotate(odd[2]), three]
         return [self.add(a, b) for a, b in zip(even, transposed)] + [self.sub(a, b) for a, b in zip(even, transposed)]
 
-    def _odd(self, x: list[Pair]) -> list[Pair]:
+    def _transform_odd(self, x: list[Pair]) -> list[Pair]:
         """Return the transform of an odd number of elements.
 
         Each element is paired with its mirror image: sums are multiplied by cosines, differences by sines.

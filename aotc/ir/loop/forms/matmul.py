@@ -70,7 +70,7 @@ class View:
         """Return True if the operand consists of contiguous lines that start at multiples of 16 bytes."""
         count = 16 // size_of(self.buffer.dtype)
         dense = self.outer == 1 if self.by_rows else True
-        forward = self.pitch != 0 and _is_forward(self.pitch)
+        forward = self.pitch != 0 and _is_forward_stride(self.pitch)
         return dense and forward and is_multiple_dim(self.pitch, count) and is_multiple_dim(self.start, count)
 
     def in_pieces(self, outer: Dim, depth: Dim) -> bool:
@@ -95,7 +95,7 @@ class View:
             elif len(moving) == 1:
                 value = expr_of_atom(moving[0])
                 last = upper_bound_in_loops(value, {batch: extent})
-                if last is None or not _is_forward(rest):
+                if last is None or not _is_forward_stride(rest):
                     return None
                 found.append((value, rest, last + 1))
             else:
@@ -204,7 +204,7 @@ def split_select(value: Scalar) -> tuple[Scalar | None, Scalar]:
     return None, value
 
 
-def _is_forward(stride: Dim) -> bool:
+def _is_forward_stride(stride: Dim) -> bool:
     low = bounds(stride)[0]
     return low is not None and low >= 0
 
@@ -235,7 +235,7 @@ def read_product(kernel: Kernel) -> LoopProduct:
             match last:
                 case Store(buffer=into, value=Apply(fn="mul", args=(left, right)), reduce="add") if into == total:
                     a, b = (unwidened_operand(x, lets) for x in (left, right))
-                    kind = "" if a is None or b is None else _together(a[1], b[1])
+                    kind = "" if a is None or b is None else _common_operand_dtype(a[1], b[1])
                     if a is None or b is None or _SUMS.get(kind) != total.dtype:
                         raise ValueError(f"kernel {kernel.name}: no operands of tensor cores")
                     k = (sum_.var, sum_.end)
@@ -245,7 +245,7 @@ def read_product(kernel: Kernel) -> LoopProduct:
     raise ValueError(f"kernel {kernel.name}: its body is not a product of matrices")
 
 
-def _together(left: str, right: str) -> str:
+def _common_operand_dtype(left: str, right: str) -> str:
     """Return the common dtype of two operands for tensor cores; 8-bit floats may have two dtypes."""
     if left in FP8 and right in FP8:
         return f"{FP8[left]}.{FP8[right]}"

@@ -19,7 +19,7 @@ def compile_executor(target: Target) -> bytes:
     machine = MACHINES.get(target.triple.partition("-")[0])
     if machine is None:
         raise InternalError(f"the executor does not support {target.triple}")
-    whole = back_end.parse(machine, target, "executor")
+    whole = back_end.parse_assembly_for_target(machine, target, "executor")
     whole.retarget(target)
     library = read_prebuilt() or compile_by_numba()
     exports = library.exports()

@@ -52,19 +52,19 @@ def read_prebuilt() -> Library | None:
     if first != f"; {digest_of_sources()}":
         return None
     try:
-        return back_end.parse(text, _FRONT, "prebuilt executor")
+        return back_end.parse_assembly_for_target(text, _FRONT, "prebuilt executor")
     except RuntimeError:
         return None
 
 
 def compile_by_numba() -> Library:
     """Compile the executor by Numba's front end; its LLVM IR has no unused functions, and always the same names."""
-    library = back_end.parse("", _FRONT, "executor")
+    library = back_end.parse_assembly_for_target("", _FRONT, "executor")
     library.retarget(_FRONT)
     for name, row in EXPORTS.items():
-        library.link(aot.front_end(name, aot.Export(*row), _FRONT))
+        library.link(aot.compile_by_numba_front_end(name, aot.Export(*row), _FRONT))
     library.internalize(EXPORTS)
-    library.tidy()
+    library.shrink_numba_module()
     own = [f for f in library.module.functions if not f.is_declaration and f.name not in EXPORTS]
     for number, function in enumerate(own):
         function.name = f"aotc_part_{number}"

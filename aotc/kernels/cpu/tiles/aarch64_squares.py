@@ -11,10 +11,10 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.ir.loop.forms.tile_forms import BF16_PAIRS
-from aotc.kernels.cpu.tiles.micro_kernel import State, TileWriter, unrolled
+from aotc.kernels.cpu.tiles.micro_kernel import State, TileWriter, innermost_unroll_factor
 from aotc.kernels.cpu.tiles.shape import Shape
-from aotc.kernels.emit.vector.sve import repeated
-from aotc.kernels.llvm_types import BFLOAT, I8, I32, I64, i32, i64, undefined, zeros
+from aotc.kernels.emit.vector.sve import sve_repeat_function
+from aotc.kernels.llvm_types import BFLOAT, I8, I32, I64, i32, i64, undefined_vector, zero_vector
 from aotc.vmfb.dtypes import size_of
 
 _STEP = 4  # bytes of a row in a step of a panel
@@ -22,7 +22,7 @@ _UNITS = {"i8": "i8mm", "bf16": "bf16"}
 _INSTRUCTIONS = {"i8": "smmla.v4i32.v16i8", "u8": "usmmla.v4i32.v16i8", "bf16": "bfmmla"}  # by the dtype of ``a``
 
 
-def in_squares(shape: Shape) -> bool:
+def uses_2x2_matrix_instructions(shape: Shape) -> bool:
     """Return True if 2x2 matrix instructions (SMMLA, BFMMLA) compute a tile of this shape."""
     if "x86" in shape.isa or _UNITS.get(shape.form.unit, "none") not in shape.isa or shape.rows < 2 or not shape.levels:
         return False
@@ -49,7 +49,7 @@ class SquareTileWriter(TileWriter):
 
     def write(self) -> None:
         """Write the function of the tile: all products, then the stores of each row."""
-        state = self.nest(0, [zeros(self.vector)] * self.accumulators, self.a, self.panel)
+        state = self.nest(0, [zero_vector(self.vector)] * self.accumulators, self.a, self.panel)
         for row in range(self.shape.rows):
             to = self.at(self.out, self.times(self.out_row, row))
             for j in range(self.shape.vectors):
@@ -61,7 +61,7 @@ class SquareTileWriter(TileWriter):
     def innermost(self, extent: ir.Value, state: State, a: ir.Value, panel: ir.Value) -> State:
         """Emit the loop over terms: two steps of a panel per iteration, then a single step if one remains."""
         _, a_step, b_step = self.levels[-1]
-        by = unrolled(self.accumulators)
+        by = innermost_unroll_factor(self.accumulators)
         twice = (self.times(a_step, 2), self.times(b_step, 2))
         state, a, panel = self.loop(self.divided(extent, 2 * by), state, a, panel, (*twice, by), self.two_steps)
         rest = self.divided(extent, 2 * by, rest=True)
@@ -86,7 +86,7 @@ class SquareTileWriter(TileWriter):
         """Emit the products of one step of a panel: the other half of the instruction's 8 bytes is zero."""
         rows = [self.b.zext(self.load(self.at(a, x), I32, 1), I64) for x in self.row_offsets]
         first = self.b_vectors(panel, self.words, 4)
-        return self.squares(state, rows, first, [zeros(self.words)] * len(first))
+        return self.squares(state, rows, first, [zero_vector(self.words)] * len(first))
 
     def squares(self, state: State, rows: State, first: State, second: State) -> State:
         """Return the accumulators after 2x2 matrix instructions on two panel steps."""
@@ -103,9 +103,9 @@ class SquareTileWriter(TileWriter):
     def side_by_side(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """Return a left operand: 8 bytes of row ``x``, then 8 of row ``y``, repeated in each 128 bits."""
         kind = ir.VectorType(I64, 2)
-        both = undefined(kind)
+        both = undefined_vector(kind)
         for n, part in enumerate((x, y)):
             both = self.b.insert_element(both, part, i32(n))
         if self.scalable:
-            both = self.call(repeated(self.lanes // 2), ir.VectorType(I64, self.lanes // 2), both)
+            both = self.call(sve_repeat_function(self.lanes // 2), ir.VectorType(I64, self.lanes // 2), both)
         return self.b.bitcast(both, self.kind)

@@ -5,8 +5,8 @@ of k, or for 16 steps of ``b`` with 16 columns. A step of k is 2 bf16 or 4 i8, c
 ``b``, as in the forms ``bf16`` and ``i8`` of :mod:`aotc.ir.loop.forms.tile_forms`; so both are loaded without packing.
 The remainder of k is copied to the stack and padded with zeros.
 
-:func:`configure` sets the rows of the registers. It zeroes them all and takes as long as about ten products, so the
-code before a call first tests whether the current configuration fits.
+:func:`configure_amx_tiles` sets the rows of the registers. It zeroes them all and takes as long as about ten products,
+so the code before a call first tests whether the current configuration fits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aotc.kernels.cpu.tiles.micro_kernel import LINE, State, TileWriter
 from aotc.kernels.cpu.tiles.shape import Shape
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID, i32, i64
-from aotc.kernels.symbol_table import declare
+from aotc.kernels.symbol_table import declare_function
 
 ROWS, WORDS, REGISTERS = 16, 16, 8
 """Rows of a tile register, 4-byte words in a row, and number of registers."""
@@ -26,17 +26,17 @@ _PRODUCTS = {"bf16": "tdpbf16ps", "i8": "tdpbssd", "u8": "tdpbusd"}  # by the dt
 _NOW = "matrix_tiles_now"
 
 
-def fits(shape: Shape) -> bool:
+def fits_matrix_unit(shape: Shape) -> bool:
     """Return True if the matrix unit supports a tile of this shape."""
     if not shape.levels or f"amx-{shape.form.unit}" not in shape.isa or shape.a_dtype not in _PRODUCTS:
         return False
     extent, a_step, b_step = shape.levels[-1]
     side_by_side = shape.a_inner == 4 // shape.form.group and a_step == 4 and b_step == LINE * shape.vectors
-    few = shape.lanes == WORDS and shape.rows <= 2 * ROWS and _bands(shape.rows) * shape.vectors <= _SUMS
+    few = shape.lanes == WORDS and shape.rows <= 2 * ROWS and _amx_row_bands(shape.rows) * shape.vectors <= _SUMS
     return extent is not None and side_by_side and few
 
 
-def configure(builder: ir.IRBuilder, shape: Shape) -> None:
+def configure_amx_tiles(builder: ir.IRBuilder, shape: Shape) -> None:
     """Emit the configuration of the registers for a tile of ``shape``, unless it is current."""
     number = i64(shape.rows * _SUMS + shape.vectors)
     entry = builder.function.entry_basic_block
@@ -47,24 +47,24 @@ def configure(builder: ir.IRBuilder, shape: Shape) -> None:
             builder.store(i64(0), now)
     other = builder.icmp_signed("!=", builder.load(now, typ=I64), number)
     with builder.if_then(other, likely=False):
-        _call(builder, "ldtilecfg", _configuration(builder.module, shape))
+        _call_amx_intrinsic(builder, "ldtilecfg", _amx_configuration(builder.module, shape))
         builder.store(number, now)
 
 
-def release_call(module: ir.Module) -> str:
+def amx_release_line(module: ir.Module) -> str:
     """Return the line that releases the registers if ``module`` uses them, so that thread switches do not save them."""
     if "llvm.x86.ldtilecfg" not in module.globals:
         return ""
-    function = declare(module, "llvm.x86.tilerelease", ir.FunctionType(VOID, []))
+    function = declare_function(module, "llvm.x86.tilerelease", ir.FunctionType(VOID, []))
     return f"  call void {function.get_reference()}()\n"
 
 
-def _configuration(module: ir.Module, shape: Shape) -> ir.GlobalVariable:
+def _amx_configuration(module: ir.Module, shape: Shape) -> ir.GlobalVariable:
     """Return the 64-byte configuration: rows, and bytes of a row, of each register."""
     name = f"matrix_tiles_{shape.rows}x{shape.vectors}"
     if name in module.globals:
         return module.globals[name]
-    heights = _heights(shape.rows)
+    heights = _amx_band_heights(shape.rows)
     sums = [height for height in heights for _ in range(shape.vectors)]
     rows = [*sums, *heights, *[ROWS] * (REGISTERS - len(sums) - len(heights))]
     columns = [x for _ in range(REGISTERS) for x in (LINE, 0)]  # words of two bytes
@@ -75,15 +75,15 @@ def _configuration(module: ir.Module, shape: Shape) -> ir.GlobalVariable:
     return found
 
 
-def _bands(rows: int) -> int:
+def _amx_row_bands(rows: int) -> int:
     return -(-rows // ROWS)
 
 
-def _heights(rows: int) -> list[int]:
+def _amx_band_heights(rows: int) -> list[int]:
     return [min(ROWS, rows - i) for i in range(0, rows, ROWS)]
 
 
-def _call(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:
+def _call_amx_intrinsic(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:
     call_intrinsic(builder, f"llvm.x86.{name}", VOID, list(args))
 
 
@@ -93,7 +93,7 @@ class MatrixTileWriter(TileWriter):
     def write(self) -> None:
         """Write the whole function: the accumulation, then the stores to ``out``."""
         shape = self.shape
-        self.heights, n = _heights(shape.rows), shape.vectors
+        self.heights, n = _amx_band_heights(shape.rows), shape.vectors
         self.first_a = len(self.heights) * n
         self.first_b = self.first_a + len(self.heights)
         self.fetch_results()
@@ -124,7 +124,7 @@ class MatrixTileWriter(TileWriter):
     def unit(self, name: str, number: int, *args: ir.Value | int) -> None:
         """Emit an AMX instruction on tile register ``number``."""
         values = [ir.Constant(I8, x) if isinstance(x, int) else x for x in (number, *args)]
-        _call(self.b, name, *values)
+        _call_amx_intrinsic(self.b, name, *values)
 
     def innermost(self, extent: ir.Value, state: State, a: ir.Value, panel: ir.Value) -> State:
         """Emit 16 steps at a time; the remainder is one more, padded with zeros."""

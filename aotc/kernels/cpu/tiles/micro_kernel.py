@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from aotc.ir.loop.forms import tile_forms as forms
 from aotc.kernels.cpu.tiles.shape import Shape
-from aotc.kernels.emit.vector.sve import instruction
+from aotc.kernels.emit.vector.sve import sve_instruction_function
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import (
     BFLOAT,
@@ -28,10 +28,10 @@ from aotc.kernels.llvm_types import (
     I64,
     PTR,
     VOID,
-    broadcast,
+    broadcast_register,
     i32,
     i64,
-    zeros,
+    zero_vector,
 )
 from aotc.vmfb.dtypes import size_of
 
@@ -68,7 +68,7 @@ UNROLL = 4
 UNROLLED_TILE = 16
 
 
-def unrolled(accumulators: int) -> int:
+def innermost_unroll_factor(accumulators: int) -> int:
     """Return the unroll factor of the innermost loop."""
     return UNROLL if accumulators <= UNROLLED_TILE else 1
 
@@ -97,8 +97,8 @@ class TileWriter:
         self.row_offsets = [self.times(self.a_row, i) for i in range(shape.rows)]
 
     def write(self) -> None:
-        extra = self.shape.vectors if self._offset_trick else 0
-        state = [zeros(self.vector)] * (self.accumulators + extra)
+        extra = self.shape.vectors if self._has_offset_left_operand else 0
+        state = [zero_vector(self.vector)] * (self.accumulators + extra)
         state = self.nest(0, state, self.a, self.panel)
         if extra:
             sums = state[self.accumulators :]
@@ -120,7 +120,7 @@ class TileWriter:
         return state
 
     @property
-    def _offset_trick(self) -> bool:
+    def _has_offset_left_operand(self) -> bool:
         """Is ``a`` offset by 128, with a correction of the sums at the end?
 
         VNNI multiplies unsigned ``a`` by signed ``b``; AArch64's ``sdot`` needs both signed, and ``usdot`` of i8mm is
@@ -153,7 +153,7 @@ class TileWriter:
         return call_intrinsic(self.b, name, result, list(args))
 
     def broadcast(self, scalar: ir.Value) -> ir.Value:
-        return broadcast(self.b, scalar, self.shape.lanes)
+        return broadcast_register(self.b, scalar, self.shape.lanes)
 
     def load(self, pointer: ir.Value, kind: ir.Type, align: int) -> ir.Value:
         return self.b.load(pointer, align=align, typ=kind)
@@ -180,7 +180,7 @@ class TileWriter:
     def innermost(self, extent: ir.Value, state: State, a: ir.Value, panel: ir.Value) -> State:
         """Return the accumulators after the innermost loop, over contiguous groups of terms."""
         _, a_step, b_step = self.levels[-1]
-        by = unrolled(self.accumulators)
+        by = innermost_unroll_factor(self.accumulators)
         if by == 1:
             return self.loop(extent, state, a, panel, (a_step, b_step, 1), self.step)[0]
         if isinstance(extent, ir.Constant):
@@ -317,7 +317,11 @@ class TileWriter:
 
     def instruction(self, name: str) -> str:
         """Return the LLVM name of a NEON instruction, or of SVE's instruction of that name."""
-        return instruction(name.partition(".")[0], self.shape.lanes) if self.scalable else f"llvm.aarch64.neon.{name}"
+        return (
+            sve_instruction_function(name.partition(".")[0], self.shape.lanes)
+            if self.scalable
+            else f"llvm.aarch64.neon.{name}"
+        )
 
     def operand(self, kind: ir.VectorType) -> ir.VectorType:
         """Return the type in which an operand of ``kind`` is passed to an instruction: words for SVE."""
@@ -347,7 +351,7 @@ class TileWriter:
 
     def quads_at_once(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
         sign = self.splat(SIGNS, self.vector)
-        if self._offset_trick:
+        if self._has_offset_left_operand:
             a = [*(self.b.xor(x, sign) for x in a), sign]
         n = len(b)
         if "x86" in self.shape.isa:
@@ -355,7 +359,7 @@ class TileWriter:
         else:
             kind = self.operand(ir.VectorType(I8, 4 * self.shape.lanes))
             a, b = ([self.b.bitcast(x, kind) for x in vectors] for vectors in (a, b))
-            unsigned = self.shape.a_dtype == "u8" and not self._offset_trick
+            unsigned = self.shape.a_dtype == "u8" and not self._has_offset_left_operand
             name = self.instruction(f"{'usdot' if unsigned else 'sdot'}.v4i32.v16i8")
         return [self.call(name, self.vector, x, a[i // n], b[i % n]) for i, x in enumerate(state)]
 

@@ -14,12 +14,12 @@ from llvmlite import ir
 from aotc.ir.loop.forms.quantized import SCALE_BYTES
 from aotc.kernels.cpu.tiles.micro_kernel import State, TileWriter
 from aotc.kernels.cpu.tiles.shape import Shape
-from aotc.kernels.llvm_types import I8, I16, I32, i64, zeros
+from aotc.kernels.llvm_types import I8, I16, I32, i64, zero_vector
 
 _SPARE = 4  # registers besides accumulators, weights and scales: an element of ``a``, and temporaries
 
 
-def _registers(shape: Shape) -> int:
+def _vector_register_count(shape: Shape) -> int:
     """Return the vector registers of the processor: 32 with AVX-512 and outside of x86-64, else 16."""
     return 32 if "x86" not in shape.isa or shape.lanes == 16 else 16
 
@@ -37,8 +37,8 @@ class ScaledTileWriter(TileWriter):
         runs, a_step, b_step = self.levels[0]
         steps = self.levels[1][0]
         head = i64(self.shape.vectors * self.shape.lanes * SCALE_BYTES)
-        none = [zeros(self.vector)] * self.accumulators
-        apart = self.pairs or 2 * self.accumulators + self.shape.vectors + _SPARE <= _registers(self.shape)
+        none = [zero_vector(self.vector)] * self.accumulators
+        apart = self.pairs or 2 * self.accumulators + self.shape.vectors + _SPARE <= _vector_register_count(self.shape)
 
         def sums(first: State, a: ir.Value, panel: ir.Value) -> State:
             return self.innermost(steps, first, a, self.at(panel, head))

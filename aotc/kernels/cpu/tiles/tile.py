@@ -48,12 +48,12 @@ from aotc.ir.dims.algebra import Dim, Expr
 from aotc.ir.loop.forms.tile_forms import F32, F32_F16, F64, FORMS, I8_OFFSET, I8_QUADS
 from aotc.ir.loop.ir import Buffer, Tile
 from aotc.kernels.cpu.tiles import amx as matrix_unit
-from aotc.kernels.cpu.tiles.aarch64_squares import SquareTileWriter, in_squares
+from aotc.kernels.cpu.tiles.aarch64_squares import SquareTileWriter, uses_2x2_matrix_instructions
 from aotc.kernels.cpu.tiles.micro_kernel import TileWriter, tile_function, tile_type
 from aotc.kernels.cpu.tiles.scaled_weights import ScaledTileWriter
 from aotc.kernels.cpu.tiles.shape import PREFIX, Shape
 from aotc.kernels.cpu.tiles.unpacked import DotTileWriter, ZippedTileWriter
-from aotc.kernels.cpu.tiles.x86_words import RowQuadsTileWriter, TransposedTileWriter, transposes
+from aotc.kernels.cpu.tiles.x86_words import RowQuadsTileWriter, TransposedTileWriter, transposes_column_words
 from aotc.kernels.llvm_types import PTR, KernelModule, break_reference_cycles
 from aotc.kernels.symbol_table import symbol_texts
 from aotc.targets import Target
@@ -82,28 +82,28 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
         If the form does not support the tile (unknown form, ``cols`` not a multiple of the vector, ``a_inner`` of
         ``i8`` not 1), or if the target has no instruction for f16.
     """
-    shape, arguments = _shape_of(stmt, context.target)
+    shape, arguments = _tile_shape_of(stmt, context.target)
     builder = context.builder
-    of_unit = matrix_unit.fits(shape) and shape.is_packed and not shape.adds
+    of_unit = matrix_unit.fits_matrix_unit(shape) and shape.is_packed and not shape.adds
     function = builder.module.globals.get(shape.name)
     if function is None and builder.module.finished and stmt.form in _FINISHED and not shape.is_one_dot:
         function = ir.Function(builder.module, tile_type(len(arguments)), shape.name)
-        builder.module.finished.add(_written(shape, len(arguments), context.target))
+        builder.module.finished.add(_tile_function_text(shape, len(arguments), context.target))
     elif function is None:
-        writer = matrix_unit.MatrixTileWriter if of_unit else _writer(shape)
+        writer = matrix_unit.MatrixTileWriter if of_unit else _tile_writer_of(shape)
         function = tile_function(builder.module, shape, len(arguments), writer)
     if of_unit:
-        matrix_unit.configure(builder, shape)
+        matrix_unit.configure_amx_tiles(builder, shape)
     bases = ((stmt.a, stmt.a_base), (stmt.b, stmt.b_base), (stmt.out, stmt.out_base))
     pointers = [builder.bitcast(context.address(buffer, base), PTR) for buffer, base in bases]
     builder.call(function, pointers + [context.index(dim) for dim in arguments])
 
 
 @lru_cache(maxsize=256)
-def _written(shape: Shape, arguments: int, target: Target) -> Mapping[str, str]:
+def _tile_function_text(shape: Shape, arguments: int, target: Target) -> Mapping[str, str]:
     """Return the assembly of a shape's function and of its callees, by symbol; cached, because kernels share shapes."""
     module = KernelModule(shape.name, target)
-    tile_function(module, shape, arguments, _writer(shape))
+    tile_function(module, shape, arguments, _tile_writer_of(shape))
     found = symbol_texts(module)
     break_reference_cycles(module)
     return found
@@ -114,16 +114,20 @@ def annotate_tiles(text: str) -> str:
     return _DECLARED.sub(lambda found: f"{found[1]}{_POINTERS}{found[2]} {_EFFECTS}", text)
 
 
-def _writer(shape: Shape) -> type[TileWriter]:
+def _tile_writer_of(shape: Shape) -> type[TileWriter]:
     """Return the writer of a tile that does not use a matrix unit."""
     if not shape.is_packed:
         if shape.of_dots:
-            return TransposedTileWriter if transposes(shape) else DotTileWriter
+            return TransposedTileWriter if transposes_column_words(shape) else DotTileWriter
         return RowQuadsTileWriter if shape.form == I8_OFFSET else ZippedTileWriter
-    return SquareTileWriter if in_squares(shape) and not shape.adds else _WRITERS.get(shape.form, TileWriter)
+    return (
+        SquareTileWriter
+        if uses_2x2_matrix_instructions(shape) and not shape.adds
+        else _WRITERS.get(shape.form, TileWriter)
+    )
 
 
-def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
+def _tile_shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
     """Return the constants of ``stmt``, and the arguments that its function gets at run time."""
     form = stmt.form
     if form not in FORMS.values() or (form.offset and stmt.b_column == 0 and stmt.b_inner == 0):
@@ -157,12 +161,12 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
         out_row=known(stmt.out_row, out),
         levels=tuple((known(n), known(x, a), known(y, b)) for n, x, y in stmt.levels),
         prefetch=0,
-        isa=_isa(target),
+        isa=_tile_instruction_sets(target),
         b_column=known(stmt.b_column, b),
         b_inner=known(stmt.b_inner, b),
         adds=stmt.adds,
     )
-    return replace(shape, prefetch=_prefetch(stmt, shape, b)), arguments
+    return replace(shape, prefetch=_prefetch_distance(stmt, shape, b)), arguments
 
 
 # Rows of a tile up to which it prefetches b. A tile of one row is bound by memory; with more rows the prefetch
@@ -185,7 +189,7 @@ PREFETCH_BYTES = 8192
 ZIPPED_PREFETCH_BYTES = 16384
 
 
-def _prefetch(stmt: Tile, shape: Shape, size: int) -> int:
+def _prefetch_distance(stmt: Tile, shape: Shape, size: int) -> int:
     """Return the prefetch distance in ``b``, in bytes; 0 for no prefetching.
 
     If steps are not contiguous, it is the distance of as many steps as have ``PREFETCH_BYTES``.
@@ -204,7 +208,7 @@ def _prefetch(stmt: Tile, shape: Shape, size: int) -> int:
     return PREFETCH_BYTES // dense * step if stmt.rows <= APART_PREFETCH_ROWS else 0
 
 
-def _isa(target: Target) -> tuple[str, ...]:
+def _tile_instruction_sets(target: Target) -> tuple[str, ...]:
     """Return the instruction sets of a tile, as :class:`Shape` lists them."""
     fma = () if "fma" in target.lacks else ("fma",)
     if not target.triple.startswith("x86_64"):

@@ -13,10 +13,10 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.loop.forms.tile_forms import BF16_PAIRS
-from aotc.kernels.cpu.tiles.micro_kernel import NARROW, State, TileWriter, unrolled
+from aotc.kernels.cpu.tiles.micro_kernel import NARROW, State, TileWriter, innermost_unroll_factor
 from aotc.kernels.cpu.tiles.shape import Shape
 from aotc.kernels.limits import HALF_REGISTER
-from aotc.kernels.llvm_types import I16, I32, i64, zeros
+from aotc.kernels.llvm_types import I16, I32, i64, zero_vector
 from aotc.vmfb.dtypes import size_of
 
 
@@ -36,11 +36,11 @@ class DotTileWriter(TileWriter):
 
     def write(self) -> None:
         """Write the whole function."""
-        state, a, panel = [zeros(self.vector)] * self.accumulators, self.a, self.panel
+        state, a, panel = [zero_vector(self.vector)] * self.accumulators, self.a, self.panel
         whole, rest = divmod(self.terms, self.shape.lanes)
         _, a_step, b_step = self.levels[-1]
         steps = (self.times(a_step, self.shape.lanes), self.times(b_step, self.shape.lanes))
-        by = unrolled(self.accumulators)
+        by = innermost_unroll_factor(self.accumulators)
         for count, each in ((whole // by, by), (whole % by, 1)):
             state, a, panel = self.loop(i64(count), state, a, panel, (*steps, each), self.step)
         state = self.products(state, a, panel, rest) if rest else state
@@ -70,7 +70,7 @@ class DotTileWriter(TileWriter):
         if count == self.shape.lanes:
             return some
         places = [min(n, count) for n in range(self.shape.lanes)]
-        return self.shuffle(some, zeros(some.type), places)
+        return self.shuffle(some, zero_vector(some.type), places)
 
     # --- sums ---
 

@@ -25,7 +25,7 @@ _OTHERS = 6  # registers besides the accumulators
 _UNITS = {(BF16_PAIRS, "bf16"): "bf16", (I8_OFFSET, "i8"): "vnni"}  # the feature by the form and the dtype of ``a``
 
 
-def transposes(shape: Shape) -> bool:
+def transposes_column_words(shape: Shape) -> bool:
     """Return True if words of columns are transposed for this tile of dot products."""
     (extent, *_), *others = shape.levels
     whole = not others and extent is not None and extent % _WORDS == 0 and shape.vectors == shape.lanes
@@ -67,7 +67,7 @@ class TransposedTileWriter(WordTileWriter):
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
-        if not transposes(shape):
+        if not transposes_column_words(shape):
             raise InternalError(f"tile: cannot read words: {shape.form.name}, {shape.vectors} vectors, {shape.levels}")
         column = function.args[-1] if shape.b_column is None else i64(shape.b_column)
         self.column_offsets = [self.times(column, j) for j in range(shape.lanes)]

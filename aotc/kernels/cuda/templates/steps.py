@@ -24,7 +24,7 @@ from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import F64 as DOUBLE
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by, ptx, unsigned_quotient
+from aotc.kernels.cuda.ptx import NOTHING, emit_inline_assembly, emitted_by, ptx, unsigned_quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles
 from aotc.kernels.cuda.templates.fragments import (
@@ -275,12 +275,12 @@ class StoreElements:
     def emit(self) -> None:
         """Emit the stores of all chunks of 32 columns, element by element through shared memory."""
         for first in range(0, len(self.sums) // GROUP_SUMS, LINE_GROUPS):
-            self._put(first)
-            assembly(self.b, BARRIER, NOTHING, [], [])
-            self._rows(first * GROUP)
-            assembly(self.b, BARRIER, NOTHING, [], [])
+            self._stage_columns(first)
+            emit_inline_assembly(self.b, BARRIER, NOTHING, [], [])
+            self._store_rows_of_chunk(first * GROUP)
+            emit_inline_assembly(self.b, BARRIER, NOTHING, [], [])
 
-    def _put(self, first: int) -> None:
+    def _stage_columns(self, first: int) -> None:
         """Store a chunk of 32 columns in the staging area, swizzled in pieces of 16 bytes."""
         b = self.b
         quad, own = quad_lane(b, self.lane), quad_row(b, self.lane)
@@ -292,9 +292,9 @@ class StoreElements:
                     b.add(line, piece_offset(b, piece)), times_power_of_two(b, b.and_(quad, i32(1)), PAIR_BYTES)
                 )
                 at = GROUP_SUMS * (first + n) + LANE_COLUMNS * half
-                assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *self.sums[at : at + 2]])
+                emit_inline_assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *self.sums[at : at + 2]])
 
-    def _rows(self, begin: int) -> None:
+    def _store_rows_of_chunk(self, begin: int) -> None:
         """Emit the loop over the rows of a chunk: each lane stores one column."""
         b = self.b
         before = b.block
@@ -359,13 +359,13 @@ class StoreRows:
         groups, together = len(self.sums) // GROUP_SUMS, CHUNK // (GROUP * self.tiles.result_size)
         for first in range(0, groups, together):
             for n in range(min(together, groups - first)):
-                self._stage(n, first + n)
-            assembly(self.b, BARRIER, NOTHING, [], [])
+                self._stage_column_pair(n, first + n)
+            emit_inline_assembly(self.b, BARRIER, NOTHING, [], [])
             for n in range(WARP_TILE // LINES_AT_ONCE):
-                self._copy(n, first * GROUP)
-            assembly(self.b, BARRIER, NOTHING, [], [])
+                self._copy_row_piece(n, first * GROUP)
+            emit_inline_assembly(self.b, BARRIER, NOTHING, [], [])
 
-    def _epilogue(self, value: ir.Value, row: ir.Value, col: ir.Value) -> ir.Value:
+    def _apply_epilogue(self, value: ir.Value, row: ir.Value, col: ir.Value) -> ir.Value:
         b = self.b
         inside = [
             b.sext(b.select(b.icmp_signed("<", at, end), at, b.sub(end, i32(1))), I64)
@@ -373,36 +373,36 @@ class StoreRows:
         ]
         return call_function(b, EPILOGUE, F32, (self.pointers, self.dims), b.sext(self.z, I64), *inside, value)
 
-    def _stage(self, piece: int, group: int) -> None:
+    def _stage_column_pair(self, piece: int, group: int) -> None:
         """Store a lane's two columns of a group of 8 in the staging area, for both of its rows."""
         b = self.b
         col = b.add(b.add(self.col, i32(GROUP * group)), times_power_of_two(b, self.quad, LANE_COLUMNS))
         for half in range(2):
             at, below = GROUP_SUMS * group + LANE_COLUMNS * half, i32(HALF_ROWS * half)
             row = b.add(self.row, b.add(self.own_row, below))
-            values = [self._epilogue(self.sums[at + n], row, b.add(col, i32(n))) for n in range(LANE_COLUMNS)]
+            values = [self._apply_epilogue(self.sums[at + n], row, b.add(col, i32(n))) for n in range(LANE_COLUMNS)]
             line = b.add(self.staging, line_offset(b, b.add(self.own_row, below)))
             if self.tiles.result_size == 2:
-                place = b.add(self._swizzled(line, i32(piece), self.own_row), word_offset(b, self.quad))
-                packed = assembly(b, PACK[self.tiles.result], INT, [FLOAT, FLOAT], values)
-                assembly(b, "st.shared.b32 [$0], $1;", NOTHING, [INT, INT], [place, packed])
+                place = b.add(self._staging_address(line, i32(piece), self.own_row), word_offset(b, self.quad))
+                packed = emit_inline_assembly(b, PACK[self.tiles.result], INT, [FLOAT, FLOAT], values)
+                emit_inline_assembly(b, "st.shared.b32 [$0], $1;", NOTHING, [INT, INT], [place, packed])
             else:
                 own = b.add(i32(GROUP // PIECE_WORDS * piece), b.lshr(self.quad, i32(1)))
-                place = self._swizzled(line, own, self.own_row)
+                place = self._staging_address(line, own, self.own_row)
                 place = b.add(place, times_power_of_two(b, b.and_(self.quad, i32(1)), PAIR_BYTES))
-                assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *values])
+                emit_inline_assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *values])
 
-    def _swizzled(self, line: ir.Value, piece: ir.Value, row: ir.Value) -> ir.Value:
+    def _staging_address(self, line: ir.Value, piece: ir.Value, row: ir.Value) -> ir.Value:
         """Emit the address of a piece in the staging area; a line's number is its row: the area starts a pattern."""
         return self.b.add(
             line, piece_offset(self.b, self.b.xor(piece, modulo_power_of_two(self.b, row, SWIZZLE_LINES)))
         )
 
-    def _copy(self, part: int, begin: int) -> None:
+    def _copy_row_piece(self, part: int, begin: int) -> None:
         """Copy 16 bytes of a row from the chunk at ``begin`` to memory; the warp copies 4 rows at the same time."""
         b, size = self.b, self.tiles.result_size
         own = b.add(self.read_row, i32(LINES_AT_ONCE * part))
-        source = self._swizzled(b.add(self.staging, line_offset(b, own)), self.piece, own)
+        source = self._staging_address(b.add(self.staging, line_offset(b, own)), self.piece, own)
         row = b.add(self.row, own)
         col = b.add(b.add(self.col, i32(begin)), b.mul(self.piece, i32(PIECE_BYTES // size)))
         inside = b.and_(b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols))
@@ -410,4 +410,4 @@ class StoreRows:
         at = [b.sext(v, I64) for v in (self.z, row, col)]
         flat = call_function(b, PLACE, I64, (self.pointers, self.dims), *at)
         place = b.add(result, b.mul(flat, i64(size)))
-        assembly(b, _STORE_IF, NOTHING, [INT, LONG, INT], [source, place, b.zext(inside, I32)])
+        emit_inline_assembly(b, _STORE_IF, NOTHING, [INT, LONG, INT], [source, place, b.zext(inside, I32)])

@@ -18,19 +18,19 @@ from aotc.ir.loop.forms.butterflies import Butterfly, Pair
 from aotc.ir.loop.forms.fft import FftStage, Transform, fft_stages
 from aotc.ir.loop.ir import Apply, Const, Scalar, Var
 from aotc.kernels.emit.vector.fft_passes import (
-    SharedLoop,
+    SharedPassLoop,
     Walk,
     ceil_power_of_two,
     floor_power_of_two,
     group_passes,
+    iteration_space_of_pass,
     leaves_registers,
-    walk,
 )
 from aotc.kernels.emit.vector.vector_text import OrderedLines
 from aotc.vmfb.dtypes import size_of
 
 
-class TransformFunction:
+class FftFunction:
     """The function of one transform, for vectors of ``vector_bytes`` bytes."""
 
     def __init__(self, transform: Transform, vector_bytes: int, permutes: bool = False) -> None:
@@ -40,16 +40,16 @@ class TransformFunction:
 
     def symbols(self) -> dict[str, str]:
         """Return the assembly of the function and of its callees and constants, by symbol."""
-        return _TransformWriter(self).written()
+        return _FftWriter(self).written()
 
 
-class _TransformWriter(OrderedLines):
+class _FftWriter(OrderedLines):
     """Writer of the passes of a transform's function."""
 
-    def __init__(self, function: TransformFunction) -> None:
+    def __init__(self, function: FftFunction) -> None:
         super().__init__(function.transform.dtype, function.name, function.permutes)
         self.t, self.most, self.begun = function.transform, function.lanes, 0
-        self.butterfly = Butterfly(self._bind, self.t.dtype, 1 if self.t.inverse else -1)
+        self.butterfly = Butterfly(self._write_vector_operation, self.t.dtype, 1 if self.t.inverse else -1)
         self.strides: dict[int, str | int] = {}
 
     def written(self) -> dict[str, str]:
@@ -65,165 +65,177 @@ class _TransformWriter(OrderedLines):
         passes = fft_stages(t.radices)
         self.row = passes[-1].table + (t.points + 1 if t.real else 0)
         for together in group_passes(passes) if not t.pitch else [[stage] for stage in passes]:
-            self._before_loops(leaves_registers(together[0].radix))
+            self._load_permutations_before_loops(leaves_registers(together[0].radix))
             if len(together) > 1:
-                self._several(together)
+                self._write_passes_as_loop(together)
             else:
-                self._enter(together[0])
-                self._pass(together[0])
+                self._begin_pass(together[0])
+                self._write_pass(together[0])
         if t.real:
             self.lanes = min(floor_power_of_two(t.points + 1), self.most)
-            self._closed()
-            self._before_loops(leaves_registers(passes[-1].radix))
-            self._loop(t.points + 1, self.lanes, lambda k: self._unpacked(passes[-1].table, k))
+            self._copy_first_result_to_end()
+            self._load_permutations_before_loops(leaves_registers(passes[-1].radix))
+            self._write_loop(t.points + 1, self.lanes, lambda k: self._unpack_real_spectrum(passes[-1].table, k))
         parameters = ", ".join([*arrays, *(f"ptr noalias readonly %at_{name}" for name in numbers)])
         head = f'define linkonce_odr void @"{self.name}"({parameters}) noinline nounwind {{\nentry:'
         return self.symbols | {self.name: "\n".join([head, *self.entry, *self.lines, "ret void\n}\n"])}
 
     # --- passes ---
 
-    def _pass(self, stage: FftStage) -> None:
+    def _write_pass(self, stage: FftStage) -> None:
         if self.t.pitch:
-            self._neighbours(stage)
+            self._write_pass_over_signals(stage)
         elif stage.s == 1:
             self.lanes = min(floor_power_of_two(stage.m), self.most)
-            self._loop(stage.m, self.lanes, lambda t: self._first(stage, t))
+            self._write_loop(stage.m, self.lanes, lambda t: self._write_first_pass(stage, t))
         else:
-            way = walk(stage, self.most)
+            way = iteration_space_of_pass(stage, self.most)
             self.lanes = way.lanes
-            self._loop(
-                way.parts, 1, lambda p: self._loop(way.run, way.step, lambda at: self._iteration(stage, way, p, at))
+            self._write_loop(
+                way.parts,
+                1,
+                lambda p: self._write_loop(way.run, way.step, lambda at: self._write_iteration(stage, way, p, at)),
             )
 
-    def _enter(self, stage: FftStage) -> None:
+    def _begin_pass(self, stage: FftStage) -> None:
         """Start the next pass: select the planes that it reads and writes."""
         self.first, self.last = stage.s == 1, stage.m == 1
-        self.source, self.target = self._planes_of(self.begun - 1), self._planes_of(self.begun)
+        self.source, self.target = self._plane_offset_of_pass(self.begun - 1), self._plane_offset_of_pass(self.begun)
         self.begun += 1
 
-    def _planes_of(self, number: int) -> int:
+    def _plane_offset_of_pass(self, number: int) -> int:
         """Return the offset of the planes that pass ``number`` writes (two buffers alternate)."""
         return number % 2 * 2 * self.t.plane
 
-    def _several(self, together: list[FftStage]) -> None:
+    def _write_passes_as_loop(self, together: list[FftStage]) -> None:
         """Write several passes that share a butterfly, as one loop."""
         self.loops += 1
-        ways = [walk(stage, self.most) for stage in together]
-        sources = [self._planes_of(self.begun - 1 + n) for n in range(len(ways))]
-        loop = SharedLoop(f"l{self.loops}", self.block, ways, sources)
+        ways = [iteration_space_of_pass(stage, self.most) for stage in together]
+        sources = [self._plane_offset_of_pass(self.begun - 1 + n) for n in range(len(ways))]
+        loop = SharedPassLoop(f"l{self.loops}", self.block, ways, sources)
         self.lanes, self.source = ways[0].lanes, 0
         self.lines += loop.begin()
-        results = self.butterfly.transform(self._planes(together[0], loop.place))
+        results = self.butterfly.transform(self._load_planes(together[0], loop.place))
         self.lines.append(loop.choose())
         for number, (stage, way) in enumerate(zip(together, ways, strict=True)):
-            self._enter(stage)
+            self._begin_pass(stage)
             self.lines.append(loop.write(number))
-            self._finish(stage, way, results, loop.part, loop.at)
+            self._write_iteration_end(stage, way, results, loop.part, loop.at)
             self.lines.append(loop.written())
         self.lines += loop.end()
         self.block = loop.after
 
-    def _first(self, stage: FftStage, t: str) -> None:
+    def _write_first_pass(self, stage: FftStage, t: str) -> None:
         """Write the first pass of a single signal: neighbouring ``p`` in a vector; a ``p``'s results are contiguous."""
-        base = self._address("%x", self._sum((t, 2)), 0)
-        read = [self._deinterleaved(self._load(2 * self.lanes, base, 2 * stage.m * j)) for j in range(stage.radix)]
-        results = self._twiddled(stage, read, lambda k: self._twiddles(stage, k, t, self.lanes))
+        base = self._address_of_offset("%x", self._sum_of_terms((t, 2)), 0)
+        read = [
+            self._deinterleave_complex(self._load_vector(2 * self.lanes, base, 2 * stage.m * j))
+            for j in range(stage.radix)
+        ]
+        results = self._butterfly_times_twiddles(stage, read, lambda k: self._load_twiddles(stage, k, t, self.lanes))
         if self.last:
             for k, value in enumerate(results):
-                self._write("0", k, value)
+                self._store_results("0", k, value)
             return
-        at = self._sum((t, stage.radix))
+        at = self._sum_of_terms((t, stage.radix))
         for plane, part in enumerate(zip(*results, strict=True)):
-            base = self._address("%work", at, self.target + plane * self.t.plane)
-            lanes, vectors = self._woven(list(map(_name, part)))
+            base = self._address_of_offset("%work", at, self.target + plane * self.t.plane)
+            lanes, vectors = self._interleave_vectors(list(map(_value_name_text, part)))
             for number, vector in enumerate(vectors):
-                self._store(vector, lanes, base, number * lanes)
+                self._store_vector(vector, lanes, base, number * lanes)
 
-    def _iteration(self, stage: FftStage, way: Walk, part: str, at: str) -> None:
+    def _write_iteration(self, stage: FftStage, way: Walk, part: str, at: str) -> None:
         """Write an iteration: the elements from ``at`` on of a part."""
-        read = self._planes(stage, self._sum((part, way.run), (at, 1)))
-        self._finish(stage, way, self.butterfly.transform(read), part, at)
+        read = self._load_planes(stage, self._sum_of_terms((part, way.run), (at, 1)))
+        self._write_iteration_end(stage, way, self.butterfly.transform(read), part, at)
 
-    def _finish(self, stage: FftStage, way: Walk, results: list[Pair], part: str, at: str) -> None:
+    def _write_iteration_end(self, stage: FftStage, way: Walk, results: list[Pair], part: str, at: str) -> None:
         """Write the end of an iteration: multiply the results of a butterfly by the twiddle factors, and store them."""
         if way.groups:
-            t = at if at == "0" else self._line(f"udiv exact i64 {at}, {stage.s}")
-            self._groups(stage, way.groups, results, t)
+            t = at if at == "0" else self._append_text_line(f"udiv exact i64 {at}, {stage.s}")
+            self._store_result_groups(stage, way.groups, results, t)
         else:
-            self._runs(stage, results, part, at)
+            self._store_result_runs(stage, results, part, at)
 
-    def _groups(self, stage: FftStage, groups: int, results: list[Pair], t: str) -> None:
+    def _store_result_groups(self, stage: FftStage, groups: int, results: list[Pair], t: str) -> None:
         """Store results whose vectors have the contiguous ``q`` of several neighbouring ``p``."""
         each = [str(c) for c in range(groups) for _ in range(stage.s)]
         each += ["poison"] * (self.lanes - len(each))
 
         def twiddle(k: int) -> Pair:
-            both = self._twiddles(stage, k, t, groups)
-            re, im = (Var(self._shuffle(_name(part), "poison", groups, each), self.t.dtype) for part in both)
+            both = self._load_twiddles(stage, k, t, groups)
+            re, im = (
+                Var(self._shuffle_vectors(_value_name_text(part), "poison", groups, each), self.t.dtype)
+                for part in both
+            )
             return re, im
 
-        results = self._times(stage, results, twiddle)
+        results = self._multiply_by_twiddles(stage, results, twiddle)
         lanes = ceil_power_of_two(stage.s)
         for c in range(groups):
-            at = self._sum((t, stage.s * stage.radix))
+            at = self._sum_of_terms((t, stage.s * stage.radix))
             offset = c * stage.s * stage.radix
             picked = range(c * stage.s, c * stage.s + lanes)
             for plane in (0, 1):
-                base = self._address("%work", at, self.target + plane * self.t.plane + offset)
+                base = self._address_of_offset("%work", at, self.target + plane * self.t.plane + offset)
                 for k, value in enumerate(results):
                     mask = [str(p) if p < self.lanes else "poison" for p in picked]
-                    part = self._shuffle(_name(value[plane]), "poison", self.lanes, mask)
-                    self._store(part, lanes, base, k * stage.s)
+                    part = self._shuffle_vectors(_value_name_text(value[plane]), "poison", self.lanes, mask)
+                    self._store_vector(part, lanes, base, k * stage.s)
 
-    def _runs(self, stage: FftStage, results: list[Pair], t: str, q: str) -> None:
+    def _store_result_runs(self, stage: FftStage, results: list[Pair], t: str, q: str) -> None:
         """Write the multiplication by twiddles and the stores for vectors along ``q``, with one ``p``."""
-        results = self._times(stage, results, lambda k: self._splat_twiddle(stage, k, t))
+        results = self._multiply_by_twiddles(stage, results, lambda k: self._splat_twiddle(stage, k, t))
         if self.last:
             for k, value in enumerate(results):
-                self._write(q, stage.s * k, value)
+                self._store_results(q, stage.s * k, value)
             return
-        self._write_planes(self._sum((t, stage.s * stage.radix), (q, 1)), stage.s, results)
+        self._write_planes(self._sum_of_terms((t, stage.s * stage.radix), (q, 1)), stage.s, results)
 
-    def _neighbours(self, stage: FftStage) -> None:
+    def _write_pass_over_signals(self, stage: FftStage) -> None:
         """Write a pass over neighbouring signals: a vector has the same point of several signals."""
         pitch = self.t.pitch
         self.lanes = min(pitch, self.most)
         if self.first or self.last:
             outer = stage.m if self.first else stage.s
-            self._loop(outer, 1, lambda o: self._loop(pitch, self.lanes, lambda v: self._end(stage, o, v)))
+            self._write_loop(
+                outer,
+                1,
+                lambda o: self._write_loop(pitch, self.lanes, lambda v: self._write_end_pass_over_signals(stage, o, v)),
+            )
             return
         run = stage.s * pitch
 
         def inner(t: str, q: str) -> None:
-            read = self._planes(stage, self._sum((t, run), (q, 1)), pitch)
-            results = self._twiddled(stage, read, lambda k: self._splat_twiddle(stage, k, t))
-            self._write_planes(self._sum((t, run * stage.radix), (q, 1)), run, results)
+            read = self._load_planes(stage, self._sum_of_terms((t, run), (q, 1)), pitch)
+            results = self._butterfly_times_twiddles(stage, read, lambda k: self._splat_twiddle(stage, k, t))
+            self._write_planes(self._sum_of_terms((t, run * stage.radix), (q, 1)), run, results)
 
-        self._loop(stage.m, 1, lambda t: self._loop(run, self.lanes, lambda q: inner(t, q)))
+        self._write_loop(stage.m, 1, lambda t: self._write_loop(run, self.lanes, lambda q: inner(t, q)))
 
-    def _end(self, stage: FftStage, outer: str, v: str) -> None:
+    def _write_end_pass_over_signals(self, stage: FftStage, outer: str, v: str) -> None:
         """Write an iteration of the first or last pass over neighbouring signals; ``outer`` is ``p`` or ``q``."""
         pitch = self.t.pitch
-        mask = self._mask(v) if self.tail else ""
+        mask = self._signal_lane_mask(v) if self.tail else ""
         if self.first:
             read = [self._store_neighbours(outer, stage.m * j, v, mask) for j in range(stage.radix)]
         else:
-            read = self._planes(stage, self._sum((outer, pitch), (v, 1)), pitch)
-        results = self._twiddled(stage, read, lambda k: self._splat_twiddle(stage, k, outer))
+            read = self._load_planes(stage, self._sum_of_terms((outer, pitch), (v, 1)), pitch)
+        results = self._butterfly_times_twiddles(stage, read, lambda k: self._splat_twiddle(stage, k, outer))
         if not self.last:
-            self._write_planes(self._sum((outer, stage.radix * pitch), (v, 1)), pitch, results)
+            self._write_planes(self._sum_of_terms((outer, stage.radix * pitch), (v, 1)), pitch, results)
             return
         for k, value in enumerate(results):
             place = self._neighbour_address("%out", outer, stage.s * k, v)
-            self._store(self._joined(value), 2 * self.lanes, place, 0, mask)
+            self._store_vector(self._interleave_complex(value), 2 * self.lanes, place, 0, mask)
 
-    def _closed(self) -> None:
+    def _copy_first_result_to_end(self) -> None:
         """Write a copy of the first result behind the last one, because a spectrum is periodic."""
         for plane in (0, 1):
-            base = self._address("%work", "0", self.target + plane * self.t.plane)
-            self._store(self._load(1, base, 0), 1, base, self.t.points)
+            base = self._address_of_offset("%work", "0", self.target + plane * self.t.plane)
+            self._store_vector(self._load_vector(1, base, 0), 1, base, self.t.points)
 
-    def _unpacked(self, table: int, k: str) -> None:
+    def _unpack_real_spectrum(self, table: int, k: str) -> None:
         """Write neighbouring points, from ``k`` on, of the spectrum of a real signal.
 
         A real signal is transformed as complex pairs of half the length. The result is the transform of the even
@@ -231,25 +243,29 @@ class _TransformWriter(OrderedLines):
         ``points - k`` are conjugate, which separates them.
         """
         make, dtype, lanes = self.butterfly, self.t.dtype, self.lanes
-        back = self._line(f"sub i64 {self.t.points - lanes + 1}, {k}")
+        back = self._append_text_line(f"sub i64 {self.t.points - lanes + 1}, {k}")
         mirror = [str(n) for n in reversed(range(lanes))]
         here, there, rotation = [], [], []
         for plane in (0, 1):
             begin = self.target + plane * self.t.plane
-            here.append(Var(self._load(lanes, self._address("%work", k, begin), 0), dtype))
-            other = self._load(lanes, self._address("%work", back, begin), 0)
-            there.append(Var(self._shuffle(other, "poison", lanes, mirror), dtype))
-            rotation.append(Var(self._load(lanes, self._address("%table", k, table + plane * self.row), 0), dtype))
-        mirrored = (there[0], self._bind(Apply("neg", (there[1],), dtype)))
+            here.append(Var(self._load_vector(lanes, self._address_of_offset("%work", k, begin), 0), dtype))
+            other = self._load_vector(lanes, self._address_of_offset("%work", back, begin), 0)
+            there.append(Var(self._shuffle_vectors(other, "poison", lanes, mirror), dtype))
+            rotation.append(
+                Var(self._load_vector(lanes, self._address_of_offset("%table", k, table + plane * self.row), 0), dtype)
+            )
+        mirrored = (there[0], self._write_vector_operation(Apply("neg", (there[1],), dtype)))
         both = make.scale(make.add((here[0], here[1]), mirrored), 0.5)
         difference = make.times(make.sub((here[0], here[1]), mirrored), (rotation[0], rotation[1]))
-        self._write_complex(k, 0, make.add(both, difference))
+        self._store_complex_results(k, 0, make.add(both, difference))
 
-    def _twiddled(self, stage: FftStage, read: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
+    def _butterfly_times_twiddles(
+        self, stage: FftStage, read: list[Pair], twiddle: Callable[[int], Pair]
+    ) -> list[Pair]:
         """Return the results of a butterfly times the twiddle factors of the next pass."""
-        return self._times(stage, self.butterfly.transform(read), twiddle)
+        return self._multiply_by_twiddles(stage, self.butterfly.transform(read), twiddle)
 
-    def _times(self, stage: FftStage, results: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
+    def _multiply_by_twiddles(self, stage: FftStage, results: list[Pair], twiddle: Callable[[int], Pair]) -> list[Pair]:
         """Return results times the twiddle factors of the next pass; after the last pass return them unchanged."""
         if stage.m == 1:
             return results
@@ -257,106 +273,122 @@ class _TransformWriter(OrderedLines):
 
     # --- memory ---
 
-    def _planes(self, stage: FftStage, at: str, pitch: int = 1) -> list[Pair]:
-        bases = [self._address("%work", at, self.source + plane * self.t.plane) for plane in (0, 1)]
+    def _load_planes(self, stage: FftStage, at: str, pitch: int = 1) -> list[Pair]:
+        bases = [self._address_of_offset("%work", at, self.source + plane * self.t.plane) for plane in (0, 1)]
         step = self.t.points // stage.radix * pitch
 
         def pair(offset: int) -> Pair:
-            re, im = (Var(self._load(self.lanes, base, offset), self.t.dtype) for base in bases)
+            re, im = (Var(self._load_vector(self.lanes, base, offset), self.t.dtype) for base in bases)
             return re, im
 
         return [pair(j * step) for j in range(stage.radix)]
 
     def _write_planes(self, at: str, step: int, results: list[Pair]) -> None:
         for plane in (0, 1):
-            base = self._address("%work", at, self.target + plane * self.t.plane)
+            base = self._address_of_offset("%work", at, self.target + plane * self.t.plane)
             for k, value in enumerate(results):
-                self._store(_name(value[plane]), self.lanes, base, k * step)
+                self._store_vector(_value_name_text(value[plane]), self.lanes, base, k * step)
 
     def _store_neighbours(self, outer: str, offset: int, v: str, mask: str) -> Pair:
-        return self._deinterleaved(self._load(2 * self.lanes, self._neighbour_address("%x", outer, offset, v), 0, mask))
+        return self._deinterleave_complex(
+            self._load_vector(2 * self.lanes, self._neighbour_address("%x", outer, offset, v), 0, mask)
+        )
 
-    def _write(self, at: str, offset: int, value: Pair) -> None:
+    def _store_results(self, at: str, offset: int, value: Pair) -> None:
         """Write the store of neighbouring results of the last pass."""
         if self.t.real:
             for plane in (0, 1):
-                base = self._address("%work", at, self.target + plane * self.t.plane + offset)
-                self._store(_name(value[plane]), self.lanes, base, 0)
+                base = self._address_of_offset("%work", at, self.target + plane * self.t.plane + offset)
+                self._store_vector(_value_name_text(value[plane]), self.lanes, base, 0)
             return
-        self._write_complex(at, offset, value)
+        self._store_complex_results(at, offset, value)
 
-    def _write_complex(self, at: str, offset: int, value: Pair) -> None:
-        self._store(self._joined(value), 2 * self.lanes, self._address("%out", self._sum((at, 2)), 2 * offset), 0)
+    def _store_complex_results(self, at: str, offset: int, value: Pair) -> None:
+        self._store_vector(
+            self._interleave_complex(value),
+            2 * self.lanes,
+            self._address_of_offset("%out", self._sum_of_terms((at, 2)), 2 * offset),
+            0,
+        )
 
     def _neighbour_address(self, array: str, outer: str, offset: int, v: str) -> str:
         """Return the address of point ``outer + offset`` of the signals from ``v`` on."""
         if self.t.stride:
-            return self._address(array, self._sum((outer, 2 * self.t.stride), (v, 2)), 2 * self.t.stride * offset)
+            return self._address_of_offset(
+                array, self._sum_of_terms((outer, 2 * self.t.stride), (v, 2)), 2 * self.t.stride * offset
+            )
         if 1 not in self.strides:
             self.entry.append("%apart = shl i64 %stride, 1")
         self.strides[1] = "%apart"
         if offset not in self.strides:
             self.strides[offset] = f"%apart{offset}"
             self.entry.append(f"%apart{offset} = mul i64 %apart, {offset}")
-        moved = self._line(f"mul i64 {outer}, %apart")
-        return self._address(array, self._sum((moved, 1), (str(self.strides[offset]), 1), (v, 2)), 0)
+        moved = self._append_text_line(f"mul i64 {outer}, %apart")
+        return self._address_of_offset(array, self._sum_of_terms((moved, 1), (str(self.strides[offset]), 1), (v, 2)), 0)
 
-    def _twiddles(self, stage: FftStage, k: int, t: str, lanes: int) -> Pair:
+    def _load_twiddles(self, stage: FftStage, k: int, t: str, lanes: int) -> Pair:
         """Return the twiddle factors of output ``k`` for neighbouring ``p`` from ``t`` on."""
-        bases = [self._address("%table", t, stage.table + (k - 1) * stage.m + plane * self.row) for plane in (0, 1)]
-        re, im = (Var(self._load(lanes, base, 0), self.t.dtype) for base in bases)
+        bases = [
+            self._address_of_offset("%table", t, stage.table + (k - 1) * stage.m + plane * self.row) for plane in (0, 1)
+        ]
+        re, im = (Var(self._load_vector(lanes, base, 0), self.t.dtype) for base in bases)
         return re, im
 
     def _splat_twiddle(self, stage: FftStage, k: int, t: str) -> Pair:
         zeros = ["0"] * self.lanes
-        re, im = (self._shuffle(_name(part), "poison", 1, zeros) for part in self._twiddles(stage, k, t, 1))
+        re, im = (
+            self._shuffle_vectors(_value_name_text(part), "poison", 1, zeros)
+            for part in self._load_twiddles(stage, k, t, 1)
+        )
         return Var(re, self.t.dtype), Var(im, self.t.dtype)
 
-    def _mask(self, v: str) -> str:
+    def _signal_lane_mask(self, v: str) -> str:
         """Return the mask of existing lanes of complex numbers from signal ``v`` on."""
         lanes = 2 * self.lanes
-        left = self._line(f"sub i64 {self.width}, {v}")
-        twice = self._line(f"shl i64 {left}, 1")
-        one = self._line(f"insertelement <{lanes} x i64> poison, i64 {twice}, i64 0")
+        left = self._append_text_line(f"sub i64 {self.width}, {v}")
+        twice = self._append_text_line(f"shl i64 {left}, 1")
+        one = self._append_text_line(f"insertelement <{lanes} x i64> poison, i64 {twice}, i64 0")
         zeros = ", ".join(["i32 0"] * lanes)
-        all_ = self._line(f"shufflevector <{lanes} x i64> {one}, <{lanes} x i64> poison, <{lanes} x i32> <{zeros}>")
+        all_ = self._append_text_line(
+            f"shufflevector <{lanes} x i64> {one}, <{lanes} x i64> poison, <{lanes} x i32> <{zeros}>"
+        )
         numbers = ", ".join(f"i64 {n}" for n in range(lanes))
-        return self._line(f"icmp slt <{lanes} x i64> <{numbers}>, {all_}")
+        return self._append_text_line(f"icmp slt <{lanes} x i64> <{numbers}>, {all_}")
 
     # --- values ---
 
-    def _bind(self, value: Scalar) -> Scalar:
+    def _write_vector_operation(self, value: Scalar) -> Scalar:
         """Write an operation on vectors."""
         assert isinstance(value, Apply)
-        operands = ", ".join(self._operand(x) for x in value.args)
-        return Var(self._line(f"f{value.fn} contract <{self.lanes} x {self.part}> {operands}"), value.dtype)
+        operands = ", ".join(self._operand_text(x) for x in value.args)
+        return Var(self._append_text_line(f"f{value.fn} contract <{self.lanes} x {self.part}> {operands}"), value.dtype)
 
-    def _operand(self, value: Scalar) -> str:
+    def _operand_text(self, value: Scalar) -> str:
         if isinstance(value, Const):
             assert not isinstance(value.value, complex)
-            return f"splat ({self.part} {_literal(value.value, self.t.dtype)})"
-        return _name(value)
+            return f"splat ({self.part} {_float_literal_text(value.value, self.t.dtype)})"
+        return _value_name_text(value)
 
-    def _deinterleaved(self, both: str) -> Pair:
+    def _deinterleave_complex(self, both: str) -> Pair:
         """Deinterleave complex numbers into a vector of real parts and a vector of imaginary parts."""
         lanes = 2 * self.lanes
-        re, im = (self._shuffle(both, "poison", lanes, list(map(str, range(n, lanes, 2)))) for n in (0, 1))
+        re, im = (self._shuffle_vectors(both, "poison", lanes, list(map(str, range(n, lanes, 2)))) for n in (0, 1))
         return Var(re, self.t.dtype), Var(im, self.t.dtype)
 
-    def _joined(self, value: Pair) -> str:
+    def _interleave_complex(self, value: Pair) -> str:
         """Interleave real and imaginary parts into complex numbers, times the scale."""
         if self.t.scale != 1:
             value = self.butterfly.scale(value, self.t.scale)
         order = chain.from_iterable((str(n), str(n + self.lanes)) for n in range(self.lanes))
-        return self._shuffle(_name(value[0]), _name(value[1]), self.lanes, list(order))
+        return self._shuffle_vectors(_value_name_text(value[0]), _value_name_text(value[1]), self.lanes, list(order))
 
 
-def _name(value: Scalar) -> str:
+def _value_name_text(value: Scalar) -> str:
     assert isinstance(value, Var)
     return value.name
 
 
-def _literal(value: float, dtype: str) -> str:
+def _float_literal_text(value: float, dtype: str) -> str:
     """Return a number in LLVM's syntax: the bits of a double, even for a float."""
     if dtype == "f32":
         (value,) = struct.unpack("<f", struct.pack("<f", value))

@@ -42,7 +42,7 @@ def leaves_registers(radix: int) -> bool:
     return radix & (radix - 1) == 0
 
 
-def walk(stage: FftStage, most: int) -> Walk:
+def iteration_space_of_pass(stage: FftStage, most: int) -> Walk:
     """Return the iteration space of an FFT pass, with vectors of at most ``most`` lanes."""
     s, m = stage.s, stage.m
     if m > 1 and most // s > 1:
@@ -71,7 +71,7 @@ def group_passes(passes: list[FftStage]) -> list[list[FftStage]]:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedLoop:
+class SharedPassLoop:
     """The text of a loop over several passes, around the code that loads and the code that stores.
 
     Attributes
@@ -137,7 +137,7 @@ class SharedLoop:
     def choose(self) -> str:
         """Return the jump to the store code of the current FFT pass."""
         names = [f"%{self.name}_write{k}" for k in range(len(self.walks))]
-        return self._switch(names[-1], list(enumerate(names[:-1])))
+        return self._select_by_pass(names[-1], list(enumerate(names[:-1])))
 
     def write(self, number: int) -> str:
         """Return the label of the code that stores the results of FFT pass ``number``."""
@@ -161,11 +161,11 @@ class SharedLoop:
             f"%{n}_more = icmp ult i64 {self.part}_next, %{n}_parts",
             f"br i1 %{n}_more, label %{n}_outer, label %{n}_end",
             f"{n}_end:",
-            self._switch(f"%{self.after}", [(k - 1, f"%{n}_enter{k}") for k in again]),
+            self._select_by_pass(f"%{self.after}", [(k - 1, f"%{n}_enter{k}") for k in again]),
             *(line for k in again for line in (f"{n}_enter{k}:", f"br label %{n}")),
             f"{self.after}:",
         ]
 
-    def _switch(self, other: str, cases: list[tuple[int, str]]) -> str:
+    def _select_by_pass(self, other: str, cases: list[tuple[int, str]]) -> str:
         listed = " ".join(f"i64 {k}, label {name}" for k, name in cases)
         return f"switch i64 %{self.name}_pass, label {other} [ {listed} ]"

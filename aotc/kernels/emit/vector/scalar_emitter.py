@@ -38,11 +38,11 @@ from aotc.ir.loop.ir import (
 from aotc.ir.opset import EXPENSIVE
 from aotc.kernels.emit import memory
 from aotc.kernels.emit.body import BodyEmitter, EmitTile
-from aotc.kernels.emit.index import at_iteration, flat_index
-from aotc.kernels.emit.metadata import Metadata
+from aotc.kernels.emit.index import element_offset_at_iteration, flat_index
+from aotc.kernels.emit.metadata import LoopMetadata
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.limits import COUNTED_PLACES
-from aotc.kernels.llvm_types import I1, I8, VOID, Register, broadcast, i32, memory_type
+from aotc.kernels.llvm_types import I1, I8, VOID, Register, broadcast_register, i32, memory_type
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 
@@ -61,36 +61,36 @@ def needs_no_llvm_passes(kernel: Kernel) -> bool:
     if any(isinstance(s, Tile) for s in stmts):
         return False
     if any(isinstance(s, ExternalCall) for s in stmts):
-        return all(isinstance(s, Alloc | ExternalCall | Store) or _is_grid(s) for s in stmts)
+        return all(isinstance(s, Alloc | ExternalCall | Store) or _is_grid_loop(s) for s in stmts)
     if not any(isinstance(s, Either) or is_any_test_loop(s) for s in stmts):
         return False
     scalars = scalars_in(x for s in stmts for x in statement_scalars(s))
     if any(isinstance(x, Apply) and x.fn in EXPENSIVE for x in scalars):
         return False
-    return not any(isinstance(s, For) and _could_be_vectors(s) for s in stmts)
+    return not any(isinstance(s, For) and _could_be_vectorized(s) for s in stmts)
 
 
-def _float_of(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
+def _float_register_of_bits(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
     """Return the register of a float, given the register of its bits."""
     kind = memory_type(dtype)
-    return memory.decode(builder, raw if kind == raw.type else builder.bitcast(raw, kind), dtype)
+    return memory.decode_element(builder, raw if kind == raw.type else builder.bitcast(raw, kind), dtype)
 
 
-def _is_grid(stmt: Stmt) -> bool:
+def _is_grid_loop(stmt: Stmt) -> bool:
     return isinstance(stmt, For) and stmt.kind == "parallel"
 
 
-def _is_placed(index: tuple[Dim, ...], loop: For) -> bool:
+def _has_computed_index(index: tuple[Dim, ...], loop: For) -> bool:
     """Does an index depend on a value that the iteration loads or computes?"""
     bound = {s.var.name for s in loop.body if isinstance(s, Let)}
     return any(a.name in bound for i in index for a in symbols(i))
 
 
-def _could_be_vectors(loop: For) -> bool:
+def _could_be_vectorized(loop: For) -> bool:
     """Return True if LLVM could vectorize the loop: it computes or reduces elements."""
-    if is_any_test_loop(loop) or _is_grid(loop) or not all(isinstance(s, Let | Store) for s in loop.body):
+    if is_any_test_loop(loop) or _is_grid_loop(loop) or not all(isinstance(s, Let | Store) for s in loop.body):
         return False
-    if any(_is_placed(index, loop) for _, index in places_in(loop)):
+    if any(_has_computed_index(index, loop) for _, index in accesses_in_iteration(loop)):
         return False
     stores = [s for s in loop.body if isinstance(s, Store)]
     kept = {s.buffer.name for s in stores if not s.index and not s.reduce}
@@ -100,12 +100,12 @@ def _could_be_vectors(loop: For) -> bool:
     return any(isinstance(x, Apply) for x in scalars)
 
 
-def _within(body: Sequence[Stmt]) -> Iterator[Stmt]:
+def _statements_of_iteration(body: Sequence[Stmt]) -> Iterator[Stmt]:
     """Yield the statements of a loop iteration, except those inside nested counted loops."""
     for s in body:
         yield s
         if not isinstance(s, For):
-            yield from _within([inner for block in children(s) for inner in block])
+            yield from _statements_of_iteration([inner for block in children(s) for inner in block])
 
 
 # Unroll factor of a loop that stores elements at loaded indices (the scatter of a radix sort). An iteration is a dozen
@@ -123,7 +123,7 @@ COUNTS_AT_ONCE = 2
 MOVED_OPERATIONS = 14
 
 
-def _copies(loop: For) -> int:
+def _unroll_factor(loop: For) -> int:
     """Return the unroll factor of a loop; above 1 only for short loops that scatter or count."""
     iterations = loop.end - loop.begin
     if (
@@ -132,40 +132,46 @@ def _copies(loop: For) -> int:
         or not all(isinstance(s, Let | Store) for s in loop.body)
     ):
         return 1
-    if _scatters(loop):
+    if _is_scattering_loop(loop):
         return MOVES_AT_ONCE
-    placed = sum(isinstance(s, Store) and _is_placed(s.index, loop) for s in loop.body)
+    placed = sum(isinstance(s, Store) and _has_computed_index(s.index, loop) for s in loop.body)
     operations = sum(isinstance(x, Apply) for x in scalars_in(x for s in loop.body for x in statement_scalars(s)))
     if placed >= COUNTED_PLACES:
         return COUNTS_AT_ONCE
     return MOVES_AT_ONCE if placed and operations <= MOVED_OPERATIONS else 1
 
 
-def _scatters(loop: For) -> bool:
+def _is_scattering_loop(loop: For) -> bool:
     """Does a loop only move elements to non-contiguous positions?"""
     return all(
-        isinstance(s, Store) and isinstance(s.value, Load)
-        and at_iteration(s.buffer, s.index, loop.var, 1) - at_iteration(s.buffer, s.index, loop.var, 0) != 1
+        isinstance(s, Store)
+        and isinstance(s.value, Load)
+        and element_offset_at_iteration(s.buffer, s.index, loop.var, 1)
+        - element_offset_at_iteration(s.buffer, s.index, loop.var, 0)
+        != 1
         for s in loop.body
-    )  # fmt: skip
+    )
 
 
-def unrolls(kernel: Kernel) -> bool:
+def has_loop_to_unroll(kernel: Kernel) -> bool:
     """Return True if the kernel has a loop that LLVM should unroll."""
-    return any(isinstance(s, For) and _copies(s) > 1 for s in walk(kernel.body))
+    return any(isinstance(s, For) and _unroll_factor(s) > 1 for s in walk(kernel.body))
 
 
-def _is_fill(loop: For) -> bool:
+def _is_zero_fill_loop(loop: For) -> bool:
     """Does a loop store zeros contiguously?"""
     match loop:
         case For(var=var, begin=0, end=end, step=1, body=(Store(buffer, index, Const(value=0), reduce=""),)):
-            is_contiguous = at_iteration(buffer, index, var, 1) - at_iteration(buffer, index, var, 0) == 1
+            is_contiguous = (
+                element_offset_at_iteration(buffer, index, var, 1) - element_offset_at_iteration(buffer, index, var, 0)
+                == 1
+            )
             least, _ = bounds(end)  # memset's size is unsigned
             return kind_of(buffer.dtype) in "biu" and is_contiguous and least is not None and least >= 0
     return False
 
 
-class _PlainMetadata(Metadata):
+class _ScalarMetadata(LoopMetadata):
     """Loop metadata for kernels without LLVM's passes: unroll factors only, because no pass reads alias information."""
 
     def __init__(self, module: ir.Module, kernel: Kernel, target: Target, scratch: Iterable[str]) -> None:
@@ -177,14 +183,14 @@ class _PlainMetadata(Metadata):
 
     def describe(self, loop: For, backedge: ir.Instruction) -> None:
         """Mark the back edge of ``loop`` with its unroll factor."""
-        copies = _copies(loop)
+        copies = _unroll_factor(loop)
         self.attach(backedge, ["llvm.loop.unroll.count", i32(copies)] if copies > 1 else ["llvm.loop.unroll.disable"])
 
 
-class PlainEmitter(BodyEmitter):
+class ScalarEmitter(BodyEmitter):
     """Emitter of a kernel that LLVM's passes would not improve."""
 
-    metadata = _PlainMetadata
+    metadata = _ScalarMetadata
 
     def __init__(self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
         super().__init__(builder, kernel, target, emit_tile)
@@ -195,39 +201,42 @@ class PlainEmitter(BodyEmitter):
 
     def address(self, buffer: Buffer, flat: Dim) -> ir.Value:
         """Return the pointer to element ``flat`` of ``buffer``; from a hoisted address if there is one."""
-        folded = self._indices.fold(flat)
+        folded = self._indices.fold_unrolled_variables(flat)
         for found in reversed(self._places):
             if place := found.get((buffer.name, folded)):
-                return self._beyond(buffer, *place)
+                return self._address_beyond_hoisted(buffer, *place)
         return super().address(buffer, flat)
 
-    def _beyond(self, buffer: Buffer, pointer: ir.Value, flat: Dim) -> ir.Value:
+    def _address_beyond_hoisted(self, buffer: Buffer, pointer: ir.Value, flat: Dim) -> ir.Value:
         parts = 2 if kind_of(buffer.dtype) == "c" else 1
         return self.builder.gep(pointer, [self._indices.emit(flat * parts)], source_etype=memory_type(buffer.dtype))
 
-    def _loop(self, loop: For) -> None:
-        self._places = (*self._places, self._fixed_places(loop))
-        super()._loop(loop)
+    def _emit_loop(self, loop: For) -> None:
+        self._places = (*self._places, self._hoist_address_parts(loop))
+        super()._emit_loop(loop)
         self._places = self._places[:-1]
 
-    def _fixed_places(self, loop: For) -> dict[tuple[str, Dim], Place]:
+    def _hoist_address_parts(self, loop: For) -> dict[tuple[str, Dim], Place]:
         """Emit the invariant parts of a loop's addresses before the loop.
 
         These addresses may be outside of the buffers.
         """
         found: dict[tuple[str, Dim], Place] = {}
-        for buffer, number in self._flats(loop):
-            flat = self._indices.fold(number)
-            fixed, moving = self._split_offset(flat)
+        for buffer, number in self._access_offsets_of_loop(loop):
+            flat = self._indices.fold_unrolled_variables(number)
+            fixed, moving = self._split_invariant_offset(flat)
             if isinstance(fixed, Expr) and moving != 0 and buffer.name in self._pointers:
-                found[buffer.name, flat] = self._beyond(buffer, self._pointers[buffer.name], fixed), moving
+                found[buffer.name, flat] = (
+                    self._address_beyond_hoisted(buffer, self._pointers[buffer.name], fixed),
+                    moving,
+                )
         return found
 
-    def _flats(self, loop: For) -> Iterator[tuple[Buffer, Dim]]:
+    def _access_offsets_of_loop(self, loop: For) -> Iterator[tuple[Buffer, Dim]]:
         """Yield buffers and offsets of the accesses of an iteration of ``loop``."""
-        yield from ((buffer, flat_index(buffer, index)) for buffer, index in places_in(loop))
+        yield from ((buffer, flat_index(buffer, index)) for buffer, index in accesses_in_iteration(loop))
 
-    def _split_offset(self, flat: Dim) -> tuple[Dim, Dim]:
+    def _split_invariant_offset(self, flat: Dim) -> tuple[Dim, Dim]:
         """Split an offset into the part that is computable before the loop, and the rest."""
         terms = flat.terms if isinstance(flat, Expr) else ()
         fixed: Dim = flat.const if isinstance(flat, Expr) else flat
@@ -238,27 +247,27 @@ class PlainEmitter(BodyEmitter):
 
     # --- statements ---
 
-    def _statement(self, stmt: Stmt) -> None:
+    def _emit_statement(self, stmt: Stmt) -> None:
         if isinstance(stmt, For) and is_any_test_loop(stmt):
-            self._any_true(stmt)
-        elif isinstance(stmt, For) and _is_fill(stmt):
-            self._fill(stmt)
+            self._emit_any_true(stmt)
+        elif isinstance(stmt, For) and _is_zero_fill_loop(stmt):
+            self._emit_memset(stmt)
         else:
-            super()._statement(stmt)
+            super()._emit_statement(stmt)
 
-    def _fill(self, loop: For) -> None:
+    def _emit_memset(self, loop: For) -> None:
         """Emit a loop that stores zeros as one memset."""
         (store,) = loop.body
         assert isinstance(store, Store)
-        size = self._indices.fold(loop.end) * size_of(store.buffer.dtype)
+        size = self._indices.fold_unrolled_variables(loop.end) * size_of(store.buffer.dtype)
         place, zero = (
-            self.address(store.buffer, at_iteration(store.buffer, store.index, loop.var, 0)),
+            self.address(store.buffer, element_offset_at_iteration(store.buffer, store.index, loop.var, 0)),
             ir.Constant(I8, 0),
         )
         arguments = [place, zero, self._indices.emit(size), ir.Constant(I1, 0)]
         call_intrinsic(self.builder, "llvm.memset.p0.i64", VOID, arguments)
 
-    def _node(self, node: Scalar, done: dict[int, Register]) -> Register:
+    def _emit_scalar_node(self, node: Scalar, done: dict[int, Register]) -> Register:
         """Return the register of a scalar; a shift that is known to be in range is a plain instruction."""
         match node:
             case Apply(fn=fn, args=(x, Index(expr=expr) as by)) if fn in _SHIFTS:
@@ -268,24 +277,24 @@ class PlainEmitter(BodyEmitter):
             case Apply(fn="bitcast", args=(x,), dtype=dtype) if id(done[id(x)]) in self._raw and kind_of(dtype) in "iu":
                 return self._raw[id(done[id(x)])][0]
             case Load(buffer=buffer, index=index) if kind_of(buffer.dtype) == "f" and size_of(buffer.dtype) > 1:
-                raw = self.builder.load(self._element(buffer, index), typ=ir.IntType(8 * size_of(buffer.dtype)))
-                value = _float_of(self.builder, raw, buffer.dtype)
+                raw = self.builder.load(self._element_address(buffer, index), typ=ir.IntType(8 * size_of(buffer.dtype)))
+                value = _float_register_of_bits(self.builder, raw, buffer.dtype)
                 self._raw[id(value)] = raw, value
                 return value
-        return super()._node(node, done)
+        return super()._emit_scalar_node(node, done)
 
-    def _store(self, stmt: Store) -> None:
+    def _emit_store(self, stmt: Store) -> None:
         """Store a value; a float that is only moved is stored as its bits."""
         if isinstance(stmt.value, Var | Load) and not stmt.reduce:
             value = self.scalar(stmt.value)
             if id(value) in self._raw:
-                self.builder.store(self._raw[id(value)][0], self._element(stmt.buffer, stmt.index))
+                self.builder.store(self._raw[id(value)][0], self._element_address(stmt.buffer, stmt.index))
                 return
-        super()._store(stmt)
+        super()._emit_store(stmt)
 
     # --- blocks ---
 
-    def _any_true(self, loop: For) -> None:
+    def _emit_any_true(self, loop: For) -> None:
         """Test all elements of a block at once: is the condition true for any?"""
         *_, store = loop.body
         assert isinstance(store, Store)
@@ -303,7 +312,7 @@ class _BlockOfLanes:
     A 16-bit float is represented by its bits; the only operation on it is a bitcast.
     """
 
-    def __init__(self, emitter: PlainEmitter, loop: For) -> None:
+    def __init__(self, emitter: ScalarEmitter, loop: For) -> None:
         self.emitter, self.builder, self.loop = emitter, emitter.builder, loop
         assert isinstance(loop.begin, int)
         assert isinstance(loop.end, int)
@@ -313,36 +322,38 @@ class _BlockOfLanes:
             if isinstance(s, Let):
                 self.known[s.var.name] = self.of(s.value)
 
-    def _vector(self, kind: ir.Type) -> ir.Type:
+    def _vector_type_of(self, kind: ir.Type) -> ir.Type:
         return ir.VectorType(kind, self.count)
 
     def of(self, node: Scalar) -> ir.Value:
         """Return the vector register of a scalar expression."""
         match node:
             case Const(value=int(value), dtype=dtype):
-                return ir.Constant(self._vector(memory_type(dtype)), int(value))
+                return ir.Constant(self._vector_type_of(memory_type(dtype)), int(value))
             case Var(name=name) if name in self.known:
                 return self.known[name]
             case Load(buffer=buffer, index=index) if any(a.name == self.loop.var for d in index for a in symbols(d)):
-                return self._load(buffer, index)
+                return self._load_lanes(buffer, index)
             case Apply(fn=fn, args=args, dtype=dtype):
-                return self._apply(fn, [self.of(x) for x in args], args[0].dtype, dtype)
-        return broadcast(self.builder, self.emitter.scalar(node), self.count)
+                return self._apply_to_lanes(fn, [self.of(x) for x in args], args[0].dtype, dtype)
+        return broadcast_register(self.builder, self.emitter.scalar(node), self.count)
 
-    def _load(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
-        flat = at_iteration(buffer, index, self.loop.var, self.begin)
-        loaded = self.builder.load(self.emitter.address(buffer, flat), typ=self._vector(memory_type(buffer.dtype)))
+    def _load_lanes(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
+        flat = element_offset_at_iteration(buffer, index, self.loop.var, self.begin)
+        loaded = self.builder.load(
+            self.emitter.address(buffer, flat), typ=self._vector_type_of(memory_type(buffer.dtype))
+        )
         loaded.align = size_of(buffer.dtype)
         return loaded
 
-    def _apply(self, fn: str, args: list[ir.Value], source: str, to: str) -> ir.Value:
+    def _apply_to_lanes(self, fn: str, args: list[ir.Value], source: str, to: str) -> ir.Value:
         make, kind = self.builder, memory_type(to)
         match fn:
             case "bitcast":
-                return args[0] if args[0].type.element == kind else make.bitcast(args[0], self._vector(kind))
+                return args[0] if args[0].type.element == kind else make.bitcast(args[0], self._vector_type_of(kind))
             case "convert":
                 widen = make.sext if kind_of(source) == "i" else make.zext
-                return widen(args[0], self._vector(kind))
+                return widen(args[0], self._vector_type_of(kind))
             case "gt":
                 return make.icmp_unsigned(">", *args)
             case "shr_arith":
@@ -350,9 +361,9 @@ class _BlockOfLanes:
         return BITWISE[fn](make, *args)
 
 
-def places_in(loop: For) -> Iterator[tuple[Buffer, tuple[Dim, ...]]]:
+def accesses_in_iteration(loop: For) -> Iterator[tuple[Buffer, tuple[Dim, ...]]]:
     """Yield the buffer and the index of each access in a loop iteration."""
-    for s in _within(loop.body):
+    for s in _statements_of_iteration(loop.body):
         if isinstance(s, Store):
             yield s.buffer, s.index
         yield from ((x.buffer, x.index) for x in scalars_in(statement_scalars(s)) if isinstance(x, Load))

@@ -2,8 +2,8 @@
 
 With ``vscale_range(n, n)``, n times 128 bits, LLVM's back end for AArch64 keeps fixed vectors of that length in ``z``
 registers. Some instructions (products of quads and pairs) have no form for fixed vectors. For each of them, a function
-of fixed vectors wraps the intrinsic of scalable ones: :func:`instruction` returns its name, :func:`with_length` defines
-it.
+of fixed vectors wraps the intrinsic of scalable ones: :func:`sve_instruction_function` returns its name,
+:func:`with_vector_length` defines it.
 """
 
 from __future__ import annotations
@@ -34,40 +34,42 @@ _CALLED = re.compile(r'^declare .*@"aotc\.sve\.(\w+)\.v(\d+)"\(.*\)$', re.MULTIL
 _DEFINED = re.compile(r"^(define .*[^\s{])(\s*)\{$", re.MULTILINE)
 
 
-def instruction(name: str, lanes: int) -> str:
+def sve_instruction_function(name: str, lanes: int) -> str:
     """Return the name of the function that wraps an SVE instruction with ``lanes`` accumulators."""
     return f"aotc.sve.{name}.v{lanes}"
 
 
-def repeated(lanes: int) -> str:
+def sve_repeat_function(lanes: int) -> str:
     """Return the name of the SVE function that repeats 128 bits over ``lanes`` lanes."""
-    return instruction(_REPEAT, lanes)
+    return sve_instruction_function(_REPEAT, lanes)
 
 
-def with_length(text: str, target: Target) -> str:
+def with_vector_length(text: str, target: Target) -> str:
     """Return an LLVM assembly with the vector length of ``target``, and with the SVE functions that it calls."""
     if not target.sve_length:
         return text
     called = [(found[1], int(found[2])) for found in _CALLED.finditer(text)]
-    functions = [_repeat(lanes) if name == _REPEAT else _function(name, lanes) for name, lanes in called]
+    functions = [
+        _sve_repeat_lines(lanes) if name == _REPEAT else _sve_instruction_lines(name, lanes) for name, lanes in called
+    ]
     declared = dict.fromkeys(line for function in functions for line in function if line.startswith("declare"))
     defined = ["\n".join(x for x in function if not x.startswith("declare")) for function in functions]
     text = "\n".join([_CALLED.sub("", text), *declared, *defined, ""])
     return _DEFINED.sub(rf"\1 vscale_range({target.sve_length},{target.sve_length})\2{{", text)
 
 
-def _put(kind: str, lanes: int, count: int) -> str:
+def _insert_fixed_vector_intrinsic(kind: str, lanes: int, count: int) -> str:
     """Return the intrinsic that converts a fixed vector to a scalable one; 128 bits have ``count`` lanes."""
     return f"@llvm.vector.insert.nxv{count}{_NAMES[kind]}.v{lanes}{_NAMES[kind]}"
 
 
-def _function(name: str, lanes: int) -> list[str]:
+def _sve_instruction_lines(name: str, lanes: int) -> list[str]:
     """Return the lines of the function of an instruction, with declarations of its callees."""
     row = _INSTRUCTIONS[name]
     fixed, wide = f"<{lanes} x {row.sums}>", f"<vscale x 4 x {row.sums}>"
     fixed_words, words = f"<{lanes} x i32>", "<vscale x 4 x i32>"
     operand = f"<vscale x {4 * row.group} x {row.operands}>"
-    put, put_words = _put(row.sums, lanes, 4), _put("i32", lanes, 4)
+    put, put_words = _insert_fixed_vector_intrinsic(row.sums, lanes, 4), _insert_fixed_vector_intrinsic("i32", lanes, 4)
     take = f"@llvm.vector.extract.v{lanes}{_NAMES[row.sums]}.nxv4{_NAMES[row.sums]}"
     intrinsic = f"@llvm.aarch64.sve.{row.intrinsic}"
     return [
@@ -75,7 +77,7 @@ def _function(name: str, lanes: int) -> list[str]:
         f"declare {words} {put_words}({words}, {fixed_words}, i64)",
         f"declare {wide} {intrinsic}({wide}, {operand}, {operand})",
         f"declare {fixed} {take}({wide}, i64)",
-        f'define internal {fixed} @"{instruction(name, lanes)}"'
+        f'define internal {fixed} @"{sve_instruction_function(name, lanes)}"'
         f"({fixed} %s, {fixed_words} %x, {fixed_words} %y) alwaysinline nounwind {{",
         f"  %a = call {wide} {put}({wide} poison, {fixed} %s, i64 0)",
         f"  %b = call {words} {put_words}({words} poison, {fixed_words} %x, i64 0)",
@@ -89,15 +91,15 @@ def _function(name: str, lanes: int) -> list[str]:
     ]
 
 
-def _repeat(lanes: int) -> list[str]:
+def _sve_repeat_lines(lanes: int) -> list[str]:
     """Return the lines of the function that repeats 128 bits, with declarations of its callees."""
-    fixed, wide, put = f"<{lanes} x i64>", "<vscale x 2 x i64>", _put("i64", 2, 2)
+    fixed, wide, put = f"<{lanes} x i64>", "<vscale x 2 x i64>", _insert_fixed_vector_intrinsic("i64", 2, 2)
     take, twice = f"@llvm.vector.extract.v{lanes}i64.nxv2i64", "@llvm.aarch64.sve.dupq.lane.nxv2i64"
     return [
         f"declare {wide} {put}({wide}, <2 x i64>, i64)",
         f"declare {wide} {twice}({wide}, i64)",
         f"declare {fixed} {take}({wide}, i64)",
-        f'define internal {fixed} @"{repeated(lanes)}"(<2 x i64> %x) alwaysinline nounwind {{',
+        f'define internal {fixed} @"{sve_repeat_function(lanes)}"(<2 x i64> %x) alwaysinline nounwind {{',
         f"  %a = call {wide} {put}({wide} poison, <2 x i64> %x, i64 0)",
         f"  %b = call {wide} {twice}({wide} %a, i64 0)",
         f"  %c = call {fixed} {take}({wide} %b, i64 0)",

@@ -14,11 +14,11 @@ from llvmlite import ir
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.dims.symbols import substitute, symbols
 from aotc.ir.loop.ir import Buffer, For, Kernel, Load, Stmt, Store
-from aotc.kernels.emit.index import flat_index, step_of
+from aotc.kernels.emit.index import flat_index, stride_of_offset
 from aotc.kernels.emit.vector.vector_text import VectorLines
 from aotc.kernels.limits import HALF_REGISTER
 from aotc.kernels.llvm_types import I64, PTR, VOID
-from aotc.kernels.symbol_table import declare
+from aotc.kernels.symbol_table import declare_function
 from aotc.vmfb.dtypes import size_of
 
 # Bytes of a vector of a transpose, at most, and of a row of the result that one iteration writes: a cache line. A line
@@ -54,7 +54,7 @@ TURNED_LANES = 4
 TRANSPOSED_ELEMENTS = 65536
 
 
-def transposed(stmt: Stmt, kernel: Kernel) -> TransposingCopy | None:
+def match_transposing_copy(stmt: Stmt, kernel: Kernel) -> TransposingCopy | None:
     """Match a loop nest that copies with a transposition; return the copy, or None.
 
     None also if a loop is too short or the copy too large for tiles, or if source and target may overlap.
@@ -71,30 +71,32 @@ def transposed(stmt: Stmt, kernel: Kernel) -> TransposingCopy | None:
         return None
     x_flat, out_flat = flat_index(x, load.index), flat_index(out, store.index)
     for along, across in (loops, loops[::-1]):
-        n, m = _iterations(along), _iterations(across)
-        x_row, out_row = (_step(flat, across, loops) for flat, across in ((x_flat, across), (out_flat, along)))
-        along_both = _step(x_flat, along, loops) == 1 == _step(out_flat, across, loops)
+        n, m = _constant_iterations(along), _constant_iterations(across)
+        x_row, out_row = (
+            _constant_stride(flat, across, loops) for flat, across in ((x_flat, across), (out_flat, along))
+        )
+        along_both = _constant_stride(x_flat, along, loops) == 1 == _constant_stride(out_flat, across, loops)
         few = min(n, m) < max(TURNED_LANES, HALF_REGISTER // size_of(x.dtype))
         if along_both and x_row is not None and out_row is not None and not few:
-            x_at, out_at = (_begin(flat, loops) for flat in (x_flat, out_flat))
+            x_at, out_at = (_offset_at_loop_begin(flat, loops) for flat in (x_flat, out_flat))
             return TransposingCopy(x, x_at, x_row, out, out_at, out_row, n, m) if n * m <= TRANSPOSED_ELEMENTS else None
     return None
 
 
-def _iterations(loop: For) -> int:
+def _constant_iterations(loop: For) -> int:
     """Return the number of iterations of a loop, or 0 if it is unknown at compile time."""
     iterations = loop.end - loop.begin
     return iterations if isinstance(iterations, int) and loop.step == 1 and loop.kind == "serial" else 0
 
 
-def _step(flat: Dim, loop: For, loops: Sequence[For]) -> Dim | None:
+def _constant_stride(flat: Dim, loop: For, loops: Sequence[For]) -> Dim | None:
     """Return the stride of an offset in ``loop``, if it is the same in all iterations of ``loops``."""
-    step = step_of(flat, loop.var)
+    step = stride_of_offset(flat, loop.var)
     fixed = step is not None and not {s.name for s in symbols(step)} & {loop.var for loop in loops}
     return step if fixed else None
 
 
-def _begin(flat: Dim, loops: Sequence[For]) -> Dim:
+def _offset_at_loop_begin(flat: Dim, loops: Sequence[For]) -> Dim:
     """Return an offset in the first iteration of all ``loops``."""
     for loop in reversed(loops):
         flat = substitute(flat, {loop.var: loop.begin})
@@ -105,14 +107,14 @@ def emit_transposed(builder: ir.IRBuilder, arguments: Sequence[ir.Value], copy: 
     """Call the function of a copy; arguments are the addresses of its first elements, and the row strides."""
     x_row, out_row = (row.constant if isinstance(row, ir.Constant) else 0 for row in arguments[2:])
     module, dtype = builder.module, _MOVED_AS[size_of(copy.x.dtype)]
-    function = TurnFunction(dtype, copy.n, copy.m, x_row, out_row, module.vector_bytes)
+    function = TransposeFunction(dtype, copy.n, copy.m, x_row, out_row, module.vector_bytes)
     if function.name not in module.finished.symbols:
         module.finished.add(function.symbols())
     kind = ir.FunctionType(VOID, [PTR, PTR, I64, I64])
-    builder.call(declare(module, function.name, kind), arguments)
+    builder.call(declare_function(module, function.name, kind), arguments)
 
 
-class TurnFunction:
+class TransposeFunction:
     """The function of a transposing copy. A row stride is in elements; 0 means an argument at run time."""
 
     def __init__(self, dtype: str, n: int, m: int, x_row: int, out_row: int, vector_bytes: int) -> None:
@@ -122,7 +124,7 @@ class TurnFunction:
 
     def symbols(self) -> dict[str, str]:
         """Return the assembly of the function and of its callees, by symbol."""
-        return _TurnWriter(self).written()
+        return _TransposeWriter(self).written()
 
 
 # Vectors of a block of a transpose that stay in registers at the same time: AVX has 16 registers. The remaining parts
@@ -130,14 +132,14 @@ class TurnFunction:
 TURNED_VECTORS = 16
 
 
-class _TurnWriter(VectorLines):
+class _TransposeWriter(VectorLines):
     """Writer of a transposing copy: loops over blocks; the last block of an axis may overlap the one before.
 
     A block has as many rows as a vector has elements, and 16 bytes of each row for each vector in registers. So no load
     crosses a cache line if rows start at multiples of 16 bytes. A cache line of the result is written in one iteration.
     """
 
-    def __init__(self, function: TurnFunction) -> None:
+    def __init__(self, function: TransposeFunction) -> None:
         super().__init__(function.dtype)
         self.f, self.lanes = function, function.lanes
         self.piece = min(HALF_REGISTER // self.size, self.lanes)
@@ -149,40 +151,53 @@ class _TurnWriter(VectorLines):
         head = f'define linkonce_odr void @"{self.f.name}"({arguments}) noinline nounwind {{\nentry:'
         rows = max(min(TURNED_BYTES // self.size, self.f.m) // self.lanes, 1) * self.lanes
         columns = self.piece * self.groups
-        self._loop(self.f.n, columns, lambda i: self._loop(self.f.m, rows, lambda j: self._line_of_blocks(i, j, rows)))
+        self._write_loop(
+            self.f.n,
+            columns,
+            lambda i: self._write_loop(self.f.m, rows, lambda j: self._transpose_line_of_blocks(i, j, rows)),
+        )
         return self.symbols | {self.f.name: "\n".join([head, *self.entry, *self.lines, "ret void\n}\n"])}
 
-    def _line_of_blocks(self, i: str, j: str, rows: int) -> None:
+    def _transpose_line_of_blocks(self, i: str, j: str, rows: int) -> None:
         for k in range(0, rows, self.lanes):
-            self._block(i, self._line(f"add i64 {j}, {k}") if k else j)
+            self._transpose_block(i, self._append_text_line(f"add i64 {j}, {k}") if k else j)
 
-    def _block(self, i: str, j: str) -> None:
-        x = self._places("x", i, j, self.lanes)
+    def _transpose_block(self, i: str, j: str) -> None:
+        x = self._row_addresses("x", i, j, self.lanes)
         places = range(0, self.piece * self.groups, self.piece)
-        rows = [[self._parts(x[k :: self.piece], place) for place in places] for k in range(self.piece)]
-        columns = [column for group in zip(*rows) for column in self._woven(group, 1)]
-        for place, column in zip(self._places("out", j, i, len(columns)), columns, strict=True):
-            self._store(column, self.lanes, place, 0)
+        rows = [[self._load_row_parts(x[k :: self.piece], place) for place in places] for k in range(self.piece)]
+        columns = [column for group in zip(*rows) for column in self._interleave_rows(group, 1)]
+        for place, column in zip(self._row_addresses("out", j, i, len(columns)), columns, strict=True):
+            self._store_vector(column, self.lanes, place, 0)
 
-    def _places(self, array: str, column: str, row: str, count: int) -> list[str]:
+    def _row_addresses(self, array: str, column: str, row: str, count: int) -> list[str]:
         """Return the addresses in consecutive rows of a block."""
         known = self.f.rows[array == "out"]
         distance = str(known or f"%{array}_row")
-        first = self._line(f"mul i64 {row}, {distance}")
-        base = self._address(f"%{array}", self._sum((first, 1), (column, 1)), 0)
+        first = self._append_text_line(f"mul i64 {row}, {distance}")
+        base = self._address_of_offset(f"%{array}", self._sum_of_terms((first, 1), (column, 1)), 0)
         if known:
-            return [self._address(base, "0", k * known) for k in range(count)]
-        return [base, *(self._address(base, self._line(f"mul i64 {distance}, {k}"), 0) for k in range(1, count))]
+            return [self._address_of_offset(base, "0", k * known) for k in range(count)]
+        return [
+            base,
+            *(
+                self._address_of_offset(base, self._append_text_line(f"mul i64 {distance}, {k}"), 0)
+                for k in range(1, count)
+            ),
+        ]
 
-    def _parts(self, rows: list[str], place: int) -> str:
+    def _load_row_parts(self, rows: list[str], place: int) -> str:
         """Return a vector with 16 bytes of each row."""
-        parts, lanes = [self._load(self.piece, row, place) for row in rows], self.piece
+        parts, lanes = [self._load_vector(self.piece, row, place) for row in rows], self.piece
         while len(parts) > 1:
             order = [str(n) for n in range(2 * lanes)]
-            parts, lanes = [self._shuffle(a, b, lanes, order) for a, b in zip(parts[::2], parts[1::2])], 2 * lanes
+            parts, lanes = (
+                [self._shuffle_vectors(a, b, lanes, order) for a, b in zip(parts[::2], parts[1::2])],
+                2 * lanes,
+            )
         return parts[0]
 
-    def _woven(self, rows: Sequence[str], run: int) -> list[str]:
+    def _interleave_rows(self, rows: Sequence[str], run: int) -> list[str]:
         """Transpose within 128-bit lanes: interleave pairs of rows, in runs of 1, 2, 4... elements."""
         if len(rows) == 1:
             return list(rows)
@@ -191,6 +206,6 @@ class _TurnWriter(VectorLines):
         for begin in (0, part // 2):
             places = [n + at for n in range(0, self.lanes, part) for at in range(begin, begin + part // 2, run)]
             order = [str(n + at) for at in places for n in (*range(run), *range(self.lanes, self.lanes + run))]
-            woven = [self._shuffle(a, b, self.lanes, order) for a, b in zip(rows[::2], rows[1::2])]
-            found += self._woven(woven, 2 * run)
+            woven = [self._shuffle_vectors(a, b, self.lanes, order) for a, b in zip(rows[::2], rows[1::2])]
+            found += self._interleave_rows(woven, 2 * run)
         return found

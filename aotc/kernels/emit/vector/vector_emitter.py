@@ -14,17 +14,17 @@ from aotc.ir.loop.access import scalars_in, statement_scalars
 from aotc.ir.loop.ir import Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
 from aotc.ir.opset import COMPARISONS
 from aotc.kernels.emit.body import EmitTile
-from aotc.kernels.emit.index import at_iteration
+from aotc.kernels.emit.index import element_offset_at_iteration
 from aotc.kernels.emit.real import ONE_BY_ONE
-from aotc.kernels.emit.scalar import compare
-from aotc.kernels.emit.vector.scalar_emitter import BITWISE, PlainEmitter, places_in
+from aotc.kernels.emit.scalar import emit_comparison
+from aotc.kernels.emit.vector.scalar_emitter import BITWISE, ScalarEmitter, accesses_in_iteration
 from aotc.kernels.emit.vector.vector_loops import VectorLoop
-from aotc.kernels.llvm_types import I1, I8, broadcast, i64, memory_type, splat
+from aotc.kernels.llvm_types import I1, I8, broadcast_register, constant_splat, i64, memory_type
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 
-class VectorEmitter(PlainEmitter):
+class VectorEmitter(ScalarEmitter):
     """Emits the loops in ``vectors`` as vectors, and everything else as scalars."""
 
     def __init__(
@@ -37,20 +37,20 @@ class VectorEmitter(PlainEmitter):
         shared = {kernel.inputs[source].name for _, source in kernel.aliases}
         self._constant = {b.name for b in kernel.inputs} - shared
 
-    def _statement(self, stmt: Stmt) -> None:
+    def _emit_statement(self, stmt: Stmt) -> None:
         made = self._vectors.get(id(stmt))
         if made is None:
-            super()._statement(stmt)
+            super()._emit_statement(stmt)
         elif made.is_short:
-            self._written(made)
+            self._emit_straight_line_vectors(made)
         else:
-            self._loop(self._by_vectors(made))
+            self._emit_loop(self._loop_over_vectors(made))
 
     def keep(self, stmt: Let) -> None:
         """Compute and bind a loop-invariant scalar before the loop."""
-        self._let(stmt.var, self.scalar(stmt.value))
+        self._emit_let(stmt.var, self.scalar(stmt.value))
 
-    def _by_vectors(self, made: VectorLoop) -> For:
+    def _loop_over_vectors(self, made: VectorLoop) -> For:
         """Return a loop over vectors whose body is a loop of one vector."""
         loop = made.loop
         first = sym(f"{loop.var}_vector")
@@ -58,36 +58,40 @@ class VectorEmitter(PlainEmitter):
         self._vectors[id(inner)] = replace(made, loop=inner)
         return replace(loop, var=f"{loop.var}_vector", step=made.lanes, body=(inner,))
 
-    def _loop(self, loop: For) -> None:
-        self._load_before(loop)
-        super()._loop(loop)
+    def _emit_loop(self, loop: For) -> None:
+        self._hoist_vector_loads(loop)
+        super()._emit_loop(loop)
 
-    def _load_before(self, loop: For) -> None:
+    def _hoist_vector_loads(self, loop: For) -> None:
         """Hoist vector loads that are invariant in an outer loop out of that loop, within the register budget."""
         least, _ = bounds(loop.end - loop.begin)
         inside = [self._vectors[id(s)] for s in loop.body if id(s) in self._vectors]
-        found = [(made, x) for made in inside if made.is_short for x in self._fixed_loads(made)]
+        found = [(made, x) for made in inside if made.is_short for x in self._invariant_vector_loads(made)]
         if least and least > 0 and sum(len(list(made.pieces())) for made, _ in found) <= self.target.registers // 2:
             iterations = {id(made): _Vectors(self, made) for made, _ in found}
             for made, x in found:
                 iteration = iterations[id(made)]
                 self.kept |= {(id(x), at): iteration.loaded(x, at, lanes) for at, lanes in made.pieces()}
 
-    def _fixed_loads(self, made: VectorLoop) -> list[Load]:
+    def _invariant_vector_loads(self, made: VectorLoop) -> list[Load]:
         """Return vector loads from read-only buffers whose addresses are computable here."""
         inner = [
             x for x in scalars_in(x for s in made.loop.body for x in statement_scalars(s)) if id(x) in made.differing
         ]
         loads = [x for x in inner if isinstance(x, Load) and x.buffer.name in self._constant]
-        return [x for x in loads if all(self._indices.has(s.name) for s in symbols(_first(made, x.buffer, x.index)))]
+        return [
+            x
+            for x in loads
+            if all(self._indices.has(s.name) for s in symbols(_first_element_offset(made, x.buffer, x.index)))
+        ]
 
-    def _flats(self, loop: For) -> Iterator[tuple[Buffer, Dim]]:
+    def _access_offsets_of_loop(self, loop: For) -> Iterator[tuple[Buffer, Dim]]:
         """Yield the offsets of the first elements of vector accesses in ``loop``."""
         for made in [self._vectors[id(s)] for s in walk(loop.body) if id(s) in self._vectors]:
-            for buffer, index in places_in(made.loop):
-                yield buffer, _first(made, buffer, index)
+            for buffer, index in accesses_in_iteration(made.loop):
+                yield buffer, _first_element_offset(made, buffer, index)
 
-    def _written(self, made: VectorLoop) -> None:
+    def _emit_straight_line_vectors(self, made: VectorLoop) -> None:
         """Emit a loop as straight-line vectors."""
         self._indices.push()
         self._scalars.append({})
@@ -98,8 +102,8 @@ class VectorEmitter(PlainEmitter):
         self._indices.pop()
 
 
-def _first(made: VectorLoop, buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
-    return at_iteration(buffer, index, made.loop.var, made.loop.begin)
+def _first_element_offset(made: VectorLoop, buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
+    return element_offset_at_iteration(buffer, index, made.loop.var, made.loop.begin)
 
 
 class _Vectors:
@@ -128,7 +132,9 @@ class _Vectors:
     def place(self, buffer: Buffer, index: tuple[Dim, ...], at: int) -> ir.Value:
         """Return the address of the elements of the iterations from ``at`` on."""
         if (buffer.name, index) not in self.firsts:
-            self.firsts[buffer.name, index] = self.emitter.address(buffer, _first(self.made, buffer, index))
+            self.firsts[buffer.name, index] = self.emitter.address(
+                buffer, _first_element_offset(self.made, buffer, index)
+            )
         first = self.firsts[buffer.name, index]
         return self.builder.gep(first, [i64(at)], source_etype=memory_type(buffer.dtype)) if at else first
 
@@ -172,7 +178,7 @@ class _Vectors:
     def applied(self, fn: str, args: list[ir.Value]) -> ir.Value:
         """Return the result of an operation on vectors."""
         if fn in COMPARISONS:
-            return compare(self.builder, fn, args, "f")
+            return emit_comparison(self.builder, fn, args, "f")
         return (BITWISE if fn in BITWISE else ONE_BY_ONE)[fn](self.builder, *args)
 
     def repeated(self, node: Scalar) -> ir.Value:
@@ -187,5 +193,5 @@ class _Vectors:
     def splat(self, one: ir.Value) -> ir.Value:
         """Return a vector of one value."""
         if isinstance(one, ir.Constant):
-            return splat(ir.VectorType(one.type, self.lanes), one)
-        return broadcast(self.builder, one, self.lanes)
+            return constant_splat(ir.VectorType(one.type, self.lanes), one)
+        return broadcast_register(self.builder, one, self.lanes)

@@ -15,10 +15,10 @@ from aotc.ir.loop.access import scalars_in, statement_scalars
 from aotc.ir.loop.forms.tile_forms import F32, F64
 from aotc.ir.loop.ir import Alloc, Apply, For, If, Index, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var, walk
 from aotc.ir.opset import COMPARISONS, EXPENSIVE
-from aotc.kernels.emit.index import flat_index, step_of
+from aotc.kernels.emit.index import flat_index, stride_of_offset
 from aotc.kernels.emit.real import ONE_BY_ONE
 from aotc.kernels.emit.vector.scalar_emitter import BITWISE
-from aotc.kernels.emit.vector.transposes import transposed
+from aotc.kernels.emit.vector.transposes import match_transposing_copy
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -65,10 +65,10 @@ def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | N
 
     def is_simple(stmt: Stmt) -> bool:
         match stmt:
-            case For() if made := _vector_loop(stmt, target):
+            case For() if made := _loop_as_vectors(stmt, target):
                 found[id(stmt)] = made
                 return True
-            case For() if transposed(stmt, kernel):
+            case For() if match_transposing_copy(stmt, kernel):
                 return True
             case For(kind="serial" | "parallel", body=body):
                 return all(map(is_simple, body))
@@ -77,36 +77,36 @@ def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | N
             case Tile(form=form, b_column=0):
                 return form in (F32, F64)
             case Let():
-                return not _is_expensive(statement_scalars(stmt))
+                return not _computes_expensive_functions(statement_scalars(stmt))
         return isinstance(stmt, Alloc)
 
-    calls = any(isinstance(s, Tile) or transposed(s, kernel) for s in walk(kernel.body))
+    calls = any(isinstance(s, Tile) or match_transposing_copy(s, kernel) for s in walk(kernel.body))
     return found if calls and all(map(is_simple, kernel.body)) else None
 
 
-def _is_expensive(scalars: Sequence[Scalar]) -> bool:
+def _computes_expensive_functions(scalars: Sequence[Scalar]) -> bool:
     return any(isinstance(x, Apply) and x.fn in EXPENSIVE for x in scalars_in(scalars))
 
 
-def _vector_loop(loop: For, target: Target) -> VectorLoop | None:
+def _loop_as_vectors(loop: For, target: Target) -> VectorLoop | None:
     stores = [s for s in loop.body if isinstance(s, Store)]
     if loop.kind != "serial" or loop.step != 1 or not all(isinstance(s, Let | Store) for s in loop.body):
         return None
-    differing = _differing(loop)
+    differing = _scalars_differing_by_iteration(loop)
     inner = scalars_in(x for s in loop.body for x in statement_scalars(s))
     moved = {s.buffer.dtype for s in (*stores, *(x for x in inner if isinstance(x, Load) and id(x) in differing))}
     (dtype,) = floats if len(floats := moved - {"i1"}) == 1 else {""}
     same = [x for x in inner if id(x) not in differing]
-    if dtype not in _FLOATS or any(s.reduce for s in stores) or _is_expensive(same):
+    if dtype not in _FLOATS or any(s.reduce for s in stores) or _computes_expensive_functions(same):
         return None
     made = VectorLoop(loop, dtype, target.vector_bytes // size_of(dtype), differing)
     places = {s.buffer.name: flat_index(s.buffer, s.index) for s in stores}
-    along = bool(stores) and all(step_of(flat, loop.var) == 1 for flat in places.values())
-    fits = along and all(_fits(x, made, places) for x in inner)
+    along = bool(stores) and all(stride_of_offset(flat, loop.var) == 1 for flat in places.values())
+    fits = along and all(_is_vectorizable_scalar(x, made, places) for x in inner)
     return made if fits and (made.is_short or _has_whole_vectors(made)) else None
 
 
-def _differing(loop: For) -> frozenset[int]:
+def _scalars_differing_by_iteration(loop: For) -> frozenset[int]:
     """Return the scalars that differ between iterations, by id()."""
     names = {loop.var}
     known: dict[int, bool] = {}
@@ -134,7 +134,7 @@ def _differing(loop: For) -> frozenset[int]:
     return frozenset(at for at, found in known.items() if found)
 
 
-def _fits(scalar: Scalar, made: VectorLoop, places: Mapping[str, Dim]) -> bool:
+def _is_vectorizable_scalar(scalar: Scalar, made: VectorLoop, places: Mapping[str, Dim]) -> bool:
     """Return True if a scalar is invariant or can be computed with vectors in this loop."""
     flat = flat_index(scalar.buffer, scalar.index) if isinstance(scalar, Load) else 0
     if isinstance(scalar, Load) and scalar.buffer.name in places and flat != places[scalar.buffer.name]:
@@ -143,7 +143,7 @@ def _fits(scalar: Scalar, made: VectorLoop, places: Mapping[str, Dim]) -> bool:
         return True
     match scalar:
         case Load(buffer=buffer):
-            return buffer.dtype in (made.dtype, "i1") and step_of(flat, made.loop.var) == 1
+            return buffer.dtype in (made.dtype, "i1") and stride_of_offset(flat, made.loop.var) == 1
         case Apply(fn=fn, args=args) if fn in BITWISE:
             return all(a.dtype == "i1" for a in args)
         case Apply(fn="select", args=(_, *floats)):
@@ -156,13 +156,13 @@ def _fits(scalar: Scalar, made: VectorLoop, places: Mapping[str, Dim]) -> bool:
 def _has_whole_vectors(made: VectorLoop) -> bool:
     """Does a loop have iterations, in whole vectors?"""
     least, _ = bounds(made.iterations)
-    return least is not None and least > 0 and _divides(made.lanes, made.iterations)
+    return least is not None and least > 0 and _divides_extent(made.lanes, made.iterations)
 
 
-def _divides(lanes: int, dim: Dim) -> bool:
+def _divides_extent(lanes: int, dim: Dim) -> bool:
     if isinstance(dim, int):
         return dim % lanes == 0
     atom = lone_atom(dim)
     if isinstance(atom, Call) and atom.fn in ("min", "max"):
-        return _divides(lanes, atom.a) and _divides(lanes, atom.b)
+        return _divides_extent(lanes, atom.a) and _divides_extent(lanes, atom.b)
     return dim.const % lanes == 0 and all(factor % lanes == 0 for _, factor in dim.terms)

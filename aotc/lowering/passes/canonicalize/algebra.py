@@ -13,7 +13,7 @@ import numpy as np
 from aotc.ir.opset import COMMUTATIVE
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.constant_values import iota_dim, splat_of
-from aotc.lowering.passes.canonicalize.erfc import complement_of_erf
+from aotc.lowering.passes.canonicalize.erfc import erfc_from_expansion
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import DTYPES, kind_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
@@ -33,10 +33,10 @@ def simplify_algebra(op: Op, b: Builder) -> Value | None:
     rule = _RULES.get(op.name)
     if rule is not None:
         return rule(op, b)
-    return _binary(op, b) if len(op.operands) == 2 else None
+    return _simplify_binary(op, b) if len(op.operands) == 2 else None
 
 
-def _undoing(name: str, part: int = 0) -> Rule:
+def _cancel_inverse_rule(name: str, part: int = 0) -> Rule:
     """Return the rule that cancels an op with its inverse ``name``: the result is the operand of ``name``."""
 
     def rule(op: Op, b: Builder) -> Value | None:
@@ -46,7 +46,7 @@ def _undoing(name: str, part: int = 0) -> Rule:
     return rule
 
 
-def _keeping(*names: str) -> Rule:
+def _drop_op_without_effect_rule(*names: str) -> Rule:
     """Return the rule that removes an op without effect on results of the ops ``names``."""
 
     def rule(op: Op, b: Builder) -> Value | None:
@@ -56,26 +56,26 @@ def _keeping(*names: str) -> Rule:
     return rule
 
 
-def _binary(op: Op, b: Builder) -> Value | None:
+def _simplify_binary(op: Op, b: Builder) -> Value | None:
     x, y = op.operands
     right = splat_of(y, b.definitions)
     if right is None and op.name in COMMUTATIVE and splat_of(x, b.definitions) is not None:
         return b.make(op.name, (y, x))
     if x is y:
-        return _same_operands(op, x, kind_of(x.type.dtype), b)
+        return _simplify_same_operands(op, x, kind_of(x.type.dtype), b)
     if right is None:
         return None
     kind = kind_of(x.type.dtype)
     if op.name == "pow":
-        return _power(x, right, kind, b)
+        return _power_as_products(x, right, kind, b)
     if kind == "f":
-        return _float_and_constant(op, x, float(right), b)
+        return _simplify_float_and_constant(op, x, float(right), b)
     if kind in "iu":
-        return _integer_and_constant(op, x, y, int(right), b)
-    return _bool_and_constant(op, x, y, bool(right), b) if kind == "b" else None
+        return _simplify_integer_and_constant(op, x, y, int(right), b)
+    return _simplify_bool_and_constant(op, x, y, bool(right), b) if kind == "b" else None
 
 
-def _same_operands(op: Op, x: Value, kind: str, b: Builder) -> Value | None:
+def _simplify_same_operands(op: Op, x: Value, kind: str, b: Builder) -> Value | None:
     match op.name:
         case "max" | "min" if kind != "c":
             return x
@@ -90,12 +90,12 @@ def _same_operands(op: Op, x: Value, kind: str, b: Builder) -> Value | None:
     return None
 
 
-def _float_and_constant(op: Op, x: Value, c: float, b: Builder) -> Value | None:
+def _simplify_float_and_constant(op: Op, x: Value, c: float, b: Builder) -> Value | None:
     match op.name:
         case "mul" | "div" if c == 1:
             return x
-        case "mul" if x.type.dtype in _MANTISSA and _is_part(c):
-            return _scaled_sum(x, c, b)
+        case "mul" if x.type.dtype in _MANTISSA and _is_power_of_two_fraction(c):
+            return _distribute_scale_over_sum(x, c, b)
         case "sub" if c == 0 and math.copysign(1, c) > 0:
             return x
         case "add" if c == 0 and math.copysign(1, c) < 0:
@@ -107,13 +107,13 @@ def _float_and_constant(op: Op, x: Value, c: float, b: Builder) -> Value | None:
     return None
 
 
-def _is_part(c: float) -> bool:
+def _is_power_of_two_fraction(c: float) -> bool:
     """Return True if ``c`` is a power of two below 1: a half, a quarter and so on."""
     mantissa, exponent = math.frexp(c)
     return mantissa == 0.5 and -EXACT_EXPONENT < exponent < 1
 
 
-def _scaled_sum(x: Value, c: float, b: Builder) -> Value | None:
+def _distribute_scale_over_sum(x: Value, c: float, b: Builder) -> Value | None:
     """Rewrite ``(t + k) * c`` as ``t * c + k * c``: one instruction (FMA) with the same bits.
 
     Gelu contains half of ``1 + tanh``. f16 is left alone, as the product with a small ``t`` may underflow there.
@@ -129,7 +129,7 @@ def _scaled_sum(x: Value, c: float, b: Builder) -> Value | None:
     return b.make("add", (scaled, b.constant(term * c, x.type)))
 
 
-def _integer_and_constant(op: Op, x: Value, y: Value, c: int, b: Builder) -> Value | None:
+def _simplify_integer_and_constant(op: Op, x: Value, y: Value, c: int, b: Builder) -> Value | None:
     all_ones = -1 if kind_of(x.type.dtype) == "i" else (1 << DTYPES[x.type.dtype].bits) - 1
     match op.name, c:
         case "add" | "sub" | "or" | "xor" | "shl" | "shr_arith" | "shr_logic", 0:
@@ -149,7 +149,7 @@ def _integer_and_constant(op: Op, x: Value, y: Value, c: int, b: Builder) -> Val
     return None
 
 
-def _bool_and_constant(op: Op, x: Value, y: Value, c: bool, b: Builder) -> Value | None:
+def _simplify_bool_and_constant(op: Op, x: Value, y: Value, c: bool, b: Builder) -> Value | None:
     match op.name, c:
         case ("and" | "mul" | "eq" | "min", True) | ("or" | "add" | "xor" | "ne" | "max", False):
             return x
@@ -160,7 +160,7 @@ def _bool_and_constant(op: Op, x: Value, y: Value, c: bool, b: Builder) -> Value
     return None
 
 
-def _power(x: Value, exponent: np.ndarray, kind: str, b: Builder) -> Value | None:
+def _power_as_products(x: Value, exponent: np.ndarray, kind: str, b: Builder) -> Value | None:
     """Rewrite ``x**1``, ``x**2`` and ``x**3`` as products, as XLA does."""
     if kind not in "iuf" or float(exponent) not in (1, 2, 3):
         return None
@@ -170,7 +170,7 @@ def _power(x: Value, exponent: np.ndarray, kind: str, b: Builder) -> Value | Non
     return result
 
 
-def _select(op: Op, b: Builder) -> Value | None:
+def _simplify_select(op: Op, b: Builder) -> Value | None:
     pred, x, y = op.operands
     known = splat_of(pred, b.definitions)
     if known is not None:
@@ -184,22 +184,26 @@ def _select(op: Op, b: Builder) -> Value | None:
         left, right = splat_of(x, b.definitions), splat_of(y, b.definitions)
         if left is not None and right is not None and bool(left) != bool(right):
             return pred if bool(left) else b.make("not", (pred,))
-    return complement_of_erf(op, b)
+    return erfc_from_expansion(op, b)
 
 
-def _convert(op: Op, b: Builder) -> Value | None:
+def _simplify_convert(op: Op, b: Builder) -> Value | None:
     x = op.operands[0]
     target = op.result.type
     if x.type.dtype == target.dtype:
         return x
     inner = b.definitions.get(x)
-    if inner is None or inner.name != "convert" or not _is_lossless(inner.operands[0].type.dtype, x.type.dtype):
+    if (
+        inner is None
+        or inner.name != "convert"
+        or not _is_lossless_conversion(inner.operands[0].type.dtype, x.type.dtype)
+    ):
         return None
     source = inner.operands[0]
     return b.convert(source, target.dtype)
 
 
-def _is_lossless(source: str, wide: str) -> bool:
+def _is_lossless_conversion(source: str, wide: str) -> bool:
     """Return True if ``wide`` represents every ``source`` exactly: a further conversion then reads the same number."""
     a, w = DTYPES[source], DTYPES[wide]
     if a.kind == "b":
@@ -213,8 +217,14 @@ def _is_lossless(source: str, wide: str) -> bool:
 
 
 _RULES: dict[str, Rule] = {
-    "convert": _convert, "select": _select,
-    "neg": _undoing("neg"), "not": _undoing("not"), "conj": _undoing("conj"),
-    "real": _undoing("complex", 0), "imag": _undoing("complex", 1),
-    "abs": _keeping("abs"), "floor": _keeping("floor", "ceil"), "ceil": _keeping("floor", "ceil"),
-}  # fmt: skip
+    "convert": _simplify_convert,
+    "select": _simplify_select,
+    "neg": _cancel_inverse_rule("neg"),
+    "not": _cancel_inverse_rule("not"),
+    "conj": _cancel_inverse_rule("conj"),
+    "real": _cancel_inverse_rule("complex", 0),
+    "imag": _cancel_inverse_rule("complex", 1),
+    "abs": _drop_op_without_effect_rule("abs"),
+    "floor": _drop_op_without_effect_rule("floor", "ceil"),
+    "ceil": _drop_op_without_effect_rule("floor", "ceil"),
+}

@@ -22,7 +22,7 @@ BRANCHED_BYTES_CUDA = Limit(
 )
 
 
-def pays_a_branch(v: Value, options: Options, times: int = 1) -> bool:
+def is_branch_worthwhile(v: Value, options: Options, times: int = 1) -> bool:
     """Return True if a pass over ``v`` takes longer than a branch around it, or than ``times`` small updates."""
     kinds = {resolve_targets(target)[0].kind for target in (options.target, *options.devices.values())}
     limit = BRANCHED_BYTES_CUDA if "cuda" in kinds else BRANCHED_BYTES

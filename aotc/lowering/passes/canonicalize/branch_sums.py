@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from aotc.ir.opset import PARTIAL_WRITES, SCALARS
 from aotc.ir.tensor.copies import Names
-from aotc.ir.tensor.ir import Function, Op, Region, Value, captures, uses, walk
+from aotc.ir.tensor.ir import Function, Op, Region, Value, use_counts, values_captured_by_op, walk
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.prefix_scans import neutral_value
 from aotc.lowering.passes.dce import has_effect
@@ -27,29 +27,29 @@ from aotc.lowering.passes.dce import has_effect
 COMBINERS = frozenset(name for name, row in SCALARS.items() if row.neutral)
 
 
-def sums_into_branches(function: Function) -> Function:
+def move_sums_into_branches(function: Function) -> Function:
     """Return ``function`` with additions moved into branches, where one of the branches adds nothing."""
     names = function.body.names
     if "case" not in names or names.isdisjoint(COMBINERS):
         return function
-    return function.doing(_SumMover(function).region(function.body))
+    return function.with_body(_SumMover(function).region(function.body))
 
 
 class _SumMover:
     def __init__(self, function: Function) -> None:
-        self.counts = uses(function.body)
+        self.counts = use_counts(function.body)
         self.makers = {v: op for op in walk(function.body) for v in op.results}
         self.names = Names(function.body)
 
     def region(self, region: Region) -> Region:
         """Return ``region`` with its additions moved, outer ones first, as a branch may return another's result."""
         ops = list(region.ops)
-        while (found := self._next(ops)) is not None:
-            ops = self._moved(ops, *found)
+        while (found := self._next_branch_and_sum(ops)) is not None:
+            ops = self._move_sum_into_branch(ops, *found)
         inner = [op.on(op.operands, tuple(map(self.region, op.regions))) if op.regions else op for op in ops]
-        return region.holding(inner, region.results)
+        return region.with_ops(inner, region.results)
 
-    def _next(self, ops: Sequence[Op]) -> tuple[int, int, int] | None:
+    def _next_branch_and_sum(self, ops: Sequence[Op]) -> tuple[int, int, int] | None:
         """Return the positions in ``ops`` of a ``case`` and of an op that adds its result, and the operand's number."""
         places = {op: n for n, op in enumerate(ops)}
         for n, op in enumerate(ops):
@@ -58,11 +58,13 @@ class _SumMover:
                 if branch in places and branch.name == "case" and self.counts[part] == 1 and not has_effect(branch):
                     at = branch.results.index(part)
                     sides = [r.results[at] for r in branch.regions]
-                    if any(self._adds_little(op.name, v) for v in sides) and self._is_free(ops, places[branch], n):
+                    if any(self._adds_few_elements(op.name, v) for v in sides) and self._can_move_to_sum(
+                        ops, places[branch], n
+                    ):
                         return places[branch], n, number
         return None
 
-    def _adds_little(self, name: str, v: Value) -> bool:
+    def _adds_few_elements(self, name: str, v: Value) -> bool:
         """Return True if ``v`` is neutral for the op ``name`` in all elements, or in all but updated ones."""
         while (maker := self.makers.get(v)) is not None and maker.name == "reshape":
             v = maker.operands[0]
@@ -70,16 +72,16 @@ class _SumMover:
             v = maker.operands[1 if maker.name == "pad" else 0]
         elif maker is not None and maker.name == "case":
             at = maker.results.index(v)
-            return any(self._adds_little(name, r.results[at]) for r in maker.regions)
+            return any(self._adds_few_elements(name, r.results[at]) for r in maker.regions)
         fill, neutral = splat_of(v, self.makers), neutral_value(name, v.type.dtype)
         return fill is not None and neutral is not None and bool(fill == neutral)
 
-    def _is_free(self, ops: Sequence[Op], branch: int, end: int) -> bool:
+    def _can_move_to_sum(self, ops: Sequence[Op], branch: int, end: int) -> bool:
         """Return True if the ``case`` can move to its addition: ops between them do not read its results."""
         results = set(ops[branch].results)
-        return all(results.isdisjoint((*op.operands, *captures(op))) for op in ops[branch + 1 : end])
+        return all(results.isdisjoint((*op.operands, *values_captured_by_op(op))) for op in ops[branch + 1 : end])
 
-    def _moved(self, ops: Sequence[Op], place: int, end: int, number: int) -> list[Op]:
+    def _move_sum_into_branch(self, ops: Sequence[Op], place: int, end: int, number: int) -> list[Op]:
         branch, total = ops[place], ops[end]
         at = branch.results.index(total.operands[number])
         regions = []
@@ -94,9 +96,9 @@ class _SumMover:
         new = Op(branch.name, branch.operands, results, branch.attrs, tuple(regions), branch.loc)
         self.makers.update((v, new) for v in results)
         others = [v for n, v in enumerate(total.operands) if n != number]
-        self.counts = _with(self.counts, {v: 0 if v in branch.results else len(regions) for v in others})
+        self.counts = _with_more_counts(self.counts, {v: 0 if v in branch.results else len(regions) for v in others})
         return [*ops[:place], *ops[place + 1 : end], new, *ops[end + 1 :]]
 
 
-def _with(counts: Mapping[Value, int], more: Mapping[Value, int]) -> dict[Value, int]:
+def _with_more_counts(counts: Mapping[Value, int], more: Mapping[Value, int]) -> dict[Value, int]:
     return {**counts, **{v: counts.get(v, 0) + n - 1 for v, n in more.items()}}

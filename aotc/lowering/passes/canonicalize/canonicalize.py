@@ -29,14 +29,16 @@ SWEEPS = 8
 def canonicalize(module: Module, options: Options) -> Module:
     """Simplify the ops of ``module`` by algebraic rules, in at most eight sweeps."""
     for _ in range(SWEEPS):
-        after = rewrite_module(module, partial(_rule, moved=_moved(module), once=updates_read_once(module)))
+        after = rewrite_module(
+            module, partial(_canonicalize_rule, moved=_transposes_only_reduced(module), once=updates_read_once(module))
+        )
         if all(after.functions[n] is f for n, f in module.functions.items()):
             break
         module = after
     return module
 
 
-def _moved(module: Module) -> set[Value]:
+def _transposes_only_reduced(module: Module) -> set[Value]:
     """Return the results of transposes whose only readers are reductions."""
     if not (module.has("transpose") and module.has("reduce")):
         return set()
@@ -50,31 +52,31 @@ def _moved(module: Module) -> set[Value]:
     return moved
 
 
-def _rule(op: Op, b: Builder, moved: Collection[Value], once: Collection[Value]) -> Sequence[Value] | None:
+def _canonicalize_rule(op: Op, b: Builder, moved: Collection[Value], once: Collection[Value]) -> Sequence[Value] | None:
     if once and op.name == "select" and (found := conditional_update(op, b, once)):
         return found
     if op.name == "reduce" and op.operands[0] in moved:
-        return _reduce_moved(op, b)
+        return _reduce_before_transpose(op, b)
     rule = _RULES.get(op.name)
     if rule is not None:
         return rule(op, b)
-    return _simplified(op, b)
+    return _simplified_value(op, b)
 
 
-def _simplified(op: Op, b: Builder) -> Sequence[Value] | None:
+def _simplified_value(op: Op, b: Builder) -> Sequence[Value] | None:
     if len(op.results) != 1:
         return None
     value = simplify_algebra(op, b) if op.name in SCALARS else simplify_shape(op, b)
     return None if value is None else (value,)
 
 
-def _while(op: Op, b: Builder) -> Sequence[Value] | None:
+def _remove_false_loop(op: Op, b: Builder) -> Sequence[Value] | None:
     """Remove a loop whose condition is the constant false."""
     test = splat_of(op.regions[0].results[0], b.definitions)
     return op.operands if test is not None and not bool(test) else None
 
 
-def _case(op: Op, b: Builder) -> Sequence[Value] | None:
+def _take_constant_branch(op: Op, b: Builder) -> Sequence[Value] | None:
     """Replace a ``case`` by the only branch that can be taken."""
     index = splat_of(op.operands[0], b.definitions)
     if index is None and len(op.regions) > 1:
@@ -86,14 +88,14 @@ def _case(op: Op, b: Builder) -> Sequence[Value] | None:
     return branch.results
 
 
-def _reduce(op: Op, b: Builder) -> Sequence[Value] | None:
+def _simplify_unit_reduction(op: Op, b: Builder) -> Sequence[Value] | None:
     """Replace a reduction over dims of size 1 by one combination with the initial value."""
     if any(op.inputs[0].type.shape[d] != 1 for d in op.attrs["dims"]):
         return None
-    return _combine_once(op, b)
+    return _combine_single_element(op, b)
 
 
-def _reduce_moved(op: Op, b: Builder) -> Sequence[Value]:
+def _reduce_before_transpose(op: Op, b: Builder) -> Sequence[Value]:
     """Reduce the operand of a transpose instead, and transpose the result.
 
     The result is smaller, and its dims are mostly in order already.
@@ -106,29 +108,29 @@ def _reduce_moved(op: Op, b: Builder) -> Sequence[Value]:
     return (b.transpose(reduced, [left.index(d) for d in perm if d not in dims]),)
 
 
-def _reduce_window(op: Op, b: Builder) -> Sequence[Value] | None:
+def _simplify_reduce_window(op: Op, b: Builder) -> Sequence[Value] | None:
     a = op.attrs
     if 0 in op.operands[0].type.shape and 0 not in op.results[0].type.shape:
-        return _of_padding(op, b)
+        return _windows_of_padding_only(op, b)
     trivial = all(n == 1 for key in ("window", "strides", "base_dilations") for n in a[key])
     if not trivial or any(w for pair in pairs_of(a) for w in pair):
-        return _simplified(op, b)
-    return _combine_once(op, b)
+        return _simplified_value(op, b)
+    return _combine_single_element(op, b)
 
 
-def _scatter(op: Op, b: Builder) -> Sequence[Value] | None:
-    return _simplified(op, b) or disjoint_scatters(op, b)
+def _simplify_scatter(op: Op, b: Builder) -> Sequence[Value] | None:
+    return _simplified_value(op, b) or disjoint_scatters(op, b)
 
 
-def _dim(op: Op, b: Builder) -> Sequence[Value] | None:
+def _known_size_as_constant(op: Op, b: Builder) -> Sequence[Value] | None:
     """Replace a known size by a constant."""
     size = dim_of(op.attrs, "expr")
     return None if isinstance(size, Expr) else (b.constant(size, op.result.type),)
 
 
-def _part(op: Op, b: Builder) -> Sequence[Value] | None:
+def _slice_before_conversion(op: Op, b: Builder) -> Sequence[Value] | None:
     """Rewrite a slice or gather of a conversion as a conversion of the slice: fewer elements are converted."""
-    found = _simplified(op, b)
+    found = _simplified_value(op, b)
     made = b.definitions.get(op.operands[0])
     if found is not None or made is None or made.name != "convert":
         return found
@@ -140,7 +142,7 @@ def _part(op: Op, b: Builder) -> Sequence[Value] | None:
     return (b.convert(read, wide),)
 
 
-def _of_padding(op: Op, b: Builder) -> Sequence[Value]:
+def _windows_of_padding_only(op: Op, b: Builder) -> Sequence[Value]:
     """Rewrite windows over an array without elements as windows over its padding."""
     inits = op.operands[len(op.results) :]
     pairs = zip(op.operands[0].type.shape, op.attrs["base_dilations"], pairs_of(op.attrs), strict=True)
@@ -151,7 +153,7 @@ def _of_padding(op: Op, b: Builder) -> Sequence[Value]:
     return b.append(replace(op, operands=(*around, *inits), attrs=attrs))
 
 
-def _combine_once(op: Op, b: Builder) -> Sequence[Value] | None:
+def _combine_single_element(op: Op, b: Builder) -> Sequence[Value] | None:
     region = op.regions[0]
     if not all(inner.name in SCALARS or inner.name == "constant" for inner in region.ops):
         return None
@@ -162,6 +164,14 @@ def _combine_once(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 _RULES: Mapping[str, Callable[[Op, Builder], Sequence[Value] | None]] = {
-    "while": _while, "case": _case, "reduce": _reduce, "reduce_window": _reduce_window, "scatter": _scatter,
-    "dim": _dim, "gather": _part, "dynamic_slice": _part, "slice": _part, "transpose": _part,
-}  # fmt: skip
+    "while": _remove_false_loop,
+    "case": _take_constant_branch,
+    "reduce": _simplify_unit_reduction,
+    "reduce_window": _simplify_reduce_window,
+    "scatter": _simplify_scatter,
+    "dim": _known_size_as_constant,
+    "gather": _slice_before_conversion,
+    "dynamic_slice": _slice_before_conversion,
+    "slice": _slice_before_conversion,
+    "transpose": _slice_before_conversion,
+}

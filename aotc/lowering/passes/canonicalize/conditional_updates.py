@@ -27,9 +27,9 @@ from itertools import zip_longest
 
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset import SCALARS
-from aotc.ir.tensor.ir import Module, Op, TensorType, Value, uses, walk
+from aotc.ir.tensor.ir import Module, Op, TensorType, Value, use_counts, walk
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.parallel_scatters import overwrites
+from aotc.lowering.analysis.parallel_scatters import is_overwriting_scatter
 from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import kind_of
@@ -46,7 +46,7 @@ def updates_read_once(module: Module) -> set[Value]:
     for function in module.functions.values():
         updated = [op.results[0] for op in walk(function.body) if op.name in _CONDITIONAL and len(op.results) == 1]
         if updated:
-            counts = uses(function.body)
+            counts = use_counts(function.body)
             found |= {v for v in updated if counts.get(v) == 1}
     return found
 
@@ -57,27 +57,27 @@ def conditional_update(op: Op, b: Builder, once: Collection[Value]) -> Sequence[
     ``once`` are the updated arrays with one reader.
     """
     p, one, other = op.operands
-    value, chosen = _chain(one, b, once)
-    same, otherwise = _chain(other, b, once)
+    value, chosen = _update_chain(one, b, once)
+    same, otherwise = _update_chain(other, b, once)
     if value is not same:
         return None
-    scalar = _varying(p, b) == ()
+    scalar = _varying_dims_of_predicate(p, b) == ()
     steps: list[tuple[Op | None, Op | None]] = []  # pairs of updates that become one, or one update of a side
     for x, y in zip_longest(chosen, otherwise):
-        steps += [(x, y)] if scalar and x and y and _alike(x, y) else [(x, None), (None, y)]
+        steps += [(x, y)] if scalar and x and y and _are_similar_updates(x, y) else [(x, None), (None, y)]
     for x, y in steps:
         update = x or y
-        if update and not (x and y) and update.name == "scatter" and _batches(update, p, b) is None:
+        if update and not (x and y) and update.name == "scatter" and _batch_dims_of_predicate(update, p, b) is None:
             return None
     for x, y in steps:
         if x and y:
-            value = _selected(x, y, value, p, b)
+            value = _selected_update(x, y, value, p, b)
         elif update := x or y:
             value = _CONDITIONAL[update.name](update, value, p, x is not None, b)
     return (value,)
 
 
-def _chain(updated: Value, b: Builder, once: Collection[Value]) -> tuple[Value, list[Op]]:
+def _update_chain(updated: Value, b: Builder, once: Collection[Value]) -> tuple[Value, list[Op]]:
     """Return the array behind a chain of updates with one reader each that ends in ``updated``, and the chain."""
     found: list[Op] = []
     while updated in once:
@@ -86,27 +86,31 @@ def _chain(updated: Value, b: Builder, once: Collection[Value]) -> tuple[Value, 
     return updated, found[::-1]
 
 
-def _alike(one: Op, other: Op) -> bool:
+def _are_similar_updates(one: Op, other: Op) -> bool:
     """Return True if two updates differ only in positions and values."""
     types = [[v.type for v in op.operands] for op in (one, other)]
     if one.name != other.name or types[0] != types[1] or one.attrs != other.attrs:
         return False
-    if one.name != "scatter" or (overwrites(one) and overwrites(other)):
+    if one.name != "scatter" or (is_overwriting_scatter(one) and is_overwriting_scatter(other)):
         return True
     name = combiner_op_name(one)
-    return name is not None and name == combiner_op_name(other) and _combined_in_order(one) == _combined_in_order(other)
+    return (
+        name is not None
+        and name == combiner_op_name(other)
+        and _combiner_has_element_first(one) == _combiner_has_element_first(other)
+    )
 
 
-def _combined_in_order(op: Op) -> bool:
+def _combiner_has_element_first(op: Op) -> bool:
     """Return True if a scatter's combiner has the element as first and the update as second operand."""
     region = op.regions[0]
     return tuple(region.ops[0].operands) == tuple(region.params)
 
 
-def _batches(op: Op, p: Value, b: Builder) -> list[int] | None:
+def _batch_dims_of_predicate(op: Op, p: Value, b: Builder) -> list[int] | None:
     """Return the dims of a scatter's indices along which ``p`` varies, or None if it varies within an update."""
     batches = dict(zip(op.attrs["input_batching_dims"], op.attrs["scatter_indices_batching_dims"]))
-    varying = _varying(p, b)
+    varying = _varying_dims_of_predicate(p, b)
     if kind_of(op.operands[1].type.dtype) != "i" or not op.attrs["scatter_dims_to_operand_dims"] or varying is None:
         return None
     return [batches[d] for d in varying] if all(d in batches for d in varying) else None
@@ -117,7 +121,7 @@ def _batches(op: Op, p: Value, b: Builder) -> list[int] | None:
 NESTED_CONDITIONS = 4
 
 
-def _varying(p: Value, b: Builder, depth: int = 0) -> tuple[int, ...] | None:
+def _varying_dims_of_predicate(p: Value, b: Builder, depth: int = 0) -> tuple[int, ...] | None:
     """Return the dims along which the predicate ``p`` varies, or None if it is not built from equal broadcasts."""
     maker = b.definitions.get(p)
     if p.type.rank == 0:
@@ -130,11 +134,11 @@ def _varying(p: Value, b: Builder, depth: int = 0) -> tuple[int, ...] | None:
         return tuple(dims) if same else None
     if maker.name not in SCALARS:
         return None
-    found = {_varying(v, b, depth + 1) for v in maker.operands if splat_of(v, b.definitions) is None}
+    found = {_varying_dims_of_predicate(v, b, depth + 1) for v in maker.operands if splat_of(v, b.definitions) is None}
     return found.pop() if len(found) == 1 else None
 
 
-def _without_broadcast(p: Value, shape: tuple[Dim, ...], b: Builder) -> Value:
+def _predicate_before_broadcast(p: Value, shape: tuple[Dim, ...], b: Builder) -> Value:
     """Return the operand, reshaped to ``shape``, that was broadcast to the predicate ``p``."""
     if p.type.rank == 0:
         return p
@@ -144,25 +148,25 @@ def _without_broadcast(p: Value, shape: tuple[Dim, ...], b: Builder) -> Value:
     maker = b.definitions[p]
     if maker.name == "broadcast":
         return maker.operands[0]
-    parts = [_without_broadcast(v, shape, b) for v in maker.operands]
+    parts = [_predicate_before_broadcast(v, shape, b) for v in maker.operands]
     return b.make(maker.name, parts, maker.attrs, TensorType(p.type.dtype, shape))
 
 
-def _selected(one: Op, other: Op, old: Value, p: Value, b: Builder) -> Value:
+def _selected_update(one: Op, other: Op, old: Value, p: Value, b: Builder) -> Value:
     """Append an update of ``old``: that of ``one`` if the scalar in ``p`` is true, else that of ``other``."""
-    test = _without_broadcast(p, (), b)
+    test = _predicate_before_broadcast(p, (), b)
     operands = [old]
     for x, y in zip(one.operands[1:], other.operands[1:]):
         operands.append(x if x is y else b.make("select", (b.broadcast(test, (), x.type.shape), x, y)))
     return b.make(one.name, operands, one.attrs, one.result.type, regions=one.regions)
 
 
-def _scatter(op: Op, old: Value, p: Value, holds: bool, b: Builder) -> Value:
-    dims, varying = _batches(op, p, b), _varying(p, b)
+def _conditional_scatter(op: Op, old: Value, p: Value, holds: bool, b: Builder) -> Value:
+    dims, varying = _batch_dims_of_predicate(op, p, b), _varying_dims_of_predicate(p, b)
     assert dims is not None
     assert varying is not None
     indices = op.operands[1]
-    test = _without_broadcast(p, tuple(p.type.shape[d] for d in varying), b)
+    test = _predicate_before_broadcast(p, tuple(p.type.shape[d] for d in varying), b)
     order = sorted(range(len(dims)), key=dims.__getitem__)
     test = b.broadcast(b.transpose(test, order), [dims[n] for n in order], indices.type.shape)
     outside = b.broadcast(b.constant(-1, TensorType(indices.type.dtype)), (), indices.type.shape)
@@ -172,7 +176,7 @@ def _scatter(op: Op, old: Value, p: Value, holds: bool, b: Builder) -> Value:
     return b.make("scatter", operands, attrs, op.result.type, regions=op.regions)
 
 
-def _slice(op: Op, old: Value, p: Value, holds: bool, b: Builder) -> Value:
+def _conditional_slice_update(op: Op, old: Value, p: Value, holds: bool, b: Builder) -> Value:
     _, new, *at = op.operands
     sizes = {"sizes": new.type.shape}
     before = b.make("dynamic_slice", (old, *at), sizes)
@@ -182,5 +186,5 @@ def _slice(op: Op, old: Value, p: Value, holds: bool, b: Builder) -> Value:
 
 
 _CONDITIONAL: Mapping[str, Callable[[Op, Value, Value, bool, Builder], Value]] = {
-    "scatter": _scatter, "dynamic_update_slice": _slice,
+    "scatter": _conditional_scatter, "dynamic_update_slice": _conditional_slice_update,
 }  # fmt: skip

@@ -24,10 +24,10 @@ from aotc.lowering.passes.rewrite import Builder, lift_region
 
 def disjoint_scatters(op: Op, b: Builder) -> Sequence[Value] | None:
     """Return the values that replace the results of the ``scatter`` ``op``, or None."""
-    found = _places(op, b)
+    found = _scatter_positions(op, b)
     if found is None:
         return None
-    if (compared := _compared(op, found, b)) is not None:
+    if (compared := _scatter_as_select(op, found, b)) is not None:
         return (compared,)
     if has_disjoint_updates(op):
         return None
@@ -52,7 +52,7 @@ class _Places:
     columns: Mapping[int, int]
 
 
-def _places(op: Op, b: Builder) -> _Places | None:
+def _scatter_positions(op: Op, b: Builder) -> _Places | None:
     """Return the positions that a scatter's updates write, or None if two updates may write one row."""
     a, n = op.attrs, op.attrs["inputs"]
     indices, vector = op.operands[n].type, a["index_vector_dim"]
@@ -60,7 +60,7 @@ def _places(op: Op, b: Builder) -> _Places | None:
     own = {dims.index(k): d for d, k in zip(a["input_batching_dims"], a["scatter_indices_batching_dims"], strict=True)}
     columns = {}
     for k, d in enumerate(a["scatter_dims_to_operand_dims"]):
-        counted = _counted(op.operands[n], vector, k, b)
+        counted = _counting_index_dim(op.operands[n], vector, k, b)
         if counted is None or dims.index(counted) in own or d not in a["inserted_window_dims"]:
             columns[d] = k
         else:
@@ -70,29 +70,29 @@ def _places(op: Op, b: Builder) -> _Places | None:
     return _Places(own, columns)
 
 
-def _counted(indices: Value, vector: int, component: int, b: Builder) -> int | None:
+def _counting_index_dim(indices: Value, vector: int, component: int, b: Builder) -> int | None:
     """Return the dim of scatter indices along which one component is 0, 1, 2...; None if there is none."""
     op = b.definitions.get(indices)
     if vector == indices.type.rank:
         return iota_dim(indices, b.definitions)
     if indices.type.shape[vector] == 1:
-        return _not(vector, iota_dim(indices, b.definitions))
+        return _scatter_dims_except(vector, iota_dim(indices, b.definitions))
     if op is None or op.name != "concatenate" or op.attrs["dim"] != vector:
         return None
     if any(part.type.shape[vector] != 1 for part in op.operands):
         return None
-    return _not(vector, iota_dim(op.operands[component], b.definitions))
+    return _scatter_dims_except(vector, iota_dim(op.operands[component], b.definitions))
 
 
-def _not(vector: int, dim: int | None) -> int | None:
+def _scatter_dims_except(vector: int, dim: int | None) -> int | None:
     return None if dim == vector else dim
 
 
-def _compared(op: Op, places: _Places, b: Builder) -> Value | None:
+def _scatter_as_select(op: Op, places: _Places, b: Builder) -> Value | None:
     """Rewrite a scatter into an array filled with one number as a select by position; None if not possible."""
     x, indices, *updates = op.operands
     fill = splat_of(x, b.definitions)
-    if fill is None or len(updates) != 1 or not _covers(op, places):
+    if fill is None or len(updates) != 1 or not _updates_cover_all_rows(op, places):
         return None
     region = op.regions[0]
     if not all(inner.name in SCALARS or inner.name == "constant" for inner in region.ops):
@@ -100,14 +100,14 @@ def _compared(op: Op, places: _Places, b: Builder) -> Value | None:
     (update,) = updates
     shape = x.type.shape
     batch = [d for d in range(update.type.rank) if d not in op.attrs["update_window_dims"]]
-    target = dict(zip(op.attrs["update_window_dims"], _window_dims(op), strict=True))
+    target = dict(zip(op.attrs["update_window_dims"], _window_dims_of_update(op), strict=True))
     target.update({batch[number]: d for number, d in places.own.items()})
     combined = lift_region(region, [b.constant(fill, update.type), update], b)[0]
-    new = _spread(combined, target, x.type, b)
+    new = _broadcast_dims_to(combined, target, x.type, b)
     tests = []
     for d, component in places.columns.items():
-        column = _column(indices, op.attrs["index_vector_dim"], component, shape[d], b)
-        index = _spread(column, places.own, TensorType(column.type.dtype, shape), b)
+        column = _scatter_index_component(indices, op.attrs["index_vector_dim"], component, shape[d], b)
+        index = _broadcast_dims_to(column, places.own, TensorType(column.type.dtype, shape), b)
         tests.append(b.make("eq", (b.make("iota", (), {"dim": d}, index.type), index)))
     if not tests:
         return new
@@ -115,25 +115,25 @@ def _compared(op: Op, places: _Places, b: Builder) -> Value | None:
     return b.make("select", (reduce(lambda p, q: b.make("and", (p, q)), tests), new, filled))
 
 
-def _covers(op: Op, places: _Places) -> bool:
+def _updates_cover_all_rows(op: Op, places: _Places) -> bool:
     """Return True if updates cover all rows, and whole dims except those that components of indices select."""
     a, n = op.attrs, op.attrs["inputs"]
     x, indices, update = op.operands[0].type, op.operands[n].type, op.operands[n + 1].type
     dims = [d for d in range(indices.rank) if d != a["index_vector_dim"]]
     pairs = [(d, indices.shape[dims[number]]) for number, d in places.own.items()]
-    pairs += zip(_window_dims(op), (update.shape[u] for u in a["update_window_dims"]), strict=True)
+    pairs += zip(_window_dims_of_update(op), (update.shape[u] for u in a["update_window_dims"]), strict=True)
     placed = {d for d, _ in pairs} | set(places.columns)
     pairs += [(d, 1) for d in range(x.rank) if d not in placed]
     return all(x.shape[d] == size for d, size in pairs) and all(d in a["inserted_window_dims"] for d in places.columns)
 
 
-def _window_dims(op: Op) -> list[int]:
+def _window_dims_of_update(op: Op) -> list[int]:
     """Return the dims of the array along which an update's window extends, in order."""
     skipped = {*op.attrs["inserted_window_dims"], *op.attrs["input_batching_dims"]}
     return [d for d in range(op.operands[0].type.rank) if d not in skipped]
 
 
-def _column(indices: Value, vector: int, component: int, size: Dim, b: Builder) -> Value:
+def _scatter_index_component(indices: Value, vector: int, component: int, size: Dim, b: Builder) -> Value:
     """Return one component of all indices, in a dtype that represents every position along a dim of ``size``."""
     column = indices
     if vector < indices.type.rank:
@@ -142,7 +142,7 @@ def _column(indices: Value, vector: int, component: int, size: Dim, b: Builder) 
     return column if dtype_represents_indices(column.type.dtype, size) else b.convert(column, "i64")
 
 
-def _spread(v: Value, target: Mapping[int, int], type_: TensorType, b: Builder) -> Value:
+def _broadcast_dims_to(v: Value, target: Mapping[int, int], type_: TensorType, b: Builder) -> Value:
     """Return ``v`` with dim ``d`` as dim ``target[d]`` of a shape; the other dims have size 1."""
     kept = [d for d in range(v.type.rank) if d in target]
     v = b.reshape(v, tuple(v.type.shape[d] for d in kept))

@@ -24,7 +24,7 @@ from aotc.lowering.passes.rewrite import Builder
 Pattern = Any  # "x", the argument; a number; or (op, operands...)
 
 
-def _polynomial(at: Pattern, *coefficients: float) -> Pattern:
+def _horner_pattern(at: Pattern, *coefficients: float) -> Pattern:
     """Return the pattern of a polynomial by Horner's rule, highest power first."""
     first, second, *rest = coefficients
     start = ("add", ("mul", at, first), second)
@@ -33,15 +33,15 @@ def _polynomial(at: Pattern, *coefficients: float) -> Pattern:
 
 _SQUARE = ("mul", "x", "x")
 _INVERSE = ("div", 1.0, _SQUARE)
-_NEAR = _polynomial(
+_NEAR = _horner_pattern(
     _SQUARE, 7.853861353153693e-5, -8.010193625184903e-4, 5.188327685732524e-3, -2.685381193529856e-2,
     1.128358514861418e-1, -3.761262582423300e-1, 1.128379165726710,
 )  # fmt: skip
-_MIDDLE = _polynomial(
+_MIDDLE = _horner_pattern(
     _INVERSE, 2.326819970068386e-2, -1.387039388740657e-1, 3.687424674597105e-1, -5.824733027278666e-1,
     6.210004621745983e-1, -4.944515323274145e-1, 3.404879937665872e-1, -2.741127028184656e-1, 5.638259427386472e-1,
 )  # fmt: skip
-_FAR = _polynomial(
+_FAR = _horner_pattern(
     _INVERSE, -1.047766399936249e1, 1.297719955372516e1, -7.495518717768503, 2.921019019210786, -1.015265279202700,
     4.218463358204948e-1, -2.820767439740514e-1, 5.641895067754075e-1,
 )  # fmt: skip
@@ -56,19 +56,19 @@ _ERFC = (
 )
 
 
-def complement_of_erf(op: Op, b: Builder) -> Value | None:
+def erfc_from_expansion(op: Op, b: Builder) -> Value | None:
     """Return ``erfc`` in place of a ``select`` that is the end of its 32-bit expansion, or None."""
     test = b.definitions.get(op.operands[0])
     size = b.definitions.get(test.operands[0]) if test is not None and test.name == "lt" else None
     if size is None or size.name != "abs" or op.result.type.dtype != "f32":
         return None
     for x in (size.operands[0], size.result):  # the latter if the argument is itself an abs
-        if all(_matches(v, part, x, b) for v, part in zip(op.operands, _ERFC[1:], strict=True)):
+        if all(_matches_erfc_pattern(v, part, x, b) for v, part in zip(op.operands, _ERFC[1:], strict=True)):
             return b.make("erfc", (x,))
     return None
 
 
-def _matches(v: Value, pattern: Pattern, x: Value, b: Builder) -> bool:
+def _matches_erfc_pattern(v: Value, pattern: Pattern, x: Value, b: Builder) -> bool:
     if pattern == "x":
         return v is x
     if isinstance(pattern, float):
@@ -77,4 +77,8 @@ def _matches(v: Value, pattern: Pattern, x: Value, b: Builder) -> bool:
     op, (name, *parts) = b.definitions.get(v), pattern
     if pattern == ("abs", "x") and v is x:
         return op is not None and op.name == "abs"
-    return op is not None and op.name == name and all(_matches(*pair, x, b) for pair in zip(op.operands, parts))
+    return (
+        op is not None
+        and op.name == name
+        and all(_matches_erfc_pattern(*pair, x, b) for pair in zip(op.operands, parts))
+    )

@@ -28,11 +28,11 @@ import numpy as np
 from aotc.ir.dims.algebra import is_static, product, static
 from aotc.ir.opset import PARTIAL_WRITES
 from aotc.ir.tensor.copies import Names, copy_region
-from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, uses, walk
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, use_counts, walk
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
 from aotc.lowering.analysis.trip_counts import counters, trip_count
-from aotc.lowering.passes.canonicalize.array_passes import pays_a_branch
+from aotc.lowering.passes.canonicalize.array_passes import is_branch_worthwhile
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
@@ -51,10 +51,10 @@ def add_inner_sums(function: Function, options: Options) -> Function:
     if "while" not in function.body.names or "add" not in function.body.names:
         return function
     found = _InnerSumFinder(function.body, options).sums()
-    return function.doing(_InnerSumRewriter(function.body, found).region(function.body)) if found else function
+    return function.with_body(_InnerSumRewriter(function.body, found).region(function.body)) if found else function
 
 
-def _most(v: Value) -> int:
+def _largest_integer_of(v: Value) -> int:
     """Return the largest integer of a value's type."""
     row = DTYPES[v.type.dtype]
     return (1 << (row.bits - (row.kind == "i"))) - 1
@@ -88,7 +88,7 @@ class _InnerSum:
 class _InnerSumFinder:
     def __init__(self, body: Region, options: Options) -> None:
         self.body, self.options = body, options
-        self.counts = uses(body)
+        self.counts = use_counts(body)
         self.makers = {v: op for op in walk(body) for v in op.results}
         self.constants = {v: op for v, op in self.makers.items() if op.name == "constant"}
 
@@ -103,13 +103,13 @@ class _InnerSumFinder:
         inside: set[Op] = set()
         for outer in reversed([op for op in walk(self.body) if op.name == "while"]):
             body = outer.regions[1]
-            one = next(filter(None, (self._sum(op, body) for op in body.ops if op.name == "add")), None)
+            one = next(filter(None, (self._inner_sum_of(op, body) for op in body.ops if op.name == "add")), None)
             if one is not None and one.loop not in found and not inside & {one.loop}:
                 found[outer] = one
                 inside.add(one.loop)
         return found
 
-    def _sum(self, total: Op, body: Region) -> _InnerSum | None:
+    def _inner_sum_of(self, total: Op, body: Region) -> _InnerSum | None:
         for x, t in (total.operands, total.operands[::-1]):
             loop = self.makers.get(t)
             if loop is None or loop.name != "while" or loop not in body.ops or self.counts[t] != 1:
@@ -118,21 +118,25 @@ class _InnerSumFinder:
             fill = splat_of(loop.operands[number], self.makers)
             is_zero = fill is not None and bool(fill == 0) and not np.signbit(fill)
             iterations = trip_count(loop, self.constants, {})
-            counter = self._counter(loop, iterations or 0)
-            writes = self._writes(loop.regions[1], number)
-            tested = loop.regions[0].params[number] in uses(loop.regions[0])
-            if not (is_zero and iterations and counter and writes) or tested or not self._pays(writes, iterations):
+            counter = self._iteration_counter(loop, iterations or 0)
+            writes = self._update_chain_of_state(loop.regions[1], number)
+            tested = loop.regions[0].params[number] in use_counts(loop.regions[0])
+            if (
+                not (is_zero and iterations and counter and writes)
+                or tested
+                or not self._is_rewriting_worthwhile(writes, iterations)
+            ):
                 continue
             if kind_of(x.type.dtype) not in "fc" or x in self.unsigned:
                 return _InnerSum(loop, total, number, x, writes, counter, iterations)
         return None
 
-    def _counter(self, loop: Op, iterations: int) -> Value | None:
+    def _iteration_counter(self, loop: Op, iterations: int) -> Value | None:
         """Return the parameter that counts iterations from 0, in a type that represents the last number; or None."""
         found = counters(loop, self.constants, {}).items()
-        return next((v for v, row in found if row == (0, 1) and iterations - 1 <= _most(v)), None)
+        return next((v for v, row in found if row == (0, 1) and iterations - 1 <= _largest_integer_of(v)), None)
 
-    def _writes(self, body: Region, number: int) -> list[Op]:
+    def _update_chain_of_state(self, body: Region, number: int) -> list[Op]:
         """Return the chain of updates that computes next state ``number`` of a loop; empty if other ops take part."""
         found: list[Op] = []
         v = body.results[number]
@@ -144,23 +148,23 @@ class _InnerSumFinder:
             v = op.operands[0]
         return found[::-1]
 
-    def _pays(self, writes: Sequence[Op], iterations: int) -> bool:
-        parts = [part_of(op).type.shape for op in writes]
+    def _is_rewriting_worthwhile(self, writes: Sequence[Op], iterations: int) -> bool:
+        parts = [updated_values_of(op).type.shape for op in writes]
         shape = writes[0].result.type.shape
         if not is_static((*shape, *(n for part in parts for n in part))):
             return False
-        if not pays_a_branch(writes[0].result, self.options, iterations * len(writes)):
+        if not is_branch_worthwhile(writes[0].result, self.options, iterations * len(writes)):
             return False
         written = iterations * sum(static(product(part)) for part in parts)
         return not INNER_SUM.holds(static(product(shape)) // max(written, 1))
 
 
-def part_of(write: Op) -> Value:
+def updated_values_of(write: Op) -> Value:
     """Return the operand with the values that an update op writes."""
     return write.operands[1 if write.name == "dynamic_update_slice" else 2]
 
 
-def _places(write: Op) -> Sequence[Value]:
+def _update_index_operands(write: Op) -> Sequence[Value]:
     """Return the index operands of an update."""
     return write.operands[2:] if write.name == "dynamic_update_slice" else write.operands[1:2]
 
@@ -174,33 +178,33 @@ class _InnerSumRewriter:
         """Return ``region`` with its nested loops rewritten so that only written elements are added."""
         b = Builder(self.names, self.definitions)
         for op in region.ops:
-            self._append(op, b)
-        return region.holding(b.ops, region.results)
+            self._append_rewritten(op, b)
+        return region.with_ops(b.ops, region.results)
 
-    def _append(self, op: Op, b: Builder) -> None:
+    def _append_rewritten(self, op: Op, b: Builder) -> None:
         b.loc = op.loc
         if op in self.found:
-            self._outer(op, self.found[op], b)
+            self._rewritten_outer_loop(op, self.found[op], b)
         else:
             b.append(op.on(op.operands, tuple(map(self.region, op.regions))) if op.regions else op)
 
-    def _value(self, hint: str, type_: TensorType) -> Value:
+    def _new_value(self, hint: str, type_: TensorType) -> Value:
         return Value(self.names.fresh(hint), type_)
 
-    def _outer(self, op: Op, one: _InnerSum, before: Builder) -> None:
+    def _rewritten_outer_loop(self, op: Op, one: _InnerSum, before: Builder) -> None:
         """Append the rewritten outer loop, which also carries a zeroed array for the inner loop to reuse."""
         zeros = before.constant(0, one.x.type)
-        at_condition, inside, last = (self._value("zeros", one.x.type) for _ in range(3))
+        at_condition, inside, last = (self._new_value("zeros", one.x.type) for _ in range(3))
         b = Builder(self.names, self.definitions)
         recorded: list[list[_UpdateIndex]] = []
         written = again = inside
         for inner in op.regions[1].ops:
             if inner is one.loop:
-                recorded, written = self._recorded(one, inside, b)
+                recorded, written = self._recording_inner_loop(one, inside, b)
             elif inner is one.total:
-                again = self._replay(one, recorded, written, b)
+                again = self._add_written_elements_loop(one, recorded, written, b)
             else:
-                self._append(inner, b)
+                self._append_rewritten(inner, b)
         condition, body = op.regions
         regions = (
             Region((*condition.params, at_condition), condition.ops, condition.results),
@@ -208,19 +212,24 @@ class _InnerSumRewriter:
         )
         before.append(Op(op.name, (*op.operands, zeros), (*op.results, last), op.attrs, regions, op.loc))
 
-    def _recorded(self, one: _InnerSum, zeros: Value, outer: Builder) -> tuple[list[list[_UpdateIndex]], Value]:
+    def _recording_inner_loop(
+        self, one: _InnerSum, zeros: Value, outer: Builder
+    ) -> tuple[list[list[_UpdateIndex]], Value]:
         """Append the inner loop with recording of update indices; return the indices and the accumulated array."""
         loop, (condition, body) = one.loop, one.loop.regions
         own = {*body.params, *(v for op in body.ops for v in op.results)}
-        rows = [[_UpdateIndex(v, self.definitions.get(v), v in own) for v in _places(op)] for op in one.writes]
+        rows = [
+            [_UpdateIndex(v, self.definitions.get(v), v in own) for v in _update_index_operands(op)]
+            for op in one.writes
+        ]
         kept = [place for row in rows for place in row if place.is_recorded]
         outer.loc = loop.loc
         types = [TensorType(p.value.type.dtype, (one.iterations, *p.value.type.shape)) for p in kept]
         begin = [outer.constant(0, type_) for type_ in types]
-        params, unread, ends = ([self._value("places", type_) for type_ in types] for _ in range(3))
+        params, unread, ends = ([self._new_value("places", type_) for type_ in types] for _ in range(3))
         b = Builder(self.names, self.definitions, loc=loop.loc)
         for op in body.ops:
-            self._append(op, b)
+            self._append_rewritten(op, b)
         zero = b.constant(0, one.counter.type)
         after = []
         for place, param in zip(kept, params):
@@ -238,20 +247,24 @@ class _InnerSumRewriter:
         outer.append(Op(loop.name, (*operands, *begin), (*loop.results, *ends), loop.attrs, regions, loop.loc))
         return rows, loop.results[one.number]
 
-    def _replay(self, one: _InnerSum, rows: Sequence[Sequence[_UpdateIndex]], written: Value, outer: Builder) -> Value:
+    def _add_written_elements_loop(
+        self, one: _InnerSum, rows: Sequence[Sequence[_UpdateIndex]], written: Value, outer: Builder
+    ) -> Value:
         """Append the loop that adds the written elements to the outer array and sets them to zero again."""
         outer.loc = one.total.loc
         begin = outer.constant(0, INDEX)
-        tested, k, end = (self._value("k", INDEX) for _ in range(3))
+        tested, k, end = (self._new_value("k", INDEX) for _ in range(3))
         type_ = one.x.type
-        unread, states, left = ([self._value(hint, type_) for hint in ("sum", "zeros")] for _ in range(3))
+        unread, states, left = ([self._new_value(hint, type_) for hint in ("sum", "zeros")] for _ in range(3))
         test = Builder(self.names, self.definitions, loc=outer.loc)
         more = test.make("lt", (tested, test.constant(one.iterations, INDEX)))
         b = Builder(self.names, self.definitions, loc=outer.loc)
         x, t = states
         for write, row in zip(one.writes, rows):
             indices = [place.at(k, b) for place in row]
-            x, t = (_add_slice if write.name == "dynamic_update_slice" else _add_scatter)(write, x, t, indices, b)
+            x, t = (_add_written_slice if write.name == "dynamic_update_slice" else _add_written_scatter)(
+                write, x, t, indices, b
+            )
         following = b.make("add", (k, b.constant(1, INDEX)))
         body = Region((k, *states), tuple(b.ops), (following, x, t))
         regions = Region((tested, *unread), tuple(test.ops), (more,)), body
@@ -295,17 +308,17 @@ class _UpdateIndex:
         return b.reshape(row, self.value.type.shape)
 
 
-def _add_slice(write: Op, x: Value, t: Value, starts: Sequence[Value], b: Builder) -> tuple[Value, Value]:
+def _add_written_slice(write: Op, x: Value, t: Value, starts: Sequence[Value], b: Builder) -> tuple[Value, Value]:
     """Return ``x`` plus the slice of ``t`` that ``write`` wrote, and ``t`` with zeros there."""
-    sizes = {"sizes": part_of(write).type.shape}
+    sizes = {"sizes": updated_values_of(write).type.shape}
     old, part = (b.make("dynamic_slice", (v, *starts), sizes) for v in (x, t))
     added = b.make("dynamic_update_slice", (x, b.make("add", (old, part)), *starts))
     return added, b.make("dynamic_update_slice", (t, b.constant(0, part.type), *starts))
 
 
-def _add_scatter(write: Op, x: Value, t: Value, indices: Sequence[Value], b: Builder) -> tuple[Value, Value]:
+def _add_written_scatter(write: Op, x: Value, t: Value, indices: Sequence[Value], b: Builder) -> tuple[Value, Value]:
     """Return ``x`` plus the elements of ``t`` that the scatter ``write`` wrote, and ``t`` with zeros there."""
-    a, shape = write.attrs, part_of(write).type.shape
+    a, shape = write.attrs, updated_values_of(write).type.shape
     sizes = [1] * x.type.rank
     skipped = {*a["inserted_window_dims"], *a["input_batching_dims"]}
     window = (d for d in range(x.type.rank) if d not in skipped)

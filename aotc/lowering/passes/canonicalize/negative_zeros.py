@@ -31,12 +31,12 @@ from aotc.ir.opset import CONTROL_FLOW, PARTIAL_WRITES
 from aotc.ir.opset.control import RUNS_ONCE
 from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.copies import Names, copy_region
-from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, uses, walk
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, use_counts, walk
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.parallel_scatters import has_disjoint_updates, overwrites
+from aotc.lowering.analysis.parallel_scatters import has_disjoint_updates, is_overwriting_scatter
 from aotc.lowering.analysis.prefix_scans import combiner_op_name
 from aotc.lowering.analysis.signed_zeros import values_without_negative_zeros
-from aotc.lowering.passes.canonicalize.array_passes import is_small_part, pays_a_branch
+from aotc.lowering.passes.canonicalize.array_passes import is_branch_worthwhile, is_small_part
 from aotc.lowering.passes.rewrite import Builder
 from aotc.options import Options
 from aotc.vmfb.dtypes import DTYPES, kind_of
@@ -49,8 +49,8 @@ def track_negative_zeros(function: Function, options: Options) -> Function:
     names = function.body.names
     if "while" not in names or "add" not in names:
         return function
-    tracker = _Tracker(function.body, options)
-    return function.doing(tracker.rewrite()) if tracker.find() else function
+    tracker = _NegativeZeroTracker(function.body, options)
+    return function.with_body(tracker.rewrite()) if tracker.find() else function
 
 
 def combined_slice(
@@ -67,7 +67,7 @@ def padded_starts(pad: Op, b: Builder) -> list[Value]:
 
 
 @dataclass
-class _Tracker:
+class _NegativeZeroTracker:
     """Finds the loop states that need flags, and adds these.
 
     Attributes
@@ -89,20 +89,20 @@ class _Tracker:
 
     def __post_init__(self) -> None:
         self.makers = {v: op for op in walk(self.body) for v in op.results}
-        self.counts = uses(self.body)
+        self.counts = use_counts(self.body)
         loops = [op for op in walk(self.body) if op.name == "while" and op.results]
-        sums = any(self._added(v) for op in walk(self.body) if op.name == "add" for v in op.operands)
+        sums = any(self._update_of_zeros(v) for op in walk(self.body) if op.name == "add" for v in op.operands)
         rows = [(op, n) for op in loops for n in range(len(op.results))] if sums else []
-        self.states = {(op.results[0], n) for op, n in rows if self._is_eligible(op.results[n])}
+        self.states = {(op.results[0], n) for op, n in rows if self._is_trackable(op.results[n])}
 
     @cached_property
     def unsigned(self) -> set[Value]:
         """Return the values that never have a -0.0."""
         return values_without_negative_zeros(self.body)
 
-    def _is_eligible(self, v: Value) -> bool:
+    def _is_trackable(self, v: Value) -> bool:
         is_tested = kind_of(v.type.dtype) == "f" and DTYPES[v.type.dtype].bits % 8 == 0  # as integers of as many bits
-        return is_tested and pays_a_branch(v, self.options) and v not in self.unsigned
+        return is_tested and is_branch_worthwhile(v, self.options) and v not in self.unsigned
 
     # --- analysis ---
 
@@ -114,19 +114,19 @@ class _Tracker:
         while True:
             self.tracked, self.sums = set(), {}
             for op in loops:
-                for n in self._numbers(op):
+                for n in self._tracked_state_numbers(op):
                     self.tracked.update((op.results[n], *(r.params[n] for r in op.regions)))
-            self._visit(self.body)
-            rows = [(op, n) for op in loops for n in self._numbers(op)]
-            failing = {(op.results[0], n) for op, n in rows if not self._is_known(op.regions[1].results[n])}
+            self._visit_region(self.body)
+            rows = [(op, n) for op in loops for n in self._tracked_state_numbers(op)]
+            failing = {(op.results[0], n) for op, n in rows if not self._has_known_zeros(op.regions[1].results[n])}
             if not failing:
-                hopeful = self._hopeful(rows)
+                hopeful = self._states_that_may_become_free(rows)
                 failing = {(op.results[0], n) for op, n in rows if op.results[n] not in hopeful}
             if not failing:
                 return bool(self.sums)
             self.states -= failing
 
-    def _hopeful(self, states: Sequence[tuple[Op, int]]) -> set[Value]:
+    def _states_that_may_become_free(self, states: Sequence[tuple[Op, int]]) -> set[Value]:
         """Return the tracked loop arrays that may become free of -0.0: initially, or after a sum."""
         hopeful, count = set(self.unsigned), -1
         while len(hopeful) != count:
@@ -135,44 +135,51 @@ class _Tracker:
                 if not hopeful.isdisjoint((op.operands[n], op.regions[1].results[n])):
                     hopeful.update((op.results[n], *(r.params[n] for r in op.regions)))
             for op in walk(self.body):
-                if op in self.sums or (op.name != "case" and hopeful.issuperset(self._arrays(op) or [None])):
+                if op in self.sums or (
+                    op.name != "case" and hopeful.issuperset(self._operands_needing_flags(op) or [None])
+                ):
                     hopeful.update(op.results[:1])
                 elif op.name == "case":
                     rows = zip(op.results, zip(*(r.results for r in op.regions)))
                     hopeful.update(v for v, row in rows if not hopeful.isdisjoint(row))
         return hopeful
 
-    def _numbers(self, loop: Op) -> list[int]:
+    def _tracked_state_numbers(self, loop: Op) -> list[int]:
         return [n for n in range(len(loop.results)) if (loop.results[0], n) in self.states]
 
-    def _is_known(self, v: Value) -> bool:
+    def _has_known_zeros(self, v: Value) -> bool:
         return v in self.unsigned or v in self.tracked
 
-    def _visit(self, region: Region) -> None:
+    def _visit_region(self, region: Region) -> None:
         for op in region.ops:
             for inner in op.regions:
                 if op.name in CONTROL_FLOW:
-                    self._visit(inner)
+                    self._visit_region(inner)
             if op.name == "case":
                 rows = enumerate(zip(*(r.results for r in op.regions)))
                 self.tracked.update(op.results[n] for n, row in rows if self._are_tracked(op.results[n], row))
-            elif len(op.results) == 1 and self._are_tracked(op.result, self._arrays(op)):
+            elif len(op.results) == 1 and self._are_tracked(op.result, self._operands_needing_flags(op)):
                 self.tracked.add(op.result)
-            if op.name == "add" and (found := self._sum(op)) is not None:
+            if op.name == "add" and (found := self._sum_with_zero_update(op)) is not None:
                 self.sums[op] = found
 
     def _are_tracked(self, v: Value, arrays: Sequence[Value]) -> bool:
         """Return True if ``v`` has a flag because each of ``arrays`` has one or needs none."""
-        return bool(arrays) and v not in self.unsigned and all(map(self._is_known, arrays)) and self._is_eligible(v)
+        return (
+            bool(arrays)
+            and v not in self.unsigned
+            and all(map(self._has_known_zeros, arrays))
+            and self._is_trackable(v)
+        )
 
-    def _arrays(self, op: Op) -> Sequence[Value]:
+    def _operands_needing_flags(self, op: Op) -> Sequence[Value]:
         """Return the operands of ``op`` that must be free of -0.0 for its result to be free; empty if unknown."""
         match op.name:
             case "reshape":
                 return op.operands
             case "dynamic_update_slice":
                 return op.operands[:1]
-            case "scatter" if overwrites(op) or combiner_op_name(op) == "add":
+            case "scatter" if is_overwriting_scatter(op) or combiner_op_name(op) == "add":
                 return op.operands[:1]
             case "select":
                 return op.operands[1:]
@@ -180,97 +187,97 @@ class _Tracker:
                 return [v for v in op.operands if v in self.tracked][:1]
         return ()
 
-    def _sum(self, op: Op) -> tuple[Value, Op | None] | None:
+    def _sum_with_zero_update(self, op: Op) -> tuple[Value, Op | None] | None:
         """Return the flagged array to which ``op`` adds an update of zeros, and the update (None for zeros alone)."""
         for x, part in (op.operands, op.operands[::-1]):
-            found = self._added(part) if x in self.tracked else None
+            found = self._update_of_zeros(part) if x in self.tracked else None
             if found is not None:
                 return x, found if found.name in PARTIAL_WRITES else None
         return None
 
-    def _added(self, part: Value) -> Op | None:
+    def _update_of_zeros(self, part: Value) -> Op | None:
         """Return the op that computes ``part`` if it is an update of zeros, or zeros alone; else None."""
         op = self.makers.get(part)
         if op is not None and op.name == "reshape" and self.counts.get(part) == 1:
             op = self.makers.get(op.operands[0])
         if op is None or len(op.results) != 1:
             return None
-        return op if self._is_zero(op.result) or self._is_update(op) else None
+        return op if self._is_all_zeros(op.result) or self._is_elementwise_zero_update(op) else None
 
-    def _is_zero(self, v: Value) -> bool:
+    def _is_all_zeros(self, v: Value) -> bool:
         fill = splat_of(v, self.makers)
         return fill is not None and bool(fill == 0) and not np.signbit(fill)
 
-    def _is_update(self, op: Op) -> bool:
+    def _is_elementwise_zero_update(self, op: Op) -> bool:
         """Return True if ``op`` is an update of zeros whose elements can be added one by one."""
         if op.name not in PARTIAL_WRITES or len(op.results) != 1 or self.counts.get(op.result) != 1:
             return False
         if op.name == "pad":
-            return self._is_zero(op.operands[1]) and is_small_part(op)
+            return self._is_all_zeros(op.operands[1]) and is_small_part(op)
         if op.name == "scatter":
             is_wide = DTYPES[op.result.type.dtype].bits >= 32
-            if overwrites(op) or combiner_op_name(op) != "add" or not (is_wide or has_disjoint_updates(op)):
+            if is_overwriting_scatter(op) or combiner_op_name(op) != "add" or not (is_wide or has_disjoint_updates(op)):
                 return False
-        return self._is_zero(op.operands[0])
+        return self._is_all_zeros(op.operands[0])
 
     # --- rewriting ---
 
     def rewrite(self) -> Region:
         """Return the function's body with flags."""
-        return self._region(self.body, Builder(Names(self.body)))
+        return self._region_with_flags(self.body, Builder(Names(self.body)))
 
-    def _region(self, region: Region, outer: Builder, flagged: Sequence[int] = ()) -> Region:
+    def _region_with_flags(self, region: Region, outer: Builder, flagged: Sequence[int] = ()) -> Region:
         """Return ``region`` rewritten; the flags of its results numbered ``flagged`` are further results."""
         b = Builder(outer.names, outer.definitions)
         for op in region.ops:
             b.loc = op.loc
             if op.name == "while":
-                self._loop(op, b)
+                self._loop_with_flags(op, b)
             elif op.name == "case":
-                self._case(op, b)
+                self._branch_with_flags(op, b)
             elif op in self.sums:
-                self._add(op, *self.sums[op], b)
+                self._append_flagged_sum(op, *self.sums[op], b)
             else:
                 b.append(op)
                 if len(op.results) == 1 and op.result in self.tracked:
-                    self.flags[op.result] = self._flag_after(op, b)
-        more = [self._flag(region.results[n], b) for n in flagged]
+                    self.flags[op.result] = self._flag_of_result(op, b)
+        more = [self._flag_of(region.results[n], b) for n in flagged]
         return Region(region.params, tuple(b.ops), (*region.results, *more))
 
-    def _flag(self, v: Value, b: Builder) -> Value:
+    def _flag_of(self, v: Value, b: Builder) -> Value:
         """Return the flag of ``v``; false for an array without known facts."""
         return self.flags.get(v) or b.constant(v in self.unsigned, FLAG)
 
-    def _loop(self, op: Op, b: Builder) -> None:
-        numbers = self._numbers(op)
-        begin = [self._flag(op.operands[n], b) for n in numbers]
+    def _loop_with_flags(self, op: Op, b: Builder) -> None:
+        numbers = self._tracked_state_numbers(op)
+        begin = [self._flag_of(op.operands[n], b) for n in numbers]
         regions = []
         for region, results in zip(op.regions, ([], numbers)):
             flags = [Value(b.names.fresh("clean"), FLAG) for _ in numbers]
             self.flags.update((region.params[n], flag) for n, flag in zip(numbers, flags))
-            inner = self._region(region, b, results)
+            inner = self._region_with_flags(region, b, results)
             regions.append(Region((*region.params, *flags), inner.ops, inner.results))
         ends = [Value(b.names.fresh("clean"), FLAG) for _ in numbers]
         self.flags.update((op.results[n], flag) for n, flag in zip(numbers, ends))
         b.append(Op(op.name, (*op.operands, *begin), (*op.results, *ends), op.attrs, tuple(regions), op.loc))
 
-    def _case(self, op: Op, b: Builder) -> None:
+    def _branch_with_flags(self, op: Op, b: Builder) -> None:
         numbers = [n for n, v in enumerate(op.results) if v in self.tracked]
-        regions = tuple([self._region(r, b, numbers) for r in op.regions])
+        regions = tuple([self._region_with_flags(r, b, numbers) for r in op.regions])
         ends = [Value(b.names.fresh("clean"), FLAG) for _ in numbers]
         self.flags.update((op.results[n], flag) for n, flag in zip(numbers, ends))
         b.append(Op(op.name, op.operands, (*op.results, *ends), op.attrs, regions, op.loc))
 
-    def _flag_after(self, op: Op, b: Builder) -> Value:
+    def _flag_of_result(self, op: Op, b: Builder) -> Value:
         """Return the flag of the result of ``op``."""
-        flags = [self._flag(v, b) for v in self._arrays(op)]
+        flags = [self._flag_of(v, b) for v in self._operands_needing_flags(op)]
         flag = flags[0] if len(flags) == 1 else b.make("and", flags)
         written = op.operands[1 if op.name == "dynamic_update_slice" else 2] if op.name in PARTIAL_WRITES else None
-        if written is None or written in self.unsigned or (op.name == "scatter" and not overwrites(op)):
+        if written is None or written in self.unsigned or (op.name == "scatter" and not is_overwriting_scatter(op)):
             return flag
-        return b.make("and", (flag, self._is_clean(written, b)))
+        return b.make("and", (flag, self._test_no_negative_zero(written, b)))
 
-    def _is_clean(self, v: Value, b: Builder) -> Value:
+    def _test_no_negative_zero(self, v: Value, b: Builder) -> Value:
         """Append the test that no element of ``v`` is -0.0."""
         bits = DTYPES[v.type.dtype].bits
         words = b.make("bitcast", (v,), {}, TensorType(f"i{bits}", v.type.shape))
@@ -278,9 +285,9 @@ class _Tracker:
         differs = b.make("ne", (words, least))
         return b.reduce(differs, b.constant(True, FLAG), range(v.type.rank), b.combiner("and", "i1"))
 
-    def _add(self, op: Op, x: Value, update: Op | None, b: Builder) -> None:
+    def _append_flagged_sum(self, op: Op, x: Value, update: Op | None, b: Builder) -> None:
         """Append the sum of ``x`` and an ``update`` of zeros, which adds only updated elements if flags allow."""
-        flag, inner = self._flag(x, b), Builder(b.names, b.definitions, loc=op.loc)
+        flag, inner = self._flag_of(x, b), Builder(b.names, b.definitions, loc=op.loc)
         index = b.convert(flag, "i32")
         added = inner.make("add", (x, inner.constant(0, x.type)))
         regions = Region((), tuple(inner.ops), (added,)), Region((), (), (x,))
@@ -300,6 +307,6 @@ class _Tracker:
             part = update.operands[0 if pads else 1]
             starts = padded_starts(update, b) if pads else update.operands[2:]
             made = combined_slice("add", part, b.reshape(x, shape), starts, b, whole)
-            clean = b.make("or", (flag, self._is_clean(b.definitions[made].operands[1], b)))
+            clean = b.make("or", (flag, self._test_no_negative_zero(b.definitions[made].operands[1], b)))
         b.append(Op("reshape", (made,), (op.result,), {}, loc=op.loc))
         self.flags[op.result] = clean

@@ -40,7 +40,7 @@ class _Ones:
     first: int
 
 
-def selection_for_product(op: Op, b: Builder) -> Value | None:
+def selection_for_one_hot_product(op: Op, b: Builder) -> Value | None:
     """Return the value that replaces a ``dot_general`` with a part of the identity matrix, or None for others."""
     for side, other in ((1, 0), (0, 1)):
         x, ones = op.operands[other], op.operands[side]
@@ -50,16 +50,16 @@ def selection_for_product(op: Op, b: Builder) -> Value | None:
             continue
         if op.attrs["lhs_batch"] or not (is_static(x.type.shape) and is_static(ones.type.shape)):
             continue
-        place = _ones(ones, b) if product(ones.type.shape) != 0 else None
+        place = _one_hot_positions(ones, b) if product(ones.type.shape) != 0 else None
         if place is not None:
-            return _select(op, place, side, b)
+            return _one_hot_selection(op, place, side, b)
     return None
 
 
 # --- where the ones are ------------------------------------------------------------
 
 
-def _is_test(v: Value, b: Builder) -> bool:
+def _is_equality_test(v: Value, b: Builder) -> bool:
     """Return True if ``v`` is an equality test, converted and moved; only such values are analysed further."""
     for _ in range(IDENTITY_OPS):
         op = b.definitions.get(v)
@@ -71,8 +71,8 @@ def _is_test(v: Value, b: Builder) -> bool:
     return False
 
 
-def _ones(v: Value, b: Builder) -> _Ones | None:
-    if not _is_test(v, b):
+def _one_hot_positions(v: Value, b: Builder) -> _Ones | None:
+    if not _is_equality_test(v, b):
         return None
     shape = v.type.shape
     index: Index = tuple(sym(f"d{k}", 0, n) if n != 1 else 0 for k, n in enumerate(shape))
@@ -81,10 +81,10 @@ def _ones(v: Value, b: Builder) -> _Ones | None:
         if op is None:
             return None
         if op.name == "eq":
-            a, c = (_integer_at(x, index, b) for x in op.operands)
-            return None if a is None or c is None else _solved(a - c, shape)
+            a, c = (_integer_element_expression(x, index, b) for x in op.operands)
+            return None if a is None or c is None else _index_of_equality(a - c, shape)
         if op.name != "convert":
-            before = _before(op, index)
+            before = _index_before_movement(op, index)
             if before is None:
                 return None
             index = before
@@ -92,7 +92,7 @@ def _ones(v: Value, b: Builder) -> _Ones | None:
     return None
 
 
-def _before(op: Op, index: Index) -> Index | None:
+def _index_before_movement(op: Op, index: Index) -> Index | None:
     """Return the index of the operand's element that a movement op copies to ``index``, or None."""
     try:
         return operand_index_of_movement(op, index) if op.name in MOVES else None
@@ -100,7 +100,7 @@ def _before(op: Op, index: Index) -> Index | None:
         return None
 
 
-def _integer_at(v: Value, index: Index, b: Builder) -> Dim | None:
+def _integer_element_expression(v: Value, index: Index, b: Builder) -> Dim | None:
     """Return the element of an integer array at ``index`` as an expression; None unless it is linear in the index."""
     for _ in range(IDENTITY_OPS):
         op = b.definitions.get(v)
@@ -113,21 +113,21 @@ def _integer_at(v: Value, index: Index, b: Builder) -> Dim | None:
             case "iota":
                 return index[op.attrs["dim"]]
             case "add" | "sub":
-                left, right = (_integer_at(x, index, b) for x in op.operands)
+                left, right = (_integer_element_expression(x, index, b) for x in op.operands)
                 if left is None or right is None:
                     return None
                 return left + right if op.name == "add" else left - right
             case "convert":
                 v = op.operands[0]
             case _:
-                before = _before(op, index)
+                before = _index_before_movement(op, index)
                 if before is None:
                     return None
                 index, v = before, op.operands[0]
     return None
 
 
-def _solved(difference: Dim, shape: Sequence[Dim]) -> _Ones | None:
+def _index_of_equality(difference: Dim, shape: Sequence[Dim]) -> _Ones | None:
     """Return the index at which two index expressions are equal, or None if their ``difference`` is not linear."""
     if not isinstance(difference, Expr):
         return None
@@ -152,7 +152,7 @@ def _solved(difference: Dim, shape: Sequence[Dim]) -> _Ones | None:
 # --- the selection -----------------------------------------------------------------
 
 
-def _select(op: Op, ones: _Ones, side: int, b: Builder) -> Value | None:
+def _one_hot_selection(op: Op, ones: _Ones, side: int, b: Builder) -> Value | None:
     x, part = op.operands[1 - side], op.operands[side]
     names = ("lhs_contract", "rhs_contract")
     partner = dict(zip(op.attrs[names[side]], op.attrs[names[1 - side]]))  # the summed dims of both
@@ -167,28 +167,32 @@ def _select(op: Op, ones: _Ones, side: int, b: Builder) -> Value | None:
     ordered = b.transpose(x, [*free, *(partner[d] for d in (*summed, *trivial))])
     sizes = [part.type.shape[d] for d in summed]
     ordered = b.reshape(ordered, [*(x.type.shape[d] for d in free), *sizes])
-    terms, rest = _terms(ordered, len(free), b)
+    terms, rest = _one_hot_terms(ordered, len(free), b)
     shape, digits = op.result.type.shape, [part.type.shape[d] for d in ones.digits]
     lead = terms.type.shape[: len(free)]
     if ones.row in summed:
         terms = b.slice_dim(terms, len(free), ones.first, ones.first + product(digits))
-        return _spread(b.reshape(terms, [*lead, *digits]), [*own, *(at[d] for d in ones.digits)], shape, b)
+        return _broadcast_at_places(b.reshape(terms, [*lead, *digits]), [*own, *(at[d] for d in ones.digits)], shape, b)
     places = [len(free) + ones.digits.index(d) for d in summed]
     rows = b.broadcast(terms, [*range(len(free)), *places], [*lead, *digits])
-    rows = _in_rows(rows, len(free), ones, static(part.type.shape[ones.row]), None, b)
+    rows = _dims_merged_to_rows(rows, len(free), ones, static(part.type.shape[ones.row]), None, b)
     left = [d for d in ones.digits if d not in summed]
     sizes = [part.type.shape[d] for d in left]
     numbers = b.reshape(b.make("iota", (), {"dim": 0}, TensorType("i32", (product(sizes),))), sizes)
     wanted = b.broadcast(numbers, [ones.digits.index(d) for d in left], digits)
-    wanted = _in_rows(wanted, 0, ones, static(part.type.shape[ones.row]), -1, b)
+    wanted = _dims_merged_to_rows(wanted, 0, ones, static(part.type.shape[ones.row]), -1, b)
     is_one = b.make(
-        "eq", (_spread(wanted, [at[ones.row]], shape, b), _spread(numbers, [at[d] for d in left], shape, b))
+        "eq",
+        (
+            _broadcast_at_places(wanted, [at[ones.row]], shape, b),
+            _broadcast_at_places(numbers, [at[d] for d in left], shape, b),
+        ),
     )
-    values = _spread(rows, [*own, at[ones.row]], shape, b), _spread(rest, own, shape, b)
+    values = _broadcast_at_places(rows, [*own, at[ones.row]], shape, b), _broadcast_at_places(rest, own, shape, b)
     return b.make("select", (is_one, *values))
 
 
-def _in_rows(x: Value, lead: int, ones: _Ones, rows: int, outside: int | None, b: Builder) -> Value:
+def _dims_merged_to_rows(x: Value, lead: int, ones: _Ones, rows: int, outside: int | None, b: Builder) -> Value:
     """Return ``x`` with the dims after ``lead`` (digits) merged to rows; other rows are ``outside``, or 0 for None."""
     count = product(x.type.shape[lead:])
     flat = b.reshape(x, [*x.type.shape[:lead], count])
@@ -196,13 +200,13 @@ def _in_rows(x: Value, lead: int, ones: _Ones, rows: int, outside: int | None, b
     return b.pad(flat, value, low={lead: ones.first}, high={lead: rows - ones.first - count})
 
 
-def _spread(x: Value, places: Sequence[int], shape: Sequence[Dim], b: Builder) -> Value:
+def _broadcast_at_places(x: Value, places: Sequence[int], shape: Sequence[Dim], b: Builder) -> Value:
     """Return ``x`` broadcast to ``shape``, with its dims at ``places``."""
     order = sorted(range(len(places)), key=places.__getitem__)
     return b.broadcast(b.transpose(x, order), [places[k] for k in order], shape)
 
 
-def _terms(x: Value, free: int, b: Builder) -> tuple[Value, Value]:
+def _one_hot_terms(x: Value, free: int, b: Builder) -> tuple[Value, Value]:
     """Return, for rows of ``x`` that a one-hot matmul selects, the selected value and the value for empty sums."""
     lead, summed = x.type.shape[:free], tuple(range(free, x.type.rank))
     if kind_of(x.type.dtype) != "f":

@@ -24,7 +24,7 @@ from aotc.ir.dims.algebra import is_static, static
 from aotc.ir.opset import SCALARS
 from aotc.ir.opset.dim_attributes import dims_of, number_pairs_of, numbers_of, pairs_of
 from aotc.ir.tensor.ir import Op, Region, TensorType, Value
-from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
+from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import ElementwiseBuilder
 from aotc.lowering.passes.rewrite import Builder, append_region, lift_region
 from aotc.lowering.threshold import Limit
 
@@ -45,23 +45,23 @@ def gather_for_pool_gradient(op: Op, kind: str, b: Builder) -> Sequence[Value] |
         return None
     if min((p for pair in number_pairs_of(a) for p in pair), default=0) < 0:
         return None
-    covered = _covered(op)
+    covered = _max_windows_per_element(op)
     scalars = kind == "cpu" and covered[-1:] > [1] and a["strides"][-1] > 1
     if scalars or not WINDOWS_OF_ELEMENT.holds(prod(covered)):
         return None
-    numbers = _numbers(op, b)
+    numbers = _element_numbers(op, b)
     nowhere = b.constant(-1, TensorType(numbers.type.dtype))
-    places = _places(op, numbers, nowhere, b)
+    places = _selected_element_numbers(op, numbers, nowhere, b)
     found = b.broadcast(init, (), x.type.shape)
-    places, source = _framed(op, places, nowhere, b), _framed(op, source, init, b)
+    places, source = _pad_window_values(op, places, nowhere, b), _pad_window_values(op, source, init, b)
     for back in product(*(range(k - 1, -1, -1) for k in covered)):
-        here = Maths(b)("eq", _spread(op, places, back, b), numbers)
-        (more,) = lift_region(op.regions[1], (found, _spread(op, source, back, b)), b)
-        found = Maths(b).select(here, more, found)
+        here = ElementwiseBuilder(b)("eq", _window_value_per_element(op, places, back, b), numbers)
+        (more,) = lift_region(op.regions[1], (found, _window_value_per_element(op, source, back, b)), b)
+        found = ElementwiseBuilder(b).select(here, more, found)
     return (found,)
 
 
-def _numbers(op: Op, b: Builder) -> Value:
+def _element_numbers(op: Op, b: Builder) -> Value:
     """Return an array with the number of each element, in the order in which windows visit them."""
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
     dims = [d for d in range(len(shape)) if dims_of(a, "window")[d] != 1 or a["strides"][d] != 1 or any(pairs_of(a)[d])]
@@ -71,41 +71,41 @@ def _numbers(op: Op, b: Builder) -> Value:
     return b.broadcast(b.reshape(count, spanned), dims, shape)
 
 
-def _places(op: Op, numbers: Value, nowhere: Value, b: Builder) -> Value:
+def _selected_element_numbers(op: Op, numbers: Value, nowhere: Value, b: Builder) -> Value:
     """Return the number of the selected element of each window, or ``nowhere`` if it has none."""
     x, _, init = op.operands
     ones = (1,) * x.type.rank
     attrs = {**op.attrs, "base_dilations": ones, "window_dilations": ones}
-    region = (_first(op.regions[0], numbers.type.dtype, b),)
+    region = (_first_selected_combiner(op.regions[0], numbers.type.dtype, b),)
     _, places = b.append(b.op("reduce_window", (x, numbers, init, nowhere), attrs, hint="selected", regions=region))
     return places
 
 
-def _first(select: Region, dtype: str, b: Builder) -> Region:
+def _first_selected_combiner(select: Region, dtype: str, b: Builder) -> Region:
     """Return the combiner that selects from two (element, number) pairs by ``select``; no number loses."""
     types = [TensorType(t) for t in (select.params[0].type.dtype, dtype)] * 2
     x, m, y, n = (Value(b.names.fresh(hint), t) for hint, t in zip("xmyn", types, strict=True))
     inner = Builder(b.names, loc=b.loc)
-    maths = Maths(inner)
+    maths = ElementwiseBuilder(inner)
     (keep,) = append_region(select, (x, y), inner)
     other = maths("and", maths("ge", n, 0), maths("or", maths("lt", m, 0), maths("not", keep)))
     results = maths.select(other, y, x), maths.select(other, n, m)
     return Region((x, m, y, n), tuple(inner.ops), results)
 
 
-def _framed(op: Op, windows: Value, outside: Value, b: Builder) -> Value:
+def _pad_window_values(op: Op, windows: Value, outside: Value, b: Builder) -> Value:
     """Return the values of windows, padded with ``outside`` before and after for elements outside all windows."""
     low, high = {}, {}
-    for d, (covered, last) in enumerate(zip(_covered(op), _last_windows(op), strict=True)):
+    for d, (covered, last) in enumerate(zip(_max_windows_per_element(op), _last_containing_windows(op), strict=True)):
         low[d], high[d] = covered - 1, last + 1 - static(windows.type.shape[d])
     return b.pad(windows, outside, low, high)
 
 
-def _spread(op: Op, framed: Value, back: Sequence[int], b: Builder) -> Value:
+def _window_value_per_element(op: Op, framed: Value, back: Sequence[int], b: Builder) -> Value:
     """Return, for each input element of a pooling gradient, the value of one of the windows that contain it."""
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
-    start = [covered - 1 - k for covered, k in zip(_covered(op), back, strict=True)]
-    counts = [last + 1 for last in _last_windows(op)]
+    start = [covered - 1 - k for covered, k in zip(_max_windows_per_element(op), back, strict=True)]
+    counts = [last + 1 for last in _last_containing_windows(op)]
     found = b.slice(framed, start, [first + count for first, count in zip(start, counts, strict=True)])
     wide: list[int] = []
     dims: list[int] = []
@@ -119,12 +119,12 @@ def _spread(op: Op, framed: Value, back: Sequence[int], b: Builder) -> Value:
     return b.slice(found, low, [first + size for first, size in zip(low, shape, strict=True)])
 
 
-def _covered(op: Op) -> list[int]:
+def _max_windows_per_element(op: Op) -> list[int]:
     """Return the largest number of windows that contain an element, along each dim."""
     return [-(-w // s) for w, s in zip(numbers_of(op.attrs, "window"), op.attrs["strides"], strict=True)]
 
 
-def _last_windows(op: Op) -> list[int]:
+def _last_containing_windows(op: Op) -> list[int]:
     """Return, for each dim, the number of the last window that may contain the last element.
 
     Windows beyond the existing ones count, so that every element has equally many.

@@ -31,49 +31,49 @@ def simplify_shape(op: Op, b: Builder) -> Value | None:
     return rule(op, op.operands[0], b)
 
 
-def _inner(x: Value, name: str, b: Builder) -> Op | None:
+def _operand_of_inner_op(x: Value, name: str, b: Builder) -> Op | None:
     op = b.definitions.get(x)
     return op if op is not None and op.name == name else None
 
 
-def _reshape(op: Op, x: Value, b: Builder) -> Value | None:
+def _simplify_reshape(op: Op, x: Value, b: Builder) -> Value | None:
     if x.type == op.result.type:
         return x
-    inner = _inner(x, "reshape", b)
+    inner = _operand_of_inner_op(x, "reshape", b)
     if inner is not None:
         return b.reshape(inner.operands[0], op.result.type.shape)
-    spread = _inner(x, "broadcast", b)
+    spread = _operand_of_inner_op(x, "broadcast", b)
     if spread is not None and spread.operands[0].type.rank == 0:
         return b.broadcast(spread.operands[0], (), op.result.type.shape)
     return None
 
 
-def _transpose(op: Op, x: Value, b: Builder) -> Value | None:
+def _simplify_transpose(op: Op, x: Value, b: Builder) -> Value | None:
     perm = tuple(op.attrs["perm"])
     if perm == tuple(range(len(perm))):
         return x
-    inner = _inner(x, "transpose", b)
+    inner = _operand_of_inner_op(x, "transpose", b)
     if inner is not None:
         return b.transpose(inner.operands[0], [inner.attrs["perm"][p] for p in perm])
     large = [p for p in perm if x.type.shape[p] != 1]
     if large == sorted(large):
         return b.reshape(x, op.result.type.shape)
-    spread = _inner(x, "broadcast", b)
+    spread = _operand_of_inner_op(x, "broadcast", b)
     if spread is not None:
         dims = tuple(perm.index(d) for d in spread.attrs["dims"])
         return b.broadcast(spread.operands[0], dims, op.result.type.shape)
     return None
 
 
-def _broadcast(op: Op, x: Value, b: Builder) -> Value | None:
+def _simplify_broadcast(op: Op, x: Value, b: Builder) -> Value | None:
     dims, shape = tuple(op.attrs["dims"]), op.result.type.shape
     if x.type == op.result.type and dims == tuple(range(len(dims))):
         return x
-    inner = _inner(x, "broadcast", b)
+    inner = _operand_of_inner_op(x, "broadcast", b)
     if inner is not None:
         composed = tuple(dims[d] for d in inner.attrs["dims"])
         return b.broadcast(inner.operands[0], composed, shape)
-    iota = _inner(x, "iota", b)
+    iota = _operand_of_inner_op(x, "iota", b)
     if iota is not None and x.type.shape[iota.attrs["dim"]] == shape[dims[iota.attrs["dim"]]]:
         return b.make("iota", (), {"dim": dims[iota.attrs["dim"]]}, op.result.type)
     if x.type.rank and list(dims) == sorted(dims) and product(x.type.shape) == product(shape):
@@ -82,18 +82,18 @@ def _broadcast(op: Op, x: Value, b: Builder) -> Value | None:
     return None
 
 
-def _slice(op: Op, x: Value, b: Builder) -> Value | None:
+def _simplify_slice(op: Op, x: Value, b: Builder) -> Value | None:
     start, limit, stride = dims_of(op.attrs, "start"), dims_of(op.attrs, "limit"), dims_of(op.attrs, "stride")
     if all(s == 0 for s in start) and all(s == 1 for s in stride) and tuple(limit) == x.type.shape:
         return x
     if not is_static((*start, *limit, *stride, *x.type.shape, *op.result.type.shape)):
         return None
-    inner = _inner(x, "slice", b)
+    inner = _operand_of_inner_op(x, "slice", b)
     if inner is not None:
         found = [dims_of(inner.attrs, "start"), dims_of(inner.attrs, "stride"), inner.operands[0].type.shape]
         if all(map(is_static, found)):
             return _slice_of_slice(op, inner, b)
-    joined = _inner(x, "concatenate", b)
+    joined = _operand_of_inner_op(x, "concatenate", b)
     return _slice_of_concatenate(op, joined, b) if joined is not None else None
 
 
@@ -122,15 +122,15 @@ def _slice_of_concatenate(op: Op, joined: Op, b: Builder) -> Value | None:
     return None
 
 
-def _pad(op: Op, x: Value, b: Builder) -> Value | None:
+def _simplify_pad(op: Op, x: Value, b: Builder) -> Value | None:
     return None if any((*dims_of(op.attrs, "low"), *dims_of(op.attrs, "high"), *dims_of(op.attrs, "interior"))) else x
 
 
-def _reverse(op: Op, x: Value, b: Builder) -> Value | None:
+def _simplify_reverse(op: Op, x: Value, b: Builder) -> Value | None:
     return x if all(x.type.shape[d] == 1 for d in op.attrs["dims"]) else None
 
 
-def _concatenate(op: Op, x: Value, b: Builder) -> Value | None:
+def _simplify_concatenate(op: Op, x: Value, b: Builder) -> Value | None:
     dim = op.attrs["dim"]
     parts = tuple(v for v in op.operands if v.type.shape[dim] != 0) or op.operands[:1]
     if len(parts) == 1:
@@ -138,7 +138,7 @@ def _concatenate(op: Op, x: Value, b: Builder) -> Value | None:
     return b.make("concatenate", parts, {"dim": dim}) if len(parts) < len(op.operands) else None
 
 
-def _dynamic_slice(op: Op, x: Value, b: Builder) -> Value | None:
+def _simplify_dynamic_slice(op: Op, x: Value, b: Builder) -> Value | None:
     sizes = dims_of(op.attrs, "sizes")
     if sizes == x.type.shape:
         return x
@@ -153,11 +153,11 @@ def _dynamic_slice(op: Op, x: Value, b: Builder) -> Value | None:
     return b.slice(x, begin, [s + n for s, n in zip(begin, sizes)])
 
 
-def _gather(op: Op, x: Value, b: Builder) -> Value | None:
+def _simplify_gather(op: Op, x: Value, b: Builder) -> Value | None:
     """Replace a gather of one slice at a constant index by a slice; JAX emits it for ``jnp.take(x, 0, axis)``."""
     a, indices = op.attrs, op.operands[1]
     others = [d for d in range(op.result.type.rank) if d not in a["offset_dims"]]
-    begin = _one_place(op, op.result, indices, a["start_index_map"], others, b)
+    begin = _constant_start_indices(op, op.result, indices, a["start_index_map"], others, b)
     if begin is None or a["operand_batching_dims"]:
         return None
     sizes = numbers_of(a, "slice_sizes")
@@ -166,7 +166,7 @@ def _gather(op: Op, x: Value, b: Builder) -> Value | None:
     return b.reshape(cut, op.result.type.shape)
 
 
-def _scatter(op: Op, x: Value, b: Builder) -> Value | None:
+def _simplify_single_scatter(op: Op, x: Value, b: Builder) -> Value | None:
     """Replace a scatter of one update at a constant index to a uniform array, as in the gradient of ``jnp.take``.
 
     The array is combined with the padded update.
@@ -177,7 +177,7 @@ def _scatter(op: Op, x: Value, b: Builder) -> Value | None:
         return None
     _, indices, update = op.operands
     others = [d for d in range(update.type.rank) if d not in a["update_window_dims"]]
-    begin = _one_place(op, update, indices, a["scatter_dims_to_operand_dims"], others, b)
+    begin = _constant_start_indices(op, update, indices, a["scatter_dims_to_operand_dims"], others, b)
     if begin is None or a["input_batching_dims"]:
         return None
     window = iter([static(update.type.shape[d]) for d in a["update_window_dims"]])
@@ -192,7 +192,7 @@ def _scatter(op: Op, x: Value, b: Builder) -> Value | None:
     return b.make(name, (x, part), {}, x.type)
 
 
-def _one_place(
+def _constant_start_indices(
     op: Op, part: Value, indices: Value, dims: Sequence[int], others: Sequence[int], b: Builder
 ) -> list[int] | None:
     """Return the constant start indices of a gather or scatter with one slice, or None if not constant."""
@@ -205,9 +205,9 @@ def _one_place(
     return [int(known.get(d, 0)) for d in range(op.operands[0].type.rank)]
 
 
-def _reduce_window(op: Op, x: Value, b: Builder) -> Value | None:
+def _pad_to_window_padding(op: Op, x: Value, b: Builder) -> Value | None:
     """Turn a pad with the neutral initial value into padding of the windows, as in gradients of average pooling."""
-    a, pad, name = op.attrs, _inner(x, "pad", b), combiner_op_name(op)
+    a, pad, name = op.attrs, _operand_of_inner_op(x, "pad", b), combiner_op_name(op)
     neutral = None if name is None else neutral_value(name, x.type.dtype)
     if pad is None or scan_of(op) is not None:
         return None  # with the padding, windows of a scan would not reach from end to end
@@ -228,14 +228,22 @@ def _reduce_window(op: Op, x: Value, b: Builder) -> Value | None:
     return b.make("reduce_window", (pad.operands[0], op.operands[1]), attrs, op.result.type, regions=op.regions)
 
 
-def _dynamic_update_slice(op: Op, x: Value, b: Builder) -> Value | None:
+def _simplify_dynamic_update_slice(op: Op, x: Value, b: Builder) -> Value | None:
     update = op.operands[1]
     return update if update.type == x.type else None
 
 
 _RULES: dict[str, Callable[[Op, Value, Builder], Value | None]] = {
-    "reshape": _reshape, "transpose": _transpose, "broadcast": _broadcast, "slice": _slice, "pad": _pad,
-    "reverse": _reverse, "concatenate": _concatenate, "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update_slice, "gather": _gather, "scatter": _scatter,
-    "reduce_window": _reduce_window,
-}  # fmt: skip
+    "reshape": _simplify_reshape,
+    "transpose": _simplify_transpose,
+    "broadcast": _simplify_broadcast,
+    "slice": _simplify_slice,
+    "pad": _simplify_pad,
+    "reverse": _simplify_reverse,
+    "concatenate": _simplify_concatenate,
+    "dynamic_slice": _simplify_dynamic_slice,
+    "dynamic_update_slice": _simplify_dynamic_update_slice,
+    "gather": _simplify_gather,
+    "scatter": _simplify_single_scatter,
+    "reduce_window": _pad_to_window_padding,
+}

@@ -26,33 +26,33 @@ from aotc.lowering.passes.rewrite import Builder, rewrite_function
 _INDICES = frozenset({"i32", "i64", "u32", "u64"})  # fewer bits might not hold the place of a slice
 
 
-def update_slices(function: Function) -> Function:
+def update_slices_in_place(function: Function) -> Function:
     """Return ``function`` with updates of slices rewritten as updates of the arrays, if slices are written back."""
     if "dynamic_update_slice" not in function.body.names or "dynamic_slice" not in function.body.names:
         return function
     makers = {v: op for op in walk(function.body) for v in op.results}
-    users = _users(function.body)
+    users = _users_of_values(function.body)
     links: dict[Value, tuple[int, ...]] = {}
     for op in walk(function.body):
         if op.name == "dynamic_update_slice":
-            links |= _links(op, makers, users)
+            links |= _slice_update_chain(op, makers, users)
     return rewrite_function(function, _SliceUpdateRewriter(links).rule, _ON_WHOLE) if links else function
 
 
-def written_back(op: Op, makers: Mapping[Value, Op]) -> tuple[list[Op], Op | None]:
+def updates_written_back(op: Op, makers: Mapping[Value, Op]) -> tuple[list[Op], Op | None]:
     """Return the updates of a slice that ``op`` (``dynamic_update_slice``) writes back, and the slice.
 
     The slice is None if the written value does not come from a slice.
     """
     chain: list[Op] = []
-    maker = _through_reshapes(op.operands[1], makers)
+    maker = _value_before_reshapes(op.operands[1], makers)
     while maker is not None and maker.name in _ON_WHOLE and len(maker.results) == 1:
         chain.append(maker)
-        maker = _through_reshapes(maker.operands[0], makers)
+        maker = _value_before_reshapes(maker.operands[0], makers)
     return chain[::-1], maker if maker is not None and maker.name == "dynamic_slice" else None
 
 
-def same_place(one: Op, other: Op, makers: Mapping[Value, Op]) -> bool:
+def same_slice_position(one: Op, other: Op, makers: Mapping[Value, Op]) -> bool:
     """Return True if a ``dynamic_slice`` and a ``dynamic_update_slice`` have the same position and size."""
     read, written = (one, other) if one.name == "dynamic_slice" else (other, one)
     shape = written.operands[1].type.shape
@@ -66,7 +66,7 @@ def same_place(one: Op, other: Op, makers: Mapping[Value, Op]) -> bool:
     return True
 
 
-def _users(region: Region) -> dict[Value, list[Op]]:
+def _users_of_values(region: Region) -> dict[Value, list[Op]]:
     found: dict[Value, list[Op]] = {}
     for op in walk(region):
         for v in op.operands:
@@ -74,31 +74,33 @@ def _users(region: Region) -> dict[Value, list[Op]]:
     return found
 
 
-def _through_reshapes(v: Value, makers: Mapping[Value, Op]) -> Op | None:
+def _value_before_reshapes(v: Value, makers: Mapping[Value, Op]) -> Op | None:
     maker = makers.get(v)
     while maker is not None and maker.name == "reshape":
         maker = makers.get(maker.operands[0])
     return maker
 
 
-def _links(op: Op, makers: Mapping[Value, Op], users: Mapping[Value, list[Op]]) -> dict[Value, tuple[int, ...]]:
+def _slice_update_chain(
+    op: Op, makers: Mapping[Value, Op], users: Mapping[Value, list[Op]]
+) -> dict[Value, tuple[int, ...]]:
     """Return the chain of slice updates that ``op`` writes back, with the array dims that each slice retains."""
-    chain, read = written_back(op, makers)
+    chain, read = updates_written_back(op, makers)
     x = op.operands[0]
-    if not chain or read is None or read.operands[0] is not x or not same_place(read, op, makers):
+    if not chain or read is None or read.operands[0] is not x or not same_slice_position(read, op, makers):
         return {}
     if any(user is not op and user.name != "dynamic_slice" for user in users[x]):
         return {}  # it would have to be copied as a whole
     found: dict[Value, tuple[int, ...]] = {}
     for link in chain:
-        dims = _dims(read, link.operands[0].type.shape)
+        dims = _whole_dims_of_slice(read, link.operands[0].type.shape)
         if dims is None or (link.name == "scatter" and link.operands[1].type.dtype not in _INDICES):
             return {}
         found[link.result] = dims
     return found
 
 
-def _dims(read: Op, shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
+def _whole_dims_of_slice(read: Op, shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
     """Return the dims that a slice has whole if all others are leading dims of size 1 that it drops; else None."""
     sizes, whole = dims_of(read.attrs, "sizes"), read.operands[0].type.shape
     dropped = len(sizes) - len(shape)
@@ -115,7 +117,7 @@ class _SliceUpdateRewriter:
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the value that replaces the result of an update, or None."""
         if op.results and op.results[0] in self.links:
-            read = _through_reshapes(op.operands[0], b.definitions)
+            read = _value_before_reshapes(op.operands[0], b.definitions)
             if read is None or read.name != "dynamic_slice":
                 return None
             x, *starts = read.operands
@@ -125,21 +127,21 @@ class _SliceUpdateRewriter:
             part = b.make("dynamic_slice", (made, *starts), read.attrs)
             return (b.reshape(part, op.result.type.shape),)
         if op.name == "dynamic_update_slice":
-            read = _through_reshapes(op.operands[1], b.definitions)
-            if read is not None and read.name == "dynamic_slice" and same_place(read, op, b.definitions):
+            read = _value_before_reshapes(op.operands[1], b.definitions)
+            if read is not None and read.name == "dynamic_slice" and same_slice_position(read, op, b.definitions):
                 x = read.operands[0]
                 if self.updated.get(x) is op.operands[0]:
                     return (x,)
         return None
 
 
-def _update(op: Op, x: Value, starts: Sequence[Value], b: Builder) -> Value:
+def _slice_update_of_array(op: Op, x: Value, starts: Sequence[Value], b: Builder) -> Value:
     _, new, *inner = op.operands
     part = b.reshape(new, (1,) * len(starts) + new.type.shape)
     return b.make("dynamic_update_slice", (x, part, *starts, *inner))
 
 
-def _scatter(op: Op, x: Value, starts: Sequence[Value], b: Builder) -> Value:
+def _scatter_into_whole_array(op: Op, x: Value, starts: Sequence[Value], b: Builder) -> Value:
     """Return the scatter ``op`` into ``x`` instead of a slice of it: ``starts`` precede each index vector."""
     _, indices, updates = op.operands
     a, more, along = op.attrs, len(starts), op.attrs["index_vector_dim"]
@@ -161,5 +163,5 @@ def _scatter(op: Op, x: Value, starts: Sequence[Value], b: Builder) -> Value:
 
 
 _ON_WHOLE: Mapping[str, Callable[[Op, Value, Sequence[Value], Builder], Value]] = {
-    "dynamic_update_slice": _update, "scatter": _scatter,
+    "dynamic_update_slice": _slice_update_of_array, "scatter": _scatter_into_whole_array,
 }  # fmt: skip

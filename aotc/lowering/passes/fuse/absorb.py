@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from aotc.ir.dims.algebra import product
 from aotc.ir.opset import FREE, OPS, SCALARS
 from aotc.ir.opset.dim_attributes import dims_of
-from aotc.ir.tensor.ir import Op, TensorType, Value, captures, post_order
+from aotc.ir.tensor.ir import Op, TensorType, Value, post_order, values_captured_by_op
 from aotc.lowering.analysis.anchors import Anchors, anchors_of
 from aotc.lowering.analysis.in_place import UpdatedArrays, updated_operands
 from aotc.lowering.cost_model.machines import machine_of
@@ -28,7 +28,7 @@ from aotc.lowering.cost_model.work import estimated_dim
 from aotc.lowering.passes.fuse.outline import Group
 from aotc.lowering.passes.fuse.record import FusionRecord
 from aotc.lowering.plans.region_work import RegionWork, least_row_work, loop_work, update_work
-from aotc.lowering.plans.resources import row_fits, row_memory
+from aotc.lowering.plans.resources import row_memory, row_values_fit_worker
 from aotc.lowering.plans.thresholds import REGION_BUFFERS, REGION_WORK, REPEATED_WORK
 from aotc.lowering.threshold import Limit
 from aotc.options import Options
@@ -53,7 +53,7 @@ REGION_OPS = Limit(
 
 
 @dataclass(frozen=True)
-class Budget:
+class RegionBudget:
     """Limits on the work and the memory of a group.
 
     Attributes
@@ -82,28 +82,28 @@ class Budget:
         inside = dict.fromkeys(ops)
 
         def needs(op: Op) -> list[Op]:
-            makers = [self.makers.get(v) for v in reversed((*op.operands, *captures(op)))]
+            makers = [self.makers.get(v) for v in reversed((*op.operands, *values_captured_by_op(op)))]
             return [m for m in makers if m and (m in inside or (m.name in FREE and m not in self.group_of))]
 
         return {v: op for op in post_order(inside, needs) for v in op.results}
 
     def refuses_member(self, members: Sequence[Op], anchors: Anchors) -> str:
         """Return the reason why ``members`` cannot be a region with reductions, or an empty string."""
-        return self._refuses_row(self.body(members), members, anchors)
+        return self._refuses_row_region(self.body(members), members, anchors)
 
     def refuses_absorbed(self, group: Group, reader: Group) -> str:
         """Return the reason why ``reader`` cannot also compute ``group``, or an empty string."""
         members = reader.members
         ops = self.body([*group.absorbed, *group.members, *reader.absorbed, *members])
         if reader.kind in ("row", "reduce"):
-            return self._refuses_row(ops, members, anchors_of(members[0], list(dict.fromkeys(ops.values()))))
+            return self._refuses_row_region(ops, members, anchors_of(members[0], list(dict.fromkeys(ops.values()))))
         if reader.kind == "update" or reader.anchors is None:
             work = update_work(ops, members[0])
         else:
             work = loop_work(ops, reader.anchors, members, self.target)
             if reader.kind in ("loop", "window") and self._saves_memory(group, work, reader.anchors):
                 return ""
-        return "" if work.fits else _too_much(work)
+        return "" if work.fits else _too_much_work_reason(work)
 
     def _saves_memory(self, group: Group, work: RegionWork, anchors: Anchors) -> bool:
         """Return True if on a GPU a separate kernel that stores the group's results would take longer."""
@@ -122,7 +122,7 @@ class Budget:
         """Return True if a group on a GPU consists only of pads, which cost nothing beside the memory reads."""
         return self.target.kind == "cuda" and all(op.name == "pad" for op in (*group.members, *group.absorbed))
 
-    def _refuses_row(self, ops: Mapping[Value, Op], members: Sequence[Op], anchors: Anchors) -> str:
+    def _refuses_row_region(self, ops: Mapping[Value, Op], members: Sequence[Op], anchors: Anchors) -> str:
         read = {v for op in members for v in op.operands}
         stored = [v for op in members for v in op.results if v not in read and not anchors.is_row(v)]
         stages = RowStages(ops, anchors, stored)
@@ -130,10 +130,11 @@ class Budget:
         if work.fits:
             return ""
         needed = [*stages.keep(lambda sizes: True, cheap=True).values()]
-        if not needed or row_fits(self.target, stages, needed):
-            return _too_much(work)
+        if not needed or row_values_fit_worker(self.target, stages, needed):
+            return _too_much_work_reason(work)
         where, limit = row_memory(self.target, stages)
-        return f"{sum(needed):,} bytes of a row > {limit:,} bytes of {where}, and without them {_too_much(work)}"
+        reason = _too_much_work_reason(work)
+        return f"{sum(needed):,} bytes of a row > {limit:,} bytes of {where}, and without them {reason}"
 
 
 REPEATED_WORK_O3 = Limit(
@@ -149,7 +150,7 @@ STAGE_WORK = Limit(
 
 
 @dataclass(frozen=True)
-class Absorber:
+class GroupAbsorber:
     """Merges loop groups into the groups that are their only readers.
 
     Attributes
@@ -167,7 +168,7 @@ class Absorber:
 
     readers: Mapping[Value, Sequence[Op]]
     needed: Set[Value]
-    budget: Budget
+    budget: RegionBudget
     record: FusionRecord
     widened: Set[Value]
     updated: UpdatedArrays
@@ -175,7 +176,7 @@ class Absorber:
     def run(self, groups: Sequence[Group], group_of: dict[Op, Group]) -> None:
         """Merge fusion groups into their readers where profitable, last group first; update ``group_of``."""
         for group in reversed(groups):
-            reader = self._only_reader(group, group_of) if group.kind == "loop" else None
+            reader = self._only_reader_of_group(group, group_of) if group.kind == "loop" else None
             if reader is None:
                 continue
             ops = [*group.members, *group.absorbed]
@@ -185,7 +186,7 @@ class Absorber:
                 group_of.update(dict.fromkeys(ops, reader))
                 group.members, group.absorbed = [], []
 
-    def _only_reader(self, group: Group, group_of: Mapping[Op, Group]) -> Group | None:
+    def _only_reader_of_group(self, group: Group, group_of: Mapping[Op, Group]) -> Group | None:
         made = [v for op in group.members for v in op.results]
         if any(v in self.needed for v in made):
             return None
@@ -216,7 +217,7 @@ class Absorber:
         if not self.budget.most_ops.holds(count):
             return f"{count} ops > {self.budget.most_ops.value}"
         ops = [*group.members, *group.absorbed, *reader.members, *reader.absorbed]
-        buffers = self._buffers_of(ops)
+        buffers = self._buffers_read_by(ops)
         if not REGION_BUFFERS.holds(buffers):
             return f"{buffers} buffers > {REGION_BUFFERS.value}"
         made = {v for op in group.members for v in op.results}
@@ -234,7 +235,7 @@ class Absorber:
             return "each row of many would read it with strides"
         frame = self.budget.is_frame(group) and reader.kind in ("loop", "window")
         if reader.kind != "update" and not frame:
-            repeated = self._repeated(group, reader)
+            repeated = self._repeated_operations(group, reader)
             limit = REPEATED_WORK if self.budget.level < 3 else REPEATED_WORK_O3
             if not limit.holds(repeated):
                 return f"{repeated} scalar operations per element would be repeated > {limit.value}"
@@ -249,7 +250,7 @@ class Absorber:
             updated.add(v)
             if (maker := self.budget.makers.get(v)) is not None and v in maker.results[: len(updated_operands(maker))]:
                 left.append(maker.operands[updated_operands(maker)[maker.results.index(v)]])
-        made, whole = (_elements(v.type) for v in (group.members[-1].result, update.operands[0]))
+        made, whole = (_element_count_of_type(v.type) for v in (group.members[-1].result, update.operands[0]))
         small = made is not None and whole is not None and made < whole
         ops = self.budget.body([*group.absorbed, *group.members]).values()
         return small and any(v in updated for op in ops for v in op.operands)
@@ -259,16 +260,19 @@ class Absorber:
         last = group.members[-1]
         if last.name != "transpose" or last.operands[0].type.shape[-1] == 1:
             return False
-        made, read = _elements(last.result.type), _elements(reader.members[0].operands[0].type)
+        made, read = (
+            _element_count_of_type(last.result.type),
+            _element_count_of_type(reader.members[0].operands[0].type),
+        )
         moved = last.attrs["perm"][-1] != last.result.type.rank - 1
         return moved and made is not None and read is not None and read > made
 
-    def _repeated(self, group: Group, reader: Group) -> int:
+    def _repeated_operations(self, group: Group, reader: Group) -> int:
         """Return the scalar operations per element that a reader repeats if it recomputes ``group``."""
         cost = sum(op.attrs.get("work", OPS[op.name].work) for op in group.members + group.absorbed)
-        made = _elements(group.members[-1].result.type)
+        made = _element_count_of_type(group.members[-1].result.type)
         anchor = reader.anchors.anchor if reader.anchors else reader.members[0].results[0]
-        read = _elements(anchor.type)
+        read = _element_count_of_type(anchor.type)
         repeats = 1 if made is None or read is None else max(1, -(-read // max(made, 1)))
         if reader.kind == "window":
             repeats = estimated_dim(product(dims_of(reader.members[0].attrs, "window")))
@@ -277,12 +281,12 @@ class Absorber:
             repeats *= levels if STAGE_WORK.holds(cost) else 1
         return cost * (repeats - 1)
 
-    def _buffers_of(self, ops: list[Op]) -> int:
+    def _buffers_read_by(self, ops: list[Op]) -> int:
         inside = set(ops)
         return len({v for m in inside for v in m.operands if self.budget.makers.get(v) not in inside})
 
 
-def _too_much(work: RegionWork) -> str:
+def _too_much_work_reason(work: RegionWork) -> str:
     """Return the reason for the refusal of a region that would do too much work."""
     return f"{work.fused} scalar operations, {work.share} % of {work.apart} apart > {REGION_WORK.value} %"
 
@@ -292,6 +296,6 @@ def fusion_target(options: Options) -> Target:
     return resolve_targets(options.target)[0].limited(options.stack_limit, options.shared_memory_limit)
 
 
-def _elements(type_: TensorType) -> int | None:
+def _element_count_of_type(type_: TensorType) -> int | None:
     n = product(type_.shape)
     return n if isinstance(n, int) else None

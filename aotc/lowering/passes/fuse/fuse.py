@@ -26,18 +26,18 @@ from dataclasses import replace
 from aotc.ir.dims.algebra import is_static, product
 from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, PERMUTATIONS, SCALARS, VIEWERS
 from aotc.ir.opset.control import JUDGED
-from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captured, captures
+from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, captured_values, values_captured_by_op
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.in_place import UpdatedArrays, updated_operands
 from aotc.lowering.analysis.index_maps import value_before_movement
 from aotc.lowering.analysis.parallel_scatters import is_parallel_scatter
 from aotc.lowering.analysis.prefix_scans import scan_of
 from aotc.lowering.cost_model.measured_work import with_measured_work
-from aotc.lowering.passes.fuse.absorb import READS_LATE, Absorber, Budget, fusion_target
+from aotc.lowering.passes.fuse.absorb import READS_LATE, GroupAbsorber, RegionBudget, fusion_target
 from aotc.lowering.passes.fuse.outline import Group, Outliner
-from aotc.lowering.passes.fuse.recompute import Recomputer
+from aotc.lowering.passes.fuse.recompute import CheapValueRecomputer
 from aotc.lowering.passes.fuse.record import FusionRecord
-from aotc.lowering.plans.fusion_wait import Share, own_nanoseconds, refuses_to_wait, region_share
+from aotc.lowering.plans.fusion_wait import RegionShare, refuses_to_wait, region_share, single_worker_nanoseconds
 from aotc.lowering.plans.operand_views import OperandViews, has_aligned_rows, operand_views
 from aotc.lowering.plans.thresholds import REGION_BUFFERS, STRIDED_BYTES
 from aotc.lowering.threshold import Limit
@@ -63,7 +63,7 @@ def fuse_recorded(module: Module, options: Options, record: FusionRecord) -> Mod
     outlined: dict[str, Function] = {}
     changed = {}
     for function in module.functions.values():
-        body = _Fuser(options, module.functions, outlined, {}, record).region(function.body)
+        body = _FusionGrouper(options, module.functions, outlined, {}, record).region(function.body)
         changed[function.name] = replace(function, body=body)
     return Module({**changed, **outlined}, module.name)
 
@@ -82,12 +82,16 @@ def needs_buffer(
             needed.update(op.operands[n] for n in updated_operands(op))
         elif op.name in VIEWERS:
             copied = {v for v in op.operands if kind == "cuda" and not has_aligned_rows(v, makers)}
-            needed.update(x for v in op.operands for x in ([v] if v in copied else _stored(v, makers, viewed.slices)))
+            needed.update(
+                x
+                for v in op.operands
+                for x in ([v] if v in copied else _stored_values_behind(v, makers, viewed.slices))
+            )
         elif op.name in CONTRACT or op.name in CONTROL_FLOW or not _reads_inline(op):
             needed.update(v for v in op.operands if op.name not in CONTRACT or v not in viewed.operands)
         for r in op.regions:
             if op.name in CONTROL_FLOW:
-                needed.update(captured(r))
+                needed.update(captured_values(r))
     stack = list(needed)
     while stack:
         op_ = makers.get(stack.pop())
@@ -97,7 +101,7 @@ def needs_buffer(
     return needed
 
 
-def _stored(v: Value, makers: Mapping[Value, Op], slices: Set[Op]) -> Iterator[Value]:
+def _stored_values_behind(v: Value, makers: Mapping[Value, Op], slices: Set[Op]) -> Iterator[Value]:
     """Yield the stored values for a read of ``v`` through movement ops and ``slices``: an array, and slice starts."""
     v = value_before_movement(v, makers)
     while (op := makers.get(v)) is not None and op in slices:
@@ -118,7 +122,7 @@ REPEATED_MOVES = Limit(
 )
 
 
-class _Fuser:
+class _FusionGrouper:
     """State of the fusion of one region."""
 
     def __init__(
@@ -132,7 +136,7 @@ class _Fuser:
         self.groups: list[Group] = []
         self.group_of: dict[Op, Group] = {}
         self._times: dict[Group, tuple[int, float]] = {}  # with the number of members counted
-        self.budget = Budget(options.opt_level, fusion_target(options), self.makers, self.group_of)
+        self.budget = RegionBudget(options.opt_level, fusion_target(options), self.makers, self.group_of)
 
     def region(self, region: Region) -> Region:
         """Return ``region`` with its ops grouped into dispatches.
@@ -140,7 +144,7 @@ class _Fuser:
         Ops at which the host waits for memory are barriers: ops before and after them are fused separately.
         """
         if any(op.name in JUDGED for op in region.ops):
-            return self._stages(region)
+            return self._fusion_stages(region)
         self.makers.update((v, op) for op in region.ops for v in op.results)
         self.users: dict[Value, list[Op]] = {}
         for op in region.ops:
@@ -153,40 +157,50 @@ class _Fuser:
         moves: dict[Value, int] = {}  # consecutive movement ops that every reader of a value repeats
         for op in region.ops:
             count = 1 + max((moves.get(v, 0) for v in op.operands), default=0)
-            if self._materialised(op) or (not REPEATED_MOVES.holds(count) and op.name in FREE and op.name != "reshape"):
-                self._place(op)
+            if self._materialised_operands(op) or (
+                not REPEATED_MOVES.holds(count) and op.name in FREE and op.name != "reshape"
+            ):
+                self._place_in_group(op)
             elif op.operands:
                 moves[op.result] = count
         if self.level >= 2:
             readers: dict[Value, list[Op]] = {}
             for op in self.group_of:
-                for v in self._behind(list(op.operands)):
+                for v in self._group_values_behind(list(op.operands)):
                     readers.setdefault(v, []).append(op)
-            absorber = Absorber(readers, self.needed, self.budget, self.record, self.views.operands, self.updated)
+            absorber = GroupAbsorber(readers, self.needed, self.budget, self.record, self.views.operands, self.updated)
             absorber.run(self.groups, self.group_of)
-            Recomputer(absorber, self.group_of).run(self.groups)
+            CheapValueRecomputer(absorber, self.group_of).run(self.groups)
         outer, taken = self.outer, self.functions
         outliner = Outliner(
-            self.groups, self.group_of, self.makers, outer, taken, self.outlined, self._inner, self.record.groups,
-            self.views.operands, self.views.slices,
+            self.groups,
+            self.group_of,
+            self.makers,
+            outer,
+            taken,
+            self.outlined,
+            self._fuse_inner_region,
+            self.record.groups,
+            self.views.operands,
+            self.views.slices,
         )
         return outliner.region(region)
 
-    def _inner(self, op: Op, region: Region) -> Region:
+    def _fuse_inner_region(self, op: Op, region: Region) -> Region:
         """Fuse a region of ``op``, for the target of its device if it has one."""
         target = self.options.devices.get(op.attrs.get("device", ""), self.options.target)
         options = replace(self.options, target=target)
-        return _Fuser(options, self.functions, self.outlined, self.makers, self.record).region(region)
+        return _FusionGrouper(options, self.functions, self.outlined, self.makers, self.record).region(region)
 
-    def _stages(self, region: Region) -> Region:
+    def _fusion_stages(self, region: Region) -> Region:
         makers = dict(self.makers)
         ops: list[Op] = []
         begin = 0
         for end in [*(n for n, op in enumerate(region.ops) if op.name in JUDGED), len(region.ops)]:
             part, rest = region.ops[begin:end], region.ops[end:]
-            later = {*region.results, *(v for op in rest for v in (*op.operands, *captures(op)))}
+            later = {*region.results, *(v for op in rest for v in (*op.operands, *values_captured_by_op(op)))}
             kept = tuple(v for op in part for v in op.results if v in later)
-            fuser = _Fuser(self.options, self.functions, self.outlined, makers, self.record)
+            fuser = _FusionGrouper(self.options, self.functions, self.outlined, makers, self.record)
             ops += fuser.region(Region(region.params, part, kept)).ops
             ops += rest[:1]
             makers.update((v, op) for op in part for v in op.results)
@@ -195,7 +209,7 @@ class _Fuser:
 
     # --- which ops become part of a group ---
 
-    def _materialised(self, op: Op) -> bool:
+    def _materialised_operands(self, op: Op) -> bool:
         if op.name == "constant":  # one of unknown size cannot be in the bundle: a kernel fills it
             return op.result in self.needed and not is_static(op.result.type.shape)
         if op.name == "reshape" or (op.name == "dim"):
@@ -205,32 +219,35 @@ class _Fuser:
         if op.name in FREE:
             wanted = op.result in self.needed or self.level == 0
             return wanted or (
-                op.name == "transpose" and op not in self.views.moves and _moves_last(op) and _large(op.result.type)
+                op.name == "transpose"
+                and op not in self.views.moves
+                and _moves_last_dim(op)
+                and _is_large_type(op.result.type)
             )
         return True
 
-    def _place(self, op: Op) -> None:
+    def _place_in_group(self, op: Op) -> None:
         if op.name in CONTRACT:
-            self._open(op, "contract")
+            self._open_group(op, "contract")
         elif op.name == "reduce":
-            if not self._join(op):
+            if not self._join_group(op):
                 self._open_reduce(op)
         elif op.name == "reduce_window":
-            self._open(op, "single" if scan_of(op) else "window")
+            self._open_group(op, "single" if scan_of(op) else "window")
         elif is_update(op, self.budget.target.kind, self.level):
-            self._open(op, "update")
+            self._open_group(op, "update")
         elif op.name in INLINE:
-            if not self._join(op):
-                self._open(op, "loop")
+            if not self._join_group(op):
+                self._open_group(op, "loop")
         else:
-            self._open(op, "single")
+            self._open_group(op, "single")
 
-    def _open(self, op: Op, kind: str) -> None:
+    def _open_group(self, op: Op, kind: str) -> None:
         group = Group(len(self.groups), kind, [op])
         if kind not in ("single", "update"):
             group.anchors = Anchors(op, self.makers)
         self.groups.append(group)
-        self._add(group, op, self._sources(op))
+        self._add_to_group(group, op, self._source_groups(op))
 
     def _open_reduce(self, op: Op) -> None:
         """Open a region for a reduction; it iterates over the reduction's operand."""
@@ -240,16 +257,16 @@ class _Fuser:
         else:
             group = Group(len(self.groups), "single", [op])
         self.groups.append(group)
-        self._add(group, op, self._sources(op))
+        self._add_to_group(group, op, self._source_groups(op))
 
-    def _add(self, group: Group, op: Op, sources: list[Group]) -> None:
+    def _add_to_group(self, group: Group, op: Op, sources: list[Group]) -> None:
         """Add ``op``, which reads results of ``sources``, to ``group``."""
         self.group_of[op] = group
         group.reads.update(v for v in op.operands if self._producer_groups(v, group))
         for source in sources:
             if source is not group:
                 source.after[group] = None
-        before = _before(group, sources)
+        before = _groups_that_run_before(group, sources)
         stack = [group]
         while stack:  # also for all groups after it
             later = stack.pop()
@@ -261,15 +278,15 @@ class _Fuser:
         maker = self.makers.get(v)
         return maker is None or self.group_of.get(maker) is not group
 
-    def _sources(self, op: Op) -> list[Group]:
+    def _source_groups(self, op: Op) -> list[Group]:
         """Return the groups whose results ``op`` reads, directly or through movement ops, the latest first."""
-        return self._groups_behind([*op.operands, *captures(op)])
+        return self._groups_behind([*op.operands, *values_captured_by_op(op)])
 
     def _groups_behind(self, stack: list[Value]) -> list[Group]:
-        groups = {self.group_of[self.makers[v]] for v in self._behind(stack)}
+        groups = {self.group_of[self.makers[v]] for v in self._group_values_behind(stack)}
         return sorted(groups, key=lambda group: group.number, reverse=True)
 
-    def _behind(self, stack: list[Value]) -> set[Value]:
+    def _group_values_behind(self, stack: list[Value]) -> set[Value]:
         """Return the values of groups on which the values in ``stack`` depend, also through movement ops."""
         made: set[Value] = set()
         seen: set[Value] = set()
@@ -287,37 +304,37 @@ class _Fuser:
 
     # --- joining ---
 
-    def _join(self, op: Op) -> bool:
+    def _join_group(self, op: Op) -> bool:
         if self.level == 0 or (self.level == 1 and op.name not in SCALARS):
             return False
         if op.name != "reduce" and op.name not in ELEMENTWISE and op.name not in PERMUTATIONS:
             return False
-        sources = self._sources(op)
+        sources = self._source_groups(op)
         candidates = [group for group in sources if group.anchors is not None]
         if len(candidates) > 1 and all(group.kind == "loop" for group in candidates):
-            candidates.sort(key=lambda group: self._is_read_by(op, group))
-        return any(self._try(op, group, sources) for group in candidates)
+            candidates.sort(key=lambda group: self._is_only_reader(op, group))
+        return any(self._try_to_join(op, group, sources) for group in candidates)
 
-    def _is_read_by(self, op: Op, group: Group) -> bool:
+    def _is_only_reader(self, op: Op, group: Group) -> bool:
         """Return True if only ``op`` reads ``group``, so that the region of ``op`` may absorb it."""
         made = [v for member in group.members for v in member.results]
         if self.level < 2 or not self.needed.isdisjoint(made):
             return False
         return all(user is op or self.group_of.get(user) is group for v in made for user in self.users.get(v, ()))
 
-    def _try(self, op: Op, group: Group, sources: list[Group]) -> bool:
+    def _try_to_join(self, op: Op, group: Group, sources: list[Group]) -> bool:
         trial = group.anchors.copy()  # type: ignore[union-attr]
-        refusal = self._refusal(op, group, sources, trial)
+        refusal = self._join_refusal(op, group, sources, trial)
         if not self.record.decide([op], group, refusal, "it is computed where its operand is"):
             return False
         if trial.reduced is not None:
             group.kind = _reduce_kind(trial)
         group.anchors = trial
         group.members.append(op)
-        self._add(group, op, sources)
+        self._add_to_group(group, op, sources)
         return True
 
-    def _refusal(self, op: Op, group: Group, sources: list[Group], trial: Anchors) -> str:
+    def _join_refusal(self, op: Op, group: Group, sources: list[Group], trial: Anchors) -> str:
         """Return the reason why ``op`` cannot join ``group``, or an empty string; extend ``trial`` by ``op``."""
         if not self.budget.most_ops.holds(len(group.members) + 1):
             return f"{len(group.members) + 1} ops > {self.budget.most_ops.value}"
@@ -325,20 +342,20 @@ class _Fuser:
             return "only loops take ops at -O1"
         if op.name == "reduce" and group.kind not in ("loop", "row", "reduce"):
             return f"a reduction joins no region of kind {group.kind}"
-        if _before(group, sources) >> group.number & 1:
+        if _groups_that_run_before(group, sources) >> group.number & 1:
             return "another operand needs its results first"
-        earlier = group.before | _before(group, sources)
+        earlier = group.before | _groups_that_run_before(group, sources)
         updates = self.updated.updates_before((*group.members, op), op.results[0].type)
         if any(earlier >> self.group_of[u].number & 1 for u in updates if u in self.group_of):
             return READS_LATE
-        if self._writes_apart(op, group):
+        if self._has_strided_writes(op, group):
             return "it would be written with other elements of the group's in between"
         buffers = len(group.reads) + sum(self._producer_groups(v, group) for v in set(op.operands) - group.reads)
         if not REGION_BUFFERS.holds(buffers):
             return f"{buffers} buffers > {REGION_BUFFERS.value}"
         if not trial.extend(op, {*group.members, op}) or not self._all_mapped(op, group, trial):
             return "it reads at another place than the region's loops are"
-        waits = self._waits(op, group, sources)
+        waits = self._wait_refusal(op, group, sources)
         if waits or trial.reduced is None:
             return waits
         level = max(trial.levels[v] for v in op.results)
@@ -349,23 +366,23 @@ class _Fuser:
                 return "a reduction over columns has one stage"
         return self.budget.refuses_member([*group.members, op], trial) if level else ""
 
-    def _writes_apart(self, op: Op, group: Group) -> bool:
+    def _has_strided_writes(self, op: Op, group: Group) -> bool:
         """Return True if ``op`` is a transpose on a CPU whose writes in the operand's loops would be far apart."""
-        transposes = op.name == "transpose" and _moves_last(op) and _large(op.result.type)
+        transposes = op.name == "transpose" and _moves_last_dim(op) and _is_large_type(op.result.type)
         return transposes and group.kind in ("loop", "window") and self.budget.target.kind == "cpu"
 
-    def _waits(self, op: Op, group: Group, sources: list[Group]) -> str:
+    def _wait_refusal(self, op: Op, group: Group, sources: list[Group]) -> str:
         """Return the reason why ``group`` should not wait for the other operands of ``op``, or an empty string."""
-        later = _before(group, sources) & ~group.before
+        later = _groups_that_run_before(group, sources) & ~group.before
         if not later or self.budget.target.kind != "cpu":  # a GPU runs regions one after the other anyway
             return ""
-        others = (self._share(self.groups[n]) for n in _numbers(later))
-        return refuses_to_wait(op, self._share(group), others, self.budget.target)
+        others = (self._share_of_region(self.groups[n]) for n in _numbers_in_bit_set(later))
+        return refuses_to_wait(op, self._share_of_region(group), others, self.budget.target)
 
-    def _share(self, group: Group) -> Share:
+    def _share_of_region(self, group: Group) -> RegionShare:
         """Return the ``Share`` of a region; only members added since the last call are counted anew."""
         known, nanoseconds = self._times.get(group, (0, 0.0))
-        nanoseconds += own_nanoseconds(group.members[known:], self.budget.target)
+        nanoseconds += single_worker_nanoseconds(group.members[known:], self.budget.target)
         self._times[group] = len(group.members), nanoseconds
         return region_share(nanoseconds, group.anchors, group.kind)
 
@@ -380,7 +397,7 @@ class _Fuser:
         return True
 
 
-def _before(group: Group, sources: list[Group]) -> int:
+def _groups_that_run_before(group: Group, sources: list[Group]) -> int:
     """Return, as a bit set, the groups that must run before ``group`` if it reads results of ``sources``."""
     bits = 0
     for source in sources:
@@ -389,7 +406,7 @@ def _before(group: Group, sources: list[Group]) -> int:
     return bits
 
 
-def _numbers(bits: int) -> Iterator[int]:
+def _numbers_in_bit_set(bits: int) -> Iterator[int]:
     """Yield the numbers in a bit set."""
     while bits:
         yield bits.bit_length() - 1
@@ -403,11 +420,11 @@ def _reduce_kind(anchors: Anchors) -> str:
     return "row" if real[len(real) - len(reduced) :] == sorted(reduced) else "reduce"
 
 
-def _moves_last(op: Op) -> bool:
+def _moves_last_dim(op: Op) -> bool:
     perm = op.attrs["perm"]
     moved = [p for p in perm if op.operands[0].type.shape[p] != 1]
     return bool(moved) and moved[-1] != max(moved)
 
 
-def _large(type_: TensorType) -> bool:
+def _is_large_type(type_: TensorType) -> bool:
     return not STRIDED_BYTES.holds(product(type_.shape) * size_of(type_.dtype))

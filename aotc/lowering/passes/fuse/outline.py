@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from aotc.ir.opset import CONTROL_FLOW, FREE, MOVES, OPS, PARTIAL, VIEWERS
 from aotc.ir.opset.control import DEVICE_OPS, JUDGED
-from aotc.ir.tensor.ir import Function, Op, Region, Value, captures, post_order
+from aotc.ir.tensor.ir import Function, Op, Region, Value, post_order, values_captured_by_op
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.in_place import updated_operands
 from aotc.vmfb.ranks.layout import RANK_CALL
@@ -71,23 +71,23 @@ class Outliner:
     def region(self, region: Region) -> Region:
         """Return ``region`` with a dispatch in place of each group's ops."""
         live = [g for g in self.groups if g.members]
-        outputs = self._outputs(region, live)
-        ops: list[Op] = [op for op in region.ops if op not in self.group_of and self._is_outside(op)]
-        emitted = {g.number: self._dispatch(g, outputs[g.number]) for g in live}
-        return Region(region.params, tuple(self._sorted(region, ops, emitted)), region.results)
+        outputs = self._group_outputs(region, live)
+        ops: list[Op] = [op for op in region.ops if op not in self.group_of and self._is_outside_of_groups(op)]
+        emitted = {g.number: self._dispatch_of_group(g, outputs[g.number]) for g in live}
+        return Region(region.params, tuple(self._ops_in_dependence_order(region, ops, emitted)), region.results)
 
-    def _is_outside(self, op: Op) -> bool:
+    def _is_outside_of_groups(self, op: Op) -> bool:
         """Return True if ``op`` stays outside of groups, as a buffer or a view: constants and some reshapes do."""
         if op.name == "constant":
             return True
         return op.name == "reshape" and op.result in self._read_outside
 
-    def _outputs(self, region: Region, live: list[Group]) -> dict[int, list[Value]]:
+    def _group_outputs(self, region: Region, live: list[Group]) -> dict[int, list[Value]]:
         inside = {op: g for g in live for op in (*g.members, *g.absorbed)}
         read: set[Value] = set(region.results)
         by_group: dict[int, set[Value]] = {}
         for g in live:
-            external = self._external(g)
+            external = self._buffers_read_by_group(g)
             by_group[g.number] = set(external)
             read.update(external)
         stack = list(read)
@@ -99,12 +99,12 @@ class Outliner:
         self._read_outside = read
         return {g.number: [v for op in g.members for v in op.results if v in read] for g in live}
 
-    def _external(self, group: Group) -> list[Value]:
+    def _buffers_read_by_group(self, group: Group) -> list[Value]:
         """Return the buffers that the region of ``group`` reads, in order of first use."""
         inside = {*group.members, *group.absorbed}
         found: dict[Value, None] = {}
         seen: set[Value] = set()
-        stack = [v for op in reversed(group.members) for v in reversed([*op.operands, *captures(op)])]
+        stack = [v for op in reversed(group.members) for v in reversed([*op.operands, *values_captured_by_op(op)])]
         while stack:
             v = stack.pop()
             if v in seen:
@@ -112,14 +112,14 @@ class Outliner:
             seen.add(v)
             maker = self.makers.get(v)
             if maker is not None and maker in inside:
-                stack += reversed([*maker.operands, *captures(maker)])
-            elif maker is not None and self._copied_into(maker, v, group):
+                stack += reversed([*maker.operands, *values_captured_by_op(maker)])
+            elif maker is not None and self._is_copied_into_group(maker, v, group):
                 stack += reversed(maker.operands)
             else:
                 found[v] = None
         return list(found)
 
-    def _copied_into(self, maker: Op, value: Value, group: Group) -> bool:
+    def _is_copied_into_group(self, maker: Op, value: Value, group: Group) -> bool:
         """Return True if the movement op or small constant ``maker`` is duplicated in the group that reads it."""
         if maker in self.slices:
             return True
@@ -128,49 +128,49 @@ class Outliner:
             return maker.name == "constant" and value not in first.operands and value.type.shape == ()
         if group.kind == "contract" and value in group.members[0].operands and value not in self.viewed:
             return False
-        if group.kind == "update" and value in _overwritten(group.members[0]):
+        if group.kind == "update" and value in _overwritten_operands_of(group.members[0]):
             return False
         if maker in self.group_of or maker.name not in FREE:
             return False
         if maker in self.outer and maker.name in MOVES:
             source = self.makers.get(maker.operands[0])
-            return source is not None and source.name == "constant" and _is_splat(source)
-        return maker.name != "constant" or _is_splat(maker)
+            return source is not None and source.name == "constant" and _is_splat_constant(source)
+        return maker.name != "constant" or _is_splat_constant(maker)
 
-    def _dispatch(self, group: Group, outputs: list[Value]) -> Op:
+    def _dispatch_of_group(self, group: Group, outputs: list[Value]) -> Op:
         first = group.members[0]
         if first.name in CONTROL_FLOW:
             inner = tuple(self.fuse_region(first, r) for r in first.regions)
             return replace(first, regions=inner)
         if first.name in JUDGED or first.name in DEVICE_OPS:
             return first
-        inputs = self._external(group)
-        name = f"k{len(self.outlined)}_{_label(group)}"
+        inputs = self._buffers_read_by_group(group)
+        name = f"k{len(self.outlined)}_{_region_label(group)}"
         while name in self.outlined or name in self.functions:
             name += "_"
         whole = group.kind in ("single", "update") and (first.name not in PARTIAL or not outputs)
         results = first.results if whole else tuple(outputs)
-        ops = self._body(group, set(inputs))
+        ops = self._region_body(group, set(inputs))
         params = list(inputs)
         if group.kind in ("single", "update"):
-            inputs, params, ops = _old_values_first(first, inputs, ops)
+            inputs, params, ops = _overwritten_params_first(first, inputs, ops)
         body = Region(tuple(params), tuple(ops), results)
         root = first.results[0].name if group.anchors else ""
         self.named[name] = group
         self.outlined[name] = Function(name, body, attrs={"kind": group.kind, "root": root}, loc=first.loc)
         return Op("dispatch", tuple(inputs), results, {"callee": name}, loc=first.loc)
 
-    def _body(self, group: Group, inputs: set[Value]) -> list[Op]:
+    def _region_body(self, group: Group, inputs: set[Value]) -> list[Op]:
         """Return every op of the region in SSA order, including copied movement ops."""
 
         def needs(op: Op) -> list[Op]:
-            reads = (*op.operands, *captures(op))
+            reads = (*op.operands, *values_captured_by_op(op))
             return [self.makers[v] for v in reversed(reads) if v in self.makers and v not in inputs]
 
         order = post_order((op for op in group.members if op.results), needs)
         return [*order, *(op for op in group.members if not op.results)]
 
-    def _sorted(self, region: Region, loose: list[Op], emitted: dict[int, Op]) -> list[Op]:
+    def _ops_in_dependence_order(self, region: Region, loose: list[Op], emitted: dict[int, Op]) -> list[Op]:
         """Return dispatches and other ops in an order in which every value is defined before it is used."""
         position = {op: i for i, op in enumerate(region.ops)}
         ranked = [(position[op], op) for op in loose]
@@ -179,17 +179,19 @@ class Outliner:
         makers = {v: op for _, op in ranked for v in op.results}
 
         def needs(op: Op) -> list[Op]:
-            return [makers[v] for v in (*op.operands, *captures(op)) if v in makers]
+            return [makers[v] for v in (*op.operands, *values_captured_by_op(op)) if v in makers]
 
         return post_order((op for _, op in ranked), needs)
 
 
-def _old_values_first(update: Op, inputs: list[Value], ops: list[Op]) -> tuple[list[Value], list[Value], list[Op]]:
+def _overwritten_params_first(
+    update: Op, inputs: list[Value], ops: list[Op]
+) -> tuple[list[Value], list[Value], list[Op]]:
     """Reorder region parameters so that arrays overwritten by ``update`` come first, as in-place results need."""
     places = updated_operands(update)
     if not places:
         return inputs, inputs, ops
-    old = _overwritten(update)
+    old = _overwritten_operands_of(update)
     apart = [Value(f"{v.name}_old{n}" if n else f"{v.name}_old", v.type) for n, v in enumerate(old)]
     renamed = dict(zip(places, apart, strict=True))
     changed = replace(update, operands=tuple(renamed.get(n, v) for n, v in enumerate(update.operands)))
@@ -198,15 +200,15 @@ def _old_values_first(update: Op, inputs: list[Value], ops: list[Op]) -> tuple[l
     return [*old, *rest], [*apart, *rest], [changed if op is update else op for op in ops]
 
 
-def _overwritten(update: Op) -> list[Value]:
+def _overwritten_operands_of(update: Op) -> list[Value]:
     return [update.operands[n] for n in updated_operands(update)]
 
 
-def _is_splat(op: Op) -> bool:
+def _is_splat_constant(op: Op) -> bool:
     return op.attrs["value"].size == 1
 
 
-def _label(group: Group) -> str:
+def _region_label(group: Group) -> str:
     call = next((op.attrs["target"] for op in group.members if op.name == "custom_call"), "")
     if call.startswith(RANK_CALL):
         return call.removeprefix(RANK_CALL)

@@ -26,7 +26,7 @@ from aotc.ir.tensor.ir import Op, Value, post_order
 from aotc.lowering.analysis.in_place import updated_operands
 from aotc.lowering.analysis.index_maps import value_before_movement
 from aotc.lowering.cost_model.work import estimated_bytes
-from aotc.lowering.passes.fuse.absorb import ABSORBING, Absorber
+from aotc.lowering.passes.fuse.absorb import ABSORBING, GroupAbsorber
 from aotc.lowering.passes.fuse.outline import Group
 from aotc.lowering.plans.thresholds import REPEATED_WORK
 from aotc.lowering.threshold import Limit
@@ -41,7 +41,7 @@ RECOMPUTED_BYTES = Limit(
 )
 
 
-class Recomputer:
+class CheapValueRecomputer:
     """Copies ops of cheap values into the groups that read them.
 
     Parameters
@@ -51,10 +51,12 @@ class Recomputer:
     group_of : mapping of Op to Group
     """
 
-    def __init__(self, absorber: Absorber, group_of: dict[Op, Group]) -> None:
+    def __init__(self, absorber: GroupAbsorber, group_of: dict[Op, Group]) -> None:
         self.absorber, self.group_of = absorber, group_of
         self.makers = absorber.budget.makers
-        self.overwritten = {value_before_movement(v, self.makers) for op in group_of for v in _overwritten(op)}
+        self.overwritten = {
+            value_before_movement(v, self.makers) for op in group_of for v in _operands_overwritten_by(op)
+        }
 
     def run(self, groups: Sequence[Group]) -> None:
         """Duplicate cheap values of fusion ``groups`` in their readers, operands before users."""
@@ -62,19 +64,19 @@ class Recomputer:
             return
         for group in groups:
             if group.kind in _SOURCES and group.members:
-                self._leave(group)
+                self._duplicate_group_in_readers(group)
 
-    def _leave(self, group: Group) -> None:
+    def _duplicate_group_in_readers(self, group: Group) -> None:
         """Duplicate the ops of a group in the readers of its values; drop the group if no value remains."""
         copied: dict[Group, list[Op]] = {}
         stays = False
         for v in [v for op in group.members for v in op.results]:
-            readers = self._readers(v, group)
+            readers = self._reading_groups(v, group)
             if v in self.absorber.needed:
                 stays = True
             elif readers:
-                cone = self._cone(v, group)
-                if cone and self._saves(v, cone, readers) and self._is_recomputable(cone, readers):
+                cone = self._cheap_cone_of(v, group)
+                if cone and self._recomputing_saves_bytes(v, cone, readers) and self._is_recomputable(cone, readers):
                     for reader in readers:
                         copied.setdefault(reader, []).extend(cone)
                 else:
@@ -86,39 +88,41 @@ class Recomputer:
             self.absorber.record.absorbed[group] = next(iter(copied))
             group.members, group.absorbed = [], []
 
-    def _readers(self, v: Value, group: Group) -> list[Group]:
+    def _reading_groups(self, v: Value, group: Group) -> list[Group]:
         """Return the other groups that read ``v``, directly or through movement ops."""
         found = (self.group_of[op] for op in self.absorber.readers.get(v, ()))
         return [g for g in dict.fromkeys(found) if g is not group]
 
-    def _cone(self, v: Value, group: Group) -> list[Op]:
+    def _cheap_cone_of(self, v: Value, group: Group) -> list[Op]:
         """Return the ops of ``group`` that compute ``v``, in order; empty unless all are cheap and elementwise."""
         inside = {*group.members, *group.absorbed}
 
         def needs(op: Op) -> list[Op]:
             makers = [self.makers.get(x) for x in op.operands]
-            return [m for m in makers if m is not None and (m in inside or self._is_copied(m))]
+            return [m for m in makers if m is not None and (m in inside or self._is_copied_by_readers(m))]
 
         ops = [op for op in post_order([self.makers[v]], needs) if op in inside]
         cheap = all(op.name in ELEMENTWISE and op.name not in EXPENSIVE and not op.regions for op in ops)
         return ops if cheap and REPEATED_WORK.holds(len(ops)) else []
 
-    def _is_copied(self, op: Op) -> bool:
+    def _is_copied_by_readers(self, op: Op) -> bool:
         """Return True if ``op`` is a movement op or a constant, of which every group that reads it has a copy."""
         return op.name in FREE and op not in self.group_of
 
-    def _saves(self, v: Value, cone: Sequence[Op], readers: Sequence[Group]) -> bool:
+    def _recomputing_saves_bytes(self, v: Value, cone: Sequence[Op], readers: Sequence[Group]) -> bool:
         """Return True if reading the inputs of ``v`` in each reader takes no more bytes than storing ``v``."""
         size = estimated_bytes(v)
         if RECOMPUTED_BYTES.holds(size):
             return False
-        reads = self._outside(cone)
+        reads = self._outside_values_read(cone)
         if reads & self.overwritten:  # later reads of it would need a copy
             return False
-        more = sum(estimated_bytes(x) for g in readers for x in reads - self._outside([*g.members, *g.absorbed]))
+        more = sum(
+            estimated_bytes(x) for g in readers for x in reads - self._outside_values_read([*g.members, *g.absorbed])
+        )
         return more <= size * (1 + len(readers))
 
-    def _outside(self, ops: Iterable[Op]) -> set[Value]:
+    def _outside_values_read(self, ops: Iterable[Op]) -> set[Value]:
         """Return the values from outside that ``ops`` read, looking through movement ops."""
         inside = {*ops}
         found: set[Value] = set()
@@ -130,7 +134,7 @@ class Recomputer:
             if x in seen or maker in inside:
                 continue
             seen.add(x)
-            if maker is not None and self._is_copied(maker):
+            if maker is not None and self._is_copied_by_readers(maker):
                 stack += maker.operands
             else:
                 found.add(x)
@@ -149,6 +153,6 @@ class Recomputer:
         return True
 
 
-def _overwritten(op: Op) -> Sequence[Value]:
+def _operands_overwritten_by(op: Op) -> Sequence[Value]:
     """Return the operands in whose memory ``op`` may store its results."""
     return op.operands if op.name in CONTROL_FLOW else [op.operands[n] for n in updated_operands(op)]

@@ -49,9 +49,9 @@ class FusionRecord:
 
     def about(self, group: Group) -> list[Verdict]:
         """Return the recorded decisions about ``group`` and about all groups merged into it."""
-        return [v for v in self.verdicts if self._last(v.region) is group]
+        return [v for v in self.verdicts if self._final_group(v.region) is group]
 
-    def _last(self, group: Group) -> Group:
+    def _final_group(self, group: Group) -> Group:
         while group in self.absorbed:
             group = self.absorbed[group]
         return group

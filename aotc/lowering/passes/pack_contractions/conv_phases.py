@@ -50,7 +50,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class PhasedConvolution:
     """A convolution of ``pixels`` [N, spatial, C] dilated by ``gaps``; ``runs`` holds the runs of each spatial dim."""
 
     pixels: Value
@@ -79,14 +79,14 @@ def has_phases(op: Op) -> bool:
     return known and whole and any(n > 1 for n in a["lhs_dilation"])
 
 
-def convolve_by_phases(spread: Spread, convolve: Convolve, b: Builder) -> Value:
+def convolve_by_phases(spread: PhasedConvolution, convolve: Convolve, b: Builder) -> Value:
     """Append the convolutions of all runs, by ``convolve``, and return the result with phases interleaved."""
     runs, outputs, n = spread.runs, spread.outputs, spread.pixels.type.shape[0]
 
     def joined(chosen: tuple[Run, ...]) -> Value:
         d = len(chosen)
         if d == len(runs):
-            return _phases(spread, chosen, convolve, b)
+            return _convolve_phase_runs(spread, chosen, convolve, b)
         parts = [joined((*chosen, run)) for run in runs[d]]
         return parts[0] if len(parts) == 1 else b.make("concatenate", parts, {"dim": 2 * d + 2})
 
@@ -113,7 +113,7 @@ def phase_runs(gap: int, low: int, outputs: int, pixels: int, taps: int) -> list
     return found
 
 
-def _phases(spread: Spread, runs: tuple[Run, ...], convolve: Convolve, b: Builder) -> Value:
+def _convolve_phase_runs(spread: PhasedConvolution, runs: tuple[Run, ...], convolve: Convolve, b: Builder) -> Value:
     """Convolve one run of phases per spatial dim; return [N, outputs, phases, ..., C], two axes per dim."""
     x, sizes, counts = spread.pixels, spread.sizes, tuple(run.phases for run in runs)
     n, c, groups, rank = x.type.shape[0], static(spread.kernel.type.shape[-1]), spread.groups, len(runs)
@@ -121,14 +121,14 @@ def _phases(spread: Spread, runs: tuple[Run, ...], convolve: Convolve, b: Builde
         pairs = [m for pair in zip(sizes, counts) for m in pair]
         return b.constant(0, TensorType(x.type.dtype, (n, *pairs, c)))
     padded = b.pad(x, None, {d: r.low for d, r in enumerate(runs, 1)}, {d: r.high for d, r in enumerate(runs, 1)})
-    made = convolve(padded, _kernel_of(spread, runs, b), sizes)
+    made = convolve(padded, _phase_run_weights(spread, runs, b), sizes)
     split = b.reshape(made, (n, *sizes, groups, *counts, c // groups))
     axes = [axis for d in range(rank) for axis in (1 + d, rank + 2 + d)]
     moved = b.transpose(split, (0, *axes, rank + 1, 2 * rank + 2))
     return b.reshape(moved, (*moved.type.shape[:-2], c))
 
 
-def _kernel_of(spread: Spread, runs: Sequence[Run], b: Builder) -> Value:
+def _phase_run_weights(spread: PhasedConvolution, runs: Sequence[Run], b: Builder) -> Value:
     """Return the convolution weights of all output phases in ``runs``, as output channels (group, phase, channel)."""
     kernel, gaps = spread.kernel, spread.gaps
     *taps, features, c = map(static, kernel.type.shape)

@@ -52,7 +52,7 @@ from aotc.ir.loop.forms.tile_forms import (
 from aotc.ir.opset import PRODUCTS
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value
 from aotc.lowering.passes.pack_contractions.pixel_columns import with_pixels_as_columns
-from aotc.lowering.passes.pack_contractions.shared_panels import as_widest_panel, widest_product_rows
+from aotc.lowering.passes.pack_contractions.shared_panels import widest_product_rows, with_widest_panel_rows
 from aotc.lowering.passes.pack_contractions.signed_bytes import add_byte_offset, needs_byte_offset, subtract_byte_offset
 from aotc.lowering.passes.pack_contractions.swap_operands import (
     swap_permutation,
@@ -60,12 +60,12 @@ from aotc.lowering.passes.pack_contractions.swap_operands import (
     transpose_batch,
     transposed_product,
 )
-from aotc.lowering.passes.pack_contractions.tensor_core_conv import prepare_conv
-from aotc.lowering.passes.pack_contractions.tensor_core_matmul import prepare_matmul
+from aotc.lowering.passes.pack_contractions.tensor_core_conv import prepare_tensor_core_conv
+from aotc.lowering.passes.pack_contractions.tensor_core_matmul import prepare_tensor_core_matmul
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.lowering.plans.cpu_tiles import best_tile, in_place_cols
-from aotc.lowering.plans.matmul import conv_strategy, is_tiny, is_transposed, matmul_strategy
+from aotc.lowering.plans.matmul import conv_strategy, is_matmul_transposed, is_tiny_matmul, matmul_strategy
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of, real_of, size_of
@@ -79,8 +79,8 @@ def tile_form_of_dtypes(lhs: str, rhs: str, result: str, target: Target) -> Tile
     """Return the tile form for the dtypes of operands and result, or None.
 
     bf16 is converted to f32 on a CPU without an instruction for pairs of it, and where tiles read the operand in place;
-    :func:`_widening` decides whether the tiles do the conversion. Integers are multiplied and added in 32 bits, or in
-    64 if the result has 64: sums modulo such a power of two give the right result in fewer bits, too.
+    :func:`_widening_tile_form` decides whether the tiles do the conversion. Integers are multiplied and added in
+    32 bits, or in 64 if the result has 64: sums modulo such a power of two give the right result in fewer bits, too.
     """
     if result == "f64" and {lhs, rhs} <= _WIDENED:
         return F64
@@ -92,7 +92,7 @@ def tile_form_of_dtypes(lhs: str, rhs: str, result: str, target: Target) -> Tile
     return F32 if {lhs, rhs} <= _WIDENED else None
 
 
-def _widening(form: TileForm, rhs: str, target: Target) -> TileForm:
+def _widening_tile_form(form: TileForm, rhs: str, target: Target) -> TileForm:
     """Return the form of tiles that convert a 16-bit right operand themselves if there is one, else ``form``."""
     narrow = form == F32 and rhs in ("bf16", "f16") and rhs not in target.lacks
     return form_of_operands(form.left, rhs) if narrow else form
@@ -102,23 +102,25 @@ def pack_contractions(module: Module, options: Options) -> Module:
     """Rewrite every ``matmul`` and ``conv`` for the target of its device, else for the first one of ``options``."""
     home, _ = op_targets(module, options)
     widest = widest_product_rows(module)
-    rule = lambda op, b: _rule(op, b, home(op), options.memory_limit, widest)
+    rule = lambda op, b: _pack_contraction_rule(op, b, home(op), options.memory_limit, widest)
     return rewrite_module(module, rule, PRODUCTS)
 
 
-def _rule(op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim]) -> Sequence[Value] | None:
+def _pack_contraction_rule(
+    op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim]
+) -> Sequence[Value] | None:
     if target.kind != "cpu":
-        prepare = {"matmul": prepare_matmul, "conv": prepare_conv}.get(op.name)
+        prepare = {"matmul": prepare_tensor_core_matmul, "conv": prepare_tensor_core_conv}.get(op.name)
         return None if prepare is None else prepare(op, b, target)
     match op.name:
         case "matmul":
-            return _matmul(op, b, target, memory_limit, widest)
+            return _pack_matmul(op, b, target, memory_limit, widest)
         case "conv":
-            return _conv(op, b, target, widest)
+            return _pack_conv(op, b, target, widest)
     return None
 
 
-def _product(
+def _append_contraction(
     op: Op, name: str, operands: tuple[Value, ...], dtype: str, attrs: Mapping[str, Any], b: Builder
 ) -> Sequence[Value]:
     """Append the op ``name`` in ``dtype``; return its result, converted to the result dtype of ``op``."""
@@ -128,7 +130,7 @@ def _product(
     return (b.convert(b.make(name, operands, attrs, TensorType(dtype, result.shape)), result.dtype),)
 
 
-def _in_form(op: Op, form: TileForm, b: Builder) -> tuple[Value, Value]:
+def _operands_in_tile_dtypes(op: Op, form: TileForm, b: Builder) -> tuple[Value, Value]:
     """Return the operands in the dtypes that tiles read; a left operand of 8-bit integers is not converted."""
     lhs, rhs = op.operands
     return lhs if form == I8_QUADS else b.convert(lhs, form.left), b.convert(rhs, form.right)
@@ -137,19 +139,19 @@ def _in_form(op: Op, form: TileForm, b: Builder) -> tuple[Value, Value]:
 # --- matmul --------------------------------------------------------------------
 
 
-def _matmul(op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim]) -> Sequence[Value]:
-    op = _stored(op, b)
+def _pack_matmul(op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim]) -> Sequence[Value]:
+    op = _matmul_of_stored_operands(op, b)
     if kind_of(op.result.type.dtype) == "c":
         return _complex_matmul(op, b, target, memory_limit)
     lhs, rhs = op.operands
     form = tile_form_of_dtypes(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
     constant = b.is_precomputable(rhs)
-    if is_transposed(op, form, target, constant and not b.is_precomputable(lhs)):
-        return _swapped(op, b, target, memory_limit)
+    if is_matmul_transposed(op, form, target, constant and not b.is_precomputable(lhs)):
+        return _matmul_with_swapped_operands(op, b, target, memory_limit)
     wide = F32 if form == BF16_PAIRS else form
     m, n = op.result.type.shape[-2:]
     k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
-    model = as_widest_panel(op, widest) if constant else op
+    model = with_widest_panel_rows(op, widest) if constant else op
     strategy = matmul_strategy(model, form, constant, target, memory_limit)
     if form is None or wide is None:
         return b.append(op)
@@ -158,10 +160,10 @@ def _matmul(op: Op, b: Builder, target: Target, memory_limit: int, widest: Mappi
             return _dot_products(op, wide.left, k, order == "sums", b)
         case "in_place":
             attrs = {**op.attrs, "cols": in_place_cols(m, static(n), k, wide, target)}
-            form = _widening(wide, rhs.type.dtype, target)
-            return _product(op, "matmul", _in_form(op, form, b), form.out, attrs, b)
+            form = _widening_tile_form(wide, rhs.type.dtype, target)
+            return _append_contraction(op, "matmul", _operands_in_tile_dtypes(op, form, b), form.out, attrs, b)
         case "packed":
-            form = _widening(form, rhs.type.dtype, target)
+            form = _widening_tile_form(form, rhs.type.dtype, target)
             cols = _panel_cols(model.result.type.shape[-2], n, k, form, constant, target)
             if not needs_byte_offset(op, form, k, constant, target):
                 return _packed_matmul(op, form, cols, n, k, b)
@@ -174,13 +176,13 @@ def _complex_matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Se
     """Return a complex matmul: one row as dot products, several rows as a real matmul of parts."""
     k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
     m, n = op.result.type.shape[-2:]
-    if is_tiny((m, n), k):
+    if is_tiny_matmul((m, n), k):
         return b.append(op)
     if m == 1:
         return _dot_products(op, op.result.type.dtype, k, not op.attrs["rhs_transposed"], b)
     if n == 1:
-        return _swapped(op, b, target, memory_limit)
-    (quarters,) = _matmul(_product_of_parts(op, b), b, target, memory_limit, {})
+        return _matmul_with_swapped_operands(op, b, target, memory_limit)
+    (quarters,) = _pack_matmul(_product_of_parts(op, b), b, target, memory_limit, {})
     return (_whole_of_quarters(quarters, b),)
 
 
@@ -208,7 +210,7 @@ def _parts_along(x: Value, axis: int, b: Builder) -> Value:
     return b.make("concatenate", (b.make("real", (x,)), b.make("imag", (x,))), {"dim": axis})
 
 
-def _stored(op: Op, b: Builder) -> Op:
+def _matmul_of_stored_operands(op: Op, b: Builder) -> Op:
     """Return the matmul ``op`` reading operands as stored in memory, with transposes folded into its attributes.
 
     A transpose of a bound argument is left alone, as it runs once before calls; that of a constant is folded.
@@ -222,9 +224,9 @@ def _stored(op: Op, b: Builder) -> Op:
     return replace(op, operands=tuple(operands), attrs={**op.attrs, **flags})
 
 
-def _swapped(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
+def _matmul_with_swapped_operands(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
     """Return a matmul with few columns, computed with swapped operands as a matmul with few rows."""
-    (out,) = _matmul(transposed_product(op, b), b, target, memory_limit, {})
+    (out,) = _pack_matmul(transposed_product(op, b), b, target, memory_limit, {})
     return (transpose_batch(out, b),)
 
 
@@ -238,14 +240,14 @@ def _panel_cols(m: Dim, n: Dim, k: Dim, form: TileForm, constant: bool, target: 
 
 def _packed_matmul(op: Op, form: TileForm, cols: int, n: Dim, k: Dim, b: Builder) -> Sequence[Value]:
     group = form.group
-    lhs, rhs = _in_form(op, form, b)
+    lhs, rhs = _operands_in_tile_dtypes(op, form, b)
     lhs_transposed = bool(op.attrs["lhs_transposed"])
     if group > 1 and lhs_transposed:
         lhs, lhs_transposed = b.transpose(lhs, swap_permutation(lhs.type.rank)), False
-    lhs = _pad_to(lhs, lhs.type.rank - (2 if lhs_transposed else 1), (k + (group - 1)) // group * group, b)
+    lhs = _pad_axis_to(lhs, lhs.type.rank - (2 if lhs_transposed else 1), (k + (group - 1)) // group * group, b)
     panels = pack_panels(rhs, cols, group, bool(op.attrs["rhs_transposed"]), b)
     attrs = {"n": n, "group": group, "lhs_transposed": lhs_transposed}
-    return _product(op, "packed_matmul", (lhs, panels), form.out, attrs, b)
+    return _append_contraction(op, "packed_matmul", (lhs, panels), form.out, attrs, b)
 
 
 def pack_panels(rhs: Value, cols: int, group: int, transposed: bool, b: Builder) -> Value:
@@ -255,7 +257,7 @@ def pack_panels(rhs: Value, cols: int, group: int, transposed: bool, b: Builder)
     k_axis, n_axis = (batch + 1, batch) if transposed else (batch, batch + 1)
     k, n = rhs.type.shape[k_axis], rhs.type.shape[n_axis]
     steps, count = (k + (group - 1)) // group, (n + (cols - 1)) // cols
-    rhs = _pad_to(_pad_to(rhs, k_axis, steps * group, b), n_axis, count * cols, b)
+    rhs = _pad_axis_to(_pad_axis_to(rhs, k_axis, steps * group, b), n_axis, count * cols, b)
     ids = tuple(range(batch))
     if transposed:
         split = b.reshape(rhs, (*lead, count, cols, steps, group))
@@ -266,7 +268,7 @@ def pack_panels(rhs: Value, cols: int, group: int, transposed: bool, b: Builder)
     return b.reshape(b.transpose(split, perm), (*lead, count, steps, cols * group))
 
 
-def _pad_to(x: Value, axis: int, extent: Dim, b: Builder) -> Value:
+def _pad_axis_to(x: Value, axis: int, extent: Dim, b: Builder) -> Value:
     """Return ``x`` with zeros after its end along ``axis`` up to ``extent``."""
     return b.pad(x, high={axis: extent - x.type.shape[axis]})
 
@@ -290,7 +292,7 @@ def _dot_products(op: Op, dtype: str, k: Dim, by_rows: bool, b: Builder) -> Sequ
 # --- conv ----------------------------------------------------------------------
 
 
-def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Sequence[Value]:
+def _pack_conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Sequence[Value]:
     lhs, rhs = op.operands
     form = tile_form_of_dtypes(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
     *kernel, c, n = rhs.type.shape
@@ -301,23 +303,23 @@ def _conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Se
     if (narrow := with_pixels_as_columns(op, form, target, b)) is not None:
         return (narrow,)
     if needs_byte_offset(op, form, product((*kernel, c)), b.is_precomputable(rhs), target):
-        (out,) = _conv(add_byte_offset(op, b), b, target, widest)
+        (out,) = _pack_conv(add_byte_offset(op, b), b, target, widest)
         return (subtract_byte_offset(out, rhs, range(rhs.type.rank - 1), b),)
-    form = _widening(form, rhs.type.dtype, target)
+    form = _widening_tile_form(form, rhs.type.dtype, target)
     group, groups = form.group, op.attrs["feature_groups"]
-    lhs, rhs = _in_form(op, form, b)
+    lhs, rhs = _operands_in_tile_dtypes(op, form, b)
     missing = -c % group
-    lhs, rhs = _with_channels(lhs, groups, missing, b), b.pad(rhs, high={rhs.type.rank - 2: missing})
+    lhs, rhs = _with_missing_channels(lhs, groups, missing, b), b.pad(rhs, high={rhs.type.rank - 2: missing})
     k = product((*kernel, c + missing))
-    _, cols = best_tile(as_widest_panel(op, widest).result.type.shape[-2], n // groups, k, form, target)
+    _, cols = best_tile(with_widest_panel_rows(op, widest).result.type.shape[-2], n // groups, k, form, target)
     panels = _panels_of_groups(b.reshape(rhs, (k, n)), groups, cols, group, b)
     attrs = {"kernel": tuple(kernel), "strides": op.attrs["strides"], "rhs_dilation": op.attrs["rhs_dilation"], "n": n}
     attrs |= {"group": group} if group > 1 else {}
     attrs |= {"feature_groups": groups} if groups > 1 else {}
-    return _product(op, "packed_conv", (lhs, panels), form.out, attrs, b)
+    return _append_contraction(op, "packed_conv", (lhs, panels), form.out, attrs, b)
 
 
-def _with_channels(x: Value, groups: int, missing: Dim, b: Builder) -> Value:
+def _with_missing_channels(x: Value, groups: int, missing: Dim, b: Builder) -> Value:
     """Return the input of a convolution with ``missing`` channels of zeros after those of each group."""
     if groups == 1 or not missing:
         return b.pad(x, high={x.type.rank - 1: missing})
@@ -343,4 +345,4 @@ def _plain_conv(op: Op, form: TileForm | None, b: Builder) -> Sequence[Value]:
     if form != F32:
         return b.append(op)
     lhs, rhs = (b.convert(v, F32.left) for v in op.operands)
-    return _product(op, "conv", (lhs, rhs), F32.out, op.attrs, b)
+    return _append_contraction(op, "conv", (lhs, rhs), F32.out, op.attrs, b)

@@ -46,8 +46,8 @@ def with_pixels_as_columns(op: Op, form: TileForm, target: Target, b: Builder) -
     if not is_static((*space, channels, *rhs.type.shape)) or form.unit in target.matrices:
         return None
     single = _SINGLE.get(form, form)
-    cols = _columns(op, single, target)
-    if not cols or not _pays(op, form, cols, target):
+    cols = _pixel_tile_columns(op, single, target)
+    if not cols or not _are_pixel_columns_faster(op, form, cols, target):
         return None
     x, w = b.convert(lhs, single.left), b.convert(rhs, single.left)
     dims, attrs = len(space), {**op.attrs, "cols": cols}
@@ -70,7 +70,7 @@ PIXEL_SUMS = BlockSize(
 )
 
 
-def _columns(op: Op, form: TileForm, target: Target) -> int:
+def _pixel_tile_columns(op: Op, form: TileForm, target: Target) -> int:
     """Return the columns of a tile, 0 if a row has fewer pixels than a vector; the last tile may overlap another."""
     *_, pixels, outputs = map(static, op.result.type.shape[-2:])
     lanes = target.vector_bytes // size_of(form.out)
@@ -99,7 +99,7 @@ QUAD_RATE = BlockSize(
 )
 
 
-def _pays(op: Op, form: TileForm, cols: int, target: Target) -> bool:
+def _are_pixel_columns_faster(op: Op, form: TileForm, cols: int, target: Target) -> bool:
     """Return True if tiles with pixels as columns are much faster than with output channels as columns."""
     lhs, rhs = op.operands
     *terms, outputs = rhs.type.shape

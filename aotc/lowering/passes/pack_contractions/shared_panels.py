@@ -30,18 +30,18 @@ def widest_product_rows(module: Module) -> dict[Value, Dim]:
         ops = [] if f.body.names.isdisjoint(PRODUCTS) else list(walk(f.body))
         definitions = {v: op for op in ops for v in op.results}
         for op in (op for op in ops if op.name in PRODUCTS):
-            root = _root(op.operands[1], f, definitions, arrays)
+            root = _matrix_identity_key(op.operands[1], f, definitions, arrays)
             if root is not None:
                 dtypes = tuple(v.type.dtype for v in (*op.operands, op.result))
                 products.setdefault((op.name, op.attrs.get("rhs_transposed"), dtypes, root), []).append(op)
     found: dict[Value, Dim] = {}
     for ops in products.values():
-        most = max((_rows(op) for op in ops), key=lambda m: float("inf") if isinstance(m, Expr) else m)
-        found.update((op.result, most) for op in ops if _rows(op) != most)
+        most = max((_matmul_row_count(op) for op in ops), key=lambda m: float("inf") if isinstance(m, Expr) else m)
+        found.update((op.result, most) for op in ops if _matmul_row_count(op) != most)
     return found
 
 
-def as_widest_panel(op: Op, widest: Mapping[Value, Dim]) -> Op:
+def with_widest_panel_rows(op: Op, widest: Mapping[Value, Dim]) -> Op:
     """Return ``op`` with the row count that determines its panels: that of the matmul with most rows."""
     most = widest.get(op.result)
     if most is None:
@@ -50,11 +50,11 @@ def as_widest_panel(op: Op, widest: Mapping[Value, Dim]) -> Op:
     return replace(op, results=(Value(op.result.name, TensorType(op.result.type.dtype, (*lead, most, n))),))
 
 
-def _rows(op: Op) -> Dim:
+def _matmul_row_count(op: Op) -> Dim:
     return op.result.type.shape[-2]
 
 
-def _root(v: Value, function: Function, definitions: Mapping[Value, Op], arrays: dict[int, Any]) -> Any:
+def _matrix_identity_key(v: Value, function: Function, definitions: Mapping[Value, Op], arrays: dict[int, Any]) -> Any:
     """Return a key shared by equal matrices: the array or weight, and the ops applied to it; None if unknown."""
     way: list[tuple[Any, ...]] = []
     weights = weights_of(function)
@@ -63,7 +63,7 @@ def _root(v: Value, function: Function, definitions: Mapping[Value, Op], arrays:
         if op is not None and op.name == "constant":
             value = op.attrs["value"]
             if id(value) not in arrays:
-                arrays[id(value)] = value.shape, value.dtype.str, _sample(value)
+                arrays[id(value)] = value.shape, value.dtype.str, _array_sample_bytes(value)
             return arrays[id(value)], tuple(way)
         if op is None or not (op.name in MOVES or op.name == "convert") or len(op.operands) > 1:
             return None
@@ -78,6 +78,6 @@ def _root(v: Value, function: Function, definitions: Mapping[Value, Op], arrays:
 MATRIX_SAMPLES = 4096
 
 
-def _sample(array: np.ndarray) -> bytes:
+def _array_sample_bytes(array: np.ndarray) -> bytes:
     flat = array.reshape(-1)
     return flat[:: max(1, flat.size // MATRIX_SAMPLES)].tobytes()

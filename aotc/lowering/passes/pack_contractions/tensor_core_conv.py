@@ -32,31 +32,31 @@ from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.contractions import conv_padding, conv_pixels, kernel_sizes
 from aotc.lowering.passes.pack_contractions.tensor_core_matmul import (
     narrow_matmul,
-    prepare_matmul,
+    prepare_tensor_core_matmul,
     tensor_core_dtype,
     widen_fp8_matmul,
 )
 from aotc.lowering.passes.rewrite import Builder
-from aotc.lowering.plans.gpu_conv import conv_on_tensor_cores, is_depthwise, window_of
+from aotc.lowering.plans.gpu_conv import conv_on_tensor_cores, im2col_window_of, is_depthwise
 from aotc.lowering.plans.gpu_matmul_tiles import is_faster_transposed, split_k_parts
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 
-def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
+def prepare_tensor_core_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     """Append a ``conv`` in the form for tensor cores, and return its result."""
     op = widen_fp8_matmul(narrow_matmul(op, b, target), b, target)
     if not target.has_ampere or not conv_on_tensor_cores(op):
-        return b.append(_unpadded(op, b) if is_depthwise(op) else op)
-    op = _unpadded(op, b)
+        return b.append(_pad_as_attribute(op, b) if is_depthwise(op) else op)
+    op = _pad_as_attribute(op, b)
     if (product_ := _one_window_product(op, b)) is not None:
-        (found,) = prepare_matmul(product_, b, target)
+        (found,) = prepare_tensor_core_matmul(product_, b, target)
         return (b.reshape(found, op.result.type.shape),)
-    way = _best_way(op, target, _is_transposed(op, b))
+    way = _best_layout_changes(op, target, _is_conv_kernel_transposed(op, b))
     if way is None:
         return _product_of_patches(op, b, target) if _has_patches(op) else b.append(op)
-    op = _changed(op, way, b)
-    window = window_of(op, target)
+    op = _with_layout_changes(op, way, b)
+    window = im2col_window_of(op, target)
     assert window is not None
     taps, channels, columns = kernel_sizes(op)
     kind = tensor_core_dtype(op)
@@ -64,10 +64,10 @@ def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     parts = split_k_parts(shape, terms, kind, prod(window.taps)) if kind else 1
     taps_, width = window.copied
     even = width % (128 // size_of(op.operands[0].type.dtype)) == 0 or prod(taps_) % parts == 0
-    return (_in_parts(op, parts, b),) if parts > 1 and even else b.append(op)
+    return (_conv_in_parts(op, parts, b),) if parts > 1 and even else b.append(op)
 
 
-def _is_transposed(op: Op, b: Builder) -> bool:
+def _is_conv_kernel_transposed(op: Op, b: Builder) -> bool:
     """Return True if the kernel is to be transposed so that the terms of a sum are contiguous.
 
     Tensor cores require this order for i8, and are faster with it for f32.
@@ -81,11 +81,11 @@ def _is_transposed(op: Op, b: Builder) -> bool:
     return isinstance(count, int) and is_faster_transposed(shape, terms, count)
 
 
-def _best_way(op: Op, target: Target, transposed: bool) -> _OperandChanges | None:
+def _best_layout_changes(op: Op, target: Target, transposed: bool) -> _OperandChanges | None:
     """Return the changes for a copy by windows: none, unless others at least halve the slices; None if not copyable."""
     depth = 128 // size_of(op.operands[0].type.dtype)
-    ways = (replace(way, transposed=transposed) for way in (_OperandChanges(), _side_by_side(op)))
-    found = [(window_of(_changed(op, way), target), way) for way in ways]
+    ways = (replace(way, transposed=transposed) for way in (_OperandChanges(), _window_alignment_changes(op)))
+    found = [(im2col_window_of(_with_layout_changes(op, way), target), way) for way in ways]
     slices = [(window.slices(depth), way) for window, way in found if window is not None]
     if len(slices) == 2 and 2 * slices[1][0] > slices[0][0]:
         return slices[0][1]
@@ -111,8 +111,8 @@ def _one_window_product(op: Op, b: Builder) -> Op | None:
     """
     (x, w), (taps, channels, columns) = op.operands, kernel_sizes(op)
     last = len(taps) + 1
-    x_before = _before(x, (last, *range(1, last), 0), b)
-    w_before = _before(w, (last - 1, *range(last - 1), last), b)
+    x_before = _operand_of_inverse_transpose(x, (last, *range(1, last), 0), b)
+    w_before = _operand_of_inverse_transpose(w, (last - 1, *range(last - 1), last), b)
     if x_before is None or w_before is None or op.attrs.get("rhs_transposed") or taps != x.type.shape[1:-1]:
         return None
     if any(pair != (0, 0) for pair in conv_padding(op)) or any(d != 1 for d in conv_pixels(op)[1:]):
@@ -124,7 +124,7 @@ def _one_window_product(op: Op, b: Builder) -> Op | None:
     return b.op("matmul", operands, attrs, (TensorType(op.result.type.dtype, (rows, columns)),), "", ())
 
 
-def _before(v: Value, perm: tuple[int, ...], b: Builder) -> Value | None:
+def _operand_of_inverse_transpose(v: Value, perm: tuple[int, ...], b: Builder) -> Value | None:
     """Return the operand of the transpose that computes ``v`` if ``perm`` is its inverse, else None."""
     made = b.definitions.get(v)
     if made is None or made.name != "transpose":
@@ -144,7 +144,7 @@ def _product_of_patches(op: Op, b: Builder, target: Target) -> tuple[Value, ...]
     attrs = {"lhs_transposed": False, "rhs_transposed": False}
     attrs |= {name: op.attrs[name] for name in ("precision",) if name in op.attrs}
     whole = b.op("matmul", operands, attrs, (TensorType(op.result.type.dtype, (rows, columns)),), "", ())
-    (found,) = prepare_matmul(whole, b, target)
+    (found,) = prepare_tensor_core_matmul(whole, b, target)
     return (b.reshape(found, op.result.type.shape),)
 
 
@@ -170,7 +170,7 @@ class _OperandChanges:
     transposed: bool = False
 
 
-def _side_by_side(op: Op) -> _OperandChanges:
+def _window_alignment_changes(op: Op) -> _OperandChanges:
     """Return padding and channel changes that align each window of a few-channel convolution to 16 bytes."""
     taps, channels, _ = kernel_sizes(op)
     if not taps or not isinstance(channels, int):
@@ -184,7 +184,7 @@ def _side_by_side(op: Op) -> _OperandChanges:
     return _OperandChanges(wide=True, channels=more, columns=column)
 
 
-def _changed(op: Op, way: _OperandChanges, b: Builder | None = None) -> Op:
+def _with_layout_changes(op: Op, way: _OperandChanges, b: Builder | None = None) -> Op:
     """Return the convolution ``op`` after layout changes ``way``; without a builder only its types are computed."""
     x, w = op.operands
     attrs, rank = dict(op.attrs), w.type.rank
@@ -192,8 +192,8 @@ def _changed(op: Op, way: _OperandChanges, b: Builder | None = None) -> Op:
         *others, (low, high) = conv_padding(op)
         attrs["padding"] = (*others, (0, 0))
         more = {rank - 1: way.channels}
-        x = _padded(x, {rank - 2: low}, {rank - 2: high + way.columns, **more}, b)
-        w = _padded(w, {}, {rank - 2: way.channels}, b)
+        x = _pad_tensor_core_input(x, {rank - 2: low}, {rank - 2: high + way.columns, **more}, b)
+        w = _pad_tensor_core_input(w, {}, {rank - 2: way.channels}, b)
     if way.transposed:
         perm = (*range(rank - 3), rank - 1, rank - 3, rank - 2)
         shape = tuple(w.type.shape[d] for d in perm)
@@ -202,21 +202,21 @@ def _changed(op: Op, way: _OperandChanges, b: Builder | None = None) -> Op:
     return replace(op, operands=(x, w), attrs=attrs)
 
 
-def _padded(x: Value, low: Mapping[int, Dim], high: Mapping[int, Dim], b: Builder | None) -> Value:
+def _pad_tensor_core_input(x: Value, low: Mapping[int, Dim], high: Mapping[int, Dim], b: Builder | None) -> Value:
     if b is not None:
         return b.pad(x, None, low, high)
     shape = (extent + low.get(d, 0) + high.get(d, 0) for d, extent in enumerate(x.type.shape))
     return Value("x", TensorType(x.type.dtype, tuple(shape)))
 
 
-def _in_parts(op: Op, parts: int, b: Builder) -> Value:
+def _conv_in_parts(op: Op, parts: int, b: Builder) -> Value:
     """Return the convolution split into ``parts`` ranges of taps and channels, with the sum of their results."""
     each = b.make("conv", op.operands, {**op.attrs, "parts": parts}, TensorType("f32", (parts, *op.result.type.shape)))
     total = b.reduce(each, b.constant(0, TensorType("f32")), (0,), b.combiner("add", "f32"))
     return b.convert(total, op.result.type.dtype)
 
 
-def _unpadded(op: Op, b: Builder) -> Op:
+def _pad_as_attribute(op: Op, b: Builder) -> Op:
     """Return ``op`` with a ``pad`` of zeros before it replaced by the attribute ``padding``."""
     made = b.definitions.get(op.operands[0])
     if made is None or made.name != "pad" or "padding" in op.attrs:

@@ -40,28 +40,30 @@ _SUMS = {"bf16": "f32", "f16": "f32", "f32": "f32", "f64": "f64"}  # of a produc
 _TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32", "f64": "f64", **{pair: pair for pair in FP8_PAIRS}}
 
 
-def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
+def prepare_tensor_core_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     """Append a ``matmul`` in the form for tensor cores, and return its result."""
-    op = _stored(widen_fp8_matmul(narrow_matmul(_stored(op, b), b, target), b, target), b)
+    op = _matmul_of_operands_as_stored(
+        widen_fp8_matmul(narrow_matmul(_matmul_of_operands_as_stored(op, b), b, target), b, target), b
+    )
     *batch, m, n = op.result.type.shape
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
     if (m == 1) is not (n == 1) and is_for_tensor_cores(batch, m, n, k) and _SUMS.get(op.result.type.dtype):
-        return (_as_sum(op, b),)
+        return (_matrix_vector_as_sum(op, b),)
     exact = op.attrs.get("precision", "DEFAULT") != "DEFAULT"
     if not target.has_ampere or not is_for_tensor_cores(batch, m, n, k) or exact:
         return b.append(op)
     if target.cpu == "sm_90a" and all(v.type.dtype in ("f32", "i8", *FP8) for v in op.operands):
-        op = _by_terms(op, b)
+        op = _with_contiguous_terms(op, b)
     if target.cpu == "sm_90a" and sum_dtype_of(op) is not None:
         op = _with_aligned_rows(op, k, b)
     operands = tensor_core_dtype(op)
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
     by_warps = is_widened_in_tiles(op.operands[1], m, b.definitions)
-    transposed = None if by_warps else _is_transposed(op)
+    transposed = None if by_warps else _lacks_contiguous_right_terms(op)
     parts = (
         split_k_parts(op.result.type.shape, k, operands, transposed=transposed, by_warps=by_warps) if operands else 1
     )
-    return b.append(op) if parts == 1 else (_in_parts(op, k, parts, b),)
+    return b.append(op) if parts == 1 else (_matmul_in_parts(op, k, parts, b),)
 
 
 def tensor_core_dtype(op: Op) -> str | None:
@@ -72,7 +74,7 @@ def tensor_core_dtype(op: Op) -> str | None:
     return _TAKEN.get(lhs) if result in _TAKEN else None
 
 
-def _is_transposed(op: Op) -> bool | None:
+def _lacks_contiguous_right_terms(op: Op) -> bool | None:
     """Return True if of two f32 operands only the right one lacks contiguous terms, False if another one does.
 
     None if both have contiguous terms, and for other dtypes: the size of the matmul decides.
@@ -83,7 +85,7 @@ def _is_transposed(op: Op) -> bool | None:
     return None
 
 
-def _as_sum(op: Op, b: Builder) -> Value:
+def _matrix_vector_as_sum(op: Op, b: Builder) -> Value:
     """Rewrite a matrix-vector product as a multiplication and a reduction."""
     dtype, shape = _SUMS[op.result.type.dtype], op.result.type.shape
     right = shape[-2] == 1  # is the matrix the right operand?
@@ -98,7 +100,7 @@ def _as_sum(op: Op, b: Builder) -> Value:
     return b.reshape(b.convert(total, op.result.type.dtype), shape)
 
 
-def _definition(v: Value, b: Builder) -> Op | None:
+def _defining_op_of(v: Value, b: Builder) -> Op | None:
     return b.definitions.get(v)
 
 
@@ -106,7 +108,7 @@ def narrow_matmul(op: Op, b: Builder, target: Target) -> Op:
     """Return the matmul of the operands before conversions to f32, or from 8-bit to 16-bit floats."""
     sources, wide = [], set()
     for v in op.operands:
-        made = _definition(v, b)
+        made = _defining_op_of(v, b)
         if made is None or made.name != "convert":
             return op
         sources.append(made.operands[0])
@@ -130,18 +132,18 @@ def widen_fp8_matmul(op: Op, b: Builder, target: Target) -> Op:
     return replace(op, operands=tuple(b.convert(v, "f16") for v in op.operands))
 
 
-def _stored(op: Op, b: Builder) -> Op:
+def _matmul_of_operands_as_stored(op: Op, b: Builder) -> Op:
     """Return the matmul ``op`` on operands as stored, without transposes before it."""
     operands = list(op.operands)
     flags = {name: bool(op.attrs[name]) for name in _FLAGS}
     for n, name in enumerate(flags):
-        made = _definition(operands[n], b)
+        made = _defining_op_of(operands[n], b)
         if made is not None and swaps_matrix(made):
             operands[n], flags[name] = made.operands[0], not flags[name]
     return replace(op, operands=tuple(operands), attrs={**op.attrs, **flags})
 
 
-def _by_terms(op: Op, b: Builder) -> Op:
+def _with_contiguous_terms(op: Op, b: Builder) -> Op:
     """Return the matmul with constant or often read operands laid out contiguously along k.
 
     One of two f32 operands may have the other order: if both do, the smaller one is transposed.
@@ -159,12 +161,12 @@ def _by_terms(op: Op, b: Builder) -> Op:
     for number, (name, wanted, times) in enumerate(zip(_FLAGS, (False, True), (n, m), strict=True)):
         v = operands[number]
         if ways[number] and (b.is_precomputable(v) or is_worth_transposing(v.type, times)):
-            operands[number] = _transposed(v, b)
+            operands[number] = _transposed_matrix(v, b)
             flags[name] = wanted
     return replace(op, operands=tuple(operands), attrs=flags)
 
 
-def _transposed(v: Value, b: Builder) -> Value:
+def _transposed_matrix(v: Value, b: Builder) -> Value:
     """Return a matrix transposed; a conversion of it moves behind the transpose, so that fewer bytes are moved."""
     made = b.definitions.get(v)
     if made is not None and made.name == "convert":
@@ -199,11 +201,11 @@ def _with_aligned_rows(op: Op, k: Dim, b: Builder) -> Op:
     return replace(op, operands=tuple(operands))
 
 
-def _in_parts(op: Op, k: Dim, parts: int, b: Builder) -> Value:
+def _matmul_in_parts(op: Op, k: Dim, parts: int, b: Builder) -> Value:
     """Return the matmul split along its terms: the sum of a batch of matmuls over ``parts`` pieces."""
     assert isinstance(k, int)
-    lhs = _pieces(op.operands[0], 0 if op.attrs[_FLAGS[0]] else 1, parts, b)
-    rhs = _pieces(op.operands[1], 1 if op.attrs[_FLAGS[1]] else 0, parts, b)
+    lhs = _matrix_split_along_axis(op.operands[0], 0 if op.attrs[_FLAGS[0]] else 1, parts, b)
+    rhs = _matrix_split_along_axis(op.operands[1], 1 if op.attrs[_FLAGS[1]] else 0, parts, b)
     shape = op.result.type.shape
     dtype = "f64" if op.operands[0].type.dtype == "f64" else "f32"
     each = b.make("matmul", (lhs, rhs), op.attrs, TensorType(dtype, (parts, *shape)))
@@ -211,7 +213,7 @@ def _in_parts(op: Op, k: Dim, parts: int, b: Builder) -> Value:
     return b.convert(total, op.result.type.dtype)
 
 
-def _pieces(x: Value, axis: int, parts: int, b: Builder) -> Value:
+def _matrix_split_along_axis(x: Value, axis: int, parts: int, b: Builder) -> Value:
     """Return a matrix with its ``axis`` split into ``parts``, which become the first dim."""
     shape = list(x.type.shape)
     depth = shape[axis]

@@ -8,7 +8,7 @@ from aotc.ir.tensor.ir import TensorType, Value
 from aotc.lowering.passes.rewrite import Builder
 
 
-class Maths:
+class ElementwiseBuilder:
     """Builder of elementwise ops; a number as operand becomes a constant of the other operand's type."""
 
     def __init__(self, b: Builder) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.tensor.ir import TensorType, Value
-from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
+from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import ElementwiseBuilder
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import DTYPES
 
@@ -58,14 +58,14 @@ class ExactSum:
         Their maximum over the terms of a sum is the argument ``largest`` of the other methods.
         """
         width = DTYPES[self.dtype].bits
-        m = Maths(self.b)
+        m = ElementwiseBuilder(self.b)
         return m("and", m.bits(x, f"u{width}"), 2 ** (width - 1) - 1)
 
     def parts(self, x: Value, largest: Value) -> list[Value]:
         """Return the fixed-point integers of each term, scaled by the largest magnitude among the terms of its sum."""
-        m = Maths(self.b)
+        m = ElementwiseBuilder(self.b)
         wide = self.b.convert(x, "f64")
-        scaled = self._scaled(wide, largest, up=True)
+        scaled = self._scaled_below_limit(wide, largest, up=True)
         special = m("ge", largest, _INFINITY[self.dtype])
         infinite = m("eq", wide, float("inf")), m("eq", wide, float("-inf"))
         count = TensorType("i64", x.type.shape)
@@ -79,26 +79,26 @@ class ExactSum:
 
     def total(self, words: list[Value], largest: Value) -> Value:
         """Return the float sums: sums of the integers, scaled back; infinities and NaN follow IEEE 754."""
-        m = Maths(self.b)
+        m = ElementwiseBuilder(self.b)
         special = m("ge", largest, _INFINITY[self.dtype])
         scale = m.select(special, 0, largest)  # later ops read one value, and are one kernel
         first = m.select(special, words[0], m.filled(0, words[0].type))
         sum_ = self.b.convert(m.select(special, 0, words[0]), "f64")
         for number, word in enumerate(words[1:], start=1):
             sum_ = m("add", sum_, m("mul", self.b.convert(word, "f64"), 2.0 ** (-self.bits * number)))
-        finite = self.b.convert(self._scaled(sum_, scale, up=False), self.dtype)
+        finite = self.b.convert(self._scaled_below_limit(sum_, scale, up=False), self.dtype)
         above = m("ne", m("and", first, (1 << _COUNT) - 1), 0)
         below = m("ne", m("shr_arith", first, _COUNT), 0)
         signed = m.select(above, float("inf"), m.filled(float("-inf"), finite.type))
         nan = m("or", m("gt", largest, _INFINITY[self.dtype]), m("and", above, below))
         return m.select(special, m.select(nan, float("nan"), signed), finite)
 
-    def _scaled(self, x: Value, largest: Value, up: bool) -> Value:
+    def _scaled_below_limit(self, x: Value, largest: Value, up: bool) -> Value:
         """Return ``x`` scaled by the power of two that brings the largest term below ``2**bits``.
 
         ``x`` is multiplied by the power if ``up``, else divided.
         """
-        m = Maths(self.b)
+        m = ElementwiseBuilder(self.b)
         exponent = self.b.convert(m("shr_logic", largest, _MANTISSA[self.dtype]), "i64")  # |x| < 2**(it - bias + 1)
         power = m("add", m("mul", exponent, -1), self.bits + _BIAS[self.dtype] - 1)
         if not up:

@@ -26,7 +26,7 @@ from aotc.ir.opset.dim_attributes import dim_of
 from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Op, Region, TensorType, Value
 from aotc.lowering.analysis.sort_keys import key_bytes
-from aotc.lowering.passes.parallelize_gpu.radix_sort import digit_keys, sort_by_digits
+from aotc.lowering.passes.parallelize_gpu.radix_sort import radix_sort_arrays, radix_sort_keys
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.resources import sorted_width
 from aotc.lowering.threshold import BlockSize, Limit
@@ -40,25 +40,25 @@ THREAD_SORT = Limit(
 )
 
 
-def spread_sort(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
+def parallelize_sort(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
     """Rewrite a GPU ``sort`` or ``top_k`` as parallel sorts of runs that are merged; None keeps the op."""
     if op.name == "sort" and op.results[0].type.rank:
         n = op.results[0].type.shape[op.attrs["dim"]]
-        return None if THREAD_SORT.holds(n) or 0 in op.results[0].type.shape else _sorted(op, target, b)
+        return None if THREAD_SORT.holds(n) or 0 in op.results[0].type.shape else _parallel_sort(op, target, b)
     if op.name == "top_k":
         shape = op.operands[0].type.shape
         few = THREAD_SORT.holds(shape[-1]) or 0 in (*shape, dim_of(op.attrs, "k"))
-        return None if few else _largest(op, target, b)
+        return None if few else _parallel_top_k(op, target, b)
     return None
 
 
-def _sorted(op: Op, target: Target, b: Builder) -> Sequence[Value]:
+def _parallel_sort(op: Op, target: Target, b: Builder) -> Sequence[Value]:
     dim, shape = op.attrs["dim"], op.results[0].type.shape
     last = len(shape) - 1
     moved = product(shape[dim + 1 :]) != 1
     perm = [d for d in range(len(shape)) if d != dim] + [dim]
     arrays = [b.transpose(v, perm) if moved else b.reshape(v, [shape[d] for d in perm]) for v in op.operands]
-    found = _rows(arrays, op.regions[0], target, b)
+    found = _sorted_rows_by_runs(arrays, op.regions[0], target, b)
     back = [perm.index(d) for d in range(last + 1)]
     return [b.transpose(v, back) if moved else b.reshape(v, shape) for v in found]
 
@@ -70,17 +70,17 @@ MERGED_SORT = Limit(
 )
 
 
-def _rows(arrays: Sequence[Value], region: Region, target: Target, b: Builder) -> Sequence[Value]:
+def _sorted_rows_by_runs(arrays: Sequence[Value], region: Region, target: Target, b: Builder) -> Sequence[Value]:
     """Return ``arrays`` sorted along their last dim, as parallel sorts of runs that are merged."""
     n = arrays[0].type.shape[-1]
     width = sorted_width([v.type.dtype for v in arrays], target)
-    keys = digit_keys(region, target)
+    keys = radix_sort_keys(region, target)
     if keys:
         merges = max(-(-n // width) - 1, 0).bit_length() if isinstance(n, int) else n
         bytes_ = sum(key_bytes(k.value.type.dtype) for k in keys)
         if not isinstance(merges, int) or (merges and not MERGED_SORT.holds(merges // bytes_)):
-            return sort_by_digits(arrays, region, keys, target, b)
-    return _in_runs(arrays, region, width, b)
+            return radix_sort_arrays(arrays, region, keys, target, b)
+    return _merge_sorted_runs(arrays, region, width, b)
 
 
 # Elements. A row of unknown length is sorted in as many merge passes as a row of this length. Positions in a row are
@@ -93,17 +93,17 @@ MERGE_WAYS_UNKNOWN = BlockSize(
 )
 
 
-def _in_runs(arrays: Sequence[Value], region: Region, width: int, b: Builder) -> Sequence[Value]:
+def _merge_sorted_runs(arrays: Sequence[Value], region: Region, width: int, b: Builder) -> Sequence[Value]:
     """Return ``arrays`` sorted along their last dim by merging runs, starting with runs of ``width``."""
     n = arrays[0].type.shape[-1]
     most, ways = (n, 2) if isinstance(n, int) else (LONGEST_ROW, MERGE_WAYS_UNKNOWN.value)
-    found = _runs(arrays, region, b, width, 1)
+    found = _append_sort_runs(arrays, region, b, width, 1)
     while width < most:
-        found, width = _runs(found, region, b, width * ways, width), width * ways
+        found, width = _append_sort_runs(found, region, b, width * ways, width), width * ways
     return found
 
 
-def _runs(
+def _append_sort_runs(
     arrays: Sequence[Value], region: Region, b: Builder, width: int, done: int, keep: int = 0, numbered: bool = False
 ) -> Sequence[Value]:
     """Append a ``sort_runs`` to runs of ``width`` elements, from sorted runs of ``done`` elements."""
@@ -119,24 +119,24 @@ KEPT_OF_RUN = Limit(
 )
 
 
-def _largest(op: Op, target: Target, b: Builder) -> Sequence[Value]:
+def _parallel_top_k(op: Op, target: Target, b: Builder) -> Sequence[Value]:
     """Return the ``k`` largest elements of each row and their indices, by parallel sorts of runs."""
     (x,), k = op.operands, dim_of(op.attrs, "k")
     n = x.type.shape[-1]
-    region = _descending(x.type.dtype, b)
+    region = _descending_comparator(x.type.dtype, b)
     width = sorted_width([x.type.dtype, "i32"], target)
     if isinstance(n, int) and isinstance(k, int) and (n <= width or KEPT_OF_RUN.holds(100 * k // width)):
-        found = _runs((x,), region, b, width, 1, k, numbered=True)
+        found = _append_sort_runs((x,), region, b, width, 1, k, numbered=True)
         while n > width:
             n = n // width * k + min(n % width, k)
-            found = _runs(found, region, b, width, 1, k)
+            found = _append_sort_runs(found, region, b, width, 1, k)
         return found
     places = b.make("iota", (), {"dim": x.type.rank - 1}, TensorType("i32", x.type.shape))
-    found = _rows((x, places), region, target, b)
+    found = _sorted_rows_by_runs((x, places), region, target, b)
     return [b.slice_dim(v, x.type.rank - 1, 0, k) for v in found]
 
 
-def _descending(dtype: str, b: Builder) -> Region:
+def _descending_comparator(dtype: str, b: Builder) -> Region:
     """Return the comparator that orders larger values first and NaN before all; equal elements keep their order."""
     types = [TensorType(dtype), TensorType(dtype), TensorType("i32"), TensorType("i32")]
     params = tuple(Value(b.names.fresh(hint), t) for hint, t in zip("xymn", types, strict=True))

@@ -12,20 +12,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aotc.ir.tensor.ir import Module, Op, Value
-from aotc.lowering.passes.parallelize_gpu.merge_sort import spread_sort
-from aotc.lowering.passes.parallelize_gpu.scatter import spread_scatter
-from aotc.lowering.passes.parallelize_gpu.svd import spread_svd
-from aotc.lowering.passes.rewrite import Builder, rewrite_on
+from aotc.lowering.passes.parallelize_gpu.merge_sort import parallelize_sort
+from aotc.lowering.passes.parallelize_gpu.scatter import parallelize_scatter
+from aotc.lowering.passes.parallelize_gpu.svd import parallelize_svd
+from aotc.lowering.passes.rewrite import Builder, rewrite_for_target_kind
 from aotc.options import Options
 from aotc.targets import Target
 
 
 def parallelize_gpu(module: Module, options: Options) -> Module:
     """Rewrite the scatters, sorts and SVDs of GPU functions into parallel forms."""
-    return rewrite_on("cuda", module, options, _rule)
+    return rewrite_for_target_kind("cuda", module, options, _parallelize_rule)
 
 
-def _rule(op: Op, b: Builder, target: Target) -> Sequence[Value] | None:
+def _parallelize_rule(op: Op, b: Builder, target: Target) -> Sequence[Value] | None:
     if op.name == "lapack":
-        return spread_svd(op, b)
-    return spread_scatter(op, target, b) if op.name == "scatter" else spread_sort(op, target, b)
+        return parallelize_svd(op, b)
+    return parallelize_scatter(op, target, b) if op.name == "scatter" else parallelize_sort(op, target, b)

@@ -43,18 +43,18 @@ DIGIT_SORT_KEYS = Limit(
 )
 
 
-def digit_keys(region: Region, target: Target) -> tuple[SortKey, ...]:
+def radix_sort_keys(region: Region, target: Target) -> tuple[SortKey, ...]:
     """Return the keys of a comparator, the most significant first; empty if a radix sort is not possible.
 
     That is so if the comparator does not order by keys, if keys are too long, or if a block does not have enough shared
     memory for the counts of 32 elements.
     """
     keys = sort_keys(region) or ()
-    fits = _part(DIGIT_SORT_MOVED.value, target) >= WARP
+    fits = _elements_per_sort_block(DIGIT_SORT_MOVED.value, target) >= WARP
     return keys if fits and DIGIT_SORT_KEYS.holds(sum(key_bytes(k.value.type.dtype) for k in keys)) else ()
 
 
-def sort_by_digits(
+def radix_sort_arrays(
     arrays: Sequence[Value], region: Region, keys: Sequence[SortKey], target: Target, b: Builder
 ) -> Sequence[Value]:
     """Return ``arrays`` sorted along their last dim by ``keys`` of the comparator ``region``."""
@@ -67,22 +67,22 @@ def sort_by_digits(
     shape = arrays[0].type.shape
     if not whole:
         held.append(b.make("iota", (), {"dim": len(shape) - 1}, TensorType("i32", shape)))
-    part = max(_part(sum(size_of(v.type.dtype) for v in held), target), WARP)
+    part = max(_elements_per_sort_block(sum(size_of(v.type.dtype) for v in held), target), WARP)
     for key in reversed(keys):
         for byte in range(key_bytes(key.value.type.dtype)):
             attrs = {"part": part, "shift": 8 * byte, "ascending": key.ascending}
-            one = _key_region(region, key, moved, held, b)
+            one = _sort_key_region(region, key, moved, held, b)
             (counts,) = b.append(b.op("digit_counts", tuple(held), attrs, hint="counts", regions=(one,)))
             again = (copy_region(one, b.names),)
-            operands = (*held, _sums(counts, b))
+            operands = (*held, _prefix_sums(counts, b))
             held = [*b.append(b.op("digit_sort", operands, attrs, hint="sorted", regions=again))]
     if whole:
         return held
     found = dict(zip(moved, held))
-    return [found[n] if n in found else _along_rows(v, held[-1], b) for n, v in enumerate(arrays)]
+    return [found[n] if n in found else _gather_along_rows(v, held[-1], b) for n, v in enumerate(arrays)]
 
 
-def _key_region(region: Region, key: SortKey, moved: Sequence[int], held: Sequence[Value], b: Builder) -> Region:
+def _sort_key_region(region: Region, key: SortKey, moved: Sequence[int], held: Sequence[Value], b: Builder) -> Region:
     """Return the region that computes the key of an element from the arrays that the sort moves."""
     needed = values_behind(key.value, {v: op for op in region.ops for v in op.results})
     params = [region.params[2 * n] for n in moved]
@@ -98,23 +98,23 @@ DIGIT_SORT_BYTES = BlockSize(
 )
 
 
-def _part(bytes_: int, target: Target) -> int:
+def _elements_per_sort_block(bytes_: int, target: Target) -> int:
     """Return the number of elements, of ``bytes_`` bytes each, that a block sorts: a power of two."""
     part = DIGIT_THREADS.value * LANE_DIGITS.value
     while part and not (
-        part * bytes_ <= DIGIT_SORT_BYTES.value and part * bytes_ + _table_bytes(part) <= target.shared
+        part * bytes_ <= DIGIT_SORT_BYTES.value and part * bytes_ + _digit_table_bytes(part) <= target.shared
     ):
         part //= 2
     return part
 
 
-def _table_bytes(part: int) -> int:
+def _digit_table_bytes(part: int) -> int:
     """Return the bytes of shared memory for a block's digit counts, their prefix sums and offsets."""
     warps = max(part // LANE_DIGITS.value // WARP, 1)
     return 4 * RADIX * (warps + 5)
 
 
-def _sums(counts: Value, b: Builder) -> Value:
+def _prefix_sums(counts: Value, b: Builder) -> Value:
     """Return the inclusive prefix sums of ``counts`` along the last dim."""
     *lead, parts = counts.type.shape
     ones, none = (1,) * (len(lead) + 1), ((0, 0),) * len(lead)
@@ -124,7 +124,7 @@ def _sums(counts: Value, b: Builder) -> Value:
     return b.make("reduce_window", (counts, zero), attrs, hint="ends", regions=(b.combiner("add", "i32"),))
 
 
-def _along_rows(x: Value, places: Value, b: Builder) -> Value:
+def _gather_along_rows(x: Value, places: Value, b: Builder) -> Value:
     """Return the elements of each row of ``x`` at ``places``."""
     rank = x.type.rank
     lead = tuple(range(rank - 1))

@@ -24,13 +24,18 @@ from collections.abc import Callable, Sequence
 
 from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Op, TensorType, Value
-from aotc.lowering.analysis.parallel_scatters import has_disjoint_updates, is_atomic, overwrites, updates_of
+from aotc.lowering.analysis.parallel_scatters import (
+    has_atomic_combiner,
+    has_disjoint_updates,
+    is_overwriting_scatter,
+    update_window_count,
+)
 from aotc.lowering.analysis.prefix_scans import combiner_op_name
-from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
+from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import ElementwiseBuilder
 from aotc.lowering.passes.parallelize_gpu.exact_float_sums import ExactSum
-from aotc.lowering.passes.parallelize_gpu.scatter_add import summed_rows
-from aotc.lowering.passes.parallelize_gpu.scatter_by_sort import combined_in_runs
-from aotc.lowering.passes.parallelize_gpu.scatter_rows import UpdateRows, scatter_update_rows, windows_last
+from aotc.lowering.passes.parallelize_gpu.scatter_add import deterministic_scatter_add
+from aotc.lowering.passes.parallelize_gpu.scatter_by_sort import scatter_by_sorted_runs
+from aotc.lowering.passes.parallelize_gpu.scatter_rows import UpdateRows, scatter_update_rows, with_contiguous_windows
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.threshold import Limit
 from aotc.targets import Target
@@ -46,37 +51,39 @@ SERIAL_UPDATES = Limit(
 )
 
 
-def spread_scatter(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
+def parallelize_scatter(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
     """Rewrite a GPU scatter so that its updates can run in parallel; None keeps the op."""
-    if has_disjoint_updates(op) or is_atomic(op) or SERIAL_UPDATES.holds(updates_of(op)):
+    if has_disjoint_updates(op) or has_atomic_combiner(op) or SERIAL_UPDATES.holds(update_window_count(op)):
         return None
     if any(0 in v.type.shape for v in op.operands):
         return None
-    if overwrites(op):
-        return _overwritten(op, b)
+    if is_overwriting_scatter(op):
+        return _overwriting_scatter(op, b)
     if any(inner.regions for inner in op.regions[0].ops):
         return None
-    return summed_rows(op, target, b) or _side_by_side(op, b) or combined_in_runs(op, target, b)
+    return (
+        deterministic_scatter_add(op, target, b) or _scatter_as_atomics(op, b) or scatter_by_sorted_runs(op, target, b)
+    )
 
 
-def _side_by_side(op: Op, b: Builder) -> Sequence[Value] | None:
+def _scatter_as_atomics(op: Op, b: Builder) -> Sequence[Value] | None:
     """Rewrite a scatter as atomic updates in memory, if their order cannot change the result; else None."""
     name, dtype = combiner_op_name(op), op.results[0].type.dtype
     match name, kind_of(dtype):
         case "add", "f" | "c":
-            return _of_rows(op, b, _summed)
+            return _scatter_by_rows(op, b, _scatter_sums)
         case "max" | "min", "f":
-            return _of_rows(op, b, _extreme)
+            return _scatter_by_rows(op, b, _scatter_extreme)
         case "add" | "max" | "min" | "and" | "or", "b":
-            return _widened(op, b, "u32", {"add": "or", "max": "or", "min": "and"}.get(name, name))
+            return _scatter_in_wider_integers(op, b, "u32", {"add": "or", "max": "or", "min": "and"}.get(name, name))
         case "add" | "max" | "min" | "and" | "or" | "xor", "i" | "u":
-            return _widened(op, b, f"{kind_of(dtype)}32", name)
+            return _scatter_in_wider_integers(op, b, f"{kind_of(dtype)}32", name)
     return None
 
 
-def _of_rows(op: Op, b: Builder, combine: Combine) -> Sequence[Value]:
+def _scatter_by_rows(op: Op, b: Builder, combine: Combine) -> Sequence[Value]:
     """Return the scatter computed by ``combine(name, rows, array, updates)``."""
-    op = windows_last(op, b)
+    op = with_contiguous_windows(op, b)
     rows = scatter_update_rows(op, b)
     x, _, u = op.operands
     flat = b.reshape(x, rows.shape(rows.rows)), b.reshape(u, rows.shape(rows.updates))
@@ -84,8 +91,8 @@ def _of_rows(op: Op, b: Builder, combine: Combine) -> Sequence[Value]:
     return (b.reshape(found, x.type.shape),)
 
 
-def _overwritten(op: Op, b: Builder) -> Sequence[Value]:
-    n, op = op.attrs["inputs"], windows_last(op, b)
+def _overwriting_scatter(op: Op, b: Builder) -> Sequence[Value]:
+    n, op = op.attrs["inputs"], with_contiguous_windows(op, b)
     rows = scatter_update_rows(op, b)
     index = rows.only_last(rows.last(rows.index, b), b)
     arrays = [b.reshape(x, rows.shape(rows.rows)) for x in op.operands[:n]]
@@ -94,7 +101,7 @@ def _overwritten(op: Op, b: Builder) -> Sequence[Value]:
     return [b.reshape(y, v.type.shape) for y, v in zip(found, op.results, strict=True)]
 
 
-def _widened(op: Op, b: Builder, dtype: str, name: str) -> Sequence[Value]:
+def _scatter_in_wider_integers(op: Op, b: Builder, dtype: str, name: str) -> Sequence[Value]:
     """Return a scatter of short integers as a scatter of the longer ``dtype``."""
     x, index, u = op.operands
     region = b.combiner(name, dtype)
@@ -102,19 +109,19 @@ def _widened(op: Op, b: Builder, dtype: str, name: str) -> Sequence[Value]:
     return (b.convert(b.append(wide)[0], op.result.type.dtype),)
 
 
-def _summed(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -> Value:
+def _scatter_sums(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -> Value:
     """Return ``x`` with the sums of updates added."""
     dtype = x.type.dtype
-    m = Maths(b)
+    m = ElementwiseBuilder(b)
     if kind_of(dtype) == "c":
-        (x_re, x_im), (u_re, u_im) = _halves(x, b), _halves(u, b)
-        halves = _summed(name, rows, x_re, u_re, b), _summed(name, rows, x_im, u_im, b)
+        (x_re, x_im), (u_re, u_im) = _real_and_imaginary_parts(x, b), _real_and_imaginary_parts(u, b)
+        halves = _scatter_sums(name, rows, x_re, u_re, b), _scatter_sums(name, rows, x_im, u_im, b)
         return b.make("complex", halves, {}, x.type)
     if DTYPES[dtype].bits < 32:
-        return b.convert(_summed(name, rows, b.convert(x, "f32"), b.convert(u, "f32"), b), dtype)
+        return b.convert(_scatter_sums(name, rows, b.convert(x, "f32"), b.convert(u, "f32"), b), dtype)
     exact = ExactSum(dtype, rows.updates, b)
-    last = None if _is_dense(rows) else rows.last(rows.index, b)
-    slots, met = (rows, None) if last is None else _slots(rows, last, b)
+    last = None if _is_dense_update(rows) else rows.last(rows.index, b)
+    slots, met = (rows, None) if last is None else _sum_slots(rows, last, b)
     wide = f"u{DTYPES[dtype].bits}"
     start = m.filled(0, TensorType(wide, rows.shape(slots.rows)))
     largest = rows.combine("max", start, slots.index, exact.magnitudes(u), b)
@@ -129,7 +136,7 @@ def _summed(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -> Valu
     return rows.scatter((x,), rows.only_last(last, b), (total,), region, b, apart=True)[0]
 
 
-def _halves(x: Value, b: Builder) -> tuple[Value, Value]:
+def _real_and_imaginary_parts(x: Value, b: Builder) -> tuple[Value, Value]:
     """Return the real and the imaginary parts of complex numbers."""
     half = TensorType(real_of(x.type.dtype), x.type.shape)
     return b.make("real", (x,), {}, half), b.make("imag", (x,), {}, half)
@@ -142,36 +149,36 @@ DENSE_SCATTER = Limit(
 )
 
 
-def _is_dense(rows: UpdateRows) -> bool:
+def _is_dense_update(rows: UpdateRows) -> bool:
     """Return True if the array is not much larger than the updates."""
     n, u = rows.rows, rows.updates
     return isinstance(n, int) and isinstance(u, int) and DENSE_SCATTER.holds(n // max(u, 1))
 
 
-def _slots(rows: UpdateRows, last: Value, b: Builder) -> tuple[UpdateRows, Value]:
+def _sum_slots(rows: UpdateRows, last: Value, b: Builder) -> tuple[UpdateRows, Value]:
     """Return slots for sums, one for each update; the sum of a row is in the slot of the last update to it.
 
     Also return which updates are part of a sum: all but those that are the only one to their row.
     """
-    m = Maths(b)
+    m = ElementwiseBuilder(b)
     number, met = m("add", last, -1), rows.meets_others(last, b)
     summed = m("and", met, m("ge", rows.index, 0))
     index = m.select(summed, number, m.filled(-1, number.type))
     return UpdateRows(rows.updates, rows.updates, rows.width, index), met
 
 
-def _extreme(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -> Value:
+def _scatter_extreme(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -> Value:
     """Return the maximum or minimum of ``x`` and the updates to it; NaN takes precedence over numbers."""
     dtype = x.type.dtype
     if DTYPES[dtype].bits < 32:
-        return b.convert(_extreme(name, rows, b.convert(x, "f32"), b.convert(u, "f32"), b), dtype)
-    start, keys = (_key(v, name, b) for v in (x, u))
-    return _float_of(rows.combine(name, start, rows.index, keys, b), dtype, b)
+        return b.convert(_scatter_extreme(name, rows, b.convert(x, "f32"), b.convert(u, "f32"), b), dtype)
+    start, keys = (_float_order_key(v, name, b) for v in (x, u))
+    return _float_of_order_key(rows.combine(name, start, rows.index, keys, b), dtype, b)
 
 
-def _key(x: Value, name: str, b: Builder) -> Value:
+def _float_order_key(x: Value, name: str, b: Builder) -> Value:
     """Return signed integers in the order of floats; NaN is above all for the maximum, else below all."""
-    m = Maths(b)
+    m = ElementwiseBuilder(b)
     bits = DTYPES[x.type.dtype].bits
     raw = m.bits(x, f"i{bits}")
     key = m.select(m("lt", raw, 0), m("xor", raw, 2 ** (bits - 1) - 1), raw)
@@ -179,9 +186,9 @@ def _key(x: Value, name: str, b: Builder) -> Value:
     return m.select(m("ne", x, x), extreme, key)
 
 
-def _float_of(key: Value, dtype: str, b: Builder) -> Value:
-    """Return the floats for integers by :func:`_key`, its inverse."""
-    m = Maths(b)
+def _float_of_order_key(key: Value, dtype: str, b: Builder) -> Value:
+    """Return the floats for integers by :func:`_float_order_key`, its inverse."""
+    m = ElementwiseBuilder(b)
     bits = DTYPES[dtype].bits
     return m.bits(m.select(m("lt", key, 0), m("xor", key, 2 ** (bits - 1) - 1), key), dtype)
 

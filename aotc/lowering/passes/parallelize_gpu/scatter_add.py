@@ -20,18 +20,18 @@ from collections.abc import Sequence
 
 from aotc.ir.dims.algebra import is_static, static
 from aotc.ir.tensor.ir import Op, Region, TensorType, Value
-from aotc.lowering.analysis.parallel_scatters import updates_of
+from aotc.lowering.analysis.parallel_scatters import update_window_count
 from aotc.lowering.analysis.prefix_scans import combiner_op_name
-from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
-from aotc.lowering.passes.parallelize_gpu.merge_sort import spread_sort
+from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import ElementwiseBuilder
+from aotc.lowering.passes.parallelize_gpu.merge_sort import parallelize_sort
 from aotc.lowering.passes.parallelize_gpu.scatter_rows import (
     UpdateRows,
     scatter_update_rows,
     scatter_update_width,
-    windows_last,
+    with_contiguous_windows,
 )
 from aotc.lowering.passes.rewrite import Builder
-from aotc.lowering.plans.resources import counted_width
+from aotc.lowering.plans.resources import counting_sort_run_width
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
@@ -43,19 +43,19 @@ SUMMED_ROW = Limit(
 )
 
 
-def summed_rows(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
+def deterministic_scatter_add(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
     """Rewrite a scatter that adds rows of floats as a sort by row and sums in a fixed order; or None."""
     dtype = op.results[0].type.dtype
     if combiner_op_name(op) != "add" or kind_of(dtype) not in "fc" or DTYPES[real_of(dtype)].bits < 32:
         return None
     width = scatter_update_width(op)
-    if not is_static((*op.operands[0].type.shape, updates_of(op), width)) or SUMMED_ROW.holds(width):
+    if not is_static((*op.operands[0].type.shape, update_window_count(op), width)) or SUMMED_ROW.holds(width):
         return None
-    op = windows_last(op, b)
+    op = with_contiguous_windows(op, b)
     rows = scatter_update_rows(op, b)
     x, _, u = op.operands
     flat = b.reshape(x, rows.shape(rows.rows)), b.reshape(u, rows.shape(rows.updates))
-    return (b.reshape(_Sums(rows, target, b).added(*flat), x.type.shape),)
+    return (b.reshape(_SortedScatterAdd(rows, target, b).added(*flat), x.type.shape),)
 
 
 COUNTED_UPDATES = Limit(
@@ -71,11 +71,11 @@ SUMMED_PART = BlockSize(
 )
 
 
-class _Sums:
+class _SortedScatterAdd:
     """Builder of the ops that add sorted updates to rows."""
 
     def __init__(self, rows: UpdateRows, target: Target, b: Builder) -> None:
-        self.rows, self.target, self.b, self.m = rows, target, b, Maths(b)
+        self.rows, self.target, self.b, self.m = rows, target, b, ElementwiseBuilder(b)
         self.many, self.count = static(rows.rows), static(rows.updates)
         self.bits = max((self.count - 1).bit_length(), 1)
         self.dtype = "u32" if (self.many + 1) << self.bits <= 1 << 32 else "u64"
@@ -83,35 +83,35 @@ class _Sums:
 
     def added(self, x: Value, u: Value) -> Value:
         """Return ``x`` with the float updates added in their order, the same in every call."""
-        b, m, key = self.b, self.m, self._sorted()
-        row, number = self._row(key), b.convert(m("and", key, (1 << self.bits) - 1), self.rows.index.type.dtype)
+        b, m, key = self.b, self.m, self._sorted_row_update_keys()
+        row, number = self._row_of_key(key), b.convert(m("and", key, (1 << self.bits) - 1), self.rows.index.type.dtype)
         if self.count <= self.part:
-            return self._scattered(x, row, self.rows.gather(u, number, b))
+            return self._scatter_row_sums(x, row, self.rows.gather(u, number, b))
         parts = -(-self.count // self.part)
-        before = self._before(key, parts)
+        before = self._last_keys_before_parts(key, parts)
         wide = b.reshape(b.broadcast(before, (0,), (parts, self.part)), (parts * self.part,))
-        continue_while = m("and", m("ge", row, 0), m("eq", row, self._row(b.slice_dim(wide, 0, 0, self.count))))
+        continue_while = m("and", m("ge", row, 0), m("eq", row, self._row_of_key(b.slice_dim(wide, 0, 0, self.count))))
         none, numbers = m.filled(-1, row.type), b.make("iota", (), {"dim": 0}, row.type)
         part = m.select(continue_while, m("shr_logic", numbers, self.part.bit_length() - 1), none)
         zeros = m.filled(0, TensorType(x.type.dtype, self.rows.shape(parts)))
         held = self.rows.gather(u, m.select(continue_while, number, m.filled(0, row.type)), b)
-        carried = self._scattered(zeros, part, held)
-        own = self._scattered(x, m.select(continue_while, none, row), self.rows.gather(u, number, b))
-        first, last = self._row(b.slice_dim(key, 0, 0, self.count, self.part)), self._row(before)
-        return self._scattered(own, m.select(m("eq", first, last), last, m.filled(-1, last.type)), carried)
+        carried = self._scatter_row_sums(zeros, part, held)
+        own = self._scatter_row_sums(x, m.select(continue_while, none, row), self.rows.gather(u, number, b))
+        first, last = self._row_of_key(b.slice_dim(key, 0, 0, self.count, self.part)), self._row_of_key(before)
+        return self._scatter_row_sums(own, m.select(m("eq", first, last), last, m.filled(-1, last.type)), carried)
 
-    def _row(self, key: Value) -> Value:
+    def _row_of_key(self, key: Value) -> Value:
         """Return the row in each key; -1 for dropped updates."""
         row = self.b.convert(self.m("shr_logic", key, self.bits), self.rows.index.type.dtype)
         return self.m.select(self.m("lt", row, self.many), row, self.m.filled(-1, row.type))
 
-    def _before(self, key: Value, parts: int) -> Value:
+    def _last_keys_before_parts(self, key: Value, parts: int) -> Value:
         """Return the last key of the part before each part; before the first, the key of a dropped update."""
         last = self.b.slice_dim(key, 0, self.part - 1, (parts - 1) * self.part, self.part)
         none = self.b.constant(self.many << self.bits, TensorType(self.dtype))
         return self.b.pad(last, none, {0: 1})
 
-    def _sorted(self) -> Value:
+    def _sorted_row_update_keys(self) -> Value:
         """Return (row, update number) packed in one integer per update, sorted; dropped updates come last."""
         b, m, index = self.b, self.m, self.rows.index
         row = m.select(m("ge", index, 0), index, m.filled(self.many, index.type))
@@ -121,14 +121,18 @@ class _Sums:
         before = Value(b.names.fresh("before"), TensorType("i1"))
         region = Region((x, y), (Op("lt", (x, y), (before,), loc=b.loc),), (before,))
         if COUNTED_UPDATES.holds(self.count):
-            attrs = {"width": counted_width([self.dtype], self.count, self.target), "done": 1, "numbered": False}
+            attrs = {
+                "width": counting_sort_run_width([self.dtype], self.count, self.target),
+                "done": 1,
+                "numbered": False,
+            }
             attrs["keep"] = attrs["width"]
             (found,) = b.append(b.op("sort_runs", (key,), attrs, hint="sorted", regions=(region,)))
             return found
         op = b.op("sort", (key,), {"dim": 0, "stable": False}, hint="sorted", regions=(region,))
-        (found,) = spread_sort(op, self.target, b) or b.append(op)
+        (found,) = parallelize_sort(op, self.target, b) or b.append(op)
         return found
 
-    def _scattered(self, x: Value, index: Value, u: Value) -> Value:
+    def _scatter_row_sums(self, x: Value, index: Value, u: Value) -> Value:
         region = self.b.combiner("add", x.type.dtype)
         return self.rows.scatter((x,), index, (u,), region, self.b, in_runs=True)[0]

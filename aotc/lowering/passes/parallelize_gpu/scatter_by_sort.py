@@ -25,9 +25,9 @@ from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor.copies import copy_region
 from aotc.ir.tensor.ir import Op, Region, TensorType, Value
 from aotc.lowering.analysis.prefix_scans import combiner_op_name
-from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
-from aotc.lowering.passes.parallelize_gpu.merge_sort import spread_sort
-from aotc.lowering.passes.parallelize_gpu.scatter_rows import scatter_update_rows, windows_last
+from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import ElementwiseBuilder
+from aotc.lowering.passes.parallelize_gpu.merge_sort import parallelize_sort
+from aotc.lowering.passes.parallelize_gpu.scatter_rows import scatter_update_rows, with_contiguous_windows
 from aotc.lowering.passes.rewrite import Builder, append_region
 from aotc.targets import Target
 
@@ -41,25 +41,25 @@ class _Mark(IntEnum):
     BEGINS = 2
 
 
-def combined_in_runs(op: Op, target: Target, b: Builder) -> Sequence[Value]:
+def scatter_by_sorted_runs(op: Op, target: Target, b: Builder) -> Sequence[Value]:
     """Rewrite a scatter as a sort of its updates by target, then one combination per run of equal targets."""
-    n, op = op.attrs["inputs"], windows_last(op, b)
+    n, op = op.attrs["inputs"], with_contiguous_windows(op, b)
     rows = scatter_update_rows(op, b)
-    index, numbers = _sorted(rows.index, target, b)
+    index, numbers = _sort_updates_by_row(rows.index, target, b)
     shape = rows.shape(rows.updates)
     updates = [rows.gather(b.reshape(u, shape), numbers, b) for u in op.operands[n + 1 :]]
     arrays = [b.reshape(x, rows.shape(rows.rows)) for x in op.operands[:n]]
-    region, m = copy_region(op.regions[0], b.names), Maths(b)
+    region, m = copy_region(op.regions[0], b.names), ElementwiseBuilder(b)
     if combiner_op_name(op) in ACCUMULATED:
-        totals = _scanned(_begins(index, b), updates, op.regions[0], b)
-        ends = m.select(_differs(index, 1, b), index, m.filled(-1, index.type))
+        totals = _segmented_scan(_run_begins(index, b), updates, op.regions[0], b)
+        ends = m.select(_row_differs_from_neighbour(index, 1, b), index, m.filled(-1, index.type))
         found = rows.scatter(arrays, ends, totals, region, b, apart=True)
     else:
         found = rows.scatter(arrays, index, updates, region, b, in_runs=True)
     return [b.reshape(y, v.type.shape) for y, v in zip(found, op.results, strict=True)]
 
 
-def _sorted(index: Value, target: Target, b: Builder) -> Sequence[Value]:
+def _sort_updates_by_row(index: Value, target: Target, b: Builder) -> Sequence[Value]:
     """Return the sorted rows, and for each the number of its update in the original order."""
     numbers = b.make("iota", (), {"dim": 0}, index.type)
     scalar = TensorType(index.type.dtype)
@@ -67,24 +67,28 @@ def _sorted(index: Value, target: Target, b: Builder) -> Sequence[Value]:
     before = Value(b.names.fresh("before"), TensorType("i1"))
     region = Region(params, (Op("lt", params[:2], (before,), loc=b.loc),), (before,))
     op = b.op("sort", (index, numbers), {"dim": 0, "stable": True}, hint="sorted", regions=(region,))
-    return spread_sort(op, target, b) or b.append(op)
+    return parallelize_sort(op, target, b) or b.append(op)
 
 
-def _differs(index: Value, step: int, b: Builder) -> Value:
+def _row_differs_from_neighbour(index: Value, step: int, b: Builder) -> Value:
     """Return, for each update, whether its row differs from that of the next (``step`` 1) or previous (-1) update."""
-    m, beyond = Maths(b), b.constant(-2, TensorType(index.type.dtype))
+    m, beyond = ElementwiseBuilder(b), b.constant(-2, TensorType(index.type.dtype))
     low, high = ({}, {0: 1}) if step > 0 else ({0: 1}, {})
     other = b.pad(index, beyond, low=low, high=high)
     count: Dim = index.type.shape[0]
     return m("ne", index, b.slice_dim(other, 0, 1, count + 1) if step > 0 else b.slice_dim(other, 0, 0, count))
 
 
-def _begins(index: Value, b: Builder) -> Value:
-    m = Maths(b)
-    return m.select(_differs(index, -1, b), _Mark.BEGINS, m.filled(_Mark.GOES_ON, TensorType("u8", index.type.shape)))
+def _run_begins(index: Value, b: Builder) -> Value:
+    m = ElementwiseBuilder(b)
+    return m.select(
+        _row_differs_from_neighbour(index, -1, b),
+        _Mark.BEGINS,
+        m.filled(_Mark.GOES_ON, TensorType("u8", index.type.shape)),
+    )
 
 
-def _scanned(begins: Value, updates: Sequence[Value], region: Region, b: Builder) -> Sequence[Value]:
+def _segmented_scan(begins: Value, updates: Sequence[Value], region: Region, b: Builder) -> Sequence[Value]:
     """Return the segmented scan of the updates: each one combined with its predecessors in the same run."""
     shape = updates[0].type.shape
     marks = begins if len(shape) == 1 else b.broadcast(begins, (0,), shape)
@@ -93,16 +97,18 @@ def _scanned(begins: Value, updates: Sequence[Value], region: Region, b: Builder
     attrs = {**plain, "window": (shape[0], *ones[1:]), "padding": ((shape[0] - 1, 0), *none)}
     arrays = (marks, *updates)
     starts = [b.constant(np.zeros(()), TensorType(v.type.dtype)) for v in arrays]
-    op = b.op("reduce_window", (*arrays, *starts), attrs, hint="runs", regions=(_joined(arrays, region, b),))
+    op = b.op(
+        "reduce_window", (*arrays, *starts), attrs, hint="runs", regions=(_segmented_scan_combiner(arrays, region, b),)
+    )
     return b.append(op)[1:]
 
 
-def _joined(arrays: Sequence[Value], region: Region, b: Builder) -> Region:
+def _segmented_scan_combiner(arrays: Sequence[Value], region: Region, b: Builder) -> Region:
     """Return the scan's combiner of two adjacent segments, each with a flag that marks a segment start."""
     types = [TensorType(v.type.dtype) for v in arrays]
     (left, *xs), (right, *ys) = ([Value(b.names.fresh(hint), t) for t in types] for hint in "xy")
     inner = Builder(b.names, loc=b.loc)
-    m, results = Maths(inner), append_region(region, (*xs, *ys), inner)
+    m, results = ElementwiseBuilder(inner), append_region(region, (*xs, *ys), inner)
     starts = m("or", m("eq", left, _Mark.NONE), m("eq", right, _Mark.BEGINS))
     ends = m("eq", right, _Mark.NONE)
     found = [m.select(starts, y, m.select(ends, x, z)) for x, y, z in zip(xs, ys, results, strict=True)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from aotc.ir.dims.algebra import Dim, product
 from aotc.ir.tensor.ir import Op, Region, TensorType, Value
-from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
+from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import ElementwiseBuilder
 from aotc.lowering.passes.rewrite import Builder
 
 
@@ -66,17 +66,17 @@ class UpdateRows:
 
     def numbers(self, index: Value, b: Builder) -> Value:
         """Return 1, 2, 3...: the number of each update."""
-        return Maths(b)("add", b.make("iota", (), {"dim": 0}, index.type), 1)
+        return ElementwiseBuilder(b)("add", b.make("iota", (), {"dim": 0}, index.type), 1)
 
     def last(self, index: Value, b: Builder) -> Value:
         """Return for each update the number, counted from 1, of the last update to the same row."""
-        start = Maths(b).filled(0, TensorType(index.type.dtype, (self.rows,)))
+        start = ElementwiseBuilder(b).filled(0, TensorType(index.type.dtype, (self.rows,)))
         held = self.combine("max", start, index, self.numbers(index, b), b)
         return self.gather(held, index, b)
 
     def meets_others(self, last: Value, b: Builder) -> Value:
         """Return, for each update, whether another update writes the same row, given the result of :meth:`last`."""
-        m = Maths(b)
+        m = ElementwiseBuilder(b)
         earlier = m("and", m("ne", last, self.numbers(self.index, b)), m("ge", self.index, 0))
         slot = m("add", last, -1)
         marked = UpdateRows(self.updates, self.updates, 1, m.select(earlier, slot, m.filled(-1, slot.type)))
@@ -86,12 +86,12 @@ class UpdateRows:
 
     def only_last(self, last: Value, b: Builder) -> Value:
         """Return ``index`` with all updates dropped except the last one to each row."""
-        m = Maths(b)
+        m = ElementwiseBuilder(b)
         one = m("eq", last, self.numbers(self.index, b))
         return m.select(one, self.index, m.filled(-1, self.index.type))
 
 
-def windows_last(op: Op, b: Builder) -> Op:
+def with_contiguous_windows(op: Op, b: Builder) -> Op:
     """Return a scatter with contiguous windows, so that the number of an element gives the order of updates."""
     n, windows = op.attrs["inputs"], op.attrs["update_window_dims"]
     rank = op.operands[n + 1].type.rank
@@ -104,7 +104,7 @@ def windows_last(op: Op, b: Builder) -> Op:
 def scatter_update_rows(op: Op, b: Builder) -> UpdateRows:
     """Append the ops that compute the row of each update, and return the rows."""
     x, indices, update = (op.operands[n] for n in (0, op.attrs["inputs"], op.attrs["inputs"] + 1))
-    a, whole = op.attrs, _covered_dims(op)
+    a, whole = op.attrs, _whole_trailing_dims(op)
     shape = x.type.shape
     lead = update.type.shape[: update.type.rank - whole]
     wide = TensorType("i64", lead)
@@ -112,8 +112,8 @@ def scatter_update_rows(op: Op, b: Builder) -> UpdateRows:
     windows = iter(a["update_window_dims"])
     window = {d: next(windows) for d in range(len(shape)) if d not in skipped}
     batch = [d for d in range(len(lead)) if d not in a["update_window_dims"]]
-    starts = _starts(op, indices, batch, wide, b)
-    m = Maths(b)
+    starts = _window_start_indices(op, indices, batch, wide, b)
+    m = ElementwiseBuilder(b)
     flat: Value | None = None
     tests: list[Value] = []
     for d in range(len(shape) - whole):
@@ -140,10 +140,10 @@ def scatter_update_rows(op: Op, b: Builder) -> UpdateRows:
 def scatter_update_width(op: Op) -> Dim:
     """Return the number of contiguous array elements that an update covers in each row."""
     shape = op.operands[0].type.shape
-    return product(shape[len(shape) - _covered_dims(op) :])
+    return product(shape[len(shape) - _whole_trailing_dims(op) :])
 
 
-def _covered_dims(op: Op) -> int:
+def _whole_trailing_dims(op: Op) -> int:
     """Return the number of trailing dims of the array that an update covers completely."""
     a, n = op.attrs, op.attrs["inputs"]
     x, update = op.operands[0].type, op.operands[n + 1].type
@@ -157,7 +157,7 @@ def _covered_dims(op: Op) -> int:
     return count
 
 
-def _starts(op: Op, indices: Value, batch: list[int], wide: TensorType, b: Builder) -> dict[int, Value]:
+def _window_start_indices(op: Op, indices: Value, batch: list[int], wide: TensorType, b: Builder) -> dict[int, Value]:
     """Return the start index of each update's window, by dims of the array."""
     a, vector = op.attrs, op.attrs["index_vector_dim"]
     starts: dict[int, Value] = {}
@@ -167,7 +167,7 @@ def _starts(op: Op, indices: Value, batch: list[int], wide: TensorType, b: Build
             column = b.slice_dim(indices, vector, k, k + 1)
             column = b.reshape(column, tuple(s for n, s in enumerate(indices.type.shape) if n != vector))
         if column.type.dtype == "u64":
-            column = Maths(b)("min", column, 2**63 - 1)
+            column = ElementwiseBuilder(b)("min", column, 2**63 - 1)
         starts[d] = b.broadcast(b.convert(column, "i64"), batch, wide.shape)
     for d, k in zip(a["input_batching_dims"], a["scatter_indices_batching_dims"], strict=True):
         starts[d] = b.make("iota", (), {"dim": batch[k if k < vector else k - 1]}, wide)

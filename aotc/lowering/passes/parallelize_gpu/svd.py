@@ -23,13 +23,13 @@ from aotc.ir.dims.algebra import static
 from aotc.ir.opset.linalg_lapack import SVDS
 from aotc.ir.tensor.ir import Op, TensorType, Value
 from aotc.lowering.passes.pack_contractions.swap_operands import swap_permutation
-from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import Maths
+from aotc.lowering.passes.parallelize_gpu.elementwise_dsl import ElementwiseBuilder
 from aotc.lowering.passes.rewrite import Builder
 from aotc.lowering.plans.linalg.gpu_jacobi import fits_jacobi_block
 from aotc.vmfb.dtypes import kind_of, real_of
 
 
-def spread_svd(op: Op, b: Builder) -> Sequence[Value] | None:
+def parallelize_svd(op: Op, b: Builder) -> Sequence[Value] | None:
     """Rewrite a GPU singular value decomposition so that Jacobi's method in one block computes it; None keeps the op.
     """
     if op.attrs["routine"] not in SVDS or not fits_jacobi_block(op):
@@ -37,29 +37,29 @@ def spread_svd(op: Op, b: Builder) -> Sequence[Value] | None:
     (a,) = op.operands
     columns, rows = (static(d) for d in a.type.shape[-2:])
     tall = rows >= columns
-    matrix = a if tall else _adjoint(a, b)
-    _, values, left, right, status = _call(op.attrs["routine"], (matrix,), {**op.attrs["options"], "mode": "S"}, b)
-    left = _orthonormal(left, op.attrs["options"]["mode"] == "A", b)
+    matrix = a if tall else _conjugate_transpose(a, b)
+    _, values, left, right, status = _lapack_op(op.attrs["routine"], (matrix,), {**op.attrs["options"], "mode": "S"}, b)
+    left = _complete_orthonormal_columns(left, op.attrs["options"]["mode"] == "A", b)
     if tall:
         return a, values, left, right, status
-    return a, values, _adjoint(right, b), _adjoint(left, b), status
+    return a, values, _conjugate_transpose(right, b), _conjugate_transpose(left, b), status
 
 
-def _call(routine: str, operands: Sequence[Value], options: Mapping[str, Any], b: Builder) -> Sequence[Value]:
+def _lapack_op(routine: str, operands: Sequence[Value], options: Mapping[str, Any], b: Builder) -> Sequence[Value]:
     return b.append(b.op("lapack", tuple(operands), {"routine": routine, "options": dict(options)}, hint=routine))
 
 
-def _adjoint(x: Value, b: Builder) -> Value:
+def _conjugate_transpose(x: Value, b: Builder) -> Value:
     """Return the conjugate transpose of each matrix in ``x``."""
     transposed = b.transpose(x, swap_permutation(x.type.rank))
     return b.make("conj", (transposed,)) if kind_of(x.type.dtype) == "c" else transposed
 
 
-def _orthonormal(vectors: Value, whole: bool, b: Builder) -> Value:
+def _complete_orthonormal_columns(vectors: Value, whole: bool, b: Builder) -> Value:
     """Complete the nonzero columns of ``vectors`` to orthonormal columns, or to a basis if ``whole``."""
     *batch, count, size = vectors.type.shape
-    rank, m = len(batch), Maths(b)
-    factor, taus = _call("geqrf", (vectors,), {}, b)
+    rank, m = len(batch), ElementwiseBuilder(b)
+    factor, taus = _lapack_op("geqrf", (vectors,), {}, b)
     rows, columns = (b.make("iota", (), {"dim": d}, TensorType("i32", factor.type.shape)) for d in (rank + 1, rank))
     zeros = m.filled(0, factor.type)
     real = TensorType(real_of(factor.type.dtype), factor.type.shape)
@@ -70,6 +70,6 @@ def _orthonormal(vectors: Value, whole: bool, b: Builder) -> Value:
     if whole:
         extra = {rank: static(size) - static(count)}
         factor, diagonal = b.pad(factor, None, high=extra), b.pad(diagonal, zero, high=extra)
-    (basis,) = _call("orgqr", (factor, taus), {}, b)
+    (basis,) = _lapack_op("orgqr", (factor, taus), {}, b)
     down = m("lt", diagonal, 0)
     return m.select(b.broadcast(down, tuple(range(rank + 1)), basis.type.shape), b.make("neg", (basis,)), basis)

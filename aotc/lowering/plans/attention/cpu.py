@@ -9,7 +9,7 @@ from aotc.ir.dims.algebra import Dim, product, static, sym
 from aotc.ir.loop.forms.matmul import View, matrix_view_of_load
 from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, TileForm, find_form
 from aotc.ir.loop.ir import Load
-from aotc.ir.opset.attention import ABSENT, axes
+from aotc.ir.opset.attention import ABSENT, attention_axis_sizes
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.attention_int_cache import INTEGERS
 from aotc.lowering.analysis.index_maps import Index
@@ -102,18 +102,18 @@ def plan_cpu_attention(b: RegionBuilder) -> CpuAttentionPlan:
     CompileError
         If no blocks fit the scratch memory.
     """
-    op = b.the_op("attention")
+    op = b.region_root_op("attention")
     match attention_blocks(tuple(v.type for v in op.operands), op.attrs, final_attention_dtype(op), b.target):
         case (DecodeBlocks() as few,):
-            return _plan_decode(b, op, few)
+            return _plan_decode_attention(b, op, few)
         case (ScoreBlocks() as many,):
-            return _plan_many(b, op, many)
+            return _plan_attention_of_many_queries(b, op, many)
         case (DecodeBlocks() as few, ScoreBlocks() as many):
-            return AttentionByRowsPlan(_plan_decode(b, op, few), _plan_many(b, op, many))
+            return AttentionByRowsPlan(_plan_decode_attention(b, op, few), _plan_attention_of_many_queries(b, op, many))
     raise b.unsupported(op, "attention of these sizes", "fuse_attention creates it only where it is supported")
 
 
-def operand_index(value: Value, dims: Sequence[int], at: Sequence[Dim]) -> Index:
+def attention_operand_index(value: Value, dims: Sequence[int], at: Sequence[Dim]) -> Index:
     """Return the index of an operand's element; ``at`` has the batch axes and the last two, ``dims`` their dims."""
     index: list[Dim] = [0] * value.type.rank
     for d, i in zip(dims, at, strict=True):
@@ -122,22 +122,22 @@ def operand_index(value: Value, dims: Sequence[int], at: Sequence[Dim]) -> Index
     return tuple(index)
 
 
-def operand_view(e: Elements, op: Op, number: int, at: Index) -> View | None:
+def attention_operand_layout(e: Elements, op: Op, number: int, at: Index) -> View | None:
     """Return the layout of a head's keys (operand 1) or values (2) as (term, column); None if not in memory."""
     value, dims = op.operands[number], op.attrs[("", "k_dims", "v_dims")[number]]
-    _, _, terms, *sizes = axes(tuple(v.type for v in op.operands), op.attrs)
+    _, _, terms, *sizes = attention_axis_sizes(tuple(v.type for v in op.operands), op.attrs)
     t, c = e.names("t"), e.names("c")
     trial = e.new_block()
-    x = e.at(value, operand_index(value, dims, (*at, sym(t, 0, terms), sym(c, 0, sizes[number - 1]))))
+    x = e.at(value, attention_operand_index(value, dims, (*at, sym(t, 0, terms), sym(c, 0, sizes[number - 1]))))
     return matrix_view_of_load(x, t, c, set(), set()) if isinstance(x, Load) and not trial else None
 
 
 def _trial_views(b: RegionBuilder, op: Op, whole_axes: Sequence[int] = ()) -> list[View | None]:
     """Return the layouts of keys and values of a head, of the first one along the axes ``whole_axes``."""
-    batch, e = axes(tuple(v.type for v in op.operands), op.attrs)[0], b.trial_elements()
+    batch, e = attention_axis_sizes(tuple(v.type for v in op.operands), op.attrs)[0], b.trial_elements()
     at = tuple(0 if a in whole_axes or n == 1 else sym(e.names("n"), 0, n) for a, n in enumerate(batch))
-    e.hold_starts(op.operands)
-    return [operand_view(e, op, number, at) for number in (1, 2)]
+    e.precompute_slice_starts(op.operands)
+    return [attention_operand_layout(e, op, number, at) for number in (1, 2)]
 
 
 # --- more rows ---
@@ -145,21 +145,21 @@ def _trial_views(b: RegionBuilder, op: Op, whole_axes: Sequence[int] = ()) -> li
 WIDENED = ("bf16", "f16")  # dtypes of values that f32 tiles read without a copy
 
 
-def _plan_many(b: RegionBuilder, op: Op, blocks: ScoreBlocks) -> BlockedAttentionPlan:
-    _, _, terms, _, columns = axes(tuple(v.type for v in op.operands), op.attrs)
+def _plan_attention_of_many_queries(b: RegionBuilder, op: Op, blocks: ScoreBlocks) -> BlockedAttentionPlan:
+    _, _, terms, _, columns = attention_axis_sizes(tuple(v.type for v in op.operands), op.attrs)
     single = isinstance(terms, int) and terms <= blocks.terms and op.attrs.get("split", 1) == 1
     keys, values = _trial_views(b, op)
-    copies_keys = keys is None or not _reads_keys(blocks, keys)
-    copies_values = values is None or not _reads_values(b.target, blocks, values, static(columns))
+    copies_keys = keys is None or not _tiles_read_keys_in_place(blocks, keys)
+    copies_values = values is None or not _tiles_read_values_in_place(b.target, blocks, values, static(columns))
     return BlockedAttentionPlan(blocks, single, copies_keys, copies_values)
 
 
-def _reads_keys(blocks: ScoreBlocks, view: View) -> bool:
+def _tiles_read_keys_in_place(blocks: ScoreBlocks, view: View) -> bool:
     """Return True if tiles read keys without a copy. Pairs of a key's depths are adjacent in memory."""
     return view.buffer.dtype == blocks.dtype and (view.depth == 1 or not blocks.pairs)
 
 
-def _reads_values(target: Target, blocks: ScoreBlocks, view: View, columns: int) -> bool:
+def _tiles_read_values_in_place(target: Target, blocks: ScoreBlocks, view: View, columns: int) -> bool:
     """Return True if tiles read values without a copy. Pairs of terms are never adjacent in memory."""
     dtype, in_rows = view.buffer.dtype, view.depth == 1 and columns % blocks.tile_columns == 0
     short = dtype in WIDENED and not (dtype == "f16" and "f16" in target.lacks) and blocks.wide == "f32"
@@ -217,15 +217,15 @@ BYTE_VALUES = BlockSize(
 )
 
 
-def _plan_decode(b: RegionBuilder, op: Op, blocks: DecodeBlocks) -> DecodeAttentionPlan:
-    batch, _, _, depth, columns = axes(tuple(v.type for v in op.operands), op.attrs)
+def _plan_decode_attention(b: RegionBuilder, op: Op, blocks: DecodeBlocks) -> DecodeAttentionPlan:
+    batch, _, _, depth, columns = attention_axis_sizes(tuple(v.type for v in op.operands), op.attrs)
     k_dims = op.attrs["k_dims"]
     heads = static(product(batch[a] for a in blocks.whole_axes if k_dims[a] != ABSENT))
     several = any(k_dims[a] != ABSENT for a in blocks.whole_axes)
     queries = blocks.rows * static(product(batch[a] for a in blocks.whole_axes if k_dims[a] == ABSENT))
     keys, values = _trial_views(b, op, blocks.whole_axes)
     form = _key_form(b.target, blocks, keys.buffer.dtype) if keys is not None and keys.depth == 1 else None
-    plain = [_is_plain(v, queries, several) for v in op.operands[1:3]]
+    plain = [_is_bound_by_reading_keys(v, queries, several) for v in op.operands[1:3]]
     lengths = (heads * static(n) * size_of(v.type.dtype) for v, n in zip(op.operands[1:3], (depth, columns)))
     keys_ahead, values_ahead = (-(-FETCHED_KEYS.value // n) for n in lengths)
     in_rows = values is not None and values.depth == 1
@@ -239,7 +239,7 @@ def _plan_decode(b: RegionBuilder, op: Op, blocks: DecodeBlocks) -> DecodeAttent
     return IntegerAttentionPlan(blocks, *sizes, digit_terms) if blocks.digits else DecodeAttentionPlan(blocks, *sizes)
 
 
-def _is_plain(operand: Value, queries: int, side_by_side: bool) -> bool:
+def _is_bound_by_reading_keys(operand: Value, queries: int, side_by_side: bool) -> bool:
     """Return True if the matmul's time is that of reading the keys (or values), so that memory order matters most."""
     dtype = operand.type.dtype
     return dtype not in INTEGERS and (queries == 1 or (side_by_side and size_of(dtype) >= 4))

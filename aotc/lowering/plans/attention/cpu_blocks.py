@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims.algebra import Dim, Expr, ceildiv, product, static
 from aotc.ir.loop.forms.tile_forms import TileForm, form_of_operands
-from aotc.ir.opset.attention import ABSENT, axes
+from aotc.ir.opset.attention import ABSENT, attention_axis_sizes
 from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.opset.spec import Attrs, Types
 from aotc.ir.tensor.ir import Op, TensorType
@@ -140,14 +140,14 @@ def takes_attention(op: Op, target: Target) -> bool:
     """Return True if ``target`` can compute the attention ``op`` as one kernel, and that is faster than three."""
     types = tuple(v.type for v in op.operands)
     if target.kind == "cuda":
-        return not _of_integers(types) and takes_attention_cuda(types, op.attrs, target)
+        return not _are_integer_operands(types) and takes_attention_cuda(types, op.attrs, target)
     if not attention_blocks(types, op.attrs, final_attention_dtype(op), target):
         return False
-    _, rows, terms, _, _ = axes(types, op.attrs)
+    _, rows, terms, _, _ = attention_axis_sizes(types, op.attrs)
     return not FEW_SCORES.holds(rows * terms)
 
 
-def _of_integers(types: Types) -> bool:
+def _are_integer_operands(types: Types) -> bool:
     return any(kind_of(t.dtype) == "i" for t in types[1:3])
 
 
@@ -172,7 +172,7 @@ def split_kv_parts(op: Op, target: Target) -> int:
     """Return the number of parts into which the terms of ``op`` are split (split-KV) to occupy all workers; often 1."""
     types = tuple(v.type for v in op.operands)
     found = attention_blocks(types, op.attrs, final_attention_dtype(op), target) if target.kind == "cpu" else ()
-    batch, rows, terms, _, _ = axes(types, op.attrs)
+    batch, rows, terms, _, _ = attention_axis_sizes(types, op.attrs)
     if not found or dims_of(op.attrs, "causal") or isinstance(terms, Expr):
         return 1
     blocks = found[-1]
@@ -199,14 +199,14 @@ def gains_by_pairs(op: Op, target: Target) -> bool:
     types = tuple(v.type for v in op.operands)
     if {t.dtype for t in (*types[:3], *(v.type for v in op.results))} != {"f32"} or len(op.results) > 1:
         return False
-    _, rows, _, depth, _ = axes(types, op.attrs)
+    _, rows, _, depth, _ = attention_axis_sizes(types, op.attrs)
     if not isinstance(depth, int) or DECODED_ROWS.holds(rows) or target.kind != "cpu":
         return False
     short = tuple(TensorType("bf16", t.shape) for t in types[:3])
     return takes_pairs(short, op.attrs, depth, "bf16", target)
 
 
-def digits_of(types: Types, attrs: Attrs, result: str, target: Target) -> int:
+def quantized_bytes_per_element(types: Types, attrs: Attrs, result: str, target: Target) -> int:
     """Return the bytes per element of queries and weights quantized for integer products on x86; 0: not used.
 
     Three bytes have as many bits as the significand of f32; two have more than that of a 16-bit result.
@@ -239,20 +239,22 @@ def attention_blocks(types: Types, attrs: Attrs, result: str, target: Target) ->
     If the number of rows is symbolic, there are two: the first for few rows. ``result`` is the dtype to which the
     result is rounded. Blocks that do not fit are reduced to up to 8 times fewer terms and 4 times fewer rows.
     """
-    _, rows, terms, depth, columns = axes(types, attrs)
+    _, rows, terms, depth, columns = attention_axis_sizes(types, attrs)
     if not isinstance(depth, int) or not isinstance(columns, int) or not depth or not columns or terms == 0:
         return ()
     room = memory_limits(target)["scratch"][1]
     wide = "f64" if types[0].dtype == "f64" else "f32"
     pairs = takes_pairs(types, attrs, depth, result, target)
-    few = _few(types, attrs, (wide, pairs), result, target)
+    few = _decode_block_sizes(types, attrs, (wide, pairs), result, target)
     if DECODED_ROWS.holds(rows):
         return (few,) if few.bytes(depth, columns) <= room else ()
-    if _of_integers(types):
+    if _are_integer_operands(types):
         return ()
     for share in (1, 2, 4, 8):
-        some = _part(terms, ATTENTION_TERMS.value // share)
-        many = _many(_part(rows, ATTENTION_ROWS.value // min(share, 4)), some, depth, columns, (wide, pairs), target)
+        some = _equal_part_size(terms, ATTENTION_TERMS.value // share)
+        many = _many_query_block_sizes(
+            _equal_part_size(rows, ATTENTION_ROWS.value // min(share, 4)), some, depth, columns, (wide, pairs), target
+        )
         both = (few.bytes(depth, columns) if isinstance(rows, Expr) else 0) + many.bytes(depth)
         if both <= room and 5 * many.rows * size_of(wide) <= target.stack:
             return (few, many) if isinstance(rows, Expr) else (many,)
@@ -287,25 +289,27 @@ DIGIT_TERMS = BlockSize(
 LEAST_DIGIT_TERMS = BlockSize(128, "terms of such a block, at least", "see DIGIT_TERMS")
 
 
-def _few(types: Types, attrs: Attrs, kind: tuple[str, bool], result: str, target: Target) -> DecodeBlocks:
+def _decode_block_sizes(
+    types: Types, attrs: Attrs, kind: tuple[str, bool], result: str, target: Target
+) -> DecodeBlocks:
     """Return the block sizes of attention with few query rows (decoding).
 
     A grid item processes several heads together (``whole_axes``), unless the number of rows is symbolic.
     """
-    (batch, rows, terms, depth, columns), (wide, pairs) = axes(types, attrs), kind
+    (batch, rows, terms, depth, columns), (wide, pairs) = attention_axis_sizes(types, attrs), kind
     most = rows if isinstance(rows, int) else UNKNOWN_ROWS.value
     whole_axes = _batch_axes_of_item(types, attrs) if isinstance(rows, int) else []
     length = max(static(depth), static(columns)) * size_of(wide) * max(most, 1)
     while whole_axes and static(product(batch[a] for a in whole_axes)) * length > ROW_SUMS.value:
         del whole_axes[0]
     heads = static(product(batch[a] for a in whole_axes))
-    some = _part(terms, max(ATTENTION_TERMS.value // heads, ROW_TERMS.value))
+    some = _equal_part_size(terms, max(ATTENTION_TERMS.value // heads, ROW_TERMS.value))
     queries = max(most, 1) * static(product(batch[a] for a in whole_axes if attrs["k_dims"][a] == ABSENT))
-    digits = digits_of(types, attrs, result, target) if queries > 1 else 0
+    digits = quantized_bytes_per_element(types, attrs, result, target) if queries > 1 else 0
     side_by_side = static(product(batch[a] for a in whole_axes if attrs["k_dims"][a] != ABSENT))
     digits = digits if digits == 2 or side_by_side == 1 else 0
     if digits:
-        some = _part(terms, max(DIGIT_TERMS.value // heads, LEAST_DIGIT_TERMS.value))
+        some = _equal_part_size(terms, max(DIGIT_TERMS.value // heads, LEAST_DIGIT_TERMS.value))
         some = -(-some // BYTE_BLOCK.value) * BYTE_BLOCK.value
     return DecodeBlocks(wide, max(most, 1), some, tuple(whole_axes), heads, pairs and queries > 1, digits)
 
@@ -319,7 +323,7 @@ KEY_QUERIES = Limit(
 
 def _batch_axes_of_item(types: Types, attrs: Attrs) -> list[int]:
     """Return the batch axes that an item of few rows processes whole, see :attr:`DecodeBlocks.whole_axes`."""
-    (batch, rows, *_), (k, v) = axes(types, attrs), (attrs["k_dims"], attrs["v_dims"])
+    (batch, rows, *_), (k, v) = attention_axis_sizes(types, attrs), (attrs["k_dims"], attrs["v_dims"])
     known = [a for a, n in enumerate(batch) if isinstance(n, int) and n]
     inside = sorted((a for a in known if k[a] > k[-2] and v[a] > v[-2]), key=lambda a: k[a])
     shared, queries = [], static(rows)
@@ -330,7 +334,9 @@ def _batch_axes_of_item(types: Types, attrs: Attrs) -> list[int]:
     return [*inside, *shared]
 
 
-def _many(rows: int, terms: int, depth: int, columns: int, kind: tuple[str, bool], target: Target) -> ScoreBlocks:
+def _many_query_block_sizes(
+    rows: int, terms: int, depth: int, columns: int, kind: tuple[str, bool], target: Target
+) -> ScoreBlocks:
     wide, pairs = kind
     dtype, lanes = "bf16" if pairs else wide, target.vector_bytes // size_of(wide)
     block = -(-rows // lanes) * lanes
@@ -341,7 +347,7 @@ def _many(rows: int, terms: int, depth: int, columns: int, kind: tuple[str, bool
     return ScoreBlocks(wide, block, terms, tile_terms, tile_rows, -(-columns // width) * width, width, height, pairs)
 
 
-def _part(extent: Dim, most: int) -> int:
+def _equal_part_size(extent: Dim, most: int) -> int:
     """Return the size of the parts of ``extent``, about equal and at most ``most``; ``most`` if it is symbolic."""
     if not isinstance(extent, int):
         return most

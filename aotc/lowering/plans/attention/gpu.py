@@ -9,7 +9,7 @@ from aotc.ir.loop.forms.tiling import DecodeAttention, Tiling
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.attention.gpu_decode import one_warp_tiling
 from aotc.lowering.plans.attention.gpu_loops import attention_loops
-from aotc.lowering.plans.attention.gpu_tiles import are_copyable, attention_tiling
+from aotc.lowering.plans.attention.gpu_tiles import are_operands_async_copyable, attention_tiling
 from aotc.lowering.plans.attention.sizes import AttentionSizes, attention_sizes
 from aotc.lowering.plans.region_plan import RegionPlan
 
@@ -29,7 +29,7 @@ class TensorCoreAttentionPlan(RegionPlan):
 
 def region_sizes(b: RegionBuilder) -> AttentionSizes | None:
     """Return the axes of the ``attention`` of a region, or None if no template supports them."""
-    op = b.the_op("attention")
+    op = b.region_root_op("attention")
     return attention_sizes(tuple(v.type for v in op.operands), op.attrs)
 
 
@@ -41,14 +41,14 @@ def plan_gpu_attention(b: RegionBuilder) -> TensorCoreAttentionPlan:
     CompileError
         If no template supports the sizes, or rows of operands do not begin at multiples of 16 bytes.
     """
-    op, sizes = b.the_op("attention"), region_sizes(b)
+    op, sizes = b.region_root_op("attention"), region_sizes(b)
     tiling = None if sizes is None else attention_tiling(sizes, b.target)
     if sizes is None or tiling is None:
         raise b.unsupported(op, "attention of these sizes", "fuse_attention creates it only where it is supported")
     found = read_attention(attention_loops(b, b.trial_elements(), sizes))
-    if isinstance(tiling.template, DecodeAttention) and not are_copyable(found, tiling):
+    if isinstance(tiling.template, DecodeAttention) and not are_operands_async_copyable(found, tiling):
         tiling = one_warp_tiling(sizes, b.target) or tiling
-    if not are_copyable(found, tiling):
+    if not are_operands_async_copyable(found, tiling):
         hint = "align rows of queries, keys and values to 16 bytes"
         raise b.unsupported(op, "attention with rows that are not aligned to 16 bytes", hint)
     return TensorCoreAttentionPlan(tiling)

@@ -106,15 +106,15 @@ class PlanOfFew:
 
 def plan_decode(sizes: AttentionSizes, target: Target) -> PlanOfFew | None:
     """Return the plan with the least modelled time, or None if no tiling fits the shared memory of ``target``."""
-    tilings = [t for t in _tilings(sizes) if sizes.shared(t) <= target.shared_memory]
+    tilings = [t for t in _decode_tilings(sizes) if sizes.shared(t) <= target.shared_memory]
     if target.cpu != "sm_90a" or not tilings:
         alone = one_warp_tiling(sizes, target)
-        return PlanOfFew(alone, _part(sizes, alone, target)) if alone is not None else None
-    plans = list(_plans(sizes, tilings[0]))
-    return min(plans, key=lambda plan: _time(sizes, plan))
+        return PlanOfFew(alone, _terms_per_part(sizes, alone, target)) if alone is not None else None
+    plans = list(_decode_plans(sizes, tilings[0]))
+    return min(plans, key=lambda plan: _decode_plan_time(sizes, plan))
 
 
-def _tilings(sizes: AttentionSizes) -> Iterator[Tiling]:
+def _decode_tilings(sizes: AttentionSizes) -> Iterator[Tiling]:
     """Yield the tilings, those with the most bytes in flight first."""
     line = sum(-(-n * sizes.size // 128) * 128 for n in (sizes.depth, sizes.width))
     terms = next((n for n in (64, 32) if STAGE_OF_FEW.holds(n * line)), 16)
@@ -123,7 +123,7 @@ def _tilings(sizes: AttentionSizes) -> Iterator[Tiling]:
         yield Tiling(DecodeAttention(), 16 * count, terms, stages)
 
 
-def _plans(sizes: AttentionSizes, tiling: Tiling) -> Iterator[PlanOfFew]:
+def _decode_plans(sizes: AttentionSizes, tiling: Tiling) -> Iterator[PlanOfFew]:
     """Yield the plans: all cluster sizes, with every number of parts up to twice the blocks that run at a time."""
     heads, terms = product(sizes.batch), sizes.terms
     each = tiling.rows // 16 * tiling.cols
@@ -139,7 +139,7 @@ def _plans(sizes: AttentionSizes, tiling: Tiling) -> Iterator[PlanOfFew]:
             yield PlanOfFew(own, -(-terms // (parts * tiling.cols)) * tiling.cols)
 
 
-def _time(sizes: AttentionSizes, plan: PlanOfFew) -> float:
+def _decode_plan_time(sizes: AttentionSizes, plan: PlanOfFew) -> float:
     """Return the modelled time of a plan, as the bytes that a multiprocessor reads in that time."""
     heads, terms = (dim_or(n, UNKNOWN_TERMS.value) for n in (product(sizes.batch), sizes.terms))
     cluster, line = plan.tiling.cluster, (sizes.depth + sizes.width) * sizes.size
@@ -150,14 +150,14 @@ def _time(sizes: AttentionSizes, plan: PlanOfFew) -> float:
     own = -(-part // (cluster * each)) * each * line
     whole, rest = divmod(blocks, room)
     fastest = min(FASTEST_SHARE.value, WARPS_SHARE.value * plan.tiling.rows // 16) / 100
-    iterations = whole * _share(room, fastest) + (_share(rest, fastest) if rest else 0)
+    iterations = whole * _relative_read_time(room, fastest) + (_relative_read_time(rest, fastest) if rest else 0)
     more = CLUSTER_TIME.value if cluster > 1 else 0
     if plan.part:
         more += (FEW_PARTS_TIME if FEW_PARTS.holds(-(-terms // part)) else PARTS_TIME).value
     return iterations * own + -(-blocks // room) * BLOCK_START.value + more
 
 
-def _share(blocks: int, fastest: float) -> float:
+def _relative_read_time(blocks: int, fastest: float) -> float:
     """Return the time in which ``blocks`` blocks read their bytes, relative to one block per multiprocessor.
 
     One bound is the memory bandwidth, the other is ``fastest``, the relative rate of one block. The time is the 4-norm
@@ -178,7 +178,7 @@ def one_warp_tiling(sizes: AttentionSizes, target: Target) -> Tiling | None:
     return next((t for t in tilings if sizes.shared(t) <= room), None)
 
 
-def _part(sizes: AttentionSizes, tiling: Tiling, target: Target) -> int:
+def _terms_per_part(sizes: AttentionSizes, tiling: Tiling, target: Target) -> int:
     """Return the terms of a part for blocks of one warp, or 0 if the terms are not split.
 
     Parts consist of whole stages. Blocks run in waves, so one block more than the GPU holds can double the time.

@@ -19,14 +19,14 @@ from aotc.lowering.plans.attention.sizes import AttentionSizes
 
 def attention_loops(b: RegionBuilder, e: Elements, sizes: AttentionSizes) -> Kernel:
     """Return the kernel of ``attention`` in the form for :func:`read_attention`, without its tiling."""
-    return _Loops(b, e, sizes).lower()
+    return _AttentionLoops(b, e, sizes).lower()
 
 
-class _Loops:
+class _AttentionLoops:
     """Emitter of the loops of one ``attention``, in the form that :mod:`aotc.ir.loop.forms.attention` reads."""
 
     def __init__(self, b: RegionBuilder, e: Elements, sizes: AttentionSizes) -> None:
-        self.b, self.op, self.sizes, self.e = b, b.the_op("attention"), sizes, e
+        self.b, self.op, self.sizes, self.e = b, b.region_root_op("attention"), sizes, e
         self.z, self.row, self.term, self.d, self.col = (e.names(x) for x in ("z", "row", "term", "depth", "col"))
         self.part: int = self.op.attrs.get("part", 0)
         self.parts = ceildiv(sizes.terms, self.part) if self.part else 1
@@ -40,30 +40,30 @@ class _Loops:
         """Return the attention kernel as loops, before a tiling is chosen."""
         s = self.sizes
         body: list[Stmt] = [Alloc(x) for x in (self.top, self.whole, self.sums)]
-        body += [Store(self.top, (), _number(-math.inf)), Store(self.whole, (), _number(0))]
-        body.append(For(self.col, 0, s.width, (Store(self.sums, (self._col(),), _number(0)),)))
-        body.append(For(self.term, self.at_head[-1] * self.part, self._end(), tuple(self._terms())))
-        body.append(For(self.col, 0, s.width, tuple(self._results())))
+        body += [Store(self.top, (), _f32_literal(-math.inf)), Store(self.whole, (), _f32_literal(0))]
+        body.append(For(self.col, 0, s.width, (Store(self.sums, (self._column_index(),), _f32_literal(0)),)))
+        body.append(For(self.term, self.at_head[-1] * self.part, self._end_of_terms(), tuple(self._key_statements())))
+        body.append(For(self.col, 0, s.width, tuple(self._store_weighted_means())))
         if self.part:
-            body.append(self._weight_of_part())
+            body.append(self._store_log_sum_of_part())
         rows = For(self.row, 0, s.rows, tuple(body))
         work = product((self.heads, s.rows, s.terms)) * (2 * (s.depth + s.width))
         return self.b.kernel(1, (For(self.z, 0, self.heads, (rows,)),), work)
 
-    def _end(self) -> Dim:
+    def _end_of_terms(self) -> Dim:
         """Return the end of a row's terms: later terms have no weight."""
         s = self.sizes
-        end = s.terms if s.offset is None else minimum(s.terms, maximum(self._own_row() + s.offset + 1, 0))
+        end = s.terms if s.offset is None else minimum(s.terms, maximum(self._causal_row_number() + s.offset + 1, 0))
         return minimum(end, (self.at_head[-1] + 1) * self.part) if self.part else end
 
-    def _own_row(self) -> Dim:
+    def _causal_row_number(self) -> Dim:
         """Return the row number with which a causal mask compares terms."""
         return self.at_row if self.sizes.grouped == ABSENT else 0
 
-    def _col(self) -> Dim:
+    def _column_index(self) -> Dim:
         return sym(self.col, 0, self.sizes.width)
 
-    def _index(self, value: Value, dims: tuple[int, ...], *last: Dim, rows: bool = True) -> Index:
+    def _element_index(self, value: Value, dims: tuple[int, ...], *last: Dim, rows: bool = True) -> Index:
         """Return the index of an element of an operand or result, at the current head."""
         at = self.at_head[:-1]
         found: list[Dim] = [0] * value.type.rank
@@ -72,14 +72,14 @@ class _Loops:
                 found[d] = i
         return tuple(found)
 
-    def _operand(self, number: int, key: str, *last: Dim) -> Scalar:
+    def _load_operand(self, number: int, key: str, *last: Dim) -> Scalar:
         value = self.op.operands[number]
-        index = self._index(value, self.op.attrs[key], *last, rows=number == 0)
+        index = self._element_index(value, self.op.attrs[key], *last, rows=number == 0)
         buffer = self.b.buffers.get(value)
-        x = self._moved(value, index) if buffer is None else Load(buffer, index)
+        x = self._load_through_view(value, index) if buffer is None else Load(buffer, index)
         return as_tensor_core_operand(x, "f32")
 
-    def _moved(self, value: Value, index: Index) -> Scalar:
+    def _load_through_view(self, value: Value, index: Index) -> Scalar:
         """Return the load of an element of ``value`` from the input that it is a view of."""
         here, aside = self.e.block, self.e.new_block()
         x = self.e.at(value, index)
@@ -89,60 +89,68 @@ class _Loops:
         self.e.enter(here)
         return x
 
-    def _terms(self) -> list[Stmt]:
+    def _key_statements(self) -> list[Stmt]:
         """Return the statements for one key."""
         s = self.sizes
         term, d = sym(self.term, 0, s.terms), sym(self.d, 0, s.depth)
         inner = self.e.new_block()
-        pair = self._operand(0, "q_dims", self.at_row, d), self._operand(1, "k_dims", term, d)
+        pair = self._load_operand(0, "q_dims", self.at_row, d), self._load_operand(1, "k_dims", term, d)
         inner.append(Store(self.total, (), Apply("mul", pair, "f32"), "add"))
-        body: list[Stmt] = [Alloc(self.total), Store(self.total, (), _number(0)), For(self.d, 0, s.depth, tuple(inner))]
+        body: list[Stmt] = [
+            Alloc(self.total),
+            Store(self.total, (), _f32_literal(0)),
+            For(self.d, 0, s.depth, tuple(inner)),
+        ]
         self.e.enter(body)
-        score = self._let(body, self._score(term))
-        highest = self._let(body, Apply("max", (Load(self.top, ()), score), "f32"))
-        none = Apply("eq", (highest, _number(-math.inf)), "i1")
-        base = self._let(body, Apply("select", (none, _number(0), highest), "f32"))
-        kept = self._let(body, _exp(Load(self.top, ()), base))
-        weight = self._let(body, _exp(score, base))
+        score = self._bind_value(body, self._attention_score(term))
+        highest = self._bind_value(body, Apply("max", (Load(self.top, ()), score), "f32"))
+        none = Apply("eq", (highest, _f32_literal(-math.inf)), "i1")
+        base = self._bind_value(body, Apply("select", (none, _f32_literal(0), highest), "f32"))
+        kept = self._bind_value(body, _exp_of_difference(Load(self.top, ()), base))
+        weight = self._bind_value(body, _exp_of_difference(score, base))
         body.append(Store(self.top, (), highest))
-        body.append(Store(self.whole, (), _sum(_times(Load(self.whole, ()), kept), weight)))
+        body.append(Store(self.whole, (), _f32_sum(_f32_product(Load(self.whole, ()), kept), weight)))
         kind = self.op.operands[2].type.dtype
         narrow = weight if kind == "f32" else Apply("convert", (weight,), kind)
-        rounded = self._let(body, as_tensor_core_operand(narrow, "f32"))
-        place = (self._col(),)
+        rounded = self._bind_value(body, as_tensor_core_operand(narrow, "f32"))
+        place = (self._column_index(),)
         inside = self.e.new_block()
-        value = _times(rounded, self._operand(2, "v_dims", term, self._col()))
-        inside.append(Store(self.sums, place, _sum(_times(Load(self.sums, place), kept), value)))
+        value = _f32_product(rounded, self._load_operand(2, "v_dims", term, self._column_index()))
+        inside.append(Store(self.sums, place, _f32_sum(_f32_product(Load(self.sums, place), kept), value)))
         body.append(For(self.col, 0, s.width, tuple(inside)))
         return body
 
-    def _let(self, body: list[Stmt], value: Scalar) -> Var:
+    def _bind_value(self, body: list[Stmt], value: Scalar) -> Var:
         var = Var(self.e.names("t"), value.dtype)
         body.append(Let(var, value))
         return var
 
-    def _score(self, term: Dim) -> Scalar:
+    def _attention_score(self, term: Dim) -> Scalar:
         """Return the score of a term: its dot product scaled, biased and masked."""
         attrs, extra = self.op.attrs, list(self.op.operands[3:])
-        x: Scalar = _times(Load(self.total, ()), _number(attrs["scale"]))
+        x: Scalar = _f32_product(Load(self.total, ()), _f32_literal(attrs["scale"]))
         if attrs["bias_dims"]:
             bias = extra.pop(0)
-            added = self.e.at(bias, self._index(bias, attrs["bias_dims"], self.at_row, term))
-            x = _sum(x, added if added.dtype == "f32" else Apply("convert", (added,), "f32"))
-        tests = [self.e.at(m, self._index(m, attrs["mask_dims"], self.at_row, term)) for m in extra]
+            added = self.e.at(bias, self._element_index(bias, attrs["bias_dims"], self.at_row, term))
+            x = _f32_sum(x, added if added.dtype == "f32" else Apply("convert", (added,), "f32"))
+        tests = [self.e.at(m, self._element_index(m, attrs["mask_dims"], self.at_row, term)) for m in extra]
         if dims_of(attrs, "causal") and self.sizes.offset is None:
-            seen = Apply("le", (IndexScalar(term), IndexScalar(self._own_row() + dims_of(attrs, "causal")[0])), "i1")
+            seen = Apply(
+                "le", (IndexScalar(term), IndexScalar(self._causal_row_number() + dims_of(attrs, "causal")[0])), "i1"
+            )
             tests.append(seen)
-        return Apply("select", (conjunction_of_tests(tests), x, _number(attrs["fill"])), "f32") if tests else x
+        return Apply("select", (conjunction_of_tests(tests), x, _f32_literal(attrs["fill"])), "f32") if tests else x
 
-    def _results(self) -> list[Stmt]:
+    def _store_weighted_means(self) -> list[Stmt]:
         """Return the statements that store a weighted mean: 0 where there are no terms."""
         s = self.sizes
         body = self.e.new_block()
-        mean: Scalar = self._let(body, Apply("div", (Load(self.sums, (self._col(),)), Load(self.whole, ())), "f32"))
+        mean: Scalar = self._bind_value(
+            body, Apply("div", (Load(self.sums, (self._column_index(),)), Load(self.whole, ())), "f32")
+        )
         if not isinstance(s.terms, int):
             none = Apply("eq", (IndexScalar(s.terms), Const(0, "i64")), "i1")
-            mean = Apply("select", (none, _number(0), mean), "f32")
+            mean = Apply("select", (none, _f32_literal(0), mean), "f32")
         out = self.b.outputs[0]
         mean = mean if out.dtype == "f32" else Apply("convert", (mean,), out.dtype)
         body.append(Store(out, self._result_index(), mean))
@@ -153,29 +161,29 @@ class _Loops:
         dims = self.op.attrs["out_dims"]
         first = bool(self.part)
         places = [d + first for d in dims]
-        found = self._index(self.op.results[0], tuple(places), self.at_row, self._col())
+        found = self._element_index(self.op.results[0], tuple(places), self.at_row, self._column_index())
         return (self.at_head[-1], *found[1:]) if first else found
 
-    def _weight_of_part(self) -> Store:
+    def _store_log_sum_of_part(self) -> Store:
         """Return the store of the logarithm of the sum of a row's weights in a part."""
-        value = _sum(Load(self.top, ()), Apply("log", (Load(self.whole, ()),), "f32"))
+        value = _f32_sum(Load(self.top, ()), Apply("log", (Load(self.whole, ()),), "f32"))
         column = self.op.attrs["out_dims"][-1] + 1
         part, *rows = (i for d, i in enumerate(self._result_index()) if d != column)
         return Store(self.b.outputs[1], (*rows, part), value)
 
 
-def _number(x: float) -> Const:
+def _f32_literal(x: float) -> Const:
     return Const(float(x), "f32")
 
 
-def _times(x: Scalar, y: Scalar) -> Apply:
+def _f32_product(x: Scalar, y: Scalar) -> Apply:
     return Apply("mul", (x, y), "f32")
 
 
-def _sum(x: Scalar, y: Scalar) -> Apply:
+def _f32_sum(x: Scalar, y: Scalar) -> Apply:
     return Apply("add", (x, y), "f32")
 
 
-def _exp(x: Scalar, y: Scalar) -> Apply:
+def _exp_of_difference(x: Scalar, y: Scalar) -> Apply:
     """Return the exponential of a difference."""
     return Apply("exp", (Apply("sub", (x, y), "f32"),), "f32")

@@ -85,11 +85,11 @@ def attention_tiling(sizes: AttentionSizes, target: Target) -> Tiling | None:
     if FEW_QUERIES.holds(sizes.rows):
         plan = plan_decode(sizes, target)
         return plan.tiling if plan is not None else None
-    fitting = list(_fitting(sizes, target))
-    return min(fitting, key=lambda row: _time(sizes, row)).tiling if fitting else None
+    fitting = list(_tilings_in_shared_memory(sizes, target))
+    return min(fitting, key=lambda row: _attention_nanoseconds(sizes, row)).tiling if fitting else None
 
 
-def _fitting(sizes: AttentionSizes, target: Target) -> Iterator[AttentionRate]:
+def _tilings_in_shared_memory(sizes: AttentionSizes, target: Target) -> Iterator[AttentionRate]:
     for row in ATTENTION_RATES:
         takes = target.cpu == "sm_90a" or not isinstance(row.tiling.template, WgmmaAttention)
         small = max(sizes.depth, sizes.width) <= row.depth and sizes.size == row.size
@@ -99,7 +99,7 @@ def _fitting(sizes: AttentionSizes, target: Target) -> Iterator[AttentionRate]:
             yield row
 
 
-def _time(sizes: AttentionSizes, row: AttentionRate) -> float:
+def _attention_nanoseconds(sizes: AttentionSizes, row: AttentionRate) -> float:
     rows, heads = (dim_or(n, UNKNOWN_TERMS.value) for n in (sizes.rows, product(sizes.batch)))
     tiles = heads * -(-rows // row.tiling.rows)
     return -(-tiles // ATTENTION_SPREAD.value) * row.tiling.rows / row.rate
@@ -111,7 +111,7 @@ def takes_attention_cuda(types: Types, attrs: Attrs, target: Target) -> bool:
     return sizes is not None and attention_tiling(sizes, target) is not None
 
 
-def are_copyable(found: LoopAttention, tiling: Tiling) -> bool:
+def are_operands_async_copyable(found: LoopAttention, tiling: Tiling) -> bool:
     """Return True if the template can copy the operands asynchronously: contiguous lines, aligned to 16 bytes."""
     views = found.views()
     if isinstance(tiling.template, MmaAttention):

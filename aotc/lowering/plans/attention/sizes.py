@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from aotc.ir.dims.algebra import Dim, bounds
 from aotc.ir.loop.forms.attention import attention_shared
 from aotc.ir.loop.forms.tiling import Tiling
-from aotc.ir.opset.attention import ABSENT, axes, operand_dims
+from aotc.ir.opset.attention import ABSENT, attention_axis_sizes, attention_operand_dims
 from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.opset.spec import Attrs, Types
 from aotc.lowering.threshold import Estimate, Limit
@@ -78,7 +78,7 @@ def attention_sizes(types: Types, attrs: Attrs) -> AttentionSizes | None:
     They need default precision, operands of one dtype (bf16, f16 or f32), contiguous last dims of a multiple of 8
     elements, and at most three batch axes.
     """
-    batch, rows, terms, depth, width = axes(types, attrs)
+    batch, rows, terms, depth, width = attention_axis_sizes(types, attrs)
     if not isinstance(depth, int) or not isinstance(width, int) or terms == 0:
         return None
     dtypes = {t.dtype for t in types[:3]}
@@ -86,10 +86,10 @@ def attention_sizes(types: Types, attrs: Attrs) -> AttentionSizes | None:
         return None
     size = size_of(types[0].dtype)
     pieces = all(n % 8 == 0 and ATTENTION_DEPTH.holds(n) and n for n in (depth, width))
-    lying = all(dims[-1] == t.rank - 1 for t, dims in zip(types[:3], operand_dims(attrs)))
+    lying = all(dims[-1] == t.rank - 1 for t, dims in zip(types[:3], attention_operand_dims(attrs)))
     if not pieces or not lying or len(batch) > 3 or any(not isinstance(d, int) for d in batch[1:]):
         return None
-    offset = _offset(attrs)
+    offset = _causal_offset(attrs)
     plain = len(types) == 3 and attrs["scale"] > 0 and (offset is not None or not dims_of(attrs, "causal"))
     found = AttentionSizes(batch, rows, terms, depth, width, offset, plain, size=size)
     shared = [n for n in range(len(batch)) if attrs["k_dims"][n] == attrs["v_dims"][n] == ABSENT]
@@ -99,7 +99,7 @@ def attention_sizes(types: Types, attrs: Attrs) -> AttentionSizes | None:
     return replace(found, batch=rest, rows=batch[shared[-1]], grouped=shared[-1])
 
 
-def _offset(attrs: Attrs) -> Dim | None:
+def _causal_offset(attrs: Attrs) -> Dim | None:
     """Return the causal offset of attention, or None without a usable causal mask.
 
     A masked term has no weight if the fill is ``-inf``, or so low that every row surely has a higher score.

@@ -47,9 +47,9 @@ class BlockDftPlan(RegionPlan):
 
 def plan_cpu_dft(b: RegionBuilder) -> CalledDftPlan:
     """Return the plan of a call for one signal, or for neighbouring signals in whole vectors."""
-    x, axis = b.inputs[0], b.the_op("dft").attrs["axis"]
+    x, axis = b.inputs[0], b.region_root_op("dft").attrs["axis"]
     constant = isinstance(product(x.shape[axis + 1 :]), int)  # a call takes as long for few signals as for a block
-    most = _neighbours(b) if constant else DFT_LANES.value
+    most = _neighbouring_signals(b) if constant else DFT_LANES.value
     block, pitch = RowBlocks(x.shape, axis, most).block, 0
     if block > 1:
         lanes = min(TRANSFORM_LANES, 1 << (block - 1).bit_length())
@@ -65,13 +65,13 @@ DFT_LANES = BlockSize(
 )
 
 
-def _neighbours(b: RegionBuilder) -> int:
-    n, lanes = _points(b), DFT_LANES.value
+def _neighbouring_signals(b: RegionBuilder) -> int:
+    n, lanes = _dft_points(b), DFT_LANES.value
     return max(lanes, DFT_ELEMENTS.value // n // lanes * lanes)
 
 
-def _points(b: RegionBuilder) -> int:
-    return static(b.inputs[0].shape[b.the_op("dft").attrs["axis"]])
+def _dft_points(b: RegionBuilder) -> int:
+    return static(b.inputs[0].shape[b.region_root_op("dft").attrs["axis"]])
 
 
 DFT_THREAD_POINTS = BlockSize(
@@ -88,10 +88,10 @@ DFT_THREADS = BlockSize(
 
 def plan_gpu_dft(b: RegionBuilder) -> BlockDftPlan | ThreadDftPlan:
     """Return the plan of a block if the signal fits shared memory and has work for a warp, else of one thread."""
-    n = _points(b)
+    n = _dft_points(b)
     bytes_ = 2 * shared_array_bytes((n + n // BANKS) * size_of(b.inputs[0].dtype) // 2)  # real and imaginary parts
     if n <= DFT_THREAD_POINTS.value or bytes_ > b.target.shared:
-        return ThreadDftPlan(_neighbours(b))
+        return ThreadDftPlan(_neighbouring_signals(b))
     threads = BANKS
     while threads < DFT_THREADS.value and threads * DFT_THREAD_POINTS.value < n:
         threads *= 2

@@ -109,17 +109,17 @@ JACOBI_SWEEPS = BlockSize(
 
 def plan_gpu_lapack(b: RegionBuilder) -> FactorPlan:
     """Return the plan of a LAPACK routine by one block; :mod:`~aotc.lowering.placement.host_only` permits it."""
-    routine, out = b.the_op("lapack").attrs["routine"], b.outputs[0]
+    routine, out = b.region_root_op("lapack").attrs["routine"], b.outputs[0]
     *_, columns, rows = out.shape
     if routine in JACOBI_ROUTINES:
         more, kind = (static(columns), SingularPlan) if routine in SVDS else (0, EigenPlan)
         return kind(jacobi_layout(static(columns), static(rows), size_of(out.dtype), more), JACOBI_SWEEPS.value)
     match routine:
         case "getrf":
-            return _plan_panels(b, columns, rows) or ColumnLuPlan(_warps(columns))
+            return _plan_lu_by_panels(b, columns, rows) or ColumnLuPlan(_warps_for_columns(columns))
         case "geqrf":
-            return HouseholderPlan(_warps(columns))
-    return ReflectorProductPlan(_warps(columns))
+            return HouseholderPlan(_warps_for_columns(columns))
+    return ReflectorProductPlan(_warps_for_columns(columns))
 
 
 FACTOR_WARPS = BlockSize(
@@ -134,7 +134,7 @@ COLUMNS_OF_WARP = BlockSize(
 )
 
 
-def _warps(columns: Dim) -> int:
+def _warps_for_columns(columns: Dim) -> int:
     """Return the number of warps for which the columns of a matrix are enough work."""
     many = columns if isinstance(columns, int) else FACTOR_WARPS.value * COLUMNS_OF_WARP.value
     return min(max(-(-many // COLUMNS_OF_WARP.value), 1), FACTOR_WARPS.value)
@@ -165,7 +165,7 @@ PANEL_THREADS = BlockSize(
 )
 
 
-def _plan_panels(b: RegionBuilder, columns: Dim, rows: Dim) -> PanelLuPlan | None:
+def _plan_lu_by_panels(b: RegionBuilder, columns: Dim, rows: Dim) -> PanelLuPlan | None:
     """Return the plan by panels, or None if a block cannot have a thread per row, or has too little memory."""
     if not isinstance(columns, int) or not isinstance(rows, int) or not PANEL_ROWS.holds(rows):
         return None

@@ -68,7 +68,7 @@ class RotatedColumns(RegionPlan):
         """Return the number of elements that a thread loads at once."""
         return max(GPU_ALIGNMENT // self.size, 1)
 
-    def padded(self, rows: int) -> int:
+    def padded_rows(self, rows: int) -> int:
         """Return ``rows`` rounded up so that all lanes of a group have the same number of whole vectors."""
         step = self.vector * self.lanes
         return -(-rows // step) * step
@@ -79,7 +79,7 @@ class RotatedColumns(RegionPlan):
 
         Short columns are padded to an odd number of steps, so that neighbouring groups access different banks.
         """
-        rows = self.padded(self.rows) + self.padded(self.more)
+        rows = self.padded_rows(self.rows) + self.padded_rows(self.more)
         short = self.vector * self.lanes
         return rows + short * (short * self.size < BANKS * BANK_BYTES and rows // short % 2 == 0)
 

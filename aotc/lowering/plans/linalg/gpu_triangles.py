@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from aotc.ir.loop.ir import WARP, Buffer
 from aotc.ir.loop.scratch import shared_bytes_of_buffers
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.linalg.triangles import CholeskyPlan, PieceSolvePlan, plan_pieces, solved_sizes
+from aotc.lowering.plans.linalg.triangles import (
+    CholeskyPlan,
+    PieceSolvePlan,
+    plan_right_hand_sides_per_item,
+    solved_sizes,
+)
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.vmfb.dtypes import size_of
@@ -53,7 +58,7 @@ class BlockCholeskyPlan(RegionPlan):
     mirror: int
 
     @property
-    def mirrored(self) -> tuple[int, int, int]:
+    def transposing_tile_shape(self) -> tuple[int, int, int]:
         """Return the shape of the shared tiles that transpose the triangle, padded against bank conflicts."""
         return self.block.threads // WARP, self.mirror, self.mirror + 1
 
@@ -83,9 +88,12 @@ def plan_gpu_cholesky(b: RegionBuilder) -> BlockCholeskyPlan | CholeskyPlan:
     dtype = b.outputs[0].dtype
     if not THREAD_TRIANGLE.holds(b.outputs[0].shape[-1]):
         mirror = max(MIRROR_BYTES.value // size_of(dtype), WARP // 4)  # more elements than a warp has threads
-        plan = BlockCholeskyPlan(_block(dtype), mirror)
-        failed, tiles = Buffer("failed", "i1", (1,), "shared"), Buffer("held", dtype, plan.mirrored, "shared")
-        if _fits(b, [*plan.block.buffers(dtype), failed, tiles]):
+        plan = BlockCholeskyPlan(_triangle_block_of_dtype(dtype), mirror)
+        failed, tiles = (
+            Buffer("failed", "i1", (1,), "shared"),
+            Buffer("held", dtype, plan.transposing_tile_shape, "shared"),
+        )
+        if _buffers_fit_shared_memory(b, [*plan.block.buffers(dtype), failed, tiles]):
             return plan
     return CholeskyPlan(None)
 
@@ -97,11 +105,11 @@ def plan_gpu_solve(b: RegionBuilder) -> BlockSolvePlan | PieceSolvePlan:
     """Choose a thread block or one thread per matrix for a GPU triangular solve."""
     dtype, (left, n, _) = b.outputs[0].dtype, solved_sizes(b)
     if not THREAD_TRIANGLE.holds(n):
-        plan = BlockSolvePlan(_block(dtype), SOLVED_COLUMNS.value)
+        plan = BlockSolvePlan(_triangle_block_of_dtype(dtype), SOLVED_COLUMNS.value)
         found = Buffer("found", dtype, (plan.block.panel, plan.columns), "shared")
-        if _fits(b, [*plan.block.buffers(dtype), found]):
+        if _buffers_fit_shared_memory(b, [*plan.block.buffers(dtype), found]):
             return plan
-    return plan_pieces(left)
+    return plan_right_hand_sides_per_item(left)
 
 
 TRIANGLE_THREADS = BlockSize(
@@ -121,10 +129,10 @@ TRIANGLE_TILE = BlockSize(
 )
 
 
-def _block(dtype: str) -> TriangleBlock:
+def _triangle_block_of_dtype(dtype: str) -> TriangleBlock:
     side = TRIANGLE_TILE.value // (1 if size_of(dtype) <= 8 else 2)  # sums are in registers
     return TriangleBlock(TRIANGLE_THREADS.value, max(PANEL_BYTES.value // size_of(dtype), 1), side)
 
 
-def _fits(b: RegionBuilder, buffers: Sequence[Buffer]) -> bool:
+def _buffers_fit_shared_memory(b: RegionBuilder, buffers: Sequence[Buffer]) -> bool:
     return shared_bytes_of_buffers(buffers) <= b.target.shared

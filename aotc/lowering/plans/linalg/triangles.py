@@ -26,10 +26,10 @@ FACTOR_ROWS = Limit(
 
 def plan_cpu_cholesky(b: RegionBuilder) -> CholeskyPlan:
     """Choose loops, LAPACK or both for a CPU Cholesky factorization, by the matrix size."""
-    return CholeskyPlan(_loop_rows(b.outputs[0].shape[-1], FACTOR_ROWS))
+    return CholeskyPlan(_max_size_by_loops(b.outputs[0].shape[-1], FACTOR_ROWS))
 
 
-def _loop_rows(size: Dim, small: Limit) -> int | None:
+def _max_size_by_loops(size: Dim, small: Limit) -> int | None:
     """Return the largest size that loops compute: None for all, 0 for none."""
     if small.holds(size):
         return None
@@ -86,10 +86,10 @@ def plan_cpu_solve(b: RegionBuilder) -> PieceSolvePlan | MatrixSolvePlan:
     """Choose loops or BLAS for a CPU triangular solve, by the number of unknowns and right-hand sides."""
     left, n, others = solved_sizes(b)
     transposed = not left and not FEW_SOLVED_ROWS.holds(others) and SOLVE_ROWS.holds(n)
-    pieces = plan_pieces(left, transposed)
+    pieces = plan_right_hand_sides_per_item(left, transposed)
     if any(SOLVE_ROWS.holds(d) for d in (n, others)):
         return pieces
-    loop_rows = _loop_rows(minimum(n, others), SOLVE_ROWS)
+    loop_rows = _max_size_by_loops(minimum(n, others), SOLVE_ROWS)
     assert loop_rows is not None
     return MatrixSolvePlan(loop_rows, pieces.columns)
 
@@ -97,13 +97,13 @@ def plan_cpu_solve(b: RegionBuilder) -> PieceSolvePlan | MatrixSolvePlan:
 def solved_sizes(b: RegionBuilder) -> tuple[bool, Dim, Dim]:
     """Return (unknowns are in columns, number of unknowns, number of right-hand sides) of a triangular solve."""
     *_, rows, columns = b.outputs[0].shape
-    left = b.the_op("triangular_solve").attrs["left_side"]
+    left = b.region_root_op("triangular_solve").attrs["left_side"]
     return (True, rows, columns) if left else (False, columns, rows)
 
 
 SOLVE_COLUMNS = BlockSize(64, "right-hand sides per grid item of a triangular solve", "four cache lines of f32")
 
 
-def plan_pieces(left: bool, transposed: bool = False) -> PieceSolvePlan:
+def plan_right_hand_sides_per_item(left: bool, transposed: bool = False) -> PieceSolvePlan:
     """Choose one or several right-hand sides per grid item of a triangular solve."""
     return PieceSolvePlan(SOLVE_COLUMNS.value if left or transposed else 1, transposed)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aotc.ir.tensor.ir import Op, Region, Value, captured
-from aotc.lowering.program.memory_limit.order_ops import Alive
+from aotc.ir.tensor.ir import Op, Region, Value, captured_values
+from aotc.lowering.program.memory_limit.order_ops import LiveMemoryModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Relief:
     make: Callable[[str], Region]
 
 
-def readers_of(model: Alive) -> dict[Value, list[int]]:
+def reader_positions_of_values(model: LiveMemoryModel) -> dict[Value, list[int]]:
     """Return the positions of the ops that read each value."""
     readers: dict[Value, list[int]] = {}
     for n, op in enumerate(model.region.ops):
@@ -34,13 +34,18 @@ def readers_of(model: Alive) -> dict[Value, list[int]]:
     return readers
 
 
-def waits_for_later_readers(value: Value, worst: int, readers: Sequence[int], model: Alive) -> bool:
+def waits_for_later_readers(value: Value, worst: int, readers: Sequence[int], model: LiveMemoryModel) -> bool:
     """Return True if ``value`` occupies memory at position ``worst`` only for later readers."""
     return max(readers, default=-1) > worst and worst not in readers and bool(model.sizes.get(value))
 
 
 def copy_readers(
-    model: Alive, new: Mapping[Value, Value], made: Sequence[Op], at: int, suffix: str, needless: Op | None = None
+    model: LiveMemoryModel,
+    new: Mapping[Value, Value],
+    made: Sequence[Op],
+    at: int,
+    suffix: str,
+    needless: Op | None = None,
 ) -> Region:
     """Return the region of ``model`` with the ops ``made`` before position ``at``; later ops read the ``new`` values.
 
@@ -52,26 +57,26 @@ def copy_readers(
         if model.is_view(op) and op.operands[0] in copies:
             view = copies[op.result] = Value(f"{op.result.name}{suffix}", op.result.type)
             again.append(replace(op, operands=(copies[op.operands[0]],), results=(view,)))
-    behind = [reading(op, copies) for op in region.ops[at:]]
+    behind = [op_reading_copies(op, copies) for op in region.ops[at:]]
     read = set(region.results)
     ops: list[Op] = []
     for op in reversed((*region.ops[:at], *again, *behind)):
         if not ((op is needless or model.is_view(op)) and read.isdisjoint(op.results)):
             ops.append(op)
-            read.update(op.operands, *(captured(r) for r in op.regions))
+            read.update(op.operands, *(captured_values(r) for r in op.regions))
     return replace(region, ops=tuple(reversed(ops)))
 
 
-def reading(op: Op, copies: Mapping[Value, Value]) -> Op:
+def op_reading_copies(op: Op, copies: Mapping[Value, Value]) -> Op:
     """Return ``op`` with copies read instead of values, in its regions too."""
-    regions = tuple(_reading(r, copies) for r in op.regions)
+    regions = tuple(_region_reading_copies(r, copies) for r in op.regions)
     if copies.keys().isdisjoint(op.operands) and all(new is old for new, old in zip(regions, op.regions)):
         return op
     return replace(op, operands=tuple(copies.get(v, v) for v in op.operands), regions=regions)
 
 
-def _reading(region: Region, copies: Mapping[Value, Value]) -> Region:
-    if copies.keys().isdisjoint(captured(region)):
+def _region_reading_copies(region: Region, copies: Mapping[Value, Value]) -> Region:
+    if copies.keys().isdisjoint(captured_values(region)):
         return region
     results = tuple(copies.get(v, v) for v in region.results)
-    return replace(region, ops=tuple(reading(op, copies) for op in region.ops), results=results)
+    return replace(region, ops=tuple(op_reading_copies(op, copies) for op in region.ops), results=results)

@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from aotc.ir.tensor.ir import Function, Op, Region, Value, captures
+from aotc.ir.tensor.ir import Function, Op, Region, Value, values_captured_by_op
 from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.work import expected_iterations
 from aotc.lowering.placement.memory_spaces import value_devices
 from aotc.lowering.program.memory_limit.copy_readers import Relief
-from aotc.lowering.program.memory_limit.loop_operands import read_inside
-from aotc.lowering.program.memory_limit.order_ops import Alive, Functions, Kernels, SpaceOf
+from aotc.lowering.program.memory_limit.loop_operands import evictions_inside_regions
+from aotc.lowering.program.memory_limit.order_ops import Functions, Kernels, LiveMemoryModel, SpaceOf
 from aotc.lowering.program.memory_limit.rematerialize import rematerialize_rewrites
 from aotc.lowering.program.memory_limit.spill import spill_rewrites
 
@@ -48,22 +48,24 @@ def evict_at_peak(
         Makes the names of new values unique in the function.
     """
 
-    def model_of(body: Region, form: Function) -> Alive:
-        return Alive(body, functions, kernels, finder(form), only=space)
+    def model_of(body: Region, form: Function) -> LiveMemoryModel:
+        return LiveMemoryModel(body, functions, kernels, finder(form), only=space)
 
     model = model_of(function.body, function)
-    before = model.strain(function.body.ops)
+    before = model.peak_bytes_and_count(function.body.ops)
     places = value_devices(function) if spills else {}
-    for candidate in sorted(_reliefs(model, costs, places, constants_in(function.body)), key=lambda c: c.price):
+    for candidate in sorted(
+        _evictions_at_peak(model, costs, places, constants_in(function.body)), key=lambda c: c.price
+    ):
         body = candidate.make(suffix)
         made = replace(function, body=body)
-        if model_of(body, made).strain(body.ops) < before:
+        if model_of(body, made).peak_bytes_and_count(body.ops) < before:
             return made
     return None
 
 
-def _reliefs(
-    model: Alive, costs: Costs, places: Mapping[Value, str], constants: Mapping[Value, Op]
+def _evictions_at_peak(
+    model: LiveMemoryModel, costs: Costs, places: Mapping[Value, str], constants: Mapping[Value, Op]
 ) -> Iterator[Relief]:
     """Yield the possible evictions of a value at the peak, also inside the loop or branch with the peak.
 
@@ -76,16 +78,18 @@ def _reliefs(
     if not model.inner[worst][0]:
         return
     iterations = expected_iterations(worst, constants, model.functions) if worst.name == "while" else 1
-    for v in dict.fromkeys(captures(worst)):
-        yield from read_inside(model, worst, v, costs, places, iterations)
+    for v in dict.fromkeys(values_captured_by_op(worst)):
+        yield from evictions_inside_regions(model, worst, v, costs, places, iterations)
     for number, region in enumerate(worst.regions):
         inner = model.inside(region)
-        if inner.strain(region.ops)[0] == model.inner[worst][0]:
-            for one in _reliefs(inner, costs, places, constants):
-                yield Relief(iterations * one.price, partial(_inside, model.region, worst, number, one))
+        if inner.peak_bytes_and_count(region.ops)[0] == model.inner[worst][0]:
+            for one in _evictions_at_peak(inner, costs, places, constants):
+                yield Relief(
+                    iterations * one.price, partial(_region_with_inner_eviction, model.region, worst, number, one)
+                )
 
 
-def _inside(region: Region, op: Op, number: int, relief: Relief, suffix: str) -> Region:
+def _region_with_inner_eviction(region: Region, op: Op, number: int, relief: Relief, suffix: str) -> Region:
     """Return ``region`` with the eviction inside of a region of ``op``."""
     regions = tuple(relief.make(suffix) if n == number else r for n, r in enumerate(op.regions))
     return replace(region, ops=tuple(replace(op, regions=regions) if o is op else o for o in region.ops))

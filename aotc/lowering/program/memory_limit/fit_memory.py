@@ -14,7 +14,7 @@ from aotc.ir.tensor.ir import Function
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.work import estimated_dim
 from aotc.lowering.placement.memory_spaces import Space
-from aotc.lowering.program.graphs import graphs
+from aotc.lowering.program.graphs import command_sequences
 from aotc.lowering.program.memories import Memories
 from aotc.lowering.program.memory_limit.evict import evict_at_peak
 from aotc.lowering.program.memory_limit.order_ops import order_ops
@@ -51,44 +51,44 @@ def fit_memory(
         return function
 
     def tried(form: Function) -> Buffered:
-        return bufferize(form, memories=memories.anew())
+        return bufferize(form, memories=memories.without_constants())
 
-    best, ordered = function, order_ops(function, functions, kernels, memories.finder(function))
-    if ordered.body is not function.body and _is_better(tried(ordered), tried(function)):
+    best, ordered = function, order_ops(function, functions, kernels, memories.space_finder(function))
+    if ordered.body is not function.body and _needs_less_memory(tried(ordered), tried(function)):
         best = ordered
     if not limit:
         return best
     forms = [best, *(f for f in (function, ordered) if f is not best and f.body is not best.body)]
-    found = [_Form(form, tried(form), memories) for form in forms]
+    found = [_FunctionVersion(form, tried(form), memories) for form in forms]
     for one in found:
         if not one.over(limit):
             return one.function
     now = least = found[0]
     gpus = {n for n, space in enumerate(memories.spaces) if "devices" in function.attrs and space.target.kind != "cpu"}
-    evict = partial(evict_at_peak, functions=functions, kernels=kernels, finder=memories.finder, costs=costs)
+    evict = partial(evict_at_peak, functions=functions, kernels=kernels, finder=memories.space_finder, costs=costs)
     for count in range(RELIEVED):
         ways = (evict(now.function, space=n, spills=n in gpus, suffix=str(count)) for n in now.over(limit))
         made = next(filter(None, ways), None)
         if made is None:
             break
-        now = _Form(made, tried(made), memories)
+        now = _FunctionVersion(made, tried(made), memories)
         if not now.over(limit):
             return made
         least = min(least, now, key=lambda form: form.excess(limit))
-    raise _too_much(limit, min([*found, least], key=lambda form: form.excess(limit)))
+    raise _memory_limit_error(limit, min([*found, least], key=lambda form: form.excess(limit)))
 
 
-def _is_better(new: Buffered, old: Buffered) -> bool:
-    fewer_bytes = estimated_dim(_arena(new)) < estimated_dim(_arena(old))
-    return fewer_bytes and sum(1 for _ in graphs(new.steps)) <= sum(1 for _ in graphs(old.steps))
+def _needs_less_memory(new: Buffered, old: Buffered) -> bool:
+    fewer_bytes = estimated_dim(_arena_values(new)) < estimated_dim(_arena_values(old))
+    return fewer_bytes and sum(1 for _ in command_sequences(new.steps)) <= sum(1 for _ in command_sequences(old.steps))
 
 
-def _arena(steps: Buffered) -> Dim:
+def _arena_values(steps: Buffered) -> Dim:
     spaces = {s.space for s in steps.arena}
     return total_arena_bytes([plan_memory([s for s in steps.arena if s.space == n]) for n in sorted(spaces)])
 
 
-class _Form:
+class _FunctionVersion:
     """A version of a function, and the bytes of each memory that its calls use: the arena, and one thread's scratch."""
 
     def __init__(self, function: Function, steps: Buffered, memories: Memories) -> None:
@@ -123,7 +123,7 @@ def scratch_bytes_by_memory(steps: Buffered, spaces: Sequence[Space]) -> list[in
 NAMED_BUFFERS = 5
 
 
-def _too_much(limit: int, form: _Form) -> CompileError:
+def _memory_limit_error(limit: int, form: _FunctionVersion) -> CompileError:
     """Return the error for an exceeded memory limit, with the values alive at the peak."""
     steps = form.steps
     made: dict[Storage, str] = {}
@@ -137,7 +137,7 @@ def _too_much(limit: int, form: _Form) -> CompileError:
     space = form.over(limit)[0]
     own = form.memories.spaces[space]
     size, scratch = static(form.taken[space]), form.scratch[space]
-    alive = _worst(arena_values_by_memory(steps, len(form.taken))[space])
+    alive = _values_alive_at_peak(arena_values_by_memory(steps, len(form.taken))[space])
     rows = [f"{s.size:,} bytes of {made.get(s, 'a copy')}" for s in alive[:NAMED_BUFFERS]]
     thread = f" ({scratch:,} of them for one thread)" if scratch else ""
     where = f" on {own.device}" if own.device else ""
@@ -146,11 +146,11 @@ def _too_much(limit: int, form: _Form) -> CompileError:
         form.function.loc,
         f"a call of @{form.function.name} needs {size:,} bytes{where}{thread}, {size - limit:,} more than "
         f"the memory limit of {limit:,}{remaining}",
-        hint=f"raise --memory-limit, or compile the model for smaller arrays; {_remedy(form.function, own)}",
+        hint=f"raise --memory-limit, or compile the model for smaller arrays; {_memory_limit_hint(form.function, own)}",
     )
 
 
-def _remedy(function: Function, space: Space) -> str:
+def _memory_limit_hint(function: Function, space: Space) -> str:
     """Return the hint of the error: how to need less of the memory ``space``."""
     if space.target.kind == "cpu":
         return "a CPU has no other memory to move values to"
@@ -159,7 +159,7 @@ def _remedy(function: Function, space: Space) -> str:
     return "with --device NAME=cuda, values can also move from the GPU to the host"
 
 
-def _worst(arena: Sequence[Storage]) -> list[Storage]:
+def _values_alive_at_peak(arena: Sequence[Storage]) -> list[Storage]:
     """Return the values alive at the peak, the largest first."""
     moments = sorted({s.first for s in arena})
     alive = [[s for s in arena if s.first <= moment <= s.last] for moment in moments]

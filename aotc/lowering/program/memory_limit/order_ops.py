@@ -24,7 +24,7 @@ from aotc.ir.dims.algebra import product
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset import EFFECTS
 from aotc.ir.opset.control import JUDGED, VIEWS
-from aotc.ir.tensor.ir import Function, Op, Region, Value, captured, post_order, walk
+from aotc.ir.tensor.ir import Function, Op, Region, Value, captured_values, post_order, walk
 from aotc.lowering.analysis.in_place import count_overwritten_parameters
 from aotc.lowering.cost_model.work import estimated_dim
 from aotc.lowering.threshold import Limit
@@ -36,7 +36,7 @@ SpaceOf = Callable[[Value], int]
 
 
 @dataclass(eq=False)
-class Alive:
+class LiveMemoryModel:
     """Rough memory model of a region: sizes, readers, and results that may overwrite operands.
 
     Attributes
@@ -72,32 +72,32 @@ class Alive:
             if self.is_view(op) and op.result in handed_on:
                 handed_on.add(op.operands[0])
         for op in self.region.ops:
-            values = [*op.operands, *(v for r in op.regions for v in captured(r))]
+            values = [*op.operands, *(v for r in op.regions for v in captured_values(r))]
             self.reads[op] = list(dict.fromkeys(self.roots.get(v, v) for v in values))
             if self.is_view(op):
                 self.roots[op.result] = self.roots.get(op.operands[0], op.operands[0])
             elif op.name != "constant":
                 made = ((v, product(v.type.shape) * size_of(v.type.dtype)) for v in op.results)
                 self.sizes.update(
-                    (v, 0 if v in handed_on or self._is_far(v) else estimated_dim(size)) for v, size in made
+                    (v, 0 if v in handed_on or self._is_in_other_memory(v) else estimated_dim(size)) for v, size in made
                 )
-            self.over[op] = self._written_over(op)
-            strains = [self.inside(r).strain(r.ops) for r in op.regions]
+            self.over[op] = self._overwritten_operands(op)
+            strains = [self.inside(r).peak_bytes_and_count(r.ops) for r in op.regions]
             most = max((bytes_ for bytes_, _ in strains), default=0)
             self.inner[op] = most, sum(count for bytes_, count in strains if bytes_ == most)
 
-    def _is_far(self, v: Value) -> bool:
+    def _is_in_other_memory(self, v: Value) -> bool:
         return self.only >= 0 and self.space(v) != self.only
 
-    def inside(self, region: Region) -> Alive:
+    def inside(self, region: Region) -> LiveMemoryModel:
         """Return the live-range model of a nested region."""
-        return Alive(region, self.functions, self.kernels, self.space, only=self.only)
+        return LiveMemoryModel(region, self.functions, self.kernels, self.space, only=self.only)
 
     def is_view(self, op: Op) -> bool:
         """Return True if the result is the operand's memory, not a copy in another memory."""
         return op.name in VIEWS and self.space(op.result) == self.space(op.operands[0])
 
-    def _written_over(self, op: Op) -> list[tuple[Value, Value]]:
+    def _overwritten_operands(self, op: Op) -> list[tuple[Value, Value]]:
         if op.name == "while":
             return [(v, self.roots.get(x, x)) for v, x in zip(op.results, op.operands, strict=True)]
         if op.name != "dispatch":
@@ -109,20 +109,20 @@ class Alive:
 
     def peak(self, ops: Sequence[Op]) -> int:
         """Return the peak bytes if the ops run in this order."""
-        return max(self._alive(ops), default=0)
+        return max(self._live_bytes_at_ops(ops), default=0)
 
-    def strain(self, ops: Sequence[Op]) -> tuple[int, int]:
+    def peak_bytes_and_count(self, ops: Sequence[Op]) -> tuple[int, int]:
         """Return the peak bytes, and the number of ops at which they occur, including ops in regions."""
-        alive = list(self._alive(ops))
+        alive = list(self._live_bytes_at_ops(ops))
         most = max(alive, default=0)
         return most, sum(max(self.inner[op][1], 1) for op, now in zip(ops, alive, strict=True) if now == most)
 
     def worst(self, ops: Sequence[Op]) -> int:
         """Return the position of the op at which most memory is alive."""
-        alive = list(self._alive(ops))
+        alive = list(self._live_bytes_at_ops(ops))
         return alive.index(max(alive))
 
-    def _alive(self, ops: Sequence[Op]) -> Iterator[int]:
+    def _live_bytes_at_ops(self, ops: Sequence[Op]) -> Iterator[int]:
         left: dict[Value, int] = {}
         for op in ops:
             for v in self.reads[op]:
@@ -147,7 +147,7 @@ def order_ops(function: Function, functions: Functions, kernels: Kernels, space:
 
     ``space`` returns the memory of a value.
     """
-    return replace(function, body=_ordered(function.body, functions, kernels, space))
+    return replace(function, body=_region_in_best_order(function.body, functions, kernels, space))
 
 
 REORDERED_PERCENT = Limit(
@@ -157,17 +157,21 @@ REORDERED_PERCENT = Limit(
 )
 
 
-def _ordered(region: Region, functions: Functions, kernels: Kernels, space: SpaceOf) -> Region:
-    inner = {op: tuple(_ordered(r, functions, kernels, space) for r in op.regions) for op in region.ops if op.regions}
+def _region_in_best_order(region: Region, functions: Functions, kernels: Kernels, space: SpaceOf) -> Region:
+    inner = {
+        op: tuple(_region_in_best_order(r, functions, kernels, space) for r in op.regions)
+        for op in region.ops
+        if op.regions
+    }
     if any(new is not old for op, rs in inner.items() for new, old in zip(rs, op.regions)):
         ops = tuple(replace(op, regions=inner[op]) if op in inner else op for op in region.ops)
         region = replace(region, ops=ops)
-    model = Alive(region, functions, kernels, space)
+    model = LiveMemoryModel(region, functions, kernels, space)
     before = model.peak(region.ops)
     if not before:
         return region
-    needs = _needs(region, model)
-    orders = _depth_first(region, model, needs), _least_first(region, model, needs)
+    needs = _required_predecessors(region, model)
+    orders = _depth_first_order(region, model, needs), _least_memory_first_order(region, model, needs)
     peaks = list(map(model.peak, orders))
     best = orders[peaks.index(min(peaks))]
     if not REORDERED_PERCENT.holds(100 * min(peaks) // before):
@@ -175,7 +179,7 @@ def _ordered(region: Region, functions: Functions, kernels: Kernels, space: Spac
     return replace(region, ops=tuple(best))
 
 
-def _needs(region: Region, model: Alive) -> dict[Op, list[Op]]:
+def _required_predecessors(region: Region, model: LiveMemoryModel) -> dict[Op, list[Op]]:
     """Return, for each op, the ops that must run before it: producers, and other order constraints.
 
     Ops at which the host reads memory are barriers. Ops with effects keep their order. Readers of an operand precede
@@ -188,7 +192,7 @@ def _needs(region: Region, model: Alive) -> dict[Op, list[Op]]:
     since: list[Op] = []  # ops since the barrier
     acted: Op | None = None
     for op in region.ops:
-        values = [*op.operands, *(v for r in op.regions for v in captured(r))]
+        values = [*op.operands, *(v for r in op.regions for v in captured_values(r))]
         before = [makers[v] for v in values if v in makers]
         if wall is not None:
             before.append(wall)
@@ -222,7 +226,7 @@ def has_effects(op: Op, functions: Functions) -> bool:
     return op.name in EFFECTS or bool(op.attrs.get("has_side_effect")) or any(has_effects(o, functions) for o in inner)
 
 
-def _depth_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> list[Op]:
+def _depth_first_order(region: Region, model: LiveMemoryModel, needs: Mapping[Op, list[Op]]) -> list[Op]:
     """Return a post-order from the results back, with the dependences that need most memory first."""
     own = {op: sum(model.sizes.get(v, 0) for v in op.results) for op in region.ops}
     most: dict[Op, int] = {}
@@ -241,7 +245,7 @@ def _depth_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> 
     return post_order([*(op for op in handed_on if op.name != "constant"), *region.ops], largest_first)
 
 
-def _least_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> list[Op]:
+def _least_memory_first_order(region: Region, model: LiveMemoryModel, needs: Mapping[Op, list[Op]]) -> list[Op]:
     """Return the greedy order: of the ready ops, the one that leaves least memory alive is next."""
     waiting = {op: len(before) for op, before in needs.items()}
     after: dict[Op, list[Op]] = {}

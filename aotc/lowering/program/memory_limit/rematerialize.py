@@ -8,15 +8,20 @@ from functools import partial
 
 from aotc.ir.tensor.ir import Op, Region, Value
 from aotc.lowering.cost_model.model import Costs
-from aotc.lowering.program.memory_limit.copy_readers import Relief, copy_readers, readers_of, waits_for_later_readers
-from aotc.lowering.program.memory_limit.order_ops import Alive, Functions, has_effects, updates_in_place
+from aotc.lowering.program.memory_limit.copy_readers import (
+    Relief,
+    copy_readers,
+    reader_positions_of_values,
+    waits_for_later_readers,
+)
+from aotc.lowering.program.memory_limit.order_ops import Functions, LiveMemoryModel, has_effects, updates_in_place
 
 
-def rematerialize_rewrites(model: Alive, costs: Costs) -> Iterator[Relief]:
+def rematerialize_rewrites(model: LiveMemoryModel, costs: Costs) -> Iterator[Relief]:
     """Yield rewrites that recompute a value that is alive at the peak and read only later."""
     region = model.region
     worst = model.worst(region.ops)
-    readers = readers_of(model)
+    readers = reader_positions_of_values(model)
     for op in region.ops[:worst]:
         if not is_repeatable(op, model.functions):
             continue
@@ -25,7 +30,7 @@ def rematerialize_rewrites(model: Alive, costs: Costs) -> Iterator[Relief]:
         at = min((n for v in values for n in readers[v] if n > worst), default=0)
         if saved and all(not model.sizes.get(v) or max(readers[v]) >= at for v in model.reads[op]):
             price = costs.of(model.kernels[op.attrs["callee"]]).ns / saved
-            yield Relief(price, partial(_with_repeated, model, op, values, at))
+            yield Relief(price, partial(_region_with_op_repeated, model, op, values, at))
 
 
 def is_repeatable(op: Op, functions: Functions) -> bool:
@@ -33,7 +38,7 @@ def is_repeatable(op: Op, functions: Functions) -> bool:
     return op.name == "dispatch" and not has_effects(op, functions) and not updates_in_place(op, functions)
 
 
-def _with_repeated(model: Alive, op: Op, values: tuple[Value, ...], at: int, count: str) -> Region:
+def _region_with_op_repeated(model: LiveMemoryModel, op: Op, values: tuple[Value, ...], at: int, count: str) -> Region:
     """Return the region of ``model`` with ``op`` repeated before position ``at``, for the readers of ``values``."""
     suffix = f"_again{count}"
     results = {v: Value(f"{v.name}{suffix}", v.type) for v in op.results}

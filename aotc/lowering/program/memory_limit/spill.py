@@ -14,32 +14,37 @@ from aotc.diagnostics import Loc
 from aotc.ir.tensor.ir import Op, Region, Value
 from aotc.lowering.cost_model.op_time import move_nanoseconds
 from aotc.lowering.placement.memory_spaces import SPILLED
-from aotc.lowering.program.memory_limit.copy_readers import Relief, copy_readers, readers_of, waits_for_later_readers
-from aotc.lowering.program.memory_limit.order_ops import Alive
+from aotc.lowering.program.memory_limit.copy_readers import (
+    Relief,
+    copy_readers,
+    reader_positions_of_values,
+    waits_for_later_readers,
+)
+from aotc.lowering.program.memory_limit.order_ops import LiveMemoryModel
 
 REASON = "the memory limit: not read until later"
 
 
-def spill_rewrites(model: Alive, places: Mapping[Value, str]) -> Iterator[Relief]:
+def spill_rewrites(model: LiveMemoryModel, places: Mapping[Value, str]) -> Iterator[Relief]:
     """Yield rewrites that move to the host a value that is alive at the peak and read only later.
 
     ``places`` are the devices of values.
     """
     region = model.region
     worst = model.worst(region.ops)
-    readers = readers_of(model)
+    readers = reader_positions_of_values(model)
     for made, op in enumerate(region.ops[:worst]):
         for v in op.results:
             if not waits_for_later_readers(v, worst, readers.get(v, []), model):
                 continue
             at = min(n for n in readers[v] if n > worst)
             there = is_fetch(op)
-            price = (1 if there else 2) * move_price(model.sizes[v])
+            price = (1 if there else 2) * host_move_ns_per_byte(model.sizes[v])
             if there:
-                yield Relief(price, partial(_fetched, model, op, at))
+                yield Relief(price, partial(_region_with_fetch_repeated, model, op, at))
             else:
                 last = max([made, *(n for n in readers[v] if n < at)])
-                yield Relief(price, partial(_moved, model, v, (last + 1, at), places[v]))
+                yield Relief(price, partial(_region_with_value_on_host, model, v, (last + 1, at), places[v]))
 
 
 def is_fetch(op: Op) -> bool:
@@ -47,7 +52,7 @@ def is_fetch(op: Op) -> bool:
     return op.name == "transfer" and op.attrs["source"] == SPILLED
 
 
-def move_price(size: int) -> float:
+def host_move_ns_per_byte(size: int) -> float:
     """Return the nanoseconds per byte of a move of ``size`` bytes."""
     return move_nanoseconds(size, "cuda", "cpu") / size
 
@@ -64,14 +69,16 @@ def transfer_from_host(held: Value, v: Value, place: str, count: str, loc: Loc) 
     return Op("transfer", (held,), (Value(f"{v.name}_back{count}", v.type),), attrs, (), loc)
 
 
-def _fetched(model: Alive, op: Op, at: int, count: str) -> Region:
+def _region_with_fetch_repeated(model: LiveMemoryModel, op: Op, at: int, count: str) -> Region:
     """Return the region with the fetch ``op`` repeated before position ``at``."""
     suffix = f"_back{count}"
     back = Value(f"{op.result.name}{suffix}", op.result.type)
     return copy_readers(model, {op.result: back}, [replace(op, results=(back,))], at, suffix, op)
 
 
-def _moved(model: Alive, v: Value, span: tuple[int, int], place: str, count: str) -> Region:
+def _region_with_value_on_host(
+    model: LiveMemoryModel, v: Value, span: tuple[int, int], place: str, count: str
+) -> Region:
     """Return the region with ``v`` on the host between the two positions of ``span``."""
     away, at = span
     loc = model.region.ops[away - 1].loc

@@ -24,7 +24,7 @@ from aotc.ir.dims.algebra import static
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset.control import JUDGED, RUNS_ONCE
 from aotc.ir.tensor.copies import Names, copy_ops
-from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures, walk
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, values_captured_by_op, walk
 from aotc.lowering.analysis.trip_counts import state_after, trip_count
 from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.program.memories import Memories
@@ -61,7 +61,7 @@ def alternate_buffers(
     """
     if "while" not in function.body.names:
         return function, functions
-    unroller = _Unroller(dict(functions), kernels, memories, Names(function.body))
+    unroller = _AlternatingUnroller(dict(functions), kernels, memories, Names(function.body))
     return unroller.run(function), unroller.functions
 
 
@@ -85,7 +85,7 @@ ALTERNATED_BYTES_CUDA = Limit(
 
 
 @dataclass
-class _Unroller:
+class _AlternatingUnroller:
     functions: dict[str, Function]
     kernels: dict[str, Kernel]
     memories: Memories
@@ -96,20 +96,20 @@ class _Unroller:
         """Return ``function`` with loops unrolled, inner loops first."""
         done: set[Value] = set()
         for _ in range(ALTERNATED_LOOPS):
-            copied, depths = _copied_states(self._owners(function))
+            copied, depths = _copied_states(self._owners_of_function(function))
             left = [loop for loop in copied if loop.results[0] not in done]
             if not left:
                 break
             loop = max(left, key=lambda loop: (depths[loop], copied[loop]))
             done.add(loop.results[0])
             self.constants = {op.result: op for op in walk(function.body) if op.name == "constant"}
-            function = self._best(function, loop, copied[loop])
+            function = self._unrolling_with_least_copies(function, loop, copied[loop])
         return function
 
-    def _owners(self, function: Function) -> Owners:
-        return owners_of(function, self.functions, self.kernels, self.memories.finder(function))
+    def _owners_of_function(self, function: Function) -> Owners:
+        return owners_of(function, self.functions, self.kernels, self.memories.space_finder(function))
 
-    def _best(self, function: Function, loop: Op, copied: int) -> Function:
+    def _unrolling_with_least_copies(self, function: Function, loop: Op, copied: int) -> Function:
         """Return the unrolled function with least copies per iteration; ``function`` if none halves them."""
         iterations = trip_count(loop, self.constants, self.functions)
         on_gpu = any(target.kind == "cuda" for target in self.memories.targets_in(loop))
@@ -118,10 +118,10 @@ class _Unroller:
             return function
         best, least = function, copied // 2
         for period in range(2, ALTERNATION_PERIOD + 1):
-            form = self._unrolled(function, loop, period, iterations)
+            form = self._function_with_unrolled_loop(function, loop, period, iterations)
             if form is None:
                 break
-            after, _ = _copied_states(self._owners(form))
+            after, _ = _copied_states(self._owners_of_function(form))
             left = sum(n for op, n in after.items() if op.results[0] is loop.results[0]) // period
             if left < least:
                 best, least = form, left
@@ -131,35 +131,37 @@ class _Unroller:
 
     # --- unrolling ---
 
-    def _unrolled(self, function: Function, loop: Op, period: int, iterations: int | None) -> Function | None:
+    def _function_with_unrolled_loop(
+        self, function: Function, loop: Op, period: int, iterations: int | None
+    ) -> Function | None:
         """Return ``function`` with ``period`` iterations of ``loop`` as one; None if that is not possible."""
         ops, (condition, body) = sum(1 for _ in walk(loop.regions[1])), loop.regions
         if iterations is not None:
             rest = iterations % period
-            if iterations < 2 * period or ops * (period - 1 + rest) > ALTERNATED_OPS or self._acts(condition):
+            if iterations < 2 * period or ops * (period - 1 + rest) > ALTERNATED_OPS or self._has_effects(condition):
                 return None
-            before, state = self._peeled(loop, rest)
+            before, state = self._peel_iterations(loop, rest)
             inner, results = list(body.ops), body.results
             for _ in range(period - 1):
                 copies, results = copy_ops(body, results, self.names)
                 inner += copies
         else:
             too_deep = nesting_depth(function.body) + period - 1 > MAX_NESTING
-            if "devices" in function.attrs or too_deep or ops * period > ALTERNATED_OPS or self._acts(condition):
+            if "devices" in function.attrs or too_deep or ops * period > ALTERNATED_OPS or self._has_effects(condition):
                 return None
             before, state = [], loop.operands
             inner, results = list(body.ops), body.results
-            more, results = self._while_it_holds(loop, results, period - 1)
+            more, results = self._guarded_iterations(loop, results, period - 1)
             inner += more
         attrs = {**loop.attrs, UNROLLED: period * iterations_in(loop)}
         regions = condition, Region(body.params, tuple(inner), results)
         made = Op(loop.name, state, loop.results, attrs, regions, loop.loc)
-        return function.doing(with_ops_replaced(function.body, loop, [*before, made]))
+        return function.with_body(with_ops_replaced(function.body, loop, [*before, made]))
 
-    def _acts(self, region: Region) -> bool:
+    def _has_effects(self, region: Region) -> bool:
         return any(has_effects(op, self.functions) for op in region.ops)
 
-    def _peeled(self, loop: Op, count: int) -> tuple[list[Op], tuple[Value, ...]]:
+    def _peel_iterations(self, loop: Op, count: int) -> tuple[list[Op], tuple[Value, ...]]:
         """Return the ops of the first ``count`` iterations of a loop, and the state after them."""
         ops: list[Op] = []
         state = loop.operands
@@ -168,40 +170,40 @@ class _Unroller:
             ops += copies
         if count:  # counters stay constants, so that the trip count stays known
             known = state_after(loop, self.constants, self.functions, count)
-            state = tuple([self._constant(known[n], v, ops) if n in known else v for n, v in enumerate(state)])
-        return self._needed(ops, state), state
+            state = tuple([self._counter_constant(known[n], v, ops) if n in known else v for n, v in enumerate(state)])
+        return self._ops_needed_for(ops, state), state
 
-    def _constant(self, number: int, like: Value, ops: list[Op]) -> Value:
+    def _counter_constant(self, number: int, like: Value, ops: list[Op]) -> Value:
         made = Value(self.names.fresh(like.name), like.type)
         array = np.full([static(d) for d in like.type.shape], number, to_numpy(like.type.dtype))
         ops.append(Op("constant", (), (made,), {"value": array}))
         return made
 
-    def _needed(self, ops: Sequence[Op], results: Sequence[Value]) -> list[Op]:
+    def _ops_needed_for(self, ops: Sequence[Op], results: Sequence[Value]) -> list[Op]:
         """Return the ops that compute ``results``, and those with effects."""
         needed, kept = set(results), list[Op]()
         for op in reversed(ops):
             if not needed.isdisjoint(op.results) or op.name in JUDGED or has_effects(op, self.functions):
-                needed.update((*op.operands, *captures(op)))
+                needed.update((*op.operands, *values_captured_by_op(op)))
                 kept.append(op)
         return kept[::-1]
 
-    def _while_it_holds(self, loop: Op, state: Sequence[Value], count: int) -> tuple[list[Op], tuple[Value, ...]]:
+    def _guarded_iterations(self, loop: Op, state: Sequence[Value], count: int) -> tuple[list[Op], tuple[Value, ...]]:
         """Return up to ``count`` further iterations, each under a branch on the loop's condition."""
         condition, body = loop.regions
         ops, (holds,) = copy_ops(condition, state, self.names)
         index = Value(self.names.fresh("index"), TensorType("i32"))
-        ops.append(Op("dispatch", (holds,), (index,), {"callee": self._index_region()}, loc=loop.loc))
+        ops.append(Op("dispatch", (holds,), (index,), {"callee": self._condition_to_branch_region()}, loc=loop.loc))
         inner, results = copy_ops(body, state, self.names)
         if count > 1:
-            more, results = self._while_it_holds(loop, results, count - 1)
+            more, results = self._guarded_iterations(loop, results, count - 1)
             inner += more
         regions = Region((), (), tuple(state)), Region((), tuple(inner), results)
         made = tuple([Value(self.names.fresh(v.name), v.type) for v in loop.results])
         ops.append(Op("case", (index,), made, {RUNS_ONCE: 0}, regions, loop.loc))
         return ops, made
 
-    def _index_region(self) -> str:
+    def _condition_to_branch_region(self) -> str:
         """Return the name of the region that converts a condition to the index of a branch."""
         if BRANCH_INDEX not in self.functions:
             holds, index = Value("holds", TensorType("i1")), Value("index", TensorType("i32"))
@@ -238,7 +240,7 @@ def with_ops_replaced(region: Region, old: Op, new: Sequence[Op]) -> Region:
         else:
             regions = tuple([with_ops_replaced(r, old, new) for r in op.regions])
             ops.append(op.on(op.operands, regions) if regions else op)
-    return region.holding(ops, region.results)
+    return region.with_ops(ops, region.results)
 
 
 def nesting_depth(region: Region) -> int:

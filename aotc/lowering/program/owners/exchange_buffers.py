@@ -26,7 +26,7 @@ import numpy as np
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset.control import JUDGED, VIEWS
 from aotc.ir.tensor.copies import Names, copy_ops
-from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captures, uses, walk
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, use_counts, values_captured_by_op, walk
 from aotc.lowering.analysis.in_place import count_overwritten_parameters
 from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.program.memories import Memories
@@ -60,7 +60,7 @@ def exchange_buffers(
     names = function.body.names
     if "while" not in names or "case" not in names or "devices" in function.attrs:
         return function
-    return _Exchanger(functions, kernels, memories, Names(function.body)).run(function)
+    return _BufferExchanger(functions, kernels, memories, Names(function.body)).run(function)
 
 
 # Loops of a function that are tried. For each of them the function's buffer owners are computed twice.
@@ -108,7 +108,7 @@ class _Swap:
 
 
 @dataclass
-class _Exchanger:
+class _BufferExchanger:
     functions: Mapping[str, Function]
     kernels: Mapping[str, Kernel]
     memories: Memories
@@ -119,27 +119,29 @@ class _Exchanger:
         done: set[Value] = set()
         while len(done) < EXCHANGED_LOOPS:
             loops = [op for op in walk(function.body) if op.name == "while" and op.results]
-            candidates = [(loop, self._swap(loop)) for loop in loops if loop.regions[1].params[0] not in done]
+            candidates = [
+                (loop, self._swapping_branch(loop)) for loop in loops if loop.regions[1].params[0] not in done
+            ]
             loop, swap = next(((loop, swap) for loop, swap in reversed(candidates) if swap), (None, None))
             if loop is None or swap is None:
                 break
             done.add(loop.regions[1].params[0])
-            form, exchanged = self._exchanged(function, loop, swap)
+            form, exchanged = self._loop_with_exchanged_buffers(function, loop, swap)
             ops = sum(1 for _ in walk(exchanged.regions[1]))
             if ops > EXCHANGED_OPS or nesting_depth(form.body) > MAX_NESTING:
                 continue
-            if self._copied(form, exchanged) < self._copied(function, loop):
+            if self._bytes_copied_per_iteration(form, exchanged) < self._bytes_copied_per_iteration(function, loop):
                 function = form
         return function
 
-    def _copied(self, function: Function, loop: Op) -> int:
+    def _bytes_copied_per_iteration(self, function: Function, loop: Op) -> int:
         """Return the bytes copied in an iteration of ``loop``."""
-        owners = owners_of(function, self.functions, self.kernels, self.memories.finder(function))
+        owners = owners_of(function, self.functions, self.kernels, self.memories.space_finder(function))
         return sum(estimated_bytes(tie.new) for tie in owners.copies_in(loop))
 
     # --- analysis ---
 
-    def _swap(self, loop: Op) -> _Swap | None:
+    def _swapping_branch(self, loop: Op) -> _Swap | None:
         """Return the branch that swaps states of ``loop`` if the rewrite is possible, else None."""
         branches = [op for op in loop.regions[1].ops if op.name == "case"]
         if not branches or UNROLLED in loop.attrs:
@@ -148,16 +150,16 @@ class _Exchanger:
         limit = EXCHANGED_BYTES_CUDA if on_gpu else EXCHANGED_BYTES
         large = [n for n, v in enumerate(loop.results) if not limit.holds(estimated_bytes(v))]
         for branch in branches:
-            sides = [self._swapped(loop.regions[1], branch, n, large) for n in range(len(branch.regions))]
+            sides = [self._swapped_state_pairs(loop.regions[1], branch, n, large) for n in range(len(branch.regions))]
             pairs = next(filter(None, sides), ())
             alike = all(set(pairs) <= set(side) or set(pairs).isdisjoint(side) for side in sides)
             if pairs and alike and not all(sides):
-                swap = self._parts(loop, branch, pairs, [set(pairs) <= set(side) for side in sides])
+                swap = self._split_body_at_branch(loop, branch, pairs, [set(pairs) <= set(side) for side in sides])
                 if swap:
                     return swap
         return None
 
-    def _swapped(self, body: Region, branch: Op, side: int, large: Sequence[int]) -> Pairs:
+    def _swapped_state_pairs(self, body: Region, branch: Op, side: int, large: Sequence[int]) -> Pairs:
         """Return the pairs of states whose next values are each other's, updated or not, if ``side`` runs."""
         makers = {v: op for op in (*body.ops, *branch.regions[side].ops) for v in op.results}
         roots: dict[int, Value] = {}
@@ -168,7 +170,9 @@ class _Exchanger:
                     value = branch.regions[side].results[op.results.index(value)]
                 elif op.name in VIEWS:
                     value = op.operands[0]
-                elif op.name == "dispatch" and op.results.index(value) < count_overwritten_parameters(self._callee(op)):
+                elif op.name == "dispatch" and op.results.index(value) < count_overwritten_parameters(
+                    self._called_function(op)
+                ):
                     value = op.operands[op.results.index(value)]
                 else:
                     break
@@ -177,10 +181,10 @@ class _Exchanger:
         pairs = [(s, t) for s, t in combinations(large, 2) if roots[s] is params[t] and roots[t] is params[s]]
         return tuple((s, t) for s, t in pairs if params[s].type == params[t].type)
 
-    def _callee(self, op: Op) -> Function:
+    def _called_function(self, op: Op) -> Function:
         return self.functions[op.attrs["callee"]]
 
-    def _parts(self, loop: Op, branch: Op, pairs: Pairs, sides: list[bool]) -> _Swap | None:
+    def _split_body_at_branch(self, loop: Op, branch: Op, pairs: Pairs, sides: list[bool]) -> _Swap | None:
         """Return the body around ``branch`` in parts; None if the condition reads the states, or an op has effects."""
         condition, body = loop.regions
         states = [n for pair in pairs for n in pair]
@@ -190,35 +194,35 @@ class _Exchanger:
         for op in body.ops:
             if op is branch:
                 part = after
-            if op is branch or not dependent.isdisjoint((*op.operands, *captures(op))):
+            if op is branch or not dependent.isdisjoint((*op.operands, *values_captured_by_op(op))):
                 dependent.update(op.results)
                 if op is not branch:
                     part.append(op)
             else:
                 others.append(op)
         moved = [*before, branch, *after]
-        reads = uses(condition)
+        reads = use_counts(condition)
         if any(condition.params[n] in reads for n in states):
             return None
-        if any(op.name in JUDGED or has_effects(op, self.functions) for m in moved for op in (m, *_inner(m))):
+        if any(op.name in JUDGED or has_effects(op, self.functions) for m in moved for op in (m, *_inner_loops(m))):
             return None
         results = [n for n, v in enumerate(body.results) if v in dependent or n in states]
         return _Swap(branch, pairs, sides, others, before, after, results)
 
     # --- rewriting ---
 
-    def _exchanged(self, function: Function, loop: Op, swap: _Swap) -> tuple[Function, Op]:
+    def _loop_with_exchanged_buffers(self, function: Function, loop: Op, swap: _Swap) -> tuple[Function, Op]:
         """Return ``function`` with buffers that swap roles in ``loop``, and the new loop.
 
         The results are right for any roles after an iteration; ``swap.sides`` only decides which copies remain.
         """
         condition, body = loop.regions
-        roles = [self._value("role", ROLE) for _ in range(2)]
+        roles = [self._new_value("role", ROLE) for _ in range(2)]
         constants = [Op("constant", (), (v,), {"value": np.array(n, np.int32)}) for n, v in enumerate(roles)]
-        role, at_condition, last = (self._value("role", ROLE) for _ in range(3))
-        outputs = (*(self._value(body.results[n].name, body.results[n].type) for n in swap.results), role)
-        mine = self._value("role", ROLE)
-        regions = tuple([self._body(body, swap, roles, n) for n in range(2)])
+        role, at_condition, last = (self._new_value("role", ROLE) for _ in range(3))
+        outputs = (*(self._new_value(body.results[n].name, body.results[n].type) for n in swap.results), role)
+        mine = self._new_value("role", ROLE)
+        regions = tuple([self._ops_for_buffer_role(body, swap, roles, n) for n in range(2)])
         choice = Op("case", (mine,), outputs, {}, regions, swap.branch.loc)
         results = list(body.results)
         for n, v in zip(swap.results, outputs):
@@ -226,20 +230,20 @@ class _Exchanger:
         inner = Region((*body.params, mine), (*swap.others, choice), (*results, role))
         outer = Region((*condition.params, at_condition), condition.ops, condition.results)
         states = {n for pair in swap.pairs for n in pair}
-        ends = [self._value(v.name, v.type) if n in states else v for n, v in enumerate(loop.results)]
+        ends = [self._new_value(v.name, v.type) if n in states else v for n, v in enumerate(loop.results)]
         new = Op(loop.name, (*loop.operands, roles[0]), (*ends, last), loop.attrs, (outer, inner), loop.loc)
         numbers = sorted(states)
-        exchange = _others(swap.pairs)
+        exchange = _partner_states(swap.pairs)
         orders = (numbers, [exchange[n] for n in numbers])
         after = Op(
             "case", (last,), tuple(loop.results[n] for n in numbers), {},
             tuple(Region((), (), tuple(ends[n] for n in order)) for order in orders), loop.loc,
         )  # fmt: skip
-        return function.doing(with_ops_replaced(function.body, loop, [*constants, new, after])), new
+        return function.with_body(with_ops_replaced(function.body, loop, [*constants, new, after])), new
 
-    def _body(self, body: Region, swap: _Swap, roles: Sequence[Value], role: int) -> Region:
+    def _ops_for_buffer_role(self, body: Region, swap: _Swap, roles: Sequence[Value], role: int) -> Region:
         """Return a side of the new branch: the ops that depend on the states, for one role of their buffers."""
-        exchange = _others(swap.pairs)
+        exchange = _partner_states(swap.pairs)
         sides = []
         for region, swaps in zip(swap.branch.regions, swap.sides):
             tail = Region(swap.branch.results, tuple(swap.after), tuple(body.results[n] for n in swap.results))
@@ -248,21 +252,21 @@ class _Exchanger:
             state = dict(zip(swap.results, values))
             placed = [state[exchange.get(n, n) if after else n] for n in swap.results]
             sides.append(Region((), (*region.ops, *ops), (*placed, roles[after])))
-        outputs = tuple(self._value(v.name, v.type) for v in sides[0].results)
+        outputs = tuple(self._new_value(v.name, v.type) for v in sides[0].results)
         branch = Op("case", swap.branch.operands, outputs, swap.branch.attrs, tuple(sides), swap.branch.loc)
         whole = Region(body.params, (*swap.before, branch), outputs)
         buffers = [body.params[exchange.get(n, n) if role else n] for n in range(len(body.params))]
         ops, results = copy_ops(whole, buffers, self.names)
         return Region((), tuple(ops), results)
 
-    def _value(self, hint: str, type_: TensorType) -> Value:
+    def _new_value(self, hint: str, type_: TensorType) -> Value:
         return Value(self.names.fresh(hint), type_)
 
 
-def _others(pairs: Pairs) -> dict[int, int]:
+def _partner_states(pairs: Pairs) -> dict[int, int]:
     """Map each state of a pair to the other state."""
     return {**dict(pairs), **{t: s for s, t in pairs}}
 
 
-def _inner(op: Op) -> list[Op]:
+def _inner_loops(op: Op) -> list[Op]:
     return [o for r in op.regions for o in walk(r)]

@@ -69,7 +69,7 @@ class LiveRanges:
         body = function.body
         for p in body.params:
             self.lives[p] = Life(read_only=True)
-        _, self.end = self._region(body, 1)
+        _, self.end = self._visit_region(body, 1)
 
     def root(self, value: Value) -> Value:
         """Return the value whose memory ``value`` is a view of."""
@@ -79,11 +79,11 @@ class LiveRanges:
         """Return True if the result of ``op`` is its operand's memory."""
         return op.name in VIEWS and self.space(op.result) == self.space(op.operands[0])
 
-    def _next(self) -> int:
+    def _next_point(self) -> int:
         self.end += 1
         return self.end
 
-    def _region(self, region: Region, begin: int) -> tuple[Mapping[Value, _Tail], int]:
+    def _visit_region(self, region: Region, begin: int) -> tuple[Mapping[Value, _Tail], int]:
         """Visit a region from the moment ``begin``; return the ranges of outer values in it, and its last point."""
         last: dict[Value, _Tail] = {}
         born = {self.root(p): begin for p in region.params}
@@ -94,8 +94,8 @@ class LiveRanges:
             elif self.is_view(op):
                 self.roots[op.result] = self.root(op.operands[0])
             else:
-                self._op(op, last, born)
-        end = self._next()
+                self._visit_op(op, last, born)
+        end = self._next_point()
         for v in region.results:
             last[self.root(v)] = 2 * end, []
         for root, first in born.items():
@@ -105,8 +105,8 @@ class LiveRanges:
             spans += inner
         return last, end
 
-    def _op(self, op: Op, last: dict[Value, _Tail], born: dict[Value, int]) -> None:
-        point = self._next()
+    def _visit_op(self, op: Op, last: dict[Value, _Tail], born: dict[Value, int]) -> None:
+        point = self._next_point()
         self.ops[point] = op
         self.point_of[op] = point
         roots, lives, tail = self.roots, self.lives, (2 * point, _NOTHING)
@@ -118,20 +118,20 @@ class LiveRanges:
         for n, v in enumerate(op.results):
             lives[v] = Life([], {} if op.name == "case" else {point: n}, {})
         if op.name == "while":
-            self._while(op, point, last)
+            self._visit_while(op, point, last)
         elif op.name == "case":
-            self._case(op, point, last)
+            self._visit_branch(op, point, last)
         first = 2 * self.end if op.regions else 2 * point + 1
         for v in op.results:
             born[v] = first
 
-    def _while(self, op: Op, point: int, last: dict[Value, _Tail]) -> None:
+    def _visit_while(self, op: Op, point: int, last: dict[Value, _Tail]) -> None:
         cond, body = op.regions
         for row in (cond.params, body.params):
             self.roots.update(zip(row, op.results, strict=True))
-        read, tested = self._region(cond, 2 * point + 1)
-        read_too, again = self._region(body, 2 * tested)
-        end = self._next()
+        read, tested = self._visit_region(cond, 2 * point + 1)
+        read_too, again = self._visit_region(body, 2 * tested)
+        end = self._next_point()
         for v in op.results:
             self.lives[v].spans += [(2 * point + 1, 2 * tested), (2 * again + 1, 2 * end)]
             self.lives[v].writes[again] = -1
@@ -141,17 +141,17 @@ class LiveRanges:
         for root in (*read, *read_too):
             last[root] = 2 * end, []
 
-    def _case(self, op: Op, point: int, last: dict[Value, _Tail]) -> None:
+    def _visit_branch(self, op: Op, point: int, last: dict[Value, _Tail]) -> None:
         within: dict[Value, list[Span]] = {}
         for region in op.regions:
-            begin = 2 * self._next()
-            read, end = self._region(region, begin)
+            begin = 2 * self._next_point()
+            read, end = self._visit_region(region, begin)
             for root, (stop, inner) in read.items():
                 within.setdefault(root, []).extend([(begin, stop), *inner])
             for v in op.results:
                 self.lives[v].spans.append((2 * end + 1, 2 * end + 1))
                 self.lives[v].writes[end] = -1
-        end = self._next()
+        end = self._next_point()
         for root, spans in within.items():
             last[root] = 2 * point, spans
         last[self.root(op.operands[0])] = 2 * end, []

@@ -97,14 +97,14 @@ class Owners:
     def __str__(self) -> str:
         owners = dict.fromkeys(self._owners.values())
         shared = [o for o in owners if len(o.values) > 1]
-        rows = [f"owners of @{self.function.name}", *(_line(o) for o in shared), "copies that remain"]
+        rows = [f"owners of @{self.function.name}", *(_owner_report_line(o) for o in shared), "copies that remain"]
         return "\n".join([*rows, *(f"  {describe_needed_copy(one)}" for one in self.refused)]) + "\n"
 
     def __post_init__(self) -> None:
         body, space = self.function.body, self.ranges.space
         for v, life in self.ranges.lives.items():
             if len(life.spans) > 1:
-                life.spans = _union(life.spans, [])
+                life.spans = _union_of_ranges(life.spans, [])
             writes = -1 if life.read_only else min(life.writes)
             self._owners[v] = BufferOwner([v], life, tensor_bytes(v.type), space(v), first_write=writes)
         end = self.ranges.end
@@ -115,9 +115,9 @@ class Owners:
         for n, p in enumerate(body.params):
             self._owners[p].argument = n
         self._checked = max((self.ranges.point_of[op] for op in body.ops if op.name in JUDGED), default=-1)
-        self._merge()
+        self._merge_owners()
 
-    def _merge(self) -> None:
+    def _merge_owners(self) -> None:
         """Merge the owners of values that should share memory, where live ranges allow it.
 
         Function results come first, because they determine which arguments may be written; then copies, by cost.
@@ -127,18 +127,18 @@ class Owners:
         pairs = donated_argument_pairs(self.function)
         for a, n in pairs:
             if self.of(body.results[n]) is self.of(body.params[a]):  # the argument is returned unchanged
-                self._give(a, n)
-        self._refuse(results)
-        late = self._donate(pairs)
-        self._refuse(sorted(self.ties.copies, key=lambda tie: -tie.cost))
+                self._compute_result_in_argument(a, n)
+        self._merge_tied_owners(results)
+        late = self._donate_arguments(pairs)
+        self._merge_tied_owners(sorted(self.ties.copies, key=lambda tie: -tie.cost))
         for a, n in late:
-            self._give(a, n)
-        moved = self._moved()
+            self._compute_result_in_argument(a, n)
+        moved = self._copied_next_states()
         for new, operands in self.ties.aliases:
-            any(not self._join(new, old) for old in operands if self.of(old) not in moved.get(new, ()))
+            any(not self._join_owners(new, old) for old in operands if self.of(old) not in moved.get(new, ()))
         self.refused.sort(key=lambda one: -one.tie.cost)
 
-    def _moved(self) -> dict[Value, set[BufferOwner]]:
+    def _copied_next_states(self) -> dict[Value, set[BufferOwner]]:
         """Return the copied next states, each with the memory that other states of its loop are copied to.
 
         If a state were computed in that memory, the copies would be a cycle, which needs one more copy.
@@ -149,53 +149,53 @@ class Owners:
             targets.setdefault(self.ranges.root(tie.old), set()).update(map(self.of, tie.op.results))
         return targets
 
-    def _refuse(self, ties: list[Tie]) -> None:
+    def _merge_tied_owners(self, ties: list[Tie]) -> None:
         """Merge the owners of each tie, or record why that is not possible."""
         for tie in ties:
-            reason = self._join(tie.new, tie.old)
+            reason = self._join_owners(tie.new, tie.old)
             if reason and tie.cost:
                 self.refused.append(NeededCopy(tie, reason))
 
     # --- donated arguments ---
 
-    def _donate(self, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _donate_arguments(self, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Donate arguments to results that update them; return the pairs with other results."""
         if not pairs:
             return []
-        linked = _Groups()
+        linked = _UnionFind()
         for tie in self.ties.copies:
             linked.join(self.ranges.root(tie.new), self.ranges.root(tie.old))
         body, late = self.function.body, []
         for a, n in pairs:
             if linked.of(body.params[a]) is linked.of(self.ranges.root(body.results[n])):
-                self._give(a, n)
+                self._compute_result_in_argument(a, n)
             else:
                 late.append((a, n))
         return late
 
-    def _give(self, argument: int, result: int) -> None:
+    def _compute_result_in_argument(self, argument: int, result: int) -> None:
         """Compute a result in the memory of a donated argument, unless that is read later."""
         param, mine = self.function.body.params[argument], self.results[result]
         donated = self.of(param)
         free = donated.argument == argument and donated.result < 0 and self.of(mine).argument < 0
         if free and self.of(self.function.body.results[result]) in (donated, self.of(mine)):
             donated.life.read_only = False
-            if self._join(mine, param):
+            if self._join_owners(mine, param):
                 donated.life.read_only = True
 
     # --- joining ---
 
-    def _join(self, new: Value, old: Value) -> str:
+    def _join_owners(self, new: Value, old: Value) -> str:
         """Merge the owners of two values and return an empty string, or return why that is not possible."""
         a, b = self.of(new), self.of(old)
         if a is b:
             return ""
-        reason = self._obstacle(a, b)
+        reason = self._merge_obstacle(a, b)
         if reason:
             return reason
         if len(a.values) < len(b.values):
             a, b = b, a
-        a.life.spans = _union(a.life.spans, b.life.spans)
+        a.life.spans = _union_of_ranges(a.life.spans, b.life.spans)
         a.life.writes.update(b.life.writes)
         a.life.reads.update(b.life.reads)
         a.life.read_only = a.life.read_only or b.life.read_only
@@ -205,7 +205,7 @@ class Owners:
         self._owners.update((v, a) for v in b.values)
         return ""
 
-    def _obstacle(self, a: BufferOwner, b: BufferOwner) -> str:
+    def _merge_obstacle(self, a: BufferOwner, b: BufferOwner) -> str:
         """Return why two owners cannot be merged, or an empty string."""
         if a.size != b.size or a.space != b.space:
             return "they differ in size or memory"
@@ -218,16 +218,16 @@ class Owners:
         writes = [w for w in (a.first_write, b.first_write) if w >= 0]
         if max(a.result, b.result) >= 0 and writes and min(writes) <= self._checked:
             return "a check of data comes later, until which nothing of the caller's is written"
-        moment = _overlap(a.life.spans, b.life.spans)
+        moment = _first_common_moment(a.life.spans, b.life.spans)
         if moment >= 0:
-            return self._describe(a, b, moment)
+            return self._describe_obstacle(a, b, moment)
         for written, read in ((a.life, b.life), (b.life, a.life)):
-            point = self._clash(written, read)
+            point = self._conflicting_write_point(written, read)
             if point >= 0:
-                return f"{self._name(point)} reads elements of one after it has written others"
+                return f"{self._op_name_at_point(point)} reads elements of one after it has written others"
         return ""
 
-    def _clash(self, one: Life, other: Life) -> int:
+    def _conflicting_write_point(self, one: Life, other: Life) -> int:
         """Return the point of an op that writes ``one`` and must not read ``other`` in the same memory, or -1."""
         few, many = (one.writes, other.reads) if len(one.writes) < len(other.reads) else (other.reads, one.writes)
         for point in few:
@@ -235,13 +235,13 @@ class Owners:
                 return point
         return -1
 
-    def _describe(self, a: BufferOwner, b: BufferOwner, moment: int) -> str:
-        early, late = (a, b) if _first(a, moment) < _first(b, moment) else (b, a)
+    def _describe_obstacle(self, a: BufferOwner, b: BufferOwner, moment: int) -> str:
+        early, late = (a, b) if _start_of_range_at(a, moment) < _start_of_range_at(b, moment) else (b, a)
         readers = [p for p in early.life.reads if 2 * p >= moment]
-        reader = f"is read by {self._name(min(readers))}" if readers else "is needed"
-        return f"{early.values[0]} {reader} after {self._name(moment // 2)} writes {late.values[0]}"
+        reader = f"is read by {self._op_name_at_point(min(readers))}" if readers else "is needed"
+        return f"{early.values[0]} {reader} after {self._op_name_at_point(moment // 2)} writes {late.values[0]}"
 
-    def _name(self, point: int) -> str:
+    def _op_name_at_point(self, point: int) -> str:
         op = self.ranges.ops.get(point)
         return "the end of a region" if op is None else str(op.attrs.get("callee", op.name))
 
@@ -256,7 +256,7 @@ def owners_of(
     return Owners(function, LiveRanges(function, space), ties)
 
 
-class _Groups:
+class _UnionFind:
     """Disjoint sets of values."""
 
     def __init__(self) -> None:
@@ -273,7 +273,7 @@ class _Groups:
             self._up[a] = b
 
 
-def _union(a: list[Span], b: list[Span]) -> list[Span]:
+def _union_of_ranges(a: list[Span], b: list[Span]) -> list[Span]:
     """Return the union of two lists of ranges, sorted, adjacent ranges merged."""
     joined: list[Span] = []
     for begin, end in sorted([*a, *b]):
@@ -284,7 +284,7 @@ def _union(a: list[Span], b: list[Span]) -> list[Span]:
     return joined
 
 
-def _overlap(a: list[Span], b: list[Span]) -> int:
+def _first_common_moment(a: list[Span], b: list[Span]) -> int:
     """Return the first moment in ranges of both ordered lists, or -1."""
     i = j = 0
     while i < len(a) and j < len(b):
@@ -298,12 +298,12 @@ def _overlap(a: list[Span], b: list[Span]) -> int:
     return -1
 
 
-def _first(owner: BufferOwner, moment: int) -> int:
+def _start_of_range_at(owner: BufferOwner, moment: int) -> int:
     """Return the start of the range of ``owner`` that contains ``moment``."""
     return next(begin for begin, end in owner.life.spans if begin <= moment <= end)
 
 
-def _line(owner: BufferOwner) -> str:
+def _owner_report_line(owner: BufferOwner) -> str:
     memory = f"argument {owner.argument}, " if owner.argument >= 0 else ""
     memory += f"result {owner.result}, " if owner.result >= 0 else ""
     return f"  {memory}{owner.size} bytes: {', '.join(map(str, owner.values))}"

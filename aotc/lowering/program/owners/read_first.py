@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.opset.control import JUDGED, VIEWS
-from aotc.ir.tensor.ir import Function, Op, Region, Value, captures
+from aotc.ir.tensor.ir import Function, Op, Region, Value, values_captured_by_op
 from aotc.lowering.analysis.in_place import count_overwritten_parameters
 from aotc.lowering.program.memory_limit.order_ops import has_effects
 
@@ -27,10 +27,10 @@ def move_reads_before_updates(
     function: Function, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]
 ) -> Function:
     """Return ``function`` with reads of updated values moved before the updates."""
-    return function.doing(_ReadsFirst(functions, kernels).region(function.body, {}))
+    return function.with_body(_ReadMover(functions, kernels).region(function.body, {}))
 
 
-class _ReadsFirst:
+class _ReadMover:
     def __init__(self, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]) -> None:
         self.functions, self.kernels = functions, kernels
         self.roots: dict[Value, Value] = {}
@@ -41,23 +41,23 @@ class _ReadsFirst:
         ops: list[Op] = []
         for op in region.ops:
             if op.regions:
-                inner = [self.region(r, _state(op, n)) for n, r in enumerate(op.regions)]
+                inner = [self.region(r, _loop_state_of_result(op, n)) for n, r in enumerate(op.regions)]
                 op = op.on(op.operands, tuple(inner))
             if op.name in VIEWS:
                 self.roots[op.result] = self.root(op.operands[0])
-            self.consumed[op] = frozenset(self._consumed(op, state))
+            self.consumed[op] = frozenset(self._values_op_could_overwrite(op, state))
             ops.append(op)
         for op in [op for op in ops if self.consumed[op]]:
-            ops = self._moved(ops, op)
-        return region.holding(ops, region.results)
+            ops = self._move_readers_before_update(ops, op)
+        return region.with_ops(ops, region.results)
 
     def root(self, value: Value) -> Value:
         return self.roots.get(value, value)
 
-    def _reads(self, op: Op) -> set[Value]:
-        return {self.root(v) for v in (*op.operands, *captures(op))} if op.name not in VIEWS else set()
+    def _memory_reads_of(self, op: Op) -> set[Value]:
+        return {self.root(v) for v in (*op.operands, *values_captured_by_op(op))} if op.name not in VIEWS else set()
 
-    def _consumed(self, op: Op, state: Mapping[Value, Value]) -> set[Value]:
+    def _values_op_could_overwrite(self, op: Op, state: Mapping[Value, Value]) -> set[Value]:
         """Return the values that ``op`` could overwrite."""
         match op.name:
             case "dispatch":
@@ -72,13 +72,13 @@ class _ReadsFirst:
             case "while":
                 return {self.root(v) for v in op.operands}
             case "case":
-                outer = set(map(self.root, captures(op)))
+                outer = set(map(self.root, values_captured_by_op(op)))
                 inner = {v for r in op.regions for o in r.ops for v in self.consumed[o]}
                 returned = {self.root(v) for r in op.regions for v in r.results}
                 return outer & (inner | returned)
         return set()
 
-    def _moved(self, ops: list[Op], update: Op) -> list[Op]:
+    def _move_readers_before_update(self, ops: list[Op], update: Op) -> list[Op]:
         """Return the ops with readers of values that ``update`` overwrites moved before it, as far as possible."""
         at = ops.index(update)
         mine = self.consumed[update]
@@ -88,39 +88,39 @@ class _ReadsFirst:
         for op in ops[at + 1 :]:
             if op.name in JUDGED or has_effects(op, self.functions):
                 break
-            if not behind.isdisjoint(op.operands) or not behind.isdisjoint(captures(op)):
+            if not behind.isdisjoint(op.operands) or not behind.isdisjoint(values_captured_by_op(op)):
                 behind.update(op.results)
                 continue
             makers.update((v, op) for v in op.results)
-            if self._reads(op) & mine and not self.consumed[op] & mine:
+            if self._memory_reads_of(op) & mine and not self.consumed[op] & mine:
                 needed.append(op)
         if not needed:
             return ops
-        first = _with_makers(needed, makers)
+        first = _with_producing_ops(needed, makers)
         rest = [op for op in ops[at + 1 :] if op not in first]
-        if self._spoils(ops[at:], first):
+        if self._overwrites_later_read(ops[at:], first):
             return ops
         return [*ops[:at], *(op for op in ops[at + 1 :] if op in first), update, *rest]
 
-    def _spoils(self, ops: Sequence[Op], first: set[Op]) -> bool:
+    def _overwrites_later_read(self, ops: Sequence[Op], first: set[Op]) -> bool:
         """Return True if a moved op would overwrite a value that one of the ops it moves past reads."""
         passed: set[Value] = set()
         for op in ops:
             if op not in first:
-                passed |= self._reads(op)
+                passed |= self._memory_reads_of(op)
             elif self.consumed[op] & passed:
                 return True
         return False
 
 
-def _state(op: Op, number: int) -> dict[Value, Value]:
+def _loop_state_of_result(op: Op, number: int) -> dict[Value, Value]:
     if op.name != "while" or number != 1:
         return {}
     body = op.regions[1]
     return dict(zip(body.results, body.params, strict=True))
 
 
-def _with_makers(ops: Sequence[Op], makers: Mapping[Value, Op]) -> set[Op]:
+def _with_producing_ops(ops: Sequence[Op], makers: Mapping[Value, Op]) -> set[Op]:
     """Return ``ops`` and those of ``makers`` that they depend on."""
     found: set[Op] = set()
     stack = list(ops)
@@ -128,5 +128,5 @@ def _with_makers(ops: Sequence[Op], makers: Mapping[Value, Op]) -> set[Op]:
         op = stack.pop()
         if op not in found:
             found.add(op)
-            stack += [makers[v] for v in (*op.operands, *captures(op)) if v in makers]
+            stack += [makers[v] for v in (*op.operands, *values_captured_by_op(op)) if v in makers]
     return found

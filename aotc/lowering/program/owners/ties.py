@@ -67,16 +67,16 @@ class Ties:
                 case "constant":
                     self._constants[op.result] = op
                 case "dispatch":
-                    self._dispatch(op, loops, times)
+                    self._ties_of_dispatch(op, loops, times)
                 case "while":
-                    self._while(op, loops, times)
+                    self._ties_of_while(op, loops, times)
                 case "case":
                     for n, branch in enumerate(op.regions):
                         once = op.attrs.get(RUNS_ONCE) == n and loops
                         inside = (loops[:-1], self._runs[loops[-1]]) if once else (loops, times)
                         self.region(branch, *inside)
                         rows = zip(op.results, branch.results, strict=True)
-                        self.copies += self._ties(rows, "the result of a branch", op, *inside)
+                        self.copies += self._append_ties(rows, "the result of a branch", op, *inside)
 
     def allows(self, op: Op, result: int, operands: tuple[int, ...]) -> bool:
         """Return True if result ``result`` of ``op`` may share memory with all of ``operands``."""
@@ -90,28 +90,28 @@ class Ties:
         aliases = self.kernels[op.attrs["callee"]].aliases
         return all((result, n - updates) in aliases for n in operands)
 
-    def _dispatch(self, op: Op, loops: tuple[Op, ...], times: int) -> None:
+    def _ties_of_dispatch(self, op: Op, loops: tuple[Op, ...], times: int) -> None:
         callee = op.attrs["callee"]
         count = self.updates[op] = count_overwritten_parameters(self.functions[callee])
         pairs = zip(op.results[:count], op.operands[:count], strict=True)
-        self.copies += self._ties(pairs, "an update", op, loops, times)
+        self.copies += self._append_ties(pairs, "an update", op, loops, times)
         operands: dict[int, list[Value]] = {}
         for result, number in self.kernels[callee].aliases:
             if result >= count:
                 operands.setdefault(result, []).append(op.operands[count + number])
         self.aliases += [(op.results[n], tuple(some)) for n, some in operands.items()]
 
-    def _while(self, op: Op, loops: tuple[Op, ...], times: int) -> None:
-        self.copies += self._ties(zip(op.results, op.operands, strict=True), "the first state", op, loops, times)
+    def _ties_of_while(self, op: Op, loops: tuple[Op, ...], times: int) -> None:
+        self.copies += self._append_ties(zip(op.results, op.operands, strict=True), "the first state", op, loops, times)
         inside = *loops, op
         self._runs[op] = times
         iterations = times * expected_iterations(op, self._constants, self.functions)
         for region in op.regions:
             self.region(region, inside, iterations)
         rows = zip(op.results, op.regions[1].results, strict=True)
-        self.copies += self._ties(rows, NEXT_STATE, op, inside, iterations)
+        self.copies += self._append_ties(rows, NEXT_STATE, op, inside, iterations)
 
-    def _ties(
+    def _append_ties(
         self, rows: Iterator[tuple[Value, Value]], kind: str, op: Op, loops: tuple[Op, ...], times: int
     ) -> list[Tie]:
         return [Tie(new, old, kind, op, estimated_bytes(new) * times, loops) for new, old in rows]

@@ -43,12 +43,12 @@ from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
 from aotc.lowering.program.while_kernels.small_loops import (
     CandidateLoop,
     LoopKernel,
-    LoopWriter,
+    LoopKernelWriter,
     copy_buffers,
     is_closed_loop,
+    kernel_of_whole_loop,
     kernels_in,
-    loop_kernel,
-    only_element,
+    load_of_only_element,
 )
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
@@ -76,7 +76,7 @@ def block_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel
     if not threads or not LOOP_BLOCK_FLOPS.holds(flops) or not LOOP_BLOCK_BYTES.holds(bytes_):
         return None
     make = partial(BlockLoopWriter, threads=threads)
-    found = loop_kernel(loop, make, bounded)
+    found = kernel_of_whole_loop(loop, make, bounded)
     fixed = {thread_count(k) for k in inner if needs_block(k)}
     return found if fits_block(found.kernel, fixed, target) else None
 
@@ -128,11 +128,11 @@ _SIZES = [LOOP_BLOCK_THREADS.value >> n for n in range(5)][::-1]
 def fits_block(kernel: Kernel, fixed: set[int], target: Target) -> bool:
     """Return True if a block of the target can run the kernel, with the number of threads that inlined kernels fix."""
     count = thread_count(kernel)
-    alike = any(a.shape and a.shape[0] == count for a in _own(kernel.body))
+    alike = any(a.shape and a.shape[0] == count for a in _private_buffers_outside_loops(kernel.body))
     return count > 0 and fixed <= {count} and not (alike and not fixed) and shared_bytes(kernel.body) <= target.shared
 
 
-def _own(body: tuple[Stmt, ...]) -> list[Buffer]:
+def _private_buffers_outside_loops(body: tuple[Stmt, ...]) -> list[Buffer]:
     """Return the private buffers that are allocated outside of loops over threads."""
     inside = {id(s) for loop in walk(body) if isinstance(loop, For) and loop.kind == "thread" for s in walk(loop.body)}
     made = [s for s in walk(body) if isinstance(s, Alloc) and id(s) not in inside]
@@ -147,7 +147,7 @@ LOOP_OWN_FLOPS = Limit(
 
 
 @dataclass
-class TeamLoopWriter(LoopWriter):
+class TeamLoopWriter(LoopKernelWriter):
     """Emitter of a loop for ``threads`` threads; ``own`` is True while every thread runs a kernel redundantly."""
 
     common: ClassVar[Space]
@@ -176,11 +176,11 @@ class TeamLoopWriter(LoopWriter):
         same = self.own is None or (place.space == "private") == (self.space(value) == "private")
         return same and super().fits(value, place)
 
-    def _dispatch(self, op: Op, block: list[Stmt]) -> None:
+    def _emit_dispatch(self, op: Op, block: list[Stmt]) -> None:
         kernel = self.kernels[op.attrs["callee"]]
         small = all(UNROLLED_STEPS.holds(product(v.type.shape)) for v in op.results)
         self.own = small and not needs_block(kernel) and not kernel.tiling and LOOP_OWN_FLOPS.holds(kernel.flops)
-        super()._dispatch(op, block)
+        super()._emit_dispatch(op, block)
         self.own = None
 
 
@@ -205,7 +205,9 @@ class BlockLoopWriter(TeamLoopWriter):
         return self.buffer(value, block) if LOOP_BLOCK_VALUE.holds(product(value.type.shape)) else self.put(value, out)
 
     def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
-        self._touch(block, [where[b.name] for b in kernel.inputs], [where[b.name] for b in kernel.outputs])
+        self._emit_barrier_if_needed(
+            block, [where[b.name] for b in kernel.inputs], [where[b.name] for b in kernel.outputs]
+        )
         self.count += 1
         found = inline_kernel(kernel, where, f"_{self.count}")
         first, parallel = found[0], isinstance(kernel.body[0], For) and kernel.body[0].kind == "parallel"
@@ -220,28 +222,28 @@ class BlockLoopWriter(TeamLoopWriter):
             block += found if needs_block(kernel) else (For(f"one_{self.count}", 0, 1, found, "thread"),)
 
     def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
-        self._touch(block, [source], [target])
+        self._emit_barrier_if_needed(block, [source], [target])
         super().copy(block, source, target)
 
     def scalar(self, value: Value, block: list[Stmt]) -> Load:
-        self._touch(block, [self.memory[value]], [])
-        return only_element(self.memory[value])
+        self._emit_barrier_if_needed(block, [self.memory[value]], [])
+        return load_of_only_element(self.memory[value])
 
     def enter(self, block: list[Stmt]) -> None:
         if self.read or self.written:
-            self._barrier(block)
+            self._emit_barrier(block)
         self.begun.append(self.touches)
 
     def loop(self, block: list[Stmt], test: list[Stmt], continue_while: Scalar, step: list[Stmt]) -> None:
         if self.touches == self.begun.pop():  # every thread iterates independently
             return super().loop(block, test, continue_while, step)
         block += [While(tuple(test), continue_while, (*step, Barrier())), Barrier()]
-        self._forget()
+        self._forget_accesses()
 
-    def _case(self, op: Op, block: list[Stmt]) -> None:
-        self._barrier(block)
-        super()._case(op, block)
-        self._barrier(block)
+    def _emit_branch(self, op: Op, block: list[Stmt]) -> None:
+        self._emit_barrier(block)
+        super()._emit_branch(op, block)
+        self._emit_barrier(block)
 
     def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
         if count <= self.threads:
@@ -250,18 +252,18 @@ class BlockLoopWriter(TeamLoopWriter):
         iterations = For(var, sym(thread, 0, self.threads), count, body, "serial", self.threads)
         return For(thread, 0, self.threads, (iterations,), "thread")
 
-    def _touch(self, block: list[Stmt], reads: list[Buffer], writes: list[Buffer]) -> None:
+    def _emit_barrier_if_needed(self, block: list[Stmt], reads: list[Buffer], writes: list[Buffer]) -> None:
         """Emit a barrier before a kernel or copy if that accesses data accessed by others since the last one."""
         read, written = ({b.name for b in some if b.space != "private"} for some in (reads, writes))
         if read & self.written or written & (self.written | self.read):
-            self._barrier(block)
+            self._emit_barrier(block)
         self.touches += len(read) + len(written)
         self.read |= read
         self.written |= written
 
-    def _barrier(self, block: list[Stmt]) -> None:
+    def _emit_barrier(self, block: list[Stmt]) -> None:
         block.append(Barrier())
-        self._forget()
+        self._forget_accesses()
 
-    def _forget(self) -> None:
+    def _forget_accesses(self) -> None:
         self.read, self.written = set(), set()

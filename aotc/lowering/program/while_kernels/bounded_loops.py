@@ -20,7 +20,7 @@ from aotc.lowering.program.while_kernels.small_loops import LoopKernel
 from aotc.vmfb.dtypes import to_numpy
 
 
-class Places(Protocol):
+class StoragePlaces(Protocol):
     """Interface to the memory of values during bufferization, implemented by :mod:`aotc.lowering.program.bufferize`."""
 
     time: int
@@ -46,7 +46,7 @@ class Places(Protocol):
         """Extend the lifetimes of values that a loop reads, and of ``kept``, back to step ``begin``."""
 
 
-def persistent_memory(places: Places, found: LoopKernel, space: int) -> tuple[list[Step], list[Storage]]:
+def persistent_memory(places: StoragePlaces, found: LoopKernel, space: int) -> tuple[list[Step], list[Storage]]:
     """Return the work memory that a loop's kernel uses across launches, and the steps that clear it."""
     if not found.kept:
         return [], []
@@ -61,7 +61,7 @@ def persistent_memory(places: Places, found: LoopKernel, space: int) -> tuple[li
 
 
 def bounded_steps(
-    places: Places, op: Op, loop: LoopKernel, kept: list[Storage], iterations: int | None
+    places: StoragePlaces, op: Op, loop: LoopKernel, kept: list[Storage], iterations: int | None
 ) -> list[Step]:  # fmt: skip
     """Return the steps that launch a loop's kernel until no iterations remain; ``kept`` is its work memory.
 

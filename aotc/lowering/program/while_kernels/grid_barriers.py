@@ -16,7 +16,7 @@ from aotc.lowering.analysis.index_maps import linearize
 
 
 @dataclass(frozen=True, slots=True)
-class _Touched:
+class _ThreadAccesses:
     """The arrays accessed since the last barrier: at any element, or by each thread at its own items only."""
 
     read: frozenset[str] = frozenset()
@@ -24,13 +24,13 @@ class _Touched:
     own_read: frozenset[str] = frozenset()
     own_written: frozenset[str] = frozenset()
 
-    def __or__(self, other: _Touched) -> _Touched:
-        return _Touched(
+    def __or__(self, other: _ThreadAccesses) -> _ThreadAccesses:
+        return _ThreadAccesses(
             self.read | other.read, self.written | other.written,
             self.own_read | other.own_read, self.own_written | other.own_written,
         )  # fmt: skip
 
-    def collides(self, later: _Touched) -> bool:
+    def collides(self, later: _ThreadAccesses) -> bool:
         """Return True if the accesses ``later`` may conflict with these accesses by another thread."""
         written, all_written = self.written, self.written | self.own_written
         all_read = self.read | self.own_read
@@ -57,7 +57,7 @@ class BarrierPlacer:
     """Inserts barriers that use ``counter`` between statements that every thread of all blocks executes."""
 
     counter: Buffer
-    touched: _Touched = field(default_factory=_Touched)
+    touched: _ThreadAccesses = field(default_factory=_ThreadAccesses)
     count: int = 0
 
     def block(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
@@ -66,29 +66,29 @@ class BarrierPlacer:
         for stmt in body:
             match stmt:
                 case While():
-                    found.append(self._while(stmt))
+                    found.append(self._while_with_barriers(stmt))
                 case If(cond, then, otherwise):
-                    self._reach(_reads(cond), found)
-                    found.append(self._if(cond, then, otherwise))
+                    self._insert_barrier_on_conflict(_reads_of_value(cond), found)
+                    found.append(self._if_with_barriers(cond, then, otherwise))
                 case _:
-                    self._reach(_of(stmt), found)
+                    self._insert_barrier_on_conflict(_accesses_of_statement(stmt), found)
                     found.append(stmt)
         return tuple(found)
 
-    def _reach(self, later: _Touched, found: list[Stmt]) -> None:
+    def _insert_barrier_on_conflict(self, later: _ThreadAccesses, found: list[Stmt]) -> None:
         if self.touched.collides(later):
             found.append(GridBarrier(self.counter))
             self.count += 1
-            self.touched = _Touched()
+            self.touched = _ThreadAccesses()
         self.touched = self.touched | later
 
-    def _while(self, loop: While) -> While:
+    def _while_with_barriers(self, loop: While) -> While:
         """Return a loop with barriers; an iteration follows the statements before the loop, or another iteration."""
         before = self.touched
         while True:
             begin = self.touched
             test: list[Stmt] = [*self.block(loop.cond)]
-            self._reach(_reads(loop.pred), test)
+            self._insert_barrier_on_conflict(_reads_of_value(loop.pred), test)
             after = self.touched
             step = self.block(loop.body)
             again = before | begin | self.touched
@@ -97,7 +97,7 @@ class BarrierPlacer:
                 return While(tuple(test), loop.pred, step)
             self.touched = again
 
-    def _if(self, cond: Scalar, then: tuple[Stmt, ...], otherwise: tuple[Stmt, ...]) -> If:
+    def _if_with_barriers(self, cond: Scalar, then: tuple[Stmt, ...], otherwise: tuple[Stmt, ...]) -> If:
         before = self.touched
         first = self.block(then)
         one, self.touched = self.touched, before
@@ -106,7 +106,7 @@ class BarrierPlacer:
         return If(cond, first, second)
 
 
-def _of(stmt: Stmt) -> _Touched:
+def _accesses_of_statement(stmt: Stmt) -> _ThreadAccesses:
     """Return a statement's accesses to memory that all threads share."""
     items = item_loop(stmt)
     item = sym(items.var, 0, items.end) if items is not None else None
@@ -120,10 +120,10 @@ def _of(stmt: Stmt) -> _Touched:
     for write in (False, True):
         sets[write, False] |= sets[write, True] & mixed
     found = [frozenset(sets[key]) for key in ((False, False), (True, False), (False, True), (True, True))]
-    return _Touched(*found)
+    return _ThreadAccesses(*found)
 
 
-def _reads(value: Scalar) -> _Touched:
+def _reads_of_value(value: Scalar) -> _ThreadAccesses:
     """Return the reads of every thread that computes a value."""
     loads = [x for x in loads_and_indices([value]) if isinstance(x, Load)]
-    return _Touched(frozenset(x.buffer.name for x in loads if x.buffer.space == "global"))
+    return _ThreadAccesses(frozenset(x.buffer.name for x in loads if x.buffer.space == "global"))

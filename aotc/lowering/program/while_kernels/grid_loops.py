@@ -19,14 +19,14 @@ from aotc.ir.loop.scratch import shared_bytes
 from aotc.ir.tensor.ir import Value
 from aotc.lowering.program.while_kernels.block_loops import TeamLoopWriter, runs_in_block, work_of_iteration
 from aotc.lowering.program.while_kernels.grid_barriers import BarrierPlacer
-from aotc.lowering.program.while_kernels.grid_products import GridProduct, tile_of
+from aotc.lowering.program.while_kernels.grid_products import GridMatmul, tiling_for_grid_matmul
 from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
 from aotc.lowering.program.while_kernels.small_loops import (
     CandidateLoop,
     LoopKernel,
     is_closed_loop,
+    kernel_of_whole_loop,
     kernels_in,
-    loop_kernel,
 )
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
@@ -74,7 +74,7 @@ def grid_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel 
     """Return a ``while`` loop as one kernel with grid barriers, or None if too large or unsuitable."""
     inner = kernels_in(loop.op, loop.kernels)
     closed = is_closed_loop(loop.op, loop.functions, loop.kernels, loop.owners, LOOP_GRID_VALUE, LOOP_GRID_VALUE)
-    if not inner or not closed or not all(_runs_in_grid(k) for k in inner):
+    if not inner or not closed or not all(_kernel_runs_in_grid(k) for k in inner):
         return None
     flops, bytes_ = work_of_iteration(loop)
     fixed = {thread_count(k) for k in inner if needs_block(k)}
@@ -85,13 +85,13 @@ def grid_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel 
         return None
     room = min(LOOP_STAGE_BYTES.value, target.shared_memory // 2)
     make = partial(GridLoopWriter, threads=threads, blocks=LOOP_GRID_BLOCKS.value, room=room)
-    found = loop_kernel(loop, make, bounded)
+    found = kernel_of_whole_loop(loop, make, bounded)
     count = len(found.kernel.inputs) + len(found.kernel.outputs)
     fits = shared_bytes(found.kernel.body) <= target.shared_memory
     return found if count <= MAX_PLACES and fits else None
 
 
-def _runs_in_grid(kernel: Kernel) -> bool:
+def _kernel_runs_in_grid(kernel: Kernel) -> bool:
     if kernel.tiling is None:
         return runs_in_block(kernel)
     try:
@@ -127,9 +127,9 @@ class GridLoopWriter(TeamLoopWriter):
             block += found
         elif kernel.tiling is not None:
             p = read_product(replace(kernel, body=found))
-            stage = self._stage(p.total.dtype)
-            tile = tile_of(p, self.blocks, self.threads, static(stage.shape[0]))
-            block += GridProduct(p, tile, self.threads, stage, name).write()
+            stage = self._shared_matmul_buffer(p.total.dtype)
+            tile = tiling_for_grid_matmul(p, self.blocks, self.threads, static(stage.shape[0]))
+            block += GridMatmul(p, tile, self.threads, stage, name).write()
         elif parallel and isinstance(first, For):
             if needs_block(kernel):
                 block.append(For(first.var, 0, first.end, (Barrier(), *first.body), "blocks"))
@@ -139,7 +139,7 @@ class GridLoopWriter(TeamLoopWriter):
             one = (Barrier(), *found) if needs_block(kernel) else (For(f"one{name}", 0, 1, found, "thread"),)
             block.append(For(f"b{name}", 0, 1, one, "blocks"))
 
-    def _stage(self, dtype: str) -> Buffer:
+    def _shared_matmul_buffer(self, dtype: str) -> Buffer:
         """Return the shared memory for all matmuls of a dtype."""
         return self.stages.setdefault(dtype, Buffer(f"stage_{dtype}", dtype, (self.room // size_of(dtype),), "shared"))
 

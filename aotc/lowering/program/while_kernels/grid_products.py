@@ -102,10 +102,13 @@ LOOP_PRODUCT_PART = BlockSize(
 )
 
 
-def tile_of(p: LoopProduct, blocks: int, threads: int, room: int) -> LoopTile:
+def tiling_for_grid_matmul(p: LoopProduct, blocks: int, threads: int, room: int) -> LoopTile:
     """Return a tiling with work for about ``blocks`` blocks, within ``room`` elements of shared memory."""
     batch, m, n, k = (static(extent) for _, extent in (p.batch, p.row, p.col, p.k))
-    rows, cols = min(_power(m), LOOP_PRODUCT_ROWS.value), min(_power(n), LOOP_PRODUCT_COLS.value // 8)
+    rows, cols = (
+        min(_next_power_of_two(m), LOOP_PRODUCT_ROWS.value),
+        min(_next_power_of_two(n), LOOP_PRODUCT_COLS.value // 8),
+    )
     while cols < LOOP_PRODUCT_COLS.value and batch * -(-m // rows) * -(-n // cols) > blocks:
         cols *= 2
     while rows > 1 and cols < LOOP_PRODUCT_COLS.value // 8 and batch * -(-m // rows) * -(-n // cols) < blocks // 2:
@@ -116,12 +119,12 @@ def tile_of(p: LoopProduct, blocks: int, threads: int, room: int) -> LoopTile:
     while rows // tall * (cols // wide) > threads:
         rows //= 2
         tall = min(rows, part)
-    return _sliced(LoopTile(rows, cols, tall, wide, terms if k % terms == 0 else 1), k, threads, room)
+    return _tile_with_slices(LoopTile(rows, cols, tall, wide, terms if k % terms == 0 else 1), k, threads, room)
 
 
-def _sliced(tile: LoopTile, k: int, threads: int, room: int) -> LoopTile:
+def _tile_with_slices(tile: LoopTile, k: int, threads: int, room: int) -> LoopTile:
     """Return the tile with as many slices as there are threads for, and chunks that fit ``room``."""
-    slices = _power(threads // tile.places + 1) // 2
+    slices = _next_power_of_two(threads // tile.places + 1) // 2
     while slices > 1 and (k // tile.terms) % slices:
         slices //= 2
     each = tile.terms * slices
@@ -130,10 +133,10 @@ def _sliced(tile: LoopTile, k: int, threads: int, room: int) -> LoopTile:
             found = LoopTile(tile.rows, tile.cols, tile.thread_rows, tile.thread_cols, tile.terms, slices, k // chunks)
             if found.staged <= room:
                 return found
-    return _sliced(tile, k, threads // 2, room)
+    return _tile_with_slices(tile, k, threads // 2, room)
 
 
-def _power(size: int) -> int:
+def _next_power_of_two(size: int) -> int:
     """Return the least power of two that is at least ``size``."""
     return 1 << max(size - 1, 0).bit_length()
 
@@ -145,7 +148,7 @@ LOOP_STAGE_READS = BlockSize(
 )
 
 
-class GridProduct:
+class GridMatmul:
     """Emitter of a matmul with operands in the shared buffer ``stage``; ``name`` makes local names unique."""
 
     def __init__(self, p: LoopProduct, tile: LoopTile, threads: int, stage: Buffer, name: str) -> None:
@@ -153,44 +156,60 @@ class GridProduct:
         self.dtype = p.total.dtype
         self.m, self.n, self.k = (static(extent) for _, extent in (p.row, p.col, p.k))
         self.extents = (static(p.batch[1]), -(-self.m // tile.rows), -(-self.n // tile.cols))
-        self.acc = Buffer(self._var("acc"), self.dtype, (threads, tile.thread_rows, tile.thread_cols), "private")
+        self.acc = Buffer(
+            self._loop_variable("acc"), self.dtype, (threads, tile.thread_rows, tile.thread_cols), "private"
+        )
 
     def write(self) -> list[Stmt]:
         """Return the loop over all tiles of a matmul inside a grid loop."""
         t, (batch, down, right) = self.tile, self.extents
-        z, row, col = delinearize(sym(self._var("b"), 0, batch * down * right), self.extents)
+        z, row, col = delinearize(sym(self._loop_variable("b"), 0, batch * down * right), self.extents)
         first, start = row * t.rows, col * t.cols
         chunks = self.k // t.chunk
-        q = sym(self._var("q"), 0, chunks) if chunks > 1 else 0
-        stages = self._stage(z, first, start, q * t.chunk)
-        steps = (Barrier(), stages, Barrier(), self._sum())
+        q = sym(self._loop_variable("q"), 0, chunks) if chunks > 1 else 0
+        stages = self._copy_operands_to_shared(z, first, start, q * t.chunk)
+        steps = (Barrier(), stages, Barrier(), self._multiply_add_chunk())
         zero = Const(0.0 if self.dtype.startswith("f") else 0, self.dtype)
-        clear = self._threads(self._parts(self.threads, lambda i, j, thread: Store(self.acc, (thread, i, j), zero)))
-        sums = (For(self._var("q"), 0, chunks, steps),) if chunks > 1 else steps
-        body = (Alloc(self.acc), clear, *sums, Barrier(), self._keep(), Barrier(), self._finish(z, first, start))
-        return [For(self._var("b"), 0, batch * down * right, body, "blocks")]
+        clear = self._thread_loop(
+            self._statements_per_thread_element(
+                self.threads, lambda i, j, thread: Store(self.acc, (thread, i, j), zero)
+            )
+        )
+        sums = (For(self._loop_variable("q"), 0, chunks, steps),) if chunks > 1 else steps
+        body = (
+            Alloc(self.acc),
+            clear,
+            *sums,
+            Barrier(),
+            self._store_partial_sums(),
+            Barrier(),
+            self._sum_slices_and_epilogue(z, first, start),
+        )
+        return [For(self._loop_variable("b"), 0, batch * down * right, body, "blocks")]
 
-    def _var(self, name: str) -> str:
+    def _loop_variable(self, name: str) -> str:
         return f"{name}{self.name}"
 
-    def _threads(self, body: Sequence[Stmt], count: int = 0) -> For:
-        return For(self._var("t"), 0, count or self.threads, tuple(body), "thread")
+    def _thread_loop(self, body: Sequence[Stmt], count: int = 0) -> For:
+        return For(self._loop_variable("t"), 0, count or self.threads, tuple(body), "thread")
 
-    def _unrolled(self, var: str, count: int, body: Sequence[Stmt]) -> For:
-        return For(self._var(var), 0, count, tuple(body), "unroll")
+    def _unrolled_loop(self, var: str, count: int, body: Sequence[Stmt]) -> For:
+        return For(self._loop_variable(var), 0, count, tuple(body), "unroll")
 
     # --- operands to shared memory ---
 
-    def _stage(self, z: Dim, first: Dim, start: Dim, k: Dim) -> For:
+    def _copy_operands_to_shared(self, z: Dim, first: Dim, start: Dim, k: Dim) -> For:
         """Return the copies of a chunk of both operands by all threads, each with several reads in flight."""
         t = self.tile
         a, b = self.p.view(), self.p.view(right=True)
-        left = self._copies("l", t.rows, a is None or not a.by_rows, self.p.left, (z, first, self.m, k), 0)
+        left = self._operand_copies("l", t.rows, a is None or not a.by_rows, self.p.left, (z, first, self.m, k), 0)
         base = t.rows * t.line
-        right = self._copies("r", t.cols, b is not None and not b.by_rows, self.p.right, (z, start, self.n, k), base)
-        return self._threads([*left, *right])
+        right = self._operand_copies(
+            "r", t.cols, b is not None and not b.by_rows, self.p.right, (z, start, self.n, k), base
+        )
+        return self._thread_loop([*left, *right])
 
-    def _copies(
+    def _operand_copies(
         self, name: str, outer: int, by_k: bool, value: Scalar, at: tuple[Dim, Dim, int, Dim], base: int
     ) -> list[Stmt]:  # fmt: skip
         """Return the copies of an operand of ``outer`` rows or columns, contiguous along terms if ``by_k``."""
@@ -199,10 +218,10 @@ class GridProduct:
         width = min(LOOP_PRODUCT_TERMS.value, inner) if inner % LOOP_PRODUCT_TERMS.value == 0 or inner < 4 else 1
         pieces = outer * t.chunk // width
         reads = max(n for n in (1, 2, 4, 8) if n <= LOOP_STAGE_READS.value and (n == 1 or pieces >= n * self.threads))
-        held = Buffer(self._var(f"h{name}"), self.dtype, (reads, width), "private")
-        v, u = (sym(self._var(f"{x}{name}"), 0, count) for x, count in (("v", reads), ("u", width)))
-        iteration = sym(self._var(f"c{name}"), 0, -(-pieces // (reads * self.threads)))
-        thread = sym(self._var("t"), 0, self.threads)
+        held = Buffer(self._loop_variable(f"h{name}"), self.dtype, (reads, width), "private")
+        v, u = (sym(self._loop_variable(f"{x}{name}"), 0, count) for x, count in (("v", reads), ("u", width)))
+        iteration = sym(self._loop_variable(f"c{name}"), 0, -(-pieces // (reads * self.threads)))
+        thread = sym(self._loop_variable("t"), 0, self.threads)
 
         def where(piece: Dim, lane: Dim) -> tuple[Dim, Dim]:
             """Return the row or column within the tile, and the term within the chunk."""
@@ -217,18 +236,18 @@ class GridProduct:
         places = (z, there, 0, k0 + term) if name == "l" else (z, 0, there, k0 + term)
         other, term = where(piece, u)
         to = other * t.line + term if name == "l" else base + term * t.width + other
-        keep: Stmt = self._unrolled(f"u{name}", width, [Store(self.stage, (to,), Load(held, (v, u)))])
+        keep: Stmt = self._unrolled_loop(f"u{name}", width, [Store(self.stage, (to,), Load(held, (v, u)))])
         if not whole:
             keep = If(Apply("lt", (Index(piece), Index(pieces)), "i1"), (keep,))
-        lanes = For(self._var(f"u{name}"), 0, width, self._read(held, (v, u), value, places), "lanes")
+        lanes = For(self._loop_variable(f"u{name}"), 0, width, self._guarded_read(held, (v, u), value, places), "lanes")
         body = (
-            self._unrolled(f"v{name}", reads, [lanes]),
-            self._unrolled(f"v{name}", reads, [keep]),
+            self._unrolled_loop(f"v{name}", reads, [lanes]),
+            self._unrolled_loop(f"v{name}", reads, [keep]),
         )  # fmt: skip
-        found.append(For(self._var(f"c{name}"), 0, -(-pieces // (reads * self.threads)), body))
+        found.append(For(self._loop_variable(f"c{name}"), 0, -(-pieces // (reads * self.threads)), body))
         return found
 
-    def _read(self, to: Buffer, index: tuple[Dim, ...], value: Scalar, at: Sequence[Dim]) -> tuple[Stmt, ...]:
+    def _guarded_read(self, to: Buffer, index: tuple[Dim, ...], value: Scalar, at: Sequence[Dim]) -> tuple[Stmt, ...]:
         p = self.p
         if value.dtype != self.dtype:
             value = Apply("convert", (value,), self.dtype)
@@ -241,26 +260,29 @@ class GridProduct:
 
     # --- sums ---
 
-    def _corner(self, thread: Dim) -> tuple[Dim, Dim, Dim]:
+    def _corner_of_thread(self, thread: Dim) -> tuple[Dim, Dim, Dim]:
         """Return the slice, and the first row and column, of a thread's part of the tile."""
         t = self.tile
         at = thread % t.places
         return thread // t.places, at // t.across * t.thread_rows, at % t.across * t.thread_cols
 
-    def _parts(self, count: int, made: Callable[[Dim, Dim, Dim], Stmt]) -> list[Stmt]:
+    def _statements_per_thread_element(self, count: int, made: Callable[[Dim, Dim, Dim], Stmt]) -> list[Stmt]:
         """Return a statement for each element of the part of each of ``count`` threads."""
         t = self.tile
-        i, j = sym(self._var("i"), 0, t.thread_rows), sym(self._var("j"), 0, t.thread_cols)
-        stmt = made(i, j, sym(self._var("t"), 0, count))
-        return [self._unrolled("i", t.thread_rows, [self._unrolled("j", t.thread_cols, [stmt])])]
+        i, j = sym(self._loop_variable("i"), 0, t.thread_rows), sym(self._loop_variable("j"), 0, t.thread_cols)
+        stmt = made(i, j, sym(self._loop_variable("t"), 0, count))
+        return [self._unrolled_loop("i", t.thread_rows, [self._unrolled_loop("j", t.thread_cols, [stmt])])]
 
-    def _sum(self) -> For:
+    def _multiply_add_chunk(self) -> For:
         """Return the multiply-adds of each thread's rows and columns of the chunk."""
         t = self.tile
         count = t.slices * t.places
-        slice_, down, right = self._corner(sym(self._var("t"), 0, count))
+        slice_, down, right = self._corner_of_thread(sym(self._loop_variable("t"), 0, count))
         iterations = t.chunk // (t.terms * t.slices)
-        s, u = sym(self._var("s"), 0, iterations) if iterations > 1 else 0, sym(self._var("u"), 0, t.terms)
+        s, u = (
+            sym(self._loop_variable("s"), 0, iterations) if iterations > 1 else 0,
+            sym(self._loop_variable("u"), 0, t.terms),
+        )
         term = (s * t.slices + slice_) * t.terms + u
 
         def add(i: Dim, j: Dim, thread: Dim) -> Store:
@@ -268,25 +290,27 @@ class GridProduct:
             b = Load(self.stage, (t.rows * t.line + term * t.width + right + j,))
             return Store(self.acc, (thread, i, j), Apply("mul", (a, b), self.dtype), "add")
 
-        step = self._unrolled("u", t.terms, self._parts(count, add))
-        return self._threads([For(self._var("s"), 0, iterations, (step,))] if iterations > 1 else [step], count)
+        step = self._unrolled_loop("u", t.terms, self._statements_per_thread_element(count, add))
+        return self._thread_loop(
+            [For(self._loop_variable("s"), 0, iterations, (step,))] if iterations > 1 else [step], count
+        )
 
-    def _keep(self) -> For:
+    def _store_partial_sums(self) -> For:
         t = self.tile
         count = t.slices * t.places
-        slice_, down, right = self._corner(sym(self._var("t"), 0, count))
+        slice_, down, right = self._corner_of_thread(sym(self._loop_variable("t"), 0, count))
 
         def keep(i: Dim, j: Dim, thread: Dim) -> Store:
             to = (slice_ * t.rows + down + i) * t.cols + right + j
             return Store(self.stage, (to,), Load(self.acc, (thread, i, j)))
 
-        return self._threads(self._parts(count, keep), count)
+        return self._thread_loop(self._statements_per_thread_element(count, keep), count)
 
-    def _finish(self, z: Dim, first: Dim, start: Dim) -> For:
+    def _sum_slices_and_epilogue(self, z: Dim, first: Dim, start: Dim) -> For:
         """Return the sum of the slices, followed by the epilogue."""
         t, p = self.tile, self.p
         size = t.rows * t.cols
-        f = sym(self._var("f"), 0, size)
+        f = sym(self._loop_variable("f"), 0, size)
         row, col = first + f // t.cols, start + f % t.cols
         parts: list[Scalar] = [Load(self.stage, (n * size + f,)) for n in range(t.slices)]
         total = Buffer(p.total.name, self.dtype, (), "private")
@@ -298,5 +322,5 @@ class GridProduct:
         for at, extent, width in ((row, self.m, t.rows), (col, self.n, t.cols)):
             if extent % width:
                 body = (If(Apply("lt", (Index(at), Index(extent)), "i1"), body),)
-        thread = sym(self._var("t"), 0, self.threads)
-        return self._threads([For(self._var("f"), thread, size, body, "serial", self.threads)])
+        thread = sym(self._loop_variable("t"), 0, self.threads)
+        return self._thread_loop([For(self._loop_variable("f"), thread, size, body, "serial", self.threads)])

@@ -47,16 +47,16 @@ def inline_kernel(kernel: Kernel, buffers: Mapping[str, Buffer], suffix: str) ->
     }
     bound = {s.var for s in walk(kernel.body) if isinstance(s, For)}
     bound |= {s.var.name for s in walk(kernel.body) if isinstance(s, Let)}
-    return Renamer({**local, **buffers}, bound, suffix).block(kernel.body)
+    return InlinedKernelRenamer({**local, **buffers}, bound, suffix).block(kernel.body)
 
 
 def substitute_loop_values(body: tuple[Stmt, ...], values: Mapping[str, Dim], suffix: str) -> tuple[Stmt, ...]:
     """Return scalar statements with ``values`` substituted for loop variables; local names get ``suffix``."""
     bound = {s.var.name for s in walk(body) if isinstance(s, Let)}
-    return Renamer({}, bound, suffix, values).block(body)
+    return InlinedKernelRenamer({}, bound, suffix, values).block(body)
 
 
-class Renamer:
+class InlinedKernelRenamer:
     """Rewriter that replaces ``buffers``, adds a suffix to ``bound`` names, and substitutes ``values`` for others."""
 
     def __init__(
@@ -76,12 +76,12 @@ class Renamer:
             return e
         found = self.indices.get(e)
         if found is None:
-            names = {s.name: self._symbol(s) for s in symbols(e) if s.name in self.bound}
+            names = {s.name: self._renamed_symbol(s) for s in symbols(e) if s.name in self.bound}
             names |= {s.name: self.values[s.name] for s in symbols(e) if s.name in self.values}
             found = self.indices[e] = substitute(e, names)
         return found
 
-    def _symbol(self, s: Sym) -> Dim:
+    def _renamed_symbol(self, s: Sym) -> Dim:
         return sym(s.name + self.suffix, s.lo, None if s.extent is None else self.index(s.extent))
 
     def place(self, index: tuple[Dim, ...]) -> tuple[Dim, ...]:
@@ -133,13 +133,13 @@ class Renamer:
             case WarpMatch(to, source, bits):
                 return WarpMatch(self.buffer(to), self.buffer(source), bits)
             case Tile():
-                return self._tile(s)
+                return self._renamed_tile(s)
             case ExternalCall(function, args):
                 return ExternalCall(function, tuple(self.element(*a) for a in args))
             case Either(buffer, cond, (one, other)):
                 return Either(self.buffer(buffer), self.scalar(cond), (self.element(*one), self.element(*other)))
 
-    def _tile(self, t: Tile) -> Tile:
+    def _renamed_tile(self, t: Tile) -> Tile:
         i = self.index
         return Tile(
             t.rows, t.cols, self.buffer(t.out), i(t.out_base), i(t.out_row), self.buffer(t.a), i(t.a_base), i(t.a_row),

@@ -33,7 +33,7 @@ from aotc.ir.loop.ir import (
 from aotc.ir.loop.ir import walk as walk_statements
 from aotc.ir.opset import EFFECTS
 from aotc.ir.opset.control import RUNS_ONCE
-from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captured, uses, walk
+from aotc.ir.tensor.ir import Function, Op, Region, TensorType, Value, captured_values, use_counts, walk
 from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.analysis.in_place import count_overwritten_parameters
 from aotc.lowering.analysis.index_maps import reshape_index
@@ -78,18 +78,20 @@ def is_small_loop(loop: CandidateLoop, limit: Limit) -> bool:
         return False
     if any(needs_block(k) or not is_self_contained(k) for k in kernels_in(loop.op, loop.kernels)):
         return False
-    often = [loop.kernels[o.attrs["callee"]] for r in loop.op.regions for o in _often(r) if o.name == "dispatch"]
+    often = [
+        loop.kernels[o.attrs["callee"]] for r in loop.op.regions for o in _frequently_run_ops(r) if o.name == "dispatch"
+    ]
     total = sum(static(k.flops) for k in often) + sum(copied_elements(loop.op, loop.owners))
     return limit.holds(total // iterations_in(loop.op))
 
 
-def _often(region: Region) -> Iterator[Op]:
+def _frequently_run_ops(region: Region) -> Iterator[Op]:
     """Yield the ops of ``region`` and nested regions, except branches that run about once in the loop."""
     for op in region.ops:
         yield op
         for n, inner in enumerate(op.regions):
             if op.attrs.get(RUNS_ONCE) != n:
-                yield from _often(inner)
+                yield from _frequently_run_ops(inner)
 
 
 def kernels_in(op: Op, kernels: Mapping[str, Kernel]) -> list[Kernel]:
@@ -112,13 +114,13 @@ def is_closed_loop(
     """
     if not is_whole_loop(op) or not all(is_static(v.type.shape) for v in values_computed_in_loop(op)):
         return False
-    often = {o for r in op.regions for o in _often(r)}
+    often = {o for r in op.regions for o in _frequently_run_ops(r)}
     carried = {owners.of(v) for v in op.results}
     made = [
         static(product(v.type.shape))
         for r in op.regions
         for o in walk(r)
-        if o.name == "dispatch" and not _updates(o, functions)
+        if o.name == "dispatch" and not _updates_in_place(o, functions)
         for v in o.results
         if o in often or owners.of(v) not in carried
     ]
@@ -139,7 +141,7 @@ def is_whole_loop(op: Op) -> bool:
     """Return True if one kernel can run a ``while``: no effects, no transfers, few enough values for its parameters."""
     if any(o.name in EFFECTS or o.name == "transfer" for r in op.regions for o in walk(r)):
         return False
-    outer = {v for r in op.regions for v in captured(r)} | set(op.operands)
+    outer = {v for r in op.regions for v in captured_values(r)} | set(op.operands)
     return LOOP_BUFFERS.holds(len(outer) + len(op.results))
 
 
@@ -159,7 +161,7 @@ def loop_name(op: Op, *taken: Mapping[str, Kernel]) -> str:
     return name
 
 
-def _updates(op: Op, functions: Mapping[str, Function]) -> bool:
+def _updates_in_place(op: Op, functions: Mapping[str, Function]) -> bool:
     return count_overwritten_parameters(functions[op.attrs["callee"]]) > 0
 
 
@@ -189,7 +191,7 @@ class LoopKernel(NamedTuple):
 
 
 @dataclass
-class LoopWriter:
+class LoopKernelWriter:
     """Emits the regions of a loop as statements of the loop IR.
 
     Attributes
@@ -244,7 +246,7 @@ class LoopWriter:
 
     def scalar(self, value: Value, block: list[Stmt]) -> Load:
         """Return the load of the only element of a value that controls a loop or branch."""
-        return only_element(self.memory[value])
+        return load_of_only_element(self.memory[value])
 
     def enter(self, block: list[Stmt]) -> None:
         """Emit the statements before a loop; overridden by writers with barriers."""
@@ -275,15 +277,15 @@ class LoopWriter:
         for op in region.ops:
             match op.name:
                 case "dispatch":
-                    self._dispatch(op, block)
+                    self._emit_dispatch(op, block)
                 case "reshape":
                     self.memory[op.result] = self.memory[op.operands[0]]
                 case "while":
                     self.write(op, block)
                 case "case":
-                    self._case(op, block)
+                    self._emit_branch(op, block)
 
-    def _dispatch(self, op: Op, block: list[Stmt]) -> None:
+    def _emit_dispatch(self, op: Op, block: list[Stmt]) -> None:
         kernel = self.kernels[op.attrs["callee"]]
         shared = count_overwritten_parameters(self.functions[op.attrs["callee"]])
         for n, v in enumerate(op.results):
@@ -321,10 +323,10 @@ class LoopWriter:
         self.region(body, step)
         self.move(step, zip([self.memory[v] for v in body.results], carries, strict=True))
         if more is not None:
-            continue_while = _bounded(more, block, test, continue_while, step)
+            continue_while = _iteration_bounded_condition(more, block, test, continue_while, step)
         self.loop(block, test, continue_while, step)
 
-    def _case(self, op: Op, block: list[Stmt]) -> None:
+    def _emit_branch(self, op: Op, block: list[Stmt]) -> None:
         results = [self.buffer(v, block) for v in op.results]
         chosen = self.scalar(op.operands[0], block)
         rest: tuple[Stmt, ...] = ()
@@ -340,7 +342,7 @@ class LoopWriter:
         block += rest
 
 
-def _bounded(
+def _iteration_bounded_condition(
     more: Buffer, block: list[Stmt], test: list[Stmt], continue_while: Scalar, step: list[Stmt]
 ) -> Scalar:  # fmt: skip
     """Emit a count that bounds the iterations; return the new condition. ``more`` receives whether some remain."""
@@ -352,7 +354,7 @@ def _bounded(
     return Apply("and", (Load(more, ()), Apply("lt", (iteration, Const(LOOP_TURNS.value, "i32")), "i1")), "i1")
 
 
-def only_element(buffer: Buffer) -> Load:
+def load_of_only_element(buffer: Buffer) -> Load:
     """Return the load of a one-element buffer of any rank."""
     return Load(buffer, (0,) * len(buffer.shape))
 
@@ -374,12 +376,12 @@ def copy_buffers(block: list[Stmt], source: Buffer, target: Buffer, suffix: str)
     block += body
 
 
-def _allocated(body: tuple[Stmt, ...]) -> list[Buffer]:
+def _allocated_buffers(body: tuple[Stmt, ...]) -> list[Buffer]:
     return [s.buffer for s in walk_statements(body) if isinstance(s, Alloc)]
 
 
-def loop_kernel(
-    loop: CandidateLoop, make: Callable[..., LoopWriter] = LoopWriter, bounded: bool = False,
+def kernel_of_whole_loop(
+    loop: CandidateLoop, make: Callable[..., LoopKernelWriter] = LoopKernelWriter, bounded: bool = False,
     held: Collection[int] | None = None, filled: Collection[int] = (),
 ) -> LoopKernel:  # fmt: skip
     """Return one kernel for a whole loop.
@@ -397,8 +399,8 @@ def loop_kernel(
         results = {owners.of(v) for v in op.results}
         held = [n for n, (init, _) in rows if owners.of(init) in results or n in filled]
     first = [init for n, (init, _) in rows if n not in held]
-    outer = list(dict.fromkeys([*first, *(v for r in op.regions for v in captured(r))]))
-    named = {v for r in op.regions for v in uses(r)}
+    outer = list(dict.fromkeys([*first, *(v for r in op.regions for v in captured_values(r))]))
+    named = {v for r in op.regions for v in use_counts(r)}
     made_inside = [v for v in constants_in(*op.regions) if v in named]
     reads = [*outer, *made_inside]
     inputs = [Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(reads)]
@@ -419,7 +421,7 @@ def loop_kernel(
     iterations = min(iterations, LOOP_TURNS.value) if bounded else iterations
     flops = sum((k.flops for k in kernels_in(op, kernels)), 0) * iterations
     body, kept = tuple(writer.finish(block)), tuple(writer.kept)
-    dims = {s.name for b in (*inputs, *outputs, *_allocated(body)) for d in b.shape for s in symbols(d)}
+    dims = {s.name for b in (*inputs, *outputs, *_allocated_buffers(body)) for d in b.shape for s in symbols(d)}
     dims.update(d for k in kernels_in(op, kernels) for d in k.dims)
     kernel = Kernel(loop.name, tuple(inputs), (*outputs, *kept), tuple(sorted(dims)), 1, body, (), flops, 0)
     return LoopKernel(kernel, tuple(reads), kept, bounded, tuple(sorted(held)))

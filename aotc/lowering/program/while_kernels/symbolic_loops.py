@@ -14,16 +14,16 @@ from typing import NamedTuple
 from aotc.ir.dims.algebra import Dim, Expr, is_static, product
 from aotc.ir.dims.symbols import substitute, symbols
 from aotc.ir.loop.ir import Apply, Buffer, Const, Index, Kernel, Scalar, Space, Stmt, Store
-from aotc.ir.tensor.ir import Function, Op, Value, captured, walk
+from aotc.ir.tensor.ir import Function, Op, Value, captured_values, walk
 from aotc.lowering.analysis.in_place import count_overwritten_parameters
 from aotc.lowering.plans.thresholds import LOOP_ELEMENTS, LOOP_VALUE
 from aotc.lowering.program.while_kernels.small_loops import (
     CandidateLoop,
     LoopKernel,
-    LoopWriter,
+    LoopKernelWriter,
     is_whole_loop,
+    kernel_of_whole_loop,
     kernels_in,
-    loop_kernel,
     values_computed_in_loop,
 )
 from aotc.lowering.threshold import Limit
@@ -53,24 +53,24 @@ def loop_size_bounds(
     is_known = all(is_static(v.type.shape) for v in values_computed_in_loop(op)) and not any(k.dims for k in work)
     if is_known or not is_whole_loop(op):
         return None
-    sizes = [product(v.type.shape) for v in _computed_anew(op, functions)]
+    sizes = [product(v.type.shape) for v in _values_computed_per_iteration(op, functions)]
     flops: Dim = sum((k.flops for k in work), 0)
     rows = [*((size, LOOP_VALUE) for size in sizes), (sum(sizes, 0), LOOP_ELEMENTS), (flops, limit)]
     least = {s.name: max(s.lo, 1) for size, _ in rows for s in symbols(size)}
-    if any(not most.holds(_at(size, least)) for size, most in rows):
+    if any(not most.holds(_size_at_values(size, least)) for size, most in rows):
         return None
     return list(dict.fromkeys(SizeBound(size, most.value) for size, most in rows if isinstance(size, Expr)))
 
 
-def _at(size: Dim, values: Mapping[str, int]) -> Dim:
+def _size_at_values(size: Dim, values: Mapping[str, int]) -> Dim:
     return substitute(size, values) if isinstance(size, Expr) else size
 
 
-def _computed_anew(op: Op, functions: Mapping[str, Function]) -> list[Value]:
+def _values_computed_per_iteration(op: Op, functions: Mapping[str, Function]) -> list[Value]:
     """Return the values that an iteration computes, apart from the loop state and its in-place updates."""
     inner = [o for r in op.regions for o in walk(r)]
     loops = [o for o in inner if o.name == "while"]
-    outside = {v for r in op.regions for v in captured(r)} | {o.result for o in inner if o.name == "constant"}
+    outside = {v for r in op.regions for v in captured_values(r)} | {o.result for o in inner if o.name == "constant"}
     made = [v for o in loops for v in o.results]  # their state
     for o in inner:
         if o.name == "dispatch":
@@ -80,7 +80,7 @@ def _computed_anew(op: Op, functions: Mapping[str, Function]) -> list[Value]:
 
 
 @dataclass
-class SymbolicLoopWriter(LoopWriter):
+class SymbolicLoopWriter(LoopKernelWriter):
     """Emitter of loops with values of symbolic size, which it allocates at the start of the kernel."""
 
     allocated: list[Stmt] = field(default_factory=list)
@@ -97,7 +97,7 @@ class SymbolicLoopWriter(LoopWriter):
 
 def symbolic_kernel(loop: CandidateLoop, held: Collection[int]) -> LoopKernel:
     """Return the kernel of a whole loop; the memory of results numbered ``held`` contains the initial state."""
-    return loop_kernel(loop, SymbolicLoopWriter, held=held)
+    return kernel_of_whole_loop(loop, SymbolicLoopWriter, held=held)
 
 
 def bounds_kernel(name: str, bounds: Collection[SizeBound]) -> Kernel:

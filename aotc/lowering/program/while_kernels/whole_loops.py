@@ -16,14 +16,14 @@ from aotc.lowering.program.while_kernels.small_loops import (
     CandidateLoop,
     LoopKernel,
     is_small_loop,
+    kernel_of_whole_loop,
     kernels_in,
-    loop_kernel,
 )
 from aotc.lowering.threshold import Limit
 from aotc.targets import Target
 
 
-def one_kernel(
+def one_kernel_for_loop(
     loop: CandidateLoop, limit: Limit, targets: Collection[Target], filled: Collection[int]
 ) -> LoopKernel | None:
     """Return one kernel for a whole loop, if it is so small that one kernel is faster than many; else None.
@@ -34,25 +34,25 @@ def one_kernel(
     """
     gpu = next((target for target in targets if target.kind == "cuda"), None)
     if gpu is None:
-        return loop_kernel(loop, filled=filled) if is_small_loop(loop, limit) else None
+        return kernel_of_whole_loop(loop, filled=filled) if is_small_loop(loop, limit) else None
     op, functions = loop.op, loop.functions
     known = {**loop.constants, **constants_in(*op.regions)}
     inner = [o for r in op.regions for o in walk(r) if o.name == "while"]
-    if not all(_ends_soon(o, known, functions) for o in inner):
+    if not all(_has_few_iterations(o, known, functions) for o in inner):
         return None  # it could not be cancelled
-    bounded = not _ends_soon(op, known, functions)
-    if not _is_narrow(op, loop.kernels):
+    bounded = not _has_few_iterations(op, known, functions)
+    if not _runs_on_one_thread(op, loop.kernels):
         within = replace(loop, constants=known)
         return block_loop(within, gpu, bounded) or grid_loop(within, gpu, bounded)
-    return loop_kernel(loop, bounded=bounded) if is_small_loop(loop, limit) else None
+    return kernel_of_whole_loop(loop, bounded=bounded) if is_small_loop(loop, limit) else None
 
 
-def _ends_soon(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> bool:
+def _has_few_iterations(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> bool:
     iterations = trip_count(op, constants, functions)
     return iterations is not None and LOOP_TURNS.holds(iterations)
 
 
-def _is_narrow(op: Op, kernels: Mapping[str, Kernel]) -> bool:
+def _runs_on_one_thread(op: Op, kernels: Mapping[str, Kernel]) -> bool:
     """Return True if every kernel of a loop has so few items that one thread does them all."""
     inner = kernels_in(op, kernels)
     return all(UNROLLED_STEPS.holds(k.grid) and k.tiling is None and not needs_block(k) for k in inner)

@@ -45,22 +45,22 @@ class AttentionBlocks(AttentionItem):
         super().__init__(b, op, blocks.wide, blocks.rows)
         self.plan, self.blocks, self.single = plan, blocks, plan.is_single
         self.used: Dim = blocks.rows  # rows that are computed, in whole vectors
-        self.scores = self._buffer("s", blocks.terms + 2 * blocks.tile_terms, blocks.rows)
+        self.scores = self._scratch_buffer("s", blocks.terms + 2 * blocks.tile_terms, blocks.rows)
         self.kind = blocks.dtype  # dtype that tiles multiply
         g = blocks.group
         panels = blocks.rows // blocks.tile_rows
-        self.q = self._buffer("q", panels, self.depth // g, blocks.tile_rows * g, dtype=self.kind)
-        w = self._buffer("w", -(-blocks.terms // g), blocks.rows * g, dtype="bf16") if blocks.pairs else None
+        self.q = self._scratch_buffer("q", panels, self.depth // g, blocks.tile_rows * g, dtype=self.kind)
+        w = self._scratch_buffer("w", -(-blocks.terms // g), blocks.rows * g, dtype="bf16") if blocks.pairs else None
         self.weights = w or self.scores
-        self.acc, self.part = (self._buffer(x, blocks.rows, blocks.columns) for x in ("acc", "part"))
+        self.acc, self.part = (self._scratch_buffer(x, blocks.rows, blocks.columns) for x in ("acc", "part"))
         self.numbers = [
             Buffer(b.fresh(x), self.wide, (blocks.rows,), "private") for x in ("top", "low", "factor", "fresh", "total")
         ]
         self.top, self.low, self.factor, self.fresh, self.total = self.numbers
 
-    def _pairs(self, end: Dim, extent: int, make: Callable[..., None]) -> list[Stmt]:
+    def _loop_over_pairs(self, end: Dim, extent: int, make: Callable[..., None]) -> list[Stmt]:
         """Return the loop of ``make(block, u)`` over pairs u of numbers below ``end``, and over an odd last one."""
-        both = self._for("u", end // 2, make, extent // 2)
+        both = self._index_loop("u", end // 2, make, extent // 2)
         if end % 2 == 0:
             return [both]
         name = self.b.fresh("u")
@@ -69,46 +69,50 @@ class AttentionBlocks(AttentionItem):
         make(inside, sym(name, 0, (extent + 1) // 2), both=False)
         return [both, For(name, end // 2, (end + 1) // 2, tuple(inside))]
 
-    def _rounded(self, x: Scalar) -> Scalar:
+    def _round_to_tile_dtype(self, x: Scalar) -> Scalar:
         return Apply("convert", (x,), "bf16")
 
     # --- operands ---
 
-    def _lines(self, body: list[Stmt], number: int, columns: int) -> Lines:
+    def _key_or_value_layout(self, body: list[Stmt], number: int, columns: int) -> Lines:
         """Return the layout of keys or values for register tiles: as stored, or copied block by block."""
         blocks, copied = self.blocks, self.plan.copies_keys if number == 1 else self.plan.copies_values
         if not copied:
-            view = self._view(number)
+            view = self._layout_of_head(number)
             return Lines(view.buffer, view.start, view.outer, view.depth)
         if number == 1:
-            buffer = self._buffer("k", blocks.terms + blocks.tile_terms, columns, dtype=self.kind)
+            buffer = self._scratch_buffer("k", blocks.terms + blocks.tile_terms, columns, dtype=self.kind)
         else:
-            buffer = self._buffer("v", -(-blocks.terms // blocks.group), blocks.columns * blocks.group, dtype=self.kind)
+            buffer = self._scratch_buffer(
+                "v", -(-blocks.terms // blocks.group), blocks.columns * blocks.group, dtype=self.kind
+            )
         body.append(Alloc(buffer))
         return Lines(buffer, 0, static(buffer.shape[1]), 1, copied=True)
 
-    def _copy(self, lines: Lines, number: int, columns: int, first: Dim, count: Dim) -> list[Stmt]:
+    def _copy_keys_or_values(self, lines: Lines, number: int, columns: int, first: Dim, count: Dim) -> list[Stmt]:
         """Return the loops that copy keys or values of a block of ``count`` terms, in the dtype that tiles multiply."""
         if not lines.copied:
             return []
         value, dims = self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
 
         def at(t: Dim, c: Dim) -> Scalar:
-            return self._element(value, dims, first + t, c, dtype=self.kind)
+            return self._operand_element(value, dims, first + t, c, dtype=self.kind)
 
         def line(block: list[Stmt], t: Dim) -> None:
-            block.append(self._for("c", columns, lambda inner, c: inner.append(Store(lines.buffer, (t, c), at(t, c)))))
+            block.append(
+                self._index_loop("c", columns, lambda inner, c: inner.append(Store(lines.buffer, (t, c), at(t, c))))
+            )
 
         def pair(block: list[Stmt], u: Dim, both: bool = True) -> None:
             def one(inner: list[Stmt], c: Dim) -> None:
                 whole_axes = at(2 * u + 1, c) if both else Const(0.0, "bf16")
                 inner += [Store(lines.buffer, (u, 2 * c + n), x) for n, x in enumerate((at(2 * u, c), whole_axes))]
 
-            block.append(self._for("c", columns, one))
+            block.append(self._index_loop("c", columns, one))
 
         if number == 2 and self.blocks.pairs:
-            return self._pairs(count, self.blocks.terms, pair)
-        return [self._for("t", count, line, self.blocks.terms)]
+            return self._loop_over_pairs(count, self.blocks.terms, pair)
+        return [self._index_loop("t", count, line, self.blocks.terms)]
 
     def _transpose_queries(self, body: list[Stmt]) -> None:
         """Write the queries of the block as vectors of rows; rows beyond the last are 0."""
@@ -122,20 +126,22 @@ class AttentionBlocks(AttentionItem):
                 inner += [Store(self.q, place(r, u, n), element(r, u * g + n)) for n in range(g)]
 
             def row(b: list[Stmt], r: Dim) -> None:
-                b.append(self._for("depth", self.depth // g, lambda c, u: one(c, r, u)))
+                b.append(self._index_loop("depth", self.depth // g, lambda c, u: one(c, r, u)))
 
-            return self._for("r", end, row, blocks.rows)
+            return self._index_loop("r", end, row, blocks.rows)
 
         body += [] if self.whole else [rows(blocks.rows, lambda r, d: Const(0.0, self.kind))]
         query = self.op.operands[0]
-        body.append(rows(self.height, lambda r, d: self._element(query, dims, self.row + r, d, dtype=self.kind)))
+        body.append(
+            rows(self.height, lambda r, d: self._operand_element(query, dims, self.row + r, d, dtype=self.kind))
+        )
 
     # --- scores ---
 
-    def _at(self, t: Dim, r: Dim) -> Index:
+    def _score_index(self, t: Dim, r: Dim) -> Index:
         return (t + self.blocks.tile_terms, r)
 
-    def _tiles(self, first: Dim, count: Dim) -> list[Stmt]:
+    def _score_tiles(self, first: Dim, count: Dim) -> list[Stmt]:
         """Return the register tiles that compute a block of scores.
 
         If keys are read in place, the last tile overlaps the previous one, so that no tile reads beyond the keys.
@@ -148,7 +154,7 @@ class AttentionBlocks(AttentionItem):
                 start = i * height
                 if not keys.copied:
                     start = minimum(start, self.terms - first - height)
-                begin = self._named(block, start + height, blocks.terms + 2 * height) - height
+                begin = self._bind_index(block, start + height, blocks.terms + 2 * height) - height
                 base = keys.start + (begin if keys.copied else first + begin) * keys.row
 
                 def panel(inner: list[Stmt], j: Dim) -> None:
@@ -160,9 +166,9 @@ class AttentionBlocks(AttentionItem):
                     ))  # fmt: skip
 
                 end = panels if self.whole else self.used // blocks.tile_rows
-                block.append(self._for("j", end, panel, panels))
+                block.append(self._index_loop("j", end, panel, panels))
 
-            return [self._for("i", (end + (height - 1)) // height, tile)]
+            return [self._index_loop("i", (end + (height - 1)) // height, tile)]
 
         height = blocks.tile_terms
         if keys.copied or (isinstance(self.terms, int) and self.terms >= height):
@@ -170,7 +176,7 @@ class AttentionBlocks(AttentionItem):
         enough = Apply("ge", (IndexScalar(self.terms), Const(height, "i64")), "i1")
         return [If(enough, tuple(tiles(height, count)), tuple(tiles(1, count)))]
 
-    def _sums(self, first: Dim, count: Dim) -> For:
+    def _weighted_value_tiles(self, first: Dim, count: Dim) -> For:
         """Return the matmul of a block's softmax weights and values."""
         blocks, values, g = self.blocks, self.values, self.blocks.group
         out, weights = self.acc if self.single else self.part, self.weights
@@ -193,7 +199,7 @@ class AttentionBlocks(AttentionItem):
                     ))  # fmt: skip
 
                 needed = minimum(tiles, maximum(self.height - row + (height - 1), 0) // height)
-                block.append(self._for("i", tiles if self.whole else needed, tile, tiles))
+                block.append(self._index_loop("i", tiles if self.whole else needed, tile, tiles))
                 row = row + height * tiles
 
-        return self._for("j", blocks.columns // blocks.tile_columns, panel)
+        return self._index_loop("j", blocks.columns // blocks.tile_columns, panel)

@@ -9,11 +9,11 @@ from aotc.ir.dims.algebra import Dim, ceildiv, minimum, static, sym
 from aotc.ir.loop.forms.matmul import View
 from aotc.ir.loop.ir import Apply, Buffer, Const, For, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop.ir import Index as IndexScalar
-from aotc.ir.opset.attention import axes
+from aotc.ir.opset.attention import attention_axis_sizes
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
-from aotc.lowering.plans.attention.cpu import operand_index, operand_view
+from aotc.lowering.plans.attention.cpu import attention_operand_index, attention_operand_layout
 
 Make = Callable[[list[Stmt], Dim], None]
 NO_WEIGHT = {"f32": 104.0, "f64": 746.0}  # exp(-x) is 0 for a larger x
@@ -38,7 +38,7 @@ class AttentionItem:
 
     def __init__(self, b: RegionBuilder, op: Op, wide: str, rows: int) -> None:
         self.b, self.op, self.wide, self.e = b, op, wide, b.elements()
-        sizes = axes(tuple(v.type for v in op.operands), op.attrs)
+        sizes = attention_axis_sizes(tuple(v.type for v in op.operands), op.attrs)
         self.batch, self.rows, self.terms = sizes[:3]
         self.depth, self.columns = static(sizes[3]), static(sizes[4])
         extra = list(op.operands[3:])
@@ -55,29 +55,29 @@ class AttentionItem:
         self.begin: Dim = 0
         self.end: Dim = self.terms
 
-    def _take_part(self, body: list[Stmt], part: Dim) -> None:
+    def _begin_split_kv_part(self, body: list[Stmt], part: Dim) -> None:
         """Emit the first and last term of a part, and the starts of slices that are read in place."""
         self.e.enter(body)
-        self.e.hold_starts(self.op.operands)
+        self.e.precompute_slice_starts(self.op.operands)
         size = ceildiv(self.terms, self.parts)
         self.split_at, self.begin = (part,) if "split" in self.op.attrs else (), part * size
         exact = isinstance(self.terms, int) and self.terms % self.parts == 0
         last = self.begin + size
-        self.end = last if exact else self._named(body, minimum(last, self.terms), self.terms + 1)
+        self.end = last if exact else self._bind_index(body, minimum(last, self.terms), self.terms + 1)
 
     @property
     def part_terms(self) -> Dim:
         """Return the number of keys per split-KV part; the last part may have fewer."""
         return ceildiv(self.terms, self.parts)
 
-    def _buffer(self, name: str, *shape: Dim, dtype: str = "") -> Buffer:
+    def _scratch_buffer(self, name: str, *shape: Dim, dtype: str = "") -> Buffer:
         return Buffer(self.b.fresh(name), dtype or self.wide, shape, "scratch")
 
-    def _own(self, name: str, dtype: str = "") -> Buffer:
+    def _private_scalar(self, name: str, dtype: str = "") -> Buffer:
         """Return a private scalar of a worker."""
         return Buffer(self.b.fresh(name), dtype or self.wide, (), "private")
 
-    def _named(self, block: list[Stmt], i: Dim, extent: Dim) -> Dim:
+    def _bind_index(self, block: list[Stmt], i: Dim, extent: Dim) -> Dim:
         """Bind ``i``, which is below ``extent``, to a name unless it is a constant."""
         if isinstance(i, int):
             return i
@@ -85,7 +85,7 @@ class AttentionItem:
         block.append(Let(Var(name, "i64"), IndexScalar(i)))
         return sym(name, 0, extent)
 
-    def _for(self, prefix: str, end: Dim, make: Make, extent: Dim | None = None) -> For:
+    def _index_loop(self, prefix: str, end: Dim, make: Make, extent: Dim | None = None) -> For:
         """Return the loop of ``make(block, i)`` for ``i`` from 0 to ``end``."""
         name = self.b.fresh(prefix)
         inside: list[Stmt] = []
@@ -93,34 +93,36 @@ class AttentionItem:
         make(inside, sym(name, 0, end if extent is None else extent))
         return For(name, 0, end, tuple(inside))
 
-    def _number(self, x: float) -> Const:
+    def _sum_dtype_literal(self, x: float) -> Const:
         return Const(float(x), self.wide)
 
-    def _apply(self, fn: str, *args: Scalar) -> Apply:
+    def _apply_in_sum_dtype(self, fn: str, *args: Scalar) -> Apply:
         return Apply(fn, args, self.wide)
 
-    def _element(self, value: Value, dims: Sequence[int], *last: Dim, dtype: str = "") -> Scalar:
+    def _operand_element(self, value: Value, dims: Sequence[int], *last: Dim, dtype: str = "") -> Scalar:
         """Return an element of an operand at this head and ``last``, in the dtype of the sums or in ``dtype``."""
-        x, dtype = self.e.at(value, operand_index(value, dims, (*self.at, *last))), dtype or self.wide
+        x, dtype = self.e.at(value, attention_operand_index(value, dims, (*self.at, *last))), dtype or self.wide
         return x if x.dtype in (dtype, "i1") else Apply("convert", (x,), dtype)
 
-    def _view(self, number: int) -> View:
+    def _layout_of_head(self, number: int) -> View:
         """Return the layout of keys or values of a head, which the plan found in memory."""
-        view = operand_view(self.e, self.op, number, self.at)
+        view = attention_operand_layout(self.e, self.op, number, self.at)
         assert view is not None
         return view
 
-    def _low(self, top: Scalar) -> Scalar:
+    def _subtracted_maximum(self, top: Scalar) -> Scalar:
         """Return the number subtracted from scores: their maximum, or 0 for a row of only -inf."""
-        lowest = Apply("eq", (top, self._number(-math.inf)), "i1")
-        return self.e.bind(self._apply("select", lowest, self._number(0), top))
+        lowest = Apply("eq", (top, self._sum_dtype_literal(-math.inf)), "i1")
+        return self.e.bind(self._apply_in_sum_dtype("select", lowest, self._sum_dtype_literal(0), top))
 
-    def _is_weightless(self, top: Scalar) -> Apply:
+    def _masked_terms_have_no_weight(self, top: Scalar) -> Apply:
         """Return True at run time if masked terms have no weight relative to a maximum."""
-        above = self._apply("sub", top, self._number(self.op.attrs["fill"]))
-        return Apply("gt", (above, self._number(NO_WEIGHT[self.wide])), "i1")
+        above = self._apply_in_sum_dtype("sub", top, self._sum_dtype_literal(self.op.attrs["fill"]))
+        return Apply("gt", (above, self._sum_dtype_literal(NO_WEIGHT[self.wide])), "i1")
 
-    def _results(self, block: list[Stmt], r: Dim, numbers: Sequence[Scalar], sums: Buffer, at: Index) -> None:
+    def _write_attention_row(
+        self, block: list[Stmt], r: Dim, numbers: Sequence[Scalar], sums: Buffer, at: Index
+    ) -> None:
         """Write the results of row ``r`` from ``numbers`` (maximum and sum); they are 0 if there are no terms."""
         (out, *others), dims = self.b.outputs, self.op.attrs["out_dims"]
         total = numbers[1]
@@ -128,15 +130,15 @@ class AttentionItem:
             block.append(Store(buffer, (*self.at, *self.split_at, self.row + r), own))
         if not isinstance(self.terms, int):
             none = Apply("eq", (IndexScalar(self.terms), Const(0, "i64")), "i1")
-            total = self.e.bind(self._apply("select", none, self._number(1), total))
+            total = self.e.bind(self._apply_in_sum_dtype("select", none, self._sum_dtype_literal(1), total))
 
         def one(inner: list[Stmt], c: Dim) -> None:
             index: list[Dim] = [0] * len(dims)
             for d, i in zip(dims, (*self.at, self.row + r, c), strict=True):
                 index[d] = i
             index[len(self.at) : len(self.at)] = self.split_at
-            x: Scalar = self._apply("div", Load(sums, (*at, c)), total)
+            x: Scalar = self._apply_in_sum_dtype("div", Load(sums, (*at, c)), total)
             x = x if out.dtype == self.wide else Apply("convert", (x,), out.dtype)
             inner.append(Store(out, tuple(index), x))
 
-        block.append(self._for("c", self.columns, one))
+        block.append(self._index_loop("c", self.columns, one))

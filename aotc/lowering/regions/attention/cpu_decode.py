@@ -33,116 +33,126 @@ class AttentionRows(AttentionProducts):
         others = iter(at)
         self.at = tuple(0 if a in self.sizes else next(others) for a in range(len(self.batch)))
         body: list[Stmt] = [Alloc(x) for x in self.buffers]
-        self._take_part(body, part)
+        self._begin_split_kv_part(body, part)
         if not self.whole:
-            self.height = self._named(body, self.rows, self.blocks.rows + 1)
-        self._begin_all(body)
-        self._blocks(body)
-        body += self._each(self._end)
+            self.height = self._bind_index(body, self.rows, self.blocks.rows + 1)
+        self._begin_all_query_rows(body)
+        self._decode_key_blocks(body)
+        body += self._loops_over_query_rows(self._end_query_row)
         return body
 
     # --- an item ---
 
-    def _begin_all(self, body: list[Stmt]) -> None:
+    def _begin_all_query_rows(self, body: list[Stmt]) -> None:
         """Write the start of all rows."""
-        body += self._each(self._begin)
+        body += self._loops_over_query_rows(self._begin_query_row)
 
-    def _begin(self, block: list[Stmt], at: Index) -> None:
+    def _begin_query_row(self, block: list[Stmt], at: Index) -> None:
         """Emit the start of a query row: load and widen the query, clear the sums."""
-        query, dims, zero = self.op.operands[0], self.op.attrs["q_dims"], self._number(0)
+        query, dims, zero = self.op.operands[0], self.op.attrs["q_dims"], self._sum_dtype_literal(0)
         row = self.row + at[-1]
-        block.append(Store(self.top, at, self._number(-math.inf)))
+        block.append(Store(self.top, at, self._sum_dtype_literal(-math.inf)))
         block.append(Store(self.total, at, zero))
 
         def depth(inner: list[Stmt], d: Dim) -> None:
-            inner.append(Store(self.q, (*at, d), self._element(query, dims, row, d, dtype=self.q.dtype)))
+            inner.append(Store(self.q, (*at, d), self._operand_element(query, dims, row, d, dtype=self.q.dtype)))
 
-        block.append(self._for("depth", self.depth, depth))
-        block.append(self._for("c", self.columns, lambda inner, c: inner.append(Store(self.acc, (*at, c), zero))))
+        block.append(self._index_loop("depth", self.depth, depth))
+        block.append(
+            self._index_loop("c", self.columns, lambda inner, c: inner.append(Store(self.acc, (*at, c), zero)))
+        )
 
-    def _end(self, block: list[Stmt], at: Index) -> None:
-        self._results(block, at[-1], [Load(x, at) for x in (self.top, self.total)], self.acc, at)
+    def _end_query_row(self, block: list[Stmt], at: Index) -> None:
+        self._write_attention_row(block, at[-1], [Load(x, at) for x in (self.top, self.total)], self.acc, at)
 
-    def _blocks(self, body: list[Stmt]) -> None:
+    def _decode_key_blocks(self, body: list[Stmt]) -> None:
         """Emit the loop over blocks of keys; with a mask, blocks with an allowed key come first."""
         size = self.blocks.terms
         blocks = (self.part_terms + (size - 1)) // size
         if not self.several:
-            body.append(self._for("n", blocks, lambda b, n: self._block(b, *self._terms_of(b, n))))
+            body.append(
+                self._index_loop("n", blocks, lambda b, n: self._decode_key_block(b, *self._terms_of_key_block(b, n)))
+            )
             return
         certain = self.op.attrs["fill"] == -math.inf
-        end, wanted = self._own("end", "i64"), self._own("wanted", "i32")
+        end, wanted = self._private_scalar("end", "i64"), self._private_scalar("wanted", "i32")
         body += [Alloc(end), Alloc(wanted), Store(end, (), IndexScalar(blocks))]
 
         def phase(block: list[Stmt], p: Dim) -> None:
             name, n = self.b.fresh("to"), self.b.fresh("n")
             block.append(Let(Var(name, "i64"), Load(end, ())))
             inside = self.e.new_block()
-            first, count = self._terms_of(inside, sym(n, 0, blocks))
+            first, count = self._terms_of_key_block(inside, sym(n, 0, blocks))
             allowed = self._some_allowed(inside, first, count)
             inner = self.e.new_block()
-            self._block(inner, first, count)
+            self._decode_key_block(inner, first, count)
             now = Apply("eq", (allowed, IndexScalar(1 - p, "i32")), "i1")
             inside.append(If(now, tuple(inner)))
             block.append(For(n, 0, sym(name, 0, blocks + 1), tuple(inside)))
             self.e.enter(block)
             block.append(Store(end, (), Const(0, "i64")))
-            block += [] if certain else self._second(p, end, wanted, blocks)
+            block += [] if certain else self._request_masked_blocks(p, end, wanted, blocks)
 
-        body.append(self._for("phase", 1 if certain else 2, phase))
+        body.append(self._index_loop("phase", 1 if certain else 2, phase))
 
-    def _terms_of(self, block: list[Stmt], n: Dim) -> tuple[Dim, Dim]:
+    def _terms_of_key_block(self, block: list[Stmt], n: Dim) -> tuple[Dim, Dim]:
         """Return the first term of block ``n`` and its number of terms, which is 0 behind the last part."""
         size = self.blocks.terms
         first = self.begin + n * size
         left = minimum(size, self.end - first)
-        return first, self._named(block, left if self.parts == 1 else maximum(left, 0), size + 1)
+        return first, self._bind_index(block, left if self.parts == 1 else maximum(left, 0), size + 1)
 
     # --- a block of terms ---
 
-    def _block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+    def _decode_key_block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
         """Write the computation of ``count`` terms from term ``first`` on."""
         self._write_scores(body, first, count)
-        body += self._copy_factors(first, count)
-        body += self._each(lambda b, at: self._softmax(b, at, first, count))
+        body += self._copy_cache_scales(first, count)
+        body += self._loops_over_query_rows(lambda b, at: self._softmax_of_row(b, at, first, count))
         self._write_sums(body, first, count)
 
-    def _softmax(self, block: list[Stmt], at: Index, first: Dim, count: Dim) -> None:
+    def _softmax_of_row(self, block: list[Stmt], at: Index, first: Dim, count: Dim) -> None:
         """Replace the scores of a row by weights, and rescale its sums to the new maximum."""
         attrs, row, terms = self.op.attrs, self.row + at[-1], self.blocks.terms
-        top, fresh = self._own("top"), self._own("fresh")
+        top, fresh = self._private_scalar("top"), self._private_scalar("fresh")
         old = self.e.bind(Load(self.top, at))
-        block += [Alloc(top), Alloc(fresh), Store(top, (), old), Store(fresh, (), self._number(0))]
+        block += [Alloc(top), Alloc(fresh), Store(top, (), old), Store(fresh, (), self._sum_dtype_literal(0))]
 
         def score(inner: list[Stmt], t: Dim) -> None:
-            x = self._changed(Load(self.scores, (*at, t)), row, first + t, self._factor("k_scale", at, t, first))
-            if tests := self._tests(row, first + t):
-                x = self._apply("select", conjunction_of_tests(tests), x, self._number(attrs["fill"]))
+            x = self._scaled_and_biased_score(
+                Load(self.scores, (*at, t)), row, first + t, self._cache_scale_of_term("k_scale", at, t, first)
+            )
+            if tests := self._unmasked_tests(row, first + t):
+                x = self._apply_in_sum_dtype(
+                    "select", conjunction_of_tests(tests), x, self._sum_dtype_literal(attrs["fill"])
+                )
             if not isinstance(x, Load):
                 x = self.e.bind(x)
                 inner.append(Store(self.scores, (*at, t), x))
             inner.append(Store(top, (), x, "max"))
 
         def weigh(inner: list[Stmt], t: Dim) -> None:
-            below = self._apply("sub", Load(self.scores, (*at, t)), low)
-            weight: Scalar = self.e.bind(self._apply("decay", below))
+            below = self._apply_in_sum_dtype("sub", Load(self.scores, (*at, t)), low)
+            weight: Scalar = self.e.bind(self._apply_in_sum_dtype("decay", below))
             inner.append(Store(fresh, (), weight, "add"))
-            factor = self._factor("v_scale", at, t, first)
-            weight = weight if factor is None else self._apply("mul", weight, factor)
+            factor = self._cache_scale_of_term("v_scale", at, t, first)
+            weight = weight if factor is None else self._apply_in_sum_dtype("mul", weight, factor)
             inner.append(Store(self.scores, (*at, t), weight))
             if self.weights is not None:
                 inner.append(Store(self.weights, (*at, t), Apply("convert", (weight,), "bf16")))
 
-        block.append(self._for("t", count, score, terms))
+        block.append(self._index_loop("t", count, score, terms))
         self.e.enter(block)
         now = self.e.bind(Load(top, ()))
-        low = self._low(now)
-        factor = self.e.bind(self._apply("exp", self._apply("sub", old, low)))
-        block += [Store(self.top, at, now), self._for("t", count, weigh, terms)]
-        total = self._apply("add", self._apply("mul", Load(self.total, at), factor), Load(fresh, ()))
+        low = self._subtracted_maximum(now)
+        factor = self.e.bind(self._apply_in_sum_dtype("exp", self._apply_in_sum_dtype("sub", old, low)))
+        block += [Store(self.top, at, now), self._index_loop("t", count, weigh, terms)]
+        total = self._apply_in_sum_dtype(
+            "add", self._apply_in_sum_dtype("mul", Load(self.total, at), factor), Load(fresh, ())
+        )
         block.append(Store(self.total, at, total))
 
         def rescale(inner: list[Stmt], c: Dim) -> None:
-            inner.append(Store(self.acc, (*at, c), self._apply("mul", Load(self.acc, (*at, c)), factor)))
+            inner.append(Store(self.acc, (*at, c), self._apply_in_sum_dtype("mul", Load(self.acc, (*at, c)), factor)))
 
-        block.append(self._for("c", self.columns, rescale))
+        block.append(self._index_loop("c", self.columns, rescale))

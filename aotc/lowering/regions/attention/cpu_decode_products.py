@@ -14,14 +14,14 @@ from aotc.ir.loop.ir import Load, Prefetch, Stmt, Store, Tile
 from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.elements.nests import loop_in_steps
 from aotc.lowering.plans.thresholds import FETCH_LINE
-from aotc.lowering.regions.attention.cpu_masks import AttentionSeen
+from aotc.lowering.regions.attention.cpu_masks import AttentionMasks
 from aotc.vmfb.dtypes import size_of
 
 
-class AttentionProducts(AttentionSeen):
+class AttentionProducts(AttentionMasks):
     """Emitter of the matmuls of few queries."""
 
-    def _ahead(self, number: int, length: int, term: Dim, least: int = 1) -> list[Stmt]:
+    def _prefetch_keys_or_values(self, number: int, length: int, term: Dim, least: int = 1) -> list[Stmt]:
         """Return prefetches of a key or value that will be multiplied ``least`` or more keys later."""
         value, dims = self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
         size = size_of(value.type.dtype)
@@ -29,11 +29,11 @@ class AttentionProducts(AttentionSeen):
         there = minimum(term + max(after, least), self.terms - 1)
         found: list[Stmt] = []
         for d in range(0, length, FETCH_LINE.value // size):
-            x = self._element(value, dims, there, d, dtype=value.type.dtype)
+            x = self._operand_element(value, dims, there, d, dtype=value.type.dtype)
             found += [Prefetch(x.buffer, x.index)] if isinstance(x, Load) else []
         return found
 
-    def _scales_of(self, term: Dim) -> list[Stmt]:
+    def _prefetch_scales(self, term: Dim) -> list[Stmt]:
         """Return prefetches of the scales of a key and its value, which are read once the scores exist."""
         found: list[Stmt] = []
         for name in self.factors:
@@ -47,62 +47,73 @@ class AttentionProducts(AttentionSeen):
         """Emit the scores of ``count`` keys from key ``first`` on."""
         form = self.plan.key_form
         if form is None:
-            body += self._keys(lambda b, at: b.extend(self._dots_by_terms(at, first, count)))
+            body += self._loops_over_key_heads(
+                lambda b, at: b.extend(self._scores_vectorized_over_keys(at, first, count))
+            )
             return
-        row = self._view(1).outer
+        row = self._layout_of_head(1).outer
 
         def tiles(block: list[Stmt], at: list[Dim]) -> None:
-            block += self._keys(lambda b, index: b.extend(self._dots(index, at, first, form, row)))
+            block += self._loops_over_key_heads(
+                lambda b, index: b.extend(self._score_dot_products(index, at, first, form, row))
+            )
 
         loop_in_steps(body, self.b.fresh("t"), 0, count, self.plan.key_terms, tiles)
 
-    def _dots(self, index: Index, terms: Sequence[Dim], first: Dim, form: TileForm, row: Dim) -> list[Stmt]:
+    def _score_dot_products(
+        self, index: Index, terms: Sequence[Dim], first: Dim, form: TileForm, row: Dim
+    ) -> list[Stmt]:
         """Return the register tile of dot products: queries that share a head's keys, times some keys."""
         key, dims, group = self.op.operands[1], self.op.attrs["k_dims"], form.group
-        x = self._element(key, dims, first + terms[0], 0, dtype=key.type.dtype)
+        x = self._operand_element(key, dims, first + terms[0], 0, dtype=key.type.dtype)
         assert isinstance(x, Load)
         queries = self.queries
         own, r = queries[0]
         places = [linearize((*index, *own, r, n), y.shape) for y, n in ((self.scores, terms[0]), (self.q, 0))]
         found: list[Stmt] = []
         for t in terms:
-            found += [*self._ahead(1, self.depth, first + t), *self._scales_of(first + t)]
+            found += [*self._prefetch_keys_or_values(1, self.depth, first + t), *self._prefetch_scales(first + t)]
         return [*found, Tile(
             len(queries), len(terms), self.scores, places[0], self.blocks.terms, self.q, places[1], self.depth,
             x.buffer, linearize(x.index, x.buffer.shape), ((self.depth // group, group, group),), form, b_column=row,
         )]  # fmt: skip
 
-    def _dots_by_terms(self, index: Index, first: Dim, count: Dim) -> list[Stmt]:
+    def _scores_vectorized_over_keys(self, index: Index, first: Dim, count: Dim) -> list[Stmt]:
         """Return the scores of a head whose keys are strided in memory, vectorized over keys."""
         queries = [(*index, *own, r) for own, r in self.queries]
 
         def clear(block: list[Stmt], t: Dim) -> None:
-            block += [Store(self.scores, (*at, t), self._number(0)) for at in queries]
+            block += [Store(self.scores, (*at, t), self._sum_dtype_literal(0)) for at in queries]
 
         def add(block: list[Stmt], t: Dim, d: Dim) -> None:
-            x = self.e.bind(self._element(self.op.operands[1], self.op.attrs["k_dims"], first + t, d))
-            block += [Store(self.scores, (*at, t), self._apply("mul", self._query(at, d), x), "add") for at in queries]
+            x = self.e.bind(self._operand_element(self.op.operands[1], self.op.attrs["k_dims"], first + t, d))
+            block += [
+                Store(self.scores, (*at, t), self._apply_in_sum_dtype("mul", self._query_element(at, d), x), "add")
+                for at in queries
+            ]
 
         def depth(block: list[Stmt], d: Dim) -> None:
-            block.append(self._for("t", count, lambda b, t: add(b, t, d), self.blocks.terms))
+            block.append(self._index_loop("t", count, lambda b, t: add(b, t, d), self.blocks.terms))
 
-        return [self._for("t", count, clear, self.blocks.terms), self._for("depth", self.depth, depth)]
+        return [self._index_loop("t", count, clear, self.blocks.terms), self._index_loop("depth", self.depth, depth)]
 
     # --- values ---
 
     def _write_sums(self, body: list[Stmt], first: Dim, count: Dim) -> None:
         """Emit the addition of the weighted values of ``count`` keys to the sums."""
-        row = self._view(2).outer if self.plan.value_columns else None
+        row = self._layout_of_head(2).outer if self.plan.value_columns else None
 
         def sums(block: list[Stmt], at: list[Dim]) -> None:
             if row is not None and len(at) > 1:
-                block += self._keys(lambda b, index: b.extend(self._sums_of_pairs(index, at, first, row)))
+                block += self._loops_over_key_heads(
+                    lambda b, index: b.extend(self._pair_tiles_of_values(index, at, first, row))
+                )
             else:
                 self._sums(block, [(t, first + t) for t in at])
 
         loop_in_steps(body, self.b.fresh("t"), 0, count, self.plan.value_terms, sums)
 
-    def _sums_of_pairs(self, index: Index, terms: Sequence[Dim], first: Dim, row: Dim) -> list[Stmt]:
+    def _pair_tiles_of_values(self, index: Index, terms: Sequence[Dim], first: Dim, row: Dim) -> list[Stmt]:
         """Return the tiles that add the values of some terms of a head, by pairs, to the sums of each query."""
         value, dims, queries = self.op.operands[2], self.op.attrs["v_dims"], self.queries
         weights, cols = self.weights, self.plan.value_columns
@@ -111,7 +122,7 @@ class AttentionProducts(AttentionSeen):
         begin = linearize((*index, *own, r, terms[0]), weights.shape)
 
         def tile(block: list[Stmt], j: Dim) -> None:
-            x = self._element(value, dims, first + terms[0], j * cols, dtype=value.type.dtype)
+            x = self._operand_element(value, dims, first + terms[0], j * cols, dtype=value.type.dtype)
             assert isinstance(x, Load)
             out = linearize((*index, *own, r, j * cols), self.acc.shape)
             block.append(Tile(
@@ -120,7 +131,7 @@ class AttentionProducts(AttentionSeen):
                 adds=True,
             ))  # fmt: skip
 
-        return [self._for("j", self.columns // cols, tile)]
+        return [self._index_loop("j", self.columns // cols, tile)]
 
     def _sums(self, block: list[Stmt], terms: Sequence[tuple[Dim, Dim]]) -> None:
         """Emit the addition of the weighted values of some keys to the sums of each query."""
@@ -128,17 +139,17 @@ class AttentionProducts(AttentionSeen):
 
         def head(body: list[Stmt], index: Index) -> None:
             for _, term in terms:
-                body += self._ahead(2, self.columns, term)
+                body += self._prefetch_keys_or_values(2, self.columns, term)
             self.e.enter(body)
             weights = [[self.e.bind(Load(self.scores, (*index, *own, r, t))) for t, _ in terms] for own, r in queries]
 
             def column(inner: list[Stmt], c: Dim) -> None:
-                some = [self._element(value, dims, term, c) for _, term in terms]
+                some = [self._operand_element(value, dims, term, c) for _, term in terms]
                 some = some if len(queries) == 1 else [self.e.bind(x) for x in some]
                 for own_weights, (own, r) in zip(weights, queries, strict=True):
-                    products = [self._apply("mul", w, x) for w, x in zip(own_weights, some, strict=True)]
+                    products = [self._apply_in_sum_dtype("mul", w, x) for w, x in zip(own_weights, some, strict=True)]
                     inner += [Store(self.acc, (*index, *own, r, c), x, "add") for x in products]
 
-            body.append(self._for("c", self.columns, column))
+            body.append(self._index_loop("c", self.columns, column))
 
-        block += self._keys(head)
+        block += self._loops_over_key_heads(head)

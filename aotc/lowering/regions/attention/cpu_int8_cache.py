@@ -44,13 +44,13 @@ class AttentionIntegers(AttentionRows):
         super().__init__(b, op, plan)
         self.lanes = b.target.vector_bytes // size_of("i32")
         keys, count = [self.sizes[a] for a in self.heads], self.blocks.digits * len(self.queries)
-        self.q_step, self.w_step = (self._buffer("step", *self.top.shape) for _ in range(2))
-        self.q_digits = self._buffer("digits", *keys, count, self.depth, dtype="i8")
-        self.w_digits = self._buffer("digits", *keys, count, self.blocks.terms, dtype="i8")
-        self.q_sums, self.w_sums = (self._buffer("digit", *keys, count, dtype="i32") for _ in range(2))
-        self.dots = self._buffer("dots", count, self.lanes, dtype="i32")
-        self.sums = self._buffer("sums", *keys, count * self.columns, dtype="i32")
-        self.odd_query, self.odd_weight = (self._own("odd", "i32") for _ in range(2))
+        self.q_step, self.w_step = (self._scratch_buffer("step", *self.top.shape) for _ in range(2))
+        self.q_digits = self._scratch_buffer("digits", *keys, count, self.depth, dtype="i8")
+        self.w_digits = self._scratch_buffer("digits", *keys, count, self.blocks.terms, dtype="i8")
+        self.q_sums, self.w_sums = (self._scratch_buffer("digit", *keys, count, dtype="i32") for _ in range(2))
+        self.dots = self._scratch_buffer("dots", count, self.lanes, dtype="i32")
+        self.sums = self._scratch_buffer("sums", *keys, count * self.columns, dtype="i32")
+        self.odd_query, self.odd_weight = (self._private_scalar("odd", "i32") for _ in range(2))
         self.buffers += [
             *(self.q_step, self.w_step, self.q_digits, self.w_digits, self.q_sums, self.w_sums),
             *(self.dots, self.sums, self.odd_query, self.odd_weight),
@@ -58,31 +58,41 @@ class AttentionIntegers(AttentionRows):
 
     # --- numbers of some bytes ---
 
-    def _steps(self, block: list[Stmt], odd: Buffer, step: Buffer, at: Index, x: Buffer, count: Dim) -> Scalar:
+    def _quantize_row(self, block: list[Stmt], odd: Buffer, step: Buffer, at: Index, x: Buffer, count: Dim) -> Scalar:
         """Emit the quantization scale of a row of ``x``; return its inverse.
 
         The bits of non-negative floats are ordered like their values, and below those of infinity. Any other row is
         odd: it is multiplied as floats.
         """
-        largest, extent = self._own("largest", "u32"), x.shape[-1]
+        largest, extent = self._private_scalar("largest", "u32"), x.shape[-1]
         block += [Alloc(largest), Store(largest, (), Const(0, "u32"))]
-        bits = lambda i: Apply("bitcast", (self._size_of(x, (*at, i)),), "u32")
-        block.append(self._for("t", count, lambda b, i: b.append(Store(largest, (), bits(i), "max")), extent))
+        bits = lambda i: Apply("bitcast", (self._magnitude_of_element(x, (*at, i)),), "u32")
+        block.append(self._index_loop("t", count, lambda b, i: b.append(Store(largest, (), bits(i), "max")), extent))
         self.e.enter(block)
         most = self.e.bind(Load(largest, ()))
         fine = self.e.bind(Apply("lt", (most, Const(_INFINITE, "u32")), "i1"))
         block.append(Store(odd, (), Apply("select", (fine, Const(0, "i32"), Const(1, "i32")), "i32"), "max"))
-        size = self._apply("select", fine, Apply("bitcast", (most,), self.wide), self._number(1))
-        whole = self.e.bind(self._apply("max", size, self._number(_LEAST)))
-        block.append(Store(step, at, self._apply("div", whole, self._number(self._top))))
-        return self.e.bind(self._apply("div", self._number(self._top), whole))
+        size = self._apply_in_sum_dtype(
+            "select", fine, Apply("bitcast", (most,), self.wide), self._sum_dtype_literal(1)
+        )
+        whole = self.e.bind(self._apply_in_sum_dtype("max", size, self._sum_dtype_literal(_LEAST)))
+        block.append(
+            Store(
+                step,
+                at,
+                self._apply_in_sum_dtype("div", whole, self._sum_dtype_literal(self._largest_quantized_integer)),
+            )
+        )
+        return self.e.bind(
+            self._apply_in_sum_dtype("div", self._sum_dtype_literal(self._largest_quantized_integer), whole)
+        )
 
-    def _size_of(self, x: Buffer, at: Index) -> Scalar:
+    def _magnitude_of_element(self, x: Buffer, at: Index) -> Scalar:
         """Return the absolute value of an element; weights have no sign, or are odd."""
-        return self._apply("abs", Load(x, at)) if x is self.q else Load(x, at)
+        return self._apply_in_sum_dtype("abs", Load(x, at)) if x is self.q else Load(x, at)
 
     @property
-    def _top(self) -> int:
+    def _largest_quantized_integer(self) -> int:
         """The largest integer: all its digits are 127, less some spare ones."""
         return 127 * sum(1 << 8 * place for place in range(self.blocks.digits)) - _SPARE
 
@@ -93,8 +103,8 @@ class AttentionIntegers(AttentionRows):
 
         A digit is a byte of the integer after adding 128 in each place, less 128.
         """
-        rows = [self._row(at, place) for place in range(self.blocks.digits)]
-        totals = [self._own("total", "i32") for _ in rows]
+        rows = [self._digit_row_index(at, place) for place in range(self.blocks.digits)]
+        totals = [self._private_scalar("total", "i32") for _ in rows]
         block += [line for x in totals for line in (Alloc(x), Store(x, (), Const(0, "i32")))]
         moved = sum(128 << 8 * place for place in range(self.blocks.digits))
 
@@ -106,35 +116,35 @@ class AttentionIntegers(AttentionRows):
                 digit = self.e.bind(Apply("sub", (byte, Const(128, "i32")), "i32"))
                 inner += [Store(digits, (*row, i), Apply("convert", (digit,), "i8")), Store(total, (), digit, "add")]
 
-        block.append(self._for("t", size, write, digits.shape[-1]))
+        block.append(self._index_loop("t", size, write, digits.shape[-1]))
         block += [Store(sums, row, Load(total, ())) for row, total in zip(rows, totals, strict=True)]
         self.e.enter(block)
 
-    def _row(self, at: Index, place: int) -> Index:
+    def _digit_row_index(self, at: Index, place: int) -> Index:
         """Return the index of the digits of one place of a query's integers."""
         heads, own = at[: len(self.heads)], at[len(self.heads) :]
         return (*heads, place * len(self.queries) + linearize(own, self.top.shape[len(self.heads) :]))
 
-    def _value_of(self, sums: Sequence[Scalar], digits: Sequence[Scalar], step: Scalar) -> Scalar:
+    def _dequantized_sum(self, sums: Sequence[Scalar], digits: Sequence[Scalar], step: Scalar) -> Scalar:
         """Return the number represented by one sum per place, each too large by 128 times the sum of its ``digits``."""
-        total: Scalar = self._number(0)
+        total: Scalar = self._sum_dtype_literal(0)
         for x, own in reversed(list(zip(sums, digits, strict=True))):
             exact = Apply("sub", (x, Apply("mul", (own, Const(128, "i32")), "i32")), "i32")
-            higher = self._apply("mul", total, self._number(256))
-            total = self._apply("add", higher, Apply("convert", (exact,), self.wide))
-        return self._apply("mul", total, step)
+            higher = self._apply_in_sum_dtype("mul", total, self._sum_dtype_literal(256))
+            total = self._apply_in_sum_dtype("add", higher, Apply("convert", (exact,), self.wide))
+        return self._apply_in_sum_dtype("mul", total, step)
 
-    def _terms(
+    def _loops_over_quantized_keys(
         self, body: list[Stmt], odd: Buffer, count: Dim, at_once: int,
         some: Callable[[list[Stmt], Index, Dim], None], one: Callable[[list[Stmt], Dim], None],
     ) -> None:  # fmt: skip
         """Emit loops over keys (``at_once`` per iteration unless a row is odd) and over key heads."""
         name, begin, t = self.b.fresh("n"), self.b.fresh("n"), self.b.fresh("t")
         most = self.blocks.terms // at_once
-        groups = Apply("select", (self._is_fine(odd), IndexScalar(count // at_once), Const(0, "i64")), "i64")
+        groups = Apply("select", (self._are_digits_exact(odd), IndexScalar(count // at_once), Const(0, "i64")), "i64")
         body.append(Let(Var(name, "i64"), groups))
-        each = lambda b, n: b.extend(self._keys(lambda c, index: some(c, index, n * at_once)))
-        body.append(self._for("t", sym(name, 0, most + 1), each, most))
+        each = lambda b, n: b.extend(self._loops_over_key_heads(lambda c, index: some(c, index, n * at_once)))
+        body.append(self._index_loop("t", sym(name, 0, most + 1), each, most))
         body.append(Let(Var(begin, "i64"), IndexScalar(sym(name, 0, most + 1) * at_once)))
         rest = self.e.new_block()
         one(rest, sym(t, 0, self.blocks.terms))
@@ -142,16 +152,18 @@ class AttentionIntegers(AttentionRows):
 
     # --- queries and scores ---
 
-    def _begin_all(self, body: list[Stmt]) -> None:
+    def _begin_all_query_rows(self, body: list[Stmt]) -> None:
         """Write the start of all rows."""
         body.append(Store(self.odd_query, (), Const(0, "i32")))
-        super()._begin_all(body)
+        super()._begin_all_query_rows(body)
 
-    def _begin(self, block: list[Stmt], at: Index) -> None:
+    def _begin_query_row(self, block: list[Stmt], at: Index) -> None:
         """Write the start of a row, and the digits of its query."""
-        super()._begin(block, at)
-        steps = self._steps(block, self.odd_query, self.q_step, at, self.q, self.depth)
-        near = lambda d: self._apply("round_even", self._apply("mul", Load(self.q, (*at, d)), steps))
+        super()._begin_query_row(block, at)
+        steps = self._quantize_row(block, self.odd_query, self.q_step, at, self.q, self.depth)
+        near = lambda d: self._apply_in_sum_dtype(
+            "round_even", self._apply_in_sum_dtype("mul", Load(self.q, (*at, d)), steps)
+        )
         number = lambda d: Apply("convert", (near(d),), "i32")
         self._write_digits(block, self.q_digits, self.q_sums, at, self.depth, number)
 
@@ -159,17 +171,24 @@ class AttentionIntegers(AttentionRows):
         if self.plan.key_form is None:
             super()._write_scores(body, first, count)
             return
-        row = self._view(1).outer
-        one = lambda b, t: b.extend(self._keys(lambda c, index: c.extend(self._dots(index, [t], first, F32_I8, row))))
-        some = lambda b, index, t: self._some_scores(b, index, t, first, row)
-        self._terms(body, self.odd_query, count, self.lanes, some, one)
+        row = self._layout_of_head(1).outer
+        one = lambda b, t: b.extend(
+            self._loops_over_key_heads(
+                lambda c, index: c.extend(self._score_dot_products(index, [t], first, F32_I8, row))
+            )
+        )
+        some = lambda b, index, t: self._score_vector(b, index, t, first, row)
+        self._loops_over_quantized_keys(body, self.odd_query, count, self.lanes, some, one)
 
-    def _some_scores(self, block: list[Stmt], index: Index, begin: Dim, first: Dim, row: Dim) -> None:
+    def _score_vector(self, block: list[Stmt], index: Index, begin: Dim, first: Dim, row: Dim) -> None:
         """Write the scores of a vector of terms of a block, from number ``begin`` on."""
         rows = static(self.dots.shape[0])
         for t in range(self.lanes):
-            block += [*self._ahead(1, self.depth, first + begin + t), *self._scales_of(first + begin + t)]
-        x = self._element(self.op.operands[1], self.op.attrs["k_dims"], first + begin, 0, dtype="i8")
+            block += [
+                *self._prefetch_keys_or_values(1, self.depth, first + begin + t),
+                *self._prefetch_scales(first + begin + t),
+            ]
+        x = self._operand_element(self.op.operands[1], self.op.attrs["k_dims"], first + begin, 0, dtype="i8")
         assert isinstance(x, Load)
         block.append(Tile(
             rows, self.lanes, self.dots, 0, self.lanes,
@@ -180,31 +199,33 @@ class AttentionIntegers(AttentionRows):
             at = (*index, *own, r)
 
             def score(inner: list[Stmt], t: Dim, at: Index = at) -> None:
-                rows = [self._row(at, place) for place in range(self.blocks.digits)]
+                rows = [self._digit_row_index(at, place) for place in range(self.blocks.digits)]
                 sums, digits = [Load(self.dots, (row[-1], t)) for row in rows], [Load(self.q_sums, row) for row in rows]
-                x = self._value_of(sums, digits, Load(self.q_step, at))
+                x = self._dequantized_sum(sums, digits, Load(self.q_step, at))
                 inner.append(Store(self.scores, (*at, begin + t), x))
 
-            block.append(self._for("t", self.lanes, score))
+            block.append(self._index_loop("t", self.lanes, score))
 
     # --- weights and values ---
 
-    def _block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+    def _decode_key_block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
         """Write the computation of ``count`` terms from term ``first`` on."""
         body.append(Store(self.odd_weight, (), Const(0, "i32")))
-        super()._block(body, first, count)
+        super()._decode_key_block(body, first, count)
 
-    def _softmax(self, block: list[Stmt], at: Index, first: Dim, count: Dim) -> None:
+    def _softmax_of_row(self, block: list[Stmt], at: Index, first: Dim, count: Dim) -> None:
         """Emit the softmax weights of a row, quantized to 8-bit digits.
 
         Adding 2 ** 23 to an f32 leaves a whole number in its low bits.
         """
-        super()._softmax(block, at, first, count)
+        super()._softmax_of_row(block, at, first, count)
         if not self.plan.digit_terms:
             return
-        steps = self._steps(block, self.odd_weight, self.w_step, at, self.scores, count)
-        scaled = lambda t: self._apply("mul", Load(self.scores, (*at, t)), steps)
-        bits = lambda t: Apply("bitcast", (self._apply("add", scaled(t), self._number(_WHOLE)),), "i32")
+        steps = self._quantize_row(block, self.odd_weight, self.w_step, at, self.scores, count)
+        scaled = lambda t: self._apply_in_sum_dtype("mul", Load(self.scores, (*at, t)), steps)
+        bits = lambda t: Apply(
+            "bitcast", (self._apply_in_sum_dtype("add", scaled(t), self._sum_dtype_literal(_WHOLE)),), "i32"
+        )
         number = lambda t: Apply("sub", (bits(t), Const(_WHOLE_BITS, "i32")), "i32")
         whole = count // self.plan.digit_terms * self.plan.digit_terms
         self._write_digits(block, self.w_digits, self.w_sums, at, whole, number)
@@ -213,32 +234,32 @@ class AttentionIntegers(AttentionRows):
         if not self.plan.digit_terms:
             super()._write_sums(body, first, count)
             return
-        row = self._view(2).outer
-        body += self._keys(self._clear_sums)
-        some = lambda b, index, t: self._some_values(b, index, t, first, row)
+        row = self._layout_of_head(2).outer
+        body += self._loops_over_key_heads(self._clear_sums)
+        some = lambda b, index, t: self._add_weighted_values(b, index, t, first, row)
         one = lambda b, t: self._sums(b, [(t, first + t)])
-        self._terms(body, self.odd_weight, count, self.plan.digit_terms, some, one)
+        self._loops_over_quantized_keys(body, self.odd_weight, count, self.plan.digit_terms, some, one)
         inside = self.e.new_block()
-        inside += self._each(self._add_sums)
-        body.append(If(self._is_fine(self.odd_weight), tuple(inside)))
+        inside += self._loops_over_query_rows(self._add_sums)
+        body.append(If(self._are_digits_exact(self.odd_weight), tuple(inside)))
 
-    def _is_fine(self, odd: Buffer) -> Apply:
+    def _are_digits_exact(self, odd: Buffer) -> Apply:
         """Return True at run time if digits can represent all numbers so far."""
         return Apply("eq", (Load(odd, ()), Const(0, "i32")), "i1")
 
     def _clear_sums(self, block: list[Stmt], index: Index) -> None:
         zero = lambda c: Store(self.sums, (*index, c), Const(0, "i32"))
-        block.append(self._for("c", self.sums.shape[-1], lambda b, c: b.append(zero(c))))
+        block.append(self._index_loop("c", self.sums.shape[-1], lambda b, c: b.append(zero(c))))
 
-    def _some_values(self, block: list[Stmt], index: Index, begin: Dim, first: Dim, row: Dim) -> None:
+    def _add_weighted_values(self, block: list[Stmt], index: Index, begin: Dim, first: Dim, row: Dim) -> None:
         """Write the weighted values of some terms of a block, added to integer sums."""
         value, dims, cols = self.op.operands[2], self.op.attrs["v_dims"], QUAD * self.lanes
         terms = self.plan.digit_terms
         for t in range(terms):
-            block += self._ahead(2, self.columns, first + begin + t, terms)
+            block += self._prefetch_keys_or_values(2, self.columns, first + begin + t, terms)
 
         def tile(inner: list[Stmt], j: Dim) -> None:
-            x = self._element(value, dims, first + begin, j * cols, dtype="i8")
+            x = self._operand_element(value, dims, first + begin, j * cols, dtype="i8")
             assert isinstance(x, Load)
             inner.append(Tile(
                 self.blocks.digits * len(self.queries), cols,
@@ -248,16 +269,16 @@ class AttentionIntegers(AttentionRows):
                 b_inner=row, adds=True,
             ))  # fmt: skip
 
-        block.append(self._for("j", self.columns // cols, tile))
+        block.append(self._index_loop("j", self.columns // cols, tile))
 
     def _add_sums(self, block: list[Stmt], at: Index) -> None:
         """Emit the addition of a block's integer sums to those of earlier blocks."""
         step = Load(self.w_step, at)
 
         def add(inner: list[Stmt], c: Dim) -> None:
-            rows = [self._row(at, place) for place in range(self.blocks.digits)]
+            rows = [self._digit_row_index(at, place) for place in range(self.blocks.digits)]
             sums = [Load(self.sums, (*row[:-1], row[-1] * self.columns + c)) for row in rows]
-            x = self._value_of(sums, [Load(self.w_sums, row) for row in rows], step)
+            x = self._dequantized_sum(sums, [Load(self.w_sums, row) for row in rows], step)
             inner.append(Store(self.acc, (*at, c), x, "add"))
 
-        block.append(self._for("c", self.columns, add))
+        block.append(self._index_loop("c", self.columns, add))

@@ -24,7 +24,7 @@ from aotc.lowering.regions.attention.cpu_common import AttentionItem
 Query = tuple[tuple[int, ...], int]  # index of the axes that share a key, and a row
 
 
-class AttentionSeen(AttentionItem):
+class AttentionMasks(AttentionItem):
     """Emitter of the loops and masks of a grid item of few rows."""
 
     def __init__(self, b: RegionBuilder, op: Op, plan: DecodeAttentionPlan) -> None:
@@ -39,41 +39,41 @@ class AttentionSeen(AttentionItem):
         shape = tuple(self.sizes[a] for a in (*self.heads, *shared))
         whole_axes = product_of(*(range(self.sizes[a]) for a in shared))
         self.queries: list[Query] = list(product_of(whole_axes, range(blocks.rows)))  # queries that share a key
-        self.q = self._buffer("q", *shape, blocks.rows, self.depth, dtype="bf16" if blocks.pairs else "")
-        self.scores = self._buffer("s", *shape, blocks.rows, blocks.terms)
-        self.acc = self._buffer("acc", *shape, blocks.rows, self.columns)
-        self.top, self.total = (self._buffer(x, *shape, blocks.rows) for x in ("top", "total"))
+        self.q = self._scratch_buffer("q", *shape, blocks.rows, self.depth, dtype="bf16" if blocks.pairs else "")
+        self.scores = self._scratch_buffer("s", *shape, blocks.rows, blocks.terms)
+        self.acc = self._scratch_buffer("acc", *shape, blocks.rows, self.columns)
+        self.top, self.total = (self._scratch_buffer(x, *shape, blocks.rows) for x in ("top", "total"))
         keys = [self.sizes[a] for a in self.heads]
         scales = {n: op.attrs.get(f"{n}_dims") for n in ("k_scale", "v_scale")}
         of_terms = [n for n, dims in scales.items() if dims and dims[-1] != ABSENT]
-        self.factors = {n: self._buffer("f", *keys, blocks.terms) for n in of_terms}
+        self.factors = {n: self._scratch_buffer("f", *keys, blocks.terms) for n in of_terms}
         weights = (*shape, blocks.rows, blocks.terms)
-        self.weights = self._buffer("w", *weights, dtype="bf16") if plan.value_columns else None
+        self.weights = self._scratch_buffer("w", *weights, dtype="bf16") if plan.value_columns else None
         pairs = [self.weights] if self.weights is not None else []
         self.buffers = [self.q, self.scores, self.acc, self.top, self.total, *self.factors.values(), *pairs]
         self.several = bool(op.attrs["mask_dims"] or dims_of(op.attrs, "causal"))
 
     # --- loops over heads ---
 
-    def _each(self, make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
+    def _loops_over_query_rows(self, make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
         """Return the loops over heads, queries that share keys, and rows, around ``make(block, index)``."""
 
         def rows(block: list[Stmt], index: Index) -> None:
-            block.append(self._for("r", self.height, lambda b, r: make(b, (*index, r)), self.blocks.rows))
+            block.append(self._index_loop("r", self.height, lambda b, r: make(b, (*index, r)), self.blocks.rows))
 
-        return self._over((*self.heads, *self.shared), rows)
+        return self._loops_over_batch_axes((*self.heads, *self.shared), rows)
 
-    def _keys(self, make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
+    def _loops_over_key_heads(self, make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
         """Return the loops over heads of keys, in memory order, around ``make(block, index)``."""
-        return self._over(self.heads, make)
+        return self._loops_over_batch_axes(self.heads, make)
 
-    def _over(self, axes: Sequence[int], make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
+    def _loops_over_batch_axes(self, axes: Sequence[int], make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
         """Return loops over the batch axes around ``make(block, index)``."""
 
         def level(block: list[Stmt], index: Index) -> None:
             if len(index) < len(axes):
                 size = self.sizes[axes[len(index)]]
-                block.append(self._for("h", size, lambda b, h: level(b, (*index, h))))
+                block.append(self._index_loop("h", size, lambda b, h: level(b, (*index, h))))
                 return
             places = dict(zip(axes, index, strict=True))
             before, self.at = self.at, tuple(places.get(a, i) for a, i in enumerate(self.at))
@@ -84,7 +84,7 @@ class AttentionSeen(AttentionItem):
         level(found, ())
         return found
 
-    def _query(self, at: Index, d: Dim) -> Scalar:
+    def _query_element(self, at: Index, d: Dim) -> Scalar:
         """Return an element of a query in the dtype of the sums."""
         x = Load(self.q, (*at, d))
         return x if x.dtype == self.wide else Apply("convert", (x,), self.wide)
@@ -92,9 +92,9 @@ class AttentionSeen(AttentionItem):
     def _scale_at(self, name: str, row: Dim, term: Dim) -> Scalar | None:
         """Return the scale of an integer key or value, or None."""
         value = self.k_scale if name == "k_scale" else self.v_scale
-        return self._element(value, self.op.attrs[f"{name}_dims"], row, term) if value is not None else None
+        return self._operand_element(value, self.op.attrs[f"{name}_dims"], row, term) if value is not None else None
 
-    def _copy_factors(self, first: Dim, count: Dim) -> list[Stmt]:
+    def _copy_cache_scales(self, first: Dim, count: Dim) -> list[Stmt]:
         """Return the loops that copy the scales of a block of keys, contiguous per head."""
         found: list[Stmt] = []
         for name, buffer in self.factors.items():
@@ -104,12 +104,12 @@ class AttentionSeen(AttentionItem):
                     scale = self._scale_at(name, self.row, first + t)
                     inner += [Store(buffer, (*at, t), scale)] if scale is not None else []
 
-                block.append(self._for("t", count, one, self.blocks.terms))
+                block.append(self._index_loop("t", count, one, self.blocks.terms))
 
-            found += self._keys(head)
+            found += self._loops_over_key_heads(head)
         return found
 
-    def _factor(self, name: str, at: Index, t: Dim, first: Dim) -> Scalar | None:
+    def _cache_scale_of_term(self, name: str, at: Index, t: Dim, first: Dim) -> Scalar | None:
         """Return the scale of a key or value of a block for the row at ``at``, or None."""
         if name in self.factors:
             return Load(self.factors[name], (*at[: len(self.heads)], t))
@@ -117,23 +117,29 @@ class AttentionSeen(AttentionItem):
 
     # --- masks ---
 
-    def _tests(self, row: Dim, term: Dim) -> list[Scalar]:
+    def _unmasked_tests(self, row: Dim, term: Dim) -> list[Scalar]:
         """Return the tests under which a term is unmasked."""
         attrs = self.op.attrs
-        found = [self._element(self.mask, attrs["mask_dims"], row, term)] if self.mask is not None else []
+        found = [self._operand_element(self.mask, attrs["mask_dims"], row, term)] if self.mask is not None else []
         for offset in dims_of(attrs, "causal"):
             found.append(Apply("le", (IndexScalar(term), IndexScalar(row + offset)), "i1"))
         return found
 
     def _some_allowed(self, block: list[Stmt], first: Dim, count: Dim) -> Scalar:
         """Return 1 if the mask allows some term of a block in some row of some head, else 0."""
-        some, attrs = self._own("some", "i32"), self.op.attrs
+        some, attrs = self._private_scalar("some", "i32"), self.op.attrs
         block += [Alloc(some), Store(some, (), Const(int(self.mask is None), "i32"))]
         if self.mask is not None:
-            block += self._over_mask(lambda b, row: b.append(self._for(
-                "t", count, lambda inner, t: inner.append(Store(some, (), self._one(row, first + t), "max")),
-                self.blocks.terms,
-            )))  # fmt: skip
+            block += self._loops_over_mask(
+                lambda b, row: b.append(
+                    self._index_loop(
+                        "t",
+                        count,
+                        lambda inner, t: inner.append(Store(some, (), self._mask_allows_term(row, first + t), "max")),
+                        self.blocks.terms,
+                    )
+                )
+            )
             self.e.enter(block)
         found: Scalar = Load(some, ())
         for offset in dims_of(attrs, "causal"):
@@ -141,17 +147,17 @@ class AttentionSeen(AttentionItem):
             found = Apply("select", (seen, found, Const(0, "i32")), "i32")
         return self.e.bind(found)
 
-    def _one(self, row: Dim, term: Dim) -> Scalar:
+    def _mask_allows_term(self, row: Dim, term: Dim) -> Scalar:
         """Return 1 where the mask allows a term, else 0."""
-        allowed = self._element(self._the_mask, self.op.attrs["mask_dims"], row, term)
+        allowed = self._operand_element(self._mask_operand, self.op.attrs["mask_dims"], row, term)
         return Apply("select", (allowed, Const(1, "i32"), Const(0, "i32")), "i32")
 
     @property
-    def _the_mask(self) -> Value:
+    def _mask_operand(self) -> Value:
         assert self.mask is not None
         return self.mask
 
-    def _over_mask(self, make: Callable[[list[Stmt], Dim], None]) -> list[Stmt]:
+    def _loops_over_mask(self, make: Callable[[list[Stmt], Dim], None]) -> list[Stmt]:
         """Return the loops over the heads and rows along which the mask varies."""
         dims = self.op.attrs["mask_dims"]
         axes = [a for a in (*self.heads, *self.shared) if dims[a] != ABSENT]
@@ -160,73 +166,73 @@ class AttentionSeen(AttentionItem):
             if dims[-2] == ABSENT:
                 make(block, 0)
             else:
-                block.append(self._for("r", self.height, lambda b, r: make(b, self.row + r), self.blocks.rows))
+                block.append(self._index_loop("r", self.height, lambda b, r: make(b, self.row + r), self.blocks.rows))
 
-        return self._over(axes, rows)
+        return self._loops_over_batch_axes(axes, rows)
 
-    def _second(self, phase: Dim, end: Buffer, wanted: Buffer, blocks: Dim) -> list[Stmt]:
+    def _request_masked_blocks(self, phase: Dim, end: Buffer, wanted: Buffer, blocks: Dim) -> list[Stmt]:
         """Return the statements that also request fully masked blocks, if some row needs them."""
         once: list[Stmt] = [Store(wanted, (), Const(0, "i32"))]
 
         def ask(block: list[Stmt], at: Index) -> None:
-            self._ask(block, Load(self.top, at), wanted)
+            self._request_masked_terms(block, Load(self.top, at), wanted)
 
-        once += self._each(ask)
+        once += self._loops_over_query_rows(ask)
         dims = self.op.attrs["mask_dims"]
         alike = self.mask is not None and all(dims[a] == ABSENT for a in (*self.sizes, -2))
         if "split" in self.op.attrs and alike and not dims_of(self.op.attrs, "causal"):
             self.e.enter(once)
             is_wanted = Apply("ne", (Load(wanted, ()), Const(0, "i32")), "i1")
-            once.append(If(is_wanted, tuple(self._elsewhere(wanted))))
+            once.append(If(is_wanted, tuple(self._allowed_in_other_parts(wanted))))
         follow = Store(end, (), IndexScalar(blocks))
         once.append(If(Apply("ne", (Load(wanted, ()), Const(0, "i32")), "i1"), (follow,)))
         return [If(Apply("eq", (IndexScalar(phase), Const(0, "i64")), "i1"), tuple(once))]
 
-    def _ask(self, block: list[Stmt], top: Scalar, wanted: Buffer) -> None:
+    def _request_masked_terms(self, block: list[Stmt], top: Scalar, wanted: Buffer) -> None:
         """Write the request for masked terms, if they have weight relative to a maximum."""
-        light = self._is_weightless(top)
+        light = self._masked_terms_have_no_weight(top)
         block.append(Store(wanted, (), Apply("select", (light, Const(0, "i32"), Const(1, "i32")), "i32"), "max"))
 
-    def _elsewhere(self, wanted: Buffer) -> list[Stmt]:
+    def _allowed_in_other_parts(self, wanted: Buffer) -> list[Stmt]:
         """Return the test for keys allowed in other split-KV parts, by the score of the first allowed key."""
         body = self.e.new_block()
-        place, found = self._own("place", "i64"), self.b.fresh("found")
+        place, found = self._private_scalar("place", "i64"), self.b.fresh("found")
 
         def compare(inner: list[Stmt], t: Dim) -> None:
-            allowed = self._element(self._the_mask, self.op.attrs["mask_dims"], 0, t)
+            allowed = self._operand_element(self._mask_operand, self.op.attrs["mask_dims"], 0, t)
             at = Apply("select", (allowed, IndexScalar(t), IndexScalar(self.terms)), "i64")
             inner.append(Store(place, (), at, "min"))
 
-        body += [Alloc(place), Store(place, (), IndexScalar(self.terms)), self._for("t", self.terms, compare)]
+        body += [Alloc(place), Store(place, (), IndexScalar(self.terms)), self._index_loop("t", self.terms, compare)]
         body.append(Let(Var(found, "i64"), Load(place, ())))
         there = sym(found, 0, self.terms)
 
         def ask(block: list[Stmt], at: Index) -> None:
-            dot = self._own("dot")
-            block += [Alloc(dot), Store(dot, (), self._number(0))]
-            key = lambda d: self._element(self.op.operands[1], self.op.attrs["k_dims"], there, d)
-            block.append(self._for("depth", self.depth, lambda inner, d: inner.append(
-                Store(dot, (), self._apply("mul", self._query(at, d), key(d)), "add")
+            dot = self._private_scalar("dot")
+            block += [Alloc(dot), Store(dot, (), self._sum_dtype_literal(0))]
+            key = lambda d: self._operand_element(self.op.operands[1], self.op.attrs["k_dims"], there, d)
+            block.append(self._index_loop("depth", self.depth, lambda inner, d: inner.append(
+                Store(dot, (), self._apply_in_sum_dtype("mul", self._query_element(at, d), key(d)), "add")
             )))  # fmt: skip
             self.e.enter(block)
             row = self.row + at[-1]
-            score = self._changed(Load(dot, ()), row, there, self._scale_at("k_scale", row, there))
-            self._ask(block, self._apply("max", score, Load(self.top, at)), wanted)
+            score = self._scaled_and_biased_score(Load(dot, ()), row, there, self._scale_at("k_scale", row, there))
+            self._request_masked_terms(block, self._apply_in_sum_dtype("max", score, Load(self.top, at)), wanted)
 
         some = self.e.new_block()
         some.append(Store(wanted, (), Const(0, "i32")))
-        some += self._each(ask)
+        some += self._loops_over_query_rows(ask)
         exists = Apply("lt", (IndexScalar(there), IndexScalar(self.terms)), "i1")
         body.append(If(exists, tuple(some)))
         return body
 
-    def _changed(self, x: Scalar, row: Dim, term: Dim, factor: Scalar | None) -> Scalar:
+    def _scaled_and_biased_score(self, x: Scalar, row: Dim, term: Dim, factor: Scalar | None) -> Scalar:
         """Return a dot product times the scale and the factor of its key, plus the bias."""
         attrs = self.op.attrs
         if attrs["scale"] != 1:
-            x = self._apply("mul", x, self._number(attrs["scale"]))
+            x = self._apply_in_sum_dtype("mul", x, self._sum_dtype_literal(attrs["scale"]))
         if factor is not None:
-            x = self._apply("mul", x, factor)
+            x = self._apply_in_sum_dtype("mul", x, factor)
         if self.bias is not None:
-            x = self._apply("add", x, self._element(self.bias, attrs["bias_dims"], row, term))
+            x = self._apply_in_sum_dtype("add", x, self._operand_element(self.bias, attrs["bias_dims"], row, term))
         return x

@@ -28,10 +28,10 @@ _SHORT = frozenset({"bf16", "f16"})
 
 def fuse_rounding(kernel: Kernel, target: Target) -> Kernel:
     """Remove the roundings of values that one smooth function passes to another."""
-    return replace(kernel, body=with_scalars(kernel.body, _Rounding(dear=target.kind == "cpu").rounded))
+    return replace(kernel, body=with_scalars(kernel.body, _RoundingFusion(dear=target.kind == "cpu").rounded))
 
 
-class _Rounding:
+class _RoundingFusion:
     """Rewriter of the scalars of a kernel; shared scalars are rewritten once.
 
     Parameters
@@ -51,16 +51,16 @@ class _Rounding:
         if not isinstance(x, Apply):
             return x
         if id(x) not in self._rounded:
-            self._rounded[id(x)] = self._apply(x)
+            self._rounded[id(x)] = self._without_inner_rounding(x)
         return self._rounded[id(x)]
 
-    def _apply(self, x: Apply) -> Scalar:
-        if self._is_short(x) and SCALARS[x.fn].smooth and any(map(self._is_short, x.args)):
+    def _without_inner_rounding(self, x: Apply) -> Scalar:
+        if self._is_rounded_function(x) and SCALARS[x.fn].smooth and any(map(self._is_rounded_function, x.args)):
             return Apply("convert", (self.wide(x),), x.dtype)
         args = tuple(map(self.rounded, x.args))
         return x if all(a is b for a, b in zip(args, x.args)) else replace(x, args=args)
 
-    def _is_short(self, x: Scalar) -> bool:
+    def _is_rounded_function(self, x: Scalar) -> bool:
         """Return True for a function of short floats that is computed in f32 and rounded."""
         if not isinstance(x, Apply) or x.dtype not in _SHORT or x.fn not in SCALARS:
             return False
@@ -73,13 +73,17 @@ class _Rounding:
         if isinstance(x, Const):
             return Const(x.value, "f32")
         if id(x) not in self._wide:
-            self._wide[id(x)] = self._in_f32(x) if isinstance(x, Apply) and self._is_short(x) else self._widened(x)
+            self._wide[id(x)] = (
+                self._function_in_f32(x)
+                if isinstance(x, Apply) and self._is_rounded_function(x)
+                else self._convert_to_f32(x)
+            )
         return self._wide[id(x)]
 
-    def _in_f32(self, x: Apply) -> Scalar:
-        ways = [self.wide if SCALARS[x.fn].smooth else self._widened, self.rounded]
+    def _function_in_f32(self, x: Apply) -> Scalar:
+        ways = [self.wide if SCALARS[x.fn].smooth else self._convert_to_f32, self.rounded]
         fn = x.fn if self._is_expensive else APPROXIMATIONS.get(x.fn, x.fn)
         return Apply(fn, tuple(ways[a.dtype == "i1"](a) for a in x.args), "f32")
 
-    def _widened(self, x: Scalar) -> Scalar:
+    def _convert_to_f32(self, x: Scalar) -> Scalar:
         return Apply("convert", (self.rounded(x),), "f32")

@@ -30,11 +30,11 @@ _TRANSPOSES = {"NO_TRANSPOSE": "N", "TRANSPOSE": "T", "ADJOINT": "C"}
 Element = Callable[[Dim, Dim], Scalar]
 
 
-def _conj(x: Scalar) -> Scalar:
+def _conjugate_scalar(x: Scalar) -> Scalar:
     return Apply("conj", (x,), x.dtype) if kind_of(x.dtype) == "c" else x
 
 
-def _binary(fn: str, a: Scalar, b: Scalar) -> Scalar:
+def _binary_scalar(fn: str, a: Scalar, b: Scalar) -> Scalar:
     return Apply(fn, (a, b), a.dtype)
 
 
@@ -43,37 +43,37 @@ def _binary(fn: str, a: Scalar, b: Scalar) -> Scalar:
 
 def lower_cholesky(b: RegionBuilder, plan: CholeskyPlan) -> Kernel:
     """Lower ``cholesky``: the other triangle becomes 0, and a matrix with a non-positive pivot becomes NaN."""
-    lower, (out,) = b.the_op("cholesky").attrs["lower"], b.outputs
+    lower, (out,) = b.region_root_op("cholesky").attrs["lower"], b.outputs
     n = out.shape[-1]
 
     def factor(head: Index, failed: Buffer) -> list[Stmt]:
-        body = _by_size(
+        body = _choose_by_matrix_size(
             plan.loop_rows,
             n,
-            lambda: _factor(b, out, head, failed, lower),
-            lambda: _potrf(b, out, head, failed, lower),
+            lambda: _cholesky_factor_loops(b, out, head, failed, lower),
+            lambda: _potrf_call(b, out, head, failed, lower),
         )
         r, c = sym("r", 0, n), sym("c", 0, n)
         clear = Store(out, (*head, r, c), constant_scalar(0, out.dtype))
         body.append(For("r", 0, n, (For("c", *((r + 1, n) if lower else (0, r)), (clear,)),)))
-        return [*body, _fill(out, head, failed, 1)]
+        return [*body, _fill_with_nan_if_failed(out, head, failed, 1)]
 
-    return _each_matrix(b, factor)
+    return _kernel_per_matrix(b, factor)
 
 
 def lower_block_cholesky(b: RegionBuilder, plan: BlockCholeskyPlan) -> Kernel:
     """Lower ``cholesky`` to a block of threads per matrix."""
-    lower, (out,) = b.the_op("cholesky").attrs["lower"], b.outputs
+    lower, (out,) = b.region_root_op("cholesky").attrs["lower"], b.outputs
     threads = plan.block.threads
 
     def factor(head: Index, failed: Buffer) -> list[Stmt]:
         body = factor_in_block(b, plan, out, head, failed, lower)
-        return [*body, For("t", 0, threads, (_fill(out, head, failed, threads),), "thread")]
+        return [*body, For("t", 0, threads, (_fill_with_nan_if_failed(out, head, failed, threads),), "thread")]
 
-    return _each_matrix(b, factor)
+    return _kernel_per_matrix(b, factor)
 
 
-def _each_matrix(b: RegionBuilder, factor: Callable[[Index, Buffer], list[Stmt]]) -> Kernel:
+def _kernel_per_matrix(b: RegionBuilder, factor: Callable[[Index, Buffer], list[Stmt]]) -> Kernel:
     """Return the kernel with an item per matrix; ``factor`` records in a flag that a pivot is not positive."""
     *batch, n, _ = b.outputs[0].shape
     matrices = product(batch)
@@ -83,7 +83,7 @@ def _each_matrix(b: RegionBuilder, factor: Callable[[Index, Buffer], list[Stmt]]
     return b.grid(matrices, [*start, *body], matrices * n * n * n)
 
 
-def _fill(out: Buffer, head: Index, failed: Buffer, threads: int) -> Stmt:
+def _fill_with_nan_if_failed(out: Buffer, head: Index, failed: Buffer, threads: int) -> Stmt:
     """Return the statement with which ``threads`` threads fill a matrix with NaN if its factorisation failed."""
     n = out.shape[-1]
     nan = complex(np.nan, np.nan) if kind_of(out.dtype) == "c" else np.nan
@@ -93,7 +93,7 @@ def _fill(out: Buffer, head: Index, failed: Buffer, threads: int) -> Stmt:
     return If(Load(failed, ()), (For("r", begin, n, (For("c", 0, n, (fill,)),), step=threads),))
 
 
-def _by_size(
+def _choose_by_matrix_size(
     loop_rows: int | None, size: Dim, loops: Callable[[], list[Stmt]], library: Callable[[], list[Stmt]]
 ) -> list[Stmt]:
     """Return the loops, the library call, or a run-time test of ``size`` between them."""
@@ -105,13 +105,13 @@ def _by_size(
     return [If(test, tuple(loops()), tuple(library()))]
 
 
-def _factor(b: RegionBuilder, out: Buffer, head: Index, failed: Buffer, lower: bool) -> list[Stmt]:
-    write = _lower_factor if lower else _upper_factor
+def _cholesky_factor_loops(b: RegionBuilder, out: Buffer, head: Index, failed: Buffer, lower: bool) -> list[Stmt]:
+    write = _cholesky_lower_column if lower else _cholesky_upper_row
     n = out.shape[-1]
     return [For("j", 0, n, tuple(write(b.elements(), out, head, failed, n)))]
 
 
-def _potrf(b: RegionBuilder, out: Buffer, head: Index, failed: Buffer, lower: bool) -> list[Stmt]:
+def _potrf_call(b: RegionBuilder, out: Buffer, head: Index, failed: Buffer, lower: bool) -> list[Stmt]:
     n = out.shape[-1]
     call = LibraryCall(b)
     call.letter("U" if lower else "L")
@@ -123,7 +123,7 @@ def _potrf(b: RegionBuilder, out: Buffer, head: Index, failed: Buffer, lower: bo
     return call.statements(LETTERS[out.dtype] + "potrf")
 
 
-def _pivot(e: Elements, out: Buffer, where: Index, reduced: Scalar, failed: Buffer) -> Scalar:
+def _store_cholesky_pivot(e: Elements, out: Buffer, where: Index, reduced: Scalar, failed: Buffer) -> Scalar:
     """Store the square root of a reduced pivot, and return that root; record a pivot that is not positive."""
     positive = Apply("gt", (reduced, constant_scalar(0, reduced.dtype)), "i1")
     e.block.append(If(Apply("not", (positive,), "i1"), (Store(failed, (), Const(True, "i1")),)))
@@ -135,52 +135,54 @@ def _pivot(e: Elements, out: Buffer, where: Index, reduced: Scalar, failed: Buff
     return e.bind(whole)
 
 
-def _lower_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim) -> list[Stmt]:
+def _cholesky_lower_column(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim) -> list[Stmt]:
     """Compute column ``j`` of L by dot products of finished parts of rows, which are contiguous."""
     j, i, k = sym("j", 0, n), sym("i", 0, n), sym("k", 0, n)
     real = real_of(out.dtype)
     total = Buffer("total", real, (), "private")
     acc = Buffer("acc", out.dtype, (), "private")
     block: list[Stmt] = [Alloc(total), Store(total, (), constant_scalar(0, real))]
-    block.append(For("k", 0, j, (Store(total, (), _square(Load(out, (*head, j, k))), "add"),)))
+    block.append(For("k", 0, j, (Store(total, (), _squared_magnitude(Load(out, (*head, j, k))), "add"),)))
     e.enter(block)
     own = Load(out, (*head, j, j))
     diagonal = own if real == out.dtype else Apply("real", (own,), real)
-    root = _pivot(e, out, (*head, j, j), e.bind(_binary("sub", diagonal, Load(total, ()))), failed)
-    dot = _binary("mul", Load(out, (*head, i, k)), _conj(Load(out, (*head, j, k))))
-    rest = _binary("sub", Load(out, (*head, i, j)), Load(acc, ()))
+    root = _store_cholesky_pivot(
+        e, out, (*head, j, j), e.bind(_binary_scalar("sub", diagonal, Load(total, ()))), failed
+    )
+    dot = _binary_scalar("mul", Load(out, (*head, i, k)), _conjugate_scalar(Load(out, (*head, j, k))))
+    rest = _binary_scalar("sub", Load(out, (*head, i, j)), Load(acc, ()))
     below: tuple[Stmt, ...] = (
         Alloc(acc),
         Store(acc, (), constant_scalar(0, out.dtype)),
         For("k", 0, j, (Store(acc, (), dot, "add"),)),
-        Store(out, (*head, i, j), _binary("div", rest, root)),
+        Store(out, (*head, i, j), _binary_scalar("div", rest, root)),
     )
     block.append(For("i", j + 1, n, below))
     return block
 
 
-def _square(x: Scalar) -> Scalar:
+def _squared_magnitude(x: Scalar) -> Scalar:
     """Return the square of the absolute value."""
     if kind_of(x.dtype) != "c":
-        return _binary("mul", x, x)
+        return _binary_scalar("mul", x, x)
     parts = real_and_imaginary(x)
-    return _binary("add", *(_binary("mul", p, p) for p in parts))
+    return _binary_scalar("add", *(_binary_scalar("mul", p, p) for p in parts))
 
 
-def _upper_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim) -> list[Stmt]:
+def _cholesky_upper_row(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim) -> list[Stmt]:
     """Compute row ``j`` of U, then subtract its outer product from the rows below."""
     j, i, k = sym("j", 0, n), sym("i", 0, n), sym("k", 0, n)
     real = real_of(out.dtype)
     block = e.new_block()
     own = Load(out, (*head, j, j))
     diagonal = e.bind(own if real == out.dtype else Apply("real", (own,), real))
-    root = _pivot(e, out, (*head, j, j), diagonal, failed)
+    root = _store_cholesky_pivot(e, out, (*head, j, j), diagonal, failed)
     at = (*head, j, k)
-    block.append(For("k", j + 1, n, (Store(out, at, _binary("div", Load(out, at), root)),)))
+    block.append(For("k", j + 1, n, (Store(out, at, _binary_scalar("div", Load(out, at), root)),)))
     rows = e.new_block()
-    factor = e.bind(_conj(Load(out, (*head, j, i))))
+    factor = e.bind(_conjugate_scalar(Load(out, (*head, j, i))))
     at = (*head, i, k)
-    update = _binary("sub", Load(out, at), _binary("mul", factor, Load(out, (*head, j, k))))
+    update = _binary_scalar("sub", Load(out, at), _binary_scalar("mul", factor, Load(out, (*head, j, k))))
     rows.append(For("k", i, n, (Store(out, at, update),)))
     block.append(For("i", j + 1, n, tuple(rows)))
     return block
@@ -191,7 +193,7 @@ def _upper_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim)
 
 def lower_piece_solve(b: RegionBuilder, plan: PieceSolvePlan) -> Kernel:
     """Lower ``triangular_solve`` to items that substitute for some right-hand sides, which the solution overwrites."""
-    op, out = b.the_op("triangular_solve"), b.outputs[0]
+    op, out = b.region_root_op("triangular_solve"), b.outputs[0]
     _, _, others = solved_sizes(b)
     shape = (*out.shape[:-2], ceildiv(others, plan.columns))
     items = product(shape)
@@ -202,7 +204,7 @@ def lower_piece_solve(b: RegionBuilder, plan: PieceSolvePlan) -> Kernel:
 
 def lower_matrix_solve(b: RegionBuilder, plan: MatrixSolvePlan) -> Kernel:
     """Lower ``triangular_solve`` to items that solve for all right-hand sides of a matrix, in loops or by BLAS."""
-    op, out = b.the_op("triangular_solve"), b.outputs[0]
+    op, out = b.region_root_op("triangular_solve"), b.outputs[0]
     batch, (_, n, others) = out.shape[:-2], solved_sizes(b)
     pieces = ceildiv(others, plan.columns)
     items = product(batch)
@@ -213,22 +215,24 @@ def lower_matrix_solve(b: RegionBuilder, plan: MatrixSolvePlan) -> Kernel:
         body = _solve_piece(b, op, plan.columns, at, piece)
         return body if pieces == 1 else [For("c0", 0, pieces, tuple(body))]
 
-    body = _by_size(plan.loop_rows, minimum(n, others), loops, lambda: _trsm(b, op, out, at))
+    body = _choose_by_matrix_size(plan.loop_rows, minimum(n, others), loops, lambda: _trsm_call(b, op, out, at))
     return b.grid(items, body, _solve_work(b))
 
 
 def lower_block_solve(b: RegionBuilder, plan: BlockSolvePlan) -> Kernel:
     """Lower ``triangular_solve`` to a GPU block of threads per run of right-hand sides."""
-    op, out = b.the_op("triangular_solve"), b.outputs[0]
+    op, out = b.region_root_op("triangular_solve"), b.outputs[0]
     left, _, others = solved_sizes(b)
     shape = (*out.shape[:-2], ceildiv(others, plan.columns))
     items = product(shape)
     *head, piece = delinearize(grid_item(items), shape)
     begin = piece * plan.columns
-    plain = _matrix(b, op, tuple(head))
+    plain = _triangle_element_loader(b, op, tuple(head))
     matrix = plain if left else (lambda i, k: plain(k, i))
     ends = begin, minimum(begin + plan.columns, others)
-    return b.grid(items, solve_in_block(b, plan, tuple(head), matrix, _is_forward(op), ends), _solve_work(b))
+    return b.grid(
+        items, solve_in_block(b, plan, tuple(head), matrix, _is_forward_substitution(op), ends), _solve_work(b)
+    )
 
 
 def _solve_work(b: RegionBuilder) -> Dim:
@@ -240,7 +244,7 @@ def _solve_piece(b: RegionBuilder, op: Op, count: int, head: Index, piece: Dim) 
     """Solve for a run of ``count`` columns, or for one vector."""
     out = b.outputs[0]
     *_, rows, columns = out.shape
-    matrix = _matrix(b, op, head)
+    matrix = _triangle_element_loader(b, op, head)
     e = b.elements()
     if not op.attrs["left_side"]:
         return _solve_vector(e, op, matrix, out, lambda k: (*head, piece, k), columns)
@@ -257,7 +261,7 @@ def _solve_across(b: RegionBuilder, op: Op, count: int, head: Index, piece: Dim)
     begin = piece * count
     size = minimum(count, others - begin)
     columns = Buffer(b.fresh("columns"), out.dtype, (n, count), "scratch")
-    matrix, c, k = _matrix(b, op, head), sym("c", 0, count), sym("k", 0, n)
+    matrix, c, k = _triangle_element_loader(b, op, head), sym("c", 0, count), sym("k", 0, n)
     row, column = (*head, begin + c, k), (k, c)
 
     def moved(statement: Stmt) -> For:
@@ -271,7 +275,7 @@ def _solve_across(b: RegionBuilder, op: Op, count: int, head: Index, piece: Dim)
     ]
 
 
-def _trsm(b: RegionBuilder, op: Op, out: Buffer, head: Index) -> list[Stmt]:
+def _trsm_call(b: RegionBuilder, op: Op, out: Buffer, head: Index) -> list[Stmt]:
     a = b.buffers[op.operands[0]]
     call = LibraryCall(b)
     call.letter("R" if op.attrs["left_side"] else "L")
@@ -288,30 +292,30 @@ def _trsm(b: RegionBuilder, op: Op, out: Buffer, head: Index) -> list[Stmt]:
     return call.statements(LETTERS[out.dtype] + "trsm")
 
 
-def _matrix(b: RegionBuilder, op: Op, head: Index) -> Element:
+def _triangle_element_loader(b: RegionBuilder, op: Op, head: Index) -> Element:
     """Return the function that loads element ``(i, k)`` of ``op(a)``."""
     a = b.buffers[op.operands[0]]
     match op.attrs["transpose_a"]:
         case "TRANSPOSE":
             return lambda i, k: Load(a, (*head, k, i))
         case "ADJOINT":
-            return lambda i, k: _conj(Load(a, (*head, k, i)))
+            return lambda i, k: _conjugate_scalar(Load(a, (*head, k, i)))
     return lambda i, k: Load(a, (*head, i, k))
 
 
-def _order(op: Op, n: Dim) -> tuple[Dim, tuple[Dim, Dim], tuple[Dim, Dim]]:
+def _substitution_order(op: Op, n: Dim) -> tuple[Dim, tuple[Dim, Dim], tuple[Dim, Dim]]:
     """Return the unknown that step ``s`` computes, and the ranges of unknowns that are computed before and after it.
 
     ``x M = b`` is solved in the order of ``M`` transposed.
     """
     s = sym("s", 0, n)
-    if _is_forward(op):
+    if _is_forward_substitution(op):
         return s, (0, s), (s + 1, n)
     i = n - 1 - s
     return i, (i + 1, n), (0, i)
 
 
-def _is_forward(op: Op) -> bool:
+def _is_forward_substitution(op: Op) -> bool:
     """Return True for forward substitution: the first unknown is computed first."""
     flipped = (op.attrs["transpose_a"] != "NO_TRANSPOSE") != (not op.attrs["left_side"])
     return op.attrs["lower"] != flipped
@@ -321,26 +325,24 @@ def _solve_rows(
     e: Elements, op: Op, matrix: Element, out: Buffer, head: Index, n: Dim, begin: Dim, end: Dim
 ) -> list[Stmt]:
     """Subtract multiples of finished rows from row ``i``; the inner loops run along the right-hand sides."""
-    i, before, _ = _order(op, n)
+    i, before, _ = _substitution_order(op, n)
     k, c = sym("k", 0, n), sym("c", 0, out.shape[-1])
     at = (*head, i, c)
     inner = e.new_block()
     factor = e.bind(matrix(i, k))
-    less = _binary("sub", Load(out, at), _binary("mul", factor, Load(out, (*head, k, c))))
+    less = _binary_scalar("sub", Load(out, at), _binary_scalar("mul", factor, Load(out, (*head, k, c))))
     inner.append(For("c", begin, end, (Store(out, at, less),)))
     step: list[Stmt] = [For("k", *before, tuple(inner))]
     if not op.attrs["unit_diagonal"]:
         e.enter(step)
         diagonal = e.bind(matrix(i, i))
-        step.append(For("c", begin, end, (Store(out, at, _binary("div", Load(out, at), diagonal)),)))
+        step.append(For("c", begin, end, (Store(out, at, _binary_scalar("div", Load(out, at), diagonal)),)))
     return [For("s", 0, n, tuple(step))]
 
 
-def _solve_vector(
-    e: Elements, op: Op, matrix: Element, out: Buffer, at: Callable[[Dim], Index], n: Dim
-) -> list[Stmt]:
+def _solve_vector(e: Elements, op: Op, matrix: Element, out: Buffer, at: Callable[[Dim], Index], n: Dim) -> list[Stmt]:
     """Solve for one vector; the inner loop runs along the rows of ``a``."""
-    i, before, after = _order(op, n)
+    i, before, after = _substitution_order(op, n)
     k = sym("k", 0, n)
     left = op.attrs["left_side"]
     coefficient = matrix if left else (lambda i, k: matrix(k, i))
@@ -349,15 +351,15 @@ def _solve_vector(
     value: Scalar = Load(out, at(i))
     if by_dots:
         acc = Buffer("acc", out.dtype, (), "private")
-        dot = _binary("mul", coefficient(i, k), Load(out, at(k)))
+        dot = _binary_scalar("mul", coefficient(i, k), Load(out, at(k)))
         step += [Alloc(acc), Store(acc, (), constant_scalar(0, out.dtype))]
         step.append(For("k", *before, (Store(acc, (), dot, "add"),)))
-        value = _binary("sub", value, Load(acc, ()))
+        value = _binary_scalar("sub", value, Load(acc, ()))
     if not op.attrs["unit_diagonal"]:
-        value = _binary("div", value, coefficient(i, i))
+        value = _binary_scalar("div", value, coefficient(i, i))
     unknown = e.bind(value)
     step.append(Store(out, at(i), unknown))
     if not by_dots:
-        less = _binary("sub", Load(out, at(k)), _binary("mul", coefficient(k, i), unknown))
+        less = _binary_scalar("sub", Load(out, at(k)), _binary_scalar("mul", coefficient(k, i), unknown))
         step.append(For("k", *after, (Store(out, at(k), less),)))
     return [For("s", 0, n, tuple(step))]

@@ -17,7 +17,7 @@ def lower_csr_dot(b: RegionBuilder, plan: CsrRowsPlan) -> Kernel:
 
     Offsets and column numbers are clamped: invalid ones read an arbitrary element, but never out of bounds.
     """
-    data, starts, columns, dense = (b.buffers[v] for v in b.the_op("csr_dot").operands)
+    data, starts, columns, dense = (b.buffers[v] for v in b.region_root_op("csr_dot").operands)
     out = b.outputs[0]
     rows = out.shape[0]
     r = grid_item(rows, "r")
@@ -30,19 +30,19 @@ def lower_csr_dot(b: RegionBuilder, plan: CsrRowsPlan) -> Kernel:
     clear: Stmt = Store(out, at, zero)
     body.append(clear if width is None else For("k", 0, width, (clear,)))
     e.enter(body)
-    begin, end = (e.clamp(Load(starts, (place,)), data.shape[0]) for place in (r, r + 1))
-    body.append(For("p", begin, end, tuple(_add_row(e, data, columns, dense, out, at))))
+    begin, end = (e.clamp_index(Load(starts, (place,)), data.shape[0]) for place in (r, r + 1))
+    body.append(For("p", begin, end, tuple(_add_selected_dense_row(e, data, columns, dense, out, at))))
     work = data.shape[0] * (1 if width is None else width)
     return b.grid(rows, body, work * SPARSE_WORK.value, "r")
 
 
-def _add_row(
+def _add_selected_dense_row(
     e: Elements, data: Buffer, columns: Buffer, dense: Buffer, out: Buffer, at: tuple[Dim, ...]
 ) -> list[Stmt]:
     inner = e.new_block()
     p = sym("p", 0, data.shape[0])
     factor = e.bind(Load(data, (p,)))
-    column = e.clamp(Load(columns, (p,)), dense.shape[0] - 1)
+    column = e.clamp_index(Load(columns, (p,)), dense.shape[0] - 1)
     added = Store(out, at, Apply("mul", (factor, Load(dense, (column, *at[1:]))), out.dtype), "add")
     inner.append(added if len(at) == 1 else For("k", 0, out.shape[1], (added,)))
     return inner

@@ -21,31 +21,31 @@ from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import conjunction_of_tests, constant_scalar, test_index
 from aotc.lowering.plans.linalg.gpu_triangles import BlockCholeskyPlan, BlockSolvePlan, TriangleBlock
-from aotc.lowering.regions.linalg.gpu_transpose_triangle import Mirror
+from aotc.lowering.regions.linalg.gpu_transpose_triangle import TriangleTranspose
 from aotc.vmfb.dtypes import kind_of, real_of
 
 Coefficient = Callable[[Dim, Dim], Scalar]
 
 
-def conj(x: Scalar) -> Scalar:
+def conjugate_scalar(x: Scalar) -> Scalar:
     """Return the complex conjugate; a real scalar is its own."""
     return Apply("conj", (x,), x.dtype) if kind_of(x.dtype) == "c" else x
 
 
-def _real(x: Scalar) -> Scalar:
+def _real_part(x: Scalar) -> Scalar:
     return Apply("real", (x,), real_of(x.dtype)) if kind_of(x.dtype) == "c" else x
 
 
-def _as(x: Scalar, dtype: str) -> Scalar:
+def _convert_real_scalar(x: Scalar, dtype: str) -> Scalar:
     """Convert a real scalar to ``dtype``, which may be complex."""
     return x if x.dtype == dtype else Apply("complex", (x, constant_scalar(0, x.dtype)), dtype)
 
 
-def _mul(x: Scalar, y: Scalar) -> Scalar:
+def _complex_product(x: Scalar, y: Scalar) -> Scalar:
     return Apply("mul", (x, y), x.dtype)
 
 
-class _Panels:
+class _TrianglePanels:
     """Base of both emitters: threads, registers of a column, the diagonal block of a panel in shared memory."""
 
     def __init__(self, b: RegionBuilder, plan: TriangleBlock, dtype: str, n: Dim) -> None:
@@ -68,9 +68,11 @@ class _Panels:
         """Return the substitution for the column of thread ``t``, by the rows of :attr:`diagonal`."""
         q, i = sym("q", 0, self.each), sym("i", 0, self.each)
         unknown = Load(self.own, (t, q))
-        less = Apply("sub", (Load(self.own, (t, i)), _mul(Load(self.diagonal, (q, i)), unknown)), self.dtype)
+        less = Apply(
+            "sub", (Load(self.own, (t, i)), _complex_product(Load(self.diagonal, (q, i)), unknown)), self.dtype
+        )
         rest = For("i", q + 1, self.each, (Store(self.own, (t, i), less),), "unroll")
-        divide = Store(self.own, (t, q), _mul(unknown, Load(self.inverse, (q,))))
+        divide = Store(self.own, (t, q), _complex_product(unknown, Load(self.inverse, (q,))))
         return [For("q", 0, self.each, (divide, rest), "unroll")]
 
     def tile(
@@ -89,7 +91,7 @@ class _Panels:
         def square(block: Sequence[Stmt]) -> For:
             return For("u", 0, self.side, (For("v", 0, self.side, tuple(block), "unroll"),), "unroll")
 
-        term = _mul(Load(ups, (u,)), Load(across, (v,)))
+        term = _complex_product(Load(ups, (u,)), Load(across, (v,)))
         step: list[Stmt] = []
         for name, at, into, read in (("u", u, ups, left), ("v", v, across, right)):
             block = self.e.new_block()
@@ -112,15 +114,15 @@ def factor_in_block(
     b: RegionBuilder, plan: BlockCholeskyPlan, out: Buffer, head: Index, failed: Buffer, lower: bool
 ) -> list[Stmt]:
     """Return the statements that factor a matrix and clear its other triangle; all threads load the failure flag."""
-    f = _Factor(b, plan.block, out, head)
-    mirror = Mirror(b, out, head, plan)
+    f = _BlockCholesky(b, plan.block, out, head)
+    mirror = TriangleTranspose(b, out, head, plan)
     body: list[Stmt] = [*mirror.up(), Barrier()] if lower else []
     body += f.statements()
     body += [*(mirror.down() if lower else mirror.clear()), Barrier()]
     return [mirror.allocate(), *f.allocate(), *body, Store(failed, (), Load(f.failed, (0,)))]
 
 
-class _Factor(_Panels):
+class _BlockCholesky(_TrianglePanels):
     """Emitter of the factorisation of the upper triangle."""
 
     def __init__(self, b: RegionBuilder, plan: TriangleBlock, out: Buffer, head: Index) -> None:
@@ -137,15 +139,20 @@ class _Factor(_Panels):
         """Return the loop over panels of a blocked Cholesky factorization."""
         panels = ceildiv(self.n, self.each)
         begin = sym("g", 0, panels) * self.each
-        steps = [*self._diagonal(begin), Barrier()]
+        steps = [*self._factor_diagonal_block(begin), Barrier()]
         if panels != 1:
-            steps += [self._row(begin), Barrier(), self._rest(begin + self.each), Barrier()]
+            steps += [
+                self._solve_right_of_diagonal(begin),
+                Barrier(),
+                self._trailing_update(begin + self.each),
+                Barrier(),
+            ]
         return [For("g", 0, panels, tuple(steps))]
 
     def _at(self, i: Dim, k: Dim) -> Index:
         return (*self.head, i, k)
 
-    def _diagonal(self, begin: Dim) -> list[Stmt]:
+    def _factor_diagonal_block(self, begin: Dim) -> list[Stmt]:
         """Factor the diagonal block, one thread per column; beyond the matrix it continues as the identity."""
         i, t = sym("i", 0, self.each), sym("t", 0, self.each)
         own = (t, i)
@@ -156,24 +163,24 @@ class _Factor(_Panels):
             "i", 0, self.each, (If(conjunction_of_tests(there), (read,), (Store(self.own, own, unit),)),), "unroll"
         )
         held = self.e.new_block()
-        pivot = self.e.bind(_real(Load(self.diagonal, (t, t))))
-        root = self.e.bind(_as(Apply("sqrt", (pivot,), pivot.dtype), self.dtype))
+        pivot = self.e.bind(_real_part(Load(self.diagonal, (t, t))))
+        root = self.e.bind(_convert_real_scalar(Apply("sqrt", (pivot,), pivot.dtype), self.dtype))
         held.append(Store(self.inverse, (t,), Apply("div", (self.one, root), self.dtype)))
         q = sym("q", 0, self.each)
         place = self._at(begin + q, begin + t)
         write = [
-            Store(self.diagonal, (q, t), conj(Load(self.own, (t, q)))),
-            _guarded(test_index(begin + t, self.n, "lt"), Store(self.out, place, Load(self.own, (t, q)))),
+            Store(self.diagonal, (q, t), conjugate_scalar(Load(self.own, (t, q)))),
+            _guarded_by_tests(test_index(begin + t, self.n, "lt"), Store(self.out, place, Load(self.own, (t, q)))),
         ]
         above = Apply("le", (IndexScalar(q), IndexScalar(t)), "i1")
         back = For("q", 0, self.each, (If(above, tuple(write)),), "unroll")
         return [
             self.thread_loop([load], self.each),
-            For("q", 0, self.each, tuple(self._pivot(q, t)), "unroll"),
+            For("q", 0, self.each, tuple(self._eliminate_pivot_row(q, t)), "unroll"),
             self.thread_loop(held, self.each), Barrier(warp=True), self.thread_loop([back], self.each),
         ]  # fmt: skip
 
-    def _pivot(self, q: Dim, t: Dim) -> list[Stmt]:
+    def _eliminate_pivot_row(self, q: Dim, t: Dim) -> list[Stmt]:
         """Subtract row ``q`` from the rows below, then divide it by the root of its pivot.
 
         The update multiplies by the inverse of the pivot, so that no thread waits for the root.
@@ -181,19 +188,21 @@ class _Factor(_Panels):
         i = sym("i", 0, self.each)
         row = Store(self.diagonal, (q, t), Load(self.own, (t, q)))
         block = self.e.new_block()
-        pivot = self.e.bind(_real(Load(self.diagonal, (q, q))))
+        pivot = self.e.bind(_real_part(Load(self.diagonal, (q, q))))
         positive = Apply("gt", (pivot, constant_scalar(0, pivot.dtype)), "i1")
         block.append(If(Apply("not", (positive,), "i1"), (Store(self.failed, (0,), Const(True, "i1")),)))
-        inverse = self.e.bind(_as(Apply("div", (constant_scalar(1, pivot.dtype), pivot), pivot.dtype), self.dtype))
-        factor = self.e.bind(_mul(Load(self.own, (t, q)), inverse))
-        less = _mul(conj(Load(self.diagonal, (q, i))), factor)
+        inverse = self.e.bind(
+            _convert_real_scalar(Apply("div", (constant_scalar(1, pivot.dtype), pivot), pivot.dtype), self.dtype)
+        )
+        factor = self.e.bind(_complex_product(Load(self.own, (t, q)), inverse))
+        less = _complex_product(conjugate_scalar(Load(self.diagonal, (q, i))), factor)
         rest = Store(self.own, (t, i), Apply("sub", (Load(self.own, (t, i)), less), self.dtype))
         block.append(For("i", q + 1, self.each, (rest,), "unroll"))
-        root = _as(Apply("sqrt", (pivot,), pivot.dtype), self.dtype)
+        root = _convert_real_scalar(Apply("sqrt", (pivot,), pivot.dtype), self.dtype)
         block.append(Store(self.own, (t, q), Apply("div", (Load(self.own, (t, q)), root), self.dtype)))
         return [self.thread_loop([row], self.each), Barrier(warp=True), self.thread_loop(block, self.each)]
 
-    def _row(self, begin: Dim) -> Stmt:
+    def _solve_right_of_diagonal(self, begin: Dim) -> Stmt:
         """Solve for the columns right of the diagonal block, one thread per column."""
         c, i = self.b.fresh("c"), sym("i", 0, self.each)
         at = self._at(self.in_panel(begin + i), sym(c, 0, self.n))
@@ -202,7 +211,7 @@ class _Factor(_Panels):
         column = (read, *self.substitute(self.t), write)
         return self.thread_loop([For(c, begin + self.each + self.t, self.n, column, step=self.threads)])
 
-    def _rest(self, end: Dim) -> Stmt:
+    def _trailing_update(self, end: Dim) -> Stmt:
         """Emit the trailing update: subtract the panel that ends at ``end``, one tile per thread.
 
         Rows of tiles are taken in pairs (first and last, and so on): all pairs have the same number of tiles.
@@ -218,28 +227,36 @@ class _Factor(_Panels):
         k0 = i0 + sym(across.name, 0, None) * self.side
 
         def element(first: Dim) -> Callable[[Dim, Dim], Scalar]:
-            return lambda r, u: Load(self.out, self._at(self.in_panel(end - self.each + r), self._clamped(first + u)))
+            return lambda r, u: Load(
+                self.out, self._at(self.in_panel(end - self.each + r), self._clamped_row(first + u))
+            )
 
         left = element(i0)
         tile = self.tile(
-            lambda r, u: conj(left(r, u)), element(k0), self.each, lambda u, v: self._at(i0 + u, k0 + v),
-            lambda u, v: [] if self._is_whole() else [*self._below(i0 + u), *self._below(k0 + v)], self.out,
-        )  # fmt: skip
+            lambda r, u: conjugate_scalar(left(r, u)),
+            element(k0),
+            self.each,
+            lambda u, v: self._at(i0 + u, k0 + v),
+            lambda u, v: (
+                [] if self._has_whole_panels() else [*self._is_row_in_matrix(i0 + u), *self._is_row_in_matrix(k0 + v)]
+            ),
+            self.out,
+        )
         once = Apply("ne", (IndexScalar(low), IndexScalar(tiles - 1 - low)), "i1")
         body.append(If(Apply("or", (is_low, once), "i1"), tuple(tile)))
         return self.thread_loop([For(p, self.t, ceildiv(tiles, 2) * (tiles + 1), tuple(body), step=self.threads)])
 
-    def _is_whole(self) -> bool:
+    def _has_whole_panels(self) -> bool:
         return mod(self.n, self.side) == 0
 
-    def _clamped(self, i: Dim) -> Dim:
-        return i if self._is_whole() else minimum(i, self.n - 1)
+    def _clamped_row(self, i: Dim) -> Dim:
+        return i if self._has_whole_panels() else minimum(i, self.n - 1)
 
-    def _below(self, i: Dim) -> list[Scalar]:
+    def _is_row_in_matrix(self, i: Dim) -> list[Scalar]:
         return [Apply("lt", (IndexScalar(i), IndexScalar(self.n)), "i1")]
 
 
-def _guarded(tests: Sequence[Scalar], stmt: Stmt) -> Stmt:
+def _guarded_by_tests(tests: Sequence[Scalar], stmt: Stmt) -> Stmt:
     return If(conjunction_of_tests(tests), (stmt,)) if tests else stmt
 
 
@@ -260,10 +277,10 @@ def solve_in_block(
     others : tuple
         The first right-hand side, and the end of the range.
     """
-    return _Solve(b, plan, head, matrix, forward, others).statements()
+    return _BlockTriangularSolve(b, plan, head, matrix, forward, others).statements()
 
 
-class _Solve(_Panels):
+class _BlockTriangularSolve(_TrianglePanels):
     """Emitter of the solution; unknown ``s`` is the one that step ``s`` computes.
 
     The unknowns of a right-hand side are in a column of the output if ``left``, else in a row. If ``unit``, the
@@ -274,7 +291,7 @@ class _Solve(_Panels):
         self, b: RegionBuilder, plan: BlockSolvePlan, head: Index, matrix: Coefficient, forward: bool,
         others: tuple[Dim, Dim],
     ) -> None:  # fmt: skip
-        out, attrs = b.outputs[0], b.the_op("triangular_solve").attrs
+        out, attrs = b.outputs[0], b.region_root_op("triangular_solve").attrs
         self.unit, self.left = attrs["unit_diagonal"], attrs["left_side"]
         super().__init__(b, plan.block, out.dtype, out.shape[-2 if self.left else -1])
         self.out, self.head, self.count = out, head, plan.columns
@@ -290,13 +307,20 @@ class _Solve(_Panels):
         """Return the loop over panels of a blocked triangular solve."""
         panels = ceildiv(self.n, self.each)
         begin = sym("g", 0, panels) * self.each
-        steps = [self._diagonal(begin), Barrier(), self._inverses(), Barrier(), self._unknowns(begin), Barrier()]
+        steps = [
+            self._load_diagonal_block(begin),
+            Barrier(),
+            self._invert_diagonal(),
+            Barrier(),
+            self._solve_panel_unknowns(begin),
+            Barrier(),
+        ]
         if panels != 1:
-            steps += [self._rest(begin), Barrier()]
+            steps += [self._update_later_equations(begin), Barrier()]
         buffers = map(Alloc, (self.own, self.diagonal, self.inverse, self.found))
         return [*buffers, For("g", 0, panels, tuple(steps))]
 
-    def _diagonal(self, begin: Dim) -> Stmt:
+    def _load_diagonal_block(self, begin: Dim) -> Stmt:
         """Load the diagonal block into shared memory; beyond the matrix it continues as the identity."""
         size = self.each * self.each
         p = sym(self.b.fresh("p"), 0, size)
@@ -309,12 +333,12 @@ class _Solve(_Panels):
         load = If(conjunction_of_tests(there), (read,), (Store(self.diagonal, (q, i), unit),))
         return self.thread_loop([For(str(p), self.t, size, (load,), step=self.threads)])
 
-    def _inverses(self) -> Stmt:
+    def _invert_diagonal(self) -> Stmt:
         t = sym("t", 0, self.each)
         inverse = Apply("div", (self.one, Load(self.diagonal, (t, t))), self.dtype)
         return self.thread_loop([Store(self.inverse, (t,), inverse)], self.each)
 
-    def _unknowns(self, begin: Dim) -> Stmt:
+    def _solve_panel_unknowns(self, begin: Dim) -> Stmt:
         """Compute the unknowns of a panel, one thread per right-hand side."""
         i, t = sym("i", 0, self.each), sym("t", 0, self.count)
         cell = (t, i)
@@ -324,13 +348,13 @@ class _Solve(_Panels):
         if there:
             read = If(conjunction_of_tests(there), (read,), (Store(self.own, cell, self.zero),))
         value = Load(self.own, cell)
-        write = (Store(self.found, (i, t), value), _guarded(there, Store(self.out, at, value)))
+        write = (Store(self.found, (i, t), value), _guarded_by_tests(there, Store(self.out, at, value)))
         body: list[Stmt] = [For("i", 0, self.each, (read,), "unroll"), *self.substitute(t)]
         body.append(For("i", 0, self.each, write, "unroll"))
         exists = test_index(self.first + t, self.end, "lt")
         return self.thread_loop([If(conjunction_of_tests(exists), tuple(body))] if exists else body, self.count)
 
-    def _rest(self, begin: Dim) -> Stmt:
+    def _update_later_equations(self, begin: Dim) -> Stmt:
         """Emit the update of later equations by the panel's unknowns, in tiles."""
         end = begin + self.each
         wide = self.count // self.side

@@ -31,9 +31,9 @@ from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import constant_scalar, real_and_imaginary
 from aotc.lowering.plans.linalg.gpu_factors import EigenPlan, JacobiPlan, SingularPlan
-from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conj
+from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conjugate_scalar
 from aotc.lowering.regions.linalg.gpu_factor_common import BLOCK_BARRIER, Fill, binary_call, comparison_call
-from aotc.lowering.regions.linalg.gpu_jacobi_rotations import Rotations
+from aotc.lowering.regions.linalg.gpu_jacobi_rotations import JacobiRotations
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
 
@@ -42,7 +42,7 @@ def eigen_statements(b: RegionBuilder, head: Index, plan: EigenPlan) -> list[Stm
 
     The outputs are the eigenvectors, which overwrite the matrix, the eigenvalues in ascending order, and the status.
     """
-    return _Eigen(b, head, plan).whole()
+    return _JacobiEigen(b, head, plan).whole()
 
 
 def svd_statements(b: RegionBuilder, head: Index, plan: SingularPlan) -> list[Stmt]:
@@ -52,10 +52,10 @@ def svd_statements(b: RegionBuilder, head: Index, plan: SingularPlan) -> list[St
     the left vectors (0 for values that are 0 relative to the largest), the adjoint of the right vectors, and the
     status.
     """
-    return _Singular(b, head, plan).whole()
+    return _JacobiSvd(b, head, plan).whole()
 
 
-class Jacobi(Rotations):
+class Jacobi(JacobiRotations):
     """Base of the Jacobi kernels for eigenvalues and for singular values.
 
     A block of threads handles the matrix ``out[head]`` of the first output (``head`` is the index in the batch): it
@@ -77,10 +77,16 @@ class Jacobi(Rotations):
         """Return the kernel's body: allocations of all buffers, then the statements."""
         c = self.c
         least = float(np.finfo(to_numpy(c.real)).tiny)  # the inverse of a smaller number would overflow
-        largest = self._over_all(self.scale, self._largest_parts, "max", least)
-        squares = self._over_all(self.norm, self._scaled_squares, "add")
-        body = [*largest, *squares, c.by_threads(self._start), BLOCK_BARRIER, *self.statements()]
-        body += [self._numbers(), BLOCK_BARRIER, c.by_threads(self._ranks), BLOCK_BARRIER, *self._results()]
+        largest = self._reduce_over_threads(self.scale, self._largest_parts, "max", least)
+        squares = self._reduce_over_threads(self.norm, self._scaled_squares, "add")
+        body = [*largest, *squares, c.by_threads(self._initialize_columns), BLOCK_BARRIER, *self.statements()]
+        body += [
+            self._compute_column_values(),
+            BLOCK_BARRIER,
+            c.by_threads(self._rank_column_values),
+            BLOCK_BARRIER,
+            *self._store_results(),
+        ]
         return c.whole(body)
 
     # --- what is turned ---
@@ -97,7 +103,9 @@ class Jacobi(Rotations):
         """Return the factor that scales the largest real or imaginary part to 1."""
         return self.e.bind(binary_call("div", self.real(1), Load(self.scale, (0,))))
 
-    def _by_elements(self, block: list[Stmt], each: Callable[[Dim, Dim], Sequence[Stmt]], rows: int = 0) -> None:
+    def _loop_over_matrix_elements(
+        self, block: list[Stmt], each: Callable[[Dim, Dim], Sequence[Stmt]], rows: int = 0
+    ) -> None:
         """Append a loop over the elements of the matrix, or of ``rows`` rows, distributed over threads."""
         name, rows = self.b.fresh("f"), rows or self.rows
         flat = sym(name, 0, self.n * rows)
@@ -113,12 +121,12 @@ class Jacobi(Rotations):
         def each(j: Dim, i: Dim) -> list[Stmt]:
             x = bind(self.given(j, i))
             parts = real_and_imaginary(x) if kind_of(x.dtype) == "c" else (x,)
-            size = c.mine(self.own)
+            size = c.load_of_thread_scalar(self.own)
             for part in parts:
                 size = binary_call("max", size, Apply("abs", (part,), c.real))
             return [Store(self.w, (j, i), x), c.keep(self.own, size)]
 
-        self._by_elements(block, each)
+        self._loop_over_matrix_elements(block, each)
 
     def _scaled_squares(self, block: list[Stmt]) -> None:
         """Append the scaling of a thread's elements, and the sum of their squares."""
@@ -126,11 +134,14 @@ class Jacobi(Rotations):
 
         def each(j: Dim, i: Dim) -> list[Stmt]:
             x = self.e.bind(self.times(Load(self.w, (j, i)), scale))
-            return [Store(self.w, (j, i), x), c.keep(self.own, binary_call("add", c.mine(self.own), self.square(x)))]
+            return [
+                Store(self.w, (j, i), x),
+                c.keep(self.own, binary_call("add", c.load_of_thread_scalar(self.own), self.square(x))),
+            ]
 
-        self._by_elements(block, each)
+        self._loop_over_matrix_elements(block, each)
 
-    def _over_all(self, to: Buffer, look: Fill, how: str, least: float = 0) -> list[Stmt]:
+    def _reduce_over_threads(self, to: Buffer, look: Fill, how: str, least: float = 0) -> list[Stmt]:
         """Return the reduction of the threads' values ``look`` by ``how``; for sums, the square root of it."""
         c = self.c
 
@@ -145,12 +156,17 @@ class Jacobi(Rotations):
             block.append(Store(to, (0,), Apply("sqrt", (total,), c.real) if how == "add" else total))
 
         return [
-            c.by_threads(begin), *c.among_lanes([self.own], lambda x, y: [binary_call(how, x[0], y[0])]),
-            c.by_threads(lambda block: c.first_lane(block, [Store(self.partial, (c.warp,), c.mine(self.own))])),
-            BLOCK_BARRIER, c.by_threads(join, 1), BLOCK_BARRIER,
-        ]  # fmt: skip
+            c.by_threads(begin),
+            *c.warp_butterfly_reduce([self.own], lambda x, y: [binary_call(how, x[0], y[0])]),
+            c.by_threads(
+                lambda block: c.first_lane(block, [Store(self.partial, (c.warp,), c.load_of_thread_scalar(self.own))])
+            ),
+            BLOCK_BARRIER,
+            c.by_threads(join, 1),
+            BLOCK_BARRIER,
+        ]
 
-    def _start(self, block: list[Stmt]) -> None:
+    def _initialize_columns(self, block: list[Stmt]) -> None:
         """Append the initial matrix of the Jacobi iteration: shifted diagonal, zero rows, identity below."""
         c, more, pitch = self.c, self.diagonal(), self.held.pitch
         if more is not None:
@@ -161,7 +177,7 @@ class Jacobi(Rotations):
         self._clear_columns(block)
         if pitch == self.rows:
             return
-        first = self.held.padded(self.rows)
+        first = self.held.padded_rows(self.rows)
 
         def each(j: Dim, i: Dim) -> list[Stmt]:
             own = comparison_call("eq", IndexScalar(i + self.rows), IndexScalar(j + first))
@@ -169,7 +185,7 @@ class Jacobi(Rotations):
             unit = Apply("select", (own, one, c.zero()), c.dtype) if self.held.more else c.zero()
             return [Store(self.w, (j, i + self.rows), unit)]
 
-        self._by_elements(block, each, pitch - self.rows)
+        self._loop_over_matrix_elements(block, each, pitch - self.rows)
 
     def _clear_columns(self, block: list[Stmt]) -> None:
         """Append the clearing of padding columns."""
@@ -190,7 +206,7 @@ class Jacobi(Rotations):
         """Return a column's eigenvalue or singular value from its two sums."""
         raise NotImplementedError
 
-    def _numbers(self) -> Stmt:
+    def _compute_column_values(self) -> Stmt:
         """Return the loop that computes the eigenvalue or singular value of each column."""
         c = self.c
 
@@ -200,13 +216,13 @@ class Jacobi(Rotations):
                 self.number(block, column)
 
             def keep(block: list[Stmt]) -> None:
-                squares = self.e.bind(c.mine(self.y2))
-                total = self.e.bind(self.value(c.mine(self.x2), squares))
+                squares = self.e.bind(c.load_of_thread_scalar(self.y2))
+                total = self.e.bind(self.value(c.load_of_thread_scalar(self.x2), squares))
                 one = binary_call("div", self.real(1), Apply("sqrt", (squares,), c.real))
                 first = comparison_call("eq", IndexScalar(self.lane), Const(0, "i64"))
                 block.append(If(first, (Store(self.found, (column,), total), Store(self.unit, (column,), one))))
 
-            return [by(multiply), *self.summed(self.x2, self.y2), by(keep)]
+            return [by(multiply), *self.sums_over_group(self.x2, self.y2), by(keep)]
 
         return self.over_columns(update)
 
@@ -214,7 +230,7 @@ class Jacobi(Rotations):
         """Return an element of a normalised vector."""
         return self.times(Load(self.w, (j, i)), Load(self.unit, (j,)))
 
-    def _ranks(self, block: list[Stmt]) -> None:
+    def _rank_column_values(self, block: list[Stmt]) -> None:
         """Append the sorted position of each value: the count of values before it; NaN keeps its position."""
         c, before = self.c, "gt" if self.descending else "lt"
         own, others = self.b.fresh("j"), self.b.fresh("k")
@@ -237,7 +253,7 @@ class Jacobi(Rotations):
         """Append the stores of the vectors of ``column`` at sorted position ``to``."""
         raise NotImplementedError
 
-    def _results(self) -> list[Stmt]:
+    def _store_results(self) -> list[Stmt]:
         c = self.c
 
         def update(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
@@ -253,30 +269,38 @@ class Jacobi(Rotations):
 
         def state(block: list[Stmt]) -> None:
             finite = Apply("is_finite", (Load(self.norm, (0,)),), "i1")
-            done = binary_call("and", finite, Apply("not", (self.some_far(),), "i1"))
+            done = binary_call("and", finite, Apply("not", (self.is_not_converged(),), "i1"))
             good = Apply("select", (done, Const(0, "i32"), Const(1, "i32")), "i32")
             block.append(Store(self.status, self.head, good))
 
         return [self.over_columns(update), c.by_threads(state, 1)]
 
 
-class _Eigen(Jacobi):
+class _JacobiEigen(Jacobi):
     """Emitter of ``syevd``."""
 
     def __init__(self, b: RegionBuilder, head: Index, plan: EigenPlan) -> None:
         super().__init__(b, head, plan, b.outputs[1], b.outputs[2])
-        self.lower = b.the_op("lapack").attrs["options"]["uplo"] == "L"
+        self.lower = b.region_root_op("lapack").attrs["options"]["uplo"] == "L"
 
-    def _below(self, column: Dim, row: Dim) -> Scalar:
+    def _lower_triangle_element(self, column: Dim, row: Dim) -> Scalar:
         """Return an element of the lower triangle."""
         c = self.c
-        return c.element(column, row) if self.lower else conj(c.element(row, column))
+        return c.element(column, row) if self.lower else conjugate_scalar(c.element(row, column))
 
     def given(self, column: Dim, row: Dim) -> Scalar:
         """Return an element of the Hermitian input matrix, from its stored triangle."""
         c = self.c
         here = comparison_call("ge", IndexScalar(row), IndexScalar(column))
-        return Apply("select", (here, self._below(column, row), conj(self._below(row, column))), c.dtype)
+        return Apply(
+            "select",
+            (
+                here,
+                self._lower_triangle_element(column, row),
+                conjugate_scalar(self._lower_triangle_element(row, column)),
+            ),
+            c.dtype,
+        )
 
     def diagonal(self) -> Scalar:
         """Return 5/4 of the norm of the scaled matrix; 1 for a zero matrix."""
@@ -296,14 +320,16 @@ class _Eigen(Jacobi):
             name = self.b.fresh("k")
             inner = self.e.new_block()
             k = sym(name, 0, self.n)
-            term = binary_call("mul", self.times(self._below(k, i), scale), Load(self.w, (j, k)))
+            term = binary_call("mul", self.times(self._lower_triangle_element(k, i), scale), Load(self.w, (j, k)))
             inner.append(Store(total, (), term, "add"))
             self.e.enter(outer)
             outer += [Alloc(total), Store(total, (), c.zero()), For(name, 0, i, tuple(inner))]
             half = binary_call(
-                "mul", self.times(self._below(i, i), self.e.bind(binary_call("mul", self.real(0.5), scale))), own
+                "mul",
+                self.times(self._lower_triangle_element(i, i), self.e.bind(binary_call("mul", self.real(0.5), scale))),
+                own,
             )
-            whole = binary_call("mul", conj(own), binary_call("add", Load(total, ()), half))
+            whole = binary_call("mul", conjugate_scalar(own), binary_call("add", Load(total, ()), half))
             real = Apply("real", (whole,), c.real) if kind_of(c.dtype) == "c" else whole
             return [Store(self.x2, (c.t,), real, "add"), Store(self.y2, (c.t,), bind(self.square(own)), "add")]
 
@@ -319,7 +345,7 @@ class _Eigen(Jacobi):
         self.along(block, self.n, lambda i: [Store(c.out, c.place(to, i), self.vector(column, i))])
 
 
-class _Singular(Jacobi):
+class _JacobiSvd(Jacobi):
     """Emitter of ``gesdd``."""
 
     descending = True
@@ -327,9 +353,9 @@ class _Singular(Jacobi):
     def __init__(self, b: RegionBuilder, head: Index, plan: SingularPlan) -> None:
         super().__init__(b, head, plan, b.outputs[1], b.outputs[4])
         self.left, self.right = b.outputs[2:4]
-        self.noise = binary_call("mul", self._least(), self._least())
+        self.noise = binary_call("mul", self._noise_norm(), self._noise_norm())
 
-    def _least(self) -> Scalar:
+    def _noise_norm(self) -> Scalar:
         """Return the norm up to which a column is rounding noise."""
         return binary_call("mul", self.real(self.small), Load(self.norm, (0,)))
 
@@ -340,7 +366,7 @@ class _Singular(Jacobi):
             return lambda i: [Store(to, (self.c.t,), self.square(Load(self.w, (j, i + first))), "add")]
 
         self.along(block, self.rows, squares(self.x2, 0))
-        self.along(block, self.n, squares(self.y2, self.held.padded(self.rows)))
+        self.along(block, self.n, squares(self.y2, self.held.padded_rows(self.rows)))
 
     def value(self, total: Scalar, squares: Scalar) -> Scalar:
         """Return the norm of a column, corrected for the rounding of the rotations."""
@@ -351,14 +377,16 @@ class _Singular(Jacobi):
         c, bind = self.c, self.e.bind
         size = bind(Load(self.found, (column,)))
         one = binary_call("div", self.real(1), size)
-        factor = bind(Apply("select", (comparison_call("gt", size, self._least()), one, self.real(0)), c.real))
+        factor = bind(Apply("select", (comparison_call("gt", size, self._noise_norm()), one, self.real(0)), c.real))
 
         def each(i: Dim) -> list[Stmt]:
             x = bind(self.times(Load(self.w, (column, i)), factor))
             return [Store(self.left, (*self.head, to, i), x), Store(c.out, c.place(to, i), x)]
 
-        first = self.held.padded(self.rows)
+        first = self.held.padded_rows(self.rows)
         self.along(block, self.rows, each)
         self.along(
-            block, self.n, lambda i: [Store(self.right, (*self.head, i, to), conj(self.vector(column, i + first)))]
+            block,
+            self.n,
+            lambda i: [Store(self.right, (*self.head, i, to), conjugate_scalar(self.vector(column, i + first)))],
         )

@@ -31,7 +31,7 @@ def comparison_call(name: str, x: Scalar, y: Scalar) -> Scalar:
     return Apply(name, (x, y), "i1")
 
 
-class Columns:
+class MatrixColumns:
     """Emitter of statements over the columns of the matrix ``out[head]``, whose column ``j`` is ``out[head, j]``."""
 
     def __init__(self, b: RegionBuilder, out: Buffer, head: Index, warps: int) -> None:
@@ -47,13 +47,13 @@ class Columns:
 
     def own(self, dtype: str = "") -> Buffer:
         """Allocate a buffer with one scalar per thread."""
-        return self._computed(Buffer(self.b.fresh("own"), dtype or self.dtype, (self.threads,), "private"))
+        return self._real_buffer_value(Buffer(self.b.fresh("own"), dtype or self.dtype, (self.threads,), "private"))
 
     def shared(self, dtype: str = "") -> Buffer:
         """Allocate a buffer with one scalar shared by all threads of the block."""
-        return self._computed(Buffer(self.b.fresh("held"), dtype or self.dtype, (1,), "shared"))
+        return self._real_buffer_value(Buffer(self.b.fresh("held"), dtype or self.dtype, (1,), "shared"))
 
-    def _computed(self, buffer: Buffer) -> Buffer:
+    def _real_buffer_value(self, buffer: Buffer) -> Buffer:
         self.made.append(buffer)
         return buffer
 
@@ -73,7 +73,7 @@ class Columns:
         """Return the integer in a shared buffer as an index below ``extent``."""
         return sym(self.e.bind(Load(of, (0,)), "n").name, 0, extent)
 
-    def mine(self, buffer: Buffer) -> Scalar:
+    def load_of_thread_scalar(self, buffer: Buffer) -> Scalar:
         """Return the load of the thread's own scalar in ``buffer``."""
         return Load(buffer, (self.t,))
 
@@ -123,7 +123,7 @@ class Columns:
 
         return For(name, 0, count, tuple(body(column, by)))
 
-    def among_lanes(
+    def warp_butterfly_reduce(
         self, held: Sequence[Buffer], join: Join, count: int = 0, first: int = 1, last: int = WARP
     ) -> list[Stmt]:
         """Return a butterfly reduction by ``join``: every lane of a warp gets the result over all lanes.
@@ -136,7 +136,7 @@ class Columns:
             found += [Shuffle(other, buffer, mask) for other, buffer in zip(others, held, strict=True)]
 
             def joined(block: list[Stmt]) -> None:
-                own, theirs = ([self.e.bind(self.mine(x)) for x in row] for row in (held, others))
+                own, theirs = ([self.e.bind(self.load_of_thread_scalar(x)) for x in row] for row in (held, others))
                 values = [self.e.bind(x) for x in join(own, theirs)]
                 block += [self.keep(buffer, x) for buffer, x in zip(held, values, strict=True)]
 
@@ -145,7 +145,7 @@ class Columns:
 
     def added(self, held: Buffer, count: int = 0) -> list[Stmt]:
         """Return a warp reduction by addition: every lane gets the sum over all lanes."""
-        return self.among_lanes([held], lambda x, y: [binary_call("add", x[0], y[0])], count)
+        return self.warp_butterfly_reduce([held], lambda x, y: [binary_call("add", x[0], y[0])], count)
 
     def size(self, x: Scalar) -> Scalar:
         """Return ``|x|``; of a complex number the sum of the absolute values of its parts, as LAPACK compares."""

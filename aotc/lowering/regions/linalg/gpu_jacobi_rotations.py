@@ -18,12 +18,12 @@ from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import constant_scalar, real_and_imaginary
 from aotc.lowering.plans.linalg.gpu_factors import JacobiPlan
-from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conj
+from aotc.lowering.regions.linalg.gpu_cholesky_trsm import conjugate_scalar
 from aotc.lowering.regions.linalg.gpu_factor_common import (
     BLOCK_BARRIER,
     WARP_BARRIER,
-    Columns,
     Fill,
+    MatrixColumns,
     binary_call,
     comparison_call,
 )
@@ -32,7 +32,7 @@ from aotc.vmfb.dtypes import kind_of, to_numpy
 Rows = Callable[[Dim, Dim], Sequence[Stmt]]
 
 
-class Rotations:
+class JacobiRotations:
     """Emitter of rotations of pairs of the columns ``w``; further rows of each may be rotated with them.
 
     ``noise`` is the squared norm up to which a column is not rotated, or None.
@@ -42,16 +42,16 @@ class Rotations:
         out, self.most = b.outputs[0], plan.sweeps
         columns, rows = map(static, out.shape[len(head) :])
         self.held = held = plan.columns
-        self.c = c = Columns(b, out, head, held.warps)
+        self.c = c = MatrixColumns(b, out, head, held.warps)
         self.b, self.e, self.n, self.rows = b, c.e, columns, rows
         self.lanes = held.lanes
         self.lane, self.group = mod(c.t, self.lanes), c.t // self.lanes
         self.w = self.shared(c.dtype, (held.count, held.pitch))
         self.far = self.shared("i1", (c.warps,))
-        self.sweeps = self._computed(Buffer(b.fresh("sweeps"), "i64", (), "private"))
+        self.sweeps = self._real_buffer_value(Buffer(b.fresh("sweeps"), "i64", (), "private"))
         self.x2, self.y2, self.dot = c.own(c.real), c.own(c.real), c.own()
         self.moved, self.changed, self.first, self.second = c.own("i1"), c.own("i1"), c.own("i32"), c.own("i32")
-        self.parts = [self._registers(), self._registers()] if held.in_registers else []
+        self.parts = [self._column_registers(), self._column_registers()] if held.in_registers else []
         self.angle = (c.own(c.real), c.own()) if held.more or not held.in_registers else ()
         self.noise: Scalar | None = None
         eps = float(np.finfo(to_numpy(c.real)).eps)
@@ -61,13 +61,13 @@ class Rotations:
 
     def shared(self, dtype: str, shape: tuple[int, ...]) -> Buffer:
         """Allocate a buffer in shared memory."""
-        return self._computed(Buffer(self.b.fresh("held"), dtype, shape, "shared"))
+        return self._real_buffer_value(Buffer(self.b.fresh("held"), dtype, shape, "shared"))
 
-    def _registers(self) -> Buffer:
-        count = self.held.padded(self.rows) // self.lanes
-        return self._computed(Buffer(self.b.fresh("part"), self.c.dtype, (self.c.threads, count), "private"))
+    def _column_registers(self) -> Buffer:
+        count = self.held.padded_rows(self.rows) // self.lanes
+        return self._real_buffer_value(Buffer(self.b.fresh("part"), self.c.dtype, (self.c.threads, count), "private"))
 
-    def _computed(self, buffer: Buffer) -> Buffer:
+    def _real_buffer_value(self, buffer: Buffer) -> Buffer:
         self.c.made.append(buffer)
         return buffer
 
@@ -90,9 +90,9 @@ class Rotations:
         """Convert a real scalar to the (possibly complex) dtype of the matrix."""
         return Apply("complex", (x, self.real(0)), self.c.dtype) if kind_of(self.c.dtype) == "c" else x
 
-    def summed(self, *held: Buffer) -> list[Stmt]:
+    def sums_over_group(self, *held: Buffer) -> list[Stmt]:
         """Return an all-reduce by shuffles: each lane gets the sums of the buffers over the lanes of its group."""
-        return self.c.among_lanes(
+        return self.c.warp_butterfly_reduce(
             held, lambda x, y: [binary_call("add", *z) for z in zip(x, y, strict=True)], last=self.lanes
         )
 
@@ -124,7 +124,7 @@ class Rotations:
         ``each`` gets the row, and the index of its element in the registers of the lane.
         """
         chunk, u, width = self.b.fresh("v"), self.b.fresh("u"), self.held.vector
-        chunks = self.held.padded(rows) // (width * self.lanes)
+        chunks = self.held.padded_rows(rows) // (width * self.lanes)
         at, of = sym(chunk, 0, chunks), sym(u, 0, width)
         inner = self.e.new_block()
         inner += each((at * self.lanes + self.lane) * width + of, at * width + of)
@@ -137,31 +137,33 @@ class Rotations:
     def statements(self) -> list[Stmt]:
         """Return the sweeps, until none of a sweep's pairs is far from orthogonal or their number is exhausted."""
         c, steps = self.c, 2 * self.held.pairs - 1
-        begin = c.by_threads(lambda block: c.first_lane(block, [self._share(Const(True, "i1"))]))
+        begin = c.by_threads(lambda block: c.first_lane(block, [self._share_convergence_flag(Const(True, "i1"))]))
         clear = c.by_threads(lambda block: block.append(c.keep(self.moved, Const(False, "i1"))))
         between, after = (WARP_BARRIER, [BLOCK_BARRIER]) if c.warps == 1 else (BLOCK_BARRIER, [])
-        steps_loop = For(self.b.fresh("s"), 0, steps, (*self._step(), between))
-        joined = c.among_lanes([self.moved], lambda x, y: [binary_call("or", x[0], y[0])], first=self.lanes)
-        share = c.by_threads(lambda block: c.first_lane(block, [self._share(c.mine(self.moved))]))
+        steps_loop = For(self.b.fresh("s"), 0, steps, (*self._rotate_and_advance(), between))
+        joined = c.warp_butterfly_reduce([self.moved], lambda x, y: [binary_call("or", x[0], y[0])], first=self.lanes)
+        share = c.by_threads(
+            lambda block: c.first_lane(block, [self._share_convergence_flag(c.load_of_thread_scalar(self.moved))])
+        )
         more = Store(self.sweeps, (), binary_call("add", Load(self.sweeps, ()), Const(1, "i64")))
         fewer = comparison_call("lt", Load(self.sweeps, ()), IndexScalar(self.most))
         sweep = (clear, steps_loop, *after, *joined, share, more, BLOCK_BARRIER)
         return [
-            begin, Store(self.sweeps, (), Const(0, "i64")), c.by_threads(self._take_places), BLOCK_BARRIER,
-            While((), binary_call("and", self.some_far(), fewer), sweep),
+            begin, Store(self.sweeps, (), Const(0, "i64")), c.by_threads(self._assign_column_pairs), BLOCK_BARRIER,
+            While((), binary_call("and", self.is_not_converged(), fewer), sweep),
         ]  # fmt: skip
 
-    def _share(self, far: Scalar) -> Stmt:
+    def _share_convergence_flag(self, far: Scalar) -> Stmt:
         return Store(self.far, (self.c.warp,), far)
 
-    def some_far(self) -> Scalar:
+    def is_not_converged(self) -> Scalar:
         """Return True at run time if pairs were far from orthogonal in the last sweep."""
         some: Scalar = Load(self.far, (0,))
         for k in range(1, self.c.warps):
             some = binary_call("or", some, Load(self.far, (k,)))
         return some
 
-    def _take_places(self, block: list[Stmt]) -> None:
+    def _assign_column_pairs(self, block: list[Stmt]) -> None:
         """Append the assignment of an initial column pair to each group of lanes.
 
         All columns but the last are on a circle, the last is in its centre. Group ``k`` has the columns ``k`` positions
@@ -174,10 +176,10 @@ class Rotations:
             self.c.keep(self.first, ahead), self.c.keep(self.second, IndexScalar(mod(m - mod(k, m), m), "i32")),
         ]  # fmt: skip
 
-    def _next_places(self, block: list[Stmt]) -> None:
+    def _advance_column_pairs(self, block: list[Stmt]) -> None:
         last, one = 2 * self.held.pairs - 2, Const(1, "i32")
         for place in (self.first, self.second):
-            old = self.e.bind(self.c.mine(place))
+            old = self.e.bind(self.c.load_of_thread_scalar(place))
             new = Apply(
                 "select",
                 (comparison_call("eq", old, Const(last, "i32")), Const(0, "i32"), binary_call("add", old, one)),
@@ -186,43 +188,43 @@ class Rotations:
             stays = comparison_call("gt", old, Const(last, "i32"))
             block.append(self.c.keep(place, Apply("select", (stays, old, new), "i32")))
 
-    def _step(self) -> list[Stmt]:
+    def _rotate_and_advance(self) -> list[Stmt]:
         """Return the rotation of each group's pair, and the advance to its next pair."""
         some = self.held.pairs * self.lanes < self.c.threads
         there = comparison_call("lt", IndexScalar(self.group), IndexScalar(self.held.pairs)) if some else None
 
         def write(block: list[Stmt]) -> None:
-            self._write(block)
-            self._next_places(block)
+            self._write_rotated_columns(block)
+            self._advance_column_pairs(block)
 
         return [
-            self.by_groups(there, self._read), self.by_groups(there, self._multiply),
-            *self.summed(self.x2, self.y2, self.dot),
-            self.by_groups(there, self._rotate), self.by_groups(there, write),
+            self.by_groups(there, self._read_column_pair), self.by_groups(there, self._dot_products_of_pair),
+            *self.sums_over_group(self.x2, self.y2, self.dot),
+            self.by_groups(there, self._rotate_pair), self.by_groups(there, write),
         ]  # fmt: skip
 
-    def _columns(self) -> list[Dim]:
+    def _column_numbers_of_group(self) -> list[Dim]:
         """Return the numbers of a group's columns; neighbouring groups have neighbouring ones, in other banks."""
         places = (self.first, self.second)
-        return [sym(self.e.bind(self.c.mine(place), "n").name, 0, self.held.count) for place in places]
+        return [sym(self.e.bind(self.c.load_of_thread_scalar(place), "n").name, 0, self.held.count) for place in places]
 
-    def _read(self, block: list[Stmt]) -> None:
+    def _read_column_pair(self, block: list[Stmt]) -> None:
         c = self.c
         block.append(c.keep(self.changed, Const(False, "i1")))
         if self.angle:
             cosine, sine = self.angle
             block += [c.keep(cosine, self.real(1)), c.keep(sine, c.zero())]
         if self.held.in_registers:
-            columns = self._columns()
+            columns = self._column_numbers_of_group()
             self.in_vectors(block, self.rows, lambda i, slot: [
                 Store(part, (c.t, slot), Load(self.w, (j, i))) for part, j in zip(self.parts, columns, strict=True)
             ])  # fmt: skip
 
-    def _multiply(self, block: list[Stmt]) -> None:
+    def _dot_products_of_pair(self, block: list[Stmt]) -> None:
         """Append a thread's part of the dot products of a pair of columns."""
         c, bind = self.c, self.e.bind
         block += [c.keep(self.x2, self.real(0)), c.keep(self.y2, self.real(0)), c.keep(self.dot, c.zero())]
-        columns = [] if self.held.in_registers else self._columns()
+        columns = [] if self.held.in_registers else self._column_numbers_of_group()
 
         def add(i: Dim, slot: Dim) -> list[Stmt]:
             x, y = (
@@ -231,17 +233,17 @@ class Rotations:
                 else [bind(Load(part, (c.t, slot))) for part in self.parts]
             )
             squares = [Store(to, (c.t,), bind(self.square(z)), "add") for to, z in ((self.x2, x), (self.y2, y))]
-            return [*squares, Store(self.dot, (c.t,), binary_call("mul", conj(x), y), "add")]
+            return [*squares, Store(self.dot, (c.t,), binary_call("mul", conjugate_scalar(x), y), "add")]
 
         self.in_vectors(block, self.rows, add)
 
-    def _rotate(self, block: list[Stmt]) -> None:
+    def _rotate_pair(self, block: list[Stmt]) -> None:
         """Append the angle of a pair that is not orthogonal, and the rotation of columns in registers.
 
         The angle a has tan(2 a) = 2 |g| / (y^2 - x^2): cos(2 a) = |y^2 - x^2| r, sin(2 a) = +-2 |g| r.
         """
         c, bind = self.c, self.e.bind
-        x2, y2, g = (bind(c.mine(z)) for z in (self.x2, self.y2, self.dot))
+        x2, y2, g = (bind(c.load_of_thread_scalar(z)) for z in (self.x2, self.y2, self.dot))
         g2 = bind(self.square(g))
         both = bind(binary_call("mul", x2, y2))
         rotates = comparison_call("gt", g2, binary_call("mul", self.real(self.small**2), both))
@@ -250,7 +252,7 @@ class Rotations:
         inner = self.e.new_block()
         apart = bind(binary_call("sub", y2, x2))
         root = bind(
-            self._inverse_root(
+            self._inverse_square_root(
                 binary_call("add", binary_call("mul", apart, apart), binary_call("mul", self.real(4), g2))
             )
         )
@@ -258,12 +260,12 @@ class Rotations:
         cosine2 = bind(
             binary_call("add", binary_call("mul", binary_call("mul", half, Apply("abs", (apart,), c.real)), root), half)
         )
-        secant = bind(self._inverse_root(cosine2))
+        secant = bind(self._inverse_square_root(cosine2))
         cosine, factor = bind(binary_call("mul", cosine2, secant)), bind(binary_call("mul", root, secant))
         back = comparison_call("lt", apart, self.real(0))
         factor = bind(Apply("select", (back, Apply("neg", (factor,), c.real), factor), c.real))
-        sine = bind(self.times(conj(g), factor))
-        far = binary_call("or", c.mine(self.moved), self._is_far(g2, both, factor))
+        sine = bind(self.times(conjugate_scalar(g), factor))
+        far = binary_call("or", c.load_of_thread_scalar(self.moved), self._needs_another_sweep(g2, both, factor))
         inner += [c.keep(self.moved, far), c.keep(self.changed, Const(True, "i1"))]
         inner += [c.keep(to, x) for to, x in zip(self.angle, (cosine, sine), strict=False)]
         if self.held.in_registers:
@@ -271,10 +273,10 @@ class Rotations:
         block.append(If(rotates, tuple(inner)))
         self.e.enter(block)
 
-    def _inverse_root(self, x: Scalar) -> Scalar:
+    def _inverse_square_root(self, x: Scalar) -> Scalar:
         return Apply("rsqrt", (x,), self.c.real)
 
-    def _is_far(self, g2: Scalar, both: Scalar, factor: Scalar) -> Scalar:
+    def _needs_another_sweep(self, g2: Scalar, both: Scalar, factor: Scalar) -> Scalar:
         """Return True at run time if a pair's cosine, or the sine of its rotation, requires another sweep.
 
         Other rotations of the sweep change a dot product that was made 0 by sums of products of two such numbers.
@@ -286,31 +288,31 @@ class Rotations:
         )
         return binary_call("or", cosine, sine)
 
-    def _rotated(self, x: Scalar, y: Scalar, cosine: Scalar, sine: Scalar) -> list[Scalar]:
+    def _rotated_elements(self, x: Scalar, y: Scalar, cosine: Scalar, sine: Scalar) -> list[Scalar]:
         return [
             binary_call("sub", self.times(x, cosine), binary_call("mul", sine, y)),
-            binary_call("add", binary_call("mul", conj(sine), x), self.times(y, cosine)),
+            binary_call("add", binary_call("mul", conjugate_scalar(sine), x), self.times(y, cosine)),
         ]
 
     def _rotate_registers(self, block: list[Stmt], cosine: Scalar, sine: Scalar) -> None:
         def each(i: Dim, slot: Dim) -> list[Stmt]:
             x, y = (self.e.bind(Load(part, (self.c.t, slot))) for part in self.parts)
-            found = self._rotated(x, y, cosine, sine)
+            found = self._rotated_elements(x, y, cosine, sine)
             return [Store(part, (self.c.t, slot), z) for part, z in zip(self.parts, found, strict=True)]
 
         self.in_vectors(block, self.rows, each)
 
-    def _write(self, block: list[Stmt]) -> None:
+    def _write_rotated_columns(self, block: list[Stmt]) -> None:
         """Append the store of a group's rotated columns to memory."""
         c, held, bind = self.c, self.held, self.e.bind
-        columns = self._columns()
+        columns = self._column_numbers_of_group()
         inner = self.e.new_block()
-        angle = [bind(c.mine(x)) for x in self.angle]
+        angle = [bind(c.load_of_thread_scalar(x)) for x in self.angle]
 
         def in_memory(first: int) -> Rows:
             def each(i: Dim, slot: Dim) -> list[Stmt]:
                 x, y = (bind(Load(self.w, (j, i + first))) for j in columns)
-                found = self._rotated(x, y, *angle)
+                found = self._rotated_elements(x, y, *angle)
                 return [Store(self.w, (j, i + first), z) for j, z in zip(columns, found, strict=True)]
 
             return each
@@ -320,6 +322,6 @@ class Rotations:
 
         self.in_vectors(inner, self.rows, from_registers if held.in_registers else in_memory(0))
         if held.more:
-            self.in_vectors(inner, held.more, in_memory(held.padded(self.rows)))
-        block.append(If(c.mine(self.changed), tuple(inner)))
+            self.in_vectors(inner, held.more, in_memory(held.padded_rows(self.rows)))
+        block.append(If(c.load_of_thread_scalar(self.changed), tuple(inner)))
         self.e.enter(block)

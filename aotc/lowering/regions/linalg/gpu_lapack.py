@@ -19,42 +19,42 @@ from aotc.lowering.plans.linalg.gpu_factors import (
 )
 from aotc.lowering.regions.linalg.gpu_eig_svd import eigen_statements, svd_statements
 from aotc.lowering.regions.linalg.gpu_lu import lu_with_pivots
-from aotc.lowering.regions.linalg.gpu_lu_blocked import PivotPanels
+from aotc.lowering.regions.linalg.gpu_lu_blocked import LuPanels
 from aotc.lowering.regions.linalg.gpu_qr import product_of_reflectors, qr_by_reflectors
 from aotc.lowering.regions.linalg.lapack import each_matrix
 
 
 def lower_column_lu(b: RegionBuilder, plan: ColumnLuPlan) -> Kernel:
     """Lower ``getrf`` (LU factorization) column by column."""
-    return _by_blocks(b, lambda head: lu_with_pivots(b, head, plan))
+    return _block_per_matrix(b, lambda head: lu_with_pivots(b, head, plan))
 
 
 def lower_panel_lu(b: RegionBuilder, plan: PanelLuPlan) -> Kernel:
     """Lower ``getrf`` (LU factorization) panel by panel."""
-    return _by_blocks(b, lambda head: PivotPanels(b, head, plan).statements())
+    return _block_per_matrix(b, lambda head: LuPanels(b, head, plan).statements())
 
 
 def lower_householder(b: RegionBuilder, plan: HouseholderPlan) -> Kernel:
     """Lower ``geqrf`` (QR factorization by Householder reflectors)."""
-    return _by_blocks(b, lambda head: qr_by_reflectors(b, head, plan))
+    return _block_per_matrix(b, lambda head: qr_by_reflectors(b, head, plan))
 
 
 def lower_reflector_product(b: RegionBuilder, plan: ReflectorProductPlan) -> Kernel:
     """Lower ``orgqr`` (the matrix Q from Householder reflectors)."""
-    return _by_blocks(b, lambda head: product_of_reflectors(b, head, plan))
+    return _block_per_matrix(b, lambda head: product_of_reflectors(b, head, plan))
 
 
 def lower_eigen(b: RegionBuilder, plan: EigenPlan) -> Kernel:
     """Lower ``syevd`` (eigenvalues and eigenvectors of Hermitian matrices)."""
-    return _by_blocks(b, lambda head: eigen_statements(b, head, plan))
+    return _block_per_matrix(b, lambda head: eigen_statements(b, head, plan))
 
 
 def lower_singular(b: RegionBuilder, plan: SingularPlan) -> Kernel:
     """Lower ``gesdd`` and ``gesvd`` (singular value decomposition)."""
-    return _by_blocks(b, lambda head: svd_statements(b, head, plan))
+    return _block_per_matrix(b, lambda head: svd_statements(b, head, plan))
 
 
-def _by_blocks(b: RegionBuilder, routine: Callable[[Index], list[Stmt]]) -> Kernel:
+def _block_per_matrix(b: RegionBuilder, routine: Callable[[Index], list[Stmt]]) -> Kernel:
     """Return the kernel with a block per matrix.
 
     Raises
@@ -65,7 +65,7 @@ def _by_blocks(b: RegionBuilder, routine: Callable[[Index], list[Stmt]]) -> Kern
     kernel = each_matrix(b, routine)
     needed, room = shared_bytes(kernel.body), b.target.shared_memory
     if needed > room:
-        op = b.the_op("lapack")
+        op = b.region_root_op("lapack")
         message = f"LAPACK's {op.attrs['routine']} needs {needed:,} bytes of shared memory, and a block has {room:,}"
         raise CompileError.at(op.loc, message, hint="raise --shared-memory-limit, or use a CPU target or device")
     return kernel

@@ -25,8 +25,8 @@ from aotc.lowering.plans.linalg.gpu_factors import ColumnLuPlan
 from aotc.lowering.regions.linalg.gpu_factor_common import (
     BLOCK_BARRIER,
     WARP_BARRIER,
-    Columns,
     Fill,
+    MatrixColumns,
     binary_call,
     comparison_call,
 )
@@ -38,13 +38,13 @@ def lu_with_pivots(b: RegionBuilder, head: Index, plan: ColumnLuPlan) -> list[St
 
     The other outputs are the pivots, counted from 1, and the number of the first zero pivot (0: none).
     """
-    return _Pivots(b, head, plan).statements()
+    return _ColumnLu(b, head, plan).statements()
 
 
-class _Pivots:
+class _ColumnLu:
     def __init__(self, b: RegionBuilder, head: Index, plan: ColumnLuPlan) -> None:
         matrix, self.pivots, self.status = b.outputs
-        self.c = c = Columns(b, matrix, head, plan.warps)
+        self.c = c = MatrixColumns(b, matrix, head, plan.warps)
         self.e, self.head, self.name = c.e, head, b.fresh("k")
         self.count = minimum(c.rows, c.columns)
         self.best, self.row = c.own(c.real), c.own("i64")
@@ -55,11 +55,17 @@ class _Pivots:
         """Return all statements of a column-wise LU factorization, with their allocations."""
         c, k = self.c, sym(self.name, 0, self.count)
         start = c.by_threads(lambda block: block.append(Store(self.failed, (0,), Const(0, "i32"))), 1)
-        steps = [*self._search(k), *self._column(k), BLOCK_BARRIER, self._others(k), BLOCK_BARRIER]
+        steps = [
+            *self._search_pivot(k),
+            *self._swap_and_divide_column(k),
+            BLOCK_BARRIER,
+            self._update_other_columns(k),
+            BLOCK_BARRIER,
+        ]
         end = c.by_threads(lambda block: block.append(Store(self.status, self.head, Load(self.failed, (0,)))), 1)
         return c.whole([start, For(self.name, 0, self.count, tuple(steps)), end])
 
-    def _search(self, k: Dim) -> list[Stmt]:
+    def _search_pivot(self, k: Dim) -> list[Stmt]:
         """Return the search for the largest element of column ``k``; of equal ones the first."""
         c = self.c
 
@@ -70,7 +76,7 @@ class _Pivots:
             def each(i: Dim) -> list[Stmt]:
                 size = self.e.bind(c.size(self.e.bind(c.element(k, i))))
                 better = (c.keep(self.best, size), c.keep(self.row, IndexScalar(i)))
-                self.e.block.append(If(comparison_call("gt", size, c.mine(self.best)), better))
+                self.e.block.append(If(comparison_call("gt", size, c.load_of_thread_scalar(self.best)), better))
                 return []
 
             c.along_rows(block, k, each)
@@ -78,16 +84,16 @@ class _Pivots:
         return [
             c.by_threads(start),
             c.by_threads(look, WARP),
-            *c.among_lanes([self.best, self.row], larger_pivot, WARP),
+            *c.warp_butterfly_reduce([self.best, self.row], larger_pivot, WARP),
         ]
 
-    def _column(self, k: Dim) -> list[Stmt]:
+    def _swap_and_divide_column(self, k: Dim) -> list[Stmt]:
         """Return the swap that moves the pivot of column ``k`` to the diagonal, and the division by it."""
         c = self.c
 
         def swap(block: list[Stmt]) -> None:
             inner = self.e.new_block()
-            p = sym(self.e.bind(c.mine(self.row), "n").name, 0, c.rows)
+            p = sym(self.e.bind(c.load_of_thread_scalar(self.row), "n").name, 0, c.rows)
             x, y = self.e.bind(c.element(k, k)), self.e.bind(c.element(k, p))
             is_first = binary_call(
                 "and",
@@ -112,7 +118,7 @@ class _Pivots:
 
         return [WARP_BARRIER, c.by_threads(swap, WARP), WARP_BARRIER, c.by_threads(divide, WARP)]
 
-    def _others(self, k: Dim) -> Stmt:
+    def _update_other_columns(self, k: Dim) -> Stmt:
         """Return the row swap in the other columns, and the trailing update by column ``k``."""
         c = self.c
 
@@ -123,14 +129,17 @@ class _Pivots:
 
             def write(block: list[Stmt]) -> None:
                 p = c.number(self.pivot, c.rows)
-                u, low = self.e.bind(c.mine(self.upper)), self.e.bind(c.mine(self.lower))
+                u, low = (
+                    self.e.bind(c.load_of_thread_scalar(self.upper)),
+                    self.e.bind(c.load_of_thread_scalar(self.lower)),
+                )
                 is_other = comparison_call("ne", IndexScalar(column), IndexScalar(k))
                 swapped = [Store(c.out, c.place(column, p), low), Store(c.out, c.place(column, k), u)]
                 before: list[Stmt] = []
                 c.first_lane(before, swapped)
                 behind = self.e.new_block()
                 c.first_lane(behind, swapped[1:])
-                c.along_rows(behind, k + 1, lambda i: [self._taken_off(k, column, i, p, u, low)])
+                c.along_rows(behind, k + 1, lambda i: [self._subtract_pivot_row(k, column, i, p, u, low)])
                 later = If(comparison_call("gt", IndexScalar(column), IndexScalar(k)), tuple(behind), tuple(before))
                 block.append(If(is_other, (later,)))
 
@@ -138,7 +147,7 @@ class _Pivots:
 
         return c.over_columns(0, update)
 
-    def _taken_off(self, k: Dim, column: Dim, i: Dim, p: Dim, u: Scalar, low: Scalar) -> Stmt:
+    def _subtract_pivot_row(self, k: Dim, column: Dim, i: Dim, p: Dim, u: Scalar, low: Scalar) -> Stmt:
         c = self.c
         was = Apply(
             "select", (comparison_call("eq", IndexScalar(i), IndexScalar(p)), low, c.element(column, i)), c.dtype

@@ -26,7 +26,7 @@ from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import conjunction_of_tests, constant_scalar, test_index
 from aotc.lowering.plans.linalg.gpu_factors import PanelLuPlan
-from aotc.lowering.regions.linalg.gpu_factor_common import Columns, Fill, binary_call, comparison_call
+from aotc.lowering.regions.linalg.gpu_factor_common import Fill, MatrixColumns, binary_call, comparison_call
 
 
 def larger_pivot(x: Sequence[Scalar], y: Sequence[Scalar]) -> list[Scalar]:
@@ -36,12 +36,12 @@ def larger_pivot(x: Sequence[Scalar], y: Sequence[Scalar]) -> list[Scalar]:
     return [Apply("select", (theirs, b, a), a.dtype) for a, b in zip(x, y, strict=True)]
 
 
-def _i32(n: Dim) -> Scalar:
+def _i32_row_number(n: Dim) -> Scalar:
     """Return a row number in the dtype that threads store."""
     return Apply("convert", (IndexScalar(n),), "i32")
 
 
-class PivotPanels:
+class LuPanels:
     """Emitter of the factorisation of the matrix ``head`` of the first output."""
 
     def __init__(self, b: RegionBuilder, head: Index, plan: PanelLuPlan) -> None:
@@ -50,20 +50,20 @@ class PivotPanels:
         self.tall, self.each, self.rest, self.some, self.groups = (
             plan.tall, plan.panel, plan.rest, plan.some, plan.groups
         )  # fmt: skip
-        self.c = c = Columns(b, matrix, head, self.tall * self.groups // WARP)
+        self.c = c = MatrixColumns(b, matrix, head, self.tall * self.groups // WARP)
         self.b, self.e, self.head, self.count = b, c.e, head, min(self.rows, self.columns)
         self.barrier = Barrier(warp=c.threads == WARP)
         self.t = c.t
-        self._buffers(plan.buffers(matrix.dtype))
+        self._panel_buffers(plan.buffers(matrix.dtype))
 
-    def _buffers(self, shared: Mapping[str, Buffer]) -> None:
+    def _panel_buffers(self, shared: Mapping[str, Buffer]) -> None:
         c = self.c
 
         def own(count: int) -> Buffer:
-            return c._computed(Buffer(self.b.fresh("own"), c.dtype, (c.threads, count), "private"))
+            return c._real_buffer_value(Buffer(self.b.fresh("own"), c.dtype, (c.threads, count), "private"))
 
         def held(role: str) -> Buffer:
-            return c._computed(replace(shared[role], name=self.b.fresh("held")))
+            return c._real_buffer_value(replace(shared[role], name=self.b.fresh("held")))
 
         self.own = own(self.each)
         self.place, self.row, self.pivot = c.own("i32"), c.own("i32"), c.own("i32")
@@ -82,64 +82,76 @@ class PivotPanels:
         begin = sym(name, 0, panels) * self.each
         start = [c.by_threads(lambda block: block.append(Store(self.failed, (0,), Const(0, "i32"))), 1)]
         start += [self.barrier] if self.tall == WARP else []  # else another barrier precedes its first read
-        steps = [self._rows(lambda block: self._read(block, begin)), self._columns(begin)]
-        steps += [self._rows(lambda block: self._write(block, begin)), self.barrier]
+        steps = [
+            self._loop_over_row_threads(lambda block: self._read_panel(block, begin)),
+            self._factor_panel_columns(begin),
+        ]
+        steps += [self._loop_over_row_threads(lambda block: self._write_panel(block, begin)), self.barrier]
         if self.rest:
-            steps += [self._rows(lambda block: self._invert(block, begin)), self.barrier, *self._others(begin)]
+            steps += [
+                self._loop_over_row_threads(lambda block: self._invert_panel_triangle(block, begin)),
+                self.barrier,
+                *self._update_columns_outside_panel(begin),
+            ]
         end = c.by_threads(lambda block: block.append(Store(self.status, self.head, Load(self.failed, (0,)))), 1)
         return c.whole([*start, For(name, 0, panels, tuple(steps)), end])
 
     # --- helpers ---
 
-    def _rows(self, fill: Fill) -> Stmt:
+    def _loop_over_row_threads(self, fill: Fill) -> Stmt:
         """Return a loop over the threads of the first group, which have one row each."""
         return self.c.by_threads(fill, self.tall)
 
-    def _mine(self, buffer: Buffer, at: Dim) -> Scalar:
+    def _thread_element(self, buffer: Buffer, at: Dim) -> Scalar:
         return Load(buffer, (self.t, at))
 
-    def _unrolled(self, each: Callable[[Dim], Stmt], first: Dim = 0, last: int = 0) -> Stmt:
+    def _loop_over_panel_columns(self, each: Callable[[Dim], Stmt], first: Dim = 0, last: int = 0) -> Stmt:
         """Return a loop over the columns of a panel."""
         name = self.b.fresh("j")
         return For(name, first, last or self.each, (each(sym(name, 0, self.each)),), "unroll")
 
-    def _if(self, tests: Sequence[Scalar], then: Sequence[Stmt], other: Sequence[Stmt] = ()) -> list[Stmt]:
+    def _guarded_by(self, tests: Sequence[Scalar], then: Sequence[Stmt], other: Sequence[Stmt] = ()) -> list[Stmt]:
         return [If(conjunction_of_tests(tests), tuple(then), tuple(other))] if tests else list(then)
 
-    def _inside(self, column: Dim, row: Dim) -> list[Scalar]:
-        return [*self._exists(row), *test_index(column, self.columns, "lt")]
+    def _is_in_matrix(self, column: Dim, row: Dim) -> list[Scalar]:
+        return [*self._row_exists(row), *test_index(column, self.columns, "lt")]
 
-    def _exists(self, row: Dim) -> list[Scalar]:
+    def _row_exists(self, row: Dim) -> list[Scalar]:
         """Return the test that a thread's row exists in the matrix."""
         return [] if self.tall == self.rows else [comparison_call("lt", IndexScalar(row), IndexScalar(self.rows))]
 
-    def _placed(self) -> Dim:
+    def _position_of_thread_row(self) -> Dim:
         """Return the position of a thread's row, bound to a name."""
-        return sym(self.e.bind(Apply("convert", (self.c.mine(self.place),), "i64"), "n").name, 0, self.tall)
+        return sym(
+            self.e.bind(Apply("convert", (self.c.load_of_thread_scalar(self.place),), "i64"), "n").name, 0, self.tall
+        )
 
     # --- the panel ---
 
-    def _read(self, block: list[Stmt], begin: Dim) -> None:
+    def _read_panel(self, block: list[Stmt], begin: Dim) -> None:
         t, zero = self.t, self.c.zero()
 
         def column(j: Dim) -> Stmt:
             read = Store(self.own, (t, j), self.c.element(begin + j, t))
-            tests = self._inside(begin + j, t)
+            tests = self._is_in_matrix(begin + j, t)
             return If(conjunction_of_tests(tests), (read,), (Store(self.own, (t, j), zero),)) if tests else read
 
-        block += [self.c.keep(self.place, _i32(t)), self._unrolled(column)]
+        block += [self.c.keep(self.place, _i32_row_number(t)), self._loop_over_panel_columns(column)]
 
-    def _columns(self, begin: Dim) -> Stmt:
+    def _factor_panel_columns(self, begin: Dim) -> Stmt:
         """Return the loop over the columns of the panel; the current one is in the first register of each row."""
         c, name = self.c, self.b.fresh("q")
         q = sym(name, 0, self.each)
-        steps: list[Stmt] = [self._rows(lambda block: self._pivot_candidate(block, begin + q))]
-        steps += c.among_lanes([self.best, self.row], larger_pivot, self.tall)
+        steps: list[Stmt] = [self._loop_over_row_threads(lambda block: self._pivot_candidate(block, begin + q))]
+        steps += c.warp_butterfly_reduce([self.best, self.row], larger_pivot, self.tall)
         if self.tall > WARP:
-            stores = [Store(self.bests, (c.warp,), c.mine(self.best)), Store(self.places, (c.warp,), c.mine(self.row))]
-            steps += [self._rows(lambda block: c.first_lane(block, stores)), self.barrier]
-        steps += [self._rows(lambda block: self._show(block, begin + q)), self.barrier]
-        steps.append(self._rows(lambda block: self._take_off(block, begin + q, q)))
+            stores = [
+                Store(self.bests, (c.warp,), c.load_of_thread_scalar(self.best)),
+                Store(self.places, (c.warp,), c.load_of_thread_scalar(self.row)),
+            ]
+            steps += [self._loop_over_row_threads(lambda block: c.first_lane(block, stores)), self.barrier]
+        steps += [self._loop_over_row_threads(lambda block: self._publish_pivot_row(block, begin + q)), self.barrier]
+        steps.append(self._loop_over_row_threads(lambda block: self._eliminate_below_pivot(block, begin + q, q)))
         if self.tall == WARP:
             steps.append(self.barrier)
         return For(name, 0, self.each, tuple(steps))
@@ -147,16 +159,22 @@ class PivotPanels:
     def _pivot_candidate(self, block: list[Stmt], k: Dim) -> None:
         """Append the statements that make a thread's row a candidate for the pivot of column ``k``."""
         c = self.c
-        size = self.e.bind(c.size(self.e.bind(self._mine(self.own, 0))))
-        least, place = Const(-1.0, c.real), c.mine(self.place)
-        tests = [comparison_call("ge", place, _i32(k)), *self._exists(self.t), comparison_call("gt", size, least)]
+        size = self.e.bind(c.size(self.e.bind(self._thread_element(self.own, 0))))
+        least, place = Const(-1.0, c.real), c.load_of_thread_scalar(self.place)
+        tests = [
+            comparison_call("ge", place, _i32_row_number(k)),
+            *self._row_exists(self.t),
+            comparison_call("gt", size, least),
+        ]
         then = (c.keep(self.best, size), c.keep(self.row, place))
-        block.append(If(conjunction_of_tests(tests), then, (c.keep(self.best, least), c.keep(self.row, _i32(k)))))
+        block.append(
+            If(conjunction_of_tests(tests), then, (c.keep(self.best, least), c.keep(self.row, _i32_row_number(k))))
+        )
 
-    def _show(self, block: list[Stmt], k: Dim) -> None:
+    def _publish_pivot_row(self, block: list[Stmt], k: Dim) -> None:
         """Append the copy of the pivot row to shared memory and the record of its position."""
         c, bind = self.c, self.e.bind
-        found: list[Scalar] = [bind(c.mine(self.best)), bind(c.mine(self.row))]
+        found: list[Scalar] = [bind(c.load_of_thread_scalar(self.best)), bind(c.load_of_thread_scalar(self.row))]
         if self.tall > WARP:
             found = [bind(Load(self.bests, (0,))), bind(Load(self.places, (0,)))]
             for w in range(1, self.tall // WARP):
@@ -164,115 +182,125 @@ class PivotPanels:
                 found = [bind(x) for x in larger_pivot(found, other)]
         p = found[1]
         block.append(c.keep(self.pivot, p))
-        is_zero = comparison_call("eq", self._mine(self.own, 0), c.zero())
+        is_zero = comparison_call("eq", self._thread_element(self.own, 0), c.zero())
         is_first = binary_call("and", is_zero, comparison_call("eq", Load(self.failed, (0,)), Const(0, "i32")))
         noted: list[Stmt] = [
             Store(self.pivots, (*self.head, k), binary_call("add", p, Const(1, "i32"))),
-            If(is_first, (Store(self.failed, (0,), _i32(k + 1)),)),
+            If(is_first, (Store(self.failed, (0,), _i32_row_number(k + 1)),)),
         ]
-        shown = [self._unrolled(lambda j: Store(self.upper, (j,), self._mine(self.own, j)))]
-        shown += self._if(test_index(k, self.count, "lt"), noted)
-        block.append(If(comparison_call("eq", c.mine(self.place), p), tuple(shown)))
+        shown = [self._loop_over_panel_columns(lambda j: Store(self.upper, (j,), self._thread_element(self.own, j)))]
+        shown += self._guarded_by(test_index(k, self.count, "lt"), noted)
+        block.append(If(comparison_call("eq", c.load_of_thread_scalar(self.place), p), tuple(shown)))
 
-    def _take_off(self, block: list[Stmt], k: Dim, q: Dim) -> None:
+    def _eliminate_below_pivot(self, block: list[Stmt], k: Dim, q: Dim) -> None:
         """Append the row swap for pivot ``k``, and the update of the rows below it."""
         c, t, bind = self.c, self.t, self.e.bind
-        place, p = bind(c.mine(self.place)), bind(c.mine(self.pivot))
-        other = Apply("select", (comparison_call("eq", place, _i32(k)), p, place), "i32")
-        now = bind(Apply("select", (comparison_call("eq", place, p), _i32(k), other), "i32"))
+        place, p = bind(c.load_of_thread_scalar(self.place)), bind(c.load_of_thread_scalar(self.pivot))
+        other = Apply("select", (comparison_call("eq", place, _i32_row_number(k)), p, place), "i32")
+        now = bind(Apply("select", (comparison_call("eq", place, p), _i32_row_number(k), other), "i32"))
         block.append(c.keep(self.place, now))
-        pivot, is_behind = bind(Load(self.upper, (0,))), bind(comparison_call("gt", now, _i32(k)))
-        divided = Store(self.own, (t, 0), binary_call("div", self._mine(self.own, 0), pivot))
+        pivot, is_behind = bind(Load(self.upper, (0,))), bind(comparison_call("gt", now, _i32_row_number(k)))
+        divided = Store(self.own, (t, 0), binary_call("div", self._thread_element(self.own, 0), pivot))
         block.append(If(binary_call("and", is_behind, comparison_call("ne", pivot, c.zero())), (divided,)))
-        x = bind(self._mine(self.own, 0))
+        x = bind(self._thread_element(self.own, 0))
         block.append(Store(self.factors, (q, t), x))
-        block.append(If(is_behind, (self._moved_down(x, self.upper),), (self._moved_down(),)))
+        block.append(If(is_behind, (self._shift_and_subtract(x, self.upper),), (self._shift_and_subtract(),)))
 
-    def _moved_down(self, x: Scalar | None = None, less: Buffer | None = None) -> Stmt:
+    def _shift_and_subtract(self, x: Scalar | None = None, less: Buffer | None = None) -> Stmt:
         """Return the shift of a row by one register, with ``x`` times another row subtracted."""
 
         def column(j: Dim) -> Stmt:
-            own = self._mine(self.own, j + 1)
+            own = self._thread_element(self.own, j + 1)
             if x is not None and less is not None:
                 own = binary_call("sub", own, binary_call("mul", x, Load(less, (j + 1,))))
             return Store(self.own, (self.t, j), own)
 
-        return self._unrolled(column, 0, self.each - 1)
+        return self._loop_over_panel_columns(column, 0, self.each - 1)
 
-    def _write(self, block: list[Stmt], begin: Dim) -> None:
+    def _write_panel(self, block: list[Stmt], begin: Dim) -> None:
         """Append the stores of the panel, and the start of the inversion of its triangle."""
-        t, n = self.t, self._placed()
+        t, n = self.t, self._position_of_thread_row()
 
         def column(j: Dim) -> Stmt:
             write = Store(self.c.out, self.c.place(begin + j, n), Load(self.factors, (j, t)))
-            tests = self._inside(begin + j, n)
+            tests = self._is_in_matrix(begin + j, n)
             return If(conjunction_of_tests(tests), (write,)) if tests else write
 
-        block += self._if(test_index(n, begin, "ge"), [self._unrolled(column)])
+        block += self._guarded_by(test_index(n, begin, "ge"), [self._loop_over_panel_columns(column)])
         if self.rest:
-            own = self._unrolled(lambda j: Store(self.own, (t, j), Load(self.factors, (j, t))))
-            unit = self._unrolled(lambda j: Store(self.own, (t, j), self._unit(n - begin, j)))
-            shown = self._unrolled(lambda j: self._shown(n - begin, j))
-            block.append(Store(self.numbers, (n,), _i32(t)))
-            block += self._if(self._in_panel(n, begin), [unit, shown], [own])
+            own = self._loop_over_panel_columns(lambda j: Store(self.own, (t, j), Load(self.factors, (j, t))))
+            unit = self._loop_over_panel_columns(
+                lambda j: Store(self.own, (t, j), self._unit_triangle_element(n - begin, j))
+            )
+            shown = self._loop_over_panel_columns(lambda j: self._publish_triangle_row(n - begin, j))
+            block.append(Store(self.numbers, (n,), _i32_row_number(t)))
+            block += self._guarded_by(self._is_in_panel(n, begin), [unit, shown], [own])
 
-    def _shown(self, row: Dim, j: Dim) -> Stmt:
+    def _publish_triangle_row(self, row: Dim, j: Dim) -> Stmt:
         """Return the copy of a row of the triangle to shared memory, its diagonal in the last column."""
         source = row + j - (self.each - 1)
         held = Store(self.triangle, (row, j), Load(self.factors, (source, self.t)))
         is_there = comparison_call("ge", IndexScalar(source), Const(0, "i64"))
         return If(is_there, (held,), (Store(self.triangle, (row, j), self.c.zero()),))
 
-    def _unit(self, row: Dim, j: Dim) -> Scalar:
+    def _unit_triangle_element(self, row: Dim, j: Dim) -> Scalar:
         one, zero = constant_scalar(1, self.c.dtype), self.c.zero()
         return Apply("select", (comparison_call("eq", IndexScalar(row), IndexScalar(j)), one, zero), self.c.dtype)
 
-    def _in_panel(self, n: Dim, begin: Dim) -> list[Scalar]:
+    def _is_in_panel(self, n: Dim, begin: Dim) -> list[Scalar]:
         return [*test_index(n, begin, "ge"), *test_index(n, begin + self.each, "lt")]
 
     # --- the others ---
 
-    def _invert(self, block: list[Stmt], begin: Dim) -> None:
+    def _invert_panel_triangle(self, block: list[Stmt], begin: Dim) -> None:
         """Append the factors by which the rows of the panel are subtracted from each row.
 
         A row of the panel itself takes only rows that are not behind it. The last register of a row is its factor for
         row ``q``; the other registers shift up to it.
         """
-        t, n, last, name = self.t, self._placed(), self.each - 1, self.b.fresh("q")
+        t, n, last, name = self.t, self._position_of_thread_row(), self.each - 1, self.b.fresh("q")
         q = last - sym(name, 0, self.each)
         inner = self.e.new_block()
-        x = self.e.bind(self._mine(self.own, last))
-        of_panel = binary_call("sub", self._unit(n - begin, q), x)
-        inner += self._if(
-            self._in_panel(n, begin), [Store(self.factors, (q, n), of_panel)], [Store(self.factors, (q, n), x)]
+        x = self.e.bind(self._thread_element(self.own, last))
+        of_panel = binary_call("sub", self._unit_triangle_element(n - begin, q), x)
+        inner += self._guarded_by(
+            self._is_in_panel(n, begin), [Store(self.factors, (q, n), of_panel)], [Store(self.factors, (q, n), x)]
         )
 
         def moved_up(j: Dim, off: bool) -> Stmt:
-            own = self._mine(self.own, last - 1 - j)
+            own = self._thread_element(self.own, last - 1 - j)
             less = binary_call("mul", x, Load(self.triangle, (q, last - 1 - j)))
             return Store(self.own, (t, last - j), binary_call("sub", own, less) if off else own)
 
         is_above = comparison_call("ge", IndexScalar(n - begin), IndexScalar(q))
-        moves = [self._unrolled(lambda j, off=off: moved_up(j, off), 0, last) for off in (True, False)]  # type: ignore[misc]
+        moves = [self._loop_over_panel_columns(lambda j, off=off: moved_up(j, off), 0, last) for off in (True, False)]  # type: ignore[misc]
         inner.append(If(is_above, (moves[0],), (moves[1],)))
         block.append(For(name, 0, self.each, tuple(inner)))
 
-    def _others(self, begin: Dim) -> list[Stmt]:
+    def _update_columns_outside_panel(self, begin: Dim) -> list[Stmt]:
         """Return the loop that updates the columns outside of the panel."""
         c, name = self.c, self.b.fresh("v")
         row, group = mod(c.t, self.tall), c.t // self.tall
 
         def take(block: list[Stmt]) -> None:
-            factors = self._unrolled(lambda j: Store(self.own, (c.t, j), Load(self.factors, (j, row))))
+            factors = self._loop_over_panel_columns(lambda j: Store(self.own, (c.t, j), Load(self.factors, (j, row))))
             block += [factors, c.keep(self.number, Load(self.numbers, (row,)))]
 
         iterations = -(-self.rest // (self.groups * self.some))
         first = sym(name, 0, iterations) * self.some * self.groups + group
-        read = c.by_threads(lambda block: self._each(block, first, begin, row, self._gathered(begin, row, group)))
-        write = c.by_threads(lambda block: self._each(block, first, begin, row, self._changed(begin, row, group)))
+        read = c.by_threads(
+            lambda block: self._for_each_updated_column(
+                block, first, begin, row, self._gather_column_rows(begin, row, group)
+            )
+        )
+        write = c.by_threads(
+            lambda block: self._for_each_updated_column(
+                block, first, begin, row, self._apply_panel_to_columns(begin, row, group)
+            )
+        )
         return [c.by_threads(take), For(name, 0, iterations, (read, self.barrier, write, self.barrier))]
 
-    def _each(
+    def _for_each_updated_column(
         self, block: list[Stmt], first: Dim, begin: Dim, row: Dim,
         do: Callable[[Dim, Dim, Scalar], list[Stmt]],
     ) -> None:  # fmt: skip
@@ -286,17 +314,17 @@ class PivotPanels:
         at = sym(self.e.bind(column, "n").name, 0, None)
         inner = self.e.new_block()
         inner += do(u, at, is_right)
-        body += self._if([*test_index(at, self.columns, "lt"), *test_index(row, begin, "ge")], inner)
+        body += self._guarded_by([*test_index(at, self.columns, "lt"), *test_index(row, begin, "ge")], inner)
         block.append(For(name, 0, self.some, tuple(body), "unroll"))
         self.e.enter(block)
 
-    def _gathered(self, begin: Dim, row: Dim, group: Dim) -> Callable[[Dim, Dim, Scalar], list[Stmt]]:
+    def _gather_column_rows(self, begin: Dim, row: Dim, group: Dim) -> Callable[[Dim, Dim, Scalar], list[Stmt]]:
         def do(u: Dim, column: Dim, is_right: Scalar) -> list[Stmt]:
             c = self.c
-            number = Apply("convert", (c.mine(self.number),), "i64")
+            number = Apply("convert", (c.load_of_thread_scalar(self.number),), "i64")
             source = sym(self.e.bind(number, "n").name, 0, self.rows)
             read: Stmt = Store(self.x, (c.t, u), c.element(column, source))
-            tests = self._exists(row)
+            tests = self._row_exists(row)
             if tests:
                 read = If(conjunction_of_tests(tests), (read,), (Store(self.x, (c.t, u), c.zero()),))
             shown = Store(self.top, (group, u, row - begin), Load(self.x, (c.t, u)))
@@ -305,7 +333,7 @@ class PivotPanels:
 
         return do
 
-    def _changed(self, begin: Dim, row: Dim, group: Dim) -> Callable[[Dim, Dim, Scalar], list[Stmt]]:
+    def _apply_panel_to_columns(self, begin: Dim, row: Dim, group: Dim) -> Callable[[Dim, Dim, Scalar], list[Stmt]]:
         def do(u: Dim, column: Dim, is_right: Scalar) -> list[Stmt]:
             c, x = self.c, Load(self.x, (self.c.t, u))
 
@@ -317,10 +345,10 @@ class PivotPanels:
                 return If(comparison_call("ge", IndexScalar(row - begin), IndexScalar(j)), (off(j),))
 
             is_behind = comparison_call("ge", IndexScalar(row), IndexScalar(begin + self.each))
-            less = If(is_behind, (self._unrolled(off),), (self._unrolled(off_above),))
+            less = If(is_behind, (self._loop_over_panel_columns(off),), (self._loop_over_panel_columns(off_above),))
             write = Store(c.out, c.place(column, row), x)
-            moved = comparison_call("ne", c.mine(self.number), _i32(row))
-            tests = self._exists(row)
-            return self._if(tests, [If(is_right, (less, write), (If(moved, (write,)),))])
+            moved = comparison_call("ne", c.load_of_thread_scalar(self.number), _i32_row_number(row))
+            tests = self._row_exists(row)
+            return self._guarded_by(tests, [If(is_right, (less, write), (If(moved, (write,)),))])
 
         return do

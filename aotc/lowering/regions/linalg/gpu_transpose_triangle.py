@@ -12,13 +12,13 @@ from aotc.lowering.plans.linalg.gpu_triangles import BlockCholeskyPlan
 from aotc.vmfb.dtypes import kind_of
 
 
-class Mirror:
+class TriangleTranspose:
     """Emitter of copies of one triangle of a square matrix to the other, conjugated, by all threads of a block."""
 
     def __init__(self, b: RegionBuilder, out: Buffer, head: Index, plan: BlockCholeskyPlan) -> None:
         self.b, self.out, self.head, self.n = b, out, head, out.shape[-1]
         self.threads, self.side = plan.block.threads, plan.mirror
-        self.held = Buffer(b.fresh("held"), out.dtype, plan.mirrored, "shared")
+        self.held = Buffer(b.fresh("held"), out.dtype, plan.transposing_tile_shape, "shared")
         self.t = sym("t", 0, self.threads)
         self.tiles = ceildiv(self.n, self.side)
 
@@ -28,25 +28,25 @@ class Mirror:
 
     def up(self) -> list[Stmt]:
         """Return the copy of the lower triangle to the upper one, without the diagonal."""
-        return self._transposed(up=True)
+        return self._transpose_tiles(up=True)
 
     def down(self) -> list[Stmt]:
         """Return the copy of the upper triangle to the lower one; it clears the upper one."""
-        return self._transposed(up=False)
+        return self._transpose_tiles(up=False)
 
     def clear(self) -> list[Stmt]:
         """Return the clearing of the lower triangle."""
         k = self.b.fresh("k")
         i = sym(self.b.fresh("i"), 0, self.n)
-        zero = Store(self.out, self._at(i, sym(k, 0, self.n)), constant_scalar(0, self.out.dtype))
+        zero = Store(self.out, self._matrix_index(i, sym(k, 0, self.n)), constant_scalar(0, self.out.dtype))
         across = For(k, mod(self.t, WARP), i, (zero,), step=WARP)
         down = For(str(i), self.t // WARP, self.n, (across,), step=self.threads // WARP)
         return [For("t", 0, self.threads, (down,), "thread")]
 
-    def _at(self, i: Dim, k: Dim) -> Index:
+    def _matrix_index(self, i: Dim, k: Dim) -> Index:
         return (*self.head, i, k)
 
-    def _transposed(self, up: bool) -> list[Stmt]:
+    def _transpose_tiles(self, up: bool) -> list[Stmt]:
         """Return rounds of transposed tiles, one per warp: those whose row is at most their column."""
         rounds = ceildiv(self.tiles * self.tiles, self.threads // WARP)
         number = sym("r", 0, rounds) * (self.threads // WARP) + self.t // WARP
@@ -65,26 +65,32 @@ class Mirror:
             return For("t", 0, self.threads, (If(conjunction_of_tests(tests), (unrolled,)),), "thread")
 
         i, k = source[0] * self.side + a, source[1] * self.side + c
-        read = self._where(i, k, [], Store(self.held, (warp, a, c), Load(self.out, self._at(i, k))))
+        read = self._guarded_in_matrix(
+            i, k, [], Store(self.held, (warp, a, c), Load(self.out, self._matrix_index(i, k)))
+        )
         i, k = target[0] * self.side + a, target[1] * self.side + c
         value: Scalar = Load(self.held, (warp, c, a))
         if kind_of(self.out.dtype) == "c":
             value = Apply("conj", (value,), value.dtype)
         first, last = (i, k) if up else (k, i)
-        writes = [self._where(i, k, [_less(first, last)], Store(self.out, self._at(i, k), value))]
+        writes = [
+            self._guarded_in_matrix(
+                i, k, [_index_less_than(first, last)], Store(self.out, self._matrix_index(i, k), value)
+            )
+        ]
         if not up:
             i, k = source[0] * self.side + a, source[1] * self.side + c
-            zero = Store(self.out, self._at(i, k), constant_scalar(0, self.out.dtype))
-            writes.append(self._where(i, k, [_less(i, k)], zero))
+            zero = Store(self.out, self._matrix_index(i, k), constant_scalar(0, self.out.dtype))
+            writes.append(self._guarded_in_matrix(i, k, [_index_less_than(i, k)], zero))
         steps = (each([read]), Barrier(warp=True), each(writes), Barrier(warp=True))
         return [For("r", 0, rounds, steps)]
 
-    def _where(self, i: Dim, k: Dim, tests: list[Scalar], stmt: Stmt) -> Stmt:
+    def _guarded_in_matrix(self, i: Dim, k: Dim, tests: list[Scalar], stmt: Stmt) -> Stmt:
         """Return a statement guarded by ``tests``, and by a test that ``(i, k)`` is in the matrix."""
         if mod(self.n, self.side) != 0:
-            tests = [*tests, *(_less(x, self.n) for x in (i, k))]
+            tests = [*tests, *(_index_less_than(x, self.n) for x in (i, k))]
         return If(conjunction_of_tests(tests), (stmt,)) if tests else stmt
 
 
-def _less(a: Dim, b: Dim) -> Scalar:
+def _index_less_than(a: Dim, b: Dim) -> Scalar:
     return Apply("lt", (IndexScalar(a), IndexScalar(b)), "i1")

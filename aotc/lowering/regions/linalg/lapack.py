@@ -31,31 +31,31 @@ from aotc.vmfb.dtypes import kind_of
 
 def lower_lapack_call(b: RegionBuilder, plan: LapackCallPlan) -> Kernel:
     """Lower a LAPACK routine to one library call per matrix of the batch, on the CPU."""
-    op = b.the_op("lapack")
+    op = b.region_root_op("lapack")
     name, options = op.attrs["routine"], op.attrs["options"]
     problem = Problem(tuple(v.type for v in op.operands), options)
 
     def call_of(head: Index) -> list[Stmt]:
         call = LibraryCall(b)
         for argument in ROUTINES[name].arguments(problem):
-            _pass(call, argument, op, b, head)
+            _pass_lapack_argument(call, argument, op, b, head)
         body = call.statements(lapack_symbol(name, problem.dtype))
-        return _if_finite(b, op, head, body) if ROUTINES[name].finite else body
+        return _call_if_matrix_is_finite(b, op, head, body) if ROUTINES[name].finite else body
 
     return each_matrix(b, call_of)
 
 
 def each_matrix(b: RegionBuilder, routine: Callable[[Index], list[Stmt]]) -> Kernel:
     """Return the kernel with a grid item per matrix; ``routine`` writes the statements of one."""
-    op = b.the_op("lapack")
+    op = b.region_root_op("lapack")
     row = ROUTINES[op.attrs["routine"]]
     batch = op.operands[0].type.shape[: op.operands[0].type.rank - row.ranks[0]]
     matrices = product(batch)
     body = routine(delinearize(grid_item(matrices), batch))
-    return b.grid(matrices, body, matrices * _work(op, len(batch)) * row.cost)
+    return b.grid(matrices, body, matrices * _lapack_work(op, len(batch)) * row.cost)
 
 
-def _work(op: Op, batch: int) -> Dim:
+def _lapack_work(op: Op, batch: int) -> Dim:
     """Return rows * columns * the smaller of both, of the largest operand."""
     shape = max((v.type.shape[batch:] for v in op.operands), key=len)
     if len(shape) < 2:
@@ -63,7 +63,7 @@ def _work(op: Op, batch: int) -> Dim:
     return product(shape) * (shape[0] if shape[0] == shape[1] else sum(shape))
 
 
-def _pass(call: LibraryCall, argument: Argument, op: Op, b: RegionBuilder, head: Index) -> None:
+def _pass_lapack_argument(call: LibraryCall, argument: Argument, op: Op, b: RegionBuilder, head: Index) -> None:
     match argument:
         case Letter(value):
             call.letter(value)
@@ -73,30 +73,30 @@ def _pass(call: LibraryCall, argument: Argument, op: Op, b: RegionBuilder, head:
             call.args.append((call.memory(dtype, (size,)), (0,)))
         case Read(operand):
             source = b.buffers[op.operands[operand]]
-            call.args.append((source, _first(source, head)))
+            call.args.append((source, _first_element_index(source, head)))
         case Copied(operand):
             shape = op.operands[operand].type.shape[len(head) :]
             call.copy(b.buffers[op.operands[operand]], head, shape)
         case Update(result, first):
-            _pass_result(call, b.outputs[result], head, first, is_input=True)
+            _pass_lapack_result(call, b.outputs[result], head, first, is_input=True)
         case Result(result):
-            _pass_result(call, b.outputs[result], head, 0, is_input=False)
+            _pass_lapack_result(call, b.outputs[result], head, 0, is_input=False)
 
 
-def _pass_result(call: LibraryCall, out: Buffer, head: Index, first: int, is_input: bool) -> None:
+def _pass_lapack_result(call: LibraryCall, out: Buffer, head: Index, first: int, is_input: bool) -> None:
     if out.dtype == "i32":
         call.integers(out, head, is_input)
     else:
-        call.args.append((out, _first(out, head, first)))
+        call.args.append((out, _first_element_index(out, head, first)))
 
 
-def _first(buffer: Buffer, head: Index, first: int = 0) -> Index:
+def _first_element_index(buffer: Buffer, head: Index, first: int = 0) -> Index:
     """Return the index of the first element of ``buffer[head]``, or of a later one in its last dim."""
     rest = len(buffer.shape) - len(head)
     return (*head, *(0,) * (rest - 1), first) if rest else head
 
 
-def _if_finite(b: RegionBuilder, op: Op, head: Index, body: list[Stmt]) -> list[Stmt]:
+def _call_if_matrix_is_finite(b: RegionBuilder, op: Op, head: Index, body: list[Stmt]) -> list[Stmt]:
     """Guard the call by a test that the matrix is finite; otherwise store the corresponding status."""
     row = ROUTINES[op.attrs["routine"]]
     source = b.outputs[0] if row.updates else b.buffers[op.operands[0]]
@@ -104,7 +104,7 @@ def _if_finite(b: RegionBuilder, op: Op, head: Index, body: list[Stmt]) -> list[
     shape = source.shape[len(head) :]
 
     def look(at: Index) -> Stmt:
-        good = Apply("and", (Load(finite, ()), _is_finite(Load(source, (*head, *at)))), "i1")
+        good = Apply("and", (Load(finite, ()), _is_finite_scalar(Load(source, (*head, *at)))), "i1")
         return Store(finite, (), good)
 
     loops = loops_over(b, shape, look)
@@ -113,7 +113,7 @@ def _if_finite(b: RegionBuilder, op: Op, head: Index, body: list[Stmt]) -> list[
     return [Alloc(finite), Store(finite, (), Const(True, "i1")), *loops, If(Load(finite, ()), tuple(body), (failed,))]
 
 
-def _is_finite(x: Scalar) -> Scalar:
+def _is_finite_scalar(x: Scalar) -> Scalar:
     if kind_of(x.dtype) != "c":
         return Apply("is_finite", (x,), "i1")
     return Apply("and", tuple(Apply("is_finite", (part,), "i1") for part in real_and_imaginary(x)), "i1")

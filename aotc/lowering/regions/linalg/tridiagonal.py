@@ -121,33 +121,38 @@ def lower_tridiagonal_solve(b: RegionBuilder, plan: TridiagonalPlan) -> Kernel:
     head = [*map(str, delinearize(grid_item(matrices), batch))]
     header = print_kernel(b.kernel(matrices, (), matrices * n * m * TRIDIAGONAL_WORK.value)).replace("    pass\n", "")
     loop = f"    for p in parallel(0, {matrices}):\n" if matrices != 1 else ""
-    body = _written(out.dtype, n, m, head)
+    body = _tridiagonal_kernel_text(out.dtype, n, m, head)
     if not isinstance(n, int):  # the first row is not in a loop: an empty matrix would be read out of bounds
         body = f"if index({n}) > i64(0):\n" + indent(body, "    ")
     return parse_kernel(header + loop + indent(body, "        " if loop else "    "))
 
 
-def _written(dtype: str, n: Dim, m: Dim, head: list[str]) -> str:
+def _tridiagonal_kernel_text(dtype: str, n: Dim, m: Dim, head: list[str]) -> str:
     """Return the kernel's text with an op's types and sizes filled into the template."""
     real = real_of(dtype)
     facts = np.finfo(to_numpy(real))
     whole = real == dtype
     names: dict[str, ast.expr] = {
-        "N": _expression(str(n)), "M": _expression(str(m)), "SMALLEST": _expression(repr(float(facts.tiny))),
-        "LARGEST": _expression(repr(float(1 / facts.tiny))), "EPSILON": _expression(repr(float(facts.eps))),
-        "ZERO": _expression(f"{dtype}(0.0)" if whole else f"{dtype}(0.0, 0.0)"),
-    }  # fmt: skip
+        "N": _parse_template_expression(str(n)),
+        "M": _parse_template_expression(str(m)),
+        "SMALLEST": _parse_template_expression(repr(float(facts.tiny))),
+        "LARGEST": _parse_template_expression(repr(float(1 / facts.tiny))),
+        "EPSILON": _parse_template_expression(repr(float(facts.eps))),
+        "ZERO": _parse_template_expression(f"{dtype}(0.0)" if whole else f"{dtype}(0.0, 0.0)"),
+    }
     text = _BODY.replace('"T[', f'"{dtype}[').replace('"R[', f'"{real}[').replace('"BITS"', f'"i{facts.bits}"')
     text = text.replace("[N, 3]", f"[{n}, 3]").replace("[M]", f"[{m}]")
-    tree = _Names(names, {"T": dtype, "R": real, "BITS": f"i{facts.bits}"}, head, real if not whole else "")
+    tree = _TemplateSubstitution(
+        names, {"T": dtype, "R": real, "BITS": f"i{facts.bits}"}, head, real if not whole else ""
+    )
     return ast.unparse(ast.fix_missing_locations(tree.visit(ast.parse(text)))) + "\n"
 
 
-def _expression(text: str) -> ast.expr:
+def _parse_template_expression(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
-class _Names(ast.NodeTransformer):
+class _TemplateSubstitution(ast.NodeTransformer):
     """Rewriter that replaces the names in the template by those of an op."""
 
     def __init__(self, names: dict[str, ast.expr], types: dict[str, str], head: list[str], part: str) -> None:
@@ -162,14 +167,18 @@ class _Names(ast.NodeTransformer):
         self.generic_visit(node)
         match node.func, node.args:
             case ast.Name(id="WHOLE"), [value]:
-                return _expression(f"complex({ast.unparse(value)}, {self.part}(0.0))") if self.part else value
+                return (
+                    _parse_template_expression(f"complex({ast.unparse(value)}, {self.part}(0.0))")
+                    if self.part
+                    else value
+                )
             case ast.Name(id="REAL"), [value]:
-                return _expression(f"real({ast.unparse(value)})") if self.part else value
+                return _parse_template_expression(f"real({ast.unparse(value)})") if self.part else value
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         self.generic_visit(node)
         match node.slice:
             case ast.Tuple(elts=[ast.Name(id="H"), *rest]):
-                node.slice = ast.Tuple([*map(_expression, self.head), *rest], ast.Load())
+                node.slice = ast.Tuple([*map(_parse_template_expression, self.head), *rest], ast.Load())
         return node

@@ -11,19 +11,19 @@ from aotc.lowering.plans.cpu_loops import LoopPlan
 from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan
 from aotc.lowering.plans.gpu_loops import ThreadLoopPlan
 from aotc.lowering.plans.loops import AnyLoopPlan
-from aotc.lowering.regions.loop.cpu import loops_by
+from aotc.lowering.regions.loop.cpu import cpu_loops_of_plan
 from aotc.lowering.regions.loop.cpu_transpose import transposed_block_loops
-from aotc.lowering.regions.loop.gpu import threads_by
-from aotc.lowering.regions.loop.gpu_transpose import tiles_by
+from aotc.lowering.regions.loop.gpu import gpu_loops_of_plan
+from aotc.lowering.regions.loop.gpu_transpose import transposing_tiles_of_plan
 
 
-def any_loops_by(b: RegionBuilder, e: Elements, plan: AnyLoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
+def loops_of_plan(b: RegionBuilder, e: Elements, plan: AnyLoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
     """Return the grid and loop nest of an elementwise plan; ``emit`` adds the statements of one element."""
     match plan:
         case LoopPlan():
-            return loops_by(b, plan, emit)
+            return cpu_loops_of_plan(b, plan, emit)
         case TransposedLoopPlan():
             return transposed_block_loops(b, plan, emit)
         case ThreadLoopPlan():
-            return threads_by(b, plan, emit)
-    return tiles_by(b, e, plan, emit)
+            return gpu_loops_of_plan(b, plan, emit)
+    return transposing_tiles_of_plan(b, e, plan, emit)

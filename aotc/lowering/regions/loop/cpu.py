@@ -15,11 +15,11 @@ from aotc.lowering.plans.cpu_loops import LoopPlan
 
 def lower_loops(b: RegionBuilder, plan: LoopPlan) -> Kernel:
     """Lower an elementwise region to one loop nest on the CPU."""
-    grid, body = loops_by(b, plan, window_element_emitter(b, b.elements()))
+    grid, body = cpu_loops_of_plan(b, plan, window_element_emitter(b, b.elements()))
     return b.kernel(grid, body, b.cost())
 
 
-def loops_by(b: RegionBuilder, plan: LoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
+def cpu_loops_of_plan(b: RegionBuilder, plan: LoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
     """Return the grid and loop nest of a CPU plan; ``emit(block, index)`` adds the statements of one element."""
     axes = make_axes(b.shape, plan.axes)
     if not axes:

@@ -52,8 +52,8 @@ def transposed_block_loops(b: RegionBuilder, blocks: TransposedLoopPlan, emit: E
         inside: list[Stmt] = []
         first = symbols[-1] * across + tile + column
         emit(inside, substitute_loops(b.anchors.space, b.shape, axes, [*symbols[:-1], begin + row + i, first + j]))
-        body = _transposed_first(b, inside, (i, j), blocks) if blocks.is_copied else [tuple(inside)]
-        nests: tuple[Stmt, ...] = tuple(s if isinstance(s, Alloc) else _nest(names, blocks, s) for s in body)
+        body = _transposing_copies_and_body(b, inside, (i, j), blocks) if blocks.is_copied else [tuple(inside)]
+        nests: tuple[Stmt, ...] = tuple(s if isinstance(s, Alloc) else _loop_nest(names, blocks, s) for s in body)
         for name, _, count in reversed(loops):
             nests = (For(name, 0, count, nests),) if count > 1 else nests
         block.extend(nests)
@@ -61,7 +61,7 @@ def transposed_block_loops(b: RegionBuilder, blocks: TransposedLoopPlan, emit: E
     return grid_loop([*outer, pieces], (rows, blocks.rows), item, 1)
 
 
-def _transposed_first(
+def _transposing_copies_and_body(
     b: RegionBuilder, body: Sequence[Stmt], at: tuple[Dim, Dim], blocks: TransposedLoopPlan
 ) -> list[Alloc | tuple[Stmt, ...]]:
     """Return the allocations, the transposing copies, and ``body`` reading the copies, one entry per loop nest."""
@@ -94,5 +94,5 @@ def with_loads_of_copies(scalar: Scalar, copies: Mapping[tuple[str, tuple[Dim, .
     return new(scalar)
 
 
-def _nest(names: Sequence[str], blocks: TransposedLoopPlan, body: tuple[Stmt, ...]) -> For:
+def _loop_nest(names: Sequence[str], blocks: TransposedLoopPlan, body: tuple[Stmt, ...]) -> For:
     return For(names[0], 0, blocks.height, (For(names[1], 0, blocks.width, body),))

@@ -22,16 +22,16 @@ from aotc.lowering.analysis.index_maps import Index, linearize
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.nests import Emit, grid_loop, make_axes, substitute_loops
 from aotc.lowering.elements.windows import window_element_emitter
-from aotc.lowering.plans.gpu_loops import ThreadLoopPlan, lane_places
+from aotc.lowering.plans.gpu_loops import ThreadLoopPlan, lane_to_element_indices
 
 
 def lower_thread_loops(b: RegionBuilder, plan: ThreadLoopPlan) -> Kernel:
     """Lower an elementwise region to a GPU thread per element or per few elements."""
-    grid, body = threads_by(b, plan, window_element_emitter(b, b.elements()))
+    grid, body = gpu_loops_of_plan(b, plan, window_element_emitter(b, b.elements()))
     return b.kernel(grid, body, b.cost())
 
 
-def threads_by(b: RegionBuilder, plan: ThreadLoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
+def gpu_loops_of_plan(b: RegionBuilder, plan: ThreadLoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
     """Return the grid and thread loops of a GPU plan; ``emit(block, index)`` adds one element's statements."""
     merged = make_axes(b.shape, plan.axes)
     if not merged:
@@ -39,13 +39,13 @@ def threads_by(b: RegionBuilder, plan: ThreadLoopPlan, emit: Emit) -> tuple[Dim,
         emit(alone, b.anchors.space)
         return 1, tuple(alone)
     if plan.lanes > 1:
-        return _Lanes(b, plan, emit).loops()
+        return _ThreadLanes(b, plan, emit).loops()
     return grid_loop(
         merged, None, lambda block, at, begin, end: emit(block, substitute_loops(b.anchors.space, b.shape, merged, at))
     )
 
 
-class _Lanes:
+class _ThreadLanes:
     """Emitter of a grid of threads with ``count`` elements each."""
 
     def __init__(self, b: RegionBuilder, plan: ThreadLoopPlan, emit: Emit) -> None:
@@ -56,28 +56,28 @@ class _Lanes:
         self.is_whole = mod(self.total, self.count) == 0
         self.items = (self.total + (0 if self.is_whole else self.count - 1)) // self.count
         self.thread, self.lane = sym("p", 0, self.items), b.fresh("u")
-        self.number = lane_places(plan.order, self.thread, self.extents, self.count, self.items)
+        self.number = lane_to_element_indices(plan.order, self.thread, self.extents, self.count, self.items)
 
     def loops(self) -> tuple[Dim, tuple[Stmt, ...]]:
         """Return the grid size and its loop."""
         number = self.number
-        lanes = For(self.lane, 0, self.count, tuple(self._body(number(sym(self.lane, 0, self.count)))), "lanes")
+        lanes = For(self.lane, 0, self.count, tuple(self._thread_body(number(sym(self.lane, 0, self.count)))), "lanes")
         block: list[Stmt] = [lanes]
         if not self.is_whole:
-            block = [If(self._exists(number(self.count - 1)), (lanes,), (self._one_by_one(number),))]
+            block = [If(self._lane_exists(number(self.count - 1)), (lanes,), (self._emit_lanes_one_by_one(number),))]
         return self.items, (For("p", 0, self.items, tuple(block), "parallel"),)
 
-    def _body(self, at: Sequence[Dim]) -> list[Stmt]:
+    def _thread_body(self, at: Sequence[Dim]) -> list[Stmt]:
         block: list[Stmt] = []
         self.emit(block, substitute_loops(self.b.anchors.space, self.b.shape, self.merged, at))
         return block
 
     # --- where there are fewer elements than lanes ---
 
-    def _exists(self, at: Index) -> Apply:
+    def _lane_exists(self, at: Index) -> Apply:
         return Apply("lt", (IndexScalar(linearize(at, self.extents)), IndexScalar(self.total)), "i1")
 
-    def _one_by_one(self, number: Callable[[Dim], Index]) -> Stmt:
+    def _emit_lanes_one_by_one(self, number: Callable[[Dim], Index]) -> Stmt:
         v = self.b.fresh("v")
         at = number(sym(v, 0, self.count))
-        return For(v, 0, self.count, (If(self._exists(at), tuple(self._body(at))),))
+        return For(v, 0, self.count, (If(self._lane_exists(at), tuple(self._thread_body(at))),))

@@ -32,11 +32,13 @@ from aotc.lowering.plans.thresholds import BLOCK_THREADS
 def lower_gpu_transpose(b: RegionBuilder, plan: GpuTransposePlan) -> Kernel:
     """Lower an elementwise region that transposes to tiles that pass through shared memory."""
     e = b.elements()
-    grid, body = tiles_by(b, e, plan, window_element_emitter(b, e))
+    grid, body = transposing_tiles_of_plan(b, e, plan, window_element_emitter(b, e))
     return b.kernel(grid, body, b.cost())
 
 
-def tiles_by(b: RegionBuilder, e: Elements, plan: GpuTransposePlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
+def transposing_tiles_of_plan(
+    b: RegionBuilder, e: Elements, plan: GpuTransposePlan, emit: Emit
+) -> tuple[Dim, tuple[Stmt, ...]]:
     """Return the grid and tile loops of a transposing GPU plan; ``emit`` adds one element's statements."""
     return _TransposedTiles(b, e, plan, emit).loops()
 
@@ -72,39 +74,41 @@ class _TransposedTiles:
         self.first = (row * self.rows, column * self.columns)
         block: list[Stmt] = [Alloc(tile) for tile in self.tiles]
         if self.loads:
-            block += [self._threads(self._read, along_rows=True), Barrier()]
-        block.append(self._threads(self._compute, along_rows=False))
+            block += [self._thread_loop(self._read_to_shared_tile, along_rows=True), Barrier()]
+        block.append(self._thread_loop(self._compute_tile_element, along_rows=False))
         if self.stores:
-            block += [Barrier(), self._threads(self._write, along_rows=True)]
+            block += [Barrier(), self._thread_loop(self._write_tile_element, along_rows=True)]
         return grid, (For("p", 0, grid, tuple(block), "parallel"),) if grid != 1 else tuple(block)
 
     # --- a step: what each thread does at (r, c) of the tile ---
 
-    def _threads(self, step: Callable[[Dim, Dim], list[Stmt]], along_rows: bool) -> Stmt:
+    def _thread_loop(self, step: Callable[[Dim, Dim], list[Stmt]], along_rows: bool) -> Stmt:
         """Return a loop over the threads, whose lanes are neighbours along the rows or along the columns."""
-        ends = [(f, edge, self.merged[k].extent) for f, edge, k in self._edges()]
+        ends = [(f, edge, self.merged[k].extent) for f, edge, k in self._tile_edges()]
         tests = [
             Apply("lt", (IndexScalar(f + (edge - 1)), IndexScalar(extent)), "i1")
             for f, edge, extent in ends
             if not isinstance(extent, int) or extent % edge
         ]
         never = any(isinstance(extent, int) and extent < edge for _, edge, extent in ends)
-        body: tuple[Stmt, ...] = () if never else (self._lanes(step, along_rows, self._width(along_rows)),)
+        body: tuple[Stmt, ...] = (
+            () if never else (self._loop_over_lanes(step, along_rows, self._vector_width_along(along_rows)),)
+        )
         if tests:
-            edge = self._lanes(step, along_rows, 1, guarded=True)
+            edge = self._loop_over_lanes(step, along_rows, 1, guarded=True)
             body = (edge,) if never else (If(conjunction_of_tests(tests), body, (edge,)),)
         return For(self.thread, 0, BLOCK_THREADS.value, body, "thread")
 
-    def _edges(self) -> list[tuple[Dim, int, int]]:
+    def _tile_edges(self) -> list[tuple[Dim, int, int]]:
         (row, column), t = self.first, self.plan
         return [(row, self.rows, t.rows), (column, self.columns, t.columns)]
 
-    def _width(self, along_rows: bool) -> int:
+    def _vector_width_along(self, along_rows: bool) -> int:
         """Return the adjacent elements per thread: a vector if the axis consists of whole vectors, else 1."""
         axis = self.merged[self.plan.rows if along_rows else self.plan.columns]
         return self.width if isinstance(axis.extent, int) and axis.extent % self.width == 0 else 1
 
-    def _lanes(
+    def _loop_over_lanes(
         self, step: Callable[[Dim, Dim], list[Stmt]], along_rows: bool, width: int, guarded: bool = False
     ) -> Stmt:
         threads = BLOCK_THREADS.value
@@ -118,53 +122,54 @@ class _TransposedTiles:
         body = tuple(step(r, c))
         if not guarded:
             return For(self.lane, 0, count, body, "lanes")
-        for (first, _, k), i in zip(self._edges(), (r, c), strict=True):
+        for (first, _, k), i in zip(self._tile_edges(), (r, c), strict=True):
             body = (If(Apply("lt", (IndexScalar(first + i), IndexScalar(self.merged[k].extent)), "i1"), body),)
         return For(self.lane, 0, count, body)
 
-    def _places(self, r: Dim, c: Dim) -> dict[str, Dim]:
+    def _tile_element_index(self, r: Dim, c: Dim) -> dict[str, Dim]:
         (row, column), t = self.first, self.plan
         at = {**self.at, t.rows: row + r, t.columns: column + c}
         return {self.merged[k].name: i for k, i in at.items()}
 
-    def _read(self, r: Dim, c: Dim) -> list[Stmt]:
-        at = self._places(r, c)
+    def _read_to_shared_tile(self, r: Dim, c: Dim) -> list[Stmt]:
+        at = self._tile_element_index(r, c)
         loads = zip(self.tiles, self.loads, strict=False)
-        return [Store(tile, (c, r), Load(buffer, _moved(index, at))) for tile, (buffer, index) in loads]
+        return [Store(tile, (c, r), Load(buffer, _index_in_tile(index, at))) for tile, (buffer, index) in loads]
 
-    def _compute(self, r: Dim, c: Dim) -> list[Stmt]:
-        at = self._places(r, c)
+    def _compute_tile_element(self, r: Dim, c: Dim) -> list[Stmt]:
+        at = self._tile_element_index(r, c)
         held: dict[Value, dict[Index, Scalar]] = {}
         values = {buffer.name: v for v, buffer in self.b.buffers.items()}
         for tile, (buffer, index) in zip(self.tiles, self.loads, strict=False):
-            held.setdefault(values[buffer.name], {})[_moved(index, at)] = Load(tile, (c, r))
+            held.setdefault(values[buffer.name], {})[_index_in_tile(index, at)] = Load(tile, (c, r))
         for v, known in held.items():
-            self.e.anchor(v, _read_tiles(known))
+            self.e.anchor(v, _read_from_shared_tiles(known))
         block: list[Stmt] = []
         self.emit(
             block, substitute_loops(self.b.anchors.space, self.b.shape, self.merged, [at[a.name] for a in self.merged])
         )
         for v in held:
             del self.e.anchored[v]
-        kept = {buffer.name: tile for tile, (buffer, _) in self._tiles_of_buffers()}
+        kept = {buffer.name: tile for tile, (buffer, _) in self._shared_tile_of_buffers()}
         return [
             Store(kept[s.buffer.name], (c, r), s.value) if isinstance(s, Store) and s.buffer.name in kept else s
             for s in block
         ]
 
-    def _tiles_of_buffers(self) -> list[tuple[Buffer, tuple[Buffer, Index]]]:
+    def _shared_tile_of_buffers(self) -> list[tuple[Buffer, tuple[Buffer, Index]]]:
         return list(zip(self.tiles[len(self.loads) :], self.stores, strict=True))
 
-    def _write(self, r: Dim, c: Dim) -> list[Stmt]:
-        at = self._places(r, c)
+    def _write_tile_element(self, r: Dim, c: Dim) -> list[Stmt]:
+        at = self._tile_element_index(r, c)
         return [
-            Store(buffer, _moved(index, at), Load(tile, (c, r))) for tile, (buffer, index) in self._tiles_of_buffers()
+            Store(buffer, _index_in_tile(index, at), Load(tile, (c, r)))
+            for tile, (buffer, index) in self._shared_tile_of_buffers()
         ]
 
 
-def _read_tiles(known: Mapping[Index, Scalar]) -> Provide:
+def _read_from_shared_tiles(known: Mapping[Index, Scalar]) -> Provide:
     return known.get
 
 
-def _moved(index: Index, at: Mapping[str, Dim]) -> Index:
+def _index_in_tile(index: Index, at: Mapping[str, Dim]) -> Index:
     return tuple(substitute(i, at) for i in index)

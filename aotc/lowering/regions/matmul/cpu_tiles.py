@@ -23,10 +23,10 @@ def lower_register_tiles(b: RegionBuilder, plan: RegisterTilePlan) -> Kernel:
     """Lower a matmul or convolution by register tiles."""
     p = tiled_product(b.root)
     assert p is not None
-    return _Tiles(b, plan, p).lower()
+    return _RegisterTiles(b, plan, p).lower()
 
 
-class _Tiles:
+class _RegisterTiles:
     """Emitter of the grid, the panels, the tiles and the epilogue."""
 
     def __init__(self, b: RegionBuilder, plan: RegisterTilePlan, p: TiledProduct) -> None:
@@ -45,22 +45,28 @@ class _Tiles:
         grid = product(extents)
         *outer, panel_at, row_at = delinearize(grid_item(grid), extents)
         block: list[Stmt] = []
-        self._panels(block, tuple(outer), panel_at * plan.panel_block, row_at * plan.row_block)
+        self._loop_over_panels(block, tuple(outer), panel_at * plan.panel_block, row_at * plan.row_block)
         return self.b.grid(grid, block, product((*p.outer, p.m, p.n, p.k)) * 2)
 
-    def _panels(self, block: list[Stmt], outer: Index, begin: Dim, first: Dim) -> None:
+    def _loop_over_panels(self, block: list[Stmt], outer: Index, begin: Dim, first: Dim) -> None:
         plan, panels = self.plan, self.p.panels
         panel = sym("q", 0, panels) if panels != 1 else 0
         tile = sym("t", 0, self.rows.tiles) if self.rows.tiles != 1 else 0
         end, last = minimum(begin + plan.panel_block, panels), minimum(first + plan.row_block, self.rows.tiles)
         body: list[Stmt] = []
-        self._tile(body, outer, panel, tile)
+        self._emit_tile_and_epilogue(body, outer, panel, tile)
         if plan.rows_outer:
-            block += _loop("t", tile, first, last, self._copied(outer, tile) + _loop("q", panel, begin, end, body))
+            block += _loop_unless_constant(
+                "t",
+                tile,
+                first,
+                last,
+                self._copy_tile_rows(outer, tile) + _loop_unless_constant("q", panel, begin, end, body),
+            )
         else:
-            block += _loop("q", panel, begin, end, _loop("t", tile, first, last, body))
+            block += _loop_unless_constant("q", panel, begin, end, _loop_unless_constant("t", tile, first, last, body))
 
-    def _copied(self, outer: Index, tile: Dim) -> list[Stmt]:
+    def _copy_tile_rows(self, outer: Index, tile: Dim) -> list[Stmt]:
         """Return the copy of a tile's rows."""
         if self.copy is None:
             return []
@@ -69,11 +75,11 @@ class _Tiles:
         store = Store(self.copy, (r, j), Load(self.b.buffers[self.p.a], (*outer, start + r, j)))
         return [Alloc(self.copy), For("i", 0, minimum(most, self.p.m - start), (For("j", 0, self.p.k, (store,)),))]
 
-    def _tile(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
+    def _emit_tile_and_epilogue(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
         """Emit a register tile of rows and its epilogue, shared by tiles of different heights."""
         rows, start = self.rows, self.rows.start(tile)
         if rows.ragged is not None:
-            self._ragged(block, outer, panel, start, rows.ragged)
+            self._emit_full_or_partial_tile(block, outer, panel, start, rows.ragged)
         elif rows.tall == 0:
             self._tile_with_epilogue(block, outer, panel, start, rows.height)
         else:
@@ -85,29 +91,29 @@ class _Tiles:
                 self._tile_with_epilogue(low, outer, panel, start, rows.height)
                 block.append(If(test, tuple(tall), tuple(low)))
                 return
-            out = self._out(block, rows.height + 1)
-            self._one(tall, out, outer, panel, start, rows.height + 1)
-            self._one(low, out, outer, panel, start, rows.height)
+            out = self._tile_result_buffer(block, rows.height + 1)
+            self._emit_register_tile(tall, out, outer, panel, start, rows.height + 1)
+            self._emit_register_tile(low, out, outer, panel, start, rows.height)
             block.append(If(test, tuple(tall), tuple(low)))
             count = rows.height + minimum(1, maximum(0, rows.tall - tile))
-            self._epilogue(block, out, outer, start, panel, count, rows.height + 1)
+            self._tile_epilogue(block, out, outer, start, panel, count, rows.height + 1)
 
     def _tile_with_epilogue(
         self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0
     ) -> None:
         """Write a tile of ``height`` rows with an epilogue of its own."""
-        out = self._out(block, height)
-        self._one(block, out, outer, panel, start, height, done)
-        self._epilogue(block, out, outer, start + done, panel, height, height)
+        out = self._tile_result_buffer(block, height)
+        self._emit_register_tile(block, out, outer, panel, start, height, done)
+        self._tile_epilogue(block, out, outer, start + done, panel, height, height)
 
-    def _ragged(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, m: Dim) -> None:
+    def _emit_full_or_partial_tile(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, m: Dim) -> None:
         """Write a full tile, or the remaining rows in tiles of powers of two, the largest first."""
         full: list[Stmt] = []
-        out = None if self.plan.own_epilogues else self._out(block, self.rows.height)
+        out = None if self.plan.own_epilogues else self._tile_result_buffer(block, self.rows.height)
         if self.plan.own_epilogues:
             self._tile_with_epilogue(full, outer, panel, start, self.rows.height)
         else:
-            self._one(full, out, outer, panel, start, self.rows.height)
+            self._emit_register_tile(full, out, outer, panel, start, self.rows.height)
         rest: list[Stmt] = []
         left = self.e.names("left")
         rest.append(Let(Var(left, "i64"), IndexScalar(m - start)))
@@ -119,14 +125,14 @@ class _Tiles:
             if self.plan.own_epilogues:
                 self._tile_with_epilogue(part, outer, panel, start, height, done)
             else:
-                self._one(part, out, outer, panel, start, height, done)
+                self._emit_register_tile(part, out, outer, panel, start, height, done)
             rest.append(If(Apply("eq", (IndexScalar((remaining // height) % 2), Const(1, "i64")), "i1"), tuple(part)))
             height //= 2
         test = Apply("ge", (IndexScalar(m - start), Const(self.rows.height, "i64")), "i1")
         block.append(If(test, tuple(full), tuple(rest)))
-        self._epilogue(block, out, outer, start, panel, minimum(self.rows.height, m - start), self.rows.height)
+        self._tile_epilogue(block, out, outer, start, panel, minimum(self.rows.height, m - start), self.rows.height)
 
-    def _out(self, block: list[Stmt], height: int) -> Buffer | None:
+    def _tile_result_buffer(self, block: list[Stmt], height: int) -> Buffer | None:
         """Return the buffer of tiles of at most ``height`` rows before the epilogue; None if tiles go to the result."""
         if self.plan.is_direct:
             return None
@@ -134,7 +140,7 @@ class _Tiles:
         block.append(Alloc(out))
         return out
 
-    def _one(
+    def _emit_register_tile(
         self, block: list[Stmt], out: Buffer | None, outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0
     ) -> None:
         """Emit one register tile of ``height`` rows from row ``start + done`` on."""
@@ -155,7 +161,7 @@ class _Tiles:
             )
         )  # fmt: skip
 
-    def _epilogue(
+    def _tile_epilogue(
         self, block: list[Stmt], tile: Buffer | None, outer: Index, start: Dim, panel: Dim, count: Dim, most: int
     ) -> None:
         """Write the epilogue of ``count`` rows (at most ``most``), unless the tile went to the result directly."""
@@ -172,9 +178,9 @@ class _Tiles:
         self.e.enter(inner)
         self.e.anchor(self.op.result, provide_scalar(Load(tile, (r, c + dropped))))
         store_results(self.b, self.e, p.place(outer, start + r, column + c))
-        block.append(self._stores(inner, count, width, most))
+        block.append(self._tile_store_loops(inner, count, width, most))
 
-    def _stores(self, inner: Sequence[Stmt], rows: Dim, columns: Dim, most: int) -> For:
+    def _tile_store_loops(self, inner: Sequence[Stmt], rows: Dim, columns: Dim, most: int) -> For:
         """Return the loops that store ``rows`` (at most ``most``) by ``columns`` of a tile in the order of the plan."""
         if most == 1:
             return For("c", 0, columns, tuple(inner))
@@ -183,6 +189,6 @@ class _Tiles:
         return For("r", 0, rows, (For("c", 0, columns, tuple(inner)),))
 
 
-def _loop(name: str, at: Dim, start: Dim, stop: Dim, body: list[Stmt]) -> list[Stmt]:
+def _loop_unless_constant(name: str, at: Dim, start: Dim, stop: Dim, body: list[Stmt]) -> list[Stmt]:
     """Return a loop for ``at``, or its body if ``at`` is a constant."""
     return [For(name, start, stop, tuple(body))] if isinstance(at, Expr) else body

@@ -32,10 +32,10 @@ from aotc.vmfb.dtypes import to_numpy
 
 def lower_shared_tiles(b: RegionBuilder, plan: SharedTilePlan) -> Kernel:
     """Lower a matmul or convolution to GPU tiles in shared memory, without tensor cores."""
-    return _Blocks(b, plan).lower()
+    return _SharedTileMatmul(b, plan).lower()
 
 
-class _Blocks:
+class _SharedTileMatmul:
     """Emitter of the grid, the staging, the sums and the epilogue."""
 
     def __init__(self, b: RegionBuilder, shape: SharedTilePlan) -> None:
@@ -55,38 +55,43 @@ class _Blocks:
         *batch, row, column = delinearize(grid_item(grid), extents)
         at, first, start = tuple(batch), row * s.rows, column * s.cols
         zero = constant_scalar(to_numpy(self.dtype).type(0), self.dtype)
-        clear: tuple[Stmt, ...] = (Store(self.acc, self._part(), zero),)
+        clear: tuple[Stmt, ...] = (Store(self.acc, self._accumulator_index(), zero),)
         steps = (p.k + (s.depth - 1)) // s.depth
         q = sym("q", 0, steps) if steps != 1 else 0
-        slice_ = (*self._stage(at, first, start, q * s.depth), Barrier(), self._sum(), Barrier())
+        slice_ = (
+            *self._copy_k_slice_to_shared(at, first, start, q * s.depth),
+            Barrier(),
+            self._multiply_add_slice(),
+            Barrier(),
+        )
         block: list[Stmt] = [Alloc(x) for x in (self.left, self.right, self.acc, self.sums)]
-        block.append(self._threads(self._unrolled(clear)))
+        block.append(self._thread_loop(self._unrolled_part_loops(clear)))
         block += [For("q", 0, steps, slice_)] if steps != 1 else slice_
-        block += [self._keep(), Barrier(), self._epilogue(at, first, start)]
+        block += [self._store_sums_to_shared(), Barrier(), self._shared_tile_epilogue(at, first, start)]
         return self.b.grid(grid, block, product((*p.batch, p.m, p.n, p.k)) * 2)
 
-    def _threads(self, body: tuple[Stmt, ...]) -> For:
+    def _thread_loop(self, body: tuple[Stmt, ...]) -> For:
         return For("t", 0, self.shape.threads, body, "thread")
 
-    def _thread(self) -> Dim:
+    def _thread_index(self) -> Dim:
         return sym("t", 0, self.shape.threads)
 
-    def _part(self) -> Index:
+    def _accumulator_index(self) -> Index:
         """Return the index of element (i, j) of a thread's part in the accumulators."""
-        return (self._thread(), sym("i", 0, self.shape.thread_rows), sym("j", 0, self.shape.thread_cols))
+        return (self._thread_index(), sym("i", 0, self.shape.thread_rows), sym("j", 0, self.shape.thread_cols))
 
-    def _corner(self) -> tuple[Dim, Dim]:
+    def _thread_row_and_column(self) -> tuple[Dim, Dim]:
         """Return the row and column of element (i, j) of a thread's part in the block."""
         s = self.shape
         across = s.cols // s.thread_cols
-        t, i, j = self._part()
+        t, i, j = self._accumulator_index()
         return (t // across) * s.thread_rows + i, (t % across) * s.thread_cols + j
 
-    def _unrolled(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    def _unrolled_part_loops(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         inner = For("j", 0, self.shape.thread_cols, body, "unroll")
         return (For("i", 0, self.shape.thread_rows, (inner,), "unroll"),)
 
-    def _stage(self, at: Index, first: Dim, start: Dim, k0: Dim) -> tuple[Stmt, ...]:
+    def _copy_k_slice_to_shared(self, at: Index, first: Dim, start: Dim, k0: Dim) -> tuple[Stmt, ...]:
         """Emit the copy of a k-slice of both operands to shared memory; 0 beyond the end of k."""
         p, s = self.p, self.shape
         lhs, rhs = self.op.operands
@@ -98,19 +103,19 @@ class _Blocks:
             return p.rhs(at, k, minimum(start + c, p.n - 1))
 
         body = (
-            self._copy(lhs, self.left, s.rows, p.lhs_by_terms, k0, left),
-            self._copy(rhs, self.right, s.cols, p.rhs_by_terms, k0, right),
+            self._thread_copy_loop(lhs, self.left, s.rows, p.lhs_by_terms, k0, left),
+            self._thread_copy_loop(rhs, self.right, s.cols, p.rhs_by_terms, k0, right),
         )
-        return (self._threads(body),)
+        return (self._thread_loop(body),)
 
-    def _copy(
+    def _thread_copy_loop(
         self, source: Value, to: Buffer, width: int, by_k: bool, k0: Dim, index: Callable[[Dim, Dim], Index]
     ) -> For:
         """Return the loop of one thread's copies; neighbouring threads copy neighbours in memory."""
         depth = self.shape.depth
         each = width * depth // self.shape.threads
         u = self.b.fresh("u")
-        flat = sym(u, 0, each) * self.shape.threads + self._thread()
+        flat = sym(u, 0, each) * self.shape.threads + self._thread_index()
         other, kk = (flat // depth, flat % depth) if by_k else (flat % width, flat // width)
         k = k0 + kk
         inside: list[Stmt] = []
@@ -127,19 +132,23 @@ class _Blocks:
         inside.append(Store(to, (kk, other), value))
         return For(u, 0, each, tuple(inside), "unroll")
 
-    def _sum(self) -> For:
+    def _multiply_add_slice(self) -> For:
         """Add the multiply-adds of one slice, unrolled so that LLVM merges neighbouring loads."""
         kk = sym("kk", 0, self.shape.depth)
-        row, column = self._corner()
+        row, column = self._thread_row_and_column()
         term = Apply("mul", (Load(self.left, (kk, row)), Load(self.right, (kk, column))), self.dtype)
-        add = self._unrolled((Store(self.acc, self._part(), term, "add"),))
-        return self._threads((For("kk", 0, self.shape.depth, add, "unroll"),))
+        add = self._unrolled_part_loops((Store(self.acc, self._accumulator_index(), term, "add"),))
+        return self._thread_loop((For("kk", 0, self.shape.depth, add, "unroll"),))
 
-    def _keep(self) -> For:
+    def _store_sums_to_shared(self) -> For:
         """Store the sums to shared memory, for all threads."""
-        return self._threads(self._unrolled((Store(self.sums, self._corner(), Load(self.acc, self._part())),)))
+        return self._thread_loop(
+            self._unrolled_part_loops(
+                (Store(self.sums, self._thread_row_and_column(), Load(self.acc, self._accumulator_index())),)
+            )
+        )
 
-    def _epilogue(self, at: Index, first: Dim, start: Dim) -> For:
+    def _shared_tile_epilogue(self, at: Index, first: Dim, start: Dim) -> For:
         p, s = self.p, self.shape
         size = s.rows * s.cols
         f = sym("f", 0, size)
@@ -156,4 +165,4 @@ class _Blocks:
         for offset, extent, width in ((first + r, p.m, s.rows), (start + c, p.n, s.cols)):
             if not isinstance(extent, int) or extent % width:
                 inside = [If(Apply("lt", (IndexScalar(offset), IndexScalar(extent)), "i1"), tuple(inside))]
-        return self._threads((For("f", self._thread(), size, tuple(inside), step=s.threads),))
+        return self._thread_loop((For("f", self._thread_index(), size, tuple(inside), step=s.threads),))

@@ -10,20 +10,20 @@ from aotc.ir.loop.ir import Apply, For, Kernel, Scalar, Stmt
 from aotc.lowering.analysis.contractions import sum_dtype
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_results
-from aotc.lowering.elements.contract_elements import contraction_element, conv_term, rounded_sum, zero_of
+from aotc.lowering.elements.contract_elements import contraction_element, conv_term, rounded_sum, zero_scalar
 from aotc.lowering.elements.elements import provide_scalar
 from aotc.lowering.plans.contract_loops import DepthwisePlan, ElementLoopsPlan
-from aotc.lowering.regions.loop.any_loops import any_loops_by
+from aotc.lowering.regions.loop.any_loops import loops_of_plan
 
 
 def lower_element_loops(b: RegionBuilder, plan: ElementLoopsPlan) -> Kernel:
     """Lower a matmul or convolution to scalar loops, one result element at a time."""
     e = b.elements()
     emit = contraction_element(b, e, plan.is_unrolled, plan.from_zero)
-    return _kernel(b, *any_loops_by(b, e, plan.loops, emit))
+    return _matmul_loop_kernel(b, *loops_of_plan(b, e, plan.loops, emit))
 
 
-def _kernel(b: RegionBuilder, grid: Dim, body: tuple[Stmt, ...]) -> Kernel:
+def _matmul_loop_kernel(b: RegionBuilder, grid: Dim, body: tuple[Stmt, ...]) -> Kernel:
     return b.kernel(grid, body, product(b.shape) * 2 * product(b.root.operands[0].type.shape[-1:]))
 
 
@@ -44,17 +44,17 @@ def lower_depthwise(b: RegionBuilder, plan: DepthwisePlan) -> Kernel:
     vector, channel = sym("v", 0, channels // plan.lanes), sym("c", 0, plan.lanes)
     row = delinearize(grid_item(grid), rows)
     places = [(*row, first + n, vector * plan.lanes + channel) for n in range(plan.pixels)]
-    along = For("i", 0, iterations, (For("c", 0, plan.lanes, tuple(_pixels_at_once(b, places, plan.from_zero))),))
+    along = For("i", 0, iterations, (For("c", 0, plan.lanes, tuple(_depthwise_results_at(b, places, plan.from_zero))),))
     body: tuple[Stmt, ...] = (For("v", 0, channels // plan.lanes, (along,)),)
-    return _kernel(b, grid, body if grid == 1 else (For("p", 0, grid, body, "parallel"),))
+    return _matmul_loop_kernel(b, grid, body if grid == 1 else (For("p", 0, grid, body, "parallel"),))
 
 
-def _pixels_at_once(b: RegionBuilder, places: Sequence[Index], from_zero: bool) -> list[Stmt]:
+def _depthwise_results_at(b: RegionBuilder, places: Sequence[Index], from_zero: bool) -> list[Stmt]:
     """Return the results at ``places`` term by term, so that loads which two of them share are done once."""
     e, op, dtype = b.elements(), b.root, sum_dtype(b.root)
     block = e.new_block()
     terms = [conv_term(e, op, at) for at in places]
-    sums: list[Scalar] = [zero_of(dtype)] * len(places) if from_zero else []
+    sums: list[Scalar] = [zero_scalar(dtype)] * len(places) if from_zero else []
     for tap in taps_of(*(range(static(n)) for n in op.operands[1].type.shape[:-1])):
         values = [term(tap) for term in terms]
         added = [Apply("add", pair, dtype) for pair in zip(sums, values, strict=True)] if sums else values

@@ -28,14 +28,14 @@ from aotc.lowering.elements.builder import (
     anchor_results,
     index_of_value_at_anchor,
     join_transposed,
-    operands_at,
-    store_all,
+    reduction_operands_at,
     store_combined,
+    store_elements,
     store_rows,
 )
 from aotc.lowering.elements.nests import append_serial_loops, grid_loop, loop_in_steps, make_axes, substitute_loops
 from aotc.lowering.plans.cpu_columns import ColumnPlan
-from aotc.lowering.plans.operand_reuse import Reads
+from aotc.lowering.plans.operand_reuse import ReductionReads
 from aotc.lowering.plans.thresholds import FETCH_LINE
 from aotc.vmfb.dtypes import size_of
 
@@ -52,7 +52,7 @@ class _ColumnBlocks:
         self.b, self.e, self.plan = b, b.elements(), plan
         self.ops = [op for loop in b.row_stages().loops for op in loop.ops]
         self.results = list(zip(b.outputs, b.function.body.results, strict=True))
-        self.reads = Reads(b, self.ops)
+        self.reads = ReductionReads(b, self.ops)
         (self.last,) = make_axes(b.shape, [plan.kept[-1:]])
         self.outer = make_axes(b.shape, [(k,) for k in plan.kept[:-1] if k not in plan.together])
         self.together = make_axes(b.shape, [(k,) for k in plan.together])
@@ -63,14 +63,16 @@ class _ColumnBlocks:
     def lower(self) -> Kernel:
         extent, width = self.last.extent, self.plan.width
         if width == extent:
-            grid, body = grid_loop(self.outer, None, lambda block, at, *_: self._item(block, at, 0, extent))
+            grid, body = grid_loop(
+                self.outer, None, lambda block, at, *_: self._column_block_item(block, at, 0, extent)
+            )
         else:
-            grid, body = grid_loop(self.outer, (self.last, width), self._item)
+            grid, body = grid_loop(self.outer, (self.last, width), self._column_block_item)
         return self.b.kernel(grid, body, self.b.cost())
 
     # --- an item ---
 
-    def _item(self, block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
+    def _column_block_item(self, block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
         b, e, c = self.b, self.e, self.last.symbol()
         lane = c - begin if begin != 0 else c
         accs = [
@@ -93,9 +95,9 @@ class _ColumnBlocks:
             e.enter(inner)
             for adjacent, each in zip(self.adjacent, accs, strict=True):
                 for row in rows:
-                    here = self._place([*at, *adjacent], row, column)
+                    here = self._anchor_index([*at, *adjacent], row, column)
                     join_transposed(b, e, here)
-                    store_all(
+                    store_elements(
                         e,
                         [
                             (o, v, index_of_value_at_anchor(b, v, here))
@@ -104,21 +106,23 @@ class _ColumnBlocks:
                         ],
                     )
                     for op in self.ops:
-                        store_combined(b, e, op, each[op], operands_at(b, e, op, here), [], (column - begin,))
+                        store_combined(b, e, op, each[op], reduction_operands_at(b, e, op, here), [], (column - begin,))
 
         def across(inner: list[Stmt], rows: Sequence[list[Dim]]) -> None:
-            self._across(inner, at, (begin, end), rows, add)
+            self._loop_over_item_columns(inner, at, (begin, end), rows, add)
 
-        append_serial_loops(self.middle[:-1], [], lambda inner, rows: self._terms(inner, rows, across), block)
-        self._finish(block, at, lane, begin, end, accs)
+        append_serial_loops(
+            self.middle[:-1], [], lambda inner, rows: self._loop_over_reduced_terms(inner, rows, across), block
+        )
+        self._store_column_results(block, at, lane, begin, end, accs)
 
-    def _place(self, at: list[Dim], row: list[Dim], column: Dim | None = None) -> Index:
+    def _anchor_index(self, at: list[Dim], row: list[Dim], column: Dim | None = None) -> Index:
         """Return the anchor's index: in a row of the reduced axes, if one is passed, and in the column of the loop."""
         axes = [*self.outer, *self.together, *(self.middle if row else ()), self.last]
         column = self.last.symbol() if column is None else column
         return substitute_loops(self.b.anchors.space, self.b.shape, axes, [*at, *row, column])
 
-    def _across(
+    def _loop_over_item_columns(
         self, block: list[Stmt], at: list[Dim], ends: tuple[Dim, Dim], rows: Sequence[list[Dim]],
         add: Callable[[list[Stmt], Sequence[list[Dim]], Dim], None],
     ) -> None:  # fmt: skip
@@ -131,7 +135,7 @@ class _ColumnBlocks:
             body: list[Stmt] = []
             for row in rows:
                 there = [*row[:-1], minimum(row[-1] + len(rows), self.middle[-1].extent - 1)]
-                body += self.reads.ahead(self.streams, self._place([*at, *self.adjacent[0]], there, first))
+                body += self.reads.ahead(self.streams, self._anchor_index([*at, *self.adjacent[0]], there, first))
             inside: list[Stmt] = []
             add(inside, rows, first + sym(name, 0, strip))
             block.append(For("m", 0, whole, (*dict.fromkeys(body), For(name, 0, strip, tuple(inside)))))
@@ -140,12 +144,14 @@ class _ColumnBlocks:
             add(rest, rows, self.last.symbol())
             block.append(For(name, begin + whole * strip, end, tuple(rest)))
 
-    def _terms(self, block: list[Stmt], rows: list[Dim], add: Callable[[list[Stmt], list[list[Dim]]], None]) -> None:
+    def _loop_over_reduced_terms(
+        self, block: list[Stmt], rows: list[Dim], add: Callable[[list[Stmt], list[list[Dim]]], None]
+    ) -> None:
         """Write the loop over the last reduced axis, some terms at a time, and one over the remainder."""
         axis, terms = self.middle[-1], self.plan.terms
         loop_in_steps(block, axis.name, 0, axis.extent, terms, lambda inner, at: add(inner, [[*rows, k] for k in at]))
 
-    def _finish(
+    def _store_column_results(
         self, block: list[Stmt], at: list[Dim], lane: Dim, begin: Dim, end: Dim, accs: list[dict[Op, list[Buffer]]]
     ) -> None:
         """Emit the stores of the results, which depend on the accumulators."""
@@ -154,5 +160,5 @@ class _ColumnBlocks:
             self.e.anchored.clear()
             self.e.enter(finish)
             anchor_results(self.e, each, (lane,))
-            store_rows(self.b, self.e, self._place([*at, *adjacent], []))
+            store_rows(self.b, self.e, self._anchor_index([*at, *adjacent], []))
             block.append(For(self.last.name, begin, end, tuple(finish)))

@@ -26,15 +26,15 @@ from aotc.lowering.elements.builder import (
     RegionBuilder,
     anchor_results,
     join_transposed,
-    operands_at,
+    reduction_operands_at,
     store_combined,
     store_rows,
 )
 from aotc.lowering.elements.nests import append_serial_loops, grid_loop, loop_in_steps, make_axes, substitute_loops
 from aotc.lowering.plans.cpu_reductions import RowBlockPlan
-from aotc.lowering.plans.operand_reuse import Reads
+from aotc.lowering.plans.operand_reuse import ReductionReads
 from aotc.lowering.plans.thresholds import FETCH_LINE
-from aotc.lowering.regions.reduce.rows import Accumulators, Rows
+from aotc.lowering.regions.reduce.rows import Accumulators, RowReductions
 from aotc.lowering.threshold import BlockSize
 
 
@@ -50,35 +50,35 @@ FETCHED_TURNS = BlockSize(
 )
 
 
-class _RowBlocks(Rows):
+class _RowBlocks(RowReductions):
     """Emitter of a loop over rows of axis ``block``, several at a time, with all indices of axes ``together``."""
 
     def __init__(self, b: RegionBuilder, plan: RowBlockPlan) -> None:
         super().__init__(b, plan)
         self.plan, self.at_once, self.lanes = plan, plan.at_once, plan.lanes
         self.ops = self.stages.loops[0].ops
-        self.reads = Reads(b, self.ops)
+        self.reads = ReductionReads(b, self.ops)
         self.streams = [b.inputs[n] for n in plan.streams]
         self.outer = make_axes(b.shape, [(k,) for k in plan.kept if k not in (*plan.together, plan.block)])
         self.adjacent_loads = make_axes(b.shape, [(k,) for k in plan.together])
         (self.rows_axis,) = make_axes(b.shape, [(plan.block,)])
 
     def lower(self) -> Kernel:
-        grid, body = grid_loop(self.outer, (self.rows_axis, self.plan.rows), self._item)
+        grid, body = grid_loop(self.outer, (self.rows_axis, self.plan.rows), self._row_block_item)
         return self.b.kernel(grid, body, self.b.cost())
 
-    def _item(self, block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
+    def _row_block_item(self, block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
         if self.plan.part:
-            self._in_parts(block, at, begin, end)
+            self._reduce_rows_in_parts(block, at, begin, end)
             return
-        self._some_rows(block, begin, end, lambda inner, rows: self._some(inner, at, rows))
+        self._loop_over_row_blocks(block, begin, end, lambda inner, rows: self._reduce_rows_together(inner, at, rows))
 
-    def _some_rows(
+    def _loop_over_row_blocks(
         self, block: list[Stmt], begin: Dim, end: Dim, emit: Callable[[list[Stmt], list[Dim]], None]
     ) -> None:
         loop_in_steps(block, self.rows_axis.name, begin, end - begin, self.at_once, emit)
 
-    def _places(self, at: list[Dim], rows: list[Dim]) -> list[tuple[int, int, Index]]:
+    def _row_operand_indices(self, at: list[Dim], rows: list[Dim]) -> list[tuple[int, int, Index]]:
         """Return, for each sum, the number of its row, the number of its shared operand, and the anchor's index."""
         axes = [*self.outer, self.rows_axis, *self.adjacent_loads]
         return [
@@ -87,24 +87,24 @@ class _RowBlocks(Rows):
             for i, row in enumerate(rows)
         ]
 
-    def _some(self, block: list[Stmt], at: list[Dim], rows: list[Dim]) -> None:
+    def _reduce_rows_together(self, block: list[Stmt], at: list[Dim], rows: list[Dim]) -> None:
         """Emit the loop over blocks of rows reduced together, and the stores of their results."""
-        places = [there for _, _, there in self._places(at, rows)]
+        places = [there for _, _, there in self._row_operand_indices(at, rows)]
         self.e.anchored.clear()
         accs = [self._accumulators(self.ops, block) for _ in places]
 
         def emit(inner: list[Stmt], syms: list[Dim]) -> None:
             self.e.enter(inner)
             for there, each in zip(places, accs, strict=True):
-                self._add(there, syms, each)
+                self._add_row_element(there, syms, each)
 
         if self.streams:
-            self._in_vectors(block, places, accs)
+            self._vector_loop_along_rows(block, places, accs)
         else:
             append_serial_loops(self.inner, [], emit, block)
-        self._store(block, places, accs)
+        self._store_row_results(block, places, accs)
 
-    def _vectors(self, block: list[Stmt], places: Sequence[object]) -> list[Accumulators]:
+    def _allocate_row_vectors(self, block: list[Stmt], places: Sequence[object]) -> list[Accumulators]:
         """Allocate a vector for each sum of the rows at ``places``."""
         b = self.b
         vectors: list[Accumulators] = [
@@ -114,10 +114,10 @@ class _RowBlocks(Rows):
         block += [Alloc(x) for each in vectors for op in self.ops for x in each[op]]
         return vectors
 
-    def _in_vectors(self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators]) -> None:
+    def _vector_loop_along_rows(self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators]) -> None:
         """Write the loop along the rows with a vector for each sum, and prefetch later elements."""
         b, (axis,) = self.b, self.inner
-        vectors = self._vectors(block, places)
+        vectors = self._allocate_row_vectors(block, places)
         pairs = [(v, a) for x, y in zip(vectors, accs) for op in self.ops for v, a in zip(x[op], y[op])]
         lane, whole = sym("l", 0, self.lanes), axis.extent // self.lanes
         first = sym(axis.name, 0, whole) * self.lanes
@@ -129,12 +129,12 @@ class _RowBlocks(Rows):
         inside: list[Stmt] = []
         self.e.enter(inside)
         for there, sums in zip(places, vectors, strict=True):
-            self._add(there, [first + lane], sums, (lane,))
+            self._add_row_element(there, [first + lane], sums, (lane,))
         block.append(For(axis.name, 0, whole, (*dict.fromkeys(step), For("l", 0, self.lanes, tuple(inside)))))
-        self._rest(block, places, accs)
+        self._add_remaining_elements(block, places, accs)
         block.append(For("l", 0, self.lanes, tuple(Store(a, (), Load(v, (lane,)), "add") for v, a in pairs)))
 
-    def _rest(self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators]) -> None:
+    def _add_remaining_elements(self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators]) -> None:
         """Add the elements of rows after the last whole vector."""
         (axis,) = self.inner
         if axis.extent % self.lanes == 0:
@@ -142,18 +142,18 @@ class _RowBlocks(Rows):
         rest: list[Stmt] = []
         self.e.enter(rest)
         for there, each in zip(places, accs, strict=True):
-            self._add(there, [axis.symbol()], each)
+            self._add_row_element(there, [axis.symbol()], each)
         block.append(For(axis.name, axis.extent // self.lanes * self.lanes, axis.extent, tuple(rest)))
 
-    def _add(self, there: Index, syms: list[Dim], accs: Accumulators, lane: Index = ()) -> None:
+    def _add_row_element(self, there: Index, syms: list[Dim], accs: Accumulators, lane: Index = ()) -> None:
         """Write one step of the sums of a row in the current block."""
         b, e = self.b, self.e
         here = substitute_loops(there, b.shape, self.inner, syms)
         join_transposed(b, e, here)
         for op in self.ops:
-            store_combined(b, e, op, accs[op], operands_at(b, e, op, here), [], lane)
+            store_combined(b, e, op, accs[op], reduction_operands_at(b, e, op, here), [], lane)
 
-    def _store(self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators]) -> None:
+    def _store_row_results(self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators]) -> None:
         """Write the stores of rows whose sums are complete."""
         for there, sums in zip(places, accs, strict=True):
             self.e.enter(block)
@@ -162,7 +162,7 @@ class _RowBlocks(Rows):
 
     # --- in parts ---
 
-    def _in_parts(self, block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
+    def _reduce_rows_in_parts(self, block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
         """Emit the reductions of an item in parts along the rows, with a vector accumulator per row.
 
         The shared operand is copied for each part, so that it stays in the L1 cache, whatever its length and layout.
@@ -184,56 +184,63 @@ class _RowBlocks(Rows):
         parts = -(-whole // per)
         part = sym("m", 0, parts) * per
         count = minimum(per, whole - part)
-        body = self._copies(at, begin, part * self.lanes, count * self.lanes)
-        self._some_rows(
-            body, begin, end, lambda inner, rows: self._part(inner, at, begin, rows, part * self.lanes, count)
+        body = self._copy_shared_operands(at, begin, part * self.lanes, count * self.lanes)
+        self._loop_over_row_blocks(
+            body,
+            begin,
+            end,
+            lambda inner, rows: self._reduce_row_part(inner, at, begin, rows, part * self.lanes, count),
         )
         block.append(For("m", 0, parts, tuple(body)))
-        self._some_rows(block, begin, end, lambda inner, rows: self._total(inner, at, begin, rows))
+        self._loop_over_row_blocks(
+            block, begin, end, lambda inner, rows: self._total_of_row_vectors(inner, at, begin, rows)
+        )
 
-    def _copies(self, at: list[Dim], row: Dim, first: Dim, count: Dim) -> list[Stmt]:
+    def _copy_shared_operands(self, at: list[Dim], row: Dim, first: Dim, count: Dim) -> list[Stmt]:
         """Return the copies of a part of the shared operands."""
         body: list[Stmt] = []
         step = sym("l", 0, count)
-        for _, c, there in self._places(at, [row]):
+        for _, c, there in self._row_operand_indices(at, [row]):
             loads = self.reads.at(substitute_loops(there, self.b.shape, self.inner, [first + step]))
             stores = [Store(self.near[x.buffer], (c, step), x) for x in loads if x.buffer in self.near]
             body += [For("l", 0, count, (store,)) for store in dict.fromkeys(stores)]
         return body
 
-    def _part(self, block: list[Stmt], at: list[Dim], begin: Dim, rows: list[Dim], first: Dim, count: Dim) -> None:
+    def _reduce_row_part(
+        self, block: list[Stmt], at: list[Dim], begin: Dim, rows: list[Dim], first: Dim, count: Dim
+    ) -> None:
         """Write the loop along a part of some rows, and prefetch the same part of later rows."""
         b, (axis,) = self.b, self.inner
-        places = self._places(at, rows)
-        vectors = self._vectors(block, places)
+        places = self._row_operand_indices(at, rows)
+        vectors = self._allocate_row_vectors(block, places)
         lane, step = sym("l", 0, self.lanes), sym(axis.name, 0, count) * self.lanes
-        loads, stores = self._moves(places, rows, begin, vectors, lane)
+        loads, stores = self._load_and_store_accumulators(places, rows, begin, vectors, lane)
         block.append(For("l", 0, self.lanes, tuple(loads)))
         last = self.rows_axis.extent - 1
         later = [minimum(row + FETCHED_TURNS.value * len(rows), last) for row in rows]
         ahead: list[Stmt] = []
-        for _, _, there in self._places(at, later):
+        for _, _, there in self._row_operand_indices(at, later):
             ahead += self.reads.ahead(self.streams, substitute_loops(there, b.shape, self.inner, [first + step]))
         inside: list[Stmt] = []
         self.e.anchored.clear()
         self.e.enter(inside)
         for (_, c, there), sums in zip(places, vectors, strict=True):
             done = len(inside)
-            self._add(there, [first + step + lane], sums, (lane,))
-            inside[done:] = with_scalars(tuple(inside[done:]), partial(self._nearer, index=(c, step + lane)))
+            self._add_row_element(there, [first + step + lane], sums, (lane,))
+            inside[done:] = with_scalars(tuple(inside[done:]), partial(self._load_from_copies, index=(c, step + lane)))
         block.append(For(axis.name, 0, count, (*dict.fromkeys(ahead), For("l", 0, self.lanes, tuple(inside)))))
         block.append(For("l", 0, self.lanes, tuple(stores)))
 
-    def _nearer(self, s: Scalar, index: Index) -> Scalar:
+    def _load_from_copies(self, s: Scalar, index: Index) -> Scalar:
         """Return ``s`` with loads of copies substituted for those of the shared operands."""
         match s:
             case Load(buffer=buffer) if buffer in self.near:
                 return Load(self.near[buffer], index)
             case Apply(args=args):
-                return replace(s, args=tuple(self._nearer(x, index) for x in args))
+                return replace(s, args=tuple(self._load_from_copies(x, index) for x in args))
         return s
 
-    def _moves(
+    def _load_and_store_accumulators(
         self, places: Sequence[tuple[int, int, Index]], rows: list[Dim], begin: Dim, vectors: Sequence[Accumulators],
         lane: Dim,
     ) -> tuple[list[Stmt], list[Stmt]]:  # fmt: skip
@@ -249,13 +256,13 @@ class _RowBlocks(Rows):
                     stores.append(Store(*kept, Load(x, (lane,))))
         return loads, stores
 
-    def _total(self, block: list[Stmt], at: list[Dim], begin: Dim, rows: list[Dim]) -> None:
+    def _total_of_row_vectors(self, block: list[Stmt], at: list[Dim], begin: Dim, rows: list[Dim]) -> None:
         """Add up the lanes of the vectors and the remaining elements of the rows; store the results."""
-        places = self._places(at, rows)
+        places = self._row_operand_indices(at, rows)
         theres = [there for _, _, there in places]
         self.e.anchored.clear()
         accs = [self._accumulators(self.ops, block) for _ in places]
-        self._rest(block, theres, accs)
+        self._add_remaining_elements(block, theres, accs)
         lane = sym("l", 0, self.lanes)
         few = len(places) // len(rows)
         lanes = [
@@ -265,4 +272,4 @@ class _RowBlocks(Rows):
             for v, acc in zip(op.results, each[op], strict=True)
         ]
         block.append(For("l", 0, self.lanes, tuple(lanes)))
-        self._store(block, theres, accs)
+        self._store_row_results(block, theres, accs)

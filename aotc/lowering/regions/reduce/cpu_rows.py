@@ -25,7 +25,7 @@ from aotc.lowering.elements.builder import RegionBuilder, index_of_value_at_anch
 from aotc.lowering.elements.elements import provide_scalar
 from aotc.lowering.elements.nests import NestAxis, append_serial_loops, substitute_loops
 from aotc.lowering.plans.cpu_reductions import RowPlan
-from aotc.lowering.regions.reduce.rows import Rows
+from aotc.lowering.regions.reduce.rows import RowReductions
 
 
 def lower_rows(b: RegionBuilder, plan: RowPlan) -> Kernel:
@@ -33,7 +33,7 @@ def lower_rows(b: RegionBuilder, plan: RowPlan) -> Kernel:
     return _ShortRows(b, plan).in_items(plan.item_axes)
 
 
-class _ShortRows(Rows):
+class _ShortRows(RowReductions):
     """Emitter of reductions row by row, in which short rows share vectors."""
 
     def __init__(self, b: RegionBuilder, plan: RowPlan) -> None:
@@ -46,16 +46,20 @@ class _ShortRows(Rows):
         if not lanes:
             super()._item_of(block, outer, tail, syms)
             return
-        append_serial_loops(tail[:-1], syms, lambda inner, s: self._along(inner, [*outer, *tail], s, lanes), block)
+        append_serial_loops(
+            tail[:-1], syms, lambda inner, s: self._loop_along_last_axis(inner, [*outer, *tail], s, lanes), block
+        )
 
-    def _along(self, block: list[Stmt], axes: Sequence[NestAxis], syms: list[Dim], lanes: int) -> None:
+    def _loop_along_last_axis(self, block: list[Stmt], axes: Sequence[NestAxis], syms: list[Dim], lanes: int) -> None:
         """Write the loop over the rows of the last axis, ``lanes`` at a time, and a loop over the remaining rows."""
         b, axis = self.b, axes[-1]
         whole = static(axis.extent) // lanes
         iteration: list[Stmt] = []
         lane = sym("l", 0, lanes)
         together = sym(axis.name, 0, whole) * lanes + lane
-        self._together(iteration, substitute_loops(b.anchors.space, b.shape, axes, [*syms, together]), lane, lanes)
+        self._stages_of_lanes(
+            iteration, substitute_loops(b.anchors.space, b.shape, axes, [*syms, together]), lane, lanes
+        )
         block.append(For(axis.name, 0, whole, tuple(iteration)))
         if whole * lanes != axis.extent:
             rest: list[Stmt] = []
@@ -63,40 +67,40 @@ class _ShortRows(Rows):
             self._row(rest, substitute_loops(b.anchors.space, b.shape, axes, [*syms, one]))
             block.append(For(axis.name, whole * lanes, axis.extent, tuple(rest)))
 
-    def _together(self, block: list[Stmt], at: Index, lane: Dim, lanes: int) -> None:
+    def _stages_of_lanes(self, block: list[Stmt], at: Index, lane: Dim, lanes: int) -> None:
         """Write all stages of the rows ``at`` for each ``lane``, with one loop over lanes per stage."""
         self.e.anchored.clear()
         self.keep, self.known = [], {}
         for loop in self.stages.loops:
             for v in self.stages.numbers_before(loop, ()):
-                self._number(block, at, lane, lanes, v)
+                self._compute_row_scalar(block, at, lane, lanes, v)
             inner: list[Stmt] = []
             accs = self._accumulators(loop.ops, inner)
             self._over_the_row(inner, at, loop, accs)
             made = [(v, acc) for op in loop.ops for v, acc in zip(op.results, accs[op], strict=True)]
-            sums = [(v, acc, self._of_lanes(block, v, lanes)) for v, acc in made]
+            sums = [(v, acc, self._scalar_per_row_buffer(block, v, lanes)) for v, acc in made]
             inner += [Store(each, (lane,), Load(acc, ())) for _, acc, each in sums]
             block.append(For("l", 0, lanes, tuple(inner)))
             for v, _, each in sums:
                 self.e.anchor(v, provide_scalar(Load(each, (lane,))))
         results: list[Stmt] = []
-        self._enter(results)
+        self._enter_row_block(results)
         store_rows(self.b, self.e, at)
         if results:
             block.append(For("l", 0, lanes, tuple(results)))
 
-    def _number(self, block: list[Stmt], at: Index, lane: Dim, lanes: int, value: Value) -> None:
+    def _compute_row_scalar(self, block: list[Stmt], at: Index, lane: Dim, lanes: int, value: Value) -> None:
         """Write the loop that computes one scalar of each row."""
         inner: list[Stmt] = []
-        self._enter(inner)
+        self._enter_row_block(inner)
         index = index_of_value_at_anchor(self.b, value, at)
         scalar = self.e.at(value, index)
         if isinstance(scalar, Apply | Var):
-            numbers = self._of_lanes(block, value, lanes)
+            numbers = self._scalar_per_row_buffer(block, value, lanes)
             block.append(For("l", 0, lanes, (*inner, Store(numbers, (lane,), scalar))))
             self.known[value] = index, Load(numbers, (lane,))
 
-    def _of_lanes(self, block: list[Stmt], value: Value, lanes: int) -> Buffer:
+    def _scalar_per_row_buffer(self, block: list[Stmt], value: Value, lanes: int) -> Buffer:
         """Return a new buffer with one scalar per row."""
         buffer = Buffer(self.b.fresh("rows"), value.type.dtype, (lanes,), "private")
         block.append(Alloc(buffer))

@@ -22,7 +22,7 @@ from aotc.lowering.threshold import Estimate
 
 def lower_chunk_scan(b: RegionBuilder, plan: ChunkScanPlan) -> Kernel:
     """Lower a ``reduce_window`` that is a prefix scan: one grid item per block of neighbouring scans."""
-    return _Scan(b, plan).kernel()
+    return _ChunkScan(b, plan).kernel()
 
 
 SCAN_WORK = Estimate(
@@ -32,12 +32,12 @@ SCAN_WORK = Estimate(
 )
 
 
-class _Scan:
+class _ChunkScan:
     """Emitter of the loops over the scans of one grid item, which run in parallel lanes."""
 
     def __init__(self, b: RegionBuilder, plan: ChunkScanPlan) -> None:
         self.b = b
-        self.op = b.the_op("reduce_window")
+        self.op = b.region_root_op("reduce_window")
         scan = scan_of(self.op)
         assert scan is not None
         self.reverse = scan.reverse
@@ -53,57 +53,59 @@ class _Scan:
     def kernel(self) -> Kernel:
         e = self.b.elements()
         start = e.new_block()
-        v = self._lane()
+        v = self._scan_lane()
         inits = [e.at(x, ()) for x in self.op.inits]
-        start += [Store(buffer, self._slot(v), init) for buffer, init in zip(self.before, inits, strict=True)]
+        start += [Store(buffer, self._carry_slot(v), init) for buffer, init in zip(self.before, inits, strict=True)]
         body: list[Stmt] = [Alloc(buffer) for buffer in (*self.own, *self.before)]
-        body.append(self._lanes(start))
+        body.append(self._loop_over_scan_lanes(start))
         chunks = -(-self.n // self.chunk)
         begin = sym("c", 0, chunks) * self.chunk
         length = minimum(self.n - begin, self.chunk)
         steps = (
-            self._step(e, begin, first=True),
-            For("j", 1, length, (self._step(e, begin + sym("j", 1, length), first=False),)),
-            self._carry(e, begin + length - 1),
+            self._emit_scan_step(e, begin, first=True),
+            For("j", 1, length, (self._emit_scan_step(e, begin + sym("j", 1, length), first=False),)),
+            self._carry_to_next_chunk(e, begin + length - 1),
         )
         body.append(For("c", 0, chunks, steps))
         return self.b.grid(self.rows.items, body, self.b.cost() * SCAN_WORK.value)
 
-    def _lane(self) -> Dim:
+    def _scan_lane(self) -> Dim:
         return 0 if self.rows.block == 1 else sym("v", 0, self.rows.width)
 
-    def _lanes(self, block: list[Stmt]) -> For:
+    def _loop_over_scan_lanes(self, block: list[Stmt]) -> For:
         return For("v", 0, self.rows.width if self.rows.block != 1 else 1, tuple(block))
 
-    def _slot(self, v: Dim) -> Index:
+    def _carry_slot(self, v: Dim) -> Index:
         return () if self.rows.block == 1 else (v,)
 
-    def _place(self, step: Dim, v: Dim) -> Index:
+    def _scan_step_index(self, step: Dim, v: Dim) -> Index:
         position = self.n - 1 - step if self.reverse else step
         return self.rows.place(position, v)
 
-    def _step(self, e: Elements, step: Dim, first: bool) -> For:
+    def _emit_scan_step(self, e: Elements, step: Dim, first: bool) -> For:
         """Emit a step of a prefix scan: add an element to the chunk's scan, and store it with earlier chunks."""
         block = e.new_block()
-        v = self._lane()
-        at, slot = self._place(step, v), self._slot(v)
+        v = self._scan_lane()
+        at, slot = self._scan_step_index(step, v), self._carry_slot(v)
         own: list[Scalar] = [e.bind(e.at(x, at)) for x in self.op.inputs]
         if not first:
-            own = self._combine(e, [e.bind(Load(buffer, slot)) for buffer in self.own], own)
+            own = self._combine_in_memory_order(e, [e.bind(Load(buffer, slot)) for buffer in self.own], own)
         block += [Store(buffer, slot, x) for buffer, x in zip(self.own, own, strict=True)]
-        total = self._combine(e, [e.bind(Load(buffer, slot)) for buffer in self.before], own)
+        total = self._combine_in_memory_order(e, [e.bind(Load(buffer, slot)) for buffer in self.before], own)
         block += [Store(buffer, at, x) for buffer, x in zip(self.b.outputs, total, strict=True)]
-        return self._lanes(block)
+        return self._loop_over_scan_lanes(block)
 
-    def _carry(self, e: Elements, last: Dim) -> For:
+    def _carry_to_next_chunk(self, e: Elements, last: Dim) -> For:
         """Copy the last result of this chunk, which precedes the next chunk."""
         block = e.new_block()
-        v = self._lane()
+        v = self._scan_lane()
         pairs = zip(self.before, self.b.outputs, strict=True)
-        block += [Store(buffer, self._slot(v), Load(out, self._place(last, v))) for buffer, out in pairs]
-        return self._lanes(block)
+        block += [
+            Store(buffer, self._carry_slot(v), Load(out, self._scan_step_index(last, v))) for buffer, out in pairs
+        ]
+        return self._loop_over_scan_lanes(block)
 
-    def _combine(self, e: Elements, earlier: Sequence[Scalar], later: Sequence[Scalar]) -> list[Scalar]:
+    def _combine_in_memory_order(self, e: Elements, earlier: Sequence[Scalar], later: Sequence[Scalar]) -> list[Scalar]:
         """Return ``earlier`` combined with ``later``, in the order of the elements in memory."""
         arguments = (*later, *earlier) if self.reverse else (*earlier, *later)
         return [e.bind(x) for x in e.region(self.op.regions[0], tuple(arguments))]

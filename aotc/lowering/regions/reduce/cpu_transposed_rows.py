@@ -32,7 +32,7 @@ from aotc.lowering.plans.cpu_reductions import TransposedRowPlan
 from aotc.lowering.plans.cpu_transpose import is_transposed_load, loads_in_body
 from aotc.lowering.plans.thresholds import FETCH_LINE, TURNED_TILE
 from aotc.lowering.regions.loop.cpu_transpose import with_loads_of_copies
-from aotc.lowering.regions.reduce.rows import Accumulators, Rows
+from aotc.lowering.regions.reduce.rows import Accumulators, RowReductions
 from aotc.vmfb.dtypes import size_of
 
 
@@ -41,7 +41,7 @@ def lower_transposed_rows(b: RegionBuilder, plan: TransposedRowPlan) -> Kernel:
     return _TransposedRows(b, plan).lower()
 
 
-class _TransposedRows(Rows):
+class _TransposedRows(RowReductions):
     def __init__(self, b: RegionBuilder, plan: TransposedRowPlan) -> None:
         super().__init__(b, plan)
         self.plan, self.height = plan, plan.height
@@ -55,7 +55,7 @@ class _TransposedRows(Rows):
         (rows,) = make_axes(b.shape, [(adjacent,)])
 
         def item(block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
-            self._together(
+            self._write_rows_together(
                 block, begin, some,
                 lambda inside, r: self._row(
                     inside, substitute_loops(b.anchors.space, b.shape, [*outer, rows], [*at, r])
@@ -74,28 +74,32 @@ class _TransposedRows(Rows):
         *others, rows, last = self.inner
 
         def element(inner: list[Stmt], syms: list[Dim]) -> None:
-            self._enter(inner)
-            self._element(inner, substitute_loops(at, self.b.shape, self.inner, syms), self._flat(syms), loop, accs)
+            self._enter_row_block(inner)
+            self._emit_stage_element(
+                inner, substitute_loops(at, self.b.shape, self.inner, syms), self._flat_row_index(syms), loop, accs
+            )
 
         def some(inner: list[Stmt], syms: list[Dim]) -> None:
-            self._together(
+            self._write_rows_together(
                 inner, 0, static(rows.extent),
                 lambda inside, r: append_serial_loops([last], [*syms, r], element, inside),
             )
 
         append_serial_loops(others, [], some, block)
 
-    def _together(self, block: list[Stmt], begin: Dim, count: int, row: Callable[[list[Stmt], Dim], None]) -> None:
+    def _write_rows_together(
+        self, block: list[Stmt], begin: Dim, count: int, row: Callable[[list[Stmt], Dim], None]
+    ) -> None:
         """Write ``count`` rows from ``begin`` on; ``row(block, r)`` adds the statements of one."""
         iterations = count // self.height
         first = begin + sym("q", 0, iterations) * self.height if iterations > 1 else begin
         inside: list[Stmt] = []
         r = sym("r", 0, self.height)
         row(inside, first + r)
-        body = self._transposed_first(inside, r)
+        body = self._transposing_copies_and_rows(inside, r)
         block += [For("q", 0, iterations, tuple(body))] if iterations > 1 else body
 
-    def _transposed_first(self, body: Sequence[Stmt], r: Expr) -> list[Stmt]:
+    def _transposing_copies_and_rows(self, body: Sequence[Stmt], r: Expr) -> list[Stmt]:
         """Return the allocations, the transposing copies, and the loop over rows that reads the copies."""
         last = self.inner[-1]
         t = last.symbol()
@@ -107,10 +111,10 @@ class _TransposedRows(Rows):
                 pitch = static(last.extent) + FETCH_LINE.value // size_of(x.dtype)
                 copy = Buffer(self.b.fresh("turned"), x.dtype, (self.height, pitch), "scratch")
                 copies[x.buffer.name, x.index] = Load(copy, (r, t))
-                made += [Alloc(copy), *self._copy(x, copy, along, last)]
+                made += [Alloc(copy), *self._transposing_copy(x, copy, along, last)]
         return [*made, For("r", 0, self.height, with_scalars(tuple(body), lambda s: with_loads_of_copies(s, copies)))]
 
-    def _copy(self, x: Load, copy: Buffer, along: Sym, last: NestAxis) -> list[Stmt]:
+    def _transposing_copy(self, x: Load, copy: Buffer, along: Sym, last: NestAxis) -> list[Stmt]:
         """Return the loops that copy ``x`` of these rows to ``copy``, in pieces of a register transpose."""
         length, piece = static(last.extent), min(TURNED_TILE.value, static(last.extent))
         whole = length // piece

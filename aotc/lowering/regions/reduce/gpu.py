@@ -45,13 +45,13 @@ from aotc.lowering.elements.builder import RegionBuilder, anchor_results, grid_i
 from aotc.lowering.elements.elements import Provide, provide_scalar
 from aotc.lowering.elements.nests import make_axes, substitute_loops
 from aotc.lowering.plans.gpu_reductions import GroupRowPlan, ThreadRowPlan, row_reads
-from aotc.lowering.regions.reduce.rows import Accumulators, Rows
+from aotc.lowering.regions.reduce.rows import Accumulators, RowReductions
 from aotc.lowering.threshold import BlockSize, Limit
 
 
 def lower_thread_rows(b: RegionBuilder, plan: ThreadRowPlan) -> Kernel:
     """Lower reductions to a thread per row."""
-    return Rows(b, plan).in_items(0)
+    return RowReductions(b, plan).in_items(0)
 
 
 def lower_group_rows(b: RegionBuilder, plan: GroupRowPlan) -> Kernel:
@@ -71,7 +71,7 @@ UNROLLED_VECTORS = BlockSize(
 )
 
 
-class _GroupRows(Rows):
+class _GroupRows(RowReductions):
     """Emitter of reductions with several rows per block, and a group of threads per row."""
 
     def __init__(self, b: RegionBuilder, plan: GroupRowPlan) -> None:
@@ -94,13 +94,13 @@ class _GroupRows(Rows):
         row = grid_item(grid) * plan.rows + self.thread // plan.group
         self.exists = [Apply("lt", (IndexScalar(row), IndexScalar(rows)), "i1")] if mod(rows, plan.rows) != 0 else []
         block: list[Stmt] = []
-        self._keep()
+        self._allocate_row_values()
         self._row(block, substitute_loops(b.anchors.space, b.shape, outer, delinearize(row, extents)))
         return b.grid(grid, block, b.cost())
 
     # --- what stays from one loop to the next ---
 
-    def _keep(self) -> None:
+    def _allocate_row_values(self) -> None:
         """Emit the allocation of row values that several loops share: registers, or shared memory."""
         b, threads = self.b, self.threads
         shape = (threads.threads, threads.steps * threads.width)
@@ -134,10 +134,10 @@ class _GroupRows(Rows):
             self.keep = [v for v in self.scratch if v in loop.cone and v not in kept]
             body: list[Stmt] = []
             if n == 0 and self.held:
-                self._steps(body, self._fetch(at), True)
+                self._thread_steps_along_row(body, self._load_to_registers(at), True)
             self.known = {}
             self._compute_numbers(body, at, self.stages.numbers_before(loop, kept))
-            self._enter(body)
+            self._enter_row_block(body)
             body += [
                 Store(acc, self.part, e.at(init, ()))
                 for op, held in accs.items()
@@ -146,20 +146,20 @@ class _GroupRows(Rows):
             kept.update(self.keep)
             self._over_the_row(body, at, loop, accs)
             self.ready.update(self.keep)
-            block.append(self._threads(body))
-            self._tree(block, accs)
+            block.append(self._thread_loop(body))
+            self._reduce_across_threads(block, accs)
             anchor_results(e, accs, self.part)
         self._store_rows(block, at)
 
     def _store_rows(self, block: list[Stmt], at: Index) -> None:
         body: list[Stmt] = []
         self.known = {}
-        self._enter(body)
+        self._enter_row_block(body)
         store_rows(self.b, self.e, at)
         if body:
-            block.append(self._threads(body, self.member))
+            block.append(self._thread_loop(body, self.member))
 
-    def _threads(self, body: Sequence[Stmt], alone: Dim = 0) -> For:
+    def _thread_loop(self, body: Sequence[Stmt], alone: Dim = 0) -> For:
         """Return a loop over the block's threads, restricted to rows that exist and to threads where ``alone`` is 0."""
         if alone != 0:
             body = [If(Apply("eq", (IndexScalar(alone), Const(0, "i64")), "i1"), tuple(body))]
@@ -169,7 +169,7 @@ class _GroupRows(Rows):
 
     def _over_the_row(self, block: list[Stmt], at: Index, loop: RowLoop, accs: Accumulators) -> None:
         def element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
-            self._enter(inside)
+            self._enter_row_block(inside)
             here = substitute_loops(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
             self.at_hand = number
             if self.threads.steps:
@@ -180,7 +180,7 @@ class _GroupRows(Rows):
                 inputs.setdefault(v, {})[self.b.anchors.move(index, here)] = Load(buffer, (self.thread, number))
             for v, known in inputs.items():
                 self.e.anchored[v] = known.get
-            self._element(inside, here, number if self.threads.steps else flat, loop, accs)
+            self._emit_stage_element(inside, here, number if self.threads.steps else flat, loop, accs)
 
         used = {acc.name for held in accs.values() for acc in held}
         trial: list[Stmt] = []
@@ -188,9 +188,9 @@ class _GroupRows(Rows):
         loads = [x for s in walk(tuple(trial)) for x in loads_and_indices(statement_scalars(s)) if isinstance(x, Load)]
         chained = any(x.buffer.name in used for x in loads) or any(isinstance(s, Alloc | For) for s in trial)
         few = ROW_STATEMENTS.holds(max(self.threads.steps, 1) * self.threads.width * len(trial))
-        self._steps(block, element, few, "unroll" if chained else "lanes")
+        self._thread_steps_along_row(block, element, few, "unroll" if chained else "lanes")
 
-    def _fetch(self, at: Index) -> Callable[[list[Stmt], Dim, Dim], None]:
+    def _load_to_registers(self, at: Index) -> Callable[[list[Stmt], Dim, Dim], None]:
         """Return a function that loads an input element for registers that persist between loops."""
 
         def element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
@@ -202,7 +202,7 @@ class _GroupRows(Rows):
 
         return element
 
-    def _steps(
+    def _thread_steps_along_row(
         self, block: list[Stmt], element: Callable[[list[Stmt], Dim, Dim], None], few: bool, kind: LoopKind = "lanes"
     ) -> None:
         """Write the steps of a thread over its part of the row.
@@ -215,13 +215,13 @@ class _GroupRows(Rows):
         if plan.steps:
             whole, end = divmod(static(work), stride)
             if whole and (few or kind == "unroll"):
-                block.append(self._lanes(element, whole * width, kind))
+                block.append(self._loop_over_group_lanes(element, whole * width, kind))
             elif whole:
                 s = self.b.fresh("s")
-                one = self._lanes(element, width, kind, number=sym(s, 0, whole) * width)
+                one = self._loop_over_group_lanes(element, width, kind, number=sym(s, 0, whole) * width)
                 block.append(For(s, 0, whole, (one,), "unroll"))
             if end:
-                rest = self._lanes(element, width, kind, number=whole * width)
+                rest = self._loop_over_group_lanes(element, width, kind, number=whole * width)
                 there = Apply("lt", (IndexScalar(here), IndexScalar(end)), "i1")
                 block.append(If(there, (rest,)))
             return
@@ -230,7 +230,7 @@ class _GroupRows(Rows):
         q = self.b.fresh("q")
         first = sym(q, 0, iterations) * (count * stride)
         if iterations != 0:
-            body = self._lanes(element, count * width, kind, first)
+            body = self._loop_over_group_lanes(element, count * width, kind, first)
             block.append(For(q, 0, iterations, (body,)))
         if mod(work, count * stride) == 0:
             return
@@ -238,10 +238,10 @@ class _GroupRows(Rows):
         begin = iterations * (count * plan.group) + self.member
         vectors = work // width
         vector = sym(r, 0, vectors)
-        tail = self._lanes(element, width, kind, vector * width - here)
+        tail = self._loop_over_group_lanes(element, width, kind, vector * width - here)
         block.append(For(r, begin, vectors, (tail,), step=plan.group))
 
-    def _lanes(
+    def _loop_over_group_lanes(
         self, element: Callable[[list[Stmt], Dim, Dim], None], count: int, kind: LoopKind, first: Dim = 0,
         number: Dim = 0,
     ) -> For:  # fmt: skip
@@ -259,12 +259,12 @@ class _GroupRows(Rows):
         shape = (self.threads.threads,)
         return {op: [Buffer(self.b.fresh(prefix), v.type.dtype, shape, "private") for v in op.results] for op in ops}
 
-    def _tree(self, block: list[Stmt], accs: Accumulators) -> None:
+    def _reduce_across_threads(self, block: list[Stmt], accs: Accumulators) -> None:
         """Emit the reduction across threads: every thread of a group gets the result of the row."""
         plan, t = self.threads, self.thread
         others = self._buffers(list(accs), "other") if plan.group > 1 else {}
         block += [Alloc(other) for held in others.values() for other in held]
-        self._exchange(block, accs, others, min(plan.group, WARP))
+        self._warp_butterfly(block, accs, others, min(plan.group, WARP))
         if plan.group <= WARP or not accs:
             return
         warps = plan.group // WARP
@@ -277,9 +277,9 @@ class _GroupRows(Rows):
         one = t // plan.group * warps + t % warps
         taken = [Store(acc, self.part, Load(p, (one,))) for p, acc in zip(partial, held, strict=True)]
         block.append(For(self.name, 0, plan.threads, tuple(taken), "thread"))
-        self._exchange(block, accs, others, warps)
+        self._warp_butterfly(block, accs, others, warps)
 
-    def _exchange(self, block: list[Stmt], accs: Accumulators, others: Accumulators, threads: int) -> None:
+    def _warp_butterfly(self, block: list[Stmt], accs: Accumulators, others: Accumulators, threads: int) -> None:
         """Combine the results of groups of threads within a warp by a butterfly, beginning half a group apart."""
         mask = threads // 2
         while mask and accs:

@@ -26,9 +26,9 @@ from aotc.lowering.elements.builder import (
     grid_item,
     index_of_value_at_anchor,
     join_transposed,
-    operands_at,
-    store_all,
+    reduction_operands_at,
     store_combined,
+    store_elements,
     store_rows,
 )
 from aotc.lowering.elements.nests import make_axes, substitute_loops
@@ -39,10 +39,10 @@ from aotc.lowering.regions.reduce.rows import Accumulators
 
 def lower_columns_cuda(b: RegionBuilder, plan: GpuColumnPlan) -> Kernel:
     """Lower reductions over leading axes to blocks of columns."""
-    return _Columns(b, plan).lower()
+    return _GpuColumnBlocks(b, plan).lower()
 
 
-class _Columns:
+class _GpuColumnBlocks:
     """Emitter of the reductions of a region over leading axes."""
 
     def __init__(self, b: RegionBuilder, plan: GpuColumnPlan) -> None:
@@ -75,44 +75,46 @@ class _Columns:
         *self.at, column = delinearize(grid_item(grid), extents)
         self.first = column * self.block
         block: list[Stmt] = [Alloc(x) for row in (self.accs, self.partial) for held in row.values() for x in held]
-        block += [self._sum(), Barrier(), self._finish()]
+        block += [self._sum_columns(), Barrier(), self._finish_columns()]
         return self.b.grid(grid, block, self.b.cost())
 
-    def _place(self, rows: Sequence[Dim], column: Dim) -> Index:
+    def _element_index(self, rows: Sequence[Dim], column: Dim) -> Index:
         columns = delinearize(column, [a.extent for a in self.adjacent])
         axes = [*self.outer, *(self.middle if rows else ()), *self.adjacent]
         return substitute_loops(self.b.anchors.space, self.b.shape, axes, [*self.at, *rows, *columns])
 
-    def _exists(self, column: Dim) -> list[Apply]:
+    def _column_exists(self, column: Dim) -> list[Apply]:
         whole = mod(self.columns, self.block) == 0
         return [] if whole else [Apply("lt", (IndexScalar(column), IndexScalar(self.columns)), "i1")]
 
     # --- each thread: its rows of its columns ---
 
-    def _sum(self) -> Stmt:
+    def _sum_columns(self) -> Stmt:
         width, rows = self.width, self.rows
         mine = self.thread % self.across * width
         down = self.thread // self.across
-        body: list[Stmt] = [self._lanes(1, self._start)]
+        body: list[Stmt] = [self._loop_over_columns(1, self._initialize_accumulator)]
         iterations = self.work // (rows * self.down)
         q, r = self.b.fresh("q"), self.b.fresh("r")
 
         def step(first: Dim) -> Callable[[list[Stmt], Dim], None]:
-            return lambda inside, n: self._element(inside, first + n // width * self.down + down, mine, n % width)
+            return lambda inside, n: self._accumulate_element(
+                inside, first + n // width * self.down + down, mine, n % width
+            )
 
         if iterations != 0:
-            many = self._lanes(rows, step(sym(q, 0, iterations) * (rows * self.down)))
+            many = self._loop_over_columns(rows, step(sym(q, 0, iterations) * (rows * self.down)))
             body.append(For(q, 0, iterations, (many,)))
         if mod(self.work, rows * self.down) != 0:
             begin = iterations * (rows * self.down) + down
-            one = self._lanes(1, step(sym(r, 0, self.work) - down))
+            one = self._loop_over_columns(1, step(sym(r, 0, self.work) - down))
             body.append(For(r, begin, self.work, (one,), step=self.down))
-        body.append(self._lanes(1, self._keep(down, mine)))
-        for test in self._exists(self.first + mine):
+        body.append(self._loop_over_columns(1, self._keep_partial_sum(down, mine)))
+        for test in self._column_exists(self.first + mine):
             body = [If(test, tuple(body))]
         return For(self.name, 0, BLOCK_THREADS.value, tuple(body), "thread")
 
-    def _lanes(self, rows: int, element: Callable[[list[Stmt], Dim], None]) -> Stmt:
+    def _loop_over_columns(self, rows: int, element: Callable[[list[Stmt], Dim], None]) -> Stmt:
         """Return a loop over neighbouring columns of some rows; serial if it reads the accumulators that it writes."""
         name = self.b.fresh("u")
         count = rows * self.width
@@ -124,7 +126,7 @@ class _Columns:
         chained = written and any(x.buffer.name in own for x in loads)
         return For(name, 0, count, tuple(inside), "unroll" if chained else "lanes")
 
-    def _start(self, inside: list[Stmt], number: Dim) -> None:
+    def _initialize_accumulator(self, inside: list[Stmt], number: Dim) -> None:
         self.e.anchored.clear()
         self.e.enter(inside)
         for op in self.ops:
@@ -133,18 +135,18 @@ class _Columns:
                 for acc, init in zip(self.accs[op], op.inits, strict=True)
             ]
 
-    def _element(self, inside: list[Stmt], row: Dim, mine: Dim, lane: Dim) -> None:
+    def _accumulate_element(self, inside: list[Stmt], row: Dim, mine: Dim, lane: Dim) -> None:
         b, e = self.b, self.e
         e.enter(inside)
-        here = self._place(delinearize(row, [a.extent for a in self.middle]), self.first + mine + lane)
+        here = self._element_index(delinearize(row, [a.extent for a in self.middle]), self.first + mine + lane)
         join_transposed(b, e, here)
-        store_all(
+        store_elements(
             e, [(out, v, index_of_value_at_anchor(b, v, here)) for out, v in self.results if not b.anchors.is_row(v)]
         )
         for op in self.ops:
-            store_combined(b, e, op, self.accs[op], operands_at(b, e, op, here), [], (self.thread, lane))
+            store_combined(b, e, op, self.accs[op], reduction_operands_at(b, e, op, here), [], (self.thread, lane))
 
-    def _keep(self, down: Dim, mine: Dim) -> Callable[[list[Stmt], Dim], None]:
+    def _keep_partial_sum(self, down: Dim, mine: Dim) -> Callable[[list[Stmt], Dim], None]:
         def element(inside: list[Stmt], number: Dim) -> None:
             for op in self.ops:
                 pairs = zip(self.partial[op], self.accs[op], strict=True)
@@ -154,7 +156,7 @@ class _Columns:
 
     # --- a thread for each column: the results of all rows together ---
 
-    def _finish(self) -> Stmt:
+    def _finish_columns(self) -> Stmt:
         b, e = self.b, self.e
         t, g = sym(self.name, 0, self.block), b.fresh("g")
         body: list[Stmt] = []
@@ -170,7 +172,7 @@ class _Columns:
             body.append(For(g, 1, self.down, tuple(inside), "unroll"))
         e.enter(body)
         anchor_results(e, sums)
-        store_rows(b, e, self._place((), self.first + t))
-        for test in self._exists(self.first + t):
+        store_rows(b, e, self._element_index((), self.first + t))
+        for test in self._column_exists(self.first + t):
             body = [If(test, tuple(body))]
         return For(self.name, 0, self.block, tuple(body), "thread")

@@ -40,7 +40,7 @@ class _BlockScan:
     """Base of both emitters: the combiner, and buffers with an element for each result."""
 
     def __init__(self, b: RegionBuilder) -> None:
-        self.b, self.op, self.e = b, b.the_op("reduce_window"), b.elements()
+        self.b, self.op, self.e = b, b.region_root_op("reduce_window"), b.elements()
         scan = scan_of(self.op)
         assert scan is not None
         self.dim, self.reverse, self.n = scan.dim, scan.reverse, b.shape[scan.dim]
@@ -88,83 +88,87 @@ class _RowScan(_BlockScan):
         start = self.e.new_block()
         inits = [self.e.at(v, ()) for v in self.op.inits]
         start += [Store(c, (0,), init) for c, init in zip(self.carry, inits, strict=True)]
-        steps = [self._read(), Barrier(), self._scan_own(), Barrier(), *self._scan_of_ends()]
+        steps = [self._read_tile(), Barrier(), self._scan_own(), Barrier(), *self._scan_thread_ends()]
         steps += [self._combine_all(), Barrier()]
-        steps += [self._write(), self._go_on(), Barrier()]
+        steps += [self._write_tile(), self._carry_to_next_chunk(), Barrier()]
         body: list[Stmt] = [Alloc(x) for x in every]
         body += [For("z", 0, 1, tuple(start), "thread"), For("c", 0, chunks, tuple(steps))]
         return self.b.grid(self.rows, body, self.b.cost())
 
     @property
-    def _t(self) -> Dim:
+    def _thread_number(self) -> Dim:
         return sym("t", 0, self.threads)
 
     def _thread_loop(self, block: Sequence[Stmt]) -> For:
         return For("t", 0, self.threads, tuple(block), "thread")
 
-    def _inside(self, place: Dim) -> list[Scalar]:
+    def _is_inside_row(self, place: Dim) -> list[Scalar]:
         return test_index(self.begin + place, self.n, "lt")
 
-    def _position(self, place: Dim) -> Dim:
+    def _position_in_row(self, place: Dim) -> Dim:
         step = self.begin + place
         return self.n - 1 - step if self.reverse else step
 
-    def _each(self, write: object, neighbours: bool) -> For:
+    def _loop_over_thread_elements(self, write: object, neighbours: bool) -> For:
         """Return the loop over a thread's elements: ``neighbours``, or else one per row of the tile."""
         block: list[Stmt] = []
         for u in range(self.each):
-            place = self._t * self.each + u if neighbours else self._t + u * self.threads
+            place = self._thread_number * self.each + u if neighbours else self._thread_number + u * self.threads
             inner = self.e.new_block()
             write(place)  # type: ignore[operator]
-            block += self._guarded(self._inside(place), inner)
+            block += self._guarded(self._is_inside_row(place), inner)
         return self._thread_loop(block)
 
-    def _read(self) -> For:
+    def _read_tile(self) -> For:
         def write(place: Dim) -> None:
-            values = [self.e.at(x, self.place(self._position(place))) for x in self.op.inputs]
+            values = [self.e.at(x, self.place(self._position_in_row(place))) for x in self.op.inputs]
             self._store(self.tile, (bank_padded_index(place),), values)
 
-        return self._each(write, neighbours=False)
+        return self._loop_over_thread_elements(write, neighbours=False)
 
-    def _write(self) -> For:
+    def _write_tile(self) -> For:
         def write(place: Dim) -> None:
             pairs = zip(self.op.results, self._load(self.tile, bank_padded_index(place)), strict=True)
-            at = self.place(self._position(place))
-            self.e.block += [Store(out, at, x) for v, x in pairs if (out := self.b.output_of(v)) is not None]
+            at = self.place(self._position_in_row(place))
+            self.e.block += [Store(out, at, x) for v, x in pairs if (out := self.b.output_buffer_of(v)) is not None]
 
-        return self._each(write, neighbours=False)
+        return self._loop_over_thread_elements(write, neighbours=False)
 
     def _scan_own(self) -> For:
         """Scan a thread's elements; behind the end of the row the last result is repeated."""
-        first = self._t * self.each
+        first = self._thread_number * self.each
         block = self.e.new_block()
-        self._store(self.own, (self._t, 0), self._load(self.tile, bank_padded_index(first)))
+        self._store(self.own, (self._thread_number, 0), self._load(self.tile, bank_padded_index(first)))
         for u in range(1, self.each):
             inner = self.e.new_block()
             values = self._combine(
-                self._load(self.own, self._t, u - 1), self._load(self.tile, bank_padded_index(first + u))
+                self._load(self.own, self._thread_number, u - 1), self._load(self.tile, bank_padded_index(first + u))
             )
-            self._store(self.own, (self._t, u), values)
-            tests = self._inside(first + u)
+            self._store(self.own, (self._thread_number, u), values)
+            tests = self._is_inside_row(first + u)
             kept = self.e.new_block()
-            self._store(self.own, (self._t, u), self._load(self.own, self._t, u - 1))
+            self._store(self.own, (self._thread_number, u), self._load(self.own, self._thread_number, u - 1))
             rest = self._guarded(tests, inner)
             block += [If(conjunction_of_tests(tests), tuple(inner), tuple(kept))] if tests and rest else rest or kept
         self.e.enter(block)
-        self._store(self.ends[0], (self._t,), self._load(self.own, self._t, self.each - 1))
-        return self._thread_loop(self._guarded(self._inside(first), block))
+        self._store(self.ends[0], (self._thread_number,), self._load(self.own, self._thread_number, self.each - 1))
+        return self._thread_loop(self._guarded(self._is_inside_row(first), block))
 
-    def _scan_of_ends(self) -> list[Stmt]:
+    def _scan_thread_ends(self) -> list[Stmt]:
         steps: list[Stmt] = []
         reach = 1
         while reach < self.threads:
             old, new = self.ends
             far = self.e.new_block()
-            self._store(new, (self._t,), self._combine(self._load(old, self._t - reach), self._load(old, self._t)))
+            self._store(
+                new,
+                (self._thread_number,),
+                self._combine(self._load(old, self._thread_number - reach), self._load(old, self._thread_number)),
+            )
             near = self.e.new_block()
-            self._store(new, (self._t,), self._load(old, self._t))
-            test = conjunction_of_tests(test_index(self._t, reach, "ge"))
-            busy = test_index(self._t, self.busy, "lt")
+            self._store(new, (self._thread_number,), self._load(old, self._thread_number))
+            test = conjunction_of_tests(test_index(self._thread_number, reach, "ge"))
+            busy = test_index(self._thread_number, self.busy, "lt")
             steps += [self._thread_loop(self._guarded(busy, [If(test, tuple(far), tuple(near))])), Barrier()]
             self.ends.reverse()
             reach *= 2
@@ -177,17 +181,19 @@ class _RowScan(_BlockScan):
         first = self.e.new_block()
         self._store(before, (), self._load(self.carry, 0))
         others = self.e.new_block()
-        self._store(before, (), self._combine(self._load(self.carry, 0), self._load(self.ends[0], self._t - 1)))
-        block.append(If(conjunction_of_tests(test_index(self._t, 1, "lt")), tuple(first), tuple(others)))
+        self._store(
+            before, (), self._combine(self._load(self.carry, 0), self._load(self.ends[0], self._thread_number - 1))
+        )
+        block.append(If(conjunction_of_tests(test_index(self._thread_number, 1, "lt")), tuple(first), tuple(others)))
         for u in range(self.each):
-            place = self._t * self.each + u
+            place = self._thread_number * self.each + u
             inner = self.e.new_block()
-            values = self._combine(self._load(before), self._load(self.own, self._t, u))
+            values = self._combine(self._load(before), self._load(self.own, self._thread_number, u))
             self._store(self.tile, (bank_padded_index(place),), values)
-            block += self._guarded(self._inside(place), inner)
-        return self._thread_loop(self._guarded(test_index(self._t, self.busy, "lt"), block))
+            block += self._guarded(self._is_inside_row(place), inner)
+        return self._thread_loop(self._guarded(test_index(self._thread_number, self.busy, "lt"), block))
 
-    def _go_on(self) -> For:
+    def _carry_to_next_chunk(self) -> For:
         block = self.e.new_block()
         last = self._load(self.ends[0], self.busy - 1)
         self._store(self.carry, (0,), self._combine(self._load(self.carry, 0), last))
@@ -221,17 +227,21 @@ class _ColumnScan(_BlockScan):
         self.busy = ceildiv(minimum(self.n - self.begin, size), self.plan.each)
         start = self.e.new_block()
         self._store(self.carry, (self.t,), [self.e.bind(self.e.at(v, ())) for v in self.op.inits])
-        steps: list[Stmt] = [self._here(self._scan_own), Barrier(), self._here(self._combine_all)]
+        steps: list[Stmt] = [
+            self._loop_over_column_threads(self._scan_own),
+            Barrier(),
+            self._loop_over_column_threads(self._combine_all),
+        ]
         body: list[Stmt] = [Alloc(x) for x in (*self.ends, *self.own, *self.carry, *self.before)]
         body += [For("t", 0, self.threads, tuple(start), "thread"), For("c", 0, chunks, tuple(steps))]
         return self.b.grid(self.rows.items, body, self.b.cost())
 
-    def _here(self, write: Callable[[], list[Stmt]]) -> For:
+    def _loop_over_column_threads(self, write: Callable[[], list[Stmt]]) -> For:
         """Return a loop over the threads that have a column, and elements of it."""
         tests = [*test_index(self.column, self.rows.width, "lt"), *test_index(self.group, self.busy, "lt")]
         return For("t", 0, self.threads, tuple(self._guarded(tests, write())), "thread")
 
-    def _elements(self, first: int, write: Callable[[Dim, Dim], None]) -> list[Stmt]:
+    def _loop_over_thread_elements(self, first: int, write: Callable[[Dim, Dim], None]) -> list[Stmt]:
         """Return the loop over a thread's existing elements from the ``first`` on."""
         u = sym(self.b.fresh("u"), 0, self.plan.each)
         step = self.begin + self.group * self.plan.each + u
@@ -249,7 +259,7 @@ class _ColumnScan(_BlockScan):
             values = self._combine(self._load(self.own, self.t, u - 1), self._load(self.own, self.t, u))
             self._store(self.own, (self.t, u), values)
 
-        block = [*self._elements(0, read), *self._elements(1, add)]
+        block = [*self._loop_over_thread_elements(0, read), *self._loop_over_thread_elements(1, add)]
         self.e.enter(block)  # at the end of a column, no thread follows one with fewer elements
         last = self._load(self.own, self.t, self.plan.each - 1)
         self._store(self.ends, (self.parity, self.group, self.column), last)
@@ -271,6 +281,6 @@ class _ColumnScan(_BlockScan):
             values = self._combine(self._load(self.before, self.t), self._load(self.own, self.t, u))
             pairs = zip(self.op.results, values, strict=True)
             at = self.rows.place(position, self.column)
-            self.e.block += [Store(out, at, x) for v, x in pairs if (out := self.b.output_of(v)) is not None]
+            self.e.block += [Store(out, at, x) for v, x in pairs if (out := self.b.output_buffer_of(v)) is not None]
 
-        return [For(name, 0, self.busy, tuple(inner)), *self._elements(0, write)]
+        return [For(name, 0, self.busy, tuple(inner)), *self._loop_over_thread_elements(0, write)]

@@ -14,9 +14,9 @@ from aotc.lowering.elements.builder import (
     anchor_results,
     index_of_value_at_anchor,
     join_transposed,
-    operands_at,
-    store_all,
+    reduction_operands_at,
     store_combined,
+    store_elements,
     store_rows,
 )
 from aotc.lowering.elements.elements import Provide, provide_scalar
@@ -32,9 +32,7 @@ from aotc.lowering.plans.row_values import RowLoopsPlan, results_along_rows
 Accumulators = dict[Op, list[Buffer]]
 
 
-
-
-class Rows:
+class RowReductions:
     """Emitter with rows in the grid; each *stage* is one loop over the reduced axes of a row."""
 
     def __init__(self, b: RegionBuilder, plan: RowLoopsPlan) -> None:
@@ -89,10 +87,10 @@ class Rows:
             kept.update(self.keep)
             self._over_the_row(block, at, loop, accs)
             anchor_results(self.e, accs)
-        self._enter(block)
+        self._enter_row_block(block)
         store_rows(self.b, self.e, at)
 
-    def _enter(self, block: list[Stmt]) -> None:
+    def _enter_row_block(self, block: list[Stmt]) -> None:
         """Continue in ``block``, with the row's scalars that were computed so far."""
         self.e.enter(block)
         for v, (index, scalar) in self.known.items():
@@ -100,7 +98,7 @@ class Rows:
 
     def _compute_numbers(self, block: list[Stmt], at: Index, values: Sequence[Value]) -> None:
         """Emit, before a loop, the computation of ``values`` that are constant in it."""
-        self._enter(block)
+        self._enter_row_block(block)
         for v in values:
             index = index_of_value_at_anchor(self.b, v, at)
             scalar = self.e.at(v, index)
@@ -109,7 +107,7 @@ class Rows:
                 self.e.keep(v, *self.known[v])
 
     def _accumulators(self, ops: Sequence[Op], block: list[Stmt]) -> Accumulators:
-        self._enter(block)
+        self._enter_row_block(block)
         accs: Accumulators = {}
         for op in ops:
             accs[op] = []
@@ -123,12 +121,14 @@ class Rows:
         """Emit the loop of one stage; subclasses may distribute its steps over threads."""
 
         def emit(inner: list[Stmt], syms: list[Dim]) -> None:
-            self._enter(inner)
-            self._element(inner, substitute_loops(at, self.b.shape, self.inner, syms), self._flat(syms), loop, accs)
+            self._enter_row_block(inner)
+            self._emit_stage_element(
+                inner, substitute_loops(at, self.b.shape, self.inner, syms), self._flat_row_index(syms), loop, accs
+            )
 
         append_serial_loops(self.inner, [], emit, block, lambda _: self.is_unrolled)
 
-    def _element(self, block: list[Stmt], here: Index, flat: Dim, loop: RowLoop, accs: Accumulators) -> None:
+    def _emit_stage_element(self, block: list[Stmt], here: Index, flat: Dim, loop: RowLoop, accs: Accumulators) -> None:
         """Write one step of a stage, at element ``flat`` of the row's stored values."""
         join_transposed(self.b, self.e, here)
         for v in self.keep:
@@ -138,9 +138,9 @@ class Rows:
             place = self._replaced_at(v, here) if v in self.replaced else self._rows_of_block(flat)
             block.append(Store(self.scratch[v], place, scalar))
             self.e.anchored[v] = provide_scalar(scalar, here)
-        store_all(self.e, [(self.outs[v], v, index_of_value_at_anchor(self.b, v, here)) for v in loop.stores])
+        store_elements(self.e, [(self.outs[v], v, index_of_value_at_anchor(self.b, v, here)) for v in loop.stores])
         for op in loop.ops:
-            store_combined(self.b, self.e, op, accs[op], operands_at(self.b, self.e, op, here), [], self.part)
+            store_combined(self.b, self.e, op, accs[op], reduction_operands_at(self.b, self.e, op, here), [], self.part)
         for v in self.keep:
             self.e.anchored[v] = self._from_scratch(v, here)
 
@@ -156,18 +156,18 @@ class Rows:
 
         def load(index: Index) -> Scalar | None:
             kept = all(index[k] == here[k] for k in range(len(here)) if k not in self.reduced)
-            place = self._replaced_at(value, index) if value in self.replaced else (self._flat_of(index),)
+            place = self._replaced_at(value, index) if value in self.replaced else (self._flat_index_in_row(index),)
             return Load(self.scratch[value], place) if kept else None
 
         return load
 
-    def _flat(self, syms: list[Dim]) -> Dim:
+    def _flat_row_index(self, syms: list[Dim]) -> Dim:
         flat: Dim = 0
         for axis, s in zip(self.inner, syms, strict=True):
             flat = flat * axis.extent + s
         return flat
 
-    def _flat_of(self, index: Index) -> Dim:
+    def _flat_index_in_row(self, index: Index) -> Dim:
         flat: Dim = 0
         for k in self.reduced:
             flat = flat * self.b.shape[k] + index[k]

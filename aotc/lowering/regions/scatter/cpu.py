@@ -9,12 +9,12 @@ from aotc.lowering.cost_model.work import SCATTER_WORK
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, serial_nest
 from aotc.lowering.elements.elements import conjunction_of_tests
 from aotc.lowering.plans.scatters import SerialScatterPlan, SliceUpdatePlan
-from aotc.lowering.regions.scatter.places import combine_into, place_of_update
+from aotc.lowering.regions.scatter.places import combine_updates_into, place_of_update
 
 
 def lower_slice_update(b: RegionBuilder, plan: SliceUpdatePlan) -> Kernel:
     """Lower a ``dynamic_update_slice`` at its clamped start, with a grid item per row or element of the update."""
-    x, update, *starts = b.the_op("dynamic_update_slice").operands
+    x, update, *starts = b.region_root_op("dynamic_update_slice").operands
     e = b.elements()
     shape = update.type.shape
     body = e.new_block()
@@ -22,7 +22,7 @@ def lower_slice_update(b: RegionBuilder, plan: SliceUpdatePlan) -> Kernel:
     rows = product(outer)
     p = grid_item(rows)
     j: Dim = sym("j", 0, width) if width != 1 else 0
-    at = [e.clamp(e.at(s, ()), d - u) for s, d, u in zip(starts, x.type.shape, shape, strict=True)]
+    at = [e.clamp_index(e.at(s, ()), d - u) for s, d, u in zip(starts, x.type.shape, shape, strict=True)]
     where: Index = (*delinearize(p, outer), j)[: len(shape)]
     inner = e.new_block()
     value = e.at(update, where)
@@ -38,7 +38,7 @@ def lower_serial_scatter(b: RegionBuilder, plan: SerialScatterPlan) -> Kernel:
     window is partly outside of the array is dropped. ``passes/parallelize_gpu/scatter.py`` rewrites scatters on GPUs so
     that the order does not matter.
     """
-    op = b.the_op("scatter")
+    op = b.region_root_op("scatter")
     _, *updates = op.operands[len(op.inputs) :]
     shape = updates[0].type.shape
     window = op.attrs["update_window_dims"]
@@ -51,7 +51,7 @@ def lower_serial_scatter(b: RegionBuilder, plan: SerialScatterPlan) -> Kernel:
     body = emit.new_block()
     where, tests = place_of_update(emit, op, at)
     inner = emit.new_block()
-    combine_into(b, emit, op, where, [emit.bind(emit.at(u, tuple(at))) for u in updates])
+    combine_updates_into(b, emit, op, where, [emit.bind(emit.at(u, tuple(at))) for u in updates])
     for d in (d for d in reversed(window) if shape[d] != 1):
         begin = sym("p", 0, blocks) * each if each and d == last else 0
         end = minimum(begin + each, width) if each and d == last else shape[d]

@@ -23,12 +23,12 @@ from aotc.lowering.plans.gpu_scatters import (
     RunScatterPlan,
     updated_elements,
 )
-from aotc.lowering.regions.scatter.places import combine_into, place_of_update
+from aotc.lowering.regions.scatter.places import combine_updates_into, place_of_update
 
 
 def lower_parallel_scatter(b: RegionBuilder, plan: ParallelScatterPlan) -> Kernel:
     """Lower a scatter whose updates are disjoint or combine atomically."""
-    op = b.the_op("scatter")
+    op = b.region_root_op("scatter")
     updates, size = op.operands[len(op.inputs) + 1 :], updated_elements(op)
     if size == 0:
         return b.grid(0, [], 0)
@@ -39,14 +39,14 @@ def lower_parallel_scatter(b: RegionBuilder, plan: ParallelScatterPlan) -> Kerne
     inner = e.new_block()
     values: list[Scalar] = [e.bind(e.at(u, at)) for u in updates]
     if plan.atomic:
-        inner += _atomic(b.outputs[0], where, values[0], combiner_op_name(op) or "")
+        inner += _atomic_combination(b.outputs[0], where, values[0], combiner_op_name(op) or "")
     else:
-        combine_into(b, e, op, where, values)
+        combine_updates_into(b, e, op, where, values)
     body += [If(conjunction_of_tests(tests), tuple(inner))] if tests else inner
     return b.grid(size, body, size * SCATTER_WORK.value)
 
 
-def _atomic(to: Buffer, at: Index, value: Scalar, name: str) -> Sequence[Stmt]:
+def _atomic_combination(to: Buffer, at: Index, value: Scalar, name: str) -> Sequence[Stmt]:
     """Return the atomic combination of ``value`` with an element; a max or min without effect is skipped."""
     store = Store(to, at, value, name, atomic=True)
     compare = {"max": "gt", "min": "lt"}.get(name)
@@ -55,7 +55,7 @@ def _atomic(to: Buffer, at: Index, value: Scalar, name: str) -> Sequence[Stmt]:
 
 def lower_run_scatter(b: RegionBuilder, plan: RunScatterPlan) -> Kernel:
     """Lower a scatter of sorted updates: the threads of a run's first update apply the whole run in order."""
-    op = b.the_op("scatter")
+    op = b.region_root_op("scatter")
     size = updated_elements(op)
     indices, update = op.operands[len(op.inputs) : len(op.inputs) + 2]
     count, width = update.type.shape[0], plan.lanes
@@ -80,12 +80,12 @@ def lower_run_scatter(b: RegionBuilder, plan: RunScatterPlan) -> Kernel:
     begins = Apply("or", (is_first, Apply("ne", (before, row), "i1")), "i1")
     at = Buffer(b.fresh("at"), "i64", (), "private")
     test = e.new_block()
-    next_ = e.bind(e.at(indices, (_integer_below(e, at, count, count - 1),)))
+    next_ = e.bind(e.at(indices, (_load_index_below(e, at, count, count - 1),)))
     continue_while = Apply("lt", (Load(at, ()), IndexScalar(count)), "i1")
     own = (u,) if width > 1 else ()
     sums = [Buffer(b.fresh("sum"), out.dtype, (width,) if width > 1 else (), "private") for out in b.outputs]
     iteration = e.new_block()
-    here = _integer_below(e, at, count, None)
+    here = _load_index_below(e, at, count, None)
     one = e.new_block()
     place = adjacent((here, *window))
     store_combined(b, e, op, sums, [e.bind(e.at(x, place)) for x in op.operands[len(op.inputs) + 1 :]], [], own)
@@ -100,7 +100,7 @@ def lower_run_scatter(b: RegionBuilder, plan: RunScatterPlan) -> Kernel:
     return b.grid(size // width, body, size * SCATTER_WORK.value)
 
 
-def _integer_below(e: Elements, at: Buffer, count: Dim, most: Dim | None) -> Dim:
+def _load_index_below(e: Elements, at: Buffer, count: Dim, most: Dim | None) -> Dim:
     """Return the integer in ``at``, which is below ``count``; at most ``most``, if that is passed."""
     number: Scalar = Load(at, ())
     if most is not None:
@@ -110,7 +110,7 @@ def _integer_below(e: Elements, at: Buffer, count: Dim, most: Dim | None) -> Dim
 
 def lower_block_scatter(b: RegionBuilder, plan: BlockScatterPlan) -> Kernel:
     """Lower a scatter to few elements: a block combines its updates in shared memory first."""
-    op = b.the_op("scatter")
+    op = b.region_root_op("scatter")
     size = updated_elements(op)
     (update,) = op.operands[len(op.inputs) + 1 :]
     out, name = b.outputs[0], combiner_op_name(op) or ""
@@ -127,7 +127,7 @@ def lower_block_scatter(b: RegionBuilder, plan: BlockScatterPlan) -> Kernel:
     at = delinearize(flat, update.type.shape)
     where, tests = place_of_update(e, op, list(at))
     inner = e.new_block()
-    inner += _atomic(held, (linearize(where, out.shape),), e.bind(e.at(update, at)), name)
+    inner += _atomic_combination(held, (linearize(where, out.shape),), e.bind(e.at(update, at)), name)
     one += [If(conjunction_of_tests(tests), tuple(inner))] if tests else inner
     there = test_index(flat, size, "lt")
     guarded = [If(conjunction_of_tests(there), tuple(one))] if there else one

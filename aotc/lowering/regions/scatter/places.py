@@ -44,7 +44,7 @@ def place_of_update(e: Elements, op: Op, at: list[Dim]) -> tuple[Index, list[Sca
     return tuple(where), tests
 
 
-def combine_into(b: RegionBuilder, e: Elements, op: Op, where: Index, updates: list[Scalar]) -> None:
+def combine_updates_into(b: RegionBuilder, e: Elements, op: Op, where: Index, updates: list[Scalar]) -> None:
     name = combiner_op_name(op)
     if name in ACCUMULATED:
         (new,) = updates

@@ -18,7 +18,7 @@ def lower_select_and_scatter(b: RegionBuilder, plan: SelectAndScatterPlan) -> Ke
 
     Windows overlap, so they run in order. The grid is over the dims along which windows have size 1.
     """
-    op = b.the_op("select_and_scatter")
+    op = b.region_root_op("select_and_scatter")
     x, source, init = op.operands
     e = b.elements()
     a = op.attrs

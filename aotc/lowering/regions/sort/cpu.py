@@ -25,7 +25,7 @@ def lower_radix_sort(b: RegionBuilder, plan: RadixSortPlan) -> Kernel:
 
     Rows that the plan copies are copied while their bytes are counted.
     """
-    op, e = b.the_op("sort"), b.elements()
+    op, e = b.region_root_op("sort"), b.elements()
     keys = sort_keys(op.regions[0])
     assert keys is not None
     words = sort_key_words(e, op, keys)
@@ -50,7 +50,7 @@ def lower_radix_sort(b: RegionBuilder, plan: RadixSortPlan) -> Kernel:
         assert isinstance(x, Load)
         source.append((x.buffer, x.index))
         kept.append(None)
-    outs = [b.output_of(v) for v in op.results]
+    outs = [b.output_buffer_of(v) for v in op.results]
     ends: list[Cell] = [
         (out, place(0)) if out is not None and plan.in_place else make(v)
         for v, out in zip(op.results, outs, strict=True)
@@ -68,19 +68,19 @@ def lower_radix_sort(b: RegionBuilder, plan: RadixSortPlan) -> Kernel:
     return b.grid(rows, body, product(shape) * sum(word.bytes for word in words) * DIGIT_WORK.value)
 
 
-def _results(b: RegionBuilder, op: Op, place: Place, n: Dim, space: Space) -> tuple[Cells, list[Buffer]]:
+def _sorted_result_rows(b: RegionBuilder, op: Op, place: Place, n: Dim, space: Space) -> tuple[Cells, list[Buffer]]:
     """Return the rows of the results, and the buffers allocated for results that are not read."""
     made: list[Buffer] = []
     rows: Cells = []
     for v in op.results:
-        out = b.output_of(v)
+        out = b.output_buffer_of(v)
         if out is None:
             made.append(Buffer(b.fresh("held"), v.type.dtype, (maximum(n, 1),), space))
         rows.append((out, place) if out is not None else (made[-1], lambda k: (k,)))
     return rows, made
 
 
-def _rows_in(buffers: list[Buffer]) -> Cells:
+def _rows_of_sort_buffers(buffers: list[Buffer]) -> Cells:
     return [(buffer, lambda k: (k,)) for buffer in buffers]
 
 
@@ -93,16 +93,16 @@ SORT_WORK = Estimate(
 
 def lower_merge_sort(b: RegionBuilder, plan: MergeSortPlan) -> Kernel:
     """Lower a stable bottom-up merge sort: runs of 1, 2, 4... between the result and a second buffer."""
-    op = b.the_op("sort")
+    op = b.region_root_op("sort")
     dim = op.attrs["dim"]
     shape = op.results[0].type.shape or (1,)
     n = shape[dim]
     rows, place = rows_along_dim(shape, dim)
     scalar = op.results[0].type.rank == 0
     space: Space = "private" if plan.private else "scratch"
-    own, held = _results(b, op, (lambda k: ()) if scalar else place, n, space)
+    own, held = _sorted_result_rows(b, op, (lambda k: ()) if scalar else place, n, space)
     spare = [Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), space) for v in op.results]
-    other = _rows_in(spare)
+    other = _rows_of_sort_buffers(spare)
     passes = max(n - 1, 0).bit_length() if isinstance(n, int) else 2
     e = b.elements()
     body: list[Stmt] = [Alloc(buffer) for buffer in (*held, *(spare if passes else ()))]

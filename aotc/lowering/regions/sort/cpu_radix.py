@@ -34,7 +34,7 @@ _FALSE, _TRUE = Const(False, "i1"), Const(True, "i1")
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class SortKeyWord:
     """One sort key: the region value ``value``, which as an unsigned integer has ``bytes`` bytes.
 
     A comparator may replace rare floats by others (-0.0 by 0.0). If ``own`` is not None, the key usually is operand
@@ -93,12 +93,12 @@ def i64_literal(value: int) -> Const:
     return Const(value, "i64")
 
 
-def sort_key_words(e: Elements, op: Op, keys: Sequence[SortKey]) -> list[Word]:
+def sort_key_words(e: Elements, op: Op, keys: Sequence[SortKey]) -> list[SortKeyWord]:
     """Return the keys of a comparator, the least significant first."""
-    return [_word(e, op, k) for k in reversed(keys)]
+    return [_sort_key_word(e, op, k) for k in reversed(keys)]
 
 
-def _word(e: Elements, op: Op, key: SortKey) -> Word:
+def _sort_key_word(e: Elements, op: Op, key: SortKey) -> SortKeyWord:
     region = replace(op.regions[0], results=(key.value,))
 
     def value(values: Sequence[Scalar]) -> Scalar:
@@ -106,13 +106,13 @@ def _word(e: Elements, op: Op, key: SortKey) -> Word:
         return x
 
     dtype = key.value.type.dtype
-    read = {n // 2 for n, v in enumerate(region.params) if v in _needed(region, key.value)}
+    read = {n // 2 for n, v in enumerate(region.params) if v in _values_needed_for_key(region, key.value)}
     own = read.pop() if len(read) == 1 and key.value not in region.params else None
     simple = own is not None and op.operands[own].type.dtype == dtype and kind_of(dtype) == "f"
-    return Word(value, key_bytes(dtype), key.ascending, own if simple and dtype not in SMALL_FLOATS else None)
+    return SortKeyWord(value, key_bytes(dtype), key.ascending, own if simple and dtype not in SMALL_FLOATS else None)
 
 
-def _needed(region: Region, value: Value) -> set[Value]:
+def _values_needed_for_key(region: Region, value: Value) -> set[Value]:
     """Return the values of ``region`` that ``value`` depends on."""
     needed = {value}
     for op in reversed(region.ops):
@@ -130,9 +130,14 @@ class RadixSort:
     """
 
     def __init__(
-        self, b: RegionBuilder, e: Elements, words: Sequence[Word], places: Sequence[tuple[Cell, Cell]], room: Dim,
+        self,
+        b: RegionBuilder,
+        e: Elements,
+        words: Sequence[SortKeyWord],
+        places: Sequence[tuple[Cell, Cell]],
+        room: Dim,
         source: Sequence[Cell] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.b, self.e, self.words, self.places, self.room, self.source = b, e, words, places, room, source
         self.number = passes = sum(word.bytes for word in words)
         self.counts = Buffer(b.fresh("counts"), "i64", (passes * RADIX,), "scratch")
@@ -155,9 +160,9 @@ class RadixSort:
     def row(self, swapped: bool = False) -> list[Buffer]:
         """Append the selection of the row, or of the next pass's target; return the buffers."""
         second = self.e.bind(Load(self.second, ()))
-        return [self._either(second, *(pair if swapped else pair[::-1])) for pair in self.places]
+        return [self._select_row_buffer(second, *(pair if swapped else pair[::-1])) for pair in self.places]
 
-    def _either(self, cond: Scalar, one: Cell, other: Cell) -> Buffer:
+    def _select_row_buffer(self, cond: Scalar, one: Cell, other: Cell) -> Buffer:
         buffer = Buffer(self.b.fresh("row"), one[0].dtype, (self.room,), "scratch")
         self.e.block.append(Either(buffer, cond, (one, other)))
         return buffer
@@ -167,14 +172,14 @@ class RadixSort:
         z = sym(self.b.fresh("z"), 0, self.number * RADIX)
         zero = For(str(z), 0, self.number * RADIX, (Store(self.counts, (z,), i64_literal(0)),))
         none = [Store(x, (), Const(0, x.dtype)) for x in self.rare.values()]
-        block: list[Stmt] = [zero, *none, self._count(read, n, keep), *self._compare(read, n)]
+        block: list[Stmt] = [zero, *none, self._count_byte_values(read, n, keep), *self._find_differing_bytes(read, n)]
         first = 0
         for number, word in enumerate(self.words):
-            block.append(self._passes(word, self.rare.get(number), first, n))
+            block.append(self._radix_passes(word, self.rare.get(number), first, n))
             first += word.bytes
         return block
 
-    def _count(self, read: Read, n: Dim, keep: Sequence[Buffer | None]) -> Stmt:
+    def _count_byte_values(self, read: Read, n: Dim, keep: Sequence[Buffer | None]) -> Stmt:
         """Count the occurrences of each value of each byte."""
         k = sym(self.b.fresh("k"), 0, n)
         block = self.e.new_block()
@@ -185,7 +190,7 @@ class RadixSort:
             block += [self._record_change(rare, value, values[word.own])] if rare and word.own is not None else []
             key = unsigned_key(self.e, value, word.ascending)
             for byte in range(word.bytes):
-                at = (number * RADIX + self._slot(key, 8 * byte),)
+                at = (number * RADIX + self._counter_slot(key, 8 * byte),)
                 block.append(Store(self.counts, at, Apply("add", (Load(self.counts, at), i64_literal(1)), "i64")))
                 number += 1
         block += [Store(to, (k,), x) for to, x in zip(keep, values) if to is not None]
@@ -196,12 +201,12 @@ class RadixSort:
         sides = tuple(self.e.bind(Apply("bitcast", (x,), rare.dtype)) for x in (value, own))
         return Store(rare, (), Apply("or", (Load(rare, ()), Apply("xor", sides, rare.dtype)), rare.dtype))
 
-    def _slot(self, key: Scalar, shift: Dim) -> Dim:
+    def _counter_slot(self, key: Scalar, shift: Dim) -> Dim:
         moved = Apply("shr_logic", (key, IndexScalar(shift, key.dtype)), key.dtype) if shift != 0 else key
         byte = Apply("and", (moved, Const(RADIX - 1, key.dtype)), key.dtype)
         return sym(self.e.bind(Apply("convert", (byte,), "i64"), "n").name, 0, RADIX)
 
-    def _compare(self, read: Read, n: Dim) -> list[Stmt]:
+    def _find_differing_bytes(self, read: Read, n: Dim) -> list[Stmt]:
         """Find the bytes that differ between elements: those for which the first element's count is not ``n``.
 
         With a ``source``, the first pass's target is chosen so that the last pass ends in the first buffers. At least
@@ -215,7 +220,7 @@ class RadixSort:
             d = sym(self.b.fresh("digit"), 0, word.bytes)
             e, before = self.e, self.e.block
             each = e.new_block()
-            count = Load(self.counts, ((first + d) * RADIX + self._slot(key, 8 * d),))
+            count = Load(self.counts, ((first + d) * RADIX + self._counter_slot(key, 8 * d),))
             differs = e.bind(Apply("ne", (count, IndexScalar(n)), "i1"))
             each.append(Store(self.differs, (first + d,), differs))
             if self.source:
@@ -229,7 +234,7 @@ class RadixSort:
             block.append(If(Apply("not", (Load(self.some, ()),), "i1"), both))
         return block
 
-    def _offsets(self, number: Dim) -> list[Stmt]:
+    def _counts_to_offsets(self, number: Dim) -> list[Stmt]:
         """Turn counts into the position of the first element of each byte."""
         z = sym(self.b.fresh("z"), 0, RADIX)
         each = self.e.new_block()
@@ -240,7 +245,7 @@ class RadixSort:
         each.append(Store(self.total, (), Apply("add", (before, count), "i64")))
         return [Store(self.total, (), i64_literal(0)), For(str(z), 0, RADIX, tuple(each))]
 
-    def _passes(self, word: Word, rare: Buffer | None, first: int, n: Dim) -> Stmt:
+    def _radix_passes(self, word: SortKeyWord, rare: Buffer | None, first: int, n: Dim) -> Stmt:
         """Emit the radix sort passes over the bytes of a key."""
         d = sym(self.b.fresh("digit"), 0, word.bytes)
         block = self.e.new_block()
@@ -248,26 +253,26 @@ class RadixSort:
         if self.source:
             begun = self.e.bind(Load(self.begun, ()))
             pairs = zip(rows, self.source, strict=True)
-            rows = [self._either(begun, (row, (0,)), source) for row, source in pairs]
-        block += self._offsets(first + d)
-        move = self._move(word.short_key, first + d, 8 * d, rows, targets, n)
+            rows = [self._select_row_buffer(begun, (row, (0,)), source) for row, source in pairs]
+        block += self._counts_to_offsets(first + d)
+        move = self._move_to_sorted_positions(word.short_key, first + d, 8 * d, rows, targets, n)
         if rare is None:
             block.append(move)
         else:
-            other = self._move(word.key, first + d, 8 * d, rows, targets, n)
+            other = self._move_to_sorted_positions(word.key, first + d, 8 * d, rows, targets, n)
             block.append(If(Apply("ne", (Load(rare, ()), Const(0, rare.dtype)), "i1"), (other,), (move,)))
         block.append(Store(self.second, (), Apply("not", (Load(self.second, ()),), "i1")))
         block += [Store(self.begun, (), _TRUE)] if self.source else []
         return For(str(d), 0, word.bytes, (If(Load(self.differs, (first + d,)), tuple(block)),))
 
-    def _move(
+    def _move_to_sorted_positions(
         self, key: Key, number: Dim, shift: Dim, rows: Sequence[Buffer], targets: Sequence[Buffer], n: Dim
     ) -> Stmt:
         """Move each element to the next position of its byte."""
         k = sym(self.b.fresh("k"), 0, n)
         block = self.e.new_block()
         values = [self.e.bind(Load(row, (k,))) for row in rows]
-        at = (number * RADIX + self._slot(key(self.e, values), shift),)
+        at = (number * RADIX + self._counter_slot(key(self.e, values), shift),)
         place = self.e.bind(Load(self.counts, at), "n")
         block.append(Store(self.counts, at, Apply("add", (place, i64_literal(1)), "i64")))
         to = (sym(place.name, 0, self.room),)

@@ -38,7 +38,7 @@ from aotc.lowering.cost_model.work import MERGE_WORK
 from aotc.lowering.elements.builder import RegionBuilder, grid_item
 from aotc.lowering.elements.elements import conjunction_of_tests, test_index
 from aotc.lowering.plans.gpu_sort import BlockSortPlan, MergedPairPlan, MergedRunPlan, sorted_arrays
-from aotc.lowering.plans.resources import run_cells
+from aotc.lowering.plans.resources import sorted_run_buffer_shape
 from aotc.lowering.regions.common.bank_padding import bank_padded_index
 from aotc.lowering.regions.sort.cpu_radix import i64_literal
 
@@ -53,25 +53,25 @@ def lower_block_sort(b: RegionBuilder, plan: BlockSortPlan) -> Kernel:
 
 def lower_merged_pairs(b: RegionBuilder, plan: MergedPairPlan) -> Kernel:
     """Lower a GPU merge of pairs of sorted runs."""
-    return _Runs(b).merged_pairs(plan.each)
+    return _SortedRuns(b).merged_pairs(plan.each)
 
 
 def lower_merged_runs(b: RegionBuilder, plan: MergedRunPlan) -> Kernel:
     """Lower a GPU merge of several sorted runs per row."""
-    return _Runs(b).merged()
+    return _SortedRuns(b).merged()
 
 
-class _Runs:
+class _SortedRuns:
     """Base of the emitters: the op, and the search."""
 
     def __init__(self, b: RegionBuilder) -> None:
         self.b, self.e = b, b.elements()
-        self.op = b.the_op("sort_runs")
+        self.op = b.region_root_op("sort_runs")
         a = self.op.attrs
         self.width, self.done, self.keep, self.numbered = a["width"], a["done"], a["keep"], a["numbered"]
         *self.lead, self.n = self.op.operands[0].type.shape
         self.rows = product(self.lead)
-        self.outputs = [b.output_of(v) for v in self.op.results]
+        self.outputs = [b.output_buffer_of(v) for v in self.op.results]
         self.kept, self.compared = sorted_arrays(b, self.op)
 
     def bind(self, fn: str, x: Scalar, y: Scalar | int, prefix: str = "n") -> Var:
@@ -130,7 +130,7 @@ class _Runs:
         e, (_, middle, end) = self.e, ends
         left, right = (Buffer(self.b.fresh(name), "i64", (), "private") for name in ("left", "right"))
         e.block += [Alloc(left), Alloc(right)]
-        self._search_split(read, (left, right), ends, place, extent)
+        self._search_merge_split(read, (left, right), ends, place, extent)
         last = IndexScalar(extent - 1)
         for u in range(count):
             i, j = e.bind(Load(left, ()), "n"), e.bind(Load(right, ()), "n")
@@ -152,7 +152,7 @@ class _Runs:
                 step = Apply("select", (take, i64_literal(steps[0]), i64_literal(steps[1])), "i64")
                 e.block.append(Store(at_, (), Apply("add", (old, step), "i64")))
 
-    def _search_split(
+    def _search_merge_split(
         self, read: ReadOne, heads: tuple[Buffer, Buffer], ends: tuple[Scalar, Scalar, Scalar], place: Scalar,
         extent: Dim,
     ) -> None:  # fmt: skip
@@ -236,7 +236,7 @@ class _Runs:
         return self.b.grid(size, body, self.rows * self.n * MERGE_WORK.value)
 
 
-class _BlockSort(_Runs):
+class _BlockSort(_SortedRuns):
     """Emitter of the kernel that sorts runs in shared memory.
 
     A thread sorts a few neighbours in registers. Pairs of runs are then merged from one half of a buffer to the other.
@@ -249,7 +249,7 @@ class _BlockSort(_Runs):
         dtypes = [v.type.dtype for v in self.op.results]
         self.threads = plan.threads
         space: Space = "private" if plan.private else "shared"
-        self.cells = {n: Buffer(b.fresh("run"), dtypes[n], run_cells(wide), space) for n in self.kept}
+        self.cells = {n: Buffer(b.fresh("run"), dtypes[n], sorted_run_buffer_shape(wide), space) for n in self.kept}
         self.each = wide // self.threads
         self.most = max(min(1 << (self.keep - 1).bit_length(), wide), self.each)  # elements of a run that continue
         self.own = {n: Buffer(b.fresh("own"), dtypes[n], (self.threads, self.each), "private") for n in self.kept}
@@ -264,14 +264,19 @@ class _BlockSort(_Runs):
         levels = (self.wide // self.each - 1).bit_length()
         body: list[Stmt] = [Alloc(x) for x in (*self.cells.values(), *self.own.values(), self.runs, self.valid)]
         body += [Store(self.runs, (), i64_literal(self.each)), Store(self.valid, (), IndexScalar(self.count))]
-        body += [self._elements(self._read_one, self.count), Barrier(), self._sort_own(), Barrier()]
+        body += [
+            self._loop_over_thread_elements(self._read_element, self.count),
+            Barrier(),
+            self._sort_thread_elements(),
+            Barrier(),
+        ]
         if levels:
-            body.append(For("l", 0, levels, tuple(self._level(levels))))
+            body.append(For("l", 0, levels, tuple(self._merge_level(levels))))
         kept = minimum(self.count, self.keep)
-        body.append(self._elements(lambda at: self._write_one(at, chunk, levels % 2), kept))
+        body.append(self._loop_over_thread_elements(lambda at: self._write_element(at, chunk, levels % 2), kept))
         return self.b.grid(items, body, self.rows * self.n * MERGE_WORK.value * max(levels, 1))
 
-    def _elements(self, write: Callable[[Dim], None], end: Dim) -> For:
+    def _loop_over_thread_elements(self, write: Callable[[Dim], None], end: Dim) -> For:
         """Return the loop over a thread's elements below ``end``; adjacent threads have neighbours."""
         block: list[Stmt] = []
         for u in range(self.each):
@@ -284,19 +289,19 @@ class _BlockSort(_Runs):
             block += [If(conjunction_of_tests(tests), tuple(inner))] if tests else inner
         return For("t", 0, self.threads, tuple(block), "thread")
 
-    def _read_one(self, at: Dim) -> None:
+    def _read_element(self, at: Dim) -> None:
         place = self.begin + at
         for n, cell in self.cells.items():
             operand = self.op.operands[n] if n < len(self.op.operands) else None
             value = IndexScalar(place, "i32") if operand is None else self.e.at(operand, (*self.head, place))
             self.e.block.append(Store(cell, (0, bank_padded_index(at)), value))
 
-    def _write_one(self, at: Dim, chunk: Dim, side: int) -> None:
+    def _write_element(self, at: Dim, chunk: Dim, side: int) -> None:
         index = (*self.head, chunk * self.keep + at)
         pairs = [(out, self.cells[n]) for n, out in enumerate(self.outputs) if out is not None]
         self.e.block += [Store(out, index, Load(cell, (side, bank_padded_index(at)))) for out, cell in pairs]
 
-    def _sort_own(self) -> For:
+    def _sort_thread_elements(self) -> For:
         """Sort a thread's neighbours by odd-even transposition."""
         t, e = sym("t", 0, self.threads), self.e
         places = [t * self.each + u for u in range(self.each)]
@@ -305,7 +310,7 @@ class _BlockSort(_Runs):
             if target is self.cells:
                 for iteration in range(pairs):
                     for u in range(iteration % 2, self.each - 1, 2):
-                        block += self._exchange(t, u, places[u + 1])
+                        block += self._compare_and_exchange(t, u, places[u + 1])
             for u, place in enumerate(places):
                 tests = test_index(place, self.count, "lt")
                 if any(isinstance(test, Const) for test in tests):
@@ -320,7 +325,7 @@ class _BlockSort(_Runs):
         e.enter(block)
         return For("t", 0, self.threads, tuple(block), "thread")
 
-    def _exchange(self, t: Dim, u: int, place: Dim) -> list[Stmt]:
+    def _compare_and_exchange(self, t: Dim, u: int, place: Dim) -> list[Stmt]:
         """Exchange elements ``u`` and ``u + 1`` of a thread if the second exists and comes before the first."""
         tests = test_index(place, self.count, "lt")
         if any(isinstance(test, Const) for test in tests):
@@ -333,7 +338,7 @@ class _BlockSort(_Runs):
             block.append(Store(x, (t, u + 1), Apply("select", (less, one[n], two[n]), x.dtype)))
         return [If(conjunction_of_tests(tests), tuple(block))] if tests else block
 
-    def _level(self, levels: int) -> list[Stmt]:
+    def _merge_level(self, levels: int) -> list[Stmt]:
         """Return one merge level: pairs of runs merged and cut to ``keep`` elements."""
         e, body = self.e, self.e.new_block()
         w, m = e.bind(Load(self.runs, ()), "w"), e.bind(Load(self.valid, ()), "m")
@@ -344,12 +349,12 @@ class _BlockSort(_Runs):
         wide = e.bind(Apply("select", (cut, w, twice), "i64"), "n")
         side = sym("l", 0, levels) % 2
         inner = e.new_block()
-        self._merge_own(side, w, m, wide, left)
+        self._merge_thread_elements(side, w, m, wide, left)
         first = Apply("lt", (IndexScalar(sym("t", 0, self.threads) * self.each), left), "i1")
         body.append(For("t", 0, self.threads, (If(first, tuple(inner)),), "thread"))
         return [*body, Store(self.valid, (), left), Store(self.runs, (), wide), Barrier()]
 
-    def _merge_own(self, side: Dim, w: Var, m: Var, wide: Var, left: Var) -> None:
+    def _merge_thread_elements(self, side: Dim, w: Var, m: Var, wide: Var, left: Var) -> None:
         """Write a thread's elements of the merge of the pair of runs that contains its position."""
         place = self.e.bind(IndexScalar(sym("t", 0, self.threads) * self.each))
         within = self.bind("and", place, self.bind("sub", wide, 1))

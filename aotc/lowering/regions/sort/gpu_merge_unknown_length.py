@@ -20,15 +20,15 @@ from aotc.lowering.plans.gpu_sort import CountedRunPlan, comparator_operands
 
 def lower_counted_runs(b: RegionBuilder, plan: CountedRunPlan) -> Kernel:
     """Lower a GPU sort of rows by counting, for each element, the elements before it."""
-    return _CountedSort(b, plan).kernel()
+    return _CountingSort(b, plan).kernel()
 
 
-class _CountedSort:
+class _CountingSort:
     """Emitter of the kernel for runs as long as the rows."""
 
     def __init__(self, b: RegionBuilder, plan: CountedRunPlan) -> None:
         self.b, self.e, self.width = b, b.elements(), plan.width
-        self.op = b.the_op("sort_runs")
+        self.op = b.region_root_op("sort_runs")
         *self.lead, self.n = self.op.operands[0].type.shape
         self.operands = range(len(self.op.operands))
         self.compared = comparator_operands(self.op)
@@ -45,13 +45,19 @@ class _CountedSort:
         *self.head, block = delinearize(grid_item(rows * blocks), (*self.lead, blocks))
         self.base = block * WARP
         self.place = minimum(self.base + self.lane, self.n - 1)
-        body: list[Stmt] = [Alloc(self.parts), Alloc(self.count), self._counts(), Barrier(), self._move()]
+        body: list[Stmt] = [
+            Alloc(self.parts),
+            Alloc(self.count),
+            self._count_preceding_elements(),
+            Barrier(),
+            self._store_at_sorted_positions(),
+        ]
         return self.b.grid(rows * blocks, body, rows * self.n * self.n)
 
     def _thread_loop(self, block: Sequence[Stmt], count: int = 0) -> For:
         return For("t", 0, count or self.threads, tuple(block), "thread")
 
-    def _counts(self) -> For:
+    def _count_preceding_elements(self) -> For:
         """Return the loop that counts a thread's share of the elements before its own."""
         e = self.e
         block = e.new_block()
@@ -63,13 +69,19 @@ class _CountedSort:
         first = self.warp * share
         end = minimum(first + share, pieces)
         begin, behind = self.base // width, minimum((self.base + WARP) // width, pieces)
-        left = self._loop(first, minimum(end, begin), width, lambda k: self._left(own, self._others(k)))
-        among = self._loop(maximum(first, begin), minimum(end, behind), width, lambda k: self._among(own, k))
-        right = self._loop(maximum(first, behind), end, width, lambda k: self._right(own, self._others(k)))
+        left = self._loop_over_other_elements(
+            first, minimum(end, begin), width, lambda k: self._precedes_from_left(own, self._load_other_elements(k))
+        )
+        among = self._loop_over_other_elements(
+            maximum(first, begin), minimum(end, behind), width, lambda k: self._precedes_on_either_side(own, k)
+        )
+        right = self._loop_over_other_elements(
+            maximum(first, behind), end, width, lambda k: self._precedes_from_right(own, self._load_other_elements(k))
+        )
         store = Store(self.parts, (self.warp, self.lane), Load(self.count, (self.t,)))
         return self._thread_loop([*block, left, among, right, store])
 
-    def _loop(self, begin: Dim, end: Dim, width: int, before: Callable[[Dim], Scalar]) -> For:
+    def _loop_over_other_elements(self, begin: Dim, end: Dim, width: int, before: Callable[[Dim], Scalar]) -> For:
         """Return the loop over other elements, ``width`` neighbours at a time."""
         name, lane = self.b.fresh("k"), self.b.fresh("u")
         inner = self.e.new_block()
@@ -78,29 +90,29 @@ class _CountedSort:
         inner.append(Store(self.count, (self.t,), one, "add"))
         return For(name, begin, end, (For(lane, 0, width, tuple(inner), "lanes"),))
 
-    def _others(self, k: Dim) -> dict[int, Scalar]:
+    def _load_other_elements(self, k: Dim) -> dict[int, Scalar]:
         return {n: self.e.bind(self.e.at(self.op.operands[n], (*self.head, k))) for n in self.compared}
 
-    def _less(self, one: Mapping[int, Scalar], two: Mapping[int, Scalar]) -> Scalar:
+    def _compare_elements(self, one: Mapping[int, Scalar], two: Mapping[int, Scalar]) -> Scalar:
         nothing = Const(0, "i32")  # operand that the comparator does not read
         pairs = [x for n in self.operands for x in (one.get(n, nothing), two.get(n, nothing))]
         (less,) = self.e.region(self.op.regions[0], tuple(pairs))
         return self.e.bind(less)
 
-    def _left(self, own: Mapping[int, Scalar], others: Mapping[int, Scalar]) -> Scalar:
-        return self.e.bind(Apply("not", (self._less(own, others),), "i1"))
+    def _precedes_from_left(self, own: Mapping[int, Scalar], others: Mapping[int, Scalar]) -> Scalar:
+        return self.e.bind(Apply("not", (self._compare_elements(own, others),), "i1"))
 
-    def _right(self, own: Mapping[int, Scalar], others: Mapping[int, Scalar]) -> Scalar:
-        return self._less(others, own)
+    def _precedes_from_right(self, own: Mapping[int, Scalar], others: Mapping[int, Scalar]) -> Scalar:
+        return self._compare_elements(others, own)
 
-    def _among(self, own: Mapping[int, Scalar], k: Dim) -> Scalar:
+    def _precedes_on_either_side(self, own: Mapping[int, Scalar], k: Dim) -> Scalar:
         """Bind the test that an element on either side comes before the own one."""
-        others = self._others(k)
+        others = self._load_other_elements(k)
         is_left = Apply("lt", (IndexScalar(k), IndexScalar(self.place)), "i1")
-        sides = self._left(own, others), self._right(own, others)
+        sides = self._precedes_from_left(own, others), self._precedes_from_right(own, others)
         return self.e.bind(Apply("select", (is_left, *sides), "i1"))
 
-    def _move(self) -> For:
+    def _store_at_sorted_positions(self) -> For:
         """Return the stores of a block's elements at their sorted positions."""
         e, t = self.e, sym("t", 0, WARP)
         block = e.new_block()
@@ -110,7 +122,7 @@ class _CountedSort:
         to = sym(e.bind(total, "n").name, 0, self.n)
         at = self.base + t
         values = [e.bind(e.at(x, (*self.head, minimum(at, self.n - 1)))) for x in self.op.operands]
-        pairs = zip(map(self.b.output_of, self.op.results), values, strict=True)
+        pairs = zip(map(self.b.output_buffer_of, self.op.results), values, strict=True)
         stores = [Store(out, (*self.head, to), x) for out, x in pairs if out is not None]
         tests = test_index(at, self.n, "lt")
         return self._thread_loop(

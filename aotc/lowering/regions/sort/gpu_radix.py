@@ -57,15 +57,15 @@ def lower_digit_sort(b: RegionBuilder, plan: DigitSortPlan) -> Kernel:
     return _DigitSort(b, "digit_sort", plan.threads).kernel()
 
 
-def _u32(value: int) -> Const:
+def _u32_literal(value: int) -> Const:
     return Const(value, "u32")
 
 
-class _Digits:
+class _RadixDigits:
     """Base of both emitters: the part of a block, its threads, the digit of an element."""
 
     def __init__(self, b: RegionBuilder, name: str, threads: int) -> None:
-        self.b, self.e, self.op, self.threads = b, b.elements(), b.the_op(name), threads
+        self.b, self.e, self.op, self.threads = b, b.elements(), b.region_root_op(name), threads
         self.part: int = self.op.attrs["part"]
         self.each = -(-self.part // self.threads)
         *self.lead, self.n = self.op.operands[0].type.shape
@@ -119,7 +119,7 @@ class _Digits:
         return self.thread_loop([If(is_whole, (whole,), (rest,))])
 
 
-class _DigitCounts(_Digits):
+class _DigitCounts(_RadixDigits):
     """Emitter of the kernel that counts; beyond the last element the digit is ``RADIX``, which is not written."""
 
     def kernel(self, adjacent: int) -> Kernel:
@@ -150,13 +150,13 @@ class _DigitCounts(_Digits):
         return self.b.grid(self.items, body, product(self.lead) * self.n * DIGIT_WORK.value)
 
 
-class _DigitSort(_Digits):
+class _DigitSort(_RadixDigits):
     """Emitter of the kernel that orders; elements beyond the last one have the largest digit, and come last."""
 
     def __init__(self, b: RegionBuilder, name: str, threads: int) -> None:
         super().__init__(b, name, threads)
         *arrays, self.ends = self.op.operands
-        self.outputs = [b.output_of(v) for v in self.op.results]
+        self.outputs = [b.output_buffer_of(v) for v in self.op.results]
         kept = [k for k, out in enumerate(self.outputs) if out is not None or k in self.read]
         each, warps = self.each, self.threads // WARP
         dtypes = {k: arrays[k].type.dtype for k in kept}
@@ -178,34 +178,41 @@ class _DigitSort(_Digits):
         own = [*self.own.values(), *self.digits, *self.same, self.rank]
         shared = [*self.cells.values(), self.counts, *self.sums, self.offset]
         w = sym("w", 0, self.threads // WARP)
-        clear = For(str(w), 0, self.threads // WARP, (Store(self.counts, (w, self.d), _u32(0)),))
+        clear = For(str(w), 0, self.threads // WARP, (Store(self.counts, (w, self.d), _u32_literal(0)),))
         body: list[Stmt] = [Alloc(x) for x in (*own, *shared)]
-        body += [self.digit_loop([clear]), self._read(), self._find_digits()]
+        body += [self.digit_loop([clear]), self._read_part(), self._find_digits()]
         body += [WarpMatch(same, digit, DIGIT_BITS) for same, digit in zip(self.same, self.digits, strict=True)]
         body += [Barrier(), *self._rank_in_warps(), Barrier(), self._sum_warps(), Barrier()]
-        body += [*self._sum_digits(), self._offsets(), Barrier(), self._place(), Barrier(), self._write()]
+        body += [
+            *self._sum_digits(),
+            self._digit_offsets(),
+            Barrier(),
+            self._sorted_place_in_part(),
+            Barrier(),
+            self._write_sorted_part(),
+        ]
         return self.b.grid(self.items, body, product(self.lead) * self.n * DIGIT_WORK.value)
 
-    def _at(self, u: Dim) -> Dim:
+    def _position_in_part(self, u: Dim) -> Dim:
         """Return the position in the part of element ``u`` of a thread: warps have contiguous elements."""
         return self.warp * (WARP * self.each) + u * WARP + mod(self.t, WARP)
 
-    def _read(self) -> For:
+    def _read_part(self) -> For:
         def read(u: Dim, at: Dim) -> None:
             for k, own in self.own.items():
                 value = self.e.at(self.op.operands[k], (*self.head, at))
                 self.e.block.append(Store(own, (self.t, u), value))
 
         none = [Store(own, (self.t, self.u), constant_scalar(0, own.dtype)) for own in self.own.values()]
-        return self.read_all(self._at, read, none)
+        return self.read_all(self._position_in_part, read, none)
 
     def _find_digits(self) -> For:
         block: list[Stmt] = []
         for u, to in enumerate(self.digits):
             self.e.enter(block)
             digit = self.digit({k: self.e.bind(Load(self.own[k], (self.t, u))) for k in self.read})
-            for test in test_index(self.begin + self._at(u), self.n, "lt"):
-                digit = Apply("select", (test, digit, _u32(RADIX - 1)), "u32")
+            for test in test_index(self.begin + self._position_in_part(u), self.n, "lt"):
+                digit = Apply("select", (test, digit, _u32_literal(RADIX - 1)), "u32")
             block.append(Store(to, (self.t,), digit))
         return self.thread_loop(block)
 
@@ -214,22 +221,26 @@ class _DigitSort(_Digits):
         steps: list[Stmt] = []
         for u, (digit, same) in enumerate(zip(self.digits, self.same, strict=True)):
             first = self.e.new_block()
-            all_, before = self._numbers(same)
+            all_, before = self._count_equal_digits_in_warp(same)
             cell = (self.warp, self.index(Load(digit, (self.t,))))
-            is_first = Apply("eq", (before, _u32(0)), "i1")
+            is_first = Apply("eq", (before, _u32_literal(0)), "i1")
             first.append(If(is_first, (Store(self.counts, cell, all_, "add"),)))
             block = self.e.new_block()
-            all_, before = self._numbers(same)
+            all_, before = self._count_equal_digits_in_warp(same)
             cell = (self.warp, self.index(Load(digit, (self.t,))))
             behind = Apply("sub", (Load(self.counts, cell), all_), "u32")
             block.append(Store(self.rank, (self.t, u), Apply("add", (behind, before), "u32")))
             steps += [self.thread_loop(first), Barrier(warp=True), self.thread_loop(block), Barrier(warp=True)]
         return steps
 
-    def _numbers(self, same: Buffer) -> tuple[Scalar, Scalar]:
+    def _count_equal_digits_in_warp(self, same: Buffer) -> tuple[Scalar, Scalar]:
         """Bind the number of threads of a warp with the own digit, and the number before the own thread."""
         votes = self.e.bind(Load(same, (self.t,)))
-        lower = Apply("sub", (Apply("shl", (_u32(1), IndexScalar(mod(self.t, WARP), "u32")), "u32"), _u32(1)), "u32")
+        lower = Apply(
+            "sub",
+            (Apply("shl", (_u32_literal(1), IndexScalar(mod(self.t, WARP), "u32")), "u32"), _u32_literal(1)),
+            "u32",
+        )
         before = Apply("and", (votes, lower), "u32")
         return self.e.bind(Apply("popcnt", (votes,), "u32")), self.e.bind(Apply("popcnt", (before,), "u32"))
 
@@ -244,7 +255,12 @@ class _DigitSort(_Digits):
         loop = For(str(w), 0, self.threads // WARP, tuple(block))
         last = self.e.new_block()
         end = self.e.at(self.ends, (*self.head, self.d, self.parts - 1))
-        last += [Alloc(total), Store(total, (), _u32(0)), loop, Store(self.sums[0], (0, self.d), Load(total, ()))]
+        last += [
+            Alloc(total),
+            Store(total, (), _u32_literal(0)),
+            loop,
+            Store(self.sums[0], (0, self.d), Load(total, ())),
+        ]
         last.append(Store(self.sums[0], (1, self.d), Apply("convert", (end,), "u32")))
         return self.digit_loop(last)
 
@@ -264,12 +280,12 @@ class _DigitSort(_Digits):
             old, new = new, old
         return steps
 
-    def _offsets(self) -> For:
+    def _digit_offsets(self) -> For:
         """Return each digit's offset: its position in the row less that in the part, which warp counts include."""
         sums, start = self.sums[DIGIT_BITS % 2], Buffer(self.b.fresh("start"), "u32", (2,), "private")
         w = sym("w", 0, self.threads // WARP)
         cell = (w, self.d)
-        block: list[Stmt] = [Alloc(start), *(Store(start, (k,), _u32(0)) for k in range(2))]
+        block: list[Stmt] = [Alloc(start), *(Store(start, (k,), _u32_literal(0)) for k in range(2))]
         before = tuple(Store(start, (k,), Load(sums, (k, self.d - 1))) for k in range(2))
         block.append(If(Apply("gt", (IndexScalar(self.d), Const(0, "i64")), "i1"), before))
         own = Apply("add", (Load(self.counts, cell), Load(start, (0,))), "u32")
@@ -283,7 +299,7 @@ class _DigitSort(_Digits):
             block.append(If(Apply("gt", (IndexScalar(self.number), Const(0, "i64")), "i1"), tuple(e)))
         return self.digit_loop(block)
 
-    def _place(self) -> For:
+    def _sorted_place_in_part(self) -> For:
         block = self.e.new_block()
         for u, digit in enumerate(self.digits):
             count = Load(self.counts, (self.warp, self.index(Load(digit, (self.t,)))))
@@ -292,7 +308,7 @@ class _DigitSort(_Digits):
             block += [Store(self.cells[k], (at,), Load(own, (self.t, u))) for k, own in self.own.items()]
         return self.thread_loop(block)
 
-    def _write(self) -> For:
+    def _write_sorted_part(self) -> For:
         """Return the stores of the part: adjacent threads store adjacent elements."""
         count = minimum(self.n - self.begin, self.part)
         block: list[Stmt] = []

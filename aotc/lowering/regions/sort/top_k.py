@@ -22,41 +22,42 @@ from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.elements.elements import Elements
 from aotc.lowering.elements.row_axis import Place, rows_along_dim
 from aotc.lowering.plans.cpu_sort import InsertionPlan, SelectionPlan, first_tested_element
-from aotc.lowering.regions.sort.cpu_radix import RadixSort, Word, i64_literal, key_bytes, unsigned_key
+from aotc.lowering.regions.sort.cpu_radix import RadixSort, SortKeyWord, i64_literal, key_bytes, unsigned_key
 from aotc.lowering.threshold import Estimate
 from aotc.vmfb.dtypes import kind_of
 
 TOP_K_WORK = Estimate(4, "scalar operations counted per element of a row")
+
 
 def lower_selection(b: RegionBuilder, plan: SelectionPlan) -> Kernel:
     """Lower ``top_k`` by a buffer of elements above the k-th largest so far, sorted and cut when it is full.
 
     The loop has one iteration after the last block, which sorts the remaining elements.
     """
-    op = b.the_op("top_k")
+    op = b.region_root_op("top_k")
     (x,) = op.operands
     rows, place = rows_along_dim(x.type.shape, x.type.rank - 1)
-    gathered = _Gathered(b, op, place, plan)
+    gathered = _TopKCandidates(b, op, place, plan)
     body = gathered.allocate()
     blocks = _TestedBlocks(gathered.e, x, place, gathered.limit, plan)
     some = blocks.loop(gathered.take, gathered.open, gathered.cut)
-    body += [*_unless_none(gathered.top, *some), *gathered.give()]
+    body += [*_if_k_is_positive(gathered.top, *some), *gathered.give()]
     return b.grid(rows, body, product(x.type.shape) * TOP_K_WORK.value)
 
 
-class _Gathered:
+class _TopKCandidates:
     """Emitter of the buffer of candidates: with room for k elements, some spare ones and one block."""
 
     def __init__(self, b: RegionBuilder, op: Op, place: Place, plan: SelectionPlan) -> None:
         self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
         dtype = self.x.type.dtype
-        self.outputs = [b.output_of(v) for v in op.results]
+        self.outputs = [b.output_buffer_of(v) for v in op.results]
         kept = op.results[: 1 if self.outputs[1] is None else 2]
         self.full = self.top + maximum(self.top, plan.spare)
         self.room = self.full + plan.block
         runs = [[Buffer(b.fresh("run"), v.type.dtype, (self.room,), "scratch") for _ in range(2)] for v in kept]
         self.runs = [*chain(*runs)]
-        word = Word(lambda values: values[0], key_bytes(dtype), ascending=False)
+        word = SortKeyWord(lambda values: values[0], key_bytes(dtype), ascending=False)
         self.radix = RadixSort(b, self.e, [word], [((one, (0,)), (two, (0,))) for one, two in runs], self.room)
         self.limit = Buffer("limit", f"u{8 * key_bytes(dtype)}", (), "private")
         self.fill, self.has_limit = Buffer("fill", "i64", (), "private"), Buffer("cut", "i1", (), "private")
@@ -134,13 +135,13 @@ class _TestedBlocks:
         count = minimum(n - start, size)
         larger = Buffer("larger", "i1", (), "private")
         at = sym("l", 0, count) if end is not None else count - 1 - sym("l", 0, count)
-        block = self._any_above(start, larger)
+        block = self._any_above_limit(start, larger)
         chosen = Apply("or", (always, Load(larger, ())), "i1")
         block.append(If(chosen, (For("l", 0, count, tuple(take(start + at))),)))
         block += [] if end is None else end(j, blocks)
         return [Alloc(larger), For("j", 0, iterations, tuple(block))]
 
-    def _any_above(self, begin: Dim, larger: Buffer) -> list[Stmt]:
+    def _any_above_limit(self, begin: Dim, larger: Buffer) -> list[Stmt]:
         """Return the test of whether any element of a block is above the limit.
 
         If the row is shorter than a block, or of unknown length, an incomplete block is taken without a test.
@@ -157,30 +158,30 @@ class _TestedBlocks:
         return [Store(larger, (), Apply("not", (whole,), "i1")), If(whole, (loop,))]
 
 
-def _unless_none(top: Dim, *stmts: Stmt) -> list[Stmt]:
+def _if_k_is_positive(top: Dim, *stmts: Stmt) -> list[Stmt]:
     """Return statements guarded by ``top > 0``: for ``k = 0`` the buffer has no room."""
     return list(stmts) if isinstance(top, int) else [If(Apply("gt", (IndexScalar(top), i64_literal(0)), "i1"), stmts)]
 
 
 def lower_insertion(b: RegionBuilder, plan: InsertionPlan) -> Kernel:
     """Lower ``top_k`` by insertion of elements above the k-th largest; a block without such elements costs one test."""
-    op = b.the_op("top_k")
+    op = b.region_root_op("top_k")
     (x,) = op.operands
     top = dim_of(op.attrs, "k")
     rows, place = rows_along_dim(x.type.shape, x.type.rank - 1)
     if top == 0:
         return b.grid(rows, [], 0)
-    largest = _Largest(b, op, place)
+    largest = _TopKByInsertion(b, op, place)
     body = _TestedBlocks(largest.e, x, place, largest.limit, plan).loop(largest.insert_if_large, largest.has_room)
-    return b.grid(rows, [*largest.allocate(), *_unless_none(top, *body)], product(x.type.shape) * TOP_K_WORK.value)
+    return b.grid(rows, [*largest.allocate(), *_if_k_is_positive(top, *body)], product(x.type.shape) * TOP_K_WORK.value)
 
 
-class _Largest:
+class _TopKByInsertion:
     """Emitter of the ordered list of the largest elements of a row so far, in the memory of the results."""
 
     def __init__(self, b: RegionBuilder, op: Op, place: Place) -> None:
         self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
-        self.values, self.numbers = (b.output_of(v) for v in op.results)
+        self.values, self.numbers = (b.output_buffer_of(v) for v in op.results)
         self.hole, self.fill = (Buffer(name, "i64", (), "private") for name in ("hole", "fill"))
         key = f"u{8 * key_bytes(self.x.type.dtype)}"
         self.limit = Buffer("limit", key, (), "private")
@@ -192,9 +193,9 @@ class _Largest:
         made += [Store(self.fill, (), i64_literal(0)), Store(self.limit, (), Const(0, self.limit.dtype))]
         for out in self.b.outputs:
             zero = Const(0.0 if kind_of(out.dtype) == "f" else 0, out.dtype)
-            made += _unless_none(self.top, Store(out, self.place(0), zero))
+            made += _if_k_is_positive(self.top, Store(out, self.place(0), zero))
         if self.numbers is not None and self.top != 1:  # the last index is read even while there is room
-            made += _unless_none(self.top, Store(self.numbers, self.place(self.top - 1), Const(0, "i32")))
+            made += _if_k_is_positive(self.top, Store(self.numbers, self.place(self.top - 1), Const(0, "i32")))
         return made
 
     def insert_if_large(self, i: Dim) -> list[Stmt]:
@@ -206,13 +207,13 @@ class _Largest:
         block = e.new_block()
         own = e.bind(e.at(self.x, self.place(i)))
         key = unsigned_key(e, own)
-        comes_first = self._before(key, i, Load(self.limit, ()), self.top - 1)
+        comes_first = self._element_precedes(key, i, Load(self.limit, ()), self.top - 1)
         inner = e.new_block()
         fill = e.bind(Load(self.fill, ()), "n")
         last, more = IndexScalar(self.top - 1), Apply("add", (fill, i64_literal(1)), "i64")
         inner.append(Store(self.hole, (), Apply("min", (fill, last), "i64")))
         inner.append(Store(self.fill, (), Apply("min", (more, IndexScalar(self.top)), "i64")))
-        inner.append(self._shift(key, i))
+        inner.append(self._shift_larger_elements(key, i))
         e.enter(inner)
         at = self.place(sym(e.bind(Load(self.hole, ()), "n").name, 0, self.top))
         parts = (self.values, own), (self.numbers, IndexScalar(i, "i32"))
@@ -225,21 +226,21 @@ class _Largest:
             taken = If(Apply("or", (self.has_room, Apply("ge", (key, Load(self.limit, ())), "i1")), "i1"), (taken,))
         return [*block, taken]
 
-    def _shift(self, key: Scalar, i: Dim) -> Stmt:
+    def _shift_larger_elements(self, key: Scalar, i: Dim) -> Stmt:
         """Return the loop that moves the elements after element ``i`` by one position."""
         e = self.e
         test = e.new_block()
-        q, before = self._hole()
-        comes_first = self._before(key, i, self._largest_key(before), before)
+        q, before = self._free_position()
+        comes_first = self._element_precedes(key, i, self._largest_key(before), before)
         moves = e.bind(Apply("and", (Apply("gt", (q, i64_literal(0)), "i1"), comes_first), "i1"))
         shift = e.new_block()
-        q, before = self._hole()
+        q, before = self._free_position()
         at = self.place(sym(q.name, 0, self.top))
         shift += [Store(out, at, Load(out, self.place(before))) for out in self.b.outputs]
         shift.append(Store(self.hole, (), Apply("sub", (q, i64_literal(1)), "i64")))
         return While(tuple(test), moves, tuple(shift))
 
-    def _before(self, key: Scalar, i: Dim, other: Scalar, at: Dim) -> Scalar:
+    def _element_precedes(self, key: Scalar, i: Dim, other: Scalar, at: Dim) -> Scalar:
         """Return True at run time if element ``i`` comes before the element of key ``other`` at position ``at``."""
         larger = Apply("gt", (key, other), "i1")
         if self.numbers is None:  # equal values are identical
@@ -256,7 +257,7 @@ class _Largest:
         number = e.bind(Apply("convert", (Load(self.numbers, self.place(at)),), "i64"), "n")
         return unsigned_key(e, e.bind(e.at(self.x, self.place(sym(number.name, 0, self.x.type.shape[-1])))))
 
-    def _hole(self) -> tuple[Var, Dim]:
+    def _free_position(self) -> tuple[Var, Dim]:
         """Bind the free position, and the position before it (or 0)."""
         e = self.e
         q = e.bind(Load(self.hole, ()), "n")

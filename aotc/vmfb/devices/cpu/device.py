@@ -25,7 +25,7 @@ from aotc.vmfb.host.interruption import raise_if_interrupted
 from aotc.vmfb.host.machine import PERF, cpu_features, lacking_features, thread_count, threads_within
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool, give_back
-from aotc.vmfb.memory.mapped_file import check_of, checked_first
+from aotc.vmfb.memory.mapped_file import checked_first, mapped_file_check
 from aotc.vmfb.memory.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes, read_scalar
 from aotc.vmfb.plan import Plan, check_assertions, run_with_assertions, without_empty
 from aotc.vmfb.verify.buffers import check_digest, load_buffers
@@ -49,7 +49,7 @@ def obstacle(variant: dict[str, Any]) -> str:
 
 def rank(variant: dict[str, Any]) -> tuple[int, bool, int]:
     """Return the speed rank of the variant on this machine, among the variants that it can run."""
-    return machine.rank(variant["features"], cpu_features())
+    return machine.cpu_speed_rank(variant["features"], cpu_features())
 
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
@@ -371,7 +371,7 @@ class CpuExecutable:
         buffers, needed, unwritten = self._marked(plan, layout.count)
         need, arena_bytes, make_state = self._states(plan, buffers, layout.count + 1)
         idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
-        judged, check = plan.assertions_by_submission(), check_of(self.mapped)
+        judged, check = plan.assertions_by_submission(), mapped_file_check(self.mapped)
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray], early: EarlyResults) -> None:
             check()
@@ -449,7 +449,7 @@ class CpuExecutable:
 
     def use_devices(self, names: Sequence[str]) -> None:
         """Let calls use the cores of these logical devices, which ``device_bits`` encodes for the executor."""
-        self.device_bits = logical_devices.use(self, names)
+        self.device_bits = logical_devices.use_logical_devices(self, names)
 
     def limit_memory(self, limit: int) -> None:
         """Limit the working memory of all concurrent calls together to ``limit`` bytes."""
@@ -466,7 +466,7 @@ class CpuExecutable:
         """Start a call with a pointer table of this layout."""
         from aotc.vmfb.devices.cpu.session import CpuSession  # only for calls without a plan
 
-        check_of(self.mapped)()
+        mapped_file_check(self.mapped)()
         scratch = self._stride * self._threads_within(0, self._stride)
         return CpuSession(self, layout, self._constants.address, scratch)
 

@@ -56,9 +56,9 @@ class SharedObject:
         try:
             self.library = _open_from_file(data) if descriptor < 0 else _open_from_memory(data, descriptor)
         except BaseException:
-            _close(descriptor)
+            _close_descriptor(descriptor)
             raise
-        self._release = Release(_unload, self.library._handle, descriptor)
+        self._release = Release(_unload_library, self.library._handle, descriptor)
 
 
 def _open_from_memory(data: memoryview, descriptor: int) -> ctypes.CDLL:
@@ -67,12 +67,12 @@ def _open_from_memory(data: memoryview, descriptor: int) -> ctypes.CDLL:
     return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
 
 
-def _unload(handle: int, descriptor: int) -> None:
+def _unload_library(handle: int, descriptor: int) -> None:
     _DLCLOSE(ctypes.c_void_p(handle))
-    _close(descriptor)
+    _close_descriptor(descriptor)
 
 
-def _close(descriptor: int) -> None:
+def _close_descriptor(descriptor: int) -> None:
     if descriptor >= 0:
         os.close(descriptor)
 
@@ -160,15 +160,15 @@ def load_library(bundle: OpenedBundle, number: int | None, role: str, own: bool 
     data = bundle.checked(number)
     digest = bundle.signer, bundle.digest(number)
     if own:
-        return _open(bundle, data, role)
+        return _open_library(bundle, data, role)
     with _PROCESS.lock:
         found = _PROCESS.libraries.get(digest)
         if found is None:
-            found = _PROCESS.libraries[digest] = _open(bundle, data, role)
+            found = _PROCESS.libraries[digest] = _open_library(bundle, data, role)
         return found
 
 
-def _open(bundle: OpenedBundle, data: memoryview, role: str) -> SharedObject:
+def _open_library(bundle: OpenedBundle, data: memoryview, role: str) -> SharedObject:
     if problem := elf_problem(data):
         raise BundleError(bundle.where, f"the {role} is cut or damaged", problem, hint="copy the bundle again")
     try:
@@ -202,7 +202,7 @@ def load_executor(bundle: OpenedBundle, number: int | None, version: int) -> Exe
             _check_executor(bundle, library.library, version)
             if number is not None:  # later bundles have the same
                 remember_digest(bundle.checked(number), bundle.digest(number))
-            _shuffle()
+            _start_shuffle_trial()
             found = _PROCESS.executors[version, bundle.signer] = Executor(library, version)
         return found
 
@@ -218,7 +218,7 @@ def hold_trial(trial: int) -> None:
             executor.hold(trial)
 
 
-def _shuffle() -> None:
+def _start_shuffle_trial() -> None:
     """Start the trial that ``AOTC_SHUFFLE`` requests, if it is set."""
     seed = shuffle_seed()
     if seed is not None and not _PROCESS.trial:

@@ -26,7 +26,7 @@ from aotc.vmfb.devices.mixed.spaces import Spaces
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool
-from aotc.vmfb.memory.mapped_file import check_of, checked_first
+from aotc.vmfb.memory.mapped_file import checked_first, mapped_file_check
 from aotc.vmfb.plan import Plan
 from aotc.vmfb.profile.debug_texts import DebugText, bundle_origin, command_locs, kernel_texts
 from aotc.vmfb.verify.buffers import load_buffers
@@ -122,7 +122,7 @@ class PlacedExecutable:
 
     def early_replay(self, plan: Plan) -> Callable[[Sequence[Array], Sequence[Array], EarlyResults], None]:
         """Return the function of :meth:`replay` for calls whose results can be read before the call ends."""
-        run, check = PlacedPlan(self, plan, marked=True).run, check_of(self._mapped)
+        run, check = PlacedPlan(self, plan, marked=True).run, mapped_file_check(self._mapped)
 
         def checked(arrays: Sequence[Array], results: Sequence[Array], early: EarlyResults) -> None:
             check()
@@ -132,7 +132,7 @@ class PlacedExecutable:
 
     def session(self, layout: Slots) -> PlacedSession:
         """Start a call with a pointer table of this layout."""
-        check_of(self._mapped)()
+        mapped_file_check(self._mapped)()
         return PlacedSession(self, layout)
 
     @contextmanager

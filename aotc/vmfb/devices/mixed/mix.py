@@ -27,11 +27,11 @@ _KINDS = {"cpu": cpu, "cuda": cuda}
 def obstacle(variant: dict[str, Any]) -> str:
     """Return the reason why this machine cannot run the variant, or an empty string."""
     parts = [{**part, "targets": variant.get("targets", {})} for part in variant.get("parts", ())]
-    found = [f"{part['target']}: {why}" for part in parts if (why := _obstacle(part))]
+    found = [f"{part['target']}: {why}" for part in parts if (why := _obstacle_of_part(part))]
     return "; ".join(found)
 
 
-def _obstacle(part: dict[str, Any]) -> str:
+def _obstacle_of_part(part: dict[str, Any]) -> str:
     driver = _KINDS.get(part["kind"])
     return driver.obstacle(part) if driver else f"this aotc has no runtime for {part['kind']!r}"
 

@@ -35,7 +35,7 @@ def report(
         Bytes and description of each argument and result on a GPU.
     """
     arenas = [size for space, size in enumerate((plan.arena, *plan.others)) if space in own]
-    known = list(_buffers(bundle, variant, plan))
+    known = list(_gpu_working_buffers(bundle, variant, plan))
     working = known or [(size, "working memory") for size in arenas]
     peak = sum(arenas) + sum(size for size, _ in arrays)
     free, total = memory_info()
@@ -46,14 +46,14 @@ def report(
     return CallError(bundle.where, what, f"{free:,} bytes free of {total:,}", hint=hint)
 
 
-def _buffers(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> Iterator[tuple[int, str]]:
+def _gpu_working_buffers(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> Iterator[tuple[int, str]]:
     """Yield the buffers in GPU working memory, each with the kernel that writes it and the kernel's source line.
 
     Yields nothing without debug information, or if a size depends on the call.
     """
     debug = bundle.manifest.get("debug") or {}
     found = json.loads(debug.get("buffers", "{}")).get(variant["target"], {}).get("functions", {})
-    rows = found.get(_function(bundle, variant, plan), ())
+    rows = found.get(_function_of_plan(bundle, variant, plan), ())
     alone = "spaces" not in variant  # all memory is the GPU's
     for name, space, size, *_ in rows:
         if not space.startswith("arena" if alone else "arena of "):
@@ -64,7 +64,7 @@ def _buffers(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> It
         yield size, f"what {name or 'nobody'} makes" + (f" ({line})" if line else "")
 
 
-def _function(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> str:
+def _function_of_plan(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> str:
     """Return the name of the function that a plan belongs to: the function that submits the plan's command buffers."""
     submit = BY_NAME["submit"].opcode
     wanted = {number for number, _ in plan.submissions}

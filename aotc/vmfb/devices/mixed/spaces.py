@@ -132,11 +132,11 @@ class Spaces:
 
 def space_of(node: Node, layout: Slots) -> int:
     """Return the number of the only memory that a node accesses, or -1 if it accesses several."""
-    found = set(_spaces(node, layout))
+    found = set(_spaces_of_node(node, layout))
     return found.pop() if len(found) == 1 else -1 if found else 0
 
 
-def _spaces(node: Node, layout: Slots) -> Iterator[int]:
+def _spaces_of_node(node: Node, layout: Slots) -> Iterator[int]:
     for inner in all_nodes([node]):
         if isinstance(inner, Graph):
             yield from (layout.home(slot) for command in inner.leaves for slot, _ in command.places)

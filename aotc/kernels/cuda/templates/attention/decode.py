@@ -70,10 +70,10 @@ def attention_texts(tiles: FewAttention, pointers: int, dims: int) -> tuple[str,
     """
     byte = types.CPointer(types.uint8)
     tables = (types.UniTuple(byte, 2), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
-    return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=2))
+    return tuple(kernel_ir(_decode_attention_kernel(tiles), (*tables, types.int64), tiles.threads, maps=2))
 
 
-def _merge(tiles: FewAttention) -> Callable[..., Any]:
+def _accumulator_merger(tiles: FewAttention) -> Callable[..., Any]:
     """Return the device function that merges an element of the accumulators of several warps or blocks.
 
     It returns the merged value, the highest score and the sum of weights of its row. Each share is rescaled by ``2 **
@@ -109,7 +109,7 @@ def _merge(tiles: FewAttention) -> Callable[..., Any]:
     return merged
 
 
-def _together(tiles: FewAttention) -> Callable[..., None]:
+def _cluster_merger(tiles: FewAttention) -> Callable[..., None]:
     """Return the device function by which a cluster of blocks merges its accumulators and stores the result."""
     width, warps, cluster, threads, split = tiles.width, tiles.warps, tiles.cluster, tiles.threads, tiles.split
     pitch, tops, area, factor = (
@@ -118,7 +118,7 @@ def _together(tiles: FewAttention) -> Callable[..., None]:
         warps * tiles.sum_bytes,
         tiles.scale or 1.0,
     )
-    merged, f32, i32 = _merge(tiles), types.float32, types.int32
+    merged, f32, i32 = _accumulator_merger(tiles), types.float32, types.int32
     of_warps, of_blocks = merged(warps, False), merged(cluster, True)
 
     @cuda.jit(device=True, inline="always")
@@ -158,7 +158,7 @@ def _together(tiles: FewAttention) -> Callable[..., None]:
     return put_together
 
 
-def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _decode_warp_functions(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return two device functions of a warp: prefetch of its first keys, and the loop over all its keys.
 
     A warp has ``iterations`` stages of keys, from ``first`` on. A stage is refilled as soon as the warp has used it:
@@ -216,7 +216,7 @@ def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., An
     return begin, attend
 
 
-def _queries(tiles: FewAttention) -> Callable[..., Any]:
+def _decode_query_loader(tiles: FewAttention) -> Callable[..., Any]:
     """Return the device function that loads the queries: to registers, or to shared memory by all warps together."""
     fetch, put_one, i32 = load_queries(tiles), put_query(tiles), types.int32
     stay, begin, warps = tiles.queries_stay, tiles.queries, tiles.warps
@@ -238,12 +238,16 @@ def _queries(tiles: FewAttention) -> Callable[..., Any]:
     return staying if stay else held
 
 
-def _kernel(tiles: FewAttention) -> Callable[..., None]:
+def _decode_attention_kernel(tiles: FewAttention) -> Callable[..., None]:
     """Return the kernel as a Python function for Numba; attributes of ``tiles`` are its constants."""
     rows, terms, warps, cluster, bytes_of_sums = tiles.rows, tiles.terms, tiles.warps, tiles.cluster, tiles.sum_bytes
     ring_bytes, stages, barriers = tiles.stages * tiles.stage_bytes, tiles.stages, tiles.barriers
-    (start, attend), put_together, put_down = _attender(tiles), _together(tiles), store_partial_softmax(tiles)
-    queries_of = _queries(tiles)
+    (start, attend), put_together, put_down = (
+        _decode_warp_functions(tiles),
+        _cluster_merger(tiles),
+        store_partial_softmax(tiles),
+    )
+    queries_of = _decode_query_loader(tiles)
     m_of, n_of, heads_of, place = (
         matmul_extent("rows"),
         matmul_extent("terms"),

@@ -10,10 +10,10 @@ from aotc.ir.limits import ROWS_APART
 from aotc.kernels.cuda.block import simulated_thread
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by, ptx
+from aotc.kernels.cuda.ptx import NOTHING, emit_inline_assembly, emitted_by, ptx
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.mma_steps import REST
-from aotc.kernels.cuda.templates.attention.softmax_steps import STATE, SUM_OF_ROW, RowMaths, sums_of_weights
+from aotc.kernels.cuda.templates.attention.softmax_steps import STATE, SUM_OF_ROW, SoftmaxRowMath, sums_of_weights
 from aotc.kernels.cuda.templates.attention.tiles import FewAttention
 from aotc.kernels.cuda.templates.fragments import (
     GROUP,
@@ -91,13 +91,13 @@ def store_partial_softmax(tiles: FewAttention) -> Any:
             below, group = n // LANE_COLUMNS % 2, n // GROUP_SUMS
             at = b.add(begin, i32(GROUP * SUM_BYTES * group + HALF_ROWS * pitch * below))
             pair = [b.extract_value(sums, n + e) for e in range(LANE_COLUMNS)]
-            assembly(b, "st.shared.v2.f32 [$0], {$1, $2};", NOTHING, [INT, FLOAT, FLOAT], [at, *pair])
+            emit_inline_assembly(b, "st.shared.v2.f32 [$0], {$1, $2};", NOTHING, [INT, FLOAT, FLOAT], [at, *pair])
         own = b.add(place, word_offset(b, quad_row(b, lane)))
         for half in range(2):
-            whole = RowMaths(b).sum_of_lanes(b.extract_value(known, SUM_OF_ROW + half))
+            whole = SoftmaxRowMath(b).sum_of_lanes(b.extract_value(known, SUM_OF_ROW + half))
             for offset, value in ((0, b.extract_value(known, half)), (SUM_BYTES * ROWS, whole)):
                 at = b.add(own, i32(tops + HALF_ROWS * SUM_BYTES * half + offset))
-                assembly(b, "st.shared.f32 [$0], $1;", NOTHING, [INT, FLOAT], [at, value])
+                emit_inline_assembly(b, "st.shared.f32 [$0], $1;", NOTHING, [INT, FLOAT], [at, value])
         return context.get_dummy_value()
 
     @emitted_by(lambda sums, known, *given: NOTHING(sums, STATE, INT, INT), generate)

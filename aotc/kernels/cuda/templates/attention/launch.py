@@ -10,10 +10,10 @@ from aotc.ir.loop.forms.matmul import View
 from aotc.ir.loop.forms.tiling import DecodeAttention, WgmmaAttention
 from aotc.ir.loop.ir import Kernel, Store
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, FewAttention, WarpAttention, WarpgroupAttention
-from aotc.kernels.cuda.templates.gemm.launch import map_of_lines
+from aotc.kernels.cuda.templates.gemm.launch import tensor_map_of_lines
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, OperandSource
 from aotc.kernels.cuda.templates.threads import WARP_TILE
-from aotc.kernels.interface import size_entry
+from aotc.kernels.interface import manifest_size_entry
 
 
 def attention_tiles(kernel: Kernel) -> AttentionTiles:
@@ -40,10 +40,10 @@ def attention_tiles(kernel: Kernel) -> AttentionTiles:
     }
     views = found.views()
     if isinstance(tiling.template, WgmmaAttention):
-        sources = [_source(view, found, buffers) for view in views]
+        sources = [_attention_operand_source(view, found, buffers) for view in views]
         return WarpgroupAttention(**given | dict(zip("qkv", sources)))
     if isinstance(tiling.template, DecodeAttention):
-        sources = [_source(view, found, buffers) for view in views[1:]]
+        sources = [_attention_operand_source(view, found, buffers) for view in views[1:]]
         given |= dict(zip("kv", sources)) | {"rows": WARP_TILE, "warps": tiling.rows // WARP_TILE}
         given["cluster"] = tiling.cluster
         return FewAttention(**given | {"in_lines": False, "split": bool(found.rest)})
@@ -53,7 +53,7 @@ def attention_tiles(kernel: Kernel) -> AttentionTiles:
     return WarpAttention(**given | dict(zip("kv", places)), split=bool(found.rest))
 
 
-def _source(view: View | None, found: LoopAttention, buffers: list[str]) -> OperandSource:
+def _attention_operand_source(view: View | None, found: LoopAttention, buffers: list[str]) -> OperandSource:
     if view is None or not view.in_lines or (lying := view.coordinates(*found.batch)) is None:
         raise ValueError("an operand is not copied in tiles")
     return OperandSource(buffers.index(view.buffer.name), len(lying[1]))
@@ -70,11 +70,14 @@ def attention_launch(kernel: Kernel) -> dict[str, Any]:
     tiles, found = attention_tiles(kernel), read_attention(kernel)
     numbers = {name: n for n, name in enumerate(kernel.dims)}
     blocks = found.batch[1] * ceildiv(found.row[1], tiles.rows)
-    shape = {"blocks": [size_entry(blocks, numbers), 1, 1], "cluster": [1, 1, 1], "shared": tiles.shared}
+    shape = {"blocks": [manifest_size_entry(blocks, numbers), 1, 1], "cluster": [1, 1, 1], "shared": tiles.shared}
     if isinstance(tiles, WarpAttention):
         return {**shape, "resident": 0, "maps": []}
     if isinstance(tiles, FewAttention):
-        shape |= {"blocks": [size_entry(blocks * tiles.cluster, numbers), 1, 1], "cluster": [tiles.cluster, 1, 1]}
+        shape |= {
+            "blocks": [manifest_size_entry(blocks * tiles.cluster, numbers), 1, 1],
+            "cluster": [tiles.cluster, 1, 1],
+        }
     is_few = isinstance(tiles, FewAttention)
     stays = not is_few and not tiles.causal and isinstance(found.terms, int) and found.terms <= STAY_TERMS
     lines = ((found.row[1], found.depth[1], tiles.rows), *(
@@ -83,7 +86,7 @@ def attention_launch(kernel: Kernel) -> dict[str, Any]:
     wide = CHUNK // tiles.size
     views = zip(found.views(), (tiles.q, tiles.k, tiles.v), lines)
     maps = [
-        map_of_lines(view, source.pointer, found.operands, found.batch, (inner, count), [wide, height], numbers)
+        tensor_map_of_lines(view, source.pointer, found.operands, found.batch, (inner, count), [wide, height], numbers)
         for view, source, (count, inner, height) in views
         if view and source
     ]

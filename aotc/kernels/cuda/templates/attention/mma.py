@@ -51,10 +51,10 @@ def attention_texts(tiles: WarpAttention, pointers: int, dims: int) -> tuple[str
     It calls the device functions of :mod:`.softmax_steps` and :mod:`.mma_steps`.
     """
     tables = (types.UniTuple(types.CPointer(types.uint8), pointers), types.UniTuple(types.int64, dims))
-    return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads))
+    return tuple(kernel_ir(_mma_attention_kernel(tiles), (*tables, types.int64), tiles.threads))
 
 
-def _queries(tiles: WarpAttention) -> Callable[..., Any]:
+def _query_loader(tiles: WarpAttention) -> Callable[..., Any]:
     """Return the device function that loads a warp's queries: to registers, or to shared memory."""
     fetch, put, i32 = load_queries(tiles), put_query(tiles), types.int32
     stay, begin, each = tiles.queries_stay, tiles.queries, WARP_TILE * tiles.key_chunks * CHUNK
@@ -75,14 +75,14 @@ def _queries(tiles: WarpAttention) -> Callable[..., Any]:
     return staying if stay else held
 
 
-def _kernel(tiles: WarpAttention) -> Callable[..., None]:
+def _mma_attention_kernel(tiles: WarpAttention) -> Callable[..., None]:
     """Return the kernel as a Python function for Numba; attributes of ``tiles`` are its constants.
 
     Invariant of the loop: ``sums`` are the weighted values of all keys so far, relative to the maxima in ``known``.
     Copies follow the protocol of :mod:`aotc.kernels.cuda.templates.gemm.mma`. Stages before ``whole`` need no mask.
     """
     rows, terms, stages, stage, key_bytes = tiles.rows, tiles.terms, tiles.stages, tiles.stage_bytes, tiles.key_bytes
-    copy, load, multiply, add_values = copy_terms(tiles), _queries(tiles), products(tiles), multiply_values(tiles)
+    copy, load, multiply, add_values = copy_terms(tiles), _query_loader(tiles), products(tiles), multiply_values(tiles)
     score, know = attention_scores(tiles), online_softmax(tiles)
     shorten, pack_weights = rescale_accumulators(tiles), pack_softmax_weights(tiles)
     divide, store, clear = rescale_accumulators(tiles, last=True), store_rows(tiles), zeros(tiles.width // 2)

@@ -16,12 +16,12 @@ from aotc.kernels.cuda.block import simulated_thread
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by
+from aotc.kernels.cuda.ptx import NOTHING, emit_inline_assembly, emitted_by
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.softmax_steps import (
     STATE,
     SUM_OF_ROW,
-    RowMaths,
+    SoftmaxRowMath,
     complete_rows,
     read_lines,
     sums_of_weights,
@@ -77,14 +77,14 @@ REST = "aotc_rest"
 """``i32 rest(..., i64 z, i64 row, f32 top, f32 whole)``: stores the softmax statistics of a row."""
 
 
-def _pieces(tiles: WarpAttention, number: int) -> tuple[Any, int, int, int]:
+def _key_or_value_pieces(tiles: WarpAttention, number: int) -> tuple[Any, int, int, int]:
     """Return facts about keys (0) or values (1): source, chunks, number of 16-byte pieces, and offset in a stage."""
     if number:
         return tiles.v, tiles.value_chunks, tiles.width * tiles.size // PIECE, tiles.key_bytes
     return tiles.k, tiles.key_chunks, tiles.depth * tiles.size // PIECE, 0
 
 
-def _piece_of(tiles: WarpAttention, thread: Any, number: int) -> tuple[Any, Any, Any]:
+def _copied_piece_of_thread(tiles: WarpAttention, thread: Any, number: int) -> tuple[Any, Any, Any]:
     """Return the ``number``-th piece that a thread copies: destination, line, and number within the line."""
     at = thread + number * tiles.threads
     piece, line = at & (PIECES - 1), (at >> log2_of_size(PIECES)) & (tiles.terms - 1)
@@ -99,7 +99,7 @@ def _piece_of(tiles: WarpAttention, thread: Any, number: int) -> tuple[Any, Any,
 COPIED_AT_ONCE = 8
 
 
-def _emit_each(
+def _emit_thread_copies(
     b: ir.IRBuilder, tiles: WarpAttention, thread: ir.Value, count: int, emit: Callable[[ir.Value, int], None]
 ) -> None:
     """Emit the copies of a thread's 16-byte pieces by ``emit``: unrolled, or a loop to save registers."""
@@ -107,7 +107,9 @@ def _emit_each(
         for n in range(count):
             emit(thread, n)
         return
-    iterations = assembly(b, f"mov.u32 $0, {count // COPIED_AT_ONCE};", INT, [], [])  # opaque, so never unrolled
+    iterations = emit_inline_assembly(
+        b, f"mov.u32 $0, {count // COPIED_AT_ONCE};", INT, [], []
+    )  # opaque, so never unrolled
     before, loop, after = b.block, b.append_basic_block("pieces"), b.append_basic_block("copied")
     b.branch(loop)
     b.position_at_end(loop)
@@ -124,17 +126,19 @@ def _emit_each(
         emit(thread, n)
 
 
-def _emit_copy(b: ir.IRBuilder, tiles: WarpAttention, lying: Sequence[ir.Value], thread: ir.Value, count: int) -> None:
+def _emit_async_piece_copy(
+    b: ir.IRBuilder, tiles: WarpAttention, lying: Sequence[ir.Value], thread: ir.Value, count: int
+) -> None:
     """Emit the asynchronous copy of 16-byte piece ``count`` of a thread."""
     source, start, pitch, to, first, n, there = lying
-    place, line, piece = (v.raw for v in _piece_of(tiles, ScalarValue(b, thread), count))
+    place, line, piece = (v.raw for v in _copied_piece_of_thread(tiles, ScalarValue(b, thread), count))
     term = b.add(first, line)
     inside = b.and_(b.icmp_signed("<", term, n), b.icmp_signed("<", piece, there))
     low = b.shl(b.sext(piece, I64), i64(log2_of_size(PIECE // tiles.size)))
     flat = b.add(b.add(start, b.mul(b.sext(term, I64), pitch)), low)
     offset = b.select(inside, b.shl(flat, i64(log2_of_size(tiles.size))), i64(0))
     given = [b.add(to, place), b.add(source, offset), b.select(inside, i32(PIECE), i32(0))]
-    assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
+    emit_inline_assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
 
 
 def copy_terms(tiles: WarpAttention) -> Any:
@@ -144,23 +148,23 @@ def copy_terms(tiles: WarpAttention) -> Any:
         pointers, dims, to, thread, z, first, n = arguments
         b, tables = builder, (pointers, dims)
         for number in range(2):
-            found, chunks, there, begin = _pieces(tiles, number)
+            found, chunks, there, begin = _key_or_value_pieces(tiles, number)
             source = b.ptrtoint(b.extract_value(pointers, found.pointer), I64)
             start = call_function(b, START[number], I64, tables, b.sext(z, I64))
             pitch = call_function(b, PITCH[number], I64, tables)
             lying = (source, start, pitch, b.add(to, i32(begin)), first, n, i32(there))
             each = chunks * PIECES * tiles.terms // tiles.threads
-            _emit_each(b, tiles, thread, each, partial(_emit_copy, b, tiles, lying))
+            _emit_thread_copies(b, tiles, thread, each, partial(_emit_async_piece_copy, b, tiles, lying))
         return context.get_dummy_value()
 
     @emitted_by(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), generate)
     def copy(pointers, dims, to, thread, z, first, n):
         functions = simulated_thread().block.functions
         for number in range(2):
-            found, chunks, there, begin = _pieces(tiles, number)
+            found, chunks, there, begin = _key_or_value_pieces(tiles, number)
             source, per = pointers[found.pointer].ctypes.data, PIECE // tiles.size
             for count in range(chunks * PIECES * tiles.terms // tiles.threads):
-                place, line, piece = _piece_of(tiles, int(thread), count)
+                place, line, piece = _copied_piece_of_thread(tiles, int(thread), count)
                 term = int(first) + line
                 inside = term < n and piece < there
                 flat = functions[START[number]](int(z)) + term * functions[PITCH[number]]() + piece * per
@@ -189,7 +193,7 @@ def load_queries(tiles: AttentionTiles) -> Any:
                     continue
                 at = [b.sext(b.add(own, i32(first + e)), I64) for e in range(each)]
                 values = [call_function(b, QUERY, F32, tables, head, rows[register % 2], d) for d in at]
-                found.append(assembly(b, text, INT, [FLOAT] * each, values))
+                found.append(emit_inline_assembly(b, text, INT, [FLOAT] * each, values))
         return context.make_tuple(builder, signature.return_type, found)
 
     @emitted_by(lambda *given: kept(*given[:2], INT, INT, INT, INT), generate)
@@ -220,7 +224,7 @@ def put_query(tiles: AttentionTiles) -> Any:
             value = call_function(b, QUERY, F32, (pointers, dims), b.sext(z, I64), b.sext(row, I64), inside)
             value = b.select(there, value, ir.Constant(F32, 0.0))
             place = place_of(own, ScalarValue(b, d)).raw
-            assembly(b, "st.shared.f32 [$0], $1;", NOTHING, [INT, FLOAT], [b.add(to, place), value])
+            emit_inline_assembly(b, "st.shared.f32 [$0], $1;", NOTHING, [INT, FLOAT], [b.add(to, place), value])
         return context.get_dummy_value()
 
     @emitted_by(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), generate)
@@ -233,7 +237,7 @@ def put_query(tiles: AttentionTiles) -> Any:
     return step
 
 
-def _warp(tiles: AttentionTiles, builder: ir.IRBuilder, lane: ir.Value, by_rows: bool) -> WarpProducts:
+def _warp_product_emitter(tiles: AttentionTiles, builder: ir.IRBuilder, lane: ir.Value, by_rows: bool) -> WarpProducts:
     """Return the emitter of a warp's loads and products for keys, or for values (``by_rows``)."""
     operands = WarpOperands(tiles.operands, tiles.size, "f32", tiles.terms, a_by_rows=False, b_by_rows=by_rows)
     return WarpProducts(builder, operands, lane)
@@ -246,7 +250,7 @@ def products(tiles: AttentionTiles) -> Any:
 
     def generate(context, builder, signature, arguments):
         given, at, lane = arguments
-        warp, held = _warp(tiles, builder, lane, by_rows=False), [ir.Constant(F32, 0.0)] * count
+        warp, held = _warp_product_emitter(tiles, builder, lane, by_rows=False), [ir.Constant(F32, 0.0)] * count
         for step in range(tiles.steps):
             chunk, in_chunk = divmod(step, CHUNK // STEP_BYTES)
             if stay:
@@ -257,7 +261,7 @@ def products(tiles: AttentionTiles) -> Any:
             begin = builder.add(at, i32(chunk * tiles.terms * CHUNK))
             for j in range(tiles.terms // PAIR_COLUMNS):
                 right = warp.columns(begin, i32(0), PAIR_COLUMNS * j, in_chunk)
-                _add_pair(warp, left, right, held, 2 * j)
+                _add_two_column_groups(warp, left, right, held, 2 * j)
         return context.make_tuple(builder, signature.return_type, held)
 
     @emitted_by(lambda *given: kept(queries, INT, INT), generate)
@@ -283,9 +287,9 @@ class _ValueWords:
 
     def columns(self, group: int, step: int) -> list[ir.Value]:
         """Return the values of 8 terms in two groups of columns, as fragments of two registers each."""
-        return [self._word(group + half, step, term) for half in range(2) for term in range(2)]
+        return [self._value_register(group + half, step, term) for half in range(2) for term in range(2)]
 
-    def _word(self, group: int, step: int, term: int) -> ir.Value:
+    def _value_register(self, group: int, step: int, term: int) -> ir.Value:
         """Return the register with the value of ``term`` in this lane's column of a group of 8 columns."""
         b = self.b
         line = b.add(self.pair, i32(term))
@@ -299,10 +303,10 @@ class _ValueWords:
         )
         begin = (chunk * self.tiles.terms + STEP_BYTES // WORD_BYTES * step) * CHUNK
         value = load_f32(b, b.add(b.add(self.at, place), i32(begin)))
-        return assembly(b, TO_TF32, INT, [FLOAT], [value])
+        return emit_inline_assembly(b, TO_TF32, INT, [FLOAT], [value])
 
 
-def _add_pair(
+def _add_two_column_groups(
     warp: WarpProducts, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value], group: int
 ) -> None:
     """Add the products of a left fragment and two groups of columns to ``sums``, in place, from ``group`` on.
@@ -321,14 +325,17 @@ def multiply_values(tiles: AttentionTiles) -> Any:
 
     def generate(context, builder, signature, arguments):
         sums, weights, at, lane = arguments
-        warp, held = _warp(tiles, builder, lane, by_rows=True), [builder.extract_value(sums, n) for n in range(count)]
+        warp, held = (
+            _warp_product_emitter(tiles, builder, lane, by_rows=True),
+            [builder.extract_value(sums, n) for n in range(count)],
+        )
         words = _ValueWords(builder, tiles, at, lane)
         groups, wide = tiles.width // GROUP, tiles.operands == "tf32"
         for step in range(packed // FRAGMENT_REGISTERS):
             left = [builder.extract_value(weights, FRAGMENT_REGISTERS * step + n) for n in range(FRAGMENT_REGISTERS)]
             for j in range(0, groups, 2):
                 right = words.columns(j, step) if wide else warp.columns(at, i32(0), GROUP * j, step)
-                _add_pair(warp, left, right, held, j)
+                _add_two_column_groups(warp, left, right, held, j)
         return context.make_tuple(builder, signature.return_type, held)
 
     @emitted_by(lambda *given: kept(kept, weights_type, INT, INT), generate)
@@ -350,7 +357,7 @@ def store_rows(tiles: WarpAttention) -> Any:
         z, row, lane = named_tuple_members(builder, warp)
         emit_stores(builder, tiles, sums, [staging, lane, z, row, i32(0), rows, i32(tiles.width), *tables])
         if tiles.split:
-            _emit_rest(builder, tiles, known, (z, row, lane), rows, tables)
+            _emit_softmax_statistics_stores(builder, tiles, known, (z, row, lane), rows, tables)
         return context.get_dummy_value()
 
     @emitted_by(lambda sums, known, _, warp, rows, p, d: NOTHING(sums, STATE, INT, warp, INT, p, d), generate)
@@ -368,7 +375,7 @@ def store_rows(tiles: WarpAttention) -> Any:
     return store
 
 
-def _emit_rest(
+def _emit_softmax_statistics_stores(
     b: ir.IRBuilder, tiles: WarpAttention, known: ir.Value, warp: tuple[ir.Value, ir.Value, ir.Value],
     rows: ir.Value, tables: list[ir.Value],
 ) -> None:  # fmt: skip
@@ -377,7 +384,7 @@ def _emit_rest(
     for half in range(2):
         top, whole = b.extract_value(known, half), b.extract_value(known, SUM_OF_ROW + half)
         top = b.fmul(top, ir.Constant(F32, float(np.float32(tiles.scale or 1.0))))
-        whole = RowMaths(b).sum_of_lanes(whole)
+        whole = SoftmaxRowMath(b).sum_of_lanes(whole)
         own = b.add(row, b.add(quad_row(b, lane), i32(HALF_ROWS * half)))
         first = b.icmp_signed("==", quad_lane(b, lane), i32(0))
         inside, after = (b.append_basic_block(name) for name in ("row", "rest"))

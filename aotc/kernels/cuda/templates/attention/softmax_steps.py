@@ -19,7 +19,7 @@ from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.block import simulated_thread, swizzled_tile_offset
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
-from aotc.kernels.cuda.ptx import assembly, emitted_by, unsigned_quotient
+from aotc.kernels.cuda.ptx import emit_inline_assembly, emitted_by, unsigned_quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles
 from aotc.kernels.cuda.templates.fragments import (
@@ -145,7 +145,7 @@ def initial_softmax_statistics():
     return np.array([-np.inf if n < SUM_OF_ROW else 0 for n in range(STATE.count)], np.float32)
 
 
-class RowMaths:
+class SoftmaxRowMath:
     """Emitter of f32 arithmetic, within a lane and across the lanes of a row."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
@@ -157,15 +157,15 @@ class RowMaths:
 
     def power(self, x: ir.Value) -> ir.Value:
         """Return 2 to the power of ``x``; subnormal results are 0."""
-        return assembly(self.b, "ex2.approx.ftz.f32 $0, $1;", FLOAT, [FLOAT], [x])
+        return emit_inline_assembly(self.b, "ex2.approx.ftz.f32 $0, $1;", FLOAT, [FLOAT], [x])
 
     def sum_of_product(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         """Return ``x * y + z``."""
-        return assembly(self.b, "fma.rn.f32 $0, $1, $2, $3;", FLOAT, [FLOAT, FLOAT, FLOAT], [x, y, z])
+        return emit_inline_assembly(self.b, "fma.rn.f32 $0, $1, $2, $3;", FLOAT, [FLOAT, FLOAT, FLOAT], [x, y, z])
 
     def highest(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """Return the larger of two f32."""
-        return assembly(self.b, "max.f32 $0, $1, $2;", FLOAT, [FLOAT] * 2, [x, y])
+        return emit_inline_assembly(self.b, "max.f32 $0, $1, $2;", FLOAT, [FLOAT] * 2, [x, y])
 
     def other(self, x: ir.Value, mask: int) -> ir.Value:
         """Return the value of ``x`` in lane ``l ^ mask`` (warp shuffle)."""
@@ -184,7 +184,7 @@ class RowMaths:
         return self.b.select(none, self.number(0), x)
 
 
-def _rows(scores: list[Any]) -> list[list[Any]]:
+def _split_elements_by_row(scores: list[Any]) -> list[list[Any]]:
     """Split a lane's elements by row: a lane has elements of two rows."""
     return [[x for n, x in enumerate(scores) if n // 2 % 2 == row] for row in range(2)]
 
@@ -200,14 +200,14 @@ def online_softmax(tiles: AttentionTiles) -> Any:
     result = types.Tuple((kept, STATE))
 
     def generate(context, builder, signature, arguments):
-        lane = RowMaths(builder)
+        lane = SoftmaxRowMath(builder)
         scores = [builder.extract_value(arguments[0], n) for n in range(count)]
         known = [builder.extract_value(arguments[1], n) for n in range(STATE.count)]
         found, weights = [None] * STATE.count, [None] * count
-        for row, own in enumerate(_rows(list(range(count)))):
-            top = _top(lane, known[row], [scores[n] for n in own])
+        for row, own in enumerate(_split_elements_by_row(list(range(count)))):
+            top = _row_maximum_of_quad(lane, known[row], [scores[n] for n in own])
             found[row] = top
-            base, old, power = _powers(lane, tiles, top, known[row])
+            base, old, power = _softmax_base_and_weights(lane, tiles, top, known[row])
             found[FACTOR_OF_ROW + row] = old
             partial = [None, None]
             for at, n in enumerate(own):
@@ -244,7 +244,7 @@ def online_softmax(tiles: AttentionTiles) -> Any:
 TOP_CHAINS = 4
 
 
-def _top(lane: RowMaths, known: ir.Value, scores: list[ir.Value]) -> ir.Value:
+def _row_maximum_of_quad(lane: SoftmaxRowMath, known: ir.Value, scores: list[ir.Value]) -> ir.Value:
     """Return the maximum score of a row, reduced over the four lanes of its quad."""
     chains = scores[:TOP_CHAINS]
     for n, x in enumerate(scores[TOP_CHAINS:]):
@@ -257,7 +257,9 @@ def _top(lane: RowMaths, known: ir.Value, scores: list[ir.Value]) -> ir.Value:
     return top
 
 
-def _powers(lane: RowMaths, tiles: AttentionTiles, top: ir.Value, known: ir.Value) -> tuple[ir.Value, ir.Value, Any]:
+def _softmax_base_and_weights(
+    lane: SoftmaxRowMath, tiles: AttentionTiles, top: ir.Value, known: ir.Value
+) -> tuple[ir.Value, ir.Value, Any]:
     """Return the softmax base of a row, the rescale factor of earlier sums, and the function from score to weight.
 
     A score that is a scaled dot product is scaled by the fused multiply-add of the exponent. Other scores may be too
@@ -298,10 +300,10 @@ def pack_softmax_weights(tiles: AttentionTiles) -> Any:
         if tiles.operands == "tf32":
             groups = range(0, count, FRAGMENT_REGISTERS)
             order = [first + n for first in groups for n in TF32_ORDER]
-            packed = [assembly(builder, TO_TF32, INT, [FLOAT], [weights[n]]) for n in order]
+            packed = [emit_inline_assembly(builder, TO_TF32, INT, [FLOAT], [weights[n]]) for n in order]
         else:
             pairs = [weights[2 * n : 2 * n + 2] for n in range(count)]
-            packed = [assembly(builder, PACK[tiles.operands], INT, [FLOAT, FLOAT], pair) for pair in pairs]
+            packed = [emit_inline_assembly(builder, PACK[tiles.operands], INT, [FLOAT, FLOAT], pair) for pair in pairs]
         return context.make_tuple(builder, signature.return_type, packed)
 
     @emitted_by(lambda weights: kept(weights), generate)
@@ -317,12 +319,14 @@ def rescale_accumulators(tiles: AttentionTiles, last: bool = False) -> Any:
     kept = types.UniTuple(FLOAT, count)
 
     def generate(context, builder, signature, arguments):
-        lane = RowMaths(builder)
+        lane = SoftmaxRowMath(builder)
         factors = []
         for row in range(2):
             factor = builder.extract_value(arguments[1], (SUM_OF_ROW if last else FACTOR_OF_ROW) + row)
             if last:
-                factor = assembly(builder, "rcp.rn.f32 $0, $1;", FLOAT, [FLOAT], [lane.sum_of_lanes(factor)])
+                factor = emit_inline_assembly(
+                    builder, "rcp.rn.f32 $0, $1;", FLOAT, [FLOAT], [lane.sum_of_lanes(factor)]
+                )
             factors.append(factor)
         found = [builder.fmul(builder.extract_value(arguments[0], n), factors[n // 2 % 2]) for n in range(count)]
         return context.make_tuple(builder, signature.return_type, found)

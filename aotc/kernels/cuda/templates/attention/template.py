@@ -27,45 +27,47 @@ def attention_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction]]:
     tiles = attention_tiles(kernel)
     template: Any = _TEMPLATES.get(type(tiles), attention_mma)
     texts = template.attention_texts(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
-    return [text.replace(ENTRY, kernel.name) for text in texts], list(_functions(read_attention(kernel), tiles))
+    return [text.replace(ENTRY, kernel.name) for text in texts], list(
+        _attention_device_functions(read_attention(kernel), tiles)
+    )
 
 
-def _functions(found: LoopAttention, tiles: AttentionTiles) -> Iterator[DeviceFunction]:
+def _attention_device_functions(found: LoopAttention, tiles: AttentionTiles) -> Iterator[DeviceFunction]:
     """Yield the device functions of an attention kernel: scores, masks, operand offsets, epilogue."""
     z = (found.batch[0], "i64")
     row = (found.row[0], "i64")
     for name, extent in (("batch", found.batch[1]), ("rows", found.row[1]), ("terms", found.terms)):
-        yield DeviceFunction(SIZES[name], (), _long(extent))
-    yield DeviceFunction(END, (z, row), _long(found.term[1]))
+        yield DeviceFunction(SIZES[name], (), _as_i64_index(extent))
+    yield DeviceFunction(END, (z, row), _as_i64_index(found.term[1]))
     given = Var("aotc_sum", "f32")
     own = (z, row, (found.term[0], "i64"), ("aotc_sum", "f32"))
     begin = (Alloc(found.total), Store(found.total, (), given))
     yield DeviceFunction(SCORE, own, found.score, (*begin, *found.lets))
     if isinstance(tiles, WarpgroupAttention | FewAttention):
-        yield from _map_places(found)
+        yield from _tensor_map_coordinates(found)
     if not isinstance(tiles, WarpgroupAttention):
-        yield from _warp_places(found)
-    yield from _stores(found, tiles)
+        yield from _operand_offset_functions(found)
+    yield from _attention_epilogue_functions(found, tiles)
 
 
-def _map_places(found: LoopAttention) -> Iterator[DeviceFunction]:
+def _tensor_map_coordinates(found: LoopAttention) -> Iterator[DeviceFunction]:
     """Yield the device functions that compute the operands' coordinates in tensor maps."""
     for number, view in enumerate(found.views()):
         lying = view.coordinates(*found.batch) if view is not None else None
         for n, (value, _, _) in enumerate(lying[1] if lying else ()):
-            yield DeviceFunction(f"{COORDINATE[number]}{n}", ((found.batch[0], "i64"),), _long(value))
+            yield DeviceFunction(f"{COORDINATE[number]}{n}", ((found.batch[0], "i64"),), _as_i64_index(value))
 
 
-def _warp_places(found: LoopAttention) -> Iterator[DeviceFunction]:
+def _operand_offset_functions(found: LoopAttention) -> Iterator[DeviceFunction]:
     """Yield the device functions that compute offsets of operands and, for split keys, of the softmax statistics."""
     z, row = (found.batch[0], "i64"), (found.row[0], "i64")
-    yield DeviceFunction(BEGIN, (z,), _long(found.begin))
+    yield DeviceFunction(BEGIN, (z,), _as_i64_index(found.begin))
     query = found.queries if found.operands == "tf32" else Apply("convert", (found.queries,), "f32")
     yield DeviceFunction(QUERY, (z, row, (found.depth[0], "i64")), query)
     for number, view in enumerate(found.views()[1:]):
         assert view is not None
-        yield DeviceFunction(START[number], (z,), _long(view.start))
-        yield DeviceFunction(PITCH[number], (), _long(view.pitch))
+        yield DeviceFunction(START[number], (z,), _as_i64_index(view.start))
+        yield DeviceFunction(PITCH[number], (), _as_i64_index(view.pitch))
     if found.rest:
         given = [(buffer, Var(f"aotc_{n}", "f32")) for n, buffer in enumerate((found.top, found.whole))]
         begin = [s for buffer, var in given for s in (Alloc(buffer), Store(buffer, (), var))]
@@ -73,7 +75,7 @@ def _warp_places(found: LoopAttention) -> Iterator[DeviceFunction]:
         yield DeviceFunction(REST, own, Index(0, "i32"), (*begin, *found.rest))
 
 
-def _stores(found: LoopAttention, tiles: AttentionTiles) -> Iterator[DeviceFunction]:
+def _attention_epilogue_functions(found: LoopAttention, tiles: AttentionTiles) -> Iterator[DeviceFunction]:
     """Yield the device functions of the epilogue, which store an element or row of the result."""
     axes = tuple((name, "i64") for name, _ in (found.batch, found.row, found.col))
     own = (*axes, (found.mean.var.name, "f32"))
@@ -84,7 +86,7 @@ def _stores(found: LoopAttention, tiles: AttentionTiles) -> Iterator[DeviceFunct
     assert isinstance(last, Store)
     assert found.place is not None
     yield DeviceFunction(EPILOGUE, own, _before_rounding(last.value), tuple(lets))
-    yield DeviceFunction(PLACE, axes, _long(found.place))
+    yield DeviceFunction(PLACE, axes, _as_i64_index(found.place))
 
 
 def _before_rounding(value: Scalar) -> Scalar:
@@ -95,5 +97,5 @@ def _before_rounding(value: Scalar) -> Scalar:
     return value if value.dtype == "f32" else Apply("convert", (value,), "f32")
 
 
-def _long(e: Dim) -> Scalar:
+def _as_i64_index(e: Dim) -> Scalar:
     return Index(e, "i64")

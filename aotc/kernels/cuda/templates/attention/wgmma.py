@@ -91,10 +91,10 @@ def attention_texts(tiles: WarpgroupAttention, pointers: int, dims: int) -> tupl
     """Return the LLVM IR of the attention kernel with wgmma instructions (warpgroups, Hopper)."""
     byte = types.CPointer(types.uint8)
     tables = (types.UniTuple(byte, OPERANDS), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
-    return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=OPERANDS))
+    return tuple(kernel_ir(_wgmma_attention_kernel(tiles), (*tables, types.int64), tiles.threads, maps=OPERANDS))
 
 
-def _places(tiles: WarpgroupAttention) -> tuple[int, int, int]:
+def _shared_memory_offsets(tiles: WarpgroupAttention) -> tuple[int, int, int]:
     """Return the offsets in shared memory of keys, values and barriers.
 
     The barriers are: full and empty stages of keys, full and empty stages of values, full and empty queries.
@@ -104,13 +104,13 @@ def _places(tiles: WarpgroupAttention) -> tuple[int, int, int]:
     return keys, values, values + tiles.stages * tiles.value_bytes
 
 
-def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
+def _attention_producer(tiles: WarpgroupAttention) -> Callable[..., None]:
     """Return the device function of the producer: it copies queries, keys and values for all tiles of the block.
 
     Keys are one stage ahead of values, as consumers need the next keys together with the last values.
     """
     terms, stages, key_bytes, value_bytes = tiles.terms, tiles.stages, tiles.key_bytes, tiles.value_bytes
-    keys, values, barriers = _places(tiles)
+    keys, values, barriers = _shared_memory_offsets(tiles)
     query_bytes, i32 = tiles.query_bytes, types.int32
     of_values, of_queries = barriers + VALUE_BARRIERS * stages, barriers + QUERY_BARRIERS * stages
     load_queries, load_keys, load_values = (load_attention_operand(tiles, n) for n in range(OPERANDS))
@@ -149,7 +149,7 @@ def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
     return copy_tiles
 
 
-def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
+def _overlapped_iteration(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
     """Return the device function of one iteration: matmuls of two stages overlapped with one softmax.
 
     The matmuls are the last weights times values, and the queries times the next keys. Two groups of wgmma are in
@@ -157,7 +157,7 @@ def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
     rescaled after both, by the factor of the new maxima. ``judged`` applies masks and score functions.
     """
     stages, key_bytes, value_bytes, consumers = tiles.stages, tiles.key_bytes, tiles.value_bytes, tiles.consumers
-    keys, values, barriers = _places(tiles)
+    keys, values, barriers = _shared_memory_offsets(tiles)
     of_values, terms, i32 = barriers + VALUE_BARRIERS * stages, tiles.terms, types.int32
     multiply, add_values, know, shorten = (
         products(tiles),
@@ -202,10 +202,10 @@ def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
     return iteration_of
 
 
-def _first(tiles: WarpgroupAttention) -> Callable[..., Any]:
+def _first_iteration(tiles: WarpgroupAttention) -> Callable[..., Any]:
     """Return the device function of the first loop iteration: scores and softmax weights, before any values."""
     stages, key_bytes, terms, i32 = tiles.stages, tiles.key_bytes, tiles.terms, types.int32
-    keys, _, barriers = _places(tiles)
+    keys, _, barriers = _shared_memory_offsets(tiles)
     multiply, know, score, pack_weights = (
         products(tiles),
         online_softmax(tiles),
@@ -231,10 +231,10 @@ def _first(tiles: WarpgroupAttention) -> Callable[..., Any]:
     return first_of
 
 
-def _last(tiles: WarpgroupAttention) -> Callable[..., Any]:
+def _last_iteration(tiles: WarpgroupAttention) -> Callable[..., Any]:
     """Return the device function of the last loop iteration: the remaining weights times their values."""
     stages, value_bytes, i32 = tiles.stages, tiles.value_bytes, types.int32
-    _, values, barriers = _places(tiles)
+    _, values, barriers = _shared_memory_offsets(tiles)
     of_values, add_values, wait_sums = (
         barriers + VALUE_BARRIERS * stages,
         multiply_values(tiles),
@@ -255,11 +255,15 @@ def _last(tiles: WarpgroupAttention) -> Callable[..., Any]:
     return last_of
 
 
-def _rows_of(tiles: WarpgroupAttention) -> Callable[..., Any]:
+def _consumer_tile_loop(tiles: WarpgroupAttention) -> Callable[..., Any]:
     """Return the device function of a consumer's part of a tile: the loop over all keys, masked iterations first."""
     terms, i32, plain, masked = tiles.terms, types.int32, bool(tiles.scale), tiles.causal or not tiles.scale
-    first, last, of_queries = _first(tiles), _last(tiles), _places(tiles)[2] + QUERY_BARRIERS * tiles.stages
-    turn_judged, turn_plain = _overlapped(tiles, True), _overlapped(tiles, False)
+    first, last, of_queries = (
+        _first_iteration(tiles),
+        _last_iteration(tiles),
+        _shared_memory_offsets(tiles)[2] + QUERY_BARRIERS * tiles.stages,
+    )
+    turn_judged, turn_plain = _overlapped_iteration(tiles, True), _overlapped_iteration(tiles, False)
 
     @cuda.jit(device=True, inline="always")
     def add_terms(own, warp, tile, sums, known, k, v):
@@ -284,12 +288,12 @@ def _rows_of(tiles: WarpgroupAttention) -> Callable[..., Any]:
     return add_terms
 
 
-def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
+def _attention_consumer(tiles: WarpgroupAttention) -> Callable[..., None]:
     """Return the device function of a consumer: 64 queries of all tiles of the block."""
     terms, i32, consumers = tiles.terms, types.int32, tiles.consumers
-    of_queries = _places(tiles)[2] + QUERY_BARRIERS * tiles.stages
+    of_queries = _shared_memory_offsets(tiles)[2] + QUERY_BARRIERS * tiles.stages
     divide, clear, store = rescale_accumulators(tiles, last=True), zeros(tiles.width // 2), store_rows(tiles)
-    place, add_terms = tile_order(cuda, tiles), _rows_of(tiles)
+    place, add_terms = tile_order(cuda, tiles), _consumer_tile_loop(tiles)
 
     @cuda.jit(device=True, inline="always")
     def attend(pointers, dims, base, thread, grid, sizes):
@@ -338,11 +342,11 @@ COPY_REGISTERS_OF_THREE = 32
 ATTENTION_REGISTERS_OF_THREE = 160
 
 
-def _kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
+def _wgmma_attention_kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
     """Return the kernel as a Python function for Numba; attributes of ``tiles`` are its constants."""
     rows, stages, consumers = tiles.rows, tiles.stages, tiles.consumers
-    barriers = _places(tiles)[2]
-    copy_tiles, attend = _copier(tiles), _attender(tiles)
+    barriers = _shared_memory_offsets(tiles)[2]
+    copy_tiles, attend = _attention_producer(tiles), _attention_consumer(tiles)
     shares = consumers > 1
     few = COPY_REGISTERS_OF_THREE if consumers == THREE else COPY_REGISTERS_OF_ATTENTION
     many = ATTENTION_REGISTERS_OF_THREE if consumers == THREE else ATTENTION_REGISTERS

@@ -18,7 +18,7 @@ from aotc.kernels.cuda.hopper import copy_tile
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by
+from aotc.kernels.cuda.ptx import NOTHING, emit_inline_assembly, emitted_by
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention.softmax_steps import COORDINATE, complete_rows, read_lines, weight_registers
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, WarpgroupAttention
@@ -57,7 +57,9 @@ def load_attention_operand(tiles: AttentionTiles, number: int) -> Any:
         for chunk in range(chunks):
             place = [i32(chunk * wide), line, *others]
             operands = [builder.add(to, i32(chunk * lines * CHUNK)), chosen, barrier, *place]
-            assembly(builder, copy_tile(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands)
+            emit_inline_assembly(
+                builder, copy_tile(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands
+            )
         return context.get_dummy_value()
 
     @emitted_by(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, INT, INT, INT, INT), generate)

@@ -20,7 +20,7 @@ from aotc.kernels.cuda.ampere import PIECE
 from aotc.kernels.cuda.block import simulated_thread
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by
+from aotc.kernels.cuda.ptx import NOTHING, emit_inline_assembly, emitted_by
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.fragments import PIECE_WORDS, WORD_BYTES
 from aotc.kernels.cuda.templates.gemm.mma_steps import PIECES, operand_tiles, piece_of
@@ -35,7 +35,7 @@ _WORDS = PIECE_WORDS
 BYTE_MASK, BYTE_POSITIONS, HALF_POSITION = 0xFF, (8, 16, 24), 16
 
 
-def _pieces(tiles: WarpTiles) -> list[tuple[int, int, bool, int]]:
+def _computed_pieces(tiles: WarpTiles) -> list[tuple[int, int, bool, int]]:
     """Return the pieces that a thread computes: operand, number, whether contiguous along rows, offset in a stage."""
     return [
         (operand, number, by_rows, begin)
@@ -47,7 +47,7 @@ def _pieces(tiles: WarpTiles) -> list[tuple[int, int, bool, int]]:
 
 def compute_operand_stage(tiles: WarpTiles) -> Any:
     """Return the device function that computes a thread's pieces of a stage, as 4-byte words, zero-padded."""
-    pieces = _pieces(tiles)
+    pieces = _computed_pieces(tiles)
     words = max(len(pieces) * _WORDS, 1)
     each = PIECE // tiles.size
 
@@ -61,10 +61,10 @@ def compute_operand_stage(tiles: WarpTiles) -> Any:
             first, size = ((row, m), (column, n))[operand]
             place, ends = (z, b.add(first, outer), b.add(depth, inner)), (size, k)
             if (tiles.a, tiles.b)[operand].in_pieces:
-                values = _together(b, tables, operand, place, ends, each)
+                values = _compute_piece_elements_at_once(b, tables, operand, place, ends, each)
             else:
-                values = _one_by_one(b, tiles, tables, operand, place, ends, by_rows)
-            found += _packed(b, tiles, values, operand)
+                values = _compute_piece_elements_one_by_one(b, tiles, tables, operand, place, ends, by_rows)
+            found += _pack_piece(b, tiles, values, operand)
         return context.make_tuple(builder, signature.return_type, found or [i32(0)])
 
     kept = types.UniTuple(INT, words)
@@ -86,7 +86,7 @@ def compute_operand_stage(tiles: WarpTiles) -> Any:
     return compute
 
 
-def _one_by_one(
+def _compute_piece_elements_one_by_one(
     b: ir.IRBuilder, tiles: WarpTiles, tables: Sequence[ir.Value], operand: int, place: Sequence[ir.Value],
     ends: Sequence[ir.Value], by_rows: bool,
 ) -> list[ir.Value]:  # fmt: skip
@@ -102,7 +102,7 @@ def _one_by_one(
     return values
 
 
-def _together(
+def _compute_piece_elements_at_once(
     b: ir.IRBuilder, tables: Sequence[ir.Value], operand: int, place: Sequence[ir.Value], ends: Sequence[ir.Value],
     each: int,
 ) -> list[ir.Value]:  # fmt: skip
@@ -121,7 +121,7 @@ def _together(
     return [b.select(inside, b.extract_value(found, n), ir.Constant(F32, 0)) for n in range(each)]
 
 
-def _packed(b: ir.IRBuilder, tiles: WarpTiles, values: list[ir.Value], operand: int) -> list[ir.Value]:
+def _pack_piece(b: ir.IRBuilder, tiles: WarpTiles, values: list[ir.Value], operand: int) -> list[ir.Value]:
     """Return the elements of a piece, packed into words."""
     if tiles.operands == "tf32":
         return [b.bitcast(v, I32) for v in values]
@@ -138,26 +138,26 @@ def _packed(b: ir.IRBuilder, tiles: WarpTiles, values: list[ir.Value], operand: 
         ]
     pairs = [values[n : n + 2] for n in range(0, len(values), 2)]
     if tiles.operands in FP8_PAIRS:
-        halves = [_short(b, pair, FP8_PAIRS[tiles.operands][operand]) for pair in pairs]
+        halves = [_narrow_to_8_bit_floats(b, pair, FP8_PAIRS[tiles.operands][operand]) for pair in pairs]
         return [b.or_(x, b.shl(y, i32(HALF_POSITION))) for x, y in zip(halves[::2], halves[1::2], strict=True)]
-    return [assembly(b, PACK[tiles.operands], INT, [FLOAT, FLOAT], pair) for pair in pairs]
+    return [emit_inline_assembly(b, PACK[tiles.operands], INT, [FLOAT, FLOAT], pair) for pair in pairs]
 
 
-def _short(b: ir.IRBuilder, pair: list[ir.Value], dtype: str) -> ir.Value:
+def _narrow_to_8_bit_floats(b: ir.IRBuilder, pair: list[ir.Value], dtype: str) -> ir.Value:
     """Narrow two f32 that are exactly representable to 8-bit floats.
 
     f8E5M2 is the upper byte of f16, with its infinities; for f8E4M3 there is an instruction.
     """
     if dtype == "f8E5M2":
-        wide = assembly(b, PACK["f16"], INT, [FLOAT, FLOAT], pair)
-        return assembly(b, "prmt.b32 $0, $1, 0, 0x4431;", INT, [INT], [wide])
+        wide = emit_inline_assembly(b, PACK["f16"], INT, [FLOAT, FLOAT], pair)
+        return emit_inline_assembly(b, "prmt.b32 $0, $1, 0, 0x4431;", INT, [INT], [wide])
     text = "{\n.reg .b16 h;\ncvt.rn.satfinite.e4m3x2.f32 h, $2, $1;\ncvt.u32.u16 $0, h;\n}"
-    return assembly(b, text, INT, [FLOAT, FLOAT], pair)
+    return emit_inline_assembly(b, text, INT, [FLOAT, FLOAT], pair)
 
 
 def store_computed_stage(tiles: WarpTiles) -> Any:
     """Return the device function that stores a thread's pieces in a stage in shared memory."""
-    pieces = _pieces(tiles)
+    pieces = _computed_pieces(tiles)
 
     def generate(context, builder, signature, arguments):
         held, to, thread = arguments
@@ -166,7 +166,7 @@ def store_computed_stage(tiles: WarpTiles) -> Any:
             place = piece_of(tiles, own, number, operand)[0].raw
             words = [b.extract_value(held, _WORDS * p + n) for n in range(_WORDS)]
             given = [b.add(b.add(to, i32(begin)), place), *words]
-            assembly(b, "st.shared.v4.b32 [$0], {$1, $2, $3, $4};", NOTHING, [INT] * len(given), given)
+            emit_inline_assembly(b, "st.shared.v4.b32 [$0], {$1, $2, $3, $4};", NOTHING, [INT] * len(given), given)
         return context.get_dummy_value()
 
     @emitted_by(lambda held, to, thread: NOTHING(held, INT, INT), generate)

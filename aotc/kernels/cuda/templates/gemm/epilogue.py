@@ -17,7 +17,7 @@ from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.device_function import registers_type
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, assembly
+from aotc.kernels.cuda.ptx import NOTHING, emit_inline_assembly
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.fragments import (
     DOUBLE_BYTES,
@@ -45,7 +45,7 @@ _READ = {"f32": ("f", "f32", 4), "i32": ("r", "b32", 4), "f64": ("d", "f64", 2)}
 """How accumulators are loaded back: the letter of the register, the PTX type, and the elements of one load."""
 
 
-class StorePieces:
+class EpiloguePieces:
     """Emitter of the epilogue of a warp's 16 rows, or of 16 rows in each of several parts of a tile, 64 rows apart.
 
     It is a loop over chunks: a thread runs through a tile's code only once, and fetching unrolled instructions would
@@ -79,7 +79,7 @@ class StorePieces:
         """Emit the loads of epilogue operands for the first ``ahead`` chunks of columns; return their registers."""
         if not self.pieces.held:
             return []
-        return [value for chunk in range(ahead) for value in self._ahead(i32(chunk))]
+        return [value for chunk in range(ahead) for value in self._load_operands_of_chunk(i32(chunk))]
 
     def emit(self, first: Sequence[ir.Value]) -> None:
         """Emit the epilogue and the stores of all chunks of columns; ``first`` has operands loaded earlier.
@@ -98,23 +98,23 @@ class StorePieces:
         held = [b.phi(value.type) for value in first]
         for phi, value in zip(held, first):
             phi.add_incoming(value, before)
-        self._put(chunk)
-        assembly(b, BARRIER, NOTHING, [], [])
+        self._stage_chunk(chunk)
+        emit_inline_assembly(b, BARRIER, NOTHING, [], [])
         following = b.add(chunk, i32(1))
         more = b.icmp_signed("<", following, i32(count))
         later = held[len(held) - each :]
         if 0 < ahead < count:
             last = i32(count - 1)
             wanted = b.add(chunk, i32(ahead))
-            later = self._ahead(b.select(b.icmp_signed("<", wanted, last), wanted, last))
-        self._store_all(chunk, held[:each])
-        assembly(b, BARRIER, NOTHING, [], [])
+            later = self._load_operands_of_chunk(b.select(b.icmp_signed("<", wanted, last), wanted, last))
+        self._emit_chunk_stores(chunk, held[:each])
+        emit_inline_assembly(b, BARRIER, NOTHING, [], [])
         for phi, value in zip([chunk, *held], [following, *held[each:], *later]):
             phi.add_incoming(value, b.block)
         b.cbranch(more, loop, done)
         b.position_at_end(done)
 
-    def _place(self, chunk: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def _chunk_corner(self, chunk: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Return the first row and column of a chunk in the result."""
         b, part = self.b, i32(0)
         if len(self.chunks) > self.across:
@@ -124,14 +124,14 @@ class StorePieces:
             self.col, b.mul(chunk, i32(self.columns))
         )
 
-    def _put(self, chunk: ir.Value) -> None:
+    def _stage_chunk(self, chunk: ir.Value) -> None:
         """Store the accumulators of a chunk of columns in the staging area in shared memory.
 
         A switch selects registers, which cannot be indexed.
         """
         b = self.b
         if len(self.chunks) == 1:
-            self._put_down(self.chunks[0])
+            self._stage_lane_accumulators(self.chunks[0])
             return
         together = b.append_basic_block("down")
         ways = [b.append_basic_block(f"down{n}") for n in range(len(self.chunks))]
@@ -140,11 +140,11 @@ class StorePieces:
             if n < len(ways) - 1:
                 switch.add_case(i32(n), way)
             b.position_at_end(way)
-            self._put_down(self.chunks[n])
+            self._stage_lane_accumulators(self.chunks[n])
             b.branch(together)
         b.position_at_end(together)
 
-    def _put_down(self, sums: Sequence[ir.Value]) -> None:
+    def _stage_lane_accumulators(self, sums: Sequence[ir.Value]) -> None:
         """Store the lane's accumulators of a chunk in the staging area, swizzled."""
         b, kind = self.b, REGISTERS[self.tiles.sum][0]
         quad, own = quad_lane(b, self.lane), quad_row(b, self.lane)
@@ -155,9 +155,15 @@ class StorePieces:
                 col = b.add(i32(GROUP * n), times_power_of_two(b, quad, LANE_COLUMNS))
                 at = GROUP_SUMS * n + LANE_COLUMNS * half
                 text = f"st.shared.v2.{letter} [$0], {{$1, $2}};"
-                assembly(b, text, NOTHING, [INT, kind, kind], [self._staged(row, col), *sums[at : at + 2]])
+                emit_inline_assembly(
+                    b,
+                    text,
+                    NOTHING,
+                    [INT, kind, kind],
+                    [self._staged_accumulator_address(row, col), *sums[at : at + 2]],
+                )
 
-    def _staged(self, row: ir.Value, col: ir.Value) -> ir.Value:
+    def _staged_accumulator_address(self, row: ir.Value, col: ir.Value) -> ir.Value:
         """Return the address of a staged accumulator: without bank conflicts, along rows and along columns.
 
         The swizzle is a number of 3 bits, one for each piece of a line. Rows that lanes read or write at the same time
@@ -179,7 +185,7 @@ class StorePieces:
             byte = word_offset(b, modulo_power_of_two(b, col, PIECE_WORDS))
         return b.add(self.staging, b.add(line_offset(b, row), b.add(piece_offset(b, piece), byte)))
 
-    def _own(self, step: ir.Value) -> tuple[ir.Value, ir.Value]:
+    def _lane_piece_position(self, step: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Return the row and column, within the chunk, of the piece that the lane stores in a step."""
         b, width = self.b, self.pieces.width
         if self.down:
@@ -190,7 +196,7 @@ class StorePieces:
         row = b.add(b.mul(step, i32(WARP // across)), b.lshr(self.lane, i32(across.bit_length() - 1)))
         return row, b.mul(b.and_(self.lane, i32(across - 1)), i32(width))
 
-    def _piece(self, row: ir.Value, col: ir.Value) -> list[ir.Value]:
+    def _device_function_coordinates(self, row: ir.Value, col: ir.Value) -> list[ir.Value]:
         """Return matmul, row and column in the form that device functions take.
 
         One of the two is the number of a piece.
@@ -201,7 +207,7 @@ class StorePieces:
             row, col = (b.ashr(row, shift), col) if self.down else (row, b.ashr(col, shift))
         return [b.sext(v, I64) for v in (self.z, *swapped_operand_pair(self.tiles, row, col))]
 
-    def _ahead(self, chunk: ir.Value) -> list[ir.Value]:
+    def _load_operands_of_chunk(self, chunk: ir.Value) -> list[ir.Value]:
         """Load the epilogue operands of a chunk of columns; indices outside of the result are clamped."""
         b = self.b
         kind = registers_type(self.pieces.held)
@@ -209,50 +215,50 @@ class StorePieces:
         last = [1, 1]
         last[0 if self.down else 1] = self.pieces.width
         for step in range(self.steps):
-            place = (b.add(x, y) for x, y in zip(self._place(chunk), self._own(i32(step))))
+            place = (b.add(x, y) for x, y in zip(self._chunk_corner(chunk), self._lane_piece_position(i32(step))))
             row, col = (
                 b.select(b.icmp_signed("<", at, end), at, b.sub(end, i32(less)))
                 for at, end, less in zip(place, (self.rows, self.cols), last)
             )
-            held = call_function(b, LOAD_AHEAD, kind, self.tables, *self._piece(row, col))
+            held = call_function(b, LOAD_AHEAD, kind, self.tables, *self._device_function_coordinates(row, col))
             found += [b.extract_value(held, n) for n in range(len(kind.elements))]
         return found
 
-    def _store_all(self, chunk: ir.Value, held: Sequence[ir.Value]) -> None:
+    def _emit_chunk_stores(self, chunk: ir.Value, held: Sequence[ir.Value]) -> None:
         """Emit the steps of a chunk: unrolled for pieces, a loop for single elements."""
         b = self.b
         if self.pieces.width > 1:
-            self._store_pieces(chunk, held)
+            self._emit_whole_piece_stores(chunk, held)
             return
         before, loop, done = b.block, b.append_basic_block("step"), b.append_basic_block("all")
         b.branch(loop)
         b.position_at_end(loop)
         step = b.phi(I32)
         step.add_incoming(i32(0), before)
-        own = self._own(step)
-        place, there = self._inside(chunk, own)
+        own = self._lane_piece_position(step)
+        place, there = self._piece_and_bounds_test(chunk, own)
         with b.if_then(there):
-            self._store(place, self._read(*own), [])
+            self._call_epilogue(place, self._load_staged_piece(*own), [])
         following = b.add(step, i32(1))
         step.add_incoming(following, b.block)
         b.cbranch(b.icmp_signed("<", following, i32(self.steps)), loop, done)
         b.position_at_end(done)
 
-    def _store_pieces(self, chunk: ir.Value, held: Sequence[ir.Value]) -> None:
+    def _emit_whole_piece_stores(self, chunk: ir.Value, held: Sequence[ir.Value]) -> None:
         """Store whole pieces: a single basic block if all of them are inside the result.
 
         One warp runs on each quarter of a multiprocessor. Only independent steps of the same warp can hide its latency,
         and they overlap only within a basic block.
         """
         b, each = self.b, len(held) // self.steps
-        owns = [self._own(i32(step)) for step in range(self.steps)]
-        places = [self._inside(chunk, own) for own in owns]
+        owns = [self._lane_piece_position(i32(step)) for step in range(self.steps)]
+        places = [self._piece_and_bounds_test(chunk, own) for own in owns]
         own_held = [held[n * each : (n + 1) * each] for n in range(self.steps)]
 
         def one_by_one() -> None:
             for own, (place, there), given in zip(owns, places, own_held):
                 with b.if_then(there):
-                    self._store(place, self._read(*own), given)
+                    self._call_epilogue(place, self._load_staged_piece(*own), given)
 
         if self.steps == 1:
             one_by_one()
@@ -262,40 +268,40 @@ class StorePieces:
             whole = b.and_(whole, there)
         with b.if_else(whole) as (inside, beyond):
             with inside:
-                read = [self._read(*own) for own in owns]
+                read = [self._load_staged_piece(*own) for own in owns]
                 for (place, _), sums, given in zip(places, read, own_held):
-                    self._store(place, sums, given)
+                    self._call_epilogue(place, sums, given)
             with beyond:
                 one_by_one()
 
-    def _inside(
+    def _piece_and_bounds_test(
         self, chunk: ir.Value, own: tuple[ir.Value, ir.Value]
     ) -> tuple[tuple[ir.Value, ir.Value], ir.Value]:
         """Return row and column of the lane's piece at ``own``, and whether the piece is inside the result."""
         b = self.b
-        row, col = (b.add(x, y) for x, y in zip(self._place(chunk), own))
+        row, col = (b.add(x, y) for x, y in zip(self._chunk_corner(chunk), own))
         return (row, col), b.and_(b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols))
 
-    def _store(
+    def _call_epilogue(
         self, place: tuple[ir.Value, ir.Value], sums: Sequence[ir.Value], held: Sequence[ir.Value]
     ) -> None:
         """Call the epilogue for the lane's piece at ``place``."""
-        call_function(self.b, STORE, I32, self.tables, *self._piece(*place), *sums, *held)
+        call_function(self.b, STORE, I32, self.tables, *self._device_function_coordinates(*place), *sums, *held)
 
-    def _read(self, row: ir.Value, col: ir.Value) -> list[ir.Value]:
+    def _load_staged_piece(self, row: ir.Value, col: ir.Value) -> list[ir.Value]:
         """Load the accumulators of a 16-byte piece from the staging area."""
         b, width = self.b, self.pieces.width
         kind = REGISTERS[self.tiles.sum][1]
         letter, name, most = _READ[self.tiles.sum]
         if width == 1 or self.down:
             text, form = f"ld.shared.{name} $0, [$1];", ir.FunctionType(kind, [I32])
-            places = [self._staged(b.add(row, i32(n)), col) for n in range(width)]
+            places = [self._staged_accumulator_address(b.add(row, i32(n)), col) for n in range(width)]
             return [b.asm(form, text, f"={letter},r,~{{memory}}", [place], side_effect=True) for place in places]
         found = []
         form = ir.FunctionType(ir.LiteralStructType([kind] * most), [I32])
         text = f"ld.shared.v{most}.{name} {{{', '.join(f'${n}' for n in range(most))}}}, [${most}];"
         for n in range(0, width, most):
-            place = self._staged(row, b.add(col, i32(n)))
+            place = self._staged_accumulator_address(row, b.add(col, i32(n)))
             few = b.asm(form, text, ",".join([f"={letter}"] * most + ["r", "~{memory}"]), [place], side_effect=True)
             found += [b.extract_value(few, k) for k in range(most)]
         return found
@@ -310,8 +316,8 @@ def prefetch_epilogue_operands(
 ) -> None:
     """Emit prefetches to L2 of the operands that the epilogue of a warp's 16 rows and ``columns`` reads.
 
-    Each lane prefetches one cache line at a time. ``arguments`` are those of :class:`StorePieces`, without the staging
-    area.
+    Each lane prefetches one cache line at a time. ``arguments`` are those of :class:`EpiloguePieces`, without the
+    staging area.
     """
     b, down = builder, tiles.pieces.down is not tiles.transposed
     lane, z, first_row, first_col, rows, cols, *tables = arguments
@@ -334,4 +340,4 @@ def prefetch_epilogue_operands(
                 place = call_function(b, f"{FAR}{number}", I64, tables, *own)
                 base = b.ptrtoint(b.extract_value(tables[0], pointer), I64)
                 address = b.add(base, b.mul(place, i64(size)))
-                assembly(b, "prefetch.global.L2 [$0];", NOTHING, [LONG], [address])
+                emit_inline_assembly(b, "prefetch.global.L2 [$0];", NOTHING, [LONG], [address])

@@ -67,22 +67,24 @@ class PieceStatements:
 
 def piece_statements(product: LoopProduct) -> PieceStatements:
     """Return the layout of the stores of ``product``, with the statements of its epilogue."""
-    width, down = _width(product)
+    width, down = _store_piece_width(product)
     if not width:
-        return PieceStatements(ResultPieces(1, _runs_down(product)), product.epilogue, (), ())
+        return PieceStatements(ResultPieces(1, _is_column_contiguous(product)), product.epilogue, (), ())
     axis = product.row if down else product.col
     lane, piece = sym(LANE, 0, width), sym(PIECE, 0, axis[1] // width)
     own = {axis[0]: piece * width + lane}
-    held = list(_preloaded(product, axis, width))
-    counts = [width if _mentions(load, axis[0]) else 1 for load in held]
+    held = list(_epilogue_operands_to_preload(product, axis, width))
+    counts = [width if _load_depends_on(load, axis[0]) else 1 for load in held]
     registers = {
         load: Load(Buffer(f"{HELD}{n}", load.dtype, (count,), "private"), (lane if count > 1 else 0,))
         for n, (load, count) in enumerate(zip(held, counts))
     }
     total = Load(Buffer(SUMS, product.total.dtype, (width,), "private"), (lane,))
-    rewritten = Substitution(own, {Load(product.total, ()): total, **registers})
+    rewritten = EpilogueSubstitution(own, {Load(product.total, ()): total, **registers})
     body = For(LANE, 0, width, tuple(rewritten.statement(s) for s in product.epilogue), "lanes")
-    far = tuple(load for load in held if _mentions(load, product.row[0]) and _mentions(load, product.col[0]))
+    far = tuple(
+        load for load in held if _load_depends_on(load, product.row[0]) and _load_depends_on(load, product.col[0])
+    )
     loads = tuple(Load(x.buffer, tuple(substitute(i, own) for i in x.index)) for x in held)
     pieces = ResultPieces(width, down, tuple((x.dtype, n) for x, n in zip(held, counts)))
     return PieceStatements(pieces, (body,), loads, far)
@@ -99,13 +101,13 @@ def result_pieces(product: LoopProduct, buffers: Sequence[str]) -> ResultPieces:
 WIDTHS, DOUBLE_WIDTHS = (16, 8, 4), (4, 2)
 
 
-def _width(product: LoopProduct) -> tuple[int, bool]:
+def _store_piece_width(product: LoopProduct) -> tuple[int, bool]:
     """Return the width of a piece and whether it is part of a column; width 0 means storing element by element.
 
     Pieces require an epilogue of definitions and non-reducing stores only, whose offsets depend on no computed value.
     """
     stores = [s for s in product.epilogue if isinstance(s, Store)]
-    bound = _bound(product)
+    bound = _epilogue_register_budget(product)
     if not all(isinstance(s, Let) or (isinstance(s, Store) and not s.reduce) for s in product.epilogue):
         return 0, False
     flats = [row_major_offset(s) for s in stores]
@@ -120,7 +122,7 @@ def _width(product: LoopProduct) -> tuple[int, bool]:
     return 0, False
 
 
-def _runs_down(product: LoopProduct) -> bool:
+def _is_column_contiguous(product: LoopProduct) -> bool:
     """Return True if the elements of a column are contiguous in memory, and those of a row are not."""
     last = product.epilogue[-1]
     if not isinstance(last, Store):
@@ -133,7 +135,7 @@ def _runs_down(product: LoopProduct) -> bool:
     return at(1, 0) - at(0, 0) == 1 and at(0, 1) - at(0, 0) != 1
 
 
-def _bound(product: LoopProduct) -> set[str]:
+def _epilogue_register_budget(product: LoopProduct) -> set[str]:
     return {s.var.name for s in product.epilogue if isinstance(s, Let)}
 
 
@@ -147,11 +149,11 @@ HELD_VALUES = 48
 REGISTER_BYTES = 4
 
 
-def _preloaded(product: LoopProduct, axis: tuple[str, Dim], width: int) -> Iterator[Load]:
+def _epilogue_operands_to_preload(product: LoopProduct, axis: tuple[str, Dim], width: int) -> Iterator[Load]:
     """Yield the epilogue operands to load ahead, in pieces or once for a piece, within the register budget."""
-    left, bound = HELD_VALUES, _bound(product)
+    left, bound = HELD_VALUES, _epilogue_register_budget(product)
     together = STAGED_BYTES // size_of(product.total.dtype)
-    for load in dict.fromkeys(_loads(x for s in product.epilogue for x in statement_scalars(s))):
+    for load in dict.fromkeys(_unconditional_loads(x for s in product.epilogue for x in statement_scalars(s))):
         flat = row_major_offset(load)
         names = {s.name for s in symbols(flat)}
         whole = axis[0] not in names or is_contiguous_in_pieces(flat, axis[0], axis[1], width)
@@ -164,7 +166,7 @@ def _preloaded(product: LoopProduct, axis: tuple[str, Dim], width: int) -> Itera
             yield load
 
 
-def _loads(scalars: Iterator[Scalar]) -> Iterator[Load]:
+def _unconditional_loads(scalars: Iterator[Scalar]) -> Iterator[Load]:
     """Yield the loads that are executed unconditionally."""
     stack, seen = list(scalars)[::-1], set()
     while stack:
@@ -181,12 +183,12 @@ def _loads(scalars: Iterator[Scalar]) -> Iterator[Load]:
                 yield node
 
 
-def _mentions(load: Load, name: str) -> bool:
+def _load_depends_on(load: Load, name: str) -> bool:
     return any(s.name == name for s in symbols(row_major_offset(load)))
 
 
 @dataclass(slots=True)
-class Substitution:
+class EpilogueSubstitution:
     """Replaces dims and loads in scalars by other ones; shared subexpressions stay shared."""
 
     dims: dict[str, Dim]
@@ -211,10 +213,10 @@ class Substitution:
                 stack += waiting
                 continue
             stack.pop()
-            self.done[id(node)] = self._node(node)
+            self.done[id(node)] = self._substituted_node(node)
         return self.done[id(root)]
 
-    def _node(self, node: Scalar) -> Scalar:
+    def _substituted_node(self, node: Scalar) -> Scalar:
         match node:
             case Apply(args=args):
                 return replace(node, args=tuple(self.done[id(a)] for a in args))

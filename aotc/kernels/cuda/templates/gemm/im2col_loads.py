@@ -18,7 +18,7 @@ from aotc.kernels.cuda.hopper import copy_patches, copy_tile
 from aotc.kernels.cuda.ptx import I16 as SHORT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by
+from aotc.kernels.cuda.ptx import NOTHING, emit_inline_assembly, emitted_by
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
 from aotc.kernels.cuda.templates.records import named_tuple_members
 from aotc.kernels.formulas.llvm_values import ScalarValue
@@ -36,7 +36,7 @@ def im2col_boxes(tiles: WarpgroupTiles) -> Iterator[tuple[int, int, bool, int]]:
             yield number, begin + part // wide * tiles.depth * CHUNK, by_rows, part
 
 
-def _divided(value: Any, by: int) -> tuple[Any, Any]:
+def _quotient_and_remainder(value: Any, by: int) -> tuple[Any, Any]:
     """Return quotient and remainder of a non-negative number, a Python int or an emitted value."""
     if isinstance(value, int):
         return divmod(value, by)
@@ -44,39 +44,41 @@ def _divided(value: Any, by: int) -> tuple[Any, Any]:
     return quotient, value - quotient * by
 
 
-def _digits(flat: Any, extents: tuple[int, ...]) -> list[Any]:
+def _indices_of_flat_index(flat: Any, extents: tuple[int, ...]) -> list[Any]:
     """Return the indices of a flat index, last dim first; the first dim is unbounded."""
     found = []
     for extent in extents[:0:-1]:
-        flat, digit = _divided(flat, extent)
+        flat, digit = _quotient_and_remainder(flat, extent)
         found.append(digit)
     return [*found, flat]
 
 
-def _places(tiles: WarpgroupTiles, window: Window, z: Any, row: Any, depth: Any) -> tuple[list[Any], list[Any], Any]:
+def _im2col_coordinates(
+    tiles: WarpgroupTiles, window: Window, z: Any, row: Any, depth: Any
+) -> tuple[list[Any], list[Any], Any]:
     """Return the im2col coordinates of a stage: channel, pixel, image, and offset and number of the tap.
 
     Numbers are Python ints or emitted values.
     """
-    iteration, _ = _divided(depth, tiles.depth)
+    iteration, _ = _quotient_and_remainder(depth, tiles.depth)
     if window.parts > 1:
         iteration = z * window.slices(tiles.depth) + iteration
     taps, channels = window.copied
     chunks = -(-channels // tiles.depth)
-    tap, chunk = _divided(iteration, chunks)
-    *pixel, image = _digits(row, (1, *window.pixels))
+    tap, chunk = _quotient_and_remainder(iteration, chunks)
+    *pixel, image = _indices_of_flat_index(row, (1, *window.pixels))
     strides = (*window.strides[:-1], 1) if window.merged else window.strides
     steps = zip(pixel, strides[::-1], window.low[::-1], strict=True)
     at = [chunk * tiles.depth, *(i * stride - low for i, stride, low in steps), image]
-    offsets = [t * gap for t, gap in zip(_digits(tap, taps), window.gaps[::-1], strict=True)]
+    offsets = [t * gap for t, gap in zip(_indices_of_flat_index(tap, taps), window.gaps[::-1], strict=True)]
     return at, offsets, tap
 
 
-def _kernel_place(by_rows: bool, channel: Any, column: Any, tap: Any, last_taps: int) -> list[Any]:
+def _convolution_kernel_coordinates(by_rows: bool, channel: Any, column: Any, tap: Any, last_taps: int) -> list[Any]:
     """Return the coordinates of a tap in the convolution's kernel: a matrix per tap, or columns of the last taps."""
     if by_rows:
         return [column, channel, tap]
-    outer, last = _divided(tap, last_taps)
+    outer, last = _quotient_and_remainder(tap, last_taps)
     return [channel, column, last, outer]
 
 
@@ -89,26 +91,28 @@ def load_window(tiles: WarpgroupTiles, window: Window) -> Any:
         maps_, _, _, to, barrier, tile, depth = arguments
         b, (z, row, column) = builder, named_tuple_members(builder, tile)
         maps = [b.ptrtoint(b.extract_value(maps_, n), I64) for n in range(2)]
-        at, offsets, tap = _places(tiles, window, *(ScalarValue(b, v) for v in (z, row, depth)))
+        at, offsets, tap = _im2col_coordinates(tiles, window, *(ScalarValue(b, v) for v in (z, row, depth)))
         taps = [b.trunc(v.raw, I16) for v in offsets]
         operands = [to, maps[0], barrier, *(v.raw for v in at), *taps]
         types_ = [INT, LONG, INT, *[INT] * (rank + 2), *[SHORT] * rank]
-        assembly(b, copy_patches(rank).text, NOTHING, types_, operands)
+        emit_inline_assembly(b, copy_patches(rank).text, NOTHING, types_, operands)
         for _, offset, by_rows, part in kernel:
             first, place = (ScalarValue(b, column) + part).raw, (ScalarValue(b, to) + offset).raw
-            where = [v.raw for v in _kernel_place(by_rows, at[0], ScalarValue(b, first), tap, last_taps)]
+            where = [
+                v.raw for v in _convolution_kernel_coordinates(by_rows, at[0], ScalarValue(b, first), tap, last_taps)
+            ]
             kind = [INT, LONG, INT, *[INT] * len(where)]
-            assembly(b, copy_tile(len(where)).text, NOTHING, kind, [place, maps[1], barrier, *where])
+            emit_inline_assembly(b, copy_tile(len(where)).text, NOTHING, kind, [place, maps[1], barrier, *where])
         return context.get_dummy_value()
 
     @emitted_by(lambda maps, p, d, to, barrier, tile, depth: NOTHING(maps, p, d, INT, INT, tile, INT), generate)
     def copy(maps, pointers, dims, to, barrier, tile, depth):
         z, row, column = tile
-        at, offsets, tap = _places(tiles, window, int(z), int(row), int(depth))
+        at, offsets, tap = _im2col_coordinates(tiles, window, int(z), int(row), int(depth))
         copy_patches(rank)(to, maps[0], barrier, *at, *offsets)
         for _, offset, by_rows, part in kernel:
             first = int(column) + part
-            where = _kernel_place(by_rows, at[0], first, tap, last_taps)
+            where = _convolution_kernel_coordinates(by_rows, at[0], first, tap, last_taps)
             copy_tile(len(where))(to + offset, maps[1], barrier, *where)
 
     return copy

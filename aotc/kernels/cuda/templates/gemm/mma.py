@@ -33,10 +33,10 @@ def gemm_texts(tiles: WarpTiles, pointers: int, dims: int) -> tuple[str, ...]:
     It calls device functions that :mod:`aotc.kernels.cuda.templates.steps` names.
     """
     tables = (types.UniTuple(types.CPointer(types.uint8), pointers), types.UniTuple(types.int64, dims))
-    return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads))
+    return tuple(kernel_ir(_mma_gemm_kernel(tiles), (*tables, types.int64), tiles.threads))
 
 
-def _kernel(tiles: WarpTiles) -> Callable[..., None]:
+def _mma_gemm_kernel(tiles: WarpTiles) -> Callable[..., None]:
     """Return the kernel as a Python function for Numba; attributes of ``tiles`` are its constants.
 
     Invariant: before iteration i, groups of copies up to stage i are complete, and the barrier has shown that no warp

@@ -16,7 +16,7 @@ from aotc.kernels.cuda.block import simulated_thread
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by
+from aotc.kernels.cuda.ptx import NOTHING, emit_inline_assembly, emitted_by
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.fragments import (
     DOUBLE_BYTES,
@@ -43,7 +43,7 @@ from aotc.kernels.cuda.templates.fragments import (
     times_power_of_two,
     word_offset,
 )
-from aotc.kernels.cuda.templates.gemm.epilogue import StorePieces
+from aotc.kernels.cuda.templates.gemm.epilogue import EpiloguePieces
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, OperandSource, WarpTiles
 from aotc.kernels.cuda.templates.records import named_tuple_members
 from aotc.kernels.cuda.templates.steps import (
@@ -117,7 +117,7 @@ def copy_stage(tiles: WarpTiles) -> Any:
                 offset = b.select(inside, b.mul(flat, i64(tiles.size)), i64(0))
                 there = b.select(inside, i32(PIECE), i32(0))
                 given = [b.add(b.add(to, i32(begin)), place), b.add(source, offset), there]
-                assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
+                emit_inline_assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
         return context.get_dummy_value()
 
     @emitted_by(lambda p, d, to, t, tile, depth, extents: NOTHING(p, d, INT, INT, tile, INT, extents), generate)
@@ -211,13 +211,13 @@ class WarpProducts:
 
     def rows(self, begin: ir.Value, first: ir.Value, more: int, step: int) -> list[ir.Value]:
         """Return a lane's fragment of 16 rows of A: four registers."""
-        return self._load(begin, first, more, step, self.second, self.fourth, self.tiles.a_by_rows)
+        return self._load_matrix_fragment(begin, first, more, step, self.second, self.fourth, self.tiles.a_by_rows)
 
     def columns(self, begin: ir.Value, first: ir.Value, more: int, step: int) -> list[ir.Value]:
         """Return a lane's fragment of 16 columns of B: four registers, two for each 8 columns."""
-        return self._load(begin, first, more, step, self.fourth, self.second, self.tiles.b_by_rows)
+        return self._load_matrix_fragment(begin, first, more, step, self.fourth, self.second, self.tiles.b_by_rows)
 
-    def _load(
+    def _load_matrix_fragment(
         self, begin: ir.Value, first: ir.Value, more: int, step: int, outer: ir.Value, inner: ir.Value, by_rows: bool
     ) -> list[ir.Value]:
         """Load four matrices (ldmatrix); the lane addresses a row of matrix (``outer``, ``inner``).
@@ -228,7 +228,7 @@ class WarpProducts:
         b = self.b
         start = b.add(first, i32(more))
         if by_rows and self.tiles.size == WORD_BYTES:
-            return self._load_words(begin, start, step, outer is self.second)
+            return self._load_word_fragment(begin, start, step, outer is self.second)
         if by_rows:
             line = b.add(b.add(i32(2 * MATRIX_ROWS * step), times_power_of_two(b, inner, MATRIX_ROWS)), self.line)
             element = b.add(start, times_power_of_two(b, outer, MATRIX_ROWS))
@@ -245,9 +245,9 @@ class WarpProducts:
         values = [b.extract_value(found, n) for n in range(MATRICES)]
         if self.tiles.operands != "tf32":
             return values
-        return [assembly(b, TO_TF32, INT, [FLOAT], [b.bitcast(v, F32)]) for v in values]
+        return [emit_inline_assembly(b, TO_TF32, INT, [FLOAT], [b.bitcast(v, F32)]) for v in values]
 
-    def _load_words(self, begin: ir.Value, start: ir.Value, step: int, outer_first: bool) -> list[ir.Value]:
+    def _load_word_fragment(self, begin: ir.Value, start: ir.Value, step: int, outer_first: bool) -> list[ir.Value]:
         """Load as :meth:`_load` for f32 that is contiguous along rows: ldmatrix transposes only 16-bit elements.
 
         The swizzle of a line is twice its number modulo 4 (:meth:`.WarpTiles.swizzle`).
@@ -265,7 +265,7 @@ class WarpProducts:
             place = b.add(line_offset(b, b.add(line, term)), piece_offset(b, piece))
             place = b.add(b.add(begin, place), word_offset(b, modulo_power_of_two(b, element, PIECE_WORDS)))
             found.append(load_f32(b, place))
-        return [assembly(b, TO_TF32, INT, [FLOAT], [v]) for v in found]
+        return [emit_inline_assembly(b, TO_TF32, INT, [FLOAT], [v]) for v in found]
 
     def add_products(self, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
         """Return the accumulators plus the products of 16 rows and 8 columns."""
@@ -302,19 +302,19 @@ class DoubleProducts(WarpProducts):
 
     steps, at_once = DOUBLE_TERMS // DOUBLE_STEP_TERMS, False
 
-    def _load(
+    def _load_matrix_fragment(
         self, begin: ir.Value, first: ir.Value, more: int, step: int, outer: ir.Value, inner: ir.Value, by_rows: bool
     ) -> list[ir.Value]:
         """Load a lane's f64 fragment: two terms of two rows that are 8 apart."""
         b = self.b
         start = b.add(first, i32(more))
-        make = self._by_rows if by_rows else self._by_terms
+        make = self._load_f64_by_rows if by_rows else self._load_f64_by_terms
         pairs = [make(begin, start, half, step) for half in range(2)]
         if outer is self.second:
             return [pair[n] for n in range(2) for pair in pairs]
         return [value for pair in pairs for value in pair]
 
-    def _by_terms(self, begin: ir.Value, start: ir.Value, half: int, step: int) -> list[ir.Value]:
+    def _load_f64_by_terms(self, begin: ir.Value, start: ir.Value, half: int, step: int) -> list[ir.Value]:
         """Load the terms of a row: one piece. The swizzle of a line is four times the lowest bit of its number."""
         b, own = self.b, quad_row(self.b, self.lane)
         piece = b.or_(i32(DOUBLE_PIECES * step), quad_lane(b, self.lane))
@@ -325,7 +325,7 @@ class DoubleProducts(WarpProducts):
         found = b.asm(kind, text, "=d,=d,r,~{memory}", [b.add(place, i32(HALF_ROWS * half * CHUNK))], side_effect=True)
         return [b.extract_value(found, n) for n in range(2)]
 
-    def _by_rows(self, begin: ir.Value, start: ir.Value, half: int, step: int) -> list[ir.Value]:
+    def _load_f64_by_rows(self, begin: ir.Value, start: ir.Value, half: int, step: int) -> list[ir.Value]:
         """Load a lane's f64 terms from two swizzled lines of an operand that is contiguous along rows."""
         b, row = self.b, quad_row(self.b, self.lane)
         term = lane_column(b, self.lane)
@@ -341,15 +341,15 @@ class DoubleProducts(WarpProducts):
     def add_products(self, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
         """Return the accumulators plus the products of 16 rows and 8 columns."""
         if self.tiles.terms == DOUBLE_STEP_TERMS:
-            return self._instruction("m16n8k8", left, right, sums)
+            return self._f64_mma_instruction("m16n8k8", left, right, sums)
         for term in range(2):
             for half in range(2):
                 own = slice(2 * half, 2 * half + 2)
                 given = [left[2 * term + half]], [right[term]], sums[own]
-                sums = [*sums[: own.start], *self._instruction("m8n8k4", *given), *sums[own.stop :]]
+                sums = [*sums[: own.start], *self._f64_mma_instruction("m8n8k4", *given), *sums[own.stop :]]
         return sums
 
-    def _instruction(
+    def _f64_mma_instruction(
         self, shape: str, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]
     ) -> list[ir.Value]:
         names = iter(f"${n}" for n in range(len(left) + len(right) + 2 * len(sums)))
@@ -373,7 +373,7 @@ def store_tile(tiles: WarpTiles) -> Any:
         for i in range(tiles.warp_rows // WARP_TILE):
             own = [builder.extract_value(sums, i * count + n) for n in range(count)]
             first = builder.add(row, i32(WARP_TILE * i))
-            pieces = StorePieces(builder, tiles, [own], [staging, lane, z, first, *others])
+            pieces = EpiloguePieces(builder, tiles, [own], [staging, lane, z, first, *others])
             pieces.emit(pieces.first(1))
         return context.get_dummy_value()
 

@@ -18,7 +18,7 @@ from aotc.ir.loop.ir import WARP
 from aotc.kernels.cuda.block import simulated_thread
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
-from aotc.kernels.cuda.ptx import assembly, emitted_by
+from aotc.kernels.cuda.ptx import emit_inline_assembly, emitted_by
 from aotc.kernels.cuda.templates.fragments import (
     FRAGMENT_REGISTERS,
     HALF_ROWS,
@@ -84,32 +84,32 @@ def load_register_operand(tiles: WarpgroupTiles) -> Any:
         places = [[b.add(at, b.xor(place, i32(later * n + lower * half))) for half in range(2)] for n in range(2)]
         found = []
         for step in range(_STEPS):
-            loaded = [[_load(b, p, step * _TERMS * CHUNK) for p in row] for row in places]
+            loaded = [[_load_word_at(b, p, step * _TERMS * CHUNK) for p in row] for row in places]
             for n in range(2):
                 found += [b.select(swaps, loaded[1 - n][half], loaded[n][half]) for half in range(2)]
-        rounded = [assembly(b, TO_TF32, INT, [FLOAT], [v]) for v in found]
+        rounded = [emit_inline_assembly(b, TO_TF32, INT, [FLOAT], [v]) for v in found]
         return context.make_tuple(builder, signature.return_type, rounded)
 
     @emitted_by(lambda at, thread: _HELD(INT, INT), generate)
     def load(at, thread):
-        rows, terms = _own_places()
+        rows, terms = _row_and_term_of_own_registers()
         whole = operand_elements(tiles, int(at), True, rows + first_row_of_warp(int(thread)))
         return whole[np.arange(len(rows)), terms]
 
     return load
 
 
-def _load(b: ir.IRBuilder, place: ir.Value, offset: int) -> ir.Value:
+def _load_word_at(b: ir.IRBuilder, place: ir.Value, offset: int) -> ir.Value:
     kind = ir.FunctionType(F32, [I32])
     return b.asm(kind, f"ld.shared.f32 $0, [$1+{offset}];", "=f,r,~{memory}", [place], side_effect=True)
 
 
-def _own_places() -> tuple[np.ndarray, np.ndarray]:
+def _row_and_term_of_own_registers() -> tuple[np.ndarray, np.ndarray]:
     """Return the row (of its warp's 16) and the term of each of the calling thread's registers."""
-    return _places(simulated_thread().thread % WARP)
+    return _row_and_term_of_registers(simulated_thread().thread % WARP)
 
 
-def _places(lane: Any) -> tuple[np.ndarray, np.ndarray]:
+def _row_and_term_of_registers(lane: Any) -> tuple[np.ndarray, np.ndarray]:
     n = np.arange(len(_HELD))
     return lane // QUAD + HALF_ROWS * (n % 2), _TERMS * (n // FRAGMENT_REGISTERS) + lane % QUAD + QUAD * (n // 2 % 2)
 
@@ -155,7 +155,7 @@ def multiply_registers(tiles: WarpgroupTiles) -> Any:
 
         def whole(every):
             held = np.zeros((WARP_TILE, tiles.depth), np.float32)
-            held[_places(np.arange(WARP)[:, None])] = every
+            held[_row_and_term_of_registers(np.arange(WARP)[:, None])] = every
             return held @ operand_elements(tiles, int(other), by_rows, np.arange(tiles.width)).T
 
         with simulated_thread().block.warpgroup() as once:

@@ -15,7 +15,14 @@ from aotc.kernels.cuda.device_function import DeviceFunction, LoadFunction
 from aotc.kernels.cuda.front_end import ENTRY
 from aotc.kernels.cuda.templates.gemm import mma as gemm_mma
 from aotc.kernels.cuda.templates.gemm import wgmma as gemm_wgmma
-from aotc.kernels.cuda.templates.gemm.epilogue_layout import HELD, LANE, PIECE, SUMS, Substitution, piece_statements
+from aotc.kernels.cuda.templates.gemm.epilogue_layout import (
+    HELD,
+    LANE,
+    PIECE,
+    SUMS,
+    EpilogueSubstitution,
+    piece_statements,
+)
 from aotc.kernels.cuda.templates.gemm.launch import gemm_tiles
 from aotc.kernels.cuda.templates.gemm.tiles import OperandSource, WarpgroupTiles, WarpTiles
 from aotc.kernels.cuda.templates.steps import (
@@ -37,17 +44,17 @@ from aotc.targets import Target
 WIDE_F64_TERMS = 8
 
 
-def product_texts(kernel: Kernel, target: Target) -> tuple[list[str], list[DeviceFunction | LoadFunction]]:
+def gemm_template_texts(kernel: Kernel, target: Target) -> tuple[list[str], list[DeviceFunction | LoadFunction]]:
     """Return the LLVM IR of the template for ``kernel``, which has a tiling, and of the device functions in it."""
     tiles = gemm_tiles(kernel)
     if isinstance(tiles, WarpTiles) and tiles.operands == "f64" and target.has_wide_f64:
         tiles = replace(tiles, terms=WIDE_F64_TERMS)
     template: Any = gemm_wgmma if isinstance(tiles, WarpgroupTiles) else gemm_mma
     texts = template.gemm_texts(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
-    return [text.replace(ENTRY, kernel.name) for text in texts], functions_of(kernel, tiles)
+    return [text.replace(ENTRY, kernel.name) for text in texts], gemm_device_functions(kernel, tiles)
 
 
-def functions_of(kernel: Kernel, tiles: WarpgroupTiles | WarpTiles) -> list[DeviceFunction | LoadFunction]:
+def gemm_device_functions(kernel: Kernel, tiles: WarpgroupTiles | WarpTiles) -> list[DeviceFunction | LoadFunction]:
     """Return the device functions that the template of ``tiles`` calls."""
     product = read_product(kernel)
     depth = product.k[1]
@@ -55,13 +62,13 @@ def functions_of(kernel: Kernel, tiles: WarpgroupTiles | WarpTiles) -> list[Devi
         depth = tiles.window.slices(tiles.depth) * tiles.depth
     extents = {"batch": product.batch[1], "rows": product.row[1], "cols": product.col[1], "depth": depth}
     found: list[DeviceFunction | LoadFunction] = []
-    found += [DeviceFunction(SIZES[name], (), _long(extent)) for name, extent in extents.items()]
+    found += [DeviceFunction(SIZES[name], (), _as_i64_index(extent)) for name, extent in extents.items()]
     for number, source in enumerate((tiles.a, tiles.b)):
-        found += _operand(product, tiles, source, number)
-    return [*found, *_stores(product)]
+        found += _gemm_operand_functions(product, tiles, source, number)
+    return [*found, *_gemm_epilogue_functions(product)]
 
 
-def _operand(
+def _gemm_operand_functions(
     product: LoopProduct, tiles: WarpgroupTiles | WarpTiles, source: OperandSource, number: int
 ) -> Iterator[DeviceFunction | LoadFunction]:
     """Yield the device functions that load or locate an operand."""
@@ -71,14 +78,14 @@ def _operand(
         dtype = tiles.sum
         value = value if value.dtype == dtype else Apply("convert", (value,), dtype)
         if source.in_pieces:
-            yield _elements(product, value, (*z, (outer, "i64")), number)
+            yield _piece_load_function(product, value, (*z, (outer, "i64")), number)
         own = (*z, (outer, "i64"), (product.k[0], "i64"))
         yield DeviceFunction(ELEMENT[number], own, value, definitions_of(value, product.lets))
         return
     if source.gathered:
         found, (outer, _) = product.gathered(right=bool(number)), product.col if number else product.row
         assert found is not None
-        place = _long(found.place)
+        place = _as_i64_index(found.place)
         if found.inside is not None:
             place = Apply("select", (found.inside, place, Const(-1, "i64")), "i64")
         yield DeviceFunction(GATHERED[number], (*z, (outer, "i64"), (product.k[0], "i64")), place)
@@ -88,33 +95,35 @@ def _operand(
     view = product.view(right=bool(number))
     assert view is not None
     if isinstance(tiles, WarpTiles):
-        yield DeviceFunction(START[number], z, _long(view.start))
-        yield DeviceFunction(PITCH[number], (), _long(view.pitch))
+        yield DeviceFunction(START[number], z, _as_i64_index(view.start))
+        yield DeviceFunction(PITCH[number], (), _as_i64_index(view.pitch))
         return
     moving = view.coordinates(*product.batch)
     assert moving is not None
     for n, (value_, _, _) in enumerate(moving[1]):
-        yield DeviceFunction(f"{COORDINATE[number]}{n}", z, _long(value_))
+        yield DeviceFunction(f"{COORDINATE[number]}{n}", z, _as_i64_index(value_))
 
 
-def _elements(product: LoopProduct, value: Scalar, axes: tuple[tuple[str, str], ...], number: int) -> LoadFunction:
+def _piece_load_function(
+    product: LoopProduct, value: Scalar, axes: tuple[tuple[str, str], ...], number: int
+) -> LoadFunction:
     """Return the function that loads all elements of a 16-byte piece; they are rounded when they are packed."""
     match value:
         case Apply(fn="convert", args=(Apply(fn="convert", args=(inner,)) as rounded,)):
             value = inner if rounded.dtype == product.operands and inner.dtype == value.dtype else value
     count, (name, extent) = PIECE_BYTES // ELEMENT_BYTES[product.operands], product.k
     place = sym(PIECE, 0, extent // count) * count + sym(LANE, 0, count)
-    each = Substitution({name: place}).scalar(value)
+    each = EpilogueSubstitution({name: place}).scalar(value)
     return LoadFunction(ELEMENTS[number], (*axes, (PIECE, "i64")), ((each, count),), LANE)
 
 
-def _stores(product: LoopProduct) -> Iterator[DeviceFunction | LoadFunction]:
+def _gemm_epilogue_functions(product: LoopProduct) -> Iterator[DeviceFunction | LoadFunction]:
     """Yield the device functions of the epilogue, for single accumulators or for pieces."""
     found, total = piece_statements(product), product.total
     pieces, loops = found.pieces, (product.batch, product.row, product.col)
     axes = tuple((name or "z", "i64") for name, _ in loops)
     for number, load in enumerate(found.far):
-        yield DeviceFunction(f"{FAR}{number}", axes, _long(row_major_offset(load)))
+        yield DeviceFunction(f"{FAR}{number}", axes, _as_i64_index(row_major_offset(load)))
     if pieces.width == 1:
         begin: tuple[Stmt, ...] = (Alloc(total), Store(total, (), Var("aotc_sum", total.dtype)))
         yield DeviceFunction(STORE, (*axes, ("aotc_sum", total.dtype)), Const(0, "i32"), (*begin, *found.body))
@@ -129,5 +138,5 @@ def _stores(product: LoopProduct) -> Iterator[DeviceFunction | LoadFunction]:
         yield LoadFunction(LOAD_AHEAD, own, loads, LANE)
 
 
-def _long(e: Dim) -> Scalar:
+def _as_i64_index(e: Dim) -> Scalar:
     return Index(e, "i64")

@@ -73,24 +73,24 @@ def gemm_texts(tiles: WarpgroupTiles, pointers: int, dims: int) -> tuple[str, ..
     """
     byte = types.CPointer(types.uint8)
     tables = (types.UniTuple(byte, 2), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
-    return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=2))
+    return tuple(kernel_ir(_wgmma_gemm_kernel(tiles), (*tables, types.int64), tiles.threads, maps=2))
 
 
-def _places(tiles: WarpgroupTiles) -> tuple[int, int, int]:
+def _shared_memory_offsets(tiles: WarpgroupTiles) -> tuple[int, int, int]:
     """Return the offsets in shared memory of the staging areas, of the full barriers and of the empty barriers."""
     staging = tiles.ring_bytes
     full = staging + tiles.consumers * WARPGROUP_WARPS * STAGING
     return staging, full, full + BARRIER_BYTES * tiles.stages
 
 
-def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
+def _gemm_producer(tiles: WarpgroupTiles) -> Callable[..., None]:
     """Return the device function of the producer: one thread fills stage after stage, for all tiles of the block.
 
     Invariant: stage s is written only after its empty barrier completed the phase of its last use. ``parity`` flips
     whenever the ring buffer wraps around.
     """
     rows, cols, depth, stage = tiles.rows, tiles.cols, tiles.depth, tiles.stage_bytes
-    (_, full, empty), following = _places(tiles), next_stage(cuda, tiles.stages)
+    (_, full, empty), following = _shared_memory_offsets(tiles), next_stage(cuda, tiles.stages)
     copy, place, i32 = load_tile(tiles), tile_order(cuda, rows, cols, tiles.batched), types.int32
 
     @cuda.jit(device=True, inline="always")
@@ -112,12 +112,12 @@ def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
 # Invariant: one group of products is in flight, so a stage is released one iteration after its products were issued. If
 # the consumers alternate between tiles, each skips the stages of the other's tile, and named barriers pass the tensor
 # cores from one to the other.
-def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
+def _gemm_consumer(tiles: WarpgroupTiles) -> Callable[..., None]:
     """Return the device function of a consumer: 64 rows of all tiles of the block."""
     rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
-    staging, full, empty = _places(tiles)
+    staging, full, empty = _shared_memory_offsets(tiles)
     steps, clear, store = multiply(tiles), zeros(tiles.parts * tiles.width // 2, tiles.sum), store_tile(tiles)
-    ask, locate = prefetch_epilogue(tiles), _locate(tiles)
+    ask, locate = prefetch_epilogue(tiles), _warp_position_function(tiles)
     first, second = swapped_operand_pair(tiles, 0, rows * CHUNK)
     wait_all, wait_but_one = products_wait(0), products_wait(1)
     place, following, i32 = tile_order(cuda, rows, cols, tiles.batched), next_stage(cuda, stages), types.int32
@@ -173,7 +173,7 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
     return multiply_tiles
 
 
-def _locate(tiles: WarpgroupTiles) -> Callable[..., tuple[TilePlace, Sizes]]:
+def _warp_position_function(tiles: WarpgroupTiles) -> Callable[..., tuple[TilePlace, Sizes]]:
     """Return the device function that computes a warp's position in the result from a tile's number."""
     transposed, i32 = tiles.transposed, types.int32
 
@@ -186,10 +186,10 @@ def _locate(tiles: WarpgroupTiles) -> Callable[..., tuple[TilePlace, Sizes]]:
     return locate
 
 
-def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
-    """Return :func:`_multiplier` for a first operand in registers; each warp then releases stages by itself."""
+def _gemm_register_consumer(tiles: WarpgroupTiles) -> Callable[..., None]:
+    """Return :func:`_gemm_consumer` for a first operand in registers; each warp then releases stages by itself."""
     rows, cols, stage, following = tiles.rows, tiles.cols, tiles.stage_bytes, next_stage(cuda, tiles.stages)
-    staging, full, empty = _places(tiles)
+    staging, full, empty = _shared_memory_offsets(tiles)
     steps, clear, store = multiply_registers(tiles), zeros(tiles.width // 2, tiles.sum), store_tile(tiles)
     load, nothing_held, wait, ask = (
         load_register_operand(tiles),
@@ -198,7 +198,7 @@ def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
         prefetch_epilogue(tiles),
     )
     first, second = swapped_operand_pair(tiles, 0, rows * CHUNK)
-    place, locate, i32 = tile_order(cuda, rows, cols, tiles.batched), _locate(tiles), types.int32
+    place, locate, i32 = tile_order(cuda, rows, cols, tiles.batched), _warp_position_function(tiles), types.int32
 
     @cuda.jit(device=True, inline="always")
     def multiply_tiles(pointers, dims, base, thread, sizes, grid):
@@ -238,12 +238,15 @@ def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
 COPY_REGISTERS = 40
 
 
-def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
+def _wgmma_gemm_kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
     """Return the kernel as a Python function for Numba; attributes of ``tiles`` are its constants."""
     rows, cols, depth, stages, consumers = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.consumers
-    _, full, empty = _places(tiles)
+    _, full, empty = _shared_memory_offsets(tiles)
     arrivals = WARPGROUP_WARPS * consumers if tiles.in_registers else 1 if tiles.in_turn else consumers
-    copy_tiles, multiply_tiles = _copier(tiles), (_holder if tiles.in_registers else _multiplier)(tiles)
+    copy_tiles, multiply_tiles = (
+        _gemm_producer(tiles),
+        (_gemm_register_consumer if tiles.in_registers else _gemm_consumer)(tiles),
+    )
     give_registers, take_registers = set_max_registers("dec", COPY_REGISTERS), set_max_registers("inc", tiles.registers)
     m_of, n_of, k_of, z_of = (
         matmul_extent("rows"),

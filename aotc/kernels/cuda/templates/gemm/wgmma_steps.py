@@ -14,10 +14,10 @@ from aotc.kernels.cuda.device_function import registers_type
 from aotc.kernels.cuda.hopper import copy_tile
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted_by
+from aotc.kernels.cuda.ptx import NOTHING, emit_inline_assembly, emitted_by
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.fragments import STEP_BYTES, divided_by_power_of_two
-from aotc.kernels.cuda.templates.gemm.epilogue import StorePieces, prefetch_epilogue_operands
+from aotc.kernels.cuda.templates.gemm.epilogue import EpiloguePieces, prefetch_epilogue_operands
 from aotc.kernels.cuda.templates.gemm.im2col_loads import im2col_boxes, load_window
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
 from aotc.kernels.cuda.templates.records import named_tuple_members
@@ -46,10 +46,10 @@ _NUMBA = {
 
 def load_tile(tiles: WarpgroupTiles) -> Any:
     """Return the device function that starts the copy of a stage: the tile's rows of A, then its columns of B."""
-    return _load_lines(tiles) if tiles.window is None else load_window(tiles, tiles.window)
+    return _load_tile_of_lines(tiles) if tiles.window is None else load_window(tiles, tiles.window)
 
 
-def _load_lines(tiles: WarpgroupTiles) -> Any:
+def _load_tile_of_lines(tiles: WarpgroupTiles) -> Any:
     """Return :func:`load_tile` for operands that are strided arrays."""
     sources = (tiles.a, tiles.b)
 
@@ -69,7 +69,9 @@ def _load_lines(tiles: WarpgroupTiles) -> Any:
             first = builder.add((row, column)[number], i32(part))
             place = [*((first, depth) if by_rows else (depth, first)), *others[number]]
             operands = [builder.add(to, i32(offset)), maps[number], barrier, *place]
-            assembly(builder, copy_tile(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands)
+            emit_inline_assembly(
+                builder, copy_tile(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands
+            )
         return context.get_dummy_value()
 
     @emitted_by(lambda maps, p, d, to, barrier, tile, depth: NOTHING(maps, p, d, INT, INT, tile, INT), generate)
@@ -151,8 +153,8 @@ def store_tile(tiles: WarpgroupTiles) -> Any:
         sums, first, staging, lane, tile, sizes, *tables = arguments
         place = [staging, lane, *named_tuple_members(builder, tile), *named_tuple_members(builder, sizes), *tables]
         own = [[builder.extract_value(sums, p * count + n) for n in range(count)] for p in range(tiles.parts)]
-        held = [builder.extract_value(first, n) for n in range(len(_loaded_ahead(tiles)))]
-        StorePieces(builder, tiles, own, place).emit(held)
+        held = [builder.extract_value(first, n) for n in range(len(_preloaded_operand_types(tiles)))]
+        EpiloguePieces(builder, tiles, own, place).emit(held)
         return context.get_dummy_value()
 
     @emitted_by(lambda sums, first, _, lane, *given: NOTHING(sums, first, INT, INT, *given), generate)
@@ -176,13 +178,13 @@ def prefetch_epilogue(tiles: WarpgroupTiles) -> Any:
         z, row, col = named_tuple_members(builder, tile)
         others = [col, *named_tuple_members(builder, sizes), *tables]
         nothing = [[i32(0)] * (tiles.width // 2)] * tiles.parts
-        found = StorePieces(builder, tiles, nothing, [i32(0), lane, z, row, *others]).first(tiles.ahead)
+        found = EpiloguePieces(builder, tiles, nothing, [i32(0), lane, z, row, *others]).first(tiles.ahead)
         for part in range(tiles.parts):
             place = [lane, z, builder.add(row, i32(WARPGROUP_TILE * part)), *others]
             prefetch_epilogue_operands(builder, tiles, tiles.width, place)
         return context.make_tuple(builder, signature.return_type, found)
 
-    kept = types.Tuple(_loaded_ahead(tiles))
+    kept = types.Tuple(_preloaded_operand_types(tiles))
 
     @emitted_by(lambda lane, *given: kept(INT, *given), generate)
     def ask(lane, place, sizes, pointers, dims):
@@ -191,6 +193,6 @@ def prefetch_epilogue(tiles: WarpgroupTiles) -> Any:
     return ask
 
 
-def _loaded_ahead(tiles: WarpgroupTiles) -> list[types.Type]:
+def _preloaded_operand_types(tiles: WarpgroupTiles) -> list[types.Type]:
     """Return the Numba types of the epilogue operands that are loaded before a tile's products."""
     return [_NUMBA[kind] for kind in registers_type(tiles.pieces.held).elements] * (tiles.steps * tiles.ahead)
