@@ -180,7 +180,7 @@ class CompilerRun:
         return self
 
     def begin_ahead(self) -> None:
-        """Start the processes and threads that have enough to do before the caller helps."""
+        """Start compiler processes and helper threads for which there are enough requests."""
         self._start_helpers(
             self._processes, [self._compile_small_kernels] * min(self._work.helpers(), self._threads - 1)
         )

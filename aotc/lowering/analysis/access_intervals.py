@@ -52,7 +52,7 @@ def item_spans(
     """
     first, last = np.array(edges[:-1], np.int64), np.array(edges[1:], np.int64) - 1
     buffers = (*kernel.inputs, *kernel.outputs)
-    walker = _ItemWalker(first, last, {b.name: _AccessedIntervals() for b in buffers}, sizes)
+    walker = _ItemAccessWalker(first, last, {b.name: _AccessedIntervals() for b in buffers}, sizes)
     walker.block(kernel.body, _Scope({name: (sizes[name], sizes[name]) for name in kernel.dims}))
     return [walker.hulls[b.name].spans(size_of(b.dtype), walker.count(b), first.shape) for b in buffers]
 
@@ -84,7 +84,7 @@ class _Scope:
 
 
 @dataclass
-class _ItemWalker(AccessWalker[_Scope]):
+class _ItemAccessWalker(AccessWalker[_Scope]):
     """Walks a kernel and extends the hull of each buffer by every access.
 
     ``first`` and ``last`` are the inclusive item numbers of each block.

@@ -313,7 +313,7 @@ def _factor_and_offset(row: Row, other: Row) -> tuple[int, int] | None:
 
 
 def _common_factor(row: Row, other: Row) -> int:
-    """Return the factor by which ``row`` is larger in all kernels; 0 if there is none."""
+    """Return the ratio of two numbers if it is the same integer in all merged kernels, else 0."""
     ratios = {divmod(a, b) for a, b in zip(row, other)}
     times, rest = ratios.pop()
     return times if not ratios and not rest else 0

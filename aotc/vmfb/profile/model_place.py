@@ -55,7 +55,7 @@ def model_place(loc: str) -> ModelPlace:
 def scope_of(name: str) -> list[str]:
     """Return the scopes in a name stack, without functions, transformations, loops and the primitive at its end."""
     found: list[str] = []
-    elements = _elements(name)[:-1]
+    elements = _name_stack_elements(name)[:-1]
     for before, element in zip(["", *elements], elements):
         following = _BODIES.get(before)
         if following and re.fullmatch(following, element):
@@ -74,7 +74,7 @@ def _untransformed(element: str) -> str:
     return element
 
 
-def _elements(name: str) -> list[str]:
+def _name_stack_elements(name: str) -> list[str]:
     """Split a name stack at the slashes outside parentheses."""
     parts, depth = [""], 0
     for piece in re.split(r"([/()])", name):

@@ -151,7 +151,7 @@ class Checkpoint:
 
 
 def _other_weight_names(paths: Sequence[str]) -> dict[str, str]:
-    """Return the path for each other name of a weight; names of two weights are none."""
+    """Return the path of each weight by its other names; a name that two weights share is left out."""
     roots = {path.partition("/")[0] for path in paths}
     found: dict[str, set[str]] = {}
     for path in paths:

@@ -44,7 +44,7 @@ class AttentionRows(AttentionProducts):
     # --- an item ---
 
     def _begin_all_query_rows(self, body: list[Stmt]) -> None:
-        """Write the start of all rows."""
+        """Emit the initialization of all query rows."""
         body += self._loops_over_query_rows(self._begin_query_row)
 
     def _begin_query_row(self, block: list[Stmt], at: Index) -> None:

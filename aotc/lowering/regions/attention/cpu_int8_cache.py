@@ -153,7 +153,7 @@ class AttentionIntegers(AttentionRows):
     # --- queries and scores ---
 
     def _begin_all_query_rows(self, body: list[Stmt]) -> None:
-        """Write the start of all rows."""
+        """Emit the initialization of all query rows."""
         body.append(Store(self.odd_query, (), Const(0, "i32")))
         super()._begin_all_query_rows(body)
 

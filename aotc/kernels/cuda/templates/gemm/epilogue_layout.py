@@ -204,7 +204,7 @@ class EpilogueSubstitution:
         return replace(stmt, index=index, value=self.scalar(stmt.value))
 
     def scalar(self, root: Scalar) -> Scalar:
-        """Return a scalar after substitution."""
+        """Return the scalar ``root`` with the substitutions applied."""
         stack = [root]
         while stack:
             node = stack[-1]
