@@ -64,7 +64,7 @@ def test_a_compiler_process_outlives_the_working_folder(tmp_path, monkeypatch):
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    process = pool._spawn()
+    process = pool._spawn_compiler_process()
     folder.rmdir()
     request = {"id": 0, "target": worker.target_fields(TARGETS["cuda:sm_90a"]), "text": KERNEL}
     answer, process = pool.ask_compiler_process(process, request, ())
