@@ -107,7 +107,7 @@ def test_the_unit_decides_the_form():
         ("i32", 1, 8, "packed"),
         ("f32", 1, B, "packed"),
         ("f32", 2, B, "loops"),
-        ("i32", 1, B, "loops"),
+        ("i32", 1, B, "packed"),
         ("f64", 1, 0, "loops"),
     ],
 )

@@ -19,7 +19,7 @@ import numpy as np
 
 from aotc.ir.dims.algebra import static
 from aotc.ir.loop.forms.quantized import chunk_bytes, unpack
-from aotc.ir.opset.dim_attributes import dim_of, padding_of
+from aotc.ir.opset.dim_attributes import dim_of, dims_of, numbers_of, padding_of
 from aotc.ir.opset.linalg import LINALG, matmul
 from aotc.ir.opset.reduction import window_extent
 from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, op_spec_table, require_rule, same_shape
@@ -142,7 +142,7 @@ def _reference_packed_matmul(arrays: Arrays, attrs: Attrs, regions: tuple, types
 def _infer_packed_conv(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     lhs, panels = types
     groups = attrs.get("feature_groups", 1)
-    rhs = TensorType(panels.dtype, (*attrs["kernel"], lhs.shape[-1] // groups, dim_of(attrs, "n")))
+    rhs = TensorType(panels.dtype, (*dims_of(attrs, "kernel"), lhs.shape[-1] // groups, dim_of(attrs, "n")))
     return _infer_conv((lhs, rhs), {**attrs, "feature_groups": groups}, regions, given)
 
 
@@ -151,7 +151,7 @@ def _reference_packed_conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: 
     groups, n = attrs.get("feature_groups", 1), static(dim_of(attrs, "n"))
     each = panels.reshape(groups, -1, *panels.shape[1:])
     rhs = np.moveaxis(_unpacked_panels(each, attrs.get("group", 1), n // groups), 0, 1)
-    rhs = rhs.reshape(*attrs["kernel"], lhs.shape[-1] // groups, n)
+    rhs = rhs.reshape(*numbers_of(attrs, "kernel"), lhs.shape[-1] // groups, n)
     return _reference_conv([lhs, rhs], {**attrs, "feature_groups": groups}, regions, types)
 
 

@@ -20,7 +20,7 @@ DIM_ATTRIBUTES = {
     "dim": ("expr",),
     "dynamic_slice": ("sizes",),
     "gather": ("slice_sizes",),
-    "packed_conv": ("n",),
+    "packed_conv": ("kernel", "n"),
     "packed_matmul": ("n",),
     "pad": ("low", "high", "interior"),
     "reduce_window": ("window", "padding"),

@@ -12,6 +12,7 @@ from aotc.ir.dims.algebra import Dim, minimum, product, static
 from aotc.ir.loop.forms.tile_forms import TileForm, form_of_operands
 from aotc.ir.opset import TILED_BY_COLUMNS
 from aotc.ir.opset.contract import panel_cols
+from aotc.ir.opset.dim_attributes import dims_of
 from aotc.ir.tensor.ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index
 
@@ -101,7 +102,7 @@ def _tiled_packed_conv(op: Op) -> TiledProduct:
     """
     lhs, panels = op.operands
     shape, strides = lhs.type.shape, op.attrs["strides"]
-    kernel, dilation = op.attrs["kernel"], op.attrs["rhs_dilation"]
+    kernel, dilation = dims_of(op.attrs, "kernel"), op.attrs["rhs_dilation"]
     channels, group, groups = shape[-1], op.attrs.get("group", 1), op.attrs.get("feature_groups", 1)
     c, count = channels // groups, panels.type.shape[0] // groups
     cols = static(panels.type.shape[-1]) // group

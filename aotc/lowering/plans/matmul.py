@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from aotc.ir.dims.algebra import Dim, is_static, product
+from aotc.ir.dims.algebra import Dim, product
 from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, I8_QUADS, I32, I64, TileForm
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.threshold import Limit
@@ -166,11 +166,7 @@ def matmul_strategy(op: Op, form: TileForm | None, constant: bool, target: Targe
         copied = product(rhs.shape) * size_of(form.left)
         if not PACKED_PERCENT.holds(copied * 100 // memory_limit):
             return "in_place"
-    if isinstance(n, int) and isinstance(k, int):
-        return "packed"
-    if in_form:
-        return "in_place"
-    return "packed" if kind_of(form.out) == "f" else "loops"
+    return "in_place" if in_form and not isinstance(k, int) else "packed"
 
 
 def is_packing_mostly_padding(op: Op, form: TileForm, target: Target) -> bool:
@@ -196,7 +192,7 @@ def conv_strategy(op: Op, form: TileForm | None) -> Strategy:
     unknown = not isinstance(terms * n, int)
     if form is None or terms == 0 or n == 0:
         return "loops"
-    if unknown and (groups > 1 or not is_static(window[:-1]) or kind_of(form.out) != "f"):
+    if unknown and groups > 1:
         return "loops"
     if form == I8_QUADS and window[-1] == 1 and UNROLLED_TERMS.holds(terms):
         return "loops"  # tiles of i8 add four terms at a time: three of them would be padding
