@@ -35,9 +35,9 @@ STRATEGIES = {
     "few-rows-by-columns": ((STREAM_ROWS.value, 512, 768), "f32", True, True, "dots"),
     "rows-by-columns": ((STREAM_ROWS.value + 1, 512, 768), "f32", True, True, "packed"),
     "any-rows": ((B, 64, 96), "f32", False, False, "in_place"),
-    "any-columns": ((128, 64, B), "f32", False, False, "packed"),
-    "any-terms": ((128, B, 96), "f32", False, False, "in_place"),
-    "any-terms-converted": ((128, B, 96), "bf16", False, False, "packed"),
+    "any-columns": ((128, 64, B), "f32", False, False, "copied"),
+    "any-terms": ((128, B, 96), "f32", False, False, "copied"),
+    "any-terms-converted": ((128, B, 96), "bf16", False, False, "copied"),
     "few-rows-unaligned-columns": ((STREAM_ROWS.value, 512, 70), "f32", False, False, "sums"),
     "few-rows-any-columns": ((STREAM_ROWS.value, 512, B), "f32", False, False, "sums"),
     "rows-unaligned-columns": ((THIN_ROWS.value + 1, 512, 70), "f32", False, False, "packed"),
@@ -74,8 +74,8 @@ PAIRED = {  # the shape, are columns contiguous, is the right operand constant; 
     "small-odd": ((128, SMALL + 1, 96), False, False, "in_place", "in_place"),
     "large-odd": ((128, 769, 768), False, False, "packed", "packed"),
     "any-rows": ((B, SMALL, 96), False, False, "packed", "in_place"),
-    "any-columns": ((128, SMALL, B), False, False, "packed", "packed"),
-    "any-terms": ((128, B, 2048), False, False, "packed", "packed"),
+    "any-columns": ((128, SMALL, B), False, False, "copied", "copied"),
+    "any-terms": ((128, B, 2048), False, False, "copied", "copied"),
     "tiny": ((8, 8, 16), False, True, "loops", "loops"),
 }
 

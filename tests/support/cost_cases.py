@@ -397,6 +397,8 @@ BLOCKS = {
     "channels_first": sizes(convolved, lambda n: images(n, 2), 1, 3, 8),
     "pixel_sums": sizes(convolved, lambda n: images(2, n), 1, 2, 5, 7),
     "quad_rate": sizes(convolved, lambda n: images(4, n), 1, 2, 3, dtype="int8"),
+    "in_place_tiles": sizes(lambda x, y: x @ y, lambda n: [(n, 300), (300, 260)], 28, 29, 43, 90, spec="m, _"),
+    "copy_readers": sizes(lambda x, y: x @ y, lambda n: [(n, 300), (300, 260)], 160, 168, 170, spec="m, _"),
     "across_elements": sizes(lambda x: x.transpose(1, 0, 2), lambda n: [(37, 5, n)], 60, 64, 70),
     "turned_rows": sizes(lambda x: x.T, lambda n: [(600, n)], 15, 16, 17),
     **dict.fromkeys(("turned_tile", "turned_elements"), sizes(lambda x: x.T, lambda n: [(n, 144)], 112, 128, 256, 384)),

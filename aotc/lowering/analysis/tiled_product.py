@@ -79,15 +79,19 @@ def _tiled_packed_matmul(op: Op) -> TiledProduct:
 
 
 def _tiled_matmul_in_place(op: Op) -> TiledProduct:
-    """Describe a matmul that reads its right operand in place: rows of ``n`` contiguous elements."""
+    """Describe a matmul that reads its right operand in its own layout: rows of ``n`` contiguous elements.
+
+    In a form with groups the last group may exceed the terms.
+    """
     lhs, rhs = op.operands
     *batch, m, n = op.result.type.shape
     k, cols = rhs.type.shape[-2], op.attrs["cols"]
     a_row, a_step = (1, m) if op.attrs["lhs_transposed"] else (k, 1)
     form = form_of_operands(lhs.type.dtype, rhs.type.dtype)
+    group = form.group
     return TiledProduct(
         form, lhs, rhs, tuple(batch), m, n, cols, k, a_row, a_step,
-        ((k, a_step, n),),
+        (((k + (group - 1)) // group, a_step * group, n * group),),
         lambda outer, row: (outer[0] * m * k if outer else 0) + row * a_row,
         lambda outer, panel: (outer[0] * k * n if outer else 0) + panel * cols,
         lambda outer, row, column: (*outer, row, column),

@@ -15,7 +15,8 @@ from aotc.lowering.cost_model.work import UNKNOWN_TERMS, UNKNOWN_TILES, dim_or
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_results
 from aotc.lowering.elements.elements import provide_scalar
 from aotc.lowering.plans.contract_loops import DepthwisePlan, ElementLoopsPlan, plan_contract_loops
-from aotc.lowering.plans.cpu_tiles import best_tile, split_rows
+from aotc.lowering.plans.cpu_tiles import SET_PERIOD, SET_ROWS, best_tile, split_rows
+from aotc.lowering.plans.matmul import IN_PLACE_ELEMENTS, copies_panels
 from aotc.lowering.plans.region_plan import RegionPlan
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
@@ -84,6 +85,35 @@ class RegisterTilePlan(RegionPlan):
     by_columns: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class CopiedPanelPlan(RegisterTilePlan):
+    """Plan of register tiles over an unpacked right operand, of which only a call knows the sizes.
+
+    A grid item copies each of its panels to scratch memory, where the rows of the panel are contiguous. The last panel
+    ends with the last column of the matrix, and drops its first columns. A matrix with fewer columns than a panel is
+    always copied.
+
+    Attributes
+    ----------
+    in_place_tiles : int
+        Row tiles of a grid item up to which its panels are read in place.
+    in_place_elements : int
+        Elements of the right operand up to which its panels are read in place.
+    shared_sets : int
+        Elements between rows of the left operand, at multiples of which the rows share cache sets; 0: a static number.
+    shared_rows : int
+        Rows of a tile, at most, whose rows share cache sets; a larger tile is computed in two halves.
+    direct_panels : bool
+        Are the tiles of panels that do not exceed the result stored to it, without a private buffer?
+    """
+
+    in_place_tiles: int = 0
+    in_place_elements: int = 0
+    shared_sets: int = 0
+    shared_rows: int = 0
+    direct_panels: bool = False
+
+
 def plan_cpu_contract(b: RegionBuilder) -> RegisterTilePlan | DepthwisePlan | ElementLoopsPlan:
     """Choose register tiles or loops for a CPU region with a matmul or a convolution."""
     p = tiled_product(b.root)
@@ -108,7 +138,28 @@ def _plan_tiles(b: RegionBuilder, op: Op, p: TiledProduct) -> RegisterTilePlan:
         pitch = _copied_pitch(b.target, p, rows.most, panel_block)
     direct = only and p.is_whole
     by_columns = not direct and rows.most > 1 and _stores_columns(b, p, rows)
+    if op.name == "matmul" and copies_panels(p.m, p.n, p.k):
+        return CopiedPanelPlan(
+            rows.height, rows.tall, COPY_READERS.value * row_block, panel_block, direct, by_columns=by_columns,
+            in_place_tiles=IN_PLACE_TILES.value, in_place_elements=IN_PLACE_ELEMENTS.value,
+            shared_sets=0 if isinstance(p.a_row, int) else SET_PERIOD.value // size_of(p.a.type.dtype),
+            shared_rows=SET_ROWS.value, direct_panels=only and not p.is_whole,
+        )  # fmt: skip
     return RegisterTilePlan(rows.height, rows.tall, row_block, panel_block, direct, matrix, matrix, pitch, by_columns)
+
+
+IN_PLACE_TILES = BlockSize(
+    2,
+    "row tiles of a grid item, at most, for which a panel of unknown size is read in place",
+    "a copy takes about as long as two rows of a tile",
+)
+COPY_READERS = BlockSize(
+    2,
+    "row tiles of a grid item that copies its panels, in multiples of those of an item that does not",
+    "f32, Zen 4, one core, time relative to static sizes with 1, 2 and 4: 512^3 1.08, 1.02, 1.02; 1200^3 1.10, 1.07, "
+    "1.04; with 4, 256^3 has too few items for several threads",
+    benchmark="python -m benchmarks ops symbolic_products",
+)
 
 
 def _stores_columns(b: RegionBuilder, p: TiledProduct, rows: RowTiles) -> bool:

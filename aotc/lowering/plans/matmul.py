@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from aotc.ir.dims.algebra import Dim, product
+from aotc.ir.dims.algebra import Dim, is_static, product
 from aotc.ir.loop.forms.tile_forms import BF16_PAIRS, I8_QUADS, I32, I64, TileForm
 from aotc.ir.tensor.ir import Op
 from aotc.lowering.threshold import Limit
@@ -66,7 +66,7 @@ IN_PLACE_ELEMENTS = Limit(
 )
 UNROLLED_TERMS = Limit(49, "terms of a sum, at most, that is unrolled", "the taps of a 7 x 7 window")
 
-Strategy = Literal["loops", "dots", "sums", "in_place", "packed"]
+Strategy = Literal["loops", "dots", "sums", "in_place", "copied", "packed"]
 
 
 def reads_operand_once(m: Dim) -> bool:
@@ -132,8 +132,9 @@ def matmul_strategy(op: Op, form: TileForm | None, constant: bool, target: Targe
     -------
     str
         ``packed``: tiles over packed panels of the right operand; ``in_place``: tiles over the right operand in its own
-        layout; ``dots``: one dot product per element of the result; ``sums``: a weighted sum of rows of the right
-        operand for each row of the result; ``loops``: plain loops without tiles.
+        layout; ``copied``: the same, and each grid item may copy the panels that it reads; ``dots``: one dot product
+        per element of the result; ``sums``: a weighted sum of rows of the right operand for each row of the result;
+        ``loops``: plain loops without tiles.
     """
     lhs, rhs = (v.type for v in op.operands)
     result = op.result.type
@@ -166,7 +167,25 @@ def matmul_strategy(op: Op, form: TileForm | None, constant: bool, target: Targe
         copied = product(rhs.shape) * size_of(form.left)
         if not PACKED_PERCENT.holds(copied * 100 // memory_limit):
             return "in_place"
-    return "in_place" if in_form and not isinstance(k, int) else "packed"
+    if not (constant or op.attrs["rhs_transposed"]) and copies_panels(m, n, k) and _reads_rows(form, n, target):
+        return "copied"
+    return "packed"
+
+
+def _reads_rows(form: TileForm, n: Dim, target: Target) -> bool:
+    """Return True if tiles of ``form`` read the terms of a group from rows of the right operand."""
+    if form.group == 1:
+        return True
+    x86 = target.triple.startswith("x86_64") and form.unit in target.units - target.matrices
+    return form == BF16_PAIRS and x86 and (not isinstance(n, int) or n > _sums_per_vector(form, target))
+
+
+def copies_panels(m: Dim, n: Dim, k: Dim) -> bool:
+    """Return True if a matmul that reads its right operand in its own layout may copy panels of it.
+
+    Matmuls of static sizes pack the whole operand or read it in place. So do those of few rows or small matrices.
+    """
+    return not (is_static((m, n, k)) or THIN_ROWS.holds(m) or IN_PLACE_ELEMENTS.holds(k * n))
 
 
 def is_packing_mostly_padding(op: Op, form: TileForm, target: Target) -> bool:

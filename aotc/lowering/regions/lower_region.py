@@ -20,7 +20,7 @@ from aotc.lowering.plans.attention.cpu import (
 from aotc.lowering.plans.attention.gpu import TensorCoreAttentionPlan
 from aotc.lowering.plans.contract_loops import DepthwisePlan, ElementLoopsPlan
 from aotc.lowering.plans.cpu_columns import ColumnPlan
-from aotc.lowering.plans.cpu_contract import RegisterTilePlan
+from aotc.lowering.plans.cpu_contract import CopiedPanelPlan, RegisterTilePlan
 from aotc.lowering.plans.cpu_loops import LoopPlan
 from aotc.lowering.plans.cpu_reductions import RowBlockPlan, RowPlan, TransposedRowPlan
 from aotc.lowering.plans.cpu_scan import ChunkScanPlan
@@ -95,6 +95,7 @@ from aotc.lowering.regions.loop.cpu import lower_loops
 from aotc.lowering.regions.loop.cpu_transpose import lower_transposed_loops
 from aotc.lowering.regions.loop.gpu import lower_thread_loops
 from aotc.lowering.regions.loop.gpu_transpose import lower_gpu_transpose
+from aotc.lowering.regions.matmul.cpu_copied_panels import lower_copied_panels
 from aotc.lowering.regions.matmul.cpu_tiles import lower_register_tiles
 from aotc.lowering.regions.matmul.gpu_shared import lower_shared_tiles
 from aotc.lowering.regions.matmul.gpu_tensor_cores import lower_tensor_cores
@@ -133,6 +134,7 @@ LOWERINGS: dict[type[RegionPlan], Callable[[RegionBuilder, Any], Kernel]] = {
     ColumnLuPlan: lower_column_lu,
     ColumnPlan: lower_columns,
     ColumnScanPlan: lower_column_scan,
+    CopiedPanelPlan: lower_copied_panels,
     CountedRunPlan: lower_counted_runs,
     CsrRowsPlan: lower_csr_dot,
     CustomCallPlan: lower_custom_call,

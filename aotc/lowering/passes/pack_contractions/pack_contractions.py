@@ -27,6 +27,9 @@ differences of the four quarters of its result::
     [re(a)]                     [re(a) re(b)   re(a) im(b)]
     [im(a)] @ [re(b)  im(b)]  = [im(a) re(b)   im(a) im(b)]
 
+Where the number of columns is symbolic, the real and the imaginary part of a column are neighbours, as in memory: no
+loop then changes at an index that only a call knows.
+
 Matmuls on GPUs are prepared by :mod:`aotc.lowering.passes.pack_contractions.tensor_core_matmul` and
 :mod:`~aotc.lowering.passes.pack_contractions.tensor_core_conv`.
 """
@@ -162,6 +165,8 @@ def _pack_matmul(op: Op, b: Builder, target: Target, memory_limit: int, widest: 
             attrs = {**op.attrs, "cols": in_place_cols(m, static(n), k, wide, target)}
             form = _widening_tile_form(wide, rhs.type.dtype, target)
             return _append_contraction(op, "matmul", _operands_in_tile_dtypes(op, form, b), form.out, attrs, b)
+        case "copied":
+            return _copied_matmul(op, _widening_tile_form(form, rhs.type.dtype, target), n, k, target, b)
         case "packed":
             form = _widening_tile_form(form, rhs.type.dtype, target)
             cols = _panel_cols(model.result.type.shape[-2], n, k, form, constant, target)
@@ -191,8 +196,10 @@ def _product_of_parts(op: Op, b: Builder) -> Op:
     rank, flags = op.result.type.rank, (bool(op.attrs["lhs_transposed"]), bool(op.attrs["rhs_transposed"]))
     rows, columns = (rank - 1 if flags[0] else rank - 2), (rank - 2 if flags[1] else rank - 1)
     dtype = op.result.type.dtype
-    operands = [_parts_along(b.convert(x, dtype), axis, b) for x, axis in zip(op.operands, (rows, columns))]
     *batch, m, n = op.result.type.shape
+    parts_of_columns = _parts_along if isinstance(n, int) else _neighbouring_parts
+    lhs, rhs = (b.convert(x, dtype) for x in op.operands)
+    operands = [_parts_along(lhs, rows, b), parts_of_columns(rhs, columns, b)]
     return b.op("matmul", operands, op.attrs, (TensorType(real_of(dtype), (*batch, 2 * m, 2 * n)),))
 
 
@@ -201,13 +208,32 @@ def _whole_of_quarters(quarters: Value, b: Builder) -> Value:
     rows, columns = quarters.type.rank - 2, quarters.type.rank - 1
     m, n = (d // 2 for d in quarters.type.shape[-2:])
     halves = [b.slice_dim(quarters, rows, low, low + m) for low in (0, m)]
-    (real, cross), (other, both) = ([b.slice_dim(x, columns, low, low + n) for low in (0, n)] for x in halves)
+    if isinstance(n, int):
+        (real, cross), (other, both) = ([b.slice_dim(x, columns, low, low + n) for low in (0, n)] for x in halves)
+    else:
+        (real, cross), (other, both) = (_neighbours(x, columns, b) for x in halves)
     return b.make("complex", (b.make("sub", (real, both)), b.make("add", (cross, other))))
 
 
 def _parts_along(x: Value, axis: int, b: Builder) -> Value:
     """Return the real parts followed by the imaginary parts along ``axis``."""
     return b.make("concatenate", (b.make("real", (x,)), b.make("imag", (x,))), {"dim": axis})
+
+
+def _neighbouring_parts(x: Value, axis: int, b: Builder) -> Value:
+    """Return the real part of each element along ``axis`` followed by its imaginary part."""
+    before, after = x.type.shape[:axis], x.type.shape[axis + 1 :]
+    n = x.type.shape[axis]
+    real, imag = (b.reshape(part, (*before, n, 1, *after)) for part in (b.make("real", (x,)), b.make("imag", (x,))))
+    return b.reshape(b.make("concatenate", (real, imag), {"dim": axis + 1}), (*before, 2 * n, *after))
+
+
+def _neighbours(x: Value, axis: int, b: Builder) -> list[Value]:
+    """Return the elements of ``x`` at even indices along its last axis, and those at odd ones."""
+    *lead, count = x.type.shape
+    shape = (*lead, count // 2)
+    pairs = b.reshape(x, (*shape, 2))
+    return [b.reshape(b.slice_dim(pairs, axis + 1, low, low + 1), shape) for low in (0, 1)]
 
 
 def _matmul_of_stored_operands(op: Op, b: Builder) -> Op:
@@ -238,12 +264,32 @@ def _panel_cols(m: Dim, n: Dim, k: Dim, form: TileForm, constant: bool, target: 
     return best_tile(m, n, k, form, target)[1]
 
 
-def _packed_matmul(op: Op, form: TileForm, cols: int, n: Dim, k: Dim, b: Builder) -> Sequence[Value]:
-    group = form.group
+def _copied_matmul(op: Op, form: TileForm, n: Dim, k: Dim, target: Target, b: Builder) -> Sequence[Value]:
+    """Return the matmul ``op`` with the width of its tiles; the terms of a group are two vectors of columns each."""
+    lhs, rhs, lhs_transposed = _with_groups(op, form, b)
+    m, lanes = op.result.type.shape[-2], target.vector_bytes // size_of(form.out)
+    if form.group > 1:
+        cols = 2 * lanes
+    elif isinstance(n, int) and n % lanes == 0:
+        cols = in_place_cols(m, n, k, form, target)
+    else:
+        _, cols = best_tile(m, n, k, form, target)
+    attrs = {**op.attrs, "lhs_transposed": lhs_transposed, "cols": cols}
+    return _append_contraction(op, "matmul", (lhs, rhs), form.out, attrs, b)
+
+
+def _with_groups(op: Op, form: TileForm, b: Builder) -> tuple[Value, Value, bool]:
+    """Return the operands that tiles read, and whether the left one is transposed: not if they read groups of terms."""
     lhs, rhs = _operands_in_tile_dtypes(op, form, b)
     lhs_transposed = bool(op.attrs["lhs_transposed"])
-    if group > 1 and lhs_transposed:
-        lhs, lhs_transposed = b.transpose(lhs, swap_permutation(lhs.type.rank)), False
+    if form.group > 1 and lhs_transposed:
+        return b.transpose(lhs, swap_permutation(lhs.type.rank)), rhs, False
+    return lhs, rhs, lhs_transposed
+
+
+def _packed_matmul(op: Op, form: TileForm, cols: int, n: Dim, k: Dim, b: Builder) -> Sequence[Value]:
+    group = form.group
+    lhs, rhs, lhs_transposed = _with_groups(op, form, b)
     lhs = _pad_axis_to(lhs, lhs.type.rank - (2 if lhs_transposed else 1), (k + (group - 1)) // group * group, b)
     panels = pack_panels(rhs, cols, group, bool(op.attrs["rhs_transposed"]), b)
     attrs = {"n": n, "group": group, "lhs_transposed": lhs_transposed}

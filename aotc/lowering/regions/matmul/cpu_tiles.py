@@ -13,7 +13,7 @@ from aotc.ir.dims.algebra import Dim, Expr, maximum, minimum, product, sym
 from aotc.ir.loop.ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Stmt, Store, Tile, Var
 from aotc.ir.loop.ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
-from aotc.lowering.analysis.tiled_product import TiledProduct, tiled_product
+from aotc.lowering.analysis.tiled_product import Levels, TiledProduct, tiled_product
 from aotc.lowering.elements.builder import RegionBuilder, grid_item, store_results
 from aotc.lowering.elements.elements import provide_scalar
 from aotc.lowering.plans.cpu_contract import RegisterTilePlan, row_tiles
@@ -23,16 +23,20 @@ def lower_register_tiles(b: RegionBuilder, plan: RegisterTilePlan) -> Kernel:
     """Lower a matmul or convolution by register tiles."""
     p = tiled_product(b.root)
     assert p is not None
-    return _RegisterTiles(b, plan, p).lower()
+    return Tiles(b, plan, p).lower()
 
 
-class _RegisterTiles:
-    """Emitter of the grid, the panels, the tiles and the epilogue."""
+class Tiles:
+    """Emitter of the grid, the panels, the tiles and the epilogue.
+
+    Subclasses may read the panels elsewhere than in the right operand.
+    """
 
     def __init__(self, b: RegionBuilder, plan: RegisterTilePlan, p: TiledProduct) -> None:
         self.b, self.plan, self.p, self.op = b, plan, p, b.root
         self.rows = row_tiles(p.m, plan.height, plan.tall)
         self.copy: Buffer | None = None
+        self.b_inner: Dim = 0
         if plan.copied_pitch:
             self.copy = Buffer(b.fresh("rows"), p.a.type.dtype, (self.rows.most, plan.copied_pitch), "private")
         self.e = b.elements()
@@ -54,7 +58,7 @@ class _RegisterTiles:
         tile = sym("t", 0, self.rows.tiles) if self.rows.tiles != 1 else 0
         end, last = minimum(begin + plan.panel_block, panels), minimum(first + plan.row_block, self.rows.tiles)
         body: list[Stmt] = []
-        self._emit_tile_and_epilogue(body, outer, panel, tile)
+        self.tile(body, outer, panel, tile)
         if plan.rows_outer:
             block += _loop_unless_constant(
                 "t",
@@ -64,7 +68,28 @@ class _RegisterTiles:
                 self._copy_tile_rows(outer, tile) + _loop_unless_constant("q", panel, begin, end, body),
             )
         else:
-            block += _loop_unless_constant("q", panel, begin, end, _loop_unless_constant("t", tile, first, last, body))
+            rows = _loop_unless_constant("t", tile, first, last, body)
+            block += _loop_unless_constant("q", panel, begin, end, self.prepared(outer, panel, last - first) + rows)
+
+    def prepared(self, outer: Index, panel: Dim, tiles: Dim) -> list[Stmt]:
+        """Return the statements before the ``tiles`` row tiles of a panel."""
+        return []
+
+    def left(self, outer: Index, start: Dim, done: Dim) -> tuple[Buffer, Dim, Dim]:
+        """Return the buffer of row ``start + done``, its first element, and the distance of rows."""
+        own = self.copy
+        if own is not None:
+            return own, done * own.shape[1], own.shape[1]
+        return self.b.buffers[self.p.a], self.p.a_at(outer, start + done), self.p.a_row
+
+    def right(self, outer: Index, panel: Dim) -> tuple[Buffer, Dim, Levels]:
+        """Return the buffer of a panel, its first element, and the loops over terms."""
+        return self.b.buffers[self.p.b], self.p.b_at(outer, panel), self.p.levels
+
+    def dropped(self, column: Dim) -> Dim:
+        """Return the number of columns of a tile before ``column``, the first one of its panel."""
+        p = self.p
+        return maximum(0, column + p.cols - p.n) if p.pixels and not p.is_whole else 0
 
     def _copy_tile_rows(self, outer: Index, tile: Dim) -> list[Stmt]:
         """Return the copy of a tile's rows."""
@@ -75,7 +100,7 @@ class _RegisterTiles:
         store = Store(self.copy, (r, j), Load(self.b.buffers[self.p.a], (*outer, start + r, j)))
         return [Alloc(self.copy), For("i", 0, minimum(most, self.p.m - start), (For("j", 0, self.p.k, (store,)),))]
 
-    def _emit_tile_and_epilogue(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
+    def tile(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
         """Emit a register tile of rows and its epilogue, shared by tiles of different heights."""
         rows, start = self.rows, self.rows.start(tile)
         if rows.ragged is not None:
@@ -91,33 +116,41 @@ class _RegisterTiles:
                 self._tile_with_epilogue(low, outer, panel, start, rows.height)
                 block.append(If(test, tuple(tall), tuple(low)))
                 return
-            out = self._tile_result_buffer(block, rows.height + 1)
-            self._emit_register_tile(tall, out, outer, panel, start, rows.height + 1)
-            self._emit_register_tile(low, out, outer, panel, start, rows.height)
+            out = self.out(block, self.p.place(outer, start, panel * self.p.cols), rows.height + 1)
+            self.one(tall, out, outer, panel, start, rows.height + 1)
+            self.one(low, out, outer, panel, start, rows.height)
             block.append(If(test, tuple(tall), tuple(low)))
             count = rows.height + minimum(1, maximum(0, rows.tall - tile))
-            self._tile_epilogue(block, out, outer, start, panel, count, rows.height + 1)
+            self.epilogue(block, out, outer, start, panel, count, rows.height + 1)
 
     def _tile_with_epilogue(
         self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0
     ) -> None:
         """Write a tile of ``height`` rows with an epilogue of its own."""
-        out = self._tile_result_buffer(block, height)
-        self._emit_register_tile(block, out, outer, panel, start, height, done)
-        self._tile_epilogue(block, out, outer, start + done, panel, height, height)
+        out = self.out(block, self.p.place(outer, start + done, panel * self.p.cols), height)
+        self.one(block, out, outer, panel, start, height, done)
+        self.epilogue(block, out, outer, start + done, panel, height, height)
 
     def _emit_full_or_partial_tile(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, m: Dim) -> None:
-        """Write a full tile, or the remaining rows in tiles of powers of two, the largest first."""
+        """Write a full tile, or the remaining rows in smaller ones."""
         full: list[Stmt] = []
-        out = None if self.plan.own_epilogues else self._tile_result_buffer(block, self.rows.height)
+        index = self.p.place(outer, start, panel * self.p.cols)
+        out = None if self.plan.own_epilogues else self.out(block, index, self.rows.height)
         if self.plan.own_epilogues:
             self._tile_with_epilogue(full, outer, panel, start, self.rows.height)
         else:
-            self._emit_register_tile(full, out, outer, panel, start, self.rows.height)
-        rest: list[Stmt] = []
+            self.one(full, out, outer, panel, start, self.rows.height)
         left = self.e.names("left")
-        rest.append(Let(Var(left, "i64"), IndexScalar(m - start)))
-        remaining = sym(left, 0, self.rows.height)
+        rest: list[Stmt] = [Let(Var(left, "i64"), IndexScalar(m - start))]
+        self.remainder(rest, out, outer, panel, start, sym(left, 0, self.rows.height))
+        test = Apply("ge", (IndexScalar(m - start), Const(self.rows.height, "i64")), "i1")
+        block.append(If(test, tuple(full), tuple(rest)))
+        self.epilogue(block, out, outer, start, panel, minimum(self.rows.height, m - start), self.rows.height)
+
+    def remainder(
+        self, rest: list[Stmt], out: Buffer | None, outer: Index, panel: Dim, start: Dim, remaining: Dim
+    ) -> None:
+        """Write the ``remaining`` rows after the last full tile in tiles of powers of two, the largest first."""
         height = 1 << (self.rows.height - 1).bit_length() - 1 if self.rows.height > 1 else 1
         while height:
             part: list[Stmt] = []
@@ -125,43 +158,46 @@ class _RegisterTiles:
             if self.plan.own_epilogues:
                 self._tile_with_epilogue(part, outer, panel, start, height, done)
             else:
-                self._emit_register_tile(part, out, outer, panel, start, height, done)
+                self.one(part, out, outer, panel, start, height, done)
             rest.append(If(Apply("eq", (IndexScalar((remaining // height) % 2), Const(1, "i64")), "i1"), tuple(part)))
             height //= 2
-        test = Apply("ge", (IndexScalar(m - start), Const(self.rows.height, "i64")), "i1")
-        block.append(If(test, tuple(full), tuple(rest)))
-        self._tile_epilogue(block, out, outer, start, panel, minimum(self.rows.height, m - start), self.rows.height)
 
-    def _tile_result_buffer(self, block: list[Stmt], height: int) -> Buffer | None:
-        """Return the buffer of tiles of at most ``height`` rows before the epilogue; None if tiles go to the result."""
+    def out(self, block: list[Stmt], index: Index, height: int) -> Buffer | None:
+        """Return the buffer of tiles of at most ``height`` rows before the epilogue; None if tiles go to the result.
+
+        ``index`` is that of their first element in the result.
+        """
         if self.plan.is_direct:
             return None
         out = Buffer(self.b.fresh("tile"), self.p.form.out, (height, self.p.cols), "private")
         block.append(Alloc(out))
         return out
 
-    def _emit_register_tile(
+    def one(
         self, block: list[Stmt], out: Buffer | None, outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0
     ) -> None:
         """Emit one register tile of ``height`` rows from row ``start + done`` on."""
-        p, shape = self.p, self.op.result.type.shape
-        row = start + done
-        own = self.copy
-        rows = (self.b.buffers[p.a], p.a_at(outer, row), p.a_row)
-        rows = rows if own is None else (own, done * own.shape[1], own.shape[1])
-        if out is None:
-            index = p.place(outer, row, panel * p.cols)
-            place = self.b.outputs[0], linearize(index, shape), shape[-1]
-        else:
-            place = out, 0 if self.plan.own_epilogues else done * p.cols, p.cols
+        p = self.p
+        rows = self.left(outer, start, done)
+        place = self.place(out, p.place(outer, start + done, panel * p.cols), done)
         block.append(
             Tile(
-                height, p.cols, *place, *rows, self.b.buffers[p.b], p.b_at(outer, panel), p.levels, p.form,
-                a_inner=p.a_inner if p.form.group > 1 else 1,
+                height, p.cols, *place, *rows, *self.right(outer, panel), p.form,
+                a_inner=p.a_inner if p.form.group > 1 else 1, b_inner=self.b_inner,
             )
         )  # fmt: skip
 
-    def _tile_epilogue(
+    def place(self, out: Buffer | None, index: Index, done: Dim) -> tuple[Buffer, Dim, Dim]:
+        """Return the buffer of a tile, its first element, and the distance of its rows.
+
+        ``index`` is that of the tile in the result, ``done`` the number of rows before it in a buffer of several tiles.
+        """
+        if out is None:
+            shape = self.op.result.type.shape
+            return self.b.outputs[0], linearize(index, shape), shape[-1]
+        return out, 0 if self.plan.own_epilogues else done * self.p.cols, self.p.cols
+
+    def epilogue(
         self, block: list[Stmt], tile: Buffer | None, outer: Index, start: Dim, panel: Dim, count: Dim, most: int
     ) -> None:
         """Write the epilogue of ``count`` rows (at most ``most``), unless the tile went to the result directly."""
@@ -172,11 +208,10 @@ class _RegisterTiles:
         r = sym("r", 0, most) if most > 1 else 0
         width: Dim = p.cols if p.is_whole else minimum(p.cols, p.n - column)
         c = sym("c", 0, p.cols)
-        dropped = maximum(0, column + p.cols - p.n) if p.pixels and not p.is_whole else 0
         inner: list[Stmt] = []
         self.e.anchored.clear()
         self.e.enter(inner)
-        self.e.anchor(self.op.result, provide_scalar(Load(tile, (r, c + dropped))))
+        self.e.anchor(self.op.result, provide_scalar(Load(tile, (r, c + self.dropped(column)))))
         store_results(self.b, self.e, p.place(outer, start + r, column + c))
         block.append(self._tile_store_loops(inner, count, width, most))
 
