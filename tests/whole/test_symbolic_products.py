@@ -19,11 +19,17 @@ from jax import export
 
 import aotc
 from aotc.frontend.importer import import_model
+from aotc.ir.dims.algebra import static
+from aotc.ir.dims.symbols import evaluate
+from aotc.lowering.lower import lower
 from aotc.lowering.plans.region_plan import parse_plan
+from aotc.lowering.program.schedule import Scheduler
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import TARGETS, resolve_targets
+from aotc.vmfb.abi import Slots, value_of
+from aotc.vmfb.commands import read_commands
 from aotc.vmfb.host.machine import cpu_features
 
 pytestmark = pytest.mark.cpu
@@ -182,3 +188,25 @@ def plans(name: str, dtype: str, target: str) -> list[str]:
 ])  # fmt: skip
 def test_products_are_planned_as_tiles(name, dtype, target, expected):
     assert plans(name, dtype, target) == expected
+
+
+def claims(name: str, n: int) -> list[tuple[bool, int]]:
+    """Return, for each command of a program, whether one thread runs it at any size, and its claims at size ``n``."""
+    (target,), options = resolve_targets("cpu:x86-64-v3"), Options(target="cpu:x86-64-v3")
+    variant = lower(run_passes(import_model(exported(name, "f32")), options), target, options)
+    scheduler = Scheduler(Slots(len(PROGRAMS[name].shapes), 1), lambda kernel: 0, variant.costs)
+    buffer = scheduler.encode(variant.steps["main"].steps)
+    parameters = [static(evaluate(e, {"n": n})) for e in buffer.parameters]
+    found = []
+    for graph in read_commands(buffer.code):
+        for command in graph.commands:
+            items, grain = (value_of(x, parameters) for x in (command.items, command.grain))
+            found.append((bool(graph.serial), -(-items // grain)))
+    return found
+
+
+def test_a_call_decides_by_its_sizes_how_many_threads_share_a_product():
+    assert claims("square", 16) == [(False, 1)]
+    ((serial, many),) = claims("square", 500)
+    assert not serial
+    assert 8 <= many <= 64

@@ -15,8 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.ir.dims.algebra import Dim
-from aotc.ir.loop.ir import Kernel
+from aotc.ir.dims.algebra import Dim, Expr, maximum
+from aotc.ir.loop.ir import Kernel, Tile
+from aotc.ir.loop.ir import walk as statements_in
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.opset import CONTROL_FLOW, ELEMENTWISE
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value, walk
@@ -198,6 +199,26 @@ class Costs:
                 max(estimated_dim(kernel.grid), 1), self.of(kernel).ns
             )
         return found
+
+    def claim(self, kernel: Kernel) -> Dim:
+        """Return the number of grid items that a thread claims at once, by the sizes of a call for a matmul."""
+        work = self.work_of_tiles(kernel)
+        if work is None:
+            return self.grain(kernel)
+        operations = round(CLAIM_NS.value * machine_of(self.target).tile)
+        few = (kernel.grid + (MAX_CLAIMS.value - 1)) // MAX_CLAIMS.value
+        return maximum(operations * kernel.grid // maximum(work, 1), maximum(few, 1))
+
+    def work_of_tiles(self, kernel: Kernel) -> Dim | None:
+        """Return the operations of a CPU's matmul if they are a product of sizes that only a call knows, else None.
+
+        Such a kernel is short at the sizes that the cost model assumes, and may take a million times as long.
+        """
+        target, work = self._targets.get(kernel.name, self.target), kernel.flops
+        if target.kind != "cpu" or not isinstance(work, Expr) or all(len(sizes) == 1 for sizes, _ in work.terms):
+            return None
+        serial = self.is_serial((self.of(kernel).ns,))
+        return work if serial and any(isinstance(s, Tile) for s in statements_in(kernel.body)) else None
 
     def _grain_of_items(self, items: int, nanoseconds: float) -> int:
         claims = max(1, round(nanoseconds / CLAIM_NS.value))

@@ -36,19 +36,42 @@ def command_sequences(steps: Sequence[Step]) -> Iterator[Run]:
 
 def shared_graphs(steps: Sequence[Step], costs: Costs) -> list[Run]:
     """Return the graphs that several threads run, with dependences as if no two values shared memory."""
-    runs = (
-        run
-        for sequence in _sequences_between_host_reads(steps)
-        for run in split_into_graphs(sequence, data_dependences, costs)
-    )
-    return [
-        run for run in runs if not is_lone_control_step(run) and not costs.is_serial(command_nanoseconds(run, costs))
-    ]
+    sequences = _sequences_between_host_reads(steps)
+    runs = (run for sequence in sequences for run in split_into_graphs(sequence, data_dependences, costs))
+    return [run for run in runs if not is_lone_control_step(run) and not is_serial_graph(run, costs)]
 
 
 def split_into_graphs(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> list[Run]:
-    """Split steps into command graphs, and loops and branches that run alone."""
-    return [steps] if _is_faster_as_one_graph(steps, edges, costs) else split_at_control_steps(steps)
+    """Split steps into command graphs, and loops and branches that run alone.
+
+    A graph that one thread runs is split at matmuls of unknown size, which several threads may share.
+    """
+    if _is_faster_as_one_graph(steps, edges, costs):
+        return [steps]
+    return [part for run in split_at_control_steps(steps) for part in _around_unknown_products(run, costs)]
+
+
+def _around_unknown_products(run: Run, costs: Costs) -> list[Run]:
+    """Return a serial graph in parts: each matmul of unknown size is one."""
+    if is_lone_control_step(run) or not costs.is_serial(command_nanoseconds(run, costs)):
+        return [run]
+    parts: list[Run] = []
+    for step in run:
+        if parts and not is_unknown_product(step, costs) and not is_unknown_product(parts[-1][0], costs):
+            parts[-1].append(step)
+        else:
+            parts.append([step])
+    return parts
+
+
+def is_unknown_product(step: Step, costs: Costs) -> bool:
+    """Return True if a command is a matmul in tiles whose work only a call knows: the call decides who shares it."""
+    return isinstance(step, Launch) and costs.work_of_tiles(step.kernel) is not None
+
+
+def is_serial_graph(run: Run, costs: Costs) -> bool:
+    """Return True if one thread runs a graph, however large a call's sizes are."""
+    return costs.is_serial(command_nanoseconds(run, costs)) and not is_unknown_product(run[0], costs)
 
 
 def split_at_control_steps(steps: Run) -> list[Run]:

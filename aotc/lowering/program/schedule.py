@@ -29,6 +29,7 @@ from aotc.lowering.program.graphs import (
     Run,
     command_nanoseconds,
     is_lone_control_step,
+    is_serial_graph,
     split_into_graphs,
     worker_width_of_command,
 )
@@ -130,7 +131,7 @@ class CommandBufferEncoder:
     def _encode_graph(self, steps: Run) -> abi.Graph:
         predecessors = self._command_predecessors(steps)
         times = command_nanoseconds(steps, self.costs)
-        serial = self.costs.is_serial(times)
+        serial = is_serial_graph(steps, self.costs)
         waits = [CommandWaits(tuple(before)) for before in predecessors]
         order = list(range(len(steps)))
         if not serial:
@@ -168,7 +169,7 @@ class CommandBufferEncoder:
         given: list[Dim] = [*map(sym, kernel.dims), *self.sizes.get(kernel.name, ())]
         dims = [self.operand(e) for e in given]
         number, items = self.kernel_number(kernel.name), self.operand(kernel.grid)
-        claim = abi.constant(self.costs.grain(kernel))
+        claim = self.operand(self.costs.claim(kernel))
         self.locs.append((number, step.loc))
         return abi.Command(abi.DISPATCH, number, items, claim, predecessors, [], places, dims)
 
