@@ -33,7 +33,7 @@ from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.tiled_product import Levels, TiledProduct, tiled_product
 from aotc.lowering.elements.builder import RegionBuilder
 from aotc.lowering.plans.cpu_contract import CopiedPanelPlan
-from aotc.lowering.regions.matmul.cpu_tiles import Tiles
+from aotc.lowering.regions.matmul.cpu_tiles import RegisterTiles
 
 FEW_ROWS = 3
 """Rows of a tile for the remainder of fewer than half a tile; a fraction of the time of a full one."""
@@ -46,7 +46,7 @@ def lower_copied_panels(b: RegionBuilder, plan: CopiedPanelPlan) -> Kernel:
     return CopiedPanels(b, plan, p).lower()
 
 
-class CopiedPanels(Tiles):
+class CopiedPanels(RegisterTiles):
     """Emitter of tiles over copied panels."""
 
     def __init__(self, b: RegionBuilder, plan: CopiedPanelPlan, p: TiledProduct) -> None:
@@ -67,16 +67,16 @@ class CopiedPanels(Tiles):
         """Return the first column that a panel is read from."""
         return column if self.p.is_whole else maximum(0, minimum(column, self.p.n - self.p.cols))
 
-    def dropped(self, column: Dim) -> Dim:
+    def columns_before_panel(self, column: Dim) -> Dim:
         """Return the number of columns of a tile before ``column``, the first one of its panel."""
         return column - self.start(column)
 
-    def right(self, outer: Index, panel: Dim) -> tuple[Buffer, Dim, Levels]:
+    def right_panel(self, outer: Index, panel: Dim) -> tuple[Buffer, Dim, Levels]:
         """Return the buffer of a panel, its first element, and the loops over terms."""
         ((terms, a_step, _),) = self.p.levels
         return self.operand, 0, ((terms, a_step, self.p.form.group * sym(self.pitch, 1)),)
 
-    def prepared(self, outer: Index, panel: Dim, tiles: Dim) -> list[Stmt]:
+    def panel_preparation(self, outer: Index, panel: Dim, tiles: Dim) -> list[Stmt]:
         """Return the copy of a panel, unless few row tiles read it, and the choice between the copy and the matrix."""
         p, matrix = self.p, self.b.buffers[self.p.b]
         start = self.start(panel * p.cols)
@@ -107,9 +107,9 @@ class CopiedPanels(Tiles):
         row = Apply("select", (self.exceeds, Const(p.cols, "i64"), IndexScalar(p.n)), "i64")
         return [Let(self.exceeds, exceeds), Let(Var(self.row, "i64"), row)]
 
-    def out(self, block: list[Stmt], index: Index, height: int) -> Buffer | None:
+    def tile_result_buffer(self, block: list[Stmt], index: Index, height: int) -> Buffer | None:
         """Return the buffer of tiles: the result at ``index``, or private memory if the panel exceeds the result."""
-        out = super().out(block, index, height)
+        out = super().tile_result_buffer(block, index, height)
         if out is not None and self.sizes.direct_panels:
             block.append(Either(self.target, self.exceeds, ((out, (0, 0)), (self.b.outputs[0], index))))
         return out
@@ -121,12 +121,12 @@ class CopiedPanels(Tiles):
         row = sym(self.row, 1)
         return self.target, done * row, row
 
-    def epilogue(
+    def emit_epilogue(
         self, block: list[Stmt], tile: Buffer | None, outer: Index, start: Dim, panel: Dim, count: Dim, most: int
     ) -> None:
         """Write the epilogue of ``count`` rows, unless the tile went to the result directly."""
         stores: list[Stmt] = []
-        super().epilogue(stores, tile, outer, start, panel, count, most)
+        super().emit_epilogue(stores, tile, outer, start, panel, count, most)
         if stores:
             block += [If(self.exceeds, tuple(stores))] if self.sizes.direct_panels else stores
 
@@ -154,7 +154,7 @@ class CopiedPanels(Tiles):
             found += [Let(self.incomplete, incomplete), Alloc(self.padded)]
         return found
 
-    def tile(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
+    def emit_tile_and_epilogue(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
         """Emit a register tile of rows and its epilogue; rows with an incomplete group of terms are copied."""
         p, first = self.p, self.rows.start(tile)
         if self.terms != p.k:
@@ -165,30 +165,30 @@ class CopiedPanels(Tiles):
             row = (For("s", 0, p.k, (copy,)), For("s", p.k, self.terms, (zero,)))
             block.append(If(self.incomplete, (For("r", 0, minimum(self.rows.most, p.m - first), row),)))
             block.append(Either(self.lefts, self.incomplete, ((self.padded, (0, 0)), (matrix, (*outer, first, 0)))))
-        super().tile(block, outer, panel, tile)
+        super().emit_tile_and_epilogue(block, outer, panel, tile)
 
-    def left(self, outer: Index, start: Dim, done: Dim) -> tuple[Buffer, Dim, Dim]:
+    def left_rows(self, outer: Index, start: Dim, done: Dim) -> tuple[Buffer, Dim, Dim]:
         """Return the buffer of row ``start + done``, its first element, and the distance of rows."""
         if self.terms == self.p.k:
-            return super().left(outer, start, done)
+            return super().left_rows(outer, start, done)
         return self.lefts, done * self.terms, self.terms
 
-    def one(
+    def emit_register_tile(
         self, block: list[Stmt], out: Buffer | None, outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0
     ) -> None:
         """Emit one register tile of ``height`` rows, or two of half of them where rows share cache sets."""
         whole: list[Stmt] = []
-        super().one(whole, out, outer, panel, start, height, done)
+        super().emit_register_tile(whole, out, outer, panel, start, height, done)
         if not self.sizes.shared_sets or height <= self.sizes.shared_rows:
             block += whole
             return
         halves: list[Stmt] = []
         first = (height + 1) // 2
-        super().one(halves, out, outer, panel, start, first, done)
-        super().one(halves, out, outer, panel, start, height - first, done + first)
+        super().emit_register_tile(halves, out, outer, panel, start, first, done)
+        super().emit_register_tile(halves, out, outer, panel, start, height - first, done + first)
         block.append(If(self.shares, tuple(halves), tuple(whole)))
 
-    def remainder(
+    def emit_remaining_rows(
         self, rest: list[Stmt], out: Buffer | None, outer: Index, panel: Dim, start: Dim, remaining: Dim
     ) -> None:
         """Write the rows after the last full tile in tiles of a half of its rows, then of ``FEW_ROWS``, then of one.
@@ -200,6 +200,6 @@ class CopiedPanels(Tiles):
             count = (remaining - done) // height
             part: list[Stmt] = []
             i = sym(self.b.fresh("i"), 0, count)
-            self.one(part, out, outer, panel, start, height, done + i * height)
+            self.emit_register_tile(part, out, outer, panel, start, height, done + i * height)
             rest.append(For(str(i), 0, count, tuple(part)))
             done = done + count * height

@@ -23,10 +23,10 @@ def lower_register_tiles(b: RegionBuilder, plan: RegisterTilePlan) -> Kernel:
     """Lower a matmul or convolution by register tiles."""
     p = tiled_product(b.root)
     assert p is not None
-    return Tiles(b, plan, p).lower()
+    return RegisterTiles(b, plan, p).lower()
 
 
-class Tiles:
+class RegisterTiles:
     """Emitter of the grid, the panels, the tiles and the epilogue.
 
     Subclasses may read the panels elsewhere than in the right operand.
@@ -58,7 +58,7 @@ class Tiles:
         tile = sym("t", 0, self.rows.tiles) if self.rows.tiles != 1 else 0
         end, last = minimum(begin + plan.panel_block, panels), minimum(first + plan.row_block, self.rows.tiles)
         body: list[Stmt] = []
-        self.tile(body, outer, panel, tile)
+        self.emit_tile_and_epilogue(body, outer, panel, tile)
         if plan.rows_outer:
             block += _loop_unless_constant(
                 "t",
@@ -69,24 +69,26 @@ class Tiles:
             )
         else:
             rows = _loop_unless_constant("t", tile, first, last, body)
-            block += _loop_unless_constant("q", panel, begin, end, self.prepared(outer, panel, last - first) + rows)
+            block += _loop_unless_constant(
+                "q", panel, begin, end, self.panel_preparation(outer, panel, last - first) + rows
+            )
 
-    def prepared(self, outer: Index, panel: Dim, tiles: Dim) -> list[Stmt]:
+    def panel_preparation(self, outer: Index, panel: Dim, tiles: Dim) -> list[Stmt]:
         """Return the statements before the ``tiles`` row tiles of a panel."""
         return []
 
-    def left(self, outer: Index, start: Dim, done: Dim) -> tuple[Buffer, Dim, Dim]:
+    def left_rows(self, outer: Index, start: Dim, done: Dim) -> tuple[Buffer, Dim, Dim]:
         """Return the buffer of row ``start + done``, its first element, and the distance of rows."""
         own = self.copy
         if own is not None:
             return own, done * own.shape[1], own.shape[1]
         return self.b.buffers[self.p.a], self.p.a_at(outer, start + done), self.p.a_row
 
-    def right(self, outer: Index, panel: Dim) -> tuple[Buffer, Dim, Levels]:
+    def right_panel(self, outer: Index, panel: Dim) -> tuple[Buffer, Dim, Levels]:
         """Return the buffer of a panel, its first element, and the loops over terms."""
         return self.b.buffers[self.p.b], self.p.b_at(outer, panel), self.p.levels
 
-    def dropped(self, column: Dim) -> Dim:
+    def columns_before_panel(self, column: Dim) -> Dim:
         """Return the number of columns of a tile before ``column``, the first one of its panel."""
         p = self.p
         return maximum(0, column + p.cols - p.n) if p.pixels and not p.is_whole else 0
@@ -100,7 +102,7 @@ class Tiles:
         store = Store(self.copy, (r, j), Load(self.b.buffers[self.p.a], (*outer, start + r, j)))
         return [Alloc(self.copy), For("i", 0, minimum(most, self.p.m - start), (For("j", 0, self.p.k, (store,)),))]
 
-    def tile(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
+    def emit_tile_and_epilogue(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
         """Emit a register tile of rows and its epilogue, shared by tiles of different heights."""
         rows, start = self.rows, self.rows.start(tile)
         if rows.ragged is not None:
@@ -116,38 +118,38 @@ class Tiles:
                 self._tile_with_epilogue(low, outer, panel, start, rows.height)
                 block.append(If(test, tuple(tall), tuple(low)))
                 return
-            out = self.out(block, self.p.place(outer, start, panel * self.p.cols), rows.height + 1)
-            self.one(tall, out, outer, panel, start, rows.height + 1)
-            self.one(low, out, outer, panel, start, rows.height)
+            out = self.tile_result_buffer(block, self.p.place(outer, start, panel * self.p.cols), rows.height + 1)
+            self.emit_register_tile(tall, out, outer, panel, start, rows.height + 1)
+            self.emit_register_tile(low, out, outer, panel, start, rows.height)
             block.append(If(test, tuple(tall), tuple(low)))
             count = rows.height + minimum(1, maximum(0, rows.tall - tile))
-            self.epilogue(block, out, outer, start, panel, count, rows.height + 1)
+            self.emit_epilogue(block, out, outer, start, panel, count, rows.height + 1)
 
     def _tile_with_epilogue(
         self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0
     ) -> None:
         """Write a tile of ``height`` rows with an epilogue of its own."""
-        out = self.out(block, self.p.place(outer, start + done, panel * self.p.cols), height)
-        self.one(block, out, outer, panel, start, height, done)
-        self.epilogue(block, out, outer, start + done, panel, height, height)
+        out = self.tile_result_buffer(block, self.p.place(outer, start + done, panel * self.p.cols), height)
+        self.emit_register_tile(block, out, outer, panel, start, height, done)
+        self.emit_epilogue(block, out, outer, start + done, panel, height, height)
 
     def _emit_full_or_partial_tile(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, m: Dim) -> None:
         """Write a full tile, or the remaining rows in smaller ones."""
         full: list[Stmt] = []
         index = self.p.place(outer, start, panel * self.p.cols)
-        out = None if self.plan.own_epilogues else self.out(block, index, self.rows.height)
+        out = None if self.plan.own_epilogues else self.tile_result_buffer(block, index, self.rows.height)
         if self.plan.own_epilogues:
             self._tile_with_epilogue(full, outer, panel, start, self.rows.height)
         else:
-            self.one(full, out, outer, panel, start, self.rows.height)
+            self.emit_register_tile(full, out, outer, panel, start, self.rows.height)
         left = self.e.names("left")
         rest: list[Stmt] = [Let(Var(left, "i64"), IndexScalar(m - start))]
-        self.remainder(rest, out, outer, panel, start, sym(left, 0, self.rows.height))
+        self.emit_remaining_rows(rest, out, outer, panel, start, sym(left, 0, self.rows.height))
         test = Apply("ge", (IndexScalar(m - start), Const(self.rows.height, "i64")), "i1")
         block.append(If(test, tuple(full), tuple(rest)))
-        self.epilogue(block, out, outer, start, panel, minimum(self.rows.height, m - start), self.rows.height)
+        self.emit_epilogue(block, out, outer, start, panel, minimum(self.rows.height, m - start), self.rows.height)
 
-    def remainder(
+    def emit_remaining_rows(
         self, rest: list[Stmt], out: Buffer | None, outer: Index, panel: Dim, start: Dim, remaining: Dim
     ) -> None:
         """Write the ``remaining`` rows after the last full tile in tiles of powers of two, the largest first."""
@@ -158,11 +160,11 @@ class Tiles:
             if self.plan.own_epilogues:
                 self._tile_with_epilogue(part, outer, panel, start, height, done)
             else:
-                self.one(part, out, outer, panel, start, height, done)
+                self.emit_register_tile(part, out, outer, panel, start, height, done)
             rest.append(If(Apply("eq", (IndexScalar((remaining // height) % 2), Const(1, "i64")), "i1"), tuple(part)))
             height //= 2
 
-    def out(self, block: list[Stmt], index: Index, height: int) -> Buffer | None:
+    def tile_result_buffer(self, block: list[Stmt], index: Index, height: int) -> Buffer | None:
         """Return the buffer of tiles of at most ``height`` rows before the epilogue; None if tiles go to the result.
 
         ``index`` is that of their first element in the result.
@@ -173,16 +175,16 @@ class Tiles:
         block.append(Alloc(out))
         return out
 
-    def one(
+    def emit_register_tile(
         self, block: list[Stmt], out: Buffer | None, outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0
     ) -> None:
         """Emit one register tile of ``height`` rows from row ``start + done`` on."""
         p = self.p
-        rows = self.left(outer, start, done)
+        rows = self.left_rows(outer, start, done)
         place = self.place(out, p.place(outer, start + done, panel * p.cols), done)
         block.append(
             Tile(
-                height, p.cols, *place, *rows, *self.right(outer, panel), p.form,
+                height, p.cols, *place, *rows, *self.right_panel(outer, panel), p.form,
                 a_inner=p.a_inner if p.form.group > 1 else 1, b_inner=self.b_inner,
             )
         )  # fmt: skip
@@ -197,7 +199,7 @@ class Tiles:
             return self.b.outputs[0], linearize(index, shape), shape[-1]
         return out, 0 if self.plan.own_epilogues else done * self.p.cols, self.p.cols
 
-    def epilogue(
+    def emit_epilogue(
         self, block: list[Stmt], tile: Buffer | None, outer: Index, start: Dim, panel: Dim, count: Dim, most: int
     ) -> None:
         """Write the epilogue of ``count`` rows (at most ``most``), unless the tile went to the result directly."""
@@ -211,7 +213,7 @@ class Tiles:
         inner: list[Stmt] = []
         self.e.anchored.clear()
         self.e.enter(inner)
-        self.e.anchor(self.op.result, provide_scalar(Load(tile, (r, c + self.dropped(column)))))
+        self.e.anchor(self.op.result, provide_scalar(Load(tile, (r, c + self.columns_before_panel(column)))))
         store_results(self.b, self.e, p.place(outer, start + r, column + c))
         block.append(self._tile_store_loops(inner, count, width, most))
 
