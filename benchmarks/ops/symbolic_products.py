@@ -1,4 +1,4 @@
-"""Matmuls of sizes that only a call knows, next to aotc's code for these sizes and to XLA's.
+"""Matmuls of symbolic sizes next to static code and XLA.
 
 Each program is compiled once for symbolic sizes, and once by aotc and by XLA for each size. All three take turns.
 ``--compile-time`` measures compilation instead: of the symbolic program, and of a static one, without the cache.
