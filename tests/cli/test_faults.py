@@ -53,7 +53,7 @@ STAGES = {
     "an op": (aotc.frontend.importer, "_run_importer", "while importing the model"),
     "region": (aotc.lowering.lower, "lower_region", "while lowering region k0_add"),
     "names": (aotc.lowering.lower, "free_loop_names", "while lowering"),
-    "structure": (aotc.lowering.lower, "structure", "while lowering"),
+    "structure": (aotc.lowering.lower, "structural_key", "while lowering"),
     "bufferize": (aotc.lowering.lower, "bufferize", "while assigning storage"),
     "plan": (aotc.lowering.lower, "plan_stages", "while planning memory and schedule of @main"),
     "schedule": (aotc.lowering.lower, "CommandBufferEncoder", "while planning memory and schedule of @main"),

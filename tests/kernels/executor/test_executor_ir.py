@@ -19,7 +19,7 @@ SCRIPT = """
 from aotc.kernels import numba_aot
 from aotc.kernels.cpu.executor.compile import compile_executor
 from aotc.targets import host_target
-print(compile_executor(host_target())[:4] == b"\\x7fELF", numba_aot._context.cache_info().currsize)
+print(compile_executor(host_target())[:4] == b"\\x7fELF", numba_aot._numba_context.cache_info().currsize)
 """
 
 
