@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import aotc
 from aotc.frontend.mlir import fetch
 from aotc.ir.dims.algebra import sym
-from aotc.lowering.cost_model.kernel_work import number
+from aotc.lowering.cost_model.kernel_work import evaluate_dim_estimate
 from aotc.lowering.cost_model.work import dim_or, estimated_dim, estimated_elements, typical_sizes
 from aotc.options import Options
 from aotc.source.restore import restore_source
@@ -49,9 +49,9 @@ def paths(tmp_path_factory):
 
 def test_estimates_use_typical_sizes():
     b, n = sym("b"), sym("n")
-    assert (estimated_dim(2 * b), estimated_elements((b, 3)), dim_or(b, 7), number(b, {})) == (32, 48, 7, 16)
+    assert (estimated_dim(2 * b), estimated_elements((b, 3)), dim_or(b, 7), evaluate_dim_estimate(b, {})) == (32, 48, 7, 16)
     with typical_sizes({"b": 8}):
-        assert (estimated_dim(2 * b + n), estimated_elements((b, 3)), dim_or(b, 7), number(b, {})) == (32, 24, 8, 8)
+        assert (estimated_dim(2 * b + n), estimated_elements((b, 3)), dim_or(b, 7), evaluate_dim_estimate(b, {})) == (32, 24, 8, 8)
         assert (dim_or(b + n, 7), dim_or(5, 7)) == (7, 5)
     assert estimated_elements((b, 3)) == 48
 

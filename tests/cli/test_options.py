@@ -159,5 +159,5 @@ def test_a_portable_bundle_is_for_all_cpus(tmp_path):
 @pytest.mark.parametrize("old", RENAMED)
 def test_a_former_name_of_a_pass_is_accepted_with_a_note(old):
     assert RENAMED[old] in {step.name for step in PASSES}
-    with pytest.warns(AotcWarning, match=f"the pass {old} is called {RENAMED[old]} now"):
+    with pytest.warns(AotcWarning, match=f"the pass {old} is now called {RENAMED[old]}"):
         assert checked_options(Options(print_after=old)).print_after == RENAMED[old]

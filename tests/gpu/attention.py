@@ -175,9 +175,12 @@ def simulate(text, arrays, score=None, rest=None, dims=()):
     functions[QUERY] = query
     blocks = evaluate_entry(entry["blocks"][0], dims)
     blocks = min(blocks, 2) if entry["resident"] else blocks
-    given, module = (tuple(arrays), tuple(dims), 1), attention_mma
+    given = (tuple(arrays), tuple(dims), 1)
+    module, kernel_of_tiles = attention_mma, attention_mma._mma_attention_kernel
     if entry["maps"]:
         given = (tuple(strided(arrays[m["buffer"]], m, dims) for m in entry["maps"]), *given)
-        module = attention_wgmma if isinstance(tiles, WarpgroupAttention) else attention_few
-    make = partial(module._fill_kernel, tiles)
+        module, kernel_of_tiles = attention_few, attention_few._decode_attention_kernel
+    if isinstance(tiles, WarpgroupAttention):
+        module, kernel_of_tiles = attention_wgmma, attention_wgmma._wgmma_attention_kernel
+    make = partial(kernel_of_tiles, tiles)
     block.simulate_kernel(module, make, blocks, tiles.threads, tiles.shared, given, functions, entry["cluster"][0])

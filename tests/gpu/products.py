@@ -125,9 +125,10 @@ def simulate(text, arrays, elements=(None, None), store=None, dims=()):
     blocks = min(blocks, 3) if entry["resident"] else blocks
     given = (tuple(arrays), tuple(dims), 1)
     if isinstance(tiles, WarpTiles):
-        module = gemm_mma
+        module, kernel_of_tiles = gemm_mma, gemm_mma._mma_gemm_kernel
     else:
-        module, given = gemm_wgmma, (tuple(strided(arrays[m["buffer"]], m, dims) for m in entry["maps"]), *given)
+        module, kernel_of_tiles = gemm_wgmma, gemm_wgmma._wgmma_gemm_kernel
+        given = (tuple(strided(arrays[m["buffer"]], m, dims) for m in entry["maps"]), *given)
     block.simulate_kernel(
-        module, partial(module._fill_kernel, tiles), blocks, tiles.threads, tiles.shared, given, functions
+        module, partial(kernel_of_tiles, tiles), blocks, tiles.threads, tiles.shared, given, functions
     )

@@ -23,7 +23,7 @@ from aotc.ir.dims.algebra import static
 from aotc.ir.dims.symbols import evaluate
 from aotc.lowering.lower import lower
 from aotc.lowering.plans.region_plan import parse_plan
-from aotc.lowering.program.schedule import Scheduler
+from aotc.lowering.program.schedule import CommandBufferEncoder
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -194,7 +194,7 @@ def claims(name: str, n: int) -> list[tuple[bool, int]]:
     """Return, for each command of a program, whether one thread runs it at any size, and its claims at size ``n``."""
     (target,), options = resolve_targets("cpu:x86-64-v3"), Options(target="cpu:x86-64-v3")
     variant = lower(run_passes(import_model(exported(name, "f32")), options), target, options)
-    scheduler = Scheduler(Slots(len(PROGRAMS[name].shapes), 1), lambda kernel: 0, variant.costs)
+    scheduler = CommandBufferEncoder(Slots(len(PROGRAMS[name].shapes), 1), lambda kernel: 0, variant.costs)
     buffer = scheduler.encode(variant.steps["main"].steps)
     parameters = [static(evaluate(e, {"n": n})) for e in buffer.parameters]
     found = []
