@@ -151,7 +151,7 @@ def test_threads_wait_for_each_other(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["scan", "counted 7", "nested"])
 def test_a_barrier_that_is_missing_is_seen(name, monkeypatch):
-    monkeypatch.setattr(block_loops.BlockLoopWriter, "_emit_barrier", lambda self, block: self._forget())
+    monkeypatch.setattr(block_loops.BlockLoopWriter, "_emit_barrier", lambda self, block: self._forget_accesses())
     assert raced(compiled(name), CASES[name][1], monkeypatch)
 
 

@@ -14,7 +14,7 @@ from aotc.ir.opset import EXPENSIVE
 from aotc.ir.tensor.ir import Function, Op, Value
 from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.threshold import Estimate, Limit
-from aotc.vmfb.assumed_sizes import ASSUMED_SIZE, assumed_size
+from aotc.vmfb.assumed_sizes import ASSUMED_SIZE
 from aotc.vmfb.dtypes import size_of
 
 SERIAL_NS = Limit(
@@ -82,7 +82,7 @@ def typical_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
 
 def estimated_symbol(name: str) -> int:
     """Return the estimated size of the symbol ``name``: its typical size, or else ``UNKNOWN_SIZE``."""
-    return assumed_size(name, _TYPICAL.get())
+    return _TYPICAL.get().get(name, UNKNOWN_SIZE.value)
 
 
 def estimated_elements(shape: tuple[Dim, ...]) -> int:
