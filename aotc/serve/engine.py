@@ -87,7 +87,8 @@ class Engine:
     @property
     def ready(self) -> bool:
         """True if the server can accept requests."""
-        return not self.closing and bool(self.repository.models)
+        models = [model for versions in self.repository.models.values() for model in versions.values()]
+        return not self.closing and bool(models) and all(model.is_ready for model in models)
 
     @property
     def in_flight(self) -> int:

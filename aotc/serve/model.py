@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from errno import ESTALE
+from functools import partial
 from time import time
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from aotc.serve.batching import Batcher, rows_are_independent, rows_symbol
 from aotc.serve.errors import BAD, NOT_FOUND, RequestFault
+from aotc.serve.gang_module import GangModule
 from aotc.serve.generate.batched_decoder import Decoder
 from aotc.serve.generate.capabilities import check_functions
 from aotc.serve.limits import SPARE_TENSORS
@@ -19,9 +21,10 @@ from aotc.serve.protocol import PLATFORM, InferRequest
 from aotc.serve.settings import Settings
 from aotc.serve.statistics import Statistics
 from aotc.serve.tensors import datatype_of, names_of
-from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import CallError
+from aotc.vmfb.gang.gang import gang
 from aotc.vmfb.host.machine import usable_cores
 from aotc.vmfb.limits import DISPATCHERS, MOST_DISPATCHERS
 from aotc.vmfb.module import LoadedModule, load
@@ -61,7 +64,9 @@ class ServedFunction:
         Batches requests, if rows are independent and batching is enabled.
     """
 
-    def __init__(self, module: LoadedModule, name: str, settings: Settings, variants: Variants) -> None:
+    def __init__(
+        self, module: LoadedModule | GangModule, name: str, settings: Settings, variants: Variants
+    ) -> None:
         signature = module.functions[name].signature
         self.module, self.name = module, name
         self.wanted = NUMPY if module.gpus else ""  # without GPUs the default is NumPy, and faster
@@ -71,7 +76,9 @@ class ServedFunction:
         self.most_tensors = max(len(self.inputs), len(self.outputs)) + SPARE_TENSORS
         self.why_alone = "--max-batch is 1"
         self.batcher: Batcher | None = None
-        if settings.max_batch > 1:
+        if isinstance(module, GangModule):
+            self.why_alone = "the sizes of a sharded model are fixed"
+        elif settings.max_batch > 1:
             symbol = rows_symbol(self.arguments, self.results)
             self.why_alone = "arguments and results need the same symbolic dim first, and nowhere else"
             if symbol:
@@ -140,14 +147,10 @@ class ServedModel:
         self, name: str, version: int, path: str, stamp: Stamp, settings: Settings, inside: bool = False
     ) -> None:
         self.name, self.version, self.path, self.stamp = name, version, path, stamp
-        keys = list(settings.trusted_keys) or None
         bundle = open_bundle(path, settings.copy)
         if inside and bundle.file is not None and bundle.file.identity != (stamp.device, stamp.inode):
             raise OSError(ESTALE, "the file was replaced while it was opened", path)
-        self.module = load(
-            bundle, devices=settings.devices, threads=settings.threads, verify=settings.verify, copy=settings.copy,
-            trusted_keys=keys, max_in_flight=most_calls(),
-        )  # fmt: skip
+        self.module = _started_module(name, path, bundle, settings)
         # Enough dispatchers for all requests of the queue, so that calls of one model never exhaust them for the
         # others.
         PROCESS.dispatchers.allow(settings.queue)
@@ -161,13 +164,12 @@ class ServedModel:
         except CallError:
             self.default = ""
         self.statistics = Statistics()
-        self.decoder: Decoder | None = None
-        try:
-            check_functions(self.module, name)
-        except RequestFault:
-            pass
-        else:
-            self.decoder = Decoder(self.module, name, settings.max_batch)
+        self.decoder = _decoder_of(self.module, name, settings)
+
+    @property
+    def is_ready(self) -> bool:
+        """Return True unless the ranks of a sharded model are starting again."""
+        return self.module.is_ready if isinstance(self.module, GangModule) else True
 
     @property
     def generates(self) -> bool:
@@ -236,6 +238,41 @@ class ServedModel:
             ],
             "stats": {key: stats[key] for key in kept if key in stats},
         }  # fmt: skip
+
+
+def _started_module(
+    name: str, path: str, bundle: OpenedBundle, settings: Settings
+) -> LoadedModule | GangModule:
+    """Load a bundle; start the ranks of a sharded one on this host.
+
+    Raises
+    ------
+    BundleError
+        If the bundle is not for the number of ranks in the settings.
+    """
+    keys = list(settings.trusted_keys) or None
+    if "mesh" not in bundle.manifest and settings.ranks is None:
+        return load(
+            bundle, devices=settings.devices, threads=settings.threads, verify=settings.verify, copy=settings.copy,
+            trusted_keys=keys, max_in_flight=most_calls(),
+        )  # fmt: skip
+    weights = str(settings.weights) if settings.weights else None
+    start = partial(
+        gang, path, ranks=settings.ranks, threads=settings.threads, verify=settings.verify, trusted_keys=keys,
+        weights=weights,
+    )  # fmt: skip
+    return GangModule(name, start, bundle.manifest["variants"][0]["target"])
+
+
+def _decoder_of(module: LoadedModule | GangModule, name: str, settings: Settings) -> Decoder | None:
+    """Return the decoder of a model that generates; its cache must be in this process, so a sharded one has none."""
+    if isinstance(module, GangModule):
+        return None
+    try:
+        check_functions(module, name)
+    except RequestFault:
+        return None
+    return Decoder(module, name, settings.max_batch)
 
 
 def most_calls() -> int:

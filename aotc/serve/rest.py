@@ -214,7 +214,7 @@ class _Endpoints:
         names = request.path_params
         model, function = self._engine.repository.find(names["model"], names.get("version", ""))
         model.check_function(function)
-        return JSONResponse({"name": names["model"], "ready": True})
+        return JSONResponse({"name": names["model"], "ready": model.is_ready}, 200 if model.is_ready else CLOSED)
 
     async def model(self, request: Request) -> Response:
         """Return the metadata of a model."""

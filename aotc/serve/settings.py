@@ -77,6 +77,10 @@ class Settings:
         The version of aotc, for clients.
     devices, threads, verify, copy, trusted_keys
         As in :func:`aotc.load`.
+    ranks : int or None
+        Ranks that sharded bundles must be for; they run on this host. None: as many as a bundle is for.
+    weights : Path or None
+        Weights of a sharded bundle: a checkpoint, or a folder of shards.
     """
 
     source: Path
@@ -114,6 +118,8 @@ class Settings:
     verify: bool = False
     copy: bool = False
     trusted_keys: Sequence[str] = ()
+    ranks: int | None = None
+    weights: Path | None = None
     version: str = ""
 
     def check(self) -> Settings:
@@ -134,6 +140,8 @@ class Settings:
             check_keys(self.trusted_keys)
         if self.threads is not None and self.threads < 1:
             raise CallError("", "threads must be positive", self.threads, "1 or more")
+        if self.ranks is not None and self.ranks < 1:
+            raise CallError("", "ranks must be positive", self.ranks, "1 or more")
         least: dict[str, tuple[float, float]] = {
             "max_batch": (self.max_batch, 1), "max_delay": (self.max_delay, 0), "queue": (self.queue, 1),
             "sequences": (self.sequences, 0), "sequence_timeout": (self.sequence_timeout, 0),

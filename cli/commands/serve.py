@@ -24,6 +24,10 @@ Serve a folder over HTTP and gRPC, in batches of up to 8 rows:
 
 aotc serve models/ --port=8000 --grpc-port=8001 --max-batch=8
 
+Serve a sharded model, whose ranks run on this host:
+
+aotc serve model.vmfb --ranks=2 --weights=shards/
+
 Serve other machines, with a token and TLS:
 
 aotc serve models/ --host=0.0.0.0 --token-file=token --tls-cert=cert.pem --tls-key=key.pem
@@ -137,6 +141,14 @@ def command(
     ),
     device: list[str] = typer.Option([], rich_help_panel=Panel.DEVICES, metavar="[NAME=]DEVICE", help=PLACES_HELP),
     threads: int | None = typer.Option(None, rich_help_panel=Panel.DEVICES, metavar="N", help=THREADS_HELP),
+    ranks: int | None = typer.Option(
+        None, min=1, rich_help_panel=Panel.DEVICES, metavar="N",
+        help="Ranks of sharded bundles, which run on this host; default: as many as a bundle is for.",
+    ),
+    weights: Path | None = typer.Option(
+        None, rich_help_panel=Panel.DEVICES, metavar="FILE|FOLDER",
+        help="Weights of a sharded bundle: a checkpoint, or what `aotc shard-weights` wrote.",
+    ),
     access_log: bool = typer.Option(False, "--access-log", rich_help_panel=Panel.LOGS, help="Log each request."),
     json_logs: bool = typer.Option(False, "--json-logs", rich_help_panel=Panel.LOGS, help="Log as JSON lines."),
     traces: bool = typer.Option(False, "--traces", rich_help_panel=Panel.LOGS, help="Emit OpenTelemetry spans."),
@@ -179,6 +191,8 @@ def command(
         traces=traces,
         devices=parse_places(device),
         threads=threads,
+        ranks=ranks,
+        weights=weights,
         verify=verify,
         copy=copy,
         trusted_keys=tuple(trusted_keys),

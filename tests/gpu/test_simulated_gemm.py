@@ -133,7 +133,7 @@ def test_a_barrier_counts_threads_and_bytes():
 
 def test_who_waits_for_nobody_is_told(monkeypatch):
     monkeypatch.setattr(block, "PATIENCE_SECONDS", 0.01)
-    with pytest.raises(TimeoutError, match="waits for ever"):
+    with pytest.raises(TimeoutError, match="waits forever for phase 0"):
         PhaseBarrier(1).wait(0)
 
 

@@ -1,8 +1,8 @@
 """Functions of complex numbers, as pairs of scalars of the algebra of ``formulas.math``.
 
 c64 is computed in 64-bit floats, except for sums, products and moves: squares then neither overflow nor underflow, and
-cancellation has 29 bits to spare. For c128, operands are scaled by powers of two first. The parameter ``roomy`` of all
-formulas is True for operands that came from 32 bits, whose squares cannot overflow.
+cancellation has 29 bits to spare. For c128, operands are scaled by powers of two first. The parameter ``from_32_bits``
+of all formulas is True for operands that came from 32 bits, whose squares cannot overflow.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def multiply(m: Algebra, a: Pair, b: Pair) -> Pair:
 
 @complex_function("div")
 @in_either_width
-def divide(m: Algebra, roomy: bool, a: Pair, b: Pair) -> Pair:
+def divide(m: Algebra, from_32_bits: bool, a: Pair, b: Pair) -> Pair:
     """Return ``a conj(b) / |b|**2``; C99's annex G (G.5.1) defines infinities, NaN and zero divisors.
 
     XLA differs where products of parts overflow.
@@ -94,7 +94,7 @@ def divide(m: Algebra, roomy: bool, a: Pair, b: Pair) -> Pair:
     (x, y), (c, d) = a, b
     p, q = y * d, -(x * d)
     inverse = 1.0 / m.multiply_add(c, c, d * d)
-    if roomy:
+    if from_32_bits:
         found = (m.multiply_add(x, c, p) * inverse, m.multiply_add(y, c, q) * inverse)
         return _usual_or_rare_pair(m, _is_nan(m, found), "quotient_of_narrow", (*a, *b), found)
     # Kahan: an error of two units. The rounding errors are subtracted: a difference that is 0 is +0, and -0 stays -0
@@ -115,21 +115,21 @@ def _usual_or_rare_pair(m: Algebra, condition: Any, name: str, args: tuple[Any, 
 
 @complex_function("abs")
 @in_either_width
-def absolute(m: Algebra, roomy: bool, a: Pair) -> Any:
+def absolute(m: Algebra, from_32_bits: bool, a: Pair) -> Any:
     """Return ``|a|``, the hypotenuse of the parts."""
-    return magnitude_of(m, roomy, a)
+    return magnitude_of(m, from_32_bits, a)
 
 
 @complex_function("exp")
 @in_either_width
-def exponential(m: Algebra, roomy: bool, a: Pair) -> Pair:
+def exponential(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
     """``e**x * (cos y + i sin y)``; a size beyond the range counts only together with the direction."""
-    return _exponential(m, roomy, a)
+    return _exponential(m, from_32_bits, a)
 
 
-def _exponential(m: Algebra, roomy: bool, a: Pair) -> Pair:
+def _exponential(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
     cosine, sine = real.cos(m, a[1]), m.select(a[1] == 0.0, a[1], real.sin(m, a[1]))
-    if roomy:
+    if from_32_bits:
         size, rest = real.exp(m, a[0]), m.const(1.0)
     else:
         exponent, rest = split_exponent(m, a[0])
@@ -142,45 +142,45 @@ def _exponential(m: Algebra, roomy: bool, a: Pair) -> Pair:
     return x, m.select(a[1] == 0.0, a[1], y)
 
 
-def _log_of_size(m: Algebra, roomy: bool, a: Pair) -> Any:
+def _log_of_size(m: Algebra, from_32_bits: bool, a: Pair) -> Any:
     x, y = m.abs(a[0]), m.abs(a[1])
     large, small = larger(m, x, y), m.select(x < y, x, y)
-    return log_of_size(m, roomy, a, square_less_one(m, large - 1.0, small))
+    return log_of_size(m, from_32_bits, a, square_less_one(m, large - 1.0, small))
 
 
 @complex_function("log")
 @in_either_width
-def logarithm(m: Algebra, roomy: bool, a: Pair) -> Pair:
+def logarithm(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
     """``log |z| + i arg z``."""
-    return _log_of_size(m, roomy, a), real.atan2(m, a[1], a[0])
+    return _log_of_size(m, from_32_bits, a), real.atan2(m, a[1], a[0])
 
 
 @complex_function("expm1")
 @in_either_width
-def exponential_minus_one(m: Algebra, roomy: bool, a: Pair) -> Pair:
+def exponential_minus_one(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
     """``e**x cos y - 1`` without cancellation near 0: ``(e**x - 1) cos y - 2 sin(y/2)**2``."""
     half = real.sin(m, a[1] * 0.5)
     near = m.multiply_add(real.expm1(m, a[0]), real.cos(m, a[1]), half * half * -2.0)
-    x, y = _exponential(m, roomy, a)
+    x, y = _exponential(m, from_32_bits, a)
     return m.select(m.abs(a[0]) < 1.0, near, x - 1.0), y
 
 
 @complex_function("log1p")
 @in_either_width
-def logarithm_of_one_plus(m: Algebra, roomy: bool, a: Pair) -> Pair:
+def logarithm_of_one_plus(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
     """``log |1 + z|``, near the unit circle from ``|1 + z|**2 - 1``."""
     x = a[0] + 1.0
-    return log_of_size(m, roomy, (x, a[1]), square_less_one(m, a[0], a[1])), real.atan2(m, a[1], x)
+    return log_of_size(m, from_32_bits, (x, a[1]), square_less_one(m, a[0], a[1])), real.atan2(m, a[1], x)
 
 
 @complex_function("logistic")
 @in_either_width
-def logistic(m: Algebra, roomy: bool, a: Pair) -> Pair:
+def logistic(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
     """``e**z / (1 + e**z)`` for negative x, else ``1 / (1 + e**-z)``: the exponential is at most 1 in size."""
     left = a[0] < 0.0
-    x, y = _exponential(m, roomy, (m.select(left, a[0], -a[0]), m.select(left, a[1], -a[1])))
+    x, y = _exponential(m, from_32_bits, (m.select(left, a[0], -a[0]), m.select(left, a[1], -a[1])))
     near = x + 1.0
-    if not roomy:  # next to poles, where the exponential is -1, the sum would lose all digits
+    if not from_32_bits:  # next to poles, where the exponential is -1, the sum would lose all digits
         half = real.cos(m, a[1] * 0.5)
         exact = m.multiply_add(real.expm1(m, -m.abs(a[0])), real.cos(m, a[1]), half * half * 2.0)
         near = m.select((m.abs(a[0]) < 1.0) & (x < -0.5), exact, near)
@@ -190,19 +190,19 @@ def logistic(m: Algebra, roomy: bool, a: Pair) -> Pair:
 
 @complex_function("sqrt")
 @in_either_width
-def root(m: Algebra, roomy: bool, a: Pair) -> Pair:
+def root(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
     """The root with a non-negative real part; without cancellation in either half plane."""
     found = root_of_moderate(m, a)
-    if roomy:
+    if from_32_bits:
         return _usual_or_rare_pair(m, _is_nan(m, found), "root_of_narrow", a, found)
     return _usual_or_rare_pair(m, ~is_moderate(m, a), "root", a, found)
 
 
 @complex_function("rsqrt")
 @in_either_width
-def reciprocal_root(m: Algebra, roomy: bool, a: Pair) -> Pair:
+def reciprocal_root(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
     """Return the complex ``1 / sqrt z``: ``conj(sqrt z) / |z|``; infinite for 0, 0 for infinity."""
-    inner, n = scale_by_power_of_four(m, roomy, a)
+    inner, n = scale_by_power_of_four(m, from_32_bits, a)
     x, y = root_of_moderate(m, inner)
     size = m.sqrt(m.multiply_add(inner[0], inner[0], inner[1] * inner[1]))
     x, y = x / size, -y / size
@@ -221,13 +221,13 @@ def _hyperbolic(m: Algebra, x: Any) -> Pair:
     return m.copysign(sinh, x), (e + 1.0 / e) * 0.5
 
 
-def _sine_and_cosine(m: Algebra, roomy: bool, x: Any, y: Any) -> tuple[Pair, Pair]:
+def _sine_and_cosine(m: Algebra, from_32_bits: bool, x: Any, y: Any) -> tuple[Pair, Pair]:
     """Return ``(sin x, cos x)`` times cosh y, and ``(sin x, cos x)`` times sinh y.
 
     0 times infinity is 0, and infinity times the cosine of an unknown angle is infinite, as in C99's annex G.
     """
     sine, cosine = real.sin(m, x), real.cos(m, x)
-    if roomy:
+    if from_32_bits:
         s, c = _hyperbolic(m, y)
         rest = m.const(1.0)
     else:
@@ -252,23 +252,23 @@ def _zero_on_axis(m: Algebra, a: Pair, y: Any) -> Any:
 
 @complex_function("sin")
 @in_either_width
-def sine(m: Algebra, roomy: bool, a: Pair) -> Pair:
+def sine(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
     """Return the complex sine: ``sin x cosh y + i cos x sinh y``."""
-    by_cosh, by_sinh = _sine_and_cosine(m, roomy, a[0], a[1])
+    by_cosh, by_sinh = _sine_and_cosine(m, from_32_bits, a[0], a[1])
     return by_cosh[0], _zero_on_axis(m, a, by_sinh[1])
 
 
 @complex_function("cos")
 @in_either_width
-def cosine(m: Algebra, roomy: bool, a: Pair) -> Pair:
+def cosine(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
     """Return the complex cosine: ``cos x cosh y - i sin x sinh y``."""
-    by_cosh, by_sinh = _sine_and_cosine(m, roomy, a[0], a[1])
+    by_cosh, by_sinh = _sine_and_cosine(m, from_32_bits, a[0], a[1])
     return by_cosh[1], _zero_on_axis(m, a, -by_sinh[0])
 
 
 @complex_function("tanh")
 @in_either_width
-def hyperbolic_tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
+def hyperbolic_tangent(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
     """Kahan's form over ``t = tan y`` and ``s = sinh x``: ``(b r s + i t) / (1 + b s*s)`` with ``b = 1 + t*t``."""
     return _hyperbolic_tangent(m, a)
 
@@ -316,7 +316,7 @@ def minimum(m: Algebra, a: Pair, b: Pair) -> Pair:
 
 @complex_function("tan")
 @in_either_width
-def tangent(m: Algebra, roomy: bool, a: Pair) -> Pair:
+def tangent(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
     """Return the complex tangent: ``-i tanh(iz)``."""
     x, y = _hyperbolic_tangent(m, (-a[1], a[0]))
     return y, -x
@@ -333,9 +333,9 @@ def _polar_product(m: Algebra, size: Any, rest: Any, phase: Any) -> Pair:
 
 @complex_function("cbrt")
 @in_either_width
-def cube_root(m: Algebra, roomy: bool, a: Pair) -> Pair:
+def cube_root(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
     """Return the principal complex cube root."""
-    size, quadrant = real.cbrt(m, magnitude_of(m, roomy, a)), real.atan2(m, a[1], a[0]) / 3.0
+    size, quadrant = real.cbrt(m, magnitude_of(m, from_32_bits, a)), real.atan2(m, a[1], a[0]) / 3.0
     return _polar_product(m, size, m.const(1.0), quadrant)
 
 
@@ -349,15 +349,15 @@ def angle(m: Algebra, a: Pair, b: Pair) -> Pair:
 
 @complex_function("sign")
 @in_either_width
-def sign(m: Algebra, roomy: bool, a: Pair) -> Pair:
+def sign(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
     """``z / |z|``, and 0 for 0."""
     zero = (a[0] == 0.0) & (a[1] == 0.0)
-    if not roomy:
+    if not from_32_bits:
         scale, _ = scale_to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
         a = a[0] * scale, a[1] * scale
     size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
     inverse = 1.0 / size
-    x, y = (a[0] * inverse, a[1] * inverse) if roomy else (a[0] / size, a[1] / size)
+    x, y = (a[0] * inverse, a[1] * inverse) if from_32_bits else (a[0] / size, a[1] / size)
     return m.select(zero, a[0], x), m.select(zero, a[1], y)
 
 
@@ -371,7 +371,7 @@ def _exponent_product(m: Algebra, b: Any, log: Any, exact: Any) -> Any:
 
 @complex_function("pow")
 @in_either_width
-def power(m: Algebra, roomy: bool, a: Pair, b: Pair) -> Pair:
+def power(m: Algebra, from_32_bits: bool, a: Pair, b: Pair) -> Pair:
     """``exp(b log a)``, as C's ``cpow`` may be, with the exponential of C99's annex G.
 
     Anything to the power of 0 is 1. A part of ``b log a`` that is a product with 0 is 0, so that real operands have the
@@ -381,8 +381,8 @@ def power(m: Algebra, roomy: bool, a: Pair, b: Pair) -> Pair:
     would multiply the error of a rounded logarithm.
     """
     quadrant, flat, always = real.atan2(m, a[1], a[0]), a[1] == 0.0, m.true()
-    if roomy:
-        log_size = _log_of_size(m, roomy, a)
+    if from_32_bits:
+        log_size = _log_of_size(m, from_32_bits, a)
         size = real.exp(m, _exponent_product(m, b[0], log_size, always) - _exponent_product(m, b[1], quadrant, flat))
         rest = m.const(1.0)
     else:

@@ -16,7 +16,7 @@ Pair = tuple[Any, Any]
 
 
 def in_either_width(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """Adapt ``formula(m, roomy, *pairs)`` to either width; ``roomy`` is True for operands from 32 bits."""
+    """Adapt ``formula(m, from_32_bits, *pairs)`` to operands of 32 bits, which it gets in 64, and of 64 bits."""
 
     def widened(m: Algebra, *args: Pair) -> Any:
         if m.bits == 64:
@@ -78,9 +78,9 @@ def sum_of_products(m: Algebra, a: Any, b: Any, c: Any, d: Any) -> Any:
     return m.fma(a, b, p) - m.select(lost == lost, lost, m.const(0.0))
 
 
-def magnitude_of(m: Algebra, roomy: bool, a: Pair) -> Any:
+def magnitude_of(m: Algebra, from_32_bits: bool, a: Pair) -> Any:
     """Return the magnitude ``|a|`` of a complex number, infinite if a part is infinite."""
-    if roomy:
+    if from_32_bits:
         size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
     else:
         near_one, n = scale_to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
@@ -96,9 +96,9 @@ SQUARE_LARGE = 2.0**500
 LOG_OF_SHIFT = 415.88830833596718565
 
 
-def log_of_size(m: Algebra, roomy: bool, a: Pair, above: Any) -> Any:
+def log_of_size(m: Algebra, from_32_bits: bool, a: Pair, above: Any) -> Any:
     """Return ``log |a|``; ``above`` is ``|a|**2 - 1`` without cancellation, which is used near 1."""
-    if roomy:
+    if from_32_bits:
         scale, shift, unscaled = m.const(1.0), m.const(0.0), m.true()
     else:
         size = larger(m, m.abs(a[0]), m.abs(a[1]))
@@ -163,9 +163,9 @@ def root_of_moderate(m: Algebra, a: Pair) -> Pair:
     return m.select(right, t, other), m.copysign(m.select(right, other, t), a[1])
 
 
-def scale_by_power_of_four(m: Algebra, roomy: bool, a: Pair) -> tuple[Pair, Any]:
+def scale_by_power_of_four(m: Algebra, from_32_bits: bool, a: Pair) -> tuple[Pair, Any]:
     """Return ``a`` times a power of 4 that scales it to about 1, and the exponent; unchanged if from 32 bits."""
-    if roomy:
+    if from_32_bits:
         return a, None
     _, n = scale_to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
     n = (n >> 1) << 1

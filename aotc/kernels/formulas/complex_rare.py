@@ -16,13 +16,13 @@ from aotc.kernels.formulas.forms import INF, power_of_two
 from aotc.kernels.formulas.llvm_algebra import Algebra
 
 
-def quotient(m: Algebra, a: Pair, b: Pair, *, roomy: bool) -> Pair:
+def quotient(m: Algebra, a: Pair, b: Pair, *, from_32_bits: bool) -> Pair:
     """Return the complex quotient of any numbers, with infinities and zeros as in C99's annex G (G.5.1).
 
     An infinite dividend over a finite divisor is infinite, and a finite dividend over an infinite divisor is 0, even if
     the other part of the infinite number is NaN. Anything over 0 is infinite, except 0 and NaN.
     """
-    x, y = _plain_quotient(m, a, b) if roomy else _scaled_quotient(m, a, b)
+    x, y = _plain_quotient(m, a, b) if from_32_bits else _scaled_quotient(m, a, b)
     lost = (x != x) & (y != y)
     by_zero = (b[0] == 0.0) & (b[1] == 0.0)
     infinite, by_infinite = is_infinite(m, a), is_infinite(m, b)
@@ -53,9 +53,9 @@ def _scaled_quotient(m: Algebra, a: Pair, b: Pair) -> Pair:
     return scaled(m, above[0] / below, n), scaled(m, above[1] / below, n)
 
 
-def root(m: Algebra, a: Pair, *, roomy: bool) -> Pair:
+def root(m: Algebra, a: Pair, *, from_32_bits: bool) -> Pair:
     """Return the square root of any number; an infinite part determines the other."""
-    inner, n = scale_by_power_of_four(m, roomy, a)
+    inner, n = scale_by_power_of_four(m, from_32_bits, a)
     x, y = root_of_moderate(m, inner)
     if n is not None:
         x, y = (v * power_of_two(m, -(n >> 1)) for v in (x, y))

@@ -81,10 +81,10 @@ RARE: dict[str, tuple[tuple[ir.Type, ...], Callable[[ir.Function], None]]] = {
     "remainder": ((F64, F64), emit_remainder),
     "log_gamma_of_negative": ((F64, F64), emit_log_gamma_of_negative),
     "power": ((F64, F64), _scalar_rare_emitter(power_of_any)),
-    "quotient": ((F64, F64, F64, F64, I64), _complex_part_emitter(partial(quotient, roomy=False), 2)),
-    "quotient_of_narrow": ((F64, F64, F64, F64, I64), _complex_part_emitter(partial(quotient, roomy=True), 2)),
-    "root": ((F64, F64, I64), _complex_part_emitter(partial(root, roomy=False), 1)),
-    "root_of_narrow": ((F64, F64, I64), _complex_part_emitter(partial(root, roomy=True), 1)),
+    "quotient": ((F64, F64, F64, F64, I64), _complex_part_emitter(partial(quotient, from_32_bits=False), 2)),
+    "quotient_of_narrow": ((F64, F64, F64, F64, I64), _complex_part_emitter(partial(quotient, from_32_bits=True), 2)),
+    "root": ((F64, F64, I64), _complex_part_emitter(partial(root, from_32_bits=False), 1)),
+    "root_of_narrow": ((F64, F64, I64), _complex_part_emitter(partial(root, from_32_bits=True), 1)),
 }
 """Argument types, and the emitter of the body, of each rare function; all return f64."""
 

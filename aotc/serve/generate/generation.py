@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from aotc.serve.engine import Engine
-from aotc.serve.errors import LATE, RequestFault
+from aotc.serve.errors import BAD, LATE, RequestFault
+from aotc.serve.gang_module import GangModule
 from aotc.serve.generate.capabilities import check_functions
 from aotc.serve.generate.request import GenerationRequest, parse_request
 from aotc.serve.generate.sampling import next_token
@@ -44,6 +45,8 @@ async def generate(
         If a token is not generated and read in time, or the request is invalid. The sequence has then ended;
         cancellation of this coroutine ends it too.
     """
+    if isinstance(model.module, GangModule):
+        raise RequestFault(BAD, model.name, "a sharded model does not generate here", hint="infer its functions")
     check_functions(model.module, model.name)
     parameters = parse_request(document, model.name)
     try:

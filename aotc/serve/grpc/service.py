@@ -244,7 +244,7 @@ class _Service:
             model.check_function(function)
         except RequestFault:
             return {"ready": False}
-        return {"ready": True}
+        return {"ready": model.is_ready}
 
     async def ServerMetadata(self, request: Any) -> dict[str, Any]:
         """Return the server's metadata."""

@@ -15,7 +15,7 @@ def trusted_bundle(
     untrusted: bool,
 ) -> tuple[OpenedBundle, bool]:  # fmt: skip
     """Return the bundle whose code may run, and True if a trusted key signed it: then all of it has been verified."""
-    approve = None if keys is None else import_extra("sign").approval(keys)
+    approve = None if keys is None else import_extra("sign").signature_approval(keys)
     try:
         if approve is not None:
             bundle.verify_all()
@@ -35,7 +35,7 @@ def check_keys(keys: Sequence[Any]) -> None:
     BundleError
         If a key cannot be parsed.
     """
-    import_extra("sign").approval(keys)
+    import_extra("sign").signature_approval(keys)
 
 
 def _compiled_here(bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> OpenedBundle:

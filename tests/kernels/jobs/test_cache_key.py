@@ -24,9 +24,9 @@ DOES_NOT = ["pipeline.py", "frontend/importer.py", "lowering/lower.py", "tools/l
             "kernels/cpu/build.py", "ir/loop/verify.py"]  # fmt: skip
 
 KEY = """
-from aotc.kernels.jobs.cache import key_of
+from aotc.kernels.jobs.cache import object_cache_key
 from aotc.targets import TARGETS
-print(key_of("text", TARGETS["cpu:x86-64-v3"]))
+print(object_cache_key("text", TARGETS["cpu:x86-64-v3"]))
 """
 
 
@@ -111,7 +111,7 @@ def twice(x, out):
         out[i] = 2 * x[i]
 
 def answer(target, **request):
-    return worker.answer({"id": 0, "target": worker.target_fields(TARGETS[target]), **request})
+    return worker.answer_compiler_request({"id": 0, "target": worker.target_fields(TARGETS[target]), **request})
 
 cpu, gpu = "cpu:x86-64-v3", "cuda:sm_90a"
 text = 'def double(a: "f32[8]", /, o: "f32[8]", *, grid: "8", flops: "8", bytes: "64"):\\n'

@@ -186,7 +186,7 @@ def test_kernels_and_bundles_share_one_limit(folder, monkeypatch):
     part = bytes(300 << 10)
     names = [f"{n:02x}" * 32 for n in range(4)]
     for n, key in enumerate(names):
-        (bundle_cache if n % 2 else cache).write(key, part)
+        (bundle_cache.write if n % 2 else cache.write_cached_object)(key, part)
         for m, path in enumerate(sorted(entries(folder), key=lambda p: p.name)):
             os.utime(path, (1000 + m, 1000 + m))
         assert cache.read_cached_object(names[0]) == part  # the oldest is in use
@@ -214,8 +214,8 @@ import sys
 from aotc.kernels.jobs import cache
 for n in range(40):
     key = f"{n % 16:02x}" * 32
-    cache.write(key, key.encode() * 1000)
-    found = cache.read(key)
+    cache.write_cached_object(key, key.encode() * 1000)
+    found = cache.read_cached_object(key)
     assert found in (None, key.encode() * 1000)
 """
 
@@ -234,7 +234,7 @@ def test_a_killed_writers_file_goes_with_the_next_run(folder):
         "import aotc.vmfb.host.files as files\n"
         "files.os.O_TMPFILE = os.O_DIRECTORY\n"  # a file system whose files have names from the start
         "files.os.replace = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"cache.write({KEY!r}, b'x')"
+        f"cache.write_cached_object({KEY!r}, b'x')"
     )
     subprocess.run([sys.executable, "-c", code], check=False)
     assert len(list((folder / "tmp").iterdir())) == 1

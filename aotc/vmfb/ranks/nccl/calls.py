@@ -57,7 +57,6 @@ class NcclTransport:
         self._pending = False  # has a call begun for whose end the host has not waited?
         self._ending = new_lock()
         self._is_over = False  # the communicators are being ended
-        self._closed = threading.Event()
 
     def call(self, gpu: RankGpu, collective: Collective, arrays: Arrays) -> GpuCall:
         """See :class:`aotc.vmfb.ranks.gpu_calls.GpuTransport`."""
@@ -78,7 +77,7 @@ class NcclTransport:
         self._pending = True
 
     def check(self) -> None:
-        """Raise the error of a lost rank; the work of this module on the GPU is given up then."""
+        """Raise the error of a lost rank, after which the GPU does none of this model's work any more."""
         if self._failure is not None:
             raise self._failure
 
@@ -96,11 +95,11 @@ class NcclTransport:
     def close(self) -> None:
         """Release the communicators; the graphs that contain collectives are destroyed."""
         self._end("ncclCommDestroy")
-        self._closed.set()
 
     def ask(self) -> bool:
         """Give up the work on the GPU if a rank is lost; return False when there is nothing to watch any more."""
-        if self._closed.wait(_ASK_SECONDS) or self._is_over or self._communicators is None:
+        sleep(_ASK_SECONDS)
+        if self._is_over or self._communicators is None:
             return False
         problem = self._communicators.async_error()
         found = self._named_by_link(problem) if problem else self._link.lost(self._described())

@@ -1,0 +1,145 @@
+"""A sharded model as the server calls it: a gang of ranks on this host, which starts again after a rank is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from logging import getLogger
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+
+from aotc.serve.background_threads import run_in_background
+from aotc.serve.errors import CLOSED, RequestFault
+from aotc.serve.logs import LOGGER
+from aotc.vmfb.api.entry import Entry
+from aotc.vmfb.errors import Error, RankLost
+from aotc.vmfb.gang.gang import Gang
+from aotc.vmfb.host.locks import new_lock
+
+_LOG = getLogger(LOGGER)
+
+# Seconds between two attempts to start the ranks again: the first one, and the most. A device may need some seconds
+# until it is free; a model that never starts must not fill the machine with processes.
+_FIRST_PAUSE, _MOST_PAUSE = 0.5, 30.0
+
+
+class GangModule:
+    """A gang with the part of a module's interface that the server uses.
+
+    Calls run one after another, as the ranks exchange data in each. While the ranks start again, requests are refused
+    with a hint when to retry.
+
+    Parameters
+    ----------
+    name : str
+        The model, for messages.
+    start : callable
+        Starts the ranks.
+    target : str
+        The target of the bundle's code.
+
+    Attributes
+    ----------
+    functions : dict of str to Entry
+    gpus : tuple
+        Empty: arrays go through shared memory of the host.
+    """
+
+    gpus = ()
+
+    def __init__(self, name: str, start: Callable[[], Gang], target: str) -> None:
+        self._name, self._start, self._target = name, start, target
+        self._lock = new_lock()
+        begin = monotonic()
+        gang = start()
+        self._gang: Gang | None = gang
+        self._start_seconds = monotonic() - begin
+        self._mesh = str(gang.mesh)
+        self.functions: Mapping[str, Entry] = dict(gang.functions)
+        self._default = gang.default_name
+        self._starts = 1
+
+    @property
+    def is_ready(self) -> bool:
+        """Return True unless the ranks are starting again."""
+        return self._gang is not None
+
+    def default_name(self) -> str:
+        """Return the function of calls without a name, as a module does."""
+        return self._default()
+
+    async def submit(self, name: str, *arrays: np.ndarray, results: str = "") -> list[np.ndarray]:
+        """Run a function on whole arrays, and return whole results.
+
+        Raises
+        ------
+        RequestFault
+            If the ranks are starting again, or a rank is lost in this call.
+        """
+        gang = self._gang
+        if gang is None:
+            raise self._unavailable("its ranks are starting again")
+        try:
+            return await run_in_background(partial(gang.invoke, name, *arrays))
+        except RankLost as error:
+            self._restart(gang, error)
+            raise self._unavailable(f"{_first_line(error)}; the ranks are started again") from None
+
+    def stats(self) -> dict[str, Any]:
+        """Return facts for the status page."""
+        return {"target": f"{self._target}, {self._mesh}", "devices": {"ranks": self._mesh}, "starts": self._starts}
+
+    def close(self) -> None:
+        """End the ranks."""
+        with self._lock:
+            gang, self._gang, self._start = self._gang, None, _closed
+        if gang is not None:
+            gang.close()
+
+    def _unavailable(self, what: str) -> RequestFault:
+        hint = "the request again; the state of a sequence of requests is lost"
+        return RequestFault(CLOSED, self._name, what, hint=hint, retry=max(1, round(self._start_seconds)))
+
+    def _restart(self, lost: Gang, error: Exception) -> None:
+        """Start new ranks in the background, once for each lost gang."""
+        with self._lock:
+            if self._gang is not lost:
+                return
+            self._gang = None
+        _LOG.warning("%s: %s; the ranks are started again", self._name, _first_line(error))
+        threading.Thread(target=self._start_again, args=(lost,), name="aotc-serve-gang", daemon=True).start()
+
+    def _start_again(self, lost: Gang) -> None:
+        lost.close()
+        pause = _FIRST_PAUSE
+        while True:
+            start, begin = self._start, monotonic()
+            if start is _closed:
+                return
+            try:
+                made = start()
+            except Error as error:
+                _LOG.warning("%s: the ranks do not start, next attempt in %g s: %s", self._name, pause, error)
+                sleep(pause)
+                pause = min(2 * pause, _MOST_PAUSE)
+                continue
+            with self._lock:
+                if self._start is not _closed:
+                    self._gang, self._starts = made, self._starts + 1
+                    self._start_seconds = monotonic() - begin
+                    _LOG.info("%s: the ranks run again after %.1f s", self._name, self._start_seconds)
+                    return
+            made.close()
+            return
+
+
+def _closed() -> Gang:
+    """Stand for the start of a module that is closed."""
+    raise AssertionError("the module is closed")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
