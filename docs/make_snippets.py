@@ -36,13 +36,13 @@ SNIPPET = re.compile(
 )
 PORT = re.compile(r"(--(?:grpc-)?port[= ]|\b(?:localhost|127\.0\.0\.1):)(\d{4,5})\b")
 VARYING = [
+    (re.compile(r"\s+"), " "),  # first: where a line is folded depends on the name of the CPU
     (re.compile(r"\b\d[\d,.]*(?:e[+-]?\d+)? ?(?:ns|us|ms|s|B|kB|MB|GB|bytes|GFLOP/s|GB/s|%|x)(?!\w)"), "N"),
     (re.compile(r"\b\d+(?:\.\d+)?e-\d+"), "E"),  # errors of rounding
     (re.compile(r"\b[0-9a-f]{16,}\b"), "H"),
     (re.compile(r"(?<=id=)\d+"), "N"),
     (re.compile(r"\bcpu:(?:x86-64|aarch64)[\w-]*"), "cpu"),
     (re.compile(r"[-─]{3,}"), "---"),  # widths of columns
-    (re.compile(r"\s+"), " "),
 ]
 
 

@@ -171,6 +171,11 @@ class ServedModel:
         """Return True unless the ranks of a sharded model are starting again."""
         return self.module.is_ready if isinstance(self.module, GangModule) else True
 
+    def end_ranks(self) -> None:
+        """End the processes of a sharded model; any other has none."""
+        if isinstance(self.module, GangModule):
+            self.module.close()
+
     @property
     def generates(self) -> bool:
         """Return True if the model has the two functions for generation."""

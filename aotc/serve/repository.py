@@ -118,6 +118,12 @@ class Repository:
 
     # ------------------------------------------------------------ changes
 
+    def end_ranks(self) -> None:
+        """End the processes of sharded models, when the server ends."""
+        for versions in self.models.values():
+            for model in versions.values():
+                model.end_ranks()
+
     async def load(self, name: str) -> None:
         """Load a model of the folder, again if its file has changed.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import uvicorn
 
+from aotc.serve.background_threads import run_in_background
 from aotc.serve.engine import Engine
 from aotc.serve.http_protocol import Connections, GuardedConnection, TlsConnection
 from aotc.serve.limits import HANDSHAKES, SPARE_CONNECTIONS
@@ -151,6 +152,7 @@ async def _run_server(engine: Engine, listener: socket.socket, stop: _Stop, star
         for task in others:
             task.cancel()
         engine.conversion.close()
+        await run_in_background(engine.repository.end_ranks)
         engine.log.info("ended", extra={"fields": {"lost": engine.in_flight}})
 
 

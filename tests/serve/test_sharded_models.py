@@ -26,7 +26,7 @@ def request():
     rows = zip(names, map(np.asarray, arrays), strict=True)
     return {
         "inputs": [
-            {"name": name, "datatype": "FP32", "shape": list(a.shape), "data": a.reshape(-1).tolist()} for name, a in rows
+            {"name": name, "datatype": "FP32", "shape": [*a.shape], "data": a.reshape(-1).tolist()} for name, a in rows
         ]
     }
 

@@ -200,6 +200,12 @@ def test_bound_weights_of_a_rank_are_its_parts(layouts):
         np.testing.assert_allclose(found, jax.jit(layers)(PARAMS, X), rtol=1e-4, atol=1e-4)
 
 
-def test_a_sharded_model_for_a_gpu_is_refused():
-    with pytest.raises(aotc.CompileError, match=r"(?s)several ranks.*on CPUs only.*cuda:sm_90a"):
-        compiled(target="cuda:sm_90a")
+def test_collectives_of_a_gpu_are_those_of_a_cpu():
+    rows, others = (aotc.explain("collectives", compiled(target=target)).rows for target in ("cpu", "cuda:sm_90a"))
+    assert [(r.op, r.bytes, r.axes, r.loc) for r in others] == [(r.op, r.bytes, r.axes, r.loc) for r in rows]
+    assert rows
+
+
+def test_devices_of_several_kinds_are_refused():
+    with pytest.raises(aotc.CompileError, match=r"(?s)several ranks.*of several kinds.*without devices="):
+        compiled(devices={"d0": "cpu", "d1": "cuda:sm_90a"})
