@@ -61,7 +61,7 @@ def test_blocks_of_a_grid(blocks):
         gpu=SimpleNamespace(
             launch=lambda function, shape, table: launched.append((shape.blocks, shape.threads)), multiprocessors=4
         ),
-        kernels=[{"name": "k", "items": 2, "threads": 32}],
+        collectives={}, kernels=[{"name": "k", "items": 2, "threads": 32}],
         functions=[None],
         where="m",
     )
