@@ -418,6 +418,8 @@ class Gpu(GraphStream):
             yield self._capturing.value or 0, graph
         except BaseException:
             try_driver("cuStreamEndCapture", self._capturing, byref(graph))
+            if graph.value:
+                try_driver("cuGraphDestroy", graph)
             raise
         call("cuStreamEndCapture", self._capturing, byref(graph))
 
