@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from aotc.vmfb.module import LoadedModule, load
     from aotc.vmfb.ranks.ranks import Ranks
     from aotc.vmfb.submit.fence import Fence
+    from aotc.vmfb.weights.shards import shard_weights
 
 __version__ = "0.1.0"
 
@@ -81,6 +82,7 @@ _HOMES = {
     "profile": "aotc.tools.profile",
     "register_custom_call": "aotc.vmfb.custom_calls",
     "report": "aotc.tools.page.build",
+    "shard_weights": "aotc.vmfb.weights.shards",
     "upgrade": "aotc.recompile",
 }
 _RENAMED = {"VmError": "CallError"}
@@ -118,6 +120,7 @@ __all__ = [
     "profile",
     "register_custom_call",
     "report",
+    "shard_weights",
     "upgrade",
 ]
 
