@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from logging import getLogger
 from time import monotonic, sleep
@@ -15,7 +17,7 @@ from aotc.serve.background_threads import run_in_background
 from aotc.serve.errors import CLOSED, RequestFault
 from aotc.serve.logs import LOGGER
 from aotc.vmfb.api.entry import Entry
-from aotc.vmfb.errors import Error, RankLost
+from aotc.vmfb.errors import BundleError, Error, RankLost
 from aotc.vmfb.gang.gang import Gang
 from aotc.vmfb.host.locks import new_lock
 
@@ -60,7 +62,8 @@ class GangModule:
         self._mesh = str(gang.mesh)
         self.functions: Mapping[str, Entry] = dict(gang.functions)
         self._default = gang.default_name
-        self._starts = 1
+        self._signatures = _signatures(gang)
+        self._starts, self._is_closed = 1, False
 
     @property
     def is_ready(self) -> bool:
@@ -80,12 +83,17 @@ class GangModule:
             If the ranks are starting again, or a rank is lost in this call.
         """
         gang = self._gang
-        if gang is None:
+        if gang is None or gang.has_ended:
             raise self._unavailable("its ranks are starting again")
         try:
             return await run_in_background(partial(gang.invoke, name, *arrays))
-        except RankLost as error:
-            self._restart(gang, error)
+        except Error as error:
+            if not gang.has_ended:
+                raise
+            if not self._restart(gang, error):  # another request has met the loss
+                raise self._unavailable("its ranks are starting again") from None
+            if not isinstance(error, RankLost):  # this request's own values ended the ranks
+                raise
             raise self._unavailable(f"{_first_line(error)}; the ranks are started again") from None
 
     def stats(self) -> dict[str, Any]:
@@ -93,9 +101,10 @@ class GangModule:
         return {"target": f"{self._target}, {self._mesh}", "devices": {"ranks": self._mesh}, "starts": self._starts}
 
     def close(self) -> None:
-        """End the ranks."""
+        """End the ranks, and do not start them again."""
         with self._lock:
-            gang, self._gang, self._start = self._gang, None, _closed
+            self._is_closed = True
+            gang, self._gang = self._gang, None
         if gang is not None:
             gang.close()
 
@@ -103,42 +112,56 @@ class GangModule:
         hint = "the request again; the state of a sequence of requests is lost"
         return RequestFault(CLOSED, self._name, what, hint=hint, retry=max(1, round(self._start_seconds)))
 
-    def _restart(self, lost: Gang, error: Exception) -> None:
-        """Start new ranks in the background, once for each lost gang."""
+    def _restart(self, lost: Gang, error: Exception) -> bool:
+        """Start new ranks in the background, once for each lost gang; return False if that has begun already."""
         with self._lock:
-            if self._gang is not lost:
-                return
+            if self._gang is not lost or self._is_closed:
+                return False
             self._gang = None
         _LOG.warning("%s: %s; the ranks are started again", self._name, _first_line(error))
-        threading.Thread(target=self._start_again, args=(lost,), name="aotc-serve-gang", daemon=True).start()
+        arguments = weakref.ref(self), lost
+        threading.Thread(target=_start_again, args=arguments, name="aotc-serve-gang", daemon=True).start()
+        return True
 
-    def _start_again(self, lost: Gang) -> None:
-        lost.close()
-        pause = _FIRST_PAUSE
-        while True:
-            start, begin = self._start, monotonic()
-            if start is _closed:
-                return
-            try:
-                made = start()
-            except Error as error:
-                _LOG.warning("%s: the ranks do not start, next attempt in %g s: %s", self._name, pause, error)
-                sleep(pause)
-                pause = min(2 * pause, _MOST_PAUSE)
-                continue
-            with self._lock:
-                if self._start is not _closed:
-                    self._gang, self._starts = made, self._starts + 1
-                    self._start_seconds = monotonic() - begin
-                    _LOG.info("%s: the ranks run again after %.1f s", self._name, self._start_seconds)
-                    return
+    def replace(self, pause: float) -> bool:
+        """Start new ranks; return False if they do not start: the log says why, and that ``pause`` seconds follow."""
+        if self._is_closed:
+            return True
+        begin = monotonic()
+        try:
+            made = self._start()
+            if _signatures(made) != self._signatures:
+                made.close()
+                raise BundleError(self._name, "the file was replaced by one with other functions")
+        except Exception as error:
+            text = "%s: the ranks do not start, next attempt in %g s: %s"
+            _LOG.warning(text, self._name, pause, error, exc_info=not isinstance(error, Error))
+            return False
+        with self._lock:
+            is_kept = not self._is_closed
+            if is_kept:
+                self._gang, self._starts = made, self._starts + 1
+                self._start_seconds = monotonic() - begin
+        if is_kept:
+            _LOG.info("%s: the ranks run again after %.1f s", self._name, self._start_seconds)
+        else:
             made.close()
-            return
+        return True
 
 
-def _closed() -> Gang:
-    """Stand for the start of a module that is closed."""
-    raise AssertionError("the module is closed")
+def _start_again(module: weakref.ref[GangModule], lost: Gang) -> None:
+    """Start the ranks of a module until they run, or the module is not served any more."""
+    with suppress(Exception):  # its processes are dead or killed
+        lost.close()
+    pause = _FIRST_PAUSE
+    while (found := module()) is not None and not found.replace(pause):
+        del found
+        sleep(pause)
+        pause = min(2 * pause, _MOST_PAUSE)
+
+
+def _signatures(gang: Gang) -> dict[str, str]:
+    return {name: repr(entry.signature) for name, entry in gang.functions.items()}
 
 
 def _first_line(error: Exception) -> str:

@@ -23,7 +23,7 @@ from aotc.serve.statistics import Statistics
 from aotc.serve.tensors import datatype_of, names_of
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.dtypes import from_numpy
-from aotc.vmfb.errors import CallError
+from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.gang.gang import gang
 from aotc.vmfb.host.machine import usable_cores
 from aotc.vmfb.limits import DISPATCHERS, MOST_DISPATCHERS
@@ -259,8 +259,11 @@ def _started_module(
     if "mesh" not in bundle.manifest and settings.ranks is None:
         return load(
             bundle, devices=settings.devices, threads=settings.threads, verify=settings.verify, copy=settings.copy,
-            trusted_keys=keys, max_in_flight=most_calls(),
+            trusted_keys=keys, max_in_flight=most_calls(), weights=settings.weights,
         )  # fmt: skip
+    if settings.devices is not None:
+        what = "devices are chosen for a bundle of one device; each rank of a sharded one takes its own"
+        raise BundleError(path, what, hint="leave out --device")
     weights = str(settings.weights) if settings.weights else None
     start = partial(
         gang, path, ranks=settings.ranks, threads=settings.threads, verify=settings.verify, trusted_keys=keys,

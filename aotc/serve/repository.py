@@ -122,7 +122,8 @@ class Repository:
         """End the processes of sharded models, when the server ends."""
         for versions in self.models.values():
             for model in versions.values():
-                model.end_ranks()
+                with suppress(Exception):  # the others are to end, too
+                    model.end_ranks()
 
     async def load(self, name: str) -> None:
         """Load a model of the folder, again if its file has changed.

@@ -80,7 +80,7 @@ class Settings:
     ranks : int or None
         Ranks that sharded bundles must be for; they run on this host. None: as many as a bundle is for.
     weights : Path or None
-        Weights of a sharded bundle: a checkpoint, or a folder of shards.
+        As in :func:`aotc.load`: a file, or a folder of shards of a sharded bundle.
     """
 
     source: Path

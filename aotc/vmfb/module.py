@@ -180,22 +180,37 @@ def _load(
         if member is not None and variant["kind"] == "cuda" and devices in (None, "cuda"):
             ordinal = default_gpu(member.local_rank)
             where = implied_places(variant, ordinal) if "spaces" in variant else ordinal
-    executable = device.open_executable(bundle, variant, threads, where, custom_calls)
+    try:
+        executable = device.open_executable(bundle, variant, threads, where, custom_calls)
+        home = f"{variant['kind']}:{ordinal}"
+        module = _module_of(bundle, variant, executable, bound, home, member, memory_limit, limits, weights, verify)
+    except BaseException as error:
+        if member is not None:
+            member.fail(error)
+        raise
+    took = 1e3 * (perf_counter() - start)
+    log(INFO, "%s: loaded for %s, target %s, in %.1f ms", bundle.where, module.home, variant["target"], took)
+    return module
+
+
+def _module_of(
+    bundle: OpenedBundle, variant: dict[str, Any], executable: Executable, bound: dict[str, str], home: str,
+    member: Member | None, memory_limit: int | str | None, limits: Limits | None, weights: Any, verify: bool,
+) -> LoadedModule:  # fmt: skip
+    """Return the module of a loaded variant, with its limits and weights."""
     if memory_limit is not None:
         from aotc.vmfb.host.byte_sizes import limit_memory  # only for modules with a limit
 
         limit_memory(executable, memory_limit, bundle.where)
     if limits is not None:
         executable.limits = limits
-    module = LoadedModule(bundle, variant, executable, bound, f"{variant['kind']}:{ordinal}", member)
+    module = LoadedModule(bundle, variant, executable, bound, home, member)
     if verify:
         module.check_ahead()
     if weights is not None or bundle.manifest.get("weights"):
         from aotc.vmfb.api.weighted import bind_module_weights  # only for bundles with such weights
 
         module._use_weights(bind_module_weights(module, bundle, variant, weights, verify))
-    took = 1e3 * (perf_counter() - start)
-    log(INFO, "%s: loaded for %s, target %s, in %.1f ms", bundle.where, module.home, variant["target"], took)
     return module
 
 

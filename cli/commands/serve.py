@@ -147,7 +147,7 @@ def command(
     ),
     weights: Path | None = typer.Option(
         None, rich_help_panel=Panel.DEVICES, metavar="FILE|FOLDER",
-        help="Weights of a sharded bundle: a checkpoint, or what `aotc shard-weights` wrote.",
+        help="Weights of the bundle: a file, or a folder that `aotc shard-weights` wrote.",
     ),
     access_log: bool = typer.Option(False, "--access-log", rich_help_panel=Panel.LOGS, help="Log each request."),
     json_logs: bool = typer.Option(False, "--json-logs", rich_help_panel=Panel.LOGS, help="Log as JSON lines."),

@@ -9,6 +9,7 @@ import pytest
 from support.served import running, until
 from support.small_sharded import arguments, bundle, expected
 
+from aotc.serve import gang_module
 from aotc.vmfb.errors import CallError
 
 pytestmark = pytest.mark.cpu
@@ -95,3 +96,42 @@ def test_ranks_start_again_after_a_loss(path):
 def test_another_number_of_ranks_is_refused(path):
     with pytest.raises(CallError, match="the bundle is for 2 ranks"), running(path, ranks=3):
         pass
+
+
+def test_values_that_end_the_ranks_are_their_requests_error(path, monkeypatch):
+    """Ranks that end by an error of their own start again, and that request has the error."""
+    with running(path) as server:
+        module = gang_of(server)
+        ask = module._gang._processes.ask
+
+        def failing(requests, what):
+            if "call" in requests[0]:
+                monkeypatch.setattr(module._gang._processes, "ask", ask)
+                raise CallError("layer", "made to fail")
+            return ask(requests, what)
+
+        monkeypatch.setattr(module._gang._processes, "ask", failing)
+        status, document = server.json("/v2/models/layer/infer", request())
+        assert (status, "made to fail" in document["error"]) == (400, True)
+        assert until(lambda: module.is_ready)
+        assert server.json("/v2/models/layer/infer", request())[0] == 200
+        assert module.stats()["starts"] == 2
+
+
+def test_ranks_that_do_not_start_are_tried_again(path, monkeypatch, caplog):
+    monkeypatch.setattr(gang_module, "_FIRST_PAUSE", 0.05)
+    with running(path) as server:
+        module = gang_of(server)
+        start, failures = module._start, [OSError("no file descriptors"), CallError("", "a rank cannot load it")]
+
+        def failing():
+            if failures:
+                raise failures.pop()
+            return start()
+
+        monkeypatch.setattr(module, "_start", failing)
+        os.kill(module._gang.processes[0], signal.SIGKILL)
+        assert server.json("/v2/models/layer/infer", request())[0] == 503
+        assert until(lambda: module.is_ready)
+        assert failures == []
+        check_answer(server.json("/v2/models/layer/infer", request())[1])

@@ -151,7 +151,7 @@ class SimulatedGpu:
     def wait(self):
         self._reach(self.given)
         if self.ranks is not None:
-            self.ranks.settle(whole=True)
+            self.ranks.settle()
 
     def take_event(self):
         self.enter()

@@ -136,7 +136,8 @@ def _weights_argument(weights: object) -> str | None:
 
 
 @public_names(
-    "close", "functions", "inputs", "invoke", "mesh", "name", "outputs", "processes", "rank_seconds", "signature",
+    "close", "functions", "has_ended", "inputs", "invoke", "mesh", "name", "outputs", "processes", "rank_seconds",
+    "signature",
 )  # fmt: skip
 class Gang(NamedFunctions):
     """A sharded model whose ranks are child processes; see :func:`gang`.
@@ -222,6 +223,11 @@ class Gang(NamedFunctions):
                 raise
             self.rank_seconds = tuple(reply["seconds"] for reply in replies)
             return shared.read(self._memory)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the ranks have ended: closed, lost, or after an error in one of them."""
+        return bool(self._end)
 
     def _check_open(self) -> None:
         if self._end:

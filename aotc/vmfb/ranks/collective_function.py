@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aotc.vmfb.errors import BundleError
 from aotc.vmfb.ranks.collectives import Collective, run_collective
 from aotc.vmfb.ranks.gpu_calls import GpuCall, GpuTransport, RankGpu, RankNumber, arrays_of
 from aotc.vmfb.ranks.layout import RANK_CALL
@@ -25,6 +26,8 @@ class RankNumberFunction:
 
     def on_gpu(self, where: str, gpu: RankGpu, row: Mapping[str, Any], extents: Sequence[Any]) -> GpuCall:
         """Return the function for a GPU."""
+        if [*extents] != [4]:
+            raise BundleError(where, "the number of a rank is no word", f"{[*extents]} bytes", "[4]")
         return RankNumber(self._rank)
 
 
@@ -69,6 +72,7 @@ class CollectiveFunction:
         RankLost, CallError
             If the ranks' GPUs cannot be connected.
         """
+        check_facts(where, self._op, row["attributes"], self._link.size)
         collective = self._collective(row["attributes"])
         return self._gpus.call(gpu, collective, arrays_of(where, collective, row, extents, self._link.size))
 
@@ -78,6 +82,30 @@ class CollectiveFunction:
             rows = {key: tuple(map(tuple, facts[key])) for key in ("groups", "pairs") if key in facts}
             self._known[serial] = Collective(self._op, **{**facts, **rows})
         return self._known[serial]
+
+
+def check_facts(where: str, op: str, facts: Mapping[str, Any], ranks: int) -> None:
+    """Refuse facts of a collective that no compiler writes: NCCL would access memory of other arrays.
+
+    Raises
+    ------
+    BundleError
+        If groups do not have each rank once, or have different sizes where arrays are cut by them; or if pairs, serial
+        number or reduction are none.
+    """
+    groups, pairs = facts.get("groups", []), facts.get("pairs", [])
+    rows = [*groups, *pairs]
+    numbers = isinstance(groups, list) and isinstance(pairs, list) and all(
+        isinstance(row, list) and all(type(rank) is int and 0 <= rank < ranks for rank in row) for row in rows
+    )
+    whole = numbers and (not groups or sorted(rank for row in groups for rank in row) == list(range(ranks)))
+    paired = numbers and all(len(row) == 2 for row in pairs) and all(
+        len({row[end] for row in pairs}) == len(pairs) for end in (0, 1)
+    )
+    words = type(facts.get("serial")) is int and isinstance(facts.get("reduction", ""), str)
+    cuts = op in ("all_gather", "reduce_scatter", "all_to_all")
+    if not whole or not paired or not words or (cuts and len({len(row) for row in groups}) > 1):
+        raise BundleError(where, "the facts of a collective are damaged", str(dict(facts))[:200])
 
 
 def rank_functions(calls: Sequence[str], link: Link, gpus: GpuTransport) -> dict[str, Any]:

@@ -6,7 +6,7 @@ The host's way needs no library, and ranks may share a GPU. :mod:`aotc.vmfb.rank
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,11 +51,8 @@ class RankWatch(Protocol):
     def check(self) -> None:
         """Raise RankLost if a rank is lost, for a wait that has not ended."""
 
-    def settle(self, whole: bool) -> None:
-        """Raise RankLost if work that a wait found complete was given up; ``whole``: all work of the stream is."""
-
-    def fail(self, error: BaseException) -> None:
-        """Leave the other ranks: this one has stopped in the middle of a call."""
+    def settle(self) -> None:
+        """Raise RankLost if the work that a wait found complete was given up."""
 
 
 class GpuCall(Protocol):
@@ -75,8 +72,20 @@ class GpuTransport(Protocol):
     def call(self, gpu: RankGpu, collective: Collective, arrays: Arrays) -> GpuCall:
         """Return the collective on this rank's GPU; all ranks ask for the same ones in the same order."""
 
-    def refuse_if_over(self) -> None:
-        """Raise the error for which the work on GPUs has been given up, if it has."""
+    def begin_call(self) -> None:
+        """Begin a call of the module.
+
+        Raises
+        ------
+        RankLost
+            If the work on GPUs has been given up; then no call has begun.
+        """
+
+    def end_call(self) -> None:
+        """End the call, which the host has waited for."""
+
+    def fail(self, error: BaseException) -> None:
+        """Leave the other ranks: a call has failed between its collectives."""
 
     def close(self) -> None:
         """Release what the ranks share."""
@@ -114,7 +123,7 @@ def arrays_of(where: str, c: Collective, row: Mapping[str, Any], extents: Sequen
     rows = [(t, size // size_of(t)) for t, size in zip(dtypes, extents) if known]
     count = len(row["operands"])
     operands, results = tuple(rows[: count - 1]), tuple(rows[count:-1])
-    members = max((len(group) for group in c.groups), default=ranks)
+    members = len(c.groups[0]) if c.groups else ranks
     if not known or len(operands) != len(results) or not all(
         _agree(c.op, x, y, members) for x, y in zip(operands, results, strict=True)
     ):
@@ -152,13 +161,23 @@ class HostTransport:
     """Exchange through memory of the host, by the link between the ranks."""
 
     link: Link
+    gpus: list[RankGpu] = field(default_factory=list)
 
     def call(self, gpu: RankGpu, collective: Collective, arrays: Arrays) -> GpuCall:
         """See :class:`GpuTransport`."""
+        self.gpus.append(gpu)
         return HostCall(collective, self.link, arrays)
 
-    def refuse_if_over(self) -> None:
+    def begin_call(self) -> None:
         """Do nothing: the link refuses by itself."""
+
+    def end_call(self) -> None:
+        """Do nothing."""
+
+    def fail(self, error: BaseException) -> None:
+        """See :class:`GpuTransport`; calls on CPUs fail by themselves when they exchange."""
+        if self.gpus:
+            self.link.close(f"failed ({type(error).__name__})")
 
     def close(self) -> None:
         """Do nothing: the link is closed by itself."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from aotc.vmfb.arguments import dtype_text, type_text
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.errors import ArgumentValueError, BundleError, CallError
+from aotc.vmfb.errors import ArgumentError, ArgumentValueError, BundleError, CallError, RankLost
 from aotc.vmfb.host.install import install_command
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.ranks.collective_function import rank_functions
@@ -66,8 +66,16 @@ class Member:
             what = "another thread calls this rank's module, and other ranks could run the two calls in another order"
             raise CallError(self.where, what, hint="calls from one thread, in the same order on all ranks")
         try:
-            self._gpus.refuse_if_over()
-            yield
+            self._gpus.begin_call()
+            try:
+                yield
+            except (RankLost, ArgumentError, ArgumentValueError):  # the others know, or nothing has begun
+                raise
+            except BaseException as error:
+                self._gpus.fail(error)
+                raise
+            finally:
+                self._gpus.end_call()
         finally:
             self._running.release()
 
@@ -108,6 +116,11 @@ class Member:
         for rank, part in (parts | ({self.rank: array} if mine else {})).items():
             made[cut.slices[rank]] = part
         return made
+
+    def fail(self, error: BaseException) -> None:
+        """Leave the other ranks, as this one cannot load the bundle."""
+        self._gpus.close()
+        self.link.close(f"failed ({type(error).__name__})")
 
     def close(self) -> None:
         """Leave the other ranks; work on GPUs must be complete."""
@@ -165,7 +178,7 @@ def _gpu_library(where: str, way: str) -> Nccl | None:
     from aotc.vmfb.ranks.nccl.library import find_nccl, nccl  # only for ranks on GPUs
 
     if way and way not in GPU_TRANSPORTS:
-        raise ArgumentValueError("AOTC_RANKS_GPUS", "no way between GPUs", repr(way), ", ".join(GPU_TRANSPORTS))
+        raise ArgumentValueError("AOTC_RANKS_GPUS", "unknown GPU transport", repr(way), ", ".join(GPU_TRANSPORTS))
     if way == HOST:
         return None
     found = nccl() if way == NCCL else find_nccl()

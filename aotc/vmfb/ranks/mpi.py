@@ -292,8 +292,13 @@ class MpiLink:
         if self._mpi.finalized():
             return
         self._said = _Requests(self._mpi, self._communicator, self.size)
+        with self._looking:
+            self._say_bye(why, self.rank if lost is None else lost)
+
+    def _say_bye(self, why: str, lost: int) -> None:
+        assert self._said is not None
         for rank, (_, requests) in self._byes.items():
-            bye = _Bye(self.rank if lost is None else lost, self._sent[rank], self._received[rank], why)
+            bye = _Bye(lost, self._sent[rank], self._received[rank], why)
             word = np.frombuffer(" ".join(map(str, bye)).encode()[:_REASON].ljust(_REASON, b"\0"), np.uint8)
             self._said.start("MPI_Isend_c", word, rank, _BYE)
             if rank not in self._left:
@@ -360,6 +365,8 @@ class MpiLink:
     def _look_for_byes(self, sends: Iterable[int], receives: Iterable[int], what: str) -> None:
         """Raise if a rank has left before this exchange, or if any rank has left because of a lost one."""
         with self._looking:  # a rank with a GPU has a thread that looks, too
+            if not self._open:  # MPI may have ended
+                return
             for rank, (word, requests) in self._byes.items():
                 if rank in self._left or not requests.are_done():
                     continue

@@ -62,11 +62,11 @@ class Ranks:
             raise ArgumentValueError("Ranks", "unknown transport", repr(self.transport), ", ".join(TRANSPORTS))
         if self.gpus and self.gpus not in GPU_TRANSPORTS:
             expected = ", ".join(GPU_TRANSPORTS)
-            raise ArgumentValueError("Ranks", "no way between GPUs", repr(self.gpus), expected)
+            raise ArgumentValueError("Ranks", "unknown GPU transport", repr(self.gpus), expected)
         if not self.timeout > 0:
             raise ArgumentValueError("Ranks", "timeout must be positive", self.timeout)
         if not isinstance(self.local_rank, int) or self.local_rank < -1:
-            raise ArgumentValueError("Ranks", "the local rank is no number of a process", repr(self.local_rank))
+            raise ArgumentValueError("Ranks", "local_rank must be -1 or more", repr(self.local_rank))
         if self.address:
             split_address(self.address)
 

@@ -19,6 +19,7 @@ import aotc
 from aotc.diagnostics import CompileError
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import ArgumentValueError, BundleError, CallError, RankLost
+from aotc.vmfb.ranks.collective_function import check_facts
 from aotc.vmfb.ranks.collectives import Collective
 from aotc.vmfb.ranks.gpu_calls import arrays_of
 from aotc.vmfb.ranks.nccl import calls as nccl_calls
@@ -56,6 +57,14 @@ def on_gpus(monkeypatch):
         return run_threads(thread_links(size), of_rank)
 
     return run
+
+
+def until(condition):
+    """Wait until something holds, which another thread does."""
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
 
 
 def checked(results):
@@ -151,7 +160,7 @@ def test_a_lost_rank_is_named_by_all(on_gpus, monkeypatch):
         return error.value.rank
 
     assert checked(on_gpus(small(size=4), "nccl", work, network)).count(1) == 3
-    assert [row[-1] for row in network.rows].count("ncclCommAbort") == 3
+    assert until(lambda: [row[-1] for row in network.rows].count("ncclCommAbort") == 3)
 
 
 def test_a_process_ends_that_nccl_does_not_release(on_gpus, monkeypatch):
@@ -196,6 +205,52 @@ def test_sizes_of_another_collective_are_refused():
     assert found.operands == (("f32", 8),)
 
 
+@pytest.mark.parametrize(
+    ("op", "facts"),
+    [
+        ("reduce_scatter", {"groups": [[0, 1, 2], [3]]}), ("all_reduce", {"groups": [[0, 1], [1, 2, 3]]}),
+        ("all_reduce", {"groups": [[0, 1, 2]]}), ("all_gather", {"groups": [[0, 1, 2, 4]]}),
+        ("all_gather", {"groups": "0123"}), ("collective_permute", {"pairs": [[0, 1], [2, 1]]}),
+        ("collective_permute", {"pairs": [[0, 1, 2]]}), ("all_reduce", {"serial": "0"}),
+        ("all_reduce", {"reduction": ["add"]}),
+    ],
+)  # fmt: skip
+def test_facts_that_no_compiler_writes_are_refused(op, facts):
+    good = {"serial": 0, "place": "m.py:1", "groups": [[2, 0, 1, 3]], "reduction": "add"}
+    check_facts("m", op, good, 4)
+    with pytest.raises(BundleError, match="the facts of a collective are damaged"):
+        check_facts("m", op, good | facts, 4)
+
+
+def test_a_call_that_fails_between_its_collectives_ends_the_run(on_gpus, monkeypatch):
+    """The others do not wait for what this rank does not enqueue, nor pair it with another call."""
+    monkeypatch.setattr("aotc.vmfb.ranks.loss.LEFT_SECONDS", 0.2)
+
+    def work(module, link):
+        parts = module.shard(np.ones((4, 8), np.float32))
+        module(*parts)
+        if link.rank == 0:
+            with pytest.raises(ZeroDivisionError), module.own_member().calling():
+                raise ZeroDivisionError
+            with pytest.raises(CallError, match="has left the others"):
+                module(*parts)
+            return
+        with pytest.raises(RankLost, match=r"rank 0 failed \(ZeroDivisionError\)"):
+            module(*parts)
+
+    checked(on_gpus(small(), "nccl", work))
+
+
+def test_wrong_arguments_end_nothing(on_gpus):
+    def work(module, link):
+        with pytest.raises(ArgumentValueError, match="wrong shape"):
+            module(np.ones(3, np.float32))
+        return np.asarray(module.gather(module(*module.shard(np.ones((4, 8), np.float32)))))
+
+    for found in checked(on_gpus(small(), "nccl", work)):
+        np.testing.assert_array_equal(found, 0)
+
+
 def test_cpus_and_gpus_in_one_bundle(on_gpus):
     data = small(target=f"cpu,{TARGET}")
     assert [v["kind"] for v in open_bundle(data).manifest["variants"]] == ["cpu", "cuda"]
@@ -218,5 +273,5 @@ def test_nccl_that_is_not_here(monkeypatch):
     with pytest.raises(CallError, match="NCCL, which is not here"):
         member._gpu_library("m", "nccl")
     assert member._gpu_library("m", "host") is None
-    with pytest.raises(ArgumentValueError, match="no way between GPUs"):
+    with pytest.raises(ArgumentValueError, match="unknown GPU transport"):
         Ranks(0, 2, gpus="rdma")

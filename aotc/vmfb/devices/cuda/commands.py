@@ -81,10 +81,9 @@ class SignalCommand(GpuCommand):
 class CollectiveCommand(GpuCommand):
     """A collective of several ranks; the addresses of one that is recorded are fixed."""
 
-    __slots__ = ("is_recorded",)
+    __slots__ = ()
 
     def __init__(self, executable: LoadedGpu, call: GpuCall, addresses: Sequence[int]) -> None:
-        self.is_recorded = call.is_recorded
         super().__init__(executable, ("collective", (call, tuple(addresses))), [])
 
 

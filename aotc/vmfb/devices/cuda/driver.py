@@ -122,6 +122,11 @@ def _within(context: c_void_p) -> Iterator[None]:
         call("cuCtxPopCurrent_v2", byref(found))
 
 
+def _destroy_graph(graph: Recording) -> None:
+    try_driver("cuGraphExecDestroy", graph.ready)
+    try_driver("cuGraphDestroy", graph.source)
+
+
 class _Resources:
     """Resources of a GPU. Only the process that allocated them releases them; a forked child has none.
 
@@ -157,18 +162,28 @@ class _Resources:
                     try_driver("cuMemFree_v2", address)
 
     def _destroy(self, graph: Recording) -> None:
+        """Destroy a graph for its owner, unless :meth:`destroy_exchanging` has: another thread may be in the latter.
+
+        No lock: finalizers interrupt other code. Who takes a graph out of ``exchanging`` destroys it.
+        """
         key = graph.ready.value or 0
-        self.exchanging.pop(key, None)
-        if key not in self.destroyed:
-            try_driver("cuGraphExecDestroy", graph.ready)
-            try_driver("cuGraphDestroy", graph.source)
+        if self.exchanging.pop(key, None) is None and key in self.destroyed:
+            self.destroyed.discard(key)
+            return
+        _destroy_graph(graph)
 
     def destroy_exchanging(self) -> None:
         """Destroy all graphs with collectives, which must not be launched again."""
+        if os.getpid() != self.process:
+            return
         with suppress(CallError), _within(self.context):
-            for key, graph in list(self.exchanging.items()):
-                self._destroy(graph)
+            for key in list(self.exchanging):
                 self.destroyed.add(key)
+                graph = self.exchanging.pop(key, None)
+                if graph is None:
+                    self.destroyed.discard(key)
+                else:
+                    _destroy_graph(graph)
 
     def word(self) -> int:
         """Return the address of a host word that the GPU can read; words are reused after :meth:`close`."""
@@ -377,7 +392,7 @@ class Gpu(GraphStream):
             self._watch("cuEventQuery", event)
         call("cuEventSynchronize", event)
         if self.ranks is not None:
-            self.ranks.settle(whole=False)
+            self.ranks.settle()
 
     def let_share(self, function: c_void_p, size: int) -> None:
         """Allow blocks of a kernel to use ``size`` bytes of dynamic shared memory."""
@@ -395,7 +410,7 @@ class Gpu(GraphStream):
             self._have_swapped()
         call("cuStreamSynchronize", self.stream)
         if self.ranks is not None:
-            self.ranks.settle(whole=True)
+            self.ranks.settle()
 
     # ------------------------------------------------------------ collectives
 
@@ -476,8 +491,6 @@ class Gpu(GraphStream):
             watch(partial(is_done, name, handle), check)
         except RankLost:
             raise
-        except BaseException as error:
-            if self.ranks is not None:  # the stream waits for ranks that may wait for this one
-                self.ranks.fail(error)
+        except BaseException:
             self.end_loops()
             raise

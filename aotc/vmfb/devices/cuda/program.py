@@ -119,7 +119,7 @@ class CudaProgram:
     collectives, and all with older drivers, which lack conditional nodes. What lies between them is recorded.
     ``record=False`` launches commands directly, for addresses that are used only once. A recorded graph can be
     retargeted to other addresses. Copies to slot ``marks`` are marks: they show that a result is complete before the
-    call ends.
+    call ends. Slots from ``first_own_slot`` on are those of neither arguments nor results.
 
     Attributes
     ----------
@@ -138,9 +138,11 @@ class CudaProgram:
         recordings: Recordings,
         record: bool = True,
         marks: int = -1,
+        first_own_slot: int = 0,
     ) -> None:
         self._executable, self._slots, self._parameters = executable, slots, parameters
         self._recordings, self._record, self._marks = recordings, record, marks
+        self._first_own_slot = first_own_slot
         self._flag = np.zeros(8, np.uint8)
         # By slot: positions of addresses in node parameters, each with its byte offset from the slot's address, and
         # commands.
@@ -178,7 +180,8 @@ class CudaProgram:
         return self._slots[slot] + self._value(offset)
 
     def _is_recorded(self, node: Node) -> bool:
-        return self._record and is_recorded(node, self._executable.gpu, self._executable.collectives)
+        executable = self._executable
+        return self._record and is_recorded(node, executable.gpu, executable.collectives, self._first_own_slot)
 
     def _steps_of(self, nodes: Sequence[Node]) -> list[Step]:
         steps: list[Step] = []

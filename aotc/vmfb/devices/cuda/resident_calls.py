@@ -207,6 +207,8 @@ class ResidentCall:
                 values[number].lose()
             streams.busy = True
             _launch(found.launches)
+            if gpu.ranks is not None:  # after the loss of a rank, results would be read that are no values
+                streams.wait()
             return made
         finally:
             self._pool.give(streams)

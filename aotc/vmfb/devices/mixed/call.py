@@ -104,8 +104,9 @@ class PlacedCall:
                 self._finish_early(early, downloads)
             else:
                 fetched = self._download(results)
-                turning = any(gpu.is_turning for gpu in self._streams.gpus)  # loops that only a waiting host can stop
-                self._finish(waits=shared or fetched or turning or is_submitted())
+                # Only a waiting host can stop loops, and give up exchanges with ranks that are lost.
+                watched = any(gpu.is_turning or gpu.ranks is not None for gpu in self._streams.gpus)
+                self._finish(waits=shared or fetched or watched or is_submitted())
         except BaseException:  # GPUs may still access memory that is about to be freed
             if early is not None:
                 early.freeze()  # loops that are stopped leave incomplete values

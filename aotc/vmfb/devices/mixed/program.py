@@ -268,7 +268,8 @@ class PlacedProgram:
             loaded.gpu.enter()
             if marked:
                 nodes, _ = with_marks(nodes, marked, self._outputs, marks, 0, shares=False)
-            program = CudaProgram(loaded, slots, nodes, parameters, self._recordings_of(space), self._record, marks)
+            recordings, own = self._recordings_of(space), self._call.layout.arena
+            program = CudaProgram(loaded, slots, nodes, parameters, recordings, self._record, marks, own)
             self._programs.append(program)
             return _within(loaded.gpu, program.run)
         touches = list(self._touches(nodes))

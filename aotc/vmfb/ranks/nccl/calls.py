@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 
 from aotc.vmfb.dtypes import size_of
-from aotc.vmfb.errors import CallError
+from aotc.vmfb.errors import CallError, error_of_message
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.ranks.collectives import Collective
 from aotc.vmfb.ranks.gpu_calls import Arrays, GpuCall, RankGpu
@@ -37,6 +37,9 @@ _LAST_SECONDS = 1.0
 # Seconds between two questions to the link and to NCCL whether a rank is lost.
 _ASK_SECONDS = 0.1
 
+# Seconds that a call has to notice the loss of a rank before its communicators are ended under it.
+_LEAVE_SECONDS = 1.0
+
 # Seconds that the link between the ranks has to name the lost rank after NCCL has met an error: its own sockets may
 # notice first that a host is gone.
 _NAME_SECONDS = 2.0
@@ -54,8 +57,8 @@ class NcclTransport:
         self._communicators: Communicators | None = None
         self._calls: list[Collective] = []
         self._failure: CallError | None = None
-        self._pending = False  # has a call begun for whose end the host has not waited?
-        self._ending = new_lock()
+        self._pending = False  # is a call under way?
+        self._calling, self._ending = new_lock(), new_lock()
         self._is_over = False  # the communicators are being ended
 
     def call(self, gpu: RankGpu, collective: Collective, arrays: Arrays) -> GpuCall:
@@ -70,27 +73,38 @@ class NcclTransport:
         group = next(group for group in collective.groups or everyone if self._link.rank in group)
         return NcclCall(self._nccl, collective, arrays, communicator, group.index(self._link.rank), len(group))
 
-    def refuse_if_over(self) -> None:
-        """See :class:`aotc.vmfb.ranks.gpu_calls.GpuTransport`; the graphs of an earlier call are gone."""
-        if self._is_over:
-            raise self._failure or CallError("", "this rank has left the others", hint="start all ranks again")
+    def begin_call(self) -> None:
+        """See :class:`aotc.vmfb.ranks.gpu_calls.GpuTransport`; the graphs of an earlier call may be gone."""
+        self._calling.acquire()
+        if self._is_over or self._failure is not None:
+            self._calling.release()
+            raise self._error() or CallError("", "this rank has left the others", hint="start all ranks again")
         self._pending = True
+
+    def end_call(self) -> None:
+        """See :class:`aotc.vmfb.ranks.gpu_calls.GpuTransport`."""
+        self._pending = False
+        self._calling.release()
 
     def check(self) -> None:
         """Raise the error of a lost rank, after which the GPU does none of this model's work any more."""
-        if self._failure is not None:
-            raise self._failure
+        if error := self._error():
+            raise error
 
-    def settle(self, whole: bool) -> None:
-        """Raise the error of a lost rank if it has ended work that a wait found complete; its results are no values."""
-        if self._pending and self._failure is not None:
-            raise self._failure
-        self._pending = self._pending and not whole
+    def settle(self) -> None:
+        """Raise the error of a lost rank if its loss has ended work that a wait found complete."""
+        if self._pending:
+            self.check()
 
     def fail(self, error: BaseException) -> None:
-        """Leave the other ranks after an error, as an interruption, in the middle of a call."""
+        """Leave the other ranks after an error in the middle of a call; the communicators end in the background."""
         self._link.close(f"failed ({type(error).__name__})")
-        self._end("ncclCommAbort")
+        threading.Thread(target=self._end, args=("ncclCommAbort",), daemon=True).start()
+
+    def _error(self) -> CallError | None:
+        """Return the error of a lost rank, made anew: each that is raised gets a traceback of its own."""
+        found = self._failure
+        return None if found is None else error_of_message(type(found), str(found), vars(found))
 
     def close(self) -> None:
         """Release the communicators; the graphs that contain collectives are destroyed."""
@@ -98,11 +112,15 @@ class NcclTransport:
 
     def ask(self) -> bool:
         """Give up the work on the GPU if a rank is lost; return False when there is nothing to watch any more."""
-        sleep(_ASK_SECONDS)
         if self._is_over or self._communicators is None:
             return False
-        problem = self._communicators.async_error()
-        found = self._named_by_link(problem) if problem else self._link.lost(self._described())
+        try:
+            problem = self._communicators.async_error()
+            found = self._named_by_link(problem) if problem else self._link.lost(self._described())
+        except CallError as error:
+            found = error
+        except Exception as error:  # without a watch, a lost rank would mean a hang
+            found = CallError("", f"the watch of the ranks failed: {error!r}", hint="start all ranks again")
         if found is not None:
             self._failure = found
             self._end("ncclCommAbort")
@@ -128,13 +146,22 @@ class NcclTransport:
             if self._is_over or self._gpu is None or self._communicators is None:
                 return
             self._is_over = True
+        # A call that enqueues must not use what is ended here. It leaves soon, as its waits raise the error; one that
+        # does not is inside of the driver, and only the end of the communicators lets it go on.
+        entered = self._calling.acquire(timeout=_LEAVE_SECONDS)
+        if entered:
+            self._calling.release()
         if not self._communicators.end(function, self._gpu.destroy_graphs) and function == "ncclCommAbort":
             _end_process(self._described())
 
 
 def _watch(transport: weakref.ref[NcclTransport]) -> None:
     """Ask whether ranks are lost, until the module is closed or collected."""
-    while (found := transport()) is not None and found.ask():
+    while True:
+        sleep(_ASK_SECONDS)  # without a reference: a module that is dropped is freed
+        found = transport()
+        if found is None or not found.ask():
+            return
         del found
 
 

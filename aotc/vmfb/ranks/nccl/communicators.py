@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from ctypes import byref, c_void_p
 from functools import partial
 from time import monotonic
@@ -11,6 +13,7 @@ from time import monotonic
 import numpy as np
 
 from aotc.vmfb.errors import CallError
+from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.ranks.link import Link
 from aotc.vmfb.ranks.loss import POLL_SECONDS, rank_list
 from aotc.vmfb.ranks.nccl.library import ID_BYTES, Config, Nccl, UniqueId
@@ -40,6 +43,9 @@ class Communicators:
     def __init__(self, nccl: Nccl, link: Link, enter: Callable[[], None]) -> None:
         self.nccl, self._link, self._enter = nccl, link, enter
         self._made: dict[Groups, c_void_p] = {}
+        self._lock = new_lock()  # held while NCCL is asked, and while the communicators are taken to be ended
+        self._release = weakref.finalize(self, _abort_all, nccl, enter, self._made)
+        self._release.atexit = False  # the end of the process ends them
 
     def of(self, groups: Groups) -> c_void_p:
         """Return this rank's communicator for ``groups``; at first use all ranks make it together.
@@ -52,12 +58,15 @@ class Communicators:
             If NCCL cannot connect the GPUs.
         """
         if groups not in self._made:
-            self._made[groups] = self._make(groups)
+            made = self._make(groups)
+            with self._lock:
+                self._made[groups] = made
         return self._made[groups]
 
     def async_error(self) -> str:
         """Return an error that NCCL has met since the last call; empty if there is none."""
-        return next((text for c in self._made.values() if (text := self.nccl.async_error(c))), "")
+        with self._lock:
+            return next((text for c in self._made.values() if (text := self.nccl.async_error(c))), "")
 
     def end(self, function: str, destroy_graphs: Callable[[], None]) -> bool:
         """End all communicators by ``ncclCommAbort`` or ``ncclCommDestroy``, and the graphs with collectives.
@@ -65,8 +74,10 @@ class Communicators:
         Return False if they do not end in time. All end at once, each in a thread: a communicator waits for its graphs,
         and a graph that runs for its communicator to be aborted.
         """
-        made, self._made = self._made, {}
-        steps: list[Callable[[], None]] = [partial(self._end, function, one) for one in made.values()]
+        with self._lock:
+            made = list(self._made.values())
+            self._made.clear()
+        steps: list[Callable[[], None]] = [partial(_end, self.nccl, self._enter, function, one) for one in made]
         steps.append(destroy_graphs)
         threads = [threading.Thread(target=step, daemon=True) for step in steps]
         for thread in threads:
@@ -75,13 +86,6 @@ class Communicators:
         for thread in threads:
             thread.join(max(0.0, deadline - monotonic()))
         return not any(thread.is_alive() for thread in threads)
-
-    def _end(self, function: str, communicator: c_void_p) -> None:
-        self._enter()
-        try:
-            self.nccl.call(function, communicator)
-        except CallError:  # nothing depends on it any more
-            return
 
     def _make(self, groups: Groups) -> c_void_p:
         group = next(group for group in groups if self._link.rank in group)
@@ -125,3 +129,16 @@ class Communicators:
             self._link.exchange({}, {group[0]: data}, what)
         return UniqueId.from_buffer_copy(data.tobytes())
 
+
+def _end(nccl: Nccl, enter: Callable[[], None], function: str, communicator: c_void_p) -> None:
+    """End one communicator; it is not used any more, so errors do not matter."""
+    with suppress(CallError):
+        enter()
+        nccl.call(function, communicator)
+
+
+def _abort_all(nccl: Nccl, enter: Callable[[], None], made: dict[Groups, c_void_p]) -> None:
+    """Abort the communicators of a module that was dropped without ``close``, each in a thread: NCCL may wait."""
+    for communicator in made.values():
+        step = partial(_end, nccl, enter, "ncclCommAbort", communicator)
+        threading.Thread(target=step, daemon=True).start()

@@ -143,6 +143,7 @@ def nccl() -> Nccl:
 def _load() -> Nccl | str:
     # NVLink's multicast can take the GPUs of a shared host out of service when a process ends in the middle of it.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")  # ranks would register buffers only together
     reasons = []
     for path in _candidates():
         try:

@@ -18,15 +18,18 @@ from aotc.vmfb.ranks.gpu_calls import GpuCall
 After: TypeAlias = "tuple[int, ...]"
 
 
-def is_recorded(node: Node, gpu: Gpu, collectives: Mapping[int, GpuCall]) -> bool:
+def is_recorded(node: Node, gpu: Gpu, collectives: Mapping[int, GpuCall], first_own_slot: int) -> bool:
     """Return True if a node of a command buffer can be part of a recorded graph.
 
-    ``collectives`` are those of the kernels without code, by number. CUDA allows none in loops and branches.
+    ``collectives`` are those of the kernels without code, by number. CUDA allows none in loops and branches. NCCL wants
+    all ranks to record the same collectives. So one that accesses arguments or results, whose slots are below
+    ``first_own_slot`` and whose addresses differ between calls of one rank and not of another, is never recorded.
     """
-    calls = [collectives[c.kernel] for c in all_commands([node]) if c.kind == DISPATCH and c.kernel in collectives]
+    found = [c for c in all_commands([node]) if c.kind == DISPATCH and c.kernel in collectives]
     if isinstance(node, Graph):
-        return all(call.is_recorded for call in calls)
-    return gpu.has_conditions() and not calls
+        inside = all(slot >= first_own_slot for command in found for slot, _ in command.places)
+        return inside and all(collectives[command.kernel].is_recorded for command in found)
+    return gpu.has_conditions() and not found
 
 
 class GraphRecorder:
