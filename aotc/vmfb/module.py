@@ -195,7 +195,7 @@ def _load(
 
 def _module_of(
     bundle: OpenedBundle, variant: dict[str, Any], executable: Executable, bound: dict[str, str], home: str,
-    member: Member | None, memory_limit: int | str | None, limits: Limits | None, weights: Any, verify: bool,
+    member: Member | None, memory_limit: int | str | None, limits: Limits | None, weights: object, verify: bool,
 ) -> LoadedModule:  # fmt: skip
     """Return the module of a loaded variant, with its limits and weights."""
     if memory_limit is not None:
