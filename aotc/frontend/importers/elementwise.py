@@ -41,7 +41,7 @@ COMPLEX_CHLO = {
 
 
 def is_complex_only(op: Any, name: str) -> bool:
-    """Return True if ``name`` is imported for complex numbers only and the operands of ``op`` are real."""
+    """Return True if the CHLO op ``name`` has an importer for complex numbers only, and ``op`` has real operands."""
     return name in COMPLEX_CHLO and "complex<" not in str(op.operands[0].type)
 
 

@@ -52,7 +52,7 @@ def with_rank_calls(function: Function, first: int) -> tuple[Function, int]:
 
 
 def _without_exchange(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Replace what a rank computes alone: its number among one replica, and collectives of groups of one rank."""
+    """Replace ops that need no exchange: the number of the only replica, and collectives in groups of one rank."""
     if op.name == "replica_id":
         return (b.constant(0, TensorType("u32")),)
     if op.name == "ragged_all_to_all":

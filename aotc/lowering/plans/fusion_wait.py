@@ -60,15 +60,16 @@ def refuses_to_wait(op: Op, own: RegionShare, others: Iterable[RegionShare], tar
     """Return why a region should not fuse ``op`` (it would delay parallel work), or an empty string.
 
     Fusion saves a launch, its synchronization, and the write and read of the result of ``op``. Waiting costs the
-    difference between ``own`` after ``others`` and all of them at once. The op is absorbed if that is not more.
+    time of ``own`` after ``others``, less the time of all of them side by side. The op is fused unless that is more
+    than what fusion saves.
 
     Parameters
     ----------
     op : Op
-    own : Share
+    own : RegionShare
         The region that would absorb ``op``.
-    others : iterable of Share
-        The regions for which it would have to wait.
+    others : iterable of RegionShare
+        The regions that compute other operands of ``op``, for which it would have to wait.
     target : Target
     """
     size = 2 * size_in_bytes(op.results[0])

@@ -100,7 +100,7 @@ def im2col_window_of(op: Op, target: Target) -> Window | None:
 
 
 def _is_copied_by_tma(window: Window, shape: tuple[Dim, ...], size: int, by_terms: bool, columns: Dim) -> bool:
-    """Return True if the TMA can copy both operands: lines start at multiples of 16 bytes and are long."""
+    """Return True if the TMA can copy image and weights: contiguous lines of 16 bytes, or multiples, that are long."""
     _, channels = window.copied
     width = static(shape[-1])
     step = window.strides[-1] if window.merged else 1

@@ -197,10 +197,10 @@ def items_needed_by_blocks(
 def covers_accesses(
     tile: TileEdge, earlier: Step, later: Step, sizes: Mapping[str, int] = MappingProxyType({})
 ) -> bool:
-    """Return True if with ``tile`` all items of ``later`` wait for those of ``earlier`` that access the same bytes.
+    """Return True if the edge ``tile`` makes each item of ``later`` wait for all of ``earlier`` with the same bytes.
 
-    With symbolic sizes, ``sizes`` are tested, and only a sample if there are many items: the line is valid for items,
-    but not for blocks of items.
+    An edge between tiles says by a linear function which items of the earlier command an item of the later one needs.
+    With symbolic sizes it is tested for ``sizes``, and for a sample of the items if there are many.
     """
     if not isinstance(earlier, Launch) or not isinstance(later, Launch):
         return False

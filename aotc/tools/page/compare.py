@@ -337,7 +337,7 @@ def _source_constants(bundle: str | bytes) -> dict[str, tuple[str, bytes]]:
 def compare_weights(
     first: Mapping[str, tuple[str, bytes]], second: Mapping[str, tuple[str, bytes]]
 ) -> tuple[DiffWeight, ...]:
-    """Return a row for each weight of either bundle."""
+    """Return whether each weight of either bundle was added, removed or changed, by its type and digest."""
     rows = []
     for name in dict.fromkeys([*first, *second]):
         a, b = first.get(name), second.get(name)

@@ -145,7 +145,7 @@ class _FftWriter(OrderedLines):
                 self._store_vector(vector, lanes, base, number * lanes)
 
     def _write_iteration(self, stage: FftStage, way: Walk, part: str, at: str) -> None:
-        """Write an iteration: the elements from ``at`` on of a part."""
+        """Write an iteration of a stage: the vectors at offset ``at`` of the sub-transform ``part``."""
         read = self._load_planes(stage, self._sum_of_terms((part, way.run), (at, 1)))
         self._write_iteration_end(stage, way, self.butterfly.transform(read), part, at)
 

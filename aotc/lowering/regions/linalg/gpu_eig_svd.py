@@ -309,7 +309,7 @@ class _JacobiEigen(Jacobi):
         return Apply("select", (comparison_call("eq", norm, self.real(0)), self.real(1), more), self.c.real)
 
     def number(self, block: list[Stmt], j: Dim) -> None:
-        """Append half the Rayleigh quotient ``conj(w) . (a w)`` of a column: the lower triangle, half its diagonal."""
+        """Append half the Rayleigh quotient ``conj(w) . (a w)`` of column ``j``, from the lower triangle of ``a``."""
         c, bind = self.c, self.e.bind
         scale = self.inverse_scale()
 

@@ -128,7 +128,7 @@ class RegisterTiles:
     def _tile_with_epilogue(
         self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0
     ) -> None:
-        """Write a tile of ``height`` rows with an epilogue of its own."""
+        """Write the tile of ``height`` rows from row ``start + done`` on, and the epilogue of these rows."""
         out = self.tile_result_buffer(block, self.p.place(outer, start + done, panel * self.p.cols), height)
         self.emit_register_tile(block, out, outer, panel, start, height, done)
         self.emit_epilogue(block, out, outer, start + done, panel, height, height)

@@ -125,7 +125,7 @@ def tensor_map_of_lines(
     view: View, pointer: int, operands: str, batch: tuple[str, Dim], sizes: tuple[Dim, Dim], box: list[int],
     numbers: Mapping[str, int],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the tensor map of a strided array, with one more dim for each coordinate that depends on the batch.
+    """Return the tensor map of a strided operand, with one more dim for each index of ``view`` that the batch decides.
 
     The map is created even for an array without elements, of which nothing is copied; so extents of 0 become 1.
     """
