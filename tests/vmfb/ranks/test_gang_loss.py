@@ -107,14 +107,15 @@ with aotc.gang(sys.argv[1]) as module:
     if sys.argv[2] == "idle":
         sys.stdin.read()
     if sys.argv[2] == "fork":
-        if not os.fork():
+        child = os.fork()
+        if not child:
             try:
                 module.spin(np.ones((8, 4), "f4"), 1)
             except aotc.CallError as error:
                 print(str(error).splitlines()[0], flush=True)
             module.close()
             os._exit(0)
-        os.wait()
+        os.waitpid(child, 0)
         print(module.spin(np.ones((8, 4), "f4"), 1)[0, 0], flush=True)
 print("end", flush=True)
 """
