@@ -150,9 +150,10 @@ function section(state, model, few) {
     made.append(charts);
     const queue = model.functions.map(f => f.phases.queue).filter(s => s !== undefined);
     const words = [`Last ${points.length} requests: median ${ms(quantile(points, .5))}, p90 ${ms(quantile(points, .9))}, p99 ${ms(quantile(points, .99))}`,
-      queue.length ? `mean time in the queue ${ms(Math.max(...queue))}` : "",
-      ...failures(traffic).map(([status, n]) => `${n} × status ${status}`)];
-    made.append($("p", words.filter(Boolean).join("; "), "muted"));
+      queue.length ? `mean time in the queue ${ms(Math.max(...queue))}` : ""];
+    const refused = failures(traffic).map(([status, n]) => `${n} × status ${status}`);
+    const since = refused.length ? `. Errors since the start: ${refused.join(", ")}` : "";
+    made.append($("p", words.filter(Boolean).join("; ") + since, "muted"));
   } else made.append($("p", `No requests yet. Clients call v2/models/${model.name}/infer.`, "muted"));
   made.append(bundle(model));
   return box;

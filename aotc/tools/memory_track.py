@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aotc.tools.explain.memory import explain_memory
+from aotc.tools.explain.memory import explain_memory, live_bytes
 from aotc.tools.flow import flow_of
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError
@@ -39,8 +39,7 @@ def memory_track(
             continue
         for d in mine:
             number = steps[place[d.kernel].pop(0)].number
-            alive = sum(row.bytes for row in report.rows if row.first <= number <= row.last)
-            events.append(_live_bytes_event(d.start, alive))
+            events.append(_live_bytes_event(d.start, live_bytes(report.rows, number)))
         events.append(_live_bytes_event(span.start + span.ns, 0))
     return sorted(events, key=lambda e: e["ts"])
 

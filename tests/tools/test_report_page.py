@@ -91,6 +91,16 @@ def test_a_symbolic_model_has_facts_for_other_sizes():
     assert (fixed["sizes"], fixed["assumed"], fixed["choices"]) == ({"n": 32}, [], [])
 
 
+def test_the_line_of_live_bytes_reaches_the_peak(files):
+    """A result that overwrites its operand counts once, in the line as in the peak."""
+    memory = facts_of((files / "m.vmfb").read_bytes(), "m.vmfb")["memory"]
+    assert len(memory["alive"]) == memory["steps"]
+    assert max(memory["alive"]) == memory["alive"][memory["at"]] == memory["peak"]
+    x = jnp.zeros((64, 64))
+    chain = facts_of(bytes(aotc.compile(lambda x: jnp.sin(jnp.sort(x @ x, 0)) @ x, x)), "m")["memory"]
+    assert max(chain["alive"]) == chain["peak"] > 0
+
+
 def test_stablehlo_of_a_kernel_is_that_of_its_own_ops():
     def layers(x):
         for n in range(2):

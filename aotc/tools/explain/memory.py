@@ -57,7 +57,7 @@ class MemoryReport(Shown):
     @property
     def at_peak(self) -> tuple[MemoryRow, ...]:
         """Return the values that are live at the peak, the largest first."""
-        return tuple(sorted(_live_rows_at(self.rows, self.at), key=lambda r: -r.bytes))
+        return tuple(sorted([r for r in self.rows if r.first <= self.at <= r.last], key=lambda r: -r.bytes))
 
     def document(self) -> Document:
         """Return the memory report: values alive over time, and their peak."""
@@ -98,7 +98,7 @@ def explain_memory(
     """
     flow = flow_of(opened, function, sizes, target)
     rows = live_rows(flow)
-    sums = [_bytes_of(_live_rows_at(rows, t)) for t in range(len(flow.steps))]
+    sums = [live_bytes(rows, step) for step in range(len(flow.steps))]
     peak = max(sums, default=0)
     at = sums.index(peak) if sums else 0
     picture = _memory_svg(flow, rows, peak, at)
@@ -115,17 +115,14 @@ def _spilled_values(flow: Flow) -> tuple[str, ...]:
     return tuple(f"{t['type']} from {t['from']} to {t['to']}, made at {t['loc']}" for t in rows)
 
 
-def _live_rows_at(rows: Iterable[MemoryRow], step: int) -> list[MemoryRow]:
-    return [r for r in rows if r.first <= step <= r.last]
-
-
-def _bytes_of(rows: Iterable[MemoryRow]) -> int:
-    """Return the bytes that values occupy together.
+def live_bytes(rows: Iterable[MemoryRow], step: int) -> int:
+    """Return the bytes that the values of a step occupy together.
 
     Shared bytes count once: a kernel may overwrite an operand with its result.
     """
+    alive = [row for row in rows if row.first <= step <= row.last]
     total, upto, space = 0, 0, ""
-    for row in sorted(rows, key=lambda r: (r.space, r.offset)):
+    for row in sorted(alive, key=lambda r: (r.space, r.offset)):
         upto = upto if row.space == space else 0
         total += max(row.end - max(row.offset, upto), 0)
         upto, space = max(row.end, upto), row.space

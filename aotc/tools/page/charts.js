@@ -66,10 +66,7 @@ function arena() {
     const title = `${bytes(r.bytes)}, ${r.type}, computed by ${r.producer}, read by ${r.read_by.join(", ")}, ${r.loc}`;
     linked(draw(c.svg, "rect", { x: x(r.first), y: y(r.offset + r.bytes), width, height, class: "alive" }, title), r.producer);
   }
-  const alive = new Array(steps + 1).fill(0);
-  for (const r of m.rows) { alive[r.first] += r.bytes; if (r.last + 1 <= steps) alive[r.last + 1] -= r.bytes; }
-  let sum = 0;
-  const points = alive.slice(0, steps).flatMap((change, n) => { sum += change; return [`${x(n)},${y(Math.min(sum, top))}`, `${x(n + 1)},${y(Math.min(sum, top))}`]; });
+  const points = m.alive.flatMap((sum, n) => [`${x(n)},${y(Math.min(sum, top))}`, `${x(n + 1)},${y(Math.min(sum, top))}`]);
   draw(c.svg, "polyline", { points: points.join(" ") });
   draw(c.svg, "line", { x1: x(m.at + 0.5), x2: x(m.at + 0.5), y1: MARGIN.top, y2: MARGIN.top + c.height, class: "peak" });
 }

@@ -12,7 +12,7 @@ from aotc.lowering.cost_model.machines import machine_of
 from aotc.recompile import model_of
 from aotc.targets import TARGETS, host_target
 from aotc.tools.explain.fusion import explain_fusion
-from aotc.tools.explain.memory import explain_memory
+from aotc.tools.explain.memory import explain_memory, live_bytes
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.tools.flow import entry_of
 from aotc.vmfb.assumed_sizes import assumed_sizes
@@ -79,7 +79,8 @@ def _facts_of_sizes(opened: OpenedBundle, function: str, sizes: Mapping[str, int
         "target": schedule.target, "measured_on": schedule.measured_on, "work": schedule.work,
         "path_ns": schedule.path, "steps": steps,
         "memory": {"peak": memory.peak, "at": memory.at, "steps": memory.steps, "arenas": dict(memory.arenas),
-                   "rows": [asdict(row) for row in memory.rows]},
+                   "rows": [asdict(row) for row in memory.rows],
+                   "alive": [live_bytes(memory.rows, step) for step in range(memory.steps)]},
     }  # fmt: skip
 
 

@@ -4,9 +4,10 @@ function head() {
   $("title").textContent = `${F.path.split("/").at(-1)}: ${F.function}`;
   $("summary").textContent = [F.target, F.mesh, sizes.join(", "), N.measured_on ? `times measured on ${N.measured_on}` : "times predicted, not measured", F.producer]
     .filter(Boolean).join(" · ");
+  const where = F.target === undefined || F.target.startsWith("cpu") ? "on one core" : "on the GPU";
   const tiles = [
-    [time(N.work), `all kernels on one core or GPU, ${N.measured_on ? "measured" : "predicted"}`],
-    [time(N.path_ns), "critical path: minimum with enough cores"],
+    [time(N.work), `all kernels one after the other ${where}, ${N.measured_on ? "measured" : "predicted"}`],
+    [time(N.path_ns), `critical path: kernels that wait for each other, each ${where}`],
     [String(Object.keys(F.kernels).length), `kernels, ${count(N.steps.length, "command")}`],
     [bytes(N.memory.peak), "peak of intermediate values"],
     [bytes(F.weights.reduce((sum, w) => sum + w.bytes, 0)), "weights"],
