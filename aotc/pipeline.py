@@ -34,6 +34,7 @@ from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import Module
 from aotc.ir.tensor.text import print_module
 from aotc.kernels.cpu.build import start_workers
+from aotc.kernels.cpu.link import linker_of_target
 from aotc.kernels.jobs.pool import POOL
 from aotc.kernels.numba_front.replace import module_texts
 from aotc.lowering import invariants
@@ -270,12 +271,16 @@ def _verify_after_passes(module: Module, done: Sequence[Pass]) -> None:
         raise InternalError("the IR after it is wrong: " + "; ".join(findings[:3]))
 
 
+_OWN_KEYWORDS = ("kwargs", "options", "args", "output", "mesh", "in_shardings", "out_shardings")  # of compile
+
+
 def checked_options(
     options: Options | None, flags: Mapping[str, Any] = MappingProxyType({}), whole: bool = True
 ) -> Options:
     """Override ``options`` by ``flags``, check and return them; ``whole``: all passes must run."""
     if unknown := sorted(set(flags) - set(known := [f.name for f in fields(Options)])):
-        raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=misspelling_hint(unknown[0], known))
+        hint = misspelling_hint(unknown[0], [*known, *_OWN_KEYWORDS])
+        raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=hint)
     if not isinstance(options, Options | None):
         raise CompileError.at(UNKNOWN, f"options is {options!r}", hint="aotc.options.Options, or fields as keywords")
     chosen = with_current_passes(with_sizes(with_bytes(replace(options or Options(), **flags))))
@@ -386,6 +391,9 @@ def compile_raw(raw: RawModel, targets: tuple[Target, ...], chosen: Options) -> 
             return known
     start = time.perf_counter()
     with guard("while starting the compiler processes", chosen):
+        for target in targets:
+            if (code := target.of("")).kind == "cpu":
+                linker_of_target(code)  # a missing linker is an error before the first kernel is compiled
         start_workers(chosen)
     models, path = [raw], raw.path
     del raw

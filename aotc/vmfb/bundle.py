@@ -354,8 +354,14 @@ def _read_manifest(where: str, data: memoryview) -> tuple[dict[str, Any], int]:
     return _decode_manifest(where, packed), start
 
 
+_MODEL_ENDINGS = (".mlir", ".mlirbc", ".jaxexp", ".jax", ".stablehlo")
+_BYTECODE = b"ML\xefR"  # how MLIR's bytecode begins
+
+
 def _not_a_bundle(where: str, data: memoryview) -> BundleError:
     hint = "the path of a .vmfb that `aotc compile` wrote"
+    if where.endswith(_MODEL_ENDINGS) or bytes(data[:4]) == _BYTECODE:
+        hint = f"this is a model: `aotc compile {where} -o model.vmfb` makes a bundle of it"
     return BundleError(where, "not an aotc bundle", f"first bytes {bytes(data[:8])!r}", repr(MAGIC), hint)
 
 

@@ -223,6 +223,11 @@ def test_not_a_bundle(tmp_path):
         aotc.load(b"PK\x03\x04" + bytes(100))
     with pytest.raises(BundleError, match="No such file"):
         aotc.load(tmp_path / "missing.vmfb")
+    (tmp_path / "m.mlir").write_text(ADD)
+    with pytest.raises(BundleError, match=r"this is a model: `aotc compile .*m\.mlir -o model\.vmfb`"):
+        aotc.load(tmp_path / "m.mlir")
+    with pytest.raises(BundleError, match="this is a model"):
+        aotc.load(b"ML\xefR" + bytes(100))
 
 
 @pytest.mark.ir
@@ -284,7 +289,11 @@ def test_a_bundle_needs_all_passes():
 @pytest.mark.ir
 @pytest.mark.parametrize(
     ("options", "part"),
-    [({"options": 3}, "options is 3"), ({"verbose": True}, "no option 'verbose'")],
+    [
+        ({"options": 3}, "options is 3"),
+        ({"verbose": True}, "no option 'verbose'"),
+        ({"ouput": "m.vmfb"}, "try: output=..."),
+    ],
 )
 def test_what_is_no_option(options, part):
     refused(ADD, part, "try:", **options)

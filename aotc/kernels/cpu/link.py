@@ -41,6 +41,11 @@ def _is_own_machine() -> str:
     return host_target().triple.split("-")[0]
 
 
+def linker_of_target(target: Target) -> tuple[str, ...]:
+    """Return the command of a linker for a CPU target; raise as :func:`linker_command` does."""
+    return linker_command(target.triple.split("-")[0] == _is_own_machine())
+
+
 @cache
 def linker_command(native: bool) -> tuple[str, ...]:
     """Return the command of a linker; a target other than this machine needs a linker for all machines.
@@ -125,7 +130,7 @@ class Linker:
     """
 
     def __init__(self, target: Target) -> None:
-        self._command = linker_command(target.triple.split("-")[0] == _is_own_machine())
+        self._command = linker_of_target(target)
         self._folder = work_path()
         self._words = ["-o", os.path.join(self._folder, _LIBRARY), f"-L{self._folder}", f"-l:{_OBJECTS}"]
         self._process: subprocess.Popen[bytes] | None = None

@@ -84,6 +84,14 @@ class CollectiveFunction:
         return self._known[serial]
 
 
+def _is_cut(op: str) -> bool:
+    """Return True for a collective that cuts its operand or result into as many parts as a group has ranks."""
+    match op:
+        case "all_gather" | "reduce_scatter" | "all_to_all":
+            return True
+    return False
+
+
 def check_facts(where: str, op: str, facts: Mapping[str, Any], ranks: int) -> None:
     """Refuse facts of a collective that no compiler writes: NCCL would access memory of other arrays.
 
@@ -103,8 +111,7 @@ def check_facts(where: str, op: str, facts: Mapping[str, Any], ranks: int) -> No
         len({row[end] for row in pairs}) == len(pairs) for end in (0, 1)
     )
     words = type(facts.get("serial")) is int and isinstance(facts.get("reduction", ""), str)
-    cuts = op in ("all_gather", "reduce_scatter", "all_to_all")
-    if not whole or not paired or not words or (cuts and len({len(row) for row in groups}) > 1):
+    if not whole or not paired or not words or (_is_cut(op) and len({len(row) for row in groups}) > 1):
         raise BundleError(where, "the facts of a collective are damaged", str(dict(facts))[:200])
 
 

@@ -10,8 +10,11 @@ import pytest
 
 pytest.importorskip("numba")
 
+import numpy as np
 from kernels.jobs.compilers import build_library
 
+import aotc
+from aotc import pipeline
 from aotc.diagnostics import CompileError, InternalError
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cpu import build, link
@@ -201,3 +204,13 @@ def test_a_missing_one_is_said_before_kernels_are_compiled(monkeypatch):
     monkeypatch.setattr(build.Compilation, "finish", lambda *_: pytest.fail("compiled"))
     with pytest.raises(CompileError, match="no linker found"):
         build_library([parse_kernel(TEXT)], host_target(), Options(cache=False))
+
+
+def test_a_missing_one_is_said_before_the_model_is_lowered(monkeypatch):
+    def none(native):
+        raise CompileError.at(link.UNKNOWN, "no linker found")
+
+    monkeypatch.setattr(link, "linker_command", none)
+    monkeypatch.setattr(pipeline, "lower", lambda *_: pytest.fail("lowered"))
+    with pytest.raises(CompileError, match="no linker found"):
+        aotc.compile(lambda x: x + 1, np.ones(3, np.float32), cache=False)
