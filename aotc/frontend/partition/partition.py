@@ -216,9 +216,18 @@ def _first_line(text: str) -> str:
 
 
 def _ask_partition_child(request: Mapping[str, Any], code: bytes, path: str) -> tuple[dict[str, Any], bytes]:
-    """Return the child's reply to a request."""
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as found, tempfile.TemporaryFile() as messages:
-        write_frame(given.fileno(), request, code)
+    """Return the child's reply to a request.
+
+    The folder of XLA's files is removed here, after the child has ended: its compiler still writes files there when the
+    reply is ready.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="aotc-partition-") as folder,
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as found,
+        tempfile.TemporaryFile() as messages,
+    ):
+        write_frame(given.fileno(), {**request, "folder": folder}, code)
         given.seek(0)
         try:
             command, limit = python_command(_CHILD), PARTITION_SECONDS

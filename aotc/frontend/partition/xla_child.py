@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -49,8 +48,7 @@ def serve() -> None:
 
 def _partition_by_xla(request: Mapping[str, Any], code: bytes) -> tuple[dict[str, Any], bytes]:
     """Return the shardings of arguments and results, and the program of a rank as StableHLO bytecode."""
-    with tempfile.TemporaryDirectory(prefix="aotc-partition-") as folder:
-        proto = _hlo_module_of(_dumped_hlo_file(request, code, Path(folder)))
+    proto = _hlo_module_of(_dumped_hlo_file(request, code, Path(request["folder"])))
     module = _hlo.HloModule.from_serialized_hlo_module_proto(proto)
     results = module.spmd_output_sharding
     parts = xla_client.HloSharding.from_proto(results) if results is not None else None
