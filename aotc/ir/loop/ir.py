@@ -306,7 +306,7 @@ def calls_device_function(kernel: Kernel) -> bool:
 
 
 COLLECTIVE_CALL = "collective_"
-"""Begins the names of the runtime's collectives, which GPU kernels without code of their own stand for."""
+"""The prefix of the names of collectives, GPU kernels whose code is in the runtime."""
 
 
 def collective_symbol(kernel: Kernel) -> str:

@@ -1,4 +1,4 @@
-"""What GPUs can reduce between ranks: the dtypes and reductions of NCCL."""
+"""The dtypes and reductions that NCCL supports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GpuReduction(NamedTuple):
 
 
 def gpu_reduction(reduction: str, dtype: str) -> GpuReduction | None:
-    """Return how NCCL reduces elements of ``dtype``; None if it does not."""
+    """Return NCCL's numbers of a reduction of ``dtype``, or None if NCCL does not support it."""
     if dtype not in _TYPES:
         return None
     ops = _OF_BITS if dtype == "i1" else _OF_COMPLEX if dtype in ("c64", "c128") else _REDUCTIONS

@@ -102,7 +102,7 @@ class NcclTransport:
         threading.Thread(target=self._end, args=("ncclCommAbort",), daemon=True).start()
 
     def _error(self) -> CallError | None:
-        """Return the error of a lost rank, made anew: each that is raised gets a traceback of its own."""
+        """Return a new exception for the lost rank, since each exception raised keeps its own traceback."""
         found = self._failure
         return None if found is None else error_of_message(type(found), str(found), vars(found))
 
@@ -127,7 +127,7 @@ class NcclTransport:
         return found is None
 
     def _described(self) -> str:
-        """Return what a call waits for: its collective, or the first of several."""
+        """Return the collective that a call waits for: its only one, or the first of several."""
         first, *others = self._calls or [Collective("a collective", 0)]
         return f"{first}" + (f", and {len(others)} behind it" if others else "")
 
@@ -202,7 +202,7 @@ class NcclCall:
             self.nccl.call("ncclGroupEnd")
 
     def reduction(self, dtype: str) -> GpuReduction:
-        """Return how NCCL reduces this dtype; the compiler refuses other dtypes."""
+        """Return NCCL's numbers of the reduction; the compiler refuses dtypes that NCCL does not support."""
         found = gpu_reduction(self.collective.reduction, dtype)
         if found is None:
             raise CallError("", f"{self.collective}: NCCL does not reduce {dtype} by {self.collective.reduction}")
