@@ -34,7 +34,7 @@ from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import Module
 from aotc.ir.tensor.text import print_module
 from aotc.kernels.cpu.build import start_workers
-from aotc.kernels.cpu.link import linker_of_target
+from aotc.kernels.cpu.find_linker import linker_of_target
 from aotc.kernels.jobs.pool import POOL
 from aotc.kernels.numba_front.replace import module_texts
 from aotc.lowering import invariants

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import struct
 import subprocess
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
-from aotc.diagnostics import UNKNOWN, CompileError, InternalError
+from aotc.diagnostics import InternalError
 from aotc.kernels.back_end import emit_data
-from aotc.targets import Target, host_target
+from aotc.kernels.cpu.find_linker import linker_of_target
+from aotc.targets import Target
 from aotc.vmfb.abi import IMPORT_PREFIX, INTERFACE_BYTES, INTERFACE_SYMBOL, TABLE_SYMBOL
 from aotc.vmfb.host.files import work_folder, work_path
-from aotc.vmfb.host.install import install_command
 
 ALLOWED_SYMBOLS = frozenset(
     ["memset", "memcpy", "memmove", "malloc", "free", "syscall", "sched_yield", "clock_gettime"]
@@ -34,46 +31,6 @@ _SPECIAL = re.compile(r"[^\w.$-]", re.ASCII)
 
 _WAITING: set[subprocess.Popen[bytes]] = set()
 """The linkers of this process that wait for their objects."""
-
-
-@cache
-def _is_own_machine() -> str:
-    return host_target().triple.split("-")[0]
-
-
-def linker_of_target(target: Target) -> tuple[str, ...]:
-    """Return the command of a linker for a CPU target; raise as :func:`linker_command` does."""
-    return linker_command(target.triple.split("-")[0] == _is_own_machine())
-
-
-@cache
-def linker_command(native: bool) -> tuple[str, ...]:
-    """Return the command of a linker; a target other than this machine needs a linker for all machines.
-
-    Raises
-    ------
-    CompileError
-        If none is installed; the message names a package.
-    """
-    for name in ("ld.lld", "ld") if native else ("ld.lld",):
-        path = shutil.which(name)
-        if path:
-            return (path, "-shared", "--build-id=none")
-    zig = _zig_program()
-    if zig:
-        return (zig, "ld.lld", "-shared", "--build-id=none")
-    compiler = shutil.which("cc") or shutil.which("gcc") if native else None
-    if compiler:
-        return (compiler, "-shared", "-nostdlib", "-Wl,--build-id=none")
-    tried = "ld.lld, ld or cc" if native else "ld.lld, which links for all machines"
-    raise CompileError.at(UNKNOWN, f"found no linker on the PATH, expected {tried}", hint=install_command("linker"))
-
-
-def _zig_program() -> str | None:
-    """Return the path of the ``zig`` program of the package ``ziglang``, or None if it is not installed."""
-    found = find_spec("ziglang")
-    folders = (found.submodule_search_locations if found else None) or ()
-    return next((zig for f in folders if os.access(zig := os.path.join(f, "zig"), os.X_OK)), None)
 
 
 def function_table(

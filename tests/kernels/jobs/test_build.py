@@ -12,7 +12,7 @@ from kernels.jobs.compilers import answers, build_library, quiet
 from aotc.diagnostics import CallbackFailed, InternalError
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels import back_end
-from aotc.kernels.cpu import build, link
+from aotc.kernels.cpu import build, find_linker, link
 from aotc.kernels.cpu.build import build_executor
 from aotc.kernels.cpu.compile import kernel_module
 from aotc.kernels.jobs import cache, objects, pool, run
@@ -269,7 +269,7 @@ def test_a_linker_that_fails_is_reported(tmp_path, monkeypatch):
     fake = tmp_path / "ld"
     fake.write_text("#!/bin/sh\necho no room >&2\nexit 1\n")
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(link, "linker_command", lambda native: (str(fake),))
+    monkeypatch.setattr(find_linker, "linker_command", lambda native: (str(fake),))
     with pytest.raises(InternalError, match="ld failed: no room"):
         link.link_shared_library([b""], host_target())
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("numba")
 
 from aotc.kernels import worker
-from aotc.kernels.cpu import link
+from aotc.kernels.cpu import find_linker, link
 from aotc.kernels.jobs import pool
 from aotc.targets import TARGETS
 from aotc.vmfb.host.children import python_command
@@ -85,11 +85,11 @@ def test_a_child_has_what_its_parent_added_to_the_path(fakes, tmp_path, monkeypa
 
 def test_a_linker_of_a_wheel_is_found_by_its_file(fakes, monkeypatch):
     """Not by the name of its package, which another folder may have."""
-    link.linker_command.cache_clear()
+    find_linker.linker_command.cache_clear()
     monkeypatch.setenv("PATH", str(fakes))
     monkeypatch.chdir(fakes)
-    command = link.linker_command(False)
-    link.linker_command.cache_clear()
+    command = find_linker.linker_command(False)
+    find_linker.linker_command.cache_clear()
     assert os.path.isabs(command[0])
     assert "ld.lld" in command
     ready = subprocess.run([*command[:2], "--version"], capture_output=True, text=True, timeout=60, check=True)

@@ -15,9 +15,9 @@ from kernels.jobs.compilers import build_library
 
 import aotc
 from aotc import pipeline
-from aotc.diagnostics import CompileError, InternalError
+from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.ir.loop.parser import parse_kernel
-from aotc.kernels.cpu import build, link
+from aotc.kernels.cpu import build, find_linker, link
 from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.cpu.link import Linker
 from aotc.options import Options
@@ -67,7 +67,7 @@ def linked_plainly(command, given, folder):
 def test_waiting_changes_no_byte(target, tmp_path):
     given = objects(target)
     assert link.link_shared_library(given, target) == linked_plainly(
-        link.linker_command(target == host_target()), given, tmp_path
+        find_linker.linker_command(target == host_target()), given, tmp_path
     )
 
 
@@ -75,7 +75,7 @@ def test_waiting_changes_no_byte(target, tmp_path):
 def test_every_linker_makes_its_own_bytes(command, tmp_path, temporary, monkeypatch):
     """Whether it waits or, as gold does, does not."""
     given = objects(host_target())
-    monkeypatch.setattr(link, "linker_command", lambda native: command)
+    monkeypatch.setattr(find_linker, "linker_command", lambda native: command)
     with Linker(host_target()) as linker:
         linker.start()
         time.sleep(0.1)
@@ -167,7 +167,7 @@ def test_one_that_ends_early_or_fails_is_reported_once(temporary):
 KILLED = f"""
 import os, signal, sys
 from aotc.ir.loop.parser import parse_kernel
-from aotc.kernels.cpu import build, link
+from aotc.kernels.cpu import build, find_linker, link
 from aotc.options import Options
 from aotc.targets import host_target
 from kernels.jobs.compilers import build_library
@@ -198,9 +198,9 @@ def test_it_ends_with_a_process_that_is_killed(temporary):
 
 def test_a_missing_one_is_said_before_kernels_are_compiled(monkeypatch):
     def none(native):
-        raise CompileError.at(link.UNKNOWN, "no linker found")
+        raise CompileError.at(UNKNOWN, "no linker found")
 
-    monkeypatch.setattr(link, "linker_command", none)
+    monkeypatch.setattr(find_linker, "linker_command", none)
     monkeypatch.setattr(build.Compilation, "finish", lambda *_: pytest.fail("compiled"))
     with pytest.raises(CompileError, match="no linker found"):
         build_library([parse_kernel(TEXT)], host_target(), Options(cache=False))
@@ -208,9 +208,9 @@ def test_a_missing_one_is_said_before_kernels_are_compiled(monkeypatch):
 
 def test_a_missing_one_is_said_before_the_model_is_lowered(monkeypatch):
     def none(native):
-        raise CompileError.at(link.UNKNOWN, "no linker found")
+        raise CompileError.at(UNKNOWN, "no linker found")
 
-    monkeypatch.setattr(link, "linker_command", none)
+    monkeypatch.setattr(find_linker, "linker_command", none)
     monkeypatch.setattr(pipeline, "lower", lambda *_: pytest.fail("lowered"))
     with pytest.raises(CompileError, match="no linker found"):
         aotc.compile(lambda x: x + 1, np.ones(3, np.float32), cache=False)
