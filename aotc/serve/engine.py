@@ -29,10 +29,10 @@ from aotc.serve.telemetry import open_traces
 class Ticket:
     """An admitted request: the data that metrics and logs record when it ends."""
 
-    __slots__ = ("_lap", "began", "error", "model", "phases", "protocol", "rows", "statistics", "status")
+    __slots__ = ("_lap", "began", "error", "load", "model", "phases", "protocol", "rows", "statistics", "status")
 
-    def __init__(self, protocol: str) -> None:
-        self.protocol, self.model, self.status, self.began = protocol, "", GOOD, perf_counter()
+    def __init__(self, protocol: str, load: int) -> None:
+        self.protocol, self.load, self.model, self.status, self.began = protocol, load, "", GOOD, perf_counter()
         self.error: BaseException | None = None
         self.statistics: Statistics | None = None
         self.phases: dict[str, float] = {}
@@ -112,7 +112,7 @@ class Engine:
         RequestFault
             If the server is shutting down, or the queue is full.
         """
-        ticket = Ticket(protocol)
+        ticket = Ticket(protocol, self._in_flight + 1)
         try:
             self._check_capacity()
         except RequestFault as error:
@@ -141,7 +141,9 @@ class Engine:
     def _count(self, ticket: Ticket) -> None:
         seconds = perf_counter() - ticket.began
         self._usual += (seconds - self._usual) / 16
-        self.metrics.ended(ticket.model, ticket.protocol, ticket.status, seconds)
+        self.metrics.ended(ticket.model, ticket.protocol, ticket.status, seconds, ticket.load)
+        if not ticket.model:
+            self.metrics.named(ticket.error)
         if ticket.statistics is not None:
             ticket.statistics.ended(seconds, ticket.phases, ticket.status == GOOD, ticket.rows)
         if ticket.status == FAILED:

@@ -16,8 +16,8 @@ CANCELLED = 499  # the client has disconnected, so nobody reads this status
 class RequestFault(CallError):
     """A refused request.
 
-    The parameters are an HTTP status and those of :class:`~aotc.vmfb.errors.CallError`. ``retry`` is the number of
-    seconds after which a retry may succeed, 0 if none will.
+    The parameters are an HTTP status and those of :class:`~aotc.vmfb.errors.CallError`; ``where`` is the model's name
+    in the request. ``retry`` is the number of seconds after which a retry may succeed, 0 if none will.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class RequestFault(CallError):
         retry: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(where, what, found, expected, hint)
-        self.status, self.retry = status, retry
+        self.status, self.where, self.retry = status, where, retry
 
 
 _SHORT = reprlib.Repr()

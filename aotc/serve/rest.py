@@ -67,9 +67,9 @@ def make_app(engine: Engine) -> Callable[[Scope, Receive, Send], Awaitable[None]
     app = Starlette(
         routes=routes,
         exception_handlers={
-            HTTPException: _unknown_path_response,
-            RequestFault: _refused_request_response,
-            Exception: _refused_request_response,
+            HTTPException: endpoints.unknown_path,
+            RequestFault: endpoints.refused_request,
+            Exception: endpoints.refused_request,
         },
     )
     return Guarded(app, engine)
@@ -89,6 +89,7 @@ class Guarded:
             path = scope["path"].removeprefix(scope.get("root_path", ""))  # Ray's prefix for an application
             self._access.check(dict(scope["headers"]), path)
         except RequestFault as error:
+            self._engine.metrics.refused("rest", error)
             await send_fault(send, error, close=True)
             return
         await self._app(scope, receive, send)
@@ -114,19 +115,6 @@ HEADERS = {
 
 # Paths that the error of an unknown path names.
 _PATHS = "GET /v2/models/NAME, POST /v2/models/NAME/infer, GET /v2/health/ready, or GET / for a page in a browser"
-
-
-async def _unknown_path_response(request: Request, error: Exception) -> Response:
-    """Return the error response for an unknown path or method."""
-    assert isinstance(error, HTTPException)
-    status, headers = error.status_code, error.headers
-    what = "there is nothing at this path" if status == NOT_FOUND else error.detail
-    fault = RequestFault(status, "", what, f"{request.method} {request.url.path}"[:200], _PATHS)
-    return JSONResponse({"error": str(fault)}, status, headers)
-
-
-async def _refused_request_response(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": text_of(error)}, status_of(error))
 
 
 class _InferRoute:
@@ -193,6 +181,20 @@ class _Endpoints:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+
+    async def unknown_path(self, request: Request, error: Exception) -> Response:
+        """Return the error response for an unknown path or method."""
+        assert isinstance(error, HTTPException)
+        status, headers = error.status_code, error.headers
+        what = "there is nothing at this path" if status == NOT_FOUND else error.detail
+        fault = RequestFault(status, "", what, f"{request.method} {request.url.path}"[:200], _PATHS)
+        self._engine.metrics.refused("rest", fault)
+        return JSONResponse({"error": str(fault)}, status, headers)
+
+    async def refused_request(self, request: Request, error: Exception) -> Response:
+        """Return the error response for a request that is not for inference."""
+        self._engine.metrics.refused("rest", error)
+        return JSONResponse({"error": text_of(error)}, status_of(error))
 
     async def live(self, request: Request) -> Response:
         """Report that the process is alive."""

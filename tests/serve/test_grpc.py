@@ -147,6 +147,14 @@ def test_requests_are_counted_by_their_protocol(server, client):
     assert 'aotc_requests_total{model="tiny",protocol="grpc",status="200"}' in text
 
 
+def test_questions_about_unknown_models_are_counted(server, client):
+    before = server.engine.metrics.unknown.get("teeny", 0)
+    for question in (client.get_model_metadata, client.get_model_config):
+        with pytest.raises(client_of.InferenceServerException, match="no such model"):
+            question("teeny")
+    assert server.engine.metrics.unknown["teeny"] == before + 2
+
+
 def test_a_token_and_a_tiny_folder_that_nobody_changes(tiny_folder):
     shown = {"authorization": "Bearer secret"}
     with (

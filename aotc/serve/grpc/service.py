@@ -150,23 +150,31 @@ class _Service:
         self._asking: dict[asyncio.Timeout, None] = {}  # health checks whose message is pending, oldest first
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Context manager that counts a call while it runs.
+    def _counted(self, context: grpc.aio.ServicerContext) -> Iterator[None]:
+        """Context manager that checks the token of a call, and counts the call while it runs.
 
         Raises
         ------
         RequestFault
-            If there are too many.
+            If the token is wrong, or too many calls are running.
         """
-        most = self._engine.settings.queue + SPARE_RPCS
-        if self._calls >= most:
-            what = "too many gRPC calls are running"
-            raise RequestFault(BUSY, "", what, self._calls, f"fewer than {most}", "later, or --queue", retry=1)
+        try:
+            self._access.check(_authorization_headers(context))
+            self._check_capacity()
+        except RequestFault as error:
+            self._engine.metrics.refused("grpc", error)
+            raise
         self._calls += 1
         try:
             yield
         finally:
             self._calls -= 1
+
+    def _check_capacity(self) -> None:
+        most = self._engine.settings.queue + SPARE_RPCS
+        if self._calls >= most:
+            what = "too many gRPC calls are running"
+            raise RequestFault(BUSY, "", what, self._calls, f"fewer than {most}", "later, or --queue", retry=1)
 
     async def _read(self, context: Any) -> bytes:
         """Read the message of a call.
@@ -190,12 +198,18 @@ class _Service:
         method: Callable[[Any], Awaitable[dict[str, Any]]] = getattr(self, name)
         response = MESSAGE[f"{name}Response"]
 
+        async def answer(context: grpc.aio.ServicerContext) -> bytes:
+            try:
+                request = decode(f"{name}Request", await self._read(context))
+                return response(**await method(request)).SerializeToString()
+            except Exception as error:
+                self._engine.metrics.refused("grpc", error)
+                raise
+
         async def call(requests: Any, context: Any) -> Any:
             try:
-                self._access.check(_authorization_headers(context))
-                with self._counted():
-                    request = decode(f"{name}Request", await self._read(context))
-                    return response(**await method(request)).SerializeToString()
+                with self._counted(context):
+                    return await answer(context)
             except Exception as error:
                 fault = without_references(error)
             await _abort_grpc_call(context, fault)
@@ -287,8 +301,7 @@ class _Service:
     async def infer(self, requests: Any, context: Any) -> None:
         """Handle an inference request."""
         try:
-            self._access.check(_authorization_headers(context))
-            with self._counted():
+            with self._counted(context):
                 await self._infer(context)
             return
         except Exception as error:
@@ -320,8 +333,7 @@ class _Service:
     async def stream(self, requests: Any, context: Any) -> None:
         """Handle the requests of a stream."""
         try:
-            self._access.check(_authorization_headers(context))
-            with self._counted():
+            with self._counted(context):
                 await InferStream(self._engine, context, self.reads).run()
             return
         except RequestFault as error:
