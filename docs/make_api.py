@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = (
     ("Compiling and loading", [("aotc/pipeline.py", "compile"), ("aotc/bundle.py", "Bundle"),
                                ("aotc/recompile.py", "upgrade"), ("aotc/vmfb/module.py", "load")]),
-    ("A module", [("aotc/vmfb/module.py", "LoadedModule"), ("aotc/vmfb/api/module_state.py", "Keeping")]),
+    ("A module", [("aotc/vmfb/module.py", "LoadedModule"), ("aotc/vmfb/api/module_state.py", "ModuleState")]),
     ("Its functions", [("aotc/vmfb/api/entry.py", "Entry"), ("aotc/vmfb/api/submit_entry.py", "Submitting"),
                        ("aotc/vmfb/arguments.py", "Signature"), ("aotc/vmfb/arguments.py", "TensorSpec")]),
     ("Bound weights and states", [("aotc/vmfb/api/bound.py", "Bound"), ("aotc/vmfb/api/state.py", "KeptState"),

@@ -19,6 +19,7 @@ from aotc.display.places import short_place
 from aotc.display.shown import Shown
 from aotc.display.units import size_text, time_text
 from aotc.tools.sample_arguments import sample_call
+from aotc.vmfb.assumed_sizes import kernel_sizes_text
 from aotc.vmfb.errors import CallError, check_keywords
 from aotc.vmfb.gang.gang import Gang, gang
 from aotc.vmfb.host.children import python_command
@@ -208,7 +209,7 @@ def _dispatch_blocks(one: BenchedBundle, roofline: bool) -> list[Block]:
         return [Line(""), Line(f"{one.file}: more dispatches than are recorded; try --seconds=0.1")]
     rows = []
     for d in one.dispatches:
-        sizes = ", ".join(f"{name}={n}" for name, n in d.sizes.items())
+        sizes = kernel_sizes_text(d.sizes)
         times = f"{d.runs:.4g}", time_text(d.ns.value / 1e9), f"{100 * d.share:.1f} %", f"{d.threads:.1f}"
         roof = f"{100 * d.roofline:.0f} %" if roofline else ""
         rows.append((d.kernel, sizes, *times, f"{d.gflops:.1f}", f"{d.gbs:.1f}", roof, short_place(d.loc)))

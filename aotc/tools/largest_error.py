@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,18 +10,21 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class LargestError:
-    """The largest absolute error of all elements, and the largest relative error of those whose reference is not 0.
+    """The largest errors of an array: absolute, relative to the largest value, and relative to each element.
 
-    An error is infinite where only one of the two elements is NaN, or one is infinite.
+    An error is infinite where only one of the two elements is NaN, or one is infinite. Elements whose reference is 0
+    have no relative error.
     """
 
     absolute: float
     relative: float
+    of_largest: float
 
     def __str__(self) -> str:
         if not self.absolute:
             return "no error"
-        return f"largest error {self.absolute:.3g}, relative {self.relative:.3g}"
+        share = f"{self.of_largest:.3g} of the largest value"
+        return f"largest error {self.absolute:.3g}, {share}; largest relative error {self.relative:.3g}"
 
 
 def largest_error(ours: np.ndarray, want: np.ndarray) -> LargestError:
@@ -32,5 +36,8 @@ def largest_error(ours: np.ndarray, want: np.ndarray) -> LargestError:
         gap = np.where(same, 0.0, np.abs(a - b))
         gap = np.where(np.isnan(gap), np.inf, gap)
         size = np.abs(b)
-        relative = np.where(gap == 0, 0.0, gap / np.where(np.isfinite(size), size, 1.0))[size != 0]
-    return LargestError(float(gap.max(initial=0.0)), float(relative.max(initial=0.0)))
+        finite = np.where(np.isfinite(size), size, 1.0)
+        relative = np.where(gap == 0, 0.0, gap / finite)[size != 0]
+        absolute, largest = gap.max(initial=0.0), finite.max(initial=0.0)
+        share = absolute / largest if largest else math.inf if absolute else 0.0
+    return LargestError(float(absolute), float(relative.max(initial=0.0)), float(share))

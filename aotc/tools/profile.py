@@ -14,6 +14,7 @@ from aotc.display.shown import Shown
 from aotc.display.units import count_text, size_text, time_text
 from aotc.tools.explain.schedule import measured_on
 from aotc.tools.sample_arguments import sample_call
+from aotc.vmfb.assumed_sizes import kernel_sizes_text
 from aotc.vmfb.module import load
 from aotc.vmfb.profile.model_place import PlaceTime, line_and_scope, places_of, times_by_place
 from aotc.vmfb.profile.roofline import roof_of
@@ -113,7 +114,7 @@ class ProfileResult(Shown):
             Column("GB/s", True, 5), Column("roof", True, 2), Column("from", priority=1), Column("scope", priority=1),
         ]  # fmt: skip
         rows = [
-            (k.name, ", ".join(f"{name}={n}" for name, n in k.sizes.items()), f"{k.runs}", time_text(k.seconds),
+            (k.name, kernel_sizes_text(k.sizes), f"{k.runs}", time_text(k.seconds),
              time_text(k.runs * k.seconds), f"{100 * k.share:.1f} %", size_text(k.bytes),
              f"{k.flops / k.seconds / 1e9:.1f}" if k.flops else "",
              f"{k.bytes / k.seconds / 1e9:.1f}", "" if k.roofline is None else f"{100 * k.roofline:.0f} %",

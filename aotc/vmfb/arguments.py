@@ -143,8 +143,10 @@ class Argument:
 
     def _by_dlpack(self, value: Any, where: str, error: Exception) -> np.ndarray:
         """Import a value that NumPy has refused with ``error``: a GPU array, or one of a dtype unknown to NumPy."""
-        from aotc.vmfb.devices.host_arrays import on_host  # only for such values
+        from aotc.vmfb.devices.host_arrays import on_host, random_key_words  # only for such values
 
+        if (words := random_key_words(value)) is not value:
+            return self._as_array(words, where)
         found = self.as_ours(value, where)
         if found is not value:
             return found.numpy()

@@ -11,6 +11,9 @@ from aotc.vmfb.errors import ArgumentValueError
 # Size of a symbolic dim without a typical size: between a batch of one and large batches.
 ASSUMED_SIZE = 16
 
+_RENAMED = re.compile(r"^(.+)_dim_*$")
+"""What the compiler calls a dim named like a loop variable of its kernels: ``s_dim`` for ``s``."""
+
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
@@ -23,6 +26,12 @@ def dim_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the symbols in the dims of arguments, the first one first."""
     names = (name for row in rows for dim in row["dims"] if isinstance(dim, str) for name in _NAME.findall(dim))
     return [name for name in dict.fromkeys(names) if name not in ("max", "min")]
+
+
+def kernel_sizes_text(sizes: Mapping[str, int]) -> str:
+    """Return the sizes of a kernel's dims as text, with the names that the model gives them: ``b=8, s=16``."""
+    names = (_RENAMED.sub(r"\1", name) for name in sizes)
+    return ", ".join(f"{name}={size}" for name, size in zip(names, sizes.values(), strict=True))
 
 
 def assumed_text(sizes: Mapping[str, int], typical: Collection[str]) -> str:

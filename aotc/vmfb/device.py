@@ -7,7 +7,7 @@ missing driver is an obstacle, which :func:`choose_variant` reports together wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -110,17 +110,28 @@ def choose_variant(
         else:
             usable.append((kind, module.rank(variant), variant, module))
     if not usable:
-        offered = "\n              ".join(obstacles) or "none: the bundle has no variants"
-        variants = bundle.manifest["variants"]
-        named = any(variant.get("devices") for variant in variants)
-        options = "--target, and --device NAME=TARGET," if named else "--target"
-        cpus = not named and all(variant["kind"] == "cpu" for variant in variants)
-        portable = "--portable, for all CPUs, or with " if cpus else ""
-        hint = f"compile with {portable}{options} for this machine"
-        raise BundleError(bundle.where, "this machine cannot run the bundle", offered, hint=hint)
+        raise _no_variant_error(bundle, ordinals, obstacles)
     first = min((row[0] for row in usable), key=lambda kind: kind == "cpu")  # every machine has a CPU
     best = max((row for row in usable if row[0] == first), key=lambda row: row[1])
     return best[2], best[3], ordinals.get(first, 0)
+
+
+def _no_variant_error(bundle: OpenedBundle, asked: Collection[str], obstacles: Sequence[str]) -> BundleError:
+    """Return the error of a bundle without a variant that can run; ``asked`` are the kinds of the requested devices."""
+    variants = bundle.manifest["variants"]
+    named = any(variant.get("devices") for variant in variants)
+    targets = ", ".join(variant["target"] for variant in variants)
+    if asked and not named and variants and not any(variant["kind"] in asked for variant in variants):
+        kind = next(iter(asked))
+        example = "cuda:sm_90" if kind == "cuda" else kind
+        hint = f"leave out --device (devices=), or compile with --target={example},{variants[0]['kind']}"
+        return BundleError(bundle.where, f"the bundle has no code for {kind}", targets, hint=hint)
+    offered = "\n              ".join(obstacles) or "none: the bundle has no variants"
+    options = "--target, and --device NAME=TARGET," if named else "--target"
+    cpus = not named and all(variant["kind"] == "cpu" for variant in variants)
+    portable = "--portable, for all CPUs, or with " if cpus else ""
+    hint = f"compile with {portable}{options} for this machine"
+    return BundleError(bundle.where, "this machine cannot run the bundle", offered, hint=hint)
 
 
 def _requested_ordinals(where: str, devices: Any) -> tuple[dict[str, int], bool]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from aotc.vmfb.api.entry import Closed, Entry, PickledModule
 from aotc.vmfb.api.module_ranks import RankedModule
-from aotc.vmfb.api.module_state import Keeping
+from aotc.vmfb.api.module_state import ModuleState
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.device import bind_devices, choose_variant, default_gpu, implied_places
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError, bundle_errors, check_keywords
@@ -219,7 +219,7 @@ def _module_of(
     "profile", "put", "rank", "shard", "signature", "state", "stats", "submit", "target", "trim", "update_weights",
     "weights",
 )  # fmt: skip
-class LoadedModule(Keeping, RankedModule):
+class LoadedModule(ModuleState, RankedModule):
     """A loaded bundle; its functions are attributes, and items: ``module.decode``, ``module["decode"]``.
 
     ``module(*args, **kwargs)`` runs the default function (``main``, or the only one) with pytrees and keyword names as

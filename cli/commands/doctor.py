@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +44,11 @@ _PACKAGES = (
     ("prometheus-client", "serve"),
 )
 """Each package with the extra that installs it."""
-_LINKERS = ("ld.lld", "ld", "cc", "gcc")
+_LINKERS = {
+    "linker": (True, "to compile"),
+    "linker for others": (False, "to compile for another architecture than that of this machine"),
+}
+"""Each linker: is it for this machine, and what needs it."""
 
 
 def command() -> None:
@@ -72,7 +75,7 @@ def _doctor_report() -> Iterator[tuple[str, str, str, str]]:
     old = sys.version_info < (3, 11)
     yield "no" if old else "ok", "python", platform.python_version(), "Python 3.11 or newer" if old else ""
     yield from _package_lines()
-    yield _linker_line()
+    yield from _linker_lines()
     yield from _machine_line()
     yield _gpu_line()
     yield _cache_line()
@@ -101,15 +104,16 @@ def _package_version(package: str) -> str:
         return ""
 
 
-def _linker_line() -> tuple[str, str, str, str]:
-    found = next((path for name in _LINKERS if (path := shutil.which(name))), "")
-    zig = _package_version("ziglang")
-    value = ", ".join(x for x in (found, zig and f"ziglang {zig}") if x)
-    if value:
-        return "ok", "linker", value, ""
+def _linker_lines() -> Iterator[tuple[str, str, str, str]]:
+    from aotc.diagnostics import CompileError
+    from aotc.kernels.cpu.find_linker import linker_command
     from aotc.vmfb.host.install import install_command
 
-    return "opt", "linker", "none (needed to compile)", install_command("linker")
+    for what, (native, purpose) in _LINKERS.items():
+        try:
+            yield "ok", what, linker_command(native)[0], ""
+        except CompileError:
+            yield "opt", what, f"none (needed {purpose})", install_command("linker")
 
 
 def _machine_line() -> Iterator[tuple[str, str, str, str]]:

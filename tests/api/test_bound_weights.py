@@ -13,7 +13,7 @@ from jax import export, lax
 import aotc
 from aotc.diagnostics import AotcWarning, CompileError
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.errors import BundleError, CallError
+from aotc.vmfb.errors import ArgumentError, BundleError, CallError
 
 pytestmark = pytest.mark.cpu
 
@@ -171,6 +171,19 @@ def test_what_does_not_fit_is_told_at_once():
         module.bind([weights])
     plain = module.bind({3: x})  # none of the weights: nothing is computed before
     np.testing.assert_allclose(plain(*weights.values()), module(weights, x))
+
+
+def test_bind_and_update_take_keywords():
+    module = aotc.load(compiled(lambda w, c, x: x @ w + c, f32(8, 8), f32(8), f32(4, 8), bind=()))
+    (w, c, x), new = (f32(8, 8), f32(8), f32(4, 8)), f32(8)
+    bound = module.bind(w=w, c=c)
+    np.testing.assert_array_equal(bound(x), module(w, c, x))
+    bound.update({"w": w}, c=new)
+    np.testing.assert_array_equal(bound(x), module(w, new, x))
+    with pytest.raises(ArgumentError, match="c is given twice"):
+        module.bind({"c": c}, c=c)
+    with pytest.raises(ArgumentError, match=r"no argument 'd' to bind\n *expected: w, c, x"):
+        module.bind(d=c)
 
 
 def test_a_weight_as_it_is_and_a_number_that_changes():

@@ -116,7 +116,8 @@ def test_what_no_spelling_is():
 
 @pytest.mark.parametrize("name", ["memory_limit", "stack_limit", "shared_memory_limit"])
 def test_limits_are_numbers_of_bytes(name):
-    for text, size in (("64MB", 64_000_000), ("1.5 kB", 1500), ("0", 0), (np.int64(7), 7)):
+    texts = {"64MB": 64_000_000, "1.5 kB": 1500, "64MiB": 1 << 26, "2 ki": 2048, "1.5Gi": 3 << 29, "0": 0}
+    for text, size in {**texts, np.int64(7): 7}.items():
         assert getattr(checked_options(Options(), {name: text}), name) == size
     for wrong in (True, "64MX", "", -1, 1.5, None, 10**30):
         with pytest.raises(aotc.CompileError, match=f"{name} is "):

@@ -8,6 +8,8 @@ from support import tiny
 from typer.testing import CliRunner
 
 import aotc
+from aotc.diagnostics import UNKNOWN
+from aotc.kernels.cpu import find_linker
 from aotc_cli.main import app
 from aotc_cli.shared.units import count_text
 
@@ -41,6 +43,18 @@ def test_doctor_says_what_is_missing_and_of_the_cache(tmp_path, monkeypatch):
     assert "optional nvidia-nvjitlink not installed (needed only to compile for CUDA)" in lines
     assert "optional cryptography not installed (needed only for signatures)" in lines
     assert "is not a folder try: set AOTC_CACHE_DIR to a folder of your own" in " ".join(lines)
+
+
+def test_doctor_names_a_missing_linker_for_other_architectures(monkeypatch):
+    def command(native):
+        if native:
+            return ("/usr/bin/ld",)
+        raise aotc.CompileError.at(UNKNOWN, "found no linker")
+
+    monkeypatch.setattr(find_linker, "linker_command", command)
+    text = " ".join(CliRunner().invoke(app, ["doctor"]).output.split())
+    assert "ok linker /usr/bin/ld optional linker for others none (needed to compile for another architecture" in text
+    assert "[linker]'" in text
 
 
 def test_a_key_without_cryptography_is_no_fault_of_ours(tmp_path, monkeypatch):

@@ -38,7 +38,7 @@ def test_the_house_is_as_it_is_drawn(update):
 def test_the_api_is_what_the_docstrings_say(update):
     text = _made_by("make_api.py")["page"]()
     _as_made({ROOT / "docs" / "api.md": text}, "make_api.py", update)
-    for name in ("compile(model", "LoadedModule.invoke(", "Keeping.update_weights(", "await Entry.async_("):
+    for name in ("compile(model", "LoadedModule.invoke(", "ModuleState.update_weights(", "await Entry.async_("):
         assert name in text
 
 

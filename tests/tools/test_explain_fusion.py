@@ -95,7 +95,7 @@ def test_command():
     assert shown.exit_code == 0, shown.output
     text = " ".join(shown.output.split())
     assert "rows of softmax_mul.mlir:4:24 and 1 more, read once, in parts: 1,048,576 bytes of a row >" in text
-    assert shown.output.endswith("\n3 kernels for cuda:sm_90a\n")
+    assert shown.output.endswith("\n3 regions for cuda:sm_90a; equal regions share a kernel\n")
     shown = CliRunner().invoke(app, ["explain", "fusion", model, "--target=cpu:x86-64-v4"])
     assert f"refused mul (softmax_mul.mlir:10:8): {NEEDED}" in " ".join(shown.output.split())
     shown = CliRunner().invoke(app, ["explain", "fusion", model, "--shared-memory-limit=9", "--json"])

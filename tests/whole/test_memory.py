@@ -152,6 +152,25 @@ def test_a_limit_that_cannot_be_kept_is_an_error_with_sizes():
     assert "memory-limit" in message
 
 
+def test_symbolic_sizes_keep_a_limit_at_their_typical_values(tmp_path):
+    text, typical = REREAD.replace("512x", "?x"), {"d1": 512}
+    whole = aotc.compile(text, typical=typical, verify_each=True)
+    (path := tmp_path / "whole.vmfb").write_bytes(whole)
+    peak = in_a_process(path, whole, 1, "main", [[512, 512]])["memory"]["high_water"]
+    limit = 5 * peak // 6
+    small = aotc.compile(text, typical=typical, memory_limit=limit, verify_each=True)
+    (path := tmp_path / "small.vmfb").write_bytes(small)
+    assert in_a_process(path, small, 1, "main", [[512, 512]])["memory"]["high_water"] <= limit < peak
+    (x,) = random((300, 300))
+    np.testing.assert_array_equal(*(aotc.load(b).invoke("main", x)[0] for b in (small, whole)))
+
+
+def test_a_limit_too_small_for_symbolic_sizes_is_an_error_with_the_assumed_sizes():
+    text = r"at d1=512 \(assumed\), [\d,]+ more than the memory limit of 1,000,000"
+    with pytest.raises(aotc.CompileError, match=text):
+        aotc.compile(REREAD.replace("512x", "?x"), typical={"d1": 512}, memory_limit="1MB")
+
+
 def test_the_order_of_ops_lowers_the_peak():
     """Each product is summed before the next one is made."""
 

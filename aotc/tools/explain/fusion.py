@@ -142,7 +142,8 @@ class FusionReport(Shown):
         for row in self.rows:
             form = "read once, in parts" if row.taken else "not read in parts"
             blocks += [Line(f"rows of {first_place(row.lines)}, {form}: {row.reason}"), Line("")]
-        summary = f"{count_text(len(self.regions), 'kernel')} for {self.target}{targets_text(self.devices)}"
+        regions = count_text(len(self.regions), "region")
+        summary = f"{regions} for {self.target}{targets_text(self.devices)}; equal regions share a kernel"
         return Document("", (*blocks, Line(summary)))
 
 

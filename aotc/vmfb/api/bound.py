@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from aotc.vmfb.api.entry import Closed
-from aotc.vmfb.api.named_values import on_its_device
+from aotc.vmfb.api.named_values import on_its_device, with_keywords
 from aotc.vmfb.api.parameters import Parameters
 from aotc.vmfb.api.partial import OpenFunction, bound_to, place_bound_values
 from aotc.vmfb.api.state import KeptState
@@ -65,11 +66,11 @@ def _modules_by_device(module: RuntimeModule) -> dict[str, LoadedGpu | None]:
     return {name: gpus[int(n or 0)] if kind == "cuda" else None for name, (kind, _, n) in kinds.items()}
 
 
-def bind(module: RuntimeModule, values: Mapping[str | int, Any], name: str) -> Bound:
+def bind(module: RuntimeModule, values: Mapping[str | int, Any], named: Mapping[str, Any], name: str) -> Bound:
     """Bind arguments of a function; see :meth:`aotc.vmfb.module.LoadedModule.bind`."""
     name = name or module.default_name()
     function = module.loaded(name)
-    held = place_bound_values(module, function, values)
+    held = place_bound_values(module, function, with_keywords(values, named, function.where))
     return Bound(module, OpenFunction(function, held, bound_to(module, name, held, {})))
 
 
@@ -106,11 +107,12 @@ class Bound:
         """Return a state of this function, as in :meth:`aotc.vmfb.module.LoadedModule.state`."""
         return KeptState(self._module, names, results, init, self.function)
 
-    def update(self, values: Mapping[str | int, Any]) -> None:
+    def update(self, values: Mapping[str | int, Any] = MappingProxyType({}), **named: Any) -> None:
         """Replace all bound values. A call reads either the old or the new values, never a mixture.
 
         Running calls and existing submissions read the old values. Prepared values are computed first: until then calls
-        continue with the old ones, and both are in memory.
+        continue with the old ones, and both are in memory. Values and keywords are those of
+        :meth:`aotc.vmfb.module.LoadedModule.bind`.
 
         Raises
         ------
@@ -118,7 +120,7 @@ class Bound:
             If ``values`` are not exactly the bound arguments, or one does not fit; then nothing changes.
         """
         function, bound = self._module.loaded(self.name), self.function.bound
-        held = place_bound_values(self._module, function, values)
+        held = place_bound_values(self._module, function, with_keywords(values, named, function.where))
         if held.keys() != bound:
             names = [", ".join(function.arguments[n].label for n in sorted(numbers)) for numbers in (held, bound)]
             raise CallError(function.where, "an update needs exactly the arguments that were bound", *names)

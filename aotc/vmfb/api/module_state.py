@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb.arguments import type_text
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from aotc.vmfb.interfaces import RuntimeModule
 
 
-class Keeping:
+class ModuleState:
     """Base of :class:`aotc.vmfb.module.LoadedModule` for state that outlives calls."""
 
     name: str
@@ -70,17 +71,21 @@ class Keeping:
 
         return bound.put(self, x, where)
 
-    def bind(self: RuntimeModule, values: Mapping[str | int, Any], function: str = "") -> Bound:
+    def bind(
+        self: RuntimeModule, values: Mapping[str | int, Any] = MappingProxyType({}), function: str = "", **named: Any
+    ) -> Bound:
         """Return a function with bound arguments, which stay on the device where the function reads them.
 
         Parameters
         ----------
-        values : mapping
+        values : mapping, optional
             Arrays by the names or numbers of arguments, pytrees by the names of trees. Arguments that the model was
             compiled to bind (``bind=``) are prepared now; for others, a GPU has copies, and the CPU reads the arrays in
             place.
         function : str, optional
             Name of the function; by default the default function.
+        **named : array or pytree
+            The same as keywords: ``module.bind(params=params)`` is ``module.bind({"params": params})``.
 
         Raises
         ------
@@ -89,7 +94,7 @@ class Keeping:
         """
         from aotc.vmfb.api import bound
 
-        return bound.bind(self, values, function)
+        return bound.bind(self, values, named, function)
 
     def state(
         self: RuntimeModule, *names: str, results: Mapping[str, str] | None = None,

@@ -15,6 +15,23 @@ if TYPE_CHECKING:
     from aotc.vmfb.interfaces import RuntimeFunction
 
 
+def with_keywords(values: Mapping[str | int, Any], named: Mapping[str, Any], where: str) -> Mapping[str | int, Any]:
+    """Return ``values`` together with the values of keyword arguments.
+
+    Raises
+    ------
+    ArgumentError
+        If a keyword is in ``values`` too.
+    """
+    if not named or not isinstance(values, Mapping):  # the caller refuses values that are not a mapping
+        return values
+    if twice := sorted(values.keys() & named.keys()):
+        raise ArgumentError(where, f"{twice[0]} is given twice", hint="pass it in the mapping or as a keyword")
+    merged: dict[str | int, Any] = dict(values)
+    merged.update(named)
+    return merged
+
+
 def by_number(signature: Signature, values: Mapping[str | int, Any], where: str) -> tuple[dict[int, Any], list[str]]:
     """Return the entries of ``values`` by argument number, and a list of problems with other entries.
 

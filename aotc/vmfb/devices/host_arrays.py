@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,17 @@ class _Shown:
             "version": 3, "shape": found.shape, "typestr": plain.str, "strides": found.strides,
             "data": (found.address, found.read_only),
         }  # fmt: skip
+
+
+def random_key_words(value: Any) -> Any:
+    """Return the u32 words of a typed random key (``jax.random.key``); other values unchanged.
+
+    JAX is looked up among the loaded modules: a process that has such a key has imported it.
+    """
+    jax = sys.modules.get("jax")
+    if jax is None or not isinstance(value, jax.Array) or not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return value
+    return jax.random.key_data(value)
 
 
 def on_host(value: Any, writes: bool = False) -> np.ndarray | None:

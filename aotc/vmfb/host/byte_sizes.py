@@ -15,17 +15,18 @@ EXAMPLES = "a number of bytes, or text such as '64MB'"
 
 
 def parse_bytes(text: str) -> int:
-    """Parse a size such as ``64MB`` or ``1.5 GB`` (powers of 1000), or a number of bytes.
+    """Parse a size such as ``64MB`` or ``1.5 GB`` (powers of 1000), ``64MiB`` (powers of 1024), or a number of bytes.
 
     Raises
     ------
     ValueError
         If the text is not a size.
     """
-    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kKMGT]?)B?", text.strip())
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *(?:([kKMGT])(i?))?B?", text.strip())
     if found is None:
         raise ValueError(f"{text[:60]!r} is not a size: expected a size such as 64MB")
-    return int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))
+    base = 1024 if found[3] else 1000
+    return int(float(found[1]) * base ** " KMGT".index((found[2] or " ").upper()))
 
 
 def as_bytes(value: Any) -> int:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aotc.vmfb.assumed_sizes import kernel_sizes_text
 from aotc.vmfb.profile.model_place import model_place
 from aotc.vmfb.profile.records import Dispatch, Part, Span
 
@@ -87,7 +88,7 @@ def _runs_of_claims(claims: Sequence[tuple[Part, int]]) -> list[list[tuple[Part,
 def _dispatch_slice(d: Dispatch, run: Sequence[tuple[Part, int]], thread: int) -> list[dict[str, Any]]:
     start, end = run[0][0].began, run[-1][0].ended
     facts = {key: value for key, value in d._asdict().items() if key not in ("kernel", "parts", "sizes")}
-    place, sizes = model_place(d.loc), ", ".join(f"{name}={n}" for name, n in d.sizes.items())
+    place, sizes = model_place(d.loc), kernel_sizes_text(d.sizes)
     facts |= {"dispatch": run[0][1], "sizes": sizes, "scope": place.scope, "line": place.line}
     rows = [_slice_event(d.kernel, "dispatch", thread, start, end - start, facts)]
     if len(run) > 1:

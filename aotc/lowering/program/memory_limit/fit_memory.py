@@ -7,12 +7,13 @@ from functools import partial
 from typing import Protocol
 
 from aotc.diagnostics import CompileError
-from aotc.ir.dims.algebra import Dim, Expr, static
+from aotc.ir.dims.algebra import Dim
+from aotc.ir.dims.symbols import symbols
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.program.ir import Buffered, Copy, Launch, Storage, accessed_storages, walk
 from aotc.ir.tensor.ir import Function
 from aotc.lowering.cost_model.model import Costs
-from aotc.lowering.cost_model.work import estimated_dim
+from aotc.lowering.cost_model.work import estimated_dim, estimated_symbol
 from aotc.lowering.placement.memory_spaces import Space
 from aotc.lowering.program.graphs import command_sequences
 from aotc.lowering.program.memories import Memories
@@ -40,7 +41,8 @@ def fit_memory(
     """Reorder a function's ops to use less memory; for a memory limit, also recompute or move values.
 
     With a ``limit`` (bytes for each memory; 0: none), values are also recomputed or, from a GPU, moved to host memory.
-    An order that alternates between memories more often is used only to keep the limit.
+    Symbolic sizes count with their estimates. An order that alternates between memories more often is used only to keep
+    the limit.
 
     Raises
     ------
@@ -89,7 +91,11 @@ def _arena_values(steps: Buffered) -> Dim:
 
 
 class _FunctionVersion:
-    """A version of a function, and the bytes of each memory that its calls use: the arena, and one thread's scratch."""
+    """A version of a function, and the bytes of each memory that its calls use: the arena, and one thread's scratch.
+
+    Bytes that depend on symbolic sizes are compared with a limit for the estimated sizes: only a call knows the true
+    ones.
+    """
 
     def __init__(self, function: Function, steps: Buffered, memories: Memories) -> None:
         self.function, self.steps, self.memories = function, steps, memories
@@ -99,13 +105,11 @@ class _FunctionVersion:
 
     def over(self, limit: int) -> list[int]:
         """Return the numbers of the memories in which this version of the function exceeds ``limit``."""
-        if any(isinstance(size, Expr) for size in self.taken):
-            return []
-        return [n for n, size in enumerate(self.taken) if static(size) > limit]
+        return [n for n, size in enumerate(self.taken) if estimated_dim(size) > limit]
 
     def excess(self, limit: int) -> int:
         """Return the bytes by which this version of the function exceeds ``limit``, over all memories."""
-        return sum(static(self.taken[n]) - limit for n in self.over(limit))
+        return sum(estimated_dim(self.taken[n]) - limit for n in self.over(limit))
 
 
 def arena_values_by_memory(steps: Buffered, spaces: int) -> list[list[Storage]]:
@@ -136,18 +140,24 @@ def _memory_limit_error(limit: int, form: _FunctionVersion) -> CompileError:
 
     space = form.over(limit)[0]
     own = form.memories.spaces[space]
-    size, scratch = static(form.taken[space]), form.scratch[space]
+    size, scratch = estimated_dim(form.taken[space]), form.scratch[space]
     alive = _values_alive_at_peak(arena_values_by_memory(steps, len(form.taken))[space])
-    rows = [f"{s.size:,} bytes of {made.get(s, 'a copy')}" for s in alive[:NAMED_BUFFERS]]
+    rows = [f"{estimated_dim(s.size):,} bytes of {made.get(s, 'a copy')}" for s in alive[:NAMED_BUFFERS]]
     thread = f" ({scratch:,} of them for one thread)" if scratch else ""
-    where = f" on {own.device}" if own.device else ""
+    where, assumed = f" on {own.device}" if own.device else "", _for_estimated_sizes(form.taken[space])
     remaining = f"; the largest buffers at its peak: {'; '.join(rows)}" if rows else ""
     return CompileError.at(
         form.function.loc,
-        f"a call of @{form.function.name} needs {size:,} bytes{where}{thread}, {size - limit:,} more than "
+        f"a call of @{form.function.name} needs {size:,} bytes{where}{assumed}{thread}, {size - limit:,} more than "
         f"the memory limit of {limit:,}{remaining}",
         hint=f"raise --memory-limit, or compile the model for smaller arrays; {_memory_limit_hint(form.function, own)}",
     )
+
+
+def _for_estimated_sizes(size: Dim) -> str:
+    """Return the estimated sizes in ``size`` as text, `` at b=16 (assumed)``; empty if it has no symbols."""
+    names = sorted({s.name for s in symbols(size)})
+    return f" at {', '.join(f'{name}={estimated_symbol(name)}' for name in names)} (assumed)" if names else ""
 
 
 def _memory_limit_hint(function: Function, space: Space) -> str:

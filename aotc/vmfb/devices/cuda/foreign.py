@@ -17,7 +17,7 @@ from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.array import CudaArray, CudaBuffer, memory_keeper
 from aotc.vmfb.devices.dlpack import CUDA, MANAGED, Handed, capsule_description
-from aotc.vmfb.devices.host_arrays import on_host
+from aotc.vmfb.devices.host_arrays import on_host, random_key_words
 
 _LEGACY = 1  # the legacy default stream in both protocols: it orders itself with all other streams
 
@@ -115,6 +115,8 @@ def as_array(value: Any) -> np.ndarray | DeviceArray:
     try:
         return np.asarray(value)
     except TypeError:  # a dtype unknown to NumPy
+        if (words := random_key_words(value)) is not value:
+            return as_array(words)
         made = on_host(value)
         if made is None:
             raise
