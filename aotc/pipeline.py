@@ -324,7 +324,7 @@ def compile(
         File to write the bundle to as well: ``aotc.compile(f, x, output="f.vmfb")``.
     mesh : mapping of str to int, jax.sharding.Mesh or AbstractMesh, optional
         The mesh of a function that several ranks run, as ``{"data": 2, "model": 4}``; a function whose own shardings
-        name a mesh needs none. See ``docs/sharding.md``.
+        name a mesh needs none. For a program with shardings: names of its axes. See ``docs/sharding.md``.
     in_shardings, out_shardings : pytree of PartitionSpec, optional
         As in ``jax.jit``.
 
@@ -345,8 +345,7 @@ def compile(
     chosen = checked_options(options, flags)
     targets = variant_targets(resolve_targets(chosen.target), chosen.devices)
     if mesh is not None or in_shardings is not None or out_shardings is not None:
-        with guard("while reading the shardings", chosen):
-            model = _model_on_mesh(model, mesh, in_shardings, out_shardings)
+        model = model_on_mesh(chosen, model, mesh, in_shardings, out_shardings)
     made = compile_for(targets, chosen, model, example_args, args, kwargs)
     if output is not None:
         made.save(output)
@@ -368,14 +367,22 @@ def compile_for(
             return Bundle(compile_with_weights(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
 
 
-def _model_on_mesh(model: object, mesh: object, in_shardings: object, out_shardings: object) -> object:
-    """Return the function, or each of several, for the mesh; shardings of several are by name."""
-    from aotc.frontend.partition.meshes import function_on_mesh
+def model_on_mesh(
+    options: Options, model: object, mesh: object, in_shardings: object = None, out_shardings: object = None
+) -> object:
+    """Return a model, or each of several, for the mesh; shardings of several are by name."""
+    with guard("while reading the shardings", options):
+        from aotc.frontend.mlir import lines_shown
+        from aotc.frontend.partition.meshes import function_on_mesh, read_on_mesh
 
-    if not isinstance(model, Mapping):
-        return function_on_mesh(model, mesh, in_shardings, out_shardings)
-    ins, outs = (given if isinstance(given, Mapping) else {} for given in (in_shardings, out_shardings))
-    return {name: function_on_mesh(one, mesh, ins.get(name), outs.get(name)) for name, one in model.items()}
+        def one_on_mesh(one: object, ins: object, outs: object) -> object:
+            return function_on_mesh(one, mesh, ins, outs) if callable(one) else read_on_mesh(one, mesh, ins, outs)
+
+        with lines_shown(model):
+            if not isinstance(model, Mapping):
+                return one_on_mesh(model, in_shardings, out_shardings)
+            ins, outs = (given if isinstance(given, Mapping) else {} for given in (in_shardings, out_shardings))
+            return {name: one_on_mesh(one, ins.get(name), outs.get(name)) for name, one in model.items()}
 
 
 # Seconds of compilation from which a bundle is cached on disk. A bundle that compiles faster is not worth a file.

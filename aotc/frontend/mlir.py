@@ -75,8 +75,8 @@ class RawModel:
     """A model as read from its source, before parsing: text or bytes.
 
     ``values`` maps a function's name to the flat list of its example arguments. ``digest`` is the SHA-256 of the
-    jax.export blob that contained ``data``. ``rewritten`` is ``data`` as the child process of
-    :mod:`aotc.frontend.child_reader` parsed and wrote it; it is parsed instead of ``data`` if present.
+    jax.export blob that contained ``data``, if that alone decides on the program. ``rewritten`` is ``data`` as the
+    child process of :mod:`aotc.frontend.child_reader` parsed and wrote it; it is parsed instead of ``data`` if present.
     """
 
     data: str | bytes
@@ -118,8 +118,8 @@ def of_one_rank(raw: RawModel) -> RawModel:
     with _sharded_module(raw) as module:
         if module is None:
             return raw
-        data, ranks = partitioned(module, raw.path)
-    kept = {key: value for key, value in raw.metadata.items() if key != "devices"}
+        data, ranks = partitioned(module, raw.path, raw.metadata.get("axes", ()))
+    kept = {key: value for key, value in raw.metadata.items() if key not in ("devices", "axes")}
     return RawModel(data, raw.path, {**kept, "ranks": ranks}, digest=raw.digest)
 
 
@@ -376,6 +376,9 @@ def lines_shown(model: Any) -> Iterator[None]:
     except CompileError as error:
         models = model if isinstance(model, Mapping) else {None: model}
         for name, one in models.items():
+            if isinstance(one, RawModel):
+                add_source_lines(error, one)
+                continue
             is_path = isinstance(one, os.PathLike) or (isinstance(one, str) and _is_path(one))
             try:
                 text = Path(one).read_bytes() if is_path else one

@@ -24,6 +24,7 @@ from aotc_cli.shared.compile_options import (
     HOST_TARGET_HELP,
     KERNEL_HELP,
     MEMORY_HELP,
+    MESH_HELP,
     PLACE_HELP,
     PORTABLE_HELP,
     PRECISION_HELP,
@@ -41,6 +42,7 @@ from aotc_cli.shared.compile_options import (
     devices_of,
     parse_about,
     parse_bytes,
+    parse_mesh,
     parse_specialized,
     parse_typical,
     portable_target,
@@ -90,6 +92,10 @@ aotc compile model.jax -o model.vmfb --about license=MIT --about version=3
 Prepare the weights once, and keep a cache between calls:
 
 aotc compile model.jax -o model.vmfb --bind=params --state=result[0]=cache
+
+Compile a sharded model for 8 ranks, and name the axes of its mesh:
+
+aotc compile sharded.jax -o model.vmfb --mesh data=2,model=4
 
 Put several models into one bundle:
 
@@ -152,6 +158,7 @@ def command(
     ),
     bind: list[str] = typer.Option([], rich_help_panel=Panel.WEIGHTS, metavar="ARGUMENT", help=BIND_HELP),
     state: list[str] = typer.Option([], rich_help_panel=Panel.WEIGHTS, metavar="[RESULT=]ARGUMENT", help=STATE_HELP),
+    mesh: str = typer.Option("", rich_help_panel=Panel.DEVICES, metavar="AXIS=SIZE,...", help=MESH_HELP),
     device: list[str] = typer.Option([], rich_help_panel=Panel.DEVICES, metavar="DEVICE=TARGET", help=DEVICE_HELP),
     default_device: str = typer.Option("", rich_help_panel=Panel.DEVICES, metavar="DEVICE", help=DEFAULT_DEVICE_HELP),
     place: str = typer.Option("said", rich_help_panel=Panel.DEVICES, metavar="said|auto", help=PLACE_HELP),
@@ -214,7 +221,8 @@ def command(
         replace=replaced_kernels(kernel),
         about=parse_about(about),
     )
-    _compile_or_print_ir(models, output, (options, _command_line_options(context)), custom_calls, quiet)
+    said = options, _command_line_options(context)
+    _compile_or_print_ir(models, output, said, parse_mesh(mesh), custom_calls, quiet)
 
 
 def _pass_to_print_after(print_after: str, annotate: bool) -> str:
@@ -226,8 +234,9 @@ def _pass_to_print_after(print_after: str, annotate: bool) -> str:
 
 
 def _compile_or_print_ir(
-    models: list[str], output: Path, said: tuple[Options, list[str]], custom_calls: list[str], quiet: bool
-) -> None:
+    models: list[str], output: Path, said: tuple[Options, list[str]], mesh: Mapping[str, int], custom_calls: list[str],
+    quiet: bool,
+) -> None:  # fmt: skip
     """Write the bundle, or the IR after the last pass that runs.
 
     ``said`` contains the options, and the names of those on the command line: a reproducer may supply the others.
@@ -249,6 +258,10 @@ def _compile_or_print_ir(
         from aotc.recompile import model_of_reproducer
 
         source, targets, options = model_of_reproducer(kept, {name: getattr(options, name) for name in said[1]})
+    if mesh:
+        from aotc.pipeline import model_on_mesh
+
+        source = model_on_mesh(options, source, mesh)
     with warnings_as_sentences():
         if options.stop_after:
             text = _ir_after_stop(source, options, targets)

@@ -12,6 +12,10 @@ from warnings import catch_warnings, simplefilter
 import typer
 
 TARGET_HELP = "cpu (this machine), or names from `aotc targets`, with commas."
+MESH_HELP = (
+    "Axes of the mesh of a sharded model, as data=2,model=4: names for a model without them. The product of the sizes "
+    "is the number of its devices."
+)
 SPECIALIZE_HELP = (
     "b=1,8: also compile code for these sizes of dim b. b=1..64: for the bounds and the powers of two between; "
     "b=1:8:64: for the least, typical and largest size, as --specialize b=1,8,64 --typical b=8. Calls of other sizes "
@@ -73,6 +77,19 @@ def parse_specialized(texts: list[str]) -> dict[str, tuple[int, ...]]:
             expected = "NAME=SIZE,SIZE..., NAME=FIRST..LAST or NAME=LEAST:TYPICAL:LARGEST"
             raise typer.BadParameter(f"{text[:60]!r}: expected {expected}", param_hint="--specialize")
         found[name] = sizes_in(range(numbers[0], numbers[1] + 1)) if len(bounds) == 2 else tuple(dict.fromkeys(numbers))
+    return found
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Return ``{"data": 2, "model": 4}`` for ``data=2,model=4``; nothing for an empty text."""
+    found: dict[str, int] = {}
+    for part in text.split(",") if text else ():
+        name, _, size = (word.strip() for word in part.partition("="))
+        is_size = size.isascii() and size.isdigit() and len(size) < 10 and int(size) > 0
+        if not name or not is_size or name in found:
+            message = f"{text[:60]!r}: expected AXIS=SIZE,AXIS=SIZE... with different names and sizes from 1 on"
+            raise typer.BadParameter(message, param_hint="--mesh")
+        found[name] = int(size)
     return found
 
 

@@ -1,14 +1,17 @@
-"""Meshes and shardings given to ``aotc.compile``, for functions that do not have them."""
+"""Meshes and shardings given to ``aotc.compile``: those of functions, and axes for programs that are read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from aotc.diagnostics import CompileError, Loc
+from aotc.frontend.mlir import RawModel, fetch_whole, is_for_several
+from aotc.vmfb.ranks.layout import mesh_of
 
 
 def function_on_mesh(model: object, mesh: object, in_shardings: object, out_shardings: object) -> Any:
@@ -34,9 +37,6 @@ def function_on_mesh(model: object, mesh: object, in_shardings: object, out_shar
     CompileError
         If ``mesh`` is none, or a specification does not fit it.
     """
-    if not callable(model):
-        what = f"mesh= is for functions, and the model is a {type(model).__name__}"
-        raise CompileError.at(Loc(), what, hint="a function with its examples; a program that is exported has its mesh")
     chosen = _mesh_of(mesh, in_shardings, out_shardings)
     if in_shardings is None and out_shardings is None:
         return _Traced(model if hasattr(model, "trace") else jax.jit(model), chosen)
@@ -46,6 +46,36 @@ def function_on_mesh(model: object, mesh: object, in_shardings: object, out_shar
         return _Traced(jax.jit(model, **shardings, **_arguments_of_jit(model)), chosen)
     except (TypeError, ValueError) as error:
         raise CompileError.at(Loc(), f"the shardings do not fit: {str(error).splitlines()[0]}") from error
+
+
+def read_on_mesh(model: object, mesh: object, in_shardings: object, out_shardings: object) -> RawModel:
+    """Read a model that has shardings, and give its mesh other axes.
+
+    Parameters
+    ----------
+    model : str, bytes, path, jax.export.Exported, jax.stages.Traced, jax.stages.Lowered or RawModel
+    mesh : mapping of str to int, jax.sharding.Mesh or jax.sharding.AbstractMesh
+    in_shardings, out_shardings : None
+        Shardings are part of the program.
+
+    Raises
+    ------
+    CompileError
+        If the model cannot be read, is for one device, or ``mesh`` is none.
+    """
+    kind = type(model).__name__
+    if in_shardings is not None or out_shardings is not None:
+        what = f"in_shardings and out_shardings are for functions, and the model is a {kind}"
+        raise CompileError.at(Loc(), what, hint="a function with its examples; the shardings of a program stay")
+    axes = tuple(_mesh_of(mesh, None, None).shape.items())
+    raw = fetch_whole(model)
+    if "ranks" in raw.metadata:
+        what = f"mesh: the program is that of one rank already, on {mesh_of(raw.metadata['ranks']['mesh'])}"
+        raise CompileError.at(Loc(raw.path), what, hint="the program as it was before, or no mesh")
+    if not is_for_several(raw):
+        hint = "aotc.compile(f, x, mesh=..., in_shardings=...), or jax.export of a function with shardings"
+        raise CompileError.at(Loc(raw.path), "mesh: the program has no shardings, it is for one device", hint=hint)
+    return replace(raw, metadata={**raw.metadata, "axes": axes}, digest=b"")
 
 
 def _arguments_of_jit(model: object) -> dict[str, Any]:

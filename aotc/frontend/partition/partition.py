@@ -11,6 +11,8 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import IO, Any
 
 from jaxlib.mlir import ir
@@ -31,12 +33,15 @@ _SHARDY = "sdy.sharding"
 _SHARDINGS = (_SHARDY, "mhlo.sharding", "mhlo.layout_mode", "mhlo.memory_kind")
 _AXIS = re.compile(r'"((?:[^"\\]|\\.)*)"=(\d+)')
 _FATAL = re.compile(r"F\d{4} [\d:.]+\s+\d+ \S+\] (.*)")
+_WHOLE_AXES = "in_shardings and out_shardings of whole axes"
 _DEVICES = re.compile(r"device_ids=\[([\d, ]*)\]")
 # Seconds that XLA may take for a program: 32 layers for 512 devices take two.
 PARTITION_SECONDS = 600
 
+Axes = Sequence[tuple[str, int]]
 
-def partitioned(module: ir.Module, path: str = "") -> tuple[bytes, dict[str, Any]]:
+
+def partitioned(module: ir.Module, path: str = "", axes: Axes = ()) -> tuple[bytes, dict[str, Any]]:
     """Return the program of a rank as bytecode, and the layouts of its arguments and results.
 
     Parameters
@@ -46,6 +51,8 @@ def partitioned(module: ir.Module, path: str = "") -> tuple[bytes, dict[str, Any
         changed.
     path : str
         The model's file, for messages.
+    axes : sequence of (str, int), optional
+        Axes that replace those of the program's mesh.
 
     Returns
     -------
@@ -57,21 +64,23 @@ def partitioned(module: ir.Module, path: str = "") -> tuple[bytes, dict[str, Any
     Raises
     ------
     CompileError
-        If XLA refuses or cannot partition the program.
+        If XLA refuses or cannot partition the program, or if ``axes`` do not fit it.
     """
     with module.context, ir.Location.unknown(module.context):
         main = _public_function(module, path)
         _check_partitionable(module, main, path)
-        mesh = _mesh_of(module)
+        stated = _mesh_of(module)
+        mesh = _mesh_with_axes(stated, axes, bool(_named_meshes(module)), path) if axes else stated
         _set_partitions(module, mesh.size)
         layouts, local = _run_xla_partitioner(module, main, mesh, path)
-        if _make_uneven_whole(main, mesh, layouts):
+        if _make_uneven_whole(main, stated, layouts):
             layouts, local = _run_xla_partitioner(module, main, mesh, path)
         for kind, row in zip(("argument", "result"), layouts, strict=True):
             for number, layout in enumerate(row):
                 if layout is None:
                     message = f"{kind} {number} is not cut evenly by whole axes of the mesh {mesh}"
-                    raise CompileError.at(Loc(path), message, hint="in_shardings and out_shardings of whole axes")
+                    hint = "a mesh with other sizes or another order of axes" if axes else _WHOLE_AXES
+                    raise CompileError.at(Loc(path), message, hint=hint)
         data = _finished_rank_program(module, main, local)
     arguments, results = (tuple(row) for row in layouts)
     return data, {"mesh": mesh.entry(), "arguments": arguments, "results": results}
@@ -148,6 +157,42 @@ def _mesh_of(module: ir.Module) -> Mesh:
     count = _partition_count(module)
     count = count if count > 1 else max((mesh.size for mesh in meshes), default=1)
     return next((mesh for mesh in meshes if mesh.size == count), mesh_of_factors(count))
+
+
+def _mesh_with_axes(stated: Mesh, axes: Axes, is_named: bool, path: str) -> Mesh:
+    """Return the program's mesh with other axes: other names, or axes that are cut into several.
+
+    Raises
+    ------
+    CompileError
+        If the axes have another number of devices, do not divide the axes that the program names, or have the
+        program's names in another order.
+    """
+    given = Mesh(tuple(axes), stated.devices)
+    known = f"{stated.size} devices{f' ({stated})' if is_named else ''}"
+    if given.size != stated.size:
+        message = f"the mesh {given} has the size {given.size}, and the program is for {known}"
+        example = _mesh_as_option(stated) if is_named else f"data={stated.size}"
+        hint = f"axes with the product {stated.size}, such as {example}"
+        raise CompileError.at(Loc(path), message, hint=hint)
+    if not is_named:
+        return given
+    names, wanted = ([name for name, _ in mesh.axes] for mesh in (given, stated))
+    is_swapped = names != wanted and sorted(names) == sorted(wanted)
+    if is_swapped or not {*_sizes_from_last(stated)} <= {*_sizes_from_last(given)}:
+        message = f"the mesh {given} does not fit the program, which is for {known}"
+        hint = f"these sizes in this order, with any names: {_mesh_as_option(stated)}; an axis may be several"
+        raise CompileError.at(Loc(path), message, hint=hint)
+    return given
+
+
+def _sizes_from_last(mesh: Mesh) -> list[int]:
+    """Return the number of devices of the last axis, of the last two, and so on."""
+    return list(accumulate((size for _, size in reversed(mesh.axes)), mul))
+
+
+def _mesh_as_option(mesh: Mesh) -> str:
+    return ",".join(f"{name}={size}" for name, size in mesh.axes)
 
 
 def _argument_and_result_types(main: ir.OpView) -> tuple[tuple[str, Sequence[Any]], tuple[str, Sequence[Any]]]:
@@ -270,6 +315,9 @@ def _finished_rank_program(module: ir.Module, main: ir.OpView, local: bytes) -> 
             target.attributes[kind] = ir.ArrayAttr.get([ir.DictAttr.get(row) for row in rows])
         elif kind in target.attributes:
             del target.attributes[kind]
+    own, given = (op.regions[0].blocks[0].arguments for op in (target, source))
+    for argument, named in zip(own, given, strict=True):
+        argument.set_location(named.location)  # XLA's are called "param"
     target.attributes["sym_name"] = source.attributes["sym_name"]
     for name in [name for name, _ in found.operation.attributes.items() if name.startswith("mhlo.")]:
         del found.operation.attributes[name]
