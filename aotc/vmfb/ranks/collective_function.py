@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.ranks.collectives import Collective, run_collective
+from aotc.vmfb.ranks.collectives import Collective, cuts_arrays, is_collective, run_collective
 from aotc.vmfb.ranks.gpu_calls import GpuCall, GpuTransport, RankGpu, RankNumber, arrays_of
 from aotc.vmfb.ranks.layout import RANK_CALL
 from aotc.vmfb.ranks.link import Link
@@ -84,23 +84,18 @@ class CollectiveFunction:
         return self._known[serial]
 
 
-def _is_cut(op: str) -> bool:
-    """Return True for a collective that cuts its operand or result into as many parts as a group has ranks."""
-    match op:
-        case "all_gather" | "reduce_scatter" | "all_to_all":
-            return True
-    return False
-
-
 def check_facts(where: str, op: str, facts: Mapping[str, Any], ranks: int) -> None:
     """Refuse facts of a collective that no compiler writes: NCCL would access memory of other arrays.
 
     Raises
     ------
     BundleError
-        If groups do not have each rank once, or have different sizes where arrays are cut by them; or if pairs, serial
-        number or reduction are none.
+        If there is no such collective; if groups do not have each rank once, or have different sizes where arrays are
+        cut by them; or if pairs, serial number or reduction are none.
     """
+    if not is_collective(op):
+        hint = "a newer aotc may have compiled the bundle"
+        raise BundleError(where, f"there is no collective {op!r}", hint=hint)
     groups, pairs = facts.get("groups", []), facts.get("pairs", [])
     rows = [*groups, *pairs]
     numbers = isinstance(groups, list) and isinstance(pairs, list) and all(
@@ -111,7 +106,7 @@ def check_facts(where: str, op: str, facts: Mapping[str, Any], ranks: int) -> No
         len({row[end] for row in pairs}) == len(pairs) for end in (0, 1)
     )
     words = type(facts.get("serial")) is int and isinstance(facts.get("reduction", ""), str)
-    if not whole or not paired or not words or (_is_cut(op) and len({len(row) for row in groups}) > 1):
+    if not whole or not paired or not words or (cuts_arrays(op) and len({len(row) for row in groups}) > 1):
         raise BundleError(where, "the facts of a collective are damaged", str(dict(facts))[:200])
 
 

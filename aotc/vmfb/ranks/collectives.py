@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,7 +64,7 @@ def run_collective(c: Collective, link: Link, operands: Sequence[np.ndarray], re
     CallError
         If the collective does not concern this rank, or ranks are in different collectives.
     """
-    run = _OPS[c.op]
+    run = _OPS[c.op].run
     work = _OnRank(c, link, str(c))
     for operand, result in zip(operands, results, strict=True):
         run(work, operand, result)
@@ -187,14 +188,46 @@ def _collective_broadcast(work: _OnRank, operand: np.ndarray, result: np.ndarray
         work.exchange({}, {group[0]: result})
 
 
-_OPS: dict[str, Callable[[_OnRank, np.ndarray, np.ndarray], None]] = {
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-    "collective_permute": _collective_permute,
-    "collective_broadcast": _collective_broadcast,
+class _Op(NamedTuple):
+    """A kind of collective.
+
+    Attributes
+    ----------
+    run : callable
+    cuts_operand, cuts_result : bool
+        True if the array consists of as many equal parts, along its first dim, as a group has ranks.
+    """
+
+    run: Callable[[_OnRank, np.ndarray, np.ndarray], None]
+    cuts_operand: bool = False
+    cuts_result: bool = False
+
+
+_OPS = {
+    "all_reduce": _Op(_all_reduce),
+    "all_gather": _Op(_all_gather, cuts_result=True),
+    "reduce_scatter": _Op(_reduce_scatter, cuts_operand=True),
+    "all_to_all": _Op(_all_to_all, cuts_operand=True, cuts_result=True),
+    "collective_permute": _Op(_collective_permute),
+    "collective_broadcast": _Op(_collective_broadcast),
 }
+
+
+def is_collective(op: str) -> bool:
+    """Return True for the name of a collective."""
+    return op in _OPS
+
+
+def cuts_arrays(op: str) -> bool:
+    """Return True for a collective that cuts its operand or result into as many parts as a group has ranks."""
+    return _OPS[op].cuts_operand or _OPS[op].cuts_result
+
+
+def sizes_agree(op: str, operand: int, result: int, members: int) -> bool:
+    """Return True if an operand and a result have numbers of elements that fit in a group of ``members`` ranks."""
+    kind = _OPS[op]
+    parts, result_parts = members if kind.cuts_operand else 1, members if kind.cuts_result else 1
+    return operand % parts == result % result_parts == 0 and operand // parts == result // result_parts
 
 
 def _others(group: tuple[int, ...], me: int, array: Callable[[int], np.ndarray]) -> dict[int, np.ndarray]:

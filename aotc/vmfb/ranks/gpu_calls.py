@@ -13,7 +13,7 @@ import numpy as np
 
 from aotc.vmfb.dtypes import size_of, to_numpy
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.ranks.collectives import Collective, run_collective
+from aotc.vmfb.ranks.collectives import Collective, run_collective, sizes_agree
 from aotc.vmfb.ranks.link import Link
 
 
@@ -125,23 +125,11 @@ def arrays_of(where: str, c: Collective, row: Mapping[str, Any], extents: Sequen
     operands, results = tuple(rows[: count - 1]), tuple(rows[count:-1])
     members = len(c.groups[0]) if c.groups else ranks
     if not known or len(operands) != len(results) or not all(
-        _agree(c.op, x, y, members) for x, y in zip(operands, results, strict=True)
+        x == y and sizes_agree(c.op, n, m, members) for (x, n), (y, m) in zip(operands, results, strict=True)
     ):
         found = ", ".join(map(str, extents))
         raise BundleError(where, f"the arrays of {c} have sizes of another collective", f"{found} bytes")
     return Arrays(operands, results)
-
-
-def _agree(op: str, operand: tuple[str, int], result: tuple[str, int], members: int) -> bool:
-    (dtype, count), (other, results) = operand, result
-    match op:
-        case "all_gather":
-            count *= members
-        case "reduce_scatter":
-            results *= members
-        case "all_to_all" if count % members:
-            return False
-    return dtype == other and count == results
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from support import rank_cases
 from support.rank_cases import run_threads
 from support.sharded_models import CASES, LINE, Sharded, check, f32
 from vmfb.played_nccl import Network
@@ -20,7 +21,7 @@ from aotc.diagnostics import CompileError
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import ArgumentValueError, BundleError, CallError, RankLost
 from aotc.vmfb.ranks.collective_function import check_facts
-from aotc.vmfb.ranks.collectives import Collective
+from aotc.vmfb.ranks.collectives import Collective, sizes_agree
 from aotc.vmfb.ranks.gpu_calls import arrays_of
 from aotc.vmfb.ranks.nccl import calls as nccl_calls
 from aotc.vmfb.ranks.nccl import communicators
@@ -203,6 +204,17 @@ def test_sizes_of_another_collective_are_refused():
             arrays_of("m", Collective(op, 0), row, (sizes[0], 4, sizes[1], 4), ranks)
     found = arrays_of("m", Collective("all_gather", 0, ((0, 1),)), row, (32, 4, 64, 4), 2)
     assert found.operands == (("f32", 8),)
+
+
+@pytest.mark.parametrize("op", sorted({c.op for c in rank_cases.collectives(4)}))
+def test_only_the_size_of_the_specification_agrees(op):
+    (size,) = rank_cases.result_shape(Collective(op, 0), 4, 1, (8,))
+    assert [n for n in range(64) if sizes_agree(op, 8, n, 4)] == [size]
+
+
+def test_an_unknown_collective_is_refused():
+    with pytest.raises(BundleError, match=r"there is no collective 'all_sort'(.|\n)*newer aotc"):
+        check_facts("m", "all_sort", {"serial": 0}, 2)
 
 
 @pytest.mark.parametrize(
