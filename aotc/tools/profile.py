@@ -6,15 +6,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 from aotc.display.document import Column, Document, Line, Table, table
 from aotc.display.places import short_place
 from aotc.display.shown import Shown
 from aotc.display.units import count_text, size_text, time_text
 from aotc.tools.explain.schedule import measured_on
+from aotc.tools.profile_ranks import RanksProfile, profile_ranks
 from aotc.tools.sample_arguments import sample_call
 from aotc.vmfb.assumed_sizes import kernel_sizes_text
+from aotc.vmfb.gang.gang import gang
 from aotc.vmfb.module import load
 from aotc.vmfb.profile.model_place import PlaceTime, line_and_scope, places_of, times_by_place
 from aotc.vmfb.profile.roofline import roof_of
@@ -142,6 +144,21 @@ def profile_of(record: Mapping[str, Any]) -> ProfileResult:
     return ProfileResult(record["function"], record["target"], machine, total / 1e9, tuple(kernels), record)
 
 
+@overload
+def profile(
+    bundle: str | os.PathLike[str] | bytes, *, function: str = "", inputs: Sequence[Any] = (),
+    sizes: Mapping[str, int] = MappingProxyType({}), devices: str | Sequence[str] | Mapping[str, str] | None = None,
+    repeat: int = 7, ranks: None = None,
+) -> ProfileResult: ...  # fmt: skip
+
+
+@overload
+def profile(
+    bundle: str | os.PathLike[str] | bytes, *, function: str = "", inputs: Sequence[Any] = (), ranks: int,
+    calls: int = 3,
+) -> RanksProfile: ...  # fmt: skip
+
+
 def profile(
     bundle: str | os.PathLike[str] | bytes,
     *,
@@ -150,8 +167,12 @@ def profile(
     sizes: Mapping[str, int] = MappingProxyType({}),
     devices: str | Sequence[str] | Mapping[str, str] | None = None,
     repeat: int = 7,
-) -> ProfileResult:
+    ranks: int | None = None,
+    calls: int = 3,
+) -> ProfileResult | RanksProfile:
     """Run a function once, and each of its kernels again and again, alone on one core or on the whole GPU.
+
+    With ``ranks``, run calls of a sharded bundle on a process for each rank, and record all ranks over time.
 
     Parameters
     ----------
@@ -167,10 +188,15 @@ def profile(
         As for :func:`aotc.load`.
     repeat : int
         Rounds for each kernel, of which the quickest counts.
+    ranks : int, optional
+        Number of ranks of a sharded bundle. ``devices`` and ``repeat`` are for bundles of one device.
+    calls : int
+        With ``ranks``: calls to record, after warm-up calls.
 
     Returns
     -------
-    ProfileResult
+    ProfileResult or RanksProfile
+        The second one with ``ranks``: its ``save(path)`` writes a trace.
 
     Raises
     ------
@@ -180,6 +206,16 @@ def profile(
         If there is no such function, the arguments do not fit, or the bundle has no debug information.
     """
     source = bundle if isinstance(bundle, bytes) else os.fspath(bundle)
+    if ranks is not None:
+        return _profile_ranks(source, function, inputs, ranks, calls)
     module = load(source, devices=devices, threads=1, copy=True)
     name, values = sample_call(module, function, inputs, sizes)
     return profile_of(module.profile(name, *values, repeat=repeat))
+
+
+def _profile_ranks(
+    source: str | bytes, function: str, inputs: Sequence[Any], ranks: int, calls: int
+) -> RanksProfile:
+    with gang(source, ranks=ranks) as module:
+        name, values = sample_call(module, function, inputs, {})
+        return profile_ranks(module, name, values, calls)

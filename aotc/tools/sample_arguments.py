@@ -6,7 +6,7 @@ import ast
 import operator
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
 from aotc.vmfb.module import LoadedModule
+
+if TYPE_CHECKING:
+    from aotc.vmfb.gang.gang import Gang
 
 _OPERATORS: dict[type, Any] = {
     ast.Add: operator.add,
@@ -54,7 +57,7 @@ def make_values(
 
 
 def sample_call(
-    module: LoadedModule, function: str, inputs: Sequence[Any], sizes: Mapping[str, int]
+    module: LoadedModule | Gang, function: str, inputs: Sequence[Any], sizes: Mapping[str, int]
 ) -> tuple[str, list[Any]]:
     """Return the name of a function of a module, and its arguments: ``inputs``, then random values.
 

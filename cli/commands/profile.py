@@ -15,6 +15,7 @@ from aotc_cli.shared.device_option import PLACES_HELP, parse_places
 from aotc_cli.shared.option_groups import DEBUG_BUNDLE_HELP, DIM_HELP, FUNCTION_HELP, INPUT_HELP, THREADS_HELP, Panel
 
 if TYPE_CHECKING:
+    from aotc.vmfb.gang.gang import Gang
     from aotc.vmfb.module import LoadedModule
     from aotc.vmfb.profile.recording import CallRecording
 
@@ -39,7 +40,13 @@ aotc profile model.vmfb --input=@x.npy -o trace.json
 Compile the model again with the measured times:
 
 aotc profile model.vmfb --dim=batch=8 --apply -o tuned.vmfb
+
+Show how long the ranks of a sharded bundle compute, exchange data and wait, with a trace:
+
+aotc profile sharded.vmfb --ranks=2 -o trace.json
 """
+
+RANKS_HELP = "Start a process for each of N ranks, for a sharded bundle; show the times of all ranks."
 
 
 def command(
@@ -75,6 +82,9 @@ def command(
     ),
     device: list[str] = typer.Option([], rich_help_panel=Panel.DEVICES, metavar="[NAME=]DEVICE", help=PLACES_HELP),
     threads: int | None = typer.Option(None, rich_help_panel=Panel.DEVICES, metavar="N", help=THREADS_HELP),
+    ranks: int | None = typer.Option(
+        None, min=1, rich_help_panel=Panel.DEVICES, metavar="N", help=RANKS_HELP, show_default=False
+    ),
 ) -> None:
     """Time each kernel of a function by itself, on one core or on the whole GPU.
 
@@ -84,6 +94,10 @@ def command(
     The bundle is changed only with --save or --apply; it must then be signed again. `aotc explain schedule` and `aotc
     report` show stored times, `aotc compile --costs` uses them. A .json trace also has every kernel launch of some
     calls: start, threads and rate.
+
+    With --ranks, whole calls of a sharded bundle are recorded instead, one process a rank. A row is a rank: the time in
+    which kernels run, and for its collectives the exchange of data (transfer) and the waiting for other ranks. A second
+    table shows each collective, and the rank that others wait for. A .json trace has a process for each rank.
     """
     import aotc
     from aotc.tools.profile import profile_of
@@ -93,9 +107,17 @@ def command(
     register_from(custom_calls)
     if output is not None:
         check_output(output)
-    data = compiled(model)
     if by not in ("kernel", *PLACES):
         raise typer.BadParameter(f"{by!r}: expected kernel, scope or line", param_hint="--by")
+    if ranks is not None:
+        alone = {
+            "--custom-calls": custom_calls, "--by": by != "kernel", "--depth": depth, "--save": save, "--apply": apply,
+            "--device": device,
+        }  # fmt: skip
+        _refuse_with_ranks([option for option, value in alone.items() if value], output)
+        _profile_ranks(model, ranks, threads, function, inputs, calls, output, quiet)
+        return
+    data = compiled(model)
     written = output or (model if data is None and (save or apply) else None)
     is_json = written is not None and written.suffix == ".json"
     if save or apply:
@@ -116,6 +138,32 @@ def command(
         _recompile_with_profile(model, written, source, record, quiet)
     elif written is not None:
         _write_profile(written, source, traced if is_json else None, record)
+
+
+def _refuse_with_ranks(alone: list[str], output: Path | None) -> None:
+    """Refuse options that are for a bundle of one device, and an output that is not a trace."""
+    if alone:
+        raise typer.BadParameter("it is for a bundle of one device", param_hint=alone[0])
+    if output is not None and output.suffix != ".json":
+        raise typer.BadParameter("with --ranks it is a .json trace", param_hint="--output")
+
+
+def _profile_ranks(
+    model: Path, ranks: int, threads: int | None, function: str, inputs: list[str], calls: int, output: Path | None,
+    quiet: bool,
+) -> None:  # fmt: skip
+    """Record calls of all ranks of a sharded bundle; print the times, and write the trace."""
+    import aotc
+    from aotc.tools.profile_ranks import profile_ranks
+    from aotc_cli.shared.tables import show
+
+    with aotc.gang(model if (data := compiled(model)) is None else data, ranks=ranks, threads=threads) as module:
+        name, values, _ = bound_values(module, function, inputs, [])
+        found = profile_ranks(module, name, values, calls)
+    if not quiet:
+        show(found.document())
+    if output is not None:
+        found.save(output)
 
 
 def _write_profile(written: Path, source: Any, traced: list[dict[str, Any]] | None, record: Mapping[str, Any]) -> None:
@@ -181,7 +229,7 @@ def compiled(model: Path) -> bytes | None:
 
 
 def bound_values(
-    module: LoadedModule, function: str, inputs: list[str], dims: list[str]
+    module: LoadedModule | Gang, function: str, inputs: list[str], dims: list[str]
 ) -> tuple[str, list[Any], dict[str, int]]:
     """Return the name of a function, values for its arguments (first the inputs, then random ones), and its sizes."""
     from aotc.vmfb.api.choose_function import choose_function

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -34,6 +37,7 @@ from aotc.vmfb.ranks.layout import Mesh, layout_of, layout_text, mesh_of
 from aotc.vmfb.weights.own import places_of
 
 if TYPE_CHECKING:
+    from aotc.vmfb.gang.rank_recording import RankRecording
     from aotc.vmfb.interfaces import RuntimeFunction
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
@@ -203,10 +207,13 @@ class Gang(NamedFunctions):
         RankLost
             If the process of a rank ended.
         """
+        return self._function(name).call(arrays)
+
+    def _function(self, name: str) -> GangFunction:
         function = self._functions.get(name) if isinstance(name, str) else None
         if function is None:
             raise ArgumentValueError(self.name, f"no function {name!r}", expected=", ".join(self.functions) or "none")
-        return function.call(arrays)
+        return function
 
     def run(self, name: str, shared: SharedFunction, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run a function on whole arrays of the types of its signature; return whole results."""
@@ -214,15 +221,40 @@ class Gang(NamedFunctions):
         with self._lock:
             self._check_open()
             shared.write(self._memory, arrays)
-            try:
-                replies = self._processes.ask([{"call": name}] * self.mesh.size, f"during a call of {name}")
-            except BaseException as error:
-                if self._end and isinstance(error, RankLost):
-                    self._check_open()
-                self._end = self._end or f"its ranks were ended by {_shortened_error(error)}"
-                raise
+            replies = self._ask([{"call": name}] * self.mesh.size, f"during a call of {name}")
             self.rank_seconds = tuple(reply["seconds"] for reply in replies)
             return shared.read(self._memory)
+
+    def record(self, name: str, arrays: Sequence[Any], calls: int) -> list[RankRecording]:
+        """Record some calls of a function on flat, whole arrays, on each rank.
+
+        Raises
+        ------
+        CallError
+            As for :meth:`invoke`; if the bundle has no debug information.
+        """
+        from aotc.vmfb.gang.rank_recording import recording_of_data  # only for profiles
+
+        function = self._function(name)
+        whole = function.whole_arrays(arrays)
+        self._processes.refuse_in_fork()
+        with self._lock, TemporaryDirectory(prefix="aotc-profile-") as folder:
+            self._check_open()
+            function.shared.write(self._memory, whole)
+            files = [os.path.join(folder, f"{rank}.json") for rank in range(self.mesh.size)]
+            rows = [{"record": name, "calls": calls, "file": file} for file in files]
+            self._ask(rows, f"during a recording of {name}")
+            return [recording_of_data(json.loads(Path(file).read_bytes())) for file in files]
+
+    def _ask(self, messages: Sequence[Mapping[str, Any]], during: str) -> list[dict[str, Any]]:
+        """Return the reply of each rank; an exception ends the gang. The lock must be held."""
+        try:
+            return self._processes.ask(messages, during)
+        except BaseException as error:
+            if self._end and isinstance(error, RankLost):
+                self._check_open()
+            self._end = self._end or f"its ranks were ended by {_shortened_error(error)}"
+            raise
 
     @property
     def has_ended(self) -> bool:
@@ -272,13 +304,14 @@ class GangFunction:
     signature : Signature
         With the shapes of whole arrays.
     arguments : list of Argument
+    shared : SharedFunction
     """
 
     def __init__(self, owner: Gang, signature: Signature, shared: SharedFunction) -> None:
         self.name, self.where = signature.name, f"{owner.name}.{signature.name}"
         self.signature = whole_signature(signature)
         self.arguments = [Argument(n, row) for n, row in enumerate(self.signature.arguments)]
-        self._rows, self._shared = signature.arguments, shared
+        self._rows, self.shared = signature.arguments, shared
         self._owner = weakref.ref(owner)
 
     def call(self, values: Sequence[Any]) -> list[np.ndarray]:
@@ -286,11 +319,20 @@ class GangFunction:
         owner = self._owner()
         if owner is None:
             raise CallError(self.where, "the gang of this function does not exist any more", hint="aotc.gang")
+        return owner.run(self.name, self.shared, self.whole_arrays(values))
+
+    def whole_arrays(self, values: Sequence[Any]) -> list[np.ndarray]:
+        """Return arguments as whole arrays of the types of the signature.
+
+        Raises
+        ------
+        CallError
+            If an argument does not fit.
+        """
         if len(values) != len(self.arguments):
             names = ", ".join(map(str, self.arguments))
             raise ArgumentError(self.where, "wrong number of arguments", len(values), f"{len(self.arguments)}: {names}")
-        arrays = [self._whole(n, value) for n, value in enumerate(values)]
-        return owner.run(self.name, self._shared, arrays)
+        return [self._whole(n, value) for n, value in enumerate(values)]
 
     def run(self, values: Sequence[Any]) -> list[np.ndarray]:
         """Run a call."""

@@ -6,11 +6,13 @@ end of the gang's process, which a thread of its own notices also during a call.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
 import sys
 import threading
+from functools import partial
 from mmap import mmap
 from time import perf_counter
 from typing import Any, NoReturn
@@ -73,8 +75,12 @@ def _serve_calls(sock: socket.socket, reader: FrameReader, options: dict[str, An
     send_frame(sock, {"signatures": {name: repr(entry.signature) for name, entry in module.functions.items()}})
     while True:
         message = _next_gang_message(reader)
-        seconds = calls[message["call"]].run(memory)
-        send_frame(sock, {"seconds": seconds})
+        if "record" in message:
+            calls[message["record"]].record(memory, message["calls"], message["file"])
+            send_frame(sock, {})
+        else:
+            seconds = calls[message["call"]].run(memory)
+            send_frame(sock, {"seconds": seconds})
 
 
 class _Call:
@@ -86,12 +92,26 @@ class _Call:
         self._shared = SharedFunction(module.mesh, module.functions[name].signature)
         self._arrays: tuple[list[Any], list[Any]] | None = None
 
-    def run(self, memory: mmap) -> float:
-        """Run a call; return its time in seconds."""
+    def _arrays_in(self, memory: mmap) -> tuple[list[Any], list[Any]]:
+        """Return the arguments and the buffers of results."""
         if self._arrays is None:
             shared, rank = self._shared, self._rank
             self._arrays = shared.rank_arguments(memory, rank), shared.rank_results(memory, rank)
-        values, out = self._arrays
+        return self._arrays
+
+    def record(self, memory: mmap, calls: int, path: str) -> None:
+        """Record some calls, and write the recording to a file."""
+        from aotc.vmfb.gang.rank_recording import record_calls  # only for profiles
+
+        values, out = self._arrays_in(memory)
+        call = partial(self._module.invoke, self._name, *values, out=out)
+        found = record_calls(self._module, self._name, call, values, calls)
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(found, file)
+
+    def run(self, memory: mmap) -> float:
+        """Run a call; return its time in seconds."""
+        values, out = self._arrays_in(memory)
         start = perf_counter()
         self._module.invoke(self._name, *values, out=out)
         return perf_counter() - start

@@ -25,15 +25,15 @@ def trace_events(dispatches: Sequence[Dispatch], spans: Sequence[Span], name: st
     for number, d in enumerate(dispatches):
         for claim in d.parts:
             claims.setdefault(claim.thread, []).append((claim, number))
-    events = [_metadata_event("process_name", 0, f"aotc: {name}")]
-    events += [_metadata_event("thread_name", t, "the caller" if t == 0 else f"worker {t}") for t in sorted(claims)]
+    events = [metadata_event("process_name", 0, f"aotc: {name}")]
+    events += [metadata_event("thread_name", t, "the caller" if t == 0 else f"worker {t}") for t in sorted(claims)]
     for thread in sorted(claims):
-        rows = [_slice_event(s.name, "call", thread, s.start, s.ns, {}) for s in spans] if thread == 0 else []
+        rows = [slice_event(s.name, "call", thread, s.start, s.ns, {}) for s in spans] if thread == 0 else []
         for run in _runs_of_claims(sorted(claims[thread])):
             rows += _dispatch_slice(dispatches[run[0][1]], run, thread)
         events += sorted(rows, key=lambda e: (e["ts"], -e["dur"]))
     layers = _name_scope_slices(dispatches, [span.start for span in spans])
-    return events + ([_metadata_event("thread_name", LAYERS, "layers"), *layers] if layers else [])
+    return events + ([metadata_event("thread_name", LAYERS, "layers"), *layers] if layers else [])
 
 
 def _name_scope_slices(dispatches: Sequence[Dispatch], begins: Sequence[int]) -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ def _name_scope_slices(dispatches: Sequence[Dispatch], begins: Sequence[int]) ->
         while len(stack) > depth:
             scope = "/".join(row[0] for row in stack)
             name, begin, end = stack.pop()
-            rows.append(_slice_event(name, "scope", LAYERS, begin, max(min(end, until) - begin, 0), {"scope": scope}))
+            rows.append(slice_event(name, "scope", LAYERS, begin, max(min(end, until) - begin, 0), {"scope": scope}))
 
     for d in sorted(dispatches, key=lambda d: d.start):
         scope = model_place(d.loc).scope
@@ -90,16 +90,18 @@ def _dispatch_slice(d: Dispatch, run: Sequence[tuple[Part, int]], thread: int) -
     facts = {key: value for key, value in d._asdict().items() if key not in ("kernel", "parts", "sizes")}
     place, sizes = model_place(d.loc), kernel_sizes_text(d.sizes)
     facts |= {"dispatch": run[0][1], "sizes": sizes, "scope": place.scope, "line": place.line}
-    rows = [_slice_event(d.kernel, "dispatch", thread, start, end - start, facts)]
+    rows = [slice_event(d.kernel, "dispatch", thread, start, end - start, facts)]
     if len(run) > 1:
-        rows += [_slice_event(f"{c.first}:{c.last}", "claim", thread, c.began, c.ended - c.began, {}) for c, _ in run]
+        rows += [slice_event(f"{c.first}:{c.last}", "claim", thread, c.began, c.ended - c.began, {}) for c, _ in run]
     return rows
 
 
-def _slice_event(name: str, kind: str, thread: int, start: int, ns: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+def slice_event(name: str, kind: str, thread: int, start: int, ns: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the event of a slice on the track of a thread; ``start`` and ``ns`` are nanoseconds."""
     times = {"ts": start / 1e3, "dur": ns / 1e3}
     return {"name": name, "cat": kind, "ph": "X", "pid": PROCESS, "tid": thread, **times, "args": dict(facts)}
 
 
-def _metadata_event(what: str, thread: int, name: str) -> dict[str, Any]:
+def metadata_event(what: str, thread: int, name: str) -> dict[str, Any]:
+    """Return the event that names a track: ``what`` is ``thread_name`` or ``process_name``."""
     return {"name": what, "ph": "M", "pid": PROCESS, "tid": thread, "args": {"name": name}}

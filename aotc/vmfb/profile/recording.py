@@ -166,6 +166,11 @@ class CallRecording:
     # ------------------------------------------------------------ results
 
     @property
+    def begun(self) -> int:
+        """The time of ``time.perf_counter_ns`` at which the recording began, from which its times count."""
+        return self._begun
+
+    @property
     def spans(self) -> list[Span]:
         """The named spans, the outermost last."""
         return [Span(name, begin - self._begun, end - begin) for name, begin, end in self._spans]

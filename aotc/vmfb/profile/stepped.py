@@ -24,11 +24,11 @@ class Timeline(Stepper):
 
     def __init__(
         self, executable: StepExecutable, slots: PointerTable, scratch: c_void_p, memory: StepMemory,
-        where: str, made: list[Dispatch],
+        where: str, made: list[Dispatch], begun: int,
     ) -> None:  # fmt: skip
         super().__init__(executable, slots, scratch, memory, where)
         self.made = made
-        self._begun = perf_counter_ns()
+        self._begun = begun or perf_counter_ns()
 
     def _command(self, command: Command) -> None:
         if command.kind != COPY:
@@ -57,8 +57,10 @@ class Timeline(Stepper):
         self.made.append(Dispatch(name, loc, sizes, start, ns, ns, items, 1, [0], size, flops, *rates, parts))
 
 
-def stepped_dispatches(function: RuntimeFunction, arrays: Sequence[Any]) -> list[Dispatch]:
+def stepped_dispatches(function: RuntimeFunction, arrays: Sequence[Any], begun: int = 0) -> list[Dispatch]:
     """Return the dispatches of a call of a loaded function, without roofline fractions.
+
+    Their times count from ``begun``, a time of ``time.perf_counter_ns``; by default from the first command.
 
     Raises
     ------
@@ -66,5 +68,5 @@ def stepped_dispatches(function: RuntimeFunction, arrays: Sequence[Any]) -> list
         As for a trace.
     """
     made: list[Dispatch] = []
-    function.step(arrays, partial(Timeline, where=function.where, made=made))
+    function.step(arrays, partial(Timeline, where=function.where, made=made, begun=begun))
     return made

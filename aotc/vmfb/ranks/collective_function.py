@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.ranks.collective_log import CollectiveLog
 from aotc.vmfb.ranks.collectives import Collective, cuts_arrays, is_collective, run_collective
 from aotc.vmfb.ranks.gpu_calls import GpuCall, GpuTransport, RankGpu, RankNumber, arrays_of
 from aotc.vmfb.ranks.layout import RANK_CALL
@@ -41,16 +43,21 @@ class CollectiveFunction:
     link : Link
     gpus : GpuTransport
         How ranks exchange arrays in GPU memory.
+    log : CollectiveLog
+        Gets the times of executions while calls are recorded.
     """
 
-    def __init__(self, name: str, link: Link, gpus: GpuTransport) -> None:
-        self._op, self._link, self._gpus = name.removeprefix(RANK_CALL), link, gpus
+    def __init__(self, name: str, link: Link, gpus: GpuTransport, log: CollectiveLog) -> None:
+        self._op, self._link, self._gpus, self._log = name.removeprefix(RANK_CALL), link, gpus, log
         self._known: dict[int, Collective] = {}  # by serial number: a bundle's facts of it never change
 
     def __call__(self, *arrays: np.ndarray, **facts: Any) -> None:
         """Run it on arrays of the host: operands and a token, then results and the next token."""
-        count = len(arrays) // 2
-        run_collective(self._collective(facts), self._link, arrays[: count - 1], arrays[count:-1])
+        count, collective, log = len(arrays) // 2, self._collective(facts), self._log
+        start = perf_counter_ns() if log.rows is not None else 0
+        run_collective(collective, self._link, arrays[: count - 1], arrays[count:-1])
+        if start:
+            log.add(collective, sum(array.nbytes for array in arrays[: count - 1]), start)
         arrays[-1][...] = 0
 
     def on_gpu(self, where: str, gpu: RankGpu, row: Mapping[str, Any], extents: Sequence[Any]) -> GpuCall:
@@ -74,7 +81,8 @@ class CollectiveFunction:
         """
         check_facts(where, self._op, row["attributes"], self._link.size)
         collective = self._collective(row["attributes"])
-        return self._gpus.call(gpu, collective, arrays_of(where, collective, row, extents, self._link.size))
+        call = self._gpus.call(gpu, collective, arrays_of(where, collective, row, extents, self._link.size))
+        return _LoggedGpuCall(call, collective, sum(extents[: len(row["operands"]) - 1]), self._log)
 
     def _collective(self, facts: Mapping[str, Any]) -> Collective:
         serial = facts["serial"]
@@ -82,6 +90,25 @@ class CollectiveFunction:
             rows = {key: tuple(map(tuple, facts[key])) for key in ("groups", "pairs") if key in facts}
             self._known[serial] = Collective(self._op, **{**facts, **rows})
         return self._known[serial]
+
+
+class _LoggedGpuCall:
+    """A collective on a GPU, whose times are logged while calls are recorded: then one command runs at a time."""
+
+    def __init__(self, call: GpuCall, collective: Collective, size: int, log: CollectiveLog) -> None:
+        self.is_recorded = call.is_recorded
+        self._call, self._collective, self._bytes, self._log = call, collective, size, log
+
+    def __call__(self, gpu: RankGpu, stream: int, addresses: Sequence[int]) -> None:
+        """See :class:`aotc.vmfb.ranks.gpu_calls.GpuCall`."""
+        if self._log.rows is None:
+            self._call(gpu, stream, addresses)
+            return
+        gpu.wait()
+        start = perf_counter_ns()
+        self._call(gpu, stream, addresses)
+        gpu.wait()
+        self._log.add(self._collective, self._bytes, start)
 
 
 def check_facts(where: str, op: str, facts: Mapping[str, Any], ranks: int) -> None:
@@ -110,8 +137,8 @@ def check_facts(where: str, op: str, facts: Mapping[str, Any], ranks: int) -> No
         raise BundleError(where, "the facts of a collective are damaged", str(dict(facts))[:200])
 
 
-def rank_functions(calls: Sequence[str], link: Link, gpus: GpuTransport) -> dict[str, Any]:
+def rank_functions(calls: Sequence[str], link: Link, gpus: GpuTransport, log: CollectiveLog) -> dict[str, Any]:
     """Return the functions of those custom ``calls`` that the runtime of a rank answers, by name."""
     number = RankNumberFunction(link.rank)
     own = [name for name in calls if name.startswith(RANK_CALL)]
-    return {n: number if n == f"{RANK_CALL}partition_id" else CollectiveFunction(n, link, gpus) for n in own}
+    return {n: number if n == f"{RANK_CALL}partition_id" else CollectiveFunction(n, link, gpus, log) for n in own}

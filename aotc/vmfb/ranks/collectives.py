@@ -80,7 +80,7 @@ class _OnRank:
 
     def group(self) -> tuple[tuple[int, ...], int]:
         """Return this rank's group and its position there."""
-        group = _group_of(self.collective, self.link)
+        group = _group_of(self.collective, self.link.rank, self.link.size)
         if group is None:
             raise CallError("", f"rank {self.link.rank} is in no group of {self.what}")
         return group, group.index(self.link.rank)
@@ -91,10 +91,21 @@ class _OnRank:
             self.link.exchange(sends, receives, self.what)
 
 
-def _group_of(c: Collective, link: Link) -> tuple[int, ...] | None:
+def _group_of(c: Collective, rank: int, size: int) -> tuple[int, ...] | None:
     if not c.groups:
-        return tuple(range(link.size))
-    return next((group for group in c.groups if link.rank in group), None)
+        return tuple(range(size))
+    return next((group for group in c.groups if rank in group), None)
+
+
+def needed_ranks(c: Collective, rank: int, size: int) -> tuple[int, ...]:
+    """Return the ranks, of ``size`` ones, whose operands the result of ``rank`` needs."""
+    group = _group_of(c, rank, size) or ()
+    match c.op:
+        case "collective_permute":
+            return tuple(source for source, target in c.pairs if target == rank)
+        case "collective_broadcast":
+            return group[:1]
+    return group
 
 
 # Bytes of the other ranks' operands up to which each rank gets them all and reduces them itself: one exchange instead
@@ -177,7 +188,7 @@ def _collective_permute(work: _OnRank, operand: np.ndarray, result: np.ndarray) 
 
 
 def _collective_broadcast(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
-    me, group = work.link.rank, _group_of(work.collective, work.link)
+    me, group = work.link.rank, _group_of(work.collective, work.link.rank, work.link.size)
     if group is None:
         result[...] = np.zeros((), result.dtype)
     elif group[0] == me:

@@ -18,6 +18,7 @@ from aotc.vmfb.errors import ArgumentError, ArgumentValueError, BundleError, Cal
 from aotc.vmfb.host.install import install_command
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.ranks.collective_function import rank_functions
+from aotc.vmfb.ranks.collective_log import CollectiveLog, CollectiveTime
 from aotc.vmfb.ranks.cut import cut_of, layout_and_shapes
 from aotc.vmfb.ranks.gpu_calls import GpuTransport, HostTransport
 from aotc.vmfb.ranks.layout import Mesh, mesh_of, slices_of_rank
@@ -49,7 +50,21 @@ class Member:
         self.rank = link.rank
         self.local_rank = link.rank if local_rank < 0 else local_rank
         self._running = new_lock()
-        self.functions = rank_functions(calls, link, gpus)
+        self._log = CollectiveLog()
+        self.functions = rank_functions(calls, link, gpus, self._log)
+
+    @contextmanager
+    def recording(self) -> Iterator[list[CollectiveTime]]:
+        """Return the context in which the times of this rank's collectives are recorded, into the list.
+
+        On a GPU the calls inside must run one command at a time.
+        """
+        rows: list[CollectiveTime] = []
+        self._log.rows = rows
+        try:
+            yield rows
+        finally:
+            self._log.rows = None
 
     @contextmanager
     def calling(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ import aotc
 from aotc.diagnostics import CompileError
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import ArgumentValueError, BundleError, CallError, RankLost
+from aotc.vmfb.gang.rank_recording import record_calls, recording_of_data
 from aotc.vmfb.ranks.collective_function import check_facts
 from aotc.vmfb.ranks.collectives import Collective, sizes_agree
 from aotc.vmfb.ranks.gpu_calls import arrays_of
@@ -138,6 +139,26 @@ def test_graphs_go_before_their_communicators(on_gpus):
     logs = checked(on_gpus(small(), "nccl", work, network))
     assert all("destroy_graphs" in log for log in logs)
     assert [row[-1] for row in network.rows] == ["ncclCommDestroy"] * 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_profile_runs_one_command_at_a_time(on_gpus, way):
+    """Calls before it are not logged, nor those behind it."""
+    x = np.ones((4, 8), np.float32)
+
+    def work(module, link):
+        parts = module.shard(x)
+        found = recording_of_data(record_calls(module, "main", lambda: module(*parts), parts, 3))
+        np.testing.assert_array_equal(np.asarray(module.gather(module(*parts))), x * 0)
+        return found
+
+    for found in checked(on_gpus(small(), way, work)):
+        (row,) = found.collectives
+        assert (row.collective.op, row.bytes) == ("all_reduce", 32)
+        (span,) = found.spans
+        (around,) = (d for d in found.dispatches if "all_reduce" in d.kernel)
+        assert found.begun + around.start <= row.start < row.end <= found.begun + around.start + around.ns
+        assert around.start + around.ns <= span.ns
 
 
 def test_a_lost_rank_is_named_by_all(on_gpus, monkeypatch):
