@@ -94,7 +94,7 @@ def command(
     results of the whole model are compared relative to their largest element. Exit codes: 0 if all agrees; 3 if
     something differs; 1 for an error in the model or the inputs; 2 for a bug in aotc.
 
-    All ranks of a sharded model run together, as threads of this process, up to 32. Their results are compared with
+    All ranks of a sharded model run together, as threads of this process, up to 256. Their results are compared with
     those of the whole program on one device; single ops are not.
     """
     from aotc.frontend.mlir import is_for_several

@@ -1,5 +1,6 @@
 """``aotc check`` of sharded models: all ranks as threads, compared with the whole program on one device."""
 
+from contextlib import contextmanager
 from functools import partial
 
 import jax
@@ -8,11 +9,28 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from support.rank_cases import run_threads
 
 import aotc
 from aotc.tools import check_ranks
+from aotc.vmfb.devices.cpu import native
+from aotc.vmfb.devices.cpu.executor_trials import Trial
+from aotc.vmfb.ranks.threads import thread_links
 
 pytestmark = pytest.mark.cpu
+
+
+
+@contextmanager
+def shuffled(seed):
+    trial = Trial()
+    trial.shuffle(seed)
+    native.hold_trial(trial.address)
+    try:
+        yield
+    finally:
+        native.hold_trial(0)
+
 
 MESH = AbstractMesh((2, 2), ("data", "model"))
 
@@ -87,14 +105,45 @@ def test_wrong_arguments_and_numbers_of_ranks(exported):
 
 
 def test_more_ranks_than_one_process_runs():
-    mesh = AbstractMesh((64,), ("a",))
-    with pytest.raises(aotc.CompileError, match="one process checks at most 32"):
-        aotc.check(jax.jit(lambda x: x.sum()), shape((64,), "a", mesh=mesh))
+    mesh = AbstractMesh((512,), ("a",))
+    with pytest.raises(aotc.CompileError, match="one process checks at most 256"):
+        aotc.check(jax.jit(lambda x: x.sum()), shape((512,), "a", mesh=mesh))
 
 
-def test_32_ranks_in_one_process():
-    mesh = AbstractMesh((32,), ("a",))
-    assert aotc.check(jax.jit(lambda x: x - x.sum()), shape((64,), "a", mesh=mesh)).agrees
+@pytest.mark.parametrize("ranks", [64, 128])
+def test_more_ranks_in_one_process_than_calls_share_workers(ranks):
+    """The executor has 32 runs; a call without one runs on its own thread, also while it waits for other ranks."""
+    mesh = AbstractMesh((ranks // 8, 8), ("a", "b"))
+
+    def loop(x):
+        return jax.lax.fori_loop(0, 3, lambda _, v: v - v.mean(0) * v.mean(1)[:, None], x)
+
+    x = shape((2 * ranks // 8, 16), "a", "b", mesh=mesh)
+    report = aotc.check(jax.jit(loop, out_shardings=NamedSharding(mesh, P("a", "b"))), x, ranks=ranks)
+    assert report.agrees
+    assert f"{ranks} ranks" in str(report)
+
+
+def test_more_ranks_than_runs_whose_collectives_any_thread_claims():
+    """Each graph is shared and its ready commands are claimed in a random order."""
+    x = np.random.default_rng(0).standard_normal((48, 40), "f4")
+
+    def two(x):
+        return x.sum(0), jnp.sort(x, 0) - x.max(1, keepdims=True), jnp.tanh(x) @ jnp.ones((40, 8), "f4")
+
+    data = aotc.compile(two, x, mesh={"a": 48}, in_shardings=P("a"), out_shardings=(P(), P("a"), P("a")))
+
+    def work(link):
+        with aotc.load(data, ranks=link, threads=2) as module:
+            return [module.gather(module(*module.shard(x))) for _ in range(2)]
+
+    with shuffled(7):
+        results = run_threads(thread_links(48), work)
+    for found in results:
+        assert isinstance(found, list), found
+        for call in found:
+            for a, b in zip(call, jax.jit(two)(x), strict=True):
+                np.testing.assert_allclose(a, b, 1e-5, 1e-5)
 
 
 def test_a_shard_map_has_no_program_for_one_device():
