@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aotc.tools.page.build import report
     from aotc.tools.page.compare import diff
     from aotc.tools.profile import profile
+    from aotc.tools.tune import tune
     from aotc.vmfb.custom_calls import register_custom_call
     from aotc.vmfb.devices.array import DeviceArray
     from aotc.vmfb.errors import (
@@ -83,6 +84,7 @@ _HOMES = {
     "register_custom_call": "aotc.vmfb.custom_calls",
     "report": "aotc.tools.page.build",
     "shard_weights": "aotc.vmfb.weights.shards",
+    "tune": "aotc.tools.tune",
     "upgrade": "aotc.recompile",
 }
 _RENAMED = {"VmError": "CallError"}
@@ -121,6 +123,7 @@ __all__ = [
     "register_custom_call",
     "report",
     "shard_weights",
+    "tune",
     "upgrade",
 ]
 

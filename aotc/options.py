@@ -94,6 +94,9 @@ class Options:
         Device for ops and arguments without a placement. Empty: refuse them if there are several devices.
     costs : mapping
         Measured times of kernels (``LoadedModule.profile``), used in place of the predictions of the cost model.
+    tuning : mapping
+        A record of :func:`aotc.tune`: tuned decisions replace those of the compiler's thresholds. It applies to its
+        target; other models may use it too.
     place : str
         ``said``: affinities alone place ops. ``auto``: the cost model places large ops on the devices that the model or
         ``devices`` name.
@@ -156,6 +159,7 @@ class Options:
     devices: Mapping[str, str] = field(default_factory=dict)
     default_device: str = ""
     costs: Mapping[str, Any] = field(default_factory=dict)
+    tuning: Mapping[str, Any] = field(default_factory=dict)
     place: str = SAID
     max_transfers: int = -1
     host_fallback: bool = True
@@ -216,6 +220,7 @@ class OptionKeywords(TypedDict, total=False):
     devices: Mapping[str, str]
     default_device: str
     costs: Mapping[str, Any]
+    tuning: Mapping[str, Any]
     place: str
     max_transfers: int
     host_fallback: bool

@@ -40,7 +40,7 @@ from aotc.kernels.numba_front.replace import module_texts
 from aotc.lowering import invariants
 from aotc.lowering.cost_model.model import check_cost_record_program, digest_of_program
 from aotc.lowering.cost_model.work import typical_sizes
-from aotc.lowering.lower import Variant, check_same_devices_in_variants, lower
+from aotc.lowering.lower import Variant, check_same_devices_in_variants, ignore_variant, lower
 from aotc.lowering.passes.advance_checks import advance_checks
 from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.bind_weights import bind_weights
@@ -82,6 +82,8 @@ from aotc.lowering.passes.unroll_loops import unroll_loops
 from aotc.lowering.passes.update_in_place import update_in_place
 from aotc.lowering.passes.vectorize_argmax import vectorize_argmax
 from aotc.lowering.placement.host_only import imply_host
+from aotc.lowering.tuning import record_problem as tuning_problem
+from aotc.lowering.tuning import tuned_by
 from aotc.options import Options, check_options, with_bytes, with_current_passes, with_sizes
 from aotc.progress import FIRST, begin_stage, timed_stages
 from aotc.source import reader_process
@@ -291,6 +293,8 @@ def checked_options(
         chosen = replace(chosen, host_target=host_of((), chosen.host_target).name)
     if chosen.costs and (said := record_problem(chosen.costs)):
         raise CompileError.at(UNKNOWN, f"the file is not a cost record: {said}", hint="what `aotc profile -o` wrote")
+    if chosen.tuning and (said := tuning_problem(chosen.tuning)):
+        raise CompileError.at(UNKNOWN, f"this is not a tuning record: {said}", hint="what `aotc tune --record` wrote")
     if whole and chosen.stop_after not in ("", PASSES[-1].name):
         hint = f"aotc compile --stop-after={chosen.stop_after} -o -, which prints the IR"
         message = f"stop_after is {chosen.stop_after!r}, but compile makes a bundle, which needs all passes"
@@ -445,12 +449,9 @@ def _compile_model(models: list[Any], targets: tuple[Target, ...], options: Opti
     ways, used = [Origins() for _ in targets], list[Origins]()
     with KernelsCompiledAhead(signatures, options) as ahead:
         for n, (target, kind) in enumerate(zip(targets, kinds)):
-            module = modules[kind] if kind in kinds[n + 1 :] else modules.pop(kind)
-            module, target, one = imply_host(module, target, targets, replace(options, target=target.of("").name))
-            module = run_passes(module, one, _before_folding(ways[n].learn))
-            begin_stage(one, "lowering")
-            variant = lower(module, target, one, ahead.begin)
-            del module
+            take = modules.__getitem__ if kind in kinds[n + 1 :] else modules.pop
+            watch = _before_folding(ways[n].learn)
+            variant, one = lower_for_target(take(kind), target, targets, options, watch, ahead.begin)
             for row in variant.on_host:
                 log(INFO, "%s runs on the host: no kernel for %s (%s)", row["op"], variant.target.name, row["loc"])
             if one.dump_ir:
@@ -464,6 +465,23 @@ def _compile_model(models: list[Any], targets: tuple[Target, ...], options: Opti
             return assemble(signatures, variants, options, ahead, program=program)
         found = POOL.in_background(partial(embed_source, sources.pop(), [v.constants for v in variants], used))
         return assemble(signatures, variants, options, ahead, found.result, program)
+
+
+def lower_for_target(
+    module: Module, target: Target, targets: tuple[Target, ...], options: Options,
+    watch: Callable[[int, Pass, Module], None], known: Callable[[Variant], object] = ignore_variant,
+) -> tuple[Variant, Options]:  # fmt: skip
+    """Run all passes on an imported module and lower it for one of ``targets``; also return the options for it.
+
+    The caller should have no reference to ``module``: each step frees its input, which may contain large weights.
+    ``watch`` is that of :func:`run_passes`, ``known`` that of :func:`aotc.lowering.lower.lower`.
+    """
+    own = replace(options, target=target.of("").name)
+    with tuned_by(options.tuning, own.target):
+        module, target, own = imply_host(module, target, targets, own)
+        module = run_passes(module, own, watch)
+        begin_stage(own, "lowering")
+        return lower(module, target, own, known), own
 
 
 def _keep_source(

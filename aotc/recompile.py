@@ -170,7 +170,8 @@ def recompile_untrusted(opened: OpenedBundle, devices: str | Sequence[str] | Map
     source = restore_source(opened)
     variant, _, _ = choose_variant(opened, devices)
     try:
-        chosen = _recorded_options_with_flags(opened.where, source, {"weights": "inline", "source": False})
+        flags = {"weights": "inline", "source": False, "tuning": {}}  # a tuning record could choose wrong code
+        chosen = _recorded_options_with_flags(opened.where, source, flags)
         own = _offered_target(source) if _is_mix(source) else resolve_targets(variant["target"].partition("+")[0])
         known = tuple(map(_target_of_this_machine, source.targets))
         targets = variant_targets(tuple(map(_target_of_this_machine, own)), chosen.devices, known)

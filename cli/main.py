@@ -28,7 +28,7 @@ from aotc_cli.shared.option_groups import Panel
 
 _NAMES = (
     "compile", "run", "serve", "upgrade", "update-weights", "shard-weights", "lint", "explain", "report", "diff",
-    "check", "inspect", "dump", "bench", "profile", "verify", "sign", "targets", "doctor",
+    "check", "inspect", "dump", "bench", "profile", "tune", "verify", "sign", "targets", "doctor",
 )  # fmt: skip
 """The subcommands in the order of the help; each has a module of its name in ``aotc_cli.commands``."""
 

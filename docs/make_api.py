@@ -34,6 +34,8 @@ SECTIONS = (
                              ("aotc/tools/inspect.py", "InspectedKernel"),
                              ("aotc/tools/inspect.py", "InspectedBuffer"),
                              ("aotc/tools/inspect.py", "InspectedSegment")]),
+    ("Tuning", [("aotc/tools/tune.py", "tune"), ("aotc/tools/tune.py", "TuneResult"),
+                ("aotc/tools/tune.py", "TuningTrial"), ("aotc/lowering/tuning.py", "Choice")]),
     ("Comparing bundles", [("aotc/tools/page/compare.py", "diff"), ("aotc/tools/page/compare.py", "BundleDiff"),
                            ("aotc/tools/page/compare.py", "DiffFact"), ("aotc/tools/page/compare.py", "DiffFigure"),
                            ("aotc/tools/page/compare.py", "DiffWeight"),

@@ -26,7 +26,7 @@ from typing import NamedTuple
 DOCS = Path(__file__).parent
 GUIDES = (
     "inputs", "weights", "sharding", "state", "async_calls", "errors", "memory", "security", "serve", "custom_calls",
-    "debugging", "tools", "devices",
+    "debugging", "tools", "tuning", "devices",
 )  # fmt: skip
 PAGES = [DOCS.parent / "README.md", DOCS / "index.md", *(DOCS / f"{guide}.md" for guide in GUIDES)]
 PAGES += [path for folder in ("get_started", "tutorials") for path in sorted((DOCS / folder).glob("*.md"))]

@@ -21,7 +21,7 @@ MOST_CACHE = 1 << 30
 RECORDED = (
     "opt_level", "matmul_precision", "quantize_weights", "specialize", "typical", "bind", "state", "debug_info",
     "bisect", "devices", "default_device", "place", "max_transfers", "host_fallback", "host_target", "memory_limit",
-    "stack_limit", "shared_memory_limit", "callbacks", "guard", "about",
+    "stack_limit", "shared_memory_limit", "callbacks", "guard", "about", "tuning",
 )  # fmt: skip
 """Options that a record may set: those that affect the code, and facts for users.
 
@@ -79,8 +79,9 @@ def recorded_options(options: Options, targets: tuple[Target, ...]) -> dict[str,
     found = {name: getattr(options, name) for name in RECORDED}
     found["specialize"] = {name: [int(n) for n in sizes] for name, sizes in options.specialize.items()}
     found["typical"] = {name: int(size) for name, size in options.typical.items()}
-    if not options.typical:
-        del found["typical"]  # the bytes of other bundles stay as in earlier versions
+    for name in ("typical", "tuning"):
+        if not getattr(options, name):
+            del found[name]  # the bytes of other bundles stay as in earlier versions
     found["bind"] = list(options.bind)
     found["about"] = dict(options.about)
     found["state"] = pairs_of(options.state)

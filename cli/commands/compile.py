@@ -36,6 +36,7 @@ from aotc_cli.shared.compile_options import (
     STATE_HELP,
     TARGET_HELP,
     TRANSFERS_HELP,
+    TUNING_HELP,
     TYPICAL_HELP,
     complete_targets,
     costs_of,
@@ -47,6 +48,7 @@ from aotc_cli.shared.compile_options import (
     parse_typical,
     portable_target,
     replaced_kernels,
+    tuning_of,
     warnings_as_sentences,
 )
 from aotc_cli.shared.custom_calls import HELP, register_from
@@ -133,6 +135,7 @@ def command(
     callbacks: str = typer.Option("refuse", metavar="refuse|drop", help=CALLBACKS_HELP),
     about: list[str] = typer.Option([], metavar="KEY=TEXT", help=ABOUT_HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
+    tuning: Path = typer.Option(None, metavar="FILE", help=TUNING_HELP),
     target: str = typer.Option(
         "cpu", rich_help_panel=Panel.TARGET, metavar="NAME,...",
         help=TARGET_HELP, autocompletion=complete_targets,
@@ -216,7 +219,7 @@ def command(
         memory_limit=parse_bytes(memory_limit, "--memory-limit"),
         stack_limit=parse_bytes(stack_limit, "--stack-limit"),
         shared_memory_limit=parse_bytes(shared_memory_limit, "--shared-memory-limit"),
-        costs=costs_of(costs),
+        costs=costs_of(costs), tuning=tuning_of(tuning),
         kernel_compiler=kernel_compiler,
         replace=replaced_kernels(kernel),
         about=parse_about(about),

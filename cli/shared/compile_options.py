@@ -30,6 +30,7 @@ PLACE_HELP = "said: the model's affinities place ops on devices; auto: the cost 
 PRECISION_HELP = "Precision of f32 matmuls; highest: f32 on GPUs too."
 QUANTIZE_HELP = "Quantize large constant matrices; int4:64 has a scale for each 64 terms."
 COSTS_HELP = "A record of `aotc profile`, or a bundle with one: measured times replace the cost model's."
+TUNING_HELP = "A record of `aotc tune`, or a tuned bundle: tuned decisions replace the compiler's thresholds."
 PORTABLE_HELP = "Compile for all CPU targets; a machine uses the best that it can run. Same as --target=cpu:portable."
 TRANSFERS_HELP = "Refuse a model that needs more transfers between devices; -1: any number."
 FALLBACK_HELP = "Run ops without a GPU kernel (LAPACK, custom calls) on the CPU, or make that an error."
@@ -162,6 +163,29 @@ def devices_of(texts: list[str]) -> dict[str, str]:
             raise typer.BadParameter(message, param_hint="--device")
         devices[name] = target
     return devices
+
+
+def tuning_of(path: Path | None) -> dict[str, Any]:
+    """Return the tuning record in a file, or an empty one without a path."""
+    from aotc.diagnostics import CompileError, Loc
+    from aotc.lowering.tuning import read_tuning_record
+    from aotc.recompile import model_of
+    from aotc.vmfb.bundle import MAGIC
+
+    if path is None:
+        return {}
+    hint = "the file that `aotc tune --record` wrote, or a tuned bundle"
+    try:
+        data = path.read_bytes()
+        if not data.startswith(MAGIC):
+            return read_tuning_record(data)
+    except OSError as error:
+        raise CompileError.at(Loc(str(path)), f"cannot read the tuning record: {error.strerror}", hint=hint) from None
+    except ValueError as error:
+        raise CompileError.at(Loc(str(path)), f"this is not a tuning record: {error}", hint=hint) from None
+    if not (found := model_of(data)[2].tuning):
+        raise CompileError.at(Loc(str(path)), "the bundle was not tuned", hint="aotc tune it")
+    return dict(found)
 
 
 def costs_of(path: Path | None) -> dict[str, Any]:

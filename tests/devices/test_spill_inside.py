@@ -21,7 +21,7 @@ pytest.importorskip("numba_cuda")
 def loops_of_kernels():
     """No loop is one block of threads, whose values lie in no memory that is planned."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_loops, "LOOP_BLOCK_FLOPS", replace(block_loops.LOOP_BLOCK_FLOPS, value=0))
+        patch.setattr(block_loops, "LOOP_BLOCK_FLOPS", replace(block_loops.LOOP_BLOCK_FLOPS, default=0))
         yield
 
 

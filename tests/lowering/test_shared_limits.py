@@ -187,7 +187,7 @@ ROUND = {
 @pytest.mark.parametrize("name", ROUND)
 def test_results_are_the_same(name, monkeypatch):
     monkeypatch.setattr(CROWDED_UPDATES.__class__, "__setattr__", object.__setattr__)
-    monkeypatch.setattr(CROWDED_UPDATES, "value", 500)
+    monkeypatch.setattr(CROWDED_UPDATES, "default", 500)
     function, arguments, limit = ROUND[name]
     program = gpu_program(function, arguments, shared_memory_limit=limit)
     taken = max(map(shared, program[1].kernels))

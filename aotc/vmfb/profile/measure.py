@@ -165,7 +165,7 @@ class Profiler(Stepper):
             **self.executable.origin(),
             "target": self.target,
             "function": function,
-            "machine": {"cpu": _processor_name(), "cores": os.cpu_count() or 1, **_gpu_names(self.executable.stats())},
+            "machine": {"cpu": processor_name(), "cores": os.cpu_count() or 1, **_gpu_names(self.executable.stats())},
             "versions": {"python": platform.python_version(), "numpy": np.__version__},
             "kernels": list(self.rows.values()),
         }
@@ -181,7 +181,7 @@ def _gpu_names(stats: Mapping[str, Any]) -> dict[str, str]:
     return {"gpu": stats["device"]} if stats.get("device") else {}
 
 
-def _processor_name() -> str:
+def processor_name() -> str:
     """Return the system's name of the processor."""
     try:
         with open("/proc/cpuinfo") as f:

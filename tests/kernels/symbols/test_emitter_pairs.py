@@ -26,8 +26,8 @@ OTHER_TARGETS = [
 @pytest.fixture(autouse=True)
 def _any_loop_is_one_kernel(monkeypatch):
     """Let a loop become one kernel however much it computes and reads."""
-    monkeypatch.setattr(memories, "LOOP_FLOPS", replace(memories.LOOP_FLOPS, value=1 << 40))
-    monkeypatch.setattr(small_loops, "LOOP_BUFFERS", replace(small_loops.LOOP_BUFFERS, value=1 << 40))
+    monkeypatch.setattr(memories, "LOOP_FLOPS", replace(memories.LOOP_FLOPS, default=1 << 40))
+    monkeypatch.setattr(small_loops, "LOOP_BUFFERS", replace(small_loops.LOOP_BUFFERS, default=1 << 40))
     with jax.enable_x64(True):
         yield
 

@@ -142,7 +142,7 @@ def test_sums_of_inner_loops_keep_their_bits(name, monkeypatch):
         return loops, interpret(module, TABLE, PLACES)[0].tobytes()
 
     more, got = result()
-    monkeypatch.setattr(inner_sums, "INNER_SUM", replace(inner_sums.INNER_SUM, value=1 << 40))
+    monkeypatch.setattr(inner_sums, "INNER_SUM", replace(inner_sums.INNER_SUM, default=1 << 40))
     loops, want = result()
     assert more > loops
     assert got == want

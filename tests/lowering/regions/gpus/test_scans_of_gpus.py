@@ -47,7 +47,7 @@ def test_columns_and_planes(axis, reverse):
 @pytest.fixture
 def few_are_many(monkeypatch):
     monkeypatch.setattr(type(COLUMN_SCAN_BLOCKS), "__setattr__", object.__setattr__)
-    monkeypatch.setattr(COLUMN_SCAN_BLOCKS, "value", 0)
+    monkeypatch.setattr(COLUMN_SCAN_BLOCKS, "default", 0)
 
 
 @pytest.mark.parametrize("shape", [(513, 32), (2, 130, 19), (1100, 16)])

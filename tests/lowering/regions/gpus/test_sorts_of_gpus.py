@@ -71,7 +71,7 @@ ROOM = 8192  # bytes of shared memory: parts of a few hundred elements
 @pytest.fixture
 def by_digits(monkeypatch):
     """Sort short rows digit by digit too."""
-    monkeypatch.setattr(sorts, "MERGED_SORT", replace(sorts.MERGED_SORT, value=-1))
+    monkeypatch.setattr(sorts, "MERGED_SORT", replace(sorts.MERGED_SORT, default=-1))
     monkeypatch.setattr(sorts, "sorted_width", lambda dtypes, target: 32)
 
 

@@ -1,0 +1,436 @@
+"""``aotc.tune``: search compiler decisions that make a bundle faster on this machine, and compile it with them.
+
+The search is a greedy descent. The first lowering records every answer of a threshold (:mod:`aotc.lowering.tuning`).
+A candidate replaces one answer: it reverses a decision, or halves or doubles an amount. Candidates whose code is that
+of the best bundle so far are dropped. The others run in the order of the cost model: their results are compared with
+XLA's, and their calls are timed in turns with the best bundle's. A candidate that is faster, by the 95 % confidence
+interval, becomes the best. At the end the best bundle and the original are timed once more, and the original stays
+unless it is slower.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+import aotc
+from aotc.bundle import Bundle
+from aotc.diagnostics import CompileError, InternalError
+from aotc.display.document import Block, Column, Document, Line, table
+from aotc.display.shown import Shown
+from aotc.display.units import count_text, time_text
+from aotc.driver.declare_state import declare_bindings
+from aotc.frontend.importer import import_raw
+from aotc.frontend.mlir import RawModel
+from aotc.frontend.xla import run_xla
+from aotc.guard import callers_errors
+from aotc.ir.program.ir import Launch, walk
+from aotc.ir.tensor.ir import Module
+from aotc.lowering.cost_model.model import digest_of_program
+from aotc.lowering.lower import Variant
+from aotc.lowering.threshold import decided_by
+from aotc.lowering.tuning import FORMAT, Answers, Choice, Decisions, choice_rows, choices_of
+from aotc.options import Options
+from aotc.pipeline import compile_raw, lower_for_target
+from aotc.recompile import model_of, upgrade
+from aotc.targets import Mix, Target
+from aotc.tools.sample_arguments import sample_call
+from aotc.tools.tune_trial import PROMISING, differing_result
+from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.device import choose_variant
+from aotc.vmfb.errors import ArgumentValueError, BundleError
+from aotc.vmfb.host.children import python_command
+from aotc.vmfb.module import LoadedModule, load
+from aotc.vmfb.profile.measure import processor_name
+from aotc.vmfb.weights.own import copy_own_weights
+
+TRIAL_SECONDS = 60.0
+"""Time limit of a trial, in which 26 rounds and the loads take 3 s: a candidate may be endlessly slow."""
+
+LOWERING_SHARE = 0.5
+"""Part of the remaining budget in which candidates are lowered, before the first of them is timed."""
+
+FASTER, SLOWER, SAME, WRONG, FAILED = "faster", "not faster", "same code", "wrong results", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class TuningTrial:
+    """A candidate and its outcome.
+
+    Attributes
+    ----------
+    choice : Choice
+    outcome : str
+        ``faster``, ``not faster``, ``same code``, ``wrong results`` or ``failed``.
+    ratio : float or None
+        Duration of a call relative to the best bundle at that time; None if it was not timed.
+    why : str
+        The wrong result, or the error.
+    """
+
+    choice: Choice
+    outcome: str
+    ratio: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TuneResult(Shown):
+    """The result of :func:`aotc.tune`.
+
+    Attributes
+    ----------
+    bundle : Bundle
+        The tuned bundle; the original one if no choice makes it faster.
+    record : dict
+        The tuning record, for ``aotc.compile(..., tuning=record)``.
+    trials : tuple of TuningTrial
+        The candidates in the order of their trials.
+    before, after : float
+        Median seconds of a call of the original and of the tuned bundle.
+    ratio : tuple of float
+        Duration of the tuned bundle's calls relative to the original's, and its 95 % confidence interval.
+    untried : int
+        Candidates for which the budget did not suffice.
+    """
+
+    bundle: Bundle
+    record: dict[str, Any]
+    trials: tuple[TuningTrial, ...]
+    before: float
+    after: float
+    ratio: tuple[float, float, float]
+    untried: int
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The choices of the tuned bundle."""
+        return choices_of(self.record)
+
+    def document(self) -> Document:
+        """Return the choices with their gains, and the times before and after."""
+        rows = [
+            (str(t.choice), "" if t.ratio is None else f"{t.ratio:.3f}") for t in self.trials if t.outcome == FASTER
+        ]
+        counts = {name: sum(t.outcome == name for t in self.trials) for name in (SLOWER, SAME, WRONG, FAILED)}
+        outcomes = [f"{len(rows)} {FASTER}", *(f"{count} {name}" for name, count in counts.items() if count)]
+        blocks: list[Block] = [table([Column("choice"), Column("time", True)], rows)] if rows else []
+        blocks.append(Line(f"{count_text(len(self.trials), 'candidate')} tried: {', '.join(outcomes)}"))
+        if self.untried:
+            blocks.append(Line(f"{count_text(self.untried, 'candidate')} left: a longer --budget tries more"))
+        low, high = self.ratio[1:]
+        interval = f"{self.ratio[0]:.3f} [{low:.3f}, {high:.3f}] of the time"
+        times = f"{time_text(self.before)} before, {time_text(self.after)} after"
+        unchanged = "the bundle stays as it is: no choice makes it faster"
+        blocks.append(Line(f"{times}: {interval}" if self.choices else unchanged))
+        return Document("", tuple(blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A choice with the code that it leads to: its digest, its predicted nanoseconds, and the answers on the way."""
+
+    choice: Choice | None
+    digest: str
+    predicted: float
+    answers: Answers
+
+
+@callers_errors()
+def tune(
+    bundle: str | os.PathLike[str] | bytes, *, function: str = "", inputs: Sequence[Any] = (),
+    sizes: Mapping[str, int] = MappingProxyType({}), budget: float = 60.0,
+    devices: str | Sequence[str] | None = None, threads: int | None = None,
+    weights: str | os.PathLike[str] | None = None, progress: Callable[[str], object] | None = None,
+) -> TuneResult:  # fmt: skip
+    """Search compiler decisions that make a bundle faster on this machine, and compile it with them.
+
+    Results of each candidate are compared with XLA's on the same arguments. The record of the search makes later
+    compilations choose the same: of this model, or of others on the same target.
+
+    Parameters
+    ----------
+    bundle : str, path or bytes
+        A bundle compiled without ``--no-source``, for one device.
+    function : str
+        The function to tune; by default the only one, or ``main``.
+    inputs : sequence of arrays
+        The first arguments, flat; the others are random values.
+    sizes : mapping of str to int
+        Sizes of symbolic dims of the random values; others have their typical size, or 16.
+    budget : float
+        Seconds of the search.
+    devices : str or sequence of str, optional
+        The device to tune for, as in :func:`aotc.load`.
+    threads : int, optional
+        Threads of the calls that are timed; by default one per core.
+    weights : str or path, optional
+        As in :func:`aotc.upgrade`: the new file, if the weights of the bundle are in a file.
+    progress : callable, optional
+        ``progress(text)`` is called with each step of the search.
+
+    Returns
+    -------
+    TuneResult
+
+    Raises
+    ------
+    BundleError
+        If the bundle is damaged, has no source, or is for several devices.
+    CallError
+        If there is no such function, the arguments do not fit, or the bundle's results differ from XLA's.
+    CompileError
+        If this compiler refuses the recorded options or model.
+    """
+    if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 < budget < float("inf"):
+        raise ArgumentValueError("", f"budget is {budget!r}", expected="seconds, more than 0")
+    with TemporaryDirectory(prefix="aotc-tune-") as folder:
+        search = _Search.prepare(Path(folder), bundle, function, inputs, sizes, devices, threads, progress)
+        trials, untried = search.run(time.monotonic() + budget)
+        tuned, measured = search.finish(weights)
+    record = search.record(measured)
+    ratio = (measured["ratio"], measured["low"], measured["high"])
+    return TuneResult(tuned, record, trials, measured["other"], measured["seconds"], ratio, untried)
+
+
+@dataclass
+class _Search:
+    """The state of a search: the model, its call, and the best choices so far."""
+
+    folder: Path
+    original: bytes
+    raw: RawModel
+    module: Module
+    target: Target
+    targets: tuple[Target, ...]
+    options: Options
+    function: str
+    sizes: Mapping[str, int]
+    settings: Mapping[str, Any]  # of the calls: devices and threads
+    say: Callable[[str], object]
+    choices: tuple[Choice, ...] = ()
+    trials: list[TuningTrial] = field(default_factory=list)
+    paths: dict[str, str] = field(default_factory=dict)
+    dtypes: dict[str, list[str]] = field(default_factory=dict)
+
+    @staticmethod
+    def prepare(
+        folder: Path, source: str | os.PathLike[str] | bytes, function: str, inputs: Sequence[Any],
+        sizes: Mapping[str, int], devices: Any, threads: int | None, progress: Callable[[str], object] | None,
+    ) -> _Search:  # fmt: skip
+        """Load the bundle, call it once, and compare its results with XLA's."""
+        original = source if isinstance(source, bytes) else Path(source).read_bytes()
+        opened = open_bundle(original)
+        variant, _, _ = choose_variant(opened, devices)
+        raw, targets, options = model_of(original)
+        if variant.get("devices") or any(isinstance(t, Mix) for t in targets) or "mesh" in opened.manifest:
+            raise BundleError(opened.where, "the bundle is for several devices", hint="tune a bundle for one device")
+        target = next(t for t in targets if t.name == variant["target"])
+        loaded = load(original, devices=devices, threads=threads)
+        name, values = sample_call(loaded, function, inputs, sizes)
+        module = declare_bindings(import_raw(raw, options=options, platform=target.kind), options)
+        settings = {"devices": devices, "threads": threads}
+        chosen = choices_of(options.tuning) if options.tuning.get("target") == target.name else ()
+        search = _Search(
+            folder, original, raw, module, target, targets, options, name, dict(sizes), settings,
+            progress or (lambda text: None), chosen,
+        )  # fmt: skip
+        search._save_call(loaded, values)
+        return search
+
+    def _save_call(self, loaded: LoadedModule, values: Sequence[Any]) -> None:
+        """Write the arguments, the expected results and the original bundle to files, for the trials."""
+        values = [np.asarray(x) for x in values]
+        ours = [np.asarray(x) for x in loaded.invoke(self.function, *values)]
+        want = self._expected_results(values, ours)
+        if wrong := differing_result(ours, want):
+            hint = "`aotc check` finds the op that differs"
+            raise aotc.CallError(self.function, f"the results of the bundle differ from XLA's: {wrong}", hint=hint)
+        for key, arrays in (("argument", values), ("expected", want)):
+            self.dtypes[key] = [str(x.dtype) for x in arrays]
+            self.paths[key] = str(self.folder / f"{key}.npz")
+            np.savez(self.paths[key], *(x.view(f"V{x.itemsize}") if x.dtype.kind == "V" else x for x in arrays))
+        self.paths["original"] = self.paths["best"] = self._write("original.vmfb", self.original)
+
+    def _expected_results(self, values: list[np.ndarray], ours: list[np.ndarray]) -> list[np.ndarray]:
+        """Return XLA's results; those of the bundle if its weights are quantised or bound, and XLA has no such call."""
+        whole = len(values) == len(self.module.functions[self.function].body.params)
+        if self.options.quantize_weights != "none" or not whole:
+            return ours
+        return run_xla(self.raw, values, self.function)
+
+    def _write(self, name: str, data: bytes) -> str:
+        path = self.folder / name
+        path.write_bytes(data)
+        return str(path)
+
+    # ------------------------------------------------------------ the search
+
+    def run(self, end: float) -> tuple[tuple[TuningTrial, ...], int]:
+        """Try candidates until ``end`` (``time.monotonic``); return the trials and the number of untried candidates."""
+        best = self._lower(None)
+        waiting, ready = self._shuffled(_neighbours(best.answers, {})), list[_Candidate]()
+        self.say(f"{len(waiting)} candidates for {self.function} on {self.target.name}")
+        while (left := end - time.monotonic()) > 0:
+            ready = ready or self._lower_all(waiting, best, end - (1 - LOWERING_SHARE) * left)
+            if not ready:
+                break
+            candidate = ready.pop(0)
+            trial = self._try(candidate)
+            self.trials.append(trial)
+            if trial.outcome == FASTER:
+                self.choices = _with_choice(self.choices, trial.choice)
+                self.say(f"{trial.choice}: {trial.ratio:.3f} of the time")
+                lowered = [c.choice for c in ready if c.choice is not None]  # the new choice may change their code
+                waiting[:0] = [*_further(trial.choice), *_neighbours(candidate.answers, best.answers), *lowered]
+                best, ready = candidate, []
+        return tuple(self.trials), len(ready) + len(waiting)
+
+    def _shuffled(self, choices: Iterator[Choice]) -> list[Choice]:
+        """Return choices in an arbitrary but constant order: neighbours are alike, and the budget may end early."""
+        found = list(choices)
+        random.Random(0).shuffle(found)
+        return found
+
+    def _lower_all(self, waiting: list[Choice], best: _Candidate, end: float) -> list[_Candidate]:
+        """Lower candidates until ``end``, and return those with other code than ``best``, the fastest predicted first.
+
+        Lowered candidates are removed from ``waiting``.
+        """
+        found: dict[str, _Candidate] = {}
+        while waiting and time.monotonic() < end:
+            choice = waiting.pop(0)
+            try:
+                candidate = self._lower(choice)
+            except (CompileError, InternalError) as error:
+                self.trials.append(TuningTrial(choice, FAILED, why=str(error).splitlines()[0]))
+                continue
+            if candidate.digest == best.digest or candidate.digest in found:
+                self.trials.append(TuningTrial(choice, SAME))
+            else:
+                found[candidate.digest] = candidate
+        return sorted(found.values(), key=lambda c: c.predicted)
+
+    def _lower(self, choice: Choice | None) -> _Candidate:
+        """Lower the model with the best choices so far and ``choice``."""
+        decisions = Decisions(self.choices if choice is None else _with_choice(self.choices, choice))
+        options = replace(self.options, tuning={}, devices={}, verify_each=False)
+        with decided_by(decisions):
+            variant, _ = lower_for_target(self.module, self.target, self.targets, options, lambda *_: None)
+        code = f"{variant.text}\n{variant.command_buffers}\n{variant.programs}"
+        digest = sha256(code.encode()).hexdigest()
+        return _Candidate(choice, digest, _predicted_nanoseconds(variant, self.function), decisions.answers)
+
+    def _try(self, candidate: _Candidate) -> TuningTrial:
+        """Compile and time a candidate."""
+        assert candidate.choice is not None
+        choices = _with_choice(self.choices, candidate.choice)
+        try:
+            path = self._write("candidate.vmfb", self._compile(choices))
+        except (CompileError, InternalError) as error:
+            return TuningTrial(candidate.choice, FAILED, why=str(error).splitlines()[0])
+        found = self._measure(path, self.paths["best"])
+        if why := found.get("wrong") or found.get("failed"):
+            return TuningTrial(candidate.choice, WRONG if "wrong" in found else FAILED, why=why)
+        if found["high"] >= 1 or found["ratio"] > PROMISING:  # less is the noise of addresses
+            return TuningTrial(candidate.choice, SLOWER, found["ratio"])
+        self.paths["best"] = str(Path(path).rename(self.folder / f"best{len(self.trials)}.vmfb"))
+        return TuningTrial(candidate.choice, FASTER, found["ratio"])
+
+    def _compile(self, choices: Sequence[Choice]) -> bytes:
+        options = replace(self.options, tuning=self._plain_record(choices), weights="inline", source=False)
+        return copy_own_weights(open_bundle(self.original), compile_raw(self.raw, (self.target,), options))
+
+    def _measure(self, candidate: str, other: str, full: bool = False) -> dict[str, Any]:
+        """Run a trial in a child process; ``failed`` in the result says why it did not end well."""
+        job = {
+            "candidate": candidate, "best": other, "function": self.function, "full": full, **self.settings,
+            "arguments": self.paths["argument"], "expected": self.paths["expected"],
+            "argument_dtypes": self.dtypes["argument"], "expected_dtypes": self.dtypes["expected"],
+        }  # fmt: skip
+        command = python_command("from aotc.tools.tune_trial import main; main()")
+        try:
+            done = subprocess.run(
+                command, input=json.dumps(job), capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return {"failed": f"it took more than {TRIAL_SECONDS:g} s"}
+        if done.returncode:
+            return {"failed": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    # ------------------------------------------------------------ the result
+
+    def finish(self, weights: str | os.PathLike[str] | None) -> tuple[Bundle, dict[str, Any]]:
+        """Compile the bundle with the best choices, and time it against the original once more."""
+        if any(t.outcome == FASTER for t in self.trials):
+            tuned = upgrade(self.original, tuning=self._plain_record(self.choices), weights=weights)
+            found = self._measure(self._write("tuned.vmfb", tuned), self.paths["original"], full=True)
+            if not found.get("wrong") and not found.get("failed") and found["high"] < 1:
+                return tuned, found
+        self.choices = ()
+        alone = self._measure(self.paths["original"], self.paths["original"], full=True)
+        seconds = alone.get("other", 0.0)
+        return Bundle(self.original), {"seconds": seconds, "other": seconds, "ratio": 1.0, "low": 1.0, "high": 1.0}
+
+    def record(self, measured: Mapping[str, float]) -> dict[str, Any]:
+        """Return the tuning record with the times of the last measurement."""
+        times = {"before": float(measured["other"]), "after": float(measured["seconds"])}
+        return {**self._plain_record(self.choices), "seconds": times}
+
+    def _plain_record(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        return {
+            "format": FORMAT, "producer": f"aotc {aotc.__version__}", "program": digest_of_program(self.module),
+            "target": self.target.name, "function": self.function, "sizes": dict(self.sizes),
+            "machine": {"cpu": processor_name(), "cores": os.cpu_count() or 1},
+            "seconds": {"before": 0.0, "after": 0.0}, "choices": choice_rows(choices),
+        }  # fmt: skip
+
+
+def _neighbours(answers: Answers, known: Answers) -> Iterator[Choice]:
+    """Yield the choices next to ``answers`` that are not in ``known``.
+
+    A decision is reversed, an amount halved or doubled.
+    """
+    for (threshold, size), value in answers.items():
+        if (threshold, size) in known or (isinstance(size, int) and size < 0):
+            continue
+        if size is not None:
+            yield Choice(threshold, size, not value)
+        elif value > 0:
+            yield Choice(threshold, None, value * 2)
+            if value > 1:
+                yield Choice(threshold, None, value // 2)
+
+
+def _further(choice: Choice) -> Iterator[Choice]:
+    """Yield the next amounts in the direction of an accepted one."""
+    if choice.size is None:
+        yield Choice(choice.threshold, None, choice.value * 2)
+        if choice.value > 1:
+            yield Choice(choice.threshold, None, choice.value // 2)
+
+
+def _with_choice(choices: Sequence[Choice], new: Choice) -> tuple[Choice, ...]:
+    """Return ``choices`` with ``new`` in place of a choice about the same answer."""
+    others = [c for c in choices if (c.threshold, c.size) != (new.threshold, new.size)]
+    return (*others, new)
+
+
+def _predicted_nanoseconds(variant: Variant, function: str) -> float:
+    """Return the cost model's sum over the launches of a function; each loop counts as one iteration."""
+    steps = variant.steps[function].steps
+    return sum(variant.costs.of(step.kernel).ns for step in walk(steps) if isinstance(step, Launch))
