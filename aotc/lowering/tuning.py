@@ -125,7 +125,7 @@ def tuning_record_text(record: Mapping[str, Any]) -> str:
 def thresholds_by_name() -> dict[str, CostRow]:
     """Return the limits and block sizes of the imported modules of lowering, by module and name."""
     root = __name__.rpartition(".")[0] + "."
-    found = {}
+    found: dict[str, CostRow] = {}
     for path, module in list(sys.modules.items()):
         if path.startswith(root) and module is not None:
             own = {name: row for name, row in vars(module).items() if isinstance(row, Limit | BlockSize)}

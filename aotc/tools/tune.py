@@ -16,12 +16,12 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -50,7 +50,7 @@ from aotc.tools.sample_arguments import sample_call
 from aotc.tools.tune_trial import PROMISING, differing_result
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.device import choose_variant
-from aotc.vmfb.errors import ArgumentValueError, BundleError
+from aotc.vmfb.errors import ArgumentValueError, BundleError, check_keywords
 from aotc.vmfb.host.children import python_command
 from aotc.vmfb.module import LoadedModule, load
 from aotc.vmfb.profile.measure import processor_name
@@ -148,12 +148,45 @@ class _Candidate:
     answers: Answers
 
 
+@dataclass(frozen=True, slots=True)
+class TuneSettings:
+    """How to search.
+
+    Attributes
+    ----------
+    budget : float
+        Seconds of the search.
+    devices : str or sequence of str, optional
+        The device to tune for, as in :func:`aotc.load`.
+    threads : int, optional
+        Threads of the calls that are timed; by default one per core.
+    weights : str or path, optional
+        As in :func:`aotc.upgrade`: the new file, if the weights of the bundle are in a file.
+    progress : callable, optional
+        ``progress(text)`` is called with each step of the search.
+    """
+
+    budget: float = 60.0
+    devices: str | Sequence[str] | None = None
+    threads: int | None = None
+    weights: str | os.PathLike[str] | None = None
+    progress: Callable[[str], object] | None = None
+
+
+class TuneKeywords(TypedDict, total=False):
+    """The fields of :class:`TuneSettings`, as keywords of :func:`aotc.tune`."""
+
+    budget: float
+    devices: str | Sequence[str] | None
+    threads: int | None
+    weights: str | os.PathLike[str] | None
+    progress: Callable[[str], object] | None
+
+
 @callers_errors()
 def tune(
     bundle: str | os.PathLike[str] | bytes, *, function: str = "", inputs: Sequence[Any] = (),
-    sizes: Mapping[str, int] = MappingProxyType({}), budget: float = 60.0,
-    devices: str | Sequence[str] | None = None, threads: int | None = None,
-    weights: str | os.PathLike[str] | None = None, progress: Callable[[str], object] | None = None,
+    sizes: Mapping[str, int] = MappingProxyType({}), **settings: Unpack[TuneKeywords],
 ) -> TuneResult:  # fmt: skip
     """Search compiler decisions that make a bundle faster on this machine, and compile it with them.
 
@@ -170,16 +203,8 @@ def tune(
         The first arguments, flat; the others are random values.
     sizes : mapping of str to int
         Sizes of symbolic dims of the random values; others have their typical size, or 16.
-    budget : float
-        Seconds of the search.
-    devices : str or sequence of str, optional
-        The device to tune for, as in :func:`aotc.load`.
-    threads : int, optional
-        Threads of the calls that are timed; by default one per core.
-    weights : str or path, optional
-        As in :func:`aotc.upgrade`: the new file, if the weights of the bundle are in a file.
-    progress : callable, optional
-        ``progress(text)`` is called with each step of the search.
+    **settings
+        Fields of :class:`TuneSettings`.
 
     Returns
     -------
@@ -194,12 +219,15 @@ def tune(
     CompileError
         If this compiler refuses the recorded options or model.
     """
+    check_keywords("tune", settings, [f.name for f in fields(TuneSettings)])
+    chosen = TuneSettings(**settings)
+    budget = chosen.budget
     if not isinstance(budget, int | float) or isinstance(budget, bool) or not 0 < budget < float("inf"):
         raise ArgumentValueError("", f"budget is {budget!r}", expected="seconds, more than 0")
     with TemporaryDirectory(prefix="aotc-tune-") as folder:
-        search = _Search.prepare(Path(folder), bundle, function, inputs, sizes, devices, threads, progress)
+        search = _Search.prepare(Path(folder), bundle, function, inputs, sizes, chosen)
         trials, untried = search.run(time.monotonic() + budget)
-        tuned, measured = search.finish(weights)
+        tuned, measured = search.finish(chosen.weights)
     record = search.record(measured)
     ratio = (measured["ratio"], measured["low"], measured["high"])
     return TuneResult(tuned, record, trials, measured["other"], measured["seconds"], ratio, untried)
@@ -218,8 +246,7 @@ class _Search:
     options: Options
     function: str
     sizes: Mapping[str, int]
-    settings: Mapping[str, Any]  # of the calls: devices and threads
-    say: Callable[[str], object]
+    settings: TuneSettings
     choices: tuple[Choice, ...] = ()
     trials: list[TuningTrial] = field(default_factory=list)
     paths: dict[str, str] = field(default_factory=dict)
@@ -228,27 +255,29 @@ class _Search:
     @staticmethod
     def prepare(
         folder: Path, source: str | os.PathLike[str] | bytes, function: str, inputs: Sequence[Any],
-        sizes: Mapping[str, int], devices: Any, threads: int | None, progress: Callable[[str], object] | None,
+        sizes: Mapping[str, int], settings: TuneSettings,
     ) -> _Search:  # fmt: skip
         """Load the bundle, call it once, and compare its results with XLA's."""
         original = source if isinstance(source, bytes) else Path(source).read_bytes()
         opened = open_bundle(original)
-        variant, _, _ = choose_variant(opened, devices)
+        variant, _, _ = choose_variant(opened, settings.devices)
         raw, targets, options = model_of(original)
         if variant.get("devices") or any(isinstance(t, Mix) for t in targets) or "mesh" in opened.manifest:
             raise BundleError(opened.where, "the bundle is for several devices", hint="tune a bundle for one device")
         target = next(t for t in targets if t.name == variant["target"])
-        loaded = load(original, devices=devices, threads=threads)
+        loaded = load(original, devices=settings.devices, threads=settings.threads)
         name, values = sample_call(loaded, function, inputs, sizes)
         module = declare_bindings(import_raw(raw, options=options, platform=target.kind), options)
-        settings = {"devices": devices, "threads": threads}
         chosen = choices_of(options.tuning) if options.tuning.get("target") == target.name else ()
         search = _Search(
-            folder, original, raw, module, target, targets, options, name, dict(sizes), settings,
-            progress or (lambda text: None), chosen,
+            folder, original, raw, module, target, targets, options, name, dict(sizes), settings, chosen
         )  # fmt: skip
         search._save_call(loaded, values)
         return search
+
+    def _report_progress(self, text: str) -> None:
+        if self.settings.progress is not None:
+            self.settings.progress(text)
 
     def _save_call(self, loaded: LoadedModule, values: Sequence[Any]) -> None:
         """Write the arguments, the expected results and the original bundle to files, for the trials."""
@@ -282,7 +311,7 @@ class _Search:
         """Try candidates until ``end`` (``time.monotonic``); return the trials and the number of untried candidates."""
         best = self._lower(None)
         waiting, ready = self._shuffled(_neighbours(best.answers, {})), list[_Candidate]()
-        self.say(f"{len(waiting)} candidates for {self.function} on {self.target.name}")
+        self._report_progress(f"{len(waiting)} candidates for {self.function} on {self.target.name}")
         while (left := end - time.monotonic()) > 0:
             ready = ready or self._lower_all(waiting, best, end - (1 - LOWERING_SHARE) * left)
             if not ready:
@@ -292,7 +321,7 @@ class _Search:
             self.trials.append(trial)
             if trial.outcome == FASTER:
                 self.choices = _with_choice(self.choices, trial.choice)
-                self.say(f"{trial.choice}: {trial.ratio:.3f} of the time")
+                self._report_progress(f"{trial.choice}: {trial.ratio:.3f} of the time")
                 lowered = [c.choice for c in ready if c.choice is not None]  # the new choice may change their code
                 waiting[:0] = [*_further(trial.choice), *_neighbours(candidate.answers, best.answers), *lowered]
                 best, ready = candidate, []
@@ -356,7 +385,8 @@ class _Search:
     def _measure(self, candidate: str, other: str, full: bool = False) -> dict[str, Any]:
         """Run a trial in a child process; ``failed`` in the result says why it did not end well."""
         job = {
-            "candidate": candidate, "best": other, "function": self.function, "full": full, **self.settings,
+            "candidate": candidate, "best": other, "function": self.function, "full": full,
+            "devices": self.settings.devices, "threads": self.settings.threads,
             "arguments": self.paths["argument"], "expected": self.paths["expected"],
             "argument_dtypes": self.dtypes["argument"], "expected_dtypes": self.dtypes["expected"],
         }  # fmt: skip

@@ -141,7 +141,7 @@ def test_wrong_results_and_failures_are_no_improvement(bundle, monkeypatch, tmp_
     monkeypatch.setattr(tune_module, "python_command", lambda code: ["/bin/false"])
     failed = tune_module._Search._measure
     search = type("Fake", (), {"paths": {"argument": "", "expected": ""}, "dtypes": {"argument": [], "expected": []},
-                               "function": "main", "settings": {}})()  # fmt: skip
+                               "function": "main", "settings": tune_module.TuneSettings()})()  # fmt: skip
     assert failed(search, "", "") == {"failed": "exit status 1"}
 
 
@@ -153,6 +153,8 @@ def test_results_are_compared_by_their_type():
 
 
 def test_arguments_of_the_search_are_checked(bundle):
+    with pytest.raises(aotc.ArgumentError, match="(?s)budgt.*budget"):
+        aotc.tune(bundle, budgt=3)
     for budget in (0, -1, True, "60", float("nan"), float("inf")):
         with pytest.raises(aotc.ArgumentValueError, match="budget is"):
             aotc.tune(bundle, budget=budget)
