@@ -53,7 +53,8 @@ class Options:
     specialize : mapping of str to sequence of int
         Sizes of symbolic dims to compile extra copies of functions for: ``{"b": (1, 8)}``. A ``range`` stands for its
         first and last number and the powers of two between: ``{"b": range(1, 65)}`` for 1, 2, 4, ... 64. Calls of all
-        other sizes, also outside of a range, use the general code.
+        other sizes, also outside of a range, use the general code. A sharded model has these sizes only, each a
+        function of its own.
     typical : mapping of str to int
         Typical sizes of symbolic dims: ``{"b": 8}``. General code is planned for them, and ``profile``, ``report`` and
         all other commands assume them. Other dims count as 16.

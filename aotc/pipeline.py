@@ -367,7 +367,8 @@ def compile_for(
             from aotc.frontend.mlir import lines_shown
             from aotc.frontend.several_models import fetch_any
         begin_stage(chosen, "reading the model")
-        with lines_shown(model), reproducible(chosen, targets, fetch_any, model, example_args, args, kwargs) as raws:
+        given = model, example_args, args, kwargs, chosen.specialize
+        with lines_shown(model), reproducible(chosen, targets, fetch_any, *given) as raws:
             return Bundle(compile_with_weights(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
 
 

@@ -52,7 +52,7 @@ def signature_entry(
         ],
         "in_tree": in_tree,
         "out_tree": f.attrs.get("out_tree"),
-        **{key: f.attrs[key] for key in ("parameters", "doc", "state", "bound") if key in f.attrs},
+        **{key: f.attrs[key] for key in ("parameters", "doc", "state", "bound", "bucket") if key in f.attrs},
     }
 
 

@@ -38,7 +38,7 @@ def entry_attrs(
     places = metadata.get("arg_names")
     parameters: list[str] = []
     if places and len(kept) == len(arguments):
-        given = zip(_argument_locations(function, block), inputs, strict=True)
+        given = zip(argument_locations(function, block), inputs, strict=True)
         locations = [location for location, leaves in given for _ in leaves]  # a token has none
         names, parameters = _named_leaves(locations, places, kept, metadata.get("in_tree"))
         places = [places[k] for k in kept]
@@ -56,6 +56,7 @@ def entry_attrs(
         **({"parameters": parameters} if any(parameters) else {}),
         **({"doc": metadata["doc"]} if metadata.get("doc") else {}),
         **({"ranks": ranks_attr(metadata["ranks"])} if metadata.get("ranks") else {}),
+        **({"bucket": metadata["bucket"]} if metadata.get("bucket") else {}),
         "result_names": [_string_attribute(r.get("jax.result_info"), f"result{i}") for i, r in enumerate(results)],
         "in_tree": metadata.get("in_tree") or _call_tree(in_trees),
         "out_tree": metadata.get("out_tree") or (trees[0] if len(trees) == 1 else _pytree_node("tuple", trees)),
@@ -103,7 +104,7 @@ def _name_of(location: Any, place: str) -> str:
     return name if name.endswith(rest) and len(name) > len(rest) else place
 
 
-def _argument_locations(function: Any, block: Any) -> list[Any]:
+def argument_locations(function: Any, block: Any) -> list[Any]:
     """Return the locations of the arguments; if ``function`` only wraps the exported function, those of the latter."""
     found = [argument.location for argument in block.arguments]
     callees = [op.attributes["callee"].value for op in block.operations if op.operation.name == "func.call"]

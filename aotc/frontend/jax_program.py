@@ -91,7 +91,10 @@ def from_exported(exported: jax.export.Exported) -> JaxProgram:
         raise CompileError.at(Loc(), message, hint="export the function again: the file may be damaged")
     checks = checks_of_results(exported.out_tree, exported.out_avals)
     several = exported.nr_devices > 1 or b"sdy\0" in exported.mlir_module_serialized
-    devices = {"devices": exported.nr_devices} if several else {}
+    devices: dict[str, Any] = {"devices": exported.nr_devices} if several else {}
+    shapes = [[n if isinstance(n, int) else str(n) for n in aval.shape] for aval in exported.in_avals]
+    if several and any(isinstance(n, str) for shape in shapes for n in shape):
+        devices["shapes"] = shapes
     return JaxProgram(exported.mlir_module_serialized, {**from_jax.metadata(exported), "checks": checks, **devices})
 
 

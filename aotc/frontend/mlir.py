@@ -107,10 +107,17 @@ def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping
         return of_one_rank(_fetch_source(source, example_args, example_kwargs))
 
 
-def fetch_whole(source: object, example_args: Sequence[Any] = ()) -> RawModel:
+def fetch_whole(
+    source: object, example_args: Sequence[Any] = (), example_kwargs: Mapping[str, Any] = NO_KEYWORDS
+) -> RawModel:
     """Read a model as :func:`fetch` does, but keep a program for several devices whole."""
     with guard("while reading the model", Options()):
-        return _fetch_source(source, example_args, NO_KEYWORDS)
+        return _fetch_source(source, example_args, example_kwargs)
+
+
+def is_read(source: object) -> bool:
+    """Return True if a model is text, bytes, a file or read already: to read it needs no JAX."""
+    return isinstance(source, (RawModel, *_READ))
 
 
 def of_one_rank(raw: RawModel) -> RawModel:

@@ -15,19 +15,33 @@ from jaxlib.mlir import ir
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.contexts import make_context
 from aotc.frontend.locations import name_file
-from aotc.frontend.mlir import RawModel, fetch, parse_model, read_source, text_name, upgrade_module
+from aotc.frontend.mlir import (
+    NO_KEYWORDS,
+    RawModel,
+    fetch,
+    fetch_whole,
+    is_read,
+    parse_model,
+    read_source,
+    text_name,
+    upgrade_module,
+)
 from aotc.frontend.mlir_types import is_private, module_bytes
 from aotc.guard import guard
 from aotc.options import Options
 
 _SYMBOL = "sym_name"
+Buckets = tuple[tuple[str, int], ...]
 _OF_ALL = ("callbacks", "platforms")  # metadata of the whole module
 
 
 def fetch_any(
-    model: Any, examples: Sequence[Any] = (), args: Any = None, kwargs: Mapping[str, Any] | None = None
-) -> RawModel:
+    model: Any, examples: Sequence[Any] = (), args: Any = None, kwargs: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, Sequence[int]] = NO_KEYWORDS,
+) -> RawModel:  # fmt: skip
     """Return a model, or several by name, with their examples; see :func:`aotc.compile`.
+
+    A sharded model with symbolic dims has a function for each combination of their ``sizes``.
 
     Raises
     ------
@@ -42,14 +56,46 @@ def fetch_any(
             raise _wrong_models_error(
                 "args= is for several models: {'f': model}", "examples of one model are positional"
             )
-        return fetch(model, examples, kwargs)
+        found = _fetched(model, examples, kwargs, sizes)
+        return found[()] if () in found else _joined_models(_named_buckets("main", found))
     if examples:
         raise _wrong_models_error(
             f"several models have their examples in args=; found {len(examples)} more", "args={'f': (x,)}"
         )
     _check_model_names(model, {} if args is None else args, kwargs)
     given = args or {}
-    raws = {name: fetch(one, given.get(name, ()), kwargs.get(name, {})) for name, one in model.items()}
+    raws: dict[str, RawModel] = {}
+    for name, one in model.items():
+        found = _fetched(one, given.get(name, ()), kwargs.get(name, {}), sizes)
+        raws |= {name: found[()]} if () in found else _named_buckets(name, found)
+    return _joined_models(raws)
+
+
+def _fetched(
+    model: object, examples: Sequence[Any], kwargs: Mapping[str, Any], sizes: Mapping[str, Sequence[int]]
+) -> Mapping[Buckets, RawModel]:
+    """Return a model by its sizes, which only a sharded model with symbolic dims has."""
+    if is_read(model):
+        raw = fetch_whole(model, examples, kwargs)
+        if "shapes" not in raw.metadata:
+            return {(): fetch(raw)}
+        model, examples, kwargs = raw, (), {}
+    from aotc.frontend.partition.buckets import fetch_buckets  # only for programs of JAX, which it imports
+
+    with guard("while reading the model", Options()):
+        return fetch_buckets(model, examples, kwargs, sizes)
+
+
+def _named_buckets(name: str, found: Mapping[Buckets, RawModel]) -> dict[str, RawModel]:
+    """Return the buckets of a function by names of their own: ``main_b8``."""
+    raws = {}
+    for sizes, raw in found.items():
+        own = "_".join([name, *(f"{symbol}{size}" for symbol, size in sizes)])
+        raws[own] = replace(raw, metadata={**raw.metadata, "bucket": {"function": name, "sizes": dict(sizes)}})
+    return raws
+
+
+def _joined_models(raws: Mapping[str, RawModel]) -> RawModel:
     with guard("while joining the models", Options()):
         return _merged_models(raws)
 

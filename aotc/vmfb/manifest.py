@@ -133,6 +133,7 @@ SCHEMA: dict[Any, Any] = {
             "state?": {str: str},
             "typical?": {str: int},
             "bound?": [int],
+            "bucket?": {"function": str, "sizes": {str: int}},
         }
     },
     "symbols": [str],

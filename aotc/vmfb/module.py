@@ -268,6 +268,7 @@ class LoadedModule(ModuleState, RankedModule):
         self.dependents: WeakSet[Any] = WeakSet()  # bound functions and states, which are closed with the module
         self._submitted: dict[tuple[str, str], tuple[Callable[..., Fence], SubmittedCall]] = {}
         self.functions = {name: Entry(self._functions[name], home) for name in variant["functions"]}
+        self._add_buckets(bundle)
 
     def invoke(
         self,
@@ -402,6 +403,18 @@ class LoadedModule(ModuleState, RankedModule):
         self.own_weights, self.prepared = own, {}
         self._functions = {**self._functions, **own.functions}
         self.functions.update((name, Entry(function, self.home)) for name, function in own.functions.items())
+        if not isinstance(self._bundle, Closed):
+            self._add_buckets(self._bundle)
+
+    def _add_buckets(self, bundle: OpenedBundle) -> None:
+        """Add a function for all sizes to those that the bundle has for each size."""
+        if any("bucket" in entry for entry in bundle.manifest["functions"].values()):
+            from aotc.vmfb.api.buckets import bucketed_functions  # only for sharded modules of several sizes
+
+            found = bucketed_functions(bundle.manifest["functions"], self._functions, self.name)
+            self._functions = {**self._functions, **found}
+            self.functions = {**{name: Entry(f, self.home) for name, f in found.items()}, **self.functions}
+            self.functions.update((name, Entry(f, self.home)) for name, f in found.items())
 
     def loaded(self, name: str) -> RuntimeFunction:
         """Return a function by name; raise CallError if it does not exist."""

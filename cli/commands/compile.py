@@ -387,7 +387,7 @@ def _ir_after_stop(source: Any, options: Options, targets: tuple[Target, ...]) -
 
     chosen = checked_options(options, whole=False)
     targets = targets or variant_targets(resolve_targets(chosen.target), chosen.devices)
-    module = import_raw(fetch_any(source), options=chosen)
+    module = import_raw(fetch_any(source, sizes=chosen.specialize), options=chosen)
     module, _, chosen = imply_host(module, targets[0], targets, chosen)
     return print_module(run_passes(module, chosen))
 

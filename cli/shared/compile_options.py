@@ -19,7 +19,7 @@ MESH_HELP = (
 SPECIALIZE_HELP = (
     "b=1,8: also compile code for these sizes of dim b. b=1..64: for the bounds and the powers of two between; "
     "b=1:8:64: for the least, typical and largest size, as --specialize b=1,8,64 --typical b=8. Calls of other sizes "
-    "use the general code."
+    "use the general code; a sharded model has these sizes only."
 )
 TYPICAL_HELP = "b=8: the size of dim b to plan the general code for, and that all commands assume; default: 16."
 BIND_HELP = "w, args[0] or 2: arguments that `module.bind` receives once; what depends only on them is computed once."

@@ -48,6 +48,11 @@ def function_on_mesh(model: object, mesh: object, in_shardings: object, out_shar
         raise CompileError.at(Loc(), f"the shardings do not fit: {str(error).splitlines()[0]}") from error
 
 
+def is_on_mesh(model: object) -> bool:
+    """Return True if a model is a function that :func:`function_on_mesh` has given a mesh of several devices."""
+    return isinstance(model, _Traced) and model.mesh.size > 1
+
+
 def read_on_mesh(model: object, mesh: object, in_shardings: object, out_shardings: object) -> RawModel:
     """Read a model that has shardings, and give its mesh other axes.
 
@@ -89,7 +94,7 @@ class _Traced:
     """A jitted function that is traced with a mesh in its context, as ``with_sharding_constraint`` needs."""
 
     def __init__(self, function: jax.stages.Wrapped, mesh: AbstractMesh) -> None:
-        self._function, self._mesh = function, mesh
+        self._function, self.mesh = function, mesh
         self.__wrapped__ = function
         self._jit_info = getattr(function, "_jit_info", None)  # as of a jitted function: its static arguments
 
@@ -98,7 +103,7 @@ class _Traced:
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Trace the function for these examples."""
-        with jax.sharding.use_abstract_mesh(self._mesh):
+        with jax.sharding.use_abstract_mesh(self.mesh):
             return self._function.trace(*args, **kwargs)
 
 

@@ -107,7 +107,7 @@ def _check_partitionable(module: ir.Module, main: ir.OpView, path: str) -> None:
             raise CompileError.at(Loc(path), f"argument {number} of a program for several devices is a {kind}")
         if not kind.has_static_shape:
             message = f"argument {number} is {kind}: a program for several devices has known sizes"
-            hint = "a function for each size: aotc.compile({'b8': f8, 'b64': f64})"
+            hint = "jax.export of the function, which names its sizes, and specialize={'b': (8, 16)}"
             raise CompileError.at(Loc(path), message, hint=hint)
     for op in block.operations:
         for value in op.operation.results:

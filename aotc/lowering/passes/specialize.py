@@ -47,6 +47,7 @@ def specialize(module: Module, options: Options) -> Module:
 def _check(entries: Sequence[Function], option: str, sizes_of: Mapping[str, tuple[int, ...]], least: int) -> None:
     """Check that the functions have the dims of an option, and that their sizes are at least ``least``."""
     known = {s.name for f in entries for s in _parameter_symbols(f)} if sizes_of else set()
+    sizes_of = {name: sizes for name, sizes in sizes_of.items() if name in known or not _is_of_buckets(name, entries)}
     for name, sizes in sizes_of.items():
         if name not in known:
             hint = f"its dims: {', '.join(sorted(known))}" if known else "none: all its sizes are fixed"
@@ -54,6 +55,12 @@ def _check(entries: Sequence[Function], option: str, sizes_of: Mapping[str, tupl
         if any(n < least for n in sizes):
             found = f"{option}: {name} has the sizes {', '.join(map(str, sizes))}"
             raise CompileError.at(entries[0].loc, found, hint=f"integers from {least} on")
+
+
+def _is_of_buckets(name: str, entries: Sequence[Function]) -> bool:
+    """Return True if the model has a function for each size of a dim already, as a sharded one has."""
+    rows = [f.attrs["bucket"] for f in entries if "bucket" in f.attrs]
+    return any(name in row["sizes"] for row in rows)
 
 
 def _parameter_symbols(f: Function) -> set:

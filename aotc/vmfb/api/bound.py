@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from aotc.vmfb.api.buckets import bound_with_buckets
 from aotc.vmfb.api.entry import Closed
 from aotc.vmfb.api.named_values import on_its_device, with_keywords
 from aotc.vmfb.api.parameters import Parameters
-from aotc.vmfb.api.partial import OpenFunction, bound_to, place_bound_values
+from aotc.vmfb.api.partial import OpenFunction, place_bound_values
 from aotc.vmfb.api.state import KeptState
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.cuda.foreign import as_array
@@ -71,7 +72,7 @@ def bind(module: RuntimeModule, values: Mapping[str | int, Any], named: Mapping[
     name = name or module.default_name()
     function = module.loaded(name)
     held = place_bound_values(module, function, with_keywords(values, named, function.where))
-    return Bound(module, OpenFunction(function, held, bound_to(module, name, held, {})))
+    return Bound(module, OpenFunction(function, held, bound_with_buckets(module, name, held, {})))
 
 
 def _is_array(x: Any) -> bool:
@@ -124,7 +125,7 @@ class Bound:
         if held.keys() != bound:
             names = [", ".join(function.arguments[n].label for n in sorted(numbers)) for numbers in (held, bound)]
             raise CallError(function.where, "an update needs exactly the arguments that were bound", *names)
-        self.function.switch_to(bound_to(self._module, self.name, held, {}))
+        self.function.switch_to(bound_with_buckets(self._module, self.name, held, {}))
 
     def invoke(self, *arrays: Any, **options: Any) -> list[Any]:
         """Run the function on flat arrays; options as in :meth:`aotc.vmfb.module.LoadedModule.invoke`."""

@@ -9,6 +9,8 @@ from aotc.vmfb.api.entry import NamedFunctions
 from aotc.vmfb.errors import ArgumentError, CallError
 
 if TYPE_CHECKING:
+    from aotc.vmfb.arguments import Signature
+    from aotc.vmfb.interfaces import RuntimeFunction
     from aotc.vmfb.ranks.layout import Mesh
     from aotc.vmfb.ranks.member import Member
 
@@ -43,9 +45,10 @@ class RankedModule(NamedFunctions):
         CallError
             If an array has not its whole shape, or the model is for one device.
         """
-        member, entry = self.own_member(), self.functions[function or self.default_name()]
+        member, name = self.own_member(), function or self.default_name()
+        entry = self.functions[name]
         values = entry.flatten(args, {})
-        rows = entry.signature.arguments
+        rows = self.bucket_of(name, values).arguments
         return entry.arguments_of([member.part(row, x) for row, x in zip(rows, values, strict=True)])
 
     def gather(self, results: object, *, function: str = "") -> Any:
@@ -63,11 +66,30 @@ class RankedModule(NamedFunctions):
         CallError
             If an array is not this rank's part, a rank ended, or the model is for one device.
         """
-        member, entry = self.own_member(), self.functions[function or self.default_name()]
+        member, name = self.own_member(), function or self.default_name()
+        entry = self.functions[name]
         parts = entry.results_of(results)
-        return entry.rebuild(member.gather(entry.signature.results, parts))
+        return entry.rebuild(member.gather(self.bucket_of(name, parts, "results").results, parts))
+
+    def bucket_of(self, name: str, values: Sequence[Any], side: str = "arguments") -> Signature:
+        """Return the signature of a function; of one with buckets, that for whole ``arguments`` or parts of results.
+
+        Raises
+        ------
+        CallError
+            If no bucket has these sizes.
+        """
+        buckets = getattr(self.loaded(name), "buckets", None)
+        if buckets is None:
+            return self.functions[name].signature
+        own = buckets.of_arguments(values, "whole") if side == "arguments" else buckets.of_results(values)
+        found: Signature = buckets.signatures[own]
+        return found
 
     if TYPE_CHECKING:
+
+        def loaded(self, name: str) -> RuntimeFunction:
+            """Return a function by name."""
 
         def invoke(self, name: str, *arrays: Any) -> list[Any]:
             """Run a function on flat arrays, this rank's parts."""
@@ -98,8 +120,7 @@ class WholeFunction:
         from aotc.vmfb.ranks.cut import whole_signature  # only for bundles of several ranks
 
         self._module, self._name = module, name
-        self._rows = module.functions[name].signature
-        self.signature = whole_signature(self._rows)
+        self.signature = whole_signature(module.functions[name].signature)
 
     def call(self, values: Sequence[Any]) -> list[Any]:
         """Return whole results, on each rank, of flat, whole arguments.
@@ -109,9 +130,10 @@ class WholeFunction:
         CallError
             If an array has not its whole shape, or a rank ended.
         """
-        member, rows = self._module.own_member(), self._rows
-        if len(values) != len(rows.arguments):
-            raise ArgumentError(self._name, "wrong number of arguments", len(values), len(rows.arguments))
+        member, count = self._module.own_member(), len(self.signature.arguments)
+        if len(values) != count:
+            raise ArgumentError(self._name, "wrong number of arguments", len(values), count)
+        rows = self._module.bucket_of(self._name, values)
         parts = [member.part(row, value) for row, value in zip(rows.arguments, values)]
         found: list[Any] = member.gather(rows.results, self._module.invoke(self._name, *parts))
         return found

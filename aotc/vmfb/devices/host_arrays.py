@@ -22,7 +22,7 @@ class _Shown:
         }  # fmt: skip
 
 
-def random_key_words(value: Any) -> Any:
+def random_key_words(value: object) -> Any:
     """Return the u32 words of a typed random key (``jax.random.key``); other values unchanged.
 
     JAX is looked up among the loaded modules: a process that has such a key has imported it.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
+from aotc.vmfb.api.buckets import bucketed_functions
 from aotc.vmfb.api.entry import Entry, NamedFunctions
 from aotc.vmfb.api.partial_signature import signature_without
 from aotc.vmfb.arguments import Argument, Signature, type_text
@@ -185,7 +186,8 @@ class Gang(NamedFunctions):
                 replies = self._processes.ask([{**asked, "ranks": row} for row in ranks], "while the gang started")
         finally:
             os.close(file)
-        functions = {name: GangFunction(self, signatures[name], parts[name]) for name in parts}
+        functions: dict[str, Any] = {name: GangFunction(self, signatures[name], parts[name]) for name in parts}
+        functions = {**bucketed_functions(bundle.manifest["functions"], functions, self.name), **functions}
         self._functions = functions
         self.functions = {name: GangEntry(function) for name, function in functions.items()}
         if replies[0]["signatures"] != {name: repr(signature) for name, signature in signatures.items()}:

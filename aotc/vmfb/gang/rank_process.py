@@ -17,6 +17,7 @@ from mmap import mmap
 from time import perf_counter
 from typing import Any, NoReturn
 
+from aotc.vmfb.api.buckets import has_buckets
 from aotc.vmfb.errors import Error
 from aotc.vmfb.gang.shared_arrays import SharedFunction, mapped_memory
 from aotc.vmfb.module import LoadedModule, load
@@ -69,10 +70,11 @@ def _next_gang_message(reader: FrameReader) -> dict[str, Any]:
 def _serve_calls(sock: socket.socket, reader: FrameReader, options: dict[str, Any], file: int) -> None:
     ranks = Ranks(*options["ranks"])
     module = load(options["path"], ranks=ranks, **options["keywords"])
-    calls = {name: _Call(module, name, ranks.rank) for name in module.functions}
+    own = {name: entry for name, entry in module.functions.items() if not has_buckets(module.loaded(name))}
+    calls = {name: _Call(module, name, ranks.rank) for name in own}
     memory = mapped_memory(file)
     os.close(file)
-    send_frame(sock, {"signatures": {name: repr(entry.signature) for name, entry in module.functions.items()}})
+    send_frame(sock, {"signatures": {name: repr(entry.signature) for name, entry in own.items()}})
     while True:
         message = _next_gang_message(reader)
         if "record" in message:

@@ -1,0 +1,209 @@
+"""Sharded programs with symbolic sizes: one program of a rank for each of the listed sizes, a *bucket*.
+
+XLA partitions programs with known sizes only. A function is traced for each bucket. In a program that JAX exported,
+sizes replace the symbols, and JAX's refinement of shapes computes all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jaxlib import _jax
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from aotc.diagnostics import CompileError, Loc
+from aotc.frontend.contexts import make_context
+from aotc.frontend.entry_attrs import argument_locations
+from aotc.frontend.jax_program import is_program
+from aotc.frontend.mlir import RawModel, fetch_whole, is_for_several, of_one_rank, parse_model, upgrade_module
+from aotc.frontend.mlir_types import is_private, module_bytes
+from aotc.frontend.partition.meshes import is_on_mesh
+
+# Buckets of a model. Each is partitioned by a process of its own and compiled in full.
+MOST_BUCKETS = 64
+# JAX's exceptions for a dim of unknown size that a mesh axis should cut.
+_UNDECIDED = ("IndivisibleError", "InconclusiveDimensionOperation")
+
+Sizes = Mapping[str, Sequence[int]]
+
+
+def fetch_buckets(
+    source: object, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Sizes
+) -> dict[tuple[tuple[str, int], ...], RawModel]:
+    """Read a model; of a sharded one with symbolic sizes, return the program of one rank for each bucket.
+
+    Parameters
+    ----------
+    source, args, kwargs
+        As for :func:`aotc.frontend.mlir.fetch`.
+    sizes : mapping of str to sequence of int
+        The sizes of each symbol.
+
+    Returns
+    -------
+    dict
+        Models by the sizes of their symbols; any other model has none: its key is ``()``.
+
+    Raises
+    ------
+    CompileError
+        If the model cannot be read or partitioned, or if ``sizes`` lacks a symbol of a sharded model.
+    """
+    symbols = _symbols_of_examples((args, kwargs)) if is_program(source) else set()
+    if symbols and is_on_mesh(source):
+        return _traced_for_buckets(source, args, kwargs, _combinations(symbols, sizes))
+    try:
+        raw = fetch_whole(source, args, kwargs)
+    except CompileError as error:
+        if not symbols or type(error.__cause__).__name__ not in _UNDECIDED:
+            raise
+        return _traced_for_buckets(source, args, kwargs, _combinations(symbols, sizes))
+    if symbols and is_for_several(raw):
+        return _traced_for_buckets(source, args, kwargs, _combinations(symbols, sizes))
+    if (shapes := raw.metadata.get("shapes")) and is_for_several(raw):
+        dims = [_parsed_shape(shape) for shape in shapes]
+        symbols = {name for shape in dims for dim in shape for name in _symbols_of_dim(dim)}
+        combinations = _combinations(symbols, sizes, raw.path)
+        return {tuple(chosen.items()): of_one_rank(_refined(raw, dims, chosen)) for chosen in combinations}
+    return {(): of_one_rank(raw)}
+
+
+def _traced_for_buckets(
+    source: object, args: Sequence[Any], kwargs: Mapping[str, Any], combinations: Sequence[Mapping[str, int]]
+) -> dict[tuple[tuple[str, int], ...], RawModel]:
+    found = {}
+    for chosen in combinations:
+        with _named_bucket(chosen):
+            examples, keywords = jax.tree.map(partial(_with_sizes, chosen=chosen), (tuple(args), {**kwargs}))
+            found[tuple(chosen.items())] = of_one_rank(fetch_whole(source, examples, keywords))
+    return found
+
+
+@contextmanager
+def _named_bucket(chosen: Mapping[str, int]) -> Iterator[None]:
+    """Name the bucket in errors of the block."""
+    try:
+        yield
+    except CompileError as error:
+        text = ", ".join(f"{name}={size}" for name, size in chosen.items())
+        error.findings = [replace(f, message=f"for {text}: {f.message}") for f in error.findings]
+        raise
+
+
+def _combinations(symbols: set[str], sizes: Sizes, path: str = "") -> list[dict[str, int]]:
+    """Return the sizes of each bucket.
+
+    Raises
+    ------
+    CompileError
+        If a symbol has no sizes, a size has no symbol or is not positive, or there are more than 64 buckets.
+    """
+    names = sorted(symbols)
+    if missing := [name for name in names if not sizes.get(name)]:
+        message = f"the model is for several devices, and its size {missing[0]} is not known"
+        hint = f"the sizes to compile for: specialize={{{missing[0]!r}: (8, 16)}}, or --specialize {missing[0]}=8,16"
+        raise CompileError.at(Loc(path), message, hint=hint)
+    if unknown := [name for name in sizes if name not in symbols]:
+        message = f"specialize: no dim is called {unknown[0]}"
+        raise CompileError.at(Loc(path), message, hint=f"its dims: {', '.join(names)}")
+    if wrong := [f"{name}={n}" for name in names for n in sizes[name] if n < 1]:
+        raise CompileError.at(Loc(path), f"specialize: {wrong[0]}", hint="integers from 1 on")
+    found = [dict(zip(names, numbers)) for numbers in product(*(sorted(map(int, sizes[name])) for name in names))]
+    if len(found) > MOST_BUCKETS:
+        message = f"specialize: {len(found)} combinations of sizes, expected at most {MOST_BUCKETS}"
+        raise CompileError.at(Loc(path), message, hint="list fewer sizes")
+    return found
+
+
+def _symbols_of_examples(examples: object) -> set[str]:
+    """Return the symbols in the shapes of example arguments."""
+    leaves = jax.tree.leaves(examples)
+    shapes = [leaf.shape for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
+    return {name for shape in shapes for dim in shape for name in _symbols_of_dim(dim)}
+
+
+class SymbolicDim(Protocol):
+    """What is used of JAX's expressions for sizes."""
+
+    def _get_vars(self) -> set[str]: ...
+
+    def _evaluate(self, sizes: dict[str, int]) -> int: ...
+
+
+Dim = int | np.integer[Any] | SymbolicDim
+
+
+def _symbols_of_dim(dim: Dim) -> set[str]:
+    return set() if isinstance(dim, int | np.integer) else set(dim._get_vars())
+
+
+def _size_of_dim(dim: Dim, chosen: Mapping[str, int]) -> int:
+    return int(dim) if isinstance(dim, int | np.integer) else int(dim._evaluate(dict(chosen)))
+
+
+def _with_sizes(leaf: object, chosen: Mapping[str, int]) -> object:
+    """Return an example argument with sizes in place of symbols."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    shape = tuple(_size_of_dim(dim, chosen) for dim in leaf.shape)
+    return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.weak_type)
+
+
+def _parsed_shape(shape: Sequence[int | str]) -> tuple[Dim, ...]:
+    """Return the dims of a shape that is stored as text."""
+    found: tuple[Dim, ...] = jax.export.symbolic_shape(", ".join(map(str, shape)) + ("," if shape else ""))
+    return found
+
+
+def _refined(raw: RawModel, dims: Sequence[Sequence[Dim]], chosen: Mapping[str, int]) -> RawModel:
+    """Return an exported program with sizes in place of its symbols.
+
+    Raises
+    ------
+    CompileError
+        If the program does not allow these sizes, or JAX cannot compute a size.
+    """
+    shapes = [[_size_of_dim(dim, chosen) for dim in shape] for shape in dims]
+    with _named_bucket(chosen), make_context() as context, ir.Location.unknown(context):
+        module = parse_model(raw.code)
+        upgrade_module(module)
+        (main,) = (op for op in module.body.operations if op.operation.name == "func.func" and not is_private(op))
+        _set_argument_shapes(main, [shapes[n] for n in raw.metadata["kept"]])
+        try:
+            code = _jax.mlir.refine_polymorphic_shapes(
+                module_bytes(module), enable_shape_assertions=True, validate_static_shapes=True
+            )
+        except Exception as error:  # of XLA
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            raise CompileError.at(Loc(raw.path), f"JAX cannot compute all sizes: {' '.join(lines[:2])}") from error
+        written = module_bytes(ir.Module.parse(code))
+    metadata = {key: value for key, value in raw.metadata.items() if key != "shapes"}
+    return RawModel(written, raw.path, metadata, digest=b"")
+
+
+def _set_argument_shapes(main: ir.OpView, shapes: Sequence[Sequence[int]]) -> None:
+    """Give arguments known shapes; their users read a conversion to the type that they had.
+
+    Arguments get the names that the function has which the exported one wraps: refinement inlines it.
+    """
+    block = main.regions[0].blocks[0]
+    for argument, location in zip(block.arguments, argument_locations(main, block), strict=True):
+        argument.set_location(location)
+    for argument, shape in zip(block.arguments, shapes, strict=True):
+        known = argument.type
+        if not isinstance(known, ir.RankedTensorType) or known.has_static_shape:
+            continue
+        argument.set_type(ir.RankedTensorType.get(shape, known.element_type))
+        with ir.InsertionPoint.at_block_begin(block):
+            own = stablehlo.ConvertOp(known, argument)
+        argument.replace_all_uses_except(own.result, own.operation)
+    types = [argument.type for argument in block.arguments]
+    main.operation.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, main.type.results))
