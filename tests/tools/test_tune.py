@@ -153,7 +153,7 @@ def test_results_are_compared_by_their_type():
 
 
 def test_arguments_of_the_search_are_checked(bundle):
-    with pytest.raises(aotc.ArgumentError, match="(?s)budgt.*budget"):
+    with pytest.raises(aotc.ArgumentError, match=r"(?s)budgt.*budget"):
         aotc.tune(bundle, budgt=3)
     for budget in (0, -1, True, "60", float("nan"), float("inf")):
         with pytest.raises(aotc.ArgumentValueError, match="budget is"):
