@@ -285,7 +285,7 @@ class _Search:
         ours = [np.asarray(x) for x in loaded.invoke(self.function, *values)]
         want = self._expected_results(values, ours)
         if wrong := differing_result(ours, want):
-            hint = "pass real arguments (--input): random ones may amplify rounding; `aotc check` finds the op that differs"
+            hint = "pass real arguments (--input), as random ones may amplify rounding; or see `aotc check`"
             raise aotc.CallError(self.function, f"the results of the bundle differ from XLA's: {wrong}", hint=hint)
         for key, arrays in (("argument", values), ("expected", want)):
             self.dtypes[key] = [str(x.dtype) for x in arrays]
