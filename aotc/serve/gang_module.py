@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from logging import getLogger
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,11 +17,15 @@ from aotc.serve.background_threads import run_in_background
 from aotc.serve.errors import CLOSED, RequestFault
 from aotc.serve.logs import LOGGER
 from aotc.vmfb.api.entry import Entry
+from aotc.vmfb.arguments import Signature
 from aotc.vmfb.errors import BundleError, Error, RankLost
-from aotc.vmfb.gang.gang import Gang
+from aotc.vmfb.gang.gang import Gang, GangState
 from aotc.vmfb.host.locks import new_lock
+from aotc.vmfb.ranks.layout import Layout
 
 _LOG = getLogger(LOGGER)
+
+Result = TypeVar("Result")
 
 # Seconds between two attempts to start the ranks again: the first one, and the most. A device may need some seconds
 # until it is free; a model that never starts must not fill the machine with processes.
@@ -82,11 +86,51 @@ class GangModule:
         RequestFault
             If the ranks are starting again, or a rank is lost in this call.
         """
+        gang = self._running()
+        return await self._run(gang, partial(gang.invoke, name, *arrays))
+
+    def new_state(self) -> GangState:
+        """Return an empty state on the ranks, for a sequence.
+
+        Raises
+        ------
+        RequestFault
+            If the ranks are starting again.
+        """
+        return self._running().new_state()
+
+    async def step(self, name: str, array: np.ndarray, state: GangState) -> np.ndarray:
+        """Run a function on an array and on a state, which stays on the ranks; return the first result.
+
+        Raises
+        ------
+        RequestFault
+            If the ranks have started again since the state was made, are starting again, or one is lost in this call.
+        """
+        gang = self._running()
+        if state.gang is not gang:
+            hint = "the sequence again, with all its tokens"
+            raise RequestFault(CLOSED, self._name, "the state of the sequence is lost: a rank has ended", hint=hint)
+        return await self._run(gang, partial(gang.step, name, array, state))
+
+    def layouts(self, name: str) -> list[tuple[list[Layout], list[Layout]]]:
+        """Return how the arguments and the results of a function, or of each of its buckets, are cut."""
+        return self._running().layouts(name)
+
+    def fixed_signatures(self, name: str) -> list[Signature]:
+        """Return the signature of a function, or of each of its buckets."""
+        return self._running().fixed_signatures(name)
+
+    def _running(self) -> Gang:
         gang = self._gang
         if gang is None or gang.has_ended:
             raise self._unavailable("its ranks are starting again")
+        return gang
+
+    async def _run(self, gang: Gang, call: Callable[[], Result]) -> Result:
+        """Run a call in the background; start the ranks again if it has ended them."""
         try:
-            return await run_in_background(partial(gang.invoke, name, *arrays))
+            return await run_in_background(call)
         except Error as error:
             if not gang.has_ended:
                 raise

@@ -16,6 +16,7 @@ from aotc.serve.errors import BAD, NOT_FOUND, RequestFault
 from aotc.serve.gang_module import GangModule
 from aotc.serve.generate.batched_decoder import Decoder
 from aotc.serve.generate.capabilities import check_functions
+from aotc.serve.generate.gang_decoder import GangDecoder, check_gang_functions
 from aotc.serve.limits import SPARE_TENSORS
 from aotc.serve.protocol import PLATFORM, InferRequest
 from aotc.serve.settings import Settings
@@ -273,10 +274,11 @@ def _started_module(
 
 
 def _decoder_of(module: LoadedModule | GangModule, name: str, settings: Settings) -> Decoder | None:
-    """Return the decoder of a model that generates; its cache must be in this process, so a sharded one has none."""
-    if isinstance(module, GangModule):
-        return None
+    """Return the decoder of a model that generates, or None."""
     try:
+        if isinstance(module, GangModule):
+            check_gang_functions(module, name)
+            return GangDecoder(module, name)
         check_functions(module, name)
     except RequestFault:
         return None

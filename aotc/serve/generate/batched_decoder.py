@@ -77,8 +77,18 @@ class Decoder:
     async def begin(self, tokens: np.ndarray) -> tuple[np.ndarray, GeneratedSequence]:
         """Run ``prefill`` on the tokens of a new sequence; return the model's first result, and the sequence."""
         asked = self._argument(PREFILL, tokens)
-        first, *state = await self.module.submit(PREFILL, asked, results=self.results)
-        return np.asarray(first), GeneratedSequence(state)
+        text = GeneratedSequence([])
+        return await self._prefill(asked, text), text
+
+    async def _prefill(self, asked: np.ndarray, text: GeneratedSequence) -> np.ndarray:
+        """Run ``prefill``, which makes the state of a sequence; return its first result."""
+        first, *text.state = await self.module.submit(PREFILL, asked, results=self.results)
+        return np.asarray(first)
+
+    async def _decode(self, asked: np.ndarray, text: GeneratedSequence) -> np.ndarray:
+        """Run ``decode`` for one sequence; return its first result."""
+        first, *text.state = await self.module.submit(DECODE, asked, *text.state, donate=True, results=self.results)
+        return np.asarray(first)
 
     async def feed(self, text: GeneratedSequence, tokens: np.ndarray) -> np.ndarray:
         """Append tokens to a sequence by ``decode``; return the model's first result.
@@ -89,9 +99,7 @@ class Decoder:
         for some in [tokens] if self._takes_many else (tokens[n : n + 1] for n in range(len(tokens))):
             asked = self._argument(DECODE, some)
             if self.why_alone:
-                first, *text.state = await self.module.submit(
-                    DECODE, asked, *text.state, donate=True, results=self.results
-                )
+                first = await self._decode(asked, text)
             else:
                 future: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
                 self.seat(text).ask(text, (asked, future))

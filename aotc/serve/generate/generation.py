@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from aotc.serve.engine import Engine
-from aotc.serve.errors import BAD, LATE, RequestFault
+from aotc.serve.errors import LATE, RequestFault
 from aotc.serve.gang_module import GangModule
 from aotc.serve.generate.capabilities import check_functions
+from aotc.serve.generate.gang_decoder import check_gang_functions
 from aotc.serve.generate.request import GenerationRequest, parse_request
 from aotc.serve.generate.sampling import next_token
 from aotc.serve.generate.sequences import Sequence
@@ -46,8 +47,9 @@ async def generate(
         cancellation of this coroutine ends it too.
     """
     if isinstance(model.module, GangModule):
-        raise RequestFault(BAD, model.name, "a sharded model does not generate here", hint="infer its functions")
-    check_functions(model.module, model.name)
+        check_gang_functions(model.module, model.name)
+    else:
+        check_functions(model.module, model.name)
     parameters = parse_request(document, model.name)
     try:
         async with asyncio.timeout(parameters.timeout):

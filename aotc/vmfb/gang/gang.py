@@ -6,8 +6,10 @@ import json
 import os
 import socket
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -33,8 +35,8 @@ from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.host.machine import usable_cores
 from aotc.vmfb.module import with_known_keywords
 from aotc.vmfb.public_names import public_names
-from aotc.vmfb.ranks.cut import whole_signature
-from aotc.vmfb.ranks.layout import Mesh, layout_of, layout_text, mesh_of
+from aotc.vmfb.ranks.cut import layout_and_shapes, whole_signature
+from aotc.vmfb.ranks.layout import Layout, Mesh, layout_of, layout_text, mesh_of
 from aotc.vmfb.weights.own import places_of
 
 if TYPE_CHECKING:
@@ -167,6 +169,7 @@ class Gang(NamedFunctions):
         self.mesh = mesh
         self.rank_seconds: tuple[float, ...] = ()
         self._lock, self._end = new_lock(), ""
+        self._numbers, self._dropped = count(), deque[int]()
         signatures = {name: Signature(name, entry) for name, entry in bundle.manifest["functions"].items()}
         variant = bundle.manifest["variants"][0]
         given = places_of(bundle.manifest, variant, bundle.where).functions if keywords["weights"] else {}
@@ -211,7 +214,29 @@ class Gang(NamedFunctions):
         """
         return self._function(name).call(arrays)
 
-    def _function(self, name: str) -> GangFunction:
+    def _fixed_function(self, name: str, arrays: Sequence[Any]) -> GangFunction:
+        """Return a function, or the one of its buckets for the sizes of the arrays."""
+        function = self._function(name)
+        buckets = getattr(function, "buckets", None)
+        return function if buckets is None else self._function(buckets.of_arguments(arrays))
+
+    def fixed_signatures(self, name: str) -> list[Signature]:
+        """Return the signature of a function, or of each of its buckets."""
+        return [function.signature for function in self._fixed_functions(name)]
+
+    def layouts(self, name: str) -> list[tuple[list[Layout], list[Layout]]]:
+        """Return how the arguments and the results of a function, or of each of its buckets, are cut."""
+        found = []
+        for function in self._fixed_functions(name):
+            arguments, results = ([layout_and_shapes(row)[0] for row in rows] for rows in function.part_rows)
+            found.append((arguments, results))
+        return found
+
+    def _fixed_functions(self, name: str) -> list[GangFunction]:
+        buckets = getattr(self._function(name), "buckets", None)
+        return [self._function(own) for own in ([name] if buckets is None else buckets.sizes)]
+
+    def _function(self, name: str) -> Any:
         function = self._functions.get(name) if isinstance(name, str) else None
         if function is None:
             raise ArgumentValueError(self.name, f"no function {name!r}", expected=", ".join(self.functions) or "none")
@@ -227,6 +252,37 @@ class Gang(NamedFunctions):
             self.rank_seconds = tuple(reply["seconds"] for reply in replies)
             return shared.read(self._memory)
 
+    def step(self, name: str, array: Any, state: GangState) -> np.ndarray:
+        """Run a function on a whole array and on the state on the ranks; return the first result.
+
+        The function takes the arrays of the state, if the state has any, behind the first argument. Its other results
+        replace them. No rank sends its part of the state to another one or to this process.
+
+        Raises
+        ------
+        CallError
+            If the array does not fit, the state is another gang's, or a rank fails.
+        RankLost
+            If the process of a rank ended. The state is lost then.
+        """
+        if state.gang is not self:
+            raise CallError(self.name, "the state is on the ranks of another gang", hint="begin with a new one")
+        function = self._fixed_function(name, [array])
+        value = function.whole_array(0, array)
+        self._processes.refuse_in_fork()
+        with self._lock:
+            self._check_open()
+            function.shared.write(self._memory, [value])
+            dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
+            row = {"step": function.name, "state": state.number, "dropped": dropped}
+            self._ask([row] * self.mesh.size, f"during a call of {name}")
+            (first,) = function.shared.read(self._memory, 1)
+            return first
+
+    def new_state(self) -> GangState:
+        """Return an empty state, for calls of :meth:`step`."""
+        return GangState(self, next(self._numbers), self._dropped)
+
     def record(self, name: str, arrays: Sequence[Any], calls: int) -> list[RankRecording]:
         """Record some calls of a function on flat, whole arrays, on each rank.
 
@@ -237,14 +293,14 @@ class Gang(NamedFunctions):
         """
         from aotc.vmfb.gang.rank_recording import recording_of_data  # only for profiles
 
-        function = self._function(name)
+        function = self._fixed_function(name, arrays)
         whole = function.whole_arrays(arrays)
         self._processes.refuse_in_fork()
         with self._lock, TemporaryDirectory(prefix="aotc-profile-") as folder:
             self._check_open()
             function.shared.write(self._memory, whole)
             files = [os.path.join(folder, f"{rank}.json") for rank in range(self.mesh.size)]
-            rows = [{"record": name, "calls": calls, "file": file} for file in files]
+            rows = [{"record": function.name, "calls": calls, "file": file} for file in files]
             self._ask(rows, f"during a recording of {name}")
             return [recording_of_data(json.loads(Path(file).read_bytes())) for file in files]
 
@@ -298,6 +354,22 @@ class Gang(NamedFunctions):
         return "\n".join([f"gang {self.name}{state}", *(f"  {entry!r}" for entry in self.functions.values())])
 
 
+class GangState:
+    """Arrays that stay on the ranks of a gang between calls, as a KV cache: each rank has its parts.
+
+    The ranks free the arrays with the next step after this object is gone.
+
+    Attributes
+    ----------
+    gang : Gang
+    number : int
+    """
+
+    def __init__(self, gang: Gang, number: int, dropped: deque[int]) -> None:
+        self.gang, self.number = gang, number
+        weakref.finalize(self, dropped.append, number).atexit = False
+
+
 class GangFunction:
     """A function of a gang on flat, whole arrays.
 
@@ -306,6 +378,8 @@ class GangFunction:
     signature : Signature
         With the shapes of whole arrays.
     arguments : list of Argument
+    part_rows : pair of sequences
+        The entries of the arguments and of the results in the manifest, which are those of a rank's parts.
     shared : SharedFunction
     """
 
@@ -313,7 +387,7 @@ class GangFunction:
         self.name, self.where = signature.name, f"{owner.name}.{signature.name}"
         self.signature = whole_signature(signature)
         self.arguments = [Argument(n, row) for n, row in enumerate(self.signature.arguments)]
-        self._rows, self.shared = signature.arguments, shared
+        self.part_rows, self.shared = (signature.arguments, signature.results), shared
         self._owner = weakref.ref(owner)
 
     def call(self, values: Sequence[Any]) -> list[np.ndarray]:
@@ -334,15 +408,15 @@ class GangFunction:
         if len(values) != len(self.arguments):
             names = ", ".join(map(str, self.arguments))
             raise ArgumentError(self.where, "wrong number of arguments", len(values), f"{len(self.arguments)}: {names}")
-        return [self._whole(n, value) for n, value in enumerate(values)]
+        return [self.whole_array(n, value) for n, value in enumerate(values)]
 
     def run(self, values: Sequence[Any]) -> list[np.ndarray]:
         """Run a call."""
         return self.call(values)
 
-    def _whole(self, number: int, value: object) -> np.ndarray:
+    def whole_array(self, number: int, value: object) -> np.ndarray:
         """Return an argument as an array; refuse a part."""
-        argument, row, shape = self.arguments[number], self._rows[number], getattr(value, "shape", None)
+        argument, row, shape = self.arguments[number], self.part_rows[0][number], getattr(value, "shape", None)
         if "whole" in row and shape != argument.dims and shape == tuple(row["dims"]):
             found, expected = (type_text(row["dtype"], dims) for dims in (shape, argument.dims))
             hint = f"the whole array: the gang cuts it by {layout_text(layout_of(row['layout']))}"

@@ -17,12 +17,15 @@ from mmap import mmap
 from time import perf_counter
 from typing import Any, NoReturn
 
+import numpy as np
+
 from aotc.vmfb.api.buckets import has_buckets
-from aotc.vmfb.errors import Error
+from aotc.vmfb.errors import CallError, Error
 from aotc.vmfb.gang.shared_arrays import SharedFunction, mapped_memory
 from aotc.vmfb.module import LoadedModule, load
 from aotc.vmfb.ranks.frames import MOST_BYTES, FrameReader, send_frame
 from aotc.vmfb.ranks.ranks import Ranks
+from aotc.vmfb.results import DEVICE
 
 ORPHANED = 75  # the exit status of a rank whose gang ended
 
@@ -75,14 +78,21 @@ def _serve_calls(sock: socket.socket, reader: FrameReader, options: dict[str, An
     memory = mapped_memory(file)
     os.close(file)
     send_frame(sock, {"signatures": {name: repr(entry.signature) for name, entry in own.items()}})
+    states: dict[int, list[Any]] = {}
     while True:
-        message = _next_gang_message(reader)
-        if "record" in message:
-            calls[message["record"]].record(memory, message["calls"], message["file"])
-            send_frame(sock, {})
-        else:
-            seconds = calls[message["call"]].run(memory)
-            send_frame(sock, {"seconds": seconds})
+        match _next_gang_message(reader):
+            case {"record": str(name), "calls": int(count), "file": str(path)}:
+                calls[name].record(memory, count, path)
+                send_frame(sock, {})
+            case {"step": str(name), "state": int(number), "dropped": list(dropped)}:
+                for other in dropped:
+                    states.pop(other, None)
+                states[number] = calls[name].step(memory, states.pop(number, []))
+                send_frame(sock, {})
+            case {"call": str(name)}:
+                send_frame(sock, {"seconds": calls[name].run(memory)})
+            case message:
+                raise CallError("", f"the gang sent an unknown message: {sorted(message)}")
 
 
 class _Call:
@@ -110,6 +120,16 @@ class _Call:
         found = record_calls(self._module, self._name, call, values, calls)
         with open(path, "w", encoding="utf-8") as file:
             json.dump(found, file)
+
+    def step(self, memory: mmap, state: list[Any]) -> list[Any]:
+        """Run a call on the first argument in shared memory and a state, which it may overwrite; return the new one."""
+        values, out = self._arrays_in(memory)
+        module = self._module
+        results = DEVICE if module.gpus else ""
+        first, *state = module.invoke(self._name, values[0], *state, donate=True, results=results)
+        if out[0] is not None:
+            out[0][...] = np.asarray(first)
+        return state
 
     def run(self, memory: mmap) -> float:
         """Run a call; return its time in seconds."""

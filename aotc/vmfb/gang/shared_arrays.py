@@ -47,15 +47,15 @@ class SharedFunction:
         return found
 
     def write(self, memory: mmap.mmap, arrays: Sequence[np.ndarray]) -> None:
-        """Copy the parts of whole arguments to shared memory."""
-        for array, cut, offsets in zip(arrays, self.arguments, self._argument_offsets, strict=True):
+        """Copy the parts of whole arguments, or of the first ones, to shared memory."""
+        for array, cut, offsets in zip(arrays, self.arguments, self._argument_offsets):
             for rank, offset in offsets.items():
                 _view_of_part(memory, cut, offset)[...] = array[cut.slices[rank]]
 
-    def read(self, memory: mmap.mmap) -> list[np.ndarray]:
-        """Return whole results, made of the parts in shared memory."""
+    def read(self, memory: mmap.mmap, most: int | None = None) -> list[np.ndarray]:
+        """Return whole results, or ``most`` of them, made of the parts in shared memory."""
         found = []
-        for cut, offsets in zip(self.results, self._result_offsets, strict=True):
+        for cut, offsets in list(zip(self.results, self._result_offsets, strict=True))[:most]:
             whole = np.empty(cut.whole, cut.dtype)
             for rank, offset in offsets.items():
                 whole[cut.slices[rank]] = _view_of_part(memory, cut, offset)
