@@ -357,7 +357,7 @@ def _top_kernels(opened: OpenedBundle, variant: Mapping[str, Any]) -> tuple[str,
     for kernel, rows in runs.items():
         ns = sum(row.runs * row.ns for row in rows)
         count = sum(row.runs for row in rows)
-        is_measured = all(row.measured is not None for row in rows)
+        is_measured = all(row.measured is not None and not row.scaled for row in rows)
         found.append(KernelTime(kernel, rows[0].loc, count, ns / 1e9, ns / total, rows[0].bound, is_measured))
     return name + _assumed_text(opened, name), tuple(sorted(found, key=lambda k: -k.seconds))
 

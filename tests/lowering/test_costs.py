@@ -153,7 +153,8 @@ def test_copies_move_each_byte_twice():
 def test_levels_of_memory():
     machine = machine_of(V4)
     assert machine.level_of(1000).rate > machine.level_of(1 << 19).rate > machine.level_of(1 << 22).rate
-    assert machine.level_of(1 << 40) == Level(float("inf"), machine.levels[-1].rate, machine.levels[-1].random)
+    last = machine.levels[-1]
+    assert machine.level_of(1 << 40) == Level("memory", float("inf"), last.rate, last.random)
 
 
 PROGRAMS = [
@@ -223,6 +224,18 @@ def test_a_kernel_is_known_by_its_text_without_its_name():
     assert costs.of(second).measured is None
     assert costs.unknown([second]) == [first.name]
     assert costs.unknown([second, renamed]) == []
+
+
+def test_a_time_measured_at_other_sizes_is_scaled():
+    (n,) = jax.export.symbolic_shape("n")
+    (kernel,) = kernels(jnp.tanh, (n,))
+    (dim,) = kernel.dims
+    costs = Costs(V4, record(kernel, 12345.0, {dim: 4096}))
+    exact, other = costs.of(kernel, {dim: 4096}), costs.of(kernel, {dim: 1 << 20})
+    assert (exact.measured, exact.scaled) == (12345.0, False)
+    assert other.scaled
+    error = 12345.0 / predict(kernel, V4, {dim: 4096}).ns
+    assert other.measured == pytest.approx(error * predict(kernel, V4, {dim: 1 << 20}).ns)
 
 
 def test_times_of_other_devices_are_not_this_ones():

@@ -21,20 +21,54 @@ pytestmark = [
 X = np.ones((64, 64), np.float32)
 CHECK = """<script>
 {
+  const overlaps = () => {  // pairs of nodes, neither inside the other, that share a place
+    const nodes = cy.nodes().toArray(), boxOf = n => n.boundingBox({ includeLabels: false, includeOverlays: false });
+    const apart = (a, b) => a.x2 <= b.x1 + 1 || b.x2 <= a.x1 + 1 || a.y2 <= b.y1 + 1 || b.y2 <= a.y1 + 1;
+    const within = (a, b) => a.ancestors().contains(b) || b.ancestors().contains(a);
+    return nodes.flatMap((a, n) => nodes.slice(n + 1).filter(b => !within(a, b) && !apart(boxOf(a), boxOf(b)))).length;
+  };
+  const column = (id, n) => [...document.querySelectorAll(`#${id} tr`)].slice(1).map(tr => tr.cells[n].textContent);
+  const sortBy = (id, n) => document.querySelectorAll(`#${id} .sort`)[n].click();
   const found = {}, click = id => $(id).click(), rows = () => document.querySelectorAll("#table tr.link").length;
   const names = Object.keys(F.kernels), last = N.steps.findLast(s => F.kernels[s.kernel]).kernel;
-  const box = cy.elements().renderedBoundingBox();
-  found.fits = box.x1 >= 0 && box.y1 >= 0 && box.x2 <= cy.width() && box.y2 <= cy.height();
-  found.nodes = cy.nodes(".kernel").length; found.edges = cy.edges().length;
+  const inView = some => {
+    const box = some.renderedBoundingBox();
+    return box.x1 >= 0 && box.y1 >= 0 && box.x2 <= cy.width() && box.y2 <= cy.height();
+  };
+  found.zoom0 = cy.zoom();
+  const drawn = cy.nodes().map(n => n.id()), firstLayer = cy.nodes(".layer[box = 0]")[0];
+  found.closedLayers = cy.nodes(".layer[box = 0]").length;
+  if (firstLayer) {
+    const id = firstLayer.id();
+    firstLayer.emit("tap");
+    found.inside = cy.getElementById(id).children().length; found.heads = overlaps();
+    cy.getElementById(id).emit("tap");
+    found.sameAgain = JSON.stringify(cy.nodes().map(n => n.id())) === JSON.stringify(drawn);
+  }
+  if (!opened.size) click("groups"); else { click("groups"); click("groups"); }
+  found.nodes = cy.nodes(".kernel").length; found.edges = cy.edges().length; found.overlaps = overlaps();
+  click("fit");
+  found.fits = inView(cy.elements());
   click("none"); found.closed = rows(); click("all"); found.open = rows();
   const layers = () => [...document.querySelectorAll("tr.scope")].map(e => e.dataset.path);
   found.layers = layers(); $("merge").click(); click("all"); found.merged = layers(); $("merge").click();
+  click("none");
+  found.sorts = {};
+  for (const n of [3, 0]) {
+    found.sorts[n] = [0, 1].map(() => { sortBy("table", n); return column("table", n); });
+    found.focus = document.activeElement.className;
+  }
+  found.ariaSort = [...document.querySelectorAll("#table th")].map(th => th.ariaSort);
+  sortBy("sizes", 0); found.names = column("sizes", 0);
   const before = cy.zoom(); click("closer"); found.zoom = cy.zoom() / before; click("fit");
   choose(last); found.chosen = last; found.marked = cy.nodes(".chosen").length;
   found.summaries = [...document.querySelectorAll("#panel summary")].map(e => e.textContent);
   found.heading = document.querySelector("#panel h3").textContent;
   $("search").value = "SORT"; $("search").dispatchEvent(new Event("input"));
   found.hits = $("hits").textContent; found.dimmed = cy.nodes(".unmatched").length;
+  $("search").dispatchEvent(new KeyboardEvent("keydown", { key: "Enter" }));
+  found.jumped = chosen.kernel; found.seen = inView(cy.nodes(".chosen")[0]);
+  found.jumpZoom = cy.zoom(); found.match = $("hits").textContent;
   $("search").value = ""; $("search").dispatchEvent(new Event("input"));
   found.all = cy.nodes(".unmatched").length;
   found.time = $("tiles").textContent;
@@ -44,7 +78,7 @@ CHECK = """<script>
   }
   const look = () => [getComputedStyle(document.body).backgroundColor, cy.nodes()[0].style("color")];
   [found.mode, found.label] = look(); click("theme"); [found.other, found.relabel] = look();
-  const labels = () => cy.nodes("[^box], [box = 0]").map(n => [n.style("color"), n.style("background-color")]);
+  const labels = () => cy.nodes("[box = 0]").map(n => [n.style("color"), n.style("background-color")]);
   found.labels = labels(); click("theme"); found.labels.push(...labels());
   found.axes = [...document.querySelectorAll("text.axis")].map(e => e.textContent);
   document.body.dataset.found = JSON.stringify(found);
@@ -63,6 +97,11 @@ def layered(x):
             x = jax.nn.softmax(jnp.sort(x @ X, -1) * (n + 1), -1)
     with jax.named_scope("head"):
         return jnp.cumsum(x, -1)
+
+
+def key(text):
+    """Return the natural order of a name: numbers by value."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text.lower())]
 
 
 def contrast(first, second):
@@ -93,10 +132,27 @@ def test_every_control_of_the_page_acts(page):
     assert not re.search(r"CONSOLE.*(Error|Refused|error)", done.stderr), done.stderr
     found = json.loads(unescape(re.search(r'data-found="([^"]*)"', done.stdout)[1]))
     assert found["fits"]
+    assert found["zoom0"] >= 0.85  # labels of 12 pixels are readable in the first view
+    assert found["overlaps"] == 0
+    if found["closedLayers"]:
+        assert found["inside"] >= 2
+        assert found["heads"] == 0
+        assert found["sameAgain"]
     assert found["nodes"] == len(facts["steps"])
     assert found["edges"] >= len(facts["steps"]) - 2
     assert found["zoom"] == pytest.approx(1.4, rel=0.01)
     assert found["heading"] == found["chosen"]
+    for values in (found["sorts"]["3"], [[key(v) for v in row] for row in found["sorts"]["0"]]):
+        numbers = [[int(v.replace(",", "")) if isinstance(v, str) else v for v in row] for row in values]
+        assert sorted(numbers[0]) in (numbers[0], numbers[0][::-1])
+        assert numbers[1] == numbers[0][::-1] or len(set(map(str, numbers[0]))) < len(numbers[0])
+    assert found["focus"] == "sort"
+    assert found["ariaSort"][0] == "descending"
+    assert found["names"] == sorted(found["names"], key=str.casefold)
+    assert "sort" in json.dumps(facts["kernels"][found["jumped"]]).lower()
+    assert found["seen"]
+    assert found["jumpZoom"] >= 0.85
+    assert found["match"].startswith("1 of ")
     assert found["marked"] == sum(s["kernel"] == found["chosen"] for s in facts["steps"])
     assert {"Loops", "Assembly", "Lines of the model"} <= set(found["summaries"])
     assert any(re.fullmatch(r"Fused ops \(\d+\)", text) for text in found["summaries"])
@@ -116,7 +172,7 @@ def test_every_control_of_the_page_acts(page):
         assert found["larger"] != found["time"]
         assert found["open"] > found["closed"]
         assert {"blocks", "blocks/0", "blocks/1", "blocks/2", "head"} == set(found["layers"])
-        assert {"blocks/*", "head"} == set(found["merged"])
+        assert {"blocks/0–2", "head"} == set(found["merged"])
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -124,3 +180,44 @@ def test_every_control_of_the_page_acts(page):
 def test_nothing_of_the_page_is_cut_or_faint(page, width, dark):
     file, _ = page
     assert_layout(f"file://{file}", file.parent / "r.png", width, dark)
+
+
+@pytest.mark.parametrize(
+    ("scaled", "words"),
+    [
+        ((False, False), "times measured on a CPU"),
+        ((True, True), "times measured on a CPU at other sizes, and scaled to these"),
+        ((False, True), "times of commands on a CPU: 1 measured, 1 scaled from other sizes"),
+    ],
+)
+def test_a_time_is_called_what_it_is(scaled, words, tmp_path):
+    facts = facts_of(aotc.compile(lambda x: jnp.sort(x @ x), X), "m.vmfb")
+    assert len(facts["steps"]) == 2
+    facts["measured_on"] = "a CPU"
+    for step, own in zip(facts["steps"], scaled, strict=True):
+        step.update(measured=5000.0, ns=5000.0, scaled=own)
+    (tmp_path / "r.html").write_text(page_of(facts))
+    text = browse("--dump-dom", f"file://{tmp_path / 'r.html'}").stdout
+    assert f" · {words} · " in re.search(r'id="summary">(.*?)<', text)[1]
+    assert ("us measured, 1 launch" in text) == (not all(scaled))
+
+
+def test_a_call_without_kernels_has_a_page(tmp_path):
+    (tmp_path / "r.html").write_text(page_of(facts_of(aotc.compile(lambda x: x, X), "m.vmfb")))
+    done = browse("--dump-dom", f"file://{tmp_path / 'r.html'}")
+    assert not re.search(r"CONSOLE.*(Error|Refused|error)", done.stderr), done.stderr
+    for words in ("This call has no intermediate values.", "No kernel has arithmetic.", "Select a layer or a kernel."):
+        assert words in done.stdout
+
+
+def test_a_kernel_above_its_roof_is_explained(tmp_path):
+    facts = facts_of(aotc.compile(lambda x: jnp.sort(x @ x), X), "m.vmfb")
+    product = max(facts["steps"], key=lambda s: s["flops"])
+    for ns, explained in ((product["flops"] / facts["roof"]["flops"] * 2, False), (1.0, True)):
+        product["ns"] = ns
+        (tmp_path / "r.html").write_text(page_of(facts))
+        text = browse("--dump-dom", f"file://{tmp_path / 'r.html'}").stdout
+        assert ("kernel is above its own line too" in text) == explained
+        assert text.count('<polyline points="') >= 3
+        for name in ("L2 cache (", "L3 cache (", "memory ("):
+            assert name in re.search(r'id="roof-legend">(.*?)</p>', text)[1]

@@ -17,6 +17,7 @@ from aotc.tools.page.build import LIBRARY, page_of
 from aotc.tools.page.compare import compare_kernels
 from aotc.tools.page.facts import facts_of
 from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.profile.stored_records import with_profile
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu
@@ -89,6 +90,32 @@ def test_a_symbolic_model_has_facts_for_other_sizes():
         assert choice["assumed"] == []
     fixed = facts_of(data, "m.vmfb", sizes={"n": 32})
     assert (fixed["sizes"], fixed["assumed"], fixed["choices"]) == ({"n": 32}, [], [])
+
+
+def test_a_time_of_other_sizes_is_not_called_measured():
+    (n,) = jax.export.symbolic_shape("n")
+    data = aotc.compile(lambda x: jnp.sort(jnp.tanh(x) @ x.T), jax.ShapeDtypeStruct((n, 8), jnp.float32))
+    record = aotc.load(data, threads=1).profile("main", np.ones((64, 8), np.float32), repeat=1)
+    data = with_profile(open_bundle(data), record)
+    for sizes, scaled in (({"n": 64}, False), ({}, True)):
+        facts = facts_of(data, "m", sizes=sizes)
+        assert {s["scaled"] for s in facts["steps"]} == {scaled}
+        assert all(s["measured"] for s in facts["steps"])
+        text = str(explain_schedule(open_bundle(data), "main", sizes))
+        assert ("~: measured at other sizes, and scaled to these" in text) == scaled
+
+
+def test_each_kernel_has_a_level_of_memory_and_its_rate(files):
+    facts = facts_of((files / "m.vmfb").read_bytes(), "m.vmfb")
+    levels = facts["roof"]["levels"]
+    assert [level["name"] for level in levels] == ["L1 cache", "L2 cache", "L3 cache", "memory"]
+    assert levels[0]["rate"] is None  # a load costs no more than the operation that uses it
+    rates = [level["rate"] for level in levels[1:]]
+    assert rates == sorted(rates, reverse=True)
+    for step in facts["steps"]:
+        assert step["bytes"] <= (levels[step["level"]]["size"] or step["bytes"])
+        assert step["level"] == 0 or step["bytes"] > levels[step["level"] - 1]["size"]
+    json.dumps(facts, allow_nan=False)
 
 
 def test_the_line_of_live_bytes_reaches_the_peak(files):

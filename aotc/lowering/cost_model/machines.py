@@ -105,8 +105,9 @@ GPU_THREADS = Estimate(132 * 512, "threads that keep a GPU busy", "a quarter of 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A level of memory: size in bytes, rate in bytes per nanosecond, and nanoseconds of a ``random`` access."""
+    """A level of memory: name, size in bytes, rate in bytes per nanosecond, and nanoseconds of a ``random`` access."""
 
+    name: str
     size: float
     rate: float
     random: float
@@ -156,10 +157,10 @@ def machine_of(target: Target) -> Machine:
 def _cpu_core_parameters(t: Target) -> Machine:
     """Return the parameters of one core of a CPU; rates of tiles are in proportion to the width of vectors."""
     levels = (  # in the first-level cache, loads and stores cost no more than the operations that they count as
-        Level(t.l1, float("inf"), L1_RANDOM.value / 1e3),
-        Level(t.l2, L2_BYTES.value, L2_RANDOM.value / 1e3),
-        Level(L3_SIZE.value, L3_BYTES.value, L3_RANDOM.value / 1e3),
-        Level(float("inf"), MEMORY_BYTES.value, MEMORY_RANDOM.value / 1e3),
+        Level("L1 cache", t.l1, float("inf"), L1_RANDOM.value / 1e3),
+        Level("L2 cache", t.l2, L2_BYTES.value, L2_RANDOM.value / 1e3),
+        Level("L3 cache", L3_SIZE.value, L3_BYTES.value, L3_RANDOM.value / 1e3),
+        Level("memory", float("inf"), MEMORY_BYTES.value, MEMORY_RANDOM.value / 1e3),
     )
     vector, scalar, chained = (row.value / 1e3 for row in (VECTOR_RATE, SCALAR_RATE, CHAINED_RATE))
     tile = TILE_RATE.value / 1e3 * t.vector_bytes / 64
@@ -168,8 +169,8 @@ def _cpu_core_parameters(t: Target) -> Machine:
 
 def _gpu_parameters(_: Target) -> Machine:
     levels = (
-        Level(GPU_CACHE_SIZE.value, GPU_CACHE_BYTES.value, GPU_CACHE_RANDOM.value / 1e3),
-        Level(float("inf"), GPU_MEMORY_BYTES.value, GPU_RANDOM.value / 1e3),
+        Level("L2 cache", GPU_CACHE_SIZE.value, GPU_CACHE_BYTES.value, GPU_CACHE_RANDOM.value / 1e3),
+        Level("memory", float("inf"), GPU_MEMORY_BYTES.value, GPU_RANDOM.value / 1e3),
     )
     rate, chained, tile = (row.value / 1e3 for row in (GPU_RATE, GPU_CHAINED, GPU_TILE_RATE))
     threads, loads = GPU_THREADS.value, GPU_LOADS.value

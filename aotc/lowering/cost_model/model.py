@@ -85,10 +85,15 @@ class StaleCosts(CompileError):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of a kernel. Decisions use ``ns``; ``measured`` is None if only ``predicted`` is known."""
+    """Cost of a kernel. Decisions use ``ns``; ``measured`` is None if only ``predicted`` is known.
+
+    If ``scaled``, the kernel was measured at other sizes only, and ``measured`` is the prediction scaled by its error
+    at those.
+    """
 
     predicted: Prediction
     measured: float | None = None
+    scaled: bool = False
 
     @property
     def ns(self) -> float:
@@ -172,7 +177,7 @@ class Costs:
             return Cost(predicted, _measured_time_for_target(same[0], target))
         # Measured at other sizes only: scale the prediction by its geometric mean error at those sizes.
         ratios = [_measured_time_for_target(row, target) / predict(kernel, target, row["sizes"]).ns for row in rows]
-        return Cost(predicted, predicted.ns * exp(sum(map(log, ratios)) / len(ratios)))
+        return Cost(predicted, predicted.ns * exp(sum(map(log, ratios)) / len(ratios)), scaled=True)
 
     def _measurements_of_kernel(self, kernel: Kernel, target: Target) -> Rows:
         if not self._by_digest:

@@ -45,6 +45,8 @@ class ScheduleRow:
         True if a single thread runs the graph of the command.
     predicted : float
     measured : float or None
+    scaled : bool
+        True if the kernel was measured at other sizes only: ``measured`` is then scaled to the sizes of this call.
     bound : str
         The dominant part of the prediction: ``compute``, ``memory`` or ``overhead``. It is ``control`` for a loop or
         branch that is a command; its prediction is that of the rows inside.
@@ -69,6 +71,7 @@ class ScheduleRow:
     serial: bool
     predicted: float
     measured: float | None
+    scaled: bool
     bound: str
     bytes: int
     after: tuple[int, ...]
@@ -131,7 +134,8 @@ class ScheduleReport(Shown):
         ]  # fmt: skip
         rows = [
             (f"{r.number}{' *' * r.critical}", r.within, f"{'~' * r.guessed}{r.runs:,}" if loops else "",
-             r.device if several else "", r.kernel, _nanoseconds_text(r.predicted), _nanoseconds_text(r.measured),
+             r.device if several else "", r.kernel, _nanoseconds_text(r.predicted),
+             f"{'~' * r.scaled}{_nanoseconds_text(r.measured)}",
              r.bound, size_text(r.bytes), "serial" if r.serial else f"{r.items} by {r.claim}", _after_text(r),
              short_place(r.loc))
             for r in self.rows
@@ -140,11 +144,16 @@ class ScheduleReport(Shown):
         least = f"critical path (*) {_nanoseconds_text(self.path)}"
         where = _WORKERS[tuple(sorted(self.kinds))]
         lines = [f"{what}: {_nanoseconds_text(self.work)} {where}, {least}{targets_text(self.devices)}"]
-        lines += [f"measured on {self.measured_on}"] if self.measured_on else []
+        lines += [f"measured on {self.measured_on}{_scaled_text(self.rows)}"] if self.measured_on else []
         if self.unknown:
             names = ", ".join(self.unknown)
             lines.append(f"{count_text(len(self.unknown), 'measured kernel')} of other code, not counted: {names}")
         return Document("", (table(columns, rows), *map(Line, lines)))
+
+
+def _scaled_text(rows: Sequence[ScheduleRow]) -> str:
+    """Return what the sign ``~`` before a measured time means, if the report has such times."""
+    return "; ~: measured at other sizes, and scaled to these" if any(r.scaled for r in rows) else ""
 
 
 def _nanoseconds_text(ns: float | None) -> str:
@@ -291,7 +300,7 @@ def _schedule_rows(
         copied = step.reads[0][2] - step.reads[0][1] if step.reads else 0
         cost = None if step.kernel < 0 else costs[way[-1]].of(kernels[step.kernel], step.sizes)
         bound = "control" if step.control else "memory"
-        known = (times[n], None, bound, 2 * copied) if cost is None else _cost_facts(cost)
+        known = (times[n], None, False, bound, 2 * copied) if cost is None else _cost_facts(cost)
         rows.append(ScheduleRow(
             step.number, step.graph, step.within, _device_of_step(flow, step), flow.name_of(step),
             step.loc, step.sizes, step.items, step.claim, step.serial, *known,
@@ -325,9 +334,9 @@ def _device_of_step(flow: Flow, step: FlowStep) -> str:
     return own or " to ".join(dict.fromkeys(flow.spaces[n].name for n in flow.way_of(step)))
 
 
-def _cost_facts(cost: Cost) -> tuple[float, float | None, str, int]:
+def _cost_facts(cost: Cost) -> tuple[float, float | None, bool, str, int]:
     p = cost.predicted
-    return p.ns, cost.measured, p.bound, p.bytes
+    return p.ns, cost.measured, cost.scaled, p.bound, p.bytes
 
 
 # ---------------------------------------------------------------- the picture

@@ -2,7 +2,8 @@
 // Data of the page, formatting of numbers, and helpers to build elements and SVG.
 const F = JSON.parse(document.getElementById("facts").textContent);
 let N = F;  // the facts that depend on sizes: F itself, or one of F.choices
-const chosen = { kernel: "", scope: "", text: "", merged: false };  // selection, search text, numbered layers as one
+// The selection: a kernel, or a layer by its name; the numbers of its commands; the search text; equal layers as one.
+const chosen = { kernel: "", layer: "", steps: [], text: "", merged: false };
 
 const $ = id => document.getElementById(id);
 const make = (tag, text, name) => {
@@ -26,8 +27,8 @@ const unitOf = (kind, n) => UNITS[kind].findLast(([, size]) => n >= size) ?? UNI
 const digits = n => n >= 100 || Number.isInteger(n) ? n.toFixed(0) : n >= 10 ? n.toFixed(1) : n.toFixed(2);
 const quantity = kind => n => { const [unit, size] = unitOf(kind, n); return `${digits(n / size)} ${unit}`; };
 const bytes = quantity("bytes"), time = quantity("time");
-const rate = n => n >= 1000 ? `${digits(n / 1000)} T` : digits(n);
-const percent = share => share >= 0.0995 ? `${(100 * share).toFixed(0)} %` : `${(100 * share).toFixed(1)} %`;
+const rate = n => n >= 1000 ? Math.round(n).toLocaleString("en") : digits(n);
+const percent = share => share > 0 && share < 0.0005 ? "<0.1 %" : share >= 0.0995 ? `${(100 * share).toFixed(0)} %` : `${(100 * share).toFixed(1)} %`;
 const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : what.endsWith("ch") ? "es" : "s"}`;
 const short = (text, most) => text.length <= most ? text : `${text.slice(0, most - 1)}…`;
 
@@ -42,10 +43,16 @@ const total = () => nsOf(timed()) || 1;
 function matches(step) {
   const text = chosen.text.toLowerCase();
   const k = F.kernels[step.kernel];
-  return [step.kernel, step.scope, step.loc, step.device, k?.kind, ...(k?.ops ?? []), ...(k?.lines ?? [])]
+  return [step.kernel, step.scope, step.layer.join("/"), step.loc, step.device, k?.kind, ...(k?.ops ?? []), ...(k?.lines ?? [])]
     .some(part => part?.toLowerCase().includes(text));
 }
-// The name of a layer: blocks/*/mlp for blocks/3/mlp if numbered layers are merged.
-const layerOf = scope => chosen.merged ? scope.replace(/(^|[/_])\d+(?=\/|$)/g, "$1*") : scope;
-const inScope = (scope, path) => scope === path || scope.startsWith(`${path}/`);
+/** Add to each command the numbers of those before it; graphs run one after the other. */
+function linkSteps(steps) {
+  const last = new Map();
+  for (const s of steps) last.set(s.graph, s.number);
+  const before = graph => [...last].filter(([other]) => other < graph).map(([, number]) => number);
+  for (const s of steps) s.before = s.after.length ? s.after : before(s.graph).slice(-1);
+}
+/** Return the words for the source of a time: measured, scaled to these sizes from a measurement, or predicted. */
+const sourceOf = s => s.measured === null ? "predicted" : s.scaled ? "scaled from other sizes" : "measured";
 const linked = (e, name) => { e.addEventListener("click", () => choose(name)); return e; };

@@ -17,7 +17,7 @@ from aotc.vmfb.host.files import write_atomically
 
 HERE = Path(__file__).parent
 LIBRARY, LICENCE = HERE / "cytoscape.min.js", HERE / "cytoscape.LICENSE"
-SCRIPTS = ("basics.js", "layers.js", "graph.js", "charts.js", "page.js")  # the last one starts the page
+SCRIPTS = ("basics.js", "tree.js", "layers.js", "graph.js", "charts.js", "page.js")  # the last one starts the page
 
 
 # Pixels: the height of the page in a notebook.

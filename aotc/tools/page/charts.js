@@ -55,7 +55,12 @@ function timeline() {
   }
 }
 function arena() {
-  const m = N.memory, steps = Math.max(m.steps, 1), top = Math.max(1, ...m.rows.map(r => r.offset + r.bytes)), c = chart("arena", 320);
+  const m = N.memory;
+  if (!m.rows.length) {
+    $("arena-said").textContent = "";
+    return $("arena").replaceChildren(make("p", "This call has no intermediate values.", "empty"));
+  }
+  const steps = Math.max(m.steps, 1), top = Math.max(1, ...m.rows.map(r => r.offset + r.bytes)), c = chart("arena", 320);
   const arenas = Object.entries(m.arenas).map(([n, size]) => `${bytes(size)} reserved on ${n}`).join(", ");
   $("arena-said").textContent = `Peak: ${bytes(m.peak)} at command ${m.at}; ${arenas}. Weights, arguments and results are not included.`;
   const x = n => MARGIN.left + n / steps * c.width, y = b => MARGIN.top + c.height - b / top * c.height, [unit, size] = unitOf("bytes", top);
@@ -70,25 +75,46 @@ function arena() {
   draw(c.svg, "polyline", { points: points.join(" ") });
   draw(c.svg, "line", { x1: x(m.at + 0.5), x2: x(m.at + 0.5), y1: MARGIN.top, y2: MARGIN.top + c.height, class: "peak" });
 }
+/** Return the kernels with arithmetic and memory traffic as points of the roofline chart. */
+function rooflinePoints() {
+  const all = total(), kernels = Map.groupBy(timed().filter(s => s.flops > 0 && s.bytes > 0), s => `${s.kernel} ${s.ns}`);
+  return [...kernels.values()].map(some => {
+    const s = some[0], x = s.flops / s.bytes, rate = F.roof.levels[s.level].rate ?? Infinity;
+    return { s, x, y: s.flops / s.ns, limit: Math.min(F.roof.flops, x * rate), share: nsOf(some) / all };
+  });
+}
+/** Explain the lines and colours of the roofline chart, and points above their line. */
+function rooflineTexts(rows) {
+  const { levels } = F.roof, one = F.target === undefined || F.target.startsWith("cpu") ? "one core" : "the GPU";
+  const above = rows.filter(r => r.y > 1.05 * r.limit).length;
+  $("roof-said").textContent = `Limits of ${one} in the cost model: each slope is the bandwidth of one level of memory, the flat part is arithmetic. ` +
+    "A kernel has the colour of the level that its data fits, and that level's line is its limit. Data in a cache is faster than memory, so a kernel may be above the line of memory." +
+    (above ? ` ${count(above, "kernel")} ${above === 1 ? "is above its" : "are above their"} own line too: there the cost model is too low for this machine, or counts too many operations.` : "");
+  $("roof-legend").replaceChildren(make("span", "Data in:"), ...levels.flatMap((level, n) => [
+    make("i", undefined, `key dot level${levels.length - n}`), `${level.name}${level.rate ? ` (${digits(level.rate)} GB/s)` : ""}${level.size ? `, up to ${bytes(level.size)}` : ""} `]),
+    make("span", " · larger dot: larger share of the time"));
+}
 function roofline() {
-  const c = chart("roof", 340), all = total(), { flops: roof, bytes: memory } = F.roof;
-  const one = F.target === undefined || F.target.startsWith("cpu") ? "one core" : "the GPU";
-  $("roof-said").textContent = `Limit of ${one} in the cost model: ${roof.toFixed(0)} GFLOP/s and ${memory.toFixed(0)} GB/s. ` +
-    "Kernels below the sloped part are limited by memory, those below the flat part by arithmetic.";
-  const kernels = [...Map.groupBy(timed().filter(s => s.flops > 0 && s.bytes > 0), s => `${s.kernel} ${s.ns}`).values()];
-  const rows = kernels.map(some => ({ s: some[0], x: some[0].flops / some[0].bytes, y: some[0].flops / some[0].ns, share: nsOf(some) / all, n: some.length }));
-  const lows = [0.1, ...rows.map(r => r.x)], speeds = [1, roof / 100, ...rows.map(r => r.y)];
-  const left = Math.floor(Math.log10(Math.min(...lows))), right = Math.ceil(Math.log10(Math.max(100, roof / memory, ...lows)));
+  const c = chart("roof", 360), { flops: roof, levels } = F.roof, rows = rooflinePoints(), slopes = levels.map(level => level.rate);
+  rooflineTexts(rows);
+  const slowest = levels.at(-1).rate, lows = [0.1, ...rows.map(r => r.x)], speeds = [1, roof / 100, ...rows.map(r => r.y)];
+  const left = Math.floor(Math.log10(Math.min(...lows))), right = Math.ceil(Math.log10(Math.max(100, roof / slowest, ...lows)));
   const low = Math.floor(Math.log10(Math.min(...speeds))), high = Math.ceil(Math.log10(Math.max(roof * 1.1, ...speeds)));
   const x = v => MARGIN.left + (Math.log10(v) - left) / (right - left) * c.width;
   const y = v => MARGIN.top + c.height - (Math.log10(v) - low) / (high - low) * c.height;
   const powers = (from, to) => Array.from({ length: to - from + 1 }, (_, n) => [10 ** (from + n), String(+(10 ** (from + n)).toPrecision(6))]);
   axes(c, x, powers(left, right), "operations per byte of memory traffic", y, powers(low, high), "GFLOP/s");
-  const begin = Math.max(10 ** left, 10 ** low / memory), points = [[begin, begin * memory], [roof / memory, roof], [10 ** right, roof]];
-  draw(c.svg, "polyline", { points: points.map(([a, b]) => `${x(a)},${y(b)}`).join(" ") });
+  draw(c.svg, "text", { x: x(10 ** right) - 4, y: y(roof) - 7, "text-anchor": "end", class: "axis" }, `arithmetic: ${digits(roof)} GFLOP/s`);
+  slopes.forEach((rate, n) => {
+    if (!rate) return;
+    const begin = Math.max(10 ** left, 10 ** low / rate), points = [[begin, begin * rate], [roof / rate, roof], [10 ** right, roof]];
+    draw(c.svg, "polyline", { points: points.map(([a, b]) => `${x(a)},${y(b)}`).join(" "), class: `roof level${levels.length - n}` });
+  });
   for (const r of rows) {
-    const title = `${r.s.kernel}: ${digits(r.y)} GFLOP/s, ${digits(r.x)} operations per byte, ${time(r.s.ns)}, ${percent(r.share)}`;
-    linked(draw(c.svg, "circle", { cx: x(r.x), cy: y(r.y), r: 4 + 10 * Math.sqrt(r.share), class: faded(r.s).trim() }, title), r.s.kernel);
+    const title = `${r.s.kernel}: ${digits(r.y)} GFLOP/s, ${digits(r.x)} operations per byte, ${time(r.s.ns)}, ${percent(r.share)}, data in ${levels[r.s.level].name}`;
+    const facts = { cx: x(r.x), cy: y(r.y), r: 4 + 10 * Math.sqrt(r.share), class: `level${levels.length - r.s.level}${faded(r.s)}` };
+    linked(draw(c.svg, "circle", facts, title), r.s.kernel);
   }
+  if (!rows.length) draw(c.svg, "text", { x: MARGIN.left + c.width / 2, y: MARGIN.top + c.height / 2, "text-anchor": "middle", class: "axis" }, "No kernel has arithmetic.");
 }
 function charts() { timeline(); arena(); roofline(); }

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
 from aotc.diagnostics import CompileError
 from aotc.frontend.artifact import numbered_model
-from aotc.lowering.cost_model.machines import machine_of
+from aotc.frontend.importer import import_raw
+from aotc.ir.tensor.ir import walk
+from aotc.lowering.cost_model.machines import Machine, machine_of
+from aotc.lowering.cost_model.model import location_name
 from aotc.recompile import model_of
 from aotc.targets import TARGETS, host_target
 from aotc.tools.explain.fusion import explain_fusion
 from aotc.tools.explain.memory import explain_memory, live_bytes
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.tools.flow import entry_of
+from aotc.tools.page.layers import Names, layer_paths, numbered_scopes, repeated_layers
 from aotc.vmfb.assumed_sizes import assumed_sizes
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.errors import BundleError, CallError
@@ -39,7 +44,8 @@ def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, in
     opened = open_bundle(data)
     opened.where = where
     name = entry_of(opened, function)
-    own = _facts_of_sizes(opened, name, sizes or {})
+    repeats = _repeated_layers_of(data, opened, name)
+    own = _facts_of_sizes(opened, name, sizes or {}, repeats)
     variant = next(v for v in opened.manifest["variants"] if v["target"] == own["target"])
     kernels = _kernel_facts(opened, variant)
     source = _add_reasons(data, opened, kernels)
@@ -48,7 +54,7 @@ def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, in
         "producer": opened.manifest["producer"], "path": where, "bytes": len(data), "kernels": kernels,
         "source": source, "weights": _constant_facts(opened, variant),
         "segments": _segment_facts(opened), "roof": _roofline_of_target(own["target"]), **own,
-        "choices": _facts_of_other_sizes(opened, name, own["sizes"]) if own["sizes"] and not sizes else [],
+        "choices": _facts_of_other_sizes(opened, name, own["sizes"], repeats) if own["sizes"] and not sizes else [],
     }  # fmt: skip
 
 
@@ -57,7 +63,22 @@ def _mesh_text(opened: OpenedBundle) -> str:
     return f"mesh {mesh_of(opened.manifest['mesh'])}" if "mesh" in opened.manifest else ""
 
 
-def _facts_of_sizes(opened: OpenedBundle, function: str, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _repeated_layers_of(data: bytes, opened: OpenedBundle, function: str) -> Mapping[Names, int]:
+    """Return the layers that share a scope, read from the source of the bundle if it has one."""
+    if not opened.manifest.get("source"):
+        return {}
+    raw, _, options = model_of(data)
+    try:
+        functions = import_raw(raw, options=options).functions
+    except CompileError:
+        return {}
+    ops = walk(functions[function].body) if function in functions else ()
+    return repeated_layers((model_place(location_name(op.loc)).scope, op.name) for op in ops)
+
+
+def _facts_of_sizes(
+    opened: OpenedBundle, function: str, sizes: Mapping[str, int], repeats: Mapping[Names, int]
+) -> dict[str, Any]:
     """Return the facts of a call that depend on its sizes."""
     texts = _kernel_texts_by_target(opened)
     entry = opened.manifest["functions"][function]
@@ -66,13 +87,21 @@ def _facts_of_sizes(opened: OpenedBundle, function: str, sizes: Mapping[str, int
     assumed = [dim for dim in sorted(every) if dim not in sizes]
     schedule = explain_schedule(opened, function, sizes)
     memory = explain_memory(opened, function, sizes)
-    steps = []
+    machine = _machine_of_target(schedule.target)
+    steps: list[dict[str, Any]] = []
     for row in schedule.rows:
         known = texts.get(f"{schedule.target}/{row.kernel}")
         flops = flops_of(known["text"], row.sizes) if known else 0
         place = model_place(row.loc)
-        own = {"scope": place.scope, "place": place.short, "flops": flops, "ns": row.ns, "copy": not known}
+        own = {
+            "scope": place.scope, "place": place.short, "flops": flops, "ns": row.ns, "copy": not known,
+            "level": machine.levels.index(machine.level_of(row.bytes)),
+        }  # fmt: skip
         steps.append({**asdict(row), **own})
+    scopes = numbered_scopes([(step["scope"], step["loc"]) for step in steps], repeats)
+    layers = layer_paths(scopes)
+    for step, scope in zip(steps, scopes, strict=True):
+        step["layer"] = layers[scope]
     return {
         "sizes": {dim: sizes.get(dim, size) for dim, size in sorted(every.items())},
         "assumed": assumed, "typical": [dim for dim in assumed if dim in typical],
@@ -84,13 +113,15 @@ def _facts_of_sizes(opened: OpenedBundle, function: str, sizes: Mapping[str, int
     }  # fmt: skip
 
 
-def _facts_of_other_sizes(opened: OpenedBundle, function: str, assumed: Mapping[str, int]) -> list[dict[str, Any]]:
+def _facts_of_other_sizes(
+    opened: OpenedBundle, function: str, assumed: Mapping[str, int], repeats: Mapping[Names, int]
+) -> list[dict[str, Any]]:
     """Return the facts of calls of other sizes, for the size picker: all symbolic sizes scaled alike."""
     found = []
     for factor in _FACTORS:
         sizes = {dim: max(1, round(size * factor)) for dim, size in assumed.items()}
         try:
-            found.append(_facts_of_sizes(opened, function, sizes))
+            found.append(_facts_of_sizes(opened, function, sizes, repeats))
         except CallError:  # the model refuses these sizes
             continue
     return found
@@ -170,9 +201,23 @@ def _segment_facts(opened: OpenedBundle) -> list[dict[str, Any]]:
     ]
 
 
-def _roofline_of_target(target: str) -> dict[str, float]:
-    """Return the peak operations and memory bytes per nanosecond in the cost model, for a core or a GPU."""
+def _machine_of_target(target: str) -> Machine:
     name = target.split("+")[0]
     own = host_target()
-    machine = machine_of(own if own.name == name else TARGETS[name])
-    return {"flops": machine.tile, "bytes": machine.levels[-1].rate}
+    return machine_of(own if own.name == name else TARGETS[name])
+
+
+def _roofline_of_target(target: str) -> dict[str, Any]:
+    """Return the peak operations per nanosecond in the cost model, and the levels of memory, for a core or a GPU.
+
+    A level has a name, a size in bytes and a rate in bytes per nanosecond; None is unlimited.
+    """
+    machine = _machine_of_target(target)
+    levels = [
+        {"name": level.name, "size": _finite(level.size), "rate": _finite(level.rate)} for level in machine.levels
+    ]
+    return {"flops": machine.tile, "levels": levels}
+
+
+def _finite(number: float) -> float | None:
+    return number if isfinite(number) else None

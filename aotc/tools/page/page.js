@@ -1,12 +1,20 @@
 // The head, the panel of the selected kernel or layer, the table of sizes, and the start of the page.
+/** Return where the times come from: a measurement at these sizes or at others, or the cost model. */
+function timesText() {
+  const sources = new Map(Object.entries(Object.groupBy(timed(), sourceOf)).map(([source, some]) => [source, some.length]));
+  if (!sources.has("measured") && !sources.has("scaled from other sizes")) return "times predicted, not measured";
+  const on = ` on ${N.measured_on}`;
+  if (sources.size > 1) return `times of commands${on}: ${[...sources].map(([source, n]) => `${n} ${source}`).join(", ")}`;
+  return sources.has("measured") ? `times measured${on}` : `times measured${on} at other sizes, and scaled to these`;
+}
 function head() {
   const sizes = Object.entries(N.sizes ?? {}).map(([dim, size]) => `${dim} = ${size}${N.typical.includes(dim) ? " (typical)" : N.assumed.includes(dim) ? " (assumed)" : ""}`);
   $("title").textContent = `${F.path.split("/").at(-1)}: ${F.function}`;
-  $("summary").textContent = [F.target, F.mesh, sizes.join(", "), N.measured_on ? `times measured on ${N.measured_on}` : "times predicted, not measured", F.producer]
+  $("summary").textContent = [F.target, F.mesh, sizes.join(", "), timesText(), F.producer]
     .filter(Boolean).join(" · ");
-  const where = F.target === undefined || F.target.startsWith("cpu") ? "on one core" : "on the GPU";
+  const where = F.target === undefined || F.target.startsWith("cpu") ? "on one core" : "on the GPU", sources = [...new Set(timed().map(sourceOf))];
   const tiles = [
-    [time(N.work), `all kernels one after the other ${where}, ${N.measured_on ? "measured" : "predicted"}`],
+    [time(N.work), `all kernels one after the other ${where}, ${sources.length > 1 ? "partly predicted" : sources[0] ?? "predicted"}`],
     [time(N.path_ns), `critical path: kernels that wait for each other, each ${where}`],
     [String(Object.keys(F.kernels).length), `kernels, ${count(N.steps.length, "command")}`],
     [bytes(N.memory.peak), "peak of intermediate values"],
@@ -47,19 +55,21 @@ const reasons = (rows, kind) => {
   box.append(...rows.map(n => make("p", `${n.ops.join(", ")} (${n.lines.map(placeOf).join(", ")}): ${n.reason}`, kind)));
   return box;
 };
-function panelOfKernel(name) {
-  const k = F.kernels[name], steps = N.steps.filter(s => s.kernel === name), s = steps[0], panel = $("panel");
+/** Return bytes as text: a number, or an expression of dims. */
+const sizeText = text => /^\d+$/.test(text) ? bytes(+text) : `${text} B`;
+function panelOfKernel(name, step) {
+  const k = F.kernels[name], steps = N.steps.filter(s => s.kernel === name), s = step ?? steps[0], panel = $("panel");
   panel.replaceChildren(make("h3", name));
   if (!s) return panel.append(make("p", "Not used at these sizes.", "dim"));
   const scopes = [...new Set(steps.map(o => o.scope).filter(Boolean))], launches = steps.reduce((sum, o) => sum + o.runs, 0);
   panel.append(list([
-    ["Time", `${time(s.ns)} ${s.measured === null ? "predicted" : "measured"}, ${count(launches, "launch")}, ${percent(nsOf(steps) / total())} of the call`],
+    ["Time", `${time(s.ns)} ${sourceOf(s)}, ${count(launches, "launch")}, ${percent(nsOf(steps) / total())} of the call`],
     ["Layer", scopes.slice(0, 4).join(", ") + (scopes.length > 4 ? ` and ${scopes.length - 4} more` : "")],
     ["Limited by", s.bound],
     ["Throughput", `${digits(s.flops / s.ns)} GFLOP/s, ${digits(s.bytes / s.ns)} GB/s`],
     ["Memory traffic", bytes(s.bytes)],
-    ["Reads", k?.bytes_in && `${k.bytes_in} B`],
-    ["Writes", k?.bytes_out && `${k.bytes_out} B`],
+    ["Reads", k?.bytes_in && sizeText(k.bytes_in)],
+    ["Writes", k?.bytes_out && sizeText(k.bytes_out)],
     ["Parallel items", `${s.items.toLocaleString("en")}, ${s.claim.toLocaleString("en")} at a time`],
     ["Machine code", k && bytes(k.code_bytes)],
   ]));
@@ -74,51 +84,63 @@ function panelOfKernel(name) {
   panel.append(fold("Loops", make("pre", k.text)));
   if (k.asm) panel.append(fold("Assembly", make("pre", k.asm)));
 }
-function panelOfLayer(path, group) {
-  const steps = timed().filter(s => inScope(layerOf(s.scope), path)), ns = nsOf(steps), panel = $("panel"), table = make("table");
-  panel.replaceChildren(make("h3", path), list([
-    ["Time", `${time(ns)}, ${percent(ns / total())} of the call`], ["Commands", String(steps.length)],
+function panelOfLayer(name, steps) {
+  const some = steps.filter(s => s.bound !== "control"), ns = nsOf(some), panel = $("panel"), table = make("table");
+  panel.replaceChildren(make("h3", name), list([
+    ["Time", `${time(ns)}, ${percent(ns / total())} of the call`], ["Commands", String(some.length)],
   ]));
-  const kernels = [...Map.groupBy(steps, s => s.kernel)].sort((a, b) => nsOf(b[1]) - nsOf(a[1]));
-  for (const [kernel, some] of kernels) {
-    const tr = make("tr", undefined, "link"), name = make("td", kernel, "name");
-    tr.append(name, make("td", `${some.length} ×`, "n"), make("td", percent(nsOf(some) / total()), "n"));
+  const kernels = [...Map.groupBy(some, s => s.kernel)].sort((a, b) => nsOf(b[1]) - nsOf(a[1]));
+  for (const [kernel, same] of kernels) {
+    const tr = make("tr", undefined, "link");
+    tr.append(make("td", kernel, "name"), make("td", `${same.length} ×`, "n"), make("td", percent(nsOf(same) / total()), "n"));
     table.append(linked(tr, kernel));
   }
   panel.append(table);
-  if (!group) return;
-  const button = make("button", opened.has(group) ? "Close in the graph" : "Open in the graph");
-  button.addEventListener("click", () => { toggleLayer(group); panelOfLayer(path, group); });
-  panel.append(make("p"), button);
 }
-/** Select a kernel everywhere; ``scroll`` moves to the graph and its panel. */
+/** Select a kernel everywhere; ``scroll`` moves to its first command in the graph. */
 function choose(kernel, scroll = false) {
-  Object.assign(chosen, { kernel, scope: "" });
+  const steps = N.steps.filter(s => s.kernel === kernel);
+  Object.assign(chosen, { kernel, layer: "", steps: steps.map(s => s.number) });
   panelOfKernel(kernel);
-  const hidden = runsOfLayers().filter(run => !opened.has(run.id) && run.steps.some(s => s.kernel === kernel));
-  if (hidden.length && !cy.nodes().some(n => n.data("kernel") === kernel)) { opened.add(hidden[0].id); graph(); }
+  if (scroll && steps.length) { reveal(steps[0].number); $("graph").scrollIntoView(); }
   layers(); mark();
-  if (scroll) $("graph").scrollIntoView();
 }
-function chooseLayer(scope, group) {
-  Object.assign(chosen, { kernel: "", scope });
-  panelOfLayer(layerOf(scope), group);
+/** Select the kernel of a command, with the facts of this command. */
+function chooseStep(step) {
+  choose(step.kernel);
+  panelOfKernel(step.kernel, step);
+}
+function chooseLayer(layer, steps) {
+  Object.assign(chosen, { kernel: "", layer, steps: steps.map(s => s.number) });
+  panelOfLayer(layer, steps);
   layers(); mark();
+}
+/** Jump to the next command that matches the search, in the order of the call. */
+function jump() {
+  const found = timed().filter(matches), after = found.find(s => s.number > (jump.last ?? -1)) ?? found[0];
+  if (!after) return;
+  jump.last = after.number;
+  reveal(after.number);
+  chooseStep(after);
+  $("hits").textContent = `${found.indexOf(after) + 1} of ${count(found.length, "match")}`;
+  $("graph").scrollIntoView();
 }
 
 // ---------------------------------------------------------------- sizes, theme, start
+const SIZE_COLUMNS = [
+  { title: "Name", kind: "", words: true, value: r => r.name },
+  { title: "Size", kind: "", value: r => r.bytes },
+  { title: "Kind", kind: "optional", words: true, value: r => r.kind },
+];
+const sortedSizes = { column: 1, down: true };
 function sizes() {
-  const rows = [...F.weights.map(w => [w.name, w.bytes, "weight"]), ...F.segments.map(s => [s.name, s.bytes, "part of the bundle"])];
-  const most = Math.max(1, ...rows.map(r => r[1])), line = make("tr");
-  line.append(make("th", "Name"), make("th", "Size"), make("th", "Kind", "optional"));
-  $("sizes").append(line, ...rows.map(([name, size, kind]) => {
-    const tr = make("tr"), td = make("td"), bar = make("span", undefined, "share"), filled = make("i");
-    filled.style.width = `${100 * size / most}%`;
-    bar.append(filled);
-    td.append(bar, bytes(size));
-    tr.append(make("td", name, "name"), td, make("td", kind, "optional"));
+  const rows = [...F.weights.map(w => ({ ...w, kind: "weight" })), ...F.segments.map(s => ({ ...s, kind: "part of the bundle" }))];
+  const most = Math.max(1, ...rows.map(r => r.bytes)), lines = rows.sort(comparison(SIZE_COLUMNS, sortedSizes)).map(r => {
+    const tr = make("tr");
+    tr.append(make("td", r.name, "name"), shareCell(r.bytes / most, bytes(r.bytes)), make("td", r.kind, "optional"));
     return tr;
-  }));
+  });
+  $("sizes").replaceChildren(sortableHead("sizes", SIZE_COLUMNS, sortedSizes, sizes), ...lines);
 }
 function theme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
@@ -127,20 +149,25 @@ function theme(dark) {
 }
 /** Draw all that depends on the sizes. */
 function all() {
-  head(); layers(); graph(); charts();
-  if (chosen.kernel) panelOfKernel(chosen.kernel); else if (chosen.scope) panelOfLayer(chosen.scope);
+  head(); layers(); graph(); fit(); charts();
+  if (chosen.kernel) panelOfKernel(chosen.kernel);
+  else if (chosen.layer) panelOfLayer(chosen.layer, N.steps.filter(s => chosen.steps.includes(s.number)));
 }
 const system = matchMedia("(prefers-color-scheme: dark)");
 theme(system.matches);
 system.addEventListener("change", () => theme(system.matches));
 $("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme !== "dark"));
-$("search").addEventListener("input", () => { chosen.text = $("search").value.trim(); layers(); mark(); charts(); });
+$("search").addEventListener("input", () => { chosen.text = $("search").value.trim(); jump.last = -1; layers(); mark(); charts(); });
+$("search").addEventListener("keydown", e => { if (e.key === "Enter") { e.preventDefault(); jump(); } });
+$("next").addEventListener("click", jump);
 $("all").addEventListener("click", () => openAll(true));
 $("none").addEventListener("click", () => openAll(false));
-addEventListener("resize", () => { charts(); fit(); });
+addEventListener("resize", () => { charts(); cy.resize(); if (!moved) fit(true); });
 $("merge").addEventListener("change", () => mergeLayers($("merge").checked));
-$("merger").hidden = !N.steps.some(s => /(^|[/_])\d+(\/|$)/.test(s.scope));
+$("merger").hidden = !N.steps.some(s => s.layer.some(name => /\d/.test(name)));
+[F, ...F.choices].forEach(facts => linkSteps(facts.steps));
 head(); pickers(); mergeLayers(new Set(N.steps.map(s => s.scope)).size > MERGED); startGraph(); charts(); sizes();
 const slowest = timed().filter(s => F.kernels[s.kernel]).sort((a, b) => b.runs * b.ns - a.runs * a.ns)[0];
-if (slowest) { chosen.kernel = slowest.kernel; panelOfKernel(slowest.kernel); layers(); mark(); }
+if (slowest) choose(slowest.kernel);
+else $("panel").append(make("p", "Select a layer or a kernel.", "dim"));
 document.body.dataset.ready = "yes";
