@@ -201,15 +201,11 @@ def explain_collectives(
     entry = opened.manifest.get("mesh")
     if entry is None:
         return CollectivesReport(flow.function, flow.variant["target"], "", LINKS[link], (), ())
-    mesh, calls = mesh_of(entry), _rank_calls(flow.variant)
+    mesh = mesh_of(entry)
     try:
-        kernels = kernels_of(opened, flow)
         rows = [
-            _collective_row(mesh, calls[symbol], kernels[step.kernel], LINKS[link], _place_of(flow, step))
-            for step in flow.steps
-            if step.kernel >= 0
-            for symbol in _symbols_called_by(kernels[step.kernel])
-            if symbol in calls
+            _collective_row(mesh, call, kernel, LINKS[link], _place_of(flow, step))
+            for call, kernel, step in collective_steps(opened, flow)
         ]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise BundleError(opened.where, f"the facts of a collective cannot be read: {error}") from error
@@ -218,7 +214,23 @@ def explain_collectives(
     )
 
 
-def _rank_calls(variant: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def collective_steps(opened: OpenedBundle, flow: Flow) -> Iterator[tuple[Mapping[str, Any], Kernel, FlowStep]]:
+    """Yield the collectives of a call: the manifest's entry of each, the kernel that it is part of, and its step.
+
+    Raises
+    ------
+    BundleError
+        If the bundle stores no kernel text.
+    """
+    calls, kernels = rank_calls(flow.variant), kernels_of(opened, flow)
+    for step in flow.steps:
+        if step.kernel >= 0:
+            for symbol in _symbols_called_by(kernels[step.kernel]):
+                if symbol in calls:
+                    yield calls[symbol], kernels[step.kernel], step
+
+
+def rank_calls(variant: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the calls of collectives by symbol."""
     parts = variant.get("parts") or [variant]
     calls = (row for part in parts for row in part.get("custom_calls", ()) if row["name"].startswith(RANK_CALL))
@@ -251,7 +263,7 @@ def _collective_row(
     if op not in COLLECTIVES:
         raise ValueError(f"there is no collective {op!r}")
     operands = kernel.inputs[:-1]  # the last one is the token that orders collectives
-    size = sum(map(_bytes_of, operands))
+    size = sum(map(bytes_of, operands))
     groups, pairs = facts.get("groups", ()), facts.get("pairs", ())
     count = max(map(len, groups), default=1 if pairs else mesh.size)
     sent, steps = sent_by_ring(op, size, count)
@@ -266,7 +278,8 @@ def _collective_row(
     )  # fmt: skip
 
 
-def _bytes_of(buffer: Buffer) -> int:
+def bytes_of(buffer: Buffer) -> int:
+    """Return the bytes of an array of static shape."""
     return prod(map(static, buffer.shape)) * size_of(buffer.dtype)
 
 

@@ -10,6 +10,7 @@ from aotc.display.places import short_place, targets_text
 from aotc.display.shown import Shown
 from aotc.display.units import count_text, size_text
 from aotc.tools.drawing import Drawing
+from aotc.tools.explain.communicators import CommunicatorMemory, communicator_blocks, communicators_of
 from aotc.tools.flow import Flow, flow_of
 from aotc.tools.live_values import MemoryRow, live_rows
 from aotc.vmfb.bundle import OpenedBundle
@@ -39,6 +40,8 @@ class MemoryReport(Shown):
         Targets by the names of devices, if the model names any.
     spills : tuple of str
         Values moved between a GPU and host memory because of a memory limit: source, destination, origin in the model.
+    communicators : tuple of CommunicatorMemory
+        The memory of each rank for collectives, in addition; empty for a model of one device.
     """
 
     function: str
@@ -53,6 +56,7 @@ class MemoryReport(Shown):
     picture: str
     devices: Mapping[str, str]
     spills: tuple[str, ...]
+    communicators: tuple[CommunicatorMemory, ...] = ()
 
     @property
     def at_peak(self) -> tuple[MemoryRow, ...]:
@@ -78,7 +82,8 @@ class MemoryReport(Shown):
         blocks.append(Line(f"{what}: {peak}; {thread}{targets_text(self.devices)}"))
         if self.spills:
             blocks.append(Line(f"{count_text(len(self.spills), 'transfer')} for the memory limit:"))
-        return Document("", (*blocks, *(Line(row, 2) for row in self.spills)))
+        spills = (Line(row, 2) for row in self.spills)
+        return Document("", (*blocks, *spills, *communicator_blocks(self.communicators)))
 
     def _arenas_text(self) -> str:
         if len(self.arenas) == 1:
@@ -106,7 +111,7 @@ def explain_memory(
     target, count = flow.variant["target"], len(flow.steps)
     return MemoryReport(
         flow.function, target, count, tuple(rows), flow.arena, arenas, peak, at, flow.scratch, picture,
-        flow.targets, _spilled_values(flow),
+        flow.targets, _spilled_values(flow), communicators_of(opened, flow),
     )  # fmt: skip
 
 

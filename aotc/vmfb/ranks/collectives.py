@@ -252,6 +252,27 @@ def _split(array: np.ndarray, count: int) -> list[np.ndarray]:
     return [array[k * size : (k + 1) * size] for k in range(count)]
 
 
+def buffer_bytes(op: str, size: int, members: int) -> int:
+    """Return the bytes of the temporary arrays of a collective on one rank, up to rounding to elements.
+
+    Parameters
+    ----------
+    op : str
+    size : int
+        Bytes of the operand.
+    members : int
+        Ranks in the group.
+    """
+    if members == 1:
+        return 0
+    match op:
+        case "all_reduce":
+            return members * size if size * (members - 1) <= GATHER_BYTES else min(size, PIECE_BYTES)
+        case "reduce_scatter":
+            return size * (members - 1) // members
+    return 0
+
+
 # Reductions.
 
 _FUNCTIONS: dict[str, np.ufunc] = {
