@@ -26,6 +26,7 @@ from aotc.lowering.program.while_kernels.small_loops import (
     kernels_in,
     values_computed_in_loop,
 )
+from aotc.lowering.program.while_kernels.unrolled_loops import with_rolled_loops
 from aotc.lowering.threshold import Limit
 
 
@@ -97,7 +98,7 @@ class SymbolicLoopWriter(LoopKernelWriter):
 
 def symbolic_kernel(loop: CandidateLoop, held: Collection[int]) -> LoopKernel:
     """Return the kernel of a whole loop; the memory of results numbered ``held`` contains the initial state."""
-    return kernel_of_whole_loop(loop, SymbolicLoopWriter, held=held)
+    return with_rolled_loops(kernel_of_whole_loop(loop, SymbolicLoopWriter, held=held))
 
 
 def bounds_kernel(name: str, bounds: Collection[SizeBound]) -> Kernel:

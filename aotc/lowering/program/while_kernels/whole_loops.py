@@ -19,6 +19,7 @@ from aotc.lowering.program.while_kernels.small_loops import (
     kernel_of_whole_loop,
     kernels_in,
 )
+from aotc.lowering.program.while_kernels.unrolled_loops import with_rolled_loops
 from aotc.lowering.threshold import Limit
 from aotc.targets import Target
 
@@ -34,7 +35,7 @@ def one_kernel_for_loop(
     """
     gpu = next((target for target in targets if target.kind == "cuda"), None)
     if gpu is None:
-        return kernel_of_whole_loop(loop, filled=filled) if is_small_loop(loop, limit) else None
+        return with_rolled_loops(kernel_of_whole_loop(loop, filled=filled)) if is_small_loop(loop, limit) else None
     op, functions = loop.op, loop.functions
     known = {**loop.constants, **constants_in(*op.regions)}
     inner = [o for r in op.regions for o in walk(r) if o.name == "while"]
