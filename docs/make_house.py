@@ -62,8 +62,10 @@ LATER_CALLS = (
     ("aotc/vmfb/api/entry.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
     ("aotc/vmfb/vm.py", "LoadedFunction._static_call", "dtypes, shapes; results are made (symbolic: _dynamic_call)"),
     ("aotc/vmfb/devices/cpu/device.py", "CpuExecutable.replay", "pointers of arguments, results, arena, constants"),
-    ("aotc/kernels/cpu/executor/scheduler.py", "run", "one native call without the GIL: graphs, loops, branches"),
-    ("aotc/kernels/cpu/executor/run_graph.py", "run_items", "a worker claims items of a kernel's grid and runs them"),
+    ("aotc/kernels/cpu/executor/scheduler.py", "run_command_buffer",
+     "a native call without the GIL: graphs, loops, branches"),
+    ("aotc/kernels/cpu/executor/run_graph.py", "run_command_items",
+     "a worker claims items of a kernel's grid and runs them"),
     ("aotc/kernels/cpu/compile.py", "compile_kernel", "what runs there: the kernel, compiled with the bundle"),
     ("aotc/vmfb/trees.py", "unflattener", "the flat results become the pytree of the results"),
 )

@@ -12,7 +12,7 @@ from aotc.diagnostics import CompileError
 from aotc.driver.gpu_kernels import GpuKernels
 from aotc.ir.loop.ir import Kernel
 from aotc.kernels.cpu.build import replacement_error
-from aotc.kernels.cpu.custom import Refused
+from aotc.kernels.cpu.custom import NativeFunctionRefused
 from aotc.kernels.cuda.build import build_images
 from aotc.kernels.numba_front.check_replacement import TRIALS
 from aotc.kernels.numba_front.compile import KernelRefused
@@ -66,7 +66,7 @@ def _users_function_source(kernel: Kernel, call: CustomCall, target: Target) -> 
         raise uncompiled_call_error(call, "it is not registered any more")
     try:
         return users_module(kernel, known.gpu.function, call.attributes, target)
-    except Refused as error:
+    except NativeFunctionRefused as error:
         raise uncompiled_call_error(call, str(error)) from None
 
 

@@ -99,12 +99,12 @@ def answer_compiler_request(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compile_custom_call(request: dict[str, Any], target: Target) -> dict[str, Any]:
-    from aotc.kernels.cpu.custom import Refused, compile_custom
+    from aotc.kernels.cpu.custom import NativeFunctionRefused, compile_custom
 
     arrays = [(dtype, rank) for dtype, rank in request["arrays"]]
     try:
         made = compile_custom(request["symbol"], request["custom"], arrays, request["values"], target)
-    except Refused as error:
+    except NativeFunctionRefused as error:
         return {"refused": str(error)}
     return {"object": made}
 

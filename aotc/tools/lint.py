@@ -24,7 +24,7 @@ from aotc.frontend.several_models import fetch_any
 from aotc.guard import callers_errors, guard
 from aotc.ir.loop.access import imported_functions
 from aotc.ir.tensor.ir import Function, Module
-from aotc.kernels.cpu.build import check_native_function
+from aotc.kernels.cpu.build import check_native_function_compiles
 from aotc.lowering.lower import lower
 from aotc.lowering.placement.host_only import IMPLIED, imply_host
 from aotc.lowering.placement.memory_spaces import regions_by_target
@@ -231,7 +231,7 @@ def _lowering_refusals(
         host = next((t for t, _ in lowered.parts if t.kind == "cpu"), lowered.target)
         for native in native_calls(lowered):
             try:
-                check_native_function(native, host, options)
+                check_native_function_compiles(native, host, options)
             except CompileError as error:
                 findings += error.findings
     except CompileError as error:

@@ -44,8 +44,9 @@ def stages(found: dict[str, float]) -> Iterator[None]:
         (mlir, "fetch", "fetch"), (importer, "import_raw", "parse"), (pipeline, "run_passes", "passes"),
         (pipeline, "lower", "lowering"), (pipeline, "assemble", "bundle"), (worker, "parse_kernel", "emit"),
         (cpu, "emit_kernel", "emit"), (Library, "simplify", "LLVM passes"), (Library, "optimize", "LLVM passes"),
-        (Library, "inline_late", "LLVM passes"), (Library, "emit_native_object", "code"), (link.Linker, "take", "link"),
-        (link, "function_table", "link"), (pipeline, "embed_source", "bundle"), (pipeline, "check_bundle", "bundle"),
+        (Library, "inline_late", "LLVM passes"), (Library, "emit_native_object", "code"),
+        (link.Linker, "linked_library", "link"), (link, "function_table_object", "link"),
+        (pipeline, "embed_source", "bundle"), (pipeline, "check_bundle", "bundle"),
         (objects, "name_kernels", "lowering"),
     ):  # fmt: skip
         watch(where, name, stage)

@@ -75,7 +75,7 @@ def quick_kernels(monkeypatch):
     for name in ("begin_ahead", "keep"):
         monkeypatch.setattr(compilation, name, lambda self: None)
     monkeypatch.setattr("aotc.kernels.cpu.build._EXECUTORS", {})
-    monkeypatch.setattr("aotc.kernels.cpu.link.Linker.take", lambda *_: b"")
+    monkeypatch.setattr("aotc.kernels.cpu.link.Linker.linked_library", lambda *_: b"")
 
 
 def compile_quietly(monkeypatch, path, *flags):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cudasim
 def model(tmp_path, monkeypatch):
     """A model of two kernels; the compiler is put back afterwards."""
     changed = [(build.Compilation, name) for name in ("begin_ahead", "finish", "keep")]
-    changed += [(cuda_build, "compile_texts"), (link.Linker, "give"), (link.Linker, "take")]
+    changed += [(cuda_build, "compile_texts"), (link.Linker, "send_objects"), (link.Linker, "linked_library")]
     for owner, name in changed:
         monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(build, "_EXECUTORS", {})

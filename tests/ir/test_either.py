@@ -13,7 +13,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.ir.loop.verify import verify_kernel
-from aotc.kernels.cpu.compile import optimized_module
+from aotc.kernels.cpu.compile import optimized_kernel_module
 from aotc.targets import resolve_targets
 
 TEXT = """\
@@ -71,7 +71,7 @@ def test_both_places_are_touched_as_a_whole():
 
 def test_what_is_never_chosen_is_loaded_once():
     """LLVM is told that the scalar ``a2`` is none of the places, and takes its load out of the loop."""
-    text = str(optimized_module(parse_kernel(TEXT), resolve_targets("cpu:x86-64-v3")[0]))
+    text = str(optimized_kernel_module(parse_kernel(TEXT), resolve_targets("cpu:x86-64-v3")[0]))
     table = re.search(r"(%\S+) = getelementptr inbounds nuw i8, ptr %buffers, i64 16\n", text)
     assert table
     (pointer,) = re.findall(rf"(%\S+) = load ptr, ptr {table[1]},", text)

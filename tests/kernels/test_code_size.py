@@ -10,7 +10,7 @@ import pytest
 import aotc
 from aotc.ir.loop.ir import Store, Tile, walk
 from aotc.kernels import back_end
-from aotc.kernels.cpu.compile import kernel_module, optimized_module
+from aotc.kernels.cpu.compile import optimized_kernel_module, unoptimized_kernel_module
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cpu
@@ -47,7 +47,7 @@ BUDGETS = [
 @pytest.mark.parametrize(("function", "args", "kernels", "lines"), BUDGETS)
 def test_what_llvm_is_given(function, args, kernels, lines, compiled):
     found = compiled(function, *args)
-    given = sum(str(kernel_module(k, TARGETS[TARGET])).count("\n") for k in found)
+    given = sum(str(unoptimized_kernel_module(k, TARGETS[TARGET])).count("\n") for k in found)
     assert len(found) <= kernels
     assert given <= lines, given
 
@@ -87,7 +87,7 @@ def test_tiles_are_not_seen_by_llvms_passes(compiled, monkeypatch):
         plain(library, **options)
 
     monkeypatch.setattr(back_end.Library, "optimize", optimize)
-    after = str(optimized_module(kernel, TARGETS[TARGET]))
+    after = str(optimized_kernel_module(kernel, TARGETS[TARGET]))
     ((before, level),) = seen
     assert level == 1
     assert "declare void @tile_f32_" in before.replace('"', "")
@@ -101,7 +101,7 @@ def test_tiles_are_not_seen_by_llvms_passes(compiled, monkeypatch):
 def test_loops_over_equal_chunks_are_written_once(elements, copies, compiled):
     """Else LLVM writes one of whole vectors, one of short ones and one of single elements."""
     (kernel,) = compiled(jnp.sin, np.ones(elements, "float32"))
-    text = str(optimized_module(kernel, TARGETS[TARGET]))
+    text = str(optimized_kernel_module(kernel, TARGETS[TARGET]))
     assert len(re.findall(r"call .*@llvm\.rint\.", text)) == copies
 
 
@@ -115,7 +115,7 @@ def test_a_transform_is_not_seen_by_llvms_passes(compiled, monkeypatch):
         plain(library, unroll)
 
     monkeypatch.setattr(back_end.Library, "simplify", simplify)
-    after = str(optimized_module(kernel, TARGETS[TARGET]))
+    after = str(optimized_kernel_module(kernel, TARGETS[TARGET]))
     assert seen[0].count("\n") < 100
     assert len(re.findall(r"define internal void @dft_\w+\(", after)) == 1
     assert re.search(r"fadd contract <16 x float>", after)

@@ -12,7 +12,7 @@ from llvmlite import ir
 import aotc
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels import back_end
-from aotc.kernels.cpu.compile import compile_kernel, kernel_assembly, kernel_module, optimized_module
+from aotc.kernels.cpu.compile import compile_kernel, kernel_assembly, optimized_kernel_module, unoptimized_kernel_module
 from aotc.kernels.emit.metadata import constants_fill_registers
 from aotc.kernels.loop_addresses import loop_addresses, with_fixed_addresses
 from aotc.targets import TARGETS
@@ -38,19 +38,19 @@ NARROW = DEAR.replace('"f32[2048]", *', '"bf16[2048]", *').replace("tanh(a0[j])"
 @pytest.mark.parametrize("iterations", [64, 128])
 def test_a_loop_that_begins_anywhere_has_its_number_of_turns(iterations):
     """Vectors alone, and no code for turns that fill none: LLVM does not see it in two bounds."""
-    module = str(optimized_module(parse_kernel(share(iterations)), X86))
+    module = str(optimized_kernel_module(parse_kernel(share(iterations)), X86))
     assert re.search(r"fmul .*<\d+ x float>", module)
     assert not re.search(r"fmul [a-z ]*float ", module)
 
 
 def test_a_loop_without_a_known_number_of_turns_has_code_for_the_rest():
-    module = str(optimized_module(parse_kernel(share("min(64, p)")), X86))
+    module = str(optimized_kernel_module(parse_kernel(share("min(64, p)")), X86))
     assert re.search(r"fmul .*float", module)
     assert "icmp" in module
 
 
 def test_the_loop_over_items_is_not_written_out_several_times():
-    module = str(kernel_module(parse_kernel(share(64)), X86))
+    module = str(unoptimized_kernel_module(parse_kernel(share(64)), X86))
     (fact,) = re.findall(r"br i1 %more, label %turn, label %done, !llvm.loop (!\d+)", module)
     (node,) = re.findall(rf"^{fact} = distinct !{{{fact}, (!\d+)}}", module, re.MULTILINE)
     assert f'{node} = !{{!"llvm.loop.unroll.disable"}}' in module
@@ -68,7 +68,7 @@ def panel(last):
 @pytest.mark.parametrize(("last", "kept"), [(1, True), (2, False)])
 def test_a_loop_along_an_array_is_kept_for_vectors_whatever_stands_behind_its_axis(last, kept):
     """Panels of weights have a last axis of 1: LLVM took ten times as long when it unrolled their 64 turns."""
-    text = str(kernel_module(parse_kernel(panel(last)), X86))
+    text = str(unoptimized_kernel_module(parse_kernel(panel(last)), X86))
     assert ("%j, label %after_j, !llvm.loop" in text) is kept
 
 
@@ -83,7 +83,7 @@ DIVIDED = """def kernel(a0: "f32[64*m]", /, o0: "f32[8*n, 16]", *, n: "dim(lo={l
 @pytest.mark.parametrize(("lo", "before"), [(1, True), (0, False)])
 def test_divisions_that_no_turn_changes_stand_before_the_loop(lo, before):
     """LLVM moves none whose divisor is no constant, and a loop without turns may be one that divides by 0."""
-    text = str(kernel_module(parse_kernel(DIVIDED.format(lo=lo)), X86))
+    text = str(unoptimized_kernel_module(parse_kernel(DIVIDED.format(lo=lo)), X86))
     body = text[text.index("@aotc_body") :]
     outside, inner = body.split("\nj:", 1)[0], body.split("\ni:", 1)[1]
     assert outside.count("udiv") == before
@@ -225,7 +225,7 @@ def test_a_child_of_a_fork_begins_again():
 def test_the_assembly_that_is_shown_is_that_of_the_object():
     kernel = parse_kernel(share("min(64, p)"))
     with loop_addresses(True):
-        inside = back_end.codegen_for(X86).machine.emit_assembly(optimized_module(kernel, X86))
+        inside = back_end.codegen_for(X86).machine.emit_assembly(optimized_kernel_module(kernel, X86))
     assert kernel_assembly(kernel, X86) == inside
 
 
@@ -234,7 +234,7 @@ def test_dear_loops_of_converted_floats_have_no_register_for_an_index():
     dear, narrow = DEAR, parse_kernel(NARROW)
     for kernel, kept in ((narrow, True), (parse_kernel(dear), False), (parse_kernel(share(128)), False)):
         assert constants_fill_registers(kernel) == kept
-    counted = back_end.codegen_for(X86).machine.emit_assembly(optimized_module(narrow, X86))
+    counted = back_end.codegen_for(X86).machine.emit_assembly(optimized_kernel_module(narrow, X86))
     assert kernel_assembly(narrow, X86) == counted
 
 
@@ -260,6 +260,6 @@ PICKED = """def kernel(a0: "f16[2, 4096]", /, o0: "f16[4096]", *, grid: "1"):
 @pytest.mark.parametrize("target", [X86, TARGETS["cpu:x86-64-v3"], ARM], ids=lambda t: t.name)
 def test_the_largest_of_halfs_is_picked_in_vectors(fn, target):
     """Of what LLVM narrows to ``llvm.maximum.f16`` it makes no vectors: no target has the instruction."""
-    text = str(optimized_module(parse_kernel(PICKED.format(fn=fn)), target))
+    text = str(optimized_kernel_module(parse_kernel(PICKED.format(fn=fn)), target))
     assert re.search(rf"call .*llvm\.{fn}imum\.v\d+f32", text)
     assert not re.search(rf"llvm\.{fn}imum\.[v0-9]*f16", text)

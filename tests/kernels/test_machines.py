@@ -85,7 +85,7 @@ def test_kernels_need_nothing_that_a_bundle_does_not_have(target, dtypes):
     tiles = [(form, a_dtype) for form, a_dtype in TILES if form != "f32_f16" or "f16" not in target.lacks]
     kernels += [tile(form, a_dtype, target) for form, a_dtype in tiles]
     objects = [compile_kernel(k, target) for k in (*kernels, parse_kernel(LIBRARY))]
-    table = link.function_table([*(k.name for k in kernels), "calls"], target, ["dgetrf"])
+    table = link.function_table_object([*(k.name for k in kernels), "calls"], target, ["dgetrf"])
     for data in (
         link.link_shared_library([*objects, table], target),
         link.link_shared_library([compile_executor(target)], target),

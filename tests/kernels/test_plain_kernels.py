@@ -8,7 +8,7 @@ import pytest
 import aotc
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels import back_end
-from aotc.kernels.cpu.compile import kernel_module, optimized_module
+from aotc.kernels.cpu.compile import optimized_kernel_module, unoptimized_kernel_module
 from aotc.kernels.emit.vector import scalar_emitter as plain
 from aotc.kernels.emit.vector.scalar_emitter import has_loop_to_unroll, needs_no_llvm_passes
 from aotc.targets import TARGETS
@@ -39,7 +39,7 @@ def test_few_passes_are_run_for_a_kernel_without_loops_for_vectors(name, compile
     kernel = compiled(PLAIN[name], X)[-1]
     assert needs_no_llvm_passes(kernel)
     monkeypatch.setattr(back_end.Library, "optimize", None)
-    assert "define void" in str(optimized_module(kernel, TARGETS[TARGET]))
+    assert "define void" in str(optimized_kernel_module(kernel, TARGETS[TARGET]))
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -49,7 +49,7 @@ def test_all_passes_are_run_for_others(name, compiled):
 
 def test_moves_are_written_four_times_and_counts_twice(compiled):
     (kernel,) = compiled(PLAIN["sort"], X)
-    text = str(optimized_module(kernel, TARGETS[TARGET]))
+    text = str(optimized_kernel_module(kernel, TARGETS[TARGET]))
     assert has_loop_to_unroll(kernel)
     assert text.count("fcmp uno") == 2 + 1 + 4  # of the loop that counts, the first element, and the loop of rare rows
 
@@ -61,7 +61,7 @@ def test_loops_whose_turns_a_call_knows_are_written_once(compiled):
 
 def test_zeros_are_stored_at_once_and_blocks_looked_at_as_vectors(compiled):
     (kernel,) = compiled(PLAIN["many"], X)
-    text = str(kernel_module(kernel, TARGETS[TARGET]))
+    text = str(unoptimized_kernel_module(kernel, TARGETS[TARGET]))
     assert text.count("call void @llvm.memset") == 1
     assert "load <32 x i32>" in text or "load <32 x float>" in text
     assert "@llvm.vector.reduce.or.v32i1" in text
@@ -69,7 +69,7 @@ def test_zeros_are_stored_at_once_and_blocks_looked_at_as_vectors(compiled):
 
 def test_halves_are_moved_as_their_bits(compiled):
     (kernel,) = compiled(PLAIN["many"], X.astype("float16"))
-    text = str(optimized_module(kernel, TARGETS[TARGET]))
+    text = str(optimized_kernel_module(kernel, TARGETS[TARGET]))
     assert "fptrunc" not in text
     assert "fpext" not in text
 
@@ -106,7 +106,7 @@ def test_few_passes_are_run_for_a_kernel_that_only_calls(compiled, monkeypatch):
     (kernel,) = compiled(jnp.fft.rfft, X)
     assert needs_no_llvm_passes(kernel)
     monkeypatch.setattr(back_end.Library, "optimize", None)
-    assert "call void @dft_" in str(optimized_module(kernel, TARGETS[TARGET]))
+    assert "call void @dft_" in str(optimized_kernel_module(kernel, TARGETS[TARGET]))
 
 
 @pytest.mark.parametrize(("end", "want"), [("8", True), ("n", True), ("n - 4", False)])

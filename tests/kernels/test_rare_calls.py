@@ -10,7 +10,7 @@ pytest.importorskip("numba")
 from support.scalar_kernels import one_kernel, run
 
 from aotc.ir.opset.elementwise import SCALARS, apply_scalar_op
-from aotc.kernels.cpu.compile import optimized_module
+from aotc.kernels.cpu.compile import optimized_kernel_module
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
 
@@ -39,7 +39,7 @@ def kernel(name, dtype, length):
 
 @pytest.mark.parametrize(("name", "dtype", "rare", "usual", "unusual"), CALLS, ids=IDS)
 def test_a_loop_is_vectorised(name, dtype, rare, usual, unusual):
-    text = str(optimized_module(kernel(name, dtype, 4096), TARGETS["cpu:x86-64-v3"]))
+    text = str(optimized_kernel_module(kernel(name, dtype, 4096), TARGETS["cpu:x86-64-v3"]))
     assert re.search(rf"call .*@aotc\.{rare}\.v[48]\(", text)
     assert "@aotc.rarely" not in text
 

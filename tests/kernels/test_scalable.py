@@ -5,7 +5,7 @@ import re
 import pytest
 
 from aotc.ir.loop.parser import parse_kernel
-from aotc.kernels.cpu.compile import kernel_assembly, kernel_module, optimized_module
+from aotc.kernels.cpu.compile import kernel_assembly, optimized_kernel_module, unoptimized_kernel_module
 from aotc.kernels.emit.vector.sve import with_vector_length
 from aotc.targets import TARGETS
 
@@ -42,14 +42,14 @@ def test_an_elementwise_loop(target):
 def test_functions_for_rare_arguments_come_along(target):
     text = kernel_assembly(parse_kernel(SINE), target)
     assert len(re.findall(r"\tfm(?:ad|la)\tz\d+\.", text)) > 8
-    for function in optimized_module(parse_kernel(SINE), target).functions:
+    for function in optimized_kernel_module(parse_kernel(SINE), target).functions:
         if not function.is_declaration:
             known = b" ".join(function.attributes)
             assert f"vscale_range({target.sve_length},{target.sve_length})".encode() in known, function.name
 
 
 def test_other_targets_are_told_nothing():
-    text = str(kernel_module(parse_kernel(SINE), NEON))
+    text = str(unoptimized_kernel_module(parse_kernel(SINE), NEON))
     assert "vscale" not in text
     assert not re.search(r"\tz\d+\.", kernel_assembly(parse_kernel(SINE), NEON))
     assert with_vector_length(text, NEON) is text

@@ -14,7 +14,7 @@ import aotc
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.kernels import back_end
-from aotc.kernels.cpu.compile import optimized_module, remove_one_lane_stores
+from aotc.kernels.cpu.compile import optimized_kernel_module, remove_one_lane_stores
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -31,7 +31,7 @@ def llvm(function, length, target):
     rows = jax.ShapeDtypeStruct((64, length), "float32")
     module = run_passes(import_raw(fetch(jax.jit(function), (rows,), {}), options=options), options)
     kernels = lower(module, TARGETS[target], options).kernels
-    return "\n".join(str(optimized_module(kernel, TARGETS[target])) for kernel in kernels)
+    return "\n".join(str(optimized_kernel_module(kernel, TARGETS[target])) for kernel in kernels)
 
 
 @pytest.mark.parametrize("length", [15, 16, 30, 64, 96, 100])

@@ -9,7 +9,7 @@ import aotc
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
-from aotc.kernels.cpu.compile import kernel_module
+from aotc.kernels.cpu.compile import unoptimized_kernel_module
 from aotc.kernels.emit.vector.transposes import TRANSPOSED_ELEMENTS, TURNED_LANES
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
@@ -37,7 +37,7 @@ def copy(n, m, dtype="f32", begin="0", swapped=False):
 
 def is_transposed(text, target=X86):
     """Is there the call of a function that turns?"""
-    return "call void @turn_" in str(kernel_module(parse_kernel(text), target))
+    return "call void @turn_" in str(unoptimized_kernel_module(parse_kernel(text), target))
 
 
 def filled(kernel, dims=None):

@@ -24,7 +24,7 @@ from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.scratch import scratch_bytes
 from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.cpu.executor.compile import compile_executor
-from aotc.kernels.cpu.link import function_table, link_shared_library
+from aotc.kernels.cpu.link import function_table_object, link_shared_library
 from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT, DISPATCH, Command, Graph, Slots, constant
 from aotc.vmfb.bundle import OpenedBundle
@@ -230,7 +230,7 @@ def _written(libraries: Sequence[bytes]) -> list[Path]:
 
 def run_kernel(kernel: Kernel, arrays: Sequence[np.ndarray], grid: int, target: Target) -> None:
     """Run one kernel without dims on ``arrays``, outputs last, as a bundle that has nothing else."""
-    made = [compile_kernel(kernel, target), function_table([kernel.name], target)]
+    made = [compile_kernel(kernel, target), function_table_object([kernel.name], target)]
     libraries = _written([link_shared_library([compile_executor(target)], target), link_shared_library(made, target)])
     places = [(slot, constant(0)) for slot in range(len(arrays))]
     command = Command(DISPATCH, 0, constant(grid), constant(1 + grid // 3), 0, (), places, ())

@@ -113,8 +113,13 @@ def code_is_ir() -> None:
     build.Compilation.begin_ahead = lambda self: None
     build.Compilation.finish = lambda self, meanwhile: compile_texts(*self.given)
     build.Compilation.keep = lambda self: None
-    link.Linker.give = lambda self, objects: setattr(self, "given", objects)
-    link.Linker.take = lambda self, allowed=(): msgpack.packb([hashlib.sha256(o).digest() for o in self.given])
+    link.Linker.send_objects = lambda self, objects: setattr(self, "given", objects)
+    link.Linker.linked_library = lambda self, allowed=(): packed_digests(self.given)
+
+
+def packed_digests(objects: list[bytes]) -> bytes:
+    """Pack the digests of objects in place of the library that they would be linked to."""
+    return msgpack.packb([hashlib.sha256(data).digest() for data in objects])
 
 
 def unoptimised(text: str, target: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Build the CPU part of a bundle: compile kernels to one library, the executor to another."""
+"""Build the native libraries of a bundle's CPU variant: one with all kernels, and one with the executor."""
 
 from __future__ import annotations
 
@@ -25,9 +25,18 @@ from aotc.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """The manifest's facts about a CPU kernel.
+    """Facts about a CPU kernel for the manifest of the bundle.
 
-    ``scratch`` is in bytes per worker, ``target`` is set if targets differ.
+    Attributes
+    ----------
+    scratch : int
+        Thread-local workspace in bytes.
+    interface : mapping
+        Buffers and dims of the kernel, see :func:`aotc.kernels.interface.kernel_interface_fields`.
+    flops, bytes : Dim
+        Number of floating-point operations, and of bytes read and written.
+    target : str
+        Name of the kernel's target if it differs from that of the library, else empty.
     """
 
     name: str
@@ -38,7 +47,7 @@ class KernelInfo:
     target: str = ""
 
     def entry(self) -> dict[str, Any]:
-        """Return the manifest's entry."""
+        """Return the kernel's entry of the manifest, as msgpack writes it."""
         work = {"flops": str(self.flops), "bytes": str(self.bytes)}
         own = {"target": self.target} if self.target else {}
         return {"name": self.name, "scratch": self.scratch, **self.interface, **work, **own}
@@ -46,7 +55,7 @@ class KernelInfo:
 
 @dataclass(frozen=True, slots=True)
 class SharedLibrary:
-    """A shared library, with the facts of its kernels in the order of its table."""
+    """A linked shared library, and facts about its kernels in the order of its function table."""
 
     data: bytes
     kernels: tuple[KernelInfo, ...]
@@ -54,7 +63,10 @@ class SharedLibrary:
 
 @dataclass(frozen=True, slots=True)
 class NativeCall:
-    """A user's function for a custom call: dtype and rank of its operands and results, and its attributes."""
+    """A user's function for a custom call, with the attributes of the call.
+
+    ``arrays`` has the dtype and the rank of each operand and result.
+    """
 
     name: str
     symbol: str
@@ -109,7 +121,7 @@ class LibraryBuild:
         replaced = options.replaced("cpu")
         self._symbols, named = name_kernels(kernels, self._targets, options.kernel_compiler, replaced)
         fields = target_fields(target)
-        users = [_custom_request(c, fields) for c in custom]
+        users = [_custom_call_request(c, fields) for c in custom]
         self._first = [] if target in _EXECUTORS else [NamedKernels("executor", target)]
         first = [{"executor": True, "target": fields} for _ in self._first]
         requests = [*first, *kernel_requests(named.values()), *users]
@@ -124,11 +136,16 @@ class LibraryBuild:
         return self
 
     def begin_ahead(self) -> None:
-        """Start compiling in the background, where that overlaps with other work."""
+        """Start compiling kernels in the background if the caller has other work meanwhile."""
         self._compilation.begin_ahead()
 
     def finish(self, described: Mapping[str, Any] | None = None) -> SharedLibrary:
-        """Return the library, sealed with the manifest of its variant (``described``).
+        """Compile the remaining kernels and link them; return the library.
+
+        Parameters
+        ----------
+        described : mapping, optional
+            The manifest of the variant. The library contains a digest of it, which the loader checks.
 
         Raises
         ------
@@ -137,14 +154,14 @@ class LibraryBuild:
         """
 
         @cache
-        def rest() -> tuple[tuple[KernelInfo, ...], bytes]:
-            """Start the linker, and create the parts that need no object."""
+        def start_linker_and_create_table() -> tuple[tuple[KernelInfo, ...], bytes]:
+            """Start the linker, and create the function table, while kernels are compiled."""
             self._linker.start()
             return self._kernel_table(described)
 
         begin_stage(self._options, COMPILING)
         try:
-            objects = self._compilation.finish(rest)
+            objects = self._compilation.finish(start_linker_and_create_table)
         except Refusal as refusal:
             refused = next((c for c in self._custom if c.symbol == refusal.symbol), None)
             error = (
@@ -155,21 +172,23 @@ class LibraryBuild:
             raise error from None
         executors = [objects.pop(0) for _ in self._first]
         begin_stage(self._options, "linking")
-        infos, table = rest()
-        self._linker.give([*objects, table])
+        infos, table = start_linker_and_create_table()
+        self._linker.send_objects([*objects, table])
         self._compilation.keep()
         for made in executors:
             _link_executor(self._target, made)
-        return SharedLibrary(self._linker.take(math_library_symbols() if self._may_call_math_library() else ()), infos)
+        allowed = math_library_symbols() if self._may_call_math_library() else ()
+        return SharedLibrary(self._linker.linked_library(allowed), infos)
 
     def _kernel_table(self, described: Mapping[str, Any] | None) -> tuple[tuple[KernelInfo, ...], bytes]:
-        """Return the manifest's entries of the kernels, and the object with their table."""
-        from aotc.kernels.cpu.link import function_table
+        """Return the manifest's facts about all kernels, and the object file with the table of their addresses."""
+        from aotc.kernels.cpu.link import function_table_object
 
         infos = tuple(_kernel_info(k, own, self._target) for k, own in zip(self._kernels, self._targets, strict=True))
         own = {c.symbol for c in self._custom}
         seals = interface_seal(infos, self._target, described)
-        return infos, function_table(self._symbols, self._target, imported_symbols(self._kernels, ()), own, seals)
+        imported = imported_symbols(self._kernels, ())
+        return infos, function_table_object(self._symbols, self._target, imported, own, seals)
 
     def _may_call_math_library(self) -> bool:
         """May the library call the C math library? Kernels that are emitted directly do not."""
@@ -180,6 +199,7 @@ class LibraryBuild:
 
 
 def _kernel_info(kernel: Kernel, own: Target, target: Target) -> KernelInfo:
+    """Collect the manifest's facts about a kernel of target ``own`` in a library for ``target``."""
     name = "" if own == target else own.name
     return KernelInfo(
         kernel.name, scratch_bytes(kernel), kernel_interface_fields(kernel), kernel.flops, kernel.bytes, name
@@ -192,15 +212,15 @@ def imported_symbols(kernels: Sequence[Kernel], custom: Sequence[NativeCall]) ->
     return sorted({name for k in kernels for name in imported_functions(k)} - own)
 
 
-def check_native_function(native: NativeCall, target: Target, options: Options) -> None:
+def check_native_function_compiles(native: NativeCall, target: Target, options: Options) -> None:
     """Compile a user's function and discard the result.
 
     Raises
     ------
     CompileError
-        If it cannot be compiled.
+        If Numba cannot compile the function.
     """
-    request = _custom_request(native, target_fields(target))
+    request = _custom_call_request(native, target_fields(target))
     try:
         compile_texts([request], [NamedKernels(native.symbol, target)], options)
     except Refusal as refusal:
@@ -214,19 +234,21 @@ def math_library_symbols() -> frozenset[str]:
     return MATH_SYMBOLS
 
 
-def _custom_request(native: NativeCall, fields: list[Any]) -> dict[str, Any]:
-    from aotc.kernels.cpu.custom import Refused, parameter_values_of, pickle_function
+def _custom_call_request(native: NativeCall, fields: list[Any]) -> dict[str, Any]:
+    """Return the request that makes a compiler process compile a user's function; ``fields`` describe the target."""
+    from aotc.kernels.cpu.custom import NativeFunctionRefused, parameter_values_of, pickle_function
 
     arrays = [list(pair) for pair in native.arrays]
     try:
         values = parameter_values_of(native.function, len(arrays), native.attributes)
         data = pickle_function(native.function)
-    except Refused as error:
+    except NativeFunctionRefused as error:
         raise _refused_function_error(native, str(error)) from None
     return {"custom": data, "symbol": native.symbol, "arrays": arrays, "values": values, "target": fields}
 
 
 def _refused_function_error(native: NativeCall, reason: str) -> CompileError:
+    """Return the error about a user's function that cannot be compiled, with the place of its custom call."""
     return CompileError.at(
         native.loc,
         f"custom call @{native.name}: its function cannot be compiled into the bundle: {reason}",
@@ -242,7 +264,7 @@ def replacement_error(kernel: str, reason: str) -> CompileError:
 
 
 def build_executor(target: Target, options: Options) -> bytes:
-    """Return the executor's library for ``target``; it is compiled with the first kernels, and linked once."""
+    """Return the executor's shared library for ``target``; each process links it once."""
     if target not in _EXECUTORS:
         request = {"executor": True, "target": target_fields(target)}
         _link_executor(target, *compile_texts([request], [NamedKernels("executor", target)], options))
@@ -250,6 +272,7 @@ def build_executor(target: Target, options: Options) -> bytes:
 
 
 def _link_executor(target: Target, made: bytes) -> None:
+    """Link the object ``made`` to the executor's library, and cache the library in this process."""
     from aotc.kernels.cpu.link import link_shared_library
 
     _EXECUTORS[target] = link_shared_library([made], target)

@@ -1,4 +1,4 @@
-"""Compile one loop-IR kernel to one native object.
+"""Compile a loop-IR kernel to a native object file.
 
 The kernel function is a *shell*: a loop over a range of the grid that calls the *body*. The shell is the same for all
 kernels. The body is emitted from the loop IR, and LLVM inlines it.
@@ -79,8 +79,8 @@ done:
 
 
 @dataclass(frozen=True, slots=True)
-class Emitted:
-    """A kernel emitted as LLVM assembly, which any thread can compile to machine code, mostly without the GIL.
+class EmittedKernel:
+    """A kernel as LLVM assembly, which any thread can compile to machine code, mostly without the GIL.
 
     ``finished`` is the assembly of called functions that bypass LLVM's passes, and ``names`` are their names. ``done``
     is True if LLVM's passes would not improve the kernel's loops.
@@ -94,30 +94,30 @@ class Emitted:
     done: bool
 
 
-def kernel_module(kernel: Kernel, target: Target) -> Module:
-    """Return the unoptimized LLVM module that defines ``kernel.name`` with the ABI of ``vmfb.abi``."""
+def unoptimized_kernel_module(kernel: Kernel, target: Target) -> Module:
+    """Return the LLVM module of a kernel before LLVM's passes; its function has the C interface of ``vmfb.abi``."""
     emitted = emit_kernel(kernel, target)
     library = back_end.parse_assembly_for_target(emitted.text, target, kernel.name)
     _link_directly_emitted_functions(library, emitted)
     return library.module
 
 
-def _link_directly_emitted_functions(library: Library, emitted: Emitted) -> None:
+def _link_directly_emitted_functions(library: Library, emitted: EmittedKernel) -> None:
     """Link the functions of an emitted kernel that bypass LLVM's passes, as internal functions."""
     if emitted.names:
         library.link_text(emitted.finished, emitted.names)
 
 
 def _direct_emitter(kernel: Kernel, target: Target) -> Emitter | None:
-    """Return the emitter of a kernel that LLVM's passes would not improve; None for other kernels."""
+    """Return the emitter of a kernel whose loops LLVM's passes would not improve; None for other kernels."""
     if needs_no_llvm_passes(kernel):
         return ScalarEmitter
     found = vector_loops(kernel, target)
     return None if found is None else partial(VectorEmitter, vectors=found)
 
 
-def emit_kernel(kernel: Kernel, target: Target) -> Emitted:
-    """Return the assembly of ``kernel``: the part of its compilation that is Python code and needs the GIL."""
+def emit_kernel(kernel: Kernel, target: Target) -> EmittedKernel:
+    """Emit a kernel as LLVM assembly; this part of its compilation is Python code and needs the GIL."""
     body = KernelModule(kernel.name, target)
     body.data_layout = back_end.data_layout(target)
     body.finished = finished = TextModule(body.triple, body.data_layout)
@@ -129,11 +129,11 @@ def emit_kernel(kernel: Kernel, target: Target) -> Emitted:
     whole = with_vector_length(text + shell, target)
     rest = with_vector_length(str(finished), target) if finished.symbols else ""
     break_reference_cycles(body)
-    return Emitted(kernel, target, whole, rest, tuple(_DEFINED.findall(rest)), emitter is not None)
+    return EmittedKernel(kernel, target, whole, rest, tuple(_DEFINED.findall(rest)), emitter is not None)
 
 
-def optimized_module(kernel: Kernel, target: Target) -> Module:
-    """Return the module of ``kernel`` after LLVM's passes.
+def optimized_kernel_module(kernel: Kernel, target: Target) -> Module:
+    """Return the LLVM module of a kernel after LLVM's passes.
 
     Raises
     ------
@@ -143,10 +143,10 @@ def optimized_module(kernel: Kernel, target: Target) -> Module:
     return _optimized_library(emit_kernel(kernel, target)).module
 
 
-def _optimized_library(emitted: Emitted) -> Library:
-    """Return the library of an emitted kernel after LLVM's passes.
+def _optimized_library(emitted: EmittedKernel) -> Library:
+    """Run LLVM's passes on an emitted kernel; return its library.
 
-    If its tiles bypass the passes, the code around them takes little of the run time, and O1 is enough.
+    If the kernel's tiles bypass the passes, the code around them takes little of the run time, and O1 is enough.
     """
     kernel, target = emitted.kernel, emitted.target
     library = back_end.parse_assembly_for_target(emitted.text, target, kernel.name)
@@ -171,13 +171,13 @@ def _loop_address_context(kernel: Kernel, target: Target) -> AbstractContextMana
     return loop_addresses(target.triple.startswith("x86_64") and not constants_fill_registers(kernel))
 
 
-def kernel_machine_code(emitted: Emitted) -> bytes:
-    """Return the relocatable object of an emitted kernel: LLVM's work, mostly without the GIL.
+def kernel_machine_code(emitted: EmittedKernel) -> bytes:
+    """Compile an emitted kernel to an object file; this is LLVM's work, mostly without the GIL.
 
     Raises
     ------
     InternalError
-        As :func:`optimized_module`.
+        As :func:`optimized_kernel_module`.
     """
     library = _optimized_library(emitted)
     try:
@@ -188,12 +188,12 @@ def kernel_machine_code(emitted: Emitted) -> bytes:
 
 
 def compile_kernel(kernel: Kernel, target: Target) -> bytes:
-    """Return the relocatable object that defines ``kernel.name``."""
+    """Compile a kernel to an object file that defines the symbol ``kernel.name``."""
     return kernel_machine_code(emit_kernel(kernel, target))
 
 
 def kernel_assembly(kernel: Kernel, target: Target) -> str:
-    """Return the assembly text of ``kernel``."""
+    """Compile a kernel to assembly text of the target."""
     library = _optimized_library(emit_kernel(kernel, target))
     with _loop_address_context(kernel, target):
         return library.get_asm_str()
@@ -212,7 +212,7 @@ _NARROW = re.compile(r"\bstore (?:<\d+ x )?i(?:8|16)\b|\.masked\.store\.")
 
 
 def may_have_one_lane_stores(text: str) -> bool:
-    """Return True if a kernel's assembly has stores from which LLVM could create one: stores of 8 or 16 bits."""
+    """Return True if LLVM may create a masked store of one lane from this assembly: it stores 8- or 16-bit values."""
     return _NARROW.search(text) is not None
 
 
@@ -238,13 +238,14 @@ def remove_one_lane_stores(library: Library) -> None:
     for number, found in enumerate(_CALL.finditer(before)):
         lanes = found["mask"].split(", ")
         if lanes.count("i1 true") == 1:
-            text += before[ends : found.start()] + _store_of_one_lane(found, lanes.index("i1 true"), number)
+            text += before[ends : found.start()] + _scalar_store_of_lane(found, lanes.index("i1 true"), number)
             ends = found.end()
     if ends:
         library.replace(text + before[ends:])
 
 
-def _store_of_one_lane(found: re.Match[str], lane: int, number: int) -> str:
+def _scalar_store_of_lane(found: re.Match[str], lane: int, number: int) -> str:
+    """Return assembly that stores one lane of a vector, in place of the masked store that ``found`` matches."""
     return (
         f"  %lane.{number} = extractelement {found['vector']} {found['value']}, i64 {lane}\n"
         f"  %place.{number} = getelementptr {found['type']}, ptr {found['place']}, i64 {lane}\n"

@@ -1,4 +1,4 @@
-"""Compile a user's function for a custom call to a native object, with a shim that turns addresses into arrays."""
+"""Compile a user's function for a custom call to a native object, with a shim that converts pointers to arrays."""
 
 from __future__ import annotations
 
@@ -30,24 +30,29 @@ _MATH = """
 MATH_SYMBOLS = frozenset(name + suffix for name in _MATH.split() for suffix in ("", "f"))
 
 
-class Refused(Exception):
+class NativeFunctionRefused(Exception):
     """A user's function cannot be compiled; the text of the exception is the reason."""
 
 
 def python_function_of(function: Any) -> Callable[..., Any]:
-    """Return the Python function of ``function`` (it may be a Numba dispatcher), as if defined in ``__main__``.
+    """Return the Python function behind ``function``, a function or a Numba dispatcher, as a member of ``__main__``.
 
     A function of module ``__main__`` is pickled by value, so that the compiler process need not import the user's
     module.
+
+    Raises
+    ------
+    NativeFunctionRefused
+        If ``function`` is not a Python function, raises exceptions, or has ``*args`` or ``**kwargs``.
     """
     inner = getattr(function, "py_func", function)
     if not isinstance(inner, python_types.FunctionType):
-        raise Refused(f"{function!r} is not a Python function")
+        raise NativeFunctionRefused(f"{function!r} is not a Python function")
     if any(i.opname == "RAISE_VARARGS" for i in dis.get_instructions(inner)):
-        raise Refused("it raises an exception or asserts, which compiled code cannot do")
+        raise NativeFunctionRefused("it raises an exception or asserts, which compiled code cannot do")
     code = inner.__code__
     if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
-        raise Refused("it has *args or **kwargs; name each parameter")
+        raise NativeFunctionRefused("it has *args or **kwargs; name each parameter")
     # Numba lacks keyword-only parameters. They follow the others, so this turns them into ordinary ones.
     code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
     copy = python_types.FunctionType(code, inner.__globals__, inner.__name__, None, inner.__closure__)
@@ -56,12 +61,12 @@ def python_function_of(function: Any) -> Callable[..., Any]:
 
 
 def parameter_values_of(function: Any, arrays: int, attributes: Mapping[str, Any]) -> list[Any]:
-    """Return the values of the parameters of ``function`` that follow its ``arrays``.
+    """Return the values of the parameters that follow the arrays: attributes of the custom call, or defaults.
 
     Raises
     ------
-    Refused
-        If the function takes another number of arrays, or other attributes.
+    NativeFunctionRefused
+        If the function does not take ``arrays`` arrays, or takes other attributes.
     """
     inner = getattr(function, "py_func", function)
     try:
@@ -69,28 +74,29 @@ def parameter_values_of(function: Any, arrays: int, attributes: Mapping[str, Any
     except TypeError as error:
         shown = ", ".join(attributes) or "none"
         call = f"the call has {arrays} operands and results, and attributes {shown}"
-        raise Refused(f"it does not fit: {call}: {error}") from None
+        raise NativeFunctionRefused(f"it does not fit: {call}: {error}") from None
     bound.apply_defaults()
     return list(bound.arguments.values())[arrays:]
 
 
 def pickle_function(function: Any) -> bytes:
-    """Return ``function`` as bytes for the compiler process.
+    """Pickle ``function`` for the compiler process.
 
     Raises
     ------
-    Refused
+    NativeFunctionRefused
         If ``function`` is not a Python function, raises exceptions, or uses objects that cannot be pickled.
     """
     inner = python_function_of(function)
     try:
         return cloudpickle.dumps(inner)
     except Exception as error:
-        raise Refused(f"it refers to an object that cannot be pickled for the compiler process: {error}") from error
+        reason = f"it refers to an object that cannot be pickled for the compiler process: {error}"
+        raise NativeFunctionRefused(reason) from error
 
 
 def numba_type(dtype: str) -> Any:
-    """Return Numba's type of an element; floats that Numba lacks are unsigned integers with the same bits."""
+    """Return Numba's type for a dtype; floats that Numba lacks become unsigned integers with the same bits."""
     row = DTYPES[dtype]
     match row.kind:
         case "b":
@@ -103,11 +109,11 @@ def numba_type(dtype: str) -> Any:
 
 
 @intrinsic
-def _array_of_pointer(typing_context, pointer, shape):
-    """Create a row-major array from a pointer and sizes; ``numba.carray`` would need Numba's runtime."""
+def _array_from_pointer(typing_context, pointer, shape):
+    """Create a row-major array from a pointer and a shape; ``numba.carray`` would need Numba's runtime."""
     kind = types.Array(pointer.dtype, len(shape), "C")
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         array = context.make_array(kind)(context, builder)
         sizes = cgutils.unpack_tuple(builder, arguments[1], kind.ndim)
         bytes_ = context.get_constant(types.intp, arrayobj.get_itemsize(context, kind))
@@ -120,11 +126,11 @@ def _array_of_pointer(typing_context, pointer, shape):
         arrayobj.populate_array(array, data=data, shape=sizes, strides=strides, itemsize=bytes_, meminfo=None)
         return array._getvalue()
 
-    return kind(pointer, shape), generate
+    return kind(pointer, shape), codegen
 
 
 def _pointer_signature_shim(function: Callable[..., Any], arrays: Shapes, values: Sequence[Any]) -> Callable[..., Any]:
-    """Return the function of addresses and sizes that calls ``function`` with arrays, followed by ``values``."""
+    """Return a function of pointers and sizes that calls ``function`` with arrays, followed by ``values``."""
     lines = []
     at = 0
     for n, (_, rank) in enumerate(arrays):
@@ -135,40 +141,42 @@ def _pointer_signature_shim(function: Callable[..., Any], arrays: Shapes, values
     parameters = ", ".join([f"p{n}" for n in range(len(arrays))] + ["sizes"])
     answer = f"    sizes[{at}] = -1"  # the kernel repeats the call until it finds this
     text = "\n".join([f"def shim({parameters}):", *lines, f"    function({', '.join(given)})", answer])
-    scope: dict[str, Any] = {"array": _array_of_pointer, "function": numba.njit(error_model="numpy")(function)}
+    scope: dict[str, Any] = {"array": _array_from_pointer, "function": numba.njit(error_model="numpy")(function)}
     exec(compile(text, "<custom call>", "exec"), scope)
     return scope["shim"]
 
 
 def compile_custom(symbol: str, data: bytes, arrays: Shapes, values: Sequence[Any], target: Target) -> bytes:
-    """Return an object that defines ``symbol``: a function of the addresses of arrays and of all of their sizes.
+    """Compile a pickled function to an object file that defines ``symbol``.
+
+    The C function takes a pointer to each array, and a pointer to the sizes of all arrays.
 
     Raises
     ------
-    Refused
-        If Numba cannot compile the function without Python.
+    NativeFunctionRefused
+        If Numba cannot compile the function without calls of Python.
     """
     try:
         function = cloudpickle.loads(data)
     except Exception as error:
-        raise Refused(f"the compiler process cannot import what it refers to: {error}") from error
+        raise NativeFunctionRefused(f"the compiler process cannot import what it refers to: {error}") from error
     shim = _pointer_signature_shim(function, arrays, values)
     signature = (*(types.CPointer(numba_type(dtype)) for dtype, _ in arrays), types.CPointer(types.int64))
     try:
         library = aot.compile_by_numba_front_end(symbol, aot.Export(shim, types.void, signature), target)
     except (errors.NumbaError, RuntimeError, NotImplementedError) as error:
-        raise Refused(numba_reason(error)) from error
+        raise NativeFunctionRefused(numba_error_reason(error)) from error
     library.optimize()
     foreign = sorted(library.imports() - back_end.LIBC_ALLOWED - MATH_SYMBOLS)
     if any(name.startswith("NRT_") for name in foreign):
-        raise Refused("it allocates arrays; it must write into the arrays of its results")
+        raise NativeFunctionRefused("it allocates arrays; it must write into the arrays of its results")
     if foreign:
-        raise Refused(f"it calls {', '.join(foreign)}, which exists only in a process with Numba")
+        raise NativeFunctionRefused(f"it calls {', '.join(foreign)}, which exists only in a process with Numba")
     return library.emit_native_object()
 
 
-def numba_reason(error: Exception) -> str:
-    """Return the line of a Numba error that names the problem, and the line with its location."""
+def numba_error_reason(error: Exception) -> str:
+    """Return the line of a Numba error that names the problem, followed by the line with its location."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines)
     if "NRT" in text or "Only accept returning of array" in text or "built-in function empty" in text:

@@ -1,4 +1,4 @@
-"""Find a linker: one of the system, or the one in the Python package ``ziglang``.
+"""Find a linker: a program of the system, or the Python package ``ziglang``.
 
 No code generator is imported here: the pipeline looks for the linker before it compiles anything.
 """
@@ -16,23 +16,34 @@ from aotc.vmfb.host.install import install_command
 
 
 @cache
-def _own_architecture() -> str:
+def _host_architecture() -> str:
     return host_target().triple.split("-")[0]
 
 
 def linker_of_target(target: Target) -> tuple[str, ...]:
-    """Return the command of a linker for a CPU target; raise as :func:`linker_command` does."""
-    return linker_command(target.triple.split("-")[0] == _own_architecture())
-
-
-@cache
-def linker_command(native: bool) -> tuple[str, ...]:
-    """Return the command of a linker; a target other than this machine needs a linker for all machines.
+    """Return the command line of a linker for a CPU target.
 
     Raises
     ------
     CompileError
-        If none is installed; the message names a package.
+        If no linker is installed.
+    """
+    return linker_command(target.triple.split("-")[0] == _host_architecture())
+
+
+@cache
+def linker_command(native: bool) -> tuple[str, ...]:
+    """Return the command line of a linker, with the options for a shared library.
+
+    Parameters
+    ----------
+    native : bool
+        True to link for this machine's architecture; otherwise the linker must support all architectures.
+
+    Raises
+    ------
+    CompileError
+        If no linker is installed; the message names a package.
     """
     for name in ("ld.lld", "ld") if native else ("ld.lld",):
         path = shutil.which(name)

@@ -1,4 +1,4 @@
-"""Link objects to a shared library, by a linker of the system or of a Python package."""
+"""Link object files to a shared library, by a linker of the system or of a Python package."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ _WAITING: set[subprocess.Popen[bytes]] = set()
 """The linkers of this process that wait for their objects."""
 
 
-def function_table(
+def function_table_object(
     names: Sequence[str],
     target: Target,
     imports: Sequence[str] = (),
     own: Collection[str] = (),
     interface: bytes = bytes(INTERFACE_BYTES),
 ) -> bytes:
-    """Return an object that defines the table of kernel addresses, the interface and the pointers of ``vmfb.abi``.
+    """Return an object file with the table of kernel addresses, the interface and the import pointers of ``vmfb.abi``.
 
-    Pointers to functions in ``own``, which the library itself defines, are initialized.
+    Import pointers of functions in ``own``, which the library itself defines, are initialized; the loader fills in the
+    others.
     """
     rows = ", ".join([f"ptr {_symbol_reference(name)}" for name in names])
     filled = [name for name in imports if name in own]
@@ -60,30 +61,31 @@ def function_table(
 
 
 def _symbol_reference(name: str) -> str:
-    """Return a symbol name in LLVM's assembly syntax."""
+    """Quote a symbol name for LLVM's assembly."""
     plain = _SPECIAL.sub(lambda found: _bytes_as_llvm_string(found[0].encode()), name)
     return f'@"{plain}"'
 
 
 def _bytes_as_llvm_string(data: bytes) -> str:
-    """Return bytes as a string in LLVM's assembly syntax."""
+    """Escape bytes for a string in LLVM's assembly."""
     return "".join([f"\\{byte:02x}" for byte in data])
 
 
 class Linker:
-    """A linker that starts before its objects exist and waits for them: starting a process takes milliseconds.
+    """A linker process that starts before its object files exist, because starting a process takes milliseconds.
 
-    Use it as a context manager, which stops the process at the end. It creates files only from :meth:`give` to the end.
+    Use it as a context manager, which stops the process at the end. :meth:`send_objects` creates the object files; the
+    context manager removes them.
 
     Parameters
     ----------
     target : Target
-        The machine.
+        The target of the library.
 
     Raises
     ------
     CompileError
-        If there is no linker.
+        If no linker is installed.
     """
 
     def __init__(self, target: Target) -> None:
@@ -108,8 +110,8 @@ class Linker:
         _WAITING.add(self._process)
         return self._process
 
-    def give(self, objects: Sequence[bytes]) -> None:
-        """Send the objects to the running linker process."""
+    def send_objects(self, objects: Sequence[bytes]) -> None:
+        """Write the object files, and let the waiting linker process read them."""
         folder = self._stack.enter_context(work_folder(self._folder))
         files = [folder / f"{n}.o" for n in range(len(objects))]
         for file, data in zip(files, objects, strict=True):
@@ -121,8 +123,8 @@ class Linker:
         with suppress(BrokenPipeError), process.stdin as pipe:  # a linker that has ended is restarted
             pipe.write(b"{ };\n")
 
-    def take(self, allowed: Collection[str] = ()) -> bytes:
-        """Return the linked shared library, which may import ``allowed`` symbols.
+    def linked_library(self, allowed: Collection[str] = ()) -> bytes:
+        """Wait for the linker; return the bytes of the shared library, which may import the ``allowed`` symbols.
 
         Raises
         ------
@@ -130,15 +132,15 @@ class Linker:
             If linking fails, or if the library imports a symbol that a bundle does not provide.
         """
         if self._process is None or self._process.wait():
-            self._link_at_once()
+            self._link_without_pipe()
         data = Path(self._folder, _LIBRARY).read_bytes()
         missing = sorted(undefined_symbols(data) - ALLOWED_SYMBOLS - THREAD_SYMBOLS - set(allowed))
         if missing:
             raise InternalError(f"kernels refer to unknown symbols: {', '.join(missing)}")
         return data
 
-    def _link_at_once(self) -> None:
-        """Run the linker again, without waiting: gold does not read pipes, and some systems have no /dev/stdin."""
+    def _link_without_pipe(self) -> None:
+        """Run the linker again on existing objects: gold does not read pipes, and some systems have no /dev/stdin."""
         command = [*self._command, *self._words]
         done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
         if done.returncode:
@@ -153,13 +155,13 @@ class Linker:
 
 
 def _version_script_option(command: Sequence[str]) -> str:
-    """Return the option that makes a linker wait: it reads a version script from a pipe before it opens objects."""
+    """Return the option that makes a linker wait: before it opens objects, it reads a version script from a pipe."""
     handed_on = "-Wl," if "-nostdlib" in command else ""
     return f"{handed_on}--version-script=/dev/stdin"
 
 
 def _close_inherited_pipes() -> None:
-    """Close, in a forked child, the pipes of its parent's linkers; those wait for the end of the pipe."""
+    """Close, in a forked child, the pipes of its parent's linkers, which wait for the end of the pipe."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for process in _WAITING:
         if process.stdin is not None and not process.stdin.closed:
@@ -172,14 +174,14 @@ os.register_at_fork(after_in_child=_close_inherited_pipes)
 
 
 def link_shared_library(objects: Sequence[bytes], target: Target, allowed: Collection[str] = ()) -> bytes:
-    """Link objects to a shared library and return its bytes; see :meth:`Linker.take`."""
+    """Link object files to a shared library that may import the ``allowed`` symbols; return its bytes."""
     with Linker(target) as started:
-        started.give(objects)
-        return started.take(allowed)
+        started.send_objects(objects)
+        return started.linked_library(allowed)
 
 
 def undefined_symbols(library: bytes) -> set[str]:
-    """Return the undefined symbols of a 64-bit little-endian ELF library."""
+    """Return the names of the undefined symbols of a 64-bit little-endian ELF library."""
     sections_at, = struct.unpack_from("<Q", library, 0x28)
     size, count = struct.unpack_from("<HH", library, 0x3A)
     sections = [struct.unpack_from("<IIQQQQIIQQ", library, sections_at + n * size) for n in range(count)]

@@ -108,7 +108,7 @@ class _FunctionEmitter(CudaEmitter):
         for name, dtype in function.parameters:
             self._scalars[-1][name] = register = next(given)
             if DTYPES[dtype].kind in "iu":
-                self._indices.bind(name, register)
+                self._indices.bind_name(name, register)
         if isinstance(function, LoadFunction):
             return self._emit_loads(function)
         self._vectors = {name: [next(given) for _ in range(count)] for name, _, count in function.vectors}

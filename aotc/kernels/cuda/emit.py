@@ -71,7 +71,7 @@ class CudaEmitter(LanesEmitter):
         return [PTR] * (len(kernel.inputs) + len(kernel.outputs)) + [I64] * (len(kernel.dims) + 1)
 
     @staticmethod
-    def indices(builder: ir.IRBuilder) -> NarrowIndices:
+    def create_index_emitter(builder: ir.IRBuilder) -> NarrowIndices:
         """Return an emitter of index expressions for ``builder``."""
         return NarrowIndices(builder)
 
@@ -91,7 +91,7 @@ class CudaEmitter(LanesEmitter):
         for buffer in (*self.kernel.inputs, *self.kernel.outputs):
             self._pointers[buffer.name] = next(arguments)
         for name in self.kernel.dims:
-            self._indices.bind(name, next(arguments))
+            self._indices.bind_name(name, next(arguments))
         return list(arguments)
 
     def _element_address(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
@@ -141,12 +141,12 @@ class CudaEmitter(LanesEmitter):
         else:
             builder.cbranch(builder.icmp_signed("<", first, self._indices.emit(loop.end)), body, after)
         builder.position_at_end(body)
-        self._indices.push()
-        self._indices.bind(loop.var, first)
+        self._indices.enter_block()
+        self._indices.bind_name(loop.var, first)
         self._inside = True
         self._emit_block(loop.body)
         self._inside = False
-        self._indices.pop()
+        self._indices.leave_block()
         builder.branch(after)
         builder.position_at_end(after)
 

@@ -57,7 +57,7 @@ class LanesEmitter(BodyEmitter):
             case _:
                 super()._emit_statement(stmt)
 
-    def _computed_registers(self) -> dict[int, Register]:
+    def _registers_of_block(self) -> dict[int, Register]:
         return dict(self._scalar_registers)
 
     def _emit_lanes(self, loop: For) -> None:
@@ -68,7 +68,7 @@ class LanesEmitter(BodyEmitter):
         lanes = [LoopLane(number) for number in range(begin, end, loop.step)]
         varying = {loop.var}
         written = {s.buffer.name for s in loop.body if isinstance(s, Store)}
-        self._indices.push()
+        self._indices.enter_block()
         self._scalars.append({})
         for stmt in loop.body:
             if isinstance(stmt, Let) and not _varies_between_lanes(stmt.value, varying, written):
@@ -86,18 +86,18 @@ class LanesEmitter(BodyEmitter):
                 super()._emit_statement(stmt)
                 self._leave_lane(loop.var, lane)
         self._scalars.pop()
-        self._indices.pop()
+        self._indices.leave_block()
 
     def _enter_lane(self, var: str, lane: LoopLane, held: dict[int, Register]) -> None:
         self._indices.bind_number(var, lane.number)
-        self._indices.push(lane.frame)
+        self._indices.enter_block(lane.frame)
         self._scalars.append(lane.scalars)
         self._scalar_registers = held
 
     def _leave_lane(self, var: str, lane: LoopLane) -> None:
         self._scalar_registers = {}
         self._scalars.pop()
-        self._indices.pop()
+        self._indices.leave_block()
         self._indices.unbind_number(var)
 
     def _store_lanes(
@@ -110,7 +110,7 @@ class LanesEmitter(BodyEmitter):
             values.append(self.scalar(stmt.value))
             self._leave_lane(var, lane)
         buffer = stmt.buffer
-        annotate = self._metadata.annotation(buffer)
+        annotate = self._metadata.access_annotation(buffer)
         flats = self._flat_indices_of_lanes(buffer, stmt.index, var, lanes, varying - {var})
         width = _lanes_per_vector_access(buffer, flats)
         if not width:
@@ -185,7 +185,7 @@ class LanesEmitter(BodyEmitter):
 
     def _load_lane_vector(self, buffer: Buffer, address: ir.Value, width: int) -> list[Register]:
         parts = _parts_of_element(buffer)
-        annotate = self._metadata.annotation(buffer)
+        annotate = self._metadata.access_annotation(buffer)
         raw = load_vector(self.builder, address, memory_type(buffer.dtype), width * parts, annotate)
         if parts == 2:
             return [(raw[n], raw[n + 1]) for n in range(0, len(raw), 2)]

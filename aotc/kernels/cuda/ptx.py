@@ -70,21 +70,21 @@ def ptx(text: str, result: Any, *operands: Any) -> Callable[[Callable[..., Any]]
         Types of the operands; arguments are converted to them.
     """
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         value = emit_inline_assembly(builder, text, result, list(operands), list(arguments))
         return context.get_dummy_value() if result == NOTHING else value
 
-    return emitted_by(lambda *given: result(*operands), generate, text)
+    return emitted_by(lambda *given: result(*operands), codegen, text)
 
 
-def emitted_by(typed: Callable[..., Any], generate: Callable[..., Any], text: str = "") -> Any:
-    """Return a decorator that attaches the LLVM code that ``generate`` emits to its meaning in Python.
+def emitted_by(typed: Callable[..., Any], codegen: Callable[..., Any], text: str = "") -> Any:
+    """Return a decorator that attaches the LLVM code that ``codegen`` emits to its meaning in Python.
 
     Parameters
     ----------
     typed : callable
         Returns the signature for the types of the arguments.
-    generate : callable
+    codegen : callable
         As in ``numba.cuda.extending.intrinsic``: a function of context, builder, signature and arguments.
     text : str
         Text of the instruction, if it is a single one.
@@ -92,7 +92,7 @@ def emitted_by(typed: Callable[..., Any], generate: Callable[..., Any], text: st
 
     def make(meaning: Callable[..., Any]) -> PtxInstruction:
         def definition(typing_context, *given):
-            return typed(*given), generate
+            return typed(*given), codegen
 
         first = Parameter("typing_context", Parameter.POSITIONAL_OR_KEYWORD)
         definition.__signature__ = Signature([first, *signature(meaning).parameters.values()])  # Numba passes by it

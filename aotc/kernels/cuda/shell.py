@@ -33,11 +33,11 @@ def call_function(builder: ir.IRBuilder, name: str, result: ir.Type, tables: Seq
 def _call_kernel_body(typing_context, pointers, dims, item):
     """Call :data:`BODY`, the function of one item, from a shell."""
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         call_function(builder, BODY, ir.VoidType(), arguments[:2], arguments[2])
         return context.get_dummy_value()
 
-    return types.void(pointers, dims, item), generate
+    return types.void(pointers, dims, item), codegen
 
 
 def _flat_shell(pointers, dims, items):

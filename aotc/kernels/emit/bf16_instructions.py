@@ -1,7 +1,7 @@
-"""bf16 functions that NVIDIA's GPUs compute by one or two instructions in f32 registers, and CPUs by formulas of f32.
+"""bf16 functions of one or two instructions on NVIDIA's GPUs, and their formulas in f32 for other targets.
 
-The functions of :data:`BF16` have at least 11 correct bits, where bf16 has 8. So a result rarely differs from the
-correctly rounded one, and by at most one unit in the last place; a quotient never differs. The functions of
+The functions of :data:`BF16` have at least 11 correct bits, while bf16 has 8. A result therefore rarely differs from
+the correctly rounded one, and by at most one unit in the last place; a quotient never differs. The functions of
 :data:`ROUNDED` are correctly rounded.
 """
 
@@ -16,7 +16,7 @@ _LOG2_E = 1.4426950408889634
 
 
 def round_to_bf16_register(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """Return an f32 register rounded to bf16: the upper half of a register whose lower half is 0."""
+    """Round an f32 register to bf16; the result is the upper half of a 32-bit register whose lower half is 0."""
     kind = ir.FunctionType(I32, [F32, F32])
     zero = ir.Constant(F32, 0.0)
     pair = builder.asm(kind, "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", [value, zero], side_effect=False)
@@ -24,11 +24,12 @@ def round_to_bf16_register(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 
 def bf16_bits_by_instruction(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """Return the 16 bits of an f32 register rounded to bf16, by the machine's instruction."""
+    """Round an f32 register to bf16 by the machine's instruction; return the 16 bits."""
     return builder.asm(ir.FunctionType(I16, [F32]), "cvt.rn.bf16.f32 $0, $1;", "=h,f", [value], side_effect=False)
 
 
-def _bf16_constant_one(text: str) -> Emit:
+def _ptx_instruction_emitter(text: str) -> Emit:
+    """Return the emitter of the PTX instruction ``text`` on f32 registers."""
     return lambda b, *args: b.asm(
         ir.FunctionType(F32, [F32] * len(args)), f"{text} {', '.join(f'${n}' for n in range(len(args) + 1))};",
         ",".join(["=f", *("f" * len(args))]), list(args), side_effect=False,
@@ -36,19 +37,20 @@ def _bf16_constant_one(text: str) -> Emit:
 
 
 def _emit_bf16_exp(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    return _bf16_constant_one("ex2.approx.f32")(b, b.fmul(x, ir.Constant(F32, _LOG2_E)))
+    """Emit ``e**x`` by the instruction for ``2**x``."""
+    return _ptx_instruction_emitter("ex2.approx.f32")(b, b.fmul(x, ir.Constant(F32, _LOG2_E)))
 
 
 def _emit_bf16_logistic(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     """Emit the logistic function: ``1 / (1 + e**-x)``, or ``e**x / (1 + e**x)`` where that overflows."""
     size = call_intrinsic(b, "llvm.fabs.f32", F32, [x])
     power = _emit_bf16_exp(b, b.fneg(size))
-    whole = _bf16_constant_one("rcp.approx.f32")(b, b.fadd(power, ir.Constant(F32, 1.0)))
+    whole = _ptx_instruction_emitter("rcp.approx.f32")(b, b.fadd(power, ir.Constant(F32, 1.0)))
     return b.select(b.fcmp_ordered("<", x, ir.Constant(F32, 0.0)), b.fmul(power, whole), whole)
 
 
 def _sum_or_product_as_fma(number: str, operands: str) -> Emit:
-    """Return the function that computes a sum or a product as ``fma`` of ``operands``, one of which is a ``number``.
+    """Return the emitter of a bf16 sum or product as an ``fma`` of ``operands``, which include a constant ``number``.
 
     f32 arithmetic, rounded afterwards, has the same bits for twice the instructions: f32 represents any product of two
     bf16, and the rounding error of a sum never crosses the midpoint of two bf16. The operand is the upper half of a
@@ -60,11 +62,11 @@ def _sum_or_product_as_fma(number: str, operands: str) -> Emit:
     )
     kind = ir.FunctionType(I32, [I32, I32])
 
-    def emit(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    def emit_fma(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
         raw = b.asm(kind, text, "=r,r,r", [b.bitcast(v, I32) for v in (x, y)], side_effect=False)
         return b.bitcast(raw, F32)
 
-    return emit
+    return emit_fma
 
 
 ROUNDED: dict[str, Emit] = {
@@ -74,8 +76,8 @@ ROUNDED: dict[str, Emit] = {
 }
 
 BF16: dict[str, Emit] = {
-    "div": _bf16_constant_one("div.full.f32"),
+    "div": _ptx_instruction_emitter("div.full.f32"),
     "exp": _emit_bf16_exp,
     "logistic": _emit_bf16_logistic,
-    "tanh": _bf16_constant_one("tanh.approx.f32"),
+    "tanh": _ptx_instruction_emitter("tanh.approx.f32"),
 }

@@ -1,4 +1,4 @@
-"""Emission of a kernel: loop IR to LLVM IR, one iteration of the kernel's grid as one function.
+"""Emit a kernel's loop IR as LLVM IR: one iteration of the kernel's grid becomes one function.
 
 The function is ``void body(ptr buffers, ptr dims, i64 item, ptr scratch, ptr monitor)``; emitters for other devices may
 have other parameters. The caller adds a loop over items or a thread index.
@@ -94,14 +94,15 @@ def emit_body(
     return function
 
 
-def _parameter_pointer_and_attributes(builder: ir.IRBuilder, number: int) -> ir.Value:
+def _load_buffer_pointer(builder: ir.IRBuilder, number: int) -> ir.Value:
+    """Load pointer ``number`` from the function's table of buffers, which nothing writes during the kernel."""
     table = builder.function.args[0]
     address = builder.gep(table, [i64(number)], inbounds=True, source_etype=PTR)
     return mark_load_invariant(builder.load(address, typ=PTR))
 
 
 class BodyEmitter:
-    """Emitter of the statements of one kernel; also the context of register tiles.
+    """Emitter of the statements of a kernel; also the interface that register tiles use.
 
     Attributes
     ----------
@@ -116,15 +117,15 @@ class BodyEmitter:
     def __init__(self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
         self.builder, self.kernel, self.target = builder, kernel, target
         self._emit_tile = emit_tile
-        self._indices = self.indices(builder)
+        self._indices = self.create_index_emitter(builder)
         self._scalars: list[dict[str, Register]] = [{}]
         self._pointers: dict[str, ir.Value] = {}
         self._scratch, self._unsettled = scratch_layout(kernel)[0], max_number_buffers(kernel)
         self._heap: list[list[ir.Value]] = []  # addresses to free at the end of each open block
 
     @staticmethod
-    def indices(builder: ir.IRBuilder) -> IndexEmitter:
-        """Return the emitter of index expressions."""
+    def create_index_emitter(builder: ir.IRBuilder) -> IndexEmitter:
+        """Create the emitter of index expressions."""
         return IndexEmitter(builder)
 
     def emit(self) -> None:
@@ -136,7 +137,7 @@ class BodyEmitter:
             case (For(kind="parallel") as loop,):
                 begin = self._indices.emit(loop.begin)
                 step = self.builder.mul(item, i64(loop.step), flags=("nsw",))
-                self._indices.bind(loop.var, self.builder.add(begin, step, flags=("nsw",)))
+                self._indices.bind_name(loop.var, self.builder.add(begin, step, flags=("nsw",)))
                 self._emit_block(loop.body)
             case body:
                 self._emit_block(body)
@@ -144,19 +145,19 @@ class BodyEmitter:
     # --- buffers ---
 
     def _bind_parameters(self) -> ir.Value:
-        """Bind buffers and dims to parameters; return the number of the item."""
+        """Bind the names of buffers and dims to the function's parameters; return the index of the item in the grid."""
         kernel, builder = self.kernel, self.builder
         buffers = (*kernel.inputs, *kernel.outputs)
         for number, buffer in enumerate(buffers):
-            self._pointers[buffer.name] = _parameter_pointer_and_attributes(builder, number)
+            self._pointers[buffer.name] = _load_buffer_pointer(builder, number)
         table = builder.function.args[1]
         for number, name in enumerate(kernel.dims):
             address = builder.gep(table, [i64(number)], inbounds=True, source_etype=I64)
-            self._indices.bind(name, mark_load_invariant(builder.load(address, typ=I64)))
+            self._indices.bind_name(name, mark_load_invariant(builder.load(address, typ=I64)))
         return builder.function.args[2]
 
     def address(self, buffer: Buffer, flat: Dim) -> ir.Value:
-        """Return the pointer to element ``flat`` of ``buffer``."""
+        """Return the pointer to element ``flat`` (a flat index) of ``buffer``."""
         pointer = self._pointers.get(buffer.name)
         if pointer is None:
             raise InternalError(f"kernels: {self.kernel.name} uses the unknown buffer {buffer.name!r}")
@@ -169,10 +170,11 @@ class BodyEmitter:
         return self.builder.gep(pointer, [self._indices.emit(folded)], inbounds=True, source_etype=kind)
 
     def index(self, dim: Dim) -> ir.Value:
-        """Return the i64 value of ``dim``."""
+        """Return the value of ``dim`` as an i64."""
         return self._indices.emit(dim)
 
     def _element_address(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
+        """Return the pointer to the element of ``buffer`` at a multi-dimensional index."""
         if len(index) != len(buffer.shape):
             raise InternalError(f"kernels: {len(index)} indices for {buffer.name} of rank {len(buffer.shape)}")
         return self.address(buffer, flat_index(buffer, index))
@@ -180,8 +182,8 @@ class BodyEmitter:
     # --- scalars ---
 
     def scalar(self, expression: Scalar) -> Register:
-        """Return the register of ``expression``; an expression object that is used twice is computed once."""
-        done = self._computed_registers()
+        """Emit a scalar expression and return its register; an expression object that is used twice is emitted once."""
+        done = self._registers_of_block()
         stack: list[Scalar] = [expression]
         while stack:
             node = stack[-1]
@@ -196,11 +198,12 @@ class BodyEmitter:
             stack.pop()
         return done[id(expression)]
 
-    def _computed_registers(self) -> dict[int, Register]:
-        """Return the registers of scalars that have already been computed, by ``id()`` of the scalar."""
+    def _registers_of_block(self) -> dict[int, Register]:
+        """Return the registers of scalars that have already been emitted in this block, by ``id()`` of the scalar."""
         return {}
 
     def _emit_scalar_node(self, node: Scalar, done: dict[int, Register]) -> Register:
+        """Emit one node of a scalar expression; ``done`` has the registers of its operands, by ``id()``."""
         match node:
             case Const(value=value, dtype=dtype):
                 return scalar.literal_register(value, dtype)
@@ -209,7 +212,7 @@ class BodyEmitter:
             case Var(name=name):
                 return self._load_variable(name)
             case Load(buffer=buffer, index=index):
-                address, annotate = self._element_address(buffer, index), self._metadata.annotation(buffer)
+                address, annotate = self._element_address(buffer, index), self._metadata.access_annotation(buffer)
                 found = memory.load_element(self.builder, address, buffer.dtype, annotate)
                 return memory.freeze_value(self.builder, found, not index) if buffer.name in self._unsettled else found
             case Apply(fn=fn, args=args, dtype=dtype):
@@ -218,6 +221,7 @@ class BodyEmitter:
         raise InternalError(f"kernels: unknown scalar {node!r}")
 
     def _load_variable(self, name: str) -> Register:
+        """Return the register of a scalar variable, from the innermost block that defines it."""
         for frame in reversed(self._scalars):
             if name in frame:
                 return frame[name]
@@ -226,7 +230,8 @@ class BodyEmitter:
     # --- statements ---
 
     def _emit_block(self, body: tuple[Stmt, ...]) -> None:
-        self._indices.push()
+        """Emit statements with a scope of their own for names and heap memory, which is freed at the end."""
+        self._indices.enter_block()
         self._scalars.append({})
         self._heap.append([])
         for stmt in body:
@@ -234,9 +239,10 @@ class BodyEmitter:
         for address in self._heap.pop():
             library.emit_free(self.builder, address)
         self._scalars.pop()
-        self._indices.pop()
+        self._indices.leave_block()
 
     def _emit_statement(self, stmt: Stmt) -> None:
+        """Emit a statement by the method of its class."""
         match stmt:
             case For(kind="unroll" | "lanes") if not is_any_test_loop(stmt):
                 self._emit_unrolled_loop(stmt)
@@ -266,26 +272,32 @@ class BodyEmitter:
                 self._pointers[buffer.name] = self.builder.select(self.scalar(cond), one, other)
             case ExternalCall(function=function, args=args):
                 if self._polls is not None:
-                    self._polls.ask(self._heap)
+                    self._polls.emit_poll(self._heap)
                 places = [self._element_address(buffer, index) for buffer, index in args]
                 library.call_fortran_function(self.builder, function, places, sum(is_letter(b) for b, _ in args))
             case Barrier() | GridBarrier() | Shuffle() | WarpMatch():
                 raise InternalError("kernels: a CPU kernel has no threads to wait for")
 
     def _emit_let(self, var: Var, value: Register) -> None:
+        """Bind a variable to a register; integers can also be used in index expressions."""
         self._scalars[-1][var.name] = value
         if DTYPES[var.dtype].kind in "iu":
-            self._indices.bind(var.name, convert_register(self.builder, value, var.dtype, "i64"))
+            self._indices.bind_name(var.name, convert_register(self.builder, value, var.dtype, "i64"))
 
     def _emit_store(self, stmt: Store) -> None:
+        """Emit a store, or the combination of a value with the stored one if the statement reduces."""
         buffer, value = stmt.buffer, self.scalar(stmt.value)
-        address, annotate = self._element_address(buffer, stmt.index), self._metadata.annotation(buffer)
+        address, annotate = self._element_address(buffer, stmt.index), self._metadata.access_annotation(buffer)
         if stmt.reduce:
             old = memory.load_element(self.builder, address, buffer.dtype, annotate)
             value = scalar.emit_combination(self.builder, stmt.reduce, old, value, buffer.dtype)
         memory.store_element(self.builder, value, address, buffer.dtype, annotate)
 
     def _emit_alloc(self, buffer: Buffer) -> None:
+        """Emit the allocation of a local buffer: on the heap, in thread-local scratch memory, or on the stack.
+
+        Scratch buffers of unknown size come from the heap; private buffers are on the stack.
+        """
         if buffer.space == "scratch" and not is_static(buffer.shape):
             size = self._indices.emit(
                 self._indices.fold_unrolled_variables(product(buffer.shape) * size_of(buffer.dtype))
@@ -307,6 +319,7 @@ class BodyEmitter:
         self._pointers[buffer.name] = local
 
     def _emit_unrolled_loop(self, loop: For) -> None:
+        """Emit the body of a loop once for each value of its variable."""
         begin, end = self._indices.fold_unrolled_variables(loop.begin), self._indices.fold_unrolled_variables(loop.end)
         if isinstance(begin, Expr) or isinstance(end, Expr):
             raise InternalError(f"kernels: the unrolled loop {loop.var} has a symbolic range")
@@ -319,7 +332,7 @@ class BodyEmitter:
         """Emit a rotated loop, as LLVM's loop passes expect: a test before the loop, then one at the bottom."""
         builder = self.builder
         if self.kernel.dims:
-            self._indices.divide_before(loop)
+            self._indices.hoist_divisions(loop)
         begin_dim, end_dim = (
             self._indices.fold_unrolled_variables(loop.begin),
             self._indices.fold_unrolled_variables(loop.end),
@@ -340,23 +353,23 @@ class BodyEmitter:
         else:
             builder.cbranch(builder.icmp_signed("<", begin, end), body, after)
         backedge = self._emit_iterations(loop, (begin, end, i64(loop.step)), body, after, base)
-        self._metadata.describe(loop, backedge)
+        self._metadata.annotate_loop(loop, backedge)
 
     def _emit_iterations(
         self, loop: For, steps: tuple[ir.Value, ir.Value, ir.Value], body: ir.Block, after: ir.Block,
         base: ir.Value | None = None,
     ) -> ir.Instruction:  # fmt: skip
-        """Emit a loop from begin to end by step; ``base`` is added to its variable. Return the back edge."""
+        """Emit a loop from begin to end by step, and return its back edge; ``base`` is added to the loop variable."""
         builder, (begin, end, step) = self.builder, steps
         before = builder.block
         builder.position_at_end(body)
         variable = builder.phi(I64, name=loop.var)
         variable.add_incoming(begin, before)
-        self._indices.push()
-        self._indices.bind(loop.var, variable if base is None else builder.add(base, variable, flags=("nsw",)))
+        self._indices.enter_block()
+        self._indices.bind_name(loop.var, variable if base is None else builder.add(base, variable, flags=("nsw",)))
         self._emit_iteration_start(loop)
         self._emit_block(loop.body)
-        self._indices.pop()
+        self._indices.leave_block()
         following = builder.add(variable, step, flags=("nsw",))
         variable.add_incoming(following, builder.block)
         backedge = builder.cbranch(builder.icmp_signed("<", following, end), body, after)
@@ -366,9 +379,10 @@ class BodyEmitter:
     def _emit_iteration_start(self, loop: Stmt) -> None:
         """Emit the start of an iteration: a poll for cancellation; GPU kernels do not poll."""
         if self._polls is not None:
-            self._polls.iteration(loop, self._heap)
+            self._polls.emit_iteration_poll(loop, self._heap)
 
     def _emit_if(self, stmt: If) -> None:
+        """Emit a conditional with basic blocks for both arms."""
         condition = self.scalar(stmt.cond)
         builder = self.builder
         then, after = builder.append_basic_block("then"), builder.append_basic_block("end_if")
@@ -384,12 +398,13 @@ class BodyEmitter:
         builder.position_at_end(after)
 
     def _emit_while(self, stmt: While) -> None:
+        """Emit a loop that tests its condition before each iteration."""
         builder = self.builder
         test, body, after = (builder.append_basic_block(n) for n in ("while", "do", "end_while"))
         builder.branch(test)
         builder.position_at_end(test)
         self._emit_iteration_start(stmt)
-        self._indices.push()
+        self._indices.enter_block()
         self._scalars.append({})
         for inner in stmt.cond:
             self._emit_statement(inner)
@@ -399,4 +414,4 @@ class BodyEmitter:
         builder.branch(test)
         builder.position_at_end(after)
         self._scalars.pop()
-        self._indices.pop()
+        self._indices.leave_block()

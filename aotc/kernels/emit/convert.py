@@ -1,4 +1,4 @@
-"""Conversions between element types, as LLVM IR.
+"""Emit conversions between element types as LLVM IR.
 
 Float to integer truncates, clamps, and maps NaN to 0, as XLA does. Any type to ``i1`` is a test against 0. A complex
 number is converted to real by its real part.
@@ -29,7 +29,7 @@ from aotc.vmfb.float_formats import SMALL_FLOATS
 
 
 def convert_register(builder: ir.IRBuilder, value: Register, source: str, to: str) -> Register:
-    """Return ``value`` of dtype ``source`` as dtype ``to`` (``stablehlo.convert``)."""
+    """Convert a register from dtype ``source`` to dtype ``to`` (``stablehlo.convert``)."""
     if source == to:
         return value
     if DTYPES[to].kind == "c":
@@ -44,6 +44,7 @@ def convert_register(builder: ir.IRBuilder, value: Register, source: str, to: st
 
 
 def _convert_real(builder: ir.IRBuilder, value: ir.Value, source: str, to: str) -> ir.Value:
+    """Convert a register between real dtypes, by the kinds of both."""
     if source == to:
         return value
     if source in SMALL_FLOATS:
@@ -64,6 +65,7 @@ def _convert_real(builder: ir.IRBuilder, value: ir.Value, source: str, to: str) 
 
 
 def _resize_integer(builder: ir.IRBuilder, value: ir.Value, row: DType, kind: ir.Type) -> ir.Value:
+    """Extend or truncate an integer register to the LLVM type ``kind``; ``row`` is its present dtype."""
     if value.type.width == kind.width:
         return value
     if value.type.width > kind.width:
@@ -81,6 +83,7 @@ def narrow_int(builder: ir.IRBuilder, value: ir.Value, row: DType) -> ir.Value:
 
 
 def _convert_float_to_float(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
+    """Convert a float register to the float dtype ``to``."""
     if to.bits == 64:
         return builder.fpext(value, F64) if value.type == F32 else value
     if to.bits == 32:
@@ -93,7 +96,7 @@ def _convert_float_to_float(builder: ir.IRBuilder, value: ir.Value, to: DType) -
 def _round_f64_to_odd_f32(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """Narrow f64 to f32 with rounding to odd, so that a second rounding to fewer bits is correct.
 
-    It sets the last bit of the f32 next to ``value`` towards 0 if that is inexact.
+    The result is the f32 next to ``value`` towards 0, with its last bit set if that f32 is inexact.
     """
     near = builder.fptrunc(value, F32)
     back = builder.fpext(near, F64)
@@ -107,7 +110,7 @@ def _round_f64_to_odd_f32(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 
 def round_f32_to(builder: ir.IRBuilder, value: ir.Value, to: str) -> ir.Value:
-    """Round an f32 register to a register of the float dtype ``to``, to nearest even."""
+    """Round an f32 register to the float dtype ``to``, to nearest, ties to even."""
     if to in SMALL_FLOATS:
         return small_float.f32_to_small_float(builder, value, to)
     match to:
@@ -124,7 +127,7 @@ def round_f32_to(builder: ir.IRBuilder, value: ir.Value, to: str) -> ir.Value:
 
 
 def bf16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """Return the 16 bits of an f32 register rounded to bf16; NaN stays a NaN."""
+    """Round an f32 register to bf16 and return its 16 bits; NaN stays a NaN."""
     known = _widened_bf16(builder, value)
     if known is not None:
         return known
@@ -139,7 +142,7 @@ def bf16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 
 def _widened_bf16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value | None:
-    """Return the 16 bits from which a load or :func:`round_f32_to` has just created an f32 register; else None."""
+    """Return the 16 bits of the bf16 that ``value``, an f32 register, was widened from; None for other registers."""
     match value:
         case ir.CastInstr(
             opname="bitcast",
@@ -152,6 +155,7 @@ def _widened_bf16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value | None:
 
 
 def _convert_float_to_int(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
+    """Convert a float register to an integer dtype: truncate, clamp to its range, and map NaN to 0."""
     if not has_saturating_conversions(builder) and (to.bits < 32 or to.name == "i32"):
         return _clamp_and_convert_to_i32(builder, value, to)
     fn = "fptosi" if to.kind == "i" else "fptoui"
@@ -179,6 +183,7 @@ def _clamp_and_convert_to_i32(builder: ir.IRBuilder, value: ir.Value, to: DType)
 
 
 def _convert_int_to_float(builder: ir.IRBuilder, value: ir.Value, source: DType, to: DType) -> ir.Value:
+    """Convert an integer register to a float dtype."""
     if to.bits >= 32 or source.bits <= 16:
         kind = F64 if to.bits == 64 else F32
         exact = builder.sitofp(value, kind) if source.kind == "i" else builder.uitofp(value, kind)
@@ -187,7 +192,10 @@ def _convert_int_to_float(builder: ir.IRBuilder, value: ir.Value, source: DType,
 
 
 def _convert_wide_int_to_short_float(builder: ir.IRBuilder, value: ir.Value, source: DType, to: DType) -> ir.Value:
-    """Round a 32- or 64-bit integer once: bits below the 40th from the top are combined into a sticky bit."""
+    """Convert a 32- or 64-bit integer to a float of up to 16 bits with one rounding.
+
+    Bits below the 40th from the top are combined into a sticky bit first.
+    """
     if source.bits == 64:
         sticky = ir.Constant(value.type, (1 << 24) - 1)
         low = builder.and_(value, sticky)
@@ -206,5 +214,5 @@ def _convert_wide_int_to_short_float(builder: ir.IRBuilder, value: ir.Value, sou
 
 
 def to_bool_byte(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """Return an ``i1`` register as a byte 0 or 1."""
+    """Convert an ``i1`` register to a byte 0 or 1."""
     return builder.zext(value, I8) if value.type == I1 else value

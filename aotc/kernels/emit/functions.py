@@ -1,4 +1,4 @@
-"""The functions of ``formulas.math`` as LLVM functions, defined once per module.
+"""Emit the functions of ``formulas.math`` as LLVM functions, each defined once per module.
 
 Each becomes an internal ``alwaysinline`` function of float or double. A kernel that uses ``exp`` ten times has ten
 calls until LLVM inlines them.
@@ -24,7 +24,7 @@ def round_register_to_dtype(value: float, dtype: str) -> float:
 
 
 def call_math_function(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
-    """Call the function ``fn`` of ``formulas.math`` on float or double registers.
+    """Emit a call of the function ``fn`` of ``formulas.math`` on float or double registers.
 
     Raises
     ------
@@ -48,12 +48,14 @@ def call_math_function(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> 
 
 
 def emit_reduce_precision(builder: ir.IRBuilder, args: list[Register], dtype: str) -> ir.Value:
-    """Round to a float of fewer exponent and mantissa bits; both are constants.
+    """Emit the rounding of a float to fewer exponent and mantissa bits (``stablehlo.reduce_precision``).
+
+    The second and third operand are the numbers of bits, both constant.
 
     Raises
     ------
     InternalError
-        If the bits are not constants.
+        If the numbers of bits are not constants.
     """
     value, exponent, mantissa = args
     if not isinstance(exponent, ir.Constant) or not isinstance(mantissa, ir.Constant):

@@ -19,7 +19,7 @@ _MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000
 
 
 def f16_bits_to_f32(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
-    """Return the f32 of the f16 in an i16 register; exact."""
+    """Convert the f16 in an i16 register to f32, exactly."""
     if not lacks_instruction(builder, "f16"):
         return builder.fpext(builder.bitcast(bits, HALF), F32)
     wide = builder.zext(bits, I32)
@@ -39,7 +39,7 @@ def f16_bits_to_f32(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
 
 
 def f32_to_f16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """Return the i16 of an f32 rounded to f16, to nearest, ties to even."""
+    """Round an f32 to f16, to nearest, ties to even; return its bits as an i16."""
     if not lacks_instruction(builder, "f16"):
         return builder.bitcast(builder.fptrunc(value, HALF), I16)
     bits = builder.bitcast(value, I32)

@@ -1,4 +1,4 @@
-"""Emission of index expressions as LLVM i64 arithmetic."""
+"""Emit index expressions as LLVM i64 arithmetic."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ Frame: TypeAlias = tuple[dict[str, ir.Value], dict[Dim, ir.Value]]
 
 
 def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
-    """Return the row-major offset of an element of ``buffer``, in elements."""
+    """Return the row-major offset of the element of ``buffer`` at an index, in elements."""
     return _row_major_offset(buffer.shape, index)
 
 
 @memoized
 def _row_major_offset(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> Dim:
-    """Return the row-major offset of an element; memoized, because kernels compute the same offsets repeatedly."""
+    """Return the row-major offset of an element in elements.
+
+    The results are cached, because kernels compute the same offsets repeatedly.
+    """
     flat: Dim = 0
     stride: Dim = 1
     for at, extent in zip(reversed(index), reversed(shape)):
@@ -35,26 +38,32 @@ def _row_major_offset(shape: tuple[Dim, ...], index: tuple[Dim, ...]) -> Dim:
 
 
 def element_offset_at_iteration(buffer: Buffer, index: tuple[Dim, ...], var: str, iteration: Dim) -> Dim:
-    """Return the offset of an element in iteration ``iteration`` of the loop of ``var``."""
+    """Return the offset of an element in elements when the loop variable ``var`` has the value ``iteration``."""
     return _offset_at_iteration(flat_index(buffer, index), var, iteration)
 
 
 @memoized
 def _offset_at_iteration(flat: Dim, var: str, iteration: Dim) -> Dim:
-    """Return an offset in an iteration of a loop; memoized, because each enclosing loop queries inner accesses."""
+    """Return an offset with the loop variable ``var`` replaced by ``iteration``.
+
+    The results are cached, because each enclosing loop asks for the offsets of inner accesses.
+    """
     return substitute(flat, {var: iteration})
 
 
 @memoized
 def stride_of_offset(flat: Dim, var: str) -> Dim | None:
-    """Return the stride of an element's offset in ``var``, or None if it depends on ``var``."""
+    """Return the change of an offset, in elements, when ``var`` grows by 1.
+
+    None if the change depends on ``var``.
+    """
     found = [s for s in symbols(flat) if s.name == var]
     step = substitute_symbols(flat, {s: Expr(1, (((s,), 1),)) for s in found}) - flat
     return None if any(s.name == var for s in symbols(step)) else step
 
 
 class IndexEmitter:
-    """Emits index expressions, each once per block of statements.
+    """Emitter of index expressions, each at most once per block of statements.
 
     A *frame* has the values computed in one block; they are reused in the block and in nested ones. Names are bound to
     registers, or to numbers (variables of unrolled loops), which are folded into expressions.
@@ -71,22 +80,22 @@ class IndexEmitter:
         self._numbers: dict[str, int] = {}
         self._known: list[dict[Dim, ir.Value]] = [{}]
 
-    def push(self, frame: Frame | None = None) -> None:
-        """Enter a block of statements, or re-enter one with its frame."""
+    def enter_block(self, frame: Frame | None = None) -> None:
+        """Enter a block of statements, or re-enter a block with the frame that :meth:`leave_block` returned."""
         names, known = ({}, {}) if frame is None else frame
         self._names.append(names)
         self._known.append(known)
 
-    def pop(self) -> Frame:
-        """Leave the block, and return its frame."""
+    def leave_block(self) -> Frame:
+        """Leave the block; return its frame: the names that were bound and the values that were computed in it."""
         return self._names.pop(), self._known.pop()
 
-    def bind(self, name: str, value: ir.Value) -> None:
+    def bind_name(self, name: str, value: ir.Value) -> None:
         """Bind ``name`` to an i64 register for the rest of the block."""
         self._names[-1][name] = value
 
-    def has(self, name: str) -> bool:
-        """Is ``name`` bound to a register?"""
+    def is_bound(self, name: str) -> bool:
+        """Return True if ``name`` is bound to a register."""
         return any(name in frame for frame in self._names)
 
     def bind_number(self, name: str, value: int) -> None:
@@ -105,7 +114,7 @@ class IndexEmitter:
         return substitute(dim, self._numbers) if self._numbers else dim
 
     def emit(self, dim: Dim) -> ir.Value:
-        """Return the i64 value of ``dim``."""
+        """Emit ``dim`` and return its i64 register."""
         dim = self.fold_unrolled_variables(dim)
         if not isinstance(dim, Expr):
             return i64(int(dim))
@@ -116,10 +125,11 @@ class IndexEmitter:
         self._known[-1][dim] = value
         return value
 
-    def divide_before(self, loop: For) -> None:
-        """Emit a loop's invariant divisions before it: LLVM does not hoist those with a variable divisor.
+    def hoist_divisions(self, loop: For) -> None:
+        """Emit the divisions in a loop that do not depend on its variable before the loop.
 
-        Divisions by a possible 0 stay in the loop, which may have no iteration.
+        LLVM does not hoist divisions by a variable. Divisions by a possible 0 stay in the loop, which may have no
+        iteration.
         """
         inside = list(walk((loop,)))
         own = {s.var for s in inside if isinstance(s, For)} | {s.var.name for s in inside if isinstance(s, Let)}
@@ -127,11 +137,11 @@ class IndexEmitter:
             a for s in inside for e in statement_index_exprs(s) for a in calls_in(e) if _is_division_by_size(a)
         ):
             names = {s.name for e in (atom.a, atom.b) for s in symbols(e)}
-            if (bounds(atom.b)[0] or 0) > 0 and not names & own and all(map(self.has, names)):
+            if (bounds(atom.b)[0] or 0) > 0 and not names & own and all(map(self.is_bound, names)):
                 self._emit_atom(atom)
 
     def _innermost_block_depth(self, dim: Dim) -> int:
-        """Return the depth of the innermost block that ``dim`` depends on."""
+        """Return the nesting depth of the innermost block that defines a name in ``dim``."""
         found = 0
         for symbol in symbols(dim):
             for depth in range(len(self._names) - 1, found, -1):
@@ -141,7 +151,7 @@ class IndexEmitter:
         return found
 
     def _emit_sum(self, dim: Expr) -> ir.Value:
-        """Add the terms of a sum, first those of outer blocks, so that LLVM can hoist the partial sum."""
+        """Emit the sum of the terms of ``dim``, first those of outer blocks, so that LLVM can hoist the partial sum."""
         terms = [(self._innermost_block_depth(Expr(0, ((m, 1),))), m, c) for m, c in dim.terms]
         terms.sort(key=lambda term: term[0])
         total: ir.Value | None = None
@@ -160,12 +170,14 @@ class IndexEmitter:
         return total
 
     def _emit_monomial(self, monomial: tuple[Sym | Call, ...]) -> ir.Value:
+        """Emit the product of the atoms of a monomial."""
         value = self._emit_atom(monomial[0])
         for atom in monomial[1:]:
             value = self.builder.mul(value, self._emit_atom(atom), flags=_NO_WRAP)
         return value
 
     def _emit_atom(self, atom: Sym | Call) -> ir.Value:
+        """Emit a name, or a call of an index function, and cache its register in the current block."""
         if isinstance(atom, Sym):
             return self._emit_name(atom.name)
         key = expr_of_atom(atom)
@@ -183,6 +195,7 @@ class IndexEmitter:
         raise InternalError(f"kernels: index uses the unknown name {name!r}")
 
     def _emit_index_function(self, atom: Call) -> ir.Value:
+        """Emit a call of ``min``, ``max``, floor division or modulo."""
         a, b = self.emit(atom.a), self.emit(atom.b)
         builder = self.builder
         if atom.fn in ("max", "min"):
@@ -194,7 +207,7 @@ class IndexEmitter:
         return self._emit_floor_division(atom.fn, a, b, atom.b)
 
     def _emit_division(self, atom: Call, a: ir.Value, b: ir.Value) -> ir.Value:
-        """Divide a non-negative number."""
+        """Emit the quotient (``//``) or the remainder of a non-negative number."""
         return self.builder.udiv(a, b) if atom.fn == "//" else self.builder.urem(a, b)
 
     def _emit_floor_division(self, fn: str, a: ir.Value, b: ir.Value, divisor: Dim) -> ir.Value:

@@ -1,4 +1,4 @@
-"""Scalar ops on integers and booleans.
+"""Emit scalar ops on integers and booleans.
 
 Integers wrap. Division by 0 gives -1, its remainder the dividend. A shift by the width or more gives 0 (or the sign).
 """
@@ -18,14 +18,19 @@ from aotc.vmfb.dtypes import DTYPES
 
 
 def _signed_or_unsigned_emitter(signed: str, unsigned: str) -> Callable[[str], Emit]:
+    """Return a function from the kind of an integer (``i`` or ``u``) to the emitter of one of two LLVM instructions."""
     return lambda kind: intrinsic_method(signed if kind == "i" else unsigned)
 
 
 def _integer_division_emitter(quotient: bool) -> Callable[[str], Emit]:
-    """Return the emitter of division, with results for division by 0 and for the lowest integer divided by -1."""
+    """Return a function from the kind of an integer to the emitter of division, or of the remainder.
 
-    def make(kind: str) -> Emit:
-        def emit(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    Division by 0 and of the lowest integer by -1 have defined results.
+    """
+
+    def make_division(kind: str) -> Emit:
+        def emit_division(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+            """Emit a division whose divisor is replaced by 1 where LLVM's result would be undefined."""
             width = x.type.width
             zero, one, ones = (ir.Constant(x.type, n) for n in (0, 1, -1))
             by_zero = b.icmp_unsigned("==", y, zero)
@@ -41,13 +46,15 @@ def _integer_division_emitter(quotient: bool) -> Callable[[str], Emit]:
             value = b.srem(x, safe) if kind == "i" else b.urem(x, safe)
             return b.select(by_zero, x, value)
 
-        return emit
+        return emit_division
 
-    return make
+    return make_division
 
 
 def _shift_emitter(name: str) -> Callable[[str], Emit]:
-    def emit(b: ir.IRBuilder, x: ir.Value, by: ir.Value) -> ir.Value:
+    """Return a function from the kind of an integer to the emitter of a shift that allows any shift amount."""
+
+    def emit_shift(b: ir.IRBuilder, x: ir.Value, by: ir.Value) -> ir.Value:
         width = ir.Constant(x.type, x.type.width)
         fits = b.icmp_unsigned("<", by, width)
         if name == "ashr":
@@ -57,11 +64,13 @@ def _shift_emitter(name: str) -> Callable[[str], Emit]:
         inside = b.and_(by, ir.Constant(x.type, x.type.width - 1))
         return b.select(fits, getattr(b, name)(x, inside), ir.Constant(x.type, 0))
 
-    return lambda kind: emit
+    return lambda kind: emit_shift
 
 
 def _integer_sign_emitter(kind: str) -> Emit:
-    def emit(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """Return the emitter of the sign function: -1, 0 or 1."""
+
+    def emit_sign(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
         zero, one = ir.Constant(x.type, 0), ir.Constant(x.type, 1)
         positive = b.zext(b.icmp_unsigned("!=", x, zero), x.type) if x.type != I1 else x
         if kind != "i":
@@ -69,22 +78,24 @@ def _integer_sign_emitter(kind: str) -> Emit:
         return b.select(b.icmp_signed("<", x, zero), ir.Constant(x.type, -1), b.select(
             b.icmp_signed(">", x, zero), one, zero))
 
-    return emit
+    return emit_sign
 
 
 def _integer_abs_emitter(kind: str) -> Emit:
-    def emit(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """Return the emitter of the absolute value."""
+
+    def emit_abs(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
         if kind != "i":
             return x
         return b.select(b.icmp_signed("<", x, ir.Constant(x.type, 0)), b.neg(x), x)
 
-    return emit
+    return emit_abs
 
 
 def _integer_power_emitter(kind: str) -> Emit:
-    """Return the emitter of binary exponentiation; a negative exponent gives 1 / x**|n| in integer division."""
+    """Return the emitter of integer powers by binary exponentiation; ``x**-n`` is ``1 / x**n`` in integer division."""
 
-    def emit(b: ir.IRBuilder, x: ir.Value, n: ir.Value) -> ir.Value:
+    def emit_power(b: ir.IRBuilder, x: ir.Value, n: ir.Value) -> ir.Value:
         zero, one, ones = (ir.Constant(x.type, v) for v in (0, 1, -1))
         result: ir.Value = one
         base, left = x, n
@@ -101,20 +112,23 @@ def _integer_power_emitter(kind: str) -> Emit:
         negative = b.select(b.icmp_unsigned("==", x, ones), of_minus_one, unit)
         return b.select(b.icmp_signed("<", n, zero), negative, result)
 
-    return emit
+    return emit_power
 
 
 def _logic_emitter(name: str) -> Callable[[str], Emit]:
+    """Return a function from the kind of an integer to the emitter of a bitwise LLVM instruction."""
     return lambda kind: lambda b, *args: getattr(b, name)(*args)
 
 
 def _bit_count_emitter(name: str) -> Callable[[str], Emit]:
-    def emit(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """Return a function from the kind of an integer to the emitter of ``ctpop``, ``ctlz`` or ``cttz``."""
+
+    def emit_bit_count(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
         full = f"llvm.{name}.{intrinsic_type_suffix(x.type)}"
         extra = [] if name == "ctpop" else [ir.Constant(I1, 0)]
         return call_intrinsic(b, full, x.type, [x, *extra])
 
-    return lambda kind: emit
+    return lambda kind: emit_bit_count
 
 
 OF_THE_WIDTH: dict[str, Callable[[str], Emit]] = {
@@ -152,26 +166,26 @@ def emit_integer_op(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype:
     Raises
     ------
     InternalError
-        If integers do not have the op.
+        If the op is not defined for integers.
     """
     row = DTYPES[dtype]
     if row.kind == "b":
         fn = SCALARS[fn].on_bool or fn
-    make = INTEGERS.get(fn)
-    if make is None:
+    make_division = INTEGERS.get(fn)
+    if make_division is None:
         raise InternalError(f"kernels: cannot emit the scalar op {fn} for {dtype}")
     if row.bits in (2, 4):
-        return _emit_narrow_integer_op(builder, make, args, fn, dtype)
-    return make(row.kind)(builder, *args)
+        return _emit_narrow_integer_op(builder, make_division, args, fn, dtype)
+    return make_division(row.kind)(builder, *args)
 
 
 def _emit_narrow_integer_op(
-    builder: ir.IRBuilder, make: Callable[[str], Emit], args: list[ir.Value], fn: str, dtype: str
+    builder: ir.IRBuilder, make_division: Callable[[str], Emit], args: list[ir.Value], fn: str, dtype: str
 ):
     """Emit an op on 2- or 4-bit integers: in 8 bits, or in the true width if the result depends on the width."""
     row = DTYPES[dtype]
     if fn in OF_THE_WIDTH:
         kind = ir.IntType(row.bits)
-        value = make(row.kind)(builder, *[builder.trunc(a, kind) for a in args])
+        value = make_division(row.kind)(builder, *[builder.trunc(a, kind) for a in args])
         return builder.sext(value, args[0].type) if row.kind == "i" else builder.zext(value, args[0].type)
-    return narrow_int(builder, make(row.kind)(builder, *args), row)
+    return narrow_int(builder, make_division(row.kind)(builder, *args), row)

@@ -1,4 +1,4 @@
-"""Calls of functions in other libraries, such as LAPACK, and heap memory whose size is known only at run time."""
+"""Emit calls of functions in other libraries, such as LAPACK, and heap allocations of sizes known only at run time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from aotc.vmfb.abi import IMPORT_PREFIX
 def call_fortran_function(
     builder: ir.IRBuilder, function: str | Transform, addresses: Sequence[ir.Value], characters: int
 ) -> None:
-    """Call the imported ``function`` as Fortran does: addresses, then the length of each character argument.
+    """Emit a call with Fortran's convention: addresses, then the length of each character argument.
 
-    A Fourier transform is not imported: its function is linked after LLVM's passes.
+    A function of LAPACK is called through an import pointer. A Fourier transform is called directly: its function is
+    linked after LLVM's passes.
     """
     module = builder.module
     if isinstance(function, Transform):
@@ -37,11 +38,11 @@ def call_fortran_function(
 
 
 def emit_malloc(builder: ir.IRBuilder, size: ir.Value) -> ir.Value:
-    """Allocate ``size`` bytes by the C library."""
+    """Emit the allocation of ``size`` bytes by the C library."""
     function = declare_function(builder.module, "malloc", ir.FunctionType(PTR, [I64]))
     return builder.call(function, [size])
 
 
 def emit_free(builder: ir.IRBuilder, memory: ir.Value) -> None:
-    """Free memory of :func:`allocate`."""
+    """Emit the release of memory that :func:`emit_malloc` allocated."""
     builder.call(declare_function(builder.module, "free", ir.FunctionType(VOID, [PTR])), [memory])

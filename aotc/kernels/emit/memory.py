@@ -1,4 +1,4 @@
-"""Loads and stores of elements, and conversion between their memory form and their register form."""
+"""Emit loads and stores of elements, and conversions between their form in memory and in registers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ Annotate = Callable[[ir.Instruction], None]
 
 
 def load_element(builder: ir.IRBuilder, address: ir.Value, dtype: str, annotate: Annotate) -> Register:
-    """Load one element; ``annotate`` is called with each load instruction."""
+    """Emit the load of an element; ``annotate`` is called with each load instruction."""
     kind = memory_type(dtype)
     if DTYPES[dtype].kind == "c":
         second = builder.gep(address, [i64(1)], inbounds=True, source_etype=kind)
-        return _load_memory_type(builder, address, kind, annotate), _load_memory_type(builder, second, kind, annotate)
-    return decode_element(builder, _load_memory_type(builder, address, kind, annotate), dtype)
+        return _load_register(builder, address, kind, annotate), _load_register(builder, second, kind, annotate)
+    return decode_element(builder, _load_register(builder, address, kind, annotate), dtype)
 
 
-def _load_memory_type(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, annotate: Annotate) -> ir.Value:
+def _load_register(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, annotate: Annotate) -> ir.Value:
+    """Emit a load of LLVM type ``kind``, annotated."""
     raw = builder.load(address, typ=kind)
     annotate(raw)
     return raw
 
 
 def freeze_value(builder: ir.IRBuilder, value: ir.Value, alone: bool) -> ir.Value:
-    """Return ``value`` frozen: LLVM may assume that it is not NaN, and it becomes an arbitrary number if it is.
+    """Freeze a value: LLVM may assume that the result is not NaN, and it is an arbitrary number if the value is NaN.
 
-    For a number ``alone``, LLVM would move a ``freeze`` into the loop that computed it and lose the assumption. There a
-    fence hides the origin of the number.
+    For a buffer of a single number (``alone``), LLVM would move a ``freeze`` into the loop that computed the number and
+    lose the assumption. A fence hides the origin of the number there.
     """
     if alone:
         return call_intrinsic(
@@ -48,7 +49,7 @@ def freeze_value(builder: ir.IRBuilder, value: ir.Value, alone: bool) -> ir.Valu
 
 
 def store_element(builder: ir.IRBuilder, value: Register, address: ir.Value, dtype: str, annotate: Annotate) -> None:
-    """Store one element; ``annotate`` is called with each store instruction."""
+    """Emit the store of an element; ``annotate`` is called with each store instruction."""
     if isinstance(value, tuple):
         second = builder.gep(address, [i64(1)], inbounds=True, source_etype=memory_type(dtype))
         annotate(builder.store(value[0], address))
@@ -58,12 +59,12 @@ def store_element(builder: ir.IRBuilder, value: Register, address: ir.Value, dty
 
 
 def prefetch_cache_line(builder: ir.IRBuilder, address: ir.Value) -> None:
-    """Prefetch the cache line of ``address`` into the first-level cache, for reading."""
+    """Emit a prefetch of the cache line of ``address`` into the first-level cache, for reading."""
     call_intrinsic(builder, "llvm.prefetch.p0", VOID, [address, *(i32(x) for x in (0, 3, 1))])
 
 
 def decode_element(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
-    """Return the register form of the memory form ``raw`` of a real element."""
+    """Convert the form of a real element in memory (``raw``) to its form in registers."""
     row = DTYPES[dtype]
     match row.kind:
         case "b":
@@ -83,7 +84,7 @@ def decode_element(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value
 
 
 def encode_element(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
-    """Return the memory form of the register form ``value`` of a real element."""
+    """Convert the form of a real element in registers to its form in memory."""
     match dtype:
         case "i1":
             return to_bool_byte(builder, value)

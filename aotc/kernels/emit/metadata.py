@@ -1,4 +1,4 @@
-"""LLVM metadata of a kernel: which memory accesses do not alias, and how to unroll and vectorize loops."""
+"""LLVM metadata of a kernel: aliasing of memory accesses, unrolling and vectorization of loops."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ UNROLLED_TURNS = 100
 
 
 def mark_load_invariant(load: ir.Instruction) -> ir.Value:
-    """Mark a load's memory as never written, and return the load."""
+    """Mark the memory of a load as never written by the kernel; return the load."""
     load.set_metadata("invariant.load", load.module.add_metadata([]))
     return load
 
 
 def _has_independent_iterations(loop: For) -> bool:
-    """Are the iterations of a loop independent, given that memory is accessed only at the element written?"""
+    """Return True if a loop's iterations are independent, given that loads read only the element that is written."""
     return all(
         not isinstance(s, Tile | While | Alloc | ExternalCall | Either)
         and not (isinstance(s, Store) and s.buffer.space != "global")
@@ -54,7 +54,7 @@ def _has_independent_iterations(loop: For) -> bool:
 
 
 def _alias_groups_of_parameters(kernel: Kernel) -> dict[str, str]:
-    """Return for each parameter of ``kernel`` the representative of all parameters that may share its memory."""
+    """Map the name of each buffer parameter to the representative of all parameters that may share its memory."""
     group = {b.name: b.name for b in (*kernel.inputs, *kernel.outputs)}
     for output, source in kernel.aliases:
         old, new = group[kernel.outputs[output].name], group[kernel.inputs[source].name]
@@ -63,7 +63,7 @@ def _alias_groups_of_parameters(kernel: Kernel) -> dict[str, str]:
 
 
 def _candidates_of_selected_buffers(kernel: Kernel, group: Mapping[str, str]) -> dict[str, set[str]]:
-    """Return for each buffer selected by :class:`Either` its candidates, if they are known."""
+    """Map the name of each buffer that an :class:`Either` selects to the buffers that it may be, if these are known."""
     found: dict[str, set[str]] = {}
     for s in walk(kernel.body):
         if isinstance(s, Either):
@@ -74,7 +74,7 @@ def _candidates_of_selected_buffers(kernel: Kernel, group: Mapping[str, str]) ->
 
 
 class LoopMetadata:
-    """Creates the metadata of one kernel, for its memory accesses and its loops.
+    """Writer of the metadata of a kernel, for its memory accesses and its loops.
 
     Each buffer has an alias scope of the whole function; buffers that may share memory have a common scope. An
     iteration accesses such buffers only at the element that it writes. So the accesses of a loop without state are
@@ -111,8 +111,8 @@ class LoopMetadata:
         if kernel.aliases and target.kind == "cpu":
             self._parallel = Distinct(module)
 
-    def annotation(self, buffer: Buffer) -> Callable[[ir.Instruction], None]:
-        """Return the function that marks a load or store of ``buffer`` as not aliasing other buffers."""
+    def access_annotation(self, buffer: Buffer) -> Callable[[ir.Instruction], None]:
+        """Return a function that marks a load or store of ``buffer`` as not aliasing other buffers."""
         tag = self._tags.get(buffer.name)
 
         def annotate(instruction: ir.Instruction) -> None:
@@ -127,8 +127,8 @@ class LoopMetadata:
 
         return annotate
 
-    def describe(self, loop: For, backedge: ir.Instruction) -> None:
-        """Mark the back edge of ``loop``: independent iterations, no unrolling, or a masked last vector.
+    def annotate_loop(self, loop: For, backedge: ir.Instruction) -> None:
+        """Attach metadata to the back edge of ``loop``: independent iterations, no unrolling, or a masked last vector.
 
         Unrolling outer loops gains nothing. A short loop that accumulates or walks along its arrays must not be
         unrolled before it can be vectorized: LLVM would vectorize the enclosing loop instead, across the rows.
@@ -148,17 +148,17 @@ class LoopMetadata:
             facts.append(module.add_metadata(["llvm.loop.unroll.disable"]))
         if self._target.has_masks and not around and _is_masked_last_vector_worthwhile(loop, self._target):
             facts.append(module.add_metadata(["llvm.loop.vectorize.predicate.enable", ir.Constant(ir.IntType(1), 1)]))
-        self.attach(backedge, *facts)
+        self.attach_loop_metadata(backedge, *facts)
 
-    def attach(self, backedge: ir.Instruction, *facts: ir.MDValue | list[object]) -> None:
-        """Attach loop metadata to a loop's back edge."""
+    def attach_loop_metadata(self, backedge: ir.Instruction, *facts: ir.MDValue | list[object]) -> None:
+        """Attach properties of a loop to its back edge."""
         if facts:
             nodes = [f if isinstance(f, ir.MDValue) else self._module.add_metadata(f) for f in facts]
             backedge.set_metadata("llvm.loop", Distinct(self._module, nodes))
 
 
 def _depends_on_loaded_data(loop: For) -> bool:
-    """Does an iteration update state under a loaded condition, or several histograms at loaded indices?"""
+    """Return True if an iteration updates state under a loaded condition, or several histograms at loaded indices."""
     arms = (s for stmt in loop.body if isinstance(stmt, If) for s in walk((stmt,)))
     if any(isinstance(s, Store) and s.buffer.space == "private" for s in arms):
         return True
@@ -168,19 +168,19 @@ def _depends_on_loaded_data(loop: For) -> bool:
 
 
 def _known_iterations(loop: For) -> int:
-    """Return the number of iterations of ``loop``, or 0 if it is unknown."""
+    """Return the number of iterations of ``loop``, or 0 if it is unknown at compile time."""
     iterations = loop.end - loop.begin
     return iterations if isinstance(iterations, int) and loop.step == 1 else 0
 
 
 def _accumulates_one_scalar(loop: For) -> bool:
-    """Does a loop that LLVM would unroll fully reduce into one scalar?"""
+    """Return True if a loop that LLVM would unroll fully reduces into one scalar."""
     short = 0 < _known_iterations(loop) <= UNROLLED_TURNS
     return short and any(isinstance(s, Store) and s.reduce and not s.index for s in loop.body)
 
 
 def _accesses_contiguous_vectors(loop: For, target: Target) -> bool:
-    """Does a loop that LLVM would unroll fully access at least half a vector of contiguous elements?"""
+    """Return True if a loop that LLVM would unroll fully accesses at least half a vector of contiguous elements."""
     stores = [s for s in loop.body if isinstance(s, Store)]
     if not stores or not all(isinstance(s, Let | Store) for s in loop.body):
         return False
@@ -210,7 +210,10 @@ MASKED_TURNS = 511
 
 
 def _is_masked_last_vector_worthwhile(loop: For, target: Target) -> bool:
-    """Is a masked last vector worth it for a loop of expensive functions? Scalar iterations cost many times more."""
+    """Return True if the last vector of a loop of expensive functions should be masked.
+
+    Iterations outside of whole vectors would be scalar and cost many times more.
+    """
     stores = [s for s in loop.body if isinstance(s, Store)]
     if not stores or not all(isinstance(s, Let | Store) for s in loop.body):
         return False
@@ -222,7 +225,10 @@ def _is_masked_last_vector_worthwhile(loop: For, target: Target) -> bool:
 
 
 def _is_expensive_float_loop(loop: For) -> bool:
-    """Does each iteration compute an expensive function of floats, and none of integers (no masked division)?"""
+    """Return True if each iteration computes an expensive function of floats, and none of integers.
+
+    Division of integers must not be masked.
+    """
     inner = scalars_in(x for s in loop.body for x in statement_scalars(s))
     return {kind_of(x.dtype) for x in inner if isinstance(x, Apply) and x.fn in EXPENSIVE} == {"f"}
 

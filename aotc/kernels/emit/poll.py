@@ -1,4 +1,4 @@
-"""Polls for cancellation in kernels that may run long: which loops count their work, and the poll itself."""
+"""Polls for cancellation in kernels that may run long: the loops that count their operations, and the poll itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CALL = re.compile(r'%"poll[.\d]*" = call i64 .*\)')
 
 
 def annotate_polls(text: str) -> str:
-    """Mark the polls in a module's text as not accessing the kernel's memory.
+    """Add attributes to the polls in a module's text: they do not access the kernel's memory.
 
     Llvmlite cannot write these attributes.
     """
@@ -32,7 +32,7 @@ def annotate_polls(text: str) -> str:
 
 
 def _operation_count(scalar: Scalar) -> int:
-    """Return the number of operations of ``scalar``; a shared subexpression counts once."""
+    """Return the number of operations in a scalar expression; a shared subexpression counts once."""
     return len(scalars_in([scalar]))
 
 
@@ -58,10 +58,10 @@ COUNTED_TURN = 2_000
 
 
 class _IterationWork:
-    """Estimated operations of an iteration of each loop of a kernel, and the loops that count them."""
+    """Estimated operations per iteration of each loop of a kernel, and the set of loops that count operations."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.iteration: dict[int, int] = {}  # by id() of the statement
+        self.emit_iteration_poll: dict[int, int] = {}  # by id() of the statement
         self.counted: set[int] = set()
         match kernel.body:
             case (For(kind="parallel", body=body),):
@@ -69,12 +69,14 @@ class _IterationWork:
             case body:
                 pass
         if self._count_block(body) >= LONG_ITEM:
-            self.counted |= {at for at, weight in self.iteration.items() if weight >= COUNTED_TURN}
+            self.counted |= {at for at, weight in self.emit_iteration_poll.items() if weight >= COUNTED_TURN}
 
     def _count_block(self, body: Sequence[Stmt]) -> int:
+        """Return the estimated operations of a sequence of statements."""
         return sum(map(self._count_statement, body))
 
     def _count_statement(self, stmt: Stmt) -> int:
+        """Return the estimated operations of a statement, and record those per iteration if it is a loop."""
         match stmt:
             case Let(value=value):
                 return 0 if isinstance(value, Const | Load) else _operation_count(value)
@@ -87,10 +89,10 @@ class _IterationWork:
             case ExternalCall():
                 return POLL_OPERATIONS
             case For(begin=begin, end=end, step=step, body=body):
-                self.iteration[id(stmt)] = weight = self._count_block(body)
+                self.emit_iteration_poll[id(stmt)] = weight = self._count_block(body)
                 return _iteration_bound(begin, end) // step * weight
             case While(cond=cond, pred=pred, body=body):
-                self.iteration[id(stmt)] = weight = (
+                self.emit_iteration_poll[id(stmt)] = weight = (
                     self._count_block(cond) + _operation_count(pred) + self._count_block(body)
                 )
                 self.counted.add(id(stmt))
@@ -99,7 +101,7 @@ class _IterationWork:
 
 
 class CancellationPolls:
-    """Emits the polls of one kernel.
+    """Emitter of the polls for cancellation in a kernel.
 
     Work is counted in a register, over all loops of the kernel together: an iteration adds its operations, and after
     ``POLL_OPERATIONS`` the kernel polls. If it must stop, it frees its memory and returns.
@@ -118,24 +120,27 @@ class CancellationPolls:
             self._done = builder.alloca(I64, name="work")
             builder.store(i64(0), self._done)
 
-    def iteration(self, loop: Stmt, heap: Sequence[Sequence[ir.Value]]) -> None:
-        """Emit the poll counter of a loop iteration; ``heap`` is freed if the kernel stops early."""
+    def emit_iteration_poll(self, loop: Stmt, heap: Sequence[Sequence[ir.Value]]) -> None:
+        """Emit the counter of operations for an iteration of ``loop``, with a poll after ``POLL_OPERATIONS``.
+
+        Addresses in ``heap`` are freed if the kernel stops early.
+        """
         if id(loop) not in self._work.counted:
             return
         builder = self._builder
         due, go = (builder.append_basic_block(n) for n in ("poll_due", "go_on"))
-        weight = i64(self._work.iteration[id(loop)])
+        weight = i64(self._work.emit_iteration_poll[id(loop)])
         done = builder.add(builder.load(self._done), weight)
         builder.store(done, self._done)
         is_due = builder.icmp_unsigned(">=", done, i64(POLL_OPERATIONS))
         builder.cbranch(is_due, due, go).set_weights([1, 1000])
         builder.position_at_end(due)
         builder.store(i64(0), self._done)
-        self.ask(heap)
+        self.emit_poll(heap)
         builder.branch(go)
         builder.position_at_end(go)
 
-    def ask(self, heap: Sequence[Sequence[ir.Value]]) -> None:
+    def emit_poll(self, heap: Sequence[Sequence[ir.Value]]) -> None:
         """Emit a poll for cancellation, and an early return from the kernel after freeing ``heap``."""
         builder = self._builder
         leave, stay = (builder.append_basic_block(n) for n in ("stopped", "not_stopped"))
@@ -148,7 +153,7 @@ class CancellationPolls:
         builder.position_at_end(stay)
 
     def _call_monitor(self) -> ir.Value:
-        """Emit the call of the monitor; return the condition to stop."""
+        """Emit the call of the executor's monitor function; return the condition to stop."""
         monitor = self._builder.function.args[4]
         function = mark_load_invariant(self._builder.load(monitor, typ=I64))
         kind = ir.FunctionType(I64, [PTR])

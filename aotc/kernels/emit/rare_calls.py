@@ -1,4 +1,4 @@
-"""Calls of functions for rare arguments, such as huge angles, that do not prevent vectorization of the loop.
+"""Calls of slow paths for rare arguments, such as huge angles, that do not prevent vectorization of a loop.
 
 A formula calls a function of a flag, the usual result and the arguments, e.g. ``aotc.rarely.remainder``. During
 optimization the function is a declaration without effects that has a vector variant for each width (``LANES``), so that
@@ -30,7 +30,7 @@ _DECLARATION = re.compile(rf'declare double @"({re.escape(CHOICE)}(\w+))"\(.*\)'
 
 
 def annotate_rare_calls(text: str) -> str:
-    """Add attributes to the functions for rare arguments in a module's text: no effects, and their vector variants."""
+    """Add attributes to the slow-path functions declared in a module's text: no effects, and their vector variants."""
     found = [m[2] for m in _DECLARATION.finditer(text)]
     if not found:
         return text
@@ -69,19 +69,19 @@ def _rare_function_declaration(name: str, lanes: int) -> str:
 
 
 def define_scalar_rare_functions(module: ir.Module) -> None:
-    """Define in ``module`` the functions for rare arguments that it calls, for a machine without vectors."""
+    """Define in ``module`` the slow-path functions that it calls, for a machine without vectors."""
     for symbol in [name for name in module.globals if name.startswith(CHOICE)]:
         _define_scalar_variant(_add_rare_function(module, symbol.removeprefix(CHOICE)), module.globals[symbol])
         module.globals[symbol].linkage = "internal"
 
 
 def calls_rarely(text: str) -> bool:
-    """Return True if a kernel's LLVM text calls the slow paths of functions (rare arguments)."""
+    """Return True if a kernel's LLVM text calls slow paths for rare arguments."""
     return CHOICE in text
 
 
 def link_rare_functions(library: Library, target: Target) -> bool:
-    """Link the functions for rare arguments that ``library`` calls, in all variants; return True if there are any."""
+    """Link all variants of the slow-path functions that ``library`` calls; return True if there are any."""
     module = library.module
     forms = {f.name for f in module.functions if f.name.startswith(CHOICE)}
     names = sorted({form.removeprefix(CHOICE).partition(".")[0] for form in forms})
@@ -100,6 +100,7 @@ def link_rare_functions(library: Library, target: Target) -> bool:
 
 @cache
 def _rare_function_definitions(target: Target, names: tuple[str, ...], triple: str, data_layout: str) -> bytes:
+    """Return the definitions of slow-path functions for a target, as LLVM bitcode."""
     module = KernelModule("rare", target)
     module.triple, module.data_layout = triple, data_layout
     for name in names:
@@ -111,7 +112,7 @@ def _rare_function_definitions(target: Target, names: tuple[str, ...], triple: s
 
 
 def _add_rare_function(module: ir.Module, name: str) -> ir.Function:
-    """Add the function for rare arguments ``name``."""
+    """Add to ``module`` the formula for rare arguments that the slow path ``name`` calls."""
     types, emit = RARE[name]
     function = ir.Function(module, ir.FunctionType(F64, types), f"aotc.{name}")
     function.linkage = "internal"
@@ -122,7 +123,7 @@ def _add_rare_function(module: ir.Module, name: str) -> ir.Function:
 
 
 def _define_scalar_variant(function: ir.Function, choice: ir.Function) -> None:
-    """Define the scalar variant."""
+    """Define the scalar variant of a slow-path function; ``function`` is its formula."""
     choice.attributes.add("alwaysinline")
     builder = ir.IRBuilder(choice.append_basic_block("entry"))
     flag, usual, *args = choice.args
@@ -132,6 +133,7 @@ def _define_scalar_variant(function: ir.Function, choice: ir.Function) -> None:
 def _choose_rare_or_usual(
     builder: ir.IRBuilder, rare: ir.Value, usual: ir.Value, function: ir.Function, args: list[ir.Value]
 ) -> None:
+    """Emit a branch on ``rare`` that calls ``function``, and else returns the usual result."""
     before = builder.block
     with builder.if_then(rare, likely=False):
         found = builder.call(function, args)
@@ -143,7 +145,7 @@ def _choose_rare_or_usual(
 
 
 def _define_vector_variant(function: ir.Function, name: str, lanes: int) -> None:
-    """Define the variant of ``lanes`` lanes, and the function that it calls if a lane is rare."""
+    """Define the variant for ``lanes`` lanes: a branch, and a function that it calls if any lane is rare."""
     module = function.module
     types, result = _rare_function_types(name, lanes), ir.VectorType(F64, lanes)
     each = ir.Function(module, ir.FunctionType(result, types), f"aotc.{name}.v{lanes}")
@@ -160,6 +162,7 @@ def _define_vector_variant(function: ir.Function, name: str, lanes: int) -> None
 
 
 def _visit_lanes(each: ir.Function, function: ir.Function, lanes: int) -> None:
+    """Emit a loop over lanes that calls the formula for each lane with a rare argument."""
     flags, usual, *args = each.args
     entry, head, rare, iteration, done = (each.append_basic_block(n) for n in ("entry", "head", "rare", "turn", "done"))
     builder = ir.IRBuilder(entry)

@@ -1,4 +1,4 @@
-"""Scalar ops on floats of 16 bits and more.
+"""Emit scalar ops on floats of 16 bits and more.
 
 ``contract`` is the only fast-math flag: a product and a sum may become one FMA. ``max`` and ``min`` propagate NaN and
 order -0.0 below 0.0.
@@ -78,7 +78,7 @@ FLOATS: dict[str, Emit] = {
 
 
 def _emit_next_after(b: ir.IRBuilder, x: ir.Value, y: ir.Value, dtype: str) -> ir.Value:
-    """Step the bits of ``x`` in its own format by one towards ``y``."""
+    """Emit the neighbour of ``x`` towards ``y`` in the format of ``dtype``, by integer arithmetic on its bits."""
     raw = encode_element(b, x, dtype)
     kind = ir.IntType(DTYPES[dtype].bits)
     bits, target = (b.bitcast(v, kind) for v in (raw, encode_element(b, y, dtype)))

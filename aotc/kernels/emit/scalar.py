@@ -1,4 +1,4 @@
-"""Emission of scalar ops on registers: common ops, and the dispatch by the kind of the operands."""
+"""Emit scalar ops on registers: ops of all dtypes, and the dispatch by the kind of the operands."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from aotc.vmfb.float_formats import SMALL_FLOATS
 
 
 def emit_scalar_op(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str], result: str) -> Register:
-    """Emit the scalar op ``fn``.
+    """Emit a scalar op.
 
     Parameters
     ----------
     builder : llvmlite.ir.IRBuilder
-        Where to emit.
+        Position of the new instructions.
     fn : str
-        The op.
+        Name of the op.
     args : list of registers
         The operands.
     dtypes : list of str
-        Their dtypes.
+        Dtypes of the operands.
     result : str
-        The dtype of the result.
+        Dtype of the result.
 
     Raises
     ------
     InternalError
-        If these dtypes do not have the op.
+        If the op is not defined for these dtypes.
     """
     match fn:
         case "convert":
@@ -66,7 +66,7 @@ def emit_scalar_op(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes:
 def _emit_small_float_op(
     builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str], result: str
 ) -> Register:
-    """Emit an op on small floats: compute in f32 and round once, except for ops on the codes themselves."""
+    """Emit an op on floats of less than 16 bits: compute in f32 and round once, or operate on the bits themselves."""
     dtype = dtypes[0]
     if fn == "next_after":
         return small_float.small_float_next_after(builder, args[0], args[1], dtype)
@@ -82,6 +82,7 @@ def _emit_small_float_op(
 
 
 def _emit_bitcast(builder: ir.IRBuilder, value: Register, source: str, to: str) -> Register:
+    """Emit the reinterpretation of a register of dtype ``source`` as dtype ``to``, of the same size."""
     if source == to:
         return value
     if isinstance(value, tuple):
@@ -99,7 +100,7 @@ def _emit_select(builder: ir.IRBuilder, condition: ir.Value, yes: Register, no: 
 
 
 def emit_comparison(builder: ir.IRBuilder, fn: str, args: list[ir.Value], kind: str) -> ir.Value:
-    """Return the result of a comparison; floats and integers may be vectors."""
+    """Emit a comparison of registers of ``kind`` (``f``, ``i`` or ``u``); floats and integers may be vectors."""
     symbol = SCALARS[fn].symbol
     if kind == "f":
         emit = builder.fcmp_unordered if fn == "ne" else builder.fcmp_ordered
@@ -109,7 +110,7 @@ def emit_comparison(builder: ir.IRBuilder, fn: str, args: list[ir.Value], kind: 
 
 
 def _compare_in_total_order(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
-    """Compare floats in total order: by their bits; those of negative numbers are flipped."""
+    """Emit a comparison of floats in total order, by their bits as integers; those of negative numbers are flipped."""
     keys = []
     for x in args:
         kind = ir.IntType(64 if x.type == F64 else 32)
@@ -121,7 +122,7 @@ def _compare_in_total_order(builder: ir.IRBuilder, fn: str, args: list[ir.Value]
 
 
 def literal_register(value: bool | int | float | complex, dtype: str) -> Register:
-    """Return the register of a literal of ``dtype``."""
+    """Return the constant register of a Python number in ``dtype``."""
     row = DTYPES[dtype]
     kind = register_type(dtype)
     match row.kind:
@@ -142,7 +143,7 @@ def _float_literal_register(value: float, dtype: str) -> ir.Value:
 
 
 def emit_combination(builder: ir.IRBuilder, reduce: str, old: Register, new: Register, dtype: str) -> Register:
-    """Return ``reduce(old, new)``; floats may be combined in any order, so that LLVM vectorizes the reduction."""
+    """Emit ``reduce(old, new)`` for a reduction op; LLVM may reorder the floats of a vectorized reduction."""
     if DTYPES[dtype].kind == "c" and reduce == "add":
         return tuple(emit_combination(builder, reduce, x, y, real_of(dtype)) for x, y in zip(old, new))  # type: ignore[return-value]
     if DTYPES[dtype].kind != "f" or dtype in SMALL_FLOATS:
@@ -172,7 +173,7 @@ def _emit_complex_op(builder: ir.IRBuilder, fn: str, args: list[Register], dtype
     Raises
     ------
     InternalError
-        If complex numbers do not have the op.
+        If the op is not defined for complex numbers.
     """
     formula = COMPLEX.get(fn)
     if formula is None:

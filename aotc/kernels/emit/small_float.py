@@ -1,8 +1,8 @@
-"""Floats of fewer than 16 bits in kernels: one decoder and one rounding for all rows of the table of formats.
+"""Emit conversions of floats of less than 16 bits: one decoder and one rounding for all formats.
 
-A register of such a type has its code, so copies, selects and bitcasts never change the bits. All other ops decode to
-f32, compute there and round once. Both directions are branch-free integer arithmetic without lookup tables, which LLVM
-vectorizes.
+A register of such a dtype has the bit pattern, so copies, selects and bitcasts never change the bits. All other ops
+decode to f32, compute there and round once. Both directions are branch-free integer arithmetic without lookup tables,
+which LLVM vectorizes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAGNITUDE, _INFINITY, _NAN = 0x7FFFFFFF, 0x7F800000, 0x7FC00000
 
 
 def small_float_constant(value: float, dtype: str) -> ir.Value:
-    """Return the code of ``value``, a number of ``dtype``, as a constant."""
+    """Return the bit pattern of ``value`` in ``dtype`` as a constant."""
     with np.errstate(all="ignore"):
         code = np.asarray(value, np.float32).astype(to_numpy(dtype)).view(np.uint8)
     return ir.Constant(I8, int(code))
@@ -56,6 +56,7 @@ def small_float_to_f32(builder: ir.IRBuilder, code: ir.Value, dtype: str) -> ir.
 
 
 def _power_of_two_code_to_f32(builder: ir.IRBuilder, wide: ir.Value) -> ir.Value:
+    """Convert the bit pattern of a format that has only an exponent (E8M0) to f32."""
     least = builder.icmp_unsigned("==", wide, i32(0))  # 2**-127 is subnormal in f32
     bits = builder.select(least, i32(1 << (_MANTISSA - 1)), builder.shl(wide, i32(_MANTISSA)))
     bits = builder.select(builder.icmp_unsigned("==", wide, i32(255)), i32(_NAN), bits)
@@ -92,10 +93,10 @@ def f32_to_small_float(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir
 def rounded_small_float_magnitude(
     builder: ir.IRBuilder, value: ir.Value, magnitude: ir.Value, row: FloatFormat
 ) -> ir.Value:
-    """Return the code of ``|value|``, as if the format had no largest exponent.
+    """Round ``|value|`` to the bit pattern of a format, as if its exponent had no upper limit.
 
     A normal number is rounded by adding half a unit in the last place, less one if the last bit is even. A subnormal
-    one is added to the power of two whose last place in f32 is the format's: the addition rounds.
+    number is added to the power of two whose last place in f32 is that of the format: the addition rounds.
     """
     shift = _MANTISSA - row.mantissa_bits
     odd = builder.and_(builder.lshr(magnitude, i32(shift)), i32(1))
@@ -110,7 +111,10 @@ def rounded_small_float_magnitude(
 
 
 def _f32_to_power_of_two_code(builder: ir.IRBuilder, bits: ir.Value, magnitude: ir.Value) -> ir.Value:
-    """Round to a power of two, midpoints up; below 2**-127 to 2**-127; 0 and negative numbers become NaN."""
+    """Round an f32 to the bit pattern of a power of two (E8M0).
+
+    Midpoints are rounded up, numbers below 2**-127 to 2**-127; 0 and negative numbers become NaN.
+    """
     half = 1 << (_MANTISSA - 1)
     code = builder.lshr(builder.add(magnitude, i32(half)), i32(_MANTISSA))
     code = builder.select(builder.icmp_unsigned("<=", magnitude, i32(half)), i32(0), code)
@@ -120,7 +124,7 @@ def _f32_to_power_of_two_code(builder: ir.IRBuilder, bits: ir.Value, magnitude: 
 
 
 def small_float_order_key(builder: ir.IRBuilder, code: ir.Value, dtype: str) -> ir.Value:
-    """Return an i32 that orders all codes: numbers by value, -0 below 0, NaN beyond infinity of its sign.
+    """Return an i32 whose order is that of all bit patterns: by value, -0 below 0, NaN beyond infinity of its sign.
 
     The only NaN of an ``fnuz`` format has the sign bit, and so is below all numbers.
     """
@@ -139,7 +143,7 @@ def small_float_order_key(builder: ir.IRBuilder, code: ir.Value, dtype: str) -> 
 
 
 def small_float_next_after(builder: ir.IRBuilder, code: ir.Value, other: ir.Value, dtype: str) -> ir.Value:
-    """Step ``code`` to its neighbour towards ``other``; beyond the largest number the result is that of an overflow."""
+    """Return the bit pattern next to ``code`` towards ``other``; beyond the largest number, that of an overflow."""
     row = SMALL_FLOATS[dtype]
     x, y = (small_float_to_f32(builder, v, dtype) for v in (code, other))
     up = builder.fcmp_ordered("<", x, y)
@@ -166,4 +170,5 @@ def small_float_next_after(builder: ir.IRBuilder, code: ir.Value, other: ir.Valu
 
 
 def _is_negative_code(builder: ir.IRBuilder, wide: ir.Value, row: FloatFormat) -> ir.Value:
+    """Return True in lanes whose bit pattern has the sign bit."""
     return builder.icmp_unsigned("!=", builder.and_(wide, i32(row.sign)), i32(0))

@@ -20,7 +20,7 @@ from aotc.ir.loop.ir import Buffer, Kernel
 from aotc.ir.loop.scratch import scratch_bytes
 from aotc.kernels import back_end, runtime
 from aotc.kernels import numba_aot as aot
-from aotc.kernels.cpu.custom import MATH_SYMBOLS, numba_reason
+from aotc.kernels.cpu.custom import MATH_SYMBOLS, numba_error_reason
 from aotc.kernels.numba_front.scalars import numba_storage_dtype
 from aotc.kernels.numba_front.source import numba_source
 from aotc.targets import Target
@@ -110,7 +110,7 @@ def kernel_library(kernel: Kernel, target: Target, source: str = "", name: str =
     try:
         return aot.compile_by_numba_front_end(kernel.name, aot.Export(scope["shell"], types.void, _SIGNATURE), target)
     except (errors.NumbaError, RuntimeError, NotImplementedError) as error:
-        raise KernelRefused(numba_reason(error)) from error
+        raise KernelRefused(numba_error_reason(error)) from error
 
 
 def compile_kernel(kernel: Kernel, target: Target, source: str = "", name: str = "") -> bytes:

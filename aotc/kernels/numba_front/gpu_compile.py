@@ -16,7 +16,7 @@ from numba.cuda import types
 from aotc.diagnostics import InternalError
 from aotc.ir.loop.ir import Kernel, thread_count
 from aotc.kernels import runtime
-from aotc.kernels.cpu.custom import numba_reason
+from aotc.kernels.cpu.custom import numba_error_reason
 from aotc.kernels.cuda.compile import image_of_modules
 from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
 from aotc.kernels.cuda.front_end import ENTRY, kernel_ir
@@ -55,7 +55,7 @@ def kernel_texts(kernel: Kernel, target: Target, function: Callable[..., Any]) -
     try:
         texts = kernel_ir(scope["shell"], arguments, threads)
     except (NumbaError, RuntimeError, NotImplementedError) as error:
-        raise KernelRefused(numba_reason(error)) from error
+        raise KernelRefused(numba_error_reason(error)) from error
     return [text.replace(ENTRY, kernel.name) for text in texts]
 
 

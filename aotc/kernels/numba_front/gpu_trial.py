@@ -8,7 +8,7 @@ from typing import Any
 from numba.core.errors import NumbaError
 
 from aotc.ir.loop.ir import Kernel, needs_grid, thread_count
-from aotc.kernels.cpu.custom import numba_reason
+from aotc.kernels.cpu.custom import numba_error_reason
 from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
 from aotc.kernels.cuda.shared_memory import block_launch, dynamic_shared_bytes
 from aotc.kernels.numba_front.check_replacement import TRIALS
@@ -74,6 +74,6 @@ def call_simulated(function: Callable[..., Any], kernel: Kernel, target: Target,
     try:
         run_kernel(function, blocks, threads, dynamic_shared_bytes(kernel, target), values, some, together)
     except NumbaError as error:
-        raise NoTrial(f"it does not run in the simulator: {numba_reason(error)}") from error
+        raise NoTrial(f"it does not run in the simulator: {numba_error_reason(error)}") from error
     except IndexError as error:
         raise NoTrial(f"it accesses an element outside of an array ({error})") from error

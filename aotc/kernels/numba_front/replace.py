@@ -39,11 +39,11 @@ def module_texts(replaced: Mapping[str, Replacement]) -> dict[str, str]:
 
 
 def _replacement_text(name: str, function: Callable[..., Any]) -> str:
-    from aotc.kernels.cpu.custom import Refused, pickle_function  # imports Numba
+    from aotc.kernels.cpu.custom import NativeFunctionRefused, pickle_function  # imports Numba
 
     try:
         data = pickle_function(function)
-    except Refused as reason:
+    except NativeFunctionRefused as reason:
         message = f"cannot compile the function that replaces kernel {name}: {reason}"
         raise CompileError.at(UNKNOWN, message, hint="pass the text of a module, or its path") from None
     return f"from numba import cloudpickle\n\n{name} = cloudpickle.loads({data!r})\n"

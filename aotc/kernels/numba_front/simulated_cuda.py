@@ -208,14 +208,14 @@ def _local_array(typing_context, shape, dtype):
         return None
     array, sizes = found
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         item = context.get_data_type(array.dtype)
         with builder.goto_entry_block():
             memory = builder.alloca(ir.ArrayType(item, max(int(np.prod(sizes)), 1)))
             memory.align = ALIGNMENT
         return array_over(context, builder, array, memory, sizes)
 
-    return array(shape, dtype), generate
+    return array(shape, dtype), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -225,7 +225,7 @@ def _shared_array(typing_context, shape, dtype):
         return None
     array, sizes = found
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         size = context.get_abi_sizeof(context.get_data_type(array.dtype))
         own, long = 0 if sizes == [0] else next(_NUMBERS), ir.IntType(64)  # this runs once for each call in the text
         address = ctypes.cast(_shared_address, ctypes.c_void_p).value
@@ -234,7 +234,7 @@ def _shared_array(typing_context, shape, dtype):
         shape = sizes if own else [_LAUNCH[2] // size]
         return array_over(context, builder, array, builder.inttoptr(found, ir.IntType(8).as_pointer()), shape)
 
-    return array(shape, dtype), generate
+    return array(shape, dtype), codegen
 
 
 # --- exchanges ---
@@ -244,7 +244,7 @@ def _shared_array(typing_context, shape, dtype):
 def _word(typing_context, value):
     """Return the bits of a number as an i64."""
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         raw, long = arguments[0], ir.IntType(64)
         if isinstance(raw.type, ir.FloatType):
             raw = builder.bitcast(raw, ir.IntType(32))
@@ -252,14 +252,14 @@ def _word(typing_context, value):
             raw = builder.bitcast(raw, long)
         return raw if raw.type == long else builder.zext(raw, long)
 
-    return types.int64(value), generate
+    return types.int64(value), codegen
 
 
 @intrinsic
 def _number(typing_context, word, like):
     """Return the number of ``like``'s type with the bits of an i64."""
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         (raw, like_), long = arguments, ir.IntType(64)
         if isinstance(like_.type, ir.FloatType):
             return builder.bitcast(builder.trunc(raw, ir.IntType(32)), like_.type)
@@ -267,7 +267,7 @@ def _number(typing_context, word, like):
             return builder.bitcast(raw, like_.type)
         return raw if like_.type == long else builder.trunc(raw, like_.type)
 
-    return like(word, like), generate
+    return like(word, like), codegen
 
 
 @njit

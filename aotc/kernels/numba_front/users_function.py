@@ -30,7 +30,7 @@ def users_module(kernel: Kernel, function: Callable[..., Any], attributes: Mappi
 
     Raises
     ------
-    Refused
+    NativeFunctionRefused
         If the function takes other arguments, or cannot be sent to the compiler.
     """
     from aotc.kernels.cpu.custom import parameter_values_of, pickle_function  # imports Numba

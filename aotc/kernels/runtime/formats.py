@@ -45,10 +45,10 @@ def bits_as(typing_context, value, kind):
     """Return the bits of a number as another number of the same width: ``bits_as(x, u32)``."""
     target = kind.instance_type
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         return builder.bitcast(arguments[0], context.get_value_type(target))
 
-    return target(value, kind), generate
+    return target(value, kind), codegen
 
 
 @njit

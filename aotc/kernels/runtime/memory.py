@@ -45,10 +45,10 @@ def array_at(typing_context, pointer, kind, shape):
     """Return the array of numbers ``kind`` at an address: ``array_at(p, f32, (64, 32))``."""
     array = types.Array(kind.instance_type, len(shape), "C")
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         return _array_without_owner(context, builder, array, arguments[0], arguments[2])
 
-    return array(pointer, kind, shape), generate
+    return array(pointer, kind, shape), codegen
 
 
 @intrinsic
@@ -56,11 +56,11 @@ def view(typing_context, memory, first, shape):
     """Return an array of ``memory``'s type that starts at its element ``first``: ``view(x, 8, (4,))``."""
     array = types.Array(memory.dtype, len(shape), "C")
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         data = _element_address(context, builder, signature.args[0], arguments[0], arguments[1])
         return _array_without_owner(context, builder, array, data, arguments[2])
 
-    return array(memory, types.int64, shape), generate
+    return array(memory, types.int64, shape), codegen
 
 
 @intrinsic
@@ -68,12 +68,12 @@ def flat(typing_context, memory):
     """Return an array as a one-dimensional array, in memory order."""
     array = types.Array(memory.dtype, 1, "C")
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         whole = context.make_array(signature.args[0])(context, builder, arguments[0])
         sizes = context.make_tuple(builder, types.UniTuple(types.intp, 1), [whole.nitems])
         return _array_without_owner(context, builder, array, whole.data, sizes)
 
-    return array(memory), generate
+    return array(memory), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -85,14 +85,14 @@ def private(typing_context, shape, kind):
     for size in shape:
         count *= size.literal_value
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         item = context.get_data_type(kind.instance_type)
         with builder.goto_entry_block():
             local = builder.alloca(ir.ArrayType(item, max(count, 1)))
             local.align = ALIGNMENT
         return array_over(context, builder, array, local, [size.literal_value for size in shape])
 
-    return array(shape, kind), generate
+    return array(shape, kind), codegen
 
 
 @intrinsic
@@ -100,11 +100,11 @@ def scratch_at(typing_context, scratch, first, shape, kind):
     """Return the array at byte ``first`` of a worker's scratch memory: ``scratch_at(scratch, 64, (8,), f32)``."""
     array = types.Array(kind.instance_type, len(shape), "C")
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         data = _element_address(context, builder, signature.args[0], arguments[0], arguments[1])
         return _array_without_owner(context, builder, array, data, arguments[2])
 
-    return array(scratch, types.int64, shape, kind), generate
+    return array(scratch, types.int64, shape, kind), codegen
 
 
 @intrinsic
@@ -112,27 +112,27 @@ def allocate(typing_context, shape, kind):
     """Return an uninitialized array on the heap, to pass to :func:`release`: ``allocate((n,), f32)``."""
     array = types.Array(kind.instance_type, len(shape), "C")
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         size = context.get_constant(types.intp, arrayobj.get_itemsize(context, array))
         for count in cgutils.unpack_tuple(builder, arguments[0], array.ndim):
             size = builder.mul(size, count)
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_BYTES, [_I64]), "malloc")
         return _array_without_owner(context, builder, array, builder.call(function, [size]), arguments[0])
 
-    return array(shape, kind), generate
+    return array(shape, kind), codegen
 
 
 @intrinsic
 def release(typing_context, memory):
     """Free an array that :func:`allocate` returned."""
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         kind = ir.FunctionType(ir.VoidType(), [_BYTES])
         function = cgutils.get_or_insert_function(builder.module, kind, "free")
         builder.call(function, [_element_address(context, builder, signature.args[0], arguments[0], _I64(0))])
         return context.get_dummy_value()
 
-    return types.void(memory), generate
+    return types.void(memory), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -144,7 +144,7 @@ def library_call(typing_context, name, characters, arrays):
     """
     function, count = name.literal_value, characters.literal_value
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         kinds = list(signature.args[2])
         values = cgutils.unpack_tuple(builder, arguments[2], len(kinds))
         places = [_element_address(context, builder, k, v, _I64(0)) for k, v in zip(kinds, values, strict=True)]
@@ -155,4 +155,4 @@ def library_call(typing_context, name, characters, arrays):
         builder.call(address, [*places, *[_I64(1)] * count])
         return context.get_dummy_value()
 
-    return types.void(name, characters, arrays), generate
+    return types.void(name, characters, arrays), codegen

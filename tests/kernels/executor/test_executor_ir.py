@@ -36,7 +36,7 @@ def test_the_executor_is_compiled_without_numbas_front_end():
 
 @pytest.mark.parametrize("name", ["cpu:x86-64-v3", "cpu:aarch64"])
 def test_one_file_serves_all_machines(name, monkeypatch):
-    monkeypatch.setattr(compile_executor, "compile_by_numba", lambda: pytest.fail("Numba is asked"))
+    monkeypatch.setattr(compile_executor, "compile_executor_by_numba", lambda: pytest.fail("Numba is asked"))
     machine = {"cpu:x86-64-v3": 62, "cpu:aarch64": 183}[name]
     assert compile_executor.compile_executor(TARGETS[name])[18:20] == machine.to_bytes(2, "little")
 
@@ -63,9 +63,9 @@ def test_a_file_of_something_else_is_not_used(change, tmp_path, monkeypatch):
 @pytest.mark.own_process
 def test_without_the_file_numba_makes_the_same_exports(monkeypatch):
     monkeypatch.setattr(compile_executor, "read_prebuilt", lambda: None)
-    compiled, compile_by_numba, exports = [], executor_ir.compile_by_numba, []
+    compiled, compile_by_numba, exports = [], executor_ir.compile_executor_by_numba, []
     monkeypatch.setattr(
-        compile_executor, "compile_by_numba", lambda: compiled.append(compile_by_numba()) or compiled[0]
+        compile_executor, "compile_executor_by_numba", lambda: compiled.append(compile_by_numba()) or compiled[0]
     )
     monkeypatch.setattr(back_end.Library, "emit_native_object", lambda library: exports.append(library.exports()))
     compile_executor.compile_executor(host_target())

@@ -151,16 +151,17 @@ def test_who_finds_more_at_work_than_cores_leaves_again(others: int, stays: bool
     for module in (executor_shares, executor_workers):
         for name, function in (("at", lambda a, n: a[n:]), ("acquire", lambda a: int(a[0])), ("fetch_add", fetch_add)):
             monkeypatch.setattr(module, name, function)
-    for name in ("run_at", "count_workers", "missing_workers"):
+    for name in ("run_record_at", "count_wanted_and_present_workers", "count_missing_workers"):
         monkeypatch.setattr(executor_shares, name, getattr(executor_shares, name).py_func)
-    give_seat = executor_shares.give_seat.py_func
+    release = executor_shares.release_participant_number.py_func
     for name, function in {
-        "take_seat": lambda run, hint: fetch_add(run[PRESENT:], 1) + 1,
-        "give_seat": give_seat, "participate": lambda *_: done.append(1),
-        "missing_workers": executor_shares.missing_workers, "is_crowded": executor_workers.is_crowded.py_func,
+        "reserve_participant_number": lambda run, hint: fetch_add(run[PRESENT:], 1) + 1,
+        "release_participant_number": release, "participate_in_run": lambda *_: done.append(1),
+        "count_missing_workers": executor_shares.count_missing_workers,
+        "are_too_many_workers_active": executor_workers.are_too_many_workers_active.py_func,
     }.items():  # fmt: skip
         monkeypatch.setattr(executor_workers, name, function)
-    assert executor_workers.join.py_func(pool, runs[1], 0, np.zeros(64, np.int64))
+    assert executor_workers.join_run.py_func(pool, runs[1], 0, np.zeros(64, np.int64))
     assert bool(done) == stays
     assert runs[1][PRESENT] == 0
 

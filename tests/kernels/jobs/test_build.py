@@ -14,7 +14,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels import back_end
 from aotc.kernels.cpu import build, find_linker, link
 from aotc.kernels.cpu.build import build_executor
-from aotc.kernels.cpu.compile import kernel_module
+from aotc.kernels.cpu.compile import unoptimized_kernel_module
 from aotc.kernels.jobs import cache, objects, pool, run
 from aotc.kernels.jobs.run import OWN_TEXT, THREAD_TEXT
 from aotc.kernels.worker import begin_kernel, target_fields, target_from
@@ -207,7 +207,7 @@ def test_the_shell_of_one_item_has_no_loop():
         .replace("[i]", "[p]")
         .replace('grid: "1"', 'grid: "8"')
     )
-    loops = [str(kernel_module(k, host_target()).get_function("double")).count("phi") for k in (one, many)]
+    loops = [str(unoptimized_kernel_module(k, host_target()).get_function("double")).count("phi") for k in (one, many)]
     assert loops == [0, 2]
 
 
@@ -246,8 +246,13 @@ def test_equal_kernels_stand_twice_in_the_table():
 
 def test_the_executor_is_compiled_and_linked_once(monkeypatch):
     monkeypatch.setattr(build, "_EXECUTORS", {})
-    linked, plain = [], link.Linker.give
-    monkeypatch.setattr(link.Linker, "give", lambda self, given: linked.append(len(given)) or plain(self, given))
+    linked, plain = [], link.Linker.send_objects
+
+    def send(self, objects):
+        linked.append(len(objects))
+        plain(self, objects)
+
+    monkeypatch.setattr(link.Linker, "send_objects", send)
     first = build_library([parse_kernel(KERNEL)], host_target(), Options())
     executor = build_executor(host_target(), Options())
     assert sorted(linked) == [1, 2]  # the executor, and the kernel with its table
@@ -343,13 +348,13 @@ def test_what_takes_no_time_is_not_kept(own_cache, monkeypatch):
 def test_a_table_is_what_the_machine_of_code_makes(target, monkeypatch):
     """A module without functions has the same object at any level, and the lowest sets up the fewest passes."""
     arguments = ["a", "b", "a"], target, ["dgetrf", "mine"], {"mine"}, bytes(range(32))
-    table = link.function_table(*arguments)
+    table = link.function_table_object(*arguments)
     monkeypatch.setattr(
         link, "emit_data", lambda text, target: back_end.parse_assembly_for_target(text, target).emit_native_object()
     )
-    assert table == link.function_table(*arguments)
+    assert table == link.function_table_object(*arguments)
 
 
 def test_a_table_knows_functions_of_any_name():
-    table = link.function_table(["a"], host_target(), ['odd "name"', "b\\"], {'odd "name"'})
+    table = link.function_table_object(["a"], host_target(), ['odd "name"', "b\\"], {'odd "name"'})
     assert all(f"\0{IMPORT_PREFIX}{name}\0".encode() in table for name in ('odd "name"', "b\\"))

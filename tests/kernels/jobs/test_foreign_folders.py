@@ -95,6 +95,6 @@ def test_a_linker_of_a_wheel_is_found_by_its_file(fakes, monkeypatch):
     ready = subprocess.run([*command[:2], "--version"], capture_output=True, text=True, timeout=60, check=True)
     assert "LLD" in ready.stdout
     assert (
-        link.link_shared_library([link.function_table([], TARGETS["cpu:aarch64"])], TARGETS["cpu:aarch64"])[:4]
+        link.link_shared_library([link.function_table_object([], TARGETS["cpu:aarch64"])], TARGETS["cpu:aarch64"])[:4]
         == b"\x7fELF"
     )

@@ -33,12 +33,12 @@ FOREIGN = TARGETS["cpu:aarch64"] if host_target().triple.startswith("x86") else 
 
 
 def objects(target):
-    return [compile_kernel(parse_kernel(TEXT), target), link.function_table(["double"], target)]
+    return [compile_kernel(parse_kernel(TEXT), target), link.function_table_object(["double"], target)]
 
 
 def linked(linker, given):
-    linker.give(given)
-    return linker.take()
+    linker.send_objects(given)
+    return linker.linked_library()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.ir.loop.verify import verify_kernel
-from aotc.kernels.cpu.compile import kernel_assembly, kernel_module
+from aotc.kernels.cpu.compile import kernel_assembly, unoptimized_kernel_module
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
 
@@ -137,7 +137,7 @@ def test_what_the_unit_has_no_tile_for():
         (wide, "bf16", shapes, ""), (odd, "bf16", ((64, 32), (32, 64), (32, 32)), ""), (tall, "bf16", more, ""),
         (plain("bf16", 8, 32, 64)[0], "bf16", plain("bf16", 8, 32, 64)[1], "f32"),
     ):  # fmt: skip
-        text = str(kernel_module(kernel_of([said], form, of, a_dtype), TARGET))
+        text = str(unoptimized_kernel_module(kernel_of([said], form, of, a_dtype), TARGET))
         assert "llvm.x86.tdp" not in text
         assert "tilerelease" not in text
 

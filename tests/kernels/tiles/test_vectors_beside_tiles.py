@@ -11,7 +11,7 @@ from aotc.ir.loop.ir import Tile, walk
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.kernels import back_end
-from aotc.kernels.cpu.compile import kernel_module, optimized_module
+from aotc.kernels.cpu.compile import optimized_kernel_module, unoptimized_kernel_module
 from aotc.kernels.emit.vector.vector_loops import PIECES, vector_loops
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
@@ -87,7 +87,7 @@ def test_tiles_of_few_bits_have_all_passes():
 
 def test_few_passes_are_run(monkeypatch):
     monkeypatch.setattr(back_end.Library, "optimize", None)
-    text = str(optimized_module(parse_kernel(kernel()), X86))
+    text = str(optimized_kernel_module(parse_kernel(kernel()), X86))
     assert "fadd contract <16 x float>" in text
 
 
@@ -95,7 +95,7 @@ def test_what_stays_the_same_is_loaded_before_the_loop_over_rows():
     """The operand of columns, and not that of rows; nothing where rows might be none, or vectors too many."""
 
     def before(text):
-        body = str(kernel_module(parse_kernel(text), X86)).split("@aotc_body(", 1)[1]
+        body = str(unoptimized_kernel_module(parse_kernel(text), X86)).split("@aotc_body(", 1)[1]
         return body.split("\nr:", 1)[0].count("load <16 x float>")
 
     assert before(kernel()) == 2

@@ -10,7 +10,7 @@ import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.loop.ir import Store, walk
 from aotc.ir.loop.printer import print_kernel
-from aotc.kernels.cpu.compile import optimized_module
+from aotc.kernels.cpu.compile import optimized_kernel_module
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -182,7 +182,7 @@ def test_rows_with_a_nan_are_nan(name, shape, level):
 
 def test_a_maximum_that_may_miss_nan_is_one_instruction():
     kernels = kernels_of(jax.nn.softmax, np.zeros((64, 4096), np.float32))
-    text = "\n".join(str(optimized_module(kernel, TARGETS[TARGET])) for kernel in kernels)
+    text = "\n".join(str(optimized_kernel_module(kernel, TARGETS[TARGET])) for kernel in kernels)
     assert "call nnan nsz <16 x float> @llvm.maxnum.v16f32" in text
     assert "@llvm.maximum.v16f32" not in text
     assert "@llvm.arithmetic.fence.f32" in text

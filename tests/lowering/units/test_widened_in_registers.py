@@ -17,7 +17,7 @@ from aotc.ir.loop.forms.tile_forms import FORMS
 from aotc.ir.loop.ir import Tile, walk
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.run import run_kernel
-from aotc.kernels.cpu.compile import kernel_module
+from aotc.kernels.cpu.compile import unoptimized_kernel_module
 from aotc.kernels.cpu.tiles.micro_kernel import innermost_unroll_factor
 from aotc.lowering.lower import lower
 from aotc.options import Options
@@ -156,7 +156,7 @@ def test_a_cpu_without_f16_has_no_tile_for_it():
     said = "rows=4, cols=8, out_base=0, out_row=8, a_base=0, a_row=8, b_base=0, levels=[(8, 1, 8)]"
     kernel = parse_kernel(f"{head}\n    tile(o0, a0, a1, {said}, form={FORMS['f32_f16']})\n")
     with pytest.raises(InternalError, match="cannot widen f16"):
-        kernel_module(kernel, TARGETS[OLD])
+        unoptimized_kernel_module(kernel, TARGETS[OLD])
 
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")

@@ -17,7 +17,7 @@ from aotc.ir.dims.symbols import evaluate
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.scratch import scratch_bytes
 from aotc.kernels import back_end
-from aotc.kernels.cpu.compile import kernel_module
+from aotc.kernels.cpu.compile import unoptimized_kernel_module
 from aotc.targets import TARGETS, Target
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.host.machine import cpu_features
@@ -125,7 +125,7 @@ class Emulated:
 
 def run_emulated(kernel: Kernel, target: Target, buffers: Sequence[np.ndarray], dims: Sequence[int] = ()) -> MatrixUnit:
     """Run the whole grid of a kernel that is compiled for ``target`` on this machine; return the unit afterwards."""
-    module = kernel_module(kernel, target)
+    module = unoptimized_kernel_module(kernel, target)
     played = Emulated(str(module))
     pointers = (ctypes.c_void_p * len(buffers))(*(x.ctypes.data for x in buffers))
     sizes = (ctypes.c_int64 * max(len(dims), 1))(*dims)

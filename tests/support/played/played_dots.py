@@ -14,7 +14,7 @@ import numpy as np
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.scratch import scratch_layout
 from aotc.kernels import back_end
-from aotc.kernels.cpu.compile import kernel_module
+from aotc.kernels.cpu.compile import unoptimized_kernel_module
 from aotc.targets import TARGETS, Target
 from benchmarks.engines import load_module
 
@@ -128,7 +128,7 @@ def _each_part(name: str, lanes: int) -> str:
 
 def run_played(kernel: Kernel, target: Target, buffers: Sequence[np.ndarray], dims: Sequence[int] = ()) -> set[str]:
     """Run a kernel of one item that is compiled for ``target`` on this machine; return the instructions it has."""
-    text, seen = _of_fixed_vectors(str(kernel_module(kernel, target))), set()
+    text, seen = _of_fixed_vectors(str(unoptimized_kernel_module(kernel, target))), set()
     for name, meaning in _MEANINGS.items():
         if name in text:
             short = name.split(".")[3]

@@ -1,4 +1,4 @@
-"""How a call under way ends early: who looks at the stop word, and how the host has the word."""
+"""Early end of a running call: checks of its stop word, and the calls of the host (Python) that may set it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ LONGEST_SILENCE = 250_000_000
 
 
 @njit
-def give_word(call, pool, now):
-    """Call the host (Python) so that it can handle signals; the host may stop the call."""
+def call_host_notice(call, pool, now):
+    """Call the host's notice function with Python's lock held, so that the host handles signals.
+
+    The host may stop the call.
+    """
     call_host(pool[abi.POOL_REGAIN], call[abi.CALL_STATE])
     answer = call_host(pool[abi.POOL_NOTICE], call[abi.CALL_ARGUMENT])
     if answer == 0:
@@ -33,8 +36,8 @@ def give_word(call, pool, now):
 
 
 @njit
-def poll(call):
-    """Return True if the call should end; asks the host (Python) every few milliseconds."""
+def poll_host(call):
+    """Return True if the call should end, after a notice to the host (Python) if one is due."""
     if acquire(at(call, abi.CALL_STOP)) != 0:
         return True
     pool = words_at(call[abi.CALL_POOL])
@@ -45,29 +48,29 @@ def poll(call):
     asked = acquire(at(pool, abi.POOL_ASK))
     if asked != call[abi.CALL_ASKED] and pool[abi.POOL_RELEASE] != 0:
         call[abi.CALL_ASKED] = asked
-        give_word(call, pool, now)
+        call_host_notice(call, pool, now)
         return acquire(at(call, abi.CALL_STOP)) != 0
     if call[abi.CALL_SINCE] == 0 and call[abi.CALL_EVERY] > 0:
         call[abi.CALL_SINCE] = now
     elif now - call[abi.CALL_SINCE] >= call[abi.CALL_PERIOD] and pool[abi.POOL_RELEASE] != 0:
-        give_word(call, pool, now)
+        call_host_notice(call, pool, now)
         return acquire(at(call, abi.CALL_STOP)) != 0
     return False
 
 
 @njit
-def poll_seldom(call):
-    """Return True if the call should end, like :func:`poll`, but checks the clock only after many calls."""
+def poll_host_rarely(call):
+    """Return True if the call should end; only every ``SMALL_TURNS`` uses read the clock and may notify the host."""
     call[abi.CALL_TURNS] -= 1
     if call[abi.CALL_TURNS] > 0:
         return acquire(at(call, abi.CALL_STOP)) != 0
     call[abi.CALL_TURNS] = SMALL_TURNS
-    return poll(call)
+    return poll_host(call)
 
 
 @njit
-def is_stopped(pool, call):
-    """Return True if the call should end; used by workers, which never ask the host themselves."""
+def is_stop_requested(pool, call):
+    """Return True if the call should end, without a notice to the host; for threads other than the caller's."""
     if acquire(at(call, abi.CALL_STOP)) != 0:
         return True
     if acquire(at(pool, abi.POOL_HALT)) != 0:
@@ -76,12 +79,18 @@ def is_stopped(pool, call):
     return False
 
 
-def poll_call(call):
-    """Return True to a kernel on the caller's thread if it should return early."""
-    return 1 if poll(call) else 0
+def poll_stop_on_caller(call):
+    """Return 1 to a kernel on the caller's thread if it should return early, else 0.
+
+    Exported as ``aotc_poll_call``.
+    """
+    return 1 if poll_host(call) else 0
 
 
-def poll_worker(monitor):
-    """Return True to a kernel on a worker's thread if it should return early; ``monitor`` is the run's."""
+def poll_stop_on_worker(monitor):
+    """Return 1 to a kernel on a worker's thread if it should return early, else 0.
+
+    Exported as ``aotc_poll_worker``. ``monitor`` points to the monitor words of the run that the kernel belongs to.
+    """
     run = words_at(monitor[MONITOR_RUN - MONITOR])
-    return 1 if is_stopped(words_at(run[MONITOR_POOL]), words_at(run[CALL])) else 0
+    return 1 if is_stop_requested(words_at(run[MONITOR_POOL]), words_at(run[CALL])) else 0

@@ -1,9 +1,9 @@
-"""How many items of a command a participant claims at once: fewer, the slower its thread is.
+"""Claim sizes: the number of items of a command that a participant claims at once, smaller for slower threads.
 
-All participants claim from one counter, so a slow one claims seldom. Its last claim remains, and the others wait for
-it: at a tenth of their speed it takes ten times as long as theirs. So each participant compares its time per item with
-the shortest that any participant needed for the same command. It remembers how far it lags behind, also for later
-commands and calls, and claims fewer items the further it lags. Commands that are claimed whole are not measured.
+All participants claim from one counter, so a slow participant claims rarely. Its last claim delays the end: at a tenth
+of the speed of the others it takes ten times as long as their claims. Each participant therefore compares its time per
+item with the shortest time of any participant for the same command. It remembers its lag for later commands and calls,
+and claims fewer items the larger its lag is. Commands that are claimed as a whole are not measured.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ def claim_size(items, grain, who):
 
 
 @njit
-def note_pace(cell, who, items, taken):
-    """Record the time of a claim, and update how far this thread lags behind the fastest one."""
+def record_claim_time(cell, who, items, taken):
+    """Record the time of a claim, and update this thread's lag behind the fastest participant.
+
+    ``taken`` is the time of the claim in ticks, for ``items`` items.
+    """
     mine = (max(taken, 1) << PACE_BITS) // items
     best = acquire(at(cell, PACE))
     behind = 0

@@ -1,15 +1,16 @@
-"""The executor as a native object: the exports of :mod:`aotc.kernels.cpu.executor.scheduler`, and atomics."""
+"""Compile the executor to a native object: its prebuilt LLVM IR, and the functions that differ between architectures.
+"""
 
 from __future__ import annotations
 
 from aotc.diagnostics import InternalError
 from aotc.kernels import back_end
-from aotc.kernels.cpu.executor.prebuilt_ir import compile_by_numba, read_prebuilt
+from aotc.kernels.cpu.executor.prebuilt_ir import compile_executor_by_numba, read_prebuilt
 from aotc.targets import Target
 
 
 def compile_executor(target: Target) -> bytes:
-    """Return the object of the executor; it needs only the C library.
+    """Compile the executor for ``target`` to an object that needs only the C library.
 
     Raises
     ------
@@ -21,7 +22,7 @@ def compile_executor(target: Target) -> bytes:
         raise InternalError(f"the executor does not support {target.triple}")
     whole = back_end.parse_assembly_for_target(machine, target, "executor")
     whole.retarget(target)
-    library = read_prebuilt() or compile_by_numba()
+    library = read_prebuilt() or compile_executor_by_numba()
     exports = library.exports()
     library.retarget(target)
     whole.link(library)

@@ -1,12 +1,14 @@
-"""How calls that run at the same time share the workers.
+"""Concurrent calls: the division of the pool's workers among the calls that run at the same time.
 
-A call takes one of the pool's *runs* with its first graph that several threads can share, and keeps it until it ends. A
-worker joins the open run that has the fewest workers, and leaves one between two claims when another has two fewer; so
-no call has more than one worker more than another that could use it. Where calls are on different logical devices, each
-device that has calls has as much of the cores as the others, a call its part of the devices that it is on, and workers
-go where most is missing: what a device does not use is lent, and it has it back after a claim. Callers are threads as
-well: the more calls, the fewer workers take part, so that there are never more threads at work than cores. Counts may
-be out of date by the time they are used: then a worker is where it is not needed most until it looks again.
+A call reserves one of the pool's *run* records for its first graph with work for several threads, until the call ends.
+Workers join the open run with the fewest workers. Between two claims a worker moves to another run that has two workers
+fewer, so the numbers of workers of two calls that could use more differ by at most one.
+
+If calls are on different logical devices, each device with active calls gets an equal share of the cores, and divides
+it among its calls. A worker joins the run that lacks most of its share. Shares that a device does not use are lent to
+others until its next call. Callers are threads as well: with more calls fewer workers take part, so that there are
+never more active threads than cores. A worker may act on counts that are out of date; it corrects that at its next
+check.
 """
 
 from __future__ import annotations
@@ -55,13 +57,13 @@ SHARE_UNITS = 720720
 
 
 @njit
-def run_at(pool, number):
-    """Return a run by its number."""
+def run_record_at(pool, number):
+    """Return the pointer to the run record with an index."""
     return at(pool, FIRST_RUN + number * RUN_WORDS)
 
 
 @njit
-def wake(pool, workers):
+def wake_workers(pool, workers):
     """Wake up to ``workers`` sleeping workers."""
     if workers > 0 and fetch_add(at(pool, SLEEPERS), 0) > 0:
         fetch_add(at(pool, WAKE), 1)
@@ -69,10 +71,10 @@ def wake(pool, workers):
 
 
 @njit
-def take_run(pool, call, threads):
-    """Reserve a run record for this call; return its address, or 0 if all are in use."""
+def reserve_run(pool, call, threads):
+    """Reserve a run record for a call that can use ``threads`` threads; return its address, or 0 if all are in use."""
     for number in range(RUNS):
-        run = run_at(pool, number)
+        run = run_record_at(pool, number)
         if acquire(at(run, TAKEN)) == 0 and exchange(at(run, TAKEN), 1) == 0:
             run[MONITOR] = worker_monitor()
             run[MONITOR_RUN] = address_of(run)
@@ -86,26 +88,27 @@ def take_run(pool, call, threads):
 
 
 @njit
-def give_run(pool, run):
-    """Release a run record and its workers for other calls."""
+def release_run(pool, run):
+    """Release a run record, and wake workers for the other active calls."""
     release(at(run, TAKEN), 0)
     if fetch_add(at(pool, HELD), -1) > 1:
         fetch_add(at(pool, EPOCH), 1)
-        wake(pool, run[THREADS])
+        wake_workers(pool, run[THREADS])
 
 
 @njit
-def count_workers(pool):
-    """Return how many workers all active calls could use, and how many they have.
+def count_wanted_and_present_workers(pool):
+    """Return the number of workers that all active calls could use, and the number that they have.
 
-    They could use as many threads as they ask for, or as there may be.
+    The calls could use as many threads as they request, but all of them together no more than the pool has cores, or
+    than the largest request.
     """
     held = acquire(at(pool, HELD))
     seen, parameters, most, present = 0, 0, 0, 0
     for number in range(RUNS):
         if seen >= held:
             break
-        run = run_at(pool, number)
+        run = run_record_at(pool, number)
         if acquire(at(run, TAKEN)) != 0:
             seen += 1
             threads = acquire(at(run, THREADS))
@@ -116,14 +119,14 @@ def count_workers(pool):
 
 
 @njit
-def most_useful_workers(pool):
+def count_most_useful_workers(pool):
     """Return the largest number of workers that a single active call could use."""
     held = acquire(at(pool, HELD))
     seen, most = 0, 0
     for number in range(RUNS):
         if seen >= held:
             break
-        run = run_at(pool, number)
+        run = run_record_at(pool, number)
         if acquire(at(run, TAKEN)) != 0:
             seen += 1
             most = max(most, acquire(at(run, THREADS)) - 1)
@@ -131,28 +134,31 @@ def most_useful_workers(pool):
 
 
 @njit
-def missing_workers(pool):
-    """Return how many more workers the active calls could use; negative if there are too many."""
-    wanted, present = count_workers(pool)
+def count_missing_workers(pool):
+    """Return the number of further workers that the active calls could use; negative if there are too many."""
+    wanted, present = count_wanted_and_present_workers(pool)
     return wanted - present
 
 
 @njit
-def has_room(run, several):
-    """Return True if one more worker could help this run."""
+def can_use_another_worker(run, several):
+    """Return True if a run is open and one more worker could help.
+
+    With ``several`` calls at the same time, unfinished commands are required.
+    """
     if acquire(at(run, OPEN)) == 0 or acquire(at(run, PRESENT)) >= acquire(at(run, THREADS)) - 1:
         return False
     return not several or acquire(at(run, DONE)) < run[COUNT]
 
 
 @njit
-def devices_in_use(pool, held):
+def devices_of_active_calls(pool, held):
     """Return the bit set of logical devices of all active calls; 0 if they all use the same ones."""
     seen, every, same = 0, 0, True
     for number in range(RUNS):
         if seen >= held:
             break
-        run = run_at(pool, number)
+        run = run_record_at(pool, number)
         if acquire(at(run, TAKEN)) != 0:
             same = same and (seen == 0 or run[DEVICES] == every)
             every |= run[DEVICES]
@@ -161,13 +167,13 @@ def devices_in_use(pool, held):
 
 
 @njit
-def calls_on(pool, held, device):
-    """Return the number of active calls on a logical device, given by its bit."""
+def count_calls_on_device(pool, held, device):
+    """Return the number of active calls on a logical device, which is given as a bit mask."""
     seen, count = 0, 0
     for number in range(RUNS):
         if seen >= held:
             break
-        run = run_at(pool, number)
+        run = run_record_at(pool, number)
         if acquire(at(run, TAKEN)) != 0:
             seen += 1
             count += 1 if run[DEVICES] & device else 0
@@ -175,10 +181,10 @@ def calls_on(pool, held, device):
 
 
 @njit
-def share_of(pool, run, held, devices):
-    """Return the number of threads a call is entitled to, in :data:`SHARE_UNITS`; 0 if all devices are equal.
+def fair_thread_share(pool, run, held, devices):
+    """Return the number of threads that a call is entitled to, in :data:`SHARE_UNITS`; 0 if ``devices`` is 0.
 
-    Each of ``devices`` has equally many, and divides them among its calls.
+    Each logical device of the bit mask ``devices`` has an equal share of the cores, and divides it among its calls.
     """
     parts, share = 0, 0
     while devices != 0:
@@ -186,28 +192,28 @@ def share_of(pool, run, held, devices):
         devices ^= device
         parts += 1
         if run[DEVICES] & device:
-            share += pool[POOL_CORES] * SHARE_UNITS // max(calls_on(pool, held, device), 1)
+            share += pool[POOL_CORES] * SHARE_UNITS // max(count_calls_on_device(pool, held, device), 1)
     return share // parts if parts > 0 else 0
 
 
 @njit
-def missing_in(pool, run, held, devices):
-    """Return how many workers a run lacks to its fair share, in :data:`SHARE_UNITS`, up to a common constant."""
-    return share_of(pool, run, held, devices) - acquire(at(run, PRESENT)) * SHARE_UNITS
+def missing_thread_share(pool, run, held, devices):
+    """Return a run's fair share of threads minus its workers, in :data:`SHARE_UNITS`; for comparisons between runs."""
+    return fair_thread_share(pool, run, held, devices) - acquire(at(run, PRESENT)) * SHARE_UNITS
 
 
 @njit
-def least_served(pool, held, devices):
-    """Return the address of the open run that lacks most workers to its fair share, or 0."""
+def least_served_run(pool, held, devices):
+    """Return the address of the open run that lacks most of its fair share of threads; 0 if no run can use a worker."""
     seen, found, most = 0, 0, 0
     for number in range(RUNS):
         if seen >= held:
             break
-        run = run_at(pool, number)
+        run = run_record_at(pool, number)
         if acquire(at(run, TAKEN)) != 0:
             seen += 1
-            if has_room(run, held > 1):
-                missing = missing_in(pool, run, held, devices)
+            if can_use_another_worker(run, held > 1):
+                missing = missing_thread_share(pool, run, held, devices)
                 if found == 0 or missing > most:
                     found, most = address_of(run), missing
     return found
@@ -217,36 +223,37 @@ def least_served(pool, held, devices):
 def run_to_join(pool):
     """Return the address of the run that an idle worker should join, or 0."""
     held = acquire(at(pool, HELD))
-    if held > 1 and missing_workers(pool) <= 0:
+    if held > 1 and count_missing_workers(pool) <= 0:
         return 0
-    return least_served(pool, held, devices_in_use(pool, held) if held > 1 else 0)
+    return least_served_run(pool, held, devices_of_active_calls(pool, held) if held > 1 else 0)
 
 
 @njit
-def is_hoped_for(pool):
-    """Return True if the next graph of some active call could use one more worker."""
+def may_join_next_graph(pool):
+    """Return True if an idle worker may be useful for the next graph of an active call."""
     held = acquire(at(pool, HELD))
-    return held == 1 or (held > 1 and missing_workers(pool) > 0)
+    return held == 1 or (held > 1 and count_missing_workers(pool) > 0)
 
 
 @njit
-def is_needed_elsewhere(pool, run):
-    """Return True if a worker should leave this run for another one, or because too many work."""
+def should_worker_change_run(pool, run):
+    """Return True if a worker should leave this run: another run lacks more workers, or too many are active."""
     held = acquire(at(pool, HELD))
     if held <= 1:
         return False
-    if missing_workers(pool) < 0:
+    if count_missing_workers(pool) < 0:
         return True
-    devices = devices_in_use(pool, held)
-    found = least_served(pool, held, devices)
+    devices = devices_of_active_calls(pool, held)
+    found = least_served_run(pool, held, devices)
     if found == 0:
         return False
-    return missing_in(pool, words_at(found), held, devices) > missing_in(pool, run, held, devices) + SHARE_UNITS
+    there = missing_thread_share(pool, words_at(found), held, devices)
+    return there > missing_thread_share(pool, run, held, devices) + SHARE_UNITS
 
 
 @njit
-def take_seat(run, hint):
-    """Reserve a participant number, which selects scratch memory; return 0 if all are taken."""
+def reserve_participant_number(run, hint):
+    """Reserve a participant number of a run, which selects scratch memory; return 0 if all are in use."""
     threads = run[THREADS]
     me = 1 + hint % (threads - 1)
     for _ in range(1, threads):
@@ -259,7 +266,7 @@ def take_seat(run, hint):
 
 
 @njit
-def give_seat(run, me):
-    """Release a participant number."""
+def release_participant_number(run, me):
+    """Release a participant number of a run."""
     fetch_add(at(run, PRESENT), -1)
     fetch_add(at(run, SEATS + me // SEAT_BITS), -(1 << (me % SEAT_BITS)))

@@ -1,13 +1,13 @@
-"""Control commands: loops and branches that run beside other commands of a graph.
+"""Control commands: loops and branches that run concurrently with other commands of a graph.
 
-Whoever claims one runs its nodes. Graphs in there that several threads can share are opened as the command's *inner
-run*, which lies in cells of its own and has the words of a run up to its seats. Participants of the graph around it who
-find nothing to claim help with open inner runs; they keep their seat, and so their scratch memory. An inner run ends as
-any other does: see :mod:`aotc.kernels.cpu.executor.scheduler`.
+The participant that claims a control command runs its nodes. A graph in these nodes with work for several threads is
+opened as the command's *inner run*, a run record in the cells of the command. Participants of the outer graph without
+work to claim help with open inner runs; they keep their participant number, and so their scratch memory. An inner run
+ends as any other run: see :mod:`aotc.kernels.cpu.executor.scheduler`.
 
-Nodes hold graphs, whose commands hold nodes: what runs nodes, and a participant's part in a graph, are exported and
-called by address. Numba's functions cannot call each other in a circle, and so they stand in the executor once: loading
-takes longer by its size.
+Nodes contain graphs, and commands of graphs contain nodes, but Numba's functions cannot be mutually recursive. The walk
+over nodes and the participation in a graph are therefore exported and called by address. This also avoids inlined
+copies, which would make the executor larger and slower to load.
 """
 
 from __future__ import annotations
@@ -46,8 +46,11 @@ from aotc.vmfb.abi import CALL_DEVICES, CALL_THREADS, COMMAND_HEADER, DIMS, INNE
 
 
 @njit
-def participate(pool, run, who, role):
-    """Work on a run as one participant; return how often work was claimed."""
+def participate_in_run(pool, run, who, role):
+    """Work on a run as one participant, by the exported function ``aotc_take_part``; return the number of claims.
+
+    ``who`` points to the words of the participant. ``role`` is MEMBER, OWNER or HELPER.
+    """
     part = part_words()
     part[PART_POOL], part[PART_RUN] = address_of(pool), address_of(run)
     part[PART_WHO], part[PART_ROLE] = address_of(who), role
@@ -55,8 +58,11 @@ def participate(pool, run, who, role):
 
 
 @njit
-def enter_nodes(pool, call, code, words, threads, inner, who, monitor):
-    """Run the nodes of a command buffer, with graphs on up to ``threads`` threads."""
+def call_node_walk(pool, call, code, words, threads, inner, who, monitor):
+    """Run the nodes of a command buffer by the exported function ``aotc_run_nodes``.
+
+    ``threads`` is the maximum number of threads for each of their graphs.
+    """
     part = part_words()
     part[PART_POOL], part[PART_CALL], part[PART_RUN] = address_of(pool), address_of(call), inner
     part[PART_CODE], part[PART_LENGTH] = address_of(code), words
@@ -65,8 +71,8 @@ def enter_nodes(pool, call, code, words, threads, inner, who, monitor):
 
 
 @njit
-def prepare_inner(pool, inner, call):
-    """Initialize the constant fields of an inner run (the body of a loop or branch command)."""
+def initialize_inner_run(pool, inner, call):
+    """Write the fields of an inner run that stay constant for all of its graphs."""
     inner[MONITOR] = worker_monitor()
     inner[MONITOR_RUN] = address_of(inner)
     inner[MONITOR_POOL] = address_of(pool)
@@ -74,30 +80,30 @@ def prepare_inner(pool, inner, call):
 
 
 @njit
-def run_control(pool, call, inner, command, who, monitor):
-    """Run the body of a loop or branch command; on one thread if no inner run is available."""
+def run_control_command(pool, call, inner, command, who, monitor):
+    """Run the nodes of a loop or branch command: on one thread if ``inner``, the address of an inner run, is 0."""
     code = at(command, COMMAND_HEADER + command[SUCCESSORS])
-    enter_nodes(pool, call, code, command[DIMS], call[CALL_THREADS] if inner != 0 else 1, inner, who, monitor)
+    call_node_walk(pool, call, code, command[DIMS], call[CALL_THREADS] if inner != 0 else 1, inner, who, monitor)
 
 
 @njit
-def help_with(pool, inner, who):
-    """Work on an inner run while it has items to claim; return how often work was claimed."""
+def help_inner_run(pool, inner, who):
+    """Work on an inner run while it has items to claim; return the number of claims."""
     found = 0
     fetch_add(at(inner, INSIDE), 1)
     if fetch_add(at(inner, OPEN), 0) == 1:
-        found = participate(pool, inner, who, HELPER)
+        found = participate_in_run(pool, inner, who, HELPER)
     fetch_add(at(inner, INSIDE), -1)
     return found
 
 
 @njit
-def help_inside(pool, run, who):
-    """Work on the open inner runs of a graph's control commands; return how often work was claimed."""
+def help_inner_runs(pool, run, who):
+    """Work on the open inner runs of a graph's control commands; return the number of claims."""
     cells = at(words_at(run[CELLS]), run[COUNT] * STATE)
     found = 0
     for i in range(run[CONTROLS]):
         inner = at(cells, i * INNER_CELLS * STATE)
         if acquire(at(inner, OPEN)) == 1:
-            found += help_with(pool, inner, who)
+            found += help_inner_run(pool, inner, who)
     return found

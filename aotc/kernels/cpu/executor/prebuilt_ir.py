@@ -1,4 +1,4 @@
-"""The executor as LLVM IR for any machine: the output of Numba's front end, stored in a file of this folder.
+"""The executor as LLVM IR that is independent of the machine, written by Numba's front end to a file of this folder.
 
 Numba takes five seconds to compile the executor. ``make executor``, or ``python -m
 aotc.kernels.cpu.executor.prebuilt_ir``, writes the file. Its first line is a digest of the sources. If the sources have
@@ -26,7 +26,7 @@ _LIMITS = re.compile(rb"\nfrom aotc\.kernels\.limits import (\([^)]*\)|[^\n]*)")
 
 
 def digest_of_sources() -> str:
-    """Return a digest of the executor's Python, and of the numbers that it takes from tables of others."""
+    """Return a digest of the executor's sources, and of the constants that they import from other modules."""
     digest = hashlib.sha256()
     folder = Path(__file__).parent
     paths = [path for path in folder.glob("*.py") if path.name not in _NOT_COMPILED]
@@ -44,7 +44,7 @@ def digest_of_sources() -> str:
 
 
 def read_prebuilt() -> Library | None:
-    """Return the prebuilt executor; None if its file is of other sources, or this LLVM cannot read it."""
+    """Read the prebuilt executor; return None if the file is out of date, or if this LLVM cannot read it."""
     try:
         first, _, text = lzma.decompress(KEPT.read_bytes()).decode().partition("\n")
     except (OSError, lzma.LZMAError):
@@ -57,8 +57,8 @@ def read_prebuilt() -> Library | None:
         return None
 
 
-def compile_by_numba() -> Library:
-    """Compile the executor by Numba's front end; its LLVM IR has no unused functions, and always the same names."""
+def compile_executor_by_numba() -> Library:
+    """Compile the executor by Numba's front end, without unused functions and with reproducible names."""
     library = back_end.parse_assembly_for_target("", _FRONT, "executor")
     library.retarget(_FRONT)
     for name, row in EXPORTS.items():
@@ -71,11 +71,11 @@ def compile_by_numba() -> Library:
     return library
 
 
-def write() -> None:
+def write_prebuilt() -> None:
     """Write the prebuilt LLVM IR of the executor to its file."""
-    text = f"; {digest_of_sources()}\n{compile_by_numba().module}"
+    text = f"; {digest_of_sources()}\n{compile_executor_by_numba().module}"
     KEPT.write_bytes(lzma.compress(text.encode(), preset=9))
 
 
 if __name__ == "__main__":
-    write()
+    write_prebuilt()

@@ -1,6 +1,6 @@
 """Counters of a participant in a call: items that it stole, and time that it waited for work.
 
-A participant counts in memory of its own and adds the sums to those of the pool when it leaves the call.
+A participant counts in its own memory, and adds the sums to the counters of the pool when it leaves the call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from aotc.vmfb.abi import POOL_IDLE, POOL_STEALS
 
 
 @njit
-def leave_command(tally, items, threads):
+def count_stolen_items(tally, items, threads):
     """Count the items of a command that a participant ran beyond its equal share as stolen."""
     if tally[MINE] > 0:
         tally[STOLEN] += max(tally[MINE] - -(-items // threads), 0)
@@ -21,20 +21,20 @@ def leave_command(tally, items, threads):
 
 
 @njit
-def begin_tally(tally):
-    """Reset all counters."""
+def reset_tally(tally):
+    """Set all counters of a participant to 0."""
     for i in range(TALLY_WORDS):
         tally[i] = 0
 
 
 @njit
-def begin_wait(tally):
-    """Start the clock of a wait for work."""
+def begin_wait_time(tally):
+    """Record the start of a wait for work."""
     tally[SINCE] = exact_clock(time_words())
 
 
 @njit
-def end_wait(tally, until):
+def end_wait_time(tally, until):
     """Add a wait for work that ended at time ``until`` to the counters, if one had begun."""
     if tally[SINCE] != 0:
         tally[WAITED] += until - tally[SINCE]
@@ -42,15 +42,15 @@ def end_wait(tally, until):
 
 
 @njit
-def now_if_waiting(tally):
-    """Return the time if a wait has begun, else 0: reading the clock is slow."""
+def time_if_waiting(tally):
+    """Return the time in nanoseconds if a wait has begun, else 0 (reading the clock is slow)."""
     return exact_clock(time_words()) if tally[SINCE] != 0 else 0
 
 
 @njit
-def end_tally(pool, tally):
-    """Add the counters to those of the pool, which all participants share."""
-    end_wait(tally, now_if_waiting(tally))
+def add_tally_to_pool(pool, tally):
+    """Add a participant's counters to those of the pool, which all participants share."""
+    end_wait_time(tally, time_if_waiting(tally))
     if tally[STOLEN] > 0:
         fetch_add(at(pool, POOL_STEALS), tally[STOLEN])
     if tally[WAITED] > 0:

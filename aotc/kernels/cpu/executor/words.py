@@ -1,4 +1,4 @@
-"""What the parts of the executor share: the words of its memory, and how a command's are read."""
+"""Layout of the executor's memory: words of the pool, of runs, commands and participants; operands of commands."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ participant_words, tally_words, dice_words = stack_words(PARTICIPANT_WORDS), sta
 
 
 @njit
-def operand(word, params):
+def operand_value(word, params):
     """Return the value of an operand word: a constant, or a parameter of the call."""
     if word & 1:
         return params[word >> 1]
@@ -64,10 +64,10 @@ def operand(word, params):
 
 
 @njit
-def place(command, number, first, slots, params):
-    """Return the address of buffer argument ``number`` of a command."""
+def buffer_address(command, number, first, slots, params):
+    """Return the address of buffer argument ``number`` of a command; ``first`` is the index of the first one's word."""
     at_place = first + abi.PLACE_WORDS * number
-    return slots[command[at_place + abi.PLACE_SLOT]] + operand(command[at_place + abi.PLACE_OFFSET], params)
+    return slots[command[at_place + abi.PLACE_SLOT]] + operand_value(command[at_place + abi.PLACE_OFFSET], params)
 
 
 # Iterations after which a spinning thread yields its processor, as there may be more threads than cores: half of SPINS.
@@ -75,8 +75,8 @@ YIELD_AFTER = 2000
 
 
 @njit
-def wait_a_little(iterations):
-    """Spin or yield for a moment, longer after more ``iterations`` of waiting."""
+def spin_or_yield(iterations):
+    """Execute one iteration of a wait: a spin hint, or after many ``iterations`` a yield to other threads."""
     if iterations > YIELD_AFTER:
         yield_processor()
     else:

@@ -1,4 +1,4 @@
-"""The worker threads of a process: how many there are, and the life of one."""
+"""Worker threads of a process: their number, and their main loop."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from aotc.kernels.cpu.executor.atomics import (
     yield_processor,
 )
 from aotc.kernels.cpu.executor.concurrent_calls import (
-    give_seat,
-    is_hoped_for,
-    missing_workers,
-    most_useful_workers,
+    count_missing_workers,
+    count_most_useful_workers,
+    may_join_next_graph,
+    release_participant_number,
+    reserve_participant_number,
     run_to_join,
-    take_seat,
 )
-from aotc.kernels.cpu.executor.control import participate
+from aotc.kernels.cpu.executor.control import participate_in_run
 from aotc.kernels.cpu.executor.words import (
     ALIVE,
     BORN,
@@ -54,8 +54,8 @@ KEEP_SECONDS = 2
 
 
 @njit
-def start(pool, workers):
-    """Start worker threads; return how many the system refused."""
+def start_worker_threads(pool, workers):
+    """Start worker threads; return the number that the system refused."""
     for started in range(workers):
         fetch_add(at(pool, ALIVE), 1)
         if start_thread(pool) != 0:
@@ -70,7 +70,7 @@ RETRY_SECONDS = 1
 
 @njit
 def start_missing_workers(pool, wanted):
-    """Start workers up to ``wanted``; those that the system refuses are requested again later."""
+    """Start workers until there are ``wanted``; after a refusal by the system, retry no earlier than a second later."""
     pool[WANTED] = max(pool[WANTED], wanted)
     alive = acquire(at(pool, ALIVE))
     if alive >= wanted:
@@ -78,21 +78,21 @@ def start_missing_workers(pool, wanted):
     now = clock(time_words())
     if pool[REFUSED] != 0 and now - pool[REFUSED] < RETRY_SECONDS * SECOND:
         return
-    pool[REFUSED] = now if start(pool, wanted - alive) > 0 else 0
+    pool[REFUSED] = now if start_worker_threads(pool, wanted - alive) > 0 else 0
 
 
 @njit
-def is_surplus(pool):
-    """Return True if this worker should end because no recent run needed so many.
+def should_worker_exit(pool):
+    """Return True if this worker should exit because no recent run wanted so many.
 
-    A call under way may want as many again when others have ended.
+    The active calls may want as many as before when other calls have ended, so these workers stay.
     """
     now = clock(time_words())
     since = acquire(at(pool, WINDOW))
     if now - since > KEEP_SECONDS * SECOND and exchange(at(pool, WINDOW), now) == since:
         pool[WANTED_BEFORE] = pool[WANTED]
         pool[WANTED] = 0
-    most = max(pool[WANTED], pool[WANTED_BEFORE], most_useful_workers(pool))
+    most = max(pool[WANTED], pool[WANTED_BEFORE], count_most_useful_workers(pool))
     if acquire(at(pool, ALIVE)) <= most:
         return False
     if fetch_add(at(pool, ALIVE), -1) > most:
@@ -102,8 +102,8 @@ def is_surplus(pool):
 
 
 @njit
-def sleep(pool):
-    """Sleep until there is a run to join, or until an idle worker's lifetime ends."""
+def sleep_until_work(pool):
+    """Sleep until there is a run to join, for at most ``KEEP_SECONDS``."""
     timeout = time_words()
     timeout[0], timeout[1] = KEEP_SECONDS, 0
     woken = acquire(at(pool, WAKE))
@@ -116,27 +116,27 @@ def sleep(pool):
 
 
 @njit
-def is_crowded(pool):
+def are_too_many_workers_active(pool):
     """Return True if too many workers are active, this one included.
 
-    Two may have seen the same seat free at once. Both would stay: in a run nobody looks again before another call
-    begins or ends.
+    Two workers may have seen the same free participant number. Without this check both would stay, because workers of a
+    run only look again when another call begins or ends.
     """
-    return acquire(at(pool, HELD)) > 1 and missing_workers(pool) < 0
+    return acquire(at(pool, HELD)) > 1 and count_missing_workers(pool) < 0
 
 
 @njit
-def join(pool, run, hint, who):
-    """Work on a run if it is open and has a free participant number; return True if others may need a worker."""
+def join_run(pool, run, hint, who):
+    """Work on a run if it is open and has a free participant number; return True if other calls may need a worker."""
     helped = False
     fetch_add(at(run, INSIDE), 1)
     if fetch_add(at(run, OPEN), 0) == 1:
-        me = take_seat(run, hint)
+        me = reserve_participant_number(run, hint)
         if me != 0:
-            if not is_crowded(pool):
+            if not are_too_many_workers_active(pool):
                 who[SEAT] = me
-                participate(pool, run, who, MEMBER)
-            give_seat(run, me)
+                participate_in_run(pool, run, who, MEMBER)
+            release_participant_number(run, me)
             helped = acquire(at(pool, HELD)) > 1
     fetch_add(at(run, INSIDE), -1)
     return helped
@@ -149,8 +149,8 @@ SPINS = 4000
 ACTIVE_SPINS = 20 * SPINS
 
 
-def worker(pool):
-    """Run a worker thread's main loop: join runs, sleep, end when surplus."""
+def run_worker_thread(pool):
+    """Run a worker thread's main loop: join runs, spin, sleep, exit when surplus."""
     hint = fetch_add(at(pool, BORN), 1)
     who = participant_words()
     who[LAG] = 0
@@ -163,12 +163,12 @@ def worker(pool):
             if spins < SPINS:
                 pause()
                 continue
-            if spins < ACTIVE_SPINS and is_hoped_for(pool):
+            if spins < ACTIVE_SPINS and may_join_next_graph(pool):
                 yield_processor()
                 continue
-            if is_surplus(pool):
+            if should_worker_exit(pool):
                 return
-            sleep(pool)
+            sleep_until_work(pool)
             spins = 0
             seen = -1
             continue
@@ -176,6 +176,6 @@ def worker(pool):
         found = run_to_join(pool)
         if found != 0:
             spins = 0
-            if join(pool, words_at(found), hint, who):
+            if join_run(pool, words_at(found), hint, who):
                 seen = -1
     fetch_add(at(pool, ALIVE), -1)

@@ -1,1 +1,1 @@
-"""Register tiles: the micro-kernels of matmuls, one vector function per tile shape."""
+"""Register tiles: micro-kernels of matmuls, one LLVM function for each tile shape."""

@@ -1,4 +1,4 @@
-"""Tiles on the matrix unit of x86 CPUs (AMX): one function of eight tile registers for each shape.
+"""Register tiles on the matrix unit of x86 CPUs (AMX): a function with up to eight tile registers for each shape.
 
 A tile register has 16 rows of 64 bytes. It is used for 16 x 16 accumulators, for up to 16 rows of ``a`` with 16 steps
 of k, or for 16 steps of ``b`` with 16 columns. A step of k is 2 bf16 or 4 i8, contiguous in ``a`` and in each column of
@@ -52,7 +52,10 @@ def configure_amx_tiles(builder: ir.IRBuilder, shape: Shape) -> None:
 
 
 def amx_release_line(module: ir.Module) -> str:
-    """Return the line that releases the registers if ``module`` uses them, so that thread switches do not save them."""
+    """Return assembly that releases the tile registers if ``module`` uses them.
+
+    Released registers are not saved by thread switches.
+    """
     if "llvm.x86.ldtilecfg" not in module.globals:
         return ""
     function = declare_function(module, "llvm.x86.tilerelease", ir.FunctionType(VOID, []))
@@ -60,7 +63,7 @@ def amx_release_line(module: ir.Module) -> str:
 
 
 def _amx_configuration(module: ir.Module, shape: Shape) -> ir.GlobalVariable:
-    """Return the 64-byte configuration: rows, and bytes of a row, of each register."""
+    """Add the 64-byte configuration to the module: number of rows, and bytes of a row, of each tile register."""
     name = f"matrix_tiles_{shape.rows}x{shape.vectors}"
     if name in module.globals:
         return module.globals[name]
@@ -76,121 +79,128 @@ def _amx_configuration(module: ir.Module, shape: Shape) -> ir.GlobalVariable:
 
 
 def _amx_row_bands(rows: int) -> int:
+    """Return the number of tile registers that cover ``rows`` rows."""
     return -(-rows // ROWS)
 
 
 def _amx_band_heights(rows: int) -> list[int]:
+    """Return the number of rows in each tile register that covers ``rows`` rows."""
     return [min(ROWS, rows - i) for i in range(0, rows, ROWS)]
 
 
 def _call_amx_intrinsic(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:
+    """Emit a call of the LLVM intrinsic of an AMX instruction."""
     call_intrinsic(builder, f"llvm.x86.{name}", VOID, list(args))
 
 
 class MatrixTileWriter(TileWriter):
-    """Writer of a tile's function for the matrix unit."""
+    """Writer of a tile's function for the matrix unit (AMX)."""
 
     def write(self) -> None:
-        """Write the whole function: the accumulation, then the stores to ``out``."""
+        """Emit the whole function: the accumulation, then the stores to ``out``."""
         shape = self.shape
         self.heights, n = _amx_band_heights(shape.rows), shape.vectors
         self.first_a = len(self.heights) * n
         self.first_b = self.first_a + len(self.heights)
-        self.fetch_results()
+        self.prefetch_results()
         for number in range(self.first_a):
-            self.unit("tilezero", number)
-        self.nest(0, [], self.a, self.panel)
+            self.emit_amx_instruction("tilezero", number)
+        self.emit_loop_nest(0, [], self.a, self.panel)
         for number in range(self.first_a):
-            row = self.at(self.out, self.times(self.out_row, number // n * ROWS))
-            self.unit("tilestored64", number, self.at(row, i64(number % n * LINE)), self.out_row)
+            row = self.advance(self.out, self.mul_const(self.out_row, number // n * ROWS))
+            self.emit_amx_instruction("tilestored64", number, self.advance(row, i64(number % n * LINE)), self.out_row)
         self.b.ret_void()
 
-    def fetch_results(self) -> None:
-        """Prefetch the cache lines of the result, which the stores would wait for otherwise.
+    def prefetch_results(self) -> None:
+        """Emit prefetches of the cache lines of the result, for which the stores would wait otherwise.
 
         Contiguous rows of whole lines are the tile's scratch memory, which is in the cache already.
         """
         if self.shape.out_row == LINE * self.shape.vectors:
             return
         for i in range(self.shape.rows):
-            row = self.at(self.out, self.times(self.out_row, i))
+            row = self.advance(self.out, self.mul_const(self.out_row, i))
             for j in range(self.shape.vectors):
-                self.fetch(self.at(row, i64(j * LINE)), write=1)
+                self.emit_prefetch(self.advance(row, i64(j * LINE)), write=1)
 
-    def fetch(self, place: ir.Value, write: int = 0) -> None:
-        """Emit a prefetch into the first-level cache."""
+    def emit_prefetch(self, place: ir.Value, write: int = 0) -> None:
+        """Emit a prefetch of a line into the first-level cache, for writing if ``write`` is 1."""
         self.call("llvm.prefetch.p0", VOID, place, *(i32(x) for x in (write, 3, 1)))
 
-    def unit(self, name: str, number: int, *args: ir.Value | int) -> None:
+    def emit_amx_instruction(self, name: str, number: int, *args: ir.Value | int) -> None:
         """Emit an AMX instruction on tile register ``number``."""
         values = [ir.Constant(I8, x) if isinstance(x, int) else x for x in (number, *args)]
         _call_amx_intrinsic(self.b, name, *values)
 
-    def innermost(self, extent: ir.Value, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Emit 16 steps at a time; the remainder is one more, padded with zeros."""
+    def emit_innermost_loop(self, extent: ir.Value, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Emit a loop over groups of 16 steps of k; a remainder is padded to one more group with zeros."""
         _, a_step, b_step = self.levels[-1]
         whole, rest = divmod(extent.constant, WORDS)
-        by = (self.times(a_step, WORDS), self.times(b_step, WORDS), 1)
+        by = (self.mul_const(a_step, WORDS), self.mul_const(b_step, WORDS), 1)
 
         def step(state: State, a: ir.Value, panel: ir.Value) -> State:
-            self.ahead(panel, b_step)
-            self.products(a, self.a_row, panel, b_step)
+            self.prefetch_panel(panel, b_step)
+            self.emit_tile_products(a, self.a_row, panel, b_step)
             return state
 
-        state, a, panel = self.loop(i64(whole), state, a, panel, by, step)
+        state, a, panel = self.emit_loop(i64(whole), state, a, panel, by, step)
         if rest:
-            left, right = self.rest_of_a(a, rest), self.rest_of_b(panel, b_step, rest)
-            self.products(left, i64(LINE), right, i64(LINE * self.shape.vectors))
+            left, right = self.pad_left_remainder(a, rest), self.pad_right_remainder(panel, b_step, rest)
+            self.emit_tile_products(left, i64(LINE), right, i64(LINE * self.shape.vectors))
         return state
 
-    def products(self, a: ir.Value, a_row: ir.Value, panel: ir.Value, b_row: ir.Value) -> None:
-        """Emit the products of 16 steps; each register is loaded just before its first use."""
+    def emit_tile_products(self, a: ir.Value, a_row: ir.Value, panel: ir.Value, b_row: ir.Value) -> None:
+        """Emit the products of 16 steps of k; each register is loaded just before its first use."""
         n = self.shape.vectors
         spare = REGISTERS - self.first_b
         for j in range(n):
             right = self.first_b + j % spare
-            self.unit("tileloadd64", right, self.at(panel, i64(j * LINE)), b_row)
+            self.emit_amx_instruction("tileloadd64", right, self.advance(panel, i64(j * LINE)), b_row)
             for i in range(len(self.heights)):
                 if j == 0:
-                    self.unit("tileloadd64", self.first_a + i, self.at(a, self.times(a_row, i * ROWS)), a_row)
-                self.unit(_PRODUCTS[self.shape.a_dtype], i * n + j, self.first_a + i, right)
+                    left = self.advance(a, self.mul_const(a_row, i * ROWS))
+                    self.emit_amx_instruction("tileloadd64", self.first_a + i, left, a_row)
+                self.emit_amx_instruction(_PRODUCTS[self.shape.a_dtype], i * n + j, self.first_a + i, right)
 
-    def ahead(self, panel: ir.Value, b_step: ir.Value) -> None:
-        """Emit prefetches of a later part of the panel, if memory limits the tile."""
+    def prefetch_panel(self, panel: ir.Value, b_step: ir.Value) -> None:
+        """Emit prefetches of a later part of the panel, if memory bandwidth limits the tile."""
         if not self.shape.prefetch:
             return
         for line in range(WORDS * self.shape.vectors):
-            self.fetch(self.at(panel, i64(self.shape.prefetch + line * LINE)))
+            self.emit_prefetch(self.advance(panel, i64(self.shape.prefetch + line * LINE)))
 
-    def rest_of_a(self, a: ir.Value, rest: int) -> ir.Value:
-        """Return a copy of the last ``rest`` steps of each row, padded with zeros."""
-        copy = self.stack(self.shape.rows)
+    def pad_left_remainder(self, a: ir.Value, rest: int) -> ir.Value:
+        """Emit a copy of the last ``rest`` steps of each row of ``a``, padded with zeros; return its address."""
+        copy = self.allocate_stack_lines(self.shape.rows)
         mask = ir.Constant(ir.VectorType(I1, WORDS), [i < rest for i in range(WORDS)])
         for i, row in enumerate(self.row_offsets):
-            zero = ir.Constant(self.words, None)
-            x = self.call(f"llvm.masked.load.v{WORDS}i32.p0", self.words, self.at(a, row), mask, zero)
-            self.b.store(x, self.at(copy, i64(i * LINE)), align=LINE)
+            zero = ir.Constant(self.tile_row_type, None)
+            x = self.call(f"llvm.masked.load.v{WORDS}i32.p0", self.tile_row_type, self.advance(a, row), mask, zero)
+            self.b.store(x, self.advance(copy, i64(i * LINE)), align=LINE)
         return copy
 
-    def rest_of_b(self, panel: ir.Value, b_step: ir.Value, rest: int) -> ir.Value:
-        """Return a copy of the last ``rest`` steps of the panel; its zeros are written once, on entry."""
+    def pad_right_remainder(self, panel: ir.Value, b_step: ir.Value, rest: int) -> ir.Value:
+        """Emit a copy of the last ``rest`` steps of the panel, padded with zeros; return its address.
+
+        The zeros are written once, on entry to the function.
+        """
         n = self.shape.vectors
-        copy = self.stack(WORDS * n)
+        copy = self.allocate_stack_lines(WORDS * n)
         with self.b.goto_entry_block():
             for i in range(rest * n, WORDS * n):
-                self.b.store(ir.Constant(self.words, None), self.at(copy, i64(i * LINE)), align=LINE)
+                self.b.store(ir.Constant(self.tile_row_type, None), self.advance(copy, i64(i * LINE)), align=LINE)
         for i in range(rest * n):
-            place = self.at(self.at(panel, self.times(b_step, i // n)), i64(i % n * LINE))
-            x = self.load(place, self.words, 4)
-            self.b.store(x, self.at(copy, i64(i * LINE)), align=LINE)
+            place = self.advance(self.advance(panel, self.mul_const(b_step, i // n)), i64(i % n * LINE))
+            x = self.load(place, self.tile_row_type, 4)
+            self.b.store(x, self.advance(copy, i64(i * LINE)), align=LINE)
         return copy
 
     @property
-    def words(self) -> ir.VectorType:
+    def tile_row_type(self) -> ir.VectorType:
         """Return the LLVM type of a row of a tile register."""
         return ir.VectorType(I32, WORDS)
 
-    def stack(self, lines: int) -> ir.Value:
+    def allocate_stack_lines(self, lines: int) -> ir.Value:
         """Allocate ``lines`` cache lines on the function's stack."""
         with self.b.goto_entry_block():
             memory = self.b.alloca(ir.ArrayType(I8, lines * LINE))

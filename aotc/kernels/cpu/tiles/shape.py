@@ -14,11 +14,11 @@ Levels = tuple[tuple[int | None, int | None, int | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The constants of a tile; None stands for an argument at run time.
+    """The constants of a register tile; None stands for a value that is an argument at run time.
 
-    Strides and ``prefetch`` (the prefetch distance in ``b``; 0: none) are in bytes; ``levels`` are the loops over k,
-    outermost first: (extent, stride in a, stride in b). ``isa`` are instruction sets: ``x86`` (else AArch64), ``fma``,
-    ``vnni``, ``dot``, ``i8mm``, ``bf16``, ``sve``, ``amx-bf16`` and ``amx-i8``.
+    Strides and ``prefetch`` (the prefetch distance in ``b``; 0: none) are in bytes. ``levels`` are the loops over k,
+    outermost first: (extent, stride in a, stride in b). ``isa`` has names of instruction sets: ``x86`` (else AArch64),
+    ``fma``, ``vnni``, ``dot``, ``i8mm``, ``bf16``, ``sve``, ``amx-bf16`` and ``amx-i8``.
     """
 
     form: TileForm
@@ -38,12 +38,12 @@ class Shape:
 
     @property
     def is_packed(self) -> bool:
-        """Return True if each step of ``b`` is contiguous, panel after panel."""
+        """Return True if each step of ``b`` is contiguous and steps follow each other, panel after panel."""
         return self.b_column == 0 and self.b_inner == 0
 
     @property
     def of_dots(self) -> bool:
-        """Return True if the tile computes dot products of rows; it then has ``vectors`` columns."""
+        """Return True if the tile computes dot products of rows of both operands; ``vectors`` then counts columns."""
         return self.b_column != 0
 
     @property
@@ -53,7 +53,7 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """Return the symbol: equal for equal shapes, in every module."""
+        """Return the symbol of the tile's function, which is the same for equal shapes in every module."""
         digest = hashlib.sha256(repr(self).encode()).hexdigest()[:12]
         columns = f"dots_{self.vectors}" if self.of_dots else self.vectors * self.lanes
         return f"{PREFIX}{self.form.name}_{self.rows}x{columns}_{digest}"

@@ -1,17 +1,28 @@
-"""Emission of the loop-IR statement ``Tile`` on a CPU: a call of the micro-kernel of its shape.
+"""Emit the loop-IR statement ``Tile`` on a CPU: a call of the micro-kernel of its shape.
 
 Each distinct shape becomes one function ``(a, b, out, non-constant strides and extents...)``, which
 :mod:`aotc.kernels.cpu.tiles.micro_kernel` writes.
 
-Layouts of ``b``; a *step* is one iteration of the innermost level, and its ``cols`` groups are contiguous:
+Layouts of the right operand ``b``. A *step* is an iteration of the innermost level; its ``cols`` groups are contiguous:
 
-======== ============ ==================================================== ========= form k in a step one step of ``b``
-``out`` ======== ============ ==================================================== ========= f32 1 ``cols`` f32 f32
-f32_bf16 1 ``cols`` bf16 f32 f32_f16 1 ``cols`` f16 f32 f32_s8 1 ``cols`` i8 f32 f32_i8 1 ``cols`` bytes, after the f32
-scales of its group f32 f32_i4 2 ``cols`` bytes: even k in the low 4 bits, odd high f32 bf16_i8 2 ``cols`` bytes of even
-k, then as many of odd k f32 bf16_i4 2 as ``f32_i4`` f32 f64 1 ``cols`` f64 f64 bf16 2 ``cols`` words: even k in the low
-16 bits, odd high f32 i8 4 ``cols`` words: k in the order of the bytes i32 i8_o8 4 i8, used as u8 with an offset of 128;
-unpacked i32 ======== ============ ==================================================== =========
+======== ============ ===================================================== =========
+form     k in a step  one step of ``b``                                     ``out``
+======== ============ ===================================================== =========
+f32      1            ``cols`` f32                                          f32
+f32_bf16 1            ``cols`` bf16                                         f32
+f32_f16  1            ``cols`` f16                                          f32
+f32_s8   1            ``cols`` i8                                           f32
+f32_i8   1            ``cols`` bytes, after the scales of its group         f32
+f32_i4   2            ``cols`` bytes: even k in the low 4 bits, odd high    f32
+bf16_i8  2            ``cols`` bytes of even k, then as many of odd k       f32
+bf16_i4  2            as ``f32_i4``                                         f32
+f64      1            ``cols`` f64                                          f64
+i32      1            ``cols`` i32                                          i32
+i64      1            ``cols`` i64                                          i64
+bf16     2            ``cols`` words: even k in the low 16 bits, odd high   f32
+i8       4            ``cols`` words: k in the order of the bytes           i32
+i8_o8    4            i8, used as u8 with an offset of 128; unpacked        i32
+======== ============ ===================================================== =========
 
 The dtype of ``a`` is f32 for the forms ``f32_...``, and bf16 for ``bf16_i8`` and ``bf16_i4``, which need an instruction
 for pairs. For ``bf16`` it is bf16 or f32; without the instruction f32 is faster, so widen ``a`` while packing. For
@@ -49,7 +60,7 @@ from aotc.ir.loop.forms.tile_forms import F32, F32_F16, F64, FORMS, I8_OFFSET, I
 from aotc.ir.loop.ir import Buffer, Tile
 from aotc.kernels.cpu.tiles import amx as matrix_unit
 from aotc.kernels.cpu.tiles.aarch64_squares import SquareTileWriter, uses_2x2_matrix_instructions
-from aotc.kernels.cpu.tiles.micro_kernel import TileWriter, tile_function, tile_type
+from aotc.kernels.cpu.tiles.micro_kernel import TileWriter, add_tile_function, tile_function_type
 from aotc.kernels.cpu.tiles.scaled_weights import ScaledTileWriter
 from aotc.kernels.cpu.tiles.shape import PREFIX, Shape
 from aotc.kernels.cpu.tiles.unpacked import DotTileWriter, ZippedTileWriter
@@ -61,20 +72,20 @@ from aotc.vmfb.dtypes import size_of
 
 
 class TileContext(Protocol):
-    """Interface: the part of a kernel's emitter that tiles use."""
+    """Interface of the kernel's emitter that tiles use."""
 
     builder: ir.IRBuilder
     target: Target
 
     def address(self, buffer: Buffer, flat: Dim) -> ir.Value:
-        """Return the pointer to element ``flat`` of ``buffer``."""
+        """Return the pointer to element ``flat`` (a flat index) of ``buffer``."""
 
     def index(self, dim: Dim) -> ir.Value:
-        """Return the i64 value of ``dim``."""
+        """Return the value of ``dim`` as an i64."""
 
 
 def emit_tile(context: TileContext, stmt: Tile) -> None:
-    """Emit ``stmt`` at the context's builder: a call of the shape's function.
+    """Emit the statement ``stmt`` as a call of the function of its tile shape.
 
     Raises
     ------
@@ -87,11 +98,11 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     of_unit = matrix_unit.fits_matrix_unit(shape) and shape.is_packed and not shape.adds
     function = builder.module.globals.get(shape.name)
     if function is None and builder.module.finished and stmt.form in _FINISHED and not shape.is_one_dot:
-        function = ir.Function(builder.module, tile_type(len(arguments)), shape.name)
-        builder.module.finished.add(_tile_function_text(shape, len(arguments), context.target))
+        function = ir.Function(builder.module, tile_function_type(len(arguments)), shape.name)
+        builder.module.finished.add(_tile_function_assembly(shape, len(arguments), context.target))
     elif function is None:
         writer = matrix_unit.MatrixTileWriter if of_unit else _tile_writer_of(shape)
-        function = tile_function(builder.module, shape, len(arguments), writer)
+        function = add_tile_function(builder.module, shape, len(arguments), writer)
     if of_unit:
         matrix_unit.configure_amx_tiles(builder, shape)
     bases = ((stmt.a, stmt.a_base), (stmt.b, stmt.b_base), (stmt.out, stmt.out_base))
@@ -100,22 +111,25 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
 
 
 @lru_cache(maxsize=256)
-def _tile_function_text(shape: Shape, arguments: int, target: Target) -> Mapping[str, str]:
-    """Return the assembly of a shape's function and of its callees, by symbol; cached, because kernels share shapes."""
+def _tile_function_assembly(shape: Shape, arguments: int, target: Target) -> Mapping[str, str]:
+    """Return the assembly of a shape's function and of its callees, by symbol.
+
+    The results are cached, because many kernels share shapes.
+    """
     module = KernelModule(shape.name, target)
-    tile_function(module, shape, arguments, _tile_writer_of(shape))
+    add_tile_function(module, shape, arguments, _tile_writer_of(shape))
     found = symbol_texts(module)
     break_reference_cycles(module)
     return found
 
 
 def annotate_tiles(text: str) -> str:
-    """Mark the tile functions declared in a module's text as accessing only the memory of their operands."""
+    """Add attributes to the declarations of tile functions: they access only the memory of their operands."""
     return _DECLARED.sub(lambda found: f"{found[1]}{_POINTERS}{found[2]} {_EFFECTS}", text)
 
 
 def _tile_writer_of(shape: Shape) -> type[TileWriter]:
-    """Return the writer of a tile that does not use a matrix unit."""
+    """Return the writer class of a tile that does not use a matrix unit (AMX)."""
     if not shape.is_packed:
         if shape.of_dots:
             return TransposedTileWriter if transposes_column_words(shape) else DotTileWriter
@@ -128,7 +142,7 @@ def _tile_writer_of(shape: Shape) -> type[TileWriter]:
 
 
 def _tile_shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
-    """Return the constants of ``stmt``, and the arguments that its function gets at run time."""
+    """Return the tile shape of ``stmt``, and the values that its function takes as arguments at run time."""
     form = stmt.form
     if form not in FORMS.values() or (form.offset and stmt.b_column == 0 and stmt.b_inner == 0):
         raise InternalError(f"tile: unknown form {form!r}")
@@ -190,9 +204,9 @@ ZIPPED_PREFETCH_BYTES = 16384
 
 
 def _prefetch_distance(stmt: Tile, shape: Shape, size: int) -> int:
-    """Return the prefetch distance in ``b``, in bytes; 0 for no prefetching.
+    """Return the prefetch distance in ``b`` in bytes; 0 for no prefetching.
 
-    If steps are not contiguous, it is the distance of as many steps as have ``PREFETCH_BYTES``.
+    If steps are not contiguous, the distance covers as many steps as have ``PREFETCH_BYTES``.
     """
     form = stmt.form
     steps, _, step = shape.levels[-1] if shape.levels else (None, None, None)
@@ -209,7 +223,7 @@ def _prefetch_distance(stmt: Tile, shape: Shape, size: int) -> int:
 
 
 def _tile_instruction_sets(target: Target) -> tuple[str, ...]:
-    """Return the instruction sets of a tile, as :class:`Shape` lists them."""
+    """Return the names of the instruction sets that a tile may use, as :class:`Shape` lists them."""
     fma = () if "fma" in target.lacks else ("fma",)
     if not target.triple.startswith("x86_64"):
         dot = ("dot",) if "i8" in target.units else ()

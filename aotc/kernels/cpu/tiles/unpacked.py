@@ -1,4 +1,4 @@
-"""Register tiles whose right operand is not packed: it has the model's layout.
+"""Register tiles whose right operand is not packed but in the model's layout.
 
 In a tile of dot products the terms of both operands are contiguous. Each pair of row and column has a vector of partial
 sums. At the end these vectors are reduced together, as a binary tree: two vectors are added half by half into one,
@@ -21,7 +21,10 @@ from aotc.vmfb.dtypes import size_of
 
 
 class DotTileWriter(TileWriter):
-    """Writer of a tile of dot products of the form ``f64``, ``f32``, ``f32_...`` or, by its instruction, ``bf16``."""
+    """Writer of a tile of dot products of f64, f32, or narrow elements.
+
+    Narrow elements are widened to f32, or multiplied as bf16 pairs by an instruction.
+    """
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
@@ -32,40 +35,40 @@ class DotTileWriter(TileWriter):
             raise InternalError(f"tile: cannot emit dot products of {shape.form.name}, {shape.levels}")
         self.terms = extent.constant
         column = function.args[-1] if shape.b_column is None else i64(shape.b_column)
-        self.column_offsets = [self.times(column, j) for j in range(shape.vectors)]
+        self.column_offsets = [self.mul_const(column, j) for j in range(shape.vectors)]
 
     def write(self) -> None:
-        """Write the whole function."""
+        """Emit the whole function."""
         state, a, panel = [zero_vector(self.vector)] * self.accumulators, self.a, self.panel
         whole, rest = divmod(self.terms, self.shape.lanes)
         _, a_step, b_step = self.levels[-1]
-        steps = (self.times(a_step, self.shape.lanes), self.times(b_step, self.shape.lanes))
+        steps = (self.mul_const(a_step, self.shape.lanes), self.mul_const(b_step, self.shape.lanes))
         by = innermost_unroll_factor(self.accumulators)
         for count, each in ((whole // by, by), (whole % by, 1)):
-            state, a, panel = self.loop(i64(count), state, a, panel, (*steps, each), self.step)
-        state = self.products(state, a, panel, rest) if rest else state
+            state, a, panel = self.emit_loop(i64(count), state, a, panel, (*steps, each), self.emit_step)
+        state = self.add_partial_products(state, a, panel, rest) if rest else state
         for first in range(0, self.accumulators, self.shape.lanes):
-            self.keep(first, state[first : first + self.shape.lanes])
+            self.store_sums(first, state[first : first + self.shape.lanes])
         self.b.ret_void()
 
     # --- products ---
 
-    def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the partial sums after a vector of terms."""
-        return self.products(state, a, panel, self.shape.lanes)
+    def emit_step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Emit the products of a vector of terms; return the new partial sums."""
+        return self.add_partial_products(state, a, panel, self.shape.lanes)
 
-    def products(self, state: State, a: ir.Value, panel: ir.Value, count: int) -> State:
-        """Return the partial sums after ``count`` terms (or pairs), at most a vector of them."""
+    def add_partial_products(self, state: State, a: ir.Value, panel: ir.Value, count: int) -> State:
+        """Emit the products of ``count`` terms (or pairs), at most a vector of them; return the new partial sums."""
         kind, size = (I32, 2) if self.pairs else NARROW.get(self.shape.form, (self.element, self.size))
-        narrow = [self.terms_at(self.at(panel, x), kind, size, count) for x in self.column_offsets]
+        narrow = [self.load_terms(self.advance(panel, x), kind, size, count) for x in self.column_offsets]
         left_kind = (I32, 2) if self.pairs else (self.element, self.size)
-        left = [self.terms_at(self.at(a, x), *left_kind, count) for x in self.row_offsets]
+        left = [self.load_terms(self.advance(a, x), *left_kind, count) for x in self.row_offsets]
         if self.pairs:
-            return self.products_of_pairs(state, left, narrow)
-        return self.product(state, left, [self.wide(x) for x in narrow])
+            return self.add_bf16_pair_products(state, left, narrow)
+        return self.add_outer_product(state, left, [self.widen_to_f32(x) for x in narrow])
 
-    def terms_at(self, pointer: ir.Value, kind: ir.Type, size: int, count: int) -> ir.Value:
-        """Load a vector of ``count`` elements, padded with zeros."""
+    def load_terms(self, pointer: ir.Value, kind: ir.Type, size: int, count: int) -> ir.Value:
+        """Emit the load of a vector of ``count`` elements, padded with zeros."""
         some = self.load(pointer, ir.VectorType(kind, count), size)
         if count == self.shape.lanes:
             return some
@@ -74,23 +77,23 @@ class DotTileWriter(TileWriter):
 
     # --- sums ---
 
-    def keep(self, first: int, vectors: State) -> None:
-        """Store horizontal sums of ``vectors`` as results ``first``, ``first + 1``..."""
-        total, places = self.added(vectors)
+    def store_sums(self, first: int, vectors: State) -> None:
+        """Emit the horizontal sums of ``vectors``, and their stores as results ``first``, ``first + 1`` and so on."""
+        total, places = self.reduce_vectors(vectors)
         last, cols = first + len(vectors), self.shape.vectors
         for row in range(first // cols, (last - 1) // cols + 1):
             numbers = range(max(row * cols, first), min(row * cols + cols, last))
             some = self.shuffle(total, total, [places.index(n - first) for n in numbers])
-            to = self.at(self.out, self.times(self.out_row, row))
-            self.store(some, self.at(to, i64((numbers[0] - row * cols) * self.size)))
+            to = self.advance(self.out, self.mul_const(self.out_row, row))
+            self.store(some, self.advance(to, i64((numbers[0] - row * cols) * self.size)))
 
-    def added(self, vectors: State) -> tuple[ir.Value, list[int]]:
-        """Reduce several vectors horizontally into one; return it and the source vector of each lane."""
+    def reduce_vectors(self, vectors: State) -> tuple[ir.Value, list[int]]:
+        """Emit the horizontal reduction of several vectors to one; return it and the index of each lane's source."""
         lanes = self.shape.lanes
         labels = [[n] * lanes for n in range(len(vectors))]
         parts = lanes  # lanes of a partial sum in a vector
         while parts > 1:
-            low, high = self.halves(parts)
+            low, high = self.half_shuffle_masks(parts)
             if len(vectors) == 1:
                 low, high = ([x % lanes for x in places] for places in (low, high))
             middle = (len(vectors) + 1) // 2
@@ -102,8 +105,8 @@ class DotTileWriter(TileWriter):
             parts //= 2
         return vectors[0], labels[0]
 
-    def halves(self, parts: int) -> tuple[list[int], list[int]]:
-        """Return the shuffle masks of the first and second halves of partial sums of ``parts`` lanes."""
+    def half_shuffle_masks(self, parts: int) -> tuple[list[int], list[int]]:
+        """Return two shuffle masks that select the first and the second half of each run of ``parts`` lanes."""
         lanes, within = self.shape.lanes, HALF_REGISTER // self.size
         span = max(parts, within)
         starts = [x + n for x in (0, lanes) for n in range(0, lanes, span)]
@@ -117,7 +120,7 @@ class ZippedTileWriter(TileWriter):
     """Writer of a ``bf16`` tile whose terms are rows in memory, for an even number of vectors of columns.
 
     Two rows are interleaved into pairs in registers. The shuffles stay within 128-bit lanes, so the columns of the
-    accumulators are permuted; :meth:`finished` restores their order.
+    accumulators are permuted; :meth:`in_storage_order` restores their order.
     """
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
@@ -134,19 +137,20 @@ class ZippedTileWriter(TileWriter):
         places = [start + n for start in starts for n in range(sums)]
         self.ordered = [places[: shape.lanes], places[shape.lanes :]]
 
-    def step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        """Return the accumulators after a pair of terms."""
+    def emit_step(self, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Emit the products of a pair of terms; return the new accumulators."""
         rows = ir.VectorType(I16, 2 * self.shape.lanes)
         pairs = []
         for j in range(0, self.shape.vectors, 2):
-            first = self.vector_at(panel, j, size_of("bf16"))
-            places = (first, self.at(first, self.b_inner))
+            first = self.vector_pointer(panel, j, size_of("bf16"))
+            places = (first, self.advance(first, self.b_inner))
             for place in places:
-                self.fetch(self.at(place, i64(self.shape.prefetch)))
+                self.emit_prefetch(self.advance(place, i64(self.shape.prefetch)))
             x, y = (self.load(place, rows, size_of("bf16")) for place in places)
             pairs += [self.shuffle(x, y, places) for places in self.zips]
-        return self.pairs_of_bf16(state, [self.pair(self.at(a, x)) for x in self.row_offsets], pairs)
+        rows = [self.load_bf16_pair(self.advance(a, x)) for x in self.row_offsets]
+        return self.add_broadcast_pair_products(state, rows, pairs)
 
-    def finished(self, state: State) -> State:
+    def in_storage_order(self, state: State) -> State:
         """Return the accumulators in the order of their columns."""
         return [self.shuffle(x, y, places) for x, y in zip(state[::2], state[1::2]) for places in self.ordered]

@@ -105,10 +105,10 @@ _STORE_IF = (
 def matmul_extent(name: str) -> Any:
     """Return the device function that computes an extent (see :data:`SIZES`) as i32 from pointers and dims."""
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         return builder.trunc(call_function(builder, SIZES[name], I64, arguments), I32)
 
-    @emitted_by(lambda pointers, dims: INT(pointers, dims), generate)
+    @emitted_by(lambda pointers, dims: INT(pointers, dims), codegen)
     def size(pointers, dims):
         return simulated_thread().block.functions[SIZES[name]]()
 
@@ -150,10 +150,10 @@ def zeros(count: int, dtype: str = "f32") -> Any:
     """Return the device function that creates ``count`` accumulators of zero."""
     numba_type, llvm_type = REGISTERS[dtype]
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         return context.make_tuple(builder, signature.return_type, [ir.Constant(llvm_type, 0)] * count)
 
-    @emitted_by(types.UniTuple(numba_type, count), generate)
+    @emitted_by(types.UniTuple(numba_type, count), codegen)
     def clear():
         return np.zeros(count, to_numpy(dtype))
 

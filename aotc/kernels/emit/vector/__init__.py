@@ -1,1 +1,1 @@
-"""Emission of explicit vector code: loops, SVE, transposes and passes of Fourier transforms."""
+"""Emit explicit vector code: loops, SVE, transposes and passes of Fourier transforms."""

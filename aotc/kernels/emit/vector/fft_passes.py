@@ -1,8 +1,8 @@
-"""Loops of a Fourier transform's passes, and one loop for several passes.
+"""Loops of a Fourier transform's passes, and a single loop for several passes.
 
 Consecutive passes of one radix have the same butterfly and access the same offsets, each in its own planes. A loop over
-passes has the butterfly's code once. A jump behind it, which is the same during a whole pass and so well predicted,
-leads to the multiplications and stores of each pass.
+passes contains the butterfly's code once. A jump behind the butterfly leads to the multiplications and stores of each
+pass; its target changes only between passes, so it is predicted well.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from aotc.ir.loop.forms.fft import FftStage
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """The loop of a pass: ``parts`` of ``run`` elements, in vectors of ``lanes``, ``step`` elements apart.
+class PassIterationSpace:
+    """The iteration space of a pass: ``parts`` of ``run`` elements, in vectors of ``lanes`` that start every ``step``.
 
-    ``groups`` is the number of ``p`` in a vector; with 0 a vector has ``q`` of a single ``p``, the number of the part.
+    ``groups`` is the number of ``p`` in a vector. With 0, a vector has the ``q`` of a single ``p``, the index of the
+    part.
     """
 
     groups: int
@@ -37,19 +38,19 @@ def ceil_power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def leaves_registers(radix: int) -> bool:
-    """Return True if a butterfly of this radix leaves registers free."""
+def butterfly_leaves_registers(radix: int) -> bool:
+    """Return True if a butterfly of this radix leaves vector registers free."""
     return radix & (radix - 1) == 0
 
 
-def iteration_space_of_pass(stage: FftStage, most: int) -> Walk:
+def iteration_space_of_pass(stage: FftStage, most: int) -> PassIterationSpace:
     """Return the iteration space of an FFT pass, with vectors of at most ``most`` lanes."""
     s, m = stage.s, stage.m
     if m > 1 and most // s > 1:
         groups = min(most // s, m)
-        return Walk(groups, ceil_power_of_two(groups * s), 1, m * s, groups * s)
+        return PassIterationSpace(groups, ceil_power_of_two(groups * s), 1, m * s, groups * s)
     lanes = min((floor_power_of_two if m == 1 else ceil_power_of_two)(s), most)
-    return Walk(0, lanes, m, s, lanes)
+    return PassIterationSpace(0, lanes, m, s, lanes)
 
 
 # Radix of consecutive passes of a transform that share the code of one butterfly, in a loop over passes. Smaller
@@ -60,7 +61,7 @@ SHARED_RADIX = 8
 
 
 def group_passes(passes: list[FftStage]) -> list[list[FftStage]]:
-    """Group the passes of one signal: consecutive ones that share a butterfly, whose vectors are all whole."""
+    """Group the passes of a single signal: consecutive passes of the shared radix form one group."""
     found = [passes[:1]]
     for before, stage in pairwise(passes):
         if before.s > 1 and before.radix == stage.radix == SHARED_RADIX:
@@ -72,28 +73,28 @@ def group_passes(passes: list[FftStage]) -> list[list[FftStage]]:
 
 @dataclass(frozen=True, slots=True)
 class SharedPassLoop:
-    """The text of a loop over several passes, around the code that loads and the code that stores.
+    """Text of a loop over several passes, to be written around the code of the loads and of the stores.
 
     Attributes
     ----------
     name : str
-        Prefix of its blocks and values.
+        Prefix of the loop's blocks and values.
     before : str
-        The block before it.
-    walks : list of Walk
+        Label of the block before the loop.
+    walks : list of PassIterationSpace
         Iteration spaces of the passes.
     sources : list of int
-        Offsets of the planes that they read.
+        Offset of the planes that each pass reads.
     """
 
     name: str
     before: str
-    walks: list[Walk]
+    walks: list[PassIterationSpace]
     sources: list[int]
 
     @property
     def part(self) -> str:
-        """Return the register with the number of the loop's current part."""
+        """Return the register with the index of the current part of the iteration space."""
         return f"%{self.name}_part"
 
     @property
@@ -111,7 +112,7 @@ class SharedPassLoop:
         """Return the label of the block after the loop."""
         return f"{self.name}_after"
 
-    def begin(self) -> list[str]:
+    def begin_iteration(self) -> list[str]:
         """Return the lines that start an iteration, before a vector is loaded."""
         n, edges = self.name, [self.before, *(f"{self.name}_enter{k}" for k in range(1, len(self.walks)))]
         columns = {
@@ -124,8 +125,8 @@ class SharedPassLoop:
         }
         lines = [f"br label %{n}", f"{n}:"]
         for column, values in columns.items():
-            pairs = ", ".join(f"[ {value}, %{edge} ]" for value, edge in zip(values, edges, strict=True))
-            lines.append(f"%{n}_{column} = phi i64 {pairs}")
+            incoming = ", ".join(f"[ {value}, %{edge} ]" for value, edge in zip(values, edges, strict=True))
+            lines.append(f"%{n}_{column} = phi i64 {incoming}")
         lines += [f"br label %{n}_outer", f"{n}_outer:"]
         lines.append(f"{self.part} = phi i64 [ 0, %{n} ], [ {self.part}_next, %{n}_outer_end ]")
         lines += [f"%{n}_behind = mul i64 {self.part}, %{n}_run", f"%{n}_begin = add i64 %{n}_behind, %{n}_from"]
@@ -134,20 +135,20 @@ class SharedPassLoop:
         lines.append(f"{self.at} = call i64 @llvm.umin.i64(i64 %{n}_turn, i64 %{n}_last)")
         return [*lines, f"{self.place} = add i64 %{n}_begin, {self.at}"]
 
-    def choose(self) -> str:
-        """Return the jump to the store code of the current FFT pass."""
+    def jump_to_store_code(self) -> str:
+        """Return the line that jumps to the store code of the current pass."""
         names = [f"%{self.name}_write{k}" for k in range(len(self.walks))]
         return self._select_by_pass(names[-1], list(enumerate(names[:-1])))
 
-    def write(self, number: int) -> str:
-        """Return the label of the code that stores the results of FFT pass ``number``."""
+    def store_code_label(self, number: int) -> str:
+        """Return the label of the store code of pass ``number``."""
         return f"{self.name}_write{number}:"
 
-    def written(self) -> str:
-        """Return the line that ends the store code of an FFT pass."""
+    def end_store_code(self) -> str:
+        """Return the line that ends the store code of a pass."""
         return f"br label %{self.name}_inner_end"
 
-    def end(self) -> list[str]:
+    def end_iteration(self) -> list[str]:
         """Return the lines that end an iteration, after a vector is stored."""
         n = self.name
         again = range(1, len(self.walks))
@@ -167,5 +168,6 @@ class SharedPassLoop:
         ]
 
     def _select_by_pass(self, other: str, cases: list[tuple[int, str]]) -> str:
+        """Return a switch on the current pass, with a default label and ``cases`` of (pass, label)."""
         listed = " ".join(f"i64 {k}, label {name}" for k, name in cases)
         return f"switch i64 %{self.name}_pass, label {other} [ {listed} ]"

@@ -1,4 +1,4 @@
-"""Kernels whose loops LLVM's passes do not improve: they are compiled by few passes, and emitted with care.
+"""Emit kernels whose loops LLVM's passes do not improve: few passes run on them, so the emitter optimizes itself.
 
 Sorts and selections move single elements to data-dependent positions. Their only vectorizable loops test a block of
 elements, and are emitted as vectors here. This emitter also hoists loop-invariant parts of addresses and stores zeros
@@ -71,7 +71,7 @@ def needs_no_llvm_passes(kernel: Kernel) -> bool:
 
 
 def _float_register_of_bits(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
-    """Return the register of a float, given the register of its bits."""
+    """Return the register of a float, given a register with its bits in memory form."""
     kind = memory_type(dtype)
     return memory.decode_element(builder, raw if kind == raw.type else builder.bitcast(raw, kind), dtype)
 
@@ -81,7 +81,7 @@ def _is_grid_loop(stmt: Stmt) -> bool:
 
 
 def _has_computed_index(index: tuple[Dim, ...], loop: For) -> bool:
-    """Does an index depend on a value that the iteration loads or computes?"""
+    """Return True if an index depends on a value that the iteration loads or computes."""
     bound = {s.var.name for s in loop.body if isinstance(s, Let)}
     return any(a.name in bound for i in index for a in symbols(i))
 
@@ -124,7 +124,7 @@ MOVED_OPERATIONS = 14
 
 
 def _unroll_factor(loop: For) -> int:
-    """Return the unroll factor of a loop; above 1 only for short loops that scatter or count."""
+    """Return the unroll factor of a loop; it is above 1 only for short loops that scatter or count."""
     iterations = loop.end - loop.begin
     if (
         not isinstance(iterations, int)
@@ -142,7 +142,7 @@ def _unroll_factor(loop: For) -> int:
 
 
 def _is_scattering_loop(loop: For) -> bool:
-    """Does a loop only move elements to non-contiguous positions?"""
+    """Return True if a loop only moves elements to non-contiguous positions."""
     return all(
         isinstance(s, Store)
         and isinstance(s.value, Load)
@@ -159,7 +159,7 @@ def has_loop_to_unroll(kernel: Kernel) -> bool:
 
 
 def _is_zero_fill_loop(loop: For) -> bool:
-    """Does a loop store zeros contiguously?"""
+    """Return True if a loop only stores zeros contiguously."""
     match loop:
         case For(var=var, begin=0, end=end, step=1, body=(Store(buffer, index, Const(value=0), reduce=""),)):
             is_contiguous = (
@@ -177,14 +177,15 @@ class _ScalarMetadata(LoopMetadata):
     def __init__(self, module: ir.Module, kernel: Kernel, target: Target, scratch: Iterable[str]) -> None:
         self._module = module
 
-    def annotation(self, buffer: Buffer) -> Callable[[ir.Instruction], None]:
+    def access_annotation(self, buffer: Buffer) -> Callable[[ir.Instruction], None]:
         """Return an annotation that does nothing: no pass reads alias information."""
         return lambda instruction: None
 
-    def describe(self, loop: For, backedge: ir.Instruction) -> None:
+    def annotate_loop(self, loop: For, backedge: ir.Instruction) -> None:
         """Mark the back edge of ``loop`` with its unroll factor."""
         copies = _unroll_factor(loop)
-        self.attach(backedge, ["llvm.loop.unroll.count", i32(copies)] if copies > 1 else ["llvm.loop.unroll.disable"])
+        unroll = ["llvm.loop.unroll.count", i32(copies)] if copies > 1 else ["llvm.loop.unroll.disable"]
+        self.attach_loop_metadata(backedge, unroll)
 
 
 class ScalarEmitter(BodyEmitter):
@@ -200,7 +201,7 @@ class ScalarEmitter(BodyEmitter):
     # --- addresses ---
 
     def address(self, buffer: Buffer, flat: Dim) -> ir.Value:
-        """Return the pointer to element ``flat`` of ``buffer``; from a hoisted address if there is one."""
+        """Return the pointer to element ``flat`` of ``buffer``, relative to a hoisted address if there is one."""
         folded = self._indices.fold_unrolled_variables(flat)
         for found in reversed(self._places):
             if place := found.get((buffer.name, folded)):
@@ -217,9 +218,9 @@ class ScalarEmitter(BodyEmitter):
         self._places = self._places[:-1]
 
     def _hoist_address_parts(self, loop: For) -> dict[tuple[str, Dim], Place]:
-        """Emit the invariant parts of a loop's addresses before the loop.
+        """Emit the loop-invariant parts of a loop's addresses before the loop.
 
-        These addresses may be outside of the buffers.
+        The result has the hoisted pointers by buffer and offset. They may point outside of the buffers.
         """
         found: dict[tuple[str, Dim], Place] = {}
         for buffer, number in self._access_offsets_of_loop(loop):
@@ -233,15 +234,15 @@ class ScalarEmitter(BodyEmitter):
         return found
 
     def _access_offsets_of_loop(self, loop: For) -> Iterator[tuple[Buffer, Dim]]:
-        """Yield buffers and offsets of the accesses of an iteration of ``loop``."""
+        """Yield the buffer and the offset of each access in an iteration of ``loop``."""
         yield from ((buffer, flat_index(buffer, index)) for buffer, index in accesses_in_iteration(loop))
 
     def _split_invariant_offset(self, flat: Dim) -> tuple[Dim, Dim]:
-        """Split an offset into the part that is computable before the loop, and the rest."""
+        """Split an offset into a part that is computable before the loop, and the remainder."""
         terms = flat.terms if isinstance(flat, Expr) else ()
         fixed: Dim = flat.const if isinstance(flat, Expr) else flat
         for term in (Expr(0, (t,)) for t in terms):
-            if all(self._indices.has(a.name) for a in symbols(term)):
+            if all(self._indices.is_bound(a.name) for a in symbols(term)):
                 fixed = fixed + term
         return fixed, flat - fixed
 
@@ -268,7 +269,7 @@ class ScalarEmitter(BodyEmitter):
         call_intrinsic(self.builder, "llvm.memset.p0.i64", VOID, arguments)
 
     def _emit_scalar_node(self, node: Scalar, done: dict[int, Register]) -> Register:
-        """Return the register of a scalar; a shift that is known to be in range is a plain instruction."""
+        """Emit one node of a scalar expression; a shift whose amount is in range becomes a plain instruction."""
         match node:
             case Apply(fn=fn, args=(x, Index(expr=expr) as by)) if fn in _SHIFTS:
                 low, high = bounds(expr)
@@ -284,7 +285,7 @@ class ScalarEmitter(BodyEmitter):
         return super()._emit_scalar_node(node, done)
 
     def _emit_store(self, stmt: Store) -> None:
-        """Store a value; a float that is only moved is stored as its bits."""
+        """Emit a store; a float that is only moved is stored as its bits."""
         if isinstance(stmt.value, Var | Load) and not stmt.reduce:
             value = self.scalar(stmt.value)
             if id(value) in self._raw:
@@ -295,19 +296,20 @@ class ScalarEmitter(BodyEmitter):
     # --- blocks ---
 
     def _emit_any_true(self, loop: For) -> None:
-        """Test all elements of a block at once: is the condition true for any?"""
+        """Emit a loop that tests whether a condition is true for any element of a block, as one vector test."""
         *_, store = loop.body
         assert isinstance(store, Store)
-        lanes = _BlockOfLanes(self, loop)
-        found = call_intrinsic(self.builder, f"llvm.vector.reduce.or.v{lanes.count}i1", I1, [lanes.of(store.value)])
+        lanes = _VectorizedBlock(self, loop)
+        condition = lanes.vector_of(store.value)
+        found = call_intrinsic(self.builder, f"llvm.vector.reduce.or.v{lanes.count}i1", I1, [condition])
         place = self.address(store.buffer, 0)
         before = self.scalar(Load(store.buffer, ()))
         value = self.builder.or_(before, found)
         self.builder.store(self.builder.zext(value, I8), place)
 
 
-class _BlockOfLanes:
-    """The values of a loop's iterations as vectors; an iteration is a lane.
+class _VectorizedBlock:
+    """Vectors with the values of all iterations of a loop; each iteration is a lane.
 
     A 16-bit float is represented by its bits; the only operation on it is a bitcast.
     """
@@ -320,12 +322,12 @@ class _BlockOfLanes:
         self.known: dict[str, ir.Value] = {}
         for s in loop.body:
             if isinstance(s, Let):
-                self.known[s.var.name] = self.of(s.value)
+                self.known[s.var.name] = self.vector_of(s.value)
 
     def _vector_type_of(self, kind: ir.Type) -> ir.Type:
         return ir.VectorType(kind, self.count)
 
-    def of(self, node: Scalar) -> ir.Value:
+    def vector_of(self, node: Scalar) -> ir.Value:
         """Return the vector register of a scalar expression."""
         match node:
             case Const(value=int(value), dtype=dtype):
@@ -335,10 +337,11 @@ class _BlockOfLanes:
             case Load(buffer=buffer, index=index) if any(a.name == self.loop.var for d in index for a in symbols(d)):
                 return self._load_lanes(buffer, index)
             case Apply(fn=fn, args=args, dtype=dtype):
-                return self._apply_to_lanes(fn, [self.of(x) for x in args], args[0].dtype, dtype)
+                return self._apply_to_lanes(fn, [self.vector_of(x) for x in args], args[0].dtype, dtype)
         return broadcast_register(self.builder, self.emitter.scalar(node), self.count)
 
     def _load_lanes(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
+        """Load one element per iteration as a vector."""
         flat = element_offset_at_iteration(buffer, index, self.loop.var, self.begin)
         loaded = self.builder.load(
             self.emitter.address(buffer, flat), typ=self._vector_type_of(memory_type(buffer.dtype))
@@ -347,6 +350,7 @@ class _BlockOfLanes:
         return loaded
 
     def _apply_to_lanes(self, fn: str, args: list[ir.Value], source: str, to: str) -> ir.Value:
+        """Emit a conversion, comparison, shift or bitwise operation on vectors."""
         make, kind = self.builder, memory_type(to)
         match fn:
             case "bitcast":

@@ -1,4 +1,4 @@
-"""SVE with vectors of known length: LLVM IR of fixed vectors, in functions with a known SVE vector length.
+"""SVE vectors of known length: LLVM IR of fixed vectors, in functions with a known vector length.
 
 With ``vscale_range(n, n)``, n times 128 bits, LLVM's back end for AArch64 keeps fixed vectors of that length in ``z``
 registers. Some instructions (products of quads and pairs) have no form for fixed vectors. For each of them, a function
@@ -15,7 +15,7 @@ from aotc.targets import Target
 
 
 class _Instruction(NamedTuple):
-    """An LLVM intrinsic with its accumulator and operand types; a 32-bit word has ``group`` operand elements."""
+    """The LLVM intrinsic of an SVE instruction, with its operand type; a 32-bit lane has ``group`` operand elements."""
 
     intrinsic: str
     sums: str
@@ -35,7 +35,7 @@ _DEFINED = re.compile(r"^(define .*[^\s{])(\s*)\{$", re.MULTILINE)
 
 
 def sve_instruction_function(name: str, lanes: int) -> str:
-    """Return the name of the function that wraps an SVE instruction with ``lanes`` accumulators."""
+    """Return the name of the function that wraps an SVE instruction, for ``lanes`` 32-bit accumulators."""
     return f"aotc.sve.{name}.v{lanes}"
 
 
@@ -45,7 +45,7 @@ def sve_repeat_function(lanes: int) -> str:
 
 
 def with_vector_length(text: str, target: Target) -> str:
-    """Return an LLVM assembly with the vector length of ``target``, and with the SVE functions that it calls."""
+    """Add to LLVM assembly the vector length of ``target``, and the definitions of the SVE functions that it calls."""
     if not target.sve_length:
         return text
     called = [(found[1], int(found[2])) for found in _CALLED.finditer(text)]
@@ -59,12 +59,12 @@ def with_vector_length(text: str, target: Target) -> str:
 
 
 def _insert_fixed_vector_intrinsic(kind: str, lanes: int, count: int) -> str:
-    """Return the intrinsic that converts a fixed vector to a scalable one; 128 bits have ``count`` lanes."""
+    """Return the intrinsic that converts a fixed vector to a scalable vector, with ``count`` lanes per 128 bits."""
     return f"@llvm.vector.insert.nxv{count}{_NAMES[kind]}.v{lanes}{_NAMES[kind]}"
 
 
 def _sve_instruction_lines(name: str, lanes: int) -> list[str]:
-    """Return the lines of the function of an instruction, with declarations of its callees."""
+    """Return the lines of the function that wraps an SVE instruction, with declarations of its callees."""
     row = _INSTRUCTIONS[name]
     fixed, wide = f"<{lanes} x {row.sums}>", f"<vscale x 4 x {row.sums}>"
     fixed_words, words = f"<{lanes} x i32>", "<vscale x 4 x i32>"

@@ -1,4 +1,4 @@
-"""Transposing copies: a call of a function that transposes blocks in registers and bypasses LLVM's passes.
+"""Transposing copies: calls of functions that transpose blocks in registers and bypass LLVM's passes.
 
 From ``for i in range(n): for j in range(m): out[i * out_row + j] = x[i + j * x_row]`` LLVM generates gathers or
 scatters, after long analysis. Here, blocks with as many rows as columns are loaded, transposed by shuffles, and stored.
@@ -33,7 +33,7 @@ _MOVED_AS = {1: "i8", 2: "i16", 4: "f32", 8: "f64"}
 
 @dataclass(frozen=True, slots=True)
 class TransposingCopy:
-    """A copy of ``n`` contiguous elements from each of ``m`` rows of ``x``, which become columns of the target."""
+    """A copy of ``n`` contiguous elements from each of ``m`` rows of ``x``, which become columns of the output."""
 
     x: Buffer
     x_at: Dim
@@ -55,9 +55,10 @@ TRANSPOSED_ELEMENTS = 65536
 
 
 def match_transposing_copy(stmt: Stmt, kernel: Kernel) -> TransposingCopy | None:
-    """Match a loop nest that copies with a transposition; return the copy, or None.
+    """Match a loop nest that copies with a transposition.
 
-    None also if a loop is too short or the copy too large for tiles, or if source and target may overlap.
+    Return None for other statements, and if a loop is too short, the copy is too large for blocks, or source and target
+    may overlap.
     """
     match stmt:
         case For(body=(For(body=(Store(value=Load() as load, reduce="") as store,)) as inner,)):
@@ -90,21 +91,24 @@ def _constant_iterations(loop: For) -> int:
 
 
 def _constant_stride(flat: Dim, loop: For, loops: Sequence[For]) -> Dim | None:
-    """Return the stride of an offset in ``loop``, if it is the same in all iterations of ``loops``."""
+    """Return the stride of an offset in ``loop`` if it is the same in all iterations of ``loops``, else None."""
     step = stride_of_offset(flat, loop.var)
     fixed = step is not None and not {s.name for s in symbols(step)} & {loop.var for loop in loops}
     return step if fixed else None
 
 
 def _offset_at_loop_begin(flat: Dim, loops: Sequence[For]) -> Dim:
-    """Return an offset in the first iteration of all ``loops``."""
+    """Return the value of an offset in the first iteration of all ``loops``."""
     for loop in reversed(loops):
         flat = substitute(flat, {loop.var: loop.begin})
     return flat
 
 
 def emit_transposed(builder: ir.IRBuilder, arguments: Sequence[ir.Value], copy: TransposingCopy) -> None:
-    """Call the function of a copy; arguments are the addresses of its first elements, and the row strides."""
+    """Emit a call of the function of a copy.
+
+    ``arguments`` are the addresses of the first elements of source and target, and their row strides.
+    """
     x_row, out_row = (row.constant if isinstance(row, ir.Constant) else 0 for row in arguments[2:])
     module, dtype = builder.module, _MOVED_AS[size_of(copy.x.dtype)]
     function = TransposeFunction(dtype, copy.n, copy.m, x_row, out_row, module.vector_bytes)
@@ -115,7 +119,7 @@ def emit_transposed(builder: ir.IRBuilder, arguments: Sequence[ir.Value], copy: 
 
 
 class TransposeFunction:
-    """The function of a transposing copy. A row stride is in elements; 0 means an argument at run time."""
+    """The LLVM function of a transposing copy; row strides are in elements, and 0 stands for a run-time argument."""
 
     def __init__(self, dtype: str, n: int, m: int, x_row: int, out_row: int, vector_bytes: int) -> None:
         self.dtype, self.n, self.m, self.rows = dtype, n, m, (x_row, out_row)
@@ -124,7 +128,7 @@ class TransposeFunction:
 
     def symbols(self) -> dict[str, str]:
         """Return the assembly of the function and of its callees, by symbol."""
-        return _TransposeWriter(self).written()
+        return _TransposeWriter(self).function_assembly()
 
 
 # Vectors of a block of a transpose that stay in registers at the same time: AVX has 16 registers. The remaining parts
@@ -133,7 +137,7 @@ TURNED_VECTORS = 16
 
 
 class _TransposeWriter(VectorLines):
-    """Writer of a transposing copy: loops over blocks; the last block of an axis may overlap the one before.
+    """Writer of the assembly of a transposing copy: loops over blocks, of which the last may overlap the previous one.
 
     A block has as many rows as a vector has elements, and 16 bytes of each row for each vector in registers. So no load
     crosses a cache line if rows start at multiples of 16 bytes. A cache line of the result is written in one iteration.
@@ -145,7 +149,7 @@ class _TransposeWriter(VectorLines):
         self.piece = min(HALF_REGISTER // self.size, self.lanes)
         self.groups = max(min(self.lanes, TURNED_VECTORS) // self.piece, 1)
 
-    def written(self) -> dict[str, str]:
+    def function_assembly(self) -> dict[str, str]:
         """Return the assembly of the function and of its callees, by symbol."""
         arguments = "ptr noalias readonly %x, ptr noalias %out, i64 %x_row, i64 %out_row"
         head = f'define linkonce_odr void @"{self.f.name}"({arguments}) noinline nounwind {{\nentry:'
@@ -171,7 +175,7 @@ class _TransposeWriter(VectorLines):
             self._store_vector(column, self.lanes, place, 0)
 
     def _row_addresses(self, array: str, column: str, row: str, count: int) -> list[str]:
-        """Return the addresses in consecutive rows of a block."""
+        """Return the addresses of ``count`` consecutive rows of a block."""
         known = self.f.rows[array == "out"]
         distance = str(known or f"%{array}_row")
         first = self._append_text_line(f"mul i64 {row}, {distance}")
@@ -187,7 +191,7 @@ class _TransposeWriter(VectorLines):
         ]
 
     def _load_row_parts(self, rows: list[str], place: int) -> str:
-        """Return a vector with 16 bytes of each row."""
+        """Load a vector with 16 bytes of each row."""
         parts, lanes = [self._load_vector(self.piece, row, place) for row in rows], self.piece
         while len(parts) > 1:
             order = [str(n) for n in range(2 * lanes)]
@@ -198,7 +202,7 @@ class _TransposeWriter(VectorLines):
         return parts[0]
 
     def _interleave_rows(self, rows: Sequence[str], run: int) -> list[str]:
-        """Transpose within 128-bit lanes: interleave pairs of rows, in runs of 1, 2, 4... elements."""
+        """Transpose within 128-bit lanes: interleave pairs of rows, in runs of 1, 2, 4 and more elements."""
         if len(rows) == 1:
             return list(rows)
         part = self.piece

@@ -1,4 +1,4 @@
-"""Emitter of kernels with register tiles whose other loops are vectorized here, not by LLVM."""
+"""Emit kernels with register tiles whose other loops are vectorized here instead of by LLVM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 class VectorEmitter(ScalarEmitter):
-    """Emits the loops in ``vectors`` as vectors, and everything else as scalars."""
+    """Emitter of a kernel whose loops in ``vectors`` become vector code; everything else is scalar."""
 
     def __init__(
         self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile,
@@ -38,6 +38,7 @@ class VectorEmitter(ScalarEmitter):
         self._constant = {b.name for b in kernel.inputs} - shared
 
     def _emit_statement(self, stmt: Stmt) -> None:
+        """Emit a statement; a loop in ``vectors`` becomes straight-line vectors or a loop over vectors."""
         made = self._vectors.get(id(stmt))
         if made is None:
             super()._emit_statement(stmt)
@@ -46,12 +47,12 @@ class VectorEmitter(ScalarEmitter):
         else:
             self._emit_loop(self._loop_over_vectors(made))
 
-    def keep(self, stmt: Let) -> None:
-        """Compute and bind a loop-invariant scalar before the loop."""
+    def emit_invariant_let(self, stmt: Let) -> None:
+        """Compute a loop-invariant scalar before the loop, and bind its name."""
         self._emit_let(stmt.var, self.scalar(stmt.value))
 
     def _loop_over_vectors(self, made: VectorLoop) -> For:
-        """Return a loop over vectors whose body is a loop of one vector."""
+        """Return a loop that steps by whole vectors, whose body is the loop of one vector."""
         loop = made.loop
         first = sym(f"{loop.var}_vector")
         inner = replace(loop, begin=first, end=first + made.lanes)
@@ -63,18 +64,19 @@ class VectorEmitter(ScalarEmitter):
         super()._emit_loop(loop)
 
     def _hoist_vector_loads(self, loop: For) -> None:
-        """Hoist vector loads that are invariant in an outer loop out of that loop, within the register budget."""
+        """Emit vector loads that are invariant in an outer loop before that loop, within the register budget."""
         least, _ = bounds(loop.end - loop.begin)
         inside = [self._vectors[id(s)] for s in loop.body if id(s) in self._vectors]
         found = [(made, x) for made in inside if made.is_short for x in self._invariant_vector_loads(made)]
-        if least and least > 0 and sum(len(list(made.pieces())) for made, _ in found) <= self.target.registers // 2:
-            iterations = {id(made): _Vectors(self, made) for made, _ in found}
+        registers = sum(len(list(made.vector_pieces())) for made, _ in found)
+        if least and least > 0 and registers <= self.target.registers // 2:
+            iterations = {id(made): _VectorizedIteration(self, made) for made, _ in found}
             for made, x in found:
                 iteration = iterations[id(made)]
-                self.kept |= {(id(x), at): iteration.loaded(x, at, lanes) for at, lanes in made.pieces()}
+                self.kept |= {(id(x), at): iteration.load_vector(x, at, lanes) for at, lanes in made.vector_pieces()}
 
     def _invariant_vector_loads(self, made: VectorLoop) -> list[Load]:
-        """Return vector loads from read-only buffers whose addresses are computable here."""
+        """Return the vector loads of a loop from read-only buffers whose addresses are computable at this point."""
         inner = [
             x for x in scalars_in(x for s in made.loop.body for x in statement_scalars(s)) if id(x) in made.differing
         ]
@@ -82,32 +84,33 @@ class VectorEmitter(ScalarEmitter):
         return [
             x
             for x in loads
-            if all(self._indices.has(s.name) for s in symbols(_first_element_offset(made, x.buffer, x.index)))
+            if all(self._indices.is_bound(s.name) for s in symbols(_first_element_offset(made, x.buffer, x.index)))
         ]
 
     def _access_offsets_of_loop(self, loop: For) -> Iterator[tuple[Buffer, Dim]]:
-        """Yield the offsets of the first elements of vector accesses in ``loop``."""
+        """Yield the buffer and the offset of the first element of each vector access in ``loop``."""
         for made in [self._vectors[id(s)] for s in walk(loop.body) if id(s) in self._vectors]:
             for buffer, index in accesses_in_iteration(made.loop):
                 yield buffer, _first_element_offset(made, buffer, index)
 
     def _emit_straight_line_vectors(self, made: VectorLoop) -> None:
-        """Emit a loop as straight-line vectors."""
-        self._indices.push()
+        """Emit all iterations of a short loop as straight-line vector code."""
+        self._indices.enter_block()
         self._scalars.append({})
-        iteration = _Vectors(self, made)
-        for at, lanes in made.pieces():
-            iteration.write(at, lanes)
+        iteration = _VectorizedIteration(self, made)
+        for at, lanes in made.vector_pieces():
+            iteration.emit_iterations(at, lanes)
         self._scalars.pop()
-        self._indices.pop()
+        self._indices.leave_block()
 
 
 def _first_element_offset(made: VectorLoop, buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
+    """Return the offset, in the first iteration, of an element that a vector loop accesses."""
     return element_offset_at_iteration(buffer, index, made.loop.var, made.loop.begin)
 
 
-class _Vectors:
-    """The values of a loop's iterations as vectors; an iteration is a lane."""
+class _VectorizedIteration:
+    """Emitter of several iterations of a loop as vectors; each iteration is a lane."""
 
     def __init__(self, emitter: VectorEmitter, made: VectorLoop) -> None:
         self.emitter, self.made, self.builder = emitter, made, emitter.builder
@@ -116,21 +119,21 @@ class _Vectors:
         self.at, self.lanes, self.done = 0, made.lanes, dict[int, ir.Value]()
         self.known: dict[str, ir.Value] = {}
 
-    def write(self, at: int, lanes: int) -> None:
-        """Emit ``lanes`` loop iterations from ``at`` on as one vector."""
+    def emit_iterations(self, at: int, lanes: int) -> None:
+        """Emit ``lanes`` iterations of the loop, from iteration ``at`` on, as one vector each statement."""
         self.at, self.lanes = at, lanes
         for s in self.made.loop.body:
             self.done = {}
             match s:
                 case Let(var=var, value=value) if id(value) in self.made.differing:
-                    self.known[var.name] = self.of(value)
+                    self.known[var.name] = self.vector_of(value)
                 case Let() if at == 0:
-                    self.emitter.keep(s)
+                    self.emitter.emit_invariant_let(s)
                 case Store(buffer=buffer, index=index, value=value):
-                    self.store(self.of(value), buffer, self.place(buffer, index, at))
+                    self.store_vector(self.vector_of(value), buffer, self.vector_address(buffer, index, at))
 
-    def place(self, buffer: Buffer, index: tuple[Dim, ...], at: int) -> ir.Value:
-        """Return the address of the elements of the iterations from ``at`` on."""
+    def vector_address(self, buffer: Buffer, index: tuple[Dim, ...], at: int) -> ir.Value:
+        """Return the address of the elements that the iterations from ``at`` on access."""
         if (buffer.name, index) not in self.firsts:
             self.firsts[buffer.name, index] = self.emitter.address(
                 buffer, _first_element_offset(self.made, buffer, index)
@@ -138,51 +141,51 @@ class _Vectors:
         first = self.firsts[buffer.name, index]
         return self.builder.gep(first, [i64(at)], source_etype=memory_type(buffer.dtype)) if at else first
 
-    def loaded(self, node: Load, at: int, lanes: int) -> ir.Value:
-        """Load the elements of ``lanes`` iterations from ``at`` on."""
+    def load_vector(self, node: Load, at: int, lanes: int) -> ir.Value:
+        """Load the elements that ``lanes`` iterations from ``at`` on read."""
         kind = ir.VectorType(memory_type(node.buffer.dtype), lanes)
-        place = self.place(node.buffer, node.index, at)
+        place = self.vector_address(node.buffer, node.index, at)
         found = self.builder.load(place, typ=kind, align=size_of(node.buffer.dtype))
         return self.builder.trunc(found, ir.VectorType(I1, lanes)) if node.buffer.dtype == "i1" else found
 
-    def store(self, value: ir.Value, buffer: Buffer, place: ir.Value) -> None:
+    def store_vector(self, value: ir.Value, buffer: Buffer, place: ir.Value) -> None:
         """Store a vector; conditions are stored as bytes."""
         if buffer.dtype == "i1":
             value = self.builder.zext(value, ir.VectorType(I8, self.lanes))
         self.builder.store(value, place, align=size_of(buffer.dtype))
 
-    def of(self, node: Scalar) -> ir.Value:
+    def vector_of(self, node: Scalar) -> ir.Value:
         """Return the vector register of a scalar expression."""
         if id(node) not in self.made.differing:
-            return self.repeated(node)
+            return self.broadcast_invariant(node)
         if id(node) not in self.done:
-            self.done[id(node)] = self.computed(node)
+            self.done[id(node)] = self.emit_differing_scalar(node)
         return self.done[id(node)]
 
-    def computed(self, node: Scalar) -> ir.Value:
-        """Return the vector of a scalar that differs between iterations."""
+    def emit_differing_scalar(self, node: Scalar) -> ir.Value:
+        """Emit the vector of a scalar that differs between iterations."""
         match node:
             case Var(name=name):
                 return self.known[name]
             case Load():
                 kept = self.emitter.kept.get((id(node), self.at))
-                return self.loaded(node, self.at, self.lanes) if kept is None else kept
+                return self.load_vector(node, self.at, self.lanes) if kept is None else kept
             case Apply(fn="select", args=(condition, *others)):
                 differs = id(condition) in self.made.differing
-                one = self.of(condition) if differs else self.emitter.scalar(condition)
-                return self.builder.select(one, *map(self.of, others))
+                one = self.vector_of(condition) if differs else self.emitter.scalar(condition)
+                return self.builder.select(one, *map(self.vector_of, others))
             case Apply(fn=fn, args=args):
-                return self.applied(fn, list(map(self.of, args)))
+                return self.apply_to_vectors(fn, list(map(self.vector_of, args)))
         raise InternalError(f"kernels: cannot emit a vector of {node!r}")
 
-    def applied(self, fn: str, args: list[ir.Value]) -> ir.Value:
-        """Return the result of an operation on vectors."""
+    def apply_to_vectors(self, fn: str, args: list[ir.Value]) -> ir.Value:
+        """Emit an operation on vectors."""
         if fn in COMPARISONS:
             return emit_comparison(self.builder, fn, args, "f")
         return (BITWISE if fn in BITWISE else ONE_BY_ONE)[fn](self.builder, *args)
 
-    def repeated(self, node: Scalar) -> ir.Value:
-        """Return the broadcast of a loop-invariant scalar."""
+    def broadcast_invariant(self, node: Scalar) -> ir.Value:
+        """Return a loop-invariant scalar, broadcast to a vector."""
         key = (id(node), self.lanes)
         if key not in self.same:
             one = self.emitter.scalar(node)
@@ -191,7 +194,7 @@ class _Vectors:
         return self.same[key]
 
     def splat(self, one: ir.Value) -> ir.Value:
-        """Return a vector of one value."""
+        """Broadcast a register to a vector."""
         if isinstance(one, ir.Constant):
             return constant_splat(ir.VectorType(one.type, self.lanes), one)
         return broadcast_register(self.builder, one, self.lanes)

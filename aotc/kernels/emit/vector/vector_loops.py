@@ -1,4 +1,4 @@
-"""Which loops next to register tiles and transposes are emitted as vectors without LLVM's vectorizer.
+"""Select the loops next to register tiles and transposes that are emitted as vectors, without LLVM's vectorizer.
 
 Such a loop computes floats of one type, and conditions, by plain operations. Its elements are contiguous or invariant.
 Its iterations fill whole vectors, or are so few that the remainder forms shorter vectors.
@@ -32,7 +32,10 @@ PIECES = 8
 
 @dataclass(frozen=True, slots=True)
 class VectorLoop:
-    """A loop to emit as vectors: its float type, lanes, and the scalars that differ between iterations."""
+    """A loop to emit as vectors, with its float dtype and lanes.
+
+    ``differing`` has the ``id()`` of each scalar that differs between iterations.
+    """
 
     loop: For
     dtype: str
@@ -44,8 +47,8 @@ class VectorLoop:
         """Return the number of iterations."""
         return self.loop.end - self.loop.begin
 
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield (start, lanes) of each vector of a short loop."""
+    def vector_pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield the first iteration and the number of lanes of each vector of a short loop."""
         assert isinstance(self.iterations, int)
         at = 0
         while at < self.iterations:
@@ -55,25 +58,26 @@ class VectorLoop:
 
     @property
     def is_short(self) -> bool:
-        """Return True if the loop's vectors are unrolled completely."""
+        """Return True if the loop is unrolled completely."""
         return isinstance(self.iterations, int) and self.iterations <= PIECES * self.lanes
 
 
 def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | None:
-    """Return the loops to emit as vectors, by ``id()``; None if LLVM must optimize some loop of the kernel."""
+    """Return the loops of a kernel to emit as vectors, by ``id()``; None if LLVM must optimize some other loop."""
     found: dict[int, VectorLoop] = {}
 
-    def is_simple(stmt: Stmt) -> bool:
+    def can_be_emitted_directly(stmt: Stmt) -> bool:
+        """Return True if a statement needs no optimization by LLVM, and record the vector loops in it."""
         match stmt:
-            case For() if made := _loop_as_vectors(stmt, target):
+            case For() if made := _plan_vector_loop(stmt, target):
                 found[id(stmt)] = made
                 return True
             case For() if match_transposing_copy(stmt, kernel):
                 return True
             case For(kind="serial" | "parallel", body=body):
-                return all(map(is_simple, body))
+                return all(map(can_be_emitted_directly, body))
             case If(then=then, otherwise=otherwise):
-                return all(map(is_simple, (*then, *otherwise)))
+                return all(map(can_be_emitted_directly, (*then, *otherwise)))
             case Tile(form=form, b_column=0):
                 return form in (F32, F64)
             case Let():
@@ -81,14 +85,15 @@ def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | N
         return isinstance(stmt, Alloc)
 
     calls = any(isinstance(s, Tile) or match_transposing_copy(s, kernel) for s in walk(kernel.body))
-    return found if calls and all(map(is_simple, kernel.body)) else None
+    return found if calls and all(map(can_be_emitted_directly, kernel.body)) else None
 
 
 def _computes_expensive_functions(scalars: Sequence[Scalar]) -> bool:
     return any(isinstance(x, Apply) and x.fn in EXPENSIVE for x in scalars_in(scalars))
 
 
-def _loop_as_vectors(loop: For, target: Target) -> VectorLoop | None:
+def _plan_vector_loop(loop: For, target: Target) -> VectorLoop | None:
+    """Return a loop as vectors; None if the loop has unsuitable statements, dtypes, strides or bounds."""
     stores = [s for s in loop.body if isinstance(s, Store)]
     if loop.kind != "serial" or loop.step != 1 or not all(isinstance(s, Let | Store) for s in loop.body):
         return None
@@ -107,16 +112,16 @@ def _loop_as_vectors(loop: For, target: Target) -> VectorLoop | None:
 
 
 def _scalars_differing_by_iteration(loop: For) -> frozenset[int]:
-    """Return the scalars that differ between iterations, by id()."""
+    """Return the ``id()`` of each scalar in the loop that differs between iterations."""
     names = {loop.var}
     known: dict[int, bool] = {}
 
     def differs(scalar: Scalar) -> bool:
         if id(scalar) not in known:
-            known[id(scalar)] = depends(scalar)
+            known[id(scalar)] = compute_whether_differs(scalar)
         return known[id(scalar)]
 
-    def depends(scalar: Scalar) -> bool:
+    def compute_whether_differs(scalar: Scalar) -> bool:
         match scalar:
             case Var(name=name):
                 return name in names
@@ -135,7 +140,10 @@ def _scalars_differing_by_iteration(loop: For) -> frozenset[int]:
 
 
 def _is_vectorizable_scalar(scalar: Scalar, made: VectorLoop, places: Mapping[str, Dim]) -> bool:
-    """Return True if a scalar is invariant or can be computed with vectors in this loop."""
+    """Return True if a scalar is loop-invariant, or has a vector instruction.
+
+    ``places`` has the offsets of the elements that the loop stores, by the name of the buffer.
+    """
     flat = flat_index(scalar.buffer, scalar.index) if isinstance(scalar, Load) else 0
     if isinstance(scalar, Load) and scalar.buffer.name in places and flat != places[scalar.buffer.name]:
         return False
@@ -154,12 +162,13 @@ def _is_vectorizable_scalar(scalar: Scalar, made: VectorLoop, places: Mapping[st
 
 
 def _has_whole_vectors(made: VectorLoop) -> bool:
-    """Does a loop have iterations, in whole vectors?"""
+    """Return True if a loop has at least one iteration, and its iterations fill whole vectors."""
     least, _ = bounds(made.iterations)
     return least is not None and least > 0 and _divides_extent(made.lanes, made.iterations)
 
 
 def _divides_extent(lanes: int, dim: Dim) -> bool:
+    """Return True if ``dim`` is provably a multiple of ``lanes``."""
     if isinstance(dim, int):
         return dim % lanes == 0
     atom = lone_atom(dim)

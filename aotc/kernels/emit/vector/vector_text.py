@@ -16,7 +16,7 @@ Values = list[str]
 
 
 class VectorLines:
-    """Writer of the lines of a function on vectors of one element type.
+    """Writer of the assembly lines of a function on vectors of one element type.
 
     Values are names of registers or literals; offsets in memory are in elements. ``symbols`` has the assembly of each
     function that the lines call and of each constant that they load.
@@ -30,7 +30,7 @@ class VectorLines:
         self.count, self.loops, self.block = 0, 0, "entry"
 
     def _declare_called_function(self, name: str, result: str, *parameters: str) -> str:
-        """Declare a function and return its name in LLVM's syntax."""
+        """Declare a function that the lines call; return its name in LLVM's syntax."""
         self.symbols[name] = declaration_text(name, result, parameters)
         return f"@{name}"
 
@@ -38,12 +38,13 @@ class VectorLines:
         return self._declare_called_function("llvm.umin.i64", "i64", "i64", "i64")
 
     def _append_text_line(self, what: str) -> str:
+        """Append an instruction; return the register of its result."""
         self.count += 1
         self.lines.append(f"%v{self.count} = {what}")
         return f"%v{self.count}"
 
     def _sum_of_terms(self, *terms: tuple[str, int]) -> str:
-        """Return the sum of values times numbers."""
+        """Append instructions for a sum of products; a term is a value and an integer factor."""
         total = ""
         for value, factor in terms:
             if value == "0":
@@ -53,10 +54,12 @@ class VectorLines:
         return total or "0"
 
     def _address_of_offset(self, array: str, at: str, offset: int) -> str:
+        """Append the address of element ``at + offset`` of an array."""
         base = array if at == "0" else self._append_text_line(f"getelementptr {self.part}, ptr {array}, i64 {at}")
         return self._append_text_line(f"getelementptr {self.part}, ptr {base}, i64 {offset}") if offset else base
 
     def _load_vector(self, lanes: int, base: str, offset: int, mask: str = "") -> str:
+        """Append the load of a vector; lanes outside of ``mask`` are 0."""
         place, kind = self._address_of_offset(base, "0", offset), f"<{lanes} x {self.part}>"
         if not mask:
             return self._append_text_line(f"load {kind}, ptr {place}, align {self.size}")
@@ -68,6 +71,7 @@ class VectorLines:
         )
 
     def _store_vector(self, value: str, lanes: int, base: str, offset: int, mask: str = "") -> None:
+        """Append the store of a vector; lanes outside of ``mask`` are not written."""
         place, kind = self._address_of_offset(base, "0", offset), f"<{lanes} x {self.part}>"
         if not mask:
             self.lines.append(f"store {kind} {value}, ptr {place}, align {self.size}")
@@ -82,9 +86,9 @@ class VectorLines:
         return self._append_text_line(f"shufflevector {kind} {a}, {kind} {b}, <{len(mask)} x i32> <{picked}>")
 
     def _write_loop(self, end: int, step: int, body: Callable[[str], None]) -> None:
-        """Write a loop over ``0, step, ...`` whose last iteration ends at ``end``.
+        """Append a loop over ``0, step, ...`` whose last iteration ends at ``end``.
 
-        If ``step >= end`` there is one iteration.
+        ``body`` appends an iteration, given its start. If ``step >= end`` there is one iteration.
         """
         iterations = -(-end // step)
         if iterations <= 1:
@@ -116,11 +120,11 @@ AVX512_BYTES = 64
 
 
 class OrderedLines(VectorLines):
-    """Writer of the lines of a function that permutes elements.
+    """Writer of the assembly lines of a function that permutes elements.
 
-    One instruction of AVX-512 selects any elements of two registers, but LLVM searches long for better ones. With
-    ``permutes`` the code calls the instruction. The permutation is loaded from memory: LLVM would analyze a constant
-    one.
+    One instruction of AVX-512 selects any elements of two registers, but LLVM searches long for better instructions.
+    With ``permutes`` the code calls the instruction. The permutation is loaded from memory: LLVM would analyze a
+    constant permutation.
     """
 
     def __init__(self, dtype: str, name: str, permutes: bool) -> None:
@@ -131,11 +135,15 @@ class OrderedLines(VectorLines):
         self.loaded: dict[tuple[str, ...], str] = {}
 
     def _load_permutations_before_loops(self, registers: bool) -> None:
-        """Load permutations here, before loops with spare ``registers``; other loops load them each time."""
+        """Mark this position as that of the loads of permutations, if registers are free in the loops that follow.
+
+        Otherwise the loops use plain shuffles.
+        """
         self.outside, self.whole = len(self.lines), AVX512_BYTES // self.size if self.permutes and registers else 0
         self.loaded.clear()
 
     def _shuffle_vectors(self, a: str, b: str, lanes: int, mask: Sequence[str]) -> str:
+        """Append a shuffle of two vectors; whole registers are shuffled by the permutation instruction."""
         whole, simple = self.whole, super()._shuffle_vectors
         one = lanes == whole and b == "poison"
         if not whole or one or (lanes, len(mask)) not in ((whole, whole), (whole, 2 * whole), (2 * whole, whole)):
@@ -149,6 +157,7 @@ class OrderedLines(VectorLines):
         return simple(first, second, whole, halves[0] + halves[1])
 
     def _permute_lanes(self, a: str, b: str, order: tuple[str, ...]) -> str:
+        """Append the permutation instruction on two registers."""
         kind, order_kind = f"<{self.whole} x {self.part}>", f"<{self.whole} x i{8 * self.size}>"
         name = f"llvm.x86.avx512.vpermi2var.{_PERMUTED[self.dtype]}.512"
         name = self._declare_called_function(name, kind, kind, order_kind, kind)
@@ -159,7 +168,7 @@ class OrderedLines(VectorLines):
         return self._append_text_line(f"call {kind} {name}({kind} {a}, {order_kind} {self.loaded[order]}, {kind} {b})")
 
     def _permutation_constant(self, order: tuple[str, ...]) -> str:
-        """Return the name of the constant of a permutation."""
+        """Return the name of the constant with the lane numbers of a permutation."""
         if order not in self.orders:
             self.orders[order] = name = f"{self.name}_{len(self.orders)}"
             kind = f"i{8 * self.size}"
@@ -168,9 +177,9 @@ class OrderedLines(VectorLines):
         return self.orders[order]
 
     def _interleave_vectors(self, vectors: Values) -> tuple[int, Values]:
-        """Interleave vectors (all first elements, then all second ones).
+        """Append the interleaving of vectors: all first elements, then all second ones, and so on.
 
-        Return the lanes of the results, and the results.
+        Return the number of lanes of the results, and the results.
         """
         if len(vectors) & len(vectors) - 1 == 0:
             return self.lanes, self._halves_in_order(self._interleave_recursively(vectors))
@@ -185,11 +194,14 @@ class OrderedLines(VectorLines):
 
     @property
     def _separately_interleaved_lanes(self) -> int:
-        """Return the lanes that are interleaved separately: halves of 32 bytes; x86 shuffles across them are slow."""
+        """Return the number of lanes that are interleaved separately.
+
+        These are halves of 64 bytes, because x86 shuffles across 32 bytes are slow.
+        """
         return self.lanes // 2 if self.lanes * self.size == 2 * HALF_REGISTER else self.lanes
 
     def _interleave_recursively(self, vectors: Values) -> Values:
-        """Interleave the even and the odd vectors recursively, run by run of their lanes."""
+        """Interleave the even and the odd vectors recursively, in separate runs of lanes."""
         if len(vectors) == 1:
             return vectors
         even, odd = self._interleave_recursively(vectors[::2]), self._interleave_recursively(vectors[1::2])
@@ -203,7 +215,7 @@ class OrderedLines(VectorLines):
         return found
 
     def _halves_in_order(self, vectors: Values) -> Values:
-        """Return the first halves of all vectors, then the second ones, if they were interleaved separately."""
+        """Return the first halves of all vectors, then the second halves, if they were interleaved separately."""
         lanes, run = self.lanes, self._separately_interleaved_lanes
         if run == lanes:
             return vectors

@@ -83,7 +83,7 @@ def store_partial_softmax(tiles: FewAttention) -> Any:
     """Return the device function by which a warp stores its accumulators and softmax statistics in shared memory."""
     count, pitch, tops = tiles.width // 2, accumulator_pitch(tiles), row_maxima_offset(tiles)
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         b, (sums, known, place, lane) = builder, arguments
         line = b.add(place, b.mul(quad_row(b, lane), i32(pitch)))
         begin = b.add(line, times_power_of_two(b, quad_lane(b, lane), LANE_COLUMNS * SUM_BYTES))
@@ -100,7 +100,7 @@ def store_partial_softmax(tiles: FewAttention) -> Any:
                 emit_inline_assembly(b, "st.shared.f32 [$0], $1;", NOTHING, [INT, FLOAT], [at, value])
         return context.get_dummy_value()
 
-    @emitted_by(lambda sums, known, *given: NOTHING(sums, STATE, INT, INT), generate)
+    @emitted_by(lambda sums, known, *given: NOTHING(sums, STATE, INT, INT), codegen)
     def step(sums, known, place, lane):
         rows, cols = own_accumulator_elements(tiles.width)
         memory = simulated_thread().block.memory.view(np.float32)

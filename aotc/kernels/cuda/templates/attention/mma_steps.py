@@ -144,7 +144,7 @@ def _emit_async_piece_copy(
 def copy_terms(tiles: WarpAttention) -> Any:
     """Return the device function by which a block starts to copy keys and values, padded with zeros."""
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         pointers, dims, to, thread, z, first, n = arguments
         b, tables = builder, (pointers, dims)
         for number in range(2):
@@ -157,7 +157,7 @@ def copy_terms(tiles: WarpAttention) -> Any:
             _emit_thread_copies(b, tiles, thread, each, partial(_emit_async_piece_copy, b, tiles, lying))
         return context.get_dummy_value()
 
-    @emitted_by(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), generate)
+    @emitted_by(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), codegen)
     def copy(pointers, dims, to, thread, z, first, n):
         functions = simulated_thread().block.functions
         for number in range(2):
@@ -178,7 +178,7 @@ def load_queries(tiles: AttentionTiles) -> Any:
     count, each = FRAGMENT_REGISTERS * tiles.steps, WORD_BYTES // tiles.size
     kept = types.UniTuple(INT, count)
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         pointers, dims, z, row, lane, m = arguments
         b, tables, found = builder, (pointers, dims), []
         text = TO_TF32 if tiles.operands == "tf32" else PACK[tiles.operands]
@@ -196,7 +196,7 @@ def load_queries(tiles: AttentionTiles) -> Any:
                 found.append(emit_inline_assembly(b, text, INT, [FLOAT] * each, values))
         return context.make_tuple(builder, signature.return_type, found)
 
-    @emitted_by(lambda *given: kept(*given[:2], INT, INT, INT, INT), generate)
+    @emitted_by(lambda *given: kept(*given[:2], INT, INT, INT, INT), codegen)
     def load(pointers, dims, z, row, lane, m):
         query = simulated_thread().block.functions[QUERY]
         rows = [min(int(row) + r, int(m) - 1) for r in range(WARP_TILE)]
@@ -214,7 +214,7 @@ def put_query(tiles: AttentionTiles) -> Any:
         piece = ((d >> log2_of_size(PIECE_WORDS)) & PIECES - 1) ^ (row & SWIZZLE_LINES - 1)
         return line + (piece << log2_of_size(PIECE)) + ((d & PIECE_WORDS - 1) << log2_of_size(WORD_BYTES))
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         pointers, dims, to, z, row, line, lane = arguments
         b, own = builder, ScalarValue(builder, line)
         for first in range(0, tiles.key_chunks * LINE_WORDS, WARP):
@@ -227,7 +227,7 @@ def put_query(tiles: AttentionTiles) -> Any:
             emit_inline_assembly(b, "st.shared.f32 [$0], $1;", NOTHING, [INT, FLOAT], [b.add(to, place), value])
         return context.get_dummy_value()
 
-    @emitted_by(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), generate)
+    @emitted_by(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), codegen)
     def step(pointers, dims, to, z, row, line, lane):
         query, memory = simulated_thread().block.functions[QUERY], simulated_thread().block.memory.view(np.float32)
         for d in range(int(lane), tiles.key_chunks * LINE_WORDS, WARP):
@@ -248,7 +248,7 @@ def products(tiles: AttentionTiles) -> Any:
     count, stay = tiles.terms // 2, tiles.queries_stay
     kept, queries = types.UniTuple(FLOAT, count), INT if stay else types.UniTuple(INT, FRAGMENT_REGISTERS * tiles.steps)
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         given, at, lane = arguments
         warp, held = _warp_product_emitter(tiles, builder, lane, by_rows=False), [ir.Constant(F32, 0.0)] * count
         for step in range(tiles.steps):
@@ -264,7 +264,7 @@ def products(tiles: AttentionTiles) -> Any:
                 _add_two_column_groups(warp, left, right, held, 2 * j)
         return context.make_tuple(builder, signature.return_type, held)
 
-    @emitted_by(lambda *given: kept(queries, INT, INT), generate)
+    @emitted_by(lambda *given: kept(queries, INT, INT), codegen)
     def multiply(given, at, lane):
         rows, cols = own_accumulator_elements(tiles.terms)
         keys = read_lines(at, np.arange(tiles.terms), tiles.depth, tiles.terms, tiles.operands)
@@ -323,7 +323,7 @@ def multiply_values(tiles: AttentionTiles) -> Any:
     count, packed = tiles.width // 2, weight_registers(tiles)
     kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         sums, weights, at, lane = arguments
         warp, held = (
             _warp_product_emitter(tiles, builder, lane, by_rows=True),
@@ -338,7 +338,7 @@ def multiply_values(tiles: AttentionTiles) -> Any:
                 _add_two_column_groups(warp, left, right, held, j)
         return context.make_tuple(builder, signature.return_type, held)
 
-    @emitted_by(lambda *given: kept(kept, weights_type, INT, INT), generate)
+    @emitted_by(lambda *given: kept(kept, weights_type, INT, INT), codegen)
     def add(sums, weights, at, lane):
         whole, lines = complete_rows(weights, tiles.terms), np.arange(tiles.terms)
         values = read_lines(at, lines, tiles.width, tiles.terms, tiles.operands).astype(np.float32)
@@ -351,7 +351,7 @@ def store_rows(tiles: WarpAttention) -> Any:
     """Return the device function by which a warp stores its 16 rows, with their statistics if ``split``."""
     count = tiles.width // 2
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         sums = [builder.extract_value(arguments[0], n) for n in range(count)]
         known, staging, warp, rows, *tables = arguments[1:]
         z, row, lane = named_tuple_members(builder, warp)
@@ -360,7 +360,7 @@ def store_rows(tiles: WarpAttention) -> Any:
             _emit_softmax_statistics_stores(builder, tiles, known, (z, row, lane), rows, tables)
         return context.get_dummy_value()
 
-    @emitted_by(lambda sums, known, _, warp, rows, p, d: NOTHING(sums, STATE, INT, warp, INT, p, d), generate)
+    @emitted_by(lambda sums, known, _, warp, rows, p, d: NOTHING(sums, STATE, INT, warp, INT, p, d), codegen)
     def store(sums, known, staging, warp, rows, pointers, dims):
         z, row, lane = warp
         store_meaning(tiles, sums, (z, row, 0), tiles.width, (rows, tiles.width), pointers)

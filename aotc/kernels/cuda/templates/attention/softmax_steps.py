@@ -199,7 +199,7 @@ def online_softmax(tiles: AttentionTiles) -> Any:
     kept = types.UniTuple(FLOAT, count)
     result = types.Tuple((kept, STATE))
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         lane = SoftmaxRowMath(builder)
         scores = [builder.extract_value(arguments[0], n) for n in range(count)]
         known = [builder.extract_value(arguments[1], n) for n in range(STATE.count)]
@@ -220,7 +220,7 @@ def online_softmax(tiles: AttentionTiles) -> Any:
         ]  # fmt: skip
         return context.make_tuple(builder, signature.return_type, parts)
 
-    @emitted_by(lambda *given: result(kept, STATE), generate)
+    @emitted_by(lambda *given: result(kept, STATE), codegen)
     def step(scores, known):
         factor = np.float32(LOG2_E * (tiles.scale or 1.0))
         found, weights = known.copy(), np.zeros(count, np.float32)
@@ -295,7 +295,7 @@ def pack_softmax_weights(tiles: AttentionTiles) -> Any:
     count = weight_registers(tiles)
     kept = types.UniTuple(INT, count)
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         weights = [builder.extract_value(arguments[0], n) for n in range(tiles.terms // 2)]
         if tiles.operands == "tf32":
             groups = range(0, count, FRAGMENT_REGISTERS)
@@ -306,7 +306,7 @@ def pack_softmax_weights(tiles: AttentionTiles) -> Any:
             packed = [emit_inline_assembly(builder, PACK[tiles.operands], INT, [FLOAT, FLOAT], pair) for pair in pairs]
         return context.make_tuple(builder, signature.return_type, packed)
 
-    @emitted_by(lambda weights: kept(weights), generate)
+    @emitted_by(lambda weights: kept(weights), codegen)
     def step(weights):
         return weights.astype(dtype_in_python(tiles.operands))
 
@@ -318,7 +318,7 @@ def rescale_accumulators(tiles: AttentionTiles, last: bool = False) -> Any:
     count = tiles.width // 2
     kept = types.UniTuple(FLOAT, count)
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         lane = SoftmaxRowMath(builder)
         factors = []
         for row in range(2):
@@ -331,7 +331,7 @@ def rescale_accumulators(tiles: AttentionTiles, last: bool = False) -> Any:
         found = [builder.fmul(builder.extract_value(arguments[0], n), factors[n // 2 % 2]) for n in range(count)]
         return context.make_tuple(builder, signature.return_type, found)
 
-    @emitted_by(lambda *given: kept(kept, STATE), generate)
+    @emitted_by(lambda *given: kept(kept, STATE), codegen)
     def step(sums, known):
         factors = known[FACTOR_OF_ROW:]
         if last:
@@ -354,7 +354,7 @@ def attention_scores(tiles: AttentionTiles, there: bool = False) -> Any:
     count, ragged = tiles.terms // 2, tiles.ragged and not there
     kept = types.UniTuple(FLOAT, count)
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         products, warp, first, sizes, *tables = arguments
         b, (z, row, lane), (m, n) = builder, named_tuple_members(builder, warp), named_tuple_members(builder, sizes)
         rows = [b.add(row, b.add(quad_row(b, lane), i32(HALF_ROWS * half))) for half in range(2)]
@@ -377,7 +377,7 @@ def attention_scores(tiles: AttentionTiles, there: bool = False) -> Any:
             found.append(value)
         return context.make_tuple(builder, signature.return_type, found)
 
-    @emitted_by(lambda products, warp, first, *given: kept(kept, warp, INT, *given), generate)
+    @emitted_by(lambda products, warp, first, *given: kept(kept, warp, INT, *given), codegen)
     def step(products, warp, first, sizes, pointers, dims):
         (z, row, _), (m, n) = warp, sizes
         functions, found = simulated_thread().block.functions, products.copy()

@@ -48,7 +48,7 @@ def load_attention_operand(tiles: AttentionTiles, number: int) -> Any:
     chunks = tiles.value_chunks if number == 2 else tiles.key_chunks
     lines = tiles.terms if number else tiles.rows
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         maps, pointers, dims, to, barrier, z, line = arguments
         chosen = builder.ptrtoint(builder.extract_value(maps, own), I64)
         names = [f"{COORDINATE[number]}{c}" for c in range(source.coordinates)]
@@ -62,7 +62,7 @@ def load_attention_operand(tiles: AttentionTiles, number: int) -> Any:
             )
         return context.get_dummy_value()
 
-    @emitted_by(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, INT, INT, INT, INT), generate)
+    @emitted_by(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, INT, INT, INT, INT), codegen)
     def copy(maps, pointers, dims, to, barrier, z, line):
         functions = simulated_thread().block.functions
         others = [functions[f"{COORDINATE[number]}{c}"](int(z)) for c in range(source.coordinates)]
@@ -78,7 +78,7 @@ def products(tiles: WarpgroupAttention) -> Any:
     count, steps, kept = tiles.terms // 2, tiles.steps, types.UniTuple(FLOAT, tiles.terms // 2)
     shape = f"m64n{tiles.terms}k{STEP_BYTES // tiles.size}.f32.{tiles.operands}.{tiles.operands}"
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         q, k = (divided_by_power_of_two(builder, place, DESCRIPTOR_UNIT) for place in arguments)
         held: list[ir.Value] = []
         for step in range(steps):
@@ -91,7 +91,7 @@ def products(tiles: WarpgroupAttention) -> Any:
             held = WgmmaInstruction(shape, count, ", 1, 1, 0, 0", added=step > 0).emit(builder, held, operands)
         return context.make_tuple(builder, signature.return_type, held)
 
-    @emitted_by(lambda q, k: kept(INT, INT), generate)
+    @emitted_by(lambda q, k: kept(INT, INT), codegen)
     def begin(q, k):
         def whole():
             left = read_lines(q, np.arange(WARPGROUP_TILE), tiles.depth, tiles.rows, tiles.operands)
@@ -112,7 +112,7 @@ def multiply_values(tiles: WarpgroupAttention) -> Any:
     instruction = WgmmaInstruction(shape, count, ", 1, 1, 1", from_registers=True, added=True)
     kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         held, weights = (
             [builder.extract_value(arguments[t], n) for n in range(size)] for t, size in enumerate((count, packed))
         )
@@ -126,7 +126,7 @@ def multiply_values(tiles: WarpgroupAttention) -> Any:
             held = instruction.emit(builder, held, [*left, right])
         return context.make_tuple(builder, signature.return_type, held)
 
-    @emitted_by(lambda *given: kept(kept, weights_type, INT), generate)
+    @emitted_by(lambda *given: kept(kept, weights_type, INT), codegen)
     def begin(sums, weights, v):
         with simulated_thread().block.warpgroup() as once:
             with_measured_work = complete_rows(weights, tiles.terms)
@@ -147,7 +147,7 @@ def wait_for_groups(left: int, *counts: int) -> Any:
     result = types.Tuple(kinds) if len(kinds) > 1 else kinds[0]
     text = f"wgmma.wait_group.sync.aligned {left};"
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         values = [builder.extract_value(a, n) for a, count in zip(arguments, counts) for n in range(count)]
         found, parts = emit_tied_assembly(builder, text, values), []
         for kind, count in zip(kinds, counts):
@@ -157,13 +157,13 @@ def wait_for_groups(left: int, *counts: int) -> Any:
 
     if len(counts) == 1:
 
-        @emitted_by(lambda given: result(given), generate)
+        @emitted_by(lambda given: result(given), codegen)
         def wait(given):
             return given
 
         return wait
 
-    @emitted_by(lambda first, second: result(first, second), generate)
+    @emitted_by(lambda first, second: result(first, second), codegen)
     def wait_both(first, second):
         return first, second
 
@@ -174,14 +174,14 @@ def store_rows(tiles: WarpgroupAttention) -> Any:
     """Return the device function by which a warp stores its 16 rows."""
     count = tiles.width // 2
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         sums = [builder.extract_value(arguments[0], n) for n in range(count)]
         staging, warp, rows, *tables = arguments[1:]
         z, row, lane = named_tuple_members(builder, warp)
         emit_stores(builder, tiles, sums, [staging, lane, z, row, i32(0), rows, i32(tiles.width), *tables])
         return context.get_dummy_value()
 
-    @emitted_by(lambda sums, _, warp, rows, p, d: NOTHING(sums, INT, warp, INT, p, d), generate)
+    @emitted_by(lambda sums, _, warp, rows, p, d: NOTHING(sums, INT, warp, INT, p, d), codegen)
     def store(sums, staging, warp, rows, pointers, dims):
         z, row, _ = warp
         store_meaning(tiles, sums, (z, row, 0), tiles.width, (rows, tiles.width), pointers)

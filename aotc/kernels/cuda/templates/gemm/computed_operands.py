@@ -51,7 +51,7 @@ def compute_operand_stage(tiles: WarpTiles) -> Any:
     words = max(len(pieces) * _WORDS, 1)
     each = PIECE // tiles.size
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         tables, (thread, tile, depth, extents) = arguments[:2], arguments[2:]
         (z, row, column), (m, n, k) = named_tuple_members(builder, tile), named_tuple_members(builder, extents)
         b, own = builder, ScalarValue(builder, thread)
@@ -69,7 +69,7 @@ def compute_operand_stage(tiles: WarpTiles) -> Any:
 
     kept = types.UniTuple(INT, words)
 
-    @emitted_by(lambda p, d, thread, tile, depth, extents: kept(p, d, INT, tile, INT, extents), generate)
+    @emitted_by(lambda p, d, thread, tile, depth, extents: kept(p, d, INT, tile, INT, extents), codegen)
     def compute(pointers, dims, thread, tile, depth, extents):
         (z, row, column), (m, n, k) = tile, extents
         functions, found = simulated_thread().block.functions, np.zeros((len(pieces), PIECE), np.uint8)
@@ -159,7 +159,7 @@ def store_computed_stage(tiles: WarpTiles) -> Any:
     """Return the device function that stores a thread's pieces in a stage in shared memory."""
     pieces = _computed_pieces(tiles)
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         held, to, thread = arguments
         b, own = builder, ScalarValue(builder, thread)
         for p, (operand, number, _, begin) in enumerate(pieces):
@@ -169,7 +169,7 @@ def store_computed_stage(tiles: WarpTiles) -> Any:
             emit_inline_assembly(b, "st.shared.v4.b32 [$0], {$1, $2, $3, $4};", NOTHING, [INT] * len(given), given)
         return context.get_dummy_value()
 
-    @emitted_by(lambda held, to, thread: NOTHING(held, INT, INT), generate)
+    @emitted_by(lambda held, to, thread: NOTHING(held, INT, INT), codegen)
     def put(held, to, thread):
         for p, (operand, number, _, begin) in enumerate(pieces):
             at = int(to) + begin + piece_of(tiles, int(thread), number, operand)[0]

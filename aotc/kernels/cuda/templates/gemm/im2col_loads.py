@@ -87,7 +87,7 @@ def load_window(tiles: WarpgroupTiles, window: Window) -> Any:
     rank, last_taps = len(window.taps), window.copied[0][-1]
     kernel = [row for row in im2col_boxes(tiles) if row[0] == 1]
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         maps_, _, _, to, barrier, tile, depth = arguments
         b, (z, row, column) = builder, named_tuple_members(builder, tile)
         maps = [b.ptrtoint(b.extract_value(maps_, n), I64) for n in range(2)]
@@ -105,7 +105,7 @@ def load_window(tiles: WarpgroupTiles, window: Window) -> Any:
             emit_inline_assembly(b, copy_tile(len(where)).text, NOTHING, kind, [place, maps[1], barrier, *where])
         return context.get_dummy_value()
 
-    @emitted_by(lambda maps, p, d, to, barrier, tile, depth: NOTHING(maps, p, d, INT, INT, tile, INT), generate)
+    @emitted_by(lambda maps, p, d, to, barrier, tile, depth: NOTHING(maps, p, d, INT, INT, tile, INT), codegen)
     def copy(maps, pointers, dims, to, barrier, tile, depth):
         z, row, column = tile
         at, offsets, tap = _im2col_coordinates(tiles, window, int(z), int(row), int(depth))

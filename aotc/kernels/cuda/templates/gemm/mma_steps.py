@@ -93,7 +93,7 @@ def copy_stage(tiles: WarpTiles) -> Any:
     """Return the device function by which a block starts to copy a stage, padded with zeros outside of the operands."""
     copied = [(n, *row) for n, row in enumerate(operand_tiles(tiles)) if not row[0].computed]
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         pointers, dims, to, thread, tile, depth, extents = arguments
         (z, row, column), (m, n, k) = named_tuple_members(builder, tile), named_tuple_members(builder, extents)
         b, own, tables = builder, ScalarValue(builder, thread), (pointers, dims)
@@ -120,7 +120,7 @@ def copy_stage(tiles: WarpTiles) -> Any:
                 emit_inline_assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
         return context.get_dummy_value()
 
-    @emitted_by(lambda p, d, to, t, tile, depth, extents: NOTHING(p, d, INT, INT, tile, INT, extents), generate)
+    @emitted_by(lambda p, d, to, t, tile, depth, extents: NOTHING(p, d, INT, INT, tile, INT, extents), codegen)
     def copy(pointers, dims, to, thread, tile, depth, extents):
         functions, (z, row, column), (m, n, k) = simulated_thread().block.functions, tile, extents
         for operand, found, by_rows, count, begin in copied:
@@ -146,7 +146,7 @@ def multiply(tiles: WarpTiles) -> Any:
     """Return the device function that adds the products of a stage to a warp's accumulators, 16 rows at a time."""
     count = tiles.warp_rows * tiles.warp_cols // WARP
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         sums, a, b, lane, warp_row, warp_col = arguments
         held = [builder.extract_value(sums, n) for n in range(count)]
         warp = (DoubleProducts if tiles.operands == "f64" else WarpProducts)(builder, tiles, lane)
@@ -165,7 +165,7 @@ def multiply(tiles: WarpTiles) -> Any:
 
     kept = types.UniTuple(REGISTERS[tiles.sum][0], count)
 
-    @emitted_by(lambda *given: kept(kept, INT, INT, INT, INT, INT), generate)
+    @emitted_by(lambda *given: kept(kept, INT, INT, INT, INT, INT), codegen)
     def steps(sums, a, b, lane, warp_row, warp_col):
         rows, cols = own_accumulator_elements(tiles.warp_cols)
         found = [
@@ -366,7 +366,7 @@ def store_tile(tiles: WarpTiles) -> Any:
     """Return the device function by which a warp stores its part of a tile."""
     count = tiles.warp_cols // 2  # accumulators of 16 rows
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         sums, staging, lane, place, sizes, *tables = arguments
         z, row, col = named_tuple_members(builder, place)
         others = [col, *named_tuple_members(builder, sizes), *tables]
@@ -377,7 +377,7 @@ def store_tile(tiles: WarpTiles) -> Any:
             pieces.emit(pieces.first(1))
         return context.get_dummy_value()
 
-    @emitted_by(lambda sums, _, lane, *given: NOTHING(sums, INT, INT, *given), generate)
+    @emitted_by(lambda sums, _, lane, *given: NOTHING(sums, INT, INT, *given), codegen)
     def store(sums, staging, lane, place, sizes, pointers, dims):
         z, row, col = place
         for i in range(tiles.warp_rows // WARP_TILE):

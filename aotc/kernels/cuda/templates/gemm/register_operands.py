@@ -68,7 +68,7 @@ def load_register_operand(tiles: WarpgroupTiles) -> Any:
     # Bits of an address that differ in the term four lines on, whose swizzle differs too, and in the row 8 below.
     later, lower = QUAD * CHUNK + QUAD * PIECE_BYTES, HALF_ROWS * WORD_BYTES
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         b, (at, thread) = builder, arguments
         warp, lane, odd = _lane_bits(b, thread)
         term = b.or_(quad_lane(b, lane), times_power_of_two(b, odd, QUAD))
@@ -90,7 +90,7 @@ def load_register_operand(tiles: WarpgroupTiles) -> Any:
         rounded = [emit_inline_assembly(b, TO_TF32, INT, [FLOAT], [v]) for v in found]
         return context.make_tuple(builder, signature.return_type, rounded)
 
-    @emitted_by(lambda at, thread: _HELD(INT, INT), generate)
+    @emitted_by(lambda at, thread: _HELD(INT, INT), codegen)
     def load(at, thread):
         rows, terms = _row_and_term_of_own_registers()
         whole = operand_elements(tiles, int(at), True, rows + first_row_of_warp(int(thread)))
@@ -117,10 +117,10 @@ def _row_and_term_of_registers(lane: Any) -> tuple[np.ndarray, np.ndarray]:
 def empty_register_operand() -> Any:
     """Return the device function that creates empty registers for the first operand."""
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         return context.make_tuple(builder, signature.return_type, [i32(0)] * len(_HELD))
 
-    @emitted_by(_HELD, generate)
+    @emitted_by(_HELD, codegen)
     def empty():
         return np.zeros(len(_HELD), np.float32)
 
@@ -136,7 +136,7 @@ def multiply_registers(tiles: WarpgroupTiles) -> Any:
     instruction = WgmmaInstruction(f"m64n{tiles.width}k{_TERMS}.f32.tf32.tf32", count, ", 1, 1", from_registers=True)
     kept = types.UniTuple(FLOAT, count)
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         b = builder
         values = [b.extract_value(arguments[t], n) for t, size in enumerate((count, len(_HELD))) for n in range(size)]
         together = emit_tied_assembly(b, "wgmma.fence.sync.aligned;", values)
@@ -149,7 +149,7 @@ def multiply_registers(tiles: WarpgroupTiles) -> Any:
             held = instruction.emit(b, held, [*own, right, i32(1) if n else iteration])
         return context.make_tuple(builder, signature.return_type, held)
 
-    @emitted_by(lambda *given: kept(kept, _HELD, INT, INT), generate)
+    @emitted_by(lambda *given: kept(kept, _HELD, INT, INT), codegen)
     def steps(sums, rows, other, iteration):
         by_rows = swapped_operand_pair(tiles, tiles.a_by_rows, tiles.b_by_rows)[1]
 
@@ -176,13 +176,13 @@ def wait_for_products(tiles: WarpgroupTiles) -> Any:
     count = tiles.width // 2
     kept = types.UniTuple(FLOAT, count)
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         b = builder
         values = [b.extract_value(arguments[t], n) for t, size in enumerate((count, len(_HELD))) for n in range(size)]
         found = emit_tied_assembly(b, "wgmma.wait_group.sync.aligned 0;", values)
         return context.make_tuple(builder, signature.return_type, found[:count])
 
-    @emitted_by(lambda sums, rows: kept(kept, _HELD), generate)
+    @emitted_by(lambda sums, rows: kept(kept, _HELD), codegen)
     def wait(sums, rows):
         return sums
 

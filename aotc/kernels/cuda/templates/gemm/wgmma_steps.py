@@ -53,7 +53,7 @@ def _load_tile_of_lines(tiles: WarpgroupTiles) -> Any:
     """Return :func:`load_tile` for operands that are strided arrays."""
     sources = (tiles.a, tiles.b)
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         maps_, pointers, dims, to, barrier, tile, depth = arguments
         z, row, column = named_tuple_members(builder, tile)
         maps = [builder.ptrtoint(builder.extract_value(maps_, n), I64) for n in range(2)]
@@ -74,7 +74,7 @@ def _load_tile_of_lines(tiles: WarpgroupTiles) -> Any:
             )
         return context.get_dummy_value()
 
-    @emitted_by(lambda maps, p, d, to, barrier, tile, depth: NOTHING(maps, p, d, INT, INT, tile, INT), generate)
+    @emitted_by(lambda maps, p, d, to, barrier, tile, depth: NOTHING(maps, p, d, INT, INT, tile, INT), codegen)
     def copy(maps, pointers, dims, to, barrier, tile, depth):
         functions, (z, row, column) = simulated_thread().block.functions, tile
         for number, offset, by_rows, part in im2col_boxes(tiles):
@@ -109,7 +109,7 @@ def multiply(tiles: WarpgroupTiles) -> Any:
     b_step, b_leading = (across, tiles.depth * CHUNK) if b_by_rows else (along, NO_LEADING)
     part_units = WARPGROUP_TILE * CHUNK // DESCRIPTOR_UNIT
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         held = [
             [builder.extract_value(arguments[0], part * count + n) for n in range(count)] for part in range(tiles.parts)
         ]
@@ -126,7 +126,7 @@ def multiply(tiles: WarpgroupTiles) -> Any:
 
     kept = types.UniTuple(numba_type, count * tiles.parts)
 
-    @emitted_by(lambda *given: kept(kept, INT, INT, INT), generate)
+    @emitted_by(lambda *given: kept(kept, INT, INT, INT), codegen)
     def steps(given, a, b, iteration):
         rows, cols = own_accumulator_elements(tiles.width)
         rows, extents = (
@@ -149,7 +149,7 @@ def store_tile(tiles: WarpgroupTiles) -> Any:
     """
     count = tiles.width // 2
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         sums, first, staging, lane, tile, sizes, *tables = arguments
         place = [staging, lane, *named_tuple_members(builder, tile), *named_tuple_members(builder, sizes), *tables]
         own = [[builder.extract_value(sums, p * count + n) for n in range(count)] for p in range(tiles.parts)]
@@ -157,7 +157,7 @@ def store_tile(tiles: WarpgroupTiles) -> Any:
         EpiloguePieces(builder, tiles, own, place).emit(held)
         return context.get_dummy_value()
 
-    @emitted_by(lambda sums, first, _, lane, *given: NOTHING(sums, first, INT, INT, *given), generate)
+    @emitted_by(lambda sums, first, _, lane, *given: NOTHING(sums, first, INT, INT, *given), codegen)
     def store(sums, first, staging, lane, place, sizes, pointers, dims):
         z, row, col = place
         for part in range(tiles.parts):
@@ -173,7 +173,7 @@ def prefetch_epilogue(tiles: WarpgroupTiles) -> Any:
     The function loads the operands of the first chunks, and prefetches large operands to L2.
     """
 
-    def generate(context, builder, signature, arguments):
+    def codegen(context, builder, signature, arguments):
         lane, tile, sizes, *tables = arguments
         z, row, col = named_tuple_members(builder, tile)
         others = [col, *named_tuple_members(builder, sizes), *tables]
@@ -186,7 +186,7 @@ def prefetch_epilogue(tiles: WarpgroupTiles) -> Any:
 
     kept = types.Tuple(_preloaded_operand_types(tiles))
 
-    @emitted_by(lambda lane, *given: kept(INT, *given), generate)
+    @emitted_by(lambda lane, *given: kept(INT, *given), codegen)
     def ask(lane, place, sizes, pointers, dims):
         return ()
 
