@@ -269,18 +269,18 @@ def _gpu_images(
     v: Variant, kernels: Sequence[Kernel], target: Target, options: Options, entry: Mapping[str, Any]
 ) -> Any:
     """Compile GPU kernels to images, including those that call users' functions or are replaced by them."""
-    from aotc.kernels.cuda.build import build_images
+    from aotc.kernels.cuda.build import build_kernel_images
 
     calls = {k.name: next(c for c in v.custom.values() if imported_functions(k)[0].endswith(c.symbol))
              for k in kernels if calls_device_function(k)}  # fmt: skip
     replaced = options.replaced("cuda")
     if not calls and not replaced:
-        return build_images(kernels, target, options, entry)
+        return build_kernel_images(kernels, target, options, entry)
     from aotc.driver.gpu_sources import gpu_kernel_sources, uncompiled_call_error  # imports Numba and its simulator
 
     try:
         sources = gpu_kernel_sources(kernels, calls, replaced, target, options)
-        return build_images(kernels, target, options, entry, sources)
+        return build_kernel_images(kernels, target, options, entry, sources)
     except Refusal as refusal:
         if refusal.symbol not in calls:
             raise replacement_error(refusal.symbol, refusal.reason) from None

@@ -13,7 +13,7 @@ from aotc.driver.gpu_kernels import GpuKernels
 from aotc.ir.loop.ir import Kernel
 from aotc.kernels.cpu.build import replacement_error
 from aotc.kernels.cpu.custom import NativeFunctionRefused
-from aotc.kernels.cuda.build import build_images
+from aotc.kernels.cuda.build import build_kernel_images
 from aotc.kernels.numba_front.check_replacement import TRIALS
 from aotc.kernels.numba_front.compile import KernelRefused
 from aotc.kernels.numba_front.gpu_compile import compile_kernel
@@ -95,7 +95,7 @@ def _problem_on_gpu(kernel: Kernel, source: str, target: Target, options: Option
     """
     if obstacle({"target": target.name}):
         return ""
-    built = build_images([kernel], target, options)
+    built = build_kernel_images([kernel], target, options)
     row = built.kernels[0].entry()
     begin, size = row["image"]
     kernels = GpuKernels("a trial", [row], [built.data[begin : begin + size]])

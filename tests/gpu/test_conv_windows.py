@@ -134,10 +134,10 @@ def test_the_loops_are_the_convolution():
 def test_a_box_of_pixels_goes_on_in_the_next_line_and_image():
     images = np.arange(1, 2 * 3 * 3 * 2 + 1).reshape(2, 3, 3, 2)
     patches = SimulatedPatches(images, (2, 10), (-1, -1), (-1, -1), (1, 1))
-    found = patches.part((0, -1, -1, 0), (1, 1))
+    found = patches.copied_box((0, -1, -1, 0), (1, 1))
     np.testing.assert_array_equal(found, images.reshape(-1, 2)[:10])
-    np.testing.assert_array_equal(patches.part((1, 1, -1, 1), (0, 1))[0], [images[1, 0, 1, 1], 0])
-    np.testing.assert_array_equal(patches.part((0, -1, 0, 0), (0, 0))[:2], [[0, 0], images[0, 0, 0]])
+    np.testing.assert_array_equal(patches.copied_box((1, 1, -1, 1), (0, 1))[0], [images[1, 0, 1, 1], 0])
+    np.testing.assert_array_equal(patches.copied_box((0, -1, 0, 0), (0, 0))[:2], [[0, 0], images[0, 0, 0]])
 
 
 @pytest.mark.cudasim

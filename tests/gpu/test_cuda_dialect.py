@@ -16,7 +16,7 @@ from aotc.ir.loop.ir import Apply, Buffer, For, Kernel, Load, Store
 from aotc.kernels.cuda import compile as compile_cuda
 from aotc.kernels.cuda import nvvm
 from aotc.kernels.cuda.compile import link_cubin, resources_in_linker_log
-from aotc.kernels.cuda.dialect import nvvm_text
+from aotc.kernels.cuda.dialect import convert_to_nvvm_dialect
 from aotc.kernels.cuda.later_intrinsics import BODIES
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import F32, I32, I64, PTR, VOID
@@ -49,7 +49,7 @@ def test_pointers_say_what_they_point_to():
     place = b.gep(f.args[0], [f.args[1]], inbounds=True, source_etype=F32)
     b.store(b.fneg(b.load(place, typ=F32)), f.args[0])
     b.ret_void()
-    text = nvvm_text(module)
+    text = convert_to_nvvm_dialect(module)
     assert 'define void @"f"(i8* %".1", i64 %".2")' in text
     assert body_of(text) == [
         "% = bitcast i8* % to float*",
@@ -71,7 +71,7 @@ def test_what_an_array_of_a_thread_or_a_block_is():
     shared.linkage, shared.initializer = "internal", ir.Constant(shape, ir.Undefined)
     b.store(b.load(b.addrspacecast(shared, PTR), typ=F32), own)
     b.ret_void()
-    text = nvvm_text(module)
+    text = convert_to_nvvm_dialect(module)
     assert "ptr" not in text
     assert 'addrspacecast [4 x float] addrspace(3)* @"shared" to [4 x float]*' in text
     assert 'store float %".4", float*' in text
@@ -83,7 +83,7 @@ def test_pointers_to_pointers_and_of_calls():
     callee = ir.Function(module, ir.FunctionType(PTR, [PTR]), "g")
     first = b.load(b.gep(f.args[0], [ir.Constant(I64, 1)], source_etype=PTR), typ=PTR)
     b.ret(b.select(f.args[1], first, b.call(callee, [first])))
-    text = nvvm_text(module)
+    text = convert_to_nvvm_dialect(module)
     assert 'declare i8* @"g"(i8* %".1")' in text
     assert nvvm.nvvm_ltoir([text], "sm_80")
 
@@ -99,7 +99,7 @@ def test_every_row_is_a_function_that_libnvvm_takes(name):
         twice = name.endswith(("max", "min", "maximum", "minimum"))
         extra = [f.args[0]] if twice else [ir.Constant(ir.IntType(1), 0)] if "ctlz" in name else []
         b.ret(call_intrinsic(b, full, to, [f.args[0], *extra]))
-        text = nvvm_text(module)
+        text = convert_to_nvvm_dialect(module)
         assert f'@"aotc.{full}"' in text
         assert ".extern" not in nvvm.nvvm_ptx([text], "compute_80")
 

@@ -121,7 +121,7 @@ def test_parts_leave_their_means_and_weights(tiling, dtype):
 @pytest.fixture
 def late(monkeypatch):
     """Let nothing be where it is copied to from the begin of a copy to the first wait for it."""
-    land, wait, begun = hopper._store_simulated_copy, PhaseBarrier.wait, {}
+    land, wait, begun = hopper._simulate_tma_store, PhaseBarrier.wait, {}
 
     def begin(part, to, barrier):
         block = simulated_thread().block
@@ -134,7 +134,7 @@ def late(monkeypatch):
             land(*copy)
         wait(self, parity)
 
-    monkeypatch.setattr(hopper, "_store_simulated_copy", begin)
+    monkeypatch.setattr(hopper, "_simulate_tma_store", begin)
     monkeypatch.setattr(PhaseBarrier, "wait", wait_and_land)
 
 
@@ -163,6 +163,6 @@ def test_what_memory_a_block_needs_is_known_to_lowering():
 
 def test_who_meets_waits_for_who_arrives():
     barrier = PhaseBarrier(2)
-    barrier.change(1, 0)
-    barrier.meet()
+    barrier.count_arrivals(1, 0)
+    barrier.wait_for_all()
     assert barrier._phase == 1

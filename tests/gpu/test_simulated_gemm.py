@@ -123,10 +123,10 @@ def test_what_memory_a_block_needs_is_known_to_lowering():
 def test_a_barrier_counts_threads_and_bytes():
     barrier = PhaseBarrier(2)
     barrier.wait(1)  # the phase before the first is over
-    barrier.change(1, 64)
-    barrier.change(1, 0)
+    barrier.count_arrivals(1, 64)
+    barrier.count_arrivals(1, 0)
     assert barrier._phase == 0
-    barrier.change(0, -64)
+    barrier.count_arrivals(0, -64)
     barrier.wait(0)
     assert barrier._phase == 1
 

@@ -12,7 +12,7 @@ from aotc.ir.loop.forms.tiling import Mma, Tiling, Wgmma
 from aotc.ir.loop.parser import parse_kernel
 from aotc.kernels.cuda.block import _SimulatedCuda
 from aotc.kernels.cuda.templates.gemm.launch import gemm_tiles
-from aotc.kernels.cuda.templates.steps import tile_order
+from aotc.kernels.cuda.templates.steps import matmul_tile_order
 
 pytestmark = pytest.mark.cudasim
 
@@ -30,7 +30,7 @@ def order(tiling, m, n, batch=0):
     """Return the place of each tile, in the order in which they are taken, and the sizes of a tile."""
     more = {"a": "z, row, k", "b": "z, col, k", "out": "z, row, col", "batch": batch} if batch else {"b": "col, k"}
     tiles = gemm_tiles(parse_kernel(product_text(tiling, "bf16", "f32", (m, n, 64), **more)))
-    place = tile_order(_SimulatedCuda(1, 1), tiles.rows, tiles.cols, tiles.batched)
+    place = matmul_tile_order(_SimulatedCuda(1, 1), tiles.rows, tiles.cols, tiles.batched)
     down, across = -(-m // tiles.rows), -(-n // tiles.cols)
     return [place(t, down, across) for t in range(max(batch, 1) * down * across)], tiles
 

@@ -1,4 +1,4 @@
-"""Instructions of Ampere and later: asynchronous copies to shared memory.
+"""PTX instructions of Ampere and later GPUs: asynchronous copies to shared memory (``cp.async``).
 
 Each function also has a meaning in Python, for the simulator of :mod:`aotc.kernels.cuda.block`: there a copy completes
 when it is issued.
@@ -11,29 +11,29 @@ import ctypes
 import numpy as np
 
 from aotc.kernels.cuda.block import simulated_thread
-from aotc.kernels.cuda.ptx import I32, I64, NOTHING, ptx
+from aotc.kernels.cuda.ptx import I32, I64, NOTHING, ptx_instruction
 
 # Bytes that a thread copies by one cp.async instruction. PTX ISA, cp.async.cg.
 PIECE = 16
 
 
-@ptx("cp.async.cg.shared.global [$0], [$1], 16, $2;", NOTHING, I32, I64, I32)
-def copy_piece(to, source, size):
+@ptx_instruction("cp.async.cg.shared.global [$0], [$1], 16, $2;", NOTHING, I32, I64, I32)
+def copy_16_bytes_async(to, source, size):
     """Start an asynchronous copy of ``size`` bytes, padded with zeros to 16, from global to shared memory."""
     data = ctypes.string_at(int(source), int(size)).ljust(PIECE, b"\0")
     simulated_thread().block.memory[int(to) : int(to) + PIECE] = np.frombuffer(data, np.uint8)
 
 
-@ptx("cp.async.commit_group;", NOTHING)
-def copies_commit():
-    """Commit the copies that this thread started as one group, for :func:`copies_wait`."""
+@ptx_instruction("cp.async.commit_group;", NOTHING)
+def commit_async_copies():
+    """Commit the copies that this thread has started as a group, for :func:`wait_for_async_copies`."""
 
 
-def copies_wait(left: int):
-    """Return the instruction that waits until at most ``left`` of the thread's groups of copies are incomplete."""
+def wait_for_async_copies(left: int):
+    """Return the instruction that waits until at most ``left`` groups of this thread's copies are incomplete."""
 
-    @ptx(f"cp.async.wait_group {left};", NOTHING)
-    def wait():
+    @ptx_instruction(f"cp.async.wait_group {left};", NOTHING)
+    def cp_async_wait_group():
         pass
 
-    return wait
+    return cp_async_wait_group

@@ -29,17 +29,17 @@ _HERE = threading.local()
 
 
 class PhaseBarrier:
-    """A barrier (mbarrier) whose phase ends after a number of arrivals, and when all expected bytes have arrived."""
+    """A barrier in shared memory (mbarrier): a phase ends after all arrivals, and when all expected bytes arrived."""
 
     def __init__(self, arrivals: int) -> None:
         self._arrivals = self._left = arrivals
         self._bytes = self._phase = 0
         self._changed = threading.Condition()
 
-    def change(self, arrivals: int, size: int) -> None:
+    def count_arrivals(self, arrivals: int, size: int) -> None:
         """Count ``arrivals`` threads as arrived at the barrier, and expect ``size`` further copied bytes.
 
-        A negative size means arrived bytes.
+        A negative size stands for bytes that have been copied.
         """
         with self._changed:
             self._left -= arrivals
@@ -48,11 +48,11 @@ class PhaseBarrier:
                 self._left, self._phase = self._arrivals, self._phase + 1
                 self._changed.notify_all()
 
-    def meet(self) -> None:
+    def wait_for_all(self) -> None:
         """Arrive at the barrier and wait for the end of its phase."""
         with self._changed:
             parity = self._phase % 2
-        self.change(1, 0)
+        self.count_arrivals(1, 0)
         self.wait(parity)
 
     def wait(self, parity: int) -> None:
@@ -64,13 +64,13 @@ class PhaseBarrier:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTensorMap:
-    """A simulated tensor map: an array, and the size of the box of its last two dims that a copy reads."""
+    """A simulated tensor map: an array, and the size of the box in its last two dims that a copy reads."""
 
     elements: np.ndarray
     box: tuple[int, int]
 
-    def part(self, column: int, row: int, *others: int) -> np.ndarray:
-        """Return the box of the array that a TMA copy at ``column`` and ``row`` reads; 0 outside of the array."""
+    def copied_box(self, column: int, row: int, *others: int) -> np.ndarray:
+        """Return the box of the array that a TMA copy at ``column`` and ``row`` reads, padded with zeros."""
         width, height = self.box
         found = np.zeros((height, width), self.elements.dtype)
         inside = self.elements[(*reversed(others),)][row : row + height, column : column + width]
@@ -88,9 +88,10 @@ class SimulatedPatches:
     high: tuple[int, ...]
     strides: tuple[int, ...]
 
-    def part(self, place: Sequence[int], tap: Sequence[int]) -> np.ndarray:
-        """Return the box of pixels that an im2col copy reads: from ``place`` (channel, then pixel) on, shifted by
-        ``tap``.
+    def copied_box(self, place: Sequence[int], tap: Sequence[int]) -> np.ndarray:
+        """Return the box of pixels that an im2col copy reads, padded with zeros.
+
+        ``place`` is the first channel and pixel, ``tap`` the offset of the convolution's window.
         """
         channels, pixels = self.box
         first, *at = map(int, place)
@@ -105,6 +106,7 @@ class SimulatedPatches:
         return found
 
     def _next_pixel(self, at: Sequence[int], extents: Sequence[int]) -> list[int]:
+        """Return the position after ``at`` in the box: pixel coordinates, innermost first, then the image."""
         *spatial, image = at
         for d, extent in enumerate(extents):
             spatial[d] += self.strides[d]
@@ -115,7 +117,7 @@ class SimulatedPatches:
 
 
 class Cluster:
-    """Blocks that run concurrently and access each other's shared memory.
+    """A thread block cluster: blocks that run concurrently and access each other's shared memory.
 
     Attributes
     ----------
@@ -126,36 +128,36 @@ class Cluster:
         self.blocks: list[ThreadBlock] = []
         self._together = threading.Barrier(threads, timeout=PATIENCE_SECONDS)
 
-    def meet(self) -> None:
+    def wait_for_all(self) -> None:
         """Wait for all threads of all blocks of the cluster (cluster barrier)."""
         self._together.wait()
 
-    def abort(self) -> None:
-        """Wake all waiting threads with an error, because a thread has failed."""
-        self._together.abort()
+    def abort_waiting_threads(self) -> None:
+        """Wake all waiting threads with an error, because another thread has failed."""
+        self._together.abort_waiting_threads()
         for block in self.blocks:
-            block.abort()
+            block.abort_waiting_threads()
 
 
 class ThreadBlock:
-    """The state of a simulated block.
+    """State of a simulated thread block.
 
     Attributes
     ----------
     number : int
-        Number of the block.
+        Index of the block in the grid.
     memory : numpy.ndarray
-        Its shared memory, as bytes.
+        Shared memory, as bytes.
     barriers : dict
         Barriers in shared memory, by address.
     named : dict
         Barriers with a number instead of an address.
     functions : mapping of str to callable
-        The device functions that are emitted from the loop IR.
+        Device functions that are emitted from the loop IR.
     cluster : Cluster
-        The blocks that access each other's memory.
+        Blocks that access each other's memory.
     rank : int
-        The number of the block in its cluster.
+        Index of the block in its cluster.
     arrays : dict
         Arrays in shared memory that are not in ``memory``.
     """
@@ -180,7 +182,7 @@ class ThreadBlock:
         self._known: list[dict[Hashable, Any]] = [{} for _ in range(threads // 128)]
 
     @contextmanager
-    def warpgroup(self) -> Iterator[Callable[[Hashable, Callable[[], Any]], Any]]:
+    def synchronized_warpgroup(self) -> Iterator[Callable[[Hashable, Callable[[], Any]], Any]]:
         """Synchronize the threads of the calling thread's warpgroup before and after the context.
 
         The context yields a function of a key and a computation. Only one of the threads with the same key runs the
@@ -194,14 +196,15 @@ class ThreadBlock:
             self._known[group].clear()
 
     def _compute_once_per_group(self, group: int, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """Run a computation for the first thread of a group that passes ``key``; return its result to the others."""
         with self._locks[group]:
             known = self._known[group]
             if key not in known:
                 known[key] = compute()
             return known[key]
 
-    def exchange(self, value: Any, count: int = WARP) -> list[Any]:
-        """Return the ``value`` that each thread of the caller's warp (or warpgroup, with ``count`` 128) passed."""
+    def exchange_values(self, value: Any, count: int = WARP) -> list[Any]:
+        """Return the values that all threads of the caller's warp passed, or of its warpgroup if ``count`` is 128."""
         meeting, first = self._groups[count][_HERE.thread // count], _HERE.thread // count * count
         self._registers[_HERE.thread] = value
         meeting.wait()
@@ -209,28 +212,28 @@ class ThreadBlock:
         meeting.wait()
         return found
 
-    def barrier(self, number: int, threads: int) -> PhaseBarrier:
-        """Return named barrier ``number``; its phase ends after ``threads`` arrivals."""
+    def named_barrier(self, number: int, threads: int) -> PhaseBarrier:
+        """Return the barrier with a number (PTX ``bar``); its phase ends after ``threads`` arrivals."""
         return self.named.setdefault(number, PhaseBarrier(threads))
 
-    def abort(self) -> None:
-        """Wake all waiting threads with an error, because a thread has failed."""
+    def abort_waiting_threads(self) -> None:
+        """Wake all waiting threads with an error, because another thread has failed."""
         for barrier in (self.together, *self._groups[WARP], *self._groups[128]):
-            barrier.abort()
+            barrier.abort_waiting_threads()
 
 
 def simulated_thread() -> Any:
-    """Return the simulated CUDA thread that runs the calling code: its ``block`` and its number ``thread``."""
+    """Return the simulated CUDA thread that runs the calling code, with its ``block`` and its index ``thread``."""
     return _HERE
 
 
 def swizzled_tile_offset(row: Any, byte: Any) -> Any:
-    """Return the offset of a byte of a 128-byte row in a tile with the 128-byte swizzle."""
+    """Return the offset of byte ``byte`` of the 128-byte row ``row`` in a tile with the 128-byte swizzle."""
     return row * 128 + (((byte >> 4) ^ (row & 7)) << 4) + (byte & 15)
 
 
 class _SimulatedCuda:
-    """Replacement of the part of ``numba.cuda`` that kernels use."""
+    """Replacement of the functions of ``numba.cuda`` that kernels use."""
 
     def __init__(self, blocks: int, threads: int) -> None:
         self.gridDim, self.blockDim = SimpleNamespace(x=blocks), SimpleNamespace(x=threads)
@@ -247,6 +250,7 @@ class _SimulatedCuda:
 
 @contextmanager
 def _module_with_simulated_cuda(module: ModuleType, cuda: _SimulatedCuda):
+    """Replace ``cuda`` in a kernel's module during the context."""
     real, module.cuda = module.cuda, cuda
     try:
         yield
@@ -285,7 +289,7 @@ def simulate_blocks(
 ) -> None:  # fmt: skip
     """Call ``kernel`` once for each thread, one cluster of blocks after the other.
 
-    ``blocks`` are the numbers of the blocks; the other parameters are those of :func:`simulate_kernel`.
+    ``blocks`` are the indices of the blocks; the other parameters are those of :func:`simulate_kernel`.
     """
     for first in range(0, len(blocks), cluster):
         together = Cluster(cluster * threads)
@@ -297,18 +301,21 @@ def simulate_blocks(
 def _run_simulated_cluster(
     kernel: Callable[..., None], together: Cluster, threads: int, arguments: Sequence[Any]
 ) -> None:
+    """Run all threads of a cluster concurrently; raise the first exception of any of them."""
     errors: list[BaseException] = []
 
-    def thread(block: ThreadBlock, number: int) -> None:
+    def run_thread(block: ThreadBlock, number: int) -> None:
         _HERE.block, _HERE.thread = block, number
         try:
             with np.errstate(over="ignore"):
                 kernel(*arguments)
         except BaseException as error:  # handed to the caller, which raises it
             errors.append(error)
-            together.abort()
+            together.abort_waiting_threads()
 
-    running = [threading.Thread(target=thread, args=(block, n)) for block in together.blocks for n in range(threads)]
+    running = [
+        threading.Thread(target=run_thread, args=(block, n)) for block in together.blocks for n in range(threads)
+    ]
     for t in running:
         t.start()
     for t in running:

@@ -1,4 +1,4 @@
-"""Build the GPU part of a bundle: compile kernels to images, and describe them in the manifest."""
+"""Build the GPU variant of a bundle: compile kernels to images, and describe them in the manifest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotc.kernels.cuda.emit import block_threads
 from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
 from aotc.kernels.cuda.image import unpack_image
 from aotc.kernels.cuda.nvvm import oldest_cuda_driver
-from aotc.kernels.cuda.shared_memory import block_launch, gpu_kernel_resources
+from aotc.kernels.cuda.shared_memory import block_launch_entry, gpu_kernel_resources
 from aotc.kernels.cuda.templates.launches import template_launch
 from aotc.kernels.interface import interface_seal, kernel_interface_fields
 from aotc.kernels.jobs.objects import COMPILING, compile_texts, kernel_requests, name_kernels
@@ -25,24 +25,24 @@ from aotc.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class CudaKernel:
-    """The manifest's facts about a kernel.
+    """Facts about a GPU kernel for the manifest of the bundle.
 
     Attributes
     ----------
     name, symbol : str
-        Its name for people, and its symbol in the image.
+        Name in reports, and symbol in the image.
     image : tuple of (int, int)
-        First byte and size of its cubin or PTX in the segment.
+        First byte and size of the kernel's cubin or PTX in the segment.
     threads : int
         Threads of a block.
     items : int
         Items of the grid that a block runs.
     interface : mapping
-        The arrays that it accesses.
+        Buffers and dims of the kernel, see :func:`aotc.kernels.interface.kernel_interface_fields`.
     flops, bytes : Dim
-        Work of the whole grid.
+        Number of floating-point operations, and of bytes read and written, by the whole grid.
     resources : mapping of str to int
-        Resources of a cubin, as in :class:`aotc.kernels.cuda.image.Image`, and the ``blocks`` that fit a
+        Resources of a cubin, as in :class:`aotc.kernels.cuda.image.Image`, and the number of ``blocks`` that fit a
         multiprocessor.
     launch : mapping
         Launch parameters of a kernel with dynamic shared memory or from a template: see
@@ -61,7 +61,7 @@ class CudaKernel:
     launch: Mapping[str, Any] = field(default_factory=dict)
 
     def entry(self) -> dict[str, Any]:
-        """Return the kernel's entry for the bundle manifest."""
+        """Return the kernel's entry of the manifest, as msgpack writes it."""
         return {
             "name": self.name,
             "scratch": 0,
@@ -79,16 +79,18 @@ class CudaKernel:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveKernel:
-    """The manifest's facts about a kernel without code, which stands for a collective of the runtime.
+    """Facts for the manifest about a kernel without code, in whose place the runtime runs a collective.
 
     Attributes
     ----------
     name : str
+        Name in reports.
     symbol : str
-        The symbol of the collective among the custom calls of the manifest.
+        Symbol of the collective among the custom calls of the manifest.
     interface : mapping
+        As in :class:`CudaKernel`.
     bytes : Dim
-        As of :class:`CudaKernel`.
+        As in :class:`CudaKernel`.
     """
 
     name: str
@@ -97,14 +99,14 @@ class CollectiveKernel:
     bytes: Dim
 
     def entry(self) -> dict[str, Any]:
-        """Return the kernel's entry for the bundle manifest."""
+        """Return the kernel's entry of the manifest, as msgpack writes it."""
         own = {"name": self.name, "scratch": 0, "symbol": self.symbol}
         return {**own, **self.interface, "flops": "0", "bytes": str(self.bytes)}
 
 
 @dataclass(frozen=True, slots=True)
 class KernelImages:
-    """All images of a target, one after the other, with their seal (a digest of the manifest), and the kernels in them.
+    """The segment with all images of a target and a digest of the manifest (seal), and facts about the kernels in it.
 
     Attributes
     ----------
@@ -113,7 +115,7 @@ class KernelImages:
     kernels : tuple of CudaKernel or CollectiveKernel
         In the order of the input.
     driver : tuple of int
-        The oldest CUDA version whose driver compiles the images, if they are PTX: (13, 0).
+        If the images are PTX, the oldest CUDA version whose driver compiles them, such as (13, 0).
     """
 
     data: bytes
@@ -121,20 +123,28 @@ class KernelImages:
     driver: tuple[int, ...] = ()
 
     def entry(self, segment: int) -> dict[str, Any]:
-        """Return the manifest entry of these kernels; their code is segment number ``segment`` of the bundle."""
+        """Return the entry of the manifest for these kernels; ``segment`` is the index of their segment."""
         return {"ptx": segment, "driver": list(self.driver)} if self.driver else {"cubin": segment}
 
 
-def build_images(
+def build_kernel_images(
     kernels: Sequence[Kernel], target: Target, options: Options, described: Mapping[str, Any] | None = None,
     sources: Mapping[str, str] = MappingProxyType({}),
 ) -> KernelImages:  # fmt: skip
-    """Compile GPU ``kernels`` to images; cached kernels are not compiled again.
+    """Compile GPU kernels to images; kernels in the cache are not compiled again.
 
-    ``sources`` has the text of a module for some kernels, by name, which defines the kernel's function. ``described``
-    is the manifest of the variant without its kernels; the images are sealed with all of it.
-
-    Call :func:`aotc.kernels.cuda.nvvm.check_cuda_packages` first.
+    Parameters
+    ----------
+    kernels : sequence of Kernel
+        Kernels to compile. Call :func:`aotc.kernels.cuda.nvvm.check_cuda_packages` first.
+    target : Target
+        The GPU.
+    options : Options
+        As :func:`aotc.compile` takes them.
+    described : mapping, optional
+        The manifest of the variant without its kernels; the segment contains a digest of the whole manifest.
+    sources : mapping of str to str
+        Text of a module that defines the kernel's function, for kernels that a user's function replaces, by name.
     """
     compiled = [k for k in kernels if not collective_symbol(k)]
     symbols, named = name_kernels(compiled, [target] * len(compiled), options.kernel_compiler, sources)
@@ -151,7 +161,7 @@ def build_images(
             found.append(CollectiveKernel(k.name, called, kernel_interface_fields(k), k.bytes))
             continue
         symbol = symbol_of[k.name]
-        threads, items, launch = _launch_parameters(k, target)
+        threads, items, launch = _block_launch_parameters(k, target)
         place, resources = (
             places[symbol],
             gpu_kernel_resources(images[symbol].resources, threads, launch.get("shared", 0), target),
@@ -165,13 +175,13 @@ def build_images(
     return KernelImages(data, tuple(found), max(drivers, default=()))
 
 
-def _launch_parameters(kernel: Kernel, target: Target) -> tuple[int, int, Mapping[str, Any]]:
-    """Return the threads of a block, the number of grid items that a block runs, and the launch parameters."""
+def _block_launch_parameters(kernel: Kernel, target: Target) -> tuple[int, int, Mapping[str, Any]]:
+    """Return the threads of a block, the number of grid items that a block runs, and further launch parameters."""
     if kernel.tiling is not None:
         threads, entry = template_launch(kernel)
         return threads, 1, entry
     threads = block_threads(kernel)
     if threads:
-        return threads, 1, block_launch(kernel, target)
+        return threads, 1, block_launch_entry(kernel, target)
     threads = block_threads_of_flat_kernel(kernel)
     return threads, threads, {}

@@ -1,7 +1,8 @@
-"""Compile one loop-IR kernel to an image: numba.cuda's shell, an emitted body, libNVVM, nvJitLink. No GPU is needed.
+"""Compile a loop-IR kernel to an image (cubin or PTX). No GPU is needed.
 
-The *shell*, Python compiled by Numba, calls the *body*, which is emitted from the loop IR. libNVVM compiles both to
-LTO-IR, which nvJitLink compiles as one program. For a portable target libNVVM generates PTX, which the driver compiles.
+The *shell*, Python compiled by numba.cuda, calls the *body*, which is emitted from the loop IR. libNVVM compiles both
+to LTO-IR, which nvJitLink compiles as one program. For a portable target libNVVM generates PTX, which the driver
+compiles.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from aotc.diagnostics import InternalError
 from aotc.ir.loop.ir import Kernel
 from aotc.kernels.cuda import nvvm
 from aotc.kernels.cuda.device_function import device_functions_text
-from aotc.kernels.cuda.dialect import nvvm_text
+from aotc.kernels.cuda.dialect import convert_to_nvvm_dialect
 from aotc.kernels.cuda.emit import CudaEmitter, block_threads
 from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
 from aotc.kernels.cuda.image import Image
@@ -27,16 +28,16 @@ from aotc.targets import Target
 
 
 def kernel_body_text(kernel: Kernel, target: Target) -> str:
-    """Return the LLVM IR of the body of ``kernel``: the function that runs one item of the grid."""
+    """Emit the body of a kernel, the function that runs one item of the grid, as LLVM IR."""
     module = KernelModule(kernel.name, target)
     function = emit_body(module, BODY, kernel, target, emit_tile, CudaEmitter, CudaEmitter.parameters(kernel))
     function.linkage = "linkonce_odr"
     define_scalar_rare_functions(module)
-    return nvvm_text(module)
+    return convert_to_nvvm_dialect(module)
 
 
 def kernel_texts(kernel: Kernel, target: Target) -> list[str]:
-    """Return the LLVM modules of ``kernel``, as text; the entry point has the kernel's name."""
+    """Emit a kernel as text of LLVM modules; the entry point has the kernel's name."""
     if kernel.tiling is not None:
         texts, functions = template_texts(kernel, target)
         return [*texts, device_functions_text(functions, kernel, target)]
@@ -49,17 +50,17 @@ def kernel_texts(kernel: Kernel, target: Target) -> list[str]:
 
 
 def kernel_ptx(kernel: Kernel, target: Target) -> str:
-    """Return the PTX of ``kernel``, for inspection or for compilation by the driver."""
+    """Compile a kernel to PTX."""
     return nvvm.nvvm_ptx(kernel_texts(kernel, target), target.cpu)
 
 
 def compile_kernel(kernel: Kernel, target: Target) -> Image:
-    """Return the image of ``kernel`` (cubin or PTX) that the driver loads."""
+    """Compile a kernel to an image (cubin or PTX), which the driver loads."""
     return image_of_modules(kernel_texts(kernel, target), kernel.name, target)
 
 
 def image_of_modules(texts: Sequence[str], symbol: str, target: Target) -> Image:
-    """Return the image of LLVM modules that form one program with the kernel ``symbol``."""
+    """Compile LLVM modules to the image of one program with the kernel ``symbol``."""
     if target.portable:
         return Image(nvvm.nvvm_ptx(texts, target.cpu).encode() + b"\0")
     return link_cubin(nvvm.nvvm_ltoir(texts, target.cpu), target.cpu, symbol)
@@ -76,12 +77,12 @@ _RESOURCES = {
 
 
 def link_cubin(ltoir: bytes, arch: str, symbol: str) -> Image:
-    """Return the cubin of the kernel ``symbol`` for ``arch``, e.g. ``sm_90a``.
+    """Link LTO-IR to the cubin of the kernel ``symbol`` for an architecture such as ``sm_90a``.
 
     Raises
     ------
     InternalError
-        If nvJitLink refuses it; its log is in the message.
+        If nvJitLink refuses the LTO-IR; its log is in the message.
     """
     from cuda.bindings import nvjitlink
 
@@ -104,6 +105,6 @@ def link_cubin(ltoir: bytes, arch: str, symbol: str) -> Image:
 
 
 def resources_in_linker_log(log: str) -> dict[str, int]:
-    """Return the kernel's resources from the linker's log; missing ones are 0."""
+    """Read the kernel's resources from nvJitLink's log; resources that the log does not mention are 0."""
     found = {name: pattern.search(log) for name, pattern in _RESOURCES.items()}
     return {name: int(match[1]) if match else 0 for name, match in found.items()}

@@ -1,7 +1,7 @@
 """Device functions that templates call, emitted from expressions of the loop IR, such as epilogues and sizes.
 
-The parameters of a device function are those of its kernel (a pointer to each buffer, then each dim), followed by its
-own.
+The parameters of a device function are those of its kernel (a pointer to each buffer, then each dim), followed by
+parameters of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from aotc.ir.dims.algebra import static
 from aotc.ir.loop.ir import Kernel, Let, Load, Scalar, Stmt, Var
-from aotc.kernels.cuda.dialect import nvvm_text
+from aotc.kernels.cuda.dialect import convert_to_nvvm_dialect
 from aotc.kernels.cuda.emit import CudaEmitter
 from aotc.kernels.cuda.lanes import LoopLane
 from aotc.kernels.cuda.tile import emit_tile
@@ -26,20 +26,21 @@ from aotc.vmfb.dtypes import DTYPES
 
 @dataclass(frozen=True, slots=True)
 class DeviceFunction:
-    """A loop-IR value that depends on a kernel's buffers and dims, and on parameters.
+    """A device function that returns a loop-IR value, which may depend on the kernel's buffers and dims.
 
     Attributes
     ----------
     name : str
-        The name by which templates call it.
+        Name by which templates call the function.
     parameters : tuple of (str, str)
-        Name and dtype of each; integers may occur in indices.
+        Name and dtype of each parameter of its own; integers may occur in indices.
     value : Scalar
         The result, in a register of its dtype.
     body : tuple of Stmt
         Statements before the result.
     vectors : tuple of (str, str, int)
-        Parameters after the others: name, dtype and count of registers. Loads from a buffer of that name read them.
+        Further parameters, each of several registers: name, dtype and count. Loads from a buffer of that name read the
+        registers.
     """
 
     name: str
@@ -50,28 +51,28 @@ class DeviceFunction:
 
     @property
     def types(self) -> list[ir.Type]:
-        """Return the register types of the parameters that follow the kernel's own."""
+        """Return the LLVM types of the parameters that follow the kernel's own."""
         vectors = [register_type(dtype) for _, dtype, count in self.vectors for _ in range(count)]
         return [*(register_type(dtype) for _, dtype in self.parameters), *vectors]
 
     @property
     def result(self) -> ir.Type:
-        """Return the register type of the returned value."""
+        """Return the LLVM type of the returned value."""
         return register_type(self.value.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFunction:
-    """A device function that loads or computes several values for consecutive lanes, with vector loads where possible.
+    """A device function that returns several values for consecutive lanes, by vector loads where possible.
 
     Attributes
     ----------
     name, parameters
         As in :class:`DeviceFunction`.
     loads : tuple of (Scalar, int)
-        The results, one after the other: each for a number of lanes.
+        The results, one after the other, each for a number of lanes.
     lane : str
-        The name of the lane in their indices.
+        Name of the lane number in the indices of ``loads``.
     """
 
     name: str
@@ -81,27 +82,27 @@ class LoadFunction:
 
     @property
     def types(self) -> list[ir.Type]:
-        """Return the register types of the parameters that follow the kernel's own."""
+        """Return the LLVM types of the parameters that follow the kernel's own."""
         return [register_type(dtype) for _, dtype in self.parameters]
 
     @property
     def result(self) -> ir.Type:
-        """Return the register types of the loaded values."""
-        return registers_type((load.dtype, count) for load, count in self.loads)
+        """Return the LLVM struct type of the loaded values."""
+        return register_struct_type((load.dtype, count) for load, count in self.loads)
 
 
-def registers_type(held: Iterable[tuple[str, int]]) -> ir.LiteralStructType:
-    """Return the struct type with ``count`` registers of each dtype, one after the other."""
+def register_struct_type(held: Iterable[tuple[str, int]]) -> ir.LiteralStructType:
+    """Return the LLVM struct type of registers, given the dtype and count of each group of registers."""
     return ir.LiteralStructType([register_type(dtype) for dtype, count in held for _ in range(count)])
 
 
-class _FunctionEmitter(CudaEmitter):
-    """Emitter of a device function: a value in place of the statements of a kernel."""
+class _DeviceFunctionEmitter(CudaEmitter):
+    """Emitter of a device function, which returns a value instead of running a kernel's statements."""
 
     _vectors: dict[str, list[ir.Value]] = {}  # noqa: RUF012  # replaced, never mutated
 
-    def returned(self, function: DeviceFunction | LoadFunction) -> ir.Value:
-        """Emit the computation of a device function; return its register, or a struct of all results."""
+    def emit_function_result(self, function: DeviceFunction | LoadFunction) -> ir.Value:
+        """Emit the computation of a device function; return the register of its result, or a struct of all results."""
         self._parts, self._count, self._inside = set(), 0, False
         self._metadata = LoopMetadata(self.builder.module, self.kernel, self.target, ())
         given = iter(self.bind_kernel())
@@ -122,7 +123,7 @@ class _FunctionEmitter(CudaEmitter):
         return super()._emit_scalar_node(node, done)
 
     def _emit_loads(self, function: LoadFunction) -> ir.Value:
-        """Emit all loads, and return them as a struct."""
+        """Emit all loads of a function, and return the values as a struct."""
         found: ir.Value = ir.Constant(function.result, ir.Undefined)
         place = 0
         for load, count in function.loads:
@@ -132,6 +133,7 @@ class _FunctionEmitter(CudaEmitter):
         return found
 
     def _load_lanes_of(self, load: Scalar, var: str, count: int) -> list[Register]:
+        """Emit the value of ``load`` for ``count`` lanes, by vector loads where their elements are contiguous."""
         if count == 1:
             return [self.scalar(load)]
         lanes = [LoopLane(n) for n in range(count)]
@@ -145,7 +147,7 @@ class _FunctionEmitter(CudaEmitter):
 
 
 def device_functions_text(functions: Sequence[DeviceFunction | LoadFunction], kernel: Kernel, target: Target) -> str:
-    """Return the LLVM IR of device functions that belong to ``kernel``."""
+    """Emit device functions that belong to a kernel as LLVM IR in libNVVM's dialect."""
     module = KernelModule(kernel.name, target)
     for function in functions:
         kind = ir.FunctionType(function.result, [*CudaEmitter.parameters(kernel)[:-1], *function.types])
@@ -153,8 +155,8 @@ def device_functions_text(functions: Sequence[DeviceFunction | LoadFunction], ke
         made.linkage = "linkonce_odr"
         made.attributes.add("alwaysinline")
         made.attributes.add("nounwind")
-        emitter = _FunctionEmitter(ir.IRBuilder(made.append_basic_block("entry")), kernel, target, emit_tile)
-        value = emitter.returned(function)
+        emitter = _DeviceFunctionEmitter(ir.IRBuilder(made.append_basic_block("entry")), kernel, target, emit_tile)
+        value = emitter.emit_function_result(function)
         emitter.builder.ret(value)
     define_scalar_rare_functions(module)
-    return nvvm_text(module)
+    return convert_to_nvvm_dialect(module)

@@ -32,8 +32,8 @@ BYTES = ir.IntType(8).as_pointer()
 """The type that replaces opaque pointers."""
 
 
-def nvvm_text(module: ir.Module) -> str:
-    """Return ``module`` in libNVVM's dialect; the module is modified and must not be used again."""
+def convert_to_nvvm_dialect(module: ir.Module) -> str:
+    """Return the text of ``module`` in libNVVM's dialect; the module is modified and must not be used again."""
     module.triple, module.data_layout = TRIPLE, DATA_LAYOUT
     for function in list(module.functions):
         if function.is_declaration:
@@ -76,7 +76,7 @@ def _retype_pointers(function: ir.Function) -> None:
 
 
 def _half_conversion_intrinsic(block: ir.Block, value: ir.Value) -> instr.CallInstr:
-    """Create the intrinsic call that converts the bits of an f16 to f32, or f32 to the bits of an f16."""
+    """Create the call of an intrinsic that converts the bits of an f16 to f32, or an f32 to the bits of an f16."""
     name, result = ("from", F32) if value.type == I16 else ("to", I16)
     name = f"llvm.convert.{name}.fp16.f32"
     function = declare_function(block.module, name, ir.FunctionType(result, [value.type]))
@@ -84,7 +84,7 @@ def _half_conversion_intrinsic(block: ir.Block, value: ir.Value) -> instr.CallIn
 
 
 def _insert_pointer_casts(block: ir.Block, i: instr.Instruction) -> Iterator[instr.Instruction]:
-    """Yield the pointer casts that instruction ``i`` needs before it, and then ``i``."""
+    """Yield the pointer casts that instruction ``i`` needs before it, and then ``i`` itself."""
     match i:
         case instr.LoadInstr():
             wanted = [i.type.as_pointer()]

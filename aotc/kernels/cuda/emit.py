@@ -1,4 +1,4 @@
-"""Emission of the loop IR on a GPU, where it differs from a CPU: threads, shared memory, barriers.
+"""Emit the loop IR on a GPU, where it differs from a CPU: threads, shared memory, barriers.
 
 A kernel has one of two shapes. *Flat*: each thread runs its own item of the grid. *Block*: a block of threads runs one
 item together; the threads share the iterations of loops of kind ``thread`` and all run the other statements. A kernel
@@ -30,14 +30,14 @@ from aotc.ir.loop.ir import (
 from aotc.ir.loop.scratch import buffer_bytes
 from aotc.kernels.cuda.exchange import (
     BLOCK_BARRIER,
-    match_lane_bits,
-    read_special_register,
-    shuffle_xor,
-    sync_grid,
-    sync_warp,
+    emit_grid_barrier,
+    emit_special_register,
+    emit_warp_barrier,
+    emit_warp_match,
+    emit_warp_shuffle_xor,
 )
 from aotc.kernels.cuda.lanes import LanesEmitter
-from aotc.kernels.cuda.shared_memory import place_shared
+from aotc.kernels.cuda.shared_memory import shared_buffer_address
 from aotc.kernels.emit.index import IndexEmitter
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import I32, I64, PTR, VOID, i32, i64, memory_type
@@ -45,7 +45,7 @@ from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 
 
 def block_threads(kernel: Kernel) -> int:
-    """Return the threads of a block that runs one item together, or 0 if each thread runs an item by itself.
+    """Return the threads of a block that runs one item together, or 0 if each thread runs its own item.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def block_threads(kernel: Kernel) -> int:
 
 
 class CudaEmitter(LanesEmitter):
-    """Emits a kernel's body for a thread of the GPU: ``void body(ptr of each buffer, i64 of each dim, i64 item)``.
+    """Emitter of a kernel's body for a GPU thread: ``void body(ptr of each buffer, i64 of each dim, i64 item)``.
 
     A private buffer that is allocated outside of the loops over threads, and whose first dim counts the threads, is one
     array for each thread: thread t accesses only ``[t, ...]``. So its part can stay in registers between such loops.
@@ -72,7 +72,7 @@ class CudaEmitter(LanesEmitter):
 
     @staticmethod
     def create_index_emitter(builder: ir.IRBuilder) -> NarrowIndices:
-        """Return an emitter of index expressions for ``builder``."""
+        """Create an emitter of index expressions that divides in 32 bits if possible."""
         return NarrowIndices(builder)
 
     def emit(self) -> None:
@@ -86,7 +86,7 @@ class CudaEmitter(LanesEmitter):
         return item
 
     def bind_kernel(self) -> list[ir.Value]:
-        """Bind the kernel's buffers and dims to parameters, and return the remaining parameters."""
+        """Bind the kernel's buffers and dims to the function's parameters; return the remaining parameters."""
         arguments = iter(self.builder.function.args)
         for buffer in (*self.kernel.inputs, *self.kernel.outputs):
             self._pointers[buffer.name] = next(arguments)
@@ -95,11 +95,13 @@ class CudaEmitter(LanesEmitter):
         return list(arguments)
 
     def _element_address(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
+        """Return the pointer to an element; a thread's part of a private buffer has no dim for threads."""
         if buffer.name in self._parts:
             return super()._element_address(replace(buffer, shape=buffer.shape[1:]), index[1:])
         return super()._element_address(buffer, index)
 
     def _emit_statement(self, stmt: Stmt) -> None:
+        """Emit a statement; loops over threads and blocks, barriers, shuffles and atomics are specific to GPUs."""
         match stmt:
             case For(kind="thread"):
                 self._emit_thread_loop(stmt)
@@ -108,32 +110,32 @@ class CudaEmitter(LanesEmitter):
             case Prefetch():
                 pass
             case GridBarrier(counter=counter):
-                sync_grid(self.builder, self._pointers[counter.name])
+                emit_grid_barrier(self.builder, self._pointers[counter.name])
             case Barrier(warp=True):
-                sync_warp(self.builder)
+                emit_warp_barrier(self.builder)
             case Barrier():
                 call_intrinsic(self.builder, BLOCK_BARRIER, VOID, [])
             case Shuffle(to=to, source=source, mask=mask):
                 self._emit_shuffle(to, source, mask)
             case WarpMatch(to=to, source=source, bits=bits):
                 own = self.builder.load(self._pointers[source.name], typ=memory_type(source.dtype))
-                self.builder.store(match_lane_bits(self.builder, own, bits), self._pointers[to.name])
+                self.builder.store(emit_warp_match(self.builder, own, bits), self._pointers[to.name])
             case Store(atomic=True):
                 self._emit_atomic(stmt)
             case _:
                 super()._emit_statement(stmt)
 
     def _emit_atomic(self, stmt: Store) -> None:
-        """Combine a value with an element in memory atomically; the order of updates does not matter for integers."""
+        """Emit an atomic combination of an integer with an element in memory; the order of updates does not matter."""
         unsigned = kind_of(stmt.buffer.dtype) == "u"
         operation = {"max": "umax", "min": "umin"}.get(stmt.reduce, stmt.reduce) if unsigned else stmt.reduce
         value = self.scalar(stmt.value)
         self.builder.atomic_rmw(operation, self._element_address(stmt.buffer, stmt.index), value, "monotonic")
 
     def _emit_thread_loop(self, loop: For) -> None:
-        """Distribute the iterations of a loop to the threads of the block, at most one each."""
+        """Emit a loop whose iterations are distributed to the threads of the block, at most one each."""
         builder = self.builder
-        thread = read_special_register(builder, "tid.x")
+        thread = emit_special_register(builder, "tid.x")
         first = builder.add(self._indices.emit(loop.begin), builder.zext(thread, I64), flags=("nsw",))
         body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
         if (loop.begin, loop.end) == (0, self._count):
@@ -151,9 +153,9 @@ class CudaEmitter(LanesEmitter):
         builder.position_at_end(after)
 
     def _emit_block_loop(self, loop: For) -> None:
-        """Distribute the iterations of a loop round-robin to the blocks of the launch."""
+        """Emit a loop whose iterations are distributed round-robin to the blocks of the launch."""
         builder = self.builder
-        own, count = (builder.zext(read_special_register(builder, name), I64) for name in ("ctaid.x", "nctaid.x"))
+        own, count = (builder.zext(emit_special_register(builder, name), I64) for name in ("ctaid.x", "nctaid.x"))
         begin = builder.add(self._indices.emit(loop.begin), own, flags=("nsw",))
         end = self._indices.emit(loop.end)
         body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
@@ -161,18 +163,18 @@ class CudaEmitter(LanesEmitter):
         self._emit_iterations(loop, (begin, end, count), body, after)
 
     def _emit_shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:
-        """Exchange a number between threads of a warp; a complex number is exchanged in two parts."""
+        """Emit the exchange of a number between threads of a warp; a complex number is exchanged in two parts."""
         kind, builder = memory_type(to.dtype), self.builder
         old, new = self._pointers[source.name], self._pointers[to.name]
         for part in range(2 if DTYPES[to.dtype].kind == "c" else 1):
             place = [i64(part)]
             at = [builder.gep(p, place, inbounds=True, source_etype=kind) if part else p for p in (old, new)]
-            builder.store(shuffle_xor(builder, builder.load(at[0], typ=kind), mask), at[1])
+            builder.store(emit_warp_shuffle_xor(builder, builder.load(at[0], typ=kind), mask), at[1])
 
     def _emit_alloc(self, buffer: Buffer) -> None:
-        """Allocate a buffer: private memory of a thread (also for scratch), or shared memory of the block."""
+        """Allocate a buffer: shared memory of the block, or private memory of a thread (also for scratch)."""
         if buffer.space == "shared":
-            self._pointers[buffer.name] = place_shared(self.builder, self.kernel, self.target, buffer)
+            self._pointers[buffer.name] = shared_buffer_address(self.builder, self.kernel, self.target, buffer)
             return
         kind = memory_type(buffer.dtype)
         parts = 2 if DTYPES[buffer.dtype].kind == "c" else 1
@@ -191,6 +193,7 @@ class NarrowIndices(IndexEmitter):
     """Emitter of index expressions that divides in 32 bits if the operands provably fit."""
 
     def _emit_division(self, atom: Call, a: ir.Value, b: ir.Value) -> ir.Value:
+        """Emit a quotient or a remainder, by a 32-bit instruction if both operands provably fit."""
         if not (_is_32_bit_index(atom.a) and _is_32_bit_index(atom.b)):
             return super()._emit_division(atom, a, b)
         builder = self.builder

@@ -1,4 +1,4 @@
-"""Exchange between threads: values of a warp without memory, and a barrier of all blocks of a launch.
+"""Emit exchanges between threads: values of a warp without memory, and a barrier of all blocks of a launch.
 
 At the barrier of a launch the blocks count themselves in a word of global memory. The last block flips the word's top
 bit. All blocks must run concurrently, which a cooperative launch guarantees. The first block adds the top bit minus the
@@ -16,10 +16,10 @@ from aotc.kernels.llvm_types import I1, I32, I64, VOID, i32
 _EVERYBODY, _BUTTERFLY, _BALLOT = -1, 3, 3
 
 
-def shuffle_xor(builder: ir.IRBuilder, value: ir.Value, mask: int) -> ir.Value:
-    """Return ``value`` of the warp's thread ``t ^ mask``, where ``t`` is the calling thread.
+def emit_warp_shuffle_xor(builder: ir.IRBuilder, value: ir.Value, mask: int) -> ir.Value:
+    """Emit a warp shuffle: the value of thread ``t ^ mask``, where ``t`` is the calling thread.
 
-    The number is in memory form.
+    ``value`` is a number in memory form.
     """
     kind = value.type
     bits = 64 if kind == ir.DoubleType() else 32 if kind == ir.FloatType() else kind.width
@@ -44,10 +44,10 @@ def _shuffle_word(builder: ir.IRBuilder, word: ir.Value, mask: int) -> ir.Value:
     return builder.extract_value(both, 0)
 
 
-def match_lane_bits(builder: ir.IRBuilder, word: ir.Value, bits: int) -> ir.Value:
-    """Return the mask of threads of the warp whose lowest ``bits`` bits of ``word`` equal the calling thread's.
+def emit_warp_match(builder: ir.IRBuilder, word: ir.Value, bits: int) -> ir.Value:
+    """Emit the mask of threads of the warp whose lowest ``bits`` bits of ``word`` equal those of the calling thread.
 
-    It takes a ballot for each bit; the time of ``match.any`` grows with the number of different words.
+    The code has a ballot for each bit, as the time of ``match.any`` grows with the number of different words.
     """
     same: ir.Value = i32(_EVERYBODY)
     for number in range(bits):
@@ -60,7 +60,7 @@ def match_lane_bits(builder: ir.IRBuilder, word: ir.Value, bits: int) -> ir.Valu
     return same
 
 
-def sync_warp(builder: ir.IRBuilder) -> None:
+def emit_warp_barrier(builder: ir.IRBuilder) -> None:
     """Emit a warp barrier: wait for the threads of the warp, and make their writes visible."""
     call_intrinsic(builder, "llvm.nvvm.bar.warp.sync", VOID, [i32(_EVERYBODY)])
 
@@ -69,20 +69,20 @@ BLOCK_BARRIER = "llvm.nvvm.barrier0"
 _HIGHEST = 1 << 31
 
 
-def read_special_register(builder: ir.IRBuilder, name: str) -> ir.Value:
-    """Return a special register of the thread: ``tid.x``, ``ctaid.x``, ``nctaid.x``."""
+def emit_special_register(builder: ir.IRBuilder, name: str) -> ir.Value:
+    """Emit the value of a special register of the thread: ``tid.x``, ``ctaid.x`` or ``nctaid.x``."""
     return call_intrinsic(builder, f"llvm.nvvm.read.ptx.sreg.{name}", I32, [])
 
 
-def sync_grid(builder: ir.IRBuilder, counter: ir.Value) -> None:
-    """Emit a grid barrier: wait for all threads of all blocks; ``counter`` is the address of its word."""
+def emit_grid_barrier(builder: ir.IRBuilder, counter: ir.Value) -> None:
+    """Emit a barrier of all threads of all blocks; ``counter`` is the address of the barrier's word."""
     call_intrinsic(builder, BLOCK_BARRIER, VOID, [])
     one, transposed, met = (builder.append_basic_block(name) for name in ("count", "turned", "met"))
-    builder.cbranch(builder.icmp_unsigned("==", read_special_register(builder, "tid.x"), i32(0)), one, met)
+    builder.cbranch(builder.icmp_unsigned("==", emit_special_register(builder, "tid.x"), i32(0)), one, met)
     builder.position_at_end(one)
     place = builder.ptrtoint(counter, I64)
-    rest = builder.sub(i32(_HIGHEST + 1 - (1 << 32)), read_special_register(builder, "nctaid.x"))
-    first = builder.icmp_unsigned("==", read_special_register(builder, "ctaid.x"), i32(0))
+    rest = builder.sub(i32(_HIGHEST + 1 - (1 << 32)), emit_special_register(builder, "nctaid.x"))
+    first = builder.icmp_unsigned("==", emit_special_register(builder, "ctaid.x"), i32(0))
     _inline_assembly(builder, VOID, "fence.acq_rel.gpu;", "", [])
     share = builder.select(first, rest, i32(1))
     before = _inline_assembly(builder, I32, "atom.add.acq_rel.gpu.u32 $0, [$1], $2;", "=r,l,r,", [place, share])

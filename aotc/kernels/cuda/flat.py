@@ -31,7 +31,7 @@ WRITING_SHARE = 4
 
 
 def block_threads_of_flat_kernel(kernel: Kernel) -> int:
-    """Return the threads of a block of a kernel without loops over threads."""
+    """Return the number of threads of a block for a kernel without loops over threads."""
     read, written = (sum(product(b.shape) * size_of(b.dtype) for b in side) for side in (kernel.inputs, kernel.outputs))
     if not (isinstance(kernel.grid, int) and isinstance(read, int) and isinstance(written, int)):
         return FLAT_THREADS
@@ -43,7 +43,7 @@ def block_threads_of_flat_kernel(kernel: Kernel) -> int:
 
 
 def _gathers_from_rows(kernel: Kernel) -> bool:
-    """Do neighbouring items read random positions of the same row, which fits the first-level cache?"""
+    """Return True if neighbouring items read random positions of the same row, which fits the L1 cache."""
     statements = list(walk(kernel.body))
     named = {s.var.name for s in statements if isinstance(s, Let)}
     loads = (
@@ -56,7 +56,7 @@ def _gathers_from_rows(kernel: Kernel) -> bool:
 
 
 def _is_random_row_access(load: Load, named: Set[str]) -> bool:
-    """Does only the last index depend on a value that the kernel has loaded or computed?"""
+    """Return True if only the last index depends on a value that the kernel has loaded or computed (``named``)."""
     *rows, last = ({s.name for s in symbols(i)} & named for i in load.index)
     return bool(last) and not any(rows)
 

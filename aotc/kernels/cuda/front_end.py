@@ -35,7 +35,7 @@ _ENVIRONMENT = re.compile(r'^@"?_ZN08NumbaEnv.*\n', re.MULTILINE)
 
 @contextmanager
 def _numba_without_cuda_driver() -> Iterator[None]:
-    """Let Numba compile device functions without a GPU, although it asks the driver for the compute capability."""
+    """Let Numba compile device functions without a GPU, although Numba asks the driver for the compute capability."""
     with global_compiler_lock:
         asked = dispatcher.get_current_device
         dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=_FRONT)
@@ -45,8 +45,10 @@ def _numba_without_cuda_driver() -> Iterator[None]:
             dispatcher.get_current_device = asked
 
 
-def kernel_ir(function: Callable[..., None], arguments: Sequence[Any], threads: int, maps: int = 0) -> list[str]:
-    """Return the LLVM modules of a kernel, named :data:`ENTRY`, and of the functions that it calls.
+def compile_to_llvm_ir(
+    function: Callable[..., None], arguments: Sequence[Any], threads: int, maps: int = 0
+) -> list[str]:
+    """Compile a kernel, named :data:`ENTRY`, and the functions that it calls to LLVM modules.
 
     Parameters
     ----------
@@ -55,9 +57,9 @@ def kernel_ir(function: Callable[..., None], arguments: Sequence[Any], threads: 
     arguments : sequence of numba.cuda.types.Type
         Types of its parameters; a tuple stands for as many parameters as it has elements.
     threads : int
-        Upper bound of the threads of a block.
+        Maximum number of threads of a block.
     maps : int
-        How many of the first parameters are tensor maps, which are passed by value.
+        Number of tensor maps, which are the first parameters and are passed by value.
     """
     with _numba_without_cuda_driver():
         compiled = compile_cuda(function, types.void, tuple(arguments), cc=_FRONT)
@@ -72,7 +74,7 @@ def kernel_ir(function: Callable[..., None], arguments: Sequence[Any], threads: 
 
 
 def _pass_tensor_maps_by_value(kernel: ir.Function, maps: int) -> None:
-    """Turn the first pointers into tensor maps, passed by value; Numba's result pointer precedes them."""
+    """Change the first pointer parameters to tensor maps that are passed by value, after Numba's result pointer."""
     entry = kernel.entry_basic_block
     builder = ir.IRBuilder(entry)
     builder.position_at_start(entry)
@@ -91,7 +93,7 @@ def _pass_tensor_maps_by_value(kernel: ir.Function, maps: int) -> None:
 
 
 def _read_tensor_maps_in_place(kernel: ir.Function, maps: int) -> None:
-    """Let the kernel read its tensor maps in constant memory, instead of copying them to each thread's memory."""
+    """Let the kernel read its tensor maps in constant memory, without a copy in each thread's memory."""
     if maps:
         numbers = [ir.Constant(ir.IntType(32), n + 1) for n in range(maps)]
         constant = kernel.module.add_metadata([kernel, "grid_constant", kernel.module.add_metadata(numbers)])

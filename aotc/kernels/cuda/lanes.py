@@ -1,6 +1,6 @@
-"""Loops whose iterations a thread interleaves: each statement runs for all iterations before the next statement.
+"""Emit loops whose iterations a thread interleaves: each statement runs for all iterations before the next statement.
 
-So all loads are issued before all stores and overlap; a GPU compiler may not reorder them itself. Loads and stores of
+All loads are then issued before all stores and overlap; a GPU compiler may not reorder them itself. Loads and stores of
 neighbouring addresses become one access of up to 16 bytes::
 
     for u in lanes(0, 4):                   v = load <4 x float> of x[4*i]
@@ -38,7 +38,7 @@ from aotc.vmfb.dtypes import DTYPES
 
 @dataclass(slots=True)
 class LoopLane:
-    """An iteration of an interleaved loop: value of the loop variable, and scalars that its statements have defined."""
+    """An iteration of an interleaved loop: value of the loop variable, and scalars that its statements defined."""
 
     number: int
     scalars: dict[str, Register] = field(default_factory=dict)
@@ -46,11 +46,12 @@ class LoopLane:
 
 
 class LanesEmitter(BodyEmitter):
-    """Emitter of loops of kind ``lanes``: loops of definitions and stores are interleaved, others unrolled."""
+    """Emitter of loops of kind ``lanes``: those with only definitions and stores are interleaved, others unrolled."""
 
     _scalar_registers: dict[int, Register] = {}  # noqa: RUF012  # registers of scalars, by id(); replaced, never mutated
 
     def _emit_statement(self, stmt: Stmt) -> None:
+        """Emit a statement; loops of kind ``lanes`` that can be interleaved are."""
         match stmt:
             case For(kind="lanes", body=body) if all(isinstance(s, Let | Store) for s in body):
                 self._emit_lanes(stmt)
@@ -61,6 +62,7 @@ class LanesEmitter(BodyEmitter):
         return dict(self._scalar_registers)
 
     def _emit_lanes(self, loop: For) -> None:
+        """Emit an interleaved loop, statement by statement for all lanes."""
         begin, end = (
             static(self._indices.fold_unrolled_variables(loop.begin)),
             static(self._indices.fold_unrolled_variables(loop.end)),
@@ -103,7 +105,7 @@ class LanesEmitter(BodyEmitter):
     def _store_lanes(
         self, stmt: Store, var: str, lanes: Sequence[LoopLane], held: Sequence[dict[int, Register]], varying: set[str]
     ) -> None:
-        """Compute the values of all lanes before the first store."""
+        """Emit the stores of all lanes, after the values of all of them are computed."""
         values: list[Register] = []
         for lane, registers in zip(lanes, held, strict=True):
             self._enter_lane(var, lane, registers)
@@ -124,7 +126,7 @@ class LanesEmitter(BodyEmitter):
         for first in range(0, len(lanes), width):
             group = values[first : first + width]
             parts = [x for value in group for x in self._encode_lane_value(value, buffer.dtype)]
-            store_vector(self.builder, parts, self.address(buffer, flats[first]), annotate)
+            emit_vector_store(self.builder, parts, self.address(buffer, flats[first]), annotate)
 
     def _encode_lane_value(self, value: Register, dtype: str) -> Sequence[ir.Value]:
         return value if isinstance(value, tuple) else (memory.encode_element(self.builder, value, dtype),)
@@ -132,7 +134,7 @@ class LanesEmitter(BodyEmitter):
     def _emit_bf16_pairs(
         self, stmt: Stmt, var: str, lanes: Sequence[LoopLane], held: list[dict[int, Register]]
     ) -> None:
-        """Emit bf16 arithmetic on packed pairs of two lanes, and record the lanes' registers."""
+        """Emit bf16 arithmetic on packed pairs of two lanes, and record the register of each lane."""
         if len(lanes) % 2 or not has_bf16(self.builder):
             return
         stored = isinstance(stmt, Store) and stmt.buffer.dtype == "bf16" and not stmt.reduce
@@ -141,14 +143,14 @@ class LanesEmitter(BodyEmitter):
             words: dict[int, ir.Value] = {}
             both = list(zip(lanes, held))[first : first + 2]
             for node in pairs:
-                word = words[id(node)] = self._packed_pair_register(node, var, both, words)
+                word = words[id(node)] = self._emit_packed_pair(node, var, both, words)
                 for (_, registers), register in zip(both, unpack_bf16_pair(self.builder, word)):
                     registers[id(node)] = register
 
-    def _packed_pair_register(
+    def _emit_packed_pair(
         self, node: Apply, var: str, both: Sequence[tuple[LoopLane, dict[int, Register]]], words: dict[int, ir.Value]
     ) -> ir.Value:
-        """Return the packed register with the bf16 values of ``node`` for two lanes."""
+        """Emit the bf16 value of ``node`` for two lanes as one packed register."""
 
         def of_both(value: Scalar) -> list[Any]:
             found = []
@@ -166,7 +168,7 @@ class LanesEmitter(BodyEmitter):
     def _load_neighbours(
         self, stmt: Stmt, var: str, lanes: Sequence[LoopLane], varying: set[str]
     ) -> list[dict[int, Register]]:
-        """Load contiguous elements of several lanes by vector loads; return for each lane the registers by load."""
+        """Emit vector loads of elements that are contiguous across lanes; return the register of each load, by lane."""
         held: list[dict[int, Register]] = [{} for _ in lanes]
         for load in loads_and_indices(statement_scalars(stmt)):
             if not isinstance(load, Load) or id(load) in held[0]:
@@ -184,9 +186,9 @@ class LanesEmitter(BodyEmitter):
         return held
 
     def _load_lane_vector(self, buffer: Buffer, address: ir.Value, width: int) -> list[Register]:
-        parts = _parts_of_element(buffer)
+        parts = _registers_per_element(buffer)
         annotate = self._metadata.access_annotation(buffer)
-        raw = load_vector(self.builder, address, memory_type(buffer.dtype), width * parts, annotate)
+        raw = emit_vector_load(self.builder, address, memory_type(buffer.dtype), width * parts, annotate)
         if parts == 2:
             return [(raw[n], raw[n + 1]) for n in range(0, len(raw), 2)]
         return [memory.decode_element(self.builder, x, buffer.dtype) for x in raw]
@@ -194,7 +196,7 @@ class LanesEmitter(BodyEmitter):
     def _flat_indices_of_lanes(
         self, buffer: Buffer, index: tuple[Dim, ...], var: str, lanes: Sequence[LoopLane], unknown: set[str]
     ) -> list[Dim]:
-        """Return the flat index that each lane accesses; empty if it depends on values computed per lane."""
+        """Return the flat index that each lane accesses; empty if the index depends on values computed per lane."""
         flat = flat_index(buffer, index)
         if buffer.space not in ("global", "shared") or not unknown.isdisjoint(s.name for s in symbols(flat)):
             return []
@@ -207,7 +209,7 @@ class LanesEmitter(BodyEmitter):
 
 
 def _varies_between_lanes(value: Scalar, varying: set[str], written: set[str]) -> bool:
-    """May ``value`` differ between lanes, or from its value before the loop?"""
+    """Return True if ``value`` may differ between lanes, or from its value before the loop."""
     for part in scalars_in([value]):
         match part:
             case Var(name=name) if name in varying:
@@ -218,13 +220,13 @@ def _varies_between_lanes(value: Scalar, varying: set[str], written: set[str]) -
     return any(s.name in varying for e in dims for s in symbols(e))
 
 
-def _parts_of_element(buffer: Buffer) -> int:
+def _registers_per_element(buffer: Buffer) -> int:
     return 2 if DTYPES[buffer.dtype].kind == "c" else 1
 
 
 def _lanes_per_vector_access(buffer: Buffer, flats: Sequence[Dim]) -> int:
-    """Return the number of lanes of one vector access: 0 if their elements are not contiguous or not aligned."""
-    kind, parts = memory_type(buffer.dtype), _parts_of_element(buffer)
+    """Return the number of lanes of one vector access; 0 if their elements are not contiguous or not aligned."""
+    kind, parts = memory_type(buffer.dtype), _registers_per_element(buffer)
     width = 1
     while len(flats) % (2 * width) == 0 and flats and fits_vector_access(kind, 2 * width * parts, GPU_ALIGNMENT):
         width *= 2
@@ -242,7 +244,7 @@ def _are_contiguous(flats: Sequence[Dim], width: int) -> bool:
 
 
 def _is_multiple_of_width(flat: Dim, width: int) -> bool:
-    """Is the flat index a multiple of ``width``? All buffers are aligned."""
+    """Return True if the flat index is provably a multiple of ``width``; all buffers are aligned."""
     if isinstance(flat, Expr):
         return flat.const % width == 0 and all(c % width == 0 for _, c in flat.terms)
     return flat % width == 0
@@ -253,7 +255,7 @@ def _bits_of_type(kind: ir.Type) -> int:
 
 
 def _vector_access_pieces(kind: ir.Type, count: int) -> tuple[ir.Type, int, int]:
-    """Return a vector access as pieces: the type of a piece, the number of pieces, and the elements of a piece."""
+    """Return the type of each piece of a vector access, the number of pieces, and the number of elements per piece."""
     bits = _bits_of_type(kind)
     if bits >= 32:
         return kind, count, 1
@@ -261,10 +263,10 @@ def _vector_access_pieces(kind: ir.Type, count: int) -> tuple[ir.Type, int, int]
     return piece, bits * count // piece.width, piece.width // bits
 
 
-def load_vector(
+def emit_vector_load(
     builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, count: int, annotate: Annotate
 ) -> list[ir.Value]:
-    """Load ``count`` elements, a power of two, by vector loads; return them in memory form."""
+    """Emit the load of ``count`` elements, a power of two, by vector loads; return them in memory form."""
     piece, pieces, each = _vector_access_pieces(kind, count)
     raw = builder.load(address, typ=piece if pieces == 1 else ir.VectorType(piece, pieces))
     raw.align = _bits_of_type(kind) * count // 8
@@ -279,8 +281,8 @@ def _split_vector(builder: ir.IRBuilder, part: ir.Value, kind: ir.Type, each: in
     return [builder.trunc(x, kind) for x in shifted]
 
 
-def store_vector(builder: ir.IRBuilder, values: list[ir.Value], address: ir.Value, annotate: Annotate) -> None:
-    """Store elements in memory form, a power of two of them, by vector stores."""
+def emit_vector_store(builder: ir.IRBuilder, values: list[ir.Value], address: ir.Value, annotate: Annotate) -> None:
+    """Emit the store of elements in memory form, a power of two of them, by vector stores."""
     kind = values[0].type
     piece, pieces, each = _vector_access_pieces(kind, len(values))
     parts = (
@@ -307,7 +309,7 @@ def _join_vector(builder: ir.IRBuilder, values: list[ir.Value], piece: ir.IntTyp
 
 
 def fits_vector_access(kind: ir.Type, count: int, vector: int) -> bool:
-    """Return True if ``count`` elements make one vector access of at most ``vector`` bytes."""
+    """Return True if ``count`` elements can be one vector access of at most ``vector`` bytes."""
     return (
         count > 1
         and _bits_of_type(kind) * count <= 8 * vector

@@ -1,4 +1,4 @@
-"""Replacements for LLVM intrinsics that libNVVM lacks, in general or for some GPUs."""
+"""Definitions of LLVM intrinsics that libNVVM lacks, for all GPUs or for older ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TYPES = re.compile(r"(\.[if]\d+)+$")
 
 
 def add_intrinsic_body(function: ir.Function) -> None:
-    """Define the LLVM intrinsic ``function``, which libNVVM lacks, if :data:`BODIES` has code for it."""
+    """Define the LLVM intrinsic ``function`` if libNVVM lacks it and :data:`BODIES` has code for it."""
     emit = BODIES.get(function.name) or BODIES.get(_TYPES.sub("", function.name))
     if emit is None:
         return
@@ -27,7 +27,7 @@ def add_intrinsic_body(function: ir.Function) -> None:
 
 
 def _nvvm_type_letter(kind: ir.Type) -> str:
-    """Return the name of a float type in NVVM's intrinsics."""
+    """Return the letters for a float type in the names of NVVM's intrinsics."""
     return "f" if kind == F32 else "d"
 
 
@@ -40,23 +40,23 @@ def _pick_by_comparison(compare: str, symbol: str) -> Emit:
 
 
 def _nan_propagating_extreme(name: str) -> Emit:
-    """Return LLVM code for minimum or maximum that propagates NaN and orders -0.0 below 0.0.
+    """Return the emitter of a minimum or maximum that propagates NaN and orders -0.0 below 0.0.
 
-    PTX has it for f32 since sm_80.
+    PTX has an instruction for f32 since sm_80.
     """
 
-    def emit(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    def emit_extreme(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
         if x.type == F32 and has_nan_extremes(b):
             kind = ir.FunctionType(F32, [F32, F32])
             return b.asm(kind, f"{name}.NaN.f32 $0, $1, $2;", "=f,f,f", [x, y], side_effect=False)
         number = call_intrinsic(b, f"llvm.nvvm.f{name}.{_nvvm_type_letter(x.type)}", x.type, [x, y])
         return b.select(b.fcmp_unordered("uno", x, y), b.fadd(x, y), number)
 
-    return emit
+    return emit_extreme
 
 
 def _round_ties_away(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """Round to the nearest integer, ties away from 0; the fraction is exact."""
+    """Emit rounding to the nearest integer, ties away from 0; the fraction is exact."""
     whole = _call_nvvm_intrinsic("trunc")(b, x)
     part = _call_nvvm_intrinsic("fabs")(b, b.fsub(x, whole))
     away = call_intrinsic(b, f"llvm.copysign.{intrinsic_type_suffix(x.type)}", x.type, [ir.Constant(x.type, 1.0), x])
@@ -64,12 +64,12 @@ def _round_ties_away(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 
 def _saturating_float_to_integer(signed: bool) -> Emit:
-    """Return LLVM code for a saturating float-to-integer conversion that maps NaN to 0.
+    """Return the emitter of a saturating float-to-integer conversion that maps NaN to 0.
 
-    The machine only clamps to 32 or 64 bits.
+    The instruction only clamps to 32 or 64 bits.
     """
 
-    def emit(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    def emit_conversion(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
         to = b.function.return_value.type
         wide = ir.IntType(max(to.width, 32))
         name = {(32, True): "i", (32, False): "ui", (64, True): "ll", (64, False): "ull"}[wide.width, signed]
@@ -78,7 +78,7 @@ def _saturating_float_to_integer(signed: bool) -> Emit:
             found = b.trunc(_clamp_to_bits(b, found, to.width, signed), to)
         return b.select(b.fcmp_unordered("uno", x, x), ir.Constant(to, 0), found)
 
-    return emit
+    return emit_conversion
 
 
 def _clamp_to_bits(b: ir.IRBuilder, x: ir.Value, bits: int, signed: bool) -> ir.Value:
@@ -89,7 +89,7 @@ def _clamp_to_bits(b: ir.IRBuilder, x: ir.Value, bits: int, signed: bool) -> ir.
 
 
 def _count_one_bits(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """Count the one bits of an integer of fewer than 8 bits."""
+    """Emit the number of one bits of an integer with less than 8 bits."""
     return b.trunc(call_intrinsic(b, "llvm.ctpop.i8", I8, [b.zext(x, I8)]), x.type)
 
 

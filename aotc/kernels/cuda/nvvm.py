@@ -1,4 +1,4 @@
-"""Interface to libNVVM: compile LLVM IR in its dialect to LTO-IR, which nvJitLink links, or to PTX."""
+"""Interface to libNVVM, which compiles LLVM IR to LTO-IR (for nvJitLink) or to PTX."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ _OPTIONS = ("-opt=3", "-fma=0")
 
 
 def check_cuda_packages(target: str) -> None:
-    """Raise a CompileError if packages that compile for CUDA are missing.
+    """Check that the packages that compile for CUDA are installed.
 
-    Numba alone does not suffice: its older ``numba.cuda`` lacks what other modules of this package import.
+    Numba alone does not suffice: its older ``numba.cuda`` lacks functions that this package needs.
+
+    Raises
+    ------
+    CompileError
+        If a package is missing.
     """
     try:
         from cuda.bindings import nvjitlink, nvvm
@@ -36,17 +41,20 @@ def check_cuda_packages(target: str) -> None:
 
 
 def nvvm_ltoir(texts: Sequence[str], arch: str) -> bytes:
-    """Return the LTO-IR of modules, linked together, for ``arch``, e.g. ``sm_90a``."""
+    """Compile LLVM modules, linked together, to LTO-IR for an architecture such as ``sm_90a``."""
     return _compile_by_libnvvm(texts, [f"-arch={arch.replace('sm_', 'compute_')}", *_OPTIONS, "-gen-lto"])
 
 
 def nvvm_ptx(texts: Sequence[str], arch: str) -> str:
-    """Return the PTX of modules, linked together, for ``arch``, e.g. ``compute_80``."""
+    """Compile LLVM modules, linked together, to PTX for an architecture such as ``compute_80``."""
     return _compile_by_libnvvm(texts, [f"-arch={arch.replace('sm_', 'compute_')}", *_OPTIONS]).decode().rstrip("\0")
 
 
 def oldest_cuda_driver(text: bytes) -> tuple[int, int]:
-    """Return the oldest CUDA version whose driver compiles this PTX: the version of the libNVVM that generated it."""
+    """Return the oldest CUDA version (major, minor) whose driver compiles this PTX.
+
+    It is the version of the libNVVM that generated the PTX.
+    """
     found = _VERSION.search(text)
     if found is None:
         raise InternalError("the PTX of libNVVM has no version")
@@ -55,13 +63,14 @@ def oldest_cuda_driver(text: bytes) -> tuple[int, int]:
 
 @cache
 def _libdevice_bitcode() -> bytes:
-    """Return NVIDIA's library of functions such as ``exp``, which Numba calls, as LLVM bitcode."""
+    """Read NVIDIA's library of math functions, which Numba calls, as LLVM bitcode."""
     from cuda.pathfinder import find_bitcode_lib
 
     return Path(find_bitcode_lib("device")).read_bytes()
 
 
 def _compile_by_libnvvm(texts: Sequence[str], options: list[str]) -> bytes:
+    """Compile LLVM modules and libdevice by libNVVM with the given options."""
     from cuda.bindings import nvvm
 
     program = nvvm.create_program()

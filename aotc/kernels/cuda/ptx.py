@@ -1,12 +1,12 @@
-"""PTX instructions as Python functions: each has the text of an instruction, and its meaning in Python.
+"""PTX instructions as Python functions: each has the text of an instruction, and a simulation in Python.
 
 ::
 
-    @ptx("ex2.approx.ftz.f32 $0, $1;", F32, F32)
+    @ptx_instruction("ex2.approx.ftz.f32 $0, $1;", F32, F32)
     def exp2(x):
         return np.exp2(np.float32(x))
 
-In a compiled kernel ``exp2`` is the instruction; called from Python it computes the meaning.
+In a compiled kernel ``exp2`` is the instruction; a call from Python runs the simulation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KINDS |= {I16: ir.IntType(16), I32: ir.IntType(32), I64: ir.IntType(64)}
 
 
 class PtxInstruction(_Intrinsic):
-    """A function that Numba compiles to the instruction ``text``; a call from Python runs ``meaning`` instead."""
+    """A function that Numba compiles to the instruction ``text``; a call from Python simulates it by ``meaning``."""
 
     def __init__(self, text: str, meaning: Callable[..., Any], typed: Callable[..., Any]) -> None:
         super().__init__(meaning.__name__, typed)
@@ -39,16 +39,16 @@ class PtxInstruction(_Intrinsic):
         self._register()
 
     def __call__(self, *operands: Any) -> Any:
-        """Return the result of the instruction."""
+        """Run the simulation of the instruction."""
         return self.meaning(*operands)
 
 
 def emit_inline_assembly(
     builder: ir.IRBuilder, text: str, result: Any, operands: list[Any], values: list[ir.Value]
 ) -> ir.Value:
-    """Emit the inline assembly ``text`` on ``values`` of the types ``operands``.
+    """Emit the inline assembly ``text`` on ``values`` of the types ``operands``; return its result.
 
-    Without a result it has memory effects.
+    An instruction without a result is assumed to access memory.
     """
     effects = result == NOTHING
     letters = [_LETTERS[o] for o in operands] + (["~{memory}"] if effects else [])
@@ -57,8 +57,8 @@ def emit_inline_assembly(
     return builder.asm(kind, text, ",".join(letters), values, side_effect=effects)
 
 
-def ptx(text: str, result: Any, *operands: Any) -> Callable[[Callable[..., Any]], PtxInstruction]:
-    """Return a decorator that attaches the PTX ``text`` to a Python function with the same meaning.
+def ptx_instruction(text: str, result: Any, *operands: Any) -> Callable[[Callable[..., Any]], PtxInstruction]:
+    """Return a decorator for the Python simulation of a PTX instruction; Numba compiles calls to the instruction.
 
     Parameters
     ----------
@@ -74,11 +74,11 @@ def ptx(text: str, result: Any, *operands: Any) -> Callable[[Callable[..., Any]]
         value = emit_inline_assembly(builder, text, result, list(operands), list(arguments))
         return context.get_dummy_value() if result == NOTHING else value
 
-    return emitted_by(lambda *given: result(*operands), codegen, text)
+    return llvm_instruction(lambda *given: result(*operands), codegen, text)
 
 
-def emitted_by(typed: Callable[..., Any], codegen: Callable[..., Any], text: str = "") -> Any:
-    """Return a decorator that attaches the LLVM code that ``codegen`` emits to its meaning in Python.
+def llvm_instruction(typed: Callable[..., Any], codegen: Callable[..., Any], text: str = "") -> Any:
+    """Return a decorator for the Python simulation of an operation for which ``codegen`` emits LLVM IR.
 
     Parameters
     ----------
@@ -87,33 +87,35 @@ def emitted_by(typed: Callable[..., Any], codegen: Callable[..., Any], text: str
     codegen : callable
         As in ``numba.cuda.extending.intrinsic``: a function of context, builder, signature and arguments.
     text : str
-        Text of the instruction, if it is a single one.
+        Text of the instruction, if the operation is a single one.
     """
 
-    def make(meaning: Callable[..., Any]) -> PtxInstruction:
-        def definition(typing_context, *given):
+    def decorate(meaning: Callable[..., Any]) -> PtxInstruction:
+        def typing_function(typing_context, *given):
             return typed(*given), codegen
 
         first = Parameter("typing_context", Parameter.POSITIONAL_OR_KEYWORD)
-        definition.__signature__ = Signature([first, *signature(meaning).parameters.values()])  # Numba passes by it
-        return PtxInstruction(text, meaning, definition)
+        typing_function.__signature__ = Signature(
+            [first, *signature(meaning).parameters.values()]
+        )  # Numba passes by it
+        return PtxInstruction(text, meaning, typing_function)
 
-    return make
+    return decorate
 
 
-@ptx("div.s32 $0, $1, $2;", I32, I32, I32)
-def unsigned_quotient(a, b):
-    """Return ``a // b`` of non-negative integers, without the code for negative ones."""
+@ptx_instruction("div.s32 $0, $1, $2;", I32, I32, I32)
+def divide_nonnegative(a, b):
+    """Return ``a // b`` of non-negative integers, by fewer instructions than Python's division."""
     return a // b
 
 
-def _generate_shared_base(context, builder, signature, arguments):
+def _shared_base_codegen(context, builder, signature, arguments):
     memory = ir.GlobalVariable(builder.module, ir.ArrayType(ir.IntType(8), 0), DYNAMIC_SHARED, addrspace=3)
     memory.align = SWIZZLE_BYTES
     return builder.ptrtoint(memory, ir.IntType(32))
 
 
-@emitted_by(I32, _generate_shared_base)
-def shared_base():
+@llvm_instruction(I32, _shared_base_codegen)
+def dynamic_shared_address():
     """Return the address of the block's dynamic shared memory."""
     return 0

@@ -1,6 +1,6 @@
-"""Layout of a block's arrays in shared memory, and launch parameters for kernels that need more than the default.
+"""Layout of a block's buffers in shared memory, and launch parameters for kernels that need more than the default.
 
-Arrays that fit the default size of shared memory are variables of the kernel. Otherwise all of them are in dynamic
+Buffers that fit the default size of shared memory are variables of the kernel. Otherwise all of them are in dynamic
 shared memory, whose size is a launch parameter.
 """
 
@@ -24,7 +24,7 @@ _DYNAMIC = "aotc_dynamic_shared"
 
 
 def shared_layout(kernel: Kernel) -> tuple[dict[str, int], int]:
-    """Return the byte offset of every shared buffer of ``kernel``, and the total of bytes."""
+    """Return the byte offset of every shared buffer of a kernel, and the total size in bytes."""
     offsets: dict[str, int] = {}
     end = 0
     for stmt in walk(kernel.body):
@@ -35,13 +35,13 @@ def shared_layout(kernel: Kernel) -> tuple[dict[str, int], int]:
 
 
 def dynamic_shared_bytes(kernel: Kernel, target: Target) -> int:
-    """Return the bytes of dynamic shared memory of a launch of ``kernel``."""
+    """Return the size of dynamic shared memory of a kernel in bytes; 0 if the default size suffices."""
     total = shared_layout(kernel)[1]
     return total if total > target.static_shared else 0
 
 
-def place_shared(builder: ir.IRBuilder, kernel: Kernel, target: Target, buffer: Buffer) -> ir.Value:
-    """Return the address of a shared ``buffer`` of ``kernel``."""
+def shared_buffer_address(builder: ir.IRBuilder, kernel: Kernel, target: Target, buffer: Buffer) -> ir.Value:
+    """Emit the address of a shared buffer of a kernel."""
     module = builder.module
     if not dynamic_shared_bytes(kernel, target):
         shape = ir.ArrayType(ir.IntType(8), shared_array_bytes(buffer_bytes(buffer)))
@@ -61,7 +61,10 @@ def place_shared(builder: ir.IRBuilder, kernel: Kernel, target: Target, buffer: 
 
 
 def gpu_kernel_resources(found: Mapping[str, int], threads: int, asked: int, target: Target) -> dict[str, int]:
-    """Return a kernel's resources: the linker's report, dynamic shared memory, blocks that fit a multiprocessor."""
+    """Return a kernel's resources for the manifest, from the linker's log and its dynamic shared memory (``asked``).
+
+    They include the number of blocks that fit a multiprocessor.
+    """
     if not found:
         return {}
     shared = found["shared"] + asked
@@ -72,12 +75,11 @@ def gpu_kernel_resources(found: Mapping[str, int], threads: int, asked: int, tar
     }
 
 
-def block_launch(kernel: Kernel, target: Target) -> Mapping[str, Any]:
-    """Return the manifest's launch entry of a kernel with one item per block.
+def block_launch_entry(kernel: Kernel, target: Target) -> Mapping[str, Any]:
+    """Return the launch entry of the manifest for a kernel with one item per block.
 
-    Empty if all parameters have default values.
-
-    A kernel that all blocks run together has at most one block for each multiprocessor, so that all run concurrently.
+    The entry is empty if all parameters have default values. A kernel that all blocks run together has at most one
+    block for each multiprocessor, so that all blocks run concurrently.
     """
     shared = dynamic_shared_bytes(kernel, target)
     if needs_grid(kernel):

@@ -1,4 +1,4 @@
-"""Packed bf16 arithmetic on GPUs: which values of two neighbouring lanes share a register, and the instructions.
+"""Packed bf16 arithmetic on GPUs: selection of values of two neighbouring lanes that share a register.
 
 By default a bf16 is an f32 register whose lower half is 0. Rounding, adding or multiplying two of them takes a single
 instruction if they are the halves of one register, as they are in memory::
@@ -18,9 +18,9 @@ from aotc.kernels.llvm_types import F32, I16, I32, Emit, i32
 
 
 def _packed_fma(operands: str, number: int) -> Emit:
-    """Return the function that computes a packed sum or product as ``fma``.
+    """Return the emitter of a packed sum or product as an ``fma``.
 
-    One operand is the constant pair ``number``.
+    One operand is a pair of the bf16 with the bits ``number``.
     """
     text = f"{{.reg .b32 c; mov.b32 c, {number << 16 | number}; fma.rn.bf16x2 $0, {operands};}}"
     kind = ir.FunctionType(I32, [I32, I32])
@@ -38,8 +38,8 @@ PAIRED: dict[str, Emit] = {
 def values_packed_in_pairs(roots: Iterable[Scalar], stored: bool) -> list[Apply]:
     """Return the values that two lanes pack in one register, in topological order.
 
-    They are sums and products with a term that is packed already, or cheap to pack, and roundings that these use or
-    that are ``stored``.
+    They are sums and products with a packed operand, or with one that is cheap to pack, and the roundings that these
+    use or that are ``stored``.
     """
     order = _scalars_in_order(roots)
     wanted = {id(node) for node in order[-1:] if stored}
@@ -61,7 +61,7 @@ def _is_rounded_to_bf16(node: Scalar) -> bool:
 
 
 def _scalars_in_order(roots: Iterable[Scalar]) -> list[Scalar]:
-    """Return the scalars in the expressions ``roots``, each once, operands first."""
+    """Return all scalars in the expressions ``roots``, each once, operands first."""
     found: dict[int, Scalar] = {}
     stack = list(roots)[::-1]
     while stack:
@@ -75,7 +75,7 @@ def _scalars_in_order(roots: Iterable[Scalar]) -> list[Scalar]:
 
 
 def round_to_bf16_pair(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
-    """Round two f32 to bf16 in one register."""
+    """Round two f32 registers to bf16 in one register, ``low`` in the low half."""
     kind = ir.FunctionType(I32, [F32, F32])
     return b.asm(kind, "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], side_effect=False)
 

@@ -1,4 +1,4 @@
-"""Register tiles, a statement of the loop IR for CPUs: GPUs do not support them, so matmuls are lowered without."""
+"""Register tiles of the loop IR, which only CPUs support; matmuls for GPUs are lowered without tiles."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from aotc.kernels.emit.body import BodyEmitter
 
 
 def emit_tile(context: BodyEmitter, stmt: Tile) -> None:
-    """Raise an error: register tiles are for CPUs only."""
+    """Raise an InternalError, because GPUs do not support register tiles."""
     raise InternalError("kernels: a CUDA kernel has a tile for CPUs")

@@ -19,7 +19,7 @@ from aotc.kernels import runtime
 from aotc.kernels.cpu.custom import numba_error_reason
 from aotc.kernels.cuda.compile import image_of_modules
 from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
-from aotc.kernels.cuda.front_end import ENTRY, kernel_ir
+from aotc.kernels.cuda.front_end import ENTRY, compile_to_llvm_ir
 from aotc.kernels.cuda.image import Image
 from aotc.kernels.numba_front.compile import KernelRefused, buffer_arrays, function_from_text
 from aotc.kernels.numba_front.gpu_source import gpu_source
@@ -53,7 +53,7 @@ def kernel_texts(kernel: Kernel, target: Target, function: Callable[..., Any]) -
     )  # fmt: skip
     threads = thread_count(kernel) or block_threads_of_flat_kernel(kernel)
     try:
-        texts = kernel_ir(scope["shell"], arguments, threads)
+        texts = compile_to_llvm_ir(scope["shell"], arguments, threads)
     except (NumbaError, RuntimeError, NotImplementedError) as error:
         raise KernelRefused(numba_error_reason(error)) from error
     return [text.replace(ENTRY, kernel.name) for text in texts]

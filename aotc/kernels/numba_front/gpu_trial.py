@@ -10,7 +10,7 @@ from numba.core.errors import NumbaError
 from aotc.ir.loop.ir import Kernel, needs_grid, thread_count
 from aotc.kernels.cpu.custom import numba_error_reason
 from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
-from aotc.kernels.cuda.shared_memory import block_launch, dynamic_shared_bytes
+from aotc.kernels.cuda.shared_memory import block_launch_entry, dynamic_shared_bytes
 from aotc.kernels.numba_front.check_replacement import TRIALS
 from aotc.kernels.numba_front.compile import function_from_text
 from aotc.kernels.numba_front.gpu_source import gpu_source
@@ -64,7 +64,7 @@ def call_simulated(function: Callable[..., Any], kernel: Kernel, target: Target,
     together, threads = needs_grid(kernel), thread_count(kernel)
     blocks = arguments.grid
     if together:
-        blocks = min(block_launch(kernel, target)["blocks"][0], BLOCKS_TOGETHER)
+        blocks = min(block_launch_entry(kernel, target)["blocks"][0], BLOCKS_TOGETHER)
     elif not threads:
         threads = block_threads_of_flat_kernel(kernel)
         blocks = -(-arguments.grid // threads)

@@ -13,7 +13,7 @@ pytest.importorskip("numba_cuda")
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from aotc.kernels.cuda.device_function import registers_type
+from aotc.kernels.cuda.device_function import register_struct_type
 from aotc.kernels.cuda.templates.gemm import epilogue as store_pieces
 from aotc.kernels.cuda.templates.gemm.epilogue_layout import ResultPieces
 from aotc.kernels.cuda.templates.steps import FAR, LOAD_AHEAD, STORE
@@ -53,10 +53,10 @@ def instruction(builder, text, result, operands, values):
 
 def load_ahead(module, pieces):
     """Define what is loaded for a piece: numbers of its place."""
-    function = ir.Function(module, ir.FunctionType(registers_type(pieces.held), [I64] * 3), LOAD_AHEAD)
+    function = ir.Function(module, ir.FunctionType(register_struct_type(pieces.held), [I64] * 3), LOAD_AHEAD)
     b = ir.IRBuilder(function.append_basic_block())
     z, row, col = function.args
-    whole = ir.Constant(registers_type(pieces.held), ir.Undefined)
+    whole = ir.Constant(register_struct_type(pieces.held), ir.Undefined)
     first = b.add(b.mul(row, ir.Constant(I64, 1000)), b.add(col, b.mul(z, ir.Constant(I64, 100))))
     for n in range(sum(count for _, count in pieces.held)):
         value = b.sitofp(b.add(b.mul(first, ir.Constant(I64, 8)), ir.Constant(I64, n)), F32)

@@ -98,7 +98,7 @@ def run_graph_on_one_thread(node, pool, call, slots, params, scratch, monitor, w
         command = at(node, node[abi.GRAPH_HEADER + i])
         items = operand_value(command[abi.ITEMS], params)
         grain = items if serial else max(operand_value(command[abi.GRAIN], params), 1)
-        begin = items - items  # a literal 0 has a type of its own, for which run_items would be compiled once more
+        begin = items - items  # a literal 0 has another type, for which Numba would compile the callee again
         while begin < items:
             end = min(begin + grain, items)
             if command[abi.KIND] == abi.CONTROL:

@@ -1,2 +1,1 @@
-"""Hand-written kernels for tensor cores in numba.cuda; operand loads and epilogues are device functions from loop IR.
-"""
+"""Kernel templates for tensor cores in numba.cuda; operand loads and epilogues are device functions from loop IR."""

@@ -44,57 +44,57 @@ PIECE_WORDS, LINE_WORDS = PIECE_BYTES // WORD_BYTES, LINE_BYTES // WORD_BYTES
 
 
 def log2_of_size(size: int) -> int:
-    """Return the base-2 logarithm of a power of two: the shift that multiplies or divides by it."""
+    """Return the base-2 logarithm of a power of two, for shifts in place of multiplications and divisions."""
     return size.bit_length() - 1
 
 
-def times_power_of_two(b: ir.IRBuilder, number: ir.Value, size: int) -> ir.Value:
+def emit_times_power_of_two(b: ir.IRBuilder, number: ir.Value, size: int) -> ir.Value:
     """Emit ``number`` times ``size``, a power of two."""
     return b.shl(number, i32(log2_of_size(size)))
 
 
-def divided_by_power_of_two(b: ir.IRBuilder, number: ir.Value, size: int) -> ir.Value:
+def emit_divide_by_power_of_two(b: ir.IRBuilder, number: ir.Value, size: int) -> ir.Value:
     """Emit ``number // size`` of a non-negative number; ``size`` is a power of two."""
     return b.lshr(number, i32(log2_of_size(size)))
 
 
-def modulo_power_of_two(b: ir.IRBuilder, number: ir.Value, size: int) -> ir.Value:
+def emit_modulo_power_of_two(b: ir.IRBuilder, number: ir.Value, size: int) -> ir.Value:
     """Emit ``number % size``; ``size`` is a power of two."""
     return b.and_(number, i32(size - 1))
 
 
-def quad_row(b: ir.IRBuilder, lane: ir.Value) -> ir.Value:
+def emit_quad_row(b: ir.IRBuilder, lane: ir.Value) -> ir.Value:
     """Emit the first row of a lane's elements of a fragment."""
-    return divided_by_power_of_two(b, lane, QUAD)
+    return emit_divide_by_power_of_two(b, lane, QUAD)
 
 
-def quad_lane(b: ir.IRBuilder, lane: ir.Value) -> ir.Value:
+def emit_quad_lane(b: ir.IRBuilder, lane: ir.Value) -> ir.Value:
     """Emit a lane's position in its quad."""
-    return modulo_power_of_two(b, lane, QUAD)
+    return emit_modulo_power_of_two(b, lane, QUAD)
 
 
-def lane_column(b: ir.IRBuilder, lane: ir.Value) -> ir.Value:
+def emit_lane_column(b: ir.IRBuilder, lane: ir.Value) -> ir.Value:
     """Emit the first of a lane's two columns in each group of accumulators."""
-    return times_power_of_two(b, quad_lane(b, lane), LANE_COLUMNS)
+    return emit_times_power_of_two(b, emit_quad_lane(b, lane), LANE_COLUMNS)
 
 
-def line_offset(b: ir.IRBuilder, line: ir.Value) -> ir.Value:
+def emit_line_offset(b: ir.IRBuilder, line: ir.Value) -> ir.Value:
     """Emit the byte offset of a 128-byte line in a tile."""
-    return times_power_of_two(b, line, LINE_BYTES)
+    return emit_times_power_of_two(b, line, LINE_BYTES)
 
 
-def piece_offset(b: ir.IRBuilder, piece: ir.Value) -> ir.Value:
+def emit_piece_offset(b: ir.IRBuilder, piece: ir.Value) -> ir.Value:
     """Emit the byte offset of a 16-byte piece in a line."""
-    return times_power_of_two(b, piece, PIECE_BYTES)
+    return emit_times_power_of_two(b, piece, PIECE_BYTES)
 
 
-def word_offset(b: ir.IRBuilder, word: ir.Value) -> ir.Value:
+def emit_word_offset(b: ir.IRBuilder, word: ir.Value) -> ir.Value:
     """Emit the byte offset of a 4-byte word."""
-    return times_power_of_two(b, word, WORD_BYTES)
+    return emit_times_power_of_two(b, word, WORD_BYTES)
 
 
 def accumulator_rows_and_columns(lane: Any, number: Any) -> tuple[Any, Any]:
-    """Return the rows (of a warp's 16) and columns of a lane's accumulators with these numbers.
+    """Return the rows (of a warp's 16) and the columns of a lane's accumulators with the indices ``number``.
 
     ``lane`` and ``number`` are NumPy arrays or ints.
     """
@@ -104,6 +104,6 @@ def accumulator_rows_and_columns(lane: Any, number: Any) -> tuple[Any, Any]:
 
 
 def lanes_of_quad(lane: int) -> slice:
-    """Return the lanes of the quad of a lane, for the simulator."""
+    """Return the slice of lanes that form the quad of a lane, for the simulator."""
     first = lane // QUAD * QUAD
     return slice(first, first + QUAD)

@@ -1,4 +1,4 @@
-"""Launch parameters and IR of kernels that templates generate."""
+"""Launch parameters and LLVM IR of kernels by templates, for matmuls and attention."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from aotc.ir.loop.ir import Kernel
 from aotc.kernels.cuda.device_function import DeviceFunction, LoadFunction
 from aotc.kernels.cuda.templates.attention.launch import attention_launch, attention_tiles
-from aotc.kernels.cuda.templates.attention.template import attention_texts
+from aotc.kernels.cuda.templates.attention.template import attention_template_texts
 from aotc.kernels.cuda.templates.gemm.launch import gemm_launch, gemm_tiles
 from aotc.kernels.cuda.templates.gemm.template import gemm_template_texts
 from aotc.targets import Target
@@ -22,6 +22,6 @@ def template_launch(kernel: Kernel) -> tuple[int, dict[str, Any]]:
 
 
 def template_texts(kernel: Kernel, target: Target) -> tuple[list[str], Sequence[DeviceFunction | LoadFunction]]:
-    """Return the LLVM IR of the template of ``kernel`` for ``target``, and of the device functions that it calls."""
+    """Return the LLVM IR of a kernel's template, and the device functions that the template calls."""
     is_attention = kernel.tiling is not None and kernel.tiling.is_attention
-    return attention_texts(kernel) if is_attention else gemm_template_texts(kernel, target)
+    return attention_template_texts(kernel) if is_attention else gemm_template_texts(kernel, target)

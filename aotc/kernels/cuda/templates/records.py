@@ -1,4 +1,4 @@
-"""Named tuples that the device functions of templates pass to each other, instead of single numbers.
+"""Named tuples that the device functions of templates pass to each other instead of single numbers.
 
 Numba passes a named tuple as its members, in registers. Members are int32 unless stated otherwise; an integer literal
 or the result of ``&`` is int64 to Numba, so that callers convert it.
@@ -24,7 +24,7 @@ class Ring(NamedTuple):
 
 
 class TilePlace(NamedTuple):
-    """The matmul of a batch that a tile belongs to, and its first row and column."""
+    """Position of a tile: index of its matmul in the batch, first row and first column."""
 
     z: Any
     row: Any
@@ -32,7 +32,7 @@ class TilePlace(NamedTuple):
 
 
 class Extents(NamedTuple):
-    """The extents of a matmul: rows and columns of the result, and terms of the contraction."""
+    """Extents of a matmul: rows and columns of the result, and terms of the contraction."""
 
     rows: Any
     cols: Any
@@ -40,14 +40,14 @@ class Extents(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The extents of a result; for attention, queries and keys."""
+    """Extents of a result; for attention, numbers of queries and keys."""
 
     rows: Any
     cols: Any
 
 
 class TileGrid(NamedTuple):
-    """The tiles of a launch: their number, tiles down and across a result, and stages of a tile's contraction."""
+    """Tiles of a launch: their number, the tiles down and across a result, and the stages of a tile's contraction."""
 
     count: Any
     down: Any
@@ -56,7 +56,7 @@ class TileGrid(NamedTuple):
 
 
 class HeadGrid(NamedTuple):
-    """The tiles of an attention launch: their number, tiles of queries in a head, and heads."""
+    """Tiles of an attention launch: their number, the tiles of queries in a head, and the number of heads."""
 
     count: Any
     down: Any
@@ -64,7 +64,7 @@ class HeadGrid(NamedTuple):
 
 
 class WarpRows(NamedTuple):
-    """The 16 queries of a warp: head and first query; and the calling thread's lane."""
+    """The 16 queries of a warp, as head and first query, and the calling thread's lane."""
 
     z: Any
     row: Any
@@ -72,10 +72,10 @@ class WarpRows(NamedTuple):
 
 
 class Consumer(NamedTuple):
-    """What stays the same for all tiles of a consumer warpgroup of attention.
+    """Values that stay the same for all tiles of a consumer warpgroup of attention.
 
-    The fields are the kernel's tables, the extents, the addresses of shared memory and of its queries, and its number.
-    ``leads`` (a bool) is true for the thread that releases stages.
+    The fields are the kernel's tables, the extents, the addresses of shared memory and of the warpgroup's queries, and
+    the index of the warpgroup. ``leads`` (a bool) is true for the thread that releases stages.
     """
 
     pointers: Any
@@ -88,7 +88,7 @@ class Consumer(NamedTuple):
 
 
 class KeyStages(NamedTuple):
-    """The keys of a tile of attention: the tile's first row, number of stages, and parity of its queries' barrier."""
+    """The keys of an attention tile: first row of the tile, number of stages, parity of the barrier of its queries."""
 
     row: Any
     iterations: Any
@@ -96,14 +96,14 @@ class KeyStages(NamedTuple):
 
 
 class WarpRing(NamedTuple):
-    """The addresses of a warp's ring buffer and of its barriers."""
+    """Addresses of a warp's ring buffer and of its barriers."""
 
     stages: Any
     barriers: Any
 
 
 class KeyRange(NamedTuple):
-    """The keys of a warp: the first one, the number of stages, and the keys before which no mask is needed."""
+    """The keys of a warp: first key, number of stages, and number of keys before which no mask is needed."""
 
     first: Any
     iterations: Any
@@ -115,16 +115,16 @@ def next_stage(cuda: Any, stages: int) -> Callable[[Ring], Ring]:
     i32 = types.int32
 
     @cuda.jit(device=True, inline="always")
-    def following(ring):
+    def advance_stage(ring):
         stage, parity = i32(ring.stage + 1), ring.parity
         if stage == stages:
             stage, parity = i32(0), i32(parity ^ 1)
         return Ring(stage, parity)
 
-    return following
+    return advance_stage
 
 
 def named_tuple_members(builder: ir.IRBuilder, record: ir.Value) -> list[ir.Value]:
-    """Return the members of a named tuple that a device function received."""
+    """Return the members of a named tuple that a device function received, as LLVM values."""
     count = record.type.count if isinstance(record.type, ir.ArrayType) else len(record.type.elements)
     return [builder.extract_value(record, n) for n in range(count)]

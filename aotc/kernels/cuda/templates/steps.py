@@ -1,4 +1,4 @@
-"""Device functions that several templates share.
+"""Device functions that several templates share: tile order, extents, accumulators, result stores.
 
 A tile in shared memory has rows of 128 bytes with the 128-byte swizzle: the 16-byte piece c of row r is stored at
 position c ^ (r % 8). An operand that is contiguous along the contraction has one such row for each row of A (or column
@@ -24,8 +24,8 @@ from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import F64 as DOUBLE
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, emit_inline_assembly, emitted_by, ptx, unsigned_quotient
-from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.ptx import NOTHING, divide_nonnegative, emit_inline_assembly, llvm_instruction, ptx_instruction
+from aotc.kernels.cuda.shell import emit_device_function_call
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles
 from aotc.kernels.cuda.templates.fragments import (
     GROUP,
@@ -38,14 +38,14 @@ from aotc.kernels.cuda.templates.fragments import (
     SWIZZLE_LINES,
     WORD_BYTES,
     accumulator_rows_and_columns,
-    divided_by_power_of_two,
-    line_offset,
-    modulo_power_of_two,
-    piece_offset,
-    quad_lane,
-    quad_row,
-    times_power_of_two,
-    word_offset,
+    emit_divide_by_power_of_two,
+    emit_line_offset,
+    emit_modulo_power_of_two,
+    emit_piece_offset,
+    emit_quad_lane,
+    emit_quad_row,
+    emit_times_power_of_two,
+    emit_word_offset,
 )
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, ProductTiles
 from aotc.kernels.cuda.templates.records import TilePlace
@@ -57,7 +57,7 @@ EPILOGUE = "aotc_epilogue"
 """``f32 epilogue(..., i64 z, i64 row, i64 col, f32 sum)``: the value that attention stores for an accumulator, before
 it is rounded."""
 PLACE = "aotc_place"
-"""``i64 place(..., i64 z, i64 row, i64 col)``: the offset of a result, in elements."""
+"""``i64 locate_tile(..., i64 z, i64 row, i64 col)``: the offset of a result, in elements."""
 STORE = "aotc_store"
 """``i32 store(..., i64 z, i64 row, i64 col, f32 sum)``: the whole epilogue of an accumulator, with its stores. For a
 piece of a row (column), ``col`` (``row``) is the number of the piece; all of its accumulators and the operands
@@ -103,16 +103,19 @@ _STORE_IF = (
 
 
 def matmul_extent(name: str) -> Any:
-    """Return the device function that computes an extent (see :data:`SIZES`) as i32 from pointers and dims."""
+    """Return the device function that computes an extent of the matmul (see :data:`SIZES`) as i32.
+
+    Its arguments are the kernel's pointers and dims.
+    """
 
     def codegen(context, builder, signature, arguments):
-        return builder.trunc(call_function(builder, SIZES[name], I64, arguments), I32)
+        return builder.trunc(emit_device_function_call(builder, SIZES[name], I64, arguments), I32)
 
-    @emitted_by(lambda pointers, dims: INT(pointers, dims), codegen)
-    def size(pointers, dims):
+    @llvm_instruction(lambda pointers, dims: INT(pointers, dims), codegen)
+    def read_extent(pointers, dims):
         return simulated_thread().block.functions[SIZES[name]]()
 
-    return size
+    return read_extent
 
 
 # Rows of the result in a group of tiles. Blocks compute the tiles of a group column by column: B is read from memory
@@ -121,43 +124,43 @@ def matmul_extent(name: str) -> Any:
 GROUP_ROWS = 2048
 
 
-def tile_order(cuda: Any, rows: int, cols: int, batched: bool) -> Any:
-    """Return the device function that maps a tile's number to its matmul, first row and first column.
+def matmul_tile_order(cuda: Any, rows: int, cols: int, batched: bool) -> Any:
+    """Return the device function that maps a tile's index to its matmul, first row and first column.
 
-    The function takes the number of a tile, and the numbers of tiles down and across. Tiles are numbered column by
+    The function takes the index of a tile, and the numbers of tiles down and across. Tiles are numbered column by
     column within a group of :data:`GROUP_ROWS` rows, and groups follow each other: blocks that run at the same time
     share operands in the L2 cache. CUTLASS calls this threadblock swizzling, Triton's tutorial grouped ordering.
     """
     i32, together = types.int32, GROUP_ROWS // rows
 
     @cuda.jit(device=True, inline="always")
-    def place(tile, down, across):
+    def locate_tile(tile, down, across):
         z = i32(0)
         if batched:
-            z = unsigned_quotient(tile, i32(down * across))
+            z = divide_nonnegative(tile, i32(down * across))
             tile = i32(tile - i32(z * i32(down * across)))
-        group = unsigned_quotient(tile, i32(together * across))
+        group = divide_nonnegative(tile, i32(together * across))
         first = i32(group * together)
         high = i32(min(i32(down - first), i32(together)))
         at = i32(tile - i32(group * i32(together * across)))
-        column = unsigned_quotient(at, high)
+        column = divide_nonnegative(at, high)
         return TilePlace(z, i32(i32(first + i32(at - i32(column * high))) * rows), i32(column * cols))
 
-    return place
+    return locate_tile
 
 
-def zeros(count: int, dtype: str = "f32") -> Any:
+def zero_accumulators(count: int, dtype: str = "f32") -> Any:
     """Return the device function that creates ``count`` accumulators of zero."""
     numba_type, llvm_type = REGISTERS[dtype]
 
     def codegen(context, builder, signature, arguments):
         return context.make_tuple(builder, signature.return_type, [ir.Constant(llvm_type, 0)] * count)
 
-    @emitted_by(types.UniTuple(numba_type, count), codegen)
-    def clear():
+    @llvm_instruction(types.UniTuple(numba_type, count), codegen)
+    def create_zeros():
         return np.zeros(count, to_numpy(dtype))
 
-    return clear
+    return create_zeros
 
 
 def swapped_operand_pair(tiles: ProductTiles, a: Any, b: Any) -> tuple[Any, Any]:
@@ -168,20 +171,20 @@ def swapped_operand_pair(tiles: ProductTiles, a: Any, b: Any) -> tuple[Any, Any]
     return (b, a) if tiles.transposed else (a, b)
 
 
-@ptx(BARRIER, NOTHING)
-def warp_meet():
+@ptx_instruction(BARRIER, NOTHING)
+def warp_barrier():
     """Wait for the threads of the warp."""
-    simulated_thread().block.exchange(None)
+    simulated_thread().block.exchange_values(None)
 
 
-def load_f32(b: ir.IRBuilder, place: ir.Value) -> ir.Value:
+def emit_shared_f32_load(b: ir.IRBuilder, place: ir.Value) -> ir.Value:
     """Emit the load of an f32 in shared memory."""
     kind = ir.FunctionType(F32, [I32])
     return b.asm(kind, "ld.shared.f32 $0, [$1];", "=f,r,~{memory}", [place], side_effect=True)
 
 
 def own_accumulator_elements(cols: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows (of its warp's 16) and columns of the calling thread's accumulators."""
+    """Return the rows (of its warp's 16) and columns of the calling thread's accumulators, in the simulator."""
     return _elements_of_lane(simulated_thread().thread & LANE_MASK, cols)
 
 
@@ -190,41 +193,41 @@ def _elements_of_lane(lane: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
     return accumulator_rows_and_columns(lane, np.arange(cols // 2))
 
 
-def partial_matmul(tiles: ProductTiles, a: int, b: int, rows: int, cols: int) -> np.ndarray:
-    """Return, in the simulator, the matmul of the operands of one stage in shared memory."""
+def simulated_stage_matmul(tiles: ProductTiles, a: int, b: int, rows: int, cols: int) -> np.ndarray:
+    """Return the matmul of the operands of one stage in simulated shared memory."""
     kind = to_numpy(tiles.sum)
-    left = operand_elements(tiles, a, tiles.a_by_rows, np.arange(rows))
-    right = operand_elements(tiles, b, tiles.b_by_rows, np.arange(cols), 1)
+    left = simulated_operand_elements(tiles, a, tiles.a_by_rows, np.arange(rows))
+    right = simulated_operand_elements(tiles, b, tiles.b_by_rows, np.arange(cols), 1)
     return left.astype(kind) @ right.astype(kind).T
 
 
-def products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """Return, in the simulator, the dot products of rows of A and columns of B over the terms of one stage."""
+def simulated_dot_products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+    """Return the dot products of rows of A and columns of B over the terms of one stage, in the simulator."""
     kind = to_numpy(tiles.sum)
-    left = operand_elements(tiles, a, tiles.a_by_rows, rows)
-    right = operand_elements(tiles, b, tiles.b_by_rows, cols, 1)
+    left = simulated_operand_elements(tiles, a, tiles.a_by_rows, rows)
+    right = simulated_operand_elements(tiles, b, tiles.b_by_rows, cols, 1)
     return np.einsum("ek,ek->e", left.astype(kind), right.astype(kind))
 
 
-def dtype_in_python(operands: str, number: int = 0) -> np.dtype:
+def simulated_dtype(operands: str, number: int = 0) -> np.dtype:
     """Return the dtype of operand A (0) or B (1) in the simulator, which does not round to TF32."""
     return to_numpy(stored_dtypes(operands)[number])
 
 
-def operand_elements(
+def simulated_operand_elements(
     tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray, number: int = 0
 ) -> np.ndarray:  # fmt: skip
-    """Return the rows ``which`` of A, or columns of B, of the stage at ``begin`` in simulated shared memory."""
+    """Return rows of A, or columns of B, with the indices ``which``, from the stage at ``begin`` in the simulator."""
     places = _element_places(tiles, by_rows, which.tobytes(), which.dtype)
-    memory = simulated_thread().block.memory.view(dtype_in_python(tiles.operands, number))
+    memory = simulated_thread().block.memory.view(simulated_dtype(tiles.operands, number))
     return memory[int(begin) // tiles.size + places]
 
 
 @lru_cache(maxsize=2 * SIZES_REMEMBERED)
 def _element_places(tiles: ProductTiles, by_rows: bool, which: bytes, kind: np.dtype) -> np.ndarray:
-    """Return the element offsets, from the start of a stage, of rows of A or columns of B.
+    """Return the offsets, in elements from the start of a stage, of rows of A or columns of B.
 
-    ``which`` has the numbers of these rows or columns, as bytes of the dtype ``kind``.
+    ``which`` has the indices of these rows or columns, as bytes of the dtype ``kind``.
     """
     i, k = np.frombuffer(which, kind)[:, None], np.arange(tiles.depth)
     wide = CHUNK // tiles.size
@@ -234,7 +237,7 @@ def _element_places(tiles: ProductTiles, by_rows: bool, which: bytes, kind: np.d
     return np.asarray(places // tiles.size)
 
 
-def store_meaning(
+def simulate_result_stores(
     tiles: ProductTiles | AttentionTiles, sums: np.ndarray, place: Sequence[int], width: int, sizes: Sequence[int],
     pointers: Any,
 ) -> None:  # fmt: skip
@@ -251,18 +254,18 @@ def store_meaning(
                 functions[STORE](*at, value)
 
 
-def emit_stores(
+def emit_attention_result_stores(
     builder: ir.IRBuilder, tiles: AttentionTiles, sums: Sequence[ir.Value],
     arguments: Sequence[ir.Value],
 ) -> None:  # fmt: skip
-    """Emit the stores of a warp's 16 rows of attention: by :class:`StoreRows` if rows are contiguous."""
-    (StoreRows if tiles.in_lines else StoreElements)(builder, tiles, sums, arguments).emit()
+    """Emit the stores of a warp's 16 rows of attention: by :class:`RowStoreEmitter` if rows are contiguous."""
+    (RowStoreEmitter if tiles.in_lines else ElementStoreEmitter)(builder, tiles, sums, arguments).emit()
 
 
-class StoreElements:
+class ElementStoreEmitter:
     """Emitter of the epilogue of a warp's 16 rows, element by element; the lanes store neighbouring elements of a row.
 
-    The accumulators pass through ``staging`` in chunks of 32 columns. Parameters are those of :class:`StoreRows`.
+    The accumulators pass through ``staging`` in chunks of 32 columns. Parameters are those of :class:`RowStoreEmitter`.
     """
 
     def __init__(
@@ -281,15 +284,16 @@ class StoreElements:
             emit_inline_assembly(self.b, BARRIER, NOTHING, [], [])
 
     def _stage_columns(self, first: int) -> None:
-        """Store a chunk of 32 columns in the staging area, swizzled in pieces of 16 bytes."""
+        """Emit the stores of a chunk of 32 columns to the staging area, swizzled in pieces of 16 bytes."""
         b = self.b
-        quad, own = quad_lane(b, self.lane), quad_row(b, self.lane)
+        quad, own = emit_quad_lane(b, self.lane), emit_quad_row(b, self.lane)
         for n in range(min(LINE_GROUPS, len(self.sums) // GROUP_SUMS - first)):
             piece = b.xor(b.add(i32(GROUP // PIECE_WORDS * n), b.lshr(quad, i32(1))), own)
             for half in range(2):
-                line = b.add(self.staging, line_offset(b, b.add(own, i32(HALF_ROWS * half))))
+                line = b.add(self.staging, emit_line_offset(b, b.add(own, i32(HALF_ROWS * half))))
                 place = b.add(
-                    b.add(line, piece_offset(b, piece)), times_power_of_two(b, b.and_(quad, i32(1)), PAIR_BYTES)
+                    b.add(line, emit_piece_offset(b, piece)),
+                    emit_times_power_of_two(b, b.and_(quad, i32(1)), PAIR_BYTES),
                 )
                 at = GROUP_SUMS * (first + n) + LANE_COLUMNS * half
                 emit_inline_assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *self.sums[at : at + 2]])
@@ -309,13 +313,16 @@ class StoreElements:
         there = b.and_(b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols))
         b.cbranch(there, inside, after)
         b.position_at_end(inside)
-        piece = b.xor(divided_by_power_of_two(b, self.lane, PIECE_WORDS), modulo_power_of_two(b, own, SWIZZLE_LINES))
-        line = b.add(self.staging, line_offset(b, own))
-        place = b.add(
-            b.add(line, piece_offset(b, piece)), word_offset(b, modulo_power_of_two(b, self.lane, PIECE_WORDS))
+        piece = b.xor(
+            emit_divide_by_power_of_two(b, self.lane, PIECE_WORDS), emit_modulo_power_of_two(b, own, SWIZZLE_LINES)
         )
-        value = load_f32(b, place)
-        call_function(b, STORE, I32, self.tables, *(b.sext(v, I64) for v in (self.z, row, col)), value)
+        line = b.add(self.staging, emit_line_offset(b, own))
+        place = b.add(
+            b.add(line, emit_piece_offset(b, piece)),
+            emit_word_offset(b, emit_modulo_power_of_two(b, self.lane, PIECE_WORDS)),
+        )
+        value = emit_shared_f32_load(b, place)
+        emit_device_function_call(b, STORE, I32, self.tables, *(b.sext(v, I64) for v in (self.z, row, col)), value)
         b.branch(after)
         b.position_at_end(after)
         following = b.add(own, i32(1))
@@ -324,7 +331,7 @@ class StoreElements:
         b.position_at_end(done)
 
 
-class StoreRows:
+class RowStoreEmitter:
     """Emitter of the epilogue and the stores of a warp's 16 rows, in pieces of 16 bytes.
 
     A lane has single elements of all rows. They pass through ``staging`` in chunks of 128 bytes a row, so that each
@@ -348,10 +355,10 @@ class StoreRows:
     ) -> None:  # fmt: skip
         self.b, self.tiles, self.sums = builder, tiles, sums
         self.staging, lane, self.z, self.row, self.col, self.rows, self.cols, self.pointers, self.dims = arguments
-        self.quad, self.own_row = quad_lane(builder, lane), quad_row(builder, lane)
+        self.quad, self.own_row = emit_quad_lane(builder, lane), emit_quad_row(builder, lane)
         self.piece, self.read_row = (
-            modulo_power_of_two(builder, lane, LINE_PIECES),
-            divided_by_power_of_two(builder, lane, LINE_PIECES),
+            emit_modulo_power_of_two(builder, lane, LINE_PIECES),
+            emit_divide_by_power_of_two(builder, lane, LINE_PIECES),
         )
 
     def emit(self) -> None:
@@ -371,43 +378,48 @@ class StoreRows:
             b.sext(b.select(b.icmp_signed("<", at, end), at, b.sub(end, i32(1))), I64)
             for at, end in ((row, self.rows), (col, self.cols))
         ]
-        return call_function(b, EPILOGUE, F32, (self.pointers, self.dims), b.sext(self.z, I64), *inside, value)
+        return emit_device_function_call(
+            b, EPILOGUE, F32, (self.pointers, self.dims), b.sext(self.z, I64), *inside, value
+        )
 
     def _stage_column_pair(self, piece: int, group: int) -> None:
-        """Store a lane's two columns of a group of 8 in the staging area, for both of its rows."""
+        """Emit the stores of a lane's two columns of a group of 8 to the staging area, for both of its rows."""
         b = self.b
-        col = b.add(b.add(self.col, i32(GROUP * group)), times_power_of_two(b, self.quad, LANE_COLUMNS))
+        col = b.add(b.add(self.col, i32(GROUP * group)), emit_times_power_of_two(b, self.quad, LANE_COLUMNS))
         for half in range(2):
             at, below = GROUP_SUMS * group + LANE_COLUMNS * half, i32(HALF_ROWS * half)
             row = b.add(self.row, b.add(self.own_row, below))
             values = [self._apply_epilogue(self.sums[at + n], row, b.add(col, i32(n))) for n in range(LANE_COLUMNS)]
-            line = b.add(self.staging, line_offset(b, b.add(self.own_row, below)))
+            line = b.add(self.staging, emit_line_offset(b, b.add(self.own_row, below)))
             if self.tiles.result_size == 2:
-                place = b.add(self._staging_address(line, i32(piece), self.own_row), word_offset(b, self.quad))
+                place = b.add(self._staging_address(line, i32(piece), self.own_row), emit_word_offset(b, self.quad))
                 packed = emit_inline_assembly(b, PACK[self.tiles.result], INT, [FLOAT, FLOAT], values)
                 emit_inline_assembly(b, "st.shared.b32 [$0], $1;", NOTHING, [INT, INT], [place, packed])
             else:
                 own = b.add(i32(GROUP // PIECE_WORDS * piece), b.lshr(self.quad, i32(1)))
                 place = self._staging_address(line, own, self.own_row)
-                place = b.add(place, times_power_of_two(b, b.and_(self.quad, i32(1)), PAIR_BYTES))
+                place = b.add(place, emit_times_power_of_two(b, b.and_(self.quad, i32(1)), PAIR_BYTES))
                 emit_inline_assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *values])
 
     def _staging_address(self, line: ir.Value, piece: ir.Value, row: ir.Value) -> ir.Value:
-        """Emit the address of a piece in the staging area; a line's number is its row: the area starts a pattern."""
+        """Emit the address of a piece in the staging area.
+
+        The swizzle of a line depends on its number, as the area starts at the beginning of a swizzle pattern.
+        """
         return self.b.add(
-            line, piece_offset(self.b, self.b.xor(piece, modulo_power_of_two(self.b, row, SWIZZLE_LINES)))
+            line, emit_piece_offset(self.b, self.b.xor(piece, emit_modulo_power_of_two(self.b, row, SWIZZLE_LINES)))
         )
 
     def _copy_row_piece(self, part: int, begin: int) -> None:
-        """Copy 16 bytes of a row from the chunk at ``begin`` to memory; the warp copies 4 rows at the same time."""
+        """Emit the copy of 16 bytes of a row from the chunk at ``begin`` to memory; a warp copies 4 rows at a time."""
         b, size = self.b, self.tiles.result_size
         own = b.add(self.read_row, i32(LINES_AT_ONCE * part))
-        source = self._staging_address(b.add(self.staging, line_offset(b, own)), self.piece, own)
+        source = self._staging_address(b.add(self.staging, emit_line_offset(b, own)), self.piece, own)
         row = b.add(self.row, own)
         col = b.add(b.add(self.col, i32(begin)), b.mul(self.piece, i32(PIECE_BYTES // size)))
         inside = b.and_(b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols))
         result = b.ptrtoint(b.extract_value(self.pointers, self.tiles.out), I64)
         at = [b.sext(v, I64) for v in (self.z, row, col)]
-        flat = call_function(b, PLACE, I64, (self.pointers, self.dims), *at)
+        flat = emit_device_function_call(b, PLACE, I64, (self.pointers, self.dims), *at)
         place = b.add(result, b.mul(flat, i64(size)))
         emit_inline_assembly(b, _STORE_IF, NOTHING, [INT, LONG, INT], [source, place, b.zext(inside, I32)])

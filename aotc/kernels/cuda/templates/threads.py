@@ -1,4 +1,4 @@
-"""Numbers of the hardware that templates share: threads of warps and warpgroups, named barriers."""
+"""Numbers of the hardware that templates share: threads of warps and warpgroups, and named barriers."""
 
 from __future__ import annotations
 

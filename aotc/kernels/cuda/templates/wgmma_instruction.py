@@ -55,8 +55,8 @@ class WgmmaInstruction:
     def emit(self, b: ir.IRBuilder, sums: Sequence[ir.Value], operands: Sequence[ir.Value]) -> list[ir.Value]:
         """Emit the instruction and return the accumulators.
 
-        ``operands`` are the left one, the right one, and whether to add if ``added`` is None. Without accumulators
-        (``sums`` is empty) the instruction overwrites them.
+        ``operands`` are the left operand, the right operand, and the condition to add if ``added`` is None. Without
+        accumulators (``sums`` is empty) the instruction overwrites them.
         """
         letter = "f" if self.kind == F32 else "r"
         tied = [str(n) for n in range(len(sums))]
@@ -77,7 +77,7 @@ class WgmmaInstruction:
 
 
 def wgmma_descriptor(builder: ir.IRBuilder, place: ir.Value, leading: int) -> ir.Value:
-    """Return the descriptor of a tile at ``place``, in units of 16 bytes.
+    """Emit the descriptor of a tile at ``place``, an address in units of 16 bytes.
 
     Groups of 8 lines are 1024 bytes apart, with the 128-byte swizzle. ``leading`` is the leading byte offset.
     """

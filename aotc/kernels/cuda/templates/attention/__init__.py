@@ -1,1 +1,1 @@
-"""Attention templates: mma (from Ampere on), wgmma (Hopper), and decoding with few queries."""
+"""Attention templates: mma (from Ampere on), wgmma (Hopper), and split-KV decoding."""

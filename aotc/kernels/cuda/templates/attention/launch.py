@@ -17,7 +17,7 @@ from aotc.kernels.interface import manifest_size_entry
 
 
 def attention_tiles(kernel: Kernel) -> AttentionTiles:
-    """Return the parameters of the template: tile shape of ``kernel``, which has a tiling, and layouts."""
+    """Return the template's parameters for a kernel with a tiling: tile shape and layouts of operands."""
     tiling, found = kernel.tiling, read_attention(kernel)
     if tiling is None or not isinstance(found.depth[1], int) or not isinstance(found.col[1], int):
         raise ValueError(f"kernel {kernel.name} has no tiling for attention")
@@ -54,6 +54,7 @@ def attention_tiles(kernel: Kernel) -> AttentionTiles:
 
 
 def _attention_operand_source(view: View | None, found: LoopAttention, buffers: list[str]) -> OperandSource:
+    """Return the source of an operand: a strided array, or a device function if ``view`` is None."""
     if view is None or not view.in_lines or (lying := view.coordinates(*found.batch)) is None:
         raise ValueError("an operand is not copied in tiles")
     return OperandSource(buffers.index(view.buffer.name), len(lying[1]))
@@ -66,7 +67,7 @@ STAY_TERMS = 2048
 
 
 def attention_launch(kernel: Kernel) -> dict[str, Any]:
-    """Return the manifest's launch entry of attention: see :mod:`aotc.vmfb.devices.cuda.launch`."""
+    """Return the launch entry of the manifest for attention, see :mod:`aotc.vmfb.devices.cuda.launch`."""
     tiles, found = attention_tiles(kernel), read_attention(kernel)
     numbers = {name: n for n, name in enumerate(kernel.dims)}
     blocks = found.batch[1] * ceildiv(found.row[1], tiles.rows)

@@ -11,21 +11,21 @@ from llvmlite import ir
 from numba.cuda import types
 
 from aotc.ir.loop.ir import WARP
-from aotc.kernels.cuda.ampere import PIECE, copy_piece
+from aotc.kernels.cuda.ampere import PIECE, copy_16_bytes_async
 from aotc.kernels.cuda.block import simulated_thread
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, emit_inline_assembly, emitted_by
-from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.ptx import NOTHING, emit_inline_assembly, llvm_instruction
+from aotc.kernels.cuda.shell import emit_device_function_call
 from aotc.kernels.cuda.templates.attention.softmax_steps import (
     STATE,
     SUM_OF_ROW,
     SoftmaxRowMath,
-    complete_rows,
-    read_lines,
-    sums_of_weights,
-    weight_registers,
+    gather_weights_of_quad,
+    reduce_weight_sums_of_quad,
+    simulated_tile_lines,
+    weight_register_count,
 )
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, WarpAttention
 from aotc.kernels.cuda.templates.fragments import (
@@ -40,16 +40,16 @@ from aotc.kernels.cuda.templates.fragments import (
     STEP_BYTES,
     SWIZZLE_LINES,
     WORD_BYTES,
-    divided_by_power_of_two,
-    lane_column,
-    line_offset,
+    emit_divide_by_power_of_two,
+    emit_lane_column,
+    emit_line_offset,
+    emit_modulo_power_of_two,
+    emit_piece_offset,
+    emit_quad_lane,
+    emit_quad_row,
+    emit_times_power_of_two,
+    emit_word_offset,
     log2_of_size,
-    modulo_power_of_two,
-    piece_offset,
-    quad_lane,
-    quad_row,
-    times_power_of_two,
-    word_offset,
 )
 from aotc.kernels.cuda.templates.gemm.mma_steps import PIECES, WarpOperands, WarpProducts
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK
@@ -57,11 +57,11 @@ from aotc.kernels.cuda.templates.records import named_tuple_members
 from aotc.kernels.cuda.templates.steps import (
     PACK,
     TO_TF32,
-    dtype_in_python,
-    emit_stores,
-    load_f32,
+    emit_attention_result_stores,
+    emit_shared_f32_load,
     own_accumulator_elements,
-    store_meaning,
+    simulate_result_stores,
+    simulated_dtype,
 )
 from aotc.kernels.cuda.templates.threads import WARP_TILE
 from aotc.kernels.formulas.llvm_values import ScalarValue
@@ -78,14 +78,14 @@ REST = "aotc_rest"
 
 
 def _key_or_value_pieces(tiles: WarpAttention, number: int) -> tuple[Any, int, int, int]:
-    """Return facts about keys (0) or values (1): source, chunks, number of 16-byte pieces, and offset in a stage."""
+    """Return source, number of chunks, number of 16-byte pieces, and stage offset of keys (0) or of values (1)."""
     if number:
         return tiles.v, tiles.value_chunks, tiles.width * tiles.size // PIECE, tiles.key_bytes
     return tiles.k, tiles.key_chunks, tiles.depth * tiles.size // PIECE, 0
 
 
 def _copied_piece_of_thread(tiles: WarpAttention, thread: Any, number: int) -> tuple[Any, Any, Any]:
-    """Return the ``number``-th piece that a thread copies: destination, line, and number within the line."""
+    """Return destination, line and index in the line of the piece that a thread copies in step ``number``."""
     at = thread + number * tiles.threads
     piece, line = at & (PIECES - 1), (at >> log2_of_size(PIECES)) & (tiles.terms - 1)
     chunk = at >> log2_of_size(PIECES * tiles.terms)
@@ -102,7 +102,7 @@ COPIED_AT_ONCE = 8
 def _emit_thread_copies(
     b: ir.IRBuilder, tiles: WarpAttention, thread: ir.Value, count: int, emit: Callable[[ir.Value, int], None]
 ) -> None:
-    """Emit the copies of a thread's 16-byte pieces by ``emit``: unrolled, or a loop to save registers."""
+    """Emit the copies of a thread's 16-byte pieces by ``emit``: unrolled, or as a loop to save registers."""
     if count <= COPIED_AT_ONCE:
         for n in range(count):
             emit(thread, n)
@@ -138,11 +138,11 @@ def _emit_async_piece_copy(
     flat = b.add(b.add(start, b.mul(b.sext(term, I64), pitch)), low)
     offset = b.select(inside, b.shl(flat, i64(log2_of_size(tiles.size))), i64(0))
     given = [b.add(to, place), b.add(source, offset), b.select(inside, i32(PIECE), i32(0))]
-    emit_inline_assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
+    emit_inline_assembly(b, copy_16_bytes_async.text, NOTHING, [INT, LONG, INT], given)
 
 
-def copy_terms(tiles: WarpAttention) -> Any:
-    """Return the device function by which a block starts to copy keys and values, padded with zeros."""
+def copy_keys_and_values(tiles: WarpAttention) -> Any:
+    """Return the device function by which a block starts to copy a stage of keys and values, padded with zeros."""
 
     def codegen(context, builder, signature, arguments):
         pointers, dims, to, thread, z, first, n = arguments
@@ -150,15 +150,15 @@ def copy_terms(tiles: WarpAttention) -> Any:
         for number in range(2):
             found, chunks, there, begin = _key_or_value_pieces(tiles, number)
             source = b.ptrtoint(b.extract_value(pointers, found.pointer), I64)
-            start = call_function(b, START[number], I64, tables, b.sext(z, I64))
-            pitch = call_function(b, PITCH[number], I64, tables)
+            start = emit_device_function_call(b, START[number], I64, tables, b.sext(z, I64))
+            pitch = emit_device_function_call(b, PITCH[number], I64, tables)
             lying = (source, start, pitch, b.add(to, i32(begin)), first, n, i32(there))
             each = chunks * PIECES * tiles.terms // tiles.threads
             _emit_thread_copies(b, tiles, thread, each, partial(_emit_async_piece_copy, b, tiles, lying))
         return context.get_dummy_value()
 
-    @emitted_by(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), codegen)
-    def copy(pointers, dims, to, thread, z, first, n):
+    @llvm_instruction(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), codegen)
+    def start_key_value_copy(pointers, dims, to, thread, z, first, n):
         functions = simulated_thread().block.functions
         for number in range(2):
             found, chunks, there, begin = _key_or_value_pieces(tiles, number)
@@ -168,13 +168,15 @@ def copy_terms(tiles: WarpAttention) -> Any:
                 term = int(first) + line
                 inside = term < n and piece < there
                 flat = functions[START[number]](int(z)) + term * functions[PITCH[number]]() + piece * per
-                copy_piece(to + begin + place, source + (flat * tiles.size if inside else 0), PIECE if inside else 0)
+                copy_16_bytes_async(
+                    to + begin + place, source + (flat * tiles.size if inside else 0), PIECE if inside else 0
+                )
 
-    return copy
+    return start_key_value_copy
 
 
 def load_queries(tiles: AttentionTiles) -> Any:
-    """Return the device function that loads a lane's fragments of its warp's 16 queries: four registers per step."""
+    """Return the device function that loads a lane's fragments of its warp's 16 queries, four registers per step."""
     count, each = FRAGMENT_REGISTERS * tiles.steps, WORD_BYTES // tiles.size
     kept = types.UniTuple(INT, count)
 
@@ -182,9 +184,9 @@ def load_queries(tiles: AttentionTiles) -> Any:
         pointers, dims, z, row, lane, m = arguments
         b, tables, found = builder, (pointers, dims), []
         text = TO_TF32 if tiles.operands == "tf32" else PACK[tiles.operands]
-        rows = [b.add(row, b.add(quad_row(b, lane), i32(HALF_ROWS * half))) for half in range(2)]
+        rows = [b.add(row, b.add(emit_quad_row(b, lane), i32(HALF_ROWS * half))) for half in range(2)]
         rows = [b.sext(b.select(b.icmp_signed("<", r, m), r, b.sub(m, i32(1))), I64) for r in rows]
-        head, own = b.sext(z, I64), times_power_of_two(b, quad_lane(b, lane), each)
+        head, own = b.sext(z, I64), emit_times_power_of_two(b, emit_quad_lane(b, lane), each)
         for step in range(tiles.steps):
             for register in range(FRAGMENT_REGISTERS):  # both rows of the first half of the terms, then of the second
                 first = QUAD * each * (2 * step + register // 2)
@@ -192,24 +194,27 @@ def load_queries(tiles: AttentionTiles) -> Any:
                     found.append(i32(0))
                     continue
                 at = [b.sext(b.add(own, i32(first + e)), I64) for e in range(each)]
-                values = [call_function(b, QUERY, F32, tables, head, rows[register % 2], d) for d in at]
+                values = [emit_device_function_call(b, QUERY, F32, tables, head, rows[register % 2], d) for d in at]
                 found.append(emit_inline_assembly(b, text, INT, [FLOAT] * each, values))
         return context.make_tuple(builder, signature.return_type, found)
 
-    @emitted_by(lambda *given: kept(*given[:2], INT, INT, INT, INT), codegen)
-    def load(pointers, dims, z, row, lane, m):
+    @llvm_instruction(lambda *given: kept(*given[:2], INT, INT, INT, INT), codegen)
+    def load_query_fragments(pointers, dims, z, row, lane, m):
         query = simulated_thread().block.functions[QUERY]
         rows = [min(int(row) + r, int(m) - 1) for r in range(WARP_TILE)]
         whole = [[float(query(int(z), r, d)) for d in range(tiles.depth)] for r in rows]
-        return np.array(whole).astype(dtype_in_python(tiles.operands))
+        return np.array(whole).astype(simulated_dtype(tiles.operands))
 
-    return load
+    return load_query_fragments
 
 
-def put_query(tiles: AttentionTiles) -> Any:
-    """Return the device function that stores a query in shared memory; lane l has elements l, l + 32, ..."""
+def store_query_to_shared_memory(tiles: AttentionTiles) -> Any:
+    """Return the device function by which a warp stores a query in shared memory.
 
-    def place_of(row, d):
+    Lane l has elements l, l + 32 and so on.
+    """
+
+    def query_element_address(row, d):
         line = (d >> log2_of_size(LINE_WORDS)) * (WARP_TILE * CHUNK) + row * CHUNK
         piece = ((d >> log2_of_size(PIECE_WORDS)) & PIECES - 1) ^ (row & SWIZZLE_LINES - 1)
         return line + (piece << log2_of_size(PIECE)) + ((d & PIECE_WORDS - 1) << log2_of_size(WORD_BYTES))
@@ -221,20 +226,20 @@ def put_query(tiles: AttentionTiles) -> Any:
             d = b.add(lane, i32(first))
             there = b.icmp_signed("<", d, i32(tiles.depth))
             inside = b.sext(b.select(there, d, i32(0)), I64)
-            value = call_function(b, QUERY, F32, (pointers, dims), b.sext(z, I64), b.sext(row, I64), inside)
+            value = emit_device_function_call(b, QUERY, F32, (pointers, dims), b.sext(z, I64), b.sext(row, I64), inside)
             value = b.select(there, value, ir.Constant(F32, 0.0))
-            place = place_of(own, ScalarValue(b, d)).raw
+            place = query_element_address(own, ScalarValue(b, d)).raw
             emit_inline_assembly(b, "st.shared.f32 [$0], $1;", NOTHING, [INT, FLOAT], [b.add(to, place), value])
         return context.get_dummy_value()
 
-    @emitted_by(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), codegen)
-    def step(pointers, dims, to, z, row, line, lane):
+    @llvm_instruction(lambda pointers, dims, *given: NOTHING(pointers, dims, INT, INT, INT, INT, INT), codegen)
+    def store_query(pointers, dims, to, z, row, line, lane):
         query, memory = simulated_thread().block.functions[QUERY], simulated_thread().block.memory.view(np.float32)
         for d in range(int(lane), tiles.key_chunks * LINE_WORDS, WARP):
-            place = int(to) + place_of(int(line), d)
+            place = int(to) + query_element_address(int(line), d)
             memory[place // WORD_BYTES] = query(int(z), int(row), d) if d < tiles.depth else 0
 
-    return step
+    return store_query
 
 
 def _warp_product_emitter(tiles: AttentionTiles, builder: ir.IRBuilder, lane: ir.Value, by_rows: bool) -> WarpProducts:
@@ -243,8 +248,8 @@ def _warp_product_emitter(tiles: AttentionTiles, builder: ir.IRBuilder, lane: ir
     return WarpProducts(builder, operands, lane)
 
 
-def products(tiles: AttentionTiles) -> Any:
-    """Return the device function that multiplies a warp's queries with a stage of keys: Q K^T."""
+def multiply_queries_by_keys(tiles: AttentionTiles) -> Any:
+    """Return the device function that multiplies a warp's queries by a stage of keys (Q K^T)."""
     count, stay = tiles.terms // 2, tiles.queries_stay
     kept, queries = types.UniTuple(FLOAT, count), INT if stay else types.UniTuple(INT, FRAGMENT_REGISTERS * tiles.steps)
 
@@ -255,27 +260,27 @@ def products(tiles: AttentionTiles) -> Any:
             chunk, in_chunk = divmod(step, CHUNK // STEP_BYTES)
             if stay:
                 own = builder.add(given, i32(chunk * WARP_TILE * CHUNK))
-                left = warp.rows(own, i32(0), 0, in_chunk)
+                left = warp.load_row_fragment(own, i32(0), 0, in_chunk)
             else:
                 left = [builder.extract_value(given, FRAGMENT_REGISTERS * step + n) for n in range(FRAGMENT_REGISTERS)]
             begin = builder.add(at, i32(chunk * tiles.terms * CHUNK))
             for j in range(tiles.terms // PAIR_COLUMNS):
-                right = warp.columns(begin, i32(0), PAIR_COLUMNS * j, in_chunk)
+                right = warp.load_column_fragment(begin, i32(0), PAIR_COLUMNS * j, in_chunk)
                 _add_two_column_groups(warp, left, right, held, 2 * j)
         return context.make_tuple(builder, signature.return_type, held)
 
-    @emitted_by(lambda *given: kept(queries, INT, INT), codegen)
-    def multiply(given, at, lane):
+    @llvm_instruction(lambda *given: kept(queries, INT, INT), codegen)
+    def compute_scores(given, at, lane):
         rows, cols = own_accumulator_elements(tiles.terms)
-        keys = read_lines(at, np.arange(tiles.terms), tiles.depth, tiles.terms, tiles.operands)
+        keys = simulated_tile_lines(at, np.arange(tiles.terms), tiles.depth, tiles.terms, tiles.operands)
         if stay:
-            given = read_lines(given, np.arange(WARP_TILE), tiles.depth, WARP_TILE, tiles.operands)
+            given = simulated_tile_lines(given, np.arange(WARP_TILE), tiles.depth, WARP_TILE, tiles.operands)
         return (given.astype(np.float32) @ keys.astype(np.float32).T)[rows, cols]
 
-    return multiply
+    return compute_scores
 
 
-class _ValueWords:
+class _ValueFragmentLoader:
     """Emitter of loads of f32 values, in the order in which ``pack_softmax_weights`` passes the weights.
 
     A lane has the values of two neighbouring terms of 8, in columns that are 8 apart.
@@ -283,7 +288,7 @@ class _ValueWords:
 
     def __init__(self, b: ir.IRBuilder, tiles: AttentionTiles, at: ir.Value, lane: ir.Value) -> None:
         self.b, self.tiles, self.at = b, tiles, at
-        self.pair, self.column = lane_column(b, lane), quad_row(b, lane)
+        self.pair, self.column = emit_lane_column(b, lane), emit_quad_row(b, lane)
 
     def columns(self, group: int, step: int) -> list[ir.Value]:
         """Return the values of 8 terms in two groups of columns, as fragments of two registers each."""
@@ -295,21 +300,24 @@ class _ValueWords:
         line = b.add(self.pair, i32(term))
         chunk, own = divmod(group, LINE_WORDS // GROUP)
         piece = b.xor(
-            b.or_(i32(GROUP // PIECE_WORDS * own), divided_by_power_of_two(b, self.column, PIECE_WORDS)), line
+            b.or_(i32(GROUP // PIECE_WORDS * own), emit_divide_by_power_of_two(b, self.column, PIECE_WORDS)), line
         )
-        place = line_offset(b, line)
+        place = emit_line_offset(b, line)
         place = b.add(
-            place, b.add(piece_offset(b, piece), word_offset(b, modulo_power_of_two(b, self.column, PIECE_WORDS)))
+            place,
+            b.add(
+                emit_piece_offset(b, piece), emit_word_offset(b, emit_modulo_power_of_two(b, self.column, PIECE_WORDS))
+            ),
         )
         begin = (chunk * self.tiles.terms + STEP_BYTES // WORD_BYTES * step) * CHUNK
-        value = load_f32(b, b.add(b.add(self.at, place), i32(begin)))
+        value = emit_shared_f32_load(b, b.add(b.add(self.at, place), i32(begin)))
         return emit_inline_assembly(b, TO_TF32, INT, [FLOAT], [value])
 
 
 def _add_two_column_groups(
     warp: WarpProducts, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value], group: int
 ) -> None:
-    """Add the products of a left fragment and two groups of columns to ``sums``, in place, from ``group`` on.
+    """Add products of a left fragment and two groups of columns to ``sums``, in place, from group ``group`` on.
 
     ``right`` has two registers of each group. The second group is left out if there are no accumulators for it.
     """
@@ -318,9 +326,9 @@ def _add_two_column_groups(
         sums[own] = warp.add_products(left, right[2 * half : 2 * half + 2], sums[own])
 
 
-def multiply_values(tiles: AttentionTiles) -> Any:
+def multiply_weights_by_values(tiles: AttentionTiles) -> Any:
     """Return the device function that adds softmax weights times a stage of values to the accumulators."""
-    count, packed = tiles.width // 2, weight_registers(tiles)
+    count, packed = tiles.width // 2, weight_register_count(tiles)
     kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)
 
     def codegen(context, builder, signature, arguments):
@@ -329,67 +337,69 @@ def multiply_values(tiles: AttentionTiles) -> Any:
             _warp_product_emitter(tiles, builder, lane, by_rows=True),
             [builder.extract_value(sums, n) for n in range(count)],
         )
-        words = _ValueWords(builder, tiles, at, lane)
+        words = _ValueFragmentLoader(builder, tiles, at, lane)
         groups, wide = tiles.width // GROUP, tiles.operands == "tf32"
         for step in range(packed // FRAGMENT_REGISTERS):
             left = [builder.extract_value(weights, FRAGMENT_REGISTERS * step + n) for n in range(FRAGMENT_REGISTERS)]
             for j in range(0, groups, 2):
-                right = words.columns(j, step) if wide else warp.columns(at, i32(0), GROUP * j, step)
+                right = words.columns(j, step) if wide else warp.load_column_fragment(at, i32(0), GROUP * j, step)
                 _add_two_column_groups(warp, left, right, held, j)
         return context.make_tuple(builder, signature.return_type, held)
 
-    @emitted_by(lambda *given: kept(kept, weights_type, INT, INT), codegen)
-    def add(sums, weights, at, lane):
-        whole, lines = complete_rows(weights, tiles.terms), np.arange(tiles.terms)
-        values = read_lines(at, lines, tiles.width, tiles.terms, tiles.operands).astype(np.float32)
+    @llvm_instruction(lambda *given: kept(kept, weights_type, INT, INT), codegen)
+    def add_weighted_values(sums, weights, at, lane):
+        whole, lines = gather_weights_of_quad(weights, tiles.terms), np.arange(tiles.terms)
+        values = simulated_tile_lines(at, lines, tiles.width, tiles.terms, tiles.operands).astype(np.float32)
         return sums + (whole @ values)[own_accumulator_elements(tiles.width)]
 
-    return add
+    return add_weighted_values
 
 
-def store_rows(tiles: WarpAttention) -> Any:
-    """Return the device function by which a warp stores its 16 rows, with their statistics if ``split``."""
+def store_attention_rows(tiles: WarpAttention) -> Any:
+    """Return the device function by which a warp stores its 16 rows, and their softmax statistics if keys are split."""
     count = tiles.width // 2
 
     def codegen(context, builder, signature, arguments):
         sums = [builder.extract_value(arguments[0], n) for n in range(count)]
         known, staging, warp, rows, *tables = arguments[1:]
         z, row, lane = named_tuple_members(builder, warp)
-        emit_stores(builder, tiles, sums, [staging, lane, z, row, i32(0), rows, i32(tiles.width), *tables])
+        emit_attention_result_stores(
+            builder, tiles, sums, [staging, lane, z, row, i32(0), rows, i32(tiles.width), *tables]
+        )
         if tiles.split:
             _emit_softmax_statistics_stores(builder, tiles, known, (z, row, lane), rows, tables)
         return context.get_dummy_value()
 
-    @emitted_by(lambda sums, known, _, warp, rows, p, d: NOTHING(sums, STATE, INT, warp, INT, p, d), codegen)
-    def store(sums, known, staging, warp, rows, pointers, dims):
+    @llvm_instruction(lambda sums, known, _, warp, rows, p, d: NOTHING(sums, STATE, INT, warp, INT, p, d), codegen)
+    def store_warp_rows(sums, known, staging, warp, rows, pointers, dims):
         z, row, lane = warp
-        store_meaning(tiles, sums, (z, row, 0), tiles.width, (rows, tiles.width), pointers)
+        simulate_result_stores(tiles, sums, (z, row, 0), tiles.width, (rows, tiles.width), pointers)
         if tiles.split:
-            wholes = sums_of_weights(known)
+            wholes = reduce_weight_sums_of_quad(known)
             for half in range(2):
                 own = int(row) + int(lane) // QUAD + HALF_ROWS * half
                 if lane % QUAD == 0 and own < rows:
                     top = np.float32(known[half] * np.float32(tiles.scale or 1))
                     simulated_thread().block.functions[REST](int(z), own, top, wholes[half])
 
-    return store
+    return store_warp_rows
 
 
 def _emit_softmax_statistics_stores(
     b: ir.IRBuilder, tiles: WarpAttention, known: ir.Value, warp: tuple[ir.Value, ir.Value, ir.Value],
     rows: ir.Value, tables: list[ir.Value],
 ) -> None:  # fmt: skip
-    """Emit the stores of softmax statistics, by one lane of each quad for the rows of that quad."""
+    """Emit the stores of softmax statistics: one lane of each quad stores the rows of the quad."""
     z, row, lane = warp
     for half in range(2):
         top, whole = b.extract_value(known, half), b.extract_value(known, SUM_OF_ROW + half)
         top = b.fmul(top, ir.Constant(F32, float(np.float32(tiles.scale or 1.0))))
         whole = SoftmaxRowMath(b).sum_of_lanes(whole)
-        own = b.add(row, b.add(quad_row(b, lane), i32(HALF_ROWS * half)))
-        first = b.icmp_signed("==", quad_lane(b, lane), i32(0))
+        own = b.add(row, b.add(emit_quad_row(b, lane), i32(HALF_ROWS * half)))
+        first = b.icmp_signed("==", emit_quad_lane(b, lane), i32(0))
         inside, after = (b.append_basic_block(name) for name in ("row", "rest"))
         b.cbranch(b.and_(first, b.icmp_signed("<", own, rows)), inside, after)
         b.position_at_end(inside)
-        call_function(b, REST, I32, tables, b.sext(z, I64), b.sext(own, I64), top, whole)
+        emit_device_function_call(b, REST, I32, tables, b.sext(z, I64), b.sext(own, I64), top, whole)
         b.branch(after)
         b.position_at_end(after)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from aotc.ir.dims.algebra import Dim
@@ -10,23 +10,26 @@ from aotc.ir.loop.forms.attention import LoopAttention, read_attention
 from aotc.ir.loop.ir import Alloc, Apply, Index, Kernel, Scalar, Store, Var
 from aotc.kernels.cuda.device_function import DeviceFunction
 from aotc.kernels.cuda.front_end import ENTRY
-from aotc.kernels.cuda.templates.attention import decode as attention_few
-from aotc.kernels.cuda.templates.attention import mma as attention_mma
-from aotc.kernels.cuda.templates.attention import wgmma as attention_wgmma
+from aotc.kernels.cuda.templates.attention.decode import decode_attention_texts
 from aotc.kernels.cuda.templates.attention.launch import attention_tiles
+from aotc.kernels.cuda.templates.attention.mma import mma_attention_texts
 from aotc.kernels.cuda.templates.attention.mma_steps import PITCH, QUERY, REST, START
 from aotc.kernels.cuda.templates.attention.softmax_steps import BEGIN, COORDINATE, END, SCORE
 from aotc.kernels.cuda.templates.attention.tiles import AttentionTiles, FewAttention, WarpgroupAttention
+from aotc.kernels.cuda.templates.attention.wgmma import wgmma_attention_texts
 from aotc.kernels.cuda.templates.steps import EPILOGUE, PLACE, SIZES, STORE
 
-_TEMPLATES = {WarpgroupAttention: attention_wgmma, FewAttention: attention_few}
+_TEMPLATES: dict[type, Callable[[Any, int, int], tuple[str, ...]]] = {
+    WarpgroupAttention: wgmma_attention_texts,
+    FewAttention: decode_attention_texts,
+}
 
 
-def attention_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction]]:
-    """Return the LLVM IR of an attention ``kernel`` by the template of its tiling, with device functions."""
+def attention_template_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction]]:
+    """Return the LLVM IR of an attention kernel by its tiling's template, and the device functions that it calls."""
     tiles = attention_tiles(kernel)
-    template: Any = _TEMPLATES.get(type(tiles), attention_mma)
-    texts = template.attention_texts(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
+    template = _TEMPLATES.get(type(tiles), mma_attention_texts)
+    texts = template(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
     return [text.replace(ENTRY, kernel.name) for text in texts], list(
         _attention_device_functions(read_attention(kernel), tiles)
     )
@@ -51,7 +54,7 @@ def _attention_device_functions(found: LoopAttention, tiles: AttentionTiles) -> 
 
 
 def _tensor_map_coordinates(found: LoopAttention) -> Iterator[DeviceFunction]:
-    """Yield the device functions that compute the operands' coordinates in tensor maps."""
+    """Yield the device functions that compute the coordinates of operands in tensor maps."""
     for number, view in enumerate(found.views()):
         lying = view.coordinates(*found.batch) if view is not None else None
         for n, (value, _, _) in enumerate(lying[1] if lying else ()):
@@ -76,7 +79,7 @@ def _operand_offset_functions(found: LoopAttention) -> Iterator[DeviceFunction]:
 
 
 def _attention_epilogue_functions(found: LoopAttention, tiles: AttentionTiles) -> Iterator[DeviceFunction]:
-    """Yield the device functions of the epilogue, which store an element or row of the result."""
+    """Yield the device functions of the epilogue, which store an element or a row of the result."""
     axes = tuple((name, "i64") for name, _ in (found.batch, found.row, found.col))
     own = (*axes, (found.mean.var.name, "f32"))
     if not tiles.in_lines:
@@ -90,7 +93,7 @@ def _attention_epilogue_functions(found: LoopAttention, tiles: AttentionTiles) -
 
 
 def _before_rounding(value: Scalar) -> Scalar:
-    """Return ``value`` as f32, without a final conversion: the template itself rounds to the result's dtype."""
+    """Return ``value`` without its final conversion, as f32; the template itself rounds to the result's dtype."""
     match value:
         case Apply(fn="convert", args=(inner,)) if inner.dtype == "f32":
             return inner

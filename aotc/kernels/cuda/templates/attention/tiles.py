@@ -94,7 +94,7 @@ class AttentionTiles:
 
     @property
     def steps(self) -> int:
-        """Return the number of tensor core instructions along a key: one for 32 bytes."""
+        """Return the number of tensor core instructions along a key; each multiplies 32 bytes."""
         return -(-self.depth * self.size // STEP_BYTES)
 
     @property
@@ -109,7 +109,7 @@ class AttentionTiles:
 
     @property
     def queries_stay(self) -> bool:
-        """Return True if the queries of single warps stay in shared memory, not in registers."""
+        """Return True if single warps keep their queries in shared memory instead of registers."""
         return queries_stay_in_shared_memory(self.depth, self.width, self.size)
 
     @property
@@ -124,7 +124,7 @@ class WarpgroupAttention(AttentionTiles):
 
     @property
     def consumers(self) -> int:
-        """Return the number of warpgroups that compute; one more copies."""
+        """Return the number of consumer warpgroups, which compute; one more warpgroup copies."""
         return self.rows // WARPGROUP_TILE
 
     @property
@@ -174,13 +174,16 @@ class FewAttention(AttentionTiles):
 
     @property
     def queries(self) -> int:
-        """Return the shared memory offset of the queries: after ring buffers and accumulators, which share memory."""
+        """Return the offset of the queries in shared memory in bytes, after ring buffers and accumulators.
+
+        Ring buffers and accumulators overlap.
+        """
         sums = (self.warps + (self.cluster > 1)) * self.sum_bytes
         return max(self.warps * self.stages * self.stage_bytes, sums)
 
     @property
     def barriers(self) -> int:
-        """Return the shared memory offset of the barriers of the warps' stages."""
+        """Return the offset of the barriers of the warps' stages in shared memory, in bytes."""
         return self.queries + (self.query_bytes if self.queries_stay else 0)
 
     @property
@@ -213,7 +216,7 @@ class WarpAttention(AttentionTiles):
 
     @property
     def queries(self) -> int:
-        """Return the shared memory offset of the queries: after the ring buffer."""
+        """Return the offset of the queries in shared memory, after the ring buffer, in bytes."""
         return max(self.stages * self.stage_bytes, self.rows * CHUNK)
 
     @property

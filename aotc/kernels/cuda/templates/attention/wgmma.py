@@ -18,7 +18,7 @@ from typing import Any
 from numba import cuda
 from numba.cuda import types
 
-from aotc.kernels.cuda.front_end import kernel_ir
+from aotc.kernels.cuda.front_end import compile_to_llvm_ir
 from aotc.kernels.cuda.hopper import (
     barrier_arrive,
     barrier_expect,
@@ -26,29 +26,29 @@ from aotc.kernels.cuda.hopper import (
     barrier_wait,
     fence_async_proxy,
     fence_barrier_init,
-    group_arrive,
-    group_wait,
-    products_commit,
-    products_fence,
+    named_barrier_arrive,
+    named_barrier_wait,
     set_max_registers,
+    wgmma_commit,
+    wgmma_fence,
 )
-from aotc.kernels.cuda.ptx import shared_base, unsigned_quotient
+from aotc.kernels.cuda.ptx import divide_nonnegative, dynamic_shared_address
 from aotc.kernels.cuda.templates.attention.softmax_steps import (
     attention_scores,
+    attention_tile_order,
     initial_softmax_statistics,
     key_count_of_row,
     online_softmax,
     pack_softmax_weights,
     rescale_accumulators,
-    tile_order,
 )
 from aotc.kernels.cuda.templates.attention.tiles import WarpgroupAttention
 from aotc.kernels.cuda.templates.attention.wgmma_steps import (
+    issue_query_key_products,
+    issue_value_products,
     load_attention_operand,
-    multiply_values,
-    products,
-    store_rows,
-    wait_for_groups,
+    store_warpgroup_rows,
+    wait_for_wgmma_groups,
 )
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES
 from aotc.kernels.cuda.templates.records import (
@@ -60,7 +60,7 @@ from aotc.kernels.cuda.templates.records import (
     WarpRows,
     next_stage,
 )
-from aotc.kernels.cuda.templates.steps import matmul_extent, zeros
+from aotc.kernels.cuda.templates.steps import matmul_extent, zero_accumulators
 from aotc.kernels.cuda.templates.threads import (
     BARRIER_BYTES,
     LANE_MASK,
@@ -87,15 +87,17 @@ VALUE_BARRIERS, QUERY_BARRIERS = 2 * BARRIER_BYTES, 4 * BARRIER_BYTES
 
 
 @cache
-def attention_texts(tiles: WarpgroupAttention, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the LLVM IR of the attention kernel with wgmma instructions (warpgroups, Hopper)."""
+def wgmma_attention_texts(tiles: WarpgroupAttention, pointers: int, dims: int) -> tuple[str, ...]:
+    """Compile the attention kernel with wgmma instructions to LLVM IR."""
     byte = types.CPointer(types.uint8)
     tables = (types.UniTuple(byte, OPERANDS), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
-    return tuple(kernel_ir(_wgmma_attention_kernel(tiles), (*tables, types.int64), tiles.threads, maps=OPERANDS))
+    return tuple(
+        compile_to_llvm_ir(_wgmma_attention_kernel(tiles), (*tables, types.int64), tiles.threads, maps=OPERANDS)
+    )
 
 
 def _shared_memory_offsets(tiles: WarpgroupAttention) -> tuple[int, int, int]:
-    """Return the offsets in shared memory of keys, values and barriers.
+    """Return the offsets of keys, values and barriers in shared memory, in bytes.
 
     The barriers are: full and empty stages of keys, full and empty stages of values, full and empty queries.
     """
@@ -105,7 +107,7 @@ def _shared_memory_offsets(tiles: WarpgroupAttention) -> tuple[int, int, int]:
 
 
 def _attention_producer(tiles: WarpgroupAttention) -> Callable[..., None]:
-    """Return the device function of the producer: it copies queries, keys and values for all tiles of the block.
+    """Return the device function of the producer, which copies queries, keys and values for all tiles of the block.
 
     Keys are one stage ahead of values, as consumers need the next keys together with the last values.
     """
@@ -114,14 +116,14 @@ def _attention_producer(tiles: WarpgroupAttention) -> Callable[..., None]:
     query_bytes, i32 = tiles.query_bytes, types.int32
     of_values, of_queries = barriers + VALUE_BARRIERS * stages, barriers + QUERY_BARRIERS * stages
     load_queries, load_keys, load_values = (load_attention_operand(tiles, n) for n in range(OPERANDS))
-    place, following = tile_order(cuda, tiles), next_stage(cuda, stages)
+    place, following = attention_tile_order(cuda, tiles), next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
-    def copy_tiles(maps, pointers, dims, base, grid, sizes):
+    def produce_tiles(maps, pointers, dims, base, grid, sizes):
         tile, q_parity, k, v = i32(cuda.blockIdx.x), i32(0), Ring(i32(0), i32(0)), Ring(i32(0), i32(0))
         while tile < grid.count:
             z, row, end = place(pointers, dims, tile, grid, sizes)
-            iterations = unsigned_quotient(i32(end + terms - 1), i32(terms))
+            iterations = divide_nonnegative(i32(end + terms - 1), i32(terms))
             if iterations > 0:
                 barrier_wait(i32(base + of_queries + BARRIER_BYTES), i32(q_parity ^ 1))
                 barrier_expect(i32(base + of_queries), i32(query_bytes))
@@ -146,177 +148,185 @@ def _attention_producer(tiles: WarpgroupAttention) -> Callable[..., None]:
                 iteration = i32(iteration - 1)
             tile = i32(tile + cuda.gridDim.x)
 
-    return copy_tiles
+    return produce_tiles
 
 
-def _overlapped_iteration(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
-    """Return the device function of one iteration: matmuls of two stages overlapped with one softmax.
+def _overlapped_iteration(tiles: WarpgroupAttention, masked: bool) -> Callable[..., Any]:
+    """Return the device function of an iteration: matmuls of two stages, overlapped with one softmax.
 
     The matmuls are the last weights times values, and the queries times the next keys. Two groups of wgmma are in
     flight: scores, then values. The softmax of the scores runs while the values' products do. The accumulators are
-    rescaled after both, by the factor of the new maxima. ``judged`` applies masks and score functions.
+    rescaled after both, by the factor of the new maxima. ``masked`` applies masks and score functions.
     """
     stages, key_bytes, value_bytes, consumers = tiles.stages, tiles.key_bytes, tiles.value_bytes, tiles.consumers
     keys, values, barriers = _shared_memory_offsets(tiles)
     of_values, terms, i32 = barriers + VALUE_BARRIERS * stages, tiles.terms, types.int32
-    multiply, add_values, know, shorten = (
-        products(tiles),
-        multiply_values(tiles),
+    multiply, add_values, update_softmax, rescale = (
+        issue_query_key_products(tiles),
+        issue_value_products(tiles),
         online_softmax(tiles),
         rescale_accumulators(tiles),
     )
     score, pack_weights = attention_scores(tiles, there=True), pack_softmax_weights(tiles)
-    wait_scores, wait_both = wait_for_groups(1, terms // 2), wait_for_groups(0, tiles.width // 2, terms // 2)
+    wait_scores, wait_both = (
+        wait_for_wgmma_groups(1, terms // 2),
+        wait_for_wgmma_groups(0, tiles.width // 2, terms // 2),
+    )
     following = next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
-    def iteration_of(own, warp, iteration, sums, packed, known, k, v):
+    def overlap_matmuls_and_softmax(own, warp, iteration, sums, packed, known, k, v):
+        """Run one iteration; return accumulators, packed weights, softmax statistics, and both ring positions."""
         base = own.base
         barrier_wait(i32(base + barriers + BARRIER_BYTES * k.stage), k.parity)
         if consumers > 1:
-            group_wait(i32(_TURN + own.number), i32(TWO_WARPGROUPS))
-        products_fence()
+            named_barrier_wait(i32(_TURN + own.number), i32(TWO_WARPGROUPS))
+        wgmma_fence()
         scores = multiply(own.queries, i32(base + keys + k.stage * key_bytes))
-        products_commit()
+        wgmma_commit()
         barrier_wait(i32(base + of_values + BARRIER_BYTES * v.stage), v.parity)
         sums = add_values(sums, packed, i32(base + values + v.stage * value_bytes))
-        products_commit()
+        wgmma_commit()
         if consumers > 1:
             next_consumer = i32(own.number + 1)
             if next_consumer == consumers:
                 next_consumer = i32(0)
-            group_arrive(i32(_TURN + next_consumer), i32(TWO_WARPGROUPS))
+            named_barrier_arrive(i32(_TURN + next_consumer), i32(TWO_WARPGROUPS))
         scores = wait_scores(scores)
         if own.leads:
             barrier_arrive(i32(base + barriers + BARRIER_BYTES * (stages + k.stage)))
-        if judged:
+        if masked:
             scores = score(scores, warp, i32(iteration * terms), own.sizes, own.pointers, own.dims)
-        weights, known = know(scores, known)
+        weights, known = update_softmax(scores, known)
         sums, weights = wait_both(sums, weights)
         if own.leads:
             barrier_arrive(i32(base + of_values + BARRIER_BYTES * (stages + v.stage)))
         packed = pack_weights(weights)
-        sums = shorten(sums, known)
+        sums = rescale(sums, known)
         return sums, packed, known, following(k), following(v)
 
-    return iteration_of
+    return overlap_matmuls_and_softmax
 
 
 def _first_iteration(tiles: WarpgroupAttention) -> Callable[..., Any]:
-    """Return the device function of the first loop iteration: scores and softmax weights, before any values."""
+    """Return the device function of the first iteration: scores and softmax weights of the first keys, no values."""
     stages, key_bytes, terms, i32 = tiles.stages, tiles.key_bytes, tiles.terms, types.int32
     keys, _, barriers = _shared_memory_offsets(tiles)
-    multiply, know, score, pack_weights = (
-        products(tiles),
+    multiply, update_softmax, score, pack_weights = (
+        issue_query_key_products(tiles),
         online_softmax(tiles),
         attention_scores(tiles),
         pack_softmax_weights(tiles),
     )
-    wait_scores, following = wait_for_groups(0, terms // 2), next_stage(cuda, stages)
+    wait_scores, following = wait_for_wgmma_groups(0, terms // 2), next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
-    def first_of(own, warp, iteration, known, k):
+    def compute_first_weights(own, warp, iteration, known, k):
         barrier_wait(i32(own.base + barriers + BARRIER_BYTES * k.stage), k.parity)
-        products_fence()
+        wgmma_fence()
         scores = multiply(own.queries, i32(own.base + keys + k.stage * key_bytes))
-        products_commit()
+        wgmma_commit()
         scores = wait_scores(scores)
         if own.leads:
             barrier_arrive(i32(own.base + barriers + BARRIER_BYTES * (stages + k.stage)))
         k = following(k)
         scores = score(scores, warp, i32(iteration * terms), own.sizes, own.pointers, own.dims)
-        weights, known = know(scores, known)
+        weights, known = update_softmax(scores, known)
         return pack_weights(weights), known, k
 
-    return first_of
+    return compute_first_weights
 
 
 def _last_iteration(tiles: WarpgroupAttention) -> Callable[..., Any]:
-    """Return the device function of the last loop iteration: the remaining weights times their values."""
+    """Return the device function of the last iteration: the remaining weights times their values."""
     stages, value_bytes, i32 = tiles.stages, tiles.value_bytes, types.int32
     _, values, barriers = _shared_memory_offsets(tiles)
     of_values, add_values, wait_sums = (
         barriers + VALUE_BARRIERS * stages,
-        multiply_values(tiles),
-        wait_for_groups(0, tiles.width // 2),
+        issue_value_products(tiles),
+        wait_for_wgmma_groups(0, tiles.width // 2),
     )
     following = next_stage(cuda, stages)
 
     @cuda.jit(device=True, inline="always")
-    def last_of(own, sums, packed, v):
+    def add_last_values(own, sums, packed, v):
         barrier_wait(i32(own.base + of_values + BARRIER_BYTES * v.stage), v.parity)
         sums = add_values(sums, packed, i32(own.base + values + v.stage * value_bytes))
-        products_commit()
+        wgmma_commit()
         sums = wait_sums(sums)
         if own.leads:
             barrier_arrive(i32(own.base + of_values + BARRIER_BYTES * (stages + v.stage)))
         return sums, following(v)
 
-    return last_of
+    return add_last_values
 
 
 def _consumer_tile_loop(tiles: WarpgroupAttention) -> Callable[..., Any]:
-    """Return the device function of a consumer's part of a tile: the loop over all keys, masked iterations first."""
+    """Return the device function of a consumer's loop over all keys of a tile, masked iterations first."""
     terms, i32, plain, masked = tiles.terms, types.int32, bool(tiles.scale), tiles.causal or not tiles.scale
     first, last, of_queries = (
         _first_iteration(tiles),
         _last_iteration(tiles),
         _shared_memory_offsets(tiles)[2] + QUERY_BARRIERS * tiles.stages,
     )
-    turn_judged, turn_plain = _overlapped_iteration(tiles, True), _overlapped_iteration(tiles, False)
+    masked_iteration, plain_iteration = _overlapped_iteration(tiles, True), _overlapped_iteration(tiles, False)
 
     @cuda.jit(device=True, inline="always")
-    def add_terms(own, warp, tile, sums, known, k, v):
+    def attend_to_keys(own, warp, tile, sums, known, k, v):
         barrier_wait(i32(own.base + of_queries), tile.parity)
         iteration, whole = i32(tile.iterations - 1), i32(0)
         packed, known, k = first(own, warp, iteration, known, k)
         if masked:
             if plain:
-                whole = unsigned_quotient(
+                whole = divide_nonnegative(
                     i32(max(key_count_of_row(own.pointers, own.dims, warp.z, tile.row), i32(0))), i32(terms)
                 )
             while iteration > whole:
                 iteration = i32(iteration - 1)
-                sums, packed, known, k, v = turn_judged(own, warp, iteration, sums, packed, known, k, v)
+                sums, packed, known, k, v = masked_iteration(own, warp, iteration, sums, packed, known, k, v)
         if plain:
             while iteration > 0:
                 iteration = i32(iteration - 1)
-                sums, packed, known, k, v = turn_plain(own, warp, iteration, sums, packed, known, k, v)
+                sums, packed, known, k, v = plain_iteration(own, warp, iteration, sums, packed, known, k, v)
         sums, v = last(own, sums, packed, v)
         return sums, known, k, v
 
-    return add_terms
+    return attend_to_keys
 
 
 def _attention_consumer(tiles: WarpgroupAttention) -> Callable[..., None]:
-    """Return the device function of a consumer: 64 queries of all tiles of the block."""
+    """Return the device function of a consumer, which computes 64 queries of each tile of the block."""
     terms, i32, consumers = tiles.terms, types.int32, tiles.consumers
     of_queries = _shared_memory_offsets(tiles)[2] + QUERY_BARRIERS * tiles.stages
-    divide, clear, store = rescale_accumulators(tiles, last=True), zeros(tiles.width // 2), store_rows(tiles)
-    place, add_terms = tile_order(cuda, tiles), _consumer_tile_loop(tiles)
+    divide, clear, store = (
+        rescale_accumulators(tiles, last=True),
+        zero_accumulators(tiles.width // 2),
+        store_warpgroup_rows(tiles),
+    )
+    place, attend_to_keys = attention_tile_order(cuda, tiles), _consumer_tile_loop(tiles)
 
     @cuda.jit(device=True, inline="always")
-    def attend(pointers, dims, base, thread, grid, sizes):
+    def consume_tiles(pointers, dims, base, thread, grid, sizes):
         mine, warp = i32((thread >> WARPGROUP_BITS) - 1), i32((thread >> WARP_BITS) & WARP_MASK)
         lane = i32(thread & LANE_MASK)
         leads, queries = (thread & THREAD_MASK) == 0, i32(base + mine * WARPGROUP_TILE * CHUNK)
         tile, parity, k, v = i32(cuda.blockIdx.x), i32(0), Ring(i32(0), i32(0)), Ring(i32(0), i32(0))
         consumer = Consumer(pointers, dims, sizes, base, queries, mine, leads)
         if consumers > 1 and mine == 0:
-            group_arrive(i32(_TURN), i32(TWO_WARPGROUPS))
+            named_barrier_arrive(i32(_TURN), i32(TWO_WARPGROUPS))
         while tile < grid.count:
             z, row, end = place(pointers, dims, tile, grid, sizes)
             iterations, own = (
-                unsigned_quotient(i32(end + terms - 1), i32(terms)),
+                divide_nonnegative(i32(end + terms - 1), i32(terms)),
                 i32(row + mine * WARPGROUP_TILE + warp * WARP_TILE),
             )
             sums, known, warp_rows = clear(), initial_softmax_statistics(), WarpRows(z, own, lane)
             if iterations > 0:
                 keys = KeyStages(row, iterations, parity)
-                sums, known, k, v = add_terms(consumer, warp_rows, keys, sums, known, k, v)
+                sums, known, k, v = attend_to_keys(consumer, warp_rows, keys, sums, known, k, v)
                 parity = i32(parity ^ 1)
             means = divide(sums, known)
-            group_wait(i32(_STORE + mine), i32(WARPGROUP))
+            named_barrier_wait(i32(_STORE + mine), i32(WARPGROUP))
             store(means, i32(queries + warp * STAGING), warp_rows, sizes.rows, pointers, dims)
             if iterations > 0:
                 fence_async_proxy()
@@ -324,7 +334,7 @@ def _attention_consumer(tiles: WarpgroupAttention) -> Callable[..., None]:
                     barrier_arrive(i32(base + of_queries + BARRIER_BYTES))
             tile = i32(tile + cuda.gridDim.x)
 
-    return attend
+    return consume_tiles
 
 
 # Registers of a producer thread next to two consumer warpgroups of attention; it releases the rest to the consumers.
@@ -343,10 +353,10 @@ ATTENTION_REGISTERS_OF_THREE = 160
 
 
 def _wgmma_attention_kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
-    """Return the kernel as a Python function for Numba; attributes of ``tiles`` are its constants."""
+    """Return the kernel as a Python function for Numba, with the attributes of ``tiles`` as constants."""
     rows, stages, consumers = tiles.rows, tiles.stages, tiles.consumers
     barriers = _shared_memory_offsets(tiles)[2]
-    copy_tiles, attend = _attention_producer(tiles), _attention_consumer(tiles)
+    produce_tiles, consume_tiles = _attention_producer(tiles), _attention_consumer(tiles)
     shares = consumers > 1
     few = COPY_REGISTERS_OF_THREE if consumers == THREE else COPY_REGISTERS_OF_ATTENTION
     many = ATTENTION_REGISTERS_OF_THREE if consumers == THREE else ATTENTION_REGISTERS
@@ -354,11 +364,11 @@ def _wgmma_attention_kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
     m_of, n_of, heads_of = matmul_extent("rows"), matmul_extent("terms"), matmul_extent("batch")
     above, i32 = SWIZZLE_BYTES - 1, types.int32
 
-    def attention(maps, pointers, dims, items):
-        base = i32(i32(shared_base() + above) & i32(~above))
+    def wgmma_attention(maps, pointers, dims, items):
+        base = i32(i32(dynamic_shared_address() + above) & i32(~above))
         thread = i32(cuda.threadIdx.x)
         m, n, heads = m_of(pointers, dims), n_of(pointers, dims), heads_of(pointers, dims)
-        down = unsigned_quotient(i32(m + rows - 1), i32(rows))
+        down = divide_nonnegative(i32(m + rows - 1), i32(rows))
         grid, sizes = HeadGrid(i32(down * heads), down, heads), Sizes(m, n)
         if thread == 0:
             for s in range(stages):
@@ -375,10 +385,10 @@ def _wgmma_attention_kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
             if shares:
                 give_registers()
             if thread == 0:
-                copy_tiles(maps, pointers, dims, base, grid, sizes)
+                produce_tiles(maps, pointers, dims, base, grid, sizes)
         else:
             if shares:
                 take_registers()
-            attend(pointers, dims, base, thread, grid, sizes)
+            consume_tiles(pointers, dims, base, thread, grid, sizes)
 
-    return attention
+    return wgmma_attention

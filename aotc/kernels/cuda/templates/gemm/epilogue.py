@@ -1,4 +1,4 @@
-"""Epilogue of a matmul: a lane gets contiguous pieces of the result, computes the epilogue and stores them.
+"""Epilogue of a matmul: each lane gets contiguous pieces of the result, computes the epilogue, and stores the pieces.
 
 A warp has the accumulators of 16 rows, which are columns of the result if the operands are swapped. They pass through
 shared memory in chunks of 32 columns (16 of f64). There a lane gets whole pieces of a row, or of a column if the
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from aotc.ir.loop.ir import WARP
-from aotc.kernels.cuda.device_function import registers_type
+from aotc.kernels.cuda.device_function import register_struct_type
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, emit_inline_assembly
-from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.shell import emit_device_function_call
 from aotc.kernels.cuda.templates.fragments import (
     DOUBLE_BYTES,
     GROUP,
@@ -27,14 +27,14 @@ from aotc.kernels.cuda.templates.fragments import (
     LANE_COLUMNS,
     LINE_PIECES,
     PIECE_WORDS,
-    divided_by_power_of_two,
-    line_offset,
-    modulo_power_of_two,
-    piece_offset,
-    quad_lane,
-    quad_row,
-    times_power_of_two,
-    word_offset,
+    emit_divide_by_power_of_two,
+    emit_line_offset,
+    emit_modulo_power_of_two,
+    emit_piece_offset,
+    emit_quad_lane,
+    emit_quad_row,
+    emit_times_power_of_two,
+    emit_word_offset,
 )
 from aotc.kernels.cuda.templates.gemm.tiles import ROWS, ProductTiles
 from aotc.kernels.cuda.templates.steps import BARRIER, FAR, LOAD_AHEAD, REGISTERS, STORE, swapped_operand_pair
@@ -75,7 +75,7 @@ class EpiloguePieces:
         self.across = len(parts[0]) // own
         self.chunks = [sums[n : n + own] for sums in parts for n in range(0, len(sums), own)]
 
-    def first(self, ahead: int) -> list[ir.Value]:
+    def load_first_operands(self, ahead: int) -> list[ir.Value]:
         """Emit the loads of epilogue operands for the first ``ahead`` chunks of columns; return their registers."""
         if not self.pieces.held:
             return []
@@ -88,7 +88,7 @@ class EpiloguePieces:
         the queue and appends the operands of the chunk ``ahead`` iterations later (clamped to the last chunk).
         """
         b, count = self.b, len(self.chunks)
-        each = len(registers_type(self.pieces.held).elements) * self.steps
+        each = len(register_struct_type(self.pieces.held).elements) * self.steps
         ahead = len(first) // each if each else 0
         before, loop, done = b.block, b.append_basic_block("chunk"), b.append_basic_block("stored")
         b.branch(loop)
@@ -120,12 +120,12 @@ class EpiloguePieces:
         if len(self.chunks) > self.across:
             part = b.udiv(chunk, i32(self.across))
             chunk = b.sub(chunk, b.mul(part, i32(self.across)))
-        return b.add(self.row, times_power_of_two(b, part, WARPGROUP_TILE)), b.add(
+        return b.add(self.row, emit_times_power_of_two(b, part, WARPGROUP_TILE)), b.add(
             self.col, b.mul(chunk, i32(self.columns))
         )
 
     def _stage_chunk(self, chunk: ir.Value) -> None:
-        """Store the accumulators of a chunk of columns in the staging area in shared memory.
+        """Emit the stores of a chunk of accumulators to the staging area in shared memory.
 
         A switch selects registers, which cannot be indexed.
         """
@@ -145,14 +145,14 @@ class EpiloguePieces:
         b.position_at_end(together)
 
     def _stage_lane_accumulators(self, sums: Sequence[ir.Value]) -> None:
-        """Store the lane's accumulators of a chunk in the staging area, swizzled."""
+        """Emit the stores of the lane's accumulators of a chunk to the staging area, swizzled."""
         b, kind = self.b, REGISTERS[self.tiles.sum][0]
-        quad, own = quad_lane(b, self.lane), quad_row(b, self.lane)
+        quad, own = emit_quad_lane(b, self.lane), emit_quad_row(b, self.lane)
         letter = {"i32": "b32"}.get(self.tiles.sum, self.tiles.sum)
         for half in range(2):
             row = b.add(own, i32(HALF_ROWS * half))
             for n in range(self.columns // GROUP):
-                col = b.add(i32(GROUP * n), times_power_of_two(b, quad, LANE_COLUMNS))
+                col = b.add(i32(GROUP * n), emit_times_power_of_two(b, quad, LANE_COLUMNS))
                 at = GROUP_SUMS * n + LANE_COLUMNS * half
                 text = f"st.shared.v2.{letter} [$0], {{$1, $2}};"
                 emit_inline_assembly(
@@ -164,26 +164,28 @@ class EpiloguePieces:
                 )
 
     def _staged_accumulator_address(self, row: ir.Value, col: ir.Value) -> ir.Value:
-        """Return the address of a staged accumulator: without bank conflicts, along rows and along columns.
+        """Emit the address of a staged accumulator, without bank conflicts along rows and along columns.
 
         The swizzle is a number of 3 bits, one for each piece of a line. Rows that lanes read or write at the same time
-        have different ones: consecutive rows and every fourth row; of f64, every other row.
+        have different swizzles: consecutive rows and every fourth row; of f64, every other row.
         """
         b = self.b
         if self.tiles.sum == "f64":
-            swizzle = modulo_power_of_two(b, b.lshr(row, i32(1)), LINE_PIECES)
-            swizzle = b.xor(swizzle, times_power_of_two(b, b.and_(row, i32(1)), LINE_PIECES // 2))
+            swizzle = emit_modulo_power_of_two(b, b.lshr(row, i32(1)), LINE_PIECES)
+            swizzle = b.xor(swizzle, emit_times_power_of_two(b, b.and_(row, i32(1)), LINE_PIECES // 2))
             piece = b.xor(b.lshr(col, i32(1)), swizzle)
-            byte = times_power_of_two(b, b.and_(col, i32(1)), DOUBLE_BYTES)
+            byte = emit_times_power_of_two(b, b.and_(col, i32(1)), DOUBLE_BYTES)
         else:
             swizzle = b.shl(
-                modulo_power_of_two(b, b.xor(row, divided_by_power_of_two(b, row, LINE_PIECES // 2)), LINE_PIECES // 2),
+                emit_modulo_power_of_two(
+                    b, b.xor(row, emit_divide_by_power_of_two(b, row, LINE_PIECES // 2)), LINE_PIECES // 2
+                ),
                 i32(1),
             )
             swizzle = b.or_(swizzle, b.and_(row, i32(1)))
-            piece = b.xor(divided_by_power_of_two(b, col, PIECE_WORDS), swizzle)
-            byte = word_offset(b, modulo_power_of_two(b, col, PIECE_WORDS))
-        return b.add(self.staging, b.add(line_offset(b, row), b.add(piece_offset(b, piece), byte)))
+            piece = b.xor(emit_divide_by_power_of_two(b, col, PIECE_WORDS), swizzle)
+            byte = emit_word_offset(b, emit_modulo_power_of_two(b, col, PIECE_WORDS))
+        return b.add(self.staging, b.add(emit_line_offset(b, row), b.add(emit_piece_offset(b, piece), byte)))
 
     def _lane_piece_position(self, step: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Return the row and column, within the chunk, of the piece that the lane stores in a step."""
@@ -197,9 +199,9 @@ class EpiloguePieces:
         return row, b.mul(b.and_(self.lane, i32(across - 1)), i32(width))
 
     def _device_function_coordinates(self, row: ir.Value, col: ir.Value) -> list[ir.Value]:
-        """Return matmul, row and column in the form that device functions take.
+        """Return matmul, row and column as arguments of device functions.
 
-        One of the two is the number of a piece.
+        The coordinate along a piece counts pieces instead of elements.
         """
         b, width = self.b, self.pieces.width
         if width > 1:
@@ -208,9 +210,9 @@ class EpiloguePieces:
         return [b.sext(v, I64) for v in (self.z, *swapped_operand_pair(self.tiles, row, col))]
 
     def _load_operands_of_chunk(self, chunk: ir.Value) -> list[ir.Value]:
-        """Load the epilogue operands of a chunk of columns; indices outside of the result are clamped."""
+        """Emit the loads of a chunk's epilogue operands; indices outside of the result are clamped."""
         b = self.b
-        kind = registers_type(self.pieces.held)
+        kind = register_struct_type(self.pieces.held)
         found: list[ir.Value] = []
         last = [1, 1]
         last[0 if self.down else 1] = self.pieces.width
@@ -220,12 +222,14 @@ class EpiloguePieces:
                 b.select(b.icmp_signed("<", at, end), at, b.sub(end, i32(less)))
                 for at, end, less in zip(place, (self.rows, self.cols), last)
             )
-            held = call_function(b, LOAD_AHEAD, kind, self.tables, *self._device_function_coordinates(row, col))
+            held = emit_device_function_call(
+                b, LOAD_AHEAD, kind, self.tables, *self._device_function_coordinates(row, col)
+            )
             found += [b.extract_value(held, n) for n in range(len(kind.elements))]
         return found
 
     def _emit_chunk_stores(self, chunk: ir.Value, held: Sequence[ir.Value]) -> None:
-        """Emit the steps of a chunk: unrolled for pieces, a loop for single elements."""
+        """Emit the stores of a chunk: unrolled for pieces, as a loop for single elements."""
         b = self.b
         if self.pieces.width > 1:
             self._emit_whole_piece_stores(chunk, held)
@@ -245,7 +249,7 @@ class EpiloguePieces:
         b.position_at_end(done)
 
     def _emit_whole_piece_stores(self, chunk: ir.Value, held: Sequence[ir.Value]) -> None:
-        """Store whole pieces: a single basic block if all of them are inside the result.
+        """Emit the stores of whole pieces, as a single basic block if all of them are inside the result.
 
         One warp runs on each quarter of a multiprocessor. Only independent steps of the same warp can hide its latency,
         and they overlap only within a basic block.
@@ -255,13 +259,13 @@ class EpiloguePieces:
         places = [self._piece_and_bounds_test(chunk, own) for own in owns]
         own_held = [held[n * each : (n + 1) * each] for n in range(self.steps)]
 
-        def one_by_one() -> None:
+        def store_with_bounds_tests() -> None:
             for own, (place, there), given in zip(owns, places, own_held):
                 with b.if_then(there):
                     self._call_epilogue(place, self._load_staged_piece(*own), given)
 
         if self.steps == 1:
-            one_by_one()
+            store_with_bounds_tests()
             return
         whole = places[0][1]
         for _, there in places[1:]:
@@ -272,12 +276,12 @@ class EpiloguePieces:
                 for (place, _), sums, given in zip(places, read, own_held):
                     self._call_epilogue(place, sums, given)
             with beyond:
-                one_by_one()
+                store_with_bounds_tests()
 
     def _piece_and_bounds_test(
         self, chunk: ir.Value, own: tuple[ir.Value, ir.Value]
     ) -> tuple[tuple[ir.Value, ir.Value], ir.Value]:
-        """Return row and column of the lane's piece at ``own``, and whether the piece is inside the result."""
+        """Return row and column of the lane's piece, and the condition that the piece is inside the result."""
         b = self.b
         row, col = (b.add(x, y) for x, y in zip(self._chunk_corner(chunk), own))
         return (row, col), b.and_(b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols))
@@ -285,11 +289,13 @@ class EpiloguePieces:
     def _call_epilogue(
         self, place: tuple[ir.Value, ir.Value], sums: Sequence[ir.Value], held: Sequence[ir.Value]
     ) -> None:
-        """Call the epilogue for the lane's piece at ``place``."""
-        call_function(self.b, STORE, I32, self.tables, *self._device_function_coordinates(*place), *sums, *held)
+        """Emit the call of the epilogue for the lane's piece at ``place``."""
+        emit_device_function_call(
+            self.b, STORE, I32, self.tables, *self._device_function_coordinates(*place), *sums, *held
+        )
 
     def _load_staged_piece(self, row: ir.Value, col: ir.Value) -> list[ir.Value]:
-        """Load the accumulators of a 16-byte piece from the staging area."""
+        """Emit the loads of the accumulators of a 16-byte piece from the staging area."""
         b, width = self.b, self.pieces.width
         kind = REGISTERS[self.tiles.sum][1]
         letter, name, most = _READ[self.tiles.sum]
@@ -337,7 +343,7 @@ def prefetch_epilogue_operands(
             inside = b.and_(inside, b.icmp_signed("<", at, i32(lines)))
             with b.if_then(inside):
                 own = (b.sext(v, I64) for v in (z, *swapped_operand_pair(tiles, row, col)))
-                place = call_function(b, f"{FAR}{number}", I64, tables, *own)
+                place = emit_device_function_call(b, f"{FAR}{number}", I64, tables, *own)
                 base = b.ptrtoint(b.extract_value(tables[0], pointer), I64)
                 address = b.add(base, b.mul(place, i64(size)))
                 emit_inline_assembly(b, "prefetch.global.L2 [$0];", NOTHING, [LONG], [address])

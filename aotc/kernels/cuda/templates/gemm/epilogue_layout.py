@@ -1,4 +1,4 @@
-"""Layout of a matmul's epilogue: the pieces in which results are stored, and operands loaded ahead in such pieces."""
+"""Layout of a matmul's epilogue: pieces in which results are stored, and operands that are loaded ahead in pieces."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ PIECE, LANE = "aotc_piece", "aotc_lane"
 
 @dataclass(frozen=True, slots=True)
 class ResultPieces:
-    """The pieces in which a template stores results.
+    """Layout of the pieces in which a template stores results.
 
     Attributes
     ----------
     width : int
         Elements of a piece.
     down : bool
-        True if the elements of a piece are neighbours in a column; otherwise in a row.
+        True if the elements of a piece are neighbours in a column; False if in a row.
     held : tuple of (str, int)
-        Operands that are loaded ahead for a piece: dtype and number of elements; 1 if all elements share the operand.
+        Dtype and number of elements of each operand that is loaded ahead for a piece; 1 if all elements share the
+        operand.
     far : tuple of (int, int)
         Operands among these that depend on row and column, prefetched when their tile starts: index of the pointer, and
         bytes of an element.
@@ -66,7 +67,7 @@ class PieceStatements:
 
 
 def piece_statements(product: LoopProduct) -> PieceStatements:
-    """Return the layout of the stores of ``product``, with the statements of its epilogue."""
+    """Choose the layout of the stores of ``product``; return it with the statements of the epilogue of a piece."""
     width, down = _store_piece_width(product)
     if not width:
         return PieceStatements(ResultPieces(1, _is_column_contiguous(product)), product.epilogue, (), ())
@@ -81,7 +82,7 @@ def piece_statements(product: LoopProduct) -> PieceStatements:
     }
     total = Load(Buffer(SUMS, product.total.dtype, (width,), "private"), (lane,))
     rewritten = EpilogueSubstitution(own, {Load(product.total, ()): total, **registers})
-    body = For(LANE, 0, width, tuple(rewritten.statement(s) for s in product.epilogue), "lanes")
+    body = For(LANE, 0, width, tuple(rewritten.substitute_in_statement(s) for s in product.epilogue), "lanes")
     far = tuple(
         load for load in held if _load_depends_on(load, product.row[0]) and _load_depends_on(load, product.col[0])
     )
@@ -102,12 +103,13 @@ WIDTHS, DOUBLE_WIDTHS = (16, 8, 4), (4, 2)
 
 
 def _store_piece_width(product: LoopProduct) -> tuple[int, bool]:
-    """Return the width of a piece and whether it is part of a column; width 0 means storing element by element.
+    """Return the number of elements of a piece, and True if the piece is part of a column.
 
-    Pieces require an epilogue of definitions and non-reducing stores only, whose offsets depend on no computed value.
+    A width of 0 stands for stores of single elements. Pieces require an epilogue of definitions and non-reducing stores
+    only, whose offsets depend on no computed value.
     """
     stores = [s for s in product.epilogue if isinstance(s, Store)]
-    bound = _epilogue_register_budget(product)
+    bound = _epilogue_variables(product)
     if not all(isinstance(s, Let) or (isinstance(s, Store) and not s.reduce) for s in product.epilogue):
         return 0, False
     flats = [row_major_offset(s) for s in stores]
@@ -129,13 +131,13 @@ def _is_column_contiguous(product: LoopProduct) -> bool:
         return False
     flat, (row, _), (col, _) = row_major_offset(last), product.row, product.col
 
-    def at(i: int, j: int) -> Dim:
+    def result_offset(i: int, j: int) -> Dim:
         return substitute(flat, {row: i, col: j})
 
-    return at(1, 0) - at(0, 0) == 1 and at(0, 1) - at(0, 0) != 1
+    return result_offset(1, 0) - result_offset(0, 0) == 1 and result_offset(0, 1) - result_offset(0, 0) != 1
 
 
-def _epilogue_register_budget(product: LoopProduct) -> set[str]:
+def _epilogue_variables(product: LoopProduct) -> set[str]:
     return {s.var.name for s in product.epilogue if isinstance(s, Let)}
 
 
@@ -150,8 +152,8 @@ REGISTER_BYTES = 4
 
 
 def _epilogue_operands_to_preload(product: LoopProduct, axis: tuple[str, Dim], width: int) -> Iterator[Load]:
-    """Yield the epilogue operands to load ahead, in pieces or once for a piece, within the register budget."""
-    left, bound = HELD_VALUES, _epilogue_register_budget(product)
+    """Yield the epilogue operands to load ahead within the register budget, in pieces or once for a piece."""
+    left, bound = HELD_VALUES, _epilogue_variables(product)
     together = STAGED_BYTES // size_of(product.total.dtype)
     for load in dict.fromkeys(_unconditional_loads(x for s in product.epilogue for x in statement_scalars(s))):
         flat = row_major_offset(load)
@@ -189,21 +191,21 @@ def _load_depends_on(load: Load, name: str) -> bool:
 
 @dataclass(slots=True)
 class EpilogueSubstitution:
-    """Replaces dims and loads in scalars by other ones; shared subexpressions stay shared."""
+    """Substitution of dims and loads in scalar expressions; shared subexpressions stay shared."""
 
     dims: dict[str, Dim]
     loads: dict[Load, Load] = field(default_factory=dict)
     done: dict[int, Scalar] = field(default_factory=dict)
 
-    def statement(self, stmt: Stmt) -> Stmt:
-        """Return ``stmt``, a definition or a store, after substitution."""
+    def substitute_in_statement(self, stmt: Stmt) -> Stmt:
+        """Return ``stmt``, a definition or a store, with the substitutions applied."""
         if isinstance(stmt, Let):
-            return replace(stmt, value=self.scalar(stmt.value))
+            return replace(stmt, value=self.substitute_in_scalar(stmt.value))
         assert isinstance(stmt, Store)
         index = tuple(substitute(i, self.dims) for i in stmt.index)
-        return replace(stmt, index=index, value=self.scalar(stmt.value))
+        return replace(stmt, index=index, value=self.substitute_in_scalar(stmt.value))
 
-    def scalar(self, root: Scalar) -> Scalar:
+    def substitute_in_scalar(self, root: Scalar) -> Scalar:
         """Return the scalar ``root`` with the substitutions applied."""
         stack = [root]
         while stack:

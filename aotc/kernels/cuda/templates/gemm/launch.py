@@ -21,7 +21,7 @@ _COPIED_AS = dict.fromkeys(("i8", *FP8_PAIRS), "u8")  # element types of a tenso
 
 
 def gemm_tiles(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
-    """Return the parameters of the template: tile shape of ``kernel``, which has a tiling, and operand layouts."""
+    """Return the template's parameters for a kernel with a tiling: tile shape and layouts of operands."""
     tiling, product = _gemm_tiling_of(kernel), read_product(kernel)
     buffers = [b.name for b in (*kernel.inputs, *kernel.outputs)]
     views = (product.view(), product.view(right=True))
@@ -52,7 +52,7 @@ def gemm_tiles(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
 
 
 def _consumer_warpgroups(tiling: Tiling) -> dict[str, Any]:
-    """Return how the rows of a tile are distributed to consumer warpgroups."""
+    """Return the template's parameters for the distribution of a tile's rows to consumer warpgroups."""
     if tiling.is_ping_pong:
         return {"consumers": 2, "parts": tiling.rows // WARPGROUP_TILE, "in_turn": True}
     if tiling.is_transposed:
@@ -95,7 +95,7 @@ def _gemm_operand_source(
 
 
 def gemm_launch(kernel: Kernel) -> dict[str, Any]:
-    """Return the manifest's launch entry of a matmul: see :mod:`aotc.vmfb.devices.cuda.launch`."""
+    """Return the launch entry of the manifest for a matmul, see :mod:`aotc.vmfb.devices.cuda.launch`."""
     tiles, product = gemm_tiles(kernel), read_product(kernel)
     numbers = {name: n for n, name in enumerate(kernel.dims)}
     blocks = product.batch[1] * ceildiv(product.row[1], tiles.rows) * ceildiv(product.col[1], tiles.cols)
@@ -112,7 +112,7 @@ def gemm_launch(kernel: Kernel) -> dict[str, Any]:
 def _operand_tensor_map(
     tiles: WarpgroupTiles, product: LoopProduct, number: int, numbers: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the manifest's tensor map of an operand: its boxes are 128 bytes wide, and as high as a stage."""
+    """Return the tensor map of an operand for the manifest; its boxes are 128 bytes wide, and as high as a stage."""
     view, source = product.view(right=bool(number)), (tiles.a, tiles.b)[number]
     assert view is not None
     outer, depth, lines = (product.row, product.col)[number][1], product.k[1], (tiles.rows, tiles.cols)[number]
@@ -125,7 +125,7 @@ def tensor_map_of_lines(
     view: View, pointer: int, operands: str, batch: tuple[str, Dim], sizes: tuple[Dim, Dim], box: list[int],
     numbers: Mapping[str, int],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the tensor map of a strided operand, with one more dim for each index of ``view`` that the batch decides.
+    """Return the tensor map of a strided operand, with a further dim for each index of ``view`` that the batch decides.
 
     The map is created even for an array without elements, of which nothing is copied; so extents of 0 become 1.
     """

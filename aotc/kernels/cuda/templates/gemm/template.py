@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from aotc.ir.dims.algebra import Dim, sym
 from aotc.ir.loop.access import definitions_of
@@ -13,8 +12,6 @@ from aotc.ir.loop.forms.tiling import ELEMENT_BYTES
 from aotc.ir.loop.ir import Alloc, Apply, Const, Index, Kernel, Scalar, Stmt, Store, Var
 from aotc.kernels.cuda.device_function import DeviceFunction, LoadFunction
 from aotc.kernels.cuda.front_end import ENTRY
-from aotc.kernels.cuda.templates.gemm import mma as gemm_mma
-from aotc.kernels.cuda.templates.gemm import wgmma as gemm_wgmma
 from aotc.kernels.cuda.templates.gemm.epilogue_layout import (
     HELD,
     LANE,
@@ -24,7 +21,9 @@ from aotc.kernels.cuda.templates.gemm.epilogue_layout import (
     piece_statements,
 )
 from aotc.kernels.cuda.templates.gemm.launch import gemm_tiles
+from aotc.kernels.cuda.templates.gemm.mma import mma_gemm_texts
 from aotc.kernels.cuda.templates.gemm.tiles import OperandSource, WarpgroupTiles, WarpTiles
+from aotc.kernels.cuda.templates.gemm.wgmma import wgmma_gemm_texts
 from aotc.kernels.cuda.templates.steps import (
     COORDINATE,
     ELEMENT,
@@ -45,17 +44,20 @@ WIDE_F64_TERMS = 8
 
 
 def gemm_template_texts(kernel: Kernel, target: Target) -> tuple[list[str], list[DeviceFunction | LoadFunction]]:
-    """Return the LLVM IR of the template for ``kernel``, which has a tiling, and of the device functions in it."""
+    """Return the LLVM IR of a matmul kernel by the template of its tiling, and the device functions that it calls."""
     tiles = gemm_tiles(kernel)
     if isinstance(tiles, WarpTiles) and tiles.operands == "f64" and target.has_wide_f64:
         tiles = replace(tiles, terms=WIDE_F64_TERMS)
-    template: Any = gemm_wgmma if isinstance(tiles, WarpgroupTiles) else gemm_mma
-    texts = template.gemm_texts(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
+    pointers, dims = len(kernel.inputs) + len(kernel.outputs), len(kernel.dims)
+    if isinstance(tiles, WarpgroupTiles):
+        texts = wgmma_gemm_texts(tiles, pointers, dims)
+    else:
+        texts = mma_gemm_texts(tiles, pointers, dims)
     return [text.replace(ENTRY, kernel.name) for text in texts], gemm_device_functions(kernel, tiles)
 
 
 def gemm_device_functions(kernel: Kernel, tiles: WarpgroupTiles | WarpTiles) -> list[DeviceFunction | LoadFunction]:
-    """Return the device functions that the template of ``tiles`` calls."""
+    """Return the device functions that the template of ``tiles`` calls for ``kernel``."""
     product = read_product(kernel)
     depth = product.k[1]
     if isinstance(tiles, WarpgroupTiles) and tiles.window is not None:
@@ -71,7 +73,7 @@ def gemm_device_functions(kernel: Kernel, tiles: WarpgroupTiles | WarpTiles) -> 
 def _gemm_operand_functions(
     product: LoopProduct, tiles: WarpgroupTiles | WarpTiles, source: OperandSource, number: int
 ) -> Iterator[DeviceFunction | LoadFunction]:
-    """Yield the device functions that load or locate an operand."""
+    """Yield the device functions that load an operand, or compute the offsets of its elements."""
     z = ((product.batch[0] or "z", "i64"),)
     if source.computed:
         value, (outer, _) = (product.right, product.col) if number else (product.left, product.row)
@@ -107,7 +109,7 @@ def _gemm_operand_functions(
 def _piece_load_function(
     product: LoopProduct, value: Scalar, axes: tuple[tuple[str, str], ...], number: int
 ) -> LoadFunction:
-    """Return the function that loads all elements of a 16-byte piece; they are rounded when they are packed."""
+    """Return the device function that loads all elements of a 16-byte piece; packing rounds them."""
     match value:
         case Apply(fn="convert", args=(Apply(fn="convert", args=(inner,)) as rounded,)):
             value = inner if rounded.dtype == product.operands and inner.dtype == value.dtype else value

@@ -121,17 +121,17 @@ class ProductTiles:
         return CHUNK // self.size
 
     def swizzle(self, line: Any, by_rows: bool) -> Any:
-        """Return the swizzle of a line of a stage: the number that is xored to the index of a 16-byte piece."""
+        """Return the number that is xored to the index of a 16-byte piece in a line of a stage (swizzle)."""
         return line & SWIZZLE_LINES - 1
 
     @property
     def stage_bytes(self) -> int:
-        """Return the bytes of a stage: rows of A, then of B."""
+        """Return the size of a stage in bytes: rows of A, then of B."""
         return (self.rows + self.cols) * CHUNK
 
     @property
     def ring_bytes(self) -> int:
-        """Return the bytes of all stages."""
+        """Return the size of the ring buffer, all stages, in bytes."""
         return self.stages * self.stage_bytes
 
 
@@ -178,7 +178,7 @@ class WarpgroupTiles(ProductTiles):
 
     @property
     def width(self) -> int:
-        """Return the n of the wgmma instruction: the columns of a tile, or its rows with swapped operands."""
+        """Return the n of the wgmma instruction: the columns of a tile, or its rows if operands are swapped."""
         return self.high if self.transposed else self.cols
 
     @property

@@ -23,31 +23,36 @@ from functools import cache
 from numba import cuda
 from numba.cuda import types
 
-from aotc.kernels.cuda.front_end import kernel_ir
+from aotc.kernels.cuda.front_end import compile_to_llvm_ir
 from aotc.kernels.cuda.hopper import (
     barrier_arrive,
     barrier_expect,
     barrier_init,
     barrier_wait,
     fence_barrier_init,
-    group_arrive,
-    group_wait,
-    products_commit,
-    products_fence,
-    products_wait,
+    named_barrier_arrive,
+    named_barrier_wait,
     set_max_registers,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_wait,
 )
-from aotc.kernels.cuda.ptx import shared_base, unsigned_quotient
+from aotc.kernels.cuda.ptx import divide_nonnegative, dynamic_shared_address
 from aotc.kernels.cuda.templates.gemm.register_operands import (
     empty_register_operand,
+    issue_register_products,
     load_register_operand,
-    multiply_registers,
-    wait_for_products,
+    wait_for_register_products,
 )
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, STAGING, SWIZZLE_BYTES, WarpgroupTiles
-from aotc.kernels.cuda.templates.gemm.wgmma_steps import load_tile, multiply, prefetch_epilogue, store_tile
+from aotc.kernels.cuda.templates.gemm.wgmma_steps import (
+    issue_stage_products,
+    load_operand_stage,
+    prefetch_epilogue_of_warp,
+    store_result_tile,
+)
 from aotc.kernels.cuda.templates.records import Ring, Sizes, TileGrid, TilePlace, next_stage
-from aotc.kernels.cuda.templates.steps import matmul_extent, swapped_operand_pair, tile_order, zeros
+from aotc.kernels.cuda.templates.steps import matmul_extent, matmul_tile_order, swapped_operand_pair, zero_accumulators
 from aotc.kernels.cuda.templates.threads import (
     BARRIER_BYTES,
     LANE_MASK,
@@ -66,18 +71,18 @@ _TURN = 1  # and the next: named barriers of two consumers that alternate betwee
 
 
 @cache
-def gemm_texts(tiles: WarpgroupTiles, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the LLVM IR of a matmul kernel.
+def wgmma_gemm_texts(tiles: WarpgroupTiles, pointers: int, dims: int) -> tuple[str, ...]:
+    """Compile a matmul kernel with wgmma instructions to LLVM IR.
 
     It calls device functions that :mod:`aotc.kernels.cuda.templates.steps` names.
     """
     byte = types.CPointer(types.uint8)
     tables = (types.UniTuple(byte, 2), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
-    return tuple(kernel_ir(_wgmma_gemm_kernel(tiles), (*tables, types.int64), tiles.threads, maps=2))
+    return tuple(compile_to_llvm_ir(_wgmma_gemm_kernel(tiles), (*tables, types.int64), tiles.threads, maps=2))
 
 
 def _shared_memory_offsets(tiles: WarpgroupTiles) -> tuple[int, int, int]:
-    """Return the offsets in shared memory of the staging areas, of the full barriers and of the empty barriers."""
+    """Return the offsets of staging areas, full barriers and empty barriers in shared memory, in bytes."""
     staging = tiles.ring_bytes
     full = staging + tiles.consumers * WARPGROUP_WARPS * STAGING
     return staging, full, full + BARRIER_BYTES * tiles.stages
@@ -91,10 +96,10 @@ def _gemm_producer(tiles: WarpgroupTiles) -> Callable[..., None]:
     """
     rows, cols, depth, stage = tiles.rows, tiles.cols, tiles.depth, tiles.stage_bytes
     (_, full, empty), following = _shared_memory_offsets(tiles), next_stage(cuda, tiles.stages)
-    copy, place, i32 = load_tile(tiles), tile_order(cuda, rows, cols, tiles.batched), types.int32
+    copy, place, i32 = load_operand_stage(tiles), matmul_tile_order(cuda, rows, cols, tiles.batched), types.int32
 
     @cuda.jit(device=True, inline="always")
-    def copy_tiles(maps, pointers, dims, base, grid):
+    def produce_tiles(maps, pointers, dims, base, grid):
         tile, ring = i32(cuda.blockIdx.x), Ring(i32(0), i32(0))
         while tile < grid.count:
             own, iteration = place(tile, grid.down, grid.across), i32(0)
@@ -106,32 +111,33 @@ def _gemm_producer(tiles: WarpgroupTiles) -> Callable[..., None]:
                 iteration, ring = i32(iteration + 1), following(ring)
             tile = i32(tile + cuda.gridDim.x)
 
-    return copy_tiles
+    return produce_tiles
 
 
 # Invariant: one group of products is in flight, so a stage is released one iteration after its products were issued. If
 # the consumers alternate between tiles, each skips the stages of the other's tile, and named barriers pass the tensor
 # cores from one to the other.
 def _gemm_consumer(tiles: WarpgroupTiles) -> Callable[..., None]:
-    """Return the device function of a consumer: 64 rows of all tiles of the block."""
+    """Return the device function of a consumer warpgroup, which computes 64 rows of each tile of the block."""
     rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
     staging, full, empty = _shared_memory_offsets(tiles)
-    steps, clear, store = multiply(tiles), zeros(tiles.parts * tiles.width // 2, tiles.sum), store_tile(tiles)
-    ask, locate = prefetch_epilogue(tiles), _warp_position_function(tiles)
+    steps, store = issue_stage_products(tiles), store_result_tile(tiles)
+    clear = zero_accumulators(tiles.parts * tiles.width // 2, tiles.sum)
+    ask, locate = prefetch_epilogue_of_warp(tiles), _warp_position_function(tiles)
     first, second = swapped_operand_pair(tiles, 0, rows * CHUNK)
-    wait_all, wait_but_one = products_wait(0), products_wait(1)
-    place, following, i32 = tile_order(cuda, rows, cols, tiles.batched), next_stage(cuda, stages), types.int32
+    wait_all, wait_but_one = wgmma_wait(0), wgmma_wait(1)
+    place, following, i32 = matmul_tile_order(cuda, rows, cols, tiles.batched), next_stage(cuda, stages), types.int32
     tall, every = (0, 2) if tiles.in_turn else (WARPGROUP_TILE, 1)  # rows, and tiles, from one consumer to the next
     shift = tall * CHUNK
 
     @cuda.jit(device=True, inline="always")
-    def after(ring, count):
-        """Return the position ``count`` stages later: it skips the other consumer's tile."""
-        rounds = unsigned_quotient(i32(ring.stage + count), i32(stages))
+    def advance_ring(ring, count):
+        """Return the ring position ``count`` stages later, after the stages of the other consumer's tile."""
+        rounds = divide_nonnegative(i32(ring.stage + count), i32(stages))
         return Ring(i32(ring.stage + count - rounds * stages), i32(ring.parity ^ (rounds & 1)))
 
     @cuda.jit(device=True, inline="always")
-    def multiply_tiles(pointers, dims, base, thread, sizes, grid):
+    def consume_tiles(pointers, dims, base, thread, sizes, grid):
         mine, warp = i32((thread >> WARPGROUP_BITS) - 1), i32((thread >> WARP_BITS) & WARP_MASK)
         lane = i32(thread & LANE_MASK)
         leads = (thread & THREAD_MASK) == 0
@@ -139,21 +145,21 @@ def _gemm_consumer(tiles: WarpgroupTiles) -> Callable[..., None]:
         tile, ring = i32(cuda.blockIdx.x), Ring(i32(0), i32(0))
         if every == 2 and mine == 1:
             tile = i32(tile + cuda.gridDim.x)
-            ring = after(ring, iterations)
-            group_arrive(i32(_TURN), i32(TWO_WARPGROUPS))
+            ring = advance_ring(ring, iterations)
+            named_barrier_arrive(i32(_TURN), i32(TWO_WARPGROUPS))
         while tile < grid.count:
             part, ends = locate(place(tile, grid.down, grid.across), i32(mine * tall + warp * WARP_TILE), sizes)
             ahead = ask(lane, part, ends, pointers, dims)
             sums = clear()
             iteration, before = i32(0), i32(0)
             if every == 2:
-                group_wait(i32(_TURN + mine), i32(TWO_WARPGROUPS))
+                named_barrier_wait(i32(_TURN + mine), i32(TWO_WARPGROUPS))
             while iteration < iterations:
                 barrier_wait(i32(base + full + BARRIER_BYTES * ring.stage), ring.parity)
-                products_fence()
+                wgmma_fence()
                 at = i32(base + ring.stage * stage)
                 sums = steps(sums, i32(at + first + mine * shift), i32(at + second), iteration)
-                products_commit()
+                wgmma_commit()
                 if iteration > 0:
                     wait_but_one()
                     if leads:
@@ -161,47 +167,54 @@ def _gemm_consumer(tiles: WarpgroupTiles) -> Callable[..., None]:
                 before = ring.stage
                 iteration, ring = i32(iteration + 1), following(ring)
             if every == 2:
-                group_arrive(i32(_TURN + 1 - mine), i32(TWO_WARPGROUPS))
+                named_barrier_arrive(i32(_TURN + 1 - mine), i32(TWO_WARPGROUPS))
             wait_all()
             if iterations > 0 and leads:
                 barrier_arrive(i32(base + empty + BARRIER_BYTES * before))
             store(sums, ahead, own, lane, part, ends, pointers, dims)
             tile = i32(tile + every * cuda.gridDim.x)
             if every == 2:
-                ring = after(ring, iterations)
+                ring = advance_ring(ring, iterations)
 
-    return multiply_tiles
+    return consume_tiles
 
 
 def _warp_position_function(tiles: WarpgroupTiles) -> Callable[..., tuple[TilePlace, Sizes]]:
-    """Return the device function that computes a warp's position in the result from a tile's number."""
+    """Return the device function that computes a warp's position in the result from the index of a tile."""
     transposed, i32 = tiles.transposed, types.int32
 
     @cuda.jit(device=True, inline="always")
-    def locate(tile, own, sizes):
+    def locate_warp(tile, own, sizes):
         if transposed:
             return TilePlace(tile.z, i32(tile.col + own), tile.row), Sizes(sizes.cols, sizes.rows)
         return TilePlace(tile.z, i32(tile.row + own), tile.col), sizes
 
-    return locate
+    return locate_warp
 
 
 def _gemm_register_consumer(tiles: WarpgroupTiles) -> Callable[..., None]:
-    """Return :func:`_gemm_consumer` for a first operand in registers; each warp then releases stages by itself."""
+    """Return the device function of a consumer whose first operand is in registers.
+
+    Each warp releases stages by itself.
+    """
     rows, cols, stage, following = tiles.rows, tiles.cols, tiles.stage_bytes, next_stage(cuda, tiles.stages)
     staging, full, empty = _shared_memory_offsets(tiles)
-    steps, clear, store = multiply_registers(tiles), zeros(tiles.width // 2, tiles.sum), store_tile(tiles)
+    steps, clear, store = (
+        issue_register_products(tiles),
+        zero_accumulators(tiles.width // 2, tiles.sum),
+        store_result_tile(tiles),
+    )
     load, nothing_held, wait, ask = (
         load_register_operand(tiles),
         empty_register_operand(),
-        wait_for_products(tiles),
-        prefetch_epilogue(tiles),
+        wait_for_register_products(tiles),
+        prefetch_epilogue_of_warp(tiles),
     )
     first, second = swapped_operand_pair(tiles, 0, rows * CHUNK)
-    place, locate, i32 = tile_order(cuda, rows, cols, tiles.batched), _warp_position_function(tiles), types.int32
+    place, locate, i32 = matmul_tile_order(cuda, rows, cols, tiles.batched), _warp_position_function(tiles), types.int32
 
     @cuda.jit(device=True, inline="always")
-    def multiply_tiles(pointers, dims, base, thread, sizes, grid):
+    def consume_tiles(pointers, dims, base, thread, sizes, grid):
         mine, warp = i32((thread >> WARPGROUP_BITS) - 1), i32((thread >> WARP_BITS) & WARP_MASK)
         lane = i32(thread & LANE_MASK)
         own, iterations = i32(base + staging + (mine * WARPGROUP_WARPS + warp) * STAGING), grid.iterations
@@ -217,7 +230,7 @@ def _gemm_register_consumer(tiles: WarpgroupTiles) -> Callable[..., None]:
                 held = load(i32(begin + ring.stage * stage), thread)
             while iteration < iterations:
                 sums = steps(sums, held, i32(base + ring.stage * stage + second), iteration)
-                products_commit()
+                wgmma_commit()
                 loaded, before = held, ring.stage
                 iteration, ring = i32(iteration + 1), following(ring)
                 if iteration < iterations:
@@ -230,7 +243,7 @@ def _gemm_register_consumer(tiles: WarpgroupTiles) -> Callable[..., None]:
             store(sums, ahead, own, lane, part, ends, pointers, dims)
             tile = i32(tile + cuda.gridDim.x)
 
-    return multiply_tiles
+    return consume_tiles
 
 
 # Registers of a thread of the producer warpgroup; it releases the rest to the consumers. The kernel needs fewer than
@@ -239,11 +252,11 @@ COPY_REGISTERS = 40
 
 
 def _wgmma_gemm_kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
-    """Return the kernel as a Python function for Numba; attributes of ``tiles`` are its constants."""
+    """Return the kernel as a Python function for Numba, with the attributes of ``tiles`` as constants."""
     rows, cols, depth, stages, consumers = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.consumers
     _, full, empty = _shared_memory_offsets(tiles)
     arrivals = WARPGROUP_WARPS * consumers if tiles.in_registers else 1 if tiles.in_turn else consumers
-    copy_tiles, multiply_tiles = (
+    produce_tiles, consume_tiles = (
         _gemm_producer(tiles),
         (_gemm_register_consumer if tiles.in_registers else _gemm_consumer)(tiles),
     )
@@ -256,12 +269,15 @@ def _wgmma_gemm_kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
     )
     above, i32 = SWIZZLE_BYTES - 1, types.int32
 
-    def gemm(maps, pointers, dims, items):
-        base = i32(i32(shared_base() + above) & i32(~above))
+    def wgmma_gemm(maps, pointers, dims, items):
+        base = i32(i32(dynamic_shared_address() + above) & i32(~above))
         thread = i32(cuda.threadIdx.x)
         m, n, k = m_of(pointers, dims), n_of(pointers, dims), k_of(pointers, dims)
-        down, across = unsigned_quotient(i32(m + rows - 1), i32(rows)), unsigned_quotient(i32(n + cols - 1), i32(cols))
-        iterations = unsigned_quotient(i32(k + depth - 1), i32(depth))
+        down, across = (
+            divide_nonnegative(i32(m + rows - 1), i32(rows)),
+            divide_nonnegative(i32(n + cols - 1), i32(cols)),
+        )
+        iterations = divide_nonnegative(i32(k + depth - 1), i32(depth))
         count = i32(i32(down * across) * z_of(pointers, dims))
         grid = TileGrid(count, down, across, iterations)
         if thread == 0:
@@ -273,9 +289,9 @@ def _wgmma_gemm_kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
         if thread < WARPGROUP:
             give_registers()
             if thread == 0:
-                copy_tiles(maps, pointers, dims, base, grid)
+                produce_tiles(maps, pointers, dims, base, grid)
         else:
             take_registers()
-            multiply_tiles(pointers, dims, base, thread, Sizes(m, n), grid)
+            consume_tiles(pointers, dims, base, thread, Sizes(m, n), grid)
 
-    return gemm
+    return wgmma_gemm

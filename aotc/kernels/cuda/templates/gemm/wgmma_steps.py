@@ -10,23 +10,23 @@ from numba.cuda import types
 
 from aotc.ir.loop.forms.tiling import FP8_PAIRS
 from aotc.kernels.cuda.block import simulated_thread
-from aotc.kernels.cuda.device_function import registers_type
-from aotc.kernels.cuda.hopper import copy_tile
+from aotc.kernels.cuda.device_function import register_struct_type
+from aotc.kernels.cuda.hopper import tma_copy_box
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, emit_inline_assembly, emitted_by
-from aotc.kernels.cuda.shell import call_function
-from aotc.kernels.cuda.templates.fragments import STEP_BYTES, divided_by_power_of_two
+from aotc.kernels.cuda.ptx import NOTHING, emit_inline_assembly, llvm_instruction
+from aotc.kernels.cuda.shell import emit_device_function_call
+from aotc.kernels.cuda.templates.fragments import STEP_BYTES, emit_divide_by_power_of_two
 from aotc.kernels.cuda.templates.gemm.epilogue import EpiloguePieces, prefetch_epilogue_operands
-from aotc.kernels.cuda.templates.gemm.im2col_loads import im2col_boxes, load_window
+from aotc.kernels.cuda.templates.gemm.im2col_loads import im2col_boxes, load_convolution_stage
 from aotc.kernels.cuda.templates.gemm.tiles import CHUNK, WarpgroupTiles
 from aotc.kernels.cuda.templates.records import named_tuple_members
 from aotc.kernels.cuda.templates.steps import (
     COORDINATE,
     REGISTERS,
     own_accumulator_elements,
-    partial_matmul,
-    store_meaning,
+    simulate_result_stores,
+    simulated_stage_matmul,
     swapped_operand_pair,
 )
 from aotc.kernels.cuda.templates.threads import WARPGROUP_TILE, first_row_of_warp
@@ -44,13 +44,13 @@ _NUMBA = {
 }  # fmt: skip
 
 
-def load_tile(tiles: WarpgroupTiles) -> Any:
+def load_operand_stage(tiles: WarpgroupTiles) -> Any:
     """Return the device function that starts the copy of a stage: the tile's rows of A, then its columns of B."""
-    return _load_tile_of_lines(tiles) if tiles.window is None else load_window(tiles, tiles.window)
+    return _load_stage_of_lines(tiles) if tiles.window is None else load_convolution_stage(tiles, tiles.window)
 
 
-def _load_tile_of_lines(tiles: WarpgroupTiles) -> Any:
-    """Return :func:`load_tile` for operands that are strided arrays."""
+def _load_stage_of_lines(tiles: WarpgroupTiles) -> Any:
+    """Return the device function of :func:`load_operand_stage` for operands that are strided arrays."""
     sources = (tiles.a, tiles.b)
 
     def codegen(context, builder, signature, arguments):
@@ -60,7 +60,9 @@ def _load_tile_of_lines(tiles: WarpgroupTiles) -> Any:
         product = builder.sext(z, I64)
         others = [
             [
-                builder.trunc(call_function(builder, f"{COORDINATE[n]}{c}", I64, (pointers, dims), product), I32)
+                builder.trunc(
+                    emit_device_function_call(builder, f"{COORDINATE[n]}{c}", I64, (pointers, dims), product), I32
+                )
                 for c in range(source.coordinates)
             ]
             for n, source in enumerate(sources)
@@ -70,27 +72,27 @@ def _load_tile_of_lines(tiles: WarpgroupTiles) -> Any:
             place = [*((first, depth) if by_rows else (depth, first)), *others[number]]
             operands = [builder.add(to, i32(offset)), maps[number], barrier, *place]
             emit_inline_assembly(
-                builder, copy_tile(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands
+                builder, tma_copy_box(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands
             )
         return context.get_dummy_value()
 
-    @emitted_by(lambda maps, p, d, to, barrier, tile, depth: NOTHING(maps, p, d, INT, INT, tile, INT), codegen)
-    def copy(maps, pointers, dims, to, barrier, tile, depth):
+    @llvm_instruction(lambda maps, p, d, to, barrier, tile, depth: NOTHING(maps, p, d, INT, INT, tile, INT), codegen)
+    def start_stage_copy(maps, pointers, dims, to, barrier, tile, depth):
         functions, (z, row, column) = simulated_thread().block.functions, tile
         for number, offset, by_rows, part in im2col_boxes(tiles):
             first = (row, column)[number] + part
             others = [functions[f"{COORDINATE[number]}{c}"](int(z)) for c in range(sources[number].coordinates)]
             place = (*((first, depth) if by_rows else (depth, first)), *others)
-            copy_tile(len(place))(to + offset, maps[number], barrier, *place)
+            tma_copy_box(len(place))(to + offset, maps[number], barrier, *place)
 
-    return copy
+    return start_stage_copy
 
 
-def multiply(tiles: WarpgroupTiles) -> Any:
+def issue_stage_products(tiles: WarpgroupTiles) -> Any:
     """Return the device function that issues the products of a stage, added to a warpgroup's accumulators.
 
     Lane l of warp w has the accumulators of row ``16 w + l / 4`` and of the row 8 below, in columns ``8 j + 2 (l % 4)``
-    and the next one; those of the next 64 rows follow, if the warpgroup has more parts. In the first stage of a tile
+    and the next column; those of the next 64 rows follow, if the warpgroup has more parts. In the first stage of a tile
     (``iteration`` is 0) the accumulators are overwritten. The function takes the addresses of the operands in
     instruction order: B comes first if the operands are swapped.
     """
@@ -113,7 +115,7 @@ def multiply(tiles: WarpgroupTiles) -> Any:
         held = [
             [builder.extract_value(arguments[0], part * count + n) for n in range(count)] for part in range(tiles.parts)
         ]
-        a, b = (divided_by_power_of_two(builder, place, DESCRIPTOR_UNIT) for place in arguments[1:-1])
+        a, b = (emit_divide_by_power_of_two(builder, place, DESCRIPTOR_UNIT) for place in arguments[1:-1])
         for n in range(CHUNK // STEP_BYTES):
             for part in range(tiles.parts):
                 operands = [
@@ -126,26 +128,26 @@ def multiply(tiles: WarpgroupTiles) -> Any:
 
     kept = types.UniTuple(numba_type, count * tiles.parts)
 
-    @emitted_by(lambda *given: kept(kept, INT, INT, INT), codegen)
-    def steps(given, a, b, iteration):
+    @llvm_instruction(lambda *given: kept(kept, INT, INT, INT), codegen)
+    def issue_products(given, a, b, iteration):
         rows, cols = own_accumulator_elements(tiles.width)
         rows, extents = (
             rows + first_row_of_warp(simulated_thread().thread),
             swapped_operand_pair(tiles, WARPGROUP_TILE, tiles.width),
         )
-        with simulated_thread().block.warpgroup() as once:
+        with simulated_thread().block.synchronized_warpgroup() as once:
             places = [swapped_operand_pair(tiles, a + p * WARPGROUP_TILE * CHUNK, b) for p in range(tiles.parts)]
-            whole = [once(place, partial(partial_matmul, tiles, *place, *extents)) for place in places]
+            whole = [once(place, partial(simulated_stage_matmul, tiles, *place, *extents)) for place in places]
         found = np.concatenate([part[swapped_operand_pair(tiles, rows, cols)] for part in whole])
         return given + found if iteration else found
 
-    return steps
+    return issue_products
 
 
-def store_tile(tiles: WarpgroupTiles) -> Any:
+def store_result_tile(tiles: WarpgroupTiles) -> Any:
     """Return the device function by which a warp stores its 16 rows of a result tile.
 
-    The function takes the values that :func:`prefetch_epilogue` loaded.
+    The function takes the values that :func:`prefetch_epilogue_of_warp` loaded.
     """
     count = tiles.width // 2
 
@@ -157,17 +159,17 @@ def store_tile(tiles: WarpgroupTiles) -> Any:
         EpiloguePieces(builder, tiles, own, place).emit(held)
         return context.get_dummy_value()
 
-    @emitted_by(lambda sums, first, _, lane, *given: NOTHING(sums, first, INT, INT, *given), codegen)
-    def store(sums, first, staging, lane, place, sizes, pointers, dims):
+    @llvm_instruction(lambda sums, first, _, lane, *given: NOTHING(sums, first, INT, INT, *given), codegen)
+    def store_warp_rows(sums, first, staging, lane, place, sizes, pointers, dims):
         z, row, col = place
         for part in range(tiles.parts):
             own = sums[part * count : (part + 1) * count]
-            store_meaning(tiles, own, (z, row + WARPGROUP_TILE * part, col), tiles.width, sizes, pointers)
+            simulate_result_stores(tiles, own, (z, row + WARPGROUP_TILE * part, col), tiles.width, sizes, pointers)
 
-    return store
+    return store_warp_rows
 
 
-def prefetch_epilogue(tiles: WarpgroupTiles) -> Any:
+def prefetch_epilogue_of_warp(tiles: WarpgroupTiles) -> Any:
     """Return the device function by which a warp starts to load the epilogue operands of its 16 rows.
 
     The function loads the operands of the first chunks, and prefetches large operands to L2.
@@ -178,7 +180,9 @@ def prefetch_epilogue(tiles: WarpgroupTiles) -> Any:
         z, row, col = named_tuple_members(builder, tile)
         others = [col, *named_tuple_members(builder, sizes), *tables]
         nothing = [[i32(0)] * (tiles.width // 2)] * tiles.parts
-        found = EpiloguePieces(builder, tiles, nothing, [i32(0), lane, z, row, *others]).first(tiles.ahead)
+        found = EpiloguePieces(builder, tiles, nothing, [i32(0), lane, z, row, *others]).load_first_operands(
+            tiles.ahead
+        )
         for part in range(tiles.parts):
             place = [lane, z, builder.add(row, i32(WARPGROUP_TILE * part)), *others]
             prefetch_epilogue_operands(builder, tiles, tiles.width, place)
@@ -186,13 +190,13 @@ def prefetch_epilogue(tiles: WarpgroupTiles) -> Any:
 
     kept = types.Tuple(_preloaded_operand_types(tiles))
 
-    @emitted_by(lambda lane, *given: kept(INT, *given), codegen)
-    def ask(lane, place, sizes, pointers, dims):
+    @llvm_instruction(lambda lane, *given: kept(INT, *given), codegen)
+    def start_epilogue_loads(lane, place, sizes, pointers, dims):
         return ()
 
-    return ask
+    return start_epilogue_loads
 
 
 def _preloaded_operand_types(tiles: WarpgroupTiles) -> list[types.Type]:
     """Return the Numba types of the epilogue operands that are loaded before a tile's products."""
-    return [_NUMBA[kind] for kind in registers_type(tiles.pieces.held).elements] * (tiles.steps * tiles.ahead)
+    return [_NUMBA[kind] for kind in register_struct_type(tiles.pieces.held).elements] * (tiles.steps * tiles.ahead)
