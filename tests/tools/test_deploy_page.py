@@ -114,7 +114,8 @@ def asked(port, rows):
 
 
 def test_all_programs_are_run():
-    assert len(PROGRAMS) == 7
+    assert len(PROGRAMS) == 8
     assert "from ray import serve" in PROGRAMS[4]  # tests/serve/test_ray.py does as this and the next ones
     assert "autoscaling_config" in PROGRAMS[5]
     assert "applications(" in PROGRAMS[6]
+    assert "RayGang(" in PROGRAMS[7]  # tests/serve/test_ray_gang.py

@@ -1,0 +1,93 @@
+"""Ranks of a sharded model as actors of Ray: placed together, right, and started again after a loss.
+
+``make test-ray`` compiles the bundle: its environment has Ray, and no compiler.
+"""
+
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.ray
+ray = pytest.importorskip("ray")
+
+from ray.cluster_utils import Cluster  # noqa: E402
+from ray.util import placement_group_table  # noqa: E402
+
+import aotc  # noqa: E402
+from aotc.serve.ray_gang import RayGang  # noqa: E402
+
+BUNDLE = Path(os.environ.get("AOTC_SHARDED_BUNDLE", ".venv-ray/sharded.vmfb"))  # mesh: data=2 x model=2
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head without cores, and two machines with two cores each."""
+    if not BUNDLE.exists():
+        pytest.skip(f"no bundle {BUNDLE}")
+    place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # names of sockets are short
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", place)
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        for _ in range(2):
+            made.add_node(num_cpus=2)
+        ray.init(address=made.address)
+        yield made
+        ray.shutdown()
+        made.shutdown()
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def arguments():
+    """Return the arguments of ``main``: two matrices, rows, and a factor."""
+    random = np.random.default_rng(0)
+    shapes = ((16, 32), (32, 16), (8, 16))
+    return [*(random.standard_normal(shape, "f4") for shape in shapes), np.float32(0.25)]
+
+
+def check(found):
+    up, down, x, scale = arguments()
+    h = np.maximum(x @ up, 0)
+    y = h @ down * scale
+    norms, columns, rows, result = found
+    assert rows == 8
+    for array, expected in ((norms, (y * y).sum(1)), (columns, h.sum(0)), (result, y)):
+        np.testing.assert_allclose(array, expected, 1e-4, 1e-4)
+
+
+def test_ranks_of_two_hosts_are_packed_and_start_again(cluster):
+    with RayGang(BUNDLE, hosts=2, timeout=120) as gang:
+        assert gang.strategy == "PACK"
+        check(gang.invoke("main", *arguments()))
+        (row,) = [row for row in placement_group_table().values() if row["state"] == "CREATED"]
+        assert row["strategy"] == "PACK"
+        assert len(set(row["bundles_to_node_id"].values())) == 2
+        os.kill(gang.processes[2], signal.SIGKILL)
+        with pytest.raises(aotc.RankLost, match="rank 2") as caught:
+            gang.invoke("main", *arguments())
+        assert caught.value.rank == 2
+        check(gang.invoke("main", *arguments()))
+        assert gang.starts == 2
+
+
+def test_one_host_without_room_is_an_error(cluster):
+    with pytest.raises(aotc.CallError, match="no room for 4 ranks"):
+        RayGang(BUNDLE, hosts=1, timeout=3)
+
+
+def test_ranks_of_one_host_share_it(cluster):
+    node = cluster.add_node(num_cpus=4)
+    with RayGang(BUNDLE, timeout=120) as gang:
+        check(gang.invoke("main", *arguments()))
+        (row,) = [row for row in placement_group_table().values() if row["state"] == "CREATED"]
+        assert row["strategy"] == "STRICT_PACK"
+        assert set(row["bundles_to_node_id"].values()) == {node.node_id}
+
+
+def test_wrong_numbers_of_hosts(cluster):
+    with pytest.raises(aotc.ArgumentValueError, match="4 ranks are not divided equally"):
+        RayGang(BUNDLE, hosts=3)
