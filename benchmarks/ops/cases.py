@@ -178,6 +178,8 @@ def transposes() -> Iterator[Case]:
     array = lambda *shape: rng.standard_normal(shape).astype("float32")
     x, y = array(1024, 1024), array(1024, 1024)
     yield Case("x.T [1024, 1024]", lambda x: x.T, (x,), 0)
+    for shape in ((8, 8, 8, 8, 8), (64, 64, 64), (128, 3, 3, 256)):
+        yield Case(f"axes reversed {list(shape)}", lambda x: x.T, (array(*shape),), 0)
     yield Case("x.T i8 [1024, 1024]", lambda x: x.T, (x.astype("int8"),), 0)
     yield Case("x.T + 1 [1024, 1024]", lambda x: x.T + 1, (x,))
     yield Case("x.T + 1 bf16 [1024, 1024]", lambda x: x.T + 1, (x.astype(ml_dtypes.bfloat16),), 1e-2)

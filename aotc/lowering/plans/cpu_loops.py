@@ -86,6 +86,7 @@ def plan_cpu_loops(b: RegionBuilder, emit: Emit) -> LoopPlan | TransposedLoopPla
     groups = merged_loops(b.anchors.space, b.shape, trial)
     if not groups:
         return LoopPlan(())
+    groups = _with_contiguous_reads_inside(b, groups, trial)
     outer, inner = split_grid(make_axes(b.shape, groups), ITEM_ELEMENTS.value)
     last = inner[-1]
     is_copy = _is_transposing_copy(b, outer, inner, trial)
@@ -111,6 +112,40 @@ def plan_cpu_loops(b: RegionBuilder, emit: Emit) -> LoopPlan | TransposedLoopPla
             _cut_loop(last, cuts, lambda inside, i: emit(inside, substitute_loops(space, b.shape, [last], [i])))
         )
     return LoopPlan(groups, len(inner), chunk, rows, is_across and bool(rows), tuple(cuts))
+
+
+FEW_ACROSS = Limit(
+    3,
+    "elements of the innermost loop, at most, of a copy that permutes axes without changing the order of its loops",
+    "f32 [n, 30, 31, m] to [m, 30, 31, n], new order in the time of the old for m = 4, 16 and 48: n = 2 1.1, 1.1, 1.1; "
+    "n = 3 1.7, 1.1, 1.0; n = 4 1.0, 0.35, 0.32; n = 8 0.64, 0.28, 0.23",
+)
+
+
+def _with_contiguous_reads_inside(
+    b: RegionBuilder, groups: tuple[tuple[int, ...], ...], trial: Sequence[Stmt]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the loops of a copy that permutes axes, with the loop of contiguous reads just outside the innermost one.
+
+    The innermost loop writes contiguously and reads one element of each cache line. The loop along these lines is next,
+    so that their other elements are read while they are cached. ``x.transpose(4, 3, 2, 1, 0)`` of 8 x 8 x 8 x 8 x 8::
+
+        for i0, i1, i2, i3, i4: o[i0, i1, i2, i3, i4] = x[i4, i3, i2, i1, i0]
+        ->
+        for i1, i2, i3, i0, i4: o[i0, i1, i2, i3, i4] = x[i4, i3, i2, i1, i0]
+    """
+    match trial:
+        case [Store(reduce="", value=Load(buffer=buffer, index=index))] if len(groups) > 2:
+            flat = linearize(index, buffer.shape)
+        case _:
+            return groups
+    axes = [single_axis(b.anchors.space[members[-1]]) for members in groups]
+    steps = [None if axis is None else axis_coefficient(flat, axis) for axis in axes]
+    short = FEW_ACROSS.holds(product(b.shape[k] for k in groups[-1]))
+    if short or 1 not in steps[:-2] or not isinstance(steps[-1], int) or steps[-1] < 2:
+        return groups
+    along = steps.index(1)
+    return (*groups[:along], *groups[along + 1 : -1], groups[along], groups[-1])
 
 
 def _loop_boundaries(loops: Sequence[For]) -> list[int]:
