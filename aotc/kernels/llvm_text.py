@@ -54,7 +54,7 @@ def module_text(module: ir.Module) -> str:
 
 
 def global_text(value: ir.GlobalValue) -> str:
-    """Return the assembly of a function, a global variable, or a text in a module."""
+    """Return the assembly of a global value: a function, a global variable, or a value that is already text."""
     return (
         "\n".join(_function_definition_lines(value)) if isinstance(value, ir.Function) and value.blocks else str(value)
     )

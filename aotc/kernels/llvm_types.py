@@ -98,7 +98,7 @@ def broadcast_register(builder: ir.IRBuilder, one: ir.Value, lanes: int) -> ir.V
 
 
 class KernelModule(ir.Module):
-    """An LLVM module with the properties of its target machine; see :func:`lacks_instruction` and what follows."""
+    """An LLVM module that records properties of its target machine, such as missing instructions."""
 
     def __init__(self, name: str, target: Target) -> None:
         super().__init__(name=name)
@@ -145,27 +145,27 @@ def break_reference_cycles(module: ir.Module) -> None:
 
 
 def lacks_instruction(builder: ir.IRBuilder, instruction: str) -> bool:
-    """Does the machine of ``builder``'s module lack an instruction (see :attr:`aotc.targets.Target.lacks`)?"""
+    """Return True if the target of ``builder``'s module lacks an instruction, see :attr:`aotc.targets.Target.lacks`."""
     return instruction in builder.module.lacks
 
 
 def has_bf16(builder: ir.IRBuilder) -> bool:
-    """Has the machine of ``builder``'s module an instruction that rounds an f32 to bf16?"""
+    """Return True if the target of ``builder``'s module has an instruction that rounds an f32 to bf16."""
     return builder.module.has_bf16
 
 
 def has_nan_extremes(builder: ir.IRBuilder) -> bool:
-    """Does the machine of ``builder``'s module have NaN-propagating maximum and minimum of f32?"""
+    """Return True if the target of ``builder``'s module has NaN-propagating maximum and minimum of f32."""
     return builder.module.has_nan_extremes
 
 
 def has_reciprocals(builder: ir.IRBuilder) -> bool:
-    """Does the machine of ``builder``'s module have an approximate reciprocal of f32, within a unit?"""
+    """Return True if the target of ``builder``'s module has an approximate reciprocal of f32, within a unit."""
     return builder.module.has_reciprocals
 
 
 def has_saturating_conversions(builder: ir.IRBuilder) -> bool:
-    """Do float-to-integer conversions on the machine of ``builder``'s module clamp, with 0 for NaN?"""
+    """Return True if float-to-integer conversions of ``builder``'s module clamp, with 0 for NaN."""
     return builder.module.saturates
 
 

@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 
 
 class _AddressModeUsers:
-    """The threads that generate machine code at the moment, all with the same value of the option."""
+    """The threads that generate machine code at present, all with the same value of LLVM's option."""
 
     def __init__(self) -> None:
         self.condition, self.count, self.kept, self.indexed = threading.Condition(), 0, 0, False
@@ -72,7 +72,7 @@ def loop_addresses(indexed: bool) -> Iterator[None]:
 
 @contextmanager
 def with_fixed_addresses() -> Iterator[None]:
-    """Do not reset the option in the block, in which several kernels become machine code: changing it takes 80 us."""
+    """Keep the value of LLVM's option during the block, in which several kernels are compiled: a change takes 80 us."""
     _USERS.keep(1)
     try:
         yield

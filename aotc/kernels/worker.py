@@ -30,7 +30,7 @@ START = f"from {__name__} import main; main()"
 
 
 def read_frame(stream: IO[bytes]) -> Any:
-    """Return the next message, or None at the end of the stream."""
+    """Read the next message of a pipe; return None at the end of the stream."""
     head = stream.read(4)
     if len(head) < 4:
         return None
@@ -38,14 +38,14 @@ def read_frame(stream: IO[bytes]) -> Any:
 
 
 def write_frame(stream: IO[bytes], message: Any) -> None:
-    """Write one message."""
+    """Write a message to a pipe."""
     data = msgpack.packb(message)
     stream.write(struct.pack("<I", len(data)) + data)
     stream.flush()
 
 
 def target_fields(target: Target) -> list[Any]:
-    """Return a target as a list that :func:`target_from` reads."""
+    """Return a target as a list that msgpack can write and :func:`target_from` reads."""
     return [getattr(target, name) for name in Target.__slots__]
 
 

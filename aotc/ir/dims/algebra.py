@@ -170,7 +170,7 @@ def _digits_completed_by(atom: Call, c: int) -> tuple[int, Dim]:
 
 
 def _next_digit(x: Dim, d: Dim) -> Dim:
-    """Return ``x // d`` in the form that a next digit of mixed radix has: ``(y // 2) // 2`` is ``y // 4``."""
+    """Return ``x // d`` in the form of a digit of a mixed-radix number: ``(y // 2) // 2`` is ``y // 4``."""
     inner = lone_atom(x)
     if isinstance(inner, Call) and inner.fn == "//" and isinstance(inner.b, int) and isinstance(d, int):
         x, d = inner.a, inner.b * d
@@ -236,7 +236,7 @@ def _atom_bounds(atom: Atom) -> Interval:
 
 
 def _is_provably_below(e: Dim, d: Dim) -> bool:
-    """Is ``0 <= e < d`` provable?"""
+    """Return True if ``0 <= e < d`` is provable."""
     lo, hi = bounds(e)
     if lo is None or lo < 0:
         return False
@@ -425,7 +425,7 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 
 def is_static(shape: Iterable[Dim]) -> bool:
-    """Are all dims plain integers?"""
+    """Return True if all dims are plain integers."""
     return all(not isinstance(d, Expr) for d in shape)
 
 

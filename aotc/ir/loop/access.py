@@ -109,7 +109,7 @@ def max_number_buffers(kernel: Kernel) -> frozenset[str]:
 
 
 def is_any_test_loop(stmt: Stmt) -> bool:
-    """Is ``stmt`` a loop over lanes that only tests whether a condition holds in any of them?"""
+    """Return True if ``stmt`` is a loop over lanes that only tests whether a condition holds in any lane."""
     match stmt:
         case For(kind="lanes", body=(*lets, Store(index=(), reduce="max") as last)):
             return last.buffer.dtype == "i1" and all(isinstance(s, Let) for s in lets)
@@ -161,7 +161,7 @@ def loads_and_indices(scalars: Iterable[Scalar]) -> Iterator[Load | Index]:
 
 
 def names_in(stmt: Stmt) -> set[str]:
-    """Return the variables and the symbols that ``stmt`` itself reads."""
+    """Return the names of variables and symbols that ``stmt`` itself reads."""
     scalars = scalars_in(statement_scalars(stmt))
     return {x.name for x in scalars if isinstance(x, Var)} | {
         s.name for e in statement_index_exprs(stmt) for s in symbols(e)
@@ -220,11 +220,11 @@ def _accesses_of_statement(stmt: Stmt, loops: tuple[For | While, ...], arms: Arm
 
 
 def may_overwrite(touched: Iterable[Access], source: Buffer, target: Buffer) -> bool:
-    """May output ``target`` share the memory of input ``source`` in a kernel with the accesses ``touched``?
+    """Return True if output ``target`` may share the memory of input ``source``, given a kernel's accesses ``touched``.
 
-    True if each element of ``source`` is only read by loads for the store to the same element of ``target``: with the
-    same index, in the same iteration of the loops that the index depends on, and not after the store. Several stores
-    must provably write different elements, in different arms of conditions on loop variables.
+    Each element of ``source`` may only be read by loads for the store to the same element of ``target``: with the same
+    index, in the same iteration of the loops that the index depends on, and not after the store. Several stores must
+    provably write different elements, in different arms of conditions on loop variables.
     """
     writes: list[Access] = []
     waiting: list[Access] = []
@@ -245,7 +245,7 @@ def may_overwrite(touched: Iterable[Access], source: Buffer, target: Buffer) -> 
 
 
 def _reads_written_element(read: Access, write: Access) -> bool:
-    """Does ``read`` load the element that ``write`` writes in the same iteration, not after it?"""
+    """Return True if ``read`` loads the element that ``write`` writes in the same iteration, not after the write."""
     same = read.loops[: len(write.loops)] == write.loops and read.arms[: len(write.arms)] == write.arms
     return read.buffer.name != write.buffer.name and read.index == write.index and same
 
@@ -269,7 +269,7 @@ def _write_different_elements(one: Access, other: Access) -> bool:
 
 
 def _are_exclusive_stores(one: Access, other: Access) -> bool:
-    """Are two stores in different arms of one condition, in loops whose iterations access different elements?"""
+    """Return True if two stores are in different arms of a condition, in loops that access different elements."""
     around = [x for x, y in zip(one.loops, other.loops) if x is y]
     alone = all(isinstance(loop, For) and loop.kind == "parallel" for loop in around)
     return alone and any(c == d and holds != fails for c, holds in one.arms for d, fails in other.arms)
@@ -287,7 +287,7 @@ def _narrowed_by_conditions(e: Dim, arms: Arms) -> Dim:
 
 
 def _writes_each_element_once(write: Access) -> bool:
-    """Does ``write`` access a different element in every iteration of its loops?"""
+    """Return True if ``write`` accesses a different element in every iteration of its loops."""
     counted = {s.name for e in write.index or () for s in symbols(e)}
     for loop in reversed(write.loops):
         if isinstance(loop, While):

@@ -298,7 +298,7 @@ whole arrays: each of its threads then calls the function once.
 
 
 def calls_device_function(kernel: Kernel) -> bool:
-    """Does ``kernel`` call a user's function for GPUs?"""
+    """Return True if a kernel calls a user's function for GPUs."""
     return any(
         isinstance(s, ExternalCall) and isinstance(s.function, str) and s.function.startswith(DEVICE_CALL)
         for s in walk(kernel.body)
@@ -387,7 +387,7 @@ class Kernel:
 
 
 def needs_block(kernel: Kernel) -> bool:
-    """Do the threads of a GPU block run an item of ``kernel`` together?"""
+    """Return True if the threads of a GPU block run an item of the kernel together."""
     statements = list(walk(kernel.body))
     shared = any(isinstance(s, Barrier | Shuffle | WarpMatch) for s in statements)
     return shared or any(isinstance(s, For) and s.kind == "thread" for s in statements)
@@ -400,7 +400,7 @@ def thread_count(kernel: Kernel) -> int:
 
 
 def needs_grid(kernel: Kernel) -> bool:
-    """Do all blocks of a launch of ``kernel`` synchronize with each other?"""
+    """Return True if all blocks of a launch of the kernel synchronize with each other."""
     return any(isinstance(s, For) and s.kind == "blocks" for s in walk(kernel.body))
 
 

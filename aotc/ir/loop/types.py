@@ -1,4 +1,4 @@
-"""Shared by printer, parser and interpreter of the loop IR: keywords, operators, and what the text leaves implicit."""
+"""Definitions that printer, parser and interpreter of the loop IR share: keywords, operators, implied dtypes."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _infer_ragged_all_to_all(types: Types, attrs: Attrs, regions: tuple, given: 
 
 
 def other_processes(attrs: Attrs) -> str:
-    """Return why a single process cannot run a collective with these attributes; "" if it can.
+    """Return the reason why a single process cannot run a collective with these attributes; "" if it can.
 
     The single process has id 0. A collective in a group of process 0 alone returns its operand, whatever other groups
     exist. A pair of ``collective_permute`` with another id needs another process.

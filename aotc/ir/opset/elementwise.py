@@ -45,18 +45,18 @@ def check_count(scalar: ScalarOp, count: int) -> None:
     Raises
     ------
     RuleError
-        If it is wrong.
+        If the number is wrong.
     """
     require_rule(count == scalar.arity, f"{scalar.name}: takes {scalar.arity} operands, found {count}")
 
 
 def check_dtypes(scalar: ScalarOp, dtypes: tuple[str, ...]) -> None:
-    """Check the dtypes of the operands of ``scalar``; their number is right.
+    """Check the dtypes of the operands of ``scalar``, whose number is right.
 
     Raises
     ------
     RuleError
-        If they are wrong.
+        If a dtype is not valid.
     """
     checked = dtypes
     if scalar.name == "select":
@@ -76,7 +76,7 @@ def _infer_scalar_op(scalar: ScalarOp, types: Types, given: Types) -> Types:
 
 
 def apply_scalar_op(scalar: ScalarOp, arrays: Arrays, dtype: str) -> np.ndarray:
-    """Return ``scalar`` applied in the natural precision and rounded to ``dtype``."""
+    """Compute ``scalar`` on arrays in the natural precision, and round the result to ``dtype``."""
     if scalar.result == "given":
         return convert(arrays[0], dtype)
     wide = [_widen_exactly(a) for a in arrays] if scalar.widens else arrays
@@ -166,7 +166,7 @@ def _infer_same(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Typ
 
 
 def with_fewer_bits(x: np.ndarray, exponent_bits: int, mantissa_bits: int) -> np.ndarray:
-    """Return ``x`` rounded to a float of fewer bits, in its own type."""
+    """Round ``x`` to a float with fewer exponent and mantissa bits; the result has the dtype of ``x``."""
     dtype = from_numpy(x.dtype)
     return cast_array(
         reduce_precision(_widen_exactly(x), exponent_bits, mantissa_bits, exponent_bits_rounded(dtype)), dtype
@@ -190,5 +190,5 @@ ELEMENTWISE = merge_op_tables(
 
 
 def scalar_work(fn: str) -> int:
-    """Return the scalar operations that function ``fn`` of the loop IR counts as."""
+    """Return the number of scalar operations that the cost model counts for function ``fn`` of the loop IR."""
     return SCALARS[fn].work if fn in SCALARS else ELEMENTWISE[fn].work

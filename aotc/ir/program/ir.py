@@ -194,7 +194,10 @@ SAMPLED_BYTES = 1024
 
 @dataclass
 class Constants:
-    """The blob of constants: unique arrays at 64-byte aligned offsets; with ``apart``, guards between them."""
+    """Builder of the blob of constants: unique arrays at 64-byte aligned offsets.
+
+    With ``apart``, guard gaps separate the arrays.
+    """
 
     arrays: list[tuple[str, np.ndarray, int]] = field(default_factory=list)
     size: int = 0
@@ -234,7 +237,10 @@ COMPARED_BYTES = 16 << 20
 
 
 def _are_equal_bytes(a: np.ndarray, b: np.ndarray) -> bool:
-    """Are two byte arrays of equal length equal? They are compared piecewise, as they may be as large as memory."""
+    """Return True if two byte arrays of equal length are equal.
+
+    They are compared piecewise, because they may be as large as memory.
+    """
     parts = range(0, a.size, COMPARED_BYTES)
     return all(np.array_equal(a[at : at + COMPARED_BYTES], b[at : at + COMPARED_BYTES]) for at in parts)
 
@@ -247,9 +253,9 @@ def step_memory_space(step: Launch | Copy) -> int:
 
 @dataclass
 class Pieces:
-    """The constants that a GPU needs in its own memory, of a program with several memory spaces.
+    """Constants that a GPU needs in its own memory, in a program with several memory spaces.
 
-    A row is: offset in the blob of all constants, bytes, offset in the GPU's memory.
+    Each row has the offset in the blob of all constants, the size in bytes, and the offset in the GPU's memory.
     """
 
     rows: list[tuple[int, int, int]] = field(default_factory=list)

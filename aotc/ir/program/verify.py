@@ -105,7 +105,7 @@ def storages(program: Buffered) -> list[Storage]:
 
 @dataclass(slots=True)
 class _StepCheck:
-    """Checks each step by itself, without the steps before it."""
+    """Verifier of each step by itself, without the steps before it."""
 
     function: Function
     arena: set[Storage]
@@ -168,7 +168,7 @@ class _StepCheck:
             self.findings.append(f"{where} {size} bytes, expected {expected}")
 
     def admits(self, values: Mapping[str, int]) -> bool:
-        """Do these values of symbols satisfy the function's requirements, which the host program checks?"""
+        """Return True if values of symbols satisfy the function's requirements, which the host program checks."""
         for relation, left, right, *_ in self.function.attrs.get("requirements", ()):
             sides = evaluated_dim(left, values), evaluated_dim(right, values)
             if relation == "eq" and -1 not in sides and sides[0] != sides[1]:
@@ -255,7 +255,7 @@ SPACE_BYTES = 1 << 57
 
 @dataclass(slots=True)
 class _MemoryPlanCheck:
-    """Checks the offsets of the arena's storages under one assignment of sizes."""
+    """Verifier of the offsets of the arena's storages under one assignment of sizes."""
 
     program: Buffered
     values: Mapping[str, int]

@@ -155,7 +155,7 @@ def _bind_body(
 
 
 class Activation:
-    """One activation of a function (its stack frame): values of symbols, pending requirements, values of regions."""
+    """Activation of a function (stack frame): values of its symbols and regions, and pending requirements."""
 
     def __init__(
         self, module: Module, dims: Mapping[str, int], waiting: Sequence[Requirement] = (), hooks: Hooks | None = None

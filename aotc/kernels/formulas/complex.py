@@ -1,4 +1,4 @@
-"""Functions of complex numbers, as pairs of scalars of the algebra of ``formulas.math``.
+"""Functions of complex numbers, which are pairs of scalars of the algebra of ``formulas.math``.
 
 c64 is computed in 64-bit floats, except for sums, products and moves: squares then neither overflow nor underflow, and
 cancellation has 29 bits to spare. For c128, operands are scaled by powers of two first. The parameter ``from_32_bits``
@@ -75,7 +75,7 @@ COMPLEX.update({
 
 @complex_function("mul")
 def multiply(m: Algebra, a: Pair, b: Pair) -> Pair:
-    """Return the product with fused multiply-adds, as in XLA, except that parts which cancel when rounded give 0.
+    """Return the complex product by fused multiply-adds, as in XLA, except that parts which cancel when rounded give 0.
 
     So a number times its conjugate is real; otherwise the rounding error of a product would remain.
     """
@@ -87,7 +87,7 @@ def multiply(m: Algebra, a: Pair, b: Pair) -> Pair:
 @complex_function("div")
 @in_either_width
 def divide(m: Algebra, from_32_bits: bool, a: Pair, b: Pair) -> Pair:
-    """Return ``a conj(b) / |b|**2``; C99's annex G (G.5.1) defines infinities, NaN and zero divisors.
+    """Return the complex quotient ``a conj(b) / |b|**2``, with infinities, NaN and zero divisors as in C99 (G.5.1).
 
     XLA differs where products of parts overflow.
     """
@@ -109,21 +109,21 @@ def _is_nan(m: Algebra, a: Pair) -> Any:
 
 
 def _usual_or_rare_pair(m: Algebra, condition: Any, name: str, args: tuple[Any, ...], usual: Pair) -> Pair:
-    """Return ``usual``, or, where the condition holds, both parts of the function for rare arguments ``name``."""
+    """Return ``usual``, or where the condition holds, both parts of the result of the slow path ``name``."""
     return m.rarely(condition, name, (*args, 0), usual[0]), m.rarely(condition, name, (*args, 1), usual[1])
 
 
 @complex_function("abs")
 @in_either_width
 def absolute(m: Algebra, from_32_bits: bool, a: Pair) -> Any:
-    """Return ``|a|``, the hypotenuse of the parts."""
+    """Return the absolute value of a complex number, the hypotenuse of its parts."""
     return magnitude_of(m, from_32_bits, a)
 
 
 @complex_function("exp")
 @in_either_width
 def exponential(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
-    """``e**x * (cos y + i sin y)``; a size beyond the range counts only together with the direction."""
+    """Return the complex exponential ``e**x * (cos y + i sin y)``; an overflow of ``e**x`` alone does no harm."""
     return _exponential(m, from_32_bits, a)
 
 
@@ -151,14 +151,17 @@ def _log_of_size(m: Algebra, from_32_bits: bool, a: Pair) -> Any:
 @complex_function("log")
 @in_either_width
 def logarithm(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
-    """``log |z| + i arg z``."""
+    """Return the complex logarithm ``log |z| + i arg z``."""
     return _log_of_size(m, from_32_bits, a), real.atan2(m, a[1], a[0])
 
 
 @complex_function("expm1")
 @in_either_width
 def exponential_minus_one(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
-    """``e**x cos y - 1`` without cancellation near 0: ``(e**x - 1) cos y - 2 sin(y/2)**2``."""
+    """Return the complex ``e**z - 1`` without cancellation near 0.
+
+    Its real part is ``(e**x - 1) cos y - 2 sin(y/2)**2``.
+    """
     half = real.sin(m, a[1] * 0.5)
     near = m.multiply_add(real.expm1(m, a[0]), real.cos(m, a[1]), half * half * -2.0)
     x, y = _exponential(m, from_32_bits, a)
@@ -168,7 +171,7 @@ def exponential_minus_one(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
 @complex_function("log1p")
 @in_either_width
 def logarithm_of_one_plus(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
-    """``log |1 + z|``, near the unit circle from ``|1 + z|**2 - 1``."""
+    """Return the complex ``log(1 + z)``; near the unit circle its real part is computed from ``|1 + z|**2 - 1``."""
     x = a[0] + 1.0
     return log_of_size(m, from_32_bits, (x, a[1]), square_less_one(m, a[0], a[1])), real.atan2(m, a[1], x)
 
@@ -176,7 +179,10 @@ def logarithm_of_one_plus(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
 @complex_function("logistic")
 @in_either_width
 def logistic(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
-    """``e**z / (1 + e**z)`` for negative x, else ``1 / (1 + e**-z)``: the exponential is at most 1 in size."""
+    """Return the complex logistic function: ``e**z / (1 + e**z)`` for negative x, else ``1 / (1 + e**-z)``.
+
+    In both forms the magnitude of the exponential is at most 1.
+    """
     left = a[0] < 0.0
     x, y = _exponential(m, from_32_bits, (m.select(left, a[0], -a[0]), m.select(left, a[1], -a[1])))
     near = x + 1.0
@@ -191,7 +197,7 @@ def logistic(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
 @complex_function("sqrt")
 @in_either_width
 def root(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
-    """The root with a non-negative real part; without cancellation in either half plane."""
+    """Return the complex square root with a non-negative real part, without cancellation in either half plane."""
     found = root_of_moderate(m, a)
     if from_32_bits:
         return _usual_or_rare_pair(m, _is_nan(m, found), "root_of_narrow", a, found)
@@ -214,7 +220,7 @@ def reciprocal_root(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
 
 
 def _hyperbolic(m: Algebra, x: Any) -> Pair:
-    """Return (sinh x, cosh x)."""
+    """Return ``(sinh x, cosh x)`` of a real number."""
     less = real.expm1(m, m.abs(x))
     e = less + 1.0
     sinh = m.select(e < real.INF, (less + less / e) * 0.5, e)
@@ -269,7 +275,10 @@ def cosine(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
 @complex_function("tanh")
 @in_either_width
 def hyperbolic_tangent(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
-    """Kahan's form over ``t = tan y`` and ``s = sinh x``: ``(b r s + i t) / (1 + b s*s)`` with ``b = 1 + t*t``."""
+    """Return the complex hyperbolic tangent by Kahan's form.
+
+    With ``t = tan y``, ``s = sinh x`` and ``b = 1 + t*t`` it is ``(b r s + i t) / (1 + b s*s)``, where ``r = cosh x``.
+    """
     return _hyperbolic_tangent(m, a)
 
 
@@ -302,14 +311,14 @@ def _is_lexicographically_larger(m: Algebra, a: Pair, b: Pair) -> Any:
 
 @complex_function("max")
 def maximum(m: Algebra, a: Pair, b: Pair) -> Pair:
-    """The larger pair in lexicographic order; NaN if an operand has a NaN part."""
+    """Return the larger complex number in lexicographic order; NaN if an operand has a NaN part."""
     first = _is_nan(m, a) | (~_is_nan(m, b) & _is_lexicographically_larger(m, a, b))
     return m.select(first, a[0], b[0]), m.select(first, a[1], b[1])
 
 
 @complex_function("min")
 def minimum(m: Algebra, a: Pair, b: Pair) -> Pair:
-    """The smaller pair in lexicographic order; NaN if an operand has a NaN part."""
+    """Return the smaller complex number in lexicographic order; NaN if an operand has a NaN part."""
     first = _is_nan(m, a) | (~_is_nan(m, b) & _is_lexicographically_larger(m, b, a))
     return m.select(first, a[0], b[0]), m.select(first, a[1], b[1])
 
@@ -350,7 +359,7 @@ def angle(m: Algebra, a: Pair, b: Pair) -> Pair:
 @complex_function("sign")
 @in_either_width
 def sign(m: Algebra, from_32_bits: bool, a: Pair) -> Pair:
-    """``z / |z|``, and 0 for 0."""
+    """Return the complex sign ``z / |z|``, and 0 for 0."""
     zero = (a[0] == 0.0) & (a[1] == 0.0)
     if not from_32_bits:
         scale, _ = scale_to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
@@ -372,7 +381,7 @@ def _exponent_product(m: Algebra, b: Any, log: Any, exact: Any) -> Any:
 @complex_function("pow")
 @in_either_width
 def power(m: Algebra, from_32_bits: bool, a: Pair, b: Pair) -> Pair:
-    """``exp(b log a)``, as C's ``cpow`` may be, with the exponential of C99's annex G.
+    """Return the complex power ``exp(b log a)``, with the exponential of C99's annex G.
 
     Anything to the power of 0 is 1. A part of ``b log a`` that is a product with 0 is 0, so that real operands have the
     powers of real numbers. An infinite size in an unknown direction is ``inf + nan i``. XLA has NaN for all of these.

@@ -16,7 +16,7 @@ Pair = tuple[Any, Any]
 
 
 def in_either_width(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """Adapt ``formula(m, from_32_bits, *pairs)`` to operands of 32 bits, which it gets in 64, and of 64 bits."""
+    """Return ``formula(m, from_32_bits, *pairs)`` for operands of 32 bits, which it computes in 64, and of 64 bits."""
 
     def widened(m: Algebra, *args: Pair) -> Any:
         if m.bits == 64:
@@ -59,7 +59,7 @@ def scale_to_one(m: Algebra, size: Any) -> tuple[Any, Any]:
 
 
 def scaled(m: Algebra, x: Any, n: Any) -> Any:
-    """Return ``x * 2**n`` for an integer ``|n| <= 2044``."""
+    """Return ``x * 2**n`` for an integer ``|n| <= 2044``, in two steps."""
     half = n >> 1
     return x * power_of_two(m, half) * power_of_two(m, n - half)
 

@@ -162,7 +162,10 @@ def tanh(m: Algebra, x: Any) -> Any:
 
 
 def _tanh32(m: Algebra, x: Any) -> Any:
-    """``e**2|x| - 1 = 2**n (2**f - 1) + (2**n - 1)`` with ``e**2|x| = 2**(n + f)`` does not cancel for n >= 0."""
+    """Return ``tanh x`` in 32 bits.
+
+    With ``e**2|x| = 2**(n + f)``, ``e**2|x| - 1 = 2**n (2**f - 1) + (2**n - 1)`` does not cancel for n >= 0.
+    """
     a = m.abs(x)
     c = m.select(a > TANH_ONE[0], m.const(TANH_ONE[0]), a)
     magic, by = m.const(_MAGIC[0] + 127), m.const(2.0 / math.log(2.0))
@@ -175,6 +178,6 @@ def _tanh32(m: Algebra, x: Any) -> Any:
 
 @real_function(f32=3, f64=3)
 def logistic(m: Algebra, x: Any) -> Any:
-    """``1 / (1 + exp(-x))``; for negative x ``exp(x) / (1 + exp(x))``, which does not overflow."""
+    """Return ``1 / (1 + exp(-x))``; for negative x ``exp(x) / (1 + exp(x))``, which does not overflow."""
     power = decay(m, -m.abs(x))
     return m.select(x < 0.0, power, m.const(1.0)) / (power + 1.0)

@@ -1,5 +1,4 @@
-"""Sine and cosine of very large angles, for which pi/2 in a few words is not exact enough: a function for rare
-arguments.
+"""Sine and cosine of very large angles, for which pi/2 in a few words is not exact enough: a slow path.
 
 Source: M. Payne and R. Hanek, "Radian reduction for trigonometric functions" (1983). Of the product of the angle and
 1/(2 pi), only the bits below one revolution are computed, from a table of the digits.
@@ -44,6 +43,8 @@ def emit_sine_of_large(function: ir.Function) -> None:
 
 
 class _LargeAngleSine:
+    """Emitter of the sine of a very large angle."""
+
     def __init__(self, function: ir.Function) -> None:
         self.builder = ir.IRBuilder(function.append_basic_block("entry"))
         self.m = Algebra(self.builder, 64)

@@ -46,9 +46,9 @@ class Algebra:
     def rarely(
         self, condition: ScalarValue, name: str, args: Sequence[ScalarValue | int], usual: ScalarValue
     ) -> ScalarValue:
-        """Return ``usual``, or, where the (rare) condition holds, the result of function ``name`` on ``args``.
+        """Return ``usual``, or where the (rare) condition holds, the result of the slow path ``name`` on ``args``.
 
-        Only kernels have such functions: see :class:`aotc.kernels.formulas.rare.FullAlgebra`.
+        Only kernels have slow paths: see :class:`aotc.kernels.formulas.rare.FullAlgebra`.
         """
         raise NotImplementedError
 

@@ -13,7 +13,7 @@ Number = bool | int | float
 
 
 def call_intrinsic(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.Value], flags=()) -> ir.Value:
-    """Call the LLVM intrinsic ``name`` (with its type suffix), declaring it if new."""
+    """Emit a call of the LLVM intrinsic ``name`` (with its type suffix); declare it if necessary."""
     function = declare_function(builder.module, name, ir.FunctionType(result, [a.type for a in args]))
     return builder.call(function, args, fastmath=flags)
 
@@ -47,7 +47,7 @@ class ScalarValue:
 
     @property
     def is_float(self) -> bool:
-        """Is the register a float (else an integer)?"""
+        """Return True if the register is a float, False if an integer."""
         return self.raw.type in (F32, F64)
 
     def _other(self, other: ScalarValue | Number) -> ir.Value:
@@ -133,9 +133,9 @@ def emit_value_loop(
     builder: ir.IRBuilder, state: Sequence[ScalarValue], more: Callable[..., ScalarValue],
     quadrant: Callable[..., Sequence[ScalarValue]],
 ) -> list[ScalarValue]:  # fmt: skip
-    """Emit a loop and return its final state.
+    """Emit a loop over a tuple of values, and return their final values.
 
-    While ``more(*state)`` is true, ``quadrant(*state)`` computes the next state.
+    While ``more(*state)`` is true, ``quadrant(*state)`` computes the next values.
     """
     before = builder.block
     head, body, after = (builder.append_basic_block(f"loop.{part}") for part in ("head", "body", "after"))

@@ -1,4 +1,4 @@
-"""``log |gamma(x)|`` of negative x, even next to its zeros: a function for rare arguments.
+"""``log |gamma(x)|`` of negative x, exact even next to its zeros: a slow path.
 
 Between poles ``1 / |gamma(t - k)|`` is ``|t| (1 - t) (2 - t) ... (k - t) / gamma(1 + t)`` for ``|t| <= 1/2``. It is
 computed in two words, so that its logarithm has all digits at the zeros, where the product is nearly 1.

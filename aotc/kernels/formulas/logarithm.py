@@ -27,6 +27,7 @@ def parts_of_normal(m: Algebra, x: Any) -> tuple[Any, Any]:
 
 
 def log_special(m: Algebra, x: Any, y: Any) -> Any:
+    """Return ``y``, the logarithm of ``x``, with the results for 0, negative numbers, infinity and NaN."""
     y = m.select(x == INF, x, y)
     y = m.select(x == 0.0, m.const(-INF), y)
     return m.select(x >= 0.0, y, m.const(NAN))
@@ -51,7 +52,7 @@ def _log64_correction(m: Algebra, f: Any) -> Any:
 
 @real_function(f32=1, f64=1.5)
 def log(m: Algebra, x: Any) -> Any:
-    """``e * ln 2 + log(1 + f)``."""
+    """Return the natural logarithm ``e * ln 2 + log(1 + f)`` of ``x = 2**e * (1 + f)``."""
     if m.bits == 32:
         return _log32(m, x)
     e, f = log_parts(m, x)
@@ -97,7 +98,7 @@ def log1p_series(m: Algebra, x: Any) -> Any:
 
 @real_function(f32=1, f64=4)
 def log1p(m: Algebra, x: Any) -> Any:
-    """Kahan's formula (f64): ``log(u)``, corrected for the rounding of ``u = 1 + x``."""
+    """Return ``log(1 + x)``; in 64 bits by Kahan's formula: ``log(u)``, corrected for the rounding of ``u = 1 + x``."""
     if m.bits == 32:
         return _log1p32(m, x)
     u = x + 1.0
@@ -108,10 +109,10 @@ def log1p(m: Algebra, x: Any) -> Any:
 
 
 def _log1p32(m: Algebra, x: Any) -> Any:
-    """``1 + x`` only determines the power of two; ``f = x * 2**-k + (2**-k - 1)`` keeps all bits of x.
+    """Return ``log(1 + x)`` in 32 bits; ``1 + x`` only determines the power of two.
 
-    At x = -1 the scaled x, built from bits, is -2**127, for which the polynomial yields the infinity. ``2**-k - 1`` is
-    computed in quarters, since 2**-128 is subnormal.
+    ``f = x * 2**-k + (2**-k - 1)`` has all bits of x. At x = -1 the scaled x, built from bits, is -2**127, for which
+    the polynomial yields the infinity. ``2**-k - 1`` is computed in quarters, since 2**-128 is subnormal.
     """
     u = x + 1.0
     taken = _power_of_two_removed(m, u)

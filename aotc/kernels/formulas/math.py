@@ -46,7 +46,7 @@ ERF_CLAMP = 4.0
 
 @real_function(f32=8, f64=1.5)
 def erf(m: Algebra, x: Any) -> Any:
-    """An odd rational function (f32); fdlibm's near 0 and ``1 - erfc(x)`` elsewhere (f64)."""
+    """Return the error function: an odd rational function (f32); fdlibm's near 0, else ``1 - erfc(x)`` (f64)."""
     if m.bits == 64:
         return erf64(m, x)
     a = m.abs(x)
@@ -58,14 +58,14 @@ def erf(m: Algebra, x: Any) -> Any:
 
 @real_function(f32=7, f64=3)
 def erfc(m: Algebra, x: Any) -> Any:
-    """An exponential times a polynomial, of ``|x|``."""
+    """Return ``1 - erf(x)``: an exponential times a polynomial, of ``|x|``."""
     y = erfc_of_positive(m, m.abs(x))
     return m.select(x < 0.0, 2.0 - y, y)
 
 
 @real_function(f32=1, f64=4)
 def lgamma(m: Algebra, x: Any) -> Any:
-    """``log |gamma(x)|``; poles are infinite."""
+    """Return ``log |gamma(x)|``; infinite at the poles."""
     if m.bits == 32:
         return m.narrow(log_gamma_of_narrow(m.wide, m.widen(x)))
     y = log_gamma_of_positive(m, m.abs(x), log)
@@ -74,7 +74,7 @@ def lgamma(m: Algebra, x: Any) -> Any:
 
 @real_function(f32=1.5, f64=1.5)
 def rsqrt(m: Algebra, x: Any) -> Any:
-    """``1 / sqrt(x)``."""
+    """Return ``1 / sqrt(x)``."""
     return m.inverse_root(x)
 
 
@@ -86,7 +86,7 @@ CBRT_SMALL = 2.0**-1022
 @real_function(f32=1, f64=2)
 @with_sign_of_first
 def cbrt(m: Algebra, x: Any) -> Any:
-    """``exp(log|x| / 3)`` and one Newton step; in 64 bits subnormal arguments are scaled by 2**54."""
+    """Return the cube root: ``exp(log|x| / 3)`` and one Newton step; in 64 bits subnormals are scaled by 2**54."""
     a = m.abs(x)
     if m.bits == 32:
         return m.narrow(_cube_root(m.wide, m.widen(a)))
@@ -106,10 +106,10 @@ def _cube_root(m: Algebra, a: Any) -> Any:
 @real_function(f32=0, f64=0)
 @with_sign_of_first
 def rem(m: Algebra, x: Any, y: Any) -> Any:
-    """The remainder of truncated division; each step removes 52 bits of the quotient, exactly.
+    """Return the remainder of truncated division; each step removes 52 bits of the quotient, exactly.
 
     In 32 bits six steps are enough for any two numbers. In 64 bits one step is enough unless the quotient is large;
-    then a function for rare arguments does long division.
+    then a slow path does long division.
     """
     if m.bits == 32:
         return m.narrow(_short_remainder(m.wide, m.widen(x), m.widen(y)))

@@ -64,7 +64,7 @@ POW_NORMAL = 2.0**-1022
 
 @real_function(f32=1, f64=1)
 def pow(m: Algebra, x: Any, y: Any) -> Any:
-    """``exp(y * log|x|)``, in 64 bits with the logarithm in two words; special cases as in C."""
+    """Return ``x**y`` as ``exp(y * log|x|)``, in 64 bits with the logarithm in two words; special cases as in C."""
     if m.bits == 32:
         w = m.wide
         return m.narrow(_power(w, m.widen(x), m.widen(y), _short_power))

@@ -1,4 +1,4 @@
-"""Functions for rare arguments: their table, and the algebra that calls them.
+"""Slow paths for rare arguments: their table, and the algebra that calls them.
 
 Code with loops or tables, such as the remainder of a large quotient, is called and not inlined, so that the common case
 stays free of branches.
@@ -93,17 +93,17 @@ CHOICE = "aotc.rarely."
 
 
 def choice_function(module: ir.Module, name: str) -> ir.Function:
-    """Return the function that selects between the usual result and the rare function ``name``; declare it if new."""
+    """Return the function that selects between the usual result and the slow path ``name``; declare it if necessary."""
     return declare_function(module, CHOICE + name, ir.FunctionType(F64, (I64, F64, *RARE[name][0])))
 
 
 class FullAlgebra(Algebra):
-    """The algebra that emits kernels: in addition it can call functions for rare arguments."""
+    """The algebra that emits kernels; unlike its base class it can call slow paths for rare arguments."""
 
     def rarely(
         self, condition: ScalarValue, name: str, args: Sequence[ScalarValue | int], usual: ScalarValue
     ) -> ScalarValue:
-        """Return ``usual``, or, where the condition holds, the result of the function ``name`` for rare arguments."""
+        """Return ``usual``, or where the condition holds, the result of the slow path ``name``."""
         flag = self.builder.zext(condition.raw, I64)
         raw = [a.raw if isinstance(a, ScalarValue) else i64(a) for a in args]
         return self._wrap(self.builder.call(choice_function(self.builder.module, name), [flag, usual.raw, *raw]))

@@ -19,7 +19,7 @@ _LEAST = -1074  # exponent of the smallest subnormal f64
 
 
 def fma32(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """Return ``a * b + c`` of f32 registers."""
+    """Emit ``a * b + c`` of f32 registers with one rounding."""
     x, y, z = (ScalarValue(builder, builder.fpext(v, F64)) for v in (a, b, c))
     product = x * y
     total = product + z
@@ -35,7 +35,7 @@ def fma32(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Va
 
 
 def fma64(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """Return ``a * b + c`` of f64 registers."""
+    """Emit ``a * b + c`` of f64 registers with one rounding."""
     function = builder.module.globals.get(_NAME)
     if function is None:
         function = ir.Function(builder.module, ir.FunctionType(F64, [F64] * 3), _NAME)

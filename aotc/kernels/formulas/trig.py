@@ -35,7 +35,7 @@ def _quadrant(m: Algebra, x: Any) -> tuple[Any, Any, Any]:
 
 
 def _shifted_sine(m: Algebra, x: Any, turns: int) -> Any:
-    """Return ``sin(x + turns pi / 2)``."""
+    """Return ``sin(x + turns * pi / 2)``."""
     n, sine, cosine = _quadrant(m, x)
     n = n + turns
     y = m.select((n & 1) != 0, cosine, sine)
@@ -47,20 +47,20 @@ def _shifted_sine(m: Algebra, x: Any, turns: int) -> Any:
 @real_function(f32=1, f64=2)
 @computed_in_64_bits
 def sin(m: Algebra, x: Any) -> Any:
-    """Reduction by multiples of pi/2 (Cody-Waite), then fdlibm's polynomials."""
+    """Return the sine: reduction by multiples of pi/2 (Cody-Waite), then fdlibm's polynomials."""
     return m.select(x == 0.0, x, _shifted_sine(m, x, 0))
 
 
 @real_function(f32=1, f64=2)
 @computed_in_64_bits
 def cos(m: Algebra, x: Any) -> Any:
-    """Reduction by multiples of pi/2 (Cody-Waite), then fdlibm's polynomials."""
+    """Return the cosine: reduction by multiples of pi/2 (Cody-Waite), then fdlibm's polynomials."""
     return _shifted_sine(m, x, 1)
 
 
 @real_function(f32=1, f64=4)
 def tan(m: Algebra, x: Any) -> Any:
-    """``sin / cos`` of the reduced argument; in 64 bits the sine is that of a remainder in two words."""
+    """Return the tangent: sine over cosine of the reduced argument, in 64 bits of a remainder in two words."""
     if m.bits == 32:
         wide = m.widen(x)
         return m.narrow(_tangent(m.wide, wide, *_quadrant(m.wide, wide)))
@@ -99,7 +99,7 @@ ATAN_UPPER = 0.66
 @with_sign_of_first
 @computed_in_64_bits
 def atan2(m: Algebra, y: Any, x: Any) -> Any:
-    """The angle of the smaller over the larger side, moved to its octant."""
+    """Return the angle of the vector (x, y): that of the smaller over the larger side, moved to its octant."""
     a, b = m.abs(x), m.abs(y)
     swap = b > a
     small, large = m.select(swap, a, b), m.select(swap, b, a)

@@ -25,7 +25,10 @@ PACKAGES = {"cpu": _BOTH, "cuda": (*_BOTH, "numba-cuda", "nvidia-nvvm", "nvidia-
 
 
 def digest_of_sources(sources: Mapping[str, bytes], packages: Iterable[str]) -> bytes:
-    """Return a digest of named texts, and of the versions of Python (Numba reads its bytecode) and of packages."""
+    """Return a digest of source texts by name, of the versions of ``packages``, and of Python's version.
+
+    Numba reads Python's bytecode, so the version matters.
+    """
     digest = hashlib.sha256(sys.version.encode())
     for package in packages:
         digest.update(f"{package} {_package_version(package)}\n".encode())
@@ -49,7 +52,7 @@ def compiler_digest(kind: str) -> bytes:
 
 
 def object_cache_key(text: str, target: Target) -> str:
-    """Return the cache key of the object that ``text`` compiles to for ``target``."""
+    """Return the cache key of the object file that the kernel text ``text`` compiles to for ``target``."""
     digest = hashlib.sha256(compiler_digest(target.kind))
     digest.update(repr(target).encode())
     digest.update(text.encode())

@@ -29,7 +29,7 @@ COMPILING = "compiling kernels"
 
 
 class NamedKernels(NamedTuple):
-    """An object to compile: its source text, target, and compiler (``options.DIRECT`` or ``NUMBA``).
+    """An object file to compile: source text, target, and compiler (``options.DIRECT`` or ``NUMBA``).
 
     ``source`` is a module with the user's function in place of the kernel ``replaces``.
     """
@@ -54,7 +54,7 @@ def name_kernels(
     kernels: Sequence[Kernel], targets: Sequence[Target], compiler: str = DIRECT,
     replaced: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[str], dict[str, NamedKernels]]:  # fmt: skip
-    """Return each kernel's symbol, and the texts to compile by symbol: equal kernels for one target are compiled once.
+    """Return each kernel's symbol, and the objects to compile by symbol; equal kernels are compiled once per target.
 
     A symbol is a digest of the kernel's text, so that equal kernels give equal bundles. If the kernels' ``targets``
     differ, the symbol includes the target's name. ``replaced`` has a user's module for some kernels, by name; the
@@ -92,7 +92,10 @@ def kernel_requests(named: Iterable[NamedKernels]) -> list[dict[str, Any]]:
 
 
 def _is_svml_enabled() -> bool:
-    """Has Numba enabled Intel's SVML, whose functions a bundle does not contain, for LLVM in this whole process?"""
+    """Return True if Numba has enabled Intel's SVML for LLVM in this process.
+
+    A bundle does not contain the functions of SVML.
+    """
     from aotc.kernels.back_end import is_svml_enabled
 
     return is_svml_enabled()
@@ -155,7 +158,7 @@ class Compilation:
         return [self._finished[n] for n in range(count)]
 
     def keep(self) -> None:
-        """Write the objects that were compiled to the cache."""
+        """Write the compiled objects to the cache."""
         for n in self._missing:
             if self._keys[n]:
                 cache.write_cached_object(self._keys[n], self._finished[n])

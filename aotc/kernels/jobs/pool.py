@@ -53,7 +53,10 @@ class CompilerPool:
         os.register_at_fork(after_in_child=self._reset_after_fork)
 
     def start(self, jobs: int, *kinds: str) -> None:
-        """Start compiler processes until ``jobs`` include this process; new ones prepare for ``kinds`` besides CPUs."""
+        """Start compiler processes for ``jobs`` parallel jobs; new ones prepare for the target ``kinds``.
+
+        This process is one of the jobs.
+        """
         with self._lock:
             while len(self._idle) < max((jobs or default_jobs()) - 1, 1):
                 self._idle.append(_spawn_compiler_process(*kinds))
@@ -81,7 +84,7 @@ class CompilerPool:
         return helping[0]
 
     def take(self) -> subprocess.Popen[bytes]:
-        """Take an idle compiler process out of the pool, or start one."""
+        """Remove an idle compiler process from the pool, or start one."""
         with self._lock:
             while self._idle:
                 process = self._idle.pop(0)
@@ -127,7 +130,7 @@ class CompilerPool:
 
 
 class _HelperThreads:
-    """A pool of threads: as many as there were concurrent calls.
+    """A pool of threads that grows to the number of concurrent calls.
 
     A pooled thread has an LLVM target machine, and memory that the system need not clear again: new threads take 2 to 3
     ms for each run.

@@ -56,7 +56,7 @@ MOST_EMITTED = 32
 
 
 class WaitingRequests:
-    """The state of one run: queues of waiting requests (the largest first), busy processes, and results."""
+    """State of one run of compile requests: queues (largest first), busy processes, and results."""
 
     def __init__(self, requests: Sequence[dict[str, Any]], here: bool) -> None:
         self.requests = requests
@@ -75,7 +75,7 @@ class WaitingRequests:
         self._emitting = False
 
     def shares(self, jobs: int) -> tuple[int, int]:
-        """Return the number of processes, and the number of threads of this process including the caller's.
+        """Return the number of processes to use, and the number of threads including the caller's.
 
         There is at least one helper thread besides the caller's, because the caller has other work.
         """
@@ -88,15 +88,16 @@ class WaitingRequests:
         return sum(_request_size(self.requests[n]) for n in list(self.small)[1:]) // THREAD_TEXT
 
     def next(self) -> int | None:
-        """Remove and return the largest waiting request; None if there is none, or a request has failed."""
+        """Remove and return the index of the largest waiting request; None if none waits, or a request has failed."""
         with self._changed:
             queue = self.large or self.small
             return queue.popleft() if queue and not self.errors else None
 
     def step(self) -> tuple[int, Finish | None] | None:
-        """Return the next step: a request with its finishing function, or with None if it must be emitted.
+        """Return the next step of a thread: the index of a request, and the function that finishes it.
 
-        The result is None if there is no more work. For a request to emit, the caller calls :meth:`emit`.
+        The function is None if the request must first be emitted, by :meth:`emit`. The result is None if there is no
+        more work.
         """
         with self._changed:
             while not self.errors:
@@ -120,7 +121,7 @@ class WaitingRequests:
             self._changed.notify_all()
 
     def ask(self, process: subprocess.Popen[bytes], n: int) -> subprocess.Popen[bytes]:
-        """Let ``process`` answer a request; return the process that did, which may be a replacement."""
+        """Send request ``n`` to a process and record the answer; return the process, or its replacement if it died."""
         self.busy[get_ident()] = process
         answer, process = ask_compiler_process(process, {**self.requests[n], "id": n}, self.errors)
         self.record(n, answer)
@@ -146,7 +147,7 @@ class WaitingRequests:
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Record exceptions of a helper thread, so that the waiting caller can raise them."""
+        """Record exceptions of a helper thread, so that the waiting caller raises them."""
         try:
             yield
         except (CallbackFailed, MemoryError) as error:
@@ -194,7 +195,7 @@ class CompilerRun:
         Raises
         ------
         InternalError
-            If a kernel cannot be compiled: its text and the worker's report.
+            If a kernel cannot be compiled; the message has its text and the worker's report.
         Refusal
             If a user's function cannot be compiled.
         CallbackFailed
@@ -273,7 +274,7 @@ OWN_TEXT = 40_000
 
 
 def _is_small_cpu_kernel(request: dict[str, Any]) -> bool:
-    """Is the request a kernel for a CPU that compiles fast enough not to delay an interrupt?
+    """Return True if the request is a CPU kernel that compiles fast enough not to delay an interrupt.
 
     Numba's front end needs a process of its own.
     """

@@ -22,7 +22,7 @@ _PRINTED, _OWN = "printed", "own"
 
 
 def replacement_difference(kernel: Kernel, source: str, name: str) -> str:
-    """Return the difference between function ``name`` of the module ``source`` and ``kernel``, or an empty string.
+    """Describe the difference between the user's function ``name`` and ``kernel``; an empty string if they agree.
 
     Raises
     ------

@@ -27,7 +27,7 @@ from aotc.targets import Target
 
 
 def shell_text(kernel: Kernel) -> str:
-    """Return the text of the function that the driver launches, which calls ``function`` with arrays."""
+    """Return the text of the kernel that the driver launches; it calls ``function`` with arrays."""
     dims = [f"dims[{n}]" for n in range(len(kernel.dims))]
     lines = [f"    {name} = {value}" for name, value in zip(kernel.dims, dims, strict=True)]
     lines += buffer_arrays(kernel)

@@ -76,7 +76,7 @@ def check_replaced_kernel_names(replaced: Mapping[str, Replacement], kernels: It
 
 
 def is_replaceable(kernel: Kernel) -> bool:
-    """Is the kernel computed by the loops that are printed, not by a template?"""
+    """Return True if the kernel is computed by its printed loops, not by a template."""
     return kernel.tiling is None and is_self_contained(kernel)
 
 

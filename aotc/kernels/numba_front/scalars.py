@@ -23,7 +23,7 @@ _EXACT_IN_F32 = 24  # bits of an integer
 
 
 def is_small_float(dtype: str) -> bool:
-    """Is a value of ``dtype`` represented by its code, an unsigned integer, because Numba lacks the type?"""
+    """Return True if Numba lacks the float ``dtype``, and represents a value by its bits in an unsigned integer."""
     return kind_of(dtype) == "f" and DTYPES[dtype].bits <= 16
 
 

@@ -74,7 +74,7 @@ class NumbaSource(NamedTuple):
 
     @property
     def is_for_gpus(self) -> bool:
-        """Does the function use numba.cuda?"""
+        """Return True if the function uses numba.cuda."""
         return "cuda." in self.text
 
 
@@ -103,7 +103,7 @@ def numba_source(kernel: Kernel) -> NumbaSource:
 
 
 def print_without_name_clashes(printer_of: Callable[[frozenset[str]], SourcePrinter]) -> NumbaSource:
-    """Return the text of a printer that avoids, for local names, the names of runtime functions that the text calls."""
+    """Print a kernel with local names that differ from the names of the runtime functions that its text calls."""
     first = printer_of(frozenset())
     first.function()
     printer = printer_of(frozenset(first.scalars.used) | _RESERVED)
@@ -112,7 +112,7 @@ def print_without_name_clashes(printer_of: Callable[[frozenset[str]], SourcePrin
 
 
 def grid_loop(kernel: Kernel) -> For:
-    """Return the parallel loop over a kernel's grid; a kernel without one is a loop of one iteration."""
+    """Return the parallel loop over a kernel's grid; for a kernel without grid, a loop of one iteration."""
     match kernel.body:
         case (For(kind="parallel") as loop,):
             return loop
@@ -183,7 +183,7 @@ class SourcePrinter:
         return f"{self.buffer(buffer)}[{self.dims(index)}]"
 
     def start(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
-        """Return the number of an element, in memory order."""
+        """Return the text of the offset of an element in memory order."""
         flat: Dim = 0
         for size, at in zip(buffer.shape, index, strict=True):
             flat = flat * size + at

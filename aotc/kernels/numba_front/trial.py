@@ -122,7 +122,7 @@ def _interpreter_arrays(kernel: Kernel, arguments: TrialArguments) -> list[np.nd
 
 
 def _depends_on_loaded_values(kernel: Kernel) -> bool:
-    """Does a loaded value determine an access or a number of iterations?"""
+    """Return True if a loaded value determines an access or a number of iterations."""
     lets = {s.var.name for s in walk(kernel.body) if isinstance(s, Let)}
     if any(isinstance(s, While) for s in walk(kernel.body)):
         return True
@@ -189,7 +189,7 @@ def call_loops(function: Callable[..., Any], kernel: Kernel, arguments: TrialArg
 
 
 def is_for_cpus(function: Any) -> bool:
-    """Is a printed kernel a function of ``njit``, not of ``cuda.jit`` or a template?"""
+    """Return True if a printed kernel is an ``njit`` function, not one of ``cuda.jit`` or of a template."""
     from numba.core.dispatcher import Dispatcher
 
     return isinstance(function, Dispatcher)
@@ -210,7 +210,7 @@ def call_native(address: int, kernel: Kernel, arguments: TrialArguments) -> None
 
 
 def output_difference(kernel: Kernel, expected: TrialArguments, found: TrialArguments) -> str:
-    """Return how the outputs of two calls of ``kernel`` differ, or an empty string.
+    """Describe the difference between the outputs of two calls of a kernel; an empty string if they agree.
 
     Integers, truth values and moved elements must have equal bits; computed floats may differ by rounding.
     """
@@ -224,7 +224,7 @@ def output_difference(kernel: Kernel, expected: TrialArguments, found: TrialArgu
 
 
 def _sums_short_floats(kernel: Kernel) -> bool:
-    """Does the kernel keep sums in floats of at most 16 bits, so that rounding errors add up?"""
+    """Return True if the kernel accumulates in floats of at most 16 bits, so that rounding errors add up."""
     kept = (s.buffer.dtype for s in walk(kernel.body) if isinstance(s, Store) and s.reduce)
     return any(kind_of(dtype) == "f" and DTYPES[dtype].bits <= _SHORT_BITS for dtype in kept)
 

@@ -1,4 +1,4 @@
-"""Register tiles and Fourier transforms by their plain meaning: nested loops, one operation after the other."""
+"""Reference implementations of register tiles and Fourier transforms: nested loops, one operation after the other."""
 
 from __future__ import annotations
 

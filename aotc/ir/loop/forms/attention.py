@@ -173,7 +173,7 @@ MOST_HELD = 128
 
 
 def queries_stay_in_shared_memory(depth: int, width: int, size: int) -> bool:
-    """Do the queries of single warps stay in shared memory, because accumulators leave too few registers?"""
+    """Return True if single warps keep their queries in shared memory, as accumulators leave too few registers."""
     return size == 4 and 4 * -(-depth // 8) + width // 2 > MOST_HELD
 
 

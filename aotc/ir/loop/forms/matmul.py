@@ -157,7 +157,7 @@ class LoopProduct:
         )
 
     def is_widened(self, right: bool = False) -> bool:
-        """Is A, or B, computed from loads at each use, and not a plain load?"""
+        """Return True if A, or B if ``right``, is computed from loads at each use instead of a plain load."""
         scalar = self.right if right else self.left
         return isinstance(scalar, Apply) and scalar.fn != "select" and not self.lets
 
@@ -182,7 +182,10 @@ class LoopProduct:
 
 
 def is_contiguous_in_pieces(flat: Dim, name: str, extent: Dim, count: int) -> bool:
-    """Are ``count`` neighbours in the loop ``name`` contiguous at offset ``flat``, from multiples of ``count`` on?"""
+    """Return True if ``count`` neighbours in the loop ``name`` are contiguous, from multiples of ``count`` on.
+
+    ``flat`` is the offset of an element.
+    """
     if not is_multiple_dim(extent, count):
         return False
     piece, within = sym("piece", 0, extent // count), sym("within", 0, count)
@@ -191,13 +194,13 @@ def is_contiguous_in_pieces(flat: Dim, name: str, extent: Dim, count: int) -> bo
 
 
 def _is_one_in_pieces(e: Dim, name: str, extent: Dim, count: int) -> bool:
-    """Is ``e`` the same for each ``count`` neighbours in the loop ``name``?"""
+    """Return True if ``e`` is the same for each ``count`` neighbours in the loop ``name``."""
     piece, within = sym("piece", 0, extent // count), sym("within", 0, count)
     return substitute(e, {name: piece * count + within}) == substitute(e, {name: piece * count})
 
 
 def split_select(value: Scalar) -> tuple[Scalar | None, Scalar]:
-    """Split a scalar ``select(condition, value, 0)`` into condition and value; the condition of others is None."""
+    """Split a scalar ``select(condition, value, 0)`` into condition and value; other scalars have no condition."""
     match value:
         case Apply(fn="select", args=(inside, inner, Const(value=0))):
             return inside, inner
@@ -210,7 +213,7 @@ def _is_forward_stride(stride: Dim) -> bool:
 
 
 def is_multiple_dim(e: Dim, of: int) -> bool:
-    """Is ``e`` provably a multiple of ``of``?"""
+    """Return True if ``e`` is provably a multiple of ``of``."""
     return mod(e, of) == 0
 
 

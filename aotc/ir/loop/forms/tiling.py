@@ -1,4 +1,4 @@
-"""How a matmul or attention kernel is tiled for a GPU's tensor cores: the records of ``Kernel.tiling``."""
+"""Records of ``Kernel.tiling``: the distribution of a matmul or attention kernel to a GPU's tensor cores."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Tiling(TextRecord):
 
     @property
     def is_wgmma(self) -> bool:
-        """Is the kernel a matmul by warpgroups?"""
+        """Return True if warpgroups compute the matmul by wgmma instructions."""
         return isinstance(self.template, Wgmma)
 
     @property
@@ -157,7 +157,7 @@ class Tiling(TextRecord):
 
     @property
     def is_transposed(self) -> bool:
-        """Are the operands swapped, so that columns of the result are rows to the instructions?"""
+        """Return True if the operands are swapped, so that columns of the result are rows to the instructions."""
         return isinstance(self.template, Wgmma) and self.template.transposed
 
     @property
@@ -167,7 +167,7 @@ class Tiling(TextRecord):
 
     @property
     def is_attention(self) -> bool:
-        """Is the kernel attention, and not a matmul?"""
+        """Return True if the kernel is attention, False if a matmul."""
         return isinstance(self.template, ATTENTION)
 
 
