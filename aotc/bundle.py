@@ -7,7 +7,7 @@ from typing import Any
 
 from aotc.source.restore import restore_source
 from aotc.vmfb.arguments import Signature, type_text
-from aotc.vmfb.bundle import open_bundle, write_file
+from aotc.vmfb.bundle import open_bundle, write_bundle_file
 from aotc.vmfb.module import LoadedModule, load
 from aotc.vmfb.weights.own import places_of
 
@@ -35,7 +35,7 @@ class Bundle(bytes):
         BundleError
             If the file cannot be written, for example on a full disk; an existing file is then unchanged.
         """
-        write_file(os.fsdecode(path), [self])
+        write_bundle_file(os.fsdecode(path), [self])
 
     def load(self, **keywords: Any) -> LoadedModule:
         """Load the bundle with :func:`aotc.load`, which also defines the keywords."""

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 from aotc.diagnostics import UNKNOWN, CallbackFailed, CompileError, warn_user
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.byte_sizes import EXAMPLES, as_bytes
-from aotc.vmfb.result_names import pairs_of
+from aotc.vmfb.result_names import parse_state_pairs
 
 SAID, AUTO = "said", "auto"  # placement of ops: by affinities alone, or by the cost model
 REFUSE, DROP = "refuse", "drop"  # treatment of calls back into Python
@@ -352,7 +352,7 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
     if not _are_bound_arguments(options.bind):
         raise _option_error(f"bind is {options.bind!r}", "names or numbers of arguments: ('w', 'args[1]', 2)")
     try:
-        pairs_of(options.state)
+        parse_state_pairs(options.state)
     except CallError as error:
         raise CompileError.at(UNKNOWN, str(error)) from None
     if not _are_device_names(options.devices):

@@ -14,7 +14,7 @@ from aotc.kernels.numba_front.source import numba_source
 from aotc.options import Options
 from aotc.targets import resolve_targets
 from aotc.vmfb.assembly import disassemble
-from aotc.vmfb.commands import read_commands
+from aotc.vmfb.commands import decode_commands
 from aotc_cli.commands.dump import node_lines
 
 TARGET = "cpu:x86-64-v3"
@@ -66,7 +66,7 @@ def tour() -> str:
     names = [kernel.name for kernel in variant.kernels]
     parts.append("## The schedule\n\nWhat the executor runs, with the order that it must keep.\n")
     for buffer in variant.command_buffers:
-        parts.append(_block("text", "\n".join(node_lines(read_commands(buffer.code), names))))
+        parts.append(_block("text", "\n".join(node_lines(decode_commands(buffer.code), names))))
     parts.append("## The host program\n\nIt sizes the results, takes the arena and submits the schedule.\n")
     parts += [_block("text", disassemble(program.code)) for program in variant.programs.values()]
     return "\n".join(parts)

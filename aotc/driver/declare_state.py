@@ -9,7 +9,7 @@ from aotc.diagnostics import CompileError
 from aotc.ir.tensor.ir import Function, Module
 from aotc.lowering.passes.bind_weights import bound_arguments
 from aotc.options import Options
-from aotc.vmfb.result_names import pairs_of, path_below
+from aotc.vmfb.result_names import parse_state_pairs, path_below_result
 
 
 def declare_bindings(module: Module, options: Options) -> Module:
@@ -27,7 +27,7 @@ def declare_bindings(module: Module, options: Options) -> Module:
     module = module.with_functions(
         {n: replace(f, attrs={**f.attrs, "bound": list(bound[n])}) for n, f in noted.items()}
     )
-    pairs = pairs_of(options.state)
+    pairs = parse_state_pairs(options.state)
     used: set[str] = set()
     found = {}
     for f in module.functions.values():
@@ -58,7 +58,7 @@ def _check_state_pairs_used(
     arguments = [n for f in public for n in f.attrs["arg_names"]]
     for f in found.values():
         for out, argument in f.attrs["state"].items():
-            paths = [path_below(n, out, argument, arguments) for n in f.attrs["result_names"]]
+            paths = [path_below_result(n, out, argument, arguments) for n in f.attrs["result_names"]]
             leaves = [argument + path for path in paths if path is not None]
             if not set(leaves) & set(arguments):
                 what = f"state: {out!r} becomes {', '.join(leaves)}, which no function takes"
@@ -72,7 +72,7 @@ def _state_result_numbers(f: Function, pairs: dict[str, str]) -> tuple[dict[int,
     own: dict[str, str] = {}
     for number, (name, value) in enumerate(zip(f.attrs["result_names"], f.body.results, strict=True)):
         for out, argument in pairs.items():
-            path = path_below(name, out, argument, names)
+            path = path_below_result(name, out, argument, names)
             if path is None:
                 continue
             own[out] = argument  # a function may produce a state that it does not take

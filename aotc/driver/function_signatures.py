@@ -17,7 +17,7 @@ from aotc.lowering.lower import Variant
 from aotc.lowering.program.emit_program import VmProgramBuilder
 from aotc.vmfb.module import LoadedModule
 from aotc.vmfb.ranks.layout import mesh_of, whole_shape
-from aotc.vmfb.trees import mark_unused
+from aotc.vmfb.trees import mark_unused_leaves
 
 
 def signature_entry(
@@ -35,7 +35,7 @@ def signature_entry(
     ranks = f.attrs.get("ranks")
     in_tree = f.attrs.get("in_tree")
     if in_tree is not None and "kept" in f.attrs:
-        in_tree = mark_unused(in_tree, f.attrs["kept"])
+        in_tree = mark_unused_leaves(in_tree, f.attrs["kept"])
     return {
         "arguments": [
             {

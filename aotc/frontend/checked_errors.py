@@ -15,7 +15,7 @@ import numpy as np
 from jax._src.checkify import Error
 
 from aotc.vmfb.dtypes import from_numpy, kind_of
-from aotc.vmfb.messages import field_text, literal, shown_as
+from aotc.vmfb.messages import displayed_dtype, escape_braces, message_field
 
 
 def checkify_checks(tree: Any, types: Sequence[Any] | None) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ class _MessageValues:
             return _Value(self, number, (), "", 0)
         shape = tuple(self.types[number].shape)
         try:
-            return _Value(self, number, shape, shown_as(from_numpy(self.types[number].dtype)), 0)
+            return _Value(self, number, shape, displayed_dtype(from_numpy(self.types[number].dtype)), 0)
         except (KeyError, TypeError):  # a random key has no values
             return _Value(self, number, shape, "", 0)
 
@@ -81,17 +81,17 @@ class _MessageValues:
         """Register ``value`` as shown with format ``spec``; return the marker that stands for it in the text."""
         known = value.dtype and all(isinstance(n, int) for n in value.shape)
         if known and value.size <= MESSAGE_ELEMENTS:
-            self.fields.append(field_text(self.count, value.dtype, value.shape, spec))
+            self.fields.append(message_field(self.count, value.dtype, value.shape, spec))
             self.places.append((value.number, value.start, value.size))
             self.count += value.size * (2 if kind_of(value.dtype) == "c" else 1)
         else:
-            self.fields.append(literal(f"<{'x'.join(map(str, value.shape)) or 'a value'}>"))
+            self.fields.append(escape_braces(f"<{'x'.join(map(str, value.shape)) or 'a value'}>"))
         return f"\0{len(self.fields) - 1}\0"
 
     def message(self, text: str) -> str:
         """Return the message template for ``text``, with a field for each marker."""
         parts = text.split("\0")
-        return "".join(self.fields[int(part)] if n % 2 else literal(part) for n, part in enumerate(parts))
+        return "".join(self.fields[int(part)] if n % 2 else escape_braces(part) for n, part in enumerate(parts))
 
 
 class _Value:

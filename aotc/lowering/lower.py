@@ -357,7 +357,7 @@ def _encode_function_stages(
             steps
         )
         known_by_now = [s for s in b.arena if stage_of(s.size) <= len(stages)]
-        blocks = [*fixed, *((slots.arena_of(s.space), s.offset, block_bytes(s.size)) for s in known_by_now)]
+        blocks = [*fixed, *((slots.arena_slot(s.space), s.offset, block_bytes(s.size)) for s in known_by_now)]
         stages.append(Stage(buffer, len(variant.command_buffers), sizes, judged, blocks if constants.apart else ()))
         variant.command_buffers.append(buffer)
     return stages

@@ -23,7 +23,7 @@ from aotc.lowering.program.emit_program import Stage, VmProgramBuilder
 from aotc.lowering.program.schedule import CommandBuffer
 from aotc.lowering.program.verify_schedule import verify_schedule
 from aotc.vmfb.abi import Slots
-from aotc.vmfb.commands import read_commands
+from aotc.vmfb.commands import decode_commands
 from aotc.vmfb.verify.kernel_interface import Invalid
 from aotc.vmfb.verify.program import check_commands, check_program
 
@@ -118,7 +118,7 @@ def update_counts_of_regions(functions: Mapping[str, Function]) -> Callable[[str
 
 def _command_buffer_errors(buffer: CommandBuffer, kernels: int, slots: int) -> list[str]:
     try:
-        check_commands(read_commands(buffer.code), kernels, slots, buffer.states, len(buffer.parameters))
+        check_commands(decode_commands(buffer.code), kernels, slots, buffer.states, len(buffer.parameters))
     except Invalid as error:
         return [str(error)]
     return []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aotc.vmfb.errors import CallError
-from aotc.vmfb.verify.trust import check_keys
+from aotc.vmfb.verify.trust import check_public_keys
 
 # Largest value of an option of gRPC's library, a C int: bytes of a message and of a head, connections.
 GRPC_MOST = 2**31 - 1
@@ -137,7 +137,7 @@ class Settings:
         if self.tls_cert:
             _check_certificate(self.tls_cert, self.tls_key)
         if self.trusted_keys:
-            check_keys(self.trusted_keys)
+            check_public_keys(self.trusted_keys)
         if self.threads is not None and self.threads < 1:
             raise CallError("", "threads must be positive", self.threads, "1 or more")
         if self.ranks is not None and self.ranks < 1:

@@ -9,7 +9,7 @@ from typing import Any
 from aotc.options import Options
 from aotc.targets import OTHER_NAMES, TARGETS, Mix, Target
 from aotc.vmfb.manifest import ANY, NONE
-from aotc.vmfb.result_names import pairs_of
+from aotc.vmfb.result_names import parse_state_pairs
 
 VERSION = 1
 
@@ -84,7 +84,7 @@ def recorded_options(options: Options, targets: tuple[Target, ...]) -> dict[str,
             del found[name]  # the bytes of other bundles stay as in earlier versions
     found["bind"] = list(options.bind)
     found["about"] = dict(options.about)
-    found["state"] = pairs_of(options.state)
+    found["state"] = parse_state_pairs(options.state)
     found["devices"] = {name: targets[0].of(name).name for name in options.devices}
     return found
 

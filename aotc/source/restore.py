@@ -20,7 +20,7 @@ from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.manifest import problems
-from aotc.vmfb.verify.unpack import unpack
+from aotc.vmfb.verify.unpack import unpack_msgpack
 from aotc.vmfb.weights.constants import load_constants
 from aotc.vmfb.weights.differences import from_differences
 
@@ -58,7 +58,7 @@ SOURCE_RATIO = 100
 
 def _source_record(opened: OpenedBundle, entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of the source, decompressed and validated."""
-    packed, size = opened.checked(entry["segment"]), entry["bytes"]
+    packed, size = opened.verified_segment(entry["segment"]), entry["bytes"]
     if size > min(MOST_SOURCE_BYTES, FREE_SOURCE_BYTES + SOURCE_RATIO * packed.nbytes):
         raise _damaged_source_error(opened.where, "it is too large", f"{size:,} bytes")
     stream = zlib.decompressobj()
@@ -66,7 +66,7 @@ def _source_record(opened: OpenedBundle, entry: Mapping[str, Any]) -> dict[str, 
         data = stream.decompress(packed, size + 1)
         if len(data) != size or not stream.eof:
             raise ValueError(f"{len(data):,} bytes, expected {size:,}")
-        record = unpack(data, unicode_errors="surrogateescape")
+        record = unpack_msgpack(data, unicode_errors="surrogateescape")
     except Exception as error:  # zlib and msgpack raise many types on bad input
         raise _damaged_source_error(opened.where, str(error)) from None
     version = record.get("version") if isinstance(record, dict) else None

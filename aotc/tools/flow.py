@@ -13,7 +13,7 @@ from typing import Any
 
 from aotc.lowering.cost_model.work import iterations_or_estimate
 from aotc.targets import resolve_targets
-from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, operand_value
 from aotc.vmfb.api.choose_function import choose_function
 from aotc.vmfb.assumed_sizes import ASSUMED_SIZE, assumed_sizes, check_dims
 from aotc.vmfb.bundle import OpenedBundle
@@ -21,11 +21,10 @@ from aotc.vmfb.devices.mixed.spaces import Spaces
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.isa import Frame
 from aotc.vmfb.profile.debug_texts import command_locs
-from aotc.vmfb.profile.trace import evaluate as evaluate_dim
-from aotc.vmfb.profile.trace import read_header
-from aotc.vmfb.verify.buffers import Buffers, load_buffers
-from aotc.vmfb.verify.kernel_interface import Invalid, evaluate
-from aotc.vmfb.vm import decode, interpret
+from aotc.vmfb.profile.trace import evaluate_dim, read_header
+from aotc.vmfb.verify.buffers import Buffers, load_command_buffers
+from aotc.vmfb.verify.kernel_interface import Invalid, evaluate_size
+from aotc.vmfb.vm import decode_program, interpret_program
 
 Place = tuple[int, int, int]
 """A slot of the pointer table with a byte range: begin, end (exclusive)."""
@@ -155,7 +154,7 @@ class Flow:
 
     def way_of(self, step: FlowStep) -> tuple[int, int]:
         """Return the memories (by number) that a step reads and writes; two for a transfer."""
-        homes = [self.slots.home(slot) for slot, _, _ in (*step.reads, *step.writes)]
+        homes = [self.slots.memory_space(slot) for slot, _, _ in (*step.reads, *step.writes)]
         return (homes[0], homes[-1]) if homes else (0, 0)
 
     def runs_of(self, within: str) -> int:
@@ -198,7 +197,7 @@ def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] |
     signature = opened.manifest["functions"][name]
     slots, spaces = _memories_of_variant(opened, variant, signature)
     flow = Flow(name, variant, slots, spaces, arenas=[0] * len(spaces))
-    buffers = load_buffers(opened, dict(variant))
+    buffers = load_command_buffers(opened, dict(variant))
     texts, own = (_debug_field(opened, variant, key) for key in ("text", "loc"))
     locs = [command_locs(opened, dict(variant), n, nodes) for n, nodes in enumerate(buffers.nodes)]
     walker = _FlowRecorder(flow, buffers, texts, own, locs)
@@ -208,7 +207,7 @@ def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] |
     program = variant["functions"][name]
     frame = Frame(program["registers"], shapes, walker, name, tuple(a["name"] for a in signature["arguments"]))
     try:
-        interpret(decode(program["code"]), frame)
+        interpret_program(decode_program(program["code"]), frame)
     except Invalid as error:
         raise BundleError(opened.where, f"the program is invalid: {error}") from None
     used = {step.kernel for step in flow.steps if step.kernel >= 0}
@@ -286,19 +285,19 @@ class _FlowRecorder:
         self.graphs = self.branches = 0
         self.iterations: Iterator[int | None] = iter(())  # iteration counts of the loops ahead
 
-    def result(self, index: int, dims: tuple[int, ...]) -> None:
+    def allocate_result(self, index: int, dims: tuple[int, ...]) -> None:
         """Do nothing: results are not allocated."""
 
-    def take(self, index: int, argument: int) -> None:
+    def share_argument_memory(self, index: int, argument: int) -> None:
         """Do nothing: arguments are not moved."""
 
     def check_assertion(self, condition: Any, message: str, values: list[Any]) -> None:
         """Do nothing: checks have no values."""
 
-    def block(self, slot: int, offset: int, size: int) -> None:
+    def open_debug_block(self, slot: int, offset: int, size: int) -> None:
         """Do nothing: memory is not accessed."""
 
-    def arena(self, size: int, space: int = 0) -> None:
+    def allocate_arena(self, size: int, space: int = 0) -> None:
         """Record the size of an arena."""
         self.flow.arenas[space] = max(self.flow.arenas[space], size)
 
@@ -359,10 +358,10 @@ class _FlowRecorder:
             kernel = -1 if command.kind == COPY else command.kernel
             extents, count, types, sizes, updates = self._touched(command, parameters)
             places = [
-                (slot, at := value_of(offset, parameters), at + size)
+                (slot, at := operand_value(offset, parameters), at + size)
                 for (slot, offset), size in zip(command.places, extents, strict=True)
             ]
-            items, claim = (value_of(word, parameters) for word in (command.items, command.grain))
+            items, claim = (operand_value(word, parameters) for word in (command.items, command.grain))
             reads, writes = tuple(places[:count]), tuple(places[count:])
             steps.append(FlowStep(
                 len(steps), number, where, kernel, sizes, items, claim, graph.serial, reads, writes, types,
@@ -388,11 +387,11 @@ class _FlowRecorder:
         self, command: Command, parameters: Sequence[int]
     ) -> tuple[list[int], int, tuple[str, ...], dict[str, int], bool]:
         """Return facts of a command: bytes of each range, number of inputs, types, dims, True for an update."""
-        dims = [value_of(word, parameters) for word in command.dims]
+        dims = [operand_value(word, parameters) for word in command.dims]
         if command.kind == COPY:
             return [dims[0], dims[0]], 1, (), {}, False
         entry, text = self.flow.variant["kernels"][command.kernel], self.texts[command.kernel]
-        extents = [evaluate(size, dims) for size in entry["extents"]]
+        extents = [evaluate_size(size, dims) for size in entry["extents"]]
         if not text:
             return extents, entry["inputs"], (), {}, False
         header = read_header(text)

@@ -16,10 +16,10 @@ from aotc.display.shown import Shown
 from aotc.display.units import bytes_text, count_text, size_text, time_text
 from aotc.tools.explain.collectives import explain_collectives
 from aotc.tools.explain.schedule import explain_schedule
-from aotc.vmfb.arguments import Signature, TensorSpec, spec_of
+from aotc.vmfb.arguments import Signature, TensorSpec, tensor_spec_of_row
 from aotc.vmfb.assumed_sizes import assumed_sizes, assumed_text
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
-from aotc.vmfb.describe import describe
+from aotc.vmfb.describe import describe_bundle
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import Error, bundle_errors
 from aotc.vmfb.profile.model_place import model_place
@@ -240,7 +240,7 @@ def signature_text(signature: Signature) -> str:
             parts.append(str(specs[0]))
             continue
         parts.append(f"{root}: {arrays_text(specs)}")
-    results = [spec_of(row) for row in signature.results]
+    results = [tensor_spec_of_row(row) for row in signature.results]
     few = ", ".join(map(str, results)) if len(results) <= MOST_ARGUMENTS else f"{len(results)} arrays"
     return f"{signature.name}({', '.join(parts)}) -> ({few})"
 
@@ -281,7 +281,7 @@ def inspect(bundle: str | os.PathLike[str] | bytes) -> Inspection:
     data = bundle if isinstance(bundle, bytes) else os.fspath(bundle)
     opened = open_bundle(data)
     size = len(data) if isinstance(data, bytes) else Path(data).stat().st_size
-    found = describe(opened, size)
+    found = describe_bundle(opened, size)
     with bundle_errors(opened, "shown"):
         return Inspection(
             found["path"],

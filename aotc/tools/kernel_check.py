@@ -67,7 +67,7 @@ class NativeKernels:
     is_native = True
 
     def __init__(self, opened: OpenedBundle, part: Mapping[str, Any], names: list[str]) -> None:
-        self._library = SharedObject(opened.checked(part["library"]))
+        self._library = SharedObject(opened.verified_segment(part["library"]))
         table = list((ctypes.c_int64 * len(names)).in_dll(self._library.library, TABLE_SYMBOL))
         self._addresses = dict(zip(names, table, strict=True))
 

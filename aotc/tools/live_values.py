@@ -156,12 +156,12 @@ class _LiveValueWalk:
     def _at(self, place: Place) -> list[_LiveValue]:
         """Return the current values that overlap ``place``."""
         slot, begin, end = place
-        space = self.flow.spaces[self.flow.slots.home(slot)].name
+        space = self.flow.spaces[self.flow.slots.memory_space(slot)].name
         return [v for v in self.current if v.row.space == space and v.row.offset < end and begin < v.row.end]
 
     def _create(self, step: FlowStep, place: Place, type_: str) -> MemoryRow:
         slot, begin, end = place
-        space = self.flow.spaces[self.flow.slots.home(slot)].name
+        space = self.flow.spaces[self.flow.slots.memory_space(slot)].name
         name = self.flow.name_of(step)
         return MemoryRow(space, begin, end - begin, step.number, step.number, type_, name, step.loc)
 

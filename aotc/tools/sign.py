@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aotc.vmfb.bundle import OpenedBundle, open_bundle, signed_parts, write_file
+from aotc.vmfb.bundle import OpenedBundle, open_bundle, signed_bundle_pieces, write_bundle_file
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.host.install import install_command
 
@@ -59,7 +59,7 @@ def sign_bundle(path: str, key: str, output: str = "") -> None:
     opened = open_bundle(path)
     opened.verify_all()
     public = private.public_key().public_bytes_raw()
-    write_file(output or path, signed_parts(opened, lambda message: (public, private.sign(message))))
+    write_bundle_file(output or path, signed_bundle_pieces(opened, lambda message: (public, private.sign(message))))
 
 
 def signature_approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Callable[[OpenedBundle], bytes]:

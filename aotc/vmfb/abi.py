@@ -147,16 +147,16 @@ ROW_WORDS = 8
 
 
 class Slots:
-    """The pointer table of a submission: arguments, results, the arena, the constants.
+    """The pointer table of a submission: arguments, results, the arenas, the constants.
 
     Attributes
     ----------
     arena, constants : int
-        Slots of the first arena and of the first constants; each memory has one of both.
+        Slots of the first arena and of the first constants; each memory space has an arena and constants of its own.
     count : int
         The number of all slots.
     homes : sequence of int
-        The memory of each argument and result; empty if there is only one memory.
+        The number of the memory space of each argument and result; empty if there is only one memory space.
     """
 
     __slots__ = ("arena", "arguments", "constants", "count", "homes")
@@ -168,20 +168,20 @@ class Slots:
         self.constants = self.arena + spaces
         self.count = self.constants + spaces
 
-    def arena_of(self, space: int) -> int:
-        """Return the slot of a memory's arena."""
+    def arena_slot(self, space: int) -> int:
+        """Return the slot of the arena of memory space number ``space``."""
         return self.arena + space
 
-    def constants_of(self, space: int) -> int:
-        """Return the slot of a memory's constants."""
+    def constants_slot(self, space: int) -> int:
+        """Return the slot of the constants of memory space number ``space``."""
         return self.constants + space
 
-    def result(self, number: int) -> int:
-        """Return the slot of a result; an argument's slot is its number."""
+    def result_slot(self, number: int) -> int:
+        """Return the slot of result ``number``. The slot of an argument is its number."""
         return self.arguments + number
 
-    def home(self, slot: int) -> int:
-        """Return the number of the memory that a slot belongs to."""
+    def memory_space(self, slot: int) -> int:
+        """Return the number of the memory space that contains ``slot``."""
         if slot < self.arena:
             return self.homes[slot] if self.homes else 0
         return slot - (self.arena if slot < self.constants else self.constants)
@@ -195,7 +195,7 @@ Place: TypeAlias = tuple[int, int]
 
 
 class Record:
-    """Base of the parts of a command buffer; compares by value, ignoring the position ``at``.
+    """Base class of the decoded parts of a command buffer; ``==`` compares all fields except the position ``at``.
 
     Plain classes, to keep loading fast: creating a ``NamedTuple`` or a dataclass takes 0.1 ms and more, creating a
     class with slots a fraction of that.
@@ -215,9 +215,17 @@ class Record:
 
 
 class TileEdge(Record):
-    """A tile dependence: the items of ``producer`` that must complete before items of a command.
+    """Tile-by-tile dependence of a command, the consumer, on an earlier command of its graph, the producer.
 
-    See the module's text.
+    The consumer's first ``end`` items may run once ``(end * times + plus) // over`` items of the producer have
+    completed. An ``over`` of 0 stands for the same fraction of the producer's items, and ``plus`` more.
+
+    Attributes
+    ----------
+    producer : int
+        Number of the producer in the graph.
+    times, over, plus : int
+        Terms of the formula, counted in items.
     """
 
     __slots__ = ("over", "plus", "producer", "times")
@@ -233,14 +241,17 @@ class TileEdge(Record):
         """Return the number of producer items required beyond those proportional to the consumer's progress."""
         return -(-self.plus // self.over) if self.over else self.plus
 
-    def need(self, end: int, items: int, of: int) -> int:
-        """Return the number of producer items, out of ``of``, that the first ``end`` of ``items`` items require."""
-        if end >= items or (not self.over and max(items, of) >= FEW_ITEMS):
-            return of
+    def required_items(self, end: int, items: int, producer_items: int) -> int:
+        """Return the number of items that the producer must complete before the consumer runs its item ``end - 1``.
+
+        ``items`` and ``producer_items`` are the grid sizes of the consumer and of the producer.
+        """
+        if end >= items or (not self.over and max(items, producer_items) >= FEW_ITEMS):
+            return producer_items
         times, over, plus = self.times, self.over, self.plus
         if not over:
-            times, over, plus = of, items, (plus + 1) * items - 1
-        return max(0, min(of, (end * times + plus) // over))
+            times, over, plus = producer_items, items, (plus + 1) * items - 1
+        return max(0, min(producer_items, (end * times + plus) // over))
 
 
 class Command(Record):
@@ -300,12 +311,12 @@ class Command(Record):
 
 
 class Control(Record):
-    """A loop or a branch as a command of a graph.
+    """A loop or a branch that is a command of a graph, so that other commands can run concurrently.
 
     Attributes
     ----------
     cell : int
-        The command's first own cell, relative to the graph's first cell.
+        Number of the first state cell of this command, relative to the graph's first cell.
     predecessors, successors
         As in :class:`Command`.
     nodes : sequence of Node
@@ -327,10 +338,21 @@ class Control(Record):
 
 
 class Graph(Record):
-    """Commands, each of which runs after its predecessors; ``state`` is the number of the first command's cell.
+    """Acyclic graph of commands; each command runs after its predecessors.
 
-    ``leaves`` are the dispatches and copies outside of control commands. If a command waits for tiles of another, the
-    graph is ``tiled``: each command then has two ``cells``, and there are no control commands.
+    Attributes
+    ----------
+    commands : list of Command or Control
+    state : int
+        Number of the state cell of the first command.
+    serial : bool
+        True if the calling thread runs all commands alone.
+    leaves : list of Command
+        The dispatches and copies outside of control commands.
+    tiled : bool
+        True if a command waits for tiles of another; such a graph has no control commands.
+    cells : int
+        Number of state cells: one for each command, two in a tiled graph, and those of control commands.
     """
 
     __slots__ = ("cells", "commands", "leaves", "serial", "state", "tiled")
@@ -346,7 +368,7 @@ class Graph(Record):
 
 
 class WhileNode(Record):
-    """Runs ``condition``; while the byte at ``place`` is not 0, runs ``body`` and ``condition`` again."""
+    """A loop: run ``condition``; while the byte at ``place`` is not 0, run ``body`` and ``condition`` again."""
 
     __slots__ = ("body", "condition", "place")
 
@@ -358,7 +380,10 @@ class WhileNode(Record):
 
 
 class Case(Record):
-    """Runs the branch whose number is the i32 at ``place``, or the last one if it is out of range."""
+    """A branch: run the nodes ``branches[i]`` for the i32 ``i`` at ``place``.
+
+    The last ones if ``i`` is out of range.
+    """
 
     __slots__ = ("branches", "place")
 
@@ -371,21 +396,21 @@ class Case(Record):
 Node: TypeAlias = "Graph | WhileNode | Case"
 
 
-def constant(value: int) -> int:
-    """Return the operand word of a constant."""
+def constant_operand(value: int) -> int:
+    """Encode an integer as an operand word of a command buffer."""
     return 2 * value
 
 
-def parameter(index: int) -> int:
-    """Return the operand word of entry ``index`` of the parameter array."""
+def parameter_operand(index: int) -> int:
+    """Encode a reference to entry ``index`` of a submission's parameter array as an operand word."""
     return 2 * index + 1
 
 
-def value_of(operand: int, parameters: Sequence[int]) -> int:
-    """Return the value of an operand word in a submission with these ``parameters``."""
+def operand_value(operand: int, parameters: Sequence[int]) -> int:
+    """Decode an operand word: an integer, or an entry of ``parameters``, the submission's parameter array."""
     return parameters[operand >> 1] if operand & 1 else operand >> 1
 
 
 def operand_text(operand: int) -> str:
-    """Format an operand word: ``12``, or ``p0`` for a parameter."""
+    """Format an operand word for display: ``12`` for an integer, ``p0`` for entry 0 of the parameter array."""
     return f"p{operand >> 1}" if operand & 1 else str(operand >> 1)

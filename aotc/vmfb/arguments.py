@@ -51,9 +51,9 @@ class Argument:
         return f"{self.name}: {type_text(self.dtype_name, self.dims)}"
 
     def prepare(self, value: Any, where: str, gpu: int = -1) -> Any:
-        """Return ``value`` as a plain, C-contiguous, aligned array of the argument's type.
+        """Return ``value`` as a plain, C-contiguous, aligned array of the argument's dtype and shape.
 
-        An array on GPU number ``gpu`` is returned in place, as a :class:`CudaArray` if it is another library's.
+        An array on GPU number ``gpu`` is not copied; an array of another library there becomes a :class:`CudaArray`.
 
         Raises
         ------
@@ -64,14 +64,14 @@ class Argument:
         if plain and value.flags.num & GOOD_FLAGS == GOOD_FLAGS:
             return value
         if gpu >= 0 and type(value) is not np.ndarray:
-            value = self.as_ours(value, where)
+            value = self.import_foreign_array(value, where)
         ours = isinstance(value, DeviceArray)
         if ours:
             self.check_not_donated(value, where)
         stays = ours and gpu >= 0 and value.ordinal == gpu
-        array = value if stays else self._as_array(value, where)
+        array = value if stays else self._convert_to_numpy(value, where)
         if array.dtype is not self.dtype:
-            array = self._converted_to_dtype(array, where)
+            array = self._cast_to_declared_dtype(array, where)
         shape = array.shape
         if len(shape) != len(self.dims) or any(isinstance(d, int) and d != n for d, n in zip(self.dims, shape)):
             raise self._wrong_argument_error(
@@ -82,12 +82,14 @@ class Argument:
         return array
 
     def is_exact(self, value: DeviceArray, gpu: int) -> bool:
-        """Return True if a GPU array has exactly the static type of the signature and can be passed as it is."""
+        """Return True if a GPU array can be passed unchanged: same GPU, dtype and static shape, and not donated."""
         same = value.ordinal == gpu and value.dtype is self.dtype and value.shape == self.dims
         return same and not value.donated
 
-    def as_ours(self, value: Any, where: str) -> Any:
-        """Return a GPU array of another library as a :class:`CudaArray` of the same memory; other values unchanged.
+    def import_foreign_array(self, value: Any, where: str) -> Any:
+        """Import a GPU array of another library as a :class:`CudaArray` of the same memory.
+
+        Return arrays of aotc, NumPy arrays and other values unchanged.
 
         Raises
         ------
@@ -113,7 +115,7 @@ class Argument:
             )
 
     def check_type(self, dtype: str, dims: Sequence[int | str], where: str) -> None:
-        """Check the type of a future result that is passed as this argument; a symbolic size may match any size.
+        """Check dtype and dims of a future result that is passed as this argument; symbolic dims match any size.
 
         Raises
         ------
@@ -126,28 +128,29 @@ class Argument:
         if len(dims) != len(self.dims) or any(d != n for d, n in both):
             raise self._wrong_argument_error(where, "the wrong shape", type_text(dtype, dims), kind=ArgumentValueError)
 
-    def _as_array(self, value: Any, where: str) -> np.ndarray:
+    def _convert_to_numpy(self, value: Any, where: str) -> np.ndarray:
+        """Convert a scalar, an object with ``__array__``, or another library's array to a NumPy array of any dtype."""
         if isinstance(value, (np.ndarray, np.generic)):
             return np.asarray(value)
         if type(value) in _SCALARS:
-            return self._from_scalar(value, where)
+            return self._convert_scalar(value, where)
         try:
             if hasattr(value, "__array__"):
                 return np.asarray(value)
             if hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__"):
                 return np.from_dlpack(value)
         except Exception as error:  # it runs code of the value's class
-            return self._by_dlpack(value, where, error)
+            return self._import_by_dlpack(value, where, error)
         hint = f"np.asarray(..., dtype={str(self.dtype)!r})"
         raise self._wrong_argument_error(where, "a value that is not an array", type(value).__name__, hint)
 
-    def _by_dlpack(self, value: Any, where: str, error: Exception) -> np.ndarray:
+    def _import_by_dlpack(self, value: Any, where: str, error: Exception) -> np.ndarray:
         """Import a value that NumPy has refused with ``error``: a GPU array, or one of a dtype unknown to NumPy."""
         from aotc.vmfb.devices.host_arrays import on_host, random_key_words  # only for such values
 
         if (words := random_key_words(value)) is not value:
-            return self._as_array(words, where)
-        found = self.as_ours(value, where)
+            return self._convert_to_numpy(words, where)
+        found = self.import_foreign_array(value, where)
         if found is not value:
             return found.numpy()
         try:
@@ -158,7 +161,7 @@ class Argument:
             raise ArgumentError(where, f"{self.label} cannot be read as an array: {error}") from error
         return imported_array
 
-    def _from_scalar(self, value: Any, where: str) -> np.ndarray:
+    def _convert_scalar(self, value: Any, where: str) -> np.ndarray:
         kind = "f" if self.dtype.kind == "V" else self.dtype.kind
         if kind not in _SCALARS[type(value)]:
             raise self._wrong_argument_error(
@@ -169,7 +172,11 @@ class Argument:
         except OverflowError:
             raise self._wrong_argument_error(where, "a scalar out of range", value, kind=ArgumentValueError) from None
 
-    def _converted_to_dtype(self, array: np.ndarray, where: str) -> np.ndarray:
+    def _cast_to_declared_dtype(self, array: np.ndarray, where: str) -> np.ndarray:
+        """Cast an array to the argument's dtype where no value changes; refuse any other dtype.
+
+        Casts are allowed from another byte order, and from NumPy's 64-bit defaults to 32 bits.
+        """
         if array.dtype == self.dtype:
             return array.view(self.dtype) if isinstance(array, np.ndarray) else array
         if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == self.dtype:
@@ -178,9 +185,9 @@ class Argument:
             both = array.dtype.kind + self.dtype.kind
             sizes = array.dtype.itemsize, self.dtype.itemsize
             if sizes == (8, 4) and both in ("ii", "iu", "ui", "uu"):
-                return self._narrowed_integers(array, where)
+                return self._narrow_integers(array, where)
             if (both, *sizes) in (("ff", 8, 4), ("cc", 16, 8)):
-                return self._rounded_floats(array, where)
+                return self._narrow_floats(array, where)
         raise self._wrong_argument_error(
             where,
             "the wrong dtype",
@@ -188,8 +195,8 @@ class Argument:
             f".astype({str(self.dtype)!r}), if that is what you mean",
         )
 
-    def _narrowed_integers(self, array: np.ndarray, where: str) -> np.ndarray:
-        """Return 64-bit integers, NumPy's default, as 32-bit ones if all of them fit."""
+    def _narrow_integers(self, array: np.ndarray, where: str) -> np.ndarray:
+        """Cast 64-bit integers, NumPy's default, to 32 bits; refuse values out of range."""
         limits = np.iinfo(self.dtype)
         wrong = (array < limits.min) | (array > limits.max)
         if wrong.any():
@@ -201,34 +208,46 @@ class Argument:
             )
         return array.astype(self.dtype)
 
-    def _rounded_floats(self, array: np.ndarray, where: str) -> np.ndarray:
-        """Return float64, NumPy's default, as float32 if no element overflows; complex numbers likewise."""
+    def _narrow_floats(self, array: np.ndarray, where: str) -> np.ndarray:
+        """Cast float64, NumPy's default, to float32, and complex128 to complex64; refuse elements that overflow."""
         with np.errstate(all="ignore"):
-            made = array.astype(self.dtype)
-        lost = ~np.isfinite(made) & np.isfinite(array)
+            narrowed = array.astype(self.dtype)
+        lost = ~np.isfinite(narrowed) & np.isfinite(array)
         if lost.any():
             place = tuple(int(n) for n in np.argwhere(lost)[0])
             what = f"{array[place]} at {list(place)}" if place else array[place]
             raise self._wrong_argument_error(
                 where, f"a value that {self.dtype_name} cannot hold", what, kind=ArgumentValueError
             )
-        return made
+        return narrowed
 
     def _wrong_argument_error(
-        self, where: str, what: str, found: Any, hint: str = "", kind: type[CallError] = ArgumentError
+        self, where: str, problem: str, found: Any, hint: str = "", kind: type[CallError] = ArgumentError
     ) -> CallError:
-        return kind(where, f"{self.label} has {what}", found, type_text(self.dtype_name, self.dims), hint)
+        return kind(where, f"{self.label} has {problem}", found, type_text(self.dtype_name, self.dims), hint)
 
 
-def refuse_whole(
+def refuse_whole_array(
     row: Mapping[str, Any], label: str, value: object, where: str, source: str = "module.shard(...)"
 ) -> None:
-    """Refuse a whole array for an argument or weight of which this rank takes a part, which ``source`` makes.
+    """Refuse a whole array for an argument or weight that is partitioned over ranks.
+
+    Parameters
+    ----------
+    row : mapping
+        The argument's or weight's entry in the manifest.
+    label : str
+        The argument or weight, for messages.
+    value : object
+    where : str
+        The function, for messages.
+    source : str
+        The call that cuts this rank's part, for the hint.
 
     Raises
     ------
     ArgumentValueError
-        Its message has the part's type, and how to get it.
+        Its message has the part's type, and the call that cuts the part.
     """
     whole, dims = row.get("whole"), tuple(row["dims"])
     if whole is not None and getattr(value, "shape", None) == tuple(whole) != dims:
@@ -238,7 +257,7 @@ def refuse_whole(
 
 
 def dtype_text(dtype: np.dtype) -> str:
-    """Return the dtype name of a NumPy dtype, or NumPy's name if there is none."""
+    """Return aotc's name of a NumPy dtype, such as ``f32``; NumPy's own name if aotc has none."""
     try:
         return from_numpy(dtype)
     except KeyError:
@@ -283,12 +302,15 @@ class TensorSpec(NamedTuple):
 
 
 def _partition_text(dtype: str, whole: Sequence[int], layout: Layout) -> str:
-    """Return how an array is cut over a mesh: `` of f32[32, 16] cut by data, -``; empty if it is not."""
+    """Format the partition of an array over a mesh, such as `` of f32[32, 16] cut by data, -``.
+
+    The text is empty if each rank has the whole array.
+    """
     return f" of {type_text(dtype, whole)} cut by {layout_text(layout)}" if layout else ""
 
 
-def spec_of(row: Mapping[str, Any]) -> TensorSpec:
-    """Return the specification of a row of a bundle's manifest."""
+def tensor_spec_of_row(row: Mapping[str, Any]) -> TensorSpec:
+    """Convert an argument's or a result's entry in the manifest to a :class:`TensorSpec`."""
     cut = (tuple(row["whole"]), layout_of(row.get("layout", ()))) if "whole" in row else ()
     return TensorSpec(row["name"], row["dtype"], tuple(row["dims"]), row.get("device", ""), *cut)
 
@@ -296,11 +318,18 @@ def spec_of(row: Mapping[str, Any]) -> TensorSpec:
 def prepare_arguments(
     arguments: Sequence[Argument], values: Sequence[Any], where: str, donate: bool = False, gpus: Sequence[int] = ()
 ) -> list[Any]:
-    """Return the arrays of a call, converted by :meth:`Argument.prepare`.
+    """Convert the arguments of a call by :meth:`Argument.prepare`; copy those that the program would overwrite.
 
-    ``gpus`` is the GPU number of each argument, or -1.
-
-    Arrays of donated arguments may be overwritten by the program.
+    Parameters
+    ----------
+    arguments : sequence of Argument
+    values : sequence
+    where : str
+        The function, for messages.
+    donate : bool
+        Allow the program to overwrite the arrays of donated arguments.
+    gpus : sequence of int
+        The GPU number of each argument, -1 for host memory.
     """
     places = gpus or [-1] * len(arguments)
     arrays = [
@@ -311,34 +340,33 @@ def prepare_arguments(
     return arrays
 
 
-def _copy_undonated_arrays(arguments: Sequence[Argument], arrays: list[Any], given: bool) -> None:
-    """Copy arrays that the program would overwrite although the caller did not donate them.
+def _copy_undonated_arrays(arguments: Sequence[Argument], arrays: list[Any], donate: bool) -> None:
+    """Copy arrays that the program would overwrite although the caller did not donate them (``donate`` False).
 
-    Also copies donated arrays that cannot be overwritten: read-only, or sharing memory with another argument.
+    Also copy donated arrays that cannot be overwritten: read-only, or sharing memory with another argument.
     """
     donated = [a.donated for a in arguments]
     if not any(donated):
         return
-    shared = indices_that_share_memory(arrays) if given else set()
+    shared = indices_that_share_memory(arrays) if donate else set()
     for i, x in enumerate(arrays):
         fixed = not x.flags.writeable if isinstance(x, np.ndarray) else x.read_only
-        if donated[i] and (not given or i in shared or fixed):
+        if donated[i] and (not donate or i in shared or fixed):
             arrays[i] = x.copy()
 
 
-def take_over_donated(
+def invalidate_donated_arrays(
     arguments: Sequence[Argument], values: Sequence[Any], arrays: list[Any], donate: bool, now: bool = True
 ) -> None:
-    """Mark the caller's donated device arrays as unusable.
+    """Make the caller's donated device arrays unusable; replace them in ``arrays`` by new objects of the same memory.
 
-    In ``arrays`` they are replaced by new objects of the same memory. A donated array is invalidated even if the call
-    made a copy and need not overwrite it, so that no caller can depend on that. With ``now`` False, earlier submissions
-    can still read them.
+    A donated array is invalidated even if the call made a copy and need not overwrite it, so that no caller can depend
+    on that. With ``now`` False, earlier submissions can still read the arrays.
     """
     if not donate:
         return
-    given = {id(v): v for a, v in zip(arguments, values) if a.donated and isinstance(v, DeviceArray)}
-    for value in given.values():
+    donated = {id(v): v for a, v in zip(arguments, values) if a.donated and isinstance(v, DeviceArray)}
+    for value in donated.values():
         other = value.give_away(now)
         arrays[:] = [other if x is value else x for x in arrays]
 
@@ -356,7 +384,7 @@ def indices_that_share_memory(arrays: Sequence[Any]) -> set[int]:
     return found
 
 
-def check_out(out: Any, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> None:
+def check_output_buffer(out: Any, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> None:
     """Refuse an ``out=`` buffer that a result cannot be written to.
 
     Raises
@@ -371,7 +399,9 @@ def check_out(out: Any, dtype: np.dtype, shape: tuple[int, ...], number: int, wh
         raise ArgumentValueError(where, f"out[{number}] is not contiguous, aligned and writable", hint="np.empty(...)")
 
 
-def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str, gpus: Sequence[int] = ()) -> Sequence[Any]:
+def check_output_buffers(
+    out: Any, count: int, arrays: Sequence[Any], where: str, gpus: Sequence[int] = ()
+) -> Sequence[Any]:
     """Return the ``out=`` buffers of ``count`` results as NumPy or GPU arrays; None for results without a buffer.
 
     Raises
@@ -387,7 +417,7 @@ def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str, gpus: Se
     if len(out) != count:
         raise ArgumentError(where, "wrong number of out buffers", len(out), count)
     places = gpus or [-1] * count
-    found = [x if x is None else _writable(x, gpu, n, where) for n, (x, gpu) in enumerate(zip(out, places))]
+    found = [x if x is None else _import_output_buffer(x, gpu, n, where) for n, (x, gpu) in enumerate(zip(out, places))]
     given = [(i, x) for i, x in enumerate(found) if x is not None]
     shared = indices_that_share_memory([*arrays, *(x for _, x in given)]) if given else set()
     for number, (i, _) in enumerate(given, len(arrays)):
@@ -396,13 +426,13 @@ def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str, gpus: Se
     return found
 
 
-def _writable(out: Any, gpu: int, number: int, where: str) -> Any:
-    """Return the ``out=`` buffer of a result on GPU number ``gpu`` (-1: host memory) as an array."""
+def _import_output_buffer(out: Any, gpu: int, number: int, where: str) -> Any:
+    """Import an ``out=`` buffer as an array that a result on GPU ``gpu`` (-1: host memory) can be written to."""
     if type(out) is np.ndarray:
         return out
     label = f"out[{number}]"
     try:
-        found = out if isinstance(out, DeviceArray) else _writable_array(out)
+        found = out if isinstance(out, DeviceArray) else _import_writable_array(out)
     except Exception as error:  # it runs code of the buffer's class
         raise ArgumentError(where, f"{label} cannot be written to: {error}") from error
     if found is None:
@@ -419,8 +449,8 @@ def _writable(out: Any, gpu: int, number: int, where: str) -> Any:
     return found.numpy() if found.ordinal < 0 else found
 
 
-def _writable_array(out: Any) -> Any:
-    """Import a buffer of another library as an array of the same memory; None if that is not possible."""
+def _import_writable_array(out: Any) -> Any:
+    """Import a buffer of another library as a writable array of the same memory; None if that is not possible."""
     from aotc.vmfb.devices.cuda.foreign import imported_array  # only for such buffers
     from aotc.vmfb.devices.host_arrays import on_host
 
@@ -431,7 +461,7 @@ def _writable_array(out: Any) -> Any:
 
 
 class Signature:
-    """The arguments and results of a function; ``str`` formats them.
+    """The arguments and results of a function; ``repr`` shows it as ``name(x: f32[n]) -> f32[n]``.
 
     Attributes
     ----------
@@ -464,12 +494,12 @@ class Signature:
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Return the types of the arguments."""
-        return tuple(map(spec_of, self.arguments))
+        return tuple(map(tensor_spec_of_row, self.arguments))
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Return the types of the results."""
-        return tuple(map(spec_of, self.results))
+        return tuple(map(tensor_spec_of_row, self.results))
 
     def __repr__(self) -> str:
         takes = ", ".join(

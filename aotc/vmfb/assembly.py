@@ -1,4 +1,4 @@
-"""Text form of host programs: the output of ``aotc dump``, which can be parsed again.
+"""Assembler and disassembler of host programs; ``aotc dump`` prints this text.
 
 One instruction a line, ``name operand, operand``. A ``number:`` in front is optional and checked; ``#`` starts a
 comment.
@@ -16,7 +16,7 @@ _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|\[[^\]]*\]|[^,\s]+)\s*(?:,|$)')
 
 
 def disassemble(code: list[list[Any]]) -> str:
-    """Return one line of text per instruction."""
+    """Convert the instructions of a host program to text, one line each."""
     lines = []
     for number, (opcode, *operands) in enumerate(code):
         row = ISA[opcode]
@@ -34,7 +34,7 @@ def _operand_text(kind: type, value: Any) -> str:
 
 
 def assemble(text: str) -> list[list[Any]]:
-    """Parse a program.
+    """Parse the text of a host program to instructions as in a bundle.
 
     Raises
     ------
@@ -54,6 +54,7 @@ def assemble(text: str) -> list[list[Any]]:
 
 
 def _without_comment(line: str) -> str:
+    """Remove a comment that starts with ``#``, except inside of a quoted message."""
     quoted = False
     for i, character in enumerate(line):
         if character == '"' and (i == 0 or line[i - 1] != "\\"):
@@ -64,6 +65,7 @@ def _without_comment(line: str) -> str:
 
 
 def _read_assembly_line(body: str, position: int) -> list[Any]:
+    """Parse one line, without its comment, to an encoded instruction; ``position`` is the number of the instruction."""
     label, colon, rest = body.partition(":")
     if colon and label.isdigit():
         if int(label) != position:
@@ -80,6 +82,7 @@ def _read_assembly_line(body: str, position: int) -> list[Any]:
 
 
 def _split_operands(text: str) -> list[str]:
+    """Split operands at the commas outside of brackets and quotes."""
     found, end = [], 0
     text = text.strip()
     while end < len(text):
@@ -92,6 +95,7 @@ def _split_operands(text: str) -> list[str]:
 
 
 def _parse_operand(kind: type, text: str) -> Any:
+    """Parse one operand of the kind (register, integer, text, ...) that its instruction expects."""
     if kind is Text:
         return json.loads(text)
     if kind is Ins:
@@ -115,7 +119,7 @@ def _parse_number(prefix: str, text: str) -> int:
 
 
 def bytecode_document() -> str:
-    """Return the text of ``docs/bytecode.md``, the documentation of the instruction set."""
+    """Return the text of ``docs/bytecode.md``, the generated reference of the instruction set."""
     lines = [
         "# Bytecode of the host program",
         "",

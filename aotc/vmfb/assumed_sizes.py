@@ -1,4 +1,4 @@
-"""Sizes assumed for symbolic dims where only a call knows them: in predictions, reports and sample arguments."""
+"""Sizes assumed for symbolic dims when no call has determined them: in predictions, reports and sample arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def assumed_size(dim: str, typical: Mapping[str, int]) -> int:
 
 
 def dim_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the symbols in the dims of arguments, the first one first."""
+    """Return the symbols in the dims of arguments in order of first occurrence; ``rows`` are manifest entries."""
     names = (name for row in rows for dim in row["dims"] if isinstance(dim, str) for name in _NAME.findall(dim))
     return [name for name in dict.fromkeys(names) if name not in ("max", "min")]
 
@@ -35,13 +35,16 @@ def kernel_sizes_text(sizes: Mapping[str, int]) -> str:
 
 
 def assumed_text(sizes: Mapping[str, int], typical: Collection[str]) -> str:
-    """Return assumed sizes as text: ``b=8 assumed (typical), s=16 assumed``; ``typical`` names the typical ones."""
+    """Format assumed sizes, such as ``b=8 assumed (typical), s=16 assumed``.
+
+    ``typical`` has the symbols whose size is a typical one of the model.
+    """
     texts = (f"{name}={size} assumed{' (typical)' * (name in typical)}" for name, size in sizes.items())
     return ", ".join(texts)
 
 
 def check_dims(sizes: Collection[str], arguments: Sequence[Mapping[str, Any]], where: str) -> None:
-    """Refuse sizes of dims that a function with these ``arguments`` does not have.
+    """Refuse sizes of symbols that occur in no dim of a function's ``arguments``.
 
     Raises
     ------
@@ -55,7 +58,7 @@ def check_dims(sizes: Collection[str], arguments: Sequence[Mapping[str, Any]], w
 
 
 def assumed_sizes(
-    arguments: Sequence[Mapping[str, Any]], typical: Mapping[str, int], known: Collection[str] = ()
+    arguments: Sequence[Mapping[str, Any]], typical: Mapping[str, int], excluded: Collection[str] = ()
 ) -> dict[str, int]:
-    """Return the assumed size of each symbol in the dims of ``arguments`` that is not in ``known``."""
-    return {name: assumed_size(name, typical) for name in dim_names(arguments) if name not in known}
+    """Return the assumed size of each symbol in the dims of ``arguments`` that is not in ``excluded``."""
+    return {name: assumed_size(name, typical) for name in dim_names(arguments) if name not in excluded}

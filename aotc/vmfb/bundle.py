@@ -23,9 +23,9 @@ import msgpack
 from aotc.vmfb.errors import BundleError, BundleNotFoundError
 from aotc.vmfb.host.digests import has_digest, sha256_of
 from aotc.vmfb.limits import EAGER_BYTES
-from aotc.vmfb.manifest import problem as manifest_problem
+from aotc.vmfb.manifest import manifest_problem
 from aotc.vmfb.memory.mapped_file import MappedFile, aligned_view
-from aotc.vmfb.verify.unpack import unpack
+from aotc.vmfb.verify.unpack import unpack_msgpack
 
 MAGIC = b"AOTCVMFB"
 VERSION = 1
@@ -77,7 +77,7 @@ def write_bundle(
     if found:
         raise BundleError(where, "the compiler made a manifest that breaks the schema", found)
     packed = msgpack.packb(whole, use_bin_type=True)
-    payload = table_end(table)
+    payload = segment_table_bytes(table)
     total = _HEADER.size + _align_offset(len(packed)) + payload
     header = _HEADER.pack(MAGIC, VERSION, 0, len(packed), sha256_of(packed), total)
     parts: list[Any] = [header, packed, bytes(_align_offset(len(packed)) - len(packed))]
@@ -85,11 +85,20 @@ def write_bundle(
         parts += [*data, bytes(padding)]
     if path is None:
         return b"".join(parts)
-    write_file(where, parts)
+    write_bundle_file(where, parts)
     return None
 
 
 def _place_segments(segments: Sequence[tuple[str, Any]]) -> tuple[list[dict[str, Any]], list[tuple[list[Any], int]]]:
+    """Assign an offset to each segment; segments of equal contents share one.
+
+    Returns
+    -------
+    table : list of dict
+        Name, offset, size and sha256 of each segment, as in the manifest.
+    stored : list of (list of buffers, int)
+        The different contents in order, each with the number of padding bytes after it.
+    """
     table: list[dict[str, Any]] = []
     stored: list[tuple[list[Any], int]] = []
     offsets: dict[tuple[bytes, int], int] = {}
@@ -108,13 +117,13 @@ def _place_segments(segments: Sequence[tuple[str, Any]]) -> tuple[list[dict[str,
     return table, stored
 
 
-def table_end(table: Sequence[dict[str, Any]]) -> int:
-    """Return the total bytes of the segments in ``table``, with padding."""
+def segment_table_bytes(table: Sequence[dict[str, Any]]) -> int:
+    """Return the total size in bytes of the segments in ``table``, padding included."""
     return max((_align_offset(row["offset"] + row["size"]) for row in table), default=0)
 
 
-def write_file(path: str, parts: list[Any]) -> None:
-    """Write ``parts`` to a file as :func:`aotc.vmfb.host.files.write_atomically` does.
+def write_bundle_file(path: str, parts: list[Any]) -> None:
+    """Write buffers one after the other to a bundle's file, atomically.
 
     Raises
     ------
@@ -179,11 +188,11 @@ class OpenedBundle:
         unread = source.get("segment"), source.get("weights"), *records  # not needed by calls
         for number, row in enumerate(self._table):
             if row["size"] <= EAGER_BYTES and number not in unread:
-                self._copy(row)
-                self.checked(number)
+                self._copy_segment(row)
+                self.verified_segment(number)
 
-    def _copy(self, row: Mapping[str, Any]) -> None:
-        """Return a copy of a segment of a mapped file, so that calls no longer depend on the file."""
+    def _copy_segment(self, row: Mapping[str, Any]) -> None:
+        """Copy a segment out of the mapped file, so that calls no longer depend on the file."""
         place = row["offset"], row["size"]
         if self.file is not None and self.file.is_mapped and place not in self._copies:
             view = aligned_view(row["size"])
@@ -212,14 +221,14 @@ class OpenedBundle:
             self.file.check_now()
         return self._data[start : start + row["size"]]
 
-    def file_of(self, number: int) -> MappedFile | None:
-        """Return the mapped file from which a segment is read; None if it was copied."""
+    def mapped_file_of_segment(self, number: int) -> MappedFile | None:
+        """Return the mapped file that contains a segment; None if the segment was copied."""
         row = self._table[number]
         mapped = self.file is not None and self.file.is_mapped and (row["offset"], row["size"]) not in self._copies
         return self.file if mapped else None
 
-    def checked(self, number: int) -> memoryview:
-        """Return the bytes of a segment after verifying their sha256."""
+    def verified_segment(self, number: int) -> memoryview:
+        """Return the bytes of a segment; raise a BundleError if their sha256 differs from the manifest's."""
         data = self.segment(number)
         if number not in self._verified:
             row = self._table[number]
@@ -238,8 +247,8 @@ class OpenedBundle:
         """Open another file that belongs to the bundle; map or copy it like the bundle itself."""
         return MappedFile(path, self.copied)
 
-    def digest(self, number: int) -> bytes:
-        """Return the sha256 of a segment from the table."""
+    def segment_digest(self, number: int) -> bytes:
+        """Return the sha256 of a segment as the manifest states it."""
         self.segment(number)
         return self._table[number]["sha256"]
 
@@ -252,7 +261,7 @@ class OpenedBundle:
             Its message has the first damaged segment.
         """
         for number in range(len(self._table)):
-            self.checked(number)
+            self.verified_segment(number)
 
 
 def open_bundle(source: Any, copy: bool = False) -> OpenedBundle:
@@ -293,7 +302,15 @@ def open_bundle(source: Any, copy: bool = False) -> OpenedBundle:
 
 
 def _read_signature(where: str, data: memoryview) -> tuple[tuple[bytes, bytes, bytes] | None, memoryview]:
-    """Return the signature at the end of a file, or None without one, and the file without it."""
+    """Split a file into signature and bundle.
+
+    Returns
+    -------
+    signature : tuple of (bytes, bytes, bytes) or None
+        Public key, signature and signed message; None for an unsigned bundle.
+    data : memoryview
+        The file without the signature at its end.
+    """
     if data.nbytes < _HEADER.size or _HEADER.unpack_from(data)[:3] != (MAGIC, VERSION, SIGNED):
         return None, data
     end = data.nbytes - _SIGNATURE.size
@@ -306,8 +323,8 @@ def _read_signature(where: str, data: memoryview) -> tuple[tuple[bytes, bytes, b
     return (key, signature, _SIGNATURE_MAGIC + bytes(data[: _HEADER.size])), data[:end]
 
 
-def signed_parts(opened: OpenedBundle, sign: Callable[[bytes], tuple[bytes, bytes]]) -> list[Any]:
-    """Return the parts of a bundle's file with a signature, which replaces an existing one.
+def signed_bundle_pieces(opened: OpenedBundle, sign: Callable[[bytes], tuple[bytes, bytes]]) -> list[Any]:
+    """Return the buffers of a signed bundle's file, in order; a new signature replaces an existing one.
 
     Parameters
     ----------
@@ -323,6 +340,7 @@ def signed_parts(opened: OpenedBundle, sign: Callable[[bytes], tuple[bytes, byte
 
 
 def _read_manifest(where: str, data: memoryview) -> tuple[dict[str, Any], int]:
+    """Verify the header, decode the manifest, and return it with the offset of the first segment."""
     if data.nbytes < _HEADER.size:
         if bytes(data[:8]) != MAGIC[: data.nbytes] or not data.nbytes:
             raise _not_a_bundle(where, data)
@@ -366,8 +384,9 @@ def _not_a_bundle(where: str, data: memoryview) -> BundleError:
 
 
 def _decode_manifest(where: str, packed: memoryview) -> dict[str, Any]:
+    """Decode the manifest from msgpack, and check its format version and its schema."""
     try:
-        found = unpack(packed)
+        found = unpack_msgpack(packed)
     except Exception as error:  # msgpack raises many unrelated types on bad input
         raise BundleError(where, f"the manifest is not msgpack: {error}") from error
     if isinstance(found, dict) and found.get("format") != FORMAT:

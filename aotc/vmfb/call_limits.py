@@ -12,7 +12,7 @@ from aotc.vmfb.errors import ArgumentValueError
 
 
 class Limits(NamedTuple):
-    """Limits for all calls of a module.
+    """Limits that hold for all calls of a module.
 
     Attributes
     ----------
@@ -25,28 +25,28 @@ class Limits(NamedTuple):
     in_flight: int = 0
     seconds: float | None = None
 
-    def deadline(self, where: str, asked: Any) -> float | None:
-        """Return the seconds that a call may take: the minimum of the module's limit and ``asked``.
+    def timeout_of_call(self, where: str, requested: Any) -> float | None:
+        """Return the maximum duration of a call in seconds: the minimum of the module's limit and of ``requested``.
 
         Raises
         ------
         CallError
-            If ``asked`` is not a finite number of at least 0.
+            If ``requested`` is not a finite number of at least 0.
         """
-        if asked is None:
+        if requested is None:
             return self.seconds
-        number = isinstance(asked, int | float | np.integer | np.floating) and not isinstance(asked, bool)
-        if not number or not 0 <= asked <= float_info.max:  # also refuses NaN
+        number = isinstance(requested, int | float | np.integer | np.floating) and not isinstance(requested, bool)
+        if not number or not 0 <= requested <= float_info.max:  # also refuses NaN
             raise ArgumentValueError(
-                where, "the deadline is not in the future", repr(asked)[:80], "seconds from now, 0 or more"
+                where, "the deadline is not in the future", repr(requested)[:80], "seconds from now, 0 or more"
             )
-        return float(asked) if self.seconds is None else min(float(asked), self.seconds)
+        return float(requested) if self.seconds is None else min(float(requested), self.seconds)
 
 
 NO_LIMITS = Limits()
 
 
-def checked_limits(max_in_flight: Any, timeout: Any) -> Limits:
+def validate_limits(max_in_flight: Any, timeout: Any) -> Limits:
     """Validate the limits of a module.
 
     Raises

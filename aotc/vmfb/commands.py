@@ -13,24 +13,24 @@ from aotc.vmfb import abi
 from aotc.vmfb.verify.kernel_interface import Invalid
 
 
-def encode(nodes: Sequence[abi.Node]) -> list[int]:
-    """Encode nodes as the words of a command buffer."""
+def encode_commands(nodes: Sequence[abi.Node]) -> list[int]:
+    """Encode the nodes of a command buffer as words."""
     return [word for node in nodes for word in _encode_node(node)]
 
 
-def read_commands(words: Sequence[int]) -> list[abi.Node]:
-    """Decode the nodes of a command buffer.
+def decode_commands(words: Sequence[int]) -> list[abi.Node]:
+    """Decode the words of a command buffer to nodes.
 
     Raises
     ------
     Invalid
         If lengths do not agree; the message has the position of the node.
     """
-    return _read_nodes(words, 0, len(words), 0)
+    return _decode_nodes(words, 0, len(words), 0)
 
 
 def all_nodes(nodes: Sequence[abi.Node]) -> Iterator[abi.Node]:
-    """Yield nodes, including those inside of loops and branches."""
+    """Yield nodes, and the nodes inside of loops, branches and control commands."""
     for node in nodes:
         yield node
         match node:
@@ -47,28 +47,29 @@ def all_nodes(nodes: Sequence[abi.Node]) -> Iterator[abi.Node]:
 
 
 def all_graphs(nodes: Sequence[abi.Node]) -> Iterator[abi.Graph]:
-    """Yield the graphs among nodes, including those inside of loops and branches."""
+    """Yield the graphs among nodes, and those inside of loops, branches and control commands."""
     return (node for node in all_nodes(nodes) if isinstance(node, abi.Graph))
 
 
 def all_commands(nodes: Sequence[abi.Node]) -> Iterator[abi.Command]:
-    """Yield the commands of nodes, including those inside of loops and branches."""
+    """Yield the dispatches and copies of all graphs, also inside of loops, branches and control commands."""
     for graph in all_graphs(nodes):
         yield from graph.leaves
 
 
 def kernel_words(nodes: Sequence[abi.Node]) -> list[int]:
-    """Return the positions of kernel numbers, which a loader replaces by addresses."""
+    """Return the positions of the words with kernel numbers, which a loader replaces by addresses."""
     return [command.at + abi.KERNEL for command in all_commands(nodes) if command.kind == abi.DISPATCH]
 
 
-def words_of(words: Any, nodes: Sequence[abi.Node]) -> Any:
-    """Return the words of contiguous nodes, out of the words that they were read from."""
+def words_of_nodes(words: Any, nodes: Sequence[abi.Node]) -> Any:
+    """Return the part of ``words`` that encodes ``nodes``, which are contiguous and were decoded from ``words``."""
     last = nodes[-1].at
     return words[nodes[0].at : last + int(words[last + abi.NODE_WORDS])]
 
 
-def _read_nodes(words: Sequence[int], at: int, end: int, depth: int) -> list[abi.Node]:
+def _decode_nodes(words: Sequence[int], at: int, end: int, depth: int) -> list[abi.Node]:
+    """Decode the nodes in the words from ``at`` to ``end``; ``depth`` is the nesting depth of loops and branches."""
     nodes: list[abi.Node] = []
     while at < end:
         if depth > abi.MAX_NESTING:
@@ -78,21 +79,22 @@ def _read_nodes(words: Sequence[int], at: int, end: int, depth: int) -> list[abi
         stop = at + length
         if length < abi.NODE_HEADER or stop > end:
             raise _invalid_command_error(at, f"a node of {length} words where {end - at} are left")
-        nodes.append(_read_node(words, at, stop, depth))
+        nodes.append(_decode_node(words, at, stop, depth))
         at = stop
     return nodes
 
 
-def _read_node(words: Sequence[int], at: int, end: int, depth: int) -> abi.Node:
+def _decode_node(words: Sequence[int], at: int, end: int, depth: int) -> abi.Node:
+    """Decode the graph, loop or branch that occupies the words from ``at`` to ``end``."""
     match words[at + abi.NODE_KIND]:
         case abi.GRAPH | abi.TILED:
-            return _read_graph(words, at, end, depth)
+            return _decode_graph(words, at, end, depth)
         case abi.WHILE:
             first = at + abi.WHILE_HEADER
             _require_words(at, first, end)
             lengths = words[at + abi.WHILE_CONDITION], words[at + abi.WHILE_BODY]
             place = words[at + abi.WHILE_SLOT], words[at + abi.WHILE_OFFSET]
-            condition, body = _read_bodies(words, at, lengths, first, end, depth)
+            condition, body = _decode_bodies(words, at, lengths, first, end, depth)
             return abi.WhileNode(condition, body, place, at)
         case abi.CASE:
             table = at + abi.CASE_HEADER
@@ -103,17 +105,24 @@ def _read_node(words: Sequence[int], at: int, end: int, depth: int) -> abi.Node:
             first = table + branches
             _require_words(at, first, end)
             place = words[at + abi.CASE_SLOT], words[at + abi.CASE_OFFSET]
-            return abi.Case(_read_bodies(words, at, words[table:first], first, end, depth), place, at)
+            return abi.Case(_decode_bodies(words, at, words[table:first], first, end, depth), place, at)
         case kind:
             raise _invalid_command_error(at, f"unknown node {kind}")
 
 
-def _read_bodies(
+def _decode_bodies(
     words: Sequence[int], node: int, lengths: Sequence[int], at: int, end: int, depth: int
 ) -> list[list[abi.Node]]:
-    """Return the nodes of each body of the loop or branch at ``node``.
+    """Decode the bodies of a loop (condition, body) or of a branch (one for each case).
 
-    The bodies are the words from ``at`` to ``end``.
+    Parameters
+    ----------
+    node : int
+        Position of the loop or branch, for messages.
+    lengths : sequence of int
+        Words of each body.
+    at, end : int
+        The words of all bodies.
     """
     spans = []
     for length in lengths:
@@ -123,10 +132,11 @@ def _read_bodies(
         at += length
     if at != end:
         raise _invalid_command_error(node, "the bodies do not fill the node")
-    return [_read_nodes(words, *span, depth + 1) for span in spans]
+    return [_decode_nodes(words, *span, depth + 1) for span in spans]
 
 
-def _read_graph(words: Sequence[int], at: int, end: int, depth: int) -> abi.Graph:
+def _decode_graph(words: Sequence[int], at: int, end: int, depth: int) -> abi.Graph:
+    """Decode a graph and its commands from the words from ``at`` to ``end``."""
     table = at + abi.GRAPH_HEADER
     _require_words(at, table, end)
     count, serial = words[at + abi.GRAPH_COMMANDS], words[at + abi.GRAPH_SERIAL]
@@ -151,9 +161,9 @@ def _read_graph(words: Sequence[int], at: int, end: int, depth: int) -> abi.Grap
         if kind == abi.CONTROL:
             if tiled:
                 raise _invalid_command_error(at, "a control command in a tiled graph")
-            if places or items != grain or items != abi.constant(1):
+            if places or items != grain or items != abi.constant_operand(1):
                 raise _invalid_command_error(at, "a control command has one item and no places")
-            nodes = _read_nodes(words, dims_at, stop, depth + 1)
+            nodes = _decode_nodes(words, dims_at, stop, depth + 1)
             commands.append(abi.Control(kernel, predecessors, words[first:places_at], nodes, cursor))
             cursor = stop
             continue
@@ -162,7 +172,7 @@ def _read_graph(words: Sequence[int], at: int, end: int, depth: int) -> abi.Grap
         follow, pairs, rest = words[first:places_at], list(zip(slots, offsets)), words[dims_at:stop]
         command = abi.Command(kind, kernel, items, grain, predecessors, follow, pairs, rest, cursor)
         commands.append(command)
-        cursor = _read_tiles(words, at, stop, end, command) if tiled else stop
+        cursor = _decode_tile_edges(words, at, stop, end, command) if tiled else stop
     if cursor != end:
         raise _invalid_command_error(at, "the commands do not fill the graph")
     graph = abi.Graph(commands, words[at + abi.GRAPH_STATE], serial == 1, at)
@@ -171,8 +181,8 @@ def _read_graph(words: Sequence[int], at: int, end: int, depth: int) -> abi.Grap
     return graph
 
 
-def _read_tiles(words: Sequence[int], node: int, at: int, end: int, command: abi.Command) -> int:
-    """Decode a command's tile edges (producers and followers) into ``command``; return the end position."""
+def _decode_tile_edges(words: Sequence[int], node: int, at: int, end: int, command: abi.Command) -> int:
+    """Decode the tile dependences of a command in both directions into ``command``; return the position after them."""
     first = at + abi.TILED_HEADER
     _require_words(node, first, end)
     followers, tiles = words[at:first]
@@ -196,23 +206,25 @@ def _invalid_command_error(node: int, problem: str) -> Invalid:
 
 
 def _encode_node(node: abi.Node) -> list[int]:
+    """Encode a graph, a loop or a branch."""
     if isinstance(node, abi.Graph):
         return _encode_graph(node)
     slot, offset = node.place
     if isinstance(node, abi.WhileNode):
-        bodies, lengths, size = [encode(node.condition), encode(node.body)], [], abi.WHILE_HEADER
+        bodies, lengths, size = [encode_commands(node.condition), encode_commands(node.body)], [], abi.WHILE_HEADER
         header = {abi.NODE_KIND: abi.WHILE, abi.WHILE_SLOT: slot, abi.WHILE_OFFSET: offset}
         header |= {abi.WHILE_CONDITION: len(bodies[0]), abi.WHILE_BODY: len(bodies[1])}
     else:
-        bodies = [encode(branch) for branch in node.branches]
+        bodies = [encode_commands(branch) for branch in node.branches]
         lengths = [len(body) for body in bodies]
         size = abi.CASE_HEADER + len(lengths)
         header = {abi.NODE_KIND: abi.CASE, abi.CASE_BRANCHES: len(bodies), abi.CASE_SLOT: slot, abi.CASE_OFFSET: offset}
     header[abi.NODE_WORDS] = size + sum(map(len, bodies))
-    return [*_header_words_in_order(header), *lengths, *_joined_words(bodies)]
+    return [*_header_words_in_order(header), *lengths, *_concatenate_words(bodies)]
 
 
 def _encode_graph(graph: abi.Graph) -> list[int]:
+    """Encode a graph: header, offsets of the commands, commands."""
     kind = abi.TILED if graph.tiled else abi.GRAPH
     commands = [_encode_command(command, kind) for command in graph.commands]
     offsets = []
@@ -227,12 +239,13 @@ def _encode_graph(graph: abi.Graph) -> list[int]:
         abi.GRAPH_STATE: graph.state,
         abi.GRAPH_SERIAL: int(graph.serial),
     }
-    return [*_header_words_in_order(header), *offsets, *_joined_words(commands)]
+    return [*_header_words_in_order(header), *offsets, *_concatenate_words(commands)]
 
 
 def _encode_command(command: abi.Command | abi.Control, graph: int) -> list[int]:
+    """Encode a command; in a tiled graph (``graph`` is :data:`aotc.vmfb.abi.TILED`) with its tile dependences."""
     if isinstance(command, abi.Control):
-        one, nodes = abi.constant(1), encode(command.nodes)
+        one, nodes = abi.constant_operand(1), encode_commands(command.nodes)
         command = abi.Command(abi.CONTROL, command.cell, one, one, command.predecessors, command.successors, (), nodes)
     header = {
         abi.KIND: command.kind,
@@ -244,17 +257,17 @@ def _encode_command(command: abi.Command | abi.Control, graph: int) -> list[int]
         abi.PLACES: len(command.places),
         abi.DIMS: len(command.dims),
     }
-    words = [*_header_words_in_order(header), *command.successors, *_joined_words(command.places), *command.dims]
+    words = [*_header_words_in_order(header), *command.successors, *_concatenate_words(command.places), *command.dims]
     if graph == abi.TILED:
         tiles = [(t.producer, t.times, t.over, t.plus) for t in command.tiles]
-        words += [len(command.followers), len(tiles), *command.followers, *_joined_words(tiles)]
+        words += [len(command.followers), len(tiles), *command.followers, *_concatenate_words(tiles)]
     return words
 
 
 def _header_words_in_order(header: dict[int, int]) -> list[int]:
-    """Return the named words of a record's header in order of position."""
+    """Return the words of a header, given by their positions, as a list in order of position."""
     return [header[position] for position in range(len(header))]
 
 
-def _joined_words(parts: Sequence[Sequence[int]]) -> list[int]:
+def _concatenate_words(parts: Sequence[Sequence[int]]) -> list[int]:
     return [word for part in parts for word in part]

@@ -25,9 +25,10 @@ Function = Callable[..., Any]
 
 
 class GpuFunction(NamedTuple):
-    """A function for numba.cuda and its unit of work: ``per`` is ``element``, ``row`` or ``launch``.
+    """GPU implementation of a custom call: a function for numba.cuda, and the launch.
 
-    ``threads`` of a block and ``blocks`` are those of a launch; ``blocks`` may be a function of all shapes.
+    ``per`` is the part of the results that one invocation computes: ``element``, ``row`` or ``launch``. ``threads`` is
+    the block size, ``blocks`` the number of blocks or a function of all shapes that returns the number.
     """
 
     function: Function
@@ -37,7 +38,7 @@ class GpuFunction(NamedTuple):
 
 
 class Registered(NamedTuple):
-    """A registered custom call: function for CPUs, whether it is compiled into bundles, function for GPUs."""
+    """Registration of a custom call: CPU function, True if that is compiled into bundles, GPU function."""
 
     function: Function | None
     native: bool
@@ -123,7 +124,7 @@ def any_registered() -> bool:
 
 
 def registered_call(name: str) -> Registered | None:
-    """Return the registration of ``name``, or None."""
+    """Return the registration of the custom call ``name``, or None."""
     return _REGISTRY.get(name)
 
 
@@ -145,12 +146,12 @@ class Callbacks:
         If a function is in neither ``given`` nor the registry.
     """
 
-    def __init__(self, where: str, calls: Sequence[Mapping[str, Any]], given: Mapping[str, Function]) -> None:
+    def __init__(self, where: str, calls: Sequence[Mapping[str, Any]], functions: Mapping[str, Function]) -> None:
         self.where = where
         self._failures = _CallbackFailures()
         self._natives: dict[str, Any] = {}
         for row in calls:
-            function = given.get(row["name"]) or _registered_function(row["name"])
+            function = functions.get(row["name"]) or _registered_function(row["name"])
             if function is None:
                 raise BundleError(
                     where,
@@ -160,16 +161,17 @@ class Callbacks:
                     "--custom-calls=FILE, which does that",
                 )
             kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(row["operands"]) + len(row["results"]) + 1))
-            self._natives[row["symbol"]] = kind(self._guarded(row, function))
+            self._natives[row["symbol"]] = kind(self._make_callback(row, function))
 
     def addresses(self) -> dict[str, int]:
-        """Return the address of each callback by its symbol."""
+        """Return the address of each native callback, by the symbol that the kernel library imports."""
         return {name: ctypes.cast(f, ctypes.c_void_p).value or 0 for name, f in self._natives.items()}
 
-    def _guarded(self, row: Mapping[str, Any], function: Function) -> Function:
-        """Return a native callback that calls ``function`` on arrays.
+    def _make_callback(self, row: Mapping[str, Any], function: Function) -> Function:
+        """Return a callback with native parameters that calls ``function`` on NumPy arrays.
 
-        An exception is stored for the call that it belongs to.
+        ``row`` is the call's entry in the manifest. An exception of ``function`` is stored for the bundle call that it
+        belongs to, and the results are set to zero.
         """
         types = [(to_numpy(dtype), rank) for dtype, rank in (*row["operands"], *row["results"])]
         inputs, attributes = len(row["operands"]), row["attributes"]
@@ -177,6 +179,7 @@ class Callbacks:
         failures = self._failures  # not self, which references the callbacks: a cycle would delay their release
 
         def call(*addresses: int) -> None:
+            """Call the function on arrays over the memory at ``addresses``, those of operands, results, and sizes."""
             # An exception outside of the `try`, for instance from a signal handler that runs before it, is printed and
             # dropped by ctypes. The kernel then finds that the last word is unchanged, and calls again.
             words = (ctypes.c_int64 * (last + 1)).from_address(addresses[-1]) if answers else [1]
@@ -188,40 +191,41 @@ class Callbacks:
                     array.flags.writeable = False
                 function(*arrays, **attributes)
             except BaseException as error:
-                failures.add(name, error)
+                failures.store_exception(name, error)
                 for array in _arrays_at_addresses(addresses, types)[inputs:]:
                     array[...] = np.zeros((), array.dtype)
             words[-1] = -1
 
         return call
 
-    def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a native call so that exceptions of Python callbacks are raised afterwards."""
+    def wrap_native_call(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``run``, which executes native code, so that it raises the exceptions of Python callbacks at its end."""
         failures = self._failures
 
         def call(*arguments: Any) -> Any:
-            failures.begin()
+            """Run the native code, then raise the exception that a callback stored, if any."""
+            failures.begin_call()
             try:
                 result = run(*arguments)
-                self.check()
+                self.raise_callback_error()
             except CallError:
-                self.check()  # a function's exception is the cause of the failed assertion
+                self.raise_callback_error()  # a function's exception is the cause of the failed assertion
                 raise
             finally:
-                failures.end()
+                failures.end_call()
             return result
 
         return call
 
     @never_freed
-    def notice(self) -> None:
-        """Stop a running native call whose Python callback has raised, or that must end."""
-        self.check()
+    def stop_if_needed(self) -> None:
+        """Raise if a callback of the running native call has raised, or if the call was cancelled or interrupted."""
+        self.raise_callback_error()
         raise_if_interrupted()
 
-    def check(self) -> None:
-        """Raise the stored exception of a function that this thread's call has called, if any."""
-        failed = self._failures.take()
+    def raise_callback_error(self) -> None:
+        """Raise the first stored exception of a callback that belongs to this thread's call, if there is one."""
+        failed = self._failures.pop_exception()
         if failed is not None:
             name, error = failed
             if not isinstance(error, Exception) or isinstance(error, RankLost):
@@ -230,10 +234,10 @@ class Callbacks:
 
 
 class _CallbackFailures:
-    """Stored exceptions of Python functions, by call.
+    """Exceptions of Python callbacks, stored until the native calls that they belong to have returned.
 
-    A function on a caller's thread belongs to the call of that thread. A function on a worker may belong to any running
-    call, so its exception is stored for all.
+    A callback on a caller's thread belongs to the call of that thread. A callback on a worker thread may belong to any
+    running call, so its exception is stored for all.
     """
 
     def __init__(self) -> None:
@@ -241,18 +245,18 @@ class _CallbackFailures:
         self._calling: list[int] = []
         self._errors: list[tuple[str, BaseException, set[int]]] = []
 
-    def begin(self) -> None:
-        """Register a call of this thread."""
+    def begin_call(self) -> None:
+        """Record that this thread starts a native call."""
         self._calling.append(get_ident())
 
-    def end(self) -> None:
-        """Remove the call of this thread, and its unreported exceptions."""
+    def end_call(self) -> None:
+        """Record that this thread's native call has returned, and drop its unreported exceptions."""
         self._calling.remove(get_ident())
-        while self._errors and self.take() is not None:
+        while self._errors and self.pop_exception() is not None:
             pass
 
-    def add(self, name: str, error: BaseException) -> None:
-        """Store an exception of the function ``name`` on this thread."""
+    def store_exception(self, name: str, error: BaseException) -> None:
+        """Store an exception that the callback ``name`` raised on this thread."""
         me = get_ident()
         with self._lock:
             calls = {me} if me in self._calling else set(self._calling)
@@ -262,8 +266,8 @@ class _CallbackFailures:
             if running is not None:
                 running.end_early_results()
 
-    def take(self) -> tuple[str, BaseException] | None:
-        """Return the first exception for this thread's call, and remove it."""
+    def pop_exception(self) -> tuple[str, BaseException] | None:
+        """Remove and return the first exception for this thread's call, with the callback's name; None without one."""
         if not self._errors:
             return None
         me = get_ident()
@@ -279,7 +283,7 @@ class _CallbackFailures:
 
 
 def _lost_exception() -> BaseException:
-    """Return a replacement for an exception that was raised before the function started, so that it is not lost."""
+    """Return a substitute for an exception that Python printed and dropped because the callback had not started yet."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         return KeyboardInterrupt()
     return RuntimeError("an exception, as of a signal handler, arrived before it began; Python printed it")
@@ -291,7 +295,15 @@ def _registered_function(name: str) -> Function | None:
 
 
 def _arrays_at_addresses(addresses: Sequence[int], types: Sequence[tuple[np.dtype, int]]) -> list[np.ndarray]:
-    """Return arrays over the memory at ``addresses``; the last address is that of all their sizes."""
+    """Return NumPy arrays over native memory.
+
+    Parameters
+    ----------
+    addresses : sequence of int
+        Address of each array, then the address of an i64 array with the sizes of all dims.
+    types : sequence of (dtype, int)
+        Dtype and number of dims of each array.
+    """
     ranks = [rank for _, rank in types]
     sizes = list((ctypes.c_int64 * sum(ranks)).from_address(addresses[-1]))
     found = []

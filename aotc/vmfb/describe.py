@@ -9,19 +9,19 @@ from typing import Any
 from aotc.vmfb.abi import Command
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.commands import all_graphs
-from aotc.vmfb.device import bind_devices, implied_places
+from aotc.vmfb.device import bind_devices, default_mixed_devices
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import BundleError, bundle_errors
 from aotc.vmfb.native_code import kernel_ranges
 from aotc.vmfb.profile.model_place import model_place
 from aotc.vmfb.ranks.layout import RANK_CALL
-from aotc.vmfb.verify.buffers import load_buffers
+from aotc.vmfb.verify.buffers import load_command_buffers
 from aotc.vmfb.verify.program import check_functions
 from aotc.vmfb.verify.schema import NONE, problems
 
 
-def describe(opened: OpenedBundle, size: int) -> dict[str, Any]:
-    """Return the facts about a bundle as JSON data.
+def describe_bundle(opened: OpenedBundle, size: int) -> dict[str, Any]:
+    """Return the contents of a bundle as JSON data; ``size`` is the size of the file in bytes.
 
     Raises
     ------
@@ -34,6 +34,7 @@ def describe(opened: OpenedBundle, size: int) -> dict[str, Any]:
 
 
 def _bundle_facts(opened: OpenedBundle, size: int) -> dict[str, Any]:
+    """Describe the bundle as a whole: versions, functions, signature of the file, source and weights."""
     manifest = opened.manifest
     segments = [{**row, "sha256": row["sha256"].hex()} for row in manifest["segments"]]
     return {
@@ -62,6 +63,7 @@ def _source_facts(opened: OpenedBundle, entry: dict[str, Any] | None) -> dict[st
 
 
 def _variant_facts(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, Any]:
+    """Describe one variant: target, kernels with their code sizes, devices, memory, custom calls."""
     parts = variant.get("parts") or [{**variant, "count": len(variant["kernels"])}]
     sizes = [size for part in parts for size in _code_sizes(opened, part, len(variant["kernels"]))]
     calls = [row["name"] for part in parts for row in part.get("custom_calls", [])]
@@ -97,14 +99,14 @@ def _variant_facts(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, A
 
 
 def _collectives_by_serial(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the collectives of a variant by their serial number, each with its op and its place in the source."""
+    """Describe the collectives of a variant, each with its op and source location, in order of serial number."""
     rows = [row for part in parts for row in part.get("custom_calls", []) if row["name"].startswith(RANK_CALL)]
     found = [{**row["attributes"], "op": row["name"].removeprefix(RANK_CALL)} for row in rows]
     return sorted((row for row in found if "serial" in row), key=lambda row: row["serial"])
 
 
 def _prepared_values(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return for each function the names of bound arguments, and the values that are precomputed from them."""
+    """Describe the bound arguments of each function, and the values that are computed from them once."""
     found = {}
     for name, row in variant.get("prepared", {}).items():
         arguments = opened.manifest["functions"][name]["arguments"]
@@ -124,14 +126,14 @@ def _prepared_values(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str,
 
 
 def _tile_dependencies(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the tile dependencies of commands.
+    """Describe the tile dependences of all commands, one row each.
 
     Per ``over`` items a command waits for ``times`` items of its producer, and ``halo`` more. If ``over`` is 0, it
     waits for the same fraction of the producer's items.
     """
     names = [kernel["name"] for kernel in variant["kernels"]]
     rows = []
-    for buffer, nodes in enumerate(load_buffers(opened, variant).nodes):
+    for buffer, nodes in enumerate(load_command_buffers(opened, variant).nodes):
         for number, graph in enumerate(all_graphs(nodes)):
             commands = [c for c in graph.commands if isinstance(c, Command)] if graph.tiled else []
             for n, command in enumerate(commands):
@@ -143,13 +145,13 @@ def _tile_dependencies(opened: OpenedBundle, variant: dict[str, Any]) -> list[di
 
 
 def _device_facts(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the target, required features and default place of each device of a variant."""
-    places = bind_devices(opened, variant, None) or implied_places(variant, 0)
+    """Return target, required CPU features and default device (``place``) for each device that the model names."""
+    places = bind_devices(opened, variant, None) or default_mixed_devices(variant, 0)
     return {name: {**row, "place": places[name]} for name, row in variant.get("targets", {}).items()}
 
 
 def _buffer_facts(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return all buffers of a variant: those of its functions, then the own arrays of its kernels."""
+    """Describe the buffers of a variant: those in each function's arena, then the local arrays of each kernel."""
     text = (opened.manifest.get("debug") or {}).get("buffers", "{}")
     try:
         found = json.loads(text).get(variant["target"], {})
@@ -167,7 +169,7 @@ def _buffer_facts(opened: OpenedBundle, variant: dict[str, Any]) -> list[dict[st
 
 
 def _memory_facts(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the memory of a call of each function."""
+    """Return the bytes of arena and scratch memory that a call of each function needs."""
     memory = variant.get("memory", {})
     for problem in problems(memory, {str: {"arena": (int, NONE), "scratch": int}}, "memory"):
         raise BundleError(opened.where, problem)
@@ -175,7 +177,7 @@ def _memory_facts(opened: OpenedBundle, variant: dict[str, Any]) -> dict[str, di
 
 
 def _code_sizes(opened: OpenedBundle, part: dict[str, Any], kernels: int) -> list[int | None]:
-    """Return the code size of each kernel in bytes, or None where the part does not store it.
+    """Return the code size of each kernel in bytes; None for kernels whose code has no address range in the bundle.
 
     Raises
     ------

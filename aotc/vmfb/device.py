@@ -42,30 +42,31 @@ def bind_devices(bundle: OpenedBundle, variant: dict[str, Any], devices: Any) ->
     BundleError
         If a device is missing, unknown, or of another kind than the model's; the message lists both.
     """
-    wanted: dict[str, str] = variant.get("devices", {})
-    if not wanted and (devices is None or not isinstance(devices, Mapping)):
+    model_devices: dict[str, str] = variant.get("devices", {})
+    if not model_devices and (devices is None or not isinstance(devices, Mapping)):
         return {}
-    model = _listed_devices(wanted)
+    model = _listed_devices(model_devices)
     if isinstance(devices, Mapping):
-        asked = dict(devices)
+        requested = dict(devices)
     elif devices is None or (isinstance(devices, str) and devices in DEVICES):
-        asked = wanted
+        requested = model_devices
     else:
         places = [devices] if isinstance(devices, str) else list(devices)
-        if len(places) != len(wanted):
-            what = f"devices= has {len(places)}, and the model names {len(wanted)}"
+        if len(places) != len(model_devices):
+            what = f"devices= has {len(places)}, and the model names {len(model_devices)}"
             raise BundleError(bundle.where, what, ", ".join(places) or "none", model, "a place for each, in this order")
-        asked = dict(zip(wanted, places))
-    if set(asked) != set(wanted):
-        raise BundleError(bundle.where, "devices= and the model name different devices", _listed_devices(asked), model)
+        requested = dict(zip(model_devices, places))
+    if set(requested) != set(model_devices):
+        what = "devices= and the model name different devices"
+        raise BundleError(bundle.where, what, _listed_devices(requested), model)
     counts: dict[str, int] = {}
-    for name, kind in wanted.items():
-        if asked[name].partition(":")[0] != kind:
-            raise BundleError(bundle.where, f"device {name!r} is of another kind", _listed_devices(asked), model)
-        if ":" not in asked[name]:
+    for name, kind in model_devices.items():
+        if requested[name].partition(":")[0] != kind:
+            raise BundleError(bundle.where, f"device {name!r} is of another kind", _listed_devices(requested), model)
+        if ":" not in requested[name]:
             counts[kind] = number = counts.get(kind, -1) + 1
-            asked = {**asked, name: f"{kind}:{number if kind == 'cpu' else default_gpu(number)}"}
-    return {name: asked[name] for name in wanted}
+            requested = {**requested, name: f"{kind}:{number if kind == 'cpu' else default_gpu(number)}"}
+    return {name: requested[name] for name in model_devices}
 
 
 def _listed_devices(devices: Mapping[str, str]) -> str:
@@ -75,7 +76,7 @@ def _listed_devices(devices: Mapping[str, str]) -> str:
 def choose_variant(
     bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None
 ) -> tuple[dict[str, Any], Device, int]:
-    """Select the variant to run; return it, the module of its device, and the device's number.
+    """Select the variant to run; return the variant, the module of its device kind, and the device's number.
 
     Parameters
     ----------
@@ -100,7 +101,7 @@ def choose_variant(
             its = f", it is for {_listed_devices(variant['devices'])}" if "devices" in variant else ""
             obstacles.append(f"{target}: devices={devices!r} was asked for{its}")
             continue
-        module = module_of(variant)
+        module = device_module_of_variant(variant)
         obstacle = _version_problem(variant) or (
             module.obstacle(variant) if module else f"this aotc has no runtime for {kind!r}"
         )
@@ -135,7 +136,15 @@ def _no_variant_error(bundle: OpenedBundle, asked: Collection[str], obstacles: S
 
 
 def _requested_ordinals(where: str, devices: Any) -> tuple[dict[str, int], bool]:
-    """Return the requested device number of each kind, and True if ``devices`` is a sequence or mapping."""
+    """Parse the option ``devices``.
+
+    Returns
+    -------
+    ordinals : dict of str to int
+        The requested device number of each kind.
+    is_list : bool
+        True if ``devices`` is a sequence or a mapping.
+    """
     if devices is None:  # before any isinstance with an abstract class: the first one takes 0.1 ms
         return {}, False
     names = list(devices.values()) if isinstance(devices, Mapping) else devices
@@ -154,7 +163,10 @@ def _requested_ordinals(where: str, devices: Any) -> tuple[dict[str, int], bool]
 
 
 def _version_problem(variant: dict[str, Any]) -> str:
-    """Return the unsupported version of a variant as text, or an empty string."""
+    """Describe the first format version of a variant that this runtime does not support.
+
+    The text is empty if all are supported.
+    """
     newest = {"commands_version": COMMANDS_VERSIONS, "executor_version": EXECUTOR_VERSIONS}
     for key, known in newest.items():
         if key in variant and variant[key] not in known:
@@ -163,20 +175,20 @@ def _version_problem(variant: dict[str, Any]) -> str:
     return ""
 
 
-def module_of(variant: Mapping[str, Any]) -> Device | None:
-    """Return the module that drives the devices of a variant, or None if this aotc has none."""
+def device_module_of_variant(variant: Mapping[str, Any]) -> Device | None:
+    """Return the module that drives the devices of a variant; None for a kind of device unknown to this aotc."""
     return device_module(MIX if "spaces" in variant else variant["kind"])
 
 
 def default_gpu(number: int) -> int:
-    """Return the default GPU of this machine for the ``number``-th user of one: round robin over all."""
+    """Return a GPU for a rank or for a CUDA device of the model: number ``number`` modulo the number of GPUs here."""
     return int(_mixed_device_module().default_gpu(number))
 
 
-def implied_places(variant: Mapping[str, Any], ordinal: int) -> dict[str, str]:
-    """Return default devices for a variant whose model names none but which needs a GPU and the host.
+def default_mixed_devices(variant: Mapping[str, Any], ordinal: int) -> dict[str, str]:
+    """Return GPU ``ordinal`` and the host as the devices of a variant for both whose model names no devices.
 
-    These are GPU ``ordinal`` and the host; for other variants the result is empty.
+    The mapping of device names to devices of this machine is empty for all other variants.
     """
     implied = variant.get("implied", {})
     return {name: f"{kind}:{ordinal if kind == variant['kind'] else 0}" for name, kind in implied.items()}
@@ -189,12 +201,12 @@ def _mixed_device_module() -> ModuleType:
 
 
 def import_extra(name: str) -> Any:
-    """Import a module of :data:`EXTRAS`; raise ImportError if it, or a library that it needs, is not installed."""
+    """Import an optional module, a key of :data:`EXTRAS`; raise ImportError if a library is missing."""
     return import_module(EXTRAS[name])
 
 
 def device_module(kind: str) -> Device | None:
-    """Return the module that drives this kind of device, or None if this aotc has none."""
+    """Return the module that drives devices of this kind (``cpu``, ``cuda``); None for a kind unknown to this aotc."""
     if kind == MIX:
         return _mixed_device_module()
     module = DEVICES.get(kind)

@@ -113,7 +113,7 @@ def kind_of(name: str) -> str:
 
 
 def real_of(name: str) -> str:
-    """Return the dtype of the real part of ``name``: the name itself unless it is complex."""
+    """Return the dtype of the real part of a complex dtype; other dtypes are returned unchanged."""
     return _REAL_OF.get(name, name)
 
 

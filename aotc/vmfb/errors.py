@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 
 def _render(where: str, what: str, found: object, expected: object, hint: str) -> str:
+    """Format an error: location and problem, then found and expected values and the hint, each on a line of its own."""
     lines = [f"{where}: error: {what}" if where else what]
     if found is not None:
         lines.append(f"    found:    {found}")
@@ -28,6 +29,9 @@ class Error(Exception):
 
 
 class _Fault(Error):
+    """Base class of errors with a location, a problem, found and expected values, and a hint."""
+
+
     def __init__(
         self, where: str, what: str, found: object = None, expected: object = None, hint: str = ""
     ) -> None:
@@ -44,7 +48,7 @@ Fault = TypeVar("Fault", bound=_Fault)
 
 
 def error_of_message(kind: type[Fault], message: str, more: Mapping[str, Any]) -> Fault:
-    """Return an error of another process, whose message is already complete."""
+    """Recreate an error that another process raised, from its complete text and further attributes ``more``."""
     error = kind.__new__(kind, message)
     error.args = (message,)
     error.__dict__.update(more)
@@ -134,22 +138,22 @@ VmError = CallError
 
 
 def misspelling_hint(name: str, known: Sequence[str]) -> str:
-    """Return the hint for a misspelt keyword: the nearest known one, or all of them."""
+    """Return a hint for the unknown keyword ``name``: the nearest known keyword, or all known ones."""
     from difflib import get_close_matches  # only for an error
 
     near = get_close_matches(name, known, n=1)
     return f"{near[0]}=..." if near else f"one of {', '.join(known)}"
 
 
-def check_keywords(where: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse a keyword that ``where`` does not have.
+def check_keywords(where: str, keywords: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse keyword arguments that the function ``where`` does not have.
 
     Raises
     ------
     ArgumentError
         It suggests the nearest keyword.
     """
-    for name in given:
+    for name in keywords:
         if name not in known:
             raise ArgumentError("", f"{where} has no keyword {name!r}", hint=misspelling_hint(name, known))
 

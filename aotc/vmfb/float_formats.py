@@ -1,4 +1,4 @@
-"""Layouts of all floats of fewer than 16 bits, for decoding and rounding.
+"""Bit layouts of all float formats of fewer than 16 bits, for decoding and rounding.
 
 The names are those of StableHLO. ``ml_dtypes`` and LLVM's APFloat define the same formats; where the two differ
 (conversion of NaN to a format without NaN), the rows follow XLA on the CPU.
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class FloatFormat(NamedTuple):
-    """One row of :data:`SMALL_FLOATS`.
+    """Bit layout and special values of one small float format.
 
     ``special`` defines the codes that are not numbers:
 
@@ -28,17 +28,17 @@ class FloatFormat(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """Return the sign bit; all lower bits are the magnitude."""
+        """Return the mask of the sign bit; all lower bits encode the magnitude."""
         return 1 << (self.exponent_bits + self.mantissa_bits)
 
     @property
     def infinity(self) -> int:
-        """Return the code of infinity in an ``ieee`` format."""
+        """Return the code (bit pattern) of infinity in an ``ieee`` format."""
         return ((1 << self.exponent_bits) - 1) << self.mantissa_bits
 
     @property
     def nan(self) -> int:
-        """Return the code to which a NaN is rounded, the positive one if there are two."""
+        """Return the code (bit pattern) to which a NaN is rounded, the positive one if there are two."""
         match self.special:
             case "ieee":
                 return self.infinity | 1 << (self.mantissa_bits - 1)
@@ -48,7 +48,7 @@ class FloatFormat(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """Return the code of the largest number."""
+        """Return the code (bit pattern) of the largest finite number."""
         match self.special:
             case "ieee":
                 return self.infinity - 1
@@ -58,7 +58,7 @@ class FloatFormat(NamedTuple):
 
     @property
     def overflow(self) -> int:
-        """Return the magnitude bits to which values that are too large are rounded."""
+        """Return the code, without the sign bit, to which numbers above the largest one are rounded."""
         match self.special:
             case "ieee":
                 return self.infinity

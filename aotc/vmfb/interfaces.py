@@ -1,6 +1,6 @@
-"""Protocol classes between parts of the runtime that must not import each other: devices, the VM, the API.
+"""Interfaces (``Protocol`` classes) between parts of the runtime that must not import each other.
 
-Only type checkers import this module.
+They cover devices, executables, functions and modules. Only type checkers import this module.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Replay = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]
 """Run a plan on argument arrays and result arrays."""
 
 class DeviceSession(Protocol):
-    """One interpreted call of a function with data-dependent control flow."""
+    """A call whose host program is interpreted, because its control flow depends on data."""
 
-    def arena(self, size: int) -> None:
-        """Allocate an arena; the content of an earlier one of this call is copied."""
+    def allocate_arena(self, size: int) -> None:
+        """Allocate an arena of ``size`` bytes; the content of an earlier arena of this call is copied."""
 
     def bind(self, slot: int, array: np.ndarray) -> None:
         """Bind an argument or a result to its slot in the pointer table."""
@@ -46,10 +46,13 @@ class DeviceSession(Protocol):
         """Return the integer at a byte offset of a slot."""
 
     def stepper(self, make: Callable[..., Stepper]) -> StepRunner:
-        """Return a stepper for submissions: see :class:`aotc.vmfb.profile.trace.Stepper`."""
+        """Return a stepper, which runs single commands of this call; ``make`` constructs the stepper."""
 
-    def block(self, slot: int, offset: int, size: int) -> None:
-        """Make a block of a slot accessible and protect the rest of it; for debugging, on host devices only."""
+    def open_debug_block(self, slot: int, offset: int, size: int) -> None:
+        """Make ``size`` bytes at an offset of a slot accessible, and the rest of the slot inaccessible.
+
+        For debugging on the host.
+        """
 
     def close(self) -> None:
         """Release the resources of the call."""
@@ -61,7 +64,7 @@ class Executable(Protocol):
     Attributes
     ----------
     buffers : Buffers
-        Its command buffers, decoded by :func:`aotc.vmfb.verify.buffers.load_buffers`.
+        Its command buffers, decoded by :func:`aotc.vmfb.verify.buffers.load_command_buffers`.
     constants_bytes : int
     limits : Limits or None
         Limits of the module's calls.
@@ -72,9 +75,9 @@ class Executable(Protocol):
     limits: Limits | None
 
     def replay(self, plan: Plan) -> Replay:
-        """Return a function that runs a plan on argument and result arrays.
+        """Return a function that runs a plan, a recorded call, on argument and result arrays.
 
-        It raises CallError if an assertion of the plan fails.
+        The function raises a CallError if an assertion of the plan fails.
         """
 
     @property
@@ -91,29 +94,32 @@ class Executable(Protocol):
         """Return the debug information of each kernel, or None if the bundle has none."""
 
     def command_locs(self, number: int) -> dict[int, str]:
-        """Return the locations of the commands of buffer ``number`` that differ from their kernel's own."""
+        """Return the source locations of commands of buffer ``number``, by the position of their first word.
+
+        Commands with their kernel's location are left out.
+        """
 
     def use_devices(self, names: Sequence[str]) -> None:
-        """Let calls use the cores of these logical devices."""
+        """Let calls run on the cores of the logical CPU devices ``names``, such as ``cpu:0``."""
 
     def limit_memory(self, limit: int) -> None:
         """Limit the working memory of all concurrent calls together to ``limit`` bytes."""
 
     def stats(self) -> dict[str, Any]:
-        """Return counters and facts to show to users."""
+        """Return properties and counters for ``module.stats()``."""
 
     def trim(self) -> int:
-        """Free the memory that no call uses; return the number of bytes."""
+        """Free the memory that no call uses; return the number of freed bytes."""
 
 
 class Device(Protocol):
     """A module that drives one kind of device."""
 
     def obstacle(self, variant: dict[str, Any]) -> str:
-        """Return why this machine cannot run the variant, or an empty string."""
+        """Return the reason why this machine cannot run the variant; an empty string if it can."""
 
     def rank(self, variant: dict[str, Any]) -> Any:
-        """Return a comparable rank of a variant; the highest one without an obstacle runs."""
+        """Return a sort key of a variant; the loader runs the variant with the highest key that has no obstacle."""
 
     def check(self, bundle: OpenedBundle, variant: dict[str, Any]) -> None:
         """Check a variant as far as any machine can: command buffers, kernel entries, presence of the code.
@@ -150,10 +156,10 @@ class FunctionResidence(Protocol):
 
     @property
     def named(self) -> tuple[bool, ...]:
-        """Return, for each result, True if the signature places it on a GPU."""
+        """Return, for each result, True if the signature places the result on a GPU."""
 
     def owner(self, number: int) -> LoadedGpu | None:
-        """Return the allocator of an argument's memory, or None for host memory."""
+        """Return the GPU module that allocates an argument's memory; None for host memory."""
 
 
 class RuntimeFunction(Protocol):
@@ -186,11 +192,11 @@ class RuntimeFunction(Protocol):
 
     @property
     def direct(self) -> RuntimeFunction:
-        """The function that submissions run."""
+        """The function that submissions run: without limits on calls."""
 
     @property
     def recordings(self) -> int:
-        """Number of times that the program was recorded."""
+        """Number of times that the host program was recorded as a plan."""
 
     @property
     def has_early_results(self) -> bool:
@@ -207,16 +213,16 @@ class RuntimeFunction(Protocol):
     def run_early(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults
     ) -> list[Any]:
-        """Run the function as :meth:`run` does; ``early`` gets the results and their completion."""
+        """Run the function as :meth:`run` does; ``early`` receives results that can be read before the call ends."""
 
     def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
         """Run the function and write the inputs and outputs of each dispatch to ``folder``."""
 
     def step(self, values: Sequence[Any], make: Callable[..., Stepper]) -> list[np.ndarray]:
-        """Run the function, with submissions run by a stepper that ``make`` constructs."""
+        """Run the function one command at a time, by a stepper that ``make`` constructs."""
 
     def check_ahead(self) -> None:
-        """Do the checks of a first call in advance."""
+        """Verify the program before its first call, if its shapes are static."""
 
 
 class FunctionEntry(Protocol):
@@ -232,7 +238,7 @@ class FunctionEntry(Protocol):
 
 
 class FunctionTable(Protocol):
-    """Functions by name, and the programs that prepare values of bound arguments."""
+    """Functions by name, and the programs that precompute values from bound arguments."""
 
     @property
     def name(self) -> str:
@@ -244,9 +250,9 @@ class FunctionTable(Protocol):
 
     @property
     def prepared(self) -> Mapping[str, Any]:
-        """The programs that prepare bound arguments, by function."""
+        """Manifest entries of the functions with bound arguments: their ``prepare`` and ``call`` programs."""
 
-    def loaded(self, name: str) -> RuntimeFunction:
+    def get_function(self, name: str) -> RuntimeFunction:
         """Return a function by name; raise CallError if it does not exist."""
 
 
@@ -274,7 +280,7 @@ class RuntimeModule(FunctionTable, Protocol):
 
     @property
     def gpus(self) -> Sequence[LoadedGpu]:
-        """The loaded module of each GPU."""
+        """The kernels and constants that are loaded on each GPU."""
 
     @property
     def rank(self) -> int:

@@ -84,7 +84,7 @@ class Dt(str):
 
 
 class Mem(int):
-    """a memory's number"""
+    """a memory space's number"""
 
     prefix = "space"
 
@@ -99,15 +99,15 @@ KINDS: tuple[type, ...] = (Out, In, Imm, Arg, Axis, Res, Slot, Cb, Target, Text,
 
 
 class Session(Protocol):
-    """The interface for running instructions: a device call, or a recorder, which cannot read memory."""
+    """Operations that instructions request: of a device during a call, or of a recorder, which cannot read memory."""
 
-    def result(self, index: int, dims: tuple[int, ...]) -> None: ...
-    def take(self, index: int, argument: int) -> None: ...
-    def arena(self, size: int, space: int = 0) -> None: ...
+    def allocate_result(self, index: int, dims: tuple[int, ...]) -> None: ...
+    def share_argument_memory(self, index: int, argument: int) -> None: ...
+    def allocate_arena(self, size: int, space: int = 0) -> None: ...
     def submit(self, number: int, parameters: list[int]) -> None: ...
     def load_scalar(self, slot: int, offset: int, dtype: str) -> Any: ...
     def check_assertion(self, condition: Any, message: str, values: list[Any]) -> None: ...
-    def block(self, slot: int, offset: int, size: int) -> None: ...
+    def open_debug_block(self, slot: int, offset: int, size: int) -> None: ...
 
 
 class Frame:
@@ -138,7 +138,10 @@ class Frame:
 
 
 class Instruction:
-    """One row of the table; a plain class for fast start-up (:class:`aotc.vmfb.abi.Record`)."""
+    """Opcode, name, operand kinds and semantics of one instruction.
+
+    A plain class, for fast start-up (:class:`aotc.vmfb.abi.Record`).
+    """
 
     __slots__ = ("kinds", "name", "names", "opcode", "run")
 
@@ -156,9 +159,13 @@ END = -1  # the next instruction after `return`
 
 
 def instruction(opcode: int) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
-    """Register a function as an instruction; operand kinds are the annotations after ``vm``."""
+    """Return a decorator that adds a function to :data:`ISA` as the instruction with this opcode.
+
+    The annotations after ``vm`` are the kinds of the operands.
+    """
 
     def add_row(run: Callable[..., int | None]) -> Callable[..., int | None]:
+        """Add ``run`` to :data:`ISA` and :data:`BY_NAME`, and return it."""
         operands = {k: v for k, v in run.__annotations__.items() if k not in ("vm", "return")}
         name = run.__name__.rstrip("_")
         if opcode in ISA or name in BY_NAME:
@@ -278,9 +285,9 @@ def assert_true(vm: Frame, condition: In, message: Text, values: Ins) -> None:
     if type(holds) is not int:
         vm.session.check_assertion(holds, message, found)
     elif not holds:
-        from aotc.vmfb.messages import render  # only for a failure
+        from aotc.vmfb.messages import render_message  # only for a failure
 
-        raise CallError(vm.where, render(message, found))
+        raise CallError(vm.where, render_message(message, found))
 
 
 @instruction(0x21)
@@ -302,25 +309,25 @@ def check_dim(vm: Frame, argument: Arg, axis: Axis, expected: In) -> None:
 @instruction(0x30)
 def arena(vm: Frame, size: In) -> None:
     """allocate an arena of this many bytes for the call; a second one starts with the content of the first"""
-    vm.session.arena(vm.registers[size])
+    vm.session.allocate_arena(vm.registers[size])
 
 
 @instruction(0x36)
 def arena_in(vm: Frame, space: Mem, size: In) -> None:
-    """allocate an arena in a memory other than the first, as the instruction arena does in the first"""
-    vm.session.arena(vm.registers[size], space)
+    """allocate an arena of this many bytes in a memory space other than the first"""
+    vm.session.allocate_arena(vm.registers[size], space)
 
 
 @instruction(0x31)
 def result(vm: Frame, index: Res, dims: Ins) -> None:
     """allocate a result; its dtype is the signature's"""
-    vm.session.result(index, tuple([vm.registers[r] for r in dims]))
+    vm.session.allocate_result(index, tuple([vm.registers[r] for r in dims]))
 
 
 @instruction(0x35)
 def take(vm: Frame, index: Res, argument: Arg) -> None:
     """make a result share the memory of a donated argument of the same dtype and shape"""
-    vm.session.take(index, argument)
+    vm.session.share_argument_memory(index, argument)
 
 
 @instruction(0x32)
@@ -338,7 +345,7 @@ def load_scalar(vm: Frame, out: Out, slot: Slot, offset: In, dtype: Dt) -> None:
 @instruction(0x34)
 def block(vm: Frame, slot: Slot, offset: In, size: In) -> None:
     """for debugging: an array occupies this many bytes at an offset of a slot; accesses next to it fault"""
-    vm.session.block(slot, vm.registers[offset], vm.registers[size])
+    vm.session.open_debug_block(slot, vm.registers[offset], vm.registers[size])
 
 
 # ---------------------------------------------------------------- control
@@ -375,8 +382,8 @@ def _nonzero_divisor(vm: Frame, register: int) -> int:
     return value
 
 
-def encode(name: str, *operands: Any) -> list[Any]:
-    """Encode an instruction as in a bundle: opcode, then operands.
+def encode_instruction(name: str, *operands: Any) -> list[Any]:
+    """Encode an instruction as a bundle stores it: a list of opcode and operands.
 
     Raises
     ------

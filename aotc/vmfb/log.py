@@ -1,6 +1,6 @@
-"""Messages for the logger ``aotc`` of the standard library's ``logging``.
+"""Log messages for ``logging.getLogger("aotc")``.
 
-A program that wants them has imported ``logging``; nothing here imports it, and without it a message costs a lookup.
+A program that reads log messages has imported ``logging`` itself. This module never imports it, to keep start-up fast.
 No message is a warning, so nothing is printed unless the program sets a level. Calls of functions log nothing.
 """
 
@@ -13,7 +13,7 @@ DEBUG, INFO = 10, 20
 
 
 def log(level: int, message: str, *values: object) -> None:
-    """Log ``message % values``, if the program uses ``logging``."""
+    """Log ``message % values`` at a level of ``logging``; do nothing if the program has not imported ``logging``."""
     get = getattr(sys.modules.get("logging"), "getLogger", None)  # another thread may be importing the module
     if get is not None:
         get("aotc").log(level, message, *values, stacklevel=2)

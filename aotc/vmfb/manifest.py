@@ -153,14 +153,17 @@ accepts = schema_acceptor(SCHEMA)
 Entries = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
 
 
-def programs_of(manifest: Mapping[str, Any], variant: Mapping[str, Any]) -> Entries:
-    """Return signature and program of each function of a variant; functions with bound arguments have two programs."""
+def signatures_and_programs(manifest: Mapping[str, Any], variant: Mapping[str, Any]) -> Entries:
+    """Return signature and host program of each function of a variant.
+
+    A function with bound arguments has two entries: the programs ``prepare`` and ``call``.
+    """
     known = manifest["functions"]
     found = {name: (known[name], program) for name, program in variant["functions"].items()}
     halves = (row[key] for row in variant.get("prepared", {}).values() for key in ("prepare", "call"))
     return found | {row["name"]: (row, row) for row in halves}
 
 
-def problem(manifest: Any) -> str:
-    """Describe the first place where ``manifest`` violates the schema; an empty string if there is none."""
+def manifest_problem(manifest: Any) -> str:
+    """Describe the first place where ``manifest`` violates the schema; an empty string if it is valid."""
     return "" if accepts(manifest) else next(problems(manifest, SCHEMA, "manifest"), "")

@@ -1,8 +1,8 @@
-"""Message templates of run-time checks.
+"""Message templates of run-time checks, with fields for integers that the check computes.
 
-``{0}`` is the first of the integers that accompany a message. ``{0:f32}`` is the f32 whose bits it holds,
-``{0:f32[2,3]:.3f}`` an array of the six that start there, formatted with ``.3f``; a complex number takes two integers.
-``{{`` is a brace.
+``{0}`` is the first of these integers. ``{0:f32}`` is the f32 whose bits are integer 0. ``{0:f32[2,3]:.3f}`` is an
+array of the six elements that start there, formatted with ``.3f``; a complex number takes two integers. ``{{`` is a
+brace.
 """
 
 from __future__ import annotations
@@ -17,27 +17,37 @@ from aotc.vmfb.dtypes import DTYPES, to_numpy
 _FIELD = r"\{\{|\{(\d+)(?::(\w+)(?:\[([\d,]+)\])?(?::([^{}]*))?)?\}"
 
 
-def shown_as(dtype: str) -> str:
-    """Return the dtype in which a message shows values of ``dtype``: f32 for small floats, 32-bit integers."""
+def displayed_dtype(dtype: str) -> str:
+    """Return the dtype in which messages show a value: f32 for small floats, 32 bits for sub-byte integers."""
     row = DTYPES[dtype]
     if row.kind == "f" and row.bits < 32:
         return "f32"
     return f"{row.kind}32" if row.kind in "iu" and row.bits < 8 else dtype
 
 
-def literal(text: str) -> str:
-    """Escape ``text`` for use in a template."""
+def escape_braces(text: str) -> str:
+    """Escape the braces of ``text``, so that a template shows them unchanged."""
     return text.replace("{", "{{")
 
 
-def field_text(number: int, dtype: str, shape: Sequence[int] = (), spec: str = "") -> str:
-    """Return the template field for a value of ``dtype`` whose bits start at integer ``number`` of the message."""
+def message_field(number: int, dtype: str, shape: Sequence[int] = (), spec: str = "") -> str:
+    """Return a template field that shows an array of ``dtype`` and ``shape``.
+
+    Parameters
+    ----------
+    number : int
+        Number of the integer at which the array's bits start.
+    dtype : str
+    shape : sequence of int
+    spec : str
+        Format specification of Python, such as ``.3f``.
+    """
     dims = f"[{','.join(map(str, shape))}]" if shape else ""
     return f"{{{number}:{dtype}{dims}{':' if spec else ''}{spec}}}"
 
 
-def render(message: str, values: Sequence[int]) -> str:
-    """Fill ``values`` into the fields of ``message``."""
+def render_message(message: str, values: Sequence[int]) -> str:
+    """Replace the fields of the template ``message`` by ``values``."""
     import re  # only for a failed check
 
     def shown(match: Any) -> str:
@@ -52,6 +62,7 @@ def render(message: str, values: Sequence[int]) -> str:
 
 
 def _array_of_bits(values: Sequence[int], name: str, dims: str, spec: str) -> str:
+    """Format the array of dtype ``name`` whose bits are the first of ``values``; ``dims`` is text such as ``2,3``."""
     dtype = to_numpy(name)
     shape = [int(n) for n in dims.split(",")] if dims else []
     parts = 2 if dtype.kind == "c" else 1

@@ -15,14 +15,14 @@ from aotc.vmfb.api.entry import Closed, Entry, PickledModule
 from aotc.vmfb.api.module_ranks import RankedModule
 from aotc.vmfb.api.module_state import ModuleState
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
-from aotc.vmfb.device import bind_devices, choose_variant, default_gpu, implied_places
+from aotc.vmfb.device import bind_devices, choose_variant, default_gpu, default_mixed_devices
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError, bundle_errors, check_keywords
 from aotc.vmfb.host.logical_devices import place_on_logical_devices
 from aotc.vmfb.host.shutdown import refuse_if_ending
 from aotc.vmfb.log import INFO, log
-from aotc.vmfb.manifest import programs_of
+from aotc.vmfb.manifest import signatures_and_programs
 from aotc.vmfb.public_names import public_names
-from aotc.vmfb.results import DEVICE, NUMPY, on_devices
+from aotc.vmfb.results import DEVICE, NUMPY, wrap_host_results
 from aotc.vmfb.verify.program import check_functions
 from aotc.vmfb.vm import LoadedFunction
 from aotc.vmfb.weights.constants import verify_external
@@ -46,8 +46,8 @@ Parameters = ParamSpec("Parameters")
 Loaded = TypeVar("Loaded")
 
 
-def with_known_keywords(function: Callable[Parameters, Loaded]) -> Callable[Parameters, Loaded]:
-    """Decorator: an unknown keyword argument raises an error that suggests the nearest valid one."""
+def suggest_valid_keywords(function: Callable[Parameters, Loaded]) -> Callable[Parameters, Loaded]:
+    """Decorate a function: an unknown keyword argument raises an error that suggests the nearest valid one."""
     code = function.__code__
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
@@ -59,7 +59,7 @@ def with_known_keywords(function: Callable[Parameters, Loaded]) -> Callable[Para
     return checked
 
 
-@with_known_keywords
+@suggest_valid_keywords
 def load(
     source: str | os.PathLike[str] | bytes | bytearray | memoryview | OpenedBundle, *,
     devices: str | Sequence[str] | Mapping[str, str] | None = None, threads: int | None = None, verify: bool = False,
@@ -112,14 +112,14 @@ def load(
         If it is not a bundle, damaged, not signed as required, or cannot run here; if a keyword has no valid value.
     """
     with bundle_errors(source):
-        calls, limits = _checked_calls(custom_calls), _checked_limits(max_in_flight, timeout)
-        bundle, signed = _trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
-        module = _load(bundle, devices, threads, verify or signed, calls, memory_limit, limits, weights, ranks)
-    asked = (devices, threads, verify, custom_calls, copy, trusted_keys, untrusted, memory_limit)
-    module.again = PickledModule(_unpickle, bundle.path, (*asked, max_in_flight, timeout, weights))
+        calls, limits = _check_custom_calls(custom_calls), _validate_limits(max_in_flight, timeout)
+        bundle, signed = _select_trusted_code(open_bundle(source, copy), devices, trusted_keys, untrusted)
+        module = _load_bundle(bundle, devices, threads, verify or signed, calls, memory_limit, limits, weights, ranks)
+    options = (devices, threads, verify, custom_calls, copy, trusted_keys, untrusted, memory_limit)
+    module.again = PickledModule(_unpickle, bundle.path, (*options, max_in_flight, timeout, weights))
     if warm:
         _warm_up(module, warm)
-    return module.with_entry()
+    return module.remember_loading_options()
 
 
 def _warm_up(module: LoadedModule, warm: bool | Mapping[str, int] | Sequence[Mapping[str, int]]) -> None:
@@ -128,40 +128,44 @@ def _warm_up(module: LoadedModule, warm: bool | Mapping[str, int] | Sequence[Map
     warm_up(module, warm)
 
 
-def _unpickle(path: str, asked: Sequence[Any]) -> LoadedModule:
-    """Unpickle a module: load it here with the same options."""
+def _unpickle(path: str, options: Sequence[Any]) -> LoadedModule:
+    """Unpickle a module: load the bundle at ``path`` with the options of the pickled module."""
     names = ("devices", "threads", "verify", "custom_calls", "copy", "trusted_keys", "untrusted", "memory_limit")
-    return load(path, **dict(zip((*names, "max_in_flight", "timeout", "weights"), asked)))
+    return load(path, **dict(zip((*names, "max_in_flight", "timeout", "weights"), options)))
 
 
-def _trusted(bundle: OpenedBundle, devices: Any, keys: Any, untrusted: bool) -> tuple[OpenedBundle, bool]:
-    """Return the bundle whose code may run, and True if its signature was verified."""
+def _select_trusted_code(bundle: OpenedBundle, devices: Any, keys: Any, untrusted: bool) -> tuple[OpenedBundle, bool]:
+    """Return the bundle whose code may run, and True if a trusted key's signature of it was verified.
+
+    With ``untrusted``, that is a bundle compiled here from the source of ``bundle``.
+    """
     if keys is None and not untrusted:
         return bundle, False
-    from aotc.vmfb.verify.trust import trusted_bundle  # only with ``trusted_keys`` or ``untrusted``
+    from aotc.vmfb.verify.trust import select_trusted_bundle  # only with ``trusted_keys`` or ``untrusted``
 
-    return trusted_bundle(bundle, devices, keys, untrusted)
+    return select_trusted_bundle(bundle, devices, keys, untrusted)
 
 
-def _checked_calls(calls: Any) -> Mapping[str, Callable[..., Any]]:
+def _check_custom_calls(calls: Any) -> Mapping[str, Callable[..., Any]]:
     if calls is not None and not (isinstance(calls, Mapping) and all(callable(f) for f in calls.values())):
         raise ArgumentError("", "custom_calls are not functions", repr(calls), "{'name': function}")
     return calls or {}
 
 
-def _checked_limits(max_in_flight: int | None, timeout: float | None) -> Limits | None:
+def _validate_limits(max_in_flight: int | None, timeout: float | None) -> Limits | None:
     if max_in_flight is None and timeout is None:
         return None
-    from aotc.vmfb.call_limits import checked_limits  # only for modules with limits
+    from aotc.vmfb.call_limits import validate_limits  # only for modules with limits
 
-    return checked_limits(max_in_flight, timeout)
+    return validate_limits(max_in_flight, timeout)
 
 
-def _load(
+def _load_bundle(
     bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None, threads: int | None, verify: bool,
     custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | str | None, limits: Limits | None, weights: Any,
     ranks: Ranks | Link | None,
 ) -> LoadedModule:  # fmt: skip
+    """Verify an opened bundle, select a variant and devices, and load its code and weights."""
     start = perf_counter()
     if verify:
         bundle.verify_all()
@@ -170,7 +174,7 @@ def _load(
     if verify:
         verify_external(bundle, variant.get("constants"))
     bound = bind_devices(bundle, variant, devices)
-    where = bound or implied_places(variant, ordinal) if "spaces" in variant else ordinal
+    where = bound or default_mixed_devices(variant, ordinal) if "spaces" in variant else ordinal
     member = None
     if "mesh" in bundle.manifest or ranks is not None:
         from aotc.vmfb.ranks.member import join  # only for bundles of several ranks
@@ -179,11 +183,11 @@ def _load(
         custom_calls = custom_calls if member is None else {**custom_calls, **member.functions}
         if member is not None and variant["kind"] == "cuda" and devices in (None, "cuda"):
             ordinal = default_gpu(member.local_rank)
-            where = implied_places(variant, ordinal) if "spaces" in variant else ordinal
+            where = default_mixed_devices(variant, ordinal) if "spaces" in variant else ordinal
     try:
         executable = device.open_executable(bundle, variant, threads, where, custom_calls)
         home = f"{variant['kind']}:{ordinal}"
-        module = _module_of(bundle, variant, executable, bound, home, member, memory_limit, limits, weights, verify)
+        module = _create_module(bundle, variant, executable, bound, home, member, memory_limit, limits, weights, verify)
     except BaseException as error:
         if member is not None:
             member.fail(error)
@@ -193,11 +197,11 @@ def _load(
     return module
 
 
-def _module_of(
+def _create_module(
     bundle: OpenedBundle, variant: dict[str, Any], executable: Executable, bound: dict[str, str], home: str,
     member: Member | None, memory_limit: int | str | None, limits: Limits | None, weights: object, verify: bool,
 ) -> LoadedModule:  # fmt: skip
-    """Return the module of a loaded variant, with its limits and weights."""
+    """Create the module of a loaded variant; apply memory limit, call limits and weights."""
     if memory_limit is not None:
         from aotc.vmfb.host.byte_sizes import limit_memory  # only for modules with a limit
 
@@ -250,7 +254,7 @@ class LoadedModule(ModuleState, RankedModule):
         place_on_logical_devices(executable, self.devices.values() or [home])
         self._functions: dict[str, RuntimeFunction] = {
             name: LoadedFunction(name, entry, program, executable, self.name)
-            for name, (entry, program) in programs_of(bundle.manifest, variant).items()
+            for name, (entry, program) in signatures_and_programs(bundle.manifest, variant).items()
         }
         limits = getattr(executable, "limits", None)
         if limits is not None:
@@ -311,10 +315,10 @@ class LoadedModule(ModuleState, RankedModule):
         try:
             function = self._functions.get(name) if isinstance(name, str) else None
             if function is None or donate is not False or results:
-                function = self._function(name, donate, results)
+                function = self._checked_function(name, donate, results)
             if results == DEVICE and not trace:
                 made = function.run(arrays, out, donate, results)
-                return on_devices(made, function.signature.results, out, self.home)
+                return wrap_host_results(made, function.signature.results, out, self.home)
             if trace:
                 if out is not None or donate or len(arrays) != len(function.arguments):
                     raise CallError(self.name, "a traced call needs all arguments, and accepts neither out nor donate")
@@ -376,7 +380,7 @@ class LoadedModule(ModuleState, RankedModule):
                 entry = self.functions[self.default_name()]
                 options = entry.options(deadline=deadline, wait=wait, donate=donate, results=results)
                 return options.submit(name, *arrays)
-            function = self._function(name, donate, results)
+            function = self._checked_function(name, donate, results)
             found = self._submitted.get((name, results))
             if found is None:
                 from aotc.vmfb.submit.call import SubmittedCall  # only for submissions
@@ -395,11 +399,11 @@ class LoadedModule(ModuleState, RankedModule):
 
     @property
     def gpus(self) -> Sequence[LoadedGpu]:
-        """Return the loaded module of each GPU."""
+        """Return the kernels and constants that are loaded on each GPU."""
         return getattr(self._executable, "gpus", ())
 
     def _use_weights(self, own: OwnWeights) -> None:
-        """Replace functions by those with bound weights."""
+        """Replace functions by those whose weights are bound."""
         self.own_weights, self.prepared = own, {}
         self._functions = {**self._functions, **own.functions}
         self.functions.update((name, Entry(function, self.home)) for name, function in own.functions.items())
@@ -416,12 +420,12 @@ class LoadedModule(ModuleState, RankedModule):
             self.functions = {**{name: Entry(f, self.home) for name, f in found.items()}, **self.functions}
             self.functions.update((name, Entry(f, self.home)) for name, f in found.items())
 
-    def loaded(self, name: str) -> RuntimeFunction:
+    def get_function(self, name: str) -> RuntimeFunction:
         """Return a function by name; raise CallError if it does not exist."""
-        return self._function(name, False, "")
+        return self._checked_function(name, False, "")
 
-    def _function(self, name: str, donate: Any, results: Any) -> RuntimeFunction:
-        """Return a function by name, with the options of its call checked."""
+    def _checked_function(self, name: str, donate: Any, results: Any) -> RuntimeFunction:
+        """Return the function ``name``, after checks of the options ``donate`` and ``results`` of its call."""
         function = self._functions.get(name) if isinstance(name, str) else None
         if isinstance(self._executable, Closed):
             self._executable.refuse()
@@ -453,8 +457,8 @@ class LoadedModule(ModuleState, RankedModule):
         from aotc.vmfb.profile.profile import profile  # not needed by a process that only runs a bundle
         return profile(self, self._executable, name, arrays, repeat)
 
-    def with_entry(self) -> LoadedModule:
-        """Store in the module's functions how the module can be loaded again, for pickling; return the module."""
+    def remember_loading_options(self) -> LoadedModule:
+        """Store the path and the options of :func:`load` in the module's functions, for pickling; return the module."""
         for function in self.functions.values():
             function.again = self.again
         return self

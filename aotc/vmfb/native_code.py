@@ -1,4 +1,4 @@
-"""Addresses of the kernels in a shared object, and disassembly: of CPU code by objdump, of cubins by nvdisasm."""
+"""Address ranges of kernels in a shared object, and disassembly: of CPU code by objdump, of cubins by nvdisasm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Section(NamedTuple):
 
 
 def kernel_ranges(data: Any, count: int) -> list[tuple[int, int]]:
-    """Return the address range (end exclusive) of each kernel of a library, in the order of its table.
+    """Return the address range (end exclusive) of each kernel of a shared object, in the order of its kernel table.
 
     Relocations of the exported table hold the start addresses. A kernel ends at the next start, or at the end of the
     code section (padding included).
@@ -76,6 +76,7 @@ def _end_of_function(at: int, starts: list[int], code: list[tuple[int, int]]) ->
 
 
 def _kernel_table_address(view: memoryview, sections: list[_Section]) -> int:
+    """Return the address of the exported kernel table, -1 without one."""
     wanted = TABLE_SYMBOL.encode() + b"\0"
     for section in (s for s in sections if s.type == _DYNSYM):
         names = sections[section.link].offset
@@ -87,7 +88,7 @@ def _kernel_table_address(view: memoryview, sections: list[_Section]) -> int:
 
 
 def disassemble_cubin(image: bytes | memoryview) -> str:
-    """Return the SASS of a GPU kernel.
+    """Disassemble a GPU kernel to SASS.
 
     Raises
     ------
@@ -105,8 +106,8 @@ def disassemble_cubin(image: bytes | memoryview) -> str:
         return subprocess.run([tool, "-c", str(file)], capture_output=True, text=True, check=False).stdout
 
 
-def disassemble(data: Any, first: int, end: int) -> str:
-    """Return the disassembly of an address range of a shared object.
+def disassemble_machine_code(data: Any, first: int, end: int) -> str:
+    """Disassemble the instructions from address ``first`` to ``end`` of a shared object.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Plans: the recorded work of calls with known shapes, and the assertions on data that these calls check."""
+"""Plans: recorded calls for known shapes, which later calls replay, and the assertions on data in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aotc.vmfb.memory.pointers import BYTES, EMPTY, PointerTable, read_scalar
 
 
 class Unread:
-    """The location of an integer that each call reads from memory: its value is unknown when a plan is recorded."""
+    """Location of an integer in memory whose value is unknown while a plan is recorded; each call reads it."""
 
     __slots__ = ("dtype", "offset", "slot")
 
@@ -24,7 +24,7 @@ class Unread:
 
 
 class Judgement:
-    """An assertion on computed data: it fails with a message if a byte in memory is 0.
+    """Deferred assertion on data that a call computes: it fails if the byte at ``condition`` is 0.
 
     Attributes
     ----------
@@ -43,15 +43,15 @@ class Judgement:
         self.after, self.condition = after, condition
 
     def failure(self, read: Callable[[int, int, str], int]) -> CallError:
-        """Return the error of a failed runtime assertion, with its message's values read by ``read``."""
-        from aotc.vmfb.messages import render  # only for a failure
+        """Return the error of this failed assertion; ``read(slot, offset, dtype)`` reads the values in its message."""
+        from aotc.vmfb.messages import render_message  # only for a failure
 
         values = [read(v.slot, v.offset, v.dtype) if isinstance(v, Unread) else v for v in self._values]
-        return CallError(self._where, render(self._message, values))
+        return CallError(self._where, render_message(self._message, values))
 
 
 class Plan:
-    """The work of a call whose shapes are known: the trace of a host program.
+    """Recorded call of a function for known shapes: its memory, its submissions, its assertions.
 
     A plain class, for fast start-up (:class:`aotc.vmfb.abi.Record`).
 
@@ -64,7 +64,7 @@ class Plan:
     arena : int
         Bytes of the arena.
     submissions : tuple of (int, tuple of int)
-        Command buffers in order, each with its parameters.
+        Number of each submitted command buffer, in order, and its parameters.
     empty : tuple of int
         Arguments and results without elements, numbered as in the pointer table.
     judgements : tuple of Judgement
@@ -73,9 +73,9 @@ class Plan:
         Results that share the memory of a donated argument, each with the argument's number: they are the same array,
         and command buffers use the argument's slot.
     others : tuple of int
-        Bytes of the arena in each memory except the first.
+        Bytes of the arena in each memory space except the first.
     homes : tuple of int
-        The memory of each argument and result, if there are several.
+        The number of the memory space of each argument and result, if there are several.
     """
 
     __slots__ = (
@@ -110,10 +110,10 @@ class Plan:
         A result in an argument's memory has the argument's slot.
         """
         layout, taken = Slots(self.arguments, len(self.results)), dict(self.taken)
-        return [taken.get(n, layout.result(n)) for n in range(len(self.results))]
+        return [taken.get(n, layout.result_slot(n)) for n in range(len(self.results))]
 
     def assertions_by_submission(self) -> list[tuple[Judgement, ...]]:
-        """Return the assertions by the number of submissions after which they are checked, from 0."""
+        """Return, for each number of completed submissions from 0 on, the assertions to check at that point."""
         stages = range(len(self.submissions) + 1)
         return [tuple(j for j in self.judgements if j.after == stage) for stage in stages]
 
@@ -135,18 +135,32 @@ def check_assertions(judgements: Sequence[Judgement], read: Callable[[int, int, 
 def run_with_assertions(
     calls: Sequence[Callable[[], int]], judged: Sequence[Sequence[Judgement]], slots: PointerTable
 ) -> CallError | None:
-    """Run the native calls of a plan, checking assertions before, between and after; return the error or None."""
-    failure = _first_failure(judged[0], slots)
+    """Run the native calls of a plan in order, and check the assertions before the first and after each.
+
+    Parameters
+    ----------
+    calls : sequence of callable
+        The native call of each submission.
+    judged : sequence of sequence of Judgement
+        The result of :meth:`Plan.assertions_by_submission`.
+    slots : PointerTable
+
+    Returns
+    -------
+    CallError or None
+        The error of the first failed assertion; later calls do not run.
+    """
+    failure = _first_failed_assertion(judged[0], slots)
     for call, after in zip(calls, judged[1:]):
         if failure is not None:
             break
         if call():
             raise SystemExit  # the interpreter exits, and this is a daemon thread
-        failure = _first_failure(after, slots)
+        failure = _first_failed_assertion(after, slots)
     return failure
 
 
-def _first_failure(judgements: Sequence[Judgement], slots: PointerTable) -> CallError | None:
+def _first_failed_assertion(judgements: Sequence[Judgement], slots: PointerTable) -> CallError | None:
     """Return the error of the first failed assertion, or None."""
     for judgement in judgements:
         place = judgement.condition
@@ -155,10 +169,10 @@ def _first_failure(judgements: Sequence[Judgement], slots: PointerTable) -> Call
     return None
 
 
-def without_empty(
+def replace_empty_arrays(
     run: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None], plan: Plan
 ) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
-    """Return ``run`` wrapped so that arrays without elements are replaced by :data:`EMPTY`."""
+    """Wrap ``run(arrays, results)`` so that arrays without elements, which have no address, become :data:`EMPTY`."""
 
     def call(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
         every = [*arrays, *results]

@@ -1,4 +1,4 @@
-"""Restrict ``dir`` and completion to the public names of the objects that users have."""
+"""Decorator that restricts ``dir`` and completion to the public names of an object."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ Kind = TypeVar("Kind", bound=type)
 
 
 def public_names(*names: str) -> Callable[[Kind], Kind]:
-    """Return a class decorator: ``dir`` of an instance shows ``names``, and those of decorated base classes.
+    """Return a class decorator: ``dir`` of an instance shows ``names``, and the public names of base classes.
 
-    The runtime calls further methods of these objects, which are not for users.
+    The runtime calls further methods of these objects; users should not.
     """
 
     def decorate(kind: Kind) -> Kind:
+        """Set the ``__dir__`` of the class, unless it has one."""
         shown = tuple(sorted({*getattr(kind, "_public", ()), *names}))
 
         def listed(_: object) -> list[str]:

@@ -1,4 +1,4 @@
-"""Matching of result names to argument names: ``cache['k']`` for the result that JAX calls ``result['cache']['k']``."""
+"""Match names of results with names of arguments: result ``result['cache']['k']`` becomes argument ``cache['k']``."""
 
 from __future__ import annotations
 
@@ -13,52 +13,53 @@ _KEY = re.compile(r"\[(?:\"([^\"']*)\"|([A-Za-z_]\w*))\]")
 _PART = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|(\d+))\]|\.(\w+)")
 
 
-def plain_name(name: str) -> str:
-    """Strip ``result`` from a result's name if it is a key or field of the results."""
+def strip_result_prefix(name: str) -> str:
+    """Remove the prefix ``result`` from a result's path: ``cache['k']`` for ``result['cache']['k']``."""
     found = _FIELD.match(name)
     return (found[1] or found[2]) + name[found.end() :] if found else name or "result"
 
 
-def is_part(name: str, whole: str) -> bool:
-    """Return True if ``name`` is the pytree ``whole`` or a leaf in it."""
+def is_leaf_of_pytree(name: str, whole: str) -> bool:
+    """Return True if ``name`` is the path ``whole`` or below: ``cache['k']`` is a leaf of ``cache``."""
     return name == whole or name.startswith((f"{whole}[", f"{whole}."))
 
 
-def path_below(name: str, out: str, argument: str, arguments: Collection[str]) -> str | None:
-    """Return the path of a result below the pytree of results ``out``; None if it is elsewhere.
+def path_below_result(name: str, out: str, argument: str, arguments: Collection[str]) -> str | None:
+    """Return the part of a result's path below the path ``out``; None if the result is not in that pytree.
 
     ``result`` also means the whole tree of results, whose leaves correspond to those of ``argument`` in ``arguments``.
     """
-    plain, whole = plain_name(name), plain_name(out)
-    if is_part(plain, whole):
+    plain, whole = strip_result_prefix(name), strip_result_prefix(out)
+    if is_leaf_of_pytree(plain, whole):
         return plain[len(whole) :]
-    if out == "result" and is_part(name, out) and argument + name[len(out) :] in arguments:
+    if out == "result" and is_leaf_of_pytree(name, out) and argument + name[len(out) :] in arguments:
         return name[len(out) :]
     return None
 
 
-def fed_name(name: str, pairs: Mapping[str, str], arguments: Collection[str]) -> str:
-    """Return the name of the argument that a result becomes in the next call: by ``pairs``, else by equal names."""
+def name_of_next_argument(name: str, pairs: Mapping[str, str], arguments: Collection[str]) -> str:
+    """Return the argument of the next call that a result becomes: by ``pairs``, else the argument of that name."""
     for out, argument in pairs.items():
-        path = path_below(name, out, argument, arguments)
+        path = path_below_result(name, out, argument, arguments)
         if path is not None:
             return argument + path
-    return plain_name(name)
+    return strip_result_prefix(name)
 
 
-def pairs_of(said: Any) -> dict[str, str]:
-    """Parse ``state`` options: a mapping of results to arguments, or strings such as ``result[0]=cache`` and ``cache``.
+def parse_state_pairs(option: Any) -> dict[str, str]:
+    """Parse the option ``state``: a mapping of results to arguments, or strings such as ``result[0]=cache``.
 
-    Paths are normalised to JAX's spelling: ``result["p"]`` becomes ``result['p']``.
+    A string without ``=`` names a result and the argument of the same name. Paths are normalised to JAX's spelling:
+    ``result["p"]`` becomes ``result['p']``.
 
     Raises
     ------
     CallError
-        If ``said`` has another form.
+        If ``option`` has another form.
     """
-    rows: Sequence[Any] = list(said.items()) if isinstance(said, Mapping) else said
+    rows: Sequence[Any] = list(option.items()) if isinstance(option, Mapping) else option
     if isinstance(rows, str) or not isinstance(rows, Sequence):
-        raise ArgumentValueError("", f"state is {said!r}", expected="results and arguments: {'result[0]': 'cache'}")
+        raise ArgumentValueError("", f"state is {option!r}", expected="results and arguments: {'result[0]': 'cache'}")
     pairs = {}
     for row in rows:
         pair = row.partition("=") if isinstance(row, str) else (*row, "") if isinstance(row, tuple) else ("", "", "")
@@ -70,8 +71,8 @@ def pairs_of(said: Any) -> dict[str, str]:
     return pairs
 
 
-def path_of(name: str) -> str:
-    """Return the path of an argument name: ``params/layers_0/kernel`` for ``params['layers_0']['kernel']``."""
+def slash_separated_path(name: str) -> str:
+    """Convert a pytree path to slashes: ``params/layers_0/kernel`` for ``params['layers_0']['kernel']``."""
     head = re.match(r"[^\[.]*", name)
     assert head is not None
     parts = [next(part for part in found.groups() if part is not None) for found in _PART.finditer(name, head.end())]

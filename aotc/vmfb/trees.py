@@ -30,10 +30,11 @@ _NAMED = ("dict", "namedtuple", "object")
 _INNER = ("none", "unused", "fixed", "tuple", "list", *_NAMED)
 
 
-def flattener(node: Node, where: str, path: str) -> Flatten:
-    """Return ``f(value, leaves)``, which appends the leaves of ``value``, an argument ``path``, to a list.
+def make_flattener(node: Node, where: str, path: str) -> Flatten:
+    """Return ``f(value, leaves)``, which appends the leaves of the pytree ``value`` to the list ``leaves``.
 
-    ``f`` raises a CallError that names the place where ``value`` and ``node`` differ in structure.
+    ``f`` raises a CallError that names the place where ``value`` and ``node`` differ in structure. ``path`` is the name
+    of the argument.
     """
     children = node.get("children", [])
     match node["kind"]:
@@ -52,17 +53,19 @@ def flattener(node: Node, where: str, path: str) -> Flatten:
         case kind:
             fields = node.get("keys") if kind == "namedtuple" else None
             paths = [f"{path}.{key}" for key in fields] if fields else [f"{path}[{i}]" for i in range(len(children))]
-            inner = [flattener(child, where, name) for child, name in zip(children, paths)]
+            inner = [make_flattener(child, where, name) for child, name in zip(children, paths)]
             whole = all(child["kind"] == "leaf" for child in children)
             return _flatten_sequence(kind, inner, whole, where, path)
 
 
 def _leaf_flatteners(node: Node, where: str, path: str, form: str) -> dict[Any, Flatten]:
     pairs = zip(node.get("keys", []), node.get("children", []))
-    return {key: flattener(child, where, path + form.format(key)) for key, child in pairs}
+    return {key: make_flattener(child, where, path + form.format(key)) for key, child in pairs}
 
 
 def _flatten_fixed(expected: Any, where: str, path: str) -> Flatten:
+    """Return a flatten function that accepts only the value ``expected``, and appends nothing."""
+
     def flatten(value: Any, leaves: list[Any]) -> None:
         if type(value) is not type(expected) or repr(value) != repr(expected):  # repr, because nan != nan
             found = repr(value) if isinstance(value, bool | int | float | str) else type(value).__name__
@@ -72,11 +75,23 @@ def _flatten_fixed(expected: Any, where: str, path: str) -> Flatten:
 
 
 def _flatten_sequence(kind: str, inner: list[Flatten], whole: bool, where: str, path: str) -> Flatten:
-    wanted = list if kind == "list" else tuple
+    """Return a flatten function for a tuple, list or named tuple.
+
+    Parameters
+    ----------
+    kind : str
+    inner : list of callable
+        The flatten functions of the items.
+    whole : bool
+        True if all items are leaves.
+    where, path : str
+        Function and place in the argument, for messages.
+    """
+    container = list if kind == "list" else tuple
     size = len(inner)
 
     def flatten(value: Any, leaves: list[Any]) -> None:
-        if not isinstance(value, wanted):
+        if not isinstance(value, container):
             raise _structure_error(where, path, f"a {type(value).__name__}", f"a {kind} of {size}")
         if len(value) != size:
             raise _structure_error(where, path, f"{len(value)} items", f"{size} items")
@@ -94,6 +109,8 @@ KEYS_SHOWN = 10
 
 
 def _flatten_mapping(parts: dict[Any, Flatten], where: str, path: str, form: str) -> Flatten:
+    """Return a flatten function for a dict, given those of its values; ``form`` formats a key as part of a path."""
+
     def flatten(value: Any, leaves: list[Any]) -> None:
         if not isinstance(value, Mapping):
             raise _structure_error(where, path, f"a {type(value).__name__}", f"a dict with keys {list(parts)}")
@@ -109,6 +126,7 @@ def _flatten_mapping(parts: dict[Any, Flatten], where: str, path: str, form: str
 
 
 def _flatten_object(node: Node, where: str, path: str) -> Flatten:
+    """Return a flatten function for an object with attributes, or for a tuple or dict in place of the object."""
     parts = _leaf_flatteners(node, where, path, ".{}")
     inner = list(parts.values())
     by_place, by_key = (
@@ -137,11 +155,11 @@ def _structure_error(where: str, path: str, found: str, expected: str, more: str
     return ArgumentError(where, f"argument {path} has another structure than the compiled one{more}", found, expected)
 
 
-def unflattener(node: Node) -> Unflatten:
-    """Return ``f(leaves)``, which builds a value with the structure of ``node`` from an iterator over leaves."""
+def make_unflattener(node: Node) -> Unflatten:
+    """Return ``f(leaves)``, which builds a pytree of structure ``node`` from an iterator over its leaves."""
     if node["kind"] == "leaf":
         return next
-    keys, parts = node.get("keys", []), [unflattener(child) for child in node.get("children", [])]
+    keys, parts = node.get("keys", []), [make_unflattener(child) for child in node.get("children", [])]
     match node["kind"]:
         case "none":
             return lambda leaves: None
@@ -156,20 +174,20 @@ def unflattener(node: Node) -> Unflatten:
             return lambda leaves: tuple([part(leaves) for part in parts])
 
 
-def mark_unused(node: Node, kept: Iterable[int]) -> Node:
-    """Return ``node`` with the leaves whose numbers are not in ``kept`` marked as unused."""
-    wanted, numbers = set(kept), count()
+def mark_unused_leaves(node: Node, used: Iterable[int]) -> Node:
+    """Return ``node`` with all leaves marked as unused except those numbered ``used``."""
+    used_numbers, numbers = set(used), count()
 
     def mark(node: Node) -> Node:
         if node["kind"] == "leaf":
-            return node if next(numbers) in wanted else {**node, "kind": "unused"}
+            return node if next(numbers) in used_numbers else {**node, "kind": "unused"}
         return {**node, "children": [mark(child) for child in node.get("children", [])]}
 
     return mark(node)
 
 
 def count_leaves(node: Node) -> int:
-    """Return the number of leaves of a tree, after validating it.
+    """Validate a pytree node, and return its number of leaves.
 
     Raises
     ------

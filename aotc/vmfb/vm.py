@@ -1,8 +1,8 @@
-"""The VM: executes host programs.
+"""The VM: interprets host programs, records their work as plans, and replays the plans.
 
-A program's control flow depends on the shapes of its arguments, rarely on their data. So it is run once for each tuple
-of shapes with a recorder in place of the device (:mod:`aotc.vmfb.verify.plan_recorder`); later calls replay the trace,
-a :class:`~aotc.vmfb.plan.Plan`. Only a program that reads sizes from memory is interpreted in each call.
+A program's control flow depends on the shapes of its arguments, rarely on their data. So the VM runs a program once for
+each tuple of shapes with a recorder in place of the device (:mod:`aotc.vmfb.verify.plan_recorder`). Later calls replay
+the recording, a :class:`~aotc.vmfb.plan.Plan`. Only a program that reads sizes from memory is interpreted in each call.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from aotc.vmfb.arguments import (
     GOOD_FLAGS,
     Argument,
     Signature,
-    check_out,
-    check_outs,
+    check_output_buffer,
+    check_output_buffers,
+    invalidate_donated_arrays,
     prepare_arguments,
-    take_over_donated,
     type_text,
 )
 from aotc.vmfb.dtypes import size_of, to_numpy
@@ -32,10 +32,10 @@ from aotc.vmfb.host.machine import GUARDED
 from aotc.vmfb.isa import ISA, Frame, Session
 from aotc.vmfb.limits import MAX_BYTES, PLANS
 from aotc.vmfb.plan import Plan
-from aotc.vmfb.results import Residence, fill_out, resident_calls
+from aotc.vmfb.results import Residence, copy_to_output_buffer, resident_calls
 from aotc.vmfb.verify.call_memory import CallMemory, TooLarge
 from aotc.vmfb.verify.kernel_interface import Invalid
-from aotc.vmfb.verify.plan_recorder import Recorder, is_planned
+from aotc.vmfb.verify.plan_recorder import Recorder, is_plan_possible
 
 if TYPE_CHECKING:
     from aotc.vmfb.devices.early import EarlyResults
@@ -50,13 +50,13 @@ Program = list[tuple[Callable[..., int | None], list[Any]]]
 _Result = TypeVar("_Result")
 
 
-def decode(code: list[list[Any]]) -> Program:
-    """Return the instructions of a verified program, with functions in place of opcodes."""
+def decode_program(code: list[list[Any]]) -> Program:
+    """Replace the opcodes of a verified host program by the functions that execute them."""
     return [(ISA[opcode].run, operands) for opcode, *operands in code]
 
 
-def interpret(program: Program, frame: Frame) -> None:
-    """Run a program from its first instruction to its return."""
+def interpret_program(program: Program, frame: Frame) -> None:
+    """Run a decoded host program from its first instruction to its return."""
     at = 0
     while at >= 0:
         run, operands = program[at]
@@ -65,13 +65,13 @@ def interpret(program: Program, frame: Frame) -> None:
 
 
 class _InterpretedSession:
-    """A session that forwards to a device session and allocates results in host memory."""
+    """Session of an interpreted call: checks accesses, allocates host results, and forwards to the device."""
 
     def __init__(
         self, function: LoadedFunction, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray | None]
     ) -> None:
         self.function, self.arrays = function, arrays
-        self.memory = function.memory([x.nbytes for x in arrays])
+        self.memory = function.initial_call_memory([x.nbytes for x in arrays])
         self.slots = function.residence.layout
         self.session = function.executable.session(self.slots)
         self.out = out
@@ -79,52 +79,54 @@ class _InterpretedSession:
         self.guarded: dict[int, np.ndarray] = {}  # results in other memory: of arguments, or with AOTC_GUARD
         self.run = self.session.submit
 
-    def arena(self, size: int, space: int = 0) -> None:
-        self.memory.arena(size, space)
+    def allocate_arena(self, size: int, space: int = 0) -> None:
+        self.memory.allocate_arena(size, space)
         if space:
-            cast("PlacedSession", self.session).arena_in(space, size)
+            cast("PlacedSession", self.session).allocate_arena_in_space(space, size)
         else:
-            self.session.arena(size)
+            self.session.allocate_arena(size)
 
     def submit(self, number: int, parameters: list[int]) -> None:
+        """Check a command buffer's memory accesses for the current sizes, once, and run the command buffer."""
         proven, key = self.function.proven, (number, *parameters, *self.memory.sizes)
         if key not in proven:
             buffers = self.function.executable.buffers
-            self.memory.check(buffers.nodes[number], buffers.kernels, parameters)
+            self.memory.check_submission(buffers.nodes[number], buffers.kernels, parameters)
             if len(proven) >= PLANS:
                 proven.clear()
             proven.add(key)
         self.run(number, parameters)
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
-        self.memory.read(slot, offset, size_of(dtype))
+        self.memory.check_access(slot, offset, size_of(dtype))
         return self.session.load_scalar(slot, offset, dtype)
 
-    def block(self, slot: int, offset: int, size: int) -> None:
-        self.memory.read(slot, offset, size)
+    def open_debug_block(self, slot: int, offset: int, size: int) -> None:
+        self.memory.check_access(slot, offset, size)
         if GUARDED:
-            self.session.block(slot, offset, size)
+            self.session.open_debug_block(slot, offset, size)
 
-    def result(self, index: int, dims: tuple[int, ...]) -> None:
-        self.memory.result(index, dims)
-        dtype = self.function.result_dtypes[index]
-        found = self.function.residence.new_result(self.out[index], dtype, dims, index, self.function.where)
+    def allocate_result(self, index: int, dims: tuple[int, ...]) -> None:
+        """Allocate a result, or take its ``out=`` buffer, and write its address to the pointer table."""
+        self.memory.allocate_result(index, dims)
+        residence, dtype = self.function.residence, self.function.result_dtypes[index]
+        found = residence.output_buffer_or_new_array(self.out[index], dtype, dims, index, self.function.where)
         self.results[index] = found
         if GUARDED:
             from aotc.vmfb.memory.guard_pages import guarded_array  # only for debugging
 
             self.guarded[index] = found = guarded_array(dims, dtype)
-        self.session.bind(self.slots.result(index), found)
+        self.session.bind(self.slots.result_slot(index), found)
 
-    def take(self, index: int, argument: int) -> None:
-        self.memory.take(index, argument)
+    def share_argument_memory(self, index: int, argument: int) -> None:
+        self.memory.share_argument_memory(index, argument)
         found, given = self.arrays[argument], self.out[index]
         if given is not None:
-            check_out(given, found.dtype, found.shape, index, self.function.where)
+            check_output_buffer(given, found.dtype, found.shape, index, self.function.where)
         self.results[index] = self.guarded[index] = found
 
-    def made(self, index: int) -> np.ndarray | None:
-        """Return a computed result, copied to its ``out=`` buffer if there is one."""
+    def computed_result(self, index: int) -> np.ndarray | None:
+        """Return a computed result, copied to its ``out=`` buffer if the program wrote other memory."""
         given, guarded = self.out[index], self.guarded.get(index)
         if guarded is None:
             return self.results[index]
@@ -162,9 +164,9 @@ class LoadedFunction:
         self.signature = Signature(name, entry)
         self.residence = Residence(executable, entry)
         self._names = tuple(a.name for a in self.arguments)
-        self._program = decode(program["code"])
+        self._program = decode_program(program["code"])
         self._registers = program["registers"]
-        self._planned = not GUARDED and is_planned(program["code"])
+        self._planned = not GUARDED and is_plan_possible(program["code"])
         self.proven: set[tuple[int, ...]] = set()  # verified submissions of an interpreted program
         self._plans: dict[tuple[tuple[int, ...], ...], _Planned] = {}
         self._early: dict[tuple[tuple[int, ...], ...], tuple[Plan, Callable[..., None]]] = {}
@@ -213,12 +215,16 @@ class LoadedFunction:
     def run_early(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults
     ) -> list[Any]:
-        """Run the function as :meth:`run` does; ``early`` gets the results and their completion."""
+        """Run the function as :meth:`run` does; ``early`` receives results that can be read before the call ends."""
         return self._run_converted(values, out, donate, results, early)
 
     def _run_converted(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults | None
     ) -> list[Any]:
+        """Convert arguments, allocate results, and run the program by its plan, on the GPU's fast path, or interpreted.
+
+        ``early`` receives results that can be read before the call ends; None waits for all of them.
+        """
         if self.resident is not None:
             found = self.resident.call(values, out, donate, results)
             if found is not None:
@@ -232,38 +238,38 @@ class LoadedFunction:
             )
         key = self.resident.key(values, out, donate, results) if self.resident is not None else None
         arrays = prepare_arguments(self.arguments, values, self.where, donate, self.residence.gpus)
-        buffers = check_outs(out, len(self.result_dtypes), arrays, self.where, self.residence.result_gpus)
-        stays = self.residence.stays(results, buffers)
+        buffers = check_output_buffers(out, len(self.result_dtypes), arrays, self.where, self.residence.result_gpus)
+        stays = self.residence.results_on_gpu(results, buffers)
         if not self._planned:
-            take_over_donated(self.arguments, values, arrays, donate)
-            made = self._interpreted([np.asarray(x) for x in arrays], buffers)
+            invalidate_donated_arrays(self.arguments, values, arrays, donate)
+            computed = self._interpret_for_gpu_buffers([np.asarray(x) for x in arrays], buffers)
         else:
             shapes = tuple([x.shape for x in arrays])
-            plan, replay, *_ = self._plan(shapes)
-            take_over_donated(self.arguments, values, arrays, donate)
-            made = self.residence.results(plan, arrays, buffers, stays, self.where)
+            plan, replay, *_ = self._plan_for_shapes(shapes)
+            invalidate_donated_arrays(self.arguments, values, arrays, donate)
+            computed = self.residence.allocate_results(plan, arrays, buffers, stays, self.where)
             if early is None:
-                replay(arrays, made)
+                replay(arrays, computed)
             else:
                 early.stays = stays
-                self._early_replay(shapes, plan)(arrays, made, early)
+                self._early_replay(shapes, plan)(arrays, computed, early)
             if key is not None and self.resident is not None:
-                self.resident.learn(plan, replay, key, arrays, made, out)
-        made = self.residence.moved(made, stays)
-        return made if out is None else [x if given is None else given for x, given in zip(made, out)]
+                self.resident.learn(plan, replay, key, arrays, computed, out)
+        computed = self.residence.move_results(computed, stays)
+        return computed if out is None else [x if given is None else given for x, given in zip(computed, out)]
 
-    def _interpreted(self, arrays: list[np.ndarray], out: Sequence[Any]) -> list[Any]:
-        """Interpret the program; results for ``out=`` buffers on a GPU are first computed in host memory."""
-        made: list[Any] = self._interpret(arrays, [x if isinstance(x, np.ndarray) else None for x in out])
-        for number, (found, given) in enumerate(zip(made, out)):
+    def _interpret_for_gpu_buffers(self, arrays: list[np.ndarray], out: Sequence[Any]) -> list[Any]:
+        """Interpret the program with results in host memory, then copy those with ``out=`` buffers on a GPU there."""
+        computed: list[Any] = self._interpret(arrays, [x if isinstance(x, np.ndarray) else None for x in out])
+        for number, (found, given) in enumerate(zip(computed, out)):
             if given is not None and not isinstance(given, np.ndarray):
-                check_out(given, found.dtype, found.shape, number, self.where)
-                fill_out(given, found)
-                made[number] = given
-        return made
+                check_output_buffer(given, found.dtype, found.shape, number, self.where)
+                copy_to_output_buffer(given, found)
+                computed[number] = given
+        return computed
 
     def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
-        """Run the function as :meth:`step` does, and write the inputs and outputs of each dispatch to ``folder``."""
+        """Run the function one command at a time, and write the inputs and outputs of each dispatch to ``folder``."""
         from aotc.vmfb.profile.trace import (
             Tracer,  # only for debugging
         )
@@ -271,7 +277,7 @@ class LoadedFunction:
         return self.step(values, partial(Tracer, where=self.where, folder=folder))
 
     def step(self, values: Sequence[Any], make: Callable[..., Stepper]) -> list[np.ndarray]:
-        """Run the function as :meth:`run` does, with submissions run by a stepper that ``make`` constructs.
+        """Run the function one command at a time, by a stepper that ``make`` constructs.
 
         Raises
         ------
@@ -285,6 +291,7 @@ class LoadedFunction:
         self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None],
         steps: Callable[..., Stepper] | None = None,
     ) -> list[np.ndarray]:  # fmt: skip
+        """Interpret the program on arrays in host memory; ``steps`` constructs a stepper that runs single commands."""
         if GUARDED:
             from aotc.vmfb.memory.guard_pages import guarded_copy
 
@@ -298,7 +305,7 @@ class LoadedFunction:
             self._run_program([x.shape for x in arrays], cast("Session", live))  # without assertions
         finally:
             live.session.close()
-        return [self._present_result(live.made(i), i) for i in range(len(live.results))]
+        return [self._present_result(live.computed_result(i), i) for i in range(len(live.results))]
 
     def _present_result(self, x: _Result | None, number: int) -> _Result:
         if x is None:
@@ -306,8 +313,9 @@ class LoadedFunction:
         return x
 
     def _run_program(self, dims: list[tuple[int, ...]], session: Session) -> None:
+        """Interpret the program with a session, and add function and shapes to the errors of invalid programs."""
         try:
-            interpret(self._program, Frame(self._registers, dims, session, self.where, self._names))
+            interpret_program(self._program, Frame(self._registers, dims, session, self.where, self._names))
         except Invalid as error:
             if isinstance(error, TooLarge) and not all(a.static for a in self.arguments):
                 what = "arguments of these sizes need more memory than there are addresses"
@@ -317,13 +325,13 @@ class LoadedFunction:
             what = f"the program is invalid: {error}"
             raise BundleError(self.where, what, f"called with {shapes}", hint=hint) from None
 
-    def memory(self, arguments: Sequence[int]) -> CallMemory:
-        """Return the initial memory state of a call whose arguments have these sizes in bytes."""
+    def initial_call_memory(self, arguments: Sequence[int]) -> CallMemory:
+        """Return the memory state at the start of a call, given the bytes of each argument."""
         donated = [a.donated for a in self.arguments]
         return CallMemory(arguments, donated, self.signature.results, self.residence.constants)
 
     def check_ahead(self) -> None:
-        """Verify a program of static shapes before its first call.
+        """Verify the program before its first call if all shapes are static.
 
         Raises
         ------
@@ -331,25 +339,29 @@ class LoadedFunction:
             If the program would access memory other than its own.
         """
         if self._planned and all(a.static for a in self.arguments):
-            self._plan(tuple([a.dims for a in self.arguments]))
+            self._plan_for_shapes(tuple([a.dims for a in self.arguments]))
 
-    def _plan(self, shapes: tuple[tuple[int, ...], ...]) -> _Planned:
+    def _plan_for_shapes(self, shapes: tuple[tuple[int, ...], ...]) -> _Planned:
+        """Return the plan for these argument shapes and the functions that replay it and allocate its results.
+
+        The plan is recorded on first use, and cached.
+        """
         found = self._plans.get(shapes)
         if found is None:
             bytes_ = [prod(shape) * a.dtype.itemsize for shape, a in zip(shapes, self.arguments)]
-            memory, spaces = self.memory(bytes_), len(self.residence.constants)
+            memory, spaces = self.initial_call_memory(bytes_), len(self.residence.constants)
             recorder = Recorder(self.executable.buffers, memory, len(self.result_dtypes), self.where, spaces)
             self._run_program(list(shapes), recorder)
             self.recordings += 1
             for n, argument in recorder.taken.items():
                 recorder.shapes[n] = shapes[argument]
-            made = [self._present_result(shape, i) for i, shape in enumerate(recorder.shapes)]
+            result_shapes = [self._present_result(shape, i) for i, shape in enumerate(recorder.shapes)]
             plan = Plan(
                 len(self.arguments),
-                tuple(zip(made, self.result_dtypes)),
+                tuple(zip(result_shapes, self.result_dtypes)),
                 recorder.sizes[0],
                 tuple(recorder.submissions),
-                tuple([n for n, shape in enumerate((*shapes, *made)) if 0 in shape]),
+                tuple([n for n, shape in enumerate((*shapes, *result_shapes)) if 0 in shape]),
                 tuple(recorder.judgements),
                 tuple(recorder.taken.items()),
                 tuple(recorder.sizes[1:]),
@@ -369,7 +381,7 @@ class LoadedFunction:
         return several and getattr(self.executable, "has_early_results", False)
 
     def _early_replay(self, shapes: tuple[tuple[int, ...], ...], plan: Plan) -> Callable[..., None]:
-        """Return a function that replays a plan for calls with early results."""
+        """Return the function that replays a plan with early results, which are readable before the call ends."""
         found = self._early.get(shapes)
         if found is None or found[0] is not plan:
             found = plan, self.executable.early_replay(plan)
@@ -382,7 +394,7 @@ class LoadedFunction:
     # ------------------------------------------------------------ the fast path
 
     def call(self, values: Sequence[Any]) -> list[np.ndarray]:
-        """Run the function; the first call replaces this method by a fast path, if there is one."""
+        """Run the function; the first call replaces this method by a fast path if the function allows one."""
         if not self._planned or any(a.donated for a in self.arguments) or any(self.residence.named):
             return self.run(values)
         fast = self._static_call() if all(a.static for a in self.arguments) else self._dynamic_call()
@@ -390,7 +402,7 @@ class LoadedFunction:
         return fast(values)
 
     def _general_call(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-        """Return :meth:`run` as a function that does not keep this object alive.
+        """Return :meth:`run` as a function that holds only a weak reference to this object.
 
         The fast paths call it, and this object references them: a strong reference would be a cycle.
         """
@@ -405,13 +417,14 @@ class LoadedFunction:
         return run
 
     def _static_call(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-        """Return the fast path for static shapes, which only compares types, allocates and submits."""
-        _, replay, new, made = self._plan(tuple([a.dims for a in self.arguments]))
+        """Return the fast path for static shapes: it compares types, allocates the results and submits the plan."""
+        _, replay, new, rows = self._plan_for_shapes(tuple([a.dims for a in self.arguments]))
         checks = [(a.dtype, a.dims) for a in self.arguments]
         count, ndarray, good = len(checks), np.ndarray, GOOD_FLAGS
         run = self._general_call()
 
         def call(values: Sequence[Any]) -> list[np.ndarray]:
+            """Replay the plan if all values are plain arrays of the expected type; else take the general path."""
             if len(values) != count:
                 return run(values)
             for x, (dtype, shape) in zip(values, checks):
@@ -422,18 +435,19 @@ class LoadedFunction:
                     or x.flags.num & good != good
                 ):
                     return run(values)
-            results = [new(shape, dtype) for shape, dtype in made]
+            results = [new(shape, dtype) for shape, dtype in rows]
             replay(values, results)
             return results
 
         return call
 
     def _dynamic_call(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-        """Return the fast path for symbolic shapes, which looks up the plan by the shapes of the arguments."""
+        """Return the fast path for symbolic shapes: it looks up the plan by the shapes of the arguments."""
         dtypes = [a.dtype for a in self.arguments]
         plans, count, ndarray, good, run = self._plans, len(dtypes), np.ndarray, GOOD_FLAGS, self._general_call()
 
         def call(values: Sequence[Any]) -> list[np.ndarray]:
+            """Replay the cached plan of these shapes; without one, or for other types, take the general path."""
             if len(values) != count:
                 return run(values)
             for x, dtype in zip(values, dtypes):
@@ -442,8 +456,8 @@ class LoadedFunction:
             found = plans.get(tuple([x.shape for x in values]))
             if found is None:
                 return run(values)
-            _, replay, new, made = found
-            results = [new(shape, dtype) for shape, dtype in made]
+            _, replay, new, rows = found
+            results = [new(shape, dtype) for shape, dtype in rows]
             replay(values, results)
             return results
 

@@ -26,7 +26,7 @@ import numpy as np
 import typer
 
 import aotc
-from aotc.vmfb.abi import Command, Graph, Slots, value_of
+from aotc.vmfb.abi import Command, Graph, Slots, operand_value
 from aotc.vmfb.devices.cpu import native
 from aotc.vmfb.devices.cpu.executor_trials import Claim, Trial
 from aotc.vmfb.memory.pointers import aligned_bytes
@@ -93,7 +93,7 @@ class Commands:
         begins = [0.0] * len(self.commands)
         last = 0.0
         for n, command in enumerate(self.commands):
-            items, grain = (max(value_of(x, self.parameters), 1) for x in (command.items, command.grain))
+            items, grain = (max(operand_value(x, self.parameters), 1) for x in (command.items, command.grain))
             end = begins[n] + seconds[n] / min(-(-items // grain), threads)
             last = max(last, end)
             for successor in command.successors:

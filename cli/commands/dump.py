@@ -179,18 +179,18 @@ def _stored_kernel_texts(opened: OpenedBundle) -> dict[str, Any]:
 
 def _bytecode_lines(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
     from aotc.vmfb.assembly import disassemble
-    from aotc.vmfb.manifest import programs_of
+    from aotc.vmfb.manifest import signatures_and_programs
 
-    for name, (_, program) in programs_of(opened.manifest, variant).items():
+    for name, (_, program) in signatures_and_programs(opened.manifest, variant).items():
         yield f"# {variant['target']} function {name}: {program['registers']} registers"
         yield disassemble(program["code"])
 
 
 def _command_buffer_lines(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
-    from aotc.vmfb.verify.buffers import load_buffers
+    from aotc.vmfb.verify.buffers import load_command_buffers
 
     names = [kernel["name"] for kernel in variant["kernels"]]
-    buffers = load_buffers(opened, variant)
+    buffers = load_command_buffers(opened, variant)
     for number, (words, nodes) in enumerate(zip(buffers.words, buffers.nodes)):
         parameters = variant["command_buffers"][number]["parameters"]
         yield f"# {variant['target']} command buffer {number}: {len(words)} words, {parameters} parameters"
@@ -252,7 +252,7 @@ def _assembly_lines(opened: OpenedBundle, variant: dict[str, Any], wanted: str) 
     """Yield the machine code of each kernel: CPU instructions, PTX, or SASS of cubins."""
     from aotc.vmfb.devices.cuda.loaded_kernels import images
     from aotc.vmfb.devices.mixed.spaces import Spaces
-    from aotc.vmfb.native_code import disassemble, kernel_ranges
+    from aotc.vmfb.native_code import disassemble_machine_code, kernel_ranges
 
     parts = Spaces(opened, variant).parts if "parts" in variant else [variant]
     for part in parts:
@@ -260,9 +260,9 @@ def _assembly_lines(opened: OpenedBundle, variant: dict[str, Any], wanted: str) 
         if not any(wanted in name for name in names):
             continue
         if part.get("library") is not None:
-            data = opened.checked(part["library"])
+            data = opened.verified_segment(part["library"])
             ranges = kernel_ranges(data, len(names))
-            texts = (disassemble(data, *at) if wanted in name else "" for name, at in zip(names, ranges))
+            texts = (disassemble_machine_code(data, *at) if wanted in name else "" for name, at in zip(names, ranges))
         else:
             codes = images(opened, part)
             texts = (_gpu_text(code, "ptx" in part) if wanted in name else "" for name, code in zip(names, codes))

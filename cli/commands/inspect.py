@@ -41,9 +41,9 @@ def command(
         import json
 
         from aotc.vmfb.bundle import open_bundle
-        from aotc.vmfb.describe import describe
+        from aotc.vmfb.describe import describe_bundle
 
-        print(json.dumps(describe(open_bundle(str(bundle)), bundle.stat().st_size), indent=1))
+        print(json.dumps(describe_bundle(open_bundle(str(bundle)), bundle.stat().st_size), indent=1))
         return
     from aotc.tools.inspect import inspect
     from aotc_cli.shared.tables import show

@@ -168,13 +168,13 @@ def _profile_ranks(
 
 def _write_profile(written: Path, source: Any, traced: list[dict[str, Any]] | None, record: Mapping[str, Any]) -> None:
     """Write a record with a trace as JSON, or the bundle ``source`` with the record."""
-    from aotc.vmfb.bundle import open_bundle, write_file
+    from aotc.vmfb.bundle import open_bundle, write_bundle_file
     from aotc.vmfb.host.files import write_atomically
     from aotc.vmfb.profile.perfetto import events_text
     from aotc.vmfb.profile.stored_records import with_profile
 
     if traced is None:
-        write_file(str(written), [with_profile(open_bundle(source, copy=True), record)])
+        write_bundle_file(str(written), [with_profile(open_bundle(source, copy=True), record)])
     else:
         write_atomically(str(written), [events_text(traced, record).encode()])
 
@@ -255,7 +255,8 @@ def _trace_calls(
     try:
         recording = module.profile()
     except CallError:
-        return trace_events(stepped_dispatches(module.loaded(name), values), (), f"{module.name} on {module.home}")
+        dispatches = stepped_dispatches(module.get_function(name), values)
+        return trace_events(dispatches, (), f"{module.name} on {module.home}")
     assert not isinstance(recording, dict)
     with recording:
         for number in range(calls):

@@ -17,7 +17,7 @@ def watched_call(module: LoadedModule, name: str, values: Sequence[Any]) -> tupl
     """Run a function one dispatch at a time; return its results, and True if a dispatch produces NaN or infinity."""
     from aotc.vmfb.profile.finite_watch import run_watched
 
-    results, found = run_watched(module.loaded(name), values)
+    results, found = run_watched(module.get_function(name), values)
     for odd in found:
         print(odd, file=sys.stderr)
     if not found:

@@ -283,7 +283,7 @@ def test_files_are_closed_without_the_collector(tmp_path):
         state(x)
         module.update_weights({"w": 2 * x})
         state.main(x)
-        gone = [weakref.ref(x) for x in (module, state, module.loaded("main"), module._bundle)]
+        gone = [weakref.ref(x) for x in (module, state, module.get_function("main"), module._bundle)]
         del module, state
         assert [ref() for ref in gone] == [None] * 4
     finally:

@@ -11,7 +11,7 @@ from vmfb.simulated_gpu import install
 
 import aotc
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.verify.buffers import load_buffers
+from aotc.vmfb.verify.buffers import load_command_buffers
 
 pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim
@@ -33,7 +33,7 @@ def graphs(data):
     memory = variant["memory"]["main"]
     arenas = [row["arena"] for row in variant["spaces"]]
     assert memory["arena"] == variant["arena_peak"] == sum(arenas)
-    return sum(map(len, load_buffers(bundle, variant).nodes)), max(arenas) + memory["scratch"]
+    return sum(map(len, load_command_buffers(bundle, variant).nodes)), max(arenas) + memory["scratch"]
 
 
 @pytest.mark.parametrize("halves", HALVES)

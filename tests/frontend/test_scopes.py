@@ -174,5 +174,5 @@ def test_damaged_places_are_a_bundle_error(text):
     damaged = SimpleNamespace(where="m.vmfb", manifest={"debug": debug})
     module = aotc.load(aotc.compile(lambda x: x + 1, X))
     with pytest.raises(BundleError, match="locations"):
-        command_locs(damaged, variant, 0, module.loaded("main").executable.buffers.nodes[0])
+        command_locs(damaged, variant, 0, module.get_function("main").executable.buffers.nodes[0])
     assert json.loads(opened.manifest["debug"]["places"])

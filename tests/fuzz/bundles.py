@@ -22,8 +22,8 @@ import numpy as np
 from aotc.source.restore import restore_source
 from aotc.vmfb.abi import WhileNode
 from aotc.vmfb.bundle import _HEADER, MAGIC, VERSION, _align_offset, open_bundle
-from aotc.vmfb.commands import all_nodes, read_commands
-from aotc.vmfb.describe import describe
+from aotc.vmfb.commands import all_nodes, decode_commands
+from aotc.vmfb.describe import describe_bundle
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.host.digests import sha256_of
@@ -163,7 +163,7 @@ def input_of(number: int) -> tuple[bytes, str]:
 
 def has_loop(code: bytes) -> bool:
     """Tell whether a command buffer holds a loop."""
-    return any(isinstance(node, WhileNode) for node in all_nodes(read_commands(np.frombuffer(code, "<i8").tolist())))
+    return any(isinstance(node, WhileNode) for node in all_nodes(decode_commands(np.frombuffer(code, "<i8").tolist())))
 
 
 def dtype_of(value: dict[str, Any]) -> np.dtype:
@@ -292,7 +292,7 @@ def case(number: int) -> str:
     os.environ["AOTC_WEIGHTS_PATH"] = str(GOLDEN)  # files of weights
     with suppress(BundleError):
         opened = open_bundle(data)
-        describe(opened, len(data))
+        describe_bundle(opened, len(data))
     with suppress(BundleError):
         restore_source(open_bundle(data))
     with suppress(BundleError):

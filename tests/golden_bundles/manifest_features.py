@@ -10,7 +10,7 @@ import numpy as np
 from aotc.source.restore import restore_source
 from aotc.vmfb.abi import Case, WhileNode
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.commands import all_nodes, read_commands
+from aotc.vmfb.commands import all_nodes, decode_commands
 
 DTYPES = ("bf16", "c64", "f16", "f32", "f8E4M3FN", "i1", "i32", "i4")
 TARGETS = (
@@ -112,7 +112,7 @@ def _of_variant(variant: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _of_commands(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
     for row in variant["command_buffers"]:
         words = np.frombuffer(opened.segment(row["code"]), "<i8").tolist()
-        for node in all_nodes(read_commands(words)):
+        for node in all_nodes(decode_commands(words)):
             if isinstance(node, WhileNode):
                 yield "loop of commands"
             if isinstance(node, Case):

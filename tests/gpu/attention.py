@@ -19,7 +19,7 @@ from aotc.kernels.cuda.templates.attention.mma_steps import PITCH, QUERY, REST, 
 from aotc.kernels.cuda.templates.attention.softmax_steps import BEGIN, COORDINATE, END, SCORE
 from aotc.kernels.cuda.templates.attention.tiles import FewAttention, WarpgroupAttention
 from aotc.kernels.cuda.templates.steps import EPILOGUE, PLACE, SIZES, STORE
-from aotc.vmfb.verify.kernel_interface import evaluate as evaluate_entry
+from aotc.vmfb.verify.kernel_interface import evaluate_size as evaluate_entry
 
 STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 PLAIN = ("score = total[()] * f32({scale})",)

@@ -16,7 +16,7 @@ from aotc.kernels.cuda.templates.gemm.launch import gemm_launch, gemm_tiles
 from aotc.kernels.cuda.templates.gemm.tiles import WarpTiles
 from aotc.kernels.cuda.templates.steps import COORDINATE, ELEMENT, PITCH, SIZES, START, STORE
 from aotc.vmfb.devices.cuda.tensor_map import corners
-from aotc.vmfb.verify.kernel_interface import evaluate as evaluate_entry
+from aotc.vmfb.verify.kernel_interface import evaluate_size as evaluate_entry
 
 STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "f32": np.float32, "i8": np.int8}
 STORED |= {"f8E4M3FN": ml_dtypes.float8_e4m3fn, "f8E5M2": ml_dtypes.float8_e5m2}

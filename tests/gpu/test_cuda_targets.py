@@ -42,7 +42,7 @@ def test_cubins_hold_their_kernels(architecture):
     data, again = (aotc.compile(jax.jit(function), *args, target=f"cuda:{architecture}") for _ in range(2))
     assert data == again
     bundle, variant = variant_of(data)
-    cubins = bytes(bundle.checked(variant["cubin"]))
+    cubins = bytes(bundle.verified_segment(variant["cubin"]))
     for kernel in variant["kernels"]:
         begin, size = kernel["image"]
         image = cubins[begin : begin + size]
@@ -70,7 +70,7 @@ def test_text_for_the_driver(monkeypatch):
     data, again = (aotc.compile(jax.jit(function), *args, target="cuda:compute_80", cache=c) for c in (False, True))
     assert data == again
     bundle, variant = variant_of(data)
-    text = bytes(bundle.checked(variant["ptx"]))
+    text = bytes(bundle.verified_segment(variant["ptx"]))
     for kernel in variant["kernels"]:
         begin, size = kernel["image"]
         image = text[begin : begin + size].decode()

@@ -82,7 +82,7 @@ def trees(folders):
 
 def test_positions_of_words_belong_to_their_owners():
     wrong = [f"{name} uses {p}" for name, tree in trees(("aotc", "cli", "docs")) for p in positions(tree)]
-    assert not wrong, "read with aotc.vmfb.commands.read_commands, write with aotc.vmfb.commands.encode"
+    assert not wrong, "read with aotc.vmfb.commands.decode_commands, write with aotc.vmfb.commands.encode_commands"
 
 
 def test_nobody_else_counts_words_or_slots():

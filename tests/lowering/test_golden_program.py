@@ -20,7 +20,7 @@ from aotc.lowering.lower import Variant, lower
 from aotc.options import Options
 from aotc.targets import resolve_targets
 from aotc.vmfb.assembly import disassemble
-from aotc.vmfb.commands import read_commands
+from aotc.vmfb.commands import decode_commands
 from aotc_cli.commands.dump import node_lines
 
 pytestmark = pytest.mark.ir
@@ -38,7 +38,7 @@ def text_of(variant: Variant) -> str:
     names = [k.name for k in variant.kernels]
     for n, buffer in enumerate(variant.command_buffers):
         parameters = "".join(f", p{k} = {e}" for k, e in enumerate(buffer.parameters))
-        lines = node_lines(read_commands(buffer.code), names)
+        lines = node_lines(decode_commands(buffer.code), names)
         parts.append("\n".join([f"# command buffer {n}{parameters}", *lines, ""]))
     return "".join(parts)
 

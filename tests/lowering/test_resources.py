@@ -20,7 +20,7 @@ from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve_targets
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.describe import describe
+from aotc.vmfb.describe import describe_bundle
 from aotc.vmfb.dtypes import size_of
 
 INPUTS = Path(__file__).parents[1] / "inputs"
@@ -108,7 +108,7 @@ def test_the_refusal_names_both_sizes(target):
 def test_inspect_lists_the_shared_memory_of_long_rows(name):
     for flags, limit in ({}, OPT_IN), ({"opt_level": 3}, OPT_IN), ({"shared_memory_limit": 4096}, 4096):
         data = aotc.compile(INPUTS / f"{name}.mlir", target="cuda:sm_80,cuda:sm_90", **flags)
-        for variant in describe(open_bundle(data), len(data))["variants"]:
+        for variant in describe_bundle(open_bundle(data), len(data))["variants"]:
             taken: dict[str, int] = {}
             for row in variant["buffers"]:
                 if row["space"] == "shared":

@@ -26,13 +26,13 @@ from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.cpu.executor.compile import compile_executor
 from aotc.kernels.cpu.link import function_table_object, link_shared_library
 from aotc.targets import Target
-from aotc.vmfb.abi import ALIGNMENT, DISPATCH, Command, Graph, Slots, constant
+from aotc.vmfb.abi import ALIGNMENT, DISPATCH, Command, Graph, Slots, constant_operand
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.commands import encode, kernel_words, read_commands
+from aotc.vmfb.commands import decode_commands, encode_commands, kernel_words
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.plan import Plan, check_assertions
-from aotc.vmfb.verify.buffers import Buffers, load_buffers
+from aotc.vmfb.verify.buffers import Buffers, load_command_buffers
 from aotc.vmfb.weights.constants import load_constants
 
 MACHINES = {
@@ -87,7 +87,7 @@ def rank(variant: dict[str, Any]) -> int:
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
     """Check what needs no machine."""
-    load_buffers(bundle, variant)
+    load_command_buffers(bundle, variant)
 
 
 def open_executable(
@@ -100,10 +100,10 @@ def open_executable(
     held = load_constants(bundle, variant.get("constants"))
     constants = np.frombuffer(ctypes.string_at(held.address, held.size), np.uint8)
     segments = [variant[name] for name in ("executor", "library")]
-    libraries = _written([b"" if n is None else bytes(bundle.checked(n)) for n in segments])
+    libraries = _written([b"" if n is None else bytes(bundle.verified_segment(n)) for n in segments])
     states = [row["states"] for row in variant["command_buffers"]]
     scratch = max((kernel["scratch"] for kernel in variant["kernels"]), default=0)
-    buffers = load_buffers(bundle, variant)
+    buffers = load_command_buffers(bundle, variant)
     return EmulatedExecutable(variant["target"], libraries, buffers, states, scratch, constants, threads or THREADS)
 
 
@@ -232,12 +232,12 @@ def run_kernel(kernel: Kernel, arrays: Sequence[np.ndarray], grid: int, target: 
     """Run one kernel without dims on ``arrays``, outputs last, as a bundle that has nothing else."""
     made = [compile_kernel(kernel, target), function_table_object([kernel.name], target)]
     libraries = _written([link_shared_library([compile_executor(target)], target), link_shared_library(made, target)])
-    places = [(slot, constant(0)) for slot in range(len(arrays))]
-    command = Command(DISPATCH, 0, constant(grid), constant(1 + grid // 3), 0, (), places, ())
-    words = np.array(encode([Graph([command], state=0, serial=False)]), np.int64)
+    places = [(slot, constant_operand(0)) for slot in range(len(arrays))]
+    command = Command(DISPATCH, 0, constant_operand(grid), constant_operand(1 + grid // 3), 0, (), places, ())
+    words = np.array(encode_commands([Graph([command], state=0, serial=False)]), np.int64)
     buffers = Buffers([])
     buffers.words.append(words)
-    buffers.nodes.append(read_commands(words.tolist()))
+    buffers.nodes.append(decode_commands(words.tolist()))
     alone = EmulatedExecutable(target.name, libraries, buffers, [1], scratch_bytes(kernel), np.zeros(0, np.uint8))
     session = alone.session(Slots(len(arrays), 0))
     for slot, array in enumerate(arrays):

@@ -11,11 +11,11 @@ import numpy as np
 from aotc.ir.dims.symbols import evaluate
 from aotc.ir.loop.parser import parse_kernel
 from aotc.ir.loop.run import run_kernel
-from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, operand_value
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.plan import Plan, check_assertions
-from aotc.vmfb.verify.buffers import load_buffers
+from aotc.vmfb.verify.buffers import load_command_buffers
 from aotc.vmfb.weights.constants import load_constants
 
 
@@ -31,7 +31,7 @@ def rank(variant: dict[str, Any]) -> int:
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
     """Check what can be checked without the device."""
-    load_buffers(bundle, variant)
+    load_command_buffers(bundle, variant)
 
 
 def open_executable(
@@ -45,9 +45,9 @@ class NumpyExecutable:
     """A variant in memory: its kernels parsed, its command buffers as records."""
 
     def __init__(self, bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-        texts = bytes(bundle.checked(variant["texts"])).decode().split("\0")[:-1]
+        texts = bytes(bundle.verified_segment(variant["texts"])).decode().split("\0")[:-1]
         self.kernels = [(parse_kernel(text), text) for text in texts]
-        self.buffers = load_buffers(bundle, variant)
+        self.buffers = load_command_buffers(bundle, variant)
         self._constants = load_constants(bundle, variant.get("constants"))
         self.constants_bytes = self._constants.size
 
@@ -130,11 +130,11 @@ class NumpySession:
 
     def _bytes(self, place: Place, parameters: Sequence[int]) -> np.ndarray:
         slot, offset = place
-        return self._slots[slot][value_of(offset, parameters) :]
+        return self._slots[slot][operand_value(offset, parameters) :]
 
     def _command(self, command: Command, parameters: Sequence[int]) -> None:
         memory = [self._bytes(place, parameters) for place in command.places]
-        numbers = [value_of(word, parameters) for word in command.dims]
+        numbers = [operand_value(word, parameters) for word in command.dims]
         if command.kind == COPY:
             memory[1][: numbers[0]] = memory[0][: numbers[0]]
             return

@@ -13,10 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aotc.vmfb.abi import COPY, DISPATCH, INTERFACE_SYMBOL, Case, Command, Graph, WhileNode, constant, parameter
+from aotc.vmfb.abi import (
+    COPY,
+    DISPATCH,
+    INTERFACE_SYMBOL,
+    Case,
+    Command,
+    Graph,
+    WhileNode,
+    constant_operand,
+    parameter_operand,
+)
 from aotc.vmfb.assembly import assemble
 from aotc.vmfb.bundle import write_bundle
-from aotc.vmfb.commands import encode
+from aotc.vmfb.commands import encode_commands
 from aotc.vmfb.verify.kernel_interface import interface_digest
 
 EXECUTOR = r"""
@@ -139,18 +149,18 @@ def seal(variant, segments, source=KERNELS):
 
 def place(slot, offset=0):
     """A place; ``offset`` is an operand if it is odd."""
-    return slot, offset if offset & 1 else constant(offset)
+    return slot, offset if offset & 1 else constant_operand(offset)
 
 
 def dispatch(kernel, items, places, dims=None):
     """A dispatch: ``items`` and ``dims`` are operands; a kernel's dim is its items if it is not said."""
     dims = [items] if dims is None else dims
-    return Command(DISPATCH, kernel, items, constant(1), 0, (), places, dims)
+    return Command(DISPATCH, kernel, items, constant_operand(1), 0, (), places, dims)
 
 
 def copy(source, destination, size):
     """A copy of ``size`` (an operand) bytes."""
-    return Command(COPY, 0, constant(1), constant(1), 0, (), [source, destination], [size])
+    return Command(COPY, 0, constant_operand(1), constant_operand(1), 0, (), [source, destination], [size])
 
 
 def graph(*commands, state=0, serial=1):
@@ -252,22 +262,22 @@ PROGRAMS = {
 
 def command_buffers():
     """The words of every command buffer, its cells and its parameters."""
-    n, four = parameter(0), constant(4)
-    step = graph(dispatch(COUNT, constant(1), [place(0), place(1), place(2)], [constant(1)]))
-    start = graph(dispatch(COUNT, constant(1), [place(0), place(1), place(2)], [constant(0)]))
+    n, four = parameter_operand(0), constant_operand(4)
+    step = graph(dispatch(COUNT, constant_operand(1), [place(0), place(1), place(2)], [constant_operand(1)]))
+    start = graph(dispatch(COUNT, constant_operand(1), [place(0), place(1), place(2)], [constant_operand(0)]))
     add = dispatch(ADD, four, [place(0), place(1), place(2)])
     double, scale = dispatch(ADD, n, [place(0), place(0), place(2)]), dispatch(SCALE, n, [place(2), place(3), place(1)])
     update = dispatch(ADD, four, [place(0), place(1), place(0)])
-    first, second = (graph(copy(place(slot), place(3), constant(16))) for slot in (1, 2))
+    first, second = (graph(copy(place(slot), place(3), constant_operand(16))) for slot in (1, 2))
     buffers = [
         ([graph(add)], 1, 0),
         ([graph(double, scale, serial=0)], 2, 1),
-        ([graph(copy(place(3, 64), place(1), constant(8))), WhileNode([start], [step], place(2))], 1, 0),
+        ([graph(copy(place(3, 64), place(1), constant_operand(8))), WhileNode([start], [step], place(2))], 1, 0),
         ([graph(dispatch(IOTA, n, [place(1)]))], 1, 1),
-        ([graph(update, copy(place(0), place(2), constant(16)))], 2, 0),
+        ([graph(update, copy(place(0), place(2), constant_operand(16)))], 2, 0),
         ([Case([[first], [second]], place(0))], 1, 0),
     ]
-    return [(encode(nodes), states, parameters) for nodes, states, parameters in buffers]
+    return [(encode_commands(nodes), states, parameters) for nodes, states, parameters in buffers]
 
 
 def constants(size=128):

@@ -12,7 +12,7 @@ from aotc.tools.explain.fusion import explain_fusion
 from aotc.tools.explain.memory import explain_memory
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.describe import describe
+from aotc.vmfb.describe import describe_bundle
 from aotc.vmfb.errors import ArgumentValueError, BundleError, CallError
 from aotc_cli.main import app
 
@@ -183,4 +183,4 @@ def test_dims_that_are_none(files):
 
 def test_inspect_lists_the_limit_of_memory():
     bundle = open_bundle(aotc.compile(STAGES, memory_limit=10**6))
-    assert describe(bundle, 0)["variants"][0]["memory_limit"] == 10**6
+    assert describe_bundle(bundle, 0)["variants"][0]["memory_limit"] == 10**6

@@ -11,7 +11,7 @@ import aotc
 from aotc.tools.sign import new_key, sign_bundle
 from aotc.vmfb.abi import EXECUTOR_VERSION
 from aotc.vmfb.bundle import open_bundle, write_bundle
-from aotc.vmfb.describe import describe
+from aotc.vmfb.describe import describe_bundle
 from aotc.vmfb.devices.cpu import native
 from aotc.vmfb.errors import BundleError
 from aotc_cli.main import app
@@ -127,10 +127,10 @@ def test_inspect_says_who_signed(path, keys):
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     public = (keys / "me.pub").read_bytes()
-    facts = describe(open_bundle(str(path)), path.stat().st_size)
+    facts = describe_bundle(open_bundle(str(path)), path.stat().st_size)
     key = load_pem_public_key(public).public_bytes_raw()
     assert facts["signed_by"] == key.hex()
     assert f"signed with {key.hex()}" in CliRunner().invoke(app, ["inspect", str(path)]).output
     path.write_bytes(tiny.bundle())
-    assert describe(open_bundle(str(path)), path.stat().st_size)["signed_by"] is None
+    assert describe_bundle(open_bundle(str(path)), path.stat().st_size)["signed_by"] is None
     assert "signed with" not in CliRunner().invoke(app, ["inspect", str(path)]).output

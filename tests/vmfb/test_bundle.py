@@ -175,7 +175,7 @@ def test_large_segments_are_verified_on_request(tmp_path):
     write_bundle(path, manifest, segments)
     data = bytearray(path.read_bytes())
     table = open_bundle(data).manifest["segments"]
-    payload = len(data) - fmt.table_end(table)
+    payload = len(data) - fmt.segment_table_bytes(table)
     data[payload + table[2]["offset"] + 1000] ^= 1
     path.write_bytes(data)
     load(path)

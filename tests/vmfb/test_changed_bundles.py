@@ -7,7 +7,7 @@ import pytest
 
 import aotc
 from aotc.vmfb.bundle import open_bundle, write_bundle
-from aotc.vmfb.describe import describe
+from aotc.vmfb.describe import describe_bundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.verify.check_bundle import check_bundle
 
@@ -75,7 +75,7 @@ SHOWN = {
 def test_inspect_refuses(name):
     data = changed(*SHOWN[name])
     with pytest.raises(BundleError, match=r"cannot be shown|has no signature|kernels"):
-        describe(open_bundle(data), len(data))
+        describe_bundle(open_bundle(data), len(data))
 
 
 def test_a_leaf_that_has_no_children_is_a_leaf():

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from aotc.vmfb import isa
 from aotc.vmfb.assembly import assemble, bytecode_document, disassemble
-from aotc.vmfb.isa import ISA, Dt, Frame, Ins, Text, encode
+from aotc.vmfb.isa import ISA, Dt, Frame, Ins, Text, encode_instruction
 from aotc.vmfb.verify.call_memory import CallMemory
 from aotc.vmfb.verify.kernel_interface import Invalid
 from aotc.vmfb.verify.program import check_program
-from aotc.vmfb.vm import decode, interpret
+from aotc.vmfb.vm import decode_program, interpret_program
 
 pytestmark = pytest.mark.ir
 
@@ -74,8 +74,8 @@ def test_text_that_is_wrong(text, message):
 
 def test_comments_and_blank_lines():
     assert assemble('# start\n\nassert_true r0, "a # b", [] # check\nreturn') == [
-        encode("assert_true", 0, "a # b", []),
-        encode("return"),
+        encode_instruction("assert_true", 0, "a # b", []),
+        encode_instruction("return"),
     ]
 
 
@@ -100,14 +100,14 @@ def test_comments_and_blank_lines():
 def test_integer_instructions(name, a, b, expected):
     program = assemble(f"const r0, {a}\nconst r1, {b}\n{name} r2, r0, r1\nnot r3, r2\nreturn")
     frame = Frame(4, [], None, "f", ())
-    interpret(decode(program), frame)
+    interpret_program(decode_program(program), frame)
     assert frame.registers[2:] == [expected, int(expected == 0)]
 
 
 def test_a_loop_in_bytecode():
     program = assemble("const r1, 1\nconst r2, 10\nadd r0, r0, r1\nlt r3, r0, r2\nbranch_if r3, @2\nreturn")
     frame = Frame(4, [], None, "f", ())
-    interpret(decode(program), frame)
+    interpret_program(decode_program(program), frame)
     assert frame.registers[0] == 10
 
 
@@ -158,13 +158,13 @@ def test_a_result_takes_what_is_given_and_fits(given, other, allowed):
 def test_memory_is_taken_once():
     memory = CallMemory([16, 16], [True, False], [VECTOR, VECTOR], [0])
     with pytest.raises(Invalid, match="cannot have the memory of argument 1"):
-        memory.take(0, 1)
-    memory.take(0, 0)
+        memory.share_argument_memory(0, 1)
+    memory.share_argument_memory(0, 0)
     for number in (0, 1):
         with pytest.raises(Invalid):
-            memory.take(number, 0)
+            memory.share_argument_memory(number, 0)
     with pytest.raises(Invalid, match="made twice"):
-        memory.result(0, (4,))
+        memory.allocate_result(0, (4,))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support import tiny
 
-from aotc.vmfb.abi import DISPATCH, Command, Graph, constant
-from aotc.vmfb.bundle import open_bundle, table_end, write_bundle
+from aotc.vmfb.abi import DISPATCH, Command, Graph, constant_operand
+from aotc.vmfb.bundle import open_bundle, segment_table_bytes, write_bundle
 from aotc.vmfb.devices.cuda.launch import MAX_BLOCKS, MAX_THREADS
 from aotc.vmfb.devices.cuda.loaded_kernels import check_kernels
 from aotc.vmfb.devices.cuda.program import CudaProgram
@@ -24,7 +24,7 @@ def test_segments_are_compared_with_their_digest_at_load(more):
     data = bytearray(write_bundle(None, manifest, segments))
     table = open_bundle(data).manifest["segments"]
     (row,) = (row for row in table if row["size"] == EAGER_BYTES + more)
-    data[len(data) - table_end(table) + row["offset"]] ^= 1
+    data[len(data) - segment_table_bytes(table) + row["offset"]] ^= 1
     if more:
         open_bundle(data)
     else:
@@ -65,7 +65,7 @@ def test_blocks_of_a_grid(blocks):
         functions=[None],
         where="m",
     )
-    nodes = [Graph([Command(DISPATCH, 0, constant(2 * blocks), constant(1), 0, (), [], [])], 0, True)]
+    nodes = [Graph([Command(DISPATCH, 0, constant_operand(2 * blocks), constant_operand(1), 0, (), [], [])], 0, True)]
 
     def run():
         CudaProgram(executable, [], nodes, [], None, record=False).run()

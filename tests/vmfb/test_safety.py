@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from support import tiny
 
-from aotc.vmfb.abi import Graph, WhileNode, constant, parameter
+from aotc.vmfb.abi import Graph, WhileNode, constant_operand, parameter_operand
 from aotc.vmfb.assembly import assemble
 from aotc.vmfb.bundle import write_bundle
-from aotc.vmfb.commands import encode
+from aotc.vmfb.commands import encode_commands
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.module import load
-from aotc.vmfb.verify.kernel_interface import Invalid, evaluate, interface_digest
+from aotc.vmfb.verify.kernel_interface import Invalid, evaluate_size, interface_digest
 
 pytestmark = pytest.mark.ir
 
@@ -39,7 +39,7 @@ def with_nodes(name, *nodes, states=2):
     manifest, segments = tiny.parts()
     row = manifest["variants"][0]["command_buffers"][BUFFERS.index(name)]
     row["states"] = states
-    segments[row["code"]] = ("commands", np.array(encode(nodes), "<i8").tobytes())
+    segments[row["code"]] = ("commands", np.array(encode_commands(nodes), "<i8").tobytes())
     return manifest, segments, name
 
 
@@ -55,9 +55,9 @@ def alone(name, kernel, items, places, dims=None):
     return with_nodes(name, tiny.graph(tiny.dispatch(kernel, items, places, dims)), states=1)
 
 
-FOUR, N = constant(4), parameter(0)
+FOUR, FIVE, SIXTEEN, N = *map(constant_operand, (4, 5, 16)), parameter_operand(0)
 AT = tiny.place
-STEP = [constant(1)]
+STEP = [constant_operand(1)]
 REFUSED = {
     "an offset far away": (
         lambda: alone("main", tiny.ADD, FOUR, [AT(0), AT(1), AT(2, 1 << 40)]), "16 bytes at 1099511627776 of slot 2"
@@ -66,10 +66,10 @@ REFUSED = {
         lambda: alone("main", tiny.ADD, FOUR, [AT(0), AT(1, 4), AT(2)]), "16 bytes at 4 of slot 1, which has 16"
     ),
     "a grid of its own": (
-        lambda: alone("main", tiny.ADD, constant(5), [AT(0), AT(1), AT(2)], [FOUR]), "runs 5 items, its grid has 4"
+        lambda: alone("main", tiny.ADD, FIVE, [AT(0), AT(1), AT(2)], [FOUR]), "runs 5 items, its grid has 4"
     ),
     "dims that are too large": (
-        lambda: alone("main", tiny.ADD, constant(5), [AT(0), AT(1), AT(2)]), "20 bytes at 0 of slot 0, which has 16"
+        lambda: alone("main", tiny.ADD, FIVE, [AT(0), AT(1), AT(2)]), "20 bytes at 0 of slot 0, which has 16"
     ),
     "too few places": (lambda: alone("main", tiny.ADD, FOUR, [AT(0), AT(1)]), "given 2 arrays and 1 dims, not 3"),
     "too few dims": (lambda: alone("main", tiny.ADD, FOUR, [AT(0), AT(1), AT(2)], []), "3 arrays and 0 dims"),
@@ -80,10 +80,10 @@ REFUSED = {
         lambda: alone("main", tiny.ADD, FOUR, [AT(0), AT(1), AT(0)]), "writes slot 0, which is to be read only"
     ),
     "an argument copied over": (
-        lambda: with_nodes("main", tiny.graph(tiny.copy(AT(1), AT(0), constant(16))), states=1), "a copy writes slot 0"
+        lambda: with_nodes("main", tiny.graph(tiny.copy(AT(1), AT(0), SIXTEEN)), states=1), "a copy writes slot 0"
     ),
     "a copy that is too long": (
-        lambda: with_nodes("main", tiny.graph(tiny.copy(AT(1), AT(2), constant(17))), states=1),
+        lambda: with_nodes("main", tiny.graph(tiny.copy(AT(1), AT(2), constant_operand(17))), states=1),
         "a copy: 17 bytes at 0 of slot 1, which has 16",
     ),
     "a result over an input": (
@@ -169,7 +169,7 @@ def test_another_bundles_library_is_refused():
 
 def test_a_claim_that_would_wrap_around():
     buffer = Graph([tiny.dispatch(tiny.ADD, FOUR, [AT(0), AT(1), AT(2)])], 0, False)
-    buffer.commands[0].grain = constant(1 << 61)
+    buffer.commands[0].grain = constant_operand(1 << 61)
     manifest, segments, name = with_nodes("main", buffer, states=1)
     with pytest.raises(BundleError, match="items at a time"):
         call(manifest, segments, name)
@@ -211,13 +211,13 @@ def test_what_an_interpreted_program_submits_is_checked_once():
     [(7, [], 7), ([1], [2, 5], 5), (["*", 4, [0], ["+", [1], 1]], [2, 5], 48), (["max", ["//", [0], 2], 3], [20], 10)],
 )
 def test_sizes(size, dims, value):
-    assert evaluate(size, dims) == value
+    assert evaluate_size(size, dims) == value
 
 
 @pytest.mark.parametrize("size", [[], ["^", 1, 2], [9], ["//", 1, 0], ["*", "a", 2], [[[]]]])
 def test_what_is_no_size(size):
     with pytest.raises(Invalid, match="has no value"):
-        evaluate(size, [1])
+        evaluate_size(size, [1])
 
 
 def test_the_digest_covers_what_a_call_depends_on():

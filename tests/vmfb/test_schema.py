@@ -6,7 +6,7 @@ import pytest
 from support import tiny
 
 from aotc.vmfb.bundle import open_bundle, write_bundle
-from aotc.vmfb.manifest import SCHEMA, problem
+from aotc.vmfb.manifest import SCHEMA, manifest_problem
 from aotc.vmfb.verify.schema import ANY, NONE, problems, schema_acceptor
 
 pytestmark = pytest.mark.ir
@@ -39,7 +39,7 @@ def changed(value, path, other):
 
 def test_of_a_manifest_changed_anywhere():
     manifest = open_bundle(write_bundle(None, *tiny.parts())).manifest
-    assert problem(manifest) == ""
+    assert manifest_problem(manifest) == ""
     refused = 0
     for path in places(manifest):
         for other in (*OTHERS, ANY) if path else OTHERS:

@@ -47,10 +47,10 @@ def test_trees_round_trip():
     )
     value = (Point(1, None), {"k": [2, 3]})
     leaves = []
-    trees.flattener(node, "f", "x")(value, leaves)
+    trees.make_flattener(node, "f", "x")(value, leaves)
     assert leaves == [1, 2, 3]
     assert trees.count_leaves(node) == 3
-    assert trees.unflattener(node)(iter(leaves)) == value
+    assert trees.make_unflattener(node)(iter(leaves)) == value
 
 
 STATE = {"kind": "object", "name": "State", "keys": ["w", "step"], "children": [LEAF, tuple_of()]}
@@ -59,15 +59,15 @@ STATE = {"kind": "object", "name": "State", "keys": ["w", "step"], "children": [
 @pytest.mark.parametrize("value", [SimpleNamespace(w=7, step=(), more=1), (7, ()), {"step": (), "w": 7}])
 def test_an_object_by_its_attributes(value):
     leaves = []
-    trees.flattener(STATE, "f", "x")(value, leaves)
+    trees.make_flattener(STATE, "f", "x")(value, leaves)
     assert leaves == [7]
-    found = trees.unflattener(STATE)(iter(leaves))
+    found = trees.make_unflattener(STATE)(iter(leaves))
     assert (type(found).__name__, found.w, found.step, found) == ("State", 7, (), (7, ()))
 
 
 def test_an_object_without_an_attribute():
     with pytest.raises(CallError, match=r"argument s\.inner has another structure") as error:
-        trees.flattener(STATE, "f", "s.inner")(SimpleNamespace(w=7), [])
+        trees.make_flattener(STATE, "f", "s.inner")(SimpleNamespace(w=7), [])
     assert "a SimpleNamespace without step" in str(error.value)
 
 

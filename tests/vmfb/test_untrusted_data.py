@@ -14,7 +14,7 @@ from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.module import load
 from aotc.vmfb.verify.elf import elf_problem
-from aotc.vmfb.verify.unpack import unpack
+from aotc.vmfb.verify.unpack import unpack_msgpack
 from aotc.vmfb.weights.tensors import read_tensors, write_tensors
 
 pytestmark = pytest.mark.ir
@@ -55,9 +55,9 @@ def test_a_manifest_takes_memory_by_its_size(item, tmp_path):
 
 def test_what_cannot_be_too_much_is_unpacked_without_counting():
     rows = [{"name": f"k{n}", "dims": [n, 2, 3], "digest": bytes(32)} for n in range(30_000)]
-    assert unpack(msgpack.packb(rows)) == rows
-    assert unpack(msgpack.packb([[n, 1, 2] for n in range(100_000)]))[-1] == [99_999, 1, 2]
-    assert unpack(msgpack.packb({"code": bytes(range(256)) * 4000}))["code"][:2] == b"\x00\x01"
+    assert unpack_msgpack(msgpack.packb(rows)) == rows
+    assert unpack_msgpack(msgpack.packb([[n, 1, 2] for n in range(100_000)]))[-1] == [99_999, 1, 2]
+    assert unpack_msgpack(msgpack.packb({"code": bytes(range(256)) * 4000}))["code"][:2] == b"\x00\x01"
 
 
 def test_a_cut_library_is_not_given_to_the_systems_loader():

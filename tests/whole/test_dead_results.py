@@ -12,7 +12,7 @@ from vmfb.simulated_gpu import install
 
 import aotc
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.describe import describe
+from aotc.vmfb.describe import describe_bundle
 
 pytestmark = pytest.mark.cpu
 
@@ -32,7 +32,7 @@ def bundle(request):
 
 def facts(data, target=0):
     """What ``aotc inspect --json`` says of a target, the first of which may be the only one."""
-    return json.loads(json.dumps(describe(open_bundle(data), len(data))))["variants"][target]
+    return json.loads(json.dumps(describe_bundle(open_bundle(data), len(data))))["variants"][target]
 
 
 def in_total_order(x):

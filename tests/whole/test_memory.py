@@ -17,7 +17,7 @@ from aotc.vmfb.abi import Graph
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.device import device_module
 from aotc.vmfb.devices.cpu.device import CpuExecutable
-from aotc.vmfb.verify.buffers import load_buffers
+from aotc.vmfb.verify.buffers import load_command_buffers
 
 pytestmark = pytest.mark.cpu
 
@@ -103,7 +103,8 @@ def test_small_kernels_do_not_wait_for_a_product(diamond):
     bundle = open_bundle(diamond)
     device_module("cpu").check(bundle, variant(diamond))
     names = [k["name"] for k in variant(diamond)["kernels"]]
-    (graph,) = (n for nodes in load_buffers(bundle, variant(diamond)).nodes for n in nodes if isinstance(n, Graph))
+    buffers = load_command_buffers(bundle, variant(diamond)).nodes
+    (graph,) = (n for nodes in buffers for n in nodes if isinstance(n, Graph))
     small = [c for c in graph.commands if "cos" in names[c.kernel]]
     assert len(small) == 64
     assert {c.predecessors for c in small} == {0}
@@ -136,7 +137,8 @@ def test_what_is_read_again_is_computed_again():
     peak = sum(memory(whole))
     small = aotc.compile(REREAD, memory_limit=3 * peak // 4, verify_each=True)
     assert sum(memory(small)) <= 3 * peak // 4
-    launches = [c.kernel for nodes in load_buffers(open_bundle(small), variant(small)).nodes for c in nodes[0].commands]
+    buffers = load_command_buffers(open_bundle(small), variant(small)).nodes
+    launches = [c.kernel for nodes in buffers for c in nodes[0].commands]
     assert len(launches) > len(set(launches))  # a kernel runs twice
     (x,) = random((512, 512))
     for a, b in zip(aotc.load(small).invoke("main", x), aotc.load(whole).invoke("main", x), strict=True):

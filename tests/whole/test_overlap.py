@@ -21,7 +21,7 @@ from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.abi import Control, Graph
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.commands import all_nodes
-from aotc.vmfb.verify.buffers import load_buffers
+from aotc.vmfb.verify.buffers import load_command_buffers
 
 pytestmark = pytest.mark.cpu
 
@@ -46,7 +46,7 @@ def arm(w, x, p):
 def controls(data):
     """The control commands of each graph that has some, those at the top first."""
     opened = open_bundle(data)
-    (buffer,) = load_buffers(opened, opened.manifest["variants"][0]).nodes
+    (buffer,) = load_command_buffers(opened, opened.manifest["variants"][0]).nodes
     every = [node for node in all_nodes(buffer) if isinstance(node, Graph)]
     found = [[c for c in graph.commands if isinstance(c, Control)] for graph in every]
     return [some for some in found if some]

@@ -28,8 +28,8 @@ from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import TARGETS, resolve_targets
-from aotc.vmfb.abi import Slots, value_of
-from aotc.vmfb.commands import read_commands
+from aotc.vmfb.abi import Slots, operand_value
+from aotc.vmfb.commands import decode_commands
 from aotc.vmfb.host.machine import cpu_features
 
 pytestmark = pytest.mark.cpu
@@ -198,9 +198,9 @@ def claims(name: str, n: int) -> list[tuple[bool, int]]:
     buffer = scheduler.encode(variant.steps["main"].steps)
     parameters = [static(evaluate(e, {"n": n})) for e in buffer.parameters]
     found = []
-    for graph in read_commands(buffer.code):
+    for graph in decode_commands(buffer.code):
         for command in graph.commands:
-            items, grain = (value_of(x, parameters) for x in (command.items, command.grain))
+            items, grain = (operand_value(x, parameters) for x in (command.items, command.grain))
             found.append((bool(graph.serial), -(-items // grain)))
     return found
 

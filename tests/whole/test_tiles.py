@@ -18,10 +18,10 @@ from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.abi import EXECUTOR_VERSION
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.commands import all_graphs
-from aotc.vmfb.describe import describe
+from aotc.vmfb.describe import describe_bundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.verify import buffers
-from aotc.vmfb.verify.buffers import load_buffers
+from aotc.vmfb.verify.buffers import load_command_buffers
 from aotc_cli.main import app
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("bundles_anew")]
@@ -86,7 +86,7 @@ def compiled(name):
 def edges(data):
     """The tiles of a bundle's first variant."""
     opened = open_bundle(data)
-    nodes = load_buffers(opened, opened.manifest["variants"][0]).nodes
+    nodes = load_command_buffers(opened, opened.manifest["variants"][0]).nodes
     return [t for some in nodes for graph in all_graphs(some) for c in graph.commands for t in c.tiles]
 
 
@@ -185,7 +185,7 @@ def test_tiles_are_told(everywhere, tmp_path):
     data, arguments, _ = compiled("pooled")
     wanted = sorted((t.times, t.over, t.halo) for t in edges(data))
     opened = open_bundle(data)
-    (variant,) = describe(opened, 0)["variants"]
+    (variant,) = describe_bundle(opened, 0)["variants"]
     assert sorted((t["times"], t["over"], t["halo"]) for t in variant["tiles"]) == wanted
     bundle = tmp_path / "model.vmfb"
     bundle.write_bytes(data)

@@ -16,7 +16,7 @@ from aotc.ir.dims.algebra import product
 from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.custom_calls import registered_call
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of, to_numpy
-from aotc.vmfb.messages import shown_as
+from aotc.vmfb.messages import displayed_dtype
 
 TARGET = "aotc.host_callback"
 """The custom call that replaces a callback in a program that aotc has lowered."""
@@ -61,7 +61,7 @@ def emit_check(state: ImportState, values: Sequence[Value], check: Mapping[str, 
 def _bits_as_words(state: ImportState, x: Value, start: int, count: int) -> list[Value]:
     """Return the bits of ``count`` elements of ``x``, from flat index ``start`` on, as integer scalars."""
     words = []
-    dtype = shown_as(x.type.dtype)
+    dtype = displayed_dtype(x.type.dtype)
     flat = state.one("reshape", [x], {}, [TensorType(x.type.dtype, (product(x.type.shape),))])
     for n in range(start, start + count):
         one = state.one("slice", [flat], {"start": (n,), "limit": (n + 1,), "stride": (1,)})

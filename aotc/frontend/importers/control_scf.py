@@ -15,7 +15,7 @@ from aotc.frontend.mlir_types import integer_tuple
 from aotc.frontend.session import Importer, ImportState
 from aotc.ir.tensor.ir import Region, TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.messages import literal
+from aotc.vmfb.messages import escape_braces
 
 
 def _import_for(state: ImportState, op: Any) -> None:
@@ -128,7 +128,7 @@ def _import_execute_region(state: ImportState, op: Any) -> None:
 
 
 def _import_assert(state: ImportState, op: Any) -> None:
-    assert_test(state, state.value(op.operands[0]), (), literal(op.attributes["msg"].value))
+    assert_test(state, state.value(op.operands[0]), (), escape_braces(op.attributes["msg"].value))
 
 
 CONTROL_SCF: dict[str, Importer] = {

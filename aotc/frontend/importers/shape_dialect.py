@@ -20,7 +20,7 @@ from aotc.frontend.session import Importer, ImportState
 from aotc.ir.dims.algebra import Dim
 from aotc.ir.dims.compare import decide_relation
 from aotc.ir.tensor.ir import TensorType, Value
-from aotc.vmfb.messages import literal
+from aotc.vmfb.messages import escape_braces
 
 
 def _shape_vector(state: ImportState, values: Sequence[Value]) -> Value:
@@ -151,7 +151,7 @@ def _import_cstr_eq(state: ImportState, op: Any) -> None:
 
 
 def _import_cstr_require(state: ImportState, op: Any) -> None:
-    assert_test(state, state.value(op.operands[0]), (), literal(op.attributes["msg"].value))
+    assert_test(state, state.value(op.operands[0]), (), escape_braces(op.attributes["msg"].value))
     state.bind(op, ())
 
 

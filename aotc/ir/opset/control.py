@@ -6,7 +6,7 @@ import numpy as np
 
 from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, op_spec_table, require_rule
 from aotc.vmfb.dtypes import kind_of
-from aotc.vmfb.messages import render
+from aotc.vmfb.messages import render_message
 
 
 class AssertionFailed(ValueError):
@@ -87,7 +87,7 @@ def _infer_assert(types: Types, attrs: Attrs, regions: tuple, given: Types) -> T
 
 def _reference_assert(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     if not bool(arrays[0]):
-        raise AssertionFailed(render(attrs["message"], [int(a) for a in arrays[1:]]))
+        raise AssertionFailed(render_message(attrs["message"], [int(a) for a in arrays[1:]]))
     return []
 
 

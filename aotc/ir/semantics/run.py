@@ -17,7 +17,7 @@ from aotc.ir.opset.collective import COLLECTIVES
 from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.tensor.ir import Function, Module, Op, Region, Requirement, TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.messages import render
+from aotc.vmfb.messages import render_message
 
 Environment = dict[Value, np.ndarray]
 
@@ -92,7 +92,7 @@ def _check_requirements(rows: Sequence[Requirement], dims: Mapping[str, int]) ->
         if any(s.name not in dims for e in (left, right, *values) for s in symbols(e)):
             waiting.append(row)
         elif not getattr(operator, relation)(evaluate(left, dims), evaluate(right, dims)):
-            raise AssertionFailed(render(message, [evaluate(e, dims) for e in values]))
+            raise AssertionFailed(render_message(message, [evaluate(e, dims) for e in values]))
     return waiting
 
 

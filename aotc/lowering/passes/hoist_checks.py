@@ -25,7 +25,7 @@ from aotc.lowering.passes.dce import dce
 from aotc.lowering.passes.rewrite import Builder
 from aotc.options import Options
 from aotc.vmfb.dtypes import kind_of
-from aotc.vmfb.messages import literal
+from aotc.vmfb.messages import escape_braces
 
 _TRUTH = TensorType("i1")
 
@@ -118,7 +118,7 @@ class _CheckHoister:
             compare = "ne" if 0 < n < len(messages) - 1 else "gt" if n == 0 else "lt"
             alone = len(messages) == 1
             holds = b.constant(0, _TRUTH) if alone else b.make(compare, [index, b.constant(n, index.type)])
-            checks.append(_NestedCheck(holds, (), literal(message), op.loc))
+            checks.append(_NestedCheck(holds, (), escape_braces(message), op.loc))
         return checks
 
     def _replace_failing_branch(self, op: Op, b: Builder) -> list[_NestedCheck]:

@@ -36,7 +36,7 @@ from aotc.lowering.program.graphs import (
 from aotc.lowering.program.list_schedule import list_schedule_order
 from aotc.lowering.program.tile_dependences import CommandWaits, TileEdges
 from aotc.vmfb import abi
-from aotc.vmfb.commands import encode
+from aotc.vmfb.commands import encode_commands
 
 
 @dataclass
@@ -62,11 +62,11 @@ def slot_and_offset(storage: Storage, slots: abi.Slots) -> tuple[int, Dim]:
         case "argument":
             return storage.number, 0
         case "result":
-            return slots.result(storage.number), 0
+            return slots.result_slot(storage.number), 0
         case "arena":
-            return slots.arena_of(storage.space), storage.offset
+            return slots.arena_slot(storage.space), storage.offset
         case _:
-            return slots.constants_of(storage.space), storage.number
+            return slots.constants_slot(storage.space), storage.number
 
 
 class CommandBufferEncoder:
@@ -98,16 +98,16 @@ class CommandBufferEncoder:
 
     def encode(self, steps: Sequence[Step]) -> CommandBuffer:
         """Encode ``steps`` as a command buffer; they may not contain steps of the host program."""
-        code = encode(self._encode_nodes(steps))
+        code = encode_commands(self._encode_nodes(steps))
         return CommandBuffer(code, self.states, self.parameters, self.orders, self.iterations, self.locs)
 
     def operand(self, value: Dim) -> int:
         """Return the operand word for a number: a constant, or a parameter of the call."""
         if not isinstance(value, Expr):
-            return abi.constant(int(value))
+            return abi.constant_operand(int(value))
         if value not in self.parameters:
             self.parameters.append(value)
-        return abi.parameter(self.parameters.index(value))
+        return abi.parameter_operand(self.parameters.index(value))
 
     def place(self, storage: Storage, begin: int = 0) -> abi.Place:
         """Return the slot and offset of byte ``begin`` of a storage, as the encoding has it."""
@@ -162,7 +162,7 @@ class CommandBufferEncoder:
         if isinstance(step, Copy):
             self.locs.append(None)
             places = [self.place(step.source), self.place(step.target)]
-            one, size = abi.constant(1), self.operand(step.size)
+            one, size = abi.constant_operand(1), self.operand(step.size)
             return abi.Command(abi.COPY, 0, one, one, predecessors, [], places, [size])
         kernel = step.kernel
         places = [self.place(s, begin) for s, begin in storages_with_offsets(step)]

@@ -218,7 +218,7 @@ def covers_accesses(
     if need is None:
         return False
     found = dict(zip(other.edges[:-1], need, strict=True))
-    return all(tile.need(b + 1, items, of) >= found[b] for b in looked)
+    return all(tile.required_items(b + 1, items, of) >= found[b] for b in looked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +377,7 @@ FIRST_TILE = Limit(
 def begins_before_earlier_ends(earlier: Launch, later: Launch, tile: TileEdge, costs: Costs) -> bool:
     """Return True if the first claim of ``later`` may begin long before ``earlier`` ends."""
     of, items = estimated_dim(earlier.kernel.grid), estimated_dim(later.kernel.grid)
-    first = tile.need(min(costs.grain(later.kernel), items), items, of)
+    first = tile.required_items(min(costs.grain(later.kernel), items), items, of)
     return FIRST_TILE.holds(100 * first // max(of, 1))
 
 

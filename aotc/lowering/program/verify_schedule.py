@@ -20,8 +20,8 @@ from aotc.ir.program.text import step_title
 from aotc.ir.program.verify import evaluated_dim, sample_dim_values
 from aotc.lowering.program.schedule import CommandBuffer, slot_and_offset
 from aotc.lowering.program.tile_dependences import covers_accesses
-from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
-from aotc.vmfb.commands import read_commands
+from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, operand_value
+from aotc.vmfb.commands import decode_commands
 from aotc.vmfb.dtypes import size_of
 
 
@@ -44,7 +44,7 @@ def verify_schedule(
     """
     pairs: list[_Pair] = []
     try:
-        _match_graphs_with_steps(read_commands(buffer.code), steps, iter(buffer.orders), pairs)
+        _match_graphs_with_steps(decode_commands(buffer.code), steps, iter(buffer.orders), pairs)
     except ValueError as error:
         return [str(error)]
     leaves = [step for step in walk(steps) if isinstance(step, Launch | Copy)]
@@ -137,7 +137,7 @@ class _ScheduleCheck:
 
     def word(self, operand: int) -> int:
         """Return the value of an operand word."""
-        return value_of(operand, self.parameters)
+        return operand_value(operand, self.parameters)
 
     def place(self, s: Storage, begin: int = 0) -> tuple[int, int]:
         """Return the slot and the byte offset of byte ``begin`` of a storage."""

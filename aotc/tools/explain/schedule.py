@@ -317,7 +317,7 @@ def _tile_dependency_shares(steps: Sequence[FlowStep]) -> dict[tuple[int, int], 
     for n, step in enumerate(steps):
         for t in step.tiles:
             of = max(steps[t.producer - first].items, 1)
-            found[t.producer - first, n] = t.need(step.claim, step.items, of) / of
+            found[t.producer - first, n] = t.required_items(step.claim, step.items, of) / of
     return found
 
 

@@ -23,7 +23,7 @@ from aotc.tools.page.layers import Names, layer_paths, numbered_scopes, repeated
 from aotc.vmfb.assumed_sizes import assumed_sizes
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.errors import BundleError, CallError
-from aotc.vmfb.native_code import disassemble, kernel_ranges
+from aotc.vmfb.native_code import disassemble_machine_code, kernel_ranges
 from aotc.vmfb.profile.model_place import model_place
 from aotc.vmfb.profile.trace import flops_of
 from aotc.vmfb.ranks.layout import mesh_of
@@ -141,7 +141,7 @@ def _kernel_facts(opened: OpenedBundle, variant: Mapping[str, Any]) -> dict[str,
     part = next((p for p in variant.get("parts", ()) if "library" in p), variant)
     rows = variant["kernels"]
     native = rows[: part.get("count")] if part.get("library") is not None else []
-    data = opened.checked(part["library"]) if native else memoryview(b"")
+    data = opened.verified_segment(part["library"]) if native else memoryview(b"")
     ranges = kernel_ranges(data, len(native)) if native else []
     found = {}
     for number, row in enumerate(rows):
@@ -155,7 +155,7 @@ def _kernel_facts(opened: OpenedBundle, variant: Mapping[str, Any]) -> dict[str,
 
 def _kernel_assembly_text(data: Any, at: tuple[int, int]) -> str:
     try:
-        text = disassemble(data, *at)
+        text = disassemble_machine_code(data, *at)
     except BundleError as error:  # objdump is not installed
         return str(error)
     return "\n".join(line for line in text.splitlines()[6:] if line)

@@ -37,7 +37,7 @@ def put(module: RuntimeModule, x: Any, where: str) -> DeviceArray:
     if not isinstance(where, str):
         raise ArgumentError(module.name, "where is not a name", repr(where), "of an argument, or of a device")
     several = "main" not in module.functions and len(module.functions) != 1
-    function = None if several else module.loaded(module.default_name())
+    function = None if several else module.get_function(module.default_name())
     for number, argument in enumerate(function.arguments if function and where else ()):
         if function and argument.name == where:
             return on_its_device(function, number, x, module.home)
@@ -70,7 +70,7 @@ def _modules_by_device(module: RuntimeModule) -> dict[str, LoadedGpu | None]:
 def bind(module: RuntimeModule, values: Mapping[str | int, Any], named: Mapping[str, Any], name: str) -> Bound:
     """Bind arguments of a function; see :meth:`aotc.vmfb.module.LoadedModule.bind`."""
     name = name or module.default_name()
-    function = module.loaded(name)
+    function = module.get_function(name)
     held = place_bound_values(module, function, with_keywords(values, named, function.where))
     return Bound(module, OpenFunction(function, held, bound_with_buckets(module, name, held, {})))
 
@@ -120,7 +120,7 @@ class Bound:
         CallError
             If ``values`` are not exactly the bound arguments, or one does not fit; then nothing changes.
         """
-        function, bound = self._module.loaded(self.name), self.function.bound
+        function, bound = self._module.get_function(self.name), self.function.bound
         held = place_bound_values(self._module, function, with_keywords(values, named, function.where))
         if held.keys() != bound:
             names = [", ".join(function.arguments[n].label for n in sorted(numbers)) for numbers in (held, bound)]
@@ -210,4 +210,4 @@ class Bound:
     def __repr__(self) -> str:
         if isinstance(self.function, Closed):
             return f"<{self.name} of a closed module>"
-        return f"<{self._module.loaded(self.name).signature!r} with {self.function.bound_names} bound>"
+        return f"<{self._module.get_function(self.name).signature!r} with {self.function.bound_names} bound>"

@@ -27,8 +27,8 @@ _NOT_KNOWN = -2  # before the first call
 class PickledModule:
     """Pickled form of a module: unpickling loads the module with the same options."""
 
-    def __init__(self, load: Callable[..., Any], path: str | None, asked: Sequence[Any]) -> None:
-        self._load, self._path, self._asked = load, path, asked
+    def __init__(self, load: Callable[..., Any], path: str | None, options: Sequence[Any]) -> None:
+        self._load, self._path, self._asked = load, path, options
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._path is None:
@@ -160,7 +160,7 @@ class Entry:
         tree = self.signature.in_tree
         if tree is None:
             return tuple(leaves)
-        args, kwargs = trees.unflattener(tree)(iter(leaves))
+        args, kwargs = trees.make_unflattener(tree)(iter(leaves))
         if kwargs:
             raise CallError(self._function.where, f"arguments by keyword have no order: {', '.join(kwargs)}")
         return args
@@ -170,7 +170,7 @@ class Entry:
         tree, found = self.signature.out_tree, list[Any]()
         if tree is None:
             return [value] if not isinstance(value, list) else value
-        trees.flattener(tree, self._function.where, "result")(value, found)
+        trees.make_flattener(tree, self._function.where, "result")(value, found)
         return found
 
     def _check_count(self, results: Any) -> None:
@@ -191,7 +191,7 @@ class Entry:
     def _unflatten(self) -> trees.Unflatten:
         tree = self.signature.out_tree
         if tree is not None:
-            return trees.unflattener(tree)
+            return trees.make_unflattener(tree)
         return next if len(self.signature.results) == 1 else list
 
     @property

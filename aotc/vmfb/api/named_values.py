@@ -75,7 +75,7 @@ def _arguments_in_pytree(signature: Signature, key: Any, value: Any, where: str)
     if known is not None:
         node, first = known
         leaves: list[Any] = []
-        trees.flattener(node, where, str(key))(value, leaves)
+        trees.make_flattener(node, where, str(key))(value, leaves)
         return list(enumerate(leaves, first))
     names = [row["name"] for row in signature.arguments if row["name"]]
     expected = ", ".join(names) or f"numbers below {len(signature.arguments)}"

@@ -85,7 +85,7 @@ class Parameters:
 
     def flattener(self) -> trees.Flatten:
         """Return ``f(values, leaves)``, which appends the leaves of all parameters."""
-        inner = [trees.flattener(node, self._where, name) for node, name in zip(self.nodes, self.names)]
+        inner = [trees.make_flattener(node, self._where, name) for node, name in zip(self.nodes, self.names)]
 
         def flatten(values: Sequence[Any], leaves: list[Any]) -> None:
             for part, value in zip(inner, values):

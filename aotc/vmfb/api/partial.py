@@ -17,7 +17,7 @@ import numpy as np
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.api.named_values import by_number, on_its_device
 from aotc.vmfb.api.partial_signature import signature_without
-from aotc.vmfb.arguments import Argument, Signature, refuse_whole
+from aotc.vmfb.arguments import Argument, Signature, refuse_whole_array
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import ArgumentError, CallError
 from aotc.vmfb.memory.pointers import address_of, aligned_bytes
@@ -111,8 +111,8 @@ class PartialFunction:
         """Run a call on the fast path, or else by ``whole``, a function with the parameters of :meth:`run`."""
         if self._fast is None:
             return whole(self.filled(values), out, donate, results)
-        resident, kept = self._fast
-        found = resident.call(values, out, donate, results, kept)
+        resident, own_buffers = self._fast
+        found = resident.call(values, out, donate, results, own_buffers)
         if found is not None:
             return found
         row = self.filled(values)
@@ -120,7 +120,7 @@ class PartialFunction:
         made = whole(row, out, donate, results)
         if None not in kinds:
             given = None if out is None else tuple([getattr(x, "kind", None) for x in out])
-            resident.bind(kept, kinds, given, donate, results)
+            resident.bind(own_buffers, kinds, given, donate, results)
         return made
 
 
@@ -255,15 +255,16 @@ def place_bound_values(
         what = "the bound values are not a mapping"
         raise ArgumentError(function.where, what, type(values).__name__, "{'name': array}")
     found, problems = by_number(function.signature, values, function.where)
-    held: dict[int, DeviceArray] = {}
+    placed: dict[int, DeviceArray] = {}
     for number, value in found.items():
         if function.arguments[number].donated:
             what = f"{function.arguments[number].label} is donated: each call takes it"
             problems.append(str(CallError(function.where, what, hint="give it to each call")))
             continue
         try:
-            refuse_whole(function.signature.arguments[number], function.arguments[number].label, value, function.where)
-            held[number] = on_its_device(function, number, value, module.home)
+            label = function.arguments[number].label
+            refuse_whole_array(function.signature.arguments[number], label, value, function.where)
+            placed[number] = on_its_device(function, number, value, module.home)
         except CallError as error:
             problems.append(str(error))
     weights = module.prepared.get(function.name, {}).get("weights", ())
@@ -273,23 +274,30 @@ def place_bound_values(
         problems.append(str(CallError(function.where, what, f"nothing for {', '.join(missing)}")))
     if problems:
         raise ArgumentError("", "\n".join(problems))
-    return held
+    return placed
 
 
-def bound_to(module: FunctionTable, name: str, held: Mapping[int, DeviceArray], made: Made) -> PartialFunction:
-    """Return a function with arguments bound to ``held``, placed by :func:`place_bound_values`, or to prepared values.
+def bound_to(module: FunctionTable, name: str, bound_arrays: Mapping[int, DeviceArray], cache: Made) -> PartialFunction:
+    """Bind arguments of function ``name``: those that calls read, and the values precomputed from the others.
 
-    ``made`` caches prepared values that several functions share.
+    Parameters
+    ----------
+    module : FunctionTable
+    name : str
+    bound_arrays : dict of int to DeviceArray
+        Arrays by argument number, from :func:`place_bound_values`.
+    cache : dict
+        Prepared values that several functions share.
     """
     row = module.prepared.get(name)
-    count = len(module.loaded(name).arguments)
-    if row is None or not all(n in held for n in row["weights"]):
-        return _partial_function(module.loaded(name), held, held)
+    count = len(module.get_function(name).arguments)
+    if row is None or not all(n in bound_arrays for n in row["weights"]):
+        return _partial_function(module.get_function(name), bound_arrays, bound_arrays)
     takes = row["takes"]
-    read = {n: held[n] for n in takes if n in held}
-    every = read | dict(enumerate(_prepared_values_of(module, row, held, made), count))
+    read = {n: bound_arrays[n] for n in takes if n in bound_arrays}
+    every = read | dict(enumerate(_prepared_values_of(module, row, bound_arrays, cache), count))
     bound = {place: every[n] for place, n in enumerate(takes) if n in every}
-    return _partial_function(module.loaded(row["call"]["name"]), bound, read)
+    return _partial_function(module.get_function(row["call"]["name"]), bound, read)
 
 
 def _partial_function(
@@ -301,29 +309,33 @@ def _partial_function(
     for number, x in values.items():
         # Plain arrays on the host: calls with only those take the fast path.
         row[number] = x if x.ordinal >= 0 else x.numpy()
-    made = PartialFunction(function, row, [n for n in range(count) if n not in values], arrays)
+    partial = PartialFunction(function, row, [n for n in range(count) if n not in values], arrays)
     if all(x.kind is not None for x in values.values()):
-        made.use_fast_path(cast("Mapping[int, CudaArray]", values))
-    return made
+        partial.use_fast_path(cast("Mapping[int, CudaArray]", values))
+    return partial
 
 
 def _prepared_values_of(
-    module: FunctionTable, row: Mapping[str, Any], held: Mapping[int, DeviceArray], made: Made
+    module: FunctionTable, row: Mapping[str, Any], bound_arrays: Mapping[int, DeviceArray], cache: Made
 ) -> list[DeviceArray]:
-    """Return the prepared values that calls read: from the cache ``made``, or else computed by the bundle's program."""
-    function = module.loaded(row["prepare"]["name"])
+    """Return the prepared values of a function with bound arguments.
+
+    Run its ``prepare`` program unless all are in ``cache``.
+    """
+    function = module.get_function(row["prepare"]["name"])
     values = [entry.get("value", (function.name, n)) for n, entry in enumerate(row["prepare"]["results"])]
     keys = list(zip(values, function.residence.result_gpus, strict=True))
-    if not all(key in made for key in keys):
-        made.update({**dict(zip(keys, _compute_prepared_values(module, row, function, held), strict=True)), **made})
-    return [made[key] for key in keys]
+    if not all(key in cache for key in keys):
+        computed = _compute_prepared_values(module, row, function, bound_arrays)
+        cache.update({**dict(zip(keys, computed, strict=True)), **cache})
+    return [cache[key] for key in keys]
 
 
 def _compute_prepared_values(
-    module: FunctionTable, row: Mapping[str, Any], function: RuntimeFunction, held: Mapping[int, DeviceArray]
+    module: FunctionTable, row: Mapping[str, Any], function: RuntimeFunction, bound_arrays: Mapping[int, DeviceArray]
 ) -> list[DeviceArray]:
     """Run the program that computes prepared values, on the device where they are read."""
-    values = [held[n] if held[n].ordinal >= 0 else held[n].numpy() for n in row["weights"]]
+    values = [bound_arrays[n] if bound_arrays[n].ordinal >= 0 else bound_arrays[n].numpy() for n in row["weights"]]
     if any(gpu >= 0 for gpu in function.residence.result_gpus):
         found: list[DeviceArray] = function.run(values, results="device")
         return [x.wait() for x in found]

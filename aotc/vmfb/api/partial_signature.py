@@ -22,24 +22,24 @@ def signature_without(signature: Signature, arguments: Collection[int], results:
     if out_tree is not None:
         out_tree = _pruned_node(out_tree, count(), results) or {"kind": "none"}
     rows = [
-        [row for n, row in enumerate(every) if n not in gone]
-        for every, gone in ((signature.arguments, arguments), (signature.results, results))
+        [row for n, row in enumerate(every) if n not in removed]
+        for every, removed in ((signature.arguments, arguments), (signature.results, results))
     ]
     entry = {"arguments": rows[0], "results": rows[1], "in_tree": in_tree, "out_tree": out_tree}
     return Signature(signature.name, {**entry, "parameters": parameters, "doc": signature.doc})
 
 
-def _pruned_node(node: trees.Node, numbers: Iterator[int], gone: Collection[int]) -> trees.Node | None:
-    """Return a pytree node without the leaves whose numbers are ``gone``; None if nothing remains."""
+def _pruned_node(node: trees.Node, numbers: Iterator[int], removed: Collection[int]) -> trees.Node | None:
+    """Return a pytree node without the leaves whose numbers are ``removed``; None if nothing remains."""
     if node["kind"] == "leaf":
-        return None if next(numbers) in gone else node
-    children = _pruned_children(node, numbers, gone)
+        return None if next(numbers) in removed else node
+    children = _pruned_children(node, numbers, removed)
     left = any(child is not None for child in children)
     return _node_with_children(node, children) if left or not children else None
 
 
-def _pruned_children(node: trees.Node, numbers: Iterator[int], gone: Collection[int]) -> list[trees.Node | None]:
-    return [_pruned_node(child, numbers, gone) for child in node.get("children", [])]
+def _pruned_children(node: trees.Node, numbers: Iterator[int], removed: Collection[int]) -> list[trees.Node | None]:
+    return [_pruned_node(child, numbers, removed) for child in node.get("children", [])]
 
 
 def _node_with_children(node: trees.Node, children: Sequence[trees.Node | None]) -> trees.Node:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aotc.vmfb.api.partial import WrappedFunction
-from aotc.vmfb.arguments import refuse_whole
+from aotc.vmfb.arguments import refuse_whole_array
 
 if TYPE_CHECKING:
     from aotc.vmfb.devices.early import EarlyResults
@@ -63,4 +63,4 @@ class RankFunction(WrappedFunction):
 
     def _refuse_whole_arrays(self, values: Sequence[Any]) -> None:
         for argument, row, value in zip(self.arguments, self.signature.arguments, values):
-            refuse_whole(row, argument.label, value, self.where)
+            refuse_whole_array(row, argument.label, value, self.where)

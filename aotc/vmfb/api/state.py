@@ -21,7 +21,7 @@ from aotc.vmfb.api.state_values import StateValues
 from aotc.vmfb.arguments import type_text
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError
 from aotc.vmfb.public_names import public_names
-from aotc.vmfb.result_names import is_part, path_of
+from aotc.vmfb.result_names import is_leaf_of_pytree, slash_separated_path
 from aotc.vmfb.weights.tensors import checked_tensors, read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class KeptState:
             if not isinstance(given, Mapping):
                 raise ArgumentError(module.name, f"{what} of a state is not a mapping", repr(given)[:80], _FORMS[what])
         self._module, self._names = module, tuple(names)
-        functions: dict[str, RuntimeFunction] = {name: module.loaded(name) for name in module.functions}
+        functions: dict[str, RuntimeFunction] = {name: module.get_function(name) for name in module.functions}
         if bound is not None:
             functions = {bound.name: bound}
         found = {name: leaves_of(function.signature, names, results) for name, function in functions.items()}
@@ -124,7 +124,7 @@ class KeptState:
         if any(key not in self.types for key in keys):
             raise CallError(self._module.name, f"the state has no {name!r}", expected=", ".join(self.types))
         arrays = self._held.exclusively(lambda: [self._held.copy_of(key) for key in keys])
-        return trees.unflattener(node)(iter(arrays))
+        return trees.make_unflattener(node)(iter(arrays))
 
     def __setitem__(self, name: str, tree: Any) -> None:
         """Set the values of an argument or pytree of arguments from a pytree, which is copied."""
@@ -139,7 +139,7 @@ class KeptState:
             rows = {a.name: n for n, a in enumerate(function.arguments)}
             leaves: list[Any] = []
             if known is not None:
-                trees.flattener(known[0], function.where, name)(tree, leaves)
+                trees.make_flattener(known[0], function.where, name)(tree, leaves)
                 numbers = range(known[1], known[1] + len(leaves))
             elif name in rows:
                 leaves, numbers = [tree], range(rows[name], rows[name] + 1)
@@ -153,8 +153,8 @@ class KeptState:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all values to a safetensors file, by path: ``cache/k`` for ``cache['k']``."""
-        held = self._held
-        write_tensors(path, held.exclusively(lambda: {path_of(key): held.copy_of(key) for key in self.types}))
+        held, paths = self._held, {key: slash_separated_path(key) for key in self.types}
+        write_tensors(path, held.exclusively(lambda: {paths[key]: held.copy_of(key) for key in paths}))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read all values from a file that :meth:`save` has written.
@@ -167,11 +167,11 @@ class KeptState:
         stored = read_tensors(path, copy=True)
         types: dict[str, tuple[str, list[int]]] = {}
         for key, (dtype, dims) in self.types.items():
-            shape = stored.rows.get(path_of(key), {}).get("shape", dims)
+            shape = stored.rows.get(slash_separated_path(key), {}).get("shape", dims)
             known = [n if isinstance(d, str) else d for d, n in zip(dims, shape)]
-            types[path_of(key)] = dtype, known if len(shape) == len(dims) else [0] * len(dims)
+            types[slash_separated_path(key)] = dtype, known if len(shape) == len(dims) else [0] * len(dims)
         arrays = checked_tensors(stored, types, os.fspath(path))
-        made = {key: self._held.placed(key, np.array(arrays[path_of(key)])) for key in self.types}
+        made = {key: self._held.placed(key, np.array(arrays[slash_separated_path(key)])) for key in self.types}
         self._held.exclusively(lambda: self._held.values.update(made), lost=True)
 
     def __repr__(self) -> str:
@@ -185,7 +185,7 @@ def _readers_of_state_leaves(
     """Return, for each state leaf, a function that reads it and the argument number there."""
     homes = {key: (functions[f], n) for f, rows in takes.items() for n, key in rows.items()}
     for name in names:
-        if not any(is_part(key, name) for key in homes):
+        if not any(is_leaf_of_pytree(key, name) for key in homes):
             known = {a["name"]: 0 for f in takes for a in functions[f].signature.arguments}
             raise ArgumentValueError(where, f"no argument is called {name!r}", expected=", ".join(known))
     if not names:

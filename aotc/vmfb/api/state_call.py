@@ -16,7 +16,7 @@ from aotc.vmfb.api.partial_signature import signature_without
 from aotc.vmfb.api.state_values import StateValues
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.devices.array import DeviceArray
-from aotc.vmfb.result_names import fed_name, is_part, pairs_of
+from aotc.vmfb.result_names import is_leaf_of_pytree, name_of_next_argument, parse_state_pairs
 from aotc.vmfb.results import DEVICE
 
 if TYPE_CHECKING:
@@ -27,12 +27,15 @@ def leaves_of(
     signature: Signature, names: Sequence[str], results: Mapping[str, str]
 ) -> tuple[dict[int, str], dict[int, str]]:
     """Return the leaf names of a state among a function's arguments, and among its results, by number."""
-    pairs = {**signature.state, **pairs_of(results)}
+    pairs = {**signature.state, **parse_state_pairs(results)}
     takes = {n: row["name"] for n, row in enumerate(signature.arguments)}
     arguments = set(takes.values())
-    gives = {n: fed_name(row["name"], pairs, arguments) for n, row in enumerate(signature.results)}
-    both = [{n: key for n, key in rows.items() if any(is_part(key, name) for name in names)} for rows in (takes, gives)]
-    return both[0], both[1]
+    gives = {n: name_of_next_argument(row["name"], pairs, arguments) for n, row in enumerate(signature.results)}
+    read, written = (
+        {n: key for n, key in rows.items() if any(is_leaf_of_pytree(key, name) for name in names)}
+        for rows in (takes, gives)
+    )
+    return read, written
 
 
 class StateCall:
@@ -112,10 +115,10 @@ class StateCall:
         return PartialFunction(function, row, self._open)
 
     def _run(self, leaves: list[Any]) -> list[Any]:
-        partial, wanted = self._partial(leaves), self._results_option()
-        if not wanted and not self._overwrites:
+        partial, results = self._partial(leaves), self._results_option()
+        if not results and not self._overwrites:
             return partial.call(leaves)
-        return partial.run(leaves, None, self._overwrites, wanted)
+        return partial.run(leaves, None, self._overwrites, results)
 
     def _results_option(self) -> str:
         """Return the option ``results`` of a call: results computed on a GPU stay there."""
@@ -138,5 +141,5 @@ def _rebuilder(signature: Signature) -> Callable[[list[Any]], Any]:
         return lambda results: results[0] if len(results) == 1 else results
     if tree["kind"] in ("tuple", "list") and len(tree["children"]) == 1:
         tree = tree["children"][0]
-    unflatten = trees.unflattener(tree)
+    unflatten = trees.make_unflattener(tree)
     return lambda results: unflatten(iter(results))

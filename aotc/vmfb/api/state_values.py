@@ -64,14 +64,14 @@ class StateValues:
             what = f"the state is lost: a call that overwrites it failed ({type(self._lost).__name__}: {first})"
             raise CallError(where, what, hint="state.reset(), or state.load(path)")
 
-    def end(self, made: Mapping[str, Any], error: BaseException | None, overwrites: bool) -> None:
+    def end(self, new_values: Mapping[str, Any], error: BaseException | None, overwrites: bool) -> None:
         """Finish a call: store its new values, or mark the state as lost if the call failed after overwriting."""
         if error is None:
-            self.values |= made
+            self.values |= new_values
         else:
             stopped = not isinstance(error, CallError) or isinstance(error, FenceCancelled | DeadlineExceeded)
-            gone = any(isinstance(x, DeviceArray) and x.donated for x in self.values.values())
-            self._lost = error if gone or (overwrites and stopped) else None
+            donated = any(isinstance(x, DeviceArray) and x.donated for x in self.values.values())
+            self._lost = error if donated or (overwrites and stopped) else None
         self._lock.release()
 
     def value(self, key: str, argument: Argument, where: str) -> Any:

@@ -12,7 +12,7 @@ from aotc.vmfb.arguments import type_text
 from aotc.vmfb.assumed_sizes import dim_names
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError
-from aotc.vmfb.profile.trace import evaluate
+from aotc.vmfb.profile.trace import evaluate_dim
 
 if TYPE_CHECKING:
     from aotc.vmfb.interfaces import RuntimeModule
@@ -54,19 +54,19 @@ def _are_warm_up_sizes(row: Any) -> bool:
 
 def _argument_symbols(module: RuntimeModule, name: str) -> set[str]:
     """Return the symbols in the dims of a function's arguments."""
-    return set(dim_names(module.loaded(name).signature.arguments))
+    return set(dim_names(module.get_function(name).signature.arguments))
 
 
 def _call_with_zeros(module: RuntimeModule, name: str, sizes: Mapping[str, int]) -> str:
     arrays = []
-    for row in module.loaded(name).signature.arguments:
-        dims = [d if isinstance(d, int) else evaluate(ast.parse(d, mode="eval").body, sizes) for d in row["dims"]]
+    for row in module.get_function(name).signature.arguments:
+        dims = [d if isinstance(d, int) else evaluate_dim(ast.parse(d, mode="eval").body, sizes) for d in row["dims"]]
         if min(dims, default=0) < 0:
             what = f"warm gives argument {row['name']!r} of {name} a negative size"
             raise ArgumentValueError(module.name, what, repr(dict(sizes))[:80], type_text(row["dtype"], row["dims"]))
         arrays.append(np.zeros(dims, to_numpy(row["dtype"])))
     try:
-        module.loaded(name).run(arrays)
+        module.get_function(name).run(arrays)
     except CallError as error:
         if type(error) is not CallError:
             raise

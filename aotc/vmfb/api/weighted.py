@@ -31,7 +31,7 @@ class _Whole(NamedTuple):
     prepared: Mapping[str, Any]
     every: Mapping[str, RuntimeFunction]
 
-    def loaded(self, name: str) -> RuntimeFunction:
+    def get_function(self, name: str) -> RuntimeFunction:
         """Return a function with all its arguments unbound."""
         return self.every[name]
 
@@ -51,7 +51,7 @@ class OwnWeights:
         self._files = files  # the file that each array is in
         self._lock = new_lock()
         self.functions = {
-            name: OpenFunction(whole.loaded(name), places.functions[name].values(), partial)
+            name: OpenFunction(whole.get_function(name), places.functions[name].values(), partial)
             for name, partial in self._bound_with(arrays).items()
         }
 
@@ -86,7 +86,7 @@ class OwnWeights:
         bounds = {}
         for name, own in self.places.functions.items():
             held = place_bound_values(
-                self._whole, self._whole.loaded(name), {n: placed[path] for path, n in own.items()}
+                self._whole, self._whole.get_function(name), {n: placed[path] for path, n in own.items()}
             )
             placed.update((path, held[n]) for path, n in own.items())
             bounds[name] = bound_to(self._whole, name, held, made)
@@ -118,28 +118,28 @@ def _unshared_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def bind_module_weights(
-    module: RuntimeModule, bundle: OpenedBundle, variant: Mapping[str, Any], given: Any, verify: bool
+    module: RuntimeModule, bundle: OpenedBundle, variant: Mapping[str, Any], weights: Any, verify: bool
 ) -> OwnWeights:
-    """Bind a module's weights to its functions: the ``given`` ones, or the bundle's own.
+    """Bind a module's weights to its functions: the ``weights`` ones, or the bundle's own.
 
     Raises
     ------
     BundleError
         If there are none, they are not the bundle's own, or the bundle was compiled without bound arguments.
     CallError
-        If ``given`` weights do not fit.
+        If ``weights`` weights do not fit.
     """
     places = places_of(bundle.manifest, variant, bundle.where)
     ranked = None if module.mesh is None else (module.mesh, module.rank)
     files: dict[str, MappedFile | None] = {}
     file = None
-    if ranked is not None and isinstance(given, str | os.PathLike):
-        arrays, files = weights_of_rank(given, places, *ranked, verify)
-    elif isinstance(given, str | os.PathLike):
-        tensors = read_tensors(given)
-        arrays, file = checked_tensors(tensors, places.types, os.fspath(given)), tensors.file
-    elif given is not None:
-        arrays = _unshared_arrays(checked_weights(given, places, bundle.where))
+    if ranked is not None and isinstance(weights, str | os.PathLike):
+        arrays, files = weights_of_rank(weights, places, *ranked, verify)
+    elif isinstance(weights, str | os.PathLike):
+        tensors = read_tensors(weights)
+        arrays, file = checked_tensors(tensors, places.types, os.fspath(weights)), tensors.file
+    elif weights is not None:
+        arrays = _unshared_arrays(checked_weights(weights, places, bundle.where))
     else:
         arrays, file = own_weights(bundle, places.types, verify)
     every = module.every_function

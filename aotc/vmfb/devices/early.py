@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from aotc.vmfb.abi import COPY, Command, Control, Graph, Node, TileEdge, constant
+from aotc.vmfb.abi import COPY, Command, Control, Graph, Node, TileEdge, constant_operand
 from aotc.vmfb.commands import all_commands
 
 Marks: TypeAlias = "ctypes.Array[ctypes.c_int64]"
@@ -148,9 +148,9 @@ def _command_writes_slot(command: Command | Control, slot: int, written: Callabl
 
 
 def _marking_command(number: int, table: int, predecessors: int) -> Command:
-    one = constant(1)
-    places = [(table, constant(0)), (table, constant(MARK_BYTES * (1 + number)))]
-    return Command(COPY, 0, one, one, predecessors, (), places, [constant(MARK_BYTES)])
+    one = constant_operand(1)
+    places = [(table, constant_operand(0)), (table, constant_operand(MARK_BYTES * (1 + number)))]
+    return Command(COPY, 0, one, one, predecessors, (), places, [constant_operand(MARK_BYTES)])
 
 
 def _marked_graph(

@@ -13,9 +13,9 @@ from aotc.vmfb.devices.dlpack import CPU, PINNED, Handed, capsule_description
 class _Shown:
     """An object with an array interface for NumPy; it keeps the DLPack capsule alive."""
 
-    def __init__(self, found: Handed, kept: Any) -> None:
+    def __init__(self, found: Handed, owner: Any) -> None:
         plain = found.dtype if found.dtype.isbuiltin == 1 else np.dtype(f"u{found.dtype.itemsize}")
-        self.kept = kept
+        self.kept = owner
         self.__array_interface__ = {
             "version": 3, "shape": found.shape, "typestr": plain.str, "strides": found.strides,
             "data": (found.address, found.read_only),
@@ -45,12 +45,12 @@ def on_host(value: Any, writes: bool = False) -> np.ndarray | None:
     if device is None or device()[0] not in (CPU, PINNED):
         return None
     try:
-        kept = value.__dlpack__(max_version=(1, 0))
+        capsule = value.__dlpack__(max_version=(1, 0))
     except TypeError:  # the producer is older than DLPack 1.0
-        kept = value.__dlpack__()
-    found = capsule_description(kept)
+        capsule = value.__dlpack__()
+    found = capsule_description(capsule)
     if writes and found.read_only:
         raise BufferError("it is read-only")
     if 0 in found.shape:
         return np.empty(found.shape, found.dtype)
-    return np.asarray(_Shown(found, kept)).view(found.dtype)
+    return np.asarray(_Shown(found, capsule)).view(found.dtype)

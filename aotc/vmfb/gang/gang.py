@@ -33,7 +33,7 @@ from aotc.vmfb.gang.rank_processes import RankProcesses
 from aotc.vmfb.gang.shared_arrays import SharedFunction, mapped_memory, memory_file
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.host.machine import usable_cores
-from aotc.vmfb.module import with_known_keywords
+from aotc.vmfb.module import suggest_valid_keywords
 from aotc.vmfb.public_names import public_names
 from aotc.vmfb.ranks.cut import layout_and_shapes, whole_signature
 from aotc.vmfb.ranks.layout import Layout, Mesh, layout_of, layout_text, mesh_of
@@ -48,7 +48,7 @@ Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 MOST_RANKS = 512  # processes of one host: a wrong number is an error before the host is filled with them
 
 
-@with_known_keywords
+@suggest_valid_keywords
 def gang(
     source: Source, *, ranks: int | None = None,
     threads: int | None = None, timeout: float = 30.0, weights: str | os.PathLike[str] | None = None,

@@ -263,9 +263,9 @@ def _open_special_file(path: str) -> int | None:
 
 def _own_descriptor(path: str) -> int | None:
     """Return N if ``path`` resolves to ``/proc/self/fd/N``: reopening it would lose the file position."""
-    own, seen = os.path.realpath("/proc/self/fd"), set[str]()
-    while path not in seen:
-        seen.add(path)
+    own, visited = os.path.realpath("/proc/self/fd"), set[str]()
+    while path not in visited:
+        visited.add(path)
         folder, name = os.path.split(path)
         if name.isdecimal() and os.path.realpath(folder) == own:
             return int(name)

@@ -133,19 +133,19 @@ def lacking_features(variant: Mapping[str, Any], have: Set[str]) -> str:
     return f"{asking}this CPU lacks {', '.join(missing)}"
 
 
-def thread_count(asked: int | None) -> int:
+def thread_count(requested: int | None) -> int:
     """Return the number of threads to compute with, including the caller's.
 
-    This is ``asked``, else ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the number of cores that the process
-    may use (affinity and cgroup quota).
+    This is ``requested``, else ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the number of cores that the
+    process may use (affinity and cgroup quota).
 
     Raises
     ------
     CallError
-        If ``asked`` or ``AOTC_NUM_THREADS`` is not a positive integer, or more than 1024.
+        If ``requested`` or ``AOTC_NUM_THREADS`` is not a positive integer, or more than 1024.
     """
-    if asked is not None:
-        return _positive_number("threads", asked)
+    if requested is not None:
+        return _positive_number("threads", requested)
     text = os.environ.get("AOTC_NUM_THREADS")
     if text:
         return _positive_number("AOTC_NUM_THREADS", text)

@@ -23,14 +23,14 @@ class Arena:
 
     __slots__ = ("address", "held", "lock", "locked", "memory", "size")
 
-    def __init__(self, address: int, size: int, memory: np.ndarray, held: dict[int, int]) -> None:
+    def __init__(self, address: int, size: int, memory: np.ndarray, allocated: dict[int, int]) -> None:
         self.address = address
         self.size = size
         self.memory = memory
-        self.held = held
+        self.held = allocated
         self.lock: object = None
         self.locked = 0
-        held[id(self)] = size
+        allocated[id(self)] = size
 
     def __del__(self) -> None:
         self.held.pop(id(self), None)
@@ -107,8 +107,8 @@ class ArenaPool:
         found = {"in_use": max(held - idle, 0), "idle": idle, "high_water": self.high_water}
         return {**found, "idle_results": self.results.idle_bytes()}
 
-    def grow(self, size: int, held: int) -> Arena:
-        """Allocate a further arena for a call that already has ``held`` bytes."""
+    def grow(self, size: int, held_bytes: int) -> Arena:
+        """Allocate a further arena for a call that already has ``held_bytes`` bytes."""
         return self.take(size)
 
     def begin(self) -> None:

@@ -72,13 +72,13 @@ class LimitedPool(ArenaPool):
         """
         return self._arena(size, 0, more=False)
 
-    def grow(self, size: int, held: int) -> Arena:
-        """Return an arena for the call that may allocate step by step and has ``held`` bytes."""
-        return self._arena(size, held, more=True)
+    def grow(self, size: int, held_bytes: int) -> Arena:
+        """Return an arena for the call that may allocate step by step and has ``held_bytes`` bytes."""
+        return self._arena(size, held_bytes, more=True)
 
-    def _arena(self, size: int, held: int, more: bool) -> Arena:
-        if size + held > self.limit:
-            what = f"this call needs {size + held:,} bytes of working memory"
+    def _arena(self, size: int, held_bytes: int, more: bool) -> Arena:
+        if size + held_bytes > self.limit:
+            what = f"this call needs {size + held_bytes:,} bytes of working memory"
             hint = "load it with a larger memory_limit, or pass smaller arrays"
             raise CallError("", what, expected=f"at most memory_limit, {self.limit:,} bytes", hint=hint)
         waiter = self._wait(_Waiter(size, exact=more), first=more)

@@ -76,8 +76,8 @@ def read_record(text: str | bytes) -> dict[str, Any]:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is no JSON: {error}") from None
-    if said := record_problem(found):
-        raise ValueError(said)
+    if problem := record_problem(found):
+        raise ValueError(problem)
     return {key: value for key, value in found.items() if key not in DRAWN}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.abi import Command, value_of
+from aotc.vmfb.abi import Command, operand_value
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.profile.trace import Parameter, StepMemory, Stepper, read_header
 
@@ -117,7 +117,7 @@ class FiniteWatch(Stepper):
         name, text, *_ = self.kernels[command.kernel]
         loc = self.loc_of(command)
         header = read_header(text)
-        sizes = dict(zip(header.dims, [value_of(word, self.parameters) for word in command.dims], strict=True))
+        sizes = dict(zip(header.dims, [operand_value(word, self.parameters) for word in command.dims], strict=True))
         rows = list(zip(command.places, header.parameters, strict=True))
         before = {kind for place, p in rows if (kind := self._kind(place, p, sizes))} if self._run_checked() else set()
         outputs = [(place, p) for place, p in rows if p.output]

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aotc.vmfb.abi import Command, Place, value_of
+from aotc.vmfb.abi import Command, Place, operand_value
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError
 from aotc.vmfb.profile.cost_record import FORMAT, digest_of
 from aotc.vmfb.profile.touched_bytes import touched_bytes
-from aotc.vmfb.profile.trace import StepMemory, Stepper, evaluate, flops_of, read_header
+from aotc.vmfb.profile.trace import StepMemory, Stepper, evaluate_dim, flops_of, read_header
 
 if TYPE_CHECKING:
     from ctypes import c_void_p
@@ -89,7 +89,7 @@ class Profiler(Stepper):
         self._empty: dict[tuple[str, ...], int] = {}
 
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
-        sizes = tuple([value_of(word, self.parameters) for word in command.dims])
+        sizes = tuple([operand_value(word, self.parameters) for word in command.dims])
         name, text, loc, ops, own = self.kernels[command.kernel]
         home = self.memory.devices_of(command.places[0][0]) if command.places else ()
         devices = (own,) if own else home
@@ -101,7 +101,7 @@ class Profiler(Stepper):
             return
         header = read_header(text)
         dims = dict(zip(header.dims, sizes, strict=True))
-        extents = [prod(evaluate(d, dims) for d in p.dims) * size_of(p.dtype) for p in header.parameters]
+        extents = [prod(evaluate_dim(d, dims) for d in p.dims) * size_of(p.dtype) for p in header.parameters]
         outputs = [
             (place, extent)
             for place, p, extent in zip(command.places, header.parameters, extents, strict=True)

@@ -40,7 +40,7 @@ class NamedLibrary:
 
 def with_names(library: KernelLibrary, bundle: OpenedBundle, variant: Mapping[str, Any]) -> KernelLibrary:
     """Return a variant's kernel library with kernel names as symbols; unchanged if no file can be written."""
-    data = bytes(bundle.checked(variant["library"]))
+    data = bytes(bundle.verified_segment(variant["library"]))
     names = [kernel["name"] for kernel in variant["kernels"]]
     try:
         addresses = list((ctypes.c_int64 * len(names)).in_dll(library.library, TABLE_SYMBOL))

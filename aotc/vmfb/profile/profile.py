@@ -32,4 +32,4 @@ def profile(
         return CallRecording(executable, module.name)
     from aotc.vmfb.profile.measure import measure
 
-    return measure(module.loaded(name), arrays, repeat)
+    return measure(module.get_function(name), arrays, repeat)

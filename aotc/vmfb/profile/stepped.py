@@ -7,7 +7,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from aotc.vmfb.abi import COPY, Command, value_of
+from aotc.vmfb.abi import COPY, Command, operand_value
 from aotc.vmfb.profile.records import Dispatch, Part, work_of
 from aotc.vmfb.profile.trace import StepMemory, Stepper
 
@@ -24,10 +24,10 @@ class Timeline(Stepper):
 
     def __init__(
         self, executable: StepExecutable, slots: PointerTable, scratch: c_void_p, memory: StepMemory,
-        where: str, made: list[Dispatch], begun: int,
+        where: str, dispatches: list[Dispatch], begun: int,
     ) -> None:  # fmt: skip
         super().__init__(executable, slots, scratch, memory, where)
-        self.made = made
+        self.made = dispatches
         self._begun = begun or perf_counter_ns()
 
     def _command(self, command: Command) -> None:
@@ -35,15 +35,15 @@ class Timeline(Stepper):
             super()._command(command)
             return
         run = self.executable.call_of_command(command, self.slots, self.parameters, self.scratch)
-        size = value_of(command.dims[0], self.parameters)
+        size = operand_value(command.dims[0], self.parameters)
         self._note(run, "copy", "", {}, 1, 2 * size, 0)
 
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
         name, text, *_ = self.kernels[command.kernel]
         loc = self.loc_of(command)
-        sizes = [value_of(word, self.parameters) for word in command.dims]
+        sizes = [operand_value(word, self.parameters) for word in command.dims]
         work = work_of(text, sizes)
-        self._note(run, name, loc, work.sizes, value_of(command.items, self.parameters), work.bytes, work.flops)
+        self._note(run, name, loc, work.sizes, operand_value(command.items, self.parameters), work.bytes, work.flops)
 
     def _note(
         self, run: Callable[[], None], name: str, loc: str, sizes: dict[str, int], items: int, size: int, flops: int
@@ -67,6 +67,6 @@ def stepped_dispatches(function: RuntimeFunction, arrays: Sequence[Any], begun: 
     CallError
         As for a trace.
     """
-    made: list[Dispatch] = []
-    function.step(arrays, partial(Timeline, where=function.where, made=made, begun=begun))
-    return made
+    dispatches: list[Dispatch] = []
+    function.step(arrays, partial(Timeline, where=function.where, dispatches=dispatches, begun=begun))
+    return dispatches

@@ -24,7 +24,7 @@ def stored_record(opened: OpenedBundle, key: str) -> dict[str, Any]:
     if entry is None:
         return {}
     try:
-        return read_record(bytes(opened.checked(entry["segment"])))
+        return read_record(bytes(opened.verified_segment(entry["segment"])))
     except ValueError as error:
         raise BundleError(opened.where, f"the {key} of the bundle cannot be read: {error}") from None
 
@@ -33,7 +33,7 @@ def with_profile(opened: OpenedBundle, record: Mapping[str, Any]) -> bytes:
     """Return an unsigned bundle with ``record`` as its profile, which replaces an existing one."""
     manifest = {key: value for key, value in opened.manifest.items() if key != "segments"}
     segments: list[tuple[str, Any]] = [
-        (row["name"], opened.checked(n)) for n, row in enumerate(opened.manifest["segments"])
+        (row["name"], opened.verified_segment(n)) for n, row in enumerate(opened.manifest["segments"])
     ]
     number = (manifest.get(PROFILE) or {"segment": len(segments)})["segment"]
     segments[number : number + 1] = [(PROFILE, record_text(record).encode())]

@@ -14,7 +14,7 @@ from itertools import product as product_of
 from math import inf, prod
 
 from aotc.vmfb.dtypes import size_of
-from aotc.vmfb.profile.trace import evaluate, read_header
+from aotc.vmfb.profile.trace import evaluate_dim, read_header
 
 _Range = tuple[int, int]  # minimum and maximum of a loop variable
 
@@ -30,7 +30,7 @@ def touched_bytes(text: str, sizes: Sequence[int]) -> tuple[int, ...]:
     """
     header = read_header(text)
     known = dict(zip(header.dims, sizes))
-    whole = [prod(evaluate(d, known) for d in p.dims) * size_of(p.dtype) for p in header.parameters]
+    whole = [prod(evaluate_dim(d, known) for d in p.dims) * size_of(p.dtype) for p in header.parameters]
     counter = TouchCounter({p.name for p in header.parameters}, known)
     function = ast.parse(text).body[0]
     assert isinstance(function, ast.FunctionDef)
@@ -42,8 +42,8 @@ def touched_bytes(text: str, sizes: Sequence[int]) -> tuple[int, ...]:
 class TouchCounter:
     """Counts accesses to the elements of arrays."""
 
-    def __init__(self, names: set[str], known: Mapping[str, int]) -> None:
-        self._names, self._known = {name: {name} for name in names}, known  # the arrays that a name may refer to
+    def __init__(self, names: set[str], dims: Mapping[str, int]) -> None:
+        self._names, self._known = {name: {name} for name in names}, dims  # the arrays that a name may refer to
         self.times: dict[str, float] = {}  # by array name
 
     def block(self, body: Sequence[ast.stmt], times: float, ranges: Mapping[str, _Range]) -> None:
@@ -82,8 +82,8 @@ class TouchCounter:
         try:
             for corner in product_of(*([(name, value) for value in ranges[name]] for name in sorted(names))):
                 values = {**self._known, **dict(corner)}
-                first, last = evaluate(begin, values), evaluate(end, values)
-                step = max(evaluate(bounds[2], values), 1) if len(bounds) > 2 else 1
+                first, last = evaluate_dim(begin, values), evaluate_dim(end, values)
+                step = max(evaluate_dim(bounds[2], values), 1) if len(bounds) > 2 else 1
                 most = max(most, -(-(last - first) // step))
                 low.append(first)
                 high.append(last - 1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Place, TileEdge, WhileNode, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Place, TileEdge, WhileNode, operand_value
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import CallError
 
@@ -75,7 +75,7 @@ _ARITHMETIC: dict[type, Callable[[int, int], int]] = {
 }  # fmt: skip
 
 
-def evaluate(node: ast.expr, dims: Mapping[str, int]) -> int:
+def evaluate_dim(node: ast.expr, dims: Mapping[str, int]) -> int:
     """Evaluate the expression ``node`` of a dim for the values ``dims``."""
     match node:
         case ast.Constant(value=int(value)):
@@ -83,11 +83,11 @@ def evaluate(node: ast.expr, dims: Mapping[str, int]) -> int:
         case ast.Name(id=name):
             return dims[name]
         case ast.UnaryOp(op=ast.USub(), operand=x):
-            return -evaluate(x, dims)
+            return -evaluate_dim(x, dims)
         case ast.BinOp(left=left, op=op, right=right):
-            return _ARITHMETIC[type(op)](evaluate(left, dims), evaluate(right, dims))
+            return _ARITHMETIC[type(op)](evaluate_dim(left, dims), evaluate_dim(right, dims))
         case ast.Call(func=ast.Name(id=name), args=args):
-            return {"max": max, "min": min}[name](evaluate(x, dims) for x in args)
+            return {"max": max, "min": min}[name](evaluate_dim(x, dims) for x in args)
     raise ValueError(f"{ast.unparse(node)} is not a dim")
 
 
@@ -95,9 +95,9 @@ def flops_of(text: str, sizes: Mapping[str, int]) -> int:
     """Return the operations that the header of a kernel's text declares for ``sizes``, 0 if there are none."""
     function = ast.parse(text).body[0]
     assert isinstance(function, ast.FunctionDef)
-    said = {a.arg: a.annotation.value for a in function.args.kwonlyargs if isinstance(a.annotation, ast.Constant)}
+    declared = {a.arg: a.annotation.value for a in function.args.kwonlyargs if isinstance(a.annotation, ast.Constant)}
     try:
-        return evaluate(ast.parse(str(said.get("flops", 0)), mode="eval").body, sizes)
+        return evaluate_dim(ast.parse(str(declared.get("flops", 0)), mode="eval").body, sizes)
     except (ValueError, SyntaxError):
         return 0
 
@@ -214,14 +214,14 @@ class Stepper:
 
     def _address(self, place: Place) -> int:
         slot, offset = place
-        return self.slots[slot] + value_of(offset, self.parameters)
+        return self.slots[slot] + operand_value(offset, self.parameters)
 
     def _bytes(self, place: Place, size: int) -> bytes:
         return self.memory.read(place[0], self._address(place), size) if size else b""
 
     def array(self, place: Place, p: Parameter, dims: Mapping[str, int]) -> np.ndarray:
         """Return a copy of a kernel's array, for these sizes of its dims."""
-        shape = [evaluate(d, dims) for d in p.dims]
+        shape = [evaluate_dim(d, dims) for d in p.dims]
         element = to_numpy(p.dtype)
         return np.frombuffer(self._bytes(place, int(np.prod(shape)) * element.itemsize), element).reshape(shape)
 
@@ -274,7 +274,7 @@ class Tracer(Stepper):
         name, text, *_ = self.kernels[command.kernel]
         loc = self.loc_of(command)
         header = read_header(text)
-        sizes = [value_of(word, self.parameters) for word in command.dims]
+        sizes = [operand_value(word, self.parameters) for word in command.dims]
         known = dict(zip(header.dims, sizes, strict=True))
         rows = list(zip(command.places, header.parameters, strict=True))
         outputs = [(place, p) for place, p in rows if p.output]

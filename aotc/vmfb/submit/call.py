@@ -10,7 +10,7 @@ import numpy as np
 from aotc.vmfb.call_limits import NO_LIMITS, Limits
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.early import EarlyResults
-from aotc.vmfb.results import DEVICE, on_devices
+from aotc.vmfb.results import DEVICE, wrap_host_results
 
 if TYPE_CHECKING:
     from aotc.vmfb.interfaces import Executable, RuntimeFunction
@@ -48,10 +48,10 @@ class SubmittedCall:
         "remote", "results", "where",
     )  # fmt: skip
 
-    def __init__(self, function: RuntimeFunction, wanted: str, home: str, wrapped: bool = True) -> None:
+    def __init__(self, function: RuntimeFunction, results_option: str, home: str, wrapped: bool = True) -> None:
         function = function.direct
-        self._function, self._wanted, self.home = function, wanted, home
-        self._wraps = wrapped and wanted == DEVICE
+        self._function, self._wanted, self.home = function, results_option, home
+        self._wraps = wrapped and results_option == DEVICE
         self.where, self.arguments, self.results = function.where, function.arguments, function.signature.results
         self.executable: Executable = function.executable
         self.limits: Limits = getattr(self.executable, "limits", None) or NO_LIMITS
@@ -70,7 +70,7 @@ class SubmittedCall:
             return self._function.call(values)
         else:
             made = self._function.run(values, out, donate, self._wanted)
-        return on_devices(made, self.results, out, self.home) if self._wraps else made
+        return wrap_host_results(made, self.results, out, self.home) if self._wraps else made
 
     def early_result(self, early: EarlyResults, number: int) -> Any:
         """Return a result of a running call that is complete; like the final result, but read-only."""

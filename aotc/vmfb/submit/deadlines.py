@@ -58,7 +58,7 @@ class Clock:
         self._next = -inf  # when the thread wakes by itself; while it is awake it reads what was added anyway
         self._threads = [None]  # a list of one token, empty once the thread has been started
 
-    def add(self, seconds: float, what: Mortal) -> None:
+    def add(self, seconds: float, waiter: Mortal) -> None:
         """Call ``what.expire()`` after ``seconds``.
 
         Raises
@@ -67,7 +67,7 @@ class Clock:
             If the system cannot start the thread.
         """
         when = monotonic() + seconds
-        self._added.append((when, next(self._numbers), ref(what)))
+        self._added.append((when, next(self._numbers), ref(waiter)))
         try:
             self._threads.pop()
         except IndexError:

@@ -89,9 +89,9 @@ class OutputRegions:
 
     __slots__ = ("_given", "_number", "_out")
 
-    def __init__(self, number: int, given: Iterable[MemoryAccess], out: Mapping[int, MemoryAccess]) -> None:
+    def __init__(self, number: int, donated: Iterable[MemoryAccess], out: Mapping[int, MemoryAccess]) -> None:
         self._number = number
-        self._given = tuple({t.place: t for t in given}.values())
+        self._given = tuple({t.place: t for t in donated}.values())
         self._out = out
 
     def touches(self, result: int, writes: bool) -> list[MemoryAccess]:
@@ -101,21 +101,21 @@ class OutputRegions:
 
 
 def accessed_ranges(
-    number: int, values: Sequence[Any], given: Sequence[bool], buffers: Sequence[Any]
+    number: int, values: Sequence[Any], donated: Sequence[bool], buffers: Sequence[Any]
 ) -> tuple[list[MemoryAccess], OutputRegions | None]:
     """Return the ranges that submission ``number`` accesses, and its :class:`OutputRegions` if it writes such memory.
 
     Parameters
     ----------
     number : int
-    values, given : sequence
+    values, donated : sequence
         The arguments, and True for each that is donated.
     buffers : sequence
         For each result its ``out=`` array or None.
     """
     touches: list[MemoryAccess] = []
     theirs: list[MemoryAccess] = []
-    for value, writes in zip(values, given):
+    for value, writes in zip(values, donated):
         touch = MemoryAccess(value, writes)
         touches.append(touch)
         if type(value) is FenceResult:

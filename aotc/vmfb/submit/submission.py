@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
-from aotc.vmfb.arguments import Argument, dtype_text, take_over_donated
+from aotc.vmfb.arguments import Argument, dtype_text, invalidate_donated_arrays
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.early import EarlyResults
 from aotc.vmfb.errors import ArgumentError, BundleError, CallError, DeadlineExceeded, FenceCancelled
@@ -419,15 +419,15 @@ def submit(
     """Submit a call; the parameters are those of :meth:`aotc.vmfb.module.LoadedModule.submit`."""
     where = call.where
     fences = [] if wait == () else _checked_fences(where, wait)
-    seconds = call.limits.deadline(where, deadline)
+    seconds = call.limits.timeout_of_call(where, deadline)
     if len(values) != len(call.arguments):
         expected = f"{len(call.arguments)}: {', '.join(map(str, call.arguments))}"
         raise ArgumentError(where, "wrong number of arguments", len(values), expected)
-    given: Sequence[Any] = values
+    donated: Sequence[Any] = values
     if any(isinstance(v, Fence) for v in values):
-        given = [_single_result(where, a, v) if isinstance(v, Fence) else v for a, v in zip(call.arguments, values)]
-    taken = [a.donated for a in call.arguments] if donate else [False] * len(given)
-    prepared = [_prepared_argument(where, a, v, t) for a, v, t in zip(call.arguments, given, taken)]
+        donated = [_single_result(where, a, v) if isinstance(v, Fence) else v for a, v in zip(call.arguments, values)]
+    taken = [a.donated for a in call.arguments] if donate else [False] * len(donated)
+    prepared = [_prepared_argument(where, a, v, t) for a, v, t in zip(call.arguments, donated, taken)]
     if out is not None and (not isinstance(out, list | tuple) or len(out) != len(call.results)):
         found = len(out) if isinstance(out, list | tuple) else type(out).__name__
         expected = f"{len(call.results)}, None where none is given"
@@ -454,9 +454,9 @@ def submit(
         turn.leave()
         raise
     if donate:
-        _record_donated(call, given)
+        _record_donated(call, donated)
         _record_donated(call, prepared)
-        take_over_donated(call.arguments, prepared, prepared, donate, now=False)
+        invalidate_donated_arrays(call.arguments, prepared, prepared, donate, now=False)
     whole = [v.fence for v, t in zip(prepared, taken) if t and type(v) is FenceResult]  # a call still reads its results
     made.start_when(fences + whole + needed, before, coming)
     return made
@@ -518,7 +518,7 @@ def _prepared_argument(where: str, argument: Argument, value: Any, is_taken: boo
         what = f"{argument.label} was given to {label} with donate=True"
         raise CallError(where, what, expected="an array that is the caller's", hint="the result that is in its memory")
     if not isinstance(value, FenceResult):
-        value = argument.as_ours(value, where)
+        value = argument.import_foreign_array(value, where)
     if isinstance(value, DeviceArray):  # passed to the call without a copy
         argument.check_not_donated(value, where)
         argument.check_type(dtype_text(value.dtype), value.shape, where)

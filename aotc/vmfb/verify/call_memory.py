@@ -1,4 +1,4 @@
-"""Bounds checks of a call's memory accesses: every range that a command accesses is within its slot.
+"""Bounds checks of a call's memory accesses: each command must stay within the slots of the pointer table.
 
 Checks that depend on the sizes of a call run when the sizes are known. For a program whose control flow depends on
 shapes only, that is once for each tuple of shapes, when its trace is recorded; for a program that reads sizes from
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from aotc.vmfb.abi import ALIGNMENT, COPY, Command, Graph, Node, Slots, WhileNode, value_of
+from aotc.vmfb.abi import ALIGNMENT, COPY, Command, Graph, Node, Slots, WhileNode, operand_value
 from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.limits import MAX_BYTES
@@ -35,7 +35,7 @@ MAX_GRAIN = 1 << 48
 
 
 class CallMemory:
-    """The bytes of each slot of a call at the current point of its program.
+    """Bytes of each slot of a call's pointer table at the current instruction of the host program.
 
     Parameters
     ----------
@@ -46,12 +46,14 @@ class CallMemory:
     results : sequence of dict
         As in the manifest: ``dtype``, ``dims``.
     constants : sequence of int
-        Bytes of the constants in each memory.
+        Bytes of the constants in each memory space.
 
     Attributes
     ----------
     sizes : list of int
         Bytes by slot; 0 for results and arenas that are not allocated yet.
+    writable : list of bool
+        By slot, True if commands may write to it.
     """
 
     __slots__ = ("_made", "_results", "_slots", "_taken", "sizes", "writable")
@@ -71,8 +73,8 @@ class CallMemory:
         self.sizes = [*arguments, *[0] * (len(results) + spaces), *constants]
         self.writable = [*donated, *[True] * (len(results) + spaces), *[False] * spaces]
 
-    def result(self, number: int, dims: tuple[int, ...]) -> None:
-        """Record the allocation of a result while the loader checks a call's memory accesses.
+    def allocate_result(self, number: int, dims: tuple[int, ...]) -> None:
+        """Record the size of a result that the host program allocates.
 
         Raises
         ------
@@ -82,7 +84,7 @@ class CallMemory:
         entry = self._results[number]
         if number in self._made:
             raise Invalid(f"result {number} is made twice")
-        if any(isinstance(said, int) and said != found for said, found in zip(entry["dims"], dims)):
+        if any(isinstance(declared, int) and declared != found for declared, found in zip(entry["dims"], dims)):
             raise Invalid(f"result {number} has the shape {dims}, not {tuple(entry['dims'])}")
         size = prod(dims) * size_of(entry["dtype"])
         if any(d < 0 for d in dims):
@@ -90,10 +92,10 @@ class CallMemory:
         if size > MAX_BYTES:
             raise TooLarge(f"result {number} has the shape {dims}", size)
         self._made.add(number)
-        self.sizes[self._slots.result(number)] = size
+        self.sizes[self._slots.result_slot(number)] = size
 
-    def take(self, number: int, argument: int) -> None:
-        """Record that a result shares the memory of an argument.
+    def share_argument_memory(self, number: int, argument: int) -> None:
+        """Record that result ``number`` has the memory of the donated argument number ``argument``.
 
         Raises
         ------
@@ -107,8 +109,8 @@ class CallMemory:
         self._made.add(number)
         self._taken.add(argument)
 
-    def arena(self, size: int, space: int = 0) -> None:
-        """Record the allocation of an arena in a memory.
+    def allocate_arena(self, size: int, space: int = 0) -> None:
+        """Record the size in bytes of an arena that the host program allocates in memory space ``space``.
 
         Raises
         ------
@@ -119,10 +121,10 @@ class CallMemory:
             raise Invalid(f"an arena of {size} bytes")
         if size > MAX_BYTES:
             raise TooLarge(f"an arena of {size} bytes", size)
-        self.sizes[self._slots.arena_of(space)] = size
+        self.sizes[self._slots.arena_slot(space)] = size
 
-    def read(self, slot: int, offset: int, size: int) -> None:
-        """Refuse a read of ``size`` bytes that is not within a slot.
+    def check_access(self, slot: int, offset: int, size: int) -> None:
+        """Refuse an access to ``size`` bytes at ``offset`` that is not within the slot.
 
         Raises
         ------
@@ -132,8 +134,8 @@ class CallMemory:
         if not 0 <= offset <= self.sizes[slot] - size:
             raise Invalid(f"{self._place_text(slot, offset, size)}")
 
-    def check(self, nodes: Sequence[Node], kernels: Sequence[Interface], parameters: Sequence[int]) -> None:
-        """Refuse a submission that would access memory outside of its slots.
+    def check_submission(self, nodes: Sequence[Node], kernels: Sequence[Interface], parameters: Sequence[int]) -> None:
+        """Refuse a command buffer that would access memory outside of its slots.
 
         Parameters
         ----------
@@ -147,41 +149,40 @@ class CallMemory:
         Invalid
             The message has the command and the violated rule.
         """
-        known: dict[tuple[Interface, tuple[int, ...]], tuple[int, list[int]]] = {}
+        cache: dict[tuple[Interface, tuple[int, ...]], tuple[int, list[int]]] = {}
         for node in all_nodes(nodes):
             if not isinstance(node, Graph):
                 slot, offset = node.place
                 size = size_of("i1" if isinstance(node, WhileNode) else "i32")
-                self.read(slot, value_of(offset, parameters), size)
+                self.check_access(slot, operand_value(offset, parameters), size)
                 continue
             for command in node.leaves:
                 if command.kind == COPY:
                     self._check_copy(command, parameters)
                 else:
-                    self._check_dispatch(command, kernels[command.kernel], parameters, known)
+                    self._check_dispatch(command, kernels[command.kernel], parameters, cache)
 
     def _check_dispatch(
         self,
         command: Command,
         interface: Interface,
         parameters: Sequence[int],
-        known: dict[tuple[Interface, tuple[int, ...]], tuple[int, list[int]]],
+        cache: dict[tuple[Interface, tuple[int, ...]], tuple[int, list[int]]],
     ) -> None:
-        """Refuse a dispatch that would access memory outside of its slots.
+        """Refuse a dispatch whose arrays are outside of their slots, overlap forbidden ones, or do not fit the grid.
 
-        ``known`` caches accesses by kernel and dims.
-
-        Most of the time of a check is spent here, so operands are decoded inline.
+        ``cache`` has the grid and the array sizes by kernel and dims. Most of the time of a check is spent here, so
+        operands are decoded inline.
         """
         places, words = command.places, command.dims
         if len(places) != len(interface.extents) or len(words) != interface.dims:
             found = f"{len(places)} arrays and {len(words)} dims"
-            wanted = f"{len(interface.extents)} and {interface.dims}"
-            raise Invalid(f"kernel {interface.name!r} is given {found}, not {wanted}")
+            expected = f"{len(interface.extents)} and {interface.dims}"
+            raise Invalid(f"kernel {interface.name!r} is given {found}, not {expected}")
         dims = tuple([parameters[word >> 1] if word & 1 else word >> 1 for word in words]) if words else ()
-        touched = known.get((interface, dims))
+        touched = cache.get((interface, dims))
         if touched is None:
-            touched = known[interface, dims] = interface.at(dims)
+            touched = cache[interface, dims] = interface.evaluate_sizes(dims)
         grid, extents = touched
         sizes, inputs = self.sizes, interface.inputs
         spans: list[tuple[int, int, int]] = []
@@ -204,15 +205,16 @@ class CallMemory:
         items = parameters[word >> 1] if word & 1 else word >> 1
         if (items != grid and (items > 0 or grid > 0)) or items > MAX_ITEMS:
             raise Invalid(f"kernel {interface.name!r} runs {items} items, its grid has {grid}")
-        if value_of(command.grain, parameters) > MAX_GRAIN:
-            raise Invalid(f"kernel {interface.name!r} is claimed {value_of(command.grain, parameters)} items at a time")
+        if (grain := operand_value(command.grain, parameters)) > MAX_GRAIN:
+            raise Invalid(f"kernel {interface.name!r} is claimed {grain} items at a time")
 
     def _check_copy(self, command: Command, parameters: Sequence[int]) -> None:
-        (size,) = (value_of(word, parameters) for word in command.dims)
-        if size < 0 or value_of(command.items, parameters) != 1:
-            raise Invalid(f"a copy of {size} bytes, {value_of(command.items, parameters)} times")
+        """Refuse a copy whose source or destination is outside of its slot, or whose destination is read-only."""
+        (size,) = (operand_value(word, parameters) for word in command.dims)
+        if size < 0 or operand_value(command.items, parameters) != 1:
+            raise Invalid(f"a copy of {size} bytes, {operand_value(command.items, parameters)} times")
         for slot, word in command.places:
-            offset = value_of(word, parameters)
+            offset = operand_value(word, parameters)
             if not 0 <= offset <= self.sizes[slot] - size:
                 raise Invalid(f"a copy: {self._place_text(slot, offset, size)}")
         to = command.places[1][0]

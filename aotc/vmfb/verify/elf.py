@@ -14,7 +14,7 @@ _PROGRAM = struct.Struct("<IIQQQQQQ")
 
 
 def elf_problem(data: memoryview) -> str:
-    """Return why ``data`` is not a complete 64-bit shared object, or an empty string."""
+    """Return the reason why ``data`` is not a complete 64-bit shared object; an empty string if it is one."""
     if data.nbytes < _HEADER.size or bytes(data[: len(_IDENT)]) != _IDENT:
         return "it is not a shared object of 64 bits"
     _, _, _, _, _, start, _, _, _, size, count, *_ = _HEADER.unpack_from(data)

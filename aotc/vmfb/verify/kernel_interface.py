@@ -1,4 +1,4 @@
-"""Memory accesses of a kernel: the bytes of its arrays and its grid, as declared in the manifest.
+"""Declared memory accesses of kernels: bytes of each array and size of the grid, from the manifest.
 
 A *size* in the manifest is an integer, ``[i]`` for the kernel's dim ``i``, or ``[op, a, b, ...]`` with an op of
 :data:`OPERATIONS`. Accesses cannot be determined from machine code, so the compiler declares them, and the digest of
@@ -39,11 +39,11 @@ MAP_ELEMENT_BYTES = {
 
 
 class Invalid(Exception):
-    """A program, a command buffer or a kernel declaration violates a rule; the loader adds the bundle's name."""
+    """A program, command buffer or kernel declaration violates a rule; the loader turns it into a BundleError."""
 
 
-def evaluate(size: Size, dims: Sequence[int]) -> int:
-    """Evaluate a size of the manifest for a kernel's ``dims``.
+def evaluate_size(size: Size, dims: Sequence[int]) -> int:
+    """Evaluate a declared size, a formula of the manifest, for the kernel's ``dims``.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def _size_value(size: Size, dims: Sequence[int]) -> int:
     return OPERATIONS[size[0]]([x if type(x) is int else _size_value(x, dims) for x in size[1:]])
 
 
-def check_map(name: str, row: Mapping[str, Any], extents: Sequence[int], dims: Sequence[int]) -> None:
+def check_tensor_map(name: str, row: Mapping[str, Any], extents: Sequence[int], dims: Sequence[int]) -> None:
     """Refuse a tensor map that describes bytes outside its array.
 
     The hardware reads zeros beyond the end of a map, so a map must not extend beyond its array.
@@ -90,8 +90,8 @@ def check_map(name: str, row: Mapping[str, Any], extents: Sequence[int], dims: S
     A map must not have a size of 0: an array that may be empty has sizes ``["max", 1, n]`` and is then not read.
     """
     number, size = row["buffer"], MAP_ELEMENT_BYTES[row["type"]]
-    begin, steps = evaluate(row.get("offset", 0), dims), [size, *(evaluate(s, dims) for s in row["strides"])]
-    end = begin + size + sum((evaluate(n, dims) - 1) * step for n, step in zip(row["sizes"], steps, strict=True))
+    begin, steps = evaluate_size(row.get("offset", 0), dims), [size, *(evaluate_size(s, dims) for s in row["strides"])]
+    end = begin + size + sum((evaluate_size(n, dims) - 1) * step for n, step in zip(row["sizes"], steps, strict=True))
     inside = begin >= 0 and min(steps) >= 0 and end <= extents[number]
     if not inside and extents[number] and not any(_is_size_of_empty_array(n, dims) for n in row["sizes"]):
         found = f"bytes {begin} to {end} of its array {number}, which has {extents[number]}"
@@ -99,14 +99,14 @@ def check_map(name: str, row: Mapping[str, Any], extents: Sequence[int], dims: S
 
 
 def _is_size_of_empty_array(size: Size, dims: Sequence[int]) -> bool:
-    """Return True if ``size`` is 1 only because the array is empty."""
+    """Return True if ``size`` is ``["max", 1, n]`` with ``n`` below 1: the array is empty and never read."""
     if isinstance(size, int) or size[0] != "max" or 1 not in size[1:]:
         return False
-    return min(evaluate(n, dims) for n in size[1:]) < 1
+    return min(evaluate_size(n, dims) for n in size[1:]) < 1
 
 
 def interface_digest(variant: Mapping[str, Any]) -> bytes:
-    """Return the sha256 of a variant's kernel declarations, for comparison with the digest in the machine code."""
+    """Return the sha256 of a variant's kernel declarations; the machine code contains the same digest."""
     calls = [
         [c["symbol"], c["operands"], c["results"], *([True] if c.get("answers") else [])]
         for c in variant.get("custom_calls", ())
@@ -115,12 +115,12 @@ def interface_digest(variant: Mapping[str, Any]) -> bytes:
         [*map(k.get, _SEALED), *([k["launch"]] if "launch" in k else [])] for k in variant["kernels"]
     ]
     versions = [variant.get("executor_version"), variant["commands_version"]]
-    said = [variant["kind"], versions, variant["features"], variant.get("imports", {}), calls, kernels]
-    return sha256_of(msgpack.packb(said))
+    declarations = [variant["kind"], versions, variant["features"], variant.get("imports", {}), calls, kernels]
+    return sha256_of(msgpack.packb(declarations))
 
 
 class Interface:
-    """Memory accesses of one kernel: a validated entry of the manifest.
+    """Declared memory accesses of one kernel, validated.
 
     Attributes
     ----------
@@ -129,8 +129,9 @@ class Interface:
     dims : int
         Number of its dims.
     grid : Size
+        Formula of the number of items.
     extents : list of Size
-        The bytes of each array from its offset on.
+        Formula of the bytes of each array, counted from the offset that a command passes.
     aliases : set of (int, int)
         Pairs of output and input that may be the same memory.
     sizes : set of tuple of int
@@ -162,8 +163,8 @@ class Interface:
         if self.static:
             self._check_maps(self.extents, ())
 
-    def at(self, dims: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the grid, and the bytes of each array, for ``dims``.
+    def evaluate_sizes(self, dims: Sequence[int]) -> tuple[int, list[int]]:
+        """Return the number of grid items, and the bytes of each array, for the kernel's ``dims``.
 
         Raises
         ------
@@ -174,10 +175,10 @@ class Interface:
             raise Invalid(f"kernel {self.name!r} is not made for the sizes {', '.join(map(str, dims))}")
         if self.static:
             return self.grid, self.extents  # type: ignore[return-value]
-        extents = [max(evaluate(x, dims), 0) for x in self.extents]
+        extents = [max(evaluate_size(x, dims), 0) for x in self.extents]
         self._check_maps(extents, dims)
-        return evaluate(self.grid, dims), extents
+        return evaluate_size(self.grid, dims), extents
 
     def _check_maps(self, extents: Sequence[Any], dims: Sequence[int]) -> None:
         for row in self.maps:
-            check_map(self.name, row, extents, dims)
+            check_tensor_map(self.name, row, extents, dims)

@@ -1,4 +1,4 @@
-"""Checks of host programs and command buffers that run once, at load.
+"""Verification of host programs and command buffers when a bundle is loaded.
 
 After these checks the interpreter and the native executor trust their input.
 """
@@ -13,7 +13,7 @@ from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.isa import BY_NAME, ISA, Arg, Axis, Cb, Dt, Imm, In, Ins, Mem, Out, Res, Slot, Target, Text
-from aotc.vmfb.manifest import programs_of
+from aotc.vmfb.manifest import signatures_and_programs
 from aotc.vmfb.verify.kernel_interface import Invalid
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def check_functions(bundle: OpenedBundle) -> None:
             if name not in entries:
                 raise BundleError(bundle.where, f"program {name!r} of {variant['target']} has no signature")
         _check_prepare_and_call(bundle, variant)
-        for name, (entry, program) in programs_of(bundle.manifest, variant).items():
+        for name, (entry, program) in signatures_and_programs(bundle.manifest, variant).items():
             try:
                 check_program(program["code"], program["registers"], entry, variant["command_buffers"], spaces)
             except Invalid as error:
@@ -68,7 +68,7 @@ def check_functions(bundle: OpenedBundle) -> None:
 
 
 def _check_custom_calls(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check the argument types of custom calls, for which arrays over memory are created."""
+    """Check dtype and rank of each operand and result of custom calls: the runtime makes NumPy arrays of them."""
     for part in (variant, *variant.get("parts", ())):
         for row in part.get("custom_calls", ()):
             for value in (*row["operands"], *row["results"]):
@@ -80,7 +80,7 @@ def _check_custom_calls(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
 
 
 def _check_prepare_and_call(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check that the two programs of each function with bound arguments, ``prepare`` and ``call``, agree."""
+    """Check that the ``prepare`` and ``call`` programs of each function with bound arguments fit the function."""
     prepared = variant.get("prepared", {})
     names = [*variant["functions"], *(row[key]["name"] for row in prepared.values() for key in ("prepare", "call"))]
     if len(set(names)) < len(names):
@@ -92,13 +92,19 @@ def _check_prepare_and_call(bundle: OpenedBundle, variant: dict[str, Any]) -> No
             what = f"what is prepared for {name!r} is invalid: {problem or 'no such function'}"
             raise BundleError(bundle.where, what)
         for value in row["prepare"]["results"]:
-            known = shared.setdefault(value.get("value", -1 - len(shared)), _value_types([value]))
-            if known != _value_types([value]):
+            known = shared.setdefault(value.get("value", -1 - len(shared)), _dtypes_and_dims([value]))
+            if known != _dtypes_and_dims([value]):
                 what = f"what is prepared for {name!r} has the number of what is of another type"
                 raise BundleError(bundle.where, what)
 
 
 def _prepare_and_call_problem(entry: dict[str, Any], row: dict[str, Any]) -> str:
+    """Describe the first contradiction between a function and its ``prepare`` and ``call`` programs.
+
+    Empty if there is none.
+
+    ``entry`` is the function's entry in the manifest, ``row`` that of its two programs.
+    """
     first, second, weights = row["prepare"], row["call"], row["weights"]
     arguments = entry.get("arguments", [])
     sources = [n for value in first["results"] for n in value.get("sources", ())]
@@ -115,22 +121,22 @@ def _prepare_and_call_problem(entry: dict[str, Any], row: dict[str, Any]) -> str
         return f"results of {first['name']!r} have sizes that only a call knows"
     given = [arguments[n] for n in weights], [every[n] for n in row["takes"]]
     for values, half in zip(given, (first, second), strict=True):
-        if _value_types(values) != _value_types(half["arguments"]):
+        if _dtypes_and_dims(values) != _dtypes_and_dims(half["arguments"]):
             return f"the arguments of {half['name']!r} are of other types"
-    if _value_types(entry.get("results", [])) != _value_types(second["results"]):
+    if _dtypes_and_dims(entry.get("results", [])) != _dtypes_and_dims(second["results"]):
         return f"the results of {second['name']!r} are of other types"
     dtypes = {v["dtype"] for half in (first, second) for key in ("arguments", "results") for v in half[key]}
     return "" if dtypes <= DTYPES.keys() else f"unknown dtypes {sorted(dtypes - DTYPES.keys())}"
 
 
-def _value_types(values: Sequence[dict[str, Any]]) -> list[Any]:
+def _dtypes_and_dims(values: Sequence[dict[str, Any]]) -> list[Any]:
     return [(value["dtype"], value["dims"]) for value in values]
 
 
 def check_program(
     code: Sequence[Any], registers: int, signature: dict[str, Any], buffers: Sequence[dict[str, Any]], spaces: int = 1
 ) -> None:
-    """Check one host program.
+    """Verify one host program: opcodes, operands in range, and that it ends with a return.
 
     Parameters
     ----------
@@ -142,7 +148,7 @@ def check_program(
     buffers : sequence of dict
         The ``command_buffers`` of the variant.
     spaces : int
-        Number of memories of the variant.
+        Number of memory spaces of the variant.
 
     Raises
     ------
@@ -181,20 +187,32 @@ def check_program(
             argument = value if kind is Arg else argument
         if line[0] == _RESULT and len(line[2]) != results[line[1]]:
             raise Invalid(f"instruction {number}: result {line[1]} has rank {results[line[1]]}, not {len(line[2])}")
-        if line[0] == _TAKE and not _may_take(signature, *line[1:]):
+        if line[0] == _TAKE and not _may_share_memory(signature, *line[1:]):
             raise Invalid(f"instruction {number}: result {line[1]} cannot be in the memory of argument {line[2]}")
         if line[0] == _SUBMIT and len(line[2]) != buffers[line[1]]["parameters"]:
             need = buffers[line[1]]["parameters"]
             raise Invalid(f"instruction {number}: command buffer {line[1]} has {need} parameters, not {len(line[2])}")
 
 
-def _may_take(signature: dict[str, Any], result: int, argument: int) -> bool:
-    """Return True if a result may share an argument's memory: the argument is donated and has the result's type."""
+def _may_share_memory(signature: dict[str, Any], result: int, argument: int) -> bool:
+    """Return True if a result may use an argument's memory: the argument is donated, and dtype and dims are equal."""
     one, other = signature["results"][result], signature["arguments"][argument]
     return other["donated"] and (one["dtype"], one["dims"]) == (other["dtype"], other["dims"])
 
 
 def _operand_problem(kind: type, value: Any, limits: dict[type, int], rank: int) -> str:
+    """Describe the first problem of an instruction's operand; an empty string if it is valid.
+
+    Parameters
+    ----------
+    kind : type
+        The operand's kind, a class of :mod:`aotc.vmfb.isa`.
+    value : object
+    limits : dict of type to int
+        By kind, the number above all valid ones.
+    rank : int
+        Number of dims of the argument to which an axis refers.
+    """
     if kind is Text:
         return "" if isinstance(value, str) else "the message is not text"
     if kind is Dt:
@@ -214,15 +232,18 @@ def _operand_problem(kind: type, value: Any, limits: dict[type, int], rank: int)
 # ---------------------------------------------------------------- command buffers
 
 
-class _Limits:
-    """The numbers of kernels, slots, cells and parameters to which a command buffer may refer."""
+class _ReferenceLimits:
+    """Numbers of kernels, slots, state cells and parameters that exist.
+
+    A command buffer must refer to smaller numbers.
+    """
 
     def __init__(self, kernels: int, slots: int, states: int, parameters: int) -> None:
         self.kernels, self.slots, self.states, self.parameters = kernels, slots, states, parameters
 
 
 def check_commands(nodes: Sequence[abi.Node], kernels: int, slots: int, states: int, parameters: int) -> None:
-    """Check the references of a command buffer's nodes, and that its graphs are acyclic.
+    """Verify the nodes of a command buffer: all references are in range, and graphs are acyclic.
 
     Parameters
     ----------
@@ -235,7 +256,7 @@ def check_commands(nodes: Sequence[abi.Node], kernels: int, slots: int, states: 
     Invalid
         Its message has the position of the node, and the violated rule.
     """
-    limits = _Limits(kernels, slots, states, parameters)
+    limits = _ReferenceLimits(kernels, slots, states, parameters)
     commands = 0
     for node in all_nodes(nodes):
         try:
@@ -250,7 +271,8 @@ def check_commands(nodes: Sequence[abi.Node], kernels: int, slots: int, states: 
         raise Invalid(f"{states} cells where {commands} are used")
 
 
-def _check_graph(graph: abi.Graph, limits: _Limits) -> None:
+def _check_graph(graph: abi.Graph, limits: _ReferenceLimits) -> None:
+    """Verify a graph: its commands, its state cells, and that predecessor counts agree with the successors."""
     state, count = graph.state, len(graph.commands)
     if not 0 <= state <= state + graph.cells <= limits.states:
         raise Invalid(f"cells {state} to {state + graph.cells} of {limits.states}")
@@ -281,7 +303,7 @@ def _check_graph(graph: abi.Graph, limits: _Limits) -> None:
 
 
 def _check_tiles(graph: abi.Graph, waits: list[int]) -> None:
-    """Check the tile dependences of a graph, and count them in ``waits``."""
+    """Verify the tile dependences of a graph, and add them to ``waits``, the number of predecessors of each command."""
     if graph.serial:
         raise Invalid("a serial graph with tiles")
     followers: list[list[int]] = [[] for _ in graph.commands]
@@ -299,6 +321,7 @@ def _check_tiles(graph: abi.Graph, waits: list[int]) -> None:
 
 
 def _check_command(command: abi.Command, kernels: int) -> None:
+    """Verify the kind, the kernel and the grain of a dispatch or copy."""
     kind, kernel, places, dims = command.kind, command.kernel, command.places, command.dims
     if len(places) > abi.MAX_PLACES or len(dims) > abi.MAX_DIMS:
         raise Invalid(f"a command with {len(places)} places and {len(dims)} dims")
@@ -311,7 +334,7 @@ def _check_command(command: abi.Command, kernels: int) -> None:
         raise Invalid("a grain of 0")
 
 
-def _check_operands(places: set[abi.Place], operands: set[int], limits: _Limits) -> None:
+def _check_operands(places: set[abi.Place], operands: set[int], limits: _ReferenceLimits) -> None:
     """Refuse slots and parameters out of range, and negative constants."""
     for slot, offset in places:
         if not 0 <= slot < limits.slots:

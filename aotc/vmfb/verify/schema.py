@@ -1,4 +1,4 @@
-"""Schemas of plain data, with a fast validator and one that reports problems.
+"""Schemas of plain data, and two validators: a fast one, and one that describes all problems.
 
 A schema is a Python type, a tuple of alternatives, ``[schema]`` for a list, ``{"key": schema}`` for a map with these
 keys, or ``{str: schema}`` for a map with any keys. A key that ends in ``?`` may be missing; unknown keys are allowed,
@@ -21,7 +21,7 @@ Accept = Callable[[Any], bool]
 
 
 def problems(value: Any, schema: Any, place: str) -> Iterator[str]:
-    """Yield one sentence for each place where ``value`` violates ``schema``.
+    """Yield one sentence for each place where ``value`` violates ``schema``; ``place`` is the name of ``value``.
 
     The depth of the recursion is that of the schema, not of the value.
     """
@@ -49,6 +49,7 @@ def _list_problems(value: Any, schema: Any, place: str) -> Iterator[str]:
 
 
 def _map_problems(value: Any, schema: dict[Any, Any], place: str) -> Iterator[str]:
+    """Yield the problems of a map: missing keys, and values that violate the schemas of their keys."""
     if not isinstance(value, dict):
         yield f"{place} is {_kind_of_value(value)}, expected a map"
         return
@@ -65,7 +66,7 @@ def _map_problems(value: Any, schema: dict[Any, Any], place: str) -> Iterator[st
 
 
 def _schema_fields(schema: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield name, schema and whether it is required for each field of a map."""
+    """Yield the fields of a map's schema: key, schema of the value, and True if the key is required."""
     for key, one in schema.items():
         yield key.removesuffix("?"), one, key[-1] != "?"
 
@@ -80,7 +81,7 @@ def _kind_of_value(value: Any) -> str:
 
 
 def schema_acceptor(schema: Any) -> Accept:
-    """Return ``f(value)``, which returns True if a plain msgpack value matches ``schema``."""
+    """Compile a schema to ``accepts(value)``, which returns True if a plain msgpack value matches."""
     if schema is ANY:
         return lambda value: True
     if isinstance(schema, dict):
@@ -94,8 +95,8 @@ def schema_acceptor(schema: Any) -> Accept:
     return lambda value: any(accepts(value) for accepts in alternatives)
 
 
-def _late_acceptor(schema: Any) -> Accept:
-    """Return an acceptor that is built on first use: most manifests lack most optional fields."""
+def _lazy_acceptor(schema: Any) -> Accept:
+    """Return an acceptor that compiles its schema on first use, because most manifests lack most optional fields."""
     built: list[Accept] = []
 
     def accepts(value: Any) -> bool:
@@ -107,18 +108,20 @@ def _late_acceptor(schema: Any) -> Accept:
 
 
 def _accepted_types(schema: Any) -> frozenset[type]:
-    """Return the Python types that a schema accepts if it has no other constraints; else an empty set."""
+    """Return the Python types that a schema accepts if it has no other constraints; an empty set if it has."""
     every = schema if isinstance(schema, tuple) else (schema,)
     return frozenset(every if all(isinstance(one, type) for one in every) else ())
 
 
 def _list_acceptor(schema: Any) -> Accept:
+    """Return an acceptor of a list whose items match ``schema``; one set operation tests items of plain types."""
     types = frozenset({list}) if schema == [ANY] else _accepted_types(schema)
     if not types:
         accepts = schema_acceptor(schema)
         return lambda value: type(value) is list and all(map(accepts, value))
 
     def accepts_plain(value: Any) -> bool:
+        """Return True if ``value`` is a list of allowed types without negative integers."""
         if type(value) is not list:
             return False
         found = set(map(type, value))
@@ -134,24 +137,25 @@ def _map_acceptor(accepts: Accept) -> Accept:
 
 
 def _record_acceptor(schema: dict[str, Any]) -> Accept:
-    """Return an acceptor of a map; one operation tests all required fields of a single type."""
+    """Return an acceptor of a map with named fields; one operation tests all required fields of a single type."""
     rows = list(_schema_fields(schema))
     together = [row for row in rows if row[2] and isinstance(row[1], type)]
     together.sort(key=lambda row: row[1] is not int)
-    names, wanted = [row[0] for row in together], tuple([row[1] for row in together])
-    integers = wanted.count(int)
+    names, types = [row[0] for row in together], tuple([row[1] for row in together])
+    integers = types.count(int)
     look = itemgetter(*names) if len(names) > 1 else lambda value: tuple([value[name] for name in names])
     rest = [row for row in rows if row[0] not in names]
-    others = [(name, schema_acceptor(one) if needed else _late_acceptor(one), needed) for name, one, needed in rest]
+    others = [(name, schema_acceptor(one) if needed else _lazy_acceptor(one), needed) for name, one, needed in rest]
 
     def accepts(value: Any) -> bool:
+        """Return True if ``value`` is a map that has all required fields, of the right types."""
         if type(value) is not dict:
             return False
         try:
             found = look(value)
         except KeyError:
             return False
-        if tuple(map(type, found)) != wanted or (integers and min(found[:integers]) < 0):
+        if tuple(map(type, found)) != types or (integers and min(found[:integers]) < 0):
             return False
         for name, accepts_field, needed in others:
             if name in value:

@@ -1,4 +1,4 @@
-"""Trust in bundles: signatures, and compilation of an untrusted bundle's source."""
+"""Trust in bundles: verification of signatures, and compilation of an untrusted bundle's source."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from aotc.vmfb.device import import_extra
 from aotc.vmfb.errors import BundleError
 
 
-def trusted_bundle(
+def select_trusted_bundle(
     bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None, keys: Sequence[Any] | None,
     untrusted: bool,
 ) -> tuple[OpenedBundle, bool]:  # fmt: skip
-    """Return the bundle whose code may run, and True if a trusted key signed it: then all of it has been verified."""
+    """Return the bundle whose code may run, and True if a trusted key signed it and all its digests were verified.
+
+    Without such a signature that is an error, or with ``untrusted`` a bundle compiled here from the source of
+    ``bundle``.
+    """
     approve = None if keys is None else import_extra("sign").signature_approval(keys)
     try:
         if approve is not None:
@@ -24,11 +28,11 @@ def trusted_bundle(
     except BundleError:
         if not untrusted:
             raise
-    return _compiled_here(bundle, devices) if untrusted else bundle, False
+    return _compile_source(bundle, devices) if untrusted else bundle, False
 
 
-def check_keys(keys: Sequence[Any]) -> None:
-    """Parse public keys, for callers that load bundles later.
+def check_public_keys(keys: Sequence[Any]) -> None:
+    """Check that all public keys can be parsed, before a bundle is loaded.
 
     Raises
     ------
@@ -38,8 +42,8 @@ def check_keys(keys: Sequence[Any]) -> None:
     import_extra("sign").signature_approval(keys)
 
 
-def _compiled_here(bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> OpenedBundle:
-    """Compile the source of a bundle and return the result."""
+def _compile_source(bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> OpenedBundle:
+    """Compile the source that a bundle contains, and return the new bundle."""
     try:
         compiler = import_extra("compile")
     except ImportError as error:

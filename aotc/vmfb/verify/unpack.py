@@ -1,8 +1,8 @@
-"""Unpacking of msgpack data from files, with a limit on the memory of the objects.
+"""Decoding of msgpack data from files, with a limit on the memory of the decoded objects.
 
 An empty map is one byte of msgpack and 64 bytes of memory, so 10 MB of maps would take 775 MB before schema validation.
 Containers are therefore counted as they are created. Counting takes a Python call for each container, which would slow
-down loading; data whose bytes cannot encode that many containers, as in every real bundle, is unpacked without it.
+down loading; data whose bytes cannot encode that many containers, as in every real bundle, is decoded without it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _NOT_LISTS = bytes(set(range(256)) - set(_LISTS))
 
 
 class _ContainerLimit:
-    """Count containers, and refuse more than ``limit``."""
+    """Hook of msgpack that counts decoded containers, and refuses more than ``limit``."""
 
     def __init__(self, kind: str, limit: int) -> None:
         self.kind, self.limit, self.count = kind, limit, 0
 
-    def __call__(self, made: Any) -> Any:
+    def __call__(self, container: Any) -> Any:
         self.count += 1
         if self.count > self.limit:
             raise ValueError(f"it has more than {self.limit:,} {self.kind}, too many for its size")
-        return made
+        return container
 
 
 # Maps, and lists, that msgpack data of any size may have. This many take 12 MB as Python objects; manifests of small
@@ -41,8 +41,8 @@ BYTES_PER_MAP = 16
 BYTES_PER_LIST = 3
 
 
-def unpack(data: bytes | bytearray | memoryview, **options: Any) -> Any:
-    """Unpack msgpack ``data``; the result takes at most about 30 bytes of memory for each byte.
+def unpack_msgpack(data: bytes | bytearray | memoryview, **options: Any) -> Any:
+    """Decode msgpack ``data``; the objects take at most about 30 bytes of memory for each byte of data.
 
     Parameters
     ----------

@@ -61,7 +61,8 @@ def load_constants(bundle: OpenedBundle, entry: dict[str, Any] | None) -> Consta
         return ConstantMemory(0, 0, False, None)
     array = np.frombuffer(view, np.uint8)
     if array.ctypes.data % ALIGNMENT == 0:
-        return ConstantMemory(array.ctypes.data, array.nbytes, False, array, bundle.file_of(entry["segment"]))
+        file = bundle.mapped_file_of_segment(entry["segment"])
+        return ConstantMemory(array.ctypes.data, array.nbytes, False, array, file)
     memory, address = aligned_bytes(array.nbytes, ALIGNMENT)
     start = address - memory.ctypes.data
     memory[start : start + array.nbytes] = array

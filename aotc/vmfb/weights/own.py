@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.arguments import Argument, refuse_whole, type_text
+from aotc.vmfb.arguments import Argument, refuse_whole_array, type_text
 from aotc.vmfb.bundle import OpenedBundle, write_bundle
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, BundleError, CallError
 from aotc.vmfb.host.files import write_atomically
 from aotc.vmfb.memory.mapped_file import MappedFile
 from aotc.vmfb.ranks.layout import Layout, layout_of
-from aotc.vmfb.result_names import path_of
+from aotc.vmfb.result_names import slash_separated_path
 from aotc.vmfb.weights.constants import find_weights_file
 from aotc.vmfb.weights.tensors import Tensors, Types, checked_tensors, file_parts
 
@@ -67,7 +67,7 @@ def places_of(manifest: Mapping[str, Any], variant: Mapping[str, Any], where: st
         arguments = entry["arguments"]
         if not numbers:
             continue
-        own = found.functions[name] = {path_of(arguments[n]["name"]): n for n in numbers}
+        own = found.functions[name] = {slash_separated_path(arguments[n]["name"]): n for n in numbers}
         for path, n in own.items():
             type_ = arguments[n]["dtype"], list(arguments[n]["dims"])
             if found.types.setdefault(path, type_) != type_:
@@ -98,7 +98,7 @@ def own_weights(
     where = bundle.where
     owner: MappedFile | None
     if "segment" in entry:
-        data, owner = bundle.segment(entry["segment"]), bundle.file_of(entry["segment"])
+        data, owner = bundle.segment(entry["segment"]), bundle.mapped_file_of_segment(entry["segment"])
     elif "file" not in entry:
         raise BundleError(where, "the bundle does not say where its weights are", sorted(entry), "a segment or a file")
     else:
@@ -157,7 +157,8 @@ def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool =
         row: dict[str, Any] = {"name": path, "dtype": dtype, "dims": shape, "donated": False}
         try:
             if path in places.cuts:
-                refuse_whole({**row, **dict(zip(("whole", "layout"), places.cuts[path]))}, path, value, where, _SHARDS)
+                partition = dict(zip(("whole", "layout"), places.cuts[path]))
+                refuse_whole_array({**row, **partition}, path, value, where, _SHARDS)
             found[path] = Argument(0, row).prepare(value, where)
         except CallError as error:
             description = str(error).removeprefix(f"{where}: error: ").replace(f"argument 0 ({path})", path)
@@ -218,7 +219,7 @@ def with_weights_entry(opened: OpenedBundle, entry: Mapping[str, Any], parts: Se
     """
     manifest = {key: value for key, value in opened.manifest.items() if key != "segments"}
     segments: list[tuple[str, Any]] = [
-        (row["name"], opened.checked(n)) for n, row in enumerate(opened.manifest["segments"])
+        (row["name"], opened.verified_segment(n)) for n, row in enumerate(opened.manifest["segments"])
     ]
     old = (manifest.get(WEIGHTS) or {}).get("segment")
     number = len(segments) if old is None else old
@@ -238,5 +239,5 @@ def copy_own_weights(opened: OpenedBundle, data: bytes) -> bytes:
     if entry is None:
         return data
     kept = {key: value for key, value in entry.items() if key != "segment"}
-    parts = [opened.checked(entry["segment"])] if "segment" in entry else None
+    parts = [opened.verified_segment(entry["segment"])] if "segment" in entry else None
     return with_weights_entry(OpenedBundle("<bytes>", None, memoryview(data)), kept, parts)

@@ -17,7 +17,7 @@ from aotc.kernels.cpu.build import build_executor
 from aotc.options import Options
 from aotc.targets import host_target
 from aotc.vmfb import abi
-from aotc.vmfb.commands import encode, kernel_words, read_commands
+from aotc.vmfb.commands import decode_commands, encode_commands, kernel_words
 from aotc.vmfb.verify.program import check_commands
 from benchmarks.engines import load_module
 
@@ -99,19 +99,20 @@ def graph(commands: list[Command], state: int = 0, serial: int = 0) -> list[abi.
     rows = []
     for number, c in enumerate(commands):
         successors = [n for n, other in enumerate(commands) if number in other.after]
-        items = abi.constant(c.items) if c.items_word is None else c.items_word
-        places = [(slot, abi.constant(offset)) for slot, offset in c.places]
-        dims = [abi.constant(d) for d in c.dims]
-        rows.append(abi.Command(c.kind, c.kernel, items, abi.constant(c.grain), len(c.after), successors, places, dims))
+        items = abi.constant_operand(c.items) if c.items_word is None else c.items_word
+        places = [(slot, abi.constant_operand(offset)) for slot, offset in c.places]
+        dims = [abi.constant_operand(d) for d in c.dims]
+        grain = abi.constant_operand(c.grain)
+        rows.append(abi.Command(c.kind, c.kernel, items, grain, len(c.after), successors, places, dims))
     return [abi.Graph(rows, state, bool(serial))]
 
 
 def loop(condition: list[abi.Node], body: list[abi.Node], slot: int) -> list[abi.Node]:
-    return [abi.WhileNode(condition, body, (slot, abi.constant(0)))]
+    return [abi.WhileNode(condition, body, (slot, abi.constant_operand(0)))]
 
 
 def branch(branches: list[list[abi.Node]], slot: int) -> list[abi.Node]:
-    return [abi.Case(branches, (slot, abi.constant(0)))]
+    return [abi.Case(branches, (slot, abi.constant_operand(0)))]
 
 
 class Executor:
@@ -127,9 +128,9 @@ class Executor:
 
     def prepare(self, nodes: list[abi.Node], slots: int, states: int, parameters: int = 0) -> np.ndarray:
         """Return the words with kernel addresses, after the loader's check."""
-        words = encode(nodes)
+        words = encode_commands(nodes)
         code = np.array(words, np.int64)
-        read = read_commands(words)
+        read = decode_commands(words)
         check_commands(read, len(self.kernels), slots, states, parameters)
         patches = kernel_words(read)
         code[patches] = np.array(self.kernels)[code[patches]]
@@ -276,7 +277,7 @@ def test_idle_workers_use_no_processor(executor: Executor) -> None:
 
 @pytest.mark.parametrize("threads", THREADS)
 def test_items_from_a_parameter(executor: Executor, threads: int) -> None:
-    commands = [Command(0, [], [], 50, 3, items_word=abi.parameter(1)), Command(0, [], [], 1, 1, [0])]
+    commands = [Command(0, [], [], 50, 3, items_word=abi.parameter_operand(1)), Command(0, [], [], 1, 1, [0])]
     for items in (0, 1, 2, 50):
         trace = Trace(commands)
         code = executor.prepare(graph(commands), 4, 2, 2)

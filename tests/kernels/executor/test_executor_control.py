@@ -226,7 +226,7 @@ def test_a_halt_ends_loops_side_by_side(executor: Executor, threads: int) -> Non
 
 
 def test_cells_of_control_commands_are_checked(executor: Executor) -> None:
-    beside = abi.Command(0, 0, abi.constant(1), abi.constant(1), 0, [], [], [])
+    beside = abi.Command(0, 0, abi.constant_operand(1), abi.constant_operand(1), 0, [], [], [])
     for cell in (0, 1, 3):
         with pytest.raises(Invalid, match=f"the cells from {cell}, not from 2"):
             executor.prepare([abi.Graph([abi.Control(cell, 0, [], []), beside], 0, False)], 1, 7)

@@ -109,12 +109,13 @@ class ItemTrace:
         commands = []
         for n, s in enumerate(stages):
             after = [m for m, other in enumerate(stages) if n in other.after]
-            items = abi.constant(s.items) if s.items_word is None else s.items_word
-            dims = [abi.constant(self.bases[n]), abi.constant(seed)]
+            items = abi.constant_operand(s.items) if s.items_word is None else s.items_word
+            dims = [abi.constant_operand(self.bases[n]), abi.constant_operand(seed)]
             places = [(slot, 0) for slot in range(4)]
+            grain = abi.constant_operand(s.grain)
             commands.append(abi.Command(
-                abi.DISPATCH, ITEM_KERNEL, items, abi.constant(s.grain), len(s.after) + len(s.tiles), after, places,
-                dims, tiles=s.tiles, followers=followers[n],
+                abi.DISPATCH, ITEM_KERNEL, items, grain, len(s.after) + len(s.tiles), after, places, dims,
+                tiles=s.tiles, followers=followers[n],
             ))  # fmt: skip
         self.nodes: list[abi.Node] = [abi.Graph(commands, 0, False)]
 
@@ -134,7 +135,7 @@ class ItemTrace:
             for t in s.tiles:
                 made = ends[self.bases[t.producer] : self.bases[t.producer + 1]]
                 for i in range(s.items):
-                    need = t.need(i + 1, s.items, len(made))
+                    need = t.required_items(i + 1, s.items, len(made))
                     assert (made[:need] < begin[i]).all(), f"item {i} of command {n} came before {t} allows"
             earlier = [finished[p] for p in (*s.after, *(t.producer for t in s.tiles))]
             finished.append(max([*earlier, int(end.max(initial=-1))]))
@@ -180,8 +181,8 @@ def test_a_chain_goes_tile_by_tile(executor: TileExecutor, threads: int, halo: i
 @pytest.mark.parametrize("threads", [1, 5])
 def test_the_number_of_items_may_be_a_parameter(executor: TileExecutor, threads: int) -> None:
     for items in (0, 1, 2, 40, 600):
-        second = Stage(items, 1, [], [abi.TileEdge(0, 1, 1, 2)], abi.parameter(0))
-        stages = [Stage(items, 1, items_word=abi.parameter(0)), second]
+        second = Stage(items, 1, [], [abi.TileEdge(0, 1, 1, 2)], abi.parameter_operand(0))
+        stages = [Stage(items, 1, items_word=abi.parameter_operand(0)), second]
         trace = ItemTrace(stages)
         trace.run(executor, threads, (items,))
         trace.check()

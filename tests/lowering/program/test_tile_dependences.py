@@ -27,7 +27,7 @@ from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve_targets
 from aotc.vmfb.abi import TileEdge
-from aotc.vmfb.commands import all_graphs, read_commands
+from aotc.vmfb.commands import all_graphs, decode_commands
 from aotc.vmfb.dtypes import size_of
 
 pytestmark = pytest.mark.ir
@@ -140,8 +140,8 @@ def test_a_line_is_nowhere_below_what_items_need(need, of, step):
     tile = lowest_linear_tile_edge(3, need, [0, of], edges)
     assert tile.producer == 3
     for end in range(1, edges[-1] + 1):
-        assert tile.need(end, edges[-1], of) >= need[(end - 1) // step]
-    assert tile.need(edges[-1], edges[-1], of) == of
+        assert tile.required_items(end, edges[-1], of) >= need[(end - 1) // step]
+    assert tile.required_items(edges[-1], edges[-1], of) == of
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def scheduled(function, shapes, monkeypatch, level=2):
     variant = lower(module, target, options)
     (buffer,) = variant.command_buffers
     runs = list(command_sequences(variant.steps["main"].steps))
-    found = list(all_graphs(read_commands(buffer.code)))
+    found = list(all_graphs(decode_commands(buffer.code)))
     for graph, order, run in zip(found, buffer.orders, runs, strict=True):
         yield graph, [run[n] for n in order]
 
@@ -257,7 +257,7 @@ def check_order(graph, steps, rng):
             for i, (reads, writes) in enumerate(known[n]):
                 for j, (earlier_reads, earlier_writes) in enumerate(known[m]):
                     if earlier_writes & (reads | writes) or earlier_reads & writes:
-                        done = [t.need(i + 1, len(known[n]), len(known[m])) > j for t in lines]
+                        done = [t.required_items(i + 1, len(known[n]), len(known[m])) > j for t in lines]
                         assert m in before[n] or any(done), f"item {i} of {n} may come before item {j} of {m}"
 
 

@@ -100,7 +100,7 @@ def check(tile, writer, reader, sizes):
     read = [item[0] for item in accesses_of(parse_kernel(text_of(False, *reader, sizes)), rng)]
     for n, mine in enumerate(read):
         for other, its in enumerate(made):
-            assert not mine & its or tile.need(n + 1, len(read), len(made)) > other, (sizes, n, other)
+            assert not mine & its or tile.required_items(n + 1, len(read), len(made)) > other, (sizes, n, other)
 
 
 @pytest.mark.parametrize("writer", [ROWS, PAIRS, BLOCKS], ids=["rows", "halves", "blocks"])
@@ -138,10 +138,10 @@ def test_lines_of_many_items_are_checked_item_by_item(monkeypatch):
 
 def test_products_of_numbers_that_do_not_fit_in_a_word_are_not_asked_for():
     part = TileEdge(0, 1, 0, 2)
-    assert [part.need(end, 12, 4) for end in (1, 3, 4, 7, 12)] == [3, 3, 4, 4, 4]
-    assert part.need(1, FEW_ITEMS - 1, 1000) == 3
-    assert part.need(1, FEW_ITEMS, 1000) == 1000
-    assert part.need(1, 1000, FEW_ITEMS) == FEW_ITEMS
+    assert [part.required_items(end, 12, 4) for end in (1, 3, 4, 7, 12)] == [3, 3, 4, 4, 4]
+    assert part.required_items(1, FEW_ITEMS - 1, 1000) == 3
+    assert part.required_items(1, FEW_ITEMS, 1000) == 1000
+    assert part.required_items(1, 1000, FEW_ITEMS) == FEW_ITEMS
 
 
 @pytest.mark.parametrize("name", NEVER)

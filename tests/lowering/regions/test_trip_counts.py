@@ -19,7 +19,7 @@ from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve_targets
 from aotc.vmfb.abi import Control, Graph
-from aotc.vmfb.commands import all_graphs, read_commands
+from aotc.vmfb.commands import all_graphs, decode_commands
 
 pytestmark = pytest.mark.ir
 OPTIONS = Options(target="cpu:x86-64-v3")
@@ -80,7 +80,7 @@ def test_two_long_loops_share_the_threads_and_two_short_ones_do_not(turns, seria
     (target,) = resolve_targets(OPTIONS.target)
     variant = lower(run_passes(imported(function, X, X), OPTIONS), target, OPTIONS)
     (buffer,) = variant.command_buffers
-    (graph,) = all_graphs(read_commands(buffer.code))
+    (graph,) = all_graphs(decode_commands(buffer.code))
     assert len(graph.commands) == 2
     assert graph.serial == serial
 
@@ -130,5 +130,5 @@ def test_ops_take_as_long_as_their_turns(turns, counted):
 @pytest.mark.parametrize(("turns", "together"), [(1, False), (1000, True)])
 def test_loops_overlap_if_they_turn_often_enough(turns, together):
     _, variant, _ = program(turns)
-    nodes = read_commands(variant.command_buffers[0].code)
+    nodes = decode_commands(variant.command_buffers[0].code)
     assert any(isinstance(c, Control) for node in nodes if isinstance(node, Graph) for c in node.commands) == together

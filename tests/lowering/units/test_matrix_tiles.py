@@ -26,7 +26,7 @@ from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.host.machine import cpu_features, tiles_permitted
-from aotc.vmfb.native_code import disassemble
+from aotc.vmfb.native_code import disassemble_machine_code
 
 TARGET = TARGETS["cpu:x86-64-amx"]
 pytestmark = [pytest.mark.cpu]
@@ -395,6 +395,6 @@ def test_a_bundle_has_the_instruction(dtype, instruction):
     for target in (TARGET.name, "cpu:x86-64-v4-bf16"):
         bundle = open_bundle(aotc.compile(layers, x, target=target))
         (variant,) = bundle.manifest["variants"]
-        text = disassemble(bundle.checked(variant["library"]), 0, 1 << 40)
+        text = disassemble_machine_code(bundle.verified_segment(variant["library"]), 0, 1 << 40)
         found = set(re.findall(r"\t(tdp\w+|vdpbf16ps|vpdpbusd)", text))
         assert found == ({instruction} if target == TARGET.name else {"vdpbf16ps" if dtype == "bf16" else "vpdpbusd"})

@@ -22,7 +22,7 @@ from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.host.machine import cpu_features
-from aotc.vmfb.native_code import disassemble
+from aotc.vmfb.native_code import disassemble_machine_code
 
 TARGET = TARGETS["cpu:x86-64-v4-bf16"]
 pytestmark = [pytest.mark.cpu]
@@ -197,7 +197,7 @@ def test_the_inner_loop_is_of_pairs():
     for target, pairs in ((TARGET.name, True), ("cpu:x86-64-v4-vnni", False)):
         bundle = open_bundle(aotc.compile(jax.jit(lambda x: product_of(ROWS)(x, w)), x, target=target))
         (variant,) = bundle.manifest["variants"]
-        text = disassemble(bundle.checked(variant["library"]), 0, 1 << 40)
+        text = disassemble_machine_code(bundle.verified_segment(variant["library"]), 0, 1 << 40)
         assert ("vdpbf16ps" in text) == pairs
         assert ("vfmadd231ps" in text) != pairs
         if pairs:

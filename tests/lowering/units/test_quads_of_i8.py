@@ -19,7 +19,7 @@ from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.host.machine import TILES, cpu_features, tiles_permitted
-from aotc.vmfb.native_code import disassemble
+from aotc.vmfb.native_code import disassemble_machine_code
 
 pytestmark = [pytest.mark.cpu]
 RUNNABLE = [
@@ -234,7 +234,7 @@ def test_the_inner_loop_is_of_quads(dtype):
     for target, instruction in units.items():
         bundle = open_bundle(aotc.compile(jax.jit(lambda x: product_of(ROWS)(x, w)), x, target=target))
         (variant,) = bundle.manifest["variants"]
-        text = disassemble(bundle.checked(variant["library"]), 0, 1 << 40)
+        text = disassemble_machine_code(bundle.verified_segment(variant["library"]), 0, 1 << 40)
         assert set(re.findall(r"\t(?:{vex} )?(vpdpbusd|vpmaddwd)", text)) == {instruction}
         if instruction == "vpdpbusd":
             sums = 8 if target == SHORT else 24

@@ -25,7 +25,7 @@ from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.host.machine import cpu_features
-from aotc.vmfb.native_code import disassemble
+from aotc.vmfb.native_code import disassemble_machine_code
 
 pytestmark = [pytest.mark.cpu]
 OLD, WIDE = "cpu:x86-64-v2", "cpu:x86-64-v4-vnni"
@@ -166,7 +166,7 @@ def test_the_inner_loop_widens_once_for_all_rows(dtype, instruction):
     w, x = array(256, 64, dtype=dtype), jax.ShapeDtypeStruct((28, 256), DTYPES[dtype])
     bundle = open_bundle(aotc.compile(jax.jit(lambda x: product(x, w)), x, target=WIDE))
     (variant,) = bundle.manifest["variants"]
-    library = disassemble(bundle.checked(variant["library"]), 0, 1 << 40)
+    library = disassemble_machine_code(bundle.verified_segment(variant["library"]), 0, 1 << 40)
     (text,) = re.findall(rf"<tile_f32_{dtype}_14x\w+>:(.*?)\tret", library, re.DOTALL)
     products, widened = text.count("vfmadd231ps"), len(re.findall(rf"\t{instruction}\s.*zmm", text))
     assert products == 28 * innermost_unroll_factor(28)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import combinations, pairwise
 
 import aotc
-from aotc.vmfb.abi import COPY, Control, Graph, value_of
+from aotc.vmfb.abi import COPY, Control, Graph, operand_value
 from aotc.vmfb.commands import all_commands, all_nodes
 from aotc.vmfb.devices.cpu import native
 from aotc.vmfb.devices.cpu.executor_trials import Trial
@@ -69,17 +69,17 @@ class Watched:
         """Return the bytes that a command reads and those that it writes, as lists of (begin, end)."""
         if isinstance(command, Control):
             places = [node.place for node in all_nodes(command.nodes) if not isinstance(node, Graph)]
-            begins = [slots[slot] + value_of(offset, parameters) for slot, offset in places]
+            begins = [slots[slot] + operand_value(offset, parameters) for slot, offset in places]
             parts = [self.touched(c, slots, parameters) for c in all_commands(command.nodes)]
             reads = [(begin, begin + 1) for begin in begins] + [span for some, _ in parts for span in some]
             return reads, [span for _, some in parts for span in some]
         if command.kind == COPY:
-            sizes, inputs = [value_of(command.dims[0], parameters)] * 2, 1
+            sizes, inputs = [operand_value(command.dims[0], parameters)] * 2, 1
         else:
             interface = self.executable.buffers.kernels[command.kernel]
-            sizes = interface.at([value_of(word, parameters) for word in command.dims])[1]
+            sizes = interface.evaluate_sizes([operand_value(word, parameters) for word in command.dims])[1]
             inputs = interface.inputs
-        begins = [slots[slot] + value_of(offset, parameters) for slot, offset in command.places]
+        begins = [slots[slot] + operand_value(offset, parameters) for slot, offset in command.places]
         spans = [(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
         return spans[:inputs], spans[inputs:]
 
@@ -98,7 +98,7 @@ class Watched:
         """Return the items of each command by its address."""
         every = [row for commands in self.graphs(tiled=True) for row in commands.items()]
         return {
-            at: 1 if isinstance(command, Control) else value_of(command.items, parameters)
+            at: 1 if isinstance(command, Control) else operand_value(command.items, parameters)
             for at, (command, _, parameters) in every
         }
 

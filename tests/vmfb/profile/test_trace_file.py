@@ -122,7 +122,7 @@ def test_profile_leaves_what_was_there_if_it_fails(files, tmp_path):
 
 def test_a_call_by_steps_has_a_timeline(files):
     module = aotc.load(files / "m.vmfb", threads=1)
-    made = stepped_dispatches(module.loaded("main"), [X])
+    made = stepped_dispatches(module.get_function("main"), [X])
     assert [d.kernel for d in made] == [t.name for t in module._executable.kernel_texts()]
     assert all(a.start + a.ns <= b.start for a, b in pairwise(made))
     check_trace(events_text(trace_events(made, (), "main")))
@@ -130,7 +130,7 @@ def test_a_call_by_steps_has_a_timeline(files):
 
 def test_copies_are_in_a_timeline_by_steps():
     module = aotc.load(aotc.compile(lambda x: (x, x + 1), X, opt_level=0), threads=1)
-    made = stepped_dispatches(module.loaded("main"), [X])
+    made = stepped_dispatches(module.get_function("main"), [X])
     assert "copy" in {d.kernel for d in made}
     assert next(d for d in made if d.kernel == "copy").bytes == 2 * X.nbytes
 
@@ -138,7 +138,7 @@ def test_copies_are_in_a_timeline_by_steps():
 def test_dispatches_that_take_turns_on_a_thread_do_not_overlap(files):
     """Tile by tile one kernel runs between claims of another: each stretch is a slice."""
     module = aotc.load(files / "m.vmfb", threads=1)
-    made = stepped_dispatches(module.loaded("main"), [X])
+    made = stepped_dispatches(module.get_function("main"), [X])
     first, second = made[:2]
     parts = [(0, 1), (20, 30), (40, 50)], [(5, 15), (32, 38)]
     rows = [

@@ -43,7 +43,7 @@ def bundle(request, monkeypatch, tmp_path):
 
 def test_each_dispatch_of_a_call(bundle):
     module = aotc.load(bundle)
-    found = stepped_dispatches(module.loaded("main"), [X])
+    found = stepped_dispatches(module.get_function("main"), [X])
     assert len({d.kernel for d in found}) > 2
     assert all(a.start + a.ns <= b.start for a, b in pairwise(found))
     assert all(d.ns > 0 and d.bytes > 0 and d.items > 0 for d in found)

@@ -17,7 +17,7 @@ import numpy as np
 
 from aotc.vmfb import abi
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.commands import all_commands, encode, kernel_words, read_commands
+from aotc.vmfb.commands import all_commands, decode_commands, encode_commands, kernel_words
 from aotc.vmfb.devices.cpu import native
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.host import logical_devices, machine
@@ -27,8 +27,8 @@ from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool, give_back
 from aotc.vmfb.memory.mapped_file import checked_first, mapped_file_check
 from aotc.vmfb.memory.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes, read_scalar
-from aotc.vmfb.plan import Plan, check_assertions, run_with_assertions, without_empty
-from aotc.vmfb.verify.buffers import check_digest, load_buffers
+from aotc.vmfb.plan import Plan, check_assertions, replace_empty_arrays, run_with_assertions
+from aotc.vmfb.verify.buffers import check_interface_digest, load_command_buffers
 from aotc.vmfb.weights.constants import ConstantMemory, load_constants
 
 if TYPE_CHECKING:
@@ -54,14 +54,14 @@ def rank(variant: dict[str, Any]) -> tuple[int, bool, int]:
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
     """Check a variant as far as possible without loading its code: see :class:`aotc.vmfb.interfaces.Device`."""
-    load_buffers(bundle, variant)
+    load_command_buffers(bundle, variant)
     libraries = [("executor", variant.get("executor"))]
     if variant["kernels"]:
         libraries.append(("kernel library", variant.get("library")))
     for role, number in libraries:
         if number is None:
             raise BundleError(bundle.where, f"the variant has no {role}")
-        bundle.checked(number)
+        bundle.verified_segment(number)
 
 
 def open_executable(
@@ -126,8 +126,8 @@ class CpuExecutable:
 
             self._callbacks = Callbacks(bundle.where, calls, custom_calls)
         self.has_callbacks = bool(calls)
-        self._notice = raise_if_interrupted if self._callbacks is None else self._callbacks.notice
-        self.buffers = load_buffers(bundle, variant)
+        self._notice = raise_if_interrupted if self._callbacks is None else self._callbacks.stop_if_needed
+        self.buffers = load_command_buffers(bundle, variant)
         self.constants_bytes = self._constants.size
         self.mapped = () if self._constants.file is None else (self._constants.file,)
         self._buffers = self._load_buffers()
@@ -175,7 +175,7 @@ class CpuExecutable:
             sealed = bytes((ctypes.c_uint8 * abi.INTERFACE_BYTES).in_dll(library, abi.INTERFACE_SYMBOL))
         except ValueError:
             raise BundleError(self._bundle.where, f"the kernel library exports no {abi.INTERFACE_SYMBOL!r}") from None
-        check_digest(self._bundle.where, self._variant, sealed)
+        check_interface_digest(self._bundle.where, self._variant, sealed)
 
     def _bind_imports(self, library: ctypes.CDLL) -> None:
         """Write the addresses of imported functions to the library."""
@@ -220,10 +220,10 @@ class CpuExecutable:
         """Return a call that runs one command ``times`` times, without its predecessors."""
         kernel = int(self._addresses[command.kernel]) if command.kind == abi.DISPATCH else 0
         alone = abi.Command(command.kind, kernel, command.items, command.grain, 0, (), command.places, command.dims)
-        words = np.array(encode([abi.Graph([alone] * times, state=0, serial=True)]), np.int64)
+        words = np.array(encode_commands([abi.Graph([alone] * times, state=0, serial=True)]), np.int64)
         buffer = _Buffer(words, times, len(parameters), self._stride)
         call = partial(self._run, self._call(buffer, slots, parameters, scratch, self.threads))
-        return call if self._callbacks is None else self._callbacks.around(call)
+        return call if self._callbacks is None else self._callbacks.wrap_native_call(call)
 
     def nodes(self, number: int) -> list[abi.Node]:
         """Return command buffer ``number`` as records, with kernel numbers."""
@@ -272,7 +272,7 @@ class CpuExecutable:
     def run_alone(self, number: int, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p) -> None:
         """Run command buffer ``number`` once; parameters as in :meth:`call_of`."""
         call = self.call_of(number, slots, parameters, scratch, self._threads_within(0, self._stride))
-        self._run(call if self._callbacks is None else self._callbacks.around(call))
+        self._run(call if self._callbacks is None else self._callbacks.wrap_native_call(call))
 
     def _run(self, call: Callable[[], int]) -> None:
         """Run a native call, and raise the exception that a custom call raised in it."""
@@ -332,8 +332,8 @@ class CpuExecutable:
             if failure is not None:
                 raise failure
 
-        whole = checked_first(run if self._callbacks is None else self._callbacks.around(run), self.mapped)
-        return without_empty(whole, plan) if plan.empty else whole
+        whole = checked_first(run if self._callbacks is None else self._callbacks.wrap_native_call(run), self.mapped)
+        return replace_empty_arrays(whole, plan) if plan.empty else whole
 
     def _states(
         self, plan: Plan, buffers: Sequence[_Buffer], count: int
@@ -402,7 +402,7 @@ class CpuExecutable:
                     self.arenas.give(arena)
             idle.append(state)
 
-        return run if self._callbacks is None else self._callbacks.around(run)
+        return run if self._callbacks is None else self._callbacks.wrap_native_call(run)
 
     def _marked(self, plan: Plan, table: int) -> tuple[list[_Buffer], list[int], list[int]]:
         """Return the plan's command buffers with marks, the stage that each result needs, and unwritten results.
@@ -434,7 +434,7 @@ class CpuExecutable:
             number = plan.submissions[submission][0]
             old = self.buffers.nodes[number]
             nodes, states = with_marks(old, slots, written, table, buffers[number].states, self.has_callbacks)
-            buffers[number] = self._patched(encode(nodes), states, buffers[number])
+            buffers[number] = self._patched(encode_commands(nodes), states, buffers[number])
         return buffers, needed, unwritten
 
     def _patched(self, encoded: Sequence[int], states: int, like: _Buffer) -> _Buffer:
@@ -443,7 +443,7 @@ class CpuExecutable:
         ``like`` is the original.
         """
         words = np.array(encoded, np.int64)
-        patches = kernel_words(read_commands(encoded))
+        patches = kernel_words(decode_commands(encoded))
         words[patches] = self._addresses[words[patches]]
         return _Buffer(words, states, like.parameters, like.stride)
 

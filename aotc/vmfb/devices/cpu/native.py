@@ -157,8 +157,8 @@ def load_library(bundle: OpenedBundle, number: int | None, role: str, own: bool 
     """
     if number is None:
         raise BundleError(bundle.where, f"the variant has no {role}")
-    data = bundle.checked(number)
-    digest = bundle.signer, bundle.digest(number)
+    data = bundle.verified_segment(number)
+    digest = bundle.signer, bundle.segment_digest(number)
     if own:
         return _open_library(bundle, data, role)
     with _PROCESS.lock:
@@ -201,7 +201,7 @@ def load_executor(bundle: OpenedBundle, number: int | None, version: int) -> Exe
             library = load_library(bundle, number, "executor")
             _check_executor(bundle, library.library, version)
             if number is not None:  # later bundles have the same
-                remember_digest(bundle.checked(number), bundle.digest(number))
+                remember_digest(bundle.verified_segment(number), bundle.segment_digest(number))
             _start_shuffle_trial()
             found = _PROCESS.executors[version, bundle.signer] = Executor(library, version)
         return found
@@ -231,16 +231,16 @@ def _start_shuffle_trial() -> None:
         _PROCESS.trial = trial.address
 
 
-def _check_executor(bundle: OpenedBundle, library: ctypes.CDLL, wanted: int) -> None:
+def _check_executor(bundle: OpenedBundle, library: ctypes.CDLL, expected_version: int) -> None:
     for name, result in _SIGNATURES.items():
         try:
             getattr(library, name).restype = result
         except AttributeError:
             raise BundleError(bundle.where, f"the executor exports no {name!r}") from None
     version = library.aotc_executor_version()
-    if version != wanted:
+    if version != expected_version:
         what = "the executor has another version than the manifest says"
-        raise BundleError(bundle.where, what, version, wanted, "compile the model again")
+        raise BundleError(bundle.where, what, version, expected_version, "compile the model again")
 
 
 def _begin_again() -> None:

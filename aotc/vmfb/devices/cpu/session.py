@@ -68,7 +68,7 @@ class CpuSession:
             raise
         self._scratch = ctypes.c_void_p(self._scratch_arena.address if self._scratch_arena else None)
 
-    def arena(self, size: int) -> None:
+    def allocate_arena(self, size: int) -> None:
         """Allocate an arena of ``size`` bytes; the content of an earlier arena of this call is copied."""
         mine = [a.size for a in (self._arena, self._scratch_arena) if a is not None]
         found = self._pool.grow(size, sum(mine))
@@ -99,7 +99,7 @@ class CpuSession:
         """Return the integer at a byte offset of a slot."""
         return read_scalar(self._slots, slot, offset, dtype)
 
-    def block(self, slot: int, offset: int, size: int) -> None:
+    def open_debug_block(self, slot: int, offset: int, size: int) -> None:
         """Make a block of the arena or the constants accessible; memory outside such blocks is protected."""
         constant = slot != self._arena_slot
         memory = self._fenced.get(slot)

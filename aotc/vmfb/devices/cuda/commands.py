@@ -35,9 +35,9 @@ class GpuCommand:
 
     __slots__ = ("_gpu", "_node", "asked", "cells", "change")
 
-    def __init__(self, executable: LoadedGpu, asked: tuple[str, tuple[Any, ...]], cells: list[Cell]) -> None:
+    def __init__(self, executable: LoadedGpu, method_call: tuple[str, tuple[Any, ...]], cells: list[Cell]) -> None:
         self._gpu = executable.gpu
-        self.asked, self.cells = asked, cells
+        self.asked, self.cells = method_call, cells
         self._node: tuple[Recording, int]  # set by :meth:`record`
         self.change: Change | None = None
 

@@ -11,7 +11,7 @@ from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu, check_kernels, images
 from aotc.vmfb.devices.mixed.executable import PlacedExecutable
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.verify.buffers import load_buffers
+from aotc.vmfb.verify.buffers import load_command_buffers
 from aotc.vmfb.weights.constants import load_constants
 
 _ARCHITECTURE = re.compile(r"cuda:(sm|compute)_(\d+)(\d)(a?)")
@@ -43,13 +43,13 @@ def obstacle(variant: dict[str, Any]) -> str:
 
 
 def _runs(variant: dict[str, Any], have: tuple[int, int]) -> bool:
-    *wanted, others = _architecture(variant)
+    *needed, others = _architecture(variant)
     match others:
         case "a":
-            return list(have) == wanted
+            return list(have) == needed
         case "sm":
-            return have[0] == wanted[0] and list(have) >= wanted
-    return list(have) >= wanted
+            return have[0] == needed[0] and list(have) >= needed
+    return list(have) >= needed
 
 
 def _driver_problem(variant: dict[str, Any]) -> str:
@@ -60,8 +60,8 @@ def _driver_problem(variant: dict[str, Any]) -> str:
     needed, have = tuple(variant.get("driver", ())), cuda_driver.version()
     if have >= needed:
         return ""
-    asked, found = (".".join(map(str, v)) for v in (needed, have))
-    return f"its PTX needs a driver for CUDA {asked} or newer, this one is for {found}"
+    required, found = (".".join(map(str, v)) for v in (needed, have))
+    return f"its PTX needs a driver for CUDA {required} or newer, this one is for {found}"
 
 
 def rank(variant: dict[str, Any]) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ def rank(variant: dict[str, Any]) -> tuple[int, ...]:
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
     """Check a variant as far as possible without a GPU: see :class:`aotc.vmfb.interfaces.Device`."""
-    load_buffers(bundle, variant)
+    load_command_buffers(bundle, variant)
     check_code(bundle, variant)
 
 

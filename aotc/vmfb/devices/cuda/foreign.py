@@ -27,10 +27,10 @@ class _Borrowed(CudaBuffer):
 
     __slots__ = ("kept", "read_only")
 
-    def __init__(self, ordinal: int, found: Handed, kept: Any) -> None:
+    def __init__(self, ordinal: int, found: Handed, owner: Any) -> None:
         mark = memory_keeper(ordinal).gpu.mark  # its stream waits for the producer's
         super().__init__(memory_keeper(ordinal), found.address, 0, {mark}, mark)
-        self.kept, self.read_only, self.shared = kept, found.read_only, True
+        self.kept, self.read_only, self.shared = owner, found.read_only, True
 
     def __del__(self) -> None:
         """Do nothing: the memory belongs to another library and is not reused."""
@@ -68,10 +68,10 @@ def _seen(value: Any, writes: bool = False) -> CudaArray | None:
         type_, ordinal = device()
         if type_ not in (CUDA, MANAGED):
             return None
-        kept = _capsule(value, memory_keeper(ordinal).gpu.handle)
-        found = capsule_description(kept)
+        owner = _capsule(value, memory_keeper(ordinal).gpu.handle)
+        found = capsule_description(owner)
     elif hasattr(value, "__cuda_array_interface__"):
-        row, kept = value.__cuda_array_interface__, value
+        row, owner = value.__cuda_array_interface__, value
         (address, read_only), shape = row["data"], tuple(row["shape"])
         found = Handed(address, shape, np.dtype(row["typestr"]), row.get("strides"), read_only)
         ordinal = cuda_driver.ordinal_of(found.address) if found.address else 0
@@ -86,7 +86,7 @@ def _seen(value: Any, writes: bool = False) -> CudaArray | None:
         raise BufferError(f"its elements are not in row-major order ({steps}): .contiguous(), ascontiguousarray(...)")
     if writes and found.read_only:
         raise BufferError("it is read-only")
-    return CudaArray(_Borrowed(ordinal, found, kept), found.shape, found.dtype, f"cuda:{ordinal}")
+    return CudaArray(_Borrowed(ordinal, found, owner), found.shape, found.dtype, f"cuda:{ordinal}")
 
 
 def _capsule(value: Any, stream: int) -> Any:

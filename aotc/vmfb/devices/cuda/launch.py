@@ -26,7 +26,7 @@ from math import prod
 from typing import Any
 
 from aotc.vmfb.errors import CallError
-from aotc.vmfb.verify.kernel_interface import evaluate
+from aotc.vmfb.verify.kernel_interface import evaluate_size
 
 _CLUSTER, _COOPERATIVE = 4, 2  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _COOPERATIVE
 
@@ -114,7 +114,7 @@ def launch_of(
     if row is None:
         found = LaunchShape((-(-items // kernel["items"]), 1, 1), kernel["threads"])
     else:
-        x, y, z = (max(evaluate(size, dims), 0) for size in row["blocks"])
+        x, y, z = (max(evaluate_size(size, dims), 0) for size in row["blocks"])
         x = min(x, row["resident"] * multiprocessors) if row["resident"] else x
         together = row.get("cooperative", False)
         found = LaunchShape((x, y, z), kernel["threads"], row["shared"], tuple(row["cluster"]), together)

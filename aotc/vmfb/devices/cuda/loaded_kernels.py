@@ -20,7 +20,7 @@ from aotc.vmfb.devices.cuda.tensor_map import map_fits
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.host.locks import new_recursive_lock
 from aotc.vmfb.ranks.gpu_calls import GpuCall
-from aotc.vmfb.verify.buffers import check_digest
+from aotc.vmfb.verify.buffers import check_interface_digest
 from aotc.vmfb.verify.kernel_interface import Interface, Invalid
 from aotc.vmfb.weights.constants import ConstantMemory
 
@@ -256,8 +256,8 @@ def images(bundle: OpenedBundle, part: dict[str, Any]) -> list[memoryview | None
     """
     if not part["kernels"]:
         return []
-    whole = bundle.checked(part["ptx" if "ptx" in part else "cubin"])
-    check_digest(bundle.where, part, bytes(whole[-INTERFACE_BYTES:]))
+    whole = bundle.verified_segment(part["ptx" if "ptx" in part else "cubin"])
+    check_interface_digest(bundle.where, part, bytes(whole[-INTERFACE_BYTES:]))
     data = whole[:-INTERFACE_BYTES]
     found: list[memoryview | None] = []
     for kernel in part["kernels"]:

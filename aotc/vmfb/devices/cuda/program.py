@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, operand_value
 from aotc.vmfb.commands import all_commands, all_nodes
 from aotc.vmfb.devices.cuda.commands import (
     CollectiveCommand,
@@ -84,9 +84,9 @@ class CudaMemory:
         _give_back(self._executable, self._held)
 
 
-def _give_back(executable: LoadedGpu, held: dict[int, tuple[int, int]]) -> None:
+def _give_back(executable: LoadedGpu, blocks: dict[int, tuple[int, int]]) -> None:
     """Free the memory of all slots."""
-    rows = [held.pop(slot) for slot in list(held)]
+    rows = [blocks.pop(slot) for slot in list(blocks)]
     executable.gpu.free([address for address, _ in rows])
     executable.usage.count(-sum(size for _, size in rows))
 
@@ -173,7 +173,7 @@ class CudaProgram:
                 raise driver_failure("a change of a graph", status)
 
     def _value(self, operand: int) -> int:
-        return value_of(operand, self._parameters)
+        return operand_value(operand, self._parameters)
 
     def _address(self, place: Place) -> int:
         slot, offset = place

@@ -107,7 +107,7 @@ class ResidentCalls:
         return key, [x._buffer for x in values]
 
     def learn(
-        self, plan: Plan, replay: Any, before: tuple[Any, list[Any]], arrays: Sequence[Any], made: Sequence[Any],
+        self, plan: Plan, replay: Any, before: tuple[Any, list[Any]], arrays: Sequence[Any], results: Sequence[Any],
         out: Sequence[Any] | None,
     ) -> None:  # fmt: skip
         """Create a fast path for calls with the same types as the call that has just run.
@@ -119,44 +119,44 @@ class ResidentCalls:
             The method of the :class:`PlacedPlan`.
         before : tuple
             The result of :meth:`key` before the call.
-        arrays, made : sequence of arrays
+        arrays, results : sequence of arrays
             The call's arguments and results.
         out : sequence of arrays or None
         """
         key, buffers = before
         plain = all(type(x) is CudaArray and x._buffer is b for x, b in zip(arrays, buffers, strict=True))
-        if not plain or plan.judgements or not all(type(x) is CudaArray and x.kind is not None for x in made):
+        if not plain or plan.judgements or not all(type(x) is CudaArray and x.kind is not None for x in results):
             return
         if len(self._rows) >= PLANS:
             self._rows.clear()
-        self._rows[key] = ResidentCall(self._executable, replay.__self__, plan, made, out is not None)
+        self._rows[key] = ResidentCall(self._executable, replay.__self__, plan, results, out is not None)
 
     def keep(self, arrays: Mapping[int, CudaArray], count: int) -> BoundArrays:
         """Return the bound arrays of a function with ``count`` arguments, as the fast path needs them."""
         return BoundArrays(arrays, count)
 
     def bind(
-        self, bound: BoundArrays, kinds: Sequence[ArrayType], given: Any, donate: Any, results: str
+        self, bound: BoundArrays, kinds: Sequence[ArrayType], out_kinds: Any, donate: Any, results: str
     ) -> None:
         """Create a fast path for calls with bound arrays from the fast path for all arguments, if there is one."""
-        found = self._rows.get((tuple(kinds), given, donate, results))
+        found = self._rows.get((tuple(kinds), out_kinds, donate, results))
         if found is not None:
             opened = tuple([kinds[number] for number in bound.open])
-            bound.calls[opened, given, donate, results] = found.with_bound(bound)
+            bound.calls[opened, out_kinds, donate, results] = found.with_bound(bound)
 
 
 class ResidentCall:
     """A fast path of a function, for arguments of certain types, all on the GPU."""
 
     def __init__(
-        self, executable: PlacedExecutable, placed: PlacedPlan, plan: Plan, made: Sequence[CudaArray], given: bool
+        self, executable: PlacedExecutable, placed: PlacedPlan, plan: Plan, results: Sequence[CudaArray], given: bool
     ) -> None:
         self._pool, self._placed = executable.pool, placed
         self._block = executable.gpus[0].block
         self._bound: BoundArrays | None = None
         taken = {} if given else dict(plan.taken)
         self._rows: list[tuple[int, int, ArrayType, str]] = []
-        for number, x in enumerate(made):
+        for number, x in enumerate(results):
             where = _GIVEN if given else _TAKEN if number in taken else _FRESH
             source = taken.get(number, number)
             self._rows.append((where, source, array_type(x.shape, x.dtype, x.ordinal), x.device))

@@ -79,9 +79,9 @@ class Workspace:
         _give_back(self.loaded, self._held)
 
 
-def _give_back(loaded: LoadedGpu, held: list[tuple[int, int]]) -> None:
-    while held:
-        address, size = held.pop()
+def _give_back(loaded: LoadedGpu, blocks: list[tuple[int, int]]) -> None:
+    while blocks:
+        address, size = blocks.pop()
         loaded.gpu.free([address])
         loaded.usage.count(-size)
 
@@ -119,9 +119,9 @@ class CallStreams:
         self.last: ref[Recorded] | None = None
         self._recent: OrderedDict[ref[Recorded], None] = OrderedDict()  # plans with graphs, least recently used first
 
-    def loaded(self, layout: Slots, slot: int) -> LoadedGpu | None:
+    def gpu_of_slot(self, layout: Slots, slot: int) -> LoadedGpu | None:
         """Return the GPU whose memory contains slot ``slot``, or None for host memory."""
-        space = self.spaces[layout.home(slot)]
+        space = self.spaces[layout.memory_space(slot)]
         return space if isinstance(space, LoadedGpu) else None
 
     def wait(self) -> None:
@@ -304,15 +304,15 @@ class StreamPool:
             self._free_some()
             workspace.take(size)
 
-    def take_more(self, loaded: LoadedGpu, size: int, held: int, take: Callable[[], None]) -> None:
-        """Allocate ``size`` more bytes by ``take`` for a call that already has ``held`` bytes.
+    def take_more(self, loaded: LoadedGpu, size: int, held_bytes: int, take: Callable[[], None]) -> None:
+        """Allocate ``size`` more bytes by ``take`` for a call that already has ``held_bytes`` bytes.
 
         Raises
         ------
         CallError
             If the call alone exceeds the limit.
         """
-        self._check(loaded, size + held)
+        self._check(loaded, size + held_bytes)
         while True:
             with self._memory_lock:
                 if not self._fits(loaded, size):

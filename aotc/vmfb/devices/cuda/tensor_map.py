@@ -12,7 +12,7 @@ from typing import Any
 from aotc.vmfb.abi import MAP_ALIGNMENT, MAP_BYTES
 from aotc.vmfb.devices.cuda import driver
 from aotc.vmfb.errors import CallError
-from aotc.vmfb.verify.kernel_interface import evaluate
+from aotc.vmfb.verify.kernel_interface import evaluate_size
 
 # CUtensorMapDataType, by the type as which an element is copied; TF32 rounds f32 during the copy.
 _TYPES = {"u8": 0, "u16": 1, "i32": 3, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9, "tf32": 11}
@@ -25,7 +25,7 @@ def map_fits(row: Mapping[str, Any], buffers: int) -> bool:
     """Return True if this tensor map is valid for a kernel with ``buffers`` buffers."""
     rank, window = len(row["sizes"]), row.get("window")
     boxed = rank if window is None else 2
-    spatial = window is None or all(len(given) == rank - 2 for given in window.values())
+    spatial = window is None or all(len(dims_are_given) == rank - 2 for dims_are_given in window.values())
     return (
         0 <= row["buffer"] < buffers
         and spatial
@@ -51,36 +51,36 @@ def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[
     CallError
         If the driver refuses it, because the array or its rows are not aligned to 16 bytes.
     """
-    return _encoded(where, row, address + evaluate(row.get("offset", 0), dims), dims)
+    return _encoded(where, row, address + evaluate_size(row.get("offset", 0), dims), dims)
 
 
 def move_map(
-    where: str, row: Mapping[str, Any], made: ctypes.Array[ctypes.c_uint8], dims: Sequence[int], address: int
+    where: str, row: Mapping[str, Any], encoded: ctypes.Array[ctypes.c_uint8], dims: Sequence[int], address: int
 ) -> None:
-    """Replace the array's address in the tensor map ``made``, which :func:`encode_map` returned.
+    """Replace the array's address in the tensor map ``encoded``, which :func:`encode_map` returned.
 
     Raises
     ------
     CallError
         As in :func:`encode_map`.
     """
-    address += evaluate(row.get("offset", 0), dims)
+    address += evaluate_size(row.get("offset", 0), dims)
     try:
-        driver.call("cuTensorMapReplaceAddress", made, address)
+        driver.call("cuTensorMapReplaceAddress", encoded, address)
     except CallError:
-        ctypes.memmove(made, _encoded(where, row, address, dims), MAP_BYTES)  # raises with the reason if that fails
+        ctypes.memmove(encoded, _encoded(where, row, address, dims), MAP_BYTES)  # raises with the reason if that fails
 
 
 def _encoded(where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]) -> ctypes.Array[ctypes.c_uint8]:
     memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
     start = -ctypes.addressof(memory) % MAP_ALIGNMENT
-    made = (ctypes.c_uint8 * MAP_BYTES).from_buffer(memory, start)
+    encoded = (ctypes.c_uint8 * MAP_BYTES).from_buffer(memory, start)
     rank = len(row["sizes"])
-    sizes = (ctypes.c_uint64 * rank)(*[evaluate(s, dims) for s in row["sizes"]])
-    strides = (ctypes.c_uint64 * rank)(*[evaluate(s, dims) for s in row["strides"]])
+    sizes = (ctypes.c_uint64 * rank)(*[evaluate_size(s, dims) for s in row["sizes"]])
+    strides = (ctypes.c_uint64 * rank)(*[evaluate_size(s, dims) for s in row["strides"]])
     window = row.get("window")
     steps = (ctypes.c_uint32 * rank)(1, *(window["strides"] if window else [1] * (rank - 2)), 1)
-    array = (made, _TYPES[row["type"]], rank, address, sizes, strides)
+    array = (encoded, _TYPES[row["type"]], rank, address, sizes, strides)
     way = (0, _SWIZZLES[row["swizzle"]], _PROMOTION, 0)
     try:
         if window:
@@ -92,4 +92,4 @@ def _encoded(where: str, row: Mapping[str, Any], address: int, dims: Sequence[in
     except CallError as error:
         shown = f"{list(sizes)} of {row['type']} at {address:#x}, rows {list(strides)[:-1]} bytes apart"
         raise CallError(where, "an array cannot be copied in tiles", shown, "addresses of whole 16 bytes") from error
-    return made
+    return encoded

@@ -49,7 +49,7 @@ class PlacedCall:
         self.me = ref(self)
         layout = Slots(plan.arguments, len(plan.results), len(streams.spaces), plan.homes)
         self._call = CallState(layout)
-        self._gpus = [streams.loaded(layout, slot) for slot in range(layout.count)]  # by slot
+        self._gpus = [streams.gpu_of_slot(layout, slot) for slot in range(layout.count)]  # by slot
         read: dict[LoadedGpu, list[int]] = {}
         for slot, reader in enumerate(self._gpus[: plan.arguments]):
             if reader is not None:
@@ -77,7 +77,7 @@ class PlacedCall:
         self.recorded = RecordedPrograms(make, submissions, self._slots)
         for space, loaded in enumerate(streams.spaces):
             constants = loaded.constants if isinstance(loaded, LoadedGpu) else loaded.constants_address
-            self._call.slots[layout.constants_of(space)] = constants
+            self._call.slots[layout.constants_slot(space)] = constants
 
     def run(self, arrays: Sequence[Array], results: Sequence[Array], early: EarlyResults | None = None) -> None:
         """Run the plan; see :meth:`aotc.vmfb.devices.mixed.executable.PlacedExecutable.replay`."""
@@ -233,10 +233,10 @@ class PlacedCall:
         layout, sizes = self._call.layout, [0] * len(self._streams.spaces)
         places: dict[int, tuple[int, int]] = {}
         arenas = zip(range(len(sizes)), (self._plan.arena, *self._plan.others), strict=True)
-        wanted = [(layout.arena_of(space), size) for space, size in arenas]
+        wanted = [(layout.arena_slot(space), size) for space, size in arenas]
         wanted += [(slot, x.nbytes) for slot, x in rows if isinstance(x, np.ndarray)]
         for slot, size in wanted:
-            space = layout.home(slot)
+            space = layout.memory_space(slot)
             if self._gpus[slot] is not None and slot not in places:
                 begin = -(-sizes[space] // _BLOCK) * _BLOCK
                 places[slot], sizes[space] = (space, begin), begin + max(size, 1)
@@ -262,7 +262,7 @@ class PlacedCall:
                 bytes_ = -(-size // ALIGNMENT) * ALIGNMENT
                 taken = self._executable.arenas.take(bytes_ + loaded.scratch_bytes + ALIGNMENT)
                 locked(taken, size, self._streams.gpus[0])
-                self._call.slots[layout.arena_of(space)] = taken.address
+                self._call.slots[layout.arena_slot(space)] = taken.address
                 self._call.scratch.value = taken.address + bytes_
                 return taken
         return None

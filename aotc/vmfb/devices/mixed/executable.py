@@ -24,12 +24,12 @@ from aotc.vmfb.devices.mixed.host_part import HostPart
 from aotc.vmfb.devices.mixed.session import PlacedSession
 from aotc.vmfb.devices.mixed.spaces import Spaces
 from aotc.vmfb.errors import CallError
-from aotc.vmfb.manifest import programs_of
+from aotc.vmfb.manifest import signatures_and_programs
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool
 from aotc.vmfb.memory.mapped_file import checked_first, mapped_file_check
 from aotc.vmfb.plan import Plan
 from aotc.vmfb.profile.debug_texts import DebugText, bundle_origin, command_locs, kernel_texts
-from aotc.vmfb.verify.buffers import load_buffers
+from aotc.vmfb.verify.buffers import load_command_buffers
 
 if TYPE_CHECKING:
     from aotc.vmfb.call_limits import Limits
@@ -66,14 +66,18 @@ class PlacedExecutable:
     limits: Limits | None = None  # of the module's calls
 
     def __init__(
-        self, bundle: OpenedBundle, variant: dict[str, Any], spaces: Sequence[Space], known: Spaces | None = None
+        self,
+        bundle: OpenedBundle,
+        variant: dict[str, Any],
+        spaces: Sequence[Space],
+        memory_spaces: Spaces | None = None,
     ) -> None:
         self.where = bundle.where
-        self.spaces, self.known = spaces, known
+        self.spaces, self.known = spaces, memory_spaces
         self._bundle, self._variant = bundle, variant
-        self.buffers = load_buffers(bundle, variant)
-        if known is not None:
-            known.check(programs_of(bundle.manifest, variant), self.buffers)
+        self.buffers = load_command_buffers(bundle, variant)
+        if memory_spaces is not None:
+            memory_spaces.check(signatures_and_programs(bundle.manifest, variant), self.buffers)
         self.gpus = [space for space in spaces if isinstance(space, LoadedGpu)]
         self.host = next((space for space in spaces if isinstance(space, HostPart)), None)
         self._mapped = () if self.host is None else self.host.mapped
@@ -98,9 +102,9 @@ class PlacedExecutable:
             return self.known.layout(entry)
         return Slots(len(entry["arguments"]), len(entry["results"]))
 
-    def loaded(self, layout: Slots, slot: int) -> LoadedGpu | None:
+    def gpu_of_slot(self, layout: Slots, slot: int) -> LoadedGpu | None:
         """Return the GPU whose memory contains a slot, or None for host memory."""
-        space = self.spaces[layout.home(slot)]
+        space = self.spaces[layout.memory_space(slot)]
         return space if isinstance(space, LoadedGpu) else None
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aotc.vmfb.abi import Node
-from aotc.vmfb.commands import kernel_words, words_of
+from aotc.vmfb.commands import kernel_words, words_of_nodes
 from aotc.vmfb.devices.cpu.device import CpuExecutable, _Buffer
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ class HostPart(CpuExecutable):
         scratch: c_void_p,
     ) -> Callable[[], None]:  # fmt: skip
         """Return a call that runs ``nodes``, which are contiguous in the ``words`` of a buffer with ``states``."""
-        own = words_of(words, nodes).astype(np.int64)
+        own = words_of_nodes(words, nodes).astype(np.int64)
         patches = [at - nodes[0].at for at in kernel_words(nodes)]
         if patches:
             own[patches] = self._addresses[own[patches]]
         buffer = _Buffer(own, states, len(parameters), self._stride)
         call = partial(self._run, self._call(buffer, slots, parameters, scratch, self.threads))
-        return call if self._callbacks is None else self._callbacks.around(call)
+        return call if self._callbacks is None else self._callbacks.wrap_native_call(call)
 
     @property
     def constants_address(self) -> int:

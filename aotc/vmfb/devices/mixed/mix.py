@@ -15,8 +15,8 @@ from aotc.vmfb.devices.mixed.executable import PlacedExecutable
 from aotc.vmfb.devices.mixed.host_part import HostPart
 from aotc.vmfb.devices.mixed.spaces import Spaces
 from aotc.vmfb.host.machine import thread_count
-from aotc.vmfb.manifest import programs_of
-from aotc.vmfb.verify.buffers import load_buffers
+from aotc.vmfb.manifest import signatures_and_programs
+from aotc.vmfb.verify.buffers import load_command_buffers
 from aotc.vmfb.weights.constants import load_constants
 
 __all__ = ["check", "default_gpu", "obstacle", "open_executable", "rank"]
@@ -44,7 +44,7 @@ def rank(variant: dict[str, Any]) -> Any:
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
     """Check a variant as far as possible without its devices: see :class:`aotc.vmfb.interfaces.Device`."""
     spaces = Spaces(bundle, variant)
-    spaces.check(programs_of(bundle.manifest, variant), load_buffers(bundle, variant))
+    spaces.check(signatures_and_programs(bundle.manifest, variant), load_command_buffers(bundle, variant))
     for part in spaces.parts:
         if part["kind"] == "cuda":
             cuda.check_code(bundle, part)

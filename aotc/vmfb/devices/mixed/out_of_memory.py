@@ -10,7 +10,7 @@ from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices.cuda.driver import memory_info
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.isa import BY_NAME
-from aotc.vmfb.manifest import programs_of
+from aotc.vmfb.manifest import signatures_and_programs
 from aotc.vmfb.plan import Plan
 
 # Number of arrays, the largest first, that the error for an exhausted GPU lists.
@@ -68,7 +68,7 @@ def _function_of_plan(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Pl
     """Return the name of the function that a plan belongs to: the function that submits the plan's command buffers."""
     submit = BY_NAME["submit"].opcode
     wanted = {number for number, _ in plan.submissions}
-    for name, (_, program) in programs_of(bundle.manifest, variant).items():
+    for name, (_, program) in signatures_and_programs(bundle.manifest, variant).items():
         if wanted and wanted.issubset({line[1] for line in program["code"] if line[0] == submit}):
             return str(name)
     return ""

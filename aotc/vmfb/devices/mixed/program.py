@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, operand_value
 from aotc.vmfb.commands import all_commands, all_nodes
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.libcuda.graphs import Recording
@@ -242,9 +242,9 @@ class PlacedProgram:
 
     def _gpu_behind(self, node: Node, slot: int) -> Gpu | None:
         """Return the GPU whose stream completes a slot after a node of several memories; None if no single GPU does."""
-        gpu = self._gpu(self._call.layout.home(slot))
+        gpu = self._gpu(self._call.layout.memory_space(slot))
         if gpu is None and isinstance(node, Graph):  # a copy to the host is on the stream of the GPU that it reads
-            gpu = self._gpu(self._call.layout.home(node.leaves[0].places[0][0]))
+            gpu = self._gpu(self._call.layout.memory_space(node.leaves[0].places[0][0]))
         return gpu
 
     def _signalling(self, step: Step, gpu: Gpu, number: int) -> Step:
@@ -289,7 +289,7 @@ class PlacedProgram:
         match node:
             case Graph():
                 (source, target), (size,) = node.leaves[0].places, node.leaves[0].dims
-                return self._move(source, target, value_of(size, self._parameters))
+                return self._move(source, target, operand_value(size, self._parameters))
             case WhileNode():
                 return self._while(node)
             case Case():
@@ -305,17 +305,17 @@ class PlacedProgram:
                 yield self._touch(node.place, 1 if isinstance(node, WhileNode) else 4, False)
                 continue
             for command in node.leaves:
-                dims = [value_of(word, self._parameters) for word in command.dims]
+                dims = [operand_value(word, self._parameters) for word in command.dims]
                 if command.kind == COPY:
                     sizes, inputs = [dims[0]] * 2, 1
                 else:
                     interface = interfaces[command.kernel]
-                    sizes, inputs = interface.at(dims)[1], interface.inputs
+                    sizes, inputs = interface.evaluate_sizes(dims)[1], interface.inputs
                 for n, (place, size) in enumerate(zip(command.places, sizes)):
                     yield self._touch(place, size, n >= inputs)
 
     def _touch(self, place: Place, size: int, writes: bool) -> HostBytes:
-        begin = value_of(place[1], self._parameters)
+        begin = operand_value(place[1], self._parameters)
         return HostBytes(place[0], begin, begin + size, writes)
 
     # ------------------------------------------------------------ copies
@@ -324,21 +324,21 @@ class PlacedProgram:
         """Return a step that copies ``size`` bytes from one memory to another."""
         slots, layout = self._call.slots, self._call.layout
         begin, end = self._touch(source, size, False), self._touch(target, size, True)
-        giver, taker = (self._gpu(layout.home(place[0])) for place in (source, target))
+        giver, taker = (self._gpu(layout.memory_space(place[0])) for place in (source, target))
 
         def addresses() -> tuple[int, int]:
             return slots[target[0]] + end.begin, slots[source[0]] + begin.begin
 
         if giver is None and taker is not None:
-            event = self._recordings_of(layout.home(target[0])).event()
+            event = self._recordings_of(layout.memory_space(target[0])).event()
             return self._host_copy(taker, taker.upload, addresses, begin, event)
         if taker is None and giver is not None:
-            event = self._recordings_of(layout.home(source[0])).event()
+            event = self._recordings_of(layout.memory_space(source[0])).event()
             return self._host_copy(giver, giver.download, addresses, end, event)
         assert giver is not None
         assert taker is not None
-        made = self._recordings_of(layout.home(source[0])).event()
-        moved = self._recordings_of(layout.home(target[0])).event()
+        made = self._recordings_of(layout.memory_space(source[0])).event()
+        moved = self._recordings_of(layout.memory_space(target[0])).event()
 
         def run() -> None:
             giver.enter()
@@ -374,7 +374,7 @@ class PlacedProgram:
 
     def _scalar(self, place: Place, dtype: str) -> Callable[[], int]:
         """Return a function that reads an integer from any memory."""
-        slot, offset = place[0], value_of(place[1], self._parameters)
+        slot, offset = place[0], operand_value(place[1], self._parameters)
         return partial(read_scalar, self._spaces, self._call, slot, offset, dtype)
 
     def _while(self, node: WhileNode) -> Step:
@@ -396,7 +396,7 @@ def _within(gpu: Gpu, step: Step) -> Step:
 
 def read_scalar(spaces: Sequence[LoadedGpu | HostPart], call: CallState, slot: int, offset: int, dtype: str) -> int:
     """Return the integer at a byte offset of a slot, after all previously launched work."""
-    loaded = spaces[call.layout.home(slot)]
+    loaded = spaces[call.layout.memory_space(slot)]
     found = np.zeros(1, to_numpy(dtype))
     address = call.slots[slot] + offset
     if isinstance(loaded, LoadedGpu):

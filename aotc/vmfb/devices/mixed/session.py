@@ -47,7 +47,7 @@ class PlacedSession:
         layout = self._layout
         self._pool.begin()
         for space, loaded in enumerate(self._streams.spaces):
-            slot = layout.constants_of(space)
+            slot = layout.constants_slot(space)
             if isinstance(loaded, LoadedGpu):
                 self._memories[loaded] = CudaMemory(loaded, self._call.slots)
                 self._call.slots[slot] = loaded.constants
@@ -56,14 +56,14 @@ class PlacedSession:
                 self._scratch = self._arena_of(loaded.scratch_bytes)
                 self._call.scratch.value = self._scratch.address
 
-    def arena(self, size: int) -> None:
+    def allocate_arena(self, size: int) -> None:
         """Allocate an arena in the first memory; the content of an earlier arena is copied."""
-        self.arena_in(0, size)
+        self.allocate_arena_in_space(0, size)
 
-    def arena_in(self, space: int, size: int) -> None:
+    def allocate_arena_in_space(self, space: int, size: int) -> None:
         """Allocate an arena in the memory ``space``; the content of an earlier arena there is copied."""
-        slot = self._layout.arena_of(space)
-        loaded = self._streams.loaded(self._layout, slot)
+        slot = self._layout.arena_slot(space)
+        loaded = self._streams.gpu_of_slot(self._layout, slot)
         if loaded is not None:
             loaded.gpu.enter()
             memory = self._memories[loaded]
@@ -87,7 +87,7 @@ class PlacedSession:
 
     def bind(self, slot: int, array: np.ndarray) -> None:
         """Bind an argument or a result to its slot in the pointer table."""
-        loaded = self._streams.loaded(self._layout, slot)
+        loaded = self._streams.gpu_of_slot(self._layout, slot)
         if loaded is None:
             self._call.slots[slot] = address_of(array if array.size else EMPTY)
             return
@@ -112,7 +112,7 @@ class PlacedSession:
 
     def _bring_home(self, number: int) -> None:
         for slot in self._arrays.keys() & self._executable.writes[number]:
-            loaded, array = self._streams.loaded(self._layout, slot), self._arrays[slot]
+            loaded, array = self._streams.gpu_of_slot(self._layout, slot), self._arrays[slot]
             if loaded is not None:
                 loaded.gpu.enter()
                 loaded.gpu.download(address_of(array), self._call.slots[slot], array.nbytes)
@@ -123,7 +123,7 @@ class PlacedSession:
         """Return the integer at a byte offset of a slot."""
         return read_scalar(self._streams.spaces, self._call, slot, offset, dtype)
 
-    def block(self, slot: int, offset: int, size: int) -> None:
+    def open_debug_block(self, slot: int, offset: int, size: int) -> None:
         """Do nothing: GPU memory has no guard pages."""
 
     def close(self) -> None:

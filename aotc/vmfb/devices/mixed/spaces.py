@@ -61,8 +61,8 @@ class Spaces:
                 if len(piece) != 3 or piece[1] + piece[2] > row["constants"]:
                     raise self._wrong(f"memory {number} has a piece {piece} of {row['constants']} bytes")
 
-    def _wrong(self, what: str) -> BundleError:
-        return BundleError(self._where, f"the variant's memories contradict each other: {what}")
+    def _wrong(self, problem: str) -> BundleError:
+        return BundleError(self._where, f"the variant's memories contradict each other: {problem}")
 
     def kind(self, number: int) -> str:
         """Return the device kind of a memory."""
@@ -117,7 +117,7 @@ class Spaces:
         for node in all_nodes(nodes):
             if not isinstance(node, Graph):
                 continue
-            touched = {layout.home(slot) for command in node.leaves for slot, _ in command.places}
+            touched = {layout.memory_space(slot) for command in node.leaves for slot, _ in command.places}
             moves = len(node.leaves) == 1 and node.leaves[0].kind == COPY
             if len(touched) > 1 and not moves:
                 raise Invalid(f"word {node.at}: a graph touches memories {sorted(touched)}")
@@ -139,6 +139,6 @@ def space_of(node: Node, layout: Slots) -> int:
 def _spaces_of_node(node: Node, layout: Slots) -> Iterator[int]:
     for inner in all_nodes([node]):
         if isinstance(inner, Graph):
-            yield from (layout.home(slot) for command in inner.leaves for slot, _ in command.places)
+            yield from (layout.memory_space(slot) for command in inner.leaves for slot, _ in command.places)
         else:
-            yield layout.home(inner.place[0])
+            yield layout.memory_space(inner.place[0])

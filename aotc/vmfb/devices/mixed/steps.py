@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from aotc.vmfb.abi import COPY, Command, Graph, Node, value_of
+from aotc.vmfb.abi import COPY, Command, Graph, Node, operand_value
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.devices.cuda.program import CudaProgram, Recordings
 from aotc.vmfb.devices.cuda.streams import CallStreams
@@ -44,7 +44,7 @@ class PlacedSteps:
     # ------------------------------------------------------------ memory
 
     def _loaded(self, slot: int) -> LoadedGpu | None:
-        return self._streams.loaded(self._call.layout, slot)
+        return self._streams.gpu_of_slot(self._call.layout, slot)
 
     def read(self, slot: int, address: int, size: int) -> bytes:
         """Read bytes of a slot."""
@@ -72,7 +72,7 @@ class PlacedSteps:
         """Return the kind of the device whose kernels use a slot, and the device's name if it has its own memory."""
         kind = "cpu" if self._loaded(slot) is None else "cuda"
         known = self._executable.known
-        name = known.rows[self._call.layout.home(slot)]["device"] if known is not None else ""
+        name = known.rows[self._call.layout.memory_space(slot)]["device"] if known is not None else ""
         return (kind, name) if name else (kind,)
 
     # ------------------------------------------------------------ commands
@@ -81,7 +81,7 @@ class PlacedSteps:
         self, command: Command, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p, times: int = 1
     ) -> Callable[[], None]:
         """Return a call that runs one command ``times`` times and waits for it."""
-        homes = {self._call.layout.home(slot) for slot, _ in command.places}
+        homes = {self._call.layout.memory_space(slot) for slot, _ in command.places}
         if command.kind == COPY and len(homes) > 1:
             return lambda: self._move(command, parameters)
         loaded = self._loaded(command.places[0][0])
@@ -104,9 +104,9 @@ class PlacedSteps:
     def _move(self, command: Command, parameters: Sequence[int]) -> None:
         """Copy from one memory to another, through the host."""
         (source, begin), (target, to) = command.places
-        slots, size = self._call.slots, value_of(command.dims[0], parameters)
-        data = self.read(source, slots[source] + value_of(begin, parameters), size) if size else b""
-        self.write(target, slots[target] + value_of(to, parameters), data)
+        slots, size = self._call.slots, operand_value(command.dims[0], parameters)
+        data = self.read(source, slots[source] + operand_value(begin, parameters), size) if size else b""
+        self.write(target, slots[target] + operand_value(to, parameters), data)
 
 
 class SteppedCall:
