@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from aotc.vmfb.api.entry import Closed, Entry, PickledModule
+from aotc.vmfb.api.entry import ClosedModule, Entry, PickledModule
 from aotc.vmfb.api.module_ranks import RankedModule
 from aotc.vmfb.api.module_state import ModuleState
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
@@ -249,8 +249,8 @@ class LoadedModule(ModuleState, RankedModule):
         self.name: str = bundle.manifest["name"]
         self.devices = dict(devices)
         self.home = home
-        self._bundle: OpenedBundle | Closed = bundle
-        self._executable: Executable | Closed = executable
+        self._bundle: OpenedBundle | ClosedModule = bundle
+        self._executable: Executable | ClosedModule = executable
         place_on_logical_devices(executable, self.devices.values() or [home])
         self._functions: dict[str, RuntimeFunction] = {
             name: LoadedFunction(name, entry, program, executable, self.name)
@@ -427,7 +427,7 @@ class LoadedModule(ModuleState, RankedModule):
     def _checked_function(self, name: str, donate: Any, results: Any) -> RuntimeFunction:
         """Return the function ``name``, after checks of the options ``donate`` and ``results`` of its call."""
         function = self._functions.get(name) if isinstance(name, str) else None
-        if isinstance(self._executable, Closed):
+        if isinstance(self._executable, ClosedModule):
             self._executable.refuse()
         if function is None:
             raise ArgumentValueError(self.name, f"no function {name!r}", expected=", ".join(self.functions) or "none")
@@ -481,8 +481,8 @@ class LoadedModule(ModuleState, RankedModule):
 
         Bound functions and states of the module fail, too. Code and weights are freed when running calls end.
         """
-        executable, closed = self._executable, Closed(self.name)
-        if isinstance(executable, Closed):
+        executable, closed = self._executable, ClosedModule(self.name)
+        if isinstance(executable, ClosedModule):
             return
         self._bundle = self._executable = closed
         self._functions, self.own_weights, self.prepared = {}, None, {}
@@ -514,7 +514,7 @@ class LoadedModule(ModuleState, RankedModule):
         return sorted({*self._public, *self.functions})
 
     def __repr__(self) -> str:
-        if isinstance(self._executable, Closed):
+        if isinstance(self._executable, ClosedModule):
             return f"<aotc module {self.name!r}, closed>"
         lines = [f"<aotc module {self.name!r} on {self._executable.stats()['target']}>"]
         return "\n".join(lines + [f"  {function.signature!r}" for function in self.functions.values()])

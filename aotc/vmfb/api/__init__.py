@@ -1,1 +1,1 @@
-"""Callable entries of a loaded module: signatures, bound arguments, state, parameters and limits."""
+"""Callable objects of a loaded module: functions with pytrees, bound arguments, states, call limits, ranks."""

@@ -1,4 +1,4 @@
-"""Placement of arrays on devices, and functions with bound arguments that are called with pytrees."""
+"""Arrays that users place on devices, and functions with bound arguments that are called with pytrees."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from aotc.vmfb.api.buckets import bound_with_buckets
-from aotc.vmfb.api.entry import Closed
-from aotc.vmfb.api.named_values import on_its_device, with_keywords
+from aotc.vmfb.api.entry import ClosedModule
+from aotc.vmfb.api.named_values import place_argument, merge_keyword_values
 from aotc.vmfb.api.parameters import Parameters
 from aotc.vmfb.api.partial import OpenFunction, place_bound_values
 from aotc.vmfb.api.state import KeptState
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _NO_NUMBERS = "OSUMm"  # NumPy dtype kinds that are not numeric: objects, strings, times
 
 
-def put(module: RuntimeModule, x: Any, where: str) -> DeviceArray:
+def put_on_device(module: RuntimeModule, x: Any, where: str) -> DeviceArray:
     """Place an array on a device; see :meth:`aotc.vmfb.module.LoadedModule.put`."""
     if not isinstance(where, str):
         raise ArgumentError(module.name, "where is not a name", repr(where), "of an argument, or of a device")
@@ -40,7 +40,7 @@ def put(module: RuntimeModule, x: Any, where: str) -> DeviceArray:
     function = None if several else module.get_function(module.default_name())
     for number, argument in enumerate(function.arguments if function and where else ()):
         if function and argument.name == where:
-            return on_its_device(function, number, x, module.home)
+            return place_argument(function, number, x, module.home)
     places = _modules_by_device(module)
     name = where or next((n for n, gpu in places.items() if gpu is not None), module.home)
     if name not in places:
@@ -60,18 +60,18 @@ def put(module: RuntimeModule, x: Any, where: str) -> DeviceArray:
 
 
 def _modules_by_device(module: RuntimeModule) -> dict[str, LoadedGpu | None]:
-    """Return the loaded module of each device by device name; None for devices that use host memory."""
+    """Return the loaded GPU module of each device by name; None for devices that use host memory."""
     gpus = {loaded.ordinal: loaded for loaded in module.gpus}
     rows = {**module.devices, **{place: place for place in module.devices.values()}} or {module.home: module.home}
     kinds = {name: place.partition(":") for name, place in rows.items()}
     return {name: gpus[int(n or 0)] if kind == "cuda" else None for name, (kind, _, n) in kinds.items()}
 
 
-def bind(module: RuntimeModule, values: Mapping[str | int, Any], named: Mapping[str, Any], name: str) -> Bound:
+def bind_arguments(module: RuntimeModule, values: Mapping[str | int, Any], named: Mapping[str, Any], name: str) -> Bound:
     """Bind arguments of a function; see :meth:`aotc.vmfb.module.LoadedModule.bind`."""
     name = name or module.default_name()
     function = module.get_function(name)
-    held = place_bound_values(module, function, with_keywords(values, named, function.where))
+    held = place_bound_values(module, function, merge_keyword_values(values, named, function.where))
     return Bound(module, OpenFunction(function, held, bound_with_buckets(module, name, held, {})))
 
 
@@ -82,7 +82,7 @@ def _is_array(x: Any) -> bool:
 
 @public_names("arrays", "async_", "bound", "invoke", "name", "signature", "state", "submit", "update")
 class Bound:
-    """A function of a module with bound arguments; calls pass the other, *open* arguments.
+    """A function of a module with bound arguments; calls pass the others, the *open* arguments.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class Bound:
 
     def close(self) -> None:
         """Close the function with its module: later calls fail."""
-        self.function = cast("OpenFunction", Closed(self.function.where))
+        self.function = cast("OpenFunction", ClosedModule(self.function.where))
 
     def state(
         self, *names: str, results: Mapping[str, str] | None = None, init: Mapping[str, Any] | None = None
@@ -121,11 +121,11 @@ class Bound:
             If ``values`` are not exactly the bound arguments, or one does not fit; then nothing changes.
         """
         function, bound = self._module.get_function(self.name), self.function.bound
-        held = place_bound_values(self._module, function, with_keywords(values, named, function.where))
+        held = place_bound_values(self._module, function, merge_keyword_values(values, named, function.where))
         if held.keys() != bound:
             names = [", ".join(function.arguments[n].label for n in sorted(numbers)) for numbers in (held, bound)]
             raise CallError(function.where, "an update needs exactly the arguments that were bound", *names)
-        self.function.switch_to(bound_with_buckets(self._module, self.name, held, {}))
+        self.function.replace_bound_values(bound_with_buckets(self._module, self.name, held, {}))
 
     def invoke(self, *arrays: Any, **options: Any) -> list[Any]:
         """Run the function on flat arrays; options as in :meth:`aotc.vmfb.module.LoadedModule.invoke`."""
@@ -135,24 +135,25 @@ class Bound:
         self, arrays: Sequence[Any], out: Sequence[Any] | None = None, donate: Any = False,
         trace: str | os.PathLike[str] = "", results: str = "",
     ) -> list[Any]:  # fmt: skip
-        """Run the function; the module has already checked the options."""
+        """Run the function on flat, open arguments; the options have been checked by the module."""
         partial = self.function.partial
         invoke, name = self._module.invoke, partial.function.name
         if trace:
-            return invoke(name, *partial.filled(arrays), out=out, donate=donate, trace=trace, results=results)
+            values = partial.complete_arguments(arrays)
+            return invoke(name, *values, out=out, donate=donate, trace=trace, results=results)
 
         def whole(values: list[Any], out: Sequence[Any] | None, donate: Any, results: str) -> list[Any]:
             return invoke(name, *values, out=out, donate=donate, results=results)
 
-        return partial.run_by(whole, arrays, out, donate, results)
+        return partial.run_fast_or_by(whole, arrays, out, donate, results)
 
     def submit(self, *args: Any, **options: Any) -> Fence:
-        """Submit the function with its other parameters; options as in :meth:`LoadedModule.submit`.
+        """Submit a call with the open arguments; options as in :meth:`LoadedModule.submit`.
 
         The fence's result is what a call returns.
         """
         partial = self.function.partial
-        values = partial.filled(self._leaves(args, {}))
+        values = partial.complete_arguments(self._flatten_arguments(args, {}))
         fence = self._module.submit(partial.function.name, *values, **options)
         fence.restore = self._entry.rebuild if self._entry is not None else None
         return fence
@@ -162,12 +163,12 @@ class Bound:
         return await self.submit(*args)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function with its other parameters, by position or by name, or with flat arrays.
+        """Call the function with its open arguments, by position or by name, or with flat arrays.
 
         It returns the results in the form of :meth:`LoadedModule.__call__`.
         """
         if kwargs or len(args) != self._quick:
-            args = self._leaves(args, kwargs)
+            args = self._flatten_arguments(args, kwargs)
         return self._entry.rebuild(self.function.partial.call(args))
 
     @property
@@ -193,21 +194,21 @@ class Bound:
     def _flatten(self) -> Flatten:
         return self._parameters.flattener()
 
-    def _leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the flat arrays of a call, which passes flat arrays or pytrees."""
+    def _flatten_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the flat open arguments of a call, whose arguments are flat arrays already, or pytrees."""
         known, count = self._parameters, len(self.function.arguments)
         if known.flat and known.quick == count:
             self._quick = count
         if not kwargs and len(args) == count and (known.flat or all(map(_is_array, args))):
             return args
         leaves: list[Any] = []
-        self._flatten(known.arranged(args, kwargs), leaves)
+        self._flatten(known.order_arguments(args, kwargs), leaves)
         return tuple(leaves)
 
     def __reduce__(self) -> Any:
         raise TypeError("a function with bound arguments cannot be pickled: send the module, and bind it there")
 
     def __repr__(self) -> str:
-        if isinstance(self.function, Closed):
+        if isinstance(self.function, ClosedModule):
             return f"<{self.name} of a closed module>"
         return f"<{self._module.get_function(self.name).signature!r} with {self.function.bound_names} bound>"

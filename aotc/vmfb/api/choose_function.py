@@ -1,4 +1,4 @@
-"""The function that a command or a report is about, by its name or by default."""
+"""The default function of a command or a report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aotc.vmfb.errors import ArgumentValueError
 
 
 def choose_function(names: Iterable[str], function: str, where: str) -> str:
-    """Return ``function``, or by default the only one of ``names``, or ``main``.
+    """Return ``function`` if it is among ``names``; by default the only name, or ``main``.
 
     Raises
     ------

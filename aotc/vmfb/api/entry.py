@@ -25,7 +25,7 @@ _NOT_KNOWN = -2  # before the first call
 
 
 class PickledModule:
-    """Pickled form of a module: unpickling loads the module with the same options."""
+    """Pickled form of a module: path and options, with which unpickling loads the module again."""
 
     def __init__(self, load: Callable[..., Any], path: str | None, options: Sequence[Any]) -> None:
         self._load, self._path, self._asked = load, path, options
@@ -37,14 +37,14 @@ class PickledModule:
         return self._load, (os.path.abspath(self._path), self._asked)
 
 
-class Closed:
-    """Stand-in for the code of a closed module: any use raises an error."""
+class ClosedModule:
+    """Replaces the executable or a function of a closed module: any use raises an error."""
 
     def __init__(self, where: str) -> None:
         self.where = where
 
     def refuse(self) -> NoReturn:
-        """Raise the error that the module is closed."""
+        """Raise the error for a use of a closed module."""
         raise CallError(self.where, "the module was closed", hint="load the bundle again with aotc.load")
 
     def __getattr__(self, _: str) -> Any:
@@ -58,7 +58,7 @@ class Entry:
     _refuse_if_ending, _cleared = staticmethod(refuse_if_ending), ReferenceError
 
     def __init__(self, function: RuntimeFunction, home: str) -> None:
-        self._function: RuntimeFunction | Closed = function
+        self._function: RuntimeFunction | ClosedModule = function
         self._home = home
         self.signature: Signature = function.signature
         self.again: PickledModule | None = None
@@ -69,8 +69,8 @@ class Entry:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function with its original parameters, by position or by name; results have the original form."""
         try:
-            arranged = self._arranged(args, kwargs) if kwargs or len(args) != self._count else args
-            values = arranged if self._flat else self._leaves(arranged)
+            ordered = self._order_arguments(args, kwargs) if kwargs or len(args) != self._count else args
+            values = ordered if self._flat else self._flatten_ordered(ordered)
             return self._unflatten(iter(self._function.call(values)))
         except self._cleared:  # the fast path's weak reference to its function is dead
             return self._unflatten(iter(self._function.run(values)))
@@ -80,7 +80,7 @@ class Entry:
 
     def close(self) -> None:
         """Close the function with its module: later calls fail."""
-        self._function = Closed(self._function.where)
+        self._function = ClosedModule(self._function.where)
 
     def flatten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
         """Return the flat arrays of a call.
@@ -90,16 +90,17 @@ class Entry:
         CallError
             Its message has the argument that is missing, unknown, or has another structure.
         """
-        arranged = self._arranged(args, kwargs)
-        return arranged if self._flat else self._leaves(arranged)
+        ordered = self._order_arguments(args, kwargs)
+        return ordered if self._flat else self._flatten_ordered(ordered)
 
-    def _arranged(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """Return the arguments of a call in order; the first call finds out which calls need no rearrangement."""
+    def _order_arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """Return the arguments of a call in the compiled order; record which calls need no reordering."""
         known = self._parameters
         self._flat, self._count = known.flat, known.quick
-        return known.arranged(args, kwargs)
+        return known.order_arguments(args, kwargs)
 
-    def _leaves(self, args: Sequence[Any]) -> list[Any]:
+    def _flatten_ordered(self, args: Sequence[Any]) -> list[Any]:
+        """Return the leaves of arguments that are in the compiled order."""
         values: list[Any] = []
         try:
             self._flatten(args, values)
@@ -111,7 +112,7 @@ class Entry:
         return values
 
     def submit(self, *args: Any, **kwargs: Any) -> Fence:
-        """Submit a call; the fence's :meth:`~aotc.Fence.result` is what a call returns."""
+        """Submit a call and return its fence; :meth:`~aotc.Fence.result` returns the pytree that a call returns."""
         try:
             return self.options().submit(*args, **kwargs)
         except:  # as in a call
@@ -138,7 +139,7 @@ class Entry:
         return Submitting(self, self._function, self._home, (deadline, wait, donate, results))
 
     def rebuild(self, results: Sequence[Any]) -> Any:
-        """Return flat results in the pytree structure of the original function.
+        """Build the result of a call, a pytree of the original function's structure, from its flat results.
 
         Raises
         ------
@@ -149,8 +150,8 @@ class Entry:
             self._check_count(results)
         return self._unflatten(iter(results))
 
-    def arguments_of(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the positional arguments of a call whose flat arrays are ``leaves``.
+    def arguments_from_leaves(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """Build the positional arguments of a call, pytrees, from their leaves.
 
         Raises
         ------
@@ -165,8 +166,8 @@ class Entry:
             raise CallError(self._function.where, f"arguments by keyword have no order: {', '.join(kwargs)}")
         return args
 
-    def results_of(self, value: object) -> list[Any]:
-        """Return the flat results of a value that a call has returned."""
+    def flatten_results(self, value: object) -> list[Any]:
+        """Return the leaves of a pytree that a call has returned."""
         tree, found = self.signature.out_tree, list[Any]()
         if tree is None:
             return [value] if not isinstance(value, list) else value
@@ -206,7 +207,7 @@ class Entry:
 
 
 class NamedFunctions:
-    """Base of objects with functions by name, one of which is the default."""
+    """Base class of objects with several functions by name, one of which is the default."""
 
     name: str
     functions: dict[str, Entry]

@@ -1,4 +1,4 @@
-"""Functions of modules with limits on calls: each call is a submission, queued by :mod:`aotc.vmfb.submit.limited`.
+"""Functions of modules with limits on calls: each call is a submission in a queue of :mod:`aotc.vmfb.submit.limited`.
 
 A GPU call takes the fast path on the caller's thread if no other call waits and there is no time limit. The call then
 ends only when the GPU is done, so that the limit of concurrent calls holds.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LimitedFunction(WrappedFunction):
-    """A function of a module with limits: each call is submitted and awaited."""
+    """A function of a module with limits: each call is submitted to a queue, and the caller waits for the result."""
 
     has_early_results = False  # a call returns at its end
 
@@ -35,7 +35,7 @@ class LimitedFunction(WrappedFunction):
 
     @property
     def direct(self) -> RuntimeFunction:
-        """Return the function without limits, which submissions run."""
+        """Return the function without limits; submissions run it when the queue allows."""
         return self._whole
 
     def call(self, values: Sequence[Any]) -> list[Any]:
@@ -46,7 +46,7 @@ class LimitedFunction(WrappedFunction):
         self, values: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
     ) -> list[Any]:
         """Submit a call and wait for it; see :meth:`LoadedFunction.run`."""
-        found = self._shortly(values, out, donate, results)
+        found = self._run_on_fast_path(values, out, donate, results)
         if found is not None:
             return found
         call = self._calls.get(results)
@@ -59,10 +59,13 @@ class LimitedFunction(WrappedFunction):
             fence.cancel()
             raise
 
-    def _shortly(
+    def _run_on_fast_path(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str
     ) -> list[Any] | None:
-        """Run a call on the fast path and wait for the GPU; return None without a fast path or above the limit."""
+        """Run a call on the GPU's fast path and wait for the GPU.
+
+        Return None if there is no fast path, or if the limit of concurrent calls is reached.
+        """
         resident = self._whole.resident
         lane = None if resident is None else counted_lane(self.executable, self._limits)
         if resident is None or lane is None or not lane.begin():
@@ -78,7 +81,7 @@ class LimitedFunction(WrappedFunction):
     def run_early(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults
     ) -> list[Any]:
-        """Run the function without limits, as submissions do."""
+        """Run the function without limits and with early results, as submissions do."""
         return self._whole.run_early(values, out, donate, results, early)
 
     def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:

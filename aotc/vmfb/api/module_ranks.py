@@ -1,4 +1,4 @@
-"""The part of a loaded module that several ranks run together: whole arrays and their parts."""
+"""Methods of a loaded module of several ranks: cut whole arrays into a rank's parts, and gather whole results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RankedModule(NamedFunctions):
         entry = self.functions[name]
         values = entry.flatten(args, {})
         rows = self.bucket_of(name, values).arguments
-        return entry.arguments_of([member.part(row, x) for row, x in zip(rows, values, strict=True)])
+        return entry.arguments_from_leaves([member.part(row, x) for row, x in zip(rows, values, strict=True)])
 
     def gather(self, results: object, *, function: str = "") -> Any:
         """Return the results of a call with whole arrays, on each rank: all ranks gather together.
@@ -68,7 +68,7 @@ class RankedModule(NamedFunctions):
         """
         member, name = self.own_member(), function or self.default_name()
         entry = self.functions[name]
-        parts = entry.results_of(results)
+        parts = entry.flatten_results(results)
         return entry.rebuild(member.gather(self.bucket_of(name, parts, "results").results, parts))
 
     def bucket_of(self, name: str, values: Sequence[Any], side: str = "arguments") -> Signature:
@@ -79,7 +79,7 @@ class RankedModule(NamedFunctions):
         CallError
             If no bucket has these sizes.
         """
-        buckets = getattr(self.loaded(name), "buckets", None)
+        buckets = getattr(self.get_function(name), "buckets", None)
         if buckets is None:
             return self.functions[name].signature
         own = buckets.of_arguments(values, "whole") if side == "arguments" else buckets.of_results(values)
@@ -95,7 +95,7 @@ class RankedModule(NamedFunctions):
             """Run a function on flat arrays, this rank's parts."""
 
     def own_member(self) -> Member:
-        """Return what the module knows of itself as a rank.
+        """Return this process's membership in the group of ranks.
 
         Raises
         ------
@@ -108,7 +108,7 @@ class RankedModule(NamedFunctions):
 
 
 class WholeFunction:
-    """A function of a rank's module for whole arrays, which all ranks call together with the same ones.
+    """A function on whole arrays; all ranks call it together with equal arguments, and each computes on its part.
 
     Attributes
     ----------
@@ -123,12 +123,12 @@ class WholeFunction:
         self.signature = whole_signature(module.functions[name].signature)
 
     def call(self, values: Sequence[Any]) -> list[Any]:
-        """Return whole results, on each rank, of flat, whole arguments.
+        """Cut flat, whole arguments into this rank's parts, run the function, and gather whole results on each rank.
 
         Raises
         ------
         CallError
-            If an array has not its whole shape, or a rank ended.
+            If an argument does not have the shape of the whole array, or a rank ended.
         """
         member, count = self._module.own_member(), len(self.signature.arguments)
         if len(values) != count:

@@ -1,4 +1,4 @@
-"""State of a module between calls: arrays on devices, bound arguments, states."""
+"""Methods of a loaded module for data that outlives calls: arrays on devices, weights, bound arguments, states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ModuleState:
-    """Base of :class:`aotc.vmfb.module.LoadedModule` for state that outlives calls."""
+    """Base of :class:`aotc.vmfb.module.LoadedModule` for data that outlives calls."""
 
     name: str
     own_weights: OwnWeights | None
@@ -69,7 +69,7 @@ class ModuleState:
         """
         from aotc.vmfb.api import bound  # only for modules with such state
 
-        return bound.put(self, x, where)
+        return bound.put_on_device(self, x, where)
 
     def bind(
         self: RuntimeModule, values: Mapping[str | int, Any] = MappingProxyType({}), function: str = "", **named: Any
@@ -94,7 +94,7 @@ class ModuleState:
         """
         from aotc.vmfb.api import bound
 
-        return bound.bind(self, values, named, function)
+        return bound.bind_arguments(self, values, named, function)
 
     def state(
         self: RuntimeModule, *names: str, results: Mapping[str, str] | None = None,

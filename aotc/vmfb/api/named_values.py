@@ -1,4 +1,4 @@
-"""Conversion of values given by argument name to argument numbers and arrays."""
+"""Conversion of values that users pass by argument name to values by argument number."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb import trees
-from aotc.vmfb.api.parameters import nodes_of
+from aotc.vmfb.api.parameters import pytree_nodes_of_arguments
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import ArgumentError, CallError
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from aotc.vmfb.interfaces import RuntimeFunction
 
 
-def with_keywords(values: Mapping[str | int, Any], named: Mapping[str, Any], where: str) -> Mapping[str | int, Any]:
-    """Return ``values`` together with the values of keyword arguments.
+def merge_keyword_values(values: Mapping[str | int, Any], named: Mapping[str, Any], where: str) -> Mapping[str | int, Any]:
+    """Add the values of keyword arguments to the mapping ``values``.
 
     Raises
     ------
@@ -32,11 +32,19 @@ def with_keywords(values: Mapping[str | int, Any], named: Mapping[str, Any], whe
     return merged
 
 
-def by_number(signature: Signature, values: Mapping[str | int, Any], where: str) -> tuple[dict[int, Any], list[str]]:
-    """Return the entries of ``values`` by argument number, and a list of problems with other entries.
+def arguments_by_number(
+    signature: Signature, values: Mapping[str | int, Any], where: str
+) -> tuple[dict[int, Any], list[str]]:
+    """Convert ``values`` by name to values by argument number.
 
     A key is the name of an argument, its path in a call (``args[0]['w']``), its number, or the name of a pytree of
     arguments. For the last, the value is a pytree.
+
+    Returns
+    -------
+    found : dict of int to object
+    problems : list of str
+        A message for each entry that names no argument, or an argument that another entry has named.
     """
     found: dict[int, Any] = {}
     problems = []
@@ -59,9 +67,12 @@ def by_number(signature: Signature, values: Mapping[str | int, Any], where: str)
     return found, problems
 
 
-def node_called(signature: Signature, name: Any) -> tuple[trees.Node, int] | None:
-    """Return the pytree node whose name or path in a call is ``name``, and the number of its first argument."""
-    rows = list(nodes_of(signature))
+def find_pytree_node(signature: Signature, name: Any) -> tuple[trees.Node, int] | None:
+    """Return the pytree node whose name or path in a call is ``name``, and its first argument's number.
+
+    None without one.
+    """
+    rows = list(pytree_nodes_of_arguments(signature))
     for kind in (0, 1):  # a parameter may have the name of a path
         for paths, node, first in rows:
             if paths[kind] == name:
@@ -70,8 +81,8 @@ def node_called(signature: Signature, name: Any) -> tuple[trees.Node, int] | Non
 
 
 def _arguments_in_pytree(signature: Signature, key: Any, value: Any, where: str) -> list[tuple[int, Any]]:
-    """Return the arguments in the pytree ``value``, by number."""
-    known = node_called(signature, key)
+    """Flatten the pytree ``value``, whose name is ``key``, to pairs of argument number and value."""
+    known = find_pytree_node(signature, key)
     if known is not None:
         node, first = known
         leaves: list[Any] = []
@@ -82,8 +93,8 @@ def _arguments_in_pytree(signature: Signature, key: Any, value: Any, where: str)
     raise ArgumentError(where, f"no argument {key!r} to bind", expected=expected)
 
 
-def on_its_device(function: RuntimeFunction, number: int, value: Any, home: str) -> DeviceArray:
-    """Convert a value to an array for an argument, on the argument's device."""
+def place_argument(function: RuntimeFunction, number: int, value: Any, home: str) -> DeviceArray:
+    """Convert a value to an array on the device where argument ``number`` is read; ``home`` is the default device."""
     argument, gpu = function.arguments[number], function.residence.gpus[number]
     found = argument.prepare(value, function.where, gpu)
     name = function.signature.arguments[number].get("device", home)

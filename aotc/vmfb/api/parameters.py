@@ -1,4 +1,4 @@
-"""Parameters of a function: matching of positional and keyword arguments to the compiled order."""
+"""Parameters of a function: matching of positional and keyword arguments with the compiled order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Parameters:
         self.flat = all(node["kind"] == "leaf" for node in self.nodes)
         self.quick = -1 if keywords else len(self.nodes)
 
-    def arranged(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    def order_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """Return the arguments of a call in the order of the compiled function's parameters.
 
         Raises
@@ -73,10 +73,10 @@ class Parameters:
             problems.append(f"{self._positional} {are} positional, not {len(args)}")
         problems += [f"argument {self.names[n]!r} is missing" for n in range(len(self.names)) if n not in found]
         if problems:
-            raise self._wrong(problems, len(args), kwargs)
+            raise self._wrong_arguments_error(problems, len(args), kwargs)
         return [found[n] for n in range(len(self.names))]
 
-    def _wrong(self, problems: Sequence[str], count: int, kwargs: Mapping[str, Any]) -> CallError:
+    def _wrong_arguments_error(self, problems: Sequence[str], count: int, kwargs: Mapping[str, Any]) -> CallError:
         more = max(count - self._positional, 0)
         given = [*self.names[: min(count, self._positional)], *[f"{more} more"] * (more > 0), *kwargs]
         description = f"{count + len(kwargs)}: {', '.join(given)}" if given else "none"
@@ -84,7 +84,7 @@ class Parameters:
         return ArgumentError(self._where, "wrong arguments: " + ", ".join(problems), description, expected)
 
     def flattener(self) -> trees.Flatten:
-        """Return ``f(values, leaves)``, which appends the leaves of all parameters."""
+        """Return ``f(values, leaves)``, which appends the leaves of all arguments, in order, to a list."""
         inner = [trees.make_flattener(node, self._where, name) for node, name in zip(self.nodes, self.names)]
 
         def flatten(values: Sequence[Any], leaves: list[Any]) -> None:
@@ -94,7 +94,7 @@ class Parameters:
         return flatten
 
     def signature(self) -> inspect.Signature:
-        """Return the Python signature of a function with these parameters."""
+        """Return the Python signature of these parameters, for ``inspect`` and ``help``."""
         kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
         rows = []
         for n, name in enumerate(self.names):
@@ -105,8 +105,17 @@ class Parameters:
         return inspect.Signature(rows)
 
 
-def nodes_of(signature: Signature) -> Iterator[tuple[tuple[str, str], trees.Node, int]]:
-    """Yield each node of a call's tree: names (``params['w']``, ``args[0]['w']``), node, first argument's number."""
+def pytree_nodes_of_arguments(signature: Signature) -> Iterator[tuple[tuple[str, str], trees.Node, int]]:
+    """Yield each node of the pytree of a function's arguments.
+
+    Yields
+    ------
+    names : tuple of (str, str)
+        The node's name, ``params['w']``, and its path in a call, ``args[0]['w']``.
+    node : dict
+    first : int
+        Number of the first argument in the node.
+    """
     if signature.in_tree is None:
         return
     names = Parameters(signature, "").names

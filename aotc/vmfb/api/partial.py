@@ -1,7 +1,7 @@
 """Functions with some arguments bound.
 
-A bundle may have a separate program for the computations that depend on bound arguments only (``prepared`` in the
-manifest). That program runs once, when the arguments are bound; calls read its results.
+A bundle may have a separate program that precomputes values from bound arguments (``prepared`` in the manifest). That
+program runs once, when the arguments are bound; calls read its results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
-from aotc.vmfb.api.named_values import by_number, on_its_device
+from aotc.vmfb.api.named_values import arguments_by_number, place_argument
 from aotc.vmfb.api.partial_signature import signature_without
 from aotc.vmfb.arguments import Argument, Signature, refuse_whole_array
 from aotc.vmfb.devices.array import DeviceArray
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 class PartialFunction:
-    """A function and the values of some of its arguments; calls pass the others, the *open* ones.
+    """A function with values for some of its arguments; calls pass the others, the *open* arguments.
 
-    The object is replaced as a whole, so a call reads either the old or the new values.
+    New values replace the whole object, so that a call reads either the old or the new ones.
 
     Attributes
     ----------
@@ -61,7 +61,10 @@ class PartialFunction:
         self._fast: tuple[ResidentCalls, BoundArrays] | None = None
 
     def use_fast_path(self, values: Mapping[int, CudaArray]) -> None:
-        """Enable the fast path, which does not examine bound arrays: all of them are on the GPU of the function."""
+        """Enable the GPU's fast path, which does not examine bound arrays.
+
+        All of them must be on the function's GPU.
+        """
         resident = self.function.resident
         if resident is not None:
             self._fast = resident, resident.keep(values, len(self.row))
@@ -71,8 +74,8 @@ class PartialFunction:
         """Return True if calls use the fast path of :meth:`use_fast_path`."""
         return self._fast is not None
 
-    def filled(self, values: Sequence[Any]) -> list[Any]:
-        """Return all arguments of a call: the unbound ones from the caller, the others as bound.
+    def complete_arguments(self, values: Sequence[Any]) -> list[Any]:
+        """Return all arguments of a call: the open ones from ``values``, the others as bound.
 
         Raises
         ------
@@ -96,26 +99,29 @@ class PartialFunction:
         """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.call` does, on the open arguments."""
         if self._fast is not None:
             return self.run(values)
-        return self.function.call(self.filled(values))
+        return self.function.call(self.complete_arguments(values))
 
     def run(
         self, values: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
     ) -> list[Any]:
         """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.run` does, on the open arguments."""
-        return self.run_by(self.function.run, values, out, donate, results)
+        return self.run_fast_or_by(self.function.run, values, out, donate, results)
 
-    def run_by(
+    def run_fast_or_by(
         self, whole: Callable[..., list[Any]], values: Sequence[Any], out: Sequence[Any] | None, donate: Any,
         results: str,
     ) -> list[Any]:  # fmt: skip
-        """Run a call on the fast path, or else by ``whole``, a function with the parameters of :meth:`run`."""
+        """Run a call on the GPU's fast path.
+
+        Without one, by ``whole``, a function with the parameters of :meth:`run`.
+        """
         if self._fast is None:
-            return whole(self.filled(values), out, donate, results)
+            return whole(self.complete_arguments(values), out, donate, results)
         resident, own_buffers = self._fast
         found = resident.call(values, out, donate, results, own_buffers)
         if found is not None:
             return found
-        row = self.filled(values)
+        row = self.complete_arguments(values)
         kinds: list[Any] = [getattr(x, "kind", None) for x in row]  # now: the call may invalidate donated ones
         made = whole(row, out, donate, results)
         if None not in kinds:
@@ -125,7 +131,7 @@ class PartialFunction:
 
 
 class WrappedFunction:
-    """Base of functions that run another one, with the interface of :class:`aotc.vmfb.vm.LoadedFunction`."""
+    """Base class of functions that wrap another one, with the interface of :class:`aotc.vmfb.vm.LoadedFunction`."""
 
     resident: ResidentCalls | None = None  # fast paths on a GPU are those of the wrapped function
 
@@ -137,16 +143,16 @@ class WrappedFunction:
 
     @property
     def recordings(self) -> int:
-        """Return how often the wrapped function's program was recorded."""
+        """Return the number of times that the wrapped function's host program was recorded as a plan."""
         return self._whole.recordings
 
     def check_ahead(self) -> None:
-        """Do the checks of a first call in advance."""
+        """Verify the wrapped function's program before its first call, if its shapes are static."""
         self._whole.check_ahead()
 
 
 class _OpenResidence:
-    """Placement of the open arguments, and of the results, of a function."""
+    """Memory space of the open arguments, and of the results, of a function."""
 
     def __init__(self, residence: FunctionResidence, numbers: Sequence[int]) -> None:
         self._residence, self._numbers = residence, numbers
@@ -154,12 +160,12 @@ class _OpenResidence:
         self.result_gpus, self.named = residence.result_gpus, residence.named
 
     def owner(self, number: int) -> LoadedGpu | None:
-        """Return the allocator of an argument's memory, or None for host memory."""
+        """Return the GPU module that allocates the memory of an open argument; None for host memory."""
         return self._residence.owner(self._numbers[number])
 
 
 class OpenFunction(WrappedFunction):
-    """A partial function with the interface of :class:`aotc.vmfb.vm.LoadedFunction`, for the open arguments.
+    """Function of the open arguments of a partial function, with the interface of :class:`aotc.vmfb.vm.LoadedFunction`.
 
     Attributes
     ----------
@@ -179,11 +185,11 @@ class OpenFunction(WrappedFunction):
 
     @property
     def partial(self) -> PartialFunction:
-        """Return the bound values that calls read."""
+        """Return the function and the values of its bound arguments."""
         return self._current[0]
 
-    def switch_to(self, partial: PartialFunction) -> None:
-        """Replace the bound values for later calls."""
+    def replace_bound_values(self, partial: PartialFunction) -> None:
+        """Let later calls use other values of the bound arguments."""
         self._current[0] = partial
 
     @property
@@ -191,22 +197,22 @@ class OpenFunction(WrappedFunction):
         """The names of the bound arguments, for messages."""
         return ", ".join(self._whole.arguments[n].label for n in sorted(self.bound))
 
-    def _filled(self, values: Sequence[Any]) -> tuple[RuntimeFunction, list[Any]]:
+    def _complete_arguments(self, values: Sequence[Any]) -> tuple[RuntimeFunction, list[Any]]:
         partial = self._current[0]
-        return (partial.function.direct if self._is_direct else partial.function), partial.filled(values)
+        return (partial.function.direct if self._is_direct else partial.function), partial.complete_arguments(values)
 
     @property
     def direct(self) -> RuntimeFunction:
-        """Return the function that submissions run."""
+        """Return the function that submissions run: without limits on calls."""
         made = copy(self)
         made._is_direct = True
         return made
 
     def call(self, values: Sequence[Any]) -> list[Any]:
-        """Run the function on positional unbound arguments, without options."""
+        """Run the function on flat open arguments, without options."""
         if not self._is_direct:
             return self._current[0].call(values)
-        function, row = self._filled(values)
+        function, row = self._complete_arguments(values)
         return function.call(row)
 
     @property
@@ -217,29 +223,29 @@ class OpenFunction(WrappedFunction):
     def run(
         self, values: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
     ) -> list[Any]:
-        """Run the function on the unbound arguments; see :meth:`aotc.vmfb.vm.LoadedFunction.run`."""
+        """Run the function on its open arguments; see :meth:`aotc.vmfb.vm.LoadedFunction.run`."""
         if not self._is_direct:
             return self._current[0].run(values, out, donate, results)
-        function, row = self._filled(values)
+        function, row = self._complete_arguments(values)
         return function.run(row, out, donate, results)
 
     def run_early(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults
     ) -> list[Any]:
-        """Run the function on the unbound arguments; ``early`` gets results before the call ends."""
-        function, row = self._filled(values)
+        """Run the function on its open arguments; ``early`` receives results before the call ends."""
+        function, row = self._complete_arguments(values)
         if not function.has_early_results:
             return function.run(row, out, donate, results)
         return function.run_early(row, out, donate, results, early)
 
     def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
         """Run the function and write inputs and outputs of each dispatch to ``folder``."""
-        function, row = self._filled(values)
+        function, row = self._complete_arguments(values)
         return function.trace(row, folder)
 
     def step(self, values: Sequence[Any], make: Callable[..., Stepper]) -> list[np.ndarray]:
         """Run the function with a stepper that runs its commands one by one."""
-        function, row = self._filled(values)
+        function, row = self._complete_arguments(values)
         return function.step(row, make)
 
 
@@ -250,11 +256,14 @@ Made = dict[tuple[Any, int], DeviceArray]
 def place_bound_values(
     module: FunctionTable, function: RuntimeFunction, values: Mapping[str | int, Any]
 ) -> dict[int, DeviceArray]:
-    """Place bound values on the devices where the function reads them; raise one error for all that do not fit."""
+    """Place values by name on the devices where the function reads them, and return the arrays by argument number.
+
+    One error lists all values that do not fit.
+    """
     if not isinstance(values, Mapping):
         what = "the bound values are not a mapping"
         raise ArgumentError(function.where, what, type(values).__name__, "{'name': array}")
-    found, problems = by_number(function.signature, values, function.where)
+    found, problems = arguments_by_number(function.signature, values, function.where)
     placed: dict[int, DeviceArray] = {}
     for number, value in found.items():
         if function.arguments[number].donated:
@@ -264,7 +273,7 @@ def place_bound_values(
         try:
             label = function.arguments[number].label
             refuse_whole_array(function.signature.arguments[number], label, value, function.where)
-            placed[number] = on_its_device(function, number, value, module.home)
+            placed[number] = place_argument(function, number, value, module.home)
         except CallError as error:
             problems.append(str(error))
     weights = module.prepared.get(function.name, {}).get("weights", ())
@@ -277,7 +286,9 @@ def place_bound_values(
     return placed
 
 
-def bound_to(module: FunctionTable, name: str, bound_arrays: Mapping[int, DeviceArray], cache: Made) -> PartialFunction:
+def bind_placed_arguments(
+    module: FunctionTable, name: str, bound_arrays: Mapping[int, DeviceArray], cache: Made
+) -> PartialFunction:
     """Bind arguments of function ``name``: those that calls read, and the values precomputed from the others.
 
     Parameters
@@ -303,7 +314,7 @@ def bound_to(module: FunctionTable, name: str, bound_arrays: Mapping[int, Device
 def _partial_function(
     function: RuntimeFunction, values: Mapping[int, DeviceArray], arrays: Mapping[int, DeviceArray]
 ) -> PartialFunction:
-    """Return a function with the arguments ``values`` bound; calls read ``arrays`` directly."""
+    """Return a function with ``values`` bound by argument number; ``arrays`` are the user's arrays that calls read."""
     count = len(function.arguments)
     row: list[Any] = [None] * count
     for number, x in values.items():
@@ -318,10 +329,7 @@ def _partial_function(
 def _prepared_values_of(
     module: FunctionTable, row: Mapping[str, Any], bound_arrays: Mapping[int, DeviceArray], cache: Made
 ) -> list[DeviceArray]:
-    """Return the prepared values of a function with bound arguments.
-
-    Run its ``prepare`` program unless all are in ``cache``.
-    """
+    """Return the prepared values of a function; run its ``prepare`` program unless all are in ``cache``."""
     function = module.get_function(row["prepare"]["name"])
     values = [entry.get("value", (function.name, n)) for n, entry in enumerate(row["prepare"]["results"])]
     keys = list(zip(values, function.residence.result_gpus, strict=True))
@@ -334,7 +342,7 @@ def _prepared_values_of(
 def _compute_prepared_values(
     module: FunctionTable, row: Mapping[str, Any], function: RuntimeFunction, bound_arrays: Mapping[int, DeviceArray]
 ) -> list[DeviceArray]:
-    """Run the program that computes prepared values, on the device where they are read."""
+    """Run the program ``prepare`` on bound arrays; its results are on the devices where calls read them."""
     values = [bound_arrays[n] if bound_arrays[n].ordinal >= 0 else bound_arrays[n].numpy() for n in row["weights"]]
     if any(gpu >= 0 for gpu in function.residence.result_gpus):
         found: list[DeviceArray] = function.run(values, results="device")
@@ -345,7 +353,7 @@ def _compute_prepared_values(
 
 
 def _aligned_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Allocate memory aligned to cache lines, like constants."""
+    """Allocate an array whose start is aligned to a cache line, as constants are."""
     size = prod(shape) * dtype.itemsize
     memory, first = aligned_bytes(size, ALIGNMENT)
     begin = first - address_of(memory)

@@ -1,4 +1,4 @@
-"""Signatures without some of their arguments and results, for bound arguments and states."""
+"""Signatures without some of their arguments and results: without bound arguments, or without a state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aotc.vmfb.arguments import Signature
 
 
 def signature_without(signature: Signature, arguments: Collection[int], results: Collection[int]) -> Signature:
-    """Return a signature without some arguments and results, also in its pytrees."""
+    """Return a signature without the arguments and results of these numbers, also in its pytrees."""
     in_tree, out_tree, parameters = signature.in_tree, signature.out_tree, signature.parameters
     if in_tree is not None:
         numbers = count()
@@ -30,7 +30,10 @@ def signature_without(signature: Signature, arguments: Collection[int], results:
 
 
 def _pruned_node(node: trees.Node, numbers: Iterator[int], removed: Collection[int]) -> trees.Node | None:
-    """Return a pytree node without the leaves whose numbers are ``removed``; None if nothing remains."""
+    """Return a pytree node without the leaves numbered ``removed``; None if no leaf remains.
+
+    ``numbers`` counts the leaves over the whole tree.
+    """
     if node["kind"] == "leaf":
         return None if next(numbers) in removed else node
     children = _pruned_children(node, numbers, removed)

@@ -1,4 +1,4 @@
-"""A function of a rank's module: one call at a time, on parts of arrays."""
+"""A function of a module of several ranks: it takes a rank's parts of arrays, and refuses concurrent calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class RankFunction(WrappedFunction):
-    """A function of a rank's module: one call at a time."""
+    """A function of a module of several ranks; a call fails while another thread is in a call.
+
+    Ranks must run their calls in the same order, because collectives of one call wait for each other.
+    """
 
     has_early_results = False
 
@@ -32,13 +35,13 @@ class RankFunction(WrappedFunction):
         return self
 
     def call(self, values: Sequence[Any]) -> list[Any]:
-        """See :meth:`aotc.vmfb.vm.LoadedFunction.call`."""
+        """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.call` does, on this rank's parts."""
         return self.run(values)
 
     def run(
         self, values: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
     ) -> list[Any]:
-        """See :meth:`aotc.vmfb.vm.LoadedFunction.run`."""
+        """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.run` does, on this rank's parts."""
         self._refuse_whole_arrays(values)
         with self._member.calling():
             return self._whole.run(values, out, donate, results)
@@ -46,18 +49,18 @@ class RankFunction(WrappedFunction):
     def run_early(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults
     ) -> list[Any]:
-        """See :meth:`aotc.vmfb.vm.LoadedFunction.run_early`."""
+        """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.run_early` does, on this rank's parts."""
         self._refuse_whole_arrays(values)
         with self._member.calling():
             return self._whole.run_early(values, out, donate, results, early)
 
     def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
-        """See :meth:`aotc.vmfb.vm.LoadedFunction.trace`."""
+        """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.trace` does, on this rank's parts."""
         with self._member.calling():
             return self._whole.trace(values, folder)
 
     def step(self, values: Sequence[Any], make: Callable[..., Stepper]) -> list[np.ndarray]:
-        """See :meth:`aotc.vmfb.vm.LoadedFunction.step`."""
+        """Run the function as :meth:`aotc.vmfb.vm.LoadedFunction.step` does, on this rank's parts."""
         with self._member.calling():
             return self._whole.step(values, make)
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aotc.vmfb import trees
-from aotc.vmfb.api.named_values import node_called
-from aotc.vmfb.api.state_call import StateCall, leaves_of
+from aotc.vmfb.api.named_values import find_pytree_node
+from aotc.vmfb.api.state_call import StateCall, state_leaves
 from aotc.vmfb.api.state_values import StateValues
 from aotc.vmfb.arguments import type_text
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError
@@ -63,7 +63,7 @@ class KeptState:
         functions: dict[str, RuntimeFunction] = {name: module.get_function(name) for name in module.functions}
         if bound is not None:
             functions = {bound.name: bound}
-        found = {name: leaves_of(function.signature, names, results) for name, function in functions.items()}
+        found = {name: state_leaves(function.signature, names, results) for name, function in functions.items()}
         homes = _readers_of_state_leaves(
             module.name, functions, names, {name: takes for name, (takes, _) in found.items()}
         )
@@ -110,32 +110,35 @@ class KeptState:
 
     def reset(self) -> None:
         """Restore the initial values: ``init``, else zeros."""
-        self._held.exclusively(self._held.values.clear, lost=True)
+        self._held.run_exclusively(self._held.values.clear, replaces_values=True)
 
     def __getitem__(self, name: str) -> Any:
         """Return a copy of the values of an argument or pytree of arguments, as a pytree."""
-        known = next((f for f, _ in self._held.homes.values() if node_called(f.signature, name)), None)
+        known = next((f for f, _ in self._held.homes.values() if find_pytree_node(f.signature, name)), None)
         if known is not None:
-            node, first = node_called(known.signature, name) or ({}, 0)
+            node, first = find_pytree_node(known.signature, name) or ({}, 0)
             count = trees.count_leaves(node)
             keys = [row["name"] for row in known.signature.arguments[first : first + count]]
         else:
             node, keys = {"kind": "leaf"}, [name]
         if any(key not in self.types for key in keys):
             raise CallError(self._module.name, f"the state has no {name!r}", expected=", ".join(self.types))
-        arrays = self._held.exclusively(lambda: [self._held.copy_of(key) for key in keys])
+        arrays = self._held.run_exclusively(lambda: [self._held.copy_value(key) for key in keys])
         return trees.make_unflattener(node)(iter(arrays))
 
     def __setitem__(self, name: str, tree: Any) -> None:
         """Set the values of an argument or pytree of arguments from a pytree, which is copied."""
         arrays = self._leaves_by_name(name, tree)
-        made = {key: self._held.placed(key, np.array(x)) for key, x in arrays.items()}
-        self._held.exclusively(lambda: self._held.values.update(made))
+        made = {key: self._held.place_leaf(key, np.array(x)) for key, x in arrays.items()}
+        self._held.run_exclusively(lambda: self._held.values.update(made))
 
     def _leaves_by_name(self, name: str, tree: Any) -> dict[str, np.ndarray]:
-        """Return the arrays of a pytree by leaf name, after checks."""
+        """Flatten a pytree that a user assigns to the state's pytree ``name``.
+
+        Return the leaves by their full names.
+        """
         for function in dict.fromkeys(f for f, _ in self._held.homes.values()):
-            known = node_called(function.signature, name)
+            known = find_pytree_node(function.signature, name)
             rows = {a.name: n for n, a in enumerate(function.arguments)}
             leaves: list[Any] = []
             if known is not None:
@@ -154,7 +157,7 @@ class KeptState:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all values to a safetensors file, by path: ``cache/k`` for ``cache['k']``."""
         held, paths = self._held, {key: slash_separated_path(key) for key in self.types}
-        write_tensors(path, held.exclusively(lambda: {paths[key]: held.copy_of(key) for key in paths}))
+        write_tensors(path, held.run_exclusively(lambda: {paths[key]: held.copy_value(key) for key in paths}))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Read all values from a file that :meth:`save` has written.
@@ -171,8 +174,8 @@ class KeptState:
             known = [n if isinstance(d, str) else d for d, n in zip(dims, shape)]
             types[slash_separated_path(key)] = dtype, known if len(shape) == len(dims) else [0] * len(dims)
         arrays = checked_tensors(stored, types, os.fspath(path))
-        made = {key: self._held.placed(key, np.array(arrays[slash_separated_path(key)])) for key in self.types}
-        self._held.exclusively(lambda: self._held.values.update(made), lost=True)
+        made = {key: self._held.place_leaf(key, np.array(arrays[slash_separated_path(key)])) for key in self.types}
+        self._held.run_exclusively(lambda: self._held.values.update(made), replaces_values=True)
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{key}: {type_text(*row)}" for key, row in self.types.items())
@@ -182,7 +185,17 @@ class KeptState:
 def _readers_of_state_leaves(
     where: str, functions: Mapping[str, RuntimeFunction], names: Sequence[str], takes: Mapping[str, Mapping[int, str]]
 ) -> dict[str, tuple[RuntimeFunction, int]]:
-    """Return, for each state leaf, a function that reads it and the argument number there."""
+    """Return, for each state leaf, a function that reads it and the leaf's argument number in that function.
+
+    Parameters
+    ----------
+    where : str
+    functions : dict of str to RuntimeFunction
+    names : sequence of str
+        The arguments, or pytrees of arguments, that the user chose as the state.
+    takes : dict of str to dict of int to str
+        For each function the leaves that it reads, by argument number.
+    """
     homes = {key: (functions[f], n) for f, rows in takes.items() for n, key in rows.items()}
     for name in names:
         if not any(is_leaf_of_pytree(key, name) for key in homes):
@@ -197,7 +210,13 @@ def _agreed_leaf_types(
     where: str, functions: Mapping[str, RuntimeFunction], names: Sequence[str],
     found: Mapping[str, tuple[Mapping[int, str], Mapping[int, str]]],
 ) -> dict[str, tuple[str, tuple[int | str, ...]]]:  # fmt: skip
-    """Return dtype and dims of each state leaf; raise an error if functions disagree or a result is missing."""
+    """Return dtype and dims of each state leaf.
+
+    Raises
+    ------
+    ArgumentValueError
+        If functions disagree about a leaf's type, or no result replaces a leaf.
+    """
     types: dict[str, tuple[str, tuple[int | str, ...]]] = {}
     problems = []
     given = {key for _, gives in found.values() for key in gives.values()}

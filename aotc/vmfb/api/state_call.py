@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from aotc.vmfb import trees
-from aotc.vmfb.api.entry import Closed
+from aotc.vmfb.api.entry import ClosedModule
 from aotc.vmfb.api.parameters import Parameters
 from aotc.vmfb.api.partial import PartialFunction
 from aotc.vmfb.api.partial_signature import signature_without
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from aotc.vmfb.interfaces import RuntimeFunction
 
 
-def leaves_of(
+def state_leaves(
     signature: Signature, names: Sequence[str], results: Mapping[str, str]
 ) -> tuple[dict[int, str], dict[int, str]]:
-    """Return the leaf names of a state among a function's arguments, and among its results, by number."""
+    """Return the state leaves that a function reads, by argument number, and those that it returns, by result number.
+
+    ``names`` are the pytrees of the state; ``results`` maps results to the arguments that they become.
+    """
     pairs = {**signature.state, **parse_state_pairs(results)}
     takes = {n: row["name"] for n, row in enumerate(signature.arguments)}
     arguments = set(takes.values())
@@ -48,15 +51,15 @@ class StateCall:
     """
 
     def __init__(
-        self, held: StateValues, function: RuntimeFunction, takes: Mapping[int, str], gives: Mapping[int, str]
+        self, state_values: StateValues, function: RuntimeFunction, takes: Mapping[int, str], gives: Mapping[int, str]
     ) -> None:
-        self._state, self._function = held, function
+        self._state, self._function = state_values, function
         self._takes, self._gives = dict(takes), dict(gives)
         self._open = [n for n in range(len(function.arguments)) if n not in takes]
         self.signature = signature_without(function.signature, takes, gives)
         self._parameters = Parameters(self.signature, function.where)
         self._flatten = self._parameters.flattener()
-        self._rebuild = _rebuilder(self.signature)
+        self._rebuild = _make_result_rebuilder(self.signature)
         donated = [a.donated for a in function.arguments]
         self._overwrites = any(donated[n] for n in takes)
         self._copied = [(at, n) for at, n in enumerate(self._open) if donated[n]] if self._overwrites else []
@@ -65,29 +68,33 @@ class StateCall:
 
     def close(self) -> None:
         """Close the call with its module: later calls fail."""
-        self._function = cast("RuntimeFunction", Closed(self._function.where))
+        self._function = cast("RuntimeFunction", ClosedModule(self._function.where))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function with the open arguments.
+
+        The state's arguments are its current values, which results replace.
+        """
         leaves: list[Any] = []
-        self._flatten(self._parameters.arranged(args, kwargs), leaves)
-        with self._reserved() as made:
+        self._flatten(self._parameters.order_arguments(args, kwargs), leaves)
+        with self._reserve_state() as new_values:
             results = self._run(leaves)
-            made.update((key, results[n]) for n, key in self._gives.items())
-        return self._returned(results)
+            new_values.update((key, results[n]) for n, key in self._gives.items())
+        return self._results_outside_state(results)
 
     @contextmanager
-    def _reserved(self) -> Iterator[dict[str, Any]]:
-        """Reserve the state during a call; the call stores its new values in the yielded dict."""
-        self._state.begin(self._function.where)
-        made: dict[str, Any] = {}
+    def _reserve_state(self) -> Iterator[dict[str, Any]]:
+        """Reserve the state for the block; the block stores the new values of leaves in the yielded dict."""
+        self._state.reserve(self._function.where)
+        new_values: dict[str, Any] = {}
         error: BaseException | None = None
         try:
-            yield made
+            yield new_values
         except BaseException as found:
             error = found
             raise
         finally:
-            self._state.end(made, error, self._overwrites)
+            self._state.finish_call(new_values, error, self._overwrites)
             del error
 
     async def async_(self, *args: Any, **kwargs: Any) -> Any:
@@ -96,36 +103,42 @@ class StateCall:
         from aotc.vmfb.submit.submission import submit
 
         leaves: list[Any] = []
-        self._flatten(self._parameters.arranged(args, kwargs), leaves)
-        with self._reserved() as made:
-            row = self._partial(leaves).filled(leaves)
+        self._flatten(self._parameters.order_arguments(args, kwargs), leaves)
+        with self._reserve_state() as new_values:
+            row = self._bind_state_values(leaves).complete_arguments(leaves)
             call = SubmittedCall(self._function, self._results_option(), "", wrapped=False)
             results = await submit(call, row, (), None, self._overwrites, None)
-            made.update((key, results[n]) for n, key in self._gives.items())
-        return self._returned(results)
+            new_values.update((key, results[n]) for n, key in self._gives.items())
+        return self._results_outside_state(results)
 
-    def _partial(self, leaves: list[Any]) -> PartialFunction:
-        """Return the function with the state's values bound; ``leaves`` that the call would overwrite are copied."""
+    def _bind_state_values(self, leaves: list[Any]) -> PartialFunction:
+        """Return the function with the state's values bound.
+
+        Copy the ``leaves`` of the caller that the call would overwrite.
+        """
         function = self._function
         row: list[Any] = [None] * len(function.arguments)
         for n, key in self._takes.items():
-            row[n] = self._state.value(key, function.arguments[n], function.where)
+            row[n] = self._state.value_or_initial(key, function.arguments[n], function.where)
         for at, n in self._copied:  # donated like the state, but they belong to the caller
             leaves[at] = np.array(function.arguments[n].prepare(leaves[at], function.where))
         return PartialFunction(function, row, self._open)
 
     def _run(self, leaves: list[Any]) -> list[Any]:
-        partial, results = self._partial(leaves), self._results_option()
+        partial, results = self._bind_state_values(leaves), self._results_option()
         if not results and not self._overwrites:
             return partial.call(leaves)
         return partial.run(leaves, None, self._overwrites, results)
 
     def _results_option(self) -> str:
-        """Return the option ``results`` of a call: results computed on a GPU stay there."""
+        """Return the option ``results`` of a call: ``device`` if the function computes results on a GPU."""
         return DEVICE if any(gpu >= 0 for gpu in self._function.residence.result_gpus) else ""
 
-    def _returned(self, results: Sequence[Any]) -> Any:
-        """Return the results that are not part of the state; on a GPU only if the signature places them there."""
+    def _results_outside_state(self, results: Sequence[Any]) -> Any:
+        """Build the pytree of the results that are not part of the state.
+
+        On a GPU only if the signature places them there.
+        """
         named = self._function.residence.named
         own = [(x, named[n]) for n, x in enumerate(results) if n not in self._gives]
         return self._rebuild([x.numpy() if isinstance(x, DeviceArray) and not stays else x for x, stays in own])
@@ -134,8 +147,11 @@ class StateCall:
         return f"<{self.signature!r} on a state of {self._state.where!r}>"
 
 
-def _rebuilder(signature: Signature) -> Callable[[list[Any]], Any]:
-    """Return a function that restores the structure of results; a tuple with one item becomes that item."""
+def _make_result_rebuilder(signature: Signature) -> Callable[[list[Any]], Any]:
+    """Return a function that builds the result of a call from its leaves.
+
+    A tuple or list of one item becomes the item.
+    """
     tree = signature.out_tree
     if tree is None:
         return lambda results: results[0] if len(results) == 1 else results

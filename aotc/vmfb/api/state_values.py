@@ -1,4 +1,4 @@
-"""The values of a state and its lock, which the state and its calls share."""
+"""Current values of a state, and the lock that its calls take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aotc.vmfb.api.named_values import on_its_device
+from aotc.vmfb.api.named_values import place_argument
 from aotc.vmfb.arguments import Argument
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import CallError, DeadlineExceeded, FenceCancelled
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StateValues:
-    """The leaves of a state by name.
+    """The current value of each leaf of a state, by name.
 
     This object does not reference the module, so that it does not keep the module alive.
 
@@ -45,8 +45,8 @@ class StateValues:
         self._lock = new_lock()
         self._lost: BaseException | None = None
 
-    def begin(self, where: str, lost: bool = False) -> None:
-        """Reserve the state for a call; ``lost`` means that the call does not need the old values.
+    def reserve(self, where: str, replaces_values: bool = False) -> None:
+        """Lock the state for a call; ``replaces_values`` means that the call does not read the old values.
 
         Raises
         ------
@@ -56,7 +56,7 @@ class StateValues:
         if not self._lock.acquire(blocking=False):
             hint = "wait for it; a state for each sequence: module.state(...)"
             raise CallError(where, "another call with the same state is running", hint=hint)
-        if lost:
+        if replaces_values:
             self._lost = None
         if self._lost is not None:
             self._lock.release()
@@ -64,7 +64,7 @@ class StateValues:
             what = f"the state is lost: a call that overwrites it failed ({type(self._lost).__name__}: {first})"
             raise CallError(where, what, hint="state.reset(), or state.load(path)")
 
-    def end(self, new_values: Mapping[str, Any], error: BaseException | None, overwrites: bool) -> None:
+    def finish_call(self, new_values: Mapping[str, Any], error: BaseException | None, overwrites: bool) -> None:
         """Finish a call: store its new values, or mark the state as lost if the call failed after overwriting."""
         if error is None:
             self.values |= new_values
@@ -74,39 +74,43 @@ class StateValues:
             self._lost = error if donated or (overwrites and stopped) else None
         self._lock.release()
 
-    def value(self, key: str, argument: Argument, where: str) -> Any:
-        """Return the value of a leaf for an argument: its initial value before the first call."""
+    def value_or_initial(self, key: str, argument: Argument, where: str) -> Any:
+        """Return the current value of a leaf, or before the first call its initial value, as ``argument`` expects."""
         found = self.values.get(key)
         if found is None:
-            found = self.values[key] = self._first(key, argument, where)
+            found = self.values[key] = self._initial_value(key, argument, where)
         return found
 
-    def _first(self, key: str, argument: Argument, where: str) -> Any:
+    def _initial_value(self, key: str, argument: Argument, where: str) -> Any:
+        """Return a copy of a leaf's initial value on its device: the user's, or zeros if the shape is static."""
         given = self.init.get(key)
         if given is not None:
-            return self.placed(key, given.copy())
+            return self.place_leaf(key, given.copy())
         if not argument.static:
             expected = f"state[{key!r}] = ..., or a call that gives it"
             what = f"the state has no {key} yet, and its size is not known: {argument}"
             raise CallError(where, what, expected=expected)
-        return self.placed(key, np.zeros([int(d) for d in argument.dims], argument.dtype))
+        return self.place_leaf(key, np.zeros([int(d) for d in argument.dims], argument.dtype))
 
-    def placed(self, key: str, array: np.ndarray) -> Any:
-        """Return an array on the device where its function reads it; a NumPy array on the host."""
+    def place_leaf(self, key: str, array: np.ndarray) -> Any:
+        """Convert the value of a leaf to an array on the device where its function reads it.
+
+        A NumPy array on the host.
+        """
         function, number = self.homes[key]
-        found = on_its_device(function, number, array, self._home)
+        found = place_argument(function, number, array, self._home)
         return found if found.ordinal >= 0 else found.numpy()
 
-    def exclusively(self, work: Callable[[], Any], lost: bool = False) -> Any:
-        """Run ``work`` while no call uses the state; ``lost`` means it replaces the old values."""
-        self.begin(self.where, lost)
+    def run_exclusively(self, work: Callable[[], Any], replaces_values: bool = False) -> Any:
+        """Run ``work`` while no call uses the state; ``replaces_values`` means that ``work`` replaces all values."""
+        self.reserve(self.where, replaces_values)
         try:
             return work()
         finally:
             self._lock.release()
 
-    def copy_of(self, key: str) -> np.ndarray:
-        """Return a copy of a value."""
+    def copy_value(self, key: str) -> np.ndarray:
+        """Return a copy of a leaf's current value, in host memory."""
         function, number = self.homes[key]
-        found = self.value(key, function.arguments[number], function.where)
+        found = self.value_or_initial(key, function.arguments[number], function.where)
         return found.numpy().copy() if isinstance(found, DeviceArray) else np.array(found)

@@ -1,4 +1,4 @@
-"""Submission of functions with pytrees, with a fence or in a coroutine."""
+"""Functions with options of submission, for example a deadline, called with pytrees."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Submitting:
         self._call = SubmittedCall(function, results, home)
 
     def submit(self, *args: Any, **kwargs: Any) -> Fence:
-        """Submit a call; the fence's :meth:`~aotc.Fence.result` is what a call returns."""
+        """Submit a call and return its fence; :meth:`~aotc.Fence.result` returns the pytree that a call returns."""
         values: Sequence[Any] = self._entry.flatten(args, kwargs)
         fence = submit(self._call, values, self._wait, self._deadline, self._donate, None)
         fence.restore = self._entry.rebuild
@@ -56,6 +56,7 @@ class Submitting:
         return await self.submit(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Submit a call and wait for its result; an exception of the waiting thread cancels the call."""
         fence = self.submit(*args, **kwargs)
         try:
             return fence.result()

@@ -1,4 +1,4 @@
-"""Calls at load with zeros, so that the first call of a user is as fast as later ones."""
+"""Warm-up: calls with zeros when a module is loaded, so that the first call of a user is as fast as later ones."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _EXAMPLE = "True, or sizes of the symbolic dims: [{'b': 1}, {'b': 8}]"
 
 
 def warm_up(module: RuntimeModule, warm: Any) -> None:
-    """Call each function with zeros if ``warm`` has the sizes of all its symbolic dims.
+    """Call each function with zeros for each entry of ``warm`` that has the sizes of all its symbolic dims.
 
-    A check of the program itself may refuse zeros: it is not an error here.
+    A check of the program itself may refuse zeros: that is not an error here.
 
     Raises
     ------
@@ -58,6 +58,7 @@ def _argument_symbols(module: RuntimeModule, name: str) -> set[str]:
 
 
 def _call_with_zeros(module: RuntimeModule, name: str, sizes: Mapping[str, int]) -> str:
+    """Call a function with zeros of these sizes; return its name."""
     arrays = []
     for row in module.get_function(name).signature.arguments:
         dims = [d if isinstance(d, int) else evaluate_dim(ast.parse(d, mode="eval").body, sizes) for d in row["dims"]]

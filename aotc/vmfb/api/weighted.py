@@ -1,4 +1,4 @@
-"""Functions of a module whose bundle has weights of its own: calls pass only the other arguments."""
+"""Functions of a module whose bundle has weights of its own: the weights are bound, calls pass the other arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.api.partial import Made, OpenFunction, PartialFunction, bound_to, place_bound_values
+from aotc.vmfb.api.partial import Made, OpenFunction, PartialFunction, bind_placed_arguments, place_bound_values
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.memory.mapped_file import mapped_file_check
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from aotc.vmfb.ranks.layout import Mesh
 
 
-class _Whole(NamedTuple):
-    """The module's functions before the weights were bound."""
+class _UnboundFunctions(NamedTuple):
+    """The functions of a module as they were before its weights were bound."""
 
     name: str
     home: str
@@ -37,11 +37,11 @@ class _Whole(NamedTuple):
 
 
 class OwnWeights:
-    """The weights of a module, and their replacement."""
+    """The bound weights of a module's functions, which :meth:`update` replaces."""
 
     def __init__(
         self,
-        whole: _Whole,
+        whole: _UnboundFunctions,
         places: WeightPlaces,
         arrays: dict[str, np.ndarray],
         files: dict[str, MappedFile | None],
@@ -52,11 +52,14 @@ class OwnWeights:
         self._lock = new_lock()
         self.functions = {
             name: OpenFunction(whole.get_function(name), places.functions[name].values(), partial)
-            for name, partial in self._bound_with(arrays).items()
+            for name, partial in self._bind_weights(arrays).items()
         }
 
     def update(self, values: Any) -> None:
-        """Replace some weights; all functions read the new ones from the next call on."""
+        """Replace some weights by path; all functions read the new ones from the next call on.
+
+        ``values`` is a mapping, or the path of a safetensors file or of a folder of shards.
+        """
         file = None
         files: Mapping[str, MappedFile | None] = {}
         if isinstance(values, str | os.PathLike):
@@ -65,19 +68,19 @@ class OwnWeights:
             else:
                 values = read_tensors(values)
                 file = values.file
-        found = _unshared_arrays(checked_weights(values, self.places, self._whole.name, whole=False))
+        found = _copy_writable_arrays(checked_weights(values, self.places, self._whole.name, whole=False))
         with self._lock:  # concurrent updates must not undo each other
             mapped_file_check(
                 [x for x in {f for path, f in self._files.items() if path not in found} if x is not None]
             )()
             arrays = {**self._arrays, **found}
             self._files.update({**dict.fromkeys(found, file), **files})
-            for name, partial in self._bound_with(arrays).items():
-                self.functions[name].switch_to(partial)
+            for name, partial in self._bind_weights(arrays).items():
+                self.functions[name].replace_bound_values(partial)
             self._arrays = arrays
 
-    def _bound_with(self, arrays: Mapping[str, np.ndarray]) -> dict[str, PartialFunction]:
-        """Return each function with ``arrays`` bound.
+    def _bind_weights(self, arrays: Mapping[str, np.ndarray]) -> dict[str, PartialFunction]:
+        """Return each function with the weights ``arrays``, by path, bound.
 
         Values that several functions read are copied to a device only once.
         """
@@ -89,21 +92,21 @@ class OwnWeights:
                 self._whole, self._whole.get_function(name), {n: placed[path] for path, n in own.items()}
             )
             placed.update((path, held[n]) for path, n in own.items())
-            bounds[name] = bound_to(self._whole, name, held, made)
-        self._watch(arrays, bounds)
+            bounds[name] = bind_placed_arguments(self._whole, name, held, made)
+        self._watch_mapped_files(arrays, bounds)
         return bounds
 
-    def _watch(self, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, PartialFunction]) -> None:
-        """Make calls check the mapped files that they read, and release the pages that calls do not read."""
+    def _watch_mapped_files(self, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, PartialFunction]) -> None:
+        """Let calls check that the mapped files that they read are unchanged; release pages that no call reads."""
         for name, bound in bounds.items():
             read = {address_of(x.numpy()) for x in bound.arrays.values() if x.ordinal < 0}
             files = {self._files[path] for path in self.places.functions[name] if address_of(arrays[path]) in read}
             mapped = [file for file in files if file is not None and file.is_mapped]
             bound.check = mapped_file_check(mapped) if mapped else None
-        self._forget_unread(arrays, bounds)
+        self._release_unread_pages(arrays, bounds)
 
-    def _forget_unread(self, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, PartialFunction]) -> None:
-        """Release the pages of weights that calls do not read: only a later update needs them."""
+    def _release_unread_pages(self, arrays: Mapping[str, np.ndarray], bounds: Mapping[str, PartialFunction]) -> None:
+        """Release the mapped pages of weights that calls do not read: only a later update needs them."""
         held = [x for bound in bounds.values() for x in bound.arrays.values()]
         read = {address_of(x.numpy()) for x in held if x.ordinal < 0}
         for path, x in arrays.items():
@@ -112,22 +115,22 @@ class OwnWeights:
                 file.forget(address_of(x), x.nbytes)
 
 
-def _unshared_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return arrays that no caller can change: copies of writable ones."""
+def _copy_writable_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return arrays that no caller can change: read-only ones unchanged, copies of writable ones."""
     return {path: x.copy() if x.flags.writeable else x for path, x in arrays.items()}
 
 
 def bind_module_weights(
     module: RuntimeModule, bundle: OpenedBundle, variant: Mapping[str, Any], weights: Any, verify: bool
 ) -> OwnWeights:
-    """Bind a module's weights to its functions: the ``weights`` ones, or the bundle's own.
+    """Bind weights to a module's functions: ``weights``, from the user, or the bundle's own.
 
     Raises
     ------
     BundleError
         If there are none, they are not the bundle's own, or the bundle was compiled without bound arguments.
     CallError
-        If ``weights`` weights do not fit.
+        If ``weights`` do not fit.
     """
     places = places_of(bundle.manifest, variant, bundle.where)
     ranked = None if module.mesh is None else (module.mesh, module.rank)
@@ -139,11 +142,11 @@ def bind_module_weights(
         tensors = read_tensors(weights)
         arrays, file = checked_tensors(tensors, places.types, os.fspath(weights)), tensors.file
     elif weights is not None:
-        arrays = _unshared_arrays(checked_weights(weights, places, bundle.where))
+        arrays = _copy_writable_arrays(checked_weights(weights, places, bundle.where))
     else:
         arrays, file = own_weights(bundle, places.types, verify)
     every = module.every_function
-    whole = _Whole(module.name, module.home, module.prepared, every)
+    whole = _UnboundFunctions(module.name, module.home, module.prepared, every)
     own = OwnWeights(whole, places, arrays, files or dict.fromkeys(arrays, file), ranked)
     for name in own.functions:
         halves = module.prepared.get(name, {})
