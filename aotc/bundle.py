@@ -9,7 +9,7 @@ from aotc.source.restore import restore_source
 from aotc.vmfb.arguments import Signature, type_text
 from aotc.vmfb.bundle import open_bundle, write_bundle_file
 from aotc.vmfb.module import LoadedModule, load
-from aotc.vmfb.weights.own import places_of
+from aotc.vmfb.weights.own import weight_places_of
 
 
 class Bundle(bytes):
@@ -70,7 +70,7 @@ class Bundle(bytes):
         opened = open_bundle(self)
         if not opened.manifest.get("weights"):
             return {}
-        types = places_of(opened.manifest, opened.manifest["variants"][0], opened.where).types
+        types = weight_places_of(opened.manifest, opened.manifest["variants"][0], opened.where).types
         return {path: type_text(*row) for path, row in types.items()}
 
     @property

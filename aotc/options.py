@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 
 from aotc.diagnostics import UNKNOWN, CallbackFailed, CompileError, warn_user
 from aotc.vmfb.errors import CallError
-from aotc.vmfb.host.byte_sizes import EXAMPLES, as_bytes
+from aotc.vmfb.host.byte_sizes import EXAMPLES, parse_byte_count
 from aotc.vmfb.result_names import parse_state_pairs
 
 SAID, AUTO = "said", "auto"  # placement of ops: by affinities alone, or by the cost model
@@ -261,7 +261,7 @@ def with_bytes(options: Options) -> Options:
     found = {name: getattr(options, name) for name in _BYTES}
     for name, value in found.items():
         try:
-            found[name] = as_bytes(value)
+            found[name] = parse_byte_count(value)
         except ValueError:
             raise _option_error(f"{name} is {value!r}"[:80], EXAMPLES) from None
     return replace(options, **found)

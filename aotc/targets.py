@@ -10,7 +10,7 @@ from functools import cache
 
 from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.target_gpus import MULTIPROCESSORS, Multiprocessor
-from aotc.vmfb.host.machine import SCALABLE, TILES, cpu_features, is_slow, tiles_permitted
+from aotc.vmfb.host.machine import SCALABLE, TILES, cpu_features, request_amx_tiles, runs_features_slowly
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +258,8 @@ def host_target() -> Target:
         if t.kind == "cpu"
         and t.triple.startswith(arch.replace("arm64", "aarch64"))
         and have.issuperset(t.features)
-        and not is_slow(t.features, have)
-        and (TILES not in t.features or tiles_permitted())
+        and not runs_features_slowly(t.features, have)
+        and (TILES not in t.features or request_amx_tiles())
     ]
     if not fit:
         raise CompileError.at(UNKNOWN, f"no CPU target fits this machine ({arch})", hint="name one with --target")

@@ -21,8 +21,8 @@ from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.host.files import write_atomically
-from aotc.vmfb.weights.own import places_of, with_weights
-from aotc.vmfb.weights.safetensors import encode_header, make_row
+from aotc.vmfb.weights.own import bundle_with_weights, weight_places_of
+from aotc.vmfb.weights.safetensors import encode_header, make_tensor_row
 
 Values = Mapping[str, Sequence[Any]]
 
@@ -52,13 +52,13 @@ def compile_with_weights(raws: list[Any], options: Options, compile_raw: Callabl
     with guard("while writing the weights", options, passing=(CompileError,)):
         opened = open_bundle(data)
         try:
-            places = places_of(opened.manifest, opened.manifest["variants"][0], opened.where)
+            places = weight_places_of(opened.manifest, opened.manifest["variants"][0], opened.where)
             arrays = {
                 path: _weight_array(values[name][n], path)
                 for name, own in places.functions.items()
                 for path, n in own.items()
             }
-            return with_weights(opened, arrays, "" if place == UNPACKED else os.fspath(place))
+            return bundle_with_weights(opened, arrays, "" if place == UNPACKED else os.fspath(place))
         except (BundleError, CallError) as error:
             raise CompileError.at(UNKNOWN, str(error)) from None
 
@@ -88,7 +88,7 @@ def write_weights(path: str, constants: Constants) -> dict[str, Any]:
         data = array.reshape(-1).view("u1").data
         key = f"{number}_{name}"
         shape, at = list(array.shape), offset + array.nbytes
-        header[key] = make_row(dtype, shape, offset)
+        header[key] = make_tensor_row(dtype, shape, offset)
         parts.append(data)
         digest = hashlib.sha256(data).digest()
         tensors.append(
@@ -101,5 +101,5 @@ def write_weights(path: str, constants: Constants) -> dict[str, Any]:
 
 def _fill_alignment(header: dict[str, Any], parts: list[Any], at: int, to: int) -> None:
     if to > at:
-        header[f"__align_{at}"] = make_row("u8", (to - at,), at)
+        header[f"__align_{at}"] = make_tensor_row("u8", (to - at,), at)
         parts.append(bytes(to - at))

@@ -22,7 +22,7 @@ from aotc.vmfb.errors import BundleError
 from aotc.vmfb.manifest import problems
 from aotc.vmfb.verify.unpack import unpack_msgpack
 from aotc.vmfb.weights.constants import load_constants
-from aotc.vmfb.weights.differences import from_differences
+from aotc.vmfb.weights.differences import decompress_differences
 
 _AGAIN = "compile the model itself again"
 
@@ -148,7 +148,7 @@ def _elements_of_hole(
         if "array" in hole:
             elements = _bytes_from_array(hole["array"], arrays)
         elif "differences" in hole:
-            elements = from_differences(hole["differences"], hole["word"], hole["size"])
+            elements = decompress_differences(hole["differences"], hole["word"], hole["size"])
         else:
             at = hole["kept"]
             elements = opened.segment(entry["weights"])[at : at + hole["size"]]

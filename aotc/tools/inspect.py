@@ -24,7 +24,7 @@ from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import Error, bundle_errors
 from aotc.vmfb.profile.model_place import model_place
 from aotc.vmfb.ranks.layout import mesh_of
-from aotc.vmfb.weights.own import places_of
+from aotc.vmfb.weights.own import weight_places_of
 
 # Kernels that the summary lists, by decreasing time: with the other facts of a variant they fill half a screen.
 TOP_KERNELS = 5
@@ -256,7 +256,7 @@ def arrays_text(specs: Sequence[TensorSpec]) -> str:
 def _own_weights(opened: OpenedBundle) -> dict[str, TensorSpec]:
     if not opened.manifest.get("weights"):
         return {}
-    types = places_of(opened.manifest, opened.manifest["variants"][0], opened.where).types
+    types = weight_places_of(opened.manifest, opened.manifest["variants"][0], opened.where).types
     return {path: TensorSpec(path, dtype, tuple(shape)) for path, (dtype, shape) in types.items()}
 
 

@@ -18,7 +18,7 @@ from aotc.tools.sample_arguments import sample_call
 from aotc.vmfb.assumed_sizes import kernel_sizes_text
 from aotc.vmfb.gang.gang import gang
 from aotc.vmfb.module import load
-from aotc.vmfb.profile.model_place import PlaceTime, line_and_scope, places_of, times_by_place
+from aotc.vmfb.profile.model_place import PlaceTime, line_and_scope, runs_by_location, times_by_place
 from aotc.vmfb.profile.roofline import roof_of
 
 
@@ -135,7 +135,7 @@ def profile_of(record: Mapping[str, Any]) -> ProfileResult:
         flops = row.get("flops", 0)
         least = roof_of(row["bytes"]).nanoseconds(flops, row["bytes"]) / ns if "cpu" in row["ns"] else None
         share = ns * row["runs"] / total
-        line, scope = line_and_scope(places_of(row))
+        line, scope = line_and_scope(runs_by_location(row))
         seconds, size = ns / 1e9, row["bytes"]
         kernels.append(
             ProfiledKernel(row["name"], line, scope, row["sizes"], row["runs"], seconds, share, size, flops, least)

@@ -24,7 +24,7 @@ from aotc.vmfb.errors import BundleError, BundleNotFoundError
 from aotc.vmfb.host.digests import has_digest, sha256_of
 from aotc.vmfb.limits import EAGER_BYTES
 from aotc.vmfb.manifest import manifest_problem
-from aotc.vmfb.memory.mapped_file import MappedFile, aligned_view
+from aotc.vmfb.memory.mapped_file import MappedFile, allocate_aligned
 from aotc.vmfb.verify.unpack import unpack_msgpack
 
 MAGIC = b"AOTCVMFB"
@@ -195,7 +195,7 @@ class OpenedBundle:
         """Copy a segment out of the mapped file, so that calls no longer depend on the file."""
         place = row["offset"], row["size"]
         if self.file is not None and self.file.is_mapped and place not in self._copies:
-            view = aligned_view(row["size"])
+            view = allocate_aligned(row["size"])
             start = self._start + row["offset"]
             view[:] = self._data[start : start + row["size"]]
             self._copies[place] = view.toreadonly()
@@ -218,7 +218,7 @@ class OpenedBundle:
         if copied is not None:
             return copied
         if self.file is not None:
-            self.file.check_now()
+            self.file.check_unchanged_now()
         return self._data[start : start + row["size"]]
 
     def mapped_file_of_segment(self, number: int) -> MappedFile | None:

@@ -19,7 +19,7 @@ from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, CallError, RankLost
 from aotc.vmfb.host.interruption import RUNNING, raise_if_interrupted
 from aotc.vmfb.host.locks import new_lock
-from aotc.vmfb.host.release import never_freed
+from aotc.vmfb.host.release import keep_alive_forever
 
 Function = Callable[..., Any]
 
@@ -217,7 +217,7 @@ class Callbacks:
 
         return call
 
-    @never_freed
+    @keep_alive_forever
     def stop_if_needed(self) -> None:
         """Raise if a callback of the running native call has raised, or if the call was cancelled or interrupted."""
         self.raise_callback_error()

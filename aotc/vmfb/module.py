@@ -18,7 +18,7 @@ from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.device import bind_devices, choose_variant, default_gpu, default_mixed_devices
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError, bundle_errors, check_keywords
 from aotc.vmfb.host.logical_devices import place_on_logical_devices
-from aotc.vmfb.host.shutdown import refuse_if_ending
+from aotc.vmfb.host.shutdown import raise_if_interpreter_exiting
 from aotc.vmfb.log import INFO, log
 from aotc.vmfb.manifest import signatures_and_programs
 from aotc.vmfb.public_names import public_names
@@ -240,7 +240,7 @@ class LoadedModule(ModuleState, RankedModule):
         The device of values that are on none of the model's devices, such as ``cuda:0``.
     """
 
-    _refuse_if_ending = staticmethod(refuse_if_ending)
+    _refuse_if_ending = staticmethod(raise_if_interpreter_exiting)
 
     def __init__(
         self, bundle: OpenedBundle, variant: dict[str, Any], executable: Executable, devices: dict[str, str], home: str,

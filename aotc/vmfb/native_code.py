@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from aotc.vmfb.abi import TABLE_SYMBOL
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.host.files import work_folder
+from aotc.vmfb.host.files import temporary_folder
 
 _PROGBITS, _RELA, _DYNSYM = 1, 4, 11
 _EXECUTABLE = 4
@@ -100,7 +100,7 @@ def disassemble_cubin(image: bytes | memoryview) -> str:
     if tool is None:
         hint = "pip install nvidia-cuda-nvdisasm, or --target=cuda:compute_80 for PTX"
         raise BundleError("", "--asm of a cubin needs nvdisasm, which is not installed", hint=hint)
-    with work_folder() as folder:
+    with temporary_folder() as folder:
         file = folder / "kernel.cubin"
         file.write_bytes(image)
         return subprocess.run([tool, "-c", str(file)], capture_output=True, text=True, check=False).stdout
@@ -117,7 +117,7 @@ def disassemble_machine_code(data: Any, first: int, end: int) -> str:
     tool = shutil.which("objdump") or shutil.which("llvm-objdump")
     if tool is None:
         raise BundleError("", "--asm needs objdump, which is not installed", hint="install binutils")
-    with work_folder() as folder:
+    with temporary_folder() as folder:
         file = folder / "kernels.so"
         file.write_bytes(data)
         args = [tool, "-d", "--no-show-raw-insn", f"--start-address={first}", f"--stop-address={end}", str(file)]

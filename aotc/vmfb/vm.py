@@ -367,7 +367,7 @@ class LoadedFunction:
                 tuple(recorder.sizes[1:]),
                 tuple(self.residence.layout.homes),
             )
-            found = plan, self.executable.replay(plan), *self.residence.memory.plan(plan.results)
+            found = plan, self.executable.replay(plan), *self.residence.memory.plan_allocations(plan.results)
             with self._lock:  # other threads add plans too, for these shapes or others
                 if len(self._plans) >= PLANS:
                     del self._plans[next(iter(self._plans))]

@@ -22,7 +22,7 @@ import typer
 
 import aotc
 from aotc.targets import TARGETS
-from aotc.vmfb.host.machine import tiles_permitted
+from aotc.vmfb.host.machine import request_amx_tiles
 from benchmarks import options, report, timing
 from benchmarks.engines import load_module
 from benchmarks.timing import Call
@@ -136,7 +136,7 @@ def units_of(target: str) -> dict[str, tuple[Call, float]]:
     units = {"f32": peak("f32")}
     if target == PAIRS:
         return units | {name: peak(name) for name in ("bf16", "i8")}
-    if not tiles_permitted():
+    if not request_amx_tiles():
         raise SystemExit("the system refuses tile registers")
     return units | {name: matrix_peak(name) for name in MATRICES}
 

@@ -142,7 +142,7 @@ def _gpu_line() -> tuple[str, str, str, str]:
 def _cache_line() -> tuple[str, str, str, str]:
     try:
         from aotc.kernels.jobs.store import cache_directory
-        from aotc.vmfb.host.files import not_private
+        from aotc.vmfb.host.files import other_writers
     except ImportError:
         return "opt", "kernel cache", "not used without the compiler", ""
     from aotc_cli.shared.units import size_text
@@ -157,7 +157,7 @@ def _cache_line() -> tuple[str, str, str, str]:
     another = "set AOTC_CACHE_DIR to a folder of your own"
     if path.exists() and not path.is_dir():
         return "opt", "kernel cache", f"not used: {path} is not a folder", another
-    if path.is_dir() and (reason := not_private(path.stat())):
+    if path.is_dir() and (reason := other_writers(path.stat())):
         return "opt", "kernel cache", f"not used: {path} {reason}", f"chmod go-w it if all in it is yours, or {another}"
     if os.access(place, os.W_OK):
         return "ok", "kernel cache", value, ""
@@ -165,12 +165,12 @@ def _cache_line() -> tuple[str, str, str, str]:
 
 
 def _lapack_line() -> tuple[str, str, str, str]:
-    from aotc.vmfb.host.lapack import how_to_get, library_candidates
+    from aotc.vmfb.host.lapack import lapack_install_command, library_candidates
 
     found = next(map(str, library_candidates()), "")
     if found:
         return "ok", "lapack", found, ""
-    return "opt", "lapack", "none (needed by models that factor matrices)", how_to_get()
+    return "opt", "lapack", "none (needed by models that factor matrices)", lapack_install_command()
 
 
 def _thread_line() -> tuple[str, str, str, str]:

@@ -38,7 +38,7 @@ def command(
     Names, dtypes and shapes must match; all differences are listed. A signature is not copied: sign the bundle again.
     """
     from aotc.vmfb.bundle import open_bundle, write_bundle_file
-    from aotc.vmfb.weights.own import WEIGHTS, with_weights
+    from aotc.vmfb.weights.own import WEIGHTS, bundle_with_weights
     from aotc.vmfb.weights.tensors import read_tensors
 
     written = output or bundle
@@ -47,6 +47,6 @@ def command(
     given = read_tensors(weights, copy=True)
     known = (opened.manifest.get(WEIGHTS) or {}).get("file", "")
     place = file or (str(written.with_name(known)) if known else "")
-    write_bundle_file(str(written), [with_weights(opened, given, place)])
+    write_bundle_file(str(written), [bundle_with_weights(opened, given, place)])
     beside = f", {place}" if place else ""
     print(f"{written}{beside}: {len(given)} weights, {sum(x.nbytes for x in given.values()):,} bytes")

@@ -112,11 +112,11 @@ def _numbers_of_list(data: Any) -> Any:
 
 
 def _write_safetensors(arrays: Named) -> list[Any]:
-    from aotc.vmfb.weights.safetensors import encode_header, make_row
+    from aotc.vmfb.weights.safetensors import encode_header, make_tensor_row
 
     header, parts, at = {}, [], 0
     for name, array in arrays.items():
-        header[name] = make_row(from_numpy(array.dtype), array.shape, at)
+        header[name] = make_tensor_row(from_numpy(array.dtype), array.shape, at)
         parts.append(np.ascontiguousarray(array).reshape(-1).view("u1"))
         at += array.nbytes
     return [encode_header(header), *parts]

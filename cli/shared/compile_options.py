@@ -133,10 +133,10 @@ def replaced_kernels(texts: list[str]) -> dict[str, str]:
 
 def parse_bytes(text: str, option: str = "--memory-limit") -> int:
     """Parse the value of an option in bytes; 0 for an empty string."""
-    from aotc.vmfb.host.byte_sizes import as_bytes
+    from aotc.vmfb.host.byte_sizes import parse_byte_count
 
     try:
-        return as_bytes(text) if text else 0
+        return parse_byte_count(text) if text else 0
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
 

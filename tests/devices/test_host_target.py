@@ -56,7 +56,7 @@ def machine(monkeypatch):
 
     def become(have, permitted=True, architecture="x86_64"):
         for module in (targets, vmfb_machine):
-            monkeypatch.setattr(module, "tiles_permitted", lambda: permitted)
+            monkeypatch.setattr(module, "request_amx_tiles", lambda: permitted)
         monkeypatch.setattr(targets, "cpu_features", lambda: frozenset(have))
         monkeypatch.setattr(cpu, "cpu_features", lambda: frozenset(have))
         monkeypatch.setattr(targets.platform, "machine", lambda: architecture)
@@ -226,16 +226,16 @@ def test_the_permission_is_asked_for_once_and_only_with_the_unit(machine, bundle
     """A machine without the unit is not asked; the answer of this one is kept."""
     asked = []
     machine(BF16)
-    monkeypatch.setattr(vmfb_machine, "tiles_permitted", lambda: asked.append(1) or True)
+    monkeypatch.setattr(vmfb_machine, "request_amx_tiles", lambda: asked.append(1) or True)
     choose_variant(bundles(EVERY), None)
     assert not asked
 
 
 def test_this_system_answers():
     """With or without the unit: a number, and no crash; where there is no such system call the answer is no."""
-    assert vmfb_machine.tiles_permitted() in (True, False)
-    assert vmfb_machine.tiles_permitted() is vmfb_machine.tiles_permitted()
-    assert vmfb_machine.tiles_permitted() <= ("amx_tile" in vmfb_machine.cpu_features())
+    assert vmfb_machine.request_amx_tiles() in (True, False)
+    assert vmfb_machine.request_amx_tiles() is vmfb_machine.request_amx_tiles()
+    assert vmfb_machine.request_amx_tiles() <= ("amx_tile" in vmfb_machine.cpu_features())
 
 
 @pytest.mark.parametrize(("platform", "machine_name"), [("darwin", "x86_64"), ("linux", "aarch64")])
@@ -243,4 +243,4 @@ def test_other_systems_are_not_asked(platform, machine_name, monkeypatch):
     monkeypatch.setattr(vmfb_machine.sys, "platform", platform)
     monkeypatch.setattr(vmfb_machine.platform, "machine", lambda: machine_name)
     monkeypatch.setattr(vmfb_machine.ctypes, "CDLL", None)
-    assert vmfb_machine.tiles_permitted.__wrapped__() is False
+    assert vmfb_machine.request_amx_tiles.__wrapped__() is False

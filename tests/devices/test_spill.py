@@ -18,7 +18,7 @@ from aotc.frontend.importer import import_model
 from aotc.ir.semantics.run import interpret
 from aotc.tools.explain.memory import explain_memory
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.profile.cost_record import digest_of
+from aotc.vmfb.profile.cost_record import kernel_text_digest
 
 pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim
@@ -106,8 +106,8 @@ def dear_costs(data):
     debug = open_bundle(data).manifest["debug"]
     rows = [
         {
-            "digest": digest_of(row["text"]), "name": name, "loc": row["loc"], "ops": 1, "sizes": {}, "runs": 1,
-            "bytes": 1, "ns": {"cuda": 1e9},
+            "digest": kernel_text_digest(row["text"]), "name": name, "loc": row["loc"], "ops": 1, "sizes": {},
+            "runs": 1, "bytes": 1, "ns": {"cuda": 1e9},
         }
         for name, row in debug["kernels"].items()
     ]  # fmt: skip

@@ -71,7 +71,7 @@ def test_a_loop_ends_when_its_call_does(made_up, monkeypatch):
     assert gpu.loops.word
     gpu.note_loops()
     made_up.is_endless = True
-    monkeypatch.setattr(loops.Watch, "pending_exception", lambda self: raised())
+    monkeypatch.setattr(loops.Watch, "raise_pending_exception", lambda self: raised())
     with pytest.raises(Stop):
         gpu.wait()
     assert not gpu.is_turning

@@ -21,7 +21,7 @@ from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
-from aotc.vmfb.profile.cost_record import digest_of
+from aotc.vmfb.profile.cost_record import kernel_text_digest
 
 pytestmark = pytest.mark.ir
 V4, GPU = TARGETS["cpu:x86-64-v4"], TARGETS["cuda:sm_90a"]
@@ -204,7 +204,8 @@ def test_each_number_of_a_machine_counts(found):
 
 def record(kernel, ns, sizes=None, device="cpu"):
     """A record of one kernel."""
-    row = {"digest": digest_of(print_kernel(kernel)), "name": kernel.name, "loc": "", "ops": 1, "bytes": 1, "runs": 1}
+    digest = kernel_text_digest(print_kernel(kernel))
+    row = {"digest": digest, "name": kernel.name, "loc": "", "ops": 1, "bytes": 1, "runs": 1}
     return {"kernels": [{**row, "sizes": sizes or {}, "ns": {device: ns}}]}
 
 

@@ -11,7 +11,7 @@ from jax import lax
 import aotc
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import BundleError, CallError
-from aotc.vmfb.profile.cost_record import digest_of, read_record, record_problem, record_text
+from aotc.vmfb.profile.cost_record import kernel_text_digest, read_record, record_problem, record_text
 from aotc.vmfb.profile.measure import Profiler
 from aotc.vmfb.profile.stored_records import PROFILE, stored_record, with_profile
 
@@ -30,7 +30,7 @@ def test_each_kernel_has_a_row():
     assert record_problem(record) == ""
     assert len(record["kernels"]) == module.stats()["kernels"] == 2
     for row, (name, text, loc, ops, _) in zip(record["kernels"], module._executable.kernel_texts()):
-        assert (row["name"], row["digest"], row["loc"], row["ops"]) == (name, digest_of(text), loc, ops)
+        assert (row["name"], row["digest"], row["loc"], row["ops"]) == (name, kernel_text_digest(text), loc, ops)
         assert row["ns"]["cpu"] > 0
         assert row["runs"] == 1
         assert "test_profile.py" in row["loc"]

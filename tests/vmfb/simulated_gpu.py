@@ -408,7 +408,7 @@ class SimulatedGraph:
         def iteration():
             watch = Watch()
             while handle[0]:
-                watch.pending_exception()
+                watch.raise_pending_exception()
                 run_nodes(inside)
 
         return self._add(after, "loop", iteration), body

@@ -12,7 +12,7 @@ from aotc.vmfb.errors import BundleError
 from aotc.vmfb.module import load
 from aotc.vmfb.verify.check_bundle import check_bundle
 from aotc.vmfb.weights import differences as codec
-from aotc.vmfb.weights.differences import expand_differences, from_differences, word_differences
+from aotc.vmfb.weights.differences import decompress_differences, expand_differences, word_differences
 
 pytestmark = pytest.mark.ir
 
@@ -45,7 +45,7 @@ def test_streams_that_are_damaged():
         (b"", 4096), (b"", 0), (b"x", 0), (packed[:12] + b"\0" + packed[13:], 4096), (packed, -4),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"\w"):
-            from_differences(stream, 4, size)
+            decompress_differences(stream, 4, size)
     for word, distance in ((0, 1), (3, 1), (16, 1), (4, -1)):
         with pytest.raises(ValueError, match="words of"):
             expand_differences(packed, word, distance, np.zeros(4096, np.uint8))

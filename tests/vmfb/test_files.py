@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aotc.vmfb.host import files
-from aotc.vmfb.host.files import append_all_or_none, remove_stale, write_atomically
+from aotc.vmfb.host.files import append_all_or_none, remove_stale_temporaries, write_atomically
 
 pytestmark = pytest.mark.ir
 
@@ -164,7 +164,7 @@ def test_only_our_own_files_are_removed(tmp_path):
     os.mkfifo(tmp_path / ".aotc-y")
     (tmp_path / "aotc-z").touch()
     (tmp_path / ".aotc-old").touch()
-    remove_stale(str(tmp_path))
+    remove_stale_temporaries(str(tmp_path))
     assert sorted(p.name for p in tmp_path.iterdir()) == [".aotc-x", ".aotc-y", "aotc-z"]
 
 
@@ -186,27 +186,27 @@ def test_a_work_folder_that_is_taken_for_a_stale_one_is_made_again(temporary, mo
         mkdir(path, mode)
         made.append(path)
         if len(made) == 2:
-            files.remove_stale(str(temporary), "work-")  # another process, between the folder and its lock
+            files.remove_stale_temporaries(str(temporary), "work-")  # another process, between the folder and its lock
 
     monkeypatch.setattr(os, "mkdir", made_late)
-    with files.work_folder() as folder:
+    with files.temporary_folder() as folder:
         assert made == [str(temporary), str(folder), str(folder)]
         assert folder.is_dir()
 
 
 def test_a_work_folder_is_made_when_it_is_used(temporary):
-    path = files.work_path()
+    path = files.temporary_path()
     assert not temporary.exists()
-    with files.work_folder(path) as folder:
+    with files.temporary_folder(path) as folder:
         assert str(folder) == path
         assert list(temporary.iterdir()) == [folder]
     assert list(temporary.iterdir()) == []
 
 
 def test_a_work_folder_goes_with_its_process(temporary):
-    kill_while("with files.work_folder() as folder: (folder / 'x').touch(); list(parts())")
+    kill_while("with files.temporary_folder() as folder: (folder / 'x').touch(); list(parts())")
     assert len(list(temporary.iterdir())) == 1
-    with files.work_folder() as folder, files.work_folder() as other:
+    with files.temporary_folder() as folder, files.temporary_folder() as other:
         assert sorted(temporary.iterdir()) == sorted([folder, other])
         (folder / "below").mkdir()
     assert list(temporary.iterdir()) == []
@@ -228,11 +228,11 @@ def test_a_folder_that_others_may_write_to_is_not_used(temporary):
     assert folder.is_dir()
     assert list(temporary.iterdir()) == []
     with pytest.raises(PermissionError, match=r"may be written to by others .mode 777"):
-        files.private_folder(str(temporary))
+        files.ensure_private_folder(str(temporary))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_a_strangers_folder_is_not_used(tmp_path):
     os.chown(tmp_path, 12345, 12345)
     with pytest.raises(PermissionError, match="belongs to user 12345, not to you"):
-        files.private_folder(str(tmp_path))
+        files.ensure_private_folder(str(tmp_path))

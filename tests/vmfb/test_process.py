@@ -103,7 +103,7 @@ def test_arenas_are_trimmed_while_others_take_them():
 
     def take():
         while not done.is_set():
-            pool.give(pool.take(64))
+            pool.return_arena(pool.take_arena(64))
 
     def trim():
         try:

@@ -272,14 +272,14 @@ def test_no_memfd(monkeypatch):
 
 def test_arenas_are_kept_grown_and_freed():
     pool = ArenaPool()
-    first = pool.take(100)
+    first = pool.take_arena(100)
     assert first.address % 64 == 0
-    pool.give(first)
-    assert pool.take(50) is first
-    pool.give(first)
-    second = pool.take(1000)
+    pool.return_arena(first)
+    assert pool.take_arena(50) is first
+    pool.return_arena(first)
+    second = pool.take_arena(1000)
     assert second is not first
-    pool.give(second)
+    pool.return_arena(second)
     assert pool.idle_bytes() == 1000
     assert pool.trim() == 1000
     assert (pool.idle_bytes(), pool.high_water) == (0, 1000)

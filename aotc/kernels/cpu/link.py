@@ -15,7 +15,7 @@ from aotc.kernels.back_end import emit_data
 from aotc.kernels.cpu.find_linker import linker_of_target
 from aotc.targets import Target
 from aotc.vmfb.abi import IMPORT_PREFIX, INTERFACE_BYTES, INTERFACE_SYMBOL, TABLE_SYMBOL
-from aotc.vmfb.host.files import work_folder, work_path
+from aotc.vmfb.host.files import temporary_folder, temporary_path
 
 ALLOWED_SYMBOLS = frozenset(
     ["memset", "memcpy", "memmove", "malloc", "free", "syscall", "sched_yield", "clock_gettime"]
@@ -90,7 +90,7 @@ class Linker:
 
     def __init__(self, target: Target) -> None:
         self._command = linker_of_target(target)
-        self._folder = work_path()
+        self._folder = temporary_path()
         self._words = ["-o", os.path.join(self._folder, _LIBRARY), f"-L{self._folder}", f"-l:{_OBJECTS}"]
         self._process: subprocess.Popen[bytes] | None = None
         self._stack = ExitStack()
@@ -112,7 +112,7 @@ class Linker:
 
     def send_objects(self, objects: Sequence[bytes]) -> None:
         """Write the object files, and let the waiting linker process read them."""
-        folder = self._stack.enter_context(work_folder(self._folder))
+        folder = self._stack.enter_context(temporary_folder(self._folder))
         files = [folder / f"{n}.o" for n in range(len(objects))]
         for file, data in zip(files, objects, strict=True):
             file.write_bytes(data)

@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from aotc.diagnostics import UNKNOWN, CompileError, warn_user
-from aotc.vmfb.host.files import not_private, private_folder, remove_stale, replace_file
+from aotc.vmfb.host.files import ensure_private_folder, other_writers, remove_stale_temporaries, replace_file
 
 _HEADER = struct.Struct("<8sQ32s32s")
 _MAGIC = b"AOTCKEPT"
@@ -96,10 +96,10 @@ def write_cache_entry(folder: str, key: str, data: bytes) -> None:
         return
     try:
         with suppress(FileExistsError):  # it is not a folder: the next step reports that
-            private_folder(str(cache_directory()))
+            ensure_private_folder(str(cache_directory()))
         home = _cache_home()
-        place = private_folder(os.path.join(home, folder))
-        temporary = os.path.join(private_folder(os.path.join(home, _TEMPORARY)), "entry-")
+        place = ensure_private_folder(os.path.join(home, folder))
+        temporary = os.path.join(ensure_private_folder(os.path.join(home, _TEMPORARY)), "entry-")
         header = _HEADER.pack(_MAGIC, len(data), bytes.fromhex(key), sha256(data).digest())
         replace_file(os.path.join(place, key), [header, data], temporary, mode=0o600)
         _written[home] = _written.get(home, 0) + len(data)
@@ -121,14 +121,14 @@ def _cache_home() -> str:
     info = os.stat(home)
     if not stat.S_ISDIR(info.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), home)
-    reason = not_private(info)
+    reason = other_writers(info)
     if reason:
         error = PermissionError(f"{home} {reason}")
         _warn_unusable_cache_folder(error)
         raise error
     if home not in _seen:
         _seen.add(home)
-        remove_stale(os.path.join(home, _TEMPORARY), "entry-")
+        remove_stale_temporaries(os.path.join(home, _TEMPORARY), "entry-")
     return home
 
 
@@ -150,7 +150,7 @@ def _read_entry_file(path: str, key: str) -> bytes | None:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
             return None
-        if reason := not_private(info):
+        if reason := other_writers(info):
             _warn_unusable_cache_folder(PermissionError(f"{path} {reason}"))
             return None
         header = file.read(_HEADER.size)

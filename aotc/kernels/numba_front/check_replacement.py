@@ -14,7 +14,7 @@ from aotc.kernels.cpu.link import link_shared_library
 from aotc.kernels.numba_front.compile import compile_kernel
 from aotc.kernels.numba_front.trial import NoTrial, call_native, output_difference, random_arguments
 from aotc.targets import host_target
-from aotc.vmfb.host.files import work_folder
+from aotc.vmfb.host.files import temporary_folder
 
 # Random arguments on which a function must agree with the kernel that it replaces.
 TRIALS = 3
@@ -35,7 +35,7 @@ def replacement_difference(kernel: Kernel, source: str, name: str) -> str:
         compile_kernel(replace(kernel, name=_OWN), target, source, name),
     ]
     try:
-        with work_folder() as folder:
+        with temporary_folder() as folder:
             path = folder / "trial.so"
             path.write_bytes(link_shared_library(objects, target, MATH_SYMBOLS))
             return _replacement_output_difference(kernel, ctypes.CDLL(str(path)))

@@ -29,7 +29,7 @@ from aotc.lowering.cost_model.work import SERIAL_NS, estimated_dim, expected_ite
 from aotc.lowering.threshold import BlockSize, Limit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
-from aotc.vmfb.profile.cost_record import digest_of
+from aotc.vmfb.profile.cost_record import kernel_text_digest
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -182,12 +182,12 @@ class Costs:
     def _measurements_of_kernel(self, kernel: Kernel, target: Target) -> Rows:
         if not self._by_digest:
             return ()
-        rows = self._by_digest.get(digest_of(print_kernel(kernel)), ())
+        rows = self._by_digest.get(kernel_text_digest(print_kernel(kernel)), ())
         return [row for row in rows if _measured_time_for_target(row, target)]
 
     def unknown(self, kernels: Iterable[Kernel]) -> list[str]:
         """Return the names of measured kernels that are not among ``kernels``: other options produced them."""
-        have = {digest_of(print_kernel(k)) for k in kernels} if self._by_digest else set()
+        have = {kernel_text_digest(print_kernel(k)) for k in kernels} if self._by_digest else set()
         return [row["name"] for digest, rows in self._by_digest.items() if digest not in have for row in rows[:1]]
 
     # ------------------------------------------------------------ scheduling

@@ -28,9 +28,9 @@ from aotc.vmfb.assumed_sizes import assumed_sizes, assumed_text, check_dims, dim
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import Error
-from aotc.vmfb.profile.cost_record import digest_of
+from aotc.vmfb.profile.cost_record import kernel_text_digest
 from aotc.vmfb.ranks.layout import layout_text, mesh_of
-from aotc.vmfb.weights.own import own_weights, places_of
+from aotc.vmfb.weights.own import read_own_weights, weight_places_of
 
 SAME, CHANGED, REMOVED, ADDED = "same", "changed", "removed", "added"
 # Weights that differ that the text lists; the others are counted. All differ after a step of training.
@@ -294,7 +294,7 @@ def weight_digests(side: _Side) -> dict[str, tuple[str, bytes]]:
     found, opened = {}, side.opened
     manifest, variant = opened.manifest, opened.manifest["variants"][0]
     if manifest.get("weights"):
-        arrays, _ = own_weights(opened, places_of(manifest, variant, opened.where).types)
+        arrays, _ = read_own_weights(opened, weight_places_of(manifest, variant, opened.where).types)
         found = {path: _array_digest(array) for path, array in arrays.items()}
     return found | _constant_digests(side, variant.get("constants") or {})
 
@@ -352,7 +352,7 @@ def compare_weights(
 
 def compare_kernels(first: Facts, second: Facts) -> tuple[DiffKernel, ...]:
     """Return rows of kernels: pairs of equal text, then of equal scope and kind in order, then of equal names."""
-    digests = [{name: digest_of(k["text"]) for name, k in f["kernels"].items()} for f in (first, second)]
+    digests = [{name: kernel_text_digest(k["text"]) for name, k in f["kernels"].items()} for f in (first, second)]
     left, right = (list(d) for d in digests)
     pairs: list[tuple[str, str, str]] = []
     for name in list(left):

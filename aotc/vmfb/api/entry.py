@@ -13,7 +13,7 @@ from aotc.vmfb import trees
 from aotc.vmfb.api.parameters import Parameters
 from aotc.vmfb.arguments import Signature, TensorSpec
 from aotc.vmfb.errors import ArgumentError, CallError, MissingFunctionError
-from aotc.vmfb.host.shutdown import refuse_if_ending
+from aotc.vmfb.host.shutdown import raise_if_interpreter_exiting
 from aotc.vmfb.public_names import public_names
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ClosedModule:
 class Entry:
     """A function of a module, such as ``module.main``: call it with pytrees; ``signature`` describes it."""
 
-    _refuse_if_ending, _cleared = staticmethod(refuse_if_ending), ReferenceError
+    _refuse_if_ending, _cleared = staticmethod(raise_if_interpreter_exiting), ReferenceError
 
     def __init__(self, function: RuntimeFunction, home: str) -> None:
         self._function: RuntimeFunction | ClosedModule = function

@@ -22,7 +22,7 @@ from aotc.vmfb.arguments import type_text
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError
 from aotc.vmfb.public_names import public_names
 from aotc.vmfb.result_names import is_leaf_of_pytree, slash_separated_path
-from aotc.vmfb.weights.tensors import checked_tensors, read_tensors, write_tensors
+from aotc.vmfb.weights.tensors import read_tensors, require_tensor_types, write_tensors
 
 if TYPE_CHECKING:
     from aotc.vmfb.api.partial import OpenFunction
@@ -173,7 +173,7 @@ class KeptState:
             shape = stored.rows.get(slash_separated_path(key), {}).get("shape", dims)
             known = [n if isinstance(d, str) else d for d, n in zip(dims, shape)]
             types[slash_separated_path(key)] = dtype, known if len(shape) == len(dims) else [0] * len(dims)
-        arrays = checked_tensors(stored, types, os.fspath(path))
+        arrays = require_tensor_types(stored, types, os.fspath(path))
         made = {key: self._held.place_leaf(key, np.array(arrays[slash_separated_path(key)])) for key in self.types}
         self._held.run_exclusively(lambda: self._held.values.update(made), replaces_values=True)
 

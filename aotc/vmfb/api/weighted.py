@@ -13,9 +13,9 @@ from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.memory.mapped_file import mapped_file_check
 from aotc.vmfb.memory.pointers import address_of
-from aotc.vmfb.weights.own import WeightPlaces, checked_weights, own_weights, places_of
-from aotc.vmfb.weights.shards import is_folder, weights_of_rank
-from aotc.vmfb.weights.tensors import checked_tensors, read_tensors
+from aotc.vmfb.weights.own import WeightPlaces, read_own_weights, validate_weights, weight_places_of
+from aotc.vmfb.weights.shards import is_shard_folder, weights_of_rank
+from aotc.vmfb.weights.tensors import read_tensors, require_tensor_types
 
 if TYPE_CHECKING:
     from aotc.vmfb.interfaces import RuntimeFunction, RuntimeModule
@@ -63,12 +63,12 @@ class OwnWeights:
         file = None
         files: Mapping[str, MappedFile | None] = {}
         if isinstance(values, str | os.PathLike):
-            if self._ranked is not None and is_folder(values):
+            if self._ranked is not None and is_shard_folder(values):
                 values, files = weights_of_rank(values, self.places, *self._ranked)
             else:
                 values = read_tensors(values)
                 file = values.file
-        found = _copy_writable_arrays(checked_weights(values, self.places, self._whole.name, whole=False))
+        found = _copy_writable_arrays(validate_weights(values, self.places, self._whole.name, whole=False))
         with self._lock:  # concurrent updates must not undo each other
             mapped_file_check(
                 [x for x in {f for path, f in self._files.items() if path not in found} if x is not None]
@@ -112,7 +112,7 @@ class OwnWeights:
         for path, x in arrays.items():
             file = self._files[path]
             if file is not None and address_of(x) not in read:
-                file.forget(address_of(x), x.nbytes)
+                file.release_pages(address_of(x), x.nbytes)
 
 
 def _copy_writable_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -132,7 +132,7 @@ def bind_module_weights(
     CallError
         If ``weights`` do not fit.
     """
-    places = places_of(bundle.manifest, variant, bundle.where)
+    places = weight_places_of(bundle.manifest, variant, bundle.where)
     ranked = None if module.mesh is None else (module.mesh, module.rank)
     files: dict[str, MappedFile | None] = {}
     file = None
@@ -140,11 +140,11 @@ def bind_module_weights(
         arrays, files = weights_of_rank(weights, places, *ranked, verify)
     elif isinstance(weights, str | os.PathLike):
         tensors = read_tensors(weights)
-        arrays, file = checked_tensors(tensors, places.types, os.fspath(weights)), tensors.file
+        arrays, file = require_tensor_types(tensors, places.types, os.fspath(weights)), tensors.file
     elif weights is not None:
-        arrays = _copy_writable_arrays(checked_weights(weights, places, bundle.where))
+        arrays = _copy_writable_arrays(validate_weights(weights, places, bundle.where))
     else:
-        arrays, file = own_weights(bundle, places.types, verify)
+        arrays, file = read_own_weights(bundle, places.types, verify)
     every = module.every_function
     whole = _UnboundFunctions(module.name, module.home, module.prepared, every)
     own = OwnWeights(whole, places, arrays, files or dict.fromkeys(arrays, file), ranked)

@@ -37,7 +37,7 @@ from aotc.vmfb.module import suggest_valid_keywords
 from aotc.vmfb.public_names import public_names
 from aotc.vmfb.ranks.cut import layout_and_shapes, whole_signature
 from aotc.vmfb.ranks.layout import Layout, Mesh, layout_of, layout_text, mesh_of
-from aotc.vmfb.weights.own import places_of
+from aotc.vmfb.weights.own import weight_places_of
 
 if TYPE_CHECKING:
     from aotc.vmfb.gang.rank_recording import RankRecording
@@ -172,7 +172,7 @@ class Gang(NamedFunctions):
         self._numbers, self._dropped = count(), deque[int]()
         signatures = {name: Signature(name, entry) for name, entry in bundle.manifest["functions"].items()}
         variant = bundle.manifest["variants"][0]
-        given = places_of(bundle.manifest, variant, bundle.where).functions if keywords["weights"] else {}
+        given = weight_places_of(bundle.manifest, variant, bundle.where).functions if keywords["weights"] else {}
         signatures = {
             name: signature_without(signatures[name], given[name].values(), ()) if name in given else signatures[name]
             for name in variant["functions"]

@@ -144,7 +144,7 @@ class RankProcesses:
                     else:
                         failures[key.data.number] = found
                         end = min(end, monotonic() + _FAILURE_SECONDS)
-                interruption.pending_exception()
+                interruption.raise_pending_exception()
         if failures:
             raise cause(failures)
         return [replies[rank.number] for rank in self._ranks]

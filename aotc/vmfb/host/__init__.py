@@ -1,1 +1,1 @@
-"""Services of the host process: files, locks, signals, child processes, CPU features."""
+"""Services of the host process and its operating system: files, locks, signals, CPU features, LAPACK."""

@@ -1,4 +1,4 @@
-"""Parsing of memory sizes."""
+"""Memory sizes in bytes: parsing of text such as ``64MB``, and the option ``memory_limit``."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def parse_bytes(text: str) -> int:
     return int(float(found[1]) * base ** " KMGT".index((found[2] or " ").upper()))
 
 
-def as_bytes(value: Any) -> int:
-    """Return a number of bytes from an integer or a text.
+def parse_byte_count(value: Any) -> int:
+    """Convert an integer, or text such as ``64MB``, to a number of bytes.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def limit_memory(executable: Executable, limit: int | str, where: str) -> None:
         If the limit is not a positive size, or the device does not support limits.
     """
     try:
-        size = as_bytes(limit)
+        size = parse_byte_count(limit)
     except ValueError:
         size = 0
     if size <= 0:

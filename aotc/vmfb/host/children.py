@@ -1,4 +1,4 @@
-"""Child Python processes with the import path of this process."""
+"""Command line of a child Python process with the import path of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sha256 digests, and a cache of bytes with known digests: comparing bytes is ten times faster than hashing."""
+"""sha256 digests, and a cache of recent data with known digests: comparing bytes is ten times faster than hashing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KNOWN: dict[bytes, bytes] = {}  # by sha256
 
 
 def sha256_of(*parts: Any) -> bytes:
-    """Return the sha256 of concatenated buffers."""
+    """Return the sha256 of the concatenation of buffers."""
     digest = _new_sha256(sum(memoryview(part).nbytes for part in parts))
     for part in parts:
         digest.update(part)
@@ -41,7 +41,7 @@ def _new_sha256(size: int) -> Any:
 
 
 def has_digest(data: memoryview, digest: bytes) -> bool:
-    """Return True if ``data`` has the sha256 ``digest``."""
+    """Return True if the sha256 of ``data`` is ``digest``; equal data in the cache is not hashed again."""
     known = _KNOWN.get(digest)
     same = known is not None and len(known) == data.nbytes and known.startswith(data)  # == would copy, or be slow
     return same or sha256_of(data) == digest

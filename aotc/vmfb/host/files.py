@@ -23,11 +23,10 @@ _WORK, _REPORT = "work-", "report-"
 
 
 def write_atomically(path: str, parts: Iterable[Any], durable: bool = True) -> None:
-    """Write ``parts`` in order to a path given by the user.
+    """Write buffers in order to a path that the user has specified; a regular file appears whole or not at all.
 
-    A file is written atomically, with the mode of the file that it replaces. The target of a link is replaced, not the
-    link. Devices, pipes and descriptors of this process (``/dev/stdout``), which cannot be replaced, are written in
-    place.
+    The mode is that of the file that is replaced. The target of a link is replaced, not the link. Devices, pipes and
+    descriptors of this process (``/dev/stdout``), which cannot be replaced, are written in place.
 
     Raises
     ------
@@ -38,7 +37,7 @@ def write_atomically(path: str, parts: Iterable[Any], durable: bool = True) -> N
         descriptor = _open_special_file(path)
         if descriptor is not None:
             try:
-                write_parts(descriptor, parts)
+                write_buffers(descriptor, parts)
             finally:
                 os.close(descriptor)
             return
@@ -47,14 +46,14 @@ def write_atomically(path: str, parts: Iterable[Any], durable: bool = True) -> N
         from zlib import crc32  # not needed by a process that only loads
 
         prefix = f"{_PREFIX}{crc32(os.fsencode(name)):08x}-"
-        remove_stale(folder, prefix)
+        remove_stale_temporaries(folder, prefix)
         replace_file(target, parts, os.path.join(folder, prefix), durable=durable)
     except OSError as error:
         raise _error_with_path(error, path) from error
 
 
 def append_all_or_none(path: str, parts: Iterable[Any]) -> None:
-    """Append ``parts`` to a file, all of them or none.
+    """Append buffers to a file, all of them or none.
 
     Raises
     ------
@@ -66,7 +65,7 @@ def append_all_or_none(path: str, parts: Iterable[Any]) -> None:
         with open(path, "ab", buffering=0) as file:
             before = os.fstat(file.fileno())
             try:
-                write_parts(file.fileno(), parts)
+                write_buffers(file.fileno(), parts)
             except BaseException:
                 if stat.S_ISREG(before.st_mode):
                     os.ftruncate(file.fileno(), before.st_size)
@@ -79,7 +78,7 @@ def append_all_or_none(path: str, parts: Iterable[Any]) -> None:
 
 
 def replace_file(path: str, parts: Iterable[Any], temporary: str, mode: int = 0, durable: bool = False) -> None:
-    """Write a file under a temporary name in the same file system, and rename it.
+    """Write a file under a temporary name in the same file system, and rename it to ``path``.
 
     Parameters
     ----------
@@ -97,7 +96,7 @@ def replace_file(path: str, parts: Iterable[Any], temporary: str, mode: int = 0,
         if not mode:
             with suppress(OSError):
                 os.fchmod(descriptor, os.stat(path).st_mode & 0o777)
-        write_parts(descriptor, parts)
+        write_buffers(descriptor, parts)
         if durable:
             os.fsync(descriptor)
         if not name and _link_unnamed_file(descriptor, path):
@@ -127,16 +126,16 @@ def _link_under_temporary_name(descriptor: int, temporary: str) -> str:
     return name
 
 
-def remove_stale(folder: str, prefix: str = _PREFIX) -> None:
-    """Remove temporary files and folders with the prefix whose writers have ended."""
+def remove_stale_temporaries(folder: str, prefix: str = _PREFIX) -> None:
+    """Remove files and folders whose name starts with ``prefix`` and whose writing process has ended."""
     with suppress(OSError):
         for name in os.listdir(folder or "."):
             if name.startswith(prefix):
                 _remove_unlocked(os.path.join(folder, name))
 
 
-def private_folder(path: str) -> str:
-    """Create folder ``path`` if necessary, and check that only this user can write to it.
+def ensure_private_folder(path: str) -> str:
+    """Create a folder if necessary; raise an error if another user can write to it.
 
     Raises
     ------
@@ -146,14 +145,14 @@ def private_folder(path: str) -> str:
         If the folder cannot be created.
     """
     os.makedirs(path, mode=0o700, exist_ok=True)
-    reason = not_private(os.stat(path))
+    reason = other_writers(os.stat(path))
     if reason:
         raise PermissionError(f"{path} {reason}")
     return path
 
 
-def not_private(info: os.stat_result) -> str:
-    """Return text about users other than this one and root who can change a file or folder, or an empty string."""
+def other_writers(info: os.stat_result) -> str:
+    """Describe the users other than this one and root who can change a file or folder; an empty string if none can."""
     if info.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {info.st_uid}, not to you"
     if info.st_mode & 0o022:
@@ -161,20 +160,23 @@ def not_private(info: os.stat_result) -> str:
     return ""
 
 
-def work_path() -> str:
-    """Return a unique path for :func:`work_folder`; nothing is created yet."""
-    return os.path.abspath(os.path.join(_own_temporary(), f"{_WORK}{os.urandom(6).hex()}"))
+def temporary_path() -> str:
+    """Return a unique path that does not exist yet, for :func:`temporary_folder`."""
+    return os.path.abspath(os.path.join(_temporary_root_of_user(), f"{_WORK}{os.urandom(6).hex()}"))
 
 
 @contextmanager
-def work_folder(path: str = "") -> Iterator[Path]:
-    """Create a folder for temporary files, removed after the block, or by the next user if this process is killed."""
+def temporary_folder(path: str = "") -> Iterator[Path]:
+    """Create a folder for temporary files, and remove it after the block.
+
+    If this process is killed, the next process that creates one removes the folder.
+    """
     from pathlib import Path
     from shutil import rmtree
 
-    path = path or work_path()
-    home = private_folder(os.path.dirname(path))
-    remove_stale(home, _WORK)
+    path = path or temporary_path()
+    home = ensure_private_folder(os.path.dirname(path))
+    remove_stale_temporaries(home, _WORK)
     descriptor = -1
     while descriptor < 0:
         with suppress(FileNotFoundError, FileExistsError):  # another process took it for a stale one and removes it
@@ -188,28 +190,32 @@ def work_folder(path: str = "") -> Iterator[Path]:
 
 
 def report_folder(keep: int) -> str:
-    """Create a folder for a failure report; only the last ``keep`` older ones are retained."""
+    """Create a folder for a failure report; remove all but the last ``keep`` older ones."""
     from shutil import rmtree
 
-    home = private_folder(_own_temporary())
+    home = ensure_private_folder(_temporary_root_of_user())
     with suppress(OSError):
         old = [e for e in os.scandir(home) if e.name.startswith(_REPORT)]
         for entry in sorted(old, key=lambda e: e.stat(follow_symlinks=False).st_mtime_ns, reverse=True)[keep:]:
             rmtree(entry.path, ignore_errors=True)
-    return _fresh_folder(home, _REPORT)
+    return _create_new_folder(home, _REPORT)
 
 
-def own_folder(name: str) -> str:
-    """Return a permanent folder of this user among the system's temporary files."""
-    path = os.path.join(_own_temporary(), name)
+def permanent_folder(name: str) -> str:
+    """Create the folder ``name`` of this user among the system's temporary files, and return its path.
+
+    Nothing removes it.
+    """
+    path = os.path.join(_temporary_root_of_user(), name)
     os.makedirs(path, exist_ok=True)
     return path
 
 
-def _own_temporary() -> str:
-    """Return this user's folder among the system's temporary files; a new one if another user has taken its name.
+def _temporary_root_of_user() -> str:
+    """Return the path of this user's folder among the system's temporary files.
 
-    The folder is not created here: :func:`private_folder` does that.
+    The folder is not created here: :func:`ensure_private_folder` does that. If another user has taken the name, a new
+    folder is created.
     """
     from tempfile import gettempdir, mkdtemp
 
@@ -217,26 +223,26 @@ def _own_temporary() -> str:
         path = os.path.join(gettempdir(), f"aotc-{os.geteuid()}")
     except FileNotFoundError as error:
         raise _error_with_path(error, "TMPDIR") from error
-    return mkdtemp(prefix="aotc-") if _is_occupied(path) else path
+    return mkdtemp(prefix="aotc-") if _exists_but_is_not_private(path) else path
 
 
-def _is_occupied(path: str) -> bool:
-    """Return True if the path exists but is not a folder that only this user can write to."""
+def _exists_but_is_not_private(path: str) -> bool:
+    """Return True if the path exists and is anything but a folder that only this user can write to."""
     try:
         info = os.lstat(path)
     except FileNotFoundError:
         return False
-    return not stat.S_ISDIR(info.st_mode) or bool(not_private(info))
+    return not stat.S_ISDIR(info.st_mode) or bool(other_writers(info))
 
 
-def _fresh_folder(home: str, prefix: str) -> str:
+def _create_new_folder(home: str, prefix: str) -> str:
     from tempfile import mkdtemp
 
     return mkdtemp(prefix=prefix, dir=home)
 
 
-def write_parts(descriptor: int, parts: Iterable[Any]) -> None:
-    """Write ``parts`` in order to an open file, each completely."""
+def write_buffers(descriptor: int, parts: Iterable[Any]) -> None:
+    """Write buffers in order to an open file, each completely."""
     for part in parts:
         data = memoryview(part)
         data = data.cast("B") if data.nbytes else memoryview(b"")  # an empty array cannot be cast
@@ -245,13 +251,16 @@ def write_parts(descriptor: int, parts: Iterable[Any]) -> None:
 
 
 def _error_with_path(error: OSError, path: str) -> OSError:
-    """Return ``error`` with the path that the user specified."""
+    """Return a copy of an OSError with ``path``, as the user specified it."""
     return OSError(error.errno, error.strerror or str(error), path)
 
 
 def _open_special_file(path: str) -> int | None:
-    """Open a path for writing in place; return None for regular and new files."""
-    own = _own_descriptor(path)
+    """Open a device, a pipe or a descriptor of this process for writing in place.
+
+    Return None for regular and new files.
+    """
+    own = _descriptor_of_proc_path(path)
     if own is not None:
         return os.dup(own)
     try:
@@ -261,8 +270,8 @@ def _open_special_file(path: str) -> int | None:
     return None if regular else os.open(path, os.O_WRONLY | os.O_CLOEXEC)
 
 
-def _own_descriptor(path: str) -> int | None:
-    """Return N if ``path`` resolves to ``/proc/self/fd/N``: reopening it would lose the file position."""
+def _descriptor_of_proc_path(path: str) -> int | None:
+    """Return N if ``path`` resolves to ``/proc/self/fd/N``: reopening that path would lose the file position."""
     own, visited = os.path.realpath("/proc/self/fd"), set[str]()
     while path not in visited:
         visited.add(path)
@@ -291,7 +300,7 @@ def _create_locked_file(prefix: str, mode: int) -> tuple[int, str]:
 
 
 def _lock_new_file(descriptor: int) -> int:
-    """Lock ``descriptor`` and return it; -1 if another process removed the file as stale before the lock."""
+    """Lock ``descriptor`` and return it; -1 if another process had removed the file as stale before it was locked."""
     try:
         _lock_file(descriptor)
         if os.fstat(descriptor).st_nlink:

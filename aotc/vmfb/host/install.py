@@ -1,4 +1,4 @@
-"""Installation commands for missing packages, for the running aotc."""
+"""Installation commands for missing packages, for the running aotc, which error messages show."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 
 
 def install_command(extra: str = "") -> str:
-    """Return the command that installs what aotc needs, or what one of its extras needs.
+    """Return the shell command that installs the requirements of aotc, or of one of its extras.
 
     It names the folder, file or address that aotc was installed from. Where that is unknown, it names the packages of
     the extra: no index is assumed to have aotc.
@@ -32,7 +32,7 @@ def install_command(extra: str = "") -> str:
 
 
 def _install_source() -> str | None:
-    """Return the folder, file or address that aotc was installed from, or its checkout; None if there is no record."""
+    """Return the folder, file or address that aotc was installed from, or its source checkout; None if unknown."""
     checkout = Path(__file__).parents[3]
     if (checkout / "pyproject.toml").is_file():
         return str(checkout)

@@ -15,27 +15,27 @@ from time import monotonic_ns
 from types import FrameType
 from typing import Any
 
-from aotc.vmfb.host.release import never_freed
+from aotc.vmfb.host.release import keep_alive_forever
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
 
 RUNNING: dict[int, Any] = {}  # by thread: the submission that it runs
 _ASK: list[Callable[[], None]] = []
 
 
-def on_ask(function: Callable[[], None]) -> None:
-    """Register ``function``, which makes every running call check for interruption soon."""
+def register_check_request(function: Callable[[], None]) -> None:
+    """Register a function that makes every running native call check for interruption soon; one for each executor."""
     _ASK.append(function)
 
 
-def ask_running_calls() -> None:
-    """Let every running call check soon for cancellation, without waiting for its interval."""
+def request_interruption_checks() -> None:
+    """Make every running call check for cancellation now, without waiting for its next regular check."""
     for function in _ASK:
         function()
 
 
-@never_freed
+@keep_alive_forever
 def raise_if_interrupted(is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-    """Raise the exception that is to end this thread's call, if there is one.
+    """Raise the exception of a signal handler, cancellation or deadline that ends this thread's call, if there is one.
 
     No exception is raised once the interpreter clears its modules: a call made by a finalizer then runs to its end.
 
@@ -48,29 +48,29 @@ def raise_if_interrupted(is_finalizing: Callable[[], bool] = sys.is_finalizing) 
     """
     if is_finalizing():
         return
-    end_if_stopped()
+    raise_if_submission_stopped()
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and (_task_is_cancelled(asyncio) or _awaiting_is_cancelled()):
         raise asyncio.CancelledError
 
 
-def end_if_stopped() -> None:
-    """Raise the error that is to end this thread's submission, if there is one."""
+def raise_if_submission_stopped() -> None:
+    """Raise the error of the submission that this thread runs, if that was cancelled or its deadline has passed."""
     if RUNNING:
         running = RUNNING.get(get_ident())
         if running is not None and running.stopped is not None:
             raise running.stopped
 
 
-def is_submitted() -> bool:
+def runs_submission() -> bool:
     """Return True if this thread runs a submission."""
     return bool(RUNNING) and get_ident() in RUNNING
 
 
 class Watch:
-    """Let a loop on the host notice that its call was cancelled.
+    """Checks for interruption in a waiting loop on the host.
 
-    A submission's stop flag is read in each iteration; other calls ask for signals every few milliseconds.
+    A submission's stop flag is read in each iteration; signals and other cancellations every few milliseconds.
     """
 
     __slots__ = ("_due",)
@@ -78,9 +78,9 @@ class Watch:
     def __init__(self) -> None:
         self._due = monotonic_ns() + NOTICE_NANOSECONDS
 
-    def pending_exception(self) -> None:
-        """Raise the exception that is to end the call, if there is one."""
-        end_if_stopped()
+    def raise_pending_exception(self) -> None:
+        """Raise the exception that ends this thread's call, if there is one."""
+        raise_if_submission_stopped()
         now = monotonic_ns()
         if now >= self._due:
             raise_if_interrupted()
@@ -117,7 +117,10 @@ def _awaiting_is_cancelled() -> bool:
 
 
 def _future_of_callback(callback: Any) -> Any:
-    """Return the future to which a callback of ``asyncio.futures._chain_future`` passes results, or None."""
+    """Return the future that receives the result in a callback of ``asyncio.futures._chain_future``.
+
+    None for others.
+    """
     names = getattr(getattr(callback, "__code__", None), "co_freevars", ())
     if "destination" not in names:
         return None
@@ -125,7 +128,7 @@ def _future_of_callback(callback: Any) -> Any:
     return found if hasattr(found, "cancelled") else None
 
 
-def is_calling(module: str) -> bool:
+def is_module_in_native_call(module: str) -> bool:
     """Return True if another thread is in native code called from Python module ``module``."""
     me = get_ident()
     return any(f.f_globals.get("__name__") == module for n, f in sys._current_frames().items() if n != me)

@@ -21,8 +21,8 @@ _SYMBOL = "scipy_{}_64_"
 _GET_THREADS, _SET_THREADS = "scipy_openblas_get_num_threads64_", "scipy_openblas_set_num_threads64_"
 
 
-def how_to_get() -> str:
-    """Return the command that installs a LAPACK library."""
+def lapack_install_command() -> str:
+    """Return the shell command that installs a LAPACK library."""
     from aotc.vmfb.host.install import install_command  # imports importlib.metadata: only for errors
 
     return f"{install_command('lapack')}, which brings scipy-openblas64"
@@ -55,8 +55,8 @@ class Lapack:
         found = getattr(self._library, _SYMBOL.format(function), None)
         return 0 if found is None else ctypes.cast(found, ctypes.c_void_p).value or 0
 
-    def begin(self) -> None:
-        """Set the library's thread count to 1 until the matching :meth:`end`; calls may nest."""
+    def limit_to_one_thread(self) -> None:
+        """Set the library's thread count to 1 until the matching :meth:`restore_threads`; calls may nest."""
         if self._get is None or self._set is None:
             return
         with self._lock:
@@ -67,8 +67,8 @@ class Lapack:
                     self._set(1)
             self._calls += 1
 
-    def end(self) -> None:
-        """Undo one :meth:`begin`; the last one restores the thread count."""
+    def restore_threads(self) -> None:
+        """Undo one :meth:`limit_to_one_thread`; the last one restores the thread count."""
         if self._get is None or self._set is None:
             return
         with self._lock:
@@ -77,7 +77,7 @@ class Lapack:
                 self._lowered = False
                 self._set(self._before)
 
-    def forget_threads(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset in a forked child: the calls of the parent's other threads do not exist there."""
         self._calls = 0
 
@@ -86,7 +86,8 @@ _OPEN: list[Lapack] = []
 _LOCK = new_lock()
 
 
-def _first_that_loads(paths: Iterable[Path]) -> list[Lapack]:
+def _load_first_available(paths: Iterable[Path]) -> list[Lapack]:
+    """Load the first of these libraries that the dynamic loader accepts; return an empty list if it accepts none."""
     for path in paths:
         try:
             return [Lapack(ctypes.CDLL(str(path)))]
@@ -95,12 +96,12 @@ def _first_that_loads(paths: Iterable[Path]) -> list[Lapack]:
     return []
 
 
-def _begin_again() -> None:
+def _reset_after_fork() -> None:
     for lapack in _OPEN:
-        lapack.forget_threads()
+        lapack.reset_after_fork()
 
 
-after_fork(_begin_again)
+after_fork(_reset_after_fork)
 
 
 def open_lapack(where: str, functions: Iterable[str]) -> tuple[Lapack, dict[str, int]]:
@@ -122,19 +123,18 @@ def open_lapack(where: str, functions: Iterable[str]) -> tuple[Lapack, dict[str,
     searched = library_candidates()
     with _LOCK:
         if not _OPEN:
-            _OPEN.extend(_first_that_loads(searched))
+            _OPEN.extend(_load_first_available(searched))
     if not _OPEN:
         raise BundleError(
             where,
             f"the bundle calls LAPACK ({', '.join(wanted[:4])}) and no LAPACK library was found",
             ", ".join(map(str, searched)) or f"no OpenBLAS beside NumPy {np.__version__}, no package scipy_openblas64",
             "an OpenBLAS with 64-bit integers, as NumPy's wheels carry one",
-            how_to_get(),
+            lapack_install_command(),
         )
     addresses = {name: _OPEN[0].address(name) for name in wanted}
     missing = [name for name, address in addresses.items() if not address]
     if missing:
-        raise BundleError(
-            where, f"the LAPACK library lacks {', '.join(missing)}", ", ".join(map(str, searched)), hint=how_to_get()
-        )
+        what, hint = f"the LAPACK library lacks {', '.join(missing)}", lapack_install_command()
+        raise BundleError(where, what, ", ".join(map(str, searched)), hint=hint)
     return _OPEN[0], addresses

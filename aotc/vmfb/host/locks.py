@@ -1,7 +1,7 @@
-"""Registry of the runtime's locks, which are released in a forked child.
+"""Registry of the runtime's locks, which are reset in a forked child.
 
 A thread that holds a lock during a fork of another thread does not exist in the child and could not release it.
-Counters protected by locks are reset by callbacks after the locks have been released.
+Counters protected by locks are reset by callbacks after the locks have been reset.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _AFTER_FORK: list[Callable[[], None]] = []
 
 
 def new_lock() -> threading.Lock:
-    """Return a lock that is released in a forked child."""
-    return _listed_lock(allocate_lock())
+    """Create a lock that is unlocked in a forked child."""
+    return _register_lock(allocate_lock())
 
 
 def new_recursive_lock() -> threading.RLock:
-    """Return a reentrant lock that is released in a forked child."""
-    return _listed_lock(RLock())
+    """Create a reentrant lock that is unlocked in a forked child."""
+    return _register_lock(RLock())
 
 
 def new_condition(lock: threading.Lock) -> threading.Condition:
-    """Return a condition variable of ``lock``, which :func:`new_lock` made. Several may share one lock."""
+    """Create a condition variable on ``lock``, from :func:`new_lock`; several conditions may share one lock."""
     from threading import Condition
 
     return Condition(lock)
@@ -43,7 +43,7 @@ def after_fork(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
-def _listed_lock(lock: Any) -> Any:
+def _register_lock(lock: Any) -> Any:
     LOCKS.add(lock)
     return lock
 

@@ -22,7 +22,7 @@ _USERS: dict[str, WeakSet[object]] = {}  # executables by device name; the posit
 
 
 def use_logical_devices(user: object, names: Iterable[str]) -> int:
-    """Register ``user`` on logical devices ``names`` until it is freed; return them as a bit set."""
+    """Register ``user`` on the logical devices ``names`` as long as it lives; return the devices as a bit set."""
     found = 0
     with _LOCK:
         for name in names:
@@ -33,8 +33,8 @@ def use_logical_devices(user: object, names: Iterable[str]) -> int:
     return found
 
 
-def in_use() -> dict[str, int]:
-    """Return the devices in use, each with its bit."""
+def devices_in_use() -> dict[str, int]:
+    """Return the names of the devices with registered users, each with its bit."""
     return {name: 1 << (n % LOGICAL_DEVICES) for n, name in enumerate(list(_USERS)) if _USERS[name]}
 
 
@@ -44,20 +44,20 @@ def place_on_logical_devices(executable: object, names: Iterable[str]) -> None:
         executable.use_devices([name for name in dict.fromkeys(names) if name.startswith("cpu")])
 
 
-def are_several() -> bool:
-    """Return True if more than one device is in use."""
-    return len(_USERS) > 1 and len(in_use()) > 1
+def are_several_devices_in_use() -> bool:
+    """Return True if more than one logical device has registered users."""
+    return len(_USERS) > 1 and len(devices_in_use()) > 1
 
 
 def core_shares(devices: int, cores: int) -> dict[str, float]:
-    """Return how many of ``cores`` threads each device may use, by name; a fraction is possible.
+    """Return the share of ``cores`` threads of each device in the bit set ``devices``, by name; it may be a fraction.
 
-    ``devices`` is a bit set; devices that no module uses are left out.
+    Devices that no module uses are left out.
     """
-    return {name: share_of(bit, cores) for name, bit in in_use().items() if devices & bit}
+    return {name: core_share(bit, cores) for name, bit in devices_in_use().items() if devices & bit}
 
 
-def share_of(devices: int, cores: int) -> float:
-    """Return the share of ``cores`` threads of the devices in the bit set ``devices``."""
-    every = set(in_use().values())
+def core_share(devices: int, cores: int) -> float:
+    """Return the share of ``cores`` threads that the devices in the bit set ``devices`` have together."""
+    every = set(devices_in_use().values())
     return cores * sum(1 for bit in every if devices & bit) / max(len(every), 1)

@@ -1,4 +1,4 @@
-"""Properties of this machine: CPU features and usable cores."""
+"""Properties of this machine: CPU features, number of threads to use, cores that the process may use."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def cpu_features() -> frozenset[str]:
 
 
 def _listed_cpu_features() -> frozenset[str]:
+    """Read the CPU's features from ``/proc/cpuinfo``; an empty set if the system has no such file."""
     try:
         with open("/proc/cpuinfo") as f:
             for line in f:
@@ -67,7 +68,7 @@ def _features_of_auxiliary_vector() -> frozenset[str]:
 
 
 def sve_bits() -> int:
-    """Return the SVE vector length in bits that applies to this thread and threads that it starts; 0 without SVE."""
+    """Return the SVE vector length in bits of this thread, which the threads that it starts inherit; 0 without SVE."""
     library = _aarch64_library()
     answer = library.prctl(_GET_LENGTH, 0, 0, 0, 0) if library is not None else -1
     return 8 * (answer & _LENGTH_BYTES) if answer > 0 else 0
@@ -101,8 +102,8 @@ With AMX, ``vdpbf16ps`` has half the rate of f32 (0.51 on a Sapphire Rapids); on
 
 
 @cache
-def tiles_permitted() -> bool:
-    """Request the AMX tile registers for all threads of this process; return True if the system grants them."""
+def request_amx_tiles() -> bool:
+    """Ask the system for the AMX tile registers in all threads of this process; return True if it grants them."""
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
         return False
     try:
@@ -111,21 +112,21 @@ def tiles_permitted() -> bool:
         return False
 
 
-def is_slow(features: Collection[str], have: Set[str]) -> bool:
-    """Return True if a CPU with features ``have`` runs code for ``features`` slower than code for fewer of them."""
+def runs_features_slowly(features: Collection[str], have: Set[str]) -> bool:
+    """Return True if a CPU with features ``have`` runs code that uses ``features`` slower than code that uses fewer."""
     return any(name in features and other in have and other not in features for name, other in _SLOW.items())
 
 
 def cpu_speed_rank(features: Collection[str], have: Set[str]) -> tuple[int, bool, int]:
     """Return the speed rank of code for ``features`` on a CPU with features ``have``; higher is faster."""
-    return len(set(features) - _UNITS), not is_slow(features, have), len(features)
+    return len(set(features) - _UNITS), not runs_features_slowly(features, have), len(features)
 
 
-def lacking_features(variant: Mapping[str, Any], have: Set[str]) -> str:
-    """Return text about missing CPU features of a variant and their devices, or an empty string."""
+def missing_features(variant: Mapping[str, Any], have: Set[str]) -> str:
+    """Describe the CPU features that a variant needs and this machine lacks; an empty string if it lacks none."""
     missing = sorted(set(variant["features"]) - have)
     if not missing:
-        refused = TILES in variant["features"] and not tiles_permitted()
+        refused = TILES in variant["features"] and not request_amx_tiles()
         return "the system refuses tile registers (arch_prctl)" if refused else ""
     rows = variant.get("targets", {}).items()
     of_devices = [f"device {name!r} is {t['target']}" for name, t in rows if not have >= set(t["features"])]
@@ -154,7 +155,7 @@ def thread_count(requested: int | None) -> int:
 
 
 def shuffle_seed() -> int | None:
-    """Return the seed in ``AOTC_SHUFFLE``, or None if it is empty.
+    """Return the seed of the environment variable ``AOTC_SHUFFLE``, which shuffles work for tests; None if it is empty.
 
     Raises
     ------
@@ -168,10 +169,10 @@ def shuffle_seed() -> int | None:
     raise ArgumentValueError("", "AOTC_SHUFFLE is not a seed", repr(SHUFFLE[:40]), "an integer of up to 9 digits")
 
 
-def threads_within(threads: int, limit: int, arena: int, scratch: int) -> int:
-    """Return the number of threads whose ``scratch`` bytes each fit in ``limit`` next to an arena.
+def threads_within_memory_limit(threads: int, limit: int, arena: int, scratch: int) -> int:
+    """Reduce ``threads`` so that the arena and the ``scratch`` bytes of each thread fit in ``limit`` bytes.
 
-    A ``limit`` of 0 means none.
+    0 for no limit.
 
     The result is at least one: code compiled for a limit fits with one thread.
     """
@@ -200,7 +201,7 @@ def usable_cores(root: str = "/sys/fs/cgroup") -> int:
 
 
 def cgroup_quota(root: str) -> float:
-    """Return the cores that the cgroup grants (version 2, then 1), or 0 for no limit."""
+    """Return the number of cores that the cgroup grants (version 2, then 1), a fraction possible; 0 for no limit."""
     try:
         with open(f"{root}/cpu.max") as f:
             quota, period = f.read().split()

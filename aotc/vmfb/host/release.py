@@ -1,4 +1,4 @@
-"""System resources that are released after all finalizers that may still use them."""
+"""Release of system resources after all finalizers that may still use them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Release:
             self._function(*self._arguments)
 
 
-def never_freed(x: Any) -> Any:
+def keep_alive_forever(x: Any) -> Any:
     """Return ``x`` with an additional reference, so that it is never freed: native code has its address.
 
     Calling a Python function that the collector has cleared would crash the process.
@@ -39,4 +39,4 @@ def never_freed(x: Any) -> Any:
     return x
 
 
-never_freed(Release.__del__)
+keep_alive_forever(Release.__del__)

@@ -1,4 +1,4 @@
-"""Errors of calls that finalizers make at interpreter exit, when modules may already be cleared."""
+"""Error for calls that finalizers make at interpreter exit, when modules may already be cleared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CLEARED: tuple[type[BaseException], ...] = (TypeError, AttributeError, NameErro
 """Exceptions of code whose module has been cleared."""
 
 
-def refuse_if_ending(
+def raise_if_interpreter_exiting(
     exc_info: Callable[[], Any] = sys.exc_info,
     is_finalizing: Callable[[], bool] = sys.is_finalizing,
     cleared: tuple[type[BaseException], ...] = _CLEARED,
@@ -20,7 +20,7 @@ def refuse_if_ending(
     make: Callable[..., CallError] = CallError.__new__,
     kind: type[CallError] = CallError,
 ) -> None:
-    """Replace the current exception if its cause is that the interpreter has cleared modules.
+    """Replace the current exception by a CallError if the interpreter has cleared modules, which caused the exception.
 
     All names used here are defaults of parameters: this module may have been cleared too.
 

@@ -1,1 +1,1 @@
-"""Memory of calls: arena, pointers, result pool and memory limit."""
+"""Host memory of calls: arenas, memory of results, memory limits, mapped files, guard pages."""

@@ -1,4 +1,4 @@
-"""Arenas: the working memory of calls, cached between calls and shared by all functions of a process."""
+"""Arenas: the working memory of calls on the host, cached between calls and shared by all functions of a process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from aotc.vmfb.memory.result_pool import ResultMemory
 class Arena:
     """Working memory of a call.
 
-    ``address`` is a multiple of 64; the ``size`` bytes from there belong to the call. ``held`` maps arenas to their
-    bytes until they are freed. ``lock`` is the object that page-locks its first ``locked`` bytes for GPUs, or None; it
-    is released before the memory.
+    Attributes
+    ----------
+    address, size : int
+        Start, a multiple of 64, and number of bytes.
+    held : dict
+        Sizes of all arenas of the pool that are not freed, by the identity of the arena.
+    lock : object or None
+        Page-lock of the first ``locked`` bytes for GPUs, released before the memory.
     """
 
     __slots__ = ("address", "held", "lock", "locked", "memory", "size")
@@ -43,7 +48,7 @@ class Arena:
 
 
 class ArenaPool:
-    """Cached arenas, last in, first out: the pages of the last one are still in the cache.
+    """Cache of arenas, last in, first out: the pages of the last one are still in the CPU's cache.
 
     An arena that is too small for a request is replaced by a larger one, so that the pool never has more arenas than
     there were concurrent calls. Allocation and release are atomic list operations without a lock.
@@ -65,23 +70,23 @@ class ArenaPool:
         self.high_water = 0
         self.made = 0
 
-    def take(self, size: int) -> Arena:
+    def take_arena(self, size: int) -> Arena:
         """Return an arena of at least ``size`` bytes with undefined content."""
         try:
             arena = self._idle.pop()
         except IndexError:
-            return self._make(size)
+            return self._allocate_arena(size)
         if arena.size >= size:
             return arena
         arena.free()  # before its replacement is allocated
-        return self._make(size)
+        return self._allocate_arena(size)
 
-    def give(self, arena: Arena) -> None:
-        """Return an arena to the pool."""
+    def return_arena(self, arena: Arena) -> None:
+        """Return an arena to the pool, for later calls."""
         self._idle.append(arena)
 
     def trim(self) -> int:
-        """Free unused arenas and cached memory of results; return the number of bytes."""
+        """Free unused arenas and cached memory of results; return the number of freed bytes."""
         freed = self.results.trim()
         with suppress(IndexError):  # other threads use arenas meanwhile
             while True:
@@ -107,20 +112,21 @@ class ArenaPool:
         found = {"in_use": max(held - idle, 0), "idle": idle, "high_water": self.high_water}
         return {**found, "idle_results": self.results.idle_bytes()}
 
-    def grow(self, size: int, held_bytes: int) -> Arena:
-        """Allocate a further arena for a call that already has ``held_bytes`` bytes."""
-        return self.take(size)
+    def take_further_arena(self, size: int, held_bytes: int) -> Arena:
+        """Return an additional arena for a call that already has ``held_bytes`` bytes of arenas."""
+        return self.take_arena(size)
 
-    def begin(self) -> None:
-        """Start a call that allocates several arenas in sequence."""
+    def begin_stepwise_allocation(self) -> None:
+        """Start a call that allocates several arenas in sequence, because its sizes depend on data."""
 
-    def end(self) -> None:
-        """End a call started by :meth:`begin`."""
+    def end_stepwise_allocation(self) -> None:
+        """End a call started by :meth:`begin_stepwise_allocation`."""
 
-    def _make(self, size: int) -> Arena:
+    def _allocate_arena(self, size: int) -> Arena:
+        """Allocate a new arena; raise a CallError if the system refuses."""
         try:
             # Larger than requested: an array at the end may be empty, see EMPTY.
-            memory = self.results.new((size + 2 * ALIGNMENT,), np.dtype(np.uint8))
+            memory = self.results.allocate_or_trim((size + 2 * ALIGNMENT,), np.dtype(np.uint8))
         except (MemoryError, ValueError):
             raise CallError("", f"this call needs {size:,} bytes of working memory, which the system refuses") from None
         start = address_of(memory)
@@ -130,7 +136,7 @@ class ArenaPool:
         return arena
 
 
-def give_back() -> None:
+def trim_c_library() -> None:
     """Let the C library (glibc) return cached free pages to the system."""
     import ctypes  # not needed elsewhere here
 
@@ -139,10 +145,10 @@ def give_back() -> None:
 
 
 class GuardedPool(ArenaPool):
-    """Arenas for debugging: not reused, each with the requested size plus a cache line, before a guard page."""
+    """Pool for debugging: each arena is new, and ends at a guard page a cache line behind the requested size."""
 
-    def take(self, size: int) -> Arena:
-        """Return an arena that ends at a guard page."""
+    def take_arena(self, size: int) -> Arena:
+        """Return a new arena that ends at a guard page."""
         from aotc.vmfb.memory.guard_pages import guarded_bytes  # only for debugging
 
         memory = guarded_bytes(size + 1, ALIGNMENT)
@@ -151,8 +157,8 @@ class GuardedPool(ArenaPool):
         self.made += 1
         return arena
 
-    def give(self, arena: Arena) -> None:
-        """Drop the arena: it is unmapped."""
+    def return_arena(self, arena: Arena) -> None:
+        """Unmap the arena."""
 
 
 ARENAS = GuardedPool() if GUARDED else ArenaPool()

@@ -21,6 +21,7 @@ from aotc.vmfb.errors import CallError
 
 @cache
 def _mprotect() -> Any:
+    """Return the C library's ``mprotect``; raise a CallError on systems without it."""
     try:
         function = ctypes.CDLL(None, use_errno=True).mprotect
     except (AttributeError, TypeError):
@@ -38,7 +39,7 @@ def _protect_pages(begin: int, end: int, rights: int = 0) -> None:
 
 
 def guarded_bytes(size: int, alignment: int) -> np.ndarray:
-    """Return ``size`` bytes that end as close to a guard page as ``alignment`` allows; there is one before them too.
+    """Allocate ``size`` bytes between two guard pages; they end as close to the second as ``alignment`` allows.
 
     Raises
     ------
@@ -72,26 +73,26 @@ def guarded_copy(x: np.ndarray) -> np.ndarray:
     return found
 
 
-def fence_memory(memory: np.ndarray) -> np.ndarray:
-    """Make ``memory``, allocated by :func:`guarded_bytes`, inaccessible until :func:`open_block`."""
+def make_inaccessible(memory: np.ndarray) -> np.ndarray:
+    """Protect ``memory``, allocated by :func:`guarded_bytes`, until :func:`make_accessible`; return it."""
     _protect_pages(memory.ctypes.data, memory.ctypes.data + memory.nbytes)
     return memory
 
 
-def fenced_copy(address: int, size: int) -> np.ndarray:
-    """Return an inaccessible copy of ``size`` bytes plus one byte, for :func:`open_block`."""
+def inaccessible_copy(address: int, size: int) -> np.ndarray:
+    """Copy ``size`` bytes at ``address``, plus one, to memory that is inaccessible until :func:`make_accessible`."""
     memory = guarded_bytes(size + 1, ALIGNMENT)
     ctypes.memmove(memory.ctypes.data, address, size)
-    return fence_memory(memory)
+    return make_inaccessible(memory)
 
 
-def open_block(memory: np.ndarray, offset: int, size: int, writable: bool) -> None:
-    """Make the pages of a range of inaccessible memory, see :func:`fence_memory`, accessible."""
+def make_accessible(memory: np.ndarray, offset: int, size: int, writable: bool) -> None:
+    """Make ``size`` bytes at ``offset`` of inaccessible memory readable, or writable too."""
     begin = memory.ctypes.data + offset
     _protect_pages(begin, begin + size, mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ)
 
 
-def unfence(memory: np.ndarray | None) -> None:
-    """Make all of inaccessible memory, see :func:`fence_memory`, accessible."""
+def make_all_accessible(memory: np.ndarray | None) -> None:
+    """Make inaccessible memory accessible again, before it is freed; None is ignored."""
     if memory is not None:
         _protect_pages(memory.ctypes.data, memory.ctypes.data + memory.nbytes, mmap.PROT_READ | mmap.PROT_WRITE)

@@ -1,4 +1,4 @@
-"""Files in memory: small ones are copied, large ones are memory-mapped and monitored for changes."""
+"""Read-only contents of files: small files are copied, large ones are memory-mapped and monitored for changes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FILE_CHECK_NANOSECONDS = 10_000_000
 
 
 class MappedFile:
-    """A file in memory.
+    """Read-only contents of a file.
 
     A file larger than :data:`~aotc.vmfb.limits.EAGER_BYTES` is mapped, so that processes share its pages. If it is
-    truncated, reading a removed page raises SIGBUS; if it is overwritten, readers see the change. :meth:`check` detects
-    both. A smaller file is copied, and so is one that cannot be mapped, such as a pipe.
+    truncated, reading a removed page raises SIGBUS; if it is overwritten, readers see the change.
+    :meth:`check_unchanged` detects both. A smaller file is copied, and so is one that cannot be mapped, such as a pipe.
 
     Parameters
     ----------
@@ -58,6 +58,7 @@ class MappedFile:
         self.is_mapped = self._mapped is not None
 
     def _map(self, descriptor: int, info: os.stat_result) -> None:
+        """Map the open file, and record its size and time of modification."""
         import mmap  # not needed for small bundles
 
         self._mapped = mmap.mmap(descriptor, info.st_size, access=mmap.ACCESS_READ)
@@ -66,8 +67,11 @@ class MappedFile:
         self._descriptor, self._state = os.dup(descriptor), _file_state(info)
         self._release = Release(os.close, self._descriptor)
 
-    def forget(self, address: int, size: int) -> None:
-        """Release the whole pages of a range to the system if they are in this mapping; later reads reload them."""
+    def release_pages(self, address: int, size: int) -> None:
+        """Return the whole pages of a range of addresses to the system if they are in this mapping.
+
+        Later reads reload them.
+        """
         if self._mapped is None:
             return
         import mmap
@@ -81,8 +85,8 @@ class MappedFile:
         if begin >= 0 and begin + size <= len(self.data) and first < last:
             self._mapped.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
 
-    def check(self) -> None:
-        """Check that a mapped file is unchanged since it was opened, at most once in 10 ms.
+    def check_unchanged(self) -> None:
+        """Raise an error if a mapped file has changed since it was opened; look at most once in 10 ms.
 
         Raises
         ------
@@ -91,11 +95,11 @@ class MappedFile:
         """
         now = monotonic_ns()
         if now >= self._due:
-            self.check_now()
+            self.check_unchanged_now()
             self._due = now + FILE_CHECK_NANOSECONDS
 
-    def check_now(self) -> None:
-        """Check as :meth:`check` does, regardless of the time of the last check."""
+    def check_unchanged_now(self) -> None:
+        """Raise an error if a mapped file has changed since it was opened, regardless of the time of the last check."""
         if self._mapped is None:
             return
         self._due = 0
@@ -123,20 +127,20 @@ def _file_state(info: os.stat_result) -> tuple[int, int]:
 
 
 def _aligned_copy_of_file(file: Any, size: int) -> memoryview:
-    """Return the contents of a file, aligned for use as a bundle."""
-    view = aligned_view(size)
+    """Read a file into memory that is aligned as constants require."""
+    view = allocate_aligned(size)
     return view[: file.readinto(view)].toreadonly()
 
 
-def aligned_view(size: int) -> memoryview:
-    """Allocate ``size`` bytes, aligned like constants."""
+def allocate_aligned(size: int) -> memoryview:
+    """Allocate ``size`` bytes, aligned as constants require."""
     memory, address = aligned_bytes(size, ALIGNMENT)
     start = address - memory.ctypes.data
     return memory.data[start : start + size]
 
 
-def checked_first(call: Callable[..., None], files: Sequence[MappedFile]) -> Callable[..., None]:
-    """Return ``call`` wrapped so that it first checks ``files``; return ``call`` itself if there are none."""
+def check_files_before(call: Callable[..., None], files: Sequence[MappedFile]) -> Callable[..., None]:
+    """Wrap ``call`` so that it first checks that ``files`` are unchanged; return ``call`` itself if there are none."""
     if not files:
         return call
     check = mapped_file_check(files)
@@ -149,12 +153,12 @@ def checked_first(call: Callable[..., None], files: Sequence[MappedFile]) -> Cal
 
 
 def mapped_file_check(files: Sequence[MappedFile]) -> Callable[[], None]:
-    """Return a function that checks that all of ``files`` are unchanged."""
+    """Return a function that raises an error if one of ``files`` has changed since it was opened."""
     if len(files) == 1:
-        return files[0].check
+        return files[0].check_unchanged
 
     def check() -> None:
         for file in files:
-            file.check()
+            file.check_unchanged()
 
     return check

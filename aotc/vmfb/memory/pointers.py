@@ -1,4 +1,4 @@
-"""Fast access to the address of an array's elements.
+"""Fast access to the address of a NumPy array's elements.
 
 ``ndarray.ctypes.data`` and ``__array_interface__`` take a microsecond, as much as the rest of a small call. The address
 is a field at a fixed offset in NumPy's array object and is read from there; :data:`DATA_FIELD` is determined and
@@ -53,7 +53,7 @@ PointerTable: TypeAlias = "ctypes.Array[ctypes.c_int64]"
 
 
 def read_scalar(slots: PointerTable, slot: int, offset: int, dtype: str) -> int:
-    """Return the integer at a byte offset of a slot of a pointer table."""
+    """Read the integer of type ``dtype`` at a byte offset of a slot of the pointer table ``slots``, in host memory."""
     element = to_numpy(dtype)
     return int(np.frombuffer(ctypes.string_at(slots[slot] + offset, element.itemsize), element)[0])
 

@@ -28,18 +28,17 @@ _Block = tuple[np.ndarray, int]  # the memory, and the first aligned address in 
 
 
 class _Lease:
-    """Mixin for ctypes byte arrays that use, but do not own, a pooled block.
-
-    The block is cached when the lease is freed.
+    """Owner of a result's elements: a ctypes array over a pooled block, which returns to the pool when freed.
 
     The work of its finalizer is inlined: it is half of the cost of a lease.
     """
 
     __slots__ = ()
-    size: _Size
+    size: _SizeClass
     block: _Block
 
     def __del__(self) -> None:
+        """Return the block to the pool; free blocks above the limit."""
         size = self.size
         home = size.home
         size.idle.append(self.block)
@@ -48,8 +47,8 @@ class _Lease:
             home.free_excess()
 
 
-class _Size:
-    """The cached blocks of one size, last in, first out: the pages of the last one are still in the CPU's cache."""
+class _SizeClass:
+    """Cached blocks of one size, last in, first out: the pages of the last one are still in the CPU's cache."""
 
     __slots__ = ("asked", "bytes", "home", "idle", "lease")
 
@@ -66,7 +65,7 @@ SIZE_CLASSES = 8
 
 
 def size_class_of(size: int) -> int:
-    """Return the block size (size class) of the result pool for ``size`` bytes."""
+    """Round a result's size in bytes up to the block size of the pool."""
     step = max(1 << (size.bit_length() - 1), SIZE_CLASSES) // SIZE_CLASSES
     return -(-size // step) * step
 
@@ -77,7 +76,7 @@ LEASED_BYTES = 1 << 20
 
 
 class ResultMemory:
-    """Cached blocks for results, by size, of ``limit`` bytes in total.
+    """Allocator of results that caches freed blocks by size, ``limit`` bytes in total.
 
     Above the limit, blocks of the least recently requested size are freed. Blocks are returned on any thread and
     between any two instructions, whenever the last view of a result is dropped: no lock is held then, the lists of
@@ -95,14 +94,24 @@ class ResultMemory:
         self.limit = self.watched = limit
         self.lock = new_recursive_lock()
         self.kept = 0
-        self._sizes: dict[int, _Size] = {}
+        self._sizes: dict[int, _SizeClass] = {}
         self._clock = count()
 
-    def plan(self, results: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[Callable[[Any, Any], Any], Rows]:
-        """Return an allocation function, and its arguments for each result with one of these shapes and dtypes."""
+    def plan_allocations(
+        self, results: Sequence[tuple[tuple[int, ...], np.dtype]]
+    ) -> tuple[Callable[[Any, Any], Any], Rows]:
+        """Prepare the allocation of results for a plan.
+
+        Returns
+        -------
+        allocate : callable
+            Returns a new uninitialised array.
+        rows : tuple
+            The two arguments of ``allocate`` for each result.
+        """
         if max([prod(shape) * dtype.itemsize for shape, dtype in results], default=0) < LEASED_BYTES:
             return np.empty, tuple(results)
-        return self._take, tuple([(self._size_of(*row), row) for row in results])
+        return self._take_block, tuple([(self._size_class(*row), row) for row in results])
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Return an uninitialised array, as :func:`numpy.empty` does.
@@ -112,25 +121,26 @@ class ResultMemory:
         MemoryError, ValueError
             If there is not enough memory, or the size is impossible.
         """
-        return self._take(self._size_of(shape, dtype), (shape, dtype))
+        return self._take_block(self._size_class(shape, dtype), (shape, dtype))
 
-    def _size_of(self, shape: tuple[int, ...], dtype: np.dtype) -> _Size | None:
-        """Return the size class of a result; None if its memory is not pooled."""
+    def _size_class(self, shape: tuple[int, ...], dtype: np.dtype) -> _SizeClass | None:
+        """Return the size class of a result; None if the result is too small or too large for the pool."""
         needed = prod(shape) * dtype.itemsize
         if not LEASED_BYTES <= needed <= self.limit:
             return None
         size = size_class_of(needed)
-        return self._sizes.get(size) or self._sizes.setdefault(size, _Size(self, size))
+        return self._sizes.get(size) or self._sizes.setdefault(size, _SizeClass(self, size))
 
-    def _take(self, size: _Size | None, row: tuple[tuple[int, ...], np.dtype]) -> np.ndarray:
+    def _take_block(self, size: _SizeClass | None, row: tuple[tuple[int, ...], np.dtype]) -> np.ndarray:
+        """Return an array of shape and dtype ``row`` over a cached or new block of a size class; None is not pooled."""
         if size is None:
-            return self.new(*row)
+            return self.allocate_or_trim(*row)
         size.asked = next(self._clock)
         try:
             block = size.idle.pop()
             self.kept -= size.bytes
         except IndexError:
-            memory = self.new((size.bytes + ALIGNMENT,), np.dtype(np.uint8))
+            memory = self.allocate_or_trim((size.bytes + ALIGNMENT,), np.dtype(np.uint8))
             block = memory, -(-address_of(memory) // ALIGNMENT) * ALIGNMENT
         lease = size.lease.from_address(block[1])
         lease.size, lease.block = size, block
@@ -138,10 +148,10 @@ class ResultMemory:
 
     def free_excess(self) -> None:
         """Free blocks until the cached bytes are within the limit."""
-        self.keep_within(self.limit)
+        self.free_until_within(self.limit)
 
-    def keep_within(self, room: int) -> None:
-        """Free blocks until at most ``room`` bytes are cached."""
+    def free_until_within(self, room: int) -> None:
+        """Free blocks of the least recently requested sizes until at most ``room`` bytes are cached."""
         with self.lock:
             while self.idle_bytes() > room:
                 rows = [size for size in list(self._sizes.values()) if size.idle]
@@ -154,13 +164,13 @@ class ResultMemory:
         return sum(size.bytes * len(size.idle) for size in list(self._sizes.values()))
 
     def trim(self) -> int:
-        """Free all cached blocks; return the number of bytes."""
+        """Free all cached blocks; return the number of freed bytes."""
         freed = self.idle_bytes()
-        self.keep_within(0)
+        self.free_until_within(0)
         return freed
 
-    def new(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Allocate memory; if that fails, free all cached blocks and try again."""
+    def allocate_or_trim(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Allocate an uninitialised array; if memory is short, free all cached blocks and try again."""
         try:
             return np.empty(shape, dtype)
         except MemoryError:

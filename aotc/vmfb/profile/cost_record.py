@@ -46,7 +46,7 @@ _ESTIMATES = re.compile(r', (?:flops|bytes): "[^"]*"')
 _accepts = schema_acceptor(SCHEMA)
 
 
-def digest_of(text: str) -> str:
+def kernel_text_digest(text: str) -> str:
     """Return the digest of a kernel's text, without its name and its estimated work.
 
     Kernels of two bundles with equal code have the same digest.

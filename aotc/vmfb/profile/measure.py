@@ -18,7 +18,7 @@ import numpy as np
 from aotc.vmfb.abi import Command, Place, operand_value
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError
-from aotc.vmfb.profile.cost_record import FORMAT, digest_of
+from aotc.vmfb.profile.cost_record import FORMAT, kernel_text_digest
 from aotc.vmfb.profile.touched_bytes import touched_bytes
 from aotc.vmfb.profile.trace import StepMemory, Stepper, evaluate_dim, flops_of, read_header
 
@@ -116,7 +116,7 @@ class Profiler(Stepper):
         saved = [(p, self._bytes(p, extent)) for p, extent in outputs] if in_place else []
         ns = self._time(command, devices, run, saved)
         self.rows[command.kernel, sizes, devices] = {
-            "digest": digest_of(text), "name": name, "loc": loc, "ops": ops, "sizes": dims, "runs": 1,
+            "digest": kernel_text_digest(text), "name": name, "loc": loc, "ops": ops, "sizes": dims, "runs": 1,
             "places": {self.loc_of(command): 1},
             "bytes": sum(touched_bytes(text, sizes)), "flops": flops_of(text, dims), "ns": dict.fromkeys(devices, ns),
         }  # fmt: skip

@@ -108,7 +108,7 @@ class PlaceTime(NamedTuple):
     flops: int
 
 
-def places_of(row: Mapping[str, Any]) -> dict[str, int]:
+def runs_by_location(row: Mapping[str, Any]) -> dict[str, int]:
     """Return the runs at each location of a row of a record."""
     return row.get("places") or {row["loc"]: row["runs"]}
 
@@ -129,7 +129,7 @@ def times_by_place(record: Mapping[str, Any], by: str, depth: int = 0) -> list[P
     sums: dict[str, PlaceTime] = {}
     for row in record["kernels"]:
         ns = next(iter(row["ns"].values()))
-        for loc, runs in places_of(row).items():
+        for loc, runs in runs_by_location(row).items():
             place = model_place(loc)
             name = at_depth(place.scope, depth) if by == "scope" else place.line or place.scope
             t = sums.get(name, PlaceTime(name, frozenset(), 0, 0.0, 0, 0))

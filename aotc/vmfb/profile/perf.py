@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from aotc.vmfb.abi import INTERFACE_SYMBOL, TABLE_SYMBOL
 from aotc.vmfb.bundle import OpenedBundle
-from aotc.vmfb.host.files import own_folder, write_atomically
+from aotc.vmfb.host.files import permanent_folder, write_atomically
 from aotc.vmfb.host.machine import PERF
 
 # ELF section types: symbols, relocations, and dynamic symbols.
@@ -47,7 +47,7 @@ def with_names(library: KernelLibrary, bundle: OpenedBundle, variant: Mapping[st
         interface = ctypes.addressof(ctypes.c_char.in_dll(library.library, INTERFACE_SYMBOL))
         base = interface - _elf_value_of(data, INTERFACE_SYMBOL)
         named = renamed(data, {address - base: name for address, name in zip(addresses[::-1], names[::-1])})
-        folder = own_folder("perf") if PERF == "1" else PERF
+        folder = permanent_folder("perf") if PERF == "1" else PERF
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, f"aotc-{sha256(named).hexdigest()[:16]}.so")
         write_atomically(path, [named], durable=False)

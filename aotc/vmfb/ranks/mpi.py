@@ -359,7 +359,7 @@ class MpiLink:
             sleep(_PAUSE)
             if now > look:
                 look = now + _BYE_SECONDS
-                interruption.pending_exception()
+                interruption.raise_pending_exception()
                 self._look_for_byes(sends, receives, what)
 
     def _look_for_byes(self, sends: Iterable[int], receives: Iterable[int], what: str) -> None:

@@ -120,7 +120,7 @@ class TcpLink:
             ready = poll.poll(_POLL_MILLISECONDS)
             if self._watch.lost is not None:
                 raise self._lost(what, waiting=True)
-            interruption.pending_exception()
+            interruption.raise_pending_exception()
             for number, _ in ready:
                 channel = by_number[number]
                 wanted = channel.progress(what)

@@ -144,7 +144,7 @@ class ThreadLink:
         if board.lost is not None:
             raise self._lost(what)
         self._changed.wait(POLL_SECONDS)
-        interruption.pending_exception()
+        interruption.raise_pending_exception()
 
     def _lost(self, what: str) -> RankLost:
         loss = self._board.lost

@@ -7,7 +7,7 @@ borrowed core is returned when the call on it ends; until then more calls than c
 from __future__ import annotations
 
 from aotc.vmfb.host.locks import after_fork, new_recursive_lock
-from aotc.vmfb.host.logical_devices import are_several, share_of
+from aotc.vmfb.host.logical_devices import are_several_devices_in_use, core_share
 from aotc.vmfb.host.machine import usable_cores
 from aotc.vmfb.limits import MOST_DISPATCHERS
 from aotc.vmfb.submit.dispatcher_threads import PROCESS
@@ -30,7 +30,7 @@ class DeviceLane(Lane):
         """Start one more submission if these devices have a core for it, or other devices leave one unused."""
         with _LOCK:
             free = sum(lane._running for lane in list(_LANES.values())) < self._cores
-            if not free and self._running >= max(share_of(self._devices, self._cores), 1):
+            if not free and self._running >= max(core_share(self._devices, self._cores), 1):
                 return False
             self._running += 1
             return True
@@ -45,17 +45,17 @@ class DeviceLane(Lane):
     def keeps(self) -> bool:
         """Return True if a dispatcher may continue here: no other devices wait for a core that these have borrowed."""
         with _LOCK:
-            lent = self._running > max(share_of(self._devices, self._cores), 1)
+            lent = self._running > max(core_share(self._devices, self._cores), 1)
             others = any(lane._ready for lane in _LANES.values() if lane is not self)
         return super().keeps() and not (lent and others)
 
     def _use(self) -> float:
-        return self._running / max(share_of(self._devices, 1), 1e-3)
+        return self._running / max(core_share(self._devices, 1), 1e-3)
 
 
 def lane_of_devices(executable: object) -> DeviceLane | None:
     """Return the lane of the logical devices that an executable uses; None if only one device is in use."""
-    if not are_several():
+    if not are_several_devices_in_use():
         return None
     devices = getattr(executable, "device_bits", 0)
     found = _LANES.get(devices)

@@ -303,7 +303,7 @@ class Process:
         """Start without threads and ready submissions."""
         self.dispatchers = Dispatchers()
 
-    def forget_threads(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset in a forked child: it has none of its parent's threads, and the parent runs the submissions."""
         self.generation += 1
         RUNNING.clear()
@@ -311,5 +311,5 @@ class Process:
 
 
 PROCESS = Process()
-after_fork(PROCESS.forget_threads)
+after_fork(PROCESS.reset_after_fork)
 atexit.register(lambda: PROCESS.dispatchers.end())

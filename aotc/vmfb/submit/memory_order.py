@@ -38,7 +38,7 @@ _GIVEN: dict[Any, tuple[ref[Any], str]] = {}
 
 
 @after_fork
-def _begin_again() -> None:
+def _reset_after_fork() -> None:
     _READERS.clear()
     _WRITERS.clear()
 

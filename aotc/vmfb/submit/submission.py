@@ -18,7 +18,7 @@ from aotc.vmfb.arguments import Argument, dtype_text, invalidate_donated_arrays
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.early import EarlyResults
 from aotc.vmfb.errors import ArgumentError, BundleError, CallError, DeadlineExceeded, FenceCancelled
-from aotc.vmfb.host.interruption import RUNNING, ask_running_calls
+from aotc.vmfb.host.interruption import RUNNING, request_interruption_checks
 from aotc.vmfb.submit.call import SubmittedCall
 from aotc.vmfb.submit.deadlines import CLOCK
 from aotc.vmfb.submit.dispatcher_threads import PROCESS, Dispatchers, take_from_box
@@ -178,7 +178,7 @@ class Submission(Fence):
             if take_from_box(self._box) is not None:  # no thread has started
                 self._end((), error)
             else:
-                ask_running_calls()
+                request_interruption_checks()
                 if self._hidden:
                     self._leave_behind(error)
         return fate is not None

@@ -1,1 +1,1 @@
-"""Constants and weights of bundles, inside the file and in separate files."""
+"""Constants and weights of bundles: in a segment of the bundle, or in separate safetensors files."""

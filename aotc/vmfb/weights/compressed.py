@@ -1,4 +1,4 @@
-"""Constants that a bundle stores compressed: checked, and expanded into the memory of the constants at load."""
+"""Constants that a bundle stores compressed: validation, and expansion into memory when the bundle is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aotc.vmfb.weights.differences import MOST_GROWTH, WORDS, expand_differences
 
 
 def check_compressed(bundle: OpenedBundle, entry: dict[str, Any]) -> None:
-    """Check the offsets and sizes of compressed constants in the manifest entry.
+    """Validate the offsets and sizes of compressed constants, as the manifest's ``entry`` lists them.
 
     Raises
     ------
@@ -33,10 +33,18 @@ def check_compressed(bundle: OpenedBundle, entry: dict[str, Any]) -> None:
 
 
 def _compressed_row_problem(row: list[int], begin: int, end: int, first: int, stored: int) -> str:
-    """Return the problem of a row of compressed constants, or an empty string.
+    """Describe the problem of one row of compressed constants; an empty string if the row is valid.
 
-    The row must be between the offsets ``begin`` and ``end``. Its stored bytes begin at ``first``, where those of the
-    previous row end, so that no bytes are expanded twice.
+    Parameters
+    ----------
+    row : list of int
+        Offset and size in memory; offset and size of the stored stream; word size (0: not compressed), distance.
+    begin, end : int
+        Range of memory offsets that the row may use.
+    first : int
+        Required offset of the stored stream, the end of the previous one: no bytes are expanded twice.
+    stored : int
+        Size of the segment in bytes.
     """
     if len(row) != 6:
         return f"are {len(row)} numbers, expected 6"
@@ -53,7 +61,7 @@ def _compressed_row_problem(row: list[int], begin: int, end: int, first: int, st
 
 
 def expand_compressed_rows(bundle: OpenedBundle, entry: dict[str, Any], whole: np.ndarray) -> None:
-    """Copy or expand the constants of each row into ``whole``; the entry has been checked.
+    """Copy or decompress the constants of each row of a validated ``entry`` into the memory ``whole``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The constants (weights) of a bundle in memory.
+"""Constants (weights) of a variant in host memory.
 
 Inline constants, and external ones whose file has the layout that the program needs, are used in place in the mapped
 file. Other constants are copied once, when the bundle is loaded; compressed ones are expanded.
@@ -20,12 +20,14 @@ from aotc.vmfb.memory.pointers import aligned_bytes
 
 
 class ConstantMemory:
-    """The constants of a variant.
+    """Host memory with the constants of a variant.
 
     Attributes
     ----------
     address, size : int
+        Start, and number of bytes.
     copied : bool
+        True if the constants were copied out of the bundle or out of the file of weights.
     owner : object
         The object that keeps the memory alive.
     file : MappedFile or None
@@ -43,7 +45,7 @@ class ConstantMemory:
 
 
 def load_constants(bundle: OpenedBundle, entry: dict[str, Any] | None) -> ConstantMemory:
-    """Return the constants that a variant's manifest entry describes.
+    """Load the constants that a variant's manifest entry describes: map, copy or expand them.
 
     Raises
     ------
@@ -70,6 +72,7 @@ def load_constants(bundle: OpenedBundle, entry: dict[str, Any] | None) -> Consta
 
 
 def _load_external(bundle: OpenedBundle, entry: dict[str, Any]) -> ConstantMemory:
+    """Load constants from a safetensors file; use the mapped file in place if its layout is that of the program."""
     path = find_weights_file(bundle, entry["file"])
     file, header, start = _open_safetensors(bundle, path)
     data = file.data
@@ -91,6 +94,7 @@ def _load_external(bundle: OpenedBundle, entry: dict[str, Any]) -> ConstantMemor
 
 
 def _load_compressed(bundle: OpenedBundle, entry: dict[str, Any]) -> ConstantMemory:
+    """Validate and expand compressed constants."""
     from aotc.vmfb.weights.compressed import check_compressed, expand_compressed_rows
 
     check_compressed(bundle, entry)
@@ -107,6 +111,13 @@ def _allocate_constants(bundle: OpenedBundle, size: int) -> tuple[np.ndarray, in
 
 
 def find_weights_file(bundle: OpenedBundle, name: str) -> str:
+    """Return the path of an external file of weights: next to the bundle, or in a folder of ``AOTC_WEIGHTS_PATH``.
+
+    Raises
+    ------
+    BundleError
+        If the file is missing; the message lists the folders.
+    """
     folders = [os.path.dirname(os.path.abspath(bundle.path))] if bundle.path else []
     folders += [folder for folder in os.environ.get("AOTC_WEIGHTS_PATH", "").split(os.pathsep) if folder]
     for folder in folders:
@@ -122,6 +133,7 @@ def find_weights_file(bundle: OpenedBundle, name: str) -> str:
 
 
 def _open_safetensors(bundle: OpenedBundle, path: str) -> tuple[MappedFile, dict[str, Any], int]:
+    """Open a safetensors file; return the file, its header by tensor name, and the offset of the tensors' bytes."""
     from aotc.vmfb.weights.safetensors import decode_header
 
     try:
@@ -132,8 +144,11 @@ def _open_safetensors(bundle: OpenedBundle, path: str) -> tuple[MappedFile, dict
 
 
 def _find_tensor(bundle: OpenedBundle, path: str, header: dict[str, Any], tensor: dict[str, Any]) -> int:
-    """Return the offset of a tensor's bytes from the end of the file's header."""
-    from aotc.vmfb.weights.safetensors import make_row
+    """Check that a tensor has the dtype and shape of compile time, and return the offset of its bytes.
+
+    The offset counts from the end of the file's header.
+    """
+    from aotc.vmfb.weights.safetensors import make_tensor_row
 
     name = tensor["name"]
     row = header.get(name)
@@ -142,7 +157,7 @@ def _find_tensor(bundle: OpenedBundle, path: str, header: dict[str, Any], tensor
     if tensor["dtype"] not in DTYPES:
         raise BundleError(bundle.where, f"weight {name!r} is of a type that is not known, {tensor['dtype']}")
     begin, end = row["data_offsets"]
-    expected = make_row(tensor["dtype"], tensor["shape"], begin)
+    expected = make_tensor_row(tensor["dtype"], tensor["shape"], begin)
     if end - begin != tensor["size"] or any(row[key] != value for key, value in expected.items()):
         raise BundleError(
             path,
@@ -154,7 +169,7 @@ def _find_tensor(bundle: OpenedBundle, path: str, header: dict[str, Any], tensor
 
 
 def verify_external(bundle: OpenedBundle, entry: dict[str, Any] | None) -> None:
-    """Compare every external weight with its sha256 from compile time.
+    """Check the sha256 of each external weight against the sha256 from compile time.
 
     Raises
     ------

@@ -26,9 +26,8 @@ EXPANDED_BYTES = 1 << 20
 def word_differences(elements: memoryview | np.ndarray, word: int, distance: int = 1) -> memoryview:
     """Return each word minus the word ``distance`` words before, modulo the word's range.
 
-    The first words are unchanged.
-
-    A ``distance`` of 0 returns all words as they are.
+    ``word`` is the size of a word in bytes. The first ``distance`` words are unchanged; with a ``distance`` of 0 all
+    are.
     """
     words = np.frombuffer(elements, f"<u{word}")
     if 0 < distance < len(words):
@@ -61,8 +60,8 @@ def expand_differences(packed: memoryview | bytes, word: int, distance: int, int
         _undo_differences_in_place(into.view(f"<u{word}"), distance)
 
 
-def from_differences(packed: bytes, word: int, size: int) -> memoryview:
-    """Return the ``size`` bytes whose :func:`word_differences` at distance 1 are compressed in ``packed``.
+def decompress_differences(packed: bytes, word: int, size: int) -> memoryview:
+    """Decompress ``packed`` and undo :func:`word_differences` at distance 1; the result has ``size`` bytes.
 
     Raises
     ------
@@ -75,7 +74,7 @@ def from_differences(packed: bytes, word: int, size: int) -> memoryview:
 
 
 def _decompressed_pieces(packed: memoryview | bytes) -> Iterator[bytes]:
-    """Yield the content of a zlib stream in pieces, so that little memory is needed."""
+    """Decompress a zlib stream in pieces, so that little memory is needed."""
     stream = zlib.decompressobj()
     try:
         for begin in range(0, len(packed), READ_BYTES):

@@ -1,4 +1,4 @@
-"""A bundle's own weights for arguments of its functions: named arrays, in a segment or in a separate file.
+"""A bundle's own weights: named arrays for arguments of its functions, in a segment or in a separate file.
 
 Weights are the arguments that the bundle was compiled to bind (``prepared`` in the manifest). They are named by path:
 ``params/layers_0/kernel`` for ``params['layers_0']['kernel']``. A digest of names, types and bytes identifies the file
@@ -23,7 +23,7 @@ from aotc.vmfb.memory.mapped_file import MappedFile
 from aotc.vmfb.ranks.layout import Layout, layout_of
 from aotc.vmfb.result_names import slash_separated_path
 from aotc.vmfb.weights.constants import find_weights_file
-from aotc.vmfb.weights.tensors import Tensors, Types, checked_tensors, file_parts
+from aotc.vmfb.weights.tensors import Tensors, Types, require_tensor_types, safetensors_pieces
 
 WEIGHTS = "weights"
 _DIGEST = "aotc.weights"  # its key in the file's metadata
@@ -32,7 +32,7 @@ _SHARDS = "a folder that aotc shard-weights has written"
 
 
 class WeightPlaces(NamedTuple):
-    """The arguments that are weights.
+    """Which arguments of a variant's functions are weights.
 
     Attributes
     ----------
@@ -52,8 +52,8 @@ class WeightPlaces(NamedTuple):
     cuts: dict[str, tuple[tuple[int, ...], Layout]]
 
 
-def places_of(manifest: Mapping[str, Any], variant: Mapping[str, Any], where: str) -> WeightPlaces:
-    """Return which arguments of a variant's functions are weights.
+def weight_places_of(manifest: Mapping[str, Any], variant: Mapping[str, Any], where: str) -> WeightPlaces:
+    """Find the arguments of a variant's functions that are weights.
 
     Raises
     ------
@@ -84,10 +84,17 @@ def places_of(manifest: Mapping[str, Any], variant: Mapping[str, Any], where: st
     return found
 
 
-def own_weights(
+def read_own_weights(
     bundle: OpenedBundle, types: Types, verify: bool = False
 ) -> tuple[dict[str, np.ndarray], MappedFile | None]:
-    """Return the weights of a bundle, memory-mapped, and the file that contains them.
+    """Open the weights of a bundle.
+
+    Returns
+    -------
+    arrays : dict of str to numpy.ndarray
+        By path; memory-mapped if the file is large.
+    file : MappedFile or None
+        The mapped file that contains them.
 
     Raises
     ------
@@ -109,13 +116,13 @@ def own_weights(
     if found.metadata.get(_DIGEST) != entry["digest"]:
         hint = f"aotc.load(..., weights={where!r}) takes them; aotc update-weights makes them the bundle's own"
         raise BundleError(where, f"these are not the weights of {bundle.where}", hint=hint)
-    arrays = checked_tensors(found, types, where)
-    if verify and digest_of(arrays) != entry["digest"]:
+    arrays = require_tensor_types(found, types, where)
+    if verify and weights_digest(arrays) != entry["digest"]:
         raise BundleError(where, "the weights are damaged: their sha256 differs", hint="the file that was written")
     return arrays, owner
 
 
-def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
+def weights_digest(arrays: Mapping[str, np.ndarray]) -> str:
     """Return a digest of the names, types and bytes of weights, independent of their order."""
     digest = sha256()
     for name in sorted(arrays):
@@ -125,8 +132,8 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool = True) -> dict[str, np.ndarray]:
-    """Return ``values`` by path, as weights of the functions; raise one error for all that do not fit.
+def validate_weights(values: Any, places: WeightPlaces, where: str, whole: bool = True) -> dict[str, np.ndarray]:
+    """Check the weights that a user passes, and return them by path; one error lists all that do not fit.
 
     Parameters
     ----------
@@ -146,7 +153,7 @@ def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool =
         raise ArgumentError(where, "weights are not a mapping", type(values).__name__, "{'params/w': array}, or a path")
     if isinstance(values, Tensors):
         types = {path: row for path, row in places.types.items() if whole or path in values}
-        return checked_tensors(values, types, where)
+        return require_tensor_types(values, types, where)
     found, problems = {}, []
     for name, value in _weights_by_path(values):
         path = places.names.get(name, name)
@@ -172,6 +179,7 @@ def checked_weights(values: Any, places: WeightPlaces, where: str, whole: bool =
 
 
 def _weights_by_path(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Flatten nested mappings and lists of weights to pairs of path and array."""
     rows: list[tuple[str, Any]] = []
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -184,8 +192,10 @@ def _weights_by_path(values: Mapping[str, Any], prefix: str = "") -> list[tuple[
     return rows
 
 
-def with_weights(data: Any, values: Mapping[str, Any], file: str = "") -> bytes:
-    """Return an unsigned bundle with weights, in a segment or in the new file ``file``.
+def bundle_with_weights(data: Any, values: Mapping[str, Any], file: str = "") -> bytes:
+    """Return the bytes of an unsigned bundle with new weights, in a segment or in the new file ``file``.
+
+    ``data`` is the bundle, ``values`` are the weights by path.
 
     Raises
     ------
@@ -200,22 +210,22 @@ def with_weights(data: Any, values: Mapping[str, Any], file: str = "") -> bytes:
     if "mesh" in opened.manifest:
         hint = "aotc shard-weights, and aotc.load(bundle, weights=FOLDER)"
         raise BundleError(opened.where, "a bundle for several ranks has no weights of its own", hint=hint)
-    found = [places_of(opened.manifest, variant, opened.where) for variant in opened.manifest["variants"]]
-    arrays = checked_weights(values, found[0], opened.where)
+    found = [weight_places_of(opened.manifest, variant, opened.where) for variant in opened.manifest["variants"]]
+    arrays = validate_weights(values, found[0], opened.where)
     arrays = {path: arrays[path] for path in found[0].types}
-    digest = digest_of(arrays)
-    parts = file_parts(arrays, {_DIGEST: digest})
+    digest = weights_digest(arrays)
+    parts = safetensors_pieces(arrays, {_DIGEST: digest})
     entry: dict[str, Any] = {"digest": digest}
     if file:
         write_atomically(os.fspath(file), parts)
-        return with_weights_entry(opened, {**entry, "file": os.path.basename(file)}, None)
-    return with_weights_entry(opened, entry, parts)
+        return bundle_with_weights_entry(opened, {**entry, "file": os.path.basename(file)}, None)
+    return bundle_with_weights_entry(opened, entry, parts)
 
 
-def with_weights_entry(opened: OpenedBundle, entry: Mapping[str, Any], parts: Sequence[Any] | None) -> bytes:
-    """Return a bundle whose manifest entry for weights is ``entry``.
+def bundle_with_weights_entry(opened: OpenedBundle, entry: Mapping[str, Any], parts: Sequence[Any] | None) -> bytes:
+    """Return the bytes of a bundle whose manifest entry for weights is ``entry``.
 
-    With ``parts``, also replace the weights' segment.
+    With ``parts``, also replace the content of the weights' segment.
     """
     manifest = {key: value for key, value in opened.manifest.items() if key != "segments"}
     segments: list[tuple[str, Any]] = [
@@ -234,10 +244,10 @@ def with_weights_entry(opened: OpenedBundle, entry: Mapping[str, Any], parts: Se
 
 
 def copy_own_weights(opened: OpenedBundle, data: bytes) -> bytes:
-    """Return ``data``, a recompiled bundle, with the weights of ``opened``."""
+    """Return the recompiled bundle ``data`` with the weights of the original bundle ``opened``."""
     entry = opened.manifest.get(WEIGHTS)
     if entry is None:
         return data
     kept = {key: value for key, value in entry.items() if key != "segment"}
     parts = [opened.verified_segment(entry["segment"])] if "segment" in entry else None
-    return with_weights_entry(OpenedBundle("<bytes>", None, memoryview(data)), kept, parts)
+    return bundle_with_weights_entry(OpenedBundle("<bytes>", None, memoryview(data)), kept, parts)

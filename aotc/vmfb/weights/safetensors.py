@@ -1,4 +1,4 @@
-"""The safetensors format: length of the header, header (JSON, a row for each tensor), bytes of the tensors."""
+"""Reader and writer of the safetensors format: length of the header, header (JSON, a row a tensor), tensors' bytes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _SHOWN_ROW = 160
 Row = dict[str, Any]
 
 
-def make_row(dtype: str, shape: Sequence[int], begin: int) -> Row:
-    """Return the header row of a tensor whose bytes begin at ``begin``, counted from the end of the header.
+def make_tensor_row(dtype: str, shape: Sequence[int], begin: int) -> Row:
+    """Create the header row of a tensor whose bytes begin at ``begin``, counted from the end of the header.
 
     Elements of a dtype that safetensors lacks are stored as rows of bytes.
     """
@@ -43,26 +43,26 @@ def make_row(dtype: str, shape: Sequence[int], begin: int) -> Row:
 
 
 def encode_header(rows: Mapping[str, Row]) -> bytes:
-    """Return the start of a safetensors file: length and header. The tensors' bytes follow, aligned like constants."""
+    """Encode the start of a safetensors file: length and header, padded so that the tensors are aligned."""
     text = json.dumps(rows, separators=(",", ":")).encode()
     text += b" " * (-(_LENGTH_BYTES + len(text)) % ALIGNMENT)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def decode_header(data: memoryview) -> tuple[dict[str, Row], int]:
-    """Return the rows of a safetensors file by tensor name, and the offset of the tensors' bytes.
+    """Decode a header; return the rows by tensor name, and the offset of the tensors' bytes in the file.
 
     Raises
     ------
     ValueError
-        As in :func:`decode_all`.
+        As in :func:`decode_header_and_metadata`.
     """
-    rows, _, start = decode_all(data)
+    rows, _, start = decode_header_and_metadata(data)
     return rows, start
 
 
-def decode_all(data: memoryview) -> tuple[dict[str, Row], dict[str, str], int]:
-    """Return the rows of a safetensors file, its metadata, and the offset of the tensors' bytes.
+def decode_header_and_metadata(data: memoryview) -> tuple[dict[str, Row], dict[str, str], int]:
+    """Decode a header; return the rows by tensor name, the metadata, and the offset of the tensors' bytes.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def decode_all(data: memoryview) -> tuple[dict[str, Row], dict[str, str], int]:
     metadata = rows.pop(METADATA, None) or {}
     if not isinstance(metadata, dict):
         raise ValueError("its metadata is not an object")
-    end = _end_of_all({name: _span_of(name, row) for name, row in rows.items()})
+    end = _end_of_disjoint_tensors({name: _tensor_span(name, row) for name, row in rows.items()})
     if start + end != data.nbytes:
         what = "truncated" if start + end > data.nbytes else "longer than its header says"
         raise ValueError(f"{what}: {data.nbytes:,} bytes, expected {start + end:,}")
@@ -92,7 +92,7 @@ def decode_all(data: memoryview) -> tuple[dict[str, Row], dict[str, str], int]:
 
 
 def _check_characters(rows: Any) -> None:
-    """Refuse halves of surrogate pairs in strings of a header: they cannot be printed or written."""
+    """Refuse strings of a header with half of a surrogate pair, which cannot be printed or written."""
     try:
         json.dumps(rows, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -101,8 +101,8 @@ def _check_characters(rows: Any) -> None:
         raise ValueError(f"its header has U+{half:04X}, half of a surrogate pair, in {near!a}") from None
 
 
-def _end_of_all(spans: Mapping[str, tuple[int, int]]) -> int:
-    """Return the end of the tensors' bytes.
+def _end_of_disjoint_tensors(spans: Mapping[str, tuple[int, int]]) -> int:
+    """Return the end of the last tensor's bytes, after a check that no two tensors overlap.
 
     Raises
     ------
@@ -119,8 +119,8 @@ def _end_of_all(spans: Mapping[str, tuple[int, int]]) -> int:
     return end
 
 
-def _span_of(name: str, row: Any) -> tuple[int, int]:
-    """Return the start and the end of a tensor's bytes, counted from the end of the header.
+def _tensor_span(name: str, row: Any) -> tuple[int, int]:
+    """Validate a tensor's header row; return start and end of its bytes, counted from the end of the header.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Weights of a model that several ranks run: one file for each set of parts, cut out of a checkpoint of whole arrays.
+"""Weights of a model of several ranks: a checkpoint of whole arrays is split into one file for each group of ranks.
 
 A rank's columns of a matrix are in every page of the checkpoint, so a rank that mapped it would read all of it. Files
 of parts are contiguous: a rank maps its own, and reads nothing else. Ranks whose parts are the same share a file.
@@ -22,9 +22,9 @@ from aotc.vmfb.host.files import write_atomically
 from aotc.vmfb.memory.mapped_file import MappedFile
 from aotc.vmfb.memory.pointers import address_of
 from aotc.vmfb.ranks.layout import Mesh, layout_text, mesh_of, slices_of_rank
-from aotc.vmfb.weights.own import WeightPlaces, places_of
-from aotc.vmfb.weights.safetensors import METADATA, OWN_DTYPES, encode_header, make_row
-from aotc.vmfb.weights.tensors import Tensors, checked_tensors, read_tensors
+from aotc.vmfb.weights.own import WeightPlaces, weight_places_of
+from aotc.vmfb.weights.safetensors import METADATA, OWN_DTYPES, encode_header, make_tensor_row
+from aotc.vmfb.weights.tensors import Tensors, read_tensors, require_tensor_types
 
 TABLE = "shards.json"
 """The file of a folder of shards that has the mesh, the weights, and each file with its ranks and its sha256."""
@@ -40,7 +40,7 @@ Held = tuple[dict[str, np.ndarray], dict[str, MappedFile | None]]
 
 
 class ShardFile(NamedTuple):
-    """A file of parts.
+    """A file with the parts of all weights that a group of ranks has.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class ShardFile(NamedTuple):
 
 
 class Checkpoint:
-    """Whole arrays in a safetensors file, or in the files of an index; memory-mapped.
+    """Memory-mapped whole arrays, in one safetensors file or in the files of an index.
 
     Tensors are named by the paths of weights: ``params/w``. Where all paths begin alike, names may leave that out, and
     dots may be in place of slashes: ``layers.0.w`` for ``params/layers/0/w``.
@@ -68,7 +68,7 @@ class Checkpoint:
 
     def __init__(self, path: str | os.PathLike[str], paths: Sequence[str]) -> None:
         self.where = os.fspath(path)
-        self._files = self._opened()
+        self._files = self._open_files()
         owners = {name: tensors for tensors in self._files for name in tensors.rows}
         aliases = _other_weight_names(paths)
         named = [(aliases.get(name, name), name) for name in owners]
@@ -79,7 +79,8 @@ class Checkpoint:
             twice = sorted({path for path in self._names if sum(p == path for p, _ in named) > 1})
             raise BundleError(self.where, "two tensors are the same weight", ", ".join(twice))
 
-    def _opened(self) -> list[Tensors]:
+    def _open_files(self) -> list[Tensors]:
+        """Open the checkpoint's safetensors file, or all files that its index lists."""
         if not self.where.endswith(INDEX):
             return [read_tensors(self.where)]
         try:
@@ -96,9 +97,11 @@ class Checkpoint:
         return [read_tensors(os.path.join(os.path.dirname(self.where), name)) for name in names]
 
     def is_whole(self, places: WeightPlaces) -> bool:
-        """Return True if some tensor has the shape of a whole array of which a rank has a part."""
+        """Return True if some tensor has the whole shape of a weight that is partitioned over ranks."""
         found = ((path, self.rows[path]) for path in places.cuts if path in self.rows)
-        return any(row == make_row(places.types[p][0], places.cuts[p][0], row["data_offsets"][0]) for p, row in found)
+        return any(
+            row == make_tensor_row(places.types[p][0], places.cuts[p][0], row["data_offsets"][0]) for p, row in found
+        )
 
     def check(self, places: WeightPlaces) -> None:
         """Check that the checkpoint has each weight as a whole array, and nothing else.
@@ -113,45 +116,53 @@ class Checkpoint:
         problems += [f"there is no weight {self._names[path]!r}" for path in self.rows if path not in whole]
         for path, (dtype, shape) in whole.items():
             row = self.rows.get(path)
-            if row is not None and row != make_row(dtype, shape, row["data_offsets"][0]):
+            if row is not None and row != make_tensor_row(dtype, shape, row["data_offsets"][0]):
                 found = type_text(OWN_DTYPES.get(row["dtype"]) or row["dtype"], row["shape"])
                 problems.append(f"{path} is {found}, expected {type_text(dtype, shape)}")
         if problems:
             raise BundleError(self.where, "the checkpoint does not fit:\n  " + "\n  ".join(problems))
 
-    def pieces(self, path: str, dtype: str, whole: Sequence[int], slices: tuple[slice, ...]) -> Iterator[np.ndarray]:
-        """Yield the bytes of a part in order; the pages that were read are released."""
-        for view in _view_blocks(self._bytes(path, dtype, whole)[slices]):
-            yield np.ascontiguousarray(view).reshape(-1)
-            self._forget(path, view)
+    def read_part_in_pieces(
+        self, path: str, dtype: str, whole: Sequence[int], slices: tuple[slice, ...]
+    ) -> Iterator[np.ndarray]:
+        """Yield the bytes of the part ``slices`` of a weight in order, in pieces; pages that were read are released.
 
-    def part(
+        ``whole`` is the shape of the whole array.
+        """
+        for view in _view_blocks(self._read_as_bytes(path, dtype, whole)[slices]):
+            yield np.ascontiguousarray(view).reshape(-1)
+            self._release_pages(path, view)
+
+    def read_part(
         self, path: str, dtype: str, whole: Sequence[int], slices: tuple[slice, ...]
     ) -> tuple[np.ndarray, MappedFile | None]:
-        """Return a part, and the file that it is in; rows are a view of the file, columns are copied."""
-        view = self._bytes(path, dtype, whole)[slices]
+        """Read the part ``slices`` of a weight, and return it with the mapped file that contains it.
+
+        Contiguous parts are views of the file; others are copied, and the file is None.
+        """
+        view = self._read_as_bytes(path, dtype, whole)[slices]
         type_ = to_numpy(dtype)
         if view.flags.c_contiguous and address_of(view) % type_.alignment == 0:
             return view.reshape(-1).view(type_).reshape(view.shape[:-1]), self._owners[path].file
         made = np.empty(view.shape, np.uint8)
         made[...] = view
-        self._forget(path, view)
+        self._release_pages(path, view)
         return made.reshape(-1).view(type_).reshape(view.shape[:-1]), None
 
-    def _bytes(self, path: str, dtype: str, whole: Sequence[int]) -> np.ndarray:
-        """Return a whole array as bytes, whatever its alignment: its shape, and the bytes of an element."""
+    def _read_as_bytes(self, path: str, dtype: str, whole: Sequence[int]) -> np.ndarray:
+        """Return a whole array as u8, whose last dim is the bytes of an element: the file may not align elements."""
         size = size_of(dtype)
         flat = self._owners[path].array(self._names[path], "u8", (-1,))
         return flat.reshape(*whole, size)
 
-    def _forget(self, path: str, view: np.ndarray) -> None:
+    def _release_pages(self, path: str, view: np.ndarray) -> None:
         file = self._owners[path].file
         if file is not None and view.size:
-            file.forget(address_of(view), 1 + sum((n - 1) * step for n, step in zip(view.shape, view.strides)))
+            file.release_pages(address_of(view), 1 + sum((n - 1) * step for n, step in zip(view.shape, view.strides)))
 
 
 def _other_weight_names(paths: Sequence[str]) -> dict[str, str]:
-    """Return the path of each weight by its other names; a name that two weights share is left out."""
+    """Return the path of each weight by each of its alternative names; ambiguous names are left out."""
     roots = {path.partition("/")[0] for path in paths}
     found: dict[str, set[str]] = {}
     for path in paths:
@@ -219,7 +230,7 @@ def shard_weights(
         hint = "aotc update-weights, or aotc.load(bundle, weights=...)"
         raise BundleError(opened.where, "the bundle is for one device, which has whole arrays", hint=hint)
     mesh = mesh_of(entry)
-    places = places_of(opened.manifest, opened.manifest["variants"][0], opened.where)
+    places = weight_places_of(opened.manifest, opened.manifest["variants"][0], opened.where)
     source = Checkpoint(checkpoint, list(places.types))
     source.check(places)
     os.makedirs(folder, exist_ok=True)
@@ -234,7 +245,7 @@ def shard_weights(
 
 
 def _ranks_with_same_parts(mesh: Mesh, places: WeightPlaces) -> dict[str, list[int]]:
-    """Return the ranks that have the same parts, by their place on the axes over which weights are cut."""
+    """Group the ranks that have equal parts of all weights, by a name from their coordinates such as ``-model0``."""
     cut = {axis for _, layout in places.cuts.values() for axes in layout for axis in axes}
     found: dict[str, list[int]] = {}
     for rank in range(mesh.size):
@@ -253,16 +264,17 @@ def _shard_table_rows(places: WeightPlaces) -> dict[str, dict[str, Any]]:
 
 
 def _write_rank_parts(path: str, source: Checkpoint, places: WeightPlaces, mesh: Mesh, ranks: list[int]) -> ShardFile:
-    """Write the parts that ``ranks`` share."""
+    """Write one file with the parts of all weights that the group ``ranks`` has."""
     header: dict[str, Any] = {METADATA: {"aotc.mesh": str(mesh), "aotc.ranks": ", ".join(map(str, ranks))}}
     order = sorted(places.types, key=lambda p: -to_numpy(places.types[p][0]).alignment)  # so that each is aligned
     at = 0
     for name in order:
-        header[name] = make_row(*places.types[name], at)
+        header[name] = make_tensor_row(*places.types[name], at)
         at = header[name]["data_offsets"][1]
     digest, size = sha256(), 0
 
     def parts() -> Iterator[Any]:
+        """Yield the header and the pieces of all parts; count bytes and update the digest."""
         nonlocal size
         start = encode_header(header)
         digest.update(start)
@@ -270,7 +282,7 @@ def _write_rank_parts(path: str, source: Checkpoint, places: WeightPlaces, mesh:
         yield start
         for name in order:
             slices = _slices_of_rank_part(places, mesh, name, ranks[0])
-            for piece in source.pieces(name, places.types[name][0], _whole_weight(places, name), slices):
+            for piece in source.read_part_in_pieces(name, places.types[name][0], _whole_weight(places, name), slices):
                 digest.update(piece.data)
                 size += piece.nbytes
                 yield piece.data
@@ -282,7 +294,14 @@ def _write_rank_parts(path: str, source: Checkpoint, places: WeightPlaces, mesh:
 def weights_of_rank(
     path: str | os.PathLike[str], places: WeightPlaces, mesh: Mesh, rank: int, verify: bool = False
 ) -> Held:
-    """Return a rank's weights: its file of a folder of shards, its parts of a checkpoint, or a file of its parts.
+    """Return a rank's weights from a folder of shards, a checkpoint of whole arrays, or a file of the rank's parts.
+
+    Returns
+    -------
+    arrays : dict of str to numpy.ndarray
+        The rank's part of each weight, by path.
+    files : dict of str to MappedFile or None
+        The mapped file that contains each part.
 
     Raises
     ------
@@ -290,26 +309,27 @@ def weights_of_rank(
         If they do not fit, cannot be read, or, with ``verify``, are damaged.
     """
     where = os.fspath(path)
-    if is_folder(where):
+    if is_shard_folder(where):
         return _weights_of_folder(where, places, mesh, rank, verify)
     source = Checkpoint(where, list(places.types))
     if not source.is_whole(places):
         tensors = read_tensors(where)
-        return checked_tensors(tensors, places.types, where), dict.fromkeys(places.types, tensors.file)
+        return require_tensor_types(tensors, places.types, where), dict.fromkeys(places.types, tensors.file)
     source.check(places)
     parts = {
-        p: source.part(p, dtype, _whole_weight(places, p), _slices_of_rank_part(places, mesh, p, rank))
+        p: source.read_part(p, dtype, _whole_weight(places, p), _slices_of_rank_part(places, mesh, p, rank))
         for p, (dtype, _) in places.types.items()
     }
     return {p: array for p, (array, _) in parts.items()}, {p: file for p, (_, file) in parts.items()}
 
 
-def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Return True if a path is a folder of shards, or its table."""
+def is_shard_folder(path: str | os.PathLike[str]) -> bool:
+    """Return True if a path is a folder of shards, or the table in it."""
     return os.path.isdir(path) or os.path.basename(path) == TABLE
 
 
 def _weights_of_folder(where: str, places: WeightPlaces, mesh: Mesh, rank: int, verify: bool) -> Held:
+    """Open the file of a rank in a folder of shards, after a check that the folder belongs to this bundle and mesh."""
     folder = where if os.path.isdir(where) else os.path.dirname(where)
     table = os.path.join(folder, TABLE)
     try:
@@ -332,4 +352,4 @@ def _weights_of_folder(where: str, places: WeightPlaces, mesh: Mesh, rank: int, 
     tensors = read_tensors(path)
     if verify and tensors.file is not None and sha256(tensors.file.data).hexdigest() != found.sha256:
         raise BundleError(path, "the weights are damaged: their sha256 differs", hint="aotc shard-weights, again")
-    return checked_tensors(tensors, places.types, path), dict.fromkeys(places.types, tensors.file)
+    return require_tensor_types(tensors, places.types, path), dict.fromkeys(places.types, tensors.file)

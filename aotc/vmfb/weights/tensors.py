@@ -13,18 +13,24 @@ from aotc.vmfb.dtypes import from_numpy, to_numpy
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.host.files import write_atomically
 from aotc.vmfb.memory.mapped_file import MappedFile
-from aotc.vmfb.weights.safetensors import METADATA, OWN_DTYPES, decode_all, encode_header, make_row
+from aotc.vmfb.weights.safetensors import (
+    METADATA,
+    OWN_DTYPES,
+    decode_header_and_metadata,
+    encode_header,
+    make_tensor_row,
+)
 
 Types = Mapping[str, tuple[str, Sequence[int]]]
 
 
-def file_parts(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> list[Any]:
-    """Return a safetensors file in parts, with optional ``metadata``."""
+def safetensors_pieces(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> list[Any]:
+    """Return the buffers of a safetensors file with these arrays, in order, for a writer."""
     rows: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     at, parts = 0, []
     for name, array in arrays.items():
         whole = np.asarray(array, order="C")
-        rows[name] = make_row(from_numpy(whole.dtype), whole.shape, at)
+        rows[name] = make_tensor_row(from_numpy(whole.dtype), whole.shape, at)
         at += whole.nbytes
         parts.append(whole.reshape(-1).view(np.uint8).data)
     return [encode_header(rows), *parts]
@@ -40,7 +46,7 @@ def write_tensors(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]
     """
     where = os.fspath(path)
     try:
-        write_atomically(where, file_parts(arrays))
+        write_atomically(where, safetensors_pieces(arrays))
     except OSError as error:
         need = sum(array.nbytes for array in arrays.values())
         raise BundleError(
@@ -52,7 +58,7 @@ def write_tensors(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """The arrays of a safetensors file, memory-mapped.
+    """Mapping of names to the memory-mapped arrays of a safetensors file.
 
     Attributes
     ----------
@@ -64,13 +70,13 @@ class Tensors(Mapping[str, np.ndarray]):
 
     def __init__(self, data: memoryview, where: str, file: MappedFile | None = None) -> None:
         try:
-            self.rows, self.metadata, self._start = decode_all(data)
+            self.rows, self.metadata, self._start = decode_header_and_metadata(data)
         except ValueError as error:
             raise BundleError(where, f"this is not a safetensors file: {error}") from None
         self._data, self._where, self.file = data, where, file
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array whose dtype safetensors has; :meth:`array` returns arrays of other dtypes.
+        """Return an array whose dtype the safetensors format has; :meth:`array` returns arrays of other dtypes.
 
         Raises
         ------
@@ -90,7 +96,7 @@ class Tensors(Mapping[str, np.ndarray]):
         return len(self.rows)
 
     def array(self, name: str, dtype: str, shape: Sequence[int]) -> np.ndarray:
-        """Return an array, interpreted with ``dtype`` and ``shape``."""
+        """Return an array with its bytes interpreted as ``dtype`` and ``shape``."""
         begin, end = self.rows[name]["data_offsets"]
         found = np.frombuffer(self._data[self._start + begin : self._start + end], np.uint8)
         if found.ctypes.data % to_numpy(dtype).alignment:
@@ -98,14 +104,14 @@ class Tensors(Mapping[str, np.ndarray]):
         return found.view(to_numpy(dtype)).reshape(shape)
 
     def problems(self, types: Types) -> list[str]:
-        """Return how the file differs from arrays of these types: missing, unexpected, or of another dtype or shape."""
+        """Describe each difference from arrays of these types: missing, unexpected, or of another dtype or shape."""
         found = [f"{name} is missing" for name in types if name not in self.rows]
         found += [f"there is no {name}" for name in self.rows if name not in types]
         for name in types:
             row = self.rows.get(name)
             if row is None:
                 continue
-            expected = make_row(*types[name], row["data_offsets"][0])
+            expected = make_tensor_row(*types[name], row["data_offsets"][0])
             if row != expected:
                 description = type_text(OWN_DTYPES.get(row["dtype"]) or row["dtype"], row["shape"])
                 found.append(f"{name} is {description}, expected {type_text(*types[name])}")
@@ -128,8 +134,8 @@ def read_tensors(path: str | os.PathLike[str], copy: bool = False) -> Tensors:
     return Tensors(file.data, where, file)
 
 
-def checked_tensors(found: Tensors, types: Types, where: str) -> dict[str, np.ndarray]:
-    """Return the arrays of a file that must have these types.
+def require_tensor_types(found: Tensors, types: Types, where: str) -> dict[str, np.ndarray]:
+    """Return the arrays of a file, after a check that names, dtypes and shapes are exactly ``types``.
 
     Raises
     ------

@@ -24,7 +24,7 @@ from aotc.kernels.symbol_table import TextModule, symbol_texts
 from aotc.lowering.plans.cpu_tiles import best_tile, split_rows
 from aotc.targets import TARGETS, Target
 from aotc.vmfb.dtypes import size_of, to_numpy
-from aotc.vmfb.host.machine import TILES, cpu_features, tiles_permitted
+from aotc.vmfb.host.machine import TILES, cpu_features, request_amx_tiles
 from benchmarks.engines import load_module
 
 pytestmark = pytest.mark.cpu
@@ -38,7 +38,7 @@ RUNNABLE = [
     if t.kind == "cpu"
     and t.triple.startswith("x86_64")
     and cpu_features().issuperset(t.features)
-    and (TILES not in t.features or tiles_permitted())
+    and (TILES not in t.features or request_amx_tiles())
 ]
 WHOLE = [form for form, row in FORMS.items() if not row.scaled and not row.offset]  # others have their own tests
 DTYPES = {form: (FORMS[form].left, FORMS[form].right) for form in WHOLE}

@@ -226,12 +226,12 @@ def test_what_stands_for_a_kernel_is_measured_in_its_place():
     """A record of a shared kernel has its dims; who asks what a layer's own kernel costs gets the row of its sizes."""
     from aotc.lowering.cost_model.model import Costs
     from aotc.targets import TARGETS
-    from aotc.vmfb.profile.cost_record import digest_of
+    from aotc.vmfb.profile.cost_record import kernel_text_digest
 
     kernels = several(ROW, [{"n": 32}, {"n": 64}])
     found = merge_by_sizes(kernels)
     assert isinstance(found["k1"], Sized)
-    digest = digest_of(print_kernel(found["k0"].kernel))
+    digest = kernel_text_digest(print_kernel(found["k0"].kernel))
     row = {"digest": digest, "loc": "", "name": "k0", "ops": 1, "bytes": 8}
     record = {"kernels": [{**row, "sizes": {"size0": n}, "ns": {"cpu": 100.0 * n}} for n in (1, 2)]}
     costs = Costs(TARGETS["cpu:x86-64-v4"], record, None, found)

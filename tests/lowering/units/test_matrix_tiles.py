@@ -25,12 +25,12 @@ from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.host.machine import cpu_features, tiles_permitted
+from aotc.vmfb.host.machine import cpu_features, request_amx_tiles
 from aotc.vmfb.native_code import disassemble_machine_code
 
 TARGET = TARGETS["cpu:x86-64-amx"]
 pytestmark = [pytest.mark.cpu]
-has_unit = cpu_features().issuperset(TARGET.features) and tiles_permitted()
+has_unit = cpu_features().issuperset(TARGET.features) and request_amx_tiles()
 runs_here = pytest.mark.skipif(not has_unit, reason="this machine has no matrix unit")
 played = pytest.mark.skipif(not can_play, reason="this machine lacks AVX-512")
 

@@ -18,7 +18,7 @@ from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.host.machine import TILES, cpu_features, tiles_permitted
+from aotc.vmfb.host.machine import TILES, cpu_features, request_amx_tiles
 from aotc.vmfb.native_code import disassemble_machine_code
 
 pytestmark = [pytest.mark.cpu]
@@ -28,7 +28,7 @@ RUNNABLE = [
     if t.kind == "cpu"
     and t.triple.startswith("x86_64")
     and cpu_features().issuperset(t.features)
-    and (TILES not in t.features or tiles_permitted())
+    and (TILES not in t.features or request_amx_tiles())
 ]
 ROWS = "mk,kn->mn"
 SHORT = "cpu:x86-64-v3-vnni"

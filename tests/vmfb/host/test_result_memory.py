@@ -186,11 +186,11 @@ class TestHowMuchIsKept:
         assert 0 < row["idle_results"] <= limit
         assert row["idle_results"] + row["idle"] <= limit
         pool = module._executable.arenas
-        arena = pool.take(limit)  # what is kept gives way
+        arena = pool.take_arena(limit)  # what is kept gives way
         assert idle(module) == 0
         del module.invoke("main", numbers(1))[0]
         assert idle(module) == 0
-        pool.give(arena)
+        pool.return_arena(arena)
         assert address(module.invoke("main", numbers(1))[0])
         assert ARENAS.results.limit == KEPT_RESULTS
 

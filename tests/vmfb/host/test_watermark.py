@@ -34,8 +34,8 @@ def started(work, *args):
 def test_what_is_larger_than_the_limit_is_refused_with_both_sizes():
     pool = LimitedPool(1000)
     with pytest.raises(CallError, match=r"needs 1,001 bytes[^$]*memory_limit, 1,000 bytes"):
-        pool.take(1001)
-    pool.give(pool.take(1000))
+        pool.take_arena(1001)
+    pool.return_arena(pool.take_arena(1000))
     found = {"in_use": 0, "idle": 1000, "high_water": 1000, "idle_results": 0, "limit": 1000, "waiting": 0}
     assert pool.stats() == found
 
@@ -43,19 +43,19 @@ def test_what_is_larger_than_the_limit_is_refused_with_both_sizes():
 def test_first_come_first_served():
     """A small request does not overtake a large one, though it would fit."""
     pool, order = LimitedPool(1000), []
-    first = pool.take(600)
+    first = pool.take_arena(600)
 
     def work(name, size):
-        arena = pool.take(size)
+        arena = pool.take_arena(size)
         order.append(name)
-        pool.give(arena)
+        pool.return_arena(arena)
 
     threads = []
     for n, size in enumerate((900, 200, 900, 300)):
         threads.append(started(work, n, size))
-        until(lambda n=n: pool.waiting() == n + 1)
+        until(lambda n=n: pool.waiting_calls() == n + 1)
     assert order == []
-    pool.give(first)
+    pool.return_arena(first)
     for thread in threads:
         thread.join(20)
     assert sorted(order) == [0, 1, 2, 3]
@@ -68,10 +68,10 @@ def test_never_more_than_the_limit():
 
     def work(sizes):
         for size in sizes:
-            arena = pool.take(int(size))
+            arena = pool.take_arena(int(size))
             if pool.allocated_bytes() > 4096:
                 wrong.append(pool.allocated_bytes())
-            pool.give(arena)
+            pool.return_arena(arena)
 
     threads = [started(work, rng.integers(1, 4097, 200)) for _ in range(8)]
     for thread in threads:
@@ -86,18 +86,18 @@ def test_calls_that_grow_do_not_wait_for_each_other():
     pool, done = LimitedPool(1000), []
 
     def work(name):
-        pool.begin()
+        pool.begin_stepwise_allocation()
         try:
-            small = pool.grow(300, 0)
-            large = pool.grow(600, 300)
-            pool.give(large)
-            pool.give(small)
+            small = pool.take_further_arena(300, 0)
+            large = pool.take_further_arena(600, 300)
+            pool.return_arena(large)
+            pool.return_arena(small)
         finally:
-            pool.end()
+            pool.end_stepwise_allocation()
         done.append(name)
 
     def plain(name):
-        pool.give(pool.take(700))
+        pool.return_arena(pool.take_arena(700))
         done.append(name)
 
     threads = [started(work if n % 2 else plain, n) for n in range(12)]
@@ -105,15 +105,15 @@ def test_calls_that_grow_do_not_wait_for_each_other():
         thread.join(20)
     assert sorted(done) == list(range(12))
     with pytest.raises(CallError, match="needs 1,100 bytes"):
-        pool.grow(600, 500)
+        pool.take_further_arena(600, 500)
 
 
 def test_a_call_that_ended_early_counts_no_more():
     """Its arena was never given back; it is gone with the call."""
     pool = LimitedPool(1000)
-    lost = pool.take(1000)
-    thread = started(lambda: pool.give(pool.take(1000)))
-    until(lambda: pool.waiting() == 1)
+    lost = pool.take_arena(1000)
+    thread = started(lambda: pool.return_arena(pool.take_arena(1000)))
+    until(lambda: pool.waiting_calls() == 1)
     del lost
     thread.join(20)
     assert not thread.is_alive()
@@ -121,24 +121,24 @@ def test_a_call_that_ended_early_counts_no_more():
 
 def test_an_interrupt_ends_a_wait():
     pool = LimitedPool(1000)
-    first = pool.take(1000)
+    first = pool.take_arena(1000)
 
     def interrupt():
-        until(lambda: pool.waiting() == 1)
+        until(lambda: pool.waiting_calls() == 1)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = started(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        pool.take(10)
+        pool.take_arena(10)
     thread.join(20)
-    assert pool.waiting() == 0
-    pool.give(first)
-    assert pool.take(1000) is first
+    assert pool.waiting_calls() == 0
+    pool.return_arena(first)
+    assert pool.take_arena(1000) is first
 
 
 def test_an_interrupt_that_comes_as_a_wait_begins_leaves_nothing_behind(monkeypatch):
     pool = LimitedPool(1000)
-    held = pool.take(1000)
+    held = pool.take_arena(1000)
     serve = pool._serve
 
     def interrupted():
@@ -147,31 +147,31 @@ def test_an_interrupt_that_comes_as_a_wait_begins_leaves_nothing_behind(monkeypa
 
     monkeypatch.setattr(pool, "_serve", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        pool.take(600)
-    assert pool.waiting() == 0
-    pool.give(held)
-    pool.give(pool.take(1000))
+        pool.take_arena(600)
+    assert pool.waiting_calls() == 0
+    pool.return_arena(held)
+    pool.return_arena(pool.take_arena(1000))
 
 
 def test_a_forked_child_waits_for_nobody():
     pool = LimitedPool(1000)
-    held = pool.take(1000)
-    started(lambda: pool.give(pool.take(500)))
-    until(lambda: pool.waiting() == 1)
+    held = pool.take_arena(1000)
+    started(lambda: pool.return_arena(pool.take_arena(500)))
+    until(lambda: pool.waiting_calls() == 1)
     child = os.fork()
     if child == 0:
-        pool.take(1000)
+        pool.take_arena(1000)
         os._exit(17)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
-    pool.give(held)
+    pool.return_arena(held)
 
 
 def test_what_there_is_counts_until_it_is_gone():
     pool = ArenaPool()
-    pool.give(pool.take(100))
-    large = pool.take(1000)  # the small one goes first
+    pool.return_arena(pool.take_arena(100))
+    large = pool.take_arena(1000)  # the small one goes first
     assert pool.stats() == {"in_use": 1000, "idle": 0, "high_water": 1000, "idle_results": 0}
-    pool.give(large)
+    pool.return_arena(large)
     assert pool.trim() == 1000
     assert pool.stats() == {"in_use": 0, "idle": 0, "high_water": 1000, "idle_results": 0}
 

@@ -166,7 +166,7 @@ def test_an_exception_in_a_wait_ends_the_link(links_of, monkeypatch):
         if getattr(waits, "stopped", False):
             raise TimeoutError("too late")
 
-    monkeypatch.setattr(interruption, "end_if_stopped", stop)
+    monkeypatch.setattr(interruption, "raise_if_submission_stopped", stop)
 
     def work(link):
         waits.stopped = link.rank == 0

@@ -205,7 +205,7 @@ class TestShares:
         monkeypatch.setattr(logical_devices, "_USERS", {})
         users = [Placed(f"cpu:{n}") for n in range(LOGICAL_DEVICES + 3)]
         assert users[-1].device_bits == users[2].device_bits
-        assert logical_devices.share_of(users[0].device_bits, LOGICAL_DEVICES) == 1
+        assert logical_devices.core_share(users[0].device_bits, LOGICAL_DEVICES) == 1
 
     def test_the_trace_says_for_which_device(self, data):
         modules = [aotc.load(data, devices=f"cpu:{n}", threads=2) for n in (0, 1)]

@@ -22,10 +22,10 @@ from aotc.vmfb.devices.cpu import native
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.host import logical_devices, machine
 from aotc.vmfb.host.interruption import raise_if_interrupted
-from aotc.vmfb.host.machine import PERF, cpu_features, lacking_features, thread_count, threads_within
+from aotc.vmfb.host.machine import PERF, cpu_features, missing_features, thread_count, threads_within_memory_limit
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
-from aotc.vmfb.memory.arena import ARENAS, ArenaPool, give_back
-from aotc.vmfb.memory.mapped_file import checked_first, mapped_file_check
+from aotc.vmfb.memory.arena import ARENAS, ArenaPool, trim_c_library
+from aotc.vmfb.memory.mapped_file import check_files_before, mapped_file_check
 from aotc.vmfb.memory.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes, read_scalar
 from aotc.vmfb.plan import Plan, check_assertions, replace_empty_arrays, run_with_assertions
 from aotc.vmfb.verify.buffers import check_interface_digest, load_command_buffers
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 def obstacle(variant: dict[str, Any]) -> str:
     """Return the CPU features that this machine lacks, or an empty string."""
-    return lacking_features(variant, cpu_features())
+    return missing_features(variant, cpu_features())
 
 
 def rank(variant: dict[str, Any]) -> tuple[int, bool, int]:
@@ -277,13 +277,13 @@ class CpuExecutable:
     def _run(self, call: Callable[[], int]) -> None:
         """Run a native call, and raise the exception that a custom call raised in it."""
         if self._lapack is not None:
-            self._lapack.begin()
+            self._lapack.limit_to_one_thread()
         try:
             if call():
                 raise SystemExit  # the interpreter exits, and this is a daemon thread
         finally:
             if self._lapack is not None:
-                self._lapack.end()
+                self._lapack.restore_threads()
 
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
         """Return a function that runs ``plan`` on argument and result arrays.
@@ -294,7 +294,7 @@ class CpuExecutable:
         layout = abi.Slots(plan.arguments, len(plan.results))
         need, arena_bytes, make_state = self._states(plan, self._buffers, layout.count)
         idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
-        take, give = self.arenas.take, self.arenas.give
+        take, give = self.arenas.take_arena, self.arenas.return_arena
         words, field = WORDS, DATA_FIELD
 
         lapack, judged = self._lapack, plan.assertions_by_submission() if plan.judgements else None
@@ -317,7 +317,7 @@ class CpuExecutable:
                 slots[i] = arena.address
                 scratch.value = arena.address + arena_bytes
             if lapack is not None:
-                lapack.begin()
+                lapack.limit_to_one_thread()
             try:
                 failure = None if judged is None else run_with_assertions(calls, judged, slots)
                 for call in calls if judged is None else ():
@@ -325,14 +325,15 @@ class CpuExecutable:
                         raise SystemExit  # the interpreter exits, and this is a daemon thread
             finally:
                 if lapack is not None:
-                    lapack.end()
+                    lapack.restore_threads()
                 if need:
                     give(arena)  # also after an aborted call: no worker uses it any more
             idle.append(state)
             if failure is not None:
                 raise failure
 
-        whole = checked_first(run if self._callbacks is None else self._callbacks.wrap_native_call(run), self.mapped)
+        wrapped = run if self._callbacks is None else self._callbacks.wrap_native_call(run)
+        whole = check_files_before(wrapped, self.mapped)
         return replace_empty_arrays(whole, plan) if plan.empty else whole
 
     def _states(
@@ -382,11 +383,11 @@ class CpuExecutable:
             for number in unwritten:
                 marks[1 + number] = 1
             slots[layout.count] = ctypes.addressof(marks)
-            arena = self.arenas.take(need) if need else None
+            arena = self.arenas.take_arena(need) if need else None
             if arena is not None:
                 slots[layout.arena], scratch.value = arena.address, arena.address + arena_bytes
             if self._lapack is not None:
-                self._lapack.begin()
+                self._lapack.limit_to_one_thread()
             stops = [call.stop for call in calls]  # type: ignore[attr-defined]
             early.begin(results, marks, needed, lambda: any(stop.value for stop in stops))
             try:
@@ -397,9 +398,9 @@ class CpuExecutable:
                     early.stage = stage
             finally:
                 if self._lapack is not None:
-                    self._lapack.end()
+                    self._lapack.restore_threads()
                 if arena is not None:
-                    self.arenas.give(arena)
+                    self.arenas.return_arena(arena)
             idle.append(state)
 
         return run if self._callbacks is None else self._callbacks.wrap_native_call(run)
@@ -460,7 +461,7 @@ class CpuExecutable:
 
     def _threads_within(self, arena: int, stride: int) -> int:
         """Return the number of threads, at least one, whose ``stride`` bytes each fit in the limit next to an arena."""
-        return threads_within(self.threads, self._limit, arena, stride)
+        return threads_within_memory_limit(self.threads, self._limit, arena, stride)
 
     def session(self, layout: abi.Slots) -> CpuSession:
         """Start a call with a pointer table of this layout."""
@@ -491,5 +492,5 @@ class CpuExecutable:
     def trim(self) -> int:
         """Free unused arenas, and let the C library return free memory to the system; return the freed bytes."""
         freed = self.arenas.trim()
-        give_back()
+        trim_c_library()
         return freed

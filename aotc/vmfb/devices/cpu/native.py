@@ -20,10 +20,10 @@ from aotc.vmfb import abi
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.host.digests import remember_digest
-from aotc.vmfb.host.interruption import is_calling, on_ask
+from aotc.vmfb.host.interruption import is_module_in_native_call, register_check_request
 from aotc.vmfb.host.locks import after_fork, new_recursive_lock
 from aotc.vmfb.host.machine import shuffle_seed, thread_count
-from aotc.vmfb.host.release import Release, never_freed
+from aotc.vmfb.host.release import Release, keep_alive_forever
 from aotc.vmfb.limits import EXIT_SECONDS
 from aotc.vmfb.memory.pointers import WORDS, aligned_bytes
 from aotc.vmfb.verify.elf import elf_problem
@@ -109,8 +109,8 @@ class Executor:
         self.run: Callable[[ctypes.c_void_p], int] = ctypes.PYFUNCTYPE(ctypes.c_int64)(("aotc_run", library.library))
         self._memory, self.pool = aligned_bytes(library.library.aotc_pool_bytes(), abi.ALIGNMENT)
         # Workers read this memory until the process ends, after Python has freed its objects.
-        never_freed(self._memory)
-        never_freed(library)
+        keep_alive_forever(self._memory)
+        keep_alive_forever(library)
         self.prepare()
 
     def prepare(self) -> None:
@@ -179,9 +179,9 @@ def _open_library(bundle: OpenedBundle, data: memoryview, role: str) -> SharedOb
 
 def _open_from_file(data: memoryview) -> ctypes.CDLL:
     """Open a library on systems without memfd: from a private file, deleted after it has been mapped."""
-    from aotc.vmfb.host.files import work_folder  # only for systems without memfd
+    from aotc.vmfb.host.files import temporary_folder  # only for systems without memfd
 
-    with work_folder() as folder:
+    with temporary_folder() as folder:
         path = folder / "library.so"
         path.write_bytes(data)
         return ctypes.CDLL(str(path))
@@ -243,7 +243,7 @@ def _check_executor(bundle: OpenedBundle, library: ctypes.CDLL, expected_version
         raise BundleError(bundle.where, what, version, expected_version, "compile the model again")
 
 
-def _begin_again() -> None:
+def _reset_after_fork() -> None:
     """Reset the pools in a forked child, which has none of its parent's threads."""
     for executor in _PROCESS.executors.values():
         executor.prepare()
@@ -260,18 +260,18 @@ def _ask_calls() -> None:
 
 def _end_calls() -> None:
     """Stop the calls of daemon threads before the interpreter frees their arrays; library calls end first."""
-    if not is_calling(_CALLERS):
+    if not is_module_in_native_call(_CALLERS):
         return
     executors = list(_PROCESS.executors.values())  # a daemon thread may load another
     for executor in executors:
         executor[abi.POOL_HALT] = 1
     end = monotonic() + EXIT_SECONDS
-    while is_calling(_CALLERS) and monotonic() < end:
+    while is_module_in_native_call(_CALLERS) and monotonic() < end:
         sleep(0.001)
     for executor in executors:
         executor[abi.POOL_HALT] = 0
 
 
-after_fork(_begin_again)
-on_ask(_ask_calls)
+after_fork(_reset_after_fork)
+register_check_request(_ask_calls)
 atexit.register(_end_calls)

@@ -10,7 +10,7 @@ import numpy as np
 
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.memory.arena import Arena, ArenaPool
-from aotc.vmfb.memory.guard_pages import fence_memory, fenced_copy, open_block, unfence
+from aotc.vmfb.memory.guard_pages import inaccessible_copy, make_accessible, make_all_accessible, make_inaccessible
 from aotc.vmfb.memory.pointers import EMPTY, PointerTable, address_of, read_scalar
 
 if TYPE_CHECKING:
@@ -59,24 +59,24 @@ class CpuSession:
         self._arena: Arena | None = None
         self._arena_bytes = 0
         self._pool = executable.arenas
-        self._pool.begin()
+        self._pool.begin_stepwise_allocation()
         self._scratch_arena: Arena | None = None
         try:
-            self._scratch_arena = self._pool.grow(scratch_bytes, 0) if scratch_bytes else None
+            self._scratch_arena = self._pool.take_further_arena(scratch_bytes, 0) if scratch_bytes else None
         except BaseException:
-            self._pool.end()
+            self._pool.end_stepwise_allocation()
             raise
         self._scratch = ctypes.c_void_p(self._scratch_arena.address if self._scratch_arena else None)
 
     def allocate_arena(self, size: int) -> None:
         """Allocate an arena of ``size`` bytes; the content of an earlier arena of this call is copied."""
         mine = [a.size for a in (self._arena, self._scratch_arena) if a is not None]
-        found = self._pool.grow(size, sum(mine))
+        found = self._pool.take_further_arena(size, sum(mine))
         if self._arena is not None:
             if self._fenced:
-                unfence(self._fenced.pop(self._arena_slot, None))
+                make_all_accessible(self._fenced.pop(self._arena_slot, None))
             ctypes.memmove(found.address, self._arena.address, min(size, self._arena_bytes))
-            self._pool.give(self._arena)
+            self._pool.return_arena(self._arena)
         self._arena, self._arena_bytes = found, size
         self._slots[self._arena_slot] = found.address
 
@@ -104,17 +104,17 @@ class CpuSession:
         constant = slot != self._arena_slot
         memory = self._fenced.get(slot)
         if memory is None and constant:  # a copy for this call: others start and end meanwhile
-            memory = fenced_copy(self._slots[slot], self._executable.constants_bytes)
+            memory = inaccessible_copy(self._slots[slot], self._executable.constants_bytes)
             self._slots[slot] = memory.ctypes.data
         elif memory is None:
             assert self._arena is not None
-            memory = fence_memory(self._arena.memory)
+            memory = make_inaccessible(self._arena.memory)
         self._fenced[slot] = memory
-        open_block(memory, offset, size, not constant)
+        make_accessible(memory, offset, size, not constant)
 
     def close(self) -> None:
         """Release the memory of the call."""
-        self._pool.end()
+        self._pool.end_stepwise_allocation()
         for arena in (self._arena, self._scratch_arena):
             if arena is not None:
-                self._pool.give(arena)
+                self._pool.return_arena(arena)

@@ -25,7 +25,7 @@ from aotc.vmfb.devices.cuda.libcuda.library import driver_failure
 from aotc.vmfb.devices.cuda.libcuda.recording import GraphRecorder, is_recorded
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.host.interruption import Watch, end_if_stopped
+from aotc.vmfb.host.interruption import Watch, raise_if_submission_stopped
 from aotc.vmfb.host.release import Release
 from aotc.vmfb.memory.pointers import PointerTable
 
@@ -299,7 +299,7 @@ def host_loop(condition: Sequence[Step], continue_while: Callable[[], int], body
             for step in condition:
                 step()
             more = continue_while()
-            watch.pending_exception()
+            watch.raise_pending_exception()
             if not more:
                 return
             for step in body:
@@ -313,7 +313,7 @@ def take_branch(chosen: Callable[[], int], branches: Sequence[Sequence[Step]]) -
 
     def run() -> None:
         number = chosen()
-        end_if_stopped()
+        raise_if_submission_stopped()
         for step in branches[number if 0 <= number < len(branches) else -1]:
             step()
 

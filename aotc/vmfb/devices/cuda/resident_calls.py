@@ -19,7 +19,7 @@ from aotc.vmfb.devices.cuda.libcuda.library import driver_failure
 from aotc.vmfb.devices.cuda.stream_order import Mark, change_counter, let_read
 from aotc.vmfb.devices.mixed.call import PlacedCall
 from aotc.vmfb.devices.mixed.executable import PlacedExecutable, PlacedPlan
-from aotc.vmfb.host.interruption import is_submitted
+from aotc.vmfb.host.interruption import runs_submission
 from aotc.vmfb.limits import PLANS
 from aotc.vmfb.plan import Plan
 
@@ -88,7 +88,7 @@ class ResidentCalls:
             row = rows.get((tuple([x.kind for x in values]), given, donate, results))
         except (AttributeError, TypeError):  # not a GPU array
             return None
-        if row is None or is_submitted():
+        if row is None or runs_submission():
             return None
         return row.run(values, out)
 

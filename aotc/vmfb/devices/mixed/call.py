@@ -22,7 +22,7 @@ from aotc.vmfb.devices.early import EarlyResults
 from aotc.vmfb.devices.mixed.early_results import Download, Downloads, LockedMarks
 from aotc.vmfb.devices.mixed.program import CallContext, CallState, PlacedProgram, read_scalar
 from aotc.vmfb.errors import CallError
-from aotc.vmfb.host.interruption import end_if_stopped, is_submitted
+from aotc.vmfb.host.interruption import raise_if_submission_stopped, runs_submission
 from aotc.vmfb.memory.arena import Arena
 from aotc.vmfb.memory.pointers import EMPTY, address_of
 from aotc.vmfb.plan import Plan, check_assertions
@@ -82,7 +82,7 @@ class PlacedCall:
     def run(self, arrays: Sequence[Array], results: Sequence[Array], early: EarlyResults | None = None) -> None:
         """Run the plan; see :meth:`aotc.vmfb.devices.mixed.executable.PlacedExecutable.replay`."""
         self._call.pending.clear()
-        end_if_stopped()
+        raise_if_submission_stopped()
         arena = downloads = None
         try:
             addresses, shared = self._bind(arrays, results)
@@ -99,14 +99,14 @@ class PlacedCall:
                 check_assertions(after, self._read)
                 if early is not None:
                     early.stage = number + 1
-            end_if_stopped()
+            raise_if_submission_stopped()
             if early is not None and downloads is not None:
                 self._finish_early(early, downloads)
             else:
                 fetched = self._download(results)
                 # Only a waiting host can stop loops, and give up exchanges with ranks that are lost.
                 watched = any(gpu.is_turning or gpu.ranks is not None for gpu in self._streams.gpus)
-                self._finish(waits=shared or fetched or watched or is_submitted())
+                self._finish(waits=shared or fetched or watched or runs_submission())
         except BaseException:  # GPUs may still access memory that is about to be freed
             if early is not None:
                 early.freeze()  # loops that are stopped leave incomplete values
@@ -116,7 +116,7 @@ class PlacedCall:
             self._give_events()
             raise
         if arena is not None:  # after a failed call a copy may still access it
-            self._executable.arenas.give(arena)
+            self._executable.arenas.return_arena(arena)
 
     def _finish(self, waits: bool) -> None:
         """Wait for the GPUs, or, without ``waits``, only until they no longer access host memory."""
@@ -260,7 +260,7 @@ class PlacedCall:
         for space, (loaded, size) in enumerate(zip(self._streams.spaces, sizes, strict=True)):
             if not isinstance(loaded, LoadedGpu):
                 bytes_ = -(-size // ALIGNMENT) * ALIGNMENT
-                taken = self._executable.arenas.take(bytes_ + loaded.scratch_bytes + ALIGNMENT)
+                taken = self._executable.arenas.take_arena(bytes_ + loaded.scratch_bytes + ALIGNMENT)
                 locked(taken, size, self._streams.gpus[0])
                 self._call.slots[layout.arena_slot(space)] = taken.address
                 self._call.scratch.value = taken.address + bytes_

@@ -26,7 +26,7 @@ from aotc.vmfb.devices.mixed.spaces import Spaces
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.manifest import signatures_and_programs
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool
-from aotc.vmfb.memory.mapped_file import checked_first, mapped_file_check
+from aotc.vmfb.memory.mapped_file import check_files_before, mapped_file_check
 from aotc.vmfb.plan import Plan
 from aotc.vmfb.profile.debug_texts import DebugText, bundle_origin, command_locs, kernel_texts
 from aotc.vmfb.verify.buffers import load_command_buffers
@@ -117,7 +117,7 @@ class PlacedExecutable:
 
         An array may be a :class:`CudaArray` on the GPU of its slot.
         """
-        return checked_first(PlacedPlan(self, plan).run, self._mapped)
+        return check_files_before(PlacedPlan(self, plan).run, self._mapped)
 
     @property
     def has_early_results(self) -> bool:

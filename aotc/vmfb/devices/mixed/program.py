@@ -32,7 +32,7 @@ from aotc.vmfb.devices.mixed.host_part import HostPart
 from aotc.vmfb.devices.mixed.spaces import Spaces, space_of
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import CallError
-from aotc.vmfb.host.interruption import end_if_stopped
+from aotc.vmfb.host.interruption import raise_if_submission_stopped
 from aotc.vmfb.memory.arena import ArenaPool
 from aotc.vmfb.memory.pointers import address_of
 from aotc.vmfb.plan import Plan
@@ -193,7 +193,7 @@ class PlacedProgram:
     def run(self) -> None:
         """Run the CPU's steps and launch the GPUs'; start no further step once the call is to be stopped."""
         for step in self._steps:
-            end_if_stopped()
+            raise_if_submission_stopped()
             step()
 
     def move(self, slots: Iterable[int]) -> None:

@@ -45,7 +45,7 @@ class PlacedSession:
     def _begin(self) -> None:
         """Allocate the memory that the call needs from the start."""
         layout = self._layout
-        self._pool.begin()
+        self._pool.begin_stepwise_allocation()
         for space, loaded in enumerate(self._streams.spaces):
             slot = layout.constants_slot(space)
             if isinstance(loaded, LoadedGpu):
@@ -74,13 +74,13 @@ class PlacedSession:
         found = locked(self._arena_of(size), size, self._streams.gpus[0])
         if self._arena is not None:
             ctypes.memmove(found.address, self._arena.address, min(size, self._arena_bytes))
-            self._pool.give(self._arena)
+            self._pool.return_arena(self._arena)
         self._arena, self._arena_bytes = found, size
         self._call.slots[slot] = found.address
 
     def _arena_of(self, size: int) -> Arena:
         held = [arena.size for arena in (self._arena, self._scratch) if arena is not None]
-        return self._pool.grow(size, sum(held))
+        return self._pool.take_further_arena(size, sum(held))
 
     def _take_more(self, loaded: LoadedGpu, size: int, take: Callable[[], None]) -> None:
         self._executable.pool.take_more(loaded, size, self._memories[loaded].allocated_bytes(), take)
@@ -130,9 +130,9 @@ class PlacedSession:
         """Release the memory of the call."""
         with self._held:
             self._streams.wait()
-        self._pool.end()
+        self._pool.end_stepwise_allocation()
         for memory in self._memories.values():
             memory.release()
         for arena in (self._arena, self._scratch):
             if arena is not None:
-                self._pool.give(arena)
+                self._pool.return_arena(arena)

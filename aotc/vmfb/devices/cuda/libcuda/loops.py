@@ -72,7 +72,7 @@ def watch(is_done: Callable[[], bool], check: Callable[[], None] = do_nothing) -
     """Wait until ``is_done`` returns True; raise if the call is cancelled, or a signal handler or ``check`` raises."""
     watching, begin = Watch(), perf_counter_ns()
     while not is_done():
-        watching.pending_exception()
+        watching.raise_pending_exception()
         check()
         if perf_counter_ns() - begin > LOOP_SPIN_NANOSECONDS:
             sleep(LOOP_SLEEP_SECONDS)
