@@ -154,7 +154,7 @@ class ServedModel:
         self.module = _started_module(name, path, bundle, settings)
         # Enough dispatchers for all requests of the queue, so that calls of one model never exhaust them for the
         # others.
-        PROCESS.dispatchers.allow(settings.queue)
+        PROCESS.dispatchers.raise_thread_limit(settings.queue)
         self.loaded_at = time()
         manifest = bundle.manifest
         self._producer, self._targets = manifest["producer"], [v["target"] for v in manifest["variants"]]

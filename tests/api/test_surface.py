@@ -296,7 +296,7 @@ def test_dir_shows_public_names_alone(module, bundle):
             assert name == "__version__" or not name.startswith("_")
             assert member is not None or name == "mesh"  # of a model for one device
     assert {"again", "own_weights", "prepared", "loaded"}.isdisjoint(dir(module))
-    assert {"follow", "expire", "hear", "run", "stop"}.isdisjoint(dir(fence))
+    assert {"register_argument", "expire", "on_fence_settled", "run", "stop"}.isdisjoint(dir(fence))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for name in dir(aotc):

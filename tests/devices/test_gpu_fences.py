@@ -18,7 +18,7 @@ import aotc
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.host.interruption import RUNNING
 from aotc.vmfb.limits import STREAMS
-from aotc.vmfb.submit.stream_queue import lane_of
+from aotc.vmfb.submit.stream_queue import lane_of_executable
 
 pytest.importorskip("cuda.bindings.nvjitlink")
 pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew")]
@@ -57,7 +57,7 @@ def under_way(fence):
 
 def ended(module):
     """Wait until no dispatcher runs anything of a module: a fence may have failed before."""
-    lane = lane_of(module._executable)
+    lane = lane_of_executable(module._executable)
     wait_until(lambda: len(lane._free) == STREAMS)
     assert not lane._ready
     assert not RUNNING

@@ -12,7 +12,7 @@ import numpy as np
 
 from aotc.vmfb.api.buckets import bound_with_buckets
 from aotc.vmfb.api.entry import ClosedModule
-from aotc.vmfb.api.named_values import place_argument, merge_keyword_values
+from aotc.vmfb.api.named_values import merge_keyword_values, place_argument
 from aotc.vmfb.api.parameters import Parameters
 from aotc.vmfb.api.partial import OpenFunction, place_bound_values
 from aotc.vmfb.api.state import KeptState
@@ -67,7 +67,9 @@ def _modules_by_device(module: RuntimeModule) -> dict[str, LoadedGpu | None]:
     return {name: gpus[int(n or 0)] if kind == "cuda" else None for name, (kind, _, n) in kinds.items()}
 
 
-def bind_arguments(module: RuntimeModule, values: Mapping[str | int, Any], named: Mapping[str, Any], name: str) -> Bound:
+def bind_arguments(
+    module: RuntimeModule, values: Mapping[str | int, Any], named: Mapping[str, Any], name: str
+) -> Bound:
     """Bind arguments of a function; see :meth:`aotc.vmfb.module.LoadedModule.bind`."""
     name = name or module.default_name()
     function = module.get_function(name)

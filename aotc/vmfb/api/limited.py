@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from aotc.vmfb.api.partial import WrappedFunction
 from aotc.vmfb.call_limits import Limits
 from aotc.vmfb.submit.call import SubmittedCall
-from aotc.vmfb.submit.limited import counted_lane
+from aotc.vmfb.submit.limited import counting_lane
 from aotc.vmfb.submit.submission import submit
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class LimitedFunction(WrappedFunction):
         Return None if there is no fast path, or if the limit of concurrent calls is reached.
         """
         resident = self._whole.resident
-        lane = None if resident is None else counted_lane(self.executable, self._limits)
-        if resident is None or lane is None or not lane.begin():
+        lane = None if resident is None else counting_lane(self.executable, self._limits)
+        if resident is None or lane is None or not lane.try_begin_call():
             return None
         try:
             found = resident.call(values, out, donate, results)
@@ -76,7 +76,7 @@ class LimitedFunction(WrappedFunction):
                 x.wait()
             return found
         finally:
-            lane.leave()
+            lane.release_dispatcher()
 
     def run_early(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, results: str, early: EarlyResults

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from aotc.vmfb.interfaces import RuntimeFunction
 
 
-def merge_keyword_values(values: Mapping[str | int, Any], named: Mapping[str, Any], where: str) -> Mapping[str | int, Any]:
+def merge_keyword_values(
+    values: Mapping[str | int, Any], named: Mapping[str, Any], where: str
+) -> Mapping[str | int, Any]:
     """Add the values of keyword arguments to the mapping ``values``.
 
     Raises

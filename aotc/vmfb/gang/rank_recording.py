@@ -65,7 +65,7 @@ def record_calls(module: LoadedModule, name: str, call: Callable[[], object], va
     except CallError:  # not on a CPU, or not without debug information, which the other way says too
         begun = perf_counter_ns()
         with member.recording() as rows:
-            made = stepped_dispatches(module.loaded(name), values, begun)
+            made = stepped_dispatches(module.get_function(name), values, begun)
         spans = [Span(f"@{name}, by steps", 0, perf_counter_ns() - begun)]
         return _as_data(RankRecording(begun, module.target, spans, made, rows, 0))
     assert not isinstance(recording, dict)  # without a name it is no record

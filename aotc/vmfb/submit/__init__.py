@@ -1,1 +1,1 @@
-"""Asynchronous calls: submissions, the fences that wait for them, queues and dispatcher threads."""
+"""Asynchronous calls: submissions, the fences that signal their end, queues, and dispatcher threads that run them."""

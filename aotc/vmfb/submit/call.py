@@ -1,4 +1,4 @@
-"""The function call that a submission runs."""
+"""Execution of the function call that a submission stands for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SubmittedCall:
-    """Run calls of a function for submissions: one object for each function and kind of results.
+    """Runs calls of one function for submissions, with one kind of results.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class SubmittedCall:
     def run(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool, early: EarlyResults | None = None
     ) -> list[Any]:
-        """Run the call and return its results; ``early`` receives results that are complete before the end."""
+        """Run the call and return its results; ``early`` receives results that can be read before the call ends."""
         if early is not None:
             made = self._function.run_early(values, out, donate, self._wanted, early)
         elif out is None and not donate and not self._wanted:
@@ -73,7 +73,7 @@ class SubmittedCall:
         return wrap_host_results(made, self.results, out, self.home) if self._wraps else made
 
     def early_result(self, early: EarlyResults, number: int) -> Any:
-        """Return a result of a running call that is complete; like the final result, but read-only."""
+        """Return result ``number`` of a running call, which is complete; read-only, otherwise like the final result."""
         found = early.result(number)
         wraps = self._wraps and isinstance(found, np.ndarray)
         return DeviceArray(found, self.results[number].get("device", self.home)) if wraps else found

@@ -1,4 +1,4 @@
-"""Deadlines of submissions: one thread for the process, started on demand, sleeps until the next deadline."""
+"""Deadlines of submissions: one thread of the process, started on demand, sleeps until the next deadline."""
 
 from __future__ import annotations
 
@@ -15,51 +15,51 @@ from aotc.vmfb.host.locks import after_fork
 from aotc.vmfb.submit.dispatcher_threads import Bell, start_thread
 
 
-class Mortal(Protocol):
-    """Interface of an object with a deadline."""
+class HasDeadline(Protocol):
+    """Interface of an object that must be notified when its deadline passes."""
 
     @property
     def done(self) -> object:
-        """Return True if the deadline no longer matters."""
+        """Return True if the object has ended, so that its deadline no longer matters."""
 
     def expire(self) -> None:
-        """Handle a passed deadline."""
+        """Handle the passed deadline."""
 
 
-Row = tuple[float, int, ref[Mortal]]
+Row = tuple[float, int, ref[HasDeadline]]
 
 
 # Entries that may be added to the deadline heap before those of finished submissions are removed: about 200 KB.
 DEADLINES = 1000
 
 
-def _expire(late: Mortal) -> None:
-    """Call ``late.expire()`` and print its error, because the thread must survive to handle later deadlines."""
+def _expire(late: HasDeadline) -> None:
+    """Call ``late.expire()``, and print its exception: the thread must survive to handle later deadlines."""
     try:
         late.expire()
     except BaseException:
         sys.excepthook(*sys.exc_info())
 
 
-class Clock:
-    """The process's deadlines, and the thread that calls ``expire`` when one passes.
+class DeadlineClock:
+    """All deadlines of the process, and the thread that calls ``expire`` of each object whose deadline passes.
 
     Only the clock's thread reads the heap; other threads append to a deque.
     """
 
     def __init__(self) -> None:
         self._numbers = count()
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
-        """Start without a thread and without deadlines."""
+    def reset(self) -> None:
+        """Drop all deadlines and the thread, at the start and in a forked child."""
         self._added: deque[Row] = deque()
         self._bell = Bell()
         self._next = -inf  # when the thread wakes by itself; while it is awake it reads what was added anyway
         self._threads = [None]  # a list of one token, empty once the thread has been started
 
-    def add(self, seconds: float, waiter: Mortal) -> None:
-        """Call ``what.expire()`` after ``seconds``.
+    def add_deadline(self, seconds: float, waiter: HasDeadline) -> None:
+        """Call ``waiter.expire()`` after ``seconds``, unless ``waiter`` has been freed.
 
         Raises
         ------
@@ -75,12 +75,13 @@ class Clock:
                 self._bell.ring()
             return
         try:
-            start_thread("aotc-deadlines", self._live)
+            start_thread("aotc-deadlines", self._run_thread)
         except BaseException:
             self._threads.append(None)
             raise
 
-    def _live(self) -> None:
+    def _run_thread(self) -> None:
+        """Run the clock's thread: move new deadlines to a heap, handle passed ones, sleep until the next."""
         heap: list[Row] = []
         most = DEADLINES
         while True:
@@ -103,5 +104,5 @@ class Clock:
                 self._bell.wait(None if not heap else heap[0][0] - monotonic())
 
 
-CLOCK = Clock()
-after_fork(CLOCK.begin)
+CLOCK = DeadlineClock()
+after_fork(CLOCK.reset)

@@ -1,4 +1,4 @@
-"""Scheduling of submissions if several logical CPU devices are in use.
+"""Division of cores among the submissions of several logical CPU devices.
 
 A device always may run as many submissions as its share of cores, and more while other devices leave cores unused. A
 borrowed core is returned when the call on it ends; until then more calls than cores may run.
@@ -19,15 +19,18 @@ _LOCK = new_recursive_lock()  # a signal handler may submit while this thread ho
 
 
 class DeviceLane(Lane):
-    """A lane, or queue, of ready submissions for a set of logical devices, in the order in which they became ready."""
+    """Queue of ready submissions for a set of logical CPU devices, in the order in which they became ready."""
 
     def __init__(self, devices: int) -> None:
         super().__init__()
         self._devices, self._cores = devices, usable_cores()
         self._running = 0
 
-    def enter(self) -> bool:
-        """Start one more submission if these devices have a core for it, or other devices leave one unused."""
+    def reserve_dispatcher(self) -> bool:
+        """Reserve a core for one more submission.
+
+        Return False if the devices' share is used and no other core is free.
+        """
         with _LOCK:
             free = sum(lane._running for lane in list(_LANES.values())) < self._cores
             if not free and self._running >= max(core_share(self._devices, self._cores), 1):
@@ -35,31 +38,31 @@ class DeviceLane(Lane):
             self._running += 1
             return True
 
-    def leave(self) -> None:
-        """End a submission, and start the next one on the devices with the lowest load relative to their share."""
+    def release_dispatcher(self) -> None:
+        """Release the core of a submission, and start the next one on the devices with the lowest relative load."""
         with _LOCK:
             self._running -= 1
         for lane in sorted(_LANES.values(), key=DeviceLane._use):
-            lane.go_on()
+            lane.request_dispatcher()
 
-    def keeps(self) -> bool:
-        """Return True if a dispatcher may continue here: no other devices wait for a core that these have borrowed."""
+    def may_continue(self) -> bool:
+        """Return True if a dispatcher may run its next submission: no other devices wait for a core that it borrows."""
         with _LOCK:
             lent = self._running > max(core_share(self._devices, self._cores), 1)
             others = any(lane._ready for lane in _LANES.values() if lane is not self)
-        return super().keeps() and not (lent and others)
+        return super().may_continue() and not (lent and others)
 
     def _use(self) -> float:
         return self._running / max(core_share(self._devices, 1), 1e-3)
 
 
 def lane_of_devices(executable: object) -> DeviceLane | None:
-    """Return the lane of the logical devices that an executable uses; None if only one device is in use."""
+    """Return the queue of the logical devices that an executable uses; None if only one device is in use."""
     if not are_several_devices_in_use():
         return None
     devices = getattr(executable, "device_bits", 0)
     found = _LANES.get(devices)
     if found is None:
-        PROCESS.dispatchers.allow(min(2 * usable_cores(), 2 * MOST_DISPATCHERS))
+        PROCESS.dispatchers.raise_thread_limit(min(2 * usable_cores(), 2 * MOST_DISPATCHERS))
         found = _LANES.setdefault(devices, DeviceLane(devices))
     return found

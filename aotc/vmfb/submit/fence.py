@@ -29,14 +29,14 @@ Told = TypeVar("Told", bound=Callable[..., None])
 _SETTLING: dict[int, deque[Fence]] = {}  # by thread: fences whose callbacks it still has to call
 
 
-def mark_quick(callback: Told) -> Told:
-    """Mark an internal callback as fast: a dispatcher need not wake other threads before it calls the callback."""
+def mark_fast_callback(callback: Told) -> Told:
+    """Mark a callback of the runtime as fast: a dispatcher calls it without handing over other work first."""
     callback.is_quick = True  # type: ignore[attr-defined]
     return callback
 
 
-class Flag(int):
-    """A boolean that can also be called without arguments, as the ``done()`` of a ``Future``."""
+class CallableFlag(int):
+    """A bool that can also be called without arguments, so that ``fence.done`` and ``future.done()`` both work."""
 
     def __call__(self) -> bool:
         return bool(self)
@@ -45,7 +45,7 @@ class Flag(int):
         return repr(bool(self))
 
 
-YES, NO = Flag(1), Flag(0)
+YES, NO = CallableFlag(1), CallableFlag(0)
 
 
 @public_names(
@@ -95,7 +95,7 @@ class Fence:
     # ------------------------------------------------------------ waiting
 
     @property
-    def done(self) -> Flag:
+    def done(self) -> CallableFlag:
         """True if the fence has been settled, with results or an error.
 
         May be called as of a ``Future``: ``fence.done()``.
@@ -112,7 +112,7 @@ class Fence:
 
     @property
     def label(self) -> str:
-        """Return a description for messages."""
+        """Return a description of the fence for messages."""
         return "a fence of the user's"
 
     @property
@@ -121,6 +121,7 @@ class Fence:
         return ()
 
     def __getitem__(self, number: int) -> FenceResult:
+        """Return the future result ``number``, for use as an argument of later submissions."""
         results = self.results
         try:
             return results[number]
@@ -171,8 +172,8 @@ class Fence:
         assert self._outcome is not None
         return self._outcome[1]
 
-    def part(self, number: int) -> list[Any]:
-        """Return one result in a list; an empty list if it is not complete yet.
+    def read_result(self, number: int) -> list[Any]:
+        """Return result ``number`` in a list; an empty list if the result is not complete yet.
 
         Raises
         ------
@@ -183,33 +184,33 @@ class Fence:
             return []
         return [self.flat_results()[number]]
 
-    def has(self, number: int) -> bool:
-        """Return True if a result can be read now."""
+    def has_result(self, number: int) -> bool:
+        """Return True if result ``number`` can be read now."""
         return self._outcome is not None and self._outcome[1] is None
 
-    def _wait_for_part(self, number: int, timeout: float | None) -> None:
-        """Wait until a result is complete, or the fence is settled.
+    def _wait_for_result(self, number: int, timeout: float | None) -> None:
+        """Wait until result ``number`` is complete, or the fence is settled.
 
         This polls, because the running call does not notify waiters of single results.
         """
         bell, pause = Bell(), PART_FIRST_PAUSE
         end = None if timeout is None else monotonic() + timeout
 
-        @mark_quick
+        @mark_fast_callback
         def ring(_: Fence) -> None:
             bell.ring()
 
         self.add_done_callback(ring)
-        PROCESS.dispatchers.hurry()
+        PROCESS.dispatchers.end_pause()
         try:
-            while self._outcome is None and not self.has(number):
+            while self._outcome is None and not self.has_result(number):
                 left = pause if end is None else min(pause, end - monotonic())
                 if left <= 0:
                     raise TimeoutError(f"result {number} of {self.label} is not there after {timeout} s")
                 bell.wait(left)
                 pause = min(2 * pause, PART_LONGEST_PAUSE)
         finally:
-            self._forget(ring)
+            self._remove_callback(ring)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the fence is settled.
@@ -227,21 +228,23 @@ class Fence:
             self._wait(timeout)
 
     def _wait(self, timeout: float | None) -> None:
+        """Wait on this thread until the fence is settled, or ``timeout`` seconds have passed."""
         bell = Bell()
 
-        @mark_quick
+        @mark_fast_callback
         def ring(_: Fence) -> None:
             bell.ring()
 
         self.add_done_callback(ring)
-        PROCESS.dispatchers.hurry()
+        PROCESS.dispatchers.end_pause()
         try:
             if not bell.wait(timeout) and self._outcome is None:
                 raise TimeoutError(f"{self.label} is not done after {timeout} s")
         finally:
-            self._forget(ring)
+            self._remove_callback(ring)
 
     def __await__(self) -> Generator[Any, None, Any]:
+        """Wait in a coroutine: a callback wakes the event loop when the fence is settled; no thread is occupied."""
         from asyncio import CancelledError, get_running_loop  # only for coroutines: the import takes 20 ms
 
         if self._outcome is None:
@@ -252,18 +255,18 @@ class Fence:
                 if not future.done():
                     future.set_result(None)
 
-            @mark_quick
+            @mark_fast_callback
             def call(_: Fence) -> None:
                 with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                     loop.call_soon_threadsafe(wake)
 
             self.add_done_callback(call)
-            PROCESS.dispatchers.hurry()
+            PROCESS.dispatchers.end_pause()
             try:
                 yield from future
             except CancelledError:
-                self._forget(call)
-                self._abandon()
+                self._remove_callback(call)
+                self._on_awaiter_cancelled()
                 raise
         return self.result()
 
@@ -281,7 +284,7 @@ class Fence:
             raise ArgumentError("", "a callback of a fence is not a function", type(function).__name__, "f(fence)")
         self._callbacks.append(function)
         if self._outcome is not None:
-            self._tell()
+            self._notify_waiters()
 
     # ------------------------------------------------------------ settling
 
@@ -292,19 +295,19 @@ class Fence:
         return True
 
     def _resolve_all(self, results: tuple[Any, ...], error: BaseException | None) -> None:
-        """Settle the fence and notify its waiters; only the thread that popped the fence from its box may call this."""
+        """Settle the fence and notify all waiters; only for the thread that popped the fence from its box."""
         if error is not None and self._root is None:
             self._root = self.label, error
         self._outcome = results, error
         if not self._callbacks:
             return
         if threading.current_thread() is threading.main_thread():
-            PROCESS.dispatchers.post([_Telling(self)])  # on another thread: a signal handler may raise here
+            PROCESS.dispatchers.enqueue([_CallbackTask(self)])  # on another thread: a signal handler may raise here
         else:
-            self._tell()
+            self._notify_waiters()
 
-    def _tell(self) -> None:
-        """Call the callbacks in a loop, so that a chain of failing fences needs no recursion."""
+    def _notify_waiters(self) -> None:
+        """Call the callbacks of this fence, and of fences that fail with it, in a loop instead of a recursion."""
         me = threading.get_ident()
         queue = _SETTLING.get(me)
         if queue is not None:
@@ -313,28 +316,29 @@ class Fence:
         queue = _SETTLING[me] = deque([self])
         try:
             while queue:
-                queue.popleft()._call_back()
+                queue.popleft()._run_callbacks()
         finally:
             del _SETTLING[me]
 
-    def _call_back(self) -> None:
+    def _run_callbacks(self) -> None:
+        """Call each callback of the settled fence; print their exceptions."""
         while self._callbacks:
             try:
                 function = self._callbacks.pop(0)
             except IndexError:  # another thread took the last one
                 return
             if not getattr(function, "is_quick", False):
-                PROCESS.dispatchers.stop_settling()
+                PROCESS.dispatchers.hand_over_ready()
             try:
                 function(self)
             except Exception:
                 sys.excepthook(*sys.exc_info())
 
-    def _forget(self, function: Callable[[Fence], None]) -> None:
+    def _remove_callback(self, function: Callable[[Fence], None]) -> None:
         with suppress(ValueError):
             self._callbacks.remove(function)
 
-    def _abandon(self) -> None:
+    def _on_awaiter_cancelled(self) -> None:
         """Handle the cancellation of a coroutine that awaited this fence: do nothing, others may wait for it."""
 
     def __repr__(self) -> str:
@@ -355,7 +359,7 @@ def _check_timeout(timeout: Any) -> None:
         )
 
 
-class _Telling:
+class _CallbackTask:
     """Dispatcher task that calls the callbacks of a settled fence."""
 
     __slots__ = ("_fence",)
@@ -365,14 +369,14 @@ class _Telling:
 
     def run(self) -> None:
         """Call the callbacks."""
-        self._fence._tell()
+        self._fence._notify_waiters()
 
 
 @public_names(
     "device", "done", "dtype", "exception", "fence", "number", "numpy", "ready", "result", "shape", "wait",
 )  # fmt: skip
 class FenceResult:
-    """A result that may not exist yet, as an argument of a later submission or call, which waits for it.
+    """A result of a fence that may not exist yet; a later submission or call that has it as an argument waits for it.
 
     Attributes
     ----------
@@ -402,13 +406,13 @@ class FenceResult:
         return self.dims if outcome is None or outcome[1] is not None else outcome[0][self.number].shape
 
     @property
-    def done(self) -> Flag:
+    def done(self) -> CallableFlag:
         """True if the result can be read, or never will be because the fence failed before it was complete."""
         return YES if self.fence.done or self.ready() else NO
 
     def ready(self) -> bool:
         """Return True if the result can be read now; the call may still compute other results."""
-        return self.fence.has(self.number)
+        return self.fence.has_result(self.number)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the result can be read, or the fence has failed.
@@ -423,7 +427,7 @@ class FenceResult:
         if timeout is not None:
             _check_timeout(timeout)
         if not self.done:
-            self.fence._wait_for_part(self.number, timeout)
+            self.fence._wait_for_result(self.number, timeout)
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for this result alone, and return it; it is read-only until the call ends.
@@ -439,8 +443,8 @@ class FenceResult:
         return self.read()
 
     def read(self) -> Any:
-        """Return the result if it can be read, else wait for the fence."""
-        found = self.fence.part(self.number)
+        """Return the result at once if it can be read; otherwise wait for the fence."""
+        found = self.fence.read_result(self.number)
         if found:
             return found[0]
         self.fence.wait()
@@ -455,9 +459,10 @@ class FenceResult:
         return self._awaited().__await__()
 
     async def _awaited(self) -> Any:
+        """Wait in a coroutine until the result can be read, and return it."""
         from asyncio import sleep  # only for coroutines: the import takes 20 ms
 
-        PROCESS.dispatchers.hurry()
+        PROCESS.dispatchers.end_pause()
         pause = PART_FIRST_PAUSE
         while not self.done:
             await sleep(pause)

@@ -1,4 +1,4 @@
-"""Order of submissions that access the same memory of the caller.
+"""Order of submissions that access the same memory of the caller, as read-after-write and similar hazards require.
 
 A submission writes to ``out=`` buffers and to donated arguments. It starts after all earlier submissions that access
 this memory, and later ones that access it start after it. A donated array object no longer belongs to the caller and is
@@ -44,13 +44,14 @@ def _reset_after_fork() -> None:
 
 
 class MemoryAccess:
-    """A memory range that a submission accesses.
+    """A range of memory that a submission reads, writes or both.
 
     Attributes
     ----------
     reads, writes : bool
     after : int
-        Number of a submission that it waits for anyway, and so for all that that one waits for; -1 if there is none.
+        Number of an earlier submission that this one waits for anyway; accesses up to it need no further order. -1
+        without one.
     """
 
     __slots__ = ("after", "begin", "end", "key", "reads", "writes")
@@ -71,39 +72,42 @@ class MemoryAccess:
             self.end = self.begin + value.nbytes
         self.writes, self.reads, self.after = writes, reads, -1
 
-    def behind(self, number: int, writes: bool) -> MemoryAccess:
-        """Return this memory range for another submission that waits for submission ``number``."""
+    def ordered_after(self, number: int, writes: bool) -> MemoryAccess:
+        """Return this range as an access of another submission, which waits for submission ``number`` anyway."""
         other = MemoryAccess.__new__(MemoryAccess)
         other.key, other.begin, other.end = self.key, self.begin, self.end
         other.writes, other.reads, other.after = writes, True, number
         return other
 
     @property
-    def place(self) -> tuple[Any, int, int]:
-        """Return key and range, for comparisons."""
+    def key_and_range(self) -> tuple[Any, int, int]:
+        """Return the key of the owning array, and the first and last address, for comparisons."""
         return self.key, self.begin, self.end
 
 
 class OutputRegions:
-    """Memory of the caller in which the results of a submission may be: ``out=`` buffers and donated arguments."""
+    """Memory of the caller that a submission's results may be in: ``out=`` buffers and donated arguments."""
 
     __slots__ = ("_given", "_number", "_out")
 
     def __init__(self, number: int, donated: Iterable[MemoryAccess], out: Mapping[int, MemoryAccess]) -> None:
         self._number = number
-        self._given = tuple({t.place: t for t in donated}.values())
+        self._given = tuple({t.key_and_range: t for t in donated}.values())
         self._out = out
 
-    def touches(self, result: int, writes: bool) -> list[MemoryAccess]:
-        """Return the caller's memory that a reader of result number ``result`` accesses in addition to the result."""
+    def accesses_of_reader(self, result: int, writes: bool) -> list[MemoryAccess]:
+        """Return the caller's memory that a submission accesses if it has result ``result`` as an argument.
+
+        ``writes`` is True if the submission overwrites that argument.
+        """
         found = [self._out[result]] if result in self._out else self._given
-        return [t.behind(self._number, writes) for t in found]
+        return [t.ordered_after(self._number, writes) for t in found]
 
 
 def accessed_ranges(
     number: int, values: Sequence[Any], donated: Sequence[bool], buffers: Sequence[Any]
 ) -> tuple[list[MemoryAccess], OutputRegions | None]:
-    """Return the ranges that submission ``number`` accesses, and its :class:`OutputRegions` if it writes such memory.
+    """Determine the memory that submission ``number`` accesses.
 
     Parameters
     ----------
@@ -112,6 +116,12 @@ def accessed_ranges(
         The arguments, and True for each that is donated.
     buffers : sequence
         For each result its ``out=`` array or None.
+
+    Returns
+    -------
+    accesses : list of MemoryAccess
+    regions : OutputRegions or None
+        The caller's memory that results may be in; None if there is none.
     """
     touches: list[MemoryAccess] = []
     theirs: list[MemoryAccess] = []
@@ -133,7 +143,7 @@ def accessed_ranges(
 
 
 class Turn:
-    """The position of a submission in the order of all submissions, and the memory that it has registered.
+    """Position of a submission in the order of all submissions, and the memory accesses that it has registered.
 
     Attributes
     ----------
@@ -151,12 +161,16 @@ class Turn:
         if self._keys:  # it will never be settled, because the fence that it waited for is gone
             _LOST.append((self.number, self._keys))
 
-    def enter(self, fence: Fence, touches: Iterable[MemoryAccess]) -> tuple[list[Fence], list[Fence]]:
-        """Register the memory ranges a submission accesses; return the earlier submissions it must wait for.
+    def register_accesses(self, fence: Fence, touches: Iterable[MemoryAccess]) -> tuple[list[Fence], list[Fence]]:
+        """Register the accesses of a submission, and return the earlier submissions that it must wait for.
 
-        The first list has the submissions that write data which this one reads: this one fails if they fail. The second
-        list has those that only order it: they access memory that it overwrites, or their writes of its input are
-        replaced by later writes.
+        Returns
+        -------
+        needed : list of Fence
+            Submissions that write data which this one reads: this one fails if they fail.
+        before : list of Fence
+            Submissions that only come first: they access memory that this one overwrites, or their writes of its input
+            are replaced by later writes.
         """
         needed: list[Fence] = []
         before: list[Fence] = []
@@ -166,7 +180,7 @@ class Turn:
             for t in touches:
                 if _WRITERS and t.key in _WRITERS:
                     writers = self._overlapping(_WRITERS, t)
-                    count = _last_that_covers(writers, t) if t.reads else 0
+                    count = _count_final_writers(writers, t) if t.reads else 0
                     needed += [fence for _, fence, _, _ in writers[:count]]
                     before += [fence for _, fence, _, _ in writers[count:]]
                 if t.writes:
@@ -177,7 +191,7 @@ class Turn:
         return needed, before
 
     def _overlapping(self, table: _Rows, t: MemoryAccess) -> list[_Found]:
-        """Return earlier submissions that access a part of the range ``t``, the latest first."""
+        """Return the earlier submissions in ``table`` that access a part of the range ``t``, the latest first."""
         users = table.get(t.key)
         if users is None or not any(n > t.after for n in islice(reversed(users), 1)):
             return []
@@ -189,19 +203,19 @@ class Turn:
                     found.append((number, other, begin, end))
         return sorted(found, key=lambda row: row[0], reverse=True)
 
-    def leave(self) -> None:
-        """Remove the submission: it has ended."""
+    def remove(self) -> None:
+        """Remove the accesses of the submission: it has ended."""
         with _LOCK:
             _forget_submission(self.number, self._keys)
             self._keys = []
 
-    def follow(self, key: Any) -> None:
-        """Record that part of the accessed memory is now registered under another key."""
+    def add_key(self, key: Any) -> None:
+        """Record that an access of this submission is also registered under another key."""
         self._keys.append(key)
 
 
-def _last_that_covers(writers: Sequence[_Found], t: MemoryAccess) -> int:
-    """Return how many of ``writers``, latest first, determine the final content of the range ``t``.
+def _count_final_writers(writers: Sequence[_Found], t: MemoryAccess) -> int:
+    """Return the number of ``writers``, latest first, whose data remains in the range ``t``.
 
     The first writer that covers the whole range is the last one to count.
     """
@@ -212,6 +226,7 @@ def _last_that_covers(writers: Sequence[_Found], t: MemoryAccess) -> int:
 
 
 def _forget_submission(number: int, keys: Iterable[Any]) -> None:
+    """Remove the accesses of submission ``number`` from the tables of readers and writers."""
     for table in (_READERS, _WRITERS) if _WRITERS else (_READERS,):
         for key in keys:
             users = table.get(key)
@@ -222,9 +237,9 @@ def _forget_submission(number: int, keys: Iterable[Any]) -> None:
 
 
 def register_results(fence: Fence, results: Sequence[Any]) -> None:
-    """Register the memory of a submission's results, before its fence is settled.
+    """Move the registrations of a submission's results from its fence to their memory, before the fence is settled.
 
-    Other submissions may have these results as arguments, and were registered by fence until now.
+    Other submissions that have these results as arguments were registered by fence, because the memory did not exist.
     """
     me = id(fence)
     if not any((me, number) in _READERS or (me, number) in _WRITERS for number in range(len(results))):
@@ -242,18 +257,18 @@ def register_results(fence: Fence, results: Sequence[Any]) -> None:
                         there.append((user, t.begin, t.end))
                         other = user()
                         if other is not None:
-                            other.follow(t.key, fence, number, value)
+                            other.register_argument(t.key, fence, number, value)
 
 
-def give_away(value: Any, label: str) -> None:
-    """Record that an array or a result was donated to a submission and no longer belongs to the caller."""
+def record_donation(value: Any, label: str) -> None:
+    """Record that an array or a future result was donated to the submission ``label``: the caller must not use it."""
     holder, key = _memory_identity(value)
     with suppress(TypeError):  # a scalar: it was copied
         _GIVEN[key] = ref(holder, lambda _: _GIVEN.pop(key, None)), label
 
 
-def donated_to(value: Any) -> str:
-    """Return a label of the submission to which an array was donated, or an empty string."""
+def donation_label(value: Any) -> str:
+    """Return the label of the submission to which an array was donated; an empty string if it was not donated."""
     if not _GIVEN:
         return ""
     holder, key = _memory_identity(value)
@@ -261,19 +276,19 @@ def donated_to(value: Any) -> str:
     return row[1] if row is not None and row[0]() is holder else ""
 
 
-def still_owned(value: Any) -> Any:
-    """Return a result that the caller may use: a new object of the same memory if the object was donated."""
+def as_owned_by_caller(value: Any) -> Any:
+    """Return a result that the caller may use: if its array object was donated, a new object of the same memory."""
     found = value.numpy() if isinstance(value, DeviceArray) and value.ordinal < 0 else value
-    if not isinstance(found, np.ndarray) or not donated_to(found):
+    if not isinstance(found, np.ndarray) or not donation_label(found):
         return value
     view = found.view()
     return view if found is value else DeviceArray(view, value.device)
 
 
 def _memory_identity(value: Any) -> tuple[Any, Any]:
-    """Return the object that identifies a value and lives as long, and a key.
+    """Return a key that identifies a value, and the object that lives as long as the value.
 
-    For a fence result it is the fence, because a fence creates a new result object on each access.
+    For a future result that is the fence, because a fence creates a new result object on each access.
     """
     if isinstance(value, FenceResult):
         return value.fence, (id(value.fence), value.number)

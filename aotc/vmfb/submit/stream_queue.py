@@ -1,4 +1,4 @@
-"""Queues (lanes) of submissions that need the same GPU streams, so that they occupy few dispatcher threads."""
+"""Queues of submissions that need the same GPU streams: at most one dispatcher thread for each stream."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from aotc.vmfb.submit.dispatcher_threads import PROCESS, Box, Task, take_from_bo
 class Lane:
     """Queue of ready submissions of one executable with GPUs, in the order in which they became ready.
 
-    :meth:`enter` and :meth:`leave` bound its number of dispatchers: one for each of its streams. With all streams in
-    use, a further dispatcher could only wait.
+    :meth:`reserve_dispatcher` and :meth:`release_dispatcher` limit its number of dispatchers to the number of streams.
+    With all streams in use, a further dispatcher could only wait.
     """
 
     def __init__(self, count: int = STREAMS) -> None:
@@ -24,30 +24,30 @@ class Lane:
         self._last: Box = []  # the box that was last posted for a dispatcher
         self._threads: set[int] = set()  # dispatchers that work on this lane
 
-    def post(self, box: Box) -> None:
-        """Queue the submission in ``box``."""
+    def enqueue(self, box: Box) -> None:
+        """Append a ready submission to the queue, and request a dispatcher."""
         self._ready.append(box)
-        self._send()
+        self._send_dispatcher()
 
-    def enter(self) -> bool:
-        """Reserve one more dispatcher; return False if the limit is reached."""
+    def reserve_dispatcher(self) -> bool:
+        """Count one more dispatcher of this queue; return False if the limit is reached."""
         try:
             self._free.pop()
         except IndexError:
             return False
         return True
 
-    def leave(self) -> None:
-        """Release a dispatcher, and continue with ready submissions."""
+    def release_dispatcher(self) -> None:
+        """Count one dispatcher less, and request one if submissions are ready."""
         self._free.append(None)
-        self.go_on()
+        self.request_dispatcher()
 
-    def go_on(self) -> None:
+    def request_dispatcher(self) -> None:
         """Request a dispatcher if any submission is ready."""
         if self._ready:
-            self._send()
+            self._send_dispatcher()
 
-    def withdraw(self, box: Box) -> None:
+    def remove_box(self, box: Box) -> None:
         """Remove an empty box if it was queued last, and cancel the dispatcher that was requested for it."""
         try:
             last = self._ready.pop()
@@ -56,46 +56,48 @@ class Lane:
         if last is not box:
             self._ready.append(last)
         elif not self._ready and take_from_box(self._last) is not None:  # no dispatcher has started
-            PROCESS.dispatchers.withdraw(self._last)
-            self.leave()
-        self.go_on()  # a dispatcher may have polled in between
+            PROCESS.dispatchers.remove_box(self._last)
+            self.release_dispatcher()
+        self.request_dispatcher()  # a dispatcher may have polled in between
 
-    def admit(self) -> bool:
-        """Return True if a thread that waits for a submission may run it itself."""
+    def may_run_on_waiting_thread(self) -> bool:
+        """Return True: a thread that waits for a ready submission may run it itself."""
         return True
 
-    def release(self) -> None:
-        """Report that a waiting thread has finished the submission that it ran."""
+    def waiting_thread_finished(self) -> None:
+        """Do nothing: waiting threads that run submissions are not counted here."""
 
-    def keeps(self) -> bool:
-        """Return True if a dispatcher may continue here: enough threads are coming for all other ready submissions."""
-        PROCESS.dispatchers.send()
-        return PROCESS.dispatchers.are_enough()
+    def may_continue(self) -> bool:
+        """Return True if this dispatcher may run its next submission: enough threads are awake for other queues."""
+        PROCESS.dispatchers.wake_threads()
+        return PROCESS.dispatchers.are_enough_awake()
 
-    def _send(self) -> None:
-        if get_ident() in self._threads and PROCESS.dispatchers.defer(self):
+    def _send_dispatcher(self) -> None:
+        """Post a task that runs this queue to the process's dispatchers, unless the limit is reached."""
+        if get_ident() in self._threads and PROCESS.dispatchers.poll_queue_later(self):
             return
-        if not self.enter():
+        if not self.reserve_dispatcher():
             return  # a running dispatcher polls again
-        self._last = [_Next(self)]
-        PROCESS.dispatchers.post(self._last)
+        self._last = [_LaneTask(self)]
+        PROCESS.dispatchers.enqueue(self._last)
 
-    def run(self) -> None:
-        """Run ready submissions as long as this dispatcher may continue here."""
+    def run_ready(self) -> None:
+        """Run ready submissions of this queue as long as the dispatcher may continue here."""
         me = get_ident()
         self._threads.add(me)
         try:
-            task = self._next()
+            task = self._next_submission()
             while task is not None:
                 task.run()
-                task = self._next() if self.keeps() else None
+                task = self._next_submission() if self.may_continue() else None
                 if task is not None:
-                    self.go_on()
+                    self.request_dispatcher()
         finally:
             self._threads.discard(me)
-            self.leave()
+            self.release_dispatcher()
 
-    def _next(self) -> Task | None:
+    def _next_submission(self) -> Task | None:
+        """Pop the next submission that no other thread has taken; None without one."""
         task = None
         while task is None and self._ready:
             try:
@@ -105,8 +107,8 @@ class Lane:
         return task
 
 
-class _Next:
-    """Dispatcher task for the next submission of a lane."""
+class _LaneTask:
+    """Dispatcher task that runs ready submissions of a queue."""
 
     __slots__ = ("_lane",)
 
@@ -114,15 +116,15 @@ class _Next:
         self._lane = lane
 
     def run(self) -> None:
-        """Run the lane."""
-        self._lane.run()
+        """Run ready submissions of the queue."""
+        self._lane.run_ready()
 
 
 _LANES: WeakKeyDictionary[object, Lane] = WeakKeyDictionary()
 after_fork(_LANES.clear)  # no dispatcher of the parent exists in the child
 
 
-def lane_of(executable: object) -> Lane:
-    """Return the lane of an executable; create it on first use."""
+def lane_of_executable(executable: object) -> Lane:
+    """Return the queue of an executable; create it on first use."""
     found = _LANES.get(executable)
     return _LANES.setdefault(executable, Lane()) if found is None else found

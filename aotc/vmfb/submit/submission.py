@@ -22,17 +22,17 @@ from aotc.vmfb.host.interruption import RUNNING, request_interruption_checks
 from aotc.vmfb.submit.call import SubmittedCall
 from aotc.vmfb.submit.deadlines import CLOCK
 from aotc.vmfb.submit.dispatcher_threads import PROCESS, Dispatchers, take_from_box
-from aotc.vmfb.submit.fence import PART_FIRST_PAUSE, PART_LONGEST_PAUSE, Fence, FenceResult, mark_quick
-from aotc.vmfb.submit.limited import queue_of
+from aotc.vmfb.submit.fence import PART_FIRST_PAUSE, PART_LONGEST_PAUSE, Fence, FenceResult, mark_fast_callback
+from aotc.vmfb.submit.limited import lane_for_calls
 from aotc.vmfb.submit.memory_order import (
     MemoryAccess,
     OutputRegions,
     Turn,
     accessed_ranges,
-    donated_to,
-    give_away,
+    as_owned_by_caller,
+    donation_label,
+    record_donation,
     register_results,
-    still_owned,
 )
 from aotc.vmfb.submit.stream_queue import Lane
 
@@ -55,7 +55,7 @@ class Submission(Fence):
         self._values, self._out, self._donate = values, out, donate
         self._generation = PROCESS.generation
         self._remote = call.remote
-        self._lane = queue_of(call.executable, call.limits, call.remote)
+        self._lane = lane_for_calls(call.executable, call.limits, call.remote)
         self._hidden = self._remote and _writes_are_hidden(call, values, out, donate)
         self._mortal = False  # does it have a deadline?
         self._early: tuple[SubmittedCall, EarlyResults] | None = None  # while it runs, and after a failure
@@ -78,8 +78,8 @@ class Submission(Fence):
         rows = [(row["dtype"], tuple(row["dims"]), row.get("device", self._home)) for row in self._rows]
         return tuple([FenceResult(self, n, *row) for n, row in enumerate(rows)])
 
-    def part(self, number: int) -> list[Any]:
-        """Return one result in a list, empty if it is not complete yet; the call may still be running.
+    def read_result(self, number: int) -> list[Any]:
+        """Return result ``number`` in a list, empty if it is not complete yet; the call may still be running.
 
         Raises
         ------
@@ -91,20 +91,20 @@ class Submission(Fence):
             call, results = early
             if results.is_ready(number):
                 return [call.early_result(results, number)]
-        return super().part(number)
+        return super().read_result(number)
 
-    def has(self, number: int) -> bool:
-        """Return True if a result can be read now; the call may still be running."""
+    def has_result(self, number: int) -> bool:
+        """Return True if result ``number`` can be read now; the call may still be running."""
         early, outcome = self._early, self._outcome
         if early is not None and (outcome is None or outcome[1] is not None) and early[1].is_ready(number):
             return True
-        return super().has(number)
+        return super().has_result(number)
 
     def wait_for_result(self, number: int, waiter: Submission) -> None:
-        """Notify another submission when a result can be read, or when this one is settled."""
+        """Notify the submission ``waiter`` when result ``number`` can be read, or when this submission is settled."""
         call = self._call
         if call is None or not call.has_early_results:
-            self.add_done_callback(waiter.hear)
+            self.add_done_callback(waiter.on_fence_settled)
             return
         wait = ResultWait(self, number, waiter)
         self._waits.append(wait)
@@ -113,16 +113,16 @@ class Submission(Fence):
             wait.begin()
 
     def end_early_results(self) -> None:
-        """Let no further results become readable before the call ends: it has failed, or is being stopped."""
+        """Make no further results readable before the call ends, because the call has failed or is being stopped."""
         if self._early is not None:
             self._early[1].freeze()
 
-    def _wait_for_part(self, number: int, timeout: float | None) -> None:
+    def _wait_for_result(self, number: int, timeout: float | None) -> None:
         call = self._call
         if call is None or not call.has_early_results or self._generation != PROCESS.generation:
             self.wait(timeout)
         else:
-            super()._wait_for_part(number, timeout)
+            super()._wait_for_result(number, timeout)
 
     def running(self) -> bool:
         """Return True if the call has started and not ended."""
@@ -137,10 +137,10 @@ class Submission(Fence):
         raise CallError(self._where, "the fence of a submission is settled by its call", hint="cancel()")
 
     def cancel(self) -> bool:
-        """Cancel the call. A running call ends within milliseconds, and its arguments are unchanged.
+        """Cancel the call; return False if it had already ended. A running call ends within milliseconds.
 
-        The fence fails with :class:`~aotc.FenceCancelled` when the call has ended; at once if it runs on a GPU, whose
-        kernels end by themselves. Return False if the call had already ended.
+        The call's arguments are unchanged. The fence fails with :class:`~aotc.FenceCancelled` when the call has ended;
+        at once if it runs on a GPU, whose kernels end by themselves.
         """
         return self._stop_with(FenceCancelled(self._where, "the submission was cancelled"))
 
@@ -149,21 +149,21 @@ class Submission(Fence):
         if self._generation != PROCESS.generation:
             raise fence_of_parent_process_error(self._where, self)
         if timeout is None and not self._tokens and not self._donate and not (self._remote and self._mortal):
-            self._help()
+            self._run_on_waiting_thread()
         if self._outcome is None:
             super()._wait(timeout)
 
-    def _abandon(self) -> None:
+    def _on_awaiter_cancelled(self) -> None:
         self.cancel()
 
     # ------------------------------------------------------------ cancellation and deadlines
 
     def expire(self) -> None:
-        """Stop the call: its deadline has passed."""
+        """Stop the call, because its deadline has passed."""
         self._stop_with(DeadlineExceeded(self._where, "the deadline of the submission passed before it was done"))
 
     def stop(self, error: CallError) -> None:
-        """Stop the running call because nobody waits for it."""
+        """Stop the running call with ``error`` as its result."""
         self._stop_with(error)
 
     @property
@@ -172,22 +172,23 @@ class Submission(Fence):
         return self._fate.get(0)
 
     def _stop_with(self, error: CallError) -> bool:
+        """Stop the call with ``error``; return False if the call had already ended."""
         fate = self._fate.setdefault(0, error)
         if fate is error:
             self.end_early_results()
             if take_from_box(self._box) is not None:  # no thread has started
-                self._end((), error)
+                self._finish((), error)
             else:
                 request_interruption_checks()
                 if self._hidden:
-                    self._leave_behind(error)
+                    self._fail_before_end(error)
         return fate is not None
 
-    def _leave_behind(self, error: CallError) -> None:
+    def _fail_before_end(self, error: CallError) -> None:
         """Fail the fence while GPUs finish work in progress; the thread of the call waits for them and frees arrays."""
         turn = self._turn
         if turn is not None:
-            turn.leave()
+            turn.remove()
         self._resolve_all((), error)
 
     # ------------------------------------------------------------ waiting for fences
@@ -195,7 +196,7 @@ class Submission(Fence):
     def start_when(
         self, fences: Collection[Fence], before: Collection[Fence], results: Collection[FenceResult]
     ) -> None:
-        """Let the submission become ready when all fences are settled and all results can be read.
+        """Make the submission ready when all fences are settled and all results can be read.
 
         The submission fails if one of ``fences`` fails, or a call fails before its result is complete. Failures of the
         submissions ``before`` do not matter: they only order.
@@ -204,54 +205,57 @@ class Submission(Fence):
         others = [f for f in dict.fromkeys(before) if f._outcome is None] if before else []
         parts = {(id(r.fence), r.number): r for r in results if not r.ready()}
         if not needed and not others and not parts:
-            self._post()
+            self._enqueue()
             return
         self._tokens.extend(range(len(needed) + len(others) + len(parts) + 1))  # the last one belongs to this function
         for fence in needed:
-            fence.add_done_callback(self.hear)
+            fence.add_done_callback(self.on_fence_settled)
         for part in parts.values():
             submission: Any = part.fence
             submission.wait_for_result(part.number, self)
         for fence in others:
-            fence.add_done_callback(self.go_on)
+            fence.add_done_callback(self.on_precondition_done)
         if self._tokens.pop() == 0:
-            self._post()
+            self._enqueue()
 
-    @mark_quick
-    def hear(self, fence: Fence) -> None:
-        """Handle a settled fence on which this submission waits."""
+    @mark_fast_callback
+    def on_fence_settled(self, fence: Fence) -> None:
+        """Callback of a fence that this submission waits for: fail with it, or count it as done."""
         if fence._root is not None:
             if take_from_box(self._box) is not None:
                 self._root = fence._root
-                self._end((), _consequent_failure(self._where, fence._root))
+                self._finish((), _consequent_failure(self._where, fence._root))
             return
-        self.go_on(fence)
+        self.on_precondition_done(fence)
 
-    @mark_quick
-    def go_on(self, _: Fence) -> None:
-        """Count a finished precondition: a readable result, or the end of an earlier memory access."""
+    @mark_fast_callback
+    def on_precondition_done(self, _: Fence) -> None:
+        """Count a finished precondition, a readable result or the end of an earlier access.
+
+        After the last one, enqueue.
+        """
         if self._tokens.pop() == 0:
-            self._post()
+            self._enqueue()
 
     def output_regions(self, result: int, writes: bool) -> list[MemoryAccess]:
-        """Return the caller's ``out=`` memory that a reader of this result also accesses."""
+        """Return the caller's memory that a submission accesses if it has result ``result`` as an argument."""
         regions = self._lent
-        return [] if regions is None else regions.touches(result, writes)
+        return [] if regions is None else regions.accesses_of_reader(result, writes)
 
     @property
     def _queue(self) -> Lane | Dispatchers:
         return self._lane or PROCESS.dispatchers
 
-    def _post(self) -> None:
+    def _enqueue(self) -> None:
         if self._generation == PROCESS.generation:
-            self._queue.post(self._box)
+            self._queue.enqueue(self._box)
         elif take_from_box(self._box) is not None:
-            self._end((), fence_of_parent_process_error(self._where, self))
+            self._finish((), fence_of_parent_process_error(self._where, self))
 
     # ------------------------------------------------------------ running
 
     def run(self) -> None:
-        """Run the call; only for the thread that popped this from its box. Errors settle the fence."""
+        """Run the call on a dispatcher that has popped this submission from its box; errors settle the fence."""
         results: tuple[Any, ...] = ()
         failed: BaseException | None = None
         try:
@@ -259,17 +263,17 @@ class Submission(Fence):
         except BaseException as error:
             ends = isinstance(error, SystemExit)  # the executor aborts all calls
             failed = CallError(self._where, "the interpreter ends") if ends else error
-        PROCESS.dispatchers.finish(self._end, results, failed)
+        PROCESS.dispatchers.finish_task(self._finish, results, failed)
 
-    def _help(self) -> None:
+    def _run_on_waiting_thread(self) -> None:
         """Run the call on this thread if it is ready. Exceptions meant for the thread, such as Ctrl-C, propagate."""
         box, queue = self._box, self._queue
         if take_from_box(box) is None:
             return
-        queue.withdraw(box)
-        if not queue.admit():
+        queue.remove_box(box)
+        if not queue.may_run_on_waiting_thread():
             box.append(self)
-            queue.post(box)
+            queue.enqueue(box)
             return
         made: list[Any] = []
         error = None
@@ -279,14 +283,14 @@ class Submission(Fence):
             error = found
         except BaseException:
             box.append(self)  # the call has written nothing but results: it can start again
-            queue.post(box)
+            queue.enqueue(box)
             raise
         finally:
-            queue.release()
-        self._end(tuple(made), error)
+            queue.waiting_thread_finished()
+        self._finish(tuple(made), error)
 
     def _run(self) -> list[Any]:
-        """Run the call and return its results."""
+        """Run the call, with this submission registered as the one that the thread runs; return the results."""
         call, me = self._call, get_ident()
         assert call is not None
         outer = RUNNING.get(me)
@@ -308,11 +312,12 @@ class Submission(Fence):
                 RUNNING.pop(me, None)
             else:
                 RUNNING[me] = outer
-        return [still_owned(x) for x in made] if self._donate else made
+        return [as_owned_by_caller(x) for x in made] if self._donate else made
 
-    def _end(self, results: tuple[Any, ...], error: BaseException | None) -> None:
+    def _finish(self, results: tuple[Any, ...], error: BaseException | None) -> None:
+        """Settle the fence with results or an error, and release all references to arguments."""
         if self._turn is not None:
-            self._turn.leave()  # only now: results are placed while it is in the order
+            self._turn.remove()  # only now: results are placed while it is in the order
         self._call = self._out = self._turn = None
         self._values, self._waits = [], []
         error = self._fate.setdefault(0, None) or error
@@ -329,15 +334,15 @@ class Submission(Fence):
         if error is None:
             self._early = None
 
-    def follow(self, key: Any, fence: Fence, number: int, value: Any) -> None:
-        """Record that an argument now exists as ``value``.
+    def register_argument(self, key: Any, fence: Fence, number: int, value: Any) -> None:
+        """Record that the argument which is result ``number`` of ``fence`` now exists as ``value``.
 
         Its memory is registered under ``key`` in :mod:`.memory_order`.
         """
         turn, call = self._turn, self._call
         if turn is None or call is None:
             return
-        turn.follow(key)
+        turn.add_key(key)
         if isinstance(value, DeviceArray):  # it may be donated before this submission runs
             for n, (a, v) in enumerate(zip(call.arguments, self._values)):
                 is_it = type(v) is FenceResult and v.fence is fence and v.number == number
@@ -346,7 +351,7 @@ class Submission(Fence):
 
 
 class ResultWait:
-    """Makes a submission wait for a single result of a running call; polls, because the call does not notify.
+    """Lets a submission wait for a single result of a running call, by polling, because the call does not notify.
 
     Parameters
     ----------
@@ -370,35 +375,35 @@ class ResultWait:
         return not self._box
 
     def begin(self) -> None:
-        """Start to poll: the call runs."""
+        """Start to poll, because the call has started."""
         if take_from_box(self._starts) is not None:
             with suppress(CallError):  # without a thread that polls, the waiter is notified when the call ends
-                CLOCK.add(self._pause, self)
+                CLOCK.add_deadline(self._pause, self)
 
     def expire(self) -> None:
-        """Poll the result, and plan the next poll."""
-        if self._box and self._fence.has(self._number):
+        """Poll the result, and schedule the next poll."""
+        if self._box and self._fence.has_result(self._number):
             self.finish(self._fence)
         elif self._box and not self._fence.done:
             self._pause = min(2 * self._pause, PART_LONGEST_PAUSE)
-            CLOCK.add(self._pause, self)
+            CLOCK.add_deadline(self._pause, self)
 
-    @mark_quick
+    @mark_fast_callback
     def finish(self, fence: Fence) -> None:
         """Notify the waiter that the result can be read, or that the call has ended."""
         waiter = take_from_box(self._box)
         if waiter is not None:
-            (waiter.go_on if fence.has(self._number) else waiter.hear)(fence)
+            (waiter.on_precondition_done if fence.has_result(self._number) else waiter.on_fence_settled)(fence)
 
 
 def _writes_are_hidden(call: SubmittedCall, values: Sequence[Any], out: Sequence[Any] | None, donate: bool) -> bool:
-    """Return True if only the caller of this call can see what it writes: new arrays, or arguments donated on a GPU."""
+    """Return True if nobody but this call's caller can see its writes: new arrays, or arguments donated on a GPU."""
     given = [v for v, a in zip(values, call.arguments) if donate and a.donated]
     return out is None and all(isinstance(v, DeviceArray) and v.ordinal >= 0 for v in given)
 
 
 def fence_of_parent_process_error(where: str, fence: Fence) -> CallError:
-    """Return the error for a fence that belongs to the parent process of a fork."""
+    """Return the error for a fence of the parent process, which a forked child cannot wait for."""
     return CallError(where, f"{fence.label} belongs to the process before a fork, which runs it", hint="submit it here")
 
 
@@ -438,20 +443,20 @@ def submit(
     buffers, late = _out_buffers(where, out), [0]
     while late:  # results may be created meanwhile and were then placed without this submission
         touches, made._lent = accessed_ranges(turn.number, prepared, taken, buffers)
-        needed, before = turn.enter(made, touches)
+        needed, before = turn.register_accesses(made, touches)
         late = [n for n, v in enumerate(prepared) if type(v) is FenceResult and v.fence._placed] if coming else []
         if late:
-            turn.leave()
+            turn.remove()
         for n in late:
             value = prepared[n].fence._placed[prepared[n].number]
             prepared[n] = _prepared_argument(where, call.arguments[n], value, taken[n])
     try:
-        PROCESS.dispatchers.have_one()
+        PROCESS.dispatchers.ensure_thread()
         if seconds is not None:
             made._mortal = True
-            CLOCK.add(seconds, made)
+            CLOCK.add_deadline(seconds, made)
     except CallError:
-        turn.leave()
+        turn.remove()
         raise
     if donate:
         _record_donated(call, donated)
@@ -463,13 +468,13 @@ def submit(
 
 
 def _out_buffers(where: str, out: Sequence[Any] | None) -> list[Any]:
-    """Return the ``out=`` array of each result, or None; refuse donated arrays."""
+    """Import the ``out=`` array of each result, None for results without one; refuse donated arrays."""
     if out is None:
         return []
     from aotc.vmfb.devices.cuda.foreign import buffer_of  # imported only for calls with ``out=``
     buffers = [buffer_of(x) for x in out]
     for n, (x, buffer) in enumerate(zip(out, buffers)):
-        label = donated_to(x) or donated_to(buffer)
+        label = donation_label(x) or donation_label(buffer)
         if label:
             what, hint = f"out[{n}] was given to {label} with donate=True", "the result that is in its memory"
             raise CallError(where, what, expected="an array that is the caller's", hint=hint)
@@ -477,13 +482,14 @@ def _out_buffers(where: str, out: Sequence[Any] | None) -> list[Any]:
 
 
 def _record_donated(call: SubmittedCall, values: Sequence[Any]) -> None:
-    """Record which arguments were donated, including arrays that are results of fences."""
+    """Record which arguments this call donates, including arrays that are results of fences."""
     for argument, value in zip(call.arguments, values):
         if argument.donated:
-            give_away(value, call.where)
+            record_donation(value, call.where)
 
 
 def _checked_fences(where: str, wait: Any) -> list[Fence]:
+    """Check the option ``wait=``: a list of fences, each of which can still be settled in this process."""
     if not isinstance(wait, list | tuple) or not all(isinstance(f, Fence) for f in wait):
         raise ArgumentError(
             where, "wait is not a list of fences", repr(wait)[:80], "fences that submit or aotc.Fence() made"
@@ -502,7 +508,7 @@ def _check_fence(where: str, fence: Fence) -> None:
 
 
 def _single_result(where: str, argument: Argument, fence: Fence) -> FenceResult:
-    """Return the only result of a fence that was passed as an argument, or raise an error."""
+    """Return the only result of a fence that was passed as an argument; an error if it has several."""
     results = fence.results
     if len(results) != 1:
         hint = "fence[0], fence[1]..." if results else "wait=[fence]"
@@ -512,8 +518,11 @@ def _single_result(where: str, argument: Argument, fence: Fence) -> FenceResult:
 
 
 def _prepared_argument(where: str, argument: Argument, value: Any, is_taken: bool) -> Any:
-    """Return an argument as an array or a future result; its dtype and shape are checked as far as they are known."""
-    label = donated_to(value)
+    """Convert an argument to an array, or keep it as a future result; check dtype and shape as far as they are known.
+
+    ``is_taken`` is True if the call overwrites the argument.
+    """
+    label = donation_label(value)
     if label:
         what = f"{argument.label} was given to {label} with donate=True"
         raise CallError(where, what, expected="an array that is the caller's", hint="the result that is in its memory")

@@ -139,13 +139,13 @@ def test_an_interrupt_ends_a_wait():
 def test_an_interrupt_that_comes_as_a_wait_begins_leaves_nothing_behind(monkeypatch):
     pool = LimitedPool(1000)
     held = pool.take_arena(1000)
-    serve = pool._serve
+    serve = pool._grant_waiting
 
     def interrupted():
-        monkeypatch.setattr(pool, "_serve", serve)
+        monkeypatch.setattr(pool, "_grant_waiting", serve)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pool, "_serve", interrupted)
+    monkeypatch.setattr(pool, "_grant_waiting", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pool.take_arena(600)
     assert pool.waiting_calls() == 0

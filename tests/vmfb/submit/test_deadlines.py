@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from aotc.vmfb.submit.deadlines import Clock
+from aotc.vmfb.submit.deadlines import DeadlineClock
 
 pytestmark = pytest.mark.cpu
 
@@ -26,9 +26,9 @@ class Waiter:
 def test_a_failing_waiter_stops_no_other(monkeypatch, error):
     shown = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, found, trace: shown.append(found))
-    clock, failing, other = Clock(), Waiter(error), Waiter()
-    clock.add(0, failing)
+    clock, failing, other = DeadlineClock(), Waiter(error), Waiter()
+    clock.add_deadline(0, failing)
     assert failing.woken.wait(60)
-    clock.add(0.01, other)
+    clock.add_deadline(0.01, other)
     assert other.woken.wait(60)
     assert shown == [error]

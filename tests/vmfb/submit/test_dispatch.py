@@ -55,13 +55,13 @@ def test_threads_end_in_silence_whatever_they_wait_for(monkeypatch):
             both.wait(LIMIT)
 
     mine = Dispatchers()
-    mine.post([Meeting()])
-    mine.post([Meeting()])
+    mine.enqueue([Meeting()])
+    mine.enqueue([Meeting()])
     both.wait(LIMIT)
     until(lambda: len(mine._idle) == 2)
-    mine.post([])  # one wakes in vain, and looks again a little later
-    until(lambda: mine._lingering)
-    mine.end()
+    mine.enqueue([])  # one wakes in vain, and looks again a little later
+    until(lambda: mine._pausing)
+    mine.end_threads()
     until(lambda: not mine._idents)
     assert raised == mine._coming == []
 

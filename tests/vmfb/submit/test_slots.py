@@ -57,7 +57,7 @@ class Busy:
         self.gate = threading.Event()
         self.begun, self.name = begun, name
         self.box = [self]
-        lane.post(self.box)
+        lane.enqueue(self.box)
 
     def run(self):
         self.begun.append(self.name)
@@ -85,7 +85,7 @@ def lanes(monkeypatch):
     monkeypatch.setattr(slots, "usable_cores", lambda: 4)
     monkeypatch.setattr(logical_devices, "_USERS", {})
     users = Placed("cpu:0"), Placed("cpu:1")
-    PROCESS.dispatchers.allow(8)
+    PROCESS.dispatchers.raise_thread_limit(8)
     yield [slots.lane_of_devices(user) for user in users]
     del users
 
@@ -131,7 +131,7 @@ class TestSubmissions:
         soon(lambda: len(begun) == 4)
         waiting = Busy(lanes[0], begun, "waiting")
         assert waiting.box.pop() is waiting
-        lanes[0].withdraw(waiting.box)
+        lanes[0].remove_box(waiting.box)
         for call in calls:
             call.gate.set()
         soon(lambda: lanes[0]._running == 0)
