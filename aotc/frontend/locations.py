@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 
 from aotc.diagnostics import JITTED, Loc
 from aotc.support.memoize import memoized
-from aotc.vmfb.profile.model_place import scope_of
+from aotc.vmfb.profile.model_place import scopes_in_name_stack
 
 _TEXT = "-"  # MLIR's file name of a text
 _OF = "-:"  # prefix of file names in merged modules
@@ -101,7 +101,7 @@ def _with_layers(name: str, functions: Sequence[str]) -> str:
     Flax's NNX has no name scopes: the frames ``NN.__call__`` and ``Linear.__call__`` stand for ``NN/Linear``. Equinox's
     name only the classes of Equinox itself, with dots, as ``eqx.nn.Linear``.
     """
-    scopes = scope_of(name)
+    scopes = scopes_in_name_stack(name)
     layers = [match[1] for function in reversed(functions) if (match := _LAYER.fullmatch(function))]
     if len(layers) <= len(scopes) or not all("." in scope for scope in scopes):
         return name

@@ -28,10 +28,10 @@ from aotc.vmfb.profile.latency import (
     Interval,
     KernelTimes,
     average,
-    by_kernel,
     latencies,
     measure_concurrently,
     quantile,
+    times_by_kernel,
 )
 from aotc.vmfb.profile.roofline import roof_of
 
@@ -389,7 +389,7 @@ def _record_dispatches(one: _BundleMeasurement, seconds: float) -> None:
     with recording:
         calls = len(latencies(one.call, min(seconds, MOST_RECORDED)))
     if not recording.lost:
-        one.dispatches = by_kernel(recording.dispatches, calls)
+        one.dispatches = times_by_kernel(recording.dispatches, calls)
 
 
 def _cold_start(path: Path, settings: BenchSettings) -> tuple[float, float]:

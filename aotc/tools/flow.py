@@ -21,7 +21,7 @@ from aotc.vmfb.devices.mixed.spaces import Spaces
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.isa import Frame
 from aotc.vmfb.profile.debug_texts import command_locs
-from aotc.vmfb.profile.trace import evaluate_dim, read_header
+from aotc.vmfb.profile.trace import evaluate_dim, read_kernel_header
 from aotc.vmfb.verify.buffers import Buffers, load_command_buffers
 from aotc.vmfb.verify.kernel_interface import Invalid, evaluate_size
 from aotc.vmfb.vm import decode_program, interpret_program
@@ -394,7 +394,7 @@ class _FlowRecorder:
         extents = [evaluate_size(size, dims) for size in entry["extents"]]
         if not text:
             return extents, entry["inputs"], (), {}, False
-        header = read_header(text)
+        header = read_kernel_header(text)
         known = dict(zip(header.dims, dims, strict=True))
         types = tuple(
             f"{p.dtype}[{', '.join(str(evaluate_dim(d, known)) for d in p.dims)}]" for p in header.parameters

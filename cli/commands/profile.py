@@ -171,10 +171,10 @@ def _write_profile(written: Path, source: Any, traced: list[dict[str, Any]] | No
     from aotc.vmfb.bundle import open_bundle, write_bundle_file
     from aotc.vmfb.host.files import write_atomically
     from aotc.vmfb.profile.perfetto import events_text
-    from aotc.vmfb.profile.stored_records import with_profile
+    from aotc.vmfb.profile.stored_records import bundle_with_profile
 
     if traced is None:
-        write_bundle_file(str(written), [with_profile(open_bundle(source, copy=True), record)])
+        write_bundle_file(str(written), [bundle_with_profile(open_bundle(source, copy=True), record)])
     else:
         write_atomically(str(written), [events_text(traced, record).encode()])
 

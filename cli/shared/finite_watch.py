@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def watched_call(module: LoadedModule, name: str, values: Sequence[Any]) -> tuple[list[Any], bool]:
     """Run a function one dispatch at a time; return its results, and True if a dispatch produces NaN or infinity."""
-    from aotc.vmfb.profile.finite_watch import run_watched
+    from aotc.vmfb.profile.finite_watch import run_with_finite_watch
 
-    results, found = run_watched(module.get_function(name), values)
+    results, found = run_with_finite_watch(module.get_function(name), values)
     for odd in found:
         print(odd, file=sys.stderr)
     if not found:

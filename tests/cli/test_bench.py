@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import aotc
-from aotc.vmfb.profile.latency import average, by_kernel, measure_concurrently, quantile
+from aotc.vmfb.profile.latency import average, measure_concurrently, quantile, times_by_kernel
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu
@@ -104,6 +104,6 @@ def test_kernels_of_calls_are_counted_by_call(bundle):
     with module.profile() as recording:
         for _ in range(4):
             module.invoke("main", X)
-    rows = by_kernel(recording.dispatches, 4)
+    rows = times_by_kernel(recording.dispatches, 4)
     assert all(row.runs == 1 and row.threads == 1 for row in rows)
     assert [row.share for row in rows] == sorted((row.share for row in rows), reverse=True)

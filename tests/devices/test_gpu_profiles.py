@@ -17,7 +17,7 @@ from aotc.ir.semantics.run import interpret
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.profile.cost_record import record_problem
-from aotc.vmfb.profile.stored_records import with_profile
+from aotc.vmfb.profile.stored_records import bundle_with_profile
 
 pytest.importorskip("cuda.bindings.nvjitlink")
 pytestmark = pytest.mark.cudasim
@@ -63,7 +63,7 @@ def test_a_gpu(monkeypatch):
     assert record["machine"]["gpu"] == "a simulated GPU"
     for found, want in zip(results, jax.jit(function)(x, i), strict=True):
         np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
-    report = explain_schedule(open_bundle(with_profile(open_bundle(data), record)))
+    report = explain_schedule(open_bundle(bundle_with_profile(open_bundle(data), record)))
     assert not report.unknown
     assert report.measured_on == "a simulated GPU"
     assert all(row.measured for row in report.rows if row.kernel in {k["name"] for k in record["kernels"]})

@@ -18,7 +18,7 @@ from aotc.options import Options
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.profile.debug_texts import command_locs
-from aotc.vmfb.profile.model_place import at_depth, model_place
+from aotc.vmfb.profile.model_place import model_place, truncate_scope
 
 nn = pytest.importorskip("flax.linen")
 nnx = pytest.importorskip("flax.nnx")
@@ -89,7 +89,7 @@ def test_place_of_a_location(loc, expected):
 def test_short_place_is_the_file_and_line():
     assert model_place("jit(f)/a/add at /home/me/train.py:41").short == "train.py:41"
     assert model_place("jit(f)/a/add").short == "a"
-    assert (at_depth("a/b/c", 2), at_depth("a/b/c", 0), at_depth("", 1)) == ("a/b", "a/b/c", "")
+    assert (truncate_scope("a/b/c", 2), truncate_scope("a/b/c", 0), truncate_scope("", 1)) == ("a/b", "a/b/c", "")
 
 
 def test_linen_layers_and_the_users_line():

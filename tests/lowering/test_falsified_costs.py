@@ -15,7 +15,7 @@ from aotc.pipeline import run_passes
 from aotc.tools.explain.affinity import explain_affinity
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.profile.stored_records import PROFILE, stored_record, with_profile
+from aotc.vmfb.profile.stored_records import PROFILE, bundle_with_profile, stored_record
 
 pytestmark = pytest.mark.cpu
 
@@ -163,7 +163,7 @@ def test_explain_shows_the_profile_before_the_costs():
     record = falsified(aotc.compile(jnp.tanh, x), 100, x)
     data = aotc.compile(jnp.tanh, x, costs=record)
     assert rows(data)[0].measured == 100
-    again = with_profile(open_bundle(data), aotc.load(data, threads=1).profile("main", x, repeat=1))
+    again = bundle_with_profile(open_bundle(data), aotc.load(data, threads=1).profile("main", x, repeat=1))
     assert rows(again)[0].measured == stored_record(open_bundle(again), PROFILE)["kernels"][0]["ns"]["cpu"]
 
 

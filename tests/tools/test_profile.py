@@ -13,7 +13,7 @@ from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.profile.cost_record import kernel_text_digest, read_record, record_problem, record_text
 from aotc.vmfb.profile.measure import Profiler
-from aotc.vmfb.profile.stored_records import PROFILE, stored_record, with_profile
+from aotc.vmfb.profile.stored_records import PROFILE, bundle_with_profile, stored_record
 
 pytestmark = pytest.mark.cpu
 X = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
@@ -139,8 +139,8 @@ def test_a_bundle_keeps_its_profile():
     data = aotc.compile(jnp.sin, X)
     assert stored_record(open_bundle(data), PROFILE) == {}
     first, second = (aotc.load(data).profile("main", X, repeat=1) for _ in range(2))
-    once = with_profile(open_bundle(data), first)
-    twice = with_profile(open_bundle(once), second)
+    once = bundle_with_profile(open_bundle(data), first)
+    twice = bundle_with_profile(open_bundle(once), second)
     assert stored_record(open_bundle(once), PROFILE) == first
     assert stored_record(open_bundle(twice), PROFILE) == second
     assert len(open_bundle(twice).manifest["segments"]) == len(open_bundle(data).manifest["segments"]) + 1
@@ -149,7 +149,7 @@ def test_a_bundle_keeps_its_profile():
 
 
 def test_a_damaged_profile_is_no_record():
-    data = with_profile(open_bundle(aotc.compile(jnp.sin, X)), {"kernels": []})
+    data = bundle_with_profile(open_bundle(aotc.compile(jnp.sin, X)), {"kernels": []})
     with pytest.raises(BundleError, match="the profile of the bundle cannot be read: record has no 'format'"):
         stored_record(open_bundle(data), PROFILE)
 

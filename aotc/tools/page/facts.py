@@ -25,7 +25,7 @@ from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.native_code import disassemble_machine_code, kernel_ranges
 from aotc.vmfb.profile.model_place import model_place
-from aotc.vmfb.profile.trace import flops_of
+from aotc.vmfb.profile.trace import declared_flops
 from aotc.vmfb.ranks.layout import mesh_of
 
 # Sizes that the picker offers, relative to the assumed size: a single sample to a large batch.
@@ -91,7 +91,7 @@ def _facts_of_sizes(
     steps: list[dict[str, Any]] = []
     for row in schedule.rows:
         known = texts.get(f"{schedule.target}/{row.kernel}")
-        flops = flops_of(known["text"], row.sizes) if known else 0
+        flops = declared_flops(known["text"], row.sizes) if known else 0
         place = model_place(row.loc)
         own = {
             "scope": place.scope, "place": place.short, "flops": flops, "ns": row.ns, "copy": not known,

@@ -1,1 +1,1 @@
-"""Profiling: traces, latencies, counters, rooflines, and measured costs of kernels."""
+"""Profiling of bundles: traces of calls, latencies, rooflines, and measured times of kernels for the cost model."""

@@ -1,4 +1,4 @@
-"""Records of measured kernels: their schema, and the digest that identifies a kernel.
+"""Cost records: measured times of kernels, for a second compilation; their schema, and the digest of a kernel.
 
 A record is plain data, stored as JSON, as a segment of a bundle, or in the options that a bundle's source was compiled
 with. The field ``ns`` of a kernel has the times of one run on one core of a CPU or on a whole GPU. Its keys are the
@@ -65,7 +65,7 @@ def record_problem(record: Any) -> str:
 
 
 def read_record(text: str | bytes) -> dict[str, Any]:
-    """Parse a record from JSON.
+    """Parse and validate a cost record from JSON.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def read_record(text: str | bytes) -> dict[str, Any]:
 
 
 def record_text(record: Mapping[str, Any]) -> str:
-    """Return a record as JSON, one kernel a line."""
+    """Format a cost record as JSON, one kernel a line."""
     rows = ",\n".join("  " + json.dumps(row) for row in record["kernels"])
     head = json.dumps({**record, "kernels": []}, indent=1)
     return head.replace('"kernels": []', f'"kernels": [\n{rows}\n ]') + "\n"

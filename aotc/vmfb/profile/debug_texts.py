@@ -1,4 +1,4 @@
-"""Debug information about the kernels of a bundle, for profilers and tracers."""
+"""Debug information of a bundle for profilers and tracers: texts and source locations of kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aotc.vmfb.errors import BundleError
 
 
 class DebugText(NamedTuple):
-    """Debug information of a kernel.
+    """Debug information of a kernel: name, text of the loop IR, source location, operations, target.
 
     ``loc`` is a line of the model, ``target`` is set only if there are several targets.
     """
@@ -35,9 +35,9 @@ def kernel_texts(bundle: OpenedBundle, variant: dict[str, Any]) -> list[DebugTex
 
 
 def command_locs(bundle: OpenedBundle, variant: dict[str, Any], number: int, nodes: Sequence[Node]) -> dict[int, str]:
-    """Return the location of each command of buffer ``number``, by the position of its first word.
+    """Return the source location of each command of buffer ``number``, by the position of the command's first word.
 
-    It lacks commands whose location is that of their kernel.
+    Commands with the location of their kernel are left out.
 
     Raises
     ------
@@ -55,6 +55,6 @@ def command_locs(bundle: OpenedBundle, variant: dict[str, Any], number: int, nod
 
 
 def bundle_origin(bundle: OpenedBundle) -> dict[str, str]:
-    """Return the compiler version and program digest of a bundle; the bundle must have debug information."""
+    """Return the compiler version and the program digest of a bundle, which must have debug information."""
     manifest = bundle.manifest
     return {"producer": manifest["producer"], "program": manifest["debug"].get("program", "")}

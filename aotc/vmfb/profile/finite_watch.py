@@ -1,4 +1,4 @@
-"""Find the dispatch that computes the first NaN, and the first infinity, of a call from finite numbers."""
+"""Search for the dispatch of a call that computes the first NaN or infinity from finite numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from aotc.vmfb.abi import Command, operand_value
 from aotc.vmfb.dtypes import DTYPES
-from aotc.vmfb.profile.trace import Parameter, StepMemory, Stepper, read_header
+from aotc.vmfb.profile.trace import Parameter, StepMemory, Stepper, read_kernel_header
 
 if TYPE_CHECKING:
     from ctypes import c_void_p
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from aotc.vmfb.profile.trace import StepExecutable
 
 
-class Oddity(NamedTuple):
-    """A non-finite value.
+class NonFiniteValue(NamedTuple):
+    """A NaN or infinity, and where it was computed.
 
     Attributes
     ----------
@@ -35,6 +35,7 @@ class Oddity(NamedTuple):
     array : str
         ``argument 0``, or the output of the kernel.
     at : tuple of int
+        Index of the value.
     elements : int
         Number of non-finite elements of the array.
     """
@@ -48,6 +49,7 @@ class Oddity(NamedTuple):
     elements: int
 
     def __str__(self) -> str:
+        """Format the value for users: kernel, array, index, source line."""
         place = f"{self.array}[{', '.join(map(str, self.at))}]"
         more = f", {self.elements:,} elements are not finite" if self.elements > 1 else ""
         if self.step < 0:
@@ -59,7 +61,7 @@ class Oddity(NamedTuple):
 def first_non_finite(
     x: np.ndarray, dtype: str, before: np.ndarray | None = None
 ) -> tuple[str, tuple[int, ...], int] | None:
-    """Return the first non-finite value of ``x``, NaN before infinity, its index, and the number of such elements.
+    """Find the first non-finite value of ``x``, NaN before infinity.
 
     Parameters
     ----------
@@ -68,6 +70,11 @@ def first_non_finite(
     before : numpy.ndarray, optional
         Content before an update in place: non-finite values that it already had are not reported, even at other
         indices.
+
+    Returns
+    -------
+    tuple of (str, tuple of int, int), or None
+        ``nan``, ``inf`` or ``-inf``; its index; the number of non-finite elements. None if all are finite.
     """
     masks = _nan_and_infinity_masks(x, dtype)
     if before is not None:
@@ -92,66 +99,77 @@ def _nan_and_infinity_masks(x: np.ndarray, dtype: str) -> list[np.ndarray]:
 
 
 def _newly_non_finite(now: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Return the mask ``now`` without ``before``; all False if ``now`` has no more: a sort may have moved the values.
+    """Return the mask of elements in ``now`` that are not in ``before``.
 
-    None if there are no more than ``before``: a sort may have moved them.
+    All are False if ``now`` has no more elements than ``before``: a sort may have moved the values.
     """
     return now & ~before & (np.count_nonzero(now) > np.count_nonzero(before))
 
 
 class FiniteWatch(Stepper):
-    """Runs the submissions of a call and checks the outputs of each dispatch.
+    """Stepper that checks the outputs of each dispatch for NaN and infinity.
 
-    ``found`` has the first NaN and infinity.
+    ``found`` has the first NaN and the first infinity.
     """
 
     def __init__(
         self, executable: StepExecutable, slots: PointerTable, scratch: c_void_p, memory: StepMemory,
-        where: str, found: dict[str, Oddity],
+        where: str, found: dict[str, NonFiniteValue],
     ) -> None:  # fmt: skip
         super().__init__(executable, slots, scratch, memory, where)
         self.found = found
         self.count = 0
 
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
+        """Run a dispatch, and record outputs that are not finite although its inputs are."""
         name, text, *_ = self.kernels[command.kernel]
-        loc = self.loc_of(command)
-        header = read_header(text)
+        loc = self.location_of(command)
+        header = read_kernel_header(text)
         sizes = dict(zip(header.dims, [operand_value(word, self.parameters) for word in command.dims], strict=True))
         rows = list(zip(command.places, header.parameters, strict=True))
-        before = {kind for place, p in rows if (kind := self._kind(place, p, sizes))} if self._run_checked() else set()
+        checked = self._run_checked()
+        before = {kind for place, p in rows if (kind := self._kind_of_input(place, p, sizes))} if checked else set()
         outputs = [(place, p) for place, p in rows if p.output]
-        old = [self.array(place, p, sizes) for place, p in outputs[: header.updated]] if self._run_checked() else []
+        old = [self.read_array(place, p, sizes) for place, p in outputs[: header.updated]] if checked else []
         run()
         for (place, p), was in zip_longest(outputs, old):
-            odd = first_non_finite(self.array(place, p, sizes), p.dtype, was) if self._run_checked() else None
+            odd = first_non_finite(self.read_array(place, p, sizes), p.dtype, was) if self._run_checked() else None
             kind = "" if odd is None else odd[0].lstrip("-")
             # NaN computed from an infinity is reported; a value that is only passed on is not.
             if odd is not None and kind not in self.found and kind not in before:
-                self.found[kind] = Oddity(odd[0], name, loc, self.count, f"output {p.name}", *odd[1:])
+                self.found[kind] = NonFiniteValue(odd[0], name, loc, self.count, f"output {p.name}", *odd[1:])
         self.count += 1
 
     def _run_checked(self) -> bool:
         return len(self.found) < 2
 
-    def _kind(self, place: tuple[int, int], p: Parameter, sizes: dict[str, int]) -> str:
-        odd = None if p.output else first_non_finite(self.array(place, p, sizes), p.dtype)
+    def _kind_of_input(self, place: tuple[int, int], p: Parameter, sizes: dict[str, int]) -> str:
+        """Return ``nan`` or ``inf`` for an input with such elements, else an empty string; also for outputs."""
+        odd = None if p.output else first_non_finite(self.read_array(place, p, sizes), p.dtype)
         return "" if odd is None else odd[0].lstrip("-")
 
 
-def run_watched(function: RuntimeFunction, arrays: Sequence[Any]) -> tuple[list[np.ndarray], list[Oddity]]:
-    """Run a loaded function; return its results, and the first NaN and infinity in the order of occurrence.
+def run_with_finite_watch(
+    function: RuntimeFunction, arrays: Sequence[Any]
+) -> tuple[list[np.ndarray], list[NonFiniteValue]]:
+    """Run a loaded function one command at a time, and check each dispatch for NaN and infinity.
+
+    Returns
+    -------
+    results : list of numpy.ndarray
+    found : list of NonFiniteValue
+        The first NaN and the first infinity, in the order of occurrence.
 
     Raises
     ------
     CallError
         As for a trace.
     """
-    found: dict[str, Oddity] = {}
-    given: dict[str, Oddity] = {}
+    found: dict[str, NonFiniteValue] = {}
+    given: dict[str, NonFiniteValue] = {}
     for number, (argument, x) in enumerate(zip(function.arguments, arrays)):
         odd = first_non_finite(np.asarray(x), argument.dtype_name)
         if odd is not None:
-            given.setdefault(odd[0].lstrip("-"), Oddity(odd[0], "", "", -1, f"argument {number}", *odd[1:]))
+            given.setdefault(odd[0].lstrip("-"), NonFiniteValue(odd[0], "", "", -1, f"argument {number}", *odd[1:]))
     results = function.step(arrays, partial(FiniteWatch, where=function.where, found=found))
     return results, sorted([*given.values(), *found.values()], key=lambda o: o.step)

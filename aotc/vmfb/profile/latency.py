@@ -26,7 +26,10 @@ SURE_DEVIATIONS = 1.96
 
 
 def quantile(times: Sequence[float], share: float) -> Interval:
-    """Return a quantile of ``times`` and its confidence interval (normal approximation of the samples' ranks)."""
+    """Return the quantile ``share`` (0 to 1) of ``times`` with its 95 % confidence interval.
+
+    The interval is from the normal approximation of the ranks of samples.
+    """
     ordered, last = sorted(times), len(times) - 1
     off = SURE_DEVIATIONS * sqrt(len(times) * share * (1 - share))
     at = share * last
@@ -40,7 +43,7 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
 
 
 def average(rounds: Sequence[float]) -> Interval:
-    """Return the mean of several rounds and its confidence interval by Student's t distribution."""
+    """Return the mean of several rounds with its 95 % confidence interval, by Student's t distribution."""
     middle = mean(rounds)
     if len(rounds) < 2:
         return Interval(middle, 0.0, float("inf"))
@@ -49,7 +52,7 @@ def average(rounds: Sequence[float]) -> Interval:
 
 
 def latencies(call: Callable[[], Any], seconds: float) -> list[float]:
-    """Return the latency of each call made within ``seconds``, at least one."""
+    """Call ``call`` for ``seconds``, at least once, and return the latency of each call."""
     found: list[float] = []
     end = perf_counter() + seconds
     while not found or perf_counter() < end:
@@ -60,7 +63,14 @@ def latencies(call: Callable[[], Any], seconds: float) -> list[float]:
 
 
 def measure_concurrently(call: Callable[[], Any], callers: int, seconds: float) -> tuple[float, list[float]]:
-    """Call ``call`` repeatedly on ``callers`` threads; return calls per second, and the latency of each call.
+    """Call ``call`` repeatedly on ``callers`` threads for ``seconds``.
+
+    Returns
+    -------
+    rate : float
+        Calls per second of all threads together.
+    latencies : list of float
+        Seconds of each call.
 
     Raises
     ------
@@ -73,6 +83,7 @@ def measure_concurrently(call: Callable[[], Any], callers: int, seconds: float) 
     go.acquire()
 
     def work(mine: list[float]) -> None:
+        """Call repeatedly on one thread, once all threads have started."""
         with go:
             pass
         try:
@@ -95,7 +106,7 @@ def measure_concurrently(call: Callable[[], Any], callers: int, seconds: float) 
 
 
 class KernelTimes(NamedTuple):
-    """The times of one kernel for certain sizes: runs per call, nanoseconds of each run, and rates."""
+    """Statistics of one kernel for certain sizes: runs per call, nanoseconds of a run, share of all time, rates."""
 
     kernel: str
     loc: str
@@ -111,8 +122,8 @@ class KernelTimes(NamedTuple):
     roofline: float
 
 
-def by_kernel(dispatches: Sequence[Dispatch], calls: int) -> list[KernelTimes]:
-    """Return the times of each kernel in ``calls`` calls, the largest total first.
+def times_by_kernel(dispatches: Sequence[Dispatch], calls: int) -> list[KernelTimes]:
+    """Summarise the dispatches of ``calls`` calls by kernel and sizes, the largest total time first.
 
     Rates are those of the median time.
     """

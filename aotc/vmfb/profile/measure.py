@@ -1,4 +1,4 @@
-"""Measurement of each kernel of a call in isolation, on one core or on a whole GPU.
+"""Measurement of each kernel of a call in isolation, on one core or on a whole GPU, for a cost record.
 
 Arrays that a kernel updates in place are restored before each run, so that the call computes its usual results. The
 time of a kernel is the minimum of several rounds, because other programs on the machine can only slow it down.
@@ -20,7 +20,7 @@ from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError
 from aotc.vmfb.profile.cost_record import FORMAT, kernel_text_digest
 from aotc.vmfb.profile.touched_bytes import touched_bytes
-from aotc.vmfb.profile.trace import StepMemory, Stepper, evaluate_dim, flops_of, read_header
+from aotc.vmfb.profile.trace import StepMemory, Stepper, declared_flops, evaluate_dim, read_kernel_header
 
 if TYPE_CHECKING:
     from ctypes import c_void_p
@@ -33,7 +33,7 @@ Key = tuple[int, tuple[int, ...], tuple[str, ...]]  # kernel, sizes, device
 
 
 def measure(function: RuntimeFunction, arrays: Sequence[Any], repeat: int) -> dict[str, Any]:
-    """Run a function once and return the record of its kernels, each timed in ``repeat`` rounds.
+    """Run a function once, time each of its kernels in ``repeat`` rounds, and return the cost record.
 
     Raises
     ------
@@ -68,7 +68,7 @@ MEASURED_NANOSECONDS = 2_000_000_000
 
 
 class Profiler(Stepper):
-    """Runs the submissions of a call, and times each kernel with each combination of sizes at its first dispatch.
+    """Stepper that times each kernel with each combination of sizes, at the first dispatch.
 
     Parameters
     ----------
@@ -89,6 +89,7 @@ class Profiler(Stepper):
         self._empty: dict[tuple[str, ...], int] = {}
 
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
+        """Run a dispatch; if its kernel has not run with these sizes yet, time it and add a row to the record."""
         sizes = tuple([operand_value(word, self.parameters) for word in command.dims])
         name, text, loc, ops, own = self.kernels[command.kernel]
         home = self.memory.devices_of(command.places[0][0]) if command.places else ()
@@ -96,10 +97,10 @@ class Profiler(Stepper):
         row = self.rows.get((command.kernel, sizes, devices))
         if row is not None:
             row["runs"] += 1
-            row["places"][self.loc_of(command)] = row["places"].get(self.loc_of(command), 0) + 1
+            row["places"][self.location_of(command)] = row["places"].get(self.location_of(command), 0) + 1
             run()
             return
-        header = read_header(text)
+        header = read_kernel_header(text)
         dims = dict(zip(header.dims, sizes, strict=True))
         extents = [prod(evaluate_dim(d, dims) for d in p.dims) * size_of(p.dtype) for p in header.parameters]
         outputs = [
@@ -114,14 +115,15 @@ class Profiler(Stepper):
         given, made = [s for s in spans[:inputs] if s[0] < s[1]], spans[inputs:]
         in_place = header.parameters[0].name != "a0" or any(a < d and c < b for a, b in given for c, d in made)
         saved = [(p, self._bytes(p, extent)) for p, extent in outputs] if in_place else []
-        ns = self._time(command, devices, run, saved)
+        ns = self._time_kernel(command, devices, run, saved)
         self.rows[command.kernel, sizes, devices] = {
             "digest": kernel_text_digest(text), "name": name, "loc": loc, "ops": ops, "sizes": dims, "runs": 1,
-            "places": {self.loc_of(command): 1},
-            "bytes": sum(touched_bytes(text, sizes)), "flops": flops_of(text, dims), "ns": dict.fromkeys(devices, ns),
+            "places": {self.location_of(command): 1},
+            "bytes": sum(touched_bytes(text, sizes)), "flops": declared_flops(text, dims),
+            "ns": dict.fromkeys(devices, ns),
         }  # fmt: skip
 
-    def _time(
+    def _time_kernel(
         self, command: Command, devices: tuple[str, ...], run: Callable[[], None], saved: Sequence[tuple[Place, bytes]]
     ) -> float:
         """Return the nanoseconds of one run of ``command``.
@@ -131,7 +133,7 @@ class Profiler(Stepper):
         first = _timed_run(run)
         if self.executable.has_callbacks:  # callbacks must run only once
             return max(first, 1)
-        nothing = self._nothing(command, devices)
+        nothing = self._time_empty_call(command, devices)
         times = 1
         if not saved:
             again = max(_timed_run(run) - nothing, 1)
@@ -151,15 +153,15 @@ class Profiler(Stepper):
     def _call(self, command: Command, times: int) -> Callable[[], None]:
         return self.executable.call_of_command(command, self.slots, self.parameters, self.scratch, times)
 
-    def _nothing(self, command: Command, devices: tuple[str, ...]) -> int:
-        """Return the nanoseconds of an empty call on the device of ``command``."""
+    def _time_empty_call(self, command: Command, devices: tuple[str, ...]) -> int:
+        """Return the nanoseconds of a call that runs ``command`` zero times, on its device."""
         if devices not in self._empty:
             call = self._call(command, 0)
             self._empty[devices] = min(_timed_run(call) for _ in range(self.repeat + 1))
         return self._empty[devices]
 
     def record(self, function: str) -> dict[str, Any]:
-        """Return the record, with the kernels in the order of their first runs."""
+        """Return the cost record, with the kernels in the order of their first runs."""
         return {
             "format": FORMAT,
             **self.executable.origin(),
@@ -182,7 +184,7 @@ def _gpu_names(stats: Mapping[str, Any]) -> dict[str, str]:
 
 
 def processor_name() -> str:
-    """Return the system's name of the processor."""
+    """Return the model name of the processor."""
     try:
         with open("/proc/cpuinfo") as f:
             rows: Mapping[str, str] = dict(line.split(":", 1) for line in f if ":" in line)

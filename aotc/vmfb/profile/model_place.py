@@ -1,4 +1,4 @@
-"""The place of a kernel in the model as its user names it: name scope, and line of source.
+"""Source location of a kernel in the terms of the model's user: JAX name scope, and line of source.
 
 A location in a bundle is text: ``NAME at LINE, in LINE OF A LIBRARY``. ``NAME`` is JAX's name stack, such as
 ``jit(f)/Net/block_0/attn/q/dot_general``; its scope is ``Net/block_0/attn/q``.
@@ -20,7 +20,7 @@ _POSITION = re.compile(r"(?:^|.):\d+(?::\d+)?$")
 
 
 class ModelPlace(NamedTuple):
-    """A place in the model.
+    """Name scope and source line of a kernel.
 
     Attributes
     ----------
@@ -38,22 +38,22 @@ class ModelPlace(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The user's line without the folders of its file, or else the scope."""
+        """The file name and line number of the user's line; without a line, the scope."""
         return PurePath(self.line.replace("\\", "/")).name or self.scope
 
 
 @lru_cache(maxsize=4096)
 def model_place(loc: str) -> ModelPlace:
-    """Return the place that the text of a location describes."""
+    """Parse a location of a bundle: name scope, user's line, line of a library."""
     name, at, lines = loc.rpartition(" at ")
     if not at:
         name, lines = ("", loc) if _POSITION.search(loc) else (loc, "")
     line, _, library = lines.partition(", in ")
-    return ModelPlace("/".join(scope_of(name)), line, library)
+    return ModelPlace("/".join(scopes_in_name_stack(name)), line, library)
 
 
-def scope_of(name: str) -> list[str]:
-    """Return the scopes in a name stack, without functions, transformations, loops and the primitive at its end."""
+def scopes_in_name_stack(name: str) -> list[str]:
+    """Return the scopes in a JAX name stack, without functions, transformations, loops and the primitive at its end."""
     found: list[str] = []
     elements = _name_stack_elements(name)[:-1]
     for before, element in zip(["", *elements], elements):
@@ -62,11 +62,11 @@ def scope_of(name: str) -> list[str]:
             found.pop()
         elif element not in _CALLS and "->" not in element:  # of jnp.einsum
             found.append(element)
-    return [scope for element in found if (scope := _untransformed(element))]
+    return [scope for element in found if (scope := _strip_transformations(element))]
 
 
-def _untransformed(element: str) -> str:
-    """Return ``Net`` for ``vmap(jvp(Net))``; an empty string for ``jit(f)``."""
+def _strip_transformations(element: str) -> str:
+    """Return ``Net`` for ``vmap(jvp(Net))``, an element of a name stack; an empty string for ``jit(f)``."""
     while match := _CALL.fullmatch(element):
         if match[1] in _FUNCTIONS:
             return ""
@@ -75,7 +75,7 @@ def _untransformed(element: str) -> str:
 
 
 def _name_stack_elements(name: str) -> list[str]:
-    """Split a name stack at the slashes outside parentheses."""
+    """Split a name stack at the slashes outside of parentheses."""
     parts, depth = [""], 0
     for piece in re.split(r"([/()])", name):
         depth += (piece == "(") - (piece == ")")
@@ -86,8 +86,8 @@ def _name_stack_elements(name: str) -> list[str]:
     return parts
 
 
-def at_depth(scope: str, depth: int) -> str:
-    """Return the outermost ``depth`` elements of a scope; all of them for 0."""
+def truncate_scope(scope: str, depth: int) -> str:
+    """Return the outermost ``depth`` elements of a scope; all of them if ``depth`` is 0."""
     return "/".join(scope.split("/")[:depth]) if depth else scope
 
 
@@ -98,7 +98,7 @@ PLACES = ("scope", "line")
 
 
 class PlaceTime(NamedTuple):
-    """The work of a call in a scope, or at a line of source: runs, nanoseconds, bytes and operations of its kernels."""
+    """Cost of the kernels in a scope, or of a source line, in one call: runs, nanoseconds, bytes and operations."""
 
     name: str
     kernels: frozenset[str]
@@ -109,12 +109,12 @@ class PlaceTime(NamedTuple):
 
 
 def runs_by_location(row: Mapping[str, Any]) -> dict[str, int]:
-    """Return the runs at each location of a row of a record."""
+    """Return the number of runs at each location, for one row of a cost record."""
     return row.get("places") or {row["loc"]: row["runs"]}
 
 
 def line_and_scope(locs: Iterable[str]) -> tuple[str, str]:
-    """Return the line and the scope of a kernel that runs at ``locs``, and the number of its other scopes."""
+    """Return line and scope for a kernel that runs at the locations ``locs``, with the number of further scopes."""
     places = [model_place(loc) for loc in locs]
     scopes = list(dict.fromkeys(p.scope for p in places))
     more = f" and {len(scopes) - 1} more" if len(scopes) > 1 else ""
@@ -122,16 +122,16 @@ def line_and_scope(locs: Iterable[str]) -> tuple[str, str]:
 
 
 def times_by_place(record: Mapping[str, Any], by: str, depth: int = 0) -> list[PlaceTime]:
-    """Return the time of each scope or line (``by``, of :data:`PLACES`) of a record, the longest first.
+    """Sum the times of a cost record by scope or by line (``by``, of :data:`PLACES`), the longest first.
 
-    Of a scope, the outermost ``depth`` names count; all for 0.
+    With a ``depth``, scopes are truncated to that many names.
     """
     sums: dict[str, PlaceTime] = {}
     for row in record["kernels"]:
         ns = next(iter(row["ns"].values()))
         for loc, runs in runs_by_location(row).items():
             place = model_place(loc)
-            name = at_depth(place.scope, depth) if by == "scope" else place.line or place.scope
+            name = truncate_scope(place.scope, depth) if by == "scope" else place.line or place.scope
             t = sums.get(name, PlaceTime(name, frozenset(), 0, 0.0, 0, 0))
             work = runs * row["bytes"], runs * row.get("flops", 0)
             sums[name] = PlaceTime(

@@ -1,7 +1,7 @@
-"""Kernel names for profilers (``AOTC_PERF=1``): the kernel library as a file whose symbols are the kernels' names.
+"""Kernel names for perf, py-spy and gdb (``AOTC_PERF=1``): the library is loaded from a file with named symbols.
 
-By default a library is in anonymous memory, for which perf, py-spy and gdb show only addresses. The linker named a
-kernel by the digest of its text; in the file its symbol is the kernel's name, truncated to the length of the digest.
+By default a library is in anonymous memory, for which these tools show only addresses. The linker named a kernel by the
+digest of its text; in the file its symbol is the kernel's name, truncated to the length of the digest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MACHINES = {62: (1, 8), 183: (257, 1027)}
 
 
 class KernelLibrary(Protocol):
-    """The loaded kernel library of a variant."""
+    """Interface of the loaded kernel library of a variant."""
 
     library: ctypes.CDLL
 
@@ -38,15 +38,18 @@ class NamedLibrary:
         self.library = ctypes.CDLL(path)
 
 
-def with_names(library: KernelLibrary, bundle: OpenedBundle, variant: Mapping[str, Any]) -> KernelLibrary:
-    """Return a variant's kernel library with kernel names as symbols; unchanged if no file can be written."""
+def with_kernel_symbols(library: KernelLibrary, bundle: OpenedBundle, variant: Mapping[str, Any]) -> KernelLibrary:
+    """Load a variant's kernel library again, with kernel names as symbols.
+
+    Return ``library`` if no file can be written.
+    """
     data = bytes(bundle.verified_segment(variant["library"]))
     names = [kernel["name"] for kernel in variant["kernels"]]
     try:
         addresses = list((ctypes.c_int64 * len(names)).in_dll(library.library, TABLE_SYMBOL))
         interface = ctypes.addressof(ctypes.c_char.in_dll(library.library, INTERFACE_SYMBOL))
         base = interface - _elf_value_of(data, INTERFACE_SYMBOL)
-        named = renamed(data, {address - base: name for address, name in zip(addresses[::-1], names[::-1])})
+        named = rename_elf_symbols(data, {address - base: name for address, name in zip(addresses[::-1], names[::-1])})
         folder = permanent_folder("perf") if PERF == "1" else PERF
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, f"aotc-{sha256(named).hexdigest()[:16]}.so")
@@ -56,9 +59,10 @@ def with_names(library: KernelLibrary, bundle: OpenedBundle, variant: Mapping[st
         return library
 
 
-def renamed(data: bytes, names: Mapping[int, str]) -> bytes:
-    """Return a 64-bit shared object whose symbols with these values are renamed; names are truncated to the old length.
+def rename_elf_symbols(data: bytes, names: Mapping[int, str]) -> bytes:
+    """Return a 64-bit shared object whose symbols are renamed.
 
+    ``names`` maps the value (address) of a symbol to its new name, which is truncated to the length of the old one.
     Relocations that refer to these symbols by name are replaced by relative ones.
     """
     out = bytearray(data)
@@ -85,7 +89,7 @@ def renamed(data: bytes, names: Mapping[int, str]) -> bytes:
 
 
 def _elf_sections(data: bytes) -> list[tuple[int, int, int, int]]:
-    """Return type, offset, bytes and linked section of each section of the shared object."""
+    """Return type, offset, size in bytes and linked section of each section of a shared object."""
     (table,) = struct.unpack_from("<Q", data, 0x28)
     size, count = struct.unpack_from("<HH", data, 0x3A)
     rows = [struct.unpack_from("<IIQQQQII", data, table + size * n) for n in range(count)]
@@ -93,7 +97,7 @@ def _elf_sections(data: bytes) -> list[tuple[int, int, int, int]]:
 
 
 def _elf_symbols(data: bytes, offset: int, length: int, strings: int) -> list[tuple[int, int, bytes]]:
-    """Return for each symbol the position of its name, its value and its name."""
+    """Return the symbols of a symbol table: position of the name in the file, value, name."""
     found = []
     for at in range(offset, offset + length, 24):
         name, _, _, _, value, _ = struct.unpack_from("<IBBHQQ", data, at)

@@ -1,8 +1,8 @@
-"""Export of dispatches in Chrome's trace event format, which Perfetto loads: a track for each thread, and for layers.
+"""Export of recorded dispatches in Chrome's trace event format, which Perfetto loads.
 
-A slice is a contiguous period in which a thread worked on one dispatch; its arguments describe the whole dispatch. If a
-slice has several claims, they are nested in it. On the track of layers, consecutive dispatches of one name scope are a
-slice, nested as the scopes are. Times are microseconds since the recording started.
+There is a track for each thread. A slice is a contiguous period in which a thread worked on one dispatch; its arguments
+describe the whole dispatch. If a slice has several claims, they are nested in it. On the track of layers, consecutive
+dispatches of one name scope are a slice, nested as the scopes are. Times are microseconds since the recording started.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def trace_events(dispatches: Sequence[Dispatch], spans: Sequence[Span], name: st
 
 
 def _name_scope_slices(dispatches: Sequence[Dispatch], begins: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the slices of name scopes; none goes over one of the times ``begins``, at which calls begin."""
+    """Return the slices of the track of layers, one for consecutive dispatches of a scope.
+
+    No slice extends over one of the times ``begins``, at which calls begin.
+    """
     rows: list[dict[str, Any]] = []
     stack: list[list[Any]] = []  # name, begin and end of each open scope
     last = 0
@@ -63,19 +66,19 @@ def _name_scope_slices(dispatches: Sequence[Dispatch], begins: Sequence[int]) ->
 
 
 def events_text(events: Sequence[Mapping[str, Any]], more: Mapping[str, Any] | None = None) -> str:
-    """Return events as JSON, one a line, with the keys of ``more``, which trace viewers ignore."""
+    """Format events as JSON, one a line, with the additional keys of ``more``, which trace viewers ignore."""
     lines = ",\n".join(json.dumps(e) for e in events)
     rest = "".join(f",\n{json.dumps(key)}: {_json_lines(value)}" for key, value in (more or {}).items())
     return f'{{"traceEvents": [\n{lines}\n],\n"displayTimeUnit": "ns"{rest}}}\n'
 
 
 def _json_lines(value: Any) -> str:
-    """Return ``value`` as JSON, with each item of a list on its own line."""
+    """Format ``value`` as JSON; each item of a list is on its own line."""
     return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]" if isinstance(value, list) else json.dumps(value)
 
 
 def _runs_of_claims(claims: Sequence[tuple[Part, int]]) -> list[list[tuple[Part, int]]]:
-    """Group the claims of a thread, in order of time, into runs of consecutive claims of one dispatch."""
+    """Group the claims of one thread, in order of time, into runs of consecutive claims of the same dispatch."""
     runs: list[list[tuple[Part, int]]] = []
     for claim, number in sorted(claims, key=lambda pair: pair[0].began):
         if runs and runs[-1][-1][1] == number:
@@ -86,6 +89,7 @@ def _runs_of_claims(claims: Sequence[tuple[Part, int]]) -> list[list[tuple[Part,
 
 
 def _dispatch_slice(d: Dispatch, run: Sequence[tuple[Part, int]], thread: int) -> list[dict[str, Any]]:
+    """Return the events of a run of claims of dispatch ``d``: a slice, and nested ones if there are several claims."""
     start, end = run[0][0].began, run[-1][0].ended
     facts = {key: value for key, value in d._asdict().items() if key not in ("kernel", "parts", "sizes")}
     place, sizes = model_place(d.loc), kernel_sizes_text(d.sizes)

@@ -1,4 +1,4 @@
-"""Recording of every dispatch of the calls in a ``with`` block: time, threads, rates.
+"""Recording of every dispatch of the calls in a ``with`` block: times, threads, rates.
 
 During a recording the command buffers of the module contain the addresses of thunks (:mod:`aotc.vmfb.profile.thunks`)
 in place of kernels. Calls that started before are recorded from their next claim on. Copies by the executor run no
@@ -23,7 +23,7 @@ from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.memory.pointers import address_of
 from aotc.vmfb.profile.perfetto import events_text, trace_events
-from aotc.vmfb.profile.records import Dispatch, Part, Span, work_of
+from aotc.vmfb.profile.records import Dispatch, Part, Span, kernel_work_facts
 from aotc.vmfb.profile.roofline import roof_of
 from aotc.vmfb.profile.thunks import (
     CAPACITY,
@@ -47,8 +47,11 @@ if TYPE_CHECKING:
     from aotc.vmfb.verify.buffers import Buffers
 
 
-class _Place:
-    """State of an executable for its recordings. It outlives a recording, because a worker may still run a thunk."""
+class _RecordingState:
+    """Thunks and log of an executable's recordings.
+
+    They outlive a recording, because a worker may still run a thunk.
+    """
 
     def __init__(self) -> None:
         self.lock = new_lock()
@@ -57,7 +60,7 @@ class _Place:
         self.rows = np.zeros((0, ROW_WORDS), np.int64)
 
 
-_PLACES: WeakKeyDictionary[Executable, _Place] = WeakKeyDictionary()
+_PLACES: WeakKeyDictionary[Executable, _RecordingState] = WeakKeyDictionary()
 
 
 # Kernel claims that a recording has room for; later ones are only counted. A row takes 128 bytes, 128 MiB in all, and
@@ -94,16 +97,16 @@ class CallRecording:
         self.where = where
         self.kernels: list[DebugText] = found
         self._patches = _kernel_address_positions(executable.words, executable.buffers)
-        self._locs = self._locs_of(executable)
-        self._place = _PLACES.setdefault(executable, _Place())
+        self._locs = self._locations_of_dispatches(executable)
+        self._place = _PLACES.setdefault(executable, _RecordingState())
         self._spans: list[tuple[str, int, int]] = []
         self._rows = np.zeros((0, ROW_WORDS), np.int64)
         self._clocks: list[tuple[int, int]] = []
         self._own = 0
         self.lost = 0
 
-    def _locs_of(self, executable: Executable) -> dict[int, str]:
-        """Return the location of each dispatch, by the identity of its command."""
+    def _locations_of_dispatches(self, executable: Executable) -> dict[int, str]:
+        """Return the source location of each dispatch, by the identity of its command."""
         found: dict[int, str] = {}
         for number, nodes in enumerate(executable.buffers.nodes):
             locs = executable.command_locs(number)
@@ -115,6 +118,7 @@ class CallRecording:
     # ------------------------------------------------------------ recording
 
     def __enter__(self) -> CallRecording:
+        """Start the recording: write the addresses of thunks to the command buffers."""
         if self._clocks:
             raise CallError(self.where, "a recording is made once", hint="call module.profile() again")
         if not self._place.lock.acquire(blocking=False):
@@ -142,6 +146,7 @@ class CallRecording:
         return self._place.thunks
 
     def __exit__(self, *failure: object) -> None:
+        """End the recording: restore the addresses of kernels, and copy the log."""
         for (words, at, _), address in zip(self._patches, self._place.kernels):
             words[at] = address
         log = self._thunks.log
@@ -199,20 +204,21 @@ class CallRecording:
             sizes = tuple(row[ROW_DIMS : ROW_DIMS + len(command.dims)])
             claim = Part(row[ROW_FIRST], row[ROW_LAST], began, ended, thread)
             some = current.setdefault((row[ROW_NUMBER], row[ROW_PLACE], *sizes), [])
-            found = next((o for o in some if o.takes(claim)), None)
+            found = next((o for o in some if o.accepts_claim(claim)), None)
             if found is None:
                 found = _OpenDispatch(command, sizes)
                 some.append(found)
                 made.append(found)
             found.parts.append(claim)
-            if found.is_whole():
+            if found.is_complete():
                 some.remove(found)
         return [self._dispatch(o) for o in made]
 
     def _dispatch(self, o: _OpenDispatch) -> Dispatch:
+        """Compute times and rates of a dispatch from its claims."""
         name, text, *_ = self.kernels[o.command.kernel]
         loc = self._locs[id(o.command)]
-        work = work_of(text, o.sizes)
+        work = kernel_work_facts(text, o.sizes)
         start = min(c.began for c in o.parts)
         ns = max(max(c.ended for c in o.parts) - start, 1)
         busy = max(sum(c.ended - c.began for c in o.parts), 1)
@@ -242,18 +248,18 @@ class CallRecording:
 
 
 class _OpenDispatch:
-    """An execution of a command, with the claims logged so far."""
+    """A dispatch under reconstruction: the command, its sizes, and the claims found in the log so far."""
 
     def __init__(self, command: Command, sizes: Sequence[int]) -> None:
         self.command, self.sizes = command, sizes
         self.parts: list[Part] = []
         self._items = 0 if command.items & 1 else command.items >> 1  # 0: known only to the call
 
-    def takes(self, claim: Part) -> bool:
-        """Return True if ``claim`` belongs to this execution: none of its items has been claimed before."""
+    def accepts_claim(self, claim: Part) -> bool:
+        """Return True if ``claim`` can belong to this dispatch: none of its items has been claimed before."""
         return all(claim.first >= c.last or claim.last <= c.first for c in self.parts)
 
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return True if all items are claimed and their total number is known."""
         return 0 < self._items <= sum(c.last - c.first for c in self.parts)
 
@@ -261,7 +267,7 @@ class _OpenDispatch:
 def _kernel_address_positions(
     every_words: Sequence[np.ndarray], buffers: Buffers
 ) -> list[tuple[np.ndarray, int, Command]]:
-    """Return the positions of kernel addresses in the words of command buffers, and the commands at these positions."""
+    """Return words, position in the words, and command, for each kernel address in the command buffers."""
     found = []
     for words, nodes in zip(every_words, buffers.nodes):
         dispatches = [command for command in all_commands(nodes) if command.kind == DISPATCH]
@@ -270,7 +276,10 @@ def _kernel_address_positions(
 
 
 def _matching_clock_times(thunks: Thunks) -> tuple[int, int]:
-    """Return the same moment on the thunks' clock and on Python's: the fastest of several attempts to read both."""
+    """Return one moment as the time of the thunks' clock and of Python's clock.
+
+    Of several attempts to read both, the fastest is the most accurate.
+    """
     looks = []
     for _ in range(20):
         begin = perf_counter_ns()
@@ -281,6 +290,6 @@ def _matching_clock_times(thunks: Thunks) -> tuple[int, int]:
 
 
 def _numbered_threads(threads: Sequence[int], own: int) -> list[int]:
-    """Number threads in order of appearance; ``own``, the recording thread, is 0."""
+    """Number threads in order of appearance from 1; ``own``, the recording thread, is 0."""
     known = {own: 0}
     return [known.setdefault(t, len(known)) for t in threads]

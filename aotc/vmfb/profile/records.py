@@ -1,4 +1,4 @@
-"""Records of dispatches: kernel, time, and rates."""
+"""Data classes of recorded dispatches: kernel, time, threads and rates."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from aotc.vmfb.profile.touched_bytes import touched_bytes
-from aotc.vmfb.profile.trace import flops_of, read_header
+from aotc.vmfb.profile.trace import declared_flops, read_kernel_header
 
 
 class Part(NamedTuple):
-    """A part of a dispatch: the items ``[first, last)`` that one thread ran together, and when."""
+    """A claim in a recording: the items ``[first, last)`` of a dispatch that one thread ran together; start and end."""
 
     first: int
     last: int
@@ -20,7 +20,7 @@ class Part(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """An execution of a kernel.
+    """One execution of a kernel in a recording.
 
     Attributes
     ----------
@@ -73,18 +73,18 @@ class Span(NamedTuple):
 
 
 class KernelFacts(NamedTuple):
-    """Operations and bytes of a kernel for certain sizes."""
+    """Sizes of a kernel's dims, and the operations and bytes of one run with these sizes."""
 
     sizes: dict[str, int]
     bytes: int
     flops: int
 
 
-def work_of(text: str, sizes: Sequence[int]) -> KernelFacts:
-    """Return a kernel's operations and bytes, from the header of its text; 0 if a dim is unknown."""
-    header = read_header(text)
+def kernel_work_facts(text: str, sizes: Sequence[int]) -> KernelFacts:
+    """Return a kernel's operations and bytes for these sizes, from its text; 0 if a dim is unknown."""
+    header = read_kernel_header(text)
     known = dict(zip(header.dims, sizes))
     try:
-        return KernelFacts(known, sum(touched_bytes(text, tuple(sizes))), flops_of(text, known))
+        return KernelFacts(known, sum(touched_bytes(text, tuple(sizes))), declared_flops(text, known))
     except KeyError:  # a dim that did not fit in a row
         return KernelFacts(known, 0, 0)

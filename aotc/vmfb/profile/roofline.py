@@ -1,4 +1,4 @@
-"""Roofline of one core of this machine: peak f32 operations and bytes per nanosecond, measured on demand.
+"""Roofline of one core of this machine: peak f32 operations and peak bytes per nanosecond, measured on demand.
 
 The operations are those of a loop of multiply-adds on whole registers, the bytes those of a copy of the same size,
 which includes the effect of caches. Instructions with more operations (bf16 or i8 matmuls) may exceed this roof.
@@ -16,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from aotc.vmfb.host.machine import cpu_features
-from aotc.vmfb.profile.thunks import executable
+from aotc.vmfb.profile.thunks import map_executable_memory
 
 # Repetitions of a measurement; the fastest counts, because other programs can only slow it down.
 ROOF_ROUNDS = 5
 
 
 class Peak(NamedTuple):
-    """A loop of multiply-adds, ``void (int64_t iterations)``, in assembly, and the CPU features that it needs.
+    """Micro-benchmark of peak arithmetic: a loop of multiply-adds, ``void (int64_t iterations)``, in assembly.
 
     ``clear`` is applied to each register, ``add`` to each but the last two in every iteration, then ``end``.
     """
@@ -38,7 +38,7 @@ class Peak(NamedTuple):
     code: str
 
     def assembly(self) -> str:
-        """Return the function in assembly."""
+        """Return the text of the function in assembly, which a test assembles."""
         *sums, a, b = self.registers
         adds = [self.add.format(x, a, b) for x in sums]
         adds[0] = f"again: {adds[0]}"
@@ -78,7 +78,7 @@ PEAKS = (
 
 
 class Roof(NamedTuple):
-    """Operations and bytes per nanosecond of one core."""
+    """Peak f32 operations and peak bytes per nanosecond of one core."""
 
     flops: float
     bytes: float
@@ -89,12 +89,12 @@ class Roof(NamedTuple):
 
 
 def roof_of(size: int) -> Roof:
-    """Return the roof for work on ``size`` bytes of memory."""
+    """Return the peak rates for work on ``size`` bytes of memory."""
     return Roof(_measured_flops(), _measured_copy_bytes(1 << max(size - 1, 0).bit_length()))
 
 
-def peak_here() -> Peak | None:
-    """Return the micro-benchmark for peak arithmetic with this machine's widest registers, or None."""
+def peak_loop_of_machine() -> Peak | None:
+    """Return the micro-benchmark for the widest registers of this machine; None if there is none for its CPU."""
     have, linux = cpu_features(), sys.platform.startswith("linux")
     rows = [p for p in PEAKS if p.machine == platform.machine() and p.features <= have]
     return rows[0] if rows and linux else None
@@ -110,8 +110,8 @@ ROOF_TURNS = 1 << 14
 
 @cache
 def _measured_flops() -> float:
-    """Return measured f32 operations per nanosecond; NumPy's matmul is the fallback without a loop for this machine."""
-    peak = peak_here()
+    """Measure peak f32 operations per nanosecond: by the machine's micro-benchmark, else by NumPy's matmul."""
+    peak = peak_loop_of_machine()
     best = float("inf")
     if peak is None:
         a = np.ones((ROOF_SIDE, ROOF_SIDE), np.float32)
@@ -120,7 +120,7 @@ def _measured_flops() -> float:
             a @ a
             best = min(best, perf_counter_ns() - begin)
         return 2 * ROOF_SIDE**3 / max(best, 1)
-    memory, address = executable(bytes.fromhex(peak.code))
+    memory, address = map_executable_memory(bytes.fromhex(peak.code))
     loop = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)
     for _ in range(4 * ROOF_ROUNDS):
         begin = perf_counter_ns()
@@ -139,7 +139,7 @@ ROOF_MOST_BYTES = 128 << 20
 
 @cache
 def _measured_copy_bytes(size: int) -> float:
-    """Return bytes per nanosecond of copies that access ``size`` bytes, a power of two."""
+    """Measure bytes per nanosecond of copies that access ``size`` bytes, a power of two."""
     half = min(max(size, ROOF_LEAST_BYTES), ROOF_MOST_BYTES) // 2
     source, target = np.zeros(half, np.uint8), np.zeros(half, np.uint8)
     source[:], times = 1, max(1, ROOF_LEAST_BYTES * 64 // half)

@@ -1,4 +1,4 @@
-"""Timeline of a call run one dispatch at a time, for devices whose dispatches cannot be timed in running calls."""
+"""Timeline of a call that runs one dispatch at a time, for devices without timers inside of running calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb.abi import COPY, Command, operand_value
-from aotc.vmfb.profile.records import Dispatch, Part, work_of
+from aotc.vmfb.profile.records import Dispatch, Part, kernel_work_facts
 from aotc.vmfb.profile.trace import StepMemory, Stepper
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Timeline(Stepper):
-    """Runs the submissions of a call command by command, waiting for each, and records the times."""
+    """Stepper that runs commands one by one, waits for each, and records the times."""
 
     def __init__(
         self, executable: StepExecutable, slots: PointerTable, scratch: c_void_p, memory: StepMemory,
@@ -31,23 +31,26 @@ class Timeline(Stepper):
         self._begun = begun or perf_counter_ns()
 
     def _command(self, command: Command) -> None:
+        """Run a command; record it with its time if it is a copy."""
         if command.kind != COPY:
             super()._command(command)
             return
         run = self.executable.call_of_command(command, self.slots, self.parameters, self.scratch)
         size = operand_value(command.dims[0], self.parameters)
-        self._note(run, "copy", "", {}, 1, 2 * size, 0)
+        self._append_dispatch(run, "copy", "", {}, 1, 2 * size, 0)
 
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
         name, text, *_ = self.kernels[command.kernel]
-        loc = self.loc_of(command)
+        loc = self.location_of(command)
         sizes = [operand_value(word, self.parameters) for word in command.dims]
-        work = work_of(text, sizes)
-        self._note(run, name, loc, work.sizes, operand_value(command.items, self.parameters), work.bytes, work.flops)
+        work = kernel_work_facts(text, sizes)
+        items = operand_value(command.items, self.parameters)
+        self._append_dispatch(run, name, loc, work.sizes, items, work.bytes, work.flops)
 
-    def _note(
+    def _append_dispatch(
         self, run: Callable[[], None], name: str, loc: str, sizes: dict[str, int], items: int, size: int, flops: int
     ) -> None:
+        """Run a command by ``run``, and append a dispatch with its time and these facts to the timeline."""
         begin = perf_counter_ns()
         run()
         ns = max(perf_counter_ns() - begin, 1)

@@ -1,4 +1,4 @@
-"""Cost records in bundles: the record that a bundle was compiled with (``costs``), and a later one (``profile``)."""
+"""Cost records inside of bundles: the record that a bundle was compiled with (``costs``), and a later ``profile``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COSTS, PROFILE = "costs", "profile"
 
 
 def stored_record(opened: OpenedBundle, key: str) -> dict[str, Any]:
-    """Return the record stored in a bundle under ``key``, ``costs`` or ``profile``; empty without one.
+    """Return the cost record stored in a bundle under ``key``, ``costs`` or ``profile``; an empty dict without one.
 
     Raises
     ------
@@ -29,8 +29,8 @@ def stored_record(opened: OpenedBundle, key: str) -> dict[str, Any]:
         raise BundleError(opened.where, f"the {key} of the bundle cannot be read: {error}") from None
 
 
-def with_profile(opened: OpenedBundle, record: Mapping[str, Any]) -> bytes:
-    """Return an unsigned bundle with ``record`` as its profile, which replaces an existing one."""
+def bundle_with_profile(opened: OpenedBundle, record: Mapping[str, Any]) -> bytes:
+    """Return the bytes of an unsigned bundle with ``record`` as its profile, which replaces an existing one."""
     manifest = {key: value for key, value in opened.manifest.items() if key != "segments"}
     segments: list[tuple[str, Any]] = [
         (row["name"], opened.verified_segment(n)) for n, row in enumerate(opened.manifest["segments"])

@@ -1,4 +1,4 @@
-"""Thunks: machine code that is called in place of a kernel and logs start, end and thread of each call.
+"""Thunks: machine code in place of a kernel that logs start, end and thread of each call, and calls the kernel.
 
 A thunk has the calling convention of a kernel (:mod:`aotc.vmfb.abi`). It jumps to shared code, which calls the kernel
 and appends a row to the log. Executor and bundle are unchanged, and without a recording there are no thunks. The code
@@ -77,12 +77,15 @@ _STUB = 16  # bytes of a thunk before the shared code
 
 
 def _x86_64_stub(about: int, distance: int) -> bytes:
-    """Return ``mov r10, about; jmp shared``; ``distance`` is that of the shared code from the start of the stub."""
+    """Encode the thunk ``mov r10, about; jmp shared``.
+
+    ``distance`` is that of the shared code from the start of the stub.
+    """
     return b"\x49\xba" + struct.pack("<Q", about) + b"\xe9" + struct.pack("<i", distance - 15) + b"\x90"
 
 
 def _aarch64_stub(about: int, distance: int) -> bytes:
-    """Return ``ldr x16, about; b shared``, followed by the word ``about``."""
+    """Encode the thunk ``ldr x16, about; b shared``, followed by the word ``about``."""
     return struct.pack("<II", 0x58000050, 0x14000000 | ((distance - 4) >> 2 & 0x3FFFFFF)) + struct.pack("<Q", about)
 
 
@@ -92,13 +95,13 @@ MACHINES = {
 }
 
 
-def code_of(rows: tuple[tuple[str, str], ...]) -> bytes:
-    """Return the machine code of the instructions ``rows``."""
+def assemble_code(rows: tuple[tuple[str, str], ...]) -> bytes:
+    """Concatenate the encodings of instructions; ``rows`` has pairs of assembly text and encoding."""
     return b"".join(bytes.fromhex(code) for _, code in rows)
 
 
 class Thunks:
-    """Thunks of kernels that write to one log.
+    """Thunks of the kernels of an executable, which write to one log.
 
     Parameters
     ----------
@@ -127,11 +130,11 @@ class Thunks:
         at_shared = _STUB * len(kernels)
         first = address_of(self._about)
         stubs = [stub(first + 8 * ABOUT_WORDS * n, at_shared - _STUB * n) for n in range(len(kernels))]
-        code = b"".join(stubs) + code_of(shared)
+        code = b"".join(stubs) + assemble_code(shared)
         at_clock, at_thread = (-(-len(code) // _STUB) * _STUB + n * _STUB for n in range(2))
-        code = code.ljust(at_clock, b"\0") + code_of(clock).ljust(_STUB, b"\0") + code_of(thread)
+        code = code.ljust(at_clock, b"\0") + assemble_code(clock).ljust(_STUB, b"\0") + assemble_code(thread)
         try:
-            self._memory, base = executable(code)
+            self._memory, base = map_executable_memory(code)
         except OSError as error:
             raise CallError(where, f"the system allows no code to be made: {error.strerror or error}") from error
         self.addresses = [base + _STUB * n for n in range(len(kernels))]
@@ -139,8 +142,8 @@ class Thunks:
         self.clock, self.thread = function(base + at_clock), function(base + at_thread)
 
 
-def executable(code: bytes) -> tuple[mmap.mmap, int]:
-    """Return read-only executable memory that contains ``code``, and its address.
+def map_executable_memory(code: bytes) -> tuple[mmap.mmap, int]:
+    """Copy ``code`` to executable, read-only memory; return the memory and its address.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Trace of a call, one dispatch at a time, with the inputs and outputs of each in a file of its own.
+"""Trace of a call, one dispatch at a time: the inputs and outputs of each dispatch in a file of its own.
 
 The host program runs as usual. Its command buffers are walked here, and each command is run by the executor on its own,
 in the order of the buffer. Shapes and dtypes of a kernel's arrays come from its text, which is part of a bundle's debug
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 class Parameter(NamedTuple):
-    """An array of a kernel: name, dtype and an expression for each dim; ``output`` if it is written."""
+    """An array parameter of a kernel: name, dtype and an expression for each dim.
+
+    ``output`` if the kernel writes it.
+    """
 
     name: str
     dtype: str
@@ -36,21 +39,21 @@ class Parameter(NamedTuple):
 
 
 class KernelText(NamedTuple):
-    """The header of a kernel's text: its arrays in order, and the names of its dims."""
+    """The header of a kernel's text: its array parameters in order, and the names of its dims."""
 
     parameters: tuple[Parameter, ...]
     dims: tuple[str, ...]
 
     @property
     def updated(self) -> int:
-        """Return the number of outputs that are updated in place. They are the first outputs and are inputs too."""
+        """Return the number of outputs that are updated in place. They are the first outputs, and are inputs too."""
         reads = [p for p in self.parameters if not p.output]
         return int(reads[0].name.removeprefix("a")) if reads else 0
 
 
 @cache
-def read_header(text: str) -> KernelText:
-    """Parse the arrays and dims of a kernel from its text."""
+def read_kernel_header(text: str) -> KernelText:
+    """Parse the header of a kernel's text: arrays and dims."""
     function = ast.parse(text).body[0]
     assert isinstance(function, ast.FunctionDef)
     arguments = function.args
@@ -76,7 +79,7 @@ _ARITHMETIC: dict[type, Callable[[int, int], int]] = {
 
 
 def evaluate_dim(node: ast.expr, dims: Mapping[str, int]) -> int:
-    """Evaluate the expression ``node`` of a dim for the values ``dims``."""
+    """Evaluate the expression ``node`` of an array's dim for the sizes ``dims`` of the kernel's dims."""
     match node:
         case ast.Constant(value=int(value)):
             return value
@@ -91,8 +94,8 @@ def evaluate_dim(node: ast.expr, dims: Mapping[str, int]) -> int:
     raise ValueError(f"{ast.unparse(node)} is not a dim")
 
 
-def flops_of(text: str, sizes: Mapping[str, int]) -> int:
-    """Return the operations that the header of a kernel's text declares for ``sizes``, 0 if there are none."""
+def declared_flops(text: str, sizes: Mapping[str, int]) -> int:
+    """Return the operations that the header of a kernel's text declares for ``sizes``; 0 if it declares none."""
     function = ast.parse(text).body[0]
     assert isinstance(function, ast.FunctionDef)
     declared = {a.arg: a.annotation.value for a in function.args.kwonlyargs if isinstance(a.annotation, ast.Constant)}
@@ -103,16 +106,19 @@ def flops_of(text: str, sizes: Mapping[str, int]) -> int:
 
 
 class StepMemory(Protocol):
-    """The memory of a call that is run command by command."""
+    """Interface of the memory of a call that is run command by command."""
 
     def read(self, slot: int, address: int, size: int) -> bytes:
-        """Read bytes of a slot."""
+        """Read ``size`` bytes at an address in a slot."""
 
     def write(self, slot: int, address: int, data: bytes) -> None:
-        """Write bytes to a slot."""
+        """Write bytes at an address in a slot."""
 
     def devices_of(self, slot: int) -> tuple[str, ...]:
-        """Return the kind of the device whose kernels use a slot, and the device's name if it has its own memory."""
+        """Return the kind of the device whose kernels use a slot.
+
+        Also the device's name if it has memory of its own.
+        """
 
 
 class StepExecutable(Protocol):
@@ -134,7 +140,7 @@ class StepExecutable(Protocol):
     def call_of_command(
         self, command: Command, slots: PointerTable, parameters: Sequence[int], scratch: c_void_p, times: int = 1
     ) -> Callable[[], None]:
-        """Return a call that runs one command ``times`` times and waits for it."""
+        """Return a function that runs one command ``times`` times and waits for it."""
 
     def origin(self) -> dict[str, str]:
         """Return the compiler version and program digest of the bundle; the bundle must have debug information."""
@@ -144,14 +150,16 @@ class StepExecutable(Protocol):
 
 
 class StepRunner(Protocol):
-    """Interface: run the submissions of a call command by command."""
+    """Interface of an object that runs the command buffers of a call command by command."""
 
     def submit(self, number: int, parameters: Sequence[int]) -> None:
         """Run command buffer ``number``."""
 
 
 class Stepper:
-    """Base class: run the submissions of a call command by command; ``_dispatch`` runs a kernel's commands.
+    """Base class of instruments that run the command buffers of a call command by command.
+
+    The method ``_dispatch`` of a subclass runs the commands of kernels.
 
     Parameters
     ----------
@@ -190,6 +198,7 @@ class Stepper:
         self._run(self.executable.nodes(number))
 
     def _run(self, nodes: Sequence[Node]) -> None:
+        """Run nodes in order: each command of a graph, loops and branches as their conditions say."""
         for node in nodes:
             match node:
                 case Graph():
@@ -208,8 +217,8 @@ class Stepper:
                     index = int(np.frombuffer(self._bytes(node.place, 4), "<i4")[0])
                     self._run(node.branches[index if 0 <= index < len(node.branches) else -1])
 
-    def loc_of(self, command: Command) -> str:
-        """Return the location in the model of a dispatch of the current buffer."""
+    def location_of(self, command: Command) -> str:
+        """Return the source location of a dispatch of the current buffer."""
         return self._locs.get(command.at, self.kernels[command.kernel].loc)
 
     def _address(self, place: Place) -> int:
@@ -219,15 +228,15 @@ class Stepper:
     def _bytes(self, place: Place, size: int) -> bytes:
         return self.memory.read(place[0], self._address(place), size) if size else b""
 
-    def array(self, place: Place, p: Parameter, dims: Mapping[str, int]) -> np.ndarray:
-        """Return a copy of a kernel's array, for these sizes of its dims."""
+    def read_array(self, place: Place, p: Parameter, dims: Mapping[str, int]) -> np.ndarray:
+        """Return a copy of a kernel's array at ``place``, for these sizes of its dims."""
         shape = [evaluate_dim(d, dims) for d in p.dims]
         element = to_numpy(p.dtype)
         return np.frombuffer(self._bytes(place, int(np.prod(shape)) * element.itemsize), element).reshape(shape)
 
-    def raw(self, place: Place, p: Parameter, dims: Mapping[str, int]) -> np.ndarray:
-        """Return a copy of an array; dtypes unknown to NumPy become unsigned integers of the same bits."""
-        found = self.array(place, p, dims)
+    def read_raw_array(self, place: Place, p: Parameter, dims: Mapping[str, int]) -> np.ndarray:
+        """Return a copy of a kernel's array; a dtype unknown to NumPy becomes an unsigned integer of the same bits."""
+        found = self.read_array(place, p, dims)
         builtin = found.dtype.kind in "biufc" and found.dtype.isbuiltin
         return found if builtin else found.view(f"u{found.dtype.itemsize}")
 
@@ -243,7 +252,7 @@ class Stepper:
 
 
 class Tracer(Stepper):
-    """Run the submissions of a call and write ``NUMBER_KERNEL.npz`` for each dispatch.
+    """Stepper that writes inputs and outputs of each dispatch to a file ``NUMBER_KERNEL.npz``.
 
     A dispatch may wait for tiles of other dispatches in a normal call. Its file then contains ``tiles``: for each
     dependence the number of the producer's file, the ratio of producer items to own items, and the halo.
@@ -272,8 +281,8 @@ class Tracer(Stepper):
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
         """Run one kernel and write its file."""
         name, text, *_ = self.kernels[command.kernel]
-        loc = self.loc_of(command)
-        header = read_header(text)
+        loc = self.location_of(command)
+        header = read_kernel_header(text)
         sizes = [operand_value(word, self.parameters) for word in command.dims]
         known = dict(zip(header.dims, sizes, strict=True))
         rows = list(zip(command.places, header.parameters, strict=True))
@@ -281,11 +290,11 @@ class Tracer(Stepper):
         reads = [(place, p) for place, p in rows if not p.output]
         changed = outputs[: header.updated]
         reads = [(place, p._replace(name=f"a{n}")) for n, (place, p) in enumerate(changed)] + reads
-        arrays = {p.name: self.raw(place, p, known) for place, p in reads}
+        arrays = {p.name: self.read_raw_array(place, p, known) for place, p in reads}
         run()
-        arrays |= {p.name: self.raw(place, p, known) for place, p in outputs}
+        arrays |= {p.name: self.read_raw_array(place, p, known) for place, p in outputs}
         if command.tiles:
-            arrays["tiles"] = np.array([self._tile(t) for t in command.tiles], np.int64)
+            arrays["tiles"] = np.array([self._tile_row(t) for t in command.tiles], np.int64)
         self.files[id(command)] = self.count
         dtypes = np.array([f"{p.name}={p.dtype}" for _, p in [*reads, *outputs]])
         path = self.folder / f"{self.count:05}_{name}.npz"
@@ -296,7 +305,7 @@ class Tracer(Stepper):
             raise CallError(self.where, f"cannot write the trace: {error.strerror or error}", path) from error
         self.count += 1
 
-    def _tile(self, t: TileEdge) -> tuple[int, int, int, int]:
-        """Return the number of the producer's file, and the ratio and halo of the tile dependence ``t``."""
+    def _tile_row(self, t: TileEdge) -> tuple[int, int, int, int]:
+        """Return a tile dependence for the file: number of the producer's file, ratio (two integers), and halo."""
         producer = self.graph.commands[t.producer]
         return self.files[id(producer)], t.times, t.over, t.halo

@@ -34,7 +34,7 @@ def main(folder: Path) -> dict[str, object]:
             results = module.invoke("main", *arguments)
         dispatches += len(recording.dispatches)
         path.with_suffix(".results").write_bytes(pickle.dumps([np.asarray(x) for x in results]))
-    peak = roof.peak_here() is not None and roof.roof_of(1 << 16).flops > 0
+    peak = roof.peak_loop_of_machine() is not None and roof.roof_of(1 << 16).flops > 0
     return {"features": sorted(cpu_features()), "targets": targets, "dispatches": dispatches, "peak": peak}
 
 

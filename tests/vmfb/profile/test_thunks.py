@@ -30,7 +30,7 @@ def functions():
     for machine, (shared, clock, thread, _) in thunks.MACHINES.items():
         for name, rows in (("shared", shared), ("clock", clock), ("thread", thread)):
             text = "".join(f"{line}\n" for line, _ in rows)
-            yield pytest.param(machine, text, thunks.code_of(rows), id=f"{machine}-{name}")
+            yield pytest.param(machine, text, thunks.assemble_code(rows), id=f"{machine}-{name}")
     for n, peak in enumerate(roof.PEAKS):
         yield pytest.param(peak.machine, peak.assembly(), bytes.fromhex(peak.code), id=f"{peak.machine}-peak{n}")
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import aotc
 from aotc.vmfb.errors import CallError
-from aotc.vmfb.profile.finite_watch import first_non_finite, run_watched
+from aotc.vmfb.profile.finite_watch import first_non_finite, run_with_finite_watch
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu
@@ -41,7 +41,7 @@ def run(*words):
 
 def test_the_first_nan_is_named_with_its_line(bundle):
     module = aotc.load(bundle)
-    results, found = run_watched(module.get_function("main"), [X])
+    results, found = run_with_finite_watch(module.get_function("main"), [X])
     for got, want in zip(results, module.invoke("main", X), strict=True):
         np.testing.assert_array_equal(got, want)
     (odd,) = found
@@ -54,16 +54,16 @@ def test_the_first_nan_is_named_with_its_line(bundle):
 def test_what_comes_with_an_argument_is_not_the_models_fault(bundle):
     x = X.copy()
     x[3, 4] = np.nan
-    _, found = run_watched(aotc.load(aotc.compile(lambda x: jnp.sin(x) + 1, X)).get_function("main"), [x])
+    _, found = run_with_finite_watch(aotc.load(aotc.compile(lambda x: jnp.sin(x) + 1, X)).get_function("main"), [x])
     assert [(o.step, o.array, o.at) for o in found] == [(-1, "argument 0", (3, 4))]
     assert str(found[0]) == "nan comes with argument 0[3, 4]"
 
 
 def test_infinity_and_the_nan_that_comes_of_it():
     module = aotc.load(aotc.compile(lambda x: ((x / 0.0), (x / 0.0) * 0.0), X, opt_level=0))
-    _, found = run_watched(module.get_function("main"), [X])
+    _, found = run_with_finite_watch(module.get_function("main"), [X])
     assert sorted(o.value for o in found) == ["inf", "nan"]
-    _, found = run_watched(aotc.load(aotc.compile(lambda x: x * 2, X)).get_function("main"), [X])
+    _, found = run_with_finite_watch(aotc.load(aotc.compile(lambda x: x * 2, X)).get_function("main"), [X])
     assert found == []
 
 
@@ -74,9 +74,9 @@ def test_what_was_there_before_a_row_is_written_is_not_its_fault():
     module = aotc.load(aotc.compile(jax.jit(write, donate_argnums=0), X, X[0]))
     cache = X.copy()
     cache[5, 5] = np.nan
-    (odd,) = run_watched(module.get_function("main"), [cache, X[0]])[1]
+    (odd,) = run_with_finite_watch(module.get_function("main"), [cache, X[0]])[1]
     assert (odd.step, odd.array, odd.at) == (-1, "argument 0", (5, 5))
-    odd = run_watched(module.get_function("main"), [cache, -X[0]])[1][1]
+    odd = run_with_finite_watch(module.get_function("main"), [cache, -X[0]])[1][1]
     assert (odd.value, odd.step, odd.at, odd.elements) == ("nan", 0, (1, 0), 16)
     transposed = np.roll(cache, 1, 0)
     assert first_non_finite(transposed, "f32", cache) is None

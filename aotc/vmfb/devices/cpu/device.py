@@ -154,9 +154,9 @@ class CpuExecutable:
         number = self._variant.get("library")
         self._library: KernelLibrary = native.load_library(self._bundle, number, "kernel library", own)
         if PERF and not own:
-            from aotc.vmfb.profile.perf import with_names  # only for profilers
+            from aotc.vmfb.profile.perf import with_kernel_symbols  # only for profilers
 
-            self._library = with_names(self._library, self._bundle, self._variant)
+            self._library = with_kernel_symbols(self._library, self._bundle, self._variant)
         library = self._library.library
         try:
             table = (ctypes.c_int64 * count).in_dll(library, abi.TABLE_SYMBOL)
