@@ -1,4 +1,4 @@
-"""Device arrays: arrays with the name of the model's device on which their elements are."""
+"""Device arrays: arrays with the name of the model's device that stores their elements."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from aotc.vmfb.public_names import public_names
 
 
 def converted_elements(found: np.ndarray, dtype: Any, copy: bool | None, is_copy: bool = False) -> np.ndarray:
-    """Implement ``__array__``: return ``found`` with ``dtype``, as a copy if required.
+    """Convert ``found`` to ``dtype`` as the protocol ``__array__`` requires; copy it if ``copy`` is True.
 
-    ``is_copy`` if it is already one.
+    ``is_copy`` is True if ``found`` already is a copy of the elements.
 
     Raises
     ------
@@ -80,7 +80,7 @@ class DeviceArray:
 
     @property
     def donated(self) -> bool:
-        """Return True if the array was donated to a call, which has overwritten it.
+        """Return True if the array was donated to a call, which may overwrite it.
 
         Its elements can no longer be read.
         """
@@ -126,13 +126,13 @@ class DeviceArray:
         self.numpy()[...] = value
 
     def reader(self) -> DeviceArray:
-        """Return another array object of the same memory, which remains readable if this object is donated later."""
+        """Return another array object of the same memory that remains readable if this object is donated later."""
         if self._reader is None:
             self._reader = self._twin()
         return self._reader
 
     def give_away(self, now: bool = True) -> DeviceArray:
-        """Donate: return another array of the same memory, and make this one unusable.
+        """Donate the array: return a new object of its memory, and make this object unusable.
 
         With ``now``, the array of :meth:`reader` becomes unusable too. Otherwise earlier submissions can still read
         through it, before the memory is overwritten.
@@ -144,7 +144,7 @@ class DeviceArray:
         return other
 
     def lose(self) -> None:
-        """Record that the memory was donated, which makes this array unusable."""
+        """Make this object unusable, because its memory was donated."""
         reader, self._reader, self._array = self._reader, None, None
         if reader is not None:
             reader.lose()
@@ -162,6 +162,7 @@ class DeviceArray:
         return converted_elements(found, dtype, copy)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
+        """Export the array by DLPack, without a copy."""
         found = self.numpy()
         if self._dtype.isbuiltin == 1 or not found.flags.c_contiguous:
             return found.__dlpack__(**kwargs)

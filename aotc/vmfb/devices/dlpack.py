@@ -23,6 +23,8 @@ _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 
 
 class _Tensor(ctypes.Structure):
+    """ctypes form of DLTensor: address, device, dtype, shape and strides of an array."""
+
     _fields_ = (
         ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
         ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
@@ -31,10 +33,14 @@ class _Tensor(ctypes.Structure):
 
 
 class _Managed(ctypes.Structure):
+    """ctypes form of DLManagedTensor: an array, and the function that releases it."""
+
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
 class _Versioned(ctypes.Structure):
+    """ctypes form of DLManagedTensorVersioned, of DLPack 1.0."""
+
     _fields_ = (
         ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", _Tensor),
@@ -72,7 +78,7 @@ for _kept in (_delete_managed_tensor, _drop_unused_capsule):  # other libraries 
 def make_capsule(
     array: Any, *, stream: Any = None, copy: bool | None = None, max_version: tuple[int, int] | None = None, **rest: Any
 ) -> Any:
-    """Return a DLPack capsule for the memory of a C-contiguous ``DeviceArray``; the caller synchronises streams.
+    """Create a DLPack capsule for the memory of a C-contiguous ``DeviceArray``; the caller synchronises streams.
 
     Raises
     ------
@@ -115,7 +121,7 @@ def _row_major(shape: tuple[int, ...]) -> list[int]:
 
 
 class Handed(NamedTuple):
-    """An array as a capsule or ``__cuda_array_interface__`` describes it.
+    """Description of another library's array, from a DLPack capsule or from ``__cuda_array_interface__``.
 
     Attributes
     ----------
@@ -143,7 +149,7 @@ class Handed(NamedTuple):
 
 
 def capsule_description(capsule: Any) -> Handed:
-    """Return dtype, shape and device of the array in a DLPack capsule.
+    """Describe the array in a DLPack capsule: address, shape, dtype, strides.
 
     The caller must keep the capsule alive while it uses the memory.
 

@@ -24,14 +24,14 @@ MARK_BYTES = ctypes.sizeof(ctypes.c_int64)
 
 
 class EarlyResults:
-    """The results of a running call, and which of them are complete.
+    """Results of a running call that can be read as soon as each is complete.
 
     Attributes
     ----------
     stage : int
         Number of completed submissions of the call's plan whose assertions have all been checked.
     stays : sequence of bool
-        For each result whether it stays on a GPU that has computed it.
+        For each result, True if the caller gets it on the GPU that has computed it.
     """
 
     __slots__ = ("_arrays", "_fetch", "_is_stopped", "_marks", "_needed", "_ready", "stage", "stays")
@@ -50,7 +50,7 @@ class EarlyResults:
         self, arrays: Sequence[Any], marks: Marks, needed: Sequence[int], is_stopped: Callable[[], bool],
         fetch: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
-        """Register the results of the call.
+        """Register the arrays of the results, before the call runs.
 
         Parameters
         ----------
@@ -68,7 +68,7 @@ class EarlyResults:
         self._arrays = arrays  # last: another thread checks this field first
 
     def is_ready(self, number: int) -> bool:
-        """Return True if a result can be read."""
+        """Return True if result ``number`` is complete and can be read."""
         ready = self._ready
         return self._is_marked(number) if ready is None else number in ready
 
@@ -78,12 +78,12 @@ class EarlyResults:
         return not self._is_stopped()  # tested after the mark, which stopped work may have set
 
     def freeze(self) -> None:
-        """Let no further results become ready, because the call has failed or is about to be stopped."""
+        """Make no further results ready, because the call has failed or is being stopped."""
         if self._ready is None:
             self._ready = frozenset(n for n in range(len(self._arrays)) if self._is_marked(n))
 
     def result(self, number: int) -> Any:
-        """Return a ready result as a read-only array."""
+        """Return result ``number``, which is ready, as a read-only array."""
         if self._fetch is not None:
             self._fetch(number)
         found = self._arrays[number]
@@ -101,7 +101,7 @@ def with_marks(
     nodes: Sequence[Node], slots: Mapping[int, int], written: Callable[[Command], Iterable[int]], table: int,
     states: int, shares: bool,
 ) -> tuple[list[Node], int]:  # fmt: skip
-    """Return a command buffer with commands that mark results as complete, and its number of cells.
+    """Add commands to a command buffer that mark results as complete; return its nodes, and its number of state cells.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def _marking_command(number: int, table: int, predecessors: int) -> Command:
 def _marked_graph(
     graph: Graph, slots: dict[int, int], written: Callable[[Command], Iterable[int]], table: int, state: int
 ) -> Graph:
-    """Return a graph with a marking command after the last writer of each result's slot.
+    """Add to a graph a marking command for each result, after the last writers of the result's slot.
 
     A mark waits for all writers of its slot. Inserting commands renumbers the others.
     """
@@ -188,7 +188,7 @@ def _marked_graph(
 def _renumbered_command(
     command: Command | Control, place: dict[int, int], more: Sequence[int], added: int
 ) -> Command | Control:
-    """Return a command with renumbered successors, to which ``more`` are added."""
+    """Return a command with renumbered successors and the additional successors ``more``."""
     successors = [*(place[n] for n in command.successors), *more]
     if isinstance(command, Control):
         return Control(command.cell + added, command.predecessors, successors, command.nodes, command.at)
@@ -201,5 +201,5 @@ def _renumbered_command(
 
 
 def marks_for(results: int) -> Marks:
-    """Return a table of ``results`` completion marks, all cleared."""
+    """Create a table of completion marks for ``results`` results, all cleared; the first word is the mark to copy."""
     return (ctypes.c_int64 * (1 + results))(1)

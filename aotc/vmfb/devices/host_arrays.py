@@ -11,7 +11,7 @@ from aotc.vmfb.devices.dlpack import CPU, PINNED, Handed, capsule_description
 
 
 class _Shown:
-    """An object with an array interface for NumPy; it keeps the DLPack capsule alive."""
+    """Object with an array interface for NumPy over the memory of a DLPack capsule, which it keeps alive."""
 
     def __init__(self, found: Handed, owner: Any) -> None:
         plain = found.dtype if found.dtype.isbuiltin == 1 else np.dtype(f"u{found.dtype.itemsize}")
@@ -34,7 +34,7 @@ def random_key_words(value: object) -> Any:
 
 
 def on_host(value: Any, writes: bool = False) -> np.ndarray | None:
-    """Return a host array of another library as a NumPy array of the same memory; None if it is not on the host.
+    """Import a host array of another library as a NumPy array of the same memory; return None for GPU arrays.
 
     Raises
     ------

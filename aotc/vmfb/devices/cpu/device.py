@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 
 
 def obstacle(variant: dict[str, Any]) -> str:
-    """Return the CPU features that this machine lacks, or an empty string."""
+    """Return the CPU features that a variant needs and this machine lacks, as text; an empty string if it can run."""
     return missing_features(variant, cpu_features())
 
 
 def rank(variant: dict[str, Any]) -> tuple[int, bool, int]:
-    """Return the speed rank of the variant on this machine, among the variants that it can run."""
+    """Return a sort key of a variant: of those that this machine can run, the highest is the fastest."""
     return machine.cpu_speed_rank(variant["features"], cpu_features())
 
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check a variant as far as possible without loading its code: see :class:`aotc.vmfb.interfaces.Device`."""
+    """Check command buffers and code of a variant without loading them; see :class:`aotc.vmfb.interfaces.Device`."""
     load_command_buffers(bundle, variant)
     libraries = [("executor", variant.get("executor"))]
     if variant["kernels"]:
@@ -72,9 +72,15 @@ def open_executable(
 
 
 class _Buffer:
-    """A command buffer ready to run: its words with kernel addresses in place of kernel numbers.
+    """A command buffer ready to run: its words, with kernel addresses in place of kernel numbers.
 
-    ``stride`` is the distance in bytes between the scratch memories of two workers.
+    Attributes
+    ----------
+    words : numpy.ndarray
+    states, parameters : int
+        Number of state cells, and of parameters of a submission.
+    stride : int
+        Bytes between the scratch memories of two workers.
     """
 
     __slots__ = ("address", "parameters", "states", "stride", "words")
@@ -134,6 +140,7 @@ class CpuExecutable:
         self.words = [buffer.words for buffer in self._buffers]  # a recording replaces kernel addresses in them
 
     def _load_buffers(self) -> list[_Buffer]:
+        """Copy the words of all command buffers, and replace kernel numbers by addresses."""
         self._addresses = self._kernel_addresses(len(self._variant["kernels"]))
         buffers = []
         for row, stored, nodes in zip(self._variant["command_buffers"], self.buffers.words, self.buffers.nodes):
@@ -148,6 +155,7 @@ class CpuExecutable:
         return buffers
 
     def _kernel_addresses(self, count: int) -> np.ndarray:
+        """Load the kernel library, and return the addresses in its kernel table."""
         if not count:
             return np.zeros(0, np.int64)
         own = self._callbacks is not None  # its pointers belong to this executable
@@ -170,7 +178,7 @@ class CpuExecutable:
         return addresses
 
     def _check_interface(self, library: ctypes.CDLL) -> None:
-        """Refuse a kernel library that does not match the manifest."""
+        """Refuse a kernel library whose embedded digest differs from that of the manifest's kernel declarations."""
         try:
             sealed = bytes((ctypes.c_uint8 * abi.INTERFACE_BYTES).in_dll(library, abi.INTERFACE_SYMBOL))
         except ValueError:
@@ -178,7 +186,7 @@ class CpuExecutable:
         check_interface_digest(self._bundle.where, self._variant, sealed)
 
     def _bind_imports(self, library: ctypes.CDLL) -> None:
-        """Write the addresses of imported functions to the library."""
+        """Write the addresses of LAPACK functions and of Python callbacks to the pointers that the library exports."""
         addresses: dict[str, int] = {}
         functions = self._variant.get("imports", {}).get("lapack", [])
         if functions:
@@ -198,7 +206,7 @@ class CpuExecutable:
     def call_of(
         self, number: int, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p, threads: int = 0
     ) -> Callable[[], int]:
-        """Return the native call that runs command buffer ``number``.
+        """Return a function that runs command buffer ``number`` by one native call.
 
         Parameters
         ----------
@@ -226,7 +234,7 @@ class CpuExecutable:
         return call if self._callbacks is None else self._callbacks.wrap_native_call(call)
 
     def nodes(self, number: int) -> list[abi.Node]:
-        """Return command buffer ``number`` as records, with kernel numbers."""
+        """Return the nodes of command buffer ``number``, with kernel numbers."""
         return self.buffers.nodes[number]
 
     def kernel_texts(self) -> list[DebugText] | None:
@@ -236,13 +244,16 @@ class CpuExecutable:
         return kernel_texts(self._bundle, self._variant)
 
     def command_locs(self, number: int) -> dict[int, str]:
-        """Return the locations of the commands of buffer ``number`` that differ from their kernel's own."""
+        """Return the source locations of commands of buffer ``number``, by the position of their first word.
+
+        Commands with their kernel's location are left out.
+        """
         from aotc.vmfb.profile.debug_texts import command_locs
 
         return command_locs(self._bundle, self._variant, number, self.buffers.nodes[number])
 
     def origin(self) -> dict[str, str]:
-        """Return compiler and program digest of the bundle, which needs debug information."""
+        """Return the compiler version and the program digest of the bundle, which must have debug information."""
         from aotc.vmfb.profile.debug_texts import bundle_origin
 
         return bundle_origin(self._bundle)
@@ -250,6 +261,7 @@ class CpuExecutable:
     def _call(
         self, buffer: _Buffer, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p, threads: int
     ) -> Callable[[], int]:
+        """Fill in a call block, and return a function that runs a buffer with this block by one native call."""
         values = (ctypes.c_int64 * max(len(parameters), 1))(*parameters)
         memory, address = aligned_bytes(8 * (abi.CALL_WORDS + abi.STATE_WORDS * buffer.states), abi.ALIGNMENT)
         block = (ctypes.c_int64 * abi.CALL_WORDS).from_address(address)
@@ -270,12 +282,12 @@ class CpuExecutable:
         return call
 
     def run_alone(self, number: int, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p) -> None:
-        """Run command buffer ``number`` once; parameters as in :meth:`call_of`."""
+        """Run command buffer ``number`` and wait; parameters as in :meth:`call_of`."""
         call = self.call_of(number, slots, parameters, scratch, self._threads_within(0, self._stride))
         self._run(call if self._callbacks is None else self._callbacks.wrap_native_call(call))
 
     def _run(self, call: Callable[[], int]) -> None:
-        """Run a native call, and raise the exception that a custom call raised in it."""
+        """Run a native call with LAPACK limited to one thread; raise the exception of a custom call in it."""
         if self._lapack is not None:
             self._lapack.limit_to_one_thread()
         try:
@@ -300,6 +312,7 @@ class CpuExecutable:
         lapack, judged = self._lapack, plan.assertions_by_submission() if plan.judgements else None
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+            """Take an arena and a state, write all addresses to the pointer table, and run the plan's submissions."""
             try:
                 state = idle.pop()
             except IndexError:
@@ -339,10 +352,18 @@ class CpuExecutable:
     def _states(
         self, plan: Plan, buffers: Sequence[_Buffer], count: int
     ) -> tuple[int, int, Callable[[], tuple[Any, Any, tuple[Callable[[], int], ...]]]]:
-        """Return the bytes of arena and scratch memory, the bytes of the arena alone, and a constructor of states.
+        """Prepare what concurrent calls of a plan need.
 
-        A state is what one concurrent call needs: a pointer table of ``count`` slots, scratch memory, and the native
-        calls.
+        A state is a pointer table of ``count`` slots, scratch memory, and the native calls; a call uses one
+        exclusively.
+
+        Returns
+        -------
+        need : int
+            Bytes of an arena with scratch memory.
+        arena : int
+            Bytes of the arena alone.
+        make_state : callable
         """
         arena_bytes = -(-plan.arena // abi.ALIGNMENT) * abi.ALIGNMENT
         stride = max((buffers[n].stride for n, _ in plan.submissions), default=0) if self._stride else 0
@@ -360,7 +381,7 @@ class CpuExecutable:
 
     @property
     def has_early_results(self) -> bool:
-        """Return True if some results may be complete long before the call ends: not for a few serial commands."""
+        """Return True if some results may be complete long before the call ends; False for a few serial commands."""
         nodes = (node for nodes in self.buffers.nodes for node in nodes)
         return self.has_callbacks or any(not isinstance(node, abi.Graph) or not node.serial for node in nodes)
 
@@ -375,6 +396,7 @@ class CpuExecutable:
         judged, check = plan.assertions_by_submission(), mapped_file_check(self.mapped)
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray], early: EarlyResults) -> None:
+            """Run the submissions of the plan, and report completed results through ``early``."""
             check()
             slots, scratch, calls = state = idle.pop() if idle else make_state()
             for slot, x in enumerate((*arrays, *results)):
@@ -406,10 +428,18 @@ class CpuExecutable:
         return run if self._callbacks is None else self._callbacks.wrap_native_call(run)
 
     def _marked(self, plan: Plan, table: int) -> tuple[list[_Buffer], list[int], list[int]]:
-        """Return the plan's command buffers with marks, the stage that each result needs, and unwritten results.
+        """Add commands to a plan's command buffers that mark each result as complete.
 
-        A mark is a copy to slot ``table`` that shows that a result is complete. A result whose submission is followed
-        by assertions can be read only after these have been checked.
+        A mark is a copy to slot ``table``. A result whose submission is followed by assertions can be read only after
+        these have been checked.
+
+        Returns
+        -------
+        buffers : list of _Buffer
+        needed : list of int
+            For each result the number of submissions after which it can be read.
+        unwritten : list of int
+            Results that no command writes.
         """
         from aotc.vmfb.devices.early import with_marks  # only for submissions
 
@@ -441,7 +471,7 @@ class CpuExecutable:
     def _patched(self, encoded: Sequence[int], states: int, like: _Buffer) -> _Buffer:
         """Return an encoded command buffer with kernel addresses in place of kernel numbers.
 
-        ``like`` is the original.
+        ``like`` is the original buffer, for the scratch memory.
         """
         words = np.array(encoded, np.int64)
         patches = kernel_words(decode_commands(encoded))
@@ -449,7 +479,7 @@ class CpuExecutable:
         return _Buffer(words, states, like.parameters, like.stride)
 
     def use_devices(self, names: Sequence[str]) -> None:
-        """Let calls use the cores of these logical devices, which ``device_bits`` encodes for the executor."""
+        """Let calls run on the cores of these logical devices; the executor reads them from ``device_bits``."""
         self.device_bits = logical_devices.use_logical_devices(self, names)
 
     def limit_memory(self, limit: int) -> None:
@@ -460,7 +490,7 @@ class CpuExecutable:
         self._limit = min(limit, self._limit or limit)
 
     def _threads_within(self, arena: int, stride: int) -> int:
-        """Return the number of threads, at least one, whose ``stride`` bytes each fit in the limit next to an arena."""
+        """Return the number of threads, at least one, whose scratch of ``stride`` bytes fits next to an arena."""
         return threads_within_memory_limit(self.threads, self._limit, arena, stride)
 
     def session(self, layout: abi.Slots) -> CpuSession:
@@ -472,7 +502,7 @@ class CpuExecutable:
         return CpuSession(self, layout, self._constants.address, scratch)
 
     def stats(self) -> dict[str, Any]:
-        """Return the threads, the kernels, and the memory in bytes."""
+        """Return threads, kernels and memory in bytes, for ``module.stats()``."""
         return {
             "target": self._variant["target"],
             "threads": self.threads,

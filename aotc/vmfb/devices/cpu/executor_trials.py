@@ -1,7 +1,7 @@
-"""Executor trials: modified scheduling for tests and benchmarks, such as shuffled order, no stealing or slow threads.
+"""Executor trials, for tests and benchmarks: shuffled order, no work stealing, slow threads, and a log of claims.
 
-A trial can also record the claims of threads. ``AOTC_SHUFFLE=SEED`` starts a trial for a whole process; it records no
-claims (``docs/debugging.md``). The layout of the trial's words is in :mod:`aotc.vmfb.abi`.
+``AOTC_SHUFFLE=SEED`` starts a trial for a whole process; it records no claims (``docs/debugging.md``). The layout of
+the trial's words is in :mod:`aotc.vmfb.abi`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEPT: list[Trial] = []  # never freed: a worker may read a trial after it has e
 
 
 class Claim(NamedTuple):
-    """A block of items that a participant ran.
+    """A range of items that a thread took from a command and ran.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Claim(NamedTuple):
 
 
 class Trial:
-    """Settings and log of a trial, active while :func:`aotc.vmfb.devices.cpu.native.hold_trial` has its address.
+    """Settings and log of a trial; active while :func:`aotc.vmfb.devices.cpu.native.hold_trial` has its address.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Trial:
         self._memory[abi.TRIAL_ORDER], self._memory[abi.TRIAL_RUNS] = 2 * seed + 1, 0
 
     def forbid_stealing(self, threads: int) -> None:
-        """Let participant ``n % threads`` alone run command ``n`` of each graph that several threads share.
+        """Let command ``n`` of each shared graph be run by participant ``n % threads`` alone.
 
         Calls must have ``threads`` threads, and no others may run at the same time: nobody runs the commands of a
         thread that is missing.
@@ -79,7 +79,7 @@ class Trial:
         self._memory[abi.TRIAL_ORDER] = 2 * threads
 
     def allow_stealing(self) -> None:
-        """Let all participants claim from all commands, in the program's order."""
+        """Let all participants take items of all commands, in the program's order."""
         self._memory[abi.TRIAL_ORDER] = 0
 
     def slow_down(self, who: int, factor: int) -> None:

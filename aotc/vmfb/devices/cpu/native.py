@@ -1,8 +1,9 @@
-"""Loading of shared objects from a bundle, and the executors with their thread pools, one for each version and signer.
+"""Shared objects that are loaded from a bundle, and executors with their thread pools.
 
 Libraries are loaded from anonymous memory files. The dynamic loader identifies a library by its path, and
 ``/proc/self/fd/N`` is reused once ``N`` is closed. So the descriptor stays open until the library is unloaded, with the
-last executable that references it. Equal contents are loaded once per process.
+last executable that references it. Equal contents are loaded once per process. A process has one executor for each
+version and signer.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ _CALLERS = "aotc.vmfb.devices.cpu.device"
 
 
 class _Process:
-    """Libraries and executors that this process has loaded; all bundles share them."""
+    """Libraries and executors of this process, which all bundles share."""
 
     def __init__(self) -> None:
         self.lock = new_recursive_lock()
@@ -114,7 +115,7 @@ class Executor:
         self.prepare()
 
     def prepare(self) -> None:
-        """Reset the pool to its state without workers; they are started when a call needs them."""
+        """Reset the thread pool to its state without workers; workers are started when a call needs them."""
         self._memory[:] = 0
         for word, name in _HOST.items():
             function = getattr(ctypes.pythonapi, name)
@@ -124,7 +125,7 @@ class Executor:
         self.hold(_PROCESS.trial)
 
     def hold(self, trial: int) -> None:
-        """Let calls take part in the trial at address ``trial``; 0 ends this."""
+        """Let all calls follow the trial at address ``trial``; 0 ends the trial."""
         if self._counts:
             self[abi.POOL_TRIAL] = trial
 
@@ -169,6 +170,7 @@ def load_library(bundle: OpenedBundle, number: int | None, role: str, own: bool 
 
 
 def _open_library(bundle: OpenedBundle, data: memoryview, role: str) -> SharedObject:
+    """Load a shared object from memory, after a check that it is complete."""
     if problem := elf_problem(data):
         raise BundleError(bundle.where, f"the {role} is cut or damaged", problem, hint="copy the bundle again")
     try:
@@ -178,7 +180,7 @@ def _open_library(bundle: OpenedBundle, data: memoryview, role: str) -> SharedOb
 
 
 def _open_from_file(data: memoryview) -> ctypes.CDLL:
-    """Open a library on systems without memfd: from a private file, deleted after it has been mapped."""
+    """Load a shared object on systems without memfd: from a private file, deleted after it has been mapped."""
     from aotc.vmfb.host.files import temporary_folder  # only for systems without memfd
 
     with temporary_folder() as folder:
@@ -188,7 +190,7 @@ def _open_from_file(data: memoryview) -> ctypes.CDLL:
 
 
 def load_executor(bundle: OpenedBundle, number: int | None, version: int) -> Executor:
-    """Return the process's executor of ``version``; the first bundle of that version and signer supplies it.
+    """Return the process's executor of this version and signer; the first bundle of both supplies it.
 
     Raises
     ------
@@ -208,7 +210,7 @@ def load_executor(bundle: OpenedBundle, number: int | None, version: int) -> Exe
 
 
 def hold_trial(trial: int) -> None:
-    """Make all calls of this process follow the stress trial at address ``trial``; 0 ends it.
+    """Let all calls of this process follow the trial at address ``trial``; 0 ends the trial.
 
     See :class:`aotc.vmfb.devices.cpu.executor_trials.Trial`.
     """
@@ -232,6 +234,7 @@ def _start_shuffle_trial() -> None:
 
 
 def _check_executor(bundle: OpenedBundle, library: ctypes.CDLL, expected_version: int) -> None:
+    """Refuse an executor that lacks a symbol, or whose version differs from the manifest's."""
     for name, result in _SIGNATURES.items():
         try:
             getattr(library, name).restype = result
@@ -250,7 +253,7 @@ def _reset_after_fork() -> None:
 
 
 def _ask_calls() -> None:
-    """Make all running calls check for cancellation soon.
+    """Request that all running calls check for cancellation soon.
 
     A call that misses this request checks when its interval has passed.
     """
@@ -259,7 +262,7 @@ def _ask_calls() -> None:
 
 
 def _end_calls() -> None:
-    """Stop the calls of daemon threads before the interpreter frees their arrays; library calls end first."""
+    """Stop the calls of daemon threads at interpreter exit, before their arrays are freed; library calls end first."""
     if not is_module_in_native_call(_CALLERS):
         return
     executors = list(_PROCESS.executors.values())  # a daemon thread may load another

@@ -1,4 +1,4 @@
-"""An interpreted call on the CPU, for programs whose control flow depends on data."""
+"""Calls on the CPU whose host program is interpreted, because its control flow depends on data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aotc.vmfb.profile.trace import StepExecutable, Stepper
 
     class SessionExecutable(StepExecutable, Protocol):
-        """Interface: the parts of a :class:`~aotc.vmfb.devices.cpu.device.CpuExecutable` that a session uses."""
+        """Interface: the part of a :class:`~aotc.vmfb.devices.cpu.device.CpuExecutable` that a session uses."""
 
         constants_bytes: int
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
         def run_alone(
             self, number: int, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p
         ) -> None:
-            """Run a command buffer and wait for it."""
+            """Run command buffer ``number`` and wait."""
 
 
 class HostMemory:
-    """Access to host memory for step-by-step execution: see :class:`aotc.vmfb.profile.trace.StepMemory`."""
+    """Access to host memory for tracers and profilers: see :class:`aotc.vmfb.profile.trace.StepMemory`."""
 
     def read(self, slot: int, address: int, size: int) -> bytes:
         """Read bytes of a slot."""
@@ -43,12 +43,12 @@ class HostMemory:
         ctypes.memmove(address, data, len(data))
 
     def devices_of(self, slot: int) -> tuple[str, ...]:
-        """Return ``("cpu",)``, without a device name: all CPU devices of a model share one memory."""
+        """Return ``("cpu",)``, without a device name: all CPU devices of a model share the host's memory."""
         return ("cpu",)
 
 
 class CpuSession:
-    """One call of a function whose control flow depends on data."""
+    """One call of a function whose host program is interpreted on the CPU."""
 
     def __init__(self, executable: SessionExecutable, layout: Slots, constants: int, scratch_bytes: int) -> None:
         self._executable = executable
@@ -85,9 +85,9 @@ class CpuSession:
         self._slots[slot] = address_of(array if array.size else EMPTY)
 
     def stepper(self, make: Callable[..., Stepper]) -> Stepper:
-        """Return a stepper for this call's submissions.
+        """Return a stepper, which runs single commands of this call.
 
-        ``make`` constructs it from executable, pointer table and memory.
+        ``make`` constructs it from executable, slots and memory.
         """
         return make(self._executable, self._slots, self._scratch, HostMemory())
 
@@ -100,7 +100,7 @@ class CpuSession:
         return read_scalar(self._slots, slot, offset, dtype)
 
     def open_debug_block(self, slot: int, offset: int, size: int) -> None:
-        """Make a block of the arena or the constants accessible; memory outside such blocks is protected."""
+        """Make a block of the arena or the constants accessible; memory outside of such blocks stays protected."""
         constant = slot != self._arena_slot
         memory = self._fenced.get(slot)
         if memory is None and constant:  # a copy for this call: others start and end meanwhile

@@ -1,1 +1,1 @@
-"""The CUDA device: driver, streams, graphs, staging and resident arrays."""
+"""The CUDA device: driver, streams, recorded graphs, staging copies, and arrays in GPU memory."""

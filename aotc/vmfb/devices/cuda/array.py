@@ -34,7 +34,7 @@ class Owner(Protocol):
 
 
 class Keeper:
-    """A GPU for work outside of calls, on its own stream: copies of arrays, and imported arrays of other libraries.
+    """A GPU with a stream of its own for work outside of calls: copies of arrays, and imported arrays.
 
     Attributes
     ----------
@@ -52,25 +52,25 @@ class Keeper:
         return CudaArray(CudaBuffer(self, self.gpu.allocate(size), size), shape, dtype, device)
 
     def give(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None:
-        """Free an array's memory from any thread, once the GPU no longer uses it."""
+        """Free an array's memory once no stream in ``users`` accesses it; callable from any thread."""
         self.gpu.free([address])
 
     def read(self, array: np.ndarray, buffer: CudaBuffer) -> None:
-        """Copy the elements of a GPU array to a host array, after the work that writes them, and wait."""
+        """Copy the elements of a GPU array to a host array, after the GPU work that writes them, and wait."""
         with self._lock:
             self.gpu.enter()
             buffer.wait_for_writer(self.gpu)
             self.fetch(array, buffer.address)
 
     def fetch(self, array: np.ndarray, address: int) -> None:
-        """Copy elements that are already complete from a GPU address to a host array, and wait."""
+        """Copy complete elements at a GPU address to a host array, and wait for the copy only."""
         with self._lock:
             self.gpu.enter()
             download(self.gpu, address_of(array), address, array.nbytes)
             self.gpu.wait()
 
     def write(self, buffer: CudaBuffer, array: np.ndarray) -> None:
-        """Copy a host array to a GPU array, after all work that accesses it, and wait."""
+        """Copy a host array to a GPU array, after all GPU work that accesses it, and wait."""
         with self._lock:
             self.gpu.enter()
             buffer.wait_on(self.gpu)
@@ -78,7 +78,7 @@ class Keeper:
             self.gpu.wait()
 
     def copy(self, to: CudaBuffer, source: CudaBuffer, size: int) -> None:
-        """Copy between two arrays on the GPU, after the work that accesses them, and wait."""
+        """Copy ``size`` bytes between two arrays on the GPU, after the work that accesses them, and wait."""
         with self._lock:
             self.gpu.enter()
             to.wait_on(self.gpu)
@@ -87,7 +87,7 @@ class Keeper:
             self.gpu.wait()
 
     def wait_for_streams(self, buffer: CudaBuffer) -> None:
-        """Wait until no stream accesses the memory."""
+        """Wait on the host until no stream accesses the memory."""
         with self._lock:
             self.gpu.enter()
             buffer.wait_on(self.gpu)
@@ -99,7 +99,7 @@ after_fork(_KEEPERS.clear)  # not valid in a child
 
 
 def memory_keeper(ordinal: int) -> Keeper:
-    """Return the keeper of a GPU; create it on first use.
+    """Return the :class:`Keeper` of a GPU; create it on first use.
 
     Raises
     ------
@@ -116,7 +116,9 @@ def memory_keeper(ordinal: int) -> Keeper:
 
 
 class CudaBuffer(Tracked):
-    """GPU memory that returns to its owner when the last reference is dropped; at exit it is left to the driver.
+    """GPU memory of an array, which returns to its owner when the last reference is dropped.
+
+    At interpreter exit the driver frees it.
 
     Attributes
     ----------
@@ -138,6 +140,7 @@ class CudaBuffer(Tracked):
         self.users, self.writer = set() if users is None else users, writer
 
     def __del__(self) -> None:
+        """Return the memory to its owner, unless the interpreter exits."""
         if sys is None or sys.is_finalizing():
             return
         if self.shared:
@@ -147,7 +150,7 @@ class CudaBuffer(Tracked):
 
 
 class ArrayType:
-    """Interned type of arrays: shape, dtype and GPU; there is one object for each combination.
+    """Interned combination of shape, dtype and GPU: one object for each, so that types are compared by identity.
 
     Attributes
     ----------
@@ -169,7 +172,7 @@ _TYPES: WeakValueDictionary[Any, ArrayType] = WeakValueDictionary()
 
 
 def array_type(shape: tuple[int, ...], dtype: np.dtype, ordinal: int) -> ArrayType:
-    """Return the interned object for a shape, dtype and GPU."""
+    """Return the interned :class:`ArrayType` for a shape, dtype and GPU."""
     key = shape, dtype, ordinal
     found = _TYPES.get(key)
     return _TYPES.setdefault(key, ArrayType(*key)) if found is None else found
@@ -223,7 +226,7 @@ class CudaArray(DeviceArray):
 
     @property
     def donated(self) -> bool:
-        """Return True if the array was donated to a call, which has overwritten it."""
+        """Return True if the array was donated to a call, which may overwrite it."""
         return self._buffer is None
 
     @property
@@ -274,13 +277,13 @@ class CudaArray(DeviceArray):
             memory_keeper(self.ordinal).write(self.buffer, value)
 
     def lose(self) -> None:
-        """Record that the memory was donated, which makes this array unusable."""
+        """Make this object unusable, because its memory was donated."""
         self._buffer = self.kind = None
         super().lose()
         count_change()
 
     def early(self, is_running: bool) -> CudaArray:
-        """Return a read-only array of the same memory: a result of a call that may still read it.
+        """Return a read-only array of the same memory: a complete result of a call that may still read it.
 
         If the call is running, readers of the array do not wait for the rest of the call; writers of the memory do.
         """
@@ -295,7 +298,7 @@ class CudaArray(DeviceArray):
         return CudaArray(self.buffer, self.shape, self.dtype, self.device)
 
     def _share(self) -> CudaBuffer:
-        """Return the memory, and record that other libraries may access it from now on."""
+        """Return the memory for export; from now on other libraries may access it."""
         buffer = self.buffer
         buffer.shared, self.kind = True, None
         if self._reader is not None:
@@ -305,6 +308,7 @@ class CudaArray(DeviceArray):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Return the array for other CUDA libraries, after the work that writes it."""
         if self.dtype.isbuiltin != 1:
             what = f"NumPy's protocol has no name for {from_numpy(self.dtype)}"
             raise AttributeError(f"{what}; .numpy() copies the elements, __dlpack__ hands them over")
@@ -321,6 +325,7 @@ class CudaArray(DeviceArray):
         return CUDA, self.ordinal
 
     def __dlpack__(self, **kwargs: Any) -> Any:
+        """Export the array by DLPack; the consumer's stream waits for the work that writes it."""
         if kwargs.pop("copy", None):
             return self.copy().__dlpack__(**kwargs)
         made, stream = make_capsule(self, **kwargs), kwargs.get("stream")

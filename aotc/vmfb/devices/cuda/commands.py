@@ -1,4 +1,4 @@
-"""GPU commands: launches and copies with their addresses filled in, which can be changed later.
+"""Kernel launches and copies with their addresses filled in, which can be changed after they are recorded in a graph.
 
 A command that is recorded in a graph stores its node. When an argument or a result has another address in a later call,
 the address is written to the command's parameters, and the graph's node is updated from them.
@@ -21,7 +21,7 @@ Change = Callable[[], int]
 
 
 class GpuCommand:
-    """A launch or a copy.
+    """A kernel launch, copy, signal or collective with its addresses filled in.
 
     Attributes
     ----------
@@ -42,11 +42,11 @@ class GpuCommand:
         self.change: Change | None = None
 
     def record(self, recording: Recording, node: int) -> None:
-        """Record this command's node in a CUDA graph, so that its parameters can be changed later."""
+        """Store the command's node in a CUDA graph, so that :meth:`setter` can update the node."""
         self._node = recording, node
 
     def setter(self) -> Change:
-        """Create the function that updates this command's recorded node, on first use."""
+        """Return the function that updates this command's recorded node; create it on first use."""
         self.change = made = self._setter(*self._node)
         return made
 
@@ -70,7 +70,7 @@ class CopyCommand(GpuCommand):
 
 
 class SignalCommand(GpuCommand):
-    """A store of 1 to a word of page-locked host memory at an address that never changes; no command waits for it."""
+    """A store of 1 to a fixed word of page-locked host memory, by which the host sees that earlier work is complete."""
 
     __slots__ = ()
 
@@ -79,7 +79,7 @@ class SignalCommand(GpuCommand):
 
 
 class CollectiveCommand(GpuCommand):
-    """A collective of several ranks; the addresses of one that is recorded are fixed."""
+    """A collective of several ranks on fixed addresses."""
 
     __slots__ = ()
 
@@ -95,6 +95,7 @@ class LaunchCommand(GpuCommand):
     def __init__(
         self, executable: LoadedGpu, number: int, addresses: Sequence[int], shape: LaunchShape, dims: Sequence[int]
     ) -> None:
+        """Fill in the parameters of kernel ``number``: tensor maps, pointers, dims and the size of the grid."""
         where, rows = executable.where, executable.kernels[number].get("launch", {}).get("maps", ())
         held = [tensor_map.encode_map(where, row, addresses[row["buffer"]], dims[:-1]) for row in rows]
         values = (ctypes.c_int64 * (len(addresses) + len(dims)))(*addresses, *dims)
@@ -114,7 +115,7 @@ class LaunchCommand(GpuCommand):
 
 
 def _change_with_maps(maps: Sequence[tuple[Cell, Callable[[int], None]]], change: Change) -> int:
-    """Write the addresses of arrays to their tensor maps, then update the node."""
+    """Encode the addresses of arrays in their tensor maps, then update the graph's node by ``change``."""
     for (values, number), move in maps:
         move(values[number])
     return change()

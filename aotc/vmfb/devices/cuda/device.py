@@ -1,4 +1,4 @@
-"""The CUDA device: checks whether a GPU can run a variant; :mod:`aotc.vmfb.devices.mixed.executable` runs it."""
+"""The CUDA device: checks of a variant and of a GPU; :mod:`aotc.vmfb.devices.mixed.executable` runs variants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ARCHITECTURE = re.compile(r"cuda:(sm|compute)_(\d+)(\d)(a?)")
 
 
 def _architecture(variant: dict[str, Any]) -> tuple[int, int, str]:
-    """Return the compute capability that a variant was compiled for, and its kind of compatibility.
+    """Parse the target of a variant to a compute capability (major, minor) and a kind of compatibility.
 
     ``cuda:sm_80`` is (8, 0, "sm") and also runs on later capabilities of the same generation. ``cuda:sm_90a`` is (9, 0,
     "a") and runs on this capability only. ``cuda:compute_80`` is (8, 0, "compute") and runs on all later ones.
@@ -43,6 +43,7 @@ def obstacle(variant: dict[str, Any]) -> str:
 
 
 def _runs(variant: dict[str, Any], have: tuple[int, int]) -> bool:
+    """Return True if a GPU of compute capability ``have`` can run the variant."""
     *needed, others = _architecture(variant)
     match others:
         case "a":
@@ -65,19 +66,19 @@ def _driver_problem(variant: dict[str, Any]) -> str:
 
 
 def rank(variant: dict[str, Any]) -> tuple[int, ...]:
-    """Return the rank of the variant among those that a GPU can run: cubins first, then the newest architecture."""
+    """Return a sort key of a variant that a GPU can run: cubins before PTX, then the newest architecture."""
     major, minor, others = _architecture(variant)
     return others != "compute", major, minor, others == "a"
 
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check a variant as far as possible without a GPU: see :class:`aotc.vmfb.interfaces.Device`."""
+    """Check command buffers and code of a variant without a GPU; see :class:`aotc.vmfb.interfaces.Device`."""
     load_command_buffers(bundle, variant)
     check_code(bundle, variant)
 
 
 def check_code(bundle: OpenedBundle, part: dict[str, Any]) -> None:
-    """Validate the kernels' entries and their code."""
+    """Check a part's kernel entries, and that their code is complete."""
     check_kernels(bundle, part)
     images(bundle, part)
 

@@ -1,4 +1,4 @@
-"""The CUDA driver through ctypes: the calls that the CUDA device uses.
+"""The CUDA driver through ctypes: memory, modules, streams and events of a GPU.
 
 :mod:`aotc.vmfb.devices.cuda.libcuda.library` loads libcuda and calls its functions.
 """
@@ -62,19 +62,19 @@ def _attribute(number: int, ordinal: int) -> int:
 
 
 def memory_info() -> tuple[int, int]:
-    """Return the free bytes and the total bytes of the current GPU."""
+    """Return the free bytes and the total bytes of the current GPU's memory."""
     free, total = c_size_t(), c_size_t()
     call("cuMemGetInfo_v2", byref(free), byref(total))
     return free.value, total.value
 
 
 def page_locked(size: int) -> int:
-    """Allocate page-locked host memory, which all GPUs access directly, and return its address; it is never freed."""
+    """Allocate page-locked host memory, which GPUs access directly; return its address. It is never freed."""
     return handle_of("cuMemHostAlloc", size, _PORTABLE).value or 0
 
 
 class PageLock:
-    """Page-lock of a part of ``memory`` for direct GPU access; the lock ends when this object is freed.
+    """Page-lock of a part of host memory, for direct GPU access; freeing this object ends it.
 
     The object keeps ``memory`` alive.
     """
@@ -93,7 +93,7 @@ def _unlock(context: c_void_p, address: int, process: int) -> None:
 
 
 def ordinal_of(address: int) -> int:
-    """Return the number of the GPU that owns the memory at an address."""
+    """Return the number of the GPU whose memory contains an address."""
     found = c_int()
     call("cuPointerGetAttribute", byref(found), _ORDINAL, address)
     return found.value
@@ -108,7 +108,7 @@ def device_name(ordinal: int) -> str:
 
 @contextmanager
 def _within(context: c_void_p) -> Iterator[None]:
-    """Make ``context`` current in this thread for the block.
+    """Make ``context`` the calling thread's current context for the block.
 
     The capture mode is relaxed, so that the block does not disturb a recording.
     """
@@ -128,7 +128,7 @@ def _destroy_graph(graph: Recording) -> None:
 
 
 class _Resources:
-    """Resources of a GPU. Only the process that allocated them releases them; a forked child has none.
+    """Memory, graphs, events and modules allocated on a GPU; only the process that allocated them releases them.
 
     Finalizers call its methods, on any thread and at any time, so they must not raise.
     """
@@ -149,7 +149,7 @@ class _Resources:
         self.later: list[int] = []  # memory to free when these have ended: a free waits for all streams
 
     def free(self, blocks: Iterable[int], graphs: Iterable[Recording]) -> None:
-        """Free memory and graphs."""
+        """Free memory blocks, and destroy graphs."""
         if self.turning:
             self.later.extend(blocks)
             blocks = ()
@@ -162,7 +162,7 @@ class _Resources:
                     try_driver("cuMemFree_v2", address)
 
     def _destroy(self, graph: Recording) -> None:
-        """Destroy a graph for its owner, unless :meth:`destroy_exchanging` has: another thread may be in the latter.
+        """Destroy a graph for its owner, unless :meth:`destroy_exchanging` has done so.
 
         No lock: finalizers interrupt other code. Who takes a graph out of ``exchanging`` destroys it.
         """
@@ -173,7 +173,7 @@ class _Resources:
         _destroy_graph(graph)
 
     def destroy_exchanging(self) -> None:
-        """Destroy all graphs with collectives, which must not be launched again."""
+        """Destroy all graphs that contain collectives; they must not be launched again."""
         if os.getpid() != self.process:
             return
         with suppress(CallError), _within(self.context):
@@ -212,7 +212,7 @@ class _Resources:
 
 
 class Gpu(GraphStream):
-    """The primary context of a GPU with one stream; methods use the calling thread's current context.
+    """A GPU's primary context with one stream; methods use the calling thread's current context.
 
     Resources are released with the last reference; at process exit the driver releases them.
 
@@ -256,7 +256,7 @@ class Gpu(GraphStream):
         return made, self._held.marks[-1]
 
     def another(self) -> Gpu:
-        """Return a handle of the same GPU and modules with its own stream."""
+        """Return a handle of the same GPU, context and modules with a stream of its own."""
         self.enter()
         other = copy(self)
         other._first, other._loops, other._capturing = self._first or self, None, None
@@ -264,7 +264,7 @@ class Gpu(GraphStream):
         return other
 
     def enter(self) -> None:
-        """Make this GPU current in the calling thread."""
+        """Make this GPU's context current in the calling thread."""
         call("cuCtxSetCurrent", self.context)
 
     def load(self, image: bytes | memoryview) -> c_void_p:
@@ -274,7 +274,7 @@ class Gpu(GraphStream):
         return module
 
     def function(self, module: c_void_p, symbol: str) -> c_void_p:
-        """Return a kernel of a module."""
+        """Return the handle of kernel ``symbol`` of a module."""
         return handle_of("cuModuleGetFunction", module, symbol.encode())
 
     def allocate(self, size: int) -> int:
@@ -297,21 +297,21 @@ class Gpu(GraphStream):
         return found.value
 
     def free(self, blocks: Iterable[int], graphs: Iterable[Recording] = ()) -> None:
-        """Free memory and graphs, from any thread."""
+        """Free memory and destroy graphs, from any thread."""
         self._held.free(blocks, graphs)
 
     def upload(self, to: int, source: int, size: int) -> None:
-        """Copy from the host, asynchronously; host memory must not change until the stream has completed the copy."""
+        """Copy from the host on the stream, asynchronously; the source must not change until the copy is complete."""
         if size:
             call("cuMemcpyHtoDAsync_v2", to, source, size, self.stream)
 
     def download(self, to: int, source: int, size: int) -> None:
-        """Copy to the host, asynchronously; the bytes are valid when the stream has completed the copy."""
+        """Copy to the host on the stream, asynchronously; the bytes are valid when the copy is complete."""
         if size:
             call("cuMemcpyDtoHAsync_v2", to, source, size, self.stream)
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """Copy on the GPU, asynchronously."""
+        """Copy on the GPU, asynchronously, on this object's stream."""
         if size:
             call("cuMemcpyDtoDAsync_v2", to, source, size, self.stream)
 
@@ -332,14 +332,14 @@ class Gpu(GraphStream):
         call("cuMemcpyDtoDAsync_v2", to, source, size, stream)
 
     def copy_from(self, other: Gpu, to: int, source: int, size: int) -> None:
-        """Copy from memory of the GPU ``other``, possibly the same GPU, on this GPU's stream."""
+        """Copy from memory of the GPU ``other``, possibly the same one, on this GPU's stream."""
         if size and other.ordinal == self.ordinal:
             self.copy(to, source, size)
         elif size:
             call("cuMemcpyPeerAsync", to, self.context, source, other.context, size, self.stream)
 
     def let_reach(self, other: Gpu) -> None:
-        """Enable direct (peer) copies between two GPUs if the hardware supports them."""
+        """Enable direct (peer) copies to memory of ``other`` if the hardware supports them."""
         can = c_int()
         if other.ordinal != self.ordinal:
             call("cuDeviceCanAccessPeer", byref(can), self.ordinal, other.ordinal)
@@ -348,7 +348,7 @@ class Gpu(GraphStream):
             try_driver("cuCtxEnablePeerAccess", other.context, 0)  # fails if already enabled
 
     def take_event(self) -> c_void_p:
-        """Return an unused event."""
+        """Return an unused event, or create one."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -358,11 +358,11 @@ class Gpu(GraphStream):
             return event
 
     def give_events(self, events: Iterable[c_void_p]) -> None:
-        """Return events for reuse, from any thread."""
+        """Keep events for reuse, from any thread."""
         self._idle.extend(events)
 
     def record(self, event: c_void_p) -> None:
-        """Record an event that occurs when the stream has completed all its current work."""
+        """Record an event on the stream: it occurs when the stream has completed all its current work."""
         call("cuEventRecord", event, self.stream)
 
     def wait_for(self, event: c_void_p) -> None:
@@ -375,11 +375,11 @@ class Gpu(GraphStream):
         return self.stream.value or 0
 
     def follow(self, stream: int) -> None:
-        """Make the stream wait for the current work of another stream, also of another library."""
+        """Make this stream wait for the current work of another stream, also of another library."""
         self.link(self.handle, stream)
 
     def link(self, stream: int, other: int) -> None:
-        """Make ``stream``, of any library, wait for the current work of ``other``."""
+        """Make ``stream``, of any library, wait for the current work of stream ``other``."""
         event = self.take_event()
         self.enter()
         call("cuEventRecord", event, other)
@@ -387,7 +387,7 @@ class Gpu(GraphStream):
         self.give_events([event])  # the wait has captured it: it may be recorded again
 
     def finish(self, event: c_void_p) -> None:
-        """Wait on the host for an event of this stream; if the call is to stop, also stop the stream's loops."""
+        """Wait on the host for an event of this stream; if the call is cancelled, stop the stream's loops and raise."""
         if self.is_turning or self.ranks is not None:
             self._watch("cuEventQuery", event)
         call("cuEventSynchronize", event)
@@ -400,11 +400,11 @@ class Gpu(GraphStream):
             call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, size)
 
     def launch(self, function: c_void_p, shape: LaunchShape, parameters: ctypes.Array[c_void_p]) -> None:
-        """Launch a kernel; ``parameters`` is an array of pointers to its parameters."""
+        """Launch a kernel on the stream; ``parameters`` is an array of pointers to the kernel's parameters."""
         call("cuLaunchKernelEx", byref(shape.config(self.stream)), function, parameters, None)
 
     def wait(self) -> None:
-        """Wait on the host for the stream; if the call is to stop, also stop the stream's loops."""
+        """Wait on the host for the stream; if the call is cancelled, stop the stream's loops and raise."""
         if self.is_turning or self.ranks is not None:
             self._watch("cuStreamQuery", self.stream)
             self._have_swapped()
@@ -415,14 +415,15 @@ class Gpu(GraphStream):
     # ------------------------------------------------------------ collectives
 
     def collective(self, call_on: GpuCall, addresses: Sequence[int]) -> None:
-        """Enqueue a collective on the stream."""
+        """Enqueue a collective on the stream, by calling ``call_on`` with the addresses of its arrays."""
         call_on(self, self.handle, addresses)
 
     @contextmanager
     def capture(self) -> Iterator[tuple[int, c_void_p]]:
-        """Record what the block enqueues on a stream, and not run it.
+        """Capture the work that the block enqueues in a graph, instead of running it.
 
-        Yield the stream and the handle of a graph that holds it after the block; the caller destroys the graph.
+        Yield a stream, and the handle of the graph that contains the work after the block; the caller destroys the
+        graph.
         """
         if self._capturing is None:
             self._capturing = handle_of("cuStreamCreate", _NON_BLOCKING)
@@ -439,22 +440,22 @@ class Gpu(GraphStream):
         call("cuStreamEndCapture", self._capturing, byref(graph))
 
     def note_collectives(self, graph: Recording) -> None:
-        """Record that a graph contains collectives, which must be destroyed before their communicators."""
+        """Register a graph with collectives, which must be destroyed before their communicators."""
         self._held.exchanging[graph.ready.value or 0] = graph
 
     def destroy_graphs(self) -> None:
-        """Destroy all graphs with collectives: ranks are lost, or the module is closed."""
+        """Destroy all graphs with collectives, because ranks are lost or the module is closed."""
         self._held.destroy_exchanging()
 
     # ------------------------------------------------------------ graphs
 
     def has_conditions(self) -> bool:
-        """Return True if graphs can contain loops and branches."""
+        """Return True if the driver supports conditional nodes: loops and branches inside of graphs."""
         return version() >= CONDITIONS_SINCE
 
     @property
     def loops(self) -> Loops:
-        """Return the stop flag and decision kernels for loops on this stream."""
+        """Return the stop flag and the decision kernels for loops on this stream; create them on first use."""
         if self._loops is None:
             self._held.decisions = self._held.decisions or load_decisions(self)
             self._loops = Loops(self, self._held.decisions, self._held.word())
@@ -464,16 +465,16 @@ class Gpu(GraphStream):
 
     @property
     def is_turning(self) -> bool:
-        """Return True if a device-side loop may be running on the stream."""
+        """Return True if a loop on the GPU may be running on this stream."""
         return self.stream.value in self._held.turning
 
     def note_loops(self) -> None:
-        """Record that the next launched graph contains loops."""
+        """Record that the graph to launch next contains loops."""
         assert self.stream.value is not None
         self._held.turning.add(self.stream.value)
 
     def end_loops(self) -> None:
-        """Stop the stream's device-side loops, and wait for the stream."""
+        """Stop the loops that run on the GPU for this stream, and wait for the stream."""
         if self.is_turning:
             self.has_ended_loops = True
             self.loops.end()
@@ -486,6 +487,7 @@ class Gpu(GraphStream):
             self._held.free(blocks, ())
 
     def _watch(self, name: str, handle: c_void_p) -> None:
+        """Poll on the host until an event or the stream is complete; ``name`` is the driver's query function."""
         check = self.ranks.check if self.ranks is not None else do_nothing
         try:
             watch(partial(is_done, name, handle), check)

@@ -23,7 +23,7 @@ _LEGACY = 1  # the legacy default stream in both protocols: it orders itself wit
 
 
 class _Borrowed(CudaBuffer):
-    """Owner of memory of another library; ``kept`` is the object that keeps the memory alive."""
+    """GPU memory of another library; ``kept`` is the object that keeps the memory alive."""
 
     __slots__ = ("kept", "read_only")
 
@@ -33,11 +33,11 @@ class _Borrowed(CudaBuffer):
         self.kept, self.read_only, self.shared = owner, found.read_only, True
 
     def __del__(self) -> None:
-        """Do nothing: the memory belongs to another library and is not reused."""
+        """Do nothing: the memory belongs to another library."""
 
 
 def imported_array(value: Any, writes: bool = False) -> CudaArray | None:
-    """Return a GPU array of another library as a :class:`CudaArray` of the same memory; None for other values.
+    """Import a GPU array of another library as a :class:`CudaArray` of the same memory; return None for other values.
 
     An array whose start is not aligned for vector accesses, such as a slice, is copied on its GPU.
 
@@ -62,7 +62,7 @@ def imported_array(value: Any, writes: bool = False) -> CudaArray | None:
 
 
 def _seen(value: Any, writes: bool = False) -> CudaArray | None:
-    """Return a GPU array of another library as a :class:`CudaArray` of any alignment; see :func:`imported_array`."""
+    """Import a GPU array of another library at any alignment; see :func:`imported_array`."""
     device = getattr(value, "__dlpack_device__", None)
     if device is not None:
         type_, ordinal = device()
@@ -90,7 +90,7 @@ def _seen(value: Any, writes: bool = False) -> CudaArray | None:
 
 
 def _capsule(value: Any, stream: int) -> Any:
-    """Request a DLPack capsule; ``stream`` will wait for the producer's work up to now, not for later work."""
+    """Request a DLPack capsule from a GPU array; ``stream`` will wait for the producer's work up to now."""
     try:
         return value.__dlpack__(stream=stream, max_version=(1, 0))
     except TypeError:  # the producer is older than DLPack 1.0
@@ -98,7 +98,7 @@ def _capsule(value: Any, stream: int) -> Any:
 
 
 def buffer_of(out: Any) -> np.ndarray | DeviceArray | None:
-    """Return an ``out=`` buffer as an array whose memory can be tracked to order submissions."""
+    """Import an ``out=`` buffer as an array whose memory address orders submissions; None if it cannot be imported."""
     if out is None or isinstance(out, np.ndarray | DeviceArray):
         return out
     found = _seen(out)
@@ -106,7 +106,7 @@ def buffer_of(out: Any) -> np.ndarray | DeviceArray | None:
 
 
 def as_array(value: Any) -> np.ndarray | DeviceArray:
-    """Return ``value`` as a :class:`DeviceArray` if it is one or is on a GPU, else as a NumPy array."""
+    """Convert a value to a :class:`DeviceArray` if it is one or is on a GPU, else to a NumPy array."""
     if isinstance(value, np.ndarray | DeviceArray):
         return value
     found = imported_array(value)

@@ -1,4 +1,4 @@
-"""Cache of a plan's recorded CUDA graphs, one per set of addresses of the GPU arrays that the plan accesses.
+"""Cache of a plan's recorded CUDA graphs, one set for each tuple of addresses of the GPU arrays that the plan accesses.
 
 Addresses that recur get graphs of their own. For other addresses a few graphs are retargeted: nodes that use an array
 at a new address are updated. On an NVIDIA H200 an update takes 1 us a node. The alternative, a table of pointers in GPU
@@ -18,7 +18,7 @@ Key = tuple[Any, ...]
 
 
 class AddressedPrograms:
-    """The programs of a plan, recorded for arrays at certain addresses.
+    """The programs of a plan, recorded as graphs for arrays at certain addresses.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ STALE_CALLS = 64
 
 
 class RecordedPrograms:
-    """The cache of a plan's recorded graphs.
+    """Cache of the graphs of one plan, by the addresses of its arrays.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class RecordedPrograms:
         self._clock = 0
 
     def clear(self) -> None:
-        """Drop all graphs: the working memory has moved."""
+        """Drop all graphs, because the working memory that they use has moved."""
         self._rows.clear()
         self._moving.clear()
 
@@ -97,13 +97,14 @@ class RecordedPrograms:
         return found
 
     def of(self, key: Key, addresses: Addresses) -> AddressedPrograms:
-        """Return programs recorded for these addresses: cached, moved from other addresses, or new.
+        """Return programs for arrays at these addresses: cached, retargeted from other addresses, or new.
 
         The pointer table must contain the addresses.
         """
         return self.get(key) or self._new(key, addresses)
 
     def _new(self, key: Key, addresses: Addresses) -> AddressedPrograms:
+        """Create programs for a key that is not cached; record graphs if the key is likely to recur."""
         if not any(addresses):
             return self._record(key, addresses)
         if len(self._moving) < MOVING:
@@ -127,7 +128,7 @@ class RecordedPrograms:
         return [self._make(number=n, parameters=values, marked=marked, record=record) for n, values, marked in rows]
 
     def _note(self, key: Key) -> None:
-        """Record that a key occurred; if it recurs, it gets graphs of its own."""
+        """Record the occurrence of a key; a key that recurs gets graphs of its own."""
         self._seen[key] = None
         if len(self._seen) > SEEN_ADDRESSES:
             del self._seen[next(iter(self._seen))]
@@ -141,7 +142,7 @@ class RecordedPrograms:
     def _moved(
         self, found: AddressedPrograms, key: Key, addresses: Addresses, changed: Sequence[int]
     ) -> AddressedPrograms:
-        """Update the recorded graphs ``found`` to other addresses; running calls are not affected."""
+        """Retarget the recorded graphs ``found`` to other addresses; running calls are not affected."""
         del self._rows[found.key]
         for program in found.programs:
             program.move(changed)
@@ -151,7 +152,7 @@ class RecordedPrograms:
         return self._add(found)
 
     def _has_room(self) -> bool:
-        """Return True if another set of graphs may be recorded; evict a stale one if necessary."""
+        """Return True if another set of graphs may be recorded; evict a set that was not used lately if necessary."""
         rows = [row for row in self._rows.values() if any(row.addresses) and row not in self._moving]
         if len(rows) < RECORDED_ADDRESSES:
             return True

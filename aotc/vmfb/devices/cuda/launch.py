@@ -52,7 +52,7 @@ class _Config(Structure):
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """The shape of a launch.
+    """Grid, block, cluster and shared memory of a kernel launch.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class LaunchShape:
         return [*found, (_COOPERATIVE, (1,))] if self.cooperative else found
 
     def config(self, stream: c_void_p) -> Structure:
-        """Return the configuration for cuLaunchKernelEx, for a launch on ``stream``."""
+        """Return the driver's configuration structure (cuLaunchKernelEx) for a launch on ``stream``."""
         rows = self.attributes
         table = (_Attribute * max(len(rows), 1))(*(_Attribute(number, 0, value) for number, value in rows))
         return _Config(self.blocks, (self.threads, 1, 1), self.shared, stream.value, table, len(rows))
@@ -103,7 +103,7 @@ MAX_BLOCKS_ACROSS = (1 << 16) - 1
 def launch_of(
     where: str, kernel: Mapping[str, Any], dims: Sequence[int], items: int, multiprocessors: int
 ) -> LaunchShape:
-    """Return the launch shape of ``kernel``, an entry of the manifest, for ``dims`` and a grid of ``items``.
+    """Compute the launch shape of ``kernel``, an entry of the manifest, for its ``dims`` and a grid of ``items``.
 
     Raises
     ------
@@ -136,7 +136,7 @@ MAX_THREADS = 1024
 
 
 def fits_gpu_limits(kernel: Mapping[str, Any]) -> bool:
-    """Return True if the launch parameters in a kernel's entry are within the limits of GPUs."""
+    """Return True if the launch parameters in a kernel's manifest entry are within the limits of all GPUs."""
     if not 0 < kernel.get("threads", 0) <= MAX_THREADS or kernel.get("items", 0) < 1:
         return False
     row = kernel.get("launch")

@@ -1,4 +1,4 @@
-"""The kernels and constants of one target, loaded on one GPU, and the allocation of arrays in its memory."""
+"""Kernels and constants of one target, loaded on one GPU, and allocation of arrays in its memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aotc.vmfb.weights.constants import ConstantMemory
 
 
 class Usage:
-    """Bytes of GPU memory that a variant uses.
+    """Counter of the GPU memory in bytes that a variant uses.
 
     Attributes
     ----------
@@ -41,21 +41,21 @@ class Usage:
         self._lock = new_recursive_lock()
 
     def count(self, size: int) -> None:
-        """Add ``size`` bytes, which may be negative, to those in use."""
+        """Add ``size`` bytes to those in use; a negative number subtracts."""
         with self._lock:
             self.bytes += size
             self.most_bytes = max(self.most_bytes, self.bytes)
 
 
 class _IdleMemory(NamedTuple):
-    """Memory of a freed array, and the streams that may still access it."""
+    """Cached memory of a freed array, with the streams that may still access it."""
 
     address: int
     users: set[Mark]
     writer: Mark | None
 
     def is_of(self, mark: Mark) -> bool:
-        """Return True if no stream other than that of ``mark`` may still access the memory."""
+        """Return True if no stream but that of ``mark`` may still access the memory."""
         return not self.users or (mark in self.users and len(self.users) == 1)
 
 
@@ -119,6 +119,7 @@ class LoadedGpu:
     def _collective(
         self, part: Mapping[str, Any], kernel: Mapping[str, Any], custom_calls: Mapping[str, Any]
     ) -> GpuCall:
+        """Return the function that enqueues the collective which a kernel entry without code stands for."""
         (row,) = (row for row in part["custom_calls"] if row["symbol"] == kernel["symbol"])
         if row["name"] not in custom_calls:
             what = f"kernel {kernel['name']!r} is {row['name']}, which this process does not know"
@@ -127,6 +128,7 @@ class LoadedGpu:
         return found
 
     def _load(self, bundle: OpenedBundle, part: dict[str, Any]) -> list[c_void_p | None]:
+        """Load the images of all kernels, and return the kernels' handles; None for kernels without code."""
         modules: dict[tuple[int, ...], c_void_p] = {}
         functions: list[c_void_p | None] = []
         for kernel, image in zip(part["kernels"], images(bundle, part), strict=True):
@@ -145,6 +147,7 @@ class LoadedGpu:
         return functions
 
     def _upload(self, bundle: OpenedBundle, constants: ConstantMemory, rows: Sequence[Sequence[int]]) -> int:
+        """Copy the constants to GPU memory, whole or the ranges ``rows``; return their address."""
         try:
             address = self.gpu.allocate(self.constants_bytes)
         except cuda_driver.OutOfGpuMemory as error:
@@ -158,7 +161,7 @@ class LoadedGpu:
         return address
 
     def on_another_stream(self) -> LoadedGpu:
-        """Return the same kernels, constants and memory, with a stream of its own."""
+        """Return an object with the same kernels, constants and memory, and a stream of its own."""
         other = copy(self)
         other.gpu = self.gpu.another()
         return other
@@ -166,12 +169,12 @@ class LoadedGpu:
     # ------------------------------------------------------------ arrays
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> CudaArray:
-        """Return an uninitialised array in this GPU's memory, for the model's ``device``."""
+        """Return an uninitialised array in this GPU's memory, for the model's device ``device``."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         return CudaArray(self.block(size), shape, dtype, device)
 
     def block(self, size: int, mark: Mark | None = None) -> CudaBuffer:
-        """Return memory for an array, preferably cached memory that no stream but ``mark`` may still access."""
+        """Return memory of ``size`` bytes, preferably cached memory that no stream but that of ``mark`` may access."""
         blocks = self._idle.get(size)
         try:
             found = blocks.pop() if blocks else None
@@ -185,13 +188,13 @@ class LoadedGpu:
         return CudaBuffer(self, found.address, size, found.users, found.writer)
 
     def put(self, array: np.ndarray, device: str) -> CudaArray:
-        """Return a copy of an array in this GPU's memory."""
+        """Copy a host array to this GPU's memory."""
         made = self.empty(array.shape, array.dtype, device)
         made.assign(array)
         return made
 
     def give(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None:
-        """Return an array's memory to the cache, or free it; callable from any thread."""
+        """Cache the memory of a freed array for later arrays, or free it; callable from any thread."""
         blocks = self._idle.setdefault(size, [])
         limit = self.usage.limit
         few = len(blocks) < IDLE_BUFFERS or (not limit and self._idle_bytes() + size <= IDLE_BYTES)
@@ -204,11 +207,11 @@ class LoadedGpu:
         return sum(size * len(blocks) for size, blocks in tuple(self._idle.items()))
 
     def working_bytes(self) -> int:
-        """Return the bytes of working memory and of cached memory of freed arrays."""
+        """Return the bytes of working memory and of cached memory."""
         return self.usage.bytes - self.constants_bytes + self._idle_bytes()
 
     def trim(self) -> int:
-        """Free the cached memory of freed arrays; return the number of bytes."""
+        """Free the cached memory of freed arrays; return the number of freed bytes."""
         freed = 0
         for size, blocks in self._idle.items():
             taken, blocks[:] = list(blocks), []
@@ -218,7 +221,7 @@ class LoadedGpu:
 
 
 def has_code(kernel: Mapping[str, Any]) -> bool:
-    """Return True for a kernel with machine code; one without stands for a collective of the runtime."""
+    """Return True for a kernel entry with machine code; an entry without stands for a collective of the runtime."""
     return "image" in kernel
 
 
@@ -247,7 +250,7 @@ def check_kernels(bundle: OpenedBundle, part: dict[str, Any]) -> None:
 
 
 def images(bundle: OpenedBundle, part: dict[str, Any]) -> list[memoryview | None]:
-    """Return the code of each kernel, None for a kernel without.
+    """Return the machine code of each kernel of a part; None for a kernel without code.
 
     Raises
     ------

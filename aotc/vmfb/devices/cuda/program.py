@@ -33,9 +33,7 @@ Step: TypeAlias = Callable[[], None]
 
 
 class CudaMemory:
-    """GPU memory of the slots of a pointer table.
-
-    The memory is freed with the last reference to this object.
+    """Allocates the GPU memory behind slots of a pointer table; freed with the last reference to this object.
 
     Parameters
     ----------
@@ -51,7 +49,10 @@ class CudaMemory:
         self._release = Release(_give_back, executable, self._held)
 
     def take(self, slot: int, size: int) -> None:
-        """Allocate memory for a slot and store its address in the table; memory of the same size is reused."""
+        """Allocate ``size`` bytes for a slot and write the address to the pointer table.
+
+        Keep memory of the same size.
+        """
         if slot not in self._held or self._held[slot][1] != size:
             self._drop(slot)
             self._held[slot] = self._executable.gpu.allocate(size), size
@@ -59,7 +60,7 @@ class CudaMemory:
         self._slots[slot] = self._held[slot][0]
 
     def allocated_bytes(self) -> int:
-        """Return the allocated bytes."""
+        """Return the number of allocated bytes of all slots."""
         return sum(size for _, size in self._held.values())
 
     def _drop(self, slot: int) -> None:
@@ -80,19 +81,19 @@ class CudaMemory:
             self._executable.usage.count(-held)
 
     def release(self) -> None:
-        """Free everything."""
+        """Free the memory of all slots."""
         _give_back(self._executable, self._held)
 
 
 def _give_back(executable: LoadedGpu, blocks: dict[int, tuple[int, int]]) -> None:
-    """Free the memory of all slots."""
+    """Free the memory of all slots, and subtract it from the bytes in use."""
     rows = [blocks.pop(slot) for slot in list(blocks)]
     executable.gpu.free([address for address, _ in rows])
     executable.usage.count(-sum(size for _, size in rows))
 
 
 class Recordings:
-    """Owner of a GPU's recorded graphs and events, which are released with the last reference to this object."""
+    """Owner of recorded graphs and events of a GPU; they are destroyed with the last reference to this object."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -101,7 +102,7 @@ class Recordings:
         self._release = Release(_forget, gpu, self.graphs, self._events)
 
     def event(self) -> c_void_p:
-        """Return a new event."""
+        """Create an event."""
         self._events.append(self._gpu.take_event())
         return self._events[-1]
 
@@ -160,7 +161,7 @@ class CudaProgram:
             step()
 
     def move(self, slots: Iterable[int]) -> None:
-        """Update the recorded graphs to the current addresses of these slots."""
+        """Retarget the recorded graphs to the current addresses of these slots."""
         touched: dict[GpuCommand, None] = {}
         for slot in slots:
             begin = self._slots[slot]
@@ -191,7 +192,7 @@ class CudaProgram:
         return steps
 
     def _step(self, node: Node) -> Step:
-        """Return the function that runs a node without a recording, at the current addresses."""
+        """Return a function that runs one node without a recording, at the current addresses."""
         places = [p for c in all_commands([node]) for p in c.places] if isinstance(node, Graph) else [node.place]
         self.fixed.update(slot for slot, _ in places)
         match node:
@@ -203,7 +204,7 @@ class CudaProgram:
                 return self._case(node)
 
     def _graph(self, graph: Graph) -> Step:
-        """Return the function that launches a graph's commands one by one, in an order that respects its edges."""
+        """Return a function that launches a graph's commands one by one, in an order that respects its edges."""
         gpu = self._executable.gpu
         commands = [work for command in graph.leaves if (work := self._work(command)) is not None]
 
@@ -215,7 +216,7 @@ class CudaProgram:
         return run_all
 
     def _recorded(self, nodes: Sequence[Node]) -> Step:
-        """Return the function that runs ``nodes`` as one CUDA graph."""
+        """Record ``nodes`` as one CUDA graph, and return a function that launches the graph."""
         gpu = self._executable.gpu
         graph = gpu.new_graph()
         rows: list[tuple[Command, GpuCommand, int]] = []
@@ -223,6 +224,10 @@ class CudaProgram:
         exchanges: list[GpuCommand] = []
 
         def added(command: Command, work: GpuCommand, node: int, maker: GraphMaker) -> None:
+            """Remember the graph node of a command for each slot that it accesses.
+
+            Slots in inner graphs cannot be changed.
+            """
             if isinstance(work, CollectiveCommand):
                 exchanges.append(work)
             if maker is graph and work.cells:
@@ -254,7 +259,7 @@ class CudaProgram:
         return run
 
     def _work(self, command: Command) -> GpuCommand | None:
-        """Return the GPU command of a dispatch or copy; None if it is empty."""
+        """Return the GPU command of a dispatch or copy; None if it has no items or bytes."""
         addresses = [self._address(place) for place in command.places]
         dims = [self._value(word) for word in command.dims]
         if command.kind == COPY and command.places[1][0] == self._marks:
@@ -270,7 +275,7 @@ class CudaProgram:
         return LaunchCommand(self._executable, command.kernel, addresses, shape, [*dims, items])
 
     def _read(self, place: Place, dtype: str) -> Callable[[], int]:
-        """Return a function that reads the integer at ``place``."""
+        """Return a function that waits for the stream and reads the integer at ``place``."""
         gpu, found = self._executable.gpu, self._flag.view(to_numpy(dtype))  # not self: self references the steps
         to, source = found.ctypes.data, self._address(place)
 
@@ -291,9 +296,13 @@ class CudaProgram:
 
 
 def host_loop(condition: Sequence[Step], continue_while: Callable[[], int], body: Sequence[Step]) -> Step:
-    """Return a step that runs a loop on the host, which checks for cancellation in each iteration."""
+    """Return a function that runs a loop whose condition the host reads.
+
+    It checks for cancellation in each iteration.
+    """
 
     def run() -> None:
+        """Run the condition, and as long as it holds, the body and the condition again."""
         watch = Watch()
         while True:
             for step in condition:
@@ -309,7 +318,7 @@ def host_loop(condition: Sequence[Step], continue_while: Callable[[], int], body
 
 
 def take_branch(chosen: Callable[[], int], branches: Sequence[Sequence[Step]]) -> Step:
-    """Return a step that runs the selected branch, the last one if the number is out of range."""
+    """Return a function that runs the branch numbered ``chosen()``, the last one if the number is out of range."""
 
     def run() -> None:
         number = chosen()

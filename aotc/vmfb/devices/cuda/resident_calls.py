@@ -1,4 +1,4 @@
-"""Fast path for calls whose arguments and results are all on the GPU: the only driver call is the launch.
+"""Fast path for calls whose arguments and results are all on one GPU: the only driver call is the launch of a graph.
 
 A call on the general path that accessed no host memory creates a fast path (:class:`ResidentCall`) for its argument
 types. Later calls find it by one lookup, reuse cached memory for results, and launch the graph recorded for these
@@ -27,7 +27,7 @@ _FRESH, _GIVEN, _TAKEN = range(3)  # a result's memory: new, the caller's buffer
 
 
 class BoundArrays:
-    """GPU arguments that are bound: the same in each call of a function.
+    """Bound GPU arrays of a function, which are the same in each call.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class BoundArrays:
         self._looked: dict[Mark, int] = {}  # by stream: changes() at the last successful check
 
     def are_ready(self, gpu: Gpu) -> bool:
-        """Order a stream behind the writers of the arrays; return False if an array is no longer usable."""
+        """Order a stream behind the writers of the bound arrays; return False if an array is no longer usable."""
         now = change_counter()
         if self._looked.get(gpu.mark) == now:
             return True
@@ -60,7 +60,7 @@ class BoundArrays:
         return True
 
     def among(self, buffers: Sequence[CudaBuffer]) -> list[CudaBuffer]:
-        """Return the memory of all arguments of a call, given that of the unbound ones."""
+        """Return the memory of all arguments of a call, given the memory of its open arguments."""
         found = self._all.copy()
         for number, buffer in zip(self.open, buffers):
             found[number] = buffer
@@ -68,7 +68,7 @@ class BoundArrays:
 
 
 class ResidentCalls:
-    """The fast paths of a function, by argument types."""
+    """The fast paths of a function, by the types of the arguments."""
 
     def __init__(self, executable: PlacedExecutable) -> None:
         self._executable = executable
@@ -78,9 +78,9 @@ class ResidentCalls:
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: Any, results: str,
         bound: BoundArrays | None = None,
     ) -> list[Any] | None:  # fmt: skip
-        """Run a call on the fast path, or return None without one.
+        """Run a call on its fast path; return None if there is none.
 
-        With bound arrays ``values`` are the other arguments.
+        With ``bound`` arrays, ``values`` are the open arguments.
         """
         try:
             given = None if out is None else tuple([x.kind for x in out])
@@ -95,9 +95,9 @@ class ResidentCalls:
     def key(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: Any, results: str
     ) -> tuple[Any, list[Any]] | None:
-        """Return the key of the fast path to create, and the arguments' memory.
+        """Return the key of a fast path that this call can create, and the memory of the arguments.
 
-        None if it exists or is not possible.
+        None if the fast path exists already, or if the call cannot have one.
         """
         kinds = tuple([getattr(x, "kind", None) for x in values])
         given = None if out is None else tuple([getattr(x, "kind", None) for x in out])
@@ -110,7 +110,7 @@ class ResidentCalls:
         self, plan: Plan, replay: Any, before: tuple[Any, list[Any]], arrays: Sequence[Any], results: Sequence[Any],
         out: Sequence[Any] | None,
     ) -> None:  # fmt: skip
-        """Create a fast path for calls with the same types as the call that has just run.
+        """Create a fast path for calls with the argument types of a call that has just run on the general path.
 
         Parameters
         ----------
@@ -132,13 +132,13 @@ class ResidentCalls:
         self._rows[key] = ResidentCall(self._executable, replay.__self__, plan, results, out is not None)
 
     def keep(self, arrays: Mapping[int, CudaArray], count: int) -> BoundArrays:
-        """Return the bound arrays of a function with ``count`` arguments, as the fast path needs them."""
+        """Return the bound arrays of a function with ``count`` arguments in the form that the fast path needs."""
         return BoundArrays(arrays, count)
 
     def bind(
         self, bound: BoundArrays, kinds: Sequence[ArrayType], out_kinds: Any, donate: Any, results: str
     ) -> None:
-        """Create a fast path for calls with bound arrays from the fast path for all arguments, if there is one."""
+        """Create a fast path for calls with bound arrays from the fast path for all arguments, if that exists."""
         found = self._rows.get((tuple(kinds), out_kinds, donate, results))
         if found is not None:
             opened = tuple([kinds[number] for number in bound.open])
@@ -146,7 +146,7 @@ class ResidentCalls:
 
 
 class ResidentCall:
-    """A fast path of a function, for arguments of certain types, all on the GPU."""
+    """Fast path of a function for one combination of argument types, all on the GPU."""
 
     def __init__(
         self, executable: PlacedExecutable, placed: PlacedPlan, plan: Plan, results: Sequence[CudaArray], given: bool
@@ -164,7 +164,7 @@ class ResidentCall:
         self._is_plain = True  # consists of graphs only, as far as is known
 
     def with_bound(self, bound: BoundArrays) -> ResidentCall:
-        """Return the same fast path for calls that pass only the arguments that are not bound."""
+        """Return this fast path for calls that pass only the open arguments."""
         made = copy(self)
         made._bound = bound
         made._donated = [bound.open.index(number) for number in self._donated]
@@ -175,7 +175,10 @@ class ResidentCall:
         return made
 
     def run(self, values: Sequence[CudaArray], out: Sequence[CudaArray] | None) -> list[Any] | None:
-        """Run a call; return None if it must take the general path."""
+        """Run a call: order it behind the writers of its memory, and launch its graphs.
+
+        None if it needs the general path.
+        """
         if not self._is_plain:
             return None
         streams = self._pool.take()
@@ -216,7 +219,7 @@ class ResidentCall:
     def _aimed(
         self, call: PlacedCall, gpu: Gpu, key: tuple[Any, ...], buffers: list[CudaBuffer], written: list[CudaBuffer]
     ) -> AddressedPrograms | None:
-        """Return recorded programs moved to the addresses of this call; None if the general path is required."""
+        """Return the programs recorded for the addresses of this call; None if the call needs the general path."""
         every = buffers if self._bound is None else self._bound.among(buffers)
         donated = [buffers[number] for number in self._donated]
         if not _are_apart(every, written, donated):
@@ -233,7 +236,7 @@ class ResidentCall:
     def _results(
         self, buffers: Sequence[CudaBuffer], out: Sequence[Any] | None, mark: Mark
     ) -> tuple[list[CudaArray], list[CudaBuffer]]:
-        """Return the result arrays, whose elements are not yet computed, and their memory."""
+        """Return the result arrays of a call, which the GPU has yet to compute, and their memory."""
         made, written = [], []
         for where, number, kind, device in self._rows:
             if where == _GIVEN:
@@ -251,7 +254,7 @@ class ResidentCall:
 
 
 def _are_apart(every: Sequence[CudaBuffer], written: Sequence[CudaBuffer], donated: Sequence[CudaBuffer]) -> bool:
-    """Return True if the memory that a call writes does not overlap other memory of the call."""
+    """Return True if the memory that a call writes does not overlap other memory that it accesses."""
     if any(every.count(b) != 1 for b in donated):
         return False
     others = [b for b in written if b not in every]

@@ -1,4 +1,4 @@
-"""Multithreaded copies between host arrays and GPUs through page-locked staging buffers.
+"""Copies between host arrays and GPUs by several threads, through page-locked staging buffers.
 
 The driver copies pageable memory through its own staging buffer, with one thread. Here large arrays are copied in
 blocks: while one block is in transit to or from the GPU, threads copy others. Each thread has two buffers, so that it
@@ -34,7 +34,7 @@ STAGED_BYTES = 4 << 20
 
 
 class _Stage:
-    """The staging threads and the unused staging buffers, created on first use."""
+    """The process's staging threads and unused staging buffers, created on first use."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -53,7 +53,7 @@ class _Stage:
         self.idle.clear()
 
     def take(self) -> int:
-        """Return the address of a page-locked buffer."""
+        """Return the address of an unused page-locked buffer, or allocate one."""
         try:
             return self.idle.pop()
         except IndexError:
@@ -65,7 +65,9 @@ after_fork(_STAGE.renew)
 
 
 def locked(arena: Arena, size: int, gpu: Gpu) -> Arena:
-    """Page-lock the first ``size`` bytes of ``arena`` and return it; they stay pageable if the driver refuses.
+    """Page-lock the first ``size`` bytes of ``arena`` and return the arena.
+
+    The bytes stay pageable if the driver refuses.
 
     Arenas are reused by later calls, so most are already locked. Memory behind those bytes, such as scratch memory of
     threads that may never be touched, stays pageable.
@@ -79,7 +81,7 @@ def locked(arena: Arena, size: int, gpu: Gpu) -> Arena:
 
 
 def upload(gpu: Gpu, to: int, source: int, size: int) -> None:
-    """Copy from the host on a GPU's stream; the host array may be modified afterwards if it was staged."""
+    """Copy from the host to a GPU on its stream; a staged host array may be modified at once afterwards."""
     if size < STAGED_BYTES:
         gpu.upload(to, source, size)
     else:
@@ -87,7 +89,7 @@ def upload(gpu: Gpu, to: int, source: int, size: int) -> None:
 
 
 def download(gpu: Gpu, to: int, source: int, size: int) -> None:
-    """Copy to the host from a GPU's stream; the bytes are valid when the stream has completed."""
+    """Copy from a GPU to the host on its stream; the bytes are valid when the stream has completed the copy."""
     if size < STAGED_BYTES:
         gpu.download(to, source, size)
     else:
@@ -95,7 +97,7 @@ def download(gpu: Gpu, to: int, source: int, size: int) -> None:
 
 
 def _share(size: int, copy: Callable[[Iterator[int]], None]) -> None:
-    """Copy ``size`` bytes in blocks on several threads, including this one."""
+    """Copy ``size`` bytes in blocks on several threads, including this one; ``copy`` takes the offsets of blocks."""
     places = iter(range(0, size, STAGED_BLOCK))  # advancing it is atomic: a single operation of the interpreter
     count = min(COPIERS, usable_cores(), -(-size // STAGED_BLOCK)) - 1
     helpers: list[Future[None]] = [_STAGE.threads().submit(copy, places) for _ in range(count)]
@@ -108,7 +110,7 @@ def _share(size: int, copy: Callable[[Iterator[int]], None]) -> None:
 
 
 class _Buffers:
-    """The two staging buffers of a thread, used alternately, each with an event at the end of the GPU's use."""
+    """The two staging buffers of a thread, used in turn, each with an event for the end of its last transfer."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -117,13 +119,13 @@ class _Buffers:
         self._under_way: list[tuple[int, ctypes.c_void_p, Callable[[], None]]] = []
 
     def next(self) -> int:
-        """Wait until the least recently used buffer is free; return its address."""
+        """Wait until the older buffer is free, and return its address."""
         if len(self._under_way) == len(self._rows):
             self._wait_for_copies()
         return self._rows[0][0]
 
     def used(self, after: Callable[[], None]) -> None:
-        """Record that a transfer of the current staging buffer was launched; call ``after`` at its end."""
+        """Record an event behind a transfer of the current buffer; call ``after`` when the transfer is complete."""
         row = self._rows.pop(0)
         self._rows.append(row)
         self._gpu.record(row[1])
@@ -135,7 +137,7 @@ class _Buffers:
         after()
 
     def close(self) -> None:
-        """Wait for all transfers, and return the buffers."""
+        """Wait for all transfers, and return the buffers for reuse."""
         while self._under_way:
             self._wait_for_copies()
         for address, event in self._rows:
@@ -144,6 +146,10 @@ class _Buffers:
 
 
 def _up(gpu: Gpu, to: int, source: int, size: int, places: Iterator[int]) -> None:
+    """Copy blocks from the host to the GPU: to a staging buffer, then by the driver.
+
+    ``places`` are offsets of blocks.
+    """
     with closing(_Buffers(gpu)) as buffers:
         for at in places:
             count, buffer = min(STAGED_BLOCK, size - at), buffers.next()
@@ -161,7 +167,7 @@ def _down(gpu: Gpu, to: int, source: int, size: int, places: Iterator[int]) -> N
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    """Do nothing, where a transfer needs no work at its end."""
 
 
 def _move(to: int, source: int, size: int) -> Callable[[], None]:

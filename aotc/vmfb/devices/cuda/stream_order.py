@@ -1,4 +1,4 @@
-"""Order of streams that access the same GPU memory: later work waits on the GPU, the host does not wait.
+"""Order of streams that access the same GPU memory: later work waits on the GPU, without blocking the host.
 
 A call returns before the GPU is done. Its arrays record the stream that writes them and the streams that read them.
 Another stream waits for these by an event, recorded on demand behind all work that the stream has by then. Work of one
@@ -18,12 +18,12 @@ CHANGES = count()  # incremented whenever the recorded state of some memory beco
 
 
 def change_counter() -> int:
-    """Return the number of times that memory in use by a stream was written by another stream, or donated."""
+    """Return the number of changes so far: writes by another stream than memory's users, and donations."""
     return _LAST[0]
 
 
 def count_change() -> None:
-    """Record that memory in use by a stream was written by another stream, or donated."""
+    """Count one change: memory in use by a stream was written by another stream, or donated."""
     _LAST[0] = next(CHANGES)
 
 
@@ -31,7 +31,7 @@ _LAST = [next(CHANGES)]
 
 
 class Mark:
-    """Identifies a stream as a user of memory; the mark outlives the stream.
+    """Identity of a stream in the records of memory users; it outlives the stream.
 
     Attributes
     ----------
@@ -46,39 +46,39 @@ class Mark:
         self.handle = handle
 
     def end(self) -> None:
-        """Record that the stream is complete and is being destroyed."""
+        """Record that the stream has completed all its work and is being destroyed."""
         with self._lock:
             self.handle = 0
 
     def lead(self, gpu: MarkedStream) -> None:
-        """Make a GPU's stream wait for the current work of the marked stream."""
+        """Make the stream of ``gpu`` wait for the current work of the marked stream."""
         with self._lock:
             if self.handle:
                 gpu.follow(self.handle)
 
     def lead_stream(self, gpu: MarkedStream, stream: int) -> None:
-        """Make a stream of another library wait for the current work of the marked stream."""
+        """Make ``stream``, of another library, wait for the current work of the marked stream."""
         with self._lock:
             if self.handle:
                 gpu.link(stream, self.handle)
 
 
 class MarkedStream(Protocol):
-    """Interface of a GPU's stream: see :class:`aotc.vmfb.devices.cuda.driver.Gpu`."""
+    """Interface of a GPU's stream with a mark: see :class:`aotc.vmfb.devices.cuda.driver.Gpu`."""
 
     @property
     def mark(self) -> Mark:
-        """Return the stream's mark on memory that it may access."""
+        """Return the mark by which memory records the stream as a user."""
 
     def follow(self, stream: int) -> None:
-        """Let the stream wait for the current work of another stream."""
+        """Make the stream wait for the current work of another stream."""
 
     def link(self, stream: int, other: int) -> None:
-        """Let a stream of any library wait for the current work of another one."""
+        """Make ``stream``, of any library, wait for the current work of stream ``other``."""
 
 
 class Tracked:
-    """GPU memory, and the streams that may be accessing it.
+    """GPU memory with a record of the streams that may be accessing it.
 
     Attributes
     ----------
@@ -93,12 +93,12 @@ class Tracked:
     writer: Mark | None
 
     def read_by(self, gpu: MarkedStream) -> None:
-        """Order a stream's subsequent reads behind the last write."""
+        """Order the next reads of a stream behind the last write, and record the stream as a reader."""
         if gpu.mark not in self.users:
             let_read(gpu, (self,))
 
     def written_by(self, gpu: MarkedStream) -> None:
-        """Order a stream's subsequent writes behind all other accesses."""
+        """Order the next writes of a stream behind all other accesses, and record the stream as the writer."""
         mark = gpu.mark
         with _LOCK:
             others = self.wait_on(gpu)
@@ -108,14 +108,14 @@ class Tracked:
             count_change()
 
     def wait_on(self, gpu: MarkedStream) -> bool:
-        """Let a stream wait for the accesses of all other streams; return True if there are any."""
+        """Make a stream wait for the accesses of all other streams; return True if there are any."""
         others = [mark for mark in tuple(self.users) if mark is not gpu.mark]
         for mark in others:
             mark.lead(gpu)
         return bool(others)
 
     def wait_for_writer(self, gpu: MarkedStream) -> None:
-        """Let a stream wait for the last write; only for reads that the host waits for."""
+        """Make a stream wait for the last write, without a record; only for reads that the host waits for."""
         writer = self.writer
         if writer is not None and writer is not gpu.mark:
             writer.lead(gpu)
@@ -127,7 +127,7 @@ class Tracked:
 
 
 def let_read(gpu: MarkedStream, every: Iterable[Tracked]) -> None:
-    """Make a stream wait for the last writes to all this memory before it reads."""
+    """Make a stream wait for the last writes to all of this memory, and record it as a reader."""
     mark = gpu.mark
     unread = [memory for memory in every if mark not in memory.users]
     if not unread:

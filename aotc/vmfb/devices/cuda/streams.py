@@ -1,4 +1,4 @@
-"""Streams of calls, one for each GPU, and their working memory.
+"""Pool of the streams of an executable's calls, one stream for each GPU, with the calls' working memory.
 
 A call has exclusive use of its streams while the host works on it. Its GPU work may continue afterwards, and the next
 call on these streams is ordered behind it. So concurrent calls share nothing: each has its own pointer table, graphs
@@ -30,10 +30,10 @@ Space = LoadedGpu | HostPart
 
 
 class Recorded(Protocol):
-    """Interface of an object with graphs recorded over working memory."""
+    """Interface of an object with graphs that use the working memory of streams."""
 
     def forget(self) -> None:
-        """Drop the recorded CUDA graphs of a plan."""
+        """Drop all recorded graphs."""
 
 
 # Growth factor of a stream working memory that was too small. With it, shapes that grow step by step do not allocate
@@ -42,7 +42,7 @@ WORKSPACE_GROWTH = 1.25
 
 
 class Workspace:
-    """GPU memory for the calls on one stream, one at a time; freed with the last reference to it."""
+    """GPU working memory of one stream, for one call at a time; freed with the last reference to it."""
 
     def __init__(self, loaded: LoadedGpu) -> None:
         self.loaded = loaded
@@ -60,7 +60,7 @@ class Workspace:
         return self._held[0][1] if self._held else 0
 
     def take(self, size: int) -> None:
-        """Allocate at least ``size`` bytes, with a memory limit exactly ``size``; the old content is lost."""
+        """Allocate at least ``size`` bytes, exactly ``size`` under a memory limit; the old content is lost."""
         more = 0 if self.loaded.usage.limit else int(self.size * WORKSPACE_GROWTH)
         self.release()
         try:
@@ -92,14 +92,14 @@ RECORDED_PLANS = 64
 
 
 class CallStreams:
-    """One stream for each GPU of an executable, for one call at a time.
+    """One stream for each GPU of an executable, used by one call at a time.
 
     Attributes
     ----------
     spaces : list of LoadedGpu or HostPart
-        The kernels of each memory, on these streams.
+        The kernels of each memory space, on these streams.
     workspaces : list of Workspace or None
-        By memory; None for host memory.
+        By memory space; None for host memory.
     moves : int
         Number of times that the working memory has moved.
     user : int
@@ -120,7 +120,7 @@ class CallStreams:
         self._recent: OrderedDict[ref[Recorded], None] = OrderedDict()  # plans with graphs, least recently used first
 
     def gpu_of_slot(self, layout: Slots, slot: int) -> LoadedGpu | None:
-        """Return the GPU whose memory contains slot ``slot``, or None for host memory."""
+        """Return the GPU whose memory contains slot ``slot``; None for host memory."""
         space = self.spaces[layout.memory_space(slot)]
         return space if isinstance(space, LoadedGpu) else None
 
@@ -132,7 +132,7 @@ class CallStreams:
         self.busy = False
 
     def abandon(self) -> None:
-        """Stop all loops and wait for the GPUs, discarding the results."""
+        """Stop all loops on the GPUs, and wait for the streams; the results of the call are incomplete."""
         for gpu in self.gpus:
             with suppress(CallError):
                 gpu.enter()
@@ -141,7 +141,7 @@ class CallStreams:
             self.wait()
 
     def note(self, call: Recorded) -> None:
-        """Mark a plan as recently used, and evict the recorded graphs of the least recently used one."""
+        """Mark a plan as the most recently used; if too many have graphs, drop those of the least recently used."""
         self.last = row = ref(call)
         self._recent[row] = None
         self._recent.move_to_end(row)
@@ -149,7 +149,7 @@ class CallStreams:
             _forget(self._recent.popitem(last=False)[0])
 
     def forget(self) -> None:
-        """Drop all graphs recorded over the working memory, because it moves."""
+        """Drop all graphs that use the working memory, because it moves."""
         self.moves += 1
         self.last = None
         while self._recent:
@@ -174,7 +174,7 @@ def _forget(row: ref[Recorded]) -> None:
 
 
 class StreamPool:
-    """The streams of an executable: created for concurrent calls, up to a limit, and assigned by last use."""
+    """Streams of an executable: created for concurrent calls, up to a limit, and reused by later calls."""
 
     def __init__(self, spaces: Sequence[Space]) -> None:
         self._spaces = spaces
@@ -188,7 +188,7 @@ class StreamPool:
         self.session_lock = new_recursive_lock()
 
     def take(self) -> CallStreams:
-        """Take unused streams from the pool; wait if the limit is reached and none is free.
+        """Take unused streams for a call; wait if the limit is reached and none is unused.
 
         A signal handler that interrupts a call gets new streams instead: waiting for that call would deadlock.
         """
@@ -206,7 +206,7 @@ class StreamPool:
         return streams
 
     def _preferred(self, me: int) -> CallStreams:
-        """Return the streams that this thread used last, else idle ones, else new ones, else any."""
+        """Return the streams that this thread used last, else idle ones, else new ones, else any unused ones."""
         for streams in sorted(self._idle, key=lambda s: (s.user != me, s.busy)):
             if streams.user != me and streams.busy:
                 break
@@ -216,6 +216,7 @@ class StreamPool:
         return self._wait_for_streams(me)
 
     def _wait_for_streams(self, me: int) -> CallStreams:
+        """Wait for streams that another call returns; create new ones if that call is interrupted by this one."""
         with self._lock:
             if self._made < STREAMS or me in self._users:
                 made = CallStreams(self._spaces, is_first=not self._made)
@@ -224,7 +225,7 @@ class StreamPool:
         return self._next()
 
     def _next(self) -> CallStreams:
-        """Wait until streams are returned."""
+        """Wait until a call returns streams, and take them."""
         while True:
             gate = new_lock()
             gate.acquire()
@@ -262,7 +263,7 @@ class StreamPool:
     # ------------------------------------------------------------ memory
 
     def reserve(self, streams: CallStreams, sizes: Sequence[int]) -> None:
-        """Ensure that the streams have ``sizes`` bytes of working memory, by memory; growth drops recorded graphs.
+        """Give streams at least ``sizes`` bytes of working memory in each memory space; growth drops recorded graphs.
 
         If a memory limit leaves no room, release the working memory of these streams and wait for other calls.
 
@@ -283,7 +284,7 @@ class StreamPool:
             self._pause()
 
     def _reserved(self, streams: CallStreams, sizes: Sequence[int]) -> bool:
-        """Allocate the working memory if it fits, after freeing cached memory if necessary.
+        """Allocate the working memory of streams, after freeing cached memory if necessary.
 
         Return False if it does not fit.
         """
@@ -305,7 +306,7 @@ class StreamPool:
             workspace.take(size)
 
     def take_more(self, loaded: LoadedGpu, size: int, held_bytes: int, take: Callable[[], None]) -> None:
-        """Allocate ``size`` more bytes by ``take`` for a call that already has ``held_bytes`` bytes.
+        """Allocate ``size`` more bytes by ``take()`` for a call that already has ``held_bytes`` bytes.
 
         Raises
         ------
@@ -333,13 +334,13 @@ class StreamPool:
             raise CallError("", what, expected=f"at most memory_limit, {limit:,} bytes", hint=hint)
 
     def _free_some(self) -> None:
-        """Free memory that is only cached for later calls."""
+        """Free cached memory: unused streams' working memory, and memory of freed arrays."""
         self.trim()
         for loaded in self._gpus:
             loaded.trim()
 
     def _pause(self) -> None:
-        """Wait until another call ends, at most for a few milliseconds."""
+        """Wait until another call ends, at most a few milliseconds, and check for interruption."""
         gate = new_lock()
         gate.acquire()
         self._waiting.append(gate)

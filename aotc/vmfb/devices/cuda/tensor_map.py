@@ -1,4 +1,4 @@
-"""Tensor maps: array descriptors of the tensor memory accelerator; see :mod:`aotc.vmfb.devices.cuda.launch`.
+"""Tensor maps: array descriptors for the tensor memory accelerator (TMA); see :mod:`aotc.vmfb.devices.cuda.launch`.
 
 A map is a parameter of a launch. It contains the array's address, so it is encoded when the memory of a plan is known.
 """
@@ -22,7 +22,7 @@ _MOST_DIMENSIONS = 5
 
 
 def map_fits(row: Mapping[str, Any], buffers: int) -> bool:
-    """Return True if this tensor map is valid for a kernel with ``buffers`` buffers."""
+    """Return True if ``row``, a tensor map of a kernel's manifest entry, is valid for ``buffers`` arrays."""
     rank, window = len(row["sizes"]), row.get("window")
     boxed = rank if window is None else 2
     spatial = window is None or all(len(dims_are_given) == rank - 2 for dims_are_given in window.values())
@@ -44,7 +44,7 @@ def corners(window: Mapping[str, Sequence[int]], sizes: Sequence[int]) -> tuple[
 
 
 def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]) -> ctypes.Array[ctypes.c_uint8]:
-    """Encode the tensor map that ``row`` of a launch describes, for an array at ``address``.
+    """Encode a tensor map by the driver, for an array at ``address``; ``row`` is its entry in the manifest.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[
 def move_map(
     where: str, row: Mapping[str, Any], encoded: ctypes.Array[ctypes.c_uint8], dims: Sequence[int], address: int
 ) -> None:
-    """Replace the array's address in the tensor map ``encoded``, which :func:`encode_map` returned.
+    """Change the array's address in the encoded tensor map ``encoded``.
 
     Raises
     ------
@@ -72,6 +72,7 @@ def move_map(
 
 
 def _encoded(where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]) -> ctypes.Array[ctypes.c_uint8]:
+    """Call the driver to encode a tensor map, tiled or im2col."""
     memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
     start = -ctypes.addressof(memory) % MAP_ALIGNMENT
     encoded = (ctypes.c_uint8 * MAP_BYTES).from_buffer(memory, start)

@@ -1,4 +1,4 @@
-"""A plan on one set of streams: its pointer table, the offsets of its arrays in working memory, and its CUDA graphs."""
+"""A plan prepared for one set of streams: pointer table, offsets of arrays in working memory, and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BLOCK = 256  # bytes: alignment of arrays in working memory, the same as of mem
 
 
 class PlacedCall:
-    """A plan of a ``PlacedExecutable`` on one set of streams.
+    """A plan of a ``PlacedExecutable`` prepared for one set of streams.
 
     With ``marked`` its programs mark results, for calls whose results can be read before the call ends.
 
@@ -119,7 +119,7 @@ class PlacedCall:
             self._executable.arenas.return_arena(arena)
 
     def _finish(self, waits: bool) -> None:
-        """Wait for the GPUs, or, without ``waits``, only until they no longer access host memory."""
+        """Wait for the GPUs; without ``waits``, only until they no longer access host memory."""
         if waits:
             self._streams.wait()
         else:
@@ -137,7 +137,7 @@ class PlacedCall:
     # ------------------------------------------------------------ early results
 
     def _begin_early(self, early: EarlyResults, results: Sequence[Array]) -> Downloads:
-        """Allow results to be read from now on, each when it is marked; return the results to copy to the host."""
+        """Let results be read from now on, each when it is marked; return the results that are copied to the host."""
         assert self._marks is not None
         self._marks.set_all(0)
         gpus = self._streams.gpus
@@ -154,7 +154,7 @@ class PlacedCall:
         return downloads
 
     def _finish_early(self, early: EarlyResults, downloads: Downloads) -> None:
-        """Wait for each GPU, and copy its results to the host when it is done."""
+        """Wait for each GPU, and copy the results that it has computed to the host."""
         assert self._marks is not None
         for gpu in self._streams.gpus:
             gpu.enter()
@@ -166,13 +166,13 @@ class PlacedCall:
         early.freeze()  # before the next call clears the marks
 
     def forget(self) -> None:
-        """Drop the graphs."""
+        """Drop the recorded graphs."""
         self.recorded.clear()
 
     # ------------------------------------------------------------ addresses
 
     def aim(self, key: tuple[Any, ...], addresses: tuple[int, ...]) -> AddressedPrograms:
-        """Return recorded programs for arguments and results that are all on one GPU, at these ``addresses``."""
+        """Return recorded programs for a call whose arguments and results are on one GPU at these ``addresses``."""
         slots = self._call.slots
         for slot, address in zip(self._slots, addresses):
             slots[slot] = address
@@ -182,10 +182,14 @@ class PlacedCall:
         return self.recorded.of(key, addresses)
 
     def _bind(self, arrays: Sequence[Array], results: Sequence[Array]) -> tuple[tuple[int, ...], bool]:
-        """Write the addresses of all arrays to the pointer table.
+        """Write the addresses of arguments and results to the pointer table.
 
-        Return the addresses of GPU arrays, 0 for other arrays; and True if other libraries may access some of the
-        arrays.
+        Returns
+        -------
+        addresses : tuple of int
+            Addresses of GPU arrays, 0 for other arrays.
+        shared : bool
+            True if other libraries may access some of the arrays.
         """
         rows: list[tuple[int, Any]] = [*zip(self._slots, (*arrays, *results), strict=True)]
         addresses, ours, shared = [], [], False
@@ -211,7 +215,10 @@ class PlacedCall:
         return tuple(addresses), shared
 
     def _lay(self, kinds: tuple[bool, ...], rows: Sequence[tuple[int, Any]]) -> None:
-        """Write the addresses of arenas, and of temporary arrays, to the pointer table."""
+        """Assign working memory to arenas and to GPU copies of host arrays.
+
+        Write the addresses to the pointer table.
+        """
         if self._laid == (kinds, self._streams.moves):  # unchanged since the last call, and memory has not moved
             return
         parts = self._parts.get(kinds)
@@ -229,7 +236,7 @@ class PlacedCall:
             self._call.slots[slot] = workspace.address + offset
 
     def _divided(self, rows: Sequence[tuple[int, Any]]) -> tuple[dict[int, tuple[int, int]], list[int]]:
-        """Return memory and offset of each slot in working memory, and the bytes needed per memory."""
+        """Return memory space and offset of each slot in working memory, and the bytes needed in each memory space."""
         layout, sizes = self._call.layout, [0] * len(self._streams.spaces)
         places: dict[int, tuple[int, int]] = {}
         arenas = zip(range(len(sizes)), (self._plan.arena, *self._plan.others), strict=True)
@@ -243,7 +250,7 @@ class PlacedCall:
         return places, sizes
 
     def _report(self, rows: Sequence[tuple[int, Any]]) -> CallError:
-        """Return the error for a call for which a GPU has too little memory."""
+        """Return the error for a call that needs more memory than a GPU has."""
         plan = self._plan
         names = [f"argument {n}" for n in range(plan.arguments)] + [f"result {n}" for n in range(len(plan.results))]
         arrays = [
@@ -255,7 +262,7 @@ class PlacedCall:
         return self._executable.out_of_memory(plan, own, arrays)
 
     def _take_arena(self) -> Arena | None:
-        """Allocate an arena and scratch memory on the host; None if the CPU does not take part."""
+        """Allocate an arena and scratch memory on the host; None if the CPU runs no part of the plan."""
         layout, sizes = self._call.layout, (self._plan.arena, *self._plan.others)
         for space, (loaded, size) in enumerate(zip(self._streams.spaces, sizes, strict=True)):
             if not isinstance(loaded, LoadedGpu):
@@ -270,7 +277,7 @@ class PlacedCall:
     # ------------------------------------------------------------ copies
 
     def _upload(self, arrays: Sequence[Array]) -> None:
-        """Copy host arguments to the GPUs."""
+        """Copy the host arguments that GPUs read to working memory."""
         slots = self._call.slots
         for loaded, numbers in self._read_on:
             gpu, mine = loaded.gpu, [(n, x) for n in numbers if isinstance(x := arrays[n], np.ndarray)]
@@ -284,7 +291,7 @@ class PlacedCall:
             gpu.record(event)
 
     def _download(self, results: Sequence[Array]) -> bool:
-        """Copy results that the caller wants on the host; return True if there were any."""
+        """Copy results from working memory to their host arrays; return True if there were any."""
         fetched = False
         for slot, x in zip(self._places, results, strict=True):
             loaded = self._gpus[slot]

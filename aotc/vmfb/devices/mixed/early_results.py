@@ -1,4 +1,4 @@
-"""Early results of calls with GPU memory: marks that GPUs store, and results that are copied to the host early.
+"""Early results of calls with GPU memory: marks that GPUs store, and copies of complete results to the host.
 
 A GPU stores a mark in page-locked memory behind the last work that writes a result: a node of its graph, or work of its
 stream. Results that stay on the GPU are read there. Other results are in working memory, which belongs to the call
@@ -28,7 +28,9 @@ after_fork(_IDLE.clear)  # not valid in a child
 
 
 class LockedMarks:
-    """A table of marks in page-locked memory, for one call at a time; freeing this object returns the memory for reuse.
+    """A table of completion marks in page-locked memory, for one call at a time.
+
+    Freeing it returns the memory for reuse.
 
     Attributes
     ----------
@@ -47,13 +49,13 @@ class LockedMarks:
         self._release = Release(idle.append, address)
 
     def set_all(self, value: int) -> None:
-        """Set or clear all marks."""
+        """Set all marks to ``value``: 0 clears them."""
         for number in range(1, len(self.table)):
             self.table[number] = value
 
 
 class Download(NamedTuple):
-    """A result in the working memory of a GPU, and its array in host memory."""
+    """A result in a GPU's working memory, and the host array that it is copied to."""
 
     gpu: Gpu
     address: int
@@ -61,7 +63,7 @@ class Download(NamedTuple):
 
 
 class Downloads:
-    """The results of a call that are copied to the host, each once.
+    """The results of a call that are copied to the host, each exactly once.
 
     Parameters
     ----------
@@ -75,7 +77,7 @@ class Downloads:
         self._lock = new_recursive_lock()
 
     def fetch(self, number: int) -> None:
-        """Copy a result that the GPU has completed, while the call runs.
+        """Copy result ``number``, which the GPU has completed, while the call runs.
 
         Raises
         ------
@@ -92,7 +94,7 @@ class Downloads:
             del self._rows[number]
 
     def finish(self, gpu: Gpu) -> None:
-        """Copy the remaining results of a GPU, which has completed its work."""
+        """Copy the remaining results of a GPU that has completed its work."""
         with self._lock:
             self._copy([number for number, row in self._rows.items() if row.gpu is gpu])
 
@@ -108,6 +110,7 @@ class Downloads:
                 self._rows.clear()
 
     def _copy(self, numbers: list[int]) -> None:
+        """Copy these results to their host arrays, GPU by GPU, and wait."""
         gpus = {id(self._rows[number].gpu): self._rows[number].gpu for number in numbers}
         for number in numbers:
             gpu, address, array = self._rows[number]

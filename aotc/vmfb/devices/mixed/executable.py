@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def slots_written(nodes: Sequence[Node], kernels: Sequence[Mapping[str, Any]]) -> frozenset[int]:
-    """Return the slots that commands write."""
+    """Return the slots that the commands of nodes write."""
     slots: set[int] = set()
     for command in all_commands(nodes):
         inputs = 1 if command.kind == COPY else kernels[command.kernel]["inputs"]
@@ -45,7 +45,7 @@ def slots_written(nodes: Sequence[Node], kernels: Sequence[Mapping[str, Any]]) -
 
 
 class PlacedExecutable:
-    """A variant that uses several memories, or the memory of one GPU.
+    """A loaded variant that uses GPU memory: of one GPU, or host memory and several GPUs.
 
     Parameters
     ----------
@@ -109,11 +109,11 @@ class PlacedExecutable:
 
     @property
     def is_one_gpu(self) -> bool:
-        """Return True if the variant uses the memory of a single GPU only."""
+        """Return True if the memory of a single GPU is the variant's only memory space."""
         return len(self.spaces) == len(self.gpus) == 1
 
     def replay(self, plan: Plan) -> Callable[[Sequence[Array], Sequence[Array]], None]:
-        """Return a function that runs ``plan`` on argument and result arrays and checks the plan's assertions.
+        """Return a function that runs ``plan`` on argument and result arrays, and checks the plan's assertions.
 
         An array may be a :class:`CudaArray` on the GPU of its slot.
         """
@@ -141,7 +141,7 @@ class PlacedExecutable:
 
     @contextmanager
     def streams(self) -> Iterator[CallStreams]:
-        """Reserve streams for the block; at its end all GPU work on them has completed.
+        """Take streams for the block; at its end all GPU work on them has completed.
 
         With a memory limit, only one call that allocates step by step runs at a time; two could wait for each other.
         """
@@ -167,17 +167,20 @@ class PlacedExecutable:
         return command_locs(self._bundle, self._variant, number, self.buffers.nodes[number])
 
     def origin(self) -> dict[str, str]:
-        """Return compiler and program digest of the bundle, which needs debug information."""
+        """Return the compiler version and the program digest of the bundle, which must have debug information."""
         return bundle_origin(self._bundle)
 
     def out_of_memory(self, plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]) -> CallError:
-        """Return the error for a call of ``plan`` with ``arrays`` that exceeds the GPU memories numbered ``own``."""
+        """Return the error for a call of ``plan`` that needs more memory than a GPU has.
+
+        ``own`` are the GPU memory spaces.
+        """
         from aotc.vmfb.devices.mixed.out_of_memory import report  # only for this error
 
         return report(self._bundle, self._variant, plan, own, arrays)
 
     def stats(self) -> dict[str, Any]:
-        """Return the GPUs, the kernels, and the memory in bytes."""
+        """Return GPUs, kernels and memory in bytes, for ``module.stats()``."""
         names = [cuda_driver.device_name(loaded.ordinal) for loaded in self.gpus]
         return {
             "target": self._variant["target"],
@@ -192,7 +195,7 @@ class PlacedExecutable:
         }
 
     def _memory(self) -> dict[str, dict[str, int]]:
-        """Return current and peak bytes in use of each device; devices of the model may share a GPU."""
+        """Return current and peak bytes of each device; devices of the model that share a GPU have one entry."""
         found = {"cpu": self.arenas.stats()} if self.host else {}
         for loaded in self.gpus:
             row = found.setdefault(f"cuda:{loaded.ordinal}", {"in_use": 0, "high_water": 0})
@@ -203,19 +206,19 @@ class PlacedExecutable:
         return found
 
     def use_devices(self, names: Sequence[str]) -> None:
-        """Let calls use the cores of these logical devices."""
+        """Let calls use the cores of these logical CPU devices."""
         if self.host is not None:
             self.host.use_devices(names)
 
     def limit_memory(self, limit: int) -> None:
-        """Limit the working memory of all concurrent calls together, in each memory, to ``limit`` bytes."""
+        """Limit the working memory of all concurrent calls together to ``limit`` bytes in each memory space."""
         if self.host is not None:
             self.host.limit_memory(limit)
         for loaded in self.gpus:
             loaded.usage.limit = limit
 
     def trim(self) -> int:
-        """Free the working memory of streams and of freed arrays; return the number of bytes."""
+        """Free unused working memory and cached memory of freed arrays; return the number of freed bytes."""
         before = sum(loaded.usage.bytes for loaded in self.gpus)
         self.pool.trim()
         freed = before - sum(loaded.usage.bytes for loaded in self.gpus)
@@ -223,21 +226,21 @@ class PlacedExecutable:
 
 
 class PlacedPlan:
-    """A plan, run on any free streams; see :class:`PlacedCall`."""
+    """A plan that runs on any unused streams; :class:`PlacedCall` prepares it for each set of streams."""
 
     def __init__(self, executable: PlacedExecutable, plan: Plan, marked: bool = False) -> None:
         self._executable, self._plan, self._marked = executable, plan, marked
         self._calls: dict[int, PlacedCall] = {}  # by id of the streams, which live as long as the executable
 
     def on(self, streams: CallStreams) -> PlacedCall:
-        """Return the plan prepared for these streams."""
+        """Return the plan prepared for these streams; prepare it on first use."""
         call = self._calls.get(id(streams))
         if call is None:
             call = self._calls[id(streams)] = PlacedCall(self._executable, streams, self._plan, self._marked)
         return call
 
     def run(self, arrays: Sequence[Array], results: Sequence[Array], early: EarlyResults | None = None) -> None:
-        """Run the plan; see :meth:`PlacedExecutable.replay`."""
+        """Run the plan on unused streams; see :meth:`PlacedExecutable.replay`."""
         streams = self._executable.pool.take()
         try:
             self.on(streams).run(arrays, results, early)

@@ -1,4 +1,4 @@
-"""The part of a mixed variant that runs on the CPU."""
+"""The CPU's part of a mixed variant."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class HostPart(CpuExecutable):
-    """The CPU kernels of a mixed variant; the command buffers belong to the variant."""
+    """The CPU kernels of a mixed variant, whose command buffers belong to the variant as a whole."""
 
     def keep_within(self, limit: int, arenas: int) -> None:
-        """Reduce the number of threads so that ``arenas`` bytes and scratch memory fit in ``limit`` bytes.
+        """Reduce the number of threads so that ``arenas`` bytes and all scratch memory fit in ``limit`` bytes.
 
-        0 means no limit.
+        0 for no limit.
         """
         self._limit, self._arenas = limit, arenas
         self.threads = self._threads_within(arenas, self._stride)
@@ -38,7 +38,10 @@ class HostPart(CpuExecutable):
         self, words: np.ndarray, nodes: Sequence[Node], states: int, slots: PointerTable, parameters: Sequence[int],
         scratch: c_void_p,
     ) -> Callable[[], None]:  # fmt: skip
-        """Return a call that runs ``nodes``, which are contiguous in the ``words`` of a buffer with ``states``."""
+        """Return a function that runs ``nodes`` by one native call.
+
+        The nodes are contiguous in ``words``, the command buffer, which has ``states`` cells.
+        """
         own = words_of_nodes(words, nodes).astype(np.int64)
         patches = [at - nodes[0].at for at in kernel_words(nodes)]
         if patches:
@@ -49,10 +52,10 @@ class HostPart(CpuExecutable):
 
     @property
     def constants_address(self) -> int:
-        """Return the address of the constants."""
+        """Return the address of the constants in host memory."""
         return self._constants.address
 
     @property
     def scratch_bytes(self) -> int:
-        """Return the bytes of scratch memory that a call of these kernels needs."""
+        """Return the bytes of scratch memory that a call of these kernels needs, for all threads."""
         return self._stride * self.threads

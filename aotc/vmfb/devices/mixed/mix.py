@@ -1,4 +1,4 @@
-"""Variants with devices of several kinds or several memories: one part for each target, loaded on each device."""
+"""Variants with several devices or memory spaces: one part for each target, loaded on each device of that target."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def _obstacle_of_part(part: dict[str, Any]) -> str:
 
 
 def rank(variant: dict[str, Any]) -> Any:
-    """Return the rank of a variant: by its CPU's features, or as a GPU variant if the host only assists a GPU."""
+    """Return a sort key of a variant: that of its CPU part, or that of its GPU part if the host only assists a GPU."""
     return cuda.rank(variant) if "implied" in variant else cpu.rank(variant)
 
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check a variant as far as possible without its devices: see :class:`aotc.vmfb.interfaces.Device`."""
+    """Check command buffers and code of a variant without its devices; see :class:`aotc.vmfb.interfaces.Device`."""
     spaces = Spaces(bundle, variant)
     spaces.check(signatures_and_programs(bundle.manifest, variant), load_command_buffers(bundle, variant))
     for part in spaces.parts:
@@ -53,7 +53,7 @@ def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
 
 
 def default_gpu(number: int) -> int:
-    """Return the default GPU for the model's CUDA device ``number``: round robin over the GPUs of this machine."""
+    """Return the GPU for CUDA device ``number`` of the model: ``number`` modulo the number of GPUs of this machine."""
     count = 0 if cuda_driver.missing() else cuda_driver.device_count()
     return number % count if count else number
 

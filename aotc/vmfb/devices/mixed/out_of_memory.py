@@ -1,4 +1,4 @@
-"""The error of a call for which a GPU has too little memory: planned peak, free memory, and the largest buffers."""
+"""Error for a call that needs more memory than a GPU has: planned peak, free memory, and the largest buffers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGEST_SHOWN = 4
 def report(
     bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]
 ) -> CallError:
-    """Return the error for a call that exceeds the memory of a GPU.
+    """Return the error for a call that needs more memory than a GPU has.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ def report(
     plan : Plan
         The plan of the call.
     own : sequence of int
-        Numbers of the memories that are on GPUs.
+        Numbers of the memory spaces that are on GPUs.
     arrays : sequence of (int, str)
         Bytes and description of each argument and result on a GPU.
     """
@@ -47,7 +47,7 @@ def report(
 
 
 def _gpu_working_buffers(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> Iterator[tuple[int, str]]:
-    """Yield the buffers in GPU working memory, each with the kernel that writes it and the kernel's source line.
+    """Yield size and description of the buffers in GPU working memory: the writing kernel and its source line.
 
     Yields nothing without debug information, or if a size depends on the call.
     """
@@ -65,7 +65,7 @@ def _gpu_working_buffers(bundle: OpenedBundle, variant: Mapping[str, Any], plan:
 
 
 def _function_of_plan(bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan) -> str:
-    """Return the name of the function that a plan belongs to: the function that submits the plan's command buffers."""
+    """Return the name of the function that submits the command buffers of a plan."""
     submit = BY_NAME["submit"].opcode
     wanted = {number for number, _ in plan.submissions}
     for name, (_, program) in signatures_and_programs(bundle.manifest, variant).items():

@@ -1,8 +1,8 @@
-"""Command buffers over several memories: placement of each node, order, and synchronisation.
+"""Command buffers over several memory spaces: the device of each node, order, and synchronisation.
 
-Consecutive nodes of one memory become one native call on the CPU, or work on the stream of a GPU. A copy between
-memories is work on a stream too. A stream runs in order; work that depends on another stream waits for an *event*. The
-host waits only before it accesses bytes that a copy still reads or writes.
+Consecutive nodes of one memory space become one native call on the CPU, or work on the stream of a GPU. A copy between
+memory spaces is work on a stream too. A stream runs in order; work that depends on another stream waits for an *event*.
+The host waits only before it accesses bytes that a copy still reads or writes.
 
 Marks of early results (:mod:`aotc.vmfb.devices.early`) are stored by the device or host that runs the last step that
 writes the result.
@@ -41,7 +41,7 @@ from aotc.vmfb.verify.buffers import Buffers
 
 
 class HostBytes(NamedTuple):
-    """A byte range of a slot in host memory that a node accesses, and whether it is written."""
+    """An access to a range of bytes of a slot in host memory; True if it writes."""
 
     slot: int
     begin: int
@@ -49,19 +49,19 @@ class HostBytes(NamedTuple):
     writes: bool
 
     def meets(self, other: HostBytes) -> bool:
-        """Return True if two accesses must run in order: they overlap, and one of them writes."""
+        """Return True if two accesses must run in order: their ranges overlap, and one of them writes."""
         same = self.slot == other.slot and self.begin < other.end and other.begin < self.end
         return same and (self.writes or other.writes)
 
 
 class Pending:
-    """Copies launched on GPUs that may still access host memory."""
+    """Copies on GPU streams that may still access host memory."""
 
     def __init__(self) -> None:
         self._copies: dict[HostBytes, tuple[Gpu, ctypes.c_void_p]] = {}
 
     def add(self, touch: HostBytes, gpu: Gpu, event: ctypes.c_void_p) -> None:
-        """Record a copy; ``touch`` is the host memory that it accesses until the event has occurred."""
+        """Record a copy that accesses the host memory ``touch`` until ``event`` has occurred."""
         self._copies.pop(touch, None)
         self._copies[touch] = gpu, event
 
@@ -78,12 +78,12 @@ class Pending:
             gpu.finish(event)
 
     def clear(self) -> None:
-        """Forget all copies: the streams have finished."""
+        """Drop the records of all copies, because the streams have completed their work."""
         self._copies.clear()
 
 
 class CallState:
-    """State that the programs of a plan share: the pointer table, and pending copies.
+    """State that all programs of a plan share: pointer table, scratch memory, and pending copies.
 
     Attributes
     ----------
@@ -104,11 +104,11 @@ class CallState:
         self.pending = Pending()
 
     def address_of_mark(self, number: int) -> int:
-        """Return the address of the mark of a result."""
+        """Return the address of the completion mark of result ``number``."""
         return self.slots[self.marks] + MARK_BYTES * (1 + number)
 
     def mark(self, number: int) -> None:
-        """Mark a result as complete; for results that the host has written."""
+        """Mark result ``number`` as complete, after the host has written it."""
         ctypes.c_int64.from_address(self.address_of_mark(number)).value = 1
 
 
@@ -136,7 +136,7 @@ class CallContext(Protocol):
         """Return the pool from which calls allocate host memory."""
 
     def streams(self) -> AbstractContextManager[CallStreams]:
-        """Reserve streams for the caller."""
+        """Take streams for the block."""
 
     def kernel_texts(self) -> list[DebugText] | None:
         """Return the debug information of each kernel, or None if the bundle has none."""
@@ -145,13 +145,13 @@ class CallContext(Protocol):
         """Return the locations of the commands of buffer ``number`` that differ from their kernel's own."""
 
     def origin(self) -> dict[str, str]:
-        """Return compiler and program digest of the bundle."""
+        """Return the compiler version and the program digest of the bundle."""
 
     def stats(self) -> dict[str, Any]:
-        """Return counters and facts to show to users."""
+        """Return properties and counters for ``module.stats()``."""
 
     def out_of_memory(self, plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]) -> CallError:
-        """Return the error for a call that exceeds the GPU memories numbered ``own``."""
+        """Return the error for a call that needs more memory than a GPU has; ``own`` are the GPU memory spaces."""
 
 
 class PlacedProgram:
@@ -191,13 +191,13 @@ class PlacedProgram:
         self.fixed = {slot for program in self._programs for slot in program.fixed}
 
     def run(self) -> None:
-        """Run the CPU's steps and launch the GPUs'; start no further step once the call is to be stopped."""
+        """Run the steps in order: native calls on the CPU, launches on GPUs; stop if the call was cancelled."""
         for step in self._steps:
             raise_if_submission_stopped()
             step()
 
     def move(self, slots: Iterable[int]) -> None:
-        """Update recorded graphs to the current addresses of these slots; other work reads the pointer table."""
+        """Retarget recorded graphs to the current addresses of these slots; all other work reads the pointer table."""
         for program in self._programs:
             program.move(slots)
 
@@ -217,6 +217,10 @@ class PlacedProgram:
         return loaded.gpu if isinstance(loaded, LoadedGpu) else None
 
     def _steps_of(self, nodes: Sequence[Node], marked: Mapping[int, int] = MappingProxyType({})) -> list[Step]:
+        """Return a function for each node or run of nodes of one memory space, in order.
+
+        Mark results where requested.
+        """
         groups: list[tuple[int, list[Node]]] = []
         for space, found in groupby(nodes, lambda node: space_of(node, self._call.layout)):
             group = list(found)
@@ -232,6 +236,7 @@ class PlacedProgram:
         return any(slot in self._outputs(command) for command in all_commands(nodes))
 
     def _step(self, space: int, nodes: Sequence[Node], marked: Mapping[int, int]) -> Step:
+        """Return a function that runs consecutive nodes of a memory space, or one node of several (``space`` -1)."""
         if space >= 0:
             return self._segment(space, nodes, marked)
         step = self._between(nodes[0])
@@ -241,13 +246,17 @@ class PlacedProgram:
         return step
 
     def _gpu_behind(self, node: Node, slot: int) -> Gpu | None:
-        """Return the GPU whose stream completes a slot after a node of several memories; None if no single GPU does."""
+        """Return the GPU whose stream completes ``slot`` in a node of several memory spaces.
+
+        None if no single GPU does.
+        """
         gpu = self._gpu(self._call.layout.memory_space(slot))
         if gpu is None and isinstance(node, Graph):  # a copy to the host is on the stream of the GPU that it reads
             gpu = self._gpu(self._call.layout.memory_space(node.leaves[0].places[0][0]))
         return gpu
 
     def _signalling(self, step: Step, gpu: Gpu, number: int) -> Step:
+        """Return a function that runs ``step``, then lets the GPU mark result ``number`` as complete."""
         call = self._call
 
         def run() -> None:
@@ -262,7 +271,7 @@ class PlacedProgram:
         return [slot for slot, _ in command.places[inputs:]]
 
     def _segment(self, space: int, nodes: Sequence[Node], marked: Mapping[int, int]) -> Step:
-        """Return the function that runs consecutive nodes of one memory (host or a GPU)."""
+        """Return a function that runs consecutive nodes of one memory space (host or a GPU)."""
         loaded, slots, parameters, marks = self._spaces[space], self._call.slots, self._parameters, self._call.marks
         if isinstance(loaded, LoadedGpu):
             loaded.gpu.enter()
@@ -285,7 +294,7 @@ class PlacedProgram:
         return run
 
     def _between(self, node: Node) -> Step:
-        """Return a step that runs a node of several memories."""
+        """Return a function that runs a node of several memory spaces: a copy, or a loop or branch."""
         match node:
             case Graph():
                 (source, target), (size,) = node.leaves[0].places, node.leaves[0].dims
@@ -298,7 +307,7 @@ class PlacedProgram:
     # ------------------------------------------------------------ host accesses
 
     def _touches(self, nodes: Sequence[Node]) -> Iterator[HostBytes]:
-        """Yield the byte ranges of host memory that command buffer nodes access."""
+        """Yield the accesses to host memory of command buffer nodes."""
         interfaces = self._buffers.kernels
         for node in all_nodes(nodes):
             if not isinstance(node, Graph):
@@ -321,7 +330,7 @@ class PlacedProgram:
     # ------------------------------------------------------------ copies
 
     def _move(self, source: Place, target: Place, size: int) -> Step:
-        """Return a step that copies ``size`` bytes from one memory to another."""
+        """Return a function that copies ``size`` bytes from one memory space to another."""
         slots, layout = self._call.slots, self._call.layout
         begin, end = self._touch(source, size, False), self._touch(target, size, True)
         giver, taker = (self._gpu(layout.memory_space(place[0])) for place in (source, target))
@@ -341,6 +350,7 @@ class PlacedProgram:
         moved = self._recordings_of(layout.memory_space(target[0])).event()
 
         def run() -> None:
+            """Copy between two GPUs, in the order of their streams."""
             giver.enter()
             if giver.is_turning:  # a host that waits for the taker could not stop these loops
                 giver.wait()
@@ -358,7 +368,7 @@ class PlacedProgram:
         self, gpu: Gpu, copy: Callable[[int, int, int], None], addresses: Callable[[], tuple[int, int]],
         touch: HostBytes, event: ctypes.c_void_p,
     ) -> Step:  # fmt: skip
-        """Return a step that copies to or from host memory at ``touch``."""
+        """Return a function that copies between a GPU and host memory at ``touch``, and records the pending copy."""
         pending, size = self._call.pending, touch.end - touch.begin
 
         def run() -> None:
@@ -373,7 +383,7 @@ class PlacedProgram:
     # ------------------------------------------------------------ loops and branches
 
     def _scalar(self, place: Place, dtype: str) -> Callable[[], int]:
-        """Return a function that reads an integer from any memory."""
+        """Return a function that waits for earlier work and reads an integer in any memory space."""
         slot, offset = place[0], operand_value(place[1], self._parameters)
         return partial(read_scalar, self._spaces, self._call, slot, offset, dtype)
 
@@ -395,7 +405,7 @@ def _within(gpu: Gpu, step: Step) -> Step:
 
 
 def read_scalar(spaces: Sequence[LoadedGpu | HostPart], call: CallState, slot: int, offset: int, dtype: str) -> int:
-    """Return the integer at a byte offset of a slot, after all previously launched work."""
+    """Read the integer at a byte offset of a slot in any memory space, after all previously launched work."""
     loaded = spaces[call.layout.memory_space(slot)]
     found = np.zeros(1, to_numpy(dtype))
     address = call.slots[slot] + offset

@@ -1,4 +1,4 @@
-"""An interpreted call on GPU memory or several memories, for programs whose control flow depends on data."""
+"""Calls with GPU memory whose host program is interpreted, because its control flow depends on data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PlacedSession:
-    """One call of a function with data-dependent control flow, on reserved streams of a ``PlacedExecutable``."""
+    """One call whose host program is interpreted, on streams of a ``PlacedExecutable`` that it uses exclusively."""
 
     def __init__(self, executable: CallContext, layout: Slots) -> None:
         self._executable, self._layout = executable, layout
@@ -43,7 +43,7 @@ class PlacedSession:
             raise
 
     def _begin(self) -> None:
-        """Allocate the memory that the call needs from the start."""
+        """Write the addresses of the constants to the pointer table, and allocate scratch memory on the host."""
         layout = self._layout
         self._pool.begin_stepwise_allocation()
         for space, loaded in enumerate(self._streams.spaces):
@@ -57,11 +57,14 @@ class PlacedSession:
                 self._call.scratch.value = self._scratch.address
 
     def allocate_arena(self, size: int) -> None:
-        """Allocate an arena in the first memory; the content of an earlier arena is copied."""
+        """Allocate an arena of ``size`` bytes in the first memory space; the content of an earlier one is copied."""
         self.allocate_arena_in_space(0, size)
 
     def allocate_arena_in_space(self, space: int, size: int) -> None:
-        """Allocate an arena in the memory ``space``; the content of an earlier arena there is copied."""
+        """Allocate an arena of ``size`` bytes in memory space ``space``.
+
+        The content of an earlier one there is copied.
+        """
         slot = self._layout.arena_slot(space)
         loaded = self._streams.gpu_of_slot(self._layout, slot)
         if loaded is not None:
@@ -104,13 +107,17 @@ class PlacedSession:
         self._bring_home(number)
 
     def stepper(self, make: Callable[..., Stepper]) -> SteppedCall:
-        """Return a stepper for this call; ``make`` constructs it from executable, pointer table and memory."""
+        """Return a stepper, which runs single commands of this call.
+
+        ``make`` constructs it from executable, slots and memory.
+        """
         from aotc.vmfb.devices.mixed.steps import PlacedSteps, SteppedCall  # only for debugging and measuring
 
         steps = PlacedSteps(self._executable, self._streams, self._call)
         return SteppedCall(make(steps, self._call.slots, self._call.scratch, steps), self._bring_home)
 
     def _bring_home(self, number: int) -> None:
+        """Copy the arrays that command buffer ``number`` writes on GPUs to their host arrays."""
         for slot in self._arrays.keys() & self._executable.writes[number]:
             loaded, array = self._streams.gpu_of_slot(self._layout, slot), self._arrays[slot]
             if loaded is not None:

@@ -1,4 +1,4 @@
-"""The memories of a variant that uses several: host memory, and the memory of each GPU device."""
+"""Memory spaces of a variant that uses several: host memory, and the memory of each GPU device."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from aotc.vmfb.verify.kernel_interface import Invalid
 
 
 class Spaces:
-    """The memories of a variant as the manifest lists them, validated.
+    """The memory spaces of a variant, as the manifest lists them, validated.
 
     Attributes
     ----------
     rows : list of dict
-        The entries of the memories.
+        The entries of the memory spaces.
     parts : list of dict
         The kernels of each target, as an entry of a variant.
     first : list of int
@@ -65,11 +65,11 @@ class Spaces:
         return BundleError(self._where, f"the variant's memories contradict each other: {problem}")
 
     def kind(self, number: int) -> str:
-        """Return the device kind of a memory."""
+        """Return the kind of device, ``cpu`` or ``cuda``, of memory space ``number``."""
         return str(self.parts[self.rows[number]["part"]]["kind"])
 
     def homes(self, entry: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return, for each argument and result of a function, the number of its memory.
+        """Return the number of the memory space of each argument and result of a function.
 
         Raises
         ------
@@ -79,6 +79,7 @@ class Spaces:
         return tuple([self._home(value) for value in (*entry["arguments"], *entry["results"])])
 
     def _home(self, value: Mapping[str, Any]) -> int:
+        """Return the number of the memory space of an argument or result, from its device."""
         device = value.get("device", self._home_of_all)
         name = "" if self._kinds.get(device) == "cpu" else device
         for number, row in enumerate(self.rows):
@@ -87,11 +88,11 @@ class Spaces:
         raise BundleError(self._where, f"the variant has no memory for {value['name']!r} on device {device!r}")
 
     def layout(self, entry: Mapping[str, Any]) -> Slots:
-        """Return the layout of the pointer table of a function."""
+        """Return the layout of a function's pointer table."""
         return Slots(len(entry["arguments"]), len(entry["results"]), len(self.rows), self.homes(entry))
 
     def check(self, programs: Entries, buffers: Buffers) -> None:
-        """Refuse command buffers with a command that accesses memory other than its kernel's.
+        """Refuse command buffers in which a kernel accesses another memory space than its own.
 
         Parameters
         ----------
@@ -114,6 +115,7 @@ class Spaces:
                     raise BundleError(self._where, f"command buffer {number} is invalid: {error}") from None
 
     def _check_nodes(self, nodes: Sequence[Node], layout: Slots) -> None:
+        """Check that each graph accesses one memory space, that of its kernels; a copy alone may access two."""
         for node in all_nodes(nodes):
             if not isinstance(node, Graph):
                 continue
@@ -131,7 +133,7 @@ class Spaces:
 
 
 def space_of(node: Node, layout: Slots) -> int:
-    """Return the number of the only memory that a node accesses, or -1 if it accesses several."""
+    """Return the number of the only memory space that a node accesses; -1 if it accesses several."""
     found = set(_spaces_of_node(node, layout))
     return found.pop() if len(found) == 1 else -1 if found else 0
 

@@ -1,4 +1,4 @@
-"""Step-by-step execution of a call with GPU memory, for traces and profiles."""
+"""Execution of a call with GPU memory command by command, for traces and profiles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PlacedSteps:
-    """Executable and memory for :class:`aotc.vmfb.profile.trace.Stepper` in a call with GPU memory.
+    """Runs single commands of a call with GPU memory, and reads and writes its memory, for a stepper.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class PlacedSteps:
         self.has_callbacks = executable.host is not None and executable.host.has_callbacks
 
     def nodes(self, number: int) -> list[Node]:
-        """Return command buffer ``number`` as records."""
+        """Return the nodes of command buffer ``number``."""
         found: list[Node] = self._executable.buffers.nodes[number]
         return found
 
@@ -47,7 +47,7 @@ class PlacedSteps:
         return self._streams.gpu_of_slot(self._call.layout, slot)
 
     def read(self, slot: int, address: int, size: int) -> bytes:
-        """Read bytes of a slot."""
+        """Read ``size`` bytes at an address in a slot, after the GPU's work."""
         loaded = self._loaded(slot)
         if loaded is None:
             return ctypes.string_at(address, size)
@@ -58,7 +58,7 @@ class PlacedSteps:
         return found.raw
 
     def write(self, slot: int, address: int, data: bytes) -> None:
-        """Write bytes to a slot."""
+        """Write bytes at an address in a slot."""
         loaded = self._loaded(slot)
         if loaded is None:
             ctypes.memmove(address, data, len(data))
@@ -69,7 +69,10 @@ class PlacedSteps:
             loaded.gpu.wait()
 
     def devices_of(self, slot: int) -> tuple[str, ...]:
-        """Return the kind of the device whose kernels use a slot, and the device's name if it has its own memory."""
+        """Return the kind of the device whose kernels use a slot.
+
+        Also the device's name if it has memory of its own.
+        """
         kind = "cpu" if self._loaded(slot) is None else "cuda"
         known = self._executable.known
         name = known.rows[self._call.layout.memory_space(slot)]["device"] if known is not None else ""
@@ -80,7 +83,7 @@ class PlacedSteps:
     def call_of_command(
         self, command: Command, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p, times: int = 1
     ) -> Callable[[], None]:
-        """Return a call that runs one command ``times`` times and waits for it."""
+        """Return a function that runs one command ``times`` times and waits for it."""
         homes = {self._call.layout.memory_space(slot) for slot, _ in command.places}
         if command.kind == COPY and len(homes) > 1:
             return lambda: self._move(command, parameters)
@@ -102,7 +105,7 @@ class PlacedSteps:
         return run
 
     def _move(self, command: Command, parameters: Sequence[int]) -> None:
-        """Copy from one memory to another, through the host."""
+        """Copy from one memory space to another through host memory, and wait."""
         (source, begin), (target, to) = command.places
         slots, size = self._call.slots, operand_value(command.dims[0], parameters)
         data = self.read(source, slots[source] + operand_value(begin, parameters), size) if size else b""
@@ -110,7 +113,7 @@ class PlacedSteps:
 
 
 class SteppedCall:
-    """Runs submissions by a stepper, and copies the arrays that they write to the host."""
+    """Runs command buffers by a stepper, and copies the arrays that they write to the host."""
 
     def __init__(self, stepper: StepRunner, bring_home: Callable[[int], None]) -> None:
         self._stepper, self._bring_home = stepper, bring_home

@@ -1,4 +1,4 @@
-"""Argument types of the CUDA driver functions that are used."""
+"""Argument types of the CUDA driver functions that the runtime calls."""
 
 from __future__ import annotations
 

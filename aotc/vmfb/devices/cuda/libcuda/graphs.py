@@ -87,7 +87,7 @@ class _Kernel(Structure):
 
 
 class _End(Structure):
-    """One end of a copy: the fields for the source or the destination of CUDA_MEMCPY3D."""
+    """One end of a copy: the fields for the source or for the destination of CUDA_MEMCPY3D."""
 
     _fields_ = (
         ("begin", c_size_t * 4),
@@ -113,7 +113,7 @@ class CopyParameters(Structure):
         return cls(*ends, (c_size_t * 3)(size, 1, 1))
 
     def cells(self) -> list[Cell]:
-        """Return the memory cells of the source and target addresses in this parameter structure."""
+        """Return the positions of the source and target addresses in this structure, for later changes."""
         rows = CopyParameters.source, CopyParameters.target
         return [((c_uint64 * 1).from_buffer(self, row.offset + _End.device.offset), 0) for row in rows]
 
@@ -132,7 +132,7 @@ class _Fill(Structure):
 
 
 def kernel_parameters(function: c_void_p, shape: LaunchShape, table: ctypes.Array[c_void_p]) -> Structure:
-    """Return the node parameters of a kernel; ``table`` is an array of pointers to its parameters."""
+    """Return the parameters of a kernel node; ``table`` is an array of pointers to the kernel's parameters."""
     return _Kernel(function, shape.blocks, (shape.threads, 1, 1), shape.shared, ctypes.cast(table, c_void_p))
 
 
@@ -152,7 +152,7 @@ class _Condition(Structure):
 
 
 class Recording(NamedTuple):
-    """An instantiated graph.
+    """An instantiated CUDA graph, ready to be launched.
 
     Attributes
     ----------
@@ -167,7 +167,7 @@ class Recording(NamedTuple):
 
 
 class LoopState(Protocol):
-    """Interface of the loops' state on a GPU: see :class:`aotc.vmfb.devices.cuda.libcuda.loops.Loops`."""
+    """Interface of the state of loops on a GPU: see :class:`aotc.vmfb.devices.cuda.libcuda.loops.Loops`."""
 
     kernels: Mapping[str, c_void_p]
     word: int
@@ -175,7 +175,7 @@ class LoopState(Protocol):
 
 
 class GraphGpu(RankGpu, Protocol):
-    """Interface of a GPU for graphs: see :class:`aotc.vmfb.devices.cuda.driver.Gpu`."""
+    """Interface of a GPU that can run graphs: see :class:`aotc.vmfb.devices.cuda.driver.Gpu`."""
 
     stream: c_void_p
     context: c_void_p
@@ -188,17 +188,17 @@ class GraphGpu(RankGpu, Protocol):
         """Load a module from PTX."""
 
     def function(self, module: c_void_p, symbol: str) -> c_void_p:
-        """Return a kernel of a module."""
+        """Return the handle of kernel ``symbol`` of a module."""
 
     def allocate(self, size: int) -> int:
         """Allocate ``size`` bytes and return the address."""
 
     def capture(self) -> AbstractContextManager[tuple[int, c_void_p]]:
-        """Record what the block enqueues on a stream, as a graph."""
+        """Capture the work that the block enqueues in a graph, instead of running it."""
 
 
 class GraphMaker:
-    """A CUDA graph under construction; each method adds a node, which starts after the nodes in ``after``.
+    """Builder of a CUDA graph; each method adds a node that runs after the nodes ``after``.
 
     Parameters
     ----------
@@ -211,23 +211,23 @@ class GraphMaker:
         self._gpu, self.handle = gpu, handle
 
     def launch(self, after: After, function: c_void_p, shape: LaunchShape, table: ctypes.Array[c_void_p]) -> Node:
-        """Add a kernel node; ``table`` is an array of pointers to its parameters, copied now."""
+        """Add a kernel launch; ``table`` is an array of pointers to the kernel's parameters, which are copied now."""
         node = self._add("cuGraphAddKernelNode_v2", after, byref(kernel_parameters(function, shape, table)))
         for number, value in shape.attributes:
             call("cuGraphKernelNodeSetAttribute", node, number, byref((c_uint * 16)(*value)))
         return node
 
     def copy(self, after: After, to: int, source: int, size: int) -> Node:
-        """Add a node that copies ``size`` bytes on the GPU."""
+        """Add a copy of ``size`` bytes on the GPU."""
         return self._add("cuGraphAddMemcpyNode", after, byref(CopyParameters.of(to, source, size)), self._gpu.context)
 
     def signal(self, after: After, address: int) -> Node:
-        """Add a node that stores 1 in a word of page-locked host memory."""
+        """Add a store of 1 to a word of page-locked host memory."""
         made = _Fill(address, 0, 1, 4, 1, 1)
         return self._add("cuGraphAddMemsetNode", after, byref(made), self._gpu.context)
 
     def collective(self, after: After, call_on: GpuCall, addresses: Sequence[int]) -> Node:
-        """Add a collective, with all that its library launches for it, as one node."""
+        """Add a collective as one node: a child graph with all that its library enqueues."""
         with self._gpu.capture() as (stream, graph):
             call_on(self._gpu, stream, addresses)
         try:
@@ -240,29 +240,32 @@ class GraphMaker:
         return self._add("cuGraphAddEmptyNode", after)
 
     def condition(self) -> int:
-        """Return a new condition handle, on which a conditional node of this graph depends."""
+        """Create a condition handle: a number that kernels set and a conditional node of this graph reads."""
         found = c_uint64()
         call("cuGraphConditionalHandleCreate", byref(found), self.handle, self._gpu.context, 0, 0)
         return found.value
 
     def continue_while(self, after: After, handle: int, flag: int) -> Node:
-        """Add a node that continues the loop of ``handle`` if the byte at ``flag`` is not 0."""
+        """Add a kernel that sets condition ``handle`` to 1 if the byte at address ``flag`` is not 0, else to 0."""
         loops = self._gpu.loops
         return self._decide(after, GOES_ON, handle, flag, loops.state, loops.word)
 
     def chosen(self, after: After, handle: int, number: int, count: int) -> Node:
-        """Add a node that selects the branch of ``handle``: the i32 at ``number``, or the last one if out of range."""
+        """Add a kernel that sets condition ``handle`` to the i32 at address ``number``, at most ``count - 1``.
+
+        A number out of range becomes the last one.
+        """
         return self._decide(after, CHOSEN, handle, number, count - 1)
 
     def loop(self, after: After, handle: int) -> tuple[Node, GraphMaker]:
-        """Add a loop, and return its body, a graph that runs as long as the number of ``handle`` is 1."""
+        """Add a loop that runs as long as condition ``handle`` is 1; return the node, and the builder of its body."""
         node, (body,) = self._conditional(after, handle, _WHILE, 1)
         return node, body
 
     def switch(self, after: After, handle: int, count: int) -> tuple[Node, list[GraphMaker]]:
-        """Add a branch, and return its ``count`` graphs.
+        """Add a branch; return the node, and the builders of its ``count`` graphs.
 
-        The number of ``handle`` selects the graph to run.
+        Condition ``handle`` is the number of the graph that runs.
         """
         return self._conditional(after, handle, _SWITCH, count)
 
@@ -290,7 +293,7 @@ def _list(after: After) -> ctypes.Array[c_void_p]:
 
 
 class GraphStream:
-    """Mixin: graph operations on a GPU's stream.
+    """Mixin of a GPU's stream: creates, instantiates, launches and updates graphs.
 
     Attributes
     ----------
@@ -301,7 +304,7 @@ class GraphStream:
     context: c_void_p
 
     def new_graph(self: GraphGpu) -> GraphMaker:
-        """Return an empty graph under construction."""
+        """Return the builder of a new, empty graph."""
         return GraphMaker(self, handle_of("cuGraphCreate", 0))
 
     def ready(self, graph: GraphMaker) -> Recording:
@@ -317,17 +320,17 @@ class GraphStream:
         call("cuGraphLaunch", graph.ready, self.stream)
 
     def prepared(self, graph: Recording) -> Callable[[], int]:
-        """Return a function that launches the graph on the stream and returns the driver's status."""
+        """Return a function that launches a graph on the stream and returns the driver's status."""
         return partial(DRIVER.function("cuGraphLaunch"), graph.ready, self.stream)
 
     def kernel_setter(
         self, graph: Recording, node: int, function: c_void_p, shape: LaunchShape, table: ctypes.Array[c_void_p]
     ) -> Callable[[], int]:
-        """Return a function that updates a kernel node from the current values of its parameters."""
+        """Return a function that updates a kernel node of a recorded graph from the values of its parameters."""
         made = byref(kernel_parameters(function, shape, table))
         return partial(DRIVER.function("cuGraphExecKernelNodeSetParams_v2"), graph.ready, c_void_p(node), made)
 
     def copy_setter(self, graph: Recording, node: int, copy: CopyParameters) -> Callable[[], int]:
-        """Return a function that updates a copy node from the current values of its parameters."""
+        """Return a function that updates a copy node of a recorded graph from the current values of its parameters."""
         function = DRIVER.function("cuGraphExecMemcpyNodeSetParams")
         return partial(function, graph.ready, c_void_p(node), byref(copy), self.context)

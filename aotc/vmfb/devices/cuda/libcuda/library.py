@@ -1,4 +1,7 @@
-"""libcuda through ctypes, loaded on first use; :func:`missing` has the reason if that fails."""
+"""libcuda through ctypes, loaded on first use.
+
+:func:`missing` describes the reason if this machine cannot load it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _OUT_OF_MEMORY, _NOT_READY = 2, 600
 
 
 class Driver:
-    """The library libcuda, loaded and initialised once."""
+    """The library libcuda, which is loaded and initialised once."""
 
     def __init__(self) -> None:
         self.lock = new_lock()
@@ -23,18 +26,19 @@ class Driver:
         self.reason = ""
 
     def load(self) -> str:
-        """Load and initialise the driver; return the reason if that fails, else an empty string."""
+        """Load and initialise libcuda; return the reason if that fails, else an empty string."""
         with self.lock:
             if self.library is None and not self.reason:
                 self.reason = self._start()
         return self.reason
 
     def function(self, name: str) -> Any:
-        """Return a function without argument conversion: arguments must be ctypes objects; it returns a status."""
+        """Return a driver function; its arguments must be ctypes objects, and it returns a status code."""
         library: Any = self.library
         return library[name]
 
     def _start(self) -> str:
+        """Load libcuda and call ``cuInit``; return the reason if that fails, else an empty string."""
         try:
             library = ctypes.CDLL("libcuda.so.1")
             for name, arguments in SIGNATURES.items():
@@ -63,16 +67,16 @@ def _name(library: ctypes.CDLL | None, status: int) -> str:
 
 
 class OutOfGpuMemory(CallError):
-    """A GPU does not have enough free memory."""
+    """A GPU does not have enough free memory for an allocation."""
 
 
 def missing() -> str:
-    """Return the reason why this machine cannot use CUDA, or an empty string."""
+    """Return the reason why this machine cannot use CUDA; an empty string if it can."""
     return DRIVER.load()
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call the driver function ``name``.
+    """Call the CUDA driver function ``name``, and raise an error if it fails.
 
     Raises
     ------
@@ -86,7 +90,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def driver_failure(name: str, status: int) -> CallError:
-    """Return the exception for the driver function ``name`` that failed with ``status``."""
+    """Return the error for the driver function ``name`` that returned ``status``."""
     what, found = f"{name} failed on the GPU", _name(DRIVER.library, status)
     if status == _OUT_OF_MEMORY:
         return OutOfGpuMemory("", what, found, hint="run fewer calls at the same time, or pass smaller arrays")
@@ -94,7 +98,7 @@ def driver_failure(name: str, status: int) -> CallError:
 
 
 def is_done(name: str, handle: c_void_p) -> bool:
-    """Return True if an event or stream is complete; ``name`` is the driver's query function."""
+    """Return True if an event or a stream is complete; ``name`` is the driver function that queries it."""
     library: Any = DRIVER.library
     status = getattr(library, name)(handle)
     if status not in (0, _NOT_READY):
@@ -103,13 +107,13 @@ def is_done(name: str, handle: c_void_p) -> bool:
 
 
 def handle_of(name: str, *arguments: Any) -> c_void_p:
-    """Call the CUDA driver function ``name``, which writes a handle to its first argument; return that handle."""
+    """Call the driver function ``name``, which creates an object, and return the object's handle."""
     found = c_void_p()
     call(name, byref(found), *arguments)
     return found
 
 
 def try_driver(name: str, *arguments: Any) -> None:
-    """Call a driver function and ignore an error."""
+    """Call the driver function ``name``, and ignore its failure; for finalizers."""
     with suppress(CallError):
         call(name, *arguments)

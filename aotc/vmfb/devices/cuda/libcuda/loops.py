@@ -1,4 +1,4 @@
-"""Support for loops that run on the GPU without the host: decision kernels, and a stop flag.
+"""Loops that run on the GPU without the host: decision kernels, stop flag, and the host's wait for their end.
 
 While such a loop runs on a stream, the host polls for its end and for cancellation of the call. To stop it, the host
 writes a word in its own memory, which each loop reads about every millisecond.
@@ -52,7 +52,7 @@ class Loops:
 
 
 def load_decisions(gpu: GraphGpu) -> dict[str, c_void_p]:
-    """Load the decision kernels, which set the numbers of conditional nodes; return them by name."""
+    """Compile and load the decision kernels, which set the numbers of conditional nodes; return them by name."""
     module = gpu.load(DECISIONS)
     return {name: gpu.function(module, name) for name in (GOES_ON, CHOSEN)}
 
@@ -69,7 +69,10 @@ def do_nothing() -> None:
 
 
 def watch(is_done: Callable[[], bool], check: Callable[[], None] = do_nothing) -> None:
-    """Wait until ``is_done`` returns True; raise if the call is cancelled, or a signal handler or ``check`` raises."""
+    """Poll until ``is_done`` returns True.
+
+    Raise if the call is cancelled, or if a signal handler or ``check`` raises.
+    """
     watching, begin = Watch(), perf_counter_ns()
     while not is_done():
         watching.raise_pending_exception()

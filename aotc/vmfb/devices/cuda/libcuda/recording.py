@@ -1,4 +1,4 @@
-"""Conversion of a command buffer to a CUDA graph.
+"""Conversion of a command buffer to one CUDA graph.
 
 Edges between commands become edges between graph nodes; loops and branches become conditional nodes.
 """
@@ -21,9 +21,9 @@ After: TypeAlias = "tuple[int, ...]"
 def is_recorded(node: Node, gpu: Gpu, collectives: Mapping[int, GpuCall], first_own_slot: int) -> bool:
     """Return True if a node of a command buffer can be part of a recorded graph.
 
-    ``collectives`` are those of the kernels without code, by number. CUDA allows none in loops and branches. NCCL wants
-    all ranks to record the same collectives. So one that accesses arguments or results, whose slots are below
-    ``first_own_slot`` and whose addresses differ between calls of one rank and not of another, is never recorded.
+    ``collectives`` has the collectives by kernel number. CUDA allows none in loops and branches. NCCL requires that all
+    ranks record the same collectives. A collective on arguments or results, whose slots are below ``first_own_slot``,
+    is never recorded: whether their addresses differ between calls may differ between ranks.
     """
     found = [c for c in all_commands([node]) if c.kind == DISPATCH and c.kernel in collectives]
     if isinstance(node, Graph):
@@ -33,9 +33,16 @@ def is_recorded(node: Node, gpu: Gpu, collectives: Mapping[int, GpuCall], first_
 
 
 class GraphRecorder:
-    """Adds the commands of a command buffer to graphs; ``work`` converts a command, ``address`` resolves a place.
+    """Adds the commands of a command buffer to a CUDA graph.
 
-    ``added`` is called for each command that has become a node, with the graph that contains it.
+    Parameters
+    ----------
+    work : callable
+        Converts a command to a :class:`GpuCommand`; None if it does nothing.
+    address : callable
+        Returns the address of a place.
+    added : callable
+        Called for each command that has become a node, with the graph that contains it.
     """
 
     def __init__(
@@ -45,7 +52,10 @@ class GraphRecorder:
         self._work, self._address, self._added = work, address, added
 
     def nodes(self, maker: GraphMaker, nodes: Sequence[Node], after: After = ()) -> After:
-        """Add command buffer nodes in sequence; return the graph nodes that a successor must wait for."""
+        """Add nodes of a command buffer in sequence after ``after``.
+
+        Return the graph nodes that a successor must wait for.
+        """
         for node in nodes:
             match node:
                 case Graph():
@@ -82,6 +92,7 @@ class GraphRecorder:
         return node
 
     def _while(self, maker: GraphMaker, loop: WhileNode, after: After) -> After:
+        """Add a loop: decision kernel, conditional node, and in its body the nodes and the decision kernel again."""
         flag = self._address(loop.place)
         after = self.nodes(maker, loop.condition, after)
         handle = maker.condition()
@@ -90,6 +101,7 @@ class GraphRecorder:
         return (node,)
 
     def _case(self, maker: GraphMaker, case: Case, after: After) -> After:
+        """Add a branch: decision kernel, and a conditional node with a graph for each case."""
         handle, count = maker.condition(), len(case.branches)
         chosen = maker.chosen(after, handle, self._address(case.place), count)
         node, branches = maker.switch((chosen,), handle, count)
