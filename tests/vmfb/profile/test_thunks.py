@@ -70,7 +70,7 @@ def test_a_system_that_refuses_code_is_told_so(monkeypatch):
     def refused(*_):
         raise OSError(13, "Permission denied")
 
-    monkeypatch.setattr(thunks, "executable", refused)
+    monkeypatch.setattr(thunks, "map_executable_memory", refused)
     with pytest.raises(CallError, match="allows no code to be made: Permission denied"):
         thunks.Thunks([(0, 0, 0)], "here")
 

@@ -77,7 +77,7 @@ def until(condition):
 def test_a_chain_stays_with_its_thread(data, runs, devices, monkeypatch):
     """Each stage of a pipeline: it is ready when the stage's last call ends, and the thread of that goes on with it."""
     monkeypatch.setattr(slots, "usable_cores", lambda: 8)
-    monkeypatch.setattr(PROCESS.dispatchers, "allow", lambda count: None)  # later tests count threads
+    monkeypatch.setattr(PROCESS.dispatchers, "raise_thread_limit", lambda count: None)  # later tests count threads
     stages = [aotc.load(data, devices=device) for device in devices]
     begin = aotc.Fence()
     last = [begin] * len(stages)

@@ -145,14 +145,14 @@ def test_earlier_readers_of_a_device_array_come_before_who_is_given_it(module, w
 def test_a_result_that_is_made_while_its_reader_is_submitted(module, monkeypatch, kind):
     start, held = aotc.Fence(), aotc.Fence()
     value = module.submit("main", X, Y, results=kind, wait=[start])
-    enter = Turn.enter
+    enter = Turn.register_accesses
 
     def late(iteration, *rest):
         start.signal(), value.wait(PATIENCE)
         return enter(iteration, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Turn, "enter", late)
+        patch.setattr(Turn, "register_accesses", late)
         reader = module.submit("main", value, Y, wait=[held])
     writer = module.submit("update", value, Y, donate=True)
     with pytest.raises(TimeoutError):

@@ -140,7 +140,7 @@ class TestSubmissions:
     def test_one_device_has_no_lane(self, data):
         module = aotc.load(data)
         fence = module.submit("main", X)
-        if list(logical_devices.in_use()) == ["cpu:0"]:
+        if list(logical_devices.devices_in_use()) == ["cpu:0"]:
             assert fence._lane is None
         fence.result()
 
