@@ -10,7 +10,7 @@ from aotc.ir.loop.ir import Kernel
 from aotc.kernels.numba_front.trial import TrialArguments
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.launch import launch_of
-from aotc.vmfb.devices.cuda.tensor_map import encode_map
+from aotc.vmfb.devices.cuda.tensor_map import encode_tensor_map
 
 
 class GpuKernels:
@@ -47,13 +47,13 @@ class GpuKernels:
         gpu, launch = self._gpu, row.get("launch", {})
         gpu.enter()
         function = gpu.function(gpu.load(image), symbol)
-        gpu.let_share(function, launch.get("shared", 0))
+        gpu.allow_dynamic_shared_memory(function, launch.get("shared", 0))
         places = [gpu.allocate(max(a.nbytes, 1)) for a in arguments.arrays]
         for place, array in zip(places, arguments.arrays, strict=True):
             gpu.upload(place, array.ctypes.data, array.nbytes)
         dims, items = arguments.dims, arguments.grid
         shape = launch_of(self._where, row, dims, items, gpu.multiprocessors)
-        maps = [encode_map(self._where, m, places[m["buffer"]], dims) for m in launch.get("maps", ())]
+        maps = [encode_tensor_map(self._where, m, places[m["buffer"]], dims) for m in launch.get("maps", ())]
         values = (ctypes.c_int64 * (len(places) + len(dims) + 1))(*places, *dims, items)
         start = ctypes.addressof(values)
         pointers = [*map(ctypes.addressof, maps), *(start + 8 * n for n in range(len(values)))]

@@ -146,7 +146,7 @@ class Argument:
 
     def _import_by_dlpack(self, value: Any, where: str, error: Exception) -> np.ndarray:
         """Import a value that NumPy has refused with ``error``: a GPU array, or one of a dtype unknown to NumPy."""
-        from aotc.vmfb.devices.host_arrays import on_host, random_key_words  # only for such values
+        from aotc.vmfb.devices.host_arrays import import_host_array, random_key_words  # only for such values
 
         if (words := random_key_words(value)) is not value:
             return self._convert_to_numpy(words, where)
@@ -154,7 +154,7 @@ class Argument:
         if found is not value:
             return found.numpy()
         try:
-            imported_array = on_host(value)
+            imported_array = import_host_array(value)
         except Exception:  # as above
             imported_array = None
         if imported_array is None:
@@ -452,12 +452,12 @@ def _import_output_buffer(out: Any, gpu: int, number: int, where: str) -> Any:
 def _import_writable_array(out: Any) -> Any:
     """Import a buffer of another library as a writable array of the same memory; None if that is not possible."""
     from aotc.vmfb.devices.cuda.foreign import imported_array  # only for such buffers
-    from aotc.vmfb.devices.host_arrays import on_host
+    from aotc.vmfb.devices.host_arrays import import_host_array
 
     if isinstance(out, np.ndarray | np.generic):
         return None
     found = imported_array(out, writes=True)
-    return on_host(out, writes=True) if found is None else found
+    return import_host_array(out, writes=True) if found is None else found
 
 
 class Signature:

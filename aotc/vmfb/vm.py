@@ -254,7 +254,7 @@ class LoadedFunction:
                 early.stays = stays
                 self._early_replay(shapes, plan)(arrays, computed, early)
             if key is not None and self.resident is not None:
-                self.resident.learn(plan, replay, key, arrays, computed, out)
+                self.resident.create_fast_path(plan, replay, key, arrays, computed, out)
         computed = self.residence.move_results(computed, stays)
         return computed if out is None else [x if given is None else given for x, given in zip(computed, out)]
 

@@ -142,16 +142,16 @@ def measure(made: tuple[Any, str, Any], arrays: list[Any], torch: Any) -> float:
     """Return the seconds of a launch; the result is in the last of ``arrays``."""
     from aotc.vmfb.devices.cuda.driver import Gpu, call
     from aotc.vmfb.devices.cuda.launch import launch_of
-    from aotc.vmfb.devices.cuda.tensor_map import encode_map
+    from aotc.vmfb.devices.cuda.tensor_map import encode_tensor_map
 
     image, name, (threads, launch) = made
     gpu = Gpu(0)
     function = gpu.function(gpu.load(image.data), name)
-    gpu.let_share(function, launch["shared"])
+    gpu.allow_dynamic_shared_memory(function, launch["shared"])
     entry = {"name": name, "threads": threads, "items": 1, "launch": launch}
     shape = launch_of("benchmark", entry, (), 1, gpu.multiprocessors)
     places = [a.data_ptr() for a in arrays]
-    maps = [encode_map("benchmark", m, places[m["buffer"]], ()) for m in launch["maps"]]
+    maps = [encode_tensor_map("benchmark", m, places[m["buffer"]], ()) for m in launch["maps"]]
     values = (ctypes.c_int64 * (len(places) + 1))(*places, 1)
     start = ctypes.addressof(values)
     given = [*map(ctypes.addressof, maps), *(start + 8 * n for n in range(len(values)))]

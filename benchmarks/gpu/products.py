@@ -31,7 +31,7 @@ from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.cuda import driver
 from aotc.vmfb.devices.cuda.launch import LaunchShape, launch_of
-from aotc.vmfb.devices.cuda.tensor_map import encode_map
+from aotc.vmfb.devices.cuda.tensor_map import encode_tensor_map
 from aotc.vmfb.dtypes import to_numpy
 from benchmarks import options, report
 from benchmarks.gpu import product_cases as of
@@ -112,9 +112,9 @@ def of_tiles(data: bytes) -> Iterator[tuple[str, float, float]]:
     for row, k, image in zip(rows, made, compiled):
         entry = {"name": k.name, "threads": gemm_tiles(k).threads, "launch": gemm_launch(k)}
         function = gpu.function(gpu.load(image.data), k.name)
-        gpu.let_share(function, entry["launch"]["shared"])
+        gpu.allow_dynamic_shared_memory(function, entry["launch"]["shared"])
         shape: LaunchShape = launch_of("benchmark", entry, (), 1, gpu.multiprocessors)
-        maps = [encode_map("benchmark", m, places[m["buffer"]], ()) for m in entry["launch"]["maps"]]
+        maps = [encode_tensor_map("benchmark", m, places[m["buffer"]], ()) for m in entry["launch"]["maps"]]
         values = (ctypes.c_int64 * (len(places) + 1))(*places, 1)
         table = [*map(ctypes.addressof, maps), *(ctypes.addressof(values) + 8 * n for n in range(len(values)))]
         pointers = (ctypes.c_void_p * len(table))(*table)

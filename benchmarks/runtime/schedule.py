@@ -148,10 +148,10 @@ def slow_thread(data: bytes, arguments: tuple[np.ndarray, ...], threads: int, ro
     for _ in range(rounds):
         serial = once(lambda: one.invoke("main", *arguments))
         trial.slow_down(1, FACTOR)
-        native.hold_trial(trial.address)
+        native.set_trial(trial.address)
         before = module.stats()
         whole = once(lambda: module.invoke("main", *arguments))
-        native.hold_trial(0)
+        native.set_trial(0)
         after = module.stats()
         slow = sum(c.last - c.first for c in trial.claims() if c.who == 1)
         idle = (after["idle"] - before["idle"]) / whole / threads
@@ -178,7 +178,7 @@ def slow_branch(
     work = {first + 8 * c.at: s * (FACTOR if first + 8 * c.at == slow else 1) for c, s in zip(commands, seconds)}
     trial = Trial(1 << 16)
     trial.slow_down_command(slow, FACTOR)
-    native.hold_trial(trial.address)
+    native.set_trial(trial.address)
     rows: dict[bool, list[tuple[float, ...]]] = {True: [], False: []}
     for _ in range(rounds):
         for steals, each in rows.items():
@@ -191,7 +191,7 @@ def slow_branch(
             after = module.stats()
             idle = (after["idle"] - before["idle"]) / whole / threads
             each.append((whole, idle, after["steals"] - before["steals"], busiest(trial.claims(), work)))
-    native.hold_trial(0)
+    native.set_trial(0)
     columns = [report.ms("makespan"), report.ms("least"), "idle", "stolen", report.ms("busiest")]
     table = report.Table(f"a matmul {FACTOR} times as slow", *columns)
     for steals, each in rows.items():

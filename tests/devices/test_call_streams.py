@@ -84,10 +84,10 @@ def test_one_caller_uses_one_stream(module):
 def test_a_call_within_a_call_does_not_wait_for_it(module):
     """As of a signal handler: however many streams are taken, there is one for it."""
     pool = module._executable.pool
-    taken = [pool.take() for _ in range(STREAMS)]
+    taken = [pool.take_streams() for _ in range(STREAMS)]
     np.testing.assert_allclose(module.invoke("main", X)[0], np.sin(X), rtol=1e-6)
     for found in taken:
-        pool.give(found)
+        pool.return_streams(found)
 
 
 def test_many_shapes_hold_the_memory_of_the_largest(sized):
@@ -135,7 +135,7 @@ def test_a_plan_that_takes_the_place_of_a_dead_one(sized):
         def forget(self):
             self.told += 1
 
-    taken = sized._executable.pool.take()
+    taken = sized._executable.pool.take_streams()
     for _ in range(20):
         taken.note(Plan())
     last = Plan()

@@ -120,15 +120,15 @@ def test_what_is_dropped_is_read_to_the_end(monkeypatch):
     """Memory of arrays that are gone is used again by other streams when those that read it are done."""
     module = loaded(monkeypatch, step, array(4, 4), array(4, 4))
     w, pool = module.put(array(4, 4, seed=1)), module._executable.pool
-    streams = [pool.take() for _ in range(2)]
+    streams = [pool.take_streams() for _ in range(2)]
     found = []
     for iteration in range(12):
         h = module.put(array(4, 4, seed=iteration))
-        pool.give(streams[iteration % 2])  # each call is on another stream
+        pool.return_streams(streams[iteration % 2])  # each call is on another stream
         pool._idle[-1].busy = False
         found.append(module.invoke("main", h, w, results="device")[0])
         del h
-        streams[iteration % 2] = pool.take()
+        streams[iteration % 2] = pool.take_streams()
         if iteration % 3 == 2:
             del found[-2]
     late = [n for n in range(12) if n % 3 != 1]

@@ -8,7 +8,7 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
 from aotc.vmfb.devices.cuda import driver as cuda_driver
-from aotc.vmfb.devices.cuda.staging import locked
+from aotc.vmfb.devices.cuda.staging import page_lock_arena
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.memory.arena import ARENAS, ArenaPool
 
@@ -39,7 +39,7 @@ def test_more_is_locked_where_more_is_needed(monkeypatch):
     arena = ArenaPool().take(5000)
     before = PageLock.made
     for size, made, bytes_ in ((100, 1, 128), (128, 1, 128), (129, 2, 256), (4000, 3, 4096), (5000, 4, 5000)):
-        assert locked(arena, size, None) is arena
+        assert page_lock_arena(arena, size, None) is arena
         assert (PageLock.made - before, arena.locked) == (made, bytes_)
     arena.free()
     assert not PageLock.every
@@ -55,5 +55,5 @@ def test_a_driver_that_refuses_is_asked_once(monkeypatch):
     monkeypatch.setattr(cuda_driver, "PageLock", refuse)
     arena = ArenaPool().take(5000)
     for _ in range(2):
-        assert locked(arena, 4096, None).lock is None
+        assert page_lock_arena(arena, 4096, None).lock is None
     assert len(asked) == 1

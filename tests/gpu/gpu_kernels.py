@@ -10,7 +10,7 @@ from aotc.kernels.cuda.emit import block_threads
 from aotc.kernels.cuda.flat import block_threads_of_flat_kernel
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.launch import LaunchShape, launch_of
-from aotc.vmfb.devices.cuda.tensor_map import encode_map
+from aotc.vmfb.devices.cuda.tensor_map import encode_tensor_map
 
 GUARD = 4096  # bytes on both sides of an array: NaN, which nobody may write
 
@@ -53,10 +53,10 @@ class Loaded:
     def __init__(self, image, name, entry, arrays, dims=()):
         self.gpu, self.arrays = Gpu(0), arrays
         self.function = self.gpu.function(self.gpu.load(image.data), name)
-        self.gpu.let_share(self.function, entry["launch"]["shared"])
+        self.gpu.allow_dynamic_shared_memory(self.function, entry["launch"]["shared"])
         self.places = [self._put_between_nans(a) for a in arrays]
         self.shape = launch_of("a test", {"name": name, **entry}, dims, 1, self.gpu.multiprocessors)
-        self.maps = [encode_map("a test", m, self.places[m["buffer"]], dims) for m in entry["launch"]["maps"]]
+        self.maps = [encode_tensor_map("a test", m, self.places[m["buffer"]], dims) for m in entry["launch"]["maps"]]
         self.values = (ctypes.c_int64 * (len(arrays) + len(dims) + 1))(*self.places, *dims, 1)
         start = ctypes.addressof(self.values)
         places = [*map(ctypes.addressof, self.maps), *(start + 8 * n for n in range(len(self.values)))]

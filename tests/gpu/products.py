@@ -15,7 +15,7 @@ from aotc.kernels.cuda.templates.gemm import wgmma as gemm_wgmma
 from aotc.kernels.cuda.templates.gemm.launch import gemm_launch, gemm_tiles
 from aotc.kernels.cuda.templates.gemm.tiles import WarpTiles
 from aotc.kernels.cuda.templates.steps import COORDINATE, ELEMENT, PITCH, SIZES, START, STORE
-from aotc.vmfb.devices.cuda.tensor_map import corners
+from aotc.vmfb.devices.cuda.tensor_map import im2col_corners
 from aotc.vmfb.verify.kernel_interface import evaluate_size as evaluate_entry
 
 STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "f32": np.float32, "i8": np.int8}
@@ -82,7 +82,7 @@ def strided(array, row, dims=()):
     assert last < flat.nbytes or not array.size, f"the tensor map {row} is beyond its array of {array.shape}"
     shown = np.lib.stride_tricks.as_strided(flat, sizes[::-1], [*strides[::-1], array.itemsize])
     if "window" in row:
-        low, high = corners(row["window"], sizes)
+        low, high = im2col_corners(row["window"], sizes)
         return block.SimulatedPatches(
             shown, tuple(row["box"]), tuple(low), tuple(high), tuple(row["window"]["strides"])
         )

@@ -16,7 +16,7 @@ from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.templates.launches import template_launch
 from aotc.targets import TARGETS
 from aotc.vmfb.devices.cuda.launch import fits_gpu_limits
-from aotc.vmfb.devices.cuda.tensor_map import map_fits
+from aotc.vmfb.devices.cuda.tensor_map import is_valid_tensor_map
 
 pytestmark = pytest.mark.cudasim
 
@@ -73,7 +73,7 @@ def test_what_a_form_takes(name):
     assert image.resources["registers"] * threads <= 65536
     row = {"threads": threads, "items": 1, "extents": [0] * 4, "launch": launch}
     assert fits_gpu_limits(row)
-    assert all(map_fits(m, 4) for m in launch["maps"])
+    assert all(is_valid_tensor_map(m, 4) for m in launch["maps"])
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_120", "compute_80"])

@@ -129,7 +129,7 @@ class Recorder:
 def test_the_driver_is_told_of_an_array(monkeypatch):
     library = Recorder()
     monkeypatch.setattr(driver_library.DRIVER, "library", library)
-    made = tensor_map.encode_map("m", MAP, 0x1000, (300, 7))
+    made = tensor_map.encode_tensor_map("m", MAP, 0x1000, (300, 7))
     assert ctypes.addressof(made) % 64 == 0
     assert ctypes.sizeof(made) == MAP_BYTES
     ((name, (_, kind, rank, address, sizes, strides, box, steps, interleave, swizzle, _, fill)),) = library.calls
@@ -140,19 +140,19 @@ def test_the_driver_is_told_of_an_array(monkeypatch):
 def test_an_array_that_cannot_be_copied_in_tiles(monkeypatch):
     monkeypatch.setattr(driver_library.DRIVER, "library", Recorder(status=1))
     with pytest.raises(CallError, match=r"cannot be copied in tiles.*\n.*\[512, 7\] of bf16 at 0x1008"):
-        tensor_map.encode_map("m", MAP, 0x1008, (300, 7))
+        tensor_map.encode_tensor_map("m", MAP, 0x1008, (300, 7))
 
 
 def test_a_map_of_an_array_that_lies_elsewhere(monkeypatch):
     library = Recorder()
     monkeypatch.setattr(driver_library.DRIVER, "library", library)
     row = {**MAP, "offset": ["*", [0], 16]}
-    made = tensor_map.encode_map("m", row, 0x1000, (300, 7))
-    tensor_map.move_map("m", row, made, (300, 7), 0x8000)
+    made = tensor_map.encode_tensor_map("m", row, 0x1000, (300, 7))
+    tensor_map.retarget_tensor_map("m", row, made, (300, 7), 0x8000)
     assert library.calls[1:] == [("cuTensorMapReplaceAddress", (made, 0x8000 + 300 * 16))]
     library.status = 1
     with pytest.raises(CallError, match=r"cannot be copied in tiles.*\n.*\[512, 7\] of bf16 at 0x8008"):
-        tensor_map.move_map("m", MAP, made, (300, 7), 0x8008)
+        tensor_map.retarget_tensor_map("m", MAP, made, (300, 7), 0x8008)
 
 
 class Part:
@@ -174,8 +174,10 @@ class Part:
 
 def test_maps_move_before_their_node_reads_them(monkeypatch):
     part = Part()
-    monkeypatch.setattr(tensor_map, "encode_map", lambda *_: ctypes.create_string_buffer(MAP_BYTES))
-    monkeypatch.setattr(tensor_map, "move_map", lambda where, row, made, dims, address: part.log.append(address))
+    monkeypatch.setattr(tensor_map, "encode_tensor_map", lambda *_: ctypes.create_string_buffer(MAP_BYTES))
+    monkeypatch.setattr(
+        tensor_map, "retarget_tensor_map", lambda where, row, made, dims, address: part.log.append(address)
+    )
     command = LaunchCommand(part, 3, [0x1000, 0x2000], LaunchShape((1, 1, 1), 32), [300, 7, 9])
     command.record("graph", 5)
     values, number = command.cells[1]

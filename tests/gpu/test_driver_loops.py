@@ -69,12 +69,12 @@ def raised():
 def test_a_loop_ends_when_its_call_does(made_up, monkeypatch):
     gpu = driver.Gpu(0)
     assert gpu.loops.word
-    gpu.note_loops()
+    gpu.expect_loops()
     made_up.is_endless = True
     monkeypatch.setattr(loops.Watch, "raise_pending_exception", lambda self: raised())
     with pytest.raises(Stop):
         gpu.wait()
-    assert not gpu.is_turning
+    assert not gpu.may_run_loops
     assert not any(made_up.words.raw)
     gpu.wait()
 
@@ -82,11 +82,11 @@ def test_a_loop_ends_when_its_call_does(made_up, monkeypatch):
 def test_a_call_that_failed_ends_its_loops(made_up):
     gpu = driver.Gpu(0)
     assert gpu.loops.word
-    gpu.end_loops()
-    gpu.note_loops()
+    gpu.stop_loops()
+    gpu.expect_loops()
     made_up.is_endless = True
-    gpu.end_loops()
-    assert not gpu.is_turning
+    gpu.stop_loops()
+    assert not gpu.may_run_loops
 
 
 def test_memory_is_freed_when_no_loop_turns(made_up):
@@ -95,7 +95,7 @@ def test_memory_is_freed_when_no_loop_turns(made_up):
     other = gpu.another()
     block = gpu.allocate(5)
     assert gpu.loops.word != other.loops.word
-    gpu.note_loops()
+    gpu.expect_loops()
     other.free([block])
     assert "cuMemFree_v2" not in names(made_up)
     other.wait()

@@ -17,7 +17,7 @@ from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.templates.gemm.launch import gemm_launch, gemm_tiles
 from aotc.targets import TARGETS
 from aotc.vmfb.devices.cuda.launch import fits_gpu_limits
-from aotc.vmfb.devices.cuda.tensor_map import map_fits
+from aotc.vmfb.devices.cuda.tensor_map import is_valid_tensor_map
 
 pytestmark = pytest.mark.cudasim
 
@@ -93,7 +93,7 @@ def test_what_a_form_takes(name):
     assert image.resources["registers"] * tiles.threads <= 65536
     row = {"threads": tiles.threads, "items": 1, "extents": [0] * 4, "launch": gemm_launch(kernel)}
     assert fits_gpu_limits(row)
-    assert all(map_fits(m, 4) for m in row["launch"]["maps"])
+    assert all(is_valid_tensor_map(m, 4) for m in row["launch"]["maps"])
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_100", "sm_120", "compute_80"])

@@ -25,11 +25,11 @@ pytestmark = pytest.mark.cpu
 def shuffled(seed):
     trial = Trial()
     trial.shuffle(seed)
-    native.hold_trial(trial.address)
+    native.set_trial(trial.address)
     try:
         yield
     finally:
-        native.hold_trial(0)
+        native.set_trial(0)
 
 
 MESH = AbstractMesh((2, 2), ("data", "model"))

@@ -270,13 +270,13 @@ def test_threads_of_a_call_whose_sizes_come_from_data(monkeypatch):
     data = aotc.compile(text)
     scratch = memory(data)[1]
     used = []
-    call = CpuExecutable._call
+    call = CpuExecutable._native_call
 
     def noted(self, buffer, slots, parameters, start, threads):
         used.append(buffer.stride * threads)
         return call(self, buffer, slots, parameters, start, threads)
 
-    monkeypatch.setattr(CpuExecutable, "_call", noted)
+    monkeypatch.setattr(CpuExecutable, "_native_call", noted)
     module = aotc.load(data, threads=4, memory_limit=scratch + 20_000)
     (x,) = random((32, 2000))
     got = module.invoke("main", x, np.tile(np.arange(2000, dtype=np.int32), (32, 1)), np.int32(7))

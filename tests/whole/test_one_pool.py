@@ -39,7 +39,7 @@ def test_a_second_call_records_and_allocates_nothing(bundles, monkeypatch):
         return call
 
     monkeypatch.setattr(vm, "Recorder", counted("plans", vm.Recorder))
-    monkeypatch.setattr(CpuExecutable, "_call", counted("buffers", CpuExecutable._call))
+    monkeypatch.setattr(CpuExecutable, "_native_call", counted("buffers", CpuExecutable._native_call))
     monkeypatch.setattr(ArenaPool, "_allocate_arena", counted("arenas", ArenaPool._allocate_arena))
     module.invoke("diamond", *arguments)
     assert counts == {"plans": 1, "buffers": 1, "arenas": 1}

@@ -17,7 +17,7 @@ from aotc.vmfb.api.parameters import Parameters
 from aotc.vmfb.api.partial import OpenFunction, place_bound_values
 from aotc.vmfb.api.state import KeptState
 from aotc.vmfb.devices.array import DeviceArray
-from aotc.vmfb.devices.cuda.foreign import as_array
+from aotc.vmfb.devices.cuda.foreign import as_device_or_host_array
 from aotc.vmfb.errors import ArgumentError, ArgumentValueError, CallError
 from aotc.vmfb.public_names import public_names
 
@@ -46,7 +46,7 @@ def put_on_device(module: RuntimeModule, x: Any, where: str) -> DeviceArray:
     if name not in places:
         raise ArgumentValueError(module.name, f"no argument and no device {where!r}", expected=", ".join(places))
     try:
-        found = as_array(x)
+        found = as_device_or_host_array(x)
     except Exception as error:  # it runs code of the array's class
         raise ArgumentError(module.name, f"what is put on {name} cannot be read as an array: {error}") from error
     loaded = places[name]

@@ -110,7 +110,7 @@ class DeviceArray:
     def numpy(self) -> np.ndarray:
         """Return the elements as a NumPy array, without a copy if they are in host memory."""
         if self._array is None:
-            raise self._refusal()
+            raise self._donated_error()
         return self._array
 
     def wait(self) -> DeviceArray:
@@ -128,7 +128,7 @@ class DeviceArray:
     def reader(self) -> DeviceArray:
         """Return another array object of the same memory that remains readable if this object is donated later."""
         if self._reader is None:
-            self._reader = self._twin()
+            self._reader = self._same_memory()
         return self._reader
 
     def give_away(self, now: bool = True) -> DeviceArray:
@@ -137,7 +137,7 @@ class DeviceArray:
         With ``now``, the array of :meth:`reader` becomes unusable too. Otherwise earlier submissions can still read
         through it, before the memory is overwritten.
         """
-        other = self._twin()
+        other = self._same_memory()
         if not now:
             self._reader = None
         self.lose()
@@ -149,10 +149,10 @@ class DeviceArray:
         if reader is not None:
             reader.lose()
 
-    def _twin(self) -> DeviceArray:
+    def _same_memory(self) -> DeviceArray:
         return DeviceArray(self.numpy(), self.device)
 
-    def _refusal(self) -> CallError:
+    def _donated_error(self) -> CallError:
         text = f"{from_numpy(self.dtype)}{list(self.shape)} on {self.device}"
         what = "this array was donated to a call, which has overwritten it"
         return CallError("", what, text, "a result of that call")

@@ -97,7 +97,7 @@ def make_capsule(
         raise BufferError(f"DLPack has no type for {name}; .numpy() copies the elements")
     rank, item = len(array.shape), array.dtype.itemsize
     shape = (ctypes.c_int64 * max(rank, 1))(*array.shape)
-    strides = (ctypes.c_int64 * max(rank, 1))(*_row_major(array.shape))
+    strides = (ctypes.c_int64 * max(rank, 1))(*_row_major_strides(array.shape))
     tensor = _Tensor(
         array.address if array.nbytes else None, type_, ordinal, rank, _CODES[kind], 8 * item, 1,
         ctypes.addressof(shape), ctypes.addressof(strides), 0,
@@ -111,7 +111,7 @@ def make_capsule(
     return _NEW(address, _VERSIONED_NAME if versioned else _NAME, ctypes.cast(_drop_unused_capsule, ctypes.c_void_p))
 
 
-def _row_major(shape: tuple[int, ...]) -> list[int]:
+def _row_major_strides(shape: tuple[int, ...]) -> list[int]:
     """Return the strides, in elements, of a C-contiguous array."""
     strides, step = [], 1
     for size in reversed(shape):
@@ -144,7 +144,7 @@ class Handed(NamedTuple):
         """Return True if the array is C-contiguous."""
         if self.strides is None or 0 in self.shape:
             return True
-        wanted = _row_major(self.shape)
+        wanted = _row_major_strides(self.shape)
         return all(n == 1 or s == w * self.dtype.itemsize for n, s, w in zip(self.shape, self.strides, wanted))
 
 

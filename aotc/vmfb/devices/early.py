@@ -56,7 +56,7 @@ class EarlyResults:
         ----------
         arrays : sequence of array
         marks : sequence of int
-            A table of :func:`marks_for`: nonzero for each result whose commands have ended.
+            A table of :func:`make_mark_table`: nonzero for each result whose commands have ended.
         needed : sequence of int
             For each result the minimum ``stage`` at which it can be read.
         is_stopped : callable
@@ -97,7 +97,7 @@ class EarlyResults:
         return view
 
 
-def with_marks(
+def add_result_marks(
     nodes: Sequence[Node], slots: Mapping[int, int], written: Callable[[Command], Iterable[int]], table: int,
     states: int, shares: bool,
 ) -> tuple[list[Node], int]:  # fmt: skip
@@ -200,6 +200,6 @@ def _renumbered_command(
     )  # fmt: skip
 
 
-def marks_for(results: int) -> Marks:
+def make_mark_table(results: int) -> Marks:
     """Create a table of completion marks for ``results`` results, all cleared; the first word is the mark to copy."""
     return (ctypes.c_int64 * (1 + results))(1)

@@ -33,7 +33,7 @@ def random_key_words(value: object) -> Any:
     return jax.random.key_data(value)
 
 
-def on_host(value: Any, writes: bool = False) -> np.ndarray | None:
+def import_host_array(value: Any, writes: bool = False) -> np.ndarray | None:
     """Import a host array of another library as a NumPy array of the same memory; return None for GPU arrays.
 
     Raises

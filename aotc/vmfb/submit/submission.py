@@ -471,8 +471,8 @@ def _out_buffers(where: str, out: Sequence[Any] | None) -> list[Any]:
     """Import the ``out=`` array of each result, None for results without one; refuse donated arrays."""
     if out is None:
         return []
-    from aotc.vmfb.devices.cuda.foreign import buffer_of  # imported only for calls with ``out=``
-    buffers = [buffer_of(x) for x in out]
+    from aotc.vmfb.devices.cuda.foreign import import_output_buffer  # imported only for calls with ``out=``
+    buffers = [import_output_buffer(x) for x in out]
     for n, (x, buffer) in enumerate(zip(out, buffers)):
         label = donation_label(x) or donation_label(buffer)
         if label:

@@ -24,11 +24,11 @@ from aotc.vmfb.devices.cpu.executor_trials import Trial
 def trial(claims: int = 0) -> Iterator[Trial]:
     """Let all calls be part of a trial."""
     made = Trial(claims)
-    native.hold_trial(made.address)
+    native.set_trial(made.address)
     try:
         yield made
     finally:
-        native.hold_trial(0)
+        native.set_trial(0)
 
 
 class Watched:

@@ -137,7 +137,7 @@ def test_graphs_go_before_their_communicators(on_gpus):
         return next(gpu for gpu in SimulatedGpu.every if gpu.ordinal == link.rank).log
 
     logs = checked(on_gpus(small(), "nccl", work, network))
-    assert all("destroy_graphs" in log for log in logs)
+    assert all("destroy_collective_graphs" in log for log in logs)
     assert [row[-1] for row in network.rows] == ["ncclCommDestroy"] * 2
 
 

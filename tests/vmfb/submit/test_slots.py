@@ -212,14 +212,14 @@ class TestShares:
         modules.append(aotc.load(data, devices="cpu:0", threads=2))
         trial = Trial(1 << 12)
         trial.shuffle(1)
-        native.hold_trial(trial.address)
+        native.set_trial(trial.address)
         seen = []
         try:
             for module in modules:
                 module.invoke("main", X)
                 seen.append({claim.devices for claim in trial.claims()})
         finally:
-            native.hold_trial(0)
+            native.set_trial(0)
         assert [len(devices) for devices in seen] == [1, 1, 1]
         assert seen[0] == seen[2] != seen[1]
         assert [module._executable.device_bits for module in modules[:2]] == [*seen[0], *seen[1]]

@@ -203,7 +203,7 @@ class CpuExecutable:
 
     # ------------------------------------------------------------ running
 
-    def call_of(
+    def native_call_of_buffer(
         self, number: int, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p, threads: int = 0
     ) -> Callable[[], int]:
         """Return a function that runs command buffer ``number`` by one native call.
@@ -219,7 +219,7 @@ class CpuExecutable:
         threads : int
             Number of threads; 0 for all of the executable's.
         """
-        return self._call(self._buffers[number], slots, parameters, scratch, threads or self.threads)
+        return self._native_call(self._buffers[number], slots, parameters, scratch, threads or self.threads)
 
     def call_of_command(
         self, command: abi.Command, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p,
@@ -230,7 +230,7 @@ class CpuExecutable:
         alone = abi.Command(command.kind, kernel, command.items, command.grain, 0, (), command.places, command.dims)
         words = np.array(encode_commands([abi.Graph([alone] * times, state=0, serial=True)]), np.int64)
         buffer = _Buffer(words, times, len(parameters), self._stride)
-        call = partial(self._run, self._call(buffer, slots, parameters, scratch, self.threads))
+        call = partial(self._run_native_call, self._native_call(buffer, slots, parameters, scratch, self.threads))
         return call if self._callbacks is None else self._callbacks.wrap_native_call(call)
 
     def nodes(self, number: int) -> list[abi.Node]:
@@ -258,7 +258,7 @@ class CpuExecutable:
 
         return bundle_origin(self._bundle)
 
-    def _call(
+    def _native_call(
         self, buffer: _Buffer, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p, threads: int
     ) -> Callable[[], int]:
         """Fill in a call block, and return a function that runs a buffer with this block by one native call."""
@@ -281,12 +281,12 @@ class CpuExecutable:
         call.stop = ctypes.c_int64.from_buffer(block, 8 * abi.CALL_STOP)  # type: ignore[attr-defined]
         return call
 
-    def run_alone(self, number: int, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p) -> None:
-        """Run command buffer ``number`` and wait; parameters as in :meth:`call_of`."""
-        call = self.call_of(number, slots, parameters, scratch, self._threads_within(0, self._stride))
-        self._run(call if self._callbacks is None else self._callbacks.wrap_native_call(call))
+    def run_buffer(self, number: int, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p) -> None:
+        """Run command buffer ``number`` and wait; parameters as in :meth:`native_call_of_buffer`."""
+        call = self.native_call_of_buffer(number, slots, parameters, scratch, self._threads_within(0, self._stride))
+        self._run_native_call(call if self._callbacks is None else self._callbacks.wrap_native_call(call))
 
-    def _run(self, call: Callable[[], int]) -> None:
+    def _run_native_call(self, call: Callable[[], int]) -> None:
         """Run a native call with LAPACK limited to one thread; raise the exception of a custom call in it."""
         if self._lapack is not None:
             self._lapack.limit_to_one_thread()
@@ -304,7 +304,7 @@ class CpuExecutable:
         threads at the same time. It raises CallError if an assertion of the plan fails.
         """
         layout = abi.Slots(plan.arguments, len(plan.results))
-        need, arena_bytes, make_state = self._states(plan, self._buffers, layout.count)
+        need, arena_bytes, make_state = self._make_state_factory(plan, self._buffers, layout.count)
         idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
         take, give = self.arenas.take_arena, self.arenas.return_arena
         words, field = WORDS, DATA_FIELD
@@ -349,7 +349,7 @@ class CpuExecutable:
         whole = check_files_before(wrapped, self.mapped)
         return replace_empty_arrays(whole, plan) if plan.empty else whole
 
-    def _states(
+    def _make_state_factory(
         self, plan: Plan, buffers: Sequence[_Buffer], count: int
     ) -> tuple[int, int, Callable[[], tuple[Any, Any, tuple[Callable[[], int], ...]]]]:
         """Prepare what concurrent calls of a plan need.
@@ -374,7 +374,7 @@ class CpuExecutable:
             slots = (ctypes.c_int64 * count)()
             slots[constants_slot] = self._constants.address
             scratch = ctypes.c_void_p()
-            calls = tuple([self._call(buffers[n], slots, p, scratch, threads) for n, p in plan.submissions])
+            calls = tuple([self._native_call(buffers[n], slots, p, scratch, threads) for n, p in plan.submissions])
             return slots, scratch, calls
 
         return arena_bytes + stride * threads, arena_bytes, make_state
@@ -387,11 +387,11 @@ class CpuExecutable:
 
     def early_replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray], EarlyResults], None]:
         """Return the function of :meth:`replay` for calls whose results can be read before the call ends."""
-        from aotc.vmfb.devices.early import marks_for
+        from aotc.vmfb.devices.early import make_mark_table
 
         layout = abi.Slots(plan.arguments, len(plan.results))
-        buffers, needed, unwritten = self._marked(plan, layout.count)
-        need, arena_bytes, make_state = self._states(plan, buffers, layout.count + 1)
+        buffers, needed, unwritten = self._add_result_marks(plan, layout.count)
+        need, arena_bytes, make_state = self._make_state_factory(plan, buffers, layout.count + 1)
         idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
         judged, check = plan.assertions_by_submission(), mapped_file_check(self.mapped)
 
@@ -401,7 +401,7 @@ class CpuExecutable:
             slots, scratch, calls = state = idle.pop() if idle else make_state()
             for slot, x in enumerate((*arrays, *results)):
                 slots[slot] = address_of(EMPTY if slot in plan.empty else x)
-            marks = marks_for(len(results))
+            marks = make_mark_table(len(results))
             for number in unwritten:
                 marks[1 + number] = 1
             slots[layout.count] = ctypes.addressof(marks)
@@ -427,7 +427,7 @@ class CpuExecutable:
 
         return run if self._callbacks is None else self._callbacks.wrap_native_call(run)
 
-    def _marked(self, plan: Plan, table: int) -> tuple[list[_Buffer], list[int], list[int]]:
+    def _add_result_marks(self, plan: Plan, table: int) -> tuple[list[_Buffer], list[int], list[int]]:
         """Add commands to a plan's command buffers that mark each result as complete.
 
         A mark is a copy to slot ``table``. A result whose submission is followed by assertions can be read only after
@@ -441,7 +441,7 @@ class CpuExecutable:
         unwritten : list of int
             Results that no command writes.
         """
-        from aotc.vmfb.devices.early import with_marks  # only for submissions
+        from aotc.vmfb.devices.early import add_result_marks  # only for submissions
 
         kernels, judged = self._variant["kernels"], plan.assertions_by_submission()
 
@@ -464,11 +464,11 @@ class CpuExecutable:
         for submission, slots in last.items():
             number = plan.submissions[submission][0]
             old = self.buffers.nodes[number]
-            nodes, states = with_marks(old, slots, written, table, buffers[number].states, self.has_callbacks)
-            buffers[number] = self._patched(encode_commands(nodes), states, buffers[number])
+            nodes, states = add_result_marks(old, slots, written, table, buffers[number].states, self.has_callbacks)
+            buffers[number] = self._with_kernel_addresses(encode_commands(nodes), states, buffers[number])
         return buffers, needed, unwritten
 
-    def _patched(self, encoded: Sequence[int], states: int, like: _Buffer) -> _Buffer:
+    def _with_kernel_addresses(self, encoded: Sequence[int], states: int, like: _Buffer) -> _Buffer:
         """Return an encoded command buffer with kernel addresses in place of kernel numbers.
 
         ``like`` is the original buffer, for the scratch memory.

@@ -50,7 +50,7 @@ class Claim(NamedTuple):
 
 
 class Trial:
-    """Settings and log of a trial; active while :func:`aotc.vmfb.devices.cpu.native.hold_trial` has its address.
+    """Settings and log of a trial; active while :func:`aotc.vmfb.devices.cpu.native.set_trial` has its address.
 
     Parameters
     ----------

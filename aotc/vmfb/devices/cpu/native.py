@@ -112,9 +112,9 @@ class Executor:
         # Workers read this memory until the process ends, after Python has freed its objects.
         keep_alive_forever(self._memory)
         keep_alive_forever(library)
-        self.prepare()
+        self.reset_pool()
 
-    def prepare(self) -> None:
+    def reset_pool(self) -> None:
         """Reset the thread pool to its state without workers; workers are started when a call needs them."""
         self._memory[:] = 0
         for word, name in _HOST.items():
@@ -122,9 +122,9 @@ class Executor:
             self[word] = ctypes.cast(function, ctypes.c_void_p).value or 0
         with suppress(CallError):  # an invalid variable is reported by a load without threads=
             self[abi.POOL_CORES] = thread_count(None)
-        self.hold(_PROCESS.trial)
+        self.follow_trial(_PROCESS.trial)
 
-    def hold(self, trial: int) -> None:
+    def follow_trial(self, trial: int) -> None:
         """Let all calls follow the trial at address ``trial``; 0 ends the trial."""
         if self._counts:
             self[abi.POOL_TRIAL] = trial
@@ -209,7 +209,7 @@ def load_executor(bundle: OpenedBundle, number: int | None, version: int) -> Exe
         return found
 
 
-def hold_trial(trial: int) -> None:
+def set_trial(trial: int) -> None:
     """Let all calls of this process follow the trial at address ``trial``; 0 ends the trial.
 
     See :class:`aotc.vmfb.devices.cpu.executor_trials.Trial`.
@@ -217,7 +217,7 @@ def hold_trial(trial: int) -> None:
     with _PROCESS.lock:
         _PROCESS.trial = trial
         for executor in _PROCESS.executors.values():
-            executor.hold(trial)
+            executor.follow_trial(trial)
 
 
 def _start_shuffle_trial() -> None:
@@ -249,10 +249,10 @@ def _check_executor(bundle: OpenedBundle, library: ctypes.CDLL, expected_version
 def _reset_after_fork() -> None:
     """Reset the pools in a forked child, which has none of its parent's threads."""
     for executor in _PROCESS.executors.values():
-        executor.prepare()
+        executor.reset_pool()
 
 
-def _ask_calls() -> None:
+def _request_checks_of_calls() -> None:
     """Request that all running calls check for cancellation soon.
 
     A call that misses this request checks when its interval has passed.
@@ -261,7 +261,7 @@ def _ask_calls() -> None:
         executor[abi.POOL_ASK] += 1
 
 
-def _end_calls() -> None:
+def _stop_all_calls() -> None:
     """Stop the calls of daemon threads at interpreter exit, before their arrays are freed; library calls end first."""
     if not is_module_in_native_call(_CALLERS):
         return
@@ -276,5 +276,5 @@ def _end_calls() -> None:
 
 
 after_fork(_reset_after_fork)
-register_check_request(_ask_calls)
-atexit.register(_end_calls)
+register_check_request(_request_checks_of_calls)
+atexit.register(_stop_all_calls)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         def arenas(self) -> ArenaPool:
             """The pool from which calls allocate memory."""
 
-        def run_alone(
+        def run_buffer(
             self, number: int, slots: PointerTable, parameters: Sequence[int], scratch: ctypes.c_void_p
         ) -> None:
             """Run command buffer ``number`` and wait."""
@@ -93,7 +93,7 @@ class CpuSession:
 
     def submit(self, number: int, parameters: list[int]) -> None:
         """Run a command buffer and wait for it."""
-        self._executable.run_alone(number, self._slots, parameters, self._scratch)
+        self._executable.run_buffer(number, self._slots, parameters, self._scratch)
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return the integer at a byte offset of a slot."""

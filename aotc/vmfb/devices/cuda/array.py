@@ -239,7 +239,7 @@ class CudaArray(DeviceArray):
             If the array was donated to a call.
         """
         if self._buffer is None:
-            raise self._refusal()
+            raise self._donated_error()
         return self._buffer
 
     @property
@@ -294,10 +294,10 @@ class CudaArray(DeviceArray):
             self._reader = made
         return made
 
-    def _twin(self) -> CudaArray:
+    def _same_memory(self) -> CudaArray:
         return CudaArray(self.buffer, self.shape, self.dtype, self.device)
 
-    def _share(self) -> CudaBuffer:
+    def _share_with_other_libraries(self) -> CudaBuffer:
         """Return the memory for export; from now on other libraries may access it."""
         buffer = self.buffer
         buffer.shared, self.kind = True, None
@@ -312,7 +312,8 @@ class CudaArray(DeviceArray):
         if self.dtype.isbuiltin != 1:
             what = f"NumPy's protocol has no name for {from_numpy(self.dtype)}"
             raise AttributeError(f"{what}; .numpy() copies the elements, __dlpack__ hands them over")
-        memory_keeper(self.ordinal).wait_for_streams(self._share())  # some libraries ignore the stream of the interface
+        buffer = self._share_with_other_libraries()
+        memory_keeper(self.ordinal).wait_for_streams(buffer)  # some libraries ignore the stream of the interface
         pointer = self.address if self.nbytes else 0
         row = {"shape": self.shape, "typestr": self.dtype.str, "data": (pointer, self.read_only)}
         return {**row, "strides": None, "stream": None, "version": 3}
@@ -329,7 +330,7 @@ class CudaArray(DeviceArray):
         if kwargs.pop("copy", None):
             return self.copy().__dlpack__(**kwargs)
         made, stream = make_capsule(self, **kwargs), kwargs.get("stream")
-        buffer, gpu = self._share(), memory_keeper(self.ordinal).gpu
+        buffer, gpu = self._share_with_other_libraries(), memory_keeper(self.ordinal).gpu
         if stream is None:
             self.wait()
         elif stream != _WAITS_ITSELF:
@@ -356,11 +357,11 @@ class EarlyArray(CudaArray):
         """Return this array at once, because its elements are complete."""
         return self
 
-    def _twin(self) -> CudaArray:
+    def _same_memory(self) -> CudaArray:
         return EarlyArray(self)
 
-    def _share(self) -> CudaBuffer:
+    def _share_with_other_libraries(self) -> CudaBuffer:
         result = self._result()
         if result is not None and not result.donated:
-            result._share()
-        return super()._share()
+            result._share_with_other_libraries()
+        return super()._share_with_other_libraries()

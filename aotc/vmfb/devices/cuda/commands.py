@@ -45,12 +45,12 @@ class GpuCommand:
         """Store the command's node in a CUDA graph, so that :meth:`setter` can update the node."""
         self._node = recording, node
 
-    def setter(self) -> Change:
+    def node_setter(self) -> Change:
         """Return the function that updates this command's recorded node; create it on first use."""
-        self.change = made = self._setter(*self._node)
+        self.change = made = self._make_node_setter(*self._node)
         return made
 
-    def _setter(self, recording: Recording, node: int) -> Change:
+    def _make_node_setter(self, recording: Recording, node: int) -> Change:
         raise NotImplementedError
 
 
@@ -64,7 +64,7 @@ class CopyCommand(GpuCommand):
         self._copy = CopyParameters.of(to, source, size)
         super().__init__(executable, ("copy", (to, source, size)), self._copy.cells())
 
-    def _setter(self, recording: Recording, node: int) -> Change:
+    def _make_node_setter(self, recording: Recording, node: int) -> Change:
         found = self._gpu.copy_setter(recording, node, self._copy)
         return found
 
@@ -97,19 +97,19 @@ class LaunchCommand(GpuCommand):
     ) -> None:
         """Fill in the parameters of kernel ``number``: tensor maps, pointers, dims and the size of the grid."""
         where, rows = executable.where, executable.kernels[number].get("launch", {}).get("maps", ())
-        held = [tensor_map.encode_map(where, row, addresses[row["buffer"]], dims[:-1]) for row in rows]
+        held = [tensor_map.encode_tensor_map(where, row, addresses[row["buffer"]], dims[:-1]) for row in rows]
         values = (ctypes.c_int64 * (len(addresses) + len(dims)))(*addresses, *dims)
         start = ctypes.addressof(values)
         places = [*map(ctypes.addressof, held), *(start + 8 * n for n in range(len(values)))]
         table = (ctypes.c_void_p * len(places))(*places)
         cells = [(values, number) for number in range(len(addresses))]
         self._maps = [  # they keep the encoded maps alive
-            (cells[row["buffer"]], partial(tensor_map.move_map, where, row, one, dims[:-1]))
+            (cells[row["buffer"]], partial(tensor_map.retarget_tensor_map, where, row, one, dims[:-1]))
             for row, one in zip(rows, held)
         ]
         super().__init__(executable, ("launch", (executable.functions[number], shape, table)), cells)
 
-    def _setter(self, recording: Recording, node: int) -> Change:
+    def _make_node_setter(self, recording: Recording, node: int) -> Change:
         found = self._gpu.kernel_setter(recording, node, *self.asked[1])
         return partial(_change_with_maps, self._maps, found) if self._maps else found
 

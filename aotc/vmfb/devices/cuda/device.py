@@ -17,7 +17,7 @@ from aotc.vmfb.weights.constants import load_constants
 _ARCHITECTURE = re.compile(r"cuda:(sm|compute)_(\d+)(\d)(a?)")
 
 
-def _architecture(variant: dict[str, Any]) -> tuple[int, int, str]:
+def _parse_cuda_target(variant: dict[str, Any]) -> tuple[int, int, str]:
     """Parse the target of a variant to a compute capability (major, minor) and a kind of compatibility.
 
     ``cuda:sm_80`` is (8, 0, "sm") and also runs on later capabilities of the same generation. ``cuda:sm_90a`` is (9, 0,
@@ -36,15 +36,15 @@ def obstacle(variant: dict[str, Any]) -> str:
     if missing:
         return missing
     found = {n: cuda_driver.capability(n) for n in range(cuda_driver.device_count())}
-    if any(_runs(variant, have) for have in found.values()):
+    if any(_can_run_variant(variant, have) for have in found.values()):
         return _driver_problem(variant)
     names = ", ".join(f"{cuda_driver.device_name(n)} is sm_{a}{b}" for n, (a, b) in found.items())
     return f"its code is for another GPU ({names})"
 
 
-def _runs(variant: dict[str, Any], have: tuple[int, int]) -> bool:
+def _can_run_variant(variant: dict[str, Any], have: tuple[int, int]) -> bool:
     """Return True if a GPU of compute capability ``have`` can run the variant."""
-    *needed, others = _architecture(variant)
+    *needed, others = _parse_cuda_target(variant)
     match others:
         case "a":
             return list(have) == needed
@@ -67,7 +67,7 @@ def _driver_problem(variant: dict[str, Any]) -> str:
 
 def rank(variant: dict[str, Any]) -> tuple[int, ...]:
     """Return a sort key of a variant that a GPU can run: cubins before PTX, then the newest architecture."""
-    major, minor, others = _architecture(variant)
+    major, minor, others = _parse_cuda_target(variant)
     return others != "compute", major, minor, others == "a"
 
 
@@ -104,7 +104,7 @@ def check_gpu(bundle: OpenedBundle, part: dict[str, Any], ordinal: int) -> None:
     count = cuda_driver.device_count()
     if not 0 <= ordinal < count:
         raise BundleError(bundle.where, f"there is no GPU {ordinal}", expected=f"below {count}")
-    if not _runs(part, cuda_driver.capability(ordinal)):
+    if not _can_run_variant(part, cuda_driver.capability(ordinal)):
         name, (major, minor) = cuda_driver.device_name(ordinal), cuda_driver.capability(ordinal)
         raise BundleError(bundle.where, f"GPU {ordinal} cannot run it", f"{name}, sm_{major}{minor}", part["target"])
     if problem := _driver_problem(part):

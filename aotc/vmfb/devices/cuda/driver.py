@@ -52,10 +52,10 @@ def version() -> tuple[int, int]:
 
 def capability(ordinal: int) -> tuple[int, int]:
     """Return the compute capability of a GPU, such as (9, 0)."""
-    return _attribute(_MAJOR, ordinal), _attribute(_MINOR, ordinal)
+    return _device_attribute(_MAJOR, ordinal), _device_attribute(_MINOR, ordinal)
 
 
-def _attribute(number: int, ordinal: int) -> int:
+def _device_attribute(number: int, ordinal: int) -> int:
     found = c_int()
     call("cuDeviceGetAttribute", byref(found), number, ordinal)
     return found.value
@@ -68,7 +68,7 @@ def memory_info() -> tuple[int, int]:
     return free.value, total.value
 
 
-def page_locked(size: int) -> int:
+def allocate_page_locked(size: int) -> int:
     """Allocate page-locked host memory, which GPUs access directly; return its address. It is never freed."""
     return handle_of("cuMemHostAlloc", size, _PORTABLE).value or 0
 
@@ -83,12 +83,12 @@ class PageLock:
         self._memory = memory
         gpu.enter()
         call("cuMemHostRegister_v2", address, size, _PORTABLE)
-        self._release = Release(_unlock, gpu.context, address, os.getpid())
+        self._release = Release(_end_page_lock, gpu.context, address, os.getpid())
 
 
-def _unlock(context: c_void_p, address: int, process: int) -> None:
+def _end_page_lock(context: c_void_p, address: int, process: int) -> None:
     if os.getpid() == process:  # a forked child has no driver
-        with suppress(CallError), _within(context):
+        with suppress(CallError), _current_context(context):
             try_driver("cuMemHostUnregister", address)
 
 
@@ -107,7 +107,7 @@ def device_name(ordinal: int) -> str:
 
 
 @contextmanager
-def _within(context: c_void_p) -> Iterator[None]:
+def _current_context(context: c_void_p) -> Iterator[None]:
     """Make ``context`` the calling thread's current context for the block.
 
     The capture mode is relaxed, so that the block does not disturb a recording.
@@ -154,7 +154,7 @@ class _Resources:
             self.later.extend(blocks)
             blocks = ()
         if os.getpid() == self.process:
-            with suppress(CallError), _within(self.context):
+            with suppress(CallError), _current_context(self.context):
                 for graph in graphs:
                     self._destroy(graph)
                 for address in blocks:
@@ -176,7 +176,7 @@ class _Resources:
         """Destroy all graphs that contain collectives; they must not be launched again."""
         if os.getpid() != self.process:
             return
-        with suppress(CallError), _within(self.context):
+        with suppress(CallError), _current_context(self.context):
             for key in list(self.exchanging):
                 self.destroyed.add(key)
                 graph = self.exchanging.pop(key, None)
@@ -188,7 +188,7 @@ class _Resources:
     def word(self) -> int:
         """Return the address of a host word that the GPU can read; words are reused after :meth:`close`."""
         if not _WORDS:
-            begin = page_locked(_WORDS_BYTES)
+            begin = allocate_page_locked(_WORDS_BYTES)
             _WORDS.extend(range(begin, begin + _WORDS_BYTES, WORD_BYTES))
         self.words.append(_WORDS.pop())
         return self.words[-1]
@@ -197,7 +197,7 @@ class _Resources:
         """Release all resources except the context."""
         _WORDS.extend(self.words)
         if os.getpid() == self.process:
-            with suppress(CallError), _within(self.context):
+            with suppress(CallError), _current_context(self.context):
                 for stream in self.streams:
                     try_driver("cuStreamSynchronize", stream)
                 for mark in self.marks:
@@ -247,7 +247,7 @@ class Gpu(GraphStream):
         self._first: Gpu | None = None  # keeps the owner of the memory alive
         self._loops: Loops | None = None
         self._capturing: c_void_p | None = None
-        self.multiprocessors = _attribute(_MULTIPROCESSORS, ordinal)
+        self.multiprocessors = _device_attribute(_MULTIPROCESSORS, ordinal)
 
     def _new_stream(self) -> tuple[c_void_p, Mark]:
         made = handle_of("cuStreamCreate", _NON_BLOCKING)
@@ -338,7 +338,7 @@ class Gpu(GraphStream):
         elif size:
             call("cuMemcpyPeerAsync", to, self.context, source, other.context, size, self.stream)
 
-    def let_reach(self, other: Gpu) -> None:
+    def enable_peer_access(self, other: Gpu) -> None:
         """Enable direct (peer) copies to memory of ``other`` if the hardware supports them."""
         can = c_int()
         if other.ordinal != self.ordinal:
@@ -357,7 +357,7 @@ class Gpu(GraphStream):
             self._held.events.append(event)
             return event
 
-    def give_events(self, events: Iterable[c_void_p]) -> None:
+    def return_events(self, events: Iterable[c_void_p]) -> None:
         """Keep events for reuse, from any thread."""
         self._idle.extend(events)
 
@@ -384,17 +384,17 @@ class Gpu(GraphStream):
         self.enter()
         call("cuEventRecord", event, other)
         call("cuStreamWaitEvent", stream, event, 0)
-        self.give_events([event])  # the wait has captured it: it may be recorded again
+        self.return_events([event])  # the wait has captured it: it may be recorded again
 
     def finish(self, event: c_void_p) -> None:
         """Wait on the host for an event of this stream; if the call is cancelled, stop the stream's loops and raise."""
-        if self.is_turning or self.ranks is not None:
-            self._watch("cuEventQuery", event)
+        if self.may_run_loops or self.ranks is not None:
+            self._poll_until_done("cuEventQuery", event)
         call("cuEventSynchronize", event)
         if self.ranks is not None:
             self.ranks.settle()
 
-    def let_share(self, function: c_void_p, size: int) -> None:
+    def allow_dynamic_shared_memory(self, function: c_void_p, size: int) -> None:
         """Allow blocks of a kernel to use ``size`` bytes of dynamic shared memory."""
         if size:
             call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, size)
@@ -405,9 +405,9 @@ class Gpu(GraphStream):
 
     def wait(self) -> None:
         """Wait on the host for the stream; if the call is cancelled, stop the stream's loops and raise."""
-        if self.is_turning or self.ranks is not None:
-            self._watch("cuStreamQuery", self.stream)
-            self._have_swapped()
+        if self.may_run_loops or self.ranks is not None:
+            self._poll_until_done("cuStreamQuery", self.stream)
+            self._mark_loops_ended()
         call("cuStreamSynchronize", self.stream)
         if self.ranks is not None:
             self.ranks.settle()
@@ -439,11 +439,11 @@ class Gpu(GraphStream):
             raise
         call("cuStreamEndCapture", self._capturing, byref(graph))
 
-    def note_collectives(self, graph: Recording) -> None:
+    def register_collective_graph(self, graph: Recording) -> None:
         """Register a graph with collectives, which must be destroyed before their communicators."""
         self._held.exchanging[graph.ready.value or 0] = graph
 
-    def destroy_graphs(self) -> None:
+    def destroy_collective_graphs(self) -> None:
         """Destroy all graphs with collectives, because ranks are lost or the module is closed."""
         self._held.destroy_exchanging()
 
@@ -464,29 +464,29 @@ class Gpu(GraphStream):
     # ------------------------------------------------------------ running loops
 
     @property
-    def is_turning(self) -> bool:
+    def may_run_loops(self) -> bool:
         """Return True if a loop on the GPU may be running on this stream."""
         return self.stream.value in self._held.turning
 
-    def note_loops(self) -> None:
+    def expect_loops(self) -> None:
         """Record that the graph to launch next contains loops."""
         assert self.stream.value is not None
         self._held.turning.add(self.stream.value)
 
-    def end_loops(self) -> None:
+    def stop_loops(self) -> None:
         """Stop the loops that run on the GPU for this stream, and wait for the stream."""
-        if self.is_turning:
+        if self.may_run_loops:
             self.has_ended_loops = True
             self.loops.end()
-            self._have_swapped()
+            self._mark_loops_ended()
 
-    def _have_swapped(self) -> None:
+    def _mark_loops_ended(self) -> None:
         self._held.turning.discard(self.handle)
         if not self._held.turning:
             blocks, self._held.later = self._held.later, []
             self._held.free(blocks, ())
 
-    def _watch(self, name: str, handle: c_void_p) -> None:
+    def _poll_until_done(self, name: str, handle: c_void_p) -> None:
         """Poll on the host until an event or the stream is complete; ``name`` is the driver's query function."""
         check = self.ranks.check if self.ranks is not None else do_nothing
         try:
@@ -494,5 +494,5 @@ class Gpu(GraphStream):
         except RankLost:
             raise
         except BaseException:
-            self.end_loops()
+            self.stop_loops()
             raise

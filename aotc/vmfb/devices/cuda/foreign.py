@@ -17,7 +17,7 @@ from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.array import CudaArray, CudaBuffer, memory_keeper
 from aotc.vmfb.devices.dlpack import CUDA, MANAGED, Handed, capsule_description
-from aotc.vmfb.devices.host_arrays import on_host, random_key_words
+from aotc.vmfb.devices.host_arrays import import_host_array, random_key_words
 
 _LEGACY = 1  # the legacy default stream in both protocols: it orders itself with all other streams
 
@@ -52,7 +52,7 @@ def imported_array(value: Any, writes: bool = False) -> CudaArray | None:
     BufferError
         If the array is not C-contiguous, is read-only but would be written, or has an unknown dtype.
     """
-    found = _seen(value, writes)
+    found = _import_unaligned(value, writes)
     if found is None or found.address % GPU_ALIGNMENT == 0:
         return found
     if writes:
@@ -61,14 +61,14 @@ def imported_array(value: Any, writes: bool = False) -> CudaArray | None:
     return found.copy()
 
 
-def _seen(value: Any, writes: bool = False) -> CudaArray | None:
+def _import_unaligned(value: Any, writes: bool = False) -> CudaArray | None:
     """Import a GPU array of another library at any alignment; see :func:`imported_array`."""
     device = getattr(value, "__dlpack_device__", None)
     if device is not None:
         type_, ordinal = device()
         if type_ not in (CUDA, MANAGED):
             return None
-        owner = _capsule(value, memory_keeper(ordinal).gpu.handle)
+        owner = _request_capsule(value, memory_keeper(ordinal).gpu.handle)
         found = capsule_description(owner)
     elif hasattr(value, "__cuda_array_interface__"):
         row, owner = value.__cuda_array_interface__, value
@@ -89,7 +89,7 @@ def _seen(value: Any, writes: bool = False) -> CudaArray | None:
     return CudaArray(_Borrowed(ordinal, found, owner), found.shape, found.dtype, f"cuda:{ordinal}")
 
 
-def _capsule(value: Any, stream: int) -> Any:
+def _request_capsule(value: Any, stream: int) -> Any:
     """Request a DLPack capsule from a GPU array; ``stream`` will wait for the producer's work up to now."""
     try:
         return value.__dlpack__(stream=stream, max_version=(1, 0))
@@ -97,15 +97,15 @@ def _capsule(value: Any, stream: int) -> Any:
         return value.__dlpack__(stream=stream)
 
 
-def buffer_of(out: Any) -> np.ndarray | DeviceArray | None:
+def import_output_buffer(out: Any) -> np.ndarray | DeviceArray | None:
     """Import an ``out=`` buffer as an array whose memory address orders submissions; None if it cannot be imported."""
     if out is None or isinstance(out, np.ndarray | DeviceArray):
         return out
-    found = _seen(out)
-    return on_host(out) if found is None else found
+    found = _import_unaligned(out)
+    return import_host_array(out) if found is None else found
 
 
-def as_array(value: Any) -> np.ndarray | DeviceArray:
+def as_device_or_host_array(value: Any) -> np.ndarray | DeviceArray:
     """Convert a value to a :class:`DeviceArray` if it is one or is on a GPU, else to a NumPy array."""
     if isinstance(value, np.ndarray | DeviceArray):
         return value
@@ -116,8 +116,8 @@ def as_array(value: Any) -> np.ndarray | DeviceArray:
         return np.asarray(value)
     except TypeError:  # a dtype unknown to NumPy
         if (words := random_key_words(value)) is not value:
-            return as_array(words)
-        made = on_host(value)
+            return as_device_or_host_array(words)
+        made = import_host_array(value)
         if made is None:
             raise
         return made

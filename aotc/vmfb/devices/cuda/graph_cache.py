@@ -96,60 +96,60 @@ class RecordedPrograms:
             found.used = self._clock
         return found
 
-    def of(self, key: Key, addresses: Addresses) -> AddressedPrograms:
+    def programs_at(self, key: Key, addresses: Addresses) -> AddressedPrograms:
         """Return programs for arrays at these addresses: cached, retargeted from other addresses, or new.
 
         The pointer table must contain the addresses.
         """
-        return self.get(key) or self._new(key, addresses)
+        return self.get(key) or self._create_programs(key, addresses)
 
-    def _new(self, key: Key, addresses: Addresses) -> AddressedPrograms:
+    def _create_programs(self, key: Key, addresses: Addresses) -> AddressedPrograms:
         """Create programs for a key that is not cached; record graphs if the key is likely to recur."""
         if not any(addresses):
-            return self._record(key, addresses)
+            return self._record_programs(key, addresses)
         if len(self._moving) < MOVING:
-            self._moving.append(self._record(key, addresses))
+            self._moving.append(self._record_programs(key, addresses))
             return self._moving[-1]
         if key in self._seen and self._has_room():
             del self._seen[key]
-            return self._record(key, addresses)
+            return self._record_programs(key, addresses)
         oldest = self._moving[0]
         changed = [slot for slot, a, b in zip(self._slots, oldest.addresses, addresses) if a != b]
         if not oldest.fixed.isdisjoint(changed):
-            self._note(key)
-            return AddressedPrograms(key, addresses, self._programs(record=False))
-        return self._moved(self._moving.pop(0), key, addresses, changed)
+            self._count_occurrence(key)
+            return AddressedPrograms(key, addresses, self._make_programs(record=False))
+        return self._retarget(self._moving.pop(0), key, addresses, changed)
 
-    def _record(self, key: Key, addresses: Addresses) -> AddressedPrograms:
-        return self._add(AddressedPrograms(key, addresses, self._programs(record=True)))
+    def _record_programs(self, key: Key, addresses: Addresses) -> AddressedPrograms:
+        return self._cache_programs(AddressedPrograms(key, addresses, self._make_programs(record=True)))
 
-    def _programs(self, record: bool) -> list[PlacedProgram]:
+    def _make_programs(self, record: bool) -> list[PlacedProgram]:
         rows = self._submissions
         return [self._make(number=n, parameters=values, marked=marked, record=record) for n, values, marked in rows]
 
-    def _note(self, key: Key) -> None:
+    def _count_occurrence(self, key: Key) -> None:
         """Record the occurrence of a key; a key that recurs gets graphs of its own."""
         self._seen[key] = None
         if len(self._seen) > SEEN_ADDRESSES:
             del self._seen[next(iter(self._seen))]
 
-    def _add(self, found: AddressedPrograms) -> AddressedPrograms:
+    def _cache_programs(self, found: AddressedPrograms) -> AddressedPrograms:
         self._rows[found.key] = found
         self._clock += 1
         found.used = self._clock
         return found
 
-    def _moved(
+    def _retarget(
         self, found: AddressedPrograms, key: Key, addresses: Addresses, changed: Sequence[int]
     ) -> AddressedPrograms:
         """Retarget the recorded graphs ``found`` to other addresses; running calls are not affected."""
         del self._rows[found.key]
         for program in found.programs:
             program.move(changed)
-        self._note(found.key)
+        self._count_occurrence(found.key)
         found.key, found.addresses = key, addresses
         self._moving.append(found)  # not listed while it is inconsistent
-        return self._add(found)
+        return self._cache_programs(found)
 
     def _has_room(self) -> bool:
         """Return True if another set of graphs may be recorded; evict a set that was not used lately if necessary."""

@@ -16,7 +16,7 @@ from aotc.vmfb.devices.cuda import driver as cuda_driver
 from aotc.vmfb.devices.cuda.array import CudaArray, CudaBuffer
 from aotc.vmfb.devices.cuda.launch import fits_gpu_limits
 from aotc.vmfb.devices.cuda.stream_order import Mark
-from aotc.vmfb.devices.cuda.tensor_map import map_fits
+from aotc.vmfb.devices.cuda.tensor_map import is_valid_tensor_map
 from aotc.vmfb.errors import BundleError, CallError
 from aotc.vmfb.host.locks import new_recursive_lock
 from aotc.vmfb.ranks.gpu_calls import GpuCall
@@ -141,7 +141,7 @@ class LoadedGpu:
                     modules[place] = self.gpu.load(bytes(image))
                 function = self.gpu.function(modules[place], kernel["symbol"])
                 functions.append(function)
-                self.gpu.let_share(function, kernel.get("launch", {}).get("shared", 0))
+                self.gpu.allow_dynamic_shared_memory(function, kernel.get("launch", {}).get("shared", 0))
             except CallError as error:
                 raise BundleError(bundle.where, f"kernel {kernel['name']!r} does not load: {error}") from None
         return functions
@@ -239,7 +239,7 @@ def check_kernels(bundle: OpenedBundle, part: dict[str, Any]) -> None:
             continue
         maps, buffers = kernel.get("launch", {}).get("maps", ()), len(kernel.get("extents", ()))
         whole = len(kernel.get("image", ())) == 2 and "symbol" in kernel and fits_gpu_limits(kernel)
-        if not whole or not all(map_fits(row, buffers) for row in maps):
+        if not whole or not all(is_valid_tensor_map(row, buffers) for row in maps):
             raise BundleError(bundle.where, f"the entry of kernel {kernel['name']!r} is incomplete")
         try:
             _ = Interface(kernel) if maps else None

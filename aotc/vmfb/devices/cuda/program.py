@@ -46,7 +46,7 @@ class CudaMemory:
         self._executable = executable
         self._slots = slots
         self._held: dict[int, tuple[int, int]] = {}  # address and size by slot
-        self._release = Release(_give_back, executable, self._held)
+        self._release = Release(_free_slots, executable, self._held)
 
     def take(self, slot: int, size: int) -> None:
         """Allocate ``size`` bytes for a slot and write the address to the pointer table.
@@ -82,10 +82,10 @@ class CudaMemory:
 
     def release(self) -> None:
         """Free the memory of all slots."""
-        _give_back(self._executable, self._held)
+        _free_slots(self._executable, self._held)
 
 
-def _give_back(executable: LoadedGpu, blocks: dict[int, tuple[int, int]]) -> None:
+def _free_slots(executable: LoadedGpu, blocks: dict[int, tuple[int, int]]) -> None:
     """Free the memory of all slots, and subtract it from the bytes in use."""
     rows = [blocks.pop(slot) for slot in list(blocks)]
     executable.gpu.free([address for address, _ in rows])
@@ -109,7 +109,7 @@ class Recordings:
 
 def _forget(gpu: Gpu, graphs: list[Recording], events: list[c_void_p]) -> None:
     gpu.free((), graphs)
-    gpu.give_events(events)
+    gpu.return_events(events)
 
 
 class CudaProgram:
@@ -169,7 +169,7 @@ class CudaProgram:
                 cells[number] = begin + offset
                 touched[command] = None
         for command in touched:
-            status = (command.change or command.setter())()
+            status = (command.change or command.node_setter())()
             if status:
                 raise driver_failure("a change of a graph", status)
 
@@ -188,25 +188,25 @@ class CudaProgram:
         steps: list[Step] = []
         for recorded, found in groupby(nodes, self._is_recorded):
             group = list(found)
-            steps += [self._recorded(group)] if recorded else map(self._step, group)
+            steps += [self._step_of_recorded_graph(group)] if recorded else map(self._step_without_recording, group)
         return steps
 
-    def _step(self, node: Node) -> Step:
+    def _step_without_recording(self, node: Node) -> Step:
         """Return a function that runs one node without a recording, at the current addresses."""
         places = [p for c in all_commands([node]) for p in c.places] if isinstance(node, Graph) else [node.place]
         self.fixed.update(slot for slot, _ in places)
         match node:
             case Graph():
-                return self._graph(node)
+                return self._step_launching_graph(node)
             case WhileNode():
-                return self._while(node)
+                return self._loop_step(node)
             case Case():
-                return self._case(node)
+                return self._branch_step(node)
 
-    def _graph(self, graph: Graph) -> Step:
+    def _step_launching_graph(self, graph: Graph) -> Step:
         """Return a function that launches a graph's commands one by one, in an order that respects its edges."""
         gpu = self._executable.gpu
-        commands = [work for command in graph.leaves if (work := self._work(command)) is not None]
+        commands = [work for command in graph.leaves if (work := self._gpu_command(command)) is not None]
 
         def run_all() -> None:
             for command in commands:  # it owns the memory that the arguments point to
@@ -215,7 +215,7 @@ class CudaProgram:
 
         return run_all
 
-    def _recorded(self, nodes: Sequence[Node]) -> Step:
+    def _step_of_recorded_graph(self, nodes: Sequence[Node]) -> Step:
         """Record ``nodes`` as one CUDA graph, and return a function that launches the graph."""
         gpu = self._executable.gpu
         graph = gpu.new_graph()
@@ -236,14 +236,14 @@ class CudaProgram:
                 self.fixed.update(slot for slot, _ in command.places)
 
         try:
-            GraphRecorder(self._work, self._address, added).nodes(graph, nodes)
+            GraphRecorder(self._gpu_command, self._address, added).nodes(graph, nodes)
             recording = gpu.ready(graph)
         except BaseException:
             gpu.drop(graph)
             raise
         self._recordings.graphs.append(recording)
         if exchanges:
-            gpu.note_collectives(recording)
+            gpu.register_collective_graph(recording)
         self.fixed.update(node.place[0] for node in all_nodes(nodes) if not isinstance(node, Graph))
         for command, work, node in rows:
             work.record(recording, node)
@@ -253,12 +253,12 @@ class CudaProgram:
 
         def run() -> None:
             if loops:
-                gpu.note_loops()
+                gpu.expect_loops()
             gpu.run_graph(recording)
 
         return run
 
-    def _work(self, command: Command) -> GpuCommand | None:
+    def _gpu_command(self, command: Command) -> GpuCommand | None:
         """Return the GPU command of a dispatch or copy; None if it has no items or bytes."""
         addresses = [self._address(place) for place in command.places]
         dims = [self._value(word) for word in command.dims]
@@ -274,7 +274,7 @@ class CudaProgram:
             return None
         return LaunchCommand(self._executable, command.kernel, addresses, shape, [*dims, items])
 
-    def _read(self, place: Place, dtype: str) -> Callable[[], int]:
+    def _scalar_reader(self, place: Place, dtype: str) -> Callable[[], int]:
         """Return a function that waits for the stream and reads the integer at ``place``."""
         gpu, found = self._executable.gpu, self._flag.view(to_numpy(dtype))  # not self: self references the steps
         to, source = found.ctypes.data, self._address(place)
@@ -286,16 +286,16 @@ class CudaProgram:
 
         return read
 
-    def _while(self, node: WhileNode) -> Step:
+    def _loop_step(self, node: WhileNode) -> Step:
         condition, body = self._steps_of(node.condition), self._steps_of(node.body)
-        return host_loop(condition, self._read(node.place, "u8"), body)
+        return loop_step_on_host(condition, self._scalar_reader(node.place, "u8"), body)
 
-    def _case(self, node: Case) -> Step:
+    def _branch_step(self, node: Case) -> Step:
         branches = [self._steps_of(branch) for branch in node.branches]
-        return take_branch(self._read(node.place, "i32"), branches)
+        return branch_step_on_host(self._scalar_reader(node.place, "i32"), branches)
 
 
-def host_loop(condition: Sequence[Step], continue_while: Callable[[], int], body: Sequence[Step]) -> Step:
+def loop_step_on_host(condition: Sequence[Step], continue_while: Callable[[], int], body: Sequence[Step]) -> Step:
     """Return a function that runs a loop whose condition the host reads.
 
     It checks for cancellation in each iteration.
@@ -317,7 +317,7 @@ def host_loop(condition: Sequence[Step], continue_while: Callable[[], int], body
     return run
 
 
-def take_branch(chosen: Callable[[], int], branches: Sequence[Sequence[Step]]) -> Step:
+def branch_step_on_host(chosen: Callable[[], int], branches: Sequence[Sequence[Step]]) -> Step:
     """Return a function that runs the branch numbered ``chosen()``, the last one if the number is out of range."""
 
     def run() -> None:

@@ -16,7 +16,7 @@ from aotc.vmfb.devices.cuda.array import ArrayType, CudaArray, CudaBuffer, array
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.graph_cache import AddressedPrograms
 from aotc.vmfb.devices.cuda.libcuda.library import driver_failure
-from aotc.vmfb.devices.cuda.stream_order import Mark, change_counter, let_read
+from aotc.vmfb.devices.cuda.stream_order import Mark, change_counter, order_reads
 from aotc.vmfb.devices.mixed.call import PlacedCall
 from aotc.vmfb.devices.mixed.executable import PlacedExecutable, PlacedPlan
 from aotc.vmfb.host.interruption import runs_submission
@@ -55,7 +55,7 @@ class BoundArrays:
             return True
         if any(x.kind is not kind or kind is None for x, kind in zip(self._arrays, self._kinds)):
             return False
-        let_read(gpu, [x.buffer for x in self._arrays])
+        order_reads(gpu, [x.buffer for x in self._arrays])
         self._looked[gpu.mark] = now
         return True
 
@@ -106,7 +106,7 @@ class ResidentCalls:
             return None
         return key, [x._buffer for x in values]
 
-    def learn(
+    def create_fast_path(
         self, plan: Plan, replay: Any, before: tuple[Any, list[Any]], arrays: Sequence[Any], results: Sequence[Any],
         out: Sequence[Any] | None,
     ) -> None:  # fmt: skip
@@ -181,31 +181,31 @@ class ResidentCall:
         """
         if not self._is_plain:
             return None
-        streams = self._pool.take()
+        streams = self._pool.take_streams()
         try:
             buffers: list[Any] = [x._buffer for x in values]
             call, gpu, bound = self._placed.on(streams), streams.gpus[0], self._bound
             if bound is not None and not bound.are_ready(gpu):
                 return None
             mark = gpu.mark
-            made, written = self._results(buffers, out, mark)
+            made, written = self._allocate_results(buffers, out, mark)
             key: tuple[Any, ...] = tuple([b.address for b in buffers] + [b.address for b in written])
             if bound is not None:
                 key = (bound.token, *key)
             found = call.recorded.get(key)
             if found is None or not found.launches:
-                found = self._aimed(call, gpu, key, buffers, written)
+                found = self._programs_for_addresses(call, gpu, key, buffers, written)
                 if found is None:
                     return None
             elif streams.last is not call.me:
                 streams.note(call)
             for buffer in buffers:
                 if mark not in buffer.users:
-                    let_read(gpu, buffers)
+                    order_reads(gpu, buffers)
                     break
             for buffer in written:
                 if buffer.writer is not mark or len(buffer.users) != 1:
-                    buffer.written_by(gpu)
+                    buffer.order_write(gpu)
             for number in self._donated:
                 values[number].lose()
             streams.busy = True
@@ -214,26 +214,26 @@ class ResidentCall:
                 streams.wait()
             return made
         finally:
-            self._pool.give(streams)
+            self._pool.return_streams(streams)
 
-    def _aimed(
+    def _programs_for_addresses(
         self, call: PlacedCall, gpu: Gpu, key: tuple[Any, ...], buffers: list[CudaBuffer], written: list[CudaBuffer]
     ) -> AddressedPrograms | None:
         """Return the programs recorded for the addresses of this call; None if the call needs the general path."""
         every = buffers if self._bound is None else self._bound.among(buffers)
         donated = [buffers[number] for number in self._donated]
-        if not _are_apart(every, written, donated):
+        if not _are_disjoint(every, written, donated):
             return None
         gpu.enter()
         addresses = tuple([b.address for b in every] + [b.address for b in written])
-        found: AddressedPrograms = call.aim(key, addresses)
+        found: AddressedPrograms = call.programs_at_addresses(key, addresses)
         if not found.launches:
             self._is_plain = bool(found.graphs)
             if self._is_plain:
                 found.launches = [gpu.enter_quickly, *(gpu.prepared(graph) for graph in found.graphs)]
         return found if found.launches else None
 
-    def _results(
+    def _allocate_results(
         self, buffers: Sequence[CudaBuffer], out: Sequence[Any] | None, mark: Mark
     ) -> tuple[list[CudaArray], list[CudaBuffer]]:
         """Return the result arrays of a call, which the GPU has yet to compute, and their memory."""
@@ -253,7 +253,7 @@ class ResidentCall:
         return made, written
 
 
-def _are_apart(every: Sequence[CudaBuffer], written: Sequence[CudaBuffer], donated: Sequence[CudaBuffer]) -> bool:
+def _are_disjoint(every: Sequence[CudaBuffer], written: Sequence[CudaBuffer], donated: Sequence[CudaBuffer]) -> bool:
     """Return True if the memory that a call writes does not overlap other memory that it accesses."""
     if any(every.count(b) != 1 for b in donated):
         return False

@@ -57,14 +57,14 @@ class _Stage:
         try:
             return self.idle.pop()
         except IndexError:
-            return cuda_driver.page_locked(STAGED_BLOCK)
+            return cuda_driver.allocate_page_locked(STAGED_BLOCK)
 
 
 _STAGE = _Stage()
 after_fork(_STAGE.renew)
 
 
-def locked(arena: Arena, size: int, gpu: Gpu) -> Arena:
+def page_lock_arena(arena: Arena, size: int, gpu: Gpu) -> Arena:
     """Page-lock the first ``size`` bytes of ``arena`` and return the arena.
 
     The bytes stay pageable if the driver refuses.
@@ -85,7 +85,7 @@ def upload(gpu: Gpu, to: int, source: int, size: int) -> None:
     if size < STAGED_BYTES:
         gpu.upload(to, source, size)
     else:
-        _share(size, lambda places: _up(gpu, to, source, size, places))
+        _copy_blocks_on_threads(size, lambda places: _upload_blocks(gpu, to, source, size, places))
 
 
 def download(gpu: Gpu, to: int, source: int, size: int) -> None:
@@ -93,10 +93,10 @@ def download(gpu: Gpu, to: int, source: int, size: int) -> None:
     if size < STAGED_BYTES:
         gpu.download(to, source, size)
     else:
-        _share(size, lambda places: _down(gpu, to, source, size, places))
+        _copy_blocks_on_threads(size, lambda places: _download_blocks(gpu, to, source, size, places))
 
 
-def _share(size: int, copy: Callable[[Iterator[int]], None]) -> None:
+def _copy_blocks_on_threads(size: int, copy: Callable[[Iterator[int]], None]) -> None:
     """Copy ``size`` bytes in blocks on several threads, including this one; ``copy`` takes the offsets of blocks."""
     places = iter(range(0, size, STAGED_BLOCK))  # advancing it is atomic: a single operation of the interpreter
     count = min(COPIERS, usable_cores(), -(-size // STAGED_BLOCK)) - 1
@@ -142,10 +142,10 @@ class _Buffers:
             self._wait_for_copies()
         for address, event in self._rows:
             _STAGE.idle.append(address)
-            self._gpu.give_events([event])
+            self._gpu.return_events([event])
 
 
-def _up(gpu: Gpu, to: int, source: int, size: int, places: Iterator[int]) -> None:
+def _upload_blocks(gpu: Gpu, to: int, source: int, size: int, places: Iterator[int]) -> None:
     """Copy blocks from the host to the GPU: to a staging buffer, then by the driver.
 
     ``places`` are offsets of blocks.
@@ -158,7 +158,7 @@ def _up(gpu: Gpu, to: int, source: int, size: int, places: Iterator[int]) -> Non
             buffers.used(_nothing)
 
 
-def _down(gpu: Gpu, to: int, source: int, size: int, places: Iterator[int]) -> None:
+def _download_blocks(gpu: Gpu, to: int, source: int, size: int, places: Iterator[int]) -> None:
     with closing(_Buffers(gpu)) as buffers:
         for at in places:
             count, buffer = min(STAGED_BLOCK, size - at), buffers.next()

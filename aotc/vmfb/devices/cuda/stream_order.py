@@ -50,13 +50,13 @@ class Mark:
         with self._lock:
             self.handle = 0
 
-    def lead(self, gpu: MarkedStream) -> None:
+    def make_follow(self, gpu: MarkedStream) -> None:
         """Make the stream of ``gpu`` wait for the current work of the marked stream."""
         with self._lock:
             if self.handle:
                 gpu.follow(self.handle)
 
-    def lead_stream(self, gpu: MarkedStream, stream: int) -> None:
+    def make_foreign_stream_follow(self, gpu: MarkedStream, stream: int) -> None:
         """Make ``stream``, of another library, wait for the current work of the marked stream."""
         with self._lock:
             if self.handle:
@@ -92,12 +92,12 @@ class Tracked:
     users: set[Mark]
     writer: Mark | None
 
-    def read_by(self, gpu: MarkedStream) -> None:
+    def order_read(self, gpu: MarkedStream) -> None:
         """Order the next reads of a stream behind the last write, and record the stream as a reader."""
         if gpu.mark not in self.users:
-            let_read(gpu, (self,))
+            order_reads(gpu, (self,))
 
-    def written_by(self, gpu: MarkedStream) -> None:
+    def order_write(self, gpu: MarkedStream) -> None:
         """Order the next writes of a stream behind all other accesses, and record the stream as the writer."""
         mark = gpu.mark
         with _LOCK:
@@ -111,22 +111,22 @@ class Tracked:
         """Make a stream wait for the accesses of all other streams; return True if there are any."""
         others = [mark for mark in tuple(self.users) if mark is not gpu.mark]
         for mark in others:
-            mark.lead(gpu)
+            mark.make_follow(gpu)
         return bool(others)
 
     def wait_for_writer(self, gpu: MarkedStream) -> None:
         """Make a stream wait for the last write, without a record; only for reads that the host waits for."""
         writer = self.writer
         if writer is not None and writer is not gpu.mark:
-            writer.lead(gpu)
+            writer.make_follow(gpu)
 
     def hand_over(self, gpu: MarkedStream, stream: int) -> None:
         """Make a stream of another library wait for all accesses to the memory."""
         for mark in tuple(self.users):
-            mark.lead_stream(gpu, stream)
+            mark.make_foreign_stream_follow(gpu, stream)
 
 
-def let_read(gpu: MarkedStream, every: Iterable[Tracked]) -> None:
+def order_reads(gpu: MarkedStream, every: Iterable[Tracked]) -> None:
     """Make a stream wait for the last writes to all of this memory, and record it as a reader."""
     mark = gpu.mark
     unread = [memory for memory in every if mark not in memory.users]
@@ -135,5 +135,5 @@ def let_read(gpu: MarkedStream, every: Iterable[Tracked]) -> None:
     with _LOCK:
         for memory in unread:
             if memory.writer is not None:
-                memory.writer.lead(gpu)
+                memory.writer.make_follow(gpu)
             memory.users.add(mark)

@@ -47,7 +47,7 @@ class Workspace:
     def __init__(self, loaded: LoadedGpu) -> None:
         self.loaded = loaded
         self._held: list[tuple[int, int]] = []
-        self._release = Release(_give_back, loaded, self._held)
+        self._release = Release(_free_workspace, loaded, self._held)
 
     @property
     def address(self) -> int:
@@ -76,10 +76,10 @@ class Workspace:
 
     def release(self) -> None:
         """Free the memory."""
-        _give_back(self.loaded, self._held)
+        _free_workspace(self.loaded, self._held)
 
 
-def _give_back(loaded: LoadedGpu, blocks: list[tuple[int, int]]) -> None:
+def _free_workspace(loaded: LoadedGpu, blocks: list[tuple[int, int]]) -> None:
     while blocks:
         address, size = blocks.pop()
         loaded.gpu.free([address])
@@ -136,7 +136,7 @@ class CallStreams:
         for gpu in self.gpus:
             with suppress(CallError):
                 gpu.enter()
-                gpu.end_loops()
+                gpu.stop_loops()
         with suppress(CallError):
             self.wait()
 
@@ -187,7 +187,7 @@ class StreamPool:
         self._memory_lock = new_recursive_lock()  # held from the check of free memory to the allocation
         self.session_lock = new_recursive_lock()
 
-    def take(self) -> CallStreams:
+    def take_streams(self) -> CallStreams:
         """Take unused streams for a call; wait if the limit is reached and none is unused.
 
         A signal handler that interrupts a call gets new streams instead: waiting for that call would deadlock.
@@ -200,12 +200,12 @@ class StreamPool:
         else:
             if streams.busy and streams.user != me:
                 self._idle.append(streams)
-                streams = self._preferred(me)
+                streams = self._choose_unused_streams(me)
         self._users.append(me)
         streams.user = me
         return streams
 
-    def _preferred(self, me: int) -> CallStreams:
+    def _choose_unused_streams(self, me: int) -> CallStreams:
         """Return the streams that this thread used last, else idle ones, else new ones, else any unused ones."""
         for streams in sorted(self._idle, key=lambda s: (s.user != me, s.busy)):
             if streams.user != me and streams.busy:
@@ -222,9 +222,9 @@ class StreamPool:
                 made = CallStreams(self._spaces, is_first=not self._made)
                 self._made += 1
                 return made
-        return self._next()
+        return self._next_returned_streams()
 
-    def _next(self) -> CallStreams:
+    def _next_returned_streams(self) -> CallStreams:
         """Wait until a call returns streams, and take them."""
         while True:
             gate = new_lock()
@@ -239,7 +239,7 @@ class StreamPool:
                     self._waiting.remove(gate)
             raise_if_interrupted()
 
-    def give(self, streams: CallStreams) -> None:
+    def return_streams(self, streams: CallStreams) -> None:
         """Return streams to the pool; the next user's work is ordered behind theirs."""
         me = get_ident()
         if me in self._users:  # else another thread returns them
@@ -278,12 +278,12 @@ class StreamPool:
         for loaded, size in zip(self._spaces, sizes, strict=True):
             if isinstance(loaded, LoadedGpu):
                 self._check(loaded, size)
-        while not self._reserved(streams, sizes):
+        while not self._try_to_reserve(streams, sizes):
             streams.release()
             raise_if_interrupted()
-            self._pause()
+            self._wait_for_other_call()
 
-    def _reserved(self, streams: CallStreams, sizes: Sequence[int]) -> bool:
+    def _try_to_reserve(self, streams: CallStreams, sizes: Sequence[int]) -> bool:
         """Allocate the working memory of streams, after freeing cached memory if necessary.
 
         Return False if it does not fit.
@@ -291,7 +291,7 @@ class StreamPool:
         with self._memory_lock:
             rows = _too_small(streams, sizes)
             if not all(self._fits(w.loaded, size - w.size) for w, size in rows):
-                self._free_some()
+                self._free_cached_memory()
                 if not all(self._fits(w.loaded, size - w.size) for w, size in rows):
                     return False
             for workspace, size in rows:
@@ -302,10 +302,10 @@ class StreamPool:
         try:
             workspace.take(size)
         except OutOfGpuMemory:
-            self._free_some()
+            self._free_cached_memory()
             workspace.take(size)
 
-    def take_more(self, loaded: LoadedGpu, size: int, held_bytes: int, take: Callable[[], None]) -> None:
+    def allocate_more(self, loaded: LoadedGpu, size: int, held_bytes: int, take: Callable[[], None]) -> None:
         """Allocate ``size`` more bytes by ``take()`` for a call that already has ``held_bytes`` bytes.
 
         Raises
@@ -317,11 +317,11 @@ class StreamPool:
         while True:
             with self._memory_lock:
                 if not self._fits(loaded, size):
-                    self._free_some()
+                    self._free_cached_memory()
                 if self._fits(loaded, size):
                     return take()
             raise_if_interrupted()
-            self._pause()
+            self._wait_for_other_call()
 
     def _fits(self, loaded: LoadedGpu, more: int) -> bool:
         return not loaded.usage.limit or loaded.working_bytes() + more <= loaded.usage.limit
@@ -333,13 +333,13 @@ class StreamPool:
             hint = "load it with a larger memory_limit, or pass smaller arrays"
             raise CallError("", what, expected=f"at most memory_limit, {limit:,} bytes", hint=hint)
 
-    def _free_some(self) -> None:
+    def _free_cached_memory(self) -> None:
         """Free cached memory: unused streams' working memory, and memory of freed arrays."""
         self.trim()
         for loaded in self._gpus:
             loaded.trim()
 
-    def _pause(self) -> None:
+    def _wait_for_other_call(self) -> None:
         """Wait until another call ends, at most a few milliseconds, and check for interruption."""
         gate = new_lock()
         gate.acquire()

@@ -21,7 +21,7 @@ _PROMOTION = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
 _MOST_DIMENSIONS = 5
 
 
-def map_fits(row: Mapping[str, Any], buffers: int) -> bool:
+def is_valid_tensor_map(row: Mapping[str, Any], buffers: int) -> bool:
     """Return True if ``row``, a tensor map of a kernel's manifest entry, is valid for ``buffers`` arrays."""
     rank, window = len(row["sizes"]), row.get("window")
     boxed = rank if window is None else 2
@@ -36,14 +36,16 @@ def map_fits(row: Mapping[str, Any], buffers: int) -> bool:
     )
 
 
-def corners(window: Mapping[str, Sequence[int]], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+def im2col_corners(window: Mapping[str, Sequence[int]], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return the corners of an im2col map: offset of the first window, and of the last one from the array's end."""
     rows = zip(window["low"], window["pixels"], window["strides"], sizes[1:-1], strict=True)
     high = [(pixels - 1) * stride - low - extent + 1 for low, pixels, stride, extent in rows]
     return [-low for low in window["low"]], high
 
 
-def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]) -> ctypes.Array[ctypes.c_uint8]:
+def encode_tensor_map(
+    where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]
+) -> ctypes.Array[ctypes.c_uint8]:
     """Encode a tensor map by the driver, for an array at ``address``; ``row`` is its entry in the manifest.
 
     Raises
@@ -51,10 +53,10 @@ def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[
     CallError
         If the driver refuses it, because the array or its rows are not aligned to 16 bytes.
     """
-    return _encoded(where, row, address + evaluate_size(row.get("offset", 0), dims), dims)
+    return _encode_by_driver(where, row, address + evaluate_size(row.get("offset", 0), dims), dims)
 
 
-def move_map(
+def retarget_tensor_map(
     where: str, row: Mapping[str, Any], encoded: ctypes.Array[ctypes.c_uint8], dims: Sequence[int], address: int
 ) -> None:
     """Change the array's address in the encoded tensor map ``encoded``.
@@ -62,16 +64,19 @@ def move_map(
     Raises
     ------
     CallError
-        As in :func:`encode_map`.
+        As in :func:`encode_tensor_map`.
     """
     address += evaluate_size(row.get("offset", 0), dims)
     try:
         driver.call("cuTensorMapReplaceAddress", encoded, address)
     except CallError:
-        ctypes.memmove(encoded, _encoded(where, row, address, dims), MAP_BYTES)  # raises with the reason if that fails
+        again = _encode_by_driver(where, row, address, dims)  # raises with the reason if that fails
+        ctypes.memmove(encoded, again, MAP_BYTES)
 
 
-def _encoded(where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]) -> ctypes.Array[ctypes.c_uint8]:
+def _encode_by_driver(
+    where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]
+) -> ctypes.Array[ctypes.c_uint8]:
     """Call the driver to encode a tensor map, tiled or im2col."""
     memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
     start = -ctypes.addressof(memory) % MAP_ALIGNMENT
@@ -85,7 +90,7 @@ def _encoded(where: str, row: Mapping[str, Any], address: int, dims: Sequence[in
     way = (0, _SWIZZLES[row["swizzle"]], _PROMOTION, 0)
     try:
         if window:
-            low, high = ((ctypes.c_int * (rank - 2))(*corner) for corner in corners(window, list(sizes)))
+            low, high = ((ctypes.c_int * (rank - 2))(*corner) for corner in im2col_corners(window, list(sizes)))
             driver.call("cuTensorMapEncodeIm2col", *array, low, high, *row["box"], steps, *way)
         else:
             box = (ctypes.c_uint32 * rank)(*row["box"])

@@ -16,7 +16,7 @@ from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.graph_cache import AddressedPrograms, RecordedPrograms
 from aotc.vmfb.devices.cuda.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
-from aotc.vmfb.devices.cuda.staging import download, locked, upload
+from aotc.vmfb.devices.cuda.staging import download, page_lock_arena, upload
 from aotc.vmfb.devices.cuda.streams import CallStreams
 from aotc.vmfb.devices.early import EarlyResults
 from aotc.vmfb.devices.mixed.early_results import Download, Downloads, LockedMarks
@@ -85,11 +85,11 @@ class PlacedCall:
         raise_if_submission_stopped()
         arena = downloads = None
         try:
-            addresses, shared = self._bind(arrays, results)
+            addresses, shared = self._write_addresses(arrays, results)
             arena = self._take_arena()
             if self._streams.last is not self.me:
                 self._streams.note(self)
-            programs = self.recorded.of(addresses, addresses).programs
+            programs = self.recorded.programs_at(addresses, addresses).programs
             self._upload(arrays)
             check_assertions(self._assertions[0], self._read)
             if early is not None:
@@ -105,7 +105,7 @@ class PlacedCall:
             else:
                 fetched = self._download(results)
                 # Only a waiting host can stop loops, and give up exchanges with ranks that are lost.
-                watched = any(gpu.is_turning or gpu.ranks is not None for gpu in self._streams.gpus)
+                watched = any(gpu.may_run_loops or gpu.ranks is not None for gpu in self._streams.gpus)
                 self._finish(waits=shared or fetched or watched or runs_submission())
         except BaseException:  # GPUs may still access memory that is about to be freed
             if early is not None:
@@ -131,7 +131,7 @@ class PlacedCall:
 
     def _give_events(self) -> None:
         for gpu, event in self._sent:
-            gpu.give_events([event])
+            gpu.return_events([event])
         self._sent = []
 
     # ------------------------------------------------------------ early results
@@ -171,17 +171,17 @@ class PlacedCall:
 
     # ------------------------------------------------------------ addresses
 
-    def aim(self, key: tuple[Any, ...], addresses: tuple[int, ...]) -> AddressedPrograms:
+    def programs_at_addresses(self, key: tuple[Any, ...], addresses: tuple[int, ...]) -> AddressedPrograms:
         """Return recorded programs for a call whose arguments and results are on one GPU at these ``addresses``."""
         slots = self._call.slots
         for slot, address in zip(self._slots, addresses):
             slots[slot] = address
-        self._lay(self._on_gpus, ())
+        self._assign_working_memory(self._on_gpus, ())
         if self._streams.last is not self.me:
             self._streams.note(self)
-        return self.recorded.of(key, addresses)
+        return self.recorded.programs_at(key, addresses)
 
-    def _bind(self, arrays: Sequence[Array], results: Sequence[Array]) -> tuple[tuple[int, ...], bool]:
+    def _write_addresses(self, arrays: Sequence[Array], results: Sequence[Array]) -> tuple[tuple[int, ...], bool]:
         """Write the addresses of arguments and results to the pointer table.
 
         Returns
@@ -203,18 +203,18 @@ class PlacedCall:
                 slots[slot] = buffer.address
                 shared = shared or buffer.shared
                 if slot in written:
-                    buffer.written_by(loaded.gpu)
+                    buffer.order_write(loaded.gpu)
                 else:
-                    buffer.read_by(loaded.gpu)
+                    buffer.order_read(loaded.gpu)
                 addresses.append(buffer.address)
                 ours.append(False)
                 continue
             addresses.append(0)
             ours.append(loaded is not None)
-        self._lay(tuple(ours), rows)
+        self._assign_working_memory(tuple(ours), rows)
         return tuple(addresses), shared
 
-    def _lay(self, kinds: tuple[bool, ...], rows: Sequence[tuple[int, Any]]) -> None:
+    def _assign_working_memory(self, kinds: tuple[bool, ...], rows: Sequence[tuple[int, Any]]) -> None:
         """Assign working memory to arenas and to GPU copies of host arrays.
 
         Write the addresses to the pointer table.
@@ -223,19 +223,19 @@ class PlacedCall:
             return
         parts = self._parts.get(kinds)
         if parts is None:
-            parts = self._parts[kinds] = self._divided(rows)
+            parts = self._parts[kinds] = self._divide_working_memory(rows)
         places, sizes = parts
         try:
             self._executable.pool.reserve(self._streams, sizes)
         except OutOfGpuMemory as error:
-            raise self._report(rows) from error
+            raise self._out_of_memory_error(rows) from error
         self._laid = kinds, self._streams.moves
         for slot, (space, offset) in places.items():
             workspace = self._streams.workspaces[space]
             assert workspace is not None
             self._call.slots[slot] = workspace.address + offset
 
-    def _divided(self, rows: Sequence[tuple[int, Any]]) -> tuple[dict[int, tuple[int, int]], list[int]]:
+    def _divide_working_memory(self, rows: Sequence[tuple[int, Any]]) -> tuple[dict[int, tuple[int, int]], list[int]]:
         """Return memory space and offset of each slot in working memory, and the bytes needed in each memory space."""
         layout, sizes = self._call.layout, [0] * len(self._streams.spaces)
         places: dict[int, tuple[int, int]] = {}
@@ -249,7 +249,7 @@ class PlacedCall:
                 places[slot], sizes[space] = (space, begin), begin + max(size, 1)
         return places, sizes
 
-    def _report(self, rows: Sequence[tuple[int, Any]]) -> CallError:
+    def _out_of_memory_error(self, rows: Sequence[tuple[int, Any]]) -> CallError:
         """Return the error for a call that needs more memory than a GPU has."""
         plan = self._plan
         names = [f"argument {n}" for n in range(plan.arguments)] + [f"result {n}" for n in range(len(plan.results))]
@@ -268,7 +268,7 @@ class PlacedCall:
             if not isinstance(loaded, LoadedGpu):
                 bytes_ = -(-size // ALIGNMENT) * ALIGNMENT
                 taken = self._executable.arenas.take_arena(bytes_ + loaded.scratch_bytes + ALIGNMENT)
-                locked(taken, size, self._streams.gpus[0])
+                page_lock_arena(taken, size, self._streams.gpus[0])
                 self._call.slots[layout.arena_slot(space)] = taken.address
                 self._call.scratch.value = taken.address + bytes_
                 return taken

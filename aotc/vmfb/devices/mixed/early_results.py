@@ -44,7 +44,7 @@ class LockedMarks:
             address = idle.pop()
         except IndexError:
             gpu.enter()
-            address = cuda_driver.page_locked(size)
+            address = cuda_driver.allocate_page_locked(size)
         self.table: Marks = (ctypes.c_int64 * (1 + results)).from_address(address)
         self._release = Release(idle.append, address)
 

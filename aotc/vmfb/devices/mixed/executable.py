@@ -147,7 +147,7 @@ class PlacedExecutable:
         """
         limited = any(loaded.usage.limit for loaded in self.gpus)
         with self.pool.session_lock if limited else nullcontext():
-            streams = self.pool.take()
+            streams = self.pool.take_streams()
             try:
                 yield streams
             except BaseException:
@@ -156,7 +156,7 @@ class PlacedExecutable:
             else:
                 streams.wait()
             finally:
-                self.pool.give(streams)
+                self.pool.return_streams(streams)
 
     def kernel_texts(self) -> list[DebugText] | None:
         """Return the debug information of each kernel, or None if the bundle has none."""
@@ -175,9 +175,9 @@ class PlacedExecutable:
 
         ``own`` are the GPU memory spaces.
         """
-        from aotc.vmfb.devices.mixed.out_of_memory import report  # only for this error
+        from aotc.vmfb.devices.mixed.out_of_memory import out_of_memory_error  # only for this error
 
-        return report(self._bundle, self._variant, plan, own, arrays)
+        return out_of_memory_error(self._bundle, self._variant, plan, own, arrays)
 
     def stats(self) -> dict[str, Any]:
         """Return GPUs, kernels and memory in bytes, for ``module.stats()``."""
@@ -241,8 +241,8 @@ class PlacedPlan:
 
     def run(self, arrays: Sequence[Array], results: Sequence[Array], early: EarlyResults | None = None) -> None:
         """Run the plan on unused streams; see :meth:`PlacedExecutable.replay`."""
-        streams = self._executable.pool.take()
+        streams = self._executable.pool.take_streams()
         try:
             self.on(streams).run(arrays, results, early)
         finally:
-            self._executable.pool.give(streams)
+            self._executable.pool.return_streams(streams)

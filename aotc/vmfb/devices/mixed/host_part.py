@@ -47,7 +47,7 @@ class HostPart(CpuExecutable):
         if patches:
             own[patches] = self._addresses[own[patches]]
         buffer = _Buffer(own, states, len(parameters), self._stride)
-        call = partial(self._run, self._call(buffer, slots, parameters, scratch, self.threads))
+        call = partial(self._run_native_call, self._native_call(buffer, slots, parameters, scratch, self.threads))
         return call if self._callbacks is None else self._callbacks.wrap_native_call(call)
 
     @property

@@ -81,5 +81,5 @@ def open_executable(
         loaded.append(LoadedGpu(bundle, part, spaces.first[row["part"]], constants, row["pieces"], ordinal))
     gpus = [space.gpu for space in loaded if isinstance(space, LoadedGpu)]
     for one, other in permutations(gpus, 2):
-        one.let_reach(other)
+        one.enable_peer_access(other)
     return PlacedExecutable(bundle, variant, loaded, spaces)

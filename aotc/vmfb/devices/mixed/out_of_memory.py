@@ -17,7 +17,7 @@ from aotc.vmfb.plan import Plan
 LARGEST_SHOWN = 4
 
 
-def report(
+def out_of_memory_error(
     bundle: OpenedBundle, variant: Mapping[str, Any], plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]
 ) -> CallError:
     """Return the error for a call that needs more memory than a GPU has.

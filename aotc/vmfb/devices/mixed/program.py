@@ -25,11 +25,11 @@ from aotc.vmfb.commands import all_commands, all_nodes
 from aotc.vmfb.devices.cuda.driver import Gpu
 from aotc.vmfb.devices.cuda.libcuda.graphs import Recording
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
-from aotc.vmfb.devices.cuda.program import CudaProgram, Recordings, Step, host_loop, take_branch
+from aotc.vmfb.devices.cuda.program import CudaProgram, Recordings, Step, branch_step_on_host, loop_step_on_host
 from aotc.vmfb.devices.cuda.streams import CallStreams, StreamPool
-from aotc.vmfb.devices.early import MARK_BYTES, with_marks
+from aotc.vmfb.devices.early import MARK_BYTES, add_result_marks
 from aotc.vmfb.devices.mixed.host_part import HostPart
-from aotc.vmfb.devices.mixed.spaces import Spaces, space_of
+from aotc.vmfb.devices.mixed.spaces import Spaces, memory_space_of_node
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.interruption import raise_if_submission_stopped
@@ -48,7 +48,7 @@ class HostBytes(NamedTuple):
     end: int
     writes: bool
 
-    def meets(self, other: HostBytes) -> bool:
+    def conflicts_with(self, other: HostBytes) -> bool:
         """Return True if two accesses must run in order: their ranges overlap, and one of them writes."""
         same = self.slot == other.slot and self.begin < other.end and other.begin < self.end
         return same and (self.writes or other.writes)
@@ -67,7 +67,7 @@ class Pending:
 
     def wait_for_bytes(self, touches: Sequence[HostBytes]) -> None:
         """Wait until no pending copy conflicts with accesses to these bytes."""
-        for held in [c for c in self._copies if any(c.meets(t) for t in touches)]:
+        for held in [c for c in self._copies if any(c.conflicts_with(t) for t in touches)]:
             gpu, event = self._copies.pop(held)
             gpu.finish(event)
 
@@ -222,7 +222,7 @@ class PlacedProgram:
         Mark results where requested.
         """
         groups: list[tuple[int, list[Node]]] = []
-        for space, found in groupby(nodes, lambda node: space_of(node, self._call.layout)):
+        for space, found in groupby(nodes, lambda node: memory_space_of_node(node, self._call.layout)):
             group = list(found)
             groups += [(space, group)] if space >= 0 else [(space, [node]) for node in group]
         last: dict[int, dict[int, int]] = {}  # by step: the results that it writes last, with slots
@@ -230,22 +230,22 @@ class PlacedProgram:
             writers = [n for n, (_, group) in enumerate(groups) if self._writes(group, slot)]
             if writers:
                 last.setdefault(writers[-1], {})[number] = slot
-        return [self._step(space, group, last.get(n, {})) for n, (space, group) in enumerate(groups)]
+        return [self._step_of_group(space, group, last.get(n, {})) for n, (space, group) in enumerate(groups)]
 
     def _writes(self, nodes: Sequence[Node], slot: int) -> bool:
         return any(slot in self._outputs(command) for command in all_commands(nodes))
 
-    def _step(self, space: int, nodes: Sequence[Node], marked: Mapping[int, int]) -> Step:
+    def _step_of_group(self, space: int, nodes: Sequence[Node], marked: Mapping[int, int]) -> Step:
         """Return a function that runs consecutive nodes of a memory space, or one node of several (``space`` -1)."""
         if space >= 0:
-            return self._segment(space, nodes, marked)
-        step = self._between(nodes[0])
+            return self._step_of_one_space(space, nodes, marked)
+        step = self._step_of_several_spaces(nodes[0])
         for number, slot in marked.items():
-            gpu = self._gpu_behind(nodes[0], slot)
-            step = step if gpu is None else self._signalling(step, gpu, number)
+            gpu = self._gpu_that_completes(nodes[0], slot)
+            step = step if gpu is None else self._step_with_mark(step, gpu, number)
         return step
 
-    def _gpu_behind(self, node: Node, slot: int) -> Gpu | None:
+    def _gpu_that_completes(self, node: Node, slot: int) -> Gpu | None:
         """Return the GPU whose stream completes ``slot`` in a node of several memory spaces.
 
         None if no single GPU does.
@@ -255,7 +255,7 @@ class PlacedProgram:
             gpu = self._gpu(self._call.layout.memory_space(node.leaves[0].places[0][0]))
         return gpu
 
-    def _signalling(self, step: Step, gpu: Gpu, number: int) -> Step:
+    def _step_with_mark(self, step: Step, gpu: Gpu, number: int) -> Step:
         """Return a function that runs ``step``, then lets the GPU mark result ``number`` as complete."""
         call = self._call
 
@@ -270,18 +270,18 @@ class PlacedProgram:
         inputs = 1 if command.kind == COPY else self._buffers.kernels[command.kernel].inputs
         return [slot for slot, _ in command.places[inputs:]]
 
-    def _segment(self, space: int, nodes: Sequence[Node], marked: Mapping[int, int]) -> Step:
+    def _step_of_one_space(self, space: int, nodes: Sequence[Node], marked: Mapping[int, int]) -> Step:
         """Return a function that runs consecutive nodes of one memory space (host or a GPU)."""
         loaded, slots, parameters, marks = self._spaces[space], self._call.slots, self._parameters, self._call.marks
         if isinstance(loaded, LoadedGpu):
             loaded.gpu.enter()
             if marked:
-                nodes, _ = with_marks(nodes, marked, self._outputs, marks, 0, shares=False)
+                nodes, _ = add_result_marks(nodes, marked, self._outputs, marks, 0, shares=False)
             recordings, own = self._recordings_of(space), self._call.layout.arena
             program = CudaProgram(loaded, slots, nodes, parameters, recordings, self._record, marks, own)
             self._programs.append(program)
-            return _within(loaded.gpu, program.run)
-        touches = list(self._touches(nodes))
+            return _with_gpu_current(loaded.gpu, program.run)
+        touches = list(self._host_accesses(nodes))
         call = loaded.call_of_nodes(self._words, nodes, self._states, slots, parameters, self._call.scratch)
         pending, mark = self._call.pending, self._call.mark
 
@@ -293,25 +293,25 @@ class PlacedProgram:
 
         return run
 
-    def _between(self, node: Node) -> Step:
+    def _step_of_several_spaces(self, node: Node) -> Step:
         """Return a function that runs a node of several memory spaces: a copy, or a loop or branch."""
         match node:
             case Graph():
                 (source, target), (size,) = node.leaves[0].places, node.leaves[0].dims
-                return self._move(source, target, operand_value(size, self._parameters))
+                return self._copy_between_spaces(source, target, operand_value(size, self._parameters))
             case WhileNode():
-                return self._while(node)
+                return self._loop_step(node)
             case Case():
-                return self._case(node)
+                return self._branch_step(node)
 
     # ------------------------------------------------------------ host accesses
 
-    def _touches(self, nodes: Sequence[Node]) -> Iterator[HostBytes]:
+    def _host_accesses(self, nodes: Sequence[Node]) -> Iterator[HostBytes]:
         """Yield the accesses to host memory of command buffer nodes."""
         interfaces = self._buffers.kernels
         for node in all_nodes(nodes):
             if not isinstance(node, Graph):
-                yield self._touch(node.place, 1 if isinstance(node, WhileNode) else 4, False)
+                yield self._host_access(node.place, 1 if isinstance(node, WhileNode) else 4, False)
                 continue
             for command in node.leaves:
                 dims = [operand_value(word, self._parameters) for word in command.dims]
@@ -321,18 +321,18 @@ class PlacedProgram:
                     interface = interfaces[command.kernel]
                     sizes, inputs = interface.evaluate_sizes(dims)[1], interface.inputs
                 for n, (place, size) in enumerate(zip(command.places, sizes)):
-                    yield self._touch(place, size, n >= inputs)
+                    yield self._host_access(place, size, n >= inputs)
 
-    def _touch(self, place: Place, size: int, writes: bool) -> HostBytes:
+    def _host_access(self, place: Place, size: int, writes: bool) -> HostBytes:
         begin = operand_value(place[1], self._parameters)
         return HostBytes(place[0], begin, begin + size, writes)
 
     # ------------------------------------------------------------ copies
 
-    def _move(self, source: Place, target: Place, size: int) -> Step:
+    def _copy_between_spaces(self, source: Place, target: Place, size: int) -> Step:
         """Return a function that copies ``size`` bytes from one memory space to another."""
         slots, layout = self._call.slots, self._call.layout
-        begin, end = self._touch(source, size, False), self._touch(target, size, True)
+        begin, end = self._host_access(source, size, False), self._host_access(target, size, True)
         giver, taker = (self._gpu(layout.memory_space(place[0])) for place in (source, target))
 
         def addresses() -> tuple[int, int]:
@@ -352,7 +352,7 @@ class PlacedProgram:
         def run() -> None:
             """Copy between two GPUs, in the order of their streams."""
             giver.enter()
-            if giver.is_turning:  # a host that waits for the taker could not stop these loops
+            if giver.may_run_loops:  # a host that waits for the taker could not stop these loops
                 giver.wait()
             giver.record(made)
             taker.enter()
@@ -382,21 +382,21 @@ class PlacedProgram:
 
     # ------------------------------------------------------------ loops and branches
 
-    def _scalar(self, place: Place, dtype: str) -> Callable[[], int]:
+    def _scalar_reader(self, place: Place, dtype: str) -> Callable[[], int]:
         """Return a function that waits for earlier work and reads an integer in any memory space."""
         slot, offset = place[0], operand_value(place[1], self._parameters)
         return partial(read_scalar, self._spaces, self._call, slot, offset, dtype)
 
-    def _while(self, node: WhileNode) -> Step:
+    def _loop_step(self, node: WhileNode) -> Step:
         condition, body = self._steps_of(node.condition), self._steps_of(node.body)
-        return host_loop(condition, self._scalar(node.place, "u8"), body)
+        return loop_step_on_host(condition, self._scalar_reader(node.place, "u8"), body)
 
-    def _case(self, node: Case) -> Step:
+    def _branch_step(self, node: Case) -> Step:
         branches = [self._steps_of(branch) for branch in node.branches]
-        return take_branch(self._scalar(node.place, "i32"), branches)
+        return branch_step_on_host(self._scalar_reader(node.place, "i32"), branches)
 
 
-def _within(gpu: Gpu, step: Step) -> Step:
+def _with_gpu_current(gpu: Gpu, step: Step) -> Step:
     def run() -> None:
         gpu.enter()
         step()

@@ -12,7 +12,7 @@ import numpy as np
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu
 from aotc.vmfb.devices.cuda.program import CudaMemory
-from aotc.vmfb.devices.cuda.staging import locked
+from aotc.vmfb.devices.cuda.staging import page_lock_arena
 from aotc.vmfb.devices.mixed.program import CallContext, CallState, PlacedProgram, read_scalar
 from aotc.vmfb.memory.arena import Arena
 from aotc.vmfb.memory.pointers import EMPTY, address_of
@@ -37,12 +37,12 @@ class PlacedSession:
         self._scratch: Arena | None = None
         self._pool = executable.arenas
         try:
-            self._begin()
+            self._prepare_memory()
         except BaseException:
             self._held.close()
             raise
 
-    def _begin(self) -> None:
+    def _prepare_memory(self) -> None:
         """Write the addresses of the constants to the pointer table, and allocate scratch memory on the host."""
         layout = self._layout
         self._pool.begin_stepwise_allocation()
@@ -74,7 +74,7 @@ class PlacedSession:
             return
         self._streams.wait()  # copies may still access the old arena
         self._call.pending.clear()
-        found = locked(self._arena_of(size), size, self._streams.gpus[0])
+        found = page_lock_arena(self._arena_of(size), size, self._streams.gpus[0])
         if self._arena is not None:
             ctypes.memmove(found.address, self._arena.address, min(size, self._arena_bytes))
             self._pool.return_arena(self._arena)
@@ -86,7 +86,7 @@ class PlacedSession:
         return self._pool.take_further_arena(size, sum(held))
 
     def _take_more(self, loaded: LoadedGpu, size: int, take: Callable[[], None]) -> None:
-        self._executable.pool.take_more(loaded, size, self._memories[loaded].allocated_bytes(), take)
+        self._executable.pool.allocate_more(loaded, size, self._memories[loaded].allocated_bytes(), take)
 
     def bind(self, slot: int, array: np.ndarray) -> None:
         """Bind an argument or a result to its slot in the pointer table."""
@@ -104,7 +104,7 @@ class PlacedSession:
         """Run a command buffer, wait for it, and copy the arrays that it wrote to the host."""
         buffers = self._executable.buffers
         PlacedProgram(self._streams.spaces, self._call, buffers, number, parameters, record=False).run()
-        self._bring_home(number)
+        self._copy_written_to_host(number)
 
     def stepper(self, make: Callable[..., Stepper]) -> SteppedCall:
         """Return a stepper, which runs single commands of this call.
@@ -114,9 +114,9 @@ class PlacedSession:
         from aotc.vmfb.devices.mixed.steps import PlacedSteps, SteppedCall  # only for debugging and measuring
 
         steps = PlacedSteps(self._executable, self._streams, self._call)
-        return SteppedCall(make(steps, self._call.slots, self._call.scratch, steps), self._bring_home)
+        return SteppedCall(make(steps, self._call.slots, self._call.scratch, steps), self._copy_written_to_host)
 
-    def _bring_home(self, number: int) -> None:
+    def _copy_written_to_host(self, number: int) -> None:
         """Copy the arrays that command buffer ``number`` writes on GPUs to their host arrays."""
         for slot in self._arrays.keys() & self._executable.writes[number]:
             loaded, array = self._streams.gpu_of_slot(self._layout, slot), self._arrays[slot]

@@ -48,20 +48,21 @@ class Spaces:
             self.first.append(at)
             at += part["count"]
         if at != len(variant["kernels"]) or len(self.rows) < 2:
-            raise self._wrong(f"{len(self.rows)} memories, and parts with {at} of {len(variant['kernels'])} kernels")
+            problem = f"{len(self.rows)} memories, and parts with {at} of {len(variant['kernels'])} kernels"
+            raise self._contradiction_error(problem)
         for number, row in enumerate(self.rows):
             if row["part"] >= len(self.parts):
-                raise self._wrong(f"memory {number} is of part {row['part']} of {len(self.parts)}")
+                raise self._contradiction_error(f"memory {number} is of part {row['part']} of {len(self.parts)}")
             kind = self.kind(number)
             if kind not in ("cpu", "cuda") or (kind == "cpu") != (number == 0 and not row["device"]):
-                raise self._wrong(f"memory {number} is of kind {kind!r} and device {row['device']!r}")
+                raise self._contradiction_error(f"memory {number} is of kind {kind!r} and device {row['device']!r}")
             if kind == "cuda" and self._kinds.get(row["device"]) != kind:
-                raise self._wrong(f"memory {number} is of device {row['device']!r}, which is no GPU")
+                raise self._contradiction_error(f"memory {number} is of device {row['device']!r}, which is no GPU")
             for piece in row["pieces"]:
                 if len(piece) != 3 or piece[1] + piece[2] > row["constants"]:
-                    raise self._wrong(f"memory {number} has a piece {piece} of {row['constants']} bytes")
+                    raise self._contradiction_error(f"memory {number} has a piece {piece} of {row['constants']} bytes")
 
-    def _wrong(self, problem: str) -> BundleError:
+    def _contradiction_error(self, problem: str) -> BundleError:
         return BundleError(self._where, f"the variant's memories contradict each other: {problem}")
 
     def kind(self, number: int) -> str:
@@ -76,9 +77,9 @@ class Spaces:
         BundleError
             If a value is on a device that has no memory in this variant.
         """
-        return tuple([self._home(value) for value in (*entry["arguments"], *entry["results"])])
+        return tuple([self._memory_space_of_value(value) for value in (*entry["arguments"], *entry["results"])])
 
-    def _home(self, value: Mapping[str, Any]) -> int:
+    def _memory_space_of_value(self, value: Mapping[str, Any]) -> int:
         """Return the number of the memory space of an argument or result, from its device."""
         device = value.get("device", self._home_of_all)
         name = "" if self._kinds.get(device) == "cpu" else device
@@ -124,15 +125,15 @@ class Spaces:
             if len(touched) > 1 and not moves:
                 raise Invalid(f"word {node.at}: a graph touches memories {sorted(touched)}")
             for command in node.leaves if not moves else ():
-                if command.kind != COPY and touched and not self._runs(command.kernel, *touched):
+                if command.kind != COPY and touched and not self._is_kernel_of_space(command.kernel, *touched):
                     raise Invalid(f"word {node.at}: kernel {command.kernel} is not for memory {min(touched)}")
 
-    def _runs(self, kernel: int, space: int) -> bool:
+    def _is_kernel_of_space(self, kernel: int, space: int) -> bool:
         part = self.rows[space]["part"]
         return self.first[part] <= kernel < self.first[part] + self.parts[part]["count"]
 
 
-def space_of(node: Node, layout: Slots) -> int:
+def memory_space_of_node(node: Node, layout: Slots) -> int:
     """Return the number of the only memory space that a node accesses; -1 if it accesses several."""
     found = set(_spaces_of_node(node, layout))
     return found.pop() if len(found) == 1 else -1 if found else 0

@@ -86,7 +86,7 @@ class PlacedSteps:
         """Return a function that runs one command ``times`` times and waits for it."""
         homes = {self._call.layout.memory_space(slot) for slot, _ in command.places}
         if command.kind == COPY and len(homes) > 1:
-            return lambda: self._move(command, parameters)
+            return lambda: self._copy_between_spaces(command, parameters)
         loaded = self._loaded(command.places[0][0])
         if loaded is None:
             host = self._executable.host
@@ -104,7 +104,7 @@ class PlacedSteps:
 
         return run
 
-    def _move(self, command: Command, parameters: Sequence[int]) -> None:
+    def _copy_between_spaces(self, command: Command, parameters: Sequence[int]) -> None:
         """Copy from one memory space to another through host memory, and wait."""
         (source, begin), (target, to) = command.places
         slots, size = self._call.slots, operand_value(command.dims[0], parameters)

@@ -151,7 +151,7 @@ class NcclTransport:
         entered = self._calling.acquire(timeout=_LEAVE_SECONDS)
         if entered:
             self._calling.release()
-        if not self._communicators.end(function, self._gpu.destroy_graphs) and function == "ncclCommAbort":
+        if not self._communicators.end(function, self._gpu.destroy_collective_graphs) and function == "ncclCommAbort":
             _end_process(self._described())
 
 

@@ -68,7 +68,7 @@ class Communicators:
         with self._lock:
             return next((text for c in self._made.values() if (text := self.nccl.async_error(c))), "")
 
-    def end(self, function: str, destroy_graphs: Callable[[], None]) -> bool:
+    def end(self, function: str, destroy_collective_graphs: Callable[[], None]) -> bool:
         """End all communicators by ``ncclCommAbort`` or ``ncclCommDestroy``, and the graphs with collectives.
 
         Return False if they do not end in time. All end at once, each in a thread: a communicator waits for its graphs,
@@ -78,7 +78,7 @@ class Communicators:
             made = list(self._made.values())
             self._made.clear()
         steps: list[Callable[[], None]] = [partial(_end, self.nccl, self._enter, function, one) for one in made]
-        steps.append(destroy_graphs)
+        steps.append(destroy_collective_graphs)
         threads = [threading.Thread(target=step, daemon=True) for step in steps]
         for thread in threads:
             thread.start()

@@ -276,19 +276,19 @@ class GraphMaker:
 
     def _conditional(self, after: After, handle: int, kind: int, size: int) -> tuple[Node, list[GraphMaker]]:
         made = _Condition(type=_CONDITIONAL, handle=handle, kind=kind, size=size, context=self._gpu.context)
-        node, before = c_void_p(), _list(after)
+        node, before = c_void_p(), _node_array(after)
         call("cuGraphAddNode_v2", byref(node), self.handle, before, None, len(after), byref(made))
         assert node.value is not None
         return node.value, [GraphMaker(self._gpu, c_void_p(made.bodies[n])) for n in range(size)]
 
     def _add(self, name: str, after: After, *parameters: Any) -> Node:
         node = c_void_p()
-        call(name, byref(node), self.handle, _list(after), len(after), *parameters)
+        call(name, byref(node), self.handle, _node_array(after), len(after), *parameters)
         assert node.value is not None
         return node.value
 
 
-def _list(after: After) -> ctypes.Array[c_void_p]:
+def _node_array(after: After) -> ctypes.Array[c_void_p]:
     return (c_void_p * len(after))(*after)
 
 

@@ -61,9 +61,9 @@ class GraphRecorder:
                 case Graph():
                     after = self._graph(maker, node, after)
                 case WhileNode():
-                    after = self._while(maker, node, after)
+                    after = self._encode_loop(maker, node, after)
                 case Case():
-                    after = self._case(maker, node, after)
+                    after = self._encode_branch(maker, node, after)
         return after
 
     def _graph(self, maker: GraphMaker, graph: Graph, after: After) -> After:
@@ -91,7 +91,7 @@ class GraphRecorder:
         self._added(command, work, node, maker)
         return node
 
-    def _while(self, maker: GraphMaker, loop: WhileNode, after: After) -> After:
+    def _encode_loop(self, maker: GraphMaker, loop: WhileNode, after: After) -> After:
         """Add a loop: decision kernel, conditional node, and in its body the nodes and the decision kernel again."""
         flag = self._address(loop.place)
         after = self.nodes(maker, loop.condition, after)
@@ -100,7 +100,7 @@ class GraphRecorder:
         body.continue_while(self.nodes(body, [*loop.body, *loop.condition]), handle, flag)
         return (node,)
 
-    def _case(self, maker: GraphMaker, case: Case, after: After) -> After:
+    def _encode_branch(self, maker: GraphMaker, case: Case, after: After) -> After:
         """Add a branch: decision kernel, and a conditional node with a graph for each case."""
         handle, count = maker.condition(), len(case.branches)
         chosen = maker.chosen(after, handle, self._address(case.place), count)
