@@ -407,7 +407,7 @@ class LoadedModule(ModuleState, RankedModule):
         self.own_weights, self.prepared = own, {}
         self._functions = {**self._functions, **own.functions}
         self.functions.update((name, Entry(function, self.home)) for name, function in own.functions.items())
-        if not isinstance(self._bundle, Closed):
+        if not isinstance(self._bundle, ClosedModule):
             self._add_buckets(self._bundle)
 
     def _add_buckets(self, bundle: OpenedBundle) -> None:

@@ -295,7 +295,7 @@ def test_dir_shows_public_names_alone(module, bundle):
             member = getattr(shown, name)
             assert name == "__version__" or not name.startswith("_")
             assert member is not None or name == "mesh"  # of a model for one device
-    assert {"again", "own_weights", "prepared", "loaded"}.isdisjoint(dir(module))
+    assert {"again", "own_weights", "prepared", "get_function"}.isdisjoint(dir(module))
     assert {"register_argument", "expire", "on_fence_settled", "run", "stop"}.isdisjoint(dir(fence))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

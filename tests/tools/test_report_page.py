@@ -17,7 +17,7 @@ from aotc.tools.page.build import LIBRARY, page_of
 from aotc.tools.page.compare import compare_kernels
 from aotc.tools.page.facts import facts_of
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.profile.stored_records import with_profile
+from aotc.vmfb.profile.stored_records import bundle_with_profile
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu
@@ -96,7 +96,7 @@ def test_a_time_of_other_sizes_is_not_called_measured():
     (n,) = jax.export.symbolic_shape("n")
     data = aotc.compile(lambda x: jnp.sort(jnp.tanh(x) @ x.T), jax.ShapeDtypeStruct((n, 8), jnp.float32))
     record = aotc.load(data, threads=1).profile("main", np.ones((64, 8), np.float32), repeat=1)
-    data = with_profile(open_bundle(data), record)
+    data = bundle_with_profile(open_bundle(data), record)
     for sizes, scaled in (({"n": 64}, False), ({}, True)):
         facts = facts_of(data, "m", sizes=sizes)
         assert {s["scaled"] for s in facts["steps"]} == {scaled}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aotc.vmfb.api.partial import Made, PartialFunction, bound_to
+from aotc.vmfb.api.partial import Made, PartialFunction, bind_placed_arguments
 from aotc.vmfb.arguments import Argument, Signature, type_text
 from aotc.vmfb.errors import ArgumentValueError
 
@@ -258,11 +258,12 @@ def bucketed_functions(
 def bound_with_buckets(
     module: FunctionTable, name: str, held: Mapping[int, DeviceArray], made: Made
 ) -> PartialFunction:
-    """Return a function with bound arguments, as :func:`aotc.vmfb.api.partial.bound_to` does, also one with buckets."""
-    function, whole = module.loaded(name), bound_to(module, name, held, made)
+    """Bind arguments as :func:`.bind_placed_arguments` does, also those of a function with buckets."""
+    function, whole = module.get_function(name), bind_placed_arguments(module, name, held, made)
     if not isinstance(function, BucketedFunction):
         return whole
-    return BucketedPartial(function, whole, {own: bound_to(module, own, held, made) for own in function.functions})
+    partials = {own: bind_placed_arguments(module, own, held, made) for own in function.functions}
+    return BucketedPartial(function, whole, partials)
 
 
 class BucketedPartial(PartialFunction):
@@ -276,10 +277,11 @@ class BucketedPartial(PartialFunction):
 
     def call(self, values: Sequence[Any]) -> list[Any]:
         """See :meth:`PartialFunction.call`."""
-        return self._partials[self._buckets.of_arguments(self.filled(values))].call(values)
+        return self._partials[self._buckets.of_arguments(self.complete_arguments(values))].call(values)
 
     def run(
         self, values: Sequence[Any], out: Sequence[Any] | None = None, donate: bool = False, results: str = ""
     ) -> list[Any]:
         """See :meth:`PartialFunction.run`."""
-        return self._partials[self._buckets.of_arguments(self.filled(values))].run(values, out, donate, results)
+        bucket = self._buckets.of_arguments(self.complete_arguments(values))
+        return self._partials[bucket].run(values, out, donate, results)

@@ -88,7 +88,7 @@ class RankedModule(NamedFunctions):
 
     if TYPE_CHECKING:
 
-        def loaded(self, name: str) -> RuntimeFunction:
+        def get_function(self, name: str) -> RuntimeFunction:
             """Return a function by name."""
 
         def invoke(self, name: str, *arrays: Any) -> list[Any]:

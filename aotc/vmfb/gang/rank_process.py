@@ -73,7 +73,7 @@ def _next_gang_message(reader: FrameReader) -> dict[str, Any]:
 def _serve_calls(sock: socket.socket, reader: FrameReader, options: dict[str, Any], file: int) -> None:
     ranks = Ranks(*options["ranks"])
     module = load(options["path"], ranks=ranks, **options["keywords"])
-    own = {name: entry for name, entry in module.functions.items() if not has_buckets(module.loaded(name))}
+    own = {name: entry for name, entry in module.functions.items() if not has_buckets(module.get_function(name))}
     calls = {name: _Call(module, name, ranks.rank) for name in own}
     memory = mapped_memory(file)
     os.close(file)
