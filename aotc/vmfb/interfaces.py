@@ -55,7 +55,7 @@ class DeviceSession(Protocol):
         """
 
     def close(self) -> None:
-        """Release the resources of the call."""
+        """Free the arenas, and give back the streams or scratch memory of the call."""
 
 
 class Executable(Protocol):
@@ -234,7 +234,7 @@ class FunctionEntry(Protocol):
         """Return the flat arrays of a call."""
 
     def rebuild(self, results: Sequence[Any]) -> Any:
-        """Restore the structure of flat results."""
+        """Build the pytree that a call returns from its flat results."""
 
 
 class FunctionTable(Protocol):

@@ -89,7 +89,7 @@ class RankedModule(NamedFunctions):
     if TYPE_CHECKING:
 
         def get_function(self, name: str) -> RuntimeFunction:
-            """Return a function by name."""
+            """Return a function of the module by name."""
 
         def invoke(self, name: str, *arrays: Any) -> list[Any]:
             """Run a function on flat arrays, this rank's parts."""

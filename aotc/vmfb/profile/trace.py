@@ -135,7 +135,7 @@ class StepExecutable(Protocol):
         """Return the locations of the commands of buffer ``number`` that differ from their kernel's own."""
 
     def nodes(self, number: int) -> list[Node]:
-        """Return command buffer ``number`` as records."""
+        """Return the decoded nodes of command buffer ``number``."""
 
     def call_of_command(
         self, command: Command, slots: PointerTable, parameters: Sequence[int], scratch: c_void_p, times: int = 1
@@ -153,7 +153,7 @@ class StepRunner(Protocol):
     """Interface of an object that runs the command buffers of a call command by command."""
 
     def submit(self, number: int, parameters: Sequence[int]) -> None:
-        """Run command buffer ``number``."""
+        """Run command buffer ``number`` with these parameters, one command at a time."""
 
 
 class Stepper:
@@ -192,7 +192,7 @@ class Stepper:
         self.graph: Graph  # the graph of the current command
 
     def submit(self, number: int, parameters: Sequence[int]) -> None:
-        """Run command buffer ``number``, command by command."""
+        """Run command buffer ``number`` with these parameters, one command at a time."""
         self.parameters = list(parameters)
         self._locs = self.executable.command_locs(number)
         self._run(self.executable.nodes(number))

@@ -112,7 +112,7 @@ class Fence:
 
     @property
     def label(self) -> str:
-        """Return a description of the fence for messages."""
+        """Return text for error messages that says where the fence comes from."""
         return "a fence of the user's"
 
     @property
@@ -368,7 +368,7 @@ class _CallbackTask:
         self._fence = fence
 
     def run(self) -> None:
-        """Call the callbacks."""
+        """Call all callbacks of the settled fence."""
         self._fence._notify_waiters()
 
 

@@ -69,7 +69,7 @@ class Submission(Fence):
 
     @property
     def label(self) -> str:
-        """Return a description for messages."""
+        """Return text for error messages that names the submitted function."""
         return f"a submission of {self._where}"
 
     @property
@@ -129,11 +129,11 @@ class Submission(Fence):
         return self._outcome is None and not self._box
 
     def signal(self) -> bool:
-        """Refuse: only the call settles this fence."""
+        """Raise an error: a user cannot settle the fence of a submission, only its call can."""
         raise CallError(self._where, "the fence of a submission is settled by its call", hint="aotc.Fence(), to signal")
 
     def fail(self, error: BaseException) -> bool:
-        """Refuse: only the call settles this fence."""
+        """Raise an error: a user cannot settle the fence of a submission, only its call can."""
         raise CallError(self._where, "the fence of a submission is settled by its call", hint="cancel()")
 
     def cancel(self) -> bool:

@@ -70,7 +70,7 @@ class Recorder:
         self.judgements: list[Judgement] = []
 
     def allocate_result(self, index: int, dims: tuple[int, ...]) -> None:
-        """Record the allocation of a result."""
+        """Record the shape of a result that the host program allocates."""
         self._memory.allocate_result(index, dims)
         self.shapes[index] = dims
 

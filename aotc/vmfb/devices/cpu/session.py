@@ -35,11 +35,11 @@ class HostMemory:
     """Access to host memory for tracers and profilers: see :class:`aotc.vmfb.profile.trace.StepMemory`."""
 
     def read(self, slot: int, address: int, size: int) -> bytes:
-        """Read bytes of a slot."""
+        """Read ``size`` bytes at an address in host memory."""
         return ctypes.string_at(address, size)
 
     def write(self, slot: int, address: int, data: bytes) -> None:
-        """Write bytes to a slot."""
+        """Write bytes at an address in host memory."""
         ctypes.memmove(address, data, len(data))
 
     def devices_of(self, slot: int) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class CpuSession:
         make_accessible(memory, offset, size, not constant)
 
     def close(self) -> None:
-        """Release the memory of the call."""
+        """Return the arenas of the call to the pool."""
         self._pool.end_stepwise_allocation()
         for arena in (self._arena, self._scratch_arena):
             if arena is not None:

@@ -149,7 +149,7 @@ class _Resources:
         self.later: list[int] = []  # memory to free when these have ended: a free waits for all streams
 
     def free(self, blocks: Iterable[int], graphs: Iterable[Recording]) -> None:
-        """Free memory blocks, and destroy graphs."""
+        """Free memory blocks at these addresses, and destroy graphs."""
         if self.turning:
             self.later.extend(blocks)
             blocks = ()

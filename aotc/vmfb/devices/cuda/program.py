@@ -102,7 +102,7 @@ class Recordings:
         self._release = Release(_forget, gpu, self.graphs, self._events)
 
     def event(self) -> c_void_p:
-        """Create an event."""
+        """Create a CUDA event that lives as long as this object."""
         self._events.append(self._gpu.take_event())
         return self._events[-1]
 

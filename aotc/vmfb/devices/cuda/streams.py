@@ -51,12 +51,12 @@ class Workspace:
 
     @property
     def address(self) -> int:
-        """Return the start address, 0 if nothing is allocated."""
+        """Return the start address of the working memory; 0 if nothing is allocated."""
         return self._held[0][0] if self._held else 0
 
     @property
     def size(self) -> int:
-        """Return the size in bytes."""
+        """Return the size of the working memory in bytes."""
         return self._held[0][1] if self._held else 0
 
     def take(self, size: int) -> None:
@@ -75,7 +75,7 @@ class Workspace:
         self.loaded.usage.count(size)
 
     def release(self) -> None:
-        """Free the memory."""
+        """Free the working memory."""
         _free_workspace(self.loaded, self._held)
 
 

@@ -88,7 +88,7 @@ class PlacedExecutable:
 
     @property
     def gpu(self) -> cuda_driver.Gpu:
-        """Return the first GPU."""
+        """Return the GPU of the variant's first GPU memory space."""
         return self.gpus[0].gpu
 
     @property

@@ -134,7 +134,7 @@ class PlacedSession:
         """Do nothing: GPU memory has no guard pages."""
 
     def close(self) -> None:
-        """Release the memory of the call."""
+        """Free the GPU memory of the call, and return its arenas and streams."""
         with self._held:
             self._streams.wait()
         self._pool.end_stepwise_allocation()
