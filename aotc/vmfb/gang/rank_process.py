@@ -71,6 +71,10 @@ def _next_gang_message(reader: FrameReader) -> dict[str, Any]:
 
 
 def _serve_calls(sock: socket.socket, reader: FrameReader, options: dict[str, Any], file: int) -> None:
+    """Load the bundle as one rank, and answer the gang's messages: calls, steps of a state, recordings.
+
+    Arrays are passed in the shared memory of the descriptor ``file``.
+    """
     ranks = Ranks(*options["ranks"])
     module = load(options["path"], ranks=ranks, **options["keywords"])
     own = {name: entry for name, entry in module.functions.items() if not has_buckets(module.get_function(name))}

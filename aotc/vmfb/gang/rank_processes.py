@@ -90,6 +90,10 @@ class RankProcesses:
             os.close(life)
 
     def _start(self, number: int, life: int, memory: int, files: Sequence[int]) -> None:
+        """Start the process of rank ``number``, connected by a socket.
+
+        The process inherits the descriptors ``files``.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)
@@ -127,6 +131,10 @@ class RankProcesses:
             raise
 
     def _replies(self, during: str) -> list[dict[str, Any]]:
+        """Wait for the reply of each rank.
+
+        After a failure, wait briefly for those of the others, and raise the cause.
+        """
         replies: dict[int, dict[str, Any]] = {}
         failures: dict[int, CallError | BundleError] = {}
         end, interruption = float("inf"), Watch()

@@ -53,6 +53,7 @@ class FrameReader:
                 self._start_body()
 
     def _start_body(self) -> None:
+        """Parse the complete head of a message, and prepare to read its body."""
         head = bytes(self._data)
         size = int.from_bytes(head[len(MAGIC) :], "big")
         if head[: len(MAGIC)] != MAGIC or not 0 < size <= MOST_BYTES:
@@ -61,6 +62,7 @@ class FrameReader:
         self._need, self._body = size, True
 
     def _message(self) -> dict[str, Any]:
+        """Parse the complete body of a message, and prepare to read the next head."""
         data = bytes(self._data)
         self._data.clear()
         self._need, self._body = _HEAD, False

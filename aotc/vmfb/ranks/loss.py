@@ -72,6 +72,7 @@ class OneThread:
         self._lock = new_lock()
 
     def __enter__(self) -> None:
+        """Enter the context; raise a CallError if another thread is in it."""
         if not self._lock.acquire(blocking=False):
             raise CallError(
                 "",

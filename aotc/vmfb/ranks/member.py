@@ -116,6 +116,7 @@ class Member:
             return [self._gathered(row, np.asarray(x, order="C"), n) for n, (row, x) in enumerate(zip(rows, values))]
 
     def _gathered(self, row: Mapping[str, Any], array: np.ndarray, number: int) -> np.ndarray:
+        """Return the whole array of result ``number``, from this rank's part and those that other ranks send."""
         _, whole, dims = layout_and_shapes(row)
         if array.shape != dims or array.dtype != to_numpy(row["dtype"]):
             found, expected = type_text(dtype_text(array.dtype), array.shape), type_text(row["dtype"], dims)

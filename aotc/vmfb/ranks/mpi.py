@@ -296,6 +296,7 @@ class MpiLink:
             self._say_bye(why, self.rank if lost is None else lost)
 
     def _say_bye(self, why: str, lost: int) -> None:
+        """Tell each other rank that this rank leaves, which rank is lost, and how many messages were exchanged."""
         assert self._said is not None
         for rank, (_, requests) in self._byes.items():
             bye = _Bye(lost, self._sent[rank], self._received[rank], why)
@@ -321,6 +322,7 @@ class MpiLink:
         return [text.tobytes() for text in texts]
 
     def _move(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray], what: str) -> None:
+        """Send and receive arrays by MPI; a header with a mark of ``what`` detects ranks in different collectives."""
         mark = crc32(what.encode())
         requests = _Requests(self._mpi, self._communicator, 2 * (len(sends) + len(receives)))
         messages = {}
@@ -349,6 +351,7 @@ class MpiLink:
             self._sent[rank] += 1
 
     def _wait(self, requests: _Requests, sends: Iterable[int], receives: Iterable[int], what: str) -> None:
+        """Wait for MPI requests: poll at first, then sleep, and check for interruption and for ranks that have left."""
         interruption, start = Watch(), monotonic()
         look = start + _BYE_SECONDS
         while not requests.are_done():
@@ -393,6 +396,7 @@ def _close(method: weakref.WeakMethod[Any]) -> None:
 
 
 def _send(requests: _Requests, rank: int, array: np.ndarray, mark: int) -> None:
+    """Start to send an array: a small one together with its header, a large one as a message of its own."""
     eager = array.nbytes <= _EAGER_BYTES
     message = np.empty(_HEADER.itemsize + (array.nbytes if eager else 0), np.uint8)
     message[: _HEADER.itemsize].view(_HEADER)[0] = (mark, 0, array.nbytes)

@@ -50,6 +50,7 @@ class Ranks:
     gpus: str = ""
 
     def __post_init__(self) -> None:
+        """Validate all fields."""
         for name in ("rank", "size"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):

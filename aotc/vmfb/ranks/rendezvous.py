@@ -140,6 +140,7 @@ class _Table:
 
 
 def _serve(ranks: Ranks, facts: dict[str, str], deadline: float) -> Meeting:
+    """Run the rendezvous on rank 0: accept all ranks, compare their facts, and send the table of addresses to each."""
     listener = _listen(*split_address(ranks.address), ranks.size)
     try:
         table = _Table(ranks, _introduction(ranks, facts, listener))
@@ -203,6 +204,7 @@ def _receive_introductions(
 
 
 def _accepted(listener: socket.socket) -> Iterator[socket.socket]:
+    """Accept all connections that are waiting at ``listener``."""
     while True:
         try:
             sock, _ = listener.accept()
@@ -216,6 +218,7 @@ def _accepted(listener: socket.socket) -> Iterator[socket.socket]:
 
 
 def _join(ranks: Ranks, facts: dict[str, str], deadline: float) -> Meeting:
+    """Join the rendezvous on any other rank: connect to rank 0, retrying until the deadline, and receive the table."""
     host, port = split_address(ranks.address)
     last: object = "nothing was tried"
     missing: list[int] = [0]
@@ -238,6 +241,7 @@ def _join(ranks: Ranks, facts: dict[str, str], deadline: float) -> Meeting:
 
 
 def _connect(host: str, port: int, deadline: float) -> socket.socket:
+    """Connect to an address; refuse a connection of a socket to itself."""
     sock = socket.create_connection((host, port), max(0.01, min(deadline - monotonic(), _CONNECT_SECONDS)))
     if sock.getsockname() == sock.getpeername():  # a client's port that happened to be the one that is tried
         sock.close()
@@ -315,6 +319,7 @@ def connect_pairs(
     deadline = max(deadline, monotonic() + _PAIRING_SECONDS)
 
     def admit(sock: socket.socket, row: dict[str, Any]) -> None:
+        """Accept the connection of a rank with a higher number that knows the secret."""
         match row:
             case {"secret": str(secret), "rank": int(rank)} if compare_digest(secret.encode(), meeting.secret.encode()):
                 if ranks.rank < rank < ranks.size and rank not in pairs:
@@ -345,6 +350,7 @@ def connect_pairs(
 
 
 def _connect_pair(address: tuple[str, int], deadline: float, check: Callable[[], None]) -> socket.socket:
+    """Connect to another rank, retrying until the deadline; ``check`` raises if a rank is lost."""
     while True:
         try:
             return _connect(*address, deadline)

@@ -97,6 +97,7 @@ class TcpLink:
         return RankLost(*self._failure)
 
     def _move(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray], what: str) -> None:
+        """Send and receive arrays over all channels at once, until all are complete or a rank is lost."""
         mark = crc32(what.encode())
         busy: dict[int, _Channel] = {}
         for rank, array in receives.items():

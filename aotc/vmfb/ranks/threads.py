@@ -99,6 +99,7 @@ class ThreadLink:
                 self._board.notify_all()
 
     def _move(self, posted: Mapping[int, _Letter], waiting: dict[int, np.ndarray], what: str) -> None:
+        """Post letters to other ranks' threads, and copy the arrays of the letters that this rank waits for."""
         letters, changed, me = self._board.letters, self._board.changed, self.rank
         with self._changed:
             for rank, letter in posted.items():

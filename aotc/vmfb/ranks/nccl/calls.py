@@ -246,6 +246,7 @@ def _all_to_all(c: NcclCall, gpu: RankGpu, stream: int, x: _Operand) -> None:
 
 
 def _collective_permute(c: NcclCall, gpu: RankGpu, stream: int, x: _Operand) -> None:
+    """Enqueue a permutation: receive from this rank's source, or store zeros without one, and send to its targets."""
     me, pairs = c.position, c.collective.pairs  # of all ranks, whose group has them in order
     source = next((source for source, target in pairs if target == me), None)
     if source is None:

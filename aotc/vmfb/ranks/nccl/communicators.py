@@ -88,11 +88,16 @@ class Communicators:
         return not any(thread.is_alive() for thread in threads)
 
     def _make(self, groups: Groups) -> c_void_p:
+        """Create the NCCL communicator of this rank's group; raise if a rank is lost or the start takes too long.
+
+        A thread calls NCCL, because NCCL waits for ranks that may be lost.
+        """
         group = next(group for group in groups if self._link.rank in group)
         one, failures = c_void_p(), list[CallError]()
         own = self._shared_id(group)
 
         def start() -> None:
+            """Create the communicator, or record the error, on a thread of its own."""
             self._enter()
             config = Config.of_blocking()
             arguments = len(group), own, group.index(self._link.rank), byref(config)

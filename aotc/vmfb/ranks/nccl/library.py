@@ -141,6 +141,7 @@ def nccl() -> Nccl:
 
 
 def _load() -> Nccl | str:
+    """Load the first NCCL library that works; return the reasons as text if none does."""
     # NVLink's multicast can take the GPUs of a shared host out of service when a process ends in the middle of it.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")  # ranks would register buffers only together
@@ -154,6 +155,7 @@ def _load() -> Nccl | str:
 
 
 def _candidates() -> Iterator[str]:
+    """Yield the paths of NCCL libraries to try: that of the environment variable, or else pip's and the system's."""
     if named := os.environ.get(LIBRARY_VARIABLE):
         yield named
         return
