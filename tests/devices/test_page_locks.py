@@ -36,7 +36,7 @@ def test_working_memory_is_locked_once(monkeypatch):
 
 def test_more_is_locked_where_more_is_needed(monkeypatch):
     monkeypatch.setattr(cuda_driver, "PageLock", PageLock)
-    arena = ArenaPool().take(5000)
+    arena = ArenaPool().take_arena(5000)
     before = PageLock.made
     for size, made, bytes_ in ((100, 1, 128), (128, 1, 128), (129, 2, 256), (4000, 3, 4096), (5000, 4, 5000)):
         assert page_lock_arena(arena, size, None) is arena
@@ -53,7 +53,7 @@ def test_a_driver_that_refuses_is_asked_once(monkeypatch):
         raise CallError("", "cuMemHostRegister_v2 failed on the GPU")
 
     monkeypatch.setattr(cuda_driver, "PageLock", refuse)
-    arena = ArenaPool().take(5000)
+    arena = ArenaPool().take_arena(5000)
     for _ in range(2):
         assert page_lock_arena(arena, 4096, None).lock is None
     assert len(asked) == 1

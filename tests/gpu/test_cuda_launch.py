@@ -69,8 +69,8 @@ def test_what_no_gpu_does_is_refused(name):
     [{"buffer": 2}, {"type": "c64"}, {"swizzle": 16}, {"strides": []}, {"box": [1]}, {"sizes": [1] * 6}, {"sizes": []}],
 )
 def test_what_is_no_tensor_map_is_refused(wrong):
-    assert tensor_map.map_fits(MAP, 2)
-    assert not tensor_map.map_fits({**MAP, **wrong}, 2)
+    assert tensor_map.is_valid_tensor_map(MAP, 2)
+    assert not tensor_map.is_valid_tensor_map({**MAP, **wrong}, 2)
 
 
 def touched(*maps, extents=(512 * 7 * 2, 8), dims=2):
@@ -83,12 +83,12 @@ ROWS = {**MAP, "strides": [1024]}
 
 
 def test_a_map_ends_within_its_array():
-    touched(ROWS).at((0, 7))
-    touched({**ROWS, "offset": 1024}).at((0, 6))
+    touched(ROWS).evaluate_sizes((0, 7))
+    touched({**ROWS, "offset": 1024}).evaluate_sizes((0, 6))
     with pytest.raises(Invalid, match=r"kernel 'k' describes bytes 0 to 8192 of its array 0, which has 7168"):
-        touched(ROWS).at((0, 8))
+        touched(ROWS).evaluate_sizes((0, 8))
     with pytest.raises(Invalid, match="bytes 2 to 7170 of its array 0"):
-        touched({**ROWS, "offset": 2}).at((0, 7))
+        touched({**ROWS, "offset": 2}).evaluate_sizes((0, 7))
 
 
 @pytest.mark.parametrize("wrong", [{"sizes": [512, 8]}, {"strides": [1026]}, {"offset": -16}, {"strides": [-1024]}])
@@ -102,10 +102,10 @@ def test_a_map_of_known_sizes_is_checked_once(wrong):
 def test_nothing_is_read_of_an_empty_array():
     """Its map has sizes of 1, for none may be 0; nor of a slice of no rows at the end of an array."""
     empty = {**ROWS, "offset": 7 * 1024, "sizes": [512, ["max", 1, [1]]]}
-    touched(empty).at((0, 0))
-    touched({**ROWS, "sizes": [512, 1]}, extents=(0, 8)).at((0, 0))
+    touched(empty).evaluate_sizes((0, 0))
+    touched({**ROWS, "sizes": [512, 1]}, extents=(0, 8)).evaluate_sizes((0, 0))
     with pytest.raises(Invalid):
-        touched(empty).at((0, 1))
+        touched(empty).evaluate_sizes((0, 1))
 
 
 def test_elements_of_maps_have_sizes():
@@ -182,7 +182,7 @@ def test_maps_move_before_their_node_reads_them(monkeypatch):
     command.record("graph", 5)
     values, number = command.cells[1]
     values[number] = 0x3000
-    assert command.setter()() == command.change() == 0
+    assert command.node_setter()() == command.change() == 0
     launch = "graph", 5, "function", LaunchShape((1, 1, 1), 32), [0x1000, 0x3000, 300, 7, 9]
     assert part.log == [0x3000, launch] * 2
 

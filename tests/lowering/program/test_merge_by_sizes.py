@@ -217,9 +217,9 @@ def test_a_loader_refuses_sizes_that_a_kernel_is_not_made_for(wrong_sizes):
 
 def test_an_interface_knows_the_sizes():
     row = {"name": "k", "inputs": 1, "dims": 1, "grid": 4, "extents": [64, 64], "aliases": [], "sizes": [[1], [3]]}
-    assert Interface(row).at((3,)) == (4, [64, 64])
+    assert Interface(row).evaluate_sizes((3,)) == (4, [64, 64])
     with pytest.raises(Invalid, match="kernel 'k' is not made for the sizes 2"):
-        Interface(row).at((2,))
+        Interface(row).evaluate_sizes((2,))
 
 
 def test_what_stands_for_a_kernel_is_measured_in_its_place():
