@@ -69,13 +69,13 @@ class Commands:
         self.module = aotc.load(data, threads=1)
         executable: Any = self.module._executable
         found: list[tuple[Any, tuple[int, ...]]] = []
-        plain = executable._call
+        plain = executable._native_call
 
         def call(buffer: Any, slots: Any, parameters: Sequence[int], *rest: Any) -> Any:
             found.append((slots, tuple(parameters)))
             return plain(buffer, slots, parameters, *rest)
 
-        executable._call = call
+        executable._native_call = call
         self.kept = self.module.invoke("main", *arguments), arguments
         ((slots, self.parameters),) = found
         self.commands: list[Command] = list(only_graph(executable).commands)

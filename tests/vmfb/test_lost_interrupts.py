@@ -21,7 +21,7 @@ TEXT = """func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %1 : tensor<4xf32>
 }"""
 X = np.arange(4, dtype=np.float32)
-ENTRY = next(c for c in Callbacks._guarded.__code__.co_consts if getattr(c, "co_name", "") == "call")
+ENTRY = next(c for c in Callbacks._make_callback.__code__.co_consts if getattr(c, "co_name", "") == "call")
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ def test_a_maximum_of_f32_keeps_nan_without_the_instruction():
 @pytest.mark.ir
 def test_which_gpus_run_it():
     have = [(7, 0), (7, 2), (7, 5), (8, 0), (9, 0)]
-    assert [h for h in have if cuda._runs({"target": NAME}, h)] == [(7, 5)]
+    assert [h for h in have if cuda._can_run_variant({"target": NAME}, h)] == [(7, 5)]
     assert TARGET.untried
     assert resolve_targets(NAME) == (TARGET,)
 

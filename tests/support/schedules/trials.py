@@ -38,14 +38,14 @@ class Watched:
         self.module = aotc.load(data, threads=threads)
         self.executable = self.module._executable
         self.submissions: list = []
-        plain = self.executable._call
+        plain = self.executable._native_call
 
         def call(buffer, slots, parameters, *others):
             number = next(n for n, known in enumerate(self.executable._buffers) if known is buffer)
             self.submissions.append((number, slots, tuple(parameters)))
             return plain(buffer, slots, parameters, *others)
 
-        self.executable._call = call
+        self.executable._native_call = call
 
     def calls(self, arguments):
         """Call it once, so that its submissions are known."""
