@@ -83,7 +83,7 @@ def choice_rows(choices: Iterable[Choice]) -> list[dict[str, Any]]:
     ]
 
 
-def record_problem(record: Any) -> str:
+def record_problem(record: object) -> str:
     """Describe the first place where a tuning record is invalid; an empty string if it is valid."""
     if not isinstance(record, Mapping):
         return f"it is {type(record).__name__}, not a mapping"

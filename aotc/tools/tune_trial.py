@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from aotc.tools.agreement import compare_results
@@ -80,8 +81,6 @@ def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dtype(name: str) -> np.dtype:
-    import ml_dtypes
-
     return np.dtype(getattr(ml_dtypes, name, name))
 
 

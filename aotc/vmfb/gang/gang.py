@@ -252,7 +252,7 @@ class Gang(NamedFunctions):
             self.rank_seconds = tuple(reply["seconds"] for reply in replies)
             return shared.read(self._memory)
 
-    def step(self, name: str, array: Any, state: GangState) -> np.ndarray:
+    def step(self, name: str, array: np.ndarray, state: GangState) -> np.ndarray:
         """Run a function on a whole array and on the state on the ranks; return the first result.
 
         The function takes the arrays of the state, if the state has any, behind the first argument. Its other results
