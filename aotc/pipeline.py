@@ -46,6 +46,7 @@ from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.bind_weights import bind_weights
 from aotc.lowering.passes.canonicalize.canonicalize import canonicalize
 from aotc.lowering.passes.canonicalize_dot import canonicalize_dot
+from aotc.lowering.passes.combine_collectives import combine_collectives
 from aotc.lowering.passes.compute_constants import compute_constants
 from aotc.lowering.passes.cse import cse
 from aotc.lowering.passes.dce import dce
@@ -130,6 +131,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(hoist_checks, required=True, establishes=invariants.assertions_are_outside_loops),
     Pass(specialize, required=True, establishes=invariants.specialized_copies_are_complete),
     Pass(fold_reduce_scatter),
+    Pass(combine_collectives),
     Pass(lower_collectives, required=True, establishes=invariants.no_ops_left_of_pass(lower_collectives)),
     Pass(canonicalize),
     Pass(cse),
@@ -182,6 +184,8 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (specialize, fuse, "a copy's host program sizes buffers by its own dims: it needs regions of its own"),
     (lower_collectives, fuse, _NO_LOWERING),
     (fold_reduce_scatter, lower_collectives, "what sums over ranks is a call by then"),
+    (fold_reduce_scatter, combine_collectives, "a sum that is one of several in a call is not sliced by rank alone"),
+    (combine_collectives, lower_collectives, "calls have numbers in one order by then"),
     (licm, isolate_devices, "what does not change in a loop would be moved to another device in each iteration"),
     (assign_devices, isolate_devices, "regions are of the devices that it assigns"),
     (isolate_devices, canonicalize_dot, "what that makes of an op is on its device because it stands in its region"),

@@ -74,6 +74,35 @@ func.func public @main(%x: tensor<4xf32>) -> tensor<2xf32> {
 RANKS = {"mesh": {"axes": [["x", 2]]}, "arguments": [[[]]], "results": [[["x"]]]}
 
 
+def own_part(name):
+    """Return the text of a sum of an argument over two ranks, and of the part that the rank's number selects."""
+    return f"""
+  %s{name} = "stablehlo.all_reduce"(%{name}) ({{
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %t = stablehlo.add %a, %b : tensor<f32>
+      stablehlo.return %t : tensor<f32>
+  }}) {{replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}} : (tensor<4xf32>) -> tensor<4xf32>
+  %p{name} = stablehlo.dynamic_slice %s{name}, %start, sizes = [2] : (tensor<4xf32>, tensor<ui32>) -> tensor<2xf32>"""
+
+
+OWN_PARTS = f"""module attributes {{mhlo.num_partitions = 2 : i32}} {{
+func.func public @main(%x: tensor<4xf32>, %y: tensor<4xf32>) -> (tensor<2xf32>, tensor<2xf32>) {{
+  %r = stablehlo.partition_id : tensor<ui32>
+  %two = stablehlo.constant dense<2> : tensor<ui32>
+  %start = stablehlo.multiply %r, %two : tensor<ui32>
+  {own_part("x")}
+  {own_part("y")}
+  return %px, %py : tensor<2xf32>, tensor<2xf32>
+}}}}"""
+TWICE = {"mesh": {"axes": [["x", 2]]}, "arguments": [[[]]] * 2, "results": [[["x"]]] * 2}
+
+
+def one_exchange(module, count):
+    """Is there one call of the runtime that exchanges data?"""
+    ops = [op for f in module.functions.values() for op in walk(f.body) if op.name == "custom_call"]
+    return len([op for op in ops if op.attrs["target"] != "aotc.partition_id"]) == 1
+
+
 def calls_of_ranks(name):
     """Is this the only exchange in the program of a rank?"""
 
@@ -284,6 +313,12 @@ REASONS = {
     ("lower_collectives", "fuse"): (ALL_REDUCE, (), {}, lowers),
     ("fold_reduce_scatter", "lower_collectives"): (
         RawModel(OWN_PART, metadata={"ranks": RANKS}), (), {}, calls_of_ranks("reduce_scatter")
+    ),
+    ("fold_reduce_scatter", "combine_collectives"): (
+        RawModel(OWN_PARTS, metadata={"ranks": TWICE}), (), {}, calls_of_ranks("reduce_scatter")
+    ),
+    ("combine_collectives", "lower_collectives"): (
+        RawModel(OWN_PARTS, metadata={"ranks": TWICE}), (), {}, one_exchange
     ),
     ("licm", "fuse"): (invariant_call, (f32(64),), {}, outside_of_loops("sin")),
     ("canonicalize_dot", "pack_contractions"): (lambda x: x @ W, (f32(64, 64),), {}, has("packed_matmul")),

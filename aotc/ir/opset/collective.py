@@ -28,6 +28,9 @@ GROUPED = ("groups", "channel", "global_ids")
 SAME_ON_ALL = frozenset({"all_reduce", "all_gather", "collective_broadcast"})
 """Collectives whose result is the same on each rank of a group."""
 
+COMBINED = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
+"""Collectives of which several small ones may be one call."""
+
 REDUCTIONS = ("add", "mul", "max", "min", "and", "or")
 """Ops by which the ranks of a mesh can reduce."""
 

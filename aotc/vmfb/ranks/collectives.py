@@ -64,10 +64,30 @@ def run_collective(c: Collective, link: Link, operands: Sequence[np.ndarray], re
     CallError
         If the collective does not concern this rank, or ranks are in different collectives.
     """
-    run = _OPS[c.op].run
-    work = _OnRank(c, link, str(c))
+    kind, work = _OPS[c.op], _OnRank(c, link, str(c))
+    is_alike = len({x.dtype for x in operands}) == 1 and all(x.size for x in operands)
+    if kind.is_packed and len(operands) > 1 and is_alike:
+        _run_packed(work, kind, operands, results)
+        return
     for operand, result in zip(operands, results, strict=True):
-        run(work, operand, result)
+        kind.run(work, operand, result)
+
+
+def _run_packed(work: _OnRank, kind: _Op, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+    """Run a collective of several operands of one dtype as one of their elements, one operand after the other.
+
+    Each element is reduced in the order of the ranks, so the bits are those of a call for each operand.
+    """
+    members = len(work.group()[0])
+    rows, result_rows = members if kind.cuts_operand else 1, members if kind.cuts_result else 1
+    packed = np.concatenate([operand.reshape(rows, -1) for operand in operands], axis=1)
+    result = np.empty((result_rows, sum(x.size for x in results) // result_rows), packed.dtype)
+    kind.run(work, packed, result)
+    start = 0
+    for one in results:
+        size = one.size // result_rows
+        one.reshape(result_rows, -1)[...] = result[:, start : start + size]
+        start += size
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,17 +227,20 @@ class _Op(NamedTuple):
     run : callable
     cuts_operand, cuts_result : bool
         True if the array consists of as many equal parts, along its first dim, as a group has ranks.
+    is_packed : bool
+        True if several operands are exchanged as one.
     """
 
     run: Callable[[_OnRank, np.ndarray, np.ndarray], None]
     cuts_operand: bool = False
     cuts_result: bool = False
+    is_packed: bool = False
 
 
 _OPS = {
-    "all_reduce": _Op(_all_reduce),
-    "all_gather": _Op(_all_gather, cuts_result=True),
-    "reduce_scatter": _Op(_reduce_scatter, cuts_operand=True),
+    "all_reduce": _Op(_all_reduce, is_packed=True),
+    "all_gather": _Op(_all_gather, cuts_result=True, is_packed=True),
+    "reduce_scatter": _Op(_reduce_scatter, cuts_operand=True, is_packed=True),
     "all_to_all": _Op(_all_to_all, cuts_operand=True, cuts_result=True),
     "collective_permute": _Op(_collective_permute),
     "collective_broadcast": _Op(_collective_broadcast),
