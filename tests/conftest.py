@@ -86,7 +86,7 @@ def set_costs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             owners = [m for key, m in list(sys.modules.items()) if key.startswith("aotc.") and name in vars(m)]
             assert owners, f"no module has a row {name}"
             for owner in owners:
-                monkeypatch.setattr(owner, name, replace(getattr(owner, name), value=value))
+                monkeypatch.setattr(owner, name, replace(getattr(owner, name), default=value))
 
     return set_
 

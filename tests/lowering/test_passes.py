@@ -101,7 +101,7 @@ def test_golden(case, update, monkeypatch):
     options = Options(target=target, **given)
     for row, value in SMALLER.get(name, {}).items():
         step = sys.modules[STEPS[name].__module__]
-        monkeypatch.setattr(step, row, replace(getattr(step, row), value=value))
+        monkeypatch.setattr(step, row, replace(getattr(step, row), default=value))
     changed = STEPS[name](module, options)
     assert [f.message for f in verify(changed)] == []
     for x, y in zip(results_of(module), results_of(changed), strict=True):

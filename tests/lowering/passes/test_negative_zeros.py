@@ -31,7 +31,7 @@ NUMBERS = np.array([-0.0, -0.0, 0.0, 1.0, -1.0, np.nan, np.inf], np.float32)
 def small_arrays(monkeypatch):
     """Let no array be too small for a flag."""
     for name in ("BRANCHED_BYTES", "BRANCHED_BYTES_CUDA"):
-        monkeypatch.setattr(array_passes, name, replace(getattr(array_passes, name), value=0))
+        monkeypatch.setattr(array_passes, name, replace(getattr(array_passes, name), default=0))
 
 
 # ---------------------------------------------------------------- statements: (kind, number, inner lists)

@@ -35,7 +35,7 @@ def small_tables(monkeypatch):
     """Let no table be too small for a branch, or to add the sum of an inner loop by its places."""
     rows = (inner_sums, "INNER_SUM", 1), (array_passes, "BRANCHED_BYTES", 0), (array_passes, "BRANCHED_BYTES_CUDA", 0)
     for module, name, value in rows:
-        monkeypatch.setattr(module, name, replace(getattr(module, name), value=value))
+        monkeypatch.setattr(module, name, replace(getattr(module, name), default=value))
 
 
 def scanned(step):

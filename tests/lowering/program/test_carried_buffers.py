@@ -127,7 +127,7 @@ def unroll_small_arrays(monkeypatch):
     alternated, exchanged = (alternate_buffers, "ALTERNATED_BYTES"), (exchange_buffers, "EXCHANGED_BYTES")
     for module, begin in (alternated, exchanged, (array_passes, "BRANCHED_BYTES")):
         for name in (begin, f"{begin}_CUDA"):
-            monkeypatch.setattr(module, name, replace(getattr(module, name), value=0))
+            monkeypatch.setattr(module, name, replace(getattr(module, name), default=0))
 
 
 @pytest.fixture(params=["kernels", "steps", "unrolled kernels", "unrolled steps"])
