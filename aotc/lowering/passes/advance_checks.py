@@ -37,11 +37,11 @@ def advance_checks(module: Module, options: Options) -> Module:
 def _with_early_assertions(function: Function) -> Function:
     if not any(op.name in JUDGED for op in function.body.ops):
         return function
-    return replace(function, body=_AssertionOrder(function.body).region())
+    return replace(function, body=_AssertionOrder(function.body).body_with_early_assertions())
 
 
 class _AssertionOrder:
-    """Finds the order of one function's ops."""
+    """Reorder the ops of one function so that assertions run as early as possible."""
 
     def __init__(self, body: Region) -> None:
         self.body = body
@@ -56,14 +56,14 @@ class _AssertionOrder:
         self.here: set[Op] = set()  # since the last stop, as themselves or as copies
         self.copies: dict[Value, Value] = {}  # of values from before it
 
-    def region(self) -> Region:
+    def body_with_early_assertions(self) -> Region:
         """Return the function's body with assertions and the ops they need moved forward."""
         for needed, stops in self._host_waits():
-            self._emit_in_order(needed)
-            self._emit_in_order(stops)
+            self._emit_after_stop(needed)
+            self._emit_after_stop(stops)
             self.copies.clear()
             self.here.clear()
-        self._emit_in_order(op for op in self.body.ops if op not in self.done)
+        self._emit_after_stop(op for op in self.body.ops if op not in self.done)
         results = tuple(map(self._value_after_stop, self.body.results))
         return Region(self.body.params, tuple(self.emitted), results)
 
@@ -73,7 +73,7 @@ class _AssertionOrder:
         needed: set[Op] = set()
         stops: list[Op] = []
         for op in [op for op in self.body.ops if op.name in JUDGED]:
-            own = self._required_ops(op) - known
+            own = self._ops_required_before(op) - known
             if stops and any(inner in stops or _is_long_running(inner) for inner in own - needed):
                 yield sorted(needed, key=self.place.__getitem__), stops
                 known |= {*needed, *stops}
@@ -82,18 +82,19 @@ class _AssertionOrder:
             stops.append(op)
         yield sorted(needed, key=self.place.__getitem__), stops
 
-    def _required_ops(self, op: Op) -> set[Op]:
+    def _ops_required_before(self, op: Op) -> set[Op]:
         """Return all ops that must run before ``op``."""
         found: set[Op] = set()
-        stack = list(self._operands_needed(op))
+        stack = list(self._direct_dependences(op))
         while stack:
             inner = stack.pop()
             if inner not in found:
                 found.add(inner)
-                stack += self._operands_needed(inner)
+                stack += self._direct_dependences(inner)
         return found
 
-    def _operands_needed(self, op: Op) -> Iterator[Op]:
+    def _direct_dependences(self, op: Op) -> Iterator[Op]:
+        """Yield the ops on which ``op`` depends directly: through operands, symbols, or an earlier effect."""
         for v in (*op.operands, *(v for r in op.regions for v in captured_values(r))):
             if v in self.makers:
                 yield self.makers[v]
@@ -103,7 +104,8 @@ class _AssertionOrder:
 
     # --- the new order ---
 
-    def _emit_in_order(self, ops: Iterable[Op]) -> None:
+    def _emit_after_stop(self, ops: Iterable[Op]) -> None:
+        """Append ``ops`` to the new body, with values from before the last stop computed again where they are cheap."""
         for op in ops:
             operands = tuple(map(self._value_after_stop, op.operands))
             self.emitted.append(replace(op, operands=operands))
@@ -111,7 +113,7 @@ class _AssertionOrder:
             self.here.add(op)
 
     def _value_after_stop(self, v: Value) -> Value:
-        """Return ``v`` to read after a stop: ``v`` itself, or a repeated copy of the cheap op that defines it."""
+        """Return ``v`` as ops after a stop read it: ``v`` itself, or the result of a repeated cheap op."""
         chain: set[Op] = set()
         stack = [v]
         while stack:
@@ -129,6 +131,7 @@ class _AssertionOrder:
 
 
 def _is_long_running(op: Op) -> bool:
+    """Return True if an op gets a kernel of its own or a loop: all but elementwise ops and reductions."""
     return op.name not in INLINE and op.name != "reduce"
 
 
@@ -136,13 +139,13 @@ def _symbols_of_op(op: Op) -> set[str]:
     """Return the symbols in the types and attributes of ``op`` and of the ops in its regions."""
     found: set[str] = set()
 
-    def note(x: Any) -> Any:
+    def record_symbols(x: Any) -> Any:
         if isinstance(x, Expr):
             found.update(s.name for s in symbols(x))
         return x
 
     for inner in (op, *(inner for r in op.regions for inner in walk(r))):
-        note_all = (inner.attrs, *(v.type.shape for v in inner.results))
-        map_attribute(note_all, note)
-        map_attribute([p.type.shape for r in inner.regions for p in r.params], note)
+        attributes = (inner.attrs, *(v.type.shape for v in inner.results))
+        map_attribute(attributes, record_symbols)
+        map_attribute([p.type.shape for r in inner.regions for p in r.params], record_symbols)
     return found

@@ -53,11 +53,11 @@ def assign_devices(module: Module, options: Options) -> Module:
         there are more transfers than ``options`` allow, CPU devices have different architectures, or ``options`` names
         devices that the model does not use.
     """
-    said = dict.fromkeys(name for f in module.functions.values() for name in named_devices(f))
+    named = dict.fromkeys(name for f in module.functions.values() for name in named_devices(f))
     implied = any(IMPLIED in f.attrs for f in module.functions.values())
     if not implied:
-        _check_device_names(module, options, said)
-    if not options.devices and not said:
+        _check_device_names(module, options, named)
+    if not options.devices and not named:
         return module
     functions = {name: _function_with_devices(f, options) if f.public else f for name, f in module.functions.items()}
     transfers = [op for f in functions.values() for op in walk(f.body) if op.name == "transfer"]
@@ -74,11 +74,11 @@ def _op_description(op: Op) -> str:
     return f"{v}, {size_text(size_in_bytes(v))}, from {attrs['source']} to {attrs['device']}: {attrs['reason']}"
 
 
-def _check_device_names(module: Module, options: Options, said: Collection[str]) -> None:
-    """Raise an error for an unknown default device and for devices without ops; ``said`` are the model's devices."""
-    known = list(dict.fromkeys((*options.devices, *said)))
+def _check_device_names(module: Module, options: Options, named: Collection[str]) -> None:
+    """Raise an error for an unknown default device and for devices without ops; ``named`` are the model's devices."""
+    known = list(dict.fromkeys((*options.devices, *named)))
     default = options.default_device
-    model = f"the model names {', '.join(said) or 'no device'}"
+    model = f"the model names {', '.join(named) or 'no device'}"
     place = next((f.loc for f in module.functions.values() if f.public), UNKNOWN)
     if default and default not in known:
         options_name = f"the options name {', '.join(options.devices) or 'none'}"
@@ -86,7 +86,7 @@ def _check_device_names(module: Module, options: Options, said: Collection[str])
         message = f"the default device {default!r} is not a device: {model}, {options_name}"
         raise CompileError.at(place, message, hint=hint)
     alone = known[0] if len(known) == 1 else default
-    unread = [name for name in options.devices if name not in (*said, alone, HOST, DEVICE)]
+    unread = [name for name in options.devices if name not in (*named, alone, HOST, DEVICE)]
     if unread and options.place != AUTO:
         message = f"no op is placed on {', '.join(unread)}: {model}, the options name {', '.join(options.devices)}"
         hint = "use names of the model, or --place=auto, which places large ops on all devices"
@@ -94,6 +94,7 @@ def _check_device_names(module: Module, options: Options, said: Collection[str])
 
 
 def _function_with_devices(function: Function, options: Options) -> Function:
+    """Return ``function`` with a device for each op, chosen by its affinities, by its op support or by cost."""
     known = list(dict.fromkeys((*options.devices, *named_devices(function), *filter(None, [options.default_device]))))
     if not known:  # other functions name devices
         return function
@@ -111,18 +112,22 @@ def _function_with_devices(function: Function, options: Options) -> Function:
         solution = place_function(function, default, targets, costs, arguments)
     mover = _TransferInserter(function, solution, default or known[0])
     unplaced = [_unplaced_op_error(thing, function, known) for thing in solution.unplaced]
-    unplaced += [_is_free_result(n, function, known) for n in mover.free_results() if not default]
+    unplaced += [_unplaced_result_error(n, function, known) for n in mover.results_without_device() if not default]
     if unplaced:
         raise CompileError(unplaced)
-    attrs: dict[str, Any] = {"devices": {"known": known, **mover.signature()}, "reasons": mover.reasons()}
+    attrs: dict[str, Any] = {
+        "devices": {"known": known, **mover.signature_devices()},
+        "reasons": mover.placement_reasons(),
+    }
     attrs["candidates"] = [list(solution.candidates[v]) for v in function.body.params]
     if IMPLIED in function.attrs:
         rows = ((only.what, op.loc) for op in walk(function.body) if (only := host_only(op)))
         attrs["on_host"] = [{"op": what, "loc": loc.traced_by or str(loc)} for what, loc in rows]
-    return replace(function, body=mover.function(), attrs={**function.attrs, **attrs})
+    return replace(function, body=mover.body_with_transfers(), attrs={**function.attrs, **attrs})
 
 
 def _unplaced_op_error(thing: Op | Value, function: Function, known: Iterable[str]) -> Finding:
+    """Return the error about an op or value for which nothing determines a device."""
     hint = "give an argument or a result an affinity, or compile with --default-device"
     candidates = f"expected one of {', '.join(known)}"
     if isinstance(thing, Op):
@@ -133,7 +138,8 @@ def _unplaced_op_error(thing: Op | Value, function: Function, known: Iterable[st
     return Finding(message, function.loc, hint=hint)
 
 
-def _is_free_result(number: int, function: Function, known: Iterable[str]) -> Finding:
+def _unplaced_result_error(number: int, function: Function, known: Iterable[str]) -> Finding:
+    """Return the error about result ``number``, which has neither a device nor an affinity."""
     what = f"result {number} of @{function.name}, which depends only on constants,"
     message = f"the device of {what} is not specified; expected one of {', '.join(known)}"
     return Finding(message, function.loc, hint="give the result an affinity, or compile with --default-device")
@@ -164,30 +170,30 @@ class _TransferInserter:
         self.demands = affinity.get("results") or [""] * len(function.body.results)
         for op in walk(function.body):
             if op.name == "transfer":
-                self.origins[op.result] = self._value_before_transfers(op.operands[0])
+                self.origins[op.result] = self._original_of_transfer(op.operands[0])
         for op in walk(function.body):
-            self._device_requests_of(op)
+            self._record_device_requests(op)
         self.of_result = OF_TARGET if IMPLIED in function.attrs else OF_RESULT
         for v, device in zip(function.body.results, self.demands, strict=True):
             self._request_on_device(v, device, self.of_result, function.loc)
 
-    def device(self, v: Value) -> str:
-        """Return the device that computes ``v``; for a constant, which has none, the default device."""
+    def device_of_value(self, v: Value) -> str:
+        """Return the name of the device that computes ``v``; for a constant, which has none, the default device."""
         return self.solution.values.get(v) or self.default
 
-    def free_results(self) -> list[int]:
+    def results_without_device(self) -> list[int]:
         """Return the numbers of the results that have neither a device nor an affinity."""
         pairs = zip(self.original.body.results, self.demands, strict=True)
         return [n for n, (v, demand) in enumerate(pairs) if not demand and v not in self.solution.values]
 
-    def signature(self) -> dict[str, list[str]]:
+    def signature_devices(self) -> dict[str, list[str]]:
         """Return the function's attributes with the device of each argument and result."""
         body = self.original.body
-        results = [w or self.device(v) for v, w in zip(body.results, self.demands, strict=True)]
-        return {"arguments": [self.device(v) for v in body.params], "results": results}
+        results = [w or self.device_of_value(v) for v, w in zip(body.results, self.demands, strict=True)]
+        return {"arguments": [self.device_of_value(v) for v in body.params], "results": results}
 
-    def reasons(self) -> dict[str, list[str]]:
-        """Return, for explanations, why each argument and result has its device."""
+    def placement_reasons(self) -> dict[str, list[str]]:
+        """Return, for each argument and each result, the reason for its device."""
         body, known = self.original.body, self.solution.values
         made = {v: "it is made there" if v in known else DEFAULTED for v in body.results}
         made |= dict.fromkeys(body.params, "the argument is there")
@@ -196,36 +202,39 @@ class _TransferInserter:
 
     # --- what has to move ---
 
-    def _device_requests_of(self, op: Op) -> None:
+    def _record_device_requests(self, op: Op) -> None:
+        """Record the devices of the readers of ``op``'s operands and of its branches' results."""
         if op.name == "transfer" and op.result in self.read:
             self._request_on_device(op.result, op.attrs["device"], _ASKED, op.loc)
         elif op.name in CONTROL_FLOW:
             for row in [op.operands, op.regions[1].results] if op.name == "while" else [r.results for r in op.regions]:
                 for v, result in zip(row, op.results, strict=True):
-                    self._request_on_device(v, self.device(result), f"{result} is there", op.loc)
+                    self._request_on_device(v, self.device_of_value(result), f"{result} is there", op.loc)
         elif op in self.solution.ops:
             for v in (*op.operands, *(v for r in op.regions for v in captured_values(r))):
                 self._request_on_device(v, self.solution.ops[op], f"{op.name} reads it there", op.loc)
 
-    def _value_before_transfers(self, v: Value) -> Value:
+    def _original_of_transfer(self, v: Value) -> Value:
+        """Return the value that transfers of the model copied to ``v``, or ``v`` itself."""
         return self.origins.get(v, v)
 
     def _request_on_device(self, v: Value, device: str, reason: str, loc: Loc) -> None:
-        origin = self._value_before_transfers(v)
-        if device and origin not in self.sources and device != self.device(origin):
+        """Record that ``device`` reads ``v``, with the reason and the place in the model."""
+        origin = self._original_of_transfer(v)
+        if device and origin not in self.sources and device != self.device_of_value(origin):
             known = self.wanted.setdefault(origin, {})
             if device not in known or reason == _ASKED:
                 known[device] = reason, loc
 
     # --- the new function ---
 
-    def function(self) -> Region:
+    def body_with_transfers(self) -> Region:
         """Return the function's body with transfers between devices."""
         body = self.original.body
         rebuilt = self._region_with_transfers(body, ())
         ops = list(rebuilt.ops)
         wishes = zip(body.results, self.demands, strict=True)
-        results = tuple(self._copy_on_device(v, w or self.device(v), ops) for v, w in wishes)
+        results = tuple(self._copy_on_device(v, w or self.device_of_value(v), ops) for v, w in wishes)
         return Region(body.params, tuple(ops), results)
 
     def _region_with_transfers(self, region: Region, results: tuple[str, ...]) -> Region:
@@ -246,17 +255,17 @@ class _TransferInserter:
         return Region(region.params, tuple(ops), values)
 
     def _append_transfers(self, v: Value, ops: list[Op]) -> None:
-        """Append the transfers of ``v`` to the devices that read it; ``v`` has just been computed."""
+        """Append the transfers of the newly computed ``v`` to the devices that read it."""
         for device, (reason, loc) in self.wanted.get(v, {}).items():
             copy = self.copies[v, device] = Value(self.names.fresh(f"{v.name}_{device}"), v.type)
-            attrs = {"device": device, "source": self.device(v), "reason": reason}
+            attrs = {"device": device, "source": self.device_of_value(v), "reason": reason}
             ops.append(Op("transfer", (v,), (copy,), attrs, (), loc))
 
     def _copy_on_device(self, v: Value, device: str, ops: list[Op]) -> Value:
         """Return the copy of ``v`` on ``device``; a constant is appended if it does not exist there yet."""
-        origin = self._value_before_transfers(v)
+        origin = self._original_of_transfer(v)
         if origin not in self.sources:
-            return origin if device == self.device(origin) else self.copies[origin, device]
+            return origin if device == self.device_of_value(origin) else self.copies[origin, device]
         found = self.copies.get((origin, device))
         if found is None:
             source = self.sources[origin]
@@ -270,7 +279,7 @@ class _TransferInserter:
         if op.name in CONTROL_FLOW:
             return self._control_flow_on_devices(op, ops)
         device = self.solution.ops.get(op, "")
-        operands = tuple(self._copy_on_device(v, device or self.device(v), ops) for v in op.operands)
+        operands = tuple(self._copy_on_device(v, device or self.device_of_value(v), ops) for v in op.operands)
         if not device:
             return replace(op, operands=operands)
         among = list(self.solution.candidates[op])
@@ -281,15 +290,16 @@ class _TransferInserter:
         )
 
     def _control_flow_on_devices(self, op: Op, ops: list[Op]) -> Op:
-        devices = tuple(self.device(v) for v in op.results)
+        """Return a loop or branch whose conditions, states and results are on their own devices."""
+        devices = tuple(self.device_of_value(v) for v in op.results)
         regions: tuple[Region, ...]
         if op.name == "while":
             operands = tuple(self._copy_on_device(v, d, ops) for v, d in zip(op.operands, devices, strict=True))
             condition, body = op.regions
-            test = (self.device(self._value_before_transfers(condition.results[0])),)
+            test = (self.device_of_value(self._original_of_transfer(condition.results[0])),)
             regions = self._region_with_transfers(condition, test), self._region_with_transfers(body, devices)
         else:
-            test = (self.device(self._value_before_transfers(op.operands[0])),)
+            test = (self.device_of_value(self._original_of_transfer(op.operands[0])),)
             operands = (self._copy_on_device(op.operands[0], test[0], ops),)
             regions = tuple(self._region_with_transfers(r, devices) for r in op.regions)
         moved = replace(op, operands=operands, regions=regions)

@@ -62,7 +62,7 @@ def arg_names(function: Function) -> list[str]:
 
 
 def _arguments_named(function: Function, name: str | int) -> list[int]:
-    """Return the numbers of the arguments called ``name``, which is a name, or else a position in a call."""
+    """Return the numbers of the arguments called ``name``; without any, ``name`` is a position in a call."""
     own = arg_names(function)
     if not isinstance(name, str) or name.isdecimal():
         return [int(name)] if int(name) < len(own) else []

@@ -51,6 +51,10 @@ def _transposed_readers(body: Region) -> dict[Value, tuple[int, ...]]:
 def _canonicalize_dot_rule(
     home: Callable[[Op], Target], permutation: Mapping[Value, tuple[int, ...]], op: Op, b: Builder
 ) -> Sequence[Value] | None:
+    """Return the selection, multiplication or ``matmul`` that replaces a ``dot_general``; None for other ops.
+
+    ``permutation`` has the transpose that is the only reader of a result; ``home`` returns an op's target.
+    """
     if op.name != "dot_general":
         return None
     value = selection_for_one_hot_product(op, b)
@@ -102,16 +106,17 @@ def _with_swapped_operands(op: Op, dims: Sequence[int]) -> Op:
 
 
 def _dot_as_matmul(op: Op, b: Builder) -> Value:
+    """Return the result of a ``dot_general`` by a ``matmul``, with the dim order of fewest transposes."""
     lhs, rhs = op.operands
     pairs = list(zip(op.attrs["lhs_contract"], op.attrs["rhs_contract"]))
     lb, rb = tuple(op.attrs["lhs_batch"]), tuple(op.attrs["rhs_batch"])
     orders = [pairs, sorted(pairs), sorted(pairs, key=lambda p: p[1])]
 
-    def moved(order: list[tuple[int, int]]) -> int:
+    def transpose_count(order: list[tuple[int, int]]) -> int:
         lc, rc = tuple(p[0] for p in order), tuple(p[1] for p in order)
         return _needs_transpose(lhs, lb, lc) + _needs_transpose(rhs, rb, rc)
 
-    best = min(orders, key=moved)
+    best = min(orders, key=transpose_count)
     lc, rc = tuple(p[0] for p in best), tuple(p[1] for p in best)
     rows, left, lhs_transposed = _operand_as_matrix(lhs, lb, lc, True, b)
     columns, right, rhs_transposed = _operand_as_matrix(rhs, rb, rc, False, b)

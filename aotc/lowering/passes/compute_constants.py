@@ -39,6 +39,7 @@ def compute_constants(module: Module, options: Options) -> Module:
 
 
 def _with_computed_constants(function: Function) -> Function:
+    """Return ``function`` with large constants computed by ops where their readers compute them in place."""
     large = [op for op in walk(function.body) if op.name == "constant" and _is_large_constant(op)]
     if not large:
         return function

@@ -18,7 +18,9 @@ _PLAIN = frozenset({int, str, Expr, type(None)})  # most data of attributes: it 
 
 def cse(module: Module, options: Options) -> Module:
     """Return ``module`` without repeated ops; ops of an outer region also replace equal ops in nested ones."""
-    changed = {n: f.with_body(_ValueNumbering().region(f.body, {})) for n, f in module.functions.items()}
+    changed = {
+        n: f.with_body(_ValueNumbering().region_without_repeats(f.body, {})) for n, f in module.functions.items()
+    }
     return module.with_functions(changed)
 
 
@@ -27,11 +29,11 @@ def structural_key(function: Function) -> tuple:
     body, scope = function.body, _ValueNumbering()
     values = (*body.params, *(v for op in body.ops for v in op.results))
     place = next((n for n, v in enumerate(values) if v.name == function.attrs.get("root")), None)
-    return scope.region_key(body, {}), scope.frozen({**function.attrs, "root": place})
+    return scope.region_key(body, {}), scope.hashable_attribute({**function.attrs, "root": place})
 
 
-class _Bytes:
-    """An array as a key: hashed by a sample of its bytes, equal if all bytes are.
+class _HashableArray:
+    """An array as a dict key: hashed by a sample of its bytes, equal if all bytes are equal.
 
     Hashing every byte of the weights of a large model would take longer than the rest of this pass.
     """
@@ -48,28 +50,30 @@ class _Bytes:
         return self.hash
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Bytes) or self.hash != other.hash:
+        if not isinstance(other, _HashableArray) or self.hash != other.hash:
             return False
         a, b = self.array, other.array
         return a is b or (a.dtype == b.dtype and a.shape == b.shape and np.array_equal(self.bytes, other.bytes))
 
 
 class _ValueNumbering:
+    """Remove ops that compute the same values as earlier ops (value numbering)."""
+
     def __init__(self) -> None:
         self.mapped: dict[Value, Value] = {}
 
-    def region(self, region: Region, known: dict[Any, tuple[Value, ...]]) -> Region:
-        """Return ``region`` without ops that repeat one in ``known`` (value numbering)."""
+    def region_without_repeats(self, region: Region, known: dict[Any, tuple[Value, ...]]) -> Region:
+        """Return ``region`` without ops that repeat one of ``known``, which maps keys of ops to their results."""
         outer = len(known)
         ops = []
         for op in region.ops:
-            regions = tuple([self.region(r, known) for r in op.regions]) if op.regions else ()
+            regions = tuple([self.region_without_repeats(r, known) for r in op.regions]) if op.regions else ()
             op = op.on(replaced_values(op.operands, self.mapped), regions)
             if op.name in CONTROL_FLOW or op.name in EFFECTS or has_effect(op):
                 ops.append(op)
                 continue
             seen = len(known)
-            earlier = known.setdefault(self.key(op, {}), op.results)
+            earlier = known.setdefault(self.op_key(op, {}), op.results)
             if len(known) > seen:
                 ops.append(op)
             else:
@@ -78,10 +82,11 @@ class _ValueNumbering:
             known.popitem()
         return region.with_ops(ops, replaced_values(region.results, self.mapped))
 
-    def key(self, op: Op, numbers: dict[Value, int]) -> tuple:
+    def op_key(self, op: Op, numbers: dict[Value, int]) -> tuple:
+        """Return the structural key of ``op``: its name, operands, attributes, result types and regions."""
         operands = tuple([numbers.get(v, v) for v in op.operands]) if numbers else op.operands
         regions = tuple([self.region_key(r, numbers) for r in op.regions]) if op.regions else ()
-        attrs = self.frozen(op.attrs) if op.attrs else ()
+        attrs = self.hashable_attribute(op.attrs) if op.attrs else ()
         return op.name, operands, attrs, tuple([v.type for v in op.results]), regions
 
     def region_key(self, region: Region, outer: dict[Value, int]) -> tuple:
@@ -91,22 +96,23 @@ class _ValueNumbering:
             numbers[p] = len(numbers)
         ops = []
         for op in region.ops:
-            ops.append(self.key(op, numbers))
+            ops.append(self.op_key(op, numbers))
             for v in op.results:
                 numbers[v] = len(numbers)
         types = tuple(p.type for p in region.params)
         return types, tuple(ops), tuple(numbers.get(v, v) for v in region.results)
 
-    def frozen(self, data: Any) -> Any:
+    def hashable_attribute(self, data: Any) -> Any:
+        """Return an attribute's value as a hashable key; floats are compared by their text, so -0.0 is not 0.0."""
         if type(data) in _PLAIN:
             return data
         match data:
             case Mapping():
-                return tuple((k, self.frozen(data[k])) for k in sorted(data))
+                return tuple((k, self.hashable_attribute(data[k])) for k in sorted(data))
             case tuple() | list():
-                return tuple(map(self.frozen, data))
+                return tuple(map(self.hashable_attribute, data))
             case np.ndarray():
-                return _Bytes(data)
+                return _HashableArray(data)
             case bool() | float():
                 return (type(data).__name__, repr(data))
         return data

@@ -41,6 +41,7 @@ def _has_own_effect(op: Op) -> bool:
 
 
 def _without_dead_ops(region: Region) -> Region:
+    """Return ``region`` without ops whose results are unused, its nested regions trimmed likewise."""
     live = set(region.results)
     ops: list[Op] = []
     for op in reversed(region.ops):
@@ -66,6 +67,7 @@ def _mark_operands_live(op: Op, live: set[Value]) -> None:
 
 
 def _trim_case(op: Op, live: Collection[Value]) -> Op:
+    """Return a ``case`` without its unused results."""
     keep = [i for i, v in enumerate(op.results) if v in live]
     if len(keep) == len(op.results):
         return op
@@ -74,6 +76,7 @@ def _trim_case(op: Op, live: Collection[Value]) -> Op:
 
 
 def _trim_while(op: Op, live: Collection[Value]) -> Op:
+    """Return a loop without the carried values that neither its results nor its condition need."""
     condition, body = op.regions
     needed = {i for i, v in enumerate(op.results) if v in live}
     needed |= _params_read(condition, condition.results)
@@ -86,14 +89,14 @@ def _trim_while(op: Op, live: Collection[Value]) -> Op:
     if len(keep) == len(op.results):
         return op
 
-    def pick(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    def needed_values(values: tuple[Value, ...]) -> tuple[Value, ...]:
         return tuple(values[i] for i in keep)
 
     regions = (
-        Region(pick(condition.params), condition.ops, condition.results),
-        _without_dead_ops(Region(pick(body.params), body.ops, pick(body.results))),
+        Region(needed_values(condition.params), condition.ops, condition.results),
+        _without_dead_ops(Region(needed_values(body.params), body.ops, needed_values(body.results))),
     )
-    return replace(op, operands=pick(op.operands), results=pick(op.results), regions=regions)
+    return replace(op, operands=needed_values(op.operands), results=needed_values(op.results), regions=regions)
 
 
 def _trim_variadic(op: Op, live: Collection[Value]) -> Op:
@@ -124,7 +127,7 @@ def _trim_variadic(op: Op, live: Collection[Value]) -> Op:
 
 
 def _params_read(region: Region, values: Collection[Value]) -> set[int]:
-    """Return the numbers of the parameters that ``values`` and effects in ``region`` depend on."""
+    """Return the numbers of the parameters on which ``values`` and effects in ``region`` depend."""
     live = set(values)
     for op in reversed(region.ops):
         if has_effect(op) or any(v in live for v in op.results):

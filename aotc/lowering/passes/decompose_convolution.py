@@ -32,6 +32,7 @@ def decompose_convolution(module: Module, options: Options) -> Module:
 
 
 def _decompose_convolution_rule(op: Op, b: Builder, home: Callable[[Op], Target]) -> Sequence[Value] | None:
+    """Return the result of a ``convolution`` by a ``conv`` or ``matmul`` in canonical layout; None for other ops."""
     if op.name != "convolution":
         return None
     a = op.attrs
@@ -50,6 +51,7 @@ def _decompose_convolution_rule(op: Op, b: Builder, home: Callable[[Op], Target]
 
 
 def _convolve_at_once(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: TensorType, b: Builder) -> Value:
+    """Append the convolution as one ``conv``, with padding and input dilation as a ``pad`` before it."""
     groups = attrs["feature_groups"]
     lhs = _pad_convolution_input(lhs, pairs_of(attrs), attrs["lhs_dilation"], b)
     if attrs["batch_groups"] > 1:
@@ -59,6 +61,7 @@ def _convolve_at_once(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: T
 
 
 def _convolve_in_phases(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_: TensorType, b: Builder) -> Value:
+    """Append the convolution of a dilated input by phases, which skip the zeros between pixels."""
     groups, gaps = attrs["feature_groups"], tuple(attrs["lhs_dilation"])
     outputs = tuple(static(n) for n in type_.shape[1:-1])
     lows, sizes = (low for low, _ in pairs_of(attrs)), (lhs.type.shape[1:], rhs.type.shape)
@@ -98,6 +101,7 @@ def _batch_to_features(x: Value, groups: int, b: Builder) -> Value:
 def _convolution_as_matmul(
     lhs: Value, rhs: Value, attrs: Mapping[str, Any], groups: int, type_: TensorType, b: Builder
 ) -> Value:
+    """Append a convolution in canonical layout: a ``matmul`` for kernels of one tap, else a ``conv``."""
     *kernel, features, outputs = rhs.type.shape
     exact = {} if attrs.get("precision") in (None, "DEFAULT") else {"precision": attrs["precision"]}
     if groups == 1 and all(k == 1 for k in kernel) and all(s == 1 for s in attrs["strides"]):

@@ -45,6 +45,7 @@ def decompose_fft(module: Module, options: Options) -> Module:
 
 
 def _decompose_fft_rule(op: Op, b: Builder, packs: bool) -> Sequence[Value] | None:
+    """Return the result of an ``fft`` as transforms along one axis each, or None for other ops."""
     if op.name != "fft":
         return None
     (x,), kind, length, t = op.operands, op.attrs["kind"], op.attrs["length"], op.result.type
@@ -122,11 +123,12 @@ def _join_complex_parts(values: Sequence[Value], b: Builder) -> Value:
 
 
 def _complex_from_parts(re: Value, im: Value, b: Builder) -> Value:
+    """Return the complex numbers with the given real and imaginary parts."""
     return b.make("complex", (re, im), {}, TensorType(COMPLEX_OF[re.type.dtype], re.type.shape))
 
 
 def _real_dft_of_one_op(x: Value, n: int, b: Builder) -> Value | None:
-    """Return the first elements of the spectrum of a real signal by one op, if half of ``n`` fits one."""
+    """Return ``n // 2 + 1`` elements of a real signal's spectrum by one ``dft``; None if ``n`` prevents it."""
     half = n // 2
     factors = radices(half) if n % 2 == 0 and half > 1 else ()
     if not factors or not DFT_POINTS.holds(half):

@@ -31,11 +31,13 @@ def fold_constants(module: Module, options: Options) -> Module:
     """Return ``module`` with ops on constants replaced by constants of the same dtype and value."""
     home, _ = op_targets(module, options)
     folders = {n: _ConstantFolder(f, home) for n, f in module.functions.items()}
-    return module.with_functions({n: rewrite_function(f, folders[n].rule, FOLDED) for n, f in module.functions.items()})
+    return module.with_functions(
+        {n: rewrite_function(f, folders[n].fold_constant_rule, FOLDED) for n, f in module.functions.items()}
+    )
 
 
 class _ConstantFolder:
-    """Folds ops, and drops intermediate constants early: weights may occupy most of the memory."""
+    """Evaluate ops on constants, and drop intermediate constants early: weights may occupy most of the memory."""
 
     def __init__(self, function: Function, home: Callable[[Op], Target]) -> None:
         self.function, self.home = function, home
@@ -47,11 +49,11 @@ class _ConstantFolder:
         return use_counts(self.function.body)
 
     @cached_property
-    def wider(self) -> WiderWeights:
+    def wider_weights(self) -> WiderWeights:
         """Return the analysis of constants that are wider than the values they are computed from."""
         return WiderWeights(self.function, self.home)
 
-    def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
+    def fold_constant_rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the constants that replace the results of ``op``, or None."""
         constants = _fold_op(op, b, self._is_computed_by_readers)
         if constants is not None:
@@ -67,11 +69,15 @@ class _ConstantFolder:
         """Return True if the readers of a large result compute it from its narrower operands."""
         if len(op.results) != 1 or size_of(op.result.type.dtype) <= min(size_of(v.type.dtype) for v in op.operands):
             return False
-        size = int(np.prod(_has_static_shape(op.result), dtype=np.int64)) * size_of(op.result.type.dtype)
-        return not FOLDED_BYTES.holds(size) and self.wider.are_weights_computed(op.result, op.operands)
+        size = int(np.prod(_static_shape_of(op.result), dtype=np.int64)) * size_of(op.result.type.dtype)
+        return not FOLDED_BYTES.holds(size) and self.wider_weights.are_weights_computed(op.result, op.operands)
 
 
 def _fold_op(op: Op, b: Builder, is_left: Callable[[Op, Builder], bool]) -> Sequence[Value] | None:
+    """Return constants for the results of ``op`` if its operands are constants and folding pays, else None.
+
+    ``is_left`` decides whether an op with constant operands stays, because its readers compute it.
+    """
     arrays: list[np.ndarray] = []
     for v in op.operands:
         array = _constant_elements_of(v, op, b)
@@ -91,12 +97,12 @@ def _fold_op(op: Op, b: Builder, is_left: Callable[[Op, Builder], bool]) -> Sequ
         return None
     if is_left(op, b):
         return None
-    full = [np.broadcast_to(a, _has_static_shape(v)) for a, v in zip(arrays, op.operands)]
+    full = [np.broadcast_to(a, _static_shape_of(v)) for a, v in zip(arrays, op.operands)]
     return _evaluate_to_constants(op, full, op, b)
 
 
 def _constant_elements_of(v: Value, op: Op, b: Builder) -> np.ndarray | None:
-    """Return the elements of the constant ``v``, or None; arithmetic ops also accept a broadcast constant."""
+    """Return the elements of the constant ``v``, or None; for arithmetic ops also of a broadcast constant."""
     spread = b.definitions.get(v)
     if op.name not in ELEMENTWISE or spread is None or spread.name != "broadcast" or not is_static(v.type.shape):
         return constant_of(v, b.definitions)
@@ -109,7 +115,7 @@ def _constant_elements_of(v: Value, op: Op, b: Builder) -> np.ndarray | None:
     return array.reshape(shape)
 
 
-def _has_static_shape(v: Value) -> tuple[int, ...]:
+def _static_shape_of(v: Value) -> tuple[int, ...]:
     return tuple(d for d in v.type.shape if isinstance(d, int))
 
 
@@ -127,7 +133,8 @@ FOLDED_FLOPS = Limit(
 
 
 def _is_folding_worthwhile(op: Op, arrays: Sequence[np.ndarray]) -> bool:
-    elements = [int(np.prod(_has_static_shape(v), dtype=np.int64)) for v in op.results]
+    """Return True if the results are small enough to be stored, and cheap enough to be computed by the compiler."""
+    elements = [int(np.prod(_static_shape_of(v), dtype=np.int64)) for v in op.results]
     result = sum(n * size_of(v.type.dtype) for n, v in zip(elements, op.results))
     if op.name == "broadcast":
         return FOLDED_BROADCAST.holds(result) or result <= arrays[0].nbytes
@@ -141,6 +148,7 @@ def _is_folding_worthwhile(op: Op, arrays: Sequence[np.ndarray]) -> bool:
 
 
 def _evaluate_to_constants(op: Op, arrays: Sequence[np.ndarray], original: Op, b: Builder) -> Sequence[Value]:
+    """Evaluate ``op`` on ``arrays`` with its NumPy reference; append the results of ``original`` as constants."""
     frame = Activation(Module({}), {})
     frame.environment.update(zip(op.operands, arrays))
     return _append_constants(original, frame.apply(op), b)

@@ -28,6 +28,7 @@ def fold_reduce_scatter(module: Module, options: Options) -> Module:
 
 
 def _with_reduce_scatters(function: Function) -> Function:
+    """Return ``function`` with ``reduce_scatter`` in place of each ``all_reduce`` that is only sliced by rank."""
     dims = _SlicedAllReduce(function).dims
     if not dims:
         return function
@@ -44,7 +45,7 @@ def _with_reduce_scatters(function: Function) -> Function:
 
 
 class _SlicedAllReduce:
-    """The sums of a function that are only sliced by rank, with the dim that the slices cut."""
+    """Find the ``all_reduce`` ops of which each rank reads only its own slice, and the dim of the slices."""
 
     def __init__(self, function: Function) -> None:
         ops = list(walk(function.body))
@@ -66,10 +67,11 @@ class _SlicedAllReduce:
 
     def _dim_cut_by_rank(self, total: Op, readers: Sequence[Op]) -> int | None:
         """Return the dim that all readers cut by the rank's place in its group; None if one of them does not."""
-        dims = {self._slice_of_reader(total, reader) for reader in readers}
+        dims = {self._dim_sliced_by_reader(total, reader) for reader in readers}
         return dims.pop() if len(dims) == 1 else None
 
-    def _slice_of_reader(self, total: Op, reader: Op) -> int | None:
+    def _dim_sliced_by_reader(self, total: Op, reader: Op) -> int | None:
+        """Return the dim along which ``reader`` slices the rank's own part of ``total``, or None."""
         value, groups = total.result, total.attrs["groups"]
         if reader.name != "dynamic_slice" or value in reader.operands[1:]:
             return None
@@ -86,14 +88,15 @@ class _SlicedAllReduce:
         return dim
 
     def _value_on_rank(self, value: Value, rank: int) -> np.ndarray | None:
-        """Return the value on a rank, if it depends on the number of the rank alone; else None."""
+        """Return the value on a rank if it depends only on the rank's number, else None."""
         if (value, rank) not in self._known:
             self._known[value, rank] = None  # of a value that is being computed
             op = self._definitions.get(value)
-            self._known[value, rank] = None if op is None else self._computed_on_rank(op, rank)
+            self._known[value, rank] = None if op is None else self._result_on_rank(op, rank)
         return self._known[value, rank]
 
-    def _computed_on_rank(self, op: Op, rank: int) -> np.ndarray | None:
+    def _result_on_rank(self, op: Op, rank: int) -> np.ndarray | None:
+        """Return the result of ``op`` on a rank by its NumPy reference, or None if it is not known."""
         if op.name == "partition_id":
             return np.array(rank, np.uint32)
         if op.name == "constant":

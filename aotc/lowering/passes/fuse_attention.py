@@ -42,7 +42,7 @@ def fuse_attention(module: Module, options: Options) -> Module:
         return module
     live = dce(module, options)
     home, _ = op_targets(live, options)
-    changed = {name: _AttentionRewriter(f, home).function() for name, f in live.functions.items()}
+    changed = {name: _AttentionRewriter(f, home).function_with_attention() for name, f in live.functions.items()}
     if all(changed[name] is f for name, f in live.functions.items()):
         return module
     return dce(live.with_functions(changed), options)
@@ -56,7 +56,7 @@ def _may_contain_attention(function: Function) -> bool:
 
 
 class _AttentionRewriter:
-    """Rewrites one function."""
+    """Replace the attention patterns of one function by ``attention`` ops."""
 
     def __init__(self, function: Function, home: Home) -> None:
         self._function, self._home = function, home
@@ -75,11 +75,12 @@ class _AttentionRewriter:
         for v in region.results:
             self._users.setdefault(v, []).append(None)
 
-    def function(self) -> Function:
+    def function_with_attention(self) -> Function:
         """Return the rewritten function, or the same object if it has no attention to replace."""
         return self._function.with_body(self._rewrite_region(self._function.body))
 
     def _rewrite_region(self, region: Region) -> Region:
+        """Return ``region`` with ``attention`` in place of each pattern that its target supports."""
         if "dot_general" not in region.names:
             return region
         here = set(region.ops)
@@ -101,7 +102,7 @@ class _AttentionRewriter:
     def _attention_replacement(self, found: Attention) -> list[Op] | None:
         """Return the ops that replace the root of an attention, or None if the target computes its ops separately."""
         b = Builder(self._names, dict(self._makers), loc=found.root.loc)
-        op, target = _AttentionOpWriter(found, b).op(), self._home(found.root)
+        op, target = _AttentionOpWriter(found, b).attention_op(), self._home(found.root)
         if not takes_attention(op, target):
             return None
         parts = split_kv_parts(op, target)
@@ -129,13 +130,13 @@ class _AttentionOpWriter:
         causal, rest = self._split_causal_mask(own)
         rows = [i for i in own if i not in shared]
         self.row: Dim | None = (
-            causal[0] if causal and causal[0] in rows else max(rows, key=self._axis_extent, default=None)
+            causal[0] if causal and causal[0] in rows else max(rows, key=self._extent_of_axis, default=None)
         )
         self.offset: tuple[Dim, ...] = (causal[1],) if causal and causal[0] == self.row else ()
         self.masks = rest if self.offset or not causal else self._mask_conjuncts()
         self.batch = [i for i in own if i != self.row]
 
-    def _axis_extent(self, axis: Dim) -> int:
+    def _extent_of_axis(self, axis: Dim) -> int:
         found = self.found
         n = found.q.value.type.shape[found.q.index.index(axis)]
         return n if isinstance(n, int) else 1 << 40
@@ -160,7 +161,7 @@ class _AttentionOpWriter:
 
     # --- operands ---
 
-    def op(self) -> Op:
+    def attention_op(self) -> Op:
         """Return the fused ``attention`` op; append the ops that compute its operands."""
         found, b = self.found, self.b
         ends = {
@@ -209,6 +210,7 @@ class _AttentionOpWriter:
         return self.b.reshape(value, [1 if i is None else sizes[i] for i in self._axes_of_operand(index, rows)])
 
     def _summed_bias(self) -> ElementRead | None:
+        """Return the sum of all biases of the scores, or None without any."""
         if not self.found.biases:
             return None
         dtypes = {read.value.type.dtype for read, _ in self.found.biases}
@@ -227,6 +229,7 @@ class _AttentionOpWriter:
         return earliest_read(replace(bias, value=made.operands[0]), self.found.extents, self.b.definitions) or bias
 
     def _joined_mask(self) -> ElementRead | None:
+        """Return the conjunction of all masks, or None without any."""
         parts = [r if sign else replace(r, value=self.b.make("not", (r.value,))) for r, sign in self.masks]
         return self._join_masks_or_biases(parts, "and") if parts else None
 

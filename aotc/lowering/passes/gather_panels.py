@@ -56,11 +56,11 @@ def gather_panels(module: Module, options: Options) -> Module:
         if not gathers_rows(op) or home(op).kind != "cpu":
             return None
         if op.operands[0] in bound:
-            return (_gathered_packed_rows(op, *bound[op.operands[0]].repacked(op.operands[0], b), b),)
+            return (_gathered_packed_rows(op, *bound[op.operands[0]].append_panels(op.operands[0], b), b),)
         table = constant_of(op.operands[0], b.definitions)
         if table is None or table.ndim != 2 or id(table) not in tables:  # an array filled with one number has no dims
             return None
-        found = next((x for x in packed if x.holds(table)), None)
+        found = next((x for x in packed if x.holds_table(table)), None)
         if found is None:
             return None
         stored = b.constant(found.stored, TensorType(op.operands[0].type.dtype, found.stored.shape))
@@ -71,7 +71,7 @@ def gather_panels(module: Module, options: Options) -> Module:
 
 @dataclass(frozen=True, slots=True)
 class _PackedMatmulPanels:
-    """The panels (P, steps, cols * group) of a matmul with ``n`` columns."""
+    """Packed panels (P, steps, cols * group) of the right operand of a matmul with ``n`` columns."""
 
     stored: np.ndarray
     group: int
@@ -82,7 +82,7 @@ class _PackedMatmulPanels:
         """Return the number of columns in a packed panel."""
         return int(self.stored.shape[2]) // self.group
 
-    def holds(self, table: np.ndarray) -> bool:
+    def holds_table(self, table: np.ndarray) -> bool:
         """Return True if the rows of the embedding ``table`` are the columns of the packed matmul operand."""
         count, steps, _ = self.stored.shape
         rows, depth = table.shape
@@ -119,7 +119,7 @@ class _TablePacking:
     n: int
     is_transposed: bool
 
-    def repacked(self, table: Value, b: Builder) -> tuple[Value, int, int]:
+    def append_panels(self, table: Value, b: Builder) -> tuple[Value, int, int]:
         """Append the ops that pack ``table`` as panels; return the panels, the terms of a step and the row count."""
         rhs = table if self.is_transposed else b.transpose(table, swap_permutation(2))
         return pack_panels(rhs, self.cols, self.group, self.is_transposed, b), self.group, self.n
@@ -168,9 +168,9 @@ def _gathered_packed_rows(op: Op, stored: Value, group: int, count: int, b: Buil
     """Return the rows of a table that the gather ``op`` selects, read from packed panels; indices are clamped."""
     _, steps, width = map(static, stored.type.shape)
     n, kept = _row_integer_builder(op, b)
-    ids = n.clamped(b.reshape(op.operands[1], kept), count)
-    panel, column = n.make("div", ids, width // group), n.make("rem", ids, width // group)
-    places = [b.reshape(x, (*kept, 1)) for x in (panel, n.make("mul", column, group))]
+    ids = n.clamped_indices(b.reshape(op.operands[1], kept), count)
+    panel, column = n.append_binary("div", ids, width // group), n.append_binary("rem", ids, width // group)
+    places = [b.reshape(x, (*kept, 1)) for x in (panel, n.append_binary("mul", column, group))]
     rank = len(kept)
     attrs = {
         "offset_dims": (rank, rank + 1), "collapsed_slice_dims": (0,), "operand_batching_dims": (),
@@ -193,7 +193,7 @@ class Panels:
     bits: int
     terms: int
 
-    def holds(self, table: np.ndarray) -> bool:
+    def holds_table(self, table: np.ndarray) -> bool:
         """Return True if the rows of the embedding ``table`` are the columns of these quantized weights."""
         same = self.weights.dtype == table.dtype and self.weights.shape == table.shape[::-1]
         return same and np.array_equal(self.weights[:, 0], table[0]) and np.array_equal(self.weights.T, table)
@@ -234,8 +234,8 @@ def rows_gathered_from_panels(op: Op, panels: Panels, b: Builder) -> Value:
     rows, depth = panels.weights.shape[::-1]
     n, kept = _row_integer_builder(op, b)
     rank, runs = len(kept), panels.stored.shape[1]
-    ids = n.clamped(b.reshape(ids, kept), rows)
-    panel, column = n.make("div", ids, panels.cols), n.make("rem", ids, panels.cols)
+    ids = n.clamped_indices(b.reshape(ids, kept), rows)
+    panel, column = n.append_binary("div", ids, panels.cols), n.append_binary("rem", ids, panels.cols)
     stored = b.constant(panels.stored, TensorType("u8", panels.stored.shape))
     d, per = np.arange(depth), 8 // panels.bits
     inside = panels.cols * SCALE_BYTES + d % panels.terms // per * panels.cols
@@ -246,7 +246,7 @@ def rows_gathered_from_panels(op: Op, panels: Panels, b: Builder) -> Value:
         four = b.broadcast(b.constant(4, TensorType("i8")), (), bytes_.type.shape)
         raised = b.make("shl", (whole, b.broadcast(up, (rank,), bytes_.type.shape)))
         whole = b.make("shr_arith", (raised, four))
-    each = _gather_scales(stored, panel, n.make("mul", column, SCALE_BYTES), b)
+    each = _gather_scales(stored, panel, n.append_binary("mul", column, SCALE_BYTES), b)
     each = b.broadcast(each, range(rank + 1), (*kept, runs, panels.terms))
     each = b.reshape(each, (*kept, runs * panels.terms))
     each = b.slice_dim(each, rank, 0, depth) if runs * panels.terms != depth else each
@@ -254,7 +254,7 @@ def rows_gathered_from_panels(op: Op, panels: Panels, b: Builder) -> Value:
 
 
 def _row_integer_builder(op: Op, b: Builder) -> tuple[_IndexBuilder, tuple[Dim, ...]]:
-    """Return a builder of integers, one for each row that ``op`` gathers, and the shape of these integers."""
+    """Return a builder of integer ops with one element per row that ``op`` gathers, and the shape of that array."""
     ids = op.operands[1].type
     kept = ids.shape if op.attrs["index_vector_dim"] == ids.rank else ids.shape[:-1]
     return _IndexBuilder(b, kept), kept
@@ -279,16 +279,16 @@ class _IndexBuilder:
     def __init__(self, b: Builder, shape: tuple) -> None:
         self.b, self.shape = b, shape
 
-    def make(self, name: str, x: Value, number: int) -> Value:
+    def append_binary(self, name: str, x: Value, number: int) -> Value:
         """Append op ``name`` on ``x`` and a constant; return the result."""
         other = self.b.broadcast(self.b.constant(number, TensorType(x.type.dtype)), (), self.shape)
         return self.b.make(name, (x, other))
 
-    def clamped(self, ids: Value, rows: int) -> Value:
+    def clamped_indices(self, ids: Value, rows: int) -> Value:
         """Return indices clamped to ``[0, rows)`` in their own dtype, then converted to i32."""
-        low = ids if ids.type.dtype.startswith("u") else self.make("max", ids, 0)
+        low = ids if ids.type.dtype.startswith("u") else self.append_binary("max", ids, 0)
         bits = int(ids.type.dtype[1:]) - (not ids.type.dtype.startswith("u"))
-        near = low if rows - 1 >= (1 << bits) - 1 else self.make("min", low, rows - 1)
+        near = low if rows - 1 >= (1 << bits) - 1 else self.append_binary("min", low, rows - 1)
         return self.b.convert(near, "i32")
 
 
@@ -300,7 +300,7 @@ def _offset_sums(base: Value, offsets: np.ndarray, b: Builder) -> Value:
 
 
 def _gather_panel_bytes(stored: Value, panel: Value, run: np.ndarray, place: Value, b: Builder) -> Value:
-    """Gather bytes of quantized panels at offsets ``place`` in chunks ``run``."""
+    """Gather the bytes of quantized panels at offsets ``place`` in the chunks ``run``."""
     rank, shape = panel.type.rank, place.type.shape
     runs = b.constant(run.astype(np.int32), TensorType("i32", run.shape))
     where = (b.broadcast(panel, range(rank), shape), b.broadcast(runs, (rank,), shape), place)

@@ -41,7 +41,7 @@ def hoist_checks(module: Module, options: Options) -> Module:
 def _with_hoisted_checks(function: Function) -> Function:
     if not _has_checks(function.body):
         return function
-    return replace(function, body=_CheckHoister(Names(function.body)).entry(function.body))
+    return replace(function, body=_CheckHoister(Names(function.body)).body_with_hoisted_checks(function.body))
 
 
 def _has_checks(region: Region) -> bool:
@@ -68,23 +68,23 @@ class _NestedCheck:
 
 
 class _CheckHoister:
-    """Rebuilds one function."""
+    """Move the assertions of one function out of its loops and branches."""
 
     def __init__(self, names: Names) -> None:
         self.names = names
         self.before: list[Value] = []  # conditions of the checks so far, in the enclosing loops and branches
 
-    def entry(self, region: Region) -> Region:
+    def body_with_hoisted_checks(self, region: Region) -> Region:
         """Return a function's body with each check as an assertion outside of all loops and branches."""
         b = Builder(self.names)
         for op in region.ops:
-            for check in self.op(op, b):
+            for check in self.append_without_checks(op, b):
                 b.loc = check.loc
                 b.append(Op("assert", check.carried, (), {"message": check.message}, (), check.loc))
             self.before.clear()
         return Region(region.params, tuple(b.ops), region.results)
 
-    def op(self, op: Op, b: Builder) -> list[_NestedCheck]:
+    def append_without_checks(self, op: Op, b: Builder) -> list[_NestedCheck]:
         """Append ``op`` without the checks nested in it; return the checks."""
         b.loc = op.loc
         if op.name == "assert":
@@ -101,14 +101,15 @@ class _CheckHoister:
         self.before += [check.holds for check in checks]
         return checks
 
-    def inner(self, region: Region) -> tuple[Builder, list[_NestedCheck]]:
+    def rebuild_nested_region(self, region: Region) -> tuple[Builder, list[_NestedCheck]]:
         """Rebuild a nested region without its checks; return the builder and the checks."""
         b, seen = Builder(self.names), len(self.before)
-        checks = [check for op in region.ops for check in self.op(op, b)]
+        checks = [check for op in region.ops for check in self.append_without_checks(op, b)]
         del self.before[seen:]
         return b, checks
 
     def _hoist_fail(self, op: Op, b: Builder) -> list[_NestedCheck]:
+        """Replace a ``fail`` by one check per message, and its results by zeros; return the checks."""
         (index,), messages = op.operands, op.attrs["messages"]
         for v in op.results:
             zero = b.constant(0, TensorType(v.type.dtype))
@@ -132,7 +133,7 @@ class _CheckHoister:
         way = next((n for n, r in enumerate(op.regions) if not r.ops), None)
         if way is None or not any(inner.name == "fail" for inner in op.regions[1 - way].ops):
             return []
-        builder, checks = self.inner(op.regions[1 - way])
+        builder, checks = self.rebuild_nested_region(op.regions[1 - way])
         for made in builder.ops:
             b.append(made)
         zero = b.constant(0, op.operands[0].type)
@@ -142,7 +143,8 @@ class _CheckHoister:
         return [replace(check, holds=b.make("or", [chosen, check.holds])) for check in checks]
 
     def _hoist_from_branches(self, op: Op, b: Builder) -> list[_NestedCheck]:
-        branches = [self.inner(region) for region in op.regions]
+        """Append a ``case`` that also returns the conditions of checks in its branches; return the checks."""
+        branches = [self.rebuild_nested_region(region) for region in op.regions]
         rows: list[list[Value]] = [list(region.results) for region in op.regions]
         for n, (_, checks) in enumerate(branches):
             for check in checks:
@@ -153,13 +155,14 @@ class _CheckHoister:
         return self._op_with_check_results(op, op.operands, regions, every, b)
 
     def _hoist_from_loop(self, op: Op, b: Builder) -> list[_NestedCheck]:
+        """Append a loop that also carries the conditions of its checks and stops at a failed one; return the checks."""
         early: list[_NestedCheck] = []
         seen = len(self.before)
         if _has_checks(op.regions[0]):
             op, early = self._rotate_loop(op, b)
             self.before += [check.holds for check in early]
         condition, body = op.regions
-        made, checks = self.inner(body)
+        made, checks = self.rebuild_nested_region(body)
         starts = [v for check in checks for v in _values_of_unreached_check(check, b)]
         params = [[Value(self.names.fresh(v.name), v.type) for v in starts] for _ in range(2)]
         test = Builder(self.names, ops=list(condition.ops))
@@ -181,7 +184,7 @@ class _CheckHoister:
         condition, body = op.regions
         first = Builder(self.names)
         (start,) = self._append_region_copy(condition, op.operands, first)
-        made, checks = self.inner(Region((), tuple(first.ops), ()))
+        made, checks = self.rebuild_nested_region(Region((), tuple(first.ops), ()))
         for inner in made.ops:
             b.append(inner)
         again = Builder(self.names, ops=list(body.ops))
@@ -223,7 +226,7 @@ def _values_of_unreached_check(check: _NestedCheck, b: Builder) -> list[Value]:
 def _split_values_by_check(
     values: Sequence[Value], checks: Sequence[_NestedCheck]
 ) -> list[tuple[Value, Sequence[Value]]]:
-    """Return carried values by check: the condition, and the values of the message."""
+    """Return, for each check, its condition and the values of its message, from carried ``values`` in a row."""
     rest = list(values)
     shared: list[tuple[Value, Sequence[Value]]] = []
     for check in checks:

@@ -33,6 +33,7 @@ def hoist_products(module: Module, options: Options) -> Module:
 
 
 def _hoist_matmuls_of_loop(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
+    """Return the results of a loop whose matmuls with one slice per iteration run once before it, or None."""
     if op.name != "while":
         return None
     condition, body = op.regions
@@ -102,7 +103,7 @@ def _append_whole_matmul(op: Op, row: Op, b: Builder) -> Value:
 
 
 def _row_slices(op: Op, row: Op, all_rows: Value, b: Builder) -> list[Op]:
-    """Return the ops that slice the result of ``op`` from ``all_rows``; starts along whole dims are irrelevant."""
+    """Return the ops that slice the result of ``op`` from ``all_rows``, with start 0 along dims that are read whole."""
     number, other = row.operands[1], row.operands[2]
     sizes = (1, *op.result.type.shape)
     slice_ = b.op("dynamic_slice", (all_rows, number, other, other), {"sizes": sizes})

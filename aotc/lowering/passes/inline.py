@@ -31,10 +31,13 @@ def inline(module: Module, options: Options) -> Module:
     """
     _check_calls(module)
     public = {name: f for name, f in module.functions.items() if f.public}
-    return replace(module, functions={n: f.with_body(_Inliner(module, f.body).run()) for n, f in public.items()})
+    return replace(
+        module, functions={n: f.with_body(_Inliner(module, f.body).inlined_body()) for n, f in public.items()}
+    )
 
 
 def _check_calls(module: Module) -> None:
+    """Raise an error for recursion, a missing callee, or too many ops after inlining."""
     done: dict[str, bool] = {}
     sizes: dict[str, int] = {}  # ops of a function without calls
     for root in (name for name, f in module.functions.items() if f.public):
@@ -86,7 +89,7 @@ class _CallFrame:
     at: Loc | None = None  # where the public function makes this call
     locs: dict[Loc, Loc] = field(default_factory=dict)
 
-    def located(self, loc: Loc) -> Loc:
+    def inlined_location(self, loc: Loc) -> Loc:
         """Return a callee op's location ``loc`` as a location in the public function (call stack included)."""
         if self.at is None:
             return loc
@@ -97,22 +100,22 @@ class _CallFrame:
 
 
 class _Inliner:
-    """Copies one public function; its own values have their old names, values of callees get fresh names."""
+    """Copy one public function with its calls inlined; values of callees get fresh names."""
 
     def __init__(self, module: Module, region: Region) -> None:
         self.module, self.root, self.names = module, region, Names(region)
 
-    def run(self) -> Region:
+    def inlined_body(self) -> Region:
         """Return the body of the public function with all calls inlined."""
         root = _CallFrame(self.root, iter(()), {}, {})
-        return self.copied(self.root, root, own=True) if _calls_in_region(self.root) else self.root
+        return self.inlined_region(self.root, root, own=True) if _calls_in_region(self.root) else self.root
 
-    def copied(self, region: Region, outer: _CallFrame, own: bool) -> Region:
+    def inlined_region(self, region: Region, outer: _CallFrame, own: bool) -> Region:
         """Return a copy of ``region`` inside ``outer``; ``own`` is True for a region of the public function itself."""
         mapped, dims = outer.mapped, outer.dims
         if own and "call" not in region.names and reads_no_values_of(region, mapped):
             return region
-        params = region.params if own else tuple(self.value(v, mapped, dims) for v in region.params)
+        params = region.params if own else tuple(self.inlined_value(v, mapped, dims) for v in region.params)
         ops: list[Op] = []
         stack = [_CallFrame(region, iter(region.ops), mapped, dims, at=outer.at, locs=outer.locs)]
         while stack:
@@ -123,7 +126,7 @@ class _Inliner:
             elif op.name == "call":
                 stack.append(self._enter_call(op, frame))
             else:
-                ops.append(self.copied_op(op, frame, own and len(stack) == 1))
+                ops.append(self.inlined_op(op, frame, own and len(stack) == 1))
         results = replaced_values(region.results, mapped)
         return region.with_ops(ops, results) if own else Region(params, tuple(ops), results)
 
@@ -133,7 +136,7 @@ class _Inliner:
         dims = {**caller.dims, **_bind_callee_symbols(callee.params, operands)}
         dims = {name: d for name, d in dims.items() if str(d) != name}
         mapped = dict(zip(callee.params, operands))
-        return _CallFrame(callee, iter(callee.ops), mapped, dims, call, caller.located(call.loc))
+        return _CallFrame(callee, iter(callee.ops), mapped, dims, call, caller.inlined_location(call.loc))
 
     def _leave_call(self, stack: list[_CallFrame]) -> None:
         frame = stack.pop()
@@ -141,18 +144,18 @@ class _Inliner:
             results = (frame.mapped.get(v, v) for v in frame.region.results)
             stack[-1].mapped.update(zip(frame.call.results, results))
 
-    def copied_op(self, op: Op, frame: _CallFrame, own: bool) -> Op:
+    def inlined_op(self, op: Op, frame: _CallFrame, own: bool) -> Op:
         """Return a copy of ``op`` on the values and symbols of ``frame``."""
         mapped, dims = frame.mapped, frame.dims
-        regions = tuple([self.copied(r, frame, own) for r in op.regions]) if op.regions else ()
+        regions = tuple([self.inlined_region(r, frame, own) for r in op.regions]) if op.regions else ()
         operands = replaced_values(op.operands, mapped)
         if own:
             return op.on(operands, regions)
-        results = tuple(self.value(v, mapped, dims) for v in op.results)
+        results = tuple(self.inlined_value(v, mapped, dims) for v in op.results)
         attrs = with_dims_in(op.attrs, dims) if dims else op.attrs
-        return Op(op.name, operands, results, attrs, regions, frame.located(op.loc))
+        return Op(op.name, operands, results, attrs, regions, frame.inlined_location(op.loc))
 
-    def value(self, v: Value, mapped: dict[Value, Value], dims: dict[str, Dim]) -> Value:
+    def inlined_value(self, v: Value, mapped: dict[Value, Value], dims: dict[str, Dim]) -> Value:
         """Return the inlined copy of a callee's value ``v``; create it on first use."""
         shape = with_dims_in(v.type.shape, dims) if dims else v.type.shape
         mapped[v] = Value(self.names.fresh(v.name), TensorType(v.type.dtype, shape))

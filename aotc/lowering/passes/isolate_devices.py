@@ -28,7 +28,7 @@ def isolate_devices(module: Module, options: Options) -> Module:
     """Return ``module`` with ops in regions of their devices."""
     return module.with_functions(
         {
-            n: replace(f, body=_DeviceIsolator(f).region(f.body))
+            n: replace(f, body=_DeviceIsolator(f).region_with_device_regions(f.body))
             for n, f in module.functions.items()
             if "devices" in f.attrs
         }
@@ -41,10 +41,12 @@ def device_of(op: Op) -> str:
 
 
 class _DeviceIsolator:
+    """Wrap the ops of each device in ``on`` regions."""
+
     def __init__(self, function: Function) -> None:
         self.names = Names(function.body)
 
-    def region(self, region: Region) -> Region:
+    def region_with_device_regions(self, region: Region) -> Region:
         """Return ``region`` with consecutive ops of one device wrapped in ``on`` regions."""
         levels = _device_group_levels(region)
         order = sorted(range(len(region.ops)), key=lambda n: (levels[n], device_of(region.ops[n]), n))
@@ -67,7 +69,12 @@ class _DeviceIsolator:
         if not device:
             (op,) = group
             op = _with_renamed_operands(op, outer)
-            return replace(op, regions=tuple(self.region(r) for r in op.regions) if op.name in CONTROL_FLOW else ())
+            return replace(
+                op,
+                regions=tuple(self.region_with_device_regions(r) for r in op.regions)
+                if op.name in CONTROL_FLOW
+                else (),
+            )
         ops = tuple(_without_device_attributes(_with_renamed_operands(op, outer)) for op in group)
         results = tuple(v for op in ops for v in op.results if v in later)
         made = tuple(Value(self.names.fresh(v.name), v.type) for v in results)

@@ -32,24 +32,28 @@ def along_leading_dim(op: Op, b: Builder, ranks: int) -> Sequence[Value] | None:
     op, parts = replace(op, attrs={**op.attrs, "groups": groups}), group_size(groups)
     match op.name:
         case "all_gather" if op.attrs["dim"]:
-            return [_joined(v, op.attrs["dim"], parts, b) for v in _same_op(op, op.operands, {"dim": 0}, b)]
+            return [
+                _leading_parts_to_dim(v, op.attrs["dim"], parts, b)
+                for v in _append_collective_like(op, op.operands, {"dim": 0}, b)
+            ]
         case "reduce_scatter" if op.attrs["dim"]:
-            split = [_split(v, op.attrs["dim"], parts, b) for v in op.operands]
-            return _same_op(op, split, {"dim": 0}, b)
+            split = [_dim_parts_to_leading(v, op.attrs["dim"], parts, b) for v in op.operands]
+            return _append_collective_like(op, split, {"dim": 0}, b)
         case "all_to_all" if op.attrs["split_dim"] or op.attrs["concat_dim"]:
-            split = [_split(v, op.attrs["split_dim"], parts, b) for v in op.operands]
-            exchanged = _same_op(op, split, {"split_dim": 0, "concat_dim": 0}, b)
-            return [_joined(v, op.attrs["concat_dim"], parts, b) for v in exchanged]
+            split = [_dim_parts_to_leading(v, op.attrs["split_dim"], parts, b) for v in op.operands]
+            exchanged = _append_collective_like(op, split, {"split_dim": 0, "concat_dim": 0}, b)
+            return [_leading_parts_to_dim(v, op.attrs["concat_dim"], parts, b) for v in exchanged]
     return None
 
 
-def _same_op(op: Op, operands: Sequence[Value], dims: dict[str, int], b: Builder) -> Sequence[Value]:
+def _append_collective_like(op: Op, operands: Sequence[Value], dims: dict[str, int], b: Builder) -> Sequence[Value]:
+    """Append the collective ``op`` on other operands, with the attributes ``dims`` replaced; return its results."""
     made = b.op(op.name, operands, {**op.attrs, **dims}, regions=op.regions)
     return b.append(made)
 
 
-def _split(x: Value, dim: int, parts: int, b: Builder) -> Value:
-    """Return the parts of a dim one after the other along the first dim."""
+def _dim_parts_to_leading(x: Value, dim: int, parts: int, b: Builder) -> Value:
+    """Return ``x`` with its ``dim`` cut into parts, which follow one another along the first dim."""
     shape, rank = x.type.shape, x.type.rank
     if not dim:
         return x
@@ -58,8 +62,8 @@ def _split(x: Value, dim: int, parts: int, b: Builder) -> Value:
     return b.reshape(first, (parts * shape[0], *shape[1:dim], shape[dim] // parts, *shape[dim + 1 :]))
 
 
-def _joined(x: Value, dim: int, parts: int, b: Builder) -> Value:
-    """Return arrays that lie one after the other along the first dim, concatenated along another one."""
+def _leading_parts_to_dim(x: Value, dim: int, parts: int, b: Builder) -> Value:
+    """Return ``x``, whose parts follow one another along the first dim, with the parts concatenated along ``dim``."""
     if not dim:
         return x
     shape = (x.type.shape[0] // parts, *x.type.shape[1:])

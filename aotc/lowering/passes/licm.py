@@ -29,6 +29,7 @@ def licm(module: Module, options: Options) -> Module:
 
 
 def _hoist_in_region(region: Region, mapped: dict[Value, Value]) -> Region:
+    """Return ``region`` with loop-invariant ops moved before its loops; ``mapped`` has the replaced values."""
     if "while" not in region.names and reads_no_values_of(region, mapped):
         return region
     ops: list[Op] = []
@@ -45,6 +46,7 @@ def _hoist_in_region(region: Region, mapped: dict[Value, Value]) -> Region:
 
 
 def _capture_constant_carries(op: Op, mapped: dict[Value, Value]) -> Op:
+    """Return a loop without carried values that its body returns unchanged; record their replacements in ``mapped``."""
     condition, body = op.regions
     constant = [i for i, (p, r) in enumerate(zip(body.params, body.results)) if r is p]
     if not constant:
@@ -53,14 +55,14 @@ def _capture_constant_carries(op: Op, mapped: dict[Value, Value]) -> Op:
         for inner in (condition.params[i], body.params[i], op.results[i]):
             mapped[inner] = op.operands[i]
 
-    def pick(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    def varying_values(values: tuple[Value, ...]) -> tuple[Value, ...]:
         return tuple(v for i, v in enumerate(values) if i not in constant)
 
     regions = (
-        Region(pick(condition.params), condition.ops, condition.results),
-        Region(pick(body.params), body.ops, pick(body.results)),
+        Region(varying_values(condition.params), condition.ops, condition.results),
+        Region(varying_values(body.params), body.ops, varying_values(body.results)),
     )
-    return replace(op, operands=pick(op.operands), results=pick(op.results), regions=regions)
+    return replace(op, operands=varying_values(op.operands), results=varying_values(op.results), regions=regions)
 
 
 def _hoist_invariant_ops(op: Op, before: list[Op]) -> Op:

@@ -61,7 +61,7 @@ def _lower_collective_rule(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def _lower_ragged_all_to_all(operands: Sequence[Value], b: Builder) -> Value:
-    """Return ``ragged_all_to_all`` of one process: ranges of rows of the first operand, written into the second.
+    """Return ``ragged_all_to_all`` of one process: ranges of rows of the first operand written into the second.
 
     Rows beyond either operand are dropped.
     """

@@ -44,6 +44,7 @@ def narrow_products(module: Module, options: Options) -> Module:
 
 
 def _narrow_product_rule(home: Callable[[Op], Target], keeps_f32: bool, op: Op, b: Builder) -> Sequence[Value] | None:
+    """Return the product of the operands before they were widened, if the target multiplies them exactly; else None."""
     spec = OPS[op.name]
     if not spec.sums or not any(_value_before_widening(v, b) for v in op.operands):
         return None

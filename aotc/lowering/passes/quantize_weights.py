@@ -60,7 +60,7 @@ def quantize_weights(module: Module, options: Options) -> Module:
     quantizer = _WeightQuantizer(*way, home, widest_product_rows(module))
     module = rewrite_module(module, quantizer.rule)
     quantizer.tables = arrays_only_read_by_rows(module) if quantizer.panels else ()
-    return rewrite_module(module, quantizer.rows, ("gather",)) if quantizer.tables else module
+    return rewrite_module(module, quantizer.gathered_table_rows, ("gather",)) if quantizer.tables else module
 
 
 QUANTIZED_BYTES = Limit(
@@ -81,7 +81,7 @@ UNPAIRED_ROWS = Limit(
 
 
 class _WeightQuantizer:
-    """Rewrite rules; the quantised form of a matrix is cached for its next matmul."""
+    """Rewrite matmuls to read quantized weights; the quantized form of a matrix is cached for its next matmul."""
 
     def __init__(self, bits: int, terms: int, home: Callable[[Op], Target], widest: Mapping[Value, Dim]) -> None:
         self.bits, self.terms, self.home, self.widest = bits, terms, home, widest
@@ -89,12 +89,12 @@ class _WeightQuantizer:
         self.panels: list[Panels] = []
         self.tables: Collection[int] = ()  # constants of which only rows are read
 
-    def rows(self, op: Op, b: Builder) -> Sequence[Value] | None:
+    def gathered_table_rows(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the rows of a table that ``op`` gathers, read from the panels of a matmul, or None."""
         table = constant_of(op.operands[0], b.definitions) if gathers_rows(op) else None
         if table is None or id(table) not in self.tables or self.home(op).kind != "cpu":
             return None
-        found = next((x for x in self.panels if x.holds(table)), None)
+        found = next((x for x in self.panels if x.holds_table(table)), None)
         return None if found is None else (rows_gathered_from_panels(op, found, b),)
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
@@ -134,6 +134,7 @@ class _WeightQuantizer:
         return self.made[key][1]
 
     def _round_array(self, array: np.ndarray) -> Rounded | None:
+        """Return integers, scales and terms per scale; None if ``array`` is small, hardly shrinks or is not finite."""
         *lead, k, n = array.shape
         if QUANTIZED_BYTES.holds(array.nbytes):
             return None

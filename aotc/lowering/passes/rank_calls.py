@@ -47,7 +47,7 @@ def with_rank_calls(function: Function, first: int) -> tuple[Function, int]:
     start = Value(names.fresh("token"), _TOKEN)
     zero = Op("constant", (), (start,), {"value": np.zeros((), np.uint32)}, loc=function.loc)
     order = _TokenOrder(names, first, ranks)
-    body, _ = order.region(function.body, start)
+    body, _ = order.region_with_ordered_calls(function.body, start)
     return function.with_body(replace(body, ops=(zero, *body.ops))), order.serial
 
 
@@ -63,7 +63,7 @@ def _without_exchange(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def check_rank_targets(signatures: Module, targets: Sequence[Target]) -> None:
-    """Check that each rank of a program of several has one device.
+    """Raise an error unless each rank of a program of several ranks has one device.
 
     Raises
     ------
@@ -81,13 +81,16 @@ def check_rank_targets(signatures: Module, targets: Sequence[Target]) -> None:
 
 @dataclass(slots=True)
 class _TokenOrder:
-    """The names in use, the serial number of the next collective, and the number of ranks."""
+    """Order the collectives of one rank's program by tokens: each call takes one and returns the next one.
+
+    Attributes: the names in use, the serial number of the next collective, and the number of ranks.
+    """
 
     names: Names
     serial: int
     ranks: int
 
-    def region(self, region: Region, token: Value) -> tuple[Region, Value]:
+    def region_with_ordered_calls(self, region: Region, token: Value) -> tuple[Region, Value]:
         """Return a region whose collectives are calls that begin after ``token``, and the token of the last one."""
         ops: list[Op] = []
         for op in region.ops:
@@ -100,13 +103,14 @@ class _TokenOrder:
             ops += made
         return Region(region.params, tuple(ops), region.results), token
 
-    def _first_token(self) -> Value:
+    def _fresh_token(self) -> Value:
         return Value(self.names.fresh("token"), _TOKEN)
 
     def _collective_call(self, op: Op, token: Value) -> tuple[list[Op], Value]:
+        """Return the runtime call that replaces the collective ``op`` after ``token``, and the call's own token."""
         if op.name == "partition_id":
             return [replace(op, name="custom_call", attrs=_rank_call_attributes(op.name, {}))], token
-        after = self._first_token()
+        after = self._fresh_token()
         facts = {"serial": self.serial, "place": _model_line_of(op.loc), **_collective_attributes(op, self.ranks)}
         self.serial += 1
         call = Op(
@@ -120,20 +124,22 @@ class _TokenOrder:
         return [call], after
 
     def _control_flow_with_token(self, op: Op, token: Value) -> tuple[list[Op], Value]:
-        """Return a loop or branch that takes a token and returns the last one of the side that ran."""
-        after = self._first_token()
+        """Return a loop or branch that carries a token through its regions, and the token after it."""
+        after = self._fresh_token()
         if op.name == "while":
             condition, body = op.regions
-            tokens = self._first_token(), self._first_token()
-            tested, _ = self.region(replace(condition, params=(*condition.params, tokens[0])), tokens[0])
-            ran, last = self.region(replace(body, params=(*body.params, tokens[1])), tokens[1])
+            tokens = self._fresh_token(), self._fresh_token()
+            tested, _ = self.region_with_ordered_calls(
+                replace(condition, params=(*condition.params, tokens[0])), tokens[0]
+            )
+            ran, last = self.region_with_ordered_calls(replace(body, params=(*body.params, tokens[1])), tokens[1])
             regions: tuple[Region, ...] = (tested, replace(ran, results=(*ran.results, last)))
             return [replace(op, operands=(*op.operands, token), results=(*op.results, after), regions=regions)], after
         if op.name != "case":
             message = f"a collective inside {op.name} is not supported"
             hint = "move the collective out of it; collectives may be in loops and branches"
             raise CompileError.at(op.loc, message, hint=hint)
-        sides = [self.region(r, token) for r in op.regions]
+        sides = [self.region_with_ordered_calls(r, token) for r in op.regions]
         regions = tuple(replace(r, results=(*r.results, last)) for r, last in sides)
         return [replace(op, results=(*op.results, after), regions=regions)], after
 
@@ -163,6 +169,7 @@ def _collective_attributes(op: Op, ranks: int) -> dict[str, Any]:
 
 
 def _reduction_of_collective(op: Op) -> str:
+    """Return the name of the op that combines two elements; other reductions raise an error."""
     (region,) = op.regions
     ops: Sequence[Op] = region.ops
     if len(ops) == 1 and ops[0].name in REDUCTIONS and {*ops[0].operands} == {*region.params}:

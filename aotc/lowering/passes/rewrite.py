@@ -160,11 +160,11 @@ def rewrite_for_target_kind(
     if kind not in kinds:
         return module
 
-    def here(op: Op, b: Builder) -> Sequence[Value] | None:
+    def rule_on_target(op: Op, b: Builder) -> Sequence[Value] | None:
         target = home(op)
         return rule(op, b, target) if target.kind == kind else None
 
-    return rewrite_module(module, here, names)
+    return rewrite_module(module, rule_on_target, names)
 
 
 def rewrite_function(function: Function, rule: Rule, names: Collection[str] = ()) -> Function:
@@ -178,6 +178,7 @@ def rewrite_function(function: Function, rule: Rule, names: Collection[str] = ()
 def _rewrite_region(
     region: Region, rule: Rule, names: Collection[str], mapped: dict[Value, Value], outer: Builder
 ) -> Region:
+    """Return ``region`` with ``rule`` applied to its ops; ``mapped`` collects the replacements of values."""
     if names and region.names.isdisjoint(names) and reads_no_values_of(region, mapped):
         return region
     builder = Builder(outer.names, outer.definitions, weights=outer.weights)
@@ -207,12 +208,12 @@ def lift_region(region: Region, operands: Sequence[Value], b: Builder) -> Sequen
     shape = operands[0].type.shape
     mapped = dict(zip(region.params, operands))
 
-    def tensor(v: Value) -> Value:
+    def broadcast_to_shape(v: Value) -> Value:
         if v not in mapped:
             mapped[v] = b.broadcast(v, (), shape)
         return mapped[v]
 
     for inner in region.ops:
         type_ = TensorType(inner.result.type.dtype, shape)
-        mapped[inner.result] = b.make(inner.name, [tensor(v) for v in inner.operands], inner.attrs, type_)
-    return [tensor(v) for v in region.results]
+        mapped[inner.result] = b.make(inner.name, [broadcast_to_shape(v) for v in inner.operands], inner.attrs, type_)
+    return [broadcast_to_shape(v) for v in region.results]

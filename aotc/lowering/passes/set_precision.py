@@ -35,15 +35,16 @@ from aotc.targets import Target
 
 def set_precision(module: Module, options: Options) -> Module:
     """Return ``module`` with every ``matmul`` and ``conv`` of f32 in the precision of the options."""
-    way = options.matmul_precision
-    if way == "model":
+    precision = options.matmul_precision
+    if precision == "model":
         return module
     home, _ = op_targets(module, options)
-    return rewrite_module(module, partial(_set_precision_rule, way, home))
+    return rewrite_module(module, partial(_set_precision_rule, precision, home))
 
 
-def _set_precision_rule(way: str, home: Callable[[Op], Target], op: Op, b: Builder) -> Sequence[Value] | None:
-    if way == "bf16" and op.name == "attention" and gains_by_pairs(op, home(op)):
+def _set_precision_rule(precision: str, home: Callable[[Op], Target], op: Op, b: Builder) -> Sequence[Value] | None:
+    """Return the values that replace an f32 product, computed in ``precision``; None for other ops."""
+    if precision == "bf16" and op.name == "attention" and gains_by_pairs(op, home(op)):
         keys = [b.convert(x, "bf16") for x in op.operands[:3]]
         short = TensorType("bf16", op.result.type.shape)
         return (b.convert(b.make("attention", [*keys, *op.operands[3:]], op.attrs, short), "f32"),)
@@ -51,7 +52,7 @@ def _set_precision_rule(way: str, home: Callable[[Op], Target], op: Op, b: Build
         return None
     if {v.type.dtype for v in (*op.operands, op.result)} != {"f32"}:
         return None
-    match way:
+    match precision:
         case "highest":
             return (_matmul_of_bf16_parts(op, op.operands, {"precision": "HIGHEST"}, b),)
         case "bf16":

@@ -37,7 +37,11 @@ def sink_transposes(module: Module, options: Options) -> Module:
     bodies = [f.body for f in module.functions.values()]
     regions = [*bodies, *(r for body in bodies for op in walk(body) for r in op.regions)]
     movable = {v for region in regions for v in _pooling_inputs_to_reorder(region)}
-    return rewrite_for_target_kind("cpu", module, options, _TransposeSinker(movable).rule) if movable else module
+    return (
+        rewrite_for_target_kind("cpu", module, options, _TransposeSinker(movable).sink_transpose_rule)
+        if movable
+        else module
+    )
 
 
 def _pooling_inputs_to_reorder(region: Region) -> set[Value]:
@@ -59,13 +63,14 @@ def _is_pooling(op: Op) -> bool:
 
 
 class _TransposeSinker:
-    """Rewrites ops on transposes of convolution results, if the results of these ops are ``movable``."""
+    """Move transposes of convolution results behind elementwise ops and windows, if their results are ``movable``."""
 
     def __init__(self, movable: set[Value]) -> None:
         self.movable = movable
         self.moved: dict[Value, Op] = {}  # transposes that can be moved further, by their results
 
-    def rule(self, op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
+    def sink_transpose_rule(self, op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
+        """Return the transposed result of ``op`` on the operand of a transpose before it, or None to leave the op."""
         if op.name == "transpose":
             self._record_convolution_transpose(op, b)
             return None
@@ -102,7 +107,7 @@ class _TransposeSinker:
         return b.make(op.name, known, op.attrs, type_) if len(known) == len(operands) else None
 
     def _value_before_transpose(self, v: Value, perm: tuple[int, ...], b: Builder) -> Value | None:
-        """Return the value of which ``v`` is the transpose by ``perm``, or None if only a copy would give it."""
+        """Return the value whose transpose by ``perm`` is ``v``, or None if only a new op would compute it."""
         if v.type.rank == 0:
             return v
         maker = b.definitions.get(v)

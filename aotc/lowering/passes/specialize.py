@@ -33,8 +33,8 @@ def specialize(module: Module, options: Options) -> Module:
     """
     sizes_of = {name: tuple(map(int, sizes)) for name, sizes in options.specialize.items()}
     entries = [f for f in module.functions.values() if f.public]
-    _check(entries, "typical", {name: (int(size),) for name, size in options.typical.items()}, 1)
-    _check(entries, "specialize", sizes_of, 0)
+    _check_specialized_dims(entries, "typical", {name: (int(size),) for name, size in options.typical.items()}, 1)
+    _check_specialized_dims(entries, "specialize", sizes_of, 0)
     if not sizes_of:
         return module
     copies = {c.name: c for f in entries for c in _specialized_copies(f, sizes_of, set(module.functions))}
@@ -44,8 +44,10 @@ def specialize(module: Module, options: Options) -> Module:
     return module.with_functions(copies)
 
 
-def _check(entries: Sequence[Function], option: str, sizes_of: Mapping[str, tuple[int, ...]], least: int) -> None:
-    """Check that the functions have the dims of an option, and that their sizes are at least ``least``."""
+def _check_specialized_dims(
+    entries: Sequence[Function], option: str, sizes_of: Mapping[str, tuple[int, ...]], least: int
+) -> None:
+    """Raise an error if no function has a dim of ``option``, or if a size of it is below ``least``."""
     known = {s.name for f in entries for s in _parameter_symbols(f)} if sizes_of else set()
     sizes_of = {name: sizes for name, sizes in sizes_of.items() if name in known or not _is_of_buckets(name, entries)}
     for name, sizes in sizes_of.items():
@@ -68,6 +70,7 @@ def _parameter_symbols(f: Function) -> set:
 
 
 def _specialized_copies(f: Function, sizes_of: Mapping[str, tuple[int, ...]], taken: set[str]) -> Iterator[Function]:
+    """Yield a copy of ``f`` for every combination of sizes of its dims, with a name that is not in ``taken``."""
     names = sorted(s.name for s in _parameter_symbols(f) if s.name in sizes_of)
     for sizes in product(*(sizes_of[n] for n in names)) if names else ():
         dims = dict(zip(names, sizes))

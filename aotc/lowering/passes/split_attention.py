@@ -75,9 +75,9 @@ def _attention_in_parts(op: Op, part: int, b: Builder) -> Value:
     total = b.reduce(each, zero, (last,), b.combiner("add", "f32"))
     weights = maths("div", each, b.broadcast(total, rows, logs.type.shape))
     wide = (0, *(d + 1 for d in range(rank) if d != column))
-    spread = b.broadcast(b.transpose(weights, (last, *rows)), wide, means.type.shape)
-    none = maths("eq", spread, 0.0)
-    sums = b.reduce(maths.select(none, 0.0, maths("mul", means, spread)), zero, (0,), b.combiner("add", "f32"))
+    weight_of_part = b.broadcast(b.transpose(weights, (last, *rows)), wide, means.type.shape)
+    none = maths("eq", weight_of_part, 0.0)
+    sums = b.reduce(maths.select(none, 0.0, maths("mul", means, weight_of_part)), zero, (0,), b.combiner("add", "f32"))
     return b.convert(sums, out.dtype)
 
 
@@ -132,20 +132,20 @@ def _weighted_average_of_parts(own: Value, top: Value, total: Value, axis: int, 
     wide, shape = top.type.dtype, top.type.shape
     kept = [d for d in range(len(shape)) if d != axis]
 
-    def over(x: Value, name: str, start: float) -> Value:
+    def reduce_parts(x: Value, name: str, start: float) -> Value:
         return b.reduce(x, b.constant(start, TensorType(wide)), (axis,), b.combiner(name, wide))
 
-    def spread(x: Value, dims: Sequence[int], shape: Sequence[Dim]) -> Value:
+    def broadcast_to(x: Value, dims: Sequence[int], shape: Sequence[Dim]) -> Value:
         return b.broadcast(x, dims, shape)
 
-    def chosen(test: Value, x: Value) -> Value:
+    def zero_where(test: Value, x: Value) -> Value:
         return b.make("select", (test, b.constant(0, x.type), x))
 
-    apart = b.make("sub", (top, spread(over(top, "max", -float("inf")), kept, shape)))
+    apart = b.make("sub", (top, broadcast_to(reduce_parts(top, "max", -float("inf")), kept, shape)))
     nothing = b.make("eq", (total, b.constant(0, total.type)))  # a part of -inf alone: its own result is NaN
-    weight = chosen(nothing, b.make("mul", (b.make("exp", (apart,)), total)))
+    weight = zero_where(nothing, b.make("mul", (b.make("exp", (apart,)), total)))
     dims = range(len(shape))
-    each = b.make("mul", (own, spread(weight, dims, own.type.shape)))
-    each = chosen(spread(nothing, dims, own.type.shape), each)
-    sums: Any = over(each, "add", 0.0)
-    return b.make("div", (sums, spread(over(weight, "add", 0.0), range(len(kept)), sums.type.shape)))
+    each = b.make("mul", (own, broadcast_to(weight, dims, own.type.shape)))
+    each = zero_where(broadcast_to(nothing, dims, own.type.shape), each)
+    sums: Any = reduce_parts(each, "add", 0.0)
+    return b.make("div", (sums, broadcast_to(reduce_parts(weight, "add", 0.0), range(len(kept)), sums.type.shape)))

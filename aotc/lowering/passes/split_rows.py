@@ -38,7 +38,7 @@ def split_rows(module: Module, options: Options) -> Module:
     changed = {}
     for function in module.functions.values():
         forms = [form for form in long_row_splits_of(function.body, options) if form.part]
-        rule = _RowRewriter(forms).rule
+        rule = _RowRewriter(forms).split_reduction_rule
         changed[function.name] = rewrite_function(function, rule, ("reduce",)) if forms else function
     return module.with_functions(changed)
 
@@ -55,14 +55,14 @@ def long_row_splits_of(region: Region, options: Options) -> Iterator[RowForm]:
 
 
 class _RowRewriter:
-    """Rewrites the reductions of long rows."""
+    """Rewrite the reductions of long rows as reductions of parts, and combinations of the parts."""
 
     def __init__(self, forms: Sequence[RowForm]) -> None:
         self._rows: dict[Value, LongRow] = {form.row.second.result: form.row for form in forms}
         self._parts: dict[Value, int] = {form.row.first.result: form.part for form in forms}
         self._own: dict[Value, tuple[Value, Value]] = {}  # by the old first result: the new ones of parts and of rows
 
-    def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
+    def split_reduction_rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the values that replace a reduction of a long row, or None."""
         if len(op.results) != 1:
             return None
@@ -72,12 +72,17 @@ class _RowRewriter:
         return self._second_reduction_in_parts(op, row, b) if row else None
 
     def _first_reduction_in_parts(self, op: Op, b: Builder) -> Sequence[Value]:
+        """Append the first reduction of a row (maximum or sum) of each part, then of the parts."""
         own = _reduction_of_parts(op, self._rows_as_parts(op.operands[0], op, op.result, b), b)
         whole = b.append(replace(op, operands=(own, op.operands[1]), attrs={"dims": (own.type.rank - 1,)}))
         self._own[op.result] = own, whole[0]
         return whole
 
     def _second_reduction_in_parts(self, op: Op, row: LongRow, b: Builder) -> Sequence[Value]:
+        """Append the second reduction of a row, each part centred by its own first reduction, and rescale the sums.
+
+        This is the online softmax (M. Milakov, N. Gimelshein, 2018), or the parallel variance of T. Chan et al. (1983).
+        """
         own_first, first = self._own[row.first.result]
         minuend, broadcast = b.definitions[row.difference.result].operands
         whole = b.definitions[broadcast].operands[0]

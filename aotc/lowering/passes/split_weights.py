@@ -98,6 +98,7 @@ class _WeightSplit:
         self._record_reads(self.function.body)
 
     def _find_ops_of_weights(self, region: Region) -> None:
+        """Record the ops in ``region`` that depend on weights alone, with the weights behind their results."""
         for op in region.ops:
             self._made.update((v, op) for v in op.results)
             if is_computable_from_weights(op, self.roots, self._made):
@@ -110,12 +111,13 @@ class _WeightSplit:
             for inner in op.regions:
                 self._find_ops_of_weights(inner)
 
-    def is_of_weights(self, op: Op) -> bool:
+    def depends_on_weights_alone(self, op: Op) -> bool:
         return op in self.known and op.results[0] in self.roots
 
     def _record_reads(self, region: Region) -> None:
+        """Record the values that the remaining ops of ``region`` and its results read."""
         for op in region.ops:
-            if not self.is_of_weights(op):
+            if not self.depends_on_weights_alone(op):
                 self._add_values_read_per_call(op.operands)
                 for inner in op.regions:
                     self._record_reads(inner)
@@ -177,7 +179,7 @@ def _prepare_function(
     distinct = list(dict.fromkeys(whole.body.results))
     places = {v: distinct.index(r) for v, r in zip(wanted, whole.body.results, strict=True)}
     names = general.attrs.get("arg_names") or [v.name for v in general.body.params]
-    roots = [_argument_numbers(c, v) for c in cut for v in c.prepared]
+    roots = [_numbers_of_source_weights(c, v) for c in cut for v in c.prepared]
     attrs = {
         "prepares": original,
         "weights": tuple(numbers),
@@ -203,7 +205,8 @@ def _prepared_value_keys(prepare: Function) -> Iterator[Any]:
         yield tuple(names[v] for v in params), structural_key(Function("", body, False))
 
 
-def _argument_numbers(c: _WeightSplit, v: Value) -> tuple[int, ...]:
+def _numbers_of_source_weights(c: _WeightSplit, v: Value) -> tuple[int, ...]:
+    """Return the numbers of the weights on which ``v`` depends."""
     params = c.function.body.params
     return tuple(sorted(params.index(root) for root in c.roots[v]))
 
@@ -218,7 +221,7 @@ def _call_function(
     numbers = [n for n in range(len(params)) if n not in weights] + kept
     made = [Value(f"prepared{n}", v.type) for n, v in enumerate(results)]
     mapped = {v: made[places[v]] for v in c.prepared}
-    gone = {op for op in c.known if c.is_of_weights(op) and op not in c.staying}
+    gone = {op for op in c.known if c.depends_on_weights_alone(op) and op not in c.staying}
     body = Region((*(params[n] for n in numbers), *made), *_region_without_ops(f.body, gone, mapped))
     takes = (*numbers, *range(len(params), len(params) + len(made)))
     return replace(f, body=body, attrs=_split_function_attributes(f, numbers, made, takes))

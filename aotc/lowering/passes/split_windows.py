@@ -48,9 +48,10 @@ def split_windows(module: Module, options: Options) -> Module:
 
 
 def _split_window_rule(op: Op, b: Builder, kind: str) -> Sequence[Value] | None:
+    """Return the cheaper steps that replace a windowed reduction or a pooling gradient, or None to leave the op."""
     if op.name == "select_and_scatter":
         return gather_for_pool_gradient(op, kind, b)
-    if op.name != "reduce_window" or not _elementwise_combination(op):
+    if op.name != "reduce_window" or not _has_elementwise_combiner(op):
         return None
     widths = (*dims_of(op.attrs, "window"), *(p for pair in pairs_of(op.attrs) for p in pair))
     if not is_static((*op.operands[0].type.shape, *widths)):
@@ -69,7 +70,7 @@ def _split_window_rule(op: Op, b: Builder, kind: str) -> Sequence[Value] | None:
     return _windows_by_two_scans(op, moved[0], b) if moved and _is_large_window(op, moved[0]) else None
 
 
-def _elementwise_combination(op: Op) -> bool:
+def _has_elementwise_combiner(op: Op) -> bool:
     return all(inner.name in SCALARS or inner.name == "constant" for inner in op.regions[0].ops)
 
 
@@ -139,6 +140,7 @@ WINDOW_OVERLAP = Limit(
 
 
 def _is_large_window(op: Op, d: int) -> bool:
+    """Return True if windows along dim ``d`` are long and overlap enough for two scans to cost less."""
     a = op.attrs
     if any(a[key][d] != 1 for key in ("base_dilations", "window_dilations")) or min(number_pairs_of(a)[d]) < 0:
         return False

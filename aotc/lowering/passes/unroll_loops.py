@@ -43,6 +43,7 @@ SHORT_CARRIED = Limit(
 
 
 def _unroll_loop_rule(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
+    """Return the results of a short elementwise loop as the ops of all its iterations, or None to leave it."""
     if op.name != "while":
         return None
     _, body = op.regions

@@ -68,12 +68,12 @@ def update_in_place(module: Module, options: Options) -> Module:
 def _with_updates_in_place(function: Function) -> Function:
     if function.body.names.isdisjoint(PARTIAL_WRITES | {"case"}):
         return function
-    return rewrite_function(function, _UpdateRewriter(function).rule, COMBINERS)
+    return rewrite_function(function, _UpdateRewriter(function).update_in_place_rule, COMBINERS)
 
 
 @dataclass
 class _UpdateRewriter:
-    """Rewrite rule for one function, with the analyses that it needs.
+    """Rewrite rule for sums with updates in one function, and the analyses of that function.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class _UpdateRewriter:
         """Return the values that contain no -0.0."""
         return values_without_negative_zeros(self.function.body)
 
-    def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
+    def update_in_place_rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the update that replaces the result of ``op``, or None."""
         for x, part in (op.operands, op.operands[::-1]):
             if self._is_neutral_fill(op.name, part, x, b):
@@ -138,14 +138,15 @@ class _UpdateRewriter:
         """Return ``update`` rewritten to combine its values into ``x`` by op ``name``, or None."""
         match update.name:
             case "scatter":
-                return _scatter(name, update, x, b)
+                return _combining_scatter(name, update, x, b)
             case "pad":
-                return _padded(name, update, x, b) if x in self.state else None
+                return _combined_with_padded_part(name, update, x, b) if x in self.state else None
         _, part, *starts = update.operands
         return combined_slice(name, part, b.reshape(x, update.result.type.shape), starts, b)
 
 
-def _scatter(name: str, op: Op, x: Value, b: Builder) -> Value | None:
+def _combining_scatter(name: str, op: Op, x: Value, b: Builder) -> Value | None:
+    """Return the scatter ``op`` into ``x`` with values combined by ``name``, or None if results could suffer."""
     region, dtype = copy_region(op.regions[0], b.names), x.type.dtype
     if is_overwriting_scatter(op) and has_disjoint_updates(op):
         region = b.combiner(name, dtype)
@@ -157,7 +158,7 @@ def _scatter(name: str, op: Op, x: Value, b: Builder) -> Value | None:
     return b.make("scatter", (target, *op.operands[1:]), op.attrs, target.type, regions=(region,))
 
 
-def _padded(name: str, op: Op, x: Value, b: Builder) -> Value | None:
+def _combined_with_padded_part(name: str, op: Op, x: Value, b: Builder) -> Value | None:
     """Return ``x`` with a padded part combined into it, or None if the part is too large for that to pay."""
     if not is_small_part(op):
         return None

@@ -37,6 +37,7 @@ def vectorize_argmax(module: Module, options: Options) -> Module:
 
 
 def _vectorize_argmax_rule(op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
+    """Return the two reductions that replace an argmax or argmin of rows, or None for other ops."""
     if op.name != "reduce" or len(op.results) != 2:
         return None
     x, places, first, start = op.operands
@@ -52,6 +53,7 @@ def _vectorize_argmax_rule(op: Op, b: Builder, _: Target) -> Sequence[Value] | N
 
 
 def _two_reductions_for_argmax(op: Op, combiner: str, b: Builder) -> Sequence[Value]:
+    """Append the reduction of the values, then that of the smallest index with the extreme value or NaN."""
     x, places, *_ = op.operands
     shape, row, place = x.type.shape, x.type.rank - 1, op.results[1].type
     short = kind_of(x.type.dtype) == "f" and DTYPES[x.type.dtype].bits < 32

@@ -231,7 +231,7 @@ def _fusion_region(
         str(_buffer_bytes_text(kernel.outputs)),
         str(kernel.flops),
         _kernel_memory(kernel, target),
-        tuple(_neighbour_text(v) for v in record.about(record.groups[function.name])),
+        tuple(_neighbour_text(v) for v in record.verdicts_about(record.groups[function.name])),
         *_region_occupancy(function, kernel, target),
         kernel.plan,
         tuple(sorted({op.loc.line for op in function.body.ops if op.loc.line})),

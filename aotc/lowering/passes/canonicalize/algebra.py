@@ -46,8 +46,8 @@ def _cancel_inverse_rule(name: str, part: int = 0) -> Rule:
     return rule
 
 
-def _drop_op_without_effect_rule(*names: str) -> Rule:
-    """Return the rule that removes an op without effect on results of the ops ``names``."""
+def _drop_repeated_op_rule(*names: str) -> Rule:
+    """Return the rule that replaces an op by its operand if one of the ops ``names`` computes the operand."""
 
     def rule(op: Op, b: Builder) -> Value | None:
         inner = b.definitions.get(op.operands[0])
@@ -57,6 +57,7 @@ def _drop_op_without_effect_rule(*names: str) -> Rule:
 
 
 def _simplify_binary(op: Op, b: Builder) -> Value | None:
+    """Simplify an elementwise op of two operands that are equal, or of which one is a constant."""
     x, y = op.operands
     right = splat_of(y, b.definitions)
     if right is None and op.name in COMMUTATIVE and splat_of(x, b.definitions) is not None:
@@ -76,6 +77,7 @@ def _simplify_binary(op: Op, b: Builder) -> Value | None:
 
 
 def _simplify_same_operands(op: Op, x: Value, kind: str, b: Builder) -> Value | None:
+    """Simplify ``x op x``, such as ``x - x`` to 0 for integers."""
     match op.name:
         case "max" | "min" if kind != "c":
             return x
@@ -91,6 +93,7 @@ def _simplify_same_operands(op: Op, x: Value, kind: str, b: Builder) -> Value | 
 
 
 def _simplify_float_and_constant(op: Op, x: Value, c: float, b: Builder) -> Value | None:
+    """Simplify a float op with the constant ``c`` as right operand, without a change of bits."""
     match op.name:
         case "mul" | "div" if c == 1:
             return x
@@ -130,6 +133,7 @@ def _distribute_scale_over_sum(x: Value, c: float, b: Builder) -> Value | None:
 
 
 def _simplify_integer_and_constant(op: Op, x: Value, y: Value, c: int, b: Builder) -> Value | None:
+    """Simplify an integer op with the constant ``c`` (the value ``y``) as right operand."""
     all_ones = -1 if kind_of(x.type.dtype) == "i" else (1 << DTYPES[x.type.dtype].bits) - 1
     match op.name, c:
         case "add" | "sub" | "or" | "xor" | "shl" | "shr_arith" | "shr_logic", 0:
@@ -150,6 +154,7 @@ def _simplify_integer_and_constant(op: Op, x: Value, y: Value, c: int, b: Builde
 
 
 def _simplify_bool_and_constant(op: Op, x: Value, y: Value, c: bool, b: Builder) -> Value | None:
+    """Simplify a logical op with the constant ``c`` (the value ``y``) as right operand."""
     match op.name, c:
         case ("and" | "mul" | "eq" | "min", True) | ("or" | "add" | "xor" | "ne" | "max", False):
             return x
@@ -171,6 +176,7 @@ def _power_as_products(x: Value, exponent: np.ndarray, kind: str, b: Builder) ->
 
 
 def _simplify_select(op: Op, b: Builder) -> Value | None:
+    """Simplify a ``select`` with a constant, negated or boolean operand."""
     pred, x, y = op.operands
     known = splat_of(pred, b.definitions)
     if known is not None:
@@ -188,6 +194,7 @@ def _simplify_select(op: Op, b: Builder) -> Value | None:
 
 
 def _simplify_convert(op: Op, b: Builder) -> Value | None:
+    """Remove a conversion to the same dtype, and the first of two conversions if it is lossless."""
     x = op.operands[0]
     target = op.result.type
     if x.type.dtype == target.dtype:
@@ -224,7 +231,7 @@ _RULES: dict[str, Rule] = {
     "conj": _cancel_inverse_rule("conj"),
     "real": _cancel_inverse_rule("complex", 0),
     "imag": _cancel_inverse_rule("complex", 1),
-    "abs": _drop_op_without_effect_rule("abs"),
-    "floor": _drop_op_without_effect_rule("floor", "ceil"),
-    "ceil": _drop_op_without_effect_rule("floor", "ceil"),
+    "abs": _drop_repeated_op_rule("abs"),
+    "floor": _drop_repeated_op_rule("floor", "ceil"),
+    "ceil": _drop_repeated_op_rule("floor", "ceil"),
 }

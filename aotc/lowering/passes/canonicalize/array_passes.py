@@ -37,7 +37,7 @@ PADDED_PART = Limit(
 
 
 def is_small_part(pad: Op) -> bool:
-    """Return True if the operand of ``pad`` is a small part of its result, at a known position."""
+    """Return True if the operand of ``pad`` is a small part of its result, at a position known at compile time."""
     part, low, high = pad.operands[0], dims_of(pad.attrs, "low"), dims_of(pad.attrs, "high")
     shapes: tuple[Dim, ...] = (*part.type.shape, *pad.result.type.shape, *low, *high)
     if not is_static(shapes) or any(dims_of(pad.attrs, "interior")) or min(map(static, (*low, *high)), default=0) < 0:

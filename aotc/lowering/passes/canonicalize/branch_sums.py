@@ -32,21 +32,25 @@ def move_sums_into_branches(function: Function) -> Function:
     names = function.body.names
     if "case" not in names or names.isdisjoint(COMBINERS):
         return function
-    return function.with_body(_SumMover(function).region(function.body))
+    return function.with_body(_SumMover(function).region_with_moved_sums(function.body))
 
 
 class _SumMover:
+    """Move additions to results of ``case`` ops into the branches."""
+
     def __init__(self, function: Function) -> None:
         self.counts = use_counts(function.body)
         self.makers = {v: op for op in walk(function.body) for v in op.results}
         self.names = Names(function.body)
 
-    def region(self, region: Region) -> Region:
-        """Return ``region`` with its additions moved, outer ones first, as a branch may return another's result."""
+    def region_with_moved_sums(self, region: Region) -> Region:
+        """Return ``region`` with its additions moved into branches; outer branches come before the ones inside them."""
         ops = list(region.ops)
         while (found := self._next_branch_and_sum(ops)) is not None:
             ops = self._move_sum_into_branch(ops, *found)
-        inner = [op.on(op.operands, tuple(map(self.region, op.regions))) if op.regions else op for op in ops]
+        inner = [
+            op.on(op.operands, tuple(map(self.region_with_moved_sums, op.regions))) if op.regions else op for op in ops
+        ]
         return region.with_ops(inner, region.results)
 
     def _next_branch_and_sum(self, ops: Sequence[Op]) -> tuple[int, int, int] | None:
@@ -82,6 +86,10 @@ class _SumMover:
         return all(results.isdisjoint((*op.operands, *values_captured_by_op(op))) for op in ops[branch + 1 : end])
 
     def _move_sum_into_branch(self, ops: Sequence[Op], place: int, end: int, number: int) -> list[Op]:
+        """Replace the ``case`` at ``place`` and the addition at ``end`` by a ``case`` that adds in each branch.
+
+        ``number`` is the number of the addition's operand that the ``case`` computes.
+        """
         branch, total = ops[place], ops[end]
         at = branch.results.index(total.operands[number])
         regions = []

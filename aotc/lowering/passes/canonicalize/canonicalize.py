@@ -53,6 +53,7 @@ def _transposes_only_reduced(module: Module) -> set[Value]:
 
 
 def _canonicalize_rule(op: Op, b: Builder, moved: Collection[Value], once: Collection[Value]) -> Sequence[Value] | None:
+    """Return the values that replace the results of ``op`` by the first rule that applies, or None."""
     if once and op.name == "select" and (found := conditional_update(op, b, once)):
         return found
     if op.name == "reduce" and op.operands[0] in moved:
@@ -109,6 +110,7 @@ def _reduce_before_transpose(op: Op, b: Builder) -> Sequence[Value]:
 
 
 def _simplify_reduce_window(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Replace a windowed reduction whose windows have one element or contain only padding."""
     a = op.attrs
     if 0 in op.operands[0].type.shape and 0 not in op.results[0].type.shape:
         return _windows_of_padding_only(op, b)
@@ -154,6 +156,7 @@ def _windows_of_padding_only(op: Op, b: Builder) -> Sequence[Value]:
 
 
 def _combine_single_element(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Replace a reduction of one element by its combination with the initial value."""
     region = op.regions[0]
     if not all(inner.name in SCALARS or inner.name == "constant" for inner in region.ops):
         return None

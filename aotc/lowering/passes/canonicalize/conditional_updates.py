@@ -139,7 +139,7 @@ def _varying_dims_of_predicate(p: Value, b: Builder, depth: int = 0) -> tuple[in
 
 
 def _predicate_before_broadcast(p: Value, shape: tuple[Dim, ...], b: Builder) -> Value:
-    """Return the operand, reshaped to ``shape``, that was broadcast to the predicate ``p``."""
+    """Return the operand of the broadcast that computes the predicate ``p``, reshaped to ``shape``."""
     if p.type.rank == 0:
         return p
     number = splat_of(p, b.definitions)
@@ -162,6 +162,7 @@ def _selected_update(one: Op, other: Op, old: Value, p: Value, b: Builder) -> Va
 
 
 def _conditional_scatter(op: Op, old: Value, p: Value, holds: bool, b: Builder) -> Value:
+    """Append the scatter ``op`` into ``old``; its updates where the predicate ``p`` is not ``holds`` get index -1."""
     dims, varying = _batch_dims_of_predicate(op, p, b), _varying_dims_of_predicate(p, b)
     assert dims is not None
     assert varying is not None
@@ -177,6 +178,7 @@ def _conditional_scatter(op: Op, old: Value, p: Value, holds: bool, b: Builder) 
 
 
 def _conditional_slice_update(op: Op, old: Value, p: Value, holds: bool, b: Builder) -> Value:
+    """Append the slice update ``op`` of ``old``, where ``p`` equals ``holds``; other elements keep their values."""
     _, new, *at = op.operands
     sizes = {"sizes": new.type.shape}
     before = b.make("dynamic_slice", (old, *at), sizes)

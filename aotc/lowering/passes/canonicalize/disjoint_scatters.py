@@ -36,7 +36,7 @@ def disjoint_scatters(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class _ScatterPositions:
     """Positions in the array that the updates of a scatter write.
 
     Attributes
@@ -52,7 +52,7 @@ class _Places:
     columns: Mapping[int, int]
 
 
-def _scatter_positions(op: Op, b: Builder) -> _Places | None:
+def _scatter_positions(op: Op, b: Builder) -> _ScatterPositions | None:
     """Return the positions that a scatter's updates write, or None if two updates may write one row."""
     a, n = op.attrs, op.attrs["inputs"]
     indices, vector = op.operands[n].type, a["index_vector_dim"]
@@ -67,7 +67,7 @@ def _scatter_positions(op: Op, b: Builder) -> _Places | None:
             own[dims.index(counted)] = d
     if any(indices.shape[d] != 1 and number not in own for number, d in enumerate(dims)):
         return None
-    return _Places(own, columns)
+    return _ScatterPositions(own, columns)
 
 
 def _counting_index_dim(indices: Value, vector: int, component: int, b: Builder) -> int | None:
@@ -76,19 +76,20 @@ def _counting_index_dim(indices: Value, vector: int, component: int, b: Builder)
     if vector == indices.type.rank:
         return iota_dim(indices, b.definitions)
     if indices.type.shape[vector] == 1:
-        return _scatter_dims_except(vector, iota_dim(indices, b.definitions))
+        return _dim_unless_vector(vector, iota_dim(indices, b.definitions))
     if op is None or op.name != "concatenate" or op.attrs["dim"] != vector:
         return None
     if any(part.type.shape[vector] != 1 for part in op.operands):
         return None
-    return _scatter_dims_except(vector, iota_dim(op.operands[component], b.definitions))
+    return _dim_unless_vector(vector, iota_dim(op.operands[component], b.definitions))
 
 
-def _scatter_dims_except(vector: int, dim: int | None) -> int | None:
+def _dim_unless_vector(vector: int, dim: int | None) -> int | None:
+    """Return ``dim``, or None if it is the dim ``vector`` of the components."""
     return None if dim == vector else dim
 
 
-def _scatter_as_select(op: Op, places: _Places, b: Builder) -> Value | None:
+def _scatter_as_select(op: Op, places: _ScatterPositions, b: Builder) -> Value | None:
     """Rewrite a scatter into an array filled with one number as a select by position; None if not possible."""
     x, indices, *updates = op.operands
     fill = splat_of(x, b.definitions)
@@ -115,7 +116,7 @@ def _scatter_as_select(op: Op, places: _Places, b: Builder) -> Value | None:
     return b.make("select", (reduce(lambda p, q: b.make("and", (p, q)), tests), new, filled))
 
 
-def _updates_cover_all_rows(op: Op, places: _Places) -> bool:
+def _updates_cover_all_rows(op: Op, places: _ScatterPositions) -> bool:
     """Return True if updates cover all rows, and whole dims except those that components of indices select."""
     a, n = op.attrs, op.attrs["inputs"]
     x, indices, update = op.operands[0].type, op.operands[n].type, op.operands[n + 1].type

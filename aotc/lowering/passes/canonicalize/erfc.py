@@ -69,6 +69,7 @@ def erfc_from_expansion(op: Op, b: Builder) -> Value | None:
 
 
 def _matches_erfc_pattern(v: Value, pattern: Pattern, x: Value, b: Builder) -> bool:
+    """Return True if the ops that compute ``v`` match ``pattern`` of an expansion of ``erfc(x)``."""
     if pattern == "x":
         return v is x
     if isinstance(pattern, float):

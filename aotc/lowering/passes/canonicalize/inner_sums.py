@@ -50,8 +50,12 @@ def add_inner_sums(function: Function, options: Options) -> Function:
     """Return ``function`` with arrays of inner loops added only where the inner loops wrote."""
     if "while" not in function.body.names or "add" not in function.body.names:
         return function
-    found = _InnerSumFinder(function.body, options).sums()
-    return function.with_body(_InnerSumRewriter(function.body, found).region(function.body)) if found else function
+    found = _InnerSumFinder(function.body, options).sums_by_loop()
+    return (
+        function.with_body(_InnerSumRewriter(function.body, found).region_with_sparse_sums(function.body))
+        if found
+        else function
+    )
 
 
 def _largest_integer_of(v: Value) -> int:
@@ -86,6 +90,8 @@ class _InnerSum:
 
 
 class _InnerSumFinder:
+    """Find the inner loops whose accumulated array the outer loop adds to another one."""
+
     def __init__(self, body: Region, options: Options) -> None:
         self.body, self.options = body, options
         self.counts = use_counts(body)
@@ -97,7 +103,7 @@ class _InnerSumFinder:
         """Return the values that contain no -0.0."""
         return values_without_negative_zeros(self.body)
 
-    def sums(self) -> dict[Op, _InnerSum]:
+    def sums_by_loop(self) -> dict[Op, _InnerSum]:
         """Return one rewritable sum of an inner loop for each outer loop that has one."""
         found: dict[Op, _InnerSum] = {}
         inside: set[Op] = set()
@@ -110,6 +116,7 @@ class _InnerSumFinder:
         return found
 
     def _inner_sum_of(self, total: Op, body: Region) -> _InnerSum | None:
+        """Return the inner loop whose array the op ``total`` adds; None if a rewrite does not pay."""
         for x, t in (total.operands, total.operands[::-1]):
             loop = self.makers.get(t)
             if loop is None or loop.name != "while" or loop not in body.ops or self.counts[t] != 1:
@@ -132,7 +139,7 @@ class _InnerSumFinder:
         return None
 
     def _iteration_counter(self, loop: Op, iterations: int) -> Value | None:
-        """Return the parameter that counts iterations from 0, in a type that represents the last number; or None."""
+        """Return the loop parameter that counts iterations from 0 in a type wide enough for all of them, or None."""
         found = counters(loop, self.constants, {}).items()
         return next((v for v, row in found if row == (0, 1) and iterations - 1 <= _largest_integer_of(v)), None)
 
@@ -170,11 +177,13 @@ def _update_index_operands(write: Op) -> Sequence[Value]:
 
 
 class _InnerSumRewriter:
+    """Rewrite outer loops so that they add only the elements that their inner loops wrote."""
+
     def __init__(self, body: Region, found: Mapping[Op, _InnerSum]) -> None:
         self.found, self.names = found, Names(body)
         self.definitions = {v: op for op in walk(body) for v in op.results}
 
-    def region(self, region: Region) -> Region:
+    def region_with_sparse_sums(self, region: Region) -> Region:
         """Return ``region`` with its nested loops rewritten so that only written elements are added."""
         b = Builder(self.names, self.definitions)
         for op in region.ops:
@@ -186,7 +195,7 @@ class _InnerSumRewriter:
         if op in self.found:
             self._rewritten_outer_loop(op, self.found[op], b)
         else:
-            b.append(op.on(op.operands, tuple(map(self.region, op.regions))) if op.regions else op)
+            b.append(op.on(op.operands, tuple(map(self.region_with_sparse_sums, op.regions))) if op.regions else op)
 
     def _new_value(self, hint: str, type_: TensorType) -> Value:
         return Value(self.names.fresh(hint), type_)
@@ -261,7 +270,7 @@ class _InnerSumRewriter:
         b = Builder(self.names, self.definitions, loc=outer.loc)
         x, t = states
         for write, row in zip(one.writes, rows):
-            indices = [place.at(k, b) for place in row]
+            indices = [place.at_iteration(k, b) for place in row]
             x, t = (_add_written_slice if write.name == "dynamic_update_slice" else _add_written_scatter)(
                 write, x, t, indices, b
             )
@@ -275,7 +284,7 @@ class _InnerSumRewriter:
 
 @dataclass
 class _UpdateIndex:
-    """An index operand of an update, and how it is obtained after the loop.
+    """Index operand of an update in a loop, and the means to compute it again after the loop.
 
     Attributes
     ----------
@@ -297,7 +306,7 @@ class _UpdateIndex:
         """Return True if the loop must record the index."""
         return self.is_own and (self.maker is None or self.maker.name != "constant")
 
-    def at(self, k: Value, b: Builder) -> Value:
+    def at_iteration(self, k: Value, b: Builder) -> Value:
         """Return the index of iteration ``k``."""
         if self.all is None:
             if self.maker is None or not self.is_own:

@@ -50,7 +50,7 @@ def track_negative_zeros(function: Function, options: Options) -> Function:
     if "while" not in names or "add" not in names:
         return function
     tracker = _NegativeZeroTracker(function.body, options)
-    return function.with_body(tracker.rewrite()) if tracker.find() else function
+    return function.with_body(tracker.body_with_flags()) if tracker.find_tracked_arrays() else function
 
 
 def combined_slice(
@@ -68,7 +68,7 @@ def padded_starts(pad: Op, b: Builder) -> list[Value]:
 
 @dataclass
 class _NegativeZeroTracker:
-    """Finds the loop states that need flags, and adds these.
+    """Find the loop states that need a flag "contains no -0.0", and add the flags to the loops.
 
     Attributes
     ----------
@@ -106,8 +106,8 @@ class _NegativeZeroTracker:
 
     # --- analysis ---
 
-    def find(self) -> bool:
-        """Find the arrays for which a flag (contains no -0.0) can be tracked; return True if a sum needs one."""
+    def find_tracked_arrays(self) -> bool:
+        """Find the arrays for which the flag can be computed; return True if an addition needs one."""
         if not self.states:
             return False
         loops = [op for op in walk(self.body) if op.name == "while"]
@@ -116,7 +116,7 @@ class _NegativeZeroTracker:
             for op in loops:
                 for n in self._tracked_state_numbers(op):
                     self.tracked.update((op.results[n], *(r.params[n] for r in op.regions)))
-            self._visit_region(self.body)
+            self._record_tracked_values(self.body)
             rows = [(op, n) for op in loops for n in self._tracked_state_numbers(op)]
             failing = {(op.results[0], n) for op, n in rows if not self._has_known_zeros(op.regions[1].results[n])}
             if not failing:
@@ -150,11 +150,12 @@ class _NegativeZeroTracker:
     def _has_known_zeros(self, v: Value) -> bool:
         return v in self.unsigned or v in self.tracked
 
-    def _visit_region(self, region: Region) -> None:
+    def _record_tracked_values(self, region: Region) -> None:
+        """Record the values of ``region`` that get a flag, and the additions that read one."""
         for op in region.ops:
             for inner in op.regions:
                 if op.name in CONTROL_FLOW:
-                    self._visit_region(inner)
+                    self._record_tracked_values(inner)
             if op.name == "case":
                 rows = enumerate(zip(*(r.results for r in op.regions)))
                 self.tracked.update(op.results[n] for n, row in rows if self._are_tracked(op.results[n], row))
@@ -222,7 +223,7 @@ class _NegativeZeroTracker:
 
     # --- rewriting ---
 
-    def rewrite(self) -> Region:
+    def body_with_flags(self) -> Region:
         """Return the function's body with flags."""
         return self._region_with_flags(self.body, Builder(Names(self.body)))
 
@@ -245,10 +246,11 @@ class _NegativeZeroTracker:
         return Region(region.params, tuple(b.ops), (*region.results, *more))
 
     def _flag_of(self, v: Value, b: Builder) -> Value:
-        """Return the flag of ``v``; false for an array without known facts."""
+        """Return the scalar flag of ``v``; the constant false if nothing is known about the array."""
         return self.flags.get(v) or b.constant(v in self.unsigned, FLAG)
 
     def _loop_with_flags(self, op: Op, b: Builder) -> None:
+        """Append a loop that also carries the flags of its tracked states."""
         numbers = self._tracked_state_numbers(op)
         begin = [self._flag_of(op.operands[n], b) for n in numbers]
         regions = []
@@ -262,6 +264,7 @@ class _NegativeZeroTracker:
         b.append(Op(op.name, (*op.operands, *begin), (*op.results, *ends), op.attrs, tuple(regions), op.loc))
 
     def _branch_with_flags(self, op: Op, b: Builder) -> None:
+        """Append a ``case`` that also returns the flags of its tracked results."""
         numbers = [n for n, v in enumerate(op.results) if v in self.tracked]
         regions = tuple([self._region_with_flags(r, b, numbers) for r in op.regions])
         ends = [Value(b.names.fresh("clean"), FLAG) for _ in numbers]

@@ -29,8 +29,8 @@ _FLOATS = ("f16", "bf16", "f32", "f64")
 
 
 @dataclass(frozen=True, slots=True)
-class _Ones:
-    """Where an array of 0 and 1 is 1: at indices with ``row == first + number``.
+class _OneHotPositions:
+    """Positions of the ones in an array of 0 and 1: the indices with ``row == first + number``.
 
     ``digits`` are the dims whose indices are the digits of ``number``, the most significant first.
     """
@@ -71,7 +71,8 @@ def _is_equality_test(v: Value, b: Builder) -> bool:
     return False
 
 
-def _one_hot_positions(v: Value, b: Builder) -> _Ones | None:
+def _one_hot_positions(v: Value, b: Builder) -> _OneHotPositions | None:
+    """Return the positions of the ones in ``v``, or None if it is not a part of the identity matrix."""
     if not _is_equality_test(v, b):
         return None
     shape = v.type.shape
@@ -127,7 +128,7 @@ def _integer_element_expression(v: Value, index: Index, b: Builder) -> Dim | Non
     return None
 
 
-def _index_of_equality(difference: Dim, shape: Sequence[Dim]) -> _Ones | None:
+def _index_of_equality(difference: Dim, shape: Sequence[Dim]) -> _OneHotPositions | None:
     """Return the index at which two index expressions are equal, or None if their ``difference`` is not linear."""
     if not isinstance(difference, Expr):
         return None
@@ -145,14 +146,19 @@ def _index_of_equality(difference: Dim, shape: Sequence[Dim]) -> _Ones | None:
         first = -sign * difference.const
         inside = first >= 0 and first + int(np.prod(sizes)) <= static(shape[row])
         if abs(sign) == 1 and inside and digits and right == [strides[d] for d in digits]:
-            return _Ones(row, digits, first)
+            return _OneHotPositions(row, digits, first)
     return None
 
 
 # --- the selection -----------------------------------------------------------------
 
 
-def _one_hot_selection(op: Op, ones: _Ones, side: int, b: Builder) -> Value | None:
+def _one_hot_selection(op: Op, ones: _OneHotPositions, side: int, b: Builder) -> Value | None:
+    """Return the elements of the other operand that a one-hot operand selects, or None if the dims do not allow it.
+
+    ``side`` is the number of the one-hot operand, whose ones are at ``ones``. Contracting over its row dim slices the
+    other operand; contracting over digits repeats elements of the other operand.
+    """
     x, part = op.operands[1 - side], op.operands[side]
     names = ("lhs_contract", "rhs_contract")
     partner = dict(zip(op.attrs[names[side]], op.attrs[names[1 - side]]))  # the summed dims of both
@@ -192,8 +198,10 @@ def _one_hot_selection(op: Op, ones: _Ones, side: int, b: Builder) -> Value | No
     return b.make("select", (is_one, *values))
 
 
-def _dims_merged_to_rows(x: Value, lead: int, ones: _Ones, rows: int, outside: int | None, b: Builder) -> Value:
-    """Return ``x`` with the dims after ``lead`` (digits) merged to rows; other rows are ``outside``, or 0 for None."""
+def _dims_merged_to_rows(
+    x: Value, lead: int, ones: _OneHotPositions, rows: int, outside: int | None, b: Builder
+) -> Value:
+    """Return ``x`` with dims after ``lead`` merged to ``rows`` rows; rows without a one are ``outside`` (None: 0)."""
     count = product(x.type.shape[lead:])
     flat = b.reshape(x, [*x.type.shape[:lead], count])
     value = None if outside is None else b.constant(outside, TensorType(x.type.dtype))
@@ -201,13 +209,13 @@ def _dims_merged_to_rows(x: Value, lead: int, ones: _Ones, rows: int, outside: i
 
 
 def _broadcast_at_places(x: Value, places: Sequence[int], shape: Sequence[Dim], b: Builder) -> Value:
-    """Return ``x`` broadcast to ``shape``, with its dims at ``places``."""
+    """Return ``x`` broadcast to ``shape``, with its dims as the dims ``places`` of the result."""
     order = sorted(range(len(places)), key=places.__getitem__)
     return b.broadcast(b.transpose(x, order), [places[k] for k in order], shape)
 
 
 def _one_hot_terms(x: Value, free: int, b: Builder) -> tuple[Value, Value]:
-    """Return, for rows of ``x`` that a one-hot matmul selects, the selected value and the value for empty sums."""
+    """Return the elements of ``x`` that a one-hot matmul selects, and its results for rows without a one."""
     lead, summed = x.type.shape[:free], tuple(range(free, x.type.rank))
     if kind_of(x.type.dtype) != "f":
         return x, b.constant(0, TensorType(x.type.dtype, lead))

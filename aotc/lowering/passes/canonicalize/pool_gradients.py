@@ -82,7 +82,7 @@ def _selected_element_numbers(op: Op, numbers: Value, nowhere: Value, b: Builder
 
 
 def _first_selected_combiner(select: Region, dtype: str, b: Builder) -> Region:
-    """Return the combiner that selects from two (element, number) pairs by ``select``; no number loses."""
+    """Return the combiner that selects one of two (element, number) pairs by ``select``; number -1 loses."""
     types = [TensorType(t) for t in (select.params[0].type.dtype, dtype)] * 2
     x, m, y, n = (Value(b.names.fresh(hint), t) for hint, t in zip("xmyn", types, strict=True))
     inner = Builder(b.names, loc=b.loc)
@@ -102,7 +102,7 @@ def _pad_window_values(op: Op, windows: Value, outside: Value, b: Builder) -> Va
 
 
 def _window_value_per_element(op: Op, framed: Value, back: Sequence[int], b: Builder) -> Value:
-    """Return, for each input element of a pooling gradient, the value of one of the windows that contain it."""
+    """Return, for each input element, the value of the window ``back`` windows before the last one that contains it."""
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
     start = [covered - 1 - k for covered, k in zip(_max_windows_per_element(op), back, strict=True)]
     counts = [last + 1 for last in _last_containing_windows(op)]

@@ -31,34 +31,37 @@ def simplify_shape(op: Op, b: Builder) -> Value | None:
     return rule(op, op.operands[0], b)
 
 
-def _operand_of_inner_op(x: Value, name: str, b: Builder) -> Op | None:
+def _definition_named(x: Value, name: str, b: Builder) -> Op | None:
+    """Return the op that computes ``x`` if it has the given name, else None."""
     op = b.definitions.get(x)
     return op if op is not None and op.name == name else None
 
 
 def _simplify_reshape(op: Op, x: Value, b: Builder) -> Value | None:
+    """Remove a reshape to the same shape, merge it with one before it, or broadcast a scalar to its shape."""
     if x.type == op.result.type:
         return x
-    inner = _operand_of_inner_op(x, "reshape", b)
+    inner = _definition_named(x, "reshape", b)
     if inner is not None:
         return b.reshape(inner.operands[0], op.result.type.shape)
-    spread = _operand_of_inner_op(x, "broadcast", b)
+    spread = _definition_named(x, "broadcast", b)
     if spread is not None and spread.operands[0].type.rank == 0:
         return b.broadcast(spread.operands[0], (), op.result.type.shape)
     return None
 
 
 def _simplify_transpose(op: Op, x: Value, b: Builder) -> Value | None:
+    """Remove an identity transpose, merge it with the movement op before it, or turn it into a reshape."""
     perm = tuple(op.attrs["perm"])
     if perm == tuple(range(len(perm))):
         return x
-    inner = _operand_of_inner_op(x, "transpose", b)
+    inner = _definition_named(x, "transpose", b)
     if inner is not None:
         return b.transpose(inner.operands[0], [inner.attrs["perm"][p] for p in perm])
     large = [p for p in perm if x.type.shape[p] != 1]
     if large == sorted(large):
         return b.reshape(x, op.result.type.shape)
-    spread = _operand_of_inner_op(x, "broadcast", b)
+    spread = _definition_named(x, "broadcast", b)
     if spread is not None:
         dims = tuple(perm.index(d) for d in spread.attrs["dims"])
         return b.broadcast(spread.operands[0], dims, op.result.type.shape)
@@ -66,14 +69,15 @@ def _simplify_transpose(op: Op, x: Value, b: Builder) -> Value | None:
 
 
 def _simplify_broadcast(op: Op, x: Value, b: Builder) -> Value | None:
+    """Remove an identity broadcast, merge it with the movement op before it, or turn it into a reshape."""
     dims, shape = tuple(op.attrs["dims"]), op.result.type.shape
     if x.type == op.result.type and dims == tuple(range(len(dims))):
         return x
-    inner = _operand_of_inner_op(x, "broadcast", b)
+    inner = _definition_named(x, "broadcast", b)
     if inner is not None:
         composed = tuple(dims[d] for d in inner.attrs["dims"])
         return b.broadcast(inner.operands[0], composed, shape)
-    iota = _operand_of_inner_op(x, "iota", b)
+    iota = _definition_named(x, "iota", b)
     if iota is not None and x.type.shape[iota.attrs["dim"]] == shape[dims[iota.attrs["dim"]]]:
         return b.make("iota", (), {"dim": dims[iota.attrs["dim"]]}, op.result.type)
     if x.type.rank and list(dims) == sorted(dims) and product(x.type.shape) == product(shape):
@@ -83,21 +87,23 @@ def _simplify_broadcast(op: Op, x: Value, b: Builder) -> Value | None:
 
 
 def _simplify_slice(op: Op, x: Value, b: Builder) -> Value | None:
+    """Remove a slice of everything, or merge it with the slice or concatenation before it."""
     start, limit, stride = dims_of(op.attrs, "start"), dims_of(op.attrs, "limit"), dims_of(op.attrs, "stride")
     if all(s == 0 for s in start) and all(s == 1 for s in stride) and tuple(limit) == x.type.shape:
         return x
     if not is_static((*start, *limit, *stride, *x.type.shape, *op.result.type.shape)):
         return None
-    inner = _operand_of_inner_op(x, "slice", b)
+    inner = _definition_named(x, "slice", b)
     if inner is not None:
         found = [dims_of(inner.attrs, "start"), dims_of(inner.attrs, "stride"), inner.operands[0].type.shape]
         if all(map(is_static, found)):
             return _slice_of_slice(op, inner, b)
-    joined = _operand_of_inner_op(x, "concatenate", b)
+    joined = _definition_named(x, "concatenate", b)
     return _slice_of_concatenate(op, joined, b) if joined is not None else None
 
 
 def _slice_of_slice(op: Op, inner: Op, b: Builder) -> Value:
+    """Return two slices as one slice."""
     start, limit, stride = [], [], []
     first = zip(numbers_of(inner.attrs, "start"), numbers_of(inner.attrs, "stride"))
     second = zip(numbers_of(op.attrs, "start"), numbers_of(op.attrs, "stride"), map(static, op.result.type.shape))
@@ -139,6 +145,7 @@ def _simplify_concatenate(op: Op, x: Value, b: Builder) -> Value | None:
 
 
 def _simplify_dynamic_slice(op: Op, x: Value, b: Builder) -> Value | None:
+    """Replace a dynamic slice with constant start indices by a static slice."""
     sizes = dims_of(op.attrs, "sizes")
     if sizes == x.type.shape:
         return x
@@ -207,7 +214,7 @@ def _constant_start_indices(
 
 def _pad_to_window_padding(op: Op, x: Value, b: Builder) -> Value | None:
     """Turn a pad with the neutral initial value into padding of the windows, as in gradients of average pooling."""
-    a, pad, name = op.attrs, _operand_of_inner_op(x, "pad", b), combiner_op_name(op)
+    a, pad, name = op.attrs, _definition_named(x, "pad", b), combiner_op_name(op)
     neutral = None if name is None else neutral_value(name, x.type.dtype)
     if pad is None or scan_of(op) is not None:
         return None  # with the padding, windows of a scan would not reach from end to end

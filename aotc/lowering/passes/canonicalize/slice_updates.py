@@ -36,7 +36,11 @@ def update_slices_in_place(function: Function) -> Function:
     for op in walk(function.body):
         if op.name == "dynamic_update_slice":
             links |= _slice_update_chain(op, makers, users)
-    return rewrite_function(function, _SliceUpdateRewriter(links).rule, _ON_WHOLE) if links else function
+    return (
+        rewrite_function(function, _SliceUpdateRewriter(links).whole_array_update_rule, _ON_WHOLE)
+        if links
+        else function
+    )
 
 
 def updates_written_back(op: Op, makers: Mapping[Value, Op]) -> tuple[list[Op], Op | None]:
@@ -45,10 +49,10 @@ def updates_written_back(op: Op, makers: Mapping[Value, Op]) -> tuple[list[Op], 
     The slice is None if the written value does not come from a slice.
     """
     chain: list[Op] = []
-    maker = _value_before_reshapes(op.operands[1], makers)
+    maker = _definition_before_reshapes(op.operands[1], makers)
     while maker is not None and maker.name in _ON_WHOLE and len(maker.results) == 1:
         chain.append(maker)
-        maker = _value_before_reshapes(maker.operands[0], makers)
+        maker = _definition_before_reshapes(maker.operands[0], makers)
     return chain[::-1], maker if maker is not None and maker.name == "dynamic_slice" else None
 
 
@@ -67,6 +71,7 @@ def same_slice_position(one: Op, other: Op, makers: Mapping[Value, Op]) -> bool:
 
 
 def _users_of_values(region: Region) -> dict[Value, list[Op]]:
+    """Return the ops that read each value of ``region`` and of its nested regions."""
     found: dict[Value, list[Op]] = {}
     for op in walk(region):
         for v in op.operands:
@@ -74,7 +79,8 @@ def _users_of_values(region: Region) -> dict[Value, list[Op]]:
     return found
 
 
-def _value_before_reshapes(v: Value, makers: Mapping[Value, Op]) -> Op | None:
+def _definition_before_reshapes(v: Value, makers: Mapping[Value, Op]) -> Op | None:
+    """Return the op that computes ``v``, looking through reshapes; None for a parameter."""
     maker = makers.get(v)
     while maker is not None and maker.name == "reshape":
         maker = makers.get(maker.operands[0])
@@ -101,7 +107,10 @@ def _slice_update_chain(
 
 
 def _whole_dims_of_slice(read: Op, shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
-    """Return the dims that a slice has whole if all others are leading dims of size 1 that it drops; else None."""
+    """Return the dims of an array that the slice ``read``, reshaped to ``shape``, covers completely.
+
+    None if the reshape drops no leading dim, drops one longer than 1, or if another dim is not covered completely.
+    """
     sizes, whole = dims_of(read.attrs, "sizes"), read.operands[0].type.shape
     dropped = len(sizes) - len(shape)
     dims = tuple(range(dropped, len(sizes)))
@@ -110,14 +119,16 @@ def _whole_dims_of_slice(read: Op, shape: tuple[Dim, ...]) -> tuple[int, ...] | 
 
 
 class _SliceUpdateRewriter:
+    """Rewrite updates of slices as updates of the arrays from which the slices were read."""
+
     def __init__(self, links: Mapping[Value, tuple[int, ...]]) -> None:
         self.links = links
         self.updated: dict[Value, Value] = {}  # updated arrays, with the original array
 
-    def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
-        """Return the value that replaces the result of an update, or None."""
+    def whole_array_update_rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
+        """Return the update of the whole array that replaces the slice update ``op``, or None."""
         if op.results and op.results[0] in self.links:
-            read = _value_before_reshapes(op.operands[0], b.definitions)
+            read = _definition_before_reshapes(op.operands[0], b.definitions)
             if read is None or read.name != "dynamic_slice":
                 return None
             x, *starts = read.operands
@@ -127,7 +138,7 @@ class _SliceUpdateRewriter:
             part = b.make("dynamic_slice", (made, *starts), read.attrs)
             return (b.reshape(part, op.result.type.shape),)
         if op.name == "dynamic_update_slice":
-            read = _value_before_reshapes(op.operands[1], b.definitions)
+            read = _definition_before_reshapes(op.operands[1], b.definitions)
             if read is not None and read.name == "dynamic_slice" and same_slice_position(read, op, b.definitions):
                 x = read.operands[0]
                 if self.updated.get(x) is op.operands[0]:

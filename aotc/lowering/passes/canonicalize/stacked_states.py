@@ -26,10 +26,12 @@ def stack_in_place(function: Function) -> Function:
     """Return ``function`` with stacked results of loops computed in the memory of stacked inputs."""
     if "while" not in function.body.names or "dynamic_update_slice" not in function.body.names:
         return function
-    return function.with_body(_StackRewriter(function).region(function.body, outermost=True))
+    return function.with_body(_StackRewriter(function).region_with_stacks_in_place(function.body, outermost=True))
 
 
 class _StackRewriter:
+    """Make loops compute stacked results in the memory of stacked inputs."""
+
     def __init__(self, function: Function) -> None:
         self.function = function
         self.makers = {v: op for op in walk(function.body) for v in op.results}
@@ -38,18 +40,22 @@ class _StackRewriter:
         body = function.body
         self.donated = {body.params[a]: body.results[n] for a, n in donated_argument_pairs(function)}
 
-    def region(self, region: Region, outermost: bool = False) -> Region:
+    def region_with_stacks_in_place(self, region: Region, outermost: bool = False) -> Region:
         """Return ``region`` with its loops rewritten, inner ones first."""
         own = {v for op in region.ops if op.name != "constant" for v in op.results}
         own.update(self.donated if outermost else region.params)
         ops = []
         for op in region.ops:
             if op.regions:
-                op = op.on(op.operands, tuple([self.region(r) for r in op.regions]))
+                op = op.on(op.operands, tuple([self.region_with_stacks_in_place(r) for r in op.regions]))
             ops.append(self._loop_with_stacks_in_place(op, own) if op.name == "while" else op)
         return region.with_ops(ops, region.results)
 
     def _loop_with_stacks_in_place(self, op: Op, own: Collection[Value]) -> Op:
+        """Return the loop ``op`` with stacked inputs as initial values of its stacked results.
+
+        ``own`` are the values whose memory the loop may overwrite.
+        """
         condition, body = op.regions
         iterations = trip_count(op, self.constants, {})
         if iterations is None:

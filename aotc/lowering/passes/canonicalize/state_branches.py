@@ -33,20 +33,22 @@ def branch_on_states(function: Function, options: Options) -> Function:
     """Return ``function`` with branches instead of selects of large arrays that its loops carry."""
     if "while" not in function.body.names or "select" not in function.body.names:
         return function
-    return function.with_body(_StateBranchRewriter(function.body, options).region(function.body))
+    return function.with_body(_StateBranchRewriter(function.body, options).region_with_state_branches(function.body))
 
 
 class _StateBranchRewriter:
+    """Replace selects of whole loop states by branches."""
+
     def __init__(self, body: Region, options: Options) -> None:
         self.options, self.names = options, Names(body)
         self.makers = {v: op for op in walk(body) for v in op.results}
 
-    def region(self, region: Region) -> Region:
+    def region_with_state_branches(self, region: Region) -> Region:
         """Return ``region`` with the loops in it rewritten."""
         ops = []
         for op in region.ops:
             if op.regions:
-                regions = [self.region(r) for r in op.regions]
+                regions = [self.region_with_state_branches(r) for r in op.regions]
                 if op.name == "while":
                     regions[1] = self._body_with_branches(regions[1])
                 op = op.on(op.operands, tuple(regions))
@@ -54,6 +56,7 @@ class _StateBranchRewriter:
         return region.with_ops(ops, region.results)
 
     def _body_with_branches(self, body: Region) -> Region:
+        """Return a loop's body with one ``case`` for all selects of states that have the same condition."""
         groups: dict[Value, list[Op]] = {}
         stored = {*body.params, *captured_values(body)}
         for op in body.ops:

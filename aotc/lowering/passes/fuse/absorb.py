@@ -78,25 +78,25 @@ class RegionBudget:
         return GPU_REGION_OPS if self.target.kind == "cuda" else REGION_OPS
 
     def body(self, ops: Iterable[Op]) -> dict[Value, Op]:
-        """Return the ops of a fusion group by their results, in order, with copied movement ops."""
+        """Return the ops of a group by their results, in order, with copies of the movement ops that it reads."""
         inside = dict.fromkeys(ops)
 
-        def needs(op: Op) -> list[Op]:
+        def operand_ops(op: Op) -> list[Op]:
             makers = [self.makers.get(v) for v in reversed((*op.operands, *values_captured_by_op(op)))]
             return [m for m in makers if m and (m in inside or (m.name in FREE and m not in self.group_of))]
 
-        return {v: op for op in post_order(inside, needs) for v in op.results}
+        return {v: op for op in post_order(inside, operand_ops) for v in op.results}
 
     def refuses_member(self, members: Sequence[Op], anchors: Anchors) -> str:
         """Return the reason why ``members`` cannot be a region with reductions, or an empty string."""
-        return self._refuses_row_region(self.body(members), members, anchors)
+        return self._row_region_refusal(self.body(members), members, anchors)
 
     def refuses_absorbed(self, group: Group, reader: Group) -> str:
         """Return the reason why ``reader`` cannot also compute ``group``, or an empty string."""
         members = reader.members
         ops = self.body([*group.absorbed, *group.members, *reader.absorbed, *members])
         if reader.kind in ("row", "reduce"):
-            return self._refuses_row_region(ops, members, anchors_of(members[0], list(dict.fromkeys(ops.values()))))
+            return self._row_region_refusal(ops, members, anchors_of(members[0], list(dict.fromkeys(ops.values()))))
         if reader.kind == "update" or reader.anchors is None:
             work = update_work(ops, members[0])
         else:
@@ -108,7 +108,7 @@ class RegionBudget:
     def _saves_memory(self, group: Group, work: RegionWork, anchors: Anchors) -> bool:
         """Return True if on a GPU a separate kernel that stores the group's results would take longer."""
         again, elements = work.fused - work.apart, estimated_dim(product(anchors.anchor.type.shape))
-        cheap = REPEATED_WORK.holds(again // max(elements, 1)) or self.is_frame(group)
+        cheap = REPEATED_WORK.holds(again // max(elements, 1)) or self.consists_of_pads(group)
         if self.target.kind != "cuda" or not cheap:
             return False
         machine = machine_of(self.target)
@@ -118,11 +118,12 @@ class RegionBudget:
         move = 2 * stored / machine.level_of(stored).rate
         return again / machine.vector <= machine.launch + move
 
-    def is_frame(self, group: Group) -> bool:
+    def consists_of_pads(self, group: Group) -> bool:
         """Return True if a group on a GPU consists only of pads, which cost nothing beside the memory reads."""
         return self.target.kind == "cuda" and all(op.name == "pad" for op in (*group.members, *group.absorbed))
 
-    def _refuses_row_region(self, ops: Mapping[Value, Op], members: Sequence[Op], anchors: Anchors) -> str:
+    def _row_region_refusal(self, ops: Mapping[Value, Op], members: Sequence[Op], anchors: Anchors) -> str:
+        """Return the reason why a worker cannot compute rows with ``members``, or an empty string."""
         read = {v for op in members for v in op.operands}
         stored = [v for op in members for v in op.results if v not in read and not anchors.is_row(v)]
         stages = RowStages(ops, anchors, stored)
@@ -173,20 +174,24 @@ class GroupAbsorber:
     widened: Set[Value]
     updated: UpdatedArrays
 
-    def run(self, groups: Sequence[Group], group_of: dict[Op, Group]) -> None:
-        """Merge fusion groups into their readers where profitable, last group first; update ``group_of``."""
+    def absorb_groups(self, groups: Sequence[Group], group_of: dict[Op, Group]) -> None:
+        """Merge groups into their only readers where recomputation is cheaper, last ones first.
+
+        ``group_of`` is updated.
+        """
         for group in reversed(groups):
             reader = self._only_reader_of_group(group, group_of) if group.kind == "loop" else None
             if reader is None:
                 continue
             ops = [*group.members, *group.absorbed]
-            if self.record.decide(ops, reader, self.refusal(group, reader), "only this region reads it"):
+            if self.record.record_decision(ops, reader, self.refusal(group, reader), "only this region reads it"):
                 self.record.absorbed[group] = reader
                 reader.absorbed += ops
                 group_of.update(dict.fromkeys(ops, reader))
                 group.members, group.absorbed = [], []
 
     def _only_reader_of_group(self, group: Group, group_of: Mapping[Op, Group]) -> Group | None:
+        """Return the group that alone reads the results of ``group`` and can compute them, or None."""
         made = [v for op in group.members for v in op.results]
         if any(v in self.needed for v in made):
             return None
@@ -231,9 +236,9 @@ class GroupAbsorber:
             return READS_LATE
         if reader.kind == "contract" and not made & set(reader.members[0].operands) <= self.widened:
             return "a product reads it many times"
-        if reader.kind == "row" and self.budget.target.kind == "cpu" and self._is_read_apart(group, reader):
+        if reader.kind == "row" and self.budget.target.kind == "cpu" and self._has_strided_reads(group, reader):
             return "each row of many would read it with strides"
-        frame = self.budget.is_frame(group) and reader.kind in ("loop", "window")
+        frame = self.budget.consists_of_pads(group) and reader.kind in ("loop", "window")
         if reader.kind != "update" and not frame:
             repeated = self._repeated_operations(group, reader)
             limit = REPEATED_WORK if self.budget.level < 3 else REPEATED_WORK_O3
@@ -255,8 +260,8 @@ class GroupAbsorber:
         ops = self.budget.body([*group.absorbed, *group.members]).values()
         return small and any(v in updated for op in ops for v in op.operands)
 
-    def _is_read_apart(self, group: Group, reader: Group) -> bool:
-        """Return True if the group is a transpose, whose reads in a reader with several rows would be strided."""
+    def _has_strided_reads(self, group: Group, reader: Group) -> bool:
+        """Return True if the group is a transpose that a reader of several rows would read with strides."""
         last = group.members[-1]
         if last.name != "transpose" or last.operands[0].type.shape[-1] == 1:
             return False

@@ -63,7 +63,7 @@ def fuse_recorded(module: Module, options: Options, record: FusionRecord) -> Mod
     outlined: dict[str, Function] = {}
     changed = {}
     for function in module.functions.values():
-        body = _FusionGrouper(options, module.functions, outlined, {}, record).region(function.body)
+        body = _FusionGrouper(options, module.functions, outlined, {}, record).region_of_dispatches(function.body)
         changed[function.name] = replace(function, body=body)
     return Module({**changed, **outlined}, module.name)
 
@@ -123,7 +123,7 @@ REPEATED_MOVES = Limit(
 
 
 class _FusionGrouper:
-    """State of the fusion of one region."""
+    """Group the ops of one region; each group becomes a kernel."""
 
     def __init__(
         self, options: Options, functions: Mapping[str, Function], outlined: dict[str, Function],
@@ -138,13 +138,13 @@ class _FusionGrouper:
         self._times: dict[Group, tuple[int, float]] = {}  # with the number of members counted
         self.budget = RegionBudget(options.opt_level, fusion_target(options), self.makers, self.group_of)
 
-    def region(self, region: Region) -> Region:
+    def region_of_dispatches(self, region: Region) -> Region:
         """Return ``region`` with its ops grouped into dispatches.
 
         Ops at which the host waits for memory are barriers: ops before and after them are fused separately.
         """
         if any(op.name in JUDGED for op in region.ops):
-            return self._fusion_stages(region)
+            return self._fuse_between_host_waits(region)
         self.makers.update((v, op) for op in region.ops for v in op.results)
         self.users: dict[Value, list[Op]] = {}
         for op in region.ops:
@@ -157,10 +157,10 @@ class _FusionGrouper:
         moves: dict[Value, int] = {}  # consecutive movement ops that every reader of a value repeats
         for op in region.ops:
             count = 1 + max((moves.get(v, 0) for v in op.operands), default=0)
-            if self._materialised_operands(op) or (
+            if self._belongs_to_group(op) or (
                 not REPEATED_MOVES.holds(count) and op.name in FREE and op.name != "reshape"
             ):
-                self._place_in_group(op)
+                self._join_or_open_group(op)
             elif op.operands:
                 moves[op.result] = count
         if self.level >= 2:
@@ -169,8 +169,8 @@ class _FusionGrouper:
                 for v in self._group_values_behind(list(op.operands)):
                     readers.setdefault(v, []).append(op)
             absorber = GroupAbsorber(readers, self.needed, self.budget, self.record, self.views.operands, self.updated)
-            absorber.run(self.groups, self.group_of)
-            CheapValueRecomputer(absorber, self.group_of).run(self.groups)
+            absorber.absorb_groups(self.groups, self.group_of)
+            CheapValueRecomputer(absorber, self.group_of).recompute_cheap_values(self.groups)
         outer, taken = self.outer, self.functions
         outliner = Outliner(
             self.groups,
@@ -184,15 +184,18 @@ class _FusionGrouper:
             self.views.operands,
             self.views.slices,
         )
-        return outliner.region(region)
+        return outliner.region_with_dispatches(region)
 
     def _fuse_inner_region(self, op: Op, region: Region) -> Region:
         """Fuse a region of ``op``, for the target of its device if it has one."""
         target = self.options.devices.get(op.attrs.get("device", ""), self.options.target)
         options = replace(self.options, target=target)
-        return _FusionGrouper(options, self.functions, self.outlined, self.makers, self.record).region(region)
+        return _FusionGrouper(options, self.functions, self.outlined, self.makers, self.record).region_of_dispatches(
+            region
+        )
 
-    def _fusion_stages(self, region: Region) -> Region:
+    def _fuse_between_host_waits(self, region: Region) -> Region:
+        """Fuse separately the ops between two ops at which the host waits for memory."""
         makers = dict(self.makers)
         ops: list[Op] = []
         begin = 0
@@ -201,7 +204,7 @@ class _FusionGrouper:
             later = {*region.results, *(v for op in rest for v in (*op.operands, *values_captured_by_op(op)))}
             kept = tuple(v for op in part for v in op.results if v in later)
             fuser = _FusionGrouper(self.options, self.functions, self.outlined, makers, self.record)
-            ops += fuser.region(Region(region.params, part, kept)).ops
+            ops += fuser.region_of_dispatches(Region(region.params, part, kept)).ops
             ops += rest[:1]
             makers.update((v, op) for op in part for v in op.results)
             begin = end + 1
@@ -209,7 +212,8 @@ class _FusionGrouper:
 
     # --- which ops become part of a group ---
 
-    def _materialised_operands(self, op: Op) -> bool:
+    def _belongs_to_group(self, op: Op) -> bool:
+        """Return True if ``op`` joins a group; constants, reshapes and cheap moves are copied to readers."""
         if op.name == "constant":  # one of unknown size cannot be in the bundle: a kernel fills it
             return op.result in self.needed and not is_static(op.result.type.shape)
         if op.name == "reshape" or (op.name == "dim"):
@@ -226,7 +230,8 @@ class _FusionGrouper:
             )
         return True
 
-    def _place_in_group(self, op: Op) -> None:
+    def _join_or_open_group(self, op: Op) -> None:
+        """Put ``op`` into the group of an operand if its kind allows it, else into a new group."""
         if op.name in CONTRACT:
             self._open_group(op, "contract")
         elif op.name == "reduce":
@@ -243,6 +248,7 @@ class _FusionGrouper:
             self._open_group(op, "single")
 
     def _open_group(self, op: Op, kind: str) -> None:
+        """Open a group of a kind with ``op`` as its first member."""
         group = Group(len(self.groups), kind, [op])
         if kind not in ("single", "update"):
             group.anchors = Anchors(op, self.makers)
@@ -262,7 +268,7 @@ class _FusionGrouper:
     def _add_to_group(self, group: Group, op: Op, sources: list[Group]) -> None:
         """Add ``op``, which reads results of ``sources``, to ``group``."""
         self.group_of[op] = group
-        group.reads.update(v for v in op.operands if self._producer_groups(v, group))
+        group.reads.update(v for v in op.operands if self._is_computed_outside(v, group))
         for source in sources:
             if source is not group:
                 source.after[group] = None
@@ -274,7 +280,8 @@ class _FusionGrouper:
                 later.before |= before
                 stack += later.after
 
-    def _producer_groups(self, v: Value, group: Group) -> bool:
+    def _is_computed_outside(self, v: Value, group: Group) -> bool:
+        """Return True if no op of ``group`` computes ``v``."""
         maker = self.makers.get(v)
         return maker is None or self.group_of.get(maker) is not group
 
@@ -305,6 +312,7 @@ class _FusionGrouper:
     # --- joining ---
 
     def _join_group(self, op: Op) -> bool:
+        """Add ``op`` to the latest suitable group that computes an operand; return False if none is suitable."""
         if self.level == 0 or (self.level == 1 and op.name not in SCALARS):
             return False
         if op.name != "reduce" and op.name not in ELEMENTWISE and op.name not in PERMUTATIONS:
@@ -323,9 +331,10 @@ class _FusionGrouper:
         return all(user is op or self.group_of.get(user) is group for v in made for user in self.users.get(v, ()))
 
     def _try_to_join(self, op: Op, group: Group, sources: list[Group]) -> bool:
+        """Add ``op`` to ``group`` if nothing refuses it; return True if it was added."""
         trial = group.anchors.copy()  # type: ignore[union-attr]
         refusal = self._join_refusal(op, group, sources, trial)
-        if not self.record.decide([op], group, refusal, "it is computed where its operand is"):
+        if not self.record.record_decision([op], group, refusal, "it is computed where its operand is"):
             return False
         if trial.reduced is not None:
             group.kind = _reduce_kind(trial)
@@ -350,10 +359,10 @@ class _FusionGrouper:
             return READS_LATE
         if self._has_strided_writes(op, group):
             return "it would be written with other elements of the group's in between"
-        buffers = len(group.reads) + sum(self._producer_groups(v, group) for v in set(op.operands) - group.reads)
+        buffers = len(group.reads) + sum(self._is_computed_outside(v, group) for v in set(op.operands) - group.reads)
         if not REGION_BUFFERS.holds(buffers):
             return f"{buffers} buffers > {REGION_BUFFERS.value}"
-        if not trial.extend(op, {*group.members, op}) or not self._all_mapped(op, group, trial):
+        if not trial.extend(op, {*group.members, op}) or not self._reads_at_known_indices(op, group, trial):
             return "it reads at another place than the region's loops are"
         waits = self._wait_refusal(op, group, sources)
         if waits or trial.reduced is None:
@@ -380,13 +389,13 @@ class _FusionGrouper:
         return refuses_to_wait(op, self._share_of_region(group), others, self.budget.target)
 
     def _share_of_region(self, group: Group) -> RegionShare:
-        """Return the ``Share`` of a region; only members added since the last call are counted anew."""
+        """Return the bytes and operations of a group; only members added since the last call are counted again."""
         known, nanoseconds = self._times.get(group, (0, 0.0))
         nanoseconds += single_worker_nanoseconds(group.members[known:], self.budget.target)
         self._times[group] = len(group.members), nanoseconds
         return region_share(nanoseconds, group.anchors, group.kind)
 
-    def _all_mapped(self, op: Op, group: Group, trial: Anchors) -> bool:
+    def _reads_at_known_indices(self, op: Op, group: Group, trial: Anchors) -> bool:
         """Return True if ``op`` reads its operands from ``group`` at known indices, and none as an initial value."""
         members = {*group.members, op}
         inputs = op.inputs if op.name == "reduce" else op.operands
@@ -414,7 +423,7 @@ def _numbers_in_bit_set(bits: int) -> Iterator[int]:
 
 
 def _reduce_kind(anchors: Anchors) -> str:
-    """Return ``row`` if the reduced axes are the trailing ones, else ``reduce``."""
+    """Return the kind ``row`` if the reduced axes are the trailing ones, else ``reduce``."""
     real = [k for k, e in enumerate(anchors.space) if e != 0]
     reduced = anchors.reduced or frozenset()
     return "row" if real[len(real) - len(reduced) :] == sorted(reduced) else "reduce"
@@ -427,4 +436,5 @@ def _moves_last_dim(op: Op) -> bool:
 
 
 def _is_large_type(type_: TensorType) -> bool:
+    """Return True if an array of this type exceeds the size above which strided writes are slow."""
     return not STRIDED_BYTES.holds(product(type_.shape) * size_of(type_.dtype))

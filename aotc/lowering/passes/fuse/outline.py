@@ -68,7 +68,7 @@ class Outliner:
     slices: Set[Op] = frozenset()
     _read_outside: set[Value] = field(default_factory=set, init=False)
 
-    def region(self, region: Region) -> Region:
+    def region_with_dispatches(self, region: Region) -> Region:
         """Return ``region`` with a dispatch in place of each group's ops."""
         live = [g for g in self.groups if g.members]
         outputs = self._group_outputs(region, live)
@@ -83,6 +83,7 @@ class Outliner:
         return op.name == "reshape" and op.result in self._read_outside
 
     def _group_outputs(self, region: Region, live: list[Group]) -> dict[int, list[Value]]:
+        """Return, by group number, the values of a group that other groups, outer ops or the region's results read."""
         inside = {op: g for g in live for op in (*g.members, *g.absorbed)}
         read: set[Value] = set(region.results)
         by_group: dict[int, set[Value]] = {}
@@ -138,6 +139,7 @@ class Outliner:
         return maker.name != "constant" or _is_splat_constant(maker)
 
     def _dispatch_of_group(self, group: Group, outputs: list[Value]) -> Op:
+        """Outline the function of a group and return its dispatch; loops, branches and host waits stay ops."""
         first = group.members[0]
         if first.name in CONTROL_FLOW:
             inner = tuple(self.fuse_region(first, r) for r in first.regions)
@@ -163,11 +165,11 @@ class Outliner:
     def _region_body(self, group: Group, inputs: set[Value]) -> list[Op]:
         """Return every op of the region in SSA order, including copied movement ops."""
 
-        def needs(op: Op) -> list[Op]:
+        def operand_ops(op: Op) -> list[Op]:
             reads = (*op.operands, *values_captured_by_op(op))
             return [self.makers[v] for v in reversed(reads) if v in self.makers and v not in inputs]
 
-        order = post_order((op for op in group.members if op.results), needs)
+        order = post_order((op for op in group.members if op.results), operand_ops)
         return [*order, *(op for op in group.members if not op.results)]
 
     def _ops_in_dependence_order(self, region: Region, loose: list[Op], emitted: dict[int, Op]) -> list[Op]:
@@ -178,10 +180,10 @@ class Outliner:
         ranked.sort(key=lambda t: t[0])
         makers = {v: op for _, op in ranked for v in op.results}
 
-        def needs(op: Op) -> list[Op]:
+        def operand_ops(op: Op) -> list[Op]:
             return [makers[v] for v in (*op.operands, *values_captured_by_op(op)) if v in makers]
 
-        return post_order((op for _, op in ranked), needs)
+        return post_order((op for _, op in ranked), operand_ops)
 
 
 def _overwritten_params_first(

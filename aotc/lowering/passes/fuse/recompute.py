@@ -58,7 +58,7 @@ class CheapValueRecomputer:
             value_before_movement(v, self.makers) for op in group_of for v in _operands_overwritten_by(op)
         }
 
-    def run(self, groups: Sequence[Group]) -> None:
+    def recompute_cheap_values(self, groups: Sequence[Group]) -> None:
         """Duplicate cheap values of fusion ``groups`` in their readers, operands before users."""
         if self.absorber.budget.target.kind != "cuda":
             return
@@ -97,11 +97,11 @@ class CheapValueRecomputer:
         """Return the ops of ``group`` that compute ``v``, in order; empty unless all are cheap and elementwise."""
         inside = {*group.members, *group.absorbed}
 
-        def needs(op: Op) -> list[Op]:
+        def operand_ops(op: Op) -> list[Op]:
             makers = [self.makers.get(x) for x in op.operands]
             return [m for m in makers if m is not None and (m in inside or self._is_copied_by_readers(m))]
 
-        ops = [op for op in post_order([self.makers[v]], needs) if op in inside]
+        ops = [op for op in post_order([self.makers[v]], operand_ops) if op in inside]
         cheap = all(op.name in ELEMENTWISE and op.name not in EXPENSIVE and not op.regions for op in ops)
         return ops if cheap and REPEATED_WORK.holds(len(ops)) else []
 
@@ -148,7 +148,7 @@ class CheapValueRecomputer:
             if reader.kind in ABSORBING:
                 refusal = self.absorber.refusal(part, reader)
             reason = "to compute it again reads fewer bytes than to store it"
-            if not self.absorber.record.decide(cone, reader, refusal, reason):
+            if not self.absorber.record.record_decision(cone, reader, refusal, reason):
                 return False
         return True
 

@@ -11,7 +11,7 @@ from aotc.lowering.passes.fuse.outline import Group
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A decision of fusion: whether ops joined a region.
+    """A decision of fusion: whether ops joined a region, and the reason.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class FusionRecord:
     groups: dict[str, Group] = field(default_factory=dict)
     absorbed: dict[Group, Group] = field(default_factory=dict)
 
-    def about(self, group: Group) -> list[Verdict]:
+    def verdicts_about(self, group: Group) -> list[Verdict]:
         """Return the recorded decisions about ``group`` and about all groups merged into it."""
         return [v for v in self.verdicts if self._final_group(v.region) is group]
 
@@ -56,7 +56,7 @@ class FusionRecord:
             group = self.absorbed[group]
         return group
 
-    def decide(self, ops: Sequence[Op], region: Group, refusal: str, reason: str) -> bool:
+    def record_decision(self, ops: Sequence[Op], region: Group, refusal: str, reason: str) -> bool:
         """Record a decision, a refusal unless ``refusal`` is empty; return True if ``ops`` join the region."""
         self.verdicts.append(Verdict(tuple(ops), region, not refusal, refusal or reason))
         return not refusal

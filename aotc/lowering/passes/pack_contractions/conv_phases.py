@@ -101,12 +101,12 @@ def phase_runs(gap: int, low: int, outputs: int, pixels: int, taps: int) -> list
     """Return the runs of neighbouring output phases of one dim that read the same pixels."""
     size = -(-outputs // gap)
 
-    def meets(p: int) -> tuple[int, int]:
+    def pixel_range(p: int) -> tuple[int, int]:
         tap = (low - p) % gap
         return (p + tap - low) // gap, max(-(-(taps - tap) // gap), 0)
 
     found = []
-    for (first, count), members in groupby(range(gap), meets):
+    for (first, count), members in groupby(range(gap), pixel_range):
         phases = list(members)
         tap = (low - phases[-1]) % gap
         found.append(Run(tap, count, len(phases), -first, size + count - 1 - pixels + first))

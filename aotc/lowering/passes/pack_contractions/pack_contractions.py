@@ -112,6 +112,10 @@ def pack_contractions(module: Module, options: Options) -> Module:
 def _pack_contraction_rule(
     op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim]
 ) -> Sequence[Value] | None:
+    """Return the values that replace a ``matmul`` or ``conv`` prepared for ``target``, or None to leave the op.
+
+    ``widest`` has the largest number of rows for each result whose right operand several matmuls share.
+    """
     if target.kind != "cpu":
         prepare = {"matmul": prepare_tensor_core_matmul, "conv": prepare_tensor_core_conv}.get(op.name)
         return None if prepare is None else prepare(op, b, target)
@@ -143,6 +147,7 @@ def _operands_in_tile_dtypes(op: Op, form: TileForm, b: Builder) -> tuple[Value,
 
 
 def _pack_matmul(op: Op, b: Builder, target: Target, memory_limit: int, widest: Mapping[Value, Dim]) -> Sequence[Value]:
+    """Append a ``matmul`` for a CPU: as dot products, or as tiles over plain, copied or packed operands."""
     op = _matmul_of_stored_operands(op, b)
     if kind_of(op.result.type.dtype) == "c":
         return _complex_matmul(op, b, target, memory_limit)
@@ -166,10 +171,10 @@ def _pack_matmul(op: Op, b: Builder, target: Target, memory_limit: int, widest: 
             form = _widening_tile_form(wide, rhs.type.dtype, target)
             return _append_contraction(op, "matmul", _operands_in_tile_dtypes(op, form, b), form.out, attrs, b)
         case "copied":
-            return _copied_matmul(op, _widening_tile_form(form, rhs.type.dtype, target), n, k, target, b)
+            return _matmul_with_copied_panels(op, _widening_tile_form(form, rhs.type.dtype, target), n, k, target, b)
         case "packed":
             form = _widening_tile_form(form, rhs.type.dtype, target)
-            cols = _panel_cols(model.result.type.shape[-2], n, k, form, constant, target)
+            cols = _choose_panel_columns(model.result.type.shape[-2], n, k, form, constant, target)
             if not needs_byte_offset(op, form, k, constant, target):
                 return _packed_matmul(op, form, cols, n, k, b)
             (out,) = _packed_matmul(add_byte_offset(op, b), form, cols, n, k, b)
@@ -178,7 +183,7 @@ def _pack_matmul(op: Op, b: Builder, target: Target, memory_limit: int, widest: 
 
 
 def _complex_matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
-    """Return a complex matmul: one row as dot products, several rows as a real matmul of parts."""
+    """Append a complex matmul: one row as dot products, several rows as a matmul of real and imaginary parts."""
     k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
     m, n = op.result.type.shape[-2:]
     if is_tiny_matmul((m, n), k):
@@ -187,23 +192,23 @@ def _complex_matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Se
         return _dot_products(op, op.result.type.dtype, k, not op.attrs["rhs_transposed"], b)
     if n == 1:
         return _matmul_with_swapped_operands(op, b, target, memory_limit)
-    (quarters,) = _pack_matmul(_product_of_parts(op, b), b, target, memory_limit, {})
-    return (_whole_of_quarters(quarters, b),)
+    (quarters,) = _pack_matmul(_real_matmul_of_complex(op, b), b, target, memory_limit, {})
+    return (_complex_result_of_real_matmul(quarters, b),)
 
 
-def _product_of_parts(op: Op, b: Builder) -> Op:
-    """Return the real ``matmul`` of the parts of a complex one; append its operands, but not itself."""
+def _real_matmul_of_complex(op: Op, b: Builder) -> Op:
+    """Return the real ``matmul`` of real and imaginary parts for a complex one; append its operands only."""
     rank, flags = op.result.type.rank, (bool(op.attrs["lhs_transposed"]), bool(op.attrs["rhs_transposed"]))
     rows, columns = (rank - 1 if flags[0] else rank - 2), (rank - 2 if flags[1] else rank - 1)
     dtype = op.result.type.dtype
     *batch, m, n = op.result.type.shape
-    parts_of_columns = _parts_along if isinstance(n, int) else _neighbouring_parts
+    split_columns = _real_then_imaginary_parts if isinstance(n, int) else _interleave_real_imaginary
     lhs, rhs = (b.convert(x, dtype) for x in op.operands)
-    operands = [_parts_along(lhs, rows, b), parts_of_columns(rhs, columns, b)]
+    operands = [_real_then_imaginary_parts(lhs, rows, b), split_columns(rhs, columns, b)]
     return b.op("matmul", operands, op.attrs, (TensorType(real_of(dtype), (*batch, 2 * m, 2 * n)),))
 
 
-def _whole_of_quarters(quarters: Value, b: Builder) -> Value:
+def _complex_result_of_real_matmul(quarters: Value, b: Builder) -> Value:
     """Return the result of a complex matmul from the result of the real matmul of its parts."""
     rows, columns = quarters.type.rank - 2, quarters.type.rank - 1
     m, n = (d // 2 for d in quarters.type.shape[-2:])
@@ -211,16 +216,16 @@ def _whole_of_quarters(quarters: Value, b: Builder) -> Value:
     if isinstance(n, int):
         (real, cross), (other, both) = ([b.slice_dim(x, columns, low, low + n) for low in (0, n)] for x in halves)
     else:
-        (real, cross), (other, both) = (_neighbours(x, columns, b) for x in halves)
+        (real, cross), (other, both) = (_even_and_odd_elements(x, columns, b) for x in halves)
     return b.make("complex", (b.make("sub", (real, both)), b.make("add", (cross, other))))
 
 
-def _parts_along(x: Value, axis: int, b: Builder) -> Value:
-    """Return the real parts followed by the imaginary parts along ``axis``."""
+def _real_then_imaginary_parts(x: Value, axis: int, b: Builder) -> Value:
+    """Return the real parts of ``x`` followed by its imaginary parts along ``axis``."""
     return b.make("concatenate", (b.make("real", (x,)), b.make("imag", (x,))), {"dim": axis})
 
 
-def _neighbouring_parts(x: Value, axis: int, b: Builder) -> Value:
+def _interleave_real_imaginary(x: Value, axis: int, b: Builder) -> Value:
     """Return the real part of each element along ``axis`` followed by its imaginary part."""
     before, after = x.type.shape[:axis], x.type.shape[axis + 1 :]
     n = x.type.shape[axis]
@@ -228,7 +233,7 @@ def _neighbouring_parts(x: Value, axis: int, b: Builder) -> Value:
     return b.reshape(b.make("concatenate", (real, imag), {"dim": axis + 1}), (*before, 2 * n, *after))
 
 
-def _neighbours(x: Value, axis: int, b: Builder) -> list[Value]:
+def _even_and_odd_elements(x: Value, axis: int, b: Builder) -> list[Value]:
     """Return the elements of ``x`` at even indices along its last axis, and those at odd ones."""
     *lead, count = x.type.shape
     shape = (*lead, count // 2)
@@ -256,7 +261,7 @@ def _matmul_with_swapped_operands(op: Op, b: Builder, target: Target, memory_lim
     return (transpose_batch(out, b),)
 
 
-def _panel_cols(m: Dim, n: Dim, k: Dim, form: TileForm, constant: bool, target: Target) -> int:
+def _choose_panel_columns(m: Dim, n: Dim, k: Dim, form: TileForm, constant: bool, target: Target) -> int:
     """Return the columns of a panel. For bf16 packed in each call they divide ``n``, so that nothing is padded."""
     lanes = target.vector_bytes // size_of(form.out)
     if form == BF16_PAIRS and isinstance(n, int) and n % lanes == 0 and not constant:
@@ -264,9 +269,9 @@ def _panel_cols(m: Dim, n: Dim, k: Dim, form: TileForm, constant: bool, target: 
     return best_tile(m, n, k, form, target)[1]
 
 
-def _copied_matmul(op: Op, form: TileForm, n: Dim, k: Dim, target: Target, b: Builder) -> Sequence[Value]:
-    """Return the matmul ``op`` with the width of its tiles; the terms of a group are two vectors of columns each."""
-    lhs, rhs, lhs_transposed = _with_groups(op, form, b)
+def _matmul_with_copied_panels(op: Op, form: TileForm, n: Dim, k: Dim, target: Target, b: Builder) -> Sequence[Value]:
+    """Append the matmul ``op`` whose tiles copy panels of the right operand themselves, ``cols`` columns wide."""
+    lhs, rhs, lhs_transposed = _operands_for_term_groups(op, form, b)
     m, lanes = op.result.type.shape[-2], target.vector_bytes // size_of(form.out)
     if form.group > 1:
         cols = 2 * lanes
@@ -278,8 +283,11 @@ def _copied_matmul(op: Op, form: TileForm, n: Dim, k: Dim, target: Target, b: Bu
     return _append_contraction(op, "matmul", (lhs, rhs), form.out, attrs, b)
 
 
-def _with_groups(op: Op, form: TileForm, b: Builder) -> tuple[Value, Value, bool]:
-    """Return the operands that tiles read, and whether the left one is transposed: not if they read groups of terms."""
+def _operands_for_term_groups(op: Op, form: TileForm, b: Builder) -> tuple[Value, Value, bool]:
+    """Return the operands that tiles read, and True if the left one is transposed.
+
+    Tiles that read groups of terms need a left operand that is not transposed.
+    """
     lhs, rhs = _operands_in_tile_dtypes(op, form, b)
     lhs_transposed = bool(op.attrs["lhs_transposed"])
     if form.group > 1 and lhs_transposed:
@@ -288,8 +296,9 @@ def _with_groups(op: Op, form: TileForm, b: Builder) -> tuple[Value, Value, bool
 
 
 def _packed_matmul(op: Op, form: TileForm, cols: int, n: Dim, k: Dim, b: Builder) -> Sequence[Value]:
+    """Append a ``packed_matmul`` of ``op``, and the ops that pack its right operand into panels of ``cols`` columns."""
     group = form.group
-    lhs, rhs, lhs_transposed = _with_groups(op, form, b)
+    lhs, rhs, lhs_transposed = _operands_for_term_groups(op, form, b)
     lhs = _pad_axis_to(lhs, lhs.type.rank - (2 if lhs_transposed else 1), (k + (group - 1)) // group * group, b)
     panels = pack_panels(rhs, cols, group, bool(op.attrs["rhs_transposed"]), b)
     attrs = {"n": n, "group": group, "lhs_transposed": lhs_transposed}
@@ -339,6 +348,7 @@ def _dot_products(op: Op, dtype: str, k: Dim, by_rows: bool, b: Builder) -> Sequ
 
 
 def _pack_conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) -> Sequence[Value]:
+    """Append a ``conv`` for a CPU as tiles over packed weights, or as plain loops."""
     lhs, rhs = op.operands
     form = tile_form_of_dtypes(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
     *kernel, c, n = rhs.type.shape
@@ -355,17 +365,17 @@ def _pack_conv(op: Op, b: Builder, target: Target, widest: Mapping[Value, Dim]) 
     group, groups = form.group, op.attrs["feature_groups"]
     lhs, rhs = _operands_in_tile_dtypes(op, form, b)
     missing = -c % group
-    lhs, rhs = _with_missing_channels(lhs, groups, missing, b), b.pad(rhs, high={rhs.type.rank - 2: missing})
+    lhs, rhs = _pad_channels_of_groups(lhs, groups, missing, b), b.pad(rhs, high={rhs.type.rank - 2: missing})
     k = product((*kernel, c + missing))
     _, cols = best_tile(with_widest_panel_rows(op, widest).result.type.shape[-2], n // groups, k, form, target)
-    panels = _panels_of_groups(b.reshape(rhs, (k, n)), groups, cols, group, b)
+    panels = _pack_grouped_conv_weights(b.reshape(rhs, (k, n)), groups, cols, group, b)
     attrs = {"kernel": tuple(kernel), "strides": op.attrs["strides"], "rhs_dilation": op.attrs["rhs_dilation"], "n": n}
     attrs |= {"group": group} if group > 1 else {}
     attrs |= {"feature_groups": groups} if groups > 1 else {}
     return _append_contraction(op, "packed_conv", (lhs, panels), form.out, attrs, b)
 
 
-def _with_missing_channels(x: Value, groups: int, missing: Dim, b: Builder) -> Value:
+def _pad_channels_of_groups(x: Value, groups: int, missing: Dim, b: Builder) -> Value:
     """Return the input of a convolution with ``missing`` channels of zeros after those of each group."""
     if groups == 1 or not missing:
         return b.pad(x, high={x.type.rank - 1: missing})
@@ -375,7 +385,7 @@ def _with_missing_channels(x: Value, groups: int, missing: Dim, b: Builder) -> V
     return b.reshape(apart, (*lead, groups * (each + missing)))
 
 
-def _panels_of_groups(rhs: Value, groups: int, cols: int, group: int, b: Builder) -> Value:
+def _pack_grouped_conv_weights(rhs: Value, groups: int, cols: int, group: int, b: Builder) -> Value:
     """Return the panels of a grouped convolution's weights, one group after the other; each group has ``K`` terms."""
     if groups == 1:
         return pack_panels(rhs, cols, group, False, b)

@@ -49,13 +49,13 @@ def prepare_tensor_core_conv(op: Op, b: Builder, target: Target) -> tuple[Value,
     if not target.has_ampere or not conv_on_tensor_cores(op):
         return b.append(_pad_as_attribute(op, b) if is_depthwise(op) else op)
     op = _pad_as_attribute(op, b)
-    if (product_ := _one_window_product(op, b)) is not None:
+    if (product_ := _single_window_conv_as_matmul(op, b)) is not None:
         (found,) = prepare_tensor_core_matmul(product_, b, target)
         return (b.reshape(found, op.result.type.shape),)
-    way = _best_layout_changes(op, target, _is_conv_kernel_transposed(op, b))
-    if way is None:
-        return _product_of_patches(op, b, target) if _has_patches(op) else b.append(op)
-    op = _with_layout_changes(op, way, b)
+    changes = _best_layout_changes(op, target, _is_conv_kernel_transposed(op, b))
+    if changes is None:
+        return _matmul_of_conv_patches(op, b, target) if _windows_partition_input(op) else b.append(op)
+    op = _conv_with_layout_changes(op, changes, b)
     window = im2col_window_of(op, target)
     assert window is not None
     taps, channels, columns = kernel_sizes(op)
@@ -64,7 +64,7 @@ def prepare_tensor_core_conv(op: Op, b: Builder, target: Target) -> tuple[Value,
     parts = split_k_parts(shape, terms, kind, prod(window.taps)) if kind else 1
     taps_, width = window.copied
     even = width % (128 // size_of(op.operands[0].type.dtype)) == 0 or prod(taps_) % parts == 0
-    return (_conv_in_parts(op, parts, b),) if parts > 1 and even else b.append(op)
+    return (_split_conv_terms(op, parts, b),) if parts > 1 and even else b.append(op)
 
 
 def _is_conv_kernel_transposed(op: Op, b: Builder) -> bool:
@@ -81,18 +81,23 @@ def _is_conv_kernel_transposed(op: Op, b: Builder) -> bool:
     return isinstance(count, int) and is_faster_transposed(shape, terms, count)
 
 
-def _best_layout_changes(op: Op, target: Target, transposed: bool) -> _OperandChanges | None:
-    """Return the changes for a copy by windows: none, unless others at least halve the slices; None if not copyable."""
+def _best_layout_changes(op: Op, target: Target, transposed: bool) -> _OperandLayoutChanges | None:
+    """Return the layout changes with which a GPU can copy the input by windows; None if no changes allow it.
+
+    Changes are made only if they at least halve the number of slices.
+    """
     depth = 128 // size_of(op.operands[0].type.dtype)
-    ways = (replace(way, transposed=transposed) for way in (_OperandChanges(), _window_alignment_changes(op)))
-    found = [(im2col_window_of(_with_layout_changes(op, way), target), way) for way in ways]
-    slices = [(window.slices(depth), way) for window, way in found if window is not None]
+    candidates = (
+        replace(changes, transposed=transposed) for changes in (_OperandLayoutChanges(), _window_alignment_changes(op))
+    )
+    found = [(im2col_window_of(_conv_with_layout_changes(op, changes), target), changes) for changes in candidates]
+    slices = [(window.slices(depth), changes) for window, changes in found if window is not None]
     if len(slices) == 2 and 2 * slices[1][0] > slices[0][0]:
         return slices[0][1]
     return slices[-1][1] if slices else None
 
 
-def _has_patches(op: Op) -> bool:
+def _windows_partition_input(op: Op) -> bool:
     """Return True if the windows partition the input, so that each element is read once."""
     taps, _, _ = kernel_sizes(op)
     shape = op.operands[0].type.shape[1:-1]
@@ -104,7 +109,7 @@ def _has_patches(op: Op) -> bool:
     )
 
 
-def _one_window_product(op: Op, b: Builder) -> Op | None:
+def _single_window_conv_as_matmul(op: Op, b: Builder) -> Op | None:
     """Rewrite a convolution with a single window as a matmul, else return None.
 
     The gradient of a kernel of one tap has this form: its terms are images and pixels, in any order.
@@ -132,7 +137,7 @@ def _operand_of_inverse_transpose(v: Value, perm: tuple[int, ...], b: Builder) -
     return made.operands[0] if tuple(made.attrs["perm"][p] for p in perm) == tuple(range(len(perm))) else None
 
 
-def _product_of_patches(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
+def _matmul_of_conv_patches(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     """Append the matmul of a convolution's patches, one per row, with its kernel; return the result."""
     (x, w), (taps, channels, columns) = op.operands, kernel_sizes(op)
     images, *pixels = conv_pixels(op)
@@ -149,7 +154,7 @@ def _product_of_patches(op: Op, b: Builder, target: Target) -> tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _OperandChanges:
+class _OperandLayoutChanges:
     """Changes to the operands of a convolution that allow copies by windows (im2col mode of the TMA).
 
     Attributes
@@ -170,31 +175,31 @@ class _OperandChanges:
     transposed: bool = False
 
 
-def _window_alignment_changes(op: Op) -> _OperandChanges:
+def _window_alignment_changes(op: Op) -> _OperandLayoutChanges:
     """Return padding and channel changes that align each window of a few-channel convolution to 16 bytes."""
     taps, channels, _ = kernel_sizes(op)
     if not taps or not isinstance(channels, int):
-        return _OperandChanges()
+        return _OperandLayoutChanges()
     step, size = op.attrs["strides"][-1], size_of(op.operands[0].type.dtype)
     more = next(n for n in range(16) if (channels + n) * step * size % 16 == 0)
     width = op.operands[0].type.shape[-2] + sum(conv_padding(op)[-1])
     last = width - (taps[-1] - 1) * op.attrs["rhs_dilation"][-1] - 1
     idle = (n for n in range(step) if mod((width + n) * (channels + more) * size, 16) == 0)
     column = next((n for n in idle if (last + n) // step == last // step), 0)
-    return _OperandChanges(wide=True, channels=more, columns=column)
+    return _OperandLayoutChanges(wide=True, channels=more, columns=column)
 
 
-def _with_layout_changes(op: Op, way: _OperandChanges, b: Builder | None = None) -> Op:
-    """Return the convolution ``op`` after layout changes ``way``; without a builder only its types are computed."""
+def _conv_with_layout_changes(op: Op, changes: _OperandLayoutChanges, b: Builder | None = None) -> Op:
+    """Return the convolution ``op`` after layout changes ``changes``; without a builder only its types are computed."""
     x, w = op.operands
     attrs, rank = dict(op.attrs), w.type.rank
-    if way.wide:
+    if changes.wide:
         *others, (low, high) = conv_padding(op)
         attrs["padding"] = (*others, (0, 0))
-        more = {rank - 1: way.channels}
-        x = _pad_tensor_core_input(x, {rank - 2: low}, {rank - 2: high + way.columns, **more}, b)
-        w = _pad_tensor_core_input(w, {}, {rank - 2: way.channels}, b)
-    if way.transposed:
+        more = {rank - 1: changes.channels}
+        x = _pad_tensor_core_input(x, {rank - 2: low}, {rank - 2: high + changes.columns, **more}, b)
+        w = _pad_tensor_core_input(w, {}, {rank - 2: changes.channels}, b)
+    if changes.transposed:
         perm = (*range(rank - 3), rank - 1, rank - 3, rank - 2)
         shape = tuple(w.type.shape[d] for d in perm)
         w = Value("w", TensorType(w.type.dtype, shape)) if b is None else b.transpose(w, perm)
@@ -203,13 +208,14 @@ def _with_layout_changes(op: Op, way: _OperandChanges, b: Builder | None = None)
 
 
 def _pad_tensor_core_input(x: Value, low: Mapping[int, Dim], high: Mapping[int, Dim], b: Builder | None) -> Value:
+    """Return ``x`` padded with zeros; without a builder, a value of the padded type only."""
     if b is not None:
         return b.pad(x, None, low, high)
     shape = (extent + low.get(d, 0) + high.get(d, 0) for d, extent in enumerate(x.type.shape))
     return Value("x", TensorType(x.type.dtype, tuple(shape)))
 
 
-def _conv_in_parts(op: Op, parts: int, b: Builder) -> Value:
+def _split_conv_terms(op: Op, parts: int, b: Builder) -> Value:
     """Return the convolution split into ``parts`` ranges of taps and channels, with the sum of their results."""
     each = b.make("conv", op.operands, {**op.attrs, "parts": parts}, TensorType("f32", (parts, *op.result.type.shape)))
     total = b.reduce(each, b.constant(0, TensorType("f32")), (0,), b.combiner("add", "f32"))

@@ -53,9 +53,9 @@ def prepare_tensor_core_matmul(op: Op, b: Builder, target: Target) -> tuple[Valu
     if not target.has_ampere or not is_for_tensor_cores(batch, m, n, k) or exact:
         return b.append(op)
     if target.cpu == "sm_90a" and all(v.type.dtype in ("f32", "i8", *FP8) for v in op.operands):
-        op = _with_contiguous_terms(op, b)
+        op = _matmul_with_contiguous_terms(op, b)
     if target.cpu == "sm_90a" and sum_dtype_of(op) is not None:
-        op = _with_aligned_rows(op, k, b)
+        op = _matmul_with_aligned_rows(op, k, b)
     operands = tensor_core_dtype(op)
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
     by_warps = is_widened_in_tiles(op.operands[1], m, b.definitions)
@@ -63,7 +63,7 @@ def prepare_tensor_core_matmul(op: Op, b: Builder, target: Target) -> tuple[Valu
     parts = (
         split_k_parts(op.result.type.shape, k, operands, transposed=transposed, by_warps=by_warps) if operands else 1
     )
-    return b.append(op) if parts == 1 else (_matmul_in_parts(op, k, parts, b),)
+    return b.append(op) if parts == 1 else (_split_matmul_terms(op, k, parts, b),)
 
 
 def tensor_core_dtype(op: Op) -> str | None:
@@ -75,7 +75,9 @@ def tensor_core_dtype(op: Op) -> str | None:
 
 
 def _lacks_contiguous_right_terms(op: Op) -> bool | None:
-    """Return True if of two f32 operands only the right one lacks contiguous terms, False if another one does.
+    """Return True if only the right one of two f32 operands lacks contiguous terms, False if the left one does.
+
+    Return None if both have contiguous terms, and for other dtypes: the size of the matmul decides.
 
     None if both have contiguous terms, and for other dtypes: the size of the matmul decides.
     """
@@ -143,7 +145,7 @@ def _matmul_of_operands_as_stored(op: Op, b: Builder) -> Op:
     return replace(op, operands=tuple(operands), attrs={**op.attrs, **flags})
 
 
-def _with_contiguous_terms(op: Op, b: Builder) -> Op:
+def _matmul_with_contiguous_terms(op: Op, b: Builder) -> Op:
     """Return the matmul with constant or often read operands laid out contiguously along k.
 
     One of two f32 operands may have the other order: if both do, the smaller one is transposed.
@@ -182,7 +184,7 @@ SHORT_EXTENT = Limit(
 )
 
 
-def _with_aligned_rows(op: Op, k: Dim, b: Builder) -> Op:
+def _matmul_with_aligned_rows(op: Op, k: Dim, b: Builder) -> Op:
     """Return a large matmul with unaligned operands copied to rows of a multiple of 16 bytes."""
     extents = (*op.result.type.shape[-2:], k)
     count = 16 // size_of(op.operands[0].type.dtype)
@@ -201,7 +203,7 @@ def _with_aligned_rows(op: Op, k: Dim, b: Builder) -> Op:
     return replace(op, operands=tuple(operands))
 
 
-def _matmul_in_parts(op: Op, k: Dim, parts: int, b: Builder) -> Value:
+def _split_matmul_terms(op: Op, k: Dim, parts: int, b: Builder) -> Value:
     """Return the matmul split along its terms: the sum of a batch of matmuls over ``parts`` pieces."""
     assert isinstance(k, int)
     lhs = _matrix_split_along_axis(op.operands[0], 0 if op.attrs[_FLAGS[0]] else 1, parts, b)

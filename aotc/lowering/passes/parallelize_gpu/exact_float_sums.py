@@ -28,7 +28,7 @@ _COUNT = 31
 
 @dataclass(frozen=True, slots=True)
 class ExactSum:
-    """Converts terms of ``dtype`` to fixed-point integers, and the sums of those back to floats.
+    """Convert terms of a sum to fixed-point integers, and sums of such integers to floats.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class ExactSum:
         """Return the number of bits of a term in each integer; the other bits are for carries of the sum."""
         return 62 - (self.terms.bit_length() if isinstance(self.terms, int) else _COUNT)
 
-    def magnitudes(self, x: Value) -> Value:
+    def absolute_value_bits(self, x: Value) -> Value:
         """Return the bits of ``|x|`` as unsigned integers, which order like the absolute values.
 
         Their maximum over the terms of a sum is the argument ``largest`` of the other methods.
@@ -61,7 +61,7 @@ class ExactSum:
         m = ElementwiseBuilder(self.b)
         return m("and", m.bits(x, f"u{width}"), 2 ** (width - 1) - 1)
 
-    def parts(self, x: Value, largest: Value) -> list[Value]:
+    def fixed_point_terms(self, x: Value, largest: Value) -> list[Value]:
         """Return the fixed-point integers of each term, scaled by the largest magnitude among the terms of its sum."""
         m = ElementwiseBuilder(self.b)
         wide = self.b.convert(x, "f64")
@@ -77,7 +77,7 @@ class ExactSum:
             scaled = m("mul", m("sub", scaled, whole), 2.0**self.bits)
         return found
 
-    def total(self, words: list[Value], largest: Value) -> Value:
+    def float_of_integer_sums(self, words: list[Value], largest: Value) -> Value:
         """Return the float sums: sums of the integers, scaled back; infinities and NaN follow IEEE 754."""
         m = ElementwiseBuilder(self.b)
         special = m("ge", largest, _INFINITY[self.dtype])

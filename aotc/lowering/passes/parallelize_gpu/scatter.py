@@ -82,22 +82,23 @@ def _scatter_as_atomics(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def _scatter_by_rows(op: Op, b: Builder, combine: Combine) -> Sequence[Value]:
-    """Return the scatter computed by ``combine(name, rows, array, updates)``."""
+    """Return the result of a scatter, computed by ``combine(name, rows, array, updates, builder)`` on flat rows."""
     op = with_contiguous_windows(op, b)
     rows = scatter_update_rows(op, b)
     x, _, u = op.operands
-    flat = b.reshape(x, rows.shape(rows.rows)), b.reshape(u, rows.shape(rows.updates))
+    flat = b.reshape(x, rows.shape_of_rows(rows.rows)), b.reshape(u, rows.shape_of_rows(rows.updates))
     found = combine(combiner_op_name(op) or "", rows, *flat, b)
     return (b.reshape(found, x.type.shape),)
 
 
 def _overwriting_scatter(op: Op, b: Builder) -> Sequence[Value]:
+    """Return a scatter that overwrites, with only the last update to each row."""
     n, op = op.attrs["inputs"], with_contiguous_windows(op, b)
     rows = scatter_update_rows(op, b)
-    index = rows.only_last(rows.last(rows.index, b), b)
-    arrays = [b.reshape(x, rows.shape(rows.rows)) for x in op.operands[:n]]
-    updates = [b.reshape(u, rows.shape(rows.updates)) for u in op.operands[n + 1 :]]
-    found = rows.scatter(arrays, index, updates, copy_region(op.regions[0], b.names), b, apart=True)
+    index = rows.index_of_last_updates(rows.last_update_numbers(rows.index, b), b)
+    arrays = [b.reshape(x, rows.shape_of_rows(rows.rows)) for x in op.operands[:n]]
+    updates = [b.reshape(u, rows.shape_of_rows(rows.updates)) for u in op.operands[n + 1 :]]
+    found = rows.scatter_rows(arrays, index, updates, copy_region(op.regions[0], b.names), b, disjoint=True)
     return [b.reshape(y, v.type.shape) for y, v in zip(found, op.results, strict=True)]
 
 
@@ -110,7 +111,7 @@ def _scatter_in_wider_integers(op: Op, b: Builder, dtype: str, name: str) -> Seq
 
 
 def _scatter_sums(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -> Value:
-    """Return ``x`` with the sums of updates added."""
+    """Return ``x`` with the float updates ``u`` added to its rows, exactly or in a fixed order."""
     dtype = x.type.dtype
     m = ElementwiseBuilder(b)
     if kind_of(dtype) == "c":
@@ -120,20 +121,20 @@ def _scatter_sums(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -
     if DTYPES[dtype].bits < 32:
         return b.convert(_scatter_sums(name, rows, b.convert(x, "f32"), b.convert(u, "f32"), b), dtype)
     exact = ExactSum(dtype, rows.updates, b)
-    last = None if _is_dense_update(rows) else rows.last(rows.index, b)
+    last = None if _is_dense_update(rows) else rows.last_update_numbers(rows.index, b)
     slots, met = (rows, None) if last is None else _sum_slots(rows, last, b)
     wide = f"u{DTYPES[dtype].bits}"
-    start = m.filled(0, TensorType(wide, rows.shape(slots.rows)))
-    largest = rows.combine("max", start, slots.index, exact.magnitudes(u), b)
+    start = m.filled(0, TensorType(wide, rows.shape_of_rows(slots.rows)))
+    largest = rows.scatter_combined("max", start, slots.index, exact.absolute_value_bits(u), b)
     none = m.filled(0, TensorType("i64", start.type.shape))
-    parts = exact.parts(u, rows.gather(largest, slots.index, b))
-    words = [rows.combine("add", none, slots.index, part, b) for part in parts]
-    total = exact.total(words, largest)
+    parts = exact.fixed_point_terms(u, rows.gather_rows(largest, slots.index, b))
+    words = [rows.scatter_combined("add", none, slots.index, part, b) for part in parts]
+    total = exact.float_of_integer_sums(words, largest)
     if last is None or met is None:
         return m("add", x, total)
     total = m.select(b.broadcast(met, (0,), u.type.shape), total, u)
     region = b.combiner("add", dtype)
-    return rows.scatter((x,), rows.only_last(last, b), (total,), region, b, apart=True)[0]
+    return rows.scatter_rows((x,), rows.index_of_last_updates(last, b), (total,), region, b, disjoint=True)[0]
 
 
 def _real_and_imaginary_parts(x: Value, b: Builder) -> tuple[Value, Value]:
@@ -156,12 +157,14 @@ def _is_dense_update(rows: UpdateRows) -> bool:
 
 
 def _sum_slots(rows: UpdateRows, last: Value, b: Builder) -> tuple[UpdateRows, Value]:
-    """Return slots for sums, one for each update; the sum of a row is in the slot of the last update to it.
+    """Return slots for sums, one per update, and True for each update to a row that others update too.
+
+    The sum of a row is in the slot of the last update to it; single updates have no slot.
 
     Also return which updates are part of a sum: all but those that are the only one to their row.
     """
     m = ElementwiseBuilder(b)
-    number, met = m("add", last, -1), rows.meets_others(last, b)
+    number, met = m("add", last, -1), rows.has_other_updates(last, b)
     summed = m("and", met, m("ge", rows.index, 0))
     index = m.select(summed, number, m.filled(-1, number.type))
     return UpdateRows(rows.updates, rows.updates, rows.width, index), met
@@ -173,7 +176,7 @@ def _scatter_extreme(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder
     if DTYPES[dtype].bits < 32:
         return b.convert(_scatter_extreme(name, rows, b.convert(x, "f32"), b.convert(u, "f32"), b), dtype)
     start, keys = (_float_order_key(v, name, b) for v in (x, u))
-    return _float_of_order_key(rows.combine(name, start, rows.index, keys, b), dtype, b)
+    return _float_of_order_key(rows.scatter_combined(name, start, rows.index, keys, b), dtype, b)
 
 
 def _float_order_key(x: Value, name: str, b: Builder) -> Value:

@@ -54,8 +54,8 @@ def deterministic_scatter_add(op: Op, target: Target, b: Builder) -> Sequence[Va
     op = with_contiguous_windows(op, b)
     rows = scatter_update_rows(op, b)
     x, _, u = op.operands
-    flat = b.reshape(x, rows.shape(rows.rows)), b.reshape(u, rows.shape(rows.updates))
-    return (b.reshape(_SortedScatterAdd(rows, target, b).added(*flat), x.type.shape),)
+    flat = b.reshape(x, rows.shape_of_rows(rows.rows)), b.reshape(u, rows.shape_of_rows(rows.updates))
+    return (b.reshape(_SortedScatterAdd(rows, target, b).add_in_order(*flat), x.type.shape),)
 
 
 COUNTED_UPDATES = Limit(
@@ -72,7 +72,7 @@ SUMMED_PART = BlockSize(
 
 
 class _SortedScatterAdd:
-    """Builder of the ops that add sorted updates to rows."""
+    """Append the ops that add updates, sorted by row, to rows of an array."""
 
     def __init__(self, rows: UpdateRows, target: Target, b: Builder) -> None:
         self.rows, self.target, self.b, self.m = rows, target, b, ElementwiseBuilder(b)
@@ -81,22 +81,22 @@ class _SortedScatterAdd:
         self.dtype = "u32" if (self.many + 1) << self.bits <= 1 << 32 else "u64"
         self.part = max(1 << self.bits // 2, SUMMED_PART.value)
 
-    def added(self, x: Value, u: Value) -> Value:
+    def add_in_order(self, x: Value, u: Value) -> Value:
         """Return ``x`` with the float updates added in their order, the same in every call."""
         b, m, key = self.b, self.m, self._sorted_row_update_keys()
         row, number = self._row_of_key(key), b.convert(m("and", key, (1 << self.bits) - 1), self.rows.index.type.dtype)
         if self.count <= self.part:
-            return self._scatter_row_sums(x, row, self.rows.gather(u, number, b))
+            return self._scatter_row_sums(x, row, self.rows.gather_rows(u, number, b))
         parts = -(-self.count // self.part)
         before = self._last_keys_before_parts(key, parts)
         wide = b.reshape(b.broadcast(before, (0,), (parts, self.part)), (parts * self.part,))
         continue_while = m("and", m("ge", row, 0), m("eq", row, self._row_of_key(b.slice_dim(wide, 0, 0, self.count))))
         none, numbers = m.filled(-1, row.type), b.make("iota", (), {"dim": 0}, row.type)
         part = m.select(continue_while, m("shr_logic", numbers, self.part.bit_length() - 1), none)
-        zeros = m.filled(0, TensorType(x.type.dtype, self.rows.shape(parts)))
-        held = self.rows.gather(u, m.select(continue_while, number, m.filled(0, row.type)), b)
+        zeros = m.filled(0, TensorType(x.type.dtype, self.rows.shape_of_rows(parts)))
+        held = self.rows.gather_rows(u, m.select(continue_while, number, m.filled(0, row.type)), b)
         carried = self._scatter_row_sums(zeros, part, held)
-        own = self._scatter_row_sums(x, m.select(continue_while, none, row), self.rows.gather(u, number, b))
+        own = self._scatter_row_sums(x, m.select(continue_while, none, row), self.rows.gather_rows(u, number, b))
         first, last = self._row_of_key(b.slice_dim(key, 0, 0, self.count, self.part)), self._row_of_key(before)
         return self._scatter_row_sums(own, m.select(m("eq", first, last), last, m.filled(-1, last.type)), carried)
 
@@ -134,5 +134,6 @@ class _SortedScatterAdd:
         return found
 
     def _scatter_row_sums(self, x: Value, index: Value, u: Value) -> Value:
+        """Append a scatter that adds ``u`` to rows of ``x``; updates to one row are adjacent."""
         region = self.b.combiner("add", x.type.dtype)
-        return self.rows.scatter((x,), index, (u,), region, self.b, in_runs=True)[0]
+        return self.rows.scatter_rows((x,), index, (u,), region, self.b, in_runs=True)[0]

@@ -32,12 +32,11 @@ from aotc.lowering.passes.rewrite import Builder, append_region
 from aotc.targets import Target
 
 
-class _Mark(IntEnum):
-    """State of a part of a scan: empty, updates of a run that began before it, or updates of which one begins a run.
-    """
+class _SegmentState(IntEnum):
+    """State of a scan's part: no updates, only updates of an earlier run, or a part in which a run begins."""
 
     NONE = 0
-    GOES_ON = 1
+    CONTINUES = 1
     BEGINS = 2
 
 
@@ -46,16 +45,16 @@ def scatter_by_sorted_runs(op: Op, target: Target, b: Builder) -> Sequence[Value
     n, op = op.attrs["inputs"], with_contiguous_windows(op, b)
     rows = scatter_update_rows(op, b)
     index, numbers = _sort_updates_by_row(rows.index, target, b)
-    shape = rows.shape(rows.updates)
-    updates = [rows.gather(b.reshape(u, shape), numbers, b) for u in op.operands[n + 1 :]]
-    arrays = [b.reshape(x, rows.shape(rows.rows)) for x in op.operands[:n]]
+    shape = rows.shape_of_rows(rows.updates)
+    updates = [rows.gather_rows(b.reshape(u, shape), numbers, b) for u in op.operands[n + 1 :]]
+    arrays = [b.reshape(x, rows.shape_of_rows(rows.rows)) for x in op.operands[:n]]
     region, m = copy_region(op.regions[0], b.names), ElementwiseBuilder(b)
     if combiner_op_name(op) in ACCUMULATED:
         totals = _segmented_scan(_run_begins(index, b), updates, op.regions[0], b)
         ends = m.select(_row_differs_from_neighbour(index, 1, b), index, m.filled(-1, index.type))
-        found = rows.scatter(arrays, ends, totals, region, b, apart=True)
+        found = rows.scatter_rows(arrays, ends, totals, region, b, disjoint=True)
     else:
-        found = rows.scatter(arrays, index, updates, region, b, in_runs=True)
+        found = rows.scatter_rows(arrays, index, updates, region, b, in_runs=True)
     return [b.reshape(y, v.type.shape) for y, v in zip(found, op.results, strict=True)]
 
 
@@ -80,11 +79,12 @@ def _row_differs_from_neighbour(index: Value, step: int, b: Builder) -> Value:
 
 
 def _run_begins(index: Value, b: Builder) -> Value:
+    """Return the segment state of each single update: whether it begins a run of updates to one row."""
     m = ElementwiseBuilder(b)
     return m.select(
         _row_differs_from_neighbour(index, -1, b),
-        _Mark.BEGINS,
-        m.filled(_Mark.GOES_ON, TensorType("u8", index.type.shape)),
+        _SegmentState.BEGINS,
+        m.filled(_SegmentState.CONTINUES, TensorType("u8", index.type.shape)),
     )
 
 
@@ -109,8 +109,8 @@ def _segmented_scan_combiner(arrays: Sequence[Value], region: Region, b: Builder
     (left, *xs), (right, *ys) = ([Value(b.names.fresh(hint), t) for t in types] for hint in "xy")
     inner = Builder(b.names, loc=b.loc)
     m, results = ElementwiseBuilder(inner), append_region(region, (*xs, *ys), inner)
-    starts = m("or", m("eq", left, _Mark.NONE), m("eq", right, _Mark.BEGINS))
-    ends = m("eq", right, _Mark.NONE)
+    starts = m("or", m("eq", left, _SegmentState.NONE), m("eq", right, _SegmentState.BEGINS))
+    ends = m("eq", right, _SegmentState.NONE)
     found = [m.select(starts, y, m.select(ends, x, z)) for x, y, z in zip(xs, ys, results, strict=True)]
     mark = m("max", left, right)
     return Region((left, *xs, right, *ys), tuple(inner.ops), (mark, *found))

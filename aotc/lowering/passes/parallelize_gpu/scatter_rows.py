@@ -15,7 +15,7 @@ from aotc.lowering.passes.rewrite import Builder
 
 @dataclass(frozen=True, slots=True)
 class UpdateRows:
-    """Rows that the updates of a scatter write.
+    """View of a scatter as updates of rows; one integer per update is its row.
 
     Attributes
     ----------
@@ -30,31 +30,31 @@ class UpdateRows:
     width: Dim
     index: Value
 
-    def shape(self, count: Dim) -> tuple[Dim, ...]:
+    def shape_of_rows(self, count: Dim) -> tuple[Dim, ...]:
         """Return the shape of ``count`` rows."""
         return (count,) if self.width == 1 else (count, self.width)
 
-    def scatter(
+    def scatter_rows(
         self, arrays: Sequence[Value], index: Value, updates: Sequence[Value], region: Region, b: Builder,
-        apart: bool = False, in_runs: bool = False,
+        disjoint: bool = False, in_runs: bool = False,
     ) -> tuple[Value, ...]:  # fmt: skip
-        """Append a scatter of whole rows of updates.
+        """Append a scatter of whole rows ``updates`` into ``arrays``, at the rows ``index``; return its results.
 
-        ``apart`` states that each row has at most one update, ``in_runs`` that updates to one row are adjacent.
+        ``disjoint`` states that each row has at most one update, ``in_runs`` that updates to one row are adjacent.
         """
         window = tuple(range(1, arrays[0].type.rank))
         attrs: dict[str, Any] = {
             "inputs": len(arrays), "update_window_dims": window, "inserted_window_dims": (0,),
             "input_batching_dims": (), "scatter_indices_batching_dims": (), "scatter_dims_to_operand_dims": (0,),
-            "index_vector_dim": 1, "unique_indices": apart, "indices_are_sorted": in_runs,
+            "index_vector_dim": 1, "unique_indices": disjoint, "indices_are_sorted": in_runs,
         }  # fmt: skip
         return b.append(b.op("scatter", (*arrays, index, *updates), attrs, hint="scatter", regions=(region,)))
 
-    def combine(self, name: str, start: Value, index: Value, updates: Value, b: Builder) -> Value:
+    def scatter_combined(self, name: str, start: Value, index: Value, updates: Value, b: Builder) -> Value:
         """Append a scatter into ``start`` whose updates are combined by the op ``name``; return its result."""
-        return self.scatter((start,), index, (updates,), b.combiner(name, start.type.dtype), b)[0]
+        return self.scatter_rows((start,), index, (updates,), b.combiner(name, start.type.dtype), b)[0]
 
-    def gather(self, x: Value, index: Value, b: Builder) -> Value:
+    def gather_rows(self, x: Value, index: Value, b: Builder) -> Value:
         """Return the rows of ``x`` at ``index``; a dropped update gets an arbitrary row."""
         window = x.type.shape[1:]
         attrs = {
@@ -64,30 +64,33 @@ class UpdateRows:
         }  # fmt: skip
         return b.make("gather", (x, index), attrs)
 
-    def numbers(self, index: Value, b: Builder) -> Value:
-        """Return 1, 2, 3...: the number of each update."""
+    def update_numbers(self, index: Value, b: Builder) -> Value:
+        """Return an array of 1, 2, 3...: the numbers of the updates."""
         return ElementwiseBuilder(b)("add", b.make("iota", (), {"dim": 0}, index.type), 1)
 
-    def last(self, index: Value, b: Builder) -> Value:
+    def last_update_numbers(self, index: Value, b: Builder) -> Value:
         """Return for each update the number, counted from 1, of the last update to the same row."""
         start = ElementwiseBuilder(b).filled(0, TensorType(index.type.dtype, (self.rows,)))
-        held = self.combine("max", start, index, self.numbers(index, b), b)
-        return self.gather(held, index, b)
+        held = self.scatter_combined("max", start, index, self.update_numbers(index, b), b)
+        return self.gather_rows(held, index, b)
 
-    def meets_others(self, last: Value, b: Builder) -> Value:
-        """Return, for each update, whether another update writes the same row, given the result of :meth:`last`."""
+    def has_other_updates(self, last: Value, b: Builder) -> Value:
+        """Return a mask of the updates to rows that other updates write too.
+
+        ``last`` is the result of :meth:`last_update_numbers`.
+        """
         m = ElementwiseBuilder(b)
-        earlier = m("and", m("ne", last, self.numbers(self.index, b)), m("ge", self.index, 0))
+        earlier = m("and", m("ne", last, self.update_numbers(self.index, b)), m("ge", self.index, 0))
         slot = m("add", last, -1)
         marked = UpdateRows(self.updates, self.updates, 1, m.select(earlier, slot, m.filled(-1, slot.type)))
         words = TensorType("u32", (self.updates,))
-        marks = marked.combine("max", m.filled(0, words), marked.index, m.filled(1, words), b)
-        return m("ne", marked.gather(marks, slot, b), 0)
+        marks = marked.scatter_combined("max", m.filled(0, words), marked.index, m.filled(1, words), b)
+        return m("ne", marked.gather_rows(marks, slot, b), 0)
 
-    def only_last(self, last: Value, b: Builder) -> Value:
-        """Return ``index`` with all updates dropped except the last one to each row."""
+    def index_of_last_updates(self, last: Value, b: Builder) -> Value:
+        """Return the row of each update, or -1 for all updates except the last one to each row."""
         m = ElementwiseBuilder(b)
-        one = m("eq", last, self.numbers(self.index, b))
+        one = m("eq", last, self.update_numbers(self.index, b))
         return m.select(one, self.index, m.filled(-1, self.index.type))
 
 
