@@ -249,7 +249,7 @@ def _add_code(
     if target.kind == "cuda":
         check_cuda_packages(target.name)
         if collectives := [symbol for k in kernels if (symbol := collective_symbol(k))]:
-            entry["custom_calls"] = [v.custom[symbol].entry() for symbol in dict.fromkeys(collectives)]
+            entry["custom_calls"] = [v.custom[symbol].manifest_entry() for symbol in dict.fromkeys(collectives)]
         built: Any = _gpu_images(v, kernels, target, options, entry)
         entry.update(built.entry(add("ptx" if target.portable else "cubin", built.data)))
     else:
@@ -257,7 +257,7 @@ def _add_code(
         entry["executor_version"] = EXECUTOR_VERSION
         needed = imported_symbols(kernels, users)
         entry["imports"] = {"lapack": lapack} if (lapack := [n for n in needed if n not in v.custom]) else {}
-        entry["custom_calls"] = [v.custom[n].entry() for n in needed if n in v.custom]
+        entry["custom_calls"] = [v.custom[n].manifest_entry() for n in needed if n in v.custom]
         built = ahead.finish(v, target, rows, entry)
         entry["library"] = add("kernels.so", built.data)
         entry["executor"] = add("executor.so", build_executor(target, options))

@@ -61,7 +61,7 @@ class CustomCall:
         plain = re.sub(r"\W", "_", self.name)
         return f"{PREFIX}{plain}_{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
-    def entry(self) -> dict[str, Any]:
+    def manifest_entry(self) -> dict[str, Any]:
         """Return the custom call's entry for the bundle manifest."""
         rows = {"operands": self.operands, "results": self.results}
         plain = {key: [list(pair) for pair in pairs] for key, pairs in rows.items()}
@@ -100,18 +100,19 @@ def lower_custom_call(b: RegionBuilder, plan: CustomCallPlan) -> Kernel:
     for buffer in buffers:
         call.args.append((buffer, (0,) * len(buffer.shape)))
     dims = [d for buffer in buffers for d in buffer.shape]
-    sizes = call.memory("i64", (len(dims) + 1,))
+    sizes = call.allocate_workspace("i64", (len(dims) + 1,))
     call.before += [Store(sizes, (n,), IndexScalar(d)) for n, d in enumerate(dims)]
     call.args.append((sizes, (0,)))
     attempt = Load(sizes, (len(dims),))
     count = Store(sizes, (len(dims),), Apply("add", (attempt, Const(1, "i64")), "i64"))
     waits = Apply("ge", (attempt, Const(0, "i64")), "i1")
     first = Store(sizes, (len(dims),), Const(0, "i64"))
-    statements = [*call.before, first, While((), waits, (count, call.external(described.symbol)))]
+    statements = [*call.before, first, While((), waits, (count, call.external_call(described.symbol)))]
     return b.grid(1, statements, _custom_call_work(buffers))
 
 
 def _prefill_aliased_result(b: RegionBuilder, call: LibraryCall, result: Buffer, operand: Buffer) -> None:
+    """Append the copy of ``operand`` to the result that aliases it, before the call."""
     call.before += loops_over(b, result.shape, lambda at: Store(result, at, Load(operand, at)))
 
 
@@ -143,7 +144,7 @@ def lower_device_call(b: RegionBuilder, plan: DeviceCallPlan) -> Kernel:
 
 
 def lower_collective(b: RegionBuilder, plan: CollectivePlan) -> Kernel:
-    """Return a kernel without code: the runtime answers its only call by a collective on these arrays."""
+    """Return a kernel without code: the runtime runs its only call as a collective on the arrays."""
     op = b.region_root_op("custom_call")
     reduction = op.attrs["config"].get("reduction", "")
     for operand in op.operands[:-1]:

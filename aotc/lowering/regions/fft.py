@@ -29,16 +29,16 @@ from aotc.lowering.regions.common.library_call import LibraryCall
 
 def lower_block_dft(b: RegionBuilder, plan: BlockDftPlan) -> Kernel:
     """Lower a ``dft`` to one block of GPU threads per signal."""
-    return _BlockDft(b, plan).kernel()
+    return _BlockDft(b, plan).block_dft_kernel()
 
 
 def lower_thread_dft(b: RegionBuilder, plan: ThreadDftPlan) -> Kernel:
     """Lower a ``dft`` to one GPU thread per group of neighbouring signals."""
-    return _ThreadDft(b, plan).kernel()
+    return _ThreadDft(b, plan).thread_dft_kernel()
 
 
 class _Dft:
-    """Shared by both forms: the operands, the work, and the twiddle factors of a stage."""
+    """Base of both emitters of a ``dft``: operands, operation count and twiddle factors of a stage."""
 
     def __init__(self, b: RegionBuilder) -> None:
         self.b, self.attrs = b, b.region_root_op("dft").attrs
@@ -54,7 +54,7 @@ class _Dft:
         place = stage.table + (k - 1) * stage.m + p
         return e.bind(Load(self.table, (0, place))), e.bind(Load(self.table, (1, place)))
 
-    def _real_and_imaginary_of_element(self, e: Elements, place: Index) -> Pair:
+    def _load_complex_parts(self, e: Elements, place: Index) -> Pair:
         """Return the real and imaginary part of an element of the signal."""
         whole, part = e.bind(Load(self.x, place)), self.table.dtype
         return e.bind(Apply("real", (whole,), part)), e.bind(Apply("imag", (whole,), part))
@@ -68,7 +68,7 @@ class _Dft:
 
 
 class _BlockDft(_Dft):
-    """Emitter of the stages that a block computes."""
+    """Emit the stages of a transform that a block of threads computes."""
 
     def __init__(self, b: RegionBuilder, plan: BlockDftPlan) -> None:
         super().__init__(b)
@@ -77,7 +77,7 @@ class _BlockDft(_Dft):
         part, size = self.table.dtype, self.n + self.n // BANKS
         self.held = [Buffer(f"held_{half}", part, (size,), "shared") for half in ("re", "im")]
 
-    def kernel(self) -> Kernel:
+    def block_dft_kernel(self) -> Kernel:
         """Return the kernel with one thread block per signal."""
         last = len(self.steps) - 1
         body: list[Stmt] = [Alloc(x) for x in self.held] if last else []
@@ -86,6 +86,7 @@ class _BlockDft(_Dft):
         return self.b.grid(self.rows, body, self.work)
 
     def _block_dft_stage(self, stage: FftStage, first: bool, last: bool) -> list[Stmt]:
+        """Return the statements of a stage: butterflies in registers, a barrier, and the stores to shared memory."""
         count = stage.m * stage.s
         each = -(-count // self.threads)
         shape = (self.threads, each * stage.radix)
@@ -131,13 +132,13 @@ class _BlockDft(_Dft):
 
     def _read_stage_input(self, e: Elements, first: bool, position: Dim) -> Pair:
         if first:
-            return self._real_and_imaginary_of_element(e, self.place(position))
+            return self._load_complex_parts(e, self.place(position))
         re, im = (e.bind(Load(cell, (bank_padded_index(position),))) for cell in self.held)
         return re, im
 
 
 class _ThreadDft(_Dft):
-    """Emitter of the stages of one thread over the signals of a grid item, in scratch memory."""
+    """Emit the stages by which one thread transforms the signals of a grid item in scratch memory."""
 
     def __init__(self, b: RegionBuilder, plan: ThreadDftPlan) -> None:
         super().__init__(b)
@@ -147,7 +148,7 @@ class _ThreadDft(_Dft):
             for name in ("u", "v")
         ]
 
-    def kernel(self) -> Kernel:
+    def thread_dft_kernel(self) -> Kernel:
         """Return the kernel with one thread per group of signals."""
         last = len(self.steps) - 1
         body: list[Stmt] = []
@@ -168,6 +169,7 @@ class _ThreadDft(_Dft):
     def _thread_butterfly(
         self, e: Elements, stage: FftStage, number: int, last: bool, at: tuple[Dim, Dim, Dim]
     ) -> None:
+        """Emit butterfly ``at`` of a stage for one signal: loads, transform, twiddle factors, stores."""
         t, q, v = at
         make = self._emit_butterflies(e)
         inputs = [self._read_signal(e, number, q + stage.s * (t + stage.m * j), v) for j in range(stage.radix)]
@@ -179,7 +181,7 @@ class _ThreadDft(_Dft):
 
     def _read_signal(self, e: Elements, number: int, position: Dim, v: Dim) -> Pair:
         if number == 0:
-            return self._real_and_imaginary_of_element(e, self.rows.place(position, v))
+            return self._load_complex_parts(e, self.rows.place(position, v))
         re, im = self.scratch[(number - 1) % 2]
         place = (position * self.rows.block + v,)
         return e.bind(Load(re, place)), e.bind(Load(im, place))
@@ -208,10 +210,10 @@ def lower_called_dft(b: RegionBuilder, plan: CalledDftPlan) -> Kernel:
     call = LibraryCall(b)
     call.args += [(x, rows.place(0, 0)), (table, (0, 0)), (out, rows.place(0, 0))]
     if transform.work:
-        call.args.append((call.memory(table.dtype, (transform.work,)), (0,)))
+        call.args.append((call.allocate_workspace(table.dtype, (transform.work,)), (0,)))
     numbers: list[tuple[int, Dim]] = [(width, rows.width), (across, stride)] if pitch else []
     for known, value in numbers:
         if not known:
-            call.number(value)
+            call.add_integer(value)
     work = product(x.shape) * DFT_WORK.value * max(n.bit_length() - 1, 1)
-    return b.grid(rows.items, call.statements(transform), work)
+    return b.grid(rows.items, call.call_statements(transform), work)

@@ -19,7 +19,7 @@ from aotc.vmfb.dtypes import DTYPES
 
 
 class _RandomWords:
-    """Arithmetic on u32 scalars, each bound to a name."""
+    """Arithmetic on u32 scalars; each result is bound to a name."""
 
     def __init__(self, e: Elements) -> None:
         self.e = e
@@ -28,14 +28,14 @@ class _RandomWords:
         other = Const(b, a.dtype) if isinstance(b, int) else b
         return self.e.bind(Apply(fn, (a, other), a.dtype))
 
-    def to(self, a: Scalar, dtype: str) -> Scalar:
+    def convert_to(self, a: Scalar, dtype: str) -> Scalar:
         return self.e.bind(Apply("convert", (a,), dtype))
 
-    def split(self, a: Scalar) -> tuple[Scalar, Scalar]:
-        return self.to(a, "u32"), self.to(self("shr_logic", a, 32), "u32")
+    def split_u64(self, a: Scalar) -> tuple[Scalar, Scalar]:
+        return self.convert_to(a, "u32"), self.convert_to(self("shr_logic", a, 32), "u32")
 
-    def join(self, low: Scalar, high: Scalar) -> Scalar:
-        return self("or", self.to(low, "u64"), self("shl", self.to(high, "u64"), 32))
+    def join_u64(self, low: Scalar, high: Scalar) -> Scalar:
+        return self("or", self.convert_to(low, "u64"), self("shl", self.convert_to(high, "u64"), 32))
 
 
 def _threefry(w: _RandomWords, key: tuple[Scalar, Scalar], counter: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
@@ -56,8 +56,8 @@ def _philox(w: _RandomWords, key: tuple[Scalar, Scalar], counter: Sequence[Scala
     k0, k1 = key
     c = list(counter)
     for _ in range(10):
-        low0, high0 = w.split(w("mul", w.to(c[0], "u64"), 0xD2511F53))
-        low1, high1 = w.split(w("mul", w.to(c[2], "u64"), 0xCD9E8D57))
+        low0, high0 = w.split_u64(w("mul", w.convert_to(c[0], "u64"), 0xD2511F53))
+        low1, high1 = w.split_u64(w("mul", w.convert_to(c[2], "u64"), 0xCD9E8D57))
         c = [w("xor", w("xor", high1, c[1]), k0), low1, w("xor", w("xor", high0, c[3]), k1), low0]
         k0, k1 = w("add", k0, 0x9E3779B9), w("add", k1, 0xBB67AE85)
     return c
@@ -81,15 +81,15 @@ def lower_random_words(b: RegionBuilder, plan: RandomWordsPlan) -> Kernel:
     e = b.elements()
     e.enter(body)
     w = _RandomWords(e)
-    key = w.split(e.bind(e.at(state, (0,))))
+    key = w.split_u64(e.bind(e.at(state, (0,))))
     start = e.bind(e.at(state, (1,)))
-    counter = w.split(w("add", start, IndexScalar(p, "u64")))
+    counter = w.split_u64(w("add", start, IndexScalar(p, "u64")))
     if three_fry:
         words = list(_threefry(w, key, counter))
     else:
         extra = e.bind(e.at(state, (2 if static(state.type.shape[0]) > 2 else 0,)))
-        words = _philox(w, key, [*counter, *w.split(extra)])
-    values = [w.join(*words[n : n + 2]) for n in range(0, len(words), 2)] if wide else words
+        words = _philox(w, key, [*counter, *w.split_u64(extra)])
+    values = [w.join_u64(*words[n : n + 2]) for n in range(0, len(words), 2)] if wide else words
     begun = _below_tests(p, count)
     for value, (index, tests) in zip(values, _word_indices_and_tests(op, shape, half, per, p, three_fry), strict=False):
         store: Stmt = Store(b.outputs[1], index, _convert_random_word(value, dtype))
@@ -122,6 +122,7 @@ def _counter_layout(op: Op, shape: Sequence[Dim], wide: bool, three_fry: bool) -
 
 
 def _paired_counters(op: Op, shape: Sequence[Dim]) -> int:
+    """Return the dim along which the two words of a ThreeFry counter are adjacent; its size should be even."""
     if len(shape) == 1:
         return 0
     for d, n in enumerate(shape):
@@ -166,6 +167,7 @@ def _convert_random_word(value: Scalar, dtype: str) -> Scalar:
 
 
 def _next_generator_state(b: RegionBuilder, count: Dim, p: Dim) -> list[Stmt]:
+    """Return the stores of the new state by item 0: the counter word grows by ``count``."""
     out, old = b.outputs[0], b.inputs[0]
     stores: list[Stmt] = []
     for n in range(static(out.shape[0])):

@@ -46,14 +46,14 @@ from aotc.lowering.regions.attention.cpu_int8_cache import AttentionIntegers
 def lower_decode_attention(b: RegionBuilder, plan: DecodeAttentionPlan) -> Kernel:
     """Lower a region around ``attention`` with few query rows (decoding) to one kernel for CPUs."""
     return _blocked_attention_kernel(
-        b, plan.blocks.rows, lambda at, part, _: _decode_rows(b, plan, at, part), plan.blocks.whole_axes
+        b, plan.blocks.rows, lambda at, part, _: _decode_attention_statements(b, plan, at, part), plan.blocks.whole_axes
     )
 
 
 def lower_blocked_attention(b: RegionBuilder, plan: BlockedAttentionPlan) -> Kernel:
     """Lower a region around ``attention`` to a CPU kernel that computes blocks of scores (flash attention)."""
     return _blocked_attention_kernel(
-        b, plan.blocks.rows, _BlockedAttention(b, b.region_root_op("attention"), plan).item
+        b, plan.blocks.rows, _BlockedAttention(b, b.region_root_op("attention"), plan).attention_item_statements
     )
 
 
@@ -62,19 +62,23 @@ def lower_attention_by_rows(b: RegionBuilder, plan: AttentionByRowsPlan) -> Kern
     op, few, many = b.region_root_op("attention"), plan.few, plan.many
     rows = attention_axis_sizes(tuple(v.type for v in op.operands), op.attrs)[1]
 
-    def item(at: Index, part: Dim, block: Dim) -> list[Stmt]:
-        variants = _decode_rows(b, few, at, part), _BlockedAttention(b, op, many).item(at, part, block)
+    def emit_item(at: Index, part: Dim, block: Dim) -> list[Stmt]:
+        variants = (
+            _decode_attention_statements(b, few, at, part),
+            _BlockedAttention(b, op, many).attention_item_statements(at, part, block),
+        )
         test = Apply("le", (IndexScalar(rows), Const(few.blocks.rows, "i64")), "i1")
         return [If(test, *map(tuple, variants))]
 
-    return _blocked_attention_kernel(b, many.blocks.rows, item)
+    return _blocked_attention_kernel(b, many.blocks.rows, emit_item)
 
 
-def _decode_rows(b: RegionBuilder, plan: DecodeAttentionPlan, at: Index, part: Dim) -> list[Stmt]:
+def _decode_attention_statements(b: RegionBuilder, plan: DecodeAttentionPlan, at: Index, part: Dim) -> list[Stmt]:
+    """Return the statements that compute all query rows of some heads by the decoding plan."""
     op = b.region_root_op("attention")
     if isinstance(plan, IntegerAttentionPlan):
-        return AttentionIntegers(b, op, plan).item(at, part)
-    return AttentionRows(b, op, plan).item(at, part)
+        return AttentionIntegers(b, op, plan).decode_item_statements(at, part)
+    return AttentionRows(b, op, plan).decode_item_statements(at, part)
 
 
 Item = Callable[[Index, Dim, Dim], list[Stmt]]
@@ -108,9 +112,9 @@ def _bind_index_components(b: RegionBuilder, block: list[Stmt], index: Index, ex
 
 
 class _BlockedAttention(AttentionBlocks):
-    """Emitter of the kernel of one ``attention``."""
+    """Emit the kernel of blocked attention for the op ``attention``."""
 
-    def item(self, at: Index, part: Dim, block: Dim) -> list[Stmt]:
+    def attention_item_statements(self, at: Index, part: Dim, block: Dim) -> list[Stmt]:
         """Return the statements of one grid item: attention for a block of query rows."""
         blocks = self.blocks
         body: list[Stmt] = []
@@ -137,47 +141,48 @@ class _BlockedAttention(AttentionBlocks):
     # --- blocks of terms ---
 
     def _clear_row_sums(self, body: list[Stmt]) -> None:
+        """Emit the loops that set maxima to -inf, and sums and accumulators of rows to 0."""
         lowest, zero = self._sum_dtype_literal(-math.inf), self._sum_dtype_literal(0)
 
-        def clear(block: list[Stmt], r: Dim) -> None:
+        def clear_maximum_and_sum(block: list[Stmt], r: Dim) -> None:
             block.extend((Store(self.top, (r,), lowest), Store(self.total, (r,), zero)))
 
-        def row(block: list[Stmt], r: Dim) -> None:
+        def clear_accumulators(block: list[Stmt], r: Dim) -> None:
             each = self._index_loop("c", self.blocks.columns, lambda b, c: b.append(Store(self.acc, (r, c), zero)))
             block.append(each)
 
-        body.append(self._index_loop("r", self.blocks.rows, clear))
-        body += [] if self.single else [self._index_loop("r", self.blocks.rows, row)]
+        body.append(self._index_loop("r", self.blocks.rows, clear_maximum_and_sum))
+        body += [] if self.single else [self._index_loop("r", self.blocks.rows, clear_accumulators)]
 
     def _loop_over_key_blocks(self, body: list[Stmt]) -> None:
-        """Emit the loop over blocks of keys: causally unmasked blocks first, then the others."""
+        """Emit the loop over blocks of keys: blocks with keys that the causal mask allows come first."""
         blocks, causal = self.blocks, dims_of(self.op.attrs, "causal")
         if self.single:
             self._attend_to_key_block(body, 0, self.terms)
             return
         count = (self.part_terms + (blocks.terms - 1)) // blocks.terms
 
-        def one(block: list[Stmt], n: Dim) -> None:
+        def attend_to_block(block: list[Stmt], n: Dim) -> None:
             first = self.begin + n * blocks.terms
             self._attend_to_key_block(
                 block, first, self._bind_index(block, minimum(blocks.terms, self.end - first), blocks.terms + 1)
             )
 
         if not causal:
-            body.append(self._index_loop("n", count, one))
+            body.append(self._index_loop("n", count, attend_to_block))
             return
         seen = minimum(maximum(self.row + blocks.rows + causal[0], 0), self.terms)
         near = self._bind_index(body, (seen + (blocks.terms - 1)) // blocks.terms, count + 1)
         begin, end = (Buffer(self.b.fresh(x), "i64", (), "private") for x in ("begin", "end"))
         body += [Alloc(begin), Alloc(end), Store(begin, (), Const(0, "i64")), Store(end, (), IndexScalar(near))]
 
-        def phase(block: list[Stmt], _: Dim) -> None:
+        def visit_blocks_of_phase(block: list[Stmt], _: Dim) -> None:
             names = [self.b.fresh(x) for x in ("from", "to")]
             for name, at in zip(names, (begin, end), strict=True):
                 block.append(Let(Var(name, "i64"), Load(at, ())))
             first, last = (sym(name, 0, count + 1) for name in names)
             n, inside = self.b.fresh("n"), self.e.new_block()
-            one(inside, sym(n, 0, count))
+            attend_to_block(inside, sym(n, 0, count))
             block.append(For(n, first, last, tuple(inside)))
             block.append(Store(begin, (), IndexScalar(near)))
             block.append(
@@ -186,7 +191,7 @@ class _BlockedAttention(AttentionBlocks):
                 )
             )
 
-        body.append(self._index_loop("phase", 2, phase))
+        body.append(self._index_loop("phase", 2, visit_blocks_of_phase))
 
     def _extend_to_masked_blocks(self, block: list[Stmt], r: Dim, end: Buffer, count: Dim) -> None:
         """Emit the extension of the loop to all ``count`` blocks if masked terms have weight in row ``r``."""
@@ -218,13 +223,13 @@ class _BlockedAttention(AttentionBlocks):
         rows = (self.used if whole else self.height, self.blocks.rows)
         terms = (count, self.blocks.terms)
 
-        def line(block: list[Stmt], t: Dim) -> None:
+        def loop_over_rows(block: list[Stmt], t: Dim) -> None:
             block.append(self._index_loop("j", rows[0], lambda inside, r: make(inside, t, r), rows[1]))
 
-        return [self._index_loop("i", terms[0], line, terms[1])]
+        return [self._index_loop("i", terms[0], loop_over_rows, terms[1])]
 
     def _mask_score(self, block: list[Stmt], t: Dim, r: Dim, first: Dim) -> None:
-        """Emit one score, scaled, biased and masked, and update the maximum of its row."""
+        """Emit one score, scaled, biased and masked, and the update of its row's maximum."""
         attrs, place = self.op.attrs, self._score_index(t, r)
         x: Scalar = Load(self.scores, place)
         row, term = self.row + r, first + t
@@ -252,8 +257,8 @@ class _BlockedAttention(AttentionBlocks):
     def _weights_as_pairs(self, count: Dim) -> list[Stmt]:
         """Return the loops that write rounded weights of terms as pairs; an odd last term is paired with 0."""
 
-        def pair(block: list[Stmt], u: Dim, both: bool = True) -> None:
-            def row(inner: list[Stmt], r: Dim) -> None:
+        def write_pair(block: list[Stmt], u: Dim, both: bool = True) -> None:
+            def write_pair_of_row(inner: list[Stmt], r: Dim) -> None:
                 weights = [self._softmax_weight(2 * u + n, r) for n in range(1 + both)]
                 total = self._apply_in_sum_dtype("add", *weights) if both else weights[0]
                 inner += [
@@ -262,11 +267,12 @@ class _BlockedAttention(AttentionBlocks):
                 inner += [] if both else [Store(self.weights, (u, 2 * r + 1), Const(0.0, "bf16"))]
                 inner.append(Store(self.fresh, (r,), total, "add"))
 
-            block.append(self._index_loop("r", self.used, row, self.blocks.rows))
+            block.append(self._index_loop("r", self.used, write_pair_of_row, self.blocks.rows))
 
-        return self._loop_over_pairs(count, self.blocks.terms, pair)
+        return self._loop_over_pairs(count, self.blocks.terms, write_pair)
 
     def _softmax_weight(self, t: Dim, r: Dim) -> Scalar:
+        """Return ``exp(score - maximum)`` of a term and a row, 0 for a row of only -inf."""
         below = self._apply_in_sum_dtype("sub", Load(self.scores, self._score_index(t, r)), Load(self.low, (r,)))
         return self.e.bind(self._apply_in_sum_dtype("decay", below))
 
@@ -276,7 +282,7 @@ class _BlockedAttention(AttentionBlocks):
         block.append(Store(self.low, (r,), Load(self.top, (r,))))
 
     def _rescale_row_sums(self, block: list[Stmt], r: Dim) -> None:
-        """Write the factor that rescales a row's sums to its new maximum; a row of only -inf subtracts 0."""
+        """Emit the factor that rescales a row's sums to its new maximum; a row of only -inf subtracts 0."""
         low = self._subtracted_maximum(Load(self.top, (r,)))
         if not self.single:
             factor = self.e.bind(
@@ -290,8 +296,8 @@ class _BlockedAttention(AttentionBlocks):
         block.append(Store(self.total, (r,), Load(self.fresh, (r,)), "add"))
 
     def _add_block_product(self, block: list[Stmt], r: Dim) -> None:
-        def one(inner: list[Stmt], c: Dim) -> None:
+        def add_to_accumulator(inner: list[Stmt], c: Dim) -> None:
             old = self._apply_in_sum_dtype("mul", Load(self.acc, (r, c)), Load(self.factor, (r,)))
             inner.append(Store(self.acc, (r, c), self._apply_in_sum_dtype("add", old, Load(self.part, (r, c)))))
 
-        block.append(self._index_loop("c", self.blocks.columns, one))
+        block.append(self._index_loop("c", self.blocks.columns, add_to_accumulator))

@@ -21,8 +21,8 @@ from aotc.lowering.regions.attention.cpu_common import AttentionItem
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
-    """Keys or values as tiles read them: element (t, c) is at ``start + t * row + c * column`` of ``buffer``.
+class KeyValueLayout:
+    """Memory layout of keys or values for tiles: element (t, c) is at ``start + t * row + c * column`` of ``buffer``.
 
     If ``copied``, the buffer is a copy of one block, and its first term has index 0.
     """
@@ -35,10 +35,10 @@ class Lines:
 
 
 class AttentionBlocks(AttentionItem):
-    """Emitter of the operands and the matmuls of a grid item."""
+    """Emit the operands and the two matmuls of a grid item of blocked attention."""
 
-    keys: Lines
-    values: Lines
+    keys: KeyValueLayout
+    values: KeyValueLayout
 
     def __init__(self, b: RegionBuilder, op: Op, plan: BlockedAttentionPlan) -> None:
         blocks = plan.blocks
@@ -59,7 +59,7 @@ class AttentionBlocks(AttentionItem):
         self.top, self.low, self.factor, self.fresh, self.total = self.numbers
 
     def _loop_over_pairs(self, end: Dim, extent: int, make: Callable[..., None]) -> list[Stmt]:
-        """Return the loop of ``make(block, u)`` over pairs u of numbers below ``end``, and over an odd last one."""
+        """Return the loop of ``make(block, u)`` over pairs u of indices below ``end``, and over an odd last index."""
         both = self._index_loop("u", end // 2, make, extent // 2)
         if end % 2 == 0:
             return [both]
@@ -74,12 +74,12 @@ class AttentionBlocks(AttentionItem):
 
     # --- operands ---
 
-    def _key_or_value_layout(self, body: list[Stmt], number: int, columns: int) -> Lines:
+    def _key_or_value_layout(self, body: list[Stmt], number: int, columns: int) -> KeyValueLayout:
         """Return the layout of keys or values for register tiles: as stored, or copied block by block."""
         blocks, copied = self.blocks, self.plan.copies_keys if number == 1 else self.plan.copies_values
         if not copied:
             view = self._layout_of_head(number)
-            return Lines(view.buffer, view.start, view.outer, view.depth)
+            return KeyValueLayout(view.buffer, view.start, view.outer, view.depth)
         if number == 1:
             buffer = self._scratch_buffer("k", blocks.terms + blocks.tile_terms, columns, dtype=self.kind)
         else:
@@ -87,53 +87,59 @@ class AttentionBlocks(AttentionItem):
                 "v", -(-blocks.terms // blocks.group), blocks.columns * blocks.group, dtype=self.kind
             )
         body.append(Alloc(buffer))
-        return Lines(buffer, 0, static(buffer.shape[1]), 1, copied=True)
+        return KeyValueLayout(buffer, 0, static(buffer.shape[1]), 1, copied=True)
 
-    def _copy_keys_or_values(self, lines: Lines, number: int, columns: int, first: Dim, count: Dim) -> list[Stmt]:
+    def _copy_keys_or_values(
+        self, lines: KeyValueLayout, number: int, columns: int, first: Dim, count: Dim
+    ) -> list[Stmt]:
         """Return the loops that copy keys or values of a block of ``count`` terms, in the dtype that tiles multiply."""
         if not lines.copied:
             return []
         value, dims = self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
 
-        def at(t: Dim, c: Dim) -> Scalar:
+        def load_element(t: Dim, c: Dim) -> Scalar:
             return self._operand_element(value, dims, first + t, c, dtype=self.kind)
 
-        def line(block: list[Stmt], t: Dim) -> None:
+        def copy_row(block: list[Stmt], t: Dim) -> None:
             block.append(
-                self._index_loop("c", columns, lambda inner, c: inner.append(Store(lines.buffer, (t, c), at(t, c))))
+                self._index_loop(
+                    "c", columns, lambda inner, c: inner.append(Store(lines.buffer, (t, c), load_element(t, c)))
+                )
             )
 
-        def pair(block: list[Stmt], u: Dim, both: bool = True) -> None:
-            def one(inner: list[Stmt], c: Dim) -> None:
-                whole_axes = at(2 * u + 1, c) if both else Const(0.0, "bf16")
-                inner += [Store(lines.buffer, (u, 2 * c + n), x) for n, x in enumerate((at(2 * u, c), whole_axes))]
+        def copy_pair(block: list[Stmt], u: Dim, both: bool = True) -> None:
+            def copy_pair_element(inner: list[Stmt], c: Dim) -> None:
+                whole_axes = load_element(2 * u + 1, c) if both else Const(0.0, "bf16")
+                inner += [
+                    Store(lines.buffer, (u, 2 * c + n), x) for n, x in enumerate((load_element(2 * u, c), whole_axes))
+                ]
 
-            block.append(self._index_loop("c", columns, one))
+            block.append(self._index_loop("c", columns, copy_pair_element))
 
         if number == 2 and self.blocks.pairs:
-            return self._loop_over_pairs(count, self.blocks.terms, pair)
-        return [self._index_loop("t", count, line, self.blocks.terms)]
+            return self._loop_over_pairs(count, self.blocks.terms, copy_pair)
+        return [self._index_loop("t", count, copy_row, self.blocks.terms)]
 
     def _transpose_queries(self, body: list[Stmt]) -> None:
-        """Write the queries of the block as vectors of rows; rows beyond the last are 0."""
+        """Emit the copy of the block's queries to vectors of rows; rows beyond the last are 0."""
         blocks, dims, g = self.blocks, self.op.attrs["q_dims"], self.blocks.group
 
-        def place(r: Dim, u: Dim, n: int) -> Index:
+        def transposed_index(r: Dim, u: Dim, n: int) -> Index:
             return (r // blocks.tile_rows, u, r % blocks.tile_rows * g + n)
 
-        def rows(end: Dim, element: Callable[[Dim, Dim], Scalar]) -> For:
-            def one(inner: list[Stmt], r: Dim, u: Dim) -> None:
-                inner += [Store(self.q, place(r, u, n), element(r, u * g + n)) for n in range(g)]
+        def copy_rows(end: Dim, element: Callable[[Dim, Dim], Scalar]) -> For:
+            def copy_element(inner: list[Stmt], r: Dim, u: Dim) -> None:
+                inner += [Store(self.q, transposed_index(r, u, n), element(r, u * g + n)) for n in range(g)]
 
-            def row(b: list[Stmt], r: Dim) -> None:
-                b.append(self._index_loop("depth", self.depth // g, lambda c, u: one(c, r, u)))
+            def copy_row(b: list[Stmt], r: Dim) -> None:
+                b.append(self._index_loop("depth", self.depth // g, lambda c, u: copy_element(c, r, u)))
 
-            return self._index_loop("r", end, row, blocks.rows)
+            return self._index_loop("r", end, copy_row, blocks.rows)
 
-        body += [] if self.whole else [rows(blocks.rows, lambda r, d: Const(0.0, self.kind))]
+        body += [] if self.whole else [copy_rows(blocks.rows, lambda r, d: Const(0.0, self.kind))]
         query = self.op.operands[0]
         body.append(
-            rows(self.height, lambda r, d: self._operand_element(query, dims, self.row + r, d, dtype=self.kind))
+            copy_rows(self.height, lambda r, d: self._operand_element(query, dims, self.row + r, d, dtype=self.kind))
         )
 
     # --- scores ---
@@ -149,15 +155,15 @@ class AttentionBlocks(AttentionItem):
         blocks, keys, g = self.blocks, self.keys, self.blocks.group
         panels = blocks.rows // blocks.tile_rows
 
-        def tiles(height: int, end: Dim) -> list[Stmt]:
-            def tile(block: list[Stmt], i: Dim) -> None:
+        def tiles_of_height(height: int, end: Dim) -> list[Stmt]:
+            def emit_key_tile(block: list[Stmt], i: Dim) -> None:
                 start = i * height
                 if not keys.copied:
                     start = minimum(start, self.terms - first - height)
                 begin = self._bind_index(block, start + height, blocks.terms + 2 * height) - height
                 base = keys.start + (begin if keys.copied else first + begin) * keys.row
 
-                def panel(inner: list[Stmt], j: Dim) -> None:
+                def emit_row_panel(inner: list[Stmt], j: Dim) -> None:
                     out = (begin + blocks.tile_terms) * blocks.rows + j * blocks.tile_rows
                     inner.append(Tile(
                         height, blocks.tile_rows, self.scores, out, blocks.rows,
@@ -166,15 +172,15 @@ class AttentionBlocks(AttentionItem):
                     ))  # fmt: skip
 
                 end = panels if self.whole else self.used // blocks.tile_rows
-                block.append(self._index_loop("j", end, panel, panels))
+                block.append(self._index_loop("j", end, emit_row_panel, panels))
 
-            return [self._index_loop("i", (end + (height - 1)) // height, tile)]
+            return [self._index_loop("i", (end + (height - 1)) // height, emit_key_tile)]
 
         height = blocks.tile_terms
         if keys.copied or (isinstance(self.terms, int) and self.terms >= height):
-            return tiles(height, count)
+            return tiles_of_height(height, count)
         enough = Apply("ge", (IndexScalar(self.terms), Const(height, "i64")), "i1")
-        return [If(enough, tuple(tiles(height, count)), tuple(tiles(1, count)))]
+        return [If(enough, tuple(tiles_of_height(height, count)), tuple(tiles_of_height(1, count)))]
 
     def _weighted_value_tiles(self, first: Dim, count: Dim) -> For:
         """Return the matmul of a block's softmax weights and values."""
@@ -186,11 +192,11 @@ class AttentionBlocks(AttentionItem):
         base = values.start if values.copied else values.start + first * values.row
         steps = (count + (g - 1)) // g
 
-        def panel(block: list[Stmt], j: Dim) -> None:
+        def emit_value_panel(block: list[Stmt], j: Dim) -> None:
             row: Dim = 0
             for height, tiles in split_rows(blocks.rows, blocks.tile_height):
 
-                def tile(inner: list[Stmt], i: Dim, row: Dim = row, height: int = height) -> None:
+                def emit_row_tile(inner: list[Stmt], i: Dim, row: Dim = row, height: int = height) -> None:
                     at = row + i * height
                     inner.append(Tile(
                         height, blocks.tile_columns, out, at * blocks.columns + j * blocks.tile_columns, blocks.columns,
@@ -199,7 +205,7 @@ class AttentionBlocks(AttentionItem):
                     ))  # fmt: skip
 
                 needed = minimum(tiles, maximum(self.height - row + (height - 1), 0) // height)
-                block.append(self._index_loop("i", tiles if self.whole else needed, tile, tiles))
+                block.append(self._index_loop("i", tiles if self.whole else needed, emit_row_tile, tiles))
                 row = row + height * tiles
 
-        return self._index_loop("j", blocks.columns // blocks.tile_columns, panel)
+        return self._index_loop("j", blocks.columns // blocks.tile_columns, emit_value_panel)

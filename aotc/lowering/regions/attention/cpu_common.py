@@ -20,7 +20,7 @@ NO_WEIGHT = {"f32": 104.0, "f64": 746.0}  # exp(-x) is 0 for a larger x
 
 
 class AttentionItem:
-    """Sizes and position of one grid item of the op ``attention``.
+    """Sizes and position of one grid item of the op ``attention``, and emitters of its loops and loads.
 
     Attributes
     ----------
@@ -105,13 +105,13 @@ class AttentionItem:
         return x if x.dtype in (dtype, "i1") else Apply("convert", (x,), dtype)
 
     def _layout_of_head(self, number: int) -> View:
-        """Return the layout of keys or values of a head, which the plan found in memory."""
+        """Return the layout in memory of the keys or values (operand ``number``) of the item's head."""
         view = attention_operand_layout(self.e, self.op, number, self.at)
         assert view is not None
         return view
 
     def _subtracted_maximum(self, top: Scalar) -> Scalar:
-        """Return the number subtracted from scores: their maximum, or 0 for a row of only -inf."""
+        """Return the scalar that is subtracted from scores: their maximum, or 0 for a row of only -inf."""
         lowest = Apply("eq", (top, self._sum_dtype_literal(-math.inf)), "i1")
         return self.e.bind(self._apply_in_sum_dtype("select", lowest, self._sum_dtype_literal(0), top))
 
@@ -123,7 +123,7 @@ class AttentionItem:
     def _write_attention_row(
         self, block: list[Stmt], r: Dim, numbers: Sequence[Scalar], sums: Buffer, at: Index
     ) -> None:
-        """Write the results of row ``r`` from ``numbers`` (maximum and sum); they are 0 if there are no terms."""
+        """Emit the results of row ``r`` from ``numbers`` (maximum and sum); a row without terms becomes 0."""
         (out, *others), dims = self.b.outputs, self.op.attrs["out_dims"]
         total = numbers[1]
         for buffer, own in zip(others, numbers):
@@ -132,7 +132,7 @@ class AttentionItem:
             none = Apply("eq", (IndexScalar(self.terms), Const(0, "i64")), "i1")
             total = self.e.bind(self._apply_in_sum_dtype("select", none, self._sum_dtype_literal(1), total))
 
-        def one(inner: list[Stmt], c: Dim) -> None:
+        def write_element(inner: list[Stmt], c: Dim) -> None:
             index: list[Dim] = [0] * len(dims)
             for d, i in zip(dims, (*self.at, self.row + r, c), strict=True):
                 index[d] = i
@@ -141,4 +141,4 @@ class AttentionItem:
             x = x if out.dtype == self.wide else Apply("convert", (x,), out.dtype)
             inner.append(Store(out, tuple(index), x))
 
-        block.append(self._index_loop("c", self.columns, one))
+        block.append(self._index_loop("c", self.columns, write_element))

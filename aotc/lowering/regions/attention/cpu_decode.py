@@ -26,9 +26,9 @@ from aotc.lowering.regions.attention.cpu_decode_products import AttentionProduct
 
 
 class AttentionRows(AttentionProducts):
-    """Emitter of a grid item of few rows."""
+    """Emit a grid item of attention with few query rows."""
 
-    def item(self, at: Sequence[Dim], part: Dim) -> list[Stmt]:
+    def decode_item_statements(self, at: Sequence[Dim], part: Dim) -> list[Stmt]:
         """Return the statements of one grid item: attention for all query rows of some adjacent heads."""
         others = iter(at)
         self.at = tuple(0 if a in self.sizes else next(others) for a in range(len(self.batch)))
@@ -54,10 +54,10 @@ class AttentionRows(AttentionProducts):
         block.append(Store(self.top, at, self._sum_dtype_literal(-math.inf)))
         block.append(Store(self.total, at, zero))
 
-        def depth(inner: list[Stmt], d: Dim) -> None:
+        def load_query_element(inner: list[Stmt], d: Dim) -> None:
             inner.append(Store(self.q, (*at, d), self._operand_element(query, dims, row, d, dtype=self.q.dtype)))
 
-        block.append(self._index_loop("depth", self.depth, depth))
+        block.append(self._index_loop("depth", self.depth, load_query_element))
         block.append(
             self._index_loop("c", self.columns, lambda inner, c: inner.append(Store(self.acc, (*at, c), zero)))
         )
@@ -78,12 +78,12 @@ class AttentionRows(AttentionProducts):
         end, wanted = self._private_scalar("end", "i64"), self._private_scalar("wanted", "i32")
         body += [Alloc(end), Alloc(wanted), Store(end, (), IndexScalar(blocks))]
 
-        def phase(block: list[Stmt], p: Dim) -> None:
+        def visit_blocks_of_phase(block: list[Stmt], p: Dim) -> None:
             name, n = self.b.fresh("to"), self.b.fresh("n")
             block.append(Let(Var(name, "i64"), Load(end, ())))
             inside = self.e.new_block()
             first, count = self._terms_of_key_block(inside, sym(n, 0, blocks))
-            allowed = self._some_allowed(inside, first, count)
+            allowed = self._is_any_key_unmasked(inside, first, count)
             inner = self.e.new_block()
             self._decode_key_block(inner, first, count)
             now = Apply("eq", (allowed, IndexScalar(1 - p, "i32")), "i1")
@@ -93,10 +93,10 @@ class AttentionRows(AttentionProducts):
             block.append(Store(end, (), Const(0, "i64")))
             block += [] if certain else self._request_masked_blocks(p, end, wanted, blocks)
 
-        body.append(self._index_loop("phase", 1 if certain else 2, phase))
+        body.append(self._index_loop("phase", 1 if certain else 2, visit_blocks_of_phase))
 
     def _terms_of_key_block(self, block: list[Stmt], n: Dim) -> tuple[Dim, Dim]:
-        """Return the first term of block ``n`` and its number of terms, which is 0 behind the last part."""
+        """Return the first key of block ``n``, and its number of keys, which is 0 beyond the last part."""
         size = self.blocks.terms
         first = self.begin + n * size
         left = minimum(size, self.end - first)
@@ -105,20 +105,20 @@ class AttentionRows(AttentionProducts):
     # --- a block of terms ---
 
     def _decode_key_block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
-        """Write the computation of ``count`` terms from term ``first`` on."""
-        self._write_scores(body, first, count)
+        """Emit the scores, weights and sums of ``count`` keys from key ``first`` on."""
+        self._emit_scores(body, first, count)
         body += self._copy_cache_scales(first, count)
         body += self._loops_over_query_rows(lambda b, at: self._softmax_of_row(b, at, first, count))
-        self._write_sums(body, first, count)
+        self._emit_weighted_sums(body, first, count)
 
     def _softmax_of_row(self, block: list[Stmt], at: Index, first: Dim, count: Dim) -> None:
-        """Replace the scores of a row by weights, and rescale its sums to the new maximum."""
+        """Emit the softmax weights in place of a row's scores, and the rescaling of its sums to the new maximum."""
         attrs, row, terms = self.op.attrs, self.row + at[-1], self.blocks.terms
         top, fresh = self._private_scalar("top"), self._private_scalar("fresh")
         old = self.e.bind(Load(self.top, at))
         block += [Alloc(top), Alloc(fresh), Store(top, (), old), Store(fresh, (), self._sum_dtype_literal(0))]
 
-        def score(inner: list[Stmt], t: Dim) -> None:
+        def update_maximum(inner: list[Stmt], t: Dim) -> None:
             x = self._scaled_and_biased_score(
                 Load(self.scores, (*at, t)), row, first + t, self._cache_scale_of_term("k_scale", at, t, first)
             )
@@ -131,7 +131,7 @@ class AttentionRows(AttentionProducts):
                 inner.append(Store(self.scores, (*at, t), x))
             inner.append(Store(top, (), x, "max"))
 
-        def weigh(inner: list[Stmt], t: Dim) -> None:
+        def store_weight(inner: list[Stmt], t: Dim) -> None:
             below = self._apply_in_sum_dtype("sub", Load(self.scores, (*at, t)), low)
             weight: Scalar = self.e.bind(self._apply_in_sum_dtype("decay", below))
             inner.append(Store(fresh, (), weight, "add"))
@@ -141,18 +141,18 @@ class AttentionRows(AttentionProducts):
             if self.weights is not None:
                 inner.append(Store(self.weights, (*at, t), Apply("convert", (weight,), "bf16")))
 
-        block.append(self._index_loop("t", count, score, terms))
+        block.append(self._index_loop("t", count, update_maximum, terms))
         self.e.enter(block)
         now = self.e.bind(Load(top, ()))
         low = self._subtracted_maximum(now)
         factor = self.e.bind(self._apply_in_sum_dtype("exp", self._apply_in_sum_dtype("sub", old, low)))
-        block += [Store(self.top, at, now), self._index_loop("t", count, weigh, terms)]
+        block += [Store(self.top, at, now), self._index_loop("t", count, store_weight, terms)]
         total = self._apply_in_sum_dtype(
             "add", self._apply_in_sum_dtype("mul", Load(self.total, at), factor), Load(fresh, ())
         )
         block.append(Store(self.total, at, total))
 
-        def rescale(inner: list[Stmt], c: Dim) -> None:
+        def rescale_sum(inner: list[Stmt], c: Dim) -> None:
             inner.append(Store(self.acc, (*at, c), self._apply_in_sum_dtype("mul", Load(self.acc, (*at, c)), factor)))
 
-        block.append(self._index_loop("c", self.columns, rescale))
+        block.append(self._index_loop("c", self.columns, rescale_sum))

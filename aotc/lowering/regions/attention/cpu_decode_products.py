@@ -19,7 +19,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 class AttentionProducts(AttentionMasks):
-    """Emitter of the matmuls of few queries."""
+    """Emit the two matmuls of attention with few query rows."""
 
     def _prefetch_keys_or_values(self, number: int, length: int, term: Dim, least: int = 1) -> list[Stmt]:
         """Return prefetches of a key or value that will be multiplied ``least`` or more keys later."""
@@ -43,7 +43,7 @@ class AttentionProducts(AttentionMasks):
 
     # --- scores ---
 
-    def _write_scores(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+    def _emit_scores(self, body: list[Stmt], first: Dim, count: Dim) -> None:
         """Emit the scores of ``count`` keys from key ``first`` on."""
         form = self.plan.key_form
         if form is None:
@@ -53,12 +53,12 @@ class AttentionProducts(AttentionMasks):
             return
         row = self._layout_of_head(1).outer
 
-        def tiles(block: list[Stmt], at: list[Dim]) -> None:
+        def emit_score_tiles(block: list[Stmt], at: list[Dim]) -> None:
             block += self._loops_over_key_heads(
                 lambda b, index: b.extend(self._score_dot_products(index, at, first, form, row))
             )
 
-        loop_in_steps(body, self.b.fresh("t"), 0, count, self.plan.key_terms, tiles)
+        loop_in_steps(body, self.b.fresh("t"), 0, count, self.plan.key_terms, emit_score_tiles)
 
     def _score_dot_products(
         self, index: Index, terms: Sequence[Dim], first: Dim, form: TileForm, row: Dim
@@ -82,36 +82,39 @@ class AttentionProducts(AttentionMasks):
         """Return the scores of a head whose keys are strided in memory, vectorized over keys."""
         queries = [(*index, *own, r) for own, r in self.queries]
 
-        def clear(block: list[Stmt], t: Dim) -> None:
+        def clear_score(block: list[Stmt], t: Dim) -> None:
             block += [Store(self.scores, (*at, t), self._sum_dtype_literal(0)) for at in queries]
 
-        def add(block: list[Stmt], t: Dim, d: Dim) -> None:
+        def add_product(block: list[Stmt], t: Dim, d: Dim) -> None:
             x = self.e.bind(self._operand_element(self.op.operands[1], self.op.attrs["k_dims"], first + t, d))
             block += [
                 Store(self.scores, (*at, t), self._apply_in_sum_dtype("mul", self._query_element(at, d), x), "add")
                 for at in queries
             ]
 
-        def depth(block: list[Stmt], d: Dim) -> None:
-            block.append(self._index_loop("t", count, lambda b, t: add(b, t, d), self.blocks.terms))
+        def loop_over_keys(block: list[Stmt], d: Dim) -> None:
+            block.append(self._index_loop("t", count, lambda b, t: add_product(b, t, d), self.blocks.terms))
 
-        return [self._index_loop("t", count, clear, self.blocks.terms), self._index_loop("depth", self.depth, depth)]
+        return [
+            self._index_loop("t", count, clear_score, self.blocks.terms),
+            self._index_loop("depth", self.depth, loop_over_keys),
+        ]
 
     # --- values ---
 
-    def _write_sums(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+    def _emit_weighted_sums(self, body: list[Stmt], first: Dim, count: Dim) -> None:
         """Emit the addition of the weighted values of ``count`` keys to the sums."""
         row = self._layout_of_head(2).outer if self.plan.value_columns else None
 
-        def sums(block: list[Stmt], at: list[Dim]) -> None:
+        def emit_sums_of_head(block: list[Stmt], at: list[Dim]) -> None:
             if row is not None and len(at) > 1:
                 block += self._loops_over_key_heads(
                     lambda b, index: b.extend(self._pair_tiles_of_values(index, at, first, row))
                 )
             else:
-                self._sums(block, [(t, first + t) for t in at])
+                self._add_values_of_keys(block, [(t, first + t) for t in at])
 
-        loop_in_steps(body, self.b.fresh("t"), 0, count, self.plan.value_terms, sums)
+        loop_in_steps(body, self.b.fresh("t"), 0, count, self.plan.value_terms, emit_sums_of_head)
 
     def _pair_tiles_of_values(self, index: Index, terms: Sequence[Dim], first: Dim, row: Dim) -> list[Stmt]:
         """Return the tiles that add the values of some terms of a head, by pairs, to the sums of each query."""
@@ -121,7 +124,7 @@ class AttentionProducts(AttentionMasks):
         own, r = queries[0]
         begin = linearize((*index, *own, r, terms[0]), weights.shape)
 
-        def tile(block: list[Stmt], j: Dim) -> None:
+        def emit_tile(block: list[Stmt], j: Dim) -> None:
             x = self._operand_element(value, dims, first + terms[0], j * cols, dtype=value.type.dtype)
             assert isinstance(x, Load)
             out = linearize((*index, *own, r, j * cols), self.acc.shape)
@@ -131,25 +134,25 @@ class AttentionProducts(AttentionMasks):
                 adds=True,
             ))  # fmt: skip
 
-        return [self._index_loop("j", self.columns // cols, tile)]
+        return [self._index_loop("j", self.columns // cols, emit_tile)]
 
-    def _sums(self, block: list[Stmt], terms: Sequence[tuple[Dim, Dim]]) -> None:
+    def _add_values_of_keys(self, block: list[Stmt], terms: Sequence[tuple[Dim, Dim]]) -> None:
         """Emit the addition of the weighted values of some keys to the sums of each query."""
         value, dims, queries = self.op.operands[2], self.op.attrs["v_dims"], self.queries
 
-        def head(body: list[Stmt], index: Index) -> None:
+        def add_values_of_head(body: list[Stmt], index: Index) -> None:
             for _, term in terms:
                 body += self._prefetch_keys_or_values(2, self.columns, term)
             self.e.enter(body)
             weights = [[self.e.bind(Load(self.scores, (*index, *own, r, t))) for t, _ in terms] for own, r in queries]
 
-            def column(inner: list[Stmt], c: Dim) -> None:
+            def add_column(inner: list[Stmt], c: Dim) -> None:
                 some = [self._operand_element(value, dims, term, c) for _, term in terms]
                 some = some if len(queries) == 1 else [self.e.bind(x) for x in some]
                 for own_weights, (own, r) in zip(weights, queries, strict=True):
                     products = [self._apply_in_sum_dtype("mul", w, x) for w, x in zip(own_weights, some, strict=True)]
                     inner += [Store(self.acc, (*index, *own, r, c), x, "add") for x in products]
 
-            body.append(self._index_loop("c", self.columns, column))
+            body.append(self._index_loop("c", self.columns, add_column))
 
-        block += self._loops_over_key_heads(head)
+        block += self._loops_over_key_heads(add_values_of_head)

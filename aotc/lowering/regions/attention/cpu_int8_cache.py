@@ -36,7 +36,7 @@ _SPARE = 4  # numbers at the end of the range that are left free for rounding up
 
 
 class AttentionIntegers(AttentionRows):
-    """Emitter of a grid item of few rows with integer keys and values."""
+    """Emit a grid item of attention with few query rows and integer keys and values."""
 
     plan: IntegerAttentionPlan
 
@@ -59,7 +59,7 @@ class AttentionIntegers(AttentionRows):
     # --- numbers of some bytes ---
 
     def _quantize_row(self, block: list[Stmt], odd: Buffer, step: Buffer, at: Index, x: Buffer, count: Dim) -> Scalar:
-        """Emit the quantization scale of a row of ``x``; return its inverse.
+        """Emit the quantization scale of row ``at`` of ``x``; return the inverse of the scale.
 
         The bits of non-negative floats are ordered like their values, and below those of infinity. Any other row is
         odd: it is multiplied as floats.
@@ -93,10 +93,10 @@ class AttentionIntegers(AttentionRows):
 
     @property
     def _largest_quantized_integer(self) -> int:
-        """The largest integer: all its digits are 127, less some spare ones."""
+        """Return the largest integer of a quantized element: all its digits are 127, less a few spare units."""
         return 127 * sum(1 << 8 * place for place in range(self.blocks.digits)) - _SPARE
 
-    def _write_digits(
+    def _emit_quantized_digits(
         self, block: list[Stmt], digits: Buffer, sums: Buffer, at: Index, size: Dim, number: Callable[[Dim], Scalar]
     ) -> None:
         """Emit the quantized query as 8-bit digits, and the sums of its digits.
@@ -108,7 +108,7 @@ class AttentionIntegers(AttentionRows):
         block += [line for x in totals for line in (Alloc(x), Store(x, (), Const(0, "i32")))]
         moved = sum(128 << 8 * place for place in range(self.blocks.digits))
 
-        def write(inner: list[Stmt], i: Dim) -> None:
+        def write_digits_of_element(inner: list[Stmt], i: Dim) -> None:
             n = self.e.bind(Apply("add", (number(i), Const(moved, "i32")), "i32"))
             for place, (row, total) in enumerate(zip(rows, totals, strict=True)):
                 shifted = Apply("shr_logic", (n, Const(8 * place, "i32")), "i32") if place else n
@@ -116,7 +116,7 @@ class AttentionIntegers(AttentionRows):
                 digit = self.e.bind(Apply("sub", (byte, Const(128, "i32")), "i32"))
                 inner += [Store(digits, (*row, i), Apply("convert", (digit,), "i8")), Store(total, (), digit, "add")]
 
-        block.append(self._index_loop("t", size, write, digits.shape[-1]))
+        block.append(self._index_loop("t", size, write_digits_of_element, digits.shape[-1]))
         block += [Store(sums, row, Load(total, ())) for row, total in zip(rows, totals, strict=True)]
         self.e.enter(block)
 
@@ -126,7 +126,7 @@ class AttentionIntegers(AttentionRows):
         return (*heads, place * len(self.queries) + linearize(own, self.top.shape[len(self.heads) :]))
 
     def _dequantized_sum(self, sums: Sequence[Scalar], digits: Sequence[Scalar], step: Scalar) -> Scalar:
-        """Return the number represented by one sum per place, each too large by 128 times the sum of its ``digits``."""
+        """Return the float of integer sums, one per place, less 128 times the sum of their ``digits``."""
         total: Scalar = self._sum_dtype_literal(0)
         for x, own in reversed(list(zip(sums, digits, strict=True))):
             exact = Apply("sub", (x, Apply("mul", (own, Const(128, "i32")), "i32")), "i32")
@@ -158,18 +158,19 @@ class AttentionIntegers(AttentionRows):
         super()._begin_all_query_rows(body)
 
     def _begin_query_row(self, block: list[Stmt], at: Index) -> None:
-        """Write the start of a row, and the digits of its query."""
+        """Emit the start of a row, and the digits of its query."""
         super()._begin_query_row(block, at)
         steps = self._quantize_row(block, self.odd_query, self.q_step, at, self.q, self.depth)
         near = lambda d: self._apply_in_sum_dtype(
             "round_even", self._apply_in_sum_dtype("mul", Load(self.q, (*at, d)), steps)
         )
         number = lambda d: Apply("convert", (near(d),), "i32")
-        self._write_digits(block, self.q_digits, self.q_sums, at, self.depth, number)
+        self._emit_quantized_digits(block, self.q_digits, self.q_sums, at, self.depth, number)
 
-    def _write_scores(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+    def _emit_scores(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+        """Emit the scores of ``count`` keys by integer matmuls of digits, or by floats if there are none."""
         if self.plan.key_form is None:
-            super()._write_scores(body, first, count)
+            super()._emit_scores(body, first, count)
             return
         row = self._layout_of_head(1).outer
         one = lambda b, t: b.extend(
@@ -181,7 +182,7 @@ class AttentionIntegers(AttentionRows):
         self._loops_over_quantized_keys(body, self.odd_query, count, self.lanes, some, one)
 
     def _score_vector(self, block: list[Stmt], index: Index, begin: Dim, first: Dim, row: Dim) -> None:
-        """Write the scores of a vector of terms of a block, from number ``begin`` on."""
+        """Emit the scores of a vector of keys of a block, from key ``begin`` of the block on."""
         rows = static(self.dots.shape[0])
         for t in range(self.lanes):
             block += [
@@ -198,18 +199,18 @@ class AttentionIntegers(AttentionRows):
         for own, r in self.queries:
             at = (*index, *own, r)
 
-            def score(inner: list[Stmt], t: Dim, at: Index = at) -> None:
+            def store_score(inner: list[Stmt], t: Dim, at: Index = at) -> None:
                 rows = [self._digit_row_index(at, place) for place in range(self.blocks.digits)]
                 sums, digits = [Load(self.dots, (row[-1], t)) for row in rows], [Load(self.q_sums, row) for row in rows]
                 x = self._dequantized_sum(sums, digits, Load(self.q_step, at))
                 inner.append(Store(self.scores, (*at, begin + t), x))
 
-            block.append(self._index_loop("t", self.lanes, score))
+            block.append(self._index_loop("t", self.lanes, store_score))
 
     # --- weights and values ---
 
     def _decode_key_block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
-        """Write the computation of ``count`` terms from term ``first`` on."""
+        """Emit the scores, weights and sums of ``count`` keys from key ``first`` on, and copies of their scales."""
         body.append(Store(self.odd_weight, (), Const(0, "i32")))
         super()._decode_key_block(body, first, count)
 
@@ -228,23 +229,24 @@ class AttentionIntegers(AttentionRows):
         )
         number = lambda t: Apply("sub", (bits(t), Const(_WHOLE_BITS, "i32")), "i32")
         whole = count // self.plan.digit_terms * self.plan.digit_terms
-        self._write_digits(block, self.w_digits, self.w_sums, at, whole, number)
+        self._emit_quantized_digits(block, self.w_digits, self.w_sums, at, whole, number)
 
-    def _write_sums(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+    def _emit_weighted_sums(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+        """Emit the addition of weighted values of ``count`` keys by integer matmuls of digits, or by floats."""
         if not self.plan.digit_terms:
-            super()._write_sums(body, first, count)
+            super()._emit_weighted_sums(body, first, count)
             return
         row = self._layout_of_head(2).outer
         body += self._loops_over_key_heads(self._clear_sums)
         some = lambda b, index, t: self._add_weighted_values(b, index, t, first, row)
-        one = lambda b, t: self._sums(b, [(t, first + t)])
+        one = lambda b, t: self._add_values_of_keys(b, [(t, first + t)])
         self._loops_over_quantized_keys(body, self.odd_weight, count, self.plan.digit_terms, some, one)
         inside = self.e.new_block()
-        inside += self._loops_over_query_rows(self._add_sums)
+        inside += self._loops_over_query_rows(self._add_integer_sums)
         body.append(If(self._are_digits_exact(self.odd_weight), tuple(inside)))
 
     def _are_digits_exact(self, odd: Buffer) -> Apply:
-        """Return True at run time if digits can represent all numbers so far."""
+        """Return a scalar that is True at run time if digits can represent all rows so far."""
         return Apply("eq", (Load(odd, ()), Const(0, "i32")), "i1")
 
     def _clear_sums(self, block: list[Stmt], index: Index) -> None:
@@ -252,13 +254,13 @@ class AttentionIntegers(AttentionRows):
         block.append(self._index_loop("c", self.sums.shape[-1], lambda b, c: b.append(zero(c))))
 
     def _add_weighted_values(self, block: list[Stmt], index: Index, begin: Dim, first: Dim, row: Dim) -> None:
-        """Write the weighted values of some terms of a block, added to integer sums."""
+        """Emit the products of weights and values of some keys, added to integer sums."""
         value, dims, cols = self.op.operands[2], self.op.attrs["v_dims"], QUAD * self.lanes
         terms = self.plan.digit_terms
         for t in range(terms):
             block += self._prefetch_keys_or_values(2, self.columns, first + begin + t, terms)
 
-        def tile(inner: list[Stmt], j: Dim) -> None:
+        def emit_tile(inner: list[Stmt], j: Dim) -> None:
             x = self._operand_element(value, dims, first + begin, j * cols, dtype="i8")
             assert isinstance(x, Load)
             inner.append(Tile(
@@ -269,16 +271,16 @@ class AttentionIntegers(AttentionRows):
                 b_inner=row, adds=True,
             ))  # fmt: skip
 
-        block.append(self._index_loop("j", self.columns // cols, tile))
+        block.append(self._index_loop("j", self.columns // cols, emit_tile))
 
-    def _add_sums(self, block: list[Stmt], at: Index) -> None:
+    def _add_integer_sums(self, block: list[Stmt], at: Index) -> None:
         """Emit the addition of a block's integer sums to those of earlier blocks."""
         step = Load(self.w_step, at)
 
-        def add(inner: list[Stmt], c: Dim) -> None:
+        def add_column(inner: list[Stmt], c: Dim) -> None:
             rows = [self._digit_row_index(at, place) for place in range(self.blocks.digits)]
             sums = [Load(self.sums, (*row[:-1], row[-1] * self.columns + c)) for row in rows]
             x = self._dequantized_sum(sums, [Load(self.w_sums, row) for row in rows], step)
             inner.append(Store(self.acc, (*at, c), x, "add"))
 
-        block.append(self._index_loop("c", self.columns, add))
+        block.append(self._index_loop("c", self.columns, add_column))

@@ -25,7 +25,7 @@ Query = tuple[tuple[int, ...], int]  # index of the axes that share a key, and a
 
 
 class AttentionMasks(AttentionItem):
-    """Emitter of the loops and masks of a grid item of few rows."""
+    """Emit the loops over heads and the masks of a grid item with few query rows."""
 
     def __init__(self, b: RegionBuilder, op: Op, plan: DecodeAttentionPlan) -> None:
         blocks = plan.blocks
@@ -58,10 +58,10 @@ class AttentionMasks(AttentionItem):
     def _loops_over_query_rows(self, make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
         """Return the loops over heads, queries that share keys, and rows, around ``make(block, index)``."""
 
-        def rows(block: list[Stmt], index: Index) -> None:
+        def loop_over_rows(block: list[Stmt], index: Index) -> None:
             block.append(self._index_loop("r", self.height, lambda b, r: make(b, (*index, r)), self.blocks.rows))
 
-        return self._loops_over_batch_axes((*self.heads, *self.shared), rows)
+        return self._loops_over_batch_axes((*self.heads, *self.shared), loop_over_rows)
 
     def _loops_over_key_heads(self, make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
         """Return the loops over heads of keys, in memory order, around ``make(block, index)``."""
@@ -70,10 +70,10 @@ class AttentionMasks(AttentionItem):
     def _loops_over_batch_axes(self, axes: Sequence[int], make: Callable[[list[Stmt], Index], None]) -> list[Stmt]:
         """Return loops over the batch axes around ``make(block, index)``."""
 
-        def level(block: list[Stmt], index: Index) -> None:
+        def loop_over_axis(block: list[Stmt], index: Index) -> None:
             if len(index) < len(axes):
                 size = self.sizes[axes[len(index)]]
-                block.append(self._index_loop("h", size, lambda b, h: level(b, (*index, h))))
+                block.append(self._index_loop("h", size, lambda b, h: loop_over_axis(b, (*index, h))))
                 return
             places = dict(zip(axes, index, strict=True))
             before, self.at = self.at, tuple(places.get(a, i) for a, i in enumerate(self.at))
@@ -81,7 +81,7 @@ class AttentionMasks(AttentionItem):
             self.at = before
 
         found: list[Stmt] = []
-        level(found, ())
+        loop_over_axis(found, ())
         return found
 
     def _query_element(self, at: Index, d: Dim) -> Scalar:
@@ -90,7 +90,7 @@ class AttentionMasks(AttentionItem):
         return x if x.dtype == self.wide else Apply("convert", (x,), self.wide)
 
     def _scale_at(self, name: str, row: Dim, term: Dim) -> Scalar | None:
-        """Return the scale of an integer key or value, or None."""
+        """Return the scale of an integer key or value; None if keys or values are floats."""
         value = self.k_scale if name == "k_scale" else self.v_scale
         return self._operand_element(value, self.op.attrs[f"{name}_dims"], row, term) if value is not None else None
 
@@ -99,18 +99,18 @@ class AttentionMasks(AttentionItem):
         found: list[Stmt] = []
         for name, buffer in self.factors.items():
 
-            def head(block: list[Stmt], at: Index, name: str = name, buffer: Buffer = buffer) -> None:
-                def one(inner: list[Stmt], t: Dim) -> None:
+            def copy_scales_of_head(block: list[Stmt], at: Index, name: str = name, buffer: Buffer = buffer) -> None:
+                def copy_scale(inner: list[Stmt], t: Dim) -> None:
                     scale = self._scale_at(name, self.row, first + t)
                     inner += [Store(buffer, (*at, t), scale)] if scale is not None else []
 
-                block.append(self._index_loop("t", count, one, self.blocks.terms))
+                block.append(self._index_loop("t", count, copy_scale, self.blocks.terms))
 
-            found += self._loops_over_key_heads(head)
+            found += self._loops_over_key_heads(copy_scales_of_head)
         return found
 
     def _cache_scale_of_term(self, name: str, at: Index, t: Dim, first: Dim) -> Scalar | None:
-        """Return the scale of a key or value of a block for the row at ``at``, or None."""
+        """Return the scale of a key or value of a block for the query at ``at``; None if they are floats."""
         if name in self.factors:
             return Load(self.factors[name], (*at[: len(self.heads)], t))
         return self._scale_at(name, self.row + at[-1], first + t)
@@ -118,15 +118,15 @@ class AttentionMasks(AttentionItem):
     # --- masks ---
 
     def _unmasked_tests(self, row: Dim, term: Dim) -> list[Scalar]:
-        """Return the tests under which a term is unmasked."""
+        """Return the tests at run time that all hold for a key that is not masked."""
         attrs = self.op.attrs
         found = [self._operand_element(self.mask, attrs["mask_dims"], row, term)] if self.mask is not None else []
         for offset in dims_of(attrs, "causal"):
             found.append(Apply("le", (IndexScalar(term), IndexScalar(row + offset)), "i1"))
         return found
 
-    def _some_allowed(self, block: list[Stmt], first: Dim, count: Dim) -> Scalar:
-        """Return 1 if the mask allows some term of a block in some row of some head, else 0."""
+    def _is_any_key_unmasked(self, block: list[Stmt], first: Dim, count: Dim) -> Scalar:
+        """Emit the test of a block's mask; return 1 if it allows a key in any row of any head, else 0."""
         some, attrs = self._private_scalar("some", "i32"), self.op.attrs
         block += [Alloc(some), Store(some, (), Const(int(self.mask is None), "i32"))]
         if self.mask is not None:
@@ -162,22 +162,22 @@ class AttentionMasks(AttentionItem):
         dims = self.op.attrs["mask_dims"]
         axes = [a for a in (*self.heads, *self.shared) if dims[a] != ABSENT]
 
-        def rows(block: list[Stmt], _: Index) -> None:
+        def loop_over_rows(block: list[Stmt], _: Index) -> None:
             if dims[-2] == ABSENT:
                 make(block, 0)
             else:
                 block.append(self._index_loop("r", self.height, lambda b, r: make(b, self.row + r), self.blocks.rows))
 
-        return self._loops_over_batch_axes(axes, rows)
+        return self._loops_over_batch_axes(axes, loop_over_rows)
 
     def _request_masked_blocks(self, phase: Dim, end: Buffer, wanted: Buffer, blocks: Dim) -> list[Stmt]:
         """Return the statements that also request fully masked blocks, if some row needs them."""
         once: list[Stmt] = [Store(wanted, (), Const(0, "i32"))]
 
-        def ask(block: list[Stmt], at: Index) -> None:
+        def request_for_row(block: list[Stmt], at: Index) -> None:
             self._request_masked_terms(block, Load(self.top, at), wanted)
 
-        once += self._loops_over_query_rows(ask)
+        once += self._loops_over_query_rows(request_for_row)
         dims = self.op.attrs["mask_dims"]
         alike = self.mask is not None and all(dims[a] == ABSENT for a in (*self.sizes, -2))
         if "split" in self.op.attrs and alike and not dims_of(self.op.attrs, "causal"):
@@ -189,7 +189,7 @@ class AttentionMasks(AttentionItem):
         return [If(Apply("eq", (IndexScalar(phase), Const(0, "i64")), "i1"), tuple(once))]
 
     def _request_masked_terms(self, block: list[Stmt], top: Scalar, wanted: Buffer) -> None:
-        """Write the request for masked terms, if they have weight relative to a maximum."""
+        """Emit the request for masked keys, if these have weight relative to the maximum ``top``."""
         light = self._masked_terms_have_no_weight(top)
         block.append(Store(wanted, (), Apply("select", (light, Const(0, "i32"), Const(1, "i32")), "i32"), "max"))
 
@@ -198,16 +198,20 @@ class AttentionMasks(AttentionItem):
         body = self.e.new_block()
         place, found = self._private_scalar("place", "i64"), self.b.fresh("found")
 
-        def compare(inner: list[Stmt], t: Dim) -> None:
+        def find_first_unmasked(inner: list[Stmt], t: Dim) -> None:
             allowed = self._operand_element(self._mask_operand, self.op.attrs["mask_dims"], 0, t)
             at = Apply("select", (allowed, IndexScalar(t), IndexScalar(self.terms)), "i64")
             inner.append(Store(place, (), at, "min"))
 
-        body += [Alloc(place), Store(place, (), IndexScalar(self.terms)), self._index_loop("t", self.terms, compare)]
+        body += [
+            Alloc(place),
+            Store(place, (), IndexScalar(self.terms)),
+            self._index_loop("t", self.terms, find_first_unmasked),
+        ]
         body.append(Let(Var(found, "i64"), Load(place, ())))
         there = sym(found, 0, self.terms)
 
-        def ask(block: list[Stmt], at: Index) -> None:
+        def request_for_row(block: list[Stmt], at: Index) -> None:
             dot = self._private_scalar("dot")
             block += [Alloc(dot), Store(dot, (), self._sum_dtype_literal(0))]
             key = lambda d: self._operand_element(self.op.operands[1], self.op.attrs["k_dims"], there, d)
@@ -221,7 +225,7 @@ class AttentionMasks(AttentionItem):
 
         some = self.e.new_block()
         some.append(Store(wanted, (), Const(0, "i32")))
-        some += self._loops_over_query_rows(ask)
+        some += self._loops_over_query_rows(request_for_row)
         exists = Apply("lt", (IndexScalar(there), IndexScalar(self.terms)), "i1")
         body.append(If(exists, tuple(some)))
         return body

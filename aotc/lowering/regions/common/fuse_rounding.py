@@ -28,11 +28,11 @@ _SHORT = frozenset({"bf16", "f16"})
 
 def fuse_rounding(kernel: Kernel, target: Target) -> Kernel:
     """Remove the roundings of values that one smooth function passes to another."""
-    return replace(kernel, body=with_scalars(kernel.body, _RoundingFusion(dear=target.kind == "cpu").rounded))
+    return replace(kernel, body=with_scalars(kernel.body, _RoundingFusion(dear=target.kind == "cpu").rewrite_scalar))
 
 
 class _RoundingFusion:
-    """Rewriter of the scalars of a kernel; shared scalars are rewritten once.
+    """Rewrite the scalars of a kernel without inner roundings; shared scalars are rewritten once.
 
     Parameters
     ----------
@@ -46,8 +46,8 @@ class _RoundingFusion:
         self._rounded: dict[int, Scalar] = {}
         self._wide: dict[int, Scalar] = {}
 
-    def rounded(self, x: Scalar) -> Scalar:
-        """Return a scalar of the same dtype."""
+    def rewrite_scalar(self, x: Scalar) -> Scalar:
+        """Return ``x`` rewritten, in the same dtype: only the outermost function is rounded."""
         if not isinstance(x, Apply):
             return x
         if id(x) not in self._rounded:
@@ -56,8 +56,8 @@ class _RoundingFusion:
 
     def _without_inner_rounding(self, x: Apply) -> Scalar:
         if self._is_rounded_function(x) and SCALARS[x.fn].smooth and any(map(self._is_rounded_function, x.args)):
-            return Apply("convert", (self.wide(x),), x.dtype)
-        args = tuple(map(self.rounded, x.args))
+            return Apply("convert", (self.rewrite_in_f32(x),), x.dtype)
+        args = tuple(map(self.rewrite_scalar, x.args))
         return x if all(a is b for a, b in zip(args, x.args)) else replace(x, args=args)
 
     def _is_rounded_function(self, x: Scalar) -> bool:
@@ -68,8 +68,8 @@ class _RoundingFusion:
         known = row.widens and (self._is_expensive or row.work == 1 or (x.dtype == "bf16" and x.fn in APPROXIMATIONS))
         return known and all(a.dtype in (x.dtype, "i1") for a in x.args)
 
-    def wide(self, x: Scalar) -> Scalar:
-        """Return a short float, or an expression that would be rounded to one, as f32."""
+    def rewrite_in_f32(self, x: Scalar) -> Scalar:
+        """Return the f32 value of a short float, without the rounding of a function that computes it."""
         if isinstance(x, Const):
             return Const(x.value, "f32")
         if id(x) not in self._wide:
@@ -81,9 +81,9 @@ class _RoundingFusion:
         return self._wide[id(x)]
 
     def _function_in_f32(self, x: Apply) -> Scalar:
-        ways = [self.wide if SCALARS[x.fn].smooth else self._convert_to_f32, self.rounded]
+        ways = [self.rewrite_in_f32 if SCALARS[x.fn].smooth else self._convert_to_f32, self.rewrite_scalar]
         fn = x.fn if self._is_expensive else APPROXIMATIONS.get(x.fn, x.fn)
         return Apply(fn, tuple(ways[a.dtype == "i1"](a) for a in x.args), "f32")
 
     def _convert_to_f32(self, x: Scalar) -> Scalar:
-        return Apply("convert", (self.rounded(x),), "f32")
+        return Apply("convert", (self.rewrite_scalar(x),), "f32")

@@ -19,7 +19,7 @@ Place = tuple[Buffer, Index]
 
 @dataclass
 class LibraryCall:
-    """Collector of the statements before a call, its arguments, and the statements after it."""
+    """Collect the statements before the call of a library function, its arguments, and the statements after it."""
 
     names: RegionBuilder
     before: list[Stmt] = field(default_factory=list)
@@ -27,7 +27,7 @@ class LibraryCall:
     after: list[Stmt] = field(default_factory=list)
     _numbers: dict[Dim, Buffer] = field(default_factory=dict)
 
-    def memory(self, dtype: str, shape: tuple[Dim, ...]) -> Buffer:
+    def allocate_workspace(self, dtype: str, shape: tuple[Dim, ...]) -> Buffer:
         """Allocate workspace, on the stack if it is small."""
         bytes_ = product(shape) * size_of(dtype)
         small = is_static(shape) and static(bytes_) <= PRIVATE_BYTES
@@ -35,36 +35,36 @@ class LibraryCall:
         self.before.append(Alloc(buffer))
         return buffer
 
-    def letter(self, value: str) -> None:
+    def add_character(self, value: str) -> None:
         """Append a character argument."""
-        buffer = self.memory("u8", ())
+        buffer = self.allocate_workspace("u8", ())
         self.before.append(Store(buffer, (), Const(ord(value), "u8")))
         self.args.append((buffer, ()))
 
-    def number(self, value: Dim) -> None:
-        """Append an integer argument; equal integers share memory, since routines only read them."""
+    def add_integer(self, value: Dim) -> None:
+        """Append an integer argument; equal integers share memory, because routines only read them."""
         if value not in self._numbers:
-            buffer = self._numbers[value] = self.memory("i64", ())
+            buffer = self._numbers[value] = self.allocate_workspace("i64", ())
             self.before.append(Store(buffer, (), IndexScalar(value)))
         self.args.append((self._numbers[value], ()))
 
-    def scalar(self, value: Const) -> None:
+    def add_element_constant(self, value: Const) -> None:
         """Append a number of the element type as an argument."""
-        buffer = self.memory(value.dtype, ())
+        buffer = self.allocate_workspace(value.dtype, ())
         self.before.append(Store(buffer, (), value))
         self.args.append((buffer, ()))
 
-    def status(self) -> Buffer:
+    def add_status_word(self) -> Buffer:
         """Append the status word (LAPACK's ``info``) as an argument; return it for checks."""
-        buffer = self.memory("i64", ())
+        buffer = self.allocate_workspace("i64", ())
         self.args.append((buffer, ()))
         return buffer
 
-    def integers(self, out: Buffer, head: Index, is_input: bool) -> None:
-        """Append integer arguments that are i32 in the model: converted around the call."""
+    def add_i32_array(self, out: Buffer, head: Index, is_input: bool) -> None:
+        """Append an argument of integers that are i32 in the model, converted before and after the call."""
         single = len(out.shape) == len(head)
         count = 1 if single else out.shape[-1]
-        wide = self.memory("i64", (maximum(count, 1),))
+        wide = self.allocate_workspace("i64", (maximum(count, 1),))
         q = self.names.fresh("q")
         here = sym(q, 0, count)
         at = head if single else (*head, here)
@@ -75,20 +75,20 @@ class LibraryCall:
         self.after.append(For(q, 0, count, (Store(out, at, narrow),)))
         self.args.append((wide, (0,)))
 
-    def copy(self, source: Buffer, head: Index, shape: tuple[Dim, ...]) -> None:
+    def add_matrix_copy(self, source: Buffer, head: Index, shape: tuple[Dim, ...]) -> None:
         """Append a copy of the matrix ``source[head]`` as an argument."""
-        buffer = self.memory(source.dtype, shape)
+        buffer = self.allocate_workspace(source.dtype, shape)
         body = loops_over(self.names, shape, lambda at: Store(buffer, at, Load(source, (*head, *at))))
         self.before += body
         self.args.append((buffer, (0,) * len(shape)))
 
-    def external(self, function: str | Transform) -> ExternalCall:
+    def external_call(self, function: str | Transform) -> ExternalCall:
         """Return the statement that calls the library function."""
         return ExternalCall(function, tuple(self.args))
 
-    def statements(self, function: str | Transform) -> list[Stmt]:
+    def call_statements(self, function: str | Transform) -> list[Stmt]:
         """Return the statements of the whole call: allocations, arguments, the call, conversions."""
-        return [*self.before, self.external(function), *self.after]
+        return [*self.before, self.external_call(function), *self.after]
 
 
 def loops_over(b: RegionBuilder, shape: tuple[Dim, ...], make: Callable[[Index], Stmt]) -> list[Stmt]:

@@ -46,7 +46,7 @@ def lower_cholesky(b: RegionBuilder, plan: CholeskyPlan) -> Kernel:
     lower, (out,) = b.region_root_op("cholesky").attrs["lower"], b.outputs
     n = out.shape[-1]
 
-    def factor(head: Index, failed: Buffer) -> list[Stmt]:
+    def factor_matrix(head: Index, failed: Buffer) -> list[Stmt]:
         body = _choose_by_matrix_size(
             plan.loop_rows,
             n,
@@ -58,7 +58,7 @@ def lower_cholesky(b: RegionBuilder, plan: CholeskyPlan) -> Kernel:
         body.append(For("r", 0, n, (For("c", *((r + 1, n) if lower else (0, r)), (clear,)),)))
         return [*body, _fill_with_nan_if_failed(out, head, failed, 1)]
 
-    return _kernel_per_matrix(b, factor)
+    return _kernel_per_matrix(b, factor_matrix)
 
 
 def lower_block_cholesky(b: RegionBuilder, plan: BlockCholeskyPlan) -> Kernel:
@@ -66,11 +66,11 @@ def lower_block_cholesky(b: RegionBuilder, plan: BlockCholeskyPlan) -> Kernel:
     lower, (out,) = b.region_root_op("cholesky").attrs["lower"], b.outputs
     threads = plan.block.threads
 
-    def factor(head: Index, failed: Buffer) -> list[Stmt]:
+    def factor_matrix(head: Index, failed: Buffer) -> list[Stmt]:
         body = factor_in_block(b, plan, out, head, failed, lower)
         return [*body, For("t", 0, threads, (_fill_with_nan_if_failed(out, head, failed, threads),), "thread")]
 
-    return _kernel_per_matrix(b, factor)
+    return _kernel_per_matrix(b, factor_matrix)
 
 
 def _kernel_per_matrix(b: RegionBuilder, factor: Callable[[Index, Buffer], list[Stmt]]) -> Kernel:
@@ -112,19 +112,20 @@ def _cholesky_factor_loops(b: RegionBuilder, out: Buffer, head: Index, failed: B
 
 
 def _potrf_call(b: RegionBuilder, out: Buffer, head: Index, failed: Buffer, lower: bool) -> list[Stmt]:
+    """Return the call of LAPACK's Cholesky factorisation; its status sets ``failed``."""
     n = out.shape[-1]
     call = LibraryCall(b)
-    call.letter("U" if lower else "L")
-    call.number(n)
+    call.add_character("U" if lower else "L")
+    call.add_integer(n)
     call.args.append((out, (*head, 0, 0)))
-    call.number(n)
-    status = call.status()
+    call.add_integer(n)
+    status = call.add_status_word()
     call.after.append(Store(failed, (), Apply("ne", (Load(status, ()), Const(0, "i64")), "i1")))
-    return call.statements(LETTERS[out.dtype] + "potrf")
+    return call.call_statements(LETTERS[out.dtype] + "potrf")
 
 
 def _store_cholesky_pivot(e: Elements, out: Buffer, where: Index, reduced: Scalar, failed: Buffer) -> Scalar:
-    """Store the square root of a reduced pivot, and return that root; record a pivot that is not positive."""
+    """Emit the square root of a reduced pivot and return it; a pivot that is not positive sets ``failed``."""
     positive = Apply("gt", (reduced, constant_scalar(0, reduced.dtype)), "i1")
     e.block.append(If(Apply("not", (positive,), "i1"), (Store(failed, (), Const(True, "i1")),)))
     root = e.bind(Apply("sqrt", (reduced,), reduced.dtype))
@@ -136,7 +137,7 @@ def _store_cholesky_pivot(e: Elements, out: Buffer, where: Index, reduced: Scala
 
 
 def _cholesky_lower_column(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim) -> list[Stmt]:
-    """Compute column ``j`` of L by dot products of finished parts of rows, which are contiguous."""
+    """Return the loop that computes column ``j`` of L by dot products of finished parts of rows."""
     j, i, k = sym("j", 0, n), sym("i", 0, n), sym("k", 0, n)
     real = real_of(out.dtype)
     total = Buffer("total", real, (), "private")
@@ -170,7 +171,7 @@ def _squared_magnitude(x: Scalar) -> Scalar:
 
 
 def _cholesky_upper_row(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim) -> list[Stmt]:
-    """Compute row ``j`` of U, then subtract its outer product from the rows below."""
+    """Return the loop that computes row ``j`` of U and subtracts its outer product from the rows below."""
     j, i, k = sym("j", 0, n), sym("i", 0, n), sym("k", 0, n)
     real = real_of(out.dtype)
     block = e.new_block()
@@ -198,7 +199,7 @@ def lower_piece_solve(b: RegionBuilder, plan: PieceSolvePlan) -> Kernel:
     shape = (*out.shape[:-2], ceildiv(others, plan.columns))
     items = product(shape)
     *head, piece = delinearize(grid_item(items), shape)
-    solve = _solve_across if plan.transposed else _solve_piece
+    solve = _solve_transposed_rows if plan.transposed else _solve_right_hand_sides
     return b.grid(items, solve(b, op, plan.columns, tuple(head), piece), _solve_work(b))
 
 
@@ -211,11 +212,13 @@ def lower_matrix_solve(b: RegionBuilder, plan: MatrixSolvePlan) -> Kernel:
     at = delinearize(grid_item(items), batch)
     piece = sym("c0", 0, pieces) if pieces != 1 else 0
 
-    def loops() -> list[Stmt]:
-        body = _solve_piece(b, op, plan.columns, at, piece)
+    def solve_in_loops() -> list[Stmt]:
+        body = _solve_right_hand_sides(b, op, plan.columns, at, piece)
         return body if pieces == 1 else [For("c0", 0, pieces, tuple(body))]
 
-    body = _choose_by_matrix_size(plan.loop_rows, minimum(n, others), loops, lambda: _trsm_call(b, op, out, at))
+    body = _choose_by_matrix_size(
+        plan.loop_rows, minimum(n, others), solve_in_loops, lambda: _trsm_call(b, op, out, at)
+    )
     return b.grid(items, body, _solve_work(b))
 
 
@@ -240,22 +243,22 @@ def _solve_work(b: RegionBuilder) -> Dim:
     return product(b.outputs[0].shape[:-2]) * others * n * n
 
 
-def _solve_piece(b: RegionBuilder, op: Op, count: int, head: Index, piece: Dim) -> list[Stmt]:
-    """Solve for a run of ``count`` columns, or for one vector."""
+def _solve_right_hand_sides(b: RegionBuilder, op: Op, count: int, head: Index, piece: Dim) -> list[Stmt]:
+    """Return the substitution for ``count`` columns of right-hand sides, or for one vector."""
     out = b.outputs[0]
     *_, rows, columns = out.shape
     matrix = _triangle_element_loader(b, op, head)
     e = b.elements()
     if not op.attrs["left_side"]:
-        return _solve_vector(e, op, matrix, out, lambda k: (*head, piece, k), columns)
+        return _substitute_vector(e, op, matrix, out, lambda k: (*head, piece, k), columns)
     if columns == 1:
-        return _solve_vector(e, op, matrix, out, lambda k: (*head, k, 0), rows)
+        return _substitute_vector(e, op, matrix, out, lambda k: (*head, k, 0), rows)
     begin = piece * count
-    return _solve_rows(e, op, matrix, out, head, rows, begin, minimum(begin + count, columns))
+    return _substitute_rows(e, op, matrix, out, head, rows, begin, minimum(begin + count, columns))
 
 
-def _solve_across(b: RegionBuilder, op: Op, count: int, head: Index, piece: Dim) -> list[Stmt]:
-    """Solve for a run of ``count`` rows, transposed into columns so that the inner loops run along them."""
+def _solve_transposed_rows(b: RegionBuilder, op: Op, count: int, head: Index, piece: Dim) -> list[Stmt]:
+    """Return the solve for ``count`` right-hand sides in rows, transposed to make inner loops contiguous."""
     out = b.outputs[0]
     *_, others, n = out.shape
     begin = piece * count
@@ -264,32 +267,33 @@ def _solve_across(b: RegionBuilder, op: Op, count: int, head: Index, piece: Dim)
     matrix, c, k = _triangle_element_loader(b, op, head), sym("c", 0, count), sym("k", 0, n)
     row, column = (*head, begin + c, k), (k, c)
 
-    def moved(statement: Stmt) -> For:
+    def solve_transposed_columns(statement: Stmt) -> For:
         return For("k", 0, n, (For("c", 0, size, (statement,)),))
 
     return [
         Alloc(columns),
-        moved(Store(columns, column, Load(out, row))),
-        *_solve_rows(b.elements(), op, lambda i, k: matrix(k, i), columns, (), n, 0, size),
-        moved(Store(out, row, Load(columns, column))),
+        solve_transposed_columns(Store(columns, column, Load(out, row))),
+        *_substitute_rows(b.elements(), op, lambda i, k: matrix(k, i), columns, (), n, 0, size),
+        solve_transposed_columns(Store(out, row, Load(columns, column))),
     ]
 
 
 def _trsm_call(b: RegionBuilder, op: Op, out: Buffer, head: Index) -> list[Stmt]:
+    """Return the call of BLAS' triangular solve; sides and triangles are swapped for row-major matrices."""
     a = b.buffers[op.operands[0]]
     call = LibraryCall(b)
-    call.letter("R" if op.attrs["left_side"] else "L")
-    call.letter("U" if op.attrs["lower"] else "L")
-    call.letter(_TRANSPOSES[op.attrs["transpose_a"]])
-    call.letter("U" if op.attrs["unit_diagonal"] else "N")
-    call.number(out.shape[-1])
-    call.number(out.shape[-2])
-    call.scalar(constant_scalar(1, out.dtype))
+    call.add_character("R" if op.attrs["left_side"] else "L")
+    call.add_character("U" if op.attrs["lower"] else "L")
+    call.add_character(_TRANSPOSES[op.attrs["transpose_a"]])
+    call.add_character("U" if op.attrs["unit_diagonal"] else "N")
+    call.add_integer(out.shape[-1])
+    call.add_integer(out.shape[-2])
+    call.add_element_constant(constant_scalar(1, out.dtype))
     call.args.append((a, (*head, 0, 0)))
-    call.number(a.shape[-1])
+    call.add_integer(a.shape[-1])
     call.args.append((out, (*head, 0, 0)))
-    call.number(out.shape[-1])
-    return call.statements(LETTERS[out.dtype] + "trsm")
+    call.add_integer(out.shape[-1])
+    return call.call_statements(LETTERS[out.dtype] + "trsm")
 
 
 def _triangle_element_loader(b: RegionBuilder, op: Op, head: Index) -> Element:
@@ -304,7 +308,7 @@ def _triangle_element_loader(b: RegionBuilder, op: Op, head: Index) -> Element:
 
 
 def _substitution_order(op: Op, n: Dim) -> tuple[Dim, tuple[Dim, Dim], tuple[Dim, Dim]]:
-    """Return the unknown that step ``s`` computes, and the ranges of unknowns that are computed before and after it.
+    """Return the unknown of step ``s``, and the ranges of unknowns that other steps compute before and after it.
 
     ``x M = b`` is solved in the order of ``M`` transposed.
     """
@@ -321,10 +325,10 @@ def _is_forward_substitution(op: Op) -> bool:
     return op.attrs["lower"] != flipped
 
 
-def _solve_rows(
+def _substitute_rows(
     e: Elements, op: Op, matrix: Element, out: Buffer, head: Index, n: Dim, begin: Dim, end: Dim
 ) -> list[Stmt]:
-    """Subtract multiples of finished rows from row ``i``; the inner loops run along the right-hand sides."""
+    """Return the loop that subtracts multiples of finished rows from row ``i``, along the right-hand sides."""
     i, before, _ = _substitution_order(op, n)
     k, c = sym("k", 0, n), sym("c", 0, out.shape[-1])
     at = (*head, i, c)
@@ -340,8 +344,10 @@ def _solve_rows(
     return [For("s", 0, n, tuple(step))]
 
 
-def _solve_vector(e: Elements, op: Op, matrix: Element, out: Buffer, at: Callable[[Dim], Index], n: Dim) -> list[Stmt]:
-    """Solve for one vector; the inner loop runs along the rows of ``a``."""
+def _substitute_vector(
+    e: Elements, op: Op, matrix: Element, out: Buffer, at: Callable[[Dim], Index], n: Dim
+) -> list[Stmt]:
+    """Return the substitution for one vector; the inner loop runs along the rows of ``a``."""
     i, before, after = _substitution_order(op, n)
     k = sym("k", 0, n)
     left = op.attrs["left_side"]

@@ -39,6 +39,7 @@ def lower_csr_dot(b: RegionBuilder, plan: CsrRowsPlan) -> Kernel:
 def _add_selected_dense_row(
     e: Elements, data: Buffer, columns: Buffer, dense: Buffer, out: Buffer, at: tuple[Dim, ...]
 ) -> list[Stmt]:
+    """Return the statements that add one stored element times its dense row to the result row."""
     inner = e.new_block()
     p = sym("p", 0, data.shape[0])
     factor = e.bind(Load(data, (p,)))

@@ -46,7 +46,7 @@ def _complex_product(x: Scalar, y: Scalar) -> Scalar:
 
 
 class _TrianglePanels:
-    """Base of both emitters: threads, registers of a column, the diagonal block of a panel in shared memory."""
+    """Base of both emitters: threads, a column in registers, and the diagonal block of a panel in shared memory."""
 
     def __init__(self, b: RegionBuilder, plan: TriangleBlock, dtype: str, n: Dim) -> None:
         self.b, self.e, self.dtype, self.n = b, b.elements(), dtype, n
@@ -60,12 +60,12 @@ class _TrianglePanels:
     def thread_loop(self, block: Sequence[Stmt], count: int = 0) -> For:
         return For("t", 0, count or self.threads, tuple(block), "thread")
 
-    def in_panel(self, i: Dim) -> Dim:
-        """Return the row number of row ``i`` of a panel other than the last one."""
+    def row_in_panel(self, i: Dim) -> Dim:
+        """Return the position within its panel of matrix row ``i``."""
         return i if mod(self.n, self.each) == 0 else minimum(i, self.n - 1)
 
-    def substitute(self, t: Dim) -> list[Stmt]:
-        """Return the substitution for the column of thread ``t``, by the rows of :attr:`diagonal`."""
+    def substitute_column(self, t: Dim) -> list[Stmt]:
+        """Return the substitution for the column of thread ``t`` by the diagonal block in shared memory."""
         q, i = sym("q", 0, self.each), sym("i", 0, self.each)
         unknown = Load(self.own, (t, q))
         less = Apply(
@@ -75,7 +75,7 @@ class _TrianglePanels:
         divide = Store(self.own, (t, q), _complex_product(unknown, Load(self.inverse, (q,))))
         return [For("q", 0, self.each, (divide, rest), "unroll")]
 
-    def tile(
+    def subtract_tile_product(
         self, left: Callable[[Dim, Dim], Scalar], right: Callable[[Dim, Dim], Scalar], inner: Dim,
         cell: Callable[[Dim, Dim], Index], inside: Callable[[Dim, Dim], list[Scalar]], out: Buffer,
     ) -> list[Stmt]:  # fmt: skip
@@ -88,7 +88,7 @@ class _TrianglePanels:
         sums = Buffer(self.b.fresh("sums"), self.dtype, (self.side, self.side), "private")
         ups, across = (Buffer(self.b.fresh("x"), self.dtype, (self.side,), "private") for _ in range(2))
 
-        def square(block: Sequence[Stmt]) -> For:
+        def loop_over_tile(block: Sequence[Stmt]) -> For:
             return For("u", 0, self.side, (For("v", 0, self.side, tuple(block), "unroll"),), "unroll")
 
         term = _complex_product(Load(ups, (u,)), Load(across, (v,)))
@@ -97,14 +97,14 @@ class _TrianglePanels:
             block = self.e.new_block()
             block.append(Store(into, (at,), read(sym(r, 0, inner), at)))
             step.append(For(name, 0, self.side, tuple(block), "lanes"))
-        step.append(square([Store(sums, (u, v), term, "add")]))
+        step.append(loop_over_tile([Store(sums, (u, v), term, "add")]))
         block = self.e.new_block()
         tests = inside(u, v)
         place = cell(u, v)
         store = Store(out, place, Apply("sub", (Load(out, place), Load(sums, (u, v))), self.dtype))
         block.append(If(conjunction_of_tests(tests), (store,)) if tests else store)
-        body: list[Stmt] = [Alloc(sums), Alloc(ups), Alloc(across), square([Store(sums, (u, v), self.zero)])]
-        return [*body, For(r, 0, inner, tuple(step)), square(block)]
+        body: list[Stmt] = [Alloc(sums), Alloc(ups), Alloc(across), loop_over_tile([Store(sums, (u, v), self.zero)])]
+        return [*body, For(r, 0, inner, tuple(step)), loop_over_tile(block)]
 
 
 # --- cholesky ----------------------------------------------------------------
@@ -116,26 +116,26 @@ def factor_in_block(
     """Return the statements that factor a matrix and clear its other triangle; all threads load the failure flag."""
     f = _BlockCholesky(b, plan.block, out, head)
     mirror = TriangleTranspose(b, out, head, plan)
-    body: list[Stmt] = [*mirror.up(), Barrier()] if lower else []
-    body += f.statements()
-    body += [*(mirror.down() if lower else mirror.clear()), Barrier()]
-    return [mirror.allocate(), *f.allocate(), *body, Store(failed, (), Load(f.failed, (0,)))]
+    body: list[Stmt] = [*mirror.copy_lower_to_upper(), Barrier()] if lower else []
+    body += f.factor_statements()
+    body += [*(mirror.move_upper_to_lower() if lower else mirror.clear_lower_triangle()), Barrier()]
+    return [mirror.allocate_tiles(), *f.allocate_panel(), *body, Store(failed, (), Load(f.failed, (0,)))]
 
 
 class _BlockCholesky(_TrianglePanels):
-    """Emitter of the factorisation of the upper triangle."""
+    """Emit the factorisation of the upper triangle of a matrix by a block of threads."""
 
     def __init__(self, b: RegionBuilder, plan: TriangleBlock, out: Buffer, head: Index) -> None:
         super().__init__(b, plan, out.dtype, out.shape[-1])
         self.out, self.head = out, head
         self.failed = Buffer(b.fresh("failed"), "i1", (1,), "shared")
 
-    def allocate(self) -> list[Stmt]:
+    def allocate_panel(self) -> list[Stmt]:
         """Return the allocations of shared buffers and the barrier before the first step that could fail."""
         begin = For("z", 0, 1, (Store(self.failed, (0,), Const(False, "i1")),), "thread")
         return [*map(Alloc, (self.own, self.diagonal, self.inverse, self.failed)), begin, Barrier()]
 
-    def statements(self) -> list[Stmt]:
+    def factor_statements(self) -> list[Stmt]:
         """Return the loop over panels of a blocked Cholesky factorization."""
         panels = ceildiv(self.n, self.each)
         begin = sym("g", 0, panels) * self.each
@@ -153,7 +153,10 @@ class _BlockCholesky(_TrianglePanels):
         return (*self.head, i, k)
 
     def _factor_diagonal_block(self, begin: Dim) -> list[Stmt]:
-        """Factor the diagonal block, one thread per column; beyond the matrix it continues as the identity."""
+        """Return the factorisation of the diagonal block, one thread per column.
+
+        Beyond the end of the matrix the block continues as the identity.
+        """
         i, t = sym("i", 0, self.each), sym("t", 0, self.each)
         own = (t, i)
         there = [*test_index(begin + t, self.n, "lt"), Apply("le", (IndexScalar(i), IndexScalar(t)), "i1")]
@@ -181,7 +184,7 @@ class _BlockCholesky(_TrianglePanels):
         ]  # fmt: skip
 
     def _eliminate_pivot_row(self, q: Dim, t: Dim) -> list[Stmt]:
-        """Subtract row ``q`` from the rows below, then divide it by the root of its pivot.
+        """Return the update of the rows below row ``q``, and the division of the row by the root of its pivot.
 
         The update multiplies by the inverse of the pivot, so that no thread waits for the root.
         """
@@ -203,16 +206,16 @@ class _BlockCholesky(_TrianglePanels):
         return [self.thread_loop([row], self.each), Barrier(warp=True), self.thread_loop(block, self.each)]
 
     def _solve_right_of_diagonal(self, begin: Dim) -> Stmt:
-        """Solve for the columns right of the diagonal block, one thread per column."""
+        """Return the solve for the columns right of the diagonal block, one thread per column."""
         c, i = self.b.fresh("c"), sym("i", 0, self.each)
-        at = self._at(self.in_panel(begin + i), sym(c, 0, self.n))
+        at = self._at(self.row_in_panel(begin + i), sym(c, 0, self.n))
         read = For("i", 0, self.each, (Store(self.own, (self.t, i), Load(self.out, at)),), "unroll")
         write = For("i", 0, self.each, (Store(self.out, at, Load(self.own, (self.t, i))),), "unroll")
-        column = (read, *self.substitute(self.t), write)
+        column = (read, *self.substitute_column(self.t), write)
         return self.thread_loop([For(c, begin + self.each + self.t, self.n, column, step=self.threads)])
 
     def _trailing_update(self, end: Dim) -> Stmt:
-        """Emit the trailing update: subtract the panel that ends at ``end``, one tile per thread.
+        """Return the trailing update: the panel that ends at ``end`` is subtracted, one tile per thread.
 
         Rows of tiles are taken in pairs (first and last, and so on): all pairs have the same number of tiles.
         """
@@ -226,15 +229,15 @@ class _BlockCholesky(_TrianglePanels):
         i0 = end + sym(row.name, 0, None) * self.side
         k0 = i0 + sym(across.name, 0, None) * self.side
 
-        def element(first: Dim) -> Callable[[Dim, Dim], Scalar]:
+        def panel_element(first: Dim) -> Callable[[Dim, Dim], Scalar]:
             return lambda r, u: Load(
-                self.out, self._at(self.in_panel(end - self.each + r), self._clamped_row(first + u))
+                self.out, self._at(self.row_in_panel(end - self.each + r), self._clamped_row(first + u))
             )
 
-        left = element(i0)
-        tile = self.tile(
+        left = panel_element(i0)
+        tile = self.subtract_tile_product(
             lambda r, u: conjugate_scalar(left(r, u)),
-            element(k0),
+            panel_element(k0),
             self.each,
             lambda u, v: self._at(i0 + u, k0 + v),
             lambda u, v: (
@@ -277,11 +280,11 @@ def solve_in_block(
     others : tuple
         The first right-hand side, and the end of the range.
     """
-    return _BlockTriangularSolve(b, plan, head, matrix, forward, others).statements()
+    return _BlockTriangularSolve(b, plan, head, matrix, forward, others).factor_statements()
 
 
 class _BlockTriangularSolve(_TrianglePanels):
-    """Emitter of the solution; unknown ``s`` is the one that step ``s`` computes.
+    """Emit a blocked triangular solve; unknown ``s`` is the unknown of step ``s``.
 
     The unknowns of a right-hand side are in a column of the output if ``left``, else in a row. If ``unit``, the
     diagonal is 1, whatever the matrix contains there.
@@ -303,7 +306,7 @@ class _BlockTriangularSolve(_TrianglePanels):
     def _at(self, s: Dim, c: Dim) -> Index:
         return (*self.head, self.place(s), c) if self.left else (*self.head, c, self.place(s))
 
-    def statements(self) -> list[Stmt]:
+    def factor_statements(self) -> list[Stmt]:
         """Return the loop over panels of a blocked triangular solve."""
         panels = ceildiv(self.n, self.each)
         begin = sym("g", 0, panels) * self.each
@@ -321,7 +324,7 @@ class _BlockTriangularSolve(_TrianglePanels):
         return [*buffers, For("g", 0, panels, tuple(steps))]
 
     def _load_diagonal_block(self, begin: Dim) -> Stmt:
-        """Load the diagonal block into shared memory; beyond the matrix it continues as the identity."""
+        """Return the load of the diagonal block to shared memory; the identity follows a matrix's end."""
         size = self.each * self.each
         p = sym(self.b.fresh("p"), 0, size)
         i, q = p // self.each, mod(p, self.each)
@@ -339,7 +342,7 @@ class _BlockTriangularSolve(_TrianglePanels):
         return self.thread_loop([Store(self.inverse, (t,), inverse)], self.each)
 
     def _solve_panel_unknowns(self, begin: Dim) -> Stmt:
-        """Compute the unknowns of a panel, one thread per right-hand side."""
+        """Return the computation of a panel's unknowns, one thread per right-hand side."""
         i, t = sym("i", 0, self.each), sym("t", 0, self.count)
         cell = (t, i)
         there = test_index(begin + i, self.n, "lt")
@@ -349,21 +352,21 @@ class _BlockTriangularSolve(_TrianglePanels):
             read = If(conjunction_of_tests(there), (read,), (Store(self.own, cell, self.zero),))
         value = Load(self.own, cell)
         write = (Store(self.found, (i, t), value), _guarded_by_tests(there, Store(self.out, at, value)))
-        body: list[Stmt] = [For("i", 0, self.each, (read,), "unroll"), *self.substitute(t)]
+        body: list[Stmt] = [For("i", 0, self.each, (read,), "unroll"), *self.substitute_column(t)]
         body.append(For("i", 0, self.each, write, "unroll"))
         exists = test_index(self.first + t, self.end, "lt")
         return self.thread_loop([If(conjunction_of_tests(exists), tuple(body))] if exists else body, self.count)
 
     def _update_later_equations(self, begin: Dim) -> Stmt:
-        """Emit the update of later equations by the panel's unknowns, in tiles."""
+        """Return the update of later equations by the panel's unknowns, tile by tile."""
         end = begin + self.each
         wide = self.count // self.side
         p = self.b.fresh("p")
         tiles = ceildiv(self.n - end, self.side) * wide
         number = sym(p, 0, tiles)
         s0, c0 = end + number // wide * self.side, mod(number, wide) * self.side
-        tile = self.tile(
-            lambda r, u: self.matrix(minimum(s0 + u, self.n - 1), self.in_panel(begin + r)),
+        tile = self.subtract_tile_product(
+            lambda r, u: self.matrix(minimum(s0 + u, self.n - 1), self.row_in_panel(begin + r)),
             lambda r, v: Load(self.found, (r, c0 + v)), self.each,
             lambda u, v: self._at(s0 + u, self.first + c0 + v),
             lambda u, v: [

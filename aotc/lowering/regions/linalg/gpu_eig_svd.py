@@ -42,7 +42,7 @@ def eigen_statements(b: RegionBuilder, head: Index, plan: EigenPlan) -> list[Stm
 
     The outputs are the eigenvectors, which overwrite the matrix, the eigenvalues in ascending order, and the status.
     """
-    return _JacobiEigen(b, head, plan).whole()
+    return _JacobiEigen(b, head, plan).kernel_statements()
 
 
 def svd_statements(b: RegionBuilder, head: Index, plan: SingularPlan) -> list[Stmt]:
@@ -52,7 +52,7 @@ def svd_statements(b: RegionBuilder, head: Index, plan: SingularPlan) -> list[St
     the left vectors (0 for values that are 0 relative to the largest), the adjoint of the right vectors, and the
     status.
     """
-    return _JacobiSvd(b, head, plan).whole()
+    return _JacobiSvd(b, head, plan).kernel_statements()
 
 
 class Jacobi(JacobiRotations):
@@ -68,40 +68,46 @@ class Jacobi(JacobiRotations):
         super().__init__(b, head, plan)
         c = self.c
         self.head, self.values, self.status = head, values, status
-        self.found, self.unit = self.shared(c.real, (self.n,)), self.shared(c.real, (self.n,))
-        self.rank, self.partial = self.shared("i64", (self.n,)), self.shared(c.real, (c.warps,))
-        self.scale, self.norm = c.shared(c.real), c.shared(c.real)
-        self.own = c.own(c.real)
+        self.found, self.unit = self.allocate_shared(c.real, (self.n,)), self.allocate_shared(c.real, (self.n,))
+        self.rank, self.partial = self.allocate_shared("i64", (self.n,)), self.allocate_shared(c.real, (c.warps,))
+        self.scale, self.norm = c.allocate_shared(c.real), c.allocate_shared(c.real)
+        self.own = c.allocate_per_thread(c.real)
 
-    def whole(self) -> list[Stmt]:
+    def kernel_statements(self) -> list[Stmt]:
         """Return the kernel's body: allocations of all buffers, then the statements."""
         c = self.c
         least = float(np.finfo(to_numpy(c.real)).tiny)  # the inverse of a smaller number would overflow
         largest = self._reduce_over_threads(self.scale, self._largest_parts, "max", least)
         squares = self._reduce_over_threads(self.norm, self._scaled_squares, "add")
-        body = [*largest, *squares, c.by_threads(self._initialize_columns), BLOCK_BARRIER, *self.statements()]
+        body = [
+            *largest,
+            *squares,
+            c.loop_over_threads(self._initialize_columns),
+            BLOCK_BARRIER,
+            *self.sweep_statements(),
+        ]
         body += [
             self._compute_column_values(),
             BLOCK_BARRIER,
-            c.by_threads(self._rank_column_values),
+            c.loop_over_threads(self._rank_column_values),
             BLOCK_BARRIER,
             *self._store_results(),
         ]
-        return c.whole(body)
+        return c.with_allocations(body)
 
     # --- what is turned ---
 
-    def given(self, column: Dim, row: Dim) -> Scalar:
+    def input_element(self, column: Dim, row: Dim) -> Scalar:
         """Return the load of an element of the input matrix."""
-        return self.c.element(column, row)
+        return self.c.load_element(column, row)
 
-    def diagonal(self) -> Scalar | None:
+    def diagonal_shift(self) -> Scalar | None:
         """Return the shift added to the diagonal, or None."""
         return None
 
     def inverse_scale(self) -> Scalar:
         """Return the factor that scales the largest real or imaginary part to 1."""
-        return self.e.bind(binary_call("div", self.real(1), Load(self.scale, (0,))))
+        return self.e.bind(binary_call("div", self.real_constant(1), Load(self.scale, (0,))))
 
     def _loop_over_matrix_elements(
         self, block: list[Stmt], each: Callable[[Dim, Dim], Sequence[Stmt]], rows: int = 0
@@ -118,74 +124,78 @@ class Jacobi(JacobiRotations):
         """Append the copy of the matrix to shared memory, and each thread's largest real or imaginary part."""
         c, bind = self.c, self.e.bind
 
-        def each(j: Dim, i: Dim) -> list[Stmt]:
-            x = bind(self.given(j, i))
+        def copy_element(j: Dim, i: Dim) -> list[Stmt]:
+            x = bind(self.input_element(j, i))
             parts = real_and_imaginary(x) if kind_of(x.dtype) == "c" else (x,)
             size = c.load_of_thread_scalar(self.own)
             for part in parts:
                 size = binary_call("max", size, Apply("abs", (part,), c.real))
-            return [Store(self.w, (j, i), x), c.keep(self.own, size)]
+            return [Store(self.w, (j, i), x), c.store_thread_scalar(self.own, size)]
 
-        self._loop_over_matrix_elements(block, each)
+        self._loop_over_matrix_elements(block, copy_element)
 
     def _scaled_squares(self, block: list[Stmt]) -> None:
         """Append the scaling of a thread's elements, and the sum of their squares."""
         c, scale = self.c, self.inverse_scale()
 
-        def each(j: Dim, i: Dim) -> list[Stmt]:
-            x = self.e.bind(self.times(Load(self.w, (j, i)), scale))
+        def scale_element(j: Dim, i: Dim) -> list[Stmt]:
+            x = self.e.bind(self.scaled_by_real(Load(self.w, (j, i)), scale))
             return [
                 Store(self.w, (j, i), x),
-                c.keep(self.own, binary_call("add", c.load_of_thread_scalar(self.own), self.square(x))),
+                c.store_thread_scalar(
+                    self.own, binary_call("add", c.load_of_thread_scalar(self.own), self.squared_magnitude(x))
+                ),
             ]
 
-        self._loop_over_matrix_elements(block, each)
+        self._loop_over_matrix_elements(block, scale_element)
 
     def _reduce_over_threads(self, to: Buffer, look: Fill, how: str, least: float = 0) -> list[Stmt]:
-        """Return the reduction of the threads' values ``look`` by ``how``; for sums, the square root of it."""
+        """Return the reduction of the threads' values by ``how``; a sum is replaced by its square root."""
         c = self.c
 
-        def begin(block: list[Stmt]) -> None:
-            block.append(c.keep(self.own, self.real(0)))
+        def reduce_in_warp(block: list[Stmt]) -> None:
+            block.append(c.store_thread_scalar(self.own, self.real_constant(0)))
             look(block)
 
-        def join(block: list[Stmt]) -> None:
-            total = self.real(least)
+        def reduce_warps(block: list[Stmt]) -> None:
+            total = self.real_constant(least)
             for k in range(c.warps):
                 total = binary_call(how, total, Load(self.partial, (k,)))
             block.append(Store(to, (0,), Apply("sqrt", (total,), c.real) if how == "add" else total))
 
         return [
-            c.by_threads(begin),
+            c.loop_over_threads(reduce_in_warp),
             *c.warp_butterfly_reduce([self.own], lambda x, y: [binary_call(how, x[0], y[0])]),
-            c.by_threads(
-                lambda block: c.first_lane(block, [Store(self.partial, (c.warp,), c.load_of_thread_scalar(self.own))])
+            c.loop_over_threads(
+                lambda block: c.append_on_first_lane(
+                    block, [Store(self.partial, (c.warp,), c.load_of_thread_scalar(self.own))]
+                )
             ),
             BLOCK_BARRIER,
-            c.by_threads(join, 1),
+            c.loop_over_threads(reduce_warps, 1),
             BLOCK_BARRIER,
         ]
 
     def _initialize_columns(self, block: list[Stmt]) -> None:
         """Append the initial matrix of the Jacobi iteration: shifted diagonal, zero rows, identity below."""
-        c, more, pitch = self.c, self.diagonal(), self.held.pitch
+        c, more, pitch = self.c, self.diagonal_shift(), self.held.pitch
         if more is not None:
             name = self.b.fresh("j")
             own = (sym(name, 0, self.n),) * 2
-            shifted = binary_call("add", Load(self.w, own), self.wide(self.e.bind(more)))
+            shifted = binary_call("add", Load(self.w, own), self.convert_to_matrix_dtype(self.e.bind(more)))
             block.append(For(name, c.t, self.n, (Store(self.w, own, shifted),), step=c.threads))
         self._clear_columns(block)
         if pitch == self.rows:
             return
         first = self.held.padded_rows(self.rows)
 
-        def each(j: Dim, i: Dim) -> list[Stmt]:
+        def initialize_element(j: Dim, i: Dim) -> list[Stmt]:
             own = comparison_call("eq", IndexScalar(i + self.rows), IndexScalar(j + first))
             one = constant_scalar(1, c.dtype)
-            unit = Apply("select", (own, one, c.zero()), c.dtype) if self.held.more else c.zero()
+            unit = Apply("select", (own, one, c.zero_constant()), c.dtype) if self.held.more else c.zero_constant()
             return [Store(self.w, (j, i + self.rows), unit)]
 
-        self._loop_over_matrix_elements(block, each, pitch - self.rows)
+        self._loop_over_matrix_elements(block, initialize_element, pitch - self.rows)
 
     def _clear_columns(self, block: list[Stmt]) -> None:
         """Append the clearing of padding columns."""
@@ -193,16 +203,16 @@ class Jacobi(JacobiRotations):
         if none:
             name = self.b.fresh("f")
             flat = sym(name, 0, none * pitch)
-            clear = Store(self.w, (self.n + flat // pitch, mod(flat, pitch)), self.c.zero())
+            clear = Store(self.w, (self.n + flat // pitch, mod(flat, pitch)), self.c.zero_constant())
             block.append(For(name, self.c.t, none * pitch, (clear,), step=self.c.threads))
 
     # --- results ---
 
-    def number(self, block: list[Stmt], j: Dim) -> None:
+    def append_column_sums(self, block: list[Stmt], j: Dim) -> None:
         """Append a thread's part of the two sums from which a column's value is computed."""
         raise NotImplementedError
 
-    def value(self, total: Scalar, squares: Scalar) -> Scalar:
+    def value_of_sums(self, total: Scalar, squares: Scalar) -> Scalar:
         """Return a column's eigenvalue or singular value from its two sums."""
         raise NotImplementedError
 
@@ -210,25 +220,28 @@ class Jacobi(JacobiRotations):
         """Return the loop that computes the eigenvalue or singular value of each column."""
         c = self.c
 
-        def update(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
-            def multiply(block: list[Stmt]) -> None:
-                block += [c.keep(self.x2, self.real(0)), c.keep(self.y2, self.real(0))]
-                self.number(block, column)
+        def compute_value(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+            def sum_column(block: list[Stmt]) -> None:
+                block += [
+                    c.store_thread_scalar(self.x2, self.real_constant(0)),
+                    c.store_thread_scalar(self.y2, self.real_constant(0)),
+                ]
+                self.append_column_sums(block, column)
 
-            def keep(block: list[Stmt]) -> None:
+            def store_value(block: list[Stmt]) -> None:
                 squares = self.e.bind(c.load_of_thread_scalar(self.y2))
-                total = self.e.bind(self.value(c.load_of_thread_scalar(self.x2), squares))
-                one = binary_call("div", self.real(1), Apply("sqrt", (squares,), c.real))
+                total = self.e.bind(self.value_of_sums(c.load_of_thread_scalar(self.x2), squares))
+                one = binary_call("div", self.real_constant(1), Apply("sqrt", (squares,), c.real))
                 first = comparison_call("eq", IndexScalar(self.lane), Const(0, "i64"))
                 block.append(If(first, (Store(self.found, (column,), total), Store(self.unit, (column,), one))))
 
-            return [by(multiply), *self.sums_over_group(self.x2, self.y2), by(keep)]
+            return [by(sum_column), *self.sums_over_group(self.x2, self.y2), by(store_value)]
 
-        return self.over_columns(update)
+        return self.loop_over_columns(compute_value)
 
-    def vector(self, j: Dim, i: Dim) -> Scalar:
+    def vector_element(self, j: Dim, i: Dim) -> Scalar:
         """Return an element of a normalised vector."""
-        return self.times(Load(self.w, (j, i)), Load(self.unit, (j,)))
+        return self.scaled_by_real(Load(self.w, (j, i)), Load(self.unit, (j,)))
 
     def _rank_column_values(self, block: list[Stmt]) -> None:
         """Append the sorted position of each value: the count of values before it; NaN keeps its position."""
@@ -249,35 +262,36 @@ class Jacobi(JacobiRotations):
         block.append(For(own, c.t, self.n, tuple(inner), step=c.threads))
         self.e.enter(block)
 
-    def store(self, block: list[Stmt], column: Dim, to: Dim) -> None:
+    def store_vectors(self, block: list[Stmt], column: Dim, to: Dim) -> None:
         """Append the stores of the vectors of ``column`` at sorted position ``to``."""
         raise NotImplementedError
 
     def _store_results(self) -> list[Stmt]:
+        """Return the stores of values and vectors in sorted order, and of the status: 1 if sweeps did not converge."""
         c = self.c
 
-        def update(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
-            def write(block: list[Stmt]) -> None:
+        def store_column(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+            def store_value_and_vectors(block: list[Stmt]) -> None:
                 to = sym(self.e.bind(Load(self.rank, (column,)), "n").name, 0, self.n)
                 largest = self.e.bind(Load(self.scale, (0,)))
                 found = binary_call("mul", Load(self.found, (column,)), largest)
                 first = comparison_call("eq", IndexScalar(self.lane), Const(0, "i64"))
                 block.append(If(first, (Store(self.values, (*self.head, to), found),)))
-                self.store(block, column, to)
+                self.store_vectors(block, column, to)
 
-            return [by(write)]
+            return [by(store_value_and_vectors)]
 
-        def state(block: list[Stmt]) -> None:
+        def store_status(block: list[Stmt]) -> None:
             finite = Apply("is_finite", (Load(self.norm, (0,)),), "i1")
             done = binary_call("and", finite, Apply("not", (self.is_not_converged(),), "i1"))
             good = Apply("select", (done, Const(0, "i32"), Const(1, "i32")), "i32")
             block.append(Store(self.status, self.head, good))
 
-        return [self.over_columns(update), c.by_threads(state, 1)]
+        return [self.loop_over_columns(store_column), c.loop_over_threads(store_status, 1)]
 
 
 class _JacobiEigen(Jacobi):
-    """Emitter of ``syevd``."""
+    """Emit ``syevd``: eigenvalues and eigenvectors of a Hermitian matrix."""
 
     def __init__(self, b: RegionBuilder, head: Index, plan: EigenPlan) -> None:
         super().__init__(b, head, plan, b.outputs[1], b.outputs[2])
@@ -286,9 +300,9 @@ class _JacobiEigen(Jacobi):
     def _lower_triangle_element(self, column: Dim, row: Dim) -> Scalar:
         """Return an element of the lower triangle."""
         c = self.c
-        return c.element(column, row) if self.lower else conjugate_scalar(c.element(row, column))
+        return c.load_element(column, row) if self.lower else conjugate_scalar(c.load_element(row, column))
 
-    def given(self, column: Dim, row: Dim) -> Scalar:
+    def input_element(self, column: Dim, row: Dim) -> Scalar:
         """Return an element of the Hermitian input matrix, from its stored triangle."""
         c = self.c
         here = comparison_call("ge", IndexScalar(row), IndexScalar(column))
@@ -302,51 +316,62 @@ class _JacobiEigen(Jacobi):
             c.dtype,
         )
 
-    def diagonal(self) -> Scalar:
+    def diagonal_shift(self) -> Scalar:
         """Return 5/4 of the norm of the scaled matrix; 1 for a zero matrix."""
         norm = self.e.bind(Load(self.norm, (0,)))
-        more = binary_call("mul", self.real(1.25), norm)
-        return Apply("select", (comparison_call("eq", norm, self.real(0)), self.real(1), more), self.c.real)
+        more = binary_call("mul", self.real_constant(1.25), norm)
+        return Apply(
+            "select", (comparison_call("eq", norm, self.real_constant(0)), self.real_constant(1), more), self.c.real
+        )
 
-    def number(self, block: list[Stmt], j: Dim) -> None:
-        """Append half the Rayleigh quotient ``conj(w) . (a w)`` of column ``j``, from the lower triangle of ``a``."""
+    def append_column_sums(self, block: list[Stmt], j: Dim) -> None:
+        """Append the terms of ``conj(w) . (a w) / 2`` of column ``j``, from the lower triangle of ``a``."""
         c, bind = self.c, self.e.bind
         scale = self.inverse_scale()
 
-        def each(i: Dim) -> list[Stmt]:
+        def add_matrix_row(i: Dim) -> list[Stmt]:
             own = bind(Load(self.w, (j, i)))
             total = Buffer(self.b.fresh("total"), c.dtype, (), "private")
             outer = self.e.block
             name = self.b.fresh("k")
             inner = self.e.new_block()
             k = sym(name, 0, self.n)
-            term = binary_call("mul", self.times(self._lower_triangle_element(k, i), scale), Load(self.w, (j, k)))
+            term = binary_call(
+                "mul", self.scaled_by_real(self._lower_triangle_element(k, i), scale), Load(self.w, (j, k))
+            )
             inner.append(Store(total, (), term, "add"))
             self.e.enter(outer)
-            outer += [Alloc(total), Store(total, (), c.zero()), For(name, 0, i, tuple(inner))]
+            outer += [Alloc(total), Store(total, (), c.zero_constant()), For(name, 0, i, tuple(inner))]
             half = binary_call(
                 "mul",
-                self.times(self._lower_triangle_element(i, i), self.e.bind(binary_call("mul", self.real(0.5), scale))),
+                self.scaled_by_real(
+                    self._lower_triangle_element(i, i), self.e.bind(binary_call("mul", self.real_constant(0.5), scale))
+                ),
                 own,
             )
             whole = binary_call("mul", conjugate_scalar(own), binary_call("add", Load(total, ()), half))
             real = Apply("real", (whole,), c.real) if kind_of(c.dtype) == "c" else whole
-            return [Store(self.x2, (c.t,), real, "add"), Store(self.y2, (c.t,), bind(self.square(own)), "add")]
+            return [
+                Store(self.x2, (c.t,), real, "add"),
+                Store(self.y2, (c.t,), bind(self.squared_magnitude(own)), "add"),
+            ]
 
-        self.along(block, self.n, each)
+        self.append_row_loop(block, self.n, add_matrix_row)
 
-    def value(self, total: Scalar, squares: Scalar) -> Scalar:
+    def value_of_sums(self, total: Scalar, squares: Scalar) -> Scalar:
         """Return the eigenvalue of the scaled matrix."""
         return binary_call("div", binary_call("add", total, total), squares)
 
-    def store(self, block: list[Stmt], column: Dim, to: Dim) -> None:
+    def store_vectors(self, block: list[Stmt], column: Dim, to: Dim) -> None:
         """Append the stores of an eigenvector."""
         c = self.c
-        self.along(block, self.n, lambda i: [Store(c.out, c.place(to, i), self.vector(column, i))])
+        self.append_row_loop(
+            block, self.n, lambda i: [Store(c.out, c.element_index(to, i), self.vector_element(column, i))]
+        )
 
 
 class _JacobiSvd(Jacobi):
-    """Emitter of ``gesdd``."""
+    """Emit ``gesdd``: singular values and vectors."""
 
     descending = True
 
@@ -357,36 +382,42 @@ class _JacobiSvd(Jacobi):
 
     def _noise_norm(self) -> Scalar:
         """Return the norm up to which a column is rounding noise."""
-        return binary_call("mul", self.real(self.small), Load(self.norm, (0,)))
+        return binary_call("mul", self.real_constant(self.small), Load(self.norm, (0,)))
 
-    def number(self, block: list[Stmt], j: Dim) -> None:
+    def append_column_sums(self, block: list[Stmt], j: Dim) -> None:
         """Append the squares of a column, and of the same column of the product of rotations."""
 
-        def squares(to: Buffer, first: int) -> Callable[[Dim], list[Stmt]]:
-            return lambda i: [Store(to, (self.c.t,), self.square(Load(self.w, (j, i + first))), "add")]
+        def add_squares(to: Buffer, first: int) -> Callable[[Dim], list[Stmt]]:
+            return lambda i: [Store(to, (self.c.t,), self.squared_magnitude(Load(self.w, (j, i + first))), "add")]
 
-        self.along(block, self.rows, squares(self.x2, 0))
-        self.along(block, self.n, squares(self.y2, self.held.padded_rows(self.rows)))
+        self.append_row_loop(block, self.rows, add_squares(self.x2, 0))
+        self.append_row_loop(block, self.n, add_squares(self.y2, self.held.padded_rows(self.rows)))
 
-    def value(self, total: Scalar, squares: Scalar) -> Scalar:
+    def value_of_sums(self, total: Scalar, squares: Scalar) -> Scalar:
         """Return the norm of a column, corrected for the rounding of the rotations."""
         return Apply("sqrt", (binary_call("div", total, squares),), self.c.real)
 
-    def store(self, block: list[Stmt], column: Dim, to: Dim) -> None:
+    def store_vectors(self, block: list[Stmt], column: Dim, to: Dim) -> None:
         """Append the stores of both vectors of a value; the left vector of a value that is noise is 0."""
         c, bind = self.c, self.e.bind
         size = bind(Load(self.found, (column,)))
-        one = binary_call("div", self.real(1), size)
-        factor = bind(Apply("select", (comparison_call("gt", size, self._noise_norm()), one, self.real(0)), c.real))
+        one = binary_call("div", self.real_constant(1), size)
+        factor = bind(
+            Apply(
+                "select", (comparison_call("gt", size, self._noise_norm()), one, self.real_constant(0)), c.real
+            )
+        )
 
-        def each(i: Dim) -> list[Stmt]:
-            x = bind(self.times(Load(self.w, (column, i)), factor))
-            return [Store(self.left, (*self.head, to, i), x), Store(c.out, c.place(to, i), x)]
+        def store_element(i: Dim) -> list[Stmt]:
+            x = bind(self.scaled_by_real(Load(self.w, (column, i)), factor))
+            return [Store(self.left, (*self.head, to, i), x), Store(c.out, c.element_index(to, i), x)]
 
         first = self.held.padded_rows(self.rows)
-        self.along(block, self.rows, each)
-        self.along(
+        self.append_row_loop(block, self.rows, store_element)
+        self.append_row_loop(
             block,
             self.n,
-            lambda i: [Store(self.right, (*self.head, i, to), conjugate_scalar(self.vector(column, i + first)))],
+            lambda i: [
+                Store(self.right, (*self.head, i, to), conjugate_scalar(self.vector_element(column, i + first)))
+            ],
         )

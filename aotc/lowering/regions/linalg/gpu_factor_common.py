@@ -32,7 +32,7 @@ def comparison_call(name: str, x: Scalar, y: Scalar) -> Scalar:
 
 
 class MatrixColumns:
-    """Emitter of statements over the columns of the matrix ``out[head]``, whose column ``j`` is ``out[head, j]``."""
+    """Emit statements over the columns of the matrix ``out[head]``; column ``j`` is ``out[head, j]``."""
 
     def __init__(self, b: RegionBuilder, out: Buffer, head: Index, warps: int) -> None:
         self.b, self.e, self.out, self.head = b, b.elements(), out, head
@@ -45,11 +45,11 @@ class MatrixColumns:
 
     # --- buffers ---
 
-    def own(self, dtype: str = "") -> Buffer:
+    def allocate_per_thread(self, dtype: str = "") -> Buffer:
         """Allocate a buffer with one scalar per thread."""
         return self._real_buffer_value(Buffer(self.b.fresh("own"), dtype or self.dtype, (self.threads,), "private"))
 
-    def shared(self, dtype: str = "") -> Buffer:
+    def allocate_shared(self, dtype: str = "") -> Buffer:
         """Allocate a buffer with one scalar shared by all threads of the block."""
         return self._real_buffer_value(Buffer(self.b.fresh("held"), dtype or self.dtype, (1,), "shared"))
 
@@ -57,19 +57,19 @@ class MatrixColumns:
         self.made.append(buffer)
         return buffer
 
-    def whole(self, body: Sequence[Stmt]) -> list[Stmt]:
+    def with_allocations(self, body: Sequence[Stmt]) -> list[Stmt]:
         """Return ``body`` preceded by the allocations of its buffers."""
         return [*map(Alloc, self.made), *body]
 
-    def place(self, column: Dim, row: Dim) -> Index:
+    def element_index(self, column: Dim, row: Dim) -> Index:
         """Return the buffer index of the matrix element at ``column`` and ``row``."""
         return (*self.head, column, row)
 
-    def element(self, column: Dim, row: Dim) -> Scalar:
+    def load_element(self, column: Dim, row: Dim) -> Scalar:
         """Return the load of the matrix element at ``column`` and ``row``."""
-        return Load(self.out, self.place(column, row))
+        return Load(self.out, self.element_index(column, row))
 
-    def number(self, of: Buffer, extent: Dim) -> Dim:
+    def index_in_buffer(self, of: Buffer, extent: Dim) -> Dim:
         """Return the integer in a shared buffer as an index below ``extent``."""
         return sym(self.e.bind(Load(of, (0,)), "n").name, 0, extent)
 
@@ -77,27 +77,27 @@ class MatrixColumns:
         """Return the load of the thread's own scalar in ``buffer``."""
         return Load(buffer, (self.t,))
 
-    def keep(self, buffer: Buffer, value: Scalar) -> Stmt:
+    def store_thread_scalar(self, buffer: Buffer, value: Scalar) -> Stmt:
         """Return the store of the thread's own scalar to ``buffer``."""
         return Store(buffer, (self.t,), value)
 
-    def zero(self, dtype: str = "") -> Scalar:
+    def zero_constant(self, dtype: str = "") -> Scalar:
         """Return the constant 0 of ``dtype``."""
         return constant_scalar(0, dtype or self.dtype)
 
     # --- loops ---
 
-    def by_threads(self, fill: Fill, count: int = 0) -> Stmt:
+    def loop_over_threads(self, fill: Fill, count: int = 0) -> Stmt:
         """Return a loop over the first ``count`` threads of the block, or all of them."""
         block = self.e.new_block()
         fill(block)
         return For("t", 0, count or self.threads, tuple(block), "thread")
 
-    def first_lane(self, block: list[Stmt], body: Sequence[Stmt]) -> None:
+    def append_on_first_lane(self, block: list[Stmt], body: Sequence[Stmt]) -> None:
         """Append statements that only the first lane of a warp executes."""
         block.append(If(comparison_call("eq", IndexScalar(self.lane), Const(0, "i64")), tuple(body)))
 
-    def along_rows(self, block: list[Stmt], first: Dim, each: Callable[[Dim], Sequence[Stmt]]) -> None:
+    def append_row_loop(self, block: list[Stmt], first: Dim, each: Callable[[Dim], Sequence[Stmt]]) -> None:
         """Append a loop over the rows from ``first`` on, distributed over the lanes of a warp."""
         name = self.b.fresh("i")
         inner = self.e.new_block()
@@ -105,7 +105,7 @@ class MatrixColumns:
         block.append(For(name, first + self.lane, self.rows, tuple(inner), step=WARP))
         self.e.enter(block)
 
-    def over_columns(self, first: Dim, body: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
+    def loop_over_columns(self, first: Dim, body: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
         """Return a loop over the columns from ``first`` on, one per warp and iteration.
 
         ``body(column, by)`` returns the statements of an iteration; ``by(fill)`` restricts statements to threads that
@@ -115,13 +115,13 @@ class MatrixColumns:
         count = maximum(ceildiv(self.columns - first, self.warps), 0)
         column = first + sym(name, 0, count) * self.warps + self.warp
 
-        def by(fill: Fill) -> Stmt:
+        def restrict_to_columns(fill: Fill) -> Stmt:
             inner = self.e.new_block()
             fill(inner)
             there = comparison_call("lt", IndexScalar(column), IndexScalar(self.columns))
             return For("t", 0, self.threads, (If(there, tuple(inner)),), "thread")
 
-        return For(name, 0, count, tuple(body(column, by)))
+        return For(name, 0, count, tuple(body(column, restrict_to_columns)))
 
     def warp_butterfly_reduce(
         self, held: Sequence[Buffer], join: Join, count: int = 0, first: int = 1, last: int = WARP
@@ -130,25 +130,25 @@ class MatrixColumns:
 
         Only ``last`` neighbouring lanes take part, and of these every ``first``-th, if given.
         """
-        others = [self.own(buffer.dtype) for buffer in held]
+        others = [self.allocate_per_thread(buffer.dtype) for buffer in held]
         found: list[Stmt] = []
         for mask in [m for m in (16, 8, 4, 2, 1) if first <= m < last]:
             found += [Shuffle(other, buffer, mask) for other, buffer in zip(others, held, strict=True)]
 
-            def joined(block: list[Stmt]) -> None:
+            def append_exchange(block: list[Stmt]) -> None:
                 own, theirs = ([self.e.bind(self.load_of_thread_scalar(x)) for x in row] for row in (held, others))
                 values = [self.e.bind(x) for x in join(own, theirs)]
-                block += [self.keep(buffer, x) for buffer, x in zip(held, values, strict=True)]
+                block += [self.store_thread_scalar(buffer, x) for buffer, x in zip(held, values, strict=True)]
 
-            found.append(self.by_threads(joined, count))
+            found.append(self.loop_over_threads(append_exchange, count))
         return found
 
-    def added(self, held: Buffer, count: int = 0) -> list[Stmt]:
+    def warp_sum(self, held: Buffer, count: int = 0) -> list[Stmt]:
         """Return a warp reduction by addition: every lane gets the sum over all lanes."""
         return self.warp_butterfly_reduce([held], lambda x, y: [binary_call("add", x[0], y[0])], count)
 
-    def size(self, x: Scalar) -> Scalar:
-        """Return ``|x|``; of a complex number the sum of the absolute values of its parts, as LAPACK compares."""
+    def pivot_magnitude(self, x: Scalar) -> Scalar:
+        """Return ``|x|``; for a complex number ``|re| + |im|``, by which LAPACK compares pivots."""
         if kind_of(x.dtype) != "c":
             return Apply("abs", (x,), x.dtype)
         parts = [Apply("abs", (part,), self.real) for part in real_and_imaginary(x)]

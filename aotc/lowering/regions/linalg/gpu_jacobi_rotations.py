@@ -33,7 +33,7 @@ Rows = Callable[[Dim, Dim], Sequence[Stmt]]
 
 
 class JacobiRotations:
-    """Emitter of rotations of pairs of the columns ``w``; further rows of each may be rotated with them.
+    """Emit rotations of pairs of the columns ``w``; further rows of each column may be rotated with them.
 
     ``noise`` is the squared norm up to which a column is not rotated, or None.
     """
@@ -46,20 +46,31 @@ class JacobiRotations:
         self.b, self.e, self.n, self.rows = b, c.e, columns, rows
         self.lanes = held.lanes
         self.lane, self.group = mod(c.t, self.lanes), c.t // self.lanes
-        self.w = self.shared(c.dtype, (held.count, held.pitch))
-        self.far = self.shared("i1", (c.warps,))
+        self.w = self.allocate_shared(c.dtype, (held.count, held.pitch))
+        self.far = self.allocate_shared("i1", (c.warps,))
         self.sweeps = self._real_buffer_value(Buffer(b.fresh("sweeps"), "i64", (), "private"))
-        self.x2, self.y2, self.dot = c.own(c.real), c.own(c.real), c.own()
-        self.moved, self.changed, self.first, self.second = c.own("i1"), c.own("i1"), c.own("i32"), c.own("i32")
+        self.x2, self.y2, self.dot = (
+            c.allocate_per_thread(c.real),
+            c.allocate_per_thread(c.real),
+            c.allocate_per_thread(),
+        )
+        self.moved, self.changed, self.first, self.second = (
+            c.allocate_per_thread("i1"),
+            c.allocate_per_thread("i1"),
+            c.allocate_per_thread("i32"),
+            c.allocate_per_thread("i32"),
+        )
         self.parts = [self._column_registers(), self._column_registers()] if held.in_registers else []
-        self.angle = (c.own(c.real), c.own()) if held.more or not held.in_registers else ()
+        self.angle = (
+            (c.allocate_per_thread(c.real), c.allocate_per_thread()) if held.more or not held.in_registers else ()
+        )
         self.noise: Scalar | None = None
         eps = float(np.finfo(to_numpy(c.real)).eps)
         self.small = eps * rows**0.5
 
     # --- helpers ---
 
-    def shared(self, dtype: str, shape: tuple[int, ...]) -> Buffer:
+    def allocate_shared(self, dtype: str, shape: tuple[int, ...]) -> Buffer:
         """Allocate a buffer in shared memory."""
         return self._real_buffer_value(Buffer(self.b.fresh("held"), dtype, shape, "shared"))
 
@@ -71,24 +82,24 @@ class JacobiRotations:
         self.c.made.append(buffer)
         return buffer
 
-    def real(self, x: float) -> Scalar:
+    def real_constant(self, x: float) -> Scalar:
         """Return a constant of the real dtype of the matrix (f32 for c64)."""
         return constant_scalar(x, self.c.real)
 
-    def square(self, x: Scalar) -> Scalar:
+    def squared_magnitude(self, x: Scalar) -> Scalar:
         """Return ``|x|^2`` of a real or complex scalar, as a real scalar."""
         x = self.e.bind(x)
         parts = real_and_imaginary(x) if kind_of(x.dtype) == "c" else (x,)
         squares = [binary_call("mul", part, part) for part in map(self.e.bind, parts)]
         return binary_call("add", *squares) if len(squares) == 2 else squares[0]
 
-    def times(self, x: Scalar, factor: Scalar) -> Scalar:
+    def scaled_by_real(self, x: Scalar, factor: Scalar) -> Scalar:
         """Return the product of ``x`` and a real scalar."""
-        return binary_call("mul", x, self.wide(factor))
+        return binary_call("mul", x, self.convert_to_matrix_dtype(factor))
 
-    def wide(self, x: Scalar) -> Scalar:
+    def convert_to_matrix_dtype(self, x: Scalar) -> Scalar:
         """Convert a real scalar to the (possibly complex) dtype of the matrix."""
-        return Apply("complex", (x, self.real(0)), self.c.dtype) if kind_of(self.c.dtype) == "c" else x
+        return Apply("complex", (x, self.real_constant(0)), self.c.dtype) if kind_of(self.c.dtype) == "c" else x
 
     def sums_over_group(self, *held: Buffer) -> list[Stmt]:
         """Return an all-reduce by shuffles: each lane gets the sums of the buffers over the lanes of its group."""
@@ -96,21 +107,21 @@ class JacobiRotations:
             held, lambda x, y: [binary_call("add", *z) for z in zip(x, y, strict=True)], last=self.lanes
         )
 
-    def by_groups(self, there: Scalar | None, fill: Fill) -> Stmt:
-        """Return a loop over the threads of the block, masked by their group's condition ``there``."""
+    def loop_over_groups(self, there: Scalar | None, fill: Fill) -> Stmt:
+        """Return a loop over the threads of the block, restricted to groups for which ``there`` holds at run time."""
         inner = self.e.new_block()
         fill(inner)
         return For("t", 0, self.c.threads, tuple(inner) if there is None else (If(there, tuple(inner)),), "thread")
 
-    def over_columns(self, body: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
+    def loop_over_columns(self, body: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
         """Return a loop over all columns, one per group and iteration; see ``Columns.over_columns``."""
         name, groups = self.b.fresh("c"), self.c.threads // self.lanes
         count = ceildiv(self.n, groups)
         column = sym(name, 0, count) * groups + self.group
         there = None if self.n % groups == 0 else comparison_call("lt", IndexScalar(column), IndexScalar(self.n))
-        return For(name, 0, count, tuple(body(column, lambda fill: self.by_groups(there, fill))))
+        return For(name, 0, count, tuple(body(column, lambda fill: self.loop_over_groups(there, fill))))
 
-    def along(self, block: list[Stmt], extent: Dim, each: Callable[[Dim], Sequence[Stmt]]) -> None:
+    def append_row_loop(self, block: list[Stmt], extent: Dim, each: Callable[[Dim], Sequence[Stmt]]) -> None:
         """Append a loop over ``extent`` rows in which lane l of a group has rows l, l + lanes, ..."""
         name = self.b.fresh("i")
         inner = self.e.new_block()
@@ -118,7 +129,7 @@ class JacobiRotations:
         block.append(For(name, self.lane, extent, tuple(inner), step=self.lanes))
         self.e.enter(block)
 
-    def in_vectors(self, block: list[Stmt], rows: int, each: Rows) -> None:
+    def append_vector_loop(self, block: list[Stmt], rows: int, each: Rows) -> None:
         """Append a loop over rows in which a lane has vectors of adjacent rows.
 
         ``each`` gets the row, and the index of its element in the registers of the lane.
@@ -134,22 +145,27 @@ class JacobiRotations:
 
     # --- sweeps ---
 
-    def statements(self) -> list[Stmt]:
-        """Return the sweeps, until none of a sweep's pairs is far from orthogonal or their number is exhausted."""
+    def sweep_statements(self) -> list[Stmt]:
+        """Return the sweeps, which end if all pairs are nearly orthogonal or a maximum number is reached."""
         c, steps = self.c, 2 * self.held.pairs - 1
-        begin = c.by_threads(lambda block: c.first_lane(block, [self._share_convergence_flag(Const(True, "i1"))]))
-        clear = c.by_threads(lambda block: block.append(c.keep(self.moved, Const(False, "i1"))))
+        begin = c.loop_over_threads(
+            lambda block: c.append_on_first_lane(block, [self._share_convergence_flag(Const(True, "i1"))])
+        )
+        clear = c.loop_over_threads(lambda block: block.append(c.store_thread_scalar(self.moved, Const(False, "i1"))))
         between, after = (WARP_BARRIER, [BLOCK_BARRIER]) if c.warps == 1 else (BLOCK_BARRIER, [])
         steps_loop = For(self.b.fresh("s"), 0, steps, (*self._rotate_and_advance(), between))
         joined = c.warp_butterfly_reduce([self.moved], lambda x, y: [binary_call("or", x[0], y[0])], first=self.lanes)
-        share = c.by_threads(
-            lambda block: c.first_lane(block, [self._share_convergence_flag(c.load_of_thread_scalar(self.moved))])
+        share = c.loop_over_threads(
+            lambda block: c.append_on_first_lane(
+                block, [self._share_convergence_flag(c.load_of_thread_scalar(self.moved))]
+            )
         )
         more = Store(self.sweeps, (), binary_call("add", Load(self.sweeps, ()), Const(1, "i64")))
         fewer = comparison_call("lt", Load(self.sweeps, ()), IndexScalar(self.most))
         sweep = (clear, steps_loop, *after, *joined, share, more, BLOCK_BARRIER)
         return [
-            begin, Store(self.sweeps, (), Const(0, "i64")), c.by_threads(self._assign_column_pairs), BLOCK_BARRIER,
+            begin, Store(self.sweeps, (), Const(0, "i64")),
+            c.loop_over_threads(self._assign_column_pairs), BLOCK_BARRIER,
             While((), binary_call("and", self.is_not_converged(), fewer), sweep),
         ]  # fmt: skip
 
@@ -157,7 +173,7 @@ class JacobiRotations:
         return Store(self.far, (self.c.warp,), far)
 
     def is_not_converged(self) -> Scalar:
-        """Return True at run time if pairs were far from orthogonal in the last sweep."""
+        """Return a scalar that is True at run time if pairs were far from orthogonal in the last sweep."""
         some: Scalar = Load(self.far, (0,))
         for k in range(1, self.c.warps):
             some = binary_call("or", some, Load(self.far, (k,)))
@@ -173,10 +189,12 @@ class JacobiRotations:
         alone = comparison_call("eq", IndexScalar(k), Const(0, "i64"))
         ahead = Apply("select", (alone, Const(m, "i32"), IndexScalar(k, "i32")), "i32")
         block += [
-            self.c.keep(self.first, ahead), self.c.keep(self.second, IndexScalar(mod(m - mod(k, m), m), "i32")),
+            self.c.store_thread_scalar(self.first, ahead),
+            self.c.store_thread_scalar(self.second, IndexScalar(mod(m - mod(k, m), m), "i32")),
         ]  # fmt: skip
 
     def _advance_column_pairs(self, block: list[Stmt]) -> None:
+        """Append the move of each group's two columns to their next places on the circle of columns."""
         last, one = 2 * self.held.pairs - 2, Const(1, "i32")
         for place in (self.first, self.second):
             old = self.e.bind(self.c.load_of_thread_scalar(place))
@@ -186,56 +204,67 @@ class JacobiRotations:
                 "i32",
             )
             stays = comparison_call("gt", old, Const(last, "i32"))
-            block.append(self.c.keep(place, Apply("select", (stays, old, new), "i32")))
+            block.append(self.c.store_thread_scalar(place, Apply("select", (stays, old, new), "i32")))
 
     def _rotate_and_advance(self) -> list[Stmt]:
         """Return the rotation of each group's pair, and the advance to its next pair."""
         some = self.held.pairs * self.lanes < self.c.threads
         there = comparison_call("lt", IndexScalar(self.group), IndexScalar(self.held.pairs)) if some else None
 
-        def write(block: list[Stmt]) -> None:
+        def rotate_pair(block: list[Stmt]) -> None:
             self._write_rotated_columns(block)
             self._advance_column_pairs(block)
 
         return [
-            self.by_groups(there, self._read_column_pair), self.by_groups(there, self._dot_products_of_pair),
+            self.loop_over_groups(there, self._read_column_pair),
+            self.loop_over_groups(there, self._dot_products_of_pair),
             *self.sums_over_group(self.x2, self.y2, self.dot),
-            self.by_groups(there, self._rotate_pair), self.by_groups(there, write),
+            self.loop_over_groups(there, self._rotate_pair), self.loop_over_groups(there, rotate_pair),
         ]  # fmt: skip
 
     def _column_numbers_of_group(self) -> list[Dim]:
-        """Return the numbers of a group's columns; neighbouring groups have neighbouring ones, in other banks."""
+        """Return the numbers of a group's two columns; neighbouring groups use neighbouring columns."""
         places = (self.first, self.second)
         return [sym(self.e.bind(self.c.load_of_thread_scalar(place), "n").name, 0, self.held.count) for place in places]
 
     def _read_column_pair(self, block: list[Stmt]) -> None:
+        """Append the identity rotation, and the load of a group's columns to registers if they fit."""
         c = self.c
-        block.append(c.keep(self.changed, Const(False, "i1")))
+        block.append(c.store_thread_scalar(self.changed, Const(False, "i1")))
         if self.angle:
             cosine, sine = self.angle
-            block += [c.keep(cosine, self.real(1)), c.keep(sine, c.zero())]
+            block += [
+                c.store_thread_scalar(cosine, self.real_constant(1)),
+                c.store_thread_scalar(sine, c.zero_constant()),
+            ]
         if self.held.in_registers:
             columns = self._column_numbers_of_group()
-            self.in_vectors(block, self.rows, lambda i, slot: [
+            self.append_vector_loop(block, self.rows, lambda i, slot: [
                 Store(part, (c.t, slot), Load(self.w, (j, i))) for part, j in zip(self.parts, columns, strict=True)
             ])  # fmt: skip
 
     def _dot_products_of_pair(self, block: list[Stmt]) -> None:
         """Append a thread's part of the dot products of a pair of columns."""
         c, bind = self.c, self.e.bind
-        block += [c.keep(self.x2, self.real(0)), c.keep(self.y2, self.real(0)), c.keep(self.dot, c.zero())]
+        block += [
+            c.store_thread_scalar(self.x2, self.real_constant(0)),
+            c.store_thread_scalar(self.y2, self.real_constant(0)),
+            c.store_thread_scalar(self.dot, c.zero_constant()),
+        ]
         columns = [] if self.held.in_registers else self._column_numbers_of_group()
 
-        def add(i: Dim, slot: Dim) -> list[Stmt]:
+        def add_products(i: Dim, slot: Dim) -> list[Stmt]:
             x, y = (
                 [bind(Load(self.w, (j, i))) for j in columns]
                 if columns
                 else [bind(Load(part, (c.t, slot))) for part in self.parts]
             )
-            squares = [Store(to, (c.t,), bind(self.square(z)), "add") for to, z in ((self.x2, x), (self.y2, y))]
+            squares = [
+                Store(to, (c.t,), bind(self.squared_magnitude(z)), "add") for to, z in ((self.x2, x), (self.y2, y))
+            ]
             return [*squares, Store(self.dot, (c.t,), binary_call("mul", conjugate_scalar(x), y), "add")]
 
-        self.in_vectors(block, self.rows, add)
+        self.append_vector_loop(block, self.rows, add_products)
 
     def _rotate_pair(self, block: list[Stmt]) -> None:
         """Append the angle of a pair that is not orthogonal, and the rotation of columns in registers.
@@ -244,30 +273,30 @@ class JacobiRotations:
         """
         c, bind = self.c, self.e.bind
         x2, y2, g = (bind(c.load_of_thread_scalar(z)) for z in (self.x2, self.y2, self.dot))
-        g2 = bind(self.square(g))
+        g2 = bind(self.squared_magnitude(g))
         both = bind(binary_call("mul", x2, y2))
-        rotates = comparison_call("gt", g2, binary_call("mul", self.real(self.small**2), both))
+        rotates = comparison_call("gt", g2, binary_call("mul", self.real_constant(self.small**2), both))
         if self.noise is not None:
             rotates = binary_call("and", rotates, comparison_call("gt", binary_call("min", x2, y2), self.noise))
         inner = self.e.new_block()
         apart = bind(binary_call("sub", y2, x2))
         root = bind(
             self._inverse_square_root(
-                binary_call("add", binary_call("mul", apart, apart), binary_call("mul", self.real(4), g2))
+                binary_call("add", binary_call("mul", apart, apart), binary_call("mul", self.real_constant(4), g2))
             )
         )
-        half = self.real(0.5)
+        half = self.real_constant(0.5)
         cosine2 = bind(
             binary_call("add", binary_call("mul", binary_call("mul", half, Apply("abs", (apart,), c.real)), root), half)
         )
         secant = bind(self._inverse_square_root(cosine2))
         cosine, factor = bind(binary_call("mul", cosine2, secant)), bind(binary_call("mul", root, secant))
-        back = comparison_call("lt", apart, self.real(0))
+        back = comparison_call("lt", apart, self.real_constant(0))
         factor = bind(Apply("select", (back, Apply("neg", (factor,), c.real), factor), c.real))
-        sine = bind(self.times(conjugate_scalar(g), factor))
+        sine = bind(self.scaled_by_real(conjugate_scalar(g), factor))
         far = binary_call("or", c.load_of_thread_scalar(self.moved), self._needs_another_sweep(g2, both, factor))
-        inner += [c.keep(self.moved, far), c.keep(self.changed, Const(True, "i1"))]
-        inner += [c.keep(to, x) for to, x in zip(self.angle, (cosine, sine), strict=False)]
+        inner += [c.store_thread_scalar(self.moved, far), c.store_thread_scalar(self.changed, Const(True, "i1"))]
+        inner += [c.store_thread_scalar(to, x) for to, x in zip(self.angle, (cosine, sine), strict=False)]
         if self.held.in_registers:
             self._rotate_registers(inner, cosine, sine)
         block.append(If(rotates, tuple(inner)))
@@ -277,30 +306,30 @@ class JacobiRotations:
         return Apply("rsqrt", (x,), self.c.real)
 
     def _needs_another_sweep(self, g2: Scalar, both: Scalar, factor: Scalar) -> Scalar:
-        """Return True at run time if a pair's cosine, or the sine of its rotation, requires another sweep.
+        """Return a scalar that is True at run time if a pair's cosine or its rotation's sine is large.
 
         Other rotations of the sweep change a dot product that was made 0 by sums of products of two such numbers.
         """
         most = (self.small / self.n) ** 0.5
-        cosine = comparison_call("gt", g2, binary_call("mul", self.real((most / 2) ** 2), both))
+        cosine = comparison_call("gt", g2, binary_call("mul", self.real_constant((most / 2) ** 2), both))
         sine = comparison_call(
-            "gt", binary_call("mul", g2, binary_call("mul", factor, factor)), self.real((most * 2) ** 2)
+            "gt", binary_call("mul", g2, binary_call("mul", factor, factor)), self.real_constant((most * 2) ** 2)
         )
         return binary_call("or", cosine, sine)
 
     def _rotated_elements(self, x: Scalar, y: Scalar, cosine: Scalar, sine: Scalar) -> list[Scalar]:
         return [
-            binary_call("sub", self.times(x, cosine), binary_call("mul", sine, y)),
-            binary_call("add", binary_call("mul", conjugate_scalar(sine), x), self.times(y, cosine)),
+            binary_call("sub", self.scaled_by_real(x, cosine), binary_call("mul", sine, y)),
+            binary_call("add", binary_call("mul", conjugate_scalar(sine), x), self.scaled_by_real(y, cosine)),
         ]
 
     def _rotate_registers(self, block: list[Stmt], cosine: Scalar, sine: Scalar) -> None:
-        def each(i: Dim, slot: Dim) -> list[Stmt]:
+        def rotate_element(i: Dim, slot: Dim) -> list[Stmt]:
             x, y = (self.e.bind(Load(part, (self.c.t, slot))) for part in self.parts)
             found = self._rotated_elements(x, y, cosine, sine)
             return [Store(part, (self.c.t, slot), z) for part, z in zip(self.parts, found, strict=True)]
 
-        self.in_vectors(block, self.rows, each)
+        self.append_vector_loop(block, self.rows, rotate_element)
 
     def _write_rotated_columns(self, block: list[Stmt]) -> None:
         """Append the store of a group's rotated columns to memory."""
@@ -309,19 +338,19 @@ class JacobiRotations:
         inner = self.e.new_block()
         angle = [bind(c.load_of_thread_scalar(x)) for x in self.angle]
 
-        def in_memory(first: int) -> Rows:
-            def each(i: Dim, slot: Dim) -> list[Stmt]:
+        def rotate_in_memory(first: int) -> Rows:
+            def rotate_element(i: Dim, slot: Dim) -> list[Stmt]:
                 x, y = (bind(Load(self.w, (j, i + first))) for j in columns)
                 found = self._rotated_elements(x, y, *angle)
                 return [Store(self.w, (j, i + first), z) for j, z in zip(columns, found, strict=True)]
 
-            return each
+            return rotate_element
 
-        def from_registers(i: Dim, slot: Dim) -> list[Stmt]:
+        def store_from_registers(i: Dim, slot: Dim) -> list[Stmt]:
             return [Store(self.w, (j, i), Load(x, (c.t, slot))) for j, x in zip(columns, self.parts, strict=True)]
 
-        self.in_vectors(inner, self.rows, from_registers if held.in_registers else in_memory(0))
+        self.append_vector_loop(inner, self.rows, store_from_registers if held.in_registers else rotate_in_memory(0))
         if held.more:
-            self.in_vectors(inner, held.more, in_memory(held.padded_rows(self.rows)))
+            self.append_vector_loop(inner, held.more, rotate_in_memory(held.padded_rows(self.rows)))
         block.append(If(c.load_of_thread_scalar(self.changed), tuple(inner)))
         self.e.enter(block)

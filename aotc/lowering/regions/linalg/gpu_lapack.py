@@ -21,7 +21,7 @@ from aotc.lowering.regions.linalg.gpu_eig_svd import eigen_statements, svd_state
 from aotc.lowering.regions.linalg.gpu_lu import lu_with_pivots
 from aotc.lowering.regions.linalg.gpu_lu_blocked import LuPanels
 from aotc.lowering.regions.linalg.gpu_qr import product_of_reflectors, qr_by_reflectors
-from aotc.lowering.regions.linalg.lapack import each_matrix
+from aotc.lowering.regions.linalg.lapack import kernel_per_matrix
 
 
 def lower_column_lu(b: RegionBuilder, plan: ColumnLuPlan) -> Kernel:
@@ -31,7 +31,7 @@ def lower_column_lu(b: RegionBuilder, plan: ColumnLuPlan) -> Kernel:
 
 def lower_panel_lu(b: RegionBuilder, plan: PanelLuPlan) -> Kernel:
     """Lower ``getrf`` (LU factorization) panel by panel."""
-    return _block_per_matrix(b, lambda head: LuPanels(b, head, plan).statements())
+    return _block_per_matrix(b, lambda head: LuPanels(b, head, plan).factor_statements())
 
 
 def lower_householder(b: RegionBuilder, plan: HouseholderPlan) -> Kernel:
@@ -62,7 +62,7 @@ def _block_per_matrix(b: RegionBuilder, routine: Callable[[Index], list[Stmt]]) 
     CompileError
         If a block has too little shared memory for a matrix.
     """
-    kernel = each_matrix(b, routine)
+    kernel = kernel_per_matrix(b, routine)
     needed, room = shared_bytes(kernel.body), b.target.shared_memory
     if needed > room:
         op = b.region_root_op("lapack")

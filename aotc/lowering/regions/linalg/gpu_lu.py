@@ -38,23 +38,25 @@ def lu_with_pivots(b: RegionBuilder, head: Index, plan: ColumnLuPlan) -> list[St
 
     The other outputs are the pivots, counted from 1, and the number of the first zero pivot (0: none).
     """
-    return _ColumnLu(b, head, plan).statements()
+    return _ColumnLu(b, head, plan).factor_statements()
 
 
 class _ColumnLu:
+    """Emit the column-by-column LU factorisation of a matrix by a block of threads."""
+
     def __init__(self, b: RegionBuilder, head: Index, plan: ColumnLuPlan) -> None:
         matrix, self.pivots, self.status = b.outputs
         self.c = c = MatrixColumns(b, matrix, head, plan.warps)
         self.e, self.head, self.name = c.e, head, b.fresh("k")
         self.count = minimum(c.rows, c.columns)
-        self.best, self.row = c.own(c.real), c.own("i64")
-        self.upper, self.lower = c.own(), c.own()
-        self.pivot, self.failed = c.shared("i64"), c.shared("i32")
+        self.best, self.row = c.allocate_per_thread(c.real), c.allocate_per_thread("i64")
+        self.upper, self.lower = c.allocate_per_thread(), c.allocate_per_thread()
+        self.pivot, self.failed = c.allocate_shared("i64"), c.allocate_shared("i32")
 
-    def statements(self) -> list[Stmt]:
+    def factor_statements(self) -> list[Stmt]:
         """Return all statements of a column-wise LU factorization, with their allocations."""
         c, k = self.c, sym(self.name, 0, self.count)
-        start = c.by_threads(lambda block: block.append(Store(self.failed, (0,), Const(0, "i32"))), 1)
+        start = c.loop_over_threads(lambda block: block.append(Store(self.failed, (0,), Const(0, "i32"))), 1)
         steps = [
             *self._search_pivot(k),
             *self._swap_and_divide_column(k),
@@ -62,28 +64,31 @@ class _ColumnLu:
             self._update_other_columns(k),
             BLOCK_BARRIER,
         ]
-        end = c.by_threads(lambda block: block.append(Store(self.status, self.head, Load(self.failed, (0,)))), 1)
-        return c.whole([start, For(self.name, 0, self.count, tuple(steps)), end])
+        end = c.loop_over_threads(lambda block: block.append(Store(self.status, self.head, Load(self.failed, (0,)))), 1)
+        return c.with_allocations([start, For(self.name, 0, self.count, tuple(steps)), end])
 
     def _search_pivot(self, k: Dim) -> list[Stmt]:
         """Return the search for the largest element of column ``k``; of equal ones the first."""
         c = self.c
 
-        def start(block: list[Stmt]) -> None:
-            block += [c.keep(self.best, Const(-1.0, c.real)), c.keep(self.row, IndexScalar(k))]
+        def clear_candidate(block: list[Stmt]) -> None:
+            block += [
+                c.store_thread_scalar(self.best, Const(-1.0, c.real)),
+                c.store_thread_scalar(self.row, IndexScalar(k)),
+            ]
 
-        def look(block: list[Stmt]) -> None:
-            def each(i: Dim) -> list[Stmt]:
-                size = self.e.bind(c.size(self.e.bind(c.element(k, i))))
-                better = (c.keep(self.best, size), c.keep(self.row, IndexScalar(i)))
+        def search_column(block: list[Stmt]) -> None:
+            def compare_row(i: Dim) -> list[Stmt]:
+                size = self.e.bind(c.pivot_magnitude(self.e.bind(c.load_element(k, i))))
+                better = (c.store_thread_scalar(self.best, size), c.store_thread_scalar(self.row, IndexScalar(i)))
                 self.e.block.append(If(comparison_call("gt", size, c.load_of_thread_scalar(self.best)), better))
                 return []
 
-            c.along_rows(block, k, each)
+            c.append_row_loop(block, k, compare_row)
 
         return [
-            c.by_threads(start),
-            c.by_threads(look, WARP),
+            c.loop_over_threads(clear_candidate),
+            c.loop_over_threads(search_column, WARP),
             *c.warp_butterfly_reduce([self.best, self.row], larger_pivot, WARP),
         ]
 
@@ -91,65 +96,78 @@ class _ColumnLu:
         """Return the swap that moves the pivot of column ``k`` to the diagonal, and the division by it."""
         c = self.c
 
-        def swap(block: list[Stmt]) -> None:
+        def swap_rows(block: list[Stmt]) -> None:
             inner = self.e.new_block()
             p = sym(self.e.bind(c.load_of_thread_scalar(self.row), "n").name, 0, c.rows)
-            x, y = self.e.bind(c.element(k, k)), self.e.bind(c.element(k, p))
+            x, y = self.e.bind(c.load_element(k, k)), self.e.bind(c.load_element(k, p))
             is_first = binary_call(
                 "and",
-                comparison_call("eq", y, c.zero()),
+                comparison_call("eq", y, c.zero_constant()),
                 comparison_call("eq", Load(self.failed, (0,)), Const(0, "i32")),
             )
             number = Apply("convert", (IndexScalar(k + 1),), "i32")
             inner += [
-                Store(c.out, c.place(k, k), y), Store(c.out, c.place(k, p), x), Store(self.pivot, (0,), IndexScalar(p)),
+                Store(c.out, c.element_index(k, k), y), Store(c.out, c.element_index(k, p), x),
+                Store(self.pivot, (0,), IndexScalar(p)),
                 Store(self.pivots, (*self.head, k), Apply("convert", (IndexScalar(p + 1),), "i32")),
                 If(is_first, (Store(self.failed, (0,), number),)),
             ]  # fmt: skip
-            c.first_lane(block, inner)
+            c.append_on_first_lane(block, inner)
 
-        def divide(block: list[Stmt]) -> None:
-            pivot = self.e.bind(c.element(k, k))
+        def divide_column(block: list[Stmt]) -> None:
+            pivot = self.e.bind(c.load_element(k, k))
             inner = self.e.new_block()
-            c.along_rows(
-                inner, k + 1, lambda i: [Store(c.out, c.place(k, i), binary_call("div", c.element(k, i), pivot))]
+            c.append_row_loop(
+                inner,
+                k + 1,
+                lambda i: [Store(c.out, c.element_index(k, i), binary_call("div", c.load_element(k, i), pivot))],
             )
-            block.append(If(comparison_call("ne", pivot, c.zero()), tuple(inner)))
+            block.append(If(comparison_call("ne", pivot, c.zero_constant()), tuple(inner)))
 
-        return [WARP_BARRIER, c.by_threads(swap, WARP), WARP_BARRIER, c.by_threads(divide, WARP)]
+        return [
+            WARP_BARRIER,
+            c.loop_over_threads(swap_rows, WARP),
+            WARP_BARRIER,
+            c.loop_over_threads(divide_column, WARP),
+        ]
 
     def _update_other_columns(self, k: Dim) -> Stmt:
         """Return the row swap in the other columns, and the trailing update by column ``k``."""
         c = self.c
 
-        def update(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
-            def read(block: list[Stmt]) -> None:
-                p = c.number(self.pivot, c.rows)
-                block += [c.keep(self.upper, c.element(column, p)), c.keep(self.lower, c.element(column, k))]
+        def update_column(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+            def read_swapped_elements(block: list[Stmt]) -> None:
+                p = c.index_in_buffer(self.pivot, c.rows)
+                block += [
+                    c.store_thread_scalar(self.upper, c.load_element(column, p)),
+                    c.store_thread_scalar(self.lower, c.load_element(column, k)),
+                ]
 
-            def write(block: list[Stmt]) -> None:
-                p = c.number(self.pivot, c.rows)
+            def write_swapped_column(block: list[Stmt]) -> None:
+                p = c.index_in_buffer(self.pivot, c.rows)
                 u, low = (
                     self.e.bind(c.load_of_thread_scalar(self.upper)),
                     self.e.bind(c.load_of_thread_scalar(self.lower)),
                 )
                 is_other = comparison_call("ne", IndexScalar(column), IndexScalar(k))
-                swapped = [Store(c.out, c.place(column, p), low), Store(c.out, c.place(column, k), u)]
+                swapped = [Store(c.out, c.element_index(column, p), low), Store(c.out, c.element_index(column, k), u)]
                 before: list[Stmt] = []
-                c.first_lane(before, swapped)
+                c.append_on_first_lane(before, swapped)
                 behind = self.e.new_block()
-                c.first_lane(behind, swapped[1:])
-                c.along_rows(behind, k + 1, lambda i: [self._subtract_pivot_row(k, column, i, p, u, low)])
+                c.append_on_first_lane(behind, swapped[1:])
+                c.append_row_loop(behind, k + 1, lambda i: [self._subtract_pivot_row(k, column, i, p, u, low)])
                 later = If(comparison_call("gt", IndexScalar(column), IndexScalar(k)), tuple(behind), tuple(before))
                 block.append(If(is_other, (later,)))
 
-            return [by(read), WARP_BARRIER, by(write)]
+            return [by(read_swapped_elements), WARP_BARRIER, by(write_swapped_column)]
 
-        return c.over_columns(0, update)
+        return c.loop_over_columns(0, update_column)
 
     def _subtract_pivot_row(self, k: Dim, column: Dim, i: Dim, p: Dim, u: Scalar, low: Scalar) -> Stmt:
         c = self.c
         was = Apply(
-            "select", (comparison_call("eq", IndexScalar(i), IndexScalar(p)), low, c.element(column, i)), c.dtype
+            "select", (comparison_call("eq", IndexScalar(i), IndexScalar(p)), low, c.load_element(column, i)), c.dtype
         )
-        return Store(c.out, c.place(column, i), binary_call("sub", was, binary_call("mul", c.element(k, i), u)))
+        return Store(
+            c.out, c.element_index(column, i), binary_call("sub", was, binary_call("mul", c.load_element(k, i), u))
+        )

@@ -42,7 +42,7 @@ def _i32_row_number(n: Dim) -> Scalar:
 
 
 class LuPanels:
-    """Emitter of the factorisation of the matrix ``head`` of the first output."""
+    """Emit the blocked LU factorisation of the matrix ``head`` of the first output."""
 
     def __init__(self, b: RegionBuilder, head: Index, plan: PanelLuPlan) -> None:
         matrix, self.pivots, self.status = b.outputs
@@ -57,30 +57,43 @@ class LuPanels:
         self._panel_buffers(plan.buffers(matrix.dtype))
 
     def _panel_buffers(self, shared: Mapping[str, Buffer]) -> None:
+        """Allocate the buffers of a panel: rows in registers, and the ``shared`` buffers of the plan."""
         c = self.c
 
-        def own(count: int) -> Buffer:
+        def allocate_registers(count: int) -> Buffer:
             return c._real_buffer_value(Buffer(self.b.fresh("own"), c.dtype, (c.threads, count), "private"))
 
-        def held(role: str) -> Buffer:
+        def allocate_shared(role: str) -> Buffer:
             return c._real_buffer_value(replace(shared[role], name=self.b.fresh("held")))
 
-        self.own = own(self.each)
-        self.place, self.row, self.pivot = c.own("i32"), c.own("i32"), c.own("i32")
-        self.best, self.number = c.own(c.real), c.own("i32")
-        self.upper, self.failed, self.factors = held("upper"), c.shared("i32"), held("factors")
+        self.own = allocate_registers(self.each)
+        self.place, self.row, self.pivot = (
+            c.allocate_per_thread("i32"),
+            c.allocate_per_thread("i32"),
+            c.allocate_per_thread("i32"),
+        )
+        self.best, self.number = c.allocate_per_thread(c.real), c.allocate_per_thread("i32")
+        self.upper, self.failed, self.factors = (
+            allocate_shared("upper"),
+            c.allocate_shared("i32"),
+            allocate_shared("factors"),
+        )
         if self.tall > WARP:
-            self.bests, self.places = held("bests"), held("places")
+            self.bests, self.places = allocate_shared("bests"), allocate_shared("places")
         if self.rest:
-            self.x = own(self.some)
-            self.numbers, self.triangle, self.top = held("numbers"), held("triangle"), held("top")
+            self.x = allocate_registers(self.some)
+            self.numbers, self.triangle, self.top = (
+                allocate_shared("numbers"),
+                allocate_shared("triangle"),
+                allocate_shared("top"),
+            )
 
-    def statements(self) -> list[Stmt]:
+    def factor_statements(self) -> list[Stmt]:
         """Return all statements of a blocked LU factorization, with their allocations."""
         c, name = self.c, self.b.fresh("g")
         panels = -(-self.count // self.each)
         begin = sym(name, 0, panels) * self.each
-        start = [c.by_threads(lambda block: block.append(Store(self.failed, (0,), Const(0, "i32"))), 1)]
+        start = [c.loop_over_threads(lambda block: block.append(Store(self.failed, (0,), Const(0, "i32"))), 1)]
         start += [self.barrier] if self.tall == WARP else []  # else another barrier precedes its first read
         steps = [
             self._loop_over_row_threads(lambda block: self._read_panel(block, begin)),
@@ -93,14 +106,14 @@ class LuPanels:
                 self.barrier,
                 *self._update_columns_outside_panel(begin),
             ]
-        end = c.by_threads(lambda block: block.append(Store(self.status, self.head, Load(self.failed, (0,)))), 1)
-        return c.whole([*start, For(name, 0, panels, tuple(steps)), end])
+        end = c.loop_over_threads(lambda block: block.append(Store(self.status, self.head, Load(self.failed, (0,)))), 1)
+        return c.with_allocations([*start, For(name, 0, panels, tuple(steps)), end])
 
     # --- helpers ---
 
     def _loop_over_row_threads(self, fill: Fill) -> Stmt:
         """Return a loop over the threads of the first group, which have one row each."""
-        return self.c.by_threads(fill, self.tall)
+        return self.c.loop_over_threads(fill, self.tall)
 
     def _thread_element(self, buffer: Buffer, at: Dim) -> Scalar:
         return Load(buffer, (self.t, at))
@@ -129,17 +142,21 @@ class LuPanels:
     # --- the panel ---
 
     def _read_panel(self, block: list[Stmt], begin: Dim) -> None:
-        t, zero = self.t, self.c.zero()
+        """Append the load of a panel to registers, one row per thread; elements beyond the matrix are 0."""
+        t, zero = self.t, self.c.zero_constant()
 
-        def column(j: Dim) -> Stmt:
-            read = Store(self.own, (t, j), self.c.element(begin + j, t))
+        def read_column(j: Dim) -> Stmt:
+            read = Store(self.own, (t, j), self.c.load_element(begin + j, t))
             tests = self._is_in_matrix(begin + j, t)
             return If(conjunction_of_tests(tests), (read,), (Store(self.own, (t, j), zero),)) if tests else read
 
-        block += [self.c.keep(self.place, _i32_row_number(t)), self._loop_over_panel_columns(column)]
+        block += [
+            self.c.store_thread_scalar(self.place, _i32_row_number(t)),
+            self._loop_over_panel_columns(read_column),
+        ]
 
     def _factor_panel_columns(self, begin: Dim) -> Stmt:
-        """Return the loop over the columns of the panel; the current one is in the first register of each row."""
+        """Return the loop over the columns of the panel; the current column is in the first register of each row."""
         c, name = self.c, self.b.fresh("q")
         q = sym(name, 0, self.each)
         steps: list[Stmt] = [self._loop_over_row_threads(lambda block: self._pivot_candidate(block, begin + q))]
@@ -149,7 +166,7 @@ class LuPanels:
                 Store(self.bests, (c.warp,), c.load_of_thread_scalar(self.best)),
                 Store(self.places, (c.warp,), c.load_of_thread_scalar(self.row)),
             ]
-            steps += [self._loop_over_row_threads(lambda block: c.first_lane(block, stores)), self.barrier]
+            steps += [self._loop_over_row_threads(lambda block: c.append_on_first_lane(block, stores)), self.barrier]
         steps += [self._loop_over_row_threads(lambda block: self._publish_pivot_row(block, begin + q)), self.barrier]
         steps.append(self._loop_over_row_threads(lambda block: self._eliminate_below_pivot(block, begin + q, q)))
         if self.tall == WARP:
@@ -159,16 +176,20 @@ class LuPanels:
     def _pivot_candidate(self, block: list[Stmt], k: Dim) -> None:
         """Append the statements that make a thread's row a candidate for the pivot of column ``k``."""
         c = self.c
-        size = self.e.bind(c.size(self.e.bind(self._thread_element(self.own, 0))))
+        size = self.e.bind(c.pivot_magnitude(self.e.bind(self._thread_element(self.own, 0))))
         least, place = Const(-1.0, c.real), c.load_of_thread_scalar(self.place)
         tests = [
             comparison_call("ge", place, _i32_row_number(k)),
             *self._row_exists(self.t),
             comparison_call("gt", size, least),
         ]
-        then = (c.keep(self.best, size), c.keep(self.row, place))
+        then = (c.store_thread_scalar(self.best, size), c.store_thread_scalar(self.row, place))
         block.append(
-            If(conjunction_of_tests(tests), then, (c.keep(self.best, least), c.keep(self.row, _i32_row_number(k))))
+            If(
+                conjunction_of_tests(tests),
+                then,
+                (c.store_thread_scalar(self.best, least), c.store_thread_scalar(self.row, _i32_row_number(k))),
+            )
         )
 
     def _publish_pivot_row(self, block: list[Stmt], k: Dim) -> None:
@@ -181,8 +202,8 @@ class LuPanels:
                 other = [bind(Load(self.bests, (w,))), bind(Load(self.places, (w,)))]
                 found = [bind(x) for x in larger_pivot(found, other)]
         p = found[1]
-        block.append(c.keep(self.pivot, p))
-        is_zero = comparison_call("eq", self._thread_element(self.own, 0), c.zero())
+        block.append(c.store_thread_scalar(self.pivot, p))
+        is_zero = comparison_call("eq", self._thread_element(self.own, 0), c.zero_constant())
         is_first = binary_call("and", is_zero, comparison_call("eq", Load(self.failed, (0,)), Const(0, "i32")))
         noted: list[Stmt] = [
             Store(self.pivots, (*self.head, k), binary_call("add", p, Const(1, "i32"))),
@@ -198,10 +219,10 @@ class LuPanels:
         place, p = bind(c.load_of_thread_scalar(self.place)), bind(c.load_of_thread_scalar(self.pivot))
         other = Apply("select", (comparison_call("eq", place, _i32_row_number(k)), p, place), "i32")
         now = bind(Apply("select", (comparison_call("eq", place, p), _i32_row_number(k), other), "i32"))
-        block.append(c.keep(self.place, now))
+        block.append(c.store_thread_scalar(self.place, now))
         pivot, is_behind = bind(Load(self.upper, (0,))), bind(comparison_call("gt", now, _i32_row_number(k)))
         divided = Store(self.own, (t, 0), binary_call("div", self._thread_element(self.own, 0), pivot))
-        block.append(If(binary_call("and", is_behind, comparison_call("ne", pivot, c.zero())), (divided,)))
+        block.append(If(binary_call("and", is_behind, comparison_call("ne", pivot, c.zero_constant())), (divided,)))
         x = bind(self._thread_element(self.own, 0))
         block.append(Store(self.factors, (q, t), x))
         block.append(If(is_behind, (self._shift_and_subtract(x, self.upper),), (self._shift_and_subtract(),)))
@@ -209,24 +230,24 @@ class LuPanels:
     def _shift_and_subtract(self, x: Scalar | None = None, less: Buffer | None = None) -> Stmt:
         """Return the shift of a row by one register, with ``x`` times another row subtracted."""
 
-        def column(j: Dim) -> Stmt:
+        def shift_column(j: Dim) -> Stmt:
             own = self._thread_element(self.own, j + 1)
             if x is not None and less is not None:
                 own = binary_call("sub", own, binary_call("mul", x, Load(less, (j + 1,))))
             return Store(self.own, (self.t, j), own)
 
-        return self._loop_over_panel_columns(column, 0, self.each - 1)
+        return self._loop_over_panel_columns(shift_column, 0, self.each - 1)
 
     def _write_panel(self, block: list[Stmt], begin: Dim) -> None:
         """Append the stores of the panel, and the start of the inversion of its triangle."""
         t, n = self.t, self._position_of_thread_row()
 
-        def column(j: Dim) -> Stmt:
-            write = Store(self.c.out, self.c.place(begin + j, n), Load(self.factors, (j, t)))
+        def write_column(j: Dim) -> Stmt:
+            write = Store(self.c.out, self.c.element_index(begin + j, n), Load(self.factors, (j, t)))
             tests = self._is_in_matrix(begin + j, n)
             return If(conjunction_of_tests(tests), (write,)) if tests else write
 
-        block += self._guarded_by(test_index(n, begin, "ge"), [self._loop_over_panel_columns(column)])
+        block += self._guarded_by(test_index(n, begin, "ge"), [self._loop_over_panel_columns(write_column)])
         if self.rest:
             own = self._loop_over_panel_columns(lambda j: Store(self.own, (t, j), Load(self.factors, (j, t))))
             unit = self._loop_over_panel_columns(
@@ -237,14 +258,14 @@ class LuPanels:
             block += self._guarded_by(self._is_in_panel(n, begin), [unit, shown], [own])
 
     def _publish_triangle_row(self, row: Dim, j: Dim) -> Stmt:
-        """Return the copy of a row of the triangle to shared memory, its diagonal in the last column."""
+        """Return the copy of a row of the triangle to shared memory, with its diagonal in the last column."""
         source = row + j - (self.each - 1)
         held = Store(self.triangle, (row, j), Load(self.factors, (source, self.t)))
         is_there = comparison_call("ge", IndexScalar(source), Const(0, "i64"))
-        return If(is_there, (held,), (Store(self.triangle, (row, j), self.c.zero()),))
+        return If(is_there, (held,), (Store(self.triangle, (row, j), self.c.zero_constant()),))
 
     def _unit_triangle_element(self, row: Dim, j: Dim) -> Scalar:
-        one, zero = constant_scalar(1, self.c.dtype), self.c.zero()
+        one, zero = constant_scalar(1, self.c.dtype), self.c.zero_constant()
         return Apply("select", (comparison_call("eq", IndexScalar(row), IndexScalar(j)), one, zero), self.c.dtype)
 
     def _is_in_panel(self, n: Dim, begin: Dim) -> list[Scalar]:
@@ -267,13 +288,16 @@ class LuPanels:
             self._is_in_panel(n, begin), [Store(self.factors, (q, n), of_panel)], [Store(self.factors, (q, n), x)]
         )
 
-        def moved_up(j: Dim, off: bool) -> Stmt:
+        def shift_register_up(j: Dim, off: bool) -> Stmt:
             own = self._thread_element(self.own, last - 1 - j)
             less = binary_call("mul", x, Load(self.triangle, (q, last - 1 - j)))
             return Store(self.own, (t, last - j), binary_call("sub", own, less) if off else own)
 
         is_above = comparison_call("ge", IndexScalar(n - begin), IndexScalar(q))
-        moves = [self._loop_over_panel_columns(lambda j, off=off: moved_up(j, off), 0, last) for off in (True, False)]  # type: ignore[misc]
+        moves = [
+            self._loop_over_panel_columns(lambda j, off=off: shift_register_up(j, off), 0, last)  # type: ignore[misc]
+            for off in (True, False)
+        ]
         inner.append(If(is_above, (moves[0],), (moves[1],)))
         block.append(For(name, 0, self.each, tuple(inner)))
 
@@ -282,23 +306,26 @@ class LuPanels:
         c, name = self.c, self.b.fresh("v")
         row, group = mod(c.t, self.tall), c.t // self.tall
 
-        def take(block: list[Stmt]) -> None:
+        def read_row_number(block: list[Stmt]) -> None:
             factors = self._loop_over_panel_columns(lambda j: Store(self.own, (c.t, j), Load(self.factors, (j, row))))
-            block += [factors, c.keep(self.number, Load(self.numbers, (row,)))]
+            block += [factors, c.store_thread_scalar(self.number, Load(self.numbers, (row,)))]
 
         iterations = -(-self.rest // (self.groups * self.some))
         first = sym(name, 0, iterations) * self.some * self.groups + group
-        read = c.by_threads(
+        read = c.loop_over_threads(
             lambda block: self._for_each_updated_column(
                 block, first, begin, row, self._gather_column_rows(begin, row, group)
             )
         )
-        write = c.by_threads(
+        write = c.loop_over_threads(
             lambda block: self._for_each_updated_column(
                 block, first, begin, row, self._apply_panel_to_columns(begin, row, group)
             )
         )
-        return [c.by_threads(take), For(name, 0, iterations, (read, self.barrier, write, self.barrier))]
+        return [
+            c.loop_over_threads(read_row_number),
+            For(name, 0, iterations, (read, self.barrier, write, self.barrier)),
+        ]
 
     def _for_each_updated_column(
         self, block: list[Stmt], first: Dim, begin: Dim, row: Dim,
@@ -319,36 +346,47 @@ class LuPanels:
         self.e.enter(block)
 
     def _gather_column_rows(self, begin: Dim, row: Dim, group: Dim) -> Callable[[Dim, Dim, Scalar], list[Stmt]]:
-        def do(u: Dim, column: Dim, is_right: Scalar) -> list[Stmt]:
+        """Return the function that loads a thread's elements of a column in the new row order.
+
+        The elements in the rows of the panel also go to shared memory.
+        """
+
+        def gather_element(u: Dim, column: Dim, is_right: Scalar) -> list[Stmt]:
             c = self.c
             number = Apply("convert", (c.load_of_thread_scalar(self.number),), "i64")
             source = sym(self.e.bind(number, "n").name, 0, self.rows)
-            read: Stmt = Store(self.x, (c.t, u), c.element(column, source))
+            read: Stmt = Store(self.x, (c.t, u), c.load_element(column, source))
             tests = self._row_exists(row)
             if tests:
-                read = If(conjunction_of_tests(tests), (read,), (Store(self.x, (c.t, u), c.zero()),))
+                read = If(conjunction_of_tests(tests), (read,), (Store(self.x, (c.t, u), c.zero_constant()),))
             shown = Store(self.top, (group, u, row - begin), Load(self.x, (c.t, u)))
             among = [is_right, *test_index(row, begin + self.each, "lt")]
             return [read, If(conjunction_of_tests(among), (shown,))]
 
-        return do
+        return gather_element
 
     def _apply_panel_to_columns(self, begin: Dim, row: Dim, group: Dim) -> Callable[[Dim, Dim, Scalar], list[Stmt]]:
-        def do(u: Dim, column: Dim, is_right: Scalar) -> list[Stmt]:
+        """Return the function that subtracts the panel's rows from a thread's element of a column, and stores it."""
+
+        def update_element(u: Dim, column: Dim, is_right: Scalar) -> list[Stmt]:
             c, x = self.c, Load(self.x, (self.c.t, u))
 
-            def off(j: Dim) -> Stmt:
+            def subtract_row(j: Dim) -> Stmt:
                 less = binary_call("mul", Load(self.own, (c.t, j)), Load(self.top, (group, u, j)))
                 return Store(self.x, (c.t, u), binary_call("sub", x, less))
 
-            def off_above(j: Dim) -> Stmt:
-                return If(comparison_call("ge", IndexScalar(row - begin), IndexScalar(j)), (off(j),))
+            def subtract_row_above(j: Dim) -> Stmt:
+                return If(comparison_call("ge", IndexScalar(row - begin), IndexScalar(j)), (subtract_row(j),))
 
             is_behind = comparison_call("ge", IndexScalar(row), IndexScalar(begin + self.each))
-            less = If(is_behind, (self._loop_over_panel_columns(off),), (self._loop_over_panel_columns(off_above),))
-            write = Store(c.out, c.place(column, row), x)
+            less = If(
+                is_behind,
+                (self._loop_over_panel_columns(subtract_row),),
+                (self._loop_over_panel_columns(subtract_row_above),),
+            )
+            write = Store(c.out, c.element_index(column, row), x)
             moved = comparison_call("ne", c.load_of_thread_scalar(self.number), _i32_row_number(row))
             tests = self._row_exists(row)
             return self._guarded_by(tests, [If(is_right, (less, write), (If(moved, (write,)),))])
 
-        return do
+        return update_element

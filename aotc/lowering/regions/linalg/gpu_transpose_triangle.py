@@ -13,7 +13,7 @@ from aotc.vmfb.dtypes import kind_of
 
 
 class TriangleTranspose:
-    """Emitter of copies of one triangle of a square matrix to the other, conjugated, by all threads of a block."""
+    """Emit copies of one triangle of a square matrix to the other, conjugated, by all threads of a block."""
 
     def __init__(self, b: RegionBuilder, out: Buffer, head: Index, plan: BlockCholeskyPlan) -> None:
         self.b, self.out, self.head, self.n = b, out, head, out.shape[-1]
@@ -22,19 +22,19 @@ class TriangleTranspose:
         self.t = sym("t", 0, self.threads)
         self.tiles = ceildiv(self.n, self.side)
 
-    def allocate(self) -> Stmt:
+    def allocate_tiles(self) -> Stmt:
         """Return the allocation of the transposition tiles in shared memory."""
         return Alloc(self.held)
 
-    def up(self) -> list[Stmt]:
+    def copy_lower_to_upper(self) -> list[Stmt]:
         """Return the copy of the lower triangle to the upper one, without the diagonal."""
         return self._transpose_tiles(up=True)
 
-    def down(self) -> list[Stmt]:
+    def move_upper_to_lower(self) -> list[Stmt]:
         """Return the copy of the upper triangle to the lower one; it clears the upper one."""
         return self._transpose_tiles(up=False)
 
-    def clear(self) -> list[Stmt]:
+    def clear_lower_triangle(self) -> list[Stmt]:
         """Return the clearing of the lower triangle."""
         k = self.b.fresh("k")
         i = sym(self.b.fresh("i"), 0, self.n)
@@ -47,7 +47,7 @@ class TriangleTranspose:
         return (*self.head, i, k)
 
     def _transpose_tiles(self, up: bool) -> list[Stmt]:
-        """Return rounds of transposed tiles, one per warp: those whose row is at most their column."""
+        """Return rounds of tile transposes, one tile per warp, for tiles on one side of the diagonal."""
         rounds = ceildiv(self.tiles * self.tiles, self.threads // WARP)
         number = sym("r", 0, rounds) * (self.threads // WARP) + self.t // WARP
         row, column = number // self.tiles, mod(number, self.tiles)
@@ -60,7 +60,7 @@ class TriangleTranspose:
         a, c = (u * WARP + mod(self.t, WARP)) // self.side, mod(u * WARP + mod(self.t, WARP), self.side)
         warp = self.t // WARP
 
-        def each(stmts: list[Stmt]) -> For:
+        def loop_over_tile(stmts: list[Stmt]) -> For:
             unrolled = For("u", 0, self.side * self.side // WARP, tuple(stmts), "unroll")
             return For("t", 0, self.threads, (If(conjunction_of_tests(tests), (unrolled,)),), "thread")
 
@@ -82,7 +82,7 @@ class TriangleTranspose:
             i, k = source[0] * self.side + a, source[1] * self.side + c
             zero = Store(self.out, self._matrix_index(i, k), constant_scalar(0, self.out.dtype))
             writes.append(self._guarded_in_matrix(i, k, [_index_less_than(i, k)], zero))
-        steps = (each([read]), Barrier(warp=True), each(writes), Barrier(warp=True))
+        steps = (loop_over_tile([read]), Barrier(warp=True), loop_over_tile(writes), Barrier(warp=True))
         return [For("r", 0, rounds, steps)]
 
     def _guarded_in_matrix(self, i: Dim, k: Dim, tests: list[Scalar], stmt: Stmt) -> Stmt:

@@ -35,17 +35,17 @@ def lower_lapack_call(b: RegionBuilder, plan: LapackCallPlan) -> Kernel:
     name, options = op.attrs["routine"], op.attrs["options"]
     problem = Problem(tuple(v.type for v in op.operands), options)
 
-    def call_of(head: Index) -> list[Stmt]:
+    def call_for_matrix(head: Index) -> list[Stmt]:
         call = LibraryCall(b)
         for argument in ROUTINES[name].arguments(problem):
             _pass_lapack_argument(call, argument, op, b, head)
-        body = call.statements(lapack_symbol(name, problem.dtype))
+        body = call.call_statements(lapack_symbol(name, problem.dtype))
         return _call_if_matrix_is_finite(b, op, head, body) if ROUTINES[name].finite else body
 
-    return each_matrix(b, call_of)
+    return kernel_per_matrix(b, call_for_matrix)
 
 
-def each_matrix(b: RegionBuilder, routine: Callable[[Index], list[Stmt]]) -> Kernel:
+def kernel_per_matrix(b: RegionBuilder, routine: Callable[[Index], list[Stmt]]) -> Kernel:
     """Return the kernel with a grid item per matrix; ``routine`` writes the statements of one."""
     op = b.region_root_op("lapack")
     row = ROUTINES[op.attrs["routine"]]
@@ -56,7 +56,7 @@ def each_matrix(b: RegionBuilder, routine: Callable[[Index], list[Stmt]]) -> Ker
 
 
 def _lapack_work(op: Op, batch: int) -> Dim:
-    """Return rows * columns * the smaller of both, of the largest operand."""
+    """Return the operation estimate rows * columns * min(rows, columns) of the largest operand, times ``batch``."""
     shape = max((v.type.shape[batch:] for v in op.operands), key=len)
     if len(shape) < 2:
         return product(shape)
@@ -64,19 +64,20 @@ def _lapack_work(op: Op, batch: int) -> Dim:
 
 
 def _pass_lapack_argument(call: LibraryCall, argument: Argument, op: Op, b: RegionBuilder, head: Index) -> None:
+    """Append one argument of a LAPACK routine, as its table row describes: a letter, a size, workspace or a matrix."""
     match argument:
         case Letter(value):
-            call.letter(value)
+            call.add_character(value)
         case Number(value):
-            call.number(value)
+            call.add_integer(value)
         case Work(dtype, size):
-            call.args.append((call.memory(dtype, (size,)), (0,)))
+            call.args.append((call.allocate_workspace(dtype, (size,)), (0,)))
         case Read(operand):
             source = b.buffers[op.operands[operand]]
             call.args.append((source, _first_element_index(source, head)))
         case Copied(operand):
             shape = op.operands[operand].type.shape[len(head) :]
-            call.copy(b.buffers[op.operands[operand]], head, shape)
+            call.add_matrix_copy(b.buffers[op.operands[operand]], head, shape)
         case Update(result, first):
             _pass_lapack_result(call, b.outputs[result], head, first, is_input=True)
         case Result(result):
@@ -85,7 +86,7 @@ def _pass_lapack_argument(call: LibraryCall, argument: Argument, op: Op, b: Regi
 
 def _pass_lapack_result(call: LibraryCall, out: Buffer, head: Index, first: int, is_input: bool) -> None:
     if out.dtype == "i32":
-        call.integers(out, head, is_input)
+        call.add_i32_array(out, head, is_input)
     else:
         call.args.append((out, _first_element_index(out, head, first)))
 
@@ -97,17 +98,17 @@ def _first_element_index(buffer: Buffer, head: Index, first: int = 0) -> Index:
 
 
 def _call_if_matrix_is_finite(b: RegionBuilder, op: Op, head: Index, body: list[Stmt]) -> list[Stmt]:
-    """Guard the call by a test that the matrix is finite; otherwise store the corresponding status."""
+    """Return the call guarded by a test that the matrix is finite; otherwise the status reports the failure."""
     row = ROUTINES[op.attrs["routine"]]
     source = b.outputs[0] if row.updates else b.buffers[op.operands[0]]
     finite = Buffer(b.fresh("finite"), "i1", (), "private")
     shape = source.shape[len(head) :]
 
-    def look(at: Index) -> Stmt:
+    def test_element(at: Index) -> Stmt:
         good = Apply("and", (Load(finite, ()), _is_finite_scalar(Load(source, (*head, *at)))), "i1")
         return Store(finite, (), good)
 
-    loops = loops_over(b, shape, look)
+    loops = loops_over(b, shape, test_element)
     status = b.outputs[-1]
     failed = Store(status, head, Const(NOT_FINITE, status.dtype))
     return [Alloc(finite), Store(finite, (), Const(True, "i1")), *loops, If(Load(finite, ()), tuple(body), (failed,))]

@@ -153,7 +153,7 @@ def _parse_template_expression(text: str) -> ast.expr:
 
 
 class _TemplateSubstitution(ast.NodeTransformer):
-    """Rewriter that replaces the names in the template by those of an op."""
+    """Replace the names in the template by the names and types of an op."""
 
     def __init__(self, names: dict[str, ast.expr], types: dict[str, str], head: list[str], part: str) -> None:
         self.names, self.types, self.head, self.part = names, types, head, part
@@ -164,6 +164,7 @@ class _TemplateSubstitution(ast.NodeTransformer):
         return self.names.get(node.id, node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Replace ``WHOLE(x)`` by a complex number and ``REAL(x)`` by a real part; both are ``x`` for real dtypes."""
         self.generic_visit(node)
         match node.func, node.args:
             case ast.Name(id="WHOLE"), [value]:

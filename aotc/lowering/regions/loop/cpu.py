@@ -29,8 +29,8 @@ def cpu_loops_of_plan(b: RegionBuilder, plan: LoopPlan, emit: Emit) -> tuple[Dim
     outer, inner = axes[: -plan.inner], axes[-plan.inner :]
     *tail, last = inner
 
-    def pieces(syms: list[Dim]) -> list[For]:
-        """Return the innermost loop, in segments if it is cut."""
+    def innermost_loops(syms: list[Dim]) -> list[For]:
+        """Return the innermost loop, in several segments if the plan cuts it."""
         loops = []
         ends: list[tuple[int, Dim]] = [*pairwise(plan.cuts)] if plan.cuts else [(0, last.extent)]
         for lo, hi in ends:
@@ -41,21 +41,21 @@ def cpu_loops_of_plan(b: RegionBuilder, plan: LoopPlan, emit: Emit) -> tuple[Dim
             loops.append(For(last.name, lo, hi, tuple(inside)))
         return loops
 
-    def segments(block: list[Stmt], syms: list[Dim]) -> None:
-        block += pieces(syms)
+    def append_loops(block: list[Stmt], syms: list[Dim]) -> None:
+        block += innermost_loops(syms)
 
-    def item(block: list[Stmt], symbols: list[Dim], begin: Dim, end: Dim) -> None:
+    def emit_item(block: list[Stmt], symbols: list[Dim], begin: Dim, end: Dim) -> None:
         inside: list[Stmt] = []
         if plan.chunk:
-            for one in pieces(symbols):  # an item has a part of each segment; most of these are empty
+            for one in innermost_loops(symbols):  # an item has a part of each segment; most of these are empty
                 first, behind = (maximum(begin, one.begin), minimum(end, one.end)) if plan.cuts else (begin, end)
                 block.append(replace(one, begin=first, end=behind))
         elif plan.rows:
-            append_serial_loops(tail, [*symbols, outer[-1].symbol()], segments, inside)
+            append_serial_loops(tail, [*symbols, outer[-1].symbol()], append_loops, inside)
             block.append(For(outer[-1].name, begin, end, tuple(inside)))
         else:
-            append_serial_loops(tail, symbols, segments, block)
+            append_serial_loops(tail, symbols, append_loops, block)
 
     if plan.rows:
-        return grid_loop(outer[:-1], (outer[-1], plan.rows), item, int(plan.is_across))
-    return grid_loop(outer, (last, plan.chunk) if plan.chunk else None, item)
+        return grid_loop(outer[:-1], (outer[-1], plan.rows), emit_item, int(plan.is_across))
+    return grid_loop(outer, (last, plan.chunk) if plan.chunk else None, emit_item)

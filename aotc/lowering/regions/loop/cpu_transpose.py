@@ -45,7 +45,7 @@ def transposed_block_loops(b: RegionBuilder, blocks: TransposedLoopPlan, emit: E
     names = [b.fresh(x) for x in ("i", "j")]
     i, j = (sym(name, 0, n) for name, n in zip(names, (blocks.height, blocks.width), strict=True))
 
-    def item(block: list[Stmt], symbols: list[Dim], begin: Dim, end: Dim) -> None:
+    def emit_item(block: list[Stmt], symbols: list[Dim], begin: Dim, end: Dim) -> None:
         steps = ((blocks.columns, across), (blocks.height, blocks.rows), (blocks.width, blocks.columns))
         loops = [(b.fresh("k"), step, whole // step) for step, whole in steps]
         tile, row, column = (sym(name, 0, count) * step if count > 1 else 0 for name, step, count in loops)
@@ -53,12 +53,14 @@ def transposed_block_loops(b: RegionBuilder, blocks: TransposedLoopPlan, emit: E
         first = symbols[-1] * across + tile + column
         emit(inside, substitute_loops(b.anchors.space, b.shape, axes, [*symbols[:-1], begin + row + i, first + j]))
         body = _transposing_copies_and_body(b, inside, (i, j), blocks) if blocks.is_copied else [tuple(inside)]
-        nests: tuple[Stmt, ...] = tuple(s if isinstance(s, Alloc) else _loop_nest(names, blocks, s) for s in body)
+        nests: tuple[Stmt, ...] = tuple(
+            s if isinstance(s, Alloc) else _nest_of_block_loops(names, blocks, s) for s in body
+        )
         for name, _, count in reversed(loops):
             nests = (For(name, 0, count, nests),) if count > 1 else nests
         block.extend(nests)
 
-    return grid_loop([*outer, pieces], (rows, blocks.rows), item, 1)
+    return grid_loop([*outer, pieces], (rows, blocks.rows), emit_item, 1)
 
 
 def _transposing_copies_and_body(
@@ -80,19 +82,19 @@ def with_loads_of_copies(scalar: Scalar, copies: Mapping[tuple[str, tuple[Dim, .
     """Return ``scalar`` with loads of copies substituted for those of operands."""
     known: dict[int, Scalar] = {}
 
-    def new(x: Scalar) -> Scalar:
+    def replace_load(x: Scalar) -> Scalar:
         if id(x) not in known:
             match x:
                 case Load(buffer=buffer, index=index):
                     known[id(x)] = copies.get((buffer.name, index), x)
                 case Apply(args=args):
-                    known[id(x)] = replace(x, args=tuple(map(new, args)))
+                    known[id(x)] = replace(x, args=tuple(map(replace_load, args)))
                 case _:
                     known[id(x)] = x
         return known[id(x)]
 
-    return new(scalar)
+    return replace_load(scalar)
 
 
-def _loop_nest(names: Sequence[str], blocks: TransposedLoopPlan, body: tuple[Stmt, ...]) -> For:
+def _nest_of_block_loops(names: Sequence[str], blocks: TransposedLoopPlan, body: tuple[Stmt, ...]) -> For:
     return For(names[0], 0, blocks.height, (For(names[1], 0, blocks.width, body),))

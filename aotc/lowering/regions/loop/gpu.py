@@ -39,14 +39,14 @@ def gpu_loops_of_plan(b: RegionBuilder, plan: ThreadLoopPlan, emit: Emit) -> tup
         emit(alone, b.anchors.space)
         return 1, tuple(alone)
     if plan.lanes > 1:
-        return _ThreadLanes(b, plan, emit).loops()
+        return _ThreadLanes(b, plan, emit).grid_and_loops()
     return grid_loop(
         merged, None, lambda block, at, begin, end: emit(block, substitute_loops(b.anchors.space, b.shape, merged, at))
     )
 
 
 class _ThreadLanes:
-    """Emitter of a grid of threads with ``count`` elements each."""
+    """Emit a grid of threads with ``count`` elements each."""
 
     def __init__(self, b: RegionBuilder, plan: ThreadLoopPlan, emit: Emit) -> None:
         self.b, self.emit, self.count = b, emit, plan.lanes
@@ -58,8 +58,8 @@ class _ThreadLanes:
         self.thread, self.lane = sym("p", 0, self.items), b.fresh("u")
         self.number = lane_to_element_indices(plan.order, self.thread, self.extents, self.count, self.items)
 
-    def loops(self) -> tuple[Dim, tuple[Stmt, ...]]:
-        """Return the grid size and its loop."""
+    def grid_and_loops(self) -> tuple[Dim, tuple[Stmt, ...]]:
+        """Return the grid size and the loop over elements of a thread."""
         number = self.number
         lanes = For(self.lane, 0, self.count, tuple(self._thread_body(number(sym(self.lane, 0, self.count)))), "lanes")
         block: list[Stmt] = [lanes]

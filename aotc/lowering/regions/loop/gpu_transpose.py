@@ -40,11 +40,11 @@ def transposing_tiles_of_plan(
     b: RegionBuilder, e: Elements, plan: GpuTransposePlan, emit: Emit
 ) -> tuple[Dim, tuple[Stmt, ...]]:
     """Return the grid and tile loops of a transposing GPU plan; ``emit`` adds one element's statements."""
-    return _TransposedTiles(b, e, plan, emit).loops()
+    return _TransposedTiles(b, e, plan, emit).grid_and_loops()
 
 
 class _TransposedTiles:
-    """Emitter of the tiles of a region."""
+    """Emit the tiles of a region that transposes."""
 
     def __init__(self, b: RegionBuilder, e: Elements, plan: GpuTransposePlan, emit: Emit) -> None:
         self.b, self.e, self.emit, self.plan = b, e, emit, plan
@@ -61,8 +61,8 @@ class _TransposedTiles:
         ]
         self.thread, self.lane = b.fresh("t"), b.fresh("u")
 
-    def loops(self) -> tuple[Dim, tuple[Stmt, ...]]:
-        """Return the grid size and its loop."""
+    def grid_and_loops(self) -> tuple[Dim, tuple[Stmt, ...]]:
+        """Return the grid size and the loop of a tile: read, barrier, compute, write."""
         t = self.plan
         others = [k for k in range(len(self.merged)) if k not in (t.rows, t.columns)]
         edges = [(t.rows, self.rows), (t.columns, self.columns)]
@@ -111,6 +111,10 @@ class _TransposedTiles:
     def _loop_over_lanes(
         self, step: Callable[[Dim, Dim], list[Stmt]], along_rows: bool, width: int, guarded: bool = False
     ) -> Stmt:
+        """Return a thread's loop of ``step(r, c)`` over tile elements, neighbours along the rows or columns.
+
+        If ``guarded``, elements beyond the array are skipped.
+        """
         threads = BLOCK_THREADS.value
         count = self.rows * self.columns // threads
         width = min(width, count)
@@ -137,6 +141,7 @@ class _TransposedTiles:
         return [Store(tile, (c, r), Load(buffer, _index_in_tile(index, at))) for tile, (buffer, index) in loads]
 
     def _compute_tile_element(self, r: Dim, c: Dim) -> list[Stmt]:
+        """Return the statements that compute the region at tile element (r, c) from shared memory."""
         at = self._tile_element_index(r, c)
         held: dict[Value, dict[Index, Scalar]] = {}
         values = {buffer.name: v for v, buffer in self.b.buffers.items()}

@@ -43,11 +43,11 @@ def lower_copied_panels(b: RegionBuilder, plan: CopiedPanelPlan) -> Kernel:
     """Lower a matmul by register tiles over copied panels."""
     p = tiled_product(b.root)
     assert p is not None
-    return CopiedPanels(b, plan, p).lower()
+    return CopiedPanels(b, plan, p).register_tile_kernel()
 
 
 class CopiedPanels(RegisterTiles):
-    """Emitter of tiles over copied panels."""
+    """Emit register tiles over copied panels."""
 
     def __init__(self, b: RegionBuilder, plan: CopiedPanelPlan, p: TiledProduct) -> None:
         super().__init__(b, plan, p)
@@ -63,13 +63,13 @@ class CopiedPanels(RegisterTiles):
         self.target = Buffer(b.fresh("target"), p.form.out, (self.rows.most, maximum(p.n, p.cols)), "scratch")
         self.exceeds, self.row = Var(b.fresh("exceeds"), "i1"), b.fresh("row")
 
-    def start(self, column: Dim) -> Dim:
+    def first_panel_column(self, column: Dim) -> Dim:
         """Return the first column that a panel is read from."""
         return column if self.p.is_whole else maximum(0, minimum(column, self.p.n - self.p.cols))
 
     def columns_before_panel(self, column: Dim) -> Dim:
         """Return the number of columns of a tile before ``column``, the first one of its panel."""
-        return column - self.start(column)
+        return column - self.first_panel_column(column)
 
     def right_panel(self, outer: Index, panel: Dim) -> tuple[Buffer, Dim, Levels]:
         """Return the buffer of a panel, its first element, and the loops over terms."""
@@ -77,9 +77,9 @@ class CopiedPanels(RegisterTiles):
         return self.operand, 0, ((terms, a_step, self.p.form.group * sym(self.pitch, 1)),)
 
     def panel_preparation(self, outer: Index, panel: Dim, tiles: Dim) -> list[Stmt]:
-        """Return the copy of a panel, unless few row tiles read it, and the choice between the copy and the matrix."""
+        """Return the copy of a panel, if enough row tiles read it, and the selection of the copy or the matrix."""
         p, matrix = self.p, self.b.buffers[self.p.b]
-        start = self.start(panel * p.cols)
+        start = self.first_panel_column(panel * p.cols)
         many = Apply("gt", (IndexScalar(tiles), Const(self.sizes.in_place_tiles, "i64")), "i1")
         far = Apply("gt", (IndexScalar(p.k * p.n), Const(self.sizes.in_place_elements, "i64")), "i1")
         tests: list[Scalar] = [Apply("and", (many, far), "i1")]
@@ -89,17 +89,17 @@ class CopiedPanels(RegisterTiles):
             tests.append(self.incomplete)
         pitch = Apply("select", (self.copies, Const(p.cols, "i64"), IndexScalar(p.n)), "i64")
         return [
-            *self._target(panel * p.cols),
-            *self._rows(),
+            *self._columns_beyond_result(panel * p.cols),
+            *self._row_tests(),
             Alloc(self.panel),
             Let(self.copies, reduce(lambda one, other: Apply("or", (one, other), "i1"), tests)),
-            If(self.copies, self._copy(matrix, outer, start)),
+            If(self.copies, self._copy_panel(matrix, outer, start)),
             Either(self.operand, self.copies, ((self.panel, (0, 0)), (matrix, (*outer, 0, start)))),
             Let(Var(self.pitch, "i64"), pitch),
         ]
 
-    def _target(self, column: Dim) -> list[Stmt]:
-        """Return the test of a panel for columns beyond the result, and the distance of rows of its tiles."""
+    def _columns_beyond_result(self, column: Dim) -> list[Stmt]:
+        """Return the test of a panel for columns beyond the result, and the row pitch of its tiles."""
         if not self.sizes.direct_panels:
             return []
         p = self.p
@@ -114,23 +114,23 @@ class CopiedPanels(RegisterTiles):
             block.append(Either(self.target, self.exceeds, ((out, (0, 0)), (self.b.outputs[0], index))))
         return out
 
-    def place(self, out: Buffer | None, index: Index, done: Dim) -> tuple[Buffer, Dim, Dim]:
-        """Return the buffer of a tile, its first element, and the distance of its rows."""
+    def tile_position(self, out: Buffer | None, index: Index, done: Dim) -> tuple[Buffer, Dim, Dim]:
+        """Return the buffer of a tile, its first element, and its row pitch in elements."""
         if out is None or not self.sizes.direct_panels:
-            return super().place(out, index, done)
+            return super().tile_position(out, index, done)
         row = sym(self.row, 1)
         return self.target, done * row, row
 
     def emit_epilogue(
         self, block: list[Stmt], tile: Buffer | None, outer: Index, start: Dim, panel: Dim, count: Dim, most: int
     ) -> None:
-        """Write the epilogue of ``count`` rows, unless the tile went to the result directly."""
+        """Emit the epilogue of ``count`` rows, unless the tile was stored to the result directly."""
         stores: list[Stmt] = []
         super().emit_epilogue(stores, tile, outer, start, panel, count, most)
         if stores:
             block += [If(self.exceeds, tuple(stores))] if self.sizes.direct_panels else stores
 
-    def _copy(self, matrix: Buffer, outer: Index, start: Dim) -> tuple[Stmt, ...]:
+    def _copy_panel(self, matrix: Buffer, outer: Index, start: Dim) -> tuple[Stmt, ...]:
         """Return the copy of a panel; rows after the end of the matrix are 0."""
         p = self.p
         s, c = sym("s", 0, self.terms), sym("c", 0, p.cols)
@@ -142,8 +142,8 @@ class CopiedPanels(RegisterTiles):
 
     # --- rows of the left operand ---
 
-    def _rows(self) -> list[Stmt]:
-        """Return the tests for an incomplete group of terms, and for rows that share cache sets."""
+    def _row_tests(self) -> list[Stmt]:
+        """Return statements that test for an incomplete group of terms, and for rows that share cache sets."""
         p = self.p
         found: list[Stmt] = []
         if self.sizes.shared_sets:
@@ -168,7 +168,7 @@ class CopiedPanels(RegisterTiles):
         super().emit_tile_and_epilogue(block, outer, panel, tile)
 
     def left_rows(self, outer: Index, start: Dim, done: Dim) -> tuple[Buffer, Dim, Dim]:
-        """Return the buffer of row ``start + done``, its first element, and the distance of rows."""
+        """Return the left buffer, the first element of row ``start + done``, and the row pitch in elements."""
         if self.terms == self.p.k:
             return super().left_rows(outer, start, done)
         return self.lefts, done * self.terms, self.terms
@@ -191,7 +191,7 @@ class CopiedPanels(RegisterTiles):
     def emit_remaining_rows(
         self, rest: list[Stmt], out: Buffer | None, outer: Index, panel: Dim, start: Dim, remaining: Dim
     ) -> None:
-        """Write the rows after the last full tile in tiles of a half of its rows, then of ``FEW_ROWS``, then of one.
+        """Emit the rows after the last full tile: by tiles of half the rows, of ``FEW_ROWS``, and of one row.
 
         They are few functions, for which a kernel compiles sooner than for tiles of all powers of two.
         """

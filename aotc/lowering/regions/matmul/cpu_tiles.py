@@ -23,11 +23,11 @@ def lower_register_tiles(b: RegionBuilder, plan: RegisterTilePlan) -> Kernel:
     """Lower a matmul or convolution by register tiles."""
     p = tiled_product(b.root)
     assert p is not None
-    return RegisterTiles(b, plan, p).lower()
+    return RegisterTiles(b, plan, p).register_tile_kernel()
 
 
 class RegisterTiles:
-    """Emitter of the grid, the panels, the tiles and the epilogue.
+    """Emit the grid, the panels, the tiles and the epilogue of a matmul or convolution.
 
     Subclasses may read the panels elsewhere than in the right operand.
     """
@@ -41,7 +41,8 @@ class RegisterTiles:
             self.copy = Buffer(b.fresh("rows"), p.a.type.dtype, (self.rows.most, plan.copied_pitch), "private")
         self.e = b.elements()
 
-    def lower(self) -> Kernel:
+    def register_tile_kernel(self) -> Kernel:
+        """Return the kernel whose grid items compute a block of row tiles times a group of panels."""
         p, plan = self.p, self.plan
         row_blocks = (self.rows.tiles + (plan.row_block - 1)) // plan.row_block
         panel_blocks = (p.panels + (plan.panel_block - 1)) // plan.panel_block
@@ -53,6 +54,7 @@ class RegisterTiles:
         return self.b.grid(grid, block, product((*p.outer, p.m, p.n, p.k)) * 2)
 
     def _loop_over_panels(self, block: list[Stmt], outer: Index, begin: Dim, first: Dim) -> None:
+        """Emit the loops over panels from ``begin`` and row tiles from ``first``, in the order of the plan."""
         plan, panels = self.plan, self.p.panels
         panel = sym("q", 0, panels) if panels != 1 else 0
         tile = sym("t", 0, self.rows.tiles) if self.rows.tiles != 1 else 0
@@ -74,11 +76,11 @@ class RegisterTiles:
             )
 
     def panel_preparation(self, outer: Index, panel: Dim, tiles: Dim) -> list[Stmt]:
-        """Return the statements before the ``tiles`` row tiles of a panel."""
+        """Return the statements before the ``tiles`` row tiles of a panel; none for packed panels."""
         return []
 
     def left_rows(self, outer: Index, start: Dim, done: Dim) -> tuple[Buffer, Dim, Dim]:
-        """Return the buffer of row ``start + done``, its first element, and the distance of rows."""
+        """Return the left buffer, the first element of row ``start + done``, and the row pitch in elements."""
         own = self.copy
         if own is not None:
             return own, done * own.shape[1], own.shape[1]
@@ -128,13 +130,13 @@ class RegisterTiles:
     def _tile_with_epilogue(
         self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, height: int, done: Dim = 0
     ) -> None:
-        """Write the tile of ``height`` rows from row ``start + done`` on, and the epilogue of these rows."""
+        """Emit the tile of ``height`` rows from row ``start + done`` on, and the epilogue of these rows."""
         out = self.tile_result_buffer(block, self.p.place(outer, start + done, panel * self.p.cols), height)
         self.emit_register_tile(block, out, outer, panel, start, height, done)
         self.emit_epilogue(block, out, outer, start + done, panel, height, height)
 
     def _emit_full_or_partial_tile(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, m: Dim) -> None:
-        """Write a full tile, or the remaining rows in smaller ones."""
+        """Emit a full tile, or the remaining rows by smaller tiles."""
         full: list[Stmt] = []
         index = self.p.place(outer, start, panel * self.p.cols)
         out = None if self.plan.own_epilogues else self.tile_result_buffer(block, index, self.rows.height)
@@ -152,7 +154,7 @@ class RegisterTiles:
     def emit_remaining_rows(
         self, rest: list[Stmt], out: Buffer | None, outer: Index, panel: Dim, start: Dim, remaining: Dim
     ) -> None:
-        """Write the ``remaining`` rows after the last full tile in tiles of powers of two, the largest first."""
+        """Emit the ``remaining`` rows after the last full tile by tiles of powers of two, the largest first."""
         height = 1 << (self.rows.height - 1).bit_length() - 1 if self.rows.height > 1 else 1
         while height:
             part: list[Stmt] = []
@@ -181,7 +183,7 @@ class RegisterTiles:
         """Emit one register tile of ``height`` rows from row ``start + done`` on."""
         p = self.p
         rows = self.left_rows(outer, start, done)
-        place = self.place(out, p.place(outer, start + done, panel * p.cols), done)
+        place = self.tile_position(out, p.place(outer, start + done, panel * p.cols), done)
         block.append(
             Tile(
                 height, p.cols, *place, *rows, *self.right_panel(outer, panel), p.form,
@@ -189,8 +191,8 @@ class RegisterTiles:
             )
         )  # fmt: skip
 
-    def place(self, out: Buffer | None, index: Index, done: Dim) -> tuple[Buffer, Dim, Dim]:
-        """Return the buffer of a tile, its first element, and the distance of its rows.
+    def tile_position(self, out: Buffer | None, index: Index, done: Dim) -> tuple[Buffer, Dim, Dim]:
+        """Return the buffer of a tile, its first element, and its row pitch in elements.
 
         ``index`` is that of the tile in the result, ``done`` the number of rows before it in a buffer of several tiles.
         """
@@ -202,7 +204,7 @@ class RegisterTiles:
     def emit_epilogue(
         self, block: list[Stmt], tile: Buffer | None, outer: Index, start: Dim, panel: Dim, count: Dim, most: int
     ) -> None:
-        """Write the epilogue of ``count`` rows (at most ``most``), unless the tile went to the result directly."""
+        """Emit the epilogue of ``count`` rows (at most ``most``), unless the tile was stored to the result directly."""
         if tile is None:
             return
         p = self.p

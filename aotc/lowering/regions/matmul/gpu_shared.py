@@ -32,11 +32,11 @@ from aotc.vmfb.dtypes import to_numpy
 
 def lower_shared_tiles(b: RegionBuilder, plan: SharedTilePlan) -> Kernel:
     """Lower a matmul or convolution to GPU tiles in shared memory, without tensor cores."""
-    return _SharedTileMatmul(b, plan).lower()
+    return _SharedTileMatmul(b, plan).shared_tile_kernel()
 
 
 class _SharedTileMatmul:
-    """Emitter of the grid, the staging, the sums and the epilogue."""
+    """Emit the grid, the copies to shared memory, the sums and the epilogue of a matmul."""
 
     def __init__(self, b: RegionBuilder, shape: SharedTilePlan) -> None:
         self.b, self.op, self.p, self.shape = b, b.root, contraction_of(b.root), shape
@@ -47,7 +47,7 @@ class _SharedTileMatmul:
         self.acc = Buffer("acc", self.dtype, (shape.threads, shape.thread_rows, shape.thread_cols), "private")
         self.sums = Buffer("sums", self.dtype, (shape.rows, shape.cols), "shared")
 
-    def lower(self) -> Kernel:
+    def shared_tile_kernel(self) -> Kernel:
         """Return the matmul kernel with shared-memory tiles."""
         p, s = self.p, self.shape
         extents = (*p.batch, (p.m + (s.rows - 1)) // s.rows, (p.n + (s.cols - 1)) // s.cols)
@@ -96,15 +96,15 @@ class _SharedTileMatmul:
         p, s = self.p, self.shape
         lhs, rhs = self.op.operands
 
-        def left(r: Dim, k: Dim) -> Index:
+        def left_index(r: Dim, k: Dim) -> Index:
             return p.lhs(at, minimum(first + r, p.m - 1), k)
 
-        def right(c: Dim, k: Dim) -> Index:
+        def right_index(c: Dim, k: Dim) -> Index:
             return p.rhs(at, k, minimum(start + c, p.n - 1))
 
         body = (
-            self._thread_copy_loop(lhs, self.left, s.rows, p.lhs_by_terms, k0, left),
-            self._thread_copy_loop(rhs, self.right, s.cols, p.rhs_by_terms, k0, right),
+            self._thread_copy_loop(lhs, self.left, s.rows, p.lhs_by_terms, k0, left_index),
+            self._thread_copy_loop(rhs, self.right, s.cols, p.rhs_by_terms, k0, right_index),
         )
         return (self._thread_loop(body),)
 
@@ -133,7 +133,7 @@ class _SharedTileMatmul:
         return For(u, 0, each, tuple(inside), "unroll")
 
     def _multiply_add_slice(self) -> For:
-        """Add the multiply-adds of one slice, unrolled so that LLVM merges neighbouring loads."""
+        """Return the multiply-adds of one k-slice, unrolled so that LLVM merges neighbouring loads."""
         kk = sym("kk", 0, self.shape.depth)
         row, column = self._thread_row_and_column()
         term = Apply("mul", (Load(self.left, (kk, row)), Load(self.right, (kk, column))), self.dtype)
@@ -141,7 +141,7 @@ class _SharedTileMatmul:
         return self._thread_loop((For("kk", 0, self.shape.depth, add, "unroll"),))
 
     def _store_sums_to_shared(self) -> For:
-        """Store the sums to shared memory, for all threads."""
+        """Return the stores of all threads' sums to shared memory."""
         return self._thread_loop(
             self._unrolled_part_loops(
                 (Store(self.sums, self._thread_row_and_column(), Load(self.acc, self._accumulator_index())),)
@@ -149,6 +149,7 @@ class _SharedTileMatmul:
         )
 
     def _shared_tile_epilogue(self, at: Index, first: Dim, start: Dim) -> For:
+        """Return the epilogue: results from the sums in shared memory, neighbouring columns in neighbouring threads."""
         p, s = self.p, self.shape
         size = s.rows * s.cols
         f = sym("f", 0, size)

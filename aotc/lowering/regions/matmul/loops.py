@@ -50,7 +50,7 @@ def lower_depthwise(b: RegionBuilder, plan: DepthwisePlan) -> Kernel:
 
 
 def _depthwise_results_at(b: RegionBuilder, places: Sequence[Index], from_zero: bool) -> list[Stmt]:
-    """Return the results at ``places`` term by term, so that loads which two of them share are done once."""
+    """Return the results at ``places`` term by term, so that loads common to two results are done once."""
     e, op, dtype = b.elements(), b.root, sum_dtype(b.root)
     block = e.new_block()
     terms = [conv_term(e, op, at) for at in places]

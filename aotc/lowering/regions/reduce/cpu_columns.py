@@ -42,11 +42,11 @@ from aotc.vmfb.dtypes import size_of
 
 def lower_columns(b: RegionBuilder, plan: ColumnPlan) -> Kernel:
     """Lower reductions over leading axes: a block of columns accumulates while rows stream by."""
-    return _ColumnBlocks(b, plan).lower()
+    return _ColumnBlocks(b, plan).column_block_kernel()
 
 
 class _ColumnBlocks:
-    """Emitter of the reductions of a region over leading axes."""
+    """Emit the reductions of a region over leading axes on a CPU."""
 
     def __init__(self, b: RegionBuilder, plan: ColumnPlan) -> None:
         self.b, self.e, self.plan = b, b.elements(), plan
@@ -60,7 +60,8 @@ class _ColumnBlocks:
         self.adjacent = list(product_of(*(range(static(a.extent)) for a in self.together)))
         self.streams = [b.inputs[n] for n in plan.streams]
 
-    def lower(self) -> Kernel:
+    def column_block_kernel(self) -> Kernel:
+        """Return the kernel whose grid items each reduce a block of columns."""
         extent, width = self.last.extent, self.plan.width
         if width == extent:
             grid, body = grid_loop(
@@ -73,6 +74,7 @@ class _ColumnBlocks:
     # --- an item ---
 
     def _column_block_item(self, block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
+        """Emit the statements of one item: accumulators of columns, the loop over rows, and the stores."""
         b, e, c = self.b, self.e, self.last.symbol()
         lane = c - begin if begin != 0 else c
         accs = [
@@ -90,7 +92,7 @@ class _ColumnBlocks:
                     start.append(Store(acc, (lane,), e.at(init, ())))
         block.append(For(self.last.name, begin, end, tuple(start)))
 
-        def add(inner: list[Stmt], rows: Sequence[list[Dim]], column: Dim) -> None:
+        def add_rows_in_column(inner: list[Stmt], rows: Sequence[list[Dim]], column: Dim) -> None:
             """Add the terms of some rows to all accumulators, in one column."""
             e.enter(inner)
             for adjacent, each in zip(self.adjacent, accs, strict=True):
@@ -108,16 +110,19 @@ class _ColumnBlocks:
                     for op in self.ops:
                         store_combined(b, e, op, each[op], reduction_operands_at(b, e, op, here), [], (column - begin,))
 
-        def across(inner: list[Stmt], rows: Sequence[list[Dim]]) -> None:
-            self._loop_over_item_columns(inner, at, (begin, end), rows, add)
+        def loop_over_columns(inner: list[Stmt], rows: Sequence[list[Dim]]) -> None:
+            self._loop_over_item_columns(inner, at, (begin, end), rows, add_rows_in_column)
 
         append_serial_loops(
-            self.middle[:-1], [], lambda inner, rows: self._loop_over_reduced_terms(inner, rows, across), block
+            self.middle[:-1],
+            [],
+            lambda inner, rows: self._loop_over_reduced_terms(inner, rows, loop_over_columns),
+            block,
         )
         self._store_column_results(block, at, lane, begin, end, accs)
 
     def _anchor_index(self, at: list[Dim], row: list[Dim], column: Dim | None = None) -> Index:
-        """Return the anchor's index: in a row of the reduced axes, if one is passed, and in the column of the loop."""
+        """Return the anchor's index at ``row`` of the reduced axes, and at ``column`` or the loop's column."""
         axes = [*self.outer, *self.together, *(self.middle if row else ()), self.last]
         column = self.last.symbol() if column is None else column
         return substitute_loops(self.b.anchors.space, self.b.shape, axes, [*at, *row, column])
@@ -126,7 +131,7 @@ class _ColumnBlocks:
         self, block: list[Stmt], at: list[Dim], ends: tuple[Dim, Dim], rows: Sequence[list[Dim]],
         add: Callable[[list[Stmt], Sequence[list[Dim]], Dim], None],
     ) -> None:  # fmt: skip
-        """Write the loop over the columns of an item, in strips of a cache line if later rows are prefetched."""
+        """Emit the loop over the columns of an item, by strips of a cache line if later rows are prefetched."""
         name, (begin, end) = self.last.name, ends
         strip = FETCH_LINE.value // min((size_of(x.dtype) for x in self.streams), default=1)
         whole = (end - begin) // strip if self.streams else 0
@@ -147,7 +152,7 @@ class _ColumnBlocks:
     def _loop_over_reduced_terms(
         self, block: list[Stmt], rows: list[Dim], add: Callable[[list[Stmt], list[list[Dim]]], None]
     ) -> None:
-        """Write the loop over the last reduced axis, some terms at a time, and one over the remainder."""
+        """Emit the loop over the last reduced axis, several terms at a time, and a loop over the remainder."""
         axis, terms = self.middle[-1], self.plan.terms
         loop_in_steps(block, axis.name, 0, axis.extent, terms, lambda inner, at: add(inner, [[*rows, k] for k in at]))
 

@@ -40,7 +40,7 @@ from aotc.lowering.threshold import BlockSize
 
 def lower_row_blocks(b: RegionBuilder, plan: RowBlockPlan) -> Kernel:
     """Lower reductions along rows, several rows at a time with the operand that they share."""
-    return _RowBlocks(b, plan).lower()
+    return _RowBlocks(b, plan).row_block_kernel()
 
 
 FETCHED_TURNS = BlockSize(
@@ -51,7 +51,7 @@ FETCHED_TURNS = BlockSize(
 
 
 class _RowBlocks(RowReductions):
-    """Emitter of a loop over rows of axis ``block``, several at a time, with all indices of axes ``together``."""
+    """Emit a loop over rows of axis ``block``, several at a time, with all indices of the axes ``together``."""
 
     def __init__(self, b: RegionBuilder, plan: RowBlockPlan) -> None:
         super().__init__(b, plan)
@@ -63,7 +63,7 @@ class _RowBlocks(RowReductions):
         self.adjacent_loads = make_axes(b.shape, [(k,) for k in plan.together])
         (self.rows_axis,) = make_axes(b.shape, [(plan.block,)])
 
-    def lower(self) -> Kernel:
+    def row_block_kernel(self) -> Kernel:
         grid, body = grid_loop(self.outer, (self.rows_axis, self.plan.rows), self._row_block_item)
         return self.b.kernel(grid, body, self.b.cost())
 
@@ -91,9 +91,9 @@ class _RowBlocks(RowReductions):
         """Emit the loop over blocks of rows reduced together, and the stores of their results."""
         places = [there for _, _, there in self._row_operand_indices(at, rows)]
         self.e.anchored.clear()
-        accs = [self._accumulators(self.ops, block) for _ in places]
+        accs = [self._allocate_accumulators(self.ops, block) for _ in places]
 
-        def emit(inner: list[Stmt], syms: list[Dim]) -> None:
+        def add_element(inner: list[Stmt], syms: list[Dim]) -> None:
             self.e.enter(inner)
             for there, each in zip(places, accs, strict=True):
                 self._add_row_element(there, syms, each)
@@ -101,7 +101,7 @@ class _RowBlocks(RowReductions):
         if self.streams:
             self._vector_loop_along_rows(block, places, accs)
         else:
-            append_serial_loops(self.inner, [], emit, block)
+            append_serial_loops(self.inner, [], add_element, block)
         self._store_row_results(block, places, accs)
 
     def _allocate_row_vectors(self, block: list[Stmt], places: Sequence[object]) -> list[Accumulators]:
@@ -115,7 +115,7 @@ class _RowBlocks(RowReductions):
         return vectors
 
     def _vector_loop_along_rows(self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators]) -> None:
-        """Write the loop along the rows with a vector for each sum, and prefetch later elements."""
+        """Emit the loop along the rows with a vector for each sum, and prefetches of later elements."""
         b, (axis,) = self.b, self.inner
         vectors = self._allocate_row_vectors(block, places)
         pairs = [(v, a) for x, y in zip(vectors, accs) for op in self.ops for v, a in zip(x[op], y[op])]
@@ -135,7 +135,7 @@ class _RowBlocks(RowReductions):
         block.append(For("l", 0, self.lanes, tuple(Store(a, (), Load(v, (lane,)), "add") for v, a in pairs)))
 
     def _add_remaining_elements(self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators]) -> None:
-        """Add the elements of rows after the last whole vector."""
+        """Emit the sums of the elements after the last whole vector."""
         (axis,) = self.inner
         if axis.extent % self.lanes == 0:
             return
@@ -146,7 +146,7 @@ class _RowBlocks(RowReductions):
         block.append(For(axis.name, axis.extent // self.lanes * self.lanes, axis.extent, tuple(rest)))
 
     def _add_row_element(self, there: Index, syms: list[Dim], accs: Accumulators, lane: Index = ()) -> None:
-        """Write one step of the sums of a row in the current block."""
+        """Emit one step of the sums of a row in the current block."""
         b, e = self.b, self.e
         here = substitute_loops(there, b.shape, self.inner, syms)
         join_transposed(b, e, here)
@@ -154,7 +154,7 @@ class _RowBlocks(RowReductions):
             store_combined(b, e, op, accs[op], reduction_operands_at(b, e, op, here), [], lane)
 
     def _store_row_results(self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators]) -> None:
-        """Write the stores of rows whose sums are complete."""
+        """Emit the stores of rows whose sums are complete."""
         for there, sums in zip(places, accs, strict=True):
             self.e.enter(block)
             anchor_results(self.e, sums)
@@ -209,7 +209,7 @@ class _RowBlocks(RowReductions):
     def _reduce_row_part(
         self, block: list[Stmt], at: list[Dim], begin: Dim, rows: list[Dim], first: Dim, count: Dim
     ) -> None:
-        """Write the loop along a part of some rows, and prefetch the same part of later rows."""
+        """Emit the loop along a part of some rows, and prefetches of the same part of later rows."""
         b, (axis,) = self.b, self.inner
         places = self._row_operand_indices(at, rows)
         vectors = self._allocate_row_vectors(block, places)
@@ -257,11 +257,11 @@ class _RowBlocks(RowReductions):
         return loads, stores
 
     def _total_of_row_vectors(self, block: list[Stmt], at: list[Dim], begin: Dim, rows: list[Dim]) -> None:
-        """Add up the lanes of the vectors and the remaining elements of the rows; store the results."""
+        """Emit the sums of the vectors' lanes and of the remaining elements, and the stores of the results."""
         places = self._row_operand_indices(at, rows)
         theres = [there for _, _, there in places]
         self.e.anchored.clear()
-        accs = [self._accumulators(self.ops, block) for _ in places]
+        accs = [self._allocate_accumulators(self.ops, block) for _ in places]
         self._add_remaining_elements(block, theres, accs)
         lane = sym("l", 0, self.lanes)
         few = len(places) // len(rows)

@@ -30,28 +30,30 @@ from aotc.lowering.regions.reduce.rows import RowReductions
 
 def lower_rows(b: RegionBuilder, plan: RowPlan) -> Kernel:
     """Lower reductions row by row, short rows in vectors."""
-    return _ShortRows(b, plan).in_items(plan.item_axes)
+    return _ShortRows(b, plan).kernel_of_row_items(plan.item_axes)
 
 
 class _ShortRows(RowReductions):
-    """Emitter of reductions row by row, in which short rows share vectors."""
+    """Emit reductions row by row; several short rows share vectors."""
 
     def __init__(self, b: RegionBuilder, plan: RowPlan) -> None:
         super().__init__(b, plan)
         self.lanes = plan.lanes
         self.is_unrolled = plan.unrolled
 
-    def _item_of(self, block: list[Stmt], outer: list[NestAxis], tail: list[NestAxis], syms: list[Dim]) -> None:
+    def _emit_rows_of_item(
+        self, block: list[Stmt], outer: list[NestAxis], tail: list[NestAxis], syms: list[Dim]
+    ) -> None:
         lanes = self.lanes
         if not lanes:
-            super()._item_of(block, outer, tail, syms)
+            super()._emit_rows_of_item(block, outer, tail, syms)
             return
         append_serial_loops(
             tail[:-1], syms, lambda inner, s: self._loop_along_last_axis(inner, [*outer, *tail], s, lanes), block
         )
 
     def _loop_along_last_axis(self, block: list[Stmt], axes: Sequence[NestAxis], syms: list[Dim], lanes: int) -> None:
-        """Write the loop over the rows of the last axis, ``lanes`` at a time, and a loop over the remaining rows."""
+        """Emit the loop over rows along the last axis, ``lanes`` at a time, and a loop over the remaining rows."""
         b, axis = self.b, axes[-1]
         whole = static(axis.extent) // lanes
         iteration: list[Stmt] = []
@@ -64,19 +66,19 @@ class _ShortRows(RowReductions):
         if whole * lanes != axis.extent:
             rest: list[Stmt] = []
             one = sym(axis.name, whole * lanes, axis.extent)
-            self._row(rest, substitute_loops(b.anchors.space, b.shape, axes, [*syms, one]))
+            self._emit_row_stages(rest, substitute_loops(b.anchors.space, b.shape, axes, [*syms, one]))
             block.append(For(axis.name, whole * lanes, axis.extent, tuple(rest)))
 
     def _stages_of_lanes(self, block: list[Stmt], at: Index, lane: Dim, lanes: int) -> None:
-        """Write all stages of the rows ``at`` for each ``lane``, with one loop over lanes per stage."""
+        """Emit all stages of the rows ``at`` for each ``lane``, with one loop over lanes per stage."""
         self.e.anchored.clear()
         self.keep, self.known = [], {}
         for loop in self.stages.loops:
             for v in self.stages.numbers_before(loop, ()):
                 self._compute_row_scalar(block, at, lane, lanes, v)
             inner: list[Stmt] = []
-            accs = self._accumulators(loop.ops, inner)
-            self._over_the_row(inner, at, loop, accs)
+            accs = self._allocate_accumulators(loop.ops, inner)
+            self._loop_over_row(inner, at, loop, accs)
             made = [(v, acc) for op in loop.ops for v, acc in zip(op.results, accs[op], strict=True)]
             sums = [(v, acc, self._scalar_per_row_buffer(block, v, lanes)) for v, acc in made]
             inner += [Store(each, (lane,), Load(acc, ())) for _, acc, each in sums]
@@ -90,7 +92,7 @@ class _ShortRows(RowReductions):
             block.append(For("l", 0, lanes, tuple(results)))
 
     def _compute_row_scalar(self, block: list[Stmt], at: Index, lane: Dim, lanes: int, value: Value) -> None:
-        """Write the loop that computes one scalar of each row."""
+        """Emit the loop that computes one scalar of each row."""
         inner: list[Stmt] = []
         self._enter_row_block(inner)
         index = index_of_value_at_anchor(self.b, value, at)

@@ -22,7 +22,7 @@ from aotc.lowering.threshold import Estimate
 
 def lower_chunk_scan(b: RegionBuilder, plan: ChunkScanPlan) -> Kernel:
     """Lower a ``reduce_window`` that is a prefix scan: one grid item per block of neighbouring scans."""
-    return _ChunkScan(b, plan).kernel()
+    return _ChunkScan(b, plan).chunk_scan_kernel()
 
 
 SCAN_WORK = Estimate(
@@ -33,7 +33,7 @@ SCAN_WORK = Estimate(
 
 
 class _ChunkScan:
-    """Emitter of the loops over the scans of one grid item, which run in parallel lanes."""
+    """Emit the loops over the scans of one grid item, in parallel lanes."""
 
     def __init__(self, b: RegionBuilder, plan: ChunkScanPlan) -> None:
         self.b = b
@@ -43,14 +43,15 @@ class _ChunkScan:
         self.reverse = scan.reverse
         self.rows = RowBlocks(self.op.results[0].type.shape, scan.dim, plan.lanes)
         self.n, self.chunk = self.rows.n, plan.chunk
-        self.own = self._buffers("own")
-        self.before = self._buffers("before")
+        self.own = self._scan_buffers("own")
+        self.before = self._scan_buffers("before")
 
-    def _buffers(self, name: str) -> list[Buffer]:
+    def _scan_buffers(self, name: str) -> list[Buffer]:
         shape = () if self.rows.block == 1 else (self.rows.block,)
         return [Buffer(self.b.fresh(name), v.type.dtype, shape, "private") for v in self.op.results]
 
-    def kernel(self) -> Kernel:
+    def chunk_scan_kernel(self) -> Kernel:
+        """Return the kernel: a loop over chunks, each scanned on its own and combined with the total before it."""
         e = self.b.elements()
         start = e.new_block()
         v = self._scan_lane()
@@ -96,7 +97,7 @@ class _ChunkScan:
         return self._loop_over_scan_lanes(block)
 
     def _carry_to_next_chunk(self, e: Elements, last: Dim) -> For:
-        """Copy the last result of this chunk, which precedes the next chunk."""
+        """Return the copy of the chunk's last result, which the next chunk combines with its elements."""
         block = e.new_block()
         v = self._scan_lane()
         pairs = zip(self.before, self.b.outputs, strict=True)

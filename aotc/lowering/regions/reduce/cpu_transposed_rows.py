@@ -38,59 +38,63 @@ from aotc.vmfb.dtypes import size_of
 
 def lower_transposed_rows(b: RegionBuilder, plan: TransposedRowPlan) -> Kernel:
     """Lower reductions along rows; some neighbouring rows are transposed together first."""
-    return _TransposedRows(b, plan).lower()
+    return _TransposedRows(b, plan).transposed_row_kernel()
 
 
 class _TransposedRows(RowReductions):
+    """Emit reductions along rows whose strided operands are transposed to scratch memory first."""
+
     def __init__(self, b: RegionBuilder, plan: TransposedRowPlan) -> None:
         super().__init__(b, plan)
         self.plan, self.height = plan, plan.height
 
-    def lower(self) -> Kernel:
+    def transposed_row_kernel(self) -> Kernel:
+        """Return the kernel whose grid items reduce some adjacent rows."""
         b, adjacent, some = self.b, self.plan.adjacent, self.plan.rows
         if adjacent not in self.kept:
-            return self.in_items(self.plan.item_axes)
-        self._keep_for_later("scratch")
+            return self.kernel_of_row_items(self.plan.item_axes)
+        self._allocate_stored_values("scratch")
         outer = make_axes(b.shape, [(k,) for k in self.kept if k != adjacent])
         (rows,) = make_axes(b.shape, [(adjacent,)])
 
-        def item(block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
-            self._write_rows_together(
+        def emit_item(block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
+            self._emit_rows_together(
                 block, begin, some,
-                lambda inside, r: self._row(
+                lambda inside, r: self._emit_row_stages(
                     inside, substitute_loops(b.anchors.space, b.shape, [*outer, rows], [*at, r])
                 ),
             )  # fmt: skip
 
-        grid, body = grid_loop(outer, (rows, some), item)
+        grid, body = grid_loop(outer, (rows, some), emit_item)
         return b.kernel(grid, body, b.cost())
 
     # --- rows together ---
 
-    def _over_the_row(self, block: list[Stmt], at: Index, loop: RowLoop, accs: Accumulators) -> None:
+    def _loop_over_row(self, block: list[Stmt], at: Index, loop: RowLoop, accs: Accumulators) -> None:
+        """Emit the loop of one stage; if all axes are reduced, neighbouring rows are transposed together."""
         if self.plan.adjacent in self.kept:
-            super()._over_the_row(block, at, loop, accs)
+            super()._loop_over_row(block, at, loop, accs)
             return
         *others, rows, last = self.inner
 
-        def element(inner: list[Stmt], syms: list[Dim]) -> None:
+        def emit_element(inner: list[Stmt], syms: list[Dim]) -> None:
             self._enter_row_block(inner)
             self._emit_stage_element(
                 inner, substitute_loops(at, self.b.shape, self.inner, syms), self._flat_row_index(syms), loop, accs
             )
 
-        def some(inner: list[Stmt], syms: list[Dim]) -> None:
-            self._write_rows_together(
+        def emit_rows_together(inner: list[Stmt], syms: list[Dim]) -> None:
+            self._emit_rows_together(
                 inner, 0, static(rows.extent),
-                lambda inside, r: append_serial_loops([last], [*syms, r], element, inside),
+                lambda inside, r: append_serial_loops([last], [*syms, r], emit_element, inside),
             )
 
-        append_serial_loops(others, [], some, block)
+        append_serial_loops(others, [], emit_rows_together, block)
 
-    def _write_rows_together(
+    def _emit_rows_together(
         self, block: list[Stmt], begin: Dim, count: int, row: Callable[[list[Stmt], Dim], None]
     ) -> None:
-        """Write ``count`` rows from ``begin`` on; ``row(block, r)`` adds the statements of one."""
+        """Emit ``count`` rows from ``begin`` on; ``row(block, r)`` adds the statements of one row."""
         iterations = count // self.height
         first = begin + sym("q", 0, iterations) * self.height if iterations > 1 else begin
         inside: list[Stmt] = []

@@ -51,12 +51,12 @@ from aotc.lowering.threshold import BlockSize, Limit
 
 def lower_thread_rows(b: RegionBuilder, plan: ThreadRowPlan) -> Kernel:
     """Lower reductions to a thread per row."""
-    return RowReductions(b, plan).in_items(0)
+    return RowReductions(b, plan).kernel_of_row_items(0)
 
 
 def lower_group_rows(b: RegionBuilder, plan: GroupRowPlan) -> Kernel:
     """Lower reductions to a group of threads per row."""
-    return _GroupRows(b, plan).lower()
+    return _GroupRows(b, plan).group_row_kernel()
 
 
 ROW_STATEMENTS = Limit(
@@ -72,7 +72,7 @@ UNROLLED_VECTORS = BlockSize(
 
 
 class _GroupRows(RowReductions):
-    """Emitter of reductions with several rows per block, and a group of threads per row."""
+    """Emit reductions with several rows per block, and a group of threads per row."""
 
     def __init__(self, b: RegionBuilder, plan: GroupRowPlan) -> None:
         super().__init__(b, plan)
@@ -84,7 +84,7 @@ class _GroupRows(RowReductions):
         self.read_again = [reads[n] for n in plan.held]
         self.held: dict[Buffer, tuple[Value, Index]] = {}  # input elements by the registers that hold them
 
-    def lower(self) -> Kernel:
+    def group_row_kernel(self) -> Kernel:
         """Return the reduction kernel with a group of threads per row."""
         b, plan = self.b, self.threads
         outer = make_axes(b.shape, [(k,) for k in self.kept])
@@ -95,7 +95,7 @@ class _GroupRows(RowReductions):
         self.exists = [Apply("lt", (IndexScalar(row), IndexScalar(rows)), "i1")] if mod(rows, plan.rows) != 0 else []
         block: list[Stmt] = []
         self._allocate_row_values()
-        self._row(block, substitute_loops(b.anchors.space, b.shape, outer, delinearize(row, extents)))
+        self._emit_row_stages(block, substitute_loops(b.anchors.space, b.shape, outer, delinearize(row, extents)))
         return b.grid(grid, block, b.cost())
 
     # --- what stays from one loop to the next ---
@@ -115,28 +115,28 @@ class _GroupRows(RowReductions):
     def _rows_of_block(self, flat: Dim) -> Index:
         return (self.thread, flat) if self.threads.steps else (flat,)
 
-    def _from_scratch(self, value: Value, here: Index) -> Provide:
+    def _load_of_stored_row(self, value: Value, here: Index) -> Provide:
         if not self.threads.steps:
-            return super()._from_scratch(value, here)
+            return super()._load_of_stored_row(value, here)
         return provide_scalar(Load(self.scratch[value], (self.thread, self.at_hand)), here)
 
     # --- the loops ---
 
-    def _row(self, block: list[Stmt], at: Index) -> None:
-        """Write all stages of the rows of a block."""
+    def _emit_row_stages(self, block: list[Stmt], at: Index) -> None:
+        """Emit all stages of the rows of a block."""
         e = self.e
         block += [Alloc(buffer) for buffer in (*self.scratch.values(), *self.held)]
         kept: set[Value] = set()
         self.ready: set[Value] = set()
         for n, loop in enumerate(self.stages.loops):
-            accs = self._buffers(loop.ops, "acc")
+            accs = self._private_accumulators(loop.ops, "acc")
             block += [Alloc(acc) for held in accs.values() for acc in held]
             self.keep = [v for v in self.scratch if v in loop.cone and v not in kept]
             body: list[Stmt] = []
             if n == 0 and self.held:
                 self._thread_steps_along_row(body, self._load_to_registers(at), True)
             self.known = {}
-            self._compute_numbers(body, at, self.stages.numbers_before(loop, kept))
+            self._compute_row_scalars(body, at, self.stages.numbers_before(loop, kept))
             self._enter_row_block(body)
             body += [
                 Store(acc, self.part, e.at(init, ()))
@@ -144,7 +144,7 @@ class _GroupRows(RowReductions):
                 for acc, init in zip(held, op.inits, strict=True)
             ]
             kept.update(self.keep)
-            self._over_the_row(body, at, loop, accs)
+            self._loop_over_row(body, at, loop, accs)
             self.ready.update(self.keep)
             block.append(self._thread_loop(body))
             self._reduce_across_threads(block, accs)
@@ -167,14 +167,16 @@ class _GroupRows(RowReductions):
             body = [If(test, tuple(body))]
         return For(self.name, 0, self.threads.threads, tuple(body), "thread")
 
-    def _over_the_row(self, block: list[Stmt], at: Index, loop: RowLoop, accs: Accumulators) -> None:
-        def element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
+    def _loop_over_row(self, block: list[Stmt], at: Index, loop: RowLoop, accs: Accumulators) -> None:
+        """Emit the loop of one stage: each thread of a group combines its part of the row."""
+
+        def emit_element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
             self._enter_row_block(inside)
             here = substitute_loops(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
             self.at_hand = number
             if self.threads.steps:
                 for v in self.ready:
-                    self.e.anchored[v] = self._from_scratch(v, here)
+                    self.e.anchored[v] = self._load_of_stored_row(v, here)
             inputs: dict[Value, dict[Index, Load]] = {}
             for buffer, (v, index) in self.held.items():
                 inputs.setdefault(v, {})[self.b.anchors.move(index, here)] = Load(buffer, (self.thread, number))
@@ -184,28 +186,28 @@ class _GroupRows(RowReductions):
 
         used = {acc.name for held in accs.values() for acc in held}
         trial: list[Stmt] = []
-        element(trial, sym(self.b.fresh("f"), 0, self.stages.elements), 0)
+        emit_element(trial, sym(self.b.fresh("f"), 0, self.stages.elements), 0)
         loads = [x for s in walk(tuple(trial)) for x in loads_and_indices(statement_scalars(s)) if isinstance(x, Load)]
         chained = any(x.buffer.name in used for x in loads) or any(isinstance(s, Alloc | For) for s in trial)
         few = ROW_STATEMENTS.holds(max(self.threads.steps, 1) * self.threads.width * len(trial))
-        self._thread_steps_along_row(block, element, few, "unroll" if chained else "lanes")
+        self._thread_steps_along_row(block, emit_element, few, "unroll" if chained else "lanes")
 
     def _load_to_registers(self, at: Index) -> Callable[[list[Stmt], Dim, Dim], None]:
         """Return a function that loads an input element for registers that persist between loops."""
 
-        def element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
+        def load_element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
             here = substitute_loops(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
             inside += [
                 Store(buffer, (self.thread, number), Load(self.b.buffers[v], self.b.anchors.move(index, here)))
                 for buffer, (v, index) in self.held.items()
             ]
 
-        return element
+        return load_element
 
     def _thread_steps_along_row(
         self, block: list[Stmt], element: Callable[[list[Stmt], Dim, Dim], None], few: bool, kind: LoopKind = "lanes"
     ) -> None:
-        """Write the steps of a thread over its part of the row.
+        """Emit the steps of a thread over its part of the row.
 
         ``element(block, flat, number)`` writes one step, for element ``flat`` of the row and ``number`` of the part.
         """
@@ -255,14 +257,14 @@ class _GroupRows(RowReductions):
 
     # --- the threads' results together ---
 
-    def _buffers(self, ops: Sequence[Op], prefix: str) -> Accumulators:
+    def _private_accumulators(self, ops: Sequence[Op], prefix: str) -> Accumulators:
         shape = (self.threads.threads,)
         return {op: [Buffer(self.b.fresh(prefix), v.type.dtype, shape, "private") for v in op.results] for op in ops}
 
     def _reduce_across_threads(self, block: list[Stmt], accs: Accumulators) -> None:
         """Emit the reduction across threads: every thread of a group gets the result of the row."""
         plan, t = self.threads, self.thread
-        others = self._buffers(list(accs), "other") if plan.group > 1 else {}
+        others = self._private_accumulators(list(accs), "other") if plan.group > 1 else {}
         block += [Alloc(other) for held in others.values() for other in held]
         self._warp_butterfly(block, accs, others, min(plan.group, WARP))
         if plan.group <= WARP or not accs:
@@ -280,7 +282,7 @@ class _GroupRows(RowReductions):
         self._warp_butterfly(block, accs, others, warps)
 
     def _warp_butterfly(self, block: list[Stmt], accs: Accumulators, others: Accumulators, threads: int) -> None:
-        """Combine the results of groups of threads within a warp by a butterfly, beginning half a group apart."""
+        """Emit the combination of results within a warp by a butterfly, which begins half a group apart."""
         mask = threads // 2
         while mask and accs:
             body: list[Stmt] = []

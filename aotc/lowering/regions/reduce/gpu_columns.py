@@ -39,11 +39,11 @@ from aotc.lowering.regions.reduce.rows import Accumulators
 
 def lower_columns_cuda(b: RegionBuilder, plan: GpuColumnPlan) -> Kernel:
     """Lower reductions over leading axes to blocks of columns."""
-    return _GpuColumnBlocks(b, plan).lower()
+    return _GpuColumnBlocks(b, plan).column_block_kernel()
 
 
 class _GpuColumnBlocks:
-    """Emitter of the reductions of a region over leading axes."""
+    """Emit the reductions of a region over leading axes on a GPU."""
 
     def __init__(self, b: RegionBuilder, plan: GpuColumnPlan) -> None:
         self.b, self.e = b, b.elements()
@@ -59,16 +59,16 @@ class _GpuColumnBlocks:
         self.block = self.across * self.width
         self.name = b.fresh("t")
         self.thread = sym(self.name, 0, BLOCK_THREADS.value)
-        self.accs = self._buffers("acc", (BLOCK_THREADS.value, self.width), "private")
-        self.partial = self._buffers("partial", (self.down, self.block), "shared")
+        self.accs = self._accumulator_buffers("acc", (BLOCK_THREADS.value, self.width), "private")
+        self.partial = self._accumulator_buffers("partial", (self.down, self.block), "shared")
 
-    def _buffers(self, prefix: str, shape: tuple[int, int], space: str) -> Accumulators:
-        def made(op: Op) -> list[Buffer]:
+    def _accumulator_buffers(self, prefix: str, shape: tuple[int, int], space: str) -> Accumulators:
+        def buffers_of_op(op: Op) -> list[Buffer]:
             return [Buffer(self.b.fresh(prefix), v.type.dtype, shape, space) for v in op.results]  # type: ignore[arg-type]
 
-        return {op: made(op) for op in self.ops}
+        return {op: buffers_of_op(op) for op in self.ops}
 
-    def lower(self) -> Kernel:
+    def column_block_kernel(self) -> Kernel:
         """Return the reduction kernel over blocks of columns."""
         extents = [*(a.extent for a in self.outer), (self.columns + (self.block - 1)) // self.block]
         grid = product(extents)
@@ -90,6 +90,7 @@ class _GpuColumnBlocks:
     # --- each thread: its rows of its columns ---
 
     def _sum_columns(self) -> Stmt:
+        """Return the thread loop that accumulates a thread's rows and stores the sums to shared memory."""
         width, rows = self.width, self.rows
         mine = self.thread % self.across * width
         down = self.thread // self.across
@@ -97,19 +98,19 @@ class _GpuColumnBlocks:
         iterations = self.work // (rows * self.down)
         q, r = self.b.fresh("q"), self.b.fresh("r")
 
-        def step(first: Dim) -> Callable[[list[Stmt], Dim], None]:
+        def accumulate_rows_from(first: Dim) -> Callable[[list[Stmt], Dim], None]:
             return lambda inside, n: self._accumulate_element(
                 inside, first + n // width * self.down + down, mine, n % width
             )
 
         if iterations != 0:
-            many = self._loop_over_columns(rows, step(sym(q, 0, iterations) * (rows * self.down)))
+            many = self._loop_over_columns(rows, accumulate_rows_from(sym(q, 0, iterations) * (rows * self.down)))
             body.append(For(q, 0, iterations, (many,)))
         if mod(self.work, rows * self.down) != 0:
             begin = iterations * (rows * self.down) + down
-            one = self._loop_over_columns(1, step(sym(r, 0, self.work) - down))
+            one = self._loop_over_columns(1, accumulate_rows_from(sym(r, 0, self.work) - down))
             body.append(For(r, begin, self.work, (one,), step=self.down))
-        body.append(self._loop_over_columns(1, self._keep_partial_sum(down, mine)))
+        body.append(self._loop_over_columns(1, self._store_partial_sum(down, mine)))
         for test in self._column_exists(self.first + mine):
             body = [If(test, tuple(body))]
         return For(self.name, 0, BLOCK_THREADS.value, tuple(body), "thread")
@@ -136,6 +137,7 @@ class _GpuColumnBlocks:
             ]
 
     def _accumulate_element(self, inside: list[Stmt], row: Dim, mine: Dim, lane: Dim) -> None:
+        """Emit the addition of one element to the accumulators of lane ``lane``."""
         b, e = self.b, self.e
         e.enter(inside)
         here = self._element_index(delinearize(row, [a.extent for a in self.middle]), self.first + mine + lane)
@@ -146,17 +148,20 @@ class _GpuColumnBlocks:
         for op in self.ops:
             store_combined(b, e, op, self.accs[op], reduction_operands_at(b, e, op, here), [], (self.thread, lane))
 
-    def _keep_partial_sum(self, down: Dim, mine: Dim) -> Callable[[list[Stmt], Dim], None]:
-        def element(inside: list[Stmt], number: Dim) -> None:
+    def _store_partial_sum(self, down: Dim, mine: Dim) -> Callable[[list[Stmt], Dim], None]:
+        """Return the function that stores an accumulator to the thread's row in shared memory."""
+
+        def store_element(inside: list[Stmt], number: Dim) -> None:
             for op in self.ops:
                 pairs = zip(self.partial[op], self.accs[op], strict=True)
                 inside += [Store(p, (down, mine + number), Load(acc, (self.thread, number))) for p, acc in pairs]
 
-        return element
+        return store_element
 
     # --- a thread for each column: the results of all rows together ---
 
     def _finish_columns(self) -> Stmt:
+        """Return the thread loop that combines the partial results of each column and stores the results."""
         b, e = self.b, self.e
         t, g = sym(self.name, 0, self.block), b.fresh("g")
         body: list[Stmt] = []

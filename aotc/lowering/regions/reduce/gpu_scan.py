@@ -33,11 +33,11 @@ from aotc.lowering.regions.common.bank_padding import bank_padded_index
 
 def lower_row_scan(b: RegionBuilder, plan: RowScanPlan) -> Kernel:
     """Lower a scan along contiguous rows."""
-    return _RowScan(b, plan).kernel()
+    return _RowScan(b, plan).row_scan_kernel()
 
 
 class _BlockScan:
-    """Base of both emitters: the combiner, and buffers with an element for each result."""
+    """Base of both scan emitters: the combiner, and buffers with an element for each result."""
 
     def __init__(self, b: RegionBuilder) -> None:
         self.b, self.op, self.e = b, b.region_root_op("reduce_window"), b.elements()
@@ -45,40 +45,41 @@ class _BlockScan:
         assert scan is not None
         self.dim, self.reverse, self.n = scan.dim, scan.reverse, b.shape[scan.dim]
 
-    def _buffers(self, name: str, shape: tuple[int, ...], space: str) -> list[Buffer]:
+    def _scan_buffers(self, name: str, shape: tuple[int, ...], space: str) -> list[Buffer]:
         return [Buffer(self.b.fresh(name), v.type.dtype, shape, space) for v in self.op.results]  # type: ignore[arg-type]
 
-    def _combine(self, earlier: Sequence[Scalar], later: Sequence[Scalar]) -> list[Scalar]:
+    def _combine_in_order(self, earlier: Sequence[Scalar], later: Sequence[Scalar]) -> list[Scalar]:
         """Return ``earlier`` combined with ``later``, in the order of the elements in memory."""
         arguments = (*later, *earlier) if self.reverse else (*earlier, *later)
         return [self.e.bind(x) for x in self.e.region(self.op.regions[0], tuple(arguments))]
 
-    def _load(self, buffers: Sequence[Buffer], *at: Dim) -> list[Scalar]:
+    def _load_elements(self, buffers: Sequence[Buffer], *at: Dim) -> list[Scalar]:
         return [self.e.bind(Load(x, at)) for x in buffers]
 
-    def _store(self, buffers: Sequence[Buffer], at: tuple[Dim, ...], values: Sequence[Scalar]) -> None:
+    def _store_elements(self, buffers: Sequence[Buffer], at: tuple[Dim, ...], values: Sequence[Scalar]) -> None:
         self.e.block += [Store(x, at, v) for x, v in zip(buffers, values, strict=True)]
 
-    def _guarded(self, tests: list[Scalar], block: Sequence[Stmt]) -> list[Stmt]:
+    def _guarded_by_tests(self, tests: list[Scalar], block: Sequence[Stmt]) -> list[Stmt]:
         if any(isinstance(test, Const) for test in tests):  # the test is never true
             return []
         return [If(conjunction_of_tests(tests), tuple(block))] if tests else list(block)
 
 
 class _RowScan(_BlockScan):
-    """Emitter of the steps of a block."""
+    """Emit the steps by which a block scans a row."""
 
     def __init__(self, b: RegionBuilder, plan: RowScanPlan) -> None:
         super().__init__(b)
         self.rows, self.place = rows_along_dim(b.shape, self.dim)
         self.threads, self.each = plan.threads, plan.each
         tile, *ends, carry = plan.shapes
-        self.tile = self._buffers("tile", tile, "shared")
-        self.ends = [self._buffers("ends", shape, "shared") for shape in ends]
-        self.carry = self._buffers("carry", carry, "shared")
-        self.own = self._buffers("own", (self.threads, self.each), "private")
+        self.tile = self._scan_buffers("tile", tile, "shared")
+        self.ends = [self._scan_buffers("ends", shape, "shared") for shape in ends]
+        self.carry = self._scan_buffers("carry", carry, "shared")
+        self.own = self._scan_buffers("own", (self.threads, self.each), "private")
 
-    def kernel(self) -> Kernel:
+    def row_scan_kernel(self) -> Kernel:
+        """Return the kernel: a loop over chunks of a row, in which threads scan parts and combine their totals."""
         size = self.threads * self.each
         chunks = ceildiv(self.n, size)
         self.begin = sym("c", 0, chunks) * size
@@ -88,8 +89,8 @@ class _RowScan(_BlockScan):
         start = self.e.new_block()
         inits = [self.e.at(v, ()) for v in self.op.inits]
         start += [Store(c, (0,), init) for c, init in zip(self.carry, inits, strict=True)]
-        steps = [self._read_tile(), Barrier(), self._scan_own(), Barrier(), *self._scan_thread_ends()]
-        steps += [self._combine_all(), Barrier()]
+        steps = [self._read_tile(), Barrier(), self._scan_thread_elements(), Barrier(), *self._scan_thread_ends()]
+        steps += [self._combine_with_totals(), Barrier()]
         steps += [self._write_tile(), self._carry_to_next_chunk(), Barrier()]
         body: list[Stmt] = [Alloc(x) for x in every]
         body += [For("z", 0, 1, tuple(start), "thread"), For("c", 0, chunks, tuple(steps))]
@@ -116,97 +117,113 @@ class _RowScan(_BlockScan):
             place = self._thread_number * self.each + u if neighbours else self._thread_number + u * self.threads
             inner = self.e.new_block()
             write(place)  # type: ignore[operator]
-            block += self._guarded(self._is_inside_row(place), inner)
+            block += self._guarded_by_tests(self._is_inside_row(place), inner)
         return self._thread_loop(block)
 
     def _read_tile(self) -> For:
-        def write(place: Dim) -> None:
+        def read_element(place: Dim) -> None:
             values = [self.e.at(x, self.place(self._position_in_row(place))) for x in self.op.inputs]
-            self._store(self.tile, (bank_padded_index(place),), values)
+            self._store_elements(self.tile, (bank_padded_index(place),), values)
 
-        return self._loop_over_thread_elements(write, neighbours=False)
+        return self._loop_over_thread_elements(read_element, neighbours=False)
 
     def _write_tile(self) -> For:
-        def write(place: Dim) -> None:
-            pairs = zip(self.op.results, self._load(self.tile, bank_padded_index(place)), strict=True)
+        def write_element(place: Dim) -> None:
+            pairs = zip(self.op.results, self._load_elements(self.tile, bank_padded_index(place)), strict=True)
             at = self.place(self._position_in_row(place))
             self.e.block += [Store(out, at, x) for v, x in pairs if (out := self.b.output_buffer_of(v)) is not None]
 
-        return self._loop_over_thread_elements(write, neighbours=False)
+        return self._loop_over_thread_elements(write_element, neighbours=False)
 
-    def _scan_own(self) -> For:
-        """Scan a thread's elements; behind the end of the row the last result is repeated."""
+    def _scan_thread_elements(self) -> For:
+        """Return the scan of each thread's elements; after the end of the row the last result is repeated."""
         first = self._thread_number * self.each
         block = self.e.new_block()
-        self._store(self.own, (self._thread_number, 0), self._load(self.tile, bank_padded_index(first)))
+        self._store_elements(
+            self.own, (self._thread_number, 0), self._load_elements(self.tile, bank_padded_index(first))
+        )
         for u in range(1, self.each):
             inner = self.e.new_block()
-            values = self._combine(
-                self._load(self.own, self._thread_number, u - 1), self._load(self.tile, bank_padded_index(first + u))
+            values = self._combine_in_order(
+                self._load_elements(self.own, self._thread_number, u - 1),
+                self._load_elements(self.tile, bank_padded_index(first + u)),
             )
-            self._store(self.own, (self._thread_number, u), values)
+            self._store_elements(self.own, (self._thread_number, u), values)
             tests = self._is_inside_row(first + u)
             kept = self.e.new_block()
-            self._store(self.own, (self._thread_number, u), self._load(self.own, self._thread_number, u - 1))
-            rest = self._guarded(tests, inner)
+            self._store_elements(
+                self.own, (self._thread_number, u), self._load_elements(self.own, self._thread_number, u - 1)
+            )
+            rest = self._guarded_by_tests(tests, inner)
             block += [If(conjunction_of_tests(tests), tuple(inner), tuple(kept))] if tests and rest else rest or kept
         self.e.enter(block)
-        self._store(self.ends[0], (self._thread_number,), self._load(self.own, self._thread_number, self.each - 1))
-        return self._thread_loop(self._guarded(self._is_inside_row(first), block))
+        self._store_elements(
+            self.ends[0], (self._thread_number,), self._load_elements(self.own, self._thread_number, self.each - 1)
+        )
+        return self._thread_loop(self._guarded_by_tests(self._is_inside_row(first), block))
 
     def _scan_thread_ends(self) -> list[Stmt]:
+        """Return the scan of the threads' last results in shared memory, in steps of doubling distance."""
         steps: list[Stmt] = []
         reach = 1
         while reach < self.threads:
             old, new = self.ends
             far = self.e.new_block()
-            self._store(
+            self._store_elements(
                 new,
                 (self._thread_number,),
-                self._combine(self._load(old, self._thread_number - reach), self._load(old, self._thread_number)),
+                self._combine_in_order(
+                    self._load_elements(old, self._thread_number - reach), self._load_elements(old, self._thread_number)
+                ),
             )
             near = self.e.new_block()
-            self._store(new, (self._thread_number,), self._load(old, self._thread_number))
+            self._store_elements(new, (self._thread_number,), self._load_elements(old, self._thread_number))
             test = conjunction_of_tests(test_index(self._thread_number, reach, "ge"))
             busy = test_index(self._thread_number, self.busy, "lt")
-            steps += [self._thread_loop(self._guarded(busy, [If(test, tuple(far), tuple(near))])), Barrier()]
+            steps += [self._thread_loop(self._guarded_by_tests(busy, [If(test, tuple(far), tuple(near))])), Barrier()]
             self.ends.reverse()
             reach *= 2
         return steps
 
-    def _combine_all(self) -> For:
-        """Combine each element with the total before its thread, in this chunk and in earlier chunks."""
-        before = self._buffers("before", (), "private")
+    def _combine_with_totals(self) -> For:
+        """Return the combination of each element with the total before its thread, in this chunk and earlier chunks."""
+        before = self._scan_buffers("before", (), "private")
         block: list[Stmt] = [Alloc(x) for x in before]
         first = self.e.new_block()
-        self._store(before, (), self._load(self.carry, 0))
+        self._store_elements(before, (), self._load_elements(self.carry, 0))
         others = self.e.new_block()
-        self._store(
-            before, (), self._combine(self._load(self.carry, 0), self._load(self.ends[0], self._thread_number - 1))
+        self._store_elements(
+            before,
+            (),
+            self._combine_in_order(
+                self._load_elements(self.carry, 0), self._load_elements(self.ends[0], self._thread_number - 1)
+            ),
         )
         block.append(If(conjunction_of_tests(test_index(self._thread_number, 1, "lt")), tuple(first), tuple(others)))
         for u in range(self.each):
             place = self._thread_number * self.each + u
             inner = self.e.new_block()
-            values = self._combine(self._load(before), self._load(self.own, self._thread_number, u))
-            self._store(self.tile, (bank_padded_index(place),), values)
-            block += self._guarded(self._is_inside_row(place), inner)
-        return self._thread_loop(self._guarded(test_index(self._thread_number, self.busy, "lt"), block))
+            values = self._combine_in_order(
+                self._load_elements(before), self._load_elements(self.own, self._thread_number, u)
+            )
+            self._store_elements(self.tile, (bank_padded_index(place),), values)
+            block += self._guarded_by_tests(self._is_inside_row(place), inner)
+        return self._thread_loop(self._guarded_by_tests(test_index(self._thread_number, self.busy, "lt"), block))
 
     def _carry_to_next_chunk(self) -> For:
         block = self.e.new_block()
-        last = self._load(self.ends[0], self.busy - 1)
-        self._store(self.carry, (0,), self._combine(self._load(self.carry, 0), last))
+        last = self._load_elements(self.ends[0], self.busy - 1)
+        self._store_elements(self.carry, (0,), self._combine_in_order(self._load_elements(self.carry, 0), last))
         return For("z", 0, 1, tuple(block), "thread")
 
 
 def lower_column_scan(b: RegionBuilder, plan: ColumnScanPlan) -> Kernel:
     """Lower a scan along columns."""
-    return _ColumnScan(b, plan).kernel()
+    return _ColumnScan(b, plan).row_scan_kernel()
 
 
 class _ColumnScan(_BlockScan):
-    """Emitter of the steps of a block that scans neighbouring columns."""
+    """Emit the steps by which a block scans neighbouring columns."""
 
     def __init__(self, b: RegionBuilder, plan: ColumnScanPlan) -> None:
         super().__init__(b)
@@ -215,22 +232,22 @@ class _ColumnScan(_BlockScan):
         self.threads = plan.width * plan.groups
         self.t = sym("t", 0, self.threads)
         self.column, self.group = mod(self.t, plan.width), self.t // plan.width
-        self.ends = self._buffers("ends", plan.shape, "shared")
-        self.own = self._buffers("own", (self.threads, plan.each), "private")
-        self.carry, self.before = (self._buffers(name, (self.threads,), "private") for name in ("carry", "before"))
+        self.ends = self._scan_buffers("ends", plan.shape, "shared")
+        self.own = self._scan_buffers("own", (self.threads, plan.each), "private")
+        self.carry, self.before = (self._scan_buffers(name, (self.threads,), "private") for name in ("carry", "before"))
 
-    def kernel(self) -> Kernel:
+    def row_scan_kernel(self) -> Kernel:
         size = self.plan.groups * self.plan.each
         chunks = ceildiv(self.n, size)
         chunk = sym("c", 0, chunks)
         self.begin, self.parity = chunk * size, mod(chunk, 2)
         self.busy = ceildiv(minimum(self.n - self.begin, size), self.plan.each)
         start = self.e.new_block()
-        self._store(self.carry, (self.t,), [self.e.bind(self.e.at(v, ())) for v in self.op.inits])
+        self._store_elements(self.carry, (self.t,), [self.e.bind(self.e.at(v, ())) for v in self.op.inits])
         steps: list[Stmt] = [
-            self._loop_over_column_threads(self._scan_own),
+            self._loop_over_column_threads(self._scan_thread_elements),
             Barrier(),
-            self._loop_over_column_threads(self._combine_all),
+            self._loop_over_column_threads(self._combine_with_totals),
         ]
         body: list[Stmt] = [Alloc(x) for x in (*self.ends, *self.own, *self.carry, *self.before)]
         body += [For("t", 0, self.threads, tuple(start), "thread"), For("c", 0, chunks, tuple(steps))]
@@ -239,7 +256,7 @@ class _ColumnScan(_BlockScan):
     def _loop_over_column_threads(self, write: Callable[[], list[Stmt]]) -> For:
         """Return a loop over the threads that have a column, and elements of it."""
         tests = [*test_index(self.column, self.rows.width, "lt"), *test_index(self.group, self.busy, "lt")]
-        return For("t", 0, self.threads, tuple(self._guarded(tests, write())), "thread")
+        return For("t", 0, self.threads, tuple(self._guarded_by_tests(tests, write())), "thread")
 
     def _loop_over_thread_elements(self, first: int, write: Callable[[Dim, Dim], None]) -> list[Stmt]:
         """Return the loop over a thread's existing elements from the ``first`` on."""
@@ -247,40 +264,52 @@ class _ColumnScan(_BlockScan):
         step = self.begin + self.group * self.plan.each + u
         inner = self.e.new_block()
         write(u, self.n - 1 - step if self.reverse else step)
-        there = self._guarded(test_index(step, self.n, "lt"), inner)
+        there = self._guarded_by_tests(test_index(step, self.n, "lt"), inner)
         return [For(str(u), first, self.plan.each, tuple(there), "unroll")]
 
-    def _scan_own(self) -> list[Stmt]:
-        def read(u: Dim, position: Dim) -> None:
+    def _scan_thread_elements(self) -> list[Stmt]:
+        """Return the scan of a thread's elements of its column, and the store of its last result."""
+
+        def read_element(u: Dim, position: Dim) -> None:
             values = [self.e.at(x, self.rows.place(position, self.column)) for x in self.op.inputs]
-            self._store(self.own, (self.t, u), values)
+            self._store_elements(self.own, (self.t, u), values)
 
-        def add(u: Dim, position: Dim) -> None:
-            values = self._combine(self._load(self.own, self.t, u - 1), self._load(self.own, self.t, u))
-            self._store(self.own, (self.t, u), values)
+        def combine_with_previous(u: Dim, position: Dim) -> None:
+            values = self._combine_in_order(
+                self._load_elements(self.own, self.t, u - 1), self._load_elements(self.own, self.t, u)
+            )
+            self._store_elements(self.own, (self.t, u), values)
 
-        block = [*self._loop_over_thread_elements(0, read), *self._loop_over_thread_elements(1, add)]
+        block = [
+            *self._loop_over_thread_elements(0, read_element),
+            *self._loop_over_thread_elements(1, combine_with_previous),
+        ]
         self.e.enter(block)  # at the end of a column, no thread follows one with fewer elements
-        last = self._load(self.own, self.t, self.plan.each - 1)
-        self._store(self.ends, (self.parity, self.group, self.column), last)
+        last = self._load_elements(self.own, self.t, self.plan.each - 1)
+        self._store_elements(self.ends, (self.parity, self.group, self.column), last)
         return block
 
-    def _combine_all(self) -> list[Stmt]:
+    def _combine_with_totals(self) -> list[Stmt]:
+        """Return the combination of a thread's elements with the totals before them, and the stores."""
         name = self.b.fresh("k")
         k = sym(name, 0, self.plan.groups)
         inner = self.e.new_block()
         kept = self.e.new_block()
-        self._store(self.before, (self.t,), self._load(self.carry, self.t))
+        self._store_elements(self.before, (self.t,), self._load_elements(self.carry, self.t))
         own = Apply("eq", (IndexScalar(k), IndexScalar(self.group)), "i1")
         self.e.enter(inner)
         inner.append(If(own, tuple(kept)))
-        ends = self._load(self.ends, self.parity, k, self.column)
-        self._store(self.carry, (self.t,), self._combine(self._load(self.carry, self.t), ends))
+        ends = self._load_elements(self.ends, self.parity, k, self.column)
+        self._store_elements(
+            self.carry, (self.t,), self._combine_in_order(self._load_elements(self.carry, self.t), ends)
+        )
 
-        def write(u: Dim, position: Dim) -> None:
-            values = self._combine(self._load(self.before, self.t), self._load(self.own, self.t, u))
+        def write_element(u: Dim, position: Dim) -> None:
+            values = self._combine_in_order(
+                self._load_elements(self.before, self.t), self._load_elements(self.own, self.t, u)
+            )
             pairs = zip(self.op.results, values, strict=True)
             at = self.rows.place(position, self.column)
             self.e.block += [Store(out, at, x) for v, x in pairs if (out := self.b.output_buffer_of(v)) is not None]
 
-        return [For(name, 0, self.busy, tuple(inner)), *self._loop_over_thread_elements(0, write)]
+        return [For(name, 0, self.busy, tuple(inner)), *self._loop_over_thread_elements(0, write_element)]

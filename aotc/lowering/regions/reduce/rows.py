@@ -33,7 +33,7 @@ Accumulators = dict[Op, list[Buffer]]
 
 
 class RowReductions:
-    """Emitter with rows in the grid; each *stage* is one loop over the reduced axes of a row."""
+    """Emit rows in the grid; a *stage* is one loop over the reduced axes of a row."""
 
     def __init__(self, b: RegionBuilder, plan: RowLoopsPlan) -> None:
         self.b, self.kept, self.reduced = b, plan.kept, plan.reduced
@@ -48,55 +48,59 @@ class RowReductions:
         self.inner = make_axes(b.shape, plan.inner)
         self.known: dict[Value, tuple[Index, Scalar]] = {}
 
-    def in_items(self, item_axes: int) -> Kernel:
+    def kernel_of_row_items(self, item_axes: int) -> Kernel:
         """Return the reduction kernel whose grid items each have the rows of the last ``item_axes`` kept axes."""
         b = self.b
-        self._keep_for_later("private" if self.is_unrolled else "scratch")
+        self._allocate_stored_values("private" if self.is_unrolled else "scratch")
         axes = make_axes(b.shape, [(k,) for k in self.kept])
         outer, tail = axes[: len(axes) - item_axes], axes[len(axes) - item_axes :]
-        grid, body = grid_loop(outer, None, lambda block, syms, begin, end: self._item_of(block, outer, tail, syms))
+        grid, body = grid_loop(
+            outer, None, lambda block, syms, begin, end: self._emit_rows_of_item(block, outer, tail, syms)
+        )
         return b.kernel(grid, body, b.cost())
 
-    def _item_of(self, block: list[Stmt], outer: list[NestAxis], tail: list[NestAxis], syms: list[Dim]) -> None:
+    def _emit_rows_of_item(
+        self, block: list[Stmt], outer: list[NestAxis], tail: list[NestAxis], syms: list[Dim]
+    ) -> None:
         """Emit the rows of one grid item: all rows along the axes ``tail``."""
         b, axes = self.b, [*outer, *tail]
 
-        def row(inner: list[Stmt], s: list[Dim]) -> None:
-            self._row(inner, substitute_loops(b.anchors.space, b.shape, axes, s))
+        def emit_row(inner: list[Stmt], s: list[Dim]) -> None:
+            self._emit_row_stages(inner, substitute_loops(b.anchors.space, b.shape, axes, s))
 
-        append_serial_loops(tail, syms, row, block)
+        append_serial_loops(tail, syms, emit_row, block)
 
-    def _keep_for_later(self, space: Space) -> None:
-        """Emit allocations of buffers for values that one loop stores for later loops."""
+    def _allocate_stored_values(self, space: Space) -> None:
+        """Emit the allocations of buffers for values that one loop stores for later loops."""
         for v, result in self.stored.items():
             if result is None:
                 self.scratch[v] = Buffer(self.b.fresh("row"), v.type.dtype, (self.stages.elements,), space)
             else:
                 self.scratch[v], self.replaced[v] = self.outs[result], result
 
-    def _row(self, block: list[Stmt], at: Index) -> None:
-        """Write all stages of one row."""
+    def _emit_row_stages(self, block: list[Stmt], at: Index) -> None:
+        """Emit all stages of one row."""
         self.e.anchored.clear()
         block += [Alloc(buffer) for v, buffer in self.scratch.items() if v not in self.replaced]
         kept: set[Value] = set()
         self.known = {}
         for loop in self.stages.loops:
-            accs = self._accumulators(loop.ops, block)
+            accs = self._allocate_accumulators(loop.ops, block)
             self.keep = [v for v in self.scratch if v in loop.cone and v not in kept]
-            self._compute_numbers(block, at, self.stages.numbers_before(loop, kept))
+            self._compute_row_scalars(block, at, self.stages.numbers_before(loop, kept))
             kept.update(self.keep)
-            self._over_the_row(block, at, loop, accs)
+            self._loop_over_row(block, at, loop, accs)
             anchor_results(self.e, accs)
         self._enter_row_block(block)
         store_rows(self.b, self.e, at)
 
     def _enter_row_block(self, block: list[Stmt]) -> None:
-        """Continue in ``block``, with the row's scalars that were computed so far."""
+        """Continue in ``block``, with the scalars of the row that are computed already."""
         self.e.enter(block)
         for v, (index, scalar) in self.known.items():
             self.e.keep(v, index, scalar)
 
-    def _compute_numbers(self, block: list[Stmt], at: Index, values: Sequence[Value]) -> None:
+    def _compute_row_scalars(self, block: list[Stmt], at: Index, values: Sequence[Value]) -> None:
         """Emit, before a loop, the computation of ``values`` that are constant in it."""
         self._enter_row_block(block)
         for v in values:
@@ -106,7 +110,8 @@ class RowReductions:
                 self.known[v] = index, self.e.bind(scalar) if isinstance(scalar, Apply) else scalar
                 self.e.keep(v, *self.known[v])
 
-    def _accumulators(self, ops: Sequence[Op], block: list[Stmt]) -> Accumulators:
+    def _allocate_accumulators(self, ops: Sequence[Op], block: list[Stmt]) -> Accumulators:
+        """Emit the allocation and the initial values of private accumulators for ``ops``; return the buffers."""
         self._enter_row_block(block)
         accs: Accumulators = {}
         for op in ops:
@@ -117,19 +122,19 @@ class RowReductions:
                 accs[op].append(acc)
         return accs
 
-    def _over_the_row(self, block: list[Stmt], at: Index, loop: RowLoop, accs: Accumulators) -> None:
+    def _loop_over_row(self, block: list[Stmt], at: Index, loop: RowLoop, accs: Accumulators) -> None:
         """Emit the loop of one stage; subclasses may distribute its steps over threads."""
 
-        def emit(inner: list[Stmt], syms: list[Dim]) -> None:
+        def emit_element(inner: list[Stmt], syms: list[Dim]) -> None:
             self._enter_row_block(inner)
             self._emit_stage_element(
                 inner, substitute_loops(at, self.b.shape, self.inner, syms), self._flat_row_index(syms), loop, accs
             )
 
-        append_serial_loops(self.inner, [], emit, block, lambda _: self.is_unrolled)
+        append_serial_loops(self.inner, [], emit_element, block, lambda _: self.is_unrolled)
 
     def _emit_stage_element(self, block: list[Stmt], here: Index, flat: Dim, loop: RowLoop, accs: Accumulators) -> None:
-        """Write one step of a stage, at element ``flat`` of the row's stored values."""
+        """Emit one step of a stage, at element ``flat`` of the row's stored values."""
         join_transposed(self.b, self.e, here)
         for v in self.keep:
             self.e.anchored.pop(v, None)  # another part of this loop, written before, stores it as well
@@ -142,7 +147,7 @@ class RowReductions:
         for op in loop.ops:
             store_combined(self.b, self.e, op, accs[op], reduction_operands_at(self.b, self.e, op, here), [], self.part)
         for v in self.keep:
-            self.e.anchored[v] = self._from_scratch(v, here)
+            self.e.anchored[v] = self._load_of_stored_row(v, here)
 
     def _replaced_at(self, kept: Value, here: Index) -> Index:
         return index_of_value_at_anchor(self.b, self.replaced[kept], here)
@@ -151,15 +156,15 @@ class RowReductions:
         """Return the index at which element ``flat`` of a row is stored."""
         return (flat,)
 
-    def _from_scratch(self, value: Value, here: Index) -> Provide:
+    def _load_of_stored_row(self, value: Value, here: Index) -> Provide:
         """Return a function that loads stored elements of the row of ``here``; it returns None for other rows."""
 
-        def load(index: Index) -> Scalar | None:
+        def load_stored_element(index: Index) -> Scalar | None:
             kept = all(index[k] == here[k] for k in range(len(here)) if k not in self.reduced)
             place = self._replaced_at(value, index) if value in self.replaced else (self._flat_index_in_row(index),)
             return Load(self.scratch[value], place) if kept else None
 
-        return load
+        return load_stored_element
 
     def _flat_row_index(self, syms: list[Dim]) -> Dim:
         flat: Dim = 0

@@ -68,11 +68,11 @@ def lower_run_scatter(b: RegionBuilder, plan: RunScatterPlan) -> Kernel:
     body = e.new_block()
     where, tests = place_of_update(e, op, [first, *window])
 
-    def adjacent(at: Sequence[Dim]) -> Index:
+    def adjacent_index(at: Sequence[Dim]) -> Index:
         """Return the index of lane ``u`` of a thread's adjacent elements."""
         return (*at[:-1], at[-1] + u) if width > 1 else tuple(at)
 
-    def lanes(block: Sequence[Stmt]) -> list[Stmt]:
+    def loop_over_lanes(block: Sequence[Stmt]) -> list[Stmt]:
         return [For(lane, 0, width, tuple(block), "lanes")] if width > 1 else list(block)
 
     row, before = e.bind(e.at(indices, (first,))), e.at(indices, (maximum(first - 1, 0),))
@@ -87,21 +87,21 @@ def lower_run_scatter(b: RegionBuilder, plan: RunScatterPlan) -> Kernel:
     iteration = e.new_block()
     here = _load_index_below(e, at, count, None)
     one = e.new_block()
-    place = adjacent((here, *window))
+    place = adjacent_index((here, *window))
     store_combined(b, e, op, sums, [e.bind(e.at(x, place)) for x in op.operands[len(op.inputs) + 1 :]], [], own)
-    iteration += [*lanes(one), Store(at, (), Apply("add", (Load(at, ()), Const(1, "i64")), "i64"))]
+    iteration += [*loop_over_lanes(one), Store(at, (), Apply("add", (Load(at, ()), Const(1, "i64")), "i64"))]
     same = Apply("and", (continue_while, Apply("eq", (next_, row), "i1")), "i1")
     pairs = list(zip(sums, b.outputs, strict=True))
     run: list[Stmt] = [Alloc(buffer) for buffer in (at, *sums)]
-    run += lanes([Store(acc, own, Load(out, adjacent(where))) for acc, out in pairs])
+    run += loop_over_lanes([Store(acc, own, Load(out, adjacent_index(where))) for acc, out in pairs])
     run += [Store(at, (), IndexScalar(first)), While(tuple(test), same, tuple(iteration))]
-    run += lanes([Store(out, adjacent(where), Load(acc, own)) for acc, out in pairs])
+    run += loop_over_lanes([Store(out, adjacent_index(where), Load(acc, own)) for acc, out in pairs])
     body.append(If(conjunction_of_tests([*tests, begins]), tuple(run)))
     return b.grid(size // width, body, size * SCATTER_WORK.value)
 
 
 def _load_index_below(e: Elements, at: Buffer, count: Dim, most: Dim | None) -> Dim:
-    """Return the integer in ``at``, which is below ``count``; at most ``most``, if that is passed."""
+    """Return the integer in ``at`` as an index below ``count``, limited to ``most`` if that is not None."""
     number: Scalar = Load(at, ())
     if most is not None:
         number = Apply("min", (number, IndexScalar(most)), "i64")

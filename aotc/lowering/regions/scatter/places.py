@@ -1,4 +1,4 @@
-"""Compute the index in the array that an element of a scatter's updates is written to."""
+"""Compute the index in the array at which an element of a scatter's updates is written."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def place_of_update(e: Elements, op: Op, at: list[Dim]) -> tuple[Index, list[Sca
 
 
 def combine_updates_into(b: RegionBuilder, e: Elements, op: Op, where: Index, updates: list[Scalar]) -> None:
+    """Append the stores of the combiner's results for ``updates`` and the elements at ``where``."""
     name = combiner_op_name(op)
     if name in ACCUMULATED:
         (new,) = updates

@@ -41,7 +41,7 @@ def lower_select_and_scatter(b: RegionBuilder, plan: SelectAndScatterPlan) -> Ke
 
 
 def _scatter_window(b: RegionBuilder, e: Elements, op: Op, at: Index, spanned: list[int], block: list[Stmt]) -> None:
-    """Select in the window of source element ``at``; elements in the padding are never selected."""
+    """Emit the selection in the window of source element ``at``; elements in the padding are never selected."""
     x, source, _ = op.operands
     a, shape = op.attrs, x.type.shape
     best = Buffer("best", x.type.dtype, (), "private")

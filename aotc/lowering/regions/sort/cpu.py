@@ -21,7 +21,7 @@ from aotc.lowering.threshold import Estimate
 
 
 def lower_radix_sort(b: RegionBuilder, plan: RadixSortPlan) -> Kernel:
-    """Lower a radix sort of each row between the result and a buffer; the first pass reads the operand.
+    """Lower a sort to a radix sort of each row between the result and a buffer; the first pass reads the operand.
 
     Rows that the plan copies are copied while their bytes are counted.
     """
@@ -34,7 +34,7 @@ def lower_radix_sort(b: RegionBuilder, plan: RadixSortPlan) -> Kernel:
     rows, place = rows_along_dim(shape, dim)
     made: list[Buffer] = []
 
-    def make(v: Value) -> Cell:
+    def rows_of_value(v: Value) -> Cell:
         made.append(Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), "scratch"))
         return made[-1], (0,)
 
@@ -43,7 +43,7 @@ def lower_radix_sort(b: RegionBuilder, plan: RadixSortPlan) -> Kernel:
     kept: list[Buffer | None] = []
     for number, v in enumerate(op.operands):
         if number in plan.copied:
-            source.append(make(v))
+            source.append(rows_of_value(v))
             kept.append(source[-1][0])
             continue
         x = e.at(v, place(0))
@@ -52,13 +52,13 @@ def lower_radix_sort(b: RegionBuilder, plan: RadixSortPlan) -> Kernel:
         kept.append(None)
     outs = [b.output_buffer_of(v) for v in op.results]
     ends: list[Cell] = [
-        (out, place(0)) if out is not None and plan.in_place else make(v)
+        (out, place(0)) if out is not None and plan.in_place else rows_of_value(v)
         for v, out in zip(op.results, outs, strict=True)
     ]
-    places = [(end, make(v)) for v, end in zip(op.results, ends, strict=True)]
+    places = [(end, rows_of_value(v)) for v, end in zip(op.results, ends, strict=True)]
     sort = RadixSort(b, e, words, places, n, source)
-    body: list[Stmt] = [*map(Alloc, made), *sort.allocate()]
-    some = sort.sort(lambda k: [e.at(v, place(k)) for v in op.operands], n, kept)
+    body: list[Stmt] = [*map(Alloc, made), *sort.allocate_buffers()]
+    some = sort.sort_statements(lambda k: [e.at(v, place(k)) for v in op.operands], n, kept)
     body += some if isinstance(n, int) else [If(Apply("lt", (i64_literal(0), IndexScalar(n)), "i1"), tuple(some))]
     if not plan.in_place:
         k = sym(b.fresh("k"), 0, n)
@@ -69,7 +69,7 @@ def lower_radix_sort(b: RegionBuilder, plan: RadixSortPlan) -> Kernel:
 
 
 def _sorted_result_rows(b: RegionBuilder, op: Op, place: Place, n: Dim, space: Space) -> tuple[Cells, list[Buffer]]:
-    """Return the rows of the results, and the buffers allocated for results that are not read."""
+    """Return the rows of the results, and buffers allocated for results that no op reads."""
     made: list[Buffer] = []
     rows: Cells = []
     for v in op.results:
@@ -125,7 +125,7 @@ def lower_merge_sort(b: RegionBuilder, plan: MergeSortPlan) -> Kernel:
 def _merge_until_sorted(
     b: RegionBuilder, e: Elements, op: Op, runs: tuple[Cells, Cells], n: Dim, block: list[Stmt]
 ) -> None:
-    """Emit the loop that merges to the buffer and back, four times longer runs per iteration, until one run is left.
+    """Emit the loop that merges to the buffer and back until one run is left.
 
     Rows that are sorted already are only copied.
     """
@@ -143,7 +143,7 @@ def _merge_until_sorted(
 def _merge_pass(
     b: RegionBuilder, e: Elements, op: Op, runs: tuple[Cells, Cells], n: Dim, width: Dim, block: list[Stmt]
 ) -> None:
-    """Merge neighbouring runs of ``width`` elements; of equal ones, the left run's come first."""
+    """Emit the merge of neighbouring runs of ``width`` elements; of equal elements, the left run's come first."""
     left, right = (Buffer(b.fresh("at"), "i64", (), "private") for _ in range(2))
     r, k = b.fresh("r"), b.fresh("k")
     number = -(-n // (2 * width))

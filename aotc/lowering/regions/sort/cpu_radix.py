@@ -35,7 +35,7 @@ _FALSE, _TRUE = Const(False, "i1"), Const(True, "i1")
 
 @dataclass(frozen=True, slots=True)
 class SortKeyWord:
-    """One sort key: the region value ``value``, which as an unsigned integer has ``bytes`` bytes.
+    """One key of a sort: the region value ``value``, an unsigned integer of ``bytes`` bytes.
 
     A comparator may replace rare floats by others (-0.0 by 0.0). If ``own`` is not None, the key usually is operand
     ``own`` itself, which is cheaper.
@@ -46,13 +46,13 @@ class SortKeyWord:
     ascending: bool = True
     own: int | None = None
 
-    def key(self, e: Elements, values: Sequence[Scalar]) -> Scalar:
+    def key_of_values(self, e: Elements, values: Sequence[Scalar]) -> Scalar:
         """Return the key of ``values``."""
         return unsigned_key(e, self.value(values), self.ascending)
 
-    def short_key(self, e: Elements, values: Sequence[Scalar]) -> Scalar:
+    def key_without_rare_cases(self, e: Elements, values: Sequence[Scalar]) -> Scalar:
         """Return the key of ``values`` without special cases for replaced values."""
-        return self.key(e, values) if self.own is None else unsigned_key(e, values[self.own], self.ascending)
+        return self.key_of_values(e, values) if self.own is None else unsigned_key(e, values[self.own], self.ascending)
 
 
 def unsigned_key(e: Elements, x: Scalar, ascending: bool = True) -> Scalar:
@@ -78,7 +78,7 @@ def unsigned_key(e: Elements, x: Scalar, ascending: bool = True) -> Scalar:
 
 
 def _order_of_codes(e: Elements, x: Scalar, form: FloatFormat) -> Scalar:
-    """Return an i16 that orders like a float of up to 8 bits; the only NaN of ``fnuz``, coded as -0, is the least."""
+    """Return an i16 that orders like a float of up to 8 bits; the NaN of ``fnuz`` formats (coded -0) is the least."""
     code = e.bind(Apply("convert", (Apply("bitcast", (x,), "u8"),), "i16"))
     if form.special == "power":
         return code
@@ -99,9 +99,10 @@ def sort_key_words(e: Elements, op: Op, keys: Sequence[SortKey]) -> list[SortKey
 
 
 def _sort_key_word(e: Elements, op: Op, key: SortKey) -> SortKeyWord:
+    """Return the key ``key`` of a comparator, with the operand that equals the key for most elements."""
     region = replace(op.regions[0], results=(key.value,))
 
-    def value(values: Sequence[Scalar]) -> Scalar:
+    def region_value(values: Sequence[Scalar]) -> Scalar:
         (x,) = e.region(region, tuple(v for x in values for v in (x, x)))
         return x
 
@@ -109,7 +110,9 @@ def _sort_key_word(e: Elements, op: Op, key: SortKey) -> SortKeyWord:
     read = {n // 2 for n, v in enumerate(region.params) if v in _values_needed_for_key(region, key.value)}
     own = read.pop() if len(read) == 1 and key.value not in region.params else None
     simple = own is not None and op.operands[own].type.dtype == dtype and kind_of(dtype) == "f"
-    return SortKeyWord(value, key_bytes(dtype), key.ascending, own if simple and dtype not in SMALL_FLOATS else None)
+    return SortKeyWord(
+        region_value, key_bytes(dtype), key.ascending, own if simple and dtype not in SMALL_FLOATS else None
+    )
 
 
 def _values_needed_for_key(region: Region, value: Value) -> set[Value]:
@@ -122,7 +125,7 @@ def _values_needed_for_key(region: Region, value: Value) -> set[Value]:
 
 
 class RadixSort:
-    """Emitter of a radix sort of rows of up to ``room`` elements, which alternate between two buffers per array.
+    """Emit a radix sort of rows of up to ``room`` elements, which alternate between two buffers per array.
 
     One loop runs over the bytes of a key. A pass selects its source and target at run time, because a pass whose byte
     is the same in all elements is skipped. A row begins and ends in the first buffers; without ``source`` it may end in
@@ -151,13 +154,13 @@ class RadixSort:
             if word.own is not None
         }
 
-    def allocate(self) -> list[Stmt]:
+    def allocate_buffers(self) -> list[Stmt]:
         """Return the allocations of counters and buffers, with initial values."""
         found = (self.second, *((self.begun, self.some) if self.source else ()))
         made = [Alloc(x) for x in (self.counts, self.differs, self.total, *found, *self.rare.values())]
         return [*made, *(Store(x, (), _FALSE) for x in found)]
 
-    def row(self, swapped: bool = False) -> list[Buffer]:
+    def select_row_buffers(self, swapped: bool = False) -> list[Buffer]:
         """Append the selection of the row, or of the next pass's target; return the buffers."""
         second = self.e.bind(Load(self.second, ()))
         return [self._select_row_buffer(second, *(pair if swapped else pair[::-1])) for pair in self.places]
@@ -167,7 +170,7 @@ class RadixSort:
         self.e.block.append(Either(buffer, cond, (one, other)))
         return buffer
 
-    def sort(self, read: Read, n: Dim, keep: Sequence[Buffer | None] = ()) -> list[Stmt]:
+    def sort_statements(self, read: Read, n: Dim, keep: Sequence[Buffer | None] = ()) -> list[Stmt]:
         """Return the statements that sort ``0 < n <= room`` elements from ``read``, and copy them to ``keep``."""
         z = sym(self.b.fresh("z"), 0, self.number * RADIX)
         zero = For(str(z), 0, self.number * RADIX, (Store(self.counts, (z,), i64_literal(0)),))
@@ -180,7 +183,7 @@ class RadixSort:
         return block
 
     def _count_byte_values(self, read: Read, n: Dim, keep: Sequence[Buffer | None]) -> Stmt:
-        """Count the occurrences of each value of each byte."""
+        """Return the loop that counts the occurrences of each value of each byte."""
         k = sym(self.b.fresh("k"), 0, n)
         block = self.e.new_block()
         values = [self.e.bind(x) for x in read(k)]
@@ -207,7 +210,7 @@ class RadixSort:
         return sym(self.e.bind(Apply("convert", (byte,), "i64"), "n").name, 0, RADIX)
 
     def _find_differing_bytes(self, read: Read, n: Dim) -> list[Stmt]:
-        """Find the bytes that differ between elements: those for which the first element's count is not ``n``.
+        """Return statements that find the bytes in which elements differ: the first element's count is not ``n``.
 
         With a ``source``, the first pass's target is chosen so that the last pass ends in the first buffers. At least
         one pass runs: rows of all equal keys are too rare to justify a copy loop.
@@ -216,7 +219,7 @@ class RadixSort:
         values = [self.e.bind(x) for x in read(0)]
         first = 0
         for word in self.words:
-            key = word.key(self.e, values)
+            key = word.key_of_values(self.e, values)
             d = sym(self.b.fresh("digit"), 0, word.bytes)
             e, before = self.e, self.e.block
             each = e.new_block()
@@ -235,7 +238,7 @@ class RadixSort:
         return block
 
     def _counts_to_offsets(self, number: Dim) -> list[Stmt]:
-        """Turn counts into the position of the first element of each byte."""
+        """Return the loop that turns counts into the position of the first element of each byte value."""
         z = sym(self.b.fresh("z"), 0, RADIX)
         each = self.e.new_block()
         at = (number * RADIX + z,)
@@ -246,20 +249,20 @@ class RadixSort:
         return [Store(self.total, (), i64_literal(0)), For(str(z), 0, RADIX, tuple(each))]
 
     def _radix_passes(self, word: SortKeyWord, rare: Buffer | None, first: int, n: Dim) -> Stmt:
-        """Emit the radix sort passes over the bytes of a key."""
+        """Return the loop of radix sort passes over the bytes of a key."""
         d = sym(self.b.fresh("digit"), 0, word.bytes)
         block = self.e.new_block()
-        rows, targets = self.row(), self.row(swapped=True)
+        rows, targets = self.select_row_buffers(), self.select_row_buffers(swapped=True)
         if self.source:
             begun = self.e.bind(Load(self.begun, ()))
             pairs = zip(rows, self.source, strict=True)
             rows = [self._select_row_buffer(begun, (row, (0,)), source) for row, source in pairs]
         block += self._counts_to_offsets(first + d)
-        move = self._move_to_sorted_positions(word.short_key, first + d, 8 * d, rows, targets, n)
+        move = self._move_to_sorted_positions(word.key_without_rare_cases, first + d, 8 * d, rows, targets, n)
         if rare is None:
             block.append(move)
         else:
-            other = self._move_to_sorted_positions(word.key, first + d, 8 * d, rows, targets, n)
+            other = self._move_to_sorted_positions(word.key_of_values, first + d, 8 * d, rows, targets, n)
             block.append(If(Apply("ne", (Load(rare, ()), Const(0, rare.dtype)), "i1"), (other,), (move,)))
         block.append(Store(self.second, (), Apply("not", (Load(self.second, ()),), "i1")))
         block += [Store(self.begun, (), _TRUE)] if self.source else []
@@ -268,7 +271,7 @@ class RadixSort:
     def _move_to_sorted_positions(
         self, key: Key, number: Dim, shift: Dim, rows: Sequence[Buffer], targets: Sequence[Buffer], n: Dim
     ) -> Stmt:
-        """Move each element to the next position of its byte."""
+        """Return the loop that moves each element to the next position of its byte value."""
         k = sym(self.b.fresh("k"), 0, n)
         block = self.e.new_block()
         values = [self.e.bind(Load(row, (k,))) for row in rows]

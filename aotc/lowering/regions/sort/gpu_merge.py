@@ -48,21 +48,21 @@ ReadOne = Callable[[int, Dim], Scalar]
 
 def lower_block_sort(b: RegionBuilder, plan: BlockSortPlan) -> Kernel:
     """Lower ``sort_runs`` to a GPU block that sorts a run in shared memory."""
-    return _BlockSort(b, plan).kernel()
+    return _BlockSort(b, plan).block_sort_kernel()
 
 
 def lower_merged_pairs(b: RegionBuilder, plan: MergedPairPlan) -> Kernel:
     """Lower a GPU merge of pairs of sorted runs."""
-    return _SortedRuns(b).merged_pairs(plan.each)
+    return _SortedRuns(b).merged_pairs_kernel(plan.each)
 
 
 def lower_merged_runs(b: RegionBuilder, plan: MergedRunPlan) -> Kernel:
     """Lower a GPU merge of several sorted runs per row."""
-    return _SortedRuns(b).merged()
+    return _SortedRuns(b).merged_runs_kernel()
 
 
 class _SortedRuns:
-    """Base of the emitters: the op, and the search."""
+    """Base of the emitters: the op, and the binary search in sorted runs."""
 
     def __init__(self, b: RegionBuilder) -> None:
         self.b, self.e = b, b.elements()
@@ -74,7 +74,7 @@ class _SortedRuns:
         self.outputs = [b.output_buffer_of(v) for v in self.op.results]
         self.kept, self.compared = sorted_arrays(b, self.op)
 
-    def bind(self, fn: str, x: Scalar, y: Scalar | int, prefix: str = "n") -> Var:
+    def bind_integer_function(self, fn: str, x: Scalar, y: Scalar | int, prefix: str = "n") -> Var:
         """Bind a function of two integers."""
         other = i64_literal(y) if isinstance(y, int) else y
         return self.e.bind(Apply(fn, (x, other), "i1" if fn in COMPARISONS else "i64"), prefix)
@@ -90,10 +90,10 @@ class _SortedRuns:
         low, high = (Buffer(self.b.fresh(name), "i64", (), "private") for name in ("low", "high"))
         block += [Alloc(low), Alloc(high), Store(low, (), begin), Store(high, (), end)]
         test = e.new_block()
-        more = self.bind("lt", e.bind(Load(low, ())), e.bind(Load(high, ())), "t")
+        more = self.bind_integer_function("lt", e.bind(Load(low, ())), e.bind(Load(high, ())), "t")
         body = e.new_block()
-        both = self.bind("add", e.bind(Load(low, ())), e.bind(Load(high, ())))
-        middle = self.bind("shr_arith", both, 1)
+        both = self.bind_integer_function("add", e.bind(Load(low, ())), e.bind(Load(high, ())))
+        middle = self.bind_integer_function("shr_arith", both, 1)
         other = [e.bind(x) for x in read(sym(middle.name, 0, extent))]
         pairs: list[Scalar] = []
         values = iter(zip(own, other, strict=True))
@@ -109,16 +109,16 @@ class _SortedRuns:
         body.append(If(before, up, (Store(high, (), middle),)))
         block.append(While(tuple(test), more, tuple(body)))
         e.enter(block)
-        return self.bind("sub", e.bind(Load(low, ())), begin)
+        return self.bind_integer_function("sub", e.bind(Load(low, ())), begin)
 
-    def before(self, one: Mapping[int, Scalar], two: Mapping[int, Scalar]) -> Scalar:
+    def bind_comparison(self, one: Mapping[int, Scalar], two: Mapping[int, Scalar]) -> Scalar:
         """Bind the comparison of the elements ``one`` with the elements ``two``, each by operand number."""
         nothing = Const(0, "i32")  # operand that the comparator does not read
         pairs = [x for n in range(len(self.op.results)) for x in (one.get(n, nothing), two.get(n, nothing))]
         (less,) = self.e.region(self.op.regions[0], tuple(pairs))
         return self.e.bind(less)
 
-    def merge(
+    def append_merge(
         self, read: ReadOne, write: Callable[[int, dict[int, Scalar]], None], ends: tuple[Scalar, Scalar, Scalar],
         place: Scalar, count: int, extent: Dim,
     ) -> None:  # fmt: skip
@@ -134,10 +134,13 @@ class _SortedRuns:
         last = IndexScalar(extent - 1)
         for u in range(count):
             i, j = e.bind(Load(left, ()), "n"), e.bind(Load(right, ()), "n")
-            at = [sym(self.bind("min", x, last).name, 0, extent) for x in (i, j)]
+            at = [sym(self.bind_integer_function("min", x, last).name, 0, extent) for x in (i, j)]
             heads = [{n: e.bind(read(n, k)) for n in self.compared} for k in at]
-            spent, more = self.bind("ge", i, middle, "t"), self.bind("lt", j, end, "t")
-            less = self.before(heads[1], heads[0])
+            spent, more = (
+                self.bind_integer_function("ge", i, middle, "t"),
+                self.bind_integer_function("lt", j, end, "t"),
+            )
+            less = self.bind_comparison(heads[1], heads[0])
             take = e.bind(Apply("and", (more, Apply("or", (spent, less), "i1")), "i1"))
             chosen = e.bind(Apply("select", (take, IndexScalar(at[1]), IndexScalar(at[0])), "i64"), "n")
             here = sym(chosen.name, 0, extent)
@@ -156,30 +159,36 @@ class _SortedRuns:
         self, read: ReadOne, heads: tuple[Buffer, Buffer], ends: tuple[Scalar, Scalar, Scalar], place: Scalar,
         extent: Dim,
     ) -> None:  # fmt: skip
-        """Store the heads of both runs after the first ``place`` elements of their merge."""
+        """Emit the search for the heads of both runs after the first ``place`` elements of their merge."""
         e, (begin, middle, end), (low, high) = self.e, ends, heads
         block = e.block
-        lengths = self.bind("sub", middle, begin), self.bind("sub", end, middle)
-        least = self.bind("max", self.bind("sub", place, lengths[1]), 0)
-        block += [Store(low, (), least), Store(high, (), self.bind("min", place, lengths[0]))]
+        lengths = self.bind_integer_function("sub", middle, begin), self.bind_integer_function("sub", end, middle)
+        least = self.bind_integer_function("max", self.bind_integer_function("sub", place, lengths[1]), 0)
+        block += [Store(low, (), least), Store(high, (), self.bind_integer_function("min", place, lengths[0]))]
         test = e.new_block()
-        more = self.bind("lt", e.bind(Load(low, ())), e.bind(Load(high, ())), "t")
+        more = self.bind_integer_function("lt", e.bind(Load(low, ())), e.bind(Load(high, ())), "t")
         body = e.new_block()
-        half = self.bind("shr_arith", self.bind("add", e.bind(Load(low, ())), e.bind(Load(high, ()))), 1)
-        one = sym(self.bind("add", begin, half).name, 0, extent)
-        other = self.bind("sub", self.bind("add", middle, self.bind("sub", place, half)), 1)
+        half = self.bind_integer_function(
+            "shr_arith", self.bind_integer_function("add", e.bind(Load(low, ())), e.bind(Load(high, ()))), 1
+        )
+        one = sym(self.bind_integer_function("add", begin, half).name, 0, extent)
+        other = self.bind_integer_function(
+            "sub", self.bind_integer_function("add", middle, self.bind_integer_function("sub", place, half)), 1
+        )
         two = sym(other.name, 0, extent)
-        less = self.before(*({n: e.bind(read(n, at)) for n in self.compared} for at in (two, one)))
+        less = self.bind_comparison(*({n: e.bind(read(n, at)) for n in self.compared} for at in (two, one)))
         body.append(If(less, (Store(high, (), half),), (Store(low, (), Apply("add", (half, i64_literal(1)), "i64")),)))
         block.append(While(tuple(test), more, tuple(body)))
         e.enter(block)
         found = e.bind(Load(low, ()), "n")
-        block.append(Store(high, (), self.bind("add", middle, self.bind("sub", place, found))))
-        block.append(Store(low, (), self.bind("add", begin, found)))
+        block.append(
+            Store(high, (), self.bind_integer_function("add", middle, self.bind_integer_function("sub", place, found)))
+        )
+        block.append(Store(low, (), self.bind_integer_function("add", begin, found)))
 
     # --- runs in the memory of the GPU ---
 
-    def merged(self) -> Kernel:
+    def merged_runs_kernel(self) -> Kernel:
         """Return the kernel that merges sorted runs."""
         size = self.rows * self.n
         e, w = self.e, self.done
@@ -195,23 +204,23 @@ class _SortedRuns:
         inner = e.new_block()
         first = e.bind(Apply("gt", (IndexScalar(begin), IndexScalar(own)), "i1"))
 
-        def read(at: Dim) -> list[Scalar]:
+        def read_element(at: Dim) -> list[Scalar]:
             return [e.at(self.op.operands[n], (*head, at)) for n in self.compared]
 
-        low, high = e.bind(IndexScalar(begin)), e.bind(IndexScalar(minimum(begin + w, self.n)))
-        count = self.count_before([values[n] for n in self.compared], read, first, low, high, self.n)
-        e.block.append(Store(rank, (), self.bind("add", e.bind(Load(rank, ())), count)))
+        low, high = (e.bind(IndexScalar(begin)), e.bind(IndexScalar(minimum(begin + w, self.n))))
+        count = self.count_before([values[n] for n in self.compared], read_element, first, low, high, self.n)
+        e.block.append(Store(rank, (), self.bind_integer_function("add", e.bind(Load(rank, ())), count)))
         another = Apply("ne", (IndexScalar(begin), IndexScalar(own)), "i1")
         there = Apply("lt", (IndexScalar(begin), IndexScalar(self.n)), "i1")
         search = If(conjunction_of_tests((another, there)), tuple(inner))
         body.append(For("j", 0, self.width // w, (search,)))
         e.enter(body)
-        place = self.bind("add", e.bind(Load(rank, ())), e.bind(IndexScalar(group)))
+        place = self.bind_integer_function("add", e.bind(Load(rank, ())), e.bind(IndexScalar(group)))
         at: Index = (*head, sym(place.name, 0, self.n))
         body += [Store(out, at, values[n]) for n, out in enumerate(self.outputs) if out is not None]
         return self.b.grid(size, body, size * MERGE_WORK.value)
 
-    def merged_pairs(self, each: int) -> Kernel:
+    def merged_pairs_kernel(self, each: int) -> Kernel:
         """Return the kernel that merges pairs of sorted runs, ``each`` elements per thread."""
         pieces = ceildiv(self.n, each)
         size = self.rows * pieces
@@ -221,23 +230,23 @@ class _SortedRuns:
         start = piece * each
         group = start // self.width * self.width
         middle = e.bind(IndexScalar(minimum(group + w, self.n)))
-        ends = e.bind(IndexScalar(group)), middle, e.bind(IndexScalar(minimum(group + 2 * w, self.n)))
+        ends = (e.bind(IndexScalar(group)), middle, e.bind(IndexScalar(minimum(group + 2 * w, self.n))))
 
-        def read(n: int, at: Dim) -> Scalar:
+        def read_element(n: int, at: Dim) -> Scalar:
             return e.at(self.op.operands[n], (*head, at))
 
-        def write(u: int, values: dict[int, Scalar]) -> None:
+        def write_element(u: int, values: dict[int, Scalar]) -> None:
             pairs = [(out, values[n]) for n, out in enumerate(self.outputs) if out is not None]
             stores = [Store(out, (*head, start + u), x) for out, x in pairs]
             tests = test_index(start + u, self.n, "lt")
             e.block += [If(conjunction_of_tests(tests), tuple(stores))] if tests else stores
 
-        self.merge(read, write, ends, e.bind(IndexScalar(start - group)), each, self.n)
+        self.append_merge(read_element, write_element, ends, e.bind(IndexScalar(start - group)), each, self.n)
         return self.b.grid(size, body, self.rows * self.n * MERGE_WORK.value)
 
 
 class _BlockSort(_SortedRuns):
-    """Emitter of the kernel that sorts runs in shared memory.
+    """Emit the kernel that sorts runs in shared memory.
 
     A thread sorts a few neighbours in registers. Pairs of runs are then merged from one half of a buffer to the other.
     If the runs do not fit shared memory, one thread sorts them in private memory.
@@ -255,7 +264,8 @@ class _BlockSort(_SortedRuns):
         self.own = {n: Buffer(b.fresh("own"), dtypes[n], (self.threads, self.each), "private") for n in self.kept}
         self.runs, self.valid = (Buffer(name, "i64", (), "private") for name in ("width", "valid"))
 
-    def kernel(self) -> Kernel:
+    def block_sort_kernel(self) -> Kernel:
+        """Return the kernel: read a run to shared memory, sort parts in threads, merge the parts, write the run."""
         per_row = ceildiv(self.n, self.width)
         items = self.rows * per_row
         *self.head, chunk = delinearize(grid_item(items), (*self.lead, per_row))
@@ -302,7 +312,7 @@ class _BlockSort(_SortedRuns):
         self.e.block += [Store(out, index, Load(cell, (side, bank_padded_index(at)))) for out, cell in pairs]
 
     def _sort_thread_elements(self) -> For:
-        """Sort a thread's neighbours by odd-even transposition."""
+        """Return the odd-even transposition sort of a thread's neighbouring elements."""
         t, e = sym("t", 0, self.threads), self.e
         places = [t * self.each + u for u in range(self.each)]
         block: list[Stmt] = []
@@ -326,13 +336,13 @@ class _BlockSort(_SortedRuns):
         return For("t", 0, self.threads, tuple(block), "thread")
 
     def _compare_and_exchange(self, t: Dim, u: int, place: Dim) -> list[Stmt]:
-        """Exchange elements ``u`` and ``u + 1`` of a thread if the second exists and comes before the first."""
+        """Return the exchange of elements ``u`` and ``u + 1`` of a thread if the second precedes the first."""
         tests = test_index(place, self.count, "lt")
         if any(isinstance(test, Const) for test in tests):
             return []
         block = self.e.new_block()
         one, two = ({n: self.e.bind(Load(x, (t, k))) for n, x in self.own.items()} for k in (u, u + 1))
-        less = self.before(two, one)
+        less = self.bind_comparison(two, one)
         for n, x in self.own.items():
             block.append(Store(x, (t, u), Apply("select", (less, two[n], one[n]), x.dtype)))
             block.append(Store(x, (t, u + 1), Apply("select", (less, one[n], two[n]), x.dtype)))
@@ -342,10 +352,19 @@ class _BlockSort(_SortedRuns):
         """Return one merge level: pairs of runs merged and cut to ``keep`` elements."""
         e, body = self.e, self.e.new_block()
         w, m = e.bind(Load(self.runs, ()), "w"), e.bind(Load(self.valid, ()), "m")
-        cut, twice = self.bind("eq", w, self.most, "t"), self.bind("mul", w, 2)
-        pairs = self.bind("div", m, twice)
-        rest = self.bind("min", self.bind("sub", m, self.bind("mul", pairs, twice)), w)
-        left = e.bind(Apply("select", (cut, self.bind("add", self.bind("mul", pairs, w), rest), m), "i64"), "n")
+        cut, twice = self.bind_integer_function("eq", w, self.most, "t"), self.bind_integer_function("mul", w, 2)
+        pairs = self.bind_integer_function("div", m, twice)
+        rest = self.bind_integer_function(
+            "min", self.bind_integer_function("sub", m, self.bind_integer_function("mul", pairs, twice)), w
+        )
+        left = e.bind(
+            Apply(
+                "select",
+                (cut, self.bind_integer_function("add", self.bind_integer_function("mul", pairs, w), rest), m),
+                "i64",
+            ),
+            "n",
+        )
         wide = e.bind(Apply("select", (cut, w, twice), "i64"), "n")
         side = sym("l", 0, levels) % 2
         inner = e.new_block()
@@ -355,20 +374,24 @@ class _BlockSort(_SortedRuns):
         return [*body, Store(self.valid, (), left), Store(self.runs, (), wide), Barrier()]
 
     def _merge_thread_elements(self, side: Dim, w: Var, m: Var, wide: Var, left: Var) -> None:
-        """Write a thread's elements of the merge of the pair of runs that contains its position."""
+        """Emit a thread's elements of the merge of the pair of runs that contains its position."""
         place = self.e.bind(IndexScalar(sym("t", 0, self.threads) * self.each))
-        within = self.bind("and", place, self.bind("sub", wide, 1))
-        pair = self.bind("mul", self.bind("div", self.bind("sub", place, within), wide), self.bind("mul", w, 2))
-        middle = self.bind("min", self.bind("add", pair, w), m)
-        end = self.bind("min", self.bind("add", middle, w), m)
+        within = self.bind_integer_function("and", place, self.bind_integer_function("sub", wide, 1))
+        pair = self.bind_integer_function(
+            "mul",
+            self.bind_integer_function("div", self.bind_integer_function("sub", place, within), wide),
+            self.bind_integer_function("mul", w, 2),
+        )
+        middle = self.bind_integer_function("min", self.bind_integer_function("add", pair, w), m)
+        end = self.bind_integer_function("min", self.bind_integer_function("add", middle, w), m)
 
-        def read(n: int, at: Dim) -> Scalar:
+        def read_element(n: int, at: Dim) -> Scalar:
             return Load(self.cells[n], (side, bank_padded_index(at)))
 
-        def write(u: int, values: dict[int, Scalar]) -> None:
+        def write_element(u: int, values: dict[int, Scalar]) -> None:
             at = bank_padded_index(sym("t", 0, self.threads) * self.each + u)
-            there = Apply("lt", (self.bind("add", place, u), left), "i1")
+            there = Apply("lt", (self.bind_integer_function("add", place, u), left), "i1")
             stores = tuple(Store(cell, (1 - side, at), values[n]) for n, cell in self.cells.items())
             self.e.block.append(If(there, stores))
 
-        self.merge(read, write, (pair, middle, end), within, self.each, self.wide)
+        self.append_merge(read_element, write_element, (pair, middle, end), within, self.each, self.wide)

@@ -20,11 +20,11 @@ from aotc.lowering.plans.gpu_sort import CountedRunPlan, comparator_operands
 
 def lower_counted_runs(b: RegionBuilder, plan: CountedRunPlan) -> Kernel:
     """Lower a GPU sort of rows by counting, for each element, the elements before it."""
-    return _CountingSort(b, plan).kernel()
+    return _CountingSort(b, plan).counting_sort_kernel()
 
 
 class _CountingSort:
-    """Emitter of the kernel for runs as long as the rows."""
+    """Emit the kernel for runs as long as the rows."""
 
     def __init__(self, b: RegionBuilder, plan: CountedRunPlan) -> None:
         self.b, self.e, self.width = b, b.elements(), plan.width
@@ -39,7 +39,7 @@ class _CountingSort:
         self.parts = Buffer(b.fresh("parts"), "i32", (self.warps, WARP), "shared")
         self.count = Buffer(b.fresh("count"), "i32", (self.threads,), "private")
 
-    def kernel(self) -> Kernel:
+    def counting_sort_kernel(self) -> Kernel:
         """Return the kernel that sorts rows by counting."""
         rows, blocks = product(self.lead), ceildiv(self.n, WARP)
         *self.head, block = delinearize(grid_item(rows * blocks), (*self.lead, blocks))
@@ -106,7 +106,7 @@ class _CountingSort:
         return self._compare_elements(others, own)
 
     def _precedes_on_either_side(self, own: Mapping[int, Scalar], k: Dim) -> Scalar:
-        """Bind the test that an element on either side comes before the own one."""
+        """Bind the test that the element ``k`` before or after a thread's own element precedes it."""
         others = self._load_other_elements(k)
         is_left = Apply("lt", (IndexScalar(k), IndexScalar(self.place)), "i1")
         sides = self._precedes_from_left(own, others), self._precedes_from_right(own, others)

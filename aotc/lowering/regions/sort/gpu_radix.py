@@ -49,12 +49,12 @@ DIGIT_BITS = 8
 
 def lower_digit_counts(b: RegionBuilder, plan: DigitCountPlan) -> Kernel:
     """Lower ``digit_counts``, the histogram step of a GPU radix sort."""
-    return _DigitCounts(b, "digit_counts", plan.threads).kernel(plan.adjacent)
+    return _DigitCounts(b, "digit_counts", plan.threads).digit_count_kernel(plan.adjacent)
 
 
 def lower_digit_sort(b: RegionBuilder, plan: DigitSortPlan) -> Kernel:
     """Lower ``digit_sort``, the scatter step of a GPU radix sort."""
-    return _DigitSort(b, "digit_sort", plan.threads).kernel()
+    return _DigitSort(b, "digit_sort", plan.threads).digit_count_kernel()
 
 
 def _u32_literal(value: int) -> Const:
@@ -62,7 +62,7 @@ def _u32_literal(value: int) -> Const:
 
 
 class _RadixDigits:
-    """Base of both emitters: the part of a block, its threads, the digit of an element."""
+    """Base of both radix emitters: a block's part of a row, its threads, and the digit of an element."""
 
     def __init__(self, b: RegionBuilder, name: str, threads: int) -> None:
         self.b, self.e, self.op, self.threads = b, b.elements(), b.region_root_op(name), threads
@@ -85,7 +85,7 @@ class _RadixDigits:
         """Return a loop over digits, distributed over threads."""
         return self.thread_loop([For("d", self.t, RADIX, tuple(block), step=self.threads)])
 
-    def digit(self, values: dict[int, Scalar]) -> Scalar:
+    def digit_of_element(self, values: dict[int, Scalar]) -> Scalar:
         """Return the radix digit of the element with ``values``."""
         region, attrs = self.op.regions[0], self.op.attrs
         nothing = Const(0, "i32")  # operand that the key does not depend on
@@ -96,10 +96,12 @@ class _RadixDigits:
         byte = Apply("and", (key, Const(RADIX - 1, key.dtype)), key.dtype)
         return self.e.bind(byte if byte.dtype == "u32" else Apply("convert", (byte,), "u32"))
 
-    def index(self, digit: Scalar) -> Dim:
+    def digit_as_index(self, digit: Scalar) -> Dim:
         return sym(self.e.bind(Apply("convert", (digit,), "i64"), "n").name, 0, RADIX)
 
-    def read_all(self, place: Callable[[Dim], Dim], read: Callable[[Dim, Dim], None], none: Sequence[Stmt]) -> For:
+    def read_thread_elements(
+        self, place: Callable[[Dim], Dim], read: Callable[[Dim, Dim], None], none: Sequence[Stmt]
+    ) -> For:
         """Return the loop that reads the elements of all threads; in a whole part, a thread issues its loads together.
 
         ``read(u, place)`` stores element ``u`` of a thread. ``none``, statements of a loop over :attr:`u`, replaces it
@@ -120,25 +122,27 @@ class _RadixDigits:
 
 
 class _DigitCounts(_RadixDigits):
-    """Emitter of the kernel that counts; beyond the last element the digit is ``RADIX``, which is not written."""
+    """Emit the kernel that counts digits; beyond the last element the digit is ``RADIX``, which is not counted."""
 
-    def kernel(self, adjacent: int) -> Kernel:
+    def digit_count_kernel(self, adjacent: int) -> Kernel:
         """Return the kernel; one access of a thread loads ``adjacent`` elements."""
         (out,) = self.b.outputs
         held = Buffer(self.b.fresh("held"), "i32", (RADIX + 1,), "shared")
         own = Buffer(self.b.fresh("own"), "u32", (self.threads, self.each), "private")
 
-        def place(u: Dim) -> Dim:
+        def element_position(u: Dim) -> Dim:
             return u // adjacent * (adjacent * self.threads) + self.t * adjacent + mod(u, adjacent)
 
-        def read(u: Dim, at: Dim) -> None:
+        def count_digit(u: Dim, at: Dim) -> None:
             values: dict[int, Scalar] = {
                 k: self.e.bind(self.e.at(self.op.operands[k], (*self.head, at))) for k in self.read
             }
-            digit = self.digit(values)
+            digit = self.digit_of_element(values)
             self.e.block.append(Store(own, (self.t, u), digit))
 
-        reads = self.read_all(place, read, [Store(own, (self.t, self.u), Const(RADIX, "u32"))])
+        reads = self.read_thread_elements(
+            element_position, count_digit, [Store(own, (self.t, self.u), Const(RADIX, "u32"))]
+        )
         block = self.e.new_block()
         word = Apply("convert", (Load(own, (self.t, self.u)),), "i64")
         found = sym(self.e.bind(word, "n").name, 0, RADIX + 1)
@@ -151,7 +155,7 @@ class _DigitCounts(_RadixDigits):
 
 
 class _DigitSort(_RadixDigits):
-    """Emitter of the kernel that orders; elements beyond the last one have the largest digit, and come last."""
+    """Emit the kernel that orders a part; elements beyond the last one get the largest digit and come last."""
 
     def __init__(self, b: RegionBuilder, name: str, threads: int) -> None:
         super().__init__(b, name, threads)
@@ -173,7 +177,7 @@ class _DigitSort(_RadixDigits):
     def warp(self) -> Dim:
         return self.t // WARP
 
-    def kernel(self) -> Kernel:
+    def digit_count_kernel(self) -> Kernel:
         """Return the kernel of one radix sort pass: rank in warps, prefix sums, scatter."""
         own = [*self.own.values(), *self.digits, *self.same, self.rank]
         shared = [*self.cells.values(), self.counts, *self.sums, self.offset]
@@ -198,43 +202,44 @@ class _DigitSort(_RadixDigits):
         return self.warp * (WARP * self.each) + u * WARP + mod(self.t, WARP)
 
     def _read_part(self) -> For:
-        def read(u: Dim, at: Dim) -> None:
+        def read_element(u: Dim, at: Dim) -> None:
             for k, own in self.own.items():
                 value = self.e.at(self.op.operands[k], (*self.head, at))
                 self.e.block.append(Store(own, (self.t, u), value))
 
         none = [Store(own, (self.t, self.u), constant_scalar(0, own.dtype)) for own in self.own.values()]
-        return self.read_all(self._position_in_part, read, none)
+        return self.read_thread_elements(self._position_in_part, read_element, none)
 
     def _find_digits(self) -> For:
+        """Return the loop that computes the digits of a thread's elements."""
         block: list[Stmt] = []
         for u, to in enumerate(self.digits):
             self.e.enter(block)
-            digit = self.digit({k: self.e.bind(Load(self.own[k], (self.t, u))) for k in self.read})
+            digit = self.digit_of_element({k: self.e.bind(Load(self.own[k], (self.t, u))) for k in self.read})
             for test in test_index(self.begin + self._position_in_part(u), self.n, "lt"):
                 digit = Apply("select", (test, digit, _u32_literal(RADIX - 1)), "u32")
             block.append(Store(to, (self.t,), digit))
         return self.thread_loop(block)
 
     def _rank_in_warps(self) -> list[Stmt]:
-        """Return the count of a warp's elements with each digit so far; the first thread with a digit updates it."""
+        """Return statements that count, per digit, a warp's elements so far; a digit's first thread updates it."""
         steps: list[Stmt] = []
         for u, (digit, same) in enumerate(zip(self.digits, self.same, strict=True)):
             first = self.e.new_block()
             all_, before = self._count_equal_digits_in_warp(same)
-            cell = (self.warp, self.index(Load(digit, (self.t,))))
+            cell = (self.warp, self.digit_as_index(Load(digit, (self.t,))))
             is_first = Apply("eq", (before, _u32_literal(0)), "i1")
             first.append(If(is_first, (Store(self.counts, cell, all_, "add"),)))
             block = self.e.new_block()
             all_, before = self._count_equal_digits_in_warp(same)
-            cell = (self.warp, self.index(Load(digit, (self.t,))))
+            cell = (self.warp, self.digit_as_index(Load(digit, (self.t,))))
             behind = Apply("sub", (Load(self.counts, cell), all_), "u32")
             block.append(Store(self.rank, (self.t, u), Apply("add", (behind, before), "u32")))
             steps += [self.thread_loop(first), Barrier(warp=True), self.thread_loop(block), Barrier(warp=True)]
         return steps
 
     def _count_equal_digits_in_warp(self, same: Buffer) -> tuple[Scalar, Scalar]:
-        """Bind the number of threads of a warp with the own digit, and the number before the own thread."""
+        """Bind the number of a warp's threads with the same digit, and the number of these before the thread."""
         votes = self.e.bind(Load(same, (self.t,)))
         lower = Apply(
             "sub",
@@ -245,7 +250,7 @@ class _DigitSort(_RadixDigits):
         return self.e.bind(Apply("popcnt", (votes,), "u32")), self.e.bind(Apply("popcnt", (before,), "u32"))
 
     def _sum_warps(self) -> For:
-        """Return the prefix sums of counts over warps, and the totals of each digit in the part and in the row."""
+        """Return the prefix sums of a digit's counts over warps, and its totals in the part and in the row."""
         total = Buffer(self.b.fresh("total"), "u32", (), "private")
         w = sym("w", 0, self.threads // WARP)
         block = self.e.new_block()
@@ -281,7 +286,7 @@ class _DigitSort(_RadixDigits):
         return steps
 
     def _digit_offsets(self) -> For:
-        """Return each digit's offset: its position in the row less that in the part, which warp counts include."""
+        """Return the loop that computes each digit's offset: its position in the row less its position in the part."""
         sums, start = self.sums[DIGIT_BITS % 2], Buffer(self.b.fresh("start"), "u32", (2,), "private")
         w = sym("w", 0, self.threads // WARP)
         cell = (w, self.d)
@@ -302,7 +307,7 @@ class _DigitSort(_RadixDigits):
     def _sorted_place_in_part(self) -> For:
         block = self.e.new_block()
         for u, digit in enumerate(self.digits):
-            count = Load(self.counts, (self.warp, self.index(Load(digit, (self.t,)))))
+            count = Load(self.counts, (self.warp, self.digit_as_index(Load(digit, (self.t,)))))
             place = Apply("convert", (Apply("add", (count, Load(self.rank, (self.t, u))), "u32"),), "i64")
             at = sym(self.e.bind(place, "n").name, 0, self.part)
             block += [Store(self.cells[k], (at,), Load(own, (self.t, u))) for k, own in self.own.items()]
@@ -316,7 +321,9 @@ class _DigitSort(_RadixDigits):
             at = self.t + u * self.threads
             inner = self.e.new_block()
             values: dict[int, Scalar] = {k: self.e.bind(Load(cell, (at,))) for k, cell in self.cells.items()}
-            offset = Apply("convert", (Load(self.offset, (self.index(self.digit(values)),)),), "i64")
+            offset = Apply(
+                "convert", (Load(self.offset, (self.digit_as_index(self.digit_of_element(values)),)),), "i64"
+            )
             place = sym(self.e.bind(Apply("add", (offset, IndexScalar(at)), "i64"), "n").name, 0, self.n)
             pairs = [(out, values[k]) for k, out in enumerate(self.outputs) if out is not None]
             inner += [Store(out, (*self.head, place), x) for out, x in pairs]

@@ -38,15 +38,15 @@ def lower_selection(b: RegionBuilder, plan: SelectionPlan) -> Kernel:
     (x,) = op.operands
     rows, place = rows_along_dim(x.type.shape, x.type.rank - 1)
     gathered = _TopKCandidates(b, op, place, plan)
-    body = gathered.allocate()
+    body = gathered.allocate_candidates()
     blocks = _TestedBlocks(gathered.e, x, place, gathered.limit, plan)
-    some = blocks.loop(gathered.take, gathered.open, gathered.cut)
-    body += [*_if_k_is_positive(gathered.top, *some), *gathered.give()]
+    some = blocks.loop_over_blocks(gathered.add_candidate, gathered.open, gathered.cut_to_largest)
+    body += [*_if_k_is_positive(gathered.top, *some), *gathered.store_largest()]
     return b.grid(rows, body, product(x.type.shape) * TOP_K_WORK.value)
 
 
 class _TopKCandidates:
-    """Emitter of the buffer of candidates: with room for k elements, some spare ones and one block."""
+    """Emit the buffer of candidates: with room for k elements, some spare ones and one block."""
 
     def __init__(self, b: RegionBuilder, op: Op, place: Place, plan: SelectionPlan) -> None:
         self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
@@ -63,13 +63,13 @@ class _TopKCandidates:
         self.fill, self.has_limit = Buffer("fill", "i64", (), "private"), Buffer("cut", "i1", (), "private")
         self.open = Apply("not", (Load(self.has_limit, ()),), "i1")
 
-    def allocate(self) -> list[Stmt]:
+    def allocate_candidates(self) -> list[Stmt]:
         """Return the allocations of the candidate buffer, with initial values."""
         made: list[Stmt] = [Alloc(buffer) for buffer in (*self.runs, self.limit, self.fill, self.has_limit)]
         made += [Store(self.fill, (), i64_literal(0)), Store(self.has_limit, (), Const(False, "i1"))]
-        return [*made, Store(self.limit, (), Const(0, self.limit.dtype)), *self.radix.allocate()]
+        return [*made, Store(self.limit, (), Const(0, self.limit.dtype)), *self.radix.allocate_buffers()]
 
-    def take(self, i: Dim) -> list[Stmt]:
+    def add_candidate(self, i: Dim) -> list[Stmt]:
         """Return the statements that add element ``i`` to the buffer if it is above the limit."""
         e = self.e
         each = e.new_block()
@@ -79,11 +79,11 @@ class _TopKCandidates:
         at = e.bind(Load(self.fill, ()), "n")
         to = (sym(at.name, 0, self.room),)
         parts: tuple[Scalar, ...] = (value, IndexScalar(i, "i32"))
-        taken += [Store(row, to, part) for row, part in zip(self.radix.row(), parts)]
+        taken += [Store(row, to, part) for row, part in zip(self.radix.select_row_buffers(), parts)]
         taken.append(Store(self.fill, (), Apply("add", (at, i64_literal(1)), "i64")))
         return [*each, If(Apply("or", (self.open, larger), "i1"), tuple(taken))]
 
-    def cut(self, j: Dim, blocks: Dim) -> list[Stmt]:
+    def cut_to_largest(self, j: Dim, blocks: Dim) -> list[Stmt]:
         """Return the statements that sort the buffer and keep the k largest when it is full or the row ends."""
         e = self.e
         each = e.new_block()
@@ -92,25 +92,25 @@ class _TopKCandidates:
         is_last = Apply("eq", (IndexScalar(j), IndexScalar(blocks)), "i1")
         n = sym(count.name, 0, self.room + 1)
         ordered = e.new_block()
-        row = self.radix.row()
-        ordered += self.radix.sort(lambda k: [Load(buffer, (k,)) for buffer in row], n)
+        row = self.radix.select_row_buffers()
+        ordered += self.radix.sort_statements(lambda k: [Load(buffer, (k,)) for buffer in row], n)
         e.enter(ordered)
-        least = unsigned_key(e, e.bind(Load(self.radix.row()[0], (self.top - 1,))))
+        least = unsigned_key(e, e.bind(Load(self.radix.select_row_buffers()[0], (self.top - 1,))))
         ordered += [Store(self.limit, (), least), Store(self.has_limit, (), Const(True, "i1"))]
         ordered.append(Store(self.fill, (), IndexScalar(minimum(self.top, n))))
         return [*each, If(Apply("or", (is_full, is_last), "i1"), tuple(ordered))]
 
-    def give(self) -> list[Stmt]:
+    def store_largest(self) -> list[Stmt]:
         """Return the statements that store the k largest elements and their indices."""
         block = self.e.new_block()
         k = sym("k", 0, self.top)
-        pairs = [(out, row) for out, row in zip(self.outputs, self.radix.row()) if out is not None]
+        pairs = [(out, row) for out, row in zip(self.outputs, self.radix.select_row_buffers()) if out is not None]
         return [*block, For("k", 0, self.top, tuple(Store(out, self.place(k), Load(row, (k,))) for out, row in pairs))]
 
 
 @dataclass(frozen=True, slots=True)
 class _TestedBlocks:
-    """Emitter of a loop over blocks of a row, each with a test of whether any element is above ``limit``."""
+    """Emit a loop over blocks of a row, each with a test for elements above ``limit``."""
 
     e: Elements
     x: Value
@@ -118,7 +118,7 @@ class _TestedBlocks:
     limit: Buffer
     plan: InsertionPlan | SelectionPlan
 
-    def loop(
+    def loop_over_blocks(
         self, take: Callable[[Dim], list[Stmt]], always: Scalar, end: Callable[[Dim, Dim], list[Stmt]] | None = None
     ) -> list[Stmt]:
         """Return the loops over blocks of elements; ``take`` handles blocks with an element above the limit.
@@ -142,7 +142,7 @@ class _TestedBlocks:
         return [Alloc(larger), For("j", 0, iterations, tuple(block))]
 
     def _any_above_limit(self, begin: Dim, larger: Buffer) -> list[Stmt]:
-        """Return the test of whether any element of a block is above the limit.
+        """Return the statements that test a block for an element above the limit.
 
         If the row is shorter than a block, or of unknown length, an incomplete block is taken without a test.
         """
@@ -172,12 +172,16 @@ def lower_insertion(b: RegionBuilder, plan: InsertionPlan) -> Kernel:
     if top == 0:
         return b.grid(rows, [], 0)
     largest = _TopKByInsertion(b, op, place)
-    body = _TestedBlocks(largest.e, x, place, largest.limit, plan).loop(largest.insert_if_large, largest.has_room)
-    return b.grid(rows, [*largest.allocate(), *_if_k_is_positive(top, *body)], product(x.type.shape) * TOP_K_WORK.value)
+    body = _TestedBlocks(largest.e, x, place, largest.limit, plan).loop_over_blocks(
+        largest.insert_if_large, largest.has_room
+    )
+    return b.grid(
+        rows, [*largest.allocate_largest(), *_if_k_is_positive(top, *body)], product(x.type.shape) * TOP_K_WORK.value
+    )
 
 
 class _TopKByInsertion:
-    """Emitter of the ordered list of the largest elements of a row so far, in the memory of the results."""
+    """Emit the ordered list of a row's largest elements so far, in the memory of the results."""
 
     def __init__(self, b: RegionBuilder, op: Op, place: Place) -> None:
         self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
@@ -187,7 +191,7 @@ class _TopKByInsertion:
         self.limit = Buffer("limit", key, (), "private")
         self.has_room = Apply("lt", (Load(self.fill, ()), IndexScalar(self.top)), "i1")
 
-    def allocate(self) -> list[Stmt]:
+    def allocate_largest(self) -> list[Stmt]:
         """Return the allocations of the k largest elements so far, with initial values."""
         made: list[Stmt] = [Alloc(buffer) for buffer in (self.hole, self.fill, self.limit)]
         made += [Store(self.fill, (), i64_literal(0)), Store(self.limit, (), Const(0, self.limit.dtype))]
@@ -241,7 +245,7 @@ class _TopKByInsertion:
         return While(tuple(test), moves, tuple(shift))
 
     def _element_precedes(self, key: Scalar, i: Dim, other: Scalar, at: Dim) -> Scalar:
-        """Return True at run time if element ``i`` comes before the element of key ``other`` at position ``at``."""
+        """Return a scalar that is True at run time if element ``i`` precedes the element of key ``other`` at ``at``."""
         larger = Apply("gt", (key, other), "i1")
         if self.numbers is None:  # equal values are identical
             return larger
@@ -249,7 +253,7 @@ class _TopKByInsertion:
         return Apply("or", (larger, Apply("and", (Apply("eq", (key, other), "i1"), earlier), "i1")), "i1")
 
     def _largest_key(self, at: Dim) -> Scalar:
-        """Return the key of one of the largest; a value follows from its index."""
+        """Return the key of the list's element at position ``at``, loaded by its index."""
         e = self.e
         if self.values is not None:
             return unsigned_key(e, e.bind(Load(self.values, self.place(at))))
@@ -258,7 +262,7 @@ class _TopKByInsertion:
         return unsigned_key(e, e.bind(e.at(self.x, self.place(sym(number.name, 0, self.x.type.shape[-1])))))
 
     def _free_position(self) -> tuple[Var, Dim]:
-        """Bind the free position, and the position before it (or 0)."""
+        """Bind the list's first free position; return it and the position before it, at least 0."""
         e = self.e
         q = e.bind(Load(self.hole, ()), "n")
         less = Apply("max", (Apply("sub", (q, i64_literal(1)), "i64"), i64_literal(0)), "i64")
