@@ -70,7 +70,7 @@ class _ConstantFolder:
         if len(op.results) != 1 or size_of(op.result.type.dtype) <= min(size_of(v.type.dtype) for v in op.operands):
             return False
         size = int(np.prod(_static_shape_of(op.result), dtype=np.int64)) * size_of(op.result.type.dtype)
-        return not FOLDED_BYTES.holds(size) and self.wider_weights.are_weights_computed(op.result, op.operands)
+        return not FOLDED_BYTES.holds(size) and self.wider_weights.is_computed_by_readers(op.result, op.operands)
 
 
 def _fold_op(op: Op, b: Builder, is_left: Callable[[Op, Builder], bool]) -> Sequence[Value] | None:

@@ -142,7 +142,7 @@ class _WeightSplit:
         size = estimated_bytes(v)
         if op.name == "broadcast":
             return FOLDED_BROADCAST.holds(size) or size <= estimated_bytes(op.operands[0])
-        if not FOLDED_BYTES.holds(size) and self.wider.are_weights_computed(v, self.roots[v]):
+        if not FOLDED_BYTES.holds(size) and self.wider.is_computed_by_readers(v, self.roots[v]):
             return False
         growth = -(-size // max(sum(map(estimated_bytes, self.roots[v])), 1))
         return FOLDED_BYTES.holds(size) or FOLDED_GROWTH.holds(growth)

@@ -104,7 +104,7 @@ BESIDE_PIXELS = BlockSize(
 
 
 def _pixels_at_once(b: RegionBuilder) -> int:
-    """Return how many pixels of a row are computed at a time: a divisor of their number, or 1 with few weights."""
+    """Return the number of pixels of a row computed together: a divisor of their number, or 1 with few weights."""
     pixels, taps = b.shape[-2], static(product(b.root.operands[1].type.shape[:-1]))
     if not isinstance(pixels, int) or taps <= b.target.registers * HELD_WEIGHTS.value // 32:
         return 1

@@ -58,7 +58,7 @@ def plan_columns(b: RegionBuilder, kept: Sequence[int], reduced: Sequence[int]) 
     terms = _terms_added_at_once(b, rows, len(ops), b.shape[reduced[-1]])
     if not light or (rows == 1 and NARROW_CPU_COLUMNS.holds(width)):
         terms = 1
-    streams = tuple(b.inputs.index(x) for x in reads.streams([*reduced, kept[-1]])) if terms > 1 else ()
+    streams = tuple(b.inputs.index(x) for x in reads.prefetched_buffers([*reduced, kept[-1]])) if terms > 1 else ()
     return ColumnPlan(tuple(kept), tuple(reduced), together, width, terms, streams)
 
 

@@ -25,7 +25,7 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """The partition of the rows of one matmul: ``tiles`` tiles, the first ``tall`` one row higher than ``height``.
+    """Partition of a matmul's rows into ``tiles`` tiles; the first ``tall`` are one row higher than ``height``.
 
     ``ragged`` is the symbolic number of rows if it is not known. Then every tile has ``height`` rows except the last,
     which has the remainder.
@@ -37,11 +37,11 @@ class RowTiles:
     ragged: Dim | None = None
 
     @property
-    def most(self) -> int:
+    def max_rows(self) -> int:
         """Return the largest number of rows of a tile."""
         return self.height + (self.tall != 0)
 
-    def start(self, tile: Dim) -> Dim:
+    def first_row(self, tile: Dim) -> Dim:
         """Return the first row of a tile."""
         return tile * self.height + (minimum(tile, self.tall) if self.tall != 0 else 0)
 
@@ -135,9 +135,9 @@ def _plan_tiles(b: RegionBuilder, op: Op, p: TiledProduct) -> RegisterTilePlan:
     row_block, panel_block = _tiles_per_item(b.target, p, rows)
     pitch = 0
     if matrix and op.name == "packed_matmul" and not op.attrs["lhs_transposed"]:
-        pitch = _copied_pitch(b.target, p, rows.most, panel_block)
+        pitch = _copied_pitch(b.target, p, rows.max_rows, panel_block)
     direct = only and p.is_whole
-    by_columns = not direct and rows.most > 1 and _stores_columns(b, p, rows)
+    by_columns = not direct and rows.max_rows > 1 and _stores_columns(b, p, rows)
     if op.name == "matmul" and copies_panels(p.m, p.n, p.k):
         return CopiedPanelPlan(
             rows.height, rows.tall, COPY_READERS.value * row_block, panel_block, direct, by_columns=by_columns,
@@ -173,14 +173,14 @@ def _stores_columns(b: RegionBuilder, p: TiledProduct, rows: RowTiles) -> bool:
                 o0[c + 32*q, r + 14*t] = tile0[r, c]
     """
     e = b.trial_elements()
-    r, c = sym("r", 0, rows.most), sym("c", 0, p.cols)
+    r, c = sym("r", 0, rows.max_rows), sym("c", 0, p.cols)
     tile = sym("t", 0, rows.tiles) if rows.tiles != 1 else 0
     panel = sym("q", 0, p.panels) if p.panels != 1 else 0
     outer = tuple(delinearize(grid_item(product(p.outer)), p.outer))
     block = e.new_block()
-    tile_of_sums = Buffer("tile", p.form.out, (rows.most, p.cols), "private")
+    tile_of_sums = Buffer("tile", p.form.out, (rows.max_rows, p.cols), "private")
     e.anchor(b.root.result, provide_scalar(Load(tile_of_sums, (r, c))))
-    store_results(b, e, p.place(outer, rows.start(tile) + r, panel * p.cols + c))
+    store_results(b, e, p.place(outer, rows.first_row(tile) + r, panel * p.cols + c))
     stores = [s for s in block if isinstance(s, Store)]
     return bool(stores) and all(_is_store_along_rows(s) for s in stores)
 
@@ -218,7 +218,7 @@ WHOLE_FLOPS = Limit(
 
 
 def _tiles_per_item(target: Target, p: TiledProduct, rows: RowTiles) -> tuple[int, int]:
-    """Return (row tiles, panels) per item: enough work to be worth a claim, few enough for all threads."""
+    """Return the row tiles and panels of a grid item: enough work for a claim, few enough for all threads."""
     k = dim_or(p.k, UNKNOWN_TERMS.value)
     tile_flops = 2 * k * (rows.height + 1) * p.cols
     extents = (rows.tiles, p.panels, product(p.outer))

@@ -129,9 +129,9 @@ def _plan_transposed(b: RegionBuilder, kept: list[int], reduced: list[int]) -> C
     """
     near = _contiguous_read_axis(b, kept)
     if near in kept:
-        return plan_columns(b, _axes_with_last(near, kept), reduced)
+        return plan_columns(b, _move_axis_to_end(near, kept), reduced)
     if near is not None:
-        return _plan_reduction_of_rows(b, kept, _axes_with_last(near, reduced))
+        return _plan_reduction_of_rows(b, kept, _move_axis_to_end(near, reduced))
     if kept and kept[-1] > max(reduced):
         return None
     return _plan_transposed_rows(b, kept, reduced)
@@ -147,7 +147,7 @@ def _contiguous_read_axis(b: RegionBuilder, kept: Sequence[int]) -> int | None:
     return near if near in kept or all(map(combiner_op_name, loops[0].ops)) else None
 
 
-def _axes_with_last(axis: int | None, axes: Sequence[int]) -> list[int]:
+def _move_axis_to_end(axis: int | None, axes: Sequence[int]) -> list[int]:
     return sorted(axes, key=lambda k: k == axis)
 
 
@@ -219,7 +219,7 @@ def _plan_row_blocks(b: RegionBuilder, kept: list[int], reduced: list[int]) -> R
     together = reads.short_constant_axes(kept, reduced)
     sums = static(product(b.shape[k] for k in together)) * len(ops)
     large = [k for k in kept if k not in together and not FEW_BLOCK_ROWS.holds(b.shape[k])]
-    block = next((k for k in reversed(large) if reads.share(k, reduced)), None)
+    block = next((k for k in reversed(large) if reads.can_share_along(k, reduced)), None)
     if block is None or (sums == 1 and reads.size < size_of("f32")):
         return None  # one row of short floats at a time is faster
     at_once = max(min(BLOCK_ROWS.value, COLUMN_TERMS.value * min(target.registers, 32) // 32 // sums), 1)
@@ -244,7 +244,7 @@ def _prefetched_operands(
     short = isinstance(length, int) and length * reads.size <= FETCHED_BYTES.value
     if UNFETCHED_COLUMNS.holds(sums) or short or not floats:
         return ()
-    return tuple(b.inputs.index(x) for x in reads.streams(wide))
+    return tuple(b.inputs.index(x) for x in reads.prefetched_buffers(wide))
 
 
 def _rows_per_item(length: Dim, extent: Dim, others: Dim, least: int, at_once: int) -> int:
@@ -284,6 +284,7 @@ LIGHT_NUMBERS = Limit(
 
 
 def _plan_single_rows(b: RegionBuilder, kept: list[int], reduced: list[int]) -> RowPlan:
+    """Return the plan that reduces row by row: stored values, rows per item and rows per vector."""
     stages = b.row_stages()
     unrolled = _is_reduction_unrolled(b, stages)
     inner = merged_axes(b, reduced, row_trial(b, stages))
@@ -330,6 +331,7 @@ def _rows_per_scalar_vector(b: RegionBuilder, stages: RowStages, tail: Sequence[
 
 
 def _plan_transposed_rows(b: RegionBuilder, kept: list[int], reduced: list[int]) -> TransposedRowPlan | None:
+    """Return the plan that transposes some neighbouring rows first, or None if no operand is strided along rows."""
     stages = b.row_stages()
     trial = row_trial(b, stages)
     inner = merged_axes(b, reduced, trial)

@@ -173,7 +173,7 @@ def _is_vectorized(b: RegionBuilder, op: Op, blocks: Dim) -> bool:
 
 
 def first_tested_element(n: Dim, begin: Dim, size: int) -> Dim:
-    """Return the first element that the vectorized top-k test of a block compares.
+    """Return the first element that the vectorized test of a block of ``top_k`` compares.
 
     The test of the last block begins before it, so that all tests have the same size.
     """

@@ -21,7 +21,7 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class TransposedLoopPlan(RegionPlan):
-    """Plan of blocks: ``height`` iterations of ``axes[-2]``, the last grid loop, by ``width`` of the innermost loop.
+    """Plan of blocks of ``height`` iterations of ``axes[-2]``, the last grid loop, by ``width`` of the innermost loop.
 
     The blocks of a tile of ``rows`` by ``columns`` run one after the other; an item has ``tiles`` adjacent tiles.
     ``is_copied`` is True if operands are transposed into thread-local memory first; a region that only copies does not
@@ -102,5 +102,5 @@ def transposed_line_length(extent: int, line: int) -> int:
 
 
 def equal_parts(extent: Dim, part: int, most: int) -> int:
-    """Return the largest multiple of ``part`` up to ``most`` that divides ``extent``; else ``part``."""
+    """Return the largest multiple of ``part`` up to ``most`` that divides ``extent``; without any, ``part``."""
     return next((n for n in range(most // part * part, part, -part) if extent % n == 0), part)

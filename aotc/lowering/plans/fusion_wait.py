@@ -23,7 +23,7 @@ from aotc.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class RegionShare:
-    """The nanoseconds of a region on one worker, and the number of workers that its grid items can occupy."""
+    """Time of a region in nanoseconds on one worker, and the number of workers that its grid items can occupy."""
 
     nanoseconds: float
     workers: int
@@ -57,7 +57,7 @@ def _estimated_grid_items(anchors: Anchors | None, kind: str) -> int:
 
 
 def refuses_to_wait(op: Op, own: RegionShare, others: Iterable[RegionShare], target: Target) -> str:
-    """Return why a region should not fuse ``op`` (it would delay parallel work), or an empty string.
+    """Return the reason why a region should not fuse ``op`` and delay parallel work, or an empty string.
 
     Fusion saves a launch, its synchronization, and the write and read of the result of ``op``. Waiting costs the
     time of ``own`` after ``others``, less the time of all of them side by side. The op is fused unless that is more

@@ -22,7 +22,7 @@ class ColumnScanPlan(RegionPlan):
     each: int
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shared_buffer_shape(self) -> tuple[int, int, int]:
         """Return the shape of the shared buffer for the threads' last results, of this chunk and the previous one."""
         return 2, self.groups, self.width
 

@@ -127,6 +127,7 @@ def lane_to_element_indices(
 
 
 def _thread_order_of_axes(b: RegionBuilder, merged: Sequence[NestAxis], emit: Emit, lanes: int) -> str:
+    """Return the order of a thread's elements: ``neighbours`` for vector accesses, else ``outermost`` or ``apart``."""
     extents = [a.extent for a in merged]
     items = -(-product(extents) // lanes)
     lane = sym("u", 0, lanes)
@@ -239,7 +240,7 @@ TURNED_BYTES = BlockSize(
 
 
 def _tile_edge(extent: Dim, size: int) -> int:
-    """Return the edge of a tile along an axis: a power of two, not longer than the axis needs."""
+    """Return the edge of a tile along an axis of ``extent`` elements: a power of two, at most ``size``."""
     most = TURNED_EDGE.value
     while most * most * size > TURNED_BYTES.value:
         most //= 2

@@ -293,7 +293,7 @@ def _tile_columns(tiling: Tiling) -> int:
 
 
 def _template_group(tiling: Tiling) -> Template:
-    """Return the group of templates within which tiles differ only in their edges."""
+    """Return the template without its tile edges: tilings of one group differ only in these."""
     return replace(tiling.template, ping_pong=False) if isinstance(tiling.template, Wgmma) else tiling.template
 
 
@@ -376,11 +376,11 @@ def split_k_parts(
     most = k // PART_TERMS.value
     possible = [p for p in range(2, most + 1) if k % (p * 64) == 0 and PART_BYTES.holds(size * p * m * n)]
 
-    def time(parts: int) -> float:
+    def nanoseconds_of_parts(parts: int) -> float:
         adding = ADD_PARTS.value + size * (parts + 1) * m * n / PRODUCT_MEMORY.value if parts > 1 else 0
         return adding + min(_products_nanoseconds(m, n, k // parts, parts, operands, row, taps) for row in rows)
 
-    return min((1, *possible), key=time)
+    return min((1, *possible), key=nanoseconds_of_parts)
 
 
 def is_faster_transposed(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
@@ -401,7 +401,7 @@ def is_faster_transposed(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
 
 
 def matmul_nanoseconds(product: LoopProduct, row: TileRate, window: Window | None = None, concurrent: int = 1) -> float:
-    """Return the modelled nanoseconds of ``concurrent`` equal matmuls that share the GPU, by the tiling of ``row``."""
+    """Return the modelled nanoseconds of ``concurrent`` equal matmuls on a GPU by the tiling of ``row``."""
     m, n, k, count = (_assumed_extent(extent) for _, extent in (product.row, product.col, product.k, product.batch))
     taps = 1 if window is None else prod(window.taps)
     return _products_nanoseconds(m, n, k, count * concurrent, product.operands, row, taps, _epilogue_cost(product))

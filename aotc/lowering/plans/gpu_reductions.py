@@ -100,7 +100,7 @@ def plan_gpu_reduction(b: RegionBuilder) -> GroupRowPlan | ThreadRowPlan | GpuCo
 
 
 def _plan_group_rows(b: RegionBuilder, kept: list[int], reduced: list[int], group: RowGroup) -> GroupRowPlan:
-    """Keep expensive and multiply-read values in registers, within the register budget."""
+    """Return the plan of a group of threads per row; expensive or repeatedly read values stay in registers."""
     stages = b.row_stages()
     inner = merged_axes(b, reduced, row_trial(b, stages))
     axes, values = (tuple(kept), tuple(reduced)), values_between_loops(stages, b.target)
@@ -159,7 +159,7 @@ def _registers_of_dtype(dtype: str) -> int:
 
 
 def _reserve_row_registers(live: list[int], loops: Sequence[int], words: int, most: int) -> bool:
-    """Reserve registers from the first of some loops up to the last, if all have enough left; return True if so."""
+    """Reserve ``words`` registers between the first and the last of ``loops``; return False if too few are left."""
     span = range(min(loops), max(loops))
     if any(live[n] + words > most for n in span):
         return False

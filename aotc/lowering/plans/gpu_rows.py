@@ -81,7 +81,7 @@ def row_group(stages: RowStages, target: Target) -> RowGroup:
 
 
 def shared_bytes(plan: RowGroup, stages: RowStages) -> int:
-    """Return the bytes of shared memory of a block: one partial result per warp, if several warps share a row."""
+    """Return the bytes of a block's shared memory: one partial result per warp, if several warps share a row."""
     if plan.group <= WARP:
         return 0
     sizes = (size_of(v.type.dtype) for loop in stages.loops for op in loop.ops for v in op.results)

@@ -27,7 +27,7 @@ class RowScanPlan(RegionPlan):
     each: int
 
     @property
-    def shapes(self) -> tuple[tuple[int], ...]:
+    def shared_buffer_shapes(self) -> tuple[tuple[int], ...]:
         """Return the shapes of the shared buffers: the elements, the last results of threads twice, the total."""
         size = self.threads * self.each
         return (size + size // BANKS,), (self.threads,), (self.threads,), (1,)
@@ -39,7 +39,7 @@ def plan_gpu_scan(b: RegionBuilder) -> RowScanPlan | ColumnScanPlan | ChunkScanP
     scan = scan_of(op)
     assert scan is not None
     columns = plan_column_scan(op, scan)
-    if columns is not None and _shared_buffer_bytes(op, [columns.shape]) <= b.target.shared:
+    if columns is not None and _shared_buffer_bytes(op, [columns.shared_buffer_shape]) <= b.target.shared:
         return columns
     rows = _plan_block_row_scan(b, op, scan) if product(b.shape[scan.dim + 1 :]) == 1 else None
     return rows or plan_chunks(op, lanes=1)
@@ -68,7 +68,7 @@ def _plan_block_row_scan(b: RegionBuilder, op: Op, scan: Scan) -> RowScanPlan | 
         threads //= 2
     while threads > 1:
         plan = RowScanPlan(threads, each)
-        if _shared_buffer_bytes(op, plan.shapes) <= b.target.shared:
+        if _shared_buffer_bytes(op, plan.shared_buffer_shapes) <= b.target.shared:
             return plan
         threads //= 2
     return None

@@ -23,7 +23,7 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class RowForm:
-    """Decision about one long row.
+    """Decision to split one long row, or not.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class RowForm:
 
 
 def long_row_splits(region: Region, target: Target) -> Iterator[RowForm]:
-    """Yield the split decision for each long row reduced in ``region``, without nested regions.
+    """Yield the decision to split or not for each long row reduced in ``region``, without nested regions.
 
     A row is long if its two reductions do not fit the fast memory of a worker, or if there are too few rows for all
     workers.
@@ -70,7 +70,7 @@ LEAST_PART = BlockSize(
 
 
 def _long_row_split(row: LongRow, target: Target) -> RowForm | None:
-    """Return the split decision for a long row, or None if it fits the cache and rows occupy all workers.
+    """Return the decision to split a long row; None if the row fits the cache and rows occupy all workers.
 
     Parts pay if they save a read of the row from memory or occupy idle workers. They cost a second ``exp`` of each
     element if its result is also read by another op: the exponential was taken with the maximum of the part.

@@ -44,16 +44,16 @@ NEAR_BYTES = Limit(
 
 
 class ReductionReads:
-    """The reads of operands by the reductions ``ops`` of a region."""
+    """Analysis of the operand loads of the reductions ``ops`` of a region."""
 
     def __init__(self, b: RegionBuilder, ops: Sequence[Op]) -> None:
         self.b, self.ops = b, ops
         self.e = b.trial_elements()
-        self.elements = self.at(b.anchors.space)
+        self.elements = self.loads_of_step(b.anchors.space)
         self.loads = [linearize(x.index, x.buffer.shape) for x in self.elements]
         self.size = min((size_of(x.dtype) for x in self.elements), default=0)
 
-    def at(self, here: Index) -> list[Load]:
+    def loads_of_step(self, here: Index) -> list[Load]:
         """Return the loads of one reduction step at index ``here``."""
         trial = self.e.new_block()
         for op in self.ops:
@@ -62,13 +62,13 @@ class ReductionReads:
         scalars: list[Scalar] = [x for s in walk(tuple(trial)) for x in statement_scalars(s)]
         return [x for x in loads_and_indices(scalars) if isinstance(x, Load)]
 
-    def share(self, k: int, wide: Sequence[int]) -> bool:
+    def can_share_along(self, k: int, wide: Sequence[int]) -> bool:
         """Return True if an operand varies along all axes ``wide`` and is constant along ``k``: rows can share it."""
         long = [j for j in wide if self.b.shape[j] != 1]
         return any(all(self._varies_along(at, j) for j in long) and not self._varies_along(at, k) for at in self.loads)
 
-    def streams(self, wide: Sequence[int]) -> list[Buffer]:
-        """Return the operands to prefetch: larger than the caches, and varying along all axes ``wide``."""
+    def prefetched_buffers(self, wide: Sequence[int]) -> list[Buffer]:
+        """Return the buffers to prefetch: larger than the caches, and varying along all axes ``wide``."""
         found = [x.buffer for x, at in zip(self.elements, self.loads) if all(self._varies_along(at, j) for j in wide)]
         far = [x for x in found if not NEAR_BYTES.holds(product(x.shape) * size_of(x.dtype))]
         return list(dict.fromkeys(far))
@@ -81,17 +81,17 @@ class ReductionReads:
         alone = [(x, at) for x, at in found if short_constant_axes[x.buffer] == 1 and not self._varies_along(at, k)]
         return [x for x, at in alone if any(self._varies_along(at, j) for j in long)]
 
-    def ahead(self, streams: Sequence[Buffer], here: Index) -> list[Stmt]:
+    def prefetches_of_step(self, streams: Sequence[Buffer], here: Index) -> list[Stmt]:
         """Return the prefetches of large operands ``streams`` for a reduction step at index ``here``.
 
         An index that the term itself computes, such as that of a gather, cannot be prefetched.
         """
         known = {s for e in here for s in symbols(e)}
 
-        def is_known(index: Index) -> bool:
+        def is_prefetchable(index: Index) -> bool:
             return all(s in known or s.extent is None for e in index for s in symbols(e))
 
-        loads = [x for x in self.at(here) if x.buffer in streams and is_known(x.index)]
+        loads = [x for x in self.loads_of_step(here) if x.buffer in streams and is_prefetchable(x.index)]
         return [Prefetch(x.buffer, x.index) for x in dict.fromkeys(loads)]
 
     def _varies_along(self, at: Dim, k: int) -> bool:
@@ -113,6 +113,6 @@ class ReductionReads:
         found: list[int] = []
         for k in kept:
             rows = product(self.b.shape[j] for j in (*found, k))
-            if SHARED_ROWS.holds(rows) and rows != 0 and self.share(k, wide):
+            if SHARED_ROWS.holds(rows) and rows != 0 and self.can_share_along(k, wide):
                 found.append(k)
         return tuple(found)

@@ -30,25 +30,25 @@ from aotc.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class RegionWork:
-    """Scalar operations of a region when ``fused``, and when computed ``apart``, with one kernel for each op."""
+    """Scalar operations of a region when ``fused``, and ``apart``: with one kernel for each op."""
 
     fused: int
     apart: int
 
     @property
-    def share(self) -> int:
+    def percent_of_separate(self) -> int:
         """Return the fused region's work in percent of the work of separate kernels."""
         return -(-100 * self.fused // self.apart) if self.apart else 100 * (1 + self.fused)
 
     @property
     def fits(self) -> bool:
         """Return True if fusion repeats no more work than ``REGION_WORK`` allows."""
-        return self.fused <= self.apart or REGION_WORK.holds(self.share)
+        return self.fused <= self.apart or REGION_WORK.holds(self.percent_of_separate)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An index at which a value is computed, represented by a symbolic name.
+    """An index at which a region evaluates a value, represented by a symbolic name.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Place:
 
 
 class EvaluationCounts:
-    """Count the scalar operations of one pass over an iteration space.
+    """Count the scalar operations of one pass over an iteration space, with repeated evaluations.
 
     Parameters
     ----------
@@ -88,20 +88,20 @@ class EvaluationCounts:
         """Return the operands that are recomputed wherever ``op`` reads them, with their positions."""
         return [] if op.name in CONTRACT else [(n, v) for n, v in enumerate(op.operands) if v in self.ops]
 
-    def at(self, index: Index) -> Place:
+    def place_at_index(self, index: Index) -> Place:
         """Return the evaluation place for an index of the iteration space."""
         return Place(index, self.cuts and index[-1:] == (self._innermost,))
 
-    def anchored(self, value: Value) -> Place | None:
+    def place_of_anchored(self, value: Value) -> Place | None:
         """Return the place at which the region's anchors evaluate ``value``, or None."""
         index = self.anchors.index.get(value) if self.anchors else None
-        return None if index is None else self.at(index)
+        return None if index is None else self.place_at_index(index)
 
-    def places(self, values: Iterable[Value]) -> list[tuple[Value, Place]]:
+    def anchored_places(self, values: Iterable[Value]) -> list[tuple[Value, Place]]:
         """Return the ``values`` with a fixed evaluation index, each with its place."""
-        return [(v, place) for v in values if (place := self.anchored(v)) is not None]
+        return [(v, place) for v in values if (place := self.place_of_anchored(v)) is not None]
 
-    def count(self, roots: Iterable[tuple[Value, Place]], domain: int, known: Collection[Value] = ()) -> int:
+    def count_operations(self, roots: Iterable[tuple[Value, Place]], domain: int, known: Collection[Value] = ()) -> int:
         """Return the scalar operations to compute ``roots`` at ``domain`` indices each; ``known`` values are free.
 
         Ops are visited from the last to the first, so all places at which a value is read are complete before its own
@@ -129,7 +129,7 @@ class EvaluationCounts:
 
     def _is_known_at(self, value: Value, place: Place) -> bool:
         """Return True if the known ``value`` is available at ``place``: it is only at its own place."""
-        return self.ops[value].name == "reduce" or self.anchored(value) in (place, None)
+        return self.ops[value].name == "reduce" or self.place_of_anchored(value) in (place, None)
 
     def _operand_place(self, op: Op, number: int, place: Place, domain: int) -> tuple[Place, int]:
         """Return the place at which ``op`` reads operand ``number``, and how many indices it reads there."""
@@ -138,10 +138,10 @@ class EvaluationCounts:
             domain *= estimated_dim(product(dims_of(op.attrs, "window")))
         if v.type.rank == 0:
             return Place(()), domain
-        if self.anchors is not None and op.name in MOVES and place == self.anchored(op.results[0]):
+        if self.anchors is not None and op.name in MOVES and place == self.place_of_anchored(op.results[0]):
             source = self.anchors.source_of(op)
             if source is not None:
-                return self.at(source), domain
+                return self.place_at_index(source), domain
         cut = place.cut and _reads_last_dim_contiguously(op)
         if op.name == "concatenate":
             if place.cut and _is_loop_split_test_free(op):
@@ -169,7 +169,7 @@ def _largest_result_places(
 
 
 def _reads_last_dim_contiguously(op: Op) -> bool:
-    """Return True if ``op`` reads its operand contiguously: the last index is only offset."""
+    """Return True if ``op`` reads its operand at the result's last index plus a constant offset."""
     source, result = op.operands[0].type.shape, op.results[0].type.shape
     match op.name:
         case "slice":
@@ -210,7 +210,7 @@ TEST_WORK = Estimate(
 
 
 def element_work_of_op(op: Op, cut: bool, picked: bool = False) -> int:
-    """Return the scalar operations of one element of ``op``; ``cut`` and ``picked`` are those of its :class:`Place`."""
+    """Return the scalar operations of one element of ``op``; ``cut`` and ``picked`` are as in :class:`Place`."""
     match op.name:
         case "concatenate" if picked and op.attrs["dim"] == op.result.type.rank - 1:
             return 0
@@ -256,9 +256,9 @@ def _element_count_of_value(value: Value) -> int:
 def loop_work(ops: Mapping[Value, Op], anchors: Anchors, members: Sequence[Op], target: Target) -> RegionWork:
     """Return the work of a region that computes the results of ``members`` in one pass over its iteration space."""
     evaluations = EvaluationCounts(ops, anchors, target.kind == "cpu")
-    roots = evaluations.places(v for op in members for v in op.results)
+    roots = evaluations.anchored_places(v for op in members for v in op.results)
     return RegionWork(
-        evaluations.count(roots, _element_count_of_value(anchors.anchor)),
+        evaluations.count_operations(roots, _element_count_of_value(anchors.anchor)),
         work_of_separate_kernels(dict.fromkeys(ops.values())),
     )
 
@@ -270,7 +270,9 @@ def update_work(ops: Mapping[Value, Op], update: Op) -> RegionWork:
     """
     parts = update.operands[1:2] if update.name != "scatter" else update.operands[update.attrs["inputs"] :]
     part = parts[-1]
-    fused = EvaluationCounts(ops, None).count([(v, Place("update")) for v in parts], _element_count_of_value(part))
+    fused = EvaluationCounts(ops, None).count_operations(
+        [(v, Place("update")) for v in parts], _element_count_of_value(part)
+    )
     apart = work_of_separate_kernels(op for op in dict.fromkeys(ops.values()) if op is not update)
     return RegionWork(fused, apart)
 
@@ -285,12 +287,16 @@ def row_work(stages: RowStages, kept: Collection[Value]) -> RegionWork:
     made: set[Value] = set()
     fused = 0
     for loop in stages.loops:
-        roots = [(v, evaluations.at(anchors.reads[op])) for op in loop.ops for v in op.inputs]
-        fused += evaluations.count([*roots, *evaluations.places(loop.stores)], places, {*numbers, *made})
+        roots = [(v, evaluations.place_at_index(anchors.reads[op])) for op in loop.ops for v in op.inputs]
+        fused += evaluations.count_operations(
+            [*roots, *evaluations.anchored_places(loop.stores)], places, {*numbers, *made}
+        )
         fused += places * sum(map(combiner_work, loop.ops))
         made.update(v for v in kept if v in loop.cone)
     reduced = {v for v in numbers if ops[v].name == "reduce"}
-    fused += evaluations.count(evaluations.places(v for v in numbers if ops[v].name not in FREE), rows, reduced)
+    fused += evaluations.count_operations(
+        evaluations.anchored_places(v for v in numbers if ops[v].name not in FREE), rows, reduced
+    )
     return RegionWork(fused, work_of_separate_kernels(dict.fromkeys(ops.values())))
 
 
@@ -311,12 +317,12 @@ def least_row_work(stages: RowStages, target: Target) -> RegionWork:
 def _stored_values_and_work(stages: RowStages, target: Target) -> tuple[dict[Value, int], RegionWork]:
     """Return the values that a region stores between its loops, and its work: first without cheap values, then with."""
 
-    def fits(sizes: Sequence[int]) -> bool:
+    def fit_worker(sizes: Sequence[int]) -> bool:
         return row_values_fit_worker(target, stages, sizes)
 
-    kept = stages.keep(fits)
+    kept = stages.keep(fit_worker)
     work = row_work(stages, kept)
     if work.fits:
         return kept, work
-    more = stages.keep(fits, cheap=True)
+    more = stages.keep(fit_worker, cheap=True)
     return more, work if more == kept else row_work(stages, more)

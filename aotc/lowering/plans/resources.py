@@ -87,18 +87,18 @@ def sorted_width(dtypes: Collection[str], target: Target) -> int:
     """
     width = 1 << max((GPU_SORT_BYTES.value // sum(map(size_of, dtypes))).bit_length() - 1, 0)
 
-    def taken(width: int) -> int:
+    def shared_bytes_of_width(width: int) -> int:
         return shared_bytes_of_buffers(
             Buffer("run", dtype, sorted_run_buffer_shape(width), "shared") for dtype in dtypes
         )
 
-    while width > MERGED_EACH.value and taken(width) > target.shared:
+    while width > MERGED_EACH.value and shared_bytes_of_width(width) > target.shared:
         width //= 2
     return max(width, MERGED_EACH.value)
 
 
 def counting_sort_run_width(dtypes: Collection[str], n: int, target: Target) -> int:
-    """Return the width of runs for rows of ``n`` elements sorted by counting: a power of two above a block's."""
+    """Return the width of runs that sort rows of ``n`` elements by counting: a power of two above a block's width."""
     return max(2 * sorted_width(dtypes, target), 1 << (n - 1).bit_length())
 
 
@@ -131,7 +131,7 @@ def row_memory(target: Target, stages: RowStages) -> tuple[str, int]:
 
 
 def cheap_row_memory(target: Target) -> tuple[str, int]:
-    """Return the name and the bytes of the memory from which a worker can cheaply read a long row again."""
+    """Return the name and the bytes of the memory from which a worker cheaply reads a long row a second time."""
     if target.kind == "cpu":
         return "the last-level cache", L3_SIZE.value
     registers = 4 * KEPT_REGISTERS_LONG.value * LONG_ROW_THREADS.value

@@ -22,7 +22,7 @@ from aotc.vmfb.float_formats import SMALL_FLOATS
 
 
 class WiderWeights:
-    """Analysis of a function: which values readers compute from narrower weights.
+    """Analysis of a function: the values that readers should compute from narrower weights.
 
     Parameters
     ----------
@@ -37,9 +37,10 @@ class WiderWeights:
         self._readers: dict[Value, list[tuple[Op, Region]]] = {}
         self._region: dict[Value, Region] = dict.fromkeys(function.body.params, function.body)
         self._results: set[Value] = set()
-        self._visit_region_ops(function.body)
+        self._record_definitions_and_readers(function.body)
 
-    def _visit_region_ops(self, region: Region) -> None:
+    def _record_definitions_and_readers(self, region: Region) -> None:
+        """Record, for each value of ``region``, the op that defines it, its readers and its region."""
         self._results.update(region.results)
         for op in region.ops:
             self.makers.update((v, op) for v in op.results)
@@ -48,15 +49,15 @@ class WiderWeights:
                 self._readers.setdefault(v, []).append((op, region))
             for inner in op.regions:
                 self._region.update((v, inner) for v in inner.params)
-                self._visit_region_ops(inner)
+                self._record_definitions_and_readers(inner)
 
-    def are_weights_computed(self, v: Value, roots: Iterable[Value]) -> bool:
+    def is_computed_by_readers(self, v: Value, roots: Iterable[Value]) -> bool:
         """Return True if readers compute ``v`` from smaller ``roots`` instead of loading it."""
         known = list(roots)
         return self._is_wider(v, known) and self._is_cheap_to_recompute(v, known) and self._is_fused_into_readers(v)
 
     def _is_wider(self, v: Value, roots: list[Value]) -> bool:
-        """Return True if ``v`` has more bytes than its roots, and wider elements."""
+        """Return True if ``v`` has more bytes than the weights ``roots`` together, and wider elements."""
         bytes_, elements = (sum(map(count, roots)) for count in (estimated_bytes, _weight_element_count))
         return estimated_bytes(v) > bytes_ and size_of(v.type.dtype) * elements > bytes_
 
@@ -94,7 +95,7 @@ class WiderWeights:
             case "reduce":
                 return True
             case "matmul":
-                return self._product_fuses(op, v)
+                return self._matmul_converts_operand(op, v)
             case "transpose" if op.attrs["perm"][-1] != v.type.rank - 1:
                 # It moves the last dim, so it is written to memory unless all of its readers are matmuls.
                 products = all(user.name == "matmul" for user, _ in self._readers.get(op.result, ()))
@@ -107,7 +108,7 @@ class WiderWeights:
                 return self._is_fused_into_readers(op.result) if alone else True
         return False
 
-    def _product_fuses(self, op: Op, v: Value) -> bool:
+    def _matmul_converts_operand(self, op: Op, v: Value) -> bool:
         """Return True if a GPU matmul reads the narrow sources of ``v`` and converts them itself."""
         if self.home(op).kind != "cuda":
             return False

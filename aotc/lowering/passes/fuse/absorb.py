@@ -293,7 +293,7 @@ class GroupAbsorber:
 
 def _too_much_work_reason(work: RegionWork) -> str:
     """Return the reason for the refusal of a region that would do too much work."""
-    return f"{work.fused} scalar operations, {work.share} % of {work.apart} apart > {REGION_WORK.value} %"
+    return f"{work.fused} scalar operations, {work.percent_of_separate} % of {work.apart} apart > {REGION_WORK.value} %"
 
 
 def fusion_target(options: Options) -> Target:

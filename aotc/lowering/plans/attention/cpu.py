@@ -133,7 +133,7 @@ def attention_operand_layout(e: Elements, op: Op, number: int, at: Index) -> Vie
 
 
 def _trial_views(b: RegionBuilder, op: Op, whole_axes: Sequence[int] = ()) -> list[View | None]:
-    """Return the layouts of keys and values of a head, of the first one along the axes ``whole_axes``."""
+    """Return the layouts of keys and values in memory (None if not stored) for the first head along ``whole_axes``."""
     batch, e = attention_axis_sizes(tuple(v.type for v in op.operands), op.attrs)[0], b.trial_elements()
     at = tuple(0 if a in whole_axes or n == 1 else sym(e.names("n"), 0, n) for a, n in enumerate(batch))
     e.precompute_slice_starts(op.operands)
@@ -146,6 +146,7 @@ WIDENED = ("bf16", "f16")  # dtypes of values that f32 tiles read without a copy
 
 
 def _plan_attention_of_many_queries(b: RegionBuilder, op: Op, blocks: ScoreBlocks) -> BlockedAttentionPlan:
+    """Return the plan of attention by blocks; keys and values are copied where tiles cannot read them in place."""
     _, _, terms, _, columns = attention_axis_sizes(tuple(v.type for v in op.operands), op.attrs)
     single = isinstance(terms, int) and terms <= blocks.terms and op.attrs.get("split", 1) == 1
     keys, values = _trial_views(b, op)
@@ -218,6 +219,7 @@ BYTE_VALUES = BlockSize(
 
 
 def _plan_decode_attention(b: RegionBuilder, op: Op, blocks: DecodeBlocks) -> DecodeAttentionPlan:
+    """Return the plan of attention with few queries: tile sizes and prefetch distances for its keys and values."""
     batch, _, _, depth, columns = attention_axis_sizes(tuple(v.type for v in op.operands), op.attrs)
     k_dims = op.attrs["k_dims"]
     heads = static(product(batch[a] for a in blocks.whole_axes if k_dims[a] != ABSENT))
@@ -240,7 +242,7 @@ def _plan_decode_attention(b: RegionBuilder, op: Op, blocks: DecodeBlocks) -> De
 
 
 def _is_bound_by_reading_keys(operand: Value, queries: int, side_by_side: bool) -> bool:
-    """Return True if the matmul's time is that of reading the keys (or values), so that memory order matters most."""
+    """Return True if reading the keys (or values) takes most of the matmul's time, so that memory order matters."""
     dtype = operand.type.dtype
     return dtype not in INTEGERS and (queries == 1 or (side_by_side and size_of(dtype) >= 4))
 
@@ -269,7 +271,7 @@ def _key_terms(
 
 
 def _pair_columns(target: Target, blocks: DecodeBlocks, columns: int, queries: int) -> int:
-    """Return the columns of a tile of pairs: an even number of vectors whose sums leave registers free; 0: no tile."""
+    """Return the columns of a tile of bf16 pairs: an even number of vectors that fits the registers; 0 for no tile."""
     lanes = target.vector_bytes // size_of(blocks.wide)
     most = max(target.registers // 4 // queries, 1) if blocks.pairs else 0
     return max((2 * lanes * n for n in range(1, most + 1) if columns % (2 * lanes * n) == 0), default=0)

@@ -68,7 +68,7 @@ class DecodeBlocks(RegionPlan):
     pairs: bool = False
     digits: int = 0
 
-    def bytes(self, depth: int, columns: int) -> int:
+    def scratch_bytes(self, depth: int, columns: int) -> int:
         """Return the bytes of scratch memory per worker for decode attention."""
         rounded = size_of("bf16") * self.terms + size_of(self.wide) * columns if self.pairs else 0
         numbers = size_of(self.wide) * (depth + columns + self.terms + 2) + rounded
@@ -121,7 +121,7 @@ class ScoreBlocks(RegionPlan):
         """Return the form of the register tiles."""
         return form_of_operands(self.dtype, self.dtype)
 
-    def bytes(self, depth: int) -> int:
+    def scratch_bytes(self, depth: int) -> int:
         """Return the bytes of scratch memory per worker, including copies of a block of keys and values."""
         scores = self.rows * (self.terms + 2 * self.tile_terms)
         copies = (self.terms + 2 * self.tile_terms) * depth + (self.terms + 1) * self.columns + self.rows * depth
@@ -137,7 +137,7 @@ FEW_SCORES = Limit(
 
 
 def takes_attention(op: Op, target: Target) -> bool:
-    """Return True if ``target`` can compute the attention ``op`` as one kernel, and that is faster than three."""
+    """Return True if ``target`` can compute the attention ``op`` as one kernel, faster than as three kernels."""
     types = tuple(v.type for v in op.operands)
     if target.kind == "cuda":
         return not _are_integer_operands(types) and takes_attention_cuda(types, op.attrs, target)
@@ -247,7 +247,7 @@ def attention_blocks(types: Types, attrs: Attrs, result: str, target: Target) ->
     pairs = takes_pairs(types, attrs, depth, result, target)
     few = _decode_block_sizes(types, attrs, (wide, pairs), result, target)
     if DECODED_ROWS.holds(rows):
-        return (few,) if few.bytes(depth, columns) <= room else ()
+        return (few,) if few.scratch_bytes(depth, columns) <= room else ()
     if _are_integer_operands(types):
         return ()
     for share in (1, 2, 4, 8):
@@ -255,7 +255,7 @@ def attention_blocks(types: Types, attrs: Attrs, result: str, target: Target) ->
         many = _many_query_block_sizes(
             _equal_part_size(rows, ATTENTION_ROWS.value // min(share, 4)), some, depth, columns, (wide, pairs), target
         )
-        both = (few.bytes(depth, columns) if isinstance(rows, Expr) else 0) + many.bytes(depth)
+        both = (few.scratch_bytes(depth, columns) if isinstance(rows, Expr) else 0) + many.scratch_bytes(depth)
         if both <= room and 5 * many.rows * size_of(wide) <= target.stack:
             return (few, many) if isinstance(rows, Expr) else (many,)
     return ()
@@ -337,6 +337,7 @@ def _batch_axes_of_item(types: Types, attrs: Attrs) -> list[int]:
 def _many_query_block_sizes(
     rows: int, terms: int, depth: int, columns: int, kind: tuple[str, bool], target: Target
 ) -> ScoreBlocks:
+    """Return the block sizes of attention with many query rows, from the best register tiles of both matmuls."""
     wide, pairs = kind
     dtype, lanes = "bf16" if pairs else wide, target.vector_bytes // size_of(wide)
     block = -(-rows // lanes) * lanes
@@ -348,7 +349,7 @@ def _many_query_block_sizes(
 
 
 def _equal_part_size(extent: Dim, most: int) -> int:
-    """Return the size of the parts of ``extent``, about equal and at most ``most``; ``most`` if it is symbolic."""
+    """Return the size of about equal parts of ``extent``, at most ``most``; ``most`` if the extent is symbolic."""
     if not isinstance(extent, int):
         return most
     return -(-extent // max(-(-extent // most), 1)) or 1

@@ -90,8 +90,8 @@ MOST_BLOCKS_OF_HEAD = BlockSize(8, "blocks of a cluster, at most", "CUDA C++ Pro
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOfFew:
-    """Division of the terms (keys) of a head among blocks.
+class KeySplit:
+    """Division of the terms (keys) of a head among the blocks of a GPU.
 
     Attributes
     ----------
@@ -104,12 +104,12 @@ class PlanOfFew:
     part: int = 0
 
 
-def plan_decode(sizes: AttentionSizes, target: Target) -> PlanOfFew | None:
+def plan_decode(sizes: AttentionSizes, target: Target) -> KeySplit | None:
     """Return the plan with the least modelled time, or None if no tiling fits the shared memory of ``target``."""
-    tilings = [t for t in _decode_tilings(sizes) if sizes.shared(t) <= target.shared_memory]
+    tilings = [t for t in _decode_tilings(sizes) if sizes.shared_memory_bytes(t) <= target.shared_memory]
     if target.cpu != "sm_90a" or not tilings:
         alone = one_warp_tiling(sizes, target)
-        return PlanOfFew(alone, _terms_per_part(sizes, alone, target)) if alone is not None else None
+        return KeySplit(alone, _terms_per_part(sizes, alone, target)) if alone is not None else None
     plans = list(_decode_plans(sizes, tilings[0]))
     return min(plans, key=lambda plan: _decode_plan_time(sizes, plan))
 
@@ -123,7 +123,7 @@ def _decode_tilings(sizes: AttentionSizes) -> Iterator[Tiling]:
         yield Tiling(DecodeAttention(), 16 * count, terms, stages)
 
 
-def _decode_plans(sizes: AttentionSizes, tiling: Tiling) -> Iterator[PlanOfFew]:
+def _decode_plans(sizes: AttentionSizes, tiling: Tiling) -> Iterator[KeySplit]:
     """Yield the plans: all cluster sizes, with every number of parts up to twice the blocks that run at a time."""
     heads, terms = product(sizes.batch), sizes.terms
     each = tiling.rows // 16 * tiling.cols
@@ -132,14 +132,14 @@ def _decode_plans(sizes: AttentionSizes, tiling: Tiling) -> Iterator[PlanOfFew]:
         if cluster > min(MOST_BLOCKS_OF_HEAD.value, most):
             return
         own = replace(tiling, template=DecodeAttention(cluster))
-        yield PlanOfFew(own)
+        yield KeySplit(own)
         if not isinstance(heads, int) or not isinstance(terms, int) or not heads:
             continue
         for parts in range(2, min(-(-2 * FEW_SPREAD.value // (heads * cluster)), -(-most // cluster)) + 1):
-            yield PlanOfFew(own, -(-terms // (parts * tiling.cols)) * tiling.cols)
+            yield KeySplit(own, -(-terms // (parts * tiling.cols)) * tiling.cols)
 
 
-def _decode_plan_time(sizes: AttentionSizes, plan: PlanOfFew) -> float:
+def _decode_plan_time(sizes: AttentionSizes, plan: KeySplit) -> float:
     """Return the modelled time of a plan, as the bytes that a multiprocessor reads in that time."""
     heads, terms = (dim_or(n, UNKNOWN_TERMS.value) for n in (product(sizes.batch), sizes.terms))
     cluster, line = plan.tiling.cluster, (sizes.depth + sizes.width) * sizes.size
@@ -175,7 +175,7 @@ def one_warp_tiling(sizes: AttentionSizes, target: Target) -> Tiling | None:
     terms = next((n for n in (64, 32) if STAGE_OF_ONE.holds(n * line)), 16)
     tilings = (Tiling(MmaAttention(), 16, terms, stages) for stages in (3, 2))
     room = target.shared_memory
-    return next((t for t in tilings if sizes.shared(t) <= room), None)
+    return next((t for t in tilings if sizes.shared_memory_bytes(t) <= room), None)
 
 
 def _terms_per_part(sizes: AttentionSizes, tiling: Tiling, target: Target) -> int:
@@ -187,15 +187,15 @@ def _terms_per_part(sizes: AttentionSizes, tiling: Tiling, target: Target) -> in
     if not isinstance(heads, int) or not isinstance(terms, int) or not heads:
         return 0
     held = target.multiprocessor
-    room = FEW_SPREAD.value * (held.shared // (sizes.shared(tiling) + held.reserved))
+    room = FEW_SPREAD.value * (held.shared // (sizes.shared_memory_bytes(tiling) + held.reserved))
 
-    def time_of(part: int) -> int:
+    def waves_of_part(part: int) -> int:
         return -(-heads * -(-terms // part) // room) * (part + PART_START.value)
 
     most = min(terms // PART_OF_TERMS.value, -(-2 * room // heads))
     found = {-(-terms // (parts * tiling.cols)) * tiling.cols for parts in range(2, most + 1)}
-    best = min(sorted(found, reverse=True), key=time_of, default=terms)
-    return best if time_of(best) + PARTS_TOGETHER.value < time_of(terms) else 0
+    best = min(sorted(found, reverse=True), key=waves_of_part, default=terms)
+    return best if waves_of_part(best) + PARTS_TOGETHER.value < waves_of_part(terms) else 0
 
 
 def split_kv_part_terms(sizes: AttentionSizes, target: Target) -> int:

@@ -19,11 +19,11 @@ from aotc.lowering.plans.attention.sizes import AttentionSizes
 
 def attention_loops(b: RegionBuilder, e: Elements, sizes: AttentionSizes) -> Kernel:
     """Return the kernel of ``attention`` in the form for :func:`read_attention`, without its tiling."""
-    return _AttentionLoops(b, e, sizes).lower()
+    return _AttentionLoops(b, e, sizes).attention_loop_kernel()
 
 
 class _AttentionLoops:
-    """Emitter of the loops of one ``attention``, in the form that :mod:`aotc.ir.loop.forms.attention` reads."""
+    """Emit the loops of one ``attention`` in the form that :mod:`aotc.ir.loop.forms.attention` reads."""
 
     def __init__(self, b: RegionBuilder, e: Elements, sizes: AttentionSizes) -> None:
         self.b, self.op, self.sizes, self.e = b, b.region_root_op("attention"), sizes, e
@@ -36,7 +36,7 @@ class _AttentionLoops:
         self.sums = Buffer(e.names("sums"), "f32", (sizes.width,), "private")
         self.at_row = sym(self.row, 0, sizes.rows)
 
-    def lower(self) -> Kernel:
+    def attention_loop_kernel(self) -> Kernel:
         """Return the attention kernel as loops, before a tiling is chosen."""
         s = self.sizes
         body: list[Stmt] = [Alloc(x) for x in (self.top, self.whole, self.sums)]
@@ -51,7 +51,7 @@ class _AttentionLoops:
         return self.b.kernel(1, (For(self.z, 0, self.heads, (rows,)),), work)
 
     def _end_of_terms(self) -> Dim:
-        """Return the end of a row's terms: later terms have no weight."""
+        """Return the number of keys that a row may attend to; later keys have no weight."""
         s = self.sizes
         end = s.terms if s.offset is None else minimum(s.terms, maximum(self._causal_row_number() + s.offset + 1, 0))
         return minimum(end, (self.at_head[-1] + 1) * self.part) if self.part else end
@@ -67,12 +67,13 @@ class _AttentionLoops:
         """Return the index of an element of an operand or result, at the current head."""
         at = self.at_head[:-1]
         found: list[Dim] = [0] * value.type.rank
-        for d, i in zip(self.sizes.places(dims, rows), (*at, *last), strict=True):
+        for d, i in zip(self.sizes.dims_in_template_order(dims, rows), (*at, *last), strict=True):
             if d != ABSENT:
                 found[d] = i
         return tuple(found)
 
     def _load_operand(self, number: int, key: str, *last: Dim) -> Scalar:
+        """Return the load of an element of an operand, directly or through a view, as tensor cores round it."""
         value = self.op.operands[number]
         index = self._element_index(value, self.op.attrs[key], *last, rows=number == 0)
         buffer = self.b.buffers.get(value)
@@ -142,7 +143,7 @@ class _AttentionLoops:
         return Apply("select", (conjunction_of_tests(tests), x, _f32_literal(attrs["fill"])), "f32") if tests else x
 
     def _store_weighted_means(self) -> list[Stmt]:
-        """Return the statements that store a weighted mean: 0 where there are no terms."""
+        """Return the statements that store the weighted mean of values; 0 for rows without keys."""
         s = self.sizes
         body = self.e.new_block()
         mean: Scalar = self._bind_value(
@@ -157,7 +158,7 @@ class _AttentionLoops:
         return body
 
     def _result_index(self) -> Index:
-        """Return the index of a mean in the result; with parts, the number of the part comes first."""
+        """Return the index of a mean in the result; with split-KV, the number of the part comes first."""
         dims = self.op.attrs["out_dims"]
         first = bool(self.part)
         places = [d + first for d in dims]
@@ -185,5 +186,5 @@ def _f32_sum(x: Scalar, y: Scalar) -> Apply:
 
 
 def _exp_of_difference(x: Scalar, y: Scalar) -> Apply:
-    """Return the exponential of a difference."""
+    """Return ``exp(x - y)`` of f32 scalars."""
     return Apply("exp", (Apply("sub", (x, y), "f32"),), "f32")

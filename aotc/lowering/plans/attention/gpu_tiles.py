@@ -90,10 +90,11 @@ def attention_tiling(sizes: AttentionSizes, target: Target) -> Tiling | None:
 
 
 def _tilings_in_shared_memory(sizes: AttentionSizes, target: Target) -> Iterator[AttentionRate]:
+    """Yield the tilings whose template the target supports and whose operands fit its shared memory."""
     for row in ATTENTION_RATES:
         takes = target.cpu == "sm_90a" or not isinstance(row.tiling.template, WgmmaAttention)
         small = max(sizes.depth, sizes.width) <= row.depth and sizes.size == row.size
-        there = sizes.shared(row.tiling) <= target.shared_memory
+        there = sizes.shared_memory_bytes(row.tiling) <= target.shared_memory
         wide = sizes.plain and (sizes.offset is None or not SHORT_CAUSAL.holds(sizes.terms))
         if takes and small and there and (wide or not row.plain):
             yield row

@@ -59,11 +59,11 @@ class AttentionSizes:
     grouped: int = ABSENT
     size: int = 2
 
-    def shared(self, tiling: Tiling) -> int:
+    def shared_memory_bytes(self, tiling: Tiling) -> int:
         """Return the bytes of shared memory of a block."""
         return attention_shared(tiling, self.depth, self.width, self.size)
 
-    def places(self, dims: tuple[int, ...], rows: bool = True) -> tuple[int, ...]:
+    def dims_in_template_order(self, dims: tuple[int, ...], rows: bool = True) -> tuple[int, ...]:
         """Return an operand's dims in the order batch, row (or key), last."""
         if self.grouped == ABSENT:
             return dims

@@ -61,8 +61,8 @@ class PanelLuPlan(RegionPlan):
     some: int
     groups: int
 
-    def buffers(self, dtype: str) -> dict[str, Buffer]:
-        """Return the shared arrays by their role, except the one with the number of the first zero pivot."""
+    def shared_buffers(self, dtype: str) -> dict[str, Buffer]:
+        """Return the buffers in shared memory by their role, without the number of the first zero pivot."""
         arrays = {"upper": (dtype, (self.panel,)), "factors": (dtype, (self.panel, self.tall))}
         if self.tall > WARP:
             warps = self.tall // WARP
@@ -79,7 +79,7 @@ class JacobiPlan(RegionPlan):
 
     Attributes
     ----------
-    columns : TurnedColumns
+    columns : RotatedColumns
     sweeps : int
         The largest number of sweeps over all pairs of columns.
     """
@@ -179,4 +179,4 @@ def _plan_lu_by_panels(b: RegionBuilder, columns: Dim, rows: Dim) -> PanelLuPlan
     groups = max(min(PANEL_THREADS.value // tall, -(-rest // some)), 1)
     plan = PanelLuPlan(tall, panel, rest, some, groups)
     failed = Buffer("failed", "i32", (1,), "shared")
-    return plan if shared_bytes_of_buffers([failed, *plan.buffers(dtype).values()]) <= b.target.shared else None
+    return plan if shared_bytes_of_buffers([failed, *plan.shared_buffers(dtype).values()]) <= b.target.shared else None

@@ -54,7 +54,7 @@ class RotatedColumns(RegionPlan):
         return max(-(-self.given // 2), 1)
 
     @property
-    def count(self) -> int:
+    def padded_count(self) -> int:
         """Return the number of columns in memory: ``given`` rounded up to even, padded with zeros."""
         return 2 * self.pairs
 
@@ -64,13 +64,13 @@ class RotatedColumns(RegionPlan):
         return -(-self.pairs * self.lanes // WARP)
 
     @property
-    def vector(self) -> int:
+    def vector_width(self) -> int:
         """Return the number of elements that a thread loads at once."""
         return max(GPU_ALIGNMENT // self.size, 1)
 
     def padded_rows(self, rows: int) -> int:
         """Return ``rows`` rounded up so that all lanes of a group have the same number of whole vectors."""
-        step = self.vector * self.lanes
+        step = self.vector_width * self.lanes
         return -(-rows // step) * step
 
     @property
@@ -80,13 +80,13 @@ class RotatedColumns(RegionPlan):
         Short columns are padded to an odd number of steps, so that neighbouring groups access different banks.
         """
         rows = self.padded_rows(self.rows) + self.padded_rows(self.more)
-        short = self.vector * self.lanes
+        short = self.vector_width * self.lanes
         return rows + short * (short * self.size < BANKS * BANK_BYTES and rows // short % 2 == 0)
 
     @property
-    def bytes(self) -> int:
+    def shared_memory_bytes(self) -> int:
         """Return the bytes of all columns."""
-        return self.count * self.pitch * self.size
+        return self.padded_count * self.pitch * self.size
 
 
 # Threads that rotate one pair of columns, at least: with fewer, some threads of a warp would be idle for 16 columns.
@@ -128,4 +128,6 @@ def fits_jacobi_block(op: Op) -> bool:
     few, many = min(columns, rows), max(columns, rows)
     full = routine in SVDS and op.attrs["options"]["mode"] == "A"
     held = jacobi_layout(few, many, size_of(op.operands[0].type.dtype), few if routine in SVDS else 0)
-    return few > 0 and JACOBI_BYTES.holds(held.bytes) and BLOCK_FACTOR.holds(many * (many if full else few))
+    return (
+        few > 0 and JACOBI_BYTES.holds(held.shared_memory_bytes) and BLOCK_FACTOR.holds(many * (many if full else few))
+    )

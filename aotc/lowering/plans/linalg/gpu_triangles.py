@@ -37,8 +37,8 @@ class TriangleBlock(RegionPlan):
     panel: int
     side: int
 
-    def buffers(self, dtype: str) -> tuple[Buffer, Buffer]:
-        """Return the shared buffers of the diagonal block of a panel, and of the inverses of its diagonal."""
+    def shared_buffers(self, dtype: str) -> tuple[Buffer, Buffer]:
+        """Return the buffers in shared memory for a panel's diagonal block and the inverses of its diagonal."""
         diagonal = Buffer("diagonal", dtype, (self.panel, self.panel), "shared")
         return diagonal, Buffer("inverse", dtype, (self.panel,), "shared")
 
@@ -93,7 +93,7 @@ def plan_gpu_cholesky(b: RegionBuilder) -> BlockCholeskyPlan | CholeskyPlan:
             Buffer("failed", "i1", (1,), "shared"),
             Buffer("held", dtype, plan.transposing_tile_shape, "shared"),
         )
-        if _buffers_fit_shared_memory(b, [*plan.block.buffers(dtype), failed, tiles]):
+        if _buffers_fit_shared_memory(b, [*plan.block.shared_buffers(dtype), failed, tiles]):
             return plan
     return CholeskyPlan(None)
 
@@ -107,7 +107,7 @@ def plan_gpu_solve(b: RegionBuilder) -> BlockSolvePlan | PieceSolvePlan:
     if not THREAD_TRIANGLE.holds(n):
         plan = BlockSolvePlan(_triangle_block_of_dtype(dtype), SOLVED_COLUMNS.value)
         found = Buffer("found", dtype, (plan.block.panel, plan.columns), "shared")
-        if _buffers_fit_shared_memory(b, [*plan.block.buffers(dtype), found]):
+        if _buffers_fit_shared_memory(b, [*plan.block.shared_buffers(dtype), found]):
             return plan
     return plan_right_hand_sides_per_item(left)
 

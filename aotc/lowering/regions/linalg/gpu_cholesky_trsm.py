@@ -53,7 +53,7 @@ class _TrianglePanels:
         self.threads, self.each, self.side = plan.threads, plan.panel, plan.side
         self.t = sym("t", 0, self.threads)
         self.own = Buffer(b.fresh("own"), dtype, (self.threads, self.each), "private")
-        self.diagonal, self.inverse = (replace(x, name=b.fresh(x.name)) for x in plan.buffers(dtype))
+        self.diagonal, self.inverse = (replace(x, name=b.fresh(x.name)) for x in plan.shared_buffers(dtype))
         self.one = constant_scalar(1, dtype)
         self.zero = constant_scalar(0, dtype)
 

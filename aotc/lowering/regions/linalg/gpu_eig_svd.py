@@ -199,7 +199,7 @@ class Jacobi(JacobiRotations):
 
     def _clear_columns(self, block: list[Stmt]) -> None:
         """Append the clearing of padding columns."""
-        none, pitch = self.held.count - self.n, self.held.pitch
+        none, pitch = self.held.padded_count - self.n, self.held.pitch
         if none:
             name = self.b.fresh("f")
             flat = sym(name, 0, none * pitch)
@@ -403,9 +403,7 @@ class _JacobiSvd(Jacobi):
         size = bind(Load(self.found, (column,)))
         one = binary_call("div", self.real_constant(1), size)
         factor = bind(
-            Apply(
-                "select", (comparison_call("gt", size, self._noise_norm()), one, self.real_constant(0)), c.real
-            )
+            Apply("select", (comparison_call("gt", size, self._noise_norm()), one, self.real_constant(0)), c.real)
         )
 
         def store_element(i: Dim) -> list[Stmt]:

@@ -46,7 +46,7 @@ class JacobiRotations:
         self.b, self.e, self.n, self.rows = b, c.e, columns, rows
         self.lanes = held.lanes
         self.lane, self.group = mod(c.t, self.lanes), c.t // self.lanes
-        self.w = self.allocate_shared(c.dtype, (held.count, held.pitch))
+        self.w = self.allocate_shared(c.dtype, (held.padded_count, held.pitch))
         self.far = self.allocate_shared("i1", (c.warps,))
         self.sweeps = self._real_buffer_value(Buffer(b.fresh("sweeps"), "i64", (), "private"))
         self.x2, self.y2, self.dot = (
@@ -134,7 +134,7 @@ class JacobiRotations:
 
         ``each`` gets the row, and the index of its element in the registers of the lane.
         """
-        chunk, u, width = self.b.fresh("v"), self.b.fresh("u"), self.held.vector
+        chunk, u, width = self.b.fresh("v"), self.b.fresh("u"), self.held.vector_width
         chunks = self.held.padded_rows(rows) // (width * self.lanes)
         at, of = sym(chunk, 0, chunks), sym(u, 0, width)
         inner = self.e.new_block()
@@ -225,7 +225,10 @@ class JacobiRotations:
     def _column_numbers_of_group(self) -> list[Dim]:
         """Return the numbers of a group's two columns; neighbouring groups use neighbouring columns."""
         places = (self.first, self.second)
-        return [sym(self.e.bind(self.c.load_of_thread_scalar(place), "n").name, 0, self.held.count) for place in places]
+        return [
+            sym(self.e.bind(self.c.load_of_thread_scalar(place), "n").name, 0, self.held.padded_count)
+            for place in places
+        ]
 
     def _read_column_pair(self, block: list[Stmt]) -> None:
         """Append the identity rotation, and the load of a group's columns to registers if they fit."""

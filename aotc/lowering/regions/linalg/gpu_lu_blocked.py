@@ -54,7 +54,7 @@ class LuPanels:
         self.b, self.e, self.head, self.count = b, c.e, head, min(self.rows, self.columns)
         self.barrier = Barrier(warp=c.threads == WARP)
         self.t = c.t
-        self._panel_buffers(plan.buffers(matrix.dtype))
+        self._panel_buffers(plan.shared_buffers(matrix.dtype))
 
     def _panel_buffers(self, shared: Mapping[str, Buffer]) -> None:
         """Allocate the buffers of a panel: rows in registers, and the ``shared`` buffers of the plan."""

@@ -57,10 +57,10 @@ class CopiedPanels(RegisterTiles):
         self.operand = Buffer(b.fresh("right"), p.b.type.dtype, (self.terms, maximum(p.n, p.cols)), "scratch")
         self.pitch, self.copies = b.fresh("pitch"), Var(b.fresh("copies"), "i1")
         self.b_inner = sym(self.pitch, 1) if group > 1 else 0
-        left = p.a.type.dtype, (self.rows.most, self.terms)
+        left = p.a.type.dtype, (self.rows.max_rows, self.terms)
         self.padded, self.lefts = (Buffer(b.fresh(name), *left, "scratch") for name in ("padded", "left"))
         self.incomplete, self.shares = (Var(b.fresh(name), "i1") for name in ("incomplete", "shares"))
-        self.target = Buffer(b.fresh("target"), p.form.out, (self.rows.most, maximum(p.n, p.cols)), "scratch")
+        self.target = Buffer(b.fresh("target"), p.form.out, (self.rows.max_rows, maximum(p.n, p.cols)), "scratch")
         self.exceeds, self.row = Var(b.fresh("exceeds"), "i1"), b.fresh("row")
 
     def first_panel_column(self, column: Dim) -> Dim:
@@ -156,14 +156,14 @@ class CopiedPanels(RegisterTiles):
 
     def emit_tile_and_epilogue(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
         """Emit a register tile of rows and its epilogue; rows with an incomplete group of terms are copied."""
-        p, first = self.p, self.rows.start(tile)
+        p, first = self.p, self.rows.first_row(tile)
         if self.terms != p.k:
             matrix = self.b.buffers[p.a]
-            r, s = sym("r", 0, self.rows.most), sym("s", 0, self.terms)
+            r, s = sym("r", 0, self.rows.max_rows), sym("s", 0, self.terms)
             copy = Store(self.padded, (r, s), Load(matrix, (*outer, first + r, s)))
             zero = Store(self.padded, (r, s), Const(0.0, self.padded.dtype))
             row = (For("s", 0, p.k, (copy,)), For("s", p.k, self.terms, (zero,)))
-            block.append(If(self.incomplete, (For("r", 0, minimum(self.rows.most, p.m - first), row),)))
+            block.append(If(self.incomplete, (For("r", 0, minimum(self.rows.max_rows, p.m - first), row),)))
             block.append(Either(self.lefts, self.incomplete, ((self.padded, (0, 0)), (matrix, (*outer, first, 0)))))
         super().emit_tile_and_epilogue(block, outer, panel, tile)
 

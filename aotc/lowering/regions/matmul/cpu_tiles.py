@@ -38,7 +38,7 @@ class RegisterTiles:
         self.copy: Buffer | None = None
         self.b_inner: Dim = 0
         if plan.copied_pitch:
-            self.copy = Buffer(b.fresh("rows"), p.a.type.dtype, (self.rows.most, plan.copied_pitch), "private")
+            self.copy = Buffer(b.fresh("rows"), p.a.type.dtype, (self.rows.max_rows, plan.copied_pitch), "private")
         self.e = b.elements()
 
     def register_tile_kernel(self) -> Kernel:
@@ -99,14 +99,14 @@ class RegisterTiles:
         """Return the copy of a tile's rows."""
         if self.copy is None:
             return []
-        start, most = self.rows.start(tile), self.rows.most
+        start, most = self.rows.first_row(tile), self.rows.max_rows
         r, j = sym("i", 0, most), sym("j", 0, self.p.k)
         store = Store(self.copy, (r, j), Load(self.b.buffers[self.p.a], (*outer, start + r, j)))
         return [Alloc(self.copy), For("i", 0, minimum(most, self.p.m - start), (For("j", 0, self.p.k, (store,)),))]
 
     def emit_tile_and_epilogue(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
         """Emit a register tile of rows and its epilogue, shared by tiles of different heights."""
-        rows, start = self.rows, self.rows.start(tile)
+        rows, start = self.rows, self.rows.first_row(tile)
         if rows.ragged is not None:
             self._emit_full_or_partial_tile(block, outer, panel, start, rows.ragged)
         elif rows.tall == 0:

@@ -140,7 +140,9 @@ class _ColumnBlocks:
             body: list[Stmt] = []
             for row in rows:
                 there = [*row[:-1], minimum(row[-1] + len(rows), self.middle[-1].extent - 1)]
-                body += self.reads.ahead(self.streams, self._anchor_index([*at, *self.adjacent[0]], there, first))
+                body += self.reads.prefetches_of_step(
+                    self.streams, self._anchor_index([*at, *self.adjacent[0]], there, first)
+                )
             inside: list[Stmt] = []
             add(inside, rows, first + sym(name, 0, strip))
             block.append(For("m", 0, whole, (*dict.fromkeys(body), For(name, 0, strip, tuple(inside)))))

@@ -125,7 +125,7 @@ class _RowBlocks(RowReductions):
         step: list[Stmt] = []
         ahead = minimum(first + self.plan.ahead, axis.extent - 1)
         for there in places:
-            step += self.reads.ahead(self.streams, substitute_loops(there, b.shape, self.inner, [ahead]))
+            step += self.reads.prefetches_of_step(self.streams, substitute_loops(there, b.shape, self.inner, [ahead]))
         inside: list[Stmt] = []
         self.e.enter(inside)
         for there, sums in zip(places, vectors, strict=True):
@@ -201,7 +201,7 @@ class _RowBlocks(RowReductions):
         body: list[Stmt] = []
         step = sym("l", 0, count)
         for _, c, there in self._row_operand_indices(at, [row]):
-            loads = self.reads.at(substitute_loops(there, self.b.shape, self.inner, [first + step]))
+            loads = self.reads.loads_of_step(substitute_loops(there, self.b.shape, self.inner, [first + step]))
             stores = [Store(self.near[x.buffer], (c, step), x) for x in loads if x.buffer in self.near]
             body += [For("l", 0, count, (store,)) for store in dict.fromkeys(stores)]
         return body
@@ -220,7 +220,9 @@ class _RowBlocks(RowReductions):
         later = [minimum(row + FETCHED_TURNS.value * len(rows), last) for row in rows]
         ahead: list[Stmt] = []
         for _, _, there in self._row_operand_indices(at, later):
-            ahead += self.reads.ahead(self.streams, substitute_loops(there, b.shape, self.inner, [first + step]))
+            ahead += self.reads.prefetches_of_step(
+                self.streams, substitute_loops(there, b.shape, self.inner, [first + step])
+            )
         inside: list[Stmt] = []
         self.e.anchored.clear()
         self.e.enter(inside)

@@ -72,7 +72,7 @@ class _RowScan(_BlockScan):
         super().__init__(b)
         self.rows, self.place = rows_along_dim(b.shape, self.dim)
         self.threads, self.each = plan.threads, plan.each
-        tile, *ends, carry = plan.shapes
+        tile, *ends, carry = plan.shared_buffer_shapes
         self.tile = self._scan_buffers("tile", tile, "shared")
         self.ends = [self._scan_buffers("ends", shape, "shared") for shape in ends]
         self.carry = self._scan_buffers("carry", carry, "shared")
@@ -232,7 +232,7 @@ class _ColumnScan(_BlockScan):
         self.threads = plan.width * plan.groups
         self.t = sym("t", 0, self.threads)
         self.column, self.group = mod(self.t, plan.width), self.t // plan.width
-        self.ends = self._scan_buffers("ends", plan.shape, "shared")
+        self.ends = self._scan_buffers("ends", plan.shared_buffer_shape, "shared")
         self.own = self._scan_buffers("own", (self.threads, plan.each), "private")
         self.carry, self.before = (self._scan_buffers(name, (self.threads,), "private") for name in ("carry", "before"))
 
