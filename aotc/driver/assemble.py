@@ -218,7 +218,7 @@ def _variant_entry(
         **_device_entries(v),
         "arena_peak": v.arena,
         **({"memory_limit": options.memory_limit} if options.memory_limit else {}),
-        "memory": {n: m.entry() for n, m in v.memory.items() if n in v.programs},
+        "memory": {n: m.manifest_entry() for n, m in v.memory.items() if n in v.programs},
     }
     if v.target.kind == MIX:
         return {

@@ -48,7 +48,7 @@ from aotc.lowering.program.memory_report import (
     total_arena_bytes,
 )
 from aotc.lowering.program.merge_by_offsets import merge_by_offsets
-from aotc.lowering.program.merge_by_sizes import Sized, merge_by_sizes
+from aotc.lowering.program.merge_by_sizes import MergedBySizes, merge_by_sizes
 from aotc.lowering.program.owners.alternate_buffers import alternate_buffers
 from aotc.lowering.program.owners.exchange_buffers import exchange_buffers
 from aotc.lowering.program.owners.read_first import move_reads_before_updates
@@ -198,11 +198,11 @@ def _lower_fused(module: Module, target: Target, options: Options, known: Callab
     return variant
 
 
-def _sizes_of_kernel_calls(shared: Mapping[str, Sized]) -> dict[str, tuple[int, ...]]:
+def _sizes_of_kernel_calls(shared: Mapping[str, MergedBySizes]) -> dict[str, tuple[int, ...]]:
     return {name: sized.sizes for name, sized in shared.items()}
 
 
-def _sizes_by_kernel(shared: Mapping[str, Sized]) -> dict[str, list[list[int]]]:
+def _sizes_by_kernel(shared: Mapping[str, MergedBySizes]) -> dict[str, list[list[int]]]:
     """Return the sizes with which each merged kernel is called, by its name: a row for each set of sizes."""
     rows = dict.fromkeys((sized.kernel.name, sized.sizes) for sized in shared.values())
     return {name: [[*sizes] for own, sizes in rows if own == name] for name, _ in rows}
@@ -332,7 +332,8 @@ def _lower_regions(
 
 
 def _encode_function_stages(
-    b: Buffered, variant: Variant, slots: Slots, places: Mapping[str, int], shared: Mapping[str, Sized], limit: int,
+    b: Buffered, variant: Variant, slots: Slots, places: Mapping[str, int], shared: Mapping[str, MergedBySizes],
+    limit: int,
 ) -> list[Stage]:  # fmt: skip
     """Plan the memory of one function, and encode a command buffer for each stretch of steps.
 
@@ -404,7 +405,7 @@ def _merge_kernels_by_offsets(
 
 def _deduplicate_kernels(
     kernels: Mapping[str, Kernel], memories: Memories, steps: Mapping[str, Buffered]
-) -> tuple[dict[str, str], list[Kernel], list[Target], list[tuple[Target, int]], dict[str, Sized]]:
+) -> tuple[dict[str, str], list[Kernel], list[Target], list[tuple[Target, int]], dict[str, MergedBySizes]]:
     """Merge equal kernels, and on CPUs also kernels that differ only in sizes.
 
     Return the name of the kernel that replaces each kernel; the distinct kernels and their targets, in the order of the
@@ -421,7 +422,7 @@ def _deduplicate_kernels(
     alike: dict[Target, list[Kernel]] = {}
     for (target, _), name in chosen.items():
         alike.setdefault(target, []).append(kernels[name])
-    sized: dict[str, Sized] = {}
+    sized: dict[str, MergedBySizes] = {}
     for target, some in alike.items():
         sized |= merge_by_sizes(some, target.matrices) if target.kind == "cpu" else {}
     host = [space.target for space in memories.spaces if space.target.kind == "cpu"]

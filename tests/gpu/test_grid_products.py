@@ -45,7 +45,7 @@ def product(m, n, k, a_turned=False, b_turned=False, room=4096):
     p = read_product(kernel)
     tile = tiling_for_grid_matmul(p, BLOCKS, THREADS, room)
     stage = Buffer("stage", "f32", (room,), "shared")
-    body = (Alloc(stage), *GridMatmul(p, tile, THREADS, stage, "_1").write())
+    body = (Alloc(stage), *GridMatmul(p, tile, THREADS, stage, "_1").matmul_statements())
     return Kernel("k", kernel.inputs, kernel.outputs, (), 1, body), tile
 
 

@@ -19,7 +19,7 @@ from aotc.lowering.program.fills import ConstantFills
 from aotc.lowering.program.memories import Memories, launch_step, tensor_bytes
 from aotc.lowering.program.owners.owners import BufferOwner, describe_needed_copy, owners_of
 from aotc.lowering.program.while_kernels.bounded_loops import bounded_steps, persistent_memory
-from aotc.lowering.program.while_kernels.carries import Carried, initial_loop_state, ordered_copies
+from aotc.lowering.program.while_kernels.carries import LoopStateMemory, initial_loop_state, ordered_copies
 from aotc.lowering.program.while_kernels.small_loops import (
     CandidateLoop,
     LoopKernel,
@@ -39,10 +39,12 @@ from aotc.vmfb.abi import MAX_NESTING
 
 def bufferize(function: Function, module: Module, kernels: Mapping[str, Kernel], memories: Memories) -> Buffered:
     """Assign storage to every value of ``function`` and list its steps."""
-    return _Bufferizer(module.functions, kernels, memories).function(function)
+    return _Bufferizer(module.functions, kernels, memories).bufferize_function(function)
 
 
 class _Bufferizer:
+    """Assign memory to the values of a function, and emit its steps in order."""
+
     def __init__(self, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], memories: Memories) -> None:
         self.functions, self.kernels, self.memories = functions, kernels, memories
         self.places: dict[BufferOwner, Storage] = {}
@@ -55,28 +57,32 @@ class _Bufferizer:
         self.time = 0
         self.depth = 0
 
-    def function(self, function: Function) -> Buffered:
+    def bufferize_function(self, function: Function) -> Buffered:
+        """Return the steps of ``function`` with their storages, kernels and remaining copies."""
         body = function.body
         self.space = self.memories.space_finder(function)
         self.owners = owners_of(function, self.functions, self.kernels, self.space)
-        steps = self.region(body)
-        rows = [(self.storage(v), self.place(self.owners.result(n))) for n, v in enumerate(body.results)]
+        steps = self.steps_of_region(body)
+        rows = [
+            (self.storage_of_value(v), self.storage_of_owner(self.owners.result_owner(n)))
+            for n, v in enumerate(body.results)
+        ]
         taken = {s.result: s.number for _, s in rows if s.kind == "argument"}
         copies = tuple(map(describe_needed_copy, self.owners.refused))
-        return Buffered(tuple(steps + self.moves(rows)), self.arena, self.used, self.held, taken, copies)
+        return Buffered(tuple(steps + self.parallel_copies(rows)), self.arena, self.used, self.held, taken, copies)
 
     # --- storage ---
 
-    def storage(self, value: Value) -> Storage:
+    def storage_of_value(self, value: Value) -> Storage:
         """Return the memory of ``value``; constants are added to the blob on first use."""
         if value in self.constant_ops:
             if value not in self.constants:
-                self.constants[value] = self.fills.constant(self.constant_ops[value], self.space(value))
+                self.constants[value] = self.fills.constant_storage(self.constant_ops[value], self.space(value))
             return self.constants[value]
-        return self.place(self.owners.of(value))
+        return self.storage_of_owner(self.owners.owner_of(value))
 
-    def place(self, owner: BufferOwner) -> Storage:
-        """Return the memory of an owner (values that share it), with its live range extended to this step."""
+    def storage_of_owner(self, owner: BufferOwner) -> Storage:
+        """Return the memory of an owner, with its live range extended to the current step."""
         found = self.places.get(owner)
         if found is None:
             if owner.argument >= 0:
@@ -90,10 +96,10 @@ class _Bufferizer:
             found.touch(self.time)
         return found
 
-    def readable(self, value: Value) -> Storage:
-        """Return the memory of ``value`` for a kernel to read; a splat constant is materialized first."""
-        storage = self.storage(value)
-        return self.fills.array(storage) if storage.kind == "fill" else storage
+    def readable_storage(self, value: Value) -> Storage:
+        """Return the memory of ``value`` as kernels read it; a splat constant is first written to the arena."""
+        storage = self.storage_of_value(value)
+        return self.fills.filled_array(storage) if storage.kind == "fill" else storage
 
     def _allocate_storage(self, size: Dim, space: int) -> Storage:
         made = Storage("arena", size, space=space)
@@ -101,22 +107,22 @@ class _Bufferizer:
         self.arena.append(made)
         return made
 
-    def fresh(self, value: Value) -> Storage:
-        """Allocate new arena memory for a tensor of the type of ``value``."""
+    def allocate_like(self, value: Value) -> Storage:
+        """Allocate arena memory for a tensor of the type of ``value``."""
         return self._allocate_storage(tensor_bytes(value.type), self.space(value))
 
-    def copied(self, source: Storage, target: Storage, size: Dim) -> Step:
+    def copy_step(self, source: Storage, target: Storage, size: Dim) -> Step:
         """Return the step that copies ``source`` to ``target``, or fills ``target`` with a splat constant."""
-        self.touch(source, target)
-        return self.fills.fill(source, target) if source.kind == "fill" else Copy(source, target, size)
+        self.begin_step(source, target)
+        return self.fills.fill_launch(source, target) if source.kind == "fill" else Copy(source, target, size)
 
-    def moves(self, rows: Sequence[tuple[Storage, Storage]]) -> list[Step]:
+    def parallel_copies(self, rows: Sequence[tuple[Storage, Storage]]) -> list[Step]:
         """Return copies for a parallel assignment of sources to targets, in a safe order."""
         needed = [(source, target) for source, target in rows if source is not target and target.size != 0]
         ordered = ordered_copies(needed, lambda source: self._allocate_storage(source.size, source.space))
-        return [self.copied(source, target, target.size) for source, target in ordered]
+        return [self.copy_step(source, target, target.size) for source, target in ordered]
 
-    def touch(self, *storages: Storage) -> None:
+    def begin_step(self, *storages: Storage) -> None:
         """Begin a step, and extend the live ranges of the ``storages`` that it accesses."""
         self.time += 1
         for s in storages:
@@ -125,7 +131,7 @@ class _Bufferizer:
 
     # --- steps ---
 
-    def region(self, region: Region) -> list[Step]:
+    def steps_of_region(self, region: Region) -> list[Step]:
         """Return the steps of the ops of ``region``."""
         steps: list[Step] = []
         for op in region.ops:
@@ -144,16 +150,16 @@ class _Bufferizer:
                     steps += self._branch_steps(op)
                 case "bind_dim":
                     size = op.operands[0]
-                    steps.append(Bind(op.attrs["dim"], self.storage(size), size.type.dtype))
+                    steps.append(Bind(op.attrs["dim"], self.storage_of_value(size), size.type.dtype))
                 case "assert":
                     if self.depth:
                         message = f"an assertion on data is inside a loop or a branch: {op.attrs['message']}"
                         raise CompileError.at(op.loc, message, hint="move it before or after the loop")
-                    values = tuple((self.storage(v), v.type.dtype) for v in op.operands[1:])
-                    check = Check(self.storage(op.operands[0]), op.attrs["message"], values)
+                    values = tuple((self.storage_of_value(v), v.type.dtype) for v in op.operands[1:])
+                    check = Check(self.storage_of_value(op.operands[0]), op.attrs["message"], values)
                     steps.append(check)
             if not self.depth:
-                steps[done:done] = self.fills.before(begin, self.time)
+                steps[done:done] = self.fills.launches_before(begin, self.time)
         return steps
 
     def _view_steps(self, op: Op) -> list[Step]:
@@ -170,21 +176,23 @@ class _Bufferizer:
             self.constant_ops[op.result] = self.constant_ops[source]
             self.constants[op.result] = self.constants[source]
         elif not is_view:
-            return self.moves([(self.storage(source), self.storage(op.result))])
+            return self.parallel_copies([(self.storage_of_value(source), self.storage_of_value(op.result))])
         return []
 
     def _launch_steps(self, op: Op) -> list[Step]:
+        """Return the launch of a dispatch, after the copies of operands that the kernel overwrites."""
         name = op.attrs["callee"]
         kernel = self.used[name] = self.kernels[name]
         shared = self.owners.ties.updates[op]
-        writes = tuple(map(self.storage, op.results))
-        old = map(self.storage, op.operands[:shared])
-        steps = self.moves([*zip(old, writes)])
-        reads = tuple(map(self.readable, op.operands[shared:]))
-        self.touch(*reads, *writes)
+        writes = tuple(map(self.storage_of_value, op.results))
+        old = map(self.storage_of_value, op.operands[:shared])
+        steps = self.parallel_copies([*zip(old, writes)])
+        reads = tuple(map(self.readable_storage, op.operands[shared:]))
+        self.begin_step(*reads, *writes)
         return [*steps, launch_step(kernel, reads, writes, op)]
 
     def _while_steps(self, op: Op) -> list[Step]:
+        """Return the steps of a loop: as one kernel, as a loop of steps, or as a branch between both."""
         if found := self._kernel_of_small_loop(op):
             return self._one_kernel_loop_steps(op, found)
         bounds = self._size_bounds_of_loop(op)
@@ -197,13 +205,13 @@ class _Bufferizer:
         iterations = trip_count(op, self.constant_ops, self.functions)
         self._enter_loop(op)
         self.depth += len(chosen)
-        cond_steps = self.region(cond)
-        predicate = self.storage(cond.results[0])
-        body_steps = self.region(body)
-        body_steps += self.moves([*zip(map(self.storage, body.results), carries)])
+        cond_steps = self.steps_of_region(cond)
+        predicate = self.storage_of_value(cond.results[0])
+        body_steps = self.steps_of_region(body)
+        body_steps += self.parallel_copies([*zip(map(self.storage_of_value, body.results), carries)])
         self.depth -= 1 + len(chosen)
         self.time += 1
-        self.extend(begin, op, [*carries, predicate, *(one.writes[0] for one in chosen)])
+        self.extend_live_ranges(begin, op, [*carries, predicate, *(one.writes[0] for one in chosen)])
         loop = Loop(predicate, tuple(cond_steps), tuple(body_steps), iterations)
         if not chosen:
             return [*made.steps, *made.late, loop]
@@ -217,13 +225,14 @@ class _Bufferizer:
             return None
         return loop_size_bounds(op, self.functions, self.kernels, limit)
 
-    def _launch_of_loop_kernel(self, op: Op, made: Carried) -> tuple[Step, ...]:
+    def _launch_of_loop_kernel(self, op: Op, made: LoopStateMemory) -> tuple[Step, ...]:
         """Return the launch of a kernel that runs a whole loop."""
         return tuple(
             self._one_kernel_loop_steps(op, symbolic_kernel(self._one_kernel_candidate(op), made.held), begun=True)
         )
 
     def _one_kernel_candidate(self, op: Op) -> CandidateLoop:
+        """Return the loop ``op`` with the context in which one kernel may replace it."""
         name = loop_name(op, self.kernels, self.used)
         return CandidateLoop(op, name, self.functions, self.kernels, self.constant_ops, self.owners)
 
@@ -232,7 +241,7 @@ class _Bufferizer:
         kernel = bounds_kernel(f"fits_{loop_name(op, self.kernels, self.used)}", bounds)
         self._register_loop_kernel(op, kernel)
         index = self._allocate_storage(4, self.space(op.results[0]))
-        self.touch(index)
+        self.begin_step(index)
         return launch_step(kernel, (), (index,), op)
 
     def _kernel_of_small_loop(self, op: Op) -> LoopKernel | None:
@@ -240,18 +249,21 @@ class _Bufferizer:
         limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *values_computed_in_loop(op))})
         if limit is None:
             return None
-        filled = {n for n, v in enumerate(op.operands) if v in self.constant_ops and self.storage(v).kind == "fill"}
+        filled = {
+            n for n, v in enumerate(op.operands) if v in self.constant_ops and self.storage_of_value(v).kind == "fill"
+        }
         return one_kernel_for_loop(self._one_kernel_candidate(op), limit, self.memories.targets_in(op), filled)
 
     def _enter_loop(self, op: Op) -> None:
+        """Begin the steps of a loop or branch."""
         self.depth += 1
         if self.depth > MAX_NESTING:
             message = f"loops and branches are nested more than {MAX_NESTING} deep"
             raise CompileError.at(op.loc, message, hint="use jnp.where in place of inner branches")
 
-    def extend(self, begin: int, op: Op, kept: list[Storage]) -> None:
-        """Extend lifetimes over a loop or branch, so that outer values do not share memory with inner ones."""
-        outer = [self.storage(v) for r in op.regions for v in captured_values(r) if v not in self.constant_ops]
+    def extend_live_ranges(self, begin: int, op: Op, kept: list[Storage]) -> None:
+        """Extend live ranges over a loop or branch, so that outer values do not share memory with inner values."""
+        outer = [self.storage_of_value(v) for r in op.regions for v in captured_values(r) if v not in self.constant_ops]
         for s in (*kept, *outer):
             if s.kind == "arena":
                 s.first = min(s.first, begin)
@@ -272,21 +284,29 @@ class _Bufferizer:
             iterations = trip_count(op, self.constant_ops, self.functions)
             return [*begin, *bounded_steps(self, op, found, kept, iterations)]
         if not begun:
-            begin += self.moves([(self.storage(op.operands[n]), self.storage(op.results[n])) for n in found.held])
-        sources, writes = tuple(map(self.readable, found.reads)), (*map(self.storage, op.results), *kept)
-        self.touch(*sources, *writes)
+            begin += self.parallel_copies(
+                [(self.storage_of_value(op.operands[n]), self.storage_of_value(op.results[n])) for n in found.held]
+            )
+        sources, writes = (
+            tuple(map(self.readable_storage, found.reads)),
+            (*map(self.storage_of_value, op.results), *kept),
+        )
+        self.begin_step(*sources, *writes)
         return [*begin, launch_step(found.kernel, sources, writes, op)]
 
     def _branch_steps(self, op: Op) -> list[Step]:
-        index = self.storage(op.operands[0])
+        """Return the branch of a ``case``; each side ends with the copies of its results."""
+        index = self.storage_of_value(op.operands[0])
         begin = self.time
-        results = [self.storage(v) for v in op.results]
+        results = [self.storage_of_value(v) for v in op.results]
         branches = []
         self._enter_loop(op)
         for region in op.regions:
-            steps = self.region(region)
-            branches.append((*steps, *self.moves([*zip(map(self.storage, region.results), results)])))
+            steps = self.steps_of_region(region)
+            branches.append(
+                (*steps, *self.parallel_copies([*zip(map(self.storage_of_value, region.results), results)]))
+            )
         self.depth -= 1
         self.time += 1
-        self.extend(begin, op, [*results, index])
+        self.extend_live_ranges(begin, op, [*results, index])
         return [Branch(index, tuple(branches))]

@@ -16,7 +16,7 @@ from aotc.ir.program.ir import Storage
 
 @dataclass(slots=True)
 class _Span:
-    """A range of bytes with the same accesses so far; ``end`` is used only in the static part of the arena."""
+    """Range of bytes with equal accesses so far; ``end`` is used only in the static part of the arena."""
 
     end: int = 0
     writer: int = -1
@@ -25,7 +25,7 @@ class _Span:
 
 @dataclass(slots=True)
 class MemoryAccesses:
-    """The accesses of the commands so far."""
+    """Record of the accesses of the commands so far."""
 
     begins: list[int] = field(default_factory=list)
     spans: list[_Span] = field(default_factory=list)
@@ -55,6 +55,7 @@ class MemoryAccesses:
             del self.begins[first + 1 : first + len(spans)], self.spans[first + 1 : first + len(spans)]
 
     def _spans_of_storage(self, s: Storage) -> list[_Span]:
+        """Return the spans of a storage's bytes."""
         if s.kind != "arena" or not isinstance(s.size, int):
             place = (s.kind, s.offset if s.kind == "arena" else s.number)
             return [self.others.setdefault(place, _Span())]

@@ -20,23 +20,23 @@ _FUNCTIONS = {"//": "floordiv", "%": "mod", "max": "max", "min": "min"}
 
 
 class VmProgramBuilder:
-    """Builder of the VM code of one function."""
+    """Builder of the VM code of one function; each dim is computed once, in a register of its own."""
 
     def __init__(self) -> None:
         self.code: list[list] = []
         self.registers = 0
         self._known: dict[Dim, int] = {}
 
-    def op(self, name: str, *operands: object) -> None:
+    def append_instruction(self, name: str, *operands: object) -> None:
         """Append a VM instruction."""
         self.code.append([BY_NAME[name].opcode, *operands])
 
-    def register(self) -> int:
+    def allocate_register(self) -> int:
         """Allocate a new VM register."""
         self.registers += 1
         return self.registers - 1
 
-    def bind(self, symbol: Dim, register: int) -> None:
+    def bind_dim(self, symbol: Dim, register: int) -> None:
         """Record that VM register ``register`` contains the dim ``symbol``."""
         self._known[symbol] = register
 
@@ -48,31 +48,32 @@ class VmProgramBuilder:
         """Return True if a register contains the value of a dim."""
         return symbol in self._known
 
-    def value(self, e: Dim) -> int:
-        """Return a VM register with the value of the dim ``e``; append instructions if necessary."""
+    def register_of_dim(self, e: Dim) -> int:
+        """Return the VM register that contains the dim ``e``; append the instructions to compute it if necessary."""
         found = self._known.get(e)
         if found is None:
             found = self._known[e] = self._compute_dim(e)
         return found
 
     def _compute_dim(self, e: Dim) -> int:
+        """Append the instructions that compute the dim ``e``; return the register of the result."""
         if not isinstance(e, Expr):
-            out = self.register()
-            self.op("const", out, int(e))
+            out = self.allocate_register()
+            self.append_instruction("const", out, int(e))
             return out
         parts = [self._dim_term(monomial, c) for monomial, c in e.terms]
         if e.const:
-            parts.append(self.value(e.const))
+            parts.append(self.register_of_dim(e.const))
         total = parts[0]
         for p in parts[1:]:
-            total = self.binary("add", total, p)
+            total = self.append_binary("add", total, p)
         return total
 
     def _dim_term(self, monomial: tuple, c: int) -> int:
-        factors = [self._dim_atom(a) for a in monomial] + ([self.value(c)] if c != 1 else [])
+        factors = [self._dim_atom(a) for a in monomial] + ([self.register_of_dim(c)] if c != 1 else [])
         total = factors[0]
         for f in factors[1:]:
-            total = self.binary("mul", total, f)
+            total = self.append_binary("mul", total, f)
         return total
 
     def _dim_atom(self, atom: Sym | Call) -> int:
@@ -81,13 +82,15 @@ class VmProgramBuilder:
             return self._known[e]
         if isinstance(atom, Sym):
             raise KeyError(f"no argument gives the dim {atom.name}")
-        self._known[e] = out = self.binary(_FUNCTIONS[atom.fn], self.value(atom.a), self.value(atom.b))
+        self._known[e] = out = self.append_binary(
+            _FUNCTIONS[atom.fn], self.register_of_dim(atom.a), self.register_of_dim(atom.b)
+        )
         return out
 
-    def binary(self, name: str, a: int, b: int) -> int:
+    def append_binary(self, name: str, a: int, b: int) -> int:
         """Append a binary VM instruction; return its result register."""
-        out = self.register()
-        self.op(name, out, a, b)
+        out = self.allocate_register()
+        self.append_instruction(name, out, a, b)
         return out
 
 
@@ -97,7 +100,7 @@ Block: TypeAlias = tuple[int, Dim, Dim]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A command buffer, which runs before the host reads memory the next time, and data of the memory plan.
+    """Part of a call: a command buffer, and the values that the host reads after it.
 
     Attributes
     ----------
@@ -139,23 +142,23 @@ def emit_program(
             waiting.remove(row)
         for n, v in [(n, v) for n, v in unmade if last or p.are_dims_known(*v.type.shape)]:
             if n in given:
-                p.op("take", n, given[n])
+                p.append_instruction("take", n, given[n])
             else:
-                p.op("result", n, [p.value(d) for d in v.type.shape])
+                p.append_instruction("result", n, [p.register_of_dim(d) for d in v.type.shape])
             unmade.remove((n, v))
         _emit_arena_allocation(p, stage.arenas, taken)
         if stage.arenas != taken or stage is stages[0]:
             for slot, offset, size in stage.blocks:
-                p.op("block", slot, p.value(offset), p.value(size))
+                p.append_instruction("block", slot, p.register_of_dim(offset), p.register_of_dim(size))
             taken = stage.arenas
         if stage.buffer.code:
-            p.op("submit", stage.number, [p.value(e) for e in stage.buffer.parameters])
+            p.append_instruction("submit", stage.number, [p.register_of_dim(e) for e in stage.buffer.parameters])
         for step in stage.judged:
             if isinstance(step, Bind):
                 _bind_computed(p, slots, step)
             else:
                 _emit_assertion_check(p, slots, step)
-    p.op("return")
+    p.append_instruction("return")
     return p
 
 
@@ -163,9 +166,9 @@ def _emit_arena_allocation(p: VmProgramBuilder, sizes: Sequence[Dim], taken: Seq
     """Emit the allocation of a larger arena in each memory in which the ``taken`` bytes are not enough."""
     for space, (size, before) in enumerate(zip(sizes, taken, strict=True)):
         if size != before and space == 0:
-            p.op("arena", p.value(size))
+            p.append_instruction("arena", p.register_of_dim(size))
         elif size != before:
-            p.op("arena_in", space, p.value(size))
+            p.append_instruction("arena_in", space, p.register_of_dim(size))
 
 
 def _bind_arguments(p: VmProgramBuilder, function: Function) -> None:
@@ -193,7 +196,7 @@ def _bind_arguments(p: VmProgramBuilder, function: Function) -> None:
             if d != expr_of_atom(names[0]) if names else True:
                 later.append((n, axis, d))
     for n, axis, d in [*later, *unread]:
-        p.op("check_dim", n, axis, p.value(d))
+        p.append_instruction("check_dim", n, axis, p.register_of_dim(d))
 
 
 def _symbol_coefficient(e: Expr, symbol: Sym) -> int:
@@ -206,18 +209,22 @@ def _solve_dim(p: VmProgramBuilder, place: tuple[int, int, Expr], symbol: Sym, f
     """Emit code that computes the one unknown of an argument's dim, rounded down; the dim itself is checked later."""
     n, axis, d = place
     lone = expr_of_atom(symbol)
-    size = p.register()
-    p.op("dim", size, n, axis)
+    size = p.allocate_register()
+    p.append_instruction("dim", size, n, axis)
     rest = d - factor * lone
     if rest != 0:
-        size = p.binary("sub", size, p.value(rest)) if factor > 0 else p.binary("sub", p.value(rest), size)
+        size = (
+            p.append_binary("sub", size, p.register_of_dim(rest))
+            if factor > 0
+            else p.append_binary("sub", p.register_of_dim(rest), size)
+        )
     elif factor < 0:
-        size = p.binary("sub", p.value(0), size)
-    p.bind(lone, p.binary("floordiv", size, p.value(abs(factor))) if abs(factor) != 1 else size)
+        size = p.append_binary("sub", p.register_of_dim(0), size)
+    p.bind_dim(lone, p.append_binary("floordiv", size, p.register_of_dim(abs(factor))) if abs(factor) != 1 else size)
 
 
 def _check_sizes(p: VmProgramBuilder, function: Function) -> list[tuple]:
-    """Emit checks of requirements on sizes of arguments; return those that depend on dims computed later."""
+    """Emit checks of requirements on argument sizes; return the requirements whose dims are computed later."""
     sizes = {f"size_{n}_{k}": (n, k) for n, v in enumerate(function.body.params) for k in range(v.type.rank)}
     waiting = []
     for row in function.attrs.get("requirements", ()):
@@ -225,9 +232,9 @@ def _check_sizes(p: VmProgramBuilder, function: Function) -> list[tuple]:
         names = sorted({s.name for e in (left, right, *values) for s in symbols(e)})
         for name in names:
             if name in sizes and not p.is_dim_bound(sym(name)):
-                register = p.register()
-                p.op("dim", register, *sizes[name])
-                p.bind(sym(name), register)
+                register = p.allocate_register()
+                p.append_instruction("dim", register, *sizes[name])
+                p.bind_dim(sym(name), register)
         if all(name in sizes for name in names):
             _emit_requirement_check(p, row)
         else:
@@ -238,14 +245,14 @@ def _check_sizes(p: VmProgramBuilder, function: Function) -> list[tuple]:
 def _bind_computed(p: VmProgramBuilder, slots: Slots, bind: Bind) -> None:
     """Emit code that reads a size that kernels computed, and checks that it is not negative."""
     register = _load_from_storage(p, slots, bind.value, bind.dtype)
-    p.bind(bind.dim, register)
+    p.bind_dim(bind.dim, register)
     _emit_requirement_check(p, ("le", 0, bind.dim, "a size is negative: {0}", (bind.dim,)))
 
 
 def _load_from_storage(p: VmProgramBuilder, slots: Slots, storage: Storage, dtype: str) -> int:
-    out = p.register()
+    out = p.allocate_register()
     slot, offset = slot_and_offset(storage, slots)
-    p.op("load_scalar", out, slot, p.value(offset), dtype)
+    p.append_instruction("load_scalar", out, slot, p.register_of_dim(offset), dtype)
     return out
 
 
@@ -264,27 +271,28 @@ def _bind_values(p: VmProgramBuilder, function: Function, stages: Sequence[Stage
         if name not in names:
             continue
         dtype = function.body.params[argument].type.dtype
-        register = p.register()
-        p.op("load_scalar", register, argument, p.value(element * size_of(dtype)), dtype)
-        p.bind(sym(name), register)
+        register = p.allocate_register()
+        p.append_instruction("load_scalar", register, argument, p.register_of_dim(element * size_of(dtype)), dtype)
+        p.bind_dim(sym(name), register)
         _emit_requirement_check(p, ("le", 0, sym(name), f"a size is negative: {name} is {{0}}", (sym(name),)))
 
 
 def _emit_requirement_check(p: VmProgramBuilder, row: tuple) -> None:
+    """Emit the check of a requirement on sizes: (relation, left, right, message, values in the message)."""
     relation, left, right, message, values = row
     match relation:
         case "gt":
             relation, left, right = "lt", right, left
         case "ge":
             relation, left, right = "le", right, left
-    holds = p.binary(relation, p.value(left), p.value(right))
-    p.op("assert_true", holds, message, [p.value(e) for e in values])
+    holds = p.append_binary(relation, p.register_of_dim(left), p.register_of_dim(right))
+    p.append_instruction("assert_true", holds, message, [p.register_of_dim(e) for e in values])
 
 
 def _emit_assertion_check(p: VmProgramBuilder, slots: Slots, check: Check) -> None:
     """Emit the check of an assertion whose condition kernels computed."""
     values = [_load_from_storage(p, slots, s, dtype) for s, dtype in check.values]
-    p.op("assert_true", _load_from_storage(p, slots, check.predicate, "i1"), check.message, values)
+    p.append_instruction("assert_true", _load_from_storage(p, slots, check.predicate, "i1"), check.message, values)
 
 
 def join_programs(
@@ -296,14 +304,14 @@ def join_programs(
     for function, _ in copies:
         conditions = []
         for n, axis, size in fixed_dims(general[0], function):
-            found = joined.register()
-            joined.op("dim", found, n, axis)
-            conditions.append(joined.binary("eq", found, joined.value(size)))
+            found = joined.allocate_register()
+            joined.append_instruction("dim", found, n, axis)
+            conditions.append(joined.append_binary("eq", found, joined.register_of_dim(size)))
         holds = conditions[0]
         for c in conditions[1:]:
-            holds = joined.binary("and", holds, c)
+            holds = joined.append_binary("and", holds, c)
         entries.append(len(joined.code))
-        joined.op("branch_if", holds, 0)
+        joined.append_instruction("branch_if", holds, 0)
     joined.code += general[1].code
     for at, (_, program) in zip(entries, copies, strict=True):
         joined.code[at][-1] = len(joined.code)

@@ -55,7 +55,7 @@ FILLED_BYTES_CPU = Limit(
 
 @dataclass
 class ConstantFills:
-    """The filled constants of one function.
+    """Splat constants of one function that kernels write, and the launches that write them.
 
     Attributes
     ----------
@@ -74,19 +74,21 @@ class ConstantFills:
     _arrays: dict[Storage, Storage] = field(default_factory=dict)
     _read: set[Storage] = field(default_factory=set)
 
-    def constant(self, op: Op, space: int) -> Storage:
+    def constant_storage(self, op: Op, space: int) -> Storage:
         """Return the storage of a constant: in the bundle, or of kind ``fill`` if kernels write it."""
         type_ = op.result.type
         array = np.broadcast_to(op.attrs["value"], [static(d) for d in type_.shape])
         array = array.astype(to_numpy(type_.dtype), copy=False)
         limit = FILLED_BYTES if self.memories.spaces[space].target.kind == "cuda" else FILLED_BYTES_CPU
         if limit.holds(array.nbytes) or (value := filling_value(array)) is None:
-            return Storage("constant", array.nbytes, self.memories.add(array, op.result.name, space), space=space)
+            return Storage(
+                "constant", array.nbytes, self.memories.add_constant(array, op.result.name, space), space=space
+            )
         made = Storage("fill", array.nbytes, space=space)
         self._values[made] = value, type_.dtype, op.loc
         return made
 
-    def fill(self, source: Storage, target: Storage) -> Launch:
+    def fill_launch(self, source: Storage, target: Storage) -> Launch:
         """Return the launch that writes a constant of kind ``fill`` to ``target``."""
         value, dtype, loc = self._values[source]
         count = static(source.size) // value.itemsize
@@ -104,16 +106,16 @@ class ConstantFills:
         function = Function(name, body, attrs={"kind": "loop", "root": result.name})
         return self.memories.lower_region(function, self.memories.spaces[space].target)
 
-    def array(self, source: Storage) -> Storage:
+    def filled_array(self, source: Storage) -> Storage:
         """Return an array with a constant of kind ``fill``, filled before the current step."""
         if source not in self._arrays:
             made = self._arrays[source] = Storage("arena", source.size, space=source.space)
             self.arena.append(made)
-            self._ahead.append(self.fill(source, made))
+            self._ahead.append(self.fill_launch(source, made))
         self._read.add(self._arrays[source])
         return self._arrays[source]
 
-    def before(self, begin: int, end: int) -> list[Step]:
+    def launches_before(self, begin: int, end: int) -> list[Step]:
         """Return the launches that must precede the steps of the times from ``begin`` to ``end``."""
         for array in self._read:
             array.touch(begin)

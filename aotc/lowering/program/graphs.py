@@ -48,11 +48,11 @@ def split_into_graphs(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -
     """
     if _is_faster_as_one_graph(steps, edges, costs):
         return [steps]
-    return [part for run in split_at_control_steps(steps) for part in _around_unknown_products(run, costs)]
+    return [part for run in split_at_control_steps(steps) for part in _split_at_unknown_matmuls(run, costs)]
 
 
-def _around_unknown_products(run: Run, costs: Costs) -> list[Run]:
-    """Return a serial graph in parts: each matmul of unknown size is one."""
+def _split_at_unknown_matmuls(run: Run, costs: Costs) -> list[Run]:
+    """Return a serial graph in parts; each matmul of unknown size is a part of its own."""
     if is_lone_control_step(run) or not costs.is_serial(command_nanoseconds(run, costs)):
         return [run]
     parts: list[Run] = []
@@ -65,7 +65,7 @@ def _around_unknown_products(run: Run, costs: Costs) -> list[Run]:
 
 
 def is_unknown_product(step: Step, costs: Costs) -> bool:
-    """Return True if a command is a matmul in tiles whose work only a call knows: the call decides who shares it."""
+    """Return True if a command is a matmul in tiles whose work is known only in a call, so the call divides it."""
     return isinstance(step, Launch) and costs.work_of_tiles(step.kernel) is not None
 
 
@@ -147,6 +147,7 @@ def worker_width_of_command(step: Step, costs: Costs) -> int:
 
 
 def _step_nanoseconds(step: Step, costs: Costs) -> float:
+    """Return the nanoseconds of a launch, copy, loop or branch on one core."""
     match step:
         case Launch(kernel=kernel):
             return costs.of(kernel).ns

@@ -56,7 +56,8 @@ def critical_paths(
 
 
 def _critical_path_first(before: Sequence[Sequence[int]], nanoseconds: Sequence[float]) -> list[int]:
-    ways = critical_paths(before, nanoseconds)
+    """Return the commands in topological order: of the ready commands, the longest critical path is first."""
+    path_lengths = critical_paths(before, nanoseconds)
     waiting = list(map(len, before))
     successors: list[list[int]] = [[] for _ in before]
     for n, some in enumerate(before):
@@ -65,7 +66,7 @@ def _critical_path_first(before: Sequence[Sequence[int]], nanoseconds: Sequence[
     ready: list[tuple[float, int]] = []
     for n, count in enumerate(waiting):
         if not count:
-            heappush(ready, (-ways[n], n))
+            heappush(ready, (-path_lengths[n], n))
     order = []
     while ready:
         _, n = heappop(ready)
@@ -73,7 +74,7 @@ def _critical_path_first(before: Sequence[Sequence[int]], nanoseconds: Sequence[
         for s in successors[n]:
             waiting[s] -= 1
             if not waiting[s]:
-                heappush(ready, (-ways[s], s))
+                heappush(ready, (-path_lengths[s], s))
     return order
 
 

@@ -32,7 +32,7 @@ LOOP_FLOPS_CUDA = Limit(
 
 @dataclass
 class Memories:
-    """The memory spaces of a module, and its constants.
+    """Memory spaces of a module, and its constants in each space.
 
     A GPU in a module with several devices has only the constants that its kernels read.
 
@@ -73,7 +73,7 @@ class Memories:
         """Return True if a space has copies of constants, rather than mapping them all."""
         return len(self.spaces) > 1 and self.spaces[space].target.kind != "cpu"
 
-    def add(self, array: np.ndarray, name: str, space: int) -> int:
+    def add_constant(self, array: np.ndarray, name: str, space: int) -> int:
         """Return the offset of a constant in the memory of ``space``."""
         offset = self.constants.add(array, name)
         return self.pieces[space].place(offset, array.nbytes) if self.copies_constants_separately(space) else offset

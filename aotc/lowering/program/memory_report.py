@@ -36,7 +36,7 @@ class FunctionMemory:
     scratch: int
     buffers: tuple[tuple[str, str, Dim, Dim, int, int], ...]
 
-    def entry(self) -> dict[str, int | None]:
+    def manifest_entry(self) -> dict[str, int | None]:
         """Return the memory figures as an entry of the bundle manifest."""
         return {"arena": None if isinstance(self.arena, Expr) else int(self.arena), "scratch": self.scratch}
 
@@ -90,7 +90,7 @@ def _buffer_report_row(s: Storage, maker: str, spaces: Sequence[Space]) -> tuple
 
 
 def local_buffers_of_kernel(kernel: Kernel, threads_alone: bool) -> list[list[str | int]]:
-    """Return (name, space, type, bytes) of each local buffer of a kernel.
+    """Return the name, space, type and bytes of each local buffer of a kernel.
 
     With ``threads_alone`` each thread is a worker of its own, as on a GPU: scratch is then private.
     """

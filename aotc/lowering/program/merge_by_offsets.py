@@ -25,7 +25,7 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class ReadRows:
-    """Some rows of ``whole`` along ``axis``, from the row ``first`` on."""
+    """Rows ``first`` and following of the array ``whole`` along ``axis``, as one kernel reads them."""
 
     whole: Buffer
     axis: int
@@ -33,21 +33,21 @@ class ReadRows:
     rows: int
 
     @property
-    def buffer(self) -> Buffer:
+    def rows_buffer(self) -> Buffer:
         """Return the rows as an array."""
         shape = (*self.whole.shape[: self.axis], self.rows, *self.whole.shape[self.axis + 1 :])
         return replace(self.whole, shape=shape)
 
     @property
-    def begin(self) -> int:
+    def begin_offset(self) -> int:
         """Return the offset of the rows in the whole array, in bytes."""
         return self.first * _row_bytes_of_buffer(self.whole, self.axis)
 
-    def load(self, old: Load) -> Load:
+    def load_from_rows(self, old: Load) -> Load:
         """Return a load from the whole array as a load from the rows."""
         index = list(old.index)
         index[self.axis] -= self.first
-        return Load(self.buffer, tuple(index))
+        return Load(self.rows_buffer, tuple(index))
 
 
 def merge_by_offsets(
@@ -88,7 +88,7 @@ def _kernels_equal_by_offset(kernels: Sequence[Kernel]) -> list[tuple[Kernel, tu
         parts = rows_read_by_kernel(kernel)
         if parts:
             key = replace(_RowReader(parts).kernel(kernel), name="")
-            begins = tuple(parts[b.name].begin if b.name in parts else 0 for b in kernel.inputs)
+            begins = tuple(parts[b.name].begin_offset if b.name in parts else 0 for b in kernel.inputs)
             groups.setdefault(key, []).append((replace(key, name=kernel.name), begins))
             originals.setdefault(key, set()).add(replace(kernel, name=""))
     return [moved for key, some in groups.items() if len(originals[key]) > 1 for moved in some]
@@ -142,13 +142,13 @@ def _row_bytes_of_buffer(buffer: Buffer, axis: int) -> int:
 
 @dataclass(slots=True)
 class _RowReader:
-    """Rewriter that makes a kernel read ``parts`` of its inputs."""
+    """Rewrite a kernel to read ``parts`` of its inputs through offsets."""
 
     parts: Mapping[str, ReadRows]
     _scalars: dict[int, Scalar] = field(default_factory=dict)  # by the identity of the old scalar
 
     def kernel(self, kernel: Kernel) -> Kernel:
-        inputs = tuple(self.parts[b.name].buffer if b.name in self.parts else b for b in kernel.inputs)
+        inputs = tuple(self.parts[b.name].rows_buffer if b.name in self.parts else b for b in kernel.inputs)
         return replace(kernel, inputs=inputs, body=with_scalars(kernel.body, self.scalar))
 
     def scalar(self, s: Scalar) -> Scalar:
@@ -159,7 +159,7 @@ class _RowReader:
     def _load_through_offset(self, s: Scalar) -> Scalar:
         match s:
             case Load(buffer=buffer) if buffer.name in self.parts:
-                return self.parts[buffer.name].load(s)
+                return self.parts[buffer.name].load_from_rows(s)
             case Apply(fn=fn, args=args, dtype=dtype):
                 return Apply(fn, tuple(map(self.scalar, args)), dtype)
         return s

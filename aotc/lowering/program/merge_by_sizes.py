@@ -38,26 +38,26 @@ Row: TypeAlias = tuple[int, ...]
 
 
 class CutText(NamedTuple):
-    """A text without its numbers, and the numbers between its words."""
+    """A kernel's text without its numbers, and the numbers between its words."""
 
     words: tuple[str, ...]
     numbers: Row
 
 
-class Sized(NamedTuple):
+class MergedBySizes(NamedTuple):
     """The merged kernel that replaces a kernel, and the values of its size arguments."""
 
     kernel: Kernel
     sizes: tuple[int, ...]
 
 
-def merge_by_sizes(kernels: Iterable[Kernel], matrices: Collection[str] = ()) -> dict[str, Sized]:
+def merge_by_sizes(kernels: Iterable[Kernel], matrices: Collection[str] = ()) -> dict[str, MergedBySizes]:
     """Return the merged kernels, by name, of CPU kernels that differ only in sizes; no two may be equal.
 
     ``matrices`` are the forms of tiles that a matrix unit multiplies.
     """
     alike = [kernel for some in _groups_by_key(kernels, _text_key_of_kernel) for kernel in some]
-    found: dict[str, Sized] = {}
+    found: dict[str, MergedBySizes] = {}
     for some in _groups_by_key(map(_with_flat_arrays, alike), partial(_numbers_that_must_be_equal, matrices=matrices)):
         found |= _groups_of_equal_text(some)
     return found
@@ -72,7 +72,7 @@ def _groups_by_key(kernels: Iterable[Kernel], key: Callable[[Kernel], tuple | No
     return [some for some in found.values() if len(some) > 1]
 
 
-def _groups_of_equal_text(kernels: Iterable[Kernel]) -> dict[str, Sized]:
+def _groups_of_equal_text(kernels: Iterable[Kernel]) -> dict[str, MergedBySizes]:
     texts = {kernel.name: _text_split_at_numbers(kernel) for kernel in kernels}
     groups = _groups_by_key(kernels, lambda kernel: texts[kernel.name].words)
     return {name: sized for some in groups for name, sized in _kernel_of_equal_texts(some, texts).items()}
@@ -87,11 +87,11 @@ def _text_key_of_kernel(kernel: Kernel) -> tuple:
 # --- which kernels, and which of their numbers stay --------------------------------
 
 
-class _Flattener(InlinedKernelRenamer):
-    """Rewriter that replaces buffers and preserves loops."""
+class _ArrayFlattener(InlinedKernelRenamer):
+    """Rewriter that replaces buffers by flat ones; loops stay."""
 
     def stmt(self, s: Stmt) -> Stmt:
-        return replace(s, body=self.block(s.body)) if isinstance(s, For) else super().stmt(s)
+        return replace(s, body=self.renamed_block(s.body)) if isinstance(s, For) else super().renamed_statement(s)
 
 
 def _with_flat_arrays(kernel: Kernel) -> Kernel:
@@ -116,7 +116,9 @@ def _with_flat_arrays(kernel: Kernel) -> Kernel:
     if not flat:
         return kernel
     inputs, outputs = (tuple(flat.get(b.name, b) for b in side) for side in (kernel.inputs, kernel.outputs))
-    return replace(kernel, inputs=inputs, outputs=outputs, body=_Flattener(flat, set(), "").block(kernel.body))
+    return replace(
+        kernel, inputs=inputs, outputs=outputs, body=_ArrayFlattener(flat, set(), "").renamed_block(kernel.body)
+    )
 
 
 # Rows of a tile. With more, the strides and the terms of its operands may be kernel arguments. With no more, memory
@@ -134,7 +136,7 @@ def _numbers_that_must_be_equal(kernel: Kernel, matrices: Collection[str]) -> tu
     for s in walk(kernel.body):
         match s:
             case For(kind="serial" | "parallel", step=1):
-                kept += [] if _loop_header(s) else _numbers_of_rows(s, any(s is x for x in kernel.body))
+                kept += [] if _is_innermost_loop(s) else _numbers_of_rows(s, any(s is x for x in kernel.body))
             case Store(reduce="") | Let() | If():
                 pass
             case Alloc(buffer=buffer) if buffer.space == "private":
@@ -193,7 +195,7 @@ def _grid_items_of_kernel(kernel: Kernel) -> set[str]:
 # --- one kernel of several ----------------------------------------------------------
 
 
-def _kernel_of_equal_texts(kernels: Sequence[Kernel], texts: Mapping[str, CutText]) -> dict[str, Sized]:
+def _kernel_of_equal_texts(kernels: Sequence[Kernel], texts: Mapping[str, CutText]) -> dict[str, MergedBySizes]:
     """Return the merged kernel of kernels that have the same text except for numbers."""
     loops = zip(*map(_innermost_loops, kernels), strict=True)
     varied = [len({loop.end for loop in some}) > 1 for some in loops]
@@ -202,21 +204,23 @@ def _kernel_of_equal_texts(kernels: Sequence[Kernel], texts: Mapping[str, CutTex
     ]
     words, rows = cut[0].words, [*zip(*(text.numbers for text in cut), strict=True)]
     sizes = _SizeArguments("size")
-    written = {row: sizes.text(row) for row in sorted(set(rows), key=lambda row: (max(row), row))}
+    written = {row: sizes.text_of_number(row) for row in sorted(set(rows), key=lambda row: (max(row), row))}
     if len(sizes.known) > MAX_DIMS or any(sizes.prefix in word for word in words):
         return {}
     text = "".join(x for word, row in zip(words, rows) for x in (word, written[row])) + words[-1]
     declared = "".join(f'{name}: "dim(lo={min(row)}, extent={max(row) + 1})", ' for name, row in sizes.known.items())
     general = parse_kernel(text.replace('grid: "', f'{declared}grid: "', 1))
     general = replace(general, name=kernels[0].name)
-    return {k.name: Sized(general, tuple(row[n] for row in sizes.known.values())) for n, k in enumerate(kernels)}
+    return {
+        k.name: MergedBySizes(general, tuple(row[n] for row in sizes.known.values())) for n, k in enumerate(kernels)
+    }
 
 
 def _innermost_loops(kernel: Kernel) -> list[For]:
-    return [s for s in walk(kernel.body) if isinstance(s, For) and not _loop_header(s)]
+    return [s for s in walk(kernel.body) if isinstance(s, For) and not _is_innermost_loop(s)]
 
 
-def _loop_header(loop: For) -> bool:
+def _is_innermost_loop(loop: For) -> bool:
     return any(isinstance(inner, For) for inner in walk(loop.body))
 
 
@@ -224,11 +228,11 @@ def _with_whole_vector_loops(kernel: Kernel, varied: Sequence[bool]) -> Kernel:
     """Return ``kernel`` with its ``varied`` innermost loops as loops over whole vectors, for LLVM."""
     left = iter(varied)
 
-    def changed(stmt: Stmt) -> Stmt:
+    def rewrite_loop(stmt: Stmt) -> Stmt:
         match stmt:
             case If(cond, then, otherwise):
-                return If(cond, tuple(map(changed, then)), tuple(map(changed, otherwise)))
-            case For(var=var, end=end) if not _loop_header(stmt):
+                return If(cond, tuple(map(rewrite_loop, then)), tuple(map(rewrite_loop, otherwise)))
+            case For(var=var, end=end) if not _is_innermost_loop(stmt):
                 if not next(left):
                     return stmt
                 vector, name = _widest_stored_vector(stmt), f"{var}_vector"
@@ -242,10 +246,10 @@ def _with_whole_vector_loops(kernel: Kernel, varied: Sequence[bool]) -> Kernel:
                     stmt.kind,
                 )
             case For():
-                return replace(stmt, body=tuple(map(changed, stmt.body)))
+                return replace(stmt, body=tuple(map(rewrite_loop, stmt.body)))
         return stmt
 
-    return replace(kernel, body=tuple(map(changed, kernel.body)))
+    return replace(kernel, body=tuple(map(rewrite_loop, kernel.body)))
 
 
 _CONSTANT = rf"""(?:{"|".join(DTYPES)})\((?:[^()]|\([^()]*\))*\)"""
@@ -271,12 +275,12 @@ VECTOR_ELEMENTS = 16
 
 @dataclass(slots=True)
 class _SizeArguments:
-    """The size arguments of a merged kernel, by name, with their value in each original kernel."""
+    """Size arguments of a merged kernel, by name, with their value in each original kernel."""
 
     prefix: str
     known: dict[str, Row] = field(default_factory=dict)
 
-    def text(self, row: Row) -> str:
+    def text_of_number(self, row: Row) -> str:
         """Return the text of a number in a merged kernel: a constant, or an expression of size arguments."""
         if len(set(row)) == 1:
             return str(row[0])

@@ -94,17 +94,18 @@ OVERLAP_MEMORY = Limit(
 
 
 def _place_avoiding_reuse(storages: list[Storage], runs: Sequence[Run], most: int | None) -> int:
+    """Place storages; pairs whose sharing would make a command wait are separated if that costs little memory."""
     least = _place_static(storages)
     loose = waits_added_by_reuse(runs, storages)
     if loose is None or (most is not None and least >= most):
         return least
 
-    def fits(top: int, kind: int) -> bool:
+    def is_worth_memory(top: int, kind: int) -> bool:
         percent = OVERLAP_MEMORY if kind == CONTROL else SPREAD_PERCENT
         little = SPREAD_BYTES.holds(top) or percent.holds(100 * (top - least) // least)
         return little and (most is None or top <= most)
 
-    total = _place_static(storages, loose, fits)
+    total = _place_static(storages, loose, is_worth_memory)
     return total if most is None or total <= most else _place_static(storages)  # other storages found no gap
 
 
@@ -112,7 +113,7 @@ def _place_static(
     storages: list[Storage], waiting: np.ndarray | None = None,
     fits: Callable[[int, int], bool] = lambda top, kind: True,
 ) -> int:  # fmt: skip
-    """Place storages so that those alive at the same time do not overlap; return the size of the arena.
+    """Place storages so that storages alive at the same time do not overlap; return the size of the arena.
 
     Pairs marked in ``waiting`` do not overlap either, if the end of the later one ``fits`` for that kind of wait.
     """

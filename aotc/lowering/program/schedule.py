@@ -41,7 +41,7 @@ from aotc.vmfb.commands import encode_commands
 
 @dataclass
 class CommandBuffer:
-    """The code of a command buffer, and the expressions over the function's dims that are its parameters.
+    """Code of a command buffer, and the expressions over the function's dims that are its parameters.
 
     ``orders`` has, for each graph in the code's order, its commands as numbers in program order. ``iterations`` has the
     trip count of each loop, None if it is not known. ``locs`` has for each command in the code's order the number of
@@ -101,7 +101,7 @@ class CommandBufferEncoder:
         code = encode_commands(self._encode_nodes(steps))
         return CommandBuffer(code, self.states, self.parameters, self.orders, self.iterations, self.locs)
 
-    def operand(self, value: Dim) -> int:
+    def operand_word(self, value: Dim) -> int:
         """Return the operand word for a number: a constant, or a parameter of the call."""
         if not isinstance(value, Expr):
             return abi.constant_operand(int(value))
@@ -112,14 +112,16 @@ class CommandBufferEncoder:
     def place(self, storage: Storage, begin: int = 0) -> abi.Place:
         """Return the slot and offset of byte ``begin`` of a storage, as the encoding has it."""
         slot, offset = slot_and_offset(storage, self.slots)
-        return slot, self.operand(offset + begin)
+        return slot, self.operand_word(offset + begin)
 
     def _encode_nodes(self, steps: Sequence[Step]) -> list[abi.Node]:
+        """Return the graphs, loops and branches of ``steps`` as nodes of a command buffer."""
         commands: Run = [step for step in steps if isinstance(step, Launch | Copy | Loop | Branch)]
         runs = split_into_graphs(commands, self._command_predecessors, self.costs)
         return [self._encode_control(run[0]) if is_lone_control_step(run) else self._encode_graph(run) for run in runs]
 
     def _encode_control(self, step: Step) -> abi.Node:
+        """Return a loop or branch as a node."""
         match step:
             case Loop(predicate, cond, body, iterations):
                 self.iterations.append(iterations)
@@ -129,6 +131,7 @@ class CommandBufferEncoder:
         raise TypeError(step)
 
     def _encode_graph(self, steps: Run) -> abi.Graph:
+        """Return a graph: its commands in the order in which to start them, with dependences between them."""
         predecessors = self._command_predecessors(steps)
         times = command_nanoseconds(steps, self.costs)
         serial = is_serial_graph(steps, self.costs)
@@ -137,16 +140,18 @@ class CommandBufferEncoder:
         if not serial:
             leaves = [step for step in steps if isinstance(step, Launch | Copy)]
             if self.costs.target.kind == "cpu" and len(leaves) == len(steps):
-                waits = self.tiles.choose(leaves, predecessors)
+                waits = self.tiles.waits_of_commands(leaves, predecessors)
             order = list_schedule_order(
-                [w.every for w in waits], times, [worker_width_of_command(step, self.costs) for step in steps]
+                [w.all_predecessors for w in waits],
+                times,
+                [worker_width_of_command(step, self.costs) for step in steps],
             )
         state, cell = self.states, len(steps)
         self.states += len(steps) + abi.INNER_CELLS * sum(isinstance(step, Loop | Branch) for step in steps)
         self.orders.append(order)
         commands: list[abi.Command | abi.Control] = []
         for n in order:
-            step, before = steps[n], len(waits[n].every)
+            step, before = steps[n], len(waits[n].all_predecessors)
             if isinstance(step, Loop | Branch):
                 commands.append(abi.Control(cell, before, [], [self._encode_control(step)]))
                 cell += abi.INNER_CELLS
@@ -162,14 +167,14 @@ class CommandBufferEncoder:
         if isinstance(step, Copy):
             self.locs.append(None)
             places = [self.place(step.source), self.place(step.target)]
-            one, size = abi.constant_operand(1), self.operand(step.size)
+            one, size = abi.constant_operand(1), self.operand_word(step.size)
             return abi.Command(abi.COPY, 0, one, one, predecessors, [], places, [size])
         kernel = step.kernel
         places = [self.place(s, begin) for s, begin in storages_with_offsets(step)]
         given: list[Dim] = [*map(sym, kernel.dims), *self.sizes.get(kernel.name, ())]
-        dims = [self.operand(e) for e in given]
-        number, items = self.kernel_number(kernel.name), self.operand(kernel.grid)
-        claim = self.operand(self.costs.claim(kernel))
+        dims = [self.operand_word(e) for e in given]
+        number, items = self.kernel_number(kernel.name), self.operand_word(kernel.grid)
+        claim = self.operand_word(self.costs.claim(kernel))
         self.locs.append((number, step.loc))
         return abi.Command(abi.DISPATCH, number, items, claim, predecessors, [], places, dims)
 

@@ -49,27 +49,27 @@ LastMet: TypeAlias = Callable[[ItemSpans, ItemSpans, int], np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class CommandWaits:
-    """The dependences of a command: on whole commands, and on tiles of others."""
+    """Dependences of a command: on whole commands, and on tiles of others."""
 
     wholes: tuple[int, ...]
     tiles: tuple[TileEdge, ...] = ()
 
     @property
-    def every(self) -> list[int]:
+    def all_predecessors(self) -> list[int]:
         """Return all commands that the command waits for, as a whole or for tiles."""
         return sorted((*self.wholes, *(t.producer for t in self.tiles)))
 
 
 @dataclass
 class TileEdges:
-    """Chooses between whole commands and tiles, by the cost model ``costs``."""
+    """Choose between dependences on whole commands and on tiles, by the cost model ``costs``."""
 
     costs: Costs
-    _blocks: FactsOfKernels[Blocks] = field(default_factory=lambda: FactsOfKernels(blocks_of))
+    _blocks: FactsOfKernels[ItemBlocks] = field(default_factory=lambda: FactsOfKernels(blocks_of))
     _lines: FactsOfKernels[ItemLines] = field(default_factory=lambda: FactsOfKernels(item_lines))  # of groups
     _last_met: LastMet = field(default_factory=lambda: cache(last_conflicting_block_ends))
 
-    def choose(self, steps: Sequence[Launch | Copy], before: Sequence[Sequence[int]]) -> list[CommandWaits]:
+    def waits_of_commands(self, steps: Sequence[Launch | Copy], before: Sequence[Sequence[int]]) -> list[CommandWaits]:
         """Return the dependences of each command: on whole commands, or on tiles where that starts earlier."""
         ancestors: list[int] = []  # bit sets
         begun: list[int] = []  # commands that are done when a command begins
@@ -88,9 +88,14 @@ class TileEdges:
         self, steps: Sequence[Launch | Copy], n: int, before: Sequence[int], ancestors: int, begun: Sequence[int],
         ended: Sequence[int],
     ) -> CommandWaits:  # fmt: skip
+        """Return the dependences of command ``n``: on tiles of predecessors, unless an indirect conflict prevents it.
+
+        ``ancestors``, ``begun`` and ``ended`` are bit sets of commands that precede a command, or have begun or ended
+        before it begins.
+        """
         tiles: dict[int, TileEdge] = {}
         for p in before:
-            if tile_edge_pays(steps[p], steps[n], self.costs) and (tile := self.tile(steps[p], steps[n], p)):
+            if tile_edge_pays(steps[p], steps[n], self.costs) and (tile := self.tile_edge(steps[p], steps[n], p)):
                 tiles[p] = tile
         whole = CommandWaits(tuple(before))
         while tiles:
@@ -102,14 +107,17 @@ class TileEdges:
             if not conflicting:
                 return CommandWaits(tuple(wholes), tuple(tiles[p] for p in sorted(tiles)))
             for p in conflicting:
-                tile = self.tile(steps[p], steps[n], p)
+                tile = self.tile_edge(steps[p], steps[n], p)
                 if tile is None:
                     return whole
                 tiles[p] = tile
         return whole
 
-    def tile(self, earlier: Launch | Copy, later: Launch | Copy, number: int) -> TileEdge | None:
-        """Return how many items of ``earlier``, command ``number``, must be done before each item of ``later``.
+    def tile_edge(self, earlier: Launch | Copy, later: Launch | Copy, number: int) -> TileEdge | None:
+        """Return the tile edge between two commands: the items of ``earlier`` that each item of ``later`` needs.
+
+        ``number`` is the number of the earlier command. None if the items are unknown, or so many that waiting for the
+        whole command is as good.
 
         None if that is unknown, or so many that waiting for the whole command is as good.
         """
@@ -147,21 +155,21 @@ class TileEdges:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
-    """The items of a command divided into blocks at ``edges``, and the bytes that each block accesses."""
+class ItemBlocks:
+    """Items of a command divided into blocks at ``edges``, and the bytes that each block accesses."""
 
     edges: Sequence[int]
     spans: Sequence[ItemSpans]
 
 
-def blocks_of(kernel: Kernel, sizes: Mapping[str, int] = MappingProxyType({})) -> Blocks:
+def blocks_of(kernel: Kernel, sizes: Mapping[str, int] = MappingProxyType({})) -> ItemBlocks:
     """Return the blocks of a command, which must have known sizes and at least one item."""
     items = evaluate(kernel.grid, sizes)
     return _blocks_of_edges(kernel, [*range(0, items, -(-items // ITEM_BLOCKS.value)), items], sizes)
 
 
-def _blocks_of_edges(kernel: Kernel, edges: Sequence[int], sizes: Mapping[str, int]) -> Blocks:
-    return Blocks(edges, item_spans(kernel, edges, sizes))
+def _blocks_of_edges(kernel: Kernel, edges: Sequence[int], sizes: Mapping[str, int]) -> ItemBlocks:
+    return ItemBlocks(edges, item_spans(kernel, edges, sizes))
 
 
 def last_conflicting_block_ends(a: ItemSpans, b: ItemSpans, away: int) -> np.ndarray:
@@ -177,7 +185,7 @@ def last_conflicting_block_ends(a: ItemSpans, b: ItemSpans, away: int) -> np.nda
 
 
 def items_needed_by_blocks(
-    earlier: Launch, later: Launch, one: Blocks, other: Blocks, sizes: Mapping[str, int] = MappingProxyType({}),
+    earlier: Launch, later: Launch, one: ItemBlocks, other: ItemBlocks, sizes: Mapping[str, int] = MappingProxyType({}),
     last: LastMet = last_conflicting_block_ends,
 ) -> np.ndarray | None:  # fmt: skip
     """Return, for each block of ``later``, the number of items of ``earlier`` it depends on; None if unknown.
@@ -197,7 +205,7 @@ def items_needed_by_blocks(
 def covers_accesses(
     tile: TileEdge, earlier: Step, later: Step, sizes: Mapping[str, int] = MappingProxyType({})
 ) -> bool:
-    """Return True if the edge ``tile`` makes each item of ``later`` wait for all of ``earlier`` with the same bytes.
+    """Return True if under the edge ``tile`` each item of ``later`` waits for all conflicting items of ``earlier``.
 
     An edge between tiles says by a linear function which items of the earlier command an item of the later one needs.
     With symbolic sizes it is tested for ``sizes``, and for a sample of the items if there are many.
@@ -223,7 +231,7 @@ def covers_accesses(
 
 @dataclass(frozen=True, slots=True)
 class _ArrayAccess:
-    """An array of a command: its number among them, and its offset in its memory."""
+    """One array of a command: its number among the command's arrays, and its offset in memory."""
 
     number: int
     storage: Storage
@@ -258,6 +266,7 @@ def commands_conflict(earlier: Launch | Copy, later: Launch | Copy) -> bool:
 
 
 def _may_share_bytes(a: Storage, b: Storage) -> bool:
+    """Return True unless two storages certainly have no common byte."""
     if a is b:
         return True
     if a.kind != b.kind or a.space != b.space:
@@ -278,7 +287,7 @@ def _has_static_accesses(step: Step) -> TypeGuard[Launch]:
 def lowest_linear_tile_edge(
     number: int, need: np.ndarray, edges: Sequence[int], later_edges: Sequence[int]
 ) -> TileEdge:
-    """Return the lowest linear bound (a tile edge) that is nowhere below the needs of ``later``'s blocks."""
+    """Return the lowest linear bound (a tile edge) that covers the needs ``need`` of all waiting blocks."""
     items, of = later_edges[-1], edges[-1]
     common = gcd(items, of)
     times, over = of // common, items // common

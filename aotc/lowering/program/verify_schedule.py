@@ -56,7 +56,9 @@ def verify_schedule(
             values, [evaluated_dim(e, values) for e in buffer.parameters], slots, kernel_number, given
         )
         for graph, some in pairs:
-            findings.update(dict.fromkeys(f for c, s in zip(graph, some, strict=True) for f in check.differs(c, s)))
+            findings.update(
+                dict.fromkeys(f for c, s in zip(graph, some, strict=True) for f in check.differences_from_step(c, s))
+            )
             findings.update(dict.fromkeys(check.data_race_errors(graph, some)))
     return list(findings)[:FINDINGS]
 
@@ -93,6 +95,7 @@ def _match_graphs_with_steps(
 def _match_inner_graphs(
     node: WhileNode | Case, step: Part, orders: Iterator[Sequence[int]], pairs: list[_Pair]
 ) -> None:
+    """Match the graphs inside a loop or branch with the steps inside ``step``; raise ValueError for a mismatch."""
     match node, step:
         case WhileNode(), Loop(cond=cond, body=body):
             bodies = list(zip((node.condition, node.body), (cond, body)))
@@ -129,29 +132,31 @@ CONFLICT_WINDOW = 2048
 
 @dataclass(frozen=True, slots=True)
 class _ScheduleCheck:
+    """Compare the commands of a command buffer with its steps, for given values of its parameters."""
+
     values: Mapping[str, int]
     parameters: Sequence[int]
     slots: Slots
     kernel_number: Callable[[str], int]
     given: Mapping[str, Sequence[int]]
 
-    def word(self, operand: int) -> int:
+    def value_of_operand(self, operand: int) -> int:
         """Return the value of an operand word."""
         return operand_value(operand, self.parameters)
 
-    def place(self, s: Storage, begin: int = 0) -> tuple[int, int]:
+    def slot_and_byte(self, s: Storage, begin: int = 0) -> tuple[int, int]:
         """Return the slot and the byte offset of byte ``begin`` of a storage."""
         slot, offset = slot_and_offset(s, self.slots)
         return slot, evaluated_dim(offset + begin, self.values)
 
-    def differs(self, command: Command | Control, step: Part) -> Iterator[str]:
+    def differences_from_step(self, command: Command | Control, step: Part) -> Iterator[str]:
         """Yield the differences of a command from its step; contents of loops and branches are compared separately."""
         if isinstance(command, Control) or isinstance(step, Loop | Branch):
             if not isinstance(command, Control) or not isinstance(step, Loop | Branch):
                 yield f"{step_title(step)}: the command is a {type(command).__name__}"
             return
-        places = [self.place(*part) for part in storages_with_offsets(step)]
-        words = [(slot, self.word(offset)) for slot, offset in command.places]
+        places = [self.slot_and_byte(*part) for part in storages_with_offsets(step)]
+        words = [(slot, self.value_of_operand(offset)) for slot, offset in command.places]
         if words != places:
             yield f"{step_title(step)}: its places are {words}, expected {places}"
         if isinstance(step, Copy):
@@ -164,7 +169,10 @@ class _ScheduleCheck:
         dims = [evaluated_dim(e, self.values) for e in numbers[1]]
         if not same:
             yield f"{step_title(step)}: the command is of kind {command.kind} and kernel {command.kernel}"
-        if self.word(command.items) != numbers[0] or [self.word(w) for w in command.dims] != dims:
+        if (
+            self.value_of_operand(command.items) != numbers[0]
+            or [self.value_of_operand(w) for w in command.dims] != dims
+        ):
             yield f"{step_title(step)}: its grid or dims are not {numbers[0]} and {dims}"
 
     def data_race_errors(self, graph: Sequence[Command | Control], steps: Sequence[Part]) -> Iterator[str]:
@@ -198,7 +206,7 @@ class _ScheduleCheck:
                     sizes = [size_of("i32") if isinstance(inner, Branch) else 1]
             read = len(accessed_storages(inner)[0])
             for k, (part, size) in enumerate(zip(storages_with_offsets(inner), sizes)):
-                slot, begin = self.place(*part)
+                slot, begin = self.slot_and_byte(*part)
                 yield n, slot, begin, begin + evaluated_dim(size, self.values), int(k >= read)
 
 

@@ -16,7 +16,7 @@ from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.ir.loop.verify import verify_kernel
 from aotc.lowering import lower as lowering
-from aotc.lowering.program.merge_by_sizes import Sized, merge_by_sizes
+from aotc.lowering.program.merge_by_sizes import MergedBySizes, merge_by_sizes
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.verify.kernel_interface import Interface, Invalid
 
@@ -230,7 +230,7 @@ def test_what_stands_for_a_kernel_is_measured_in_its_place():
 
     kernels = several(ROW, [{"n": 32}, {"n": 64}])
     found = merge_by_sizes(kernels)
-    assert isinstance(found["k1"], Sized)
+    assert isinstance(found["k1"], MergedBySizes)
     digest = kernel_text_digest(print_kernel(found["k0"].kernel))
     row = {"digest": digest, "loc": "", "name": "k0", "ops": 1, "bytes": 8}
     record = {"kernels": [{**row, "sizes": {"size0": n}, "ns": {"cpu": 100.0 * n}} for n in (1, 2)]}

@@ -90,7 +90,7 @@ def edge(writer, reader, monkeypatch):
     earlier = Launch(parse_kernel(text_of(True, *writer)), (), (array,), UNKNOWN)
     later = Launch(parse_kernel(text_of(False, *reader)), (array,), (result,), UNKNOWN)
     (target,) = resolve_targets("cpu:x86-64-v3")
-    return earlier, later, TileEdges(Costs(target)).tile(earlier, later, 0)
+    return earlier, later, TileEdges(Costs(target)).tile_edge(earlier, later, 0)
 
 
 def check(tile, writer, reader, sizes):

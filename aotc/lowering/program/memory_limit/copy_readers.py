@@ -10,8 +10,8 @@ from aotc.lowering.program.memory_limit.order_ops import LiveMemoryModel
 
 
 @dataclass(frozen=True, slots=True)
-class Relief:
-    """A possible rewrite of a region that reduces peak memory.
+class MemoryRewrite:
+    """A possible rewrite of a region that reduces its peak memory, with its price.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ def copy_readers(
     suffix: str,
     needless: Op | None = None,
 ) -> Region:
-    """Return the region of ``model`` with the ops ``made`` before position ``at``; later ops read the ``new`` values.
+    """Return the region of ``model`` with the ops ``made`` before position ``at``; later ops read ``new`` values.
 
     Views of the old values are recreated. Views that are no longer read are removed, and so is the op ``needless``.
     """

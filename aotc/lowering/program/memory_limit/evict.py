@@ -25,7 +25,7 @@ from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.cost_model.work import expected_iterations
 from aotc.lowering.placement.memory_spaces import value_devices
-from aotc.lowering.program.memory_limit.copy_readers import Relief
+from aotc.lowering.program.memory_limit.copy_readers import MemoryRewrite
 from aotc.lowering.program.memory_limit.loop_operands import evictions_inside_regions
 from aotc.lowering.program.memory_limit.order_ops import Functions, Kernels, LiveMemoryModel, SpaceOf
 from aotc.lowering.program.memory_limit.rematerialize import rematerialize_rewrites
@@ -48,10 +48,10 @@ def evict_at_peak(
         Makes the names of new values unique in the function.
     """
 
-    def model_of(body: Region, form: Function) -> LiveMemoryModel:
+    def live_model_of(body: Region, form: Function) -> LiveMemoryModel:
         return LiveMemoryModel(body, functions, kernels, finder(form), only=space)
 
-    model = model_of(function.body, function)
+    model = live_model_of(function.body, function)
     before = model.peak_bytes_and_count(function.body.ops)
     places = value_devices(function) if spills else {}
     for candidate in sorted(
@@ -59,14 +59,14 @@ def evict_at_peak(
     ):
         body = candidate.make(suffix)
         made = replace(function, body=body)
-        if model_of(body, made).peak_bytes_and_count(body.ops) < before:
+        if live_model_of(body, made).peak_bytes_and_count(body.ops) < before:
             return made
     return None
 
 
 def _evictions_at_peak(
     model: LiveMemoryModel, costs: Costs, places: Mapping[Value, str], constants: Mapping[Value, Op]
-) -> Iterator[Relief]:
+) -> Iterator[MemoryRewrite]:
     """Yield the possible evictions of a value at the peak, also inside the loop or branch with the peak.
 
     ``constants`` may determine trip counts.
@@ -74,22 +74,22 @@ def _evictions_at_peak(
     yield from rematerialize_rewrites(model, costs)
     if places:
         yield from spill_rewrites(model, places)
-    worst = model.region.ops[model.worst(model.region.ops)]
+    worst = model.region.ops[model.peak_position(model.region.ops)]
     if not model.inner[worst][0]:
         return
     iterations = expected_iterations(worst, constants, model.functions) if worst.name == "while" else 1
     for v in dict.fromkeys(values_captured_by_op(worst)):
         yield from evictions_inside_regions(model, worst, v, costs, places, iterations)
     for number, region in enumerate(worst.regions):
-        inner = model.inside(region)
+        inner = model.model_of_inner_region(region)
         if inner.peak_bytes_and_count(region.ops)[0] == model.inner[worst][0]:
             for one in _evictions_at_peak(inner, costs, places, constants):
-                yield Relief(
+                yield MemoryRewrite(
                     iterations * one.price, partial(_region_with_inner_eviction, model.region, worst, number, one)
                 )
 
 
-def _region_with_inner_eviction(region: Region, op: Op, number: int, relief: Relief, suffix: str) -> Region:
+def _region_with_inner_eviction(region: Region, op: Op, number: int, relief: MemoryRewrite, suffix: str) -> Region:
     """Return ``region`` with the eviction inside of a region of ``op``."""
     regions = tuple(relief.make(suffix) if n == number else r for n, r in enumerate(op.regions))
     return replace(region, ops=tuple(replace(op, regions=regions) if o is op else o for o in region.ops))

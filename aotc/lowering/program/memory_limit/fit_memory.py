@@ -63,24 +63,27 @@ def fit_memory(
     forms = [best, *(f for f in (function, ordered) if f is not best and f.body is not best.body)]
     found = [_FunctionVersion(form, tried(form), memories) for form in forms]
     for one in found:
-        if not one.over(limit):
+        if not one.memories_over_limit(limit):
             return one.function
     now = least = found[0]
     gpus = {n for n, space in enumerate(memories.spaces) if "devices" in function.attrs and space.target.kind != "cpu"}
     evict = partial(evict_at_peak, functions=functions, kernels=kernels, finder=memories.space_finder, costs=costs)
     for count in range(RELIEVED):
-        ways = (evict(now.function, space=n, spills=n in gpus, suffix=str(count)) for n in now.over(limit))
+        ways = (
+            evict(now.function, space=n, spills=n in gpus, suffix=str(count)) for n in now.memories_over_limit(limit)
+        )
         made = next(filter(None, ways), None)
         if made is None:
             break
         now = _FunctionVersion(made, tried(made), memories)
-        if not now.over(limit):
+        if not now.memories_over_limit(limit):
             return made
-        least = min(least, now, key=lambda form: form.excess(limit))
-    raise _memory_limit_error(limit, min([*found, least], key=lambda form: form.excess(limit)))
+        least = min(least, now, key=lambda form: form.excess_bytes(limit))
+    raise _memory_limit_error(limit, min([*found, least], key=lambda form: form.excess_bytes(limit)))
 
 
 def _needs_less_memory(new: Buffered, old: Buffered) -> bool:
+    """Return True if the arena of ``new`` is provably smaller than the arena of ``old``."""
     fewer_bytes = estimated_dim(_arena_values(new)) < estimated_dim(_arena_values(old))
     return fewer_bytes and sum(1 for _ in command_sequences(new.steps)) <= sum(1 for _ in command_sequences(old.steps))
 
@@ -91,7 +94,7 @@ def _arena_values(steps: Buffered) -> Dim:
 
 
 class _FunctionVersion:
-    """A version of a function, and the bytes of each memory that its calls use: the arena, and one thread's scratch.
+    """A version of a function, with the bytes that its calls use in each memory: arena and one thread's scratch.
 
     Bytes that depend on symbolic sizes are compared with a limit for the estimated sizes: only a call knows the true
     ones.
@@ -103,13 +106,13 @@ class _FunctionVersion:
         self.scratch = scratch_bytes_by_memory(steps, memories.spaces)
         self.taken = [plan_memory(arena) + own for arena, own in zip(arenas, self.scratch, strict=True)]
 
-    def over(self, limit: int) -> list[int]:
+    def memories_over_limit(self, limit: int) -> list[int]:
         """Return the numbers of the memories in which this version of the function exceeds ``limit``."""
         return [n for n, size in enumerate(self.taken) if estimated_dim(size) > limit]
 
-    def excess(self, limit: int) -> int:
+    def excess_bytes(self, limit: int) -> int:
         """Return the bytes by which this version of the function exceeds ``limit``, over all memories."""
-        return sum(estimated_dim(self.taken[n]) - limit for n in self.over(limit))
+        return sum(estimated_dim(self.taken[n]) - limit for n in self.memories_over_limit(limit))
 
 
 def arena_values_by_memory(steps: Buffered, spaces: int) -> list[list[Storage]]:
@@ -138,7 +141,7 @@ def _memory_limit_error(limit: int, form: _FunctionVersion) -> CompileError:
         elif isinstance(step, Copy) and step.source.space != step.target.space:
             made.setdefault(step.target, "a transfer")
 
-    space = form.over(limit)[0]
+    space = form.memories_over_limit(limit)[0]
     own = form.memories.spaces[space]
     size, scratch = estimated_dim(form.taken[space]), form.scratch[space]
     alive = _values_alive_at_peak(arena_values_by_memory(steps, len(form.taken))[space])

@@ -18,7 +18,7 @@ from functools import partial
 
 from aotc.ir.tensor.ir import Op, Region, Value, captured_values, values_captured_by_op
 from aotc.lowering.cost_model.model import Costs
-from aotc.lowering.program.memory_limit.copy_readers import Relief, copy_readers, reader_positions_of_values
+from aotc.lowering.program.memory_limit.copy_readers import MemoryRewrite, copy_readers, reader_positions_of_values
 from aotc.lowering.program.memory_limit.order_ops import LiveMemoryModel
 from aotc.lowering.program.memory_limit.rematerialize import is_repeatable
 from aotc.lowering.program.memory_limit.spill import (
@@ -32,7 +32,7 @@ from aotc.lowering.program.memory_limit.spill import (
 
 def evictions_inside_regions(
     model: LiveMemoryModel, op: Op, v: Value, costs: Costs, places: Mapping[Value, str], iterations: int
-) -> Iterator[Relief]:
+) -> Iterator[MemoryRewrite]:
     """Yield the possible evictions of ``v``, an outer value that regions of ``op`` read, during the regions' peaks.
 
     ``places`` are the devices of values, empty if values cannot be moved; ``iterations`` is the trip count of ``op``.
@@ -46,13 +46,13 @@ def evictions_inside_regions(
     size = model.sizes[v]
     if places:
         moves = iterations + bool(later) + (not is_fetch(maker))
-        yield Relief(
+        yield MemoryRewrite(
             moves * host_move_ns_per_byte(size),
             partial(_region_with_operand_on_host, model, op, v, maker, (firsts, later), places[v]),
         )
     if not later and is_repeatable(maker, model.functions) and len(maker.results) == 1:
         price = iterations * costs.of(model.kernels[maker.attrs["callee"]]).ns / size
-        yield Relief(price, partial(_region_with_operand_recomputed, model, op, maker, firsts))
+        yield MemoryRewrite(price, partial(_region_with_operand_recomputed, model, op, maker, firsts))
 
 
 def _first_readers_in_regions(model: LiveMemoryModel, op: Op, v: Value) -> dict[int, int]:
@@ -67,9 +67,9 @@ def _first_readers_in_regions(model: LiveMemoryModel, op: Op, v: Value) -> dict[
     for number, region in enumerate(op.regions):
         if v not in captured_values(region):
             continue
-        inner = model.inside(region)
+        inner = model.model_of_inner_region(region)
         places = reader_positions_of_values(inner).get(v, [])
-        worst = inner.worst(region.ops)
+        worst = inner.peak_position(region.ops)
         full = inner.peak_bytes_and_count(region.ops)[0] == model.inner[op][0]
         if v in region.results or not places or (full and places[0] <= worst <= places[-1]):
             return {}
@@ -80,10 +80,10 @@ def _first_readers_in_regions(model: LiveMemoryModel, op: Op, v: Value) -> dict[
 def _op_with_own_values_in_regions(
     model: LiveMemoryModel, op: Op, v: Value, made: Mapping[int, Op], firsts: Mapping[int, int], suffix: str
 ) -> Op:
-    """Return ``op`` with regions that compute their own ``v``, by the ops ``made``, where they first read it."""
+    """Return ``op`` whose regions compute ``v`` themselves by the ops ``made``, before the first reader."""
     regions = list(op.regions)
     for number, one in made.items():
-        inner = model.inside(op.regions[number])
+        inner = model.model_of_inner_region(op.regions[number])
         regions[number] = copy_readers(inner, {v: one.result}, [one], firsts[number], f"{suffix}_{number}")
     return replace(op, regions=tuple(regions))
 

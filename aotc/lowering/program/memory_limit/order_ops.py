@@ -37,7 +37,7 @@ SpaceOf = Callable[[Value], int]
 
 @dataclass(eq=False)
 class LiveMemoryModel:
-    """Rough memory model of a region: sizes, readers, and results that may overwrite operands.
+    """Estimate of a region's live memory: sizes, readers, and results that may overwrite operands.
 
     Attributes
     ----------
@@ -82,14 +82,14 @@ class LiveMemoryModel:
                     (v, 0 if v in handed_on or self._is_in_other_memory(v) else estimated_dim(size)) for v, size in made
                 )
             self.over[op] = self._overwritten_operands(op)
-            strains = [self.inside(r).peak_bytes_and_count(r.ops) for r in op.regions]
+            strains = [self.model_of_inner_region(r).peak_bytes_and_count(r.ops) for r in op.regions]
             most = max((bytes_ for bytes_, _ in strains), default=0)
             self.inner[op] = most, sum(count for bytes_, count in strains if bytes_ == most)
 
     def _is_in_other_memory(self, v: Value) -> bool:
         return self.only >= 0 and self.space(v) != self.only
 
-    def inside(self, region: Region) -> LiveMemoryModel:
+    def model_of_inner_region(self, region: Region) -> LiveMemoryModel:
         """Return the live-range model of a nested region."""
         return LiveMemoryModel(region, self.functions, self.kernels, self.space, only=self.only)
 
@@ -98,6 +98,7 @@ class LiveMemoryModel:
         return op.name in VIEWS and self.space(op.result) == self.space(op.operands[0])
 
     def _overwritten_operands(self, op: Op) -> list[tuple[Value, Value]]:
+        """Return the pairs of a result of ``op`` and the operand whose memory the result may reuse."""
         if op.name == "while":
             return [(v, self.roots.get(x, x)) for v, x in zip(op.results, op.operands, strict=True)]
         if op.name != "dispatch":
@@ -107,7 +108,7 @@ class LiveMemoryModel:
         pairs += self.kernels[callee].aliases
         return [(op.results[n], self.roots.get(op.operands[k], op.operands[k])) for n, k in pairs]
 
-    def peak(self, ops: Sequence[Op]) -> int:
+    def peak_bytes(self, ops: Sequence[Op]) -> int:
         """Return the peak bytes if the ops run in this order."""
         return max(self._live_bytes_at_ops(ops), default=0)
 
@@ -117,12 +118,13 @@ class LiveMemoryModel:
         most = max(alive, default=0)
         return most, sum(max(self.inner[op][1], 1) for op, now in zip(ops, alive, strict=True) if now == most)
 
-    def worst(self, ops: Sequence[Op]) -> int:
+    def peak_position(self, ops: Sequence[Op]) -> int:
         """Return the position of the op at which most memory is alive."""
         alive = list(self._live_bytes_at_ops(ops))
         return alive.index(max(alive))
 
     def _live_bytes_at_ops(self, ops: Sequence[Op]) -> Iterator[int]:
+        """Yield the bytes alive while each op runs, if the ops run in this order."""
         left: dict[Value, int] = {}
         for op in ops:
             for v in self.reads[op]:
@@ -158,6 +160,7 @@ REORDERED_PERCENT = Limit(
 
 
 def _region_in_best_order(region: Region, functions: Functions, kernels: Kernels, space: SpaceOf) -> Region:
+    """Return ``region`` with its ops in the order of least peak memory, if that order saves enough."""
     inner = {
         op: tuple(_region_in_best_order(r, functions, kernels, space) for r in op.regions)
         for op in region.ops
@@ -167,12 +170,12 @@ def _region_in_best_order(region: Region, functions: Functions, kernels: Kernels
         ops = tuple(replace(op, regions=inner[op]) if op in inner else op for op in region.ops)
         region = replace(region, ops=ops)
     model = LiveMemoryModel(region, functions, kernels, space)
-    before = model.peak(region.ops)
+    before = model.peak_bytes(region.ops)
     if not before:
         return region
     needs = _required_predecessors(region, model)
     orders = _depth_first_order(region, model, needs), _least_memory_first_order(region, model, needs)
-    peaks = list(map(model.peak, orders))
+    peaks = list(map(model.peak_bytes, orders))
     best = orders[peaks.index(min(peaks))]
     if not REORDERED_PERCENT.holds(100 * min(peaks) // before):
         return region
@@ -257,19 +260,19 @@ def _least_memory_first_order(region: Region, model: LiveMemoryModel, needs: Map
         for v in model.reads[op]:
             left.setdefault(v, set()).add(op)
 
-    def grows(op: Op) -> int:
+    def memory_growth(op: Op) -> int:
         made = sum(model.sizes.get(v, 0) for v in op.results)
         return made - sum(model.sizes.get(v, 0) for v in model.reads[op] if len(left[v]) == 1)
 
     position = {op: n for n, op in enumerate(region.ops)}
     heap: list[tuple[int, int]] = []
 
-    def offer(op: Op) -> None:
+    def push_ready_op(op: Op) -> None:
         if not waiting[op]:
-            heappush(heap, (grows(op), position[op]))
+            heappush(heap, (memory_growth(op), position[op]))
 
     for op in region.ops:
-        offer(op)
+        push_ready_op(op)
     done: dict[Op, None] = {}
     while heap:
         op = region.ops[heappop(heap)[1]]
@@ -279,8 +282,8 @@ def _least_memory_first_order(region: Region, model: LiveMemoryModel, needs: Map
         for v in model.reads[op]:
             left[v].discard(op)
             if len(left[v]) == 1:  # the last reader frees it: running that one leaves less now
-                offer(*left[v])
+                push_ready_op(*left[v])
         for later in after.get(op, ()):
             waiting[later] -= 1
-            offer(later)
+            push_ready_op(later)
     return list(done)

@@ -9,7 +9,7 @@ from functools import partial
 from aotc.ir.tensor.ir import Op, Region, Value
 from aotc.lowering.cost_model.model import Costs
 from aotc.lowering.program.memory_limit.copy_readers import (
-    Relief,
+    MemoryRewrite,
     copy_readers,
     reader_positions_of_values,
     waits_for_later_readers,
@@ -17,10 +17,10 @@ from aotc.lowering.program.memory_limit.copy_readers import (
 from aotc.lowering.program.memory_limit.order_ops import Functions, LiveMemoryModel, has_effects, updates_in_place
 
 
-def rematerialize_rewrites(model: LiveMemoryModel, costs: Costs) -> Iterator[Relief]:
+def rematerialize_rewrites(model: LiveMemoryModel, costs: Costs) -> Iterator[MemoryRewrite]:
     """Yield rewrites that recompute a value that is alive at the peak and read only later."""
     region = model.region
-    worst = model.worst(region.ops)
+    worst = model.peak_position(region.ops)
     readers = reader_positions_of_values(model)
     for op in region.ops[:worst]:
         if not is_repeatable(op, model.functions):
@@ -30,7 +30,7 @@ def rematerialize_rewrites(model: LiveMemoryModel, costs: Costs) -> Iterator[Rel
         at = min((n for v in values for n in readers[v] if n > worst), default=0)
         if saved and all(not model.sizes.get(v) or max(readers[v]) >= at for v in model.reads[op]):
             price = costs.of(model.kernels[op.attrs["callee"]]).ns / saved
-            yield Relief(price, partial(_region_with_op_repeated, model, op, values, at))
+            yield MemoryRewrite(price, partial(_region_with_op_repeated, model, op, values, at))
 
 
 def is_repeatable(op: Op, functions: Functions) -> bool:

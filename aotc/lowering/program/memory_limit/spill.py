@@ -15,7 +15,7 @@ from aotc.ir.tensor.ir import Op, Region, Value
 from aotc.lowering.cost_model.op_time import move_nanoseconds
 from aotc.lowering.placement.memory_spaces import SPILLED
 from aotc.lowering.program.memory_limit.copy_readers import (
-    Relief,
+    MemoryRewrite,
     copy_readers,
     reader_positions_of_values,
     waits_for_later_readers,
@@ -25,13 +25,13 @@ from aotc.lowering.program.memory_limit.order_ops import LiveMemoryModel
 REASON = "the memory limit: not read until later"
 
 
-def spill_rewrites(model: LiveMemoryModel, places: Mapping[Value, str]) -> Iterator[Relief]:
+def spill_rewrites(model: LiveMemoryModel, places: Mapping[Value, str]) -> Iterator[MemoryRewrite]:
     """Yield rewrites that move to the host a value that is alive at the peak and read only later.
 
     ``places`` are the devices of values.
     """
     region = model.region
-    worst = model.worst(region.ops)
+    worst = model.peak_position(region.ops)
     readers = reader_positions_of_values(model)
     for made, op in enumerate(region.ops[:worst]):
         for v in op.results:
@@ -41,10 +41,10 @@ def spill_rewrites(model: LiveMemoryModel, places: Mapping[Value, str]) -> Itera
             there = is_fetch(op)
             price = (1 if there else 2) * host_move_ns_per_byte(model.sizes[v])
             if there:
-                yield Relief(price, partial(_region_with_fetch_repeated, model, op, at))
+                yield MemoryRewrite(price, partial(_region_with_fetch_repeated, model, op, at))
             else:
                 last = max([made, *(n for n in readers[v] if n < at)])
-                yield Relief(price, partial(_region_with_value_on_host, model, v, (last + 1, at), places[v]))
+                yield MemoryRewrite(price, partial(_region_with_value_on_host, model, v, (last + 1, at), places[v]))
 
 
 def is_fetch(op: Op) -> bool:

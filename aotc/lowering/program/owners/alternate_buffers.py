@@ -30,7 +30,7 @@ from aotc.lowering.cost_model.work import estimated_bytes
 from aotc.lowering.program.memories import Memories
 from aotc.lowering.program.memory_limit.order_ops import has_effects
 from aotc.lowering.program.owners.owners import Owners, owners_of
-from aotc.lowering.program.owners.ties import NEXT_STATE, UNROLLED, iterations_in
+from aotc.lowering.program.owners.ties import NEXT_STATE, UNROLLED, original_iterations_per_iteration
 from aotc.lowering.threshold import Limit
 from aotc.vmfb.abi import MAX_NESTING
 from aotc.vmfb.dtypes import to_numpy
@@ -62,7 +62,7 @@ def alternate_buffers(
     if "while" not in function.body.names:
         return function, functions
     unroller = _AlternatingUnroller(dict(functions), kernels, memories, Names(function.body))
-    return unroller.run(function), unroller.functions
+    return unroller.function_with_unrolled_loops(function), unroller.functions
 
 
 # Iterations after which states that rotate through the same number of buffers are in the first one again. A longer
@@ -86,13 +86,15 @@ ALTERNATED_BYTES_CUDA = Limit(
 
 @dataclass
 class _AlternatingUnroller:
+    """Unroll loops by the number of iterations after which their states are in the same buffers again."""
+
     functions: dict[str, Function]
     kernels: dict[str, Kernel]
     memories: Memories
     names: Names
     constants: dict[Value, Op] = field(default_factory=dict)
 
-    def run(self, function: Function) -> Function:
+    def function_with_unrolled_loops(self, function: Function) -> Function:
         """Return ``function`` with loops unrolled, inner loops first."""
         done: set[Value] = set()
         for _ in range(ALTERNATED_LOOPS):
@@ -153,7 +155,7 @@ class _AlternatingUnroller:
             inner, results = list(body.ops), body.results
             more, results = self._guarded_iterations(loop, results, period - 1)
             inner += more
-        attrs = {**loop.attrs, UNROLLED: period * iterations_in(loop)}
+        attrs = {**loop.attrs, UNROLLED: period * original_iterations_per_iteration(loop)}
         regions = condition, Region(body.params, tuple(inner), results)
         made = Op(loop.name, state, loop.results, attrs, regions, loop.loc)
         return function.with_body(with_ops_replaced(function.body, loop, [*before, made]))

@@ -60,7 +60,9 @@ def exchange_buffers(
     names = function.body.names
     if "while" not in names or "case" not in names or "devices" in function.attrs:
         return function
-    return _BufferExchanger(functions, kernels, memories, Names(function.body)).run(function)
+    return _BufferExchanger(functions, kernels, memories, Names(function.body)).function_with_exchanged_buffers(
+        function
+    )
 
 
 # Loops of a function that are tried. For each of them the function's buffer owners are computed twice.
@@ -109,12 +111,14 @@ class _Swap:
 
 @dataclass
 class _BufferExchanger:
+    """Rewrite loops with states that a branch swaps, so that the buffers swap roles."""
+
     functions: Mapping[str, Function]
     kernels: Mapping[str, Kernel]
     memories: Memories
     names: Names
 
-    def run(self, function: Function) -> Function:
+    def function_with_exchanged_buffers(self, function: Function) -> Function:
         """Return ``function`` with buffers that swap roles in its loops, inner loops first."""
         done: set[Value] = set()
         while len(done) < EXCHANGED_LOOPS:
@@ -137,7 +141,7 @@ class _BufferExchanger:
     def _bytes_copied_per_iteration(self, function: Function, loop: Op) -> int:
         """Return the bytes copied in an iteration of ``loop``."""
         owners = owners_of(function, self.functions, self.kernels, self.memories.space_finder(function))
-        return sum(estimated_bytes(tie.new) for tie in owners.copies_in(loop))
+        return sum(estimated_bytes(tie.new) for tie in owners.copies_in_loop(loop))
 
     # --- analysis ---
 

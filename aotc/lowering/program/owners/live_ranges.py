@@ -20,7 +20,7 @@ Span = tuple[int, int]
 
 @dataclass(slots=True)
 class Life:
-    """Live range, writes and reads of one value.
+    """Live range of one value, with the points of its writes and reads.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ _NOTHING: Sequence[Span] = ()
 
 
 class LiveRanges:
-    """The live ranges of the values of ``function``.
+    """Live ranges of the values of ``function``, computed by one walk over its ops.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class LiveRanges:
             self.lives[p] = Life(read_only=True)
         _, self.end = self._visit_region(body, 1)
 
-    def root(self, value: Value) -> Value:
+    def root_of(self, value: Value) -> Value:
         """Return the value whose memory ``value`` is a view of."""
         return self.roots.get(value, value)
 
@@ -86,18 +86,18 @@ class LiveRanges:
     def _visit_region(self, region: Region, begin: int) -> tuple[Mapping[Value, _Tail], int]:
         """Visit a region from the moment ``begin``; return the ranges of outer values in it, and its last point."""
         last: dict[Value, _Tail] = {}
-        born = {self.root(p): begin for p in region.params}
+        born = {self.root_of(p): begin for p in region.params}
         for op in region.ops:
             if op.name == "constant":
                 self.lives[op.result] = Life(read_only=True)
                 born[op.result] = begin
             elif self.is_view(op):
-                self.roots[op.result] = self.root(op.operands[0])
+                self.roots[op.result] = self.root_of(op.operands[0])
             else:
                 self._visit_op(op, last, born)
         end = self._next_point()
         for v in region.results:
-            last[self.root(v)] = 2 * end, []
+            last[self.root_of(v)] = 2 * end, []
         for root, first in born.items():
             stop, inner = last.pop(root, (first, _NOTHING))
             spans = self.lives[root].spans
@@ -106,6 +106,7 @@ class LiveRanges:
         return last, end
 
     def _visit_op(self, op: Op, last: dict[Value, _Tail], born: dict[Value, int]) -> None:
+        """Give ``op`` a point, and record its reads, writes and results; ``last`` maps values to their last reads."""
         point = self._next_point()
         self.ops[point] = op
         self.point_of[op] = point
@@ -126,6 +127,7 @@ class LiveRanges:
             born[v] = first
 
     def _visit_while(self, op: Op, point: int, last: dict[Value, _Tail]) -> None:
+        """Record the live ranges of a loop's state: the condition, the body, and the moments between them."""
         cond, body = op.regions
         for row in (cond.params, body.params):
             self.roots.update(zip(row, op.results, strict=True))
@@ -135,13 +137,14 @@ class LiveRanges:
         for v in op.results:
             self.lives[v].spans += [(2 * point + 1, 2 * tested), (2 * again + 1, 2 * end)]
             self.lives[v].writes[again] = -1
-        predicate = self.root(cond.results[0])
+        predicate = self.root_of(cond.results[0])
         if predicate not in op.results and predicate not in read:
             self.lives[predicate].spans.append((2 * point + 1, 2 * end))
         for root in (*read, *read_too):
             last[root] = 2 * end, []
 
     def _visit_branch(self, op: Op, point: int, last: dict[Value, _Tail]) -> None:
+        """Record the live ranges of values in the branches of a ``case``: each value only in branches that read it."""
         within: dict[Value, list[Span]] = {}
         for region in op.regions:
             begin = 2 * self._next_point()
@@ -154,4 +157,4 @@ class LiveRanges:
         end = self._next_point()
         for root, spans in within.items():
             last[root] = 2 * point, spans
-        last[self.root(op.operands[0])] = 2 * end, []
+        last[self.root_of(op.operands[0])] = 2 * end, []

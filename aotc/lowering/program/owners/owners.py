@@ -29,7 +29,7 @@ from aotc.lowering.program.owners.ties import NEXT_STATE, Tie, Ties
 
 @dataclass(slots=True, eq=False)
 class BufferOwner:
-    """Memory of several ``values``, no two of which are live at the same time.
+    """Memory of several ``values`` that are not live at the same time.
 
     Attributes
     ----------
@@ -78,19 +78,19 @@ class Owners:
     _into: dict[int, int] = field(default_factory=dict)  # donated arguments, with the result that may use their memory
     _checked: int = -1  # the point of the last check
 
-    def of(self, value: Value) -> BufferOwner:
+    def owner_of(self, value: Value) -> BufferOwner:
         """Return the owner (set of values that share memory) of a value."""
-        return self._owners[self.ranges.root(value)]
+        return self._owners[self.ranges.root_of(value)]
 
-    def together(self, a: Value, b: Value) -> bool:
+    def share_memory(self, a: Value, b: Value) -> bool:
         """Return True if two values share memory."""
-        return self.of(a) is self.of(b)
+        return self.owner_of(a) is self.owner_of(b)
 
-    def result(self, number: int) -> BufferOwner:
-        """Return the owner that stands for the memory of result ``number``, which the caller supplies."""
+    def result_owner(self, number: int) -> BufferOwner:
+        """Return the owner for the memory that the caller supplies for result ``number``."""
         return self._owners[self.results[number]]
 
-    def copies_in(self, loop: Op) -> list[Tie]:
+    def copies_in_loop(self, loop: Op) -> list[Tie]:
         """Return the copies that remain inside of a loop."""
         return [one.tie for one in self.refused if loop in one.tie.loops]
 
@@ -126,7 +126,7 @@ class Owners:
         results = [Tie(mine, v, "a result", None, estimated_bytes(v)) for mine, v in zip(self.results, body.results)]
         pairs = donated_argument_pairs(self.function)
         for a, n in pairs:
-            if self.of(body.results[n]) is self.of(body.params[a]):  # the argument is returned unchanged
+            if self.owner_of(body.results[n]) is self.owner_of(body.params[a]):  # the argument is returned unchanged
                 self._compute_result_in_argument(a, n)
         self._merge_tied_owners(results)
         late = self._donate_arguments(pairs)
@@ -135,7 +135,7 @@ class Owners:
             self._compute_result_in_argument(a, n)
         moved = self._copied_next_states()
         for new, operands in self.ties.aliases:
-            any(not self._join_owners(new, old) for old in operands if self.of(old) not in moved.get(new, ()))
+            any(not self._join_owners(new, old) for old in operands if self.owner_of(old) not in moved.get(new, ()))
         self.refused.sort(key=lambda one: -one.tie.cost)
 
     def _copied_next_states(self) -> dict[Value, set[BufferOwner]]:
@@ -146,7 +146,7 @@ class Owners:
         targets: dict[Value, set[BufferOwner]] = {}
         for tie in (one.tie for one in self.refused if one.tie.kind == NEXT_STATE):
             assert tie.op is not None
-            targets.setdefault(self.ranges.root(tie.old), set()).update(map(self.of, tie.op.results))
+            targets.setdefault(self.ranges.root_of(tie.old), set()).update(map(self.owner_of, tie.op.results))
         return targets
 
     def _merge_tied_owners(self, ties: list[Tie]) -> None:
@@ -164,10 +164,10 @@ class Owners:
             return []
         linked = _UnionFind()
         for tie in self.ties.copies:
-            linked.join(self.ranges.root(tie.new), self.ranges.root(tie.old))
+            linked.join(self.ranges.root_of(tie.new), self.ranges.root_of(tie.old))
         body, late = self.function.body, []
         for a, n in pairs:
-            if linked.of(body.params[a]) is linked.of(self.ranges.root(body.results[n])):
+            if linked.owner_of(body.params[a]) is linked.owner_of(self.ranges.root_of(body.results[n])):
                 self._compute_result_in_argument(a, n)
             else:
                 late.append((a, n))
@@ -176,9 +176,9 @@ class Owners:
     def _compute_result_in_argument(self, argument: int, result: int) -> None:
         """Compute a result in the memory of a donated argument, unless that is read later."""
         param, mine = self.function.body.params[argument], self.results[result]
-        donated = self.of(param)
-        free = donated.argument == argument and donated.result < 0 and self.of(mine).argument < 0
-        if free and self.of(self.function.body.results[result]) in (donated, self.of(mine)):
+        donated = self.owner_of(param)
+        free = donated.argument == argument and donated.result < 0 and self.owner_of(mine).argument < 0
+        if free and self.owner_of(self.function.body.results[result]) in (donated, self.owner_of(mine)):
             donated.life.read_only = False
             if self._join_owners(mine, param):
                 donated.life.read_only = True
@@ -186,8 +186,8 @@ class Owners:
     # --- joining ---
 
     def _join_owners(self, new: Value, old: Value) -> str:
-        """Merge the owners of two values and return an empty string, or return why that is not possible."""
-        a, b = self.of(new), self.of(old)
+        """Merge the owners of two values; return an empty string, or the obstacle that prevents the merge."""
+        a, b = self.owner_of(new), self.owner_of(old)
         if a is b:
             return ""
         reason = self._merge_obstacle(a, b)
@@ -206,7 +206,7 @@ class Owners:
         return ""
 
     def _merge_obstacle(self, a: BufferOwner, b: BufferOwner) -> str:
-        """Return why two owners cannot be merged, or an empty string."""
+        """Return the reason why two owners cannot be merged, or an empty string."""
         if a.size != b.size or a.space != b.space:
             return "they differ in size or memory"
         for one, other in ((a, b), (b, a)):
@@ -231,11 +231,14 @@ class Owners:
         """Return the point of an op that writes ``one`` and must not read ``other`` in the same memory, or -1."""
         few, many = (one.writes, other.reads) if len(one.writes) < len(other.reads) else (other.reads, one.writes)
         for point in few:
-            if point in many and not self.ties.allows(self.ranges.ops[point], one.writes[point], other.reads[point]):
+            if point in many and not self.ties.allows_sharing(
+                self.ranges.ops[point], one.writes[point], other.reads[point]
+            ):
                 return point
         return -1
 
     def _describe_obstacle(self, a: BufferOwner, b: BufferOwner, moment: int) -> str:
+        """Return the text of an obstacle: the values that are live at the same ``moment``."""
         early, late = (a, b) if _start_of_range_at(a, moment) < _start_of_range_at(b, moment) else (b, a)
         readers = [p for p in early.life.reads if 2 * p >= moment]
         reader = f"is read by {self._op_name_at_point(min(readers))}" if readers else "is needed"
@@ -252,7 +255,7 @@ def owners_of(
 ) -> Owners:  # fmt: skip
     """Return the owners of a function's values; ``space`` maps a value to the number of its memory."""
     ties = Ties(functions, kernels)
-    ties.region(function.body)
+    ties.collect_ties(function.body)
     return Owners(function, LiveRanges(function, space), ties)
 
 
@@ -262,13 +265,13 @@ class _UnionFind:
     def __init__(self) -> None:
         self._up: dict[Value, Value] = {}
 
-    def of(self, v: Value) -> Value:
+    def owner_of(self, v: Value) -> Value:
         while (up := self._up.get(v, v)) is not v:
             v = up
         return v
 
     def join(self, a: Value, b: Value) -> None:
-        a, b = self.of(a), self.of(b)
+        a, b = self.owner_of(a), self.owner_of(b)
         if a is not b:
             self._up[a] = b
 

@@ -27,35 +27,38 @@ def move_reads_before_updates(
     function: Function, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]
 ) -> Function:
     """Return ``function`` with reads of updated values moved before the updates."""
-    return function.with_body(_ReadMover(functions, kernels).region(function.body, {}))
+    return function.with_body(_ReadMover(functions, kernels).reordered_region(function.body, {}))
 
 
 class _ReadMover:
+    """Reorder the ops of a function so that reads of a value precede the op that could overwrite it."""
+
     def __init__(self, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]) -> None:
         self.functions, self.kernels = functions, kernels
         self.roots: dict[Value, Value] = {}
         self.consumed: dict[Op, frozenset[Value]] = {}
 
-    def region(self, region: Region, state: Mapping[Value, Value]) -> Region:
+    def reordered_region(self, region: Region, state: Mapping[Value, Value]) -> Region:
         """Return a region in the new order; ``state`` maps each result to the parameter whose next value it is."""
         ops: list[Op] = []
         for op in region.ops:
             if op.regions:
-                inner = [self.region(r, _loop_state_of_result(op, n)) for n, r in enumerate(op.regions)]
+                inner = [self.reordered_region(r, _loop_state_of_result(op, n)) for n, r in enumerate(op.regions)]
                 op = op.on(op.operands, tuple(inner))
             if op.name in VIEWS:
-                self.roots[op.result] = self.root(op.operands[0])
+                self.roots[op.result] = self.root_of(op.operands[0])
             self.consumed[op] = frozenset(self._values_op_could_overwrite(op, state))
             ops.append(op)
         for op in [op for op in ops if self.consumed[op]]:
             ops = self._move_readers_before_update(ops, op)
         return region.with_ops(ops, region.results)
 
-    def root(self, value: Value) -> Value:
+    def root_of(self, value: Value) -> Value:
         return self.roots.get(value, value)
 
     def _memory_reads_of(self, op: Op) -> set[Value]:
-        return {self.root(v) for v in (*op.operands, *values_captured_by_op(op))} if op.name not in VIEWS else set()
+        """Return the memory roots that ``op`` reads."""
+        return {self.root_of(v) for v in (*op.operands, *values_captured_by_op(op))} if op.name not in VIEWS else set()
 
     def _values_op_could_overwrite(self, op: Op, state: Mapping[Value, Value]) -> set[Value]:
         """Return the values that ``op`` could overwrite."""
@@ -63,18 +66,18 @@ class _ReadMover:
             case "dispatch":
                 callee = op.attrs["callee"]
                 count = count_overwritten_parameters(self.functions[callee])
-                found = {self.root(v) for v in op.operands[:count]}
+                found = {self.root_of(v) for v in op.operands[:count]}
                 for result, number in self.kernels[callee].aliases:
-                    old = self.root(op.operands[count + number])
+                    old = self.root_of(op.operands[count + number])
                     if state.get(op.results[result]) is old:
                         found.add(old)
                 return found
             case "while":
-                return {self.root(v) for v in op.operands}
+                return {self.root_of(v) for v in op.operands}
             case "case":
-                outer = set(map(self.root, values_captured_by_op(op)))
+                outer = set(map(self.root_of, values_captured_by_op(op)))
                 inner = {v for r in op.regions for o in r.ops for v in self.consumed[o]}
-                returned = {self.root(v) for r in op.regions for v in r.results}
+                returned = {self.root_of(v) for r in op.regions for v in r.results}
                 return outer & (inner | returned)
         return set()
 

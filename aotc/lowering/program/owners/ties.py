@@ -50,7 +50,7 @@ class Tie:
 
 @dataclass
 class Ties:
-    """All ties of a function: ``copies`` avoid a copy at run time, ``aliases`` only save memory."""
+    """Collection of the ties of a function; ``copies`` avoid a copy at run time, ``aliases`` only save memory."""
 
     functions: Mapping[str, Function]
     kernels: Mapping[str, Kernel]
@@ -60,7 +60,7 @@ class Ties:
     _constants: dict[Value, Op] = field(default_factory=dict)
     _runs: dict[Op, int] = field(default_factory=dict)  # how often each loop starts in a call
 
-    def region(self, region: Region, loops: tuple[Op, ...] = (), times: int = 1) -> None:
+    def collect_ties(self, region: Region, loops: tuple[Op, ...] = (), times: int = 1) -> None:
         """Collect the ties of a region that runs ``times`` times per call, and of the regions inside of it."""
         for op in region.ops:
             match op.name:
@@ -74,11 +74,11 @@ class Ties:
                     for n, branch in enumerate(op.regions):
                         once = op.attrs.get(RUNS_ONCE) == n and loops
                         inside = (loops[:-1], self._runs[loops[-1]]) if once else (loops, times)
-                        self.region(branch, *inside)
+                        self.collect_ties(branch, *inside)
                         rows = zip(op.results, branch.results, strict=True)
                         self.copies += self._append_ties(rows, "the result of a branch", op, *inside)
 
-    def allows(self, op: Op, result: int, operands: tuple[int, ...]) -> bool:
+    def allows_sharing(self, op: Op, result: int, operands: tuple[int, ...]) -> bool:
         """Return True if result ``result`` of ``op`` may share memory with all of ``operands``."""
         if op.name == "while":
             return result in operands  # other states with the same first value are copied before the loop
@@ -91,6 +91,7 @@ class Ties:
         return all((result, n - updates) in aliases for n in operands)
 
     def _ties_of_dispatch(self, op: Op, loops: tuple[Op, ...], times: int) -> None:
+        """Collect the ties of a kernel's results with operands that the kernel updates, or may overwrite."""
         callee = op.attrs["callee"]
         count = self.updates[op] = count_overwritten_parameters(self.functions[callee])
         pairs = zip(op.results[:count], op.operands[:count], strict=True)
@@ -102,12 +103,13 @@ class Ties:
         self.aliases += [(op.results[n], tuple(some)) for n, some in operands.items()]
 
     def _ties_of_while(self, op: Op, loops: tuple[Op, ...], times: int) -> None:
+        """Collect the ties of a loop's results with its initial and next states, and the ties inside it."""
         self.copies += self._append_ties(zip(op.results, op.operands, strict=True), "the first state", op, loops, times)
         inside = *loops, op
         self._runs[op] = times
         iterations = times * expected_iterations(op, self._constants, self.functions)
         for region in op.regions:
-            self.region(region, inside, iterations)
+            self.collect_ties(region, inside, iterations)
         rows = zip(op.results, op.regions[1].results, strict=True)
         self.copies += self._append_ties(rows, NEXT_STATE, op, inside, iterations)
 
@@ -117,6 +119,6 @@ class Ties:
         return [Tie(new, old, kind, op, estimated_bytes(new) * times, loops) for new, old in rows]
 
 
-def iterations_in(loop: Op) -> int:
-    """Return the number of original iterations per iteration of an unrolled loop."""
+def original_iterations_per_iteration(loop: Op) -> int:
+    """Return the number of original iterations in one iteration of an unrolled loop."""
     return int(loop.attrs.get(UNROLLED, 1))

@@ -38,7 +38,7 @@ from aotc.ir.tensor.ir import Op, Region, Value
 from aotc.lowering.analysis.index_maps import reshape_index
 from aotc.lowering.cost_model.work import estimated_bytes, expected_iterations
 from aotc.lowering.plans.thresholds import UNROLLED_STEPS
-from aotc.lowering.program.owners.ties import iterations_in
+from aotc.lowering.program.owners.ties import original_iterations_per_iteration
 from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
 from aotc.lowering.program.while_kernels.small_loops import (
     CandidateLoop,
@@ -82,21 +82,21 @@ def block_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel
 
 
 def runs_in_block(kernel: Kernel) -> bool:
-    """Return True if a block's threads can execute the kernel's statements."""
+    """Return True if the threads of one block can execute the kernel's statements."""
     return kernel.tiling is None and not any(isinstance(s, Tile | ExternalCall | Either) for s in walk(kernel.body))
 
 
 def work_of_iteration(loop: CandidateLoop) -> tuple[int, int]:
     """Return the operations, and the bytes that kernels and copies access, of one iteration of a loop."""
 
-    def of(region: Region) -> tuple[int, int]:
+    def work_of_region(region: Region) -> tuple[int, int]:
         flops = bytes_ = 0
         for o in region.ops:
             if o.name == "dispatch":
                 kernel = loop.kernels[o.attrs["callee"]]
                 found, times = (static(kernel.flops), static(kernel.bytes)), 1
             elif o.regions:
-                parts = [of(r) for r in o.regions]
+                parts = [work_of_region(r) for r in o.regions]
                 found = sum(p[0] for p in parts), sum(p[1] for p in parts)
                 times = expected_iterations(o, loop.constants, loop.functions) if o.name == "while" else 1
             else:
@@ -104,9 +104,9 @@ def work_of_iteration(loop: CandidateLoop) -> tuple[int, int]:
             flops, bytes_ = flops + times * found[0], bytes_ + times * found[1]
         return flops, bytes_
 
-    parts = [of(region) for region in loop.op.regions]
-    copied = sum(2 * estimated_bytes(tie.new) for tie in loop.owners.copies_in(loop.op))
-    count = iterations_in(loop.op)
+    parts = [work_of_region(region) for region in loop.op.regions]
+    copied = sum(2 * estimated_bytes(tie.new) for tie in loop.owners.copies_in_loop(loop.op))
+    count = original_iterations_per_iteration(loop.op)
     return sum(p[0] for p in parts) // count, (sum(p[1] for p in parts) + copied) // count
 
 
@@ -148,21 +148,22 @@ LOOP_OWN_FLOPS = Limit(
 
 @dataclass
 class TeamLoopWriter(LoopKernelWriter):
-    """Emitter of a loop for ``threads`` threads; ``own`` is True while every thread runs a kernel redundantly."""
+    """Emit a loop for ``threads`` threads; ``own`` is True while every thread runs a kernel redundantly."""
 
     common: ClassVar[Space]
     """The memory space of values that all threads read."""
     threads: int = 0
     own: bool | None = None
 
-    def space(self, value: Value) -> Space:
+    def local_memory_space(self, value: Value) -> Space:
         return "private" if self.own is not False and UNROLLED_STEPS.holds(product(value.type.shape)) else self.common
 
-    def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
+    def distributed_loop(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
         """Return a loop whose iterations are distributed over the threads of the block."""
         raise NotImplementedError
 
-    def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
+    def emit_copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
+        """Emit a copy of a whole array: private copies by each thread, others distributed over the threads."""
         self.count += 1
         size = static(product(target.shape))
         if target.space == "private":
@@ -170,11 +171,11 @@ class TeamLoopWriter(LoopKernelWriter):
         elif size and source.name != target.name:
             name = f"e_{self.count}"
             place = [reshape_index((sym(name, 0, size),), (size,), b.shape) for b in (source, target)]
-            block.append(self.shared_out(name, size, (Store(target, place[1], Load(source, place[0])),)))
+            block.append(self.distributed_loop(name, size, (Store(target, place[1], Load(source, place[0])),)))
 
-    def fits(self, value: Value, place: Buffer) -> bool:
-        same = self.own is None or (place.space == "private") == (self.space(value) == "private")
-        return same and super().fits(value, place)
+    def can_compute_in(self, value: Value, place: Buffer) -> bool:
+        same = self.own is None or (place.space == "private") == (self.local_memory_space(value) == "private")
+        return same and super().can_compute_in(value, place)
 
     def _emit_dispatch(self, op: Op, block: list[Stmt]) -> None:
         kernel = self.kernels[op.attrs["callee"]]
@@ -193,7 +194,7 @@ LOOP_BLOCK_VALUE = Limit(
 
 @dataclass
 class BlockLoopWriter(TeamLoopWriter):
-    """Emitter of a loop for one block."""
+    """Emit a loop for one block of GPU threads."""
 
     common = "shared"
     written: set[str] = field(default_factory=set)  # since the last barrier
@@ -201,10 +202,15 @@ class BlockLoopWriter(TeamLoopWriter):
     touches: int = 0  # accesses of memory that threads share
     begun: list[int] = field(default_factory=list)  # their number when each loop being written began
 
-    def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
-        return self.buffer(value, block) if LOOP_BLOCK_VALUE.holds(product(value.type.shape)) else self.put(value, out)
+    def carried_buffer(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
+        return (
+            self.buffer_of_value(value, block)
+            if LOOP_BLOCK_VALUE.holds(product(value.type.shape))
+            else self.assign_buffer(value, out)
+        )
 
-    def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
+    def emit_kernel(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
+        """Emit a dispatched kernel's items, distributed over the block's threads, after a barrier if needed."""
         self._emit_barrier_if_needed(
             block, [where[b.name] for b in kernel.inputs], [where[b.name] for b in kernel.outputs]
         )
@@ -217,26 +223,26 @@ class BlockLoopWriter(TeamLoopWriter):
             if needs_block(kernel):
                 block.append(For(first.var, 0, first.end, (Barrier(), *first.body)))
             else:
-                block.append(self.shared_out(first.var, static(first.end), first.body))
+                block.append(self.distributed_loop(first.var, static(first.end), first.body))
         else:
             block += found if needs_block(kernel) else (For(f"one_{self.count}", 0, 1, found, "thread"),)
 
-    def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
+    def emit_copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
         self._emit_barrier_if_needed(block, [source], [target])
-        super().copy(block, source, target)
+        super().emit_copy(block, source, target)
 
-    def scalar(self, value: Value, block: list[Stmt]) -> Load:
+    def load_predicate(self, value: Value, block: list[Stmt]) -> Load:
         self._emit_barrier_if_needed(block, [self.memory[value]], [])
         return load_of_only_element(self.memory[value])
 
-    def enter(self, block: list[Stmt]) -> None:
+    def emit_before_loop(self, block: list[Stmt]) -> None:
         if self.read or self.written:
             self._emit_barrier(block)
         self.begun.append(self.touches)
 
-    def loop(self, block: list[Stmt], test: list[Stmt], continue_while: Scalar, step: list[Stmt]) -> None:
+    def emit_while(self, block: list[Stmt], test: list[Stmt], continue_while: Scalar, step: list[Stmt]) -> None:
         if self.touches == self.begun.pop():  # every thread iterates independently
-            return super().loop(block, test, continue_while, step)
+            return super().emit_while(block, test, continue_while, step)
         block += [While(tuple(test), continue_while, (*step, Barrier())), Barrier()]
         self._forget_accesses()
 
@@ -245,7 +251,7 @@ class BlockLoopWriter(TeamLoopWriter):
         super()._emit_branch(op, block)
         self._emit_barrier(block)
 
-    def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
+    def distributed_loop(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
         if count <= self.threads:
             return For(var, 0, count, body, "thread")
         thread = f"t_{var}"

@@ -27,22 +27,22 @@ class StoragePlaces(Protocol):
     arena: list[Storage]
     memories: Memories
 
-    def storage(self, value: Value) -> Storage:
+    def storage_of_value(self, value: Value) -> Storage:
         """Return the memory of a value."""
 
-    def readable(self, value: Value) -> Storage:
+    def readable_storage(self, value: Value) -> Storage:
         """Return memory from which a value can be read."""
 
-    def fresh(self, value: Value) -> Storage:
+    def allocate_like(self, value: Value) -> Storage:
         """Allocate new memory for a value."""
 
-    def copied(self, source: Storage, target: Storage, size: Dim) -> Step:
+    def copy_step(self, source: Storage, target: Storage, size: Dim) -> Step:
         """Return the step that copies an array."""
 
-    def touch(self, *storages: Storage) -> None:
+    def begin_step(self, *storages: Storage) -> None:
         """Begin a step, and extend the live ranges of the ``storages`` that it accesses."""
 
-    def extend(self, begin: int, op: Op, kept: list[Storage]) -> None:
+    def extend_live_ranges(self, begin: int, op: Op, kept: list[Storage]) -> None:
         """Extend the lifetimes of values that a loop reads, and of ``kept``, back to step ``begin``."""
 
 
@@ -52,29 +52,29 @@ def persistent_memory(places: StoragePlaces, found: LoopKernel, space: int) -> t
         return [], []
     kept = [Storage("arena", buffer_bytes(b), space=space) for b in found.kept]
     places.arena += kept
-    places.touch(*kept)
+    places.begin_step(*kept)
     if found.kept[-1].shape:
         return [], kept
     zero = np.zeros((), to_numpy(found.kept[-1].dtype))
-    source = Storage("constant", zero.nbytes, places.memories.add(zero, "zero", space), space=space)
-    return [places.copied(source, kept[-1], zero.nbytes)], kept
+    source = Storage("constant", zero.nbytes, places.memories.add_constant(zero, "zero", space), space=space)
+    return [places.copy_step(source, kept[-1], zero.nbytes)], kept
 
 
 def bounded_steps(
     places: StoragePlaces, op: Op, loop: LoopKernel, kept: list[Storage], iterations: int | None
 ) -> list[Step]:  # fmt: skip
-    """Return the steps that launch a loop's kernel until no iterations remain; ``kept`` is its work memory.
+    """Return the steps that launch a loop's kernel until no iterations remain.
 
     Each launch reads the state from the memory of the results, runs some iterations, and writes the new state there,
     and whether iterations remain. ``iterations`` is the trip count, or None.
     """
     begin = places.time
     state = initial_loop_state(places, op, whole=False)
-    others = [places.readable(v) for v in loop.reads]
-    more = places.fresh(op.regions[0].results[0])
-    places.touch(*state.places, *others, more, *kept)
+    others = [places.readable_storage(v) for v in loop.reads]
+    more = places.allocate_like(op.regions[0].results[0])
+    places.begin_step(*state.places, *others, more, *kept)
     iteration = launch_step(loop.kernel, tuple(others), (*state.places, more, *kept), op)
     places.time += 1
-    places.extend(begin, op, [*state.places, *others, more, *kept])
+    places.extend_live_ranges(begin, op, [*state.places, *others, more, *kept])
     launches = None if iterations is None else -(-iterations // LOOP_TURNS.value)
     return [*state.steps, Loop(more, (iteration,), (), launches)]

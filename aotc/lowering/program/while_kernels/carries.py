@@ -39,16 +39,16 @@ def ordered_copies(
 class StatePlaces(Protocol):
     """Interface to the memory of values, implemented by :mod:`aotc.lowering.program.bufferize`."""
 
-    def storage(self, value: Value) -> Storage:
+    def storage_of_value(self, value: Value) -> Storage:
         """Return the memory of a value."""
 
-    def copied(self, source: Storage, target: Storage, size: Dim) -> Step:
+    def copy_step(self, source: Storage, target: Storage, size: Dim) -> Step:
         """Return the step that copies an array."""
 
 
 @dataclass
-class Carried:
-    """The memory of a loop's state, and the steps that copy the initial state to it.
+class LoopStateMemory:
+    """Memory of a loop's state, and the steps that copy the initial state to it.
 
     ``late`` are copies that a single kernel for the loop does not need, as it reads these values in place.
     """
@@ -59,15 +59,15 @@ class Carried:
     held: set[int] = field(default_factory=set)
 
 
-def initial_loop_state(places: StatePlaces, op: Op, whole: bool) -> Carried:
+def initial_loop_state(places: StatePlaces, op: Op, whole: bool) -> LoopStateMemory:
     """Return the memory of a ``while``'s state, with copies; ``whole`` is True if a kernel for the loop exists, too."""
-    made = Carried()
-    made.places = [places.storage(v) for v in op.results]
+    made = LoopStateMemory()
+    made.places = [places.storage_of_value(v) for v in op.results]
     for n, (init, carry) in enumerate(zip(op.operands, made.places, strict=True)):
-        source = places.storage(init)
+        source = places.storage_of_value(init)
         late = whole and source not in made.places and is_static(init.type.shape)
         if not late:
             made.held.add(n)
         if carry.size != 0 and carry is not source:
-            (made.late if late else made.steps).append(places.copied(source, carry, carry.size))
+            (made.late if late else made.steps).append(places.copy_step(source, carry, carry.size))
     return made

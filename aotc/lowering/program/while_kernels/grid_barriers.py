@@ -17,7 +17,7 @@ from aotc.lowering.analysis.index_maps import linearize
 
 @dataclass(frozen=True, slots=True)
 class _ThreadAccesses:
-    """The arrays accessed since the last barrier: at any element, or by each thread at its own items only."""
+    """Arrays accessed since the last barrier: at any element, or by each thread at its own items only."""
 
     read: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
@@ -30,7 +30,7 @@ class _ThreadAccesses:
             self.own_read | other.own_read, self.own_written | other.own_written,
         )  # fmt: skip
 
-    def collides(self, later: _ThreadAccesses) -> bool:
+    def conflicts_with(self, later: _ThreadAccesses) -> bool:
         """Return True if the accesses ``later`` may conflict with these accesses by another thread."""
         written, all_written = self.written, self.written | self.own_written
         all_read = self.read | self.own_read
@@ -54,13 +54,13 @@ def item_loop(stmt: Stmt) -> For | None:
 
 @dataclass
 class BarrierPlacer:
-    """Inserts barriers that use ``counter`` between statements that every thread of all blocks executes."""
+    """Insert grid barriers that use ``counter`` between statements that every thread of all blocks executes."""
 
     counter: Buffer
     touched: _ThreadAccesses = field(default_factory=_ThreadAccesses)
     count: int = 0
 
-    def block(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    def with_barriers(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
         """Insert grid barriers between statements that conflict across threads."""
         found: list[Stmt] = []
         for stmt in body:
@@ -76,7 +76,7 @@ class BarrierPlacer:
         return tuple(found)
 
     def _insert_barrier_on_conflict(self, later: _ThreadAccesses, found: list[Stmt]) -> None:
-        if self.touched.collides(later):
+        if self.touched.conflicts_with(later):
             found.append(GridBarrier(self.counter))
             self.count += 1
             self.touched = _ThreadAccesses()
@@ -87,10 +87,10 @@ class BarrierPlacer:
         before = self.touched
         while True:
             begin = self.touched
-            test: list[Stmt] = [*self.block(loop.cond)]
+            test: list[Stmt] = [*self.with_barriers(loop.cond)]
             self._insert_barrier_on_conflict(_reads_of_value(loop.pred), test)
             after = self.touched
-            step = self.block(loop.body)
+            step = self.with_barriers(loop.body)
             again = before | begin | self.touched
             if again == begin:
                 self.touched = after
@@ -99,9 +99,9 @@ class BarrierPlacer:
 
     def _if_with_barriers(self, cond: Scalar, then: tuple[Stmt, ...], otherwise: tuple[Stmt, ...]) -> If:
         before = self.touched
-        first = self.block(then)
+        first = self.with_barriers(then)
         one, self.touched = self.touched, before
-        second = self.block(otherwise)
+        second = self.with_barriers(otherwise)
         self.touched = self.touched | one
         return If(cond, first, second)
 

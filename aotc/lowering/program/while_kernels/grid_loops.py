@@ -103,22 +103,23 @@ def _kernel_runs_in_grid(kernel: Kernel) -> bool:
 
 @dataclass
 class GridLoopWriter(TeamLoopWriter):
-    """Emitter of a loop for ``blocks`` blocks."""
+    """Emit a loop for ``blocks`` blocks of GPU threads, with grid barriers."""
 
     common = "global"
     blocks: int = 0
     room: int = 0  # bytes of shared memory for a matmul
     stages: dict[str, Buffer] = field(default_factory=dict)
 
-    def allocate(self, value: Value, block: list[Stmt]) -> Buffer:
-        if self.space(value) == "private":
-            return super().allocate(value, block)
+    def allocate_local(self, value: Value, block: list[Stmt]) -> Buffer:
+        if self.local_memory_space(value) == "private":
+            return super().allocate_local(value, block)
         self.count += 1
         made = Buffer(f"w{self.count}", value.type.dtype, value.type.shape)
         self.kept.append(made)
         return made
 
-    def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
+    def emit_kernel(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
+        """Emit a dispatched kernel's items, distributed over all threads; a matmul by tiles, one per block."""
         self.count += 1
         name = f"_{self.count}"
         found = inline_kernel(kernel, where, name)
@@ -129,12 +130,12 @@ class GridLoopWriter(TeamLoopWriter):
             p = read_product(replace(kernel, body=found))
             stage = self._shared_matmul_buffer(p.total.dtype)
             tile = tiling_for_grid_matmul(p, self.blocks, self.threads, static(stage.shape[0]))
-            block += GridMatmul(p, tile, self.threads, stage, name).write()
+            block += GridMatmul(p, tile, self.threads, stage, name).matmul_statements()
         elif parallel and isinstance(first, For):
             if needs_block(kernel):
                 block.append(For(first.var, 0, first.end, (Barrier(), *first.body), "blocks"))
             else:
-                block.append(self.shared_out(first.var, static(first.end), first.body))
+                block.append(self.distributed_loop(first.var, static(first.end), first.body))
         else:
             one = (Barrier(), *found) if needs_block(kernel) else (For(f"one{name}", 0, 1, found, "thread"),)
             block.append(For(f"b{name}", 0, 1, one, "blocks"))
@@ -143,7 +144,7 @@ class GridLoopWriter(TeamLoopWriter):
         """Return the shared memory for all matmuls of a dtype."""
         return self.stages.setdefault(dtype, Buffer(f"stage_{dtype}", dtype, (self.room // size_of(dtype),), "shared"))
 
-    def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
+    def distributed_loop(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
         """Return a loop distributed over all threads: a warp has adjacent iterations, warps alternate over blocks."""
         block, thread = f"b_{var}", f"t_{var}"
         b, t = sym(block, 0, self.blocks), sym(thread, 0, self.threads)
@@ -151,9 +152,9 @@ class GridLoopWriter(TeamLoopWriter):
         iterations = For(var, begin, count, body, "serial", self.blocks * self.threads)
         return For(block, 0, self.blocks, (For(thread, 0, self.threads, (iterations,), "thread"),), "blocks")
 
-    def finish(self, block: list[Stmt]) -> list[Stmt]:
+    def kernel_statements(self, block: list[Stmt]) -> list[Stmt]:
         placer = BarrierPlacer(COUNTER)
-        found = [*map(Alloc, self.stages.values()), *placer.block(block)]
+        found = [*map(Alloc, self.stages.values()), *placer.with_barriers(block)]
         if placer.count:
             self.kept.append(COUNTER)
         return found

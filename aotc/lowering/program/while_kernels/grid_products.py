@@ -60,29 +60,29 @@ class LoopTile:
     chunk: int = 1
 
     @property
-    def across(self) -> int:
+    def threads_across(self) -> int:
         """Return the number of threads along a row of the tile."""
         return self.cols // self.thread_cols
 
     @property
-    def places(self) -> int:
+    def threads_per_slice(self) -> int:
         """Return the number of threads that cover the tile once."""
-        return self.rows // self.thread_rows * self.across
+        return self.rows // self.thread_rows * self.threads_across
 
     @property
-    def line(self) -> int:
+    def left_pitch(self) -> int:
         """Return the stride of rows of A in shared memory, padded so that rows are in different banks."""
         return self.chunk + self.terms
 
     @property
-    def width(self) -> int:
+    def right_pitch(self) -> int:
         """Return the stride of terms of B in shared memory, padded likewise."""
         return self.cols + self.thread_cols
 
     @property
-    def staged(self) -> int:
+    def staged_elements(self) -> int:
         """Return the number of elements in shared memory."""
-        return max(self.rows * self.line + self.chunk * self.width, self.slices * self.rows * self.cols)
+        return max(self.rows * self.left_pitch + self.chunk * self.right_pitch, self.slices * self.rows * self.cols)
 
 
 LOOP_PRODUCT_ROWS = BlockSize(
@@ -124,14 +124,14 @@ def tiling_for_grid_matmul(p: LoopProduct, blocks: int, threads: int, room: int)
 
 def _tile_with_slices(tile: LoopTile, k: int, threads: int, room: int) -> LoopTile:
     """Return the tile with as many slices as there are threads for, and chunks that fit ``room``."""
-    slices = _next_power_of_two(threads // tile.places + 1) // 2
+    slices = _next_power_of_two(threads // tile.threads_per_slice + 1) // 2
     while slices > 1 and (k // tile.terms) % slices:
         slices //= 2
     each = tile.terms * slices
     for chunks in range(1, k // each + 1):
         if k // each % chunks == 0:
             found = LoopTile(tile.rows, tile.cols, tile.thread_rows, tile.thread_cols, tile.terms, slices, k // chunks)
-            if found.staged <= room:
+            if found.staged_elements <= room:
                 return found
     return _tile_with_slices(tile, k, threads // 2, room)
 
@@ -149,7 +149,7 @@ LOOP_STAGE_READS = BlockSize(
 
 
 class GridMatmul:
-    """Emitter of a matmul with operands in the shared buffer ``stage``; ``name`` makes local names unique."""
+    """Emit a matmul by all blocks of a loop's kernel; operands pass through the shared buffer ``stage``."""
 
     def __init__(self, p: LoopProduct, tile: LoopTile, threads: int, stage: Buffer, name: str) -> None:
         self.p, self.tile, self.threads, self.stage, self.name = p, tile, threads, stage, name
@@ -160,7 +160,7 @@ class GridMatmul:
             self._loop_variable("acc"), self.dtype, (threads, tile.thread_rows, tile.thread_cols), "private"
         )
 
-    def write(self) -> list[Stmt]:
+    def matmul_statements(self) -> list[Stmt]:
         """Return the loop over all tiles of a matmul inside a grid loop."""
         t, (batch, down, right) = self.tile, self.extents
         z, row, col = delinearize(sym(self._loop_variable("b"), 0, batch * down * right), self.extents)
@@ -203,7 +203,7 @@ class GridMatmul:
         t = self.tile
         a, b = self.p.view(), self.p.view(right=True)
         left = self._operand_copies("l", t.rows, a is None or not a.by_rows, self.p.left, (z, first, self.m, k), 0)
-        base = t.rows * t.line
+        base = t.rows * t.left_pitch
         right = self._operand_copies(
             "r", t.cols, b is not None and not b.by_rows, self.p.right, (z, start, self.n, k), base
         )
@@ -223,7 +223,7 @@ class GridMatmul:
         iteration = sym(self._loop_variable(f"c{name}"), 0, -(-pieces // (reads * self.threads)))
         thread = sym(self._loop_variable("t"), 0, self.threads)
 
-        def where(piece: Dim, lane: Dim) -> tuple[Dim, Dim]:
+        def tile_position(piece: Dim, lane: Dim) -> tuple[Dim, Dim]:
             """Return the row or column within the tile, and the term within the chunk."""
             flat = piece * width + lane
             return (flat // inner, flat % inner) if by_k else (flat % inner, flat // inner)
@@ -231,11 +231,11 @@ class GridMatmul:
         found: list[Stmt] = [Alloc(held)]
         piece = (iteration * reads + v) * self.threads + thread
         whole = pieces % (reads * self.threads) == 0
-        other, term = where(piece if whole else minimum(piece, pieces - 1), u)
+        other, term = tile_position(piece if whole else minimum(piece, pieces - 1), u)
         there = first + other if extent % outer == 0 else minimum(first + other, extent - 1)
         places = (z, there, 0, k0 + term) if name == "l" else (z, 0, there, k0 + term)
-        other, term = where(piece, u)
-        to = other * t.line + term if name == "l" else base + term * t.width + other
+        other, term = tile_position(piece, u)
+        to = other * t.left_pitch + term if name == "l" else base + term * t.right_pitch + other
         keep: Stmt = self._unrolled_loop(f"u{name}", width, [Store(self.stage, (to,), Load(held, (v, u)))])
         if not whole:
             keep = If(Apply("lt", (Index(piece), Index(pieces)), "i1"), (keep,))
@@ -248,6 +248,7 @@ class GridMatmul:
         return found
 
     def _guarded_read(self, to: Buffer, index: tuple[Dim, ...], value: Scalar, at: Sequence[Dim]) -> tuple[Stmt, ...]:
+        """Return the statements that copy the operand's element at (batch, row, column, term) to ``to``."""
         p = self.p
         if value.dtype != self.dtype:
             value = Apply("convert", (value,), self.dtype)
@@ -263,8 +264,12 @@ class GridMatmul:
     def _corner_of_thread(self, thread: Dim) -> tuple[Dim, Dim, Dim]:
         """Return the slice, and the first row and column, of a thread's part of the tile."""
         t = self.tile
-        at = thread % t.places
-        return thread // t.places, at // t.across * t.thread_rows, at % t.across * t.thread_cols
+        at = thread % t.threads_per_slice
+        return (
+            thread // t.threads_per_slice,
+            at // t.threads_across * t.thread_rows,
+            at % t.threads_across * t.thread_cols,
+        )
 
     def _statements_per_thread_element(self, count: int, made: Callable[[Dim, Dim, Dim], Stmt]) -> list[Stmt]:
         """Return a statement for each element of the part of each of ``count`` threads."""
@@ -276,7 +281,7 @@ class GridMatmul:
     def _multiply_add_chunk(self) -> For:
         """Return the multiply-adds of each thread's rows and columns of the chunk."""
         t = self.tile
-        count = t.slices * t.places
+        count = t.slices * t.threads_per_slice
         slice_, down, right = self._corner_of_thread(sym(self._loop_variable("t"), 0, count))
         iterations = t.chunk // (t.terms * t.slices)
         s, u = (
@@ -285,26 +290,27 @@ class GridMatmul:
         )
         term = (s * t.slices + slice_) * t.terms + u
 
-        def add(i: Dim, j: Dim, thread: Dim) -> Store:
-            a = Load(self.stage, ((down + i) * t.line + term,))
-            b = Load(self.stage, (t.rows * t.line + term * t.width + right + j,))
+        def multiply_add(i: Dim, j: Dim, thread: Dim) -> Store:
+            a = Load(self.stage, ((down + i) * t.left_pitch + term,))
+            b = Load(self.stage, (t.rows * t.left_pitch + term * t.right_pitch + right + j,))
             return Store(self.acc, (thread, i, j), Apply("mul", (a, b), self.dtype), "add")
 
-        step = self._unrolled_loop("u", t.terms, self._statements_per_thread_element(count, add))
+        step = self._unrolled_loop("u", t.terms, self._statements_per_thread_element(count, multiply_add))
         return self._thread_loop(
             [For(self._loop_variable("s"), 0, iterations, (step,))] if iterations > 1 else [step], count
         )
 
     def _store_partial_sums(self) -> For:
+        """Return the stores of each thread's sums to its slice in shared memory."""
         t = self.tile
-        count = t.slices * t.places
+        count = t.slices * t.threads_per_slice
         slice_, down, right = self._corner_of_thread(sym(self._loop_variable("t"), 0, count))
 
-        def keep(i: Dim, j: Dim, thread: Dim) -> Store:
+        def store_sum(i: Dim, j: Dim, thread: Dim) -> Store:
             to = (slice_ * t.rows + down + i) * t.cols + right + j
             return Store(self.stage, (to,), Load(self.acc, (thread, i, j)))
 
-        return self._thread_loop(self._statements_per_thread_element(count, keep), count)
+        return self._thread_loop(self._statements_per_thread_element(count, store_sum), count)
 
     def _sum_slices_and_epilogue(self, z: Dim, first: Dim, start: Dim) -> For:
         """Return the sum of the slices, followed by the epilogue."""

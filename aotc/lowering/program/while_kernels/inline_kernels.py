@@ -47,17 +47,17 @@ def inline_kernel(kernel: Kernel, buffers: Mapping[str, Buffer], suffix: str) ->
     }
     bound = {s.var for s in walk(kernel.body) if isinstance(s, For)}
     bound |= {s.var.name for s in walk(kernel.body) if isinstance(s, Let)}
-    return InlinedKernelRenamer({**local, **buffers}, bound, suffix).block(kernel.body)
+    return InlinedKernelRenamer({**local, **buffers}, bound, suffix).renamed_block(kernel.body)
 
 
 def substitute_loop_values(body: tuple[Stmt, ...], values: Mapping[str, Dim], suffix: str) -> tuple[Stmt, ...]:
     """Return scalar statements with ``values`` substituted for loop variables; local names get ``suffix``."""
     bound = {s.var.name for s in walk(body) if isinstance(s, Let)}
-    return InlinedKernelRenamer({}, bound, suffix, values).block(body)
+    return InlinedKernelRenamer({}, bound, suffix, values).renamed_block(body)
 
 
 class InlinedKernelRenamer:
-    """Rewriter that replaces ``buffers``, adds a suffix to ``bound`` names, and substitutes ``values`` for others."""
+    """Rewrite a kernel's body: replace ``buffers``, rename ``bound`` names, substitute ``values`` for others."""
 
     def __init__(
         self, buffers: Mapping[str, Buffer], bound: set[str], suffix: str, values: Mapping[str, Dim] | None = None
@@ -65,13 +65,14 @@ class InlinedKernelRenamer:
         self.buffers, self.bound, self.suffix, self.values = buffers, bound, suffix, values or {}
         self.indices: dict[Dim, Dim] = {}
 
-    def block(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(self.stmt(s) for s in body)
+    def renamed_block(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return tuple(self.renamed_statement(s) for s in body)
 
-    def name(self, name: str) -> str:
+    def renamed_name(self, name: str) -> str:
         return name + self.suffix if name in self.bound else name
 
-    def index(self, e: Dim) -> Dim:
+    def renamed_index(self, e: Dim) -> Dim:
+        """Return the index expression ``e`` with names renamed or replaced by ``values``."""
         if not isinstance(e, Expr):
             return e
         found = self.indices.get(e)
@@ -82,67 +83,80 @@ class InlinedKernelRenamer:
         return found
 
     def _renamed_symbol(self, s: Sym) -> Dim:
-        return sym(s.name + self.suffix, s.lo, None if s.extent is None else self.index(s.extent))
+        return sym(s.name + self.suffix, s.lo, None if s.extent is None else self.renamed_index(s.extent))
 
-    def place(self, index: tuple[Dim, ...]) -> tuple[Dim, ...]:
-        return tuple(self.index(i) for i in index)
+    def renamed_indices(self, index: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        return tuple(self.renamed_index(i) for i in index)
 
-    def buffer(self, buffer: Buffer) -> Buffer:
+    def replaced_buffer(self, buffer: Buffer) -> Buffer:
         return self.buffers.get(buffer.name, buffer)
 
-    def element(self, buffer: Buffer, index: tuple[Dim, ...]) -> tuple[Buffer, tuple[Dim, ...]]:
+    def replaced_element(self, buffer: Buffer, index: tuple[Dim, ...]) -> tuple[Buffer, tuple[Dim, ...]]:
         """Return the memory and index of an element; for a view of another shape, the index in its memory's shape."""
-        new = self.buffer(buffer)
-        index = self.place(index)
+        new = self.replaced_buffer(buffer)
+        index = self.renamed_indices(index)
         return new, index if new.shape == buffer.shape else reshape_index(index, buffer.shape, new.shape)
 
-    def scalar(self, s: Scalar) -> Scalar:
+    def renamed_scalar(self, s: Scalar) -> Scalar:
         match s:
             case Var(name, dtype):
-                return Var(self.name(name), dtype)
+                return Var(self.renamed_name(name), dtype)
             case Index(expr, dtype):
-                return Index(self.index(expr), dtype)
+                return Index(self.renamed_index(expr), dtype)
             case Load(buffer, index):
-                return Load(*self.element(buffer, index))
+                return Load(*self.replaced_element(buffer, index))
             case Apply(fn, args, dtype):
-                return Apply(fn, tuple(self.scalar(a) for a in args), dtype)
+                return Apply(fn, tuple(self.renamed_scalar(a) for a in args), dtype)
         return s
 
-    def stmt(self, s: Stmt) -> Stmt:
+    def renamed_statement(self, s: Stmt) -> Stmt:
+        """Return the statement ``s`` with buffers and names replaced; short loops become unrolled ones."""
         match s:
             case For(var, begin, end, body, kind, step):
                 short = kind != "thread" and begin == 0 and step == 1 and UNROLLED_STEPS.holds(end)
                 kind = "unroll" if short else "serial" if kind == "parallel" else kind
-                return For(self.name(var), self.index(begin), self.index(end), self.block(body), kind, step)
+                return For(
+                    self.renamed_name(var),
+                    self.renamed_index(begin),
+                    self.renamed_index(end),
+                    self.renamed_block(body),
+                    kind,
+                    step,
+                )
             case Let(var, value):
-                return Let(Var(self.name(var.name), var.dtype), self.scalar(value))
+                return Let(Var(self.renamed_name(var.name), var.dtype), self.renamed_scalar(value))
             case Store(buffer, index, value, reduce, atomic):
-                return Store(*self.element(buffer, index), self.scalar(value), reduce, atomic)
+                return Store(*self.replaced_element(buffer, index), self.renamed_scalar(value), reduce, atomic)
             case If(cond, then, otherwise):
-                return If(self.scalar(cond), self.block(then), self.block(otherwise))
+                return If(self.renamed_scalar(cond), self.renamed_block(then), self.renamed_block(otherwise))
             case While(cond, pred, body):
-                return While(self.block(cond), self.scalar(pred), self.block(body))
+                return While(self.renamed_block(cond), self.renamed_scalar(pred), self.renamed_block(body))
             case Alloc(buffer):
-                return Alloc(self.buffer(buffer))
+                return Alloc(self.replaced_buffer(buffer))
             case Prefetch(buffer, index):
-                return Prefetch(*self.element(buffer, index))
+                return Prefetch(*self.replaced_element(buffer, index))
             case Barrier() | GridBarrier():
                 return s
             case Shuffle(to, source, mask):
-                return Shuffle(self.buffer(to), self.buffer(source), mask)
+                return Shuffle(self.replaced_buffer(to), self.replaced_buffer(source), mask)
             case WarpMatch(to, source, bits):
-                return WarpMatch(self.buffer(to), self.buffer(source), bits)
+                return WarpMatch(self.replaced_buffer(to), self.replaced_buffer(source), bits)
             case Tile():
                 return self._renamed_tile(s)
             case ExternalCall(function, args):
-                return ExternalCall(function, tuple(self.element(*a) for a in args))
+                return ExternalCall(function, tuple(self.replaced_element(*a) for a in args))
             case Either(buffer, cond, (one, other)):
-                return Either(self.buffer(buffer), self.scalar(cond), (self.element(*one), self.element(*other)))
+                return Either(
+                    self.replaced_buffer(buffer),
+                    self.renamed_scalar(cond),
+                    (self.replaced_element(*one), self.replaced_element(*other)),
+                )
 
     def _renamed_tile(self, t: Tile) -> Tile:
-        i = self.index
+        i = self.renamed_index
         return Tile(
-            t.rows, t.cols, self.buffer(t.out), i(t.out_base), i(t.out_row), self.buffer(t.a), i(t.a_base), i(t.a_row),
-            self.buffer(t.b), i(t.b_base), tuple((i(n), i(a), i(b)) for n, a, b in t.levels), t.form,
+            t.rows, t.cols, self.replaced_buffer(t.out), i(t.out_base), i(t.out_row),
+            self.replaced_buffer(t.a), i(t.a_base), i(t.a_row), self.replaced_buffer(t.b), i(t.b_base),
+            tuple((i(n), i(a), i(b)) for n, a, b in t.levels), t.form,
             a_inner=i(t.a_inner), b_column=i(t.b_column), b_inner=i(t.b_inner), adds=t.adds,
         )  # fmt: skip

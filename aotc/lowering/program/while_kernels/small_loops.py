@@ -40,7 +40,7 @@ from aotc.lowering.analysis.index_maps import reshape_index
 from aotc.lowering.cost_model.work import expected_iterations
 from aotc.lowering.plans.thresholds import LOOP_ELEMENTS, LOOP_TURNS, LOOP_VALUE, UNROLLED_STEPS
 from aotc.lowering.program.owners.owners import BufferOwner, Owners
-from aotc.lowering.program.owners.ties import iterations_in
+from aotc.lowering.program.owners.ties import original_iterations_per_iteration
 from aotc.lowering.program.while_kernels.carries import ordered_copies
 from aotc.lowering.program.while_kernels.inline_kernels import inline_kernel
 from aotc.lowering.threshold import Limit
@@ -82,7 +82,7 @@ def is_small_loop(loop: CandidateLoop, limit: Limit) -> bool:
         loop.kernels[o.attrs["callee"]] for r in loop.op.regions for o in _frequently_run_ops(r) if o.name == "dispatch"
     ]
     total = sum(static(k.flops) for k in often) + sum(copied_elements(loop.op, loop.owners))
-    return limit.holds(total // iterations_in(loop.op))
+    return limit.holds(total // original_iterations_per_iteration(loop.op))
 
 
 def _frequently_run_ops(region: Region) -> Iterator[Op]:
@@ -101,7 +101,7 @@ def kernels_in(op: Op, kernels: Mapping[str, Kernel]) -> list[Kernel]:
 
 def copied_elements(op: Op, owners: Owners) -> list[int]:
     """Return the element counts of the values of static shape that an iteration copies."""
-    return [static(product(tie.new.type.shape)) for tie in owners.copies_in(op) if is_static(tie.new.type.shape)]
+    return [static(product(tie.new.type.shape)) for tie in owners.copies_in_loop(op) if is_static(tie.new.type.shape)]
 
 
 def is_closed_loop(
@@ -115,17 +115,17 @@ def is_closed_loop(
     if not is_whole_loop(op) or not all(is_static(v.type.shape) for v in values_computed_in_loop(op)):
         return False
     often = {o for r in op.regions for o in _frequently_run_ops(r)}
-    carried = {owners.of(v) for v in op.results}
+    carried = {owners.owner_of(v) for v in op.results}
     made = [
         static(product(v.type.shape))
         for r in op.regions
         for o in walk(r)
         if o.name == "dispatch" and not _updates_in_place(o, functions)
         for v in o.results
-        if o in often or owners.of(v) not in carried
+        if o in often or owners.owner_of(v) not in carried
     ]
     made += copied_elements(op, owners)
-    if any(not value.holds(n) for n in made) or not elements.holds(sum(made) // iterations_in(op)):
+    if any(not value.holds(n) for n in made) or not elements.holds(sum(made) // original_iterations_per_iteration(op)):
         return False
     return not any(k.dims for k in kernels_in(op, kernels))
 
@@ -192,7 +192,7 @@ class LoopKernel(NamedTuple):
 
 @dataclass
 class LoopKernelWriter:
-    """Emits the regions of a loop as statements of the loop IR.
+    """Emit the regions of a loop as statements of the loop IR.
 
     Attributes
     ----------
@@ -212,67 +212,71 @@ class LoopKernelWriter:
     kept: list[Buffer] = field(default_factory=list)
     places: dict[BufferOwner, Buffer] = field(default_factory=dict)
 
-    def space(self, value: Value) -> Space:
+    def local_memory_space(self, value: Value) -> Space:
         """Return the kind of local memory for a computed or carried value."""
         bytes_ = static(product(value.type.shape)) * size_of(value.type.dtype)
         return "private" if bytes_ <= PRIVATE_BYTES else "scratch"
 
-    def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
+    def carried_buffer(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
         """Return the buffer of a loop-carried value: private memory, or that of the result for a large value."""
-        return self.buffer(value, block) if self.space(value) == "private" else self.put(value, out)
+        return (
+            self.buffer_of_value(value, block)
+            if self.local_memory_space(value) == "private"
+            else self.assign_buffer(value, out)
+        )
 
-    def put(self, value: Value, place: Buffer) -> Buffer:
-        """Store ``value``, and all values that share its memory, in the buffer ``place``."""
-        self.memory[value] = self.places[self.owners.of(value)] = place
+    def assign_buffer(self, value: Value, place: Buffer) -> Buffer:
+        """Record ``place`` as the buffer of ``value`` and of all values that share its memory."""
+        self.memory[value] = self.places[self.owners.owner_of(value)] = place
         return place
 
-    def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
+    def emit_copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
         """Emit a copy between whole buffers of equal shape."""
         self.count += 1
         copy_buffers(block, source, target, f"_{self.count}")
 
-    def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
+    def emit_kernel(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
         """Emit a dispatched kernel's whole grid inline; ``where`` maps its parameters to memory."""
         self.count += 1
         block += inline_kernel(kernel, where, f"_{self.count}")
 
-    def fits(self, value: Value, place: Buffer) -> bool:
+    def can_compute_in(self, value: Value, place: Buffer) -> bool:
         """Return True if ``value`` may be computed in ``place``, the memory of another value of its owner."""
         return place.dtype == value.type.dtype
 
-    def finish(self, block: list[Stmt]) -> list[Stmt]:
+    def kernel_statements(self, block: list[Stmt]) -> list[Stmt]:
         """Return the statements of the whole kernel."""
         return block
 
-    def scalar(self, value: Value, block: list[Stmt]) -> Load:
+    def load_predicate(self, value: Value, block: list[Stmt]) -> Load:
         """Return the load of the only element of a value that controls a loop or branch."""
         return load_of_only_element(self.memory[value])
 
-    def enter(self, block: list[Stmt]) -> None:
+    def emit_before_loop(self, block: list[Stmt]) -> None:
         """Emit the statements before a loop; overridden by writers with barriers."""
 
-    def loop(self, block: list[Stmt], test: list[Stmt], continue_while: Scalar, step: list[Stmt]) -> None:
+    def emit_while(self, block: list[Stmt], test: list[Stmt], continue_while: Scalar, step: list[Stmt]) -> None:
         """Emit a loop of the kernel."""
         block.append(While(tuple(test), continue_while, tuple(step)))
 
-    def buffer(self, value: Value, block: list[Stmt]) -> Buffer:
+    def buffer_of_value(self, value: Value, block: list[Stmt]) -> Buffer:
         """Return the buffer of ``value``: that of its owner if it has one, else new local memory."""
-        owner = self.owners.of(value)
+        owner = self.owners.owner_of(value)
         place = self.places.get(owner)
-        if place is None or not self.fits(value, place):
-            place = self.allocate(value, block)
+        if place is None or not self.can_compute_in(value, place):
+            place = self.allocate_local(value, block)
             self.places.setdefault(owner, place)
         self.memory[value] = place
         return place
 
-    def allocate(self, value: Value, block: list[Stmt]) -> Buffer:
+    def allocate_local(self, value: Value, block: list[Stmt]) -> Buffer:
         """Allocate local memory for ``value``."""
         self.count += 1
-        made = Buffer(f"v{self.count}", value.type.dtype, value.type.shape, self.space(value))
+        made = Buffer(f"v{self.count}", value.type.dtype, value.type.shape, self.local_memory_space(value))
         block.append(Alloc(made))
         return made
 
-    def region(self, region: Region, block: list[Stmt]) -> None:
+    def emit_region(self, region: Region, block: list[Stmt]) -> None:
         """Emit the ops of ``region``."""
         for op in region.ops:
             match op.name:
@@ -281,59 +285,61 @@ class LoopKernelWriter:
                 case "reshape":
                     self.memory[op.result] = self.memory[op.operands[0]]
                 case "while":
-                    self.write(op, block)
+                    self.emit_loop(op, block)
                 case "case":
                     self._emit_branch(op, block)
 
     def _emit_dispatch(self, op: Op, block: list[Stmt]) -> None:
+        """Emit a dispatch: copies of operands that the kernel overwrites, then the kernel."""
         kernel = self.kernels[op.attrs["callee"]]
         shared = count_overwritten_parameters(self.functions[op.attrs["callee"]])
         for n, v in enumerate(op.results):
-            made = self.buffer(v, block)
+            made = self.buffer_of_value(v, block)
             if n < shared:
-                self.move(block, [(self.memory[op.operands[n]], made)])
+                self.emit_parallel_copies(block, [(self.memory[op.operands[n]], made)])
         names = [b.name for b in (*kernel.inputs, *kernel.outputs)]
         values = [*op.operands[shared:], *op.results]
-        self.run(block, kernel, {name: self.memory[v] for name, v in zip(names, values, strict=True)})
+        self.emit_kernel(block, kernel, {name: self.memory[v] for name, v in zip(names, values, strict=True)})
 
-    def move(self, block: list[Stmt], rows: Iterable[tuple[Buffer, Buffer]]) -> None:
+    def emit_parallel_copies(self, block: list[Stmt], rows: Iterable[tuple[Buffer, Buffer]]) -> None:
         """Emit copies of whole buffers that act as if all ran at once."""
-        def saved(source: Buffer) -> Buffer:
-            return self.allocate(Value("saved", TensorType(source.dtype, source.shape)), block)
+        def copy_to_temporary(source: Buffer) -> Buffer:
+            return self.allocate_local(Value("saved", TensorType(source.dtype, source.shape)), block)
 
-        for source, target in ordered_copies(rows, saved):
-            self.copy(block, source, target)
+        for source, target in ordered_copies(rows, copy_to_temporary):
+            self.emit_copy(block, source, target)
 
-    def write(
+    def emit_loop(
         self, op: Op, block: list[Stmt], carries: list[Buffer] | None = None, begin: Sequence[Buffer] = (),
         more: Buffer | None = None,
     ) -> None:  # fmt: skip
         """Emit a loop whose initial state is in ``begin``; ``more``, if any, receives whether iterations remain."""
         cond, body = op.regions
         if carries is None:
-            carries = [self.buffer(v, block) for v in op.results]
-        self.move(block, zip(begin or [self.memory[v] for v in op.operands], carries, strict=True))
+            carries = [self.buffer_of_value(v, block) for v in op.results]
+        self.emit_parallel_copies(block, zip(begin or [self.memory[v] for v in op.operands], carries, strict=True))
         for region in (cond, body):
             self.memory.update(zip(region.params, carries, strict=True))
-        self.enter(block)
+        self.emit_before_loop(block)
         test: list[Stmt] = []
-        self.region(cond, test)
-        continue_while: Scalar = self.scalar(cond.results[0], test)
+        self.emit_region(cond, test)
+        continue_while: Scalar = self.load_predicate(cond.results[0], test)
         step: list[Stmt] = []
-        self.region(body, step)
-        self.move(step, zip([self.memory[v] for v in body.results], carries, strict=True))
+        self.emit_region(body, step)
+        self.emit_parallel_copies(step, zip([self.memory[v] for v in body.results], carries, strict=True))
         if more is not None:
             continue_while = _iteration_bounded_condition(more, block, test, continue_while, step)
-        self.loop(block, test, continue_while, step)
+        self.emit_while(block, test, continue_while, step)
 
     def _emit_branch(self, op: Op, block: list[Stmt]) -> None:
-        results = [self.buffer(v, block) for v in op.results]
-        chosen = self.scalar(op.operands[0], block)
+        """Emit a ``case`` as nested tests of its index; each side ends with copies to the results."""
+        results = [self.buffer_of_value(v, block) for v in op.results]
+        chosen = self.load_predicate(op.operands[0], block)
         rest: tuple[Stmt, ...] = ()
         for number in reversed(range(len(op.regions))):
             region, branch = op.regions[number], list[Stmt]()
-            self.region(region, branch)
-            self.move(branch, zip([self.memory[v] for v in region.results], results, strict=True))
+            self.emit_region(region, branch)
+            self.emit_parallel_copies(branch, zip([self.memory[v] for v in region.results], results, strict=True))
             if number == len(op.regions) - 1:
                 rest = tuple(branch)
             else:
@@ -345,7 +351,10 @@ class LoopKernelWriter:
 def _iteration_bounded_condition(
     more: Buffer, block: list[Stmt], test: list[Stmt], continue_while: Scalar, step: list[Stmt]
 ) -> Scalar:  # fmt: skip
-    """Emit a count that bounds the iterations; return the new condition. ``more`` receives whether some remain."""
+    """Emit a counter that bounds the iterations; return the new condition of the loop.
+
+    ``more`` receives whether iterations remain.
+    """
     count = Buffer("iterations", "i32", (), "private")
     block += [Alloc(more), Alloc(count), Store(count, (), Const(0, "i32"))]
     test.append(Store(more, (), continue_while))
@@ -360,7 +369,7 @@ def load_of_only_element(buffer: Buffer) -> Load:
 
 
 def copy_buffers(block: list[Stmt], source: Buffer, target: Buffer, suffix: str) -> None:
-    """Write an elementwise copy of whole buffers of equal shape."""
+    """Emit an elementwise copy of whole buffers of equal shape."""
     index: list[Dim] = []
     loops: list[tuple[str, Dim]] = []
     for d, extent in enumerate(target.shape):
@@ -396,8 +405,8 @@ def kernel_of_whole_loop(
     if bounded:
         held = range(len(rows))
     elif held is None:
-        results = {owners.of(v) for v in op.results}
-        held = [n for n, (init, _) in rows if owners.of(init) in results or n in filled]
+        results = {owners.owner_of(v) for v in op.results}
+        held = [n for n, (init, _) in rows if owners.owner_of(init) in results or n in filled]
     first = [init for n, (init, _) in rows if n not in held]
     outer = list(dict.fromkeys([*first, *(v for r in op.regions for v in captured_values(r))]))
     named = {v for r in op.regions for v in use_counts(r)}
@@ -409,18 +418,18 @@ def kernel_of_whole_loop(
     writer = make(loop.functions, kernels, owners, dict(zip(reads, inputs, strict=True)))
     state = [outputs[n] if n in held else writer.memory[init] for n, (init, _) in rows]
     block: list[Stmt] = []
-    carries = [writer.carry(v, out, block) for out, v in zip(outputs, op.results, strict=True)]
-    writer.write(op, block, carries, state, more)
+    carries = [writer.carried_buffer(v, out, block) for out, v in zip(outputs, op.results, strict=True)]
+    writer.emit_loop(op, block, carries, state, more)
     if more is not None:
         outputs.append(Buffer("goes_on", "i1", ()))
         carries.append(more)
     for out, carry in zip(outputs, carries, strict=True):
         if carry is not out:
-            writer.copy(block, carry, out)
+            writer.emit_copy(block, carry, out)
     iterations = expected_iterations(op, loop.constants, loop.functions)
     iterations = min(iterations, LOOP_TURNS.value) if bounded else iterations
     flops = sum((k.flops for k in kernels_in(op, kernels)), 0) * iterations
-    body, kept = tuple(writer.finish(block)), tuple(writer.kept)
+    body, kept = tuple(writer.kernel_statements(block)), tuple(writer.kept)
     dims = {s.name for b in (*inputs, *outputs, *_allocated_buffers(body)) for d in b.shape for s in symbols(d)}
     dims.update(d for k in kernels_in(op, kernels) for d in k.dims)
     kernel = Kernel(loop.name, tuple(inputs), (*outputs, *kept), tuple(sorted(dims)), 1, body, (), flops, 0)

@@ -82,17 +82,17 @@ def _values_computed_per_iteration(op: Op, functions: Mapping[str, Function]) ->
 
 @dataclass
 class SymbolicLoopWriter(LoopKernelWriter):
-    """Emitter of loops with values of symbolic size, which it allocates at the start of the kernel."""
+    """Emit loops with values of symbolic size, allocated at the start of the kernel."""
 
     allocated: list[Stmt] = field(default_factory=list)
 
-    def space(self, value: Value) -> Space:
-        return super().space(value) if is_static(value.type.shape) else "scratch"
+    def local_memory_space(self, value: Value) -> Space:
+        return super().local_memory_space(value) if is_static(value.type.shape) else "scratch"
 
-    def allocate(self, value: Value, block: list[Stmt]) -> Buffer:
-        return super().allocate(value, block if is_static(value.type.shape) else self.allocated)
+    def allocate_local(self, value: Value, block: list[Stmt]) -> Buffer:
+        return super().allocate_local(value, block if is_static(value.type.shape) else self.allocated)
 
-    def finish(self, block: list[Stmt]) -> list[Stmt]:
+    def kernel_statements(self, block: list[Stmt]) -> list[Stmt]:
         return [*self.allocated, *block]
 
 
