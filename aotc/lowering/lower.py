@@ -137,7 +137,9 @@ def lower(
 # The order of the steps matters. Storage is assigned before kernels are merged, since loops become kernels with it. The
 # kernels are final (``known``) before memory and schedules are planned, which refer to kernels by number.
 def _lower_fused(module: Module, target: Target, options: Options, known: Callable[[Variant], object]) -> Variant:
-    def during(what: str) -> AbstractContextManager[None]:
+    """Run the stages after fusion: regions, memory, kernels, schedules and host programs, each under a guard."""
+
+    def stage_guard(what: str) -> AbstractContextManager[None]:
         return guard(f"while {what}", options, module)
 
     for_targets = regions_by_target(module, target)
@@ -146,19 +148,19 @@ def _lower_fused(module: Module, target: Target, options: Options, known: Callab
     build = partial(Memories, target=target, lower_region=lower_region, for_targets=for_targets)
     offered = build(_allowed_memory_spaces(module, target, options), constants=Constants(apart=options.guard))
     for name, function in public.items():
-        with during(f"ordering the ops of @{name}"):
+        with stage_guard(f"ordering the ops of @{name}"):
             public[name], module = _fit_function_memory(function, module, kernels, offered, options)
     spaces, constants = spaces_of(module.with_functions(public), target), Constants(apart=options.guard)
     memories = build(spaces, constants=constants)
     steps: dict[str, Buffered] = {}
     every: dict[str, Kernel] = {}
     for name, function in public.items():
-        with during(f"assigning storage of @{name}"):
+        with stage_guard(f"assigning storage of @{name}"):
             steps[name] = bufferize(function, module=module, kernels={**kernels, **every}, memories=memories)
             every |= steps[name].kernels  # so that kernels of loops in the next function get different names
             if options.verify_each:
                 verify.verify_after_bufferize(steps[name], function, module.functions)
-    with during("sharing kernels"):
+    with stage_guard("sharing kernels"):
         every, steps = _merge_kernels_by_offsets(every, steps, memories, module.with_functions(public), options)
     names, unique, targets, parts, shared = _deduplicate_kernels(every, memories, steps)
     unique = [stack_to_scratch(k, one) for k, one in zip(unique, targets, strict=True)]
@@ -172,25 +174,25 @@ def _lower_fused(module: Module, target: Target, options: Options, known: Callab
     variant.spaces, variant.pieces, variant.parts, variant.targets = spaces, memories.pieces, parts, targets
     known(variant)
     variant.sizes, sizes = _sizes_by_kernel(shared), _sizes_of_kernel_calls(shared)
-    _note_devices(variant, public, memories.target, implied)
+    _record_devices(variant, public, memories.target, implied)
     numbers = {k.name: n for n, k in enumerate(unique)}
     places = {kernel: numbers[first] for kernel, first in names.items()}
     for name, function in public.items():
         slots = Slots(len(function.body.params), len(function.body.results), len(spaces))
-        with during(f"planning memory and schedule of @{name}"):
+        with stage_guard(f"planning memory and schedule of @{name}"):
             stages = _encode_function_stages(steps[name], variant, slots, places, shared, options.memory_limit)
             if options.verify_each:
                 verify.verify_after_schedule(steps[name], function, module.functions, stages, slots, places, sizes)
         variant.memory[name] = function_memory(steps[name], stages[-1].arenas, spaces)
         donated = steps[name].taken
         variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(donated.values())
-        with during(f"emitting the program of @{name}"):
+        with stage_guard(f"emitting the program of @{name}"):
             variant.programs[name] = emit_program(function, slots, stages, donated)
         if variant.arena is not None:
             last = total_arena_bytes(stages[-1].arenas)
             variant.arena = max(variant.arena, last) if isinstance(last, int) else None
         variant.arenas = [*map(_largest_arena, variant.arenas or [0] * len(spaces), stages[-1].arenas)]
-    with during("joining the programs of specialized functions"):
+    with stage_guard("joining the programs of specialized functions"):
         _join_specialized(variant, public)
         if options.verify_each:
             for name, program in variant.programs.items():
@@ -261,11 +263,12 @@ def _target_of_spaces(spaces: tuple[Space, ...]) -> Target:
 
 
 def _largest_arena(known: int | None, arena: Dim) -> int | None:
+    """Return the larger of two arena sizes, or None if one is symbolic."""
     return None if known is None or not isinstance(arena, int) else max(known, arena)
 
 
-def _note_devices(variant: Variant, public: Mapping[str, Function], target: Target, implied: bool) -> None:
-    """Record in ``variant`` the halves of functions, the devices, the ops on the host and the transfers."""
+def _record_devices(variant: Variant, public: Mapping[str, Function], target: Target, implied: bool) -> None:
+    """Record in ``variant`` the functions split off for weights, the devices, the host ops and the transfers."""
     named = {name: f.attrs["devices"] for name, f in public.items() if "devices" in f.attrs}
     known = [name for row in named.values() for key in row for name in row[key]]
     variant.halves = [f for f in public.values() if "prepares" in f.attrs or "binds" in f.attrs]
@@ -342,14 +345,14 @@ def _encode_function_stages(
     parts = split_at_host_reads(b.steps)
     known = {str(j.dim): n for n, (_, judged) in enumerate(parts, start=1) for j in judged if isinstance(j, Bind)}
 
-    def stage_of(size: Dim) -> int:
+    def stage_of_size(size: Dim) -> int:
         return max((known.get(s.name, 0) for s in symbols(size)), default=0)
 
     constants = variant.constants
     spread = shared_graphs(b.steps, variant.costs)
     arenas = arena_values_by_memory(b, len(variant.spaces))
     most = [limit - own if limit else None for own in scratch_bytes_by_memory(b, variant.spaces)]
-    plans = [plan_stages(a, stage_of, len(parts), constants.apart, spread, m) for a, m in zip(arenas, most)]
+    plans = [plan_stages(a, stage_of_size, len(parts), constants.apart, spread, m) for a, m in zip(arenas, most)]
     mapped = variant.spaces[0].target.kind == "cpu" or len(arenas) == 1  # constants are not copied to GPUs in pieces
     fixed: list[Block] = [(slots.constants, at, block_bytes(x.nbytes)) for _, x, at in constants.arrays if mapped]
     stages: list[Stage] = []
@@ -357,7 +360,7 @@ def _encode_function_stages(
         buffer = CommandBufferEncoder(slots, places.__getitem__, variant.costs, _sizes_of_kernel_calls(shared)).encode(
             steps
         )
-        known_by_now = [s for s in b.arena if stage_of(s.size) <= len(stages)]
+        known_by_now = [s for s in b.arena if stage_of_size(s.size) <= len(stages)]
         blocks = [*fixed, *((slots.arena_slot(s.space), s.offset, block_bytes(s.size)) for s in known_by_now)]
         stages.append(Stage(buffer, len(variant.command_buffers), sizes, judged, blocks if constants.apart else ()))
         variant.command_buffers.append(buffer)
@@ -365,6 +368,7 @@ def _encode_function_stages(
 
 
 def _lower_region(function: Function, target: Target, module: Module, options: Options) -> Kernel:
+    """Lower one region under a guard that names it in errors."""
     with guard(f"while lowering region {function.name}", options, module), deeper_recursion(REGION_FRAMES):
         return lower_region(function, target)
 

@@ -117,6 +117,7 @@ def update_counts_of_regions(functions: Mapping[str, Function]) -> Callable[[str
 
 
 def _command_buffer_errors(buffer: CommandBuffer, kernels: int, slots: int) -> list[str]:
+    """Return the error that the loader's check finds in a command buffer, or an empty list."""
     try:
         check_commands(decode_commands(buffer.code), kernels, slots, buffer.states, len(buffer.parameters))
     except Invalid as error:

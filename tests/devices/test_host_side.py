@@ -39,7 +39,7 @@ def test_no_division_is_cheaper(seed):
     for thing, row in zip(things, preferences, strict=True):
         cut.set_side_costs(thing, *row)
     for group, weight in groups:
-        cut.together(group, weight)
+        cut.add_separation_cost(group, weight)
     first = cut.first_side_of_min_cut()
     found = [0, 1, *(0 if thing in first else 1 for thing in things)]
     every = (cost((0, 1, *sides), preferences, groups) for sides in itertools.product((0, 1), repeat=count))

@@ -146,8 +146,9 @@ def test_wider_vectors_are_quicker():
 
 def test_copies_move_each_byte_twice():
     costs = Costs(V4)
-    assert costs.copy(0) == machines.LAUNCH.value
-    assert costs.copy(1 << 18) - costs.copy(0) == pytest.approx((1 << 19) / machines.L2_BYTES.value)
+    assert costs.copy_nanoseconds(0) == machines.LAUNCH.value
+    more = costs.copy_nanoseconds(1 << 18) - costs.copy_nanoseconds(0)
+    assert more == pytest.approx((1 << 19) / machines.L2_BYTES.value)
 
 
 def test_levels_of_memory():
@@ -223,8 +224,8 @@ def test_a_kernel_is_known_by_its_text_without_its_name():
     costs = Costs(V4, record(first, 12345.0))
     assert costs.of(renamed).measured == 12345.0
     assert costs.of(second).measured is None
-    assert costs.unknown([second]) == [first.name]
-    assert costs.unknown([second, renamed]) == []
+    assert costs.unmatched_measurements([second]) == [first.name]
+    assert costs.unmatched_measurements([second, renamed]) == []
 
 
 def test_a_time_measured_at_other_sizes_is_scaled():

@@ -54,17 +54,17 @@ def item_spans(
     buffers = (*kernel.inputs, *kernel.outputs)
     walker = _ItemAccessWalker(first, last, {b.name: _AccessedIntervals() for b in buffers}, sizes)
     walker.block(kernel.body, _Scope({name: (sizes[name], sizes[name]) for name in kernel.dims}))
-    return [walker.hulls[b.name].spans(size_of(b.dtype), walker.count(b), first.shape) for b in buffers]
+    return [walker.hulls[b.name].spans(size_of(b.dtype), walker.element_count(b), first.shape) for b in buffers]
 
 
 @dataclass
 class _AccessedIntervals:
-    """Range of the elements of a buffer that were accessed so far, by linear index."""
+    """Intervals of the elements of a buffer accessed so far, by linear index; one for each block."""
 
     least: Number = _FAR
     most: Number = -_FAR
 
-    def add(self, ends: Ends) -> None:
+    def add_to_hull(self, ends: Ends) -> None:
         self.least, self.most = _elementwise_minimum(self.least, ends[0]), _elementwise_maximum(self.most, ends[1])
 
     def spans(self, size: int, count: int, blocks: tuple[int, ...]) -> ItemSpans:
@@ -76,7 +76,7 @@ class _AccessedIntervals:
 
 @dataclass
 class _Scope:
-    """Ranges of the variables of a block of statements, with caches for expressions and elements."""
+    """Ranges of the variables of a block of statements, with caches for index expressions and elements."""
 
     values: dict[str, Ends]
     cached: dict[Expr, Ends] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class _Scope:
 
 @dataclass
 class _ItemAccessWalker(AccessWalker[_Scope]):
-    """Walks a kernel and extends the hull of each buffer by every access.
+    """Walk a kernel and extend the interval of each buffer by every access.
 
     ``first`` and ``last`` are the inclusive item numbers of each block.
     """
@@ -95,34 +95,36 @@ class _ItemAccessWalker(AccessWalker[_Scope]):
     hulls: dict[str, _AccessedIntervals]
     sizes: Mapping[str, int]
 
-    def count(self, buffer: Buffer) -> int:
+    def element_count(self, buffer: Buffer) -> int:
         return prod(evaluate(d, self.sizes) for d in buffer.shape)
 
     def named(self, name: str, e: Dim, scope: _Scope) -> _Scope:
-        scope.values[name] = self.value(e, scope)
+        scope.values[name] = self.value_range(e, scope)
         return scope
 
     def whole(self, buffer: Buffer) -> None:
-        self.add(buffer, self.any_of(self.count(buffer)))
+        self.add_to_hull(buffer, self.whole_array_range(self.element_count(buffer)))
 
     def loop(self, stmt: For, scope: _Scope) -> None:
+        """Walk a loop's body; the grid's variable has the range of the block's items, others their whole range."""
         if stmt.kind == "parallel":
             iterations: Ends = self.first, self.last
         else:
-            begin, end = self.value(stmt.begin, scope)[0], self.value(stmt.end, scope)[1]
+            begin, end = self.value_range(stmt.begin, scope)[0], self.value_range(stmt.end, scope)[1]
             iterations = begin, _elementwise_maximum(begin, end - 1)
         self.block(stmt.body, _Scope({**scope.values, stmt.var: iterations}))
 
     def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: _Scope) -> None:
+        """Add the accesses to the element at ``index`` to the interval of ``buffer``."""
         if buffer.name not in self.hulls:
             return
         key = index, buffer.shape
         found = scope.places.get(key)
         if found is None:
-            found = scope.places[key] = self.place(index, buffer.shape, scope)
-        self.add(buffer, found)
+            found = scope.places[key] = self.linear_index_range(index, buffer.shape, scope)
+        self.add_to_hull(buffer, found)
 
-    def place(self, index: tuple[Dim, ...], shape: tuple[Dim, ...], scope: _Scope) -> Ends:
+    def linear_index_range(self, index: tuple[Dim, ...], shape: tuple[Dim, ...], scope: _Scope) -> Ends:
         """Return the range of the linear index of an element, clamped to the array.
 
         If a symbol occurs in several dims, the range of the linearized expression is computed too, and the narrower
@@ -131,7 +133,7 @@ class _ItemAccessWalker(AccessWalker[_Scope]):
         least: Number = 0
         most: Number = 0
         for e, dim in zip(index, shape, strict=True):
-            low, high = self.value(e, scope)
+            low, high = self.value_range(e, scope)
             extent = evaluate(dim, self.sizes)
             top = max(extent - 1, 0)
             least = least * extent + _clamped_range(low, 0, top)
@@ -139,7 +141,7 @@ class _ItemAccessWalker(AccessWalker[_Scope]):
         mentioned = [symbols(e) for e in index]
         if len(set().union(*mentioned)) == sum(map(len, mentioned)):
             return least, most
-        low, high = self.value(linearize(index, shape), scope)
+        low, high = self.value_range(linearize(index, shape), scope)
         return _elementwise_maximum(least, _elementwise_minimum(low, most)), _elementwise_minimum(
             most, _elementwise_maximum(high, least)
         )
@@ -148,23 +150,23 @@ class _ItemAccessWalker(AccessWalker[_Scope]):
         """Add the elements at ``base`` plus a multiple of the step of each level, below its extent."""
         if buffer.name not in self.hulls:
             return
-        least, most = self.value(base, scope)
+        least, most = self.value_range(base, scope)
         for extent, step in levels:
-            iterations = _elementwise_maximum(self.value(extent, scope)[1] - 1, 0)
-            low, high = _range_of_product((0, iterations), self.value(step, scope))
+            iterations = _elementwise_maximum(self.value_range(extent, scope)[1] - 1, 0)
+            low, high = _range_of_product((0, iterations), self.value_range(step, scope))
             least, most = least + _elementwise_minimum(low, 0), most + _elementwise_maximum(high, 0)
-        self.add(buffer, (least, most))
+        self.add_to_hull(buffer, (least, most))
 
-    def add(self, buffer: Buffer, ends: Ends) -> None:
+    def add_to_hull(self, buffer: Buffer, ends: Ends) -> None:
         if buffer.name in self.hulls:
-            self.hulls[buffer.name].add(ends)
+            self.hulls[buffer.name].add_to_hull(ends)
 
-    def any_of(self, count: int) -> Ends:
+    def whole_array_range(self, count: int) -> Ends:
         return 0, max(count - 1, 0)
 
     # ------------------------------------------------------------ expressions
 
-    def value(self, e: Dim, scope: _Scope) -> Ends:
+    def value_range(self, e: Dim, scope: _Scope) -> Ends:
         """Return the range of the values of ``e``."""
         if not isinstance(e, Expr):
             return int(e), int(e)
@@ -173,18 +175,18 @@ class _ItemAccessWalker(AccessWalker[_Scope]):
             least: Number = e.const
             most: Number = e.const
             for monomial, coefficient in e.terms:
-                low, high = self.monomial(monomial, scope)
+                low, high = self.monomial_range(monomial, scope)
                 if coefficient < 0:
                     low, high = high, low
                 least, most = least + _scaled_range(low, coefficient), most + _scaled_range(high, coefficient)
             found = scope.cached[e] = _clamped_range(least, -_FAR, _FAR), _clamped_range(most, -_FAR, _FAR)
         return found
 
-    def monomial(self, monomial: Monomial, scope: _Scope) -> Ends:
+    def monomial_range(self, monomial: Monomial, scope: _Scope) -> Ends:
         """Return the range of a product of atoms, which are treated as independent."""
-        return reduce(_range_of_product, (self.atom(atom, scope) for atom in monomial))
+        return reduce(_range_of_product, (self.atom_range(atom, scope) for atom in monomial))
 
-    def atom(self, atom: Atom, scope: _Scope) -> Ends:
+    def atom_range(self, atom: Atom, scope: _Scope) -> Ends:
         """Return the range of an atom.
 
         The range of a remainder follows that of its dividend if the quotient and the divisor are constant; otherwise a
@@ -192,7 +194,7 @@ class _ItemAccessWalker(AccessWalker[_Scope]):
         """
         if isinstance(atom, Sym):
             return scope.values.get(atom.name, (-_FAR, _FAR))
-        (a, b), (c, d) = self.value(atom.a, scope), self.value(atom.b, scope)
+        (a, b), (c, d) = self.value_range(atom.a, scope), self.value_range(atom.b, scope)
         match atom.fn:
             case "max":
                 return _elementwise_maximum(a, c), _elementwise_maximum(b, d)
@@ -222,7 +224,7 @@ def _clamped_range(x: Number, least: int, most: int) -> Number:
 
 
 def _scaled_range(x: Number, times: int) -> Number:
-    """Return a multiple of ``x``; a Python number is clamped so that sums of many fit in 64 bits."""
+    """Return ``x`` times a factor; a Python number is clamped so that sums of many products fit in 64 bits."""
     return x * times if isinstance(x, np.ndarray) else _clamped_range(x * times, -_FAR << 15, _FAR << 15)
 
 

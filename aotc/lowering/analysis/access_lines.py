@@ -85,11 +85,11 @@ def item_lines(kernel: Kernel, group: Dim = 1) -> ItemLines:
         _outermost_line((_byte_offset_line(last, sizes[b.name], 1) for _, last in walker.found[b.name]), 1)
         for b in buffers
     )
-    return ItemLines(group, tuple(firsts), tuple(ends), walker.groups())
+    return ItemLines(group, tuple(firsts), tuple(ends), walker.item_divisors())
 
 
 def _outermost_line(lines: Iterable[ItemLine | None], sign: int) -> Lines:
-    """Return the outermost of parallel lines; None if one is unknown.
+    """Return the outermost of parallel lines; None if one of them is None.
 
     ``sign`` is -1 for lower bounds, 1 for upper ones.
     """
@@ -138,7 +138,7 @@ class _Lines:
 
 @dataclass
 class _LineWalker(AccessWalker[_Lines]):
-    """Walks a kernel and collects the bounds of every access, in elements, as expressions over ITEM and the sizes.
+    """Walk a kernel and collect the bounds of every access as expressions over ITEM and the sizes.
 
     ``sizes`` are the names that may occur in a bound: the dims of the kernel, and ITEM. ``parts`` collects the divisors
     of the item number.
@@ -149,7 +149,7 @@ class _LineWalker(AccessWalker[_Lines]):
     group: Dim
     parts: set[Dim] = field(default_factory=set)
 
-    def groups(self) -> tuple[Dim, ...]:
+    def item_divisors(self) -> tuple[Dim, ...]:
         """Return the divisors for :attr:`ItemLines.parts`: numbers of consecutive items that may access one row."""
         wide = [part for part in self.parts if isinstance(part, Expr)]
         most = max((part for part in self.parts if isinstance(part, int)), default=1)
@@ -159,21 +159,21 @@ class _LineWalker(AccessWalker[_Lines]):
         return _Lines({**scope.equal, name: substitute(e, scope.equal)}, scope.ends)
 
     def whole(self, buffer: Buffer) -> None:
-        self.note(buffer, (0, product(buffer.shape) - 1))
+        self.record_bounds(buffer, (0, product(buffer.shape) - 1))
 
     def loop(self, stmt: For, scope: _Lines) -> None:
-        """Walk a loop; the variable of the grid becomes ``group * ITEM + WITHIN``, others get a range."""
+        """Walk a loop's body; the grid's variable becomes ``group * ITEM + WITHIN``, other variables get a range."""
         if stmt.kind == "parallel":
             number = self.group * sym(ITEM) + sym(WITHIN, 0, self.group)
             inside = _Lines({stmt.var: number}, {WITHIN: (0, self.group - 1)})
         else:
-            first = self.end(substitute(stmt.begin, scope.equal), scope, -1)
-            last = self.end(substitute(stmt.end, scope.equal), scope, 1)
+            first = self.bound_of_expression(substitute(stmt.begin, scope.equal), scope, -1)
+            last = self.bound_of_expression(substitute(stmt.end, scope.equal), scope, 1)
             ends = {**scope.ends, stmt.var: (first, None if last is None else last - 1)}
             inside = _Lines({k: v for k, v in scope.equal.items() if k != stmt.var}, ends)
         self.block(stmt.body, inside)
 
-    def note(self, buffer: Buffer, ends: Ends) -> None:
+    def record_bounds(self, buffer: Buffer, ends: Ends) -> None:
         if buffer.name in self.found:
             self.found[buffer.name].add(ends)
 
@@ -189,73 +189,77 @@ class _LineWalker(AccessWalker[_Lines]):
         most: Dim = 0
         for e, dim in zip(index, buffer.shape, strict=True):
             here = substitute(e, scope.equal)
-            least = least * dim + (0 if self.is_whole(here, scope, -1) else here)
-            most = most * dim + (dim - 1 if self.is_whole(here, scope, 1) else here)
-        self.note(buffer, (self.end(least, scope, -1), self.end(most, scope, 1)))
+            least = least * dim + (0 if self.spans_whole_dim(here, scope, -1) else here)
+            most = most * dim + (dim - 1 if self.spans_whole_dim(here, scope, 1) else here)
+        self.record_bounds(
+            buffer, (self.bound_of_expression(least, scope, -1), self.bound_of_expression(most, scope, 1))
+        )
 
-    def is_whole(self, index: Dim, scope: _Lines, sign: int) -> bool:
+    def spans_whole_dim(self, index: Dim, scope: _Lines, sign: int) -> bool:
         """Return True if the only known bound of an index is the extent of its dim."""
-        end = self.end(index, scope, sign)
+        end = self.bound_of_expression(index, scope, sign)
         return end is None or (isinstance(self.group, Expr) and not _depends_on_item(end))
 
     def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: _Lines) -> None:
         """Record accesses to the elements at ``base`` plus ``i * step`` for each level, ``i`` below its extent."""
         if buffer.name not in self.found:
             return
-        most: Dim | None = self.end(substitute(base, scope.equal), scope, 1)
+        most: Dim | None = self.bound_of_expression(substitute(base, scope.equal), scope, 1)
         for extent, step in levels:
-            far = self.end(substitute((extent - 1) * step, scope.equal), scope, 1)
+            far = self.bound_of_expression(substitute((extent - 1) * step, scope.equal), scope, 1)
             most = None if most is None or far is None or not _is_never_negative(step) else most + far
-        self.note(buffer, (self.end(substitute(base, scope.equal), scope, -1), most))
+        self.record_bounds(buffer, (self.bound_of_expression(substitute(base, scope.equal), scope, -1), most))
 
     # ------------------------------------------------------------ expressions
 
-    def end(self, e: Dim, scope: _Lines, sign: int) -> Dim | None:
-        """Return the lower (``sign`` -1) or upper (1) bound of ``e``, in terms of the item number and the sizes."""
+    def bound_of_expression(self, e: Dim, scope: _Lines, sign: int) -> Dim | None:
+        """Return the lower (``sign`` -1) or upper (1) bound of ``e``, over the item number and the sizes."""
         if not isinstance(e, Expr):
             return e
         total: Dim = e.const
         for monomial, coefficient in e.terms:
-            part = self.monomial(monomial, scope, sign if coefficient > 0 else -sign)
+            part = self.bound_of_monomial(monomial, scope, sign if coefficient > 0 else -sign)
             if part is None:
                 return None
             total = total + part * coefficient
         return total
 
-    def monomial(self, monomial: Monomial, scope: _Lines, sign: int) -> Dim | None:
+    def bound_of_monomial(self, monomial: Monomial, scope: _Lines, sign: int) -> Dim | None:
         """Return a bound of a product, or None: non-negative sizes stay as they are, other factors become bounds."""
-        fixed = [a for a in monomial if self.is_fixed(a) and _is_never_negative(expr_of_atom(a))]
+        fixed = [a for a in monomial if self.depends_on_sizes_only(a) and _is_never_negative(expr_of_atom(a))]
         moving = [a for a in monomial if a not in fixed]
-        ends = [self.atom(a, scope, sign) for a in moving]
+        ends = [self.bound_of_atom(a, scope, sign) for a in moving]
         if len(moving) > 1:  # only for non-negative factors is the product of the bounds a bound of the product
-            least = [self.atom(a, scope, -1) for a in moving]
+            least = [self.bound_of_atom(a, scope, -1) for a in moving]
             if not all(e is not None and _is_never_negative(e) for e in least):
                 return None
         known = [e for e in ends if e is not None]
         return product((*map(expr_of_atom, fixed), *known)) if len(known) == len(ends) else None
 
-    def is_fixed(self, atom: Atom) -> bool:
+    def depends_on_sizes_only(self, atom: Atom) -> bool:
         """Return True if an atom consists only of sizes of the call."""
         return {s.name for s in symbols(expr_of_atom(atom))} <= self.sizes - {ITEM}
 
-    def atom(self, atom: Atom, scope: _Lines, sign: int) -> Dim | None:
+    def bound_of_atom(self, atom: Atom, scope: _Lines, sign: int) -> Dim | None:
         """Return a bound of an atom, or None if none is known; record divisors of the item number in ``parts``."""
         if isinstance(atom, Sym):
             if atom.name in scope.ends:
                     return scope.ends[atom.name][sign > 0]
             return expr_of_atom(atom) if atom.name in self.sizes else None
-        if self.is_fixed(atom):
+        if self.depends_on_sizes_only(atom):
             return expr_of_atom(atom)
         if atom.fn in ("//", "%") and _depends_on_item(atom.a):
             self.parts.add(atom.b)
         match atom:
             case Call("//", a, b) if {s.name for s in symbols(b)} <= self.sizes - {ITEM}:
-                whole = self.end(a, scope, sign)
+                whole = self.bound_of_expression(a, scope, sign)
                 return None if whole is None else floordiv(whole, b)
             case Call("%", _, b) if sign < 0 or {s.name for s in symbols(b)} <= self.sizes - {ITEM}:
                 return 0 if sign < 0 else b - 1
             case Call("max" | "min" as fn, a, b):
-                return _bound_of_min_or_max(fn, self.end(a, scope, sign), self.end(b, scope, sign), sign)
+                return _bound_of_min_or_max(
+                    fn, self.bound_of_expression(a, scope, sign), self.bound_of_expression(b, scope, sign), sign
+                )
         return None
 
 

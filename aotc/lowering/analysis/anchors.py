@@ -61,7 +61,7 @@ def anchors_of(root: Op, ops: Sequence[Op]) -> Anchors:
     anchors = Anchors(root, {v: op for op in ops for v in op.results})
     for v in root.results:
         if root.name != "reduce":
-            anchors.note(v, anchors.space, 0)
+            anchors.record_index(v, anchors.space, 0)
     members: set[Op] = {root}
     dependent = set(root.results)
     for op in ops:
@@ -77,12 +77,12 @@ def anchors_of(root: Op, ops: Sequence[Op]) -> Anchors:
             anchors.extend(op, everything)
         for v in op.operands if op in anchors.reads else ():
             if anchors.index.get(v) is None and v.type.shape == op.operands[0].type.shape:
-                anchors.note(v, anchors.reads[op], 0)
+                anchors.record_index(v, anchors.reads[op], 0)
     return anchors
 
 
 class Anchors:
-    """Index maps from the anchor of a region forward to its other values.
+    """Index maps from the anchor of a region to its other values: the index at which an iteration computes each.
 
     Parameters
     ----------
@@ -112,13 +112,13 @@ class Anchors:
         self.index: dict[Value, Index | None] = {}
         self.levels: dict[Value, int] = {}
         self.reads: dict[Op, Index] = {}
-        self.note(self.anchor, self.space, 0)
+        self.record_index(self.anchor, self.space, 0)
         if root.name == "reduce":
             for v in root.inputs[1:]:
-                self.note(v, self.space, 0)
+                self.record_index(v, self.space, 0)
             self.extend(root, {root})
 
-    def note(self, value: Value, index: Index, level: int) -> None:
+    def record_index(self, value: Value, index: Index, level: int) -> None:
         """Record the index and the loop level at which a region computes ``value``."""
         self.index[value], self.levels[value] = index, level
 
@@ -129,7 +129,7 @@ class Anchors:
         other.index, other.levels, other.reads = dict(self.index), dict(self.levels), dict(self.reads)
         return other
 
-    def resolve(self, value: Value, members: frozenset[Op] | set[Op]) -> Index | None:
+    def index_needed_for(self, value: Value, members: frozenset[Op] | set[Op]) -> Index | None:
         """Return the index at which an iteration of the region needs ``value``, or None.
 
         The search follows only the ops ``members`` and the movement ops between them.
@@ -149,10 +149,10 @@ class Anchors:
         return found
 
     def extend(self, op: Op, members: frozenset[Op] | set[Op]) -> dict[Value, Index]:
-        """Derive the indices of the results of ``op`` from those of its operands; empty if there are none."""
+        """Record the indices of the results of ``op``, derived from its operands; return them, or an empty dict."""
         if op.name == "reduce":
             return self._extend_reduce(op, members)
-        known = [(v, i) for v in op.operands if (i := self.resolve(v, members)) is not None]
+        known = [(v, i) for v in op.operands if (i := self.index_needed_for(v, members)) is not None]
         if not known:
             return {}
         value, at = known[0]
@@ -200,11 +200,11 @@ class Anchors:
         All operands must have one index, made of plain axes that cover the space. All reductions of a region run over
         the same axes of the anchor. An initial value must not depend on the iteration.
         """
-        indices = [self.resolve(v, members) for v in op.inputs]
+        indices = [self.index_needed_for(v, members) for v in op.inputs]
         known = [i for i in indices if i is not None]
         if not known or any(i != known[0] for i in known):
             return {}
-        if any(self.resolve(v, members) is not None for v in op.inits):
+        if any(self.index_needed_for(v, members) is not None for v in op.inits):
             return {}
         at = known[0]
         axes = _plain_axes_of_index([at[d] for d in op.attrs["dims"]])
@@ -217,11 +217,11 @@ class Anchors:
         self.reduced, self.reads[op] = axes, at
         level = 1 + max(self.levels[v] for v, i in zip(op.operands, indices) if i is not None)
         for v in op.results:
-            self.note(v, rest, level)
+            self.record_index(v, rest, level)
         return dict.fromkeys(op.results, rest)
 
     def source_of(self, op: Op) -> Index | None:
-        """Return the index of a movement op's operand if the op also reads it at this index, else None.
+        """Return the operand's index of a movement op if the region also computes the operand at this index, else None.
 
         The two can differ: the index of a value may have been set for another reader.
         """
@@ -237,7 +237,7 @@ class Anchors:
         index = self.index[value]
         return index is not None and self._is_independent_of_reduced_axes(index)
 
-    def rows(self) -> set[Value]:
+    def row_values(self) -> set[Value]:
         """Return the region's values that are constant along the reduced axes."""
         constant = {
             index: self._is_independent_of_reduced_axes(index)
@@ -250,8 +250,8 @@ class Anchors:
         """Return True if there is a reduction and ``index`` does not depend on its axes."""
         return self.reduced is not None and self.reduced.isdisjoint(n for e in index for n in _axes_in_expression(e))
 
-    def move(self, index: Index, at: Index) -> Index:
-        """Return ``index`` with loop axes replaced by the concrete index ``at``."""
+    def index_at_iteration(self, index: Index, at: Index) -> Index:
+        """Return ``index`` with the loop axes replaced by the concrete iteration ``at``."""
         values: dict[Sym, Dim] = {}
         for s, e in zip(self.space, at, strict=True):
             axis = single_axis(s)

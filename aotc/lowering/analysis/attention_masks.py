@@ -24,7 +24,7 @@ Makers = Mapping[Value, Op]
 
 @dataclass(frozen=True, slots=True)
 class ElementRead:
-    """A value and the symbolic index at which it is read: axes, and 0 for dims of one element."""
+    """A value with the symbolic index at which it is read: axes, and 0 for dims of one element."""
 
     value: Value
     index: Index
@@ -72,7 +72,7 @@ def _reads_whole_dims(read: ElementRead, extents: Mapping[Dim, Dim]) -> bool:
     return all(n == (1 if i == 0 else extents.get(i)) for i, n in sizes) and len(set(there)) == len(there)
 
 
-def conjuncts(mask: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> list[ElementRead]:
+def mask_conjuncts(mask: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> list[ElementRead]:
     """Return the conjuncts of a mask, each followed back through movement ops."""
     stack, found = [mask], []
     while stack:

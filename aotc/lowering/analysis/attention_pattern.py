@@ -73,7 +73,7 @@ class Attention:
 
 @dataclass(slots=True)
 class _Scores:
-    """The ops between the first matmul and the softmax."""
+    """Scale, biases and masks between the first matmul and the softmax."""
 
     scale: float = 1.0
     fill: float | None = None
@@ -88,8 +88,8 @@ def attention_of(product: Op, makers: Makers, users: Users, narrow: bool = False
     """
     for side in (n for n, v in enumerate(product.operands) if _may_be_weights(v, makers)):
         matcher = _AttentionMatcher(product, side, makers, narrow)
-        found = matcher.match()
-        if found is not None and matcher.closed(users):
+        found = matcher.match_attention()
+        if found is not None and matcher.has_no_other_readers(users):
             return _attention_with_result_movement(found, users)
     return None
 
@@ -102,7 +102,7 @@ def _may_be_weights(v: Value, makers: Makers) -> bool:
 
 
 class _AttentionMatcher:
-    """Matches attention backward from one operand of the second matmul.
+    """Match attention backward from one operand of the second matmul.
 
     ``inside`` collects the matched ops. If the match succeeds, none of their results may have another reader.
     """
@@ -114,12 +114,12 @@ class _AttentionMatcher:
         self.index: Index = tuple(0 if n == 1 else sym(f"axis{d}", 0, n) for d, n in enumerate(shape))
         self.extents = {i: n for i, n in zip(self.index, shape, strict=True) if i != 0}
 
-    def closed(self, users: Users) -> bool:
+    def has_no_other_readers(self, users: Users) -> bool:
         """Return True if no op outside of the match reads an intermediate value."""
         known = {*self.inside, self.product}
         return all(user in known for op in self.inside for user in users.get(op.results[0], ()))
 
-    def match(self) -> Attention | None:
+    def match_attention(self) -> Attention | None:
         """Match the softmax between two matmuls; return the attention, or None."""
         contracted = [self.index[d] for d in self._agreed_attribute("contract") if self.index[d] != 0]
         if len(contracted) != 1:
@@ -337,6 +337,7 @@ class _AttentionMatcher:
     def _matmul_side(
         self, first: Op, side: int, index: list[Dim | None], depth: Dim, found: _Scores
     ) -> ElementRead | None:
+        """Return the read of operand ``side`` of the first matmul, before widening and scaling, or None."""
         shape = first.operands[side].type.shape
         full = tuple((0 if n == 1 else depth) if i is None else i for i, n in zip(index, shape, strict=True))
         return self._operand_before_scaling(ElementRead(first.operands[side], full), found)
@@ -381,7 +382,7 @@ class _AttentionMatcher:
 
 
 def _matmul_operand_indices(first: Op, side: int, at: Index) -> tuple[list[Dim], list[Dim | None]]:
-    """Return the indices of the free dims and of all dims of an operand of a matmul whose result is read ``at``.
+    """Return the indices of the free dims, and of all dims, of operand ``side`` of a matmul read ``at`` an index.
 
     Contracted dims have the index None.
     """

@@ -15,7 +15,7 @@ CORNER = 8
 
 @dataclass(frozen=True)
 class Repeated:
-    """``part`` repeated along all dims of the array except ``dims``, which are those of ``part``."""
+    """Description of an array: ``part`` repeated along all dims except ``dims``, which are the dims of ``part``."""
 
     part: np.ndarray
     dims: tuple[int, ...]
@@ -53,7 +53,7 @@ class Steps:
     period: int
     dim: int
 
-    def count(self, size: int) -> int:
+    def largest_multiplier(self, size: int) -> int:
         """Return the largest multiplier of ``step`` that occurs along a dim of ``size`` elements."""
         last = (size - 1) // self.every
         return min(last, self.period - 1) if self.period else last
@@ -134,7 +134,7 @@ def _progression_along_dims(a: np.ndarray, dims: Sequence[int]) -> Stepped | Non
         if steps is None:
             return None
         axes.append(steps)
-    ends = [s.step * s.count(n) for s, n in zip(axes, a.shape)]
+    ends = [s.step * s.largest_multiplier(n) for s, n in zip(axes, a.shape)]
     if max(start + sum(n for n in ends if n > 0), -start - sum(n for n in ends if n < 0)) >= limit:
         return None
     found = Stepped(int(start), tuple(axes))
@@ -171,6 +171,7 @@ def _segmented_progression(line: np.ndarray, dim: int, limit: int) -> Steps | No
 
 
 def _integers_of_progression(found: Stepped, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Return the array that ``found`` describes."""
     array = np.full(shape, found.start, np.int64)
     for n, steps in enumerate(found.axes):
         line = np.arange(shape[n]) // steps.every
@@ -198,7 +199,7 @@ def _constant_band(a: np.ndarray, dims: tuple[int, int]) -> Banded | None:
 
 
 def _leading_run_length(line: np.ndarray) -> int:
-    """Return the number of leading elements that equal the first one."""
+    """Return the number of leading elements of ``line`` that equal its first element."""
     return _first_index_where(
         len(line), lambda n: (_bytes_of_elements(line[:n]) != _bytes_of_elements(line[:1])).any(-1)
     )

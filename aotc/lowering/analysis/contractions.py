@@ -78,14 +78,15 @@ def contraction_of(op: Op) -> Contraction:
 
 
 def _contraction_of_matmul(op: Op) -> Contraction:
+    """Describe a matmul: its batch, rows, columns and terms, with the indices of its operands' elements."""
     *batch, m, n = op.result.type.shape
-    a_turned, b_turned = op.attrs["lhs_transposed"], op.attrs["rhs_transposed"]
+    lhs_transposed, rhs_transposed = op.attrs["lhs_transposed"], op.attrs["rhs_transposed"]
     return Contraction(
         tuple(batch), m, n, contraction_terms(op),
-        lambda at, row, k: (*at, k, row) if a_turned else (*at, row, k),
-        lambda at, k, column: (*at, column, k) if b_turned else (*at, k, column),
+        lambda at, row, k: (*at, k, row) if lhs_transposed else (*at, row, k),
+        lambda at, k, column: (*at, column, k) if rhs_transposed else (*at, k, column),
         lambda at, row, column: (*at, row, column),
-        not a_turned, b_turned,
+        not lhs_transposed, rhs_transposed,
     )  # fmt: skip
 
 
@@ -99,18 +100,20 @@ def _contraction_of_conv(op: Op) -> Contraction:
     parts, transposed = op.attrs.get("parts", 1), op.attrs.get("rhs_transposed", False)
     depth = product((*taps, channels)) // parts
 
-    def term(at: Index, k: Dim) -> Dim:
+    def number_of_term(at: Index, k: Dim) -> Dim:
         return at[0] * depth + k if at else k
 
-    def lhs_at(at: Index, row: Dim, k: Dim) -> Index:
-        return patch_place(taps, op.attrs["strides"], op.attrs["rhs_dilation"], low, pixels, channels, row, term(at, k))
+    def left_index(at: Index, row: Dim, k: Dim) -> Index:
+        return patch_place(
+            taps, op.attrs["strides"], op.attrs["rhs_dilation"], low, pixels, channels, row, number_of_term(at, k)
+        )
 
-    def rhs_at(at: Index, k: Dim, column: Dim) -> Index:
-        *tap, channel = delinearize(term(at, k), (*taps, channels))
+    def right_index(at: Index, k: Dim, column: Dim) -> Index:
+        *tap, channel = delinearize(number_of_term(at, k), (*taps, channels))
         return (*tap[:-1], column, tap[-1], channel) if transposed else (*tap, channel, column)
 
     return Contraction(
-        () if parts == 1 else (parts,), product(pixels), n, depth, lhs_at, rhs_at,
+        () if parts == 1 else (parts,), product(pixels), n, depth, left_index, right_index,
         lambda at, row, column: (*at, *delinearize(row, pixels), column),
         True, transposed,
     )  # fmt: skip

@@ -44,7 +44,7 @@ def nearest_factors(n: int) -> tuple[int, int]:
 
 
 def smooth_size(n: int) -> int:
-    """Return the size ``2**a * 3**b * 5**c >= n`` with the cheapest transform: elements times passes over them."""
+    """Return the size ``2**a * 3**b * 5**c >= n`` whose transform costs least: its elements times its passes."""
     best = 1 << (n - 1).bit_length()
     sizes = [best]
     for odd in (3**b * 5**c for b in range(12) for c in range(8)):

@@ -21,7 +21,7 @@ def updated_operands(op: Op) -> tuple[int, ...]:
 
 
 class UpdatedArrays:
-    """The arrays of a region that ops update in place, and who reads them.
+    """Analysis of the arrays of a region that ops update in place, and of the readers of these arrays.
 
     A kernel that reads an array after its update needs a copy of the array as it was before.
 
@@ -45,7 +45,7 @@ class UpdatedArrays:
             v = maker.operands[0]
         return v
 
-    def read_by(self, ops: Iterable[Op]) -> set[Value]:
+    def arrays_read_by(self, ops: Iterable[Op]) -> set[Value]:
         """Return the updated arrays that ``ops`` read, directly or through movement ops, but do not update."""
         if not self._updates:
             return set()
@@ -69,10 +69,10 @@ class UpdatedArrays:
         some = self._updates.get(viewed, ())
         return any(op in some or viewed in map(self._array_behind_view, values_captured_by_op(op)) for op in ops)
 
-    def updates_before(self, ops: Iterable[Op], type_: TensorType) -> list[Op]:
-        """Return the ops that update an array, larger than ``type_``, whose old value one of ``ops`` reads."""
+    def updates_after_reads(self, ops: Iterable[Op], type_: TensorType) -> list[Op]:
+        """Return the ops that update an array larger than ``type_`` whose old value one of ``ops`` reads."""
         size = product(type_.shape)
-        read = [v for v in self.read_by(ops) if is_provable_relation(">", product(v.type.shape), size)]
+        read = [v for v in self.arrays_read_by(ops) if is_provable_relation(">", product(v.type.shape), size)]
         return [op for v in read for op in self._updates[v]]
 
 

@@ -22,7 +22,7 @@ Index = tuple[Dim, ...]
 
 
 def value_before_movement(v: Value, makers: Mapping[Value, Op]) -> Value:
-    """Return the value that movement ops move to ``v``, behind all of them; ``v`` itself without movement ops."""
+    """Return the value behind all movement ops that produce ``v``; without any, ``v`` itself."""
     while (op := makers.get(v)) is not None and op.name in MOVES:
         v = op.operands[0]
     return v
@@ -67,7 +67,7 @@ def reshape_index(index: Sequence[Dim], source: Sequence[Dim], target: Sequence[
         if j < len(target):
             right, j = target[j], j + 1
         while left != right:
-            if i < len(source) and (j >= len(target) or _smaller_index(left, right)):
+            if i < len(source) and (j >= len(target) or _is_simpler_index(left, right)):
                 left, i = left * source[i], i + 1
             elif j < len(target):
                 right, j = right * target[j], j + 1
@@ -80,7 +80,8 @@ def reshape_index(index: Sequence[Dim], source: Sequence[Dim], target: Sequence[
     return tuple(result)
 
 
-def _smaller_index(a: Dim, b: Dim) -> bool:
+def _is_simpler_index(a: Dim, b: Dim) -> bool:
+    """Return True if ``a`` is the simpler index: a smaller number, no expression, or a shorter text."""
     if isinstance(a, int) and isinstance(b, int):
         return a < b
     return isinstance(a, int) or (not isinstance(b, int) and str(a) < str(b) and len(str(a)) <= len(str(b)))

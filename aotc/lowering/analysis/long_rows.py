@@ -29,7 +29,7 @@ from aotc.vmfb.dtypes import kind_of, size_of
 
 @dataclass(frozen=True, slots=True)
 class LongRow:
-    """Two dependent reductions of the same rows, over their last dims.
+    """Two dependent reductions of the same rows, over their last dims; the second needs the first one's result.
 
     Attributes
     ----------
@@ -53,23 +53,23 @@ class LongRow:
     read_again: bool
 
     @property
-    def rescaled(self) -> bool:
+    def is_softmax(self) -> bool:
         """Return True if the second reduction sums ``exp`` (softmax), False if it sums squares (variance)."""
         return any(op.name == "exp" for op in self.steps)
 
     @property
-    def kept(self) -> tuple[Dim, ...]:
+    def kept_dims(self) -> tuple[Dim, ...]:
         """Return the sizes of the dims that are not reduced."""
         return self.first.operands[0].type.shape[: -len(self.first.attrs["dims"])]
 
     @property
     def elements(self) -> Dim:
         """Return the elements of a row."""
-        return product(self.first.operands[0].type.shape[len(self.kept) :])
+        return product(self.first.operands[0].type.shape[len(self.kept_dims) :])
 
     @property
-    def bytes(self) -> Dim:
-        """Return the bytes of one row of the result of the first step."""
+    def row_bytes(self) -> Dim:
+        """Return the bytes of one row of the difference from the centre, the result of the first step."""
         return self.elements * size_of(self.steps[0].result.type.dtype)
 
 
@@ -120,7 +120,7 @@ def shared_sum(op: Op, makers: Mapping[Value, Op]) -> Value | None:
     while maker is not None and (is_reshape_like(maker) or maker.name == "broadcast"):
         maker = makers.get(maker.operands[0])
     row = _long_row(maker, makers, Counter()) if maker is not None else None
-    if row is None or not row.rescaled or row.second.operands[0] is not exponentials:
+    if row is None or not row.is_softmax or row.second.operands[0] is not exponentials:
         return None
     return row_scalar_of_broadcast(divisor, row.second, makers)
 

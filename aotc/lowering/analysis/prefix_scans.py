@@ -17,7 +17,7 @@ from aotc.vmfb.dtypes import kind_of, limits, to_numpy
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Scan along ``dim``; a ``reverse`` scan starts at the high end."""
+    """Prefix scan along ``dim``; a ``reverse`` scan starts at the high end."""
 
     dim: int
     reverse: bool

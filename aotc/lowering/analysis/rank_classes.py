@@ -1,4 +1,4 @@
-"""Which ranks have the same value: the analysis that keeps ranks from waiting for a rank that takes another branch.
+"""Find the ranks on which a value is equal, so that no rank waits for a rank that takes another branch.
 
 A value of one rank's program has a class for each rank: ranks of one class have equal values, whatever the arguments
 are. An argument that is whole on every rank has one class; a part of an array has as many as parts; ``partition_id``
@@ -41,7 +41,7 @@ def check_groups_agree(function: Function) -> None:
     analysis = _RankClassAnalysis(same)
     for value, layout in zip(function.body.params, ranks["arguments"], strict=True):
         analysis.classes[value] = layouts[layout]
-    analysis.region(function.body, same)
+    analysis.analyse_region(function.body, same)
     if analysis.unsafe:
         op = analysis.unsafe[0]
         what = f"{op.name} is in a loop or branch whose condition may differ between the ranks that it connects"
@@ -61,19 +61,19 @@ def _rank_classes_of_columns(columns: Sequence[Classes]) -> Classes:
 
 @dataclass(slots=True)
 class _RankClassAnalysis:
-    """The classes of all values so far, and the collectives that are not safe."""
+    """Classes of all values found so far, and the collectives that are not safe."""
 
     same: Classes
     classes: dict[Value, Classes] = field(default_factory=dict)
     unsafe: list[Op] = field(default_factory=list)
 
-    def of(self, values: Sequence[Value]) -> Classes:
+    def classes_of_values(self, values: Sequence[Value]) -> Classes:
         """Return the classes of ranks that agree in all values; a value without an entry is the same on all."""
         found = {id(c): c for v in values if (c := self.classes.get(v)) is not None and c.any()}
         return _rank_classes_of_columns(list(found.values())) if found else self.same
 
-    def region(self, region: Region, around: Classes) -> None:
-        """Find the classes of the values of a region that runs under conditions of the classes ``around``."""
+    def analyse_region(self, region: Region, around: Classes) -> None:
+        """Find the classes of the values of a region that runs under conditions with the classes ``around``."""
         for op in region.ops:
             if op.name in COLLECTIVES:
                 self._check_collective_groups(op, around)
@@ -82,35 +82,43 @@ class _RankClassAnalysis:
             elif op.name == "case":
                 self._classes_of_branch(op, around)
             else:
-                read = self.of([*op.operands, *(v for r in op.regions for v in captured_values(r))])
+                read = self.classes_of_values([*op.operands, *(v for r in op.regions for v in captured_values(r))])
                 self.classes.update((v, read) for v in op.results if read.any())
 
     def _classes_of_loop(self, op: Op, around: Classes) -> None:
+        """Find the classes of a loop's state by iteration until they no longer change."""
         condition, body = op.regions
-        carried = [self.of([v]) for v in op.operands]
+        carried = [self.classes_of_values([v]) for v in op.operands]
         safe = len(self.unsafe)
         while True:
             del self.unsafe[safe:]
             for params in (condition.params, body.params):
                 self.classes.update(zip(params, carried, strict=True))
-            self.region(condition, around)
-            turns = _rank_classes_of_columns([around, self.of(condition.results)])
-            self.region(condition, turns)  # it runs again after each iteration
-            self.region(body, turns)
-            after = [_rank_classes_of_columns([c, self.of([v])]) for c, v in zip(carried, body.results, strict=True)]
+            self.analyse_region(condition, around)
+            turns = _rank_classes_of_columns([around, self.classes_of_values(condition.results)])
+            self.analyse_region(condition, turns)  # it runs again after each iteration
+            self.analyse_region(body, turns)
+            after = [
+                _rank_classes_of_columns([c, self.classes_of_values([v])])
+                for c, v in zip(carried, body.results, strict=True)
+            ]
             if all(map(_are_equal_classes, after, carried)):
                 break
             carried = after
         self.classes.update((v, _rank_classes_of_columns([c, turns])) for v, c in zip(op.results, carried, strict=True))
 
     def _classes_of_branch(self, op: Op, around: Classes) -> None:
-        chosen = _rank_classes_of_columns([around, self.of(op.operands[:1])])
+        """Find the classes of a branch's results: by the branch taken and by the values it returns."""
+        chosen = _rank_classes_of_columns([around, self.classes_of_values(op.operands[:1])])
         for region in op.regions:
-            self.region(region, chosen)
+            self.analyse_region(region, chosen)
         for number, value in enumerate(op.results):
-            self.classes[value] = _rank_classes_of_columns([chosen, self.of([r.results[number] for r in op.regions])])
+            self.classes[value] = _rank_classes_of_columns(
+                [chosen, self.classes_of_values([r.results[number] for r in op.regions])]
+            )
 
     def _check_collective_groups(self, op: Op, around: Classes) -> None:
+        """Find the classes of a collective's results; record the collective if ranks of a group may differ."""
         if op.name == "partition_id":
             self.classes[op.result] = np.arange(len(self.same))
         if not op.operands:
@@ -118,7 +126,7 @@ class _RankClassAnalysis:
         groups = [*op.attrs.get("groups", ()), *op.attrs.get("pairs", ())]
         if any(len({*around[[i for i in group if i >= 0]].tolist()}) > 1 for group in groups):
             self.unsafe.append(op)
-        read = self.of(op.operands)
+        read = self.classes_of_values(op.operands)
         self.classes.update((v, _collective_result_classes(op.name, op.attrs, read)) for v in op.results)
 
 
@@ -127,19 +135,19 @@ def _are_equal_classes(a: Classes, b: Classes) -> bool:
 
 
 def _collective_result_classes(name: str, attrs: Attrs, read: Classes) -> Classes:
-    """Return the classes of a collective's result, of an operand of the classes ``read``."""
+    """Return the classes of a collective's result for an operand with the classes ``read``."""
     known: dict[tuple, int] = {}
     found = np.full(len(read), -1, np.int64)
 
-    def number(facts: tuple) -> int:
+    def class_of_facts(facts: tuple) -> int:
         return known.setdefault(facts, len(known))
 
     for source, target in attrs.get("pairs", ()):
-        found[target] = number((int(read[source]),))
+        found[target] = class_of_facts((int(read[source]),))
     for group in attrs.get("groups", ()):
         ranks = [i for i in group if i >= 0]
         given = tuple(read[ranks].tolist())
         for place, rank in enumerate(ranks):
             own = () if name in SAME_ON_ALL else (place,)
-            found[rank] = number((given[:1] if name == "collective_broadcast" else given, own))
+            found[rank] = class_of_facts((given[:1] if name == "collective_broadcast" else given, own))
     return _rank_classes_of_columns([found])

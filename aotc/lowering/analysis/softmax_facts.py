@@ -40,7 +40,7 @@ def softmax_facts(region: Region) -> dict[Value, str]:
     makers = {v: op for op in region.ops for v in op.results}
     found = {op.result: "max_number" for op in region.ops if _may_ignore_nan_in_maximum(op, region, makers)}
     for row in dependent_reduction_pairs(region):
-        lone = row.rescaled and len(row.steps) == 1 and row.difference.result.type.dtype in _WIDE
+        lone = row.is_softmax and len(row.steps) == 1 and row.difference.result.type.dtype in _WIDE
         if lone and row.first.operands[0] is row.difference.operands[0] and _is_row_maximum(row, makers):
             found[row.steps[0].result] = "decay"
     return found
@@ -63,8 +63,8 @@ def _is_row_maximum(row: LongRow, makers: Mapping[Value, Op]) -> bool:
 # --- rows with a NaN -------------------------------------------------------------
 
 
-class _Nan(IntEnum):
-    """Where a value is certainly NaN if an element of its row of ``x`` is NaN."""
+class _NanElements(IntEnum):
+    """Elements of a value that are certainly NaN if an element of its row of ``x`` is NaN."""
 
     NOWHERE = 0
     THERE = 1  # the same element
@@ -73,10 +73,10 @@ class _Nan(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _ValueFacts:
-    """Facts about a value in rows with a NaN: whether a wrong maximum leaves it ``exact``, and where it is NaN."""
+    """Facts about a value in rows with a NaN: if it is ``exact`` despite a wrong maximum, and its NaN elements."""
 
     exact: bool = True
-    nan: _Nan = _Nan.NOWHERE
+    nan: _NanElements = _NanElements.NOWHERE
 
 
 def _may_ignore_nan_in_maximum(op: Op, region: Region, makers: Mapping[Value, Op]) -> bool:
@@ -88,14 +88,14 @@ def _may_ignore_nan_in_maximum(op: Op, region: Region, makers: Mapping[Value, Op
     if op.name != "reduce" or combiner_op_name(op) != "max" or op.result.type.dtype not in _WIDE:
         return False
     rows = {op.operands[0], value_before_conversions(op.operands[0], makers)}
-    known = dict.fromkeys(rows, _ValueFacts(nan=_Nan.THERE)) | {op.result: _ValueFacts(exact=False)}
+    known = dict.fromkeys(rows, _ValueFacts(nan=_NanElements.THERE)) | {op.result: _ValueFacts(exact=False)}
     for other in region.ops:
         given = [known.get(v, _ValueFacts()) for v in other.operands]
         if not all(k.exact for k in given) and not _computes_within_rows(other, op):
             return False
         found = _softmax_facts_of_op(other, op, given)
         known |= {v: found for v in other.results if v not in known}
-    return all(k.exact or k.nan is _Nan.ROW for k in (known.get(v, _ValueFacts()) for v in region.results))
+    return all(k.exact or k.nan is _NanElements.ROW for k in (known.get(v, _ValueFacts()) for v in region.results))
 
 
 def _computes_within_rows(op: Op, row: Op) -> bool:
@@ -105,10 +105,10 @@ def _computes_within_rows(op: Op, row: Op) -> bool:
 
 
 def _softmax_facts_of_op(op: Op, row: Op, operands: Sequence[_ValueFacts]) -> _ValueFacts:
-    """Return the facts about the results of ``op`` from those about its operands."""
-    exact, nan = all(k.exact for k in operands), max((k.nan for k in operands), default=_Nan.NOWHERE)
+    """Return the facts about the results of ``op`` from the facts about its operands."""
+    exact, nan = all(k.exact for k in operands), max((k.nan for k in operands), default=_NanElements.NOWHERE)
     floats = all(kind_of(v.type.dtype) == "f" for v in (*op.operands, *op.results))
     if (op.name in NAN_KEEPING and floats) or is_reshape_like(op) or broadcasts_row_scalar(op, row):
         return _ValueFacts(exact, nan)
     summed = op.name == "reduce" and combiner_op_name(op) == "add" and op.attrs["dims"] == row.attrs["dims"]
-    return _ValueFacts(exact, _Nan.ROW if summed and floats and nan else _Nan.NOWHERE)
+    return _ValueFacts(exact, _NanElements.ROW if summed and floats and nan else _NanElements.NOWHERE)

@@ -25,7 +25,7 @@ ASCENDING = {name: row.symbol == "<" for name, row in SCALARS.items() if row.sym
 
 @dataclass(frozen=True, slots=True)
 class SortKey:
-    """One sort key: the ``value`` of the comparator's region that computes it from the first element of each pair."""
+    """One key of a sort: the comparator's ``value`` for the first element of each pair, and its direction."""
 
     value: Value
     ascending: bool
@@ -98,7 +98,7 @@ def _key_of_comparison(op: Op, region: Region, makers: Mapping[Value, Op]) -> So
 
 
 def _compared_elements(value: Value, region: Region, makers: Mapping[Value, Op]) -> set[int]:
-    """Return the elements of the pairs, 0 or 1, on which ``value`` depends."""
+    """Return the elements of the compared pair (0: first, 1: second) on which ``value`` depends."""
     needed = values_behind(value, makers)
     return {n % 2 for n, p in enumerate(region.params) if p in needed}
 
@@ -117,7 +117,7 @@ def values_behind(value: Value, makers: Mapping[Value, Op]) -> set[Value]:
 def _are_mirrored_expressions(
     left: Value, right: Value, other: Mapping[Value, Value], makers: Mapping[Value, Op]
 ) -> bool:
-    """Return True if both are the same expression, with the two elements of each pair exchanged."""
+    """Return True if both are the same expression with the two compared elements exchanged."""
     stack, seen = [(left, right)], set()
     while stack:
         a, b = pair = stack.pop()

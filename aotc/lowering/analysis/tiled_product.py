@@ -21,7 +21,7 @@ Levels = tuple[tuple[Dim, Dim, Dim], ...]
 
 @dataclass(frozen=True, slots=True)
 class TiledProduct:
-    """A matmul or convolution as a matmul of rows and panels.
+    """A matmul or convolution as a matmul of rows and panels, with the addresses of its operands.
 
     ``outer`` are the extents of the grid dims before rows and columns (batch, or image and output row). ``a_at(outer,
     row)`` and ``b_at(outer, panel)`` return flat offsets; ``place(outer, row, column)`` returns the index in the op's
@@ -57,6 +57,7 @@ class TiledProduct:
 
 
 def _tiled_packed_matmul(op: Op) -> TiledProduct:
+    """Describe a matmul with a packed, possibly quantized right operand."""
     lhs, panels = op.operands
     group, bits = op.attrs["group"], op.attrs.get("bits", 0)
     *batch, m, n = op.result.type.shape

@@ -14,7 +14,7 @@ from aotc.vmfb.dtypes import to_numpy
 
 @dataclass(frozen=True, slots=True)
 class _Affine:
-    """A carried integer, given by its position in the loop state, plus a constant; or the constant alone."""
+    """A carried integer, by its position in the loop state, plus a constant; or a constant alone."""
 
     carried: int | None
     constant: int
@@ -37,7 +37,7 @@ def trip_count(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Fu
     """
     condition, body = op.regions
     reader = _LoopStateReader(op, constants, functions)
-    compared = reader.compared(condition.results[0], condition, {})
+    compared = reader.comparison_sides(condition.results[0], condition, {})
     if compared is None:
         return None
     relation, left, right = compared
@@ -45,8 +45,8 @@ def trip_count(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Fu
         relation, left, right = _swapped_relation(relation), right, left
     if left.carried is None or right.carried is not None:
         return None
-    step = reader.affine(body.results[left.carried], body, reader.params(body))
-    begin = reader.outside(op.operands[left.carried])
+    step = reader.affine_form(body.results[left.carried], body, reader.affine_params(body))
+    begin = reader.integer_outside_loop(op.operands[left.carried])
     if step is None or step.carried != left.carried or begin is None:
         return None
     iterations = _iterations_of_comparison(relation, begin.constant + left.constant, right.constant, step.constant)
@@ -63,10 +63,10 @@ def state_after(
 ) -> dict[int, int]:  # fmt: skip
     """Return the carried integers of a ``while`` that are known after ``iterations`` iterations, by their positions."""
     body, reader, found = op.regions[1], _LoopStateReader(op, constants, functions), dict[int, int]()
-    params = reader.params(body)
+    params = reader.affine_params(body)
     for n, init in enumerate(op.operands):
-        begin = reader.outside(init)
-        step = None if begin is None else reader.affine(body.results[n], body, params)
+        begin = reader.integer_outside_loop(init)
+        step = None if begin is None else reader.affine_form(body.results[n], body, params)
         if begin is None or step is None or step.carried != n:
             continue
         reached, kept = begin.constant + iterations * step.constant, np.iinfo(to_numpy(init.type.dtype))
@@ -113,61 +113,65 @@ def _swapped_relation(relation: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _LoopStateReader:
-    """Reads values of a loop as affine functions of one carried integer, through reshapes and dispatches."""
+    """Read values of a loop as affine functions of one carried integer, through reshapes and dispatches."""
 
     loop: Op
     constants: Mapping[Value, Op]
     functions: Mapping[str, Function]
 
-    def outside(self, v: Value) -> _Affine | None:
+    def integer_outside_loop(self, v: Value) -> _Affine | None:
         """Return the known integer of a value outside of the loop, or None."""
         return _constant_integer_of(self.constants[v]) if v in self.constants else None
 
-    def params(self, region: Region) -> dict[Value, _Affine | None]:
+    def affine_params(self, region: Region) -> dict[Value, _Affine | None]:
         """Return the params of a region of the loop as affine values.
 
         A carried integer that no iteration changes is its constant initial value, if that is known.
         """
         body = self.loop.regions[1]
         rows = enumerate(zip(region.params, body.params, body.results, self.loop.operands, strict=True))
-        kept = {n: self.outside(begin) for n, (_, old, new, begin) in rows if new is old}
+        kept = {n: self.integer_outside_loop(begin) for n, (_, old, new, begin) in rows if new is old}
         return {v: kept.get(n) or _Affine(n, 0) for n, v in enumerate(region.params)}
 
-    def compared(
+    def comparison_sides(
         self, v: Value, region: Region, known: Mapping[Value, _Affine | None]
     ) -> tuple[str, _Affine, _Affine] | None:
         """Return the relation and both sides of the comparison that computes ``v``, or None."""
-        known = known or self.params(region)
+        known = known or self.affine_params(region)
         op = _defining_op_in(region, v)
         if op is None:
             return None
         if op.name == "dispatch":
             inner = self.functions[op.attrs["callee"]].body
-            return self.compared(inner.results[op.results.index(v)], inner, self.passed(op, region, known))
+            return self.comparison_sides(
+                inner.results[op.results.index(v)], inner, self.affine_arguments(op, region, known)
+            )
         if op.name == "reshape":
-            return self.compared(op.operands[0], region, known)
+            return self.comparison_sides(op.operands[0], region, known)
         if op.name not in ORDERINGS and op.name != "ne":
             return None
-        left, right = (self.affine(x, region, known) for x in op.operands)
+        left, right = (self.affine_form(x, region, known) for x in op.operands)
         return None if left is None or right is None else (op.name, left, right)
 
-    def affine(self, v: Value, region: Region, known: Mapping[Value, _Affine | None]) -> _Affine | None:
+    def affine_form(self, v: Value, region: Region, known: Mapping[Value, _Affine | None]) -> _Affine | None:
         """Return ``v`` as a carried integer plus a constant, or None."""
         if v in known:
             return known[v]
         op = _defining_op_in(region, v)
         if op is None:
-            return self.outside(v)
+            return self.integer_outside_loop(v)
         match op.name:
             case "constant":
                 return _constant_integer_of(op)
             case "dispatch":
                 inner = self.functions[op.attrs["callee"]].body
-                return self.affine(inner.results[op.results.index(v)], inner, self.passed(op, region, known))
+                return self.affine_form(
+                    inner.results[op.results.index(v)], inner, self.affine_arguments(op, region, known)
+                )
             case "reshape":
-                return self.affine(op.operands[0], region, known)
+                return self.affine_form(op.operands[0], region, known)
             case "add" | "sub" as name:
-                left, right = (self.affine(x, region, known) for x in op.operands)
+                left, right = (self.affine_form(x, region, known) for x in op.operands)
                 if left is None or right is None or (right.carried is not None and name == "sub"):
                     return None
                 if left.carried is not None and right.carried is not None:
@@ -176,10 +180,12 @@ class _LoopStateReader:
                 return _Affine(carried, left.constant + (right.constant if name == "add" else -right.constant))
         return None
 
-    def passed(self, op: Op, region: Region, known: Mapping[Value, _Affine | None]) -> dict[Value, _Affine | None]:
+    def affine_arguments(
+        self, op: Op, region: Region, known: Mapping[Value, _Affine | None]
+    ) -> dict[Value, _Affine | None]:
         """Return a dispatch's arguments as affine functions of carried integers, by callee parameter."""
         params = self.functions[op.attrs["callee"]].body.params
-        return {p: self.affine(x, region, known) for p, x in zip(params, op.operands, strict=True)}
+        return {p: self.affine_form(x, region, known) for p, x in zip(params, op.operands, strict=True)}
 
 
 def _constant_integer_of(op: Op) -> _Affine | None:

@@ -21,12 +21,12 @@ _parts = attrgetter(*(f.name for f in fields(Kernel) if f.name != "name"))
 
 @dataclass
 class FactsOfKernels(Generic[Fact]):
-    """Cache of the results of ``find``, a function of a kernel that does not depend on its name."""
+    """Cache of the results of ``find``, a function of a kernel that does not depend on the kernel's name."""
 
     find: Callable[..., Fact]
     _facts: dict[tuple[Hashable, ...], tuple[Kernel, Fact]] = field(default_factory=dict)
 
-    def of(self, kernel: Kernel, *more: Hashable) -> Fact:
+    def facts_of(self, kernel: Kernel, *more: Hashable) -> Fact:
         """Return the facts of ``kernel``, cached."""
         key = (*map(id, _parts(kernel)), *more)
         found = self._facts.get(key)

@@ -132,7 +132,7 @@ def work_of_kernel(
         counter.work.bytes = sum(map(counter.bytes_of, (*kernel.inputs, *kernel.outputs)))
         counter.work.items = counter.work.threads = GPU_THREADS.value
         return counter.work
-    counter.block(kernel.body, 1.0, None)
+    counter.count_block(kernel.body, 1.0, None)
     every = list(walk(kernel.body))
     called = {s.function for s in every if isinstance(s, ExternalCall)}
     transforms = [function for function in called if isinstance(function, Transform)]
@@ -151,7 +151,7 @@ def work_of_kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """How the innermost loop around a statement executes.
+    """Execution of the innermost loop around a statement: vectorized, as a chain, or scalar.
 
     ``vector`` and ``scalar`` are the vector and scalar instructions per iteration for one operation of the body.
     ``chain`` is True if each iteration waits for the previous one.
@@ -176,7 +176,7 @@ LOOP_ENTRY = Estimate(10, "scalar operations before the first iteration of a loo
 
 @dataclass
 class _WorkCounter:
-    """Walks the statements of a kernel and adds up its work.
+    """Walk the statements of a kernel and add up its work.
 
     In its methods, ``times`` is the number of executions of a statement. ``values`` has a representative value of each
     loop variable.
@@ -194,62 +194,62 @@ class _WorkCounter:
     def bytes_of(self, buffer: Buffer) -> float:
         return prod(max(evaluate_dim_estimate(d, self.values), 0.0) for d in buffer.shape) * size_of(buffer.dtype)
 
-    def block(self, body: Sequence[Stmt], times: float, loop: _Loop | None) -> None:
+    def count_block(self, body: Sequence[Stmt], times: float, loop: _Loop | None) -> None:
         for stmt in body:
-            self.statement(stmt, times, loop)
+            self.count_statement(stmt, times, loop)
 
-    def statement(self, stmt: Stmt, times: float, loop: _Loop | None) -> None:
+    def count_statement(self, stmt: Stmt, times: float, loop: _Loop | None) -> None:
         """Count a statement that executes ``times`` times; each branch of an ``If`` with an ``otherwise`` half of them.
 
         The trip count of a ``While`` is unknown: its body is counted once, see :func:`work_of_kernel`.
         """
         match stmt:
             case For():
-                self.loop(stmt, times, loop)
+                self.count_loop(stmt, times, loop)
             case If(then=then, otherwise=otherwise):
-                self.scalars(statement_scalars(stmt), times, loop)
+                self.count_scalars(statement_scalars(stmt), times, loop)
                 share = times / 2 if otherwise else times
-                self.block(then, share, loop)
-                self.block(otherwise, share, loop)
+                self.count_block(then, share, loop)
+                self.count_block(otherwise, share, loop)
             case While(cond=cond, body=body):
-                self.block(cond, times, None)
-                self.scalars(statement_scalars(stmt), times, None)
-                self.block(body, times, None)
+                self.count_block(cond, times, None)
+                self.count_scalars(statement_scalars(stmt), times, None)
+                self.count_block(body, times, None)
             case Tile():
-                self.tiles = max(self.tiles, self.of_tile(stmt))
+                self.tiles = max(self.tiles, self.tile_operation_cost(stmt))
                 for buffer in (stmt.a, stmt.out):
-                    self.touch(buffer, self.bytes_of(buffer))
-                self.touch(stmt.b, self.right_bytes(stmt, times))
+                    self.record_bytes(buffer, self.bytes_of(buffer))
+                self.record_bytes(stmt.b, self.right_operand_bytes(stmt, times))
             case ExternalCall(args=args) | Either(places=args):
                 for buffer, _ in args:
-                    self.touch(buffer, self.bytes_of(buffer))
+                    self.record_bytes(buffer, self.bytes_of(buffer))
             case Let(var=var, value=value):
                 inner = scalars_in([value])
                 if any(isinstance(s, Load) or (isinstance(s, Var) and s.name in self.data) for s in inner):
-                    self.data[var.name] = loop.var if loop and self.varies(value, loop.var) else ""
-                    if all(self.is_fixed(part) for part in inner):
+                    self.data[var.name] = loop.var if loop and self.varies_in_loop(value, loop.var) else ""
+                    if all(self.is_same_in_kernel(part) for part in inner):
                         self.fixed.add(var.name)
-                self.scalars([value], times, loop)
+                self.count_scalars([value], times, loop)
             case Store(buffer=buffer, index=index):
-                self.scalars(statement_scalars(stmt), times, loop)
-                self.count(1.0 if stmt.reduce else 0.0, times, loop)
-                self.access(buffer, index, times, loop)
+                self.count_scalars(statement_scalars(stmt), times, loop)
+                self.count_operations(1.0 if stmt.reduce else 0.0, times, loop)
+                self.count_access(buffer, index, times, loop)
 
-    def of_tile(self, tile: Tile) -> float:
+    def tile_operation_cost(self, tile: Tile) -> float:
         """Return the cost of an operation of a tile, relative to one of an f32 tile."""
         size = size_of(tile.b.dtype)
         if tile.form.unit in self.matrices:
             return MATRIX_WORK.value / 100 * size / 2
         return PAIRS_WORK.value / 100 if tile.form == BF16_PAIRS else max(size / 4, 1.0)
 
-    def right_bytes(self, tile: Tile, times: float) -> float:
-        """Return the bytes of ``b`` that a tile reads: the whole array, unless it is a slice whose place is loaded."""
+    def right_operand_bytes(self, tile: Tile, times: float) -> float:
+        """Return the bytes of ``b`` that a tile reads: the whole array, or a slice whose position is loaded."""
         if {s.name for s in symbols(tile.b_base)}.isdisjoint(self.data):
             return self.bytes_of(tile.b)
         terms = prod(evaluate_dim_estimate(extent, self.values) for extent, _, _ in tile.levels) * tile.form.group
         return times * terms * tile.cols * size_of(tile.b.dtype)
 
-    def is_fixed(self, part: Scalar) -> bool:
+    def is_same_in_kernel(self, part: Scalar) -> bool:
         """Return True if a part of a scalar is the same wherever the kernel computes it."""
         if isinstance(part, Load):
             return part.buffer.space == "global" and not any(symbols(e) for e in part.index)
@@ -257,14 +257,14 @@ class _WorkCounter:
             return part.name in self.fixed
         return not isinstance(part, Index) or not symbols(part.expr)
 
-    def varies(self, value: Scalar, var: str) -> bool:
+    def varies_in_loop(self, value: Scalar, var: str) -> bool:
         """Return True if ``value`` differs between iterations of the loop over ``var``."""
         inner = scalars_in([value])
         names = {s.name for part in inner if isinstance(part, Load) for e in part.index for s in symbols(e)}
         names |= {part.name for part in inner if isinstance(part, Var)}
         return var in names or any(self.data.get(name) == var for name in names)
 
-    def loop(self, stmt: For, times: float, loop: _Loop | None) -> None:
+    def count_loop(self, stmt: For, times: float, loop: _Loop | None) -> None:
         """Count a loop that executes ``times`` times.
 
         An unrolled loop, or one with a single iteration, does not count as a loop of its own: its body belongs to the
@@ -278,17 +278,17 @@ class _WorkCounter:
         if stmt.kind == "thread":
             self.work.threads *= max(iterations, 1.0)
         if loop is not None and not _is_counted_loop(stmt):
-            self.block(stmt.body, times * iterations, loop)
+            self.count_block(stmt.body, times * iterations, loop)
             return
-        inner = self.inner(stmt, iterations)
-        self.count(1.0, times * iterations, inner)
+        inner = self.classify_innermost_loop(stmt, iterations)
+        self.count_operations(1.0, times * iterations, inner)
         if stmt.kind != "parallel":
-            self.count(LOOP_ENTRY.value, times, None)
+            self.count_operations(LOOP_ENTRY.value, times, None)
         if inner.chain:
             self.work.chained += times * (iterations - 1)
-        self.block(stmt.body, times * iterations, inner)
+        self.count_block(stmt.body, times * iterations, inner)
 
-    def inner(self, stmt: For, iterations: float) -> _Loop:
+    def classify_innermost_loop(self, stmt: For, iterations: float) -> _Loop:
         """Return how a loop body executes: vectorized with a scalar remainder, as a dependence chain, or scalar.
 
         A loop is not vectorized if it contains a loop, a tile or a call, or if it is spread over items or threads. It
@@ -304,7 +304,7 @@ class _WorkCounter:
         for s in inside:
             if isinstance(s, Store) and not s.reduce and s.buffer.name not in own:
                 here = [x for x in loads if x.buffer.name == s.buffer.name]
-                if any(x.index != s.index or not self.stride(s.buffer, s.index, stmt.var) for x in here):
+                if any(x.index != s.index or not self.access_stride(s.buffer, s.index, stmt.var) for x in here):
                     return _Loop(stmt.var, iterations, chain=True)
         widths = [size_of(x.dtype) for x in scalars if isinstance(x, Load | Apply)]
         stored = [size_of(s.buffer.dtype) for s in inside if isinstance(s, Store)]
@@ -313,19 +313,20 @@ class _WorkCounter:
             lanes //= 2
         return _Loop(stmt.var, iterations, iterations // lanes / iterations, iterations % lanes / iterations)
 
-    def count(self, operations: float, times: float, loop: _Loop | None) -> None:
+    def count_operations(self, operations: float, times: float, loop: _Loop | None) -> None:
         """Count operations that execute ``times`` times in ``loop``."""
         self.work.vector += operations * times * loop.vector if loop else 0.0
         self.work.scalar += operations * times * loop.scalar if loop else operations * times
 
-    def scalars(self, values: Iterable[Scalar], times: float, loop: _Loop | None) -> None:
+    def count_scalars(self, values: Iterable[Scalar], times: float, loop: _Loop | None) -> None:
+        """Count the functions and loads of ``values``, which are computed ``times`` times."""
         for part in scalars_in(values):
             if isinstance(part, Apply):
-                self.count(_vector_operation_weight(part), times, loop)
+                self.count_operations(_vector_operation_weight(part), times, loop)
             elif isinstance(part, Load):
-                self.access(part.buffer, part.index, times, loop)
+                self.count_access(part.buffer, part.index, times, loop)
 
-    def access(self, buffer: Buffer, index: tuple[Dim, ...], times: float, loop: _Loop | None) -> None:
+    def count_access(self, buffer: Buffer, index: tuple[Dim, ...], times: float, loop: _Loop | None) -> None:
         """Count an element that is read or written ``times`` times, by its stride between iterations of the loop.
 
         Stride 0 is loaded once before the loop, 1 and -1 are vector accesses. Larger strides are scalar accesses that
@@ -334,7 +335,7 @@ class _WorkCounter:
         size = size_of(buffer.dtype)
         names = {s.name for e in index for s in symbols(e)} if self.data else set()
         names -= self.fixed
-        stride = self.stride(buffer, index, loop.var) if loop else 0.0
+        stride = self.access_stride(buffer, index, loop.var) if loop else 0.0
         if names:
             moved = loop is None or any(self.data.get(name) == loop.var for name in names)
             self.work.random.append(
@@ -343,29 +344,29 @@ class _WorkCounter:
             stride = size if moved else stride
         if loop and stride == 0:
             times /= max(loop.iterations, 1.0)
-        self.touch(buffer, times * size)
+        self.record_bytes(buffer, times * size)
         if loop is None or stride in (0, 1, -1):
-            self.count(1.0, times, loop if stride else None)
+            self.count_operations(1.0, times, loop if stride else None)
             return
-        self.count(1.0, times, None)
+        self.count_operations(1.0, times, None)
         if buffer.space == "global" and not names:
             self.work.random.append((times * min(abs(stride) * size / LINE.value, 1.0), self.bytes_of(buffer)))
 
-    def stride(self, buffer: Buffer, index: tuple[Dim, ...], var: str) -> float:
+    def access_stride(self, buffer: Buffer, index: tuple[Dim, ...], var: str) -> float:
         """Return the distance in elements between the accesses of successive iterations of the loop over ``var``."""
-        before = self.address(buffer, index)
+        before = self.element_address(buffer, index)
         self.values[var] += 1
-        after = self.address(buffer, index)
+        after = self.element_address(buffer, index)
         self.values[var] -= 1
         return after - before
 
-    def address(self, buffer: Buffer, index: tuple[Dim, ...]) -> float:
+    def element_address(self, buffer: Buffer, index: tuple[Dim, ...]) -> float:
         at = 0.0
         for e, extent in zip(index, buffer.shape):
             at = at * evaluate_dim_estimate(extent, self.values) + evaluate_dim_estimate(e, self.values)
         return at
 
-    def touch(self, buffer: Buffer, size: float) -> None:
+    def record_bytes(self, buffer: Buffer, size: float) -> None:
         self.touched[buffer.name] = self.touched.get(buffer.name, 0.0) + size
 
 

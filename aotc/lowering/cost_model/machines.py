@@ -168,6 +168,7 @@ def _cpu_core_parameters(t: Target) -> Machine:
 
 
 def _gpu_parameters(_: Target) -> Machine:
+    """Return the parameters of a GPU from the table of measured rates."""
     levels = (
         Level("L2 cache", GPU_CACHE_SIZE.value, GPU_CACHE_BYTES.value, GPU_CACHE_RANDOM.value / 1e3),
         Level("memory", float("inf"), GPU_MEMORY_BYTES.value, GPU_RANDOM.value / 1e3),

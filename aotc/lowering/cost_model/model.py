@@ -165,7 +165,7 @@ class Costs:
     def _predicted_or_measured_cost(self, kernel: Kernel, sizes: Mapping[str, int]) -> Cost:
         """Return the prediction, with a measurement at the same sizes, or else scaled from those at other sizes."""
         target = self._targets.get(kernel.name, self.target)
-        predicted = predict(kernel, target, sizes) if sizes else self._predicted.of(kernel, target)
+        predicted = predict(kernel, target, sizes) if sizes else self._predicted.facts_of(kernel, target)
         if kernel.name in self._shared:
             kernel, given = self._shared[kernel.name]
             sizes = dict(zip(kernel.dims, given, strict=True))
@@ -185,8 +185,8 @@ class Costs:
         rows = self._by_digest.get(kernel_text_digest(print_kernel(kernel)), ())
         return [row for row in rows if _measured_time_for_target(row, target)]
 
-    def unknown(self, kernels: Iterable[Kernel]) -> list[str]:
-        """Return the names of measured kernels that are not among ``kernels``: other options produced them."""
+    def unmatched_measurements(self, kernels: Iterable[Kernel]) -> list[str]:
+        """Return the names of measured kernels that are not among ``kernels``, because other options produced them."""
         have = {kernel_text_digest(print_kernel(k)) for k in kernels} if self._by_digest else set()
         return [row["name"] for digest, rows in self._by_digest.items() if digest not in have for row in rows[:1]]
 
@@ -205,8 +205,8 @@ class Costs:
             )
         return found
 
-    def claim(self, kernel: Kernel) -> Dim:
-        """Return the number of grid items that a thread claims at once, by the sizes of a call for a matmul."""
+    def items_per_claim(self, kernel: Kernel) -> Dim:
+        """Return the number of grid items that a thread claims at once; for a matmul of unknown size an expression."""
         work = self.work_of_tiles(kernel)
         if work is None:
             return self.grain(kernel)
@@ -231,7 +231,7 @@ class Costs:
             claims = 1 << (claims - 1).bit_length()
         return -(-items // min(claims, items, MAX_CLAIMS.value))
 
-    def copy(self, size: Dim) -> float:
+    def copy_nanoseconds(self, size: Dim) -> float:
         """Return the nanoseconds of a copy of ``size`` bytes."""
         machine, moved = machine_of(self.target), 2 * estimated_dim(size)
         return machine.launch + moved / machine.level_of(moved).rate

@@ -20,7 +20,7 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class RowLoop:
-    """One loop over a row.
+    """One loop along the rows of a region.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ REPEATED_STAGE_WORK = Limit(
 
 
 class RowStages:
-    """The loops over a row of a region.
+    """Loops along the rows of a region; each computes reductions that depend on earlier loops only.
 
     The first loop computes the reductions that depend on no other one, each further loop those that depend on earlier
     loops. The last loop, if there is anything left to store, has no reductions.
@@ -63,7 +63,7 @@ class RowStages:
 
     def __init__(self, ops: Mapping[Value, Op], anchors: Anchors, stored: Sequence[Value]) -> None:
         self.ops, self.anchors = ops, anchors
-        self._rows = anchors.rows()
+        self._rows = anchors.row_values()
         levels: dict[int, dict[Op, None]] = {}
         for op in dict.fromkeys(ops.values()):
             if op.name == "reduce" and anchors.index.get(op.results[0]) is not None:
@@ -74,34 +74,36 @@ class RowStages:
         for n, reductions in enumerate(stages):
             stores = tuple(v for v in stored if min(anchors.levels[v], last) == n)
             roots = [*(v for op in reductions for v in op.inputs), *stores]
-            loops.append(RowLoop(reductions, stores, self.cone(roots)))
+            loops.append(RowLoop(reductions, stores, self.values_needed_for(roots)))
         self.loops = tuple(loop for loop in loops if loop.ops or loop.stores)
         self.elements = product(anchors.anchor.type.shape[k] for k in anchors.reduced or ())
 
-    def is_row(self, value: Value) -> bool:
+    def is_row_scalar(self, value: Value) -> bool:
         """Return True if ``value`` is one scalar per row."""
         return value in self._rows
 
-    def numbers_before(self, loop: RowLoop, kept: Collection[Value]) -> list[Value]:
+    def row_scalars_before(self, loop: RowLoop, kept: Collection[Value]) -> list[Value]:
         """Return the scalars per row that ``loop`` reads, except results of reductions, if ``kept`` are stored."""
         roots = [*(v for op in loop.ops for v in op.inputs), *loop.stores]
-        read = [u for v in self.cone(roots, kept) for u in self.ops[v].operands]
-        return [v for v in dict.fromkeys(read) if v in self.ops and self.is_row(v) and self.ops[v].name != "reduce"]
+        read = [u for v in self.values_needed_for(roots, kept) for u in self.ops[v].operands]
+        return [
+            v for v in dict.fromkeys(read) if v in self.ops and self.is_row_scalar(v) and self.ops[v].name != "reduce"
+        ]
 
-    def cone(self, roots: Iterable[Value], known: Collection[Value] = ()) -> dict[Value, None]:
+    def values_needed_for(self, roots: Iterable[Value], known: Collection[Value] = ()) -> dict[Value, None]:
         """Return the per-row values on which ``roots`` depend, up to reductions and ``known`` values."""
         found: dict[Value, None] = {}
         stack = list(roots)
         while stack:
             v = stack.pop()
             op = self.ops.get(v)
-            if v in found or v in known or op is None or self.is_row(v):
+            if v in found or v in known or op is None or self.is_row_scalar(v):
                 continue
             found[v] = None
             stack += op.operands
         return found
 
-    def keep(self, fits: Callable[[Sequence[int]], bool], cheap: bool = False) -> dict[Value, int]:
+    def values_to_store(self, fits: Callable[[Sequence[int]], bool], cheap: bool = False) -> dict[Value, int]:
         """Return the row values that the first loop should store for later loops, with their bytes.
 
         Values that are expensive to compute twice are stored; with ``cheap``, all that fit.
@@ -128,6 +130,7 @@ class RowStages:
         return kept
 
     def _is_storable(self, value: Value) -> bool:
+        """Return True if each step along the row computes one element of ``value``, at its own index."""
         op = self.ops[value]
         return bool(op.operands) and self.anchors.index.get(value) == self.anchors.space
 
@@ -137,7 +140,8 @@ class RowStages:
         return not readers or any(v not in first for v in readers)
 
     def _is_expensive(self, value: Value) -> bool:
-        cone = self.cone([value])
+        """Return True if ``value`` is too expensive to be computed in two loops."""
+        cone = self.values_needed_for([value])
         ops = [self.ops[v] for v in cone]
         loads = len({u for op in ops for u in op.operands if u not in self.ops})
         work = sum(max(OPS[op.name].work, 1) for op in ops) + LOAD_WORK.value * loads

@@ -41,7 +41,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 class RegionBuilder:
-    """Builder that all kinds of regions share: buffers, names, the ops and their anchors.
+    """Builder that the lowerings of all kinds of regions share: buffers, names, ops and their anchors.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class RegionBuilder:
         """Return the buffer of a result, or None if it is not read."""
         return next((out for out, v in zip(self.outputs, self.function.body.results, strict=True) if v is value), None)
 
-    def unsupported(self, op: Op, what: str, hint: str) -> CompileError:
+    def unsupported_error(self, op: Op, what: str, hint: str) -> CompileError:
         """Return the error that the target does not support ``what`` of ``op``."""
         return CompileError.at(op.loc, f"{what} is not supported on target {self.target.name}", hint=hint)
 
@@ -153,7 +153,7 @@ class RegionBuilder:
         touched = list(accesses(body))
         return tuple((n, m) for (n, out), (m, a) in pairs if _have_same_size(a, out) and may_overwrite(touched, a, out))
 
-    def cost(self) -> Dim:
+    def scalar_operations(self) -> Dim:
         """Return a rough count of scalar operations of the whole region."""
         ops = [op for op in self.function.body.ops if op.name not in SOURCES or op.name == "dim"]
         each = sum(scalar_work_of_op(op) for op in ops)
@@ -201,18 +201,18 @@ def store_elements(e: Elements, stores: Sequence[tuple[Buffer, Value, Index]]) -
         scalar = e.at(v, index)
         if len(stores) > 1 and not isinstance(scalar, Const | Var):
             scalar = e.bind(scalar)
-            e.keep(v, index, scalar)
+            e.cache_element(v, index, scalar)
         scalars.append(scalar)
     block += [Store(out, index, scalar) for (out, _, index), scalar in zip(stores, scalars, strict=True)]
 
 
 def index_of_value_at_anchor(b: RegionBuilder, value: Value, at: Index) -> Index:
     """Return the index of ``value`` at the iteration ``at`` of the region."""
-    return b.anchors.move(b.index[value], at)
+    return b.anchors.index_at_iteration(b.index[value], at)
 
 
 def anchor_results(e: Elements, accumulators: Mapping[Op, Sequence[Buffer]], index: Index = ()) -> None:
-    """Make ``e`` read reduction results from their accumulators from now on."""
+    """Make ``e`` read reduction results from their accumulators."""
     for op, buffers in accumulators.items():
         for v, buffer in zip(op.results, buffers, strict=True):
             e.anchor(v, provide_scalar(Load(buffer, index)))
@@ -236,7 +236,7 @@ def join_transposed(b: RegionBuilder, e: Elements, at: Index) -> None:
 
 def reduction_operands_at(b: RegionBuilder, e: Elements, op: Op, here: Index) -> list[Scalar]:
     """Return the scalars that reduction ``op`` combines at iteration ``here``."""
-    at = b.anchors.move(b.anchors.reads[op], here)
+    at = b.anchors.index_at_iteration(b.anchors.reads[op], here)
     return [e.at(v, at) for v in op.inputs]
 
 
@@ -251,7 +251,7 @@ def store_combined(
     b: RegionBuilder, e: Elements, op: Op, accs: Sequence[Buffer], values: Sequence[Scalar], tests: Sequence[Scalar],
     at: Index = (),
 ) -> None:  # fmt: skip
-    """Write ``acc = combiner(acc, value)`` for every accumulator, under ``tests``."""
+    """Emit ``acc = combiner(acc, value)`` for every accumulator, under ``tests``."""
     block = e.block
     if tests:
         inner = e.new_block()
@@ -269,6 +269,6 @@ def store_combined(
         e.bind(x) if p in read and not isinstance(x, Const | Var) else x
         for p, x in zip(region.params, given, strict=True)
     ]
-    results = e.region(region, tuple(bound))
+    results = e.inline_region(region, tuple(bound))
     totals = [e.bind(r) if isinstance(r, Apply) else r for r in results]
     block += [Store(acc, at, r) for acc, r in zip(accs, totals, strict=True)]

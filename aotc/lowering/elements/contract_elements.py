@@ -34,7 +34,7 @@ def contraction_element(b: RegionBuilder, e: Elements, unrolled: bool, from_zero
     op = b.root
     terms = _conv_terms if op.name == "conv" else _matmul_terms
 
-    def emit(block: list[Stmt], at: Index) -> None:
+    def emit_result_element(block: list[Stmt], at: Index) -> None:
         e.anchored.pop(op.result, None)  # other anchors stay, such as a tile of a GPU
         e.enter(block)
         axes, term = terms(e, op, at)
@@ -42,7 +42,7 @@ def contraction_element(b: RegionBuilder, e: Elements, unrolled: bool, from_zero
         e.anchor(op.result, provide_scalar(rounded_sum(op, total)))
         store_results(b, e, at)
 
-    return emit
+    return emit_result_element
 
 
 def rounded_sum(op: Op, total: Scalar) -> Scalar:
@@ -77,13 +77,13 @@ def _looped_sum(e: Elements, op: Op, axes: list[NestAxis], term: Term) -> Scalar
     outer = e.block
     outer += [Alloc(acc), Store(acc, (), zero_scalar(dtype))]
 
-    def emit(block: list[Stmt], at: list[Dim]) -> None:
+    def emit_term(block: list[Stmt], at: list[Dim]) -> None:
         e.enter(block)
         reduce = "add" if kind_of(dtype) != "b" else ""
         x = term(at)
         block.append(Store(acc, (), x, reduce) if reduce else Store(acc, (), Apply("or", (Load(acc, ()), x), dtype)))
 
-    append_serial_loops(axes, [], emit, outer)
+    append_serial_loops(axes, [], emit_term, outer)
     e.enter(outer)
     return Load(acc, ())
 
@@ -100,12 +100,12 @@ def _matmul_terms(e: Elements, op: Op, at: Index) -> tuple[list[NestAxis], Term]
     *batch, m, n = at
     k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
 
-    def term(s: Sequence[Dim]) -> Scalar:
+    def multiply_pair(s: Sequence[Dim]) -> Scalar:
         x = e.at(lhs, (*batch, s[0], m) if op.attrs["lhs_transposed"] else (*batch, m, s[0]))
         y = e.at(rhs, (*batch, n, s[0]) if op.attrs["rhs_transposed"] else (*batch, s[0], n))
         return _multiply_terms(e, op, x, y)
 
-    return [NestAxis((0,), k, e.names("k"))], term
+    return [NestAxis((0,), k, e.names("k"))], multiply_pair
 
 
 def conv_element(e: Elements, op: Op, place: Index) -> Scalar:
@@ -130,10 +130,10 @@ def conv_term(e: Elements, op: Op, at: Index) -> Term:
     image, *pixel, channel = at
     first = (channel // (n // groups)) * per_group if groups > 1 else 0
 
-    def term(s: Sequence[Dim]) -> Scalar:
+    def multiply_tap(s: Sequence[Dim]) -> Scalar:
         *tap, c = s
         steps = zip(pixel, op.attrs["strides"], tap, op.attrs["rhs_dilation"], conv_padding(op), strict=True)
         where = [i * stride + t * gap - low for i, stride, t, gap, (low, _) in steps]
         return _multiply_terms(e, op, conv_element(e, op, (image, *where, first + c)), e.at(rhs, (*tap, c, channel)))
 
-    return term
+    return multiply_tap

@@ -61,7 +61,7 @@ SCALAR_DEPTH = Limit(
 
 
 class Elements:
-    """Scalar expressions for the values of one region, written into a block.
+    """Emitter of scalar expressions for the values of one region, written into a block.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class Elements:
         self._uses = Counter([*read, *results])
 
     def enter(self, block: list[Stmt]) -> None:
-        """Append to another block from now on; expressions of the old one are no longer reused."""
+        """Append to ``block`` from now on; expressions of the previous block are no longer reused."""
         self.block = block
         self._cache = {}
         self._named = {}
@@ -112,6 +112,7 @@ class Elements:
         return self._emit_or_reuse_element(value, index)[0]
 
     def _emit_or_reuse_element(self, value: Value, index: Index) -> tuple[Scalar, int]:
+        """Return an element and the depth of its expression, from the block's cache if possible."""
         key = (value, index)
         found = self._cache.get(key)
         if found is None:
@@ -123,7 +124,7 @@ class Elements:
             found = self._cache[key] = (scalar, depth)
         return found
 
-    def keep(self, value: Value, index: Index, scalar: Scalar) -> None:
+    def cache_element(self, value: Value, index: Index, scalar: Scalar) -> None:
         """Cache ``scalar`` as element ``index`` of ``value`` for the rest of the current block."""
         self._cache[value, index] = (scalar, 0)
 
@@ -156,7 +157,7 @@ class Elements:
                     self._starts[v] = _slice_starts_of(self, op)
                 v = op.operands[0]
 
-    def short(self, i: Dim) -> Dim:
+    def bind_long_index(self, i: Dim) -> Dim:
         """Return ``i``, bound to a variable if it is a long expression."""
         if not is_long_index(i):
             return i
@@ -167,12 +168,13 @@ class Elements:
         return self._named[i]
 
     def _emit_element(self, value: Value, index: Index) -> tuple[Scalar, int]:
+        """Return an element and the depth of its expression: a load, or the op on its operands' elements."""
         if value in self.buffers:
             return Load(self.buffers[value], index), 0
         op = self.ops[value]
         if op.name in MOVES:
             source = self.sources.get((value, index)) or tuple(
-                self.short(i) for i in operand_index_of_movement(op, index)
+                self.bind_long_index(i) for i in operand_index_of_movement(op, index)
             )
             return self._emit_or_reuse_element(op.operands[0], source)
         if op.name in _MAKERS:
@@ -183,8 +185,8 @@ class Elements:
         fn, parts = self.known.get(value, op.name), [self._emit_or_reuse_element(v, index) for v in op.operands]
         return Apply(fn, tuple(p[0] for p in parts), value.type.dtype), 1 + max(p[1] for p in parts)
 
-    def region(self, region: Region, arguments: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
-        """Inline a scalar region (combiner or comparator) on ``arguments``; return its results."""
+    def inline_region(self, region: Region, arguments: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+        """Emit a scalar region (combiner or comparator) on ``arguments``; return its results."""
         inner = Elements({v: op for op in region.ops for v in op.results}, self.buffers, self.names)
         inner.block = self.block
         inner.anchored.update({p: provide_scalar(s) for p, s in zip(region.params, arguments, strict=True)})
@@ -293,7 +295,7 @@ def _padded_element(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
             tests += test_index(at % (gap + 1), 0, "eq")
             at = at // (gap + 1)
         tests += test_index(at, 0, "ge") + test_index(at, d, "lt")
-        inner.append(self.short(clamped_inside(at, d)))
+        inner.append(self.bind_long_index(clamped_inside(at, d)))
     padding = self.at(op.operands[1], ())
     if any(isinstance(t, Const) and not t.value for t in tests) or any(d == 0 for d in source):
         return padding, 0
@@ -323,6 +325,7 @@ def test_index(a: Dim, b: Dim, fn: str) -> list[Scalar]:
 
 
 def _concatenated_element(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    """Return an element of a concatenation: selects between the operands that may contain it."""
     axis = op.attrs["dim"]
     ends = accumulate(v.type.shape[axis] for v in op.operands)
     chosen: Scalar | None = None
@@ -394,13 +397,13 @@ def _scalar_while(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     for region, block in zip(op.regions, blocks, strict=True):
         self.block, self._cache = block, dict(known)
         held = tuple(self.bind(Load(buffer, ())) for buffer in states)
-        found.append([self.bind(x) for x in self.region(region, held)])
+        found.append([self.bind(x) for x in self.inline_region(region, held)])
     self.block, self._cache = outer, known
     (test,), after = found
     stores = [Store(buffer, (), x) for buffer, x in zip(states, after, strict=True)]
     self.block.append(While(tuple(blocks[0]), test, (*blocks[1], *stores)))
     for v, buffer in zip(op.results, states, strict=True):
-        self.keep(v, (), self.bind(Load(buffer, ())))
+        self.cache_element(v, (), self.bind(Load(buffer, ())))
     return self._cache[op.results[0], ()]
 
 

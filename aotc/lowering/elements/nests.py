@@ -17,7 +17,7 @@ Emit = Callable[[list[Stmt], Index], None]
 
 @dataclass(frozen=True, slots=True)
 class NestAxis:
-    """A loop axis: consecutive axes of the space, run as one loop of ``extent``."""
+    """A loop axis: consecutive axes of the iteration space that one loop of ``extent`` runs over."""
 
     members: tuple[int, ...]
     extent: Dim
@@ -31,7 +31,7 @@ class NestAxis:
 def loop_in_steps(
     block: list[Stmt], name: str, begin: Dim, extent: Dim, some: int, emit: Callable[[list[Stmt], list[Dim]], None]
 ) -> None:
-    """Append a loop over ``extent`` indices from ``begin`` on, ``some`` per iteration, and one over the rest."""
+    """Append a loop over ``extent`` indices from ``begin`` on, ``some`` per iteration, and a loop over the rest."""
     whole = extent // some
     for count, first, each in ((whole, begin, some), (extent - whole * some, begin + whole * some, 1)):
         if count != 0:

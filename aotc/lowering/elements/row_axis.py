@@ -20,7 +20,7 @@ def rows_along_dim(shape: Sequence[Dim], dim: int) -> tuple[Dim, Place]:
 
 
 class RowBlocks:
-    """Divides the rows of an array among grid items.
+    """Division of an array's rows among grid items.
 
     The array is seen as ``[outer, n, inner]``. A row has the ``n`` elements along the middle axis; a grid item takes up
     to ``block`` rows that are neighbours along ``inner``.
@@ -49,6 +49,6 @@ class RowBlocks:
         self._start: Dim = item % blocks * self.block if cut else 0
         self.width = minimum(inner - self._start, self.block) if cut else inner
 
-    def place(self, position: Dim, v: Dim) -> Index:
-        """Return the index of element ``position`` of row ``v`` of the item."""
+    def element_index(self, position: Dim, v: Dim) -> Index:
+        """Return the index in the array of element ``position`` of row ``v`` of the item."""
         return (*delinearize(self._outer, self._lead), position, *delinearize(self._start + v, self._tail))

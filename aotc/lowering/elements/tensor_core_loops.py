@@ -47,7 +47,7 @@ def _tensor_core_result_element(
 
 
 def _left_operand_element(e: Elements, op: Op, place: Index) -> Scalar:
-    """Return an element of the left operand; that of a convolution is 0 in its padding."""
+    """Return an element of the left operand; for a convolution 0 in the padding."""
     lhs = op.operands[0]
     padding = conv_padding(op) if op.name == "conv" else ()
     return padded_element(lambda at: e.at(lhs, at), place, lhs.type.shape, padding, lhs.type.dtype)

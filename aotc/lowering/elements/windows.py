@@ -16,12 +16,12 @@ from aotc.lowering.threshold import Limit
 def window_element_emitter(b: RegionBuilder, e: Elements) -> Emit:
     """Return the function that emits one result element of a windowed reduction region."""
 
-    def emit(block: list[Stmt], at: Index) -> None:
+    def emit_window_result(block: list[Stmt], at: Index) -> None:
         e.enter(block)
         _anchor_windows(b, e, at)
         store_results(b, e, at)
 
-    return emit
+    return emit_window_result
 
 
 def _anchor_windows(b: RegionBuilder, e: Elements, at: Index) -> None:
@@ -49,7 +49,7 @@ def _reduced_window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Sc
     outer = e.block
     axes = [NestAxis((d,), dims_of(a, "window")[d], e.names("w")) for d in range(rank) if dims_of(a, "window")[d] != 1]
 
-    def emit(block: list[Stmt], syms: list[Dim]) -> None:
+    def combine_element(block: list[Stmt], syms: list[Dim]) -> None:
         e.enter(block)
         w = {axis.members[0]: s for axis, s in zip(axes, syms, strict=True)}
         where: list[Dim] = []
@@ -57,16 +57,17 @@ def _reduced_window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Sc
         for d in range(rank):
             pos = at[d] * a["strides"][d] + w.get(d, 0) * a["window_dilations"][d] - pairs_of(a)[d][0]
             extent = op.operands[0].type.shape[d]
-            where.append(_window_axis(pos, a["base_dilations"][d], extent, tests))
+            where.append(_window_input_index(pos, a["base_dilations"][d], extent, tests))
         values = [e.at(v, tuple(where)) for v in op.inputs]
         store_combined(b, e, op, accs, values, tests)
 
-    append_serial_loops(axes, [], emit, outer, UNROLLED_WINDOW.holds)
+    append_serial_loops(axes, [], combine_element, outer, UNROLLED_WINDOW.holds)
     e.enter(outer)
     return [Load(acc, ()) for acc in accs]
 
 
-def _window_axis(pos: Dim, dilation: int, extent: Dim, tests: list[Scalar]) -> Dim:
+def _window_input_index(pos: Dim, dilation: int, extent: Dim, tests: list[Scalar]) -> Dim:
+    """Return the input index at padded position ``pos``, clamped; append tests that it is an element to ``tests``."""
     if dilation != 1:
         tests += test_index(pos % dilation, 0, "eq")
         pos = pos // dilation

@@ -106,7 +106,7 @@ def _ops_of_constant(found: Description, type_: TensorType, b: Builder) -> Value
 def _progression_ops(found: Stepped, type_: TensorType, b: Builder) -> Value:
     """Append the ops that compute an arithmetic progression along one or several dims."""
     sizes = [static(type_.shape[s.dim]) for s in found.axes]
-    largest = abs(found.start) + sum(abs(s.step) * s.count(n) for s, n in zip(found.axes, sizes))
+    largest = abs(found.start) + sum(abs(s.step) * s.largest_multiplier(n) for s, n in zip(found.axes, sizes))
     dtype = "i32" if max(largest, *sizes) < 1 << 31 else "i64"
     parts: list[Value] = []
     for steps, size in zip(found.axes, sizes):

@@ -22,7 +22,7 @@ from aotc.ir.dims.algebra import Dim
 from aotc.ir.opset.attention import ABSENT
 from aotc.ir.tensor.copies import Names
 from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, values_captured_by_op, walk
-from aotc.lowering.analysis.attention_masks import ElementRead, causal_offset, conjuncts, earliest_read
+from aotc.lowering.analysis.attention_masks import ElementRead, causal_offset, earliest_read, mask_conjuncts
 from aotc.lowering.analysis.attention_pattern import Attention, attention_of, is_widening_conversion
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.passes.dce import dce
@@ -146,7 +146,7 @@ class _AttentionOpWriter:
     def _mask_conjuncts(self) -> list[tuple[ElementRead, bool]]:
         """Return the conjuncts of the masks that can be false."""
         makers, extents = self.b.definitions, self.found.extents
-        needed = [p for r, sign in self.found.masks if sign for p in conjuncts(r, extents, makers)]
+        needed = [p for r, sign in self.found.masks if sign for p in mask_conjuncts(r, extents, makers)]
         refused = [(r, False) for r, sign in self.found.masks if not sign]
         return [*((p, True) for p in needed if not _is_all_true(p.value, self.b)), *refused]
 

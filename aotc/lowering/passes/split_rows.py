@@ -86,7 +86,7 @@ class _RowRewriter:
         own_first, first = self._own[row.first.result]
         minuend, broadcast = b.definitions[row.difference.result].operands
         whole = b.definitions[broadcast].operands[0]
-        if row.rescaled:
+        if row.is_softmax:
             centre = _finite_centre(_recompute_for_parts(whole, {first: own_first}, own_first.type.shape, b), b)
         else:
             centre = b.make("mul", (own_first, b.constant(1 / self._parts[row.first.result], own_first.type)))
@@ -98,13 +98,13 @@ class _RowRewriter:
             x = b.make(step.name, (x,) * len(step.operands), step.attrs, type_)
         own = _reduction_of_parts(op, x, b)
         apart = self._centre_difference_of_parts(own, centre, whole, b)
-        if row.rescaled:
+        if row.is_softmax:
             own = _rescaled_sums(own, b.make("exp", (apart,)), b)
         else:
             part = b.constant(self._parts[row.first.result], own.type)
             own = b.make("add", (own, b.make("mul", (part, b.make("mul", (apart, apart))))))
         total = b.reduce(own, op.operands[1], (own.type.rank - 1,), copy_region(op.regions[0], b.names))
-        return [_nan_for_infinite_rows(total, whole, b) if row.rescaled else total]
+        return [_nan_for_infinite_rows(total, whole, b) if row.is_softmax else total]
 
     def _rows_as_parts(self, x: Value, op: Op, first: Value, b: Builder) -> Value:
         """Return ``x``, whose rows ``op`` reduces, reshaped to parts of rows."""

@@ -74,20 +74,20 @@ def place_function(
     """
     solver = _DevicePropagation(function)
     for thing, (device, reason) in decided.items():
-        solver.decide(thing, device, reason)
+        solver.assign_device(thing, device, reason)
     for v in function.body.params if arguments else ():
         if not solver.device_of(v):
-            solver.decide(v, arguments, OF_MEMORY)
+            solver.assign_device(v, arguments, OF_MEMORY)
     for large, match in heft(function, targets, costs).items() if targets and costs else ():
         for op in ops_placed_together(large):
             if solver.is_placed_work(op):
-                solver.decide(op, match.device, match.reason, targets or ())
-    solver.run()
+                solver.assign_device(op, match.device, match.reason, targets or ())
+    solver.propagate_devices()
     if default:
         for kind in (Value, Op):  # arguments first, since ops follow their operands
             for thing in [t for t in solver.unplaced() if isinstance(t, kind)]:
-                solver.decide(thing, default, DEFAULTED)
-            solver.run()
+                solver.assign_device(thing, default, DEFAULTED)
+            solver.propagate_devices()
     values = {v: device for v in solver.placeable_values() if (device := solver.device_of(v))}
     return Placement(values, solver.ops, solver.reasons, solver.candidates, tuple(solver.unplaced()))
 
@@ -120,7 +120,7 @@ def _is_cheap_to_replicate(op: Op) -> bool:
 
 @dataclass
 class _DevicePropagation:
-    """State of the propagation in one function.
+    """Propagation of devices through the values and ops of one function.
 
     Values in ``same`` are aliases: the params of a loop's regions have the device of the loop's result.
     """
@@ -146,7 +146,7 @@ class _DevicePropagation:
         self._link_values_of_region(body)
         for v, device in zip(body.params, affinity.get("arguments", ()) or [""] * len(body.params), strict=True):
             if device:
-                self.decide(v, device, "affinity of the argument")
+                self.assign_device(v, device, "affinity of the argument")
         for v, device in zip(body.results, affinity.get("results", ()) or [""] * len(body.results), strict=True):
             if device:
                 self._record_reader(v, device)
@@ -196,7 +196,7 @@ class _DevicePropagation:
             v = self.same[v]
         return self.device.get(v, "")
 
-    def decide(self, thing: Op | Value, device: str, reason: str, among: Iterable[str] = ()) -> None:
+    def assign_device(self, thing: Op | Value, device: str, reason: str, among: Iterable[str] = ()) -> None:
         """Assign ``device`` to a value, or to an op and its results, for ``reason``."""
         self.reasons[thing] = reason
         self.candidates[thing] = tuple(dict.fromkeys(among)) or (device,)
@@ -228,7 +228,7 @@ class _DevicePropagation:
 
     # --- propagation ---
 
-    def run(self) -> None:
+    def propagate_devices(self) -> None:
         """Propagate devices until nothing changes."""
         before = -1
         while len(self.device) + len(self.ops) != before:
@@ -242,7 +242,7 @@ class _DevicePropagation:
         for op in region.ops:
             if op.name == "transfer":
                 if op not in self.ops:
-                    self.decide(op, op.attrs["device"], "transfer in the model")
+                    self.assign_device(op, op.attrs["device"], "transfer in the model")
             elif op.name in CONTROL_FLOW:
                 self._place_results_by_inflow(op, [op.operands] if op.name == "while" else [])
                 for r in op.regions:
@@ -258,7 +258,7 @@ class _DevicePropagation:
         for row in rows:
             for v, result in zip(row, op.results, strict=True):
                 if not self.device_of(result) and self.device_of(v):
-                    self.decide(result, self.device_of(v), f"where {v} is")
+                    self.assign_device(result, self.device_of(v), f"where {v} is")
 
     def _place_by_operand_bytes(self, op: Op) -> None:
         """Place ``op`` on the device with most bytes of its operands; a tie goes to the target of a transfer.
@@ -283,7 +283,7 @@ class _DevicePropagation:
             reason = f"moves {size_text(moved[best])}; it would be {others}"
             if moved[best] > min(moved[d] for d in held):
                 reason = f"the model moves a constant there; moves {size_text(moved[best])}"
-        self.decide(op, best, reason, held)
+        self.assign_device(op, best, reason, held)
 
     def _place_by_readers(self) -> bool:
         """Place ops and values that no operand decides by their readers; return True if that placed any."""
@@ -311,7 +311,7 @@ class _DevicePropagation:
                 read.append((self.device_of(reader), f"{reader} is there"))
         device_of = [row for row in read if row[0]]
         if device_of:
-            self.decide(producer or v, *device_of[0], [device for device, _ in device_of])
+            self.assign_device(producer or v, *device_of[0], [device for device, _ in device_of])
         return bool(device_of)
 
     def _place_by_enclosing_loop(self) -> bool:
@@ -332,5 +332,5 @@ class _DevicePropagation:
                 while outer is not None and outer not in works_on:
                     outer = self.around.get(outer)
                 if outer is not None:
-                    self.decide(op, works_on[outer], f"as the {outer.name} around it")
+                    self.assign_device(op, works_on[outer], f"as the {outer.name} around it")
         return len(self.ops) > before

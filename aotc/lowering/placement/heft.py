@@ -20,19 +20,19 @@ from aotc.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
-    """The device chosen for an op, the nanosecond at which the op ends, and the reason."""
+class DeviceChoice:
+    """Device chosen for an op, the nanosecond at which the op ends there, and the reason."""
 
     device: str
     end: float
     reason: str
 
 
-def heft(function: Function, targets: Mapping[str, Target], costs: Costs) -> dict[Op, Match]:
+def heft(function: Function, targets: Mapping[str, Target], costs: Costs) -> dict[Op, DeviceChoice]:
     """Schedule the large ops of ``function`` on devices by HEFT; return the device of each."""
     matcher = _HeftScheduler(function, targets, costs)
-    for op in sorted(matcher.large, key=matcher.rank, reverse=True):
-        matcher.matched[op] = matcher.choose(op)
+    for op in sorted(matcher.large, key=matcher.upward_rank, reverse=True):
+        matcher.matched[op] = matcher.place_op(op)
     return matcher.matched
 
 
@@ -46,7 +46,7 @@ PLACED_NS = Limit(
 
 @dataclass
 class _HeftScheduler:
-    """State of the placement of one function: the dependences between large ops, and the ops placed so far."""
+    """Placement of one function's large ops: their dependences, and the ops placed so far."""
 
     function: Function
     targets: Mapping[str, Target]
@@ -55,7 +55,7 @@ class _HeftScheduler:
     reads: dict[Op, list[tuple[Op | Value, int]]] = field(default_factory=dict)  # sources (large op, argument), bytes
     readers: dict[Op, list[Op]] = field(default_factory=dict)
     ranks: dict[Op, float] = field(default_factory=dict)
-    matched: dict[Op, Match] = field(default_factory=dict)
+    matched: dict[Op, DeviceChoice] = field(default_factory=dict)
     busy: dict[str, float] = field(default_factory=dict)  # the nanosecond until which a device is busy
 
     def __post_init__(self) -> None:
@@ -96,23 +96,25 @@ class _HeftScheduler:
     def _device_time(self, op: Op, device: str) -> float:
         return self.costs.of_op(op, self.targets[device], device, self.constants)
 
-    def rank(self, op: Op) -> float:
+    def upward_rank(self, op: Op) -> float:
         """Return the time of the longest path from ``op`` to the end (upward rank), without transfers."""
         return self.ranks[op]
 
-    def choose(self, op: Op) -> Match:
-        """Return the device on which ``op`` ends first, and reserve it."""
+    def place_op(self, op: Op) -> DeviceChoice:
+        """Return the device on which ``op`` ends first, and reserve the device until then."""
         ends = {device: self._end_time_on_device(op, device) for device in self.targets}
         best = min(ends, key=lambda device: ends[device])
         self.busy[best] = ends[best]
         others = ", ".join(f"{end / 1e3:.1f} on {device}" for device, end in ends.items() if device != best)
-        return Match(best, ends[best], f"ends first, after {ends[best] / 1e3:.1f} us; {others}")
+        return DeviceChoice(best, ends[best], f"ends first, after {ends[best] / 1e3:.1f} us; {others}")
 
     def _end_time_on_device(self, op: Op, device: str) -> float:
+        """Return the nanosecond at which ``op`` would end on ``device``."""
         begin = max(self.busy.get(device, 0.0), *self._operand_arrival_time(op, device), 0.0)
         return begin + self._device_time(op, device)
 
     def _operand_arrival_time(self, op: Op, device: str) -> Iterable[float]:
+        """Yield the nanosecond at which each operand of ``op`` is on ``device``, transfers included."""
         for root, bytes_ in self.reads[op]:
             home = self.matched[root].device if isinstance(root, Op) else self.homes[root]
             made = self.matched[root].end if isinstance(root, Op) else 0.0

@@ -17,7 +17,7 @@ from aotc.vmfb.ranks.layout import RANK_CALL
 
 
 class HostOnly(NamedTuple):
-    """Name of an op for messages, and a hint for the case that it may not run on the host."""
+    """Name of an op without a GPU kernel for messages, and a hint on how to avoid the op."""
 
     what: str
     hint: str

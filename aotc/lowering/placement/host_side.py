@@ -38,7 +38,7 @@ HOST_READ_NS = Estimate(15_000, "nanoseconds until the host has read a scalar th
 
 @dataclass
 class _HostGpuCut:
-    """The network of one function: nodes on the first side run on the host, on the second side on the GPU."""
+    """Flow network of one function: nodes on the first side run on the host, on the second side on the GPU."""
 
     function: Function
     gpu: Target
@@ -63,7 +63,7 @@ class _HostGpuCut:
             self._add_read(v, SECOND)
         for v, maker in self.makers.items():
             move = move_nanoseconds(size_in_bytes(v), self.gpu.kind, self.host.kind)
-            self.cut.together((maker, *self.readers.get(v, ())), move * self.iterations[v])
+            self.cut.add_separation_cost((maker, *self.readers.get(v, ())), move * self.iterations[v])
 
     # ------------------------------------------------------------ the network
 
@@ -127,7 +127,7 @@ class _HostGpuCut:
         if whole is not None:
             self._add_read(asked, whole)
         elif asked in self.makers:  # the host runs the loop or branch, and waits for its condition
-            self.cut.together((self.makers[asked], FIRST), HOST_READ_NS.value * inside)
+            self.cut.add_separation_cost((self.makers[asked], FIRST), HOST_READ_NS.value * inside)
             self.asked.add(self.makers[asked])
 
     def _trip_count_of(self, op: Op) -> int:

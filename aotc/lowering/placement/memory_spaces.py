@@ -47,7 +47,7 @@ def spaces_of(module: Module, target: Target) -> tuple[Space, ...]:
 
 
 def with_host_space(spaces: tuple[Space, ...]) -> tuple[Space, ...]:
-    """Return ``spaces`` with the memory of the process in front, which is added if it is missing."""
+    """Return ``spaces`` with the memory of the process first, added if it is missing."""
     return spaces if spaces[0].target.kind == "cpu" else (Space("", baseline_cpu_target()), *spaces)
 
 
@@ -59,7 +59,7 @@ def value_devices(function: Function) -> dict[Value, str]:
 
 
 def _add_devices_of_region(region: Region, found: dict[Value, str]) -> None:
-    """Add the devices of the values of ``region`` to ``found``.
+    """Record the devices of the values of ``region`` in ``found``.
 
     Results are on the device of their op, else of its first operand; carried values on that of the initial value,
     results of a branch on that of the first branch.

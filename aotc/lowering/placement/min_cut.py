@@ -46,8 +46,8 @@ class MinCut:
         begin, end = (FIRST, thing) if side == FIRST else (thing, SECOND)
         self._add_edge(begin, end, _NEVER)
 
-    def together(self, things: Iterable[int], weight: float) -> None:
-        """Add cost ``weight`` for separating any of the nodes ``things``.
+    def add_separation_cost(self, things: Iterable[int], weight: float) -> None:
+        """Add cost ``weight`` for a cut that separates any two of the nodes ``things``.
 
         For more than two nodes there are two auxiliary nodes: one is on the first side if any of the nodes is, the
         other one only if all are. The edge between these is cut if and only if the nodes are separated.

@@ -15,11 +15,11 @@ def op_targets(module: Module, options: Options) -> tuple[Callable[[Op], Target]
     An op without a device in the model has the target of ``options``.
     """
 
-    def limited(target: str) -> Target:
+    def target_with_limits(target: str) -> Target:
         return resolve_targets(target)[0].limited(options.stack_limit, options.shared_memory_limit)
 
-    first = limited(options.target)
-    known = {name: limited(target) for name, target in options.devices.items()}
+    first = target_with_limits(options.target)
+    known = {name: target_with_limits(target) for name, target in options.devices.items()}
     homes: dict[Value, Target] = {}
     divided = [f.body for f in module.functions.values() if "on" in f.body.names]
     for on in (op for body in divided for op in walk(body) if op.name == "on"):

@@ -319,7 +319,7 @@ def _is_reduction_unrolled(b: RegionBuilder, stages: RowStages) -> bool:
 
 def _rows_per_scalar_vector(b: RegionBuilder, stages: RowStages, tail: Sequence[NestAxis]) -> int:
     """Return the number of rows whose scalars are computed in one vector; 0 if each row computes its own."""
-    numbers = [v for v in b.ops if stages.is_row(v)]
+    numbers = [v for v in b.ops if stages.is_row_scalar(v)]
     work = sum(SCALARS[op.name].vector_work for v in numbers if (op := b.ops[v]).name in SCALARS)
     if not tail or LIGHT_NUMBERS.holds(work):
         return 0

@@ -30,7 +30,7 @@ def plan_gpu_sort(b: RegionBuilder) -> MergeSortPlan:
     bytes_, n = sorted_row_bytes(op)
     if not isinstance(bytes_, int) or bytes_ > PRIVATE_BYTES:
         hint = f"sort rows of at most {PRIVATE_BYTES} bytes, or use a CPU target"
-        raise b.unsupported(op, f"sort of {n} elements", hint)
+        raise b.unsupported_error(op, f"sort of {n} elements", hint)
     return MergeSortPlan(private=True)
 
 

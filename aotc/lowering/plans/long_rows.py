@@ -75,7 +75,7 @@ def _long_row_split(row: LongRow, target: Target) -> RowForm | None:
     Parts pay if they save a read of the row from memory or occupy idle workers. They cost a second ``exp`` of each
     element if its result is also read by another op: the exponential was taken with the maximum of the part.
     """
-    size, rows, bytes_ = row.elements, product(row.kept), row.bytes
+    size, rows, bytes_ = row.elements, product(row.kept_dims), row.row_bytes
     if isinstance(size, Expr) or isinstance(bytes_, Expr):
         return None
     where, room = cheap_row_memory(target)
@@ -86,7 +86,7 @@ def _long_row_split(row: LongRow, target: Target) -> RowForm | None:
     reasons = [] if fits else [f"{bytes_:,} bytes of a row > {room:,} bytes of {where}"]
     reasons += [f"{rows} rows of {size:,} elements leave workers idle"] if idle else []
     needed = ", and ".join(reasons)
-    if not idle and not row.rescaled:
+    if not idle and not row.is_softmax:
         return RowForm(row, 0, f"{needed}, but its blocks' rows are read again from a cache")
     most = GPU_ROW_PART.value
     if target.kind == "cpu":  # enough parts for all workers
@@ -94,7 +94,7 @@ def _long_row_split(row: LongRow, target: Target) -> RowForm | None:
     part = max((n for n in range(LEAST_PART.value, most + 1) if size % n == 0), default=size)
     if part == size:
         return RowForm(row, 0, f"{needed}, but no part of {LEAST_PART.value} to {most} elements divides them")
-    if not row.rescaled or not row.read_again:
+    if not row.is_softmax or not row.read_again:
         return RowForm(row, part, f"{needed}: read in parts of {part:,}")
     again, kept = _exp_recompute_nanoseconds(row, target), _exp_store_nanoseconds(row, target)
     told = f"exp again takes {again:.3f} ns, to write and read it {kept:.3f}"

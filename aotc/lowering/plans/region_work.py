@@ -283,7 +283,7 @@ def row_work(stages: RowStages, kept: Collection[Value]) -> RegionWork:
     evaluations = EvaluationCounts(ops, anchors)
     places = _element_count_of_value(anchors.anchor)
     rows = -(-places // max(estimated_dim(stages.elements), 1))
-    numbers = [v for v in ops if stages.is_row(v)]
+    numbers = [v for v in ops if stages.is_row_scalar(v)]
     made: set[Value] = set()
     fused = 0
     for loop in stages.loops:
@@ -320,9 +320,9 @@ def _stored_values_and_work(stages: RowStages, target: Target) -> tuple[dict[Val
     def fit_worker(sizes: Sequence[int]) -> bool:
         return row_values_fit_worker(target, stages, sizes)
 
-    kept = stages.keep(fit_worker)
+    kept = stages.values_to_store(fit_worker)
     work = row_work(stages, kept)
     if work.fits:
         return kept, work
-    more = stages.keep(fit_worker, cheap=True)
+    more = stages.values_to_store(fit_worker, cheap=True)
     return more, work if more == kept else row_work(stages, more)

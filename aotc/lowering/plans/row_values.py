@@ -114,7 +114,7 @@ def _result_to_store_in(
     if last.ops or len(last.stores) != 1:
         return None
     (result,) = last.stores
-    between = stages.cone(last.stores, (kept,))
+    between = stages.values_needed_for(last.stores, (kept,))
     moved = [v for v in between if b.ops[v].name not in ELEMENTWISE and {kept, *between} & {*b.ops[v].operands}]
     fits = result.type.dtype == kept.type.dtype and b.index[result] == b.anchors.space
     return result if fits and not moved and result not in (kept, *replaced.values()) else None

@@ -152,7 +152,7 @@ def _step_nanoseconds(step: Step, costs: Costs) -> float:
         case Launch(kernel=kernel):
             return costs.of(kernel).ns
         case Copy(size=size):
-            return costs.copy(size)
+            return costs.copy_nanoseconds(size)
     return _sum_of_inner_graph_times(step, lambda steps: sum(_step_nanoseconds(s, costs) for s in steps))
 
 

@@ -174,7 +174,7 @@ class CommandBufferEncoder:
         given: list[Dim] = [*map(sym, kernel.dims), *self.sizes.get(kernel.name, ())]
         dims = [self.operand_word(e) for e in given]
         number, items = self.kernel_number(kernel.name), self.operand_word(kernel.grid)
-        claim = self.operand_word(self.costs.claim(kernel))
+        claim = self.operand_word(self.costs.items_per_claim(kernel))
         self.locs.append((number, step.loc))
         return abi.Command(abi.DISPATCH, number, items, claim, predecessors, [], places, dims)
 

@@ -124,7 +124,7 @@ class TileEdges:
         if not isinstance(earlier, Launch) or not isinstance(later, Launch):
             return None
         if _has_static_accesses(earlier) and _has_static_accesses(later):
-            one, other = self._blocks.of(earlier.kernel), self._blocks.of(later.kernel)
+            one, other = self._blocks.facts_of(earlier.kernel), self._blocks.facts_of(later.kernel)
             need = items_needed_by_blocks(earlier, later, one, other, last=self._last_met)
             tile = None if need is None else lowest_linear_tile_edge(number, need, one.edges, other.edges)
         else:
@@ -133,9 +133,9 @@ class TileEdges:
 
     def _tile_edge_for_all_sizes(self, earlier: Launch, later: Launch, number: int) -> TileEdge | None:
         """Return a tile edge that is valid for all symbolic sizes, or None."""
-        (own, *wide), (mine, *long) = (self._lines.of(step.kernel, 1).parts for step in (earlier, later))
+        (own, *wide), (mine, *long) = (self._lines.facts_of(step.kernel, 1).parts for step in (earlier, later))
         for of, by in dict.fromkeys(((1, 1), (own, mine), *((c, 1) for c in wide), *((1, c) for c in long))):
-            one, other = self._lines.of(earlier.kernel, of), self._lines.of(later.kernel, by)
+            one, other = self._lines.facts_of(earlier.kernel, of), self._lines.facts_of(later.kernel, by)
             pairs = []
             for a, b in conflicting_arrays(earlier, later):
                 firsts, ends = one.firsts[a.number], other.ends[b.number]

@@ -181,14 +181,14 @@ class _ThreadDft(_Dft):
 
     def _read_signal(self, e: Elements, number: int, position: Dim, v: Dim) -> Pair:
         if number == 0:
-            return self._load_complex_parts(e, self.rows.place(position, v))
+            return self._load_complex_parts(e, self.rows.element_index(position, v))
         re, im = self.scratch[(number - 1) % 2]
         place = (position * self.rows.block + v,)
         return e.bind(Load(re, place)), e.bind(Load(im, place))
 
     def _write_signal(self, e: Elements, number: int, last: bool, position: Dim, v: Dim, value: Pair) -> None:
         if last:
-            e.block.append(Store(self.out, self.rows.place(position, v), self._scaled_result_element(value)))
+            e.block.append(Store(self.out, self.rows.element_index(position, v), self._scaled_result_element(value)))
             return
         for buffer, part in zip(self.scratch[number % 2], value):
             e.block.append(Store(buffer, (position * self.rows.block + v,), part))
@@ -208,7 +208,7 @@ def lower_called_dft(b: RegionBuilder, plan: CalledDftPlan) -> Kernel:
         table.dtype, attrs["radices"], attrs["inverse"], float(attrs["scale"]), attrs["real"], pitch, width, across
     )
     call = LibraryCall(b)
-    call.args += [(x, rows.place(0, 0)), (table, (0, 0)), (out, rows.place(0, 0))]
+    call.args += [(x, rows.element_index(0, 0)), (table, (0, 0)), (out, rows.element_index(0, 0))]
     if transform.work:
         call.args.append((call.allocate_workspace(table.dtype, (transform.work,)), (0,)))
     numbers: list[tuple[int, Dim]] = [(width, rows.width), (across, stride)] if pitch else []

@@ -188,7 +188,7 @@ def explain_schedule(
     outer = [row for row in rows if row.number not in inside]
     work = sum(r.runs * r.ns for r in outer)
     path = sum(max(r.runs * (r.begin + r.ns) for r in some) for some in _graphs_of_steps(outer))
-    unknown = tuple(costs[0].unknown(kernels))
+    unknown = tuple(costs[0].unmatched_measurements(kernels))
     kinds = tuple(dict.fromkeys(c.target.kind for c in costs))
     machine = measured_on(record, flow.variant["target"]) if record else ""
     return ScheduleReport(
@@ -324,7 +324,7 @@ def _tile_dependency_shares(steps: Sequence[FlowStep]) -> dict[tuple[int, int], 
 def _copy_nanoseconds(costs: Sequence[Costs], way: tuple[int, int], size: int) -> float:
     """Return the nanoseconds of a copy of ``size`` bytes within or between the memories ``way``."""
     if way[0] == way[1]:
-        return costs[way[0]].copy(size)
+        return costs[way[0]].copy_nanoseconds(size)
     return move_nanoseconds(size, costs[way[0]].target.kind, costs[way[1]].target.kind)
 
 

@@ -24,8 +24,8 @@ def test_facts_of_equal_layers_are_found_once():
         return len(looked_at)
 
     facts, kernel = FactsOfKernels(find), parse_kernel(TEXT)
-    assert facts.of(kernel) == facts.of(replace(kernel, name="other")) == 1
-    assert facts.of(kernel, 2) == 2
-    assert facts.of(replace(kernel, grid=3)) == 3
-    assert facts.of(replace(kernel, body=())) == 4
+    assert facts.facts_of(kernel) == facts.facts_of(replace(kernel, name="other")) == 1
+    assert facts.facts_of(kernel, 2) == 2
+    assert facts.facts_of(replace(kernel, grid=3)) == 3
+    assert facts.facts_of(replace(kernel, body=())) == 4
     assert looked_at == [("k", 1), ("k", 2), ("k", 1), ("k", 1)]

@@ -130,7 +130,7 @@ class RegionBudget:
         work = least_row_work(stages, self.target)
         if work.fits:
             return ""
-        needed = [*stages.keep(lambda sizes: True, cheap=True).values()]
+        needed = [*stages.values_to_store(lambda sizes: True, cheap=True).values()]
         if not needed or row_values_fit_worker(self.target, stages, needed):
             return _too_much_work_reason(work)
         where, limit = row_memory(self.target, stages)
@@ -231,7 +231,7 @@ class GroupAbsorber:
             return "it is updated in place"
         if reader.kind == "update" and self._reads_updated(group, first):
             return "it reads what is updated, which would have to be copied"
-        updates = self.updated.updates_before(ops, group.members[-1].results[0].type)
+        updates = self.updated.updates_after_reads(ops, group.members[-1].results[0].type)
         if any((group.before | reader.before) >> self.budget.group_of[u].number & 1 for u in updates):
             return READS_LATE
         if reader.kind == "contract" and not made & set(reader.members[0].operands) <= self.widened:

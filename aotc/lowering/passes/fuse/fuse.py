@@ -354,7 +354,7 @@ class _FusionGrouper:
         if _groups_that_run_before(group, sources) >> group.number & 1:
             return "another operand needs its results first"
         earlier = group.before | _groups_that_run_before(group, sources)
-        updates = self.updated.updates_before((*group.members, op), op.results[0].type)
+        updates = self.updated.updates_after_reads((*group.members, op), op.results[0].type)
         if any(earlier >> self.group_of[u].number & 1 for u in updates if u in self.group_of):
             return READS_LATE
         if self._has_strided_writes(op, group):
@@ -400,7 +400,7 @@ class _FusionGrouper:
         members = {*group.members, op}
         inputs = op.inputs if op.name == "reduce" else op.operands
         for n, v in enumerate(op.operands):
-            mapped = n < len(inputs) and trial.resolve(v, members) is not None
+            mapped = n < len(inputs) and trial.index_needed_for(v, members) is not None
             if not mapped and group in self._groups_behind([v]):
                 return False
         return True

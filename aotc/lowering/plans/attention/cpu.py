@@ -110,7 +110,7 @@ def plan_cpu_attention(b: RegionBuilder) -> CpuAttentionPlan:
             return _plan_attention_of_many_queries(b, op, many)
         case (DecodeBlocks() as few, ScoreBlocks() as many):
             return AttentionByRowsPlan(_plan_decode_attention(b, op, few), _plan_attention_of_many_queries(b, op, many))
-    raise b.unsupported(op, "attention of these sizes", "fuse_attention creates it only where it is supported")
+    raise b.unsupported_error(op, "attention of these sizes", "fuse_attention creates it only where it is supported")
 
 
 def attention_operand_index(value: Value, dims: Sequence[int], at: Sequence[Dim]) -> Index:

@@ -44,11 +44,13 @@ def plan_gpu_attention(b: RegionBuilder) -> TensorCoreAttentionPlan:
     op, sizes = b.region_root_op("attention"), region_sizes(b)
     tiling = None if sizes is None else attention_tiling(sizes, b.target)
     if sizes is None or tiling is None:
-        raise b.unsupported(op, "attention of these sizes", "fuse_attention creates it only where it is supported")
+        raise b.unsupported_error(
+            op, "attention of these sizes", "fuse_attention creates it only where it is supported"
+        )
     found = read_attention(attention_loops(b, b.trial_elements(), sizes))
     if isinstance(tiling.template, DecodeAttention) and not are_operands_async_copyable(found, tiling):
         tiling = one_warp_tiling(sizes, b.target) or tiling
     if not are_operands_async_copyable(found, tiling):
         hint = "align rows of queries, keys and values to 16 bytes"
-        raise b.unsupported(op, "attention with rows that are not aligned to 16 bytes", hint)
+        raise b.unsupported_error(op, "attention with rows that are not aligned to 16 bytes", hint)
     return TensorCoreAttentionPlan(tiling)

@@ -16,7 +16,7 @@ from aotc.lowering.plans.cpu_loops import LoopPlan
 def lower_loops(b: RegionBuilder, plan: LoopPlan) -> Kernel:
     """Lower an elementwise region to one loop nest on the CPU."""
     grid, body = cpu_loops_of_plan(b, plan, window_element_emitter(b, b.elements()))
-    return b.kernel(grid, body, b.cost())
+    return b.kernel(grid, body, b.scalar_operations())
 
 
 def cpu_loops_of_plan(b: RegionBuilder, plan: LoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:

@@ -33,7 +33,7 @@ from aotc.lowering.plans.cpu_transpose import TransposedLoopPlan, is_transposed_
 def lower_transposed_loops(b: RegionBuilder, plan: TransposedLoopPlan) -> Kernel:
     """Lower an elementwise region with strided reads to loops over blocks, transposed into copies first."""
     grid, body = transposed_block_loops(b, plan, window_element_emitter(b, b.elements()))
-    return b.kernel(grid, body, b.cost())
+    return b.kernel(grid, body, b.scalar_operations())
 
 
 def transposed_block_loops(b: RegionBuilder, blocks: TransposedLoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:

@@ -28,7 +28,7 @@ from aotc.lowering.plans.gpu_loops import ThreadLoopPlan, lane_to_element_indice
 def lower_thread_loops(b: RegionBuilder, plan: ThreadLoopPlan) -> Kernel:
     """Lower an elementwise region to a GPU thread per element or per few elements."""
     grid, body = gpu_loops_of_plan(b, plan, window_element_emitter(b, b.elements()))
-    return b.kernel(grid, body, b.cost())
+    return b.kernel(grid, body, b.scalar_operations())
 
 
 def gpu_loops_of_plan(b: RegionBuilder, plan: ThreadLoopPlan, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:

@@ -33,7 +33,7 @@ def lower_gpu_transpose(b: RegionBuilder, plan: GpuTransposePlan) -> Kernel:
     """Lower an elementwise region that transposes to tiles that pass through shared memory."""
     e = b.elements()
     grid, body = transposing_tiles_of_plan(b, e, plan, window_element_emitter(b, e))
-    return b.kernel(grid, body, b.cost())
+    return b.kernel(grid, body, b.scalar_operations())
 
 
 def transposing_tiles_of_plan(

@@ -69,7 +69,7 @@ class _ColumnBlocks:
             )
         else:
             grid, body = grid_loop(self.outer, (self.last, width), self._column_block_item)
-        return self.b.kernel(grid, body, self.b.cost())
+        return self.b.kernel(grid, body, self.b.scalar_operations())
 
     # --- an item ---
 

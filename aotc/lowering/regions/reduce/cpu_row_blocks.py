@@ -65,7 +65,7 @@ class _RowBlocks(RowReductions):
 
     def row_block_kernel(self) -> Kernel:
         grid, body = grid_loop(self.outer, (self.rows_axis, self.plan.rows), self._row_block_item)
-        return self.b.kernel(grid, body, self.b.cost())
+        return self.b.kernel(grid, body, self.b.scalar_operations())
 
     def _row_block_item(self, block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
         if self.plan.part:

@@ -74,7 +74,7 @@ class _ShortRows(RowReductions):
         self.e.anchored.clear()
         self.keep, self.known = [], {}
         for loop in self.stages.loops:
-            for v in self.stages.numbers_before(loop, ()):
+            for v in self.stages.row_scalars_before(loop, ()):
                 self._compute_row_scalar(block, at, lane, lanes, v)
             inner: list[Stmt] = []
             accs = self._allocate_accumulators(loop.ops, inner)

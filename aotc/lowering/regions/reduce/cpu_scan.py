@@ -68,7 +68,7 @@ class _ChunkScan:
             self._carry_to_next_chunk(e, begin + length - 1),
         )
         body.append(For("c", 0, chunks, steps))
-        return self.b.grid(self.rows.items, body, self.b.cost() * SCAN_WORK.value)
+        return self.b.grid(self.rows.items, body, self.b.scalar_operations() * SCAN_WORK.value)
 
     def _scan_lane(self) -> Dim:
         return 0 if self.rows.block == 1 else sym("v", 0, self.rows.width)
@@ -81,7 +81,7 @@ class _ChunkScan:
 
     def _scan_step_index(self, step: Dim, v: Dim) -> Index:
         position = self.n - 1 - step if self.reverse else step
-        return self.rows.place(position, v)
+        return self.rows.element_index(position, v)
 
     def _emit_scan_step(self, e: Elements, step: Dim, first: bool) -> For:
         """Emit a step of a prefix scan: add an element to the chunk's scan, and store it with earlier chunks."""
@@ -109,4 +109,4 @@ class _ChunkScan:
     def _combine_in_memory_order(self, e: Elements, earlier: Sequence[Scalar], later: Sequence[Scalar]) -> list[Scalar]:
         """Return ``earlier`` combined with ``later``, in the order of the elements in memory."""
         arguments = (*later, *earlier) if self.reverse else (*earlier, *later)
-        return [e.bind(x) for x in e.region(self.op.regions[0], tuple(arguments))]
+        return [e.bind(x) for x in e.inline_region(self.op.regions[0], tuple(arguments))]

@@ -66,7 +66,7 @@ class _TransposedRows(RowReductions):
             )  # fmt: skip
 
         grid, body = grid_loop(outer, (rows, some), emit_item)
-        return b.kernel(grid, body, b.cost())
+        return b.kernel(grid, body, b.scalar_operations())
 
     # --- rows together ---
 

@@ -96,7 +96,7 @@ class _GroupRows(RowReductions):
         block: list[Stmt] = []
         self._allocate_row_values()
         self._emit_row_stages(block, substitute_loops(b.anchors.space, b.shape, outer, delinearize(row, extents)))
-        return b.grid(grid, block, b.cost())
+        return b.grid(grid, block, b.scalar_operations())
 
     # --- what stays from one loop to the next ---
 
@@ -136,7 +136,7 @@ class _GroupRows(RowReductions):
             if n == 0 and self.held:
                 self._thread_steps_along_row(body, self._load_to_registers(at), True)
             self.known = {}
-            self._compute_row_scalars(body, at, self.stages.numbers_before(loop, kept))
+            self._compute_row_scalars(body, at, self.stages.row_scalars_before(loop, kept))
             self._enter_row_block(body)
             body += [
                 Store(acc, self.part, e.at(init, ()))
@@ -179,7 +179,9 @@ class _GroupRows(RowReductions):
                     self.e.anchored[v] = self._load_of_stored_row(v, here)
             inputs: dict[Value, dict[Index, Load]] = {}
             for buffer, (v, index) in self.held.items():
-                inputs.setdefault(v, {})[self.b.anchors.move(index, here)] = Load(buffer, (self.thread, number))
+                inputs.setdefault(v, {})[self.b.anchors.index_at_iteration(index, here)] = Load(
+                    buffer, (self.thread, number)
+                )
             for v, known in inputs.items():
                 self.e.anchored[v] = known.get
             self._emit_stage_element(inside, here, number if self.threads.steps else flat, loop, accs)
@@ -198,7 +200,11 @@ class _GroupRows(RowReductions):
         def load_element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
             here = substitute_loops(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
             inside += [
-                Store(buffer, (self.thread, number), Load(self.b.buffers[v], self.b.anchors.move(index, here)))
+                Store(
+                    buffer,
+                    (self.thread, number),
+                    Load(self.b.buffers[v], self.b.anchors.index_at_iteration(index, here)),
+                )
                 for buffer, (v, index) in self.held.items()
             ]
 

@@ -76,7 +76,7 @@ class _GpuColumnBlocks:
         self.first = column * self.block
         block: list[Stmt] = [Alloc(x) for row in (self.accs, self.partial) for held in row.values() for x in held]
         block += [self._sum_columns(), Barrier(), self._finish_columns()]
-        return self.b.grid(grid, block, self.b.cost())
+        return self.b.grid(grid, block, self.b.scalar_operations())
 
     def _element_index(self, rows: Sequence[Dim], column: Dim) -> Index:
         columns = delinearize(column, [a.extent for a in self.adjacent])

@@ -51,7 +51,7 @@ class _BlockScan:
     def _combine_in_order(self, earlier: Sequence[Scalar], later: Sequence[Scalar]) -> list[Scalar]:
         """Return ``earlier`` combined with ``later``, in the order of the elements in memory."""
         arguments = (*later, *earlier) if self.reverse else (*earlier, *later)
-        return [self.e.bind(x) for x in self.e.region(self.op.regions[0], tuple(arguments))]
+        return [self.e.bind(x) for x in self.e.inline_region(self.op.regions[0], tuple(arguments))]
 
     def _load_elements(self, buffers: Sequence[Buffer], *at: Dim) -> list[Scalar]:
         return [self.e.bind(Load(x, at)) for x in buffers]
@@ -94,7 +94,7 @@ class _RowScan(_BlockScan):
         steps += [self._write_tile(), self._carry_to_next_chunk(), Barrier()]
         body: list[Stmt] = [Alloc(x) for x in every]
         body += [For("z", 0, 1, tuple(start), "thread"), For("c", 0, chunks, tuple(steps))]
-        return self.b.grid(self.rows, body, self.b.cost())
+        return self.b.grid(self.rows, body, self.b.scalar_operations())
 
     @property
     def _thread_number(self) -> Dim:
@@ -251,7 +251,7 @@ class _ColumnScan(_BlockScan):
         ]
         body: list[Stmt] = [Alloc(x) for x in (*self.ends, *self.own, *self.carry, *self.before)]
         body += [For("t", 0, self.threads, tuple(start), "thread"), For("c", 0, chunks, tuple(steps))]
-        return self.b.grid(self.rows.items, body, self.b.cost())
+        return self.b.grid(self.rows.items, body, self.b.scalar_operations())
 
     def _loop_over_column_threads(self, write: Callable[[], list[Stmt]]) -> For:
         """Return a loop over the threads that have a column, and elements of it."""
@@ -271,7 +271,7 @@ class _ColumnScan(_BlockScan):
         """Return the scan of a thread's elements of its column, and the store of its last result."""
 
         def read_element(u: Dim, position: Dim) -> None:
-            values = [self.e.at(x, self.rows.place(position, self.column)) for x in self.op.inputs]
+            values = [self.e.at(x, self.rows.element_index(position, self.column)) for x in self.op.inputs]
             self._store_elements(self.own, (self.t, u), values)
 
         def combine_with_previous(u: Dim, position: Dim) -> None:
@@ -309,7 +309,7 @@ class _ColumnScan(_BlockScan):
                 self._load_elements(self.before, self.t), self._load_elements(self.own, self.t, u)
             )
             pairs = zip(self.op.results, values, strict=True)
-            at = self.rows.place(position, self.column)
+            at = self.rows.element_index(position, self.column)
             self.e.block += [Store(out, at, x) for v, x in pairs if (out := self.b.output_buffer_of(v)) is not None]
 
         return [For(name, 0, self.busy, tuple(inner)), *self._loop_over_thread_elements(0, write_element)]

@@ -57,7 +57,7 @@ class RowReductions:
         grid, body = grid_loop(
             outer, None, lambda block, syms, begin, end: self._emit_rows_of_item(block, outer, tail, syms)
         )
-        return b.kernel(grid, body, b.cost())
+        return b.kernel(grid, body, b.scalar_operations())
 
     def _emit_rows_of_item(
         self, block: list[Stmt], outer: list[NestAxis], tail: list[NestAxis], syms: list[Dim]
@@ -87,7 +87,7 @@ class RowReductions:
         for loop in self.stages.loops:
             accs = self._allocate_accumulators(loop.ops, block)
             self.keep = [v for v in self.scratch if v in loop.cone and v not in kept]
-            self._compute_row_scalars(block, at, self.stages.numbers_before(loop, kept))
+            self._compute_row_scalars(block, at, self.stages.row_scalars_before(loop, kept))
             kept.update(self.keep)
             self._loop_over_row(block, at, loop, accs)
             anchor_results(self.e, accs)
@@ -98,7 +98,7 @@ class RowReductions:
         """Continue in ``block``, with the scalars of the row that are computed already."""
         self.e.enter(block)
         for v, (index, scalar) in self.known.items():
-            self.e.keep(v, index, scalar)
+            self.e.cache_element(v, index, scalar)
 
     def _compute_row_scalars(self, block: list[Stmt], at: Index, values: Sequence[Value]) -> None:
         """Emit, before a loop, the computation of ``values`` that are constant in it."""
@@ -108,7 +108,7 @@ class RowReductions:
             scalar = self.e.at(v, index)
             if isinstance(scalar, Apply | Var):
                 self.known[v] = index, self.e.bind(scalar) if isinstance(scalar, Apply) else scalar
-                self.e.keep(v, *self.known[v])
+                self.e.cache_element(v, *self.known[v])
 
     def _allocate_accumulators(self, ops: Sequence[Op], block: list[Stmt]) -> Accumulators:
         """Emit the allocation and the initial values of private accumulators for ``ops``; return the buffers."""

@@ -56,7 +56,7 @@ def _scatter_window(b: RegionBuilder, e: Elements, op: Op, at: Index, spanned: l
         tests += test_index(read[d], 0, "ge") + test_index(read[d], shape[d], "lt")
     inside = e.new_block()
     value = e.bind(e.at(x, tuple(read)))
-    (keep,) = e.region(op.regions[0], (e.bind(Load(best, ())), value))
+    (keep,) = e.inline_region(op.regions[0], (e.bind(Load(best, ())), value))
     better = Apply("not", (Apply("and", (Load(found, ()), keep), "i1"),), "i1")
     select: list[Stmt] = [Store(best, (), value), Store(found, (), Const(True, "i1"))]
     select += [Store(chosen[d], (), IndexScalar(read[d])) for d in spanned]
@@ -71,6 +71,6 @@ def _scatter_window(b: RegionBuilder, e: Elements, op: Op, at: Index, spanned: l
     for d in spanned:
         place[d] = sym(e.bind(Load(chosen[d], ()), "n").name, 0, shape[d])
     old = e.bind(Load(b.outputs[0], tuple(place)))
-    (new,) = e.region(op.regions[1], (old, e.bind(e.at(source, at))))
+    (new,) = e.inline_region(op.regions[1], (old, e.bind(e.at(source, at))))
     combined.append(Store(b.outputs[0], tuple(place), new))
     block.append(If(Load(found, ()), tuple(combined)))

@@ -154,7 +154,7 @@ def _merge_pass(
     last = IndexScalar(n - 1)
     read = [sym(e.bind(Apply("min", (at, last), "i64"), "n").name, 0, n) for at in (i, j)]
     x, y = ([e.bind(Load(buffer, where(at))) for buffer, where in runs[0]] for at in read)
-    (less,) = e.region(op.regions[0], tuple(s for pair in zip(y, x, strict=True) for s in pair))
+    (less,) = e.inline_region(op.regions[0], tuple(s for pair in zip(y, x, strict=True) for s in pair))
     spent = Apply("ge", (i, IndexScalar(middle)), "i1")
     more = Apply("lt", (j, IndexScalar(end)), "i1")
     take = e.bind(Apply("and", (more, Apply("or", (spent, less), "i1")), "i1"))

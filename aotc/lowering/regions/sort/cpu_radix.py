@@ -103,7 +103,7 @@ def _sort_key_word(e: Elements, op: Op, key: SortKey) -> SortKeyWord:
     region = replace(op.regions[0], results=(key.value,))
 
     def region_value(values: Sequence[Scalar]) -> Scalar:
-        (x,) = e.region(region, tuple(v for x in values for v in (x, x)))
+        (x,) = e.inline_region(region, tuple(v for x in values for v in (x, x)))
         return x
 
     dtype = key.value.type.dtype

@@ -103,7 +103,7 @@ class _SortedRuns:
                 continue
             x, y = next(values)
             pairs += [Apply("select", (first, y, x), x.dtype), Apply("select", (first, x, y), x.dtype)]
-        (less,) = e.region(self.op.regions[0], tuple(e.bind(p) if isinstance(p, Apply) else p for p in pairs))
+        (less,) = e.inline_region(self.op.regions[0], tuple(e.bind(p) if isinstance(p, Apply) else p for p in pairs))
         before = e.bind(Apply("eq", (less, first), "i1"))
         up = (Store(low, (), Apply("add", (middle, i64_literal(1)), "i64")),)
         body.append(If(before, up, (Store(high, (), middle),)))
@@ -115,7 +115,7 @@ class _SortedRuns:
         """Bind the comparison of the elements ``one`` with the elements ``two``, each by operand number."""
         nothing = Const(0, "i32")  # operand that the comparator does not read
         pairs = [x for n in range(len(self.op.results)) for x in (one.get(n, nothing), two.get(n, nothing))]
-        (less,) = self.e.region(self.op.regions[0], tuple(pairs))
+        (less,) = self.e.inline_region(self.op.regions[0], tuple(pairs))
         return self.e.bind(less)
 
     def append_merge(

@@ -96,7 +96,7 @@ class _CountingSort:
     def _compare_elements(self, one: Mapping[int, Scalar], two: Mapping[int, Scalar]) -> Scalar:
         nothing = Const(0, "i32")  # operand that the comparator does not read
         pairs = [x for n in self.operands for x in (one.get(n, nothing), two.get(n, nothing))]
-        (less,) = self.e.region(self.op.regions[0], tuple(pairs))
+        (less,) = self.e.inline_region(self.op.regions[0], tuple(pairs))
         return self.e.bind(less)
 
     def _precedes_from_left(self, own: Mapping[int, Scalar], others: Mapping[int, Scalar]) -> Scalar:

@@ -89,7 +89,7 @@ class _RadixDigits:
         """Return the radix digit of the element with ``values``."""
         region, attrs = self.op.regions[0], self.op.attrs
         nothing = Const(0, "i32")  # operand that the key does not depend on
-        (x,) = self.e.region(region, tuple(values.get(k, nothing) for k in range(len(region.params))))
+        (x,) = self.e.inline_region(region, tuple(values.get(k, nothing) for k in range(len(region.params))))
         key: Scalar = unsigned_key(self.e, self.e.bind(x), attrs["ascending"])
         if attrs["shift"]:
             key = Apply("shr_logic", (key, Const(attrs["shift"], key.dtype)), key.dtype)
