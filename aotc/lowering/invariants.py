@@ -159,8 +159,8 @@ def _missing_specialized_copies(module: Module, name: str, copies: list[Function
         yield Finding(f"@{copies[0].name} is a copy of @{name}, which does not exist", copies[0].loc)
     dims: list[Mapping[str, int]] = [f.attrs["dims"] for f in copies]
     sizes = {key: sorted({d[key] for d in dims if key in d}) for one in dims for key in one}
-    wanted = [dict(zip(sizes, combination)) for combination in product(*sizes.values())]
-    for one in wanted:
+    combinations = [dict(zip(sizes, combination)) for combination in product(*sizes.values())]
+    for one in combinations:
         if dims.count(one) != 1:
             shown = ", ".join(f"{key}={size}" for key, size in one.items())
             yield Finding(f"@{name} has {dims.count(one)} copies for {shown}, expected 1", copies[0].loc)

@@ -188,11 +188,11 @@ class _AttentionMatcher:
         exp = self._op_of_read(above)
         if exp is None or exp.name != "exp" or self._operand_of_reduction(below, "add", 0.0) != above:
             return None
-        apart = self._read_of_operand(exp, 0, above)
-        minus = self._op_of_read(apart)
+        shifted = self._read_of_operand(exp, 0, above)
+        minus = self._op_of_read(shifted)
         if minus is None or minus.name != "sub":
             return None
-        scores, top = (self._read_of_operand(minus, n, apart) for n in (0, 1))
+        scores, top = (self._read_of_operand(minus, n, shifted) for n in (0, 1))
         return scores if self._operand_of_maximum(top) == scores else None
 
     def _operand_times_one(self, op: Op, read: ElementRead) -> ElementRead | None:
@@ -349,8 +349,8 @@ class _AttentionMatcher:
             inner = None
             if op.name == "convert" and is_widening_conversion(op):
                 inner = op.operands[0]
-            elif scaled and (way := self._scale_of_op(op)) is not None:
-                n, number = way
+            elif scaled and (scale := self._scale_of_op(op)) is not None:
+                n, number = scale
                 inner = op.operands[n]
                 found.scale *= number if op.name == "mul" else 1 / number
             if inner is None:

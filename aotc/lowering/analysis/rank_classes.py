@@ -95,9 +95,9 @@ class _RankClassAnalysis:
             for params in (condition.params, body.params):
                 self.classes.update(zip(params, carried, strict=True))
             self.analyse_region(condition, around)
-            turns = _rank_classes_of_columns([around, self.classes_of_values(condition.results)])
-            self.analyse_region(condition, turns)  # it runs again after each iteration
-            self.analyse_region(body, turns)
+            iteration = _rank_classes_of_columns([around, self.classes_of_values(condition.results)])
+            self.analyse_region(condition, iteration)  # it runs again after each iteration
+            self.analyse_region(body, iteration)
             after = [
                 _rank_classes_of_columns([c, self.classes_of_values([v])])
                 for c, v in zip(carried, body.results, strict=True)
@@ -105,7 +105,9 @@ class _RankClassAnalysis:
             if all(map(_are_equal_classes, after, carried)):
                 break
             carried = after
-        self.classes.update((v, _rank_classes_of_columns([c, turns])) for v, c in zip(op.results, carried, strict=True))
+        self.classes.update(
+            (v, _rank_classes_of_columns([c, iteration])) for v, c in zip(op.results, carried, strict=True)
+        )
 
     def _classes_of_branch(self, op: Op, around: Classes) -> None:
         """Find the classes of a branch's results: by the branch taken and by the values it returns."""

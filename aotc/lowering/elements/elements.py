@@ -240,14 +240,14 @@ def _bitcast_element(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]
     if target.dtype == "c128":
         halves, depths = zip(*(self._emit_or_reuse_element(op.operands[0], (*index, k)) for k in range(2)))
         return Apply("complex", tuple(map(_f64_from_complex_bits, halves)), "c128"), max(depths) + 6
-    bits, wanted = DTYPES[source.dtype].bits, DTYPES[target.dtype].bits
-    if bits > wanted:
+    bits, target_bits = DTYPES[source.dtype].bits, DTYPES[target.dtype].bits
+    if bits > target_bits:
         x, depth = self._emit_or_reuse_element(op.operands[0], index[:-1])
         word = _reinterpret_bits(x, f"u{bits}")
-        shifted = Apply("shr_logic", (word, _index_as_integer_scalar(index[-1] * wanted, word.dtype)), word.dtype)
-        return _low_bits_of_word(shifted, wanted, target.dtype), depth + 4
-    parts, depths = zip(*(self._emit_or_reuse_element(op.operands[0], (*index, k)) for k in range(wanted // bits)))
-    return _reinterpret_bits(_word_of_parts(parts, bits, wanted), target.dtype), max(depths) + 4
+        shifted = Apply("shr_logic", (word, _index_as_integer_scalar(index[-1] * target_bits, word.dtype)), word.dtype)
+        return _low_bits_of_word(shifted, target_bits, target.dtype), depth + 4
+    parts, depths = zip(*(self._emit_or_reuse_element(op.operands[0], (*index, k)) for k in range(target_bits // bits)))
+    return _reinterpret_bits(_word_of_parts(parts, bits, target_bits), target.dtype), max(depths) + 4
 
 
 def _complex_from_f64_bits(x: Scalar) -> Scalar:

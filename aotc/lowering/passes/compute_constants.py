@@ -47,9 +47,9 @@ def _with_computed_constants(function: Function) -> Function:
     for op in walk(function.body):
         for v in op.operands:
             readers.setdefault(v, []).append(op)
-    wanted = {op.result for op in large if _is_read_in_place(op.result, readers)}
+    computed = {op.result for op in large if _is_read_in_place(op.result, readers)}
     return rewrite_function(
-        function, lambda op, b: _compute_constant_rule(op, b) if op.result in wanted else None, ("constant",)
+        function, lambda op, b: _compute_constant_rule(op, b) if op.result in computed else None, ("constant",)
     )
 
 

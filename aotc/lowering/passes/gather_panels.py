@@ -47,7 +47,7 @@ def gather_panels(module: Module, options: Options) -> Module:
     """
     tables = arrays_only_read_by_rows(module)
     packed = _constant_panels_of(module) if tables else []
-    bound = {v: way for f in module.functions.values() for v, way in _bound_tables(f).items()}
+    bound = {v: packing for f in module.functions.values() for v, packing in _bound_tables(f).items()}
     if not packed and not bound:
         return module
     home, _ = op_targets(module, options)
@@ -88,9 +88,9 @@ class _PackedMatmulPanels:
         rows, depth = table.shape
         if self.stored.dtype != table.dtype or self.n != rows or steps != -(-depth // self.group):
             return False
-        apart = self.stored.reshape(count, steps, self.cols, self.group)
+        panels = self.stored.reshape(count, steps, self.cols, self.group)
         bits = f"u{table.dtype.itemsize}"
-        for first, panel in zip(range(0, rows, self.cols), apart):
+        for first, panel in zip(range(0, rows, self.cols), panels):
             own = table[first : first + self.cols]
             columns = panel.transpose(1, 0, 2).reshape(self.cols, -1)[: len(own), :depth]
             if not np.array_equal(columns.view(bits), own.view(bits)):
@@ -143,7 +143,7 @@ def _bound_tables(function: Function) -> dict[Value, _TablePacking]:
         panels = op.operands[1] if op.name == "packed_matmul" else None
         if panels is not None and panels in known and panels.type.rank == 3:
             found.update(_table_packing_of(op, definitions))
-    return {v: way for v, way in found.items() if v in known and v not in read}
+    return {v: packing for v, packing in found.items() if v in known and v not in read}
 
 
 def _table_packing_of(product: Op, definitions: Mapping[Value, Op]) -> dict[Value, _TablePacking]:

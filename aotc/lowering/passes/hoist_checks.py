@@ -130,15 +130,15 @@ class _CheckHoister:
         """
         if len(op.regions) != 2:
             return []
-        way = next((n for n, r in enumerate(op.regions) if not r.ops), None)
-        if way is None or not any(inner.name == "fail" for inner in op.regions[1 - way].ops):
+        passing = next((n for n, r in enumerate(op.regions) if not r.ops), None)
+        if passing is None or not any(inner.name == "fail" for inner in op.regions[1 - passing].ops):
             return []
-        builder, checks = self.rebuild_nested_region(op.regions[1 - way])
+        builder, checks = self.rebuild_nested_region(op.regions[1 - passing])
         for made in builder.ops:
             b.append(made)
         zero = b.constant(0, op.operands[0].type)
-        chosen = b.make("ne" if way else "eq", [op.operands[0], zero])
-        for v, kept in zip(op.results, op.regions[way].results):
+        chosen = b.make("ne" if passing else "eq", [op.operands[0], zero])
+        for v, kept in zip(op.results, op.regions[passing].results):
             b.append(Op("reshape", (kept,), (v,), {}, (), op.loc))
         return [replace(check, holds=b.make("or", [chosen, check.holds])) for check in checks]
 

@@ -57,8 +57,8 @@ def _dim_parts_to_leading(x: Value, dim: int, parts: int, b: Builder) -> Value:
     shape, rank = x.type.shape, x.type.rank
     if not dim:
         return x
-    apart = b.reshape(x, (*shape[:dim], parts, shape[dim] // parts, *shape[dim + 1 :]))
-    first = b.transpose(apart, (dim, *(d for d in range(rank + 1) if d != dim)))
+    split = b.reshape(x, (*shape[:dim], parts, shape[dim] // parts, *shape[dim + 1 :]))
+    first = b.transpose(split, (dim, *(d for d in range(rank + 1) if d != dim)))
     return b.reshape(first, (parts * shape[0], *shape[1:dim], shape[dim] // parts, *shape[dim + 1 :]))
 
 
@@ -67,6 +67,6 @@ def _leading_parts_to_dim(x: Value, dim: int, parts: int, b: Builder) -> Value:
     if not dim:
         return x
     shape = (x.type.shape[0] // parts, *x.type.shape[1:])
-    apart = b.reshape(x, (parts, *shape))
-    inside = b.transpose(apart, (*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)))
+    split = b.reshape(x, (parts, *shape))
+    inside = b.transpose(split, (*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)))
     return b.reshape(inside, (*shape[:dim], parts * shape[dim], *shape[dim + 1 :]))

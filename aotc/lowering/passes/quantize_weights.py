@@ -53,11 +53,11 @@ _FLOATS = frozenset({"f32", "bf16", "f16"})
 
 def quantize_weights(module: Module, options: Options) -> Module:
     """Return ``module`` with large constant operands of ``matmul`` quantized to the bits of the options."""
-    way = quantization(options)
-    if way is None:
+    bits_and_terms = quantization(options)
+    if bits_and_terms is None:
         return module
     home, _ = op_targets(module, options)
-    quantizer = _WeightQuantizer(*way, home, widest_product_rows(module))
+    quantizer = _WeightQuantizer(*bits_and_terms, home, widest_product_rows(module))
     module = rewrite_module(module, quantizer.rule)
     quantizer.tables = arrays_only_read_by_rows(module) if quantizer.panels else ()
     return rewrite_module(module, quantizer.gathered_table_rows, ("gather",)) if quantizer.tables else module

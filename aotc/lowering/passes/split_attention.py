@@ -141,9 +141,9 @@ def _weighted_average_of_parts(own: Value, top: Value, total: Value, axis: int, 
     def zero_where(test: Value, x: Value) -> Value:
         return b.make("select", (test, b.constant(0, x.type), x))
 
-    apart = b.make("sub", (top, broadcast_to(reduce_parts(top, "max", -float("inf")), kept, shape)))
+    difference = b.make("sub", (top, broadcast_to(reduce_parts(top, "max", -float("inf")), kept, shape)))
     nothing = b.make("eq", (total, b.constant(0, total.type)))  # a part of -inf alone: its own result is NaN
-    weight = zero_where(nothing, b.make("mul", (b.make("exp", (apart,)), total)))
+    weight = zero_where(nothing, b.make("mul", (b.make("exp", (difference,)), total)))
     dims = range(len(shape))
     each = b.make("mul", (own, broadcast_to(weight, dims, own.type.shape)))
     each = zero_where(broadcast_to(nothing, dims, own.type.shape), each)

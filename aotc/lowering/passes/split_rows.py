@@ -97,12 +97,12 @@ class _RowRewriter:
             type_ = TensorType(step.result.type.dtype, x.type.shape)
             x = b.make(step.name, (x,) * len(step.operands), step.attrs, type_)
         own = _reduction_of_parts(op, x, b)
-        apart = self._centre_difference_of_parts(own, centre, whole, b)
+        difference = self._centre_difference_of_parts(own, centre, whole, b)
         if row.is_softmax:
-            own = _rescaled_sums(own, b.make("exp", (apart,)), b)
+            own = _rescaled_sums(own, b.make("exp", (difference,)), b)
         else:
             part = b.constant(self._parts[row.first.result], own.type)
-            own = b.make("add", (own, b.make("mul", (part, b.make("mul", (apart, apart))))))
+            own = b.make("add", (own, b.make("mul", (part, b.make("mul", (difference, difference))))))
         total = b.reduce(own, op.operands[1], (own.type.rank - 1,), copy_region(op.regions[0], b.names))
         return [_nan_for_infinite_rows(total, whole, b) if row.is_softmax else total]
 

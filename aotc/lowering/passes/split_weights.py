@@ -168,16 +168,16 @@ def _prepare_function(
     for c in cut:
         mapped = dict(zip(weights_of(c.function), params, strict=True))
         ops += _ops_with_mapped_values(c.needed(), mapped)
-    wanted = [v for c in cut for v in c.prepared]
-    if not wanted:
+    prepared = [v for c in cut for v in c.prepared]
+    if not prepared:
         return None
     name = f"{original}_prepare"
     while name in taken:
         name += "_"
-    region = Region(params, tuple(ops), tuple(wanted))
+    region = Region(params, tuple(ops), tuple(prepared))
     whole = cse(Module({name: Function(name, region, True)}), options).functions[name]
     distinct = list(dict.fromkeys(whole.body.results))
-    places = {v: distinct.index(r) for v, r in zip(wanted, whole.body.results, strict=True)}
+    places = {v: distinct.index(r) for v, r in zip(prepared, whole.body.results, strict=True)}
     names = general.attrs.get("arg_names") or [v.name for v in general.body.params]
     roots = [_numbers_of_source_weights(c, v) for c in cut for v in c.prepared]
     attrs = {

@@ -205,8 +205,8 @@ def _scan_part_count(op: Op, scan: Scan, kind: str) -> int:
         if plan_column_scan(op, scan) is not None:
             return 1
         blocks, least = (GPU_SCAN_BLOCKS, GPU_SCAN_PART) if tail == 1 else (GPU_SCAN_COLUMNS, GPU_SCAN_COLUMN_PART)
-        wanted = min(n // least.value, -(-blocks.value // (lead * tail)))
-        fewest, most = -(-wanted // 2), wanted
+        parts = min(n // least.value, -(-blocks.value // (lead * tail)))
+        fewest, most = -(-parts // 2), parts
     else:
         long = not LONG_SCAN.holds(n) and FEW_SCANS.holds(lead * -(-tail // SCAN_LANES.value))
         fewest, most = (FEWEST_SCAN_PARTS.value, SCAN_PARTS.value) if long else (1, 1)

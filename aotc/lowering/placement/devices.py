@@ -275,8 +275,8 @@ class _DevicePropagation:
                     moved[d] += size_in_bytes(v) if d != home else 0
         if not held:
             return
-        asked = {home for v, home in homes.items() if v in self.moved}
-        best = max(held, key=lambda device: (held[device], device in asked))  # of equal ones the first
+        transfer_targets = {home for v, home in homes.items() if v in self.moved}
+        best = max(held, key=lambda device: (held[device], device in transfer_targets))  # of equal ones the first
         reason = "its operands are there"
         if len(held) > 1:
             others = ", ".join(f"{size_text(moved[d])} to {d}" for d in held if d != best)

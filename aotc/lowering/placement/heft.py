@@ -60,8 +60,8 @@ class _HeftScheduler:
 
     def __post_init__(self) -> None:
         self.constants = constants_in(self.function.body)
-        said = self.function.attrs.get("affinity", {}).get("arguments") or [""] * len(self.function.body.params)
-        self.homes = {v: device for v, device in zip(self.function.body.params, said, strict=True) if device}
+        affinities = self.function.attrs.get("affinity", {}).get("arguments") or [""] * len(self.function.body.params)
+        self.homes = {v: device for v, device in zip(self.function.body.params, affinities, strict=True) if device}
         roots: dict[Value, frozenset[Op | Value]] = {v: frozenset([v]) for v in self.homes}
         for op in self.function.body.ops:
             used = dict.fromkeys((*op.operands, *(v for r in op.regions for v in captured_values(r))))

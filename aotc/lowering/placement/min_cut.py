@@ -87,15 +87,15 @@ class MinCut:
     def _add_blocking_flow(self, levels: list[int]) -> None:
         """Add a blocking flow: saturate an edge on every shortest path to the second terminal."""
         tried = [0] * len(self._edges)
-        way: list[int] = []
+        path: list[int] = []
         at = FIRST
         while True:
             if at == SECOND:
-                room = min(self._left[edge] for edge in way)
-                for edge in way:
+                room = min(self._left[edge] for edge in path)
+                for edge in path:
                     self._left[edge] -= room
                     self._left[edge ^ 1] += room
-                way, at = [], FIRST
+                path, at = [], FIRST
                 continue
             edges = self._edges[at]
             while tried[at] < len(edges):
@@ -104,10 +104,10 @@ class MinCut:
                     break
                 tried[at] += 1
             else:
-                if not way:
+                if not path:
                     return
-                at = self._to[way.pop() ^ 1]
+                at = self._to[path.pop() ^ 1]
                 tried[at] += 1
                 continue
-            way.append(edge)
+            path.append(edge)
             at = self._to[edge]

@@ -106,9 +106,9 @@ def _columns_per_item(
         return min(most, UNKNOWN_COLUMNS.value)
     if most == REDUCED_COLUMNS.value:
         return min(extent, most)
-    wanted = COLUMN_ITEMS.value if isinstance(others, Expr) else -(-COLUMN_ITEMS.value // max(others, 1))
+    items = COLUMN_ITEMS.value if isinstance(others, Expr) else -(-COLUMN_ITEMS.value // max(others, 1))
     if isinstance(elements, int) and isinstance(others, int):
-        wanted = min(wanted, elements // max(others, 1) // COLUMN_ITEM_ELEMENTS.value)
-    chunks = max(-(-extent // most), min(wanted, extent // REDUCED_COLUMNS.value), 1)
+        items = min(items, elements // max(others, 1) // COLUMN_ITEM_ELEMENTS.value)
+    chunks = max(-(-extent // most), min(items, extent // REDUCED_COLUMNS.value), 1)
     step = REDUCED_COLUMNS.value // 2
     return min(extent, -(-extent // chunks // step) * step)

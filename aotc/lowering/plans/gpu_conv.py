@@ -109,9 +109,9 @@ def _is_copied_by_tma(window: Window, shape: tuple[Dim, ...], size: int, by_term
         return False
     if not window.merged:
         return _fits_tensor_map(window, shape)
-    lies = (window.low[-1], window.high[-1], window.gaps[-1]) == (0, 0, 1) and width >= step
+    is_contiguous = (window.low[-1], window.high[-1], window.gaps[-1]) == (0, 0, 1) and width >= step
     flat = replace(window, taps=window.copied[0], strides=(*window.strides[:-1], 1), merged=False)
-    return lies and _fits_tensor_map(flat, (*shape[:-1], window.pixels[-1]))
+    return is_contiguous and _fits_tensor_map(flat, (*shape[:-1], window.pixels[-1]))
 
 
 def _fits_tensor_map(window: Window, shape: tuple[Dim, ...]) -> bool:

@@ -178,11 +178,11 @@ def _plan_transposing_tiles(b: RegionBuilder, merged: list[NestAxis], emit: Emit
     columns = next((k for (_, _, write), k in touched.items() if write and k is not None), None)
     if columns is None:
         return None
-    apart = transposed_accesses(touched, merged, columns)
-    rows = next(iter(apart.values()), None)
+    strided = transposed_accesses(touched, merged, columns)
+    rows = next(iter(strided.values()), None)
     if rows is None or any(TURNED_EXTENT.holds(merged[k].extent) for k in (rows, columns)):
         return None
-    sizes = [size_of(buffer.dtype) for (buffer, _, _), k in apart.items() if k == rows]
+    sizes = [size_of(buffer.dtype) for (buffer, _, _), k in strided.items() if k == rows]
     row_edge, column_edge = (_tile_edge(merged[k].extent, max(sizes)) for k in (rows, columns))
     tile = column_edge * (row_edge + PADDED_ELEMENTS)
     if sum(shared_array_bytes(tile * size) for size in sizes) > b.target.shared:

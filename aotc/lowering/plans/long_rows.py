@@ -97,10 +97,10 @@ def _long_row_split(row: LongRow, target: Target) -> RowForm | None:
     if not row.is_softmax or not row.read_again:
         return RowForm(row, part, f"{needed}: read in parts of {part:,}")
     again, kept = _exp_recompute_nanoseconds(row, target), _exp_store_nanoseconds(row, target)
-    told = f"exp again takes {again:.3f} ns, to write and read it {kept:.3f}"
+    costs = f"exp again takes {again:.3f} ns, to write and read it {kept:.3f}"
     if again > kept:
-        return RowForm(row, 0, f"{needed}, but {told}")
-    return RowForm(row, part, f"{needed}: read in parts of {part:,}; {told}")
+        return RowForm(row, 0, f"{needed}, but {costs}")
+    return RowForm(row, part, f"{needed}: read in parts of {part:,}; {costs}")
 
 
 def _max_unsplit_row(target: Target) -> int:

@@ -48,11 +48,11 @@ def critical_paths(
 
     ``lags`` has nanoseconds between the starts of two commands if the second waits only for a part of the first.
     """
-    ways = list(nanoseconds)
+    lengths = list(nanoseconds)
     for n in reversed(range(len(before))):
         for p in before[n]:
-            ways[p] = max(ways[p], (lags or {}).get((p, n), nanoseconds[p]) + ways[n])
-    return ways
+            lengths[p] = max(lengths[p], (lags or {}).get((p, n), nanoseconds[p]) + lengths[n])
+    return lengths
 
 
 def _critical_path_first(before: Sequence[Sequence[int]], nanoseconds: Sequence[float]) -> list[int]:

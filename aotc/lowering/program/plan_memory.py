@@ -128,9 +128,9 @@ def _place_static(
         waits_for = None if waiting is None else waiting[number, others]
         if waits_for is not None and waits_for.any():
             for kind in (COMMAND, CONTROL):
-                apart = _lowest_arena_gap(begins, ends, overlapping | (waits_for >= kind), size)
-                if fits(apart + size, kind):
-                    s.offset = apart
+                separate_offset = _lowest_arena_gap(begins, ends, overlapping | (waits_for >= kind), size)
+                if fits(separate_offset + size, kind):
+                    s.offset = separate_offset
                     break
         at = int(np.searchsorted(begins, s.offset, "right"))
         placed[:, at + 1 : count + 1] = placed[:, at:count]

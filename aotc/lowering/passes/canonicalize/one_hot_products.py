@@ -185,12 +185,12 @@ def _one_hot_selection(op: Op, ones: _OneHotPositions, side: int, b: Builder) ->
     left = [d for d in ones.digits if d not in summed]
     sizes = [part.type.shape[d] for d in left]
     numbers = b.reshape(b.make("iota", (), {"dim": 0}, TensorType("i32", (product(sizes),))), sizes)
-    wanted = b.broadcast(numbers, [ones.digits.index(d) for d in left], digits)
-    wanted = _dims_merged_to_rows(wanted, 0, ones, static(part.type.shape[ones.row]), -1, b)
+    one_positions = b.broadcast(numbers, [ones.digits.index(d) for d in left], digits)
+    one_positions = _dims_merged_to_rows(one_positions, 0, ones, static(part.type.shape[ones.row]), -1, b)
     is_one = b.make(
         "eq",
         (
-            _broadcast_at_places(wanted, [at[ones.row]], shape, b),
+            _broadcast_at_places(one_positions, [at[ones.row]], shape, b),
             _broadcast_at_places(numbers, [at[d] for d in left], shape, b),
         ),
     )

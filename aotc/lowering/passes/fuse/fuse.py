@@ -221,8 +221,8 @@ class _FusionGrouper:
         if op in self.views.slices:
             return False
         if op.name in FREE:
-            wanted = op.result in self.needed or self.level == 0
-            return wanted or (
+            is_stored = op.result in self.needed or self.level == 0
+            return is_stored or (
                 op.name == "transpose"
                 and op not in self.views.moves
                 and _moves_last_dim(op)

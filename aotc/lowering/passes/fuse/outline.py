@@ -194,12 +194,12 @@ def _overwritten_params_first(
     if not places:
         return inputs, inputs, ops
     old = _overwritten_operands_of(update)
-    apart = [Value(f"{v.name}_old{n}" if n else f"{v.name}_old", v.type) for n, v in enumerate(old)]
-    renamed = dict(zip(places, apart, strict=True))
+    renamed_params = [Value(f"{v.name}_old{n}" if n else f"{v.name}_old", v.type) for n, v in enumerate(old)]
+    renamed = dict(zip(places, renamed_params, strict=True))
     changed = replace(update, operands=tuple(renamed.get(n, v) for n, v in enumerate(update.operands)))
     read = {v for op in ops for v in (changed if op is update else op).operands}
     rest = [v for v in inputs if v not in old or v in read]
-    return [*old, *rest], [*apart, *rest], [changed if op is update else op for op in ops]
+    return [*old, *rest], [*renamed_params, *rest], [changed if op is update else op for op in ops]
 
 
 def _overwritten_operands_of(update: Op) -> list[Value]:

@@ -381,8 +381,8 @@ def _pad_channels_of_groups(x: Value, groups: int, missing: Dim, b: Builder) -> 
         return b.pad(x, high={x.type.rank - 1: missing})
     *lead, channels = x.type.shape
     each = channels // groups
-    apart = b.pad(b.reshape(x, (*lead, groups, each)), high={len(lead) + 1: missing})
-    return b.reshape(apart, (*lead, groups * (each + missing)))
+    padded = b.pad(b.reshape(x, (*lead, groups, each)), high={len(lead) + 1: missing})
+    return b.reshape(padded, (*lead, groups * (each + missing)))
 
 
 def _pack_grouped_conv_weights(rhs: Value, groups: int, cols: int, group: int, b: Builder) -> Value:
@@ -390,8 +390,8 @@ def _pack_grouped_conv_weights(rhs: Value, groups: int, cols: int, group: int, b
     if groups == 1:
         return pack_panels(rhs, cols, group, False, b)
     k, n = rhs.type.shape
-    apart = b.transpose(b.reshape(rhs, (k, groups, n // groups)), (1, 0, 2))
-    panels = pack_panels(apart, cols, group, False, b)
+    grouped = b.transpose(b.reshape(rhs, (k, groups, n // groups)), (1, 0, 2))
+    panels = pack_panels(grouped, cols, group, False, b)
     _, count, steps, wide = panels.type.shape
     return b.reshape(panels, (groups * count, steps, wide))
 

@@ -56,7 +56,7 @@ def _matmul_row_count(op: Op) -> Dim:
 
 def _matrix_identity_key(v: Value, function: Function, definitions: Mapping[Value, Op], arrays: dict[int, Any]) -> Any:
     """Return a key shared by equal matrices: the array or weight, and the ops applied to it; None if unknown."""
-    way: list[tuple[Any, ...]] = []
+    moves: list[tuple[Any, ...]] = []
     weights = weights_of(function)
     while v not in weights:
         op = definitions.get(v)
@@ -64,13 +64,13 @@ def _matrix_identity_key(v: Value, function: Function, definitions: Mapping[Valu
             value = op.attrs["value"]
             if id(value) not in arrays:
                 arrays[id(value)] = value.shape, value.dtype.str, _array_sample_bytes(value)
-            return arrays[id(value)], tuple(way)
+            return arrays[id(value)], tuple(moves)
         if op is None or not (op.name in MOVES or op.name == "convert") or len(op.operands) > 1:
             return None
-        way.append((op.name, op.result.type, repr(op.attrs)))
+        moves.append((op.name, op.result.type, repr(op.attrs)))
         v = op.operands[0]
     names = function.attrs.get("arg_names") or [p.name for p in function.body.params]
-    return names[function.body.params.index(v)], tuple(way)
+    return names[function.body.params.index(v)], tuple(moves)
 
 
 # Elements sampled to tell a constant matrix from others of its shape. Matrices with equal samples are packed with the

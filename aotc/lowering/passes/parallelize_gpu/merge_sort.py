@@ -96,10 +96,10 @@ MERGE_WAYS_UNKNOWN = BlockSize(
 def _merge_sorted_runs(arrays: Sequence[Value], region: Region, width: int, b: Builder) -> Sequence[Value]:
     """Return ``arrays`` sorted along their last dim by merging runs, starting with runs of ``width``."""
     n = arrays[0].type.shape[-1]
-    most, ways = (n, 2) if isinstance(n, int) else (LONGEST_ROW, MERGE_WAYS_UNKNOWN.value)
+    most, fan_in = (n, 2) if isinstance(n, int) else (LONGEST_ROW, MERGE_WAYS_UNKNOWN.value)
     found = _append_sort_runs(arrays, region, b, width, 1)
     while width < most:
-        found, width = _append_sort_runs(found, region, b, width * ways, width), width * ways
+        found, width = _append_sort_runs(found, region, b, width * fan_in, width), width * fan_in
     return found
 
 

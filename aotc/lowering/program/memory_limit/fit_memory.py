@@ -69,10 +69,10 @@ def fit_memory(
     gpus = {n for n, space in enumerate(memories.spaces) if "devices" in function.attrs and space.target.kind != "cpu"}
     evict = partial(evict_at_peak, functions=functions, kernels=kernels, finder=memories.space_finder, costs=costs)
     for count in range(RELIEVED):
-        ways = (
+        evictions = (
             evict(now.function, space=n, spills=n in gpus, suffix=str(count)) for n in now.memories_over_limit(limit)
         )
-        made = next(filter(None, ways), None)
+        made = next(filter(None, evictions), None)
         if made is None:
             break
         now = _FunctionVersion(made, tried(made), memories)

@@ -81,9 +81,9 @@ class _RoundingFusion:
         return self._wide[id(x)]
 
     def _function_in_f32(self, x: Apply) -> Scalar:
-        ways = [self.rewrite_in_f32 if SCALARS[x.fn].smooth else self._convert_to_f32, self.rewrite_scalar]
+        rewrites = [self.rewrite_in_f32 if SCALARS[x.fn].smooth else self._convert_to_f32, self.rewrite_scalar]
         fn = x.fn if self._is_expensive else APPROXIMATIONS.get(x.fn, x.fn)
-        return Apply(fn, tuple(ways[a.dtype == "i1"](a) for a in x.args), "f32")
+        return Apply(fn, tuple(rewrites[a.dtype == "i1"](a) for a in x.args), "f32")
 
     def _convert_to_f32(self, x: Scalar) -> Scalar:
         return Apply("convert", (self.rewrite_scalar(x),), "f32")

@@ -282,19 +282,23 @@ class JacobiRotations:
         if self.noise is not None:
             rotates = binary_call("and", rotates, comparison_call("gt", binary_call("min", x2, y2), self.noise))
         inner = self.e.new_block()
-        apart = bind(binary_call("sub", y2, x2))
+        difference = bind(binary_call("sub", y2, x2))
         root = bind(
             self._inverse_square_root(
-                binary_call("add", binary_call("mul", apart, apart), binary_call("mul", self.real_constant(4), g2))
+                binary_call(
+                    "add", binary_call("mul", difference, difference), binary_call("mul", self.real_constant(4), g2)
+                )
             )
         )
         half = self.real_constant(0.5)
         cosine2 = bind(
-            binary_call("add", binary_call("mul", binary_call("mul", half, Apply("abs", (apart,), c.real)), root), half)
+            binary_call(
+                "add", binary_call("mul", binary_call("mul", half, Apply("abs", (difference,), c.real)), root), half
+            )
         )
         secant = bind(self._inverse_square_root(cosine2))
         cosine, factor = bind(binary_call("mul", cosine2, secant)), bind(binary_call("mul", root, secant))
-        back = comparison_call("lt", apart, self.real_constant(0))
+        back = comparison_call("lt", difference, self.real_constant(0))
         factor = bind(Apply("select", (back, Apply("neg", (factor,), c.real), factor), c.real))
         sine = bind(self.scaled_by_real(conjugate_scalar(g), factor))
         far = binary_call("or", c.load_of_thread_scalar(self.moved), self._needs_another_sweep(g2, both, factor))

@@ -50,8 +50,8 @@ class _TransposedTiles:
         self.b, self.e, self.emit, self.plan = b, e, emit, plan
         self.merged = make_axes(b.shape, plan.axes)
         touched = contiguous_accesses(b, self.merged, emit)
-        apart = transposed_accesses(touched, self.merged, plan.columns)
-        moved = [key for key, k in apart.items() if k == plan.rows]
+        strided = transposed_accesses(touched, self.merged, plan.columns)
+        moved = [key for key, k in strided.items() if k == plan.rows]
         self.loads = [(buffer, index) for buffer, index, write in moved if not write]
         self.stores = [(buffer, index) for buffer, index, write in moved if write]
         self.rows, self.columns, self.width = plan.row_edge, plan.column_edge, plan.width

@@ -24,11 +24,13 @@ def lower_select_and_scatter(b: RegionBuilder, plan: SelectAndScatterPlan) -> Ke
     a = op.attrs
     shape, sources = x.type.shape, source.type.shape
     widths = zip(dims_of(a, "window"), a["strides"], pairs_of(a), strict=True)
-    apart = [d for d, (length, stride, padding) in enumerate(widths) if length == stride == 1 and padding == (0, 0)]
-    spanned = [d for d in range(len(shape)) if d not in apart]
-    rows = product(shape[d] for d in apart)
-    row = delinearize(grid_item(rows), [shape[d] for d in apart])
-    fixed = dict(zip(apart, row, strict=True))
+    windowless = [
+        d for d, (length, stride, padding) in enumerate(widths) if length == stride == 1 and padding == (0, 0)
+    ]
+    spanned = [d for d in range(len(shape)) if d not in windowless]
+    rows = product(shape[d] for d in windowless)
+    row = delinearize(grid_item(rows), [shape[d] for d in windowless])
+    fixed = dict(zip(windowless, row, strict=True))
     body = e.new_block()
     at = {**fixed, **{d: sym(f"c{d}", 0, shape[d]) for d in spanned}}
     filled: list[Stmt] = [Store(b.outputs[0], tuple(at[d] for d in range(len(shape))), e.at(init, ()))]
