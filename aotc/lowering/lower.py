@@ -137,8 +137,6 @@ def lower(
 # The order of the steps matters. Storage is assigned before kernels are merged, since loops become kernels with it. The
 # kernels are final (``known``) before memory and schedules are planned, which refer to kernels by number.
 def _lower_fused(module: Module, target: Target, options: Options, known: Callable[[Variant], object]) -> Variant:
-    """Run the stages after fusion: regions, memory, kernels, schedules and host programs, each under a guard."""
-
     def stage_guard(what: str) -> AbstractContextManager[None]:
         return guard(f"while {what}", options, module)
 
