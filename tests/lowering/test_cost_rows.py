@@ -134,7 +134,7 @@ def test_an_estimate_counts(name):
     before = prices(ESTIMATES[name])
     value = row.value
     try:
-        object.__setattr__(row, "value", 4 * value)
+        object.__setattr__(row, "default", 4 * value)
         assert prices(ESTIMATES[name]) != before
     finally:
-        object.__setattr__(row, "value", value)
+        object.__setattr__(row, "default", value)

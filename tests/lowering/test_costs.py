@@ -194,10 +194,10 @@ def test_each_number_of_a_machine_counts(found):
     before = times(target)
     value = row.value
     try:
-        object.__setattr__(row, "value", 4 * value)
+        object.__setattr__(row, "default", 4 * value)
         assert times(target) != before
     finally:
-        object.__setattr__(row, "value", value)
+        object.__setattr__(row, "default", value)
 
 
 # ---------------------------------------------------------------- measured times

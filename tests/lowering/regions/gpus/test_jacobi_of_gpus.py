@@ -123,7 +123,7 @@ def test_singular_vectors_of_odd_matrices(name):
 def test_columns_that_no_registers_hold(monkeypatch):
     """They are read again for each turn."""
     monkeypatch.setattr(type(JACOBI_LANE_BYTES), "__setattr__", object.__setattr__)
-    monkeypatch.setattr(JACOBI_LANE_BYTES, "value", 8)
+    monkeypatch.setattr(JACOBI_LANE_BYTES, "default", 8)
     assert not jacobi_layout(4, 70, 8, 4).in_registers
     check_singular(values(70, 4, dtype="float64"), full=False)
     check_singular(values(70, 3, dtype="complex64"), full=False)
