@@ -81,7 +81,7 @@ def reshape_index(index: Sequence[Dim], source: Sequence[Dim], target: Sequence[
 
 
 def _is_simpler_index(a: Dim, b: Dim) -> bool:
-    """Return True if ``a`` is the simpler index: a smaller number, no expression, or a shorter text."""
+    """Return True if ``a`` is simpler than ``b``: smaller, a number and not an expression, or a shorter text."""
     if isinstance(a, int) and isinstance(b, int):
         return a < b
     return isinstance(a, int) or (not isinstance(b, int) and str(a) < str(b) and len(str(a)) <= len(str(b)))

@@ -102,7 +102,7 @@ class _RankClassAnalysis:
                 _rank_classes_of_columns([c, self.classes_of_values([v])])
                 for c, v in zip(carried, body.results, strict=True)
             ]
-            if all(map(_are_equal_classes, after, carried)):
+            if all(map(_are_equal_rank_classes, after, carried)):
                 break
             carried = after
         self.classes.update(
@@ -132,7 +132,7 @@ class _RankClassAnalysis:
         self.classes.update((v, _collective_result_classes(op.name, op.attrs, read)) for v in op.results)
 
 
-def _are_equal_classes(a: Classes, b: Classes) -> bool:
+def _are_equal_rank_classes(a: Classes, b: Classes) -> bool:
     return bool(np.array_equal(_rank_classes_of_columns([a]), _rank_classes_of_columns([b])))
 
 

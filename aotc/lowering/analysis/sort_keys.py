@@ -133,13 +133,13 @@ def _are_mirrored_expressions(
             if a is not b:
                 return False
             continue
-        if one.name != two.name or a.type != b.type or one.regions or not _have_same_attributes(one, two):
+        if one.name != two.name or a.type != b.type or one.regions or not _have_equal_attributes_and_arrays(one, two):
             return False
         stack += zip(one.operands, two.operands, strict=True)
     return True
 
 
-def _have_same_attributes(one: Op, two: Op) -> bool:
+def _have_equal_attributes_and_arrays(one: Op, two: Op) -> bool:
     """Return True if two ops have the same attributes; arrays must have the same dtype, shape and bits."""
     if one.attrs.keys() != two.attrs.keys():
         return False

@@ -78,7 +78,7 @@ def axis_coefficient(e: Dim, axis: Sym) -> Dim | None:
 def mergeable_axes(
     space: Index, shape: Sequence[Dim], axes: Sequence[int], used: Sequence[Dim]
 ) -> list[tuple[int, ...]]:
-    """Return groups of neighbouring ``axes`` of ``space`` that can be one loop: in every address of ``used``."""
+    """Return the groups of neighbouring ``axes`` that can be one loop without a change of any address in ``used``."""
     groups: list[tuple[int, ...]] = []
     table = {k: [axis_coefficient(e, axis) for e in used] for k in axes if (axis := single_axis(space[k])) is not None}
     for k in axes:

@@ -167,7 +167,7 @@ SEGMENT_OPERATIONS = Limit(
 
 
 def _cut_loop(axis: NestAxis, cuts: Sequence[int], emit: Callable[[list[Stmt], Dim], None]) -> list[For]:
-    """Return the loop over ``axis``, split where its tests change.
+    """Return the loop over ``axis``, split at the indices where padding and bounds tests change their results.
 
     It is split at all ``cuts`` if the body is small (:data:`SEGMENT_OPERATIONS`), else into :data:`SEGMENTS` parts.
     """

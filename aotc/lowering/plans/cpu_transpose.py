@@ -97,7 +97,7 @@ def _transposed_block_edge(extent: Dim, line: int) -> int:
 
 
 def transposed_line_length(extent: int, line: int) -> int:
-    """Return ``line`` or half of it, whichever divides ``extent``, else 0."""
+    """Return the elements of a line to transpose at once: ``line`` or half of it, 0 if neither divides ``extent``."""
     return next((n for n in (line, line // 2) if extent % n == 0), 0)
 
 

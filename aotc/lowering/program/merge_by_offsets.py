@@ -44,7 +44,7 @@ class ReadRows:
         return self.first * _row_bytes_of_buffer(self.whole, self.axis)
 
     def load_from_rows(self, old: Load) -> Load:
-        """Return a load from the whole array as a load from the rows."""
+        """Return a load of the same element from the rows' own buffer, for a load ``old`` from the whole array."""
         index = list(old.index)
         index[self.axis] -= self.first
         return Load(self.rows_buffer, tuple(index))

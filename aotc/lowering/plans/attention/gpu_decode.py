@@ -124,7 +124,7 @@ def _decode_tilings(sizes: AttentionSizes) -> Iterator[Tiling]:
 
 
 def _decode_plans(sizes: AttentionSizes, tiling: Tiling) -> Iterator[KeySplit]:
-    """Yield the plans: all cluster sizes, with every number of parts up to twice the blocks that run at a time."""
+    """Yield the plans of a tiling: all cluster sizes, with each useful number of split-KV parts."""
     heads, terms = product(sizes.batch), sizes.terms
     each = tiling.rows // 16 * tiling.cols
     most = -(-terms // each) if isinstance(terms, int) else MOST_BLOCKS_OF_HEAD.value
