@@ -14,7 +14,7 @@ from aotc.vmfb.host.locks import new_condition, new_lock
 from aotc.vmfb.ranks.loss import CLOSED, POLL_SECONDS, LeftRanks, Loss, OneThread
 
 # Ranks that are threads of one process, at most. An exchange of all with all has a letter for each pair: a call with
-# four of them takes 2 s with 128 ranks and 6 s with 256 on two cores.
+# four of them took 4 to 5 s with 128 ranks and 12 s with 256, on two cores under other load.
 MOST_THREADS = 256
 
 
