@@ -135,6 +135,7 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # a type checker would take any name
 
     def __getattr__(name: str) -> Any:
+        """Import a public name on first use; an old name of a renamed function warns."""
         from importlib import import_module
 
         current = _RENAMED.get(name, name)

@@ -58,7 +58,7 @@ class Bundle(bytes):
 
     @property
     def about(self) -> dict[str, str]:
-        """The facts that it was compiled with (``about=``), such as the licence of the model."""
+        """Return the facts about the model that ``about=`` stored at compile time, such as its licence."""
         return dict(open_bundle(self).manifest.get("about", {}))
 
     @property

@@ -1,4 +1,4 @@
-"""Source locations, and the two exceptions of compilation.
+"""Source locations, and the exceptions of compilation.
 
 ``CompileError``: the input is wrong; the message is for the author of the model. ``InternalError``: aotc has a bug; the
 message names the stage and a command that reproduces the failure.
@@ -23,11 +23,9 @@ JITTED = "jit("  # the first element of a whole name stack
 class Loc:
     """A location in the model, and the metadata that JAX recorded for it.
 
-    ``line`` and ``column`` count from 1 (0: unknown). ``name`` is JAX's name
-    stack (``jit(loss)/add``); ``source`` is the user's line (``train.py:41``);
-    ``library`` is the line of an installed package that it called, if any.
-    ``inlined`` is the location inside the function that a call was replaced
-    by, for those who look up an op of the model; locations compare without it.
+    ``line`` and ``column`` count from 1 (0: unknown). ``name`` is JAX's name stack (``jit(loss)/add``); ``source`` is
+    the user's line (``train.py:41``); ``library`` is the line of an installed package that it called, if any.
+    ``inlined`` is the location of an op inside the inlined function; comparisons of locations ignore it.
     """
 
     path: str = ""
@@ -49,9 +47,9 @@ class Loc:
         return " at ".join(x for x in (self.name, source) if x)
 
     def within(self, call: Loc) -> Loc:
-        """Return the location of an op whose function replaces a call at ``call``.
+        """Return the location of an inlined op: its function replaces a call at ``call``.
 
-        JAX names the ops of a function relative to the function, and a cached one has no line of its caller.
+        JAX names the ops of a function relative to the function, and a cached function has no line of its caller.
         """
         absolute = self.name.startswith(JITTED) or not (self.name and call.name)
         name = self.name or call.name if absolute else f"{call.name}/{self.name}"
@@ -70,9 +68,9 @@ SHOWN_LINES = 24
 
 
 def shorten_message(text: str, most: int = SHOWN_MESSAGE) -> str:
-    """Return ``text`` shortened: middles of lines above ``most`` characters are cut, and so are the last of many lines.
+    """Shorten ``text``: cut the middle of lines above ``most`` characters, and the last of many lines.
 
-    The end of a line stays: it often states what was expected.
+    The end of a line remains: it often states the expected value.
     """
     if len(text) <= most and text.count("\n") < SHOWN_LINES:
         return text
@@ -99,6 +97,7 @@ class Finding:
     notes: tuple[Finding, ...] = ()
 
     def __post_init__(self) -> None:
+        """Shorten long messages and hints; cut a long snippet to the part around the caret."""
         set_field = object.__setattr__  # the class is frozen
         set_field(self, "message", shorten_message(self.message))
         set_field(self, "hint", shorten_message(self.hint))
@@ -140,7 +139,7 @@ class CompileError(Error):
 
     @classmethod
     def at(cls, loc: Loc, message: str, *, hint: str = "", snippet: str = "") -> CompileError:
-        """Return an error with a single finding."""
+        """Return an error with a single finding at ``loc``."""
         return cls([Finding(message, loc, snippet, hint)])
 
     def __str__(self) -> str:
@@ -211,7 +210,7 @@ class InternalError(Error):
 
 
 def size_text(size: int) -> str:
-    """Return ``size`` bytes as ``12.3 MB`` (powers of 1000)."""
+    """Format ``size`` bytes as ``12.3 MB`` (powers of 1000)."""
     value = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000 or unit == "GB":

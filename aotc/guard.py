@@ -41,7 +41,7 @@ def guard(
     path: str = "",
     passing: tuple[type[Exception], ...] = THEIRS,
 ) -> Iterator[None]:
-    """Convert unexpected exceptions in the block to an InternalError.
+    """Convert unexpected exceptions in the ``with`` block to an InternalError.
 
     Parameters
     ----------
@@ -71,8 +71,8 @@ def guard(
 
 
 @contextmanager
-def callers_errors() -> Iterator[None]:
-    """Decorator for public entry points: re-raise the error of a user's function with its original cause and context.
+def reraise_user_errors() -> Iterator[None]:
+    """Decorator for public entry points: re-raise the error of a user's function with its cause and context.
 
     The decorated function must be the outermost frame that the error passes.
     """
@@ -87,7 +87,7 @@ def callers_errors() -> Iterator[None]:
 
 
 def machine_error(error: Exception, where: str = "") -> CompileError | None:
-    """Return a CompileError if the machine or the installation is at fault, else None."""
+    """Return a CompileError if the machine or the installation caused ``error``, else None."""
     match error:
         case MemoryError():
             hint = "a machine with more memory, or a smaller batch"
@@ -113,7 +113,7 @@ def internal_error(
     path: str = "",
     repeat: str = "",
 ) -> InternalError:
-    """Return the InternalError for ``error``, a bug of aotc, and write the evidence to a folder.
+    """Write the evidence for ``error``, a bug of aotc, to a folder, and return the InternalError.
 
     ``repeat`` is the command that reproduces the failure, by default one that compiles the model; :func:`guard`
     describes the other parameters.
@@ -124,14 +124,14 @@ def internal_error(
         folder = Path(options.dump_ir or report_folder(KEPT_REPORTS))
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)))
-        kept = _keep_model_as_evidence(model, path, folder)
+        kept = _write_model_as_evidence(model, path, folder)
     except OSError as reason:  # without space for the evidence the error is still reported
         message += f" (and nothing could be written about it: {reason})"
         return InternalError(message, repeat=repeat or _reproducing_command(options, path))
     return InternalError(message, str(folder), repeat or _reproducing_command(options, kept))
 
 
-def _keep_model_as_evidence(model: Module | str | bytes | None, path: str, folder: Path) -> str:
+def _write_model_as_evidence(model: Module | str | bytes | None, path: str, folder: Path) -> str:
     """Write the model to ``folder`` as evidence; return the file for the reproducing command, or an empty string."""
     if isinstance(model, Module):
         (folder / "before.txt").write_text(_printed_module(model))

@@ -1,4 +1,4 @@
-"""Options of the compiler: a frozen dataclass whose fields are the flags of the command line, and their checks."""
+"""Options of the compiler: a frozen dataclass whose fields are the command-line flags, and their checks."""
 
 from __future__ import annotations
 
@@ -176,7 +176,10 @@ class Options:
     progress: Callable[[int, int, str], None] | None = None
 
     def replaced(self, kind: str) -> dict[str, str]:
-        """Return the modules in place of kernels for a kind of target by kernel: of ``k0``, and of ``cuda/k0``."""
+        """Return the source modules that replace kernels of a kind of target, by kernel name.
+
+        Keys of the option are ``k0``, or ``cuda/k0`` for one kind only.
+        """
         rows = {name.rpartition("/")[::2]: str(module) for name, module in self.replace.items()}
         return {name: module for (own, name), module in rows.items() if own in ("", kind)}
 
@@ -186,7 +189,7 @@ class Options:
         Raises
         ------
         CallbackFailed
-            If it raises; :func:`aotc.guard.callers_errors` re-raises its exception unchanged.
+            If it raises; :func:`aotc.guard.reraise_user_errors` re-raises its exception unchanged.
         """
         if self.progress is not None:
             try:
@@ -250,8 +253,8 @@ _BYTES = ("memory_limit", "stack_limit", "shared_memory_limit")
 """Options in bytes, which may also be text."""
 
 
-def with_bytes(options: Options) -> Options:
-    """Return ``options`` with sizes such as ``64MB`` converted to numbers of bytes.
+def with_byte_limits(options: Options) -> Options:
+    """Convert sizes in ``options`` such as ``64MB`` to numbers of bytes.
 
     Raises
     ------
@@ -267,8 +270,8 @@ def with_bytes(options: Options) -> Options:
     return replace(options, **found)
 
 
-def sizes_in(sizes: range) -> tuple[int, ...]:
-    """Return the sizes that a range stands for: its bounds, and the powers of two between, without repetition."""
+def sizes_of_range(sizes: range) -> tuple[int, ...]:
+    """Return the sizes that a range of ``specialize`` means: its bounds, and the powers of two between."""
     if not sizes or sizes.step != 1:
         return tuple(sizes)
     first, last = sizes[0], sizes[-1]
@@ -276,12 +279,12 @@ def sizes_in(sizes: range) -> tuple[int, ...]:
     return tuple(dict.fromkeys((first, *(n for n in powers if first < n < last), last)))
 
 
-def with_sizes(options: Options) -> Options:
-    """Replace the ranges of ``specialize`` by the sizes that they stand for."""
+def with_listed_sizes(options: Options) -> Options:
+    """Replace the ranges of ``specialize`` by lists of sizes."""
     if not isinstance(options.specialize, Mapping):
         return options  # refused later
     rows = options.specialize.items()
-    return replace(options, specialize={k: sizes_in(v) if isinstance(v, range) else v for k, v in rows})
+    return replace(options, specialize={k: sizes_of_range(v) if isinstance(v, range) else v for k, v in rows})
 
 
 RENAMED = MappingProxyType({
@@ -293,7 +296,7 @@ RENAMED = MappingProxyType({
 
 
 def with_current_passes(options: Options) -> Options:
-    """Replace the old names of passes in ``stop_after`` and ``print_after`` by the current ones."""
+    """Replace old names of passes in ``stop_after`` and ``print_after`` by current names."""
     current: dict[str, Any] = {}
     for name in ("stop_after", "print_after"):
         value = getattr(options, name)
@@ -330,7 +333,7 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         raise _option_error(f"opt_level is {options.opt_level!r}", "0, 1, 2 or 3")
     if options.matmul_precision not in PRECISIONS:
         raise _option_error(f"matmul_precision is {options.matmul_precision!r}", f"one of {', '.join(PRECISIONS)}")
-    quantization(options)
+    weight_quantization(options)
     names = list(dict.fromkeys(passes))
     for name in filter(None, (options.stop_after, options.print_after)):
         if name not in names:
@@ -391,8 +394,8 @@ def _check_kernels(options: Options) -> None:
         raise _option_error(f"replace is {options.replace!r}"[:80], expected)
 
 
-def quantization(options: Options) -> tuple[int, int] | None:
-    """Return the bits per weight and the terms that share a scale (0: all of them), or None for float weights.
+def weight_quantization(options: Options) -> tuple[int, int] | None:
+    """Parse ``quantize_weights``: bits per weight, and terms that share a scale (0: all); None for float weights.
 
     Raises
     ------
@@ -411,7 +414,7 @@ def quantization(options: Options) -> tuple[int, int] | None:
 
 
 def _are_specialized_sizes(specialize: Any) -> bool:
-    """Return True if ``specialize`` maps names to collections of integers (of Python or NumPy)."""
+    """Return True if ``specialize`` maps names to collections of integers (Python's or NumPy's)."""
     if not isinstance(specialize, Mapping) or not all(isinstance(name, str) for name in specialize):
         return False
     kept = all(isinstance(sizes, Collection) and not isinstance(sizes, str) for sizes in specialize.values())
@@ -427,7 +430,7 @@ def _are_bound_arguments(bind: Any) -> bool:
 
 
 def _are_about_texts(about: object) -> bool:
-    """Return True if ``about`` maps keys to texts."""
+    """Return True if ``about`` maps strings to strings."""
     if not isinstance(about, Mapping) or not all(isinstance(text, str) for pair in about.items() for text in pair):
         return False
     try:

@@ -29,7 +29,7 @@ from aotc.driver.assemble import KernelsCompiledAhead, assemble
 from aotc.driver.declare_state import declare_bindings
 from aotc.driver.function_signatures import warn_of_hidden_functions
 from aotc.driver.weights import compile_with_weights
-from aotc.guard import callers_errors, guard
+from aotc.guard import guard, reraise_user_errors
 from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import Module
 from aotc.ir.tensor.text import print_module
@@ -85,15 +85,15 @@ from aotc.lowering.passes.vectorize_argmax import vectorize_argmax
 from aotc.lowering.placement.host_only import imply_host
 from aotc.lowering.tuning import record_problem as tuning_problem
 from aotc.lowering.tuning import tuned_by
-from aotc.options import Options, check_options, with_bytes, with_current_passes, with_sizes
+from aotc.options import Options, check_options, with_byte_limits, with_current_passes, with_listed_sizes
 from aotc.progress import FIRST, begin_stage, timed_stages
 from aotc.source import reader_process
 from aotc.source.embed import embed_source
-from aotc.source.moves import Origins
-from aotc.source.record import Embedded, recorded_options
+from aotc.source.moves import UnpackingRules
+from aotc.source.record import EmbeddedSource, recorded_options
 from aotc.source.reproducer import reproducible
 from aotc.support.gc_pause import without_collection
-from aotc.targets import Target, host_of, resolve_targets, variant_targets
+from aotc.targets import Target, host_target_of_gpu, resolve_targets, variant_targets
 from aotc.vmfb.errors import misspelling_hint
 from aotc.vmfb.log import INFO, log
 from aotc.vmfb.profile.cost_record import record_problem
@@ -231,12 +231,13 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
 
 
 def run_passes(module: Module, options: Options, watch: Callable[[int, Pass, Module], None] | None = None) -> Module:
-    """Run :data:`PASSES` on ``module`` and return the result; ``watch`` is called with the module after each pass."""
+    """Run :data:`PASSES` on ``module`` and return the result; call ``watch`` with the module after each pass."""
     with typical_sizes(options.typical):
         return _run_passes(module, options, watch)
 
 
 def _run_passes(module: Module, options: Options, watch: Callable[[int, Pass, Module], None] | None) -> Module:
+    """Run all passes that the options do not skip, with verification, dumps and reports after each."""
     done: list[Pass] = []
     for number, step in enumerate(PASSES, start=1):
         begin_stage(options, step.name, number, len(PASSES))
@@ -258,6 +259,7 @@ def _run_passes(module: Module, options: Options, watch: Callable[[int, Pass, Mo
 
 
 def _report_pass(number: int, step: Pass, module: Module, options: Options) -> None:
+    """Print and dump the IR after a pass if the options request it."""
     if options.print_after == step.name:
         print(print_module(module), file=sys.stderr)
     if options.dump_ir:
@@ -283,18 +285,18 @@ _OWN_KEYWORDS = ("kwargs", "options", "args", "output", "mesh", "in_shardings", 
 def checked_options(
     options: Options | None, flags: Mapping[str, Any] = MappingProxyType({}), whole: bool = True
 ) -> Options:
-    """Override ``options`` by ``flags``, check and return them; ``whole``: all passes must run."""
+    """Override ``options`` by ``flags``, and check and return them; with ``whole`` no pass may be skipped."""
     if unknown := sorted(set(flags) - set(known := [f.name for f in fields(Options)])):
         hint = misspelling_hint(unknown[0], [*known, *_OWN_KEYWORDS])
         raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=hint)
     if not isinstance(options, Options | None):
         raise CompileError.at(UNKNOWN, f"options is {options!r}", hint="aotc.options.Options, or fields as keywords")
-    chosen = with_current_passes(with_sizes(with_bytes(replace(options or Options(), **flags))))
+    chosen = with_current_passes(with_listed_sizes(with_byte_limits(replace(options or Options(), **flags))))
     check_options(chosen, [step.name for step in PASSES])
     if chosen.replace:
         chosen = replace(chosen, replace=module_texts(chosen.replace))
     if chosen.host_target:  # "cpu" means a different target on each machine
-        chosen = replace(chosen, host_target=host_of((), chosen.host_target).name)
+        chosen = replace(chosen, host_target=host_target_of_gpu((), chosen.host_target).name)
     if chosen.costs and (said := record_problem(chosen.costs)):
         raise CompileError.at(UNKNOWN, f"the file is not a cost record: {said}", hint="what `aotc profile -o` wrote")
     if chosen.tuning and (said := tuning_problem(chosen.tuning)):
@@ -306,7 +308,7 @@ def checked_options(
     return chosen
 
 
-@callers_errors()
+@reraise_user_errors()
 def compile(
     model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
     args: Mapping[str, Sequence[Any]] | None = None, output: str | os.PathLike[str] | None = None,
@@ -349,7 +351,7 @@ def compile(
     InternalError
         If aotc has a bug; the error names the stage and the folder with a reproducer.
     """
-    reader_process.prepare_for(model)
+    reader_process.prepare_reader_for_model(model)
     chosen = checked_options(options, flags)
     targets = variant_targets(resolve_targets(chosen.target), chosen.devices)
     if mesh is not None or in_shardings is not None or out_shardings is not None:
@@ -364,30 +366,30 @@ def compile_for(
     targets: tuple[Target, ...], chosen: Options, model: object, example_args: Sequence[Any] = (),
     args: Mapping[str, Sequence[Any]] | None = None, kwargs: Mapping[str, Any] | None = None,
 ) -> Bundle:  # fmt: skip
-    """Compile a model for ``targets``, in place of the targets of the options; see :func:`compile`."""
+    """Compile a model for ``targets`` instead of the targets in the options; see :func:`compile`."""
     with timed_stages(chosen.timings):
         begin_stage(chosen, FIRST)
         with guard("while importing the compiler", chosen):
-            from aotc.frontend.mlir import lines_shown
+            from aotc.frontend.mlir import show_model_lines_in_errors
             from aotc.frontend.several_models import fetch_any
         begin_stage(chosen, "reading the model")
         given = model, example_args, args, kwargs, chosen.specialize
-        with lines_shown(model), reproducible(chosen, targets, fetch_any, *given) as raws:
+        with show_model_lines_in_errors(model), reproducible(chosen, targets, fetch_any, *given) as raws:
             return Bundle(compile_with_weights(raws, chosen, lambda raw, options: compile_raw(raw, targets, options)))
 
 
 def model_on_mesh(
     options: Options, model: object, mesh: object, in_shardings: object = None, out_shardings: object = None
 ) -> object:
-    """Return a model, or each of several, for the mesh; shardings of several are by name."""
+    """Attach a mesh and shardings to a model, or to several models by name."""
     with guard("while reading the shardings", options):
-        from aotc.frontend.mlir import lines_shown
+        from aotc.frontend.mlir import show_model_lines_in_errors
         from aotc.frontend.partition.meshes import function_on_mesh, read_on_mesh
 
         def one_on_mesh(one: object, ins: object, outs: object) -> object:
             return function_on_mesh(one, mesh, ins, outs) if callable(one) else read_on_mesh(one, mesh, ins, outs)
 
-        with lines_shown(model):
+        with show_model_lines_in_errors(model):
             if not isinstance(model, Mapping):
                 return one_on_mesh(model, in_shardings, out_shardings)
             ins, outs = (given if isinstance(given, Mapping) else {} for given in (in_shardings, out_shardings))
@@ -399,10 +401,10 @@ WORTH_SECONDS = 0.5
 
 
 def compile_raw(raw: RawModel, targets: tuple[Target, ...], chosen: Options) -> bytes:
-    """Compile a fetched model for ``targets``, in place of the targets of the options; see :func:`compile`."""
+    """Compile a fetched model for ``targets`` instead of the targets in the options; see :func:`compile`."""
     with guard("while looking for the bundle in the cache", chosen, raw.data, raw.path):
-        key = bundle_cache.key_of(raw, chosen, targets) if bundle_cache.is_cache_usable(chosen) else ""
-        if key and (known := bundle_cache.read(key)) is not None:
+        key = bundle_cache.bundle_cache_key(raw, chosen, targets) if bundle_cache.is_cache_usable(chosen) else ""
+        if key and (known := bundle_cache.read_cached_bundle(key)) is not None:
             log(INFO, "%s: the bundle is in the cache, %d bytes", raw.path or "a model", len(known))
             return known
     start = time.perf_counter()
@@ -421,7 +423,7 @@ def compile_raw(raw: RawModel, targets: tuple[Target, ...], chosen: Options) -> 
     seconds, names = time.perf_counter() - start, ", ".join(target.name for target in targets)
     log(INFO, "%s: compiled for %s in %.2f s, %d bytes", path or "a model", names, seconds, len(data))
     if key and seconds > WORTH_SECONDS:
-        bundle_cache.write(key, data)
+        bundle_cache.write_cached_bundle(key, data)
     return data
 
 
@@ -438,8 +440,8 @@ def _compile_model(models: list[Any], targets: tuple[Target, ...], options: Opti
     begin_stage(options, "importing the model")
     several = is_multi_platform(raw.data, raw.metadata)  # one program per kind of target
     kinds = [target.of("").kind if several else "cpu" for target in targets]
-    sources: list[Embedded] = []
-    keep = partial(_keep_source, raw, options, targets, sources) if options.source else None
+    sources: list[EmbeddedSource] = []
+    keep = partial(_record_source, raw, options, targets, sources) if options.source else None
     modules = {kind: import_raw(raw, options=options, platform=kind, parsed=keep) for kind in dict.fromkeys(kinds)}
     modules = {kind: declare_bindings(module, options) for kind, module in modules.items()}
     del raw, keep
@@ -451,11 +453,11 @@ def _compile_model(models: list[Any], targets: tuple[Target, ...], options: Opti
     check_rank_targets(signatures, targets)
     warn_of_hidden_functions(bare)
     variants: list[Variant] = []
-    ways, used = [Origins() for _ in targets], list[Origins]()
+    ways, used = [UnpackingRules() for _ in targets], list[UnpackingRules]()
     with KernelsCompiledAhead(signatures, options) as ahead:
         for n, (target, kind) in enumerate(zip(targets, kinds)):
             take = modules.__getitem__ if kind in kinds[n + 1 :] else modules.pop
-            watch = _before_folding(ways[n].learn)
+            watch = _before_folding(ways[n].record_module)
             variant, one = lower_for_target(take(kind), target, targets, options, watch, ahead.begin)
             for row in variant.on_host:
                 log(INFO, "%s runs on the host: no kernel for %s (%s)", row["op"], variant.target.name, row["loc"])
@@ -489,19 +491,19 @@ def lower_for_target(
         return lower(module, target, own, known), own
 
 
-def _keep_source(
-    raw: RawModel, options: Options, targets: tuple[Target, ...], sources: list[Embedded], parsed: Any
+def _record_source(
+    raw: RawModel, options: Options, targets: tuple[Target, ...], sources: list[EmbeddedSource], parsed: Any
 ) -> None:
-    """Append the source of ``raw``, parsed as ``parsed``, to ``sources`` if the list is empty."""
+    """Append the source of ``raw`` to the empty list ``sources``; ``parsed`` is its MLIR module."""
     from aotc.frontend.artifact import artifact_of
 
     if not sources:
         code, chosen = artifact_of(raw, parsed), recorded_options(options, targets)
-        sources.append(Embedded(code, raw.path, raw.metadata, chosen, targets, len(targets)))
+        sources.append(EmbeddedSource(code, raw.path, raw.metadata, chosen, targets, len(targets)))
 
 
 def _before_folding(see: Callable[[Module], None]) -> Callable[[int, Pass, Module], None]:
-    """Return a ``watch`` for :func:`run_passes` that calls ``see`` with the module before constants are folded."""
+    """Return a ``watch`` for :func:`run_passes` that calls ``see`` once, with the module before constant folding."""
 
     def watch(number: int, _: Pass, module: Module) -> None:
         if number < len(PASSES) and PASSES[number].run is fold_constants:

@@ -1,4 +1,4 @@
-"""Progress of compilation: reported to ``progress`` as each stage begins, and timed for ``--timings``.
+"""Progress of compilation: stages are reported to ``progress`` as they begin, and timed for ``--timings``.
 
 A stage ends when the next begins, so the lines of ``--timings`` add up to the total time.
 """
@@ -29,26 +29,26 @@ class StageTimer:
         if (name, number) == (self.name, self.number):
             return
         now = time.perf_counter()
-        print(line(self.name, now - self.since, self.number), file=sys.stderr)
+        print(timings_line(self.name, now - self.since, self.number), file=sys.stderr)
         self.since, self.number, self.name = now, number, name
 
     def end(self) -> None:
         """End the last stage and print the total time."""
         self.next("")
-        print(line("total", self.since - self.begun), file=sys.stderr)
+        print(timings_line("total", self.since - self.begun), file=sys.stderr)
 
 
 _LAPS: ContextVar[StageTimer | None] = ContextVar("laps", default=None)
 
 
-def line(name: str, seconds: float, number: int = 0) -> str:
-    """Return a line of the ``--timings`` table; ``number`` is the number of a pass."""
+def timings_line(name: str, seconds: float, number: int = 0) -> str:
+    """Format a line of the ``--timings`` table; ``number`` is the number of a pass."""
     return f"{number or '':>3} {name:<30} {1e3 * seconds:8.1f} ms"
 
 
 @contextmanager
 def timed_stages(wanted: bool) -> Iterator[None]:
-    """Time the stages in the block if ``wanted``, unless an outer block already times them."""
+    """Time the stages in the ``with`` block if ``wanted``, unless an outer block already times them."""
     if not wanted or _LAPS.get() is not None:
         yield
         return
@@ -62,7 +62,7 @@ def timed_stages(wanted: bool) -> Iterator[None]:
 
 
 def begin_stage(options: Options, name: str, number: int = 0, of: int = 1) -> None:
-    """Report to the caller and to ``--timings`` that a stage begins; passes are numbered ``number`` of ``of``."""
+    """Report the begin of a stage to ``progress`` and ``--timings``; a pass has ``number`` ``of`` the total."""
     laps = _LAPS.get()
     if laps is not None and options.timings:
         laps.next(name, number)

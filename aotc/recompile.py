@@ -15,7 +15,7 @@ from aotc.lowering.cost_model.model import StaleCosts
 from aotc.options import Options
 from aotc.pipeline import checked_options, compile_raw
 from aotc.source import reader_process
-from aotc.source.record import Embedded
+from aotc.source.record import EmbeddedSource
 from aotc.source.reproducer import Reproducer
 from aotc.source.restore import restore_source
 from aotc.targets import Target, host_target, resolve_targets, variant_targets
@@ -112,15 +112,15 @@ def model_of_reproducer(
     return try_in_child(RawModel(kept.data, kept.path, kept.metadata)), targets, chosen
 
 
-def _is_mix(source: Embedded) -> bool:
+def _is_mix(source: EmbeddedSource) -> bool:
     """Return True if ``source`` is for devices of several targets.
 
-    The variants' targets are then those of unnamed devices.
+    The variants' targets then apply to unnamed devices.
     """
     return bool(source.options.get("devices")) and len(source.targets) > 1
 
 
-def _offered_target(source: Embedded) -> tuple[Target, ...]:
+def _offered_target(source: EmbeddedSource) -> tuple[Target, ...]:
     return source.targets[: source.variants]
 
 
@@ -203,7 +203,8 @@ def _target_of_this_machine(target: Target) -> Target:
     return own if own.name == target.name else target
 
 
-def _recorded_options_with_flags(where: str, source: Embedded, flags: Mapping[str, Any]) -> Options:
+def _recorded_options_with_flags(where: str, source: EmbeddedSource, flags: Mapping[str, Any]) -> Options:
+    """Return the recorded options overridden by ``flags``."""
     try:
         known = checked_options(None, source.options)
     except CompileError as error:
@@ -215,16 +216,18 @@ def _recorded_options_with_flags(where: str, source: Embedded, flags: Mapping[st
 UNTRUSTED_SECONDS = 60
 
 
-def _read_source(where: str, source: Embedded, rewrite: bool = False) -> RawModel:
-    """Return the source as a model that a child process has read without a crash; ``rewrite`` re-encodes it with MLIR.
+def _read_source(where: str, source: EmbeddedSource, rewrite: bool = False) -> RawModel:
+    """Read a source in a child process first; return it as a model if that does not crash.
+
+    ``rewrite`` re-encodes the source with MLIR.
 
     Raises
     ------
     BundleError
         If the child process crashed, or exceeded its memory or time limit.
     """
-    memory = reader_process.memory_for(source.code)
-    read = reader_process.read(source.code, source.path, source.metadata, memory, rewrite, UNTRUSTED_SECONDS)
+    memory = reader_process.reader_memory_limit(source.code)
+    read = reader_process.read_in_child(source.code, source.path, source.metadata, memory, rewrite, UNTRUSTED_SECONDS)
     if problem := read.problem or read.error:
         raise BundleError(where, "the source of the bundle cannot be read", problem)
     return RawModel(read.module or source.code, source.path, source.metadata)

@@ -43,7 +43,7 @@ class Multiprocessor:
         return min(self.blocks, by_threads, by_registers, self.shared // taken)
 
     def occupancy(self, threads: int, registers: int, shared: int) -> int:
-        """Return the occupancy by such blocks: resident threads as percentage of the maximum."""
+        """Return the occupancy: resident threads of such blocks as a percentage of the maximum."""
         return 100 * self.resident_blocks(threads, registers, shared) * threads // self.threads
 
 

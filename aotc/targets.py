@@ -63,7 +63,7 @@ class Target:
     untried: bool = False
 
     def limited(self, stack: int, shared_memory: int) -> Target:
-        """Return the target with lower maximum bytes of stack and shared memory; 0 keeps the target's maximum."""
+        """Return the target with lower limits of stack and shared memory in bytes; 0 keeps a limit."""
         stack = min(self.stack, stack or self.stack)
         shared_memory = min(self.shared_memory, shared_memory or self.shared_memory)
         if (stack, shared_memory) == (self.stack, self.shared_memory):
@@ -152,12 +152,12 @@ class Mix(Target):
     devices: tuple[tuple[str, Target], ...] = ()
 
     def of(self, device: str) -> Target:
-        """Return the target of the code for a device of the model."""
+        """Return the target of a device of the model, by its name."""
         known = dict(self.devices)
         return known.get(device, known[""])
 
     def limited(self, stack: int, shared_memory: int) -> Target:
-        """Return the mix with lower maximum bytes of stack and shared memory for each target."""
+        """Return the mix with lower limits of stack and shared memory for each target."""
         return replace(self, devices=tuple((name, t.limited(stack, shared_memory)) for name, t in self.devices))
 
 
@@ -189,7 +189,7 @@ _AMX_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT if name != "avx512bf
 
 
 def _gpu_target(name: str, untried: bool = False) -> Target:
-    """Return the target for a GPU architecture."""
+    """Return the target for a GPU architecture such as ``sm_90``; ``untried`` marks code that has never been run."""
     held = MULTIPROCESSORS[name]
     most = held.shared - held.reserved
     return Target(f"cuda:{name}", "cuda", name, stack=2 << 10, shared_memory=most, untried=untried)
@@ -268,6 +268,7 @@ def host_target() -> Target:
 
 @cache
 def _cache_bytes(level: int) -> int:
+    """Return the size in bytes of a data cache of the first core, as Linux reports it; 0 if unknown."""
     base = "/sys/devices/system/cpu/cpu0/cache"
     for index in sorted(os.listdir(base)) if os.path.isdir(base) else ():
         try:
@@ -333,8 +334,8 @@ def baseline_cpu_target() -> Target:
     return next(t for t in TARGETS.values() if t.kind == "cpu" and t.triple == host_target().triple)
 
 
-def host_of(targets: Iterable[Target], asked: str = "") -> Target:
-    """Return the host target of a GPU: ``asked``, else the CPU target with the fewest features, else a default.
+def host_target_of_gpu(targets: Iterable[Target], asked: str = "") -> Target:
+    """Return the target of a GPU's host: ``asked``, the CPU of ``targets`` with the fewest features, or a default.
 
     Raises
     ------
@@ -358,7 +359,7 @@ _HOSTS = dict.fromkeys(("aarch64", "arm64"), "cpu:aarch64")
 
 
 def check_mix(targets: Mapping[str, Target]) -> None:
-    """Refuse a set of devices that cannot run one program; ``targets`` maps device names to targets.
+    """Reject a set of devices that cannot run one program; ``targets`` maps device names to targets.
 
     Raises
     ------

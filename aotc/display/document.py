@@ -1,4 +1,4 @@
-"""Values for displayed results: a document is a title and blocks, which are tables, lines and preformatted text."""
+"""Document model of displayed results: a title and blocks, which are tables, lines and preformatted text."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Column:
     Attributes
     ----------
     heading : str
-        A table whose headings are all empty has no heading line.
+        The table has no heading line if all its headings are empty.
     right : bool
         Align right and never fold: for numbers with their unit.
     priority : int
-        0: always displayed. Where a table is too wide, the column with the highest priority number is left out first.
+        0: always displayed. In a table that is too wide, the column with the highest priority is omitted first.
     """
 
     heading: str
@@ -35,7 +35,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line, wrapped to the width; ``indent`` spaces precede it, and ``hang`` more its continuation."""
+    """A line of text, wrapped to the width; ``indent`` spaces precede it, ``hang`` more precede its continuation."""
 
     text: str
     indent: int = 0
@@ -54,17 +54,17 @@ Block = Table | Line | Preformatted
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A title, empty for none, and blocks."""
+    """A displayed result: a title, which may be empty, and blocks."""
 
     title: str
     blocks: tuple[Block, ...]
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table of any rows."""
+    """Return a table with these columns and rows of text."""
     return Table(tuple(columns), tuple(map(tuple, rows)))
 
 
-def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of names and values, without headings; rows with an empty value are left out."""
+def facts_table(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of names and values, without headings; rows with an empty value are omitted."""
     return table((Column(""), Column("")), (row for row in rows if row[1]))

@@ -1,4 +1,4 @@
-"""Base of results that display themselves: as text, and as HTML in a notebook, where all text is escaped."""
+"""Base class of results that display themselves: as text, and as escaped HTML in a notebook."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from aotc.display.document import Block, Document, Line, Table
 from aotc.display.text import render_text
 
 
-class Shown(ABC):
-    """A result with a document; ``print`` displays it as the command line does, a notebook as HTML."""
+class DisplayedResult(ABC):
+    """A result with a document; ``print`` displays the text of the command line, a notebook the HTML."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class Shown(ABC):
 
 
 def render_html(document: Document) -> str:
-    """Return a document as HTML elements without style sheets."""
+    """Render a document as HTML elements without style sheets."""
     title = f"<p><b>{escape(document.title)}</b></p>" if document.title else ""
     return f"<div>{title}{''.join(map(_html_block, document.blocks))}</div>"
 
@@ -43,6 +43,7 @@ def _html_block(block: Block) -> str:
 
 
 def _html_table(table: Table) -> str:
+    """Render a table as HTML, without columns that are empty in every row."""
     used = [n for n in range(len(table.columns)) if any(row[n] for row in table.rows) or not table.rows]
     align = ["right" if table.columns[n].right else "left" for n in used]
     headings = [table.columns[n].heading for n in used]

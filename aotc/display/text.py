@@ -1,4 +1,4 @@
-"""Render a document as text of a given width: columns fold at spaces, then within names; others are left out."""
+"""Render a document as text of a given width: columns fold at spaces, then within names; others are omitted."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ _PIECE = re.compile(r"[^/_.,:;=|@\]-]*[/_.,:;=|@\]-]*")
 
 
 def display_width() -> int:
-    """Return the columns of the terminal, or 80 if the output is a pipe or a file."""
+    """Return the width of the terminal in columns, or 80 if the output is a pipe or a file."""
     return shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns
 
 
 def render_text(document: Document, width: int = 0, bold: bool = False) -> str:
-    """Return a document as text.
+    """Render a document as text.
 
     Parameters
     ----------
     document : Document
+        The document.
     width : int
-        Columns of a line; 0: those of the terminal.
+        Columns of a line; 0 means the width of the terminal.
     bold : bool
         Print headings of tables in bold, by escape sequences.
     """
@@ -58,7 +59,7 @@ def render_text(document: Document, width: int = 0, bold: bool = False) -> str:
 
 
 def _wrapped_line(line: Line, width: int) -> list[str]:
-    """Return the lines of a block of text, which may contain line ends."""
+    """Wrap a block of text, which may contain line ends, to lines of ``width`` columns."""
     out = []
     for text in line.text.split("\n"):
         first, more = " " * line.indent, " " * (line.indent + line.hang)
@@ -68,9 +69,9 @@ def _wrapped_line(line: Line, width: int) -> list[str]:
 
 
 def fold_text(text: str, width: int, first: int = 0) -> list[str]:
-    """Return ``text`` in lines of ``width`` characters, the first one of ``first`` more, folded at spaces.
+    """Fold ``text`` at spaces to lines of ``width`` characters; the first line may have ``first`` more.
 
-    Words that are longer are folded after separators such as ``/`` and ``_``; parts without any stay whole.
+    Longer words are folded after separators such as ``/`` and ``_``, but not elsewhere.
     """
     lines, room = [""], width + first
     for word in text.split(" "):
@@ -78,7 +79,7 @@ def fold_text(text: str, width: int, first: int = 0) -> list[str]:
         if len(lines[-1]) + len(glue) + len(word) <= room:
             lines[-1] += glue + word
             continue
-        for n, piece in enumerate(_pieces(word, width)):
+        for n, piece in enumerate(_foldable_parts(word, width)):
             glue = " " if lines[-1] and not n else ""
             if lines[-1] and len(lines[-1]) + len(glue) + len(piece) > room:
                 lines.append("")
@@ -87,8 +88,8 @@ def fold_text(text: str, width: int, first: int = 0) -> list[str]:
     return lines
 
 
-def _pieces(word: str, width: int) -> list[str]:
-    """Return the parts of a word between which it may be folded into lines of ``width``."""
+def _foldable_parts(word: str, width: int) -> list[str]:
+    """Split a word at the places where it may be folded to lines of ``width`` columns."""
     if len(word) <= width:
         return [word]
     parts = [p for p in _PATH.findall(word) if p]
@@ -96,6 +97,7 @@ def _pieces(word: str, width: int) -> list[str]:
 
 
 def _table_lines(table: Table, width: int, bold: bool) -> list[str]:
+    """Render a table as lines: headings, a rule, the rows, and a note about omitted columns."""
     number = range(len(table.columns))
     used = [n for n in number if any(row[n] for row in table.rows) or not table.rows]
     if not table.rows and not any(table.columns[n].heading for n in used):
@@ -117,7 +119,7 @@ def _table_lines(table: Table, width: int, bold: bool) -> list[str]:
 
 
 def _row_lines(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
-    """Return the lines of a row, as many as its tallest cell has."""
+    """Render a row as the lines of its tallest cell."""
     folded = [[elide_text(part, w) for part in fold_text(cell, w)] for cell, w in zip(cells, widths)]
     height = max(map(len, folded))
     lines = []
@@ -129,7 +131,7 @@ def _row_lines(cells: Sequence[str], columns: Sequence[Column], widths: Sequence
 
 
 def elide_text(text: str, width: int) -> str:
-    """Return ``text`` without its middle if it is longer than ``width``."""
+    """Replace the middle of ``text`` by an ellipsis if it is longer than ``width``."""
     if len(text) <= width:
         return text
     head = (width - 1) // 2
@@ -139,37 +141,39 @@ def elide_text(text: str, width: int) -> str:
 def table_layout(
     columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the numbers of the columns to display in ``width``, and the width of each.
+    """Return the numbers of the columns that fit ``width``, and the width of each.
 
-    Long columns fold at spaces, and minor columns are left out. If that does not suffice, all columns are displayed and
-    fold at spaces; then within names, down to 16 characters; then the column with the highest priority number is left
-    out, and so on; then names fold down to 8 characters; then numbers fold, and the middle
-    of long names is left out.
+    Long columns fold at spaces, and columns of low priority are omitted. If that does not suffice, all columns are
+    displayed and fold at spaces; then within names, down to 16 characters. Then the column with the highest priority
+    number is omitted, and so on. Then names fold down to 8 characters; then numbers fold, and long names are elided.
     """
     minor = sorted((n for n, c in enumerate(columns) if c.priority >= MINOR), key=lambda n: columns[n].priority)
     for count in range(len(minor), -1, -1):
         kept = [n for n in range(len(columns)) if n not in minor[count:]]
-        if found := _fitted_column_widths(columns, cells, kept, width, _least_short):
+        if found := _fitted_column_widths(columns, cells, kept, width, _least_width_of_short_columns):
             return tuple(kept), found
     kept = list(range(len(columns)))
     while True:
-        for least in (_least_at_spaces, _least_folded):
+        for least in (_least_width_at_spaces, _least_width_in_names):
             if found := _fitted_column_widths(columns, cells, kept, width, least):
                 return tuple(kept), found
         most = max((columns[n].priority for n in kept), default=0)
         if not most or len(kept) == 1:
             break
         kept.remove(max(n for n in kept if columns[n].priority == most))
-    for least in (_least_narrow, _least_elided):
+    for least in (_least_width_of_short_names, _least_width_elided):
         if found := _fitted_column_widths(columns, cells, kept, width, least):
             return tuple(kept), found
-    return tuple(kept), tuple(_least_elided(columns[n], cells[n]) for n in kept)
+    return tuple(kept), tuple(_least_width_elided(columns[n], cells[n]) for n in kept)
 
 
 def _fitted_column_widths(
     columns: Sequence[Column], cells: Sequence[Sequence[str]], kept: Sequence[int], width: int, least_of: Least
 ) -> tuple[int, ...]:
-    """Return widths of the columns ``kept`` that fit, the widest shrunk first; empty if their least widths do not."""
+    """Return widths of the columns ``kept`` that fit ``width`` in total; the widest columns shrink first.
+
+    The result is empty if the columns do not fit at their least widths (``least_of``).
+    """
     widths = [max(map(len, (columns[n].heading, *cells[n]))) for n in kept]
     least = [min(w, least_of(columns[n], cells[n])) for n, w in zip(kept, widths)]
     room = width - GAP * (len(kept) - 1)
@@ -181,24 +185,24 @@ def _fitted_column_widths(
     return tuple(widths)
 
 
-def _least_short(column: Column, cells: Sequence[str]) -> int:
+def _least_width_of_short_columns(column: Column, cells: Sequence[str]) -> int:
     whole = max(map(len, (column.heading, *cells)))
-    return whole if whole <= SHORT else max(SHORT, _least_at_spaces(column, cells))
+    return whole if whole <= SHORT else max(SHORT, _least_width_at_spaces(column, cells))
 
 
-def _least_at_spaces(column: Column, cells: Sequence[str]) -> int:
+def _least_width_at_spaces(column: Column, cells: Sequence[str]) -> int:
     return _longest_cell_part(column, cells, str.split)
 
 
-def _least_folded(column: Column, cells: Sequence[str]) -> int:
+def _least_width_in_names(column: Column, cells: Sequence[str]) -> int:
     return max(FOLDED, _longest_cell_part(column, cells, _PIECE.findall))
 
 
-def _least_narrow(column: Column, cells: Sequence[str]) -> int:
+def _least_width_of_short_names(column: Column, cells: Sequence[str]) -> int:
     return max(NARROW, _longest_cell_part(column, cells, _PIECE.findall))
 
 
-def _least_elided(column: Column, cells: Sequence[str]) -> int:
+def _least_width_elided(column: Column, cells: Sequence[str]) -> int:
     parts = [len(part) for cell in cells for word in cell.split() for part in _PIECE.findall(word)]
     return max(NARROW, min(max(parts, default=0), LONGEST_PIECE))
 

@@ -39,7 +39,7 @@ from aotc.lowering.lower import Variant
 from aotc.lowering.program.memory_report import local_buffers_of_kernel, manifest_size
 from aotc.options import Options
 from aotc.progress import begin_stage
-from aotc.source.embed import Segments
+from aotc.source.embed import SourceSegments
 from aotc.targets import MIX, Target
 from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
 from aotc.vmfb.assumed_sizes import dim_names
@@ -53,7 +53,7 @@ _TRACED = re.compile(r"jit\(([A-Za-z]\w*)\)")  # of a name stack; neither a lamb
 
 
 class KernelsCompiledAhead:
-    """Compile the CPU kernels of the first variant early, in parallel to the rest of the pipeline.
+    """Early compilation of the CPU kernels of the first variant, in parallel to the rest of the pipeline.
 
     Use it as a context manager: at the end of the block it stops builds that no bundle needed. ``module`` provides the
     signatures.
@@ -80,7 +80,7 @@ class KernelsCompiledAhead:
                 self._begun[1].begin_ahead()
 
     def finish(self, v: Variant, target: Target, rows: slice, entry: Mapping[str, Any]) -> SharedLibrary:
-        """Return the compiled library of the kernels ``rows`` of variant ``v`` for ``target``.
+        """Wait for the kernels ``rows`` of variant ``v`` compiled for ``target``, and return the library.
 
         ``entry`` is the manifest entry of the library.
         """
@@ -102,8 +102,8 @@ def _model_path(module: Module) -> str:
     return next(f for f in module.functions.values() if f.public).loc.path
 
 
-def _name_of(module: Module, variants: Sequence[Variant]) -> str:
-    """Return the name of a model: of its file, or of the function that was traced, or else ``main``."""
+def _model_name(module: Module, variants: Sequence[Variant]) -> str:
+    """Return the name of a model: of its file, of the traced function, or ``main``."""
     paths = {f.loc.path for f in module.functions.values() if f.public}
     if len(paths) == 1 and (path := paths.pop()):
         return PurePath(path).stem or module.name
@@ -120,7 +120,7 @@ def _targets_with_kernels(v: Variant) -> list[tuple[Target, slice]]:
 
 def assemble(
     module: Module, variants: list[Variant], options: Options, ahead: KernelsCompiledAhead,
-    source: Callable[[], Segments] | None = None, program: str = "",
+    source: Callable[[], SourceSegments] | None = None, program: str = "",
 ) -> bytes:  # fmt: skip
     """Compile the kernels of all variants and write the bundle.
 
@@ -140,7 +140,7 @@ def assemble(
         debug = _debug_entry(variants, program) if options.debug_info else None
         about = {"about": dict(options.about)} if options.about else {}
         more = {**about, "debug": debug, "source": embedded, **_cost_record_entry(options, segments)}
-        return _written_bundle(module, variants, entries, segments, options.typical, more)
+        return _write_bundle_bytes(module, variants, entries, segments, options.typical, more)
 
 
 def _cost_record_entry(options: Options, segments: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -151,7 +151,8 @@ def _cost_record_entry(options: Options, segments: list[tuple[str, Any]]) -> dic
     return {COSTS: {"segment": len(segments) - 1}}
 
 
-def _source_entry(source: Segments, segments: list[tuple[str, Any]]) -> dict[str, Any]:
+def _source_entry(source: SourceSegments, segments: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Add the model's source to ``segments`` and return the manifest fields for it."""
     number = len(segments)
     segments.append(("source", source.record))
     if source.weights:
@@ -159,10 +160,11 @@ def _source_entry(source: Segments, segments: list[tuple[str, Any]]) -> dict[str
     return {"segment": number, "bytes": source.size, "weights": number + 1 if source.weights else None}
 
 
-def _written_bundle(
+def _write_bundle_bytes(
     module: Module, variants: list[Variant], entries: list[dict[str, Any]], segments: list[tuple[str, Any]],
     typical: Mapping[str, int], more: Mapping[str, Any],
 ) -> bytes:  # fmt: skip
+    """Build the manifest from the ``entries`` of the variants, and return the bytes of the bundle."""
     main = next(f for f in module.functions.values() if f.public)
     devices = variants[0].devices
     dims = {s.name for v in main.body.params for d in v.type.shape for s in symbols(d)}
@@ -178,7 +180,7 @@ def _written_bundle(
     manifest = {
         "format": 1,
         "producer": f"aotc {aotc.__version__}",
-        "name": _name_of(module, variants),
+        "name": _model_name(module, variants),
         "functions": functions,
         "symbols": sorted(dims),
         **({"mesh": ranks["mesh"]} if (ranks := main.attrs.get("ranks")) else {}),
@@ -193,6 +195,8 @@ def _written_bundle(
 def _variant_entry(
     v: Variant, segments: list[tuple[str, Any]], options: Options, ahead: KernelsCompiledAhead
 ) -> dict[str, Any]:
+    """Compile a variant's kernels, add its code to ``segments``, and return its manifest entry."""
+
     def add(name: str, data: Any) -> int:
         segments.append((f"{v.target.name}/{name}", data))
         return len(segments) - 1
@@ -319,9 +323,9 @@ def _mixed_variant_entries(
 
 
 def _device_entries(v: Variant) -> dict[str, Any]:
-    """Return the kind and target of each device that the model names, and the transfers; empty if it names none.
+    """Return the kind and target of each device in the model, and the transfers; empty without devices.
 
-    An implied GPU and host, which the model does not name, are listed under ``implied``.
+    A GPU and host that the model does not name are listed under ``implied``.
     """
     if not v.devices_of:
         return {}
@@ -332,7 +336,7 @@ def _device_entries(v: Variant) -> dict[str, Any]:
 
 
 def native_calls(v: Variant) -> list[NativeCall]:
-    """Return the native functions, registered by the user for custom calls, that CPU kernels of the variant call."""
+    """Return the user's native functions that CPU kernels of the variant call for custom calls."""
     rows = zip(v.kernels, v.targets, strict=True)
     called = {name for k, target in rows if target.kind == "cpu" for name in imported_functions(k)}
     return [
@@ -343,6 +347,7 @@ def native_calls(v: Variant) -> list[NativeCall]:
 
 
 def _constants_entry(v: Variant, add: Callable[[str, Any], int], options: Options) -> dict[str, Any] | None:
+    """Store a variant's constants in the bundle, compressed if that pays, or in a file; return the manifest entry."""
     if not v.constants.arrays:
         return None
     if options.weights != "inline":
@@ -354,6 +359,7 @@ def _constants_entry(v: Variant, add: Callable[[str, Any], int], options: Option
 
 
 def _debug_entry(variants: list[Variant], program: str) -> dict[str, Any]:
+    """Return the debug information of the manifest: kernel text, source locations, memory ranges."""
     kernels = {}
     for v in variants:
         for k in v.kernels:
@@ -368,9 +374,10 @@ def _debug_entry(variants: list[Variant], program: str) -> dict[str, Any]:
 
 
 def _command_location_numbers(v: Variant) -> dict[str, Any]:
-    """Return the locations of commands, by number for each command of each buffer; -1 stands for its kernel's own.
+    """Return the source locations of commands, as a number for each command of each command buffer.
 
-    Layers of equal shape share a kernel, whose own location is in the first of them.
+    The number -1 means the location of the command's kernel. Layers of equal shape share a kernel, whose own location
+    is in the first of them.
     """
     numbers: dict[str, int] = {}
     buffers = []

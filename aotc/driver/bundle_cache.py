@@ -32,7 +32,7 @@ _NOT_IN_KEY = OF_THE_RUN | {"target"}  # the target's features are part of the k
 
 
 def is_cache_usable(options: Options) -> bool:
-    """Return True if ``options`` allow a cached bundle: nothing but the bundle is written, printed or observed."""
+    """Return True if ``options`` allow a cached bundle: the compilation has no other output than the bundle."""
     watched = any(getattr(options, name) for name in WATCHED) or options.bisect >= 0
     warned = options.callbacks == DROP  # every compilation warns about the calls that it drops
     own = bool(options.replace) or any_registered()  # the user's functions, which may call others
@@ -40,7 +40,7 @@ def is_cache_usable(options: Options) -> bool:
 
 
 def cached_bundle(path: Path, options: Options) -> bytes | None:
-    """Return the cached bundle for the model in a file, or None if the model must be compiled.
+    """Return the cached bundle for the model file ``path``, or None if the model must be compiled.
 
     An unreadable file also returns None: the compiler then reports the error.
     """
@@ -51,14 +51,14 @@ def cached_bundle(path: Path, options: Options) -> bytes | None:
     except OSError:
         return None
     targets = variant_targets(resolve_targets(options.target), options.devices)
-    return read(_bundle_cache_key(_model_digest(data), os.fspath(path), {}, options, targets))
+    return read_cached_bundle(_cache_key_of_digests(_model_digest(data), os.fspath(path), {}, options, targets))
 
 
-def key_of(raw: RawModel, options: Options, targets: Iterable[Target]) -> str:
-    """Return the cache key of the bundle for the model ``raw``."""
+def bundle_cache_key(raw: RawModel, options: Options, targets: Iterable[Target]) -> str:
+    """Return the key of the model ``raw`` in the bundle cache."""
     if raw.digest:
-        return _bundle_cache_key(raw.digest, raw.path, {}, options, targets)
-    return _bundle_cache_key(_model_digest(raw.data), raw.path, raw.metadata, options, targets)
+        return _cache_key_of_digests(raw.digest, raw.path, {}, options, targets)
+    return _cache_key_of_digests(_model_digest(raw.data), raw.path, raw.metadata, options, targets)
 
 
 # Bytes, or characters, of a model's text that are hashed at a time. Encoding a large model at once would double its
@@ -67,7 +67,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def _model_digest(data: str | bytes) -> bytes:
-    """Return the SHA-256 digest of a model chunk by chunk, without copying the model."""
+    """Compute the SHA-256 digest of a model in chunks, without a copy of the model."""
     digest = hashlib.sha256()
     for at in range(0, len(data), CHUNK_BYTES):
         part = data[at : at + CHUNK_BYTES]
@@ -75,10 +75,10 @@ def _model_digest(data: str | bytes) -> bytes:
     return digest.digest()
 
 
-def _bundle_cache_key(
+def _cache_key_of_digests(
     model: bytes, path: str, metadata: Mapping[str, Any], options: Options, targets: Iterable[Target]
 ) -> str:  # fmt: skip
-    """Return the cache key for the model with digest ``model``."""
+    """Return the cache key for the model with digest ``model``, its path and metadata, options and targets."""
     chosen = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _NOT_IN_KEY}
     facts = [chosen, [repr(t) for t in targets], path, metadata]
     digest = hashlib.sha256(_compiler_digest())
@@ -94,11 +94,11 @@ def _compiler_digest() -> bytes:
     return digest_of_sources(sources, _PACKAGES)
 
 
-def read(key: str) -> bytes | None:
+def read_cached_bundle(key: str) -> bytes | None:
     """Return the bundle stored under ``key``, or None if there is none."""
     return store.read_cache_entry(_FOLDER, key)
 
 
-def write(key: str, data: bytes) -> None:
+def write_cached_bundle(key: str, data: bytes) -> None:
     """Store the bundle ``data`` under ``key``."""
     store.write_cache_entry(_FOLDER, key, data)

@@ -1,4 +1,4 @@
-"""Compression of constant arrays in a bundle.
+"""Compress constant arrays in a bundle.
 
 Masks, index tables, one-hot rows and zero-padded weights compress to a small fraction. The bundle stores them
 compressed, and the loader expands them once (:mod:`aotc.vmfb.weights.constants`). So calls are as fast as with
@@ -47,12 +47,12 @@ BETTER = 0.6
 
 @dataclass(frozen=True)
 class CompressedConstants:
-    """The constants of a variant in their stored form.
+    """The constants of a variant as a bundle stores them: compressed arrays and uncompressed runs.
 
     Attributes
     ----------
     size : int
-        Bytes when they are expanded.
+        Number of bytes after expansion.
     rows : list of list of int
         Offset, bytes, offset in the segment, stored bytes, word, distance: see ``docs/bundle.md``.
     parts : list of memoryview
@@ -65,19 +65,25 @@ class CompressedConstants:
     stored: int = 0
 
     def entry(self, segment: int) -> dict[str, Any]:
-        """Return the entry of the manifest."""
+        """Return the manifest entry of these constants in segment number ``segment``."""
         return {"segment": segment, "size": self.size, "rows": self.rows}
 
 
 @dataclass(frozen=True)
-class _Stream:
+class _CompressedArray:
+    """A compressed array.
+
+    ``word`` is the number of bytes of an element for difference coding, ``distance`` the number of words between the
+    two terms of a difference (0: not difference coded).
+    """
+
     data: bytes
     word: int
     distance: int
 
 
 def compress_constants(constants: Constants) -> CompressedConstants | None:
-    """Return ``constants`` with its arrays compressed, or None if compression saves too little."""
+    """Compress the arrays of ``constants``; return None if compression saves too little."""
     streams = {n: s for n, (_, array, _) in enumerate(constants.arrays) if (s := _compressed_array(array)) is not None}
     saved = sum(constants.arrays[n][1].nbytes - len(s.data) for n, s in streams.items())
     rest = constants.size - saved
@@ -95,11 +101,11 @@ def compress_constants(constants: Constants) -> CompressedConstants | None:
 
 
 def _compressed_runs(
-    constants: Constants, streams: dict[int, _Stream]
-) -> Iterator[tuple[int, int, _Stream | None, list[memoryview]]]:
-    """Yield the parts of the constants in order: each compressed array, and each run of uncompressed arrays in between.
+    constants: Constants, streams: dict[int, _CompressedArray]
+) -> Iterator[tuple[int, int, _CompressedArray | None, list[memoryview]]]:
+    """Yield the parts of the constants in order: a compressed array, or a run of uncompressed arrays.
 
-    A part is its offset, its size in bytes, its stream (None if uncompressed), and its stored pieces.
+    A part is its offset, its size in bytes, its compressed form (None if uncompressed), and its stored pieces.
     """
     pieces: list[memoryview] = []
     begin = end = 0
@@ -119,8 +125,8 @@ def _compressed_runs(
         yield begin, end - begin, None, pieces
 
 
-def _compressed_array(array: np.ndarray) -> _Stream | None:
-    """Return ``array`` compressed, or None if compression saves too little."""
+def _compressed_array(array: np.ndarray) -> _CompressedArray | None:
+    """Compress ``array``; return None if compression saves too little."""
     if array.nbytes <= SMALL_BYTES:
         return None
     word = min(array.itemsize, 8)
@@ -133,7 +139,7 @@ def _compressed_array(array: np.ndarray) -> _Stream | None:
     if best < 0:
         return None
     data = _difference_stream(elements, word, best)
-    return None if data is None else _Stream(data, word, best)
+    return None if data is None else _CompressedArray(data, word, best)
 
 
 def _candidate_distances(shape: Sequence[int], words: int) -> list[int]:
@@ -163,7 +169,7 @@ STEP_BYTES = 1 << 18
 
 
 def _difference_stream(elements: np.ndarray, word: int, distance: int) -> bytes | None:
-    """Return the compressed differences of an array at ``distance``, or None if they are not small enough."""
+    """Compress the differences of an array at ``distance``; return None if they are not small enough."""
     data = word_differences(elements, word, distance)
     packer, found, size = zlib.compressobj(6), list[bytes](), 0
     for begin in range(0, len(data), STEP_BYTES):

@@ -1,4 +1,4 @@
-"""Bound arguments and states (memory passed from call to call) that the options declare."""
+"""Annotate bound arguments and states: memory that one call passes to the next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aotc.vmfb.result_names import parse_state_pairs, path_below_result
 
 
 def declare_bindings(module: Module, options: Options) -> Module:
-    """Annotate the arguments that ``options.bind`` and ``options.state`` name, and return the module.
+    """Annotate the arguments that ``options.bind`` and ``options.state`` select, and return the module.
 
     Arguments of a state are donated, each to its result.
 
@@ -48,7 +48,7 @@ def declare_bindings(module: Module, options: Options) -> Module:
 def _check_state_pairs_used(
     module: Module, pairs: dict[str, str], used: set[str], found: Mapping[str, Function]
 ) -> None:
-    """Refuse a state pair that matches no result, or whose results match no argument of any function."""
+    """Reject a state pair (result, argument) that no function has."""
     public = [f for f in module.functions.values() if f.public]
     unused = [f"{out}={argument}" for out, argument in pairs.items() if out not in used]
     if unused:
@@ -66,7 +66,7 @@ def _check_state_pairs_used(
 
 
 def _state_result_numbers(f: Function, pairs: dict[str, str]) -> tuple[dict[int, int], dict[str, str]]:
-    """Return the result number for each state argument of ``f``, and the pairs whose results ``f`` has."""
+    """Return the result number for each state argument of ``f``, and the matching pairs of ``f``."""
     names = list(f.attrs["arg_names"])
     donated: dict[int, int] = {}
     own: dict[str, str] = {}

@@ -57,6 +57,7 @@ def signature_entry(
 
 
 def _value_entry(name: str, type_: TensorType, devices: Sequence[str] | None, number: int) -> dict[str, Any]:
+    """Return the manifest entry of one argument or result: name, dtype, dims, device."""
     return {
         "name": name,
         "dtype": type_.dtype,
@@ -66,7 +67,7 @@ def _value_entry(name: str, type_: TensorType, devices: Sequence[str] | None, nu
 
 
 def _layout_entry(type_: TensorType, ranks: Mapping[str, Any] | None, kind: str, number: int) -> dict[str, Any]:
-    """Return the fields of an argument or result that is cut over a mesh: the axes of each dim, and the whole shape."""
+    """Return the manifest fields of a sharded argument or result: the mesh axes of each dim, and the whole shape."""
     if ranks is None or not any(ranks[kind][number]):
         return {}
     layout = ranks[kind][number]
@@ -85,7 +86,7 @@ def binding_entries(v: Variant) -> dict[str, Any]:
     entries = {}
     for prepare in (f for f in v.halves if "prepares" in f.attrs):
         call = calls[prepare.attrs["prepares"]]
-        first, second = _half_program_entry(prepare, v), _half_program_entry(call, v)
+        first, second = _prepared_program_entry(prepare, v), _prepared_program_entry(call, v)
         rows = zip(first["results"], prepare.attrs["sources"], prepare.attrs["values"], strict=True)
         for row, sources, value in rows:
             row["sources"], row["value"] = list(sources), value
@@ -95,7 +96,7 @@ def binding_entries(v: Variant) -> dict[str, Any]:
 
 
 def rename_size_symbols(entries: Sequence[Mapping[str, Any]], functions: Mapping[str, Mapping[str, Any]]) -> None:
-    """Rename the symbolic sizes of ``call`` programs as in the public signatures: lowering renames some symbols."""
+    """Rename the symbolic sizes of ``call`` programs as in the public signatures, as lowering may rename them."""
     for entry in entries:
         for name, row in entry.get("prepared", {}).items():
             every = [*functions[name]["arguments"], *row["prepare"]["results"]]
@@ -105,8 +106,8 @@ def rename_size_symbols(entries: Sequence[Mapping[str, Any]], functions: Mapping
                 value["dims"] = known["dims"]
 
 
-def _half_program_entry(f: Function, v: Variant) -> dict[str, Any]:
-    """Return the entry of one of the two programs, whose arguments are this rank's parts without a whole."""
+def _prepared_program_entry(f: Function, v: Variant) -> dict[str, Any]:
+    """Return the entry of a ``prepare`` or ``call`` program, whose arguments are the shards of this rank."""
     local = replace(f, attrs={key: value for key, value in f.attrs.items() if key != "ranks"})
     said = signature_entry(local, taken=v.taken.get(f.name, ()))
     own = {key: said[key] for key in ("arguments", "results")}
@@ -114,11 +115,12 @@ def _half_program_entry(f: Function, v: Variant) -> dict[str, Any]:
 
 
 def warn_of_hidden_functions(names: Iterable[str]) -> None:
-    """Warn of functions that ``module.name`` cannot reach, because a loaded module has a member of the same name.
+    """Warn of function names that ``module.name`` cannot reach: a loaded module has such a member.
 
     Warns
     -----
     AotcWarning
+        Once for each name.
     """
     for name in sorted({*names} & {*dir(LoadedModule), "name", "functions", "devices", "home"}):
         warn_user(f"function {name!r} has the name of a member of loaded modules; call it as module[{name!r}]")

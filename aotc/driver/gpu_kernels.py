@@ -14,16 +14,16 @@ from aotc.vmfb.devices.cuda.tensor_map import encode_tensor_map
 
 
 class GpuKernels:
-    """Kernels on the first GPU.
+    """Launcher of single kernels of a bundle on the first GPU.
 
     Parameters
     ----------
     where : str
         The bundle, for messages.
     rows : sequence of mapping
-        Their entries of the manifest.
+        Manifest entries of the kernels.
     code : sequence of bytes-like
-        Their images.
+        GPU images of the kernels.
     """
 
     def __init__(self, where: str, rows: Sequence[Mapping[str, Any]], code: Sequence[bytes | memoryview]) -> None:
@@ -44,6 +44,7 @@ class GpuKernels:
     def _launch(
         self, image: bytes, symbol: str, row: Mapping[str, Any], kernel: Kernel, arguments: TrialArguments
     ) -> None:
+        """Copy arguments to the GPU, launch the kernel ``symbol`` of ``image``, and copy the outputs back."""
         gpu, launch = self._gpu, row.get("launch", {})
         gpu.enter()
         function = gpu.function(gpu.load(image), symbol)

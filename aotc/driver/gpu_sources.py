@@ -32,17 +32,20 @@ def gpu_kernel_sources(
     kernels: Sequence[Kernel], calls: Mapping[str, CustomCall], replaced: Mapping[str, str], target: Target,
     options: Options,
 ) -> dict[str, str]:  # fmt: skip
-    """Return the text of a module for each kernel in ``calls`` and ``replaced``, by the kernel's name.
+    """Return the Python source of each kernel in ``calls`` and ``replaced``, by the kernel's name.
 
     Parameters
     ----------
     kernels : sequence of Kernel
+        The kernels of a variant.
     calls : mapping of str to CustomCall
         The custom call of each kernel that calls a user's function.
     replaced : mapping of str to str
-        The text of the module that defines each replacement.
+        Source of the module that defines each replacement.
     target : Target
+        The GPU.
     options : Options
+        Options of the compilation.
 
     Raises
     ------
@@ -50,7 +53,7 @@ def gpu_kernel_sources(
         If a function cannot be compiled, or a replacement differs from its kernel.
     """
     sources = {k.name: _users_function_source(k, calls[k.name], target) for k in kernels if k.name in calls}
-    trials = {k.name: _tried_replacement(k, replaced[k.name], target, options) for k in kernels if k.name in replaced}
+    trials = {k.name: _checked_replacement(k, replaced[k.name], target, options) for k in kernels if k.name in replaced}
     return sources | trials
 
 
@@ -61,6 +64,7 @@ def uncompiled_call_error(call: CustomCall, reason: str) -> CompileError:
 
 
 def _users_function_source(kernel: Kernel, call: CustomCall, target: Target) -> str:
+    """Return the source of a kernel that calls the function registered for a custom call."""
     known = registered_call(call.name)
     if known is None or known.gpu is None:
         raise uncompiled_call_error(call, "it is not registered any more")
@@ -70,10 +74,10 @@ def _users_function_source(kernel: Kernel, call: CustomCall, target: Target) -> 
         raise uncompiled_call_error(call, str(error)) from None
 
 
-def _tried_replacement(kernel: Kernel, source: str, target: Target, options: Options) -> str:
-    """Return the replacement ``source`` of ``kernel`` after comparing both in the simulator and on the GPU."""
+def _checked_replacement(kernel: Kernel, source: str, target: Target, options: Options) -> str:
+    """Compare a replacement with its kernel in the simulator and on the GPU; return the replacement's source."""
     try:
-        reason = gpu_trial_difference(kernel, source, target) or _problem_on_gpu(kernel, source, target, options)
+        reason = gpu_trial_difference(kernel, source, target) or _difference_on_gpu(kernel, source, target, options)
     except KernelRefused as error:
         reason = str(error)
     if reason:
@@ -81,12 +85,10 @@ def _tried_replacement(kernel: Kernel, source: str, target: Target, options: Opt
     return source
 
 
-def _problem_on_gpu(kernel: Kernel, source: str, target: Target, options: Options) -> str:
-    """Return the difference between ``kernel`` and its replacement on this machine's GPU.
+def _difference_on_gpu(kernel: Kernel, source: str, target: Target, options: Options) -> str:
+    """Run ``kernel`` and its replacement on this machine's GPU; describe the difference of their results.
 
-    Empty if equal or without a GPU.
-
-    ``source`` is the text of the module that defines the replacement.
+    The result is empty if they agree, or without a GPU. ``source`` is the module that defines the replacement.
 
     Raises
     ------

@@ -28,7 +28,7 @@ Values = Mapping[str, Sequence[Any]]
 
 
 def compile_with_weights(raws: list[Any], options: Options, compile_raw: Callable[[Any, Options], bytes]) -> bytes:
-    """Compile the only element of ``raws``; return a bundle that stores the examples of bound arguments as its weights.
+    """Compile the only element of ``raws``, and store the examples of bound arguments as the bundle's weights.
 
     The examples are stored only if ``options.weights`` is a file or ``unpacked``, and arguments are bound. A model from
     a file has no examples; the weights file then receives its constants.
@@ -71,7 +71,7 @@ def _weight_array(value: Any, path: str) -> Any:
 
 
 def write_weights(path: str, constants: Constants) -> dict[str, Any]:
-    """Write ``constants`` to ``path`` and return their manifest entry.
+    """Write ``constants`` to a safetensors file ``path`` and return their manifest entry.
 
     Raises
     ------

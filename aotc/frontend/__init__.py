@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def interrupts_wait() -> Iterator[None]:
-    """Defer ``KeyboardInterrupt`` to the end of this block; a signal handler of the caller is not replaced."""
+def defer_interrupts() -> Iterator[None]:
+    """Defer ``KeyboardInterrupt`` to the end of the ``with`` block; a signal handler of the caller is not replaced."""
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -25,5 +25,5 @@ def interrupts_wait() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-with interrupts_wait():  # a Python exception during the load of jaxlib's libraries ends the process
+with defer_interrupts():  # a Python exception during the load of jaxlib's libraries ends the process
     from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy, stablehlo  # noqa: F401

@@ -41,19 +41,20 @@ _SIDES = frozenset(MEMORIES.values())
 
 
 def affinity_of(attributes: Mapping[str, Any], devices: Collection[str], loc: Loc) -> str:
-    """Return the device of an argument or a result, or an empty string; ``devices`` are the names in the options.
+    """Return the device name of an argument or a result from its attributes, or an empty string.
 
-    An affinity decides. Without one, a memory kind decides if ``devices`` contains ``host``; without a memory kind, a
-    sharding ``{maximal device=1}`` means ``d1`` if ``devices`` contains that name.
+    ``devices`` are the device names in the options. An affinity decides. Without one, a memory kind decides if
+    ``devices`` contains ``host``. Without a memory kind, a sharding ``{maximal device=1}`` means ``d1`` if ``devices``
+    contains that name.
 
     Raises
     ------
     CompileError
         At ``loc`` if an affinity does not name a device.
     """
-    said = stated_affinity(attributes, loc)
+    stated = stated_affinity(attributes, loc)
     return (
-        said
+        stated
         or _device_of_memory_kind(attributes.get(_KIND_OF_MEMORY), devices)
         or _device_of_sharding(attributes.get(_SHARDING), devices)
     )
@@ -63,7 +64,7 @@ def stated_affinity(attributes: Mapping[str, Any], loc: Loc) -> str:
     """Return the device that an affinity attribute names; an empty string if there is no such attribute."""
     for name in _AFFINITIES:
         if name in attributes:
-            found = device_of(attributes[name])
+            found = device_of_attribute(attributes[name])
             if not found:
                 message = f"{name} is {attributes[name]}, which names no device"
                 raise CompileError.at(loc, message, hint=f'write {name} = "d1"')
@@ -71,7 +72,7 @@ def stated_affinity(attributes: Mapping[str, Any], loc: Loc) -> str:
     return ""
 
 
-def device_of(attribute: Any) -> str:
+def device_of_attribute(attribute: Any) -> str:
     """Return the device that an attribute (string, symbol or IREE's promise) names, or an empty string."""
     if isinstance(attribute, ir.StringAttr | ir.FlatSymbolRefAttr):
         return attribute.value
@@ -106,7 +107,7 @@ def check_signatures(functions: Mapping[str, Any], options: Options, path: str) 
 
 
 def _signature_affinities(function: Any, path: str) -> Iterator[tuple[str, str, str, Loc]]:
-    """Yield attribute, device, description and location of each affinity of a function, its arguments and results."""
+    """Yield the affinities of a function, its arguments and results: attribute, device, description, location."""
     own = function.operation
     name, loc = f"@{own.attributes['sym_name'].value}", loc_from_mlir(own.location, path)
     rows = [(f"of {name}", own.attributes, loc)]
@@ -118,27 +119,27 @@ def _signature_affinities(function: Any, path: str) -> Iterator[tuple[str, str, 
         rows += [(f"of result {n} of {name}", result, loc) for n, result in enumerate(own.attributes["res_attrs"])]
     for what, attributes, place in rows:
         for attribute in (a for a in _AFFINITIES if a in attributes):
-            if device := device_of(attributes[attribute]):
+            if device := device_of_attribute(attributes[attribute]):
                 yield attribute, device, what, place
 
 
 def _folded_device_name(name: str) -> str:
-    """Return a name with characters that look alike replaced by one: lower case, 0 for O, 1 for l and I."""
+    """Return a device name in which similar characters are equal: lower case, 0 for O, 1 for l and I."""
     return name.casefold().translate(_LOOKALIKES)
 
 
 def _nearest_name_hint(device: str, declared: Collection[str], attribute: str) -> str:
-    """Return the beginning of a hint with the declared name most similar to ``device``; empty if none is similar."""
+    """Return the beginning of a hint with the declared name most similar to ``device``, or an empty string."""
     names = {_folded_device_name(name): name for name in declared}
     near = [names[key] for key in get_close_matches(_folded_device_name(device), names, n=1, cutoff=0.5)]
     return f'write {{{attribute} = "{near[0]}"}}, or ' if near else ""
 
 
 def check_declared(state: ImportState, device: str, attribute: str, ops: bool) -> None:
-    """Reject the device that ``attribute`` of a transfer or an op names, unless an affinity or the options declare it.
+    """Reject an undeclared device name in the ``attribute`` of a transfer or an op.
 
-    If neither declares any device, every name is allowed. Affinities of functions, arguments and results declare their
-    devices; with ``ops``, affinities of ops do, too.
+    The options and the model's affinities declare devices; if there are none, every name is allowed. Affinities of
+    functions, arguments and results count as declarations; with ``ops``, affinities of ops do, too.
 
     Raises
     ------
@@ -146,8 +147,8 @@ def check_declared(state: ImportState, device: str, attribute: str, ops: bool) -
         With the most similar declared name.
     """
     session = state.session
-    said = (name for function in session.symbols.values() for name in _declared_affinities(function.operation, ops))
-    declared = dict.fromkeys((*filter(None, [session.default_device]), *session.devices, *said))
+    stated = (name for function in session.symbols.values() for name in _declared_affinities(function.operation, ops))
+    declared = dict.fromkeys((*filter(None, [session.default_device]), *session.devices, *stated))
     if not declared or device in declared or device in MEMORIES.values():
         return
     where = f"an affinity of an argument or a result, or --device {device}=TARGET"
@@ -158,13 +159,13 @@ def check_declared(state: ImportState, device: str, attribute: str, ops: bool) -
 
 
 def _declared_affinities(function: Any, ops: bool) -> list[str]:
-    """Return the devices that the affinities in a function's signature name, with ``ops`` also those of its ops."""
+    """Return the device names in the affinities of a function's signature; with ``ops`` also those of its ops."""
     found: list[str] = []
 
     def visit(op: Any) -> ir.WalkResult:
         signature = (op.attributes[name] for name in ("arg_attrs", "res_attrs") if name in op.attributes)
         for attributes in (op.attributes, *(row for rows in signature for row in rows)):
-            found.extend(device_of(attributes[name]) for name in _AFFINITIES if name in attributes)
+            found.extend(device_of_attribute(attributes[name]) for name in _AFFINITIES if name in attributes)
         return ir.WalkResult.ADVANCE
 
     if ops:
@@ -175,7 +176,7 @@ def _declared_affinities(function: Any, ops: bool) -> list[str]:
 
 
 def on_affinity_device(state: ImportState, op: Any) -> AbstractContextManager[None]:
-    """Return a context in which ``op`` is imported: if the op has an affinity, its operands are moved to that device.
+    """Return a context that imports ``op`` on the device of its affinity, with its operands moved to that device.
 
     If the op has no operand to move, like an iota, its results are moved instead.
     """
@@ -188,28 +189,32 @@ def on_affinity_device(state: ImportState, op: Any) -> AbstractContextManager[No
 
 @contextmanager
 def _imported_on_device(state: ImportState, op: Any, device: str) -> Iterator[None]:
+    """Move the operands of ``op`` to ``device`` while the ``with`` block imports the op.
+
+    Afterwards the operands have their old places again. If there is no operand to move, the results are moved.
+    """
     if state.by_element:
         state.fail(f"{state.op} in the computation of another op has an affinity", "give it to the op around")
-    kept = {
+    former = {
         v: leaves
         for v in _operands_and_outer_values(op)
         if (leaves := state.values.get(v)) and state.known.keys().isdisjoint(leaves)
     }
     state.values.update(
-        (v, transferred_to_devices(state, leaves, [device] * len(leaves))) for v, leaves in kept.items()
+        (v, transferred_to_devices(state, leaves, [device] * len(leaves))) for v, leaves in former.items()
     )
     try:
         yield
     finally:
-        state.values.update(kept)
-    if not kept:
+        state.values.update(former)
+    if not former:
         for v in op.results:
             leaves = state.leaves(v)
             state.values[v] = transferred_to_devices(state, leaves, [device] * len(leaves))
 
 
 def _operands_and_outer_values(op: Any) -> dict[Any, None]:
-    """Return the operands of ``op``, and the outer values that its regions use."""
+    """Return the operands of ``op`` and the values from outside that its regions use, as keys of a dict."""
     read, made = dict.fromkeys(op.operands), set()
     blocks = [block for region in op.regions for block in region.blocks]
     while blocks:
@@ -223,7 +228,7 @@ def _operands_and_outer_values(op: Any) -> dict[Any, None]:
 
 
 def transferred_to_devices(state: ImportState, leaves: Collection[Any], devices: Collection[str]) -> tuple[Any, ...]:
-    """Return ``leaves``, each transferred to its device unless that is empty.
+    """Return the tensors ``leaves``, each transferred to its entry of ``devices``; an empty name means no transfer.
 
     Integers that may be sizes stay: every device has them.
     """
@@ -234,7 +239,7 @@ def transferred_to_devices(state: ImportState, leaves: Collection[Any], devices:
 
 
 def placement_annotation(op: Any, devices: Collection[str]) -> str:
-    """Return the device to which ``annotate_device_placement`` or ``Sharding`` moves its operand; else empty."""
+    """Return the device to which ``annotate_device_placement`` or ``Sharding`` moves its operand, or ""."""
     return _device_of_memory_kind(frontend_attribute(op, _PLACEMENT), devices) or _device_of_sharding(
         op.attributes.get(_SHARDING), devices
     )
@@ -242,8 +247,8 @@ def placement_annotation(op: Any, devices: Collection[str]) -> str:
 
 def frontend_attribute(op: Any, name: str) -> str:
     """Return the frontend attribute ``name`` of an op, or an empty string."""
-    said = op.attributes.get("mhlo.frontend_attributes")
-    return _string_of_attribute(said[name]) if isinstance(said, ir.DictAttr) and name in said else ""
+    stated = op.attributes.get("mhlo.frontend_attributes")
+    return _string_of_attribute(stated[name]) if isinstance(stated, ir.DictAttr) and name in stated else ""
 
 
 def _device_of_memory_kind(kind: Any, devices: Collection[str]) -> str:
@@ -261,7 +266,7 @@ def _string_of_attribute(attribute: Any) -> str:
 
 
 def on_compute_side(state: ImportState, op: Any) -> AbstractContextManager[None]:
-    """Return a context in which ``op`` is imported: its operands are moved to the device or host, wherever the op runs.
+    """Return a context that imports ``op`` with its operands moved to the side where it runs: device or host.
 
     ``compute_on`` marks ops that run on the host. Nothing is moved if the options do not name both ``device`` and
     ``host``, or inside the regions of a host op. Constants and known sizes are not moved either: both sides have them.
@@ -271,9 +276,10 @@ def on_compute_side(state: ImportState, op: Any) -> AbstractContextManager[None]
 
 @contextmanager
 def _with_operands_moved(state: ImportState, op: Any) -> Iterator[None]:
+    """Move the operands of ``op`` to the host or the device while the ``with`` block imports the op."""
     marked = frontend_attribute(op, _COMPUTE_TYPE) == HOST
-    kept = {v: state.values[v] for v in op.operands if (v in state.on_host) != marked and _may_move_value(state, v)}
-    for v, leaves in kept.items():
+    former = {v: state.values[v] for v in op.operands if (v in state.on_host) != marked and _may_move_value(state, v)}
+    for v, leaves in former.items():
         moved = (state.one("transfer", [leaf], {"device": HOST if marked else DEVICE}) for leaf in leaves or ())
         state.values[v] = tuple(moved)
     state.hosted = marked
@@ -281,7 +287,7 @@ def _with_operands_moved(state: ImportState, op: Any) -> Iterator[None]:
         yield
     finally:
         state.hosted = False
-        state.values.update(kept)
+        state.values.update(former)
         if marked and op.name not in _CALLS:
             state.on_host.update(op.results)
 

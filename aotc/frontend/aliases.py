@@ -34,16 +34,16 @@ _OPENING = frozenset(b"([{<")
 
 
 def check_aliases(bare: bytes, path: str, most_nested: int) -> None:
-    """Reject text with aliases that are nested too deep or expand to too much text.
+    """Reject model text with attribute or type aliases that are nested too deep or expand to too much text.
 
     Parameters
     ----------
     bare : bytes
         The model's text without strings, comments and arrows.
     path : str
-        For messages.
+        File of the model, for messages.
     most_nested : int
-        Depth of brackets, summed over aliases of aliases, at most. A location's own brackets do not count.
+        Maximum depth of brackets, including those of aliases inside of aliases. A location's brackets do not count.
     """
     # A literal first character makes the search 3 times faster, and so do fewer candidates: what follows a "(" is a
     # reference.
@@ -83,7 +83,7 @@ def _check_alias_uses(text: bytes, path: str, long: dict[bytes, int], names: Seq
 
 
 def _measure_alias_definition(body: bytes, known: dict[bytes, tuple[int, int]]) -> tuple[int, int]:
-    """Return the bracket depth and the number of characters of a definition after expansion of the aliases in it."""
+    """Return bracket depth and number of characters of an alias definition after expansion of inner aliases."""
     body = body.partition(b"%")[0]  # a value: ops follow the definition
     depth = most = 0
     for bracket in body.translate(None, _NOT_BRACKETS):
@@ -100,7 +100,7 @@ def _is_location(body: bytes) -> bool:
 
 
 def _alias_error(text: bytes, number: int, path: str, what: str) -> CompileError:
-    """Return the error for the definition with this number."""
+    """Return the error ``what`` for the alias definition with this number, from 0."""
     definition = next(islice(_DEFINITION.finditer(text), number, None))
     name = definition[0].rpartition(b"=")[0].strip().removeprefix(b"#")
     shown = name if name.startswith(b"!") else b"#" + name

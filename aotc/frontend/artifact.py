@@ -10,7 +10,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.contexts import make_context
-from aotc.frontend.hidden_ops import hide_ops, operations_of, show_ops
+from aotc.frontend.hidden_ops import hide_ops, operations_of, reveal_hidden_ops
 from aotc.frontend.locations import loc_from_mlir
 from aotc.frontend.mlir import RawModel, upgrade_module
 from aotc.frontend.mlir_types import module_bytes
@@ -18,7 +18,7 @@ from aotc.source.bytecode import is_portable
 
 
 def artifact_of(raw: RawModel, module: ir.Module) -> bytes:
-    """Return ``module``, parsed from ``raw``, as a portable artifact; ``raw`` itself if it is one.
+    """Serialize ``module``, parsed from ``raw``, as a portable artifact; return ``raw`` if it is an artifact already.
 
     The artifact contains names, locations, attributes and ops of dialects without a portable form. CHLO ops become
     custom calls. If this jaxlib cannot serialize a CHLO op portably, the result is plain bytecode.
@@ -35,7 +35,10 @@ def artifact_of(raw: RawModel, module: ir.Module) -> bytes:
 
 
 def _serializable_copy(module: ir.Module) -> ir.Module:
-    """Return a copy for serialization, which modifies it; CHLO ops become calls. Constants share their elements."""
+    """Return a copy of ``module`` in which custom calls replace CHLO ops; constants share their elements.
+
+    Serialization modifies its module, so it needs a copy.
+    """
     with module.context:
         copied = ir.Module.create(module.operation.location)
     for name, value in module.operation.attributes.items():
@@ -51,7 +54,10 @@ SHOWN_ELEMENTS = 16
 
 
 class NumberedModel(NamedTuple):
-    """A model whose ops have lines of its text as locations too: the text, the user's line of each, and the model."""
+    """A model whose ops have their lines of the printed text as additional locations.
+
+    ``text`` has the printed lines, ``places`` the user's source line for each of them, ``raw`` the model.
+    """
 
     text: list[str]
     places: list[str]
@@ -59,14 +65,14 @@ class NumberedModel(NamedTuple):
 
 
 def numbered_model(raw: RawModel) -> NumberedModel:
-    """Return a model with the number of its line in the text, from 1, in the location of each op.
+    """Print a model, and add to each op's location the number of its line in that text, from 1.
 
-    The text has no large constants. Lines are unknown where jaxlib cannot modify locations (before 0.8).
+    The text omits large constants. Locations are unchanged where jaxlib cannot modify them (before 0.8).
 
     Raises
     ------
     CompileError
-        If it cannot be read.
+        If the model cannot be read.
     """
     with make_context():
         module = _module_as_shown(raw)
@@ -86,11 +92,11 @@ def numbered_model(raw: RawModel) -> NumberedModel:
 
 
 def _module_as_shown(raw: RawModel) -> ir.Module:
-    """Return the module of a model as its text shows it."""
+    """Parse a model to StableHLO, with hidden ops instead of the custom calls that replace them."""
     try:
         module = ir.Module.parse(raw.code)
         upgrade_module(module)
-        show_ops(module)
+        reveal_hidden_ops(module)
     except (ir.MLIRError, ValueError) as error:
         raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
     return module
@@ -102,7 +108,7 @@ def shortened_mlir_text(raw: RawModel) -> str:
     Raises
     ------
     CompileError
-        If it cannot be read.
+        If the model cannot be read.
     """
     with make_context():
         return _module_as_shown(raw).operation.get_asm(large_elements_limit=SHOWN_ELEMENTS)

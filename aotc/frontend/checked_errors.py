@@ -19,29 +19,30 @@ from aotc.vmfb.messages import displayed_dtype, escape_braces, message_field
 
 
 def checkify_checks(tree: Any, types: Sequence[Any] | None) -> list[dict[str, Any]]:
-    """Return the checks in an error pytree, whose leaves have ``types``, in order.
+    """Return the checks of a checkify error pytree, in order.
 
-    If the types are None, messages do not show values.
+    ``types`` are the types of its leaves. If they are None, messages do not show values.
     """
     return _checks_of_error(jax.tree.unflatten(tree, range(tree.num_leaves)), types)
 
 
 def checks_of_results(tree: Any, types: Sequence[Any] | None) -> list[dict[str, Any]]:
-    """Return the checks of all errors among the results of a function."""
+    """Return the checks of all checkify errors among the results of a function."""
     whole = jax.tree.unflatten(tree, range(tree.num_leaves))
     found = jax.tree.leaves(whole, is_leaf=lambda node: isinstance(node, Error))
     return [check for error in found if isinstance(error, Error) for check in _checks_of_error(error, types)]
 
 
 def _checks_of_error(error: Error, types: Sequence[Any] | None) -> list[dict[str, Any]]:
+    """Return the checks of one checkify error; the user's exception is formatted once to get its message template."""
     checks = []
-    for code, made_of in error._metadata.items():
+    for code, structure in error._metadata.items():
         for effect, failed in error._pred.items():
             values = _MessageValues(types)
             leaves = error._payload[effect]
-            if made_of.num_leaves != len(jax.tree.leaves(leaves)):
+            if structure.num_leaves != len(jax.tree.leaves(leaves)):
                 continue
-            exception = jax.tree.unflatten(made_of, [values.leaf(n) for n in jax.tree.leaves(leaves)])
+            exception = jax.tree.unflatten(structure, [values.leaf(n) for n in jax.tree.leaves(leaves)])
             if type(exception) is not effect.error_type:
                 continue
             try:
@@ -59,7 +60,7 @@ MESSAGE_ELEMENTS = 16
 
 
 class _MessageValues:
-    """Collects the elements that a message shows: the message is formatted with placeholders, which register here."""
+    """Array elements that a message shows, recorded while the message is formatted with placeholders."""
 
     def __init__(self, types: Sequence[Any] | None) -> None:
         self.types = types
@@ -78,7 +79,7 @@ class _MessageValues:
             return _Value(self, number, shape, "", 0)
 
     def field(self, value: _Value, spec: str) -> str:
-        """Register ``value`` as shown with format ``spec``; return the marker that stands for it in the text."""
+        """Record the array ``value`` with its format ``spec``; return the marker for it in the text."""
         known = value.dtype and all(isinstance(n, int) for n in value.shape)
         if known and value.size <= MESSAGE_ELEMENTS:
             self.fields.append(message_field(self.count, value.dtype, value.shape, spec))
@@ -89,7 +90,7 @@ class _MessageValues:
         return f"\0{len(self.fields) - 1}\0"
 
     def message(self, text: str) -> str:
-        """Return the message template for ``text``, with a field for each marker."""
+        """Return the message template for ``text``, in which a format field replaces each marker."""
         parts = text.split("\0")
         return "".join(self.fields[int(part)] if n % 2 else escape_braces(part) for n, part in enumerate(parts))
 

@@ -20,8 +20,8 @@ from aotc.frontend.mlir_types import module_bytes
 from aotc.source.reader_process import read_frame, write_frame
 
 
-def serve(idle: float) -> None:
-    """Answer requests until the parent closes the pipe, or sends none for ``idle`` seconds."""
+def serve_read_requests(idle: float) -> None:
+    """Answer read requests until the parent closes the pipe, or sends none for ``idle`` seconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     output = os.dup(1)
     os.dup2(2, 1)
@@ -30,7 +30,7 @@ def serve(idle: float) -> None:
 
 
 def _answer_read_request(request: Mapping[str, Any], data: bytes) -> tuple[dict[str, str], bytes]:
-    """Return the result of one request: the fields of a :class:`Reading` except its module, and the module's bytes."""
+    """Read one model; return the fields of a :class:`ReadResult` except its module, and the module's bytes."""
     modules: list[bytes] = []
     reply = {"problem": "", "error": ""}
     _limit_memory(request["memory"])

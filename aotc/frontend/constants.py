@@ -49,7 +49,7 @@ OWN_BYTES = 1 << 16
 
 
 def _own_copy_if_small(view: np.ndarray, alignment: int = 1) -> np.ndarray:
-    """Return a copy of a small view of MLIR's memory; a large view is returned itself, and keeps that memory alive."""
+    """Copy a small view of MLIR's memory; return a large view unchanged, which keeps that memory alive."""
     return view if view.nbytes > OWN_BYTES and view.ctypes.data % alignment == 0 else view.copy()
 
 
@@ -59,6 +59,7 @@ def _has_buffer(dtype: str) -> bool:
 
 
 def _scalar_constant(value: Any, dtype: np.dtype) -> Any:
+    """Convert a scalar MLIR attribute to a NumPy scalar of ``dtype``; an integer holds the bits."""
     number = value.value
     if dtype.kind == "b":
         return bool(number)
@@ -83,7 +84,7 @@ def _complex_constant(op: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
 
 
 def _parse_mlir_float(text: str, dtype: np.dtype) -> Any:
-    """Return a number as MLIR prints it: decimal, or its bits in hexadecimal."""
+    """Parse a number as MLIR prints it: decimal, or its bits in hexadecimal."""
     if text.startswith("0x"):
         return np.array(int(text, 16), f"u{dtype.itemsize}").view(dtype)
     return float(text)

@@ -75,6 +75,7 @@ def context_for(size: int) -> Iterator[ir.Context]:
 
 
 def _dialects_of_jaxlib() -> ir.Context:
+    """Return a context with all dialects that jaxlib has, and the shared thread pool."""
     context = _BareContext()
     registry = ir.DialectRegistry()
     _jax_mlir_ext.register_dialects(registry)

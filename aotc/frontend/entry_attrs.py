@@ -40,7 +40,7 @@ def entry_attrs(
     if places and len(kept) == len(arguments):
         given = zip(argument_locations(function, block), inputs, strict=True)
         locations = [location for location, leaves in given for _ in leaves]  # a token has none
-        names, parameters = _named_leaves(locations, places, kept, metadata.get("in_tree"))
+        names, parameters = _argument_and_parameter_names(locations, places, kept, metadata.get("in_tree"))
         places = [places[k] for k in kept]
     else:
         names = places = _argument_names(block)
@@ -75,15 +75,15 @@ def ranks_attr(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {"mesh": mesh_of(entry["mesh"]).entry(), **layouts}
 
 
-def _named_leaves(
+def _argument_and_parameter_names(
     locations: Sequence[Any], places: Sequence[str], kept: Sequence[int], in_tree: Mapping[str, Any] | None
 ) -> tuple[list[str], list[str]]:
-    """Return the names of the arguments, from their ``locations``, and the names of the positional parameters.
+    """Return the names of all array arguments, and of the positional Python parameters.
 
-    ``places`` has the places of all leaves of the call; the arguments are the leaves numbered ``kept``. An unknown name
-    is its place.
+    ``locations`` are MLIR's for the arguments. ``places`` has the place of each leaf of the call, and ``kept`` the
+    numbers of the leaves that are arguments. The place replaces an unknown name.
     """
-    names = [_name_of(location, places[k]) for location, k in zip(locations, kept, strict=True)]
+    names = [_leaf_name_in_location(location, places[k]) for location, k in zip(locations, kept, strict=True)]
     if len(set(names)) < len(names):
         names = [places[k] for k in kept]
     children = in_tree["children"][0]["children"] if in_tree else ()
@@ -95,8 +95,11 @@ def _named_leaves(
     return names, parameters
 
 
-def _name_of(location: Any, place: str) -> str:
-    """Return the name in a location if it continues like ``place`` after the parameter, else ``place``."""
+def _leaf_name_in_location(location: Any, place: str) -> str:
+    """Return the name of a leaf from its MLIR location, or its ``place`` if the location has no such name.
+
+    The name must continue like ``place`` after the parameter.
+    """
     head = _HEAD.match(place)
     if head is None or not isinstance(location, ir.NameLoc):
         return place
@@ -105,7 +108,10 @@ def _name_of(location: Any, place: str) -> str:
 
 
 def argument_locations(function: Any, block: Any) -> list[Any]:
-    """Return the locations of the arguments; if ``function`` only wraps the exported function, those of the latter."""
+    """Return the MLIR locations of a function's arguments.
+
+    A wrapper that only calls the exported function has none; then the locations of the exported function count.
+    """
     found = [argument.location for argument in block.arguments]
     callees = [op.attributes["callee"].value for op in block.operations if op.operation.name == "func.call"]
     wrapped = [callee for callee in callees if callee.endswith(_WRAPPED)]
@@ -118,7 +124,7 @@ def argument_locations(function: Any, block: Any) -> list[Any]:
 
 
 def argument_affinities(function: Any, devices: Collection[str], loc: Loc) -> dict[str, list[str]]:
-    """Return the device of each of ``arguments`` and ``results`` of ``function``, or an empty string.
+    """Return the device names of the ``arguments`` and ``results`` of ``function``, with "" for no affinity.
 
     An affinity of the function itself is the default.
     """
@@ -127,15 +133,15 @@ def argument_affinities(function: Any, devices: Collection[str], loc: Loc) -> di
     found = {}
     for side, (name, types) in sides.items():
         leaves = [leaf_types(t) for t in types]
-        said = _attributes_per_leaf(attribute_dictionaries(function, name, len(leaves)), leaves)
-        found[side] = [affinity_of(attributes, devices, loc) or own for attributes in said]
+        per_leaf = _attributes_per_leaf(attribute_dictionaries(function, name, len(leaves)), leaves)
+        found[side] = [affinity_of(attributes, devices, loc) or own for attributes in per_leaf]
     return found
 
 
 def _attributes_per_leaf(
     attributes: Sequence[dict[str, Any]], leaves: Sequence[Sequence[ir.Type]]
 ) -> list[dict[str, Any]]:
-    """Return each value's attributes once per tensor."""
+    """Repeat the attributes of each MLIR value for each tensor in it: a tuple has several."""
     return [a for a, types in zip(attributes, leaves) for _ in types]
 
 
@@ -165,7 +171,7 @@ def _argument_names(block: Any) -> list[str]:
 
 
 def attribute_dictionaries(function: Any, name: str, count: int) -> list[dict[str, Any]]:
-    """Return the dictionary of each of ``count`` arguments (``arg_attrs``) or results (``res_attrs``)."""
+    """Return the attributes of each of ``count`` arguments (``name`` is ``arg_attrs``) or results (``res_attrs``)."""
     if name not in function.attributes:
         return [{} for _ in range(count)]
     return [{d[i].name: d[i].attr for i in range(len(d))} for d in function.attributes[name]]

@@ -63,7 +63,7 @@ def solve_entry_dims(requirements: Iterable[Requirement], shapes: Shapes) -> Sha
 
 
 def _asserted_shape_equations(requirements: Iterable[Requirement], unknowns: set[str]) -> Iterator[tuple[Dim, Dim]]:
-    """Yield both sides of each asserted equality of shapes, in order, with earlier solutions substituted."""
+    """Yield left and right side of each asserted equality of sizes, with earlier solutions substituted."""
     done: dict[str, Dim] = {}
     for relation, first, second, *_ in requirements:
         left, right = (substitute(e, done) for e in (first, second))
@@ -76,7 +76,7 @@ def _asserted_shape_equations(requirements: Iterable[Requirement], unknowns: set
 
 
 def _solve_for_symbol(left: Dim, right: Dim, names: set[str]) -> dict[str, Dim] | None:
-    """Return the solution of ``left == right`` for one symbol, or None."""
+    """Solve ``left == right`` for one of its symbols; return its name with the solution, or None."""
     difference = left - right
     if not isinstance(difference, Expr):
         return None
@@ -98,7 +98,7 @@ def _solve_for_symbol(left: Dim, right: Dim, names: set[str]) -> dict[str, Dim] 
 
 
 def _multiple_of(e: Dim) -> tuple[Sym, int] | None:
-    """Return ``(x, k)`` if ``e`` is ``x % k``."""
+    """Return the symbol ``x`` and the integer ``k`` if ``e`` is ``x % k``, else None."""
     call = lone_atom(e)
     if not isinstance(call, Call) or call.fn != "%" or not isinstance(call.b, int):
         return None

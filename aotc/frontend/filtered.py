@@ -15,18 +15,18 @@ import numpy as np
 
 
 @jax.tree_util.register_pytree_node_class
-class Fixed:
+class FixedLeaf:
     """A leaf that is part of the program: a pytree node without children."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
-    def tree_flatten(self) -> tuple[tuple[()], Fixed]:
+    def tree_flatten(self) -> tuple[tuple[()], FixedLeaf]:
         """Flatten the node for JAX: no children; the node itself is the auxiliary data."""
         return (), self
 
     @classmethod
-    def tree_unflatten(cls, held: Fixed, _: Any) -> Fixed:
+    def tree_unflatten(cls, held: FixedLeaf, _: Any) -> FixedLeaf:
         """Return the node that :meth:`tree_flatten` stored as auxiliary data."""
         return held
 
@@ -39,7 +39,10 @@ def is_filtered(function: Any) -> bool:
 def split_function(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
-    """Return a filtered function as a jitted one, and its arguments with non-array leaves as :class:`Fixed`."""
+    """Convert an ``equinox.filter_jit`` function: return a jitted function, args and kwargs with fixed leaves.
+
+    Leaves that are not arrays become :class:`FixedLeaf`.
+    """
     donated = [n for n in range(len(args)) if (function.donate_rest if n else function.donate_first)]
     jitted = jax.jit(_unwrapping_function(function.__wrapped__), donate_argnums=donated, keep_unused=True)
     return jitted, *_fix_call_leaves((tuple(args), dict(kwargs)), _is_array)
@@ -48,7 +51,10 @@ def split_function(
 def without_fixed_attributes(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
-    """Return a plain function as a jitted one, and its arguments, with objects' non-array attributes as `Fixed`."""
+    """Jit a plain function: return it with its args and kwargs, whose fixed attributes are `FixedLeaf`.
+
+    Fixed attributes are those of objects in the arguments that are not arrays.
+    """
     paths = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
     fixed = {id(leaf) for path, leaf in paths if _is_attribute(path) and not (_is_array(leaf) or _is_number(leaf))}
     if not fixed:
@@ -59,34 +65,35 @@ def without_fixed_attributes(
 
 
 def _fix_call_leaves(call: Any, varies: Callable[[Any], bool]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    args, kwargs = jax.tree.map(lambda leaf: leaf if varies(leaf) else Fixed(leaf), call)
+    """Wrap the leaves of ``(args, kwargs)`` for which ``varies`` is false as :class:`FixedLeaf`."""
+    args, kwargs = jax.tree.map(lambda leaf: leaf if varies(leaf) else FixedLeaf(leaf), call)
     return args, kwargs
 
 
 def _unwrapping_function(function: Any) -> Callable[..., Any]:
-    """Return a function that unwraps :class:`Fixed` leaves and calls ``function``; non-array results become None."""
+    """Wrap ``function`` so that it accepts :class:`FixedLeaf` leaves and returns None for other results than arrays."""
 
     def is_fixed(node: Any) -> bool:
-        return isinstance(node, Fixed)
+        return isinstance(node, FixedLeaf)
 
     @functools.wraps(function, updated=())
-    def opened(*args: Any, **kwargs: Any) -> Any:
+    def unwrapped(*args: Any, **kwargs: Any) -> Any:
         call = jax.tree.map(lambda leaf: leaf.value if is_fixed(leaf) else leaf, (args, kwargs), is_leaf=is_fixed)
         result = function(*call[0], **call[1])
         return jax.tree.map(lambda leaf: leaf if _is_array(leaf) or _is_number(leaf) else None, result)
 
-    del opened.__wrapped__  # its signature may not fit these arguments
-    return opened
+    del unwrapped.__wrapped__  # its signature may not fit these arguments
+    return unwrapped
 
 
 def _hashable_function(function: Any) -> Callable[..., Any]:
-    """Return the callable ``function``, wrapped in a plain Python function if it is not hashable."""
+    """Wrap a callable that is not hashable in a plain Python function, as JAX caches traces by function."""
 
     @functools.wraps(function, updated=())
-    def named(*args: Any, **kwargs: Any) -> Any:
+    def plain(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    return named
+    return plain
 
 
 def _is_hashable(function: Any) -> bool:

@@ -13,14 +13,14 @@ import jax.export
 import numpy as np
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.frontend.filtered import Fixed
+from aotc.frontend.filtered import FixedLeaf
 from aotc.vmfb.host.install import install_command
 
 NOT_THE_USERS = ("<", *map(str, (Path(__file__).parents[1], Path(jax.__file__).parents[1], Path(os.__file__).parent)))
 
 
-def spec(leaf: Any) -> Any:
-    """Return the tracing spec of an example argument: shape and dtype, or the number itself, which has no dtype yet.
+def tracing_spec(leaf: Any) -> Any:
+    """Return the ``ShapeDtypeStruct`` of an example argument; a Python number is returned unchanged, without a dtype.
 
     An array on several devices keeps its sharding.
 
@@ -47,12 +47,12 @@ def spec(leaf: Any) -> Any:
 
 
 def _is_key(value: Any) -> bool:
-    """Return True if ``value`` is a typed random key, which the bundle takes as its integers."""
+    """Return True if ``value`` is a typed random key, which a bundle's function receives as integers."""
     return bool(jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key))
 
 
 def deserialize_exported(data: bytes) -> jax.export.Exported | None:
-    """Return the ``Exported`` in ``data``, or None if it is not such a blob."""
+    """Deserialize a ``jax.export`` blob; return None if ``data`` is not one."""
     if importlib.util.find_spec("flatbuffers") is None:
         raise CompileError.at(Loc(), "to read a jax.export blob JAX needs flatbuffers", hint=install_command("compile"))
     try:
@@ -61,36 +61,36 @@ def deserialize_exported(data: bytes) -> jax.export.Exported | None:
         return None
 
 
-def metadata(exported: jax.export.Exported) -> dict[str, Any]:
-    """Return pytrees, flat argument names, kept argument numbers and platforms of ``exported``."""
+def export_metadata(exported: jax.export.Exported) -> dict[str, Any]:
+    """Return pytrees, argument names, the numbers of the used arguments, and the platforms of ``exported``."""
     return {
-        **trees(exported.in_tree, exported.out_tree, len(exported.in_avals)),
+        **pytree_metadata(exported.in_tree, exported.out_tree, len(exported.in_avals)),
         "kept": list(exported.module_kept_var_idx),
         "platforms": list(exported.platforms),
     }
 
 
-def trees(in_tree: Any, out_tree: Any, count: int) -> dict[str, Any]:
-    """Return the pytrees of a function of ``count`` flat arguments, and their names."""
+def pytree_metadata(in_tree: Any, out_tree: Any, count: int) -> dict[str, Any]:
+    """Return the input and output pytrees of a function as JSON data, and the names of its ``count`` arguments."""
     leaves, tree = jax.tree.flatten(jax.tree.unflatten(in_tree, list(range(count))))
     paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(tree, leaves))[0]
     return {
-        "in_tree": tree_data(in_tree),
-        "out_tree": tree_data(out_tree),
+        "in_tree": pytree_as_json(in_tree),
+        "out_tree": pytree_as_json(out_tree),
         "arg_names": [_path_name(path) for path, _ in paths],
     }
 
 
 def _path_name(path: Sequence[Any]) -> str:
-    """Return ``args[0]['w']`` for the key path of a leaf of ``(args, kwargs)``."""
+    """Format the key path of a leaf of ``(args, kwargs)`` as ``args[0]['w']``."""
     where = "args" if getattr(path[0], "idx", 0) == 0 else "kwargs"
     return where + "".join(str(key) for key in path[1:])
 
 
-def tree_data(tree: Any) -> dict[str, Any]:
-    """Return a pytree definition as nested JSON data."""
+def pytree_as_json(tree: Any) -> dict[str, Any]:
+    """Return a JAX pytree definition as nested JSON data."""
     node = tree.node_data()
-    children = [tree_data(child) for child in tree.children()]
+    children = [pytree_as_json(child) for child in tree.children()]
     if node is None:
         return {"kind": "none" if tree.num_leaves == 0 else "leaf", "keys": [], "children": []}
     kind, data = node
@@ -102,14 +102,17 @@ def tree_data(tree: Any) -> dict[str, Any]:
         return {"kind": "namedtuple", "name": kind.__name__, "keys": list(kind._fields), "children": children}
     if kind is type(None):
         return {"kind": "none", "keys": [], "children": []}
-    if kind is Fixed:
+    if kind is FixedLeaf:
         plain = data.value is None or isinstance(data.value, bool | int | float | str)
         return {"kind": "fixed", "value": data.value} if plain else {"kind": "unused"}
     return _registered_class_node(tree, kind.__name__, children)
 
 
 def _registered_class_node(tree: Any, name: str, children: list[Any]) -> dict[str, Any]:
-    """Return a node of a class registered with JAX, by its attributes or keys if it has any."""
+    """Return the JSON node of an object whose class is registered with JAX as a pytree.
+
+    The node has the object's attribute names or keys, if JAX knows them.
+    """
     try:
         whole = jax.tree.unflatten(tree, [0] * tree.num_leaves)
         paths = jax.tree_util.tree_flatten_with_path(whole, is_leaf=lambda x: x is not whole)[0]

@@ -19,7 +19,7 @@ _OURS = "aotc."
 
 
 def operations_of(module: ir.Module) -> Iterator[Any]:
-    """Return the ops of a module, at all depths."""
+    """Return the ops of a module, including those in regions."""
     stack = [module.operation]
     while stack:
         op = stack.pop()
@@ -38,14 +38,14 @@ def hide_ops(module: ir.Module, complex_too: bool = False) -> None:
 
 
 def _is_of_complex(op: Any) -> bool:
-    """Return True for a StableHLO op with one result, a tensor of complex numbers like its first operand."""
+    """Return True for a StableHLO op with one operand type and one result, both tensors of complex numbers."""
     if not op.name.startswith(_STABLEHLO) or not len(op.operands) or len(op.results) != 1:
         return False
     kind = op.results[0].type
     return kind == op.operands[0].type and "complex<" in str(kind)
 
 
-def show_ops(module: ir.Module) -> None:
+def reveal_hidden_ops(module: ir.Module) -> None:
     """Replace the custom calls that :func:`hide_ops` created by the original ops."""
     for op in list(operations_of(module)):
         if op.name == _CALL:
@@ -53,7 +53,7 @@ def show_ops(module: ir.Module) -> None:
 
 
 def reveal_hidden_op(op: Any) -> Any:
-    """Replace ``op`` by the op that it hides, and return that; any other custom call is returned unchanged.
+    """Replace a custom call by the op that it hides, and return that op; return another custom call unchanged.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def reveal_hidden_op(op: Any) -> Any:
 
 
 def replace_op(op: Any, name: str, attributes: dict[str, Any]) -> Any:
-    """Replace an op without regions by one of another name on the same values, and return that."""
+    """Replace an op without regions by an op called ``name`` with the same operands and result types; return it."""
     with ir.InsertionPoint(op), op.location:
         new = ir.Operation.create(
             name, results=[r.type for r in op.results], operands=list(op.operands), attributes=attributes

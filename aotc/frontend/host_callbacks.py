@@ -50,7 +50,10 @@ def recording_rules() -> tuple[tuple[Any, Callable[..., Any]], ...]:
 
 
 def records_of(callbacks: Sequence[Any]) -> list[Record]:
-    """Return a record for each callback of a program that JAX itself lowered, from the functions that JAX wrapped."""
+    """Return a record for each Python callback of a program that JAX itself lowered.
+
+    ``callbacks`` are the functions that JAX wrapped.
+    """
     return [_record_of_wrapped(function) for function in callbacks]
 
 
@@ -85,6 +88,7 @@ def _lower_checkify_check(ctx: Any, *args: Any, err_tree: Any, debug: bool, **_:
 
 
 def _record_of_function(kind: str, callback: Any, ordered: bool = False) -> Record:
+    """Return the record of a Python callback, from the user's function inside of JAX's wrappers."""
     function = getattr(callback, "callback_func", callback)
     while True:
         if isinstance(function, functools.partial):
@@ -108,6 +112,7 @@ def _record_of_function(kind: str, callback: Any, ordered: bool = False) -> Reco
 
 
 def _record_of_wrapped(wrapped: Any) -> Record:
+    """Return the record of a callback from the closure variables of JAX's wrapper."""
     ordered = "callback_without_token" in (held := _closure_values(wrapped))
     function = _closure_values(held["callback_without_token"])["callback"] if ordered else held.get("callback", wrapped)
     if isinstance(function, functools.partial) and function.func is checkify.python_err:

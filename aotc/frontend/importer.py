@@ -52,7 +52,7 @@ _REFUSED = {
 
 
 def import_model(source: Any, *example_args: Any, **example_kwargs: Any) -> Module:
-    """Return ``source`` as a tensor IR module.
+    """Import a StableHLO model or a JAX function as a tensor IR module.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def import_raw(
     raw: RawModel, journal: Journal | None = None, options: Options | None = None, platform: str = "cpu",
     parsed: Callable[[ir.Module], None] | None = None,
 ) -> Module:  # fmt: skip
-    """Return a fetched model as a tensor IR module; see :func:`import_module`.
+    """Parse and import a fetched model as a tensor IR module; see :func:`import_module`.
 
     Only the options for devices and callbacks affect the result. ``platform`` selects the program of a model that was
     exported for several platforms. ``parsed`` is called with the MLIR module before the import modifies it.
@@ -100,7 +100,7 @@ def import_module(
     journal: Journal | None = None,
     options: Options | None = None,
 ) -> Module:
-    """Return a verified MLIR module as a tensor IR module.
+    """Import a verified MLIR module as a tensor IR module.
 
     A ``journal`` records every op; with it, unsupported ops become calls of ``PLACEHOLDER`` instead of errors.
     """
@@ -126,18 +126,19 @@ def import_module(
         )  # fmt: skip
 
     first_session = session_of()
-    dims = [_public_dims(first_session, functions[name]) for name in public]
-    session = _import_public(session_of(), public, dims, known)
+    dims = [_argument_dims(first_session, functions[name]) for name in public]
+    session = _import_public_functions(session_of(), public, dims, known)
     if session.dynamic and any(not is_static(shape) for shapes in dims for shape in shapes):
         first = [session.functions[name].attrs for name in public]
         solved = [solve_entry_dims(a.get("requirements", ()), s) for a, s in zip(first, dims)]
-        named = _named_dims(dims, solved, session, functions)
-        session = _import_public(session_of(), public, named, known)
+        named = _rename_dim_symbols(dims, solved, session, functions)
+        session = _import_public_functions(session_of(), public, named, known)
         for name, shapes, after, attrs in zip(public, dims, named, first):
-            session.functions[name] = _with_first_checks(session.functions[name], attrs, shapes, after)
+            session.functions[name] = _with_requirements_of_first_import(session.functions[name], attrs, shapes, after)
     else:
         for name in public:
-            session.functions[name] = _with_first_checks(session.functions[name], session.functions[name].attrs, [], [])
+            entry = session.functions[name]
+            session.functions[name] = _with_requirements_of_first_import(entry, entry.attrs, [], [])
     if session.findings and journal is None:
         raise CompileError(session.findings[: CompileError.LIMIT])
     return Module(dict(sorted(session.functions.items(), key=lambda f: not f[1].public)))
@@ -152,8 +153,10 @@ def _number_of_ranks(metadata: Mapping[str, Any], path: str) -> int:
     return mesh_of(meshes[0]).size if meshes else 0
 
 
-def _with_first_checks(function: Function, first: Mapping[str, Any], unknowns: Shapes, named: Shapes) -> Function:
-    """Return an entry (public function) that also checks requirements of the first import.
+def _with_requirements_of_first_import(
+    function: Function, first: Mapping[str, Any], unknowns: Shapes, named: Shapes
+) -> Function:
+    """Return a public function (entry) that also checks the requirements of the first import.
 
     The first import has a plain unknown (``unknowns``) for each size, the second the solved dims (``named``).
     ``first`` are the entry's attributes after the first import. The types of the second import imply every solved
@@ -176,12 +179,12 @@ def _with_first_checks(function: Function, first: Mapping[str, Any], unknowns: S
     return replace(function, attrs=attrs | checks)
 
 
-def _named_dims(
+def _rename_dim_symbols(
     unknown: list[Any], entries: list[Any], session: ImportSession, functions: Mapping[str, Any]
 ) -> list[Any]:
-    """Return the dims of the public functions (entries), with symbols renamed to JAX's own names.
+    """Rename the symbols in the argument dims of all public functions to the model's own dim names.
 
-    ``entries`` are the solved dims, ``unknown`` the plain unknowns before that.
+    ``entries`` are the solved dims, ``unknown`` the plain unknowns in their place before solving.
     """
     used = {s.name for shapes in entries for shape in shapes for d in shape for s in symbols(d)}
     names = {name: sym(name) for name in used}
@@ -210,9 +213,10 @@ FRAMES_OF_A_CALL = 12
 FRAMES_OF_A_REGION = 12
 
 
-def _import_public(
+def _import_public_functions(
     session: ImportSession, public: Sequence[str], dims: Sequence[Any], metadata: Mapping[str, Any]
 ) -> ImportSession:
+    """Import the ``public`` functions for their argument ``dims`` into ``session``, and return the session."""
     functions = session.symbols
     if session.journal is not None:
         session.journal.entries.clear()  # an earlier import of the same model, with other dims
@@ -223,12 +227,13 @@ def _import_public(
         FRAMES_OF_A_CALL * len(functions) + FRAMES_OF_A_REGION * MOST_NESTED
     ):  # callees: by their calls
         for name, shapes in zip(public, dims):
-            _import_entry(session, functions[name], name, shapes, metadata.get("entries", {}).get(name, metadata))
+            own = metadata.get("entries", {}).get(name, metadata)
+            _import_entry_function(session, functions[name], name, shapes, own)
     return session
 
 
 def _called_computations(module: ir.Module) -> set[str]:
-    """Return the names of the functions over scalars that custom calls refer to, which may be public."""
+    """Return the names of the scalar functions that custom calls refer to; such a function may be public."""
     names: set[str] = set()
     stack = list(module.body.operations)
     while stack:
@@ -238,8 +243,8 @@ def _called_computations(module: ir.Module) -> set[str]:
     return names
 
 
-def _public_dims(session: ImportSession, function: Any) -> list[tuple[Dim, ...]]:
-    """Return the dims of each argument; every unknown size is a new symbol."""
+def _argument_dims(session: ImportSession, function: Any) -> list[tuple[Dim, ...]]:
+    """Return the dims of each argument of ``function``; every unknown size is a new symbol."""
     shapes = []
     for leaf in _argument_types(function, loc_from_mlir(function.operation.location, session.path)):
         _, sizes = session.parts(leaf)
@@ -248,11 +253,17 @@ def _public_dims(session: ImportSession, function: Any) -> list[tuple[Dim, ...]]
 
 
 def _argument_types(function: Any, loc: Loc = UNKNOWN) -> list[ir.Type]:
-    """Return the tensor types of a function's arguments, at ``loc`` for errors; a tuple has several, a token none."""
+    """Return the tensor types of a function's arguments: several for a tuple, none for a token.
+
+    Errors have the location ``loc``.
+    """
     return [leaf for a in function.regions[0].blocks[0].arguments for leaf in leaf_types(a.type, loc)]
 
 
-def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any, metadata: Mapping[str, Any]) -> None:
+def _import_entry_function(
+    session: ImportSession, function: Any, name: str, shapes: Any, metadata: Mapping[str, Any]
+) -> None:
+    """Import one public function for arguments of the dims ``shapes``, with its requirements as attributes."""
     block = function.regions[0].blocks[0]
     state = ImportState(session)
     params = []
@@ -277,14 +288,14 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
     if session.sizes:
         attrs |= {"sizes": dict(session.sizes)}
     if session.requirements or session.assertions:
-        told = with_argument_sizes(session.requirements, params, session.sizes, attrs["arg_names"])
+        with_sizes = with_argument_sizes(session.requirements, params, session.sizes, attrs["arg_names"])
         asserted = tuple(session.assertions.values())
-        attrs |= {"requirements": (*asserted, *told), "assertions": len(asserted)}
+        attrs |= {"requirements": (*asserted, *with_sizes), "assertions": len(asserted)}
     session.functions[name] = Function(name, body, True, attrs, loc)
 
 
 def _require_bounds(state: ImportState, types: Sequence[ir.Type], shapes: Sequence[Sequence[Dim]]) -> None:
-    """Require at every call that arguments are no larger than their types allow."""
+    """Require at every call that sizes of arguments do not exceed the bounds in their MLIR ``types``."""
     for t, shape in zip(types, shapes, strict=True):
         for size, bound in zip(shape, stablehlo_bounds(t)):
             if bound != DYNAMIC:
@@ -301,12 +312,12 @@ def _with_checkify_assertions(state: ImportState, body: Region, checks: Sequence
             emit_check(state, body.results, check)
         return ()
 
-    added = state.built((), make)
+    added = state.region_of_emitter((), make)
     return replace(body, ops=body.ops + added.ops)
 
 
 def _name_values(session: ImportSession, params: Sequence[Value]) -> None:
-    """Create symbols for the values of small integer arguments: they may be sizes."""
+    """Create a symbol for each element of small integer arguments, as the model may use these as sizes."""
     for n, p in enumerate(params):
         if kind_of(p.type.dtype) in "iu" and p.type.rank <= 1 and is_static(p.type.shape):
             count = static(product(p.type.shape))
@@ -347,6 +358,7 @@ def import_block(state: ImportState, block: Any) -> list[Value]:
 
 
 def _import_op(state: ImportState, op: Any) -> None:
+    """Import one op on its device; record an unsupported op as a finding and replace its results by placeholders."""
     session, journal, loc = state.session, state.session.journal, state.loc
     seen = len(journal.entries) if journal else 0
     findings: tuple[Finding, ...] = ()
@@ -369,7 +381,7 @@ def _import_op(state: ImportState, op: Any) -> None:
 
 
 def _run_importer(state: ImportState, op: Any) -> None:
-    """Import one op by its importer, through the quantized importer if it has quantized types."""
+    """Call the importer of one op; ops with quantized types pass through the quantized importer."""
     importer, session = IMPORTERS.get(op.name, _refuse_op), state.session
     known = session.quantized
     if not known or not is_quantized(op):
@@ -416,7 +428,10 @@ def _is_usable_clone(clone: Clone | None) -> Clone:
 
 
 def _import_clone(state: ImportState, callee: str, operands: Sequence[Value], known: Any, key: Any) -> Clone | None:
-    """Import the clone of ``callee`` and return it, or None if its results depend on an unsupported op."""
+    """Import a copy of ``callee`` for operands with these shape values (``known``); see :class:`Clone`.
+
+    ``key`` identifies the clone. None means that the results depend on an unsupported op.
+    """
     session = state.session
     function = session.symbols[callee]
     block = function.regions[0].blocks[0]

@@ -48,7 +48,7 @@ def is_program(model: Any) -> bool:
 
 
 def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JaxProgram:
-    """Return the program of a function, an export, or one of ``jax.stages``.
+    """Trace and lower a function, an export, or a ``jax.stages`` object to a program.
 
     Only shape and dtype of example arrays are used; ``jax.ShapeDtypeStruct`` may have symbolic dims.
 
@@ -67,24 +67,25 @@ def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ja
             message = f"a {type(model).__name__} has its arguments already; found {len(args) + len(kwargs)} more"
             raise CompileError.at(Loc(), message, hint="aotc.compile(model) without examples")
         case jax.export.Exported():
-            return from_exported(model)
+            return program_of_export(model)
         case jax.stages.Lowered():
-            return _from_lowered(model)
+            return _program_of_lowering(model)
     try:
         traced, values = (model, ()) if isinstance(model, jax.stages.Traced) else _trace_function(model, args, kwargs)
-        program, doc = _from_traced(traced), _doc_of(model)
+        program, doc = _program_of_trace(traced), _docstring_of_model(model)
         return JaxProgram(program.data, {**program.metadata, **({"doc": doc} if doc else {})}, values)
     except (CompileError, MemoryError):
         raise
     except Exception as error:
-        told = error.__cause__ if isinstance(error, SystemError) and error.__cause__ else error  # jaxlib's native code
-        reason = ": ".join([type(told).__name__, *str(told).strip().splitlines()[:1]])
-        hint = _signature_hint(model, args, kwargs) if isinstance(told, TypeError) else ""
+        # jaxlib's native code wraps an exception in a SystemError
+        reported = error.__cause__ if isinstance(error, SystemError) and error.__cause__ else error
+        reason = ": ".join([type(reported).__name__, *str(reported).strip().splitlines()[:1]])
+        hint = _signature_hint(model, args, kwargs) if isinstance(reported, TypeError) else ""
         raise CompileError.at(_users_line_in_traceback(error), f"{_NO_EXPORT}: {reason}", hint=hint) from error
 
 
-def from_exported(exported: jax.export.Exported) -> JaxProgram:
-    """Return the program of an export."""
+def program_of_export(exported: jax.export.Exported) -> JaxProgram:
+    """Return the program of a ``jax.export.Exported``."""
     leaves, kept = exported.in_tree.num_leaves, list(exported.module_kept_var_idx)
     if kept != sorted({*kept} & {*range(leaves)}) or len(exported.in_avals) != leaves:
         message = f"the export is of {leaves} arrays, and its module reads those numbered {kept}"
@@ -95,7 +96,8 @@ def from_exported(exported: jax.export.Exported) -> JaxProgram:
     shapes = [[n if isinstance(n, int) else str(n) for n in aval.shape] for aval in exported.in_avals]
     if several and any(isinstance(n, str) for shape in shapes for n in shape):
         devices["shapes"] = shapes
-    return JaxProgram(exported.mlir_module_serialized, {**from_jax.metadata(exported), "checks": checks, **devices})
+    metadata = {**from_jax.export_metadata(exported), "checks": checks, **devices}
+    return JaxProgram(exported.mlir_module_serialized, metadata)
 
 
 def _signature_hint(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -111,7 +113,7 @@ def _signature_hint(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     return ""
 
 
-def _doc_of(model: Any) -> str:
+def _docstring_of_model(model: Any) -> str:
     """Return the docstring of a model's function, found through partial applications and decorators."""
     while isinstance(model, functools.partial) or hasattr(model, "__wrapped__"):
         model = model.func if isinstance(model, functools.partial) else model.__wrapped__
@@ -119,7 +121,7 @@ def _doc_of(model: Any) -> str:
 
 
 def _trace_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Sequence[Any]]:
-    """Return the traced function, and the leaves of its example arguments."""
+    """Trace a function for its example arguments; return the trace and the leaves of the examples."""
     if is_filtered(function):
         jitted, args, kwargs = split_function(function, args, kwargs)
     elif hasattr(function, "trace"):
@@ -129,8 +131,8 @@ def _trace_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     info = getattr(jitted, "_jit_info", None)
     places, names = getattr(info, "static_argnums", ()), getattr(info, "static_argnames", ())
     places = {n % len(args) if args else n for n in places}
-    specs = [a if n in places else jax.tree.map(from_jax.spec, a) for n, a in enumerate(args)]
-    keywords = {k: v if k in names else jax.tree.map(from_jax.spec, v) for k, v in kwargs.items()}
+    specs = [a if n in places else jax.tree.map(from_jax.tracing_spec, a) for n, a in enumerate(args)]
+    keywords = {k: v if k in names else jax.tree.map(from_jax.tracing_spec, v) for k, v in kwargs.items()}
     examples = [a for n, a in enumerate(args) if n not in places], {k: v for k, v in kwargs.items() if k not in names}
     return jitted.trace(*specs, **keywords), jax.tree.leaves(examples)
 
@@ -145,24 +147,24 @@ class _TracedFunction:
         raise NotImplementedError
 
     def trace(self) -> Any:
-        """Return itself as the trace."""
+        """Return this object: it has a trace already."""
         return self
 
     def lower(self, _private_parameters: Any, **options: Any) -> Any:
         """Lower the trace: callbacks become records, ragged matmuls become tiles; complex functions follow C99."""
-        rules = (*recording_rules(), *ragged_rules(), *expansion_rules(_is_complex(self.jaxpr.jaxpr)))
+        rules = (*recording_rules(), *ragged_rules(), *expansion_rules(_computes_complex_numbers(self.jaxpr.jaxpr)))
         parameters = replace(_private_parameters, override_lowering_rules=rules)
         return self.traced.lower(_private_parameters=parameters, **options)
 
 
-class _Exported(_TracedFunction):
-    """A :class:`_TracedFunction` whose CHLO ops and complex functions become custom calls, which an export keeps."""
+class _ExportedFunction(_TracedFunction):
+    """Adapter for ``jax.export`` like :class:`_TracedFunction`; custom calls preserve CHLO and complex functions."""
 
     def lower(self, _private_parameters: Any, **options: Any) -> Any:
-        """Lower the trace to a copy; JAX may cache its own lowering."""
+        """Lower the trace with hidden ops, in a copy: JAX may cache its own lowering."""
         lowered = super().lower(_private_parameters, **options)
         code = jax_mlir.module_to_bytecode(lowered._lowering.stablehlo())
-        is_complex = _is_complex(self.jaxpr.jaxpr)
+        is_complex = _computes_complex_numbers(self.jaxpr.jaxpr)
         if _CHLO not in code and not is_complex:
             return lowered
         context = jax_mlir.make_ir_context()
@@ -175,8 +177,8 @@ class _Exported(_TracedFunction):
         return own
 
 
-def _from_traced(traced: Any) -> JaxProgram:
-    """Return the program of a trace, lowered for CPU like an export but with the unused arguments, too."""
+def _program_of_trace(traced: Any) -> JaxProgram:
+    """Lower a trace for CPU to a program; unlike an export, it also has the unused arguments."""
     whole = copy.copy(traced)
     if hasattr(whole, "_params"):
         whole._params = {**whole._params, "keep_unused": True}
@@ -185,12 +187,13 @@ def _from_traced(traced: Any) -> JaxProgram:
         lowered = _TracedFunction(whole).lower(parameters, lowering_platforms=("cpu",))
         if _has_mesh(lowered):  # XLA partitions the ops of JAX's own rules
             lowered = whole.lower(_private_parameters=parameters, lowering_platforms=("cpu",))
-        return _from_lowered(lowered)
+        return _program_of_lowering(lowered)
     names = [_ANY_CALL]
     while True:
         checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
         try:
-            return from_exported(jax.export.export(_Exported(whole), platforms=("cpu",), disabled_checks=checks)())
+            export = jax.export.export(_ExportedFunction(whole), platforms=("cpu",), disabled_checks=checks)
+            return program_of_export(export())
         except ValueError as error:  # of a JAX without a wildcard for calls
             more = set(re.findall(r'custom_call @"?([\w.$]+)', str(error))) - set(names)
             if "custom calls" not in str(error) or not more:
@@ -204,7 +207,7 @@ def _has_mesh(lowered: jax.stages.Lowered) -> bool:
 
 
 def _is_plain_lowering_enough(jaxpr: Any) -> bool:
-    """Does JAX's lowering suffice, without ``jax.export``?
+    """Return True if JAX's lowering suffices, without ``jax.export``.
 
     An export adds arguments for symbolic sizes and for ordered effects; other programs do not need it. It also creates
     an MLIR context for each program, which takes longer than lowering a small program.
@@ -215,14 +218,15 @@ def _is_plain_lowering_enough(jaxpr: Any) -> bool:
     return known and not jaxpr.effects and all(isinstance(size, int) for size in sizes)
 
 
-def _is_complex(jaxpr: Any) -> bool:
+def _computes_complex_numbers(jaxpr: Any) -> bool:
     """Return True if a program computes complex numbers."""
     values = (v.aval for v in (*jaxpr.invars, *(v for equation in jaxpr.eqns for v in equation.outvars)))
     found = any(getattr(getattr(value, "dtype", None), "kind", "") == "c" for value in values)
-    return found or any(map(_is_complex, jax_core.subjaxprs(jaxpr)))
+    return found or any(map(_computes_complex_numbers, jax_core.subjaxprs(jaxpr)))
 
 
-def _from_lowered(lowered: Any) -> JaxProgram:
+def _program_of_lowering(lowered: Any) -> JaxProgram:
+    """Return the program of a ``jax.stages.Lowered``, with metadata from its private attributes."""
     known = lowered._lowering.compile_args
     dims = known.get("shape_poly_state")
     if dims is not None and len(dims.dim_vars) > dims.has_platform_index_argument:
@@ -230,7 +234,7 @@ def _from_lowered(lowered: Any) -> JaxProgram:
         raise CompileError.at(Loc(), "a jax.stages.Lowered with symbolic dims does not say whose they are", hint=hint)
     leaves = lowered.in_tree.num_leaves
     metadata = {
-        **from_jax.trees(lowered.in_tree, lowered.out_tree, leaves),
+        **from_jax.pytree_metadata(lowered.in_tree, lowered.out_tree, leaves),
         "kept": sorted(known.get("kept_var_idx", range(leaves))),
         "platforms": list(getattr(lowered._lowering, "_platforms", None) or ("cpu",)),
         "callbacks": records_of(known.get("host_callbacks", ())),

@@ -14,7 +14,7 @@ IMPORTED, REFUSED, WAITS = "imported", "refused", "waits"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalEntry:
-    """One op of a model in an import.
+    """One op of a model in the journal of an import.
 
     ``name`` includes the target of custom calls and composites; ``dtypes`` are those of operands and results. The
     tensor ops created from this op have the location ``loc``. ``outcome`` is ``imported``, ``refused`` (``findings``
@@ -30,21 +30,22 @@ class JournalEntry:
 
 @dataclass(slots=True)
 class Journal:
-    """The entries of one import, in the order of the model."""
+    """Journal of one import: its entries in the order of the model."""
 
     entries: list[JournalEntry] = field(default_factory=list)
 
     def add(self, op: Any, loc: Loc, outcome: str, findings: tuple[Finding, ...] = ()) -> None:
-        """Record ``op``."""
+        """Add an entry for ``op``."""
         self.entries.append(JournalEntry(_journal_op_name(op), _operand_dtypes(op), loc, outcome, findings))
 
     def add_inner(self, op: Any, locate: Any) -> None:
-        """Record the ops in the regions of ``op``, which were not imported because ``op`` failed."""
+        """Add entries for the ops in the regions of the failed ``op``, which the import did not reach."""
         for inner in _ops_in_regions(op):
             self.add(inner, locate(inner), WAITS)
 
 
 def _ops_in_regions(op: Any) -> Iterator[Any]:
+    """Yield the ops inside of ``op`` at all depths, without terminators."""
     stack = [iter(inner_operations(op))]
     while stack:
         inner = next(stack[-1], None)

@@ -1,4 +1,4 @@
-"""Rewriting of ops that have no importer, by jaxlib's passes: CHLO, MHLO, and old ops of StableHLO."""
+"""Rewrite ops that have no importer by jaxlib's passes: CHLO, MHLO, and old ops of StableHLO."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ mhlo.register_mhlo_passes()
 
 
 def legalize_module(module: ir.Module, path: str) -> None:
-    """Run jaxlib's passes for ops without an importer; skipped if there are none.
+    """Run jaxlib's passes on ops that have no importer, if there are any.
 
     The passes expand every CHLO op. Those with an importer are hidden from them: their expansions are slower and less
     accurate, and the import of an op must not depend on its neighbours.
@@ -58,12 +58,12 @@ def legalize_module(module: ir.Module, path: str) -> None:
 def convert_mhlo(module: ir.Module, path: str) -> None:
     """Convert ops, types and attributes of MHLO to StableHLO by jaxlib's pass.
 
-    A module without such ops is unchanged. Ops that only group or order values are replaced before.
+    A module without MHLO is unchanged. Before the pass, ops that only group or order values are removed.
 
     Raises
     ------
     CompileError
-        If StableHLO has no form of an op.
+        If StableHLO has no equivalent of an op.
     ir.MLIRError
         If the pass fails for another reason.
     """
@@ -94,7 +94,7 @@ def convert_mhlo(module: ir.Module, path: str) -> None:
 
 
 def _check_types(op: Any, path: str) -> None:
-    """Reject an op of another dialect with MHLO types in its results: jaxlib's pass does not convert it."""
+    """Reject an op outside of MHLO whose values have MHLO types: jaxlib's pass does not convert these."""
     if op.name.startswith((_MHLO, "func.")):
         return
     inner = (a for region in op.regions for block in region.blocks for a in block.arguments)
@@ -123,7 +123,7 @@ def _inline_region(op: Any) -> None:
 
 
 def _operations_without_broadcasts(module: ir.Module, path: str) -> Iterator[Any]:
-    """Return the ops of a module, at all depths; those that broadcast are rewritten first."""
+    """Yield the ops of a module, including those in regions, and rewrite broadcasting ops first."""
     stack = [module.operation]
     while stack:
         op = stack.pop()
@@ -142,7 +142,10 @@ def _operations_without_broadcasts(module: ir.Module, path: str) -> Iterator[Any
 
 
 def _chlo_op_of_call(op: Any) -> Any:
-    """Return the CHLO op that replaces a custom call named after an MHLO op, as StableHLO writes ops that it lacks."""
+    """Replace a custom call named after an MHLO op by the CHLO op, and return that; return other ops unchanged.
+
+    StableHLO writes ops that it lacks as such calls.
+    """
     if op.name != "stablehlo.custom_call":
         return op
     name = op.attributes["call_target_name"].value
@@ -154,13 +157,13 @@ def _chlo_op_of_call(op: Any) -> Any:
 
 
 def _renamed_op(op: Any, name: str, attributes: bool = True) -> Any:
-    """Replace an op without regions by the op ``name``, with or without its ``attributes``, and return that."""
+    """Replace an op without regions by the op ``name``, with or without its ``attributes``; return the new op."""
     own = {a.name: a.attr for a in (op.attributes[n] for n in range(len(op.attributes)))} if attributes else {}
     return replace_op(op, name, own)
 
 
 def _passes_of(name: str) -> tuple[str, ...]:
-    """Return jaxlib's passes for an op without an importer."""
+    """Return the names of jaxlib's passes for an op without an importer."""
     return _PASSES.get(name, ()) or (_PASSES["chlo"] if name.startswith(_DIALECT) else ())
 
 

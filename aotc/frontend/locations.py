@@ -1,4 +1,4 @@
-"""MLIR locations to :class:`Loc`: line of the text, JAX's name stack, the user's line."""
+"""Convert MLIR locations to :class:`Loc`: line of the text, JAX's name stack, the user's source line."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def location_of_mlir_op(op: Any, path: str, known: dict[Any, Loc] | None) -> Loc
 
 
 def loc_from_mlir(location: Any, path: str) -> Loc:
-    """Return an MLIR location as a :class:`Loc`.
+    """Convert an MLIR location to a :class:`Loc`.
 
     A bare file location of the parsed text (file ``-``, or a name by :func:`name_file`) is a place in the model; any
-    other file is the user's source. Of a traceback, the innermost frame outside installed packages is the user's.
+    other file is the user's source. Of a traceback, the user's line is the innermost one outside of installed packages.
     """
     name, line, column = "", 0, 0
     frames: list[_Frame] = []
@@ -80,7 +80,7 @@ def _is_installed(file: str) -> bool:
 
 
 def _functions_inside_trace(name: str, frames: Sequence[_Frame]) -> list[str]:
-    """Return the functions of the frames inside of the traced function, the innermost first.
+    """Return the function names of a traceback from the innermost frame out to the traced function.
 
     If JAX lowered a function separately, its frames begin at that function.
     """
@@ -96,7 +96,7 @@ def _functions_inside_trace(name: str, frames: Sequence[_Frame]) -> list[str]:
 
 
 def _with_layers(name: str, functions: Sequence[str]) -> str:
-    """Return a name stack with the classes of the layers that were called, if it lacks the names of layers.
+    """Add the class names of the called layers to a name stack ``name`` that has no layer names.
 
     Flax's NNX has no name scopes: the frames ``NN.__call__`` and ``Linear.__call__`` stand for ``NN/Linear``. Equinox's
     name only the classes of Equinox itself, with dots, as ``eqx.nn.Linear``.

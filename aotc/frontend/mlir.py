@@ -20,7 +20,7 @@ from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import SHOWN_LINE, CompileError, Finding, Loc, shorten_message
-from aotc.frontend import interrupts_wait
+from aotc.frontend import defer_interrupts
 from aotc.frontend.contexts import make_context
 from aotc.frontend.legalize import convert_mhlo, legalize_module
 from aotc.frontend.mlir_types import discardable_integer
@@ -96,7 +96,7 @@ class RawModel:
 
 
 def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping[str, Any] = NO_KEYWORDS) -> RawModel:
-    """Return the contents of ``source``: a file is read, a function is exported for its example arguments.
+    """Read ``source`` as a model: a file is read, a function is exported for its example arguments.
 
     Raises
     ------
@@ -104,24 +104,24 @@ def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping
         If a file cannot be read, if JAX cannot export the function, or if the function raises.
     """
     with guard("while reading the model", Options()):
-        return of_one_rank(_fetch_source(source, example_args, example_kwargs))
+        return program_of_one_rank(_fetch_source(source, example_args, example_kwargs))
 
 
 def fetch_whole(
     source: object, example_args: Sequence[Any] = (), example_kwargs: Mapping[str, Any] = NO_KEYWORDS
 ) -> RawModel:
-    """Read a model as :func:`fetch` does, but keep a program for several devices whole."""
+    """Read a model as :func:`fetch` does, without partitioning a program for several devices."""
     with guard("while reading the model", Options()):
         return _fetch_source(source, example_args, example_kwargs)
 
 
 def is_read(source: object) -> bool:
-    """Return True if a model is text, bytes, a file or read already: to read it needs no JAX."""
+    """Return True if a model is text, bytes, a file or a fetched model, which JAX need not trace."""
     return isinstance(source, (RawModel, *_READ))
 
 
-def of_one_rank(raw: RawModel) -> RawModel:
-    """Return the program of one rank of a model for several devices; any other model as it is."""
+def program_of_one_rank(raw: RawModel) -> RawModel:
+    """Partition a model for several devices into the program of one rank; return another model unchanged."""
     with _sharded_module(raw) as module:
         if module is None:
             return raw
@@ -130,8 +130,8 @@ def of_one_rank(raw: RawModel) -> RawModel:
     return RawModel(data, raw.path, {**kept, "ranks": ranks}, digest=raw.digest)
 
 
-def is_for_several(raw: RawModel) -> bool:
-    """Return True if a model is for several devices, and not the program of one rank."""
+def is_for_several_devices(raw: RawModel) -> bool:
+    """Return True if a model is for several devices and not yet partitioned."""
     with _sharded_module(raw) as module:
         return module is not None
 
@@ -163,6 +163,7 @@ def _sharded_module(raw: RawModel) -> Iterator[ir.Module | None]:
 
 
 def _fetch_source(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> RawModel:
+    """Read a file, bytes or text, or trace a function, without partitioning."""
     if isinstance(source, RawModel):
         return source
     if any(kind.__module__.startswith("torch.nn.") for kind in type(source).__mro__):
@@ -170,7 +171,7 @@ def _fetch_source(source: Any, example_args: Sequence[Any], example_kwargs: Mapp
         hint = "weights, f = torchax.extract_jax(model), and compile lambda *args: f(weights, args)"
         raise CompileError.at(Loc(), message, hint=hint)
     if not isinstance(source, _READ):  # reading a model needs no JAX, whose import takes longer than a compilation
-        with interrupts_wait():
+        with defer_interrupts():
             from aotc.frontend.jax_program import is_program, program_of
 
         if is_program(source):
@@ -191,7 +192,7 @@ def _fetch_source(source: Any, example_args: Sequence[Any], example_kwargs: Mapp
         raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
     data = bytes(source)
     is_module = data.startswith(_BYTECODE_MAGIC) or is_text(data)
-    return try_in_child(RawModel(data, path) if is_module else _from_blob(data, path))
+    return try_in_child(RawModel(data, path) if is_module else _model_of_export_blob(data, path))
 
 
 # Bytes of bytecode up to which the child process returns the module it has read, to be parsed in place of the file. For
@@ -200,7 +201,7 @@ MOST_REWRITTEN = 1 << 26
 
 
 def try_in_child(raw: RawModel) -> RawModel:
-    """Return ``raw``; if MLIR may crash on it (bytecode, some text), a child process parses it first.
+    """Parse a model in a child process first if MLIR may crash on it: bytecode, and some text.
 
     Raises
     ------
@@ -211,11 +212,11 @@ def try_in_child(raw: RawModel) -> RawModel:
     if data.startswith(_BYTECODE_MAGIC):
         place, memory, hint = Loc(raw.path), 0, f"{_EXPORT}; this file may be damaged"
     elif line := suspect_line(data):
-        place, memory, hint = Loc(raw.path, line), reader_process.memory_for(data), _CHECK_SIZES
+        place, memory, hint = Loc(raw.path, line), reader_process.reader_memory_limit(data), _CHECK_SIZES
     else:
         return raw
     rewrite = data.startswith(_BYTECODE_MAGIC) and len(data) <= MOST_REWRITTEN
-    read = reader_process.read(data, raw.path, raw.metadata, memory, rewrite)
+    read = reader_process.read_in_child(data, raw.path, raw.metadata, memory, rewrite)
     if read.problem:
         raise CompileError.at(place, f"the model cannot be read: {read.problem}", hint=hint)
     if rewrite and read.error:
@@ -227,10 +228,10 @@ def read_source(
     raw: RawModel, platform: str = "cpu", legalize: bool = True, parsed: Callable[[ir.Module], None] | None = None,
     context: ir.Context | None = None,
 ) -> Source:  # fmt: skip
-    """Return the parsed and verified model; ``platform`` selects the program of an export for several platforms.
+    """Parse and verify a model; ``platform`` selects the program of an export for several platforms.
 
-    Without ``legalize``, ops without an importer stay, which XLA can run. ``parsed`` is called with the module before
-    any rewriting. Several models may share a ``context``.
+    With ``legalize`` false, ops without an importer remain, for XLA. ``parsed`` is called with the module before any
+    rewriting. Several models may share a ``context``.
 
     Raises
     ------
@@ -265,7 +266,7 @@ def read_source(
 
 
 def parse_model(data: str | bytes) -> ir.Module:
-    """Return the module of a text or bytecode in the current context.
+    """Parse text or bytecode in the current MLIR context.
 
     If a text does not parse, a second attempt rewrites list attributes of older StableHLO versions, and MHLO ops that
     jaxlib lacks.
@@ -299,7 +300,7 @@ def _read_file(path: str) -> bytes:
         raise CompileError.at(Loc(repr(path)), f"cannot read the model: {error}") from None
 
 
-def _from_blob(data: bytes, path: str) -> RawModel:
+def _model_of_export_blob(data: bytes, path: str) -> RawModel:
     """Return the program of a ``jax.export`` blob, with its metadata."""
     if not data:
         raise CompileError.at(Loc(path), "the model is empty: 0 bytes", hint=_EXPORT)
@@ -307,7 +308,7 @@ def _from_blob(data: bytes, path: str) -> RawModel:
         if data.startswith(head):
             raise CompileError.at(Loc(path), f"this is {what}, not a model", hint=hint)
     from aotc.frontend import from_jax
-    from aotc.frontend.jax_program import from_exported
+    from aotc.frontend.jax_program import program_of_export
 
     exported = from_jax.deserialize_exported(data)
     if exported is None and is_readable(data):
@@ -316,7 +317,7 @@ def _from_blob(data: bytes, path: str) -> RawModel:
         what = "neither StableHLO text, MLIR bytecode nor a jax.export blob, or it is damaged"
         raise CompileError.at(Loc(path), f"the model is {what}", hint=_EXPORT)
     try:
-        program = from_exported(exported)
+        program = program_of_export(exported)
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # trees and types of damaged blobs
         message = f"the blob of jax.export contradicts itself: {type(error).__name__}: {error}"
         raise CompileError.at(Loc(path), message, hint=f"{_EXPORT}; this file may be damaged") from None
@@ -339,6 +340,7 @@ def upgrade_module(module: ir.Module) -> None:
 
 
 def _findings_of_mlir_error(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding]:
+    """Convert MLIR's diagnostics to findings with locations, notes and hints."""
     text = "" if data[:4] == _BYTECODE_MAGIC else data if isinstance(data, str) else data.decode(errors="replace")
     lines = text.splitlines()
     hint = "" if text else f"{_EXPORT}; this file may be damaged"
@@ -363,7 +365,7 @@ def _finding_of_diagnostic(diagnostic: Any, lines: Sequence[str], path: str, hin
 
 
 def finding_with_source_line(finding: Finding, lines: Sequence[str]) -> Finding:
-    """Return ``finding`` with its line of the model's text, and a caret under the operand whose number it mentions."""
+    """Add the line of the model's text to ``finding``, with a caret under the operand that it numbers."""
     line, column = finding.loc.line, finding.loc.column
     if finding.snippet or not 0 < line <= len(lines):
         return finding
@@ -376,8 +378,8 @@ def finding_with_source_line(finding: Finding, lines: Sequence[str]) -> Finding:
 
 
 @contextmanager
-def lines_shown(model: Any) -> Iterator[None]:
-    """Return a context in which errors of any stage show the line of the model, if that is text."""
+def show_model_lines_in_errors(model: Any) -> Iterator[None]:
+    """Add the line of the model's text to errors of the ``with`` block, if the model is text."""
     try:
         yield
     except CompileError as error:
@@ -392,17 +394,17 @@ def lines_shown(model: Any) -> Iterator[None]:
             except (OSError, ValueError):
                 text = b""
             if isinstance(text, str | bytes):
-                add_source_lines(error, RawModel(text, os.fspath(one) if is_path else text_name(name)))
+                add_source_lines(error, RawModel(text, os.fspath(one) if is_path else name_of_model_text(name)))
         raise
 
 
-def text_name(name: Any) -> str:
+def name_of_model_text(name: Any) -> str:
     """Return the name in messages of a model without a file; ``name`` is its name if there are several models."""
     return "" if name is None else f"<{name}>"
 
 
 def add_source_lines(error: CompileError, raw: RawModel) -> None:
-    """Add the line of the model's text to findings."""
+    """Add the line of the model's text to the findings of ``error``."""
     code = raw.data.encode(errors="replace") if isinstance(raw.data, str) else bytes(raw.data)
     if is_readable(code):
         lines = code.decode().splitlines()
@@ -410,7 +412,7 @@ def add_source_lines(error: CompileError, raw: RawModel) -> None:
 
 
 def _line_part_around(line: str, at: int) -> tuple[str, int]:
-    """Return the part of a line around a position that fits a terminal, and the position in it."""
+    """Return the part of a line around column ``at`` that fits a terminal, and the column within that part."""
     start = max(0, at - SHOWN_LINE // 2)
     part = line[start : start + SHOWN_LINE].rstrip()
     shown = "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in part).lstrip()

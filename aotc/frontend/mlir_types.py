@@ -58,10 +58,10 @@ MOST_NESTED_TUPLES = 100
 
 
 def leaf_types(t: ir.Type, loc: Loc = UNKNOWN) -> tuple[ir.Type, ...]:
-    """Return the tensor types in a value of type ``t``.
+    """Return the tensor types of a value of type ``t``, which may be a tuple.
 
     Tuples and futures are flattened. Tokens are dropped: they only order effects, and ops with visible effects are
-    rejected. Witnesses are dropped, too: they are checked where they are created.
+    rejected. Witnesses are dropped, too: the op that creates one checks its constraint.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def leaf_types(t: ir.Type, loc: Loc = UNKNOWN) -> tuple[ir.Type, ...]:
 
 
 def is_token(t: ir.Type) -> bool:
-    """Return True if ``t`` is a token, which only orders effects: a caller passes nothing for it."""
+    """Return True if ``t`` is a token: it only orders effects and has no value at run time."""
     return stablehlo.TokenType.isinstance(t) or str(t) in _WITHOUT_VALUE
 
 
@@ -146,7 +146,7 @@ def check_size(dtype: str, shape: Sequence[Dim], loc: Loc) -> None:
 
 
 def stablehlo_bounds(t: ir.Type) -> tuple[int, ...]:
-    """Return the bound in ``#stablehlo.bounds`` of each dim of a type, ``DYNAMIC`` if there is none."""
+    """Return the ``#stablehlo.bounds`` of a type for each dim; ``DYNAMIC`` means no bound."""
     encoding = t.encoding if isinstance(t, ir.RankedTensorType) else None
     if encoding is None or not stablehlo.TypeExtensions.isinstance(encoding):
         return ()
@@ -181,7 +181,7 @@ def integer_attribute_tuple(op: Any, name: str, default: Sequence[int]) -> tuple
 
 
 def config_of(op: Any) -> Any:
-    """Return the configuration of a custom call: a dictionary, or text for calls before the FFI; else None."""
+    """Return the configuration of a custom call: a dictionary, the text of a call before the FFI, or None."""
     return next((op.attributes[n] for n in ("mhlo.backend_config", "backend_config") if n in op.attributes), None)
 
 

@@ -115,7 +115,7 @@ def suspect_line(text: bytes) -> int:
 
 
 def modern_text(text: str) -> str:
-    """Return ``text`` with integer lists in today's form; the same text if there are none in the old form."""
+    """Rewrite integer lists of old StableHLO text as arrays; return text without such lists unchanged."""
     if not _LIST.search(text):
         return text
     literals = [m.span() for m in _STRING.finditer(text)]
@@ -128,6 +128,7 @@ def modern_text(text: str) -> str:
 
 
 def _integer_list_as_array(found: re.Match[str]) -> str:
+    """Rewrite one list attribute: ``dense<[1, 2]> : tensor<2xi64>`` to ``array<i64: 1, 2>``."""
     name, equals, body, count, element = found.groups()
     values = [v.strip() for v in body.strip("[]").split(",") if v.strip()]
     if not body.startswith("["):
@@ -139,7 +140,7 @@ def _integer_list_as_array(found: re.Match[str]) -> str:
 
 
 def chlo_text(text: str, is_op: Callable[[str], bool]) -> str:
-    """Return ``text`` with MHLO ops that jaxlib lacks as the CHLO ops of the same name; lines are unchanged.
+    """Rewrite MHLO ops that jaxlib lacks as CHLO ops of the same name; line numbers are unchanged.
 
     ``is_op`` returns True for the name of an op that jaxlib has.
     """

@@ -57,7 +57,11 @@ def _platform_argument(function: Any) -> int | None:
 
 
 def _number_by_libraries(functions: Sequence[tuple[Any, int]], wanted: str) -> int:
-    """Return the number whose branches call the fewest libraries of other platforms, then the most of ``wanted``."""
+    """Infer the platform number from the libraries that branches call.
+
+    It is the number whose branches call the fewest libraries of other platforms, and among these the most of
+    ``wanted``.
+    """
     starts = [function.regions[0].blocks[0].arguments[place] for function, place in functions]
     cases = [use.owner for start in starts for use in start.uses if use.owner.name == _CASE]
     own = _LIBRARIES.get(wanted, ())
@@ -93,7 +97,7 @@ def _called_targets(block: Any, known: dict[Any, int]) -> Iterator[str]:
 
 
 def _replace_argument_by_constant(function: Any, place: int, number: int) -> None:
-    """Replace the argument ``place`` by the constant ``number``.
+    """Replace argument number ``place`` of ``function`` by the constant ``number``.
 
     The argument itself is removed only from a public function: callers of a private function still pass it.
     """

@@ -20,7 +20,7 @@ from aotc.ir.tensor.ir import Requirement, TensorType, Value
 
 
 class Scope(Protocol):
-    """The part of an import's :class:`~aotc.frontend.session.State` that this module uses."""
+    """The part of :class:`~aotc.frontend.session.ImportState` that this module uses."""
 
     loc: Loc
     op: str
@@ -34,10 +34,10 @@ class Scope(Protocol):
 def require_constraints(
     state: Scope, name: str, operands: Sequence[Value], attrs: Mapping[str, Any], given: Sequence[TensorType]
 ) -> Sequence[Value]:
-    """Require the size constraints of op ``name``; return the operands with equal sizes as the same expression."""
+    """Require the size constraints of op ``name``; return its operands with equal sizes as equal expressions."""
     types = before = tuple(v.type for v in operands)
     for _ in range(1 + len(types)):  # one constraint may choose a form that another must use
-        forms = {c.place: c.form for c in _demanded_constraints(state, name, types, attrs, tuple(given)) if c.place}
+        forms = {c.place: c.form for c in _require_op_constraints(state, name, types, attrs, tuple(given)) if c.place}
         if not forms:
             break
         after = tuple(
@@ -49,9 +49,10 @@ def require_constraints(
     return operands if types == before else [_with_given_sizes(state, v, t.shape) for v, t in zip(operands, types)]
 
 
-def _demanded_constraints(
+def _require_op_constraints(
     state: Scope, name: str, types: tuple[TensorType, ...], attrs: Mapping[str, Any], given: tuple[TensorType, ...]
 ) -> list[Constraint]:
+    """Require the size constraints of op ``name`` for operands of these ``types``, and return them."""
     try:
         found = list(OPS[name].constraints(types, attrs, given))
     except (IndexError, KeyError, ValueError):
@@ -67,14 +68,14 @@ def _demanded_constraints(
 
 
 def broken_type_rule(op: str, error: RuleError) -> tuple[str, str]:
-    """Return message and hint for an op whose operands violate a type rule: its own, or that of a part of it."""
+    """Return message and hint for operands that violate a type rule of ``op``, or of an op that it expands to."""
     message = str(error)
     hint = f"element types and sizes that {op} takes" if op else "operands of other types"
     return (message if not op or op in message else f"{op}: {message}"), hint
 
 
 def require_shape(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
-    """Return ``v`` with the dims ``shape``; require each dim to be equal, unless that is proven."""
+    """Require that ``v`` has the dims ``shape``, and return ``v`` with these dims."""
     for own, size in zip(v.type.shape, shape):
         if own != size:
             state.require("eq", own, size, SIZES_DIFFER)
@@ -82,7 +83,7 @@ def require_shape(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
 
 
 def _with_given_sizes(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
-    """Return ``v`` with its sizes replaced by the equal expressions in ``shape``."""
+    """Replace the sizes of ``v`` by the expressions in ``shape``, which are equal at run time."""
     if v.type.shape == tuple(shape):
         return v
     (same,) = state.append("reshape", [v], {}, [TensorType(v.type.dtype, tuple(shape))])
@@ -90,7 +91,7 @@ def _with_given_sizes(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
 
 
 def require_types(state: Scope, values: Sequence[Value], given: Sequence[TensorType]) -> Sequence[Value]:
-    """Return ``values``, required to have the shapes of the ``given`` types where their ranks match."""
+    """Require that ``values`` have the shapes of the ``given`` types of the same rank, and return them."""
     if len(given) != len(values):
         return values
     return [require_shape(state, v, t.shape) if v.type.rank == t.rank else v for v, t in zip(values, given)]
@@ -116,15 +117,16 @@ def require_bounds(state: Scope, results: Sequence[Value], bounds: Iterable[tupl
 def with_argument_sizes(
     rows: Iterable[Requirement], params: Sequence[Value], sizes: Mapping[str, tuple[int, int]], names: Sequence[str]
 ) -> list[Requirement]:
-    """Return requirements with messages that list the sizes of arguments on which each depends.
+    """Append to the messages of requirements the sizes of the arguments on which they depend.
 
     Parameters
     ----------
     rows : iterable of Requirement
+        The requirements.
     params : sequence of Value
         The arguments, with ``names``.
     sizes : mapping of str to (int, int)
-        The symbols that are values of arguments: argument and element.
+        For each symbol that is the value of an argument: numbers of the argument and of the element.
     """
     places: dict[str, tuple[str, Dim]] = {}
     for lone in (True, False):
@@ -140,8 +142,9 @@ def with_argument_sizes(
 
 
 def _with_reported_sizes(row: Requirement, places: Mapping[str, tuple[str, Dim]]) -> Requirement:
+    """Append the sizes that a requirement mentions to its message; ``places`` describes each symbol."""
     relation, left, right, message, values = row
     mentioned = dict.fromkeys(name for e in values for name in sorted(s.name for s in symbols(e)))
-    told = dict(places[name] for name in mentioned if name in places)
-    text = ", ".join(f"{what} is {{{len(values) + k}}}" for k, what in enumerate(told))
-    return relation, left, right, f"{message} ({text})" if told else message, (*values, *told.values())
+    shown = dict(places[name] for name in mentioned if name in places)
+    text = ", ".join(f"{what} is {{{len(values) + k}}}" for k, what in enumerate(shown))
+    return relation, left, right, f"{message} ({text})" if shown else message, (*values, *shown.values())

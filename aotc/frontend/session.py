@@ -192,7 +192,7 @@ class ImportState:
         return [leaf for v in op.operands for leaf in self.leaves(v)]
 
     def data_operands(self, op: ir.Operation) -> list[Value]:
-        """Return the operands of a custom call without those that only describe the shapes of results."""
+        """Return the operands of a custom call without those that only state the shapes of its results."""
         operands = self.operands(op)
         if "indices_of_shape_operands" not in op.attributes:
             return operands
@@ -200,7 +200,7 @@ class ImportState:
         return [v for n, v in enumerate(operands) if n not in shapes]
 
     def bind(self, op: ir.Operation, results: Sequence[Value]) -> None:
-        """Record ``results`` as the clones of the op's results; require the sizes that the op's types state."""
+        """Bind the results of ``op`` to tensors, and require the sizes that the op's types state."""
         self.bind_values(op.results, results)
         if self.session.dynamic:
             leaves = [leaf for v in op.results for leaf in leaf_types(v.type)]
@@ -238,7 +238,7 @@ class ImportState:
         return TensorType(dtype, shape)
 
     def type_with(self, t: ir.Type, dims: Sequence[Dim]) -> TensorType:
-        """Return the tensor IR type of ``t``, with its unknown sizes from ``dims``."""
+        """Return the tensor IR type of ``t``; ``dims`` replace its unknown sizes."""
         dtype, shape = self.session.parts(t)
         return TensorType(dtype, tuple(d if n == DYNAMIC else n for n, d in zip(shape, dims)))
 
@@ -250,7 +250,7 @@ class ImportState:
         given: Sequence[TensorType] = (),
         regions: Sequence[Region] = (),
     ) -> tuple[Value, ...]:
-        """Append op ``name`` and return its results, typed by its rule; its size constraints become requirements."""
+        """Append op ``name`` and return its results; the op's size constraints become requirements."""
         attrs = attrs or {}
         if self.by_element and name in SCALARS:
             operands = self._broadcast_scalar_operands(operands)
@@ -268,7 +268,7 @@ class ImportState:
         given: Sequence[TensorType] = (),
         regions: Sequence[Region] = (),
     ) -> tuple[Value, ...]:
-        """Append an op whose size constraints are known to hold; see :meth:`emit`."""
+        """Append an op whose size constraints hold already, and return its results; see :meth:`emit`."""
         types = tuple(v.type for v in operands)
         try:
             result_types = OPS[name].infer(types, attrs, tuple(regions), tuple(given))
@@ -288,6 +288,7 @@ class ImportState:
     def _track_shape_value(
         self, name: str, operands: Sequence[Value], types: Sequence[TensorType], attrs: Mapping, result: Value
     ) -> None:
+        """Compute the shape value of a new result from those of the operands, and record comparisons of dims."""
         known = [self.known[v] for v in operands if v in self.known]
         decided = shape_values.fold_boolean_by_one_operand(name, known) if result.type.dtype == "i1" else None
         if decided is not None:
@@ -331,7 +332,7 @@ class ImportState:
     def one(
         self, name: str, operands: Sequence[Value] = (), attrs: Mapping | None = None, given: Sequence[TensorType] = ()
     ) -> Value:
-        """Emit an op of one result and return it."""
+        """Emit an op with a single result and return that result."""
         return self.emit(name, operands, attrs, given)[0]
 
     def convert(self, v: Value, dtype: str) -> Value:
@@ -339,7 +340,7 @@ class ImportState:
         return v if v.type.dtype == dtype else self.one("convert", [v], {}, [TensorType(dtype, v.type.shape)])
 
     def promoted(self, operands: Sequence[Value], dtypes: Sequence[str]) -> list[Value]:
-        """Return ``operands`` converted to ``dtypes``, in which a combiner computes."""
+        """Convert ``operands`` to ``dtypes``, the parameter types of a combiner."""
         return [self.convert(v, dtype) for v, dtype in zip(operands, dtypes, strict=True)]
 
     def broadcast_scalar(self, v: Value, shape: Sequence[Dim]) -> Value:
@@ -386,13 +387,13 @@ class ImportState:
             return
         proven = decide_relation(relation, left, right)
         if proven is False:
-            told = message.format(*(values or (left, right)))
-            named = not self.op or self.op in told
-            self.fail(told if named else f"{self.op}: {told}", "operands whose sizes fit")
+            text = message.format(*(values or (left, right)))
+            named = not self.op or self.op in text
+            self.fail(text if named else f"{self.op}: {text}", "operands whose sizes fit")
         self.session.met.add(key)
         if not proven:
-            told = f"{self.op or 'the program'} at {self.loc}: {message}"
-            self.session.requirements.append((*key, told, tuple(values) or (left, right)))
+            text = f"{self.op or 'the program'} at {self.loc}: {message}"
+            self.session.requirements.append((*key, text, tuple(values) or (left, right)))
 
     def assert_dims(self, test: Value, numbers: Sequence[Value], message: str) -> bool:
         """Turn an assertion about dims into a requirement; return False if ``test`` is not about dims."""
@@ -408,7 +409,7 @@ class ImportState:
         return True
 
     def assume(self, test: Value) -> None:
-        """Use the fact that ``test`` was asserted: after ``b >= 1``, the symbol ``b`` is positive."""
+        """Use an asserted comparison as a fact: after ``b >= 1``, the symbol ``b`` is positive."""
         match self.session.tests.get(test):
             case ("ge", (left,), (1,)) if isinstance(atom := lone_atom(left), Sym):
                 self.session.positive[atom.name] = sym(atom.name, lo=1)
@@ -430,7 +431,7 @@ class ImportState:
                 self.values[v] = tuple(self.one("custom_call", (), attrs, [t]) for t in types)
 
     def constant(self, array: Any, t: TensorType) -> Value:
-        """Emit a constant."""
+        """Emit a constant of type ``t`` with the elements of ``array``."""
         return self.one("constant", (), {"value": array}, [t])
 
     def fail(self, message: str, hint: str = "") -> NoReturn:
@@ -438,19 +439,19 @@ class ImportState:
         raise CompileError.at(self.loc, message, hint=hint)
 
     def region(self, block: Any, params: Sequence[Value], given: Sequence[TensorType] = ()) -> Region:
-        """Clone an MLIR block as a region with ``params`` for its arguments; its results are of ``given`` types."""
+        """Import an MLIR block as a region with ``params`` for its arguments; its results have the ``given`` types."""
         self.bind_values(block.arguments, params)
         return self._region_of_emitted_ops(
             params, lambda: requirements.require_types(self, self.session.import_block(self, block), given)
         )
 
-    def built(
+    def region_of_emitter(
         self,
         types: Sequence[TensorType],
         make: Callable[[list[Value]], Sequence[Value]],
         given: Sequence[TensorType] = (),
     ) -> Region:
-        """Return a region over new parameters of ``types``; ``make`` emits its ops and returns its results.
+        """Return a region over new parameters of ``types``, with the ops and results that ``make`` emits.
 
         If ``given`` has types, the results are required to have their shapes.
         """
@@ -458,7 +459,7 @@ class ImportState:
         return self._region_of_emitted_ops(params, lambda: requirements.require_types(self, make(params), given))
 
     def _region_of_emitted_ops(self, params: Sequence[Value], make: Callable[[], Sequence[Value]]) -> Region:
-        """Return a region of the ops that ``make`` emits."""
+        """Return a region with parameters ``params`` and the ops and results that ``make`` emits."""
         nested = len(self.blocks) > 1  # a function's body is not a region of an op
         if nested and self.session.depth >= MOST_NESTED:
             self.fail(f"regions are nested more than {MOST_NESTED} deep", hint="select between values")
@@ -472,7 +473,7 @@ class ImportState:
         return Region(tuple(params), tuple(ops), tuple(results))
 
     def scalar_region(self, block: Any) -> Region:
-        """Clone a block over scalars (a combiner, a comparator)."""
+        """Import a block over scalars, such as a combiner or a comparator, as a region."""
         params = [self.new_value(self.static_type(a.type), f"s{i}") for i, a in enumerate(block.arguments)]
         self.by_element += 1
         try:

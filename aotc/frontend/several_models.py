@@ -21,9 +21,9 @@ from aotc.frontend.mlir import (
     fetch,
     fetch_whole,
     is_read,
+    name_of_model_text,
     parse_model,
     read_source,
-    text_name,
     upgrade_module,
 )
 from aotc.frontend.mlir_types import is_private, module_bytes
@@ -39,7 +39,7 @@ def fetch_any(
     model: Any, examples: Sequence[Any] = (), args: Any = None, kwargs: Mapping[str, Any] | None = None,
     sizes: Mapping[str, Sequence[int]] = NO_KEYWORDS,
 ) -> RawModel:  # fmt: skip
-    """Return a model, or several by name, with their examples; see :func:`aotc.compile`.
+    """Fetch one model, or merge several given by name, with their example arguments; see :func:`aotc.compile`.
 
     A sharded model with symbolic dims has a function for each combination of their ``sizes``.
 
@@ -101,6 +101,7 @@ def _joined_models(raws: Mapping[str, RawModel]) -> RawModel:
 
 
 def _check_model_names(models: Mapping[Any, Any], args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Reject model names that are not identifiers, and examples for unknown names."""
     if not models or not all(isinstance(name, str) and name.isidentifier() for name in models):
         raise _wrong_models_error(
             f"the functions are called {list(models)}", "identifiers: {'prefill': f, 'decode': g}"
@@ -117,6 +118,7 @@ def _check_model_names(models: Mapping[Any, Any], args: Any, kwargs: Mapping[str
 
 
 def _merged_models(raws: Mapping[str, RawModel]) -> RawModel:
+    """Merge fetched models into one module, with the metadata of each under ``entries``."""
     platforms = {tuple(raw.metadata.get("platforms", ())) or ("cpu",) for raw in raws.values()}
     if len(platforms) > 1 or len(next(iter(platforms))) > 1:
         raise _wrong_models_error(
@@ -144,7 +146,7 @@ def _append_model(
     whole: ir.Module, table: ir.SymbolTable, name: str, raw: RawModel, names: Mapping[str, RawModel]
 ) -> None:
     """Append the functions of a model to the merged module, its public one as ``name``."""
-    module = _parsed_model(replace(raw, path=raw.path or text_name(name)))
+    module = _parsed_model(replace(raw, path=raw.path or name_of_model_text(name)))
     own = ir.SymbolTable(module.operation)
     public = [op for op in module.body.operations if _is_public(op.operation)]
     if len(public) != 1:
@@ -176,7 +178,7 @@ def _is_symbol(op: Any) -> bool:
 
 
 def _parsed_model(raw: RawModel) -> ir.Module:
-    """Return a model parsed in the current context.
+    """Parse a fetched model in the current MLIR context.
 
     Raises
     ------

@@ -27,7 +27,7 @@ Known = tuple[Dim, ...]
 
 
 def has_shape_value(t: TensorType) -> bool:
-    """Is ``t`` an integer or boolean type of known, small size, whose values may have shape values?"""
+    """Return True if ``t`` is an integer or boolean type of known, small size, which can have a shape value."""
     if kind_of(t.dtype) not in "iub" or not all(isinstance(d, int) for d in t.shape):
         return False
     return math.prod(static_sizes(t)) <= SHAPE_ELEMENTS
@@ -39,6 +39,7 @@ def static_element_count(t: TensorType) -> int:
 
 
 def _divide_shape_values(a: Dim, b: Dim) -> Dim | None:
+    """Return the quotient ``a / b``, rounded to 0 as in StableHLO; None if a sign is unknown."""
     if not isinstance(a, Expr) and not isinstance(b, Expr):
         return None if b == 0 else int(abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1)
     if bounds(b)[0] == 0 or (not isinstance(b, Expr) and b < 0):
@@ -57,6 +58,7 @@ def _floor_divide_shape_values(a: Dim, b: Dim) -> Dim:
 
 
 def _remainder_of_shape_values(a: Dim, b: Dim) -> Dim | None:
+    """Return the remainder of ``a / b``, with the sign of ``a``; None if a sign is unknown."""
     quotient = _divide_shape_values(a, b)
     if quotient is None:
         return None
@@ -163,6 +165,7 @@ def fold_boolean_by_one_operand(name: str, known: Sequence[Known]) -> Known | No
 def _shape_value_elements(
     name: str, operands: Sequence[Known], types: Sequence[TensorType], attrs: Mapping[str, Any], result: TensorType
 ) -> Sequence[Dim | None] | None:
+    """Evaluate op ``name`` on shape values; return the elements of its result, or None if it has no rule."""
     if name in _BINARY:
         rule = _BINARY[name] if types[0].dtype != "i1" else _OF_BOOLEANS.get(name)
         return None if rule is None else [rule(a, b) for a, b in zip(*operands)]
@@ -197,6 +200,7 @@ def _shape_value_elements(
 
 
 def _concatenated_shape_values(operands: Sequence[Known], types: Sequence[TensorType], dim: int) -> Sequence[Dim]:
+    """Return the elements of a concatenation along ``dim``, in row-major order."""
     parts = []
     for known, t in zip(operands, types):
         part = np.empty(len(known), object)

@@ -54,7 +54,7 @@ def _keep_only_function(module: ir.Module, function: str) -> None:
 
 
 def _drop_foreign_attributes(module: ir.Module) -> None:
-    """Remove attributes of dialects that XLA does not register: its reader rejects the whole module otherwise.
+    """Remove attributes of dialects that XLA does not register, as its reader rejects modules with them.
 
     Such attributes are annotations without effect on results. The configuration of a custom call is not removed.
     """

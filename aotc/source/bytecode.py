@@ -26,7 +26,7 @@ def is_portable(data: bytes | str) -> bool:
 
 
 def large_elements(code: bytes, least: int) -> list[tuple[int, int]]:
-    """Return begin and end of the elements of each constant of at least ``least`` bytes, in order."""
+    """Return begin and end offsets of the elements of each constant of at least ``least`` bytes, in order."""
     try:
         sections = _bytecode_sections(code)
         entries = [*_bytecode_attributes(code, sections), *_bytecode_resources(code, sections)]
@@ -37,7 +37,7 @@ def large_elements(code: bytes, least: int) -> list[tuple[int, int]]:
 
 
 def _decode_varint(code: bytes, at: int) -> tuple[int, int]:
-    """Decode the varint at ``at``; return the number and the end of its bytes."""
+    """Decode the varint at offset ``at``; return the number and the offset after it."""
     first = code[at]
     if first & 1:
         return first >> 1, at + 1
@@ -48,7 +48,7 @@ def _decode_varint(code: bytes, at: int) -> tuple[int, int]:
 
 
 def _bytecode_sections(code: bytes) -> dict[int, tuple[int, int]]:
-    """Return begin and end of each bytecode section, by section number."""
+    """Return begin and end offset of each bytecode section, by section number."""
     _, at = _decode_varint(code, len(MAGIC))
     at = code.index(b"\0", at) + 1  # the name of the producer
     found: dict[int, tuple[int, int]] = {}
@@ -64,7 +64,7 @@ def _bytecode_sections(code: bytes) -> dict[int, tuple[int, int]]:
 
 
 def _bytecode_attributes(code: bytes, sections: dict[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each attribute in the bytecode."""
+    """Yield begin and end offset of each attribute in the bytecode."""
     at, end = sections[_ATTRIBUTE_SIZES]
     place, _ = sections[_ATTRIBUTES]
     left, at = _decode_varint(code, at)
@@ -80,7 +80,7 @@ def _bytecode_attributes(code: bytes, sections: dict[int, tuple[int, int]]) -> I
 
 
 def _bytecode_resources(code: bytes, sections: dict[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each resource in the bytecode."""
+    """Yield begin and end offset of each resource in the bytecode."""
     if _RESOURCE_SIZES not in sections or _RESOURCES not in sections:
         return
     at, end = sections[_RESOURCE_SIZES]
@@ -103,7 +103,7 @@ MOST_HEADS = 4
 
 
 def _elements_of_attribute(code: bytes, begin: int, end: int) -> tuple[int, int]:
-    """Return the start of the elements in the attribute from ``begin`` to ``end``: its last bytes, after their size."""
+    """Return begin and end offset of the elements in an attribute: its last bytes, after their size."""
     at = begin
     for _ in range(MOST_HEADS):
         size, at = _decode_varint(code, at)

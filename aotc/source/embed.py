@@ -1,10 +1,10 @@
-"""Embed the model's source in a bundle: compressed bytecode, without the weights that the bundle stores anyway.
+"""Embed the model's source in a bundle: compressed bytecode, without weights that the bundle stores anyway.
 
-The bundle stores weights packed for their kernels. Each large constant of the model is searched for among the arrays of
-the bundle and among their unpacked forms (:class:`aotc.source.moves.Origins`). A constant that is found is replaced by
-its checksum, its array, and the steps that unpack it. Of the others, progressions and tables (``arange``, ``linspace``)
-are stored as differences of neighbours, because these repeat. The rest stays in the bytecode, or is stored next to it
-if it cannot be compressed.
+The bundle stores weights packed for their kernels. Each large constant of the model is searched for among the
+arrays of the bundle and among their unpacked forms (:class:`aotc.source.moves.UnpackingRules`). The checksum, the
+array and the unpacking steps replace a constant that is found. Of the others, progressions and tables (``arange``,
+``linspace``) are stored as differences of neighbours, because these repeat. Other constants stay in the bytecode, or
+are stored next to it if they cannot be compressed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from aotc.ir.program.ir import Constants
 from aotc.ir.tensor.ir import TensorType
 from aotc.source.bytecode import large_elements
 from aotc.source.limits import DIFFERENCES_BYTES, LARGE_BYTES
-from aotc.source.moves import Origin, Origins
-from aotc.source.record import VERSION, Embedded, recorded_targets
+from aotc.source.moves import UnpackingRules, UnpackingSteps
+from aotc.source.record import VERSION, EmbeddedSource, recorded_targets
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.weights.differences import word_differences
 
@@ -32,18 +32,20 @@ KEY_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
-    """A source as stored in a bundle: compressed record, its uncompressed size, and uncompressed weights in pieces."""
+class SourceSegments:
+    """A source as stored in a bundle: compressed record, its uncompressed size, and uncompressed weights."""
 
     record: bytes
     size: int
     weights: list[memoryview]
 
 
-def embed_source(source: Embedded, constants: Sequence[Constants], ways: Sequence[Origins]) -> Segments:
+def embed_source(
+    source: EmbeddedSource, constants: Sequence[Constants], ways: Sequence[UnpackingRules]
+) -> SourceSegments:
     """Encode the model's source as bundle segments, without copies of constants that the bundle stores.
 
-    ``ways`` can unpack each variant's.
+    ``constants`` are those of each variant, ``ways`` the rules to unpack them.
     """
     code = memoryview(source.code)
     cuts = large_elements(source.code, LARGE_BYTES)
@@ -81,7 +83,7 @@ def embed_source(source: Embedded, constants: Sequence[Constants], ways: Sequenc
         "holes": holes,
     }
     packed = msgpack.packb(record, use_bin_type=True, unicode_errors="surrogateescape")
-    return Segments(zlib.compress(packed), len(packed), weights)
+    return SourceSegments(zlib.compress(packed), len(packed), weights)
 
 
 # Bytes of a constant that a trial compression reads, to decide whether the rest is worth compressing. It takes 2 ms.
@@ -118,26 +120,28 @@ def _difference_word_size(elements: memoryview, ratio: float) -> int:
 
 
 def _stored_constants_in_source(
-    code: bytes, cuts: Sequence[tuple[int, int]], constants: Sequence[Constants], ways: Sequence[Origins]
+    code: bytes, cuts: Sequence[tuple[int, int]], constants: Sequence[Constants], ways: Sequence[UnpackingRules]
 ) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return, for each range of the source that equals a stored constant, that constant and how to unpack it."""
+    """Map ranges of the source to stored constants with the same bytes, and the steps that unpack them."""
     wanted: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
     for begin, end in cuts:
         wanted.setdefault((end - begin, code[begin : begin + KEY_BYTES]), []).append((begin, end))
     places: dict[tuple[int, int], dict[str, Any]] = {}
-    for variant, (held, known) in enumerate(zip(constants, ways, strict=True)):
-        for _, array, offset in held.arrays:
+    for variant, (stored, known) in enumerate(zip(constants, ways, strict=True)):
+        for _, array, offset in stored.arrays:
             if array.nbytes < LARGE_BYTES:
                 continue
             type_ = TensorType(from_numpy(array.dtype), array.shape)
-            for way, made in known.back(array, type_):
-                for cut in wanted.get((made.nbytes, _array_head_bytes(made)), ()):
-                    if cut not in places and _has_equal_bytes(made, code, cut):
+            for way, unpacked in known.unpacked_candidates(array, type_):
+                for cut in wanted.get((unpacked.nbytes, _array_head_bytes(unpacked)), ()):
+                    if cut not in places and _has_equal_bytes(unpacked, code, cut):
                         places[cut] = _stored_constant_place(variant, array, offset, type_.dtype, way)
     return places
 
 
-def _stored_constant_place(variant: int, array: np.ndarray, offset: int, dtype: str, way: Origin) -> dict[str, Any]:
+def _stored_constant_place(
+    variant: int, array: np.ndarray, offset: int, dtype: str, way: UnpackingSteps
+) -> dict[str, Any]:
     shape = list(array.shape)
     return {"variant": variant, "offset": offset, "size": array.nbytes, "dtype": dtype, "shape": shape, "way": way}
 
@@ -152,7 +156,7 @@ BLOCK_BYTES = 1 << 20
 
 
 def _has_equal_bytes(array: np.ndarray, code: bytes, cut: tuple[int, int]) -> bool:
-    """Return True if ``array`` equals the bytes ``cut`` of ``code``.
+    """Return True if ``array`` equals the range ``cut`` (begin, end) of ``code``.
 
     The comparison is block by block: copying all of a large array would take longer.
     """

@@ -1,7 +1,7 @@
 """Undo the compiler's packing of constants: find the array of the model that a packed array was computed from.
 
-Packing only rearranges elements. A *way back* is the list of steps that undo it, in the form in which a bundle stores
-it: ``["reshape", shape]``, ``["transpose", perm]``, ``["reverse", dims]``, ``["slice", starts, limits, strides]``,
+Packing only rearranges elements. The unpacking steps (a *way*) undo it, in the form in which a bundle stores them:
+``["reshape", shape]``, ``["transpose", perm]``, ``["reverse", dims]``, ``["slice", starts, limits, strides]``,
 ``["convert", dtype]``.
 """
 
@@ -18,13 +18,13 @@ from aotc.ir.tensor.ir import Module, Op, TensorType, Value, walk
 from aotc.source.limits import LARGE_BYTES
 from aotc.vmfb.dtypes import size_of, to_numpy
 
-Origin = tuple[tuple[Any, ...], ...]
+UnpackingSteps = tuple[tuple[Any, ...], ...]
 
 
 def undo_packing(array: np.ndarray, way: Sequence[Sequence[Any]]) -> np.ndarray:
-    """Apply the steps ``way`` to a packed array and return the original array, as a view where possible.
+    """Apply the unpacking steps ``way`` to a packed array and return the original array, as a view if possible.
 
-    A final ``reshape``, which would copy, is left to the caller.
+    The caller applies a final ``reshape``, which would copy.
 
     Raises
     ------
@@ -67,6 +67,7 @@ def _undo_convert(op: Op) -> tuple[Any, ...]:
 
 
 def _undo_pad(op: Op) -> tuple[Any, ...] | None:
+    """Return the step that undoes a padding: a slice; None if the padding is negative."""
     low, high, interior = (tuple(op.attrs[name]) for name in ("low", "high", "interior"))
     if min((*low, *high), default=0) < 0:  # elements were left out
         return None
@@ -75,7 +76,7 @@ def _undo_pad(op: Op) -> tuple[Any, ...] | None:
     return "slice", low, ends, strides
 
 
-_BACK: dict[str, Callable[[Op], tuple[Any, ...] | None]] = {
+_UNDO: dict[str, Callable[[Op], tuple[Any, ...] | None]] = {
     "reshape": _undo_reshape,
     "transpose": _undo_transpose,
     "reverse": _undo_reverse,
@@ -92,42 +93,42 @@ MOST_FOLDS = 4
 
 
 @dataclass
-class Origins:
-    """The ways back of one compilation, by the type of the packed constant.
+class UnpackingRules:
+    """The unpacking steps of one compilation, by the type of the packed constant.
 
-    They are recorded from the modules whose constants are folded. A way fits each constant of its type, so it may be
-    wrong for some: the caller must compare the result with the model's constant.
+    They are recorded from the modules whose constants are folded. The steps apply to every constant of a type and may
+    be wrong for some: the caller must compare the result with the model's constant.
     """
 
-    of: dict[TensorType, dict[tuple[Origin, TensorType], None]] = field(default_factory=dict)
+    of: dict[TensorType, dict[tuple[UnpackingSteps, TensorType], None]] = field(default_factory=dict)
 
-    def learn(self, module: Module) -> None:
+    def record_module(self, module: Module) -> None:
         """Record how the ops of ``module`` rearrange large constants."""
         for function in module.functions.values():
-            made: dict[Value, tuple[Origin, TensorType]] = {}
+            unpacked: dict[Value, tuple[UnpackingSteps, TensorType]] = {}
             for op in walk(function.body):
                 if op.name == "constant":
-                    made.update((v, ((), v.type)) for v in op.results if _is_large_type(v.type))
-                elif op.name in _BACK and op.operands[0] in made and is_static(op.result.type.shape):
-                    step, (way, first) = _BACK[op.name](op), made[op.operands[0]]
+                    unpacked.update((v, ((), v.type)) for v in op.results if _is_large_type(v.type))
+                elif op.name in _UNDO and op.operands[0] in unpacked and is_static(op.result.type.shape):
+                    step, (way, first) = _UNDO[op.name](op), unpacked[op.operands[0]]
                     if step is not None:
-                        made[op.result] = (step, *way), first
-                        self.of.setdefault(op.result.type, {})[made[op.result]] = None
-                elif op.name == "gather" and op.operands[0] in made and op.operands[0].type.rank == 2:
+                        unpacked[op.result] = (step, *way), first
+                        self.of.setdefault(op.result.type, {})[unpacked[op.result]] = None
+                elif op.name == "gather" and op.operands[0] in unpacked and op.operands[0].type.rank == 2:
                     # gather_panels may replace the table by a matmul's panels, packed from its transpose.
                     table = op.operands[0].type
                     swapped = TensorType(table.dtype, table.shape[::-1])
                     self.of.setdefault(swapped, {})[(("transpose", (1, 0)),), table] = None
 
-    def back(self, array: np.ndarray, type_: TensorType) -> Iterator[tuple[Origin, np.ndarray]]:
-        """Yield candidates for the array that ``array`` was packed from, itself first, each with its way back."""
-        found: list[tuple[Origin, np.ndarray, TensorType, int]] = [((), array, type_, 0)]
-        for way, made, now, folds in found:
-            yield way, made
+    def unpacked_candidates(self, array: np.ndarray, type_: TensorType) -> Iterator[tuple[UnpackingSteps, np.ndarray]]:
+        """Yield candidates for the original of the packed ``array``: itself first, each with its unpacking steps."""
+        found: list[tuple[UnpackingSteps, np.ndarray, TensorType, int]] = [((), array, type_, 0)]
+        for way, unpacked, now, folds in found:
+            yield way, unpacked
             if folds < MOST_FOLDS:
                 for more, first in list(self.of.get(now, ()))[: MOST_WAYS - len(found)]:
                     found.append(
-                        ((*way, *more), undo_packing(made.reshape(_static_shape_of(now)), more), first, folds + 1)
+                        ((*way, *more), undo_packing(unpacked.reshape(_static_shape_of(now)), more), first, folds + 1)
                     )
 
 

@@ -1,8 +1,8 @@
-"""A child process that reads models from files before this process does.
+"""Child process that reads models from files before this process does.
 
 MLIR's readers check little: about one in ten damaged bytecode files or ``jax.export`` blobs crashes them, which would
 end the process. The child reads and imports the model first; a crash of the child is an error here. The child starts
-while the compiler is imported, and stays for further models until it has been idle for a minute.
+while the compiler is imported, and waits for further models until it has been idle for a minute.
 
 A request is a frame of msgpack, then the model's bytes; a reply is a frame of msgpack, then a module's bytes.
 """
@@ -36,17 +36,17 @@ _LENGTHS = struct.Struct("<QQ")  # lengths of the msgpack and of the following b
 READER_IDLE_SECONDS = 60
 
 
-_START = f"from aotc.frontend.child_reader import serve; serve({READER_IDLE_SECONDS})"
+_START = f"from aotc.frontend.child_reader import serve_read_requests; serve_read_requests({READER_IDLE_SECONDS})"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """The result of reading a model in the child.
+class ReadResult:
+    """Result of the child process for one model.
 
     Attributes
     ----------
     problem : str
-        The reason why the model must not be read here, or an empty string.
+        The reason why this process must not read the model, or an empty string.
     error : str
         MLIR's error for a model that it rejects, or an empty string.
     module : bytes
@@ -59,7 +59,7 @@ class Reading:
 
 
 class ReaderProcess:
-    """The child process; one request at a time."""
+    """The child process that reads models, with its pipes; it handles one request at a time."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -69,8 +69,8 @@ class ReaderProcess:
         assert self._process.stdout is not None
         self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
 
-    def ask(self, request: Mapping[str, Any], data: bytes, seconds: float) -> Reading | None:
-        """Return the child's reading of ``data``; None if the idle child had ended before."""
+    def ask(self, request: Mapping[str, Any], data: bytes, seconds: float) -> ReadResult | None:
+        """Send ``data`` to the child and return its result; None if the idle child had ended before."""
         end = time.monotonic() + seconds
         try:
             write_frame(self._to, request, data)
@@ -78,13 +78,13 @@ class ReaderProcess:
             reply, module = (self._read(size, end) for size in lengths)
         except TimeoutError:
             self.end()
-            return Reading(f"reading it takes longer than {seconds:g} s")
+            return ReadResult(f"reading it takes longer than {seconds:g} s")
         except (EOFError, BrokenPipeError):
             return self._ended_child_error(request, len(data))
         except BaseException:
             self.end()
             raise
-        return Reading(**msgpack.unpackb(reply), module=module)
+        return ReadResult(**msgpack.unpackb(reply), module=module)
 
     def end(self) -> None:
         """Kill the child process."""
@@ -100,6 +100,7 @@ class ReaderProcess:
                 stream.close()
 
     def _read(self, size: int, end: float) -> bytes:
+        """Read ``size`` bytes of the child's reply; raise TimeoutError at the time ``end``, EOFError at its end."""
         parts = []
         while size:
             if not select.select([self._from], [], [], max(0, end - time.monotonic()))[0]:
@@ -111,16 +112,17 @@ class ReaderProcess:
             size -= len(part)
         return b"".join(parts)
 
-    def _ended_child_error(self, request: Mapping[str, Any], size: int) -> Reading | None:
+    def _ended_child_error(self, request: Mapping[str, Any], size: int) -> ReadResult | None:
+        """Return the result for a child that ended during a request; None if it had ended before."""
         status, memory = self._process.wait(), request["memory"]
         self.close()
         if status == 0:
             return None
         if status == -signal.SIGXCPU:
-            return Reading(f"reading its {size:,} bytes takes longer than {request['cpu']} s of processor time")
+            return ReadResult(f"reading its {size:,} bytes takes longer than {request['cpu']} s of processor time")
         how = signal.strsignal(-status) if status < 0 else f"exit status {status}"
         more = f", or needs more than {memory >> 20:,} MB" if memory else ""
-        return Reading(f"MLIR crashes when it reads it ({how}){more}")
+        return ReadResult(f"MLIR crashes when it reads it ({how}){more}")
 
 
 _LOCK = new_lock()
@@ -147,8 +149,8 @@ UNTRUSTED_BYTES = 1 << 30
 UNTRUSTED_RATIO = 16
 
 
-def memory_for(data: bytes) -> int:
-    """Return the bytes that the child may allocate to read ``data`` of unknown origin."""
+def reader_memory_limit(data: bytes) -> int:
+    """Return the number of bytes that the child may allocate to read ``data`` of unknown origin."""
     return UNTRUSTED_BYTES + UNTRUSTED_RATIO * len(data)
 
 
@@ -167,7 +169,7 @@ def prepare_reader_process() -> None:
             _READERS.append(ReaderProcess())
 
 
-def prepare_for(model: Any) -> None:
+def prepare_reader_for_model(model: Any) -> None:
     """Start the child process if ``model``, bytes or the path of a file, is not text."""
     head = model
     with suppress(OSError, ValueError):  # the actual read reports the error
@@ -188,22 +190,23 @@ READER_CPU_SECONDS = 20
 READER_CPU_SECONDS_PER_MB = 60
 
 
-def cpu_seconds_for(size: int) -> int:
-    """Return the seconds of processor time that the child may use for a model of ``size`` bytes."""
+def reader_cpu_seconds(size: int) -> int:
+    """Return the processor time in seconds that the child may use for a model of ``size`` bytes."""
     return READER_CPU_SECONDS + size * READER_CPU_SECONDS_PER_MB // (1 << 20)
 
 
-def read(
+def read_in_child(
     data: bytes, path: str = "", metadata: Mapping[str, Any] | None = None, memory: int = 0, rewrite: bool = False,
     seconds: float = READER_SECONDS,
-) -> Reading:  # fmt: skip
-    """Read and import MLIR bytecode in the child.
+) -> ReadResult:  # fmt: skip
+    """Read and import MLIR bytecode in the child process, and report if it survives.
 
     Parameters
     ----------
     data : bytes
+        The model.
     path : str
-        For messages.
+        File of the model, for messages.
     metadata : mapping, optional
         jax.export's metadata of the model.
     memory : int
@@ -211,16 +214,16 @@ def read(
     rewrite : bool
         Return the module as MLIR writes it.
     seconds : float
-        Wall time after which the child is killed. Its processor time is limited by the size of ``data``.
+        Wall time after which the child is killed. The size of ``data`` limits its processor time.
 
     Returns
     -------
-    Reading
-        Without a problem if the child survived. Errors of the model itself are left to this process, which reads it
-        again.
+    ReadResult
+        Without a problem if the child survived. The child does not report errors of the model itself: this process
+        reads it again.
     """
     request = {
-        "path": path, "metadata": dict(metadata or {}), "memory": memory, "cpu": cpu_seconds_for(len(data)),
+        "path": path, "metadata": dict(metadata or {}), "memory": memory, "cpu": reader_cpu_seconds(len(data)),
         "rewrite": rewrite,
     }  # fmt: skip
     found = None
@@ -229,7 +232,7 @@ def read(
             with _LOCK:
                 reader = _READERS.pop() if _READERS else ReaderProcess()
         except OSError as error:
-            return Reading(f"the system starts no process to read it in: {error.strerror}")
+            return ReadResult(f"the system starts no process to read it in: {error.strerror}")
         found = reader.ask(request, data, seconds)
         if found is not None and reader._process.returncode is None:
             with _LOCK:

@@ -1,4 +1,4 @@
-"""The data of a source in a bundle: bytecode, options, targets; its schema and validation."""
+"""Record of a source in a bundle: bytecode, options, targets; its schema and validation."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ SCHEMA = {
 
 
 @dataclass(frozen=True, slots=True)
-class Embedded:
+class EmbeddedSource:
     """The source of a bundle: bytecode, and the other inputs of its compilation.
 
-    ``metadata`` is what JAX recorded for the model (:class:`aotc.frontend.mlir.Source`), ``path`` its file, for
-    messages. ``targets`` starts with the targets of the ``variants``, followed by those of named devices.
+    ``metadata`` is JAX's for the model (:class:`aotc.frontend.mlir.Source`), ``path`` its file, for messages.
+    ``targets`` starts with the targets of the ``variants``, followed by those of named devices.
     """
 
     code: bytes
@@ -75,7 +75,7 @@ class Embedded:
 
 
 def recorded_options(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
-    """Return the options to record in a bundle, as plain data."""
+    """Return the options that a bundle records, as plain data."""
     found = {name: getattr(options, name) for name in RECORDED}
     found["specialize"] = {name: [int(n) for n in sizes] for name, sizes in options.specialize.items()}
     found["typical"] = {name: int(size) for name, size in options.typical.items()}
@@ -92,15 +92,15 @@ def recorded_options(options: Options, targets: tuple[Target, ...]) -> dict[str,
 def refused_option(options: Mapping[str, Any], more: Collection[str] = ()) -> str:
     """Return the first option that a recorded source must not set, or an empty string.
 
-    ``more`` are further allowed names.
+    The names in ``more`` are allowed, too.
     """
     return next((name for name in options if name not in RECORDED and name not in more), "")
 
 
 def recorded_targets(targets: tuple[Target, ...]) -> list[dict[str, Any]]:
-    """Return the names of ``targets`` with the measurements of the compiling machine; a mix is replaced by its targets.
+    """Return the names of ``targets`` with the measurements of the compiling machine.
 
-    The targets of the variants, which apply to unnamed devices, are first.
+    The targets of a mix replace the mix. The targets of the variants, which apply to unnamed devices, are first.
     """
     every = [t.of("") for t in targets]
     every += [one for t in targets if isinstance(t, Mix) for _, one in t.devices]

@@ -1,4 +1,4 @@
-"""One file that reproduces a compilation: the model as read, the options, the targets, the versions.
+"""Reproducer: one file that repeats a compilation, with the model as read, options, targets and versions.
 
 A zip archive of ``model`` (text, bytecode or the program of a blob), ``reproducer.json`` and, after an internal error,
 ``traceback.txt``. ``aotc compile`` accepts it in place of a model, with its options.
@@ -63,7 +63,7 @@ def repeating_command(path: str) -> str:
     return f"aotc compile {path} -o model.vmfb --verify-each --no-cache --dump-ir=ir"
 
 
-def write(path: str, raw: Any, options: Options, targets: tuple[Target, ...], trace: str = "") -> None:
+def write_reproducer(path: str, raw: Any, options: Options, targets: tuple[Target, ...], trace: str = "") -> None:
     """Write a reproducer of the compilation of a fetched model.
 
     Raises
@@ -94,8 +94,8 @@ def write(path: str, raw: Any, options: Options, targets: tuple[Target, ...], tr
         raise CompileError.at(Loc(path), f"cannot write the reproducer: {error.strerror or error}") from None
 
 
-def read(path: str) -> Reproducer | None:
-    """Return the contents of a reproducer file, or None if ``path`` is another kind of file.
+def read_reproducer(path: str) -> Reproducer | None:
+    """Read a reproducer file; return None if ``path`` is another kind of file.
 
     Raises
     ------
@@ -128,15 +128,14 @@ def read(path: str) -> Reproducer | None:
 def reproducible(
     options: Options, targets: tuple[Target, ...], fetch: Callable[..., Any], *given: Any
 ) -> Iterator[list[Any]]:
-    """Yield a list with the model ``fetch(*given)``.
+    """Fetch a model by ``fetch(*given)`` and yield a list with the model as its only element.
 
-    Write a reproducer file if options or an internal error require it.
-
+    The function writes a reproducer file if the options request it, or after an internal error in the ``with`` block.
     The block may remove the model from the list to free its memory; after an internal error it is fetched again.
     """
     raws = [fetch(*given)]
     if options.reproducer:
-        write(str(options.reproducer), raws[0], options, targets)
+        write_reproducer(str(options.reproducer), raws[0], options, targets)
     try:
         yield raws
     except InternalError as error:
@@ -150,7 +149,7 @@ def _write_reproducer_once(error: InternalError, raw: Any, options: Options, tar
     path = str(options.reproducer)
     if error.dump and not path:
         path = str(Path(error.dump) / NAME)
-        write(path, raw, options, targets, (Path(error.dump) / _TRACE).read_text())
+        write_reproducer(path, raw, options, targets, (Path(error.dump) / _TRACE).read_text())
     if path and not Path(raw.path).is_file():
         error.repeat = repeating_command(path)
     return path

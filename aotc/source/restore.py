@@ -1,4 +1,4 @@
-"""Extract the source of a bundle; removed weights are put back and verified by checksum."""
+"""Restore the source of a bundle: removed weights are inserted again and verified by checksum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from aotc.source.limits import DIFFERENCES_BYTES, MOST_SOURCE_BYTES
 from aotc.source.moves import undo_packing
-from aotc.source.record import SCHEMA, VERSION, Embedded, measured_target, refused_option
+from aotc.source.record import SCHEMA, VERSION, EmbeddedSource, measured_target, refused_option
 from aotc.targets import OTHER_NAMES, TARGETS, Target
 from aotc.vmfb import trees
 from aotc.vmfb.bundle import OpenedBundle
@@ -27,7 +27,7 @@ from aotc.vmfb.weights.differences import decompress_differences
 _AGAIN = "compile the model itself again"
 
 
-def restore_source(opened: OpenedBundle) -> Embedded:
+def restore_source(opened: OpenedBundle) -> EmbeddedSource:
     """Return the source of a bundle, without running any of its code.
 
     Raises
@@ -41,7 +41,7 @@ def restore_source(opened: OpenedBundle) -> Embedded:
     record = _source_record(opened, entry)
     targets = tuple(_recorded_target(opened.where, row) for row in record["targets"])
     facts = (record["path"], record["metadata"], record["options"], targets, record["variants"])
-    return Embedded(_bytecode_with_constants(opened, entry, record), *facts)
+    return EmbeddedSource(_bytecode_with_constants(opened, entry, record), *facts)
 
 
 def _damaged_source_error(where: str, what: str, found: Any = "") -> BundleError:
@@ -57,7 +57,7 @@ SOURCE_RATIO = 100
 
 
 def _source_record(opened: OpenedBundle, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of the source, decompressed and validated."""
+    """Decompress and validate the record of a bundle's source."""
     packed, size = opened.verified_segment(entry["segment"]), entry["bytes"]
     if size > min(MOST_SOURCE_BYTES, FREE_SOURCE_BYTES + SOURCE_RATIO * packed.nbytes):
         raise _damaged_source_error(opened.where, "it is too large", f"{size:,} bytes")
@@ -100,6 +100,7 @@ def _record_inconsistencies(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _recorded_target(where: str, row: Mapping[str, Any]) -> Target:
+    """Return the target of a recorded row, with the measurements of the compiling machine."""
     name = OTHER_NAMES.get(row["name"], row["name"])
     if name not in TARGETS:
         raise BundleError(where, "this aotc has no such target", name, ", ".join(TARGETS), "--target")
@@ -110,8 +111,8 @@ def _recorded_target(where: str, row: Mapping[str, Any]) -> Target:
 
 
 def _bytecode_with_constants(opened: OpenedBundle, entry: Mapping[str, Any], record: Mapping[str, Any]) -> bytes:
-    """Return the bytecode with all removed constants put back."""
-    arrays = _arrays_of(opened)
+    """Return the bytecode of a source with all removed constants inserted again."""
+    arrays = _constants_reader(opened)
     code, parts = memoryview(record["code"]), []
     used = end = 0
     for hole in record["holes"]:
@@ -119,13 +120,13 @@ def _bytecode_with_constants(opened: OpenedBundle, entry: Mapping[str, Any], rec
         if not 0 <= count <= code.nbytes - used:
             raise _damaged_source_error(opened.where, f"a weight at {hole['at']}")
         end = hole["at"] + hole["size"]
-        parts += [code[used : used + count], _elements_of_hole(opened, entry, hole, arrays)]
+        parts += [code[used : used + count], _elements_of_removed_constant(opened, entry, hole, arrays)]
         used += count
     return b"".join([*parts, code[used:]])
 
 
-def _arrays_of(opened: OpenedBundle) -> Callable[[int], np.ndarray]:
-    """Return a function that reads all constants of a variant, given its number, as bytes."""
+def _constants_reader(opened: OpenedBundle) -> Callable[[int], np.ndarray]:
+    """Return a cached function that loads all constants of a variant, by its number, as bytes."""
 
     @cache
     def constants(number: int) -> np.ndarray:
@@ -133,17 +134,17 @@ def _arrays_of(opened: OpenedBundle) -> Callable[[int], np.ndarray]:
         if not memory.size:
             return np.zeros(0, np.uint8)
         array = np.ctypeslib.as_array((ctypes.c_uint8 * memory.size).from_address(memory.address))
-        held.append(memory.owner)
+        owners.append(memory.owner)
         return array
 
-    held: list[Any] = []
+    owners: list[Any] = []
     return constants
 
 
-def _elements_of_hole(
+def _elements_of_removed_constant(
     opened: OpenedBundle, entry: Mapping[str, Any], hole: Mapping[str, Any], arrays: Callable[[int], np.ndarray]
 ) -> memoryview:
-    """Return the elements of a removed constant (a ``hole`` of the record) as bytes."""
+    """Return the bytes of a removed constant (a ``hole`` of the record), verified by checksum."""
     try:
         if "array" in hole:
             elements = _bytes_from_array(hole["array"], arrays)

@@ -9,7 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Disable the cyclic garbage collector in the block: a collection scans the whole program and finds no garbage."""
+    """Disable the cyclic garbage collector in the ``with`` block.
+
+    A collection scans the whole program, and a compilation leaves no cyclic garbage.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

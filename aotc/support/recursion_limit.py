@@ -1,4 +1,4 @@
-"""A higher recursion limit, for recursion with a known bound above Python's own limit."""
+"""Raise the recursion limit for recursions with a known bound above Python's own limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def deeper_recursion(frames: int) -> Iterator[None]:
-    """Raise Python's recursion limit by ``frames`` while the block runs."""
+    """Raise Python's recursion limit by ``frames`` in the ``with`` block."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(limit + frames)
     try:

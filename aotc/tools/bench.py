@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from aotc.display.document import Block, Column, Document, Line, table
-from aotc.display.places import short_place
-from aotc.display.shown import Shown
+from aotc.display.places import short_location_text
+from aotc.display.shown import DisplayedResult
 from aotc.display.units import size_text, time_text
 from aotc.tools.sample_arguments import sample_call
 from aotc.vmfb.assumed_sizes import kernel_sizes_text
@@ -146,7 +146,7 @@ class BenchedBundle:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class BenchResult(Shown):
+class BenchResult(DisplayedResult):
     """Measurements of one bundle or of two; ``print`` displays them as ``aotc bench`` does.
 
     Attributes
@@ -212,7 +212,7 @@ def _dispatch_blocks(one: BenchedBundle, roofline: bool) -> list[Block]:
         sizes = kernel_sizes_text(d.sizes)
         times = f"{d.runs:.4g}", time_text(d.ns.value / 1e9), f"{100 * d.share:.1f} %", f"{d.threads:.1f}"
         roof = f"{100 * d.roofline:.0f} %" if roofline else ""
-        rows.append((d.kernel, sizes, *times, f"{d.gflops:.1f}", f"{d.gbs:.1f}", roof, short_place(d.loc)))
+        rows.append((d.kernel, sizes, *times, f"{d.gflops:.1f}", f"{d.gbs:.1f}", roof, short_location_text(d.loc)))
     columns = [
         Column("kernel"), Column("sizes", priority=2), Column("runs", True, 5), Column("p50", True),
         Column("share", True), Column("threads", True, 6), Column("GFLOP/s", True, 4), Column("GB/s", True, 3),

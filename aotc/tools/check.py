@@ -26,12 +26,12 @@ import numpy as np
 import aotc
 from aotc.diagnostics import CompileError, Loc
 from aotc.display.document import Document, Line
-from aotc.display.shown import Shown
+from aotc.display.shown import DisplayedResult
 from aotc.driver.assemble import KernelsCompiledAhead, assemble, signature_entry
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import RawModel
 from aotc.frontend.xla import run_xla
-from aotc.guard import THEIRS, callers_errors, guard
+from aotc.guard import THEIRS, guard, reraise_user_errors
 from aotc.ir.dims.symbols import symbols
 from aotc.ir.opset import FREE, OPS
 from aotc.ir.opset.control import AssertionFailed
@@ -79,7 +79,7 @@ ORACLES = {"reference": "the reference", "jax": "XLA"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class CheckReport(Shown):
+class CheckReport(DisplayedResult):
     """Result of a check; ``print`` displays it as ``aotc check`` does.
 
     Attributes
@@ -222,7 +222,7 @@ class Checker:
         rows: list[dict[str, Any]] = signature_entry(self.function)["arguments"]
         return rows
 
-    @callers_errors()
+    @reraise_user_errors()
     def check(self, arrays: Sequence[np.ndarray], oracle: str = "reference", bisect: bool = False) -> CheckReport:
         """Compare the results of a call with ``arrays``; ``oracle`` is ``reference`` or ``jax``.
 

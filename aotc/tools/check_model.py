@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from aotc.diagnostics import UNKNOWN, CompileError, Loc
-from aotc.frontend.mlir import RawModel, fetch_whole, is_for_several
+from aotc.frontend.mlir import RawModel, fetch_whole, is_for_several_devices
 from aotc.frontend.partition.meshes import function_on_mesh
 from aotc.options import Options
 from aotc.pipeline import checked_options
@@ -72,7 +72,7 @@ def check(
         raise ArgumentValueError("", "unknown oracle", repr(oracle), " or ".join(ORACLES))
     ranks = flags.pop("ranks", None)
     raw, options = _fetched_for_check(model, example_args, ranks, flags)
-    if is_for_several(raw) or ranks is not None:
+    if is_for_several_devices(raw) or ranks is not None:
         refuse_search(bisect, raw)
         sharded = rank_checker(raw, options, function, tolerance)
         return sharded.check(list(inputs) or example_values(sharded), sizes, seed, oracle, ranks)
@@ -114,7 +114,7 @@ def refuse_search(bisect: bool, raw: RawModel) -> None:
     CompileError
         If the model is for one device, or a pass is to be searched.
     """
-    if not is_for_several(raw):
+    if not is_for_several_devices(raw):
         hint = "leave --ranks out, or give a model with shardings over a mesh"
         raise CompileError.at(Loc(raw.path), "the model is for one device and has no ranks", hint=hint)
     if bisect:

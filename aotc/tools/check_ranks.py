@@ -11,7 +11,7 @@ import numpy as np
 
 import aotc
 from aotc.diagnostics import UNKNOWN, CompileError
-from aotc.frontend.mlir import RawModel, of_one_rank
+from aotc.frontend.mlir import RawModel, program_of_one_rank
 from aotc.frontend.partition.one_device import for_one_device
 from aotc.options import Options
 from aotc.pipeline import compile_raw
@@ -70,7 +70,7 @@ class RankChecker:
         arrays, made = sample_check_arguments(self.whole, given, sizes, seed)
         self.whole.require_fit(arrays)
         (target,) = resolve_targets(self.options.target)
-        data = compile_raw(of_one_rank(self.raw), (target,), self.options)
+        data = compile_raw(program_of_one_rank(self.raw), (target,), self.options)
         mesh = mesh_of(open_bundle(data).manifest["mesh"])
         _check_size(mesh, ranks)
         ours = run_on_threads(data, mesh, self.whole.name, arrays)

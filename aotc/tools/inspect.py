@@ -10,9 +10,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from aotc.display.document import Block, Column, Document, Line, facts, table
-from aotc.display.places import short_place
-from aotc.display.shown import Shown
+from aotc.display.document import Block, Column, Document, Line, facts_table, table
+from aotc.display.places import short_location_text
+from aotc.display.shown import DisplayedResult
 from aotc.display.units import bytes_text, count_text, size_text, time_text
 from aotc.tools.explain.collectives import explain_collectives
 from aotc.tools.explain.schedule import explain_schedule
@@ -135,7 +135,7 @@ class InspectedSegment:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Inspection(Shown):
+class Inspection(DisplayedResult):
     """The contents of a bundle; ``print`` displays a summary of one screen.
 
     Attributes
@@ -219,7 +219,7 @@ class Inspection(Shown):
             ("made by", self.producer),
             *self.about.items(),
         ]
-        return [facts(rows), *([Line(key)] if key else [])]
+        return [facts_table(rows), *([Line(key)] if key else [])]
 
     def _dim_text(self, dim: str) -> str:
         typical = {f.typical[dim] for f in self.functions.values() if dim in f.typical}
@@ -389,7 +389,7 @@ def _variant_summary(variant: InspectedVariant, details: int) -> list[Block]:
         ("kernels", f"{count_text(len(variant.kernels), 'kernel')}, {buffers}"),
         ("collectives", ", ".join(map(_collectives_text, variant.collectives))),
     ]
-    blocks: list[Block] = [facts(rows)]
+    blocks: list[Block] = [facts_table(rows)]
     blocks += [
         Line(note.strip(), 4 if note.startswith(" ") else 2) for note in _shortened_notes(variant.notes, details)
     ]
@@ -399,7 +399,7 @@ def _variant_summary(variant: InspectedVariant, details: int) -> list[Block]:
         columns = [Column("kernel"), Column(kinds, right=True), right, Column("bound", priority=2),
                    Column("from", priority=1), Column("scope", priority=1)]  # fmt: skip
         table_rows = [
-            (k.name, time_text(k.seconds), f"{100 * k.share:.0f} %", k.bound, short_place(k.loc),
+            (k.name, time_text(k.seconds), f"{100 * k.share:.0f} %", k.bound, short_location_text(k.loc),
              model_place(k.loc).scope)
             for k in shown
         ]  # fmt: skip
@@ -440,7 +440,7 @@ def _kernel_table(kernels: Sequence[InspectedKernel]) -> Block:
             "" if k.code_bytes is None else f"{k.code_bytes:,}",
             *(f"{k.resources.get(name, 0):,}" if k.resources else "" for name in known),
             k.target,
-            short_place(k.loc),
+            short_location_text(k.loc),
             model_place(k.loc).scope,
         )
         for k in kernels

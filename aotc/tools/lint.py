@@ -14,14 +14,14 @@ from typing import Any
 
 from aotc.diagnostics import CompileError, Finding, InternalError, Loc
 from aotc.display.document import Block, Column, Document, Line, Preformatted, table
-from aotc.display.shown import Shown
+from aotc.display.shown import DisplayedResult
 from aotc.driver.assemble import native_calls
 from aotc.frontend.importer import import_raw
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal, JournalEntry
 from aotc.frontend.platforms import is_multi_platform
 from aotc.frontend.session import PLACEHOLDER
 from aotc.frontend.several_models import fetch_any
-from aotc.guard import callers_errors, guard
+from aotc.guard import guard, reraise_user_errors
 from aotc.ir.loop.access import imported_functions
 from aotc.ir.tensor.ir import Function, Module
 from aotc.kernels.cpu.build import check_native_function_compiles
@@ -58,7 +58,7 @@ _STATUS = {"native": "native", "library": "through a library", "refused": "refus
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class LintReport(Shown):
+class LintReport(DisplayedResult):
     """The treatment of a model for one target: a row per op in model order, and all refusals."""
 
     target: str
@@ -96,7 +96,7 @@ class LintReport(Shown):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class LintResult(Shown):
+class LintResult(DisplayedResult):
     """The treatment of a model for each target; iterating gives the reports."""
 
     reports: tuple[LintReport, ...]
@@ -136,7 +136,7 @@ def _model_line(loc: Loc, files: bool) -> str:
     return f"{Path(loc.path).name}:{loc.line}" if files else str(loc.line)
 
 
-@callers_errors()
+@reraise_user_errors()
 def lint(
     model: Any,
     *example_args: Any,

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, overload
 
 from aotc.display.document import Column, Document, Line, Table, table
-from aotc.display.places import short_place
-from aotc.display.shown import Shown
+from aotc.display.places import short_location_text
+from aotc.display.shown import DisplayedResult
 from aotc.display.units import count_text, size_text, time_text
 from aotc.tools.explain.schedule import measured_on
 from aotc.tools.profile_ranks import RanksProfile, profile_ranks
@@ -57,7 +57,7 @@ class ProfiledKernel:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ProfileResult(Shown):
+class ProfileResult(DisplayedResult):
     """The kernels of a function by decreasing total time; ``print`` displays them as ``aotc profile`` does.
 
     Attributes
@@ -102,7 +102,7 @@ class ProfileResult(Shown):
             Column("share", True), Column("bytes", True, 5), Column("GFLOP/s", True, 2), Column("GB/s", True, 1),
         ]  # fmt: skip
         rows = [
-            ((t.name if by == "scope" else short_place(t.name)) or "(none)", f"{len(t.kernels)}", f"{t.runs}",
+            ((t.name if by == "scope" else short_location_text(t.name)) or "(none)", f"{len(t.kernels)}", f"{t.runs}",
              time_text(t.ns / 1e9), f"{100 * t.ns / 1e9 / self.seconds:.1f} %", size_text(t.bytes),
              f"{t.flops / t.ns:.1f}" if t.flops else "", f"{t.bytes / t.ns:.1f}")
             for t in self.times_by_place(by, depth)

@@ -34,14 +34,14 @@ TIMED = """
 import os, resource, sys, time
 begin = time.perf_counter()
 from aotc.source import reader_process
-waits, read = [], reader_process.read
+waits, read = [], reader_process.read_in_child
 def timed(*arguments, **options):
     start = time.perf_counter()
     try:
         return read(*arguments, **options)
     finally:
         waits.append(time.perf_counter() - start)
-reader_process.read = timed
+reader_process.read_in_child = timed
 from aotc_cli.main import main
 sys.argv = ["aotc", "compile", sys.argv[1], "-o", os.devnull, "--no-cache"]
 try:

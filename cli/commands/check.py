@@ -97,8 +97,8 @@ def command(
     All ranks of a sharded model run together, as threads of this process, up to 256. Their results are compared with
     those of the whole program on one device; single ops are not.
     """
-    from aotc.frontend.mlir import is_for_several
-    from aotc.options import Options, quantization
+    from aotc.frontend.mlir import is_for_several_devices
+    from aotc.options import Options, weight_quantization
     from aotc.tools.agreement import Tolerance
     from aotc.tools.check import ORACLES, Checker, check_call
     from aotc.tools.check_model import fetch_for_check, refuse_search
@@ -114,9 +114,9 @@ def command(
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
     options = Options(target=target, opt_level=opt_level, quantize_weights=quantize_weights)
-    quantization(options)
+    weight_quantization(options)
     raw = fetch_for_check(source, (), ranks)
-    if is_for_several(raw) or ranks is not None:
+    if is_for_several_devices(raw) or ranks is not None:
         refuse_search(bisect, raw)
         sharded = rank_checker(raw, options, function, tolerance)
         given, sizes = parse_values(inputs, sharded.arguments), parse_sizes(dims, sharded.arguments)

@@ -251,12 +251,12 @@ def _compile_or_print_ir(
     if str(output) == "-" and not options.stop_after:
         raise typer.BadParameter("- is for the text of --stop-after; a bundle needs a file", param_hint="--output")
     source = read_models(models)
-    reader_process.prepare_for(source)  # the child imports MLIR while this process imports the compiler
+    reader_process.prepare_reader_for_model(source)  # the child imports MLIR while this process imports the compiler
     for read in source.values() if isinstance(source, dict) else [source]:
         check_output(output, read if isinstance(read, Path) else "")
     register_from(custom_calls)
     targets: tuple[Target, ...] = ()
-    kept = reproducer.read(str(source)) if isinstance(source, Path) else None
+    kept = reproducer.read_reproducer(str(source)) if isinstance(source, Path) else None
     if kept:
         from aotc.recompile import model_of_reproducer
 

@@ -65,7 +65,7 @@ def warnings_as_sentences() -> Iterator[None]:
 
 def parse_specialized(texts: list[str]) -> dict[str, tuple[int, ...]]:
     """Return ``{"b": (1, 8)}`` for ``b=1,8``, and the sizes that ``b=1..64`` and ``b=1:8:64`` stand for."""
-    from aotc.options import sizes_in
+    from aotc.options import sizes_of_range
 
     found = {}
     for text in texts:
@@ -77,7 +77,8 @@ def parse_specialized(texts: list[str]) -> dict[str, tuple[int, ...]]:
         if not name or len(numbers) != len(parts) or not (is_list or numbers == sorted(numbers)):
             expected = "NAME=SIZE,SIZE..., NAME=FIRST..LAST or NAME=LEAST:TYPICAL:LARGEST"
             raise typer.BadParameter(f"{text[:60]!r}: expected {expected}", param_hint="--specialize")
-        found[name] = sizes_in(range(numbers[0], numbers[1] + 1)) if len(bounds) == 2 else tuple(dict.fromkeys(numbers))
+        is_range = len(bounds) == 2
+        found[name] = sizes_of_range(range(numbers[0], numbers[1] + 1)) if is_range else tuple(dict.fromkeys(numbers))
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import aotc
-from aotc.options import sizes_in
+from aotc.options import sizes_of_range
 from aotc.vmfb.bundle import open_bundle
 from aotc_cli.main import app
 from aotc_cli.shared.compile_options import parse_about, parse_specialized
@@ -74,7 +74,7 @@ def test_facts_are_texts(about):
     ],
 )  # fmt: skip
 def test_sizes_of_a_range(sizes, expected):
-    assert sizes_in(sizes) == expected
+    assert sizes_of_range(sizes) == expected
 
 
 def test_ranges_on_the_command_line():

@@ -353,7 +353,7 @@ def test_progress_bar_is_no_part_of_the_bundles_key(aotc, tmp_path, monkeypatch)
     """The bar holds locks, which cannot be copied; with it and without it the same bundle is read."""
     keys = []
     monkeypatch.setattr("aotc.driver.bundle_cache.cached_bundle", lambda *_: None)
-    monkeypatch.setattr("aotc.driver.bundle_cache.read", lambda key: keys.append(key) or tiny.bundle())
+    monkeypatch.setattr("aotc.driver.bundle_cache.read_cached_bundle", lambda key: keys.append(key) or tiny.bundle())
     (tmp_path / "m.mlir").write_text("module {}")
     for terminal in (True, False):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)

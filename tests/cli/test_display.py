@@ -2,8 +2,8 @@
 
 import pytest
 
-from aotc.display.document import Column, Document, Line, Preformatted, facts, table
-from aotc.display.shown import Shown, render_html
+from aotc.display.document import Column, Document, Line, Preformatted, facts_table, table
+from aotc.display.shown import DisplayedResult, render_html
 from aotc.display.text import elide_text, fold_text, render_text, table_layout
 
 pytestmark = pytest.mark.ir
@@ -72,7 +72,7 @@ def test_empty_columns_are_left_out():
 
 
 def test_facts_have_no_heading():
-    assert lines_of(80, facts([("size", "1 kB"), ("source", "")])) == ["size  1 kB"]
+    assert lines_of(80, facts_table([("size", "1 kB"), ("source", "")])) == ["size  1 kB"]
 
 
 def test_lines_continue_indented():
@@ -80,7 +80,7 @@ def test_lines_continue_indented():
 
 
 def test_a_blank_line_follows_a_table():
-    blocks = (Line("a table:"), facts([("x", "1")]), Line("after"), Preformatted("  as it\n is"))
+    blocks = (Line("a table:"), facts_table([("x", "1")]), Line("after"), Preformatted("  as it\n is"))
     assert lines_of(80, *blocks) == ["a table:", "x  1", "", "after", "  as it", " is"]
 
 
@@ -93,7 +93,7 @@ def test_html_is_escaped():
 
 
 def test_a_shown_result_prints_its_document():
-    class Result(Shown):
+    class Result(DisplayedResult):
         def document(self):
             return Document("title", (Line("line"),))
 

@@ -200,4 +200,4 @@ def bomb():
 def test_only_a_zip_archive_is_looked_into(tmp_path):
     for data in (b"", MODEL.encode(), b"PK\x03\x04 and nothing"):
         (tmp_path / "m").write_bytes(data)
-        assert reproducer.read(str(tmp_path / "m")) is None
+        assert reproducer.read_reproducer(str(tmp_path / "m")) is None

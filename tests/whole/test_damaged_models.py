@@ -72,7 +72,7 @@ def test_many_damaged_models_are_errors(blob, form, first):
 
 def test_a_file_that_crashes_the_reader_is_named(blob, tmp_path):
     data = fetch(blob).data
-    found = next(d for d in (flipped(data, seed) for seed in range(999)) if reader_process.read(d).problem)
+    found = next(d for d in (flipped(data, seed) for seed in range(999)) if reader_process.read_in_child(d).problem)
     path = tmp_path / "net.mlirbc"
     path.write_bytes(found)
     with pytest.raises(CompileError, match=r"net.mlirbc: error: the model cannot be read: MLIR crashes"):
@@ -187,9 +187,9 @@ def test_a_system_that_starts_no_process(blob, monkeypatch):
 
 def test_a_model_that_takes_too_much_memory_or_time(blob):
     data = chain(20_000).encode()
-    assert "more than 4 MB" in reader_process.read(data, memory=4 << 20).problem
-    assert reader_process.read(data, seconds=0).problem == "reading it takes longer than 0 s"
-    read = reader_process.read(fetch(blob).data, memory=1 << 30, rewrite=True)
+    assert "more than 4 MB" in reader_process.read_in_child(data, memory=4 << 20).problem
+    assert reader_process.read_in_child(data, seconds=0).problem == "reading it takes longer than 0 s"
+    read = reader_process.read_in_child(fetch(blob).data, memory=1 << 30, rewrite=True)
     assert read.problem == ""
     assert read.module.startswith(b"ML\xefR")
 
@@ -205,8 +205,8 @@ child_reader.serve(60)
 
 def test_a_model_that_is_read_without_end(blob, monkeypatch):
     data = fetch(blob).data
-    assert reader_process.cpu_seconds_for(len(data)) < 60
-    assert reader_process.cpu_seconds_for(1 << 30) >= reader_process.READER_SECONDS
+    assert reader_process.reader_cpu_seconds(len(data)) < 60
+    assert reader_process.reader_cpu_seconds(1 << 30) >= reader_process.READER_SECONDS
     reader_process._close_child_pipes()
     with monkeypatch.context() as patch:
         patch.setattr(reader_process, "_START", ENDLESS)
@@ -221,7 +221,7 @@ def test_the_limit_of_processor_time_is_for_each_model(blob, monkeypatch):
     monkeypatch.setattr(reader_process, "READER_CPU_SECONDS", 1)
     end = time.monotonic() + 1.6  # long enough for the child to exceed a limit for all models together
     while time.monotonic() < end:
-        assert reader_process.read(data).problem == ""
+        assert reader_process.read_in_child(data).problem == ""
 
 
 def test_the_child_is_started_anew_when_it_was_idle(blob, monkeypatch):
@@ -230,7 +230,7 @@ def test_the_child_is_started_anew_when_it_was_idle(blob, monkeypatch):
     data = fetch(blob).data  # reads it
     child = reader_process._READERS[0]._process
     assert child.wait(60) == 0
-    assert reader_process.read(data).problem == ""
+    assert reader_process.read_in_child(data).problem == ""
     assert reader_process._READERS[0]._process is not child
     reader_process._close_child_pipes()
 
@@ -245,7 +245,7 @@ if pid := os.fork():
     assert aotc.compile(data, cache=False) == first
 else:
     assert not reader_process._READERS
-    os._exit(0 if reader_process.read(b"func.func @f() {return}").problem == "" else 1)
+    os._exit(0 if reader_process.read_in_child(b"func.func @f() {return}").problem == "" else 1)
 """
 
 

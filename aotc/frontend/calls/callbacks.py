@@ -1,4 +1,4 @@
-"""Callbacks to Python: checks of equinox and checkify fail in the bundle; the user replaces other callbacks."""
+"""Callbacks to Python: checks of equinox and checkify fail in the bundle; functions of the user replace others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DROP = "callbacks='drop' (--callbacks=drop) leaves out those whose results are 
 
 
 def import_callback(state: ImportState, op: Any, given: Sequence[TensorType]) -> None:
-    """Import one custom call that calls back to Python; its results have the types ``given``."""
+    """Import a custom call that calls back to Python; its results have the types ``given``."""
     target = op.attributes["call_target_name"].value
     record = _callback_record(state, op, target)
     operands = state.data_operands(op)
@@ -82,7 +82,7 @@ def _bits_as_dtype(state: ImportState, x: Value, dtype: str) -> Value:
 
 
 def _callback_record(state: ImportState, op: Any, target: str) -> Mapping[str, Any]:
-    """Return the record that describes the callback's function: from the op, or from the session by number."""
+    """Return the record of a callback's Python function: from the op, or from the session by number."""
     held = dictionary_entries(config_of(op))
     if target == TARGET:
         record: Mapping[str, Any] = json.loads(held["record"].value)

@@ -61,7 +61,7 @@ def _import_sytrd(state: ImportState, op: Any) -> None:
 
 
 def _import_svd(routine: str, state: ImportState, op: Any) -> None:
-    """Import the SVD of a matrix as stored; if it is stored by rows, the two factors are swapped, as JAX expects."""
+    """Import an SVD; for matrices stored by rows the two factors are swapped."""
     options = lapack_call_options(op)
     mode = {"mode": ("A" if options["full_matrices"] else "S") if options["compute_uv"] else "N"}
     results = _emit_lapack_call(state, routine, operands_in_memory_order(state, op), mode)
@@ -71,7 +71,7 @@ def _import_svd(routine: str, state: ImportState, op: Any) -> None:
 
 
 def _import_svd_with_v(state: ImportState, op: Any) -> None:
-    """Import the Jacobi and polar routines, which return V, not its adjoint, and always both factors."""
+    """Import the Jacobi and polar SVD routines: they return V instead of its adjoint, and always both factors."""
     mode = {"mode": "A" if lapack_call_options(op)["full_matrices"] else "S"}
     a, s, u, vt, status = _emit_lapack_call(state, "gesdd", operands_in_memory_order(state, op), mode)
     rank = vt.type.rank
@@ -86,7 +86,8 @@ def _import_gtsv(state: ImportState, op: Any) -> None:
     bind_results_in_model_order(state, op, [results[3]])
 
 
-def _eig_letters(op: Any) -> dict[str, str]:
+def _eigenvector_options(op: Any) -> dict[str, str]:
+    """Return LAPACK's letters for the computed left and right eigenvectors of a call."""
     options = lapack_call_options(op)
     return {f"compute_{side}": "V" if options[side] else "N" for side in ("left", "right")}
 
@@ -94,13 +95,13 @@ def _eig_letters(op: Any) -> dict[str, str]:
 def _import_geev(state: ImportState, op: Any) -> None:
     """Import geev: its eigenvalues are complex; the eigenvectors of a real matrix are packed as in LAPACK."""
     operands = operands_in_memory_order(state, op)
-    results = _emit_lapack_call(state, "geev", operands, _eig_letters(op))
+    results = _emit_lapack_call(state, "geev", operands, _eigenvector_options(op))
     values = results[0] if len(results) == 4 else state.one("complex", results[:2])
     bind_results_in_model_order(state, op, [operands[0], values, *results[-3:]])
 
 
 def _import_hybrid_eig(state: ImportState, op: Any) -> None:
-    results = _emit_lapack_call(state, "geev", operands_in_memory_order(state, op), _eig_letters(op))
+    results = _emit_lapack_call(state, "geev", operands_in_memory_order(state, op), _eigenvector_options(op))
     if len(results) == 5:
         results[2:4] = (unpack_eigenvectors(state, results[1], v) for v in results[2:4])
     bind_results_in_model_order(state, op, results)
@@ -131,14 +132,15 @@ def _import_pivots_to_permutation(state: ImportState, op: Any) -> None:
 
 
 def permutation_of(state: ImportState, pivots: Value, size: Dim) -> Value:
-    """Return the identity permutation of ``size`` after the row swaps ``pivots``; those out of range are ignored."""
+    """Apply the row swaps ``pivots`` to the identity permutation of ``size``; ignore pivots out of range."""
     *batch, count = pivots.type.shape
     shape: tuple[Dim, ...] = (*batch, size)
     start = state.one("iota", (), {"dim": len(batch)}, [TensorType("i32", shape)])
     scalar, row = TensorType("i32"), TensorType("i32", (*batch, 1))
     types = [scalar, start.type]
-    test = state.built(types, lambda held: [_index_less_than_count(state, held[0], count)])
-    body = state.built(types, lambda held: _swap_permutation_elements(state, held[0], held[1], pivots, row))
+    test = state.region_of_emitter(types, lambda carried: [_index_less_than_count(state, carried[0], count)])
+    swap = lambda carried: _swap_permutation_elements(state, carried[0], carried[1], pivots, row)
+    body = state.region_of_emitter(types, swap)
     zero = state.constant(np.zeros((), np.int32), scalar)
     return state.emit("while", [zero, start], {}, (), [test, body])[1]
 

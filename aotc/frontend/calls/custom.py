@@ -100,7 +100,7 @@ def import_custom_call(state: ImportState, op: Any) -> None:
 
 
 def _import_users_custom_call(state: ImportState, op: Any, target: str) -> None:
-    """Emit a ``custom_call`` op for a function of the user; lowering checks that it is registered."""
+    """Import a call of the user's function as a ``custom_call`` op; lowering checks its registration."""
     config = config_of(op)
     attrs = {
         "target": target,
@@ -156,7 +156,7 @@ def _gpu_launch_of_custom_call(
 
 
 def _block_count_of_custom_call(state: ImportState, call: str, gpu: GpuFunction, shapes: list[Any]) -> Any:
-    """Return the number of blocks with which the user's kernel is launched, a number or a function of ``shapes``."""
+    """Return the number of blocks for the launch of the user's kernel: a number or an expression of sizes."""
     if not callable(gpu.blocks):
         return gpu.blocks
     try:
@@ -170,7 +170,7 @@ def _block_count_of_custom_call(state: ImportState, call: str, gpu: GpuFunction,
 
 
 def _result_types(state: ImportState, op: Any) -> list[TensorType]:
-    """Return the types of an op's results; unknown sizes come from the operands that describe result shapes."""
+    """Return the types of an op's results; operands that describe result shapes give the unknown sizes."""
     if "indices_of_shape_operands" not in op.attributes:
         return [state.static_type(leaf) for r in op.results for leaf in leaf_types(r.type)]
     operands = state.operands(op)
@@ -189,7 +189,7 @@ def _result_operand_aliases(op: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _attribute_as_plain_data(attribute: Any) -> Any:
-    """Return an attribute as plain data; attributes without a plain form as text."""
+    """Convert an MLIR attribute to Python numbers, strings, lists and dicts; others become their text."""
     if isinstance(attribute, ir.DictAttr):
         return {name: _attribute_as_plain_data(a) for name, a in dictionary_entries(attribute).items()}
     if isinstance(attribute, ir.ArrayAttr):

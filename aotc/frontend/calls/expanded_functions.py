@@ -25,7 +25,7 @@ from jaxlib.mlir.dialects import chlo
 
 
 def expansion_rules(is_complex: bool) -> tuple[tuple[Any, Callable[..., Any]], ...]:
-    """Return the lowering rules for primitives that JAX expands; those for complex numbers only with ``is_complex``."""
+    """Return the lowering rules for primitives that JAX would expand, with ``is_complex`` also for complex ones."""
     rules: tuple[tuple[Any, Callable[..., Any]], ...] = ((special.lgamma_p, _lower_lgamma),)
     if not is_complex:
         return rules
@@ -49,6 +49,7 @@ def _lower_complex_function(function: Callable[..., Any], registered: Any, ctx: 
 
 
 def _complex_sine(z: Any) -> Any:
+    """Return the sine of complex ``z``, with the special values of C99 annex G."""
     a, b = lax.real(z), lax.imag(z)
     sine, cosine = lax.sin(a), lax.cos(a)
     sinh, cosh = _sinh_and_cosh(b)
@@ -60,6 +61,7 @@ def _complex_sine(z: Any) -> Any:
 
 
 def _complex_cosine(z: Any) -> Any:
+    """Return the cosine of complex ``z``, with the special values of C99 annex G."""
     a, b = lax.real(z), lax.imag(z)
     sine, cosine = lax.sin(a), lax.cos(a)
     sinh, cosh = _sinh_and_cosh(b)
@@ -75,7 +77,7 @@ def _complex_cosine(z: Any) -> Any:
 
 
 def _sinh_and_cosh(x: Any) -> tuple[Any, Any]:
-    """Return ``(sinh x, cosh x)``; from ``expm1``, without cancellation near 0."""
+    """Return ``(sinh x, cosh x)``, computed from ``expm1``: without cancellation near 0."""
     less = lax.expm1(lax.abs(x))
     e = less + _constant_like(x, 1)
     inverse, half = _constant_like(x, 1) / e, _constant_like(x, 0.5)

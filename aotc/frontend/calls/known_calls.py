@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.affinity import check_declared, device_of, placement_annotation
+from aotc.frontend.affinity import check_declared, device_of_attribute, placement_annotation
 from aotc.frontend.importers.random import bind_random_bits
 from aotc.frontend.mlir_types import DYNAMIC, config_of, dictionary_entries, leaf_types
 from aotc.frontend.session import Importer, ImportState
@@ -24,7 +24,7 @@ def _custom_call_attribute(op: Any, name: str) -> Any:
 
 
 def _called_computation(state: ImportState, op: Any) -> Region:
-    """Return the function that a custom call refers to, as a region over scalars."""
+    """Import the scalar function that a custom call refers to, as a region."""
     name = op.attributes["called_computations"][0].value
     if name not in state.session.symbols:
         state.fail(f"the call names computation @{name}, which the module does not define", "add the function")
@@ -43,7 +43,7 @@ def _first_elements(state: ImportState, values: Sequence[Value], dim: int, count
 
 
 def _import_approximate_top_k(state: ImportState, op: Any) -> None:
-    """Import approximate top-k as the exact one, as XLA does off the TPU: sort, then keep the first."""
+    """Import approximate top-k as exact top-k, like XLA on other platforms than TPU: sort and cut."""
     operands = state.data_operands(op)
     if "indices_of_shape_operands" not in op.attributes and op.attributes["call_target_name"].value != "ApproxTopK":
         operands = operands[:-1]  # the last one is k
@@ -74,7 +74,7 @@ def _import_top_k(state: ImportState, op: Any) -> None:
 def _bind_top_k(state: ImportState, op: Any, x: Value, k: int | None, largest: bool, order: Region | None) -> None:
     """Bind results of ``op``: the first ``k`` elements of ``x`` along the last dim and their i32 indices.
 
-    ``order`` is the comparator, if there is one. A ``k`` of None is taken from the result type.
+    ``order`` is the comparator, if there is one. If ``k`` is None, the result type determines it.
     """
     last = x.type.rank - 1
     if last < 0:
@@ -94,7 +94,7 @@ def _bind_top_k(state: ImportState, op: Any, x: Value, k: int | None, largest: b
 
 
 def _pair_order(state: ImportState, op: Any) -> Region:
-    """Return a call's comparator with parameters for two values and two indices; XLA's may lack those for indices."""
+    """Import a top-k call's comparator with parameters for two values and two indices; XLA's may lack the indices."""
     region = _called_computation(state, op)
     missing = [TensorType("i32")] * (4 - len(region.params))
     return replace(region, params=(*region.params, *(state.new_value(t) for t in missing)))
@@ -107,6 +107,7 @@ def _scalar_comparator(state: ImportState, x: Value, compare: str) -> Region:
 
 
 def _import_dynamic_reduce_window(state: ImportState, op: Any) -> None:
+    """Import ``reduce_window`` with window, strides, dilations and padding as operands."""
     *operands, _, _, _, _, _ = values = state.operands(op)
     window, strides, base, dilations, flat = (
         state.dims_of(v, "the window of dynamic_reduce_window") for v in values[-5:]
@@ -151,7 +152,7 @@ FUNCTIONS = (
 
 
 def _import_unconverted_function(state: ImportState, op: Any) -> None:
-    """Bind the result of an unconverted function to its operand; the check of stated types then rejects the call."""
+    """Bind the result of a call without an importer to its operand; the check of its types rejects the call."""
     operands = state.data_operands(op)
     if len(operands) != 1:
         target = op.attributes["call_target_name"].value
@@ -170,7 +171,7 @@ _ANNOTATIONS = (
 def _import_transfer(state: ImportState, op: Any) -> None:
     """Move a value to the device of ``aotc.to``."""
     to = op.attributes.get("aotc.to")
-    device = device_of(to)
+    device = device_of_attribute(to)
     if not device:
         shown = "nothing" if to is None else str(to)
         state.fail(f"custom call @aotc.transfer says {shown} for aotc.to", 'write {aotc.to = "d1"}')

@@ -1,4 +1,4 @@
-"""LAPACK custom calls: Cholesky and triangular solve are ops of their own, the others are the op ``lapack``.
+"""LAPACK custom calls: Cholesky and triangular solve have ops of their own, the op ``lapack`` has all others.
 
 LAPACK stores matrices by columns. The import emits transposes around the op; these fuse with neighbouring ops.
 """
@@ -35,12 +35,12 @@ def lapack_call_options(op: Any) -> LapackOptions:
 
 
 def _permuted_to_memory_order(state: ImportState, v: Value, order: Sequence[int]) -> Value:
-    """Return ``v`` with its dims permuted."""
+    """Transpose ``v`` by the permutation ``order``."""
     return v if list(order) == sorted(order) else state.one("transpose", [v], {"perm": tuple(order)})
 
 
 def _memory_layouts(op: Any, name: str, ranks: Sequence[int]) -> list[list[int]]:
-    """Return the layout of each value of attribute ``name``: its dims, the slowest in memory first."""
+    """Return the memory layout of each value in attribute ``name``: its dims, the slowest in memory first."""
     if name not in op.attributes:
         return [list(range(rank)) for rank in ranks]
     layouts = [integer_tuple(layout) for layout in op.attributes[name]]
@@ -55,7 +55,7 @@ def operands_in_memory_order(state: ImportState, op: Any) -> list[Value]:
 
 
 def bind_results_in_model_order(state: ImportState, op: Any, results: Sequence[Value]) -> None:
-    """Bind ``results``, whose dims are in memory order, transposed back to the dim order of the model."""
+    """Transpose ``results`` from memory order to the dim order of the model, and bind them."""
     orders = _memory_layouts(op, "result_layouts", [v.type.rank for v in results])
     logical = [
         _permuted_to_memory_order(state, v, np.argsort(order).tolist())
@@ -65,6 +65,7 @@ def bind_results_in_model_order(state: ImportState, op: Any, results: Sequence[V
 
 
 def _import_lapack_call(routine: str, state: ImportState, op: Any) -> None:
+    """Import an FFI call of LAPACK's ``routine`` as the op ``lapack`` between transposes."""
     options = dict(lapack_call_options(op))
     results = state.emit("lapack", operands_in_memory_order(state, op), {"routine": routine, "options": options})
     if routine == "geev" and len(results) == 5:
@@ -75,7 +76,7 @@ def _import_lapack_call(routine: str, state: ImportState, op: Any) -> None:
 
 
 def results_with_zero_factors(state: ImportState, op: Any, results: Sequence[Value]) -> tuple[Value, ...]:
-    """Return the results of a decomposition with zeros, in the model's shape, for the factors that are not computed."""
+    """Return the results of a decomposition; zeros replace factors that the call does not compute."""
     factors = list(results[2:4])
     every = list(op.results)
     orders = _memory_layouts(op, "result_layouts", [len(result.type.shape) for result in every])
@@ -87,13 +88,13 @@ def results_with_zero_factors(state: ImportState, op: Any, results: Sequence[Val
 
 
 def _complex_vectors(state: ImportState, results: Sequence[Value]) -> tuple[Value, ...]:
-    """Return results with complex eigenvectors: of real matrices, LAPACK stores a conjugate pair as two real ones."""
+    """Return results with complex eigenvectors; for real matrices, LAPACK packs a conjugate pair as two vectors."""
     real, imag, left, right, status = results
     return real, imag, *(unpack_eigenvectors(state, imag, v) for v in (left, right)), status
 
 
 def unpack_eigenvectors(state: ImportState, imag: Value, packed: Value) -> Value:
-    """Return the complex eigenvectors, one per row, from LAPACK's real ``packed`` form.
+    """Return the complex eigenvectors, one per row, from LAPACK's real ``packed`` format.
 
     ``imag`` are the imaginary parts of the eigenvalues, positive for the first of a conjugate pair.
     """
@@ -110,7 +111,7 @@ def unpack_eigenvectors(state: ImportState, imag: Value, packed: Value) -> Value
 
 
 def packed_dtype(t: TensorType) -> Any:
-    """Return the NumPy type of a tensor for LAPACK."""
+    """Return the NumPy dtype in which LAPACK computes a tensor of type ``t``."""
     return np.dtype({"f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128"}[t.dtype])
 
 
@@ -137,6 +138,7 @@ def _import_potrf(state: ImportState, op: Any) -> None:
 
 
 def _import_trsm(state: ImportState, op: Any) -> None:
+    """Import the triangular solve ``trsm`` as the op ``triangular_solve``."""
     options = lapack_call_options(op)
     attrs = {
         "left_side": options["side"] == "L",

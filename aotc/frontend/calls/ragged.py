@@ -32,11 +32,12 @@ def ragged_rules() -> tuple[tuple[Any, Callable[..., Any]], ...]:
 
 
 def _lower_ragged_dot(ctx: Any, *operands: Any, **given: Any) -> Any:
+    """Lower ``ragged_dot_general`` by a trace of :func:`ragged_dot`."""
     return mlir.lower_fun(ragged_dot, multiple_results=False)(ctx, *operands, **given)
 
 
 def ragged_dot(lhs: Any, rhs: Any, sizes: Any, **given: Any) -> Any:
-    """Return the ragged matmul: by tiles if it has one ragged dim of known size and no batch, else as JAX lowers it."""
+    """Return a ragged matmul: by tiles for one ragged dim of known size without batch, else by JAX's lowering."""
     numbers = given["ragged_dot_dimension_numbers"]
     (lhs_contract, rhs_contract), batch = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions
@@ -66,12 +67,12 @@ MOST_TILE_ROWS = 128
 
 
 def tile_rows(rows: int, groups: int) -> int:
-    """Return the number of rows of a tile: a power of two close to the mean group size."""
+    """Return the number of rows of a tile: a power of two near the mean group size."""
     return min(max(1 << (-(-rows // groups) - 1).bit_length(), TILE_ROWS), MOST_TILE_ROWS)
 
 
 class _GroupTiles:
-    """The division of rows into tiles, and of tiles among groups.
+    """Division of the rows of a ragged matmul into tiles that belong to one group each.
 
     Attributes
     ----------
@@ -79,10 +80,12 @@ class _GroupTiles:
         Rows of a tile.
     number : int
         Upper bound of the number of tiles, for any group sizes.
-    group, place : array
-        The group of each tile; the row of each of its rows, which may be beyond the group.
+    group : array
+        The group of each tile.
+    place : array
+        The row numbers of each tile, shape (number, rows); they may be beyond the end of the group.
     inside : array
-        The mask of rows of a tile that belong to its group.
+        Mask of the rows of each tile that belong to its group, shape (number, rows).
     """
 
     def __init__(self, count: int, sizes: Any) -> None:
@@ -95,7 +98,7 @@ class _GroupTiles:
         self.tile_end = jax.lax.cumsum(each)
         self.tile_begin = self.tile_end - each
         tiles = jnp.arange(self.number, dtype=jnp.int32)
-        self.group = self._of(self.tile_end, tiles)
+        self.group = self._group_containing(self.tile_end, tiles)
         first = (tiles - _element_at(self.tile_begin, self.group)) * self.rows
         within = first[:, None] + jnp.arange(self.rows, dtype=jnp.int32)[None, :]
         begin = _element_at(self.end, self.group) - _element_at(self.sizes, self.group)
@@ -103,15 +106,15 @@ class _GroupTiles:
         whole = (tiles < self.tile_end[-1])[:, None]
         self.inside = whole & (within < _element_at(self.sizes, self.group)[:, None])
 
-    def _of(self, ends: Any, numbers: Any) -> Any:
-        """Return, for each of ``numbers``, the group whose range contains it; the last group for larger numbers."""
+    def _group_containing(self, ends: Any, numbers: Any) -> Any:
+        """Return the group whose range contains each of ``numbers``, or the last group for larger numbers."""
         before = (ends[None, :] <= numbers[:, None]).astype(jnp.int32)
         return jnp.minimum(before.sum(1, dtype=jnp.int32), self.groups - 1)
 
-    def back(self, results: Any) -> Any:
-        """Return the rows of tile results (number, rows, columns) in original order; 0 for rows after all groups."""
+    def rows_in_original_order(self, results: Any) -> Any:
+        """Return rows of tile results (number, rows, columns) in original order; 0 for rows after all groups."""
         rows = jnp.arange(self.count, dtype=jnp.int32)
-        group = self._of(self.end, rows)
+        group = self._group_containing(self.end, rows)
         begin = _element_at(self.end, group) - _element_at(self.sizes, group)
         at = _element_at(self.tile_begin, group) * self.rows + (rows - begin)
         found = _element_at(results.reshape(self.number * self.rows, results.shape[-1]), at)
@@ -123,13 +126,14 @@ def _element_at(x: Any, index: Any) -> Any:
 
 
 def _ragged_matmul_of_rows(x: Any, w: Any, sizes: Any, dot: Callable[..., Any]) -> Any:
-    """Return rows of ``x`` (rows, terms), each times the matrix of its group in ``w`` (groups, terms, n)."""
+    """Multiply each row of ``x`` (rows, terms) by the matrix of its group in ``w`` (groups, terms, n)."""
     tiles = _GroupTiles(x.shape[0], sizes)
-    return tiles.back(dot(_element_at(x, tiles.place), _element_at(w, tiles.group), (((2,), (1,)), ((0,), (0,)))))
+    products = dot(_element_at(x, tiles.place), _element_at(w, tiles.group), (((2,), (1,)), ((0,), (0,))))
+    return tiles.rows_in_original_order(products)
 
 
 def _ragged_matmul_of_terms(x: Any, w: Any, sizes: Any, dot: Callable[..., Any]) -> Any:
-    """Return the matmul of each group's terms of ``x`` (terms, m) and ``w`` (terms, n): (groups, m, n)."""
+    """Multiply ``x`` (terms, m), transposed, by ``w`` (terms, n) for each group's terms: (groups, m, n)."""
     tiles = _GroupTiles(x.shape[0], sizes)
     pieces = (jnp.where(tiles.inside[:, :, None], _element_at(v, tiles.place), jnp.zeros((), v.dtype)) for v in (x, w))
     parts = dot(*pieces, (((1,), (1,)), ((0,), (0,))))

@@ -24,7 +24,7 @@ def _swapped_matrix_dims(state: ImportState, x: Value) -> Value:
 def _emit_tpu_lapack_call(
     state: ImportState, routine: str, operands: list[Value], options: Mapping[str, Any]
 ) -> list[Value]:
-    """Emit a ``lapack`` op and return its results; the first operand and result are transposed to columns and back."""
+    """Emit a ``lapack`` op on transposed matrices and return its results, the first transposed back."""
     first = _swapped_matrix_dims(state, operands[0])
     results = list(state.emit("lapack", [first, *operands[1:]], {"routine": routine, "options": dict(options)}))
     return [_swapped_matrix_dims(state, results[0]), *results[1:]]

@@ -1,1 +1,1 @@
-"""Importers of StableHLO and CHLO ops, one file per family of the op table."""
+"""Importers of StableHLO and CHLO ops, one file for each family of the op table."""

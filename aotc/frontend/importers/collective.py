@@ -64,6 +64,8 @@ def _collective_attributes(state: ImportState, op: Any, names: Mapping[str, str]
 
 
 def _collective_importer(name: str, names: Mapping[str, str]) -> Importer:
+    """Return the importer of the collective ``name``; ``names`` maps its attributes to StableHLO's."""
+
     def run(state: ImportState, op: Any) -> None:
         regions = [state.scalar_region(r.blocks[0]) for r in op.regions]
         operands = state.promoted(state.operands(op), [state.dtype(r.type) for r in op.results])
@@ -73,7 +75,7 @@ def _collective_importer(name: str, names: Mapping[str, str]) -> Importer:
 
 
 def _import_reduce_to_root(state: ImportState, op: Any) -> None:
-    """Import a reduction to the root of each group: the result is the operand, as a single process is its own root."""
+    """Import a reduction to the root of each group as its operand, as a single process is its own root."""
     attrs = _collective_attributes(state, op, {})
     if group_size(attrs["groups"]) > 1:  # of a rank's program, too: XLA's partitioner makes none
         state.fail(_exchange_importer("collective_reduce", group_size(attrs["groups"])), hint=_ONE_DEVICE)
@@ -84,13 +86,14 @@ def _import_reduce_to_root(state: ImportState, op: Any) -> None:
 
 
 def _import_broadcast(state: ImportState, op: Any) -> None:
-    """Import a broadcast; reject one without groups, where the specification returns zeros but XLA the operand."""
+    """Import a broadcast; reject one without groups: XLA and the specification of StableHLO differ there."""
     if not _group_rows(state, op.attributes["replica_groups"]):
         state.fail("collective_broadcast has no replica_groups", hint="name the processes: dense<[[0]]> is one alone")
     _collective_importer("collective_broadcast", {})(state, op)
 
 
 def _import_permute(state: ImportState, op: Any) -> None:
+    """Import ``collective_permute``: pairs of a sending and a receiving process."""
     count = 1 if _channel_number(op) or state.session.ranks else _replica_count(op)  # with a channel: ids of partitions
     if count > 1:
         state.fail(_exchange_importer("collective_permute", count), hint=_ONE_DEVICE)
@@ -103,6 +106,7 @@ def _import_partition_id(state: ImportState, op: Any) -> None:
 
 
 def _import_replica_id(state: ImportState, op: Any) -> None:
+    """Import the number of this process, which a single process knows at compile time."""
     if (count := _replica_count(op)) > 1:
         state.fail(
             f"replica_id asks which of {count} processes this is, and the program is compiled for one",

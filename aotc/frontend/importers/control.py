@@ -20,6 +20,7 @@ from aotc.ir.tensor.ir import Region, TensorType, Value
 
 
 def _import_while(state: ImportState, op: Any) -> None:
+    """Import ``while``; carried values that the body returns unchanged keep their shape values."""
     inits = state.operands(op)
     if state.by_element and any(v.type.rank for v in inits):
         state.bind(op, _masked_loop(state, op, inits))
@@ -41,21 +42,22 @@ def _import_while(state: ImportState, op: Any) -> None:
 
 
 def _masked_loop(state: ImportState, op: Any, inits: Sequence[Value]) -> Sequence[Value]:
-    """Import a loop in a computation mapped over tensors: iterate until the condition fails for every element.
+    """Import a loop in a computation that is mapped over tensors; return the final carried values.
 
-    Elements that finish early keep their values, as if each element had its own loop. Return the final values.
+    The loop runs until the condition fails for every element. Elements that finish early keep their values, as if each
+    element had its own loop.
     """
     shape = max((v.type.shape for v in inits), key=len)
     starts = [state.broadcast_scalar(v, shape) for v in inits]
     condition, body = (r.blocks[0] for r in op.regions)
 
-    def going(params: Sequence[Value]) -> Value:
+    def is_running(params: Sequence[Value]) -> Value:
         state.bind_values(condition.arguments, params)
         (test,) = state.session.import_block(state, condition)
         return state.broadcast_scalar(test, shape)
 
     def step(params: Sequence[Value]) -> list[Value]:
-        test = going(params)
+        test = is_running(params)
         state.bind_values(body.arguments, params)
         after = state.session.import_block(state, body)
         return [
@@ -65,8 +67,8 @@ def _masked_loop(state: ImportState, op: Any, inits: Sequence[Value]) -> Sequenc
 
     whole = tuple(range(len(shape)))
     types = [v.type for v in starts]
-    test = state.built(types, lambda params: [sum_over(state, going(params), whole)])
-    return state.emit("while", starts, {}, (), [test, state.built(types, step)])
+    test = state.region_of_emitter(types, lambda params: [sum_over(state, is_running(params), whole)])
+    return state.emit("while", starts, {}, (), [test, state.region_of_emitter(types, step)])
 
 
 def _import_case(state: ImportState, op: Any) -> None:
@@ -74,7 +76,7 @@ def _import_case(state: ImportState, op: Any) -> None:
 
 
 def import_branch(state: ImportState, op: Any, index: Value, regions: Sequence[Any]) -> None:
-    """Import a branch: bind the results of region number ``index``, or of the last one if that is out of range.
+    """Import a branch: bind the results of region number ``index``, or of the last region if out of range.
 
     A region without a block has no results.
     """
@@ -99,7 +101,7 @@ def _inline_region_ops(state: ImportState, region: Any) -> list[Value]:
 
 
 def _select_branch_by_element(state: ImportState, regions: Sequence[Any], index: Value) -> list[Value]:
-    """Import all branches and return, for each element, the values of the branch that its ``index`` selects."""
+    """Import all branches; for each element return the values of the branch that its ``index`` selects."""
     shape = index.type.shape
     branches = [_inline_region_ops(state, region) for region in regions]
     selected = [state.broadcast_scalar(v, shape) for v in branches[-1]]
@@ -156,6 +158,7 @@ def _import_get_tuple_element(state: ImportState, op: Any) -> None:
 
 
 def _import_composite(state: ImportState, op: Any) -> None:
+    """Import a composite: by its own importer if there is one, else by a call of its decomposition."""
     name = op.attributes["name"].value
     attributes = op.attributes.get("composite_attributes", {})
     if name == "chlo.top_k" and "k" in attributes:
@@ -180,7 +183,7 @@ def assert_test(state: ImportState, test: Value, numbers: Sequence[Value], messa
 
 
 def _all_elements_true(state: ImportState, test: Value) -> Value:
-    """Return an i1 scalar: whether every element of ``test`` is true."""
+    """Return an i1 scalar that is true if every element of ``test`` is."""
     if test.type.rank == 0:
         return test
     fails = state.one("not", [test])

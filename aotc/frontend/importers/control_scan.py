@@ -21,7 +21,10 @@ def _row_start_indices(state: ImportState, at: Value, dim: int, rank: int) -> li
 
 
 def _scan_row(state: ImportState, x: Value, at: Value, dim: int) -> Value:
-    """Return ``x[..., at, ...]``: one row along ``dim``. ``x`` may be without rows if no iteration reads one."""
+    """Return the slice ``x[..., at, ...]`` along ``dim``, without that dim.
+
+    ``x`` may have a size of 0 along ``dim`` if no iteration reads a slice.
+    """
     shape = x.type.shape
     sizes = tuple(1 if d == dim else n for d, n in enumerate(shape))
     (thin,) = state.append("dynamic_slice", [x, *_row_start_indices(state, at, dim, len(shape))], {"sizes": sizes})
@@ -29,7 +32,7 @@ def _scan_row(state: ImportState, x: Value, at: Value, dim: int) -> Value:
 
 
 def _put_scan_row(state: ImportState, into: Value, row: Value, at: Value, dim: int) -> Value:
-    """Return ``into`` with ``row`` at ``[..., at, ...]``."""
+    """Return ``into`` with the slice ``row`` written at ``[..., at, ...]`` along ``dim``."""
     shape = tuple(1 if d == dim else n for d, n in enumerate(into.type.shape))
     thin = state.one("reshape", [row], {}, [TensorType(row.type.dtype, shape)])
     (updated,) = state.append(
@@ -47,7 +50,7 @@ def _scan_length(state: ImportState, op: Any, inputs: Sequence[Value], dim: int)
 
 
 def _import_scan(state: ImportState, op: Any) -> None:
-    """Import a scan: each step reads one row of each input, from the last to the first with ``is_reverse``."""
+    """Import a scan: each iteration reads one slice of each input, in reverse order with ``is_reverse``."""
     count, stacked = (integer_tuple(op.attributes[f"{side}SegmentSizes"])[0] for side in ("operand", "result"))
     values = state.operands(op)
     inputs, inits = values[:count], values[count:]
@@ -58,8 +61,8 @@ def _import_scan(state: ImportState, op: Any) -> None:
     reverse = bool(attribute_value(op, "is_reverse", False))
     returned = list(block.operations)[-1].operation.operands
 
-    def step(held: list[Value]) -> list[Value]:
-        at, *rest = held
+    def step(loop_values: list[Value]) -> list[Value]:
+        at, *rest = loop_values
         outputs, carried = rest[:stacked], rest[stacked:]
         place = state.one("sub", [state.one("sub", [limit, one]), at]) if reverse else at
         state.bind_values(block.arguments, [*(_scan_row(state, x, place, dim) for x in inputs), *carried])
@@ -75,8 +78,8 @@ def _import_scan(state: ImportState, op: Any) -> None:
         t = TensorType(row.dtype, (*row.shape[:dim], length, *row.shape[dim:]))
         start.append(state.constant(np.zeros((), to_numpy(row.dtype)), t))
     types = [v.type for v in (*start, *inits)]
-    going = state.built(types, lambda held: [state.one("lt", [held[0], limit])])
-    outcome = state.emit("while", [*start, *inits], {}, (), [going, state.built(types, step)])
+    condition = state.region_of_emitter(types, lambda carried: [state.one("lt", [carried[0], limit])])
+    outcome = state.emit("while", [*start, *inits], {}, (), [condition, state.region_of_emitter(types, step)])
     state.bind(op, outcome[1:])
 
 

@@ -44,7 +44,7 @@ def _import_for(state: ImportState, op: Any) -> None:
 
 
 def _import_while(state: ImportState, op: Any) -> None:
-    """Import a loop whose first region computes the condition and the arguments of the second region, the body.
+    """Import ``scf.while``: its first region computes the condition and the arguments of the second, the body.
 
     If the first region passes its arguments on unchanged, it becomes the condition of ``while``. Otherwise it is
     emitted twice, before the loop and at the end of the body, and its condition is a carried value.
@@ -76,7 +76,7 @@ def _emit_loop(
     test: Callable[[Sequence[Value]], list[Value]],
     body: Callable[[Sequence[Value]], list[Value]],
 ) -> Sequence[Value]:
-    """Emit ``while`` and return its results; ``untouched`` carried values keep their shape values."""
+    """Emit ``while`` and return its results; carried values that are ``untouched`` keep their shape values."""
     types = [v.type for v in inits]
 
     def region(make: Callable[[Sequence[Value]], list[Value]], kept: Sequence[TensorType]) -> Region:
@@ -86,13 +86,13 @@ def _emit_loop(
                     state.known[param] = state.known[init]
             return make(params)
 
-        return state.built(types, made, kept)
+        return state.region_of_emitter(types, made, kept)
 
     return state.emit("while", inits, {}, (), [region(test, ()), region(body, types)])
 
 
 def _unchanged_carried_values(block: Any) -> list[bool]:
-    """Return, for each carried value, whether the block yields it unchanged; a leading counter has no entry."""
+    """Return a bool for each carried value: the block yields it unchanged; a leading counter has no entry."""
     back = list(list(block.operations)[-1].operation.operands)
     arguments = list(block.arguments)[len(block.arguments) - len(back) :]
     return [a == b for a, b in zip(arguments, back, strict=True)]
@@ -109,7 +109,7 @@ def _refuse_by_element(state: ImportState) -> None:
 
 
 def _import_index_switch(state: ImportState, op: Any) -> None:
-    """Import a branch on an index; the first region is the default, for values without a case."""
+    """Import a branch on an index; the first region is the default, for an index without a case."""
     (value,) = state.operands(op)
     cases = integer_tuple(op.attributes["cases"])
     t = TensorType("i32", value.type.shape)

@@ -46,6 +46,8 @@ def is_complex_only(op: Any, name: str) -> bool:
 
 
 def _elementwise_importer(name: str) -> Importer:
+    """Return the importer of a StableHLO op that is the elementwise tensor op ``name``."""
+
     def importer(state: ImportState, op: Any) -> None:
         operands = state.operands(op)
         if SCALARS[name].result == "real" and kind_of(operands[0].type.dtype) not in "fci":
@@ -110,6 +112,7 @@ def _complex_parts(state: ImportState, z: Value) -> tuple[Value, Value]:
 
 
 def _import_square(state: ImportState, op: Any) -> None:
+    """Import ``chlo.square`` as ``x * x``; complex squares avoid overflow of their parts' squares."""
     (x,) = state.operands(op)
     if kind_of(x.type.dtype) != "c":
         return state.bind(op, [state.one("mul", [x, x])])
@@ -151,6 +154,7 @@ _HALF_POWERS = {"f32": (2.38916015625, 5.4521660804748535), "f64": (2.2399902343
 
 
 def _hyperbolic_of(state: ImportState, x: Value, is_cosh: bool) -> Value:
+    """Return cosh or sinh of real ``x``, without overflow of intermediates; sinh near 0 uses ``expm1``."""
     number = lambda v: state.constant(np.array(v, to_numpy(x.type.dtype)), x.type)
     size = state.one("abs", [x])
     shift, half_power = _HALF_POWERS[x.type.dtype]
@@ -168,6 +172,8 @@ def _hyperbolic_of(state: ImportState, x: Value, is_cosh: bool) -> Value:
 
 
 def _is_infinite_importer(name: str) -> Importer:
+    """Return the importer of ``is_inf``, ``is_pos_inf`` or ``is_neg_inf``: a comparison with infinity."""
+
     def importer(state: ImportState, op: Any) -> None:
         (x,) = state.operands(op)
         if x.type.dtype in SMALL_FLOATS:  # not all formats have an infinity to compare with

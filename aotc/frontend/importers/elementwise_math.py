@@ -37,7 +37,7 @@ def _nan_like(state: ImportState, x: Value) -> Value:
 
 
 def _with_sign(state: ImportState, size: Value, sign: Value) -> Value:
-    """Return ``size`` with the sign of ``sign``, including the sign of a zero or a NaN."""
+    """Return the magnitude ``size`` with the sign of ``sign``, including the sign of a zero or a NaN."""
     t = TensorType(f"i{DTYPES[sign.type.dtype].bits}", sign.type.shape)
     bits = state.one("bitcast", [sign], {}, [t])
     negative = state.one("lt", [bits, state.constant(np.zeros((), to_numpy(t.dtype)), t)])
@@ -122,7 +122,7 @@ def _import_sincos(state: ImportState, op: Any) -> None:
 
 
 def _import_trailing_zeros(state: ImportState, op: Any) -> None:
-    """Count trailing zeros as the ones of ``~x & (x - 1)``: the bits below the lowest one."""
+    """Import a count of trailing zeros as the number of ones in ``~x & (x - 1)``: the bits below the lowest one."""
     (x,) = state.operands(op)
     below = state.one("sub", [x, state.constant(np.array(1, to_numpy(x.type.dtype)), x.type)])
     state.bind(op, [state.one("popcnt", [state.one("and", [state.one("not", [x]), below])])])

@@ -21,6 +21,7 @@ def _import_dynamic_update_slice(state: ImportState, op: Any) -> None:
 
 
 def _gather_attrs(op: Any, sizes: tuple) -> dict[str, Any]:
+    """Return the attributes of a tensor IR ``gather`` from StableHLO's dimension numbers and slice ``sizes``."""
     numbers = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
     names = (
         "offset_dims",
@@ -48,7 +49,10 @@ def _import_dynamic_gather(state: ImportState, op: Any) -> None:
 
 
 def _import_torch_index_select(state: ImportState, op: Any) -> None:
-    """Import a selection of rows at ``indices`` along ``dim``; the first ``batch_dims`` dims of both are batch dims."""
+    """Import a selection of slices at ``indices`` along ``dim``, as a gather.
+
+    The first ``batch_dims`` dims of the operand and of the indices are batch dims.
+    """
     x, indices = state.operands(op)
     dim, batch = op.attributes["dim"].value, op.attributes["batch_dims"].value
     dim, batch = dim + x.type.rank * (dim < 0), batch + indices.type.rank * (batch < 0)
@@ -71,6 +75,7 @@ def _import_torch_index_select(state: ImportState, op: Any) -> None:
 
 
 def _import_scatter(state: ImportState, op: Any) -> None:
+    """Import ``scatter``: operands in the dtypes of its combiner, and the dimension numbers as attributes."""
     numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
     operands = state.operands(op)
     names = ("update_window_dims", "inserted_window_dims", "input_batching_dims", "scatter_indices_batching_dims")

@@ -16,7 +16,7 @@ _FLOATS_OF_8 = {"f8E4M3FN", "f8E5M2"}
 
 
 def _matmul_precision(op: Any) -> str:
-    """Return the precision that a matmul demands: all bits unless its ``algorithm`` rounds to a shorter float."""
+    """Return the precision attribute of a matmul: full precision unless its ``algorithm`` rounds to a shorter float."""
     if "algorithm" in op.attributes:
         algorithm = stablehlo.DotAlgorithm(op.attributes["algorithm"])
         taken = {str(algorithm.lhs_precision_type), str(algorithm.rhs_precision_type)}
@@ -70,6 +70,7 @@ _CONVOLUTION_SPATIAL = {
 
 
 def _import_convolution(state: ImportState, op: Any) -> None:
+    """Import ``convolution`` or ``dynamic_conv``, whose padding is an operand."""
     lhs, rhs, *widths = state.operands(op)
     numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
     rank = lhs.type.rank - 2
@@ -100,8 +101,8 @@ def _import_fft(state: ImportState, op: Any) -> None:
     state.bind(op, [state.one("fft", state.operands(op), attrs)])
 
 
-def _in_solver_precision(state: ImportState, op: Any, name: str, attrs: dict[str, Any]) -> None:
-    """Emit a dense solver; types below f32 are solved in f32 and rounded once, as in XLA."""
+def _emit_solver_in_f32(state: ImportState, op: Any, name: str, attrs: dict[str, Any]) -> None:
+    """Emit a dense solver in f32 or wider; shorter floats are converted and rounded once, as in XLA."""
     operands = state.operands(op)
     own = operands[0].type.dtype
     if kind_of(own) != "f" or own in ("f32", "f64"):
@@ -112,13 +113,13 @@ def _in_solver_precision(state: ImportState, op: Any, name: str, attrs: dict[str
 
 
 def _import_cholesky(state: ImportState, op: Any) -> None:
-    _in_solver_precision(state, op, "cholesky", {"lower": bool(attribute_value(op, "lower", False))})
+    _emit_solver_in_f32(state, op, "cholesky", {"lower": bool(attribute_value(op, "lower", False))})
 
 
 def _import_triangular_solve(state: ImportState, op: Any) -> None:
     attrs = {k: bool(op.attributes[k].value) for k in ("left_side", "lower", "unit_diagonal")}
     transpose = stablehlo.TransposeAttr(op.attributes["transpose_a"]).value
-    _in_solver_precision(state, op, "triangular_solve", {**attrs, "transpose_a": transpose})
+    _emit_solver_in_f32(state, op, "triangular_solve", {**attrs, "transpose_a": transpose})
 
 
 LINALG: dict[str, Importer] = {

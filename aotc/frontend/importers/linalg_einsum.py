@@ -16,7 +16,7 @@ _Labelled = tuple[Value, Labels]
 
 
 def _einsum_labels(state: ImportState, text: str, rank: int) -> Labels:
-    """Return one label per dim for the subscript ``text``; dims of ``...`` are numbered from the right."""
+    """Return a label for each dim from the subscript ``text``; dims of ``...`` are numbered from the right."""
     text = text.replace(" ", "")
     head, dots, tail = text.partition("...")
     count = rank - len(head) - len(tail) if dots else 0
@@ -26,7 +26,7 @@ def _einsum_labels(state: ImportState, text: str, rank: int) -> Labels:
 
 
 def _einsum_diagonal(state: ImportState, x: Value, labels: Labels) -> _Labelled:
-    """Return ``x`` with dims of one label replaced by their diagonal: all other elements are masked and summed."""
+    """Return the diagonal of ``x`` over dims with the same label: other elements are masked, and the dim is summed."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             first, second = [d for d, name in enumerate(labels) if name == label][:2]
@@ -40,12 +40,16 @@ def _einsum_diagonal(state: ImportState, x: Value, labels: Labels) -> _Labelled:
 
 
 def _einsum_sum_out(state: ImportState, x: Value, labels: Labels, kept: set[str]) -> _Labelled:
-    """Return ``x`` summed over the dims whose labels are not in ``kept``, and the remaining labels."""
+    """Sum ``x`` over the dims whose labels are not in ``kept``; return it with the remaining labels."""
     dims = tuple(d for d, label in enumerate(labels) if label not in kept)
     return (sum_over(state, x, dims) if dims else x), [label for label in labels if label in kept]
 
 
 def _einsum_product(state: ImportState, lhs: _Labelled, rhs: _Labelled, output: Labels, dtype: str) -> _Labelled:
+    """Multiply two labelled operands, and return the product with its labels.
+
+    A label of both operands is a batch dim if it is in ``output``, and a contracted dim otherwise.
+    """
     (a, left), (b, right) = lhs, rhs
     shared = [label for label in left if label in right]
     batch, contract = ([n for n in shared if (n in output) == kept] for kept in (True, False))
@@ -59,6 +63,7 @@ def _einsum_product(state: ImportState, lhs: _Labelled, rhs: _Labelled, output: 
 
 
 def _import_einsum(state: ImportState, op: Any) -> None:
+    """Import ``einsum``: diagonals and sums of each operand, a matmul of both, and a transpose."""
     operands = state.operands(op)
     config = op.attributes["einsum_config"].value
     inputs, arrow, output = config.partition("->")

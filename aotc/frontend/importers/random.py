@@ -24,7 +24,7 @@ def _import_rng_bit_generator(state: ImportState, op: Any) -> None:
 
 
 def bind_random_bits(state: ImportState, op: Any, held: Value, result: TensorType) -> None:
-    """Bind the results of a bit generator: the new state, and bits of type ``result``; ``held`` is the old state.
+    """Bind the results of a bit generator: its new state, and bits of type ``result``; ``held`` is the old state.
 
     All integer types use the same bits, in the order in which JAX packs them.
     """
@@ -89,7 +89,7 @@ def _random_constant_like(state: ImportState, value: float, like: Value) -> Valu
 
 
 def _random_unit_floats(state: ImportState, dtype: str, shape: Sequence[Dim]) -> Value:
-    """Return random multiples of the type's mantissa unit in ``[0, 1)``."""
+    """Return random floats in ``[0, 1)`` that are multiples of the dtype's epsilon."""
     wide = "f64" if dtype == "f64" else "f32"
     word, digits = ("u64", 53) if wide == "f64" else ("u32", 24)
     bits = _random_bits(state, word, shape)
@@ -115,7 +115,7 @@ def _random_normal(state: ImportState, mean: Value, deviation: Value, shape: Seq
 
 
 def _random_integers(state: ImportState, low: Value, high: Value, shape: Sequence[Dim]) -> Value:
-    """Return uniform integers ``low + bits mod (high - low)``; for booleans one bit."""
+    """Return uniform integers ``low + bits mod (high - low)``, or random bits for booleans."""
     dtype = low.type.dtype
     if dtype == "i1":
         bits = _random_bits(state, "u32", shape)

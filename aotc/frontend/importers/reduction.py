@@ -21,6 +21,7 @@ def _combiner_types(state: ImportState, op: Any) -> list[str]:
 
 
 def _import_reduce(state: ImportState, op: Any) -> None:
+    """Import ``reduce``; simple combiners of floats of 16 bits or less accumulate in f32."""
     operands = state.promoted(state.operands(op), _combiner_types(state, op))
     dims = tuple(sorted(integer_tuple(op.attributes["dimensions"])))
     region = state.scalar_region(op.regions[0].blocks[0])
@@ -35,7 +36,7 @@ def _import_reduce(state: ImportState, op: Any) -> None:
 
 
 def _accumulates_short(region: Region) -> bool:
-    """Does a combiner accumulate floats of 16 bits or less, as a plain sum, product, maximum or minimum?
+    """Return True if a combiner accumulates floats of 16 bits or less as a sum, product, maximum or minimum.
 
     Rounding after every step would stop a sum at the first power of two whose unit in the last place exceeds the terms
     (bf16: at 256, for ones). So such reductions run in f32 and round once, as in XLA. A maximum is the same either way,
@@ -87,6 +88,7 @@ def _import_reduce_window(state: ImportState, op: Any) -> None:
 
 
 def _import_select_and_scatter(state: ImportState, op: Any) -> None:
+    """Import ``select_and_scatter``: the gradient of a pooling, with a selection and a combiner region."""
     dtype = state.dtype(op.results[0].type)
     operands = state.promoted(state.operands(op), [dtype] * 3)
     rank = operands[0].type.rank
@@ -104,7 +106,7 @@ def _import_select_and_scatter(state: ImportState, op: Any) -> None:
 
 
 def _import_map(state: ImportState, op: Any) -> None:
-    """Import a map: the ops of its scalar computation are emitted on whole tensors."""
+    """Import a ``map`` by emission of its scalar ops on whole tensors."""
     given = state.operands(op)
     operands = require_types(state, given, [given[0].type] * len(given))
     shape = given[0].type.shape

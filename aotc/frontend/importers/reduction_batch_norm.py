@@ -16,7 +16,7 @@ from aotc.vmfb.dtypes import to_numpy
 
 
 class _BatchNorm:
-    """Builder for one batch normalization: statistics over all dims but the feature dim."""
+    """Builder of the ops of one batch normalization: statistics over all dims but the feature dim."""
 
     def __init__(self, state: ImportState, op: Any) -> None:
         self.state = state
@@ -25,15 +25,15 @@ class _BatchNorm:
         self.epsilon = op.attributes["epsilon"].value
         self.others = tuple(i for i in range(self.x.type.rank) if i != self.feature)
 
-    def vectors(self, values: Sequence[Value]) -> list[Value]:
-        """Return ``values``, required to be vectors with one element per feature."""
+    def feature_vectors(self, values: Sequence[Value]) -> list[Value]:
+        """Require that ``values`` are vectors with one element per feature, and return them."""
         return [require_shape(self.state, v, (self.x.type.shape[self.feature],)) for v in values]
 
-    def spread(self, v: Value) -> Value:
+    def broadcast_vector(self, v: Value) -> Value:
         """Broadcast a vector over features to the input's shape."""
         return self.state.one("broadcast", [v], {"dims": (self.feature,)}, [self.x.type])
 
-    def number(self, value: float, shape: Sequence[Dim]) -> Value:
+    def constant_of_shape(self, value: float, shape: Sequence[Dim]) -> Value:
         dtype = self.x.type.dtype
         return self.state.constant(np.array(value).astype(to_numpy(dtype)), TensorType(dtype, tuple(shape)))
 
@@ -42,57 +42,61 @@ class _BatchNorm:
         size = product(self.x.type.shape[i] for i in self.others)
         vector = (self.x.type.shape[self.feature],)
         if not isinstance(size, Expr):
-            return self.number(size, vector)
+            return self.constant_of_shape(size, vector)
         scalar = self.state.one("dim", (), {"expr": size}, [TensorType("i64")])
         return self.state.broadcast_scalar(self.state.convert(scalar, self.x.type.dtype), vector)
 
-    def total(self, v: Value) -> Value:
+    def sum_per_feature(self, v: Value) -> Value:
         """Return the sum over all dims but the feature dim."""
         return sum_over(self.state, v, self.others)
 
     def inverse_deviation(self, variance: Value) -> Value:
         return self.state.one(
-            "rsqrt", [self.state.one("add", [variance, self.number(self.epsilon, variance.type.shape)])]
+            "rsqrt", [self.state.one("add", [variance, self.constant_of_shape(self.epsilon, variance.type.shape)])]
         )
 
-    def moments(self) -> tuple[Value, Value]:
+    def mean_and_variance(self) -> tuple[Value, Value]:
+        """Return mean and variance of the input, as vectors over features."""
         state, count = self.state, self.count()
-        mean = state.one("div", [self.total(self.x), count])
-        centred = state.one("sub", [self.x, self.spread(mean)])
-        return mean, state.one("div", [self.total(state.one("mul", [centred, centred])), count])
+        mean = state.one("div", [self.sum_per_feature(self.x), count])
+        centred = state.one("sub", [self.x, self.broadcast_vector(mean)])
+        return mean, state.one("div", [self.sum_per_feature(state.one("mul", [centred, centred])), count])
 
-    def scaled(self, mean: Value, variance: Value, scale: Value, offset: Value) -> Value:
+    def normalize(self, mean: Value, variance: Value, scale: Value, offset: Value) -> Value:
+        """Return ``(x - mean) / sqrt(variance + epsilon) * scale + offset``."""
         state = self.state
-        centred = state.one("sub", [self.x, self.spread(mean)])
+        centred = state.one("sub", [self.x, self.broadcast_vector(mean)])
         factor = state.one("mul", [self.inverse_deviation(variance), scale])
-        return state.one("add", [state.one("mul", [centred, self.spread(factor)]), self.spread(offset)])
+        product = state.one("mul", [centred, self.broadcast_vector(factor)])
+        return state.one("add", [product, self.broadcast_vector(offset)])
 
 
 def _import_inference(state: ImportState, op: Any) -> None:
     norm = _BatchNorm(state, op)
-    scale, offset, mean, variance = norm.vectors(state.operands(op)[1:])
-    state.bind(op, [norm.scaled(mean, variance, scale, offset)])
+    scale, offset, mean, variance = norm.feature_vectors(state.operands(op)[1:])
+    state.bind(op, [norm.normalize(mean, variance, scale, offset)])
 
 
 def _import_training(state: ImportState, op: Any) -> None:
     norm = _BatchNorm(state, op)
-    scale, offset = norm.vectors(state.operands(op)[1:])
-    mean, variance = norm.moments()
-    state.bind(op, [norm.scaled(mean, variance, scale, offset), mean, variance])
+    scale, offset = norm.feature_vectors(state.operands(op)[1:])
+    mean, variance = norm.mean_and_variance()
+    state.bind(op, [norm.normalize(mean, variance, scale, offset), mean, variance])
 
 
 def _import_gradient(state: ImportState, op: Any) -> None:
+    """Import the gradients of a batch normalization in training for its input, scale and offset."""
     norm, one = _BatchNorm(state, op), state.one
-    scale, mean, variance = norm.vectors(state.operands(op)[1:4])
+    scale, mean, variance = norm.feature_vectors(state.operands(op)[1:4])
     upstream = require_shape(state, state.operands(op)[4], norm.x.type.shape)
     inverse = norm.inverse_deviation(variance)
-    unit = one("mul", [one("sub", [norm.x, norm.spread(mean)]), norm.spread(inverse)])
-    d_offset = norm.total(upstream)
-    d_scale = norm.total(one("mul", [upstream, unit]))
+    unit = one("mul", [one("sub", [norm.x, norm.broadcast_vector(mean)]), norm.broadcast_vector(inverse)])
+    d_offset = norm.sum_per_feature(upstream)
+    d_scale = norm.sum_per_feature(one("mul", [upstream, unit]))
     count = norm.count()
-    drift = one("add", [norm.spread(one("div", [d_offset, count])),
-                        one("mul", [unit, norm.spread(one("div", [d_scale, count]))])])  # fmt: skip
-    d_x = one("mul", [one("sub", [upstream, drift]), norm.spread(one("mul", [scale, inverse]))])
+    drift = one("add", [norm.broadcast_vector(one("div", [d_offset, count])),
+                        one("mul", [unit, norm.broadcast_vector(one("div", [d_scale, count]))])])  # fmt: skip
+    d_x = one("mul", [one("sub", [upstream, drift]), norm.broadcast_vector(one("mul", [scale, inverse]))])
     state.bind(op, [d_x, d_scale, d_offset])
 
 

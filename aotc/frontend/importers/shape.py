@@ -29,6 +29,7 @@ def _import_dynamic_iota(state: ImportState, op: Any) -> None:
 
 
 def _import_broadcast_in_dim(state: ImportState, op: Any) -> None:
+    """Import a broadcast; a size that the result type leaves unknown is the operand's."""
     (x,) = state.operands(op)
     t, dims = op.results[0].type, integer_tuple(op.attributes["broadcast_dimensions"])
     sizes = dict(zip(dims, x.type.shape))
@@ -65,13 +66,16 @@ def broadcast_to_type(
 
 
 def _is_argument_size(state: ImportState, d: Dim) -> bool:
-    """Is ``d`` a symbol that is exactly the size of an argument?"""
+    """Return True if ``d`` is a symbol that is exactly the size of an argument."""
     symbol = lone_atom(d)
     return isinstance(symbol, Sym) and symbol.name not in (*state.session.sizes, *state.session.bound)
 
 
 def _broadcast_dim(state: ImportState, x: Value, k: int, size: Dim) -> Value:
-    """Return ``x`` with dim ``k`` broadcast to ``size``, from that size or from 1: element i is ``x[min(i, last)]``."""
+    """Return ``x`` with dim ``k`` broadcast to ``size``, by a gather of the elements ``x[min(i, last)]``.
+
+    The dim of ``x`` may be 1 or ``size`` at run time.
+    """
     shape, own = x.type.shape, x.type.shape[k]
     state.require("eq", (own - 1) * (own - size), 0, "broadcast of size {0} to size {1}", (own, size))
     places = state.one("iota", (), {"dim": 0}, [TensorType("i64", (size,))])
@@ -102,7 +106,7 @@ def _import_reshape(state: ImportState, op: Any) -> None:
 
 
 def _reshape_type(state: ImportState, op: Any, x: Value) -> TensorType:
-    """Return the type of a reshape; an unknown size of a bounded result is derived from the number of elements."""
+    """Return the result type of a reshape; its only unknown size follows from the number of elements."""
     t = op.results[0].type
     dtype, shape = state.session.parts(t)
     known = [n for n in shape if n != DYNAMIC]
@@ -143,7 +147,7 @@ def _import_slice(state: ImportState, op: Any) -> None:
     state.bind(op, [state.one("slice", [x], {"start": start, "limit": tuple(ends), "stride": stride})])
 
 
-def _sizes_after(state: ImportState, op: Any) -> tuple[Dim, ...] | None:
+def _dynamic_slice_sizes(state: ImportState, op: Any) -> tuple[Dim, ...] | None:
     """Return the sizes of a dynamic slice with limit ``start + sizes`` and strides of 1; None for other slices.
 
     JAX writes slices in this form if their starts depend on data and their sizes on shapes.
@@ -170,9 +174,13 @@ _BOUNDS = ("start", "limit", "stride")
 
 
 def _import_real_dynamic_slice(state: ImportState, op: Any) -> None:
+    """Import a slice with dynamic bounds: as ``slice`` of symbolic bounds if they are shape values.
+
+    Bounds that depend on data become the starts of a ``dynamic_slice``.
+    """
     x, *bounds = state.operands(op)
     _, shape = state.session.parts(op.results[0].type)
-    sizes = _sizes_after(state, op)
+    sizes = _dynamic_slice_sizes(state, op)
     if bounds[0] not in state.known and DYNAMIC not in shape and bounds[2] in state.known:
         sizes = _slice_reach(shape, state.dims_of(bounds[2], "the stride of real_dynamic_slice"))
     if sizes is None and any(v not in state.known or dims_depend_on_values(state, state.known[v]) for v in bounds):
@@ -195,13 +203,13 @@ def _import_real_dynamic_slice(state: ImportState, op: Any) -> None:
 
 
 def dims_depend_on_values(state: ImportState, dims: Sequence[Dim]) -> bool:
-    """Return True if ``dims`` depend on values of tensors: such values may be out of bounds."""
+    """Return True if ``dims`` depend on data, and not only on sizes: such bounds may be out of range."""
     values = {*state.session.sizes, *state.session.bound}
     return any(s.name in values for d in dims for s in symbols(d))
 
 
 def _slice_reach(shape: Sequence[int], strides: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return, for each dim, the distance from the first to behind the last element of a strided slice of ``shape``."""
+    """Return for each dim the distance from the first element of a strided slice to the end of its last element."""
     return tuple(0 if n == 0 else (n - 1) * stride + 1 for n, stride in zip(shape, strides))
 
 
@@ -231,7 +239,7 @@ def _import_get_dimension_size(state: ImportState, op: Any) -> None:
 
 
 def _import_set_dimension_size(state: ImportState, op: Any) -> None:
-    """Import a truncation of a dim to its first elements.
+    """Import a change of a dynamic size: a dim is cut to its first elements, or filled with zeros.
 
     A bounded dim can grow up to its bound. The new elements are undefined in StableHLO; here they are zeros.
     """
@@ -259,7 +267,7 @@ def _import_set_dimension_size(state: ImportState, op: Any) -> None:
 
 
 def _dim_bound(t: Any, dim: int, size: Dim) -> Dim:
-    """Return the bound of a dim in type ``t``, or its ``size``."""
+    """Return the bound of dim number ``dim`` in type ``t``, or ``size`` without a bound."""
     bounds = stablehlo_bounds(t)
     return bounds[dim] if bounds and bounds[dim] != DYNAMIC else size
 

@@ -40,6 +40,8 @@ _OPPOSITE = {8: 6, 9: 5, 10: 4, 11: 3, 12: 2, 14: 7}
 
 
 def _binary_importer(name: str) -> Importer:
+    """Return the importer of an ``arith`` op on signed integers or floats that is the tensor op ``name``."""
+
     def importer(state: ImportState, op: Any) -> None:
         operands = state.operands(op) if op.name in _SIGNLESS else _wide_operands(state, op)
         is_bits = operands[0].type.dtype == "i1"
@@ -50,7 +52,7 @@ def _binary_importer(name: str) -> Importer:
 
 
 def _wide_operands(state: ImportState, op: Any) -> list[Value]:
-    """Return the operands of an integer op; reject i1 operands, as true counts as -1 in MLIR but as 1 here."""
+    """Return the operands of an integer op; reject i1: true is -1 in MLIR's arithmetic, but 1 in tensor IR."""
     operands = state.operands(op)
     if operands[0].type.dtype == "i1":
         state.fail(f"{op.name} on i1 is not supported", "extend the operands with arith.extui or arith.extsi")
@@ -65,7 +67,7 @@ def _as_unsigned(state: ImportState, values: list[Value]) -> list[Value]:
 
 
 def _is_natural(state: ImportState, v: Value) -> bool:
-    """Return True if ``v`` consists of sizes, which cannot be negative; values of integer arguments can be."""
+    """Return True if the elements of ``v`` are sizes and cannot be negative; values of integer arguments can be."""
     known = state.known.get(v)
     return (
         known is not None
@@ -84,6 +86,8 @@ def as_dtype(state: ImportState, v: Value, dtype: str) -> Value:
 
 
 def _unsigned_binary_importer(name: str) -> Importer:
+    """Return the importer of an ``arith`` op on unsigned integers: the tensor op ``name`` on unsigned types."""
+
     def importer(state: ImportState, op: Any) -> None:
         if state.dtype(op.operands[0].type) == "i1" and op.name in _EXTREMES_OF_BITS:
             state.bind(op, [state.one(_EXTREMES_OF_BITS[op.name], state.operands(op))])
@@ -233,6 +237,7 @@ def _import_convert_float(state: ImportState, op: Any) -> None:
 
 
 def _import_float_to_integer(state: ImportState, op: Any) -> None:
+    """Import a conversion of floats to signed or unsigned integers; i1 is an error."""
     (x,) = state.operands(op)
     dtype = state.dtype(op.results[0].type)
     if dtype == "i1":
@@ -244,7 +249,7 @@ def _import_float_to_integer(state: ImportState, op: Any) -> None:
 
 
 def bitcast(state: ImportState, op: Any) -> None:
-    """Import a change of the element type that keeps the bits."""
+    """Import a bitcast: a change of the element type that preserves the bits."""
     (x,) = state.operands(op)
     state.bind(op, [as_dtype(state, x, state.dtype(op.results[0].type))])
 

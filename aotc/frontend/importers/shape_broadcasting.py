@@ -26,9 +26,9 @@ _IN_CHLO = ("next_after", "polygamma", "zeta")
 
 
 def rewrite_broadcasting(op: Any, path: str = "") -> Any:
-    """Replace one ``chlo.broadcast_*`` op by broadcasts and an op over equal shapes; return the latter.
+    """Replace one ``chlo.broadcast_*`` op by broadcasts and an op over equal shapes; return that op.
 
-    CHLO accepts types that this op does not accept; they are rejected here, as jaxlib's passes crash on them.
+    jaxlib's passes crash on some operand types that CHLO accepts; these are rejected here.
     """
     check_ranks(op, path)
     name, loc = op.name.removeprefix(PREFIX), loc_from_mlir(op.location, path)
@@ -55,7 +55,7 @@ def rewrite_broadcasting(op: Any, path: str = "") -> Any:
 
 
 def check_decomposable(op: Any, path: str) -> None:
-    """Reject an op at which jaxlib's passes crash, although MLIR's verifier accepts it."""
+    """Reject a CHLO op that passes MLIR's verifier but crashes jaxlib's passes."""
     check_ranks(op, path)
     left = op.operands[0].type if op.name == "chlo.ragged_dot" else None
     if left is not None and not isinstance(left.element_type, ir.IntegerType | ir.FloatType):
@@ -79,7 +79,7 @@ def _stablehlo_attribute(attribute: Any) -> Any:
 
 
 def common_size(state: ImportState, sizes: Sequence[Dim]) -> Dim:
-    """Return the common size to which ``sizes`` of one dim broadcast; those that are not 1 must be equal.
+    """Return the size to which ``sizes`` of one dim broadcast; sizes other than 1 must be equal.
 
     Two different unknown sizes are allowed: a call may pass 1 for either.
     """
@@ -100,7 +100,10 @@ def common_size(state: ImportState, sizes: Sequence[Dim]) -> Dim:
 
 
 def _import_broadcast_together(state: ImportState, op: Any) -> None:
-    """Import ``aotc.broadcast``: operands get their common shape, by ``broadcast_dimensions`` or from the right."""
+    """Import ``aotc.broadcast``: broadcast the operands to their common shape.
+
+    Dims are aligned by ``broadcast_dimensions``, or else from the right.
+    """
     operands = state.operands(op)
     rank = max(v.type.rank for v in operands)
     given = op.attributes.get("broadcast_dimensions")

@@ -24,7 +24,7 @@ from aotc.vmfb.messages import escape_braces
 
 
 def _shape_vector(state: ImportState, values: Sequence[Value]) -> Value:
-    """Return scalars as a shape vector."""
+    """Concatenate scalars to a shape vector."""
     wide = [state.convert(v, "i64") for v in values]
     return tensor_of_scalars(state, wide, TensorType("i64", (len(wide),)))
 
@@ -38,7 +38,7 @@ def _dim_as_scalar(state: ImportState, d: Dim) -> Value:
 
 
 def _extents_of_vector(state: ImportState, v: Value) -> list[Value]:
-    """Return the elements of a shape vector as scalars; its length must be known."""
+    """Return the elements of a shape vector as scalars, which needs a known rank."""
     if v.type.rank != 1 or not isinstance(v.type.shape[0], int):
         state.fail(f"{state.op} on {v.type}: the rank of a shape is not known", "give every tensor a rank")
     attrs = [{"start": (n,), "limit": (n + 1,), "stride": (1,)} for n in range(v.type.shape[0])]
@@ -50,7 +50,7 @@ def _dims_of_vector(state: ImportState, v: Value) -> tuple[Dim, ...]:
 
 
 def _import_shape_of(state: ImportState, op: Any) -> None:
-    """Import ``shape.shape_of``, which jaxlib's decomposition of CHLO emits: bind the vector of an array's sizes."""
+    """Import ``shape.shape_of``: bind the vector of an array's sizes."""
     state.bind(op, [_dims_as_vector(state, state.value(op.operands[0]).type.shape)])
 
 
@@ -122,7 +122,7 @@ def _size_arithmetic_importer(name: str) -> Importer:
 
 
 def _aligned_operand_sizes(state: ImportState, op: Any) -> list[list[Dim]]:
-    """Return, for each dim of the longest operand shape, the sizes there; shapes are aligned at their last dims."""
+    """Return the sizes of all operand shapes for each dim of the longest; shapes are aligned at their last dims."""
     shapes = [_dims_of_vector(state, v) for v in state.operands(op)]
     rank = max(map(len, shapes), default=0)
     return [[s[d - rank + len(s)] for s in shapes if d - rank + len(s) >= 0] for d in range(rank)]
@@ -139,6 +139,7 @@ def _import_broadcast(state: ImportState, op: Any) -> None:
 
 
 def _import_cstr_eq(state: ImportState, op: Any) -> None:
+    """Require that all operand shapes are equal."""
     shapes = [_dims_of_vector(state, v) for v in state.operands(op)]
     for first, other in pairwise(shapes):
         if len(other) != len(first):
@@ -182,6 +183,7 @@ def _import_shape_eq(state: ImportState, op: Any) -> None:
 
 
 def _import_is_broadcastable(state: ImportState, op: Any) -> None:
+    """Import a test of broadcasting: for each dim, two sizes are equal or one of them is 1."""
     one, tests = index_constant(state, 1), []
     for sizes in _aligned_operand_sizes(state, op):
         values = [_dim_as_scalar(state, d) for d in sizes]
@@ -194,7 +196,7 @@ def _import_is_broadcastable(state: ImportState, op: Any) -> None:
 
 
 def _import_any(state: ImportState, op: Any) -> None:
-    """Import ``shape.any``: bind the first of several shapes, as all must be equal."""
+    """Import ``shape.any`` as the first of its operands: the model guarantees that all are equal."""
     operands = state.operands(op)
     if not operands:
         state.fail(f"{op.name} of nothing has no value", "one shape at least")
@@ -202,7 +204,10 @@ def _import_any(state: ImportState, op: Any) -> None:
 
 
 def _import_reduce(state: ImportState, op: Any) -> None:
-    """Import ``shape.reduce``: inline its region for each extent, with the index, the extent and the carried values."""
+    """Import ``shape.reduce``: inline its region for each size of the shape.
+
+    The region's arguments are the index of the dim, its size, and the carried values.
+    """
     shape, *values = state.operands(op)
     block = op.regions[0].blocks[0]
     for n, extent in enumerate(_extents_of_vector(state, shape)):

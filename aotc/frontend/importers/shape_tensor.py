@@ -18,8 +18,8 @@ from aotc.ir.tensor.ir import TensorType, Value
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
 
-def _index_of(state: ImportState, v: Value, what: str) -> int:
-    """Return the integer ``v``, which must be known at compile time; ``what`` names it in the error."""
+def _constant_integer(state: ImportState, v: Value, what: str) -> int:
+    """Return the integer ``v``, which must be a compile-time constant; ``what`` names it in the error."""
     (index,) = state.known.get(v, (None,))
     if not isinstance(index, int):
         state.fail(f"{what} is not a constant", "index with arith.constant")
@@ -33,7 +33,7 @@ def _import_dim(state: ImportState, op: Any) -> None:
 
 def import_dimension_size(state: ImportState, op: Any, x: Value, where: Value) -> Value:
     """Return the size of ``x`` in the dim ``where``, which must be a constant."""
-    index = _index_of(state, where, f"the dimension of {op.name}")
+    index = _constant_integer(state, where, f"the dimension of {op.name}")
     if not 0 <= index < x.type.rank:
         state.fail(f"{op.name} {index} of {x.type}", f"an index below {x.type.rank}")
     return state.one("dim", (), {"expr": x.type.shape[index]}, [TensorType("i64")])
@@ -44,6 +44,7 @@ def _import_from_elements(state: ImportState, op: Any) -> None:
 
 
 def _import_extract(state: ImportState, op: Any) -> None:
+    """Import ``tensor.extract``: a slice for constant indices, else a gather."""
     x, *where = state.operands(op)
     if not where:
         state.bind(op, [x])
@@ -62,7 +63,7 @@ def _import_extract(state: ImportState, op: Any) -> None:
 
 
 def _tensor_element(state: ImportState, x: Value, where: Sequence[Value]) -> Value:
-    """Return the element of ``x`` at the indices ``where``; tensors of indices give a tensor of elements."""
+    """Return the element of ``x`` at the scalar indices ``where``; index tensors select a tensor of elements."""
     shape = max((v.type.shape for v in where), key=len)
     if not shape:
         return _reshaped_tensor(state, state.one("dynamic_slice", [x, *where], {"sizes": (1,) * x.type.rank}), ())
@@ -76,6 +77,7 @@ def _tensor_element(state: ImportState, x: Value, where: Sequence[Value]) -> Val
 def _gather_attrs(
     offsets: Sequence[int], collapsed: Sequence[int], axes: Sequence[int], vector: int, sizes: Sequence[Dim]
 ) -> dict[str, Any]:
+    """Return the attributes of a ``gather`` without batch dims; ``vector`` is the dim of the index vectors."""
     return {
         "offset_dims": tuple(offsets),
         "collapsed_slice_dims": tuple(collapsed),
@@ -94,7 +96,7 @@ def _reshaped_tensor(state: ImportState, v: Value, shape: Sequence[Dim]) -> Valu
 
 
 def _import_cast(state: ImportState, op: Any) -> None:
-    """Import ``tensor.cast``: bind the operand, which checks it against the sizes of the result type."""
+    """Import ``tensor.cast``: bind the operand, and check it against the sizes in the result type."""
     (x,) = state.operands(op)
     _, shape = state.session.parts(op.results[0].type)
     if len(shape) != x.type.rank:
@@ -106,7 +108,7 @@ def _import_cast(state: ImportState, op: Any) -> None:
 def _result_sizes(
     state: ImportState, op: Any, values: Sequence[Value], static: Sequence[int] | None = None
 ) -> tuple[Dim, ...]:
-    """Return the sizes of a result: known ones from its type (or ``static``), unknown ones from ``values`` in order."""
+    """Return the sizes of a result: the known ones of its type (or of ``static``), ``values`` for the others."""
     shape = state.session.parts(op.results[0].type)[1] if static is None else static
     rest = iter(values)
     what = f"a size of {op.name}"
@@ -126,7 +128,7 @@ def _import_empty(state: ImportState, op: Any) -> None:
 
 
 def _import_generate(state: ImportState, op: Any) -> None:
-    """Import ``tensor.generate``: the region on index tensors, or element by element if the result may be a shape."""
+    """Import ``tensor.generate``: its region on index tensors, or per element if the result may be a shape."""
     shape, block = _result_sizes(state, op, state.operands(op)), op.regions[0].blocks[0]
     dtype = state.dtype(op.results[0].type)
     if len(shape) == 1 and isinstance(shape[0], int) and kind_of(dtype) in "iu" and shape[0] <= SIZE_ELEMENTS:
@@ -180,9 +182,9 @@ def _import_expand_shape(state: ImportState, op: Any) -> None:
 
 
 def _static_and_dynamic_values(state: ImportState, op: Any, first: int, names: Sequence[str]) -> list[list[Value]]:
-    """Return lists of scalars for the attributes ``names``, whose dynamic entries are operands.
+    """Return the entries of each attribute in ``names`` as scalars; operands replace dynamic entries.
 
-    The operands are taken in order, from operand number ``first`` on.
+    The operands are used in order, from number ``first`` on.
     """
     rest = iter(state.operands(op)[first:])
     return [
@@ -191,7 +193,8 @@ def _static_and_dynamic_values(state: ImportState, op: Any, first: int, names: S
     ]
 
 
-def _slice_parts(state: ImportState, op: Any, first: int) -> tuple[list[Value], tuple[Dim, ...], tuple[Dim, ...]]:
+def _slice_operands(state: ImportState, op: Any, first: int) -> tuple[list[Value], tuple[Dim, ...], tuple[Dim, ...]]:
+    """Return offsets (scalars), sizes and strides (dims) of a slice op whose dynamic operands begin at ``first``."""
     offsets, sizes, strides = _static_and_dynamic_values(
         state, op, first, ("static_offsets", "static_sizes", "static_strides")
     )
@@ -199,8 +202,8 @@ def _slice_parts(state: ImportState, op: Any, first: int) -> tuple[list[Value], 
     return offsets, dims[0], dims[1]
 
 
-def _without_ones(state: ImportState, op: Any, sizes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return ``sizes`` without the sizes of 1 that the result type drops; if ambiguous, the first ones are dropped."""
+def _drop_unit_sizes(state: ImportState, op: Any, sizes: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Drop the sizes of 1 that the result type of a slice lacks; in case of ambiguity, the first ones."""
     shape = state.session.parts(op.results[0].type)[1]
     kept: list[Dim] = []
     for stated, size in zip(integer_tuple(op.attributes["static_sizes"]), sizes, strict=True):
@@ -212,8 +215,9 @@ def _without_ones(state: ImportState, op: Any, sizes: Sequence[Dim]) -> tuple[Di
 
 
 def _import_extract_slice(state: ImportState, op: Any) -> None:
+    """Import a strided slice: ``slice`` for known offsets, else ``dynamic_slice``."""
     x = state.value(op.operands[0])
-    offsets, sizes, strides = _slice_parts(state, op, 1)
+    offsets, sizes, strides = _slice_operands(state, op, 1)
     known = [state.known.get(v) for v in offsets]
     if all(k is not None and not dims_depend_on_values(state, k) for k in known):
         starts = [k[0] for k in known if k is not None]
@@ -224,17 +228,17 @@ def _import_extract_slice(state: ImportState, op: Any) -> None:
         taken = state.one("dynamic_slice", [x, *offsets], {"sizes": reach})
         if any(s != 1 for s in strides):
             taken = state.one("slice", [taken], {"start": (0,) * len(reach), "limit": reach, "stride": strides})
-    state.bind(op, [_reshaped_tensor(state, taken, _without_ones(state, op, sizes))])
+    state.bind(op, [_reshaped_tensor(state, taken, _drop_unit_sizes(state, op, sizes))])
 
 
 def _strided_reach(size: Dim, stride: Dim) -> Dim:
-    """Return the distance from the first to behind the last of ``size`` elements with stride ``stride``."""
+    """Return the distance from the first of ``size`` elements with this ``stride`` to the end of the last."""
     return 0 if isinstance(size, int) and size == 0 else (size - 1) * stride + 1
 
 
 def _import_insert_slice(state: ImportState, op: Any) -> None:
     source, x = state.operands(op)[:2]
-    offsets, sizes, strides = _slice_parts(state, op, 2)
+    offsets, sizes, strides = _slice_operands(state, op, 2)
     if any(s != 1 != n for n, s in zip(sizes, strides)):
         state.fail(f"{op.name} with strides {list(strides)} is not supported", "write stablehlo.scatter")
     state.bind(op, [state.one("dynamic_update_slice", [x, _reshaped_tensor(state, source, sizes), *offsets])])
@@ -248,6 +252,7 @@ def _import_insert(state: ImportState, op: Any) -> None:
 
 
 def _import_pad(state: ImportState, op: Any) -> None:
+    """Import a padding by one value; the value must not depend on the index."""
     block = op.regions[0].blocks[0]
     if any(list(argument.uses) for argument in block.arguments):
         state.fail("tensor.pad with a value that depends on the index is not supported", "write stablehlo.select")

@@ -10,12 +10,12 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.frontend.mlir import RawModel, fetch_whole, is_for_several
+from aotc.frontend.mlir import RawModel, fetch_whole, is_for_several_devices
 from aotc.vmfb.ranks.layout import mesh_of
 
 
 def function_on_mesh(model: object, mesh: object, in_shardings: object, out_shardings: object) -> Any:
-    """Return a function that is traced for ``mesh``.
+    """Return a function whose trace uses ``mesh`` and these shardings.
 
     Parameters
     ----------
@@ -24,8 +24,8 @@ def function_on_mesh(model: object, mesh: object, in_shardings: object, out_shar
     mesh : mapping of str to int, jax.sharding.Mesh or jax.sharding.AbstractMesh
         Axes with their sizes; no devices are needed.
     in_shardings, out_shardings : pytree of PartitionSpec or Sharding, or None
-        As in ``jax.jit``, also with specifications in place of shardings; None: those of the function itself, or of its
-        examples. Arguments that the function donates, or that are static, stay so.
+        As in ``jax.jit``; a specification may replace a sharding. None means the shardings of the function itself, or
+        of its examples. Donated and static arguments of the function remain so.
 
     Returns
     -------
@@ -35,7 +35,7 @@ def function_on_mesh(model: object, mesh: object, in_shardings: object, out_shar
     Raises
     ------
     CompileError
-        If ``mesh`` is none, or a specification does not fit it.
+        If ``mesh`` is not a mesh, or a specification does not fit it.
     """
     chosen = _mesh_of(mesh, in_shardings, out_shardings)
     if in_shardings is None and out_shardings is None:
@@ -77,7 +77,7 @@ def read_on_mesh(model: object, mesh: object, in_shardings: object, out_sharding
     if "ranks" in raw.metadata:
         what = f"mesh: the program is that of one rank already, on {mesh_of(raw.metadata['ranks']['mesh'])}"
         raise CompileError.at(Loc(raw.path), what, hint="the program as it was before, or no mesh")
-    if not is_for_several(raw):
+    if not is_for_several_devices(raw):
         hint = "aotc.compile(f, x, mesh=..., in_shardings=...), or jax.export of a function with shardings"
         raise CompileError.at(Loc(raw.path), "mesh: the program has no shardings, it is for one device", hint=hint)
     return replace(raw, metadata={**raw.metadata, "axes": axes}, digest=b"")
@@ -108,6 +108,7 @@ class _Traced:
 
 
 def _mesh_of(mesh: object, in_shardings: object, out_shardings: object) -> AbstractMesh:
+    """Convert the ``mesh`` argument of ``aotc.compile`` to JAX's form; without one, use the mesh of a sharding."""
     match mesh:
         case AbstractMesh():
             return mesh
@@ -129,7 +130,7 @@ def _is_size(number: object) -> bool:
 
 
 def _on_mesh(shardings: object, mesh: AbstractMesh, key: str) -> Any:
-    """Return a pytree of shardings in place of one of specifications."""
+    """Convert the partition specs in the pytree ``shardings`` to shardings on ``mesh``."""
 
     def named(spec: object) -> object:
         if not isinstance(spec, PartitionSpec):

@@ -1,4 +1,4 @@
-"""The whole program of a model for several devices, as a program for one device: what its ranks must agree with."""
+"""Rewrite a model for several devices as a program for one device, a reference for the results of its ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MANUAL_CALLS = ("SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
 def for_one_device(raw: RawModel) -> RawModel:
-    """Return a model without its shardings.
+    """Return a model for several devices as a model for one device, without shardings.
 
     Raises
     ------
@@ -36,6 +36,7 @@ def for_one_device(raw: RawModel) -> RawModel:
 
 
 def _remove_shardings(module: ir.Module, path: str) -> None:
+    """Remove meshes, sharding ops and sharding attributes from a module."""
     module.operation.attributes[_COUNT] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1)
     stack = [module.operation]
     while stack:
@@ -56,7 +57,7 @@ def _remove_shardings(module: ir.Module, path: str) -> None:
 
 
 def _called_name(op: ir.Operation) -> str:
-    """Return the name that a custom call calls; empty for other ops."""
+    """Return the target of a custom call, or an empty string for other ops."""
     return str(op.attributes["call_target_name"].value) if op.name == "stablehlo.custom_call" else ""
 
 

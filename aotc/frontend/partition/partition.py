@@ -1,7 +1,7 @@
-"""Turn a program for several devices into the program of one rank, the same for all.
+"""Partition a program for several devices into the program of one rank, which is the same for all ranks.
 
-XLA's own partitioner does it, which JAX runs too: in a child process, as the number of its devices is fixed when a
-process begins, and as what it refuses may end the process. Large programs take about a second.
+XLA's own partitioner, which JAX uses too, runs in a child process: a process cannot change its number of devices,
+and an invalid program may end the process. Large programs take about a second.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ Axes = Sequence[tuple[str, int]]
 
 
 def partitioned(module: ir.Module, path: str = "", axes: Axes = ()) -> tuple[bytes, dict[str, Any]]:
-    """Return the program of a rank as bytecode, and the layouts of its arguments and results.
+    """Partition a module; return the program of one rank as bytecode, and the layouts of its arguments and results.
 
     Parameters
     ----------
     module : ir.Module
-        A StableHLO module for several devices, with shardings of Shardy or of MHLO, or manual computations. It may be
-        changed.
+        A StableHLO module for several devices, with shardings of Shardy or of MHLO, or manual computations. The
+        function may modify it.
     path : str
         The model's file, for messages.
     axes : sequence of (str, int), optional
@@ -57,9 +57,9 @@ def partitioned(module: ir.Module, path: str = "", axes: Axes = ()) -> tuple[byt
     Returns
     -------
     bytes, dict
-        The module, whose public function keeps names and donation; and ``mesh``, ``arguments``, ``results``: plain data
-        as in :mod:`aotc.vmfb.ranks.layout`. An argument or result without a sharding gets the one that suits the
-        program, as in JAX.
+        The module, whose public function preserves names and donation; and ``mesh``, ``arguments``, ``results``: plain
+        data as in :mod:`aotc.vmfb.ranks.layout`. XLA chooses the sharding of an argument or result without one, as in
+        JAX.
 
     Raises
     ------
@@ -96,6 +96,7 @@ def _public_function(module: ir.Module, path: str) -> ir.OpView:
 
 
 def _check_partitionable(module: ir.Module, main: ir.OpView, path: str) -> None:
+    """Reject replicas, and arguments or values of unknown size: XLA's partitioner needs known sizes."""
     attributes = module.operation.attributes
     if (replicas := discardable_integer(attributes, _REPLICAS, 1, Loc(path))) > 1:
         message = f"the program is for {replicas} replicas of its devices"
@@ -117,10 +118,10 @@ def _check_partitionable(module: ir.Module, main: ir.OpView, path: str) -> None:
 
 
 def names_several_devices(module: ir.Module, devices: int) -> bool:
-    """Return True if a program is for several devices; the number that JAX knows is written to the module.
+    """Return True if a program is for several devices, and store their number in the module.
 
-    JAX states one device for a function over a mesh without devices, if none of its arguments has a sharding; so the
-    mesh counts for programs for which JAX has stated ``devices`` (0: it has not), and for manual computations.
+    JAX states one device for a function over a mesh without devices if none of its arguments has a sharding. So the
+    mesh decides for programs for which JAX has stated ``devices`` (0: not stated), and for manual computations.
     """
     if devices > _partition_count(module):
         _set_partitions(module, devices)
@@ -140,7 +141,7 @@ def _set_partitions(module: ir.Module, count: int) -> None:
 
 
 def _named_meshes(module: ir.Module) -> list[Mesh]:
-    """Return the meshes that a program names."""
+    """Return the meshes that a program defines."""
     found = []
     for op in module.body.operations:
         if op.operation.name == "sdy.mesh":
@@ -152,7 +153,7 @@ def _named_meshes(module: ir.Module) -> list[Mesh]:
 
 
 def _mesh_of(module: ir.Module) -> Mesh:
-    """Return the mesh that the program names; for a program that names none, one of the factors of its devices."""
+    """Return the mesh that a program defines, or else a mesh of the prime factors of its number of devices."""
     meshes = [mesh for mesh in _named_meshes(module) if mesh.axes]
     count = _partition_count(module)
     count = count if count > 1 else max((mesh.size for mesh in meshes), default=1)
@@ -196,7 +197,7 @@ def _mesh_as_option(mesh: Mesh) -> str:
 
 
 def _argument_and_result_types(main: ir.OpView) -> tuple[tuple[str, Sequence[Any]], tuple[str, Sequence[Any]]]:
-    """Return the types of the arguments, and those of the results, each with the attribute that describes them."""
+    """Return the types of arguments and of results, each with the name of the attribute that describes them."""
     kind = main.operation.attributes["function_type"].value
     return ("arg_attrs", kind.inputs), ("res_attrs", kind.results)
 
@@ -204,10 +205,10 @@ def _argument_and_result_types(main: ir.OpView) -> tuple[tuple[str, Sequence[Any
 def _run_xla_partitioner(
     module: ir.Module, main: ir.OpView, mesh: Mesh, path: str
 ) -> tuple[list[list[Layout | None]], bytes]:
-    """Run XLA's partitioner; return the layouts of arguments and results, and the program of a rank.
+    """Run XLA's partitioner; return the layouts of arguments and of results, and the program of a rank.
 
-    A layout is None if the array is not cut evenly by whole axes. XLA may choose the cuts of arguments and results
-    without a sharding.
+    A layout is None if XLA does not cut the array evenly by whole mesh axes. XLA may choose the cuts of arguments and
+    results without a sharding.
     """
     ends = _argument_and_result_types(main)
     attributes = [attribute_dictionaries(main, kind, len(types)) for kind, types in ends]
@@ -231,7 +232,7 @@ def _is_evenly_cut(mesh: Mesh, layout: Layout, kind: ir.RankedTensorType) -> boo
 
 
 def _make_uneven_whole(main: ir.OpView, mesh: Mesh, layouts: Sequence[Sequence[Layout | None]]) -> bool:
-    """Let arguments and results that XLA would cut unevenly be whole on each rank; return whether there are any."""
+    """Replicate arguments and results that XLA would cut unevenly; return True if there are any."""
     changed = False
     for (kind, types), row in zip(_argument_and_result_types(main), layouts, strict=True):
         rows = attribute_dictionaries(main, kind, len(types))
@@ -248,7 +249,7 @@ def _uses_shardy(module: ir.Module) -> bool:
 
 
 def _whole_array_sharding(type_: ir.RankedTensorType, mesh: Mesh) -> dict[str, ir.Attribute]:
-    """Return the sharding of an array that is whole on each device, of Shardy and of MHLO."""
+    """Return the attributes, of Shardy and of MHLO, that replicate an array on each device."""
     dims = ", ".join(["{}"] * type_.rank)
     axes = ", ".join(f'"{name}"={size}' for name, size in mesh.axes)
     return {
@@ -261,7 +262,7 @@ def _first_line(text: str) -> str:
 
 
 def _ask_partition_child(request: Mapping[str, Any], code: bytes, path: str) -> tuple[dict[str, Any], bytes]:
-    """Return the child's reply to a request.
+    """Send a request to the child process and return its reply: fields and data.
 
     The folder of XLA's files is removed here, after the child has ended: its compiler still writes files there when the
     reply is ready.
@@ -296,7 +297,7 @@ def _exit_status_text(status: int) -> str:
 
 
 def _fatal_message(messages: IO[bytes]) -> str:
-    """Return XLA's message for a fatal check, the first line of such, to append to a message of ours."""
+    """Return the first line of XLA's fatal check, as a suffix for an error message; empty if there is none."""
     messages.seek(0)
     for line in messages.read().decode(errors="replace").splitlines():
         if match := _FATAL.match(line):
@@ -305,7 +306,7 @@ def _fatal_message(messages: IO[bytes]) -> str:
 
 
 def _finished_rank_program(module: ir.Module, main: ir.OpView, local: bytes) -> bytes:
-    """Return the program of a rank with the names and donation of the program for all devices."""
+    """Add the argument names and donation of the whole program to the program of a rank."""
     found = ir.Module.parse(local)
     target = _public_function(found, "").operation
     source = main.operation

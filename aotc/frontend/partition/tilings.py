@@ -1,4 +1,4 @@
-"""Find the axes of a mesh by which XLA has cut an array."""
+"""Find the mesh axes by which XLA has partitioned an array."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aotc.vmfb.ranks.layout import Layout, Mesh
 
 
 def mesh_of_factors(count: int) -> Mesh:
-    """Return a mesh of ``count`` ranks with an axis for each prime factor, for a program that names no mesh."""
+    """Return a mesh of ``count`` ranks with an axis for each prime factor of ``count``."""
     factors, rest, divisor = [], count, 2
     while rest > 1:
         while rest % divisor == 0:
@@ -23,14 +23,15 @@ def mesh_of_factors(count: int) -> Mesh:
 
 
 def layout_of_tiling(mesh: Mesh, tiling: Mapping[str, Any], rank: int) -> Layout | None:
-    """Return the axes that cut each dim of an array of ``rank`` dims; None if they are not whole axes of the mesh.
+    """Return the mesh axes that partition each dim of an array; None if XLA's parts are not whole axes.
 
     Parameters
     ----------
     mesh : Mesh
+        The ranks and their axes.
     tiling : mapping
-        ``parts`` of each dim, and ``devices`` in the order of the parts, those of one part one after another; empty for
-        an array that is not cut.
+        ``parts``: number of parts of each dim; ``devices``: device numbers in the order of the parts, replicas of a
+        part one after another. An empty mapping means an array that is whole.
     rank : int
         Number of dims of the array.
     """
@@ -54,7 +55,7 @@ def layout_of_tiling(mesh: Mesh, tiling: Mapping[str, Any], rank: int) -> Layout
 
 
 def _axes_of_dim(mesh: Mesh, at: Mapping[str, Any], count: int, wanted: np.ndarray) -> tuple[str, ...] | None:
-    """Return the axes, the slowest first, whose positions together number the parts of a dim.
+    """Return the axes that number the parts of a dim, the slowest first; None if there are none.
 
     The step of an axis is the number of the part one place further along it.
     """

@@ -47,7 +47,7 @@ def serve() -> None:
 
 
 def _partition_by_xla(request: Mapping[str, Any], code: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return the shardings of arguments and results, and the program of a rank as StableHLO bytecode."""
+    """Partition a program; return the shardings of arguments and results, and a rank's StableHLO bytecode."""
     proto = _hlo_module_of(_dumped_hlo_file(request, code, Path(request["folder"])))
     module = _hlo.HloModule.from_serialized_hlo_module_proto(proto)
     results = module.spmd_output_sharding
@@ -63,7 +63,7 @@ def _partition_by_xla(request: Mapping[str, Any], code: bytes) -> tuple[dict[str
 
 
 def _dumped_hlo_file(request: Mapping[str, Any], code: bytes, folder: Path) -> bytes:
-    """Return the file that XLA writes after partitioning: an HloProto."""
+    """Compile a program until XLA has dumped the partitioned module, and return that file: an HloProto."""
     count = request["devices"]
     client = xla_client.make_cpu_client(num_devices=count)
     options = xla_client.CompileOptions()
@@ -97,7 +97,7 @@ def _dumped_hlo_file(request: Mapping[str, Any], code: bytes, folder: Path) -> b
 
 
 def _whole_file(path: Path) -> bytes:
-    """Return a file that XLA is writing, when it is a whole HloProto."""
+    """Wait until a file that XLA is writing is a complete HloProto, and return its bytes."""
     while True:
         data = path.read_bytes()
         try:
@@ -109,7 +109,7 @@ def _whole_file(path: Path) -> bytes:
 
 
 def _fields_end(data: bytes) -> int:
-    """Return the position after the last field of a message of Protocol Buffers.
+    """Return the position after the last field of a serialized Protocol Buffers message.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def _fields_end(data: bytes) -> int:
 
 
 def _hlo_module_of(data: bytes) -> bytes:
-    """Return field 1 of an HloProto, the HloModuleProto."""
+    """Return the HloModuleProto of an HloProto, which is its field 1."""
     at = 0
     while at < len(data):
         tag, begin, size = _protobuf_field(data, at)
@@ -137,7 +137,7 @@ def _hlo_module_of(data: bytes) -> bytes:
 
 
 def _protobuf_field(data: bytes, at: int) -> tuple[int, int, int]:
-    """Return tag, first byte and bytes of the field at ``at``, of the kinds that an HloProto has."""
+    """Return tag, first byte and number of bytes of the field at position ``at``."""
     tag, begin = _protobuf_varint(data, at)
     if tag & 7 == 2:
         size, begin = _protobuf_varint(data, begin)
@@ -148,6 +148,7 @@ def _protobuf_field(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _protobuf_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the variable-length integer at position ``at`` and the position after it."""
     number = shift = 0
     while True:
         number |= (data[at] & 127) << shift
@@ -158,9 +159,9 @@ def _protobuf_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _tiling_of_sharding(sharding: xla_client.HloSharding) -> dict[str, Any]:
-    """Return the parts of each dim of an array, and the devices in the order of the parts; {} for a whole array.
+    """Return ``parts`` of each dim, and ``devices`` in the order of the parts; an empty dict for a whole array.
 
-    The devices of the last parts are repeated: an array of fewer parts than devices is there several times.
+    An array with fewer parts than devices is replicated: the devices of a part follow each other.
     """
     if not sharding.is_tiled():
         if sharding.is_replicated() or sharding.is_maximal():

@@ -14,7 +14,7 @@ from typing import Any
 
 from aotc.frontend.mlir_types import leaf_types
 from aotc.frontend.quantized.math import dequantize, quantize
-from aotc.frontend.quantized.products import bind_product, is_of_integers, uint8_operand_as_int8
+from aotc.frontend.quantized.products import bind_integer_matmul, is_int8_matmul, uint8_operand_as_int8
 from aotc.frontend.quantized.types import quantization_of
 from aotc.frontend.session import Importer, ImportState, Leaves
 
@@ -35,12 +35,12 @@ _OPAQUE = frozenset({"stablehlo.custom_call", "stablehlo.infeed", "stablehlo.out
 
 
 def is_quantized(op: Any) -> bool:
-    """Does ``op`` have a quantized operand or result?"""
+    """Return True if ``op`` has a quantized operand or result."""
     return any(quantization_of(leaf) for v in (*op.operands, *op.results) for leaf in leaf_types(v.type))
 
 
 def import_quantized(importer: Importer, state: ImportState, op: Any) -> None:
-    """Import ``op`` with ``importer``, which does not support quantization."""
+    """Import ``op`` on quantized tensors by ``importer``, which does not support quantization."""
     match op.name:
         case name if name in _OPAQUE:
             state.fail(
@@ -49,7 +49,7 @@ def import_quantized(importer: Importer, state: ImportState, op: Any) -> None:
             )
         case name if name in _CARRIES or (name in _MOVES and _moves_integers(op)):
             importer(state, op)
-        case _ if is_of_integers(op) and _import_integer_matmul(importer, state, op):
+        case _ if is_int8_matmul(op) and _import_integer_matmul(importer, state, op):
             pass
         case _ if len(op.regions):
             _check_regions(state, op)
@@ -59,7 +59,7 @@ def import_quantized(importer: Importer, state: ImportState, op: Any) -> None:
 
 
 def _import_integer_matmul(importer: Importer, state: ImportState, op: Any) -> bool:
-    """Import a matmul on integers and return True if that is possible, else False."""
+    """Import a quantized matmul on integers; return False, with nothing bound, if that is impossible."""
     given = {v: state.values[v] for v in list(op.operands)[:2]}
     narrow = {v: (uint8_operand_as_int8(state, state.value(v), q),) for v in given if (q := quantization_of(v.type))}
     state.values.update(narrow)
@@ -68,7 +68,7 @@ def _import_integer_matmul(importer: Importer, state: ImportState, op: Any) -> b
             importer(state, op)
     finally:
         state.values.update(given)
-    return bind_product(state, op)
+    return bind_integer_matmul(state, op)
 
 
 def _import_quantize_or_convert(state: ImportState, op: Any) -> None:
@@ -86,7 +86,7 @@ def _moves_integers(op: Any) -> bool:
 
 
 def _check_regions(state: ImportState, op: Any) -> None:
-    """Reject regions whose parameters have another quantization: the integers are passed to them unchanged."""
+    """Reject regions whose parameters have another quantization than the operands: these are not converted."""
     quantizations = [q for v in (*op.operands, *op.results) if (q := quantization_of(v.type))]
     inner = [a for r in op.regions for block in r.blocks for a in block.arguments]
     quantizations += [q for a in inner if (q := quantization_of(a.type))]
@@ -118,7 +118,7 @@ def _import_on_floats(importer: Importer, state: ImportState, op: Any) -> None:
 
 @contextmanager
 def quantized_as(state: ImportState, what: str) -> Iterator[None]:
-    """Return a context in which quantized types are read as ``what``.
+    """Read quantized types as ``what`` within the ``with`` block.
 
     ``what`` is ``"storage"`` (their integers), ``"expressed"`` (their float type), or a dtype.
     """

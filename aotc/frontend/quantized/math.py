@@ -11,7 +11,7 @@ from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 
 def dequantize(state: ImportState, v: Value, q: Quantization) -> Value:
-    """Return the numbers ``(v - zero) * scale`` of integers ``v``."""
+    """Return the floats ``(v - zero) * scale`` of the integers ``v``."""
     x = v
     if any(q.zeros):
         work = _working_type(q)
@@ -41,7 +41,7 @@ def _working_type(q: Quantization) -> str:
 
 
 def broadcast_along_axis(state: ImportState, values: tuple, dtype: str, like: Value, q: Quantization) -> Value:
-    """Broadcast ``values``, one number or one for each index along the axis, to the shape of ``like``."""
+    """Broadcast ``values`` to the shape of ``like``: a single number, or one number per index of the axis."""
     t = TensorType(dtype, like.type.shape)
     if q.axis is None or len(set(values)) == 1:
         return state.constant(np.array(values[0]).astype(to_numpy(dtype)), t)

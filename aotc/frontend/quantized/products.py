@@ -28,8 +28,8 @@ _FIT_I8 = ("i2", "i4", "i8", "u2", "u4")
 U8_SHIFT = 128
 
 
-def is_of_integers(op: Any) -> bool:
-    """Is ``op`` a matmul of integers of up to 8 bits whose left operand has one scale?"""
+def is_int8_matmul(op: Any) -> bool:
+    """Return True if ``op`` is a matmul of integers of up to 8 bits whose left operand has a single scale."""
     if op.name not in PRODUCTS:
         return False
     lhs, rhs = (quantization_of(v.type) for v in list(op.operands)[:2])
@@ -39,7 +39,7 @@ def is_of_integers(op: Any) -> bool:
 
 
 def uint8_operand_as_int8(state: ImportState, v: Value, q: Quantization) -> Value:
-    """Return the integers as i8; u8 integers and their zero point are reduced by ``U8_SHIFT``."""
+    """Return the integers ``v`` as i8; u8 integers are reduced by ``U8_SHIFT``, as their zero point is."""
     if q.storage == "u8":
         flipped = state.one("xor", [v, state.constant(np.uint8(U8_SHIFT), v.type)])
         return state.one("bitcast", [flipped], {}, [TensorType("i8", v.type.shape)])
@@ -51,8 +51,8 @@ def uint8_operand_as_int8(state: ImportState, v: Value, q: Quantization) -> Valu
 I32_TERMS = 1 << 16
 
 
-def bind_product(state: ImportState, op: Any) -> bool:
-    """Bind the result of ``op``, computed from the integer matmul that was just emitted: its corrected, scaled sums.
+def bind_integer_matmul(state: ImportState, op: Any) -> bool:
+    """Bind the result of ``op``: the sums of the integer matmul that was just emitted, corrected and scaled.
 
     Return False, without a binding, if the sums may not fit i32, or if the right operand's scales vary along a
     contracted dim.
@@ -71,7 +71,7 @@ def bind_product(state: ImportState, op: Any) -> bool:
     result = quantization_of(op.results[0].type)
     scales = np.array(rhs.scales) * lhs.scales[0]
     axis = None if rhs.axis is None else places[rhs.axis]
-    if result is not None and _are_sums_the_result(result, scales, axis):
+    if result is not None and _is_rescaling_unnecessary(result, scales, axis):
         state.bind(op, [total])
         return True
     real = state.one("mul", [state.convert(total, "f32"), _scales_as_row(state, scales, axis, total.type)])
@@ -81,7 +81,7 @@ def bind_product(state: ImportState, op: Any) -> bool:
 
 
 def _result_dims_of_right_operand(plain: Op) -> dict[int, int]:
-    """Return, for each dim of the right operand that is not contracted, its number in the result."""
+    """Map each dim of the right operand that is not contracted to its dim in the result."""
     a, rank = plain.attrs, plain.result.type.rank
     if plain.name == "convolution":
         return {a["kernel_output"]: a["output_feature"]}
@@ -107,7 +107,7 @@ def _zero_point_sums(state: ImportState, plain: Op, zero: int, places: Mapping[i
 
 
 def _pad_with_zero_point(state: ImportState, lhs: Value, attrs: dict[str, Any], zero: int) -> Value:
-    """Return ``lhs`` padded and dilated with ``zero`` as ``attrs`` say, and remove these attributes."""
+    """Pad and dilate ``lhs`` with ``zero`` by the attributes ``attrs``, and remove these attributes."""
     low, high, interior = ([0] * lhs.type.rank for _ in range(3))
     for d, (before, after), dilation in zip(attrs["input_spatial"], attrs["padding"], attrs["lhs_dilation"]):
         low[d], high[d], interior[d] = before, after, dilation - 1
@@ -120,8 +120,8 @@ def _pad_with_zero_point(state: ImportState, lhs: Value, attrs: dict[str, Any], 
     return state.one("pad", [lhs, value], widths)
 
 
-def _are_sums_the_result(result: Quantization, scales: np.ndarray, axis: int | None) -> bool:
-    """Are the sums the result, without another scaling and rounding?"""
+def _is_rescaling_unnecessary(result: Quantization, scales: np.ndarray, axis: int | None) -> bool:
+    """Return True if the integer sums are the quantized result without scaling and rounding."""
     if result.storage != "i32" or any(result.zeros) or (result.low, result.high) != (-(1 << 31), (1 << 31) - 1):
         return False
     same = len(result.scales) == len(scales) and result.axis == axis

@@ -34,7 +34,7 @@ class Quantization:
     zeros: tuple[int, ...]
 
     def same_numbers(self, other: Quantization) -> bool:
-        """Do equal integers represent equal numbers in both types? The position of the axis does not matter."""
+        """Return True if equal integers represent equal numbers in both types, whatever their axis."""
         return _without_axis(self) == _without_axis(other)
 
 

@@ -12,7 +12,7 @@ from aotc.lowering.placement.devices import named_devices
 from aotc.lowering.plans.linalg.gpu_jacobi import fits_jacobi_block
 from aotc.lowering.plans.thresholds import BLOCK_FACTOR
 from aotc.options import DEVICE, HOST, Options
-from aotc.targets import MIX, Mix, Target, host_of
+from aotc.targets import MIX, Mix, Target, host_target_of_gpu
 from aotc.vmfb.ranks.layout import RANK_CALL
 
 
@@ -88,7 +88,7 @@ def imply_host(
         return module, target, options
     if not any(host_only(op) for f in module.functions.values() for op in walk(f.body)):
         return module, target, options
-    host = host_of(targets, options.host_target)
+    host = host_target_of_gpu(targets, options.host_target)
     functions = {n: _function_on_device(f) if f.public else f for n, f in module.functions.items()}
     mix = Mix(target.name, MIX, "", devices=(("", target), (DEVICE, target), (HOST, host)))
     return module.with_functions(functions), mix, replace(options, devices={DEVICE: target.name, HOST: host.name})

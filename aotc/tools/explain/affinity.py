@@ -10,8 +10,8 @@ from typing import Any
 
 from aotc.diagnostics import size_text
 from aotc.display.document import Column, Document, Line, table
-from aotc.display.places import short_place, targets_text
-from aotc.display.shown import Shown
+from aotc.display.places import short_location_text, targets_text
+from aotc.display.shown import DisplayedResult
 from aotc.display.units import count_text
 from aotc.guard import guard
 from aotc.ir.opset import CONTROL_FLOW, SOURCES
@@ -45,7 +45,7 @@ class AffinityRow:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class AffinityReport(Shown):
+class AffinityReport(DisplayedResult):
     """The placement of a model.
 
     Attributes
@@ -76,9 +76,10 @@ class AffinityReport(Shown):
         several = len({r.function for r in self.rows}) > 1
         columns = [Column("function"), Column("device"), Column("candidates", priority=2), Column("what"),
                    Column("why"), Column("from", priority=1)]  # fmt: skip
+        places = [short_location_text(r.loc) for r in self.rows]
         rows = [
-            (r.function if several else "", r.device, ", ".join(r.candidates), r.name, r.reason, short_place(r.loc))
-            for r in self.rows
+            (r.function if several else "", r.device, ", ".join(r.candidates), r.name, r.reason, place)
+            for r, place in zip(self.rows, places)
         ]
         summary = f"{count_text(len(self.transfers), 'transfer')}{targets_text(self.targets)}"
         return Document("", (table(columns, rows), Line(summary)))

@@ -13,8 +13,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 from aotc.display.document import Block, Column, Document, Line, table
-from aotc.display.places import short_place
-from aotc.display.shown import Shown
+from aotc.display.places import short_location_text
+from aotc.display.shown import DisplayedResult
 from aotc.display.units import count_text, size_text, time_text
 from aotc.ir.dims.algebra import static
 from aotc.ir.loop.ir import COLLECTIVE_CALL, Buffer, ExternalCall, Kernel, walk
@@ -123,7 +123,7 @@ class CollectiveSum:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class CollectivesReport(Shown):
+class CollectivesReport(DisplayedResult):
     """The collectives of a call in their order.
 
     Attributes
@@ -167,7 +167,7 @@ class CollectivesReport(Shown):
             ]  # fmt: skip
             rows = [
                 (str(r.number), r.op, ", ".join(r.types), r.axes, size_text(r.sent), f"{'~' * r.guessed}{r.runs:,}",
-                 time_text(r.seconds), r.within, short_place(r.loc), r.scope)
+                 time_text(r.seconds), r.within, short_location_text(r.loc), r.scope)
                 for r in self.rows
             ]  # fmt: skip
             own = [Column("axes"), Column("runs", True), Column("sends", True), Column(self.link.name, True)]

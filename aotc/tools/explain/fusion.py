@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotc.display.document import Block, Column, Document, Line, table
-from aotc.display.places import first_place, targets_text
-from aotc.display.shown import Shown
+from aotc.display.places import first_location_text, targets_text
+from aotc.display.shown import DisplayedResult
 from aotc.display.units import count_text
 from aotc.guard import guard
 from aotc.ir.dims.algebra import Dim, product
@@ -107,7 +107,7 @@ class FusionRow:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class FusionReport(Shown):
+class FusionReport(DisplayedResult):
     """The regions of a model for one target, or a mix of several.
 
     ``devices`` maps devices to targets; ``rows`` has the decisions about long rows.
@@ -128,7 +128,7 @@ class FusionReport(Shown):
         ]  # fmt: skip
         table_rows = [
             (r.name, r.device, r.kind, r.bytes_in, r.bytes_out, r.work, _memory_text(r.memory) or "none",
-             f"{r.occupancy} %, {r.threads} threads" if r.threads else "", first_place(r.lines))
+             f"{r.occupancy} %, {r.threads} threads" if r.threads else "", first_location_text(r.lines))
             for r in self.regions
         ]  # fmt: skip
         blocks: list[Block] = [table(columns, table_rows)]
@@ -137,11 +137,11 @@ class FusionReport(Shown):
             blocks += [Line(f"plan: {region.plan}", 2)] if region.plan else []
             for n in region.neighbours:
                 verdict = "took" if n.taken else "refused"
-                blocks.append(Line(f"{verdict} {', '.join(n.ops)} ({first_place(n.lines)}): {n.reason}", 2))
+                blocks.append(Line(f"{verdict} {', '.join(n.ops)} ({first_location_text(n.lines)}): {n.reason}", 2))
             blocks.append(Line(""))
         for row in self.rows:
             form = "read once, in parts" if row.taken else "not read in parts"
-            blocks += [Line(f"rows of {first_place(row.lines)}, {form}: {row.reason}"), Line("")]
+            blocks += [Line(f"rows of {first_location_text(row.lines)}, {form}: {row.reason}"), Line("")]
         regions = count_text(len(self.regions), "region")
         summary = f"{regions} for {self.target}{targets_text(self.devices)}; equal regions share a kernel"
         return Document("", (*blocks, Line(summary)))

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aotc.display.document import Block, Column, Document, Line, table
-from aotc.display.places import short_place, targets_text
-from aotc.display.shown import Shown
+from aotc.display.places import short_location_text, targets_text
+from aotc.display.shown import DisplayedResult
 from aotc.display.units import count_text, size_text
 from aotc.tools.drawing import Drawing
 from aotc.tools.explain.communicators import CommunicatorMemory, communicator_blocks, communicators_of
@@ -19,7 +19,7 @@ HEIGHT = 600  # pixels: height of the arena in a drawing
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MemoryReport(Shown):
+class MemoryReport(DisplayedResult):
     """The memory of a call.
 
     Attributes
@@ -72,7 +72,7 @@ class MemoryReport(Shown):
         ]  # fmt: skip
         rows = [
             (f"{r.first}-{r.last}{' *' * (r.first <= self.at <= r.last)}", r.space if several else "", f"{r.offset:,}",
-             size_text(r.bytes), r.type, r.producer, ", ".join(r.read_by), short_place(r.loc))
+             size_text(r.bytes), r.type, r.producer, ", ".join(r.read_by), short_location_text(r.loc))
             for r in self.rows
         ]  # fmt: skip
         what = f"{count_text(len(rows), 'value')} in {self.steps} steps of @{self.function} for {self.target}"

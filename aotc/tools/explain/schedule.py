@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aotc.display.document import Column, Document, Line, table
-from aotc.display.places import short_place, targets_text
-from aotc.display.shown import Shown
+from aotc.display.places import short_location_text, targets_text
+from aotc.display.shown import DisplayedResult
 from aotc.display.units import count_text, size_text, time_text
 from aotc.ir.loop.ir import Kernel
 from aotc.ir.loop.parser import parse_kernel
@@ -94,7 +94,7 @@ _WORKERS = {("cpu",): "on one core", ("cuda",): "on GPUs", ("cpu", "cuda"): "on 
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ScheduleReport(Shown):
+class ScheduleReport(DisplayedResult):
     """The commands of a call in order; commands in loops are listed once, with ``runs``.
 
     Attributes
@@ -137,7 +137,7 @@ class ScheduleReport(Shown):
              r.device if several else "", r.kernel, _nanoseconds_text(r.predicted),
              f"{'~' * r.scaled}{_nanoseconds_text(r.measured)}",
              r.bound, size_text(r.bytes), "serial" if r.serial else f"{r.items} by {r.claim}", _after_text(r),
-             short_place(r.loc))
+             short_location_text(r.loc))
             for r in self.rows
         ]  # fmt: skip
         what = f"{count_text(len(rows), 'command')} of @{self.function} for {self.target}"

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from aotc.display.document import Block, Column, Document, Line, table
-from aotc.display.places import short_place
-from aotc.display.shown import Shown
+from aotc.display.places import short_location_text
+from aotc.display.shown import DisplayedResult
 from aotc.display.units import count_text, size_text, time_text
 from aotc.frontend.importer import import_raw
 from aotc.ir.tensor.ir import walk
@@ -92,7 +92,7 @@ class DiffKernel:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class BundleDiff(Shown):
+class BundleDiff(DisplayedResult):
     """The differences of two bundles; ``facts`` has only what differs, ``weights`` and ``kernels`` have all rows.
 
     ``assumed`` has the sizes of the first bundle that were not given, as text; figures of both bundles are for them.
@@ -138,7 +138,7 @@ class BundleDiff(Shown):
             blocks.append(table(
                 [Column("kernel"), Column("is"), *right, Column("from", priority=1)],
                 [(k.kernel, k.state, *(time_text(ns / 1e9) if ns else "" for ns in (k.first, k.second)),
-                  _figure_ratio(k.first, k.second), short_place(k.loc)) for k in changed],
+                  _figure_ratio(k.first, k.second), short_location_text(k.loc)) for k in changed],
             ))  # fmt: skip
         same = len(self.kernels) - len(changed)
         blocks.append(Line(f"{count_text(same, 'kernel')} the same, {len(changed)} not"))

@@ -106,7 +106,7 @@ def test_a_damaged_bundle_is_compiled_again(folder, monkeypatch):
     (path,) = (folder / "bundles").iterdir()
     path.write_bytes(path.read_bytes()[:-9])
     assert aotc.compile(MODEL) == first
-    assert bundle_cache.read(path.name) == first
+    assert bundle_cache.read_cached_bundle(path.name) == first
 
 
 # ---------------------------------------------------------------- strangers
@@ -186,7 +186,7 @@ def test_kernels_and_bundles_share_one_limit(folder, monkeypatch):
     part = bytes(300 << 10)
     names = [f"{n:02x}" * 32 for n in range(4)]
     for n, key in enumerate(names):
-        (bundle_cache.write if n % 2 else cache.write_cached_object)(key, part)
+        (bundle_cache.write_cached_bundle if n % 2 else cache.write_cached_object)(key, part)
         for m, path in enumerate(sorted(entries(folder), key=lambda p: p.name)):
             os.utime(path, (1000 + m, 1000 + m))
         assert cache.read_cached_object(names[0]) == part  # the oldest is in use

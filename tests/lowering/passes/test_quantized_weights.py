@@ -14,7 +14,7 @@ from aotc.frontend.importer import import_model
 from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.ir import walk
 from aotc.lowering.lower import lower
-from aotc.options import Options, quantization
+from aotc.options import Options, weight_quantization
 from aotc.pipeline import run_passes
 from aotc.recompile import upgrade
 from aotc.targets import resolve_targets
@@ -28,7 +28,7 @@ MOST = {"f32": 2e-6, "bf16": 8e-3, "f16": 1e-3}
 
 def rounded(w, way):
     """Return what weights (..., K, N) become, run by run, as f64."""
-    bits, terms = quantization(Options(quantize_weights=way))
+    bits, terms = weight_quantization(Options(quantize_weights=way))
     w = np.asarray(w).astype(np.float32)
     most, found = 2 ** (bits - 1) - 1, np.zeros(w.shape)
     for first in range(0, w.shape[-2], terms or w.shape[-2]):
