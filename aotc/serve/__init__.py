@@ -1,1 +1,1 @@
-"""Inference server (Open Inference Protocol). Needs ``aotc[serve]``; of aotc it imports the runtime only."""
+"""Inference server (Open Inference Protocol). Needs ``aotc[serve]``; imports the runtime of aotc, not the compiler."""

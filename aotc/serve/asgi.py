@@ -64,7 +64,7 @@ class AsgiApp:
         await self._app(scope, receive, send)
 
     async def _started(self) -> None:
-        """Load the models, unless this has been done."""
+        """Load the models unless they are loaded or another request loads them."""
         loop = asyncio.get_running_loop()
         if self._starting is None or self._loop is not loop:  # another loop: of a test client, say
             self._loop, self._starting = loop, asyncio.create_task(self._start())
@@ -81,10 +81,11 @@ class AsgiApp:
         self._app = make_app(self._engine)
         repository = self._engine.repository
         await repository.refresh()
-        repository.check_there()
+        repository.check_bundle_loaded()
         self._watching = asyncio.create_task(repository.watch())
 
     async def _live(self, receive: Receive, send: Send) -> None:
+        """Handle the lifespan events of ASGI: load the models at start-up, stop background tasks at shutdown."""
         await receive()
         try:
             await self._started()

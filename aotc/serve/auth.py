@@ -13,7 +13,7 @@ OPEN = (*HEALTH_PATHS, "/")  # the page itself contains no data: its requests ne
 
 
 class AccessCheck:
-    """Check whether a request is allowed."""
+    """Access check of requests by bearer token, or by host name without a token."""
 
     def __init__(self, settings: Settings) -> None:
         self._token = f"Bearer {settings.token}".encode() if settings.token else b""
@@ -25,7 +25,7 @@ class AccessCheck:
         Raises
         ------
         RequestFault
-            If the token is missing or wrong; without a configured token, if the host name is not this machine's: a
+            If the token is missing or wrong. Without a configured token, if the host name is not this machine's: a
             foreign web page may have pointed its own name to this address.
         """
         if self._token:

@@ -1,5 +1,4 @@
-"""Long-running work outside of the event loop, on daemon threads: the process does not wait for these threads at exit.
-"""
+"""Run long work outside of the event loop, on daemon threads: the process does not wait for these threads at exit."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ Result = TypeVar("Result")
 
 
 async def join_in_background(parts: Sequence[Buffer]) -> bytes:
-    """Join buffers to one bytes object; large ones on another thread, with the GIL released.
+    """Join buffers to one bytes object; large buffers on another thread, with the GIL released.
 
     Most of the time is spent on new memory, not on the copy, because the kernel clears each page at the first access.
     ``bytes.join`` releases the GIL only if all its parts are ``bytes``, so other buffers are first copied in small

@@ -25,7 +25,7 @@ SYMBOL = re.compile(r"[A-Za-z_]\w*\Z")
 Observe = Callable[[int, float], object]
 
 
-class _Member:
+class _BatchMember:
     """A request in a batch, with its rows and the future of its results."""
 
     __slots__ = ("arrays", "begun", "future", "rows")
@@ -44,12 +44,12 @@ class _Batch:
 
     def __init__(self, key: tuple[tuple[int, ...], ...]) -> None:
         self.key, self.rows, self.due = key, 0, False
-        self.members: list[_Member] = []
+        self.members: list[_BatchMember] = []
         self.task: asyncio.Task[None] | None = None
 
 
 class Batcher:
-    """Collects the requests of one function into batches.
+    """Dynamic batcher of one function: collects requests and runs them as one call.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Batcher:
         self._running = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def takes(self, arrays: Sequence[np.ndarray]) -> bool:
+    def can_batch(self, arrays: Sequence[np.ndarray]) -> bool:
         """Return True if a request can be batched: all arrays have the same number of rows, from 1 to the maximum."""
         rows = arrays[0].shape[0]
         return 0 < rows < self.most and all(a.shape[0] == rows for a in arrays)
@@ -90,26 +90,26 @@ class Batcher:
         ``begun`` is called when the batch starts. A batch whose requests are all cancelled is cancelled too.
         """
         loop = asyncio.get_running_loop()
-        member = _Member(arrays, loop.create_future(), begun)
+        member = _BatchMember(arrays, loop.create_future(), begun)
         key = tuple([a.shape[1:] for a in arrays])
         batch = self._open.get(key)
         if batch is not None and batch.rows + member.rows > self.most:
-            self._begin(batch)
+            self._start_batch(batch)
             batch = None
         if batch is None:
             batch = self._open[key] = _Batch(key)
-            loop.call_later(self._delay, self._ripen, batch)
+            loop.call_later(self._delay, self._start_after_delay, batch)
         batch.members.append(member)
         batch.rows += member.rows
         if batch.rows >= self.most:
-            self._begin(batch)
+            self._start_batch(batch)
         try:
             return await member.future
         except asyncio.CancelledError:
-            self._leave(batch, member)
+            self._remove_member(batch, member)
             raise
 
-    def _leave(self, batch: _Batch, member: _Member) -> None:
+    def _remove_member(self, batch: _Batch, member: _BatchMember) -> None:
         """Remove a cancelled request from its batch; the batch continues for the other requests."""
         if batch.task is None:
             batch.members.remove(member)
@@ -117,39 +117,41 @@ class Batcher:
         elif all(m.future.cancelled() or m is member for m in batch.members):
             batch.task.cancel()
 
-    def _ripen(self, batch: _Batch) -> None:
+    def _start_after_delay(self, batch: _Batch) -> None:
+        """Start a batch whose first request has waited long enough, after the running batch."""
         if batch.task is None and not batch.due:
             batch.due = True
             self._waiting.append(batch)
-            self._begin_next()
+            self._start_next_waiting_batch()
 
-    def _begin_next(self) -> None:
+    def _start_next_waiting_batch(self) -> None:
         while self._waiting and not self._running:
             batch = self._waiting.popleft()
             if batch.task is None:
-                self._begin(batch)
+                self._start_batch(batch)
 
-    def _begin(self, batch: _Batch) -> None:
+    def _start_batch(self, batch: _Batch) -> None:
         if self._open.get(batch.key) is batch:
             del self._open[batch.key]
         if batch.members:
             self._running += 1
-            batch.task = asyncio.get_running_loop().create_task(self._run(batch))
+            batch.task = asyncio.get_running_loop().create_task(self._run_batch(batch))
             self._tasks.add(batch.task)
-            batch.task.add_done_callback(self._done)
+            batch.task.add_done_callback(self._finish_batch_task)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _finish_batch_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._running -= 1
-        self._begin_next()
+        self._start_next_waiting_batch()
 
-    async def _run(self, batch: _Batch) -> None:
+    async def _run_batch(self, batch: _Batch) -> None:
+        """Call the model for a batch and distribute the results; if the call fails, run its requests separately."""
         members = batch.members
         try:
             for member in members:
                 member.begun()
             began = perf_counter()
-            results = await self._called(members)
+            results = await self._call_model(members)
             self.observe(batch.rows, perf_counter() - began)
         except asyncio.CancelledError:
             _fail_batch_members(members, FenceCancelled("", "the batch was cancelled"))
@@ -158,7 +160,7 @@ class Batcher:
             if len(members) == 1 or not isinstance(error, CallError):
                 _fail_batch_members(members, error)
             else:
-                await self._apart(members)
+                await self._run_members_separately(members)
             return
         at = 0
         for member in members:
@@ -166,20 +168,21 @@ class Batcher:
                 member.future.set_result([r[at : at + member.rows] for r in results])
             at += member.rows
 
-    async def _apart(self, members: Sequence[_Member]) -> None:
-        """Run each request of a failed batch by itself, so that only the faulty one fails."""
+    async def _run_members_separately(self, members: Sequence[_BatchMember]) -> None:
+        """Run each request of a failed batch by itself, so that only the invalid request fails."""
         for member in members:
             if member.future.done():
                 continue
             try:
-                results = await self._called([member])
+                results = await self._call_model([member])
             except Exception as error:
                 _fail_batch_members([member], error)
             else:
                 if not member.future.done():
                     member.future.set_result(results)
 
-    async def _called(self, members: Sequence[_Member]) -> list[np.ndarray]:
+    async def _call_model(self, members: Sequence[_BatchMember]) -> list[np.ndarray]:
+        """Call the function with the arguments of all members, concatenated and padded to a size of ``sizes``."""
         rows = sum([m.rows for m in members])
         size = next((n for n in self._sizes if n >= rows), rows)
         arrays = [_concatenated_batch(parts, size - rows) for parts in zip(*[m.arrays for m in members])]
@@ -194,7 +197,7 @@ def _concatenated_batch(parts: Sequence[np.ndarray], padding: int) -> np.ndarray
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
-def _fail_batch_members(members: Sequence[_Member], error: BaseException) -> None:
+def _fail_batch_members(members: Sequence[_BatchMember], error: BaseException) -> None:
     for member in members:
         if not member.future.done():
             member.future.set_exception(error)
@@ -207,10 +210,10 @@ def _ignore_batch_observation(rows: int, seconds: float) -> None:
 # ---------------------------------------------------------------- which functions can be batched
 
 
-def rows_symbol(arguments: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]]) -> str:
+def batch_dim_symbol(arguments: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]]) -> str:
     """Return the symbol that is the first dim of all arguments and results and occurs in no other dim.
 
-    "" without one.
+    Return "" if there is no such symbol.
     """
     rows = [*arguments, *results]
     firsts = {row["dims"][0] if row["dims"] else None for row in rows}
@@ -229,13 +232,13 @@ PROBE_ROWS = 3
 PROBE_SIZES = (8, 16, 32, 1, 4)
 
 
-def rows_are_independent(
+def reason_rows_depend(
     module: LoadedModule, function: str, arguments: Sequence[dict[str, Any]], symbol: str, axes: Sequence[int] = ()
 ) -> str:
-    """Return why rows depend on each other, or an empty string if they do not, by a test with random numbers.
+    """Test with random numbers if rows are independent; return the reason if they are not, else "".
 
     Rows computed together must equal rows computed alone, up to rounding. ``axes`` has the batch dim of each argument
-    and of the result with the same number; if it is empty, the first dim.
+    and of the result with the same number; an empty ``axes`` means the first dim.
     """
     axes = axes or [0] * len(arguments)
     symbols = sorted({d for row in arguments for d in row["dims"] if isinstance(d, str)} - {symbol})
@@ -246,18 +249,19 @@ def rows_are_independent(
         arrays = _random_arguments(arguments, dict.fromkeys(symbols, size) | {symbol: PROBE_ROWS})
         try:
             together = module.invoke(function, *arrays, results=NUMPY)
-            singles = [[rows_of(a, n, at) for a, at in zip(arrays, axes)] for n in range(PROBE_ROWS)]
+            singles = [[row_view(a, n, at) for a, at in zip(arrays, axes)] for n in range(PROBE_ROWS)]
             alone = [module.invoke(function, *one, results=NUMPY) for one in singles]
         except CallError as found:
             error = str(found).partition("\n")[0]
             continue
         places = [*axes, *[0] * len(together)]
-        same = all(_are_close(x, np.concatenate(rows, at)) for x, rows, at in zip(together, zip(*alone), places))
+        results = zip(together, zip(*alone), places)
+        same = all(_are_results_close(x, np.concatenate(rows, at)) for x, rows, at in results)
         return "" if same else "results of a row depend on other rows"
     return f"a trial call with random values failed: {error}"
 
 
-def rows_of(array: np.ndarray, row: int, axis: int) -> np.ndarray:
+def row_view(array: np.ndarray, row: int, axis: int) -> np.ndarray:
     """Return one row of an array along ``axis``, as a view."""
     return array[(slice(None),) * axis + (slice(row, row + 1),)]
 
@@ -279,7 +283,8 @@ def _random_arguments(arguments: Sequence[dict[str, Any]], sizes: dict[str, int]
 PROBE_TOLERANCE = 2e-2
 
 
-def _are_close(x: np.ndarray, y: np.ndarray) -> bool:
+def _are_results_close(x: np.ndarray, y: np.ndarray) -> bool:
+    """Return True if integers are equal and floats differ by at most the tolerance, relative to the largest."""
     if x.shape != y.shape:
         return False
     if x.dtype.kind in "biu":

@@ -1,4 +1,4 @@
-"""Conversion of requests and responses between bytes and arrays: small ones inline, large ones in another process."""
+"""Convert requests and responses between bytes and arrays: small ones in this process, large ones in another."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from aotc.serve.limits import INLINE_BYTES, SPARE_CONVERTER_BYTES
 from aotc.serve.protocol import (
     HEADER_LENGTH,
     InferRequest,
-    infer_answer,
+    infer_response_body,
     json_size,
     parse_infer,
     parse_object,
     requested_outputs,
 )
-from aotc.serve.tensors import Buffer, datatype_of, to_bytes
+from aotc.serve.tensors import Buffer, datatype_of, tensor_to_bytes
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.host.children import python_command
 
-_PROGRAM = "from aotc.serve.converter import main\nmain()"
+_PROGRAM = "from aotc.serve.converter import run_jobs\nrun_jobs()"
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -53,17 +53,17 @@ NUMBER_BYTES = 4
 
 
 class Conversion:
-    """Parses requests and writes responses without blocking the event loop for long.
+    """Parser of requests and writer of responses that does not block the event loop for long.
 
     Parameters
     ----------
     most : int
-        Maximum bytes of JSON in a request, and of results sent as numbers.
+        Maximum bytes of JSON in a request, and of results in JSON.
 
     Attributes
     ----------
     turn : asyncio.Lock
-        Held during a conversion in this process, so that the event loop can serve other requests, such as health
+        Locked during a conversion in this process, so that the event loop can serve other requests, such as health
         checks, between two conversions.
     """
 
@@ -89,7 +89,7 @@ class Conversion:
             return parse_infer(body, header_length, where, most)
 
     async def read_tokens(self, body: bytes, where: str) -> dict[str, Any]:
-        """Parse a generation request over HTTP; ``tokens`` and ``stop`` of a long one are arrays of int64.
+        """Parse a generation request over HTTP; long lists ``tokens`` and ``stop`` become arrays of int64.
 
         Raises
         ------
@@ -111,7 +111,7 @@ class Conversion:
     async def write_answer(
         self, name: str, version: int, request: InferRequest, results: Mapping[str, np.ndarray]
     ) -> tuple[list[Buffer], int | None]:
-        """Write an inference response over HTTP, as :func:`~aotc.serve.protocol.infer_answer` does.
+        """Write an inference response over HTTP, as :func:`~aotc.serve.protocol.infer_response_body` does.
 
         Raises
         ------
@@ -122,11 +122,11 @@ class Conversion:
         numbers = [results[output] for output, binary in wanted if not binary]
         if not self.check_numbers(numbers, name, '"binary_data": true'):
             async with self.turn:
-                return infer_answer(name, version, request, results)
+                return infer_response_body(name, version, request, results)
         arrays = [(n, results[n]) for n, _ in wanted]
         rows = [(n, datatype_of(from_numpy(x.dtype)), list(x.shape), x.nbytes) for n, x in arrays]
         about = {"id": request.id, "where": name, "version": version, "outputs": wanted, "results": rows}
-        data, length = await self.run({"job": "json_answer", **about}, *[to_bytes(x) for _, x in arrays])
+        data, length = await self.run({"job": "json_answer", **about}, *[tensor_to_bytes(x) for _, x in arrays])
         return [data], length
 
     def check_numbers(self, results: list[np.ndarray], where: str, hint: str) -> bool:
@@ -144,15 +144,15 @@ class Conversion:
         return sum([x.size for x in results]) > INLINE_ELEMENTS
 
     def is_large(self, size: int, where: str, hint: str) -> bool:
-        """Return True if ``size`` bytes of JSON are so many that another process must parse them."""
+        """Return True if ``size`` bytes of JSON are too many to parse in this process; refuse more than the limit."""
         if size > self.most:
             raise RequestFault(TOO_LONG, where, "the JSON is too long", f"{size} bytes", f"at most {self.most}", hint)
         return size > INLINE_BYTES
 
     async def run(self, job: Job, *body: Buffer) -> tuple[bytes, int | None]:
-        """Run a job of :data:`~aotc.serve.converter.JOBS` in a process; cancellation kills the process.
+        """Run a job of :data:`~aotc.serve.converter.JOBS` in a converter process; cancellation kills the process.
 
-        The body is the concatenation of its parts.
+        The parts of ``body`` are concatenated. Return the result's bytes, and the length of its JSON if tensors follow.
 
         Raises
         ------
@@ -183,7 +183,7 @@ class Conversion:
         return data, head[HEADER_LENGTH]
 
     def close(self) -> None:
-        """End the idle processes; busy processes end with their requests."""
+        """End the idle converter processes; busy ones end with their requests."""
         while self._idle:
             self._idle.pop().end()
 
@@ -220,7 +220,7 @@ class _ConverterProcess:
     def end(self) -> None:
         """Kill the process.
 
-        A thread that waits for a result receives None; then the pipes are closed.
+        A thread that waits for its result receives None, and closes the pipes.
         """
         self._ended = True
         if self._started is not None:

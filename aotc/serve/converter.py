@@ -1,6 +1,6 @@
-"""Converter process: replaces numbers in JSON by bytes of tensors in large requests, and the reverse in responses.
+"""Converter process: replaces JSON numbers by binary tensors in large requests, and the reverse in responses.
 
-Python parses JSON, and creates lists of numbers, while holding the GIL: a document of 60 MB would block the event loop
+Python parses JSON, and creates lists of numbers, while it owns the GIL: a document of 60 MB would block the event loop
 for seconds even on another thread. So the server sends large documents to a separate process with a memory limit.
 """
 
@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from aotc.serve.errors import BAD, TOO_LONG, RequestFault, text_of
+from aotc.serve.errors import BAD, TOO_LONG, RequestFault, client_error_text
 from aotc.serve.job_pipe import Job, read, write
 from aotc.serve.limits import INLINE_BYTES, MOST_TOKENS, SPARE_CONVERTER_BYTES
-from aotc.serve.protocol import HEADER_LENGTH, InferRequest, infer_answer, parse_infer, parse_object
-from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes
+from aotc.serve.protocol import HEADER_LENGTH, InferRequest, infer_response_body, parse_infer, parse_object
+from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, tensor_from_bytes
 from aotc.vmfb.dtypes import from_numpy
 
 Done = tuple[bytes, int | None]  # the bytes, and the length of their JSON part
@@ -41,18 +41,18 @@ def json_request(job: Job, body: bytes) -> Done:
         document["parameters"]["timeout"] = request.timeout * 1e6
     if request.outputs is not None:
         document["outputs"] = [{"name": n, "parameters": {"binary_data": b}} for n, b in request.outputs]
-    return _with_head(document, tensors, job["where"])
+    return _document_with_tensors(document, tensors, job["where"])
 
 
 def json_answer(job: Job, body: bytes) -> Done:
-    """Write an inference response as JSON, with the outputs requested in binary as bytes."""
+    """Write an inference response as JSON, followed by the bytes of the outputs that the client requested in binary."""
     results, at = {}, 0
     for name, datatype, shape, size in job["results"]:
         data = memoryview(body)[at : at + size]
-        results[name] = from_bytes(data, dtype_of(datatype, name), checked_shape(shape, name), name)
+        results[name] = tensor_from_bytes(data, dtype_of(datatype, name), checked_shape(shape, name), name)
         at += size
     request = InferRequest(job["id"], outputs=[(name, binary) for name, binary in job["outputs"]])
-    parts, length = infer_answer(job["where"], job["version"], request, results)
+    parts, length = infer_response_body(job["where"], job["version"], request, results)
     return b"".join(parts), length
 
 
@@ -73,10 +73,10 @@ def json_tokens(job: Job, body: bytes) -> Done:
         except OverflowError:
             raise RequestFault(BAD, job["where"], f"one of {key} is out of range", expected="64 bits") from None
     document |= {"tokens": lists[0].nbytes, "stop": lists[1].nbytes}
-    return _with_head(document, [values.tobytes() for values in lists], job["where"])
+    return _document_with_tensors(document, [values.tobytes() for values in lists], job["where"])
 
 
-def _with_head(document: dict[str, Any], tensors: list[bytes], where: str) -> Done:
+def _document_with_tensors(document: dict[str, Any], tensors: list[bytes], where: str) -> Done:
     """Return a JSON document followed by the bytes of tensors.
 
     Raises
@@ -99,7 +99,7 @@ def raw_message(job: Job, body: bytes) -> Done:
 
 
 def number_message(job: Job, body: bytes) -> Done:
-    """Replace the bytes of a gRPC response by numbers; ``stream`` wraps the response as a message of a stream."""
+    """Replace the bytes of a gRPC response by numbers; with ``stream`` the response is a stream message."""
     from aotc.serve.grpc.tensors import with_number_outputs  # gRPC is optional
 
     return with_number_outputs(body, job["stream"]), None
@@ -110,7 +110,7 @@ JOBS: dict[str, Callable[[Job, bytes], Done]] = {
 }
 
 
-def main() -> None:
+def run_jobs() -> None:
     """Run jobs until the pipe ends; ``sys.argv`` contains the memory limit in bytes.
 
     A response contains ``spent`` if the job used so much memory that a new process should run the next job.
@@ -121,13 +121,13 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     found: tuple[Job, bytes] | None
     while (found := read(sys.stdin.buffer)) is not None:
-        head, body = done(*found)
+        head, body = run_job(*found)
         found = None
         spent = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > SPARE_CONVERTER_BYTES
         write(sys.stdout.buffer, {**head, "spent": spent}, body)
 
 
-def done(job: Job, body: bytes) -> tuple[Job, bytes]:
+def run_job(job: Job, body: bytes) -> tuple[Job, bytes]:
     """Run a job; return a message with its result or error."""
     try:
         data, length = JOBS[job["job"]](job, body)
@@ -136,6 +136,6 @@ def done(job: Job, body: bytes) -> tuple[Job, bytes]:
         what, hint = "parsing the request needs too much memory", "binary tensors, or a smaller request"
         return {"status": TOO_LONG, "text": str(RequestFault(TOO_LONG, job.get("where", ""), what, hint=hint))}, b""
     except RequestFault as error:
-        return {"status": error.status, "text": text_of(error)}, b""
+        return {"status": error.status, "text": client_error_text(error)}, b""
     except Exception:
         return {"failure": format_exc()}, b""

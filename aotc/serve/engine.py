@@ -1,4 +1,4 @@
-"""The server's core, shared by REST and gRPC: admission, model lookup, execution and statistics of requests."""
+"""Core of the server, shared by REST and gRPC: admission, model lookup, execution and statistics of requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from aotc.serve.conversion import Conversion
-from aotc.serve.errors import BUSY, CANCELLED, CLOSED, FAILED, FORBIDDEN, GOOD, RequestFault, status_of
+from aotc.serve.errors import BUSY, CANCELLED, CLOSED, FAILED, FORBIDDEN, GOOD, RequestFault, http_status_of
 from aotc.serve.generate.sequences import Sequences
 from aotc.serve.memory import MemoryBudget
 from aotc.serve.metrics import Metrics
@@ -27,7 +27,7 @@ from aotc.serve.telemetry import open_traces
 
 
 class Ticket:
-    """An admitted request: the data that metrics and logs record when it ends."""
+    """An admitted request, with the data for metrics and logs at its end."""
 
     __slots__ = ("_lap", "began", "error", "load", "model", "phases", "protocol", "rows", "statistics", "status")
 
@@ -38,8 +38,8 @@ class Ticket:
         self.phases: dict[str, float] = {}
         self.rows, self._lap = 1, self.began
 
-    def lap(self, phase: str = "") -> float:
-        """End a phase of the request, record its duration under ``phase``, and return the seconds."""
+    def end_phase(self, phase: str = "") -> float:
+        """Record the duration of the current phase under the name ``phase``, and return it in seconds."""
         now = perf_counter()
         seconds, self._lap = now - self._lap, now
         if phase:
@@ -53,13 +53,19 @@ class Engine:
     Attributes
     ----------
     settings : Settings
+        The settings of the server.
     repository : Repository
+        The served models.
     metrics : Metrics
+        Prometheus metrics.
     memory : MemoryBudget
+        Memory limit of all requests.
     conversion : Conversion
+        Parser of requests and writer of responses.
     sequences : Sequences
+        Sequences that continue over several requests.
     closed : asyncio.Event
-        Set when no further requests are admitted.
+        Set when the server admits no further requests.
     stop : callable
         Stops the server, from any thread.
     """
@@ -81,21 +87,22 @@ class Engine:
 
     @property
     def closing(self) -> bool:
-        """True if no further requests are admitted."""
+        """Return True if the server admits no further requests."""
         return self.closed.is_set()
 
     @property
     def ready(self) -> bool:
-        """True if the server can accept requests."""
+        """Return True if the server can accept requests."""
         models = [model for versions in self.repository.models.values() for model in versions.values()]
         return not self.closing and bool(models) and all(model.is_ready for model in models)
 
     @property
     def in_flight(self) -> int:
-        """The number of requests that wait or run."""
+        """Return the number of requests that wait or run."""
         return self._in_flight
 
     def _loaded(self, model: ServedModel) -> None:
+        """Count a loaded model, and connect its batcher and decoder to the metrics."""
         self.metrics.loaded(model.name)
         for function in model.functions.values():
             if function.batcher is not None:
@@ -123,14 +130,15 @@ class Engine:
             yield ticket
         except BaseException as error:
             ticket.error = error
-            ticket.status = CANCELLED if isinstance(error, asyncio.CancelledError) else status_of(error)
+            ticket.status = CANCELLED if isinstance(error, asyncio.CancelledError) else http_status_of(error)
             raise
         finally:
             self._in_flight -= 1
-            self._count(ticket)
+            self._record_request(ticket)
             ticket.error = None  # its traceback references the ticket and all memory of the request
 
     def _check_capacity(self) -> None:
+        """Refuse a request if the server is shutting down or the queue is full."""
         if self.closing:
             raise RequestFault(CLOSED, "", "the server is ending", hint="another server", retry=1)
         if self._in_flight >= self.settings.queue:
@@ -138,7 +146,8 @@ class Engine:
             what, found = "the server is busy", f"{self._in_flight} requests wait or run"
             raise RequestFault(BUSY, "", what, found, f"fewer than {self.settings.queue}", "later", retry=seconds)
 
-    def _count(self, ticket: Ticket) -> None:
+    def _record_request(self, ticket: Ticket) -> None:
+        """Record a finished request in metrics, statistics and logs."""
         seconds = perf_counter() - ticket.began
         self._usual += (seconds - self._usual) / 16
         self.metrics.ended(ticket.model, ticket.protocol, ticket.status, seconds, ticket.load)
@@ -172,7 +181,7 @@ class Engine:
             what = "models are not loaded and unloaded on request here"
             raise RequestFault(FORBIDDEN, name, what, hint="--model-control")
 
-    def time_of(self, request: InferRequest) -> float:
+    def time_limit_of(self, request: InferRequest) -> float:
         """Return the maximum duration of a request in seconds: the request's own timeout, at most the server's."""
         return min(request.timeout or self.settings.timeout, self.settings.timeout)
 
@@ -186,17 +195,17 @@ class Engine:
         CallError
             If the request does not match the function, or the function raises an error.
         """
-        arrays = function.gather(request, where)
-        ticket.lap(INPUT)
+        arrays = function.arguments_of_request(request, where)
+        ticket.end_phase(INPUT)
         with self.span("infer", headers, {"model": where, "function": function.name}):
             batcher = function.batcher
-            if batcher is not None and batcher.takes(arrays):
+            if batcher is not None and batcher.can_batch(arrays):
                 ticket.rows = arrays[0].shape[0]
-                results = await batcher.call(arrays, partial(ticket.lap, QUEUE))
-                ticket.lap(INFER)
+                results = await batcher.call(arrays, partial(ticket.end_phase, QUEUE))
+                ticket.end_phase(INFER)
             else:
                 results = await function.module.submit(function.name, *arrays, results=function.wanted)
-                function.statistics.called(1, ticket.lap(INFER))
+                function.statistics.called(1, ticket.end_phase(INFER))
         return dict(zip(function.outputs, results))
 
     def state(self) -> dict[str, Any]:

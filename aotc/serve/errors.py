@@ -14,10 +14,10 @@ CANCELLED = 499  # the client has disconnected, so nobody reads this status
 
 
 class RequestFault(CallError):
-    """A refused request.
+    """Error response to a request.
 
     The parameters are an HTTP status and those of :class:`~aotc.vmfb.errors.CallError`; ``where`` is the model's name
-    in the request. ``retry`` is the number of seconds after which a retry may succeed, 0 if none will.
+    in the request. ``retry`` is the number of seconds after which a retry may succeed, 0 means that no retry will.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxlon
 
 
 def shown_value(value: Any) -> str:
-    """Return a shortened representation of a value that a client sent, for an error message.
+    """Return a shortened representation of a client's value, for an error message.
 
     Its cost is bounded: the ``repr`` of a client's value could be as long as the request, or nest too deeply.
     """
@@ -46,7 +46,7 @@ def without_references(error: Exception) -> Exception:
     return error.with_traceback(None)
 
 
-def status_of(error: BaseException) -> int:
+def http_status_of(error: BaseException) -> int:
     """Return the HTTP status for an exception."""
     match error:
         case RequestFault():
@@ -66,8 +66,8 @@ def status_of(error: BaseException) -> int:
 ERROR_LETTERS = 4000
 
 
-def text_of(error: BaseException) -> str:
-    """Return the error message for the client; of an internal error only the fact that it occurred."""
+def client_error_text(error: BaseException) -> str:
+    """Return the error message for the client, without the details of an internal error."""
     match error:
         case CallError() | BundleError():
             return str(error)[:ERROR_LETTERS]

@@ -1,4 +1,4 @@
-"""A sharded model as the server calls it: a gang of ranks on this host, which starts again after a rank is lost."""
+"""A sharded model in the server: a gang of ranks on this host, which restarts after a rank is lost."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _FIRST_PAUSE, _MOST_PAUSE = 0.5, 30.0
 
 
 class GangModule:
-    """A gang with the part of a module's interface that the server uses.
+    """Gang of ranks with the part of a module's interface that the server uses.
 
-    Calls run one after another, as the ranks exchange data in each. While the ranks start again, requests are refused
+    Calls run one after another, as the ranks exchange data in each. During a restart of the ranks, requests are refused
     with a hint when to retry.
 
     Parameters
@@ -50,8 +50,9 @@ class GangModule:
     Attributes
     ----------
     functions : dict of str to Entry
+        The functions of the bundle.
     gpus : tuple
-        Empty: arrays go through shared memory of the host.
+        Empty: arrays pass through shared memory of the host.
     """
 
     gpus = ()
@@ -71,11 +72,11 @@ class GangModule:
 
     @property
     def is_ready(self) -> bool:
-        """Return True unless the ranks are starting again."""
+        """Return True unless the ranks are restarting."""
         return self._gang is not None
 
     def default_name(self) -> str:
-        """Return the function of calls without a name, as a module does."""
+        """Return the name of the function for calls without a name."""
         return self._default()
 
     async def submit(self, name: str, *arrays: np.ndarray, results: str = "") -> list[np.ndarray]:
@@ -141,11 +142,11 @@ class GangModule:
             raise self._unavailable(f"{_first_line(error)}; the ranks are started again") from None
 
     def stats(self) -> dict[str, Any]:
-        """Return facts for the status page."""
+        """Return target, mesh and number of starts for the status page."""
         return {"target": f"{self._target}, {self._mesh}", "devices": {"ranks": self._mesh}, "starts": self._starts}
 
     def close(self) -> None:
-        """End the ranks, and do not start them again."""
+        """End the ranks, without a restart."""
         with self._lock:
             self._is_closed = True
             gang, self._gang = self._gang, None
@@ -157,7 +158,7 @@ class GangModule:
         return RequestFault(CLOSED, self._name, what, hint=hint, retry=max(1, round(self._start_seconds)))
 
     def _restart(self, lost: Gang, error: Exception) -> bool:
-        """Start new ranks in the background, once for each lost gang; return False if that has begun already."""
+        """Restart the ranks in the background, once for each lost gang; return False if a restart has begun."""
         with self._lock:
             if self._gang is not lost or self._is_closed:
                 return False
@@ -167,38 +168,38 @@ class GangModule:
         threading.Thread(target=_start_again, args=arguments, name="aotc-serve-gang", daemon=True).start()
         return True
 
-    def replace(self, pause: float) -> bool:
-        """Start new ranks; return False if they do not start: the log says why, and that ``pause`` seconds follow."""
+    def start_new_ranks(self, pause: float) -> bool:
+        """Start new ranks; return False, with a log entry, if they do not start; ``pause`` seconds follow."""
         if self._is_closed:
             return True
         begin = monotonic()
         try:
-            made = self._start()
-            if _signatures(made) != self._signatures:
-                made.close()
+            started = self._start()
+            if _signatures(started) != self._signatures:
+                started.close()
                 raise BundleError(self._name, "the file was replaced by one with other functions")
         except Exception as error:
             text = "%s: the ranks do not start, next attempt in %g s: %s"
             _LOG.warning(text, self._name, pause, error, exc_info=not isinstance(error, Error))
             return False
         with self._lock:
-            is_kept = not self._is_closed
-            if is_kept:
-                self._gang, self._starts = made, self._starts + 1
+            is_served = not self._is_closed
+            if is_served:
+                self._gang, self._starts = started, self._starts + 1
                 self._start_seconds = monotonic() - begin
-        if is_kept:
+        if is_served:
             _LOG.info("%s: the ranks run again after %.1f s", self._name, self._start_seconds)
         else:
-            made.close()
+            started.close()
         return True
 
 
 def _start_again(module: weakref.ref[GangModule], lost: Gang) -> None:
-    """Start the ranks of a module until they run, or the module is not served any more."""
+    """Start the ranks of a module repeatedly until they run, or the server drops the module."""
     with suppress(Exception):  # its processes are dead or killed
         lost.close()
     pause = _FIRST_PAUSE
-    while (found := module()) is not None and not found.replace(pause):
+    while (found := module()) is not None and not found.start_new_ranks(pause):
         del found
         sleep(pause)
         pause = min(2 * pause, _MOST_PAUSE)

@@ -9,7 +9,16 @@ from typing import Any
 
 from aotc.serve.background_threads import join_in_background
 from aotc.serve.engine import Engine
-from aotc.serve.errors import CANCELLED, CLOSED, COMPRESSED, TOO_LONG, UNAUTHORIZED, RequestFault, status_of, text_of
+from aotc.serve.errors import (
+    CANCELLED,
+    CLOSED,
+    COMPRESSED,
+    TOO_LONG,
+    UNAUTHORIZED,
+    RequestFault,
+    client_error_text,
+    http_status_of,
+)
 from aotc.serve.limits import PIECE_BYTES
 from aotc.serve.memory import Lease
 from aotc.serve.tensors import Buffer
@@ -22,24 +31,24 @@ TRANSPORT = "aotc.transport"  # the scope extension that holds the connection
 
 
 async def send_fault(send: Send, error: BaseException, close: bool = False) -> None:
-    """Send an error response.
+    """Send an error response; ``close`` also closes the connection, which an unread body requires.
 
     ``close`` also closes the connection, which is necessary if the body has not been read.
     """
-    body = json.dumps({"error": text_of(error)}).encode()
+    body = json.dumps({"error": client_error_text(error)}).encode()
     headers = [(b"content-type", JSON), (b"content-length", b"%d" % len(body))]
     if isinstance(error, RequestFault) and error.retry:
         headers.append((b"retry-after", b"%d" % error.retry))
-    if status_of(error) == UNAUTHORIZED:
+    if http_status_of(error) == UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))
     if close:
         headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": status_of(error), "headers": headers})
+    await send({"type": "http.response.start", "status": http_status_of(error), "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int, lease: Lease) -> bytes:
-    """Read the body of a request, and reserve its memory in the lease.
+    """Read the body of a request, and reserve its memory in ``lease``.
 
     Raises
     ------
@@ -77,7 +86,7 @@ SLOWEST_READER = 1 << 16
 
 
 async def send_parts(scope: Scope, send: Send, parts: list[Buffer], idle: float) -> None:
-    """Send the body of a response in pieces as the client reads it; ``parts`` is emptied.
+    """Send the body of a response in pieces as the client reads it, and remove sent pieces from ``parts``.
 
     A client that reads nothing for ``idle`` seconds, or less than :data:`SLOWEST_READER` on average, is disconnected:
     its connection is aborted, and the unread rest is freed.
@@ -135,9 +144,10 @@ WATCH_SECONDS = 5e-3
 
 
 class ClientWatch:
-    """Cancels the task of a request whose client disconnects; as a context manager it converts the cancellation.
+    """Watch for a disconnect of a request's client, which cancels the request's task.
 
-    Watching starts shortly after :meth:`begin`: before that, reading the body reveals a disconnect.
+    As a context manager it converts the cancellation to an error. Watching starts shortly after :meth:`begin`: before
+    that, reading the body reveals a disconnect.
     """
 
     def __init__(self, engine: Engine, receive: Receive) -> None:
@@ -165,6 +175,7 @@ class ClientWatch:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Stop watching; convert the cancellation of a disconnected client to :class:`ClientLeft`."""
         if self._timer is not None:
             self._timer.cancel()
         if self._watcher is not None:

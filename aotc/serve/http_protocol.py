@@ -24,7 +24,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from aotc.serve.auth import HEALTH_PATHS
-from aotc.serve.errors import BAD, BUSY, HEAD_TOO_LONG, SLOW, RequestFault, text_of
+from aotc.serve.errors import BAD, BUSY, HEAD_TOO_LONG, SLOW, RequestFault, client_error_text
 from aotc.serve.http_io import TRANSPORT, Receive, Scope, Send, send_fault
 from aotc.serve.limits import HANDSHAKES, SPARE_CONNECTIONS
 from aotc.serve.settings import Settings
@@ -40,11 +40,12 @@ MOST_LOOK_SECONDS = 1.0
 
 
 class Connections:
-    """All connections of a server.
+    """All HTTP connections of a server.
 
     Parameters
     ----------
     settings : Settings
+        Limits of numbers and times.
 
     Attributes
     ----------
@@ -66,9 +67,9 @@ class Connections:
         self.handshakes: dict[GuardedConnection, TlsConnection] = {}
 
     def add(self, connection: GuardedConnection) -> bool:
-        """Add a connection, closing an idle one above the limit.
+        """Add a connection; above the limit, close an idle connection for it.
 
-        Return False if the new one may only send health checks.
+        Return False if the new connection may only send health checks.
         """
         self.open.add(connection)
         if len(self.open) - len(self.spare) <= self.settings.connections:
@@ -145,7 +146,7 @@ class GuardedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Process received bytes. An upgrade offer in a request head that arrives in several pieces is not removed."""
+        """Process received bytes, without upgrade offers in a request head that arrives in one piece."""
         if self.transport.is_closing():
             return
         if self._head is None and not self._in_body:
@@ -159,10 +160,10 @@ class GuardedConnection(HttpToolsProtocol):
         super().data_received(data)
         # A head that ends within one read is measured when it ends; this check is for one that does not.
         if self._head is not None and self._head > self._limits.max_head + READ_BYTES and self.parser is not None:
-            self._refuse(HEAD_TOO_LONG, self._too_long())
+            self._close_with_error(HEAD_TOO_LONG, self._too_long())
 
     def on_message_begin(self) -> None:
-        """Begin a request head, including one that arrived with the end of the previous request."""
+        """Begin a request head, including a head that arrived with the end of the previous request."""
         super().on_message_begin()
         if self._head is None:
             self._head, self._since = 0, self.loop.time()
@@ -173,7 +174,7 @@ class GuardedConnection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start a request, or send a response that refuses it."""
+        """Start a request, or refuse it with an error response."""
         size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
         self._since, self._head, self._in_body = self.loop.time(), None, True
         self.scope["extensions"] = {TRANSPORT: {TRANSPORT: self.transport}}
@@ -185,7 +186,7 @@ class GuardedConnection(HttpToolsProtocol):
         elif not self._all_may and self.url.partition(b"?")[0].decode("latin-1") not in HEALTH_PATHS:
             found, expected = len(self._guard.open), f"at most {self._limits.connections}"
             fault = RequestFault(BUSY, "", "too many connections", found, expected, "later, or --connections", retry=1)
-        self.app = self._answers if fault is None else _Refusal(fault)
+        self.app = self._answers if fault is None else _RefusingApp(fault)
         super().on_headers_complete()
         if len(self.pipeline) > MOST_PIPELINED:
             self.drop()
@@ -209,7 +210,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Respond to malformed data."""
-        self._refuse(BAD, RequestFault(BAD, "", "this is not an HTTP/1.1 request", hint="see RFC 9112"))
+        self._close_with_error(BAD, RequestFault(BAD, "", "this is not an HTTP/1.1 request", hint="see RFC 9112"))
 
     # ------------------------------------------------------------ timeouts
 
@@ -222,10 +223,10 @@ class GuardedConnection(HttpToolsProtocol):
                 self.drop()
         elif self._in_body:
             if passed > limits.body_timeout:
-                self._refuse(SLOW, "the body of the request was not read in its time")
+                self._close_with_error(SLOW, "the body of the request was not read in its time")
         elif self._head is not None:
             if passed > limits.head_timeout:
-                self._refuse(SLOW, "the head of the request was not read in its time")
+                self._close_with_error(SLOW, "the head of the request was not read in its time")
         elif unread and self._ended:
             if unread < self._unread:
                 self._since = now
@@ -235,7 +236,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     @property
     def _ended(self) -> bool:
-        """True if there is no unanswered request."""
+        """Return True if there is no unanswered request."""
         return self.cycle is None or self.cycle.response_complete
 
     def _too_long(self) -> RequestFault:
@@ -244,11 +245,11 @@ class GuardedConnection(HttpToolsProtocol):
             HEAD_TOO_LONG, "", "the head of the request is too long", expected=expected, hint="--max-head-kb"
         )
 
-    def _refuse(self, status: int, why: RequestFault | str) -> None:
+    def _close_with_error(self, status: int, why: RequestFault | str) -> None:
         """Close the connection, with an error response if no response has started."""
         fault = why if isinstance(why, RequestFault) else RequestFault(status, "", why, hint="send it at once")
         if not self.pipeline and (self._ended or not self.cycle.response_started):
-            body = json.dumps({"error": text_of(fault)}).encode()
+            body = json.dumps({"error": client_error_text(fault)}).encode()
             lines = (b"HTTP/1.1 " + _STATUS[status], b"content-type: application/json", b"connection: close")
             self.transport.write(b"\r\n".join((*lines, b"content-length: %d" % len(body), b"", body)))
             if self.cycle is not None:
@@ -306,8 +307,8 @@ class TlsConnection(SSLProtocol):
             self._raw.abort()
 
 
-class _Refusal:
-    """An ASGI application that answers each request with an error."""
+class _RefusingApp:
+    """An ASGI application that answers each request with the same error."""
 
     def __init__(self, fault: RequestFault) -> None:
         self._fault = fault

@@ -22,7 +22,7 @@ def write(pipe: IO[bytes], head: Job, *body: Buffer) -> None:
 
 
 def read(pipe: IO[bytes]) -> tuple[Job, bytes] | None:
-    """Read a message from a pipe; None at its end."""
+    """Read a message from a pipe: its JSON and its body; return None at the end of the pipe."""
     line = pipe.readline()
     if not line.endswith(b"\n"):
         return None

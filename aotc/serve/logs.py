@@ -12,7 +12,7 @@ LOGGER = "aotc.serve"
 
 
 class EventFormatter(logging.Formatter):
-    """Formats an event with its fields as one line; client data cannot start another line."""
+    """Formatter of an event with its fields as one line; client data cannot start another line."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ def _log_word(value: Any) -> str:
 
 
 def open_log(as_json: bool) -> logging.Logger:
-    """Return the server's logger; warnings of uvicorn and gRPC go to the same handler."""
+    """Return the server's logger, whose handler also receives warnings of uvicorn and gRPC."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(EventFormatter(as_json))
     for name, level in ((LOGGER, logging.INFO), ("uvicorn", logging.WARNING), ("grpc", logging.WARNING)):

@@ -1,4 +1,4 @@
-"""One memory budget for the bodies and responses of all requests of all protocols."""
+"""Memory budget for the bodies and responses of all requests of all protocols."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST_HEAP_BLOCK = 32 << 20
 
 
 def retain_freed_memory() -> bool:
-    """Let glibc's ``malloc`` retain freed memory for the next large message; return False with another C library.
+    """Configure glibc's ``malloc`` to retain freed memory for the next message; return False with other C libraries.
 
     gRPC copies each message twice while holding the GIL. In new memory most of that time is page faults.
     """
@@ -29,7 +29,7 @@ def retain_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Let ``malloc`` return all free pages to the system, if it supports that."""
+    """Return all free pages of ``malloc`` to the system, if the C library supports that."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -46,14 +46,14 @@ class MemoryBudget:
     Attributes
     ----------
     total, used : int
-        In bytes.
+        Limit and current use in bytes.
     """
 
     def __init__(self, total: int) -> None:
         self.total, self.used = total, 0
 
     def lease(self) -> Lease:
-        """Return a new lease for one request; as a context manager it releases its bytes at the end."""
+        """Return a new lease for one request, a context manager that releases its bytes at the end."""
         return Lease(self)
 
 
@@ -71,9 +71,9 @@ class Lease:
         self._budget, self._bytes = budget, 0
 
     def grow(self, count: int) -> None:
-        """Reserve more bytes.
+        """Reserve ``count`` more bytes.
 
-        Small requests never fail here, even if large requests have exhausted the budget: the queue bounds their number.
+        Small requests never fail here, even if large requests have exhausted the budget: the queue limits their number.
 
         Raises
         ------

@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from aotc.serve.errors import NOT_FOUND, RequestFault, status_of
+from aotc.serve.errors import NOT_FOUND, RequestFault, http_status_of
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = tuple(base * 10.0**power for power in range(-4, 2) for base in (1, 2, 5))
@@ -55,7 +55,7 @@ class Second:
         return [self.number, self.requests, self.errors, *quantiles]
 
 
-class Traffic:
+class ModelTraffic:
     """Requests of a model: the number of each status, each recent second with requests, latencies by load.
 
     A load is the number of requests in flight when a request began, rounded up to a power of two.
@@ -69,7 +69,7 @@ class Traffic:
         self.by_load: dict[int, deque[float]] = {}
 
     def add(self, now: float, status: int, latency: float = 0.0, load: int = 1) -> None:
-        """Record a request that ended at ``now`` with a status of HTTP, after ``latency`` seconds."""
+        """Record a request that ended at ``now`` with an HTTP status, after ``latency`` seconds."""
         self.statuses[status] = self.statuses.get(status, 0) + 1
         if not self.seconds or self.seconds[-1].number != int(now):
             self.seconds.append(Second(int(now)))
@@ -91,7 +91,7 @@ class Traffic:
 
 
 class Metrics:
-    """Metrics of one server.
+    """Prometheus metrics of one server.
 
     Only names of existing models are labels: requests for other names are counted under "".
     """
@@ -112,9 +112,9 @@ class Metrics:
         self.memory = Gauge("aotc_request_bytes", "Memory that requests and their answers have.", **new)
         self.ready = Gauge("aotc_model_versions", "Versions that are served.", **new)
         self.latencies: dict[str, deque[tuple[float, float]]] = {}
-        self.traffic: dict[str, Traffic] = {}
+        self.traffic: dict[str, ModelTraffic] = {}
         self.unknown: dict[str, int] = {}
-        self._children: dict[tuple[str, str, int], tuple[Any, Any, deque[tuple[float, float]], Traffic]] = {}
+        self._children: dict[tuple[str, str, int], tuple[Any, Any, deque[tuple[float, float]], ModelTraffic]] = {}
 
     def ended(self, model: str, protocol: str, status: int, seconds: float, load: int = 1) -> None:
         """Record a request; ``load`` is the number of requests in flight when it began, with this one."""
@@ -122,7 +122,7 @@ class Metrics:
         found = self._children.get(key)
         if found is None:
             last = self.latencies.setdefault(model, deque(maxlen=LATENCIES))
-            traffic = self.traffic.setdefault(model, Traffic())
+            traffic = self.traffic.setdefault(model, ModelTraffic())
             labels = tuple(map(str, key))
             found = self._children[key] = self._requests.labels(*labels), self._seconds.labels(model), last, traffic
         counter, histogram, last, traffic = found
@@ -135,9 +135,9 @@ class Metrics:
 
     def refused(self, protocol: str, error: BaseException) -> None:
         """Record a request that ended with an error before it was admitted, such as one for an unknown model."""
-        status = status_of(error)
+        status = http_status_of(error)
         self._requests.labels("", protocol, str(status)).inc()
-        self.traffic.setdefault("", Traffic()).add(time(), status)
+        self.traffic.setdefault("", ModelTraffic()).add(time(), status)
         self.named(error)
 
     def named(self, error: BaseException | None) -> None:
@@ -167,7 +167,7 @@ class Metrics:
         """Return what the page shows of requests.
 
         These are the time, the end and the seconds of each model's recent successful requests, all traffic, and the
-        names of unknown models with their requests. Traffic under "" is of no model.
+        names of unknown models with their requests. ModelTraffic under "" is of no model.
         """
         return {
             "now": time(), "latencies": {model: list(last) for model, last in self.latencies.items() if model},

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.serve.batching import Batcher, rows_are_independent, rows_symbol
+from aotc.serve.batching import Batcher, batch_dim_symbol, reason_rows_depend
 from aotc.serve.errors import BAD, NOT_FOUND, RequestFault
 from aotc.serve.gang_module import GangModule
 from aotc.serve.generate.batched_decoder import Decoder
@@ -21,7 +21,7 @@ from aotc.serve.limits import SPARE_TENSORS
 from aotc.serve.protocol import PLATFORM, InferRequest
 from aotc.serve.settings import Settings
 from aotc.serve.statistics import Statistics
-from aotc.serve.tensors import datatype_of, names_of
+from aotc.serve.tensors import datatype_of, unique_tensor_names
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import BundleError, CallError
@@ -38,8 +38,8 @@ Variants = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Stamp:
-    """Identity, size and modification time of a file, for detecting changes."""
+class FileStamp:
+    """Identity, size and modification time of a file, to detect changes."""
 
     device: int
     inode: int
@@ -49,18 +49,20 @@ class Stamp:
 
 
 class ServedFunction:
-    """A function of a model, with the protocol's names.
+    """A function of a served model, with the protocol's names for inputs and outputs.
 
     Attributes
     ----------
     name : str
         Its name in the bundle.
     inputs, outputs : list of str
+        The protocol's names.
     most_tensors : int
         Maximum number of inputs, or outputs, in a request.
     wanted : str
         The value of the option ``results`` for calls of the function.
     statistics : Statistics
+        Statistics of its requests.
     batcher : Batcher or None
         Batches requests, if rows are independent and batching is enabled.
     """
@@ -72,7 +74,8 @@ class ServedFunction:
         self.module, self.name = module, name
         self.wanted = NUMPY if module.gpus else ""  # without GPUs the default is NumPy, and faster
         self.arguments, self.results = signature.arguments, signature.results
-        self.inputs, self.outputs = names_of(self.arguments, "input"), names_of(self.results, "output")
+        self.inputs = unique_tensor_names(self.arguments, "input")
+        self.outputs = unique_tensor_names(self.results, "output")
         self.statistics = Statistics()
         self.most_tensors = max(len(self.inputs), len(self.outputs)) + SPARE_TENSORS
         self.why_alone = "--max-batch is 1"
@@ -80,16 +83,16 @@ class ServedFunction:
         if isinstance(module, GangModule):
             self.why_alone = "the sizes of a sharded model are fixed"
         elif settings.max_batch > 1:
-            symbol = rows_symbol(self.arguments, self.results)
+            symbol = batch_dim_symbol(self.arguments, self.results)
             self.why_alone = "arguments and results need the same symbolic dim first, and nowhere else"
             if symbol:
-                self.why_alone = rows_are_independent(module, name, self.arguments, symbol)
+                self.why_alone = reason_rows_depend(module, name, self.arguments, symbol)
             if not self.why_alone:
                 sizes = _specialized_rows(variants, name, symbol) if settings.pad else set()
                 self.batcher = Batcher(module, name, settings.max_batch, settings.max_delay, sorted(sizes))
 
-    def gather(self, request: InferRequest, where: str) -> list[np.ndarray]:
-        """Return the arguments of a request in order.
+    def arguments_of_request(self, request: InferRequest, where: str) -> list[np.ndarray]:
+        """Return the arguments of the function from a request, in order.
 
         Raises
         ------
@@ -117,17 +120,18 @@ class ServedFunction:
         return arrays
 
     def metadata(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return inputs and outputs in the protocol's form; a symbolic size is -1."""
+        """Return inputs and outputs in the protocol's format; a symbolic size is -1."""
         return _described_tensors(self.inputs, self.arguments), _described_tensors(self.outputs, self.results)
 
 
 class ServedModel:
-    """A version of a model.
+    """A loaded version of a model.
 
     Parameters
     ----------
     name, version, path, settings
-    stamp : Stamp
+        The model, its version, its file, and the server's settings.
+    stamp : FileStamp
         Identity of the file to load.
     inside : bool
         Refuse a file other than ``stamp``: a link may have replaced the file since the folder was scanned.
@@ -135,17 +139,19 @@ class ServedModel:
     Attributes
     ----------
     name, version : str, int
+        The model and its version.
     functions : dict of str to ServedFunction
+        Functions by their name in the bundle.
     decoder : Decoder or None
         Generates tokens, if the model has the functions for it.
     statistics : Statistics
         Statistics of generation requests.
     default : str
-        The function for requests without one; "" if there are several and none is ``main``.
+        The function for requests without a name; "" if there are several and none is ``main``.
     """
 
     def __init__(
-        self, name: str, version: int, path: str, stamp: Stamp, settings: Settings, inside: bool = False
+        self, name: str, version: int, path: str, stamp: FileStamp, settings: Settings, inside: bool = False
     ) -> None:
         self.name, self.version, self.path, self.stamp = name, version, path, stamp
         bundle = open_bundle(path, settings.copy)
@@ -173,7 +179,7 @@ class ServedModel:
         return self.module.is_ready if isinstance(self.module, GangModule) else True
 
     def end_ranks(self) -> None:
-        """End the processes of a sharded model; any other has none."""
+        """End the processes of a sharded model; do nothing for other models."""
         if isinstance(self.module, GangModule):
             self.module.close()
 
@@ -204,12 +210,12 @@ class ServedModel:
             self.function(function)
 
     def function(self, name: str) -> ServedFunction:
-        """Return a function by name; the default one for "".
+        """Return a function by name, or the default function for "".
 
         Raises
         ------
         RequestFault
-            If there is none.
+            If there is no such function.
         """
         found = self.functions.get(name or self.default)
         if found is None:
@@ -219,7 +225,7 @@ class ServedModel:
             raise RequestFault(NOT_FOUND, self.name, text, expected=names, hint=hint)
         return found
 
-    def _generates(self) -> str:
+    def _decoding_description(self) -> str:
         """Describe how sequences are decoded; "" if the model does not generate."""
         if self.decoder is None:
             return ""
@@ -232,7 +238,7 @@ class ServedModel:
         kept = ("target", "threads", "kernels", "command_buffers", "constants_bytes", "memory", "recordings", "devices")
         return {
             "name": self.name, "version": self.version, "path": self.path, "bytes": self.stamp.size,
-            "loaded_at": self.loaded_at, "generates": self._generates(), "producer": self._producer,
+            "loaded_at": self.loaded_at, "generates": self._decoding_description(), "producer": self._producer,
             "targets": self._targets,
             "functions": [
                 {
@@ -249,7 +255,7 @@ class ServedModel:
 def _started_module(
     name: str, path: str, bundle: OpenedBundle, settings: Settings
 ) -> LoadedModule | GangModule:
-    """Load a bundle; start the ranks of a sharded one on this host.
+    """Load a bundle; start the ranks of a sharded bundle on this host.
 
     Raises
     ------
@@ -342,6 +348,7 @@ def _integer_vector_descriptions(*names_and_sizes: tuple[str, int]) -> list[dict
 
 
 def _described_tensors(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the protocol's description of arguments or results: name, datatype and shape."""
     return [
         {
             "name": name,

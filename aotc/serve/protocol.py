@@ -1,7 +1,7 @@
-"""Parsing of requests and writing of responses: Open Inference Protocol, version 2, REST, binary tensor extension.
+"""Parse requests and write responses: Open Inference Protocol, version 2, REST, binary tensor extension.
 
-A body is JSON. With the header ``Inference-Header-Content-Length`` only that many bytes are JSON; after them follow, in
-order, the bytes of the tensors that have a ``binary_data_size``.
+A body is JSON. With the header ``Inference-Header-Content-Length`` only that many bytes are JSON; after them follow,
+in order, the bytes of the tensors that have a ``binary_data_size``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 
 from aotc.serve.errors import BAD, RequestFault, shown_value
-from aotc.serve.tensors import Buffer, checked_shape, datatype_of, dtype_of, from_bytes, from_json, to_bytes, to_json
+from aotc.serve.tensors import (
+    Buffer,
+    checked_shape,
+    datatype_of,
+    dtype_of,
+    tensor_from_bytes,
+    tensor_from_json,
+    tensor_to_bytes,
+    tensor_to_json,
+)
 from aotc.vmfb.dtypes import from_numpy
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -29,8 +38,9 @@ class InferRequest:
     Attributes
     ----------
     id : str
-        Returned in the response.
+        Identifier for the response.
     inputs : dict of str to numpy.ndarray
+        Arrays by input name.
     outputs : list of (str, bool), or None
         Names of outputs, each with True for binary; None for all outputs.
     binary : bool
@@ -72,13 +82,13 @@ def parse_infer(body: bytes, header_length: str | None, where: str, most: int) -
         if count is None:
             if "data" not in row:
                 raise RequestFault(BAD, place, "the tensor has no data", expected='"data", or "binary_data_size"')
-            request.inputs[name] = from_json(row["data"], dtype, shape, place)
+            request.inputs[name] = tensor_from_json(row["data"], dtype, shape, place)
             continue
         if type(count) is not int or not 0 <= count <= len(body) - at:
             raise RequestFault(
                 BAD, place, "the body has fewer bytes", shown_value(count), f"0 to {len(body) - at}"
             )
-        request.inputs[name] = from_bytes(rest[at : at + count], dtype, shape, place)
+        request.inputs[name] = tensor_from_bytes(rest[at : at + count], dtype, shape, place)
         at += count
     if at != len(body):
         raise RequestFault(BAD, where, "the body has bytes after its last tensor", f"{len(body) - at} bytes", "none")
@@ -126,10 +136,10 @@ def requested_outputs(request: InferRequest, results: Mapping[str, np.ndarray]) 
     return request.outputs if request.outputs is not None else [(n, request.binary) for n in results]
 
 
-def infer_answer(
+def infer_response_body(
     name: str, version: int, request: InferRequest, results: Mapping[str, np.ndarray]
 ) -> tuple[list[Buffer], int | None]:
-    """Return the body of a response in parts, and the number of its JSON bytes if binary tensors follow, else None.
+    """Return the body of a response in parts, and the length of its JSON if binary tensors follow, else None.
 
     Raises
     ------
@@ -143,10 +153,10 @@ def infer_answer(
         row: dict[str, Any] = {"name": output, "datatype": datatype_of(from_numpy(array.dtype))}
         row["shape"] = list(array.shape)
         if binary:
-            tensors.append(to_bytes(array))
+            tensors.append(tensor_to_bytes(array))
             row["parameters"] = {"binary_data_size": len(tensors[-1])}
         else:
-            row["data"] = to_json(array, f"{name}: output {output!r}")
+            row["data"] = tensor_to_json(array, f"{name}: output {output!r}")
         rows.append(row)
     document = {"model_name": name, "model_version": str(version), "outputs": rows}
     if request.id:
@@ -186,7 +196,7 @@ def checked_outputs(outputs: list[tuple[str, bool]], where: str) -> list[tuple[s
 
 
 def check_no_other_output(parameters: Mapping[str, Any], where: str) -> None:
-    """Refuse output parameters of Triton that this server does not support.
+    """Refuse output parameters of Triton that this server lacks.
 
     Raises
     ------
@@ -203,7 +213,7 @@ MOST_MICROSECONDS = 1e18
 
 
 def timeout_of(parameters: Mapping[str, Any], where: str) -> float | None:
-    """Return the timeout of a request in seconds, None if it has none; the protocol has microseconds.
+    """Return the timeout of a request in seconds, or None without a timeout; the protocol uses microseconds.
 
     Raises
     ------
@@ -220,7 +230,7 @@ def timeout_of(parameters: Mapping[str, Any], where: str) -> float | None:
 
 
 def check_no_sequence(parameters: Mapping[str, Any], where: str) -> None:
-    """Refuse an inference request that continues a sequence: inference has no state.
+    """Refuse an inference request with sequence parameters: inference has no state.
 
     Raises
     ------
@@ -236,6 +246,7 @@ def check_no_sequence(parameters: Mapping[str, Any], where: str) -> None:
 
 
 def _document_part(document: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    """Return the entry ``key`` of a request; refuse a value that is not of type ``kind``."""
     found = document.get(key)
     if found is None:
         return kind()
@@ -249,6 +260,7 @@ def _document_text(document: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def _document_rows(document: Mapping[str, Any], key: str, where: str, most: int) -> Sequence[dict[str, Any]]:
+    """Return the list of objects under ``key``, at most ``most`` of them."""
     rows = document.get(key)
     if isinstance(rows, list):
         check_count(len(rows), key, where, most)
@@ -265,6 +277,7 @@ def _tensor_name(row: Mapping[str, Any], where: str) -> str:
 
 
 def _requested_output(row: Mapping[str, Any], binary: bool, where: str) -> tuple[str, bool]:
+    """Return the name of a requested output, and True if it is to be binary."""
     name = _tensor_name(row, where)
     parameters = _document_part(row, "parameters", dict, where)
     check_no_other_output(parameters, f"{where}: output {name!r}")

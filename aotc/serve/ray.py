@@ -13,7 +13,7 @@ from typing import Any
 from ray import serve
 
 from aotc.serve.asgi import AsgiApp
-from aotc.serve.repository import bundles_of, entries_of
+from aotc.serve.repository import bundles_of_entry, folder_entries
 from aotc.serve.settings import Settings
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import BundleError, CallError
@@ -52,15 +52,15 @@ def application(settings: Settings, **options: Any) -> Any:
 def applications(
     settings: Settings, cpu: Mapping[str, Any] | None = None, gpu: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return an application for each kind of device that the bundles have code for: ``{"cuda": ..., "cpu": ...}``.
+    """Return an application for each kind of device that the bundles support: ``{"cuda": ..., "cpu": ...}``.
 
-    Run them in this order: a replica without a GPU may take the cores of a machine with one. The replicas of each
+    Run them in this order: a replica without a GPU may occupy the cores of a machine with a GPU. The replicas of each
     application load the bundles that their kind of machine can run, and report the others as unavailable.
 
     Parameters
     ----------
     settings : Settings
-        ``devices`` is replaced according to the kind.
+        The application sets ``devices`` for its kind.
     cpu, gpu : mapping, optional
         Options of :func:`application` for each kind.
 
@@ -85,7 +85,7 @@ def kinds_of(source: Path) -> set[str]:
         If no bundle can be read.
     """
     if source.is_dir():
-        paths = [path for name, entry in entries_of(source) for _, path in bundles_of(name, entry)]
+        paths = [path for name, entry in folder_entries(source) for _, path in bundles_of_entry(name, entry)]
     else:
         paths = [source]
     kinds, reason = set(), "no bundle"

@@ -1,4 +1,4 @@
-"""The served models: one bundle, or a folder of bundles with versions. Files are replaced without losing requests.
+"""Repository of served models: one bundle, or a folder of bundles with versions; updates lose no requests.
 
 ``NAME.vmfb`` is version 1 of ``NAME``, ``NAME/7/model.vmfb`` version 7. A changed file is loaded next to the old
 version, which it replaces when it is ready; running requests finish on the old one. A file that cannot be loaded
@@ -21,7 +21,7 @@ from typing import Any
 
 from aotc.serve.background_threads import run_in_background
 from aotc.serve.errors import BAD, CLOSED, NOT_FOUND, RequestFault, shown_value
-from aotc.serve.model import ServedModel, Stamp
+from aotc.serve.model import FileStamp, ServedModel
 from aotc.serve.settings import Settings
 from aotc.vmfb.errors import BundleError, CallError
 
@@ -29,28 +29,28 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}\Z")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}\Z")
 _BUNDLE, _END = "model.vmfb", ".vmfb"
 Place = tuple[str, int]  # name and version
-File = tuple[str, Stamp, str]  # path, state, and the link target if that is outside of the folder
+File = tuple[str, FileStamp, str]  # path, state, and the link target if that is outside of the folder
 Versions = Mapping[int, ServedModel]
 
 
 class Repository:
-    """The models of a folder, or of one file.
+    """The served models of a folder, or of one file.
 
     Attributes
     ----------
     models : mapping of str to mapping of int to ServedModel
-        The served models; replaced as a whole, never modified.
-    failures : dict of (str, int) to (Stamp, str)
+        The served models by name and version; replaced as a whole, never modified.
+    failures : dict of (str, int) to (FileStamp, str)
         Versions that cannot be loaded, with the reason.
     unreadable : dict of str to str
         Models whose files cannot be accessed, with the reason; loaded versions of them are still served.
     trouble : str
-        Why the folder cannot be read, "" if it can; loaded models are still served.
+        The reason if the folder cannot be read, else ""; loaded models are still served.
     """
 
     def __init__(self, settings: Settings, log: Logger, loaded: Callable[[ServedModel], None]) -> None:
         self.models: Mapping[str, Versions] = {}
-        self.failures: dict[Place, tuple[Stamp, str]] = {}
+        self.failures: dict[Place, tuple[FileStamp, str]] = {}
         self.unreadable: dict[str, str] = {}
         self.trouble = ""
         self._settings, self._log, self._loaded = settings, log, loaded
@@ -61,7 +61,7 @@ class Repository:
     # ------------------------------------------------------------ lookups
 
     def find(self, name: str, version: str = "") -> tuple[ServedModel, str]:
-        """Return the model and function of a request; ``llm.decode`` is function ``decode`` of ``llm``.
+        """Return the model and the function name of a request; ``llm.decode`` is function ``decode`` of ``llm``.
 
         Raises
         ------
@@ -126,7 +126,7 @@ class Repository:
                     model.end_ranks()
 
     async def load(self, name: str) -> None:
-        """Load a model of the folder, again if its file has changed.
+        """Load a model of the folder, or reload a changed one.
 
         Raises
         ------
@@ -183,10 +183,10 @@ class Repository:
             self.failures = {p: f for p, f in self.failures.items() if p in there}
             for place, file in there.items():
                 if place[0] not in self._unloaded and only in ("", place[0]):
-                    await self._renew(place, file, again=bool(only))
-            self._drop({place for place in there if place[0] not in self._unloaded})
+                    await self._load_changed_file(place, file, again=bool(only))
+            self._drop_removed_models({place for place in there if place[0] not in self._unloaded})
 
-    def check_there(self) -> None:
+    def check_bundle_loaded(self) -> None:
         """Refuse to start if the source is a single bundle that could not be loaded.
 
         Raises
@@ -210,7 +210,7 @@ class Repository:
             with suppress(RequestFault):  # already logged
                 await self.refresh()
 
-    async def _renew(self, place: Place, file: File, again: bool) -> None:
+    async def _load_changed_file(self, place: Place, file: File, again: bool) -> None:
         """Load a new or changed file.
 
         A file that failed before is loaded only if it has changed since, or with ``again``.
@@ -243,7 +243,8 @@ class Repository:
         self.models = {**self.models, name: {**self.models.get(name, {}), version: model}}
         self._log.info("loaded" if current is None else "replaced", extra={"fields": about})
 
-    def _drop(self, there: set[Place]) -> None:
+    def _drop_removed_models(self, there: set[Place]) -> None:
+        """Stop serving versions that are not among ``there``, the bundles of the last scan."""
         kept = {
             n: {v: m for v, m in versions.items() if (n, v) in there or n in self.unreadable}
             for n, versions in self.models.items()
@@ -265,16 +266,16 @@ class Repository:
         source = self._settings.source
         root = os.path.realpath(source)
         found, unreadable = [], {}
-        for name, entry in [(source.stem, source)] if self._one else entries_of(source):
+        for name, entry in [(source.stem, source)] if self._one else folder_entries(source):
             try:
-                for place, path in [((name, 1), source)] if self._one else bundles_of(name, entry):
+                for place, path in [((name, 1), source)] if self._one else bundles_of_entry(name, entry):
                     real = os.path.realpath(path)
                     outside = not self._one and os.path.commonpath([root, real]) != root
                     if outside:
                         info = os.lstat(path)
                     else:
                         info = os.stat(real) if self._one else stat_inside(root, real)
-                    stamp = Stamp(info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+                    stamp = FileStamp(info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
                     found.append((place, (str(path) if outside else real, stamp, real if outside else "")))
             except FileNotFoundError:
                 continue  # removed meanwhile
@@ -284,7 +285,7 @@ class Repository:
 
 
 def stat_inside(root: str, path: str) -> os.stat_result:
-    """Return the state of a file in a folder, refusing links created since its path was resolved.
+    """Return the status of a file in a folder; refuse links created since its path was resolved.
 
     Raises
     ------
@@ -306,7 +307,7 @@ def stat_inside(root: str, path: str) -> os.stat_result:
     return info
 
 
-def entries_of(source: Path) -> Iterator[tuple[str, Path]]:
+def folder_entries(source: Path) -> Iterator[tuple[str, Path]]:
     """Yield the entries of a folder whose names are valid for a bundle or a folder of versions."""
     for entry in sorted(source.iterdir()):
         name = entry.stem if entry.name.endswith(_END) else entry.name
@@ -314,7 +315,7 @@ def entries_of(source: Path) -> Iterator[tuple[str, Path]]:
             yield name, entry
 
 
-def bundles_of(name: str, entry: Path) -> Iterator[tuple[Place, Path]]:
+def bundles_of_entry(name: str, entry: Path) -> Iterator[tuple[Place, Path]]:
     """Yield the bundles of one entry: the bundle itself, or each version in the folder."""
     kind = os.stat(entry).st_mode
     if entry.name.endswith(_END):

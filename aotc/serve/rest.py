@@ -16,8 +16,8 @@ from starlette.routing import Route
 
 from aotc.serve.auth import AccessCheck
 from aotc.serve.engine import Engine, Ticket
-from aotc.serve.errors import CLOSED, LATE, NOT_FOUND, RequestFault, status_of, text_of
-from aotc.serve.generate.sse import Events, Generate, Whole
+from aotc.serve.errors import CLOSED, LATE, NOT_FOUND, RequestFault, client_error_text, http_status_of
+from aotc.serve.generate.sse import CompleteAnswer, EventStreamAnswer, GenerateRoute
 from aotc.serve.http_io import (
     JSON,
     ClientLeft,
@@ -45,11 +45,12 @@ def make_app(engine: Engine) -> Callable[[Scope, Receive, Send], Awaitable[None]
     """Return the ASGI application of a server."""
     endpoints = _Endpoints(engine)
     infer = _InferRoute(engine)
+    events, complete = GenerateRoute(engine, EventStreamAnswer), GenerateRoute(engine, CompleteAnswer)
     model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
     routes = [
         *(Route(f"{path}/infer", infer, methods=["POST"]) for path in (model, version)),
-        *(Route(f"{path}/generate_stream", Generate(engine, Events), methods=["POST"]) for path in (model, version)),
-        *(Route(f"{path}/generate", Generate(engine, Whole), methods=["POST"]) for path in (model, version)),
+        *(Route(f"{path}/generate_stream", events, methods=["POST"]) for path in (model, version)),
+        *(Route(f"{path}/generate", complete, methods=["POST"]) for path in (model, version)),
         *(Route(f"{path}/ready", endpoints.model_ready) for path in (model, version)),
         *(Route(f"{path}/config", endpoints.config) for path in (model, version)),
         Route("/v2/models/stats", endpoints.all_statistics),
@@ -72,11 +73,11 @@ def make_app(engine: Engine) -> Callable[[Scope, Receive, Send], Awaitable[None]
             Exception: endpoints.refused_request,
         },
     )
-    return Guarded(app, engine)
+    return AccessMiddleware(app, engine)
 
 
-class Guarded:
-    """ASGI middleware: refuse requests that fail the access check, and pass on all others."""
+class AccessMiddleware:
+    """ASGI middleware that refuses requests that fail the access check."""
 
     def __init__(self, app: Starlette, engine: Engine) -> None:
         self._app, self._engine, self._access = app, engine, AccessCheck(engine.settings)
@@ -118,7 +119,7 @@ _PATHS = "GET /v2/models/NAME, POST /v2/models/NAME/infer, GET /v2/health/ready,
 
 
 class _InferRoute:
-    """Handles inference requests."""
+    """ASGI application for inference requests."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -139,6 +140,7 @@ class _InferRoute:
     async def _answer(
         self, scope: Scope, receive: Receive, ticket: Ticket, read: list[bool], lease: Lease
     ) -> tuple[list[Buffer], int | None]:
+        """Read, parse and run a request; return the parts of the response and the length of its JSON."""
         engine, headers = self._engine, dict(scope["headers"])
         names = scope["path_params"]
         try:
@@ -148,19 +150,19 @@ class _InferRoute:
                     body = await read_body(headers, receive, engine.settings.max_body, lease)
                     read[0] = True
                     watch.begin()
-                    ticket.lap()
+                    ticket.end_phase()
                     length = headers.get(HEADER_LENGTH.encode())
                     text = None if length is None else length.decode("latin-1")
                     request = await engine.conversion.read_request(body, text, names["model"], function.most_tensors)
                     del body
                     if request.timeout is not None:
                         began = asyncio.get_running_loop().time()
-                        limit.reschedule(began + engine.time_of(request))
+                        limit.reschedule(began + engine.time_limit_of(request))
                     results = await engine.infer(
                         ticket, function, request, trace_headers(headers, engine), names["model"]
                     )
                     answer = await engine.conversion.write_answer(names["model"], model.version, request, results)
-                    ticket.lap(OUTPUT)
+                    ticket.end_phase(OUTPUT)
                     lease.grow(sum(map(len, answer[0])))
                     return answer
         except TimeoutError:
@@ -194,7 +196,7 @@ class _Endpoints:
     async def refused_request(self, request: Request, error: Exception) -> Response:
         """Return the error response for a request that is not for inference."""
         self._engine.metrics.refused("rest", error)
-        return JSONResponse({"error": text_of(error)}, status_of(error))
+        return JSONResponse({"error": client_error_text(error)}, http_status_of(error))
 
     async def live(self, request: Request) -> Response:
         """Report that the process is alive."""

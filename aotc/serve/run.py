@@ -37,18 +37,19 @@ class _HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no handlers."""
+        """Install no signal handlers."""
         yield
 
 
 def serve(settings: Settings, started: Started | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; running requests are finished first.
+    """Serve until SIGTERM or SIGINT; running requests finish first.
 
     Parameters
     ----------
     settings : Settings
+        The settings of the server.
     started : callable, optional
-        Called with the engine and the ports of REST and gRPC when requests are accepted.
+        Called with the engine and the ports of REST and gRPC when the server accepts requests.
 
     Raises
     ------
@@ -61,10 +62,11 @@ def serve(settings: Settings, started: Started | None = None) -> None:
 
 
 async def _serve_until_stopped(settings: Settings, log: Logger, started: Started | None) -> None:
+    """Open the socket, install signal handlers, load the models, and run the server."""
     engine = Engine(settings, log)
     listener = _listening_socket(settings)
     with listener:
-        stop, loop = _Stop(), asyncio.get_running_loop()
+        stop, loop = _ShutdownRequest(), asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(ValueError, RuntimeError):  # not on the main thread
                 loop.add_signal_handler(number, stop.ask)
@@ -73,12 +75,13 @@ async def _serve_until_stopped(settings: Settings, log: Logger, started: Started
             await _run_server(engine, listener, stop, started)
 
 
-class _Stop:
-    """Shutdown requests: the first one ends gracefully, the second one immediately.
+class _ShutdownRequest:
+    """Shutdown requests: the first ends the server gracefully, the second immediately.
 
     Attributes
     ----------
     wanted, at_once : asyncio.Event
+        Set by the first, and by the second request.
     """
 
     def __init__(self) -> None:
@@ -89,8 +92,8 @@ class _Stop:
         (self.at_once if self.wanted.is_set() else self.wanted).set()
 
 
-async def _load_models(engine: Engine, stop: _Stop) -> bool:
-    """Load the models; return False if a shutdown was requested meanwhile.
+async def _load_models(engine: Engine, stop: _ShutdownRequest) -> bool:
+    """Load the models; return False if a shutdown request arrived.
 
     Raises
     ------
@@ -105,11 +108,12 @@ async def _load_models(engine: Engine, stop: _Stop) -> bool:
         engine.log.info("ended while it loaded")
         return False
     loading.result()
-    engine.repository.check_there()
+    engine.repository.check_bundle_loaded()
     return True
 
 
-async def _run_server(engine: Engine, listener: socket.socket, stop: _Stop, started: Started | None) -> None:
+async def _run_server(engine: Engine, listener: socket.socket, stop: _ShutdownRequest, started: Started | None) -> None:
+    """Run the HTTP and gRPC servers until a shutdown request; then wait for running requests, or cancel them."""
     settings = engine.settings
     connections = Connections(settings)
     http = _HttpServer(_uvicorn_config(engine, connections))
@@ -190,6 +194,7 @@ ACCEPTED_AT_ONCE = 16
 
 
 def _uvicorn_config(engine: Engine, connections: Connections) -> Any:
+    """Return uvicorn's configuration with guarded connections and TLS."""
     settings = engine.settings
     protocol: Callable[..., Any] = partial(GuardedConnection, connections)
     if settings.tls_cert:
@@ -211,7 +216,7 @@ SPARE_FILES = 256
 
 
 def _allow_files(settings: Settings) -> None:
-    """Raise the limit of open files so that all connections, health checks and bundles fit."""
+    """Raise the limit of open files to the number of connections, health checks and bundles."""
     most = settings.connections * (1 if settings.grpc_port is None else 2)
     wanted = most + SPARE_CONNECTIONS + HANDSHAKES + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -167,7 +167,7 @@ class Settings:
         return self
 
     def _check_memory(self) -> None:
-        """Refuse a limit for single requests above the limit for all requests together.
+        """Refuse limits for single requests above the limit for all requests together.
 
         A default limit is only checked where it applies.
         """
@@ -181,7 +181,7 @@ class Settings:
 
 
 def _check_certificate(cert: str, key: str) -> None:
-    """Refuse a certificate and a key that a server cannot use.
+    """Refuse a certificate and a private key that a server cannot use.
 
     Raises
     ------

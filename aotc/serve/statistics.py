@@ -31,7 +31,7 @@ class Duration:
 
 
 class Statistics:
-    """Statistics of one function since it was loaded."""
+    """Statistics of one function's requests since the load of its model."""
 
     def __init__(self) -> None:
         self._phases = {phase: Duration() for phase in _PHASES}

@@ -14,12 +14,12 @@ Span = Callable[[str, Mapping[str, str], Mapping[str, Any]], AbstractContextMana
 
 
 def no_span(name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> AbstractContextManager[Any]:
-    """Return a null context manager: the function in place of tracing if traces are disabled."""
+    """Return a null context manager, which replaces a span if traces are disabled."""
     return nullcontext()
 
 
 def open_traces(wanted: bool) -> Span:
-    """Return a function that starts the span of a request; the client's headers provide the parent span.
+    """Return a function that starts the span of a request as a child of the client's span.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def open_traces(wanted: bool) -> Span:
     tracer = trace.get_tracer("aotc.serve")
     said: set[str] = set()
 
-    def say(error: Exception) -> None:
+    def log_error(error: Exception) -> None:
         kind = type(error).__name__
         if kind not in said:
             said.add(kind)
@@ -48,7 +48,7 @@ def open_traces(wanted: bool) -> Span:
             parent, kind = propagate.extract(headers), trace.SpanKind.SERVER
             return tracer.start_as_current_span(name, parent, kind=kind, attributes=dict(attributes))
 
-        return QuietSpan(begin, say)
+        return QuietSpan(begin, log_error)
 
     return span
 
@@ -56,8 +56,10 @@ def open_traces(wanted: bool) -> Span:
 class QuietSpan:
     """A span that never fails a request: errors of tracing, such as a full disk, are logged."""
 
-    def __init__(self, begin: Callable[[], AbstractContextManager[Any]], say: Callable[[Exception], None]) -> None:
-        self._begin, self._say = begin, say
+    def __init__(
+        self, begin: Callable[[], AbstractContextManager[Any]], log_error: Callable[[Exception], None]
+    ) -> None:
+        self._begin, self._log_error = begin, log_error
         self._span: AbstractContextManager[Any] | None = None
 
     def __enter__(self) -> None:
@@ -66,7 +68,7 @@ class QuietSpan:
             span.__enter__()
             self._span = span
         except Exception as error:
-            self._say(error)
+            self._log_error(error)
 
     def __exit__(self, *raised: Any) -> None:
         try:
@@ -74,4 +76,4 @@ class QuietSpan:
                 self._span.__exit__(*raised)
         except Exception as error:
             if error is not raised[1]:
-                self._say(error)
+                self._log_error(error)

@@ -25,7 +25,7 @@ _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def datatype_of(dtype: str) -> str:
-    """Return the protocol's datatype for a dtype; the dtype's own name if the protocol has none."""
+    """Return the protocol's datatype for a dtype, or the dtype's own name if the protocol has none."""
     return _NAMES.get(dtype, dtype)
 
 
@@ -70,7 +70,7 @@ def checked_shape(shape: Any, where: str) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def from_bytes(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.ndarray:
+def tensor_from_bytes(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.ndarray:
     """Return an array over ``data``, without a copy.
 
     Raises
@@ -94,7 +94,7 @@ def from_bytes(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.
     return array
 
 
-def from_json(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.ndarray:
+def tensor_from_json(data: Any, dtype: str, shape: tuple[int, ...], where: str) -> np.ndarray:
     """Convert flat or nested JSON numbers to an array.
 
     Raises
@@ -156,6 +156,7 @@ def _element_types(values: list[Any], depth: int = 0) -> set[type]:
 
 
 def _json_numbers(data: Any) -> Any:
+    """Replace ``"NaN"`` and infinities in nested lists by floats; refuse anything but numbers."""
     if isinstance(data, list):
         return [_json_numbers(x) for x in data]
     if isinstance(data, str):
@@ -167,7 +168,7 @@ def _json_numbers(data: Any) -> Any:
     return data
 
 
-def to_bytes(array: np.ndarray) -> Buffer:
+def tensor_to_bytes(array: np.ndarray) -> Buffer:
     """Return the bytes of an array; without a copy if the array is large."""
     base = array.base
     whole = not isinstance(base, np.ndarray) or base.nbytes == array.nbytes
@@ -176,7 +177,7 @@ def to_bytes(array: np.ndarray) -> Buffer:
     return array.reshape(-1).view(np.uint8).data
 
 
-def to_json(array: np.ndarray, where: str) -> list[Any]:
+def tensor_to_json(array: np.ndarray, where: str) -> list[Any]:
     """Return the elements as a flat list; NaN and infinities as ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 
     Raises
@@ -195,7 +196,7 @@ def to_json(array: np.ndarray, where: str) -> list[Any]:
     return values
 
 
-def names_of(rows: Sequence[dict[str, Any]], other: str) -> list[str]:
+def unique_tensor_names(rows: Sequence[dict[str, Any]], other: str) -> list[str]:
     """Return unique names of arguments or results; an unnamed one is called ``other`` plus its number."""
     names: list[str] = []
     for number, row in enumerate(rows):

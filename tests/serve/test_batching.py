@@ -10,7 +10,7 @@ from jax import export
 from support.served import running
 
 import aotc
-from aotc.serve.batching import rows_are_independent, rows_symbol
+from aotc.serve.batching import batch_dim_symbol, reason_rows_depend
 
 pytestmark = pytest.mark.cpu
 
@@ -203,7 +203,7 @@ def dims(*lists):
     ],
 )
 def test_rows_are_the_first_dim_of_all_and_no_other(arguments, results, symbol):
-    assert rows_symbol(arguments, results) == symbol
+    assert batch_dim_symbol(arguments, results) == symbol
 
 
 def test_a_model_that_takes_no_random_numbers_is_not_batched():
@@ -211,5 +211,5 @@ def test_a_model_that_takes_no_random_numbers_is_not_batched():
         def invoke(self, *args, **kwargs):
             raise aotc.CallError("m", "no such number")
 
-    assert "no such number" in rows_are_independent(Refuses(), "main", dims(["b"]), "b")
-    assert "expressions" in rows_are_independent(Refuses(), "main", dims(["b", "2*n"]), "b")
+    assert "no such number" in reason_rows_depend(Refuses(), "main", dims(["b"]), "b")
+    assert "expressions" in reason_rows_depend(Refuses(), "main", dims(["b", "2*n"]), "b")

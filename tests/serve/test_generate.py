@@ -16,7 +16,7 @@ from aotc.serve.engine import Engine
 from aotc.serve.errors import RequestFault
 from aotc.serve.generate.request import parse_request
 from aotc.serve.generate.sampling import Sampling, next_token
-from aotc.serve.generate.sse import Events, Generate
+from aotc.serve.generate.sse import EventStreamAnswer, GenerateRoute
 
 pytestmark = pytest.mark.cpu
 
@@ -171,7 +171,7 @@ def test_a_client_that_takes_nothing_is_left(server):
             await asyncio.Event().wait()
 
     scope = {"headers": [], "path_params": {"model": "sums"}}
-    asyncio.run(asyncio.wait_for(Generate(engine, Events)(scope, receive, send), 10))
+    asyncio.run(asyncio.wait_for(GenerateRoute(engine, EventStreamAnswer)(scope, receive, send), 10))
     assert b"its time" in sent[-1]["body"]
     assert engine.in_flight == 0
     assert 'protocol="generate",status="504"' in engine.metrics.text().decode()

@@ -161,7 +161,7 @@ def test_calls_end_when_the_client_leaves(server):
         client.stop_stream(cancel_requests=True)
     assert until(lambda: server.engine.in_flight == 0)
     decoder = server.engine.repository.models["texts"][1].decoder
-    assert until(lambda: not decoder.crews)
+    assert until(lambda: not decoder.batches)
     assert 'protocol="grpc",status="499"' in server.ask("/metrics")[2].decode()
 
 

@@ -9,7 +9,7 @@ from support.browser import CHROMIUM, MEASURE, assert_layout, browse
 from support.served import running
 
 from aotc.serve.errors import RequestFault
-from aotc.serve.metrics import HISTORY, UNKNOWN_NAMES, Metrics, Traffic
+from aotc.serve.metrics import HISTORY, UNKNOWN_NAMES, Metrics, ModelTraffic
 from aotc.serve.rest import PAGE
 
 ROWS = [{"name": n, "shape": [4], "datatype": "FP32", "data": [1, 2, 3, 4]} for n in "xy"]
@@ -103,14 +103,14 @@ def test_quantiles_are_of_successful_requests():
 
 
 def test_latencies_are_grouped_by_requests_in_flight():
-    traffic = Traffic()
+    traffic = ModelTraffic()
     for load in range(1, 10):
         traffic.add(1.0, 200, float(load), load)
     assert traffic.report()["loads"] == [[1, 1.0, 1.0], [2, 2.0, 2.0], [4, 4.0, 4.0], [8, 7.0, 8.0], [16, 9.0, 9.0]]
 
 
 def test_traffic_is_counted_by_the_second():
-    traffic = Traffic()
+    traffic = ModelTraffic()
     for now, status in ((10.1, 200), (10.9, 503), (12.0, 503)):
         traffic.add(now, status, 0.5)
     report = traffic.report()

@@ -19,7 +19,7 @@ from support.served import running
 from typer.testing import CliRunner
 
 from aotc.serve.auth import AccessCheck
-from aotc.serve.errors import RequestFault, status_of, text_of
+from aotc.serve.errors import RequestFault, client_error_text, http_status_of
 from aotc.serve.logs import EventFormatter
 from aotc.serve.settings import Settings
 from aotc.serve.telemetry import open_traces
@@ -258,9 +258,9 @@ def test_a_traceback_is_in_the_line():
 
 
 def test_what_a_client_is_told_of_our_own_mistakes():
-    assert [status_of(e) for e in (KeyError("x"), MemoryError(), DeadlineExceeded("", "x"))] == [500, 503, 504]
-    assert "secret" not in text_of(KeyError("secret"))
-    assert len(text_of(CallError("", "x" * 10_000))) <= 4000
+    assert [http_status_of(e) for e in (KeyError("x"), MemoryError(), DeadlineExceeded("", "x"))] == [500, 503, 504]
+    assert "secret" not in client_error_text(KeyError("secret"))
+    assert len(client_error_text(CallError("", "x" * 10_000))) <= 4000
 
 
 @pytest.mark.parametrize(

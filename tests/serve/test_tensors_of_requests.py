@@ -14,17 +14,26 @@ from support import served  # noqa: F401  skips where the server's packages are 
 
 from aotc.serve.background_threads import join_in_background
 from aotc.serve.errors import RequestFault
-from aotc.serve.protocol import InferRequest, infer_answer, parse_infer
-from aotc.serve.tensors import checked_shape, datatype_of, dtype_of, from_bytes, from_json, names_of, to_bytes, to_json
+from aotc.serve.protocol import InferRequest, infer_response_body, parse_infer
+from aotc.serve.tensors import (
+    checked_shape,
+    datatype_of,
+    dtype_of,
+    tensor_from_bytes,
+    tensor_from_json,
+    tensor_to_bytes,
+    tensor_to_json,
+    unique_tensor_names,
+)
 
 pytestmark = pytest.mark.ir
 
 
 @pytest.mark.parametrize("dtype", ["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64"])
 def test_numbers_come_back(dtype):
-    array = from_json([[0, 1], [2, 3]], dtype, (2, 2), "here")
-    assert to_json(array, "here") == [0, 1, 2, 3]
-    assert from_bytes(array.tobytes(), dtype, (2, 2), "here").tobytes() == array.tobytes()
+    array = tensor_from_json([[0, 1], [2, 3]], dtype, (2, 2), "here")
+    assert tensor_to_json(array, "here") == [0, 1, 2, 3]
+    assert tensor_from_bytes(array.tobytes(), dtype, (2, 2), "here").tobytes() == array.tobytes()
     assert dtype_of(datatype_of(dtype), "here") == dtype
 
 
@@ -48,25 +57,25 @@ def test_numbers_come_back(dtype):
 )
 def test_what_is_no_number_of_the_type_is_refused(data, dtype, shape, what):
     with pytest.raises(RequestFault, match=what):
-        from_json(data, dtype, shape, "here")
+        tensor_from_json(data, dtype, shape, "here")
 
 
 def test_what_json_has_no_number_for():
-    array = from_json(["NaN", "-Infinity", 1, "Infinity"], "f32", (4,), "here")
-    assert to_json(array, "here") == ["NaN", "-Infinity", 1, "Infinity"]
-    assert json.loads(json.dumps(to_json(array.astype(ml_dtypes.bfloat16), "here"), allow_nan=False))[0] == "NaN"
+    array = tensor_from_json(["NaN", "-Infinity", 1, "Infinity"], "f32", (4,), "here")
+    assert tensor_to_json(array, "here") == ["NaN", "-Infinity", 1, "Infinity"]
+    assert json.loads(json.dumps(tensor_to_json(array.astype(ml_dtypes.bfloat16), "here"), allow_nan=False))[0] == "NaN"
     with pytest.raises(RequestFault, match="complex"):
-        to_json(np.ones(1, "c8"), "here")
+        tensor_to_json(np.ones(1, "c8"), "here")
 
 
 def test_bytes_must_be_as_many_as_the_shape_says_and_values_of_the_type():
     with pytest.raises(RequestFault, match=r"found: .*3\n.*expected: .*4 for FP32"):
-        from_bytes(b"abc", "f32", (1,), "here")
+        tensor_from_bytes(b"abc", "f32", (1,), "here")
     with pytest.raises(RequestFault, match="not a value of BOOL"):
-        from_bytes(b"\x02", "i1", (1,), "here")
+        tensor_from_bytes(b"\x02", "i1", (1,), "here")
     with pytest.raises(RequestFault, match="not a value of i4"):
-        from_bytes(b"\x09", "i4", (1,), "here")
-    assert from_bytes(b"\xff\x07", "i4", (2,), "here").astype("i1").tolist() == [-1, 7]
+        tensor_from_bytes(b"\x09", "i4", (1,), "here")
+    assert tensor_from_bytes(b"\xff\x07", "i4", (2,), "here").astype("i1").tolist() == [-1, 7]
     with pytest.raises(RequestFault, match="too large"):
         checked_shape([0, 1 << 47, 1 << 47], "here")
 
@@ -79,7 +88,7 @@ def test_a_shape_is_a_list_of_sizes(shape):
 
 def test_a_name_comes_once():
     rows = [{"name": n} for n in ("x", "", "x", "")]
-    assert names_of(rows, "output") == ["x", "output1", "x#2", "output3"]
+    assert unique_tensor_names(rows, "output") == ["x", "output1", "x#2", "output3"]
 
 
 def body_of(rows, tensors=b"", **more):
@@ -157,7 +166,7 @@ def test_any_document_is_read_or_refused(shape, data, parameters, outputs):
 
 def test_an_answer_has_what_was_asked_for_in_the_form_it_was():
     results = {"y": np.array([1, math.inf], "f4"), "z": np.array([2], "i4")}
-    parts, length = infer_answer("m", 3, InferRequest("id", outputs=[("z", True), ("y", False)]), results)
+    parts, length = infer_response_body("m", 3, InferRequest("id", outputs=[("z", True), ("y", False)]), results)
     document = json.loads(parts[0])
     assert length == len(parts[0])
     assert parts[1] == b"\x02\0\0\0"
@@ -170,12 +179,12 @@ def test_a_large_result_travels_in_its_own_memory():
     """Rows of a batch are copied: a client that reads slowly would keep the results of all."""
     x = np.arange(1 << 16, dtype="f4").reshape(2, -1)
     for array, shared in ((x, True), (x[:1], False), (x.T, False), (x[:, :4], False)):
-        data = to_bytes(array)
+        data = tensor_to_bytes(array)
         assert bytes(data) == array.tobytes()
         assert np.shares_memory(np.frombuffer(data, "u1"), x) == shared
 
 
 def test_buffers_are_joined_on_another_thread():
     x = np.arange(1 << 18, dtype="f4")
-    for parts in ([b"a", b"bc"], [], [b"a", to_bytes(x), b"", to_bytes(x[:5]), b"b"]):
+    for parts in ([b"a", b"bc"], [], [b"a", tensor_to_bytes(x), b"", tensor_to_bytes(x[:5]), b"b"]):
         assert asyncio.run(join_in_background(parts)) == b"".join(parts)

@@ -19,7 +19,7 @@ async def text(decoder, tokens, count):
     first, text_ = await decoder.begin(np.array(tokens))
     found = [int(np.argmax(first))]
     while len(found) < count:
-        found.append(int(np.argmax(await decoder.feed(text_, np.array(found[-1:])))))
+        found.append(int(np.argmax(await decoder.decode_tokens(text_, np.array(found[-1:])))))
     decoder.leave(text_, True)
     return found, text_
 
@@ -29,12 +29,12 @@ async def play(decoder):
     made = await asyncio.gather(*[text(decoder, [n, 7], count) for n, count in enumerate(LENGTHS)])
     (found, kept), (other, _) = made[0], made[1]
     assert [tokens for tokens, _ in made] == [expected([n, 7], count) for n, count in enumerate(LENGTHS)]
-    more, (beside, _) = await asyncio.gather(decoder.feed(kept, np.array([found[-1]])), text(decoder, [5], 4))
+    more, (beside, _) = await asyncio.gather(decoder.decode_tokens(kept, np.array([found[-1]])), text(decoder, [5], 4))
     assert int(np.argmax(more)) == expected([0, 7, *found], 1)[0]
     assert beside == expected([5], 4)
     assert other == expected([1, 7], 3)
     decoder.leave(kept, False)
-    assert not decoder.crews
+    assert not decoder.batches
 
 
 def check(data):

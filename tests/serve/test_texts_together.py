@@ -40,7 +40,7 @@ def steps(server):
     before, decoder.observe = decoder.observe, seen.append
     yield seen
     decoder.observe = before
-    assert until(lambda: not decoder.crews)
+    assert until(lambda: not decoder.batches)
 
 
 def test_which_models_decode_together(server):
@@ -107,7 +107,7 @@ class Played:
         while len(found) < count:
             if pause is not None:
                 await pause(len(found))
-            found.append(int(np.argmax(await self.decoder.feed(text, np.array(found[-1:])))))
+            found.append(int(np.argmax(await self.decoder.decode_tokens(text, np.array(found[-1:])))))
         self.decoder.leave(text, False)
         return found
 
@@ -129,7 +129,7 @@ def test_a_slow_client_does_not_hold_up_the_others(folder):
     found = asyncio.run(play())
     assert found == [expected(t, 20) for t in ([3, 0], [3, 1], [1, 2])]
     assert max(played.seen) == 3
-    assert not played.decoder.crews
+    assert not played.decoder.batches
 
 
 def test_a_full_crew_and_another(folder):
@@ -205,7 +205,7 @@ def test_a_call_that_all_have_left_is_cancelled(folder):
     async def play():
         texts_ = [(await played.decoder.begin(np.array([n])))[1] for n in range(2)]
         played.module.submit = lambda *arrays, **more: Call()
-        tasks = [asyncio.create_task(played.decoder.feed(text, np.array([1]))) for text in texts_]
+        tasks = [asyncio.create_task(played.decoder.decode_tokens(text, np.array([1]))) for text in texts_]
         await asyncio.sleep(0.05)
         for n, text in enumerate(texts_):
             assert not Call.cancelled
@@ -213,6 +213,6 @@ def test_a_call_that_all_have_left_is_cancelled(folder):
             played.decoder.leave(text, False)
         assert Call.cancelled
         await asyncio.sleep(0.01)
-        assert not played.decoder.crews
+        assert not played.decoder.batches
 
     asyncio.run(play())

@@ -1,4 +1,4 @@
-"""Checks whether a bundle can generate, and whether it can decode several sequences in one call.
+"""Checks whether a bundle can generate, and whether one call can decode several sequences.
 
 A bundle generates if it has two functions: ``prefill(tokens) -> (logits, *state)`` and ``decode(token, *state) ->
 (logits, *state)``. The first result may be the next token itself, an integer. Sequences can be decoded together if
@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aotc.serve.batching import SYMBOL, rows_are_independent
+from aotc.serve.batching import SYMBOL, reason_rows_depend
 from aotc.serve.errors import BAD, RequestFault
 from aotc.vmfb.dtypes import kind_of
 from aotc.vmfb.module import LoadedModule
@@ -58,7 +58,7 @@ def _result_may_be_argument(x: tuple[str, list[int | str]], y: tuple[str, list[i
 
 
 def batch_axes(module: LoadedModule) -> tuple[tuple[int, ...], str]:
-    """Return the batch dim of each array of the state, and why sequences cannot be batched ("" if they can)."""
+    """Return the batch dim of each array of the state, and the reason if sequences cannot be batched, else ""."""
     prefill, decode = module.functions[PREFILL].signature, module.functions[DECODE].signature
     token, symbol = decode.arguments[0], ""
     if token["dims"] and isinstance(token["dims"][0], str) and SYMBOL.match(token["dims"][0]):
@@ -73,12 +73,12 @@ def batch_axes(module: LoadedModule) -> tuple[tuple[int, ...], str]:
     state = [int(a) for a in axes[1:] if a is not None]
     if any(isinstance(d := row["dims"][a], int) and d != 1 for row, a in zip(prefill.results[1:], state)):
         return (), f"{PREFILL} returns the state of several sequences"
-    why = rows_are_independent(module, DECODE, decode.arguments, symbol, (0, *state))
+    why = reason_rows_depend(module, DECODE, decode.arguments, symbol, (0, *state))
     return (() if why else tuple(state)), why
 
 
 def _batch_axis_of(row: Mapping[str, Any], symbol: str) -> int | None:
-    """Return the number of the dim that equals the symbol.
+    """Return the number of the dim that equals ``symbol``; None if no dim equals it or several depend on it.
 
     None if several dims depend on the symbol, or none equals it.
     """

@@ -19,7 +19,7 @@ from aotc.vmfb.ranks.layout import Layout, layout_text
 
 
 class GangDecoder(Decoder):
-    """Calls ``prefill`` and ``decode`` of a gang, one sequence at a time.
+    """Decoder of a gang: calls ``prefill`` and ``decode`` for one sequence at a time.
 
     Parameters
     ----------
@@ -37,19 +37,19 @@ class GangDecoder(Decoder):
         self._prompts = sorted(dims[-1] if dims else 1 for dims in every)
 
     async def begin(self, tokens: np.ndarray) -> tuple[np.ndarray, GeneratedSequence]:
-        """Run ``prefill`` on as many tokens as one of its sizes takes, and ``decode`` on each one of the others."""
+        """Run ``prefill`` on the first tokens, as many as its largest fitting size, and ``decode`` on the others."""
         size = max([n for n in self._prompts if n <= len(tokens)], default=len(tokens))
-        first, text = await super().begin(tokens[:size])
+        first, sequence = await super().begin(tokens[:size])
         if len(tokens) > size:
-            first = await self.feed(text, tokens[size:])
-        return first, text
+            first = await self.decode_tokens(sequence, tokens[size:])
+        return first, sequence
 
-    async def _prefill(self, asked: np.ndarray, text: GeneratedSequence) -> np.ndarray:
-        text.state = [self._gang.new_state()]
-        return await self._gang.step(PREFILL, asked, text.state[0])
+    async def _prefill(self, asked: np.ndarray, sequence: GeneratedSequence) -> np.ndarray:
+        sequence.state = [self._gang.new_state()]
+        return await self._gang.step(PREFILL, asked, sequence.state[0])
 
-    async def _decode(self, asked: np.ndarray, text: GeneratedSequence) -> np.ndarray:
-        return await self._gang.step(DECODE, asked, text.state[0])
+    async def _decode(self, asked: np.ndarray, sequence: GeneratedSequence) -> np.ndarray:
+        return await self._gang.step(DECODE, asked, sequence.state[0])
 
 
 def check_gang_functions(module: GangModule, where: str) -> None:

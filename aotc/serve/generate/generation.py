@@ -20,24 +20,26 @@ from aotc.serve.generate.sequences import Sequence
 from aotc.serve.model import ServedModel
 
 LENGTH, STOP = "length", "stop"
-Say = Callable[[int, int, str], Awaitable[None]]
+SendToken = Callable[[int, int, str], Awaitable[None]]
 
 
 async def generate(
-    engine: Engine, model: ServedModel, version: str, document: Mapping[str, Any], headers: Mapping[str, str], say: Say
+    engine: Engine, model: ServedModel, version: str, document: Mapping[str, Any], headers: Mapping[str, str],
+    send_token: SendToken,
 ) -> None:
     """Generate the tokens of a request.
 
     Parameters
     ----------
     engine, model
+        The server's state, and the model.
     version : str
         The version in the request, or "".
     document
         The request's parameters.
     headers
         Headers of the trace context.
-    say : callable
+    send_token : callable
         Called for each token with its index, the token, and the finish reason ("" except for the last token).
 
     Raises
@@ -53,7 +55,7 @@ async def generate(
     parameters = parse_request(document, model.name)
     try:
         async with asyncio.timeout(parameters.timeout):
-            await _generate_tokens(engine, model, version, parameters, headers, say)
+            await _generate_tokens(engine, model, version, parameters, headers, send_token)
     except TimeoutError:
         what, hint = "the tokens were not made, and taken, in their time", "a longer timeout"
         raise RequestFault(LATE, model.name, what, f"{parameters.timeout} s", hint=hint) from None
@@ -65,8 +67,9 @@ async def _generate_tokens(
     version: str,
     parameters: GenerationRequest,
     headers: Mapping[str, str],
-    say: Say,
+    send_token: SendToken,
 ) -> None:
+    """Generate and send tokens until a stop token, the maximum number, or the timeout of a token."""
     count, seconds = engine.metrics.tokens(model.name), engine.settings.timeout
     about = {"model": model.name, "function": "generate"}
     made, token, done = -1, -1, ""
@@ -83,29 +86,29 @@ async def _generate_tokens(
                     if done:
                         sequence.whole = True
                         break
-                    await say(made, token, "")
+                    await send_token(made, token, "")
                     limit.reschedule(asyncio.get_running_loop().time() + seconds)
         async with asyncio.timeout(seconds):
-            await say(made, token, done)  # the receiver can continue the sequence
+            await send_token(made, token, done)  # the receiver can continue the sequence
     except TimeoutError:
         what = "the next token was not made, or not taken, in its time"
         raise RequestFault(LATE, model.name, what, f"{seconds:g} s") from None
 
 
 async def _token_stream(sequence: Sequence, parameters: GenerationRequest) -> AsyncGenerator[int, None]:
-    """Yield the tokens of a sequence without end."""
+    """Yield the tokens of a sequence without end, and return its state to the decoder afterwards."""
     decoder = sequence.model.decoder
     assert decoder is not None
     try:
         if sequence.text is None:
             first, sequence.text = await decoder.begin(parameters.tokens)
         else:
-            first = await decoder.feed(sequence.text, np.concatenate([sequence.pending, parameters.tokens]))
+            first = await decoder.decode_tokens(sequence.text, np.concatenate([sequence.pending, parameters.tokens]))
         while True:
             token = next_token(first, parameters.sampling)
             sequence.pending = np.array([token])
             yield token
-            first = await decoder.feed(sequence.text, sequence.pending)
+            first = await decoder.decode_tokens(sequence.text, sequence.pending)
     finally:
         if sequence.text is not None:
             decoder.leave(sequence.text, sequence.whole)

@@ -56,7 +56,7 @@ class GenerationRequest:
 
 
 def parse_request(document: Mapping[str, Any], where: str) -> GenerationRequest:
-    """Parse the parameters of a request.
+    """Parse the parameters of a generation request.
 
     Raises
     ------
@@ -82,7 +82,7 @@ SEQUENCE_LETTERS = 128
 
 
 def _sequence_parameters(document: Mapping[str, Any], where: str) -> tuple[str, bool, bool]:
-    """Return the name, start flag and end flag of a request's sequence; the names 0 and "" mean that it has none."""
+    """Return name, start flag and end flag of a request's sequence; the names 0 and "" mean no sequence."""
     name = document.get("sequence_id", "")
     if isinstance(name, bool) or not isinstance(name, int | str) or len(str(name)) > SEQUENCE_LETTERS:
         expected = f"an integer, or at most {SEQUENCE_LETTERS} letters"
@@ -96,6 +96,7 @@ def _sequence_parameters(document: Mapping[str, Any], where: str) -> tuple[str, 
 
 
 def _integer_list(found: Any, key: str, where: str) -> np.ndarray:
+    """Convert a parameter of JSON to an int64 array; refuse other elements than integers."""
     if isinstance(found, np.ndarray):
         return found
     if not isinstance(found, list) or not set(map(type, found)) <= {int}:

@@ -1,4 +1,4 @@
-"""Sampling of tokens: its parameters in a request, and the choice of a token from logits."""
+"""Sampling of tokens: parameters of a request, and selection of a token from logits."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def integer_of(document: Mapping[str, Any], key: str, default: int, limits: tupl
 
 
 def next_token(first: np.ndarray, sampling: Sampling) -> int:
-    """Return the next token, given the first result of a model: the logits of all positions, or tokens.
+    """Select the next token from the first result of a model: the logits of all positions, or tokens.
 
-    Integers are tokens that the model itself has chosen. Floats are logits, from which this samples.
+    Integers are tokens that the model itself has selected. Floats are logits, from which this function samples.
 
     Raises
     ------

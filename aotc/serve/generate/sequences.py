@@ -16,7 +16,7 @@ from aotc.serve.model import ServedModel
 
 
 class Sequence:
-    """A sequence, stored between requests or used by one.
+    """A sequence that several requests may continue.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Sequence:
 
 
 class Sequences:
-    """All stored sequences.
+    """Store of the sequences between requests.
 
     Parameters
     ----------
@@ -73,7 +73,10 @@ class Sequences:
             yield Sequence(model)
             return
         key = model.name, parameters.sequence
-        sequence = self._begun(key, model) if parameters.starts else self._continued(key, model.name, version)
+        if parameters.starts:
+            sequence = self._new_sequence(key, model)
+        else:
+            sequence = self._stored_sequence(key, model.name, version)
         sequence.whole, sequence.timer = False, None
         try:
             yield sequence
@@ -83,7 +86,8 @@ class Sequences:
             else:
                 self._stored.pop(key, None)
 
-    def _begun(self, key: tuple[str, str], model: ServedModel) -> Sequence:
+    def _new_sequence(self, key: tuple[str, str], model: ServedModel) -> Sequence:
+        """Store and return a new sequence under ``key``; refuse it if too many are stored."""
         if key in self._stored:
             _reserve_stored_sequence(self._stored[key], key)
         elif len(self._stored) >= self._most:
@@ -93,7 +97,8 @@ class Sequences:
         self._stored[key] = Sequence(model)
         return self._stored[key]
 
-    def _continued(self, key: tuple[str, str], name: str, version: str) -> Sequence:
+    def _stored_sequence(self, key: tuple[str, str], name: str, version: str) -> Sequence:
+        """Return the sequence of an earlier request; refuse an unknown name or another version."""
         sequence = self._stored.get(key)
         if sequence is None:
             what, expected = "unknown sequence", f"a sequence used within the last {self._seconds:g} s"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from aotc.serve.engine import Engine, Ticket
-from aotc.serve.errors import LATE, RequestFault, text_of
+from aotc.serve.errors import LATE, RequestFault, client_error_text
 from aotc.serve.generate.generation import generate
 from aotc.serve.http_io import (
     JSON,
@@ -25,7 +25,7 @@ from aotc.serve.http_io import (
 from aotc.serve.memory import Lease
 
 
-class Answer(Protocol):
+class GenerationAnswer(Protocol):
     """Interface of a response to a generation request.
 
     Attributes
@@ -36,17 +36,17 @@ class Answer(Protocol):
 
     read: bool
 
-    async def say(self, index: int, token: int, done: str) -> None:
+    async def send_token(self, index: int, token: int, done: str) -> None:
         """Send or collect a generated token; ``done`` is the finish reason with the last one."""
 
     async def fail(self, error: BaseException) -> None:
         """End the response with an error."""
 
 
-class Generate:
-    """Handles generation requests; stops when the client disconnects."""
+class GenerateRoute:
+    """ASGI application for generation requests; it stops when the client disconnects."""
 
-    def __init__(self, engine: Engine, answer: Callable[[Send], Answer]) -> None:
+    def __init__(self, engine: Engine, answer: Callable[[Send], GenerationAnswer]) -> None:
         self._engine, self._new_answer = engine, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +60,10 @@ class Generate:
         except Exception as error:
             await answer.fail(error)
 
-    async def _answer(self, scope: Scope, receive: Receive, answer: Answer, ticket: Ticket, lease: Lease) -> None:
+    async def _answer(
+        self, scope: Scope, receive: Receive, answer: GenerationAnswer, ticket: Ticket, lease: Lease
+    ) -> None:
+        """Read and parse the request, and generate its tokens into ``answer``."""
         engine, headers = self._engine, dict(scope["headers"])
         name, version = scope["path_params"]["model"], scope["path_params"].get("version", "")
         with ClientWatch(engine, receive) as watch:
@@ -75,21 +78,21 @@ class Generate:
             except TimeoutError:
                 raise RequestFault(LATE, name, "the request was not read and parsed in its time") from None
             del body
-            await generate(engine, model, version, document, trace_headers(headers, engine), answer.say)
+            await generate(engine, model, version, document, trace_headers(headers, engine), answer.send_token)
 
 
 # Seconds that the error at the end of a stream may take to be sent; then the client is disconnected.
 LAST_WORD_SECONDS = 0.5
 
 
-class Events:
-    """A response as a stream of events."""
+class EventStreamAnswer:
+    """Generation response as a stream of server-sent events."""
 
     def __init__(self, send: Send) -> None:
         self.read = False
         self._send, self._begun = send, False
 
-    async def say(self, index: int, token: int, done: str) -> None:
+    async def send_token(self, index: int, token: int, done: str) -> None:
         """Send a generated token as a server-sent event; the last one with the finish reason."""
         await self._event({"index": index, "token": token})
         if done:
@@ -108,20 +111,20 @@ class Events:
         if self._begun:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORD_SECONDS):
-                    await self._event({"error": text_of(error)}, more=False)
+                    await self._event({"error": client_error_text(error)}, more=False)
         else:
             await send_fault(self._send, error, close=not self.read)
 
 
-class Whole:
-    """A response with all tokens."""
+class CompleteAnswer:
+    """Generation response with all tokens at once."""
 
     def __init__(self, send: Send) -> None:
         self.read = False
         self._send = send
         self._tokens: list[int] = []
 
-    async def say(self, index: int, token: int, done: str) -> None:
+    async def send_token(self, index: int, token: int, done: str) -> None:
         """Collect a generated token; send the response after the last one."""
         self._tokens.append(token)
         if done:

@@ -221,6 +221,7 @@ def _message_definitions() -> Iterator[tuple[str, list[str]]]:
 
 
 def _add_field(message: Any, owner: str, words: list[str]) -> None:
+    """Add a field to a message descriptor; ``words`` are modifier, type, name and number of its definition."""
     kinds = descriptor_pb2.FieldDescriptorProto
     form = words[0] if words[0] in ("repeated", "map", "one", "enum") else ""
     kind, name, number = words[bool(form) :]
@@ -246,6 +247,7 @@ def _add_field(message: Any, owner: str, words: list[str]) -> None:
 
 
 def _message_classes() -> dict[str, Any]:
+    """Return the Python class of each message, by name."""
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file_descriptor())
     names = [name for name, _ in _message_definitions() if "." not in name]

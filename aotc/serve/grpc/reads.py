@@ -27,11 +27,12 @@ PENDING_SECONDS = 0.05
 
 
 class MessageReads:
-    """All pending reads of messages.
+    """Pending reads of gRPC messages, with a limit of their memory.
 
     Parameters
     ----------
     engine : Engine
+        The server's state.
 
     Attributes
     ----------
@@ -74,13 +75,13 @@ class MessageReads:
         loop = asyncio.get_running_loop()
         while True:
             await self._some.wait()
-            if self._relieve(loop.time()):
+            if self._end_large_reads(loop.time()):
                 await run_in_background(return_freed_memory)
             if not self._pending:
                 self._some.clear()
             await asyncio.sleep(LOOK_AT_READS_SECONDS)
 
-    def _relieve(self, now: float) -> bool:
+    def _end_large_reads(self, now: float) -> bool:
         """End reads if incomplete messages use too much memory; return True if any were ended."""
         long = [limit for limit, (began, _) in self._pending.items() if now - began > PENDING_SECONDS]
         used = anonymous_bytes() - self._engine.memory.used
@@ -90,13 +91,13 @@ class MessageReads:
         excess = used - self._base - self.most
         if excess <= 0:
             return False
-        for limit in self._victims(long, 1 + excess // self._engine.settings.max_message):
+        for limit in self._select_reads_to_end(long, 1 + excess // self._engine.settings.max_message):
             del self._pending[limit]
             limit.reschedule(now)
         self._engine.log.warning("messages that are being received take too much memory")
         return True
 
-    def _victims(self, long: list[asyncio.Timeout], count: int) -> list[asyncio.Timeout]:
+    def _select_reads_to_end(self, long: list[asyncio.Timeout], count: int) -> list[asyncio.Timeout]:
         """Return the ``count`` reads to end: from the connections with the most reads, the newest first."""
         peers = {limit: self._pending[limit][1].peer() for limit in long}
         pending = Counter(peers.values())

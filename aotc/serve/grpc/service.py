@@ -26,13 +26,13 @@ from aotc.serve.errors import (
     TOO_LONG,
     UNAUTHORIZED,
     RequestFault,
-    status_of,
-    text_of,
+    client_error_text,
+    http_status_of,
     without_references,
 )
 from aotc.serve.grpc.messages import HEALTH_METHODS, INFER, MESSAGE, METHODS, SERVICE, STREAM
 from aotc.serve.grpc.reads import MessageReads
-from aotc.serve.grpc.stream import InferStream, infer, trace_texts, write
+from aotc.serve.grpc.stream import InferStream, infer, trace_context, write
 from aotc.serve.grpc.wire import decode, receive
 from aotc.serve.limits import COPIES
 from aotc.serve.memory import retain_freed_memory
@@ -49,7 +49,7 @@ _CODES = {
 }  # fmt: skip
 HEALTH = "grpc.health.v1.Health"  # the health protocol that Kubernetes and others use
 _SERVING, _NOT_SERVING = 1, 2  # its response values
-Answer = Callable[[Any, Any], Awaitable[Any]]
+Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
 class GrpcServer:
@@ -58,6 +58,7 @@ class GrpcServer:
     Attributes
     ----------
     port : int
+        The port that it listens on.
     """
 
     def __init__(self, server: Any, port: int, watching: asyncio.Task[None]) -> None:
@@ -70,7 +71,7 @@ class GrpcServer:
 
 
 async def start(engine: Engine) -> GrpcServer:
-    """Start a server on the port of the settings.
+    """Start a gRPC server on the port of the settings.
 
     Raises
     ------
@@ -89,18 +90,18 @@ async def start(engine: Engine) -> GrpcServer:
         ("grpc.so_reuseport", 0),
     ]
     retain_freed_memory()
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_of_the_server)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_not_metadata_error)
     server = grpc.aio.server(options=options)
     service = _Service(engine)
     # Messages are handled as bytes, so that one that cannot be decoded gets an error with a reason. Unary methods are
     # registered as streams, which look the same on the wire, so that reading their message can time out.
-    handlers = {name: grpc.stream_unary_rpc_method_handler(service.answered(name)) for name in METHODS}
+    handlers = {name: grpc.stream_unary_rpc_method_handler(service.unary_handler(name)) for name in METHODS}
     handlers |= {
-        name: grpc.stream_unary_rpc_method_handler(service.about_health(name)) for name in HEALTH_METHODS
+        name: grpc.stream_unary_rpc_method_handler(service.health_handler(name)) for name in HEALTH_METHODS
     }  # without a token, as over REST
     handlers[INFER] = grpc.stream_stream_rpc_method_handler(service.infer)
     handlers[STREAM] = grpc.stream_stream_rpc_method_handler(service.stream)
-    check = grpc.stream_unary_rpc_method_handler(service.about_health(HEALTH))
+    check = grpc.stream_unary_rpc_method_handler(service.health_handler(HEALTH))
     server.add_generic_rpc_handlers(
         [
             grpc.method_handlers_generic_handler(SERVICE, handlers),
@@ -121,8 +122,8 @@ async def start(engine: Engine) -> GrpcServer:
     return GrpcServer(server, port, asyncio.create_task(service.reads.watch()))
 
 
-def _is_of_the_server(record: logging.LogRecord) -> bool:
-    """Return False for a traceback that the library logs if a client's metadata is not UTF-8."""
+def _is_not_metadata_error(record: logging.LogRecord) -> bool:
+    """Logging filter: return False for the gRPC library's traceback about metadata that is not UTF-8."""
     return not str(record.msg).startswith("Invalid encoding on")
 
 
@@ -136,11 +137,12 @@ SPARE_RPCS = 64
 
 
 class _Service:
-    """The methods of the service, named as in the protocol.
+    """Methods of the gRPC service, named as in the protocol.
 
     Attributes
     ----------
     reads : MessageReads
+        Pending reads of messages.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -150,8 +152,8 @@ class _Service:
         self._asking: dict[asyncio.Timeout, None] = {}  # health checks whose message is pending, oldest first
 
     @contextmanager
-    def _counted(self, context: grpc.aio.ServicerContext) -> Iterator[None]:
-        """Context manager that checks the token of a call, and counts the call while it runs.
+    def _count_call(self, context: grpc.aio.ServicerContext) -> Iterator[None]:
+        """Check the token of a call, and count the call while it runs, as a context manager.
 
         Raises
         ------
@@ -193,8 +195,8 @@ class _Service:
             raise RequestFault(BAD, "", "the call has no message", hint="send one request")
         return data
 
-    def answered(self, name: str) -> Answer:
-        """Return a gRPC handler for method ``name``, which reads the message and converts exceptions to a status."""
+    def unary_handler(self, name: str) -> Handler:
+        """Return a gRPC handler for method ``name`` that reads the message and converts exceptions to a status."""
         method: Callable[[Any], Awaitable[dict[str, Any]]] = getattr(self, name)
         response = MESSAGE[f"{name}Response"]
 
@@ -208,7 +210,7 @@ class _Service:
 
         async def call(requests: Any, context: Any) -> Any:
             try:
-                with self._counted(context):
+                with self._count_call(context):
                     return await answer(context)
             except Exception as error:
                 fault = without_references(error)
@@ -216,7 +218,7 @@ class _Service:
 
         return call
 
-    def about_health(self, name: str) -> Answer:
+    def health_handler(self, name: str) -> Handler:
         """Return a gRPC handler for the health check ``name``."""
 
         async def call(requests: Any, context: Any) -> Any:
@@ -301,7 +303,7 @@ class _Service:
     async def infer(self, requests: Any, context: Any) -> None:
         """Handle an inference request."""
         try:
-            with self._counted(context):
+            with self._count_call(context):
                 await self._infer(context)
             return
         except Exception as error:
@@ -309,7 +311,7 @@ class _Service:
         await _abort_grpc_call(context, fault)
 
     async def _infer(self, context: Any) -> None:
-        """Handle a request: its memory is reserved until the client has read the response or is disconnected."""
+        """Handle an inference request; its memory is reserved until the client has read the response or has left."""
         engine = self._engine
         with engine.memory.lease() as lease:
             with engine.admit("grpc") as ticket:
@@ -317,7 +319,7 @@ class _Service:
                 lease.grow(len(data))
                 received = await receive(engine.conversion, data)
                 del data
-                answer = await infer(engine, received, ticket, trace_texts(engine, context))
+                answer = await infer(engine, received, ticket, trace_context(engine, context))
                 lease.grow(COPIES * len(answer))
             await write(context, answer, engine.settings.idle_timeout)
 
@@ -333,7 +335,7 @@ class _Service:
     async def stream(self, requests: Any, context: Any) -> None:
         """Handle the requests of a stream."""
         try:
-            with self._counted(context):
+            with self._count_call(context):
                 await InferStream(self._engine, context, self.reads).run()
             return
         except RequestFault as error:
@@ -352,7 +354,7 @@ async def _abort_grpc_call(context: Any, error: Exception) -> None:
     if isinstance(error, RequestFault) and error.retry:
         context.set_trailing_metadata((("retry-after", str(error.retry)),))
     try:
-        await context.abort(_CODES.get(status_of(error), grpc.StatusCode.UNKNOWN), text_of(error))
+        await context.abort(_CODES.get(http_status_of(error), grpc.StatusCode.UNKNOWN), client_error_text(error))
     except grpc.aio.AbortError:
         raise
     except Exception:  # the client or gRPC has ended the call: it would log a traceback

@@ -14,12 +14,12 @@ import grpc
 import numpy as np
 
 from aotc.serve.engine import Engine, Ticket
-from aotc.serve.errors import LATE, RequestFault, text_of
+from aotc.serve.errors import LATE, RequestFault, client_error_text
 from aotc.serve.generate.generation import generate
 from aotc.serve.grpc.messages import MESSAGE
 from aotc.serve.grpc.reads import MessageReads
 from aotc.serve.grpc.tensors import read_parameters, read_request, write_answer
-from aotc.serve.grpc.wire import STREAM_RESPONSE, Received, receive
+from aotc.serve.grpc.wire import STREAM_RESPONSE, ReceivedRequest, receive
 from aotc.serve.limits import COPIES
 from aotc.serve.memory import Lease
 from aotc.serve.model import ServedModel
@@ -31,7 +31,7 @@ _FINAL = "triton_final_response"  # the parameter by which streaming clients rec
 _LAST = {_FINAL: {"bool_param": True}}
 
 
-def trace_texts(engine: Engine, context: Any) -> Mapping[str, str]:
+def trace_context(engine: Engine, context: Any) -> Mapping[str, str]:
     """Return the client's trace context, if tracing is enabled."""
     if not engine.settings.traces:
         return {}
@@ -44,13 +44,13 @@ SLOWEST_GRPC_READER = 1 << 20
 
 
 async def write(context: Any, answer: bytes, idle: float) -> None:
-    """Write a response, and wait until the client has read it, except for gRPC's own buffer.
+    """Write a gRPC response, and wait until the client has read it, except for gRPC's own buffer.
 
     Raises
     ------
     asyncio.CancelledError
-        If the client has disconnected, or does not read it within ``idle`` seconds plus the time of a slow client:
-        gRPC itself never ends a call whose client reads nothing.
+        If the client has disconnected, or does not read it within ``idle`` seconds plus the time of a slow client: gRPC
+        itself never ends a call whose client reads nothing.
     """
     try:
         async with asyncio.timeout(idle + len(answer) / SLOWEST_GRPC_READER):
@@ -60,9 +60,9 @@ async def write(context: Any, answer: bytes, idle: float) -> None:
 
 
 async def infer(
-    engine: Engine, received: Received, ticket: Ticket, headers: Mapping[str, str], more: Fields | None = None
+    engine: Engine, received: ReceivedRequest, ticket: Ticket, headers: Mapping[str, str], more: Fields | None = None
 ) -> bytes:
-    """Return the response to an inference request; ``more`` are additional fields in a stream.
+    """Run an inference request and return the encoded response; ``more`` are additional fields in a stream.
 
     Raises
     ------
@@ -72,16 +72,16 @@ async def infer(
     message = received.message
     name = message.model_name
     model, function = engine.find(ticket, name, message.model_version)
-    ticket.lap()
+    ticket.end_phase()
     request = read_request(received, function.most_tensors)
-    seconds = engine.time_of(request)
+    seconds = engine.time_limit_of(request)
     try:
         async with asyncio.timeout(seconds):
             results = await engine.infer(ticket, function, request, headers, name)
             about = {**_stream_response_fields(message, model), **(more or {})}
             stream = more is not None
             answer = await write_answer(engine.conversion, about, request, results, received.numbers, stream)
-            ticket.lap(OUTPUT)
+            ticket.end_phase(OUTPUT)
             return answer
     except TimeoutError:
         what = "the request was not done in its time"
@@ -98,11 +98,11 @@ STREAM_REQUESTS = 32
 
 
 class InferStream:
-    """A stream of requests and its responses."""
+    """A gRPC stream of inference and generation requests and their responses."""
 
     def __init__(self, engine: Engine, context: Any, reads: MessageReads) -> None:
         self._engine, self._context, self._reads = engine, context, reads
-        self._headers = trace_texts(engine, context)
+        self._headers = trace_context(engine, context)
         self._room = asyncio.Semaphore(min(STREAM_REQUESTS, engine.settings.queue))
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[Any] | None = None
@@ -113,7 +113,7 @@ class InferStream:
         before = asyncio.Event()
         before.set()
         async with asyncio.TaskGroup() as answers:
-            while (data := await self._next()) is not None:
+            while (data := await self._next_request()) is not None:
                 lease = self._engine.memory.lease()
                 try:
                     lease.grow(len(data))
@@ -122,21 +122,23 @@ class InferStream:
                 except Exception as error:
                     lease.release()
                     after = asyncio.Event()
-                    answers.create_task(self._ended(_raise_error(error), "", lease, before, after))
+                    answers.create_task(self._write_error_on_failure(_raise_error(error), "", lease, before, after))
                     before = after
                     continue
                 finally:
                     data = None
-                model, name = self._generating(received.message), received.message.id
+                model, name = self._model_of_generation_request(received.message), received.message.id
                 if model is not None:
-                    answers.create_task(self._ended(self._tokens(received, model), name, lease))
+                    tokens = self._write_generated_tokens(received, model)
+                    answers.create_task(self._write_error_on_failure(tokens, name, lease))
                 else:
                     after = asyncio.Event()
-                    answers.create_task(self._ended(self._results(received, before, lease), name, lease, before, after))
+                    response = self._write_inference_response(received, before, lease)
+                    answers.create_task(self._write_error_on_failure(response, name, lease, before, after))
                     before = after
 
-    async def _next(self) -> bytes | None:
-        """Return the next request when one more may run; None at the end of the stream or at shutdown."""
+    async def _next_request(self) -> bytes | None:
+        """Wait until another request may run, and read it; return None at the end of the stream or at shutdown."""
         await self._room.acquire()
         reading = asyncio.ensure_future(self._reads.read(self._context))
         closed = asyncio.ensure_future(self._engine.closed.wait())
@@ -150,15 +152,15 @@ class InferStream:
         data = reading.result()
         return None if data is grpc.aio.EOF else data
 
-    def _generating(self, message: Any) -> ServedModel | None:
-        """Return the model if a message is a generation request, None if it is an inference request."""
+    def _model_of_generation_request(self, message: Any) -> ServedModel | None:
+        """Return the model of a generation request, or None for an inference request."""
         try:
             model, function = self._engine.repository.find(message.model_name, message.model_version)
         except RequestFault:
             return None  # it fails when its response is due
         return model if model.is_generation(function) else None
 
-    async def _ended(
+    async def _write_error_on_failure(
         self, answer: Awaitable[None], name: str, lease: Lease, before: asyncio.Event | None = None,
         after: asyncio.Event | None = None,
     ) -> None:  # fmt: skip
@@ -172,7 +174,7 @@ class InferStream:
             if before is not None:
                 await before.wait()
             fields: Fields = {"id": name, "parameters": _LAST}
-            message = MESSAGE[STREAM_RESPONSE](error_message=text_of(error), infer_response=fields)
+            message = MESSAGE[STREAM_RESPONSE](error_message=client_error_text(error), infer_response=fields)
             await self._write(message.SerializeToString())
         finally:
             lease.release()
@@ -180,17 +182,19 @@ class InferStream:
                 after.set()
             self._room.release()
 
-    async def _results(self, received: Received, before: asyncio.Event, lease: Lease) -> None:
+    async def _write_inference_response(self, received: ReceivedRequest, before: asyncio.Event, lease: Lease) -> None:
+        """Run an inference request, and write its response when ``before`` is set."""
         with self._engine.admit("grpc") as ticket:
             answer = await infer(self._engine, received, ticket, self._headers, {"parameters": _LAST})
             lease.grow(COPIES * len(answer))
         await before.wait()
         await self._write(answer)
 
-    async def _tokens(self, received: Received, model: ServedModel) -> None:
+    async def _write_generated_tokens(self, received: ReceivedRequest, model: ServedModel) -> None:
+        """Handle a generation request: write a response for each token."""
         about, conversion = _stream_response_fields(received.message, model), self._engine.conversion
 
-        async def say(index: int, token: int, done: str) -> None:
+        async def send_token(index: int, token: int, done: str) -> None:
             results = {"token": np.array([token]), "index": np.array([index])}
             parameters: Fields = {_FINAL: {"bool_param": bool(done)}}
             if done:
@@ -201,7 +205,7 @@ class InferStream:
         with self._engine.admit("grpc") as ticket:
             ticket.model, ticket.statistics = model.name, model.statistics
             version = received.message.model_version
-            await generate(self._engine, model, version, read_parameters(received), self._headers, say)
+            await generate(self._engine, model, version, read_parameters(received), self._headers, send_token)
 
     async def _write(self, answer: bytes) -> None:
         async with self._writing:
@@ -214,11 +218,11 @@ class InferStream:
 
 
 async def _raise_error(error: Exception) -> None:
-    """Raise ``error``: a coroutine in place of the response to a request that could not be read."""
+    """Raise ``error``: a coroutine that replaces the response to an unreadable request."""
     raise error
 
 
 def _ignore_result(task: asyncio.Future[Any]) -> None:
-    """Consume the result of a task that nobody waits for."""
+    """Retrieve the result of a task that nobody awaits, so that asyncio does not log its exception."""
     if not task.cancelled():
         task.exception()

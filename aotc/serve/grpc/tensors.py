@@ -11,7 +11,7 @@ from aotc.serve.background_threads import join_in_background
 from aotc.serve.conversion import Conversion
 from aotc.serve.errors import BAD, RequestFault
 from aotc.serve.grpc.messages import MESSAGE
-from aotc.serve.grpc.wire import REQUEST, RESPONSE, Received, decode, encode, of_stream
+from aotc.serve.grpc.wire import REQUEST, RESPONSE, ReceivedRequest, as_stream_message, decode, encode
 from aotc.serve.limits import MOST_DIMS, SPARE_TENSORS
 from aotc.serve.protocol import (
     InferRequest,
@@ -22,7 +22,15 @@ from aotc.serve.protocol import (
     requested_outputs,
     timeout_of,
 )
-from aotc.serve.tensors import Buffer, checked_shape, datatype_of, dtype_of, from_bytes, from_json, to_bytes
+from aotc.serve.tensors import (
+    Buffer,
+    checked_shape,
+    datatype_of,
+    dtype_of,
+    tensor_from_bytes,
+    tensor_from_json,
+    tensor_to_bytes,
+)
 from aotc.vmfb.dtypes import from_numpy
 
 _CONTENTS = {
@@ -35,13 +43,13 @@ _CONTENTS = {
 _NOT_OF_WISHES = ("priority", "binary_data_output", "triton_enable_empty_final_response")
 
 
-def read_request(received: Received, most: int) -> InferRequest:
-    """Convert a message with at most ``most`` inputs and as many outputs.
+def read_request(received: ReceivedRequest, most: int) -> InferRequest:
+    """Convert a message to an inference request, with at most ``most`` inputs and as many outputs.
 
     Raises
     ------
     RequestFault
-        Its message has the malformed part.
+        Its message names the malformed part.
     """
     message = received.message
     where, parameters = message.model_name, _request_parameters(message)
@@ -55,7 +63,7 @@ def read_request(received: Received, most: int) -> InferRequest:
     return request
 
 
-def read_parameters(received: Received) -> dict[str, Any]:
+def read_parameters(received: ReceivedRequest) -> dict[str, Any]:
     """Return the parameters of a generation request, in the form of its JSON document.
 
     Raises
@@ -79,7 +87,8 @@ def _request_parameters(message: Any) -> dict[str, Any]:
     return {key: getattr(value, kind) for key, (value, kind) in chosen.items() if kind}
 
 
-def _request_inputs(received: Received, most: int) -> dict[str, np.ndarray]:
+def _request_inputs(received: ReceivedRequest, most: int) -> dict[str, np.ndarray]:
+    """Convert the inputs of a message to arrays by name, from raw bytes or numbers."""
     message, raw = received.message, received.raw
     where = message.model_name
     inputs: dict[str, np.ndarray] = {}
@@ -94,12 +103,12 @@ def _request_inputs(received: Received, most: int) -> dict[str, np.ndarray]:
         dtype = dtype_of(row.datatype, place)
         shape = checked_shape(list(row.shape[: MOST_DIMS + 1]), place)
         if raw:
-            inputs[row.name] = from_bytes(raw[number], dtype, shape, place)
+            inputs[row.name] = tensor_from_bytes(raw[number], dtype, shape, place)
             continue
         field = _CONTENTS.get(row.datatype)
         if field is None:
             raise RequestFault(BAD, place, f"contents have no {row.datatype}", hint="raw_input_contents")
-        inputs[row.name] = from_json(list(getattr(row.contents, field)), dtype, shape, place)
+        inputs[row.name] = tensor_from_json(list(getattr(row.contents, field)), dtype, shape, place)
     return inputs
 
 
@@ -112,7 +121,7 @@ def with_raw_inputs(data: bytes, most: int) -> bytes:
         If it cannot be decoded, or a tensor is malformed.
     """
     message = decode(REQUEST, data)
-    arrays = _request_inputs(Received(message, (), True), most)
+    arrays = _request_inputs(ReceivedRequest(message, (), True), most)
     for row in message.inputs:
         row.ClearField("contents")
     message.raw_input_contents.extend(array.tobytes() for array in arrays.values())
@@ -137,9 +146,9 @@ async def write_answer(
     ]
     fields = {**about, "outputs": outputs}
     if not numbers or not all(datatype in _CONTENTS for _, datatype, _ in rows):
-        return await join_in_background(encode(fields, [to_bytes(x) for _, x in arrays], stream))
+        return await join_in_background(encode(fields, [tensor_to_bytes(x) for _, x in arrays], stream))
     if conversion.check_numbers([x for _, x in arrays], about["model_name"], "inputs in raw_input_contents"):
-        raw = encode(fields, [to_bytes(x) for _, x in arrays], False)
+        raw = encode(fields, [tensor_to_bytes(x) for _, x in arrays], False)
         data, _ = await conversion.run({"job": "number_message", "stream": stream}, *raw)
         return data
     for row, (_, datatype, x) in zip(outputs, rows):
@@ -149,11 +158,11 @@ async def write_answer(
 
 
 def with_number_outputs(data: bytes, stream: bool) -> bytes:
-    """Replace the raw outputs of a response by numbers; with ``stream``, for a stream."""
+    """Replace the raw outputs of a response by numbers; with ``stream`` it is a message of a stream."""
     message = MESSAGE[RESPONSE].FromString(data)
     for row, raw in zip(message.outputs, message.raw_output_contents):
-        array = from_bytes(raw, dtype_of(row.datatype, row.name), tuple(row.shape), row.name)
+        array = tensor_from_bytes(raw, dtype_of(row.datatype, row.name), tuple(row.shape), row.name)
         getattr(row.contents, _CONTENTS[row.datatype]).extend(array.reshape(-1).tolist())
     message.ClearField("raw_output_contents")
     parts: list[Buffer] = [message.SerializeToString()]
-    return b"".join(of_stream(parts) if stream else parts)
+    return b"".join(as_stream_message(parts) if stream else parts)

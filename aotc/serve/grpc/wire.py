@@ -29,8 +29,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
 @dataclass(slots=True)
-class Received:
-    """An inference or generation request.
+class ReceivedRequest:
+    """A decoded inference or generation request.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Received:
 
 
 def decode(kind: str, data: bytes) -> Any:
-    """Decode a message.
+    """Decode a gRPC message of type ``kind``.
 
     Raises
     ------
@@ -65,8 +65,8 @@ def _undecodable_error(kind: str, why: str) -> RequestFault:
     return RequestFault(BAD, "", "the message cannot be decoded", why[:200], f"inference.{kind}")
 
 
-async def receive(conversion: Conversion, data: bytes) -> Received:
-    """Decode a request, in a converter process if it has many numbers.
+async def receive(conversion: Conversion, data: bytes) -> ReceivedRequest:
+    """Decode an inference request, in a converter process if it has many numbers.
 
     Raises
     ------
@@ -84,16 +84,16 @@ async def receive(conversion: Conversion, data: bytes) -> Received:
         raise _undecodable_error(REQUEST, f"raw inputs, and {size} other bytes")
     data, _ = await conversion.run({"job": "raw_message", "most": MOST_FIELDS}, data)
     rest, raw = split(data)
-    return Received(decode(REQUEST, b"".join(rest)), raw, True)
+    return ReceivedRequest(decode(REQUEST, b"".join(rest)), raw, True)
 
 
-def _received_message(message: Any, raw: Sequence[Any]) -> Received:
+def _received_message(message: Any, raw: Sequence[Any]) -> ReceivedRequest:
     raw = raw or message.raw_input_contents
-    return Received(message, raw, bool(message.inputs) and not raw)
+    return ReceivedRequest(message, raw, bool(message.inputs) and not raw)
 
 
 def split(data: bytes) -> tuple[list[memoryview], list[memoryview]]:
-    """Split an encoded request into the parts without its raw inputs, and the raw inputs, without a copy.
+    """Split an encoded request: return the parts without its raw inputs, and the raw inputs, as views.
 
     Raises
     ------
@@ -127,6 +127,7 @@ def split(data: bytes) -> tuple[list[memoryview], list[memoryview]]:
 
 
 def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Decode the varint at offset ``at``; return the number and the offset after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -140,14 +141,14 @@ def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def encode(fields: dict[str, Any], raw: Sequence[Buffer], stream: bool) -> list[Buffer]:
-    """Return the parts of an encoded response with these raw outputs; ``stream`` wraps it as a message of a stream."""
+    """Encode a response with raw outputs, and return its parts; with ``stream`` it is a message of a stream."""
     parts: list[Buffer] = [MESSAGE[RESPONSE](**fields).SerializeToString()]
     for data in raw:
         parts += [_field_prefix(_RAW_OUTPUTS, len(data)), data]
-    return of_stream(parts) if stream else parts
+    return as_stream_message(parts) if stream else parts
 
 
-def of_stream(parts: list[Buffer]) -> list[Buffer]:
+def as_stream_message(parts: list[Buffer]) -> list[Buffer]:
     """Wrap the parts of an encoded response as a message of a stream."""
     return [_field_prefix(_INFER_RESPONSE, sum(map(len, parts))), *parts]
 
