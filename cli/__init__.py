@@ -1,1 +1,1 @@
-"""The command line: thin commands around ``aotc`` (import name ``aotc_cli``)."""
+"""The command line: thin commands around ``aotc``, imported as ``aotc_cli``."""

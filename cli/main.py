@@ -23,7 +23,7 @@ from typer.main import get_command
 
 from aotc import __version__
 from aotc_cli.shared.interrupt import INTERRUPTED, end_interrupted, resend_dropped_interrupts
-from aotc_cli.shared.iree_options import Spelled
+from aotc_cli.shared.iree_options import IreeOptionCommand
 from aotc_cli.shared.option_groups import Panel
 
 _NAMES = (
@@ -36,8 +36,8 @@ _EPILOG = "Start with: aotc doctor; aotc compile model.mlir -o model.vmfb; aotc 
 _STYLE: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
 
 
-class _Command(Spelled):
-    """A command whose help lists options in groups, and examples as lines that can be copied."""
+class _Command(IreeOptionCommand):
+    """A typer command whose help lists options in groups, and examples as lines to copy."""
 
     def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:
         """Return the words of the usage line, without the braces that typer puts around arguments."""
@@ -71,7 +71,7 @@ class _Command(Spelled):
 
 
 class _Subcommands(Mapping[str, Any]):
-    """Subcommands by name. A lookup imports the module and builds its options, so a process pays for one command."""
+    """Lazy mapping of subcommands by name: a lookup imports the module, so a process pays for one command."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in _NAMES:
@@ -88,7 +88,7 @@ class _Subcommands(Mapping[str, Any]):
         return len(_NAMES)
 
 
-class _Aotc(TyperGroup):
+class _AotcCommand(TyperGroup):
     """The ``aotc`` command with its subcommands."""
 
     def __init__(self, **settings: Any) -> None:
@@ -96,7 +96,7 @@ class _Aotc(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Aotc,
+    cls=_AotcCommand,
     help="Compile JAX and StableHLO models ahead of time to one file, and run it without JAX.",
     epilog=_EPILOG,
     no_args_is_help=True,
@@ -139,12 +139,12 @@ def _failure_message(error: Exception) -> tuple[str, int]:
 
 
 def _with_error_prefix(message: str) -> str:
-    """Return a message that starts with ``error:`` unless its first line contains it already."""
+    """Prefix a message with ``error:`` unless its first line contains that already."""
     return message if "error: " in message.partition("\n")[0] else f"error: {message}"
 
 
-def _coloured(message: str) -> str:
-    """Return an error message with its labels in colour, if stderr is a terminal and colours are allowed."""
+def _coloured_labels(message: str) -> str:
+    """Colour the labels of an error message if stderr is a terminal and colours are allowed."""
     if not sys.stderr.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
         return message
     message = re.sub(r"\berror:", "\033[1;31merror:\033[0m", message, count=1)
@@ -161,7 +161,7 @@ def _show_warning(
 
 
 def _open_closed_streams() -> None:
-    """Open standard streams that the caller closed; otherwise the next opened file would take their descriptors."""
+    """Open standard streams that the caller closed; else the next opened file would get their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
@@ -188,7 +188,7 @@ def main() -> None:
         sys.exit(141)
     except Exception as error:
         message, code = _failure_message(error)
-        print(_coloured(message), file=sys.stderr)
+        print(_coloured_labels(message), file=sys.stderr)
         sys.exit(code)
 
 

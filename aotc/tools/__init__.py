@@ -1,1 +1,1 @@
-"""Developer tools behind the commands: check, lint, explain, fetch."""
+"""Developer tools behind the commands: benchmark, check, lint, explain, profile, inspect, sign."""

@@ -1,8 +1,8 @@
-"""Comparison of two results of an op: exact, within units in the last place (ulp), or by their errors against 64 bits.
+"""Compare two results of an op: exactly, in units in the last place (ulp), or by their errors against 64 bits.
 
-In all functions ``ours`` is the result of the compiled model and ``want`` that of the reference. Sums of many terms and
-factorizations are compared normwise, in units in the last place of their largest element, because single elements may
-cancel (Higham, "Accuracy and Stability of Numerical Algorithms", ch. 3 and 9).
+In all functions ``ours`` is the result of the compiled model and ``want`` that of the reference. Sums of many terms
+and factorizations are compared normwise, in units in the last place of their largest element, because single elements
+may cancel (Higham, "Accuracy and Stability of Numerical Algorithms", ch. 3 and 9).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOOSE = {4: 5e-1, 6: 2.5e-1, 8: 1e-1, 16: 2e-2, 32: 1e-4, 64: 1e-9}
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Accept ``|ours - expected| <= atol + rtol * |expected|``, in place of the bounds of this module."""
+    """Bounds ``|ours - expected| <= atol + rtol * |expected|``, which replace the bounds of this module."""
 
     rtol: float
     atol: float
@@ -52,7 +52,7 @@ class Deviation:
 
 
 def array_deviation(ours: np.ndarray, want: np.ndarray) -> Deviation | None:
-    """Return the deviation of ``ours`` from ``want`` over finite elements; None for types without rounding errors."""
+    """Return the deviation of ``ours`` from ``want`` over finite elements; None for dtypes without rounding errors."""
     if not is_float(want) or ours.shape != want.shape:
         return None
     a, b = ours.astype(_array_as_f64(want)), want.astype(_array_as_f64(want))
@@ -71,9 +71,9 @@ def compare_op(
 ) -> Mismatch | None:  # fmt: skip
     """Compare a result of op ``name`` with the reference's for the same operands; return a mismatch or None.
 
-    ``truth`` computes the result in 64 bits, or returns None; ``given`` replaces the op's own bound. Each element is a
-    sum of ``terms``. Rounding errors are nearly independent, so the error of a sum grows with the square root of the
-    number of terms (Higham, ch. 4.2).
+    ``truth`` computes the result in 64 bits, or returns None; the tolerance ``given`` replaces the op's own bound. Each
+    element is a sum of ``terms`` numbers. Rounding errors are nearly independent, so the error of a sum grows with the
+    square root of the number of terms (Higham, ch. 4.2).
     """
     row = OPS[name]
     assert row.tolerance is not None, f"results of {name} have no bound"
@@ -103,7 +103,7 @@ def compare_results(
     """Compare a result that several ops computed: integers exactly, floats within :data:`LOOSE` or ``given``.
 
     A program may amplify rounding errors. ``truth`` computes the result in 64 bits: elements also agree if their error
-    against that is at most :data:`AMPLIFIED` times the largest error of ``want``.
+    against it is at most :data:`AMPLIFIED` times the largest error of ``want``.
     """
     plain = given is None
     if ours.shape != want.shape or ours.dtype != want.dtype:
@@ -130,7 +130,10 @@ AMPLIFIED = 4.0
 
 
 def _is_as_accurate(ours: np.ndarray, want: np.ndarray, exact: np.ndarray, differ: np.ndarray) -> bool:
-    """Return True if the error of all ``differ`` elements is at most :data:`AMPLIFIED` times that of ``want``."""
+    """Return True if the errors of ``ours`` are at most :data:`AMPLIFIED` times those of ``want``.
+
+    ``exact`` is the result in 64 bits, ``differ`` the mask of the elements to compare.
+    """
     with np.errstate(all="ignore"):
         own, theirs = (np.abs(a.astype(exact.dtype) - exact) for a in (ours, want))
     finite = theirs[np.isfinite(theirs)]
@@ -166,7 +169,7 @@ def unit_in_last_place(want: np.ndarray, normwise: bool) -> np.ndarray:
 
 
 def distance_in_units(ours: np.ndarray, want: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Return the distance of each element in units of ``step``; infinity where NaNs or infinities differ."""
+    """Return the distance of each element in units of ``step``; infinity if only one of the two is NaN or infinite."""
     if want.dtype.kind == "c":
         return np.maximum(distance_in_units(ours.real, want.real, step), distance_in_units(ours.imag, want.imag, step))
     a, b = ours.astype(np.float64), want.astype(np.float64)
@@ -186,7 +189,7 @@ def _element_errors(ours: np.ndarray, want: np.ndarray, normwise: bool) -> np.nd
 
 
 def _errors_outside_tolerance(ours: np.ndarray, want: np.ndarray, given: Tolerance) -> np.ndarray | None:
-    """Return 0 for elements within the tolerance ``given``, else the distance; None if the types differ."""
+    """Return 0 for elements within the tolerance ``given``, else the absolute error; None if types differ."""
     if ours.shape != want.shape or ours.dtype != want.dtype:
         return None
     a, b = ours.astype(_array_as_f64(want)), want.astype(_array_as_f64(want))
@@ -197,6 +200,7 @@ def _errors_outside_tolerance(ours: np.ndarray, want: np.ndarray, given: Toleran
 
 
 def _worst_mismatch(ours: np.ndarray, want: np.ndarray, error: np.ndarray, limit: float) -> Mismatch:
+    """Return the mismatch at the element of the largest ``error``, with the number of elements above ``limit``."""
     place = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), error.shape))
     units = _element_errors(ours, want, False)
     assert units is not None

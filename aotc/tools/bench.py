@@ -71,18 +71,18 @@ class BenchKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """How to measure.
+    """Settings of a benchmark.
 
     Attributes
     ----------
     seconds : float
         Duration for each bundle.
     rounds : int
-        Rounds that it is divided into; bundles take turns.
+        Number of rounds; each round measures every bundle.
     callers : tuple of int
-        Numbers of concurrent callers to measure as well.
+        Numbers of concurrent callers to measure in addition to one.
     per_dispatch, roofline : bool
-        Measure each kernel while calls run; compare it with what the cores can do at most.
+        Measure each kernel during calls; compare kernels with the peak rates of the cores.
     devices
         As for :func:`aotc.load`.
     threads : int, optional
@@ -120,16 +120,19 @@ class BenchedBundle:
     Attributes
     ----------
     file : str
+        The bundle.
     import_and_load, memory_after_load : float, int
-        In a fresh process.
+        Duration of the import of aotc and the load of the bundle, and memory after it, in a fresh process.
     first_call : float
+        Duration of the first call.
     latency : mapping of str to Interval
-        ``p50``, ``p90`` and ``p99``.
+        Durations of the later calls: ``p50``, ``p90`` and ``p99``.
     calls : int
-        Measured calls.
+        Number of measured calls.
     throughput : tuple of Throughput
+        Calls per second for each number of concurrent callers.
     dispatches : tuple of KernelTimes
-        Empty if they were not asked for, or if more were made than are recorded.
+        Times of the kernels; empty if they were not requested, or if there were more than are recorded.
     slowest_rank : mapping of str to Interval
         For a gang: the latency of each call on its slowest rank, without the copies of whole arrays; else empty.
     """
@@ -152,9 +155,11 @@ class BenchResult(DisplayedResult):
     Attributes
     ----------
     bundles : tuple of BenchedBundle
+        The measurements of each bundle.
     ratio : Interval or None
         The duration of the first bundle's calls relative to the second's.
     settings : BenchSettings
+        The settings of the measurement.
     """
 
     bundles: tuple[BenchedBundle, ...]
@@ -176,6 +181,7 @@ class BenchResult(DisplayedResult):
         return Document("", tuple(blocks))
 
     def _rows(self) -> list[tuple[str, ...]]:
+        """Return the rows of the report: a label, and a text for each bundle."""
         every = self.bundles
         rows = [
             ("import and load", *(time_text(one.import_and_load) for one in every)),
@@ -205,6 +211,7 @@ def _rate_text(x: Interval) -> str:
 
 
 def _dispatch_blocks(one: BenchedBundle, roofline: bool) -> list[Block]:
+    """Return the table of a bundle's kernels: runs, times, rates, and share of the roofline."""
     if not one.dispatches:
         return [Line(""), Line(f"{one.file}: more dispatches than are recorded; try --seconds=0.1")]
     rows = []
@@ -279,7 +286,7 @@ Bind = Callable[[Any], tuple[str, Sequence[Any]]]
 
 @dataclass
 class _BundleMeasurement:
-    """Measurements of a bundle so far; ``call`` runs one call."""
+    """Measurements of a bundle during a benchmark; ``call`` runs one call."""
 
     file: str
     call: Callable[[], Any]
@@ -293,7 +300,7 @@ class _BundleMeasurement:
     rank_times: list[float] = field(default_factory=list)
 
     def result(self) -> BenchedBundle:
-        """Return the measurements."""
+        """Summarize the measurements as quantiles with confidence intervals."""
         every = [t for some in self.times for t in some]
         return BenchedBundle(
             self.file,
@@ -309,7 +316,7 @@ class _BundleMeasurement:
 
 
 def measure(paths: Sequence[Path], bind: Bind, settings: BenchSettings) -> BenchResult:
-    """Measure one bundle or two; ``bind`` returns a function's name and its arguments for a loaded module."""
+    """Measure one or two bundles; ``bind`` returns the function name and the arguments for a loaded module."""
     found = [_prepare_measurement(path, bind, settings) for path in paths]
     _measure_in_rounds(found, settings)
     if settings.per_dispatch or settings.roofline:
@@ -334,7 +341,7 @@ def _prepare_measurement(path: Path, bind: Bind, settings: BenchSettings) -> _Bu
 
 
 def _prepare_gang_measurement(path: Path, bind: Bind, settings: BenchSettings) -> _BundleMeasurement:
-    """Start a gang; its start is that of fresh processes, and its memory that of all ranks."""
+    """Start a gang, bind its arguments, and measure its start-up, memory of all ranks and first call."""
     if settings.callers or settings.per_dispatch or settings.roofline:
         what = "of a gang only the latency is measured: its calls run one after another, on several processes"
         raise CallError(path.name, what, hint="neither callers, nor per_dispatch, nor roofline")
@@ -356,7 +363,7 @@ def _prepare_gang_measurement(path: Path, bind: Bind, settings: BenchSettings) -
 
 
 def _peak_bytes(process: int) -> int:
-    """Return the largest resident memory of a process so far; 0 where the system does not say."""
+    """Return the largest resident memory of a process so far in bytes; 0 where the system does not report it."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
@@ -382,7 +389,7 @@ def _latency_quantiles(times: Sequence[float]) -> dict[str, Interval]:
 
 
 def _record_dispatches(one: _BundleMeasurement, seconds: float) -> None:
-    """Record the dispatches of some calls."""
+    """Record the kernel launches of some calls, for about ``seconds``."""
     assert isinstance(one.module, LoadedModule)  # ``_prepare_gang_measurement``
     recording = one.module.profile()
     assert not isinstance(recording, dict)
@@ -393,7 +400,7 @@ def _record_dispatches(one: _BundleMeasurement, seconds: float) -> None:
 
 
 def _cold_start(path: Path, settings: BenchSettings) -> tuple[float, float]:
-    """Return the median of three imports of aotc with ``path`` loaded, in fresh processes: seconds, and peak bytes."""
+    """Import aotc and load ``path`` in fresh processes; return the median seconds of three runs, and the peak bytes."""
     found = []
     script = python_command(_COLD, str(path), json.dumps(settings.devices), *settings.custom_calls)
     for _ in range(3):
@@ -404,6 +411,6 @@ def _cold_start(path: Path, settings: BenchSettings) -> tuple[float, float]:
 
 
 def _duration_ratio(found: Sequence[_BundleMeasurement]) -> Interval:
-    """Return the duration of the first bundle's calls relative to the second's."""
+    """Return the duration of the first bundle's calls relative to the second's: the mean over rounds."""
     middle = [[quantile(times, 0.5).value for times in one.times] for one in found]
     return average([a / b for a, b in zip(*middle)])

@@ -128,7 +128,7 @@ class CheckReport(DisplayedResult):
     def document(self) -> Document:
         """Return the report of a check: the result differences, the first wrong op and pass."""
         lines = [Line(self.arguments)] if self.arguments else []
-        lines += map(Line, self._about_results())
+        lines += map(Line, self._result_lines())
         if self.ranks:
             lines.append(Line(f"{self.ranks} ran together, as threads; compared with the whole program on one device"))
         elif self.difference is not None:
@@ -141,7 +141,8 @@ class CheckReport(DisplayedResult):
             lines.append(Line(_verdict_text(self.changed_by)))
         return Document("", tuple(lines))
 
-    def _about_results(self) -> Iterator[str]:
+    def _result_lines(self) -> Iterator[str]:
+        """Yield a line for each result: agreement or mismatch, errors, and the effect of quantised weights."""
         what = ORACLES[self.oracle]
         for name, error in zip(self.names, self.rounding):
             if error is not None:
@@ -157,6 +158,7 @@ class CheckReport(DisplayedResult):
 
 
 def _difference_lines(d: Difference) -> list[Line]:
+    """Return the lines about the first op that differs: location, mismatch, kernels."""
     lines = [Line(f"{d.loc}: {d.op} : {d.type} is the first op that differs")]
     if d.loc.traced_by:
         lines.append(Line(f"traced by: {d.loc.traced_by}", 2))
@@ -171,6 +173,7 @@ def _difference_lines(d: Difference) -> list[Line]:
 
 
 def _mismatch_text(m: Mismatch) -> str:
+    """Describe a mismatch: element, both values, distance, number of differing elements."""
     if not m.index and m.units == float("inf") and m.largest == float("inf") and "[" in m.ours:
         return f"found {m.ours}, expected {m.expected}"
     worst = f"at {list(m.index)} {m.ours}, expected {m.expected} ({m.units:.3g} ulp, error {m.largest:.3g})"
@@ -218,7 +221,7 @@ class Checker:
 
     @property
     def arguments(self) -> list[dict[str, Any]]:
-        """The arguments of the function, as in a bundle's manifest."""
+        """Return the arguments of the function, as in a bundle's manifest."""
         rows: list[dict[str, Any]] = signature_entry(self.function)["arguments"]
         return rows
 
@@ -237,6 +240,7 @@ class Checker:
             return self._report(arrays, oracle, bisect)
 
     def _report(self, arrays: Sequence[np.ndarray], oracle: str, bisect: bool) -> CheckReport:
+        """Compile and call the model, compare it with the oracle, and search for the first wrong op and pass."""
         ours = self.run(self.module, self.name, arrays, self.whole)
         reference = interpret(self.module, *arrays, function=self.name, hooks=_HOOKS)
         want = reference
@@ -261,8 +265,8 @@ class Checker:
             results, self._result_names(), difference, changed, of_reference, rounding, errors, oracle, bisect
         )
 
-    def compared(self, ours: Sequence[np.ndarray], arrays: Sequence[np.ndarray], oracle: str) -> CheckReport:
-        """Compare results of other code for this program with the reference or XLA, without a search in the program."""
+    def compare_with_oracle(self, ours: Sequence[np.ndarray], arrays: Sequence[np.ndarray], oracle: str) -> CheckReport:
+        """Compare ``ours``, results of other code for this program, with the reference or XLA, without a search."""
         with guard("while comparing with the reference", self.options, self.module, self.raw.path, _PASSING):
             reference = interpret(self.module, *arrays, function=self.name, hooks=_HOOKS)
             want = run_xla(self.raw, arrays, self.name) if oracle == "jax" else reference
@@ -281,7 +285,7 @@ class Checker:
         return interpret(run_passes(self.module, steps), *arrays, function=self.name, hooks=_HOOKS)
 
     def symbols(self) -> list[str]:
-        """Return the names of the symbolic dims of the arguments."""
+        """Return the names of the symbolic dims in the arguments."""
         dims = (d for p in self.function.body.params for d in p.type.shape)
         return sorted({s.name for d in dims for s in symbols(d)} - set(self.function.attrs.get("sizes", ())))
 
@@ -321,9 +325,9 @@ class Checker:
     # --- the first op that differs ---
 
     def _first_wrong_op(self, function: Function, arrays: Sequence[np.ndarray]) -> Difference | None:
-        """Return the first op of ``function`` that is wrong for correct operands, or None."""
+        """Return the first op of ``function`` that is wrong for correct operands, or None if there is none."""
         values = [v for op in _ops_to_compare(function.body) for v in op.results]
-        probe = _with_results(function, values)
+        probe = _function_with_results(function, values)
         found = self.run(Module({probe.name: probe}), probe.name, arrays)
         watch = _OpComparison(dict(zip(values, found, strict=True)), self.tolerance)
         hooks = replace(_HOOKS, after=watch.after)
@@ -360,6 +364,7 @@ class Checker:
     def _check_region(
         self, region: Region, arrays: Sequence[np.ndarray], frame: Activation, what: str, loc: Loc
     ) -> Difference | None:
+        """Compile a region of a loop or branch for the reference's values, and search it for the first wrong op."""
         outer = captured_values(region)
         body = Region((*region.params, *outer), region.ops, region.results)
         function = with_dims(Function("region", body, True), frame.dims)
@@ -374,7 +379,7 @@ class Checker:
         return Difference(op.name, str(op.results[number].type), op.loc, mismatch, (), True, kernels)
 
     def _shortest_wrong_prefix(self, arrays: Sequence[np.ndarray]) -> Difference | None:
-        """Return the last op of the shortest program prefix whose compiled values differ (bisection)."""
+        """Search by bisection for the shortest program prefix whose compiled values differ; return its last op."""
         ops = _ops_to_compare(self.function.body)
         recorded: dict[Value, np.ndarray] = {}
 
@@ -397,12 +402,15 @@ class Checker:
     def _compare_prefix(
         self, ops: Sequence[Op], arrays: Sequence[np.ndarray], want: Mapping[Value, np.ndarray]
     ) -> tuple[Op, int, Mismatch] | None:
-        """Compile the program up to the last of ``ops``, and compare the values that later ops read."""
+        """Compile the program up to the last of ``ops``, and compare the values that later ops read.
+
+        ``want`` has the reference's values. Return the first differing op, the number of its result, and the mismatch.
+        """
         made = {v: (op, n) for op in ops for n, v in enumerate(op.results)}
         body = self.function.body
         count = body.ops.index(ops[-1]) + 1
-        values = _read_later(body, count, set(made)) or list(ops[-1].results)
-        probe = _with_results(replace(self.function, body=Region(body.params, body.ops[:count], ())), values)
+        values = _values_read_later(body, count, set(made)) or list(ops[-1].results)
+        probe = _function_with_results(replace(self.function, body=Region(body.params, body.ops[:count], ())), values)
         found = self.run(Module({probe.name: probe}), probe.name, arrays)
         for v, ours in reversed(list(zip(values, found, strict=True))):
             mismatch = compare_results(ours, want[v], self.tolerance)
@@ -426,7 +434,7 @@ class Checker:
 
 
 class _LazyResults:
-    """Results in 64 bits that are computed on first use."""
+    """Results in 64 bits, computed on first use."""
 
     def __init__(self, make: Callable[[], list[np.ndarray] | None]) -> None:
         self.make = cache(make)
@@ -438,7 +446,7 @@ class _LazyResults:
 
 
 class _OpComparison:
-    """Observer of the reference interpreter: replace its values by ours, and record the first op that differs."""
+    """Observer of the reference interpreter that replaces its values by ours and records the first op that differs."""
 
     def __init__(self, ours: Mapping[Value, np.ndarray], tolerance: Tolerance | None) -> None:
         self.ours, self.tolerance = ours, tolerance
@@ -457,6 +465,7 @@ class _OpComparison:
         return mine
 
     def _compare(self, frame: Activation, op: Op, mine: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+        """Compare our results ``mine`` of an op with the reference's, and record the first mismatch."""
         exact = _LazyResults(lambda: wide_results(frame, op))
         terms = OPS[op.name].terms(op.attrs, [frame.environment[v].shape for v in op.operands])
         for n, (a, b) in enumerate(zip(mine, results, strict=True)):
@@ -477,7 +486,7 @@ def _ops_to_compare(region: Region) -> list[Op]:
     return [op for op in region.ops if op.results and op.name not in FREE]
 
 
-def _read_later(body: Region, count: int, wanted: set[Value]) -> list[Value]:
+def _values_read_later(body: Region, count: int, wanted: set[Value]) -> list[Value]:
     """Return the values of ``wanted`` that ops from index ``count`` on read, directly or through movement ops."""
     makers = {v: op for op in body.ops[:count] for v in op.results}
     later = [op for top in body.ops[count:] for op in (top, *(o for r in top.regions for o in walk(r)))]
@@ -497,7 +506,7 @@ def _read_later(body: Region, count: int, wanted: set[Value]) -> list[Value]:
     return [v for op in body.ops[:count] for v in op.results if v in found]
 
 
-def _with_results(function: Function, values: Sequence[Value]) -> Function:
+def _function_with_results(function: Function, values: Sequence[Value]) -> Function:
     """Return a copy of ``function`` whose results are ``values``."""
     kept = ("arg_names", "sizes", "requirements")
     body = Region(function.body.params, function.body.ops, tuple(values))
@@ -505,12 +514,12 @@ def _with_results(function: Function, values: Sequence[Value]) -> Function:
 
 
 def call_user(op: Op, operands: Sequence[np.ndarray], types: Sequence[TensorType]) -> list[np.ndarray]:
-    """Return the results of the function registered for ``op`` on ``operands``.
+    """Call the user's function registered for the custom call ``op`` with ``operands``.
 
     Raises
     ------
     CompileError
-        If none is registered, or the function raises.
+        If no function is registered, or it raises.
     """
     call = describe_custom_call(op)
     known = registered_call(call.name)
@@ -538,7 +547,7 @@ def _result_types_of(op: Op, results: Sequence[TensorType]) -> list[TensorType]:
 
 
 def _short_floats_as_bits(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Return floats of at most 16 bits as compiled functions receive them: unsigned integers with the same bits."""
+    """Return floats of at most 16 bits as unsigned integers with the same bits, as compiled functions receive them."""
     row = DTYPES[dtype]
     return array.view(f"u{row.size}") if row.kind == "f" and row.bits <= 16 else array
 
@@ -559,7 +568,7 @@ MOST_TRIES = 20000
 def check_call(
     checker: Checker, given: Sequence[Any], sizes: Mapping[str, int], seed: int, *, oracle: str, bisect: bool
 ) -> CheckReport:
-    """Compare a call with the arguments ``given`` and random ones; see :func:`check`."""
+    """Compare a call with the arguments ``given``, completed by random ones; see :func:`check`."""
     arrays, made = sample_check_arguments(checker, given, sizes, seed)
     try:
         return replace(checker.check(arrays, oracle, bisect), arguments=made)
@@ -573,14 +582,14 @@ def arguments_do_not_fit_error(error: Exception) -> CallError:
 
 
 def has_values(example: object) -> bool:
-    """Return True for an array or a number, False for a description of one, such as ``jax.ShapeDtypeStruct``."""
+    """Return True for an array or a number, False for a shape and dtype without values (``jax.ShapeDtypeStruct``)."""
     return hasattr(example, "__array__") or isinstance(example, bool | int | float | complex)
 
 
 def sample_check_arguments(
     checker: Checker, given: Sequence[Any], sizes: Mapping[str, int], seed: int
 ) -> tuple[list[np.ndarray], str]:
-    """Return the arguments of a call, random ones after those that are given, and how they were made, as text.
+    """Complete the arguments ``given`` by random ones; return all, and a text about their origin.
 
     Raises
     ------

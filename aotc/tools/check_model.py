@@ -1,4 +1,4 @@
-"""``aotc.check``: a model for one device op by op, a sharded one with all its ranks."""
+"""``aotc.check``: a model for one device op by op, a sharded model with all its ranks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def check(
     ranks = flags.pop("ranks", None)
     raw, options = _fetched_for_check(model, example_args, ranks, flags)
     if is_for_several_devices(raw) or ranks is not None:
-        refuse_search(bisect, raw)
+        refuse_unsupported_rank_check(bisect, raw)
         sharded = rank_checker(raw, options, function, tolerance)
         return sharded.check(list(inputs) or example_values(sharded), sizes, seed, oracle, ranks)
     checker = Checker(raw, options, function, tolerance)
@@ -85,7 +85,7 @@ def check(
 def _fetched_for_check(
     model: object, example_args: Sequence[Any], ranks: int | None, flags: dict[str, Any]
 ) -> tuple[RawModel, Options]:
-    """Return the model, for the mesh and the shardings of ``flags``, and the options that are the rest of them."""
+    """Fetch a model for the mesh and shardings in ``flags``; return it with the options in the other flags."""
     shardings = [flags.pop(key, None) for key in ("mesh", "in_shardings", "out_shardings")]
     if any(x is not None for x in shardings):
         model = function_on_mesh(model, *shardings)
@@ -93,12 +93,12 @@ def _fetched_for_check(
 
 
 def fetch_for_check(model: object, example_args: Sequence[Any], ranks: int | None) -> RawModel:
-    """Return a model, the whole program if it is for several devices.
+    """Fetch a model, without partitioning a program for several devices.
 
     Raises
     ------
     CompileError
-        If it cannot be read; also for a bundle.
+        If the model cannot be read; also for a bundle.
     """
     if ranks is not None and is_bundle(model):
         message = "a sharded bundle holds the program of one rank, and not the whole program to compare with"
@@ -106,8 +106,8 @@ def fetch_for_check(model: object, example_args: Sequence[Any], ranks: int | Non
     return fetch_whole(model, example_args)
 
 
-def refuse_search(bisect: bool, raw: RawModel) -> None:
-    """Refuse the options and models that a check of all ranks does not have.
+def refuse_unsupported_rank_check(bisect: bool, raw: RawModel) -> None:
+    """Refuse options and models that a check of all ranks does not support.
 
     Raises
     ------

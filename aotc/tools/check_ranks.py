@@ -1,4 +1,4 @@
-"""Compare a sharded model, all ranks of it as threads of this process, with the whole program on one device."""
+"""Compare a sharded model, whose ranks run as threads of this process, with the whole program on one device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from aotc.vmfb.ranks.threads import MOST_THREADS, ThreadLink, thread_links
 
 @dataclass(frozen=True, slots=True)
 class RankChecker:
-    """A sharded model and its whole program.
+    """A sharded model and its whole program for one device.
 
     Attributes
     ----------
@@ -37,6 +37,7 @@ class RankChecker:
     whole : Checker
         The same program for one device.
     options : Options
+        Options of the compilation.
     """
 
     raw: RawModel
@@ -45,7 +46,7 @@ class RankChecker:
 
     @property
     def arguments(self) -> list[dict[str, Any]]:
-        """The whole arguments of the function, as in a bundle's manifest."""
+        """Return the whole arguments of the function, as in a bundle's manifest."""
         return self.whole.arguments
 
     def check(
@@ -74,7 +75,8 @@ class RankChecker:
         mesh = mesh_of(open_bundle(data).manifest["mesh"])
         _check_size(mesh, ranks)
         ours = run_on_threads(data, mesh, self.whole.name, arrays)
-        return replace(self.whole.compared(ours, arrays, oracle), arguments=made, ranks=f"{mesh.size} ranks ({mesh})")
+        report = self.whole.compare_with_oracle(ours, arrays, oracle)
+        return replace(report, arguments=made, ranks=f"{mesh.size} ranks ({mesh})")
 
 
 def rank_checker(raw: RawModel, options: Options, function: str, tolerance: Tolerance | None) -> RankChecker:
@@ -86,12 +88,13 @@ def rank_checker(raw: RawModel, options: Options, function: str, tolerance: Tole
 
 
 def example_values(checker: RankChecker) -> list[np.ndarray]:
-    """Return the examples of the model, if all have values."""
+    """Return the example arguments of the model if all have values, else an empty list."""
     examples = checker.raw.values.get(checker.whole.name, ())
     return [np.asarray(x) for x in examples] if all(map(has_values, examples)) else []
 
 
 def _check_size(mesh: Mesh, ranks: int | None) -> None:
+    """Refuse a mesh of another size than ``ranks``, or of more ranks than threads allow."""
     if ranks not in (None, mesh.size):
         message = f"the model is for {mesh.size} ranks ({mesh}), and there are {ranks}"
         raise CompileError.at(UNKNOWN, message, hint=f"--ranks={mesh.size}")
@@ -101,7 +104,7 @@ def _check_size(mesh: Mesh, ranks: int | None) -> None:
 
 
 def run_on_threads(data: bytes, mesh: Mesh, name: str, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return whole results of a function of a bundle, whose ranks run as threads, for whole arguments.
+    """Run all ranks of a bundle as threads with shards of the whole arguments; return whole results.
 
     Raises
     ------
@@ -133,10 +136,11 @@ def run_on_threads(data: bytes, mesh: Mesh, name: str, arrays: Sequence[np.ndarr
         thread.join()
     if failures:
         raise cause(failures)
-    return [_joined_parts(cut, [found[rank][n] for rank in range(mesh.size)]) for n, cut in enumerate(results)]
+    return [_whole_array_of_parts(cut, [found[rank][n] for rank in range(mesh.size)]) for n, cut in enumerate(results)]
 
 
-def _joined_parts(cut: Cut, parts: Sequence[np.ndarray]) -> np.ndarray:
+def _whole_array_of_parts(cut: Cut, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Assemble a whole array from the parts of all ranks."""
     whole = np.empty(cut.whole, cut.dtype)
     for rank in cut.distinct:
         whole[cut.slices[rank]] = parts[rank]

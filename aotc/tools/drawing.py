@@ -37,12 +37,12 @@ class Drawing:
         """Return the horizontal pixel of a position on the axis."""
         return MARGIN + (at / self.end if self.end else 0.0) * WIDTH
 
-    def box(self, begin: float, end: float, top: float, bottom: float, kind: str, label: str, said: str) -> None:
-        """Draw a box with the tooltip ``said``, and with ``label`` if the box is large enough for it."""
+    def box(self, begin: float, end: float, top: float, bottom: float, kind: str, label: str, tooltip: str) -> None:
+        """Draw a box with a ``tooltip``, and with ``label`` if the box is large enough."""
         left, width = self.x(begin), max(self.x(end) - self.x(begin), 1.0)
         y, height = HEAD + MARGIN + top * self.row, max((bottom - top) * self.row - 1, 1.0)
         place = f'x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-        self.parts.append(f'<rect {place} class="{kind}"><title>{escape(said)}</title></rect>')
+        self.parts.append(f'<rect {place} class="{kind}"><title>{escape(tooltip)}</title></rect>')
         if len(label) * LETTER < width and height > LETTER:
             self.parts.append(f'<text x="{left + 4:.1f}" y="{y + height / 2 + 4:.1f}">{escape(label)}</text>')
         self.bottom = max(self.bottom, y + height)
@@ -70,8 +70,8 @@ class Drawing:
         for n in range(last + 1):
             x = self.x(n * step)
             axis.append(f'<line x1="{x:.1f}" y1="{HEAD}" x2="{x:.1f}" y2="{bottom + 6:.1f}" class="rule"/>')
-            said = f"{n * step / self.scale:g}{' ' + self.unit if n == last else ''}"
-            axis.append(f'<text x="{x:.1f}" y="{bottom + 20:.1f}" text-anchor="middle" class="axis">{said}</text>')
+            tick = f"{n * step / self.scale:g}{' ' + self.unit if n == last else ''}"
+            axis.append(f'<text x="{x:.1f}" y="{bottom + 20:.1f}" text-anchor="middle" class="axis">{tick}</text>')
         width, height = WIDTH + 4 * MARGIN, bottom + FOOT
         svg = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" '
         svg += f'viewBox="0 0 {width} {height:.0f}">'

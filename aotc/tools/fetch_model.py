@@ -1,4 +1,4 @@
-"""Read the model of a developer tool: a source, or a bundle together with its recorded targets and options."""
+"""Fetch the model for a developer tool: a source, or a bundle with its recorded targets and options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fetch_model(
     model: Any, example_args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Options | None,
     flags: Mapping[str, Any],
 ) -> tuple[Module, Target, Options]:  # fmt: skip
-    """Return a model in tensor IR, its target (the first of several), and the options.
+    """Import a model as tensor IR; return it with its target (the first of several) and the options.
 
     ``flags`` override ``options``, and the recorded options of a bundle. ``model`` may be the tuple that
     :func:`aotc.recompile.model_of` returns.
@@ -79,7 +79,7 @@ def is_bundle(model: Any) -> bool:
 
 
 def check_function(function: str, module: Module) -> None:
-    """Refuse the name of a function that ``module`` does not have; an empty name stands for all functions.
+    """Refuse the name of a function that ``module`` lacks; an empty name means all functions.
 
     Raises
     ------
@@ -91,5 +91,5 @@ def check_function(function: str, module: Module) -> None:
 
 
 def public_names(module: Module) -> list[str]:
-    """Return the names of the functions that a bundle of ``module`` has."""
+    """Return the names of the public functions of ``module``."""
     return [name for name, function in module.functions.items() if function.public]

@@ -1,4 +1,4 @@
-"""The commands of a call and their dependences: symbolic execution of a bundle's function for given sizes.
+"""Commands of a call and their dependencies: symbolic execution of a bundle's function for given sizes.
 
 No code of the bundle is run. The reports of memory and schedule are computed from the result.
 """
@@ -45,7 +45,7 @@ class FlowStep:
     kernel : int
         Number of its kernel; -1 for a copy and for a loop or branch.
     control : str
-        Its name in ``within`` if it is a loop or branch that is a command of a graph; the steps inside follow it.
+        The name of a loop or branch that is a command of a graph, as in ``within``; the steps inside follow it.
     end : int
         Number of the step after the steps inside.
     types : tuple of str
@@ -88,25 +88,25 @@ class FlowSpan:
 
 @dataclass(frozen=True, slots=True)
 class FlowBlock:
-    """A loop, with one range of steps, or a branch, with a range per side; a call runs one side."""
+    """A loop, with one range of steps, or a branch, with a range per side; a call runs one side of a branch."""
 
     sides: tuple[tuple[int, int], ...]
     is_loop: bool
 
     @property
     def begin(self) -> int:
-        """Return the first step."""
+        """Return the number of the first step."""
         return self.sides[0][0]
 
     @property
     def end(self) -> int:
-        """Return the step after the last."""
+        """Return the number of the step after the last."""
         return self.sides[-1][1]
 
 
 @dataclass(frozen=True, slots=True)
 class FlowSpace:
-    """A memory: ``name`` is the model's name of its GPU, or its kind; ``target`` is the target of its kernels."""
+    """A memory space: the model's name of its GPU, or its kind, and the target of its kernels."""
 
     name: str
     target: str
@@ -114,7 +114,7 @@ class FlowSpace:
 
 @dataclass
 class Flow:
-    """A call of a function with arguments of given sizes.
+    """Commands and memory of a call of a function with arguments of given sizes.
 
     Attributes
     ----------
@@ -152,26 +152,26 @@ class Flow:
         """Return the target of each device that the model names."""
         return {name: row["target"] for name, row in self.variant.get("targets", {}).items()}
 
-    def way_of(self, step: FlowStep) -> tuple[int, int]:
+    def memories_of_step(self, step: FlowStep) -> tuple[int, int]:
         """Return the memories (by number) that a step reads and writes; two for a transfer."""
         homes = [self.slots.memory_space(slot) for slot, _, _ in (*step.reads, *step.writes)]
         return (homes[0], homes[-1]) if homes else (0, 0)
 
     def runs_of(self, within: str) -> int:
-        """Return how often a step inside the loops and branches ``within`` executes.
+        """Return the number of executions of a step inside the loops and branches ``within``.
 
-        All branches are taken.
+        All branches are assumed taken.
         """
         return prod(self.iterations_of(part) for part in within.split(" > "))
 
     def iterations_of(self, name: str) -> int:
-        """Return the iteration count of the loop ``name``, an estimate if it is unknown, and 1 for a branch."""
+        """Return the iteration count of the loop ``name``, an estimate if it is unknown; 1 for a branch."""
         if not name.startswith("loop"):
             return 1
         return iterations_or_estimate(self.loops[int(name.split()[1])].iterations)
 
     def is_guessed(self, within: str) -> bool:
-        """Return True if any loop in ``within`` has an unknown iteration count."""
+        """Return True if a loop in ``within`` has an unknown iteration count."""
         loops = (part for part in within.split(" > ") if part.startswith("loop"))
         return any(self.loops[int(part.split()[1])].iterations is None for part in loops)
 
@@ -183,7 +183,7 @@ class Flow:
 
 
 def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = "") -> Flow:
-    """Return the commands of a call of ``function``; ``sizes`` of symbolic dims that are missing are guessed.
+    """Execute ``function`` of a bundle symbolically; return its commands. Missing sizes of symbolic dims are guessed.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] |
     CallError
         If the program refuses arguments of these sizes, or the function has no such dim.
     """
-    name = entry_of(opened, function)
+    name = chosen_function_name(opened, function)
     variant = _variant_for_target(opened, target)
     signature = opened.manifest["functions"][name]
     slots, spaces = _memories_of_variant(opened, variant, signature)
@@ -215,7 +215,7 @@ def flow_of(opened: OpenedBundle, function: str = "", sizes: Mapping[str, int] |
     return flow
 
 
-def entry_of(opened: OpenedBundle, function: str = "") -> str:
+def chosen_function_name(opened: OpenedBundle, function: str = "") -> str:
     """Return ``function``, or by default the name of the only function, or ``main``.
 
     Raises
@@ -234,7 +234,7 @@ def sizes_of_call(entry: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[st
 def _memories_of_variant(
     opened: OpenedBundle, variant: Mapping[str, Any], signature: Mapping[str, Any]
 ) -> tuple[Slots, tuple[FlowSpace, ...]]:
-    """Return the pointer table of a function, and the memories of the variant."""
+    """Return the slots of a function (``signature``), and the memory spaces of the variant."""
     if not variant.get("spaces"):
         slots = Slots(len(signature["arguments"]), len(signature["results"]))
         return slots, (FlowSpace(variant["kind"], variant["target"]),)
@@ -245,6 +245,7 @@ def _memories_of_variant(
 
 
 def _variant_for_target(opened: OpenedBundle, target: str) -> Mapping[str, Any]:
+    """Return the manifest entry of the variant for ``target``; the first variant for an empty target."""
     every = opened.manifest["variants"]
     wanted = target if not target or "+" in target else resolve_targets(target)[0].name
     # A kind alone, such as "cuda", means its default target, or else the first variant of that kind.
@@ -257,12 +258,13 @@ def _variant_for_target(opened: OpenedBundle, target: str) -> Mapping[str, Any]:
 
 
 def _debug_field(opened: OpenedBundle, variant: Mapping[str, Any], key: str) -> list[str]:
-    """Return a field of the debug information of each kernel; empty strings without it."""
+    """Return the field ``key`` of each kernel's debug information; empty strings without such information."""
     held = (opened.manifest.get("debug") or {}).get("kernels") or {}
     return [held.get(f"{variant['target']}/{k['name']}", {}).get(key, "") for k in variant["kernels"]]
 
 
 def _assumed_size(dim: int | str, sizes: Mapping[str, int]) -> int:
+    """Evaluate a dim for ``sizes``, with an assumed size for each missing symbol."""
     if isinstance(dim, int):
         return dim
     try:
@@ -272,9 +274,9 @@ def _assumed_size(dim: int | str, sizes: Mapping[str, int]) -> int:
 
 
 class _FlowRecorder:
-    """Device of the host program's interpreter: record submitted commands; guess integers in memory.
+    """Device that records submitted commands during symbolic execution of a host program.
 
-    Pass all checks.
+    Integers in memory are guessed, and all checks pass.
     """
 
     def __init__(
@@ -292,7 +294,7 @@ class _FlowRecorder:
         """Do nothing: arguments are not moved."""
 
     def check_assertion(self, condition: Any, message: str, values: list[Any]) -> None:
-        """Do nothing: checks have no values."""
+        """Do nothing: assertions cannot be evaluated without data."""
 
     def open_debug_block(self, slot: int, offset: int, size: int) -> None:
         """Do nothing: memory is not accessed."""
@@ -309,40 +311,43 @@ class _FlowRecorder:
         """Record the commands of a buffer."""
         self.iterations = iter(self.flow.variant["command_buffers"][number].get("turns", ()))
         self.here = self.locs[number]
-        self._nodes(self.buffers.nodes[number], parameters, "")
+        self._record_nodes(self.buffers.nodes[number], parameters, "")
 
-    def _nodes(self, nodes: Sequence[Node], parameters: Sequence[int], within: str) -> None:
+    def _record_nodes(self, nodes: Sequence[Node], parameters: Sequence[int], within: str) -> None:
+        """Record graphs, loops and branches of a command buffer, in order."""
         for node in nodes:
             match node:
                 case Graph():
-                    self._graph(node, parameters, within)
+                    self._record_graph(node, parameters, within)
                 case WhileNode():
                     block = self._open_block(True)
                     begin, inner = len(self.flow.steps), f"{within}loop {len(self.flow.loops)} > "
                     at, span = len(self.flow.loops), FlowSpan(begin, begin, next(self.iterations, None))
                     self.flow.loops.append(span)
-                    self._nodes(node.condition, parameters, inner)
-                    self._nodes(node.body, parameters, inner)
+                    self._record_nodes(node.condition, parameters, inner)
+                    self._record_nodes(node.body, parameters, inner)
                     self.flow.loops[at] = replace(span, end=len(self.flow.steps))
                     self.flow.blocks[block] = FlowBlock(((begin, len(self.flow.steps)),), True)
                 case Case():
                     self.branches += 1
-                    self._branch(node, parameters, f"{within}branch {self.branches}")
+                    self._record_branch(node, parameters, f"{within}branch {self.branches}")
 
     def _open_block(self, is_loop: bool) -> int:
         """Add a loop or branch to the blocks before its inner ones; return its index."""
         self.flow.blocks.append(FlowBlock(((len(self.flow.steps),) * 2,), is_loop))
         return len(self.flow.blocks) - 1
 
-    def _branch(self, node: Case, parameters: Sequence[int], name: str) -> None:
+    def _record_branch(self, node: Case, parameters: Sequence[int], name: str) -> None:
+        """Record a branch that is a node of a command buffer: its sides one after the other."""
         sides, block = list[tuple[int, int]](), self._open_block(False)
         for n, branch in enumerate(node.branches):
             begin = len(self.flow.steps)
-            self._nodes(branch, parameters, f"{name}.{n} > ")
+            self._record_nodes(branch, parameters, f"{name}.{n} > ")
             sides.append((begin, len(self.flow.steps)))
         self.flow.blocks[block] = FlowBlock(tuple(sides), False)
 
-    def _graph(self, graph: Graph, parameters: Sequence[int], within: str) -> None:
+    def _record_graph(self, graph: Graph, parameters: Sequence[int], within: str) -> None:
+        """Record the commands of a graph with their byte ranges and predecessors."""
         steps, number, first = self.flow.steps, self.graphs, len(self.flow.steps)
         self.graphs += 1
         after: list[list[int]] = [[] for _ in graph.commands]
@@ -353,10 +358,10 @@ class _FlowRecorder:
                 after[follower].append(len(steps))
             where = within.removesuffix(" > ")
             if isinstance(command, Control):
-                self._control(command, number, where, tuple(after[n]), parameters)
+                self._record_control(command, number, where, tuple(after[n]), parameters)
                 continue
             kernel = -1 if command.kind == COPY else command.kernel
-            extents, count, types, sizes, updates = self._touched(command, parameters)
+            extents, count, types, sizes, updates = self._accessed_ranges(command, parameters)
             places = [
                 (slot, at := operand_value(offset, parameters), at + size)
                 for (slot, offset), size in zip(command.places, extents, strict=True)
@@ -372,7 +377,7 @@ class _FlowRecorder:
     def _loc_of(self, command: Command) -> str:
         return "" if command.kind == COPY else self.here.get(command.at, self.own[command.kernel])
 
-    def _control(
+    def _record_control(
         self, command: Control, graph: int, within: str, after: tuple[int, ...], parameters: Sequence[int]
     ) -> None:
         """Record a loop or branch that is a command of a graph, then the commands inside."""
@@ -380,10 +385,10 @@ class _FlowRecorder:
         name = f"branch {self.branches + 1}" if branch else f"loop {len(self.flow.loops)}"
         step = FlowStep(first, graph, within, -1, {}, 1, 1, False, (), (), (), after, False, control=name)
         self.flow.steps.append(step)
-        self._nodes(command.nodes, parameters, f"{within} > " if within else "")
+        self._record_nodes(command.nodes, parameters, f"{within} > " if within else "")
         self.flow.steps[first] = replace(step, end=len(self.flow.steps))
 
-    def _touched(
+    def _accessed_ranges(
         self, command: Command, parameters: Sequence[int]
     ) -> tuple[list[int], int, tuple[str, ...], dict[str, int], bool]:
         """Return facts of a command: bytes of each range, number of inputs, types, dims, True for an update."""
@@ -404,7 +409,7 @@ class _FlowRecorder:
 
 
 def arena_places(flow: Flow, step: FlowStep) -> Iterator[tuple[Place, bool, str]]:
-    """Yield each arena range that a step accesses, whether it is written, and the type of the value."""
+    """Yield each arena range that a step accesses, True if the step writes it, and the type of the value."""
     types = (*step.types, *[""] * (len(step.reads) + len(step.writes) - len(step.types)))
     for n, place in enumerate((*step.reads, *step.writes)):
         if flow.slots.arena <= place[0] < flow.slots.constants and place[1] < place[2]:

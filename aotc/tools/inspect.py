@@ -1,4 +1,4 @@
-"""The contents of a bundle as typed values: signatures, sizes, weights, memory, kernels; nothing of it is run."""
+"""Read the contents of a bundle as typed values: signatures, sizes, weights, memory, kernels. No code is run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ROOT = re.compile(r"[^\[.]*")  # the parameter in a name of JAX: ``params`` in 
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """A kernel with the time of all its runs in a call, predicted or measured, on one core or a whole GPU."""
+    """A kernel with the total time of its runs in a call, predicted or measured, on one core or a whole GPU."""
 
     name: str
     loc: str
@@ -83,19 +83,30 @@ class InspectedCollectives:
 
 @dataclass(frozen=True, slots=True)
 class InspectedVariant:
-    """The code for one target.
+    """The code of a bundle for one target.
 
     Attributes
     ----------
     target : str
+        Name of the target.
     features : tuple of str
         Features that the processor must have.
     arena_peak : int or None
         Bytes of working memory of a call, without scratch of threads; None if they depend on sizes.
+    memory : tuple of str
+        A line for each memory space and each function with scratch.
     weights : int
         Bytes of constants.
     weights_file : str
         The file with the constants if the bundle does not contain them.
+    weights_stored : int or None
+        Bytes of compressed constants in the bundle; None if they are not compressed.
+    command_buffers : int
+        Number of command buffers.
+    kernels : tuple of InspectedKernel
+        All kernels.
+    buffers : tuple of InspectedBuffer
+        Buffers of functions and kernels.
     notes : tuple of str
         Further facts: devices, transfers, specializations, bound weights, libraries.
     overlaps : tuple of str
@@ -190,7 +201,7 @@ class Inspection(DisplayedResult):
     def details(
         self, kernels: bool = False, buffers: bool = False, segments: bool = False, everything: bool = False
     ) -> Document:
-        """Return the tables that are asked for; ``everything`` is the summary in full and all of them."""
+        """Return the selected tables; ``everything`` selects all tables and the full summary."""
         blocks: list[Block] = self._head() if everything else []
         for variant in self.variants:
             blocks += _variant_summary(variant, len(variant.notes)) if everything else []
@@ -209,6 +220,7 @@ class Inspection(DisplayedResult):
         return f"{file}{self.name}, {size_text(self.size)}"
 
     def _head(self) -> list[Block]:
+        """Return the first table of the summary: functions, mesh, weights, dims, source, producer, facts."""
         key = f"signed with {self.signed_by}; aotc verify --trusted-key checks it" if self.signed_by else ""
         rows = [
             *(("function", signature_text(f)) for f in self.functions.values()),
@@ -227,7 +239,7 @@ class Inspection(DisplayedResult):
 
 
 def signature_text(signature: Signature) -> str:
-    """Return a signature; many arguments are counted by the parameter that they are part of."""
+    """Format a signature; many arguments are counted by their Python parameter."""
     if len(signature.inputs) <= MOST_ARGUMENTS:
         return repr(signature)
     groups: dict[str, list[TensorSpec]] = {}
@@ -246,14 +258,15 @@ def signature_text(signature: Signature) -> str:
 
 
 def arrays_text(specs: Sequence[TensorSpec]) -> str:
-    """Return the number and the bytes of arrays."""
+    """Format the number and the total bytes of arrays."""
     dims = [[d for d in s.shape if isinstance(d, int)] for s in specs]
     known = [prod(some) * size_of(s.dtype) for s, some in zip(specs, dims) if len(some) == len(s.shape)]
     least = "at least " if len(known) < len(specs) else ""
     return f"{count_text(len(specs), 'array')} of {least}{size_text(round(sum(known)))}"
 
 
-def _own_weights(opened: OpenedBundle) -> dict[str, TensorSpec]:
+def _bundled_weights(opened: OpenedBundle) -> dict[str, TensorSpec]:
+    """Return the arguments that are weights of the bundle, by path."""
     if not opened.manifest.get("weights"):
         return {}
     types = weight_places_of(opened.manifest, opened.manifest["variants"][0], opened.where).types
@@ -288,7 +301,7 @@ def inspect(bundle: str | os.PathLike[str] | bytes) -> Inspection:
             found["name"],
             found["producer"],
             size,
-            _own_weights(opened),
+            _bundled_weights(opened),
             {name: Signature(name, entry) for name, entry in found["functions"].items()},
             tuple(found["symbols"]),
             _source_text(found["source"]),
@@ -301,6 +314,7 @@ def inspect(bundle: str | os.PathLike[str] | bytes) -> Inspection:
 
 
 def _variant_summary_facts(opened: OpenedBundle, variant: Mapping[str, Any]) -> InspectedVariant:
+    """Convert the description of a variant to an :class:`InspectedVariant`."""
     weights = variant["weights"] or {"bytes": 0}
     timed, top = _top_kernels(opened, variant)
     return InspectedVariant(
@@ -326,7 +340,7 @@ def _variant_summary_facts(opened: OpenedBundle, variant: Mapping[str, Any]) -> 
 
 
 def _collectives_by_op(opened: OpenedBundle, variant: Mapping[str, Any]) -> tuple[InspectedCollectives, ...]:
-    """Return the collectives by op; without bytes if the bundle has no text of its kernels."""
+    """Return the collectives by op; the bytes are None if the bundle has no text of its kernels."""
     ops = [row["op"] for row in variant.get("collectives", ())]
     try:
         reports = [explain_collectives(opened, f, variant["target"]) for f in opened.manifest["functions"] if ops]
@@ -338,7 +352,10 @@ def _collectives_by_op(opened: OpenedBundle, variant: Mapping[str, Any]) -> tupl
 
 
 def _top_kernels(opened: OpenedBundle, variant: Mapping[str, Any]) -> tuple[str, tuple[KernelTime, ...]]:
-    """Return the slowest kernels of ``main`` or the first function; none without their text or for unreadable text."""
+    """Return the slowest kernels of ``main`` or the first function, after its name with the assumed sizes.
+
+    Without readable kernel text there are none.
+    """
     names = list(opened.manifest["functions"])
     if not names or not variant["kernels"]:
         return "", ()
@@ -363,7 +380,7 @@ def _top_kernels(opened: OpenedBundle, variant: Mapping[str, Any]) -> tuple[str,
 
 
 def _assumed_text(opened: OpenedBundle, name: str) -> str:
-    """Return `` (b=16 assumed)``, the sizes of a function for which times are predicted."""
+    """Format the sizes of a function for which times are predicted: `` (b=16 assumed)``."""
     entry = opened.manifest["functions"][name]
     typical = entry.get("typical", {})
     sizes = assumed_sizes(entry["arguments"], typical)
@@ -374,6 +391,7 @@ def _assumed_text(opened: OpenedBundle, name: str) -> str:
 
 
 def _variant_summary(variant: InspectedVariant, details: int) -> list[Block]:
+    """Return the blocks about a variant: facts, notes with at most ``details`` details, slowest kernels."""
     peak = "depends on shapes" if variant.arena_peak is None else size_text(variant.arena_peak)
     weights = size_text(variant.weights) if variant.weights else "none"
     weights += f" in {variant.weights_file}" if variant.weights_file else ""
@@ -416,7 +434,7 @@ def _collectives_text(row: InspectedCollectives) -> str:
 
 
 def _shortened_notes(notes: Sequence[str], details: int) -> list[str]:
-    """Return notes with at most ``details`` details of each."""
+    """Shorten notes to at most ``details`` details each."""
     shown: list[str] = []
     count = 0
     for note in [*notes, ""]:
@@ -431,6 +449,7 @@ def _shortened_notes(notes: Sequence[str], details: int) -> list[str]:
 
 
 def _kernel_table(kernels: Sequence[InspectedKernel]) -> Block:
+    """Return a table of kernels: bytes of code, GPU resources, target, location."""
     known = RESOURCES if any(k.resources for k in kernels) else ()
     columns = [Column("kernel"), Column("bytes", right=True), *(Column(name, True, 2) for name in known),
                Column("target", priority=3), Column("from", priority=1), Column("scope", priority=1)]  # fmt: skip
@@ -465,7 +484,7 @@ SHOWN_NAMES = 4
 
 
 def names_text(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the others."""
+    """Format the first names, and the number of the others."""
     more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
     return ", ".join(names[:SHOWN_NAMES]) + more
 
@@ -478,12 +497,13 @@ def _memory_lines(variant: Mapping[str, Any]) -> list[str]:
 
 
 def _peak_text(row: Mapping[str, Any]) -> str:
-    """Return the memory of a call as text: the arena, and the scratch of each thread."""
+    """Format the memory of a call: the arena, and the scratch of each thread."""
     arena = "an arena that depends on shapes" if row["arena"] is None else f"{size_text(row['arena'])} of arena"
     return f"{arena} and {size_text(row['scratch'])} for each thread" if row["scratch"] else arena
 
 
 def _source_text(source: Mapping[str, Any] | None) -> str:
+    """Format the size of the model in the bundle, or ``none``."""
     if source is None:
         return "none"
     weights = f", and {size_text(source['weights'])} of weights" if source["weights"] else ""
@@ -491,7 +511,7 @@ def _source_text(source: Mapping[str, Any] | None) -> str:
 
 
 def _variant_notes(variant: Mapping[str, Any]) -> list[str]:
-    """Return facts that few bundles have, as lines; details of a line follow it, indented."""
+    """Return lines about rare facts of a variant; the indented details of a line follow it."""
     lines = []
     if variant["memory_limit"]:
         lines.append(f"memory limit: {size_text(variant['memory_limit'])}, which bounds the number of threads")
@@ -528,6 +548,7 @@ def _variant_notes(variant: Mapping[str, Any]) -> list[str]:
 
 
 def _overlap_text(variant: Mapping[str, Any]) -> list[str]:
+    """Return a line for each kernel that starts on parts of an array before its producer ends."""
     lines = []
     for t in variant["tiles"]:
         ratio = f"each {t['over']} items {t['times']}" if t["over"] else "each part of its items the same part"

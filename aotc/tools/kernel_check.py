@@ -35,8 +35,8 @@ from aotc.vmfb.devices.cuda.loaded_kernels import has_code, images
 from aotc.vmfb.errors import BundleError
 
 
-class Checked(NamedTuple):
-    """The check of one kernel: ``problem`` is a difference, ``skipped`` the reason why it was not run."""
+class KernelCheck(NamedTuple):
+    """Result of the check of one kernel: ``problem`` is a difference, ``skipped`` the reason if it did not run."""
 
     name: str
     problem: str = ""
@@ -54,15 +54,15 @@ class KernelCode(Protocol):
 
     is_native: bool
 
-    def expected(self, kernel: Kernel, arguments: TrialArguments) -> None:
-        """Run the bundle's kernel on all of its grid, which overwrites the outputs."""
+    def run_bundle_kernel(self, kernel: Kernel, arguments: TrialArguments) -> None:
+        """Run the bundle's kernel on its whole grid, which overwrites the outputs."""
 
-    def printed(self, function: Any, kernel: Kernel, arguments: TrialArguments) -> None:
-        """Run a kernel's printed Python function on ``arguments``, in place of the bundle's kernel."""
+    def run_printed_function(self, function: Any, kernel: Kernel, arguments: TrialArguments) -> None:
+        """Run the printed Python function of a kernel on ``arguments``, instead of the bundle's kernel."""
 
 
 class NativeKernels:
-    """The machine code of CPU kernels, by name."""
+    """Machine code of CPU kernels, by name."""
 
     is_native = True
 
@@ -71,19 +71,19 @@ class NativeKernels:
         table = list((ctypes.c_int64 * len(names)).in_dll(self._library.library, TABLE_SYMBOL))
         self._addresses = dict(zip(names, table, strict=True))
 
-    def expected(self, kernel: Kernel, arguments: TrialArguments) -> None:
+    def run_bundle_kernel(self, kernel: Kernel, arguments: TrialArguments) -> None:
         """Run the bundle's kernel."""
         call_native(self._addresses[kernel.name], kernel, arguments)
 
-    def printed(self, function: Any, kernel: Kernel, arguments: TrialArguments) -> None:
-        """Run a CPU kernel's printed Python function on ``arguments``."""
+    def run_printed_function(self, function: Any, kernel: Kernel, arguments: TrialArguments) -> None:
+        """Compile the printed Python function of a CPU kernel and run it on ``arguments``."""
         call_printed(function, kernel, arguments)
 
 
 class CudaKernels:
-    """The images of GPU kernels.
+    """Images of GPU kernels.
 
-    Without a GPU that runs them, printed functions are only compiled.
+    If no GPU can run them, printed functions are only compiled.
     """
 
     is_native = False
@@ -97,18 +97,18 @@ class CudaKernels:
             code = [image for image in images(opened, {**part, "kernels": coded}) if image is not None]
             self._kernels = GpuKernels(opened.where, coded, code)
 
-    def expected(self, kernel: Kernel, arguments: TrialArguments) -> None:
-        """Run the bundle's kernel, if a GPU can."""
+    def run_bundle_kernel(self, kernel: Kernel, arguments: TrialArguments) -> None:
+        """Run the bundle's kernel if a GPU can run it."""
         if self._kernels is not None:
             self._kernels.run_own(kernel, arguments)
 
-    def printed(self, function: Any, kernel: Kernel, arguments: TrialArguments) -> None:
+    def run_printed_function(self, function: Any, kernel: Kernel, arguments: TrialArguments) -> None:
         """Compile a printed function for the target and run it; the loops of a template run on the CPU.
 
         Raises
         ------
         NoTrial
-            If no GPU runs it.
+            If no GPU can run it.
         """
         from aotc.kernels.numba_front.gpu_compile import compile_function
 
@@ -137,8 +137,8 @@ def _checkable_kernels(
             yield NativeKernels(opened, part, [row["name"] for row in rows]), rows
 
 
-def checked_kernels(opened: OpenedBundle, functions: Mapping[str, Any]) -> Iterator[Checked]:
-    """Yield the check of each kernel that has a printed function.
+def checked_kernels(opened: OpenedBundle, functions: Mapping[str, Any]) -> Iterator[KernelCheck]:
+    """Check each kernel that has a printed function, and yield the result.
 
     The kernels are those of the first variant of the bundle that has any of them.
     """
@@ -157,15 +157,16 @@ def checked_kernels(opened: OpenedBundle, functions: Mapping[str, Any]) -> Itera
     raise BundleError(opened.where, "no variant has such kernels that this machine runs")
 
 
-def _checked_kernel(kernel: Kernel, function: Any, code: KernelCode) -> Checked:
+def _checked_kernel(kernel: Kernel, function: Any, code: KernelCode) -> KernelCheck:
+    """Run a kernel and its printed function on random arguments, and compare the outputs."""
     try:
         arguments = random_arguments(kernel, tables=_twiddle_tables(kernel))
         expected, found = arguments.copied(), arguments.copied()
-        code.printed(function, kernel, found)
-        code.expected(kernel, expected)
+        code.run_printed_function(function, kernel, found)
+        code.run_bundle_kernel(kernel, expected)
     except NoTrial as reason:
-        return Checked(kernel.name, skipped=str(reason))
-    return Checked(kernel.name, output_difference(kernel, expected, found))
+        return KernelCheck(kernel.name, skipped=str(reason))
+    return KernelCheck(kernel.name, output_difference(kernel, expected, found))
 
 
 def _twiddle_tables(kernel: Kernel) -> dict[str, np.ndarray]:

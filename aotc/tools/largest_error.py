@@ -28,7 +28,7 @@ class LargestError:
 
 
 def largest_error(ours: np.ndarray, want: np.ndarray) -> LargestError:
-    """Return the largest errors of ``ours``; both arrays have one shape, and any dtype."""
+    """Return the largest errors of ``ours``; both arrays have the same shape, and any dtype."""
     wide = np.complex128 if want.dtype.kind == "c" else np.float64
     a, b = np.asarray(ours).astype(wide), np.asarray(want).astype(wide)
     with np.errstate(all="ignore"):

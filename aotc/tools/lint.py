@@ -39,7 +39,7 @@ NATIVE, LIBRARY = "native", "library"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LintRow:
     """One op of the model, with its status: ``native``, ``library`` (named by ``through``), ``refused`` or ``waits``.
 
     An op ``waits`` if its types depend on a refused op, so that its own status is unknown.
@@ -59,20 +59,20 @@ _STATUS = {"native": "native", "library": "through a library", "refused": "refus
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LintReport(DisplayedResult):
-    """The treatment of a model for one target: a row per op in model order, and all refusals."""
+    """Treatment of a model for one target: a row per op in model order, and all refusals."""
 
     target: str
-    rows: tuple[Row, ...]
+    rows: tuple[LintRow, ...]
     refusals: tuple[tuple[str, Finding], ...]  # op name (empty for the whole model), error
 
     @property
     def compiles(self) -> bool:
-        """Return True if nothing is refused."""
+        """Return True if no op is refused."""
         return not self.refusals
 
     def document(self) -> Document:
-        """Return the lint report: how each kind of op is compiled, and the refusals."""
-        groups: dict[tuple[str, ...], list[Row]] = {}
+        """Return the lint report: the treatment of each kind of op, and the refusals."""
+        groups: dict[tuple[str, ...], list[LintRow]] = {}
         for row in self.rows:
             key = (row.name.removeprefix("stablehlo."), " ".join(row.dtypes), row.status, row.through)
             groups.setdefault(key, []).append(row)
@@ -89,6 +89,7 @@ class LintReport(DisplayedResult):
         return Document(f"{self.target}: {self._summary()}", tuple(blocks))
 
     def _summary(self) -> str:
+        """Return a sentence with the number of ops by status."""
         count = Counter(r.status for r in self.rows)
         parts = [f"{count[s]} {text}" for s, text in _STATUS.items() if count[s]]
         verdict = "it compiles" if self.compiles else "it does not compile"
@@ -97,13 +98,13 @@ class LintReport(DisplayedResult):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LintResult(DisplayedResult):
-    """The treatment of a model for each target; iterating gives the reports."""
+    """Treatment of a model for each target; iteration yields the reports."""
 
     reports: tuple[LintReport, ...]
 
     @property
     def compiles(self) -> bool:
-        """Return True if nothing is refused for any target."""
+        """Return True if no op is refused for any target."""
         return all(report.compiles for report in self.reports)
 
     def __iter__(self) -> Iterator[LintReport]:
@@ -124,8 +125,8 @@ class LintResult(DisplayedResult):
         return Document("", tuple(blocks))
 
 
-def _model_lines(rows: Sequence[Row], files: bool) -> str:
-    """Return the locations of ops: lines of the model (after file names if ``files``), or else user's source files."""
+def _model_lines(rows: Sequence[LintRow], files: bool) -> str:
+    """Format the locations of ops: lines of the model (after file names if ``files``), or else user's source files."""
     found = (_model_line(r.loc, files) if r.loc.line else Path(r.loc.source).name for r in rows)
     places = [p for p in dict.fromkeys(found) if p]
     shown = ", ".join(places[:SHOWN_LINES])
@@ -177,23 +178,26 @@ def lint(
 def _lint_report(
     module: Module, entries: Sequence[JournalEntry], target: Target, targets: Sequence[Target], options: Options
 ) -> LintReport:
+    """Run the passes and the lowering for one target, and combine refusals with the journal of the import."""
     places = {id(e.loc): e for e in entries}
     early = [(e, f) for e in entries for f in e.findings]
     own = imply_host(module, target, targets, replace(options, target=target.of("").name))
     late, libraries = _lowering_refusals(*own, bool(early))
     known = {e for e, _ in early}
-    found = [(_entry_of(f.loc, places, entries), f) for f in late]
+    found = [(_journal_entry_at(f.loc, places, entries), f) for f in late]
     new = [(e, f) for e, f in found if e is None or e not in known]
     refused = known | {e for e, _ in new if e is not None}
-    through = {e: text for loc, text in libraries if (e := _entry_of(loc, places, entries)) is not None}
+    through = {e: text for loc, text in libraries if (e := _journal_entry_at(loc, places, entries)) is not None}
     rows = tuple(_lint_row(e, refused, through) for e in entries)
     return LintReport(
         target.name, rows, tuple(_distinct_refusals([(e.name if e else "", f) for e, f in (*early, *new)]))
     )
 
 
-def _entry_of(loc: Loc, places: Mapping[int, JournalEntry], entries: Sequence[JournalEntry]) -> JournalEntry | None:
-    """Return the op of the model that the tensor op at ``loc`` came from: the same location, else an equal one."""
+def _journal_entry_at(
+    loc: Loc, places: Mapping[int, JournalEntry], entries: Sequence[JournalEntry]
+) -> JournalEntry | None:
+    """Return the journal entry of the tensor op at ``loc``: with the same location object, else an equal location."""
     loc = loc.inlined or loc
     if id(loc) in places:
         return places[id(loc)]
@@ -201,12 +205,13 @@ def _entry_of(loc: Loc, places: Mapping[int, JournalEntry], entries: Sequence[Jo
     return same[0] if len(same) == 1 else None
 
 
-def _lint_row(e: JournalEntry, refused: set[JournalEntry], through: Mapping[JournalEntry, str]) -> Row:
+def _lint_row(e: JournalEntry, refused: set[JournalEntry], through: Mapping[JournalEntry, str]) -> LintRow:
+    """Return the row of a journal entry; ``through`` maps entries to the libraries that they call."""
     if e in refused:
-        return Row(e.name, e.dtypes, e.loc, REFUSED)
+        return LintRow(e.name, e.dtypes, e.loc, REFUSED)
     if e.outcome != IMPORTED:
-        return Row(e.name, e.dtypes, e.loc, WAITS)
-    return Row(e.name, e.dtypes, e.loc, LIBRARY if e in through else NATIVE, through.get(e, ""))
+        return LintRow(e.name, e.dtypes, e.loc, WAITS)
+    return LintRow(e.name, e.dtypes, e.loc, LIBRARY if e in through else NATIVE, through.get(e, ""))
 
 
 def _distinct_refusals(refusals: list[tuple[str, Finding]]) -> list[tuple[str, Finding]]:
@@ -243,7 +248,7 @@ def _lowering_refusals(
 
 
 def _library_of_region(function: Function, target: Target) -> list[tuple[Loc, str]]:
-    """Return the op in a region that calls a library, and the library; empty if no library is called."""
+    """Return the location of the op in a region that calls a library, with its name; empty if there is none."""
     if function.attrs.get("kind") != "single":
         return []
     try:
@@ -260,4 +265,4 @@ def _library_of_region(function: Function, target: Target) -> list[tuple[Loc, st
     return [(call.loc, f"your function, {where}")]
 
 
-__all__ = ["LIBRARY", "NATIVE", "REFUSED", "WAITS", "LintReport", "LintResult", "Row", "lint"]
+__all__ = ["LIBRARY", "NATIVE", "REFUSED", "WAITS", "LintReport", "LintResult", "LintRow", "lint"]

@@ -19,12 +19,13 @@ class MemoryRow:
     space : str
         Memory space of the arena: the model's name of a GPU, or ``cpu`` or ``cuda``.
     offset, bytes : int
+        Its place in the arena.
     first, last : int
         First and last step in which the value is live.
     type : str
-        Empty if unknown.
+        Dtype and shape; empty if unknown.
     made_by, read_by : str
-        Names of kernels.
+        Names of the kernels that create and read it.
     loc : str
         Location in the model of the op that creates it.
     replaced : int
@@ -44,7 +45,7 @@ class MemoryRow:
 
     @property
     def end(self) -> int:
-        """Return the end of the bytes (exclusive)."""
+        """Return the offset after its last byte."""
         return self.offset + self.bytes
 
 
@@ -69,7 +70,7 @@ def live_rows(flow: Flow) -> list[MemoryRow]:
 
 
 class _LiveValueWalk:
-    """The analysis, one pass over the steps; ``current`` holds the values that are not overwritten yet."""
+    """Lifetime analysis in one pass over the steps; ``current`` holds the values that are not overwritten yet."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
@@ -85,41 +86,42 @@ class _LiveValueWalk:
         while at < end:
             block = self.blocks[self.entered] if self.entered < len(self.blocks) else None
             if block is None or block.begin != at:
-                self._step(self.flow.steps[at])
+                self._process_step(self.flow.steps[at])
                 at += 1
                 continue
             self.entered += 1
-            self._loop(block) if block.is_loop else self._branch(block)
+            self._process_loop(block) if block.is_loop else self._process_branch(block)
             at = block.end
 
-    def _step(self, step: FlowStep) -> None:
+    def _process_step(self, step: FlowStep) -> None:
+        """Extend the lifetimes of the values that a step reads, and create rows for those that it writes."""
         touched = list(arena_places(self.flow, step))
         name = self.flow.name_of(step)
         for place, written, _ in touched:
             if not written or step.updates:
-                for value in self._at(place):
+                for value in self._values_overlapping(place):
                     self.read.append((value, place))
-                    self._keep(value, step.number)
+                    self._extend_lifetime(value, step.number)
                     value.row.read_by += [] if name in value.row.read_by else [name]
         for place, written, type_ in touched:
-            if written and not (step.updates and self._at(place)):
-                for value in self._at(place):
+            if written and not (step.updates and self._values_overlapping(place)):
+                for value in self._values_overlapping(place):
                     value.row.replaced = step.number
                     self.current.remove(value)
-                made = _LiveValue(self._create(step, place, type_), step.number)
+                made = _LiveValue(self._create_row(step, place, type_), step.number)
                 self.listed[made] = None
                 self.current.append(made)
 
-    def _loop(self, block: FlowBlock) -> None:
+    def _process_loop(self, block: FlowBlock) -> None:
         """Process a loop: values that the next iteration reads before it overwrites them live to its end."""
         seen = len(self.read)
         self.run(block.begin, block.end)
         places = [place for value, place in self.read[seen:] if value.made < block.begin]
         for place in places:
-            for value in self._at(place):
-                self._keep(value, block.end - 1)
+            for value in self._values_overlapping(place):
+                self._extend_lifetime(value, block.end - 1)
 
-    def _branch(self, block: FlowBlock) -> None:
+    def _process_branch(self, block: FlowBlock) -> None:
         """Process each side of a branch with the values from before the branch, then merge their values."""
         before, ends = self.current, list[tuple[list[_LiveValue], int]]()
         for begin, end in block.sides:
@@ -137,29 +139,33 @@ class _LiveValueWalk:
         self.current = merged
 
     def _copy_for_side(self, value: _LiveValue, start: int, begin: int) -> _LiveValue:
-        """Return ``value``, or a copy for the side from ``begin`` if an earlier side of the branch overwrote it."""
+        """Return ``value``, or a copy for a side of a branch if an earlier side overwrote it.
+
+        The branch starts at step ``start``, the side at step ``begin``.
+        """
         if value.row.replaced < start:
             return value
         row = replace(value.row, first=begin, last=begin, read_by=[], replaced=-1)
         return _LiveValue(row, value.made, [(value, start - 1)])
 
-    def _keep(self, value: _LiveValue, step: int) -> None:
-        """Extend the lifetime of a value, and of the values that it represents, to ``step``."""
+    def _extend_lifetime(self, value: _LiveValue, step: int) -> None:
+        """Extend the lifetime of a value, and of the values that its row represents, to ``step``."""
         if step < value.row.first:
             return
         self.listed[value] = None
         value.row.last = max(value.row.last, step)
         others, value.others = value.others, []
         for other, last in others:
-            self._keep(other, last)
+            self._extend_lifetime(other, last)
 
-    def _at(self, place: Place) -> list[_LiveValue]:
-        """Return the current values that overlap ``place``."""
+    def _values_overlapping(self, place: Place) -> list[_LiveValue]:
+        """Return the current values that overlap the byte range ``place``."""
         slot, begin, end = place
         space = self.flow.spaces[self.flow.slots.memory_space(slot)].name
         return [v for v in self.current if v.row.space == space and v.row.offset < end and begin < v.row.end]
 
-    def _create(self, step: FlowStep, place: Place, type_: str) -> MemoryRow:
+    def _create_row(self, step: FlowStep, place: Place, type_: str) -> MemoryRow:
+        """Create the row of a value that ``step`` writes to ``place``."""
         slot, begin, end = place
         space = self.flow.spaces[self.flow.slots.memory_space(slot)].name
         name = self.flow.name_of(step)

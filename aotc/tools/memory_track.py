@@ -1,4 +1,4 @@
-"""Live bytes of the arena at the start of each dispatch of a call, as a counter track of a trace."""
+"""Counter track of a trace: live bytes of the arena at the start of each kernel launch of a call."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def memory_track(
     opened: OpenedBundle, function: str, sizes: Mapping[str, int], target: str, dispatches: Sequence[Dispatch],
     spans: Sequence[Span],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Return counter events with the arena's live bytes for each call; empty if the function has loops or branches.
+    """Return counter events with the arena's live bytes for each traced call.
 
     ``spans`` are the calls in the trace, ``dispatches`` their kernel launches, which correspond to the steps of ``aotc
-    explain memory``.
+    explain memory``. The list is empty if the function has loops or branches.
     """
     try:
         flow = flow_of(opened, function, sizes, target)

@@ -24,22 +24,24 @@ from aotc.vmfb.profile.roofline import roof_of
 
 @dataclass(frozen=True, slots=True)
 class ProfiledKernel:
-    """A kernel with the sizes of its dims.
+    """Measurement of a kernel for given sizes of its dims.
 
     Attributes
     ----------
     name : str
+        Name of the kernel.
     line, scope : str
-        Where the user's program computes it: the innermost line, and the layer; several launches may be in several.
+        The user's innermost source line, and the layer, of its ops; several launches may have several.
     sizes : mapping of str to int
+        Sizes of its dims.
     runs : int
-        In one call.
+        Number of runs in one call.
     seconds : float
-        Of one run, alone on one core or a whole GPU.
+        Duration of one run, alone on one core or a whole GPU.
     share : float
-        Of the time of all runs of all kernels.
+        Fraction of the time of all runs of all kernels.
     bytes, flops : int
-        Read and written, and computed, by one run.
+        Bytes that one run reads and writes, and its floating-point operations.
     roofline : float or None
         The least time by the peak rates of a core, relative to ``seconds``; None on a GPU.
     """
@@ -58,16 +60,18 @@ class ProfiledKernel:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ProfileResult(DisplayedResult):
-    """The kernels of a function by decreasing total time; ``print`` displays them as ``aotc profile`` does.
+    """Kernels of a function by decreasing total time; ``print`` displays them as ``aotc profile`` does.
 
     Attributes
     ----------
     function, target, machine : str
+        The function, the target of its code, and the processor or GPU.
     seconds : float
-        All runs of all kernels, one after the other.
+        Duration of all runs of all kernels, one after the other.
     kernels : tuple of ProfiledKernel
+        The kernels.
     record : mapping
-        What ``aotc.compile(..., costs=record)`` takes.
+        Cost record for ``aotc.compile(..., costs=record)``.
     """
 
     function: str
@@ -83,9 +87,9 @@ class ProfileResult(DisplayedResult):
         Parameters
         ----------
         by : {"kernel", "scope", "line"}
-            What a row is: a kernel, or the sum of a layer or of a line of the user's program.
+            A row is a kernel, or the sum of a layer or of a line of the user's program.
         depth : int
-            By scope: the outermost names that count; 0: all.
+            By scope: the number of outermost names that count; 0 means all.
         """
         core = "one core of " if "cpu" in self.target else ""
         what = f"{count_text(len(self.kernels), 'kernel')} of @{self.function}"
@@ -93,10 +97,11 @@ class ProfileResult(DisplayedResult):
         return Document("", (self._kernel_table() if by == "kernel" else self._place_table(by, depth), total))
 
     def times_by_place(self, by: str = "scope", depth: int = 0) -> list[PlaceTime]:
-        """Return the sums of each scope or line, the longest first; ``depth`` names of a scope count, all for 0."""
+        """Return the sums of each scope or line, the longest first; ``depth`` outermost names count, 0 means all."""
         return times_by_place(self.record, by, depth)
 
     def _place_table(self, by: str, depth: int) -> Table:
+        """Return the table of the sums by scope or line."""
         columns = [
             Column(by), Column("kernels", True, 4), Column("runs", True, 3), Column("time", True),
             Column("share", True), Column("bytes", True, 5), Column("GFLOP/s", True, 2), Column("GB/s", True, 1),
@@ -110,6 +115,7 @@ class ProfileResult(DisplayedResult):
         return table(columns, rows)
 
     def _kernel_table(self) -> Table:
+        """Return the table of the kernels with times, rates and locations."""
         columns = [
             Column("kernel"), Column("sizes", priority=3), Column("runs", True, 4), Column("per run", True, 3),
             Column("time", True), Column("share", True), Column("bytes", True, 7), Column("GFLOP/s", True, 6),
@@ -126,8 +132,8 @@ class ProfileResult(DisplayedResult):
         return table(columns, rows)
 
 
-def profile_of(record: Mapping[str, Any]) -> ProfileResult:
-    """Return the times in a record that ``module.profile(name, ...)`` returned."""
+def profile_result_of_record(record: Mapping[str, Any]) -> ProfileResult:
+    """Convert a record that ``module.profile(name, ...)`` returned to a :class:`ProfileResult`."""
     times = [(row, next(iter(row["ns"].values()))) for row in record["kernels"]]
     total = sum(ns * row["runs"] for row, ns in times) or 1.0
     kernels = []
@@ -170,14 +176,14 @@ def profile(
     ranks: int | None = None,
     calls: int = 3,
 ) -> ProfileResult | RanksProfile:
-    """Run a function once, and each of its kernels again and again, alone on one core or on the whole GPU.
+    """Run a function once, and each of its kernels repeatedly, alone on one core or on the whole GPU.
 
     With ``ranks``, run calls of a sharded bundle on a process for each rank, and record all ranks over time.
 
     Parameters
     ----------
     bundle : path or bytes
-        With debug information; it is not changed.
+        A bundle with debug information; it is not modified.
     function : str
         By default the only function, or ``main``.
     inputs : sequence of arrays
@@ -187,7 +193,7 @@ def profile(
     devices
         As for :func:`aotc.load`.
     repeat : int
-        Rounds for each kernel, of which the quickest counts.
+        Rounds for each kernel; the fastest counts.
     ranks : int, optional
         Number of ranks of a sharded bundle. ``devices`` and ``repeat`` are for bundles of one device.
     calls : int
@@ -196,7 +202,7 @@ def profile(
     Returns
     -------
     ProfileResult or RanksProfile
-        The second one with ``ranks``: its ``save(path)`` writes a trace.
+        The measured kernels; with ``ranks`` a RanksProfile, whose ``save(path)`` writes a trace.
 
     Raises
     ------
@@ -210,7 +216,7 @@ def profile(
         return _profile_ranks(source, function, inputs, ranks, calls)
     module = load(source, devices=devices, threads=1, copy=True)
     name, values = sample_call(module, function, inputs, sizes)
-    return profile_of(module.profile(name, *values, repeat=repeat))
+    return profile_result_of_record(module.profile(name, *values, repeat=repeat))
 
 
 def _profile_ranks(

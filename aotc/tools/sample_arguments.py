@@ -31,7 +31,7 @@ _OPERATORS: dict[type, Any] = {
 
 
 def array_shape(sizes: Sequence[str | int], dtype: str, what: str) -> tuple[int, ...]:
-    """Return the shape of an array; refuse one that exceeds the limits."""
+    """Return the shape of an array of ``sizes``; refuse more dims or bytes than the limits."""
     digits = all(isinstance(n, int) or len(n) < 20 for n in sizes)
     shape = tuple(int(n) for n in sizes) if digits else ()
     if not digits or len(shape) > MOST_RANK or prod(max(n, 1) for n in shape) > MOST_BYTES // to_numpy(dtype).itemsize:
@@ -43,7 +43,7 @@ def array_shape(sizes: Sequence[str | int], dtype: str, what: str) -> tuple[int,
 def make_values(
     arguments: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], random: bool, seed: int
 ) -> list[np.ndarray]:
-    """Return zeros, or random values, for ``arguments``; ``sizes`` gives their symbolic dims."""
+    """Return zeros or random values for ``arguments``; ``sizes`` are the sizes of their symbolic dims."""
     generator = np.random.default_rng(seed)
     found = []
     for argument in arguments:
@@ -59,7 +59,7 @@ def make_values(
 def sample_call(
     module: LoadedModule | Gang, function: str, inputs: Sequence[Any], sizes: Mapping[str, int]
 ) -> tuple[str, list[Any]]:
-    """Return the name of a function of a module, and its arguments: ``inputs``, then random values.
+    """Return the name of a function of a module, and its arguments: ``inputs``, completed by random values.
 
     Raises
     ------
@@ -75,6 +75,7 @@ def sample_call(
 
 
 def _random_array(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Return a random array: normally distributed floats, small non-negative integers, or booleans."""
     row = DTYPES[dtype]
     match row.kind:
         case "b":
@@ -88,7 +89,7 @@ def _random_array(generator: np.random.Generator, shape: tuple[int, ...], dtype:
 
 
 def dim_value(dim: int | str, sizes: Mapping[str, int]) -> int:
-    """Return the value of a dim such as ``2*n + 1``.
+    """Evaluate a dim such as ``2*n + 1`` for ``sizes``.
 
     Raises
     ------
@@ -104,6 +105,7 @@ def dim_value(dim: int | str, sizes: Mapping[str, int]) -> int:
 
 
 def _evaluate_dim_node(node: ast.expr, sizes: Mapping[str, int]) -> int:
+    """Evaluate a node of a parsed dim expression; anything but arithmetic on names raises KeyError."""
     match node:
         case ast.Constant(value=int(value)):
             return value

@@ -1,4 +1,4 @@
-"""Ed25519 signatures of bundles: the signed header holds the digest of the manifest, which covers every segment.
+"""Ed25519 signatures of bundles: the signed header contains the digest of the manifest, which covers every segment.
 
 Keys are PEM files in the format of openssl.
 """
@@ -75,6 +75,7 @@ def signature_approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Cal
     keys = {_public_key(key) for key in trusted}
 
     def approve(opened: OpenedBundle) -> bytes:
+        """Return the key of a valid signature; refuse a missing, untrusted or wrong one."""
         from cryptography.exceptions import InvalidSignature
 
         if opened.signature is None:
@@ -95,6 +96,7 @@ def signature_approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Cal
 
 
 def _private_key(path: str) -> Any:
+    """Read an Ed25519 private key from a PEM file."""
     kind = _import_ed25519().Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 

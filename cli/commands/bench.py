@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.custom_calls import HELP, register_custom_calls_from
 from aotc_cli.shared.device_option import PLACES_HELP, parse_places
 from aotc_cli.shared.option_groups import BUNDLE_HELP, DIM_HELP, FUNCTION_HELP, INPUT_HELP, THREADS_HELP, Panel
 
@@ -88,23 +88,23 @@ def command(
     the ratios of all rounds.
     """
     from aotc.tools.bench import BenchSettings, measure
-    from aotc_cli.commands.profile import bound_values
-    from aotc_cli.shared.tables import show
+    from aotc_cli.commands.profile import arguments_of_profile
+    from aotc_cli.shared.tables import print_document
 
     if ranks is not None:
         _refuse_with_ranks(custom_calls, device)
-    register_from(custom_calls)
+    register_custom_calls_from(custom_calls)
     callers = _caller_counts(concurrency, throughput)
     settings = BenchSettings(
         seconds, rounds, tuple(callers), per_dispatch, roofline, parse_places(device), threads, tuple(custom_calls),
         ranks,
     )  # fmt: skip
     paths = [bundle] if against is None else [bundle, against]
-    found = measure(paths, lambda module: bound_values(module, function, inputs, dims)[:2], settings)
+    found = measure(paths, lambda module: arguments_of_profile(module, function, inputs, dims)[:2], settings)
     if as_json:
         _print_json(found)
     else:
-        show(found.document())
+        print_document(found.document())
 
 
 def _refuse_with_ranks(custom_calls: list[str], device: list[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from aotc_cli.shared.compile_options import QUANTIZE_HELP
-from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.custom_calls import HELP, register_custom_calls_from
 from aotc_cli.shared.option_groups import FUNCTION_HELP, OPT_LEVEL_HELP, SEED_HELP, Panel
 
 RANKS_HELP = "Number of ranks of a sharded model, which run as threads; any number by default."
@@ -101,23 +101,23 @@ def command(
     from aotc.options import Options, weight_quantization
     from aotc.tools.agreement import Tolerance
     from aotc.tools.check import ORACLES, Checker, check_call
-    from aotc.tools.check_model import fetch_for_check, refuse_search
+    from aotc.tools.check_model import fetch_for_check, refuse_unsupported_rank_check
     from aotc.tools.check_ranks import rank_checker
     from aotc_cli.shared.inputs import parse_sizes, parse_values
-    from aotc_cli.shared.tables import show
+    from aotc_cli.shared.tables import print_document
 
     if oracle not in ORACLES:
         raise typer.BadParameter(f"{oracle!r}: expected reference or jax", param_hint="--oracle")
     if "," in target or not target.startswith("cpu"):
         raise typer.BadParameter(f"{target!r}: expected one CPU target", param_hint="--target")
-    register_from(custom_calls)
+    register_custom_calls_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
     options = Options(target=target, opt_level=opt_level, quantize_weights=quantize_weights)
     weight_quantization(options)
     raw = fetch_for_check(source, (), ranks)
     if is_for_several_devices(raw) or ranks is not None:
-        refuse_search(bisect, raw)
+        refuse_unsupported_rank_check(bisect, raw)
         sharded = rank_checker(raw, options, function, tolerance)
         given, sizes = parse_values(inputs, sharded.arguments), parse_sizes(dims, sharded.arguments)
         report = sharded.check(given, sizes, seed, oracle, ranks)
@@ -125,6 +125,6 @@ def command(
         checker = Checker(raw, options, function, tolerance)
         given, sizes = parse_values(inputs, checker.arguments), parse_sizes(dims, checker.arguments)
         report = check_call(checker, given, sizes, seed, oracle=oracle, bisect=bisect)
-    show(report.document())
+    print_document(report.document())
     if not report.agrees:
         raise typer.Exit(3)

@@ -39,19 +39,19 @@ from aotc_cli.shared.compile_options import (
     TUNING_HELP,
     TYPICAL_HELP,
     complete_targets,
-    costs_of,
-    devices_of,
     parse_about,
     parse_bytes,
+    parse_devices,
     parse_mesh,
     parse_specialized,
     parse_typical,
     portable_target,
+    read_cost_record,
+    read_tuning_option,
     replaced_kernels,
-    tuning_of,
     warnings_as_sentences,
 )
-from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.custom_calls import HELP, register_custom_calls_from
 from aotc_cli.shared.model_arguments import METAVAR, MODEL_HELP, read_models
 from aotc_cli.shared.option_groups import Panel
 from aotc_cli.shared.progress_bar import progress_bar
@@ -213,19 +213,19 @@ def command(
         typical=parse_typical(specialize, typical), bind=tuple(bind), state=tuple(state), debug_info=debug_info,
         source=keep_source, cache=cache, jobs=jobs, dump_ir=dump_ir, reproducer=reproducer,
         print_after=_pass_to_print_after(print_after, annotate_affinities), stop_after=stop_after,
-        verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
+        verify_each=verify_each, bisect=bisect, timings=timings, devices=parse_devices(device),
         default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,
         host_fallback=host_fallback, host_target=host_target,
         memory_limit=parse_bytes(memory_limit, "--memory-limit"),
         stack_limit=parse_bytes(stack_limit, "--stack-limit"),
         shared_memory_limit=parse_bytes(shared_memory_limit, "--shared-memory-limit"),
-        costs=costs_of(costs), tuning=tuning_of(tuning),
+        costs=read_cost_record(costs), tuning=read_tuning_option(tuning),
         kernel_compiler=kernel_compiler,
         replace=replaced_kernels(kernel),
         about=parse_about(about),
     )
-    said = options, _command_line_options(context)
-    _compile_or_print_ir(models, output, said, parse_mesh(mesh), custom_calls, quiet)
+    chosen = options, _command_line_options(context)
+    _compile_or_print_ir(models, output, chosen, parse_mesh(mesh), custom_calls, quiet)
 
 
 def _pass_to_print_after(print_after: str, annotate: bool) -> str:
@@ -237,30 +237,30 @@ def _pass_to_print_after(print_after: str, annotate: bool) -> str:
 
 
 def _compile_or_print_ir(
-    models: list[str], output: Path, said: tuple[Options, list[str]], mesh: Mapping[str, int], custom_calls: list[str],
-    quiet: bool,
+    models: list[str], output: Path, chosen: tuple[Options, list[str]], mesh: Mapping[str, int],
+    custom_calls: list[str], quiet: bool,
 ) -> None:  # fmt: skip
-    """Write the bundle, or the IR after the last pass that runs.
+    """Write the bundle, or print the IR after the last pass that runs.
 
-    ``said`` contains the options, and the names of those on the command line: a reproducer may supply the others.
+    ``chosen`` contains the options, and the names of those on the command line: a reproducer may supply the others.
     """
     from aotc.source import reader_process, reproducer
     from aotc.vmfb.host.files import write_atomically
 
-    options = said[0]
+    options = chosen[0]
     if str(output) == "-" and not options.stop_after:
         raise typer.BadParameter("- is for the text of --stop-after; a bundle needs a file", param_hint="--output")
     source = read_models(models)
     reader_process.prepare_reader_for_model(source)  # the child imports MLIR while this process imports the compiler
     for read in source.values() if isinstance(source, dict) else [source]:
         check_output(output, read if isinstance(read, Path) else "")
-    register_from(custom_calls)
+    register_custom_calls_from(custom_calls)
     targets: tuple[Target, ...] = ()
     kept = reproducer.read_reproducer(str(source)) if isinstance(source, Path) else None
     if kept:
         from aotc.recompile import model_of_reproducer
 
-        source, targets, options = model_of_reproducer(kept, {name: getattr(options, name) for name in said[1]})
+        source, targets, options = model_of_reproducer(kept, {name: getattr(options, name) for name in chosen[1]})
     if mesh:
         from aotc.pipeline import model_on_mesh
 
@@ -276,7 +276,7 @@ def _compile_or_print_ir(
 def _write_bundle(source: Any, output: Path, chosen: tuple[Options, tuple[Target, ...]], quiet: bool) -> None:
     """Compile the model to a file, with a progress bar and a summary unless ``quiet``.
 
-    ``chosen`` contains the options, and the targets of a reproducer, if any, in place of those of the options.
+    ``chosen`` contains the options, and the targets of a reproducer, if any, which replace those of the options.
     """
     from dataclasses import replace
 
@@ -304,7 +304,7 @@ def _write_bundle(source: Any, output: Path, chosen: tuple[Options, tuple[Target
 
 
 def _command_line_options(context: typer.Context) -> list[str]:
-    """Return the fields of the options that are given on the command line."""
+    """Return the option fields that the command line sets."""
     from dataclasses import fields
 
     from aotc.options import Options
@@ -313,8 +313,8 @@ def _command_line_options(context: typer.Context) -> list[str]:
         "portable": "target", "keep_source": "source", "device": "devices", "annotate_affinities": "print_after",
         "kernel": "replace",
     }  # fmt: skip
-    said = [name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
-    names = {others.get(name, name) for name in said}
+    source = lambda name: getattr(context.get_parameter_source(name), "name", "")
+    names = {others.get(name, name) for name in context.params if source(name) == "COMMANDLINE"}
     return [f.name for f in fields(Options) if f.name in names]
 
 
@@ -393,6 +393,7 @@ def _ir_after_stop(source: Any, options: Options, targets: tuple[Target, ...]) -
 
 
 def _compile_summary(output: Path, data: bytes, seconds: float) -> str:
+    """Return the line about a written bundle: size, duration, kernels, memory, transfers."""
     from aotc.vmfb.bundle import open_bundle
     from aotc_cli.shared.units import count_text, size_text, time_text, working_memory
 
@@ -418,7 +419,7 @@ _PROCESSORS = {
 
 
 def _least_processor_lines(data: bytes) -> list[str]:
-    """Return lines that name the least processor that a bundle needs, unless it has code for all CPUs."""
+    """Return lines about the minimum processor of a bundle, unless it has code for all CPUs."""
     from aotc.targets import PORTABLE, TARGETS, resolve_targets
     from aotc.vmfb.bundle import open_bundle
 
@@ -432,7 +433,7 @@ def _least_processor_lines(data: bytes) -> list[str]:
 
 
 def _transfer_counts(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the number of transfers, and the number of those caused by the memory limit."""
+    """Format the number of transfers, and the number of those caused by the memory limit."""
     from aotc_cli.shared.units import count_text
 
     spilled = sum(t.get("spilled", False) for t in rows)

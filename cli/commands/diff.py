@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.custom_calls import HELP, register_custom_calls_from
 from aotc_cli.shared.option_groups import DIM_HELP, FUNCTION_HELP
 
 SUMMARY = "Compare two bundles: signature, options, weights, kernels, time."
@@ -39,16 +39,16 @@ def command(
     """
     from aotc.tools.page.compare import diff
     from aotc.vmfb.bundle import open_bundle
-    from aotc_cli.commands.profile import compiled
+    from aotc_cli.commands.profile import compiled_bundle_of_model
     from aotc_cli.shared.inputs import parse_sizes
-    from aotc_cli.shared.tables import show
+    from aotc_cli.shared.tables import print_document
 
-    register_from(custom_calls)
-    sources = [str(path) if (made := compiled(path)) is None else made for path in (first, second)]
+    register_custom_calls_from(custom_calls)
+    sources = [str(path) if (data := compiled_bundle_of_model(path)) is None else data for path in (first, second)]
     functions = open_bundle(sources[0]).manifest["functions"]
     arguments = [row for entry in functions.values() for row in entry["arguments"]]
     found = diff(*sources, function=function, sizes=parse_sizes(dims, arguments), names=(str(first), str(second)))
     if as_json:
         print(json.dumps(asdict(found), indent=1))
     else:
-        show(found.document())
+        print_document(found.document())

@@ -69,6 +69,7 @@ def command() -> None:
 
 
 def _doctor_report() -> Iterator[tuple[str, str, str, str]]:
+    """Yield a row for each component: status (``ok``, ``opt``, ``no``), name, value, remedy."""
     import aotc
 
     yield "ok", "aotc", f"{aotc.__version__} in {Path(aotc.__file__).parent}", ""
@@ -117,6 +118,7 @@ def _linker_lines() -> Iterator[tuple[str, str, str, str]]:
 
 
 def _machine_line() -> Iterator[tuple[str, str, str, str]]:
+    """Yield the rows about the processor's features and the target for this machine."""
     from aotc.diagnostics import CompileError
     from aotc.targets import host_target
     from aotc.vmfb.host.machine import cpu_features
@@ -140,6 +142,7 @@ def _gpu_line() -> tuple[str, str, str, str]:
 
 
 def _cache_line() -> tuple[str, str, str, str]:
+    """Return the row about the kernel cache: its folder and size, or the reason why it is not used."""
     try:
         from aotc.kernels.jobs.store import cache_directory
         from aotc.vmfb.host.files import other_writers
@@ -174,6 +177,7 @@ def _lapack_line() -> tuple[str, str, str, str]:
 
 
 def _thread_line() -> tuple[str, str, str, str]:
+    """Return the row about the number of threads and the limits that determine it."""
     from aotc.vmfb.errors import CallError
     from aotc.vmfb.host.machine import cgroup_quota, thread_count
 

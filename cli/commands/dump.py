@@ -110,6 +110,7 @@ def _check_names(opened: OpenedBundle, kernel: str, target: str) -> None:
 
 
 def _kernel_lines(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> Iterator[str]:
+    """Yield the text of each kernel of a variant, or of the kernel ``wanted``."""
     texts = _stored_kernel_texts(opened)
     for row in variant["kernels"]:
         if wanted in row["name"]:
@@ -151,7 +152,7 @@ def _write_kernels(opened: OpenedBundle, output: Path, wanted: str, target: str)
 
 
 def _code_parts(variant: dict[str, Any]) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Yield each part of a variant that has code, with its kernels."""
+    """Yield the manifest entry of each target with code in a variant, with its kernels."""
     begin = 0
     for part in variant.get("parts", [variant]):
         end = begin + part.get("count", len(variant["kernels"]))
@@ -178,6 +179,7 @@ def _stored_kernel_texts(opened: OpenedBundle) -> dict[str, Any]:
 
 
 def _bytecode_lines(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
+    """Yield the disassembled host programs of a variant."""
     from aotc.vmfb.assembly import disassemble
     from aotc.vmfb.manifest import signatures_and_programs
 
@@ -199,7 +201,7 @@ def _command_buffer_lines(opened: OpenedBundle, variant: dict[str, Any]) -> Iter
 
 
 def node_lines(nodes: Sequence[Node], names: list[str], indent: str = "") -> Iterator[str]:
-    """Yield the lines of nodes; ``names`` are the names of the kernels."""
+    """Yield the lines of command-buffer nodes; ``names`` are the names of the kernels."""
     from aotc.vmfb.abi import Case, Control, Graph, WhileNode
 
     inner = indent + "  "
@@ -225,6 +227,7 @@ def node_lines(nodes: Sequence[Node], names: list[str], indent: str = "") -> Ite
 
 
 def _command_text(command: Command, names: list[str]) -> str:
+    """Format a command: its kernel or copy, places, items and dependencies."""
     from aotc.vmfb.abi import COPY, operand_text
 
     places = [_place_text(place) for place in command.places]

@@ -21,12 +21,12 @@ from aotc_cli.shared.compile_options import (
     PLACE_HELP,
     SHARED_HELP,
     STACK_HELP,
-    costs_of,
-    devices_of,
     parse_bytes,
+    parse_devices,
+    read_cost_record,
     warnings_as_sentences,
 )
-from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.custom_calls import HELP, register_custom_calls_from
 from aotc_cli.shared.option_groups import OPT_LEVEL_HELP, Panel
 
 if TYPE_CHECKING:
@@ -144,16 +144,16 @@ def command(
     _check_picture(picture, subject)
     if dims and subject not in _SIZES:
         raise typer.BadParameter(f"{subject.value} is the same for all sizes", param_hint="--dim")
-    register_from(custom_calls)
+    register_custom_calls_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
-    said = {
-        "target": target, "opt_level": opt_level, "devices": devices_of(device), "default_device": default_device,
-        "place": place, "host_target": host_target, "costs": costs_of(costs),
+    stated = {
+        "target": target, "opt_level": opt_level, "devices": parse_devices(device), "default_device": default_device,
+        "place": place, "host_target": host_target, "costs": read_cost_record(costs),
     }  # fmt: skip
     limits = {"--stack-limit": stack_limit, "--shared-memory-limit": shared_memory_limit}
     for option, text in {**limits, "--memory-limit": memory_limit}.items():
-        said[option[2:].replace("-", "_")] = parse_bytes(text, option) if text else None
-    flags = {name: value for name, value in said.items() if value not in ("", None, {})}
+        stated[option[2:].replace("-", "_")] = parse_bytes(text, option) if text else None
+    flags = {name: value for name, value in stated.items() if value not in ("", None, {})}
     with warnings_as_sentences():
         if subject in (Subject.affinity, Subject.fusion):
             _explain_model(subject, source, {**flags, "function": function}, picture, as_json)
@@ -177,7 +177,7 @@ def _check_picture(picture: Path | None, subject: Subject) -> None:
 
 
 def _explain_model(subject: Subject, source: Any, flags: dict[str, Any], picture: Path | None, as_json: bool) -> None:
-    """Print the report on the fusion or the affinities of a model."""
+    """Print the fusion or placement report of a model."""
     from aotc.tools.explain.affinity import explain_affinity
     from aotc.tools.explain.fusion import explain_fusion
 
@@ -198,7 +198,7 @@ def _write_picture(picture: Path | None, svg: str) -> None:
 
 def _print_report(report: Report, as_json: bool, more: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Print a report as text, or as JSON without its picture."""
-    from aotc_cli.shared.tables import show
+    from aotc_cli.shared.tables import print_document
 
     if as_json:
         import json
@@ -206,23 +206,23 @@ def _print_report(report: Report, as_json: bool, more: Mapping[str, Any] = Mappi
         facts = {key: value for key, value in asdict(report).items() if key != "picture"}
         print(json.dumps({**facts, **more}, indent=1))
     else:
-        show(report.document())
+        print_document(report.document())
 
 
 def _explain_bundle(
     subject: Subject, source: Any, flags: dict[str, Any], function: str, dims: list[str], picture: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the report on a bundle, or on the bundle that a model compiles to."""
+    """Print the report about a bundle; a model is compiled to a bundle first."""
     from aotc.tools.explain.memory import explain_memory
     from aotc.tools.explain.schedule import explain_schedule
-    from aotc.tools.flow import entry_of
+    from aotc.tools.flow import chosen_function_name
     from aotc.vmfb.arguments import Signature
-    from aotc_cli.shared.inputs import chosen_sizes
+    from aotc_cli.shared.inputs import sizes_with_notice
 
     opened, target = _opened_bundle(source, flags)
-    name = entry_of(opened, function)
-    sizes = chosen_sizes(dims, Signature(name, opened.manifest["functions"][name]))
+    name = chosen_function_name(opened, function)
+    sizes = sizes_with_notice(dims, Signature(name, opened.manifest["functions"][name]))
     explain = explain_schedule if subject is Subject.schedule else explain_memory
     report: ScheduleReport | MemoryReport = explain(opened, name, sizes, target)
     _write_picture(picture, report.picture)
@@ -232,7 +232,7 @@ def _explain_bundle(
 def _explain_collectives(
     source: bytes | Path, flags: dict[str, Any], function: str, link: LinkName, as_json: bool
 ) -> None:
-    """Print the report on the collectives of a bundle, or of the bundle that a model compiles to."""
+    """Print the report about collectives of a bundle; a model is compiled to a bundle first."""
     from aotc.tools.explain.collectives import explain_collectives
 
     opened, target = _opened_bundle(source, flags)
@@ -240,7 +240,7 @@ def _explain_collectives(
 
 
 def _opened_bundle(source: Any, flags: dict[str, Any]) -> tuple[OpenedBundle, str]:
-    """Return the bundle from ``source``, compiled if it is a model, and the target to explain."""
+    """Open a bundle, or compile a model to one; return it with the target to explain."""
     from aotc.tools.explain.explain import bundle_of
     from aotc.tools.fetch_model import is_bundle
 

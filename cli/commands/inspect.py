@@ -46,8 +46,8 @@ def command(
         print(json.dumps(describe_bundle(open_bundle(str(bundle)), bundle.stat().st_size), indent=1))
         return
     from aotc.tools.inspect import inspect
-    from aotc_cli.shared.tables import show
+    from aotc_cli.shared.tables import print_document
 
     found = inspect(bundle)
     wanted = (kernels, buffers, segments, everything)
-    show(found.details(*wanted) if any(wanted) else found.document())
+    print_document(found.details(*wanted) if any(wanted) else found.document())

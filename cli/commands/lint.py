@@ -24,14 +24,14 @@ from aotc_cli.shared.compile_options import (
     TARGET_HELP,
     TRANSFERS_HELP,
     TYPICAL_HELP,
-    devices_of,
     parse_bytes,
+    parse_devices,
     parse_specialized,
     parse_typical,
     portable_target,
     warnings_as_sentences,
 )
-from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.custom_calls import HELP, register_custom_calls_from
 from aotc_cli.shared.model_arguments import METAVAR, MODEL_HELP, read_models
 from aotc_cli.shared.option_groups import OPT_LEVEL_HELP, Panel
 
@@ -105,13 +105,13 @@ def command(
     """
     from aotc.tools.lint import lint
 
-    register_from(custom_calls)
+    register_custom_calls_from(custom_calls)
     given = {
         "opt_level": opt_level, "specialize": parse_specialized(specialize),
         "typical": parse_typical(specialize, typical), "callbacks": callbacks,
         "matmul_precision": matmul_precision, "quantize_weights": quantize_weights, "bind": tuple(bind),
-        "devices": devices_of(device), "default_device": default_device, "place": place, "max_transfers": max_transfers,
-        "host_fallback": host_fallback, "host_target": host_target,
+        "devices": parse_devices(device), "default_device": default_device, "place": place,
+        "max_transfers": max_transfers, "host_fallback": host_fallback, "host_target": host_target,
         "memory_limit": parse_bytes(memory_limit), "stack_limit": parse_bytes(stack_limit, "--stack-limit"),
         "shared_memory_limit": parse_bytes(shared_memory_limit, "--shared-memory-limit"),
     }  # fmt: skip
@@ -122,14 +122,15 @@ def command(
 
         print(json.dumps([_lint_facts(r) for r in reports], indent=1))
     else:
-        from aotc_cli.shared.tables import show
+        from aotc_cli.shared.tables import print_document
 
-        show(reports.document())
+        print_document(reports.document())
     if not reports.compiles:
         raise typer.Exit(1)
 
 
 def _lint_facts(report: LintReport) -> dict[str, Any]:
+    """Return a report as data for JSON."""
     return {
         "target": report.target,
         "compiles": report.compiles,

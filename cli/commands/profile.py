@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from aotc.vmfb.profile.model_place import PLACES
-from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.custom_calls import HELP, register_custom_calls_from
 from aotc_cli.shared.device_option import PLACES_HELP, parse_places
 from aotc_cli.shared.option_groups import DEBUG_BUNDLE_HELP, DIM_HELP, FUNCTION_HELP, INPUT_HELP, THREADS_HELP, Panel
 
@@ -100,11 +100,11 @@ def command(
     table shows each collective, and the rank that others wait for. A .json trace has a process for each rank.
     """
     import aotc
-    from aotc.tools.profile import profile_of
+    from aotc.tools.profile import profile_result_of_record
     from aotc_cli.commands.compile import check_output
-    from aotc_cli.shared.tables import show
+    from aotc_cli.shared.tables import print_document
 
-    register_from(custom_calls)
+    register_custom_calls_from(custom_calls)
     if output is not None:
         check_output(output)
     if by not in ("kernel", *PLACES):
@@ -117,23 +117,23 @@ def command(
         _refuse_with_ranks([option for option, value in alone.items() if value], output)
         _profile_ranks(model, ranks, threads, function, inputs, calls, output, quiet)
         return
-    data = compiled(model)
+    data = compiled_bundle_of_model(model)
     written = output or (model if data is None and (save or apply) else None)
     is_json = written is not None and written.suffix == ".json"
     if save or apply:
         _check_bundle_output(model, written, "--apply" if apply else "--save")
     source: Any = str(model) if data is None else data
     if apply:
-        _need_source(source)
+        _require_source(source)
     module = aotc.load(source, devices=parse_places(device), threads=1, copy=True)
-    name, values, sizes = bound_values(module, function, inputs, dims)
+    name, values, sizes = arguments_of_profile(module, function, inputs, dims)
     traced: list[dict[str, Any]] = []
     if is_json:
         several = aotc.load(source, devices=parse_places(device), threads=threads, copy=True)
         traced = _trace_calls(several, source, name, values, sizes, calls)
     record = module.profile(name, *values, repeat=repeat)
     if not quiet:
-        show(profile_of(record).document(by, depth))
+        print_document(profile_result_of_record(record).document(by, depth))
     if apply:
         _recompile_with_profile(model, written, source, record, quiet)
     elif written is not None:
@@ -155,13 +155,14 @@ def _profile_ranks(
     """Record calls of all ranks of a sharded bundle; print the times, and write the trace."""
     import aotc
     from aotc.tools.profile_ranks import profile_ranks
-    from aotc_cli.shared.tables import show
+    from aotc_cli.shared.tables import print_document
 
-    with aotc.gang(model if (data := compiled(model)) is None else data, ranks=ranks, threads=threads) as module:
-        name, values, _ = bound_values(module, function, inputs, [])
+    data = compiled_bundle_of_model(model)
+    with aotc.gang(model if data is None else data, ranks=ranks, threads=threads) as module:
+        name, values, _ = arguments_of_profile(module, function, inputs, [])
         found = profile_ranks(module, name, values, calls)
     if not quiet:
-        show(found.document())
+        print_document(found.document())
     if output is not None:
         found.save(output)
 
@@ -189,7 +190,7 @@ def _check_bundle_output(model: Path, written: Path | None, option: str) -> None
         check_output(model)
 
 
-def _need_source(source: Any) -> None:
+def _require_source(source: Any) -> None:
     """Refuse a bundle without its source before anything is measured."""
     from aotc.source.restore import restore_source
     from aotc.vmfb.bundle import open_bundle
@@ -200,7 +201,7 @@ def _need_source(source: Any) -> None:
 def _recompile_with_profile(
     model: Path, written: Path | None, source: Any, record: Mapping[str, Any], quiet: bool
 ) -> None:
-    """Recompile the source of a bundle with a record."""
+    """Recompile the source of a bundle with the measured costs in ``record``."""
     import aotc
     from aotc_cli.commands.compile import write_compiled
     from aotc_cli.commands.upgrade import external_weights_of
@@ -210,8 +211,8 @@ def _recompile_with_profile(
     write_compiled(written, aotc.upgrade(source, costs=record, weights=weights), start, quiet)
 
 
-def compiled(model: Path) -> bytes | None:
-    """Return the bundle that a model compiles to, or None if ``model`` is a bundle."""
+def compiled_bundle_of_model(model: Path) -> bytes | None:
+    """Compile a model to a bundle; return None if ``model`` is a bundle already."""
     import aotc
     from aotc.vmfb.bundle import MAGIC
     from aotc_cli.shared.compile_options import warnings_as_sentences
@@ -228,17 +229,17 @@ def compiled(model: Path) -> bytes | None:
         return aotc.compile(model)
 
 
-def bound_values(
+def arguments_of_profile(
     module: LoadedModule | Gang, function: str, inputs: list[str], dims: list[str]
 ) -> tuple[str, list[Any], dict[str, int]]:
-    """Return the name of a function, values for its arguments (first the inputs, then random ones), and its sizes."""
+    """Return the function name, its arguments (the inputs, then random values), and the sizes of its dims."""
     from aotc.vmfb.api.choose_function import choose_function
-    from aotc_cli.shared.inputs import chosen_sizes, make_values, parse_values
+    from aotc_cli.shared.inputs import make_values, parse_values, sizes_with_notice
 
     name = choose_function(module.functions, function, module.name)
     signature = module.functions[name].signature
     values = parse_values(inputs, signature.arguments)
-    sizes = chosen_sizes(dims, signature, values)
+    sizes = sizes_with_notice(dims, signature, values)
     values += make_values(signature.arguments[len(values) :], sizes, random=True, seed=0)
     return name, values, sizes
 
@@ -246,7 +247,7 @@ def bound_values(
 def _trace_calls(
     module: LoadedModule, source: Any, name: str, values: list[Any], sizes: Mapping[str, int], calls: int
 ) -> list[dict[str, Any]]:
-    """Return the trace events of some calls; on a GPU of a single call, one dispatch at a time."""
+    """Return trace events of some calls; on a GPU of a single call, with one kernel launch at a time."""
     from aotc.vmfb.errors import CallError
     from aotc.vmfb.profile.perfetto import trace_events
     from aotc.vmfb.profile.stepped import stepped_dispatches
@@ -269,7 +270,7 @@ def _trace_calls(
 def _memory_events(
     module: LoadedModule, source: Any, name: str, sizes: Mapping[str, int], recording: CallRecording
 ) -> list[dict[str, Any]]:
-    """Return counter events of the live bytes of the arena; empty without the compiler, which computes them."""
+    """Return counter events of the arena's live bytes; empty without the compiler, which computes them."""
     from aotc.vmfb.bundle import open_bundle
 
     try:

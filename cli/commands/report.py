@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.custom_calls import HELP, register_custom_calls_from
 from aotc_cli.shared.option_groups import DEBUG_BUNDLE_HELP, DIM_HELP, FUNCTION_HELP
 
 SUMMARY = "Write an HTML page about a bundle: graph, kernels, schedule, memory."
@@ -40,12 +40,12 @@ def command(
     from aotc.tools.page.build import report
     from aotc.vmfb.bundle import open_bundle
     from aotc_cli.commands.compile import check_output
-    from aotc_cli.commands.profile import compiled
+    from aotc_cli.commands.profile import compiled_bundle_of_model
     from aotc_cli.shared.inputs import parse_sizes, print_assumed
 
     check_output(output, model)
-    register_from(custom_calls)
-    source = str(model) if (made := compiled(model)) is None else made
+    register_custom_calls_from(custom_calls)
+    source = str(model) if (data := compiled_bundle_of_model(model)) is None else data
     functions = open_bundle(source).manifest["functions"]
     arguments = [row for entry in functions.values() for row in entry["arguments"]]
     found = report(source, function=function, sizes=parse_sizes(dims, arguments), name=str(model))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from aotc.vmfb.api.choose_function import choose_function
-from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.custom_calls import HELP, register_custom_calls_from
 from aotc_cli.shared.device_option import PLACES_HELP, parse_places
 from aotc_cli.shared.option_groups import BUNDLE_HELP, FUNCTION_HELP, KEY_HELP, SEED_HELP, THREADS_HELP, Panel
 
@@ -121,12 +121,12 @@ def command(
     and results are whole arrays; rank 0 prints and writes them.
     """
     from aotc_cli.shared.finite_watch import reproducer_on_failure, watched_call
-    from aotc_cli.shared.inputs import chosen_sizes, make_values, parse_sizes, parse_values
+    from aotc_cli.shared.inputs import make_values, parse_sizes, parse_values, sizes_with_notice
     from aotc_cli.shared.whole_arrays import open_bundle_or_gang
 
     if random and zeros:
         raise typer.BadParameter("--random and --zeros exclude each other")
-    register_from(custom_calls)
+    register_custom_calls_from(custom_calls)
     alone = {
         "--trace-dispatch-tensors": trace, "--nan-watch": nan_watch, "--reproducer": reproducer,
         "--custom-calls": custom_calls, "--device": device,
@@ -141,7 +141,7 @@ def command(
     values = parse_values(inputs, signature.arguments)
     parse_sizes(dims, signature.arguments)  # refuses dims that the function lacks, also where they are not needed
     if random or zeros:
-        rest, sizes = signature.arguments[len(values) :], chosen_sizes(dims, signature, values)
+        rest, sizes = signature.arguments[len(values) :], sizes_with_notice(dims, signature, values)
         values += make_values(rest, sizes, random, seed)
     with reproducer_on_failure(reproducer, bundle, name, values, threads):
         called = watched_call(module.module, name, values) if nan_watch else None
@@ -165,6 +165,7 @@ def _element_limit(full: bool, limit: int | None) -> int | None:
 def _compare_with_expected(
     results: list[Any], named: list[dict[str, Any]], expected: list[str], rtol: float | None, atol: float | None
 ) -> None:
+    """Parse the expected values and compare the results with them; print the largest errors."""
     from aotc_cli.shared.inputs import parse_values
     from aotc_cli.shared.outputs import check_results
 
@@ -183,7 +184,7 @@ def _requested_results(results: list[dict[str, Any]], wanted: list[str | None]) 
 
 
 def _call_function(module: Runnable, name: str, values: list[Any], repeat: int, trace: str) -> list[Any]:
-    """Return the results of the last of ``repeat`` calls; print the median time of several calls."""
+    """Call a function ``repeat`` times and return the last results; print the median time of several calls."""
     seconds = []
     results: list[Any] = []
     keywords = {"trace": trace} if trace else {}

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from aotc import __version__
-from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.custom_calls import HELP, register_custom_calls_from
 from aotc_cli.shared.device_option import PLACES_HELP, parse_places
 from aotc_cli.shared.option_groups import KEY_HELP, THREADS_HELP, Panel
 
@@ -157,7 +157,7 @@ def command(
 
     The root page shows traffic and latency of each model. SIGTERM or Ctrl-C ends the server after the running requests.
     """
-    register_from(custom_calls)
+    register_custom_calls_from(custom_calls)
     _import_server(
         source=source,
         host=host,
@@ -201,6 +201,7 @@ def command(
 
 
 def _import_server(**settings: object) -> None:
+    """Import the server and check its settings; report a missing package of ``aotc[serve]``."""
     from aotc.vmfb.errors import CallError
     from aotc.vmfb.host.install import install_command
 

@@ -56,7 +56,7 @@ def command(as_json: bool = typer.Option(False, "--json", help="Print the list a
 
 
 def _target_requirements(target: Target) -> str:
-    """Return the requirements of a target, and a remark if it is untested."""
+    """Format the processor features that a target needs, and a remark if it is untested."""
     if target.kind == "cpu":
         return " ".join(target.features)
     what = "any NVIDIA GPU from sm_80 on: PTX for its driver" if target.portable else "an NVIDIA GPU"

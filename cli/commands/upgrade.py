@@ -11,7 +11,7 @@ import typer
 
 from aotc_cli.commands.compile import check_output, write_compiled
 from aotc_cli.shared.compile_options import parse_specialized, parse_typical
-from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.custom_calls import HELP, register_custom_calls_from
 from aotc_cli.shared.option_groups import Panel
 from aotc_cli.shared.progress_bar import progress_bar
 
@@ -71,7 +71,7 @@ def command(
 
     written = output or bundle
     check_output(written)
-    register_from(custom_calls)
+    register_custom_calls_from(custom_calls)
     start = perf_counter()
     given = {"opt_level": opt_level, "debug_info": debug_info}
     flags: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.custom_calls import HELP, register_custom_calls_from
 from aotc_cli.shared.option_groups import BUNDLE_HELP, KEY_HELP
 
 SUMMARY = "Check every byte of a bundle, and that this machine can run it."
@@ -48,7 +48,7 @@ def command(
         check_bundle(bundle.read_bytes())
         print(f"{bundle}: ok, {count} segments match their sha256, and all variants are whole; not run here: {missing}")
         return
-    register_from(custom_calls)
+    register_custom_calls_from(custom_calls)
     module = aotc.load(str(bundle), verify=True, trusted_keys=trusted_key or None)
     print(f"{bundle}: ok, {count} segments match their sha256; runs here as {module.stats()['target']}")
 

@@ -1,1 +1,1 @@
-"""Shared parts of the commands: options, inputs, outputs, tables and progress."""
+"""Functions shared by the commands: options, inputs, outputs, tables and progress."""

@@ -96,7 +96,7 @@ def _write_json(arrays: Named) -> list[Any]:
 
 
 def _nested_list(array: np.ndarray) -> Any:
-    """Return nested lists of Python numbers; floats keep their exact value."""
+    """Return an array as nested lists of Python numbers; floats keep their exact value."""
     row = DTYPES[from_numpy(array.dtype)]
     if row.kind == "c":
         return np.stack([array.real, array.imag], -1).tolist()
@@ -131,9 +131,9 @@ WRITERS: dict[str, Callable[[Named], list[Any]]] = {
 
 
 def read_arrays(path: str, room: Sequence[Mapping[str, Any]], what: str) -> list[np.ndarray] | None:
-    """Return the arrays of a file for the arguments ``room``, matched by name or else in order.
+    """Read the arrays of a file for the arguments ``room``, matched by name or else in order.
 
-    None if the suffix has no reader here.
+    Return None if the suffix is not one of this module's.
 
     Raises
     ------
@@ -144,15 +144,15 @@ def read_arrays(path: str, room: Sequence[Mapping[str, Any]], what: str) -> list
     if reader is None:
         return None
     try:
-        return by_name(reader(path, room), room)
+        return arrays_by_name(reader(path, room), room)
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         hint = f"a {suffix_of(path)} file of arrays"
         raise CallError("", f"cannot read {what}=@{path}: {reason}", hint=hint) from None
 
 
-def by_name(arrays: Named, room: Sequence[Mapping[str, Any]]) -> list[np.ndarray]:
-    """Return arrays in the order of the arguments with their names; if names do not match, in the order of the file."""
+def arrays_by_name(arrays: Named, room: Sequence[Mapping[str, Any]]) -> list[np.ndarray]:
+    """Sort arrays by the names of the arguments ``room``; if names do not match, keep the order of the file."""
     names = [a["name"] for a in room]
     if arrays and set(arrays) <= set(names):
         first = [n for n in names if n in arrays]
@@ -162,6 +162,7 @@ def by_name(arrays: Named, room: Sequence[Mapping[str, Any]]) -> list[np.ndarray
 
 
 def _read_bin(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
+    """Read the bytes of one array of known dtype and shape."""
     if not room:
         raise ValueError("it is one too many")
     dims, dtype = room[0]["dims"], to_numpy(room[0]["dtype"])
@@ -199,6 +200,7 @@ def _parsed_json(data: Any) -> Any:
 
 
 def _read_safetensors(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
+    """Read the arrays of a safetensors file by name."""
     from aotc.vmfb.weights.safetensors import OWN_DTYPES, decode_header
 
     data = np.fromfile(path, np.uint8)

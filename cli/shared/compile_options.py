@@ -55,7 +55,7 @@ def complete_targets(incomplete: str) -> list[str]:
 
 @contextmanager
 def warnings_as_sentences() -> Iterator[None]:
-    """Print the warnings of the block after its success, without the Python source location."""
+    """Print the warnings of the ``with`` block after its success, without the Python source location."""
     with catch_warnings(record=True) as warned:
         simplefilter("always", UserWarning)
         yield
@@ -64,7 +64,7 @@ def warnings_as_sentences() -> Iterator[None]:
 
 
 def parse_specialized(texts: list[str]) -> dict[str, tuple[int, ...]]:
-    """Return ``{"b": (1, 8)}`` for ``b=1,8``, and the sizes that ``b=1..64`` and ``b=1:8:64`` stand for."""
+    """Parse ``b=1,8`` to ``{"b": (1, 8)}``; ``b=1..64`` and ``b=1:8:64`` are ranges."""
     from aotc.options import sizes_of_range
 
     found = {}
@@ -83,7 +83,7 @@ def parse_specialized(texts: list[str]) -> dict[str, tuple[int, ...]]:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Return ``{"data": 2, "model": 4}`` for ``data=2,model=4``; nothing for an empty text."""
+    """Parse ``data=2,model=4`` to ``{"data": 2, "model": 4}``; an empty text gives an empty dict."""
     found: dict[str, int] = {}
     for part in text.split(",") if text else ():
         name, _, size = (word.strip() for word in part.partition("="))
@@ -96,7 +96,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def parse_typical(specialize: list[str], texts: list[str]) -> dict[str, int]:
-    """Return ``{"b": 8}`` for ``--specialize b=1:8:64`` or ``--typical b=8``; the latter prevails."""
+    """Parse ``--specialize b=1:8:64`` or ``--typical b=8`` to ``{"b": 8}``; the latter prevails."""
     found = {}
     for text in specialize:
         name, _, sizes = text.partition("=")
@@ -111,7 +111,7 @@ def parse_typical(specialize: list[str], texts: list[str]) -> dict[str, int]:
 
 
 def parse_about(texts: list[str]) -> dict[str, str]:
-    """Return ``{"license": "MIT"}`` for ``license=MIT``."""
+    """Parse ``license=MIT`` to ``{"license": "MIT"}``."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -122,7 +122,7 @@ def parse_about(texts: list[str]) -> dict[str, str]:
 
 
 def replaced_kernels(texts: list[str]) -> dict[str, str]:
-    """Return ``{"k3_row": "my.py"}`` for ``k3_row=my.py``."""
+    """Parse ``k3_row=my.py`` to ``{"k3_row": "my.py"}``."""
     found = {}
     for text in texts:
         name, _, module = text.partition("=")
@@ -152,8 +152,8 @@ def portable_target(target: str, portable: bool) -> str:
     return PORTABLE if portable else target
 
 
-def devices_of(texts: list[str]) -> dict[str, str]:
-    """Return ``{"d0": "cpu"}`` for ``d0=cpu``."""
+def parse_devices(texts: list[str]) -> dict[str, str]:
+    """Parse ``d0=cpu`` to ``{"d0": "cpu"}``."""
     devices = {}
     for text in texts:
         name, _, target = text.partition("=")
@@ -166,8 +166,8 @@ def devices_of(texts: list[str]) -> dict[str, str]:
     return devices
 
 
-def tuning_of(path: Path | None) -> dict[str, Any]:
-    """Return the tuning record in a file, or an empty one without a path."""
+def read_tuning_option(path: Path | None) -> dict[str, Any]:
+    """Read the tuning record in a file or a tuned bundle; return an empty record without a path."""
     from aotc.diagnostics import CompileError, Loc
     from aotc.lowering.tuning import read_tuning_record
     from aotc.recompile import model_of
@@ -189,7 +189,7 @@ def tuning_of(path: Path | None) -> dict[str, Any]:
     return dict(found)
 
 
-def costs_of(path: Path | None) -> dict[str, Any]:
+def read_cost_record(path: Path | None) -> dict[str, Any]:
     """Return the cost record in a file, or an empty one without a path."""
     from aotc.diagnostics import CompileError, Loc
     from aotc.vmfb.bundle import MAGIC, open_bundle

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 HELP = "A Python file to run first, which calls aotc.register_custom_call; may be given more than once."
 
 
-def register_from(paths: Sequence[str]) -> None:
+def register_custom_calls_from(paths: Sequence[str]) -> None:
     """Run Python files that register custom calls.
 
     Raises
@@ -28,6 +28,7 @@ def register_from(paths: Sequence[str]) -> None:
 
 
 def _registration_failure(path: str, error: Exception) -> Exception:
+    """Return the error for an exception in a file of custom calls, with the line in the file."""
     import traceback
 
     from aotc.diagnostics import CompileError, Loc

@@ -11,7 +11,7 @@ PLACES_HELP = (
 
 
 def parse_places(texts: Sequence[str]) -> dict[str, str] | list[str] | str | None:
-    """Return the value of ``devices=`` for ``aotc.load``: ``{"d0": "cpu:0"}`` for ``["d0=cpu:0"]``; None without texts.
+    """Parse the values of ``--device`` for ``aotc.load``: ``["d0=cpu:0"]`` to ``{"d0": "cpu:0"}``; None without values.
 
     Places without names apply to the devices of the model in order.
 

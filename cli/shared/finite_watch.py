@@ -1,4 +1,4 @@
-"""Handling of non-finite values and of calls that end the process, for ``aotc run``."""
+"""Detection of non-finite values, and reproducers of calls that end the process, for ``aotc run``."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ def reproducer_on_failure(
 def _written_reproducer(
     folder: Path, bundle: Path, name: str, values: Sequence[Any], threads: int | None
 ) -> list[Path]:
+    """Write bundle, inputs and a shell script that repeats the call; return the files."""
     import numpy as np
 
     from aotc.vmfb.errors import CallError

@@ -26,7 +26,7 @@ from aotc.vmfb.assumed_sizes import assumed_sizes, assumed_text, dim_names
 from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.files import append_all_or_none, write_atomically
-from aotc_cli.shared.array_files import by_name, read_arrays
+from aotc_cli.shared.array_files import arrays_by_name, read_arrays
 
 _TYPED = re.compile(r"&?((?:\d+x)*)([a-zA-Z][\w<>]*)(?:=(.*))?", re.DOTALL)
 _TOKEN = re.compile(r"\([^)]*\)|[^\s,\[\]]+")
@@ -72,15 +72,16 @@ def _shortened_value(text: str) -> str:
 
 
 def _parse_text(text: str, argument: Mapping[str, Any], what: str) -> np.ndarray:
+    """Parse one value such as ``2xf32=1,2`` to an array of the argument's dtype."""
     typed = _TYPED.fullmatch(text.strip())
     name = _ALIASES.get(typed[2], typed[2]) if typed else ""
-    if typed is None or _signed(name) not in DTYPES:
+    if typed is None or _signless_dtype_name(name) not in DTYPES:
         if re.fullmatch(r"[-+]?(\d[\w.+-]*|inf|nan)|true|false", text.strip()):
             return _array_of_numbers(text, (), argument["dtype"], what)
         hint = f"{what}=2x3xf32=1,2,3,4,5,6 or {what}=@file.npy"
         raise CallError("", f"cannot read {what}={_shortened_value(text)}", expected="SHAPExTYPE=VALUES", hint=hint)
     dtype = argument["dtype"]
-    if _signed(name) != dtype and name.removeprefix("i") != dtype.removeprefix("u"):
+    if _signless_dtype_name(name) != dtype and name.removeprefix("i") != dtype.removeprefix("u"):
         raise CallError("", f"{what}={_shortened_value(text)} has the wrong dtype for {argument['name']}", name, dtype)
     shape = array_shape([d for d in typed[1].split("x") if d], dtype, f"{what}={_shortened_value(text)}")
     if typed[3] is None:
@@ -90,13 +91,13 @@ def _parse_text(text: str, argument: Mapping[str, Any], what: str) -> np.ndarray
     return _array_of_numbers(typed[3], shape, dtype, what, text)
 
 
-def _signed(name: str) -> str:
-    """Return the name in aotc for ``si32`` and ``ui32``."""
+def _signless_dtype_name(name: str) -> str:
+    """Return aotc's name of a dtype that IREE writes with its sign: ``i32`` for ``si32``, ``u32`` for ``ui32``."""
     return name[1:] if re.fullmatch(r"si\d+", name) else "u" + name[2:] if re.fullmatch(r"ui\d+", name) else name
 
 
 def _array_of_numbers(text: str, shape: tuple[int, ...], dtype: str, what: str, whole: str = "") -> np.ndarray:
-    """Return an array of the numbers in ``text``, which is the end of the option's value ``whole``."""
+    """Parse the numbers in ``text``, the end of the option's value ``whole``, to an array."""
     given = f"{what}={_shortened_value(whole or text)}"
     try:
         numbers = [_parse_element(token, DTYPES[dtype].kind) for token in _TOKEN.findall(text)]
@@ -112,6 +113,7 @@ def _array_of_numbers(text: str, shape: tuple[int, ...], dtype: str, what: str, 
 
 
 def _parse_element(token: str, kind: str) -> Any:
+    """Parse a number of an element kind: boolean, integer, complex or float (also in hexadecimal)."""
     if token in _WORDS:
         return _WORDS[token]
     match kind:
@@ -151,12 +153,16 @@ def _read_raw(path: str, shape: tuple[int, ...], dtype: str, what: str) -> np.nd
 
 
 def _read_arrays(path: str, room: Sequence[Mapping[str, Any]], what: str) -> list[np.ndarray]:
+    """Read all arrays of a file for the arguments ``room``; the bits of floats without a NumPy dtype are restored."""
     found = read_arrays(path, room, what)
     if found is not None:
         return found
     try:
         loaded = np.load(path, allow_pickle=False)
-        arrays = [loaded] if isinstance(loaded, np.ndarray) else by_name({k: loaded[k] for k in loaded.files}, room)
+        if isinstance(loaded, np.ndarray):
+            arrays = [loaded]
+        else:
+            arrays = arrays_by_name({k: loaded[k] for k in loaded.files}, room)
     except (OSError, ValueError, EOFError, BadZipFile) as error:
         reason = getattr(error, "strerror", None) or str(error)
         if "pickle" in reason:  # NumPy takes unknown files for pickles, and suggests loading one
@@ -166,7 +172,7 @@ def _read_arrays(path: str, room: Sequence[Mapping[str, Any]], what: str) -> lis
 
 
 def from_storage(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Return ``array``, read from a ``.npy``, as ``dtype`` if it stores its bits; otherwise unchanged."""
+    """Restore ``array`` to ``dtype`` if a ``.npy`` stores its bits as integers; otherwise return it unchanged."""
     row, target = DTYPES[dtype], to_numpy(dtype)
     if target.kind not in "V" and target.isbuiltin == 1:
         return array
@@ -178,7 +184,7 @@ def from_storage(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def to_storage(array: np.ndarray) -> np.ndarray:
-    """Return ``array`` in a dtype that a ``.npy`` can represent."""
+    """Convert ``array`` to a dtype that a ``.npy`` can represent."""
     if array.dtype.isbuiltin == 1:
         return array
     if array.dtype.name in ("int2", "int4", "uint2", "uint4"):
@@ -187,7 +193,7 @@ def to_storage(array: np.ndarray) -> np.ndarray:
 
 
 def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return ``{"b": 8}`` for ``["b=8"]``.
+    """Parse ``["b=8"]`` to ``{"b": 8}``.
 
     Raises
     ------
@@ -207,10 +213,10 @@ def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) ->
     return found
 
 
-def chosen_sizes(texts: Sequence[str], signature: Signature, values: Sequence[Any] = ()) -> dict[str, int]:
-    """Return the sizes of all symbolic dims of a function, and print those that are assumed on standard error.
+def sizes_with_notice(texts: Sequence[str], signature: Signature, values: Sequence[Any] = ()) -> dict[str, int]:
+    """Return the sizes of all symbolic dims of a function, and print the assumed ones on standard error.
 
-    ``texts`` are those of ``--dim``. The first ``values`` of the arguments tell the sizes of their own dims.
+    ``texts`` are the values of ``--dim``. The first arguments ``values`` determine the sizes of their own dims.
 
     Raises
     ------
@@ -228,7 +234,7 @@ def chosen_sizes(texts: Sequence[str], signature: Signature, values: Sequence[An
 
 
 def print_assumed(sizes: Mapping[str, int], typical: Collection[str]) -> None:
-    """Print the sizes that a command assumed, if any, on standard error; ``typical`` names the typical ones."""
+    """Print assumed sizes, if any, on standard error; ``typical`` has the names of the typical ones."""
     if sizes:
         print(f"{assumed_text(sizes, typical)}; --dim {next(iter(sizes))}=... is another size", file=sys.stderr)
 

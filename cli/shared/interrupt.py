@@ -1,4 +1,4 @@
-"""Ctrl-C in the ``aotc`` command: print one line, and return the exit code that shells expect."""
+"""Handle Ctrl-C in the ``aotc`` command: print one line, and exit with the code that shells expect."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _AGAIN_SECONDS = 0.01
 
 @contextmanager
 def resend_dropped_interrupts() -> Iterator[None]:
-    """Raise an interrupt again if Python drops it inside the block, unless the process has its own handler."""
+    """Raise an interrupt again if Python drops it in the ``with`` block, unless the process has its own handler."""
     before = sys.unraisablehook
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        sys.unraisablehook = _resend
+        sys.unraisablehook = _resend_interrupt
     try:
         yield
     finally:
@@ -33,7 +33,7 @@ def end_interrupted() -> NoReturn:
     sys.exit(INTERRUPTED)
 
 
-def _resend(unraisable: sys.UnraisableHookArgs) -> None:
+def _resend_interrupt(unraisable: sys.UnraisableHookArgs) -> None:
     """Send the interrupt again a little later: Python drops exceptions from finalizers and collector callbacks."""
     if not issubclass(unraisable.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)

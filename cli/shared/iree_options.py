@@ -16,15 +16,15 @@ from typer.core import TyperCommand
 _CPUS = ("local", "local-sync", "local-task", "llvm-cpu")
 
 
-def _device(text: str) -> str:
-    """Return ``device_a=cpu`` for ``device_a=local[0]``: the target replaces the driver and its device number."""
+def _device_option_value(text: str) -> str:
+    """Convert ``device_a=local[0]`` to ``device_a=cpu``: the target replaces the driver and its device number."""
     name, equals, target = text.partition("=")
     kind = re.sub(r"\[[0-9]+\]$", "", target)
     return f"{name}{equals}{'cpu' if kind in _CPUS else kind}"
 
 
 VALUES: dict[str, tuple[str, Callable[[str], str]]] = {
-    "--iree-hal-target-device": ("--device", _device),
+    "--iree-hal-target-device": ("--device", _device_option_value),
     "--iree-hal-default-device": ("--default-device", str),
     "--iree-llvmcpu-stack-allocation-limit": ("--stack-limit", str),
     "--iree-llvmgpu-shared-memory-limit": ("--shared-memory-limit", str),
@@ -40,7 +40,7 @@ FLAGS: dict[str, tuple[str, str]] = {
 """Flags: the option of aotc, and its value, if any."""
 
 
-def in_our_words(args: Sequence[str], known: frozenset[str]) -> Iterator[str]:
+def translate_iree_options(args: Sequence[str], known: frozenset[str]) -> Iterator[str]:
     """Translate IREE's spellings of options to aotc's in a command's arguments."""
     rest = iter(args)
     for arg in rest:
@@ -69,10 +69,10 @@ def _is_true(name: str, value: str) -> bool:
     return value.lower() in ("true", "1")
 
 
-class Spelled(TyperCommand):
-    """A command that also accepts IREE's spellings of options."""
+class IreeOptionCommand(TyperCommand):
+    """A typer command that also accepts IREE's spellings of options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse a command's arguments after translating IREE's spellings of options."""
         known = frozenset(option for parameter in self.params for option in parameter.opts)
-        return super().parse_args(ctx, list(in_our_words(args, known)))
+        return super().parse_args(ctx, list(translate_iree_options(args, known)))

@@ -18,7 +18,7 @@ METAVAR = "[NAME=]MODEL"
 
 
 def read_models(words: Sequence[str]) -> Any:
-    """Return the model for :func:`aotc.compile`: a path, bytes from stdin, or a mapping of these by name.
+    """Convert the command's model arguments for :func:`aotc.compile`: a path, bytes from stdin, or several by name.
 
     A word that is an existing file is a path. Otherwise the part before its first ``=`` is a name, unless it contains a
     slash.
@@ -45,7 +45,7 @@ def read_models(words: Sequence[str]) -> Any:
 
 
 def _name_and_path(word: str) -> tuple[str, str]:
-    """Return the name and the path of a word; the name is empty for a path alone."""
+    """Split a word into name and path; the name is empty for a path alone."""
     name, equals, path = word.partition("=")
     if not name or not equals or "/" in name or (os.path.isfile(word) and not os.path.isfile(path)):
         return "", word

@@ -23,12 +23,12 @@ _TOLERANCES = {
 
 
 def type_text(array: np.ndarray) -> str:
-    """Return the type in IREE's syntax: ``2x3xf32``."""
+    """Format the type of an array in IREE's syntax: ``2x3xf32``."""
     return "x".join([*map(str, array.shape), from_numpy(array.dtype)])
 
 
 def array_text(array: np.ndarray, limit: int) -> str:
-    """Return ``2x3xf32=[1 2 3][4 5 6]``, with at most ``limit`` elements."""
+    """Format an array in IREE's syntax, ``2x3xf32=[1 2 3][4 5 6]``, with at most ``limit`` elements."""
     flat = array.reshape(-1)
     shown = (
         [_element_text(x) for x in flat[:limit].tolist()]
@@ -55,7 +55,7 @@ def _element_text(value: Any) -> str:
 
 
 def elided_text(array: np.ndarray, width: int) -> str:
-    """Return the type and the elements as NumPy prints them in lines of ``width``; the middle of many is left out."""
+    """Format the type and the elements as NumPy prints them, in lines of ``width``; the middle of many is elided."""
     values = array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
     text = np.array2string(values, max_line_width=width)
     head = type_text(array)
@@ -83,6 +83,7 @@ def check_results(
 def _check_result(
     number: int, got: np.ndarray, want: np.ndarray, rtol: float | None, atol: float | None
 ) -> LargestError:
+    """Compare one result with its expected value; return the largest error."""
     if got.shape != want.shape or got.dtype != want.dtype:
         raise CallError("", f"result {number} has another type", type_text(got), type_text(want))
     row = DTYPES[from_numpy(got.dtype)]

@@ -24,7 +24,7 @@ _REPEATED = (PASSES, "lowering", _KERNELS, "linking")  # once per target; loweri
 
 def progress_bar(quiet: bool, targets: int = 1) -> AbstractContextManager[Report | None]:
     """Return a progress bar, or None if ``quiet`` or stderr is not a terminal."""
-    return nullcontext() if quiet or not sys.stderr.isatty() else Bar(targets)
+    return nullcontext() if quiet or not sys.stderr.isatty() else CompileProgressBar(targets)
 
 
 class StageProgress:
@@ -54,33 +54,34 @@ class StageProgress:
         return self.done
 
 
-def left_text(part: float, seconds: float) -> str:
-    """Return the estimated time left as text after ``seconds``; empty while the estimate is too uncertain."""
+def time_left_text(part: float, seconds: float) -> str:
+    """Format the estimated time left after ``seconds``; empty while the estimate is too uncertain."""
     if part < 0.05 or seconds < 0.5:
         return ""
     return duration_text(seconds * (1 - part) / part)
 
 
-def left_in_stage(done: int, rest: int, seconds: float) -> float:
+def seconds_left_in_stage(done: int, rest: int, seconds: float) -> float:
     """Return the estimated seconds for ``rest`` more items after ``done`` items in ``seconds``; 0 below 3 items."""
     return seconds * rest / done if done >= 3 else 0.0
 
 
 def duration_text(rest: float) -> str:
-    """Return a duration left as text; empty below a second, which no estimate is good enough for."""
+    """Format a duration left; empty below a second, which is below the accuracy of estimates."""
     if rest < 1:
         return ""
     return f"about {rest:.0f} s left" if rest < 90 else f"about {rest / 60:.0f} min left"
 
 
-class Bar:
-    """A progress bar on stderr, drawn by rich (a dependency of typer)."""
+class CompileProgressBar:
+    """Progress bar of a compilation on stderr, drawn by rich (a dependency of typer)."""
 
     def __init__(self, targets: int = 1) -> None:
         self._progress = StageProgress(targets)
         self._stage, self._since, self._first = "", 0.0, 0
 
     def __enter__(self) -> Report:
+        """Draw the bar and return the callback that updates it."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -95,14 +96,14 @@ class Bar:
         return self.update
 
     def update(self, done: int, total: int, what: str) -> None:
-        """Show the progress that a compilation reports."""
+        """Update the bar with the progress that a compilation reports."""
         part = self._progress.update(done, total, what)
         counted = f"{what} {done}/{total}" if total > 1 else what
         now = perf_counter()
         if what != self._stage:
             self._stage, self._since, self._first = what, now, done
-        rest = left_in_stage(done - self._first, total - done, now - self._since) if what == _KERNELS else 0.0
-        left = duration_text(rest) if rest else left_text(part, now - self._begun)
+        rest = seconds_left_in_stage(done - self._first, total - done, now - self._since) if what == _KERNELS else 0.0
+        left = duration_text(rest) if rest else time_left_text(part, now - self._begun)
         self.bar.update(self.task, completed=part, description=counted, left=left)
 
     def __exit__(self, *_: object) -> None:

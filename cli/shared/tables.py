@@ -1,4 +1,4 @@
-"""Print documents, tables and lines: fitted to the width of the terminal, or to 80 columns."""
+"""Print documents, tables and lines, fitted to the width of the terminal or to 80 columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aotc.display.text import render_text
 _ASCII = str.maketrans({"─": "-", "…": "~"})  # of a terminal or a file whose encoding has no others
 
 
-def show(document: Document) -> None:
+def print_document(document: Document) -> None:
     """Print a document; on a terminal the headings of tables are bold."""
     text = render_text(document, bold=sys.stdout.isatty())
     try:
@@ -22,7 +22,7 @@ def show(document: Document) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:
-    """Print ``rows`` under ``headings``, with columns in ``right`` right-aligned; empty columns are left out."""
+    """Print ``rows`` under ``headings``, with columns in ``right`` right-aligned; empty columns are omitted."""
     _print_block(table([Column(heading, heading in right) for heading in headings], rows))
 
 
@@ -33,4 +33,4 @@ def print_line(text: str, indent: int) -> None:
 
 
 def _print_block(block: Block) -> None:
-    show(Document("", (block,)))
+    print_document(Document("", (block,)))

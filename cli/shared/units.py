@@ -1,4 +1,4 @@
-"""The memory of a call as text, and the units of :mod:`aotc.display.units`."""
+"""Format the memory of a call; also the units of :mod:`aotc.display.units`."""
 
 from __future__ import annotations
 

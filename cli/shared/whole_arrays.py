@@ -1,4 +1,4 @@
-"""Open a bundle for calls with whole arrays: on one device, on a gang, or on the ranks that a launcher has started."""
+"""Open a bundle for calls with whole arrays: on one device, on a gang, or on the ranks of a launcher."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from aotc.vmfb.errors import BundleError, bundle_errors
 
 @dataclass(frozen=True, slots=True)
 class Runnable:
-    """Functions that take and return whole arrays.
+    """A loaded module or gang whose functions accept and return whole arrays.
 
     Attributes
     ----------
     module : LoadedModule or Gang
+        The module.
     functions : mapping
         Objects with a ``signature``, by name.
     invoke : callable
@@ -37,7 +38,7 @@ class Runnable:
 
     @property
     def name(self) -> str:
-        """The name of the model."""
+        """Return the name of the model."""
         found: str = self.module.name
         return found
 
@@ -82,7 +83,7 @@ def open_bundle_or_gang(
 
 
 def _refuse_launcher(ranks: int) -> None:
-    """Refuse a gang for each rank of a launcher."""
+    """Refuse ``--ranks`` in a process that a launcher started: each of its ranks would start a gang."""
     from aotc.vmfb.ranks.ranks import ranks_from_environment
 
     found = ranks_from_environment()
@@ -92,6 +93,7 @@ def _refuse_launcher(ranks: int) -> None:
 
 
 def _module_of_launcher(bundle: OpenedBundle, threads: int | None, trust: Mapping[str, Any]) -> Runnable:
+    """Load the part of a sharded bundle for this rank of a launcher (torchrun, mpirun)."""
     from aotc.vmfb.api.module_ranks import WholeFunction
     from aotc.vmfb.ranks.layout import mesh_of
     from aotc.vmfb.ranks.ranks import ranks_from_environment

@@ -11,7 +11,7 @@ from support import tiny
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import CallError
 from aotc_cli import main as cli_main
-from aotc_cli.shared.array_files import by_name, read_arrays, write_arrays
+from aotc_cli.shared.array_files import arrays_by_name, read_arrays, write_arrays
 
 pytestmark = pytest.mark.ir
 
@@ -92,8 +92,8 @@ def test_every_type_round_trips(tmp_path, suffix):
 def test_names_go_before_order():
     a, b, c = (np.zeros(n) for n in (1, 2, 3))
     room = [{"name": "x"}, {"name": "y"}]
-    assert [v.size for v in by_name({"y": b, "x": a}, room)] == [1, 2]
-    assert [v.size for v in by_name({"u": c, "x": a}, room)] == [3, 1]
+    assert [v.size for v in arrays_by_name({"y": b, "x": a}, room)] == [1, 2]
+    assert [v.size for v in arrays_by_name({"u": c, "x": a}, room)] == [3, 1]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
 from aotc_cli.main import app
 from aotc_cli.shared.device_option import parse_places
-from aotc_cli.shared.iree_options import in_our_words
+from aotc_cli.shared.iree_options import translate_iree_options
 from aotc_cli.shared.units import working_memory
 
 pytestmark = pytest.mark.cpu
@@ -100,10 +100,10 @@ def test_places():
     ],
 )
 def test_the_spellings_of_iree(theirs, ours):
-    assert list(in_our_words(theirs, KNOWN)) == ours
+    assert list(translate_iree_options(theirs, KNOWN)) == ours
     assert not any("iree" in arg or "fuse" in arg for arg in ours[:3])
     if "--" not in theirs:
-        assert list(in_our_words(theirs, frozenset())) == theirs
+        assert list(translate_iree_options(theirs, frozenset())) == theirs
 
 
 def test_what_no_spelling_is():

@@ -12,7 +12,7 @@ import aotc
 from aotc import progress as stages
 from aotc.options import Options
 from aotc.pipeline import PASSES
-from aotc_cli.shared.progress_bar import StageProgress, duration_text, left_in_stage, left_text
+from aotc_cli.shared.progress_bar import StageProgress, duration_text, seconds_left_in_stage, time_left_text
 
 pytestmark = pytest.mark.cpu
 X = np.ones((8, 8), np.float32)
@@ -82,10 +82,10 @@ def test_a_failure_ends_the_last_lap(capsys):
 
 
 def test_how_long_it_may_still_take():
-    assert left_text(0.01, 100) == left_text(0.5, 0.1) == ""
-    assert left_text(0.5, 7) == "about 7 s left"
+    assert time_left_text(0.01, 100) == time_left_text(0.5, 0.1) == ""
+    assert time_left_text(0.5, 7) == "about 7 s left"
     assert duration_text(600) == "about 10 min left"
     assert duration_text(1) == "about 1 s left"
-    assert duration_text(0.9) == left_text(0.99, 30) == ""
-    assert left_in_stage(2, 10, 4) == 0
-    assert left_in_stage(4, 8, 4) == 8
+    assert duration_text(0.9) == time_left_text(0.99, 30) == ""
+    assert seconds_left_in_stage(2, 10, 4) == 0
+    assert seconds_left_in_stage(4, 8, 4) == 8

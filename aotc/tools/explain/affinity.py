@@ -46,17 +46,18 @@ class AffinityRow:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AffinityReport(DisplayedResult):
-    """The placement of a model.
+    """Placement of a model's ops on devices.
 
     Attributes
     ----------
     devices : tuple of str
+        Names of the devices.
     targets : mapping of str to str
         Target of each device.
     rows : tuple of AffinityRow
         Arguments, ops, transfers and results of each function.
     picture : str
-        SVG.
+        The placement as SVG.
     """
 
     devices: tuple[str, ...]
@@ -118,6 +119,7 @@ def explain_affinity(
 
 
 def _placement_rows(function: Function) -> Iterable[AffinityRow]:
+    """Yield the rows of a function: arguments, placed ops, results."""
     homes, reasons = function.attrs["devices"], function.attrs["reasons"]
     names = function.attrs.get("arg_names") or [v.name for v in function.body.params]
     among = function.attrs["candidates"]
@@ -147,9 +149,9 @@ def _transfer_label(op: Op, v: Value) -> str:
 
 @dataclass
 class _PlacementPicture:
-    """An SVG under construction: a lane per device from left to right, the program from top to bottom.
+    """SVG drawing of a placement: a lane per device from left to right, the program from top to bottom.
 
-    ``names`` maps values between regions to the values of ``assign_devices`` that they replace.
+    ``names`` maps the parameters of regions to the values of ``assign_devices`` around them.
     """
 
     devices: Sequence[str]
@@ -159,8 +161,8 @@ class _PlacementPicture:
 
     def text(self, x: float, content: str, kind: str = "", y: float = 0.0) -> None:
         """Draw a line of text."""
-        said = f' class="{kind}"' if kind else ""
-        self.parts.append(f'<text x="{x:g}" y="{(y or self.y) + 13:g}"{said}>{escape(content)}</text>')
+        class_attribute = f' class="{kind}"' if kind else ""
+        self.parts.append(f'<text x="{x:g}" y="{(y or self.y) + 13:g}"{class_attribute}>{escape(content)}</text>')
 
     def lane(self, device: str) -> int:
         """Return the left edge of a device's lane."""
@@ -182,7 +184,7 @@ class _PlacementPicture:
         self.y += HEAD
 
     def _in_lanes(self, homes: Sequence[str], texts: Sequence[str]) -> None:
-        """Draw texts next to each other: each in the lane of its device."""
+        """Draw several texts at the same height, each in the lane of its device (``homes``)."""
         for device in self.devices:
             own = [text for text, home in zip(texts, homes, strict=True) if home == device]
             for n, text in enumerate(own):

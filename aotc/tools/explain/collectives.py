@@ -1,8 +1,8 @@
-"""Report on collectives: what the ranks of a sharded model send to each other, over which axes, and how long it takes.
+"""Report on collectives: the bytes that ranks of a sharded model exchange, over which mesh axes, and the times.
 
 Bytes and times are those of ring algorithms: a rank of a group of ``n`` sends ``2 (n - 1) / n`` of its array in an
-all_reduce, ``(n - 1) / n`` in a reduce_scatter or all_to_all, and its part ``n - 1`` times in an all_gather. Patarasuk
-and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+all_reduce, ``(n - 1) / n`` in a reduce_scatter or all_to_all, and its part ``n - 1`` times in an all_gather.
+Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 """
 
 from __future__ import annotations
@@ -67,19 +67,20 @@ DEFAULT_LINK = "nvlink"
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
-    """A collective of one rank's program.
+    """A collective in the program of one rank.
 
     Attributes
     ----------
     number : int
         Its number in the total order of the program's collectives, as in messages at run time.
     op : str
+        Name of the collective.
     types : tuple of str
         Types of the operands: this rank's parts.
     axes : str
-        The axes of the mesh that its groups span, joined by ``+``; with the size of a group if they are cut smaller.
+        The mesh axes that its groups span, joined by ``+``; with the size of a group if groups are smaller.
     group : int
-        Ranks that exchange data.
+        Number of ranks that exchange data.
     bytes : int
         Bytes of the operands.
     sent : int
@@ -114,7 +115,7 @@ class CollectiveRow:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSum:
-    """The executions over the same axes of a call: their number, and bytes and seconds of a rank."""
+    """Sum over the collectives of a call on the same axes: executions, and bytes and seconds of a rank."""
 
     axes: str
     runs: int
@@ -124,17 +125,20 @@ class CollectiveSum:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CollectivesReport(DisplayedResult):
-    """The collectives of a call in their order.
+    """Collectives of a call, in order.
 
     Attributes
     ----------
     function, target : str
+        The function, and the target of its code.
     mesh : str
-        The axes of the mesh with their sizes; empty for a model of one device.
+        The mesh axes with their sizes; empty for a model of one device.
     link : LinkModel
+        The link between ranks whose times are listed.
     rows : tuple of CollectiveRow
+        The collectives.
     sums : tuple of CollectiveSum
-        By axes; the most seconds first.
+        Sums by axes; the most seconds first.
     """
 
     function: str
@@ -146,12 +150,12 @@ class CollectivesReport(DisplayedResult):
 
     @property
     def sent(self) -> int:
-        """Return the bytes that a rank sends in a call."""
+        """Return the number of bytes that a rank sends in a call."""
         return sum(row.sent for row in self.sums)
 
     @property
     def seconds(self) -> float:
-        """Return the time of all collectives of a call, one after the other."""
+        """Return the seconds of all collectives of a call, one after the other."""
         return sum(row.seconds for row in self.sums)
 
     def document(self) -> Document:
@@ -204,7 +208,7 @@ def explain_collectives(
     mesh = mesh_of(entry)
     try:
         rows = [
-            _collective_row(mesh, call, kernel, LINKS[link], _place_of(flow, step))
+            _collective_row(mesh, call, kernel, LINKS[link], _step_place(flow, step))
             for call, kernel, step in collective_steps(opened, flow)
         ]
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -231,14 +235,14 @@ def collective_steps(opened: OpenedBundle, flow: Flow) -> Iterator[tuple[Mapping
 
 
 def rank_calls(variant: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the calls of collectives by symbol."""
+    """Return the manifest entries of a variant's calls of collectives, by symbol."""
     parts = variant.get("parts") or [variant]
     calls = (row for part in parts for row in part.get("custom_calls", ()) if row["name"].startswith(RANK_CALL))
     return {row["symbol"]: row for row in calls if "serial" in row["attributes"]}
 
 
 def _symbols_called_by(kernel: Kernel) -> Iterator[str]:
-    """Yield the symbols of the functions that a kernel calls, or of the collective that it stands for."""
+    """Yield the symbols of the functions that a kernel calls; for a collective, the symbol of its call."""
     called = (s.function for s in walk(kernel.body) if isinstance(s, ExternalCall))
     return (name.removeprefix(COLLECTIVE_CALL) for name in called if isinstance(name, str))
 
@@ -252,13 +256,14 @@ class _StepPlace(NamedTuple):
     loc: str
 
 
-def _place_of(flow: Flow, step: FlowStep) -> _StepPlace:
+def _step_place(flow: Flow, step: FlowStep) -> _StepPlace:
     return _StepPlace(step.within, flow.runs_of(step.within), flow.is_guessed(step.within), step.loc)
 
 
 def _collective_row(
     mesh: Mesh, call: Mapping[str, Any], kernel: Kernel, link: LinkModel, place: _StepPlace
 ) -> CollectiveRow:
+    """Compute bytes and seconds of one collective on ``link`` from its manifest entry ``call``."""
     facts, op = call["attributes"], call["name"].removeprefix(RANK_CALL)
     if op not in COLLECTIVES:
         raise ValueError(f"there is no collective {op!r}")
@@ -279,12 +284,15 @@ def _collective_row(
 
 
 def bytes_of(buffer: Buffer) -> int:
-    """Return the bytes of an array of static shape."""
+    """Return the size in bytes of a buffer of static shape."""
     return prod(map(static, buffer.shape)) * size_of(buffer.dtype)
 
 
 def sent_by_ring(op: str, size: int, ranks: int) -> tuple[int, int]:
-    """Return the bytes that a rank sends, and the number of steps, for operands of ``size`` bytes in a group."""
+    """Return the bytes that a rank sends in a ring algorithm, and its number of steps.
+
+    ``size`` is the number of bytes of the operands, ``ranks`` the number of ranks in a group.
+    """
     match op:
         case "collective_permute":
             return size, 1
@@ -298,7 +306,7 @@ def sent_by_ring(op: str, size: int, ranks: int) -> tuple[int, int]:
 
 
 def mesh_axes_of_groups(mesh: Mesh, groups: Sequence[Sequence[int]], pairs: Sequence[Sequence[int]] = ()) -> str:
-    """Return the axes that vary inside groups, or between sources and targets: ``data+model``.
+    """Return the mesh axes that vary inside groups, or between sources and targets: ``data+model``.
 
     The size of a group follows if groups are smaller than these axes: ``model in groups of 2``.
     """
@@ -312,6 +320,7 @@ def mesh_axes_of_groups(mesh: Mesh, groups: Sequence[Sequence[int]], pairs: Sequ
 
 
 def _sums_by_axes(rows: Sequence[CollectiveRow]) -> list[CollectiveSum]:
+    """Sum the rows of equal axes; the most seconds first."""
     by_axes: dict[str, list[CollectiveRow]] = {}
     for row in rows:
         by_axes.setdefault(row.axes, []).append(row)

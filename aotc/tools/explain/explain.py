@@ -1,4 +1,4 @@
-"""The explanations by subject, for a model or a bundle."""
+"""Entry point of all explanations, by subject, for a model or a bundle."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def explain(
 
 
 def bundle_of(model: object, *example_args: Any, **flags: Any) -> tuple[OpenedBundle, str]:
-    """Return a bundle and its target to explain, or the bundle that a model compiles to.
+    """Return a bundle and the target to explain; a model is compiled to a bundle first.
 
     Raises
     ------

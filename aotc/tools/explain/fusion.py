@@ -33,7 +33,7 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True, slots=True)
 class FusionNeighbour:
-    """Ops next to a region that fusion included or refused, the reason, and the source lines of these ops."""
+    """Neighbour of a region: ops that fusion included or refused, the reason, and their source lines."""
 
     taken: bool
     ops: tuple[str, ...]
@@ -48,7 +48,7 @@ class FusionRegion:
     Attributes
     ----------
     function, name, kind : str
-        The first function that runs it, its name, and the kind of its lowering.
+        The first function that runs it, its name, and its kind.
     device, target : str
         The model's name of its device, if any, and the target that it is compiled for.
     ops, lines : tuple of str
@@ -60,6 +60,7 @@ class FusionRegion:
     memory : mapping of str to (int, int)
         For each memory space with arrays of the kernel: their bytes, and the limit of the target in bytes.
     neighbours : tuple of FusionNeighbour
+        Decisions about the ops next to it.
     threads, registers, occupancy : int
         On a GPU: threads of a block, estimated registers of a thread, and the percentage of a multiprocessor's threads
         that such blocks fill; else 0.
@@ -88,14 +89,16 @@ class FusionRegion:
 
 @dataclass(frozen=True, slots=True)
 class FusionRow:
-    """The decision for two dependent reductions over rows too long for one worker (maximum and sum of softmax).
+    """Decision about two dependent reductions over rows too long for one worker (maximum and sum of softmax).
 
     Attributes
     ----------
     function : str
+        The function.
     taken : bool
-        True if both are computed in one pass over the row, in parts (the online form).
+        True if both are computed in one pass over the row, in parts (online softmax).
     reason : str
+        The reason for the decision.
     lines : tuple of str
         Source lines of the reductions.
     """
@@ -108,7 +111,7 @@ class FusionRow:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FusionReport(DisplayedResult):
-    """The regions of a model for one target, or a mix of several.
+    """Regions of a model for one target, or a mix of several.
 
     ``devices`` maps devices to targets; ``rows`` has the decisions about long rows.
     """
@@ -119,7 +122,7 @@ class FusionReport(DisplayedResult):
     rows: tuple[FusionRow, ...] = ()
 
     def document(self) -> Document:
-        """Return the fusion report: kernels, their ops, and why neighbours were not fused."""
+        """Return the fusion report: kernels, their ops, and the reasons for refused neighbours."""
         columns = [
             Column("kernel"), Column("device"), Column("kind", priority=3), Column("bytes in", True),
             Column("bytes out", True), Column("work", True), Column("memory", priority=4),
@@ -218,6 +221,7 @@ def _dispatched_callees(region: Region, device: str = "") -> Iterator[tuple[str,
 def _fusion_region(
     function: Function, caller: str, device: str, record: FusionRecord, kernel: Kernel, target: Target
 ) -> FusionRegion:
+    """Return the facts of a region: ops, bytes, work, memory, neighbours, occupancy, plan."""
     ops = [op for op in function.body.ops if op.name not in FREE] or list(function.body.ops)
     return FusionRegion(
         caller,

@@ -20,7 +20,7 @@ HEIGHT = 600  # pixels: height of the arena in a drawing
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MemoryReport(DisplayedResult):
-    """The memory of a call.
+    """Memory of a call.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class MemoryReport(DisplayedResult):
     at : int
         Step of the peak.
     scratch : int
-        Bytes of scratch for each worker, in addition.
+        Additional bytes of scratch for each worker.
     devices : mapping of str to str
         Targets by the names of devices, if the model names any.
     spills : tuple of str
@@ -64,7 +64,7 @@ class MemoryReport(DisplayedResult):
         return tuple(sorted([r for r in self.rows if r.first <= self.at <= r.last], key=lambda r: -r.bytes))
 
     def document(self) -> Document:
-        """Return the memory report: values alive over time, and their peak."""
+        """Return the memory report: live values over time, and their peak."""
         several = len(self.arenas) > 1
         columns = [
             Column("steps"), Column("space"), Column("offset", True, 3), Column("bytes", True), Column("value"),
@@ -121,7 +121,7 @@ def _spilled_values(flow: Flow) -> tuple[str, ...]:
 
 
 def live_bytes(rows: Iterable[MemoryRow], step: int) -> int:
-    """Return the bytes that the values of a step occupy together.
+    """Return the number of bytes that the live values of a step occupy together.
 
     Shared bytes count once: a kernel may overwrite an operand with its result.
     """
@@ -135,7 +135,7 @@ def live_bytes(rows: Iterable[MemoryRow], step: int) -> int:
 
 
 def _memory_svg(flow: Flow, rows: Sequence[MemoryRow], peak: int, at: int) -> str:
-    """Return a drawing: steps from left to right, bytes from top to bottom, arenas below each other."""
+    """Draw the values as SVG: steps from left to right, bytes from top to bottom, arenas below each other."""
     title = f"@{flow.function}: arena of {flow.arena:,} B, {peak:,} B alive at step {at}"
     drawing = Drawing(title, len(flow.steps), "steps", row=HEIGHT / max(flow.arena, 1), least=1)
     several = len(flow.spaces) > 1
@@ -143,9 +143,9 @@ def _memory_svg(flow: Flow, rows: Sequence[MemoryRow], peak: int, at: int) -> st
     for r in rows:
         kind = "critical" if r.first <= at <= r.last else "box"
         where = f"{r.bytes:,} B at {r.offset:,}{f' of {r.space}' if several else ''}, steps {r.first} to {r.last}"
-        said = f"{r.type or 'a value'} of {r.producer}, {where} {r.loc}"
+        tooltip = f"{r.type or 'a value'} of {r.producer}, {where} {r.loc}"
         label = f"{r.space}: {r.producer} {r.type}" if several else f"{r.producer} {r.type}"
         top = tops[r.space]
-        drawing.box(r.first, r.last + 1, top + r.offset, top + r.end, kind, label, said)
+        drawing.box(r.first, r.last + 1, top + r.offset, top + r.end, kind, label, tooltip)
     drawing.line(at + 0.5, "peak")
     return drawing.text()

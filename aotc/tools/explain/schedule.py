@@ -83,7 +83,7 @@ class ScheduleRow:
 
     @property
     def ns(self) -> float:
-        """Return the measured time, or else the predicted one."""
+        """Return the measured time in nanoseconds, or else the predicted time."""
         return self.predicted if self.measured is None else self.measured
 
 
@@ -95,7 +95,7 @@ _WORKERS = {("cpu",): "on one core", ("cuda",): "on GPUs", ("cpu", "cuda"): "on 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ScheduleReport(DisplayedResult):
-    """The commands of a call in order; commands in loops are listed once, with ``runs``.
+    """Commands of a call in order, with their times; commands in loops are listed once, with ``runs``.
 
     Attributes
     ----------
@@ -198,7 +198,7 @@ def explain_schedule(
 
 
 def measured_on(record: Mapping[str, Any], target: str) -> str:
-    """Return the machines on which a record was measured: the processor if the target has CPU code, and the GPU."""
+    """Return the machines of a cost record: the processor if ``target`` has CPU code, and the GPU."""
     machine = record.get("machine", {})
     found = [machine.get("cpu", "") if "cpu" in target else "", machine.get("gpu", "")]
     return " and ".join(filter(None, map(str, found)))
@@ -212,12 +212,12 @@ def _target_with_caches(name: str) -> Target:
 
 
 def kernels_of(opened: OpenedBundle, flow: Flow) -> list[Kernel]:
-    """Return the kernels of a bundle's variant, read from their text.
+    """Parse the kernels of a bundle's variant from their text.
 
     Raises
     ------
     BundleError
-        If the bundle has no such text, or it cannot be read.
+        If the bundle has no such text, or it cannot be parsed.
     """
     held = (opened.manifest.get("debug") or {}).get("kernels")
     if held is None:
@@ -231,6 +231,7 @@ def kernels_of(opened: OpenedBundle, flow: Flow) -> list[Kernel]:
 
 
 def _graphs_of_steps(steps: Sequence[Command]) -> list[list[Command]]:
+    """Group the commands by their graph, in order."""
     graphs: dict[int, list[Command]] = {}
     for step in steps:
         graphs.setdefault(step.graph, []).append(step)
@@ -244,9 +245,10 @@ def _step_times(flow: Flow, kernels: Sequence[Kernel], costs: Sequence[Costs]) -
         if step.control:
             times[step.number] = _time_inside_control(flow, step, times)
         elif step.kernel < 0:
-            times[step.number] = _copy_nanoseconds(costs, flow.way_of(step), step.reads[0][2] - step.reads[0][1])
+            _, begin, end = step.reads[0]
+            times[step.number] = _copy_nanoseconds(costs, flow.memories_of_step(step), end - begin)
         else:
-            times[step.number] = costs[flow.way_of(step)[-1]].of(kernels[step.kernel], step.sizes).ns
+            times[step.number] = costs[flow.memories_of_step(step)[-1]].of(kernels[step.kernel], step.sizes).ns
     return times
 
 
@@ -283,7 +285,10 @@ def _schedule_rows(
     steps: Sequence[FlowStep], flow: Flow, kernels: Sequence[Kernel], costs: Sequence[Costs],
     all_times: Sequence[float],
 ) -> list[ScheduleRow]:  # fmt: skip
-    """Return the rows of one graph; ``costs`` holds the costs of each memory's target."""
+    """Return the rows of one graph, with earliest starts and critical path.
+
+    ``costs`` holds the costs of each memory's target, ``all_times`` the nanoseconds of all steps.
+    """
     place = {step.number: n for n, step in enumerate(steps)}
     before = [[place[n] for n in step.after] for step in steps]
     times = [all_times[step.number] for step in steps]
@@ -296,7 +301,7 @@ def _schedule_rows(
     rows = []
     for n, step in enumerate(steps):
         critical = begins[n] + ends[n] >= longest * (1 - 1e-9)
-        way = flow.way_of(step)
+        way = flow.memories_of_step(step)
         copied = step.reads[0][2] - step.reads[0][1] if step.reads else 0
         cost = None if step.kernel < 0 else costs[way[-1]].of(kernels[step.kernel], step.sizes)
         bound = "control" if step.control else "memory"
@@ -311,7 +316,7 @@ def _schedule_rows(
 
 
 def _tile_dependency_shares(steps: Sequence[FlowStep]) -> dict[tuple[int, int], float]:
-    """Return for each tile dependency the fraction of the producer's items that the first claim waits for."""
+    """Map each tile dependency to the fraction of the producer's items that the consumer's first claim needs."""
     first = steps[0].number
     found = {}
     for n, step in enumerate(steps):
@@ -322,7 +327,7 @@ def _tile_dependency_shares(steps: Sequence[FlowStep]) -> dict[tuple[int, int], 
 
 
 def _copy_nanoseconds(costs: Sequence[Costs], way: tuple[int, int], size: int) -> float:
-    """Return the nanoseconds of a copy of ``size`` bytes within or between the memories ``way``."""
+    """Return the nanoseconds of a copy of ``size`` bytes from memory ``way[0]`` to memory ``way[1]``."""
     if way[0] == way[1]:
         return costs[way[0]].copy_nanoseconds(size)
     return move_nanoseconds(size, costs[way[0]].target.kind, costs[way[1]].target.kind)
@@ -331,7 +336,7 @@ def _copy_nanoseconds(costs: Sequence[Costs], way: tuple[int, int], size: int) -
 def _device_of_step(flow: Flow, step: FlowStep) -> str:
     """Return the device of a step: names of memories, or its kernel's target where CPU devices have several."""
     own = flow.variant["kernels"][step.kernel].get("target") if step.kernel >= 0 else ""
-    return own or " to ".join(dict.fromkeys(flow.spaces[n].name for n in flow.way_of(step)))
+    return own or " to ".join(dict.fromkeys(flow.spaces[n].name for n in flow.memories_of_step(step)))
 
 
 def _cost_facts(cost: Cost) -> tuple[float, float | None, bool, str, int]:
@@ -345,7 +350,7 @@ _UNITS = (("us", 1e3), ("ms", 1e6), ("s", 1e9))  # nanoseconds per unit
 
 
 def _schedule_svg(function: str, rows: Sequence[ScheduleRow]) -> str:
-    """Return a drawing of the commands over time at their earliest start, in as many lanes as needed."""
+    """Draw the commands over time as SVG, at their earliest start, in as many lanes as needed."""
     total = sum(max(r.begin + r.ns for r in some) for some in _graphs_of_steps(rows))
     unit, scale = next((u, n) for u, n in _UNITS if total < 1000 * n or n == _UNITS[-1][1])
     title = f"@{function}: commands as soon as they can begin, {total / scale:.4g} {unit}"
@@ -357,9 +362,9 @@ def _schedule_svg(function: str, rows: Sequence[ScheduleRow]) -> str:
             lane = next((n for n, end in enumerate(lanes) if end <= row.begin + 1e-9), len(lanes))
             lanes[lane : lane + 1] = [row.begin + row.ns]
             kind = "critical" if row.critical else "box"
-            said = f"{row.number}: {row.kernel} on {row.device}, {row.ns / 1e3:.2f} us, {row.bound} {row.loc}"
-            said += f", runs {row.runs:,} times" if row.runs != 1 else ""
-            said += "".join(f", by tiles of {n}, halo {halo}" for n, halo in row.halos.items())
-            drawing.box(start + row.begin, start + row.begin + row.ns, lane, lane + 1, kind, f"{row.kernel}", said)
+            tooltip = f"{row.number}: {row.kernel} on {row.device}, {row.ns / 1e3:.2f} us, {row.bound} {row.loc}"
+            tooltip += f", runs {row.runs:,} times" if row.runs != 1 else ""
+            tooltip += "".join(f", by tiles of {n}, halo {halo}" for n, halo in row.halos.items())
+            drawing.box(start + row.begin, start + row.begin + row.ns, lane, lane + 1, kind, f"{row.kernel}", tooltip)
         start += max(lanes, default=0.0)
     return drawing.text()

@@ -20,7 +20,7 @@ from aotc.frontend.importer import import_raw
 from aotc.ir.tensor.ir import walk
 from aotc.recompile import model_of
 from aotc.source.restore import restore_source
-from aotc.tools.flow import entry_of
+from aotc.tools.flow import chosen_function_name
 from aotc.tools.inspect import signature_text
 from aotc.tools.page.facts import facts_of
 from aotc.vmfb.arguments import Signature, type_text
@@ -221,7 +221,7 @@ def diff(
         If a bundle cannot be read, or has no text of its kernels.
     """
     sides = [_compared_bundle(bundle, name) for bundle, name in zip((first, second), names)]
-    entries = [entry_of(side.opened, function) for side in sides]
+    entries = [chosen_function_name(side.opened, function) for side in sides]
     entry = sides[0].opened.manifest["functions"][entries[0]]
     typical, sizes = entry.get("typical", {}), sizes or {}
     assumed = assumed_sizes(entry["arguments"], typical, sizes)

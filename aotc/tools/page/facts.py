@@ -18,7 +18,7 @@ from aotc.targets import TARGETS, host_target
 from aotc.tools.explain.fusion import explain_fusion
 from aotc.tools.explain.memory import explain_memory, live_bytes
 from aotc.tools.explain.schedule import explain_schedule
-from aotc.tools.flow import entry_of
+from aotc.tools.flow import chosen_function_name
 from aotc.tools.page.layers import Names, layer_paths, numbered_scopes, repeated_layers
 from aotc.vmfb.assumed_sizes import assumed_sizes
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
@@ -43,7 +43,7 @@ def facts_of(data: bytes, where: str, function: str = "", sizes: Mapping[str, in
     """
     opened = open_bundle(data)
     opened.where = where
-    name = entry_of(opened, function)
+    name = chosen_function_name(opened, function)
     repeats = _repeated_layers_of(data, opened, name)
     own = _facts_of_sizes(opened, name, sizes or {}, repeats)
     variant = next(v for v in opened.manifest["variants"] if v["target"] == own["target"])
