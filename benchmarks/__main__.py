@@ -9,7 +9,7 @@ from benchmarks.suites import application, listing, parse
 
 
 def main(words: list[str]) -> None:
-    """List the suites, or run one."""
+    """List the suites, or run one, as the command line ``words`` says."""
     if not words or words[0] in ("--help", "-h"):
         print("\n".join(listing()))
         return
@@ -22,7 +22,7 @@ def main(words: list[str]) -> None:
 
 
 def set_environment(topic: str, options: list[str]) -> None:
-    """Set what JAX reads when it is imported: suites without a GPU run it on the CPU."""
+    """Set the environment variables that JAX reads at import: suites without a GPU run it on the CPU."""
     if topic == "gpu" or any("cuda" in word for word in options):
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     else:

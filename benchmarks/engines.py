@@ -1,4 +1,4 @@
-"""Execution engines: LLVM IR that runs in this process, for tests and for loops whose speed is a bound."""
+"""Execution engines: run LLVM IR in this process, for tests and for loops whose speed is a bound."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def load_module(module: llvm.ModuleRef | str, target: Target | None = None) -> l
 
     The engine owns the module and its target machine, so the machine must not be one of the back end's.
 
-    MCJIT maps each section of the object where memory is free. In a process that has mapped a lot, the code and its
-    constants can be more than 2 GiB apart, beyond a relocation of 32 bits. The large code model has 64-bit addresses.
+    MCJIT maps each section of the object to free memory. In a process with many mappings, code and constants can be
+    more than 2 GiB apart, beyond a relocation of 32 bits. The large code model has 64-bit addresses.
     """
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()

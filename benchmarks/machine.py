@@ -20,7 +20,7 @@ QUIET = 0.05  # the share of the machine's processor time that others may use wh
 
 
 def describe(peers: set[str] = frozenset()) -> dict[str, Any]:  # type: ignore[assignment]
-    """Return the processor, the number of cores, the GPU if there is one, and versions."""
+    """Return processor, number of cores, GPU and package versions as data."""
     found: dict[str, Any] = {"processor": processor(), "cores": len(os.sched_getaffinity(0))}
     if graphics := gpu():
         found["gpu"] = graphics
@@ -30,7 +30,7 @@ def describe(peers: set[str] = frozenset()) -> dict[str, Any]:  # type: ignore[a
 
 
 def processor() -> str:
-    """Return the processor's name and the widest target of aotc that it runs."""
+    """Return the processor's name and the widest target of aotc that it supports."""
     text = Path("/proc/cpuinfo").read_text()
     name = re.search(r"model name\s*: (.*)", text)
     from aotc.targets import host_target
@@ -39,7 +39,7 @@ def processor() -> str:
 
 
 def gpu() -> str:
-    """Return the name of the first GPU and its driver's version, or nothing."""
+    """Return the name of the first GPU and its driver's version, or an empty string."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -59,8 +59,8 @@ def versions(names: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def others(seconds: float = 0.5) -> float:
-    """Return the share of the machine's processor time that other processes use, over a while in which this sleeps."""
+def load_by_other_processes(seconds: float = 0.5) -> float:
+    """Return the fraction of the machine's processor time that other processes use, sampled for ``seconds``."""
     before, own = _ticks(), time.process_time()
     time.sleep(seconds)
     busy, total = (b - a for a, b in zip(before, _ticks()))
@@ -69,6 +69,6 @@ def others(seconds: float = 0.5) -> float:
 
 
 def _ticks() -> tuple[int, int]:
-    """Return busy and all clock ticks of all processors since the start."""
+    """Return the busy and the total clock ticks of all processors since boot."""
     ticks = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)

@@ -22,17 +22,21 @@ Bundles = Annotated[Path | None, typer.Option(metavar="DIR", help="Use the bundl
 
 
 def select(names: Iterable[str], only: str, smallest: str = "") -> list[str]:
-    """Return the names that contain ``only``, a text or a pattern; in smoke mode the smallest of them alone.
+    """Return the names that match ``only``, a text or a pattern; in smoke mode only the smallest.
 
     Parameters
     ----------
+    names : iterable of str
+        All names.
+    only : str
+        Text or pattern; empty for all names.
     smallest : str
-        The case of smoke mode, if it is not the first one.
+        The case for smoke mode; the first one by default.
 
     Raises
     ------
     SystemExit
-        No name contains it.
+        If no name matches.
     """
     names = list(names)
     chosen = [name for name in names if only in name or re.search(only, name)]

@@ -24,7 +24,7 @@ PATH = re.compile(r"(^|=)(?:~|\.{1,2})?/(?:\S*/)?([^/\s]+)$")  # of a command, o
 
 
 class Format(StrEnum):
-    """Forms of a table on standard output."""
+    """Formats of a table on standard output."""
 
     table = "table"
     markdown = "markdown"
@@ -38,12 +38,13 @@ class Column:
     Attributes
     ----------
     title : str
+        Heading of the column.
     scale : float
-        A cell shows the value times this: 1e6 for seconds in a column of microseconds.
+        Factor of the displayed values: 1e6 for seconds in a column of microseconds.
     width : int
-        Characters, at least.
+        Minimum number of characters.
     shown : bool
-        False for data that is in records and JSON lines alone.
+        False for data in records and JSON lines only.
     """
 
     title: str
@@ -52,7 +53,7 @@ class Column:
     shown: bool = True
 
     def text(self, cell: Any) -> str:
-        """Return a cell as it is shown."""
+        """Format a cell for display."""
         match cell:
             case None:
                 return ""
@@ -79,12 +80,12 @@ class Column:
 
 
 def us(name: str) -> Column:
-    """Return a column of microseconds, whose cells are seconds."""
+    """Return a column in microseconds, whose cells are seconds."""
     return Column(f"{name} us", 1e6)
 
 
 def ms(name: str) -> Column:
-    """Return a column of milliseconds, whose cells are seconds."""
+    """Return a column in milliseconds, whose cells are seconds."""
     return Column(f"{name} ms", 1e3)
 
 
@@ -94,7 +95,7 @@ def ratio(name: str) -> Column:
 
 
 def number(value: float) -> str:
-    """Return three significant digits, with an exponent only below 0.001."""
+    """Format a number with three significant digits, with an exponent only below 0.001."""
     size = abs(value)
     if not math.isfinite(value):
         return str(value)
@@ -109,7 +110,7 @@ def number(value: float) -> str:
 
 @dataclass(slots=True)
 class Run:
-    """What one run of a suite has reported so far."""
+    """Tables and notes that one run of a suite has reported so far."""
 
     form: Format = Format.table
     tables: list[Table] = field(default_factory=list)
@@ -122,14 +123,14 @@ RUN = Run()
 
 
 def begin(form: Format) -> None:
-    """Forget what was reported, and note the load of the machine."""
-    RUN.form, RUN.load = form, machine.others(0.1 if timing.SMOKE else 0.5)
+    """Start a run without tables and notes, and measure the load of the machine."""
+    RUN.form, RUN.load = form, machine.load_by_other_processes(0.1 if timing.SMOKE else 0.5)
     RUN.tables.clear()
     RUN.notes.clear()
 
 
 class Table:
-    """A table whose rows are shown as they come: the first cell of a row is its name, the others are in columns."""
+    """A table that prints its rows as they are added: the first cell of a row is its name, others are in columns."""
 
     def __init__(self, name: str, *columns: Column | str, title: str = "") -> None:
         self.title, self.name = title, name
@@ -141,7 +142,7 @@ class Table:
         RUN.tables.append(self)
 
     def add(self, name: str, *cells: Any) -> None:
-        """Show a row."""
+        """Add a row and print it."""
         if len(cells) != len(self.columns):
             raise ValueError(f"row {name!r}: found {len(cells)} cells, expected {len(self.columns)}")
         if not self.rows:
@@ -157,7 +158,7 @@ class Table:
                 print("\n".join(self._lines(name, texts)), flush=True)
 
     def failed(self, name: str, error: object) -> None:
-        """Report that a case could not be measured; the others go on."""
+        """Report that a case could not be measured; other cases continue."""
         text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
         note(f"{name}: not measured: {' '.join(text.split())[:300]}")
 
@@ -185,7 +186,7 @@ class Table:
             print(f"{self.name:<{self._left}}{cells}")
 
     def _lines(self, name: str, texts: list[str]) -> list[str]:
-        """Return the lines of a row: one, or a name and the cells below it where they do not fit."""
+        """Return the lines of a row: one, or a name and the cells below it if they do not fit."""
         if self._left < 16:
             pairs = [f"{c.title} {t}" for c, t in zip(self._shown, texts) if t]
             return [name[:WIDTH], *textwrap.wrap("; ".join(pairs), WIDTH, initial_indent="  ", subsequent_indent="  ")]
@@ -204,7 +205,7 @@ class Table:
 
 
 def note(text: str) -> None:
-    """Report a sentence that is no row."""
+    """Add a sentence outside of tables to the report."""
     RUN.notes.append(text)
     shown = json.dumps({"note": text}) if RUN.form is Format.json else text
     print(shown if RUN.form is not Format.table else textwrap.fill(shown, WIDTH), flush=True)
@@ -215,7 +216,7 @@ def write(name: str) -> Path:
     if timing.SMOKE:
         raise SystemExit("--record: a smoke run measures nothing; leave out --smoke")
     words = [w for w in sys.argv[1:] if w not in (f"--record={name}", "--record", name)]
-    load = max(RUN.load, machine.others())
+    load = max(RUN.load, machine.load_by_other_processes())
     record = {
         "command": shlex.join(["python", "-m", "benchmarks", *(PATH.sub(r"\1\2", word) for word in words)]),
         "date": time.strftime("%F"),

@@ -25,9 +25,9 @@ class Topic:
     Attributes
     ----------
     about : str
-        One line for the listing.
+        Description of one line for the listing.
     default : str
-        The suite that runs if the command line names the topic alone.
+        The suite that runs if the command line only names the topic.
     """
 
     about: str
@@ -67,7 +67,7 @@ def listing(topics: tuple[str, ...] = tuple(TOPICS)) -> Iterator[str]:
 
 
 def parse(words: list[str]) -> tuple[str, str, list[str]]:
-    """Return the topic, the suite and the options of a command line; exit with the listing if it names neither."""
+    """Return the topic, the suite and the options of a command line; exit with the listing if it has no known suite."""
     topic, rest = words[0], words[1:]
     if topic not in TOPICS:
         expected = ", ".join(TOPICS)
@@ -94,7 +94,7 @@ def application(topic: str, name: str) -> typer.Typer:
 
 
 def _wrapped(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``run`` with the options of all suites added to its signature."""
+    """Return ``run`` with the options of all suites in its signature."""
     common = {"smoke": (Smoke, False), "format": (Format, report.Format.table), "record": (Record, "")}
     hints = get_type_hints(run, include_extras=True)
 

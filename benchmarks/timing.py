@@ -36,7 +36,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of a call of each engine, a number for each round."""
+    """Seconds of a call of each engine, one number for each round."""
 
     rounds: Mapping[str, tuple[float, ...]]
 
@@ -49,7 +49,7 @@ class Times:
         return min(self.rounds[name])
 
     def ratio(self, name: str, base: str) -> Ratio:
-        """Return the time of ``name`` in the time of ``base``."""
+        """Return the time of engine ``name`` relative to that of engine ``base``."""
         return spread([a / b for a, b in zip(self.rounds[name], self.rounds[base], strict=True)])
 
 
@@ -74,6 +74,10 @@ def interleaved(
 
     Parameters
     ----------
+    calls : mapping of str to callable
+        A call for each engine.
+    rounds : int
+        Number of samples of each engine.
     seconds : float
         Duration of a sample; 0 for a single call.
     clock : Callable
@@ -81,7 +85,7 @@ def interleaved(
     wait : Callable, optional
         Waits for a GPU; called before a sample begins and before it ends.
     batch : int
-        Calls between two readings of the clock, at least.
+        Minimum number of calls between two readings of the clock.
     """
     seconds, batch = (0.0, 1) if SMOKE else (seconds, batch)
     samples = {name: partial(sample, call, seconds, clock, wait, batch) for name, call in calls.items()}
@@ -89,9 +93,9 @@ def interleaved(
 
 
 def measured(samples: Mapping[str, Callable[[], float]], rounds: int, warm_up: bool = True) -> Times:
-    """Take samples in turn that return their own time in seconds, one of each in each round.
+    """Run functions that measure their own time in seconds, each once in every round.
 
-    ``warm_up`` adds a round before the others that does not count.
+    ``warm_up`` adds a first round that does not count.
     """
     warm_up = warm_up and not SMOKE
     order = list(samples)
@@ -127,10 +131,10 @@ def sample(
 
 
 def back_to_back(run: Call, wait: Call, seconds: float = 0.02, before: float = 0.2) -> float:
-    """Return the seconds of a call among many on a GPU, without what the first call and the wait take.
+    """Return the seconds of a call among many on a GPU, without the latency of the first call and of the wait.
 
-    Calls run for ``before`` seconds first: large matmuls take a GPU to its limit of power, where its clock depends on
-    what ran until then, and each is to be measured by its own.
+    Calls run for ``before`` seconds first: large matmuls raise a GPU to its power limit, where its clock depends on the
+    previous work. So each program is measured after its own calls.
     """
     before = 0.0 if SMOKE else before
     end = time.perf_counter() + before
@@ -154,7 +158,7 @@ def back_to_back(run: Call, wait: Call, seconds: float = 0.02, before: float = 0
 
 
 def once(call: Call) -> float:
-    """Return the seconds of a single call, for calls that cannot be repeated."""
+    """Return the seconds of a single call that cannot be repeated."""
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
@@ -163,8 +167,8 @@ def once(call: Call) -> float:
 def pin(threads: int) -> Clock:
     """Limit XLA to ``threads`` threads before it starts; return the clock for that number of threads.
 
-    At one thread the clock is the process's processor time, which other work on the machine does not change. At more
-    it is the wall's, and the process is bound to as many cores.
+    For one thread the clock is the processor time of the process, which is independent of other work on the machine.
+    For more threads it is the wall clock, and the process is bound to as many cores.
     """
     if threads == 1:
         os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"

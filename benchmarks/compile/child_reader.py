@@ -1,9 +1,9 @@
 """The process that reads models in aotc compile.
 
-Each round is a fresh process that compiles one model without a cache. ``wait`` is the wall time in which the compiler
-waits for the process that reads models, ``share`` its part of the wall time. ``reader`` is the reader's own processor
-time, most of it the start, which goes on while the compiler is imported; ``others`` is that of the compiler and its
-other processes. Medians.
+Each round is a fresh process that compiles one model without a cache. ``wait`` is the wall time during which the
+compiler waits for the reader process, ``share`` its fraction of the total wall time. ``reader`` is the reader's own
+processor time, most of it its start, which is concurrent with the import of the compiler. ``others`` is the processor
+time of the compiler and its other processes. All values are medians.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compile time of generated modules of growing size.
 
-It should grow linearly. Each module is compiled with an empty cache but for the executor, which is the same for all,
-then by XLA, in this process; ``us/op`` is aotc's time by the ops of the StableHLO module. ``--only`` takes names of
-families of modules. ``--start`` measures processes of ``aotc compile`` for a program of one op instead, with the
+It should grow linearly. Each module is compiled with an empty cache except for the executor, which is the same for
+all, then by XLA, in this process; ``us/op`` is aotc's time per op of the StableHLO module. ``--only`` selects
+families of modules. ``--start`` instead measures processes of ``aotc compile`` for a program of one op, with the
 processor time of all processes that they started.
 """
 
@@ -30,13 +30,13 @@ import typer
 
 import aotc
 from benchmarks import children, options, report, timing
-from benchmarks.compile.processes import started
+from benchmarks.compile.processes import cache_with_executor
 
 Model = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def elementwise(count: int) -> Model:
-    """Return ``count`` steps of one long chain of scalar functions on a vector."""
+    """Return ``count`` steps of a long chain of scalar functions on a vector."""
 
     def f(x: Any, y: Any) -> Any:
         for k in range(count // 4):
@@ -58,7 +58,7 @@ def mlp(count: int) -> Model:
 
 
 def baked(count: int) -> Model:
-    """Return a network of ``count / 4`` layers, each with constant weights of its own."""
+    """Return a network of ``count / 4`` layers, each with its own constant weights."""
     rng = np.random.default_rng(0)
     layers = [rng.normal(size=(64, 64), scale=0.1).astype("float32") for _ in range(count // 4)]
 
@@ -84,7 +84,7 @@ def physics(count: int) -> Model:
 
 
 def wide(count: int) -> Model:
-    """Return ``count / 4`` small independent computations whose results all meet at the end."""
+    """Return ``count / 4`` small independent computations whose results are combined at the end."""
 
     def f(x: Any) -> Any:
         return jnp.stack([jnp.exp(x[k % 50 : k % 50 + 14]).sum() / (k + 1) for k in range(count // 6)])
@@ -96,14 +96,14 @@ FAMILIES = {f.__name__: f for f in (elementwise, mlp, baked, physics, wide)}
 
 
 def operations(text: str) -> int:
-    """Return how many ops a module has."""
+    """Return the number of ops in the text of a module."""
     return sum(" = " in line for line in text.splitlines())
 
 
 def measure(model: Model, cache: Path, profile: bool) -> tuple[int, float, float]:
-    """Return the ops of the module, and the seconds that aotc and XLA take to compile it.
+    """Compile a model by aotc and by XLA; return the number of ops of its module, and the seconds of both.
 
-    ``cache`` is a cache directory to begin with.
+    ``cache`` is the cache directory at the start.
     """
     function, args = model
     lowered = jax.jit(function).lower(*args)
@@ -138,7 +138,7 @@ BECOME_SUBREAPER = 36
 
 
 def run_whole(command: list[str], environment: dict[str, str]) -> tuple[float, float]:
-    """Return the seconds that a process takes, and those of the processor for it and all that it started."""
+    """Run a process; return its wall time in seconds, and the processor time of all its processes."""
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, env=environment, check=True)
     seconds = time.perf_counter() - begin
@@ -152,7 +152,7 @@ def run_whole(command: list[str], environment: dict[str, str]) -> tuple[float, f
 
 
 def start(rounds: int) -> None:
-    """Print the time of a process for one op with an empty cache, with the executor in it, and with the bundle."""
+    """Print the time of a process for one op with an empty cache, with a cached executor, and with a cached bundle."""
     ctypes.CDLL(None).prctl(BECOME_SUBREAPER, 1, 0, 0, 0)
     times: dict[str, list[tuple[float, float]]] = {"empty": [], "executor": [], "bundle": []}
     code = "from aotc_cli.start import main; main()"
@@ -182,7 +182,7 @@ def run(
         return
     columns = [report.Column("ops"), report.Column("aotc s"), report.us("op"), report.Column("XLA s")]
     table = report.Table("module", *columns, report.Column("aotc/XLA"))
-    with started() as cache:
+    with cache_with_executor() as cache:
         for name in options.select(FAMILIES, only, smallest="mlp"):
             for size in (50,) if timing.SMOKE else map(int, sizes.split(",")):
                 ops, ours, theirs = measure(FAMILIES[name](size), cache, profile)

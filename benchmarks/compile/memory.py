@@ -1,8 +1,8 @@
 """Peak memory of compiling one large constant.
 
-In multiples of the constant's size. Each form of the model is compiled in a process of its own; the memory of that
-process after all imports and a small compilation is subtracted. ``before`` is the part of the peak that was reached
-before aotc began: the input itself, and for a function JAX's export.
+In multiples of the constant's size. Each form of the model is compiled in its own process; the memory of that process
+after all imports and a small compilation is subtracted. ``before`` is the part of the peak before aotc starts: the
+input itself, and for a function JAX's export.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ FORMS = ("function", "bytecode", "text", "file")
 
 
 def peak() -> int:
-    """Return the most memory that this program has had so far, in bytes (``ru_maxrss`` would count its parent's)."""
+    """Return the peak memory of this program in bytes (``ru_maxrss`` would include its parent's)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) << 10
 
 
-def held() -> int:
-    """Return the memory that this process has now, in bytes."""
+def resident_bytes() -> int:
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -47,7 +47,7 @@ def model(rows: int, product: bool) -> tuple[Any, Any]:
     return jax.jit(lambda x: w + x), np.ones(SIDE, np.float32)
 
 
-def text_of(rows: int) -> str:
+def hexadecimal_module(rows: int) -> str:
     """Return a module that adds its argument to a constant, whose elements are written in hexadecimal."""
     import numpy as np
 
@@ -61,12 +61,12 @@ def text_of(rows: int) -> str:
 
 
 def make_input(form: str, rows: int, product: bool) -> Any:
-    """Return what is given to ``aotc.compile``."""
+    """Return the input of ``aotc.compile`` for a form of the model, such as text, a file or a function."""
     import jax
     import jax.export
 
     if form == "text":
-        return text_of(rows).encode()
+        return hexadecimal_module(rows).encode()
     function, example = model(rows, product)
     if form == "function":
         return function, example
@@ -79,7 +79,7 @@ def make_input(form: str, rows: int, product: bool) -> Any:
 
 
 def measure(form: str, rows: int, product: bool) -> tuple[float, float, float]:
-    """Return the two peaks in multiples of the constant's size, and the seconds of the compilation."""
+    """Compile one form; return both peaks in multiples of the constant's size, and the seconds of the compilation."""
     import numpy as np
 
     import aotc
@@ -89,13 +89,13 @@ def measure(form: str, rows: int, product: bool) -> tuple[float, float, float]:
     # the input is made by another process, so that what making it took is not counted
     rest: list[Any] = []
     if form == "function":
-        begin = held()
+        begin = resident_bytes()
         source, *rest = make_input(form, rows, product)
     else:
         path = Path(os.environ["AOTC_CACHE_DIR"]) / "input"
         code = f"from benchmarks.compile import memory; memory.save({form!r}, {rows}, {product}, {str(path)!r})"
         subprocess.run([sys.executable, "-c", code], check=True, env=children.environment())
-        begin = held()
+        begin = resident_bytes()
         source = path if form == "file" else path.read_bytes()
     size = 4 * rows * SIDE
     if form == "function":

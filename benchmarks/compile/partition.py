@@ -1,8 +1,9 @@
 """Partition of a transformer for several devices.
 
-Each round is a fresh process that lowers 32 layers of width 4096 over a mesh, 8 devices for each copy of the model, and
-partitions the program. ``partition`` is the wall time of this, most of it that of XLA's partitioner in its child
-process; ``memory`` is the child's peak. ``ops`` are those of the program of a rank, ``collectives`` those among them.
+Each round is a fresh process that lowers 32 layers of width 4096 over a mesh, 8 devices for each copy of the model,
+and partitions the program. ``partition`` is the wall time of the partitioning, most of it that of XLA's partitioner in
+its child process; ``memory`` is the child's peak. ``ops`` counts the ops of one rank's program, ``collectives`` the
+collectives among them.
 """
 
 from __future__ import annotations

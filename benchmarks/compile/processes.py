@@ -25,7 +25,7 @@ CLOCK = 2  # CLOCK_PROCESS_CPUTIME_ID of another process: the low bits of a cloc
 
 
 def processor_time() -> float:
-    """Return the processor time of this process, of those that it waited for and of the compiler processes."""
+    """Return the processor time of this process, of its ended children and of the compiler processes."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     running = [p.pid for p in POOL._idle if p.poll() is None]
     return (
@@ -37,7 +37,10 @@ def processor_time() -> float:
 
 
 def timed(call: Callable[[], Any]) -> Times:
-    """Return what ``call`` takes; no garbage of others is left, a search for which takes 80 ms at its end."""
+    """Run ``call`` after a garbage collection; return its processor time and its wall time in seconds.
+
+    A garbage collection at its end would take 80 ms.
+    """
     gc.collect()
     processor, wall = processor_time(), time.perf_counter()
     call()
@@ -45,16 +48,16 @@ def timed(call: Callable[[], Any]) -> Times:
 
 
 @contextmanager
-def started() -> Iterator[Path]:
-    """Give a cache folder that holds what every compilation needs: the executor."""
+def cache_with_executor() -> Iterator[Path]:
+    """Yield a temporary cache folder that contains the executor, which every compilation needs."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["AOTC_CACHE_DIR"] = folder
         aotc.compile(jax.jit(lambda x: x + 1), jnp.ones(3))
         yield Path(folder)
 
 
-def compile_ours(function: Callable[..., Any], args: tuple[Any, ...], cache: Path, warm: bool = False) -> Times:
-    """Compile with a copy of the folder ``cache``, and with new compiler processes unless ``warm``."""
+def compile_by_aotc(function: Callable[..., Any], args: tuple[Any, ...], cache: Path, warm: bool = False) -> Times:
+    """Compile with a copy of the folder ``cache``, and with new compiler processes unless ``warm``; return times."""
     if not warm:
         end_workers()
     jax.clear_caches()
@@ -65,14 +68,14 @@ def compile_ours(function: Callable[..., Any], args: tuple[Any, ...], cache: Pat
 
 
 def end_workers() -> None:
-    """End the compiler processes, so that the next compilation starts some."""
+    """End the compiler processes, so that the next compilation starts new ones."""
     processes = list(POOL._idle)
     POOL.close()
     for process in processes:
         process.wait()
 
 
-def compile_theirs(function: Callable[..., Any], args: tuple[Any, ...]) -> Times:
-    """Compile with XLA."""
+def compile_by_xla(function: Callable[..., Any], args: tuple[Any, ...]) -> Times:
+    """Compile with XLA, and return the times."""
     jax.clear_caches()
     return timed(lambda: jax.jit(function).lower(*args).compile())

@@ -1,9 +1,10 @@
 """Compile time next to XLA's over a catalogue.
 
-``aotc.compile(function, *arguments)`` and ``jax.jit(function).lower(*arguments).compile()`` take turns in this process,
-with traces forgotten, aotc's cache empty but for the executor, and without compiler processes, which each compilation
-starts as it needs them (``--warm`` keeps them). One warm-up of each before. Both the processor time of all threads and
-processes and the wall time count. ``--stages`` compiles in this process and shows where aotc's time goes.
+``aotc.compile(function, *arguments)`` and ``jax.jit(function).lower(*arguments).compile()`` take turns in this
+process, without cached traces, with an empty cache except for the executor, and without running compiler processes,
+which each compilation starts as it needs them (``--warm`` reuses them). One warm-up of each precedes. Both the
+processor time of all threads and processes and the wall time are measured. ``--stages`` compiles in this process and
+prints aotc's time by stage.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import typer
 
 from benchmarks import options, report, timing
-from benchmarks.compile.processes import Times, compile_ours, compile_theirs, started
+from benchmarks.compile.processes import Times, cache_with_executor, compile_by_aotc, compile_by_xla
 from benchmarks.compile.stages import stages
 from benchmarks.programs.compiled import catalogue
 
@@ -24,7 +25,7 @@ Program = tuple[Any, tuple[Any, ...]]
 
 
 def measure(program: Program, rounds: int, warm: bool, cache: Path) -> list[timing.Times]:
-    """Return processor times and wall times of both."""
+    """Return processor times and wall times of aotc and XLA for a program."""
     function, args = program
     jax.jit(function).lower(*args)  # what JAX imports for it counts for neither
     walls: dict[str, list[float]] = {"aotc": [], "XLA": []}
@@ -35,18 +36,18 @@ def measure(program: Program, rounds: int, warm: bool, cache: Path) -> list[timi
         return times[0]
 
     samples = {
-        "aotc": lambda: sample("aotc", lambda: compile_ours(function, args, cache, warm)),
-        "XLA": lambda: sample("XLA", lambda: compile_theirs(function, args)),
+        "aotc": lambda: sample("aotc", lambda: compile_by_aotc(function, args, cache, warm)),
+        "XLA": lambda: sample("XLA", lambda: compile_by_xla(function, args)),
     }
     processor = timing.measured(samples, rounds, warm_up=False)
     return [processor, timing.Times({name: tuple(row) for name, row in walls.items()})]
 
 
 def shares(program: Program, rounds: int, cache: Path) -> str:
-    """Return the share of each stage in aotc's processor time."""
+    """Return a text with the fraction of each stage in aotc's processor time."""
     spent: dict[str, float] = {}
     with stages(spent):
-        total = sum(compile_ours(*program, cache, warm=True)[0] for _ in range(rounds))
+        total = sum(compile_by_aotc(*program, cache, warm=True)[0] for _ in range(rounds))
     spent["other"] = total - sum(spent.values())
     return ", ".join(f"{stage} {seconds / total:.0%}" for stage, seconds in sorted(spent.items(), key=lambda s: -s[1]))
 
@@ -64,9 +65,9 @@ def run(
     columns = [report.Column("aotc s", width=6), report.Column("XLA s", width=6), report.ratio("aotc/XLA")]
     walls = [report.Column("wall s", width=6), report.Column("XLA s", width=6), report.ratio("wall/XLA")]
     table = report.Table("program", *columns, *walls)
-    with started() as cache:
-        compile_ours(*first, cache)
-        compile_theirs(*first)
+    with cache_with_executor() as cache:
+        compile_by_aotc(*first, cache)
+        compile_by_xla(*first)
         for name in names:
             program = programs[name]()
             if stages:

@@ -1,4 +1,4 @@
-"""Processor time of each stage of a compilation, all in this process."""
+"""Processor time of each stage of a compilation, in this process alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.compile.processes import processor_time
 
 @contextmanager
 def stages(found: dict[str, float]) -> Iterator[None]:
-    """Add to ``found`` the processor time of each stage, all in this process."""
+    """Add to ``found`` the processor time in seconds of each stage of compilations in the ``with`` block."""
     from aotc import pipeline
     from aotc.frontend import importer, mlir
     from aotc.kernels import worker

@@ -12,7 +12,7 @@ SIZES = (16, 300, 4_096, 50_000, 1_000_000, 4_000_000)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A function and the shapes of its arguments, f32 unless it says otherwise."""
+    """A function and the shapes of its arguments, f32 by default."""
 
     group: str
     name: str
@@ -22,6 +22,7 @@ class Case:
 
 
 def elementwise() -> Iterator[Case]:
+    """Yield cases of elementwise functions of different cost, sizes and dtypes."""
     import jax.numpy as jnp
 
     functions = {

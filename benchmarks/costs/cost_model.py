@@ -1,8 +1,8 @@
 """Predictions of the cost model next to the clock.
 
-Each case is compiled, and each of its kernels runs alone on one core. Shown are the rank correlation of predicted and
-measured times (Spearman), over all kernels and by group, and the kernels that are furthest off. The exit status is 1 if
-the correlation over all is below 0.8.
+Each case is compiled, and each of its kernels runs alone on one core. The suite prints the rank correlation of
+predicted and measured times (Spearman), over all kernels and by group, and the kernels with the largest errors. The
+exit status is 1 if the correlation over all is below 0.8.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Row:
 
 
 def measure(case: Case, repeat: int) -> Iterator[Row]:
-    """Yield a row for each kernel of a case that is run."""
+    """Yield the predicted and measured time of each kernel that a case runs."""
     rng = np.random.default_rng(0)
     with jax.enable_x64(case.dtype == "float64"):
         arguments = [(rng.standard_normal(s) * 3).astype(case.dtype) for s in case.shapes]
@@ -51,7 +51,7 @@ def measure(case: Case, repeat: int) -> Iterator[Row]:
 
 
 def ranks(values: list[float]) -> list[float]:
-    """Return the place of each value in order, equal ones sharing theirs."""
+    """Return the rank of each value; equal values have the same mean rank."""
     order = sorted(range(len(values)), key=values.__getitem__)
     places = [0.0] * len(values)
     begin = 0
@@ -66,7 +66,7 @@ def ranks(values: list[float]) -> list[float]:
 
 
 def spearman(rows: list[Row]) -> float:
-    """Return the correlation of the ranks of predicted and measured times."""
+    """Return Spearman's rank correlation of predicted and measured times."""
     a, b = (ranks([getattr(r, key) for r in rows]) for key in ("predicted", "measured"))
     middle = (len(rows) - 1) / 2
     products_, squares = sum((x - middle) * (y - middle) for x, y in zip(a, b)), sum((x - middle) ** 2 for x in a)
@@ -85,18 +85,18 @@ def run(
     rows = [row for name in names for row in measure(cases[name], 1 if timing.SMOKE else rounds)]
     columns = [report.us("predicted"), report.us("measured"), report.Column("ratio"), "bound"]
     if every:
-        _list(report.Table("kernel", *columns, title="All kernels"), rows)
+        _print_kernels(report.Table("kernel", *columns, title="All kernels"), rows)
     groups = report.Table("group", "kernels", "rank correlation", "predicted / measured", title="Groups")
     for group in (*dict.fromkeys(r.case.group for r in rows), ""):
         some = [r for r in rows if group in ("", r.case.group)]
         middle = sorted(r.predicted / r.measured for r in some)[len(some) // 2]
         groups.add(group or "all", len(some), spearman(some), middle)
     far = sorted(rows, key=lambda r: -abs(log(r.predicted / r.measured)))[:worst]
-    _list(report.Table("kernel", *columns, title="Furthest off"), far)
+    _print_kernels(report.Table("kernel", *columns, title="Furthest off"), far)
     return int(not only and not timing.SMOKE and spearman(rows) < LEAST_CORRELATION)
 
 
-def _list(table: report.Table, rows: list[Row]) -> None:
+def _print_kernels(table: report.Table, rows: list[Row]) -> None:
     for r in rows:
         name = f"{r.case.group}: {r.case.name} {r.kernel}"
         table.add(name, r.predicted / 1e9, r.measured / 1e9, r.predicted / r.measured, r.bound)

@@ -1,7 +1,7 @@
 """Bundles with their own measured costs.
 
-Each model is compiled, profiled, and compiled again with the record. The quickest call of each sample counts; the ratio
-is of the time with costs to that without.
+Each model is compiled, profiled, and compiled again with the record. The fastest call of each sample counts; the ratio
+is the time with costs relative to the time without.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GRAPHS = 12  # of dense layers, some side by side
 
 
 def programs() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
-    """Return programs of several kernels, in which order, claims and threads matter, beside the models."""
+    """Return programs of several kernels for which order, claims and threads matter, by name, and the models."""
     def diamond(x: Any, w: Any) -> Any:
         left, right = jnp.tanh(x @ w), jnp.sort(x, 1)
         return (left @ w + right).sum(1)
@@ -50,7 +50,7 @@ def programs() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
 
 
 def quickest(call: Callable[[], Any], seconds: float) -> float:
-    """Return the time of the quickest call."""
+    """Return the time of the fastest call during ``seconds``."""
     best, end = timing.once(call), perf_counter() + seconds
     while perf_counter() < end:
         best = min(best, timing.once(call))

@@ -1,9 +1,10 @@
 """Thresholds of lowering with other values.
 
-A threshold takes other values in turn (``--factors``). Programs of ``benchmarks/costs/cases.py`` and
-``benchmarks/ops/cases.py`` that read it, and whose kernels change with it, are compiled both ways and run in turn, one
-thread, its processor time. A row: the geometric mean over the programs of the time with the other value in that with
-the value as it is, and the programs that gain and lose most. Below 1 the other value is better.
+The suite multiplies a threshold by other factors (``--factors``). Programs of ``benchmarks/costs/cases.py`` and
+``benchmarks/ops/cases.py`` that read it, and whose kernels change with it, are compiled with both values and run in
+turn, on one thread, in processor time. A row shows the geometric mean over the programs of the time with the other
+value relative to the time with the current one, and the programs with the largest gain and loss. Below 1 the other
+value is better.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from benchmarks.ops import cases as ops
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A function and its arguments."""
+    """A function and its arguments, to be compiled with different thresholds."""
 
     name: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
 
     def kernels(self) -> list[str]:
-        """Return the texts of its kernels for this machine."""
+        """Return the texts of the program's kernels for this machine."""
         with jax.enable_x64(any(x.dtype.itemsize == 8 for x in self.arguments)):
             exported = jax.export.export(jax.jit(self.function))(*self.arguments)
         choices = Options(target=host_target().name)
@@ -51,7 +52,7 @@ class Program:
         return [print_kernel(k) for k in lower(program, host_target(), choices).kernels]
 
     def call(self) -> Callable[[], Any]:
-        """Return a call of it, compiled with the thresholds as they are now."""
+        """Compile the program with the current thresholds and return a call of it."""
         with jax.enable_x64(any(x.dtype.itemsize == 8 for x in self.arguments)):
             bundle = aotc.compile(self.function, *self.arguments, source=False)
         module = aotc.load(bundle, threads=1)
@@ -59,7 +60,7 @@ class Program:
 
 
 def corpus() -> Iterator[Program]:
-    """Yield the programs of both corpora, without sizes that take long."""
+    """Yield the programs of both corpora, without large sizes."""
     rng = np.random.default_rng(0)
     for group in cases.GROUPS:
         for case in group():
@@ -72,8 +73,8 @@ def corpus() -> Iterator[Program]:
 
 
 @contextmanager
-def value_of(row: Any, value: int) -> Iterator[None]:
-    """Give a threshold another value for a while."""
+def replaced_threshold(row: Any, value: int) -> Iterator[None]:
+    """Give a threshold another value within the ``with`` block."""
     before = row.value
     object.__setattr__(row, "value", value)
     try:
@@ -82,8 +83,8 @@ def value_of(row: Any, value: int) -> Iterator[None]:
         object.__setattr__(row, "value", before)
 
 
-def readers(programs: list[Program], rows: dict[str, Any]) -> dict[str, list[Program]]:
-    """Return the programs in which each threshold is read, those with most of them first."""
+def programs_by_threshold(programs: list[Program], rows: dict[str, Any]) -> dict[str, list[Program]]:
+    """Return the programs that read each threshold; thresholds with the most programs are first."""
     names = {id(row): name for name, row in rows.items()}
     seen: set[str] = set()
 
@@ -106,9 +107,9 @@ def readers(programs: list[Program], rows: dict[str, Any]) -> dict[str, list[Pro
 
 
 def ratio(program: Program, row: Any, value: int, rounds: int, seconds: float) -> float:
-    """Return the time of a program with another value over that with the value as it is."""
+    """Return the time of a program with another threshold value relative to the time with the current one."""
     calls = {"now": program.call()}
-    with value_of(row, value):
+    with replaced_threshold(row, value):
         calls["other"] = program.call()
     times = timing.interleaved(calls, rounds=rounds, seconds=seconds, clock=process_time)
     return times.ratio("other", "now").median
@@ -116,7 +117,7 @@ def ratio(program: Program, row: Any, value: int, rounds: int, seconds: float) -
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How many programs run for each value, and for how long."""
+    """Number of programs, rounds and seconds for the measurement of each value."""
 
     programs: int
     rounds: int
@@ -126,8 +127,8 @@ class Effort:
 def compare(
     row: Any, value: int, texts: dict[str, list[str]], programs: list[Program], effort: Effort
 ) -> tuple[float | None, int, str]:
-    """Return the mean ratio with another value, the number of programs that change, and the best and the worst."""
-    with value_of(row, value):
+    """Return the mean ratio for another value, the number of programs that change, and the best and worst as text."""
+    with replaced_threshold(row, value):
         changed = [program for program in programs if program.kernels() != texts[program.name]]
     if not changed:
         return None, 0, "no program changes"
@@ -158,7 +159,7 @@ def run(
     if unknown := set(names or ()) - set(rows):
         raise SystemExit(f"unknown thresholds {', '.join(unknown)}; expected some of {', '.join(sorted(rows))}")
     corpus_ = list(corpus())[::every]
-    by_row = readers(corpus_, rows)
+    by_row = programs_by_threshold(corpus_, rows)
     texts = {program.name: program.kernels() for program in corpus_}
     table = report.Table("threshold", "times", "value", report.Column("ratio"), "changed", "best and worst")
     for name in names or list(by_row)[: most_read or 1]:

@@ -1,7 +1,7 @@
 """Sorts, scans, scatters and factorisations.
 
 GPU time of a call, between two events around repeated replays of its graph; the time of each call of ``jax.jit`` on
-resident arrays, one behind the other. ``--kernels`` adds the time of each launch.
+resident arrays, back to back. ``--kernels`` adds the time of each launch.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ RNG = np.random.default_rng(0)
 
 
 def normal(*shape: int) -> np.ndarray:
-    """Return random numbers."""
+    """Return normally distributed f32 numbers."""
     return RNG.standard_normal(shape, dtype=np.float32)
 
 
 def numbers(count: int, below: int) -> np.ndarray:
-    """Return random integers."""
+    """Return ``count`` random integers from 0 to ``below`` - 1."""
     return RNG.integers(0, below, count).astype(np.int32)
 
 
 def positive(batch: int, n: int) -> np.ndarray:
-    """Return matrices that have a Cholesky factor."""
+    """Return positive definite matrices, which have a Cholesky factor."""
     x = normal(batch, n, n)
     return x @ x.swapaxes(1, 2) / np.float32(n) + 2 * np.eye(n, dtype=np.float32)
 
 
-def sums(size: int) -> Callable[..., Any]:
-    """Return the sums of so many segments."""
+def segment_sums(size: int) -> Callable[..., Any]:
+    """Return a function that sums values by segment, for ``size`` segments."""
     return lambda x, i: jax.ops.segment_sum(x, i, size)
 
 
 def solved(a: Any, b: Any) -> Any:
-    """Return the solutions of triangular systems."""
+    """Return the solutions of triangular systems with matrices ``a``."""
     return jax.lax.linalg.triangular_solve(a, b, left_side=True, lower=True)
 
 
 def square(batch: int, n: int) -> list[np.ndarray]:
-    """Return matrices that are far from singular."""
+    """Return well-conditioned square matrices."""
     return [normal(batch, n, n) + 2 * np.eye(n, dtype=np.float32)]
 
 
 def bits(key: Any) -> Any:
-    """Return 64 MB of random bits."""
+    """Return 64 MB of random bits from a key."""
     return jax.random.bits(key, (16 * M,))
 
 
 def pool_gradient(x: Any, window: int) -> Any:
-    """Return the gradient of sums of the squares of largest elements, of windows two apart."""
+    """Return the gradient of the sum of squared window maxima, for windows with a stride of 2."""
     sizes, steps = (1, window, window, 1), (1, 2, 2, 1)
     return jax.grad(lambda y: (jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, sizes, steps, "SAME") ** 2).sum())(x)
 
@@ -91,9 +91,9 @@ CASES: dict[str, Case] = {
     "cumsum 16M": (jnp.cumsum, lambda: [normal(16 * M)]),
     "cumsum 4096x4096 rows": (lambda x: jnp.cumsum(x, 1), lambda: [normal(4096, 4096)]),
     "cumsum 4096x4096 columns": (lambda x: jnp.cumsum(x, 0), lambda: [normal(4096, 4096)]),
-    "segment_sum 1M to 1000": (sums(1000), lambda: [normal(M), numbers(M, 1000)]),
-    "segment_sum 1M to 1000, sorted": (sums(1000), lambda: [normal(M), np.sort(numbers(M, 1000))]),
-    "segment_sum 1M to 100000": (sums(100000), lambda: [normal(M), numbers(M, 100000)]),
+    "segment_sum 1M to 1000": (segment_sums(1000), lambda: [normal(M), numbers(M, 1000)]),
+    "segment_sum 1M to 1000, sorted": (segment_sums(1000), lambda: [normal(M), np.sort(numbers(M, 1000))]),
+    "segment_sum 1M to 100000": (segment_sums(100000), lambda: [normal(M), numbers(M, 100000)]),
     "segment_max 1M to 1000": (lambda x, i: jax.ops.segment_max(x, i, 1000), lambda: [normal(M), numbers(M, 1000)]),
     "sort 16M": (jnp.sort, lambda: [normal(16 * M)]),
     "sort 1M int8": (jnp.sort, lambda: [numbers(M, 100).astype(np.int8)]),
@@ -131,28 +131,28 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-def compiled(name: str) -> bytes:
-    """Compile a case."""
+def compile_case(name: str) -> bytes:
+    """Compile the case ``name`` to a bundle."""
     function, make = CASES[name]
     return aotc.compile(jax.jit(function), *make(), target="cuda:sm_90", source=False)
 
 
-class Watch:
-    """Puts events around what the device does, in place of the driver's methods."""
+class DeviceTimer:
+    """Timer of GPU work: replaces the driver's methods by methods that record events around it."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[str, Any, Any, int]] = []
         self.repeats = 0  # how often graphs run again: what a loop has in place is then no result any more
 
     def event(self, gpu: Gpu) -> Any:
-        """Return an event that has just been put on the stream."""
+        """Record an event on the stream and return it."""
         event = ctypes.c_void_p()
         driver.call("cuEventCreate", ctypes.byref(event), 0)
         driver.call("cuEventRecord", event, gpu.stream)
         return event
 
     def install(self, kernels: bool) -> None:
-        """Watch graphs, or each kernel, which is then launched on its own."""
+        """Time graphs, or with ``kernels`` each kernel, which is then launched on its own."""
         run_graph, launch = Gpu.run_graph, Gpu.launch
 
         def graph(gpu: Gpu, recorded: Any) -> None:
@@ -176,7 +176,7 @@ class Watch:
             cuda_program.CudaProgram.__init__ = lambda self, *a, **_: made(self, *a[:5], False)  # type: ignore[misc]
 
     def times(self) -> list[tuple[str, float]]:
-        """Return what was seen, in seconds."""
+        """Return the names and seconds of the timed work."""
         found = []
         for what, begin, end, repeats in self.spans:
             driver.call("cuEventSynchronize", end)
@@ -187,8 +187,8 @@ class Watch:
         return found
 
 
-def by_jax(function: Callable[..., Any], args: list[np.ndarray]) -> tuple[list[np.ndarray], float]:
-    """Return results and seconds of a call."""
+def jax_results_and_seconds(function: Callable[..., Any], args: list[np.ndarray]) -> tuple[list[np.ndarray], float]:
+    """Return the results of ``jax.jit(function)``, and the seconds of a call."""
     jitted, placed = jax.jit(function), [jax.device_put(a) for a in args]
     want = jax.block_until_ready(jitted(*placed))
     begin = perf_counter()
@@ -199,8 +199,8 @@ def by_jax(function: Callable[..., Any], args: list[np.ndarray]) -> tuple[list[n
     return [np.asarray(x) for x in jax.tree.leaves(want)], took
 
 
-def worst(got: list[Any], want: list[np.ndarray]) -> float:
-    """Return the largest difference, in terms of the largest value."""
+def largest_relative_difference(got: list[Any], want: list[np.ndarray]) -> float:
+    """Return the largest absolute difference of results, relative to the largest value."""
     found = 0.0
     for a, b in zip(got, want, strict=True):
         wide = np.complex128 if b.dtype.kind == "c" else np.float64
@@ -209,7 +209,7 @@ def worst(got: list[Any], want: list[np.ndarray]) -> float:
     return found
 
 
-def measure(name: str, data: bytes, watch: Watch, table: report.Table) -> None:
+def measure(name: str, data: bytes, watch: DeviceTimer, table: report.Table) -> None:
     """Add the row of a case."""
     function, make = CASES[name]
     args = make()
@@ -220,9 +220,9 @@ def measure(name: str, data: bytes, watch: Watch, table: report.Table) -> None:
     module.invoke("main", *args)
     spans = watch.times()
     watch.repeats = 0
-    want, theirs = by_jax(function, args)
+    want, theirs = jax_results_and_seconds(function, args)
     ours = sum(took for _, took in spans)
-    table.add(name, ours, theirs, ours / theirs, worst(got, want))
+    table.add(name, ours, theirs, ours / theirs, largest_relative_difference(got, want))
     if len(spans) > 1:
         report.note(f"{name}: " + ", ".join(f"{what} {1e6 * took:.1f} us" for what, took in spans))
 
@@ -234,11 +234,11 @@ def run(
     kernels: Annotated[bool, typer.Option("--kernels", help="Also the time of each launch.")] = False,
 ) -> None:
     """Print a row for each case."""
-    data = bundles_of(options.select(CASES, only), compiled, compile_, bundles)
+    data = bundles_of(options.select(CASES, only), compile_case, compile_, bundles)
     if compile_:
         return
     need_gpu()
-    watch = Watch()
+    watch = DeviceTimer()
     watch.install(kernels)
     table = report.Table("case", report.us("aotc"), report.us("jax"), report.Column("aotc/jax"), "error")
     for name, bundle in data.items():

@@ -1,7 +1,8 @@
 """Attention next to torch's backends and jax.jit.
 
-All in one run on the same sizes: the time of a call on arrays that are on the GPU, back to back. Ours and torch's are
-replays of graphs. Percent is of the best of torch's backends; for few queries the rate is GB/s of memory.
+All engines run in one process on the same sizes: the time of a call on arrays in GPU memory, back to back. aotc and
+torch replay graphs. Percentages are relative to the best of torch's backends; for few queries the rate is GB/s of
+memory.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import numpy as np
 
 import aotc
 from benchmarks import options, report
-from benchmarks.gpu.graphs import bundles_of, graph_of, need_gpu, of_jax
-from benchmarks.peers.torch_gpu import installed, of_graph, to_torch
+from benchmarks.gpu.graphs import bundles_of, graph_of, need_gpu, time_jax_jit
+from benchmarks.peers.torch_gpu import installed, time_torch_graph, to_torch
 
 TARGET = "cuda:sm_90a"
 JAX_FLOPS = 4 * 128 * 4096 * 4096 * 128  # XLA keeps scores in memory: of 128 heads of 8192 rows they fill the GPU
@@ -37,7 +38,7 @@ def biased(q: Any, k: Any, v: Any, bias: Any) -> Any:
 
 
 def cached(q: Any, k: Any, v: Any, length: Any) -> Any:
-    """One query of each head: of the keys so many are there."""
+    """Attend with one query of each head to the first ``length`` keys of a cache."""
     return jax.nn.dot_product_attention(q, k, v, mask=(jnp.arange(k.shape[1]) < length)[None, None, None])
 
 
@@ -72,7 +73,7 @@ CASES: dict[str, Any] = {name: rest for name, *rest in _cases()}
 
 
 def arguments_of(function: Callable[..., Any], kind: str, queries: Any, keys: Any) -> list[Any]:
-    """Return arguments: the same for all."""
+    """Return random arguments, the same for all engines."""
     random = np.random.default_rng(0).standard_normal(1 << 20, np.float32).astype(KINDS[kind])
     made = [np.resize(np.roll(random, 7 * n), shape) for n, shape in enumerate((queries, keys, keys))]
     if function is biased:
@@ -80,8 +81,8 @@ def arguments_of(function: Callable[..., Any], kind: str, queries: Any, keys: An
     return [*made, np.int32(keys[1] - 5)] if function is cached else made
 
 
-def of_torch(function: Callable[..., Any], arguments: list[Any]) -> dict[str, float]:
-    """Return the seconds of a replay of torch's graph by backend."""
+def torch_seconds_by_backend(function: Callable[..., Any], arguments: list[Any]) -> dict[str, float]:
+    """Return the seconds of a replay of torch's graph for each of its backends."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -97,14 +98,16 @@ def of_torch(function: Callable[..., Any], arguments: list[Any]) -> dict[str, fl
         try:
             with sdpa_kernel(getattr(SDPBackend, name)):
                 run = lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, **more)
-                found[name.split("_")[0].lower()] = of_graph(run)
+                found[name.split("_")[0].lower()] = time_torch_graph(run)
         except RuntimeError:  # a backend that does not take it
             continue
     return found
 
 
-def exact(function: Callable[..., Any], arguments: list[Any]) -> tuple[np.ndarray, list[int], list[int]]:
-    """Return rows of a few heads of the first batch in f64, and which."""
+def attention_rows_in_f64(
+    function: Callable[..., Any], arguments: list[Any]
+) -> tuple[np.ndarray, list[int], list[int]]:
+    """Compute attention in f64 for some rows; return them with the numbers of the rows and heads."""
     q, k, v = (a[0].astype("f8").transpose(1, 0, 2) for a in (x[:1] for x in arguments[:3]))
     each = q.shape[0] // k.shape[0]
     heads = sorted({0, q.shape[0] - 1})
@@ -124,15 +127,15 @@ def exact(function: Callable[..., Any], arguments: list[Any]) -> tuple[np.ndarra
     return np.stack(found), rows, heads
 
 
-def work(function: Callable[..., Any], kind: str, queries: Any, keys: Any) -> tuple[float, int]:
-    """Return floating-point operations, and bytes that are read."""
+def flops_and_bytes(function: Callable[..., Any], kind: str, queries: Any, keys: Any) -> tuple[float, int]:
+    """Return the floating-point operations of a case, and the bytes that it reads."""
     batch, rows, heads, depth = queries
     flops = 4 * batch * heads * rows * keys[1] * depth
     return flops / 2 if function is causal else flops, 2 * np.dtype(KINDS[kind]).itemsize * int(np.prod(keys))
 
 
-def compiled(name: str) -> bytes:
-    """Compile a case."""
+def compile_case(name: str) -> bytes:
+    """Compile the case ``name`` to a bundle."""
     function, *given = CASES[name]
     shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in arguments_of(function, *given)]
     lowered = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",))  # CPUs have no f16 of this form
@@ -145,12 +148,12 @@ def measure(name: str, data: bytes, table: report.Table, torch: bool) -> None:
     arguments = arguments_of(function, kind, queries, keys)
     call = graph_of(data, arguments)
     ours = call.seconds()
-    want, rows, heads = exact(function, arguments)
+    want, rows, heads = attention_rows_in_f64(function, arguments)
     got = np.asarray(call.result)[0][rows][:, heads].astype("f8").transpose(1, 0, 2)
     error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
-    backends = of_torch(function, arguments) if torch else {}
-    flops, bytes_ = work(function, kind, queries, keys)
-    theirs = of_jax(function, arguments)[0] if flops <= JAX_FLOPS else None
+    backends = torch_seconds_by_backend(function, arguments) if torch else {}
+    flops, bytes_ = flops_and_bytes(function, kind, queries, keys)
+    theirs = time_jax_jit(function, arguments)[0] if flops <= JAX_FLOPS else None
     best = min(backends.values(), default=None)
     rate = {"GB/s": bytes_ / ours * 1e-9} if queries[1] == 1 else {"TFLOP/s": flops / ours * 1e-12}
     cells = [rate.get("TFLOP/s"), rate.get("GB/s"), theirs, best, 100 * best / ours if best else None, error]
@@ -159,7 +162,7 @@ def measure(name: str, data: bytes, table: report.Table, torch: bool) -> None:
 
 def run(only: options.Only = "", compile_: options.CompileTo = None, bundles: options.Bundles = None) -> None:
     """Print a row for each case."""
-    data = bundles_of(options.select(CASES, only), compiled, compile_, bundles)
+    data = bundles_of(options.select(CASES, only), compile_case, compile_, bundles)
     if compile_:
         return
     need_gpu()

@@ -1,7 +1,7 @@
 """Copies, calls at once, host time, memory of shapes.
 
-``--only`` takes names of parts: copies, overlap, host, shapes. The least time of each counts; calls of the host part
-return before the GPU is done, and the wait is outside of the time, but for the rows "until ready".
+``--only`` selects parts: copies, overlap, host, shapes. The least time of each counts; calls of the host part return
+before the GPU has finished, and the wait is not timed, except in the rows "until ready".
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ TARGET = "cuda:sm_90"
 ROUNDS = 15
 
 
-def least(run: timing.Call, calls: int = 1, rounds: int = ROUNDS) -> float:
-    """Return the least seconds of a call, of rounds of ``calls`` calls; the GPU is waited for outside of the time."""
+def least_seconds(run: timing.Call, calls: int = 1, rounds: int = ROUNDS) -> float:
+    """Return the least seconds of a call over ``rounds`` of ``calls`` calls; the wait for the GPU is not timed."""
     best = float("inf")
     for _ in range(1 if timing.SMOKE else rounds):
         start = time.perf_counter()
@@ -37,7 +37,7 @@ def least(run: timing.Call, calls: int = 1, rounds: int = ROUNDS) -> float:
 
 
 def copies() -> None:
-    """Report GB/s up and down, by the driver alone and through page-locked memory."""
+    """Report GB/s to and from the GPU, by the driver alone and through page-locked memory."""
     titles = ["driver up", "driver down", "staged up", "staged down"]
     table = report.Table("copy, GB/s", *titles)
     for megabytes in (1, 16, 256):
@@ -46,20 +46,20 @@ def copies() -> None:
 
 
 def both_ways(x: np.ndarray, limit: int) -> list[float]:
-    """Return the GB/s of copies to the GPU and back, staged from ``limit`` bytes on."""
+    """Return the GB/s of copies to the GPU and back; arrays of at least ``limit`` bytes are staged."""
     keeper, usual = cuda_array.memory_keeper(0), staging.STAGED_BYTES
     buffer, staging.STAGED_BYTES = keeper.empty(x.shape, x.dtype, "cuda:0").buffer, limit
     calls = (lambda: keeper.write(buffer, x)), (lambda: keeper.read(x, buffer))
     seconds = []
     for call in calls:
         call()
-        seconds.append(least(call, rounds=7))
+        seconds.append(least_seconds(call, rounds=7))
     staging.STAGED_BYTES = usual
     return [x.nbytes / took / 1e9 for took in seconds]
 
 
 def overlap() -> None:
-    """Report two calls whose kernel leaves most of the GPU free, one after the other and at the same time."""
+    """Report two calls whose kernel occupies little of the GPU: one after the other, and concurrently."""
     function = jax.jit(lambda n, x: jax.lax.fori_loop(0, n, lambda i, y: jnp.sin(y) + x, x))
     x = np.ones(7, np.float32)  # so few that the loop is one kernel
     module = aotc.load(aotc.compile(function, np.int32(1), x, target=TARGET))
@@ -76,19 +76,22 @@ def overlap() -> None:
 
     two()
     table = report.Table("calls at the same time", report.ms("all"))
-    table.add("one", least(one, rounds=7))
-    table.add("two", least(two, rounds=7))
+    table.add("one", least_seconds(one, rounds=7))
+    table.add("two", least_seconds(two, rounds=7))
 
 
 def mlp(x: Any, *weights: Any) -> Any:
-    """Twelve layers of tanh."""
+    """Compute twelve layers of tanh."""
     for w in weights:
         x = jnp.tanh(x @ w)
     return x
 
 
 def host() -> None:
-    """Report the host time of a call of a small program with its arrays on the GPU, and that until ready."""
+    """Report the host time of a call of a small program with arrays on the GPU, and the time until its results exist.
+
+    The calls differ in the location of their weights and results.
+    """
     x, weights = np.ones((16, 64), np.float32), [np.eye(64, dtype=np.float32)] * 12
     module = aotc.load(aotc.compile(jax.jit(mlp), x, *weights, target=TARGET))
     bound = module.bind(dict(enumerate(weights, 1)))
@@ -103,25 +106,25 @@ def host() -> None:
         "weights bound, result stays": (lambda: bound.invoke(there, results="device"), 40),
         "weights bound, out=": (lambda: bound.invoke(there, out=[out]), 40),
         "13 arrays": (lambda: module.invoke("main", there, *flat, results="device"), 40),
-        "weights bound, argument and out= new in each call": (lambda: into(bound, *next(sets)), 40),
+        "weights bound, argument and out= new in each call": (lambda: call_with_output(bound, *next(sets)), 40),
         "12 of 13 arrays new": (lambda: module.invoke("main", there, *next(others), results="device"), 40),
         "200 arrays bound": (lambda: wide.invoke(small, results="device"), 40),
         "until ready: results stay, wait()": (lambda: bound.invoke(there, results="device")[0].wait(), 1),
         "until ready: NumPy result": (lambda: bound.invoke(there), 1),
         "until ready: NumPy argument and result": (lambda: bound.invoke(x), 1),
-        **foreign(bound, x), **of_jax(x, weights),
+        **calls_with_foreign_arrays(bound, x), **jax_calls(x, weights),
     }  # fmt: skip
     for name, (call, count) in rows.items():
-        table.add(name, least(call, count))
+        table.add(name, least_seconds(call, count))
 
 
-def into(bound: Any, argument: Any, out: Any) -> None:
-    """Call with memory for the result."""
+def call_with_output(bound: Any, argument: Any, out: Any) -> None:
+    """Call a function with memory for its result, and wait."""
     bound.invoke(argument, out=[out])
 
 
-def foreign(bound: Any, x: np.ndarray) -> dict[str, tuple[timing.Call, int]]:
-    """Return calls with an argument of another library, which end with a wait."""
+def calls_with_foreign_arrays(bound: Any, x: np.ndarray) -> dict[str, tuple[timing.Call, int]]:
+    """Return calls with an array of another library as argument, which end with a wait."""
     found: dict[str, tuple[timing.Call, int]] = {}
     try:
         import cupy
@@ -133,8 +136,8 @@ def foreign(bound: Any, x: np.ndarray) -> dict[str, tuple[timing.Call, int]]:
     return found
 
 
-def of_jax(x: np.ndarray, weights: list[np.ndarray]) -> dict[str, tuple[timing.Call, int]]:
-    """Return calls of ``jax.jit``, if it has a GPU."""
+def jax_calls(x: np.ndarray, weights: list[np.ndarray]) -> dict[str, tuple[timing.Call, int]]:
+    """Return calls of ``jax.jit``, if JAX has a GPU."""
     if jax.default_backend() != "gpu":
         return {}
     function, arrays = jax.jit(mlp), [jax.device_put(a) for a in (x, *weights)]
@@ -145,7 +148,7 @@ def of_jax(x: np.ndarray, weights: list[np.ndarray]) -> dict[str, tuple[timing.C
 
 
 def shapes() -> None:
-    """Report memory and time of a function of 399 shapes."""
+    """Report memory and time of a function that is called with 399 shapes."""
     n = jax.export.symbolic_shape("n, 1024")
     exported = jax.export.export(jax.jit(jax.nn.softmax))(jax.ShapeDtypeStruct(n, "float32"))
     module = aotc.load(aotc.compile(exported, target=TARGET))
@@ -161,7 +164,7 @@ PARTS = {"copies": copies, "overlap": overlap, "host": host, "shapes": shapes}
 
 
 def run(only: options.Only = "") -> None:
-    """Measure the parts that ``--only`` names."""
+    """Measure the parts that ``--only`` selects."""
     need_gpu()
     for name in options.select(PARTS, only):
         PARTS[name]()

@@ -1,9 +1,9 @@
 """Attention of few queries by each way to split it.
 
-All in one run on the same arrays: the time of the kernel alone, of graphs of ten launches, TB/s of keys and values that
-it reads, and its error, next to torch's ``scaled_dot_product_attention``. The terms of a head are in ``parts`` that
-other kernels would combine, whose time is not in it. ``--resources`` only shows the resources of each kernel, which
-needs no GPU.
+All tilings run on the same arrays: the time of the kernel alone, in graphs of ten launches, TB/s of keys and values
+that it reads, and its error, next to torch's ``scaled_dot_product_attention``. The keys of a head are split into
+``parts`` that another kernel would combine; its time is not included. ``--resources`` only prints the resources of
+each kernel, which needs no GPU.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from aotc.kernels.cuda.templates.launches import template_launch
 from aotc.targets import TARGETS
 from benchmarks import children, options, report
 from benchmarks.gpu.graphs import need_gpu
-from benchmarks.peers.torch_gpu import installed, of_graph
+from benchmarks.peers.torch_gpu import installed, time_torch_graph
 
 sys.path.insert(0, str(children.ROOT / "tests"))  # its texts of attention kernels
 
 
 def mma(rows: int, terms: int, stages: int) -> Tiling:
-    """Return the tiling of warps with rows of their own."""
+    """Return the tiling in which each warp has its own queries."""
     return Tiling(MmaAttention(), rows, terms, stages)
 
 
 def decode(rows: int, terms: int, stages: int, cluster: int = 1) -> Tiling:
-    """Return the tiling of warps that split the keys of the same queries."""
+    """Return the tiling in which warps split the keys of the same queries."""
     return Tiling(DecodeAttention(cluster), rows, terms, stages)
 
 
 def label(tiling: Tiling) -> str:
-    """Return a tiling in a few words."""
+    """Describe a tiling in a few words."""
     match tiling.template:
         case DecodeAttention(cluster):
             kind = f"decode of {cluster}"
@@ -94,8 +94,8 @@ CASES: dict[tuple[str, int, int, int, int], list[tuple[Tiling, int]]] = {
 LAUNCHES = 10  # of a graph: what a replay takes besides is shared by them
 
 
-def build(form: tuple[tuple[str, int, int, int, int], Tiling, int]) -> tuple[Any, str, Any]:
-    """Compile a kernel; return its image, its name, and how it is launched."""
+def compile_attention_kernel(form: tuple[tuple[str, int, int, int, int], Tiling, int]) -> tuple[Any, str, Any]:
+    """Compile a kernel; return its image, its symbol, and its launch parameters."""
     from gpu.attention import PLAIN, attention_text
 
     (dtype, heads, rows, terms, depth), tiling, parts = form
@@ -105,8 +105,8 @@ def build(form: tuple[tuple[str, int, int, int, int], Tiling, int]) -> tuple[Any
     return compile_kernel(kernel, TARGETS["cuda:sm_90a"]), kernel.name, template_launch(kernel)
 
 
-class Arrays:
-    """Queries, keys and values on the GPU: the same for all tilings of a case."""
+class AttentionArrays:
+    """Queries, keys and values on the GPU, the same for all tilings of a case."""
 
     def __init__(self, case: tuple[str, int, int, int, int]) -> None:
         import torch
@@ -118,7 +118,7 @@ class Arrays:
         self.q, self.k, self.v = (torch.randn(s, device="cuda", dtype=torch.float32).to(dtype) for s in shapes)
 
     def split(self, parts: int) -> list[Any]:
-        """Return the operands of a kernel with so many parts, and room for its result."""
+        """Return the operands of a kernel with ``parts`` parts, and memory for its result."""
         _, heads, _, terms, depth = self.case
         q = self.q.repeat_interleave(parts, 0).contiguous()
         keys = [x.view(heads * parts, terms // parts, depth) for x in (self.k, self.v)]
@@ -131,15 +131,15 @@ class Arrays:
         return ((found - want).norm() / want.norm()).item()
 
     def of_torch(self) -> float:
-        """Return the seconds of torch's attention: queries that share keys are heads of a group."""
+        """Return the seconds of torch's attention: queries with the same keys are the heads of a group."""
         _, heads, rows, _, depth = self.case
         q, k, v = self.q.view(1, heads * rows, 1, depth), self.k[None], self.v[None]
         attend = self.torch.nn.functional.scaled_dot_product_attention
-        return of_graph(lambda: attend(q, k, v, enable_gqa=rows > 1))
+        return time_torch_graph(lambda: attend(q, k, v, enable_gqa=rows > 1))
 
 
 def measure(made: tuple[Any, str, Any], arrays: list[Any], torch: Any) -> float:
-    """Return the seconds of a launch; the result is in the last of ``arrays``."""
+    """Return the seconds of a launch of the kernel ``made``; its result is the last of ``arrays``."""
     from aotc.vmfb.devices.cuda.driver import Gpu, call
     from aotc.vmfb.devices.cuda.launch import launch_of
     from aotc.vmfb.devices.cuda.tensor_map import encode_tensor_map
@@ -162,7 +162,7 @@ def measure(made: tuple[Any, str, Any], arrays: list[Any], torch: Any) -> float:
         for _ in range(LAUNCHES):
             call("cuLaunchKernelEx", ctypes.byref(config), function, table, None)
 
-    return of_graph(run) / LAUNCHES
+    return time_torch_graph(run) / LAUNCHES
 
 
 def run(
@@ -176,17 +176,17 @@ def run(
     names = {"{} {}x{} of {} x {}".format(*case): case for case in CASES}
     rows = [(case, *form) for case in map(names.get, options.select(names, only)) for form in CASES[case]]
     with ProcessPoolExecutor() as pool:
-        built = list(pool.map(build, rows))
+        built = list(pool.map(compile_attention_kernel, rows))
     columns = ["registers", "spills", "shared B", report.us("kernel"), report.Column("TB/s", 1e-12), "error"]
     table = report.Table("case, tiling, parts", *columns)
-    arrays: Arrays | None = None
+    arrays: AttentionArrays | None = None
     for (case, tiling, parts), kernel in zip(rows, built):
         title = "{} {}x{} of {} x {}".format(*case)
         uses = [kernel[0].resources[x] for x in ("registers", "spills")] + [kernel[2][1]["shared"]]
         measured: list[float | None] = [None, None, None]
         if torch:
             if arrays is None or arrays.case != case:
-                arrays = Arrays(case)
+                arrays = AttentionArrays(case)
                 table.add(f"{title}, torch", None, None, None, arrays.of_torch(), None, None)
             operands = arrays.split(parts)
             took = measure(kernel, operands, arrays.torch)

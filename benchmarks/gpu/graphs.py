@@ -1,4 +1,4 @@
-"""The graph of a call on a GPU, to be replayed; and calls of ``jax.jit`` one behind the other."""
+"""CUDA graphs of a call, to be replayed; and calls of ``jax.jit`` back to back."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from benchmarks.timing import Call, back_to_back
 
 
 def need_gpu() -> None:
-    """Exit with the reason if there is no GPU here."""
+    """Exit with a message if this machine has no GPU."""
     if reason := driver.missing():
         raise SystemExit(f"this suite needs an NVIDIA GPU: {reason}; --compile, where a suite has it, needs none")
 
 
 @dataclass(frozen=True, slots=True)
 class GraphCall:
-    """Replays of the graphs of one call, and the first of its results."""
+    """Replays of the CUDA graphs of one call, and the first of its results."""
 
     run: Call
     wait: Call
     result: Any
 
     def seconds(self) -> float:
-        """Return the seconds of a replay among many."""
+        """Return the mean seconds of a replay among many."""
         return back_to_back(self.run, self.wait)
 
 
 def graph_of(data: bytes, arguments: list[Any] | tuple[Any, ...]) -> GraphCall:
-    """Load a bundle, call it, and return the graphs that the call ran."""
+    """Load a bundle, call it, and return the CUDA graphs that the call ran."""
     graphs: list[tuple[Any, Any]] = []
     run_graph = driver.Gpu.run_graph
 
@@ -59,8 +59,8 @@ def graph_of(data: bytes, arguments: list[Any] | tuple[Any, ...]) -> GraphCall:
     return GraphCall(replay, gpu.wait, jax.tree.leaves(results)[0])
 
 
-def of_jax(function: Callable[..., Any], arguments: list[Any]) -> tuple[float, Any]:
-    """Return the seconds of a call of ``jax.jit`` on arrays that are on the GPU, and its result."""
+def time_jax_jit(function: Callable[..., Any], arguments: list[Any]) -> tuple[float, Any]:
+    """Return the seconds of a call of ``jax.jit`` on arrays in GPU memory, and its result."""
     placed = [jax.device_put(a) for a in arguments]
     jitted = jax.jit(function)
     last: list[Any] = []
@@ -74,9 +74,9 @@ def of_jax(function: Callable[..., Any], arguments: list[Any]) -> tuple[float, A
 def bundles_of(
     names: list[str], compiled: Callable[[str], bytes], write: Path | None, read: Path | None
 ) -> dict[str, bytes]:
-    """Return the bundle of each case, compiled or read; with ``write`` only write them.
+    """Return the bundle of each case, compiled or read; with ``write`` only write them to that folder.
 
-    A case that does not compile is left out with a note on standard error.
+    A case that does not compile is omitted with a note on standard error.
     """
     found = {}
     for name in names:

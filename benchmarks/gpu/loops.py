@@ -1,8 +1,8 @@
 """Loops and branches next to jax.jit.
 
-The time of an iteration by aotc, by aotc with the host running the loop, and by ``jax.jit``, from two calls of which
-one has more iterations, all of them waited for and on resident arrays; the time of a whole call with few iterations;
-the largest error. Cases without iterations are whole calls: branches next to each other.
+The time of an iteration by aotc, by aotc with host-side loops, and by ``jax.jit``, from two calls of which one has
+more iterations, both synchronous and on resident arrays; the time of a whole call with few iterations; the largest
+error. Cases without iterations are whole calls: branches next to each other.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ RNG = np.random.default_rng(0)
 
 
 def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
-    """Return random numbers."""
+    """Return normally distributed f32 numbers, times ``scale``."""
     return RNG.standard_normal(shape, dtype=np.float32) * np.float32(scale)
 
 
 def lstm(iterations: Any, x: Any, h: Any, c: Any, w: Any, u: Any) -> Any:
-    """A recurrent cell over the rows of ``x``, again and again."""
+    """Apply a recurrent cell to the rows of ``x``, ``iterations`` times."""
 
     def step(i: Any, state: Any) -> Any:
         h, c = state
@@ -45,7 +45,7 @@ def lstm(iterations: Any, x: Any, h: Any, c: Any, w: Any, u: Any) -> Any:
 
 
 def lstm_case(batch: int, width: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return the cell and its arrays."""
+    """Return the LSTM loop with random arrays."""
     s = width**-0.5
     return lstm, (
         normal(16, batch, width), normal(batch, width), normal(batch, width), normal(width, 4 * width, scale=s),
@@ -54,7 +54,7 @@ def lstm_case(batch: int, width: int) -> tuple[Callable[..., Any], tuple[Any, ..
 
 
 def lorenz(iterations: Any, y: Any) -> Any:
-    """Steps of Runge and Kutta's method."""
+    """Integrate the Lorenz system by steps of the Runge-Kutta method."""
 
     def field(y: Any) -> Any:
         return jnp.stack([10 * (y[1] - y[0]), y[0] * (28 - y[2]) - y[1], y[0] * y[1] - 8 / 3 * y[2]])
@@ -69,7 +69,7 @@ def lorenz(iterations: Any, y: Any) -> Any:
 
 
 def decode(iterations: Any, token: Any, table: Any, w: Any) -> Any:
-    """A token follows from the last one, until there are enough, or the end is one of them."""
+    """Generate tokens, each from the previous one, until there are enough or one is the end token."""
 
     def continue_while(state: Any) -> Any:
         n, token, _ = state
@@ -84,7 +84,7 @@ def decode(iterations: Any, token: Any, table: Any, w: Any) -> Any:
 
 
 def relax(iterations: Any, x: Any, a: Any) -> Any:
-    """Steps towards the solution of a system, while it is not near enough."""
+    """Iterate towards the solution of a linear system until it is near enough."""
 
     def continue_while(state: Any) -> Any:
         n, x = state
@@ -94,7 +94,7 @@ def relax(iterations: Any, x: Any, a: Any) -> Any:
 
 
 def randoms(iterations: Any, key: Any) -> Any:
-    """Sums of random numbers."""
+    """Sum random numbers."""
 
     def step(i: Any, total: Any) -> Any:
         return total + jax.random.uniform(jax.random.fold_in(key, i), (256,))
@@ -103,13 +103,13 @@ def randoms(iterations: Any, key: Any) -> Any:
 
 
 def switches(iterations: Any, x: Any) -> Any:
-    """A branch in each turn."""
+    """Execute a branch in each iteration."""
     some = [lambda x: jnp.tanh(x @ x), lambda x: x * 0.5, jnp.cos]
     return jax.lax.fori_loop(0, iterations, lambda i, x: jax.lax.switch(i % 3, some, x), x)
 
 
 def chains(x: Any, w: Any, ways: int = 4, length: int = 6) -> Any:
-    """Products one after the other, several such chains side by side."""
+    """Multiply matrices in several independent chains of ``length`` products."""
     found = []
     for n in range(ways):
         y = x[n]
@@ -138,13 +138,13 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 def case_of(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return the function of a case, and its arrays, the number of turns first."""
+    """Return the function of a case, and its arrays; the number of iterations is the first."""
     function, arrays = {**LOOPS, **CALLS}[name]
     return function, (np.int32(FEW), *arrays) if name in LOOPS else arrays
 
 
-def compiled(name: str) -> bytes:
-    """Return the bundle of a case."""
+def compile_case(name: str) -> bytes:
+    """Compile a case to a bundle."""
     function, arrays = case_of(name)
     return aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90")
 
@@ -156,37 +156,39 @@ def seconds(call: timing.Call) -> float:
     return timing.interleaved({"call": call}, rounds=ROUNDS).median("call")
 
 
-def ours(data: bytes, arrays: tuple[Any, ...]) -> Callable[[], Any]:
-    """Return a call with arrays that are on the GPU."""
+def aotc_call(data: bytes, arrays: tuple[Any, ...]) -> Callable[[], Any]:
+    """Return a call of a bundle with arrays in GPU memory."""
     module = aotc.load(data)
     placed = [module.put(np.asarray(x)) for x in arrays]
     return lambda: module.invoke("main", *placed, results="device")
 
 
-def theirs(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Callable[[], Any]:
-    """Return a call of ``jax.jit`` with arrays that are on the GPU."""
+def jax_call(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Callable[[], Any]:
+    """Return a call of ``jax.jit`` with arrays in GPU memory."""
     jitted, placed = jax.jit(function), [jax.device_put(x) for x in arrays]
     return lambda: jax.block_until_ready(jitted(*placed))
 
 
-def an_iteration(make: Callable[[tuple[Any, ...]], Callable[[], Any]], arrays: tuple[Any, ...]) -> tuple[float, float]:
-    """Return the seconds of an iteration, and of a call with few of them."""
+def seconds_per_iteration(
+    make: Callable[[tuple[Any, ...]], Callable[[], Any]], arrays: tuple[Any, ...]
+) -> tuple[float, float]:
+    """Return the seconds of an iteration, and of a call with few iterations."""
     few, many = (seconds(make((np.int32(iterations), *arrays))) for iterations in (FEW, MANY))
     return (many - few) / (MANY - FEW), few
 
 
-def error_of(got: Any, want: Any) -> float:
-    """Return the largest difference, in parts of the largest number."""
+def relative_error(got: Any, want: Any) -> float:
+    """Return the largest difference, relative to the largest number."""
     pairs = zip(map(np.asarray, got), map(np.asarray, jax.tree.leaves(want)), strict=True)
     return max(float(np.abs(a.astype("f8") - b).max() / (np.abs(b).max() + 1e-30)) for a, b in pairs)
 
 
-def by_host(data: bytes, arrays: tuple[Any, ...]) -> Callable[[], Any]:
-    """Return a call whose loops the host runs, as with an older driver."""
+def call_with_host_loops(data: bytes, arrays: tuple[Any, ...]) -> Callable[[], Any]:
+    """Return a call whose loops run on the host, as with an older driver."""
     is_recorded = cuda_program.is_recorded
     cuda_program.is_recorded = lambda nodes, gpu: all(isinstance(n, Graph) for n in nodes)
     try:
-        call = ours(data, arrays)
+        call = aotc_call(data, arrays)
         for _ in range(3):
             call()
     finally:
@@ -196,7 +198,7 @@ def by_host(data: bytes, arrays: tuple[Any, ...]) -> Callable[[], Any]:
 
 def run(only: options.Only = "", compile_: options.CompileTo = None, bundles: options.Bundles = None) -> None:
     """Print a row for each case."""
-    data = bundles_of(options.select((*LOOPS, *CALLS), only), compiled, compile_, bundles)
+    data = bundles_of(options.select((*LOOPS, *CALLS), only), compile_case, compile_, bundles)
     if compile_:
         return
     need_gpu()
@@ -204,11 +206,11 @@ def run(only: options.Only = "", compile_: options.CompileTo = None, bundles: op
     table = report.Table("case", *columns, "error")
     for name, bundle in data.items():
         function, arrays = case_of(name)
-        wrong = error_of(ours(bundle, arrays)(), theirs(function, arrays)())
+        wrong = relative_error(aotc_call(bundle, arrays)(), jax_call(function, arrays)())
         if name not in LOOPS:
-            calls = seconds(ours(bundle, arrays)), seconds(theirs(function, arrays))
+            calls = seconds(aotc_call(bundle, arrays)), seconds(jax_call(function, arrays))
             table.add(name, None, None, None, *calls, wrong)
             continue
-        makers = (partial(ours, bundle), partial(by_host, bundle), partial(theirs, function))
-        (each, few), (hosts, _), (xla, xla_few) = (an_iteration(make, arrays[1:]) for make in makers)
+        makers = (partial(aotc_call, bundle), partial(call_with_host_loops, bundle), partial(jax_call, function))
+        (each, few), (hosts, _), (xla, xla_few) = (seconds_per_iteration(make, arrays[1:]) for make in makers)
         table.add(name, each, hosts, xla, few, xla_few, wrong)

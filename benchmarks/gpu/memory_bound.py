@@ -1,7 +1,7 @@
 """Elementwise, movements, reductions, rows.
 
-Times are the GPU's, of many launches in a row on resident arrays: ours by events around a graph, XLA's by the clock
-around calls that wait for none. The share of a copy's bandwidth compares with a copy of as many bytes in the same
+Times are the GPU's, of many launches back to back on resident arrays: aotc's by events around a graph, XLA's by the
+clock around asynchronous calls. The fraction of a copy's bandwidth compares with a copy of as many bytes in the same
 process, by the same clock. ``--compile DIR`` writes the bundles on any machine, ``--bundles DIR`` measures them.
 """
 
@@ -36,7 +36,7 @@ Shape = tuple[tuple[int, ...], Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A function, and the shapes of its arguments for so many bytes of the first one."""
+    """A function, and the shapes of its arguments for a given number of bytes of the first one."""
 
     name: str
     function: Callable[..., Any]
@@ -105,19 +105,19 @@ CASES = (
 
 
 def cases() -> dict[str, tuple[Case, int]]:
-    """Return each case with its megabytes."""
+    """Return each case with its size in megabytes."""
     return {f"{case.name} {megabytes} MB": (case, megabytes) for case in CASES for megabytes in MEGABYTES}
 
 
-def compiled(name: str) -> bytes:
-    """Compile a case."""
+def compile_case(name: str) -> bytes:
+    """Compile the case ``name`` to a bundle."""
     case, megabytes = cases()[name]
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in case.shapes(megabytes << 20)]
     return aotc.compile(jax.jit(case.function), *arguments, target=TARGET)
 
 
-class Launches:
-    """The kernels that a call launches, to be launched again as one graph."""
+class RecordedLaunches:
+    """Kernel launches of a call, to be repeated as one CUDA graph."""
 
     def __init__(self) -> None:
         self.gpu: Any = None
@@ -132,11 +132,11 @@ class Launches:
         GraphMaker.launch = noted  # type: ignore[method-assign]
 
     def once(self) -> list[tuple[Any, ...]]:
-        """Return each launch once, by its table of parameters."""
+        """Return each launch once, by its parameter table."""
         return list({id(arguments[-1]): arguments for arguments in self.seen}.values())
 
     def seconds(self) -> float:
-        """Return the time of the noted kernels, the median of some measurements."""
+        """Return the median time of the recorded kernels over several measurements."""
         gpu, seen = self.gpu, self.once()
         gpu.enter()
         made, last = gpu.new_graph(), ()
@@ -161,7 +161,7 @@ class Launches:
 
 
 def xla_seconds(function: Callable[..., Any], arrays: list[Any]) -> float:
-    """Return the time of a call of ``function`` among many that wait for none."""
+    """Return the time of a call of ``function`` among many asynchronous calls."""
     times = []
     for _ in range(4):
         start = time.perf_counter()
@@ -173,7 +173,7 @@ def xla_seconds(function: Callable[..., Any], arrays: list[Any]) -> float:
 
 
 def random_arrays(shapes: list[Shape]) -> list[np.ndarray]:
-    """Return arguments: the first 65536 numbers again and again."""
+    """Return arguments that repeat the same 65536 random numbers."""
     start = np.random.default_rng(0).standard_normal(1 << 16).astype(F32)
     made = []
     for shape, dtype in shapes:
@@ -182,8 +182,8 @@ def random_arrays(shapes: list[Shape]) -> list[np.ndarray]:
     return made
 
 
-def difference(got: Any, want: Any) -> float:
-    """Return the largest difference as a share of the largest value, of what fits a short look."""
+def largest_relative_difference(got: Any, want: Any) -> float:
+    """Return the largest difference relative to the largest value, of a sample of the elements."""
     a, b = (np.asarray(x).reshape(-1)[: 1 << 22].astype(np.float64) for x in (got, want))
     return float(np.abs(a - b).max(initial=0) / max(np.abs(b).max(initial=0), 1e-30))
 
@@ -197,11 +197,11 @@ def run(
     """Print a row for each case and size; the copies are always among them."""
     names = options.select(cases(), only)
     names = [name for name in cases() if name in names or name.startswith("copy ")]
-    data = bundles_of(names, compiled, compile_, bundles)
+    data = bundles_of(names, compile_case, compile_, bundles)
     if compile_:
         return
     need_gpu()
-    begin, launches, copies = time.perf_counter(), Launches(), {}
+    begin, launches, copies = time.perf_counter(), RecordedLaunches(), {}
     columns = [report.us("aotc"), "GB/s", "% of copy", report.us("jax"), "kernels", "error"]
     table = report.Table("case", *columns)
     with ThreadPoolExecutor(8) as pool:
@@ -219,7 +219,7 @@ def run(
             ours = launches.seconds()
             on_gpu = [jax.device_put(a) for a in arrays]
             xla = theirs[name].result()
-            error = difference(result, xla(*on_gpu))
+            error = largest_relative_difference(result, xla(*on_gpu))
             rate = (sum(a.nbytes for a in arrays) + result.nbytes) / ours / 1e9
             copies.setdefault(megabytes, rate)
             share = 100 * rate / copies[megabytes]

@@ -1,8 +1,8 @@
 """One model on the CPU and GPUs together.
 
-Transformer blocks are on a GPU, or on two as two stages. Shown: the transfers (the fewest are to the GPU, from one GPU
-to the next, and back) with their bytes, the largest difference of the logits from those of the CPU alone, the chosen
-tokens that differ, and the time of a call.
+Transformer blocks are on one GPU, or on two as two stages. The suite prints the transfers with their bytes (the
+minimum is to the GPU, from one GPU to the next, and back), the largest difference of the logits from those of the CPU
+alone, the number of different tokens, and the time of a call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEADS = 8
 
 
 def weights_of(dim: int, layers: int, words: int) -> dict[str, Any]:
-    """Return random weights."""
+    """Return random weights for a vocabulary of ``words``."""
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> np.ndarray:
@@ -39,7 +39,7 @@ def weights_of(dim: int, layers: int, words: int) -> dict[str, Any]:
 
 
 def block(h: jax.Array, weights: tuple[Any, ...]) -> jax.Array:
-    """Return the hidden states after a layer: attention and a network of two products."""
+    """Return the hidden states after a layer: attention and a network of two matmuls."""
     qkv, out, up, down = map(jnp.asarray, weights)
     count, dim = h.shape
     q, k, v = jnp.split((normalised(h) @ qkv).reshape(count, 3 * HEADS, dim // HEADS).swapaxes(0, 1), 3)
@@ -50,23 +50,23 @@ def block(h: jax.Array, weights: tuple[Any, ...]) -> jax.Array:
 
 
 def normalised(h: jax.Array) -> jax.Array:
-    """Return rows of mean 0 and variance 1."""
+    """Normalize rows to mean 0 and variance 1."""
     h = h - h.mean(-1, keepdims=True)
     return h * jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + 1e-5)
 
 
 def model_of(weights: Mapping[str, Any], tokens: int, gpus: int) -> bytes:
-    """Return the model, which names its devices: ``host``, and ``g0`` and ``g1``, each with its blocks."""
+    """Return a model that names its devices: ``host``, and ``g0`` and ``g1`` with their blocks."""
     blocks = weights["blocks"]
     stages = [blocks[len(blocks) * n // gpus : len(blocks) * (n + 1) // gpus] for n in range(gpus)]
 
     def model(ids: jax.Array) -> tuple[jax.Array, jax.Array]:
         h = jnp.asarray(weights["embedding"])[ids]
         for n, stage in enumerate(stages):
-            h = moved(h, f"g{n}")
+            h = transfer_to(h, f"g{n}")
             for layer in stage:
                 h = block(h, layer)
-        logits = moved(h[-1:] @ jnp.asarray(weights["head"]), "host")
+        logits = transfer_to(h[-1:] @ jnp.asarray(weights["head"]), "host")
         return jnp.argmax(logits, -1).astype(jnp.int32), logits
 
     with jax.default_device(jax.devices("cpu")[0]):
@@ -74,15 +74,15 @@ def model_of(weights: Mapping[str, Any], tokens: int, gpus: int) -> bytes:
     return with_devices(lowered.compiler_ir("stablehlo"))
 
 
-def moved(x: jax.Array, device: str) -> jax.Array:
-    """Return ``x`` on another device; :func:`with_devices` writes its name where aotc reads it."""
+def transfer_to(x: jax.Array, device: str) -> jax.Array:
+    """Move ``x`` to another device; :func:`with_devices` adds the affinity that aotc reads."""
     result = jax.ShapeDtypeStruct(x.shape, x.dtype)
     call = jax.ffi.ffi_call("aotc.transfer", result, legacy_backend_config=device, custom_call_api_version=1)
     return call(x)
 
 
 def with_devices(module: Any) -> bytes:
-    """Return a module as bytecode, its argument on ``host``, its transfers with their devices."""
+    """Return a module as bytecode, with its argument on ``host`` and the devices of its transfers."""
     with module.context:
         for function in module.body.operations:
             function.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get({"aotc.affinity": text("host")})])
@@ -96,12 +96,12 @@ def with_devices(module: Any) -> bytes:
 
 
 def text(value: str) -> Any:
-    """Return a string as an attribute."""
+    """Return a string attribute."""
     return ir.StringAttr.get(value)
 
 
-def compiled(model: bytes, devices: Mapping[str, str]) -> bytes:
-    """Compile the model, and print what is moved."""
+def compile_mix(model: bytes, devices: Mapping[str, str]) -> bytes:
+    """Compile the model, and print its transfers."""
     data = aotc.compile(model, devices=devices, source=False)
     (variant,) = open_bundle(data).manifest["variants"]
     rows = ", ".join(f"{t['from']} to {t['to']} {t['bytes']:,} B" for t in variant.get("transfers", ()))
@@ -133,10 +133,10 @@ def run(
     for count in range(1, min(gpus, device_count()) + 1):
         model = model_of(weights, tokens, count)
         names = ["host", *(f"g{n}" for n in range(count))]
-        alone = aotc.load(compiled(model, dict.fromkeys(names, "cpu")))
+        alone = aotc.load(compile_mix(model, dict.fromkeys(names, "cpu")))
         want = alone.invoke("main", ids, results="numpy")
         measure("CPU alone", alone, want)
-        mixed = compiled(model, {name: "cpu" if name == "host" else "cuda:sm_90" for name in names})
+        mixed = compile_mix(model, {name: "cpu" if name == "host" else "cuda:sm_90" for name in names})
         measure(f"CPU and {count} GPUs", aotc.load(mixed), want)
         if count > 1:
             one = {name: "cpu:0" if name == "host" else "cuda:0" for name in names}

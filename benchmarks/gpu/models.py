@@ -1,8 +1,8 @@
 """Models next to jax.jit, arrays on the GPU.
 
-Two pairs of columns: a call until its results are ready, both in turn; and a call of many one behind the other, of
-which none is waited for: the time for which the GPU is busy, or the host if that is slower. The error is the largest
-difference from ``jax.jit`` on the CPU in full precision, as a share of the largest value, next to theirs.
+Two pairs of columns: a call until its results are ready, both in turn; and a call among many asynchronous calls back
+to back: the time for which the GPU is busy, or the host if that is slower. The error is the largest difference from
+``jax.jit`` on the CPU in full precision, relative to the largest value, for both engines.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from benchmarks.programs.gpu_models import ZOO, Case
 BEHIND = 30  # calls that are waited for together
 
 
-def worst(got: list[Any], want: list[Any]) -> float:
-    """Return the largest difference, in terms of the largest value."""
+def largest_relative_difference(got: list[Any], want: list[Any]) -> float:
+    """Return the largest absolute difference of results, relative to the largest value."""
     both = zip(got, want, strict=True)
     pairs = [(np.asarray(a).astype(np.float64), np.asarray(b).astype(np.float64)) for a, b in both]
     return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)) for a, b in pairs)
 
 
-def on_cpu(case: Case) -> list[np.ndarray]:
-    """Return the results on the CPU, in full precision."""
+def results_on_cpu(case: Case) -> list[np.ndarray]:
+    """Return the results of ``jax.jit`` on the CPU, in full precision."""
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
         return [np.asarray(x) for x in jax.tree.leaves(jax.jit(case.function)(case.weights, *case.inputs))]
 
 
-def compiled(case: Case) -> bytes:
-    """Compile a model for a GPU of architecture 9.0."""
+def compile_model(case: Case) -> bytes:
+    """Compile a model for a GPU of compute capability 9.0."""
     return aotc.compile(jax.jit(case.function), case.weights, *case.inputs, target="cuda:sm_90", source=False)
 
 
@@ -44,14 +44,15 @@ def measure(name: str, table: report.Table, rounds: int) -> None:
     """Add the row of a model."""
     case = ZOO[name]()
     arguments = (case.weights, *case.inputs)
-    module = aotc.load(compiled(case))
+    module = aotc.load(compile_model(case))
     placed = [module.put(np.asarray(x)) for x in jax.tree.leaves(arguments)]
     jitted, theirs = jax.jit(case.function), jax.device_put(arguments)
     calls: dict[str, timing.Call] = {
         "aotc": lambda: module.invoke("main", *placed, results="device"), "jax": lambda: jitted(*theirs),
     }  # fmt: skip
-    want = on_cpu(case)
-    errors = [worst([x.numpy() for x in calls["aotc"]()], want), worst(jax.tree.leaves(calls["jax"]()), want)]
+    want = results_on_cpu(case)
+    results = [x.numpy() for x in calls["aotc"]()], jax.tree.leaves(calls["jax"]())
+    errors = [largest_relative_difference(got, want) for got in results]
     wait = lambda: driver.call("cuCtxSynchronize")
     ready = timing.interleaved(calls, rounds=rounds, wait=wait)
     behind = timing.interleaved(calls, rounds=3, wait=wait, batch=BEHIND)
@@ -75,7 +76,7 @@ def run(
     for name in options.select(ZOO, only):
         try:
             if compile_:
-                compiled(ZOO[name]())
+                compile_model(ZOO[name]())
             else:
                 measure(name, table, rounds)
         except Exception as error:  # the others are still worth measuring

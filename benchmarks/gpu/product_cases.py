@@ -51,7 +51,7 @@ def by_twos(x: Any, w: Any) -> Any:
 
 
 def of_kernel(step: Any, x: Any, w: Any, g: Any) -> Any:
-    """Return the gradient of a convolution's kernel, given that of its result."""
+    """Return the gradient of a convolution for its kernel, from the gradient ``g`` of its result."""
     layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
     return jax.vjp(lambda w: jax.lax.conv_general_dilated(x, w, (step, step), "SAME", **layout), w)[1](g)[0]
 
@@ -145,7 +145,7 @@ for _size, _c, _taps, _n, _step in GRADIENTS:
 
 
 def operands_of(kind: Any, shapes: Any) -> Any:
-    """Return operands: the same for all."""
+    """Return random operands, the same for all engines."""
     random = np.random.default_rng(0)
     if kind == "i8":
         return [random.integers(-128, 128, s).astype(np.int8) for s in shapes]

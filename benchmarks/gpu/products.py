@@ -1,7 +1,8 @@
 """Matmuls and convolutions next to cuBLASLt and jax.jit.
 
-All three in one run on the same sizes: the time of a call on arrays that are on the GPU, back to back; percent is of
-cuBLASLt or cuDNN, through torch. ``--tiles`` also times every tiling of the table, for the cost model.
+All engines run in one process on the same sizes: the time of a call on arrays in GPU memory, back to back;
+percentages are relative to cuBLASLt or cuDNN, through torch. ``--tiles`` also times every tiling of the table, for
+the cost model.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from aotc.vmfb.devices.cuda.tensor_map import encode_tensor_map
 from aotc.vmfb.dtypes import to_numpy
 from benchmarks import options, report
 from benchmarks.gpu import product_cases as of
-from benchmarks.gpu.graphs import bundles_of, graph_of, need_gpu, of_jax
-from benchmarks.peers.torch_gpu import installed, of_graph, to_torch
+from benchmarks.gpu.graphs import bundles_of, graph_of, need_gpu, time_jax_jit
+from benchmarks.peers.torch_gpu import installed, time_torch_graph, to_torch
 from benchmarks.timing import back_to_back
 
 TARGET = "cuda:sm_90a"
 
 
-def of_torch(function: Any, kind: str, arguments: list[Any]) -> float:
-    """Return the seconds of a replay of torch's graph of the product: cuBLASLt's or cuDNN's."""
+def torch_seconds(function: Any, kind: str, arguments: list[Any]) -> float:
+    """Return the seconds of a replay of torch's graph of the matmul or convolution: cuBLASLt's or cuDNN's time."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
@@ -76,19 +77,19 @@ def of_torch(function: Any, kind: str, arguments: list[Any]) -> float:
         of.kernel_gradient_by_twos: lambda: gradient(2),
         of.scores: lambda: torch.matmul(a.transpose(1, 2), b.permute(0, 2, 3, 1)),
     }[function]
-    return of_graph(run)
+    return time_torch_graph(run)
 
 
-def error_of(got: Any, want: Any) -> float:
-    """Return the relative error against JAX's result."""
+def relative_error(got: Any, want: Any) -> float:
+    """Return the error relative to JAX's result."""
     a, b = (np.asarray(x).astype("f8") for x in (got, want))
     return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30))
 
 
-def of_tiles(data: bytes) -> Iterator[tuple[str, float, float]]:
-    """Yield every tiling of the first product of a bundle: its name, its seconds, and the model's.
+def time_tilings(data: bytes) -> Iterator[tuple[str, float, float]]:
+    """Yield every tiling of the first matmul of a bundle: its name, its seconds, and the predicted seconds.
 
-    Operands are random: a GPU that multiplies zeros takes less power, and its clock stays higher.
+    Operands are random: a GPU that multiplies zeros uses less power, so its clock is faster.
     """
     texts = [k["text"] for k in open_bundle(data).manifest["debug"]["kernels"].values()]
     kernel = next((k for k in map(parse_kernel, texts) if k.tiling is not None), None)
@@ -100,7 +101,7 @@ def of_tiles(data: bytes) -> Iterator[tuple[str, float, float]]:
     rows = [row for row in TILE_RATES if row.tiling.template in templates]
     made = [replace(kernel, tiling=replace(row.tiling, window=window)) for row in rows]
     named = [NamedKernels(print_kernel(k), target) for k in made]
-    compiled = map(unpack_image, compile_texts(kernel_requests(named), named, Options()))
+    images = map(unpack_image, compile_texts(kernel_requests(named), named, Options()))
     gpu = driver.Gpu(0)
     places = [gpu.allocate(int(np.prod([evaluate(d, {}) for d in b.shape])) * 8 + 1024)
               for b in (*kernel.inputs, *kernel.outputs)]  # fmt: skip
@@ -109,7 +110,7 @@ def of_tiles(data: bytes) -> Iterator[tuple[str, float, float]]:
         x = (20 * np.random.default_rng(0).standard_normal(shape, np.float32)).astype(to_numpy(b.dtype))
         gpu.upload(place, x.ctypes.data, x.nbytes)
         gpu.wait()
-    for row, k, image in zip(rows, made, compiled):
+    for row, k, image in zip(rows, made, images):
         entry = {"name": k.name, "threads": gemm_tiles(k).threads, "launch": gemm_launch(k)}
         function = gpu.function(gpu.load(image.data), k.name)
         gpu.allow_dynamic_shared_memory(function, entry["launch"]["shared"])
@@ -123,8 +124,8 @@ def of_tiles(data: bytes) -> Iterator[tuple[str, float, float]]:
     gpu.free(places)
 
 
-def compiled(name: str) -> bytes:
-    """Compile a case."""
+def compile_case(name: str) -> bytes:
+    """Compile the case ``name`` to a bundle."""
     function, kind, shapes, _ = of.CASES[name]
     with jax.enable_x64(kind == "f64"):
         arguments = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in of.operands_of(kind, shapes)]
@@ -138,7 +139,7 @@ def run(
     bundles: options.Bundles = None,
 ) -> None:
     """Print a row for each case."""
-    data = bundles_of(options.select(of.CASES, only), compiled, compile_, bundles)
+    data = bundles_of(options.select(of.CASES, only), compile_case, compile_, bundles)
     if compile_:
         return
     need_gpu()
@@ -151,11 +152,11 @@ def run(
         call = graph_of(bundle, arguments)
         ours = call.seconds()
         with jax.enable_x64(kind == "f64"):
-            theirs, want = of_jax(function, arguments)
-        library = of_torch(function, kind, arguments) if torch else None
+            theirs, want = time_jax_jit(function, arguments)
+        library = torch_seconds(function, kind, arguments) if torch else None
         percent = 100 * library / ours if library else None
-        table.add(name, ours, flops / ours, theirs, library, percent, error_of(call.result, want))
+        table.add(name, ours, flops / ours, theirs, library, percent, relative_error(call.result, want))
         if tiles and re.search(tiles, name):
             each = report.Table("tiling", report.us("measured"), report.us("model"), title=name)
-            for tiling, seconds, model in of_tiles(bundle):
+            for tiling, seconds, model in time_tilings(bundle):
                 each.add(tiling, seconds, model)

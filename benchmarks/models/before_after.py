@@ -1,10 +1,10 @@
 """Two states of the sources in turn.
 
-BEFORE is a folder with another state of the sources, as ``git worktree add ../old COMMIT`` creates. MODELS are names of
-``benchmarks/programs/models.py``; a prefix selects what is timed: ``load:tiny_add`` ``aotc.load`` of the bundle, of
-which the process holds another one; ``first:tiny_add`` the first call after each load; ``recorded:tiny_add`` calls of
-one state, the second time within ``with module.profile()``. Each state compiles the model for itself in a process of
-its own. These, and calls of one thread, count processor time. The ratio is after to before.
+BEFORE is a folder with another state of the sources, as ``git worktree add ../old COMMIT`` creates. MODELS are names
+of ``benchmarks/programs/models.py``; a prefix selects the timed operation: ``load:tiny_add`` ``aotc.load`` of the
+bundle while another copy of it is loaded; ``first:tiny_add`` the first call after each load; ``recorded:tiny_add``
+calls within ``with module.profile()`` next to calls without it, of one state. Each state compiles the model in its
+own process. These operations, and calls of one thread, count processor time. The ratio is after to before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.programs.export import export
 
 
 def measure(name: str, before: Path, threads: int, rounds: int, calls: int) -> timing.Times:
-    """Return the times of both states for a model, whose prefix selects what is timed."""
+    """Return the times of both states for a model; a prefix of ``name`` selects the timed operation."""
     what, _, name = name.rpartition(":")
     what = what or "call"
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ def _start(root: Path, folder: str, threads: int, what: str) -> subprocess.Popen
 
 
 def _sample(process: subprocess.Popen[str], calls: int) -> Callable[[], float]:
-    return lambda: float(children.line_of(process, calls))
+    return lambda: float(children.exchange_line(process, calls))
 
 
 def run(

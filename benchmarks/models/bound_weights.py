@@ -1,7 +1,7 @@
 """Weights in the bundle, bound once, or in each call.
 
-One thread of the CPU, its time; or with ``--target cuda:sm_90`` calls of a GPU one behind the other, of which none is
-waited for, with all arrays there. The ratio is to weights in the bundle (``--no-bundle``: to bound ones).
+On the CPU one thread, in processor time. With ``--target cuda:sm_90`` asynchronous calls of a GPU back to back, with
+all arrays in its memory. The ratio is to weights in the bundle (``--no-bundle``: to bound weights).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CALLS = 30  # of a sample on a GPU
 
 
 def product(rows: int, size: int) -> Case:
-    """One product."""
+    """Return one matmul with its weights."""
     return Case(lambda w, x: x @ w, weight(size, size), (normal(rows, size),))
 
 
 def mlp(rows: int, size: int, layers: int) -> Case:
-    """Products, each with a bias and a relu behind it."""
+    """Return matmuls, each followed by a bias and a ReLU."""
     weights = [(weight(size, size), normal(size)) for _ in range(layers)]
 
     def function(weights: Any, x: Any) -> Any:
@@ -41,7 +41,7 @@ def mlp(rows: int, size: int, layers: int) -> Case:
 
 
 def bert(rows: int, layers: int, dim: int = 768, heads: int = 12) -> Case:
-    """Blocks of BERT-base, one sequence."""
+    """Return blocks of BERT-base for one sequence."""
 
     def function(blocks: Any, x: Any) -> Any:
         for b in blocks:
@@ -53,7 +53,7 @@ def bert(rows: int, layers: int, dim: int = 768, heads: int = 12) -> Case:
 
 
 def convs(images: int, layers: int) -> Case:
-    """Convolutions of 3 x 3 taps, of 32 x 32 pixels of 64 channels."""
+    """Return convolutions of 3 x 3 on images of 32 x 32 pixels and 64 channels."""
 
     def function(weights: Any, x: Any) -> Any:
         for w in weights:
@@ -83,7 +83,7 @@ GPU: dict[str, Callable[[], Case]] = {
 
 
 def calls_of(case: Case, target: str, baked: bool) -> dict[str, Callable[[], Any]]:
-    """Return the calls by the place of the weights."""
+    """Return the calls of a case, by the location of its weights."""
     on_gpu = target != "cpu"
     flags: dict[str, Any] = {"results": "device"} if on_gpu else {}
     threads = None if on_gpu else 1

@@ -1,8 +1,8 @@
 """Programs whose stages read values twice.
 
-A sorting network of 32 numbers, controlled-NOT gates on 16 qubits, the gradient of a circuit of 12 qubits, next to XLA.
-Compilation is that of a fresh process with an empty cache, after imports; calls are on one thread. The exit status is 1
-if a program takes more than 20 s to compile or a call takes longer than XLA's.
+A sorting network of 32 numbers, controlled-NOT gates on 16 qubits, the gradient of a circuit of 12 qubits, next to
+XLA. A compilation runs in a fresh process with an empty cache and is timed after the imports; calls run on one thread.
+The exit status is 1 if a program takes more than 20 s to compile or a call takes longer than XLA's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_SECONDS = 20.0
 
 
 def measure(name: str, rounds: int) -> dict[str, float]:
-    """Return compile times and the times of a call, in seconds."""
+    """Return compile times and call times in seconds, by engine."""
     clock = timing.pin(1)
     function, shape = PROGRAMS[name]
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)

@@ -1,9 +1,9 @@
 """Models next to XLA, IREE, ONNX Runtime and OpenVINO.
 
-Each engine is a process of its own on THREADS cores; the engines take turns. Before the clock starts each result is
+Each engine runs in its own process on THREADS cores; the engines take turns. Before the measurement each result is
 compared with XLA's. A row for each engine: the time of a call and its ratio to XLA's, the seconds of a cold start (a
 fresh process to its first result), of the compilation and of a second one with a full cache, the size of the file.
-``aotc`` is always measured; ``--against`` names the others. Engines that are not installed are left out.
+``aotc`` is always measured; ``--against`` selects the others. Missing engines are omitted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Worker:
         cores = set(sorted(os.sched_getaffinity(0))[:threads])
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
         self.process = subprocess.Popen(
-            children.command("benchmarks.models.worker", engine, folder, threads),
+            children.module_command_line("benchmarks.models.worker", engine, folder, threads),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
             env=children.environment(BENCH_START=repr(time.time()), AOTC_NUM_THREADS=str(threads)),
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
@@ -42,12 +42,12 @@ class Worker:
         self.rss = 0
 
     def ask(self, line: float | None = None) -> dict[str, Any]:
-        """Send a line, if any, and return the reply."""
-        reply = children.line_of(self.process, line)
+        """Send a line, unless ``line`` is None, and return the reply."""
+        reply = children.exchange_line(self.process, line)
         if not reply:
             self.process.wait()
             self.log.seek(0)
-            raise RuntimeError(children.reason(self.log.read()))
+            raise RuntimeError(children.failure_line(self.log.read()))
         return json.loads(reply)
 
     def sample(self, seconds: float) -> float:
@@ -63,7 +63,7 @@ class Worker:
 
 
 def start(name: str, engine: str, threads: int, cold: int) -> tuple[Worker, dict[str, float]]:
-    """Prepare a model for an engine and start its process ``cold`` times; return the last one, and medians."""
+    """Prepare a model for an engine and start its process ``cold`` times; return the last process, and medians."""
     folder = DATA / name
     module, precision = adapter(engine)
     facts = dict(module.prepare(name, folder, precision))
@@ -88,7 +88,7 @@ def measure(name: str, engines: list[str], table: report.Table, how: dict[str, A
         try:
             live[engine], facts[engine] = start(name, engine, how["threads"], how["cold"])
         except (RuntimeError, subprocess.CalledProcessError) as error:
-            text = children.reason(getattr(error, "stderr", None) or str(error))
+            text = children.failure_line(getattr(error, "stderr", None) or str(error))
             table.failed(f"{name}, {engine}", text)
     samples = {engine: (lambda w=worker: w.sample(how["seconds"])) for engine, worker in live.items()}
     times = timing.measured(samples, how["rounds"])
@@ -149,7 +149,7 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
         try:
             if export or not (folder / "facts.json").exists():
-                children.output(children.command("benchmarks.programs.export", name, folder))
+                children.output(children.module_command_line("benchmarks.programs.export", name, folder))
         except RuntimeError as error:
             table.failed(name, error)
             continue

@@ -1,6 +1,6 @@
-"""The process of one state of aotc for ``before_after``: started by its path, so it imports nothing of this package.
+"""Process of one state of aotc for ``before_after``: started by its path, so it imports nothing of this package.
 
-It compiles the model of a folder, then prints the median of each number of samples that a line asks for.
+It compiles the model of a folder. For each line with a number of samples it prints their median.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Weights as they are next to integers of few bits.
 
-One thread, its processor time. The ratio is to the model with its weights as they are; the error is the root mean
-square of the difference over that of the result. With ``--target cuda:sm_90a`` the time is that of the graph of a call
-on the GPU, back to back.
+One thread, in processor time. The ratio is to the model with float weights; the error is the root mean square of the
+difference relative to that of the result. With ``--target cuda:sm_90a`` the time is that of the call's CUDA graph,
+back to back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def normal(*shape: int, scale: float = 1.0, dtype: Any = np.float32, seed: int =
 
 
 def chain(rows: int, size: int = 4096, layers: int = 3, dtype: Any = np.float32) -> Model:
-    """Products with square matrices, one behind the other."""
+    """Return matmuls with square matrices, one after the other."""
     weights = [normal(size, size, scale=size**-0.5, dtype=dtype, seed=n) for n in range(layers)]
 
     def function(x: Any) -> Any:
@@ -41,7 +41,7 @@ def chain(rows: int, size: int = 4096, layers: int = 3, dtype: Any = np.float32)
 
 
 def gpt(rows: int, dim: int = 1024, layers: int = 4, heads: int = 16, past: int = 256, words: int = 16384) -> Model:
-    """One step of a decoder whose table of words is that of its logits too, for so many sequences of ``past`` words."""
+    """Return one step of a decoder with tied embeddings, for ``rows`` sequences of ``past`` tokens."""
     shapes = {"qkv": (dim, 3 * dim), "out": (dim, dim), "up": (dim, 4 * dim), "down": (4 * dim, dim)}
     blocks = [{k: normal(*s, scale=s[0] ** -0.5, seed=n) for k, s in shapes.items()} for n in range(layers)]
     table, size = normal(words, dim, scale=0.3), dim // heads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import options, report, timing
-from benchmarks.peers.jax_jit import pair
+from benchmarks.peers.jax_jit import aotc_and_jax_calls
 from benchmarks.programs.slower import PROGRAMS
 
 
@@ -15,7 +15,7 @@ def run(
     table = report.Table("program", report.us("aotc"), report.us("XLA"), report.ratio("aotc/XLA"))
     for name in options.select(PROGRAMS, only, smallest="top_k_ascending"):
         try:
-            calls = pair(*PROGRAMS[name](), threads, 2e-3)
+            calls = aotc_and_jax_calls(*PROGRAMS[name](), threads, 2e-3)
         except (ImportError, ValueError) as error:
             table.failed(name, error)
             continue

@@ -1,7 +1,7 @@
-"""The process of one engine and one model: ``python -m benchmarks.models.worker ENGINE FOLDER THREADS``.
+"""Process of one engine and one model: ``python -m benchmarks.models.worker ENGINE FOLDER THREADS``.
 
-It loads, checks the results against XLA's, prints facts of its start, and then answers each line, a number of seconds,
-with the time of a call and the memory of the process.
+It loads the model, compares the results with XLA's, and prints facts of its start. For each line with a number of
+seconds it prints the time of a call and the memory of the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.timing import sample
 
 
 def check(got: list[Any], folder: Path, tolerance: float) -> float:
-    """Return the largest error as a share of the result's largest value; raise if one is above ``tolerance``."""
+    """Return the largest error relative to the result's largest value; raise if an error is above ``tolerance``."""
     stored = np.load(folder / "results.npz")
     want = [stored[key] for key in stored.files]
     if len(got) != len(want):
@@ -43,7 +43,7 @@ def check(got: list[Any], folder: Path, tolerance: float) -> float:
 
 
 def main(engine: str, folder: Path, threads: int) -> None:
-    """Load, check, then measure whenever a line with a number of seconds arrives."""
+    """Load and check a model, then measure calls for each line with a number of seconds."""
     facts = json.loads((folder / "facts.json").read_text())
     stored = np.load(folder / "inputs.npz")
     inputs = [stored[key] for key in stored.files]

@@ -1,7 +1,7 @@
 """Models of flax, equinox, keras and transformers.
 
-Each in a process of its own; results are compared. One thread, processor time of all processes. ``--write`` writes the
-figures to examples/zoo/measured.json, from which ``python docs/make_zoo.py`` makes the page.
+Each in its own process; results are compared. One thread, processor time of all processes. ``--write`` writes the
+figures to examples/zoo/measured.json, from which ``python docs/make_zoo.py`` generates the page.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MEASURED = children.ROOT / "examples/zoo/measured.json"
 
 
 def measure(name: str, small: bool, rounds: int, seconds: float) -> dict[str, Any]:
-    """Return the figures of a model: export to a file, compile it without a cache, load, compare, time."""
+    """Export, compile, load, compare and time a model; return the figures."""
     import jax
 
     import aotc

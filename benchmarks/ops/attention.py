@@ -1,9 +1,9 @@
 """Attention in bf16 and f32 next to XLA.
 
-One thread, its processor time. Of each case bf16 and f32 take turns with XLA's bf16, and with a loop that reads as many
-bytes as the keys and values have. The columns: GFLOP/s of both matmuls (half of them where causal), the time in XLA's
-and in that of f32, and for decoding the share of the loop's speed. ``--target`` compiles for another processor, as
-``cpu:x86-64-v4-vnni``, which widens bf16.
+One thread, in processor time. Each case in bf16 and f32 takes turns with XLA's bf16, and with a loop that reads as
+many bytes as the keys and values have. The columns: GFLOP/s of both matmuls (half of them for causal attention), the
+time relative to XLA's and to that of f32, and for decoding the fraction of the loop's speed. ``--target`` compiles for
+another processor, such as ``cpu:x86-64-v4-vnni``, which widens bf16.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import aotc
 from benchmarks import options, report, timing
 from benchmarks.ops.read_loop import read_loop
-from benchmarks.peers.jax_jit import placed
+from benchmarks.peers.jax_jit import jax_call_on_device
 
 Case = tuple[str, Callable[..., Any], tuple[int, ...], tuple[int, ...]]
 
@@ -48,7 +48,7 @@ def cases() -> Iterator[Case]:
 
 
 def calls_of(case: Case, target: str) -> dict[str, timing.Call]:
-    """Return the calls in bf16 and in f32, XLA's, and the loop's."""
+    """Return the calls in bf16 and in f32, XLA's call, and the read loop."""
     _, function, queries, keys = case
     random = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
     wide = [np.resize(np.roll(random, 7 * n), shape) for n, shape in enumerate((queries, keys, keys))]
@@ -64,7 +64,7 @@ def calls_of(case: Case, target: str) -> dict[str, timing.Call]:
 
     return {
         "bf16": lambda: of_bf16.invoke("main", *narrow), "f32": lambda: of_f32.invoke("main", *wide),
-        "XLA": placed(function, narrow), "reads": reads,
+        "XLA": jax_call_on_device(function, narrow), "reads": reads,
     }  # fmt: skip
 
 

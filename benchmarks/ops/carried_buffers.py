@@ -1,6 +1,6 @@
 """Loops that update or exchange carried arrays.
 
-Results are compared with NumPy's, bit for bit; a note says where XLA's differ. The ratio is to the faster of the
+Results are compared with NumPy's, bit for bit; a note reports where XLA's differ. The ratio is to the faster of the
 engines whose results are right.
 """
 
@@ -16,7 +16,7 @@ from jax import lax
 
 import aotc
 from benchmarks import options, report, timing
-from benchmarks.peers.jax_jit import placed
+from benchmarks.peers.jax_jit import jax_call_on_device
 
 COUNT, TURNS = 2_000_000, 1000
 RANDOM = np.random.default_rng(0)
@@ -126,7 +126,7 @@ def edit_distance_numpy(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def least_cost(costs: Any) -> Any:
-    """Return the cost of the best alignment, by a table that is filled in place."""
+    """Return the cost of the best alignment, by a table that is updated in place."""
     n, m = costs.shape
     table = jnp.zeros((n + 1, m + 1)).at[0].set(jnp.arange(m + 1.0)).at[:, 0].set(jnp.arange(n + 1.0))
 
@@ -248,7 +248,7 @@ def ping_pong(xp: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def repeated(step: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any], tuple[np.ndarray, ...]]:
-    """Return 50 iterations over three arrays of 1 MB, for JAX and for NumPy."""
+    """Return 50 iterations of ``step`` over three arrays of 1 MB, for JAX and for NumPy, and the arrays."""
 
     def numpy(*state: np.ndarray) -> tuple[np.ndarray, ...]:
         for _ in range(50):
@@ -286,7 +286,7 @@ def run(only: options.Only = "", threads: options.Threads = 1, rounds: options.R
         module = aotc.load(aotc.compile(jax.jit(function), *arguments), threads=threads)
         calls: dict[str, timing.Call] = {
             "aotc": lambda module=module, arguments=arguments: module.invoke("main", *arguments),
-            "XLA": placed(function, arguments),
+            "XLA": jax_call_on_device(function, arguments),
             "NumPy": lambda numpy=numpy, arguments=arguments: numpy(*arguments),
         }
         want = jax.tree.leaves(calls["NumPy"]())

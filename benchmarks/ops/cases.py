@@ -14,7 +14,7 @@ SIZES = (1_000, 10_000, 100_000, 1_000_000)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A function, its arguments, and the error that it may have as a share of the largest value."""
+    """A function, its arguments, and its allowed error relative to the largest value."""
 
     name: str
     function: Callable[..., Any]
@@ -169,7 +169,7 @@ def rows() -> Iterator[Case]:
 
 
 def transposes() -> Iterator[Case]:
-    """What is read, or written, across its rows."""
+    """Yield cases that read or write an array across its rows."""
     import jax.numpy as jnp
     import ml_dtypes
     import numpy as np

@@ -1,8 +1,8 @@
 """One query against a cache, next to a loop that reads.
 
-One thread, its processor time. The model's attention and a loop that reads as many bytes as its keys and values have
-(with a position: those up to it) take turns. Caches are as ``jax.nn.dot_product_attention`` has them (``b s h d``), or
-with the keys of a head contiguous (``b h s d``); those of i8 have an f32 scale for each key and value.
+One thread, in processor time. The model's attention and a loop that reads as many bytes as its keys and values have
+(with a position: those up to it) take turns. Caches have the layout of ``jax.nn.dot_product_attention`` (``b s h d``),
+or keys of a head are contiguous (``b h s d``); caches of i8 have an f32 scale for each key and value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIZES = ((16, 16, 8192, 128), (32, 8, 8192, 128), (12, 12, 16384, 64), (8, 1, 65
 
 
 def cases() -> Iterator[tuple[str, str, str, tuple[int, ...], int]]:
-    """Yield names, layouts, dtypes, sizes (heads, heads of keys, terms, depth), and of how many terms one is seen."""
+    """Yield name, layout, dtype, sizes (heads, heads of keys, keys, depth), and the number of visible keys."""
     for layout in LAYOUTS:
         for dtype in DTYPES:
             for heads, keys, terms, depth in SIZES:
@@ -36,7 +36,7 @@ def cases() -> Iterator[tuple[str, str, str, tuple[int, ...], int]]:
 
 
 def program(layout: str, dtype: str, sizes: tuple[int, ...], seen: int) -> tuple[Any, list[Any]]:
-    """Return the function and its arguments, of which the second and third are the cache."""
+    """Return the function and its arguments; the second and third argument are the cache."""
     heads, keys, terms, depth = sizes
     random = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
     kind = np.dtype(np.float32) if dtype == "float32" else np.dtype(ml_dtypes.bfloat16)

@@ -10,7 +10,7 @@ import jax
 
 from benchmarks import options, report, timing
 from benchmarks.ops.cases import GROUPS, Case
-from benchmarks.peers.jax_jit import pair
+from benchmarks.peers.jax_jit import aotc_and_jax_calls
 
 
 def run(
@@ -28,5 +28,5 @@ def run(
 
 
 def _times(case: Case, threads: int, rounds: int, seconds: float, clock: timing.Clock) -> timing.Times:
-    calls = pair(case.function, case.args, threads, case.tolerance)
+    calls = aotc_and_jax_calls(case.function, case.args, threads, case.tolerance)
     return timing.interleaved(calls, rounds=rounds, seconds=seconds, clock=clock)

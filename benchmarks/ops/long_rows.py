@@ -1,6 +1,6 @@
 """Softmax, logsumexp and layer norm of long rows.
 
-Both read arrays where they are: NumPy arrays on a CPU, arrays on the GPU with ``--target cuda:sm_90``.
+Both engines read resident arrays: NumPy arrays on a CPU, arrays in GPU memory with ``--target cuda:sm_90``.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 
 import aotc
 from benchmarks import options, report, timing
-from benchmarks.peers.jax_jit import placed
+from benchmarks.peers.jax_jit import jax_call_on_device
 
 SHAPES = ((32, 1 << 20), (256, 1 << 17), (64, 1 << 17), (8, 1 << 17), (1, 1 << 20), (1, 1 << 22), (4096, 1 << 14))
 
 
 def layer_norm(x: Any) -> Any:
-    """Return rows less their mean over their deviation."""
+    """Return rows minus their mean, divided by their standard deviation."""
     return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
 
 
@@ -33,7 +33,7 @@ def calls_of(function: Any, shape: tuple[int, int], target: str, threads: int) -
     x = np.random.default_rng(0).standard_normal(shape, dtype=np.float32) * 3 + 1
     module = aotc.load(aotc.compile(jax.jit(function), x, target=target), **where)
     ours, kind = (module.put(x), "device") if gpu else (x, "numpy")
-    return {"aotc": lambda: module.invoke("main", ours, results=kind), "XLA": placed(function, [x])}
+    return {"aotc": lambda: module.invoke("main", ours, results=kind), "XLA": jax_call_on_device(function, [x])}
 
 
 def run(

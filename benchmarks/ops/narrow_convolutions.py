@@ -15,7 +15,7 @@ from jax import lax
 from jax.scipy import signal
 
 from benchmarks import options, report, timing
-from benchmarks.peers.jax_jit import pair
+from benchmarks.peers.jax_jit import aotc_and_jax_calls
 
 
 def convolution(**more: Any) -> Callable[[Any, Any], Any]:
@@ -24,6 +24,7 @@ def convolution(**more: Any) -> Callable[[Any, Any], Any]:
 
 
 def of_signals(stride: int, padding: str) -> Callable[[Any, Any], Any]:
+    """Return a convolution of one-dimensional signals."""
     return convolution(window_strides=(stride,), padding=padding, dimension_numbers=("NCH", "OIH", "NCH"))
 
 
@@ -66,6 +67,6 @@ def run(
         rng = np.random.default_rng(0)
         arguments = [rng.standard_normal(shape).astype(dtype[0] + str(int(dtype[1:]) // 8)) for shape in shapes]
         with jax.enable_x64(True):
-            calls = pair(function, arguments, threads)
+            calls = aotc_and_jax_calls(function, arguments, threads)
             times = timing.interleaved(calls, rounds=rounds, seconds=seconds, clock=clock)
         table.add(case, times.median("aotc"), times.median("XLA"), times.ratio("aotc", "XLA"))

@@ -1,10 +1,10 @@
 """Matmuls of bf16, f16 and i8, in the peak of the unit.
 
-One thread, its processor time. Each size is compiled for the target: bf16, f16, i8, u8 by i8 and f32, with the right
+One thread, in processor time. Each size is compiled for the target: bf16, f16, i8, u8 by i8 and f32, with the right
 operand as a constant and as an argument, and bf16 for ``cpu:x86-64-v4-vnni``, which widens it. The last column is the
-share of the unit without memory: a loop of its instruction on registers, which runs in each round too (f16 has none,
-its share is of f32's). ``--convolution`` measures 3 x 3 convolutions instead, as IMAGE x CHANNELS x RESULTS.
-``--target cpu:x86-64-amx`` measures a matrix unit; the results of floats are of their own dtype, those of i8 are i32.
+fraction of the unit's peak: the rate of a loop of its instruction on registers, measured in each round too (f16 has
+none, its fraction is of f32's). ``--convolution`` measures 3 x 3 convolutions instead, as IMAGE x CHANNELS x RESULTS.
+``--target cpu:x86-64-amx`` measures a matrix unit; the results of floats have their own dtype, those of i8 are i32.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KEEP: list[object] = []
 
 
 def peak(name: str) -> tuple[Call, float]:
-    """Return a loop of the unit's instruction on registers, and its operations."""
+    """Return a loop of the unit's instruction on registers, and its number of operations."""
     function, operands, kind, each = UNITS[name]
     types = operands.replace("%a", "").replace("%b", "").replace("{}", "")
     sums = "<16 x i32>" if name == "i8" else "<16 x float>"
@@ -62,7 +62,7 @@ def peak(name: str) -> tuple[Call, float]:
 
 
 def matrix_peak(name: str) -> tuple[Call, float]:
-    """Return a loop of a matrix unit's instruction on registers, and its operations."""
+    """Return a loop of a matrix unit's instruction on registers, and its number of operations."""
     instruction, each = MATRICES[name]
     said = np.zeros(128, "u1")
     said[0], said[16:32:2], said[48:56] = 1, 64, 16
@@ -78,25 +78,25 @@ def matrix_peak(name: str) -> tuple[Call, float]:
 
 
 def native(lines: list[str], target: str, memory: np.ndarray) -> Call:
-    """Return a call of a function on ``memory``, which is the text of its LLVM IR but for its end."""
+    """Compile LLVM IR, given as ``lines`` without the end of the function; return its call on ``memory``."""
     engine = load_module("\n".join([*lines, "ret void", "}"]), TARGETS[target])
     KEEP.extend((engine, memory))
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(engine.get_function_address("run"))
     return lambda: call(memory.ctypes.data, memory.ctypes.data + 64)
 
 
-def compiled(function: Callable[..., jax.Array], arrays: list[np.ndarray], constant: bool, target: str) -> Call:
-    """Return a call of the compiled function; its second argument may be a constant."""
+def compiled_call(function: Callable[..., jax.Array], arrays: list[np.ndarray], constant: bool, target: str) -> Call:
+    """Compile a function and return its call; the second argument may be a constant."""
     given = arrays[:1] if constant else arrays
     run = (lambda x: function(x, arrays[1])) if constant else function
     module = aotc.load(aotc.compile(jax.jit(run), *given, target=target), threads=1)
     return lambda: module.invoke("main", *given)
 
 
-def forms(
+def calls_by_dtype(
     function: Callable[..., jax.Array], shapes: list[tuple[int, ...]], target: str, only: list[str]
 ) -> dict[str, Call]:
-    """Return the calls that are compared."""
+    """Return the calls to compare, by dtype and kind of the right operand."""
     random = np.random.default_rng(0)
     arrays = [random.standard_normal(shape).astype("f4") for shape in shapes]
     whole = [(40 * a).astype("i1") for a in arrays]
@@ -108,7 +108,7 @@ def forms(
     if target == PAIRS:
         given["widened"], targets["widened"] = given["bf16"], WIDENED
     return {
-        f"{name} {how}": compiled(function, given[name], how == "constant", targets[name])
+        f"{name} {how}": compiled_call(function, given[name], how == "constant", targets[name])
         for how in ("constant", "argument")
         for name in only
         if name in targets
@@ -116,12 +116,12 @@ def forms(
 
 
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
-    """A product, of integers with the sums that fit."""
+    """Return a matmul; sums of integers have a wider dtype."""
     return jnp.matmul(*_widened(x, y))
 
 
 def convolution(x: jax.Array, w: jax.Array) -> jax.Array:
-    """A convolution of 3 x 3."""
+    """Return a 3 x 3 convolution."""
     return jax.lax.conv_general_dilated(
         *_widened(x, w), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -132,7 +132,7 @@ def _widened(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def units_of(target: str) -> dict[str, tuple[Call, float]]:
-    """Return the loops of the units' instructions, with their operations."""
+    """Return the loops of the units' instructions, with their numbers of operations."""
     units = {"f32": peak("f32")}
     if target == PAIRS:
         return units | {name: peak(name) for name in ("bf16", "i8")}
@@ -157,7 +157,7 @@ def run(
         function, shapes, work = product, [(m, k), (k, n)], 2.0 * m * k * n
         if convolution_:
             function, shapes, work = convolution, [(1, m, m, k), (3, 3, k, n)], 18.0 * m * m * k * n
-        calls = forms(function, shapes, target, options.select(FORMS, only))
+        calls = calls_by_dtype(function, shapes, target, options.select(FORMS, only))
         loops = {f"unit {name}": call for name, (call, _) in units.items()}
         times = timing.interleaved({**loops, **calls}, rounds=rounds, seconds=0.02, clock=thread_time)
         for name, (_, operations) in units.items():

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from benchmarks import options, report, timing
-from benchmarks.peers.jax_jit import pair
+from benchmarks.peers.jax_jit import aotc_and_jax_calls
 
 TERMS = jax.lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
@@ -19,13 +19,13 @@ TERMS = jax.lax.RaggedDotDimensionNumbers(
 CASES = [(512, 512, 512, 8), (64, 256, 512, 8), (8, 256, 256, 32), (2048, 256, 256, 8)]
 
 
-def by_terms(x: Any, y: Any, sizes: Any) -> Any:
-    """Contract ragged terms."""
+def contract_ragged_terms(x: Any, y: Any, sizes: Any) -> Any:
+    """Return the ragged matmul whose contracted dim is ragged."""
     return jax.lax.ragged_dot_general(x, y, sizes, TERMS)
 
 
 def arguments_of(rows: int, terms: int, columns: int, groups: int) -> tuple[np.ndarray, ...]:
-    """Return both pairs of operands, and the sizes of the groups."""
+    """Return the operands for ragged rows and for ragged terms, and the sizes of the groups."""
     random = np.random.default_rng(0)
     shapes = (rows, terms), (groups, terms, columns), (rows, columns)
     x, w, y = (random.standard_normal(s, np.float32) for s in shapes)
@@ -43,7 +43,10 @@ def run(
     for name in options.select(known, only, smallest="64x256x512, 8 groups, ragged rows"):
         case, kind = known[name]
         x, w, y, sizes = arguments_of(*case)
-        function, arguments = (jax.lax.ragged_dot, (x, w, sizes)) if kind == "rows" else (by_terms, (x, y, sizes))
-        calls = pair(function, arguments, threads)
+        if kind == "rows":
+            function, arguments = jax.lax.ragged_dot, (x, w, sizes)
+        else:
+            function, arguments = contract_ragged_terms, (x, y, sizes)
+        calls = aotc_and_jax_calls(function, arguments, threads)
         times = timing.interleaved(calls, rounds=rounds, seconds=seconds, clock=clock)
         table.add(name, times.median("aotc"), times.median("XLA"), times.ratio("aotc", "XLA"))

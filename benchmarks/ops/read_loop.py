@@ -14,7 +14,7 @@ LANES = "<16 x float>"
 
 @cache
 def read_loop() -> Callable[[int, int], None]:
-    """Return a function that reads a number of bytes at an address, 512 in each iteration."""
+    """Return a function that reads a number of bytes from an address, 512 in each iteration."""
     sums = [f"%x{i} = phi {LANES} [zeroinitializer, %entry], [%y{i}, %loop]" for i in range(8)]
     for i in range(8):
         sums += [f"%p{i} = getelementptr i8, ptr %now, i64 {64 * i}", f"%v{i} = load {LANES}, ptr %p{i}, align 4"]

@@ -20,7 +20,7 @@ from jax import export
 
 import aotc
 from benchmarks import options, report, timing
-from benchmarks.peers.jax_jit import pair
+from benchmarks.peers.jax_jit import aotc_and_jax_calls
 
 Shapes = tuple[str, ...]
 SQUARES: Shapes = ("n,n", "n,n")
@@ -52,13 +52,13 @@ def types(shapes: Shapes, dtype: str, n: int = 0) -> list[jax.ShapeDtypeStruct]:
 
 
 def exported(case: str, n: int = 0) -> export.Exported:
-    """Return a case as JAX exports it."""
+    """Return the ``jax.export`` of a case for size ``n``, or for a symbolic size with 0."""
     function, shapes, dtype = CASES[case]
     return export.export(jax.jit(function))(*types(shapes, dtype, n))
 
 
 def compile_time(model: export.Exported) -> float:
-    """Return the processor time of a compilation."""
+    """Return the processor time of a compilation in seconds."""
     begin = process_time()
     aotc.compile(model, cache=False, jobs=1)
     return process_time() - begin
@@ -90,7 +90,7 @@ def run(
         random = np.random.default_rng(0)
         for n in numbers:
             arguments = [(4 * random.standard_normal(t.shape)).astype(t.dtype) for t in types(shapes, dtype, n)]
-            calls = pair(function, arguments, threads, 5e-2 if dtype in ("bfloat16", "float16") else 1e-3)
+            calls = aotc_and_jax_calls(function, arguments, threads, 5e-2 if dtype in ("bfloat16", "float16") else 1e-3)
             calls["symbolic"] = partial(module.invoke, "main", *arguments)
             times = timing.interleaved(calls, rounds=rounds, seconds=seconds, clock=clock)
             medians = [times.median(engine) for engine in ("symbolic", "aotc", "XLA")]

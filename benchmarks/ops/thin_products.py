@@ -1,7 +1,7 @@
 """Matrices times 1 to 8 rows or columns.
 
-Batches of these too; all operands are arguments. A loop that reads as many bytes as the matrix has, by as many threads,
-takes turns with both engines: the last column is the share of its speed that aotc has.
+Also batches of these; all operands are arguments. A loop that reads as many bytes as the matrix has, on as many
+threads, takes turns with both engines: the last column is aotc's fraction of its speed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import options, report, timing
 from benchmarks.ops.read_loop import read_loop
-from benchmarks.peers.jax_jit import pair
+from benchmarks.peers.jax_jit import aotc_and_jax_calls
 
 Shape = tuple[int, ...]
 
@@ -26,7 +26,7 @@ OTHERS = ((65536, 128), (16384, 512), (512, 16384), (768, 50257), (1000, 1003), 
 
 
 def cases() -> Iterator[tuple[str, Callable[..., Any], tuple[Shape, ...], str]]:
-    """Yield names, functions, shapes of arguments, the matrix first, and dtypes."""
+    """Yield name, function, shapes of the arguments (the matrix first), and dtype."""
     def row(w: Any, x: Any) -> Any:
         return x @ w
 
@@ -67,7 +67,7 @@ def operands(shapes: tuple[Shape, ...], dtype: str) -> list[Any]:
 
 
 def reads_of(matrix: np.ndarray, threads: int) -> timing.Call:
-    """Return a call that reads a matrix by ``threads`` threads, each its part."""
+    """Return a call that reads a matrix on ``threads`` threads, each of them a part."""
     part = matrix.nbytes // threads // 512 * 512
     starts = [matrix.ctypes.data + i * part for i in range(threads)]
     read = read_loop()
@@ -88,7 +88,7 @@ def run(
     for name in options.select(known, only):
         function, shapes, dtype = known[name]
         arguments = operands(shapes, dtype)
-        calls = pair(function, arguments, threads, 1e-4 if dtype == "float32" else 2e-2)
+        calls = aotc_and_jax_calls(function, arguments, threads, 1e-4 if dtype == "float32" else 2e-2)
         calls["reads"] = reads_of(arguments[0], threads)
         times = timing.interleaved(calls, rounds=rounds, seconds=seconds, clock=clock)
         ours = times.median("aotc")

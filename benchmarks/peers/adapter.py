@@ -1,7 +1,7 @@
 """Adapters of the engines for ``benchmarks models engines``.
 
-An adapter is a module with ``MODULE`` (the import it needs) and ``INSTALL`` (for pip). ``prepare(name, folder,
-precision)`` compiles a model of a folder and returns seconds and bytes. ``load(folder, inputs, facts, threads,
+An adapter is a module with ``MODULE`` (the name of the required package) and ``INSTALL`` (for pip). ``prepare(name,
+folder, precision)`` compiles a model of a folder and returns seconds and bytes. ``load(folder, inputs, facts, threads,
 precision)`` returns a call of it and, if results are not NumPy's, their conversion.
 """
 
@@ -22,12 +22,12 @@ ENGINES = {  # name: adapter and precision
 
 
 def adapter(engine: str) -> tuple[Any, str]:
-    """Return the module and the precision of an engine.
+    """Return the adapter module and the precision of an engine.
 
     Raises
     ------
     SystemExit
-        There is no engine of this name.
+        If there is no engine of this name.
     """
     if engine not in ENGINES:
         raise SystemExit(f"--against: found {engine!r}, expected {', '.join(ENGINES)}")

@@ -1,4 +1,4 @@
-"""aotc as one of the engines: a bundle compiled by the command line, with an empty cache and again with a full one."""
+"""aotc as one of the engines: bundles compiled by the command line, with an empty and with a full cache."""
 
 from __future__ import annotations
 

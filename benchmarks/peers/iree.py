@@ -1,4 +1,4 @@
-"""IREE: llvm-cpu for the host, its task system with as many groups as there are threads."""
+"""IREE: llvm-cpu for the host, its task system with one group for each thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def prepare(name: str, folder: Path, precision: str) -> dict[str, float]:
 
 
 def load(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: int, precision: str) -> Loaded:
-    """Return a call of the compiled model on IREE's arrays, and the copy of its results."""
+    """Return a call of the compiled model on IREE's arrays, and the function that copies its results."""
     from iree import runtime
 
     runtime.flags.parse_flags(f"--task_topology_group_count={threads}")

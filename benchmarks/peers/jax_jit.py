@@ -1,4 +1,4 @@
-"""``jax.jit`` in the same process: the calls of both engines for a function, and the check that they agree."""
+"""``jax.jit`` in the same process: the calls of both engines for a function, and the comparison of their results."""
 
 from __future__ import annotations
 
@@ -12,31 +12,35 @@ import aotc
 from benchmarks.timing import Call
 
 
-def placed(function: Callable[..., Any], arguments: Sequence[Any]) -> Call:
-    """Return a call of ``jax.jit(function)`` on arguments that are on JAX's device, until its results are ready."""
+def jax_call_on_device(function: Callable[..., Any], arguments: Sequence[Any]) -> Call:
+    """Return a call of ``jax.jit(function)`` on arguments on JAX's device; it waits for the results."""
     jitted, there = jax.jit(function), jax.device_put(list(arguments))
     return lambda: jax.block_until_ready(jitted(*there))
 
 
-def pair(
+def aotc_and_jax_calls(
     function: Callable[..., Any], arguments: Sequence[Any], threads: int, tolerance: float = 1e-3, **options: Any
 ) -> dict[str, Call]:
     """Return the calls of aotc and XLA for a function of arrays, after a comparison of their results.
 
     Parameters
     ----------
+    function, arguments
+        The function and its arrays.
+    threads : int
+        Threads of aotc's module.
     tolerance : float
-        Allowed error as a share of the largest value of a result.
+        Allowed error relative to the largest value of a result.
     **options
-        Of ``aotc.compile``.
+        Options of ``aotc.compile``.
 
     Raises
     ------
     ValueError
-        The results differ.
+        If the results differ.
     """
     leaves = [np.asarray(x) for x in jax.tree.leaves(list(arguments))]
-    theirs = placed(function, arguments)
+    theirs = jax_call_on_device(function, arguments)
     module = aotc.load(aotc.compile(jax.jit(function), *arguments, **options), threads=threads)
     ours = lambda: module.invoke("main", *leaves)
     error = largest_error(ours(), jax.tree.leaves(theirs()))
@@ -46,12 +50,12 @@ def pair(
 
 
 def largest_error(got: Sequence[Any], want: Sequence[Any]) -> float:
-    """Return the largest error of results as a share of each one's largest value.
+    """Return the largest error of results, relative to the largest value of each.
 
     Raises
     ------
     ValueError
-        Number, shapes or dtypes differ.
+        If number, shapes or dtypes differ.
     """
     if len(got) != len(want):
         raise ValueError(f"{len(got)} results, expected {len(want)}")

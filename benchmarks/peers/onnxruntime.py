@@ -14,7 +14,7 @@ MODULE, INSTALL = "onnxruntime", "onnxruntime jax2onnx"
 
 
 def prepare(name: str, folder: Path, precision: str) -> dict[str, float]:
-    """Convert the model in a process of its own, unless its ONNX file is there."""
+    """Convert the model in its own process, unless its ONNX file exists."""
     if not (folder / "model.onnx").exists():
         words = command("benchmarks.peers.onnxruntime", name, folder)
         subprocess.run(words, check=True, capture_output=True, text=True, env=environment())
@@ -22,7 +22,7 @@ def prepare(name: str, folder: Path, precision: str) -> dict[str, float]:
 
 
 def load(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: int, precision: str) -> Loaded:
-    """Return a call of a session."""
+    """Return a call of an ONNX Runtime session."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -33,7 +33,7 @@ def load(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: int, p
 
 
 def convert(name: str, folder: Path) -> None:
-    """Write a model of ``models.py`` as ONNX, its weights as constants."""
+    """Write a model of ``models.py`` as ONNX, with its weights as constants."""
     import jax
     import onnx
     from jax2onnx import to_onnx
@@ -50,7 +50,7 @@ def convert(name: str, folder: Path) -> None:
 
 
 def _join_types(graph: Any) -> None:
-    """Convert operands of an Einsum to the type of the first: jax2onnx leaves a mask of integers one."""
+    """Convert operands of an Einsum to the type of the first: jax2onnx leaves a mask as integers."""
     import onnx
 
     known = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}
@@ -64,7 +64,10 @@ def _join_types(graph: Any) -> None:
 
 
 def _pool_images(graph: Any) -> None:
-    """Pool over two dims what jax2onnx pools over four, of which engines know no kernel: ``[1, 1, 1, h, w, c]``."""
+    """Rewrite pooling over four dims, as jax2onnx writes it, as pooling over two, which engines support.
+
+    The windows are ``[1, 1, 1, h, w, c]``.
+    """
 
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.value_info}
     for at, node in reversed(list(enumerate(graph.node))):

@@ -1,7 +1,7 @@
-"""OpenVINO: of ``model.onnx`` if that is there, else of what JAX traces, through its own reader of jaxprs.
+"""OpenVINO: from ``model.onnx`` if that exists, else from JAX's trace, through its own reader of jaxprs.
 
-That reader cannot read calls, so they are inlined first. Both precisions are set by name: the default of a CPU with
-instructions for bf16 is bf16.
+That reader does not support calls, so they are inlined first. Both precisions are set explicitly: the default of a CPU
+with instructions for bf16 is bf16.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_v
 BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
-def written_out(jaxpr: Any, consts: Any, arguments: Any) -> list[Any]:
-    """Evaluate a jaxpr with the bodies of its calls in their place."""
+def evaluate_with_inlined_calls(jaxpr: Any, consts: Any, arguments: Any) -> list[Any]:
+    """Evaluate a jaxpr with its calls inlined."""
     from jax.extend.core import Literal
 
     known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments)))
@@ -33,7 +33,7 @@ def written_out(jaxpr: Any, consts: Any, arguments: Any) -> list[Any]:
         if eqn.primitive.name in CALLS:
             body = next(eqn.params[name] for name in BODIES if name in eqn.params)
             inner, own = (body.jaxpr, body.consts) if hasattr(body, "consts") else (body, ())
-            results = written_out(inner, own, values)
+            results = evaluate_with_inlined_calls(inner, own, values)
         else:
             results = eqn.primitive.bind(*values, **eqn.params)
             results = results if eqn.primitive.multiple_results else [results]
@@ -42,7 +42,7 @@ def written_out(jaxpr: Any, consts: Any, arguments: Any) -> list[Any]:
 
 
 def convert(name: str, folder: Path) -> None:
-    """Write OpenVINO's own form of a model of ``models.py``."""
+    """Write a model of ``models.py`` in OpenVINO's own format."""
     import jax
     import openvino
 
@@ -55,12 +55,12 @@ def convert(name: str, folder: Path) -> None:
         model = MODELS[name]()
         leaves, tree = jax.tree.flatten(model.inputs)
         traced = jax.make_jaxpr(lambda *x: jax.tree.leaves(model.function(*jax.tree.unflatten(tree, x))))(*leaves)
-        source = jax.make_jaxpr(lambda *x: written_out(traced.jaxpr, traced.consts, x))(*leaves)
+        source = jax.make_jaxpr(lambda *x: evaluate_with_inlined_calls(traced.jaxpr, traced.consts, x))(*leaves)
     openvino.save_model(openvino.convert_model(source), folder / "openvino.xml", compress_to_fp16=False)
 
 
 def prepare(name: str, folder: Path, precision: str) -> dict[str, float]:
-    """Convert the model in a process of its own; return seconds and the bytes of its weights."""
+    """Convert the model in its own process; return the seconds, and the bytes of its weights."""
     start = time.perf_counter()
     words = command("benchmarks.peers.openvino", name, folder)
     subprocess.run(words, check=True, capture_output=True, text=True, env=environment())

@@ -1,4 +1,4 @@
-"""torch on the GPU: its arrays, and replays of its graphs, which are cuBLASLt's and cuDNN's times."""
+"""torch on the GPU: its arrays, and replays of its graphs, which measure cuBLASLt and cuDNN."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from benchmarks.timing import Call, back_to_back
 
 
 def installed() -> bool:
-    """Return True if torch is there; report how to install it otherwise."""
+    """Return True if torch is installed; report how to install it otherwise."""
     return available("torch", "torch")
 
 
 def to_torch(a: Any) -> Any:
-    """Return an array as one of torch's on the GPU."""
+    """Convert an array to a torch tensor on the GPU."""
     import torch
 
     a = np.ascontiguousarray(a)
@@ -27,8 +27,8 @@ def to_torch(a: Any) -> Any:
     return there if kind is None else there.view(kind)
 
 
-def of_graph(run: Call) -> float:
-    """Return the seconds of a replay of torch's graph of what ``run`` does."""
+def time_torch_graph(run: Call) -> float:
+    """Capture ``run`` as torch's CUDA graph, and return the seconds of a replay."""
     import torch
 
     for _ in range(3):

@@ -16,7 +16,7 @@ def prepare(name: str, folder: Path, precision: str) -> dict[str, float]:
 
 
 def load(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: int, precision: str) -> Loaded:
-    """Return a call of the compiled model on inputs that are on JAX's device."""
+    """Return a call of the compiled model on inputs on JAX's device."""
     import jax
 
     exported = jax.export.deserialize(bytearray((folder / "model.jaxexp").read_bytes()))

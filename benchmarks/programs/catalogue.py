@@ -1,6 +1,6 @@
 """Builders of the programs of ``benchmarks models slower``, and their table by name.
 
-A builder returns a function and its arguments; weights are arguments. It imports the library that it needs.
+A builder returns a function and its arguments; weights are arguments. It imports its own library.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def program(builder: Callable[[], Program]) -> Callable[[], Program]:
 
 
 def trained(loss: Callable[..., Any], weights: Any, optimizer: Any, *inputs: np.ndarray) -> Program:
-    """Return a step of training: the loss, new weights, new state."""
+    """Return a training step: it returns the loss, new weights and new state of the optimizer."""
     leaves, tree = jax.tree.flatten(weights)
     state, state_tree = jax.tree.flatten(optimizer.init(weights))
 
@@ -42,13 +42,13 @@ def trained(loss: Callable[..., Any], weights: Any, optimizer: Any, *inputs: np.
 
 
 def mlp(weights: Any, x: Any) -> Any:
-    """A perceptron of tanh layers."""
+    """Compute a perceptron of tanh layers."""
     for w, b in weights[:-1]:
         x = jnp.tanh(x @ w + b)
     return x @ weights[-1][0] + weights[-1][1]
 
 
 def perceptron(*sizes: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return weights of a perceptron."""
+    """Return weights and biases of a perceptron with layers of these ``sizes``."""
     pairs = enumerate(pairwise(sizes))
     return [(normal(a, b, seed=i, scale=a**-0.5), normal(b, seed=i + 50, scale=0.1)) for i, (a, b) in pairs]

@@ -1,6 +1,6 @@
 """Programs whose stages read values twice: a sorting network, controlled-NOT gates, the gradient of a circuit.
 
-Fusion that ignores how often a value is read doubles their work at each stage.
+Fusion that ignores the number of readers of a value doubles their work at each stage.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def sorting_network(x: Any) -> Any:
-    """A bitonic sort."""
+    """Sort by a bitonic network."""
     n = x.shape[0]
     for k in (2**i for i in range(1, n.bit_length())):
         for j in (k >> i for i in range(1, k.bit_length())):
@@ -26,7 +26,7 @@ def sorting_network(x: Any) -> Any:
 
 
 def controlled_nots(x: Any, gates: int) -> Any:
-    """One qubit after the other turns its neighbour around where it is 1."""
+    """Apply controlled-NOT gates to each qubit and its neighbour, ``gates`` times."""
     bits = x.shape[0].bit_length() - 1
     for c in range(gates):
         state = x.reshape((2,) * bits)
@@ -36,7 +36,7 @@ def controlled_nots(x: Any, gates: int) -> Any:
 
 
 def energy(angles: Any) -> Any:
-    """The energy of a state in which one qubit after the other was turned, with gates between."""
+    """Return the energy of a state after a rotation of each qubit, with gates in between."""
     bits = angles.shape[0]
     x = jnp.zeros(2**bits, "complex64").at[0].set(1)
     for q in range(bits):

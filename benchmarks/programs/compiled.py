@@ -1,7 +1,7 @@
-"""Programs whose compilation is measured beside XLA's: ``CATALOGUE`` by name, made with JAX alone.
+"""Programs whose compile time is measured next to XLA's: ``CATALOGUE`` by name, written with JAX alone.
 
-Single operations, loops and solvers, networks and steps of their training; weights are arguments, sizes small: what
-takes time to compile is how much code there is, not how long it runs.
+Single operations, loops and solvers, networks and training steps; weights are arguments, sizes are small: the
+compile time depends on the amount of code, not on its run time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ALREADY = (
 
 
 def solvers() -> Iterator[tuple[str, Program]]:
-    """Yield factorizations and what is solved with them."""
+    """Yield factorizations and programs that solve systems with them."""
     square, right = normal(24, 24) + 8 * np.eye(24, dtype="float32"), normal(24, 3, seed=1)
     positive = square @ square.T
     by_cholesky = lambda a, b: jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(a), True), b)
@@ -135,7 +135,7 @@ def loops() -> Iterator[tuple[str, Program]]:
 
 
 def simulations() -> Iterator[tuple[str, Program]]:
-    """Yield steps on grids and particles, and derivatives of functions."""
+    """Yield simulation steps on grids and particles, and derivatives of functions."""
 
     def life(board: Any) -> Any:
         shifts = [(a, b) for a in (-1, 0, 1) for b in (-1, 0, 1) if a or b]
@@ -178,7 +178,7 @@ def simulations() -> Iterator[tuple[str, Program]]:
 
 
 def catalogue() -> dict[str, Callable[[], Program]]:
-    """Return what makes each program."""
+    """Return the builder of each program, by name."""
     found: dict[str, Callable[[], Program]] = {}
     of_ops = {case.name: case for group in cases.GROUPS for case in group()}
     for name in CASES:

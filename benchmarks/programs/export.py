@@ -1,4 +1,4 @@
-"""Write a model of ``models.py`` with its inputs and XLA's results into a folder."""
+"""Export a model of ``models.py`` with its inputs and XLA's results to a folder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Models that a GPU runs beside ``jax.jit``: plain JAX, weights from a seed, nothing is downloaded.
+"""Models to compare with ``jax.jit`` on a GPU: plain JAX, weights from a seed, no downloads.
 
-``ZOO`` maps a name to a builder. Weights are an argument, as they are where they are trained or swapped.
+``ZOO`` maps a name to a builder. Weights are an argument, as for training and for exchangeable weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from jax import lax, nn
 
 
 class Case(NamedTuple):
-    """``function(weights, *inputs)``, and both; ``tolerance`` is the error allowed as a share of the largest value."""
+    """A model: ``function(weights, *inputs)``, its weights and inputs.
+
+    ``tolerance`` is the allowed error relative to the largest value.
+    """
 
     function: Callable[..., Any]
     weights: Any
@@ -29,17 +32,17 @@ RNG = np.random.default_rng(0)
 
 
 def normal(*shape: int, scale: float = 1.0, dtype: Any = np.float32) -> np.ndarray:
-    """Return normal numbers."""
+    """Return normally distributed numbers, times ``scale``."""
     return (RNG.standard_normal(shape, dtype=np.float32) * np.float32(scale)).astype(dtype)
 
 
 def weight(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-    """Return a weight whose product with normal numbers is about as large as they are."""
+    """Return a weight that preserves the scale of normally distributed inputs."""
     return normal(*shape, scale=float(np.prod(shape[:-1])) ** -0.5, dtype=dtype)
 
 
 def tokens(high: int, *shape: int) -> np.ndarray:
-    """Return integers below ``high``."""
+    """Return random integers from 0 to ``high`` - 1."""
     return RNG.integers(0, high, shape).astype(np.int32)
 
 
@@ -51,7 +54,7 @@ def layer_norm(x: Any, gain: Any, bias: Any) -> Any:
 
 
 def norm_weights(dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return gain and bias."""
+    """Return gain and bias of a normalization."""
     return 1 + normal(dim, scale=0.05), normal(dim, scale=0.05)
 
 
@@ -59,7 +62,7 @@ def norm_weights(dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def attention(x: Any, w: dict[str, Any], heads: int) -> Any:
-    """Let each position look at all."""
+    """Compute self-attention of ``heads`` heads, without a mask."""
     batch, length, dim = x.shape
     q, k, v = ((x @ w[n] + w["b" + n]).reshape(batch, length, heads, dim // heads) for n in "qkv")
     return nn.dot_product_attention(q, k, v).reshape(batch, length, dim) @ w["o"] + w["bo"]
@@ -75,12 +78,12 @@ def block_weights(dim: int, dtype: Any) -> dict[str, Any]:
 
 
 def feed_forward(x: Any, w: dict[str, Any]) -> Any:
-    """Widen, bend and narrow."""
+    """Compute the two dense layers of a block, with gelu in between."""
     return nn.gelu(x @ w["up"] + w["bup"]) @ w["down"] + w["bdown"]
 
 
 def bert(batch: int, length: int, dtype: Any) -> Case:
-    """BERT-base: 12 layers of 768, normalized after each half."""
+    """Return BERT-base: 12 layers of 768, normalized after each half."""
     dim = 768
     weights = {
         "words": normal(30522, dim, scale=0.5, dtype=dtype), "places": normal(length, dim, scale=0.5, dtype=dtype),
@@ -98,7 +101,7 @@ def bert(batch: int, length: int, dtype: Any) -> Case:
 
 
 def vit(batch: int) -> Case:
-    """ViT-S/16 on 224 x 224 pixels: 12 layers of 384, normalized before each half."""
+    """Return ViT-S/16 on 224 x 224 pixels: 12 layers of 384, normalized before each half."""
     dim = 384
     weights = {
         "patch": weight(16 * 16 * 3, dim), "first": normal(1, 1, dim), "places": normal(197, dim, scale=0.1),
@@ -120,7 +123,7 @@ def vit(batch: int) -> Case:
 
 
 def gpt2_decode() -> Case:
-    """One token of GPT-2 small after 512 others, in a cache of 1024."""
+    """Return a decoding step of GPT-2 small after 512 tokens, with a cache of 1024."""
     dim, heads, length = 768, 12, 1024
     weights = {
         "words": normal(50257, dim, scale=0.2), "places": normal(length, dim, scale=0.1),
@@ -145,7 +148,7 @@ def gpt2_decode() -> Case:
 
 
 def llama_prefill() -> Case:
-    """512 tokens through 4 layers of 2048 with 32 heads of queries, 8 of keys, in bf16."""
+    """Return the prefill of 512 tokens through 4 layers of 2048 with 32 heads of queries, 8 of keys, in bf16."""
     dim, groups, length, inner = 2048, 8, 512, 5632
     half = partial(weight, dtype=ml_dtypes.bfloat16)
     blocks = [
@@ -184,7 +187,7 @@ def llama_prefill() -> Case:
 
 
 def mlp(rows: int) -> Case:
-    """12 layers in bf16: 768 to 3072 with gelu, back, added and normalized."""
+    """Return 12 layers in bf16: 768 to 3072 with gelu, back, residual and normalization."""
     layers = [
         {n: w for n, w in block_weights(768, ml_dtypes.bfloat16).items() if n in ("up", "bup", "down", "bdown", "n1")}
         for _ in range(12)
@@ -202,12 +205,12 @@ def mlp(rows: int) -> Case:
 
 
 def conv(x: Any, w: Any, stride: int = 1) -> Any:
-    """Convolve images whose channels come last."""
+    """Convolve images whose channels are the last dim."""
     return lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 def resnet50(batch: int, dtype: Any) -> Case:
-    """ResNet-50 on 224 x 224 pixels; a batch norm is a scale and a shift."""
+    """Return ResNet-50 on 224 x 224 pixels; a batch norm is a scale and a shift."""
 
     def unit(*shape: int) -> tuple[np.ndarray, ...]:
         return weight(*shape, dtype=dtype), normal(shape[-1], scale=0.1, dtype=dtype), normal(shape[-1], dtype=dtype)
@@ -244,7 +247,7 @@ def resnet50(batch: int, dtype: Any) -> Case:
 
 
 def lstm() -> Case:
-    """Two layers of 256 over 100 steps of 16 sequences."""
+    """Return two LSTM layers of 256 over 100 steps of 16 sequences."""
     layers = [{"x": weight(256, 1024), "h": weight(256, 1024), "b": normal(1024, scale=0.1)} for _ in range(2)]
 
     def function(layers: Any, x: Any) -> Any:
@@ -265,7 +268,7 @@ def lstm() -> Case:
 
 
 def trained(loss: Callable[..., Any], weights: Any, *inputs: Any) -> Case:
-    """Return a step of gradient descent with momentum."""
+    """Return a training step by gradient descent with momentum."""
 
     def function(state: Any, *inputs: Any) -> Any:
         w, momentum = state
@@ -277,12 +280,12 @@ def trained(loss: Callable[..., Any], weights: Any, *inputs: Any) -> Case:
 
 
 def cross_entropy(logits: Any, labels: Any) -> Any:
-    """Return the mean loss."""
+    """Return the mean cross entropy."""
     return -jnp.take_along_axis(nn.log_softmax(logits), labels[:, None], -1).mean()
 
 
 def cnn_train() -> Case:
-    """A small network of two convolutions, 32 images of 28 x 28."""
+    """Return a training step of a network of two convolutions, 32 images of 28 x 28."""
     weights = [weight(3, 3, 1, 32), weight(3, 3, 32, 64), weight(3136, 256), weight(256, 10)]
 
     def loss(w: Any, x: Any, labels: Any) -> Any:
@@ -295,7 +298,7 @@ def cnn_train() -> Case:
 
 
 def mlp_train() -> Case:
-    """Three layers of 1024, 128 rows."""
+    """Return a training step of three layers of 1024, 128 rows."""
     weights = [weight(784, 1024), weight(1024, 1024), weight(1024, 10)]
 
     def loss(w: Any, x: Any, labels: Any) -> Any:
@@ -305,7 +308,7 @@ def mlp_train() -> Case:
 
 
 def vae_train() -> Case:
-    """A variational autoencoder of 784, 400 and 20, 128 rows."""
+    """Return a training step of a variational autoencoder of 784, 400 and 20, 128 rows."""
     weights = [weight(784, 400), weight(400, 40), weight(20, 400), weight(400, 784)]
 
     def loss(w: Any, x: Any, key: Any) -> Any:

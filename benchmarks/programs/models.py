@@ -1,7 +1,7 @@
-"""The benchmark's models: random weights with fixed seeds, nothing is downloaded.
+"""The benchmark's models: random weights with fixed seeds, no downloads.
 
-``MODELS`` maps a name to a builder that returns a :class:`Model`. A builder imports
-the library that it needs, so one that is missing costs only its own models.
+``MODELS`` maps a name to a builder that returns a :class:`Model`. A builder imports its own library, so a missing
+library only affects its own models.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A function of its inputs alone (weights are baked in), and example inputs.
+    """A function of its inputs alone, with its weights as constants, and example inputs.
 
-    ``specs`` replace the inputs' shapes when it is exported (symbolic dims);
-    ``tolerance`` is the allowed error as a share of the largest value.
+    ``specs`` replace the inputs' shapes for the export (symbolic dims); ``tolerance`` is the allowed error relative to
+    the largest value.
     """
 
     function: Callable[..., Any]
@@ -44,17 +44,17 @@ def model(builder: Callable[[], Model]) -> Callable[[], Model]:
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
-    """Return normal values, f32."""
+    """Return normally distributed numbers, f32."""
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype("float32")
 
 
 def integers(high: int, *shape: int, seed: int = 0) -> np.ndarray:
-    """Return integers below ``high``, i32."""
+    """Return random integers from 0 to ``high`` - 1, i32."""
     return np.random.default_rng(seed).integers(0, high, shape).astype("int32")
 
 
 def jitter(tree: Any) -> Any:
-    """Return weights in which constant leaves (biases, norm scales) got noise, so that each of them matters."""
+    """Add noise to constant leaves of weights (biases, norm scales), so that each of them affects the result."""
     random = np.random.default_rng(7)
 
     def one(leaf: Any) -> Any:
@@ -72,7 +72,7 @@ def jitter(tree: Any) -> Any:
 
 
 def _keras(name: str, pixels: float) -> Model:
-    """Return a network of keras.applications, its batch norm statistics taken from a batch."""
+    """Return a network of keras.applications, with batch norm statistics of a batch."""
     import keras
 
     keras.utils.set_random_seed(0)
@@ -143,7 +143,7 @@ def gpt2_decode() -> Model:
 
 @model
 def gpt2_decode_bf16() -> Model:
-    """The same step in bf16, which files of inputs do not know: the cache is a constant, the logits are f32."""
+    """The same step in bf16: the cache is a constant and the logits are f32, as input files cannot have bf16."""
     step, past, *inputs = _gpt2_step("bfloat16")
     return Model(lambda *x: step(past, *x)[0].astype(jnp.float32), tuple(inputs), tolerance=6e-2)
 
@@ -160,7 +160,7 @@ def gpt2_bf16() -> Model:
 
 
 def _gpt2_step(dtype: str) -> tuple[Any, ...]:
-    """Return a step of a decoder, and its arguments."""
+    """Return a decoding step of a small GPT-2 in ``dtype``, and its arguments."""
     import transformers
 
     network = transformers.FlaxGPT2LMHeadModel(transformers.GPT2Config(n_layer=6), seed=0, dtype=jnp.dtype(dtype))
@@ -204,7 +204,7 @@ def flax_lstm_scan() -> Model:
 
 @model
 def flax_mnist_train() -> Model:
-    """One step of training: loss, new weights, new state of the optimizer."""
+    """One training step: loss, new weights, new state of the optimizer."""
     import flax.linen as nn
     import optax
 
@@ -302,7 +302,7 @@ def int8_mlp() -> Model:
 
 @model
 def tiny_add() -> Model:
-    """What a call costs when there is next to nothing to compute."""
+    """An addition of four numbers, which measures the overhead of a call."""
     return Model(lambda x, y: x + y, (normal(8), normal(8, seed=1)))
 
 
@@ -328,7 +328,7 @@ def gelu_exact() -> Model:
 
 
 def _convolution(pixels: int, kernel: int, channels: int, groups: int) -> Model:
-    """Return a convolution with a ReLU; its weights are baked in."""
+    """Return a convolution with a ReLU; its weights are constants."""
     each = channels // groups
     weights = normal(kernel, kernel, each, channels, seed=1, scale=(kernel * kernel * each) ** -0.5)
     form: dict[str, Any] = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": groups}

@@ -1,4 +1,4 @@
-"""Networks and steps of their training as libraries lower them, with JAX alone: ``NETWORKS`` by name."""
+"""Networks and their training steps as libraries lower them, with JAX alone: ``NETWORKS`` by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def network(builder: Callable[[], Program]) -> Callable[[], Program]:
 
 
 class Layers:
-    """Makes weights when a layer is first asked for, and hands them out again when the network is traced."""
+    """Layers with weights: created at the first trace of a network, and reused in the same order at later traces."""
 
     def __init__(self) -> None:
         self.weights: Weights = {}
@@ -32,7 +32,7 @@ class Layers:
         self.count = 0
 
     def weight(self, *shape: int, scale: float = 0.0) -> Any:
-        """Return the next array of weights."""
+        """Return the next array of weights, created at first use."""
         self.count += 1
         name = f"w{self.count:03}"
         if name not in self.weights and not self.traced:
@@ -40,7 +40,7 @@ class Layers:
         return self.traced[name] if self.traced else jnp.asarray(self.weights[name])
 
     def conv(self, x: Any, features: int, size: int = 3, stride: int = 1, groups: int = 1) -> Any:
-        """Return a convolution, batch normalisation with known statistics after it."""
+        """Apply a convolution and batch normalisation with known statistics."""
         w = self.weight(size, size, x.shape[-1] // groups, features)
         y = lax.conv_general_dilated(
             x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=groups
@@ -50,17 +50,17 @@ class Layers:
         return (y - mean) * lax.rsqrt(variance + 1e-3) * (1 + scale) + shift
 
     def dense(self, x: Any, features: int) -> Any:
-        """Return an affine layer."""
+        """Apply an affine layer."""
         return x @ self.weight(x.shape[-1], features) + self.weight(features, scale=0.1)
 
     def norm(self, x: Any) -> Any:
-        """Return layer normalisation."""
+        """Apply layer normalisation."""
         mean = x.mean(-1, keepdims=True)
         x = (x - mean) * lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
         return x * (1 + self.weight(x.shape[-1], scale=0.1)) + self.weight(x.shape[-1], scale=0.1)
 
     def attention(self, x: Any, heads: int, causal: bool = False) -> Any:
-        """Return attention of a sequence to itself, with projections."""
+        """Apply self-attention with projections."""
         batch, length, width = x.shape
         split = lambda y: y.reshape(batch, length, heads, width // heads)
         q, k, v = (split(self.dense(x, width)) for _ in range(3))
@@ -71,13 +71,15 @@ class Layers:
         return self.dense(mixed.reshape(batch, length, width), width)
 
     def block(self, x: Any, heads: int, causal: bool = False) -> Any:
-        """Return a layer of a transformer."""
+        """Apply a transformer layer."""
         x = x + self.attention(self.norm(x), heads, causal)
         y = self.norm(x)
         return x + self.dense(jax.nn.gelu(self.dense(y, 4 * x.shape[-1])), x.shape[-1])
 
 
-def made(apply: Callable[[Layers, Any], Any], x: np.ndarray) -> tuple[Callable[[Any, Any], Any], Weights]:
+def network_and_weights(
+    apply: Callable[[Layers, Any], Any], x: np.ndarray
+) -> tuple[Callable[[Any, Any], Any], Weights]:
     """Return the network as a function of weights and input, and its weights."""
     first = Layers()
     jax.eval_shape(lambda x: apply(first, x), x)
@@ -91,14 +93,14 @@ def made(apply: Callable[[Layers, Any], Any], x: np.ndarray) -> tuple[Callable[[
 
 
 def inference(apply: Callable[[Layers, Any], Any], x: np.ndarray) -> Program:
-    """Return a network whose weights are arguments."""
-    call, weights = made(apply, x)
+    """Return the program of a network whose weights are arguments."""
+    call, weights = network_and_weights(apply, x)
     return call, (weights, x)
 
 
 def training(apply: Callable[[Layers, Any], Any], x: np.ndarray, labels: np.ndarray) -> Program:
-    """Return a step of Adam on the cross entropy of a network."""
-    call, weights = made(apply, x)
+    """Return the program of an Adam step on the cross entropy of a network."""
+    call, weights = network_and_weights(apply, x)
 
     def loss(weights: Any, x: Any, labels: Any) -> Any:
         logits = jax.nn.log_softmax(call(weights, x))
@@ -117,7 +119,7 @@ def training(apply: Callable[[Layers, Any], Any], x: np.ndarray, labels: np.ndar
 
 
 def classifier(layers: Layers, x: Any) -> Any:
-    """A small network of convolutions."""
+    """Apply a small convolutional network."""
     for features in (16, 32):
         x = jax.nn.relu(layers.conv(x, features))
         x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME")
@@ -125,7 +127,7 @@ def classifier(layers: Layers, x: Any) -> Any:
 
 
 def residual(layers: Layers, x: Any) -> Any:
-    """A ResNet of four stages."""
+    """Apply a ResNet of four stages."""
     x = jax.nn.relu(layers.conv(x, 16, 7, 2))
     for features in (16, 32, 64, 128):
         for n in range(2):
@@ -136,7 +138,7 @@ def residual(layers: Layers, x: Any) -> Any:
 
 
 def separable(layers: Layers, x: Any) -> Any:
-    """MobileNet's blocks: convolutions of each channel, then of each pixel."""
+    """Apply MobileNet's blocks: depthwise, then pointwise convolutions."""
     x = jnp.clip(layers.conv(x, 16, 3, 2), 0, 6)
     for features, stride in ((32, 1), (64, 2), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (256, 1), (512, 2)):
         x = jnp.clip(layers.conv(x, x.shape[-1], 3, stride, x.shape[-1]), 0, 6)
@@ -145,7 +147,7 @@ def separable(layers: Layers, x: Any) -> Any:
 
 
 def efficient(layers: Layers, x: Any) -> Any:
-    """EfficientNet's blocks: inverted, with squeezing and excitation."""
+    """Apply EfficientNet's blocks: inverted residuals with squeeze and excitation."""
     x = jax.nn.silu(layers.conv(x, 16, 3, 2))
     for features, stride, fused in ((16, 1, 1), (32, 2, 1), (48, 2, 0), (48, 1, 0), (80, 2, 0), (80, 1, 0), (96, 1, 0)):
         wide, before = 4 * x.shape[-1], x
@@ -160,7 +162,7 @@ def efficient(layers: Layers, x: Any) -> Any:
 
 
 def u_net(layers: Layers, x: Any) -> Any:
-    """Down, up, and across."""
+    """Apply a U-Net: downsampling, upsampling, and skip connections."""
     kept = []
     for features in (16, 32):
         x = jax.nn.relu(layers.conv(jax.nn.relu(layers.conv(x, features)), features))
@@ -174,7 +176,7 @@ def u_net(layers: Layers, x: Any) -> Any:
 
 
 def vision(layers: Layers, x: Any) -> Any:
-    """Patches as words."""
+    """Apply a vision transformer: patches are tokens."""
     x = layers.conv(x, 64, 8, 8).reshape(len(x), -1, 64)
     x = x + layers.weight(*x.shape[1:], scale=0.1)
     for _ in range(3):
@@ -183,7 +185,7 @@ def vision(layers: Layers, x: Any) -> Any:
 
 
 def words(layers: Layers, tokens: Any) -> Any:
-    """A decoder of two layers."""
+    """Apply a decoder of two layers."""
     x = layers.weight(256, 64, scale=0.1)[tokens] + layers.weight(tokens.shape[1], 64, scale=0.1)
     for _ in range(2):
         x = layers.block(x, 4, causal=True)
@@ -191,7 +193,7 @@ def words(layers: Layers, tokens: Any) -> Any:
 
 
 def unrolled(layers: Layers, x: Any) -> Any:
-    """A gated recurrent network of 16 steps that are written out."""
+    """Apply a gated recurrent network whose 16 steps are unrolled."""
     state = jnp.zeros((x.shape[0], 48))
     u, w = layers.weight(48, 144), layers.weight(x.shape[-1], 144)
     for n in range(x.shape[1]):
@@ -202,7 +204,7 @@ def unrolled(layers: Layers, x: Any) -> Any:
 
 
 def experts(layers: Layers, x: Any) -> Any:
-    """A mixture of four experts of which each word takes two."""
+    """Apply a mixture of four experts, two for each token."""
     scores, chosen = lax.top_k(jax.nn.softmax(layers.dense(x, 4)), 2)
     up, down = layers.weight(4, x.shape[-1], 128), layers.weight(4, 128, x.shape[-1])
     each = jnp.einsum("neh,ehd->ned", jax.nn.silu(jnp.einsum("nd,edh->neh", x, up)), down)
@@ -211,7 +213,7 @@ def experts(layers: Layers, x: Any) -> Any:
 
 
 def waves(layers: Layers, x: Any) -> Any:
-    """Dilated causal convolutions of sound."""
+    """Apply dilated causal convolutions, as for audio."""
     for n in range(4):
         w, names = layers.weight(2, x.shape[-1], 64), ("NWC", "WIO", "NWC")
         y = lax.conv_general_dilated(x, w, (1,), [(2**n, 0)], rhs_dilation=(2**n,), dimension_numbers=names)
@@ -220,7 +222,7 @@ def waves(layers: Layers, x: Any) -> Any:
 
 
 def perceptron(layers: Layers, x: Any) -> Any:
-    """Four layers."""
+    """Apply four dense layers."""
     for features in (128, 128, 64):
         x = jax.nn.relu(layers.dense(x, features))
     return layers.dense(x, 10)
@@ -265,7 +267,7 @@ def lstm_scan() -> Program:
 
 @network
 def decode_step() -> Program:
-    """One token with its cache of keys and values."""
+    """A decoding step of one token with its cache of keys and values."""
 
     def run(x: Any, keys: Any, values: Any, at: Any, w: Any) -> Any:
         q, k, v = jnp.split(x @ w, 3, -1)

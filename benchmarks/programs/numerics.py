@@ -1,4 +1,4 @@
-"""Simulations, circuits, products, sorts and other operations on which aotc was slower than a peer."""
+"""Simulations, circuits, matmuls, sorts and other operations on which aotc was slower than a peer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.programs.models import integers, normal
 
 @program
 def complex_exp() -> Program:
-    """What S4D computes of its poles."""
+    """Complex exponentials, as S4D computes from its poles."""
     return jnp.exp, ((normal(32, 32, 512) * -0.1 + 1j * normal(32, 32, 512, seed=1) * 9).astype("complex64"),)
 
 
@@ -105,20 +105,20 @@ def leapfrog(q: Any, p: Any, x: Any, y: Any) -> Any:
 
 @program
 def monte_carlo() -> Program:
-    """One chain."""
+    """One chain of Hamiltonian Monte Carlo."""
     return leapfrog, (normal(20, scale=0.1), normal(20), normal(500, 20), integers(2, 500).astype("float32"))
 
 
 @program
 def monte_carlo_chains() -> Program:
-    """Eight chains side by side."""
+    """Eight chains of Hamiltonian Monte Carlo."""
     _, (*_, x, y) = monte_carlo()
     return jax.vmap(leapfrog, (0, 0, None, None)), (normal(8, 20, scale=0.1), normal(8, 20), x, y)
 
 
 @program
 def top_k_sampling() -> Program:
-    """A token of each of eight rows, of the forty that are likeliest."""
+    """Sampling of a token from the 40 most likely, for each of eight rows."""
 
     def sample(logits: Any, key: Any) -> Any:
         values, tokens = jax.lax.top_k(logits / 0.8, 40)
@@ -129,7 +129,7 @@ def top_k_sampling() -> Program:
 
 @program
 def moving_average() -> Program:
-    """Differences of running sums that begin with a zero."""
+    """Differences of cumulative sums that begin with a zero."""
 
     def average(x: Any) -> Any:
         sums = jnp.cumsum(jnp.pad(x, ((0, 0), (1, 0))), 1)
@@ -140,7 +140,7 @@ def moving_average() -> Program:
 
 @program
 def integer_product() -> Program:
-    """Modulo 2 ** 32."""
+    """Matmul of integers modulo 2 ** 32."""
     return lambda a, b: a @ b, (integers(100, 256, 256), integers(100, 256, 256))
 
 
@@ -158,7 +158,7 @@ def complex_matvec() -> Program:
 
 @program
 def wave() -> Program:
-    """Thirty steps of a wave, its curvature a convolution of one channel."""
+    """Thirty steps of a wave equation, with a convolution of one channel as the second derivative."""
     stencil = np.array([[0, 1, 0], [1, -4, 1], [0, 1, 0]], "float32")[None, None]
 
     def step(state: Any, _: Any) -> Any:
@@ -172,7 +172,7 @@ def wave() -> Program:
 
 @program
 def normal_densities() -> Program:
-    """The logarithms of a multivariate normal's density at many points: a triangular solve of many rows."""
+    """Log densities of a multivariate normal distribution at many points: a triangular solve of many rows."""
     density = jax.scipy.stats.multivariate_normal.logpdf
     return lambda x, mean, a: density(x, mean, a @ a.T + jnp.eye(16)), (normal(500, 16), normal(16), normal(16, 16))
 
@@ -185,19 +185,19 @@ def triangular_solve() -> Program:
 
 @program
 def sums_of_96() -> Program:
-    """Of rows that LLVM unrolled before it looked for vectors."""
+    """Sums of rows of 96 elements, which LLVM unrolled before vectorization."""
     return lambda x: x.sum(1), (normal(4000, 96),)
 
 
 @program
 def turned_sums() -> Program:
-    """Along rows, and along columns, of a turned matrix."""
+    """Sums along rows, and along columns, of a transposed matrix."""
     return lambda x: (x.T.sum(1), x.transpose(1, 0).max(0)), (normal(256, 512),)
 
 
 @program
 def turned_product_sums() -> Program:
-    """Of what lies by rows and what lies by columns."""
+    """Sums of products of a row-major and a transposed matrix."""
     return lambda x, y: (x.T * y).sum(1), (normal(256, 512), normal(512, 256))
 
 
@@ -208,7 +208,7 @@ def turned_softmax() -> Program:
 
 @program
 def turned_statistics() -> Program:
-    """The mean and variance of each channel, channels last in memory and first for the program."""
+    """Mean and variance of each channel; channels are last in memory and first in the program."""
 
     def statistics(x: Any) -> Any:
         x = x.transpose(0, 3, 1, 2)
@@ -239,7 +239,7 @@ def overlapping_parts() -> Program:
 
 @program
 def pool_of_halves() -> Program:
-    """The largest of 2 x 2 pixels in f16."""
+    """Maximum over 2 x 2 pixels in f16."""
     lowest, window = np.array(-np.inf, "float16"), (1, 2, 2, 1)
     pool = jax.lax.reduce_window
     return lambda x: pool(x, lowest, jax.lax.max, window, window, "VALID"), (normal(4, 32, 32, 48).astype("float16"),)
@@ -247,7 +247,7 @@ def pool_of_halves() -> Program:
 
 @program
 def updates_of_rows() -> Program:
-    """Fifty times three rows of a matrix are added to, in place."""
+    """Fifty additions to three rows of a matrix, in place."""
 
     def updated(x: Any, places: Any, y: Any) -> Any:
         def iteration(k: Any, x: Any) -> Any:
@@ -261,13 +261,13 @@ def updates_of_rows() -> Program:
 
 @program
 def chosen() -> Program:
-    """One of three for each element."""
+    """Selection of one of three values for each element."""
     return lambda i, x: jnp.choose(i, [x, x * 2, x + 1], mode="clip"), (integers(3, 256, 512), normal(256, 512))
 
 
 @program
 def patches_by_indices() -> Program:
-    """All patches of 5 x 5 of an image, by the places of their pixels."""
+    """All patches of 5 x 5 of an image, gathered by the indices of their pixels."""
 
     def patches(x: Any) -> Any:
         at = jnp.arange(60)[:, None] + jnp.arange(5)

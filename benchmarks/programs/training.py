@@ -1,4 +1,4 @@
-"""Networks and their training, as flax, equinox, diffrax and optax make them, on which aotc was slower than a peer."""
+"""Networks and their training with flax, equinox, diffrax and optax, on which aotc was slower than a peer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.programs.models import integers, normal
 
 @program
 def gpt2_train() -> Program:
-    """One step of adamw on a decoder of two layers."""
+    """One step of AdamW on a decoder of two layers."""
     import optax
 
     d, heads, vocabulary, length = 128, 4, 1000, 64
@@ -129,7 +129,7 @@ def diffusion_unet() -> Program:
 
 @program
 def eqx_gru_gradient() -> Program:
-    """The gradient of a cell of equinox over a sequence, by its weights."""
+    """The gradient of an equinox GRU cell over a sequence, for its weights."""
     import equinox as eqx
 
     cell, rest = eqx.partition(eqx.nn.GRUCell(16, 32, key=jax.random.PRNGKey(0)), eqx.is_array)
@@ -147,7 +147,7 @@ def eqx_gru_gradient() -> Program:
 
 @program
 def jacfwd_mlp() -> Program:
-    """The derivative of outputs by all weights, forwards."""
+    """The Jacobian of a perceptron for all weights, in forward mode."""
 
     def run(weights: Any, x: Any) -> Any:
         return jax.jacfwd(mlp)(weights, x)
@@ -157,7 +157,7 @@ def jacfwd_mlp() -> Program:
 
 @program
 def jacfwd_mlp_batch() -> Program:
-    """The same of a batch, larger."""
+    """The Jacobian of a larger perceptron for a batch, in forward mode."""
     return lambda weights, x: jax.jacfwd(mlp)(weights, x), (perceptron(16, 32, 32, 4), normal(4, 16, seed=3))
 
 
@@ -202,7 +202,7 @@ def neural_ode_gradient() -> Program:
 
 
 def dense_step(weights: Any, x: Any, labels: Any) -> Any:
-    """The loss of three dense layers, and their weights after a step down its gradient."""
+    """Return the loss of three dense layers, and their weights after a step of gradient descent."""
 
     def loss(weights: Any) -> Any:
         hidden = jax.nn.relu(jax.nn.relu(x @ weights[0]) @ weights[1])
@@ -213,7 +213,7 @@ def dense_step(weights: Any, x: Any, labels: Any) -> Any:
 
 
 def dense_weights() -> list[np.ndarray]:
-    """Of 784, 1024, 1024 and 10."""
+    """Return weights and biases of layers of 784, 1024, 1024 and 10."""
     return [normal(m, n, seed=m, scale=m**-0.5) for m, n in pairwise((784, 1024, 1024, 10))]
 
 
@@ -262,7 +262,7 @@ def group_norm_gradient() -> Program:
 
 @program
 def grouped_gradient() -> Program:
-    """The gradient of a convolution of four groups by its kernel."""
+    """The gradient of a convolution of four groups for its kernel."""
     layout = ("NHWC", "HWIO", "NHWC")
 
     def loss(w: Any, x: Any) -> Any:
@@ -274,13 +274,13 @@ def grouped_gradient() -> Program:
 
 @program
 def transposed_convolution() -> Program:
-    """To twice the size, as generators of images do."""
+    """A transposed convolution to twice the size, as in image generators."""
     return lambda x, k: jax.lax.conv_transpose(x, k, (2, 2), "SAME"), (normal(8, 8, 8, 32), normal(4, 4, 32, 16))
 
 
 @program
 def patches_gradient() -> Program:
-    """Of the image and the weights of a vision transformer's first layer."""
+    """The gradient of a vision transformer's first layer, for the image and the weights."""
 
     def loss(x: Any, w: Any) -> Any:
         layout = ("NHWC", "HWIO", "NHWC")
@@ -291,7 +291,7 @@ def patches_gradient() -> Program:
 
 @program
 def echo_state() -> Program:
-    """A recurrent network of rows of 100, of which there were no blocks."""
+    """A recurrent network with rows of 100, a size without a tiled kernel."""
 
     def step(w: Any, h: Any, u: Any) -> Any:
         h = 0.7 * h + 0.3 * jnp.tanh(w @ h + u)

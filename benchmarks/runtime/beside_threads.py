@@ -1,6 +1,6 @@
 """A call next to Python threads that compute.
 
-The calling thread's time is computation, waiting for a core, and waiting for the lock. The kernel counts the first two
+The calling thread's time is computation, waiting for a core, and waiting for the GIL. The kernel counts the first two
 (Linux, /proc/thread-self/schedstat); the third is the rest of the time.
 """
 
@@ -49,8 +49,8 @@ func.func public @products(%n: tensor<i32>, %x: tensor<300x300xf32>) -> tensor<3
 ARRAYS = {"fused": np.float32(0.5), "products": np.full((300, 300), 0.01, np.float32)}
 
 
-def counted(call: Callable[[], object]) -> tuple[float, float, float]:
-    """Return the seconds that this thread computed in a call, waited for a core, and waited otherwise."""
+def count_waiting_time(call: Callable[[], object]) -> tuple[float, float, float]:
+    """Run a call; return the seconds that this thread computed, waited for a core, and waited otherwise."""
 
     def now() -> tuple[float, float, float]:
         with open("/proc/thread-self/schedstat") as file:
@@ -63,19 +63,19 @@ def counted(call: Callable[[], object]) -> tuple[float, float, float]:
     return running, queued, wall - running - queued
 
 
-def busy(stop: threading.Event) -> None:
-    """Compute in Python."""
+def compute_until(stop: threading.Event) -> None:
+    """Compute in Python until ``stop`` is set."""
     n = 0
     while not stop.is_set():
         n = (n * 5 + 1) % 65537
 
 
 def steps_of(module: aotc.LoadedModule, name: str, seconds: float) -> np.int32:
-    """Return the number of steps that compute for so long."""
+    """Return the number of steps that take ``seconds`` to compute."""
     steps, running = 100, 0.0
     while running < seconds / 10:
         steps *= 4
-        running, _, _ = counted(partial(module.invoke, name, np.int32(steps), ARRAYS[name]))
+        running, _, _ = count_waiting_time(partial(module.invoke, name, np.int32(steps), ARRAYS[name]))
     return np.int32(steps * seconds / running)
 
 
@@ -90,10 +90,10 @@ def run(seconds: options.Seconds = 1.0, rounds: options.Rounds = 5) -> None:
         steps = steps_of(module, name, seconds)
         for count in (0, 1, 4):
             stop = threading.Event()
-            others = [threading.Thread(target=busy, args=(stop,)) for _ in range(count)]
+            others = [threading.Thread(target=compute_until, args=(stop,)) for _ in range(count)]
             for thread in others:
                 thread.start()
-            rows = [counted(partial(module.invoke, name, steps, ARRAYS[name])) for _ in range(rounds)]
+            rows = [count_waiting_time(partial(module.invoke, name, steps, ARRAYS[name])) for _ in range(rounds)]
             stop.set()
             for thread in others:
                 thread.join()

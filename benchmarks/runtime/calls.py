@@ -1,6 +1,6 @@
 """Ways to call a module.
 
-One thread, its processor time. The ratio is to the first row of a group.
+One thread, in processor time. The ratio is to the first row of a group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Group = tuple[int, dict[str, timing.Call]]
 
 
 def tiny() -> Group:
-    """An addition of four numbers: what a call costs by itself."""
+    """Return calls of an addition of four numbers, which measure the overhead of a call."""
     x = np.ones(4, np.float32)
     data = aotc.compile(lambda x, y: x + y, x, x)
     module, limited = aotc.load(data, threads=1), aotc.load(data, threads=1, max_in_flight=2, timeout=60)
@@ -34,7 +34,7 @@ def tiny() -> Group:
 
 
 def weights() -> Group:
-    """Four layers of 512, 32 rows: where the weights are."""
+    """Return calls of four layers of 512 with 32 rows, by the location of their weights."""
     rng = np.random.default_rng(0)
     params = [{"w": rng.standard_normal((512, 512)).astype("f4") / 23, "b": np.zeros(512, "f4")} for _ in range(4)]
     x = rng.standard_normal((32, 512)).astype("f4")
@@ -55,7 +55,7 @@ def weights() -> Group:
 
 
 def states() -> Group:
-    """A row of 64 numbers into a cache of a megabyte."""
+    """Return calls that write a row of 64 numbers into a cache of a megabyte."""
     cache, row, n = np.zeros((4096, 64), np.float32), np.ones(64, np.float32), np.array(3, np.int32)
 
     def step(cache: jnp.ndarray, n: jnp.ndarray, row: jnp.ndarray) -> dict[str, jnp.ndarray]:

@@ -1,8 +1,8 @@
 """A row into a cache that is donated.
 
-With ``--target cuda:sm_90`` the cache is a DeviceArray, which no call copies. Next to it: the same for a cache of a
-hundredth (the cost of a call itself), sixteen rows in a loop of the model, submissions that follow each other, and XLA
-on the device that JAX has.
+With ``--target cuda:sm_90`` the cache is a DeviceArray, which no call copies. For comparison: a cache of a hundredth
+of the size (the overhead of a call), sixteen rows in a loop of the model, submissions one after the other, and XLA on
+JAX's device.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ WIDTH, LOOP = 1024, 16
 
 
 def update(cache: jax.Array, row: jax.Array, at: jax.Array) -> jax.Array:
-    """Return the cache with a row at ``at``."""
+    """Return the cache with ``row`` at position ``at``."""
     return lax.dynamic_update_slice(cache, row, (at, 0))
 
 
 def updates(cache: jax.Array, row: jax.Array, at: jax.Array) -> jax.Array:
-    """Return the cache with rows from ``at`` on."""
+    """Return the cache with several rows from position ``at`` on."""
     return lax.fori_loop(0, LOOP, lambda i, c: lax.dynamic_update_slice(c, row * i, (at + i, 0)), cache)
 
 
-class Chain:
-    """Calls each of which is given the result of the one before."""
+class DonatingCalls:
+    """Calls of aotc, each with the result of the previous one as donated argument."""
 
     def __init__(self, rows: int, function: Callable[..., Any], target: str, submits: bool = False) -> None:
         self._cache: Any
@@ -57,8 +57,8 @@ class Chain:
             (self._cache,) = self._module.invoke("main", self._cache, self._row, at, donate=True, results=results)
 
 
-class Xla:
-    """The same by JAX."""
+class JaxDonatingCalls:
+    """Calls of ``jax.jit``, each with the result of the previous one as donated argument."""
 
     def __init__(self, rows: int, function: Callable[..., Any]) -> None:
         self._function = jax.jit(function, donate_argnums=0)
@@ -81,21 +81,21 @@ def run(
     mib = 1 if timing.SMOKE else mib
     rows = (mib << 20) // (4 * WIDTH)
     calls: dict[str, Callable[[], None]] = {
-        f"a row into {mib} MiB": Chain(rows, update, target),
-        "a row into a hundredth": Chain(max(rows // 100, 2 * LOOP), update, target),
-        f"a loop of {LOOP} rows": Chain(rows, updates, target),
-        "submitted": Chain(rows, update, target, submits=True),
-        f"XLA on {jax.devices()[0].platform}": Xla(rows, update),
+        f"a row into {mib} MiB": DonatingCalls(rows, update, target),
+        "a row into a hundredth": DonatingCalls(max(rows // 100, 2 * LOOP), update, target),
+        f"a loop of {LOOP} rows": DonatingCalls(rows, updates, target),
+        "submitted": DonatingCalls(rows, update, target, submits=True),
+        f"XLA on {jax.devices()[0].platform}": JaxDonatingCalls(rows, update),
     }
     table = report.Table("call", report.us("median"), report.us("least"))
-    samples = {name: lambda call=call: burst(call) for name, call in calls.items()}
+    samples = {name: lambda call=call: third_call_seconds(call) for name, call in calls.items()}
     times = timing.measured(samples, rounds)
     for name in calls:
         table.add(name, times.median(name), times.least(name))
 
 
-def burst(call: Callable[[], None]) -> float:
-    """Return the time of a call after two others: these have the cache, and the GPU its rest."""
+def third_call_seconds(call: Callable[[], None]) -> float:
+    """Return the seconds of a call after two warm-up calls."""
     for _ in range(2):
         call()
     return timing.sample(call, 0.001)

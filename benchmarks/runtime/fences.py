@@ -1,13 +1,13 @@
 """Submissions, pipelines, callers that share cores.
 
-Costs: a tiny call, and the same submitted and waited for. Who waits with a time limit, or in a coroutine, leaves the
-call to a dispatcher, which is asleep in the last row.
+Costs: a tiny call, and the same call as a submission with a wait. A wait with a time limit, or in a coroutine, leaves
+the call to a dispatcher, which is asleep in the last row.
 
-Stages: a model in two halves of equal work, one thread each, ``cpu:0`` and ``cpu:1``: 64 requests, each stage one after
-the other, next to the halves one after the other on one thread; and next to two processes that run the whole at the
-same time, which is what the machine can do.
+Stages: a model in two halves of equal work on one thread each, ``cpu:0`` and ``cpu:1``: 64 requests through both
+stages as a pipeline, next to the halves one after the other on one thread, and next to two processes that run the
+whole model concurrently, which is the capacity of the machine.
 
-Callers: how threads that call at the same time share the cores; and the gain of a device of its own for one of them.
+Callers: the shares of concurrent callers of the same cores, and the gain of a separate device for one of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.timing import once
 
 
 def costs(rounds: int, calls: int) -> None:
-    """Report what submissions cost more than calls."""
+    """Report the additional cost of submissions compared with calls."""
     module = aotc.load(aotc.compile(TINY), threads=1)
     x = np.ones(4, np.float32)
 
@@ -67,7 +67,7 @@ def costs(rounds: int, calls: int) -> None:
 
 
 def stages(size: int, rounds: int) -> None:
-    """Report two stages at once next to one after the other."""
+    """Report two concurrent stages next to stages one after the other."""
     path = stage(size)
     first, second = (aotc.load(path, devices=f"cpu:{n}", threads=1) for n in (0, 1))
     w = np.full((size, size), 0.01, np.float32)
@@ -100,7 +100,7 @@ def stages(size: int, rounds: int) -> None:
 
 
 def callers(size: int, seconds: float) -> None:
-    """Report the calls a second of one caller, and of several at the same time."""
+    """Report the calls per second of one caller, and of several concurrent ones."""
     path = stage(size)
     module = aotc.load(path)
     x = np.full((size, size), 0.01, np.float32)
@@ -127,7 +127,7 @@ def callers(size: int, seconds: float) -> None:
 
 
 def devices(size: int, seconds: float) -> None:
-    """Report the calls a second of a caller next to three others: all on one device, and it on another."""
+    """Report the calls per second of a caller next to three others, on the same device and on its own device."""
     path = stage(size)
     x = np.full((size, size), 0.01, np.float32)
 
@@ -151,8 +151,8 @@ def devices(size: int, seconds: float) -> None:
 
 
 def processes(path: Path, size: int) -> float:
-    """Return the seconds in which two processes compute all requests each, at the same time."""
-    command = children.command("benchmarks.runtime.stage_models", path, size)
+    """Return the seconds in which two concurrent processes compute all requests each."""
+    command = children.module_command_line("benchmarks.runtime.stage_models", path, size)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": children.environment()}
     both = [subprocess.Popen(command, text=True, **pipes) for _ in range(2)]  # type: ignore[call-overload]
     for child in both:
@@ -174,7 +174,7 @@ def run(
     size: Annotated[int, typer.Option(help="Rows and columns of the stages' matrices.")] = 512,
     seconds: options.Seconds = 3.0,
 ) -> None:
-    """Measure all parts, or those that --only names."""
+    """Measure all parts, or those that --only selects."""
     if timing.SMOKE:
         rounds, calls, size, seconds = 1, 10, 16, 0.05
     parts: dict[str, Callable[[], None]] = {

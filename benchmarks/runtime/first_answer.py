@@ -1,10 +1,10 @@
 """Start of a process to its first result, by step.
 
-Each row of the first table is a process that loads a bundle and calls it; the first rows read files that are not in the
-page cache yet. Then come medians of as many other processes: time and processor time up to each step, and their part
-after the import of NumPy. That part is a difference within a process, so it varies less than the times of processes do
-on a machine that others use. The exit is not in it: there Python collects garbage, 15 ms of processor time after the
-import of NumPy alone.
+Each row of the first table is a process that loads a bundle and calls it; the first rows read files that are not in
+the page cache yet. Then follow medians over more processes: time and processor time up to each step, and their part
+after the import of NumPy. That part is a difference within a process, so it varies less than the times of processes
+on a machine with other load. It excludes the exit of the process: there Python collects garbage, 15 ms of processor
+time after the import of NumPy alone.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ STEPS = ("import numpy", "import aotc", "load", "arguments", "first call")
 
 
 def process(kind: str, path: str) -> str:
-    """Start a process that measures itself; return what it prints.
+    """Start a process that measures itself; return its output.
 
-    Compiled modules are kept, whatever the environment says of it: else each process would compile the sources.
+    The process uses compiled Python modules whatever the environment says: otherwise it would compile the sources.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     script = str(Path(__file__).with_name("start_process.py"))
@@ -33,7 +33,7 @@ def process(kind: str, path: str) -> str:
 
 
 def make(folder: str, target: str) -> dict[str, str]:
-    """Compile a small model and one of many kernels; return their files."""
+    """Compile a small model and one of many kernels; return their files by name."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -71,12 +71,12 @@ def run(rounds: options.Rounds = 15, target: options.Target = "cpu") -> None:
                 single.add(f"{name}, {number}: {row}", float(took))
             rows[name] = samples
         for name, samples in rows.items():
-            for step, cells in zip(STEPS, zip(*beyond(samples, 0), *beyond(samples, 1)), strict=True):
+            for step, cells in zip(STEPS, zip(*medians_by_step(samples, 0), *medians_by_step(samples, 1)), strict=True):
                 steps.add(f"{name}, {step}", *cells)
 
 
-def beyond(samples: list[list[float]], kind: int) -> list[list[float]]:
-    """Return the median of a kind of time (0: wall, 1: processor) up to each step, and that after the first step."""
+def medians_by_step(samples: list[list[float]], kind: int) -> list[list[float]]:
+    """Return the medians of a kind of time (0: wall, 1: processor) up to each step, and after the first step."""
     times = [sample[kind::2] for sample in samples]
     parts = [[time - row[0] for time in row] for row in times]
     return [[median(column) for column in zip(*rows)] for rows in (times, parts)]

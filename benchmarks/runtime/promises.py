@@ -18,7 +18,7 @@ MOST_MS, MOST_US = 50.0, 5.0
 
 
 def chains_text(products: bool) -> str:
-    """Return the model: chains of a slice, a sine and a cosine of one row each, beside two products or alone."""
+    """Return the model: chains of a slice, a sine and a cosine of one row each, with two matmuls if ``products``."""
     big, rows, row = (f"tensor<{shape}xf32>" for shape in (f"{SIZE}x{SIZE}", f"{CHAINS}x32", "1x32"))
     lines = []
     if products:
@@ -39,7 +39,7 @@ def chains_text(products: bool) -> str:
 
 
 def wide(rounds: int) -> bool:
-    """Report the time of a wide ``top_k`` at each level; return whether it is below the bound."""
+    """Report the time of a wide ``top_k`` at each optimization level; return True if it is below the bound."""
     x = np.random.default_rng(0).standard_normal((1, WIDE)).astype(np.float32)
     good = True
     table = report.Table(f"top_k of {WIDE:,} columns", report.ms("call"), "bound ms")
@@ -53,7 +53,7 @@ def wide(rounds: int) -> bool:
 
 
 def dispatches(rounds: int) -> bool:
-    """Report what later calls record, allocate and take; return whether these are within the bounds."""
+    """Report the recordings, allocations and time of later calls; return True if they are within the bounds."""
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((SIZE, SIZE), (CHAINS, 32))]
     good = True
@@ -74,5 +74,5 @@ def dispatches(rounds: int) -> bool:
 
 
 def run(rounds: options.Rounds = 50) -> int:
-    """Measure; return 1 if a promise is not kept."""
+    """Measure both models; return 1 if a bound is exceeded."""
     return 0 if all([wide(rounds), dispatches(rounds)]) or timing.SMOKE else 1

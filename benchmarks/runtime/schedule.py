@@ -1,17 +1,18 @@
 """Makespan, slow threads, stealing.
 
-Diamond: two matmuls of 1,024 x 1,024, their sum, and 64 small kernels next to them. Its makespan is compared with the
-least that is possible: the longest path, or the sum of all commands' times on one thread by the number of threads if
-that is more. All parts are measured in turn, and the least of each counts. A command of several claims counts on the
-path with its time by the number of threads. The speed of the machine is shown too: how much faster the same work is
-done twice at the same time than one after the other, by threads of their own.
+Diamond: two matmuls of 1,024 x 1,024, their sum, and 64 small kernels next to them. Its makespan is compared with a
+lower bound: the longest path, or the sum of all commands' times on one thread divided by the number of threads if that
+is more. All parts are measured in turn, and the least of each counts. A command of several claims counts on the path
+with its time divided by the number of threads. The suite also prints the speed-up of the machine for the same work on
+two threads compared with one.
 
-Slow thread: one takes ten times as long for each claim; the share of the time that all threads together waited, and
-the bound of equal shares of each command.
+Slow thread: one thread takes ten times as long for each claim. The suite prints the fraction of the time that all
+threads together waited, and the bound for equal shares of each command.
 
-Slow branch: each claim of one of the two matmuls takes ten times as long. The share of the time that threads waited,
-and the makespan, with stealing and without: then each command is run by one thread, the matmuls by different ones. The
-work of the busiest thread is the makespan with a core for each thread, also where other processes use the cores.
+Slow branch: each claim of one of the two matmuls takes ten times as long. The suite prints the fraction of the time
+that threads waited, and the makespan, with stealing and without; then each command runs on one thread, the matmuls on
+different ones. The work of the busiest thread is the makespan with a core for each thread, even if other processes use
+the cores.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SIZE, ROWS, COLUMNS, FACTOR = 1024, 64, 32, 10
 
 
 def diamond(size: int) -> str:
-    """Return the model as text."""
+    """Return the text of the model, with matrices of ``size``."""
     a, s, row = f"tensor<{size}x{size}xf32>", f"tensor<{ROWS}x{COLUMNS}xf32>", f"tensor<1x{COLUMNS}xf32>"
     lines = [
         f"%l = stablehlo.dot_general %a, %a, contracting_dims = [1] x [0] : ({a}, {a}) -> {a}",
@@ -62,8 +63,8 @@ def only_graph(executable: Any) -> Graph:
     return graph
 
 
-class Commands:
-    """The commands of a model's only graph, each to be run alone."""
+class SingleCommands:
+    """Commands of a model's only graph, which can be run one at a time."""
 
     def __init__(self, data: bytes, arguments: tuple[np.ndarray, ...]) -> None:
         self.module = aotc.load(data, threads=1)
@@ -89,7 +90,7 @@ class Commands:
         self.calls = [executable.call_of_command(c, slots, self.parameters, scratch) for c in self.commands]
 
     def longest_path(self, seconds: list[float], threads: int) -> float:
-        """Return the seconds of the longest path, if threads share a command's claims."""
+        """Return the seconds of the longest path if all threads share each command's claims."""
         begins = [0.0] * len(self.commands)
         last = 0.0
         for n, command in enumerate(self.commands):
@@ -101,8 +102,8 @@ class Commands:
         return last
 
 
-def at_once(calls: list[Callable[[], object]]) -> None:
-    """Make all calls, each on a thread."""
+def run_concurrently(calls: list[Callable[[], object]]) -> None:
+    """Run each call on its own thread, and wait for all."""
     threads = [threading.Thread(target=call) for call in calls]
     for thread in threads:
         thread.start()
@@ -111,8 +112,8 @@ def at_once(calls: list[Callable[[], object]]) -> None:
 
 
 def makespan(data: bytes, arguments: tuple[np.ndarray, ...], threads: int, rounds: int) -> list[float]:
-    """Report the makespan next to the least that is possible; return the seconds of each command alone."""
-    alone, several = Commands(data, arguments), aotc.load(data, threads=threads)
+    """Report the makespan next to its lower bound; return the seconds of each command alone."""
+    alone, several = SingleCommands(data, arguments), aotc.load(data, threads=threads)
     single = [aotc.load(data, threads=1) for _ in range(threads)]
     calls = [lambda module=module: module.invoke("main", *arguments) for module in single]
     least = [float("inf")] * len(alone.calls)
@@ -124,7 +125,7 @@ def makespan(data: bytes, arguments: tuple[np.ndarray, ...], threads: int, round
     samples: dict[str, Callable[[], float]] = {
         "commands": commands, "one thread": lambda: once(calls[0]),
         "makespan": lambda: once(lambda: several.invoke("main", *arguments)),
-        "threads of their own": lambda: once(lambda: at_once(calls)),
+        "threads of their own": lambda: once(lambda: run_concurrently(calls)),
     }  # fmt: skip
     times = timing.measured(samples, rounds, warm_up=False)
     path, share = alone.longest_path(least, threads), sum(least) / threads
@@ -141,7 +142,7 @@ def makespan(data: bytes, arguments: tuple[np.ndarray, ...], threads: int, round
 
 
 def slow_thread(data: bytes, arguments: tuple[np.ndarray, ...], threads: int, rounds: int) -> None:
-    """Report how long threads wait for one that is slow."""
+    """Report the waiting time of threads if one of them is slow."""
     module, one = aotc.load(data, threads=threads), aotc.load(data, threads=1)
     trial = Trial(1 << 16)
     rows = []
@@ -165,9 +166,9 @@ def slow_thread(data: bytes, arguments: tuple[np.ndarray, ...], threads: int, ro
 def slow_branch(
     data: bytes, arguments: tuple[np.ndarray, ...], threads: int, rounds: int, seconds: list[float]
 ) -> None:
-    """Report how long threads wait if one of the two matmuls is slow, and the makespan, with and without stealing.
+    """Report the waiting time of threads if one of two matmuls is slow, and the makespan, with and without stealing.
 
-    ``seconds`` are those of each command alone.
+    ``seconds`` are the times of each command alone.
     """
     module = aotc.load(data, threads=threads)
     module.invoke("main", *arguments)
@@ -204,8 +205,8 @@ def slow_branch(
     )
 
 
-def busiest(claims: list[Claim], work: dict[int, float]) -> float:
-    """Return the seconds of work of the thread that ran most: what a call takes if each thread has a core."""
+def seconds_of_busiest_thread(claims: list[Claim], work: dict[int, float]) -> float:
+    """Return the seconds of work of the busiest thread: the makespan if each thread has a core."""
     items: dict[int, int] = defaultdict(int)
     for c in claims:
         items[c.command] += c.last - c.first
@@ -220,7 +221,7 @@ def run(
     rounds: options.Rounds = 30,
     size: Annotated[int, typer.Option(help="Rows and columns of the matmuls.")] = SIZE,
 ) -> None:
-    """Measure all three."""
+    """Measure all three parts."""
     size, rounds = (64, 1) if timing.SMOKE else (size, rounds)
     rng = np.random.default_rng(0)
     arguments = tuple(rng.standard_normal(s).astype(np.float32) for s in ((size, size), (ROWS, COLUMNS)))

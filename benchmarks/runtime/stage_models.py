@@ -1,4 +1,4 @@
-"""Models of the suites about submissions: an addition, and a stage of a pipeline; and a process that runs it."""
+"""Models of the suites about submissions: an addition, and a pipeline stage; and a process that runs the stages."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ REQUESTS = 64
 
 
 def stage(size: int) -> Path:
-    """Compile a matmul with a tanh and return the file of its bundle."""
+    """Compile a matmul with a tanh to a bundle file and return its path."""
     path = Path(tempfile.mkdtemp()) / "stage.vmfb"
     aotc.compile(STAGE.replace("SIZEx", f"{size}x")).save(path)
     return path
 
 
-def answer(path: Path, size: int) -> None:
-    """Run all requests when a line arrives, and print the time: one of two processes."""
+def run_requests_on_line(path: Path, size: int) -> None:
+    """Run all requests for each line of standard input, and print the time: one of two processes."""
     module = aotc.load(path, threads=1)
     w = np.full((size, size), 0.01, np.float32)
     inputs = [np.full((size, size), 0.001 * n, np.float32) for n in range(REQUESTS)]
@@ -52,4 +52,4 @@ def answer(path: Path, size: int) -> None:
 
 
 if __name__ == "__main__":
-    answer(Path(sys.argv[1]), int(sys.argv[2]))
+    run_requests_on_line(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,8 +1,8 @@
 """Chains of commands with and without tile dependences.
 
-Each program is compiled three times: every command waits for the whole of those before it; each waits for tiles where
-it can; and as the compiler decides. The ratio is to the first form. At one thread the processor time counts: what is
-left is what caches give.
+Each program is compiled three times: every command waits for its whole predecessors; each waits for tiles where
+possible; and as the compiler decides. The ratio is to the first form. For one thread the processor time counts: the
+difference then shows the effect of caches.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ FORMS: dict[str, Callable[..., bool] | None] = {"whole": lambda *_: False, "tile
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
-    """Return the type of an array."""
+    """Return the type of an f32 array."""
     return jax.ShapeDtypeStruct(shape, "float32")
 
 
 def conv_pool(x: jax.Array, w: jax.Array) -> jax.Array:
-    """A convolution with its activation, and a pooling."""
+    """Compute a convolution with its activation, and a pooling."""
     y = jnp.maximum(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NHWC), 0)
     return lax.reduce_window(y, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
 def conv_pool_first(x: jax.Array, w: jax.Array) -> jax.Array:
-    """The same with channels first."""
+    """Compute a convolution with its activation, and a pooling, with channels first."""
     y = jnp.maximum(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=NCHW), 0)
     return lax.reduce_window(y, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
 
 
 def conv_pool_conv(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
-    """Two convolutions with a pooling between them."""
+    """Compute two convolutions with a pooling between them."""
     return lax.conv_general_dilated(conv_pool(x, w), v, (1, 1), "SAME", dimension_numbers=NHWC)
 
 
 def rows(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
-    """Softmax, layer norm, gelu; long rows are several kernels."""
+    """Compute softmax, layer norm and gelu; long rows need several kernels."""
     y = jax.nn.softmax(x, axis=-1)
     mean = y.mean(-1, keepdims=True)
     y = (y - mean) / jnp.sqrt(((y - mean) ** 2).mean(-1, keepdims=True) + 1e-5) * scale + shift
@@ -56,12 +56,12 @@ def rows(x: jax.Array, scale: jax.Array, shift: jax.Array) -> jax.Array:
 
 
 def sorted_rows(x: jax.Array) -> jax.Array:
-    """Row-wise regions of which none can be fused with another."""
+    """Compute row-wise regions that cannot be fused with each other."""
     return jnp.cumsum(jnp.sort(jnp.cumsum(x, -1), -1), -1)
 
 
 def layers(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Two layers of a perceptron."""
+    """Compute two layers of a perceptron."""
     return jnp.maximum(jnp.maximum(x @ a, 0) @ b, 0)
 
 
@@ -79,8 +79,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]] = {
 }
 
 
-def compiled(name: str) -> dict[str, bytes]:
-    """Return each form of a program."""
+def compile_forms(name: str) -> dict[str, bytes]:
+    """Compile a program with each form of dependences."""
     function, types = PROGRAMS[name]
     model = jax.jit(function).lower(*types).as_text()
     found, chosen = {}, tile_edges.tile_edge_pays
@@ -94,7 +94,7 @@ def compiled(name: str) -> dict[str, bytes]:
 
 
 def measure(name: str, forms: dict[str, bytes], threads: int, rounds: int) -> timing.Times:
-    """Return the times of each form, whose results are equal."""
+    """Return the times of each form, after a comparison of the results."""
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(t.shape).astype(np.float32) for t in PROGRAMS[name][1]]
     modules = {form: aotc.load(data, threads=threads) for form, data in forms.items()}
@@ -114,7 +114,7 @@ def run(
     columns = [report.ms("whole"), report.ms("tiles"), report.ms("default")]
     table = report.Table("program, threads", *columns, report.ratio("tiles/whole"), report.ratio("def/whole"))
     for name in options.select(PROGRAMS, only, smallest="sorted_rows"):
-        forms = compiled(name)
+        forms = compile_forms(name)
         for count in map(int, threads.split(",")):
             times = measure(name, forms, count, rounds)
             ratios = [times.ratio(form, "whole") for form in ("tiles", "default")]

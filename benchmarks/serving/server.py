@@ -1,7 +1,7 @@
-"""A server in a process of its own, its models, and clients that speak the protocol over plain sockets.
+"""A server in its own process, its models, and clients that use the protocol over plain sockets.
 
-Load comes from processes, so that a client's own time does not count more than it must. Needs ``aotc[serve]`` and
-``aotc[compile]``.
+Clients run in their own processes, so that their processor time hardly disturbs the measurement. Needs ``aotc[serve]``
+and ``aotc[compile]``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS, WIDTH = 8, 2048
 
 
 def dense(width: int, layers: int) -> bytes:
-    """Return a bundle of dense layers with a symbolic number of rows; JAX's threads stay in another process."""
+    """Compile a bundle of dense layers with a symbolic number of rows, in another process, as JAX starts threads."""
     with get_context("spawn").Pool(1) as pool:
         return pool.apply(_compiled, (width, layers))
 
@@ -45,7 +45,7 @@ def _compiled(width: int, layers: int) -> bytes:
 
 
 class Client:
-    """A connection over which one request is sent again and again."""
+    """A connection that repeats one request."""
 
     def __init__(self, port: int, name: str, x: np.ndarray) -> None:
         tensor = {"name": "x", "shape": x.shape, "datatype": "FP32"}
@@ -58,7 +58,7 @@ class Client:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def ask(self) -> int:
-        """Return the status of one more answer, which is read whole."""
+        """Send the request, read the whole response, and return its status."""
         self._socket.sendall(self._data)
         data = b""
         while b"\r\n\r\n" not in data:
@@ -72,7 +72,7 @@ class Client:
 
 
 class Server:
-    """``aotc serve`` in a process of its own."""
+    """``aotc serve`` in its own process."""
 
     def __init__(self, source: Path, *options: str) -> None:
         command = [sys.executable, "-c", "from aotc_cli.start import main; main()", "serve", str(source), "--port=0"]
@@ -90,13 +90,13 @@ class Server:
         self.process.wait(60)
 
     def figures(self) -> str:
-        """Return what ``/metrics`` says."""
+        """Return the text of ``/metrics``."""
         with socket.create_connection(("127.0.0.1", self.port)) as connection:
             connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
 
     def memory(self) -> int:
-        """Return the bytes that are this process's own: what it shares with files is not counted."""
+        """Return the private memory of the server in bytes, without memory shared with files."""
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith("RssAnon"):
                 return int(line.split()[1]) * 1024
@@ -113,7 +113,7 @@ def _load(port: int, name: str, width: int, ended: Any, results: Any) -> None:
 
 
 def load(port: int, name: str, width: int, clients: int, meanwhile: Callable[[], object]) -> dict[int, int]:
-    """Run ``clients`` processes that send requests while a function runs here; return the responses by status."""
+    """Run ``clients`` client processes while ``meanwhile`` runs here; return the number of responses by status."""
     context = get_context("fork")
     results, ended = context.Queue(), context.Event()
     processes = [context.Process(target=_load, args=(port, name, width, ended, results)) for _ in range(clients)]
