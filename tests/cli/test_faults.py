@@ -91,7 +91,7 @@ def compile_quietly(monkeypatch, path, *flags):
 def test_a_broken_stage_is_named(name, fault, monkeypatch, quick_kernels, tmp_path, capsys):
     home, attribute, where = STAGES[name]
     monkeypatch.setattr(home, attribute, fault)
-    monkeypatch.setattr(bundle_cache, "read", lambda key: None)
+    monkeypatch.setattr(bundle_cache, "read_cached_bundle", lambda key: None)
     monkeypatch.setattr(bundle_cache, "any_registered", lambda: False)  # another test's custom calls
     path = tmp_path / "m.mlir"
     path.write_text(MODEL)
@@ -173,7 +173,7 @@ def test_no_memory_is_no_fault_of_the_compiler(stage, monkeypatch):
 
     home, attribute, where = STAGES[stage]
     monkeypatch.setattr(home, attribute, exhausted)
-    monkeypatch.setattr(bundle_cache, "read", lambda key: None)
+    monkeypatch.setattr(bundle_cache, "read_cached_bundle", lambda key: None)
     with pytest.raises(CompileError, match=f"out of memory {where}"):
         aotc.compile(MODEL)
 

@@ -35,7 +35,7 @@ def call(command, monkeypatch, tmp_path):
     """Run a command in a folder with a model; return its exit code and what it says."""
     (tmp_path / "m.mlir").write_text(MODEL)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bundle_cache, "read", lambda key: None)
+    monkeypatch.setattr(bundle_cache, "read_cached_bundle", lambda key: None)
     return command
 
 

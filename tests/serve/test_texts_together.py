@@ -180,7 +180,7 @@ def test_rows_that_cannot_be_had_end_their_texts(folder, monkeypatch):
         quick = asyncio.create_task(played.text([2], 2000))
         while max(played.seen, default=0) < 2:
             await asyncio.sleep(0)
-        monkeypatch.setattr(decoder, "rows_of", lost)
+        monkeypatch.setattr(decoder, "row_view", lost)
         with pytest.raises(aotc.CallError, match="lost"):
             await asyncio.wait_for(quick, 10)
         slow.cancel()

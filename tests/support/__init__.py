@@ -1,1 +1,1 @@
-"""What several tests share: cases, generators of programs, comparisons, a simulated GPU."""
+"""Code shared by tests: cases, generators of programs, comparisons, a simulated GPU."""

@@ -1,6 +1,7 @@
-"""Attention as JAX and the libraries on it write it: what ``fuse_attention`` must find.
+"""Attention as JAX and its libraries write it: patterns that ``fuse_attention`` must match.
 
-Of flax, haiku, equinox and keras it is the functions that their layers come down to, which cannot be installed here.
+For flax, haiku, equinox and keras these are the functions that their layers compute, as the packages cannot be
+installed here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ dot_product_attention = jax.nn.dot_product_attention
 
 @dataclass(frozen=True)
 class Spelling:
-    """A function that is attention, its arguments' shapes, and their dtypes where not that of the test."""
+    """A function that computes attention, the shapes of its arguments, and their dtypes if not the test's."""
 
     function: Callable[..., Any]
     shapes: tuple[tuple[int, ...], ...]
@@ -44,7 +45,7 @@ class Spelling:
 
 
 def spelled(function: Callable[..., Any], *shapes: tuple[int, ...], dtypes: str = "") -> Spelling:
-    """Return a spelling; ``dtypes`` are those of the last arguments."""
+    """Return a spelling; ``dtypes`` are the dtypes of its last arguments."""
     last = tuple(dtypes.split())
     return Spelling(function, shapes, ("",) * (len(shapes) - len(last)) + last)
 
@@ -60,7 +61,7 @@ def by_hand(q: Any, k: Any, v: Any) -> Any:
 
 
 def filled(fill: float) -> Callable[..., Any]:
-    """Return attention with masked scores as numpy-style code has them: ``fill``."""
+    """Return attention whose masked scores are replaced by ``fill``, as in NumPy-style code."""
 
     def function(q: Any, k: Any, v: Any, mask: Any) -> Any:
         s = jnp.where(mask, jnp.einsum("bthd,bshd->bhts", q, k) / np.sqrt(D), fill)
@@ -70,19 +71,19 @@ def filled(fill: float) -> Callable[..., Any]:
 
 
 def refused(q: Any, k: Any, v: Any, padding: Any) -> Any:
-    """The mask says what is left out."""
+    """Attention whose mask is true for keys to ignore."""
     s = jnp.where(padding[:, None, None, :], -1e9, jnp.einsum("bhtd,bhsd->bhts", q, k))
     return jax.nn.softmax(s, axis=-1) @ v
 
 
 def heads_behind_rows(q: Any, k: Any, v: Any) -> Any:
-    """Scores in the order bqhk."""
+    """Attention with scores in the order bqhk."""
     s = jnp.einsum("bqhd,bkhd->bqhk", q, k)
     return jnp.einsum("bqhk,bkhd->bqhd", jax.nn.softmax(s, axis=-1), v)
 
 
 def flax_like(q: Any, k: Any, v: Any, bias: Any, mask: Any) -> Any:
-    """``flax.linen.dot_product_attention``: scaled queries, a bias, then the mask, softmax in the model's dtype."""
+    """Attention as ``flax.linen.dot_product_attention``: scaled queries, bias, mask, softmax in the model's dtype."""
     scores = jnp.einsum("...qhd,...khd->...hqk", q / jnp.sqrt(D).astype(q.dtype), k) + bias
     scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
     weights = jax.nn.softmax(scores).astype(q.dtype)
@@ -90,7 +91,7 @@ def flax_like(q: Any, k: Any, v: Any, bias: Any, mask: Any) -> Any:
 
 
 def haiku_like(q: Any, k: Any, v: Any, mask: Any) -> Any:
-    """``haiku.MultiHeadAttention``, of projected heads."""
+    """Attention as ``haiku.MultiHeadAttention``, of projected heads."""
     logits = jnp.einsum("...thd,...Thd->...htT", q, k) / np.sqrt(D).astype(k.dtype)
     weights = jax.nn.softmax(jnp.where(mask, logits, -1e30))
     attn = jnp.einsum("...htT,...Thd->...thd", weights, v)
@@ -98,7 +99,7 @@ def haiku_like(q: Any, k: Any, v: Any, mask: Any) -> Any:
 
 
 def equinox_like(q: Any, k: Any, v: Any, mask: Any) -> Any:
-    """``equinox.nn.MultiheadAttention``: one sequence, heads by vmap, softmax in f32."""
+    """Attention as ``equinox.nn.MultiheadAttention``: one sequence, heads by vmap, softmax in f32."""
 
     def head(q: Any, k: Any, v: Any, mask: Any) -> Any:
         logits = jnp.einsum("sd,Sd->sS", q / jnp.sqrt(D).astype(q.dtype), k)
@@ -110,14 +111,14 @@ def equinox_like(q: Any, k: Any, v: Any, mask: Any) -> Any:
 
 
 def keras_like(q: Any, k: Any, v: Any, mask: Any) -> Any:
-    """``keras.layers.MultiHeadAttention``: scaled queries, ``aecd,abcd->acbe``, the mask added by ``Softmax``."""
+    """Attention as ``keras.layers.MultiHeadAttention``: scaled queries, ``aecd,abcd->acbe``, mask by ``Softmax``."""
     s = jnp.einsum("aecd,abcd->acbe", k, q * np.asarray(1 / np.sqrt(D), q.dtype))
     s = s + (1.0 - mask.astype(s.dtype)) * np.asarray(-3e4, s.dtype)
     return jnp.einsum("acbe,aecd->abcd", jax.nn.softmax(s, axis=-1), v)
 
 
 def hugging_face_like(q: Any, k: Any, v: Any, mask: Any) -> Any:
-    """A bias of 0 and the lowest number, made of a mask of terms and a triangle."""
+    """Attention with a bias of 0 or the lowest number, from a mask of keys and a triangle."""
     causal = jnp.tril(jnp.ones((1, 1, T, S), bool), S - T)
     allowed = jnp.logical_and(mask[:, None, None, :], causal)
     bias = jnp.where(allowed, 0.0, LOWEST).astype(q.dtype)
@@ -126,26 +127,26 @@ def hugging_face_like(q: Any, k: Any, v: Any, mask: Any) -> Any:
 
 
 def of_one_product(x: Any) -> Any:
-    """Queries, keys and values are parts of one array, as in GPT-2."""
+    """Attention whose queries, keys and values are parts of one array, as in GPT-2."""
     q, k, v = (t.reshape(B, T, H, D).transpose(0, 2, 1, 3) for t in jnp.split(x, 3, axis=-1))
     s = jnp.where(np.tri(T, dtype=bool), q @ k.swapaxes(-1, -2) / np.sqrt(D), -1e10)
     return (jax.nn.softmax(s, -1) @ v).transpose(0, 2, 1, 3).reshape(B, T, H * D)
 
 
 def repeated(q: Any, k: Any, v: Any) -> Any:
-    """Keys repeated for each head of their group."""
+    """Attention with keys repeated for each head of their group."""
     return dot_product_attention(q, *(jnp.repeat(x, 2, axis=2) for x in (k, v)))
 
 
 def decoded(q: Any, new: Any, keys: Any, values: Any, at: Any) -> Any:
-    """One row against a cache that gets its key and value first."""
+    """Attention of one query against a cache after its key and value are written."""
     keys, values = (jax.lax.dynamic_update_slice(x, new, (at * 0, at, at * 0, at * 0)) for x in (keys, values))
     mask = (jnp.arange(200) <= at)[None, None, None, :]
     return dot_product_attention(q, keys, values, mask=mask), keys, values
 
 
 def centred(q: Any, k: Any, v: Any) -> Any:
-    """Softmax that subtracts no infinite maximum."""
+    """Attention whose softmax never subtracts an infinite maximum."""
     s = jnp.einsum("bhtd,bhsd->bhts", q, k)
     top = jax.lax.stop_gradient(s.max(-1, keepdims=True))
     e = jnp.exp(s - jnp.where(jnp.isfinite(top), top, 0))
@@ -153,7 +154,7 @@ def centred(q: Any, k: Any, v: Any) -> Any:
 
 
 def with_heads_left_out(q: Any, k: Any, v: Any) -> Any:
-    """BERT of ``transformers``: the weights of heads that are not wanted times 0, but here all are."""
+    """Attention as in BERT of ``transformers``: head weights times a head mask, here of ones."""
     p = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k))
     return jnp.einsum("bhts,bshd->bthd", jnp.einsum("...hqk,h->...hqk", p, jnp.ones((3, H), "i4")[1]), v)
 

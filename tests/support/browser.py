@@ -1,4 +1,4 @@
-"""Pages in headless Chromium: run it, and measure the layout and contrast of what it drew."""
+"""Pages in headless Chromium: run it, and measure layout and contrast of the rendered page."""
 
 import json
 import re
@@ -57,7 +57,7 @@ def browse(*words, size=(1440, 900)):
 
 
 def assert_layout(url, picture, width, dark):
-    """Draw the page: nothing is outside the view, and all text has a contrast of 4.5 in the right mode."""
+    """Render the page: no element is outside the view, and all text has a contrast of 4.5 in the right mode."""
     mode = [DARK] if dark else []
     done = browse(*mode, f"--screenshot={picture}", url, size=(width, 1600))
     found = json.loads(re.findall(r"MEASURED(.*?)END", done.stderr)[-1])

@@ -1,6 +1,6 @@
-"""For each row of the cost table, small programs with which its decision falls on either side.
+"""For each row of the cost table, small programs on either side of its decision.
 
-A case is a function, the shapes of its arguments (f32 unless it says otherwise) and what differs from the defaults.
+A case is a function, the shapes of its arguments (f32 by default) and its deviations from the defaults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ARM, SQUARES, SVE, LONG = (f"cpu:aarch64-{name}" for name in ("dotprod", "bf16",
 
 @dataclass(frozen=True)
 class Case:
-    """A program: what it computes, of what."""
+    """A program: a function with the types of its arguments."""
 
     function: Callable[..., Any]
     shapes: tuple[tuple[int, ...], ...]
@@ -34,7 +34,7 @@ class Case:
     quantize: str = "none"
 
     def exported(self) -> jax.export.Exported:
-        """Return the program as JAX exports it."""
+        """Return the ``jax.export`` of the program."""
         types = [jax.ShapeDtypeStruct(shape, self.dtype) for shape in self.shapes]
         specs = [self.spec, *["..."] * (len(types) - 1)]
         types = [jax.export.symbolic_args_specs((t,), (s,))[0] for t, s in zip(types, specs, strict=True)]
@@ -48,23 +48,23 @@ class Case:
 
 
 def case(function: Callable[..., Any], *shapes: tuple[int, ...], **more: Any) -> Case:
-    """Return a case."""
+    """Return a case of a function with arguments of these shapes."""
     return Case(function, shapes, **more)
 
 
 def pair(function: Callable[..., Any], below: Any, above: Any, **more: Any) -> tuple[Case, Case]:
-    """Return cases of one function for two lists of shapes; a tuple of ints is the one shape."""
+    """Return cases of one function for two lists of shapes; a tuple of ints is a single shape."""
     lists = [[s] if isinstance(s, tuple) else s for s in (below, above)]
     return case(function, *lists[0], **more), case(function, *lists[1], **more)
 
 
 def numbers(*shape: int, dtype: str = "float32") -> np.ndarray:
-    """Return a constant that is no one number."""
+    """Return a constant with different elements."""
     return (np.arange(np.prod(shape)) % 17 + 1).reshape(shape).astype(dtype)
 
 
 def noise(*shape: int, dtype: str = "float32") -> np.ndarray:
-    """Return a constant that no formula describes."""
+    """Return a constant of random elements, which no formula describes."""
     return np.random.default_rng(0).integers(1, 99, shape).astype(dtype)
 
 
@@ -79,7 +79,7 @@ def transposed(count: int) -> Callable[..., Any]:
 
 
 def window(size: Any, stride: int = 1, how: Any = lax.add, start: float = 0.0) -> Callable[[Any], Any]:
-    """Return a reduction of windows."""
+    """Return a window reduction, such as a pooling."""
 
     def apply(x: Any) -> Any:
         sizes = size if isinstance(size, tuple) else (size,)
@@ -89,23 +89,23 @@ def window(size: Any, stride: int = 1, how: Any = lax.add, start: float = 0.0) -
 
 
 def loop(step: Callable[..., Any], trips: int = 3) -> Callable[..., Any]:
-    """Return a while loop."""
+    """Return a while loop of ``trips`` iterations of ``step``."""
     return lambda *state: lax.fori_loop(0, trips, lambda _, s: step(*s), state)
 
 
 def swapped(a: Any, b: Any) -> Any:
-    """Return the states of a loop that a branch swaps."""
+    """Return the states of a loop in which a branch swaps them."""
     step = lambda i, s: lax.cond(s[2] > 0, lambda x, y: (y, x), lambda x, y: (x, y.at[i].set(x[i])), *s[:2])
     return lax.fori_loop(0, 3, lambda i, s: (*step(i, s), -s[2]), (a, b, a[0]))
 
 
 def chosen(a: Any, b: Any) -> Any:
-    """Return the states of a loop of which a select takes one."""
+    """Return the states of a loop in which a select chooses between them."""
     return lax.fori_loop(0, 3, lambda i, s: (jnp.where(s[0][i] > s[1][i], s[1], s[0]), s[1].at[i].add(i)), (a, b))
 
 
 def nested_lookups(x: Any) -> Any:
-    """Return the gradient of lookups in a loop in a loop."""
+    """Return the gradient of lookups in nested loops."""
 
     def loss(x: Any) -> Any:
         inner = lambda i: lambda c, k: (jnp.sin(c + x[i + k]), None)
@@ -116,7 +116,7 @@ def nested_lookups(x: Any) -> Any:
 
 
 def taken(x: Any, y: Any) -> Any:
-    """Return elements of ``x`` at places that ``y`` says."""
+    """Return the elements of ``x`` at places that ``y`` determines."""
     return lax.gather(
         x, y.astype("int32")[:, None], lax.GatherDimensionNumbers((), (0,), (0,)), (1,), mode="clip"
     )
@@ -130,7 +130,7 @@ def convolved(x: Any, w: Any) -> Any:
 
 
 def images(channels: int, outputs: int) -> list[tuple[int, ...]]:
-    """Return the shapes of images of 24 x 32 pixels and of windows of 3 x 3."""
+    """Return the shapes of an image of 24 x 32 pixels and of a 3 x 3 convolution kernel."""
     return [(1, 24, 32, channels), (3, 3, channels, outputs)]
 
 
@@ -291,17 +291,17 @@ LOOPS = {
 
 
 def with_zeros(count: int, x: Any) -> Any:
-    """Return a result of ``count`` zeros beside another one."""
+    """Return ``count`` zeros and another result."""
     return x + 1, jnp.zeros(count)
 
 
 def two_chains(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Products that nothing but their memory could keep from running at the same time."""
+    """Return independent matmuls, which only shared memory could prevent from running concurrently."""
     return jnp.sin(x @ x).sum(1), jnp.cos(y @ x).sum(1)
 
 
 def products_then_sums(x: jax.Array) -> list[jax.Array]:
-    """Return sums of products all of which are there before the first sum."""
+    """Return sums of matmuls that are all computed before the first sum."""
     return [p.sum(1) for p in [x @ (x * n) for n in range(1, 6)]]
 
 
@@ -317,7 +317,7 @@ MEMORY = {
 
 
 def sorts_before_a_chain(*xs: jax.Array) -> list[jax.Array]:
-    """Sorts that nobody waits for, and after them in the program some that wait for each other."""
+    """Return sorts without readers, followed in the program by sorts that depend on each other."""
     alone, chain = [jnp.sort(x) for x in xs[:-1]], xs[-1]
     for _ in range(len(xs) - 2):
         chain = jnp.sort(jnp.flip(chain))
@@ -328,12 +328,12 @@ ORDERS = {"order_gain": pair(sorts_before_a_chain, [(3000,), (3000,), (6000,)], 
 
 
 def of_sorted_rows(x: jax.Array) -> jax.Array:
-    """Rows, and what is made of each element of the first ones first."""
+    """Return sorted rows, and an elementwise function of them in the order of the first rows."""
     return jnp.tanh(jnp.sort(x, -1))
 
 
 def of_last_rows_first(x: jax.Array) -> jax.Array:
-    """What is made of the last rows first."""
+    """Return an elementwise function of sorted rows in the reverse order of rows."""
     return jnp.tanh(jnp.sort(x, -1)[::-1])
 
 
@@ -343,22 +343,22 @@ TILES = {
 }
 
 def iterations(w: jax.Array, x: jax.Array) -> jax.Array:
-    """A loop of a product."""
+    """Return the result of a loop of matmuls."""
     return lax.fori_loop(0, 16, lambda i, c: jnp.tanh(c @ w * 0.01), x)
 
 
 def loops(*xs: jax.Array) -> list[jax.Array]:
-    """Loops that nothing but their memory could keep from running at the same time."""
+    """Return independent loops, which only shared memory could prevent from running concurrently."""
     return [iterations(x, x) for x in xs]
 
 
 def loops_of_unknown_iterations(*xs: jax.Array) -> list[jax.Array]:
-    """The same; when they end depends on the data."""
+    """Return independent loops whose numbers of iterations depend on the data."""
     return [lax.while_loop(lambda c: jnp.abs(c).sum() > 1, lambda c, x=x: jnp.tanh(c @ x * 0.01), x) for x in xs]
 
 
 def loops_of_large_values(*xs: jax.Array) -> list[jax.Array]:
-    """The same; what they carry is small beside what they make on the way."""
+    """Return independent loops with small carried values and large intermediate ones."""
     return [lax.fori_loop(0, 5, lambda i, c, x=x: jnp.tanh(x * c @ x * 0.01).sum(0) * 0.01, x[0]) for x in xs]
 
 
@@ -379,7 +379,7 @@ def sizes(function: Callable[..., Any], shapes: Callable[[int], Any], *ns: int, 
 
 
 def right(k: int, m: int = 8, n: int = 96) -> list[tuple[int, int]]:
-    """Return the shapes of a product of ``k`` terms."""
+    """Return the shapes of a matmul of ``k`` terms."""
     return [(m, k), (k, n)]
 
 

@@ -1,4 +1,4 @@
-"""The cases of :mod:`support.cost_cases` for the rows of GPUs."""
+"""Cases of :mod:`support.cost_cases` for the rows of the cost table about GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ lax = jax.lax
 
 
 def scattered(x: Any, y: Any) -> Any:
-    """Return ``x`` with ``y`` added to its first elements, round and round."""
+    """Return ``x`` with ``y`` added to its first elements, repeatedly."""
     return x.at[jnp.arange(y.shape[0]) % 3].add(y)
 
 
@@ -44,17 +44,17 @@ def largest(k: int) -> Any:
 
 
 def iterations(count: int, steps: int = 1) -> Any:
-    """Return a loop of so many turns, each of so many steps."""
+    """Return a loop of ``count`` iterations, each of ``steps`` steps."""
     return lambda x: lax.fori_loop(0, count, lambda n, y: repeated(lambda z: z * 0.5 + 1, steps)(y), x)
 
 
 def by_halves(keys: int) -> Any:
-    """Return the function that sorts by so many keys."""
+    """Return the function that sorts by ``keys`` keys."""
     return lambda x: lax.sort([x * n for n in range(keys)], num_keys=keys)
 
 
 def with_others(count: int) -> Any:
-    """Return the function that sorts so many arrays by the first."""
+    """Return the function that sorts ``count`` arrays by the first."""
     return lambda x: lax.sort([x * n for n in range(count)], num_keys=1)
 
 
@@ -64,12 +64,12 @@ def gpu_sizes(function: Any, shapes: Any, *ns: int, **more: Any) -> list[Case]:
 
 
 def row_of(x: Any, table: Any) -> Any:
-    """Return a sum with a row of ``table``."""
+    """Return a sum with a row of ``table`` that the data select."""
     return x + lax.dynamic_index_in_dim(table, x[0].astype("int32"), 0, keepdims=False), table
 
 
 def until_large(x: Any) -> Any:
-    """Return a state that cannot be written over its operand; its data decide the number of iterations."""
+    """Return a state that cannot overwrite its operand, from a loop whose number of iterations depends on the data."""
     return lax.while_loop(lambda x: x[0] < 100, lambda x: x + x[::-1] + 1, x)
 
 
@@ -97,7 +97,7 @@ def multiplied(x: Any, w: Any) -> Any:
 
 
 def multiplied_often(x: Any, w: Any) -> Any:
-    """Return the same of so many turns as an element says."""
+    """Return sums of matmuls in a loop whose number of iterations is an element of an argument."""
     count = x[0, 0, 0].astype("int32")
     start = jnp.zeros((x.shape[1], w.shape[1]))
     return lax.fori_loop(0, count, lambda i, c: jnp.tanh(x[i % x.shape[0]] @ w + c), start)
@@ -116,7 +116,7 @@ GRIDS = {
 
 
 def steps(m: int) -> Any:
-    """Return the shapes of a step of ``m`` rows."""
+    """Return the argument shapes of a loop step on ``m`` rows."""
     return lambda n: [(m, n), (n, n)]
 
 
@@ -133,7 +133,7 @@ GRID_BLOCKS = {
 
 
 def spread_over(x: Any, w: Any, v: Any) -> Any:
-    """Return sums along either axis of products with a column, which is spread to the size of a matrix."""
+    """Return sums along either axis of products with a column that is broadcast to the size of a matrix."""
     column = jnp.broadcast_to(x[:, None], w.shape) + 1
     return (column * w).sum(0), (column * v).sum(1)
 

@@ -1,4 +1,4 @@
-"""Compile a JAX function with aotc, run it, and compare with ``jax.jit`` on the CPU; or a random program's results."""
+"""Compile a JAX function with aotc and compare its results with ``jax.jit`` on the CPU; also for random programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOLERANCE = {
 
 
 def normal(*shape: int, seed: int = 0, dtype: Any = "float32", scale: float = 1.0) -> np.ndarray:
-    """Return normal values."""
+    """Return normally distributed numbers, times ``scale``."""
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(dtype)
 
 
@@ -36,7 +36,7 @@ def flat(tree: Any) -> list[np.ndarray]:
 
 
 def close(got: Any, want: Any, factor: float = 1.0) -> None:
-    """Compare results: types and shapes equal, integers equal, floats by the precision of their type."""
+    """Assert that results agree: equal types and shapes, equal integers, floats within the precision of their type."""
     left, right = flat(got), flat(want)
     assert len(left) == len(right)
     for a, b in zip(left, right, strict=True):
@@ -57,7 +57,7 @@ def load(function: Callable[..., Any], args: Sequence[Any], level: int, threads:
 
 
 def check(function: Callable[..., Any], args: Sequence[Any], level: int, factor: float = 1.0) -> None:
-    """Compare ``function`` compiled by aotc with the same under ``jax.jit``; 1 and 2 threads give the same bits."""
+    """Assert that ``function`` agrees with ``jax.jit``, and that 1 and 2 threads give the same bits."""
     data = aotc.compile(jax.jit(function), *args, opt_level=level, verify_each=True)
     want = jax.jit(function)(*args)
     leaves = [np.asarray(a) for a in jax.tree.leaves(args)]
@@ -68,7 +68,7 @@ def check(function: Callable[..., Any], args: Sequence[Any], level: int, factor:
 
 
 def compare(program: Program, what: str, got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> None:
-    """Exact results are equal in every bit but the sign of zero; others within the rounding of their bounds."""
+    """Assert that exact results have equal bits except the sign of zero, and others agree within their bounds."""
     for value, a, b in zip(program.results, got, want, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype), what
         if value.exact or value.dtype not in EPS:

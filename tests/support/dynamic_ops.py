@@ -1,9 +1,9 @@
 """Every row of the checklist with `?` for sizes, called with sizes that fit and that do not.
 
-The judge of both is XLA, after jaxlib's own refinement of the program for these arguments: what it refuses must be
-our error, what it computes our result. Rows that XLA cannot run with their own sizes, and calls with empty arrays that
-it refuses, are judged by the reference interpreter. As a program it runs rows under ``AOTC_GUARD=1`` and writes a line
-for each call, so that whoever started it knows which one ended the process.
+The oracle is XLA, after jaxlib's own refinement of the program for these arguments: where XLA refuses them, aotc must
+fail, and otherwise return the same result. For rows that XLA cannot run with their own sizes, and calls with empty
+arrays that it refuses, the oracle is the reference interpreter. As a program this module runs rows under
+``AOTC_GUARD=1`` and prints a line before each call, so that the parent knows the call that ended the process.
 """
 
 import re
@@ -56,7 +56,7 @@ def text_of(row, dynamic, stated):
 
 
 def forms(row, every):
-    """Yield texts of a row: all sizes unknown, those of one argument; the sizes of results unknown, or stated."""
+    """Yield texts of a row: all sizes unknown, or those of one argument; the sizes of results unknown, or stated."""
     ranked = [n for n, a in enumerate(row[1]) if a.ndim]
     choices = [ranked, *([n] for n in ranked)] if len(ranked) > 1 else [ranked]
     for dynamic in choices if ranked else []:
@@ -71,7 +71,7 @@ def forms(row, every):
 
 
 def shapes_of(args, dynamic, rng, count):
-    """Yield shapes: the row's own; all dims of one size changed alike, which often fits; one dim changed."""
+    """Yield shapes: the row's own; all equal dims changed alike, which often fits; a single dim changed."""
     yield [a.shape for a in args]
     for iteration in range(count):
         if iteration % 2:
@@ -86,7 +86,7 @@ def shapes_of(args, dynamic, rng, count):
 
 
 def resized(a, shape):
-    """Return an array of ``shape`` with the elements of ``a``, over and over."""
+    """Return an array of ``shape`` with the elements of ``a``, repeated as needed."""
     return np.resize(a, shape) if a.size else np.zeros(shape, a.dtype)
 
 
@@ -99,7 +99,7 @@ def agree(found, wanted):
 
 
 def by_xla(text, args):
-    """Return what XLA computes; None if it refuses these arguments."""
+    """Return XLA's results; None if XLA refuses these arguments."""
     try:
         return run_xla(fetch(text.encode()), args)
     except CompileError:
@@ -107,7 +107,7 @@ def by_xla(text, args):
 
 
 def by_reference(text, args):
-    """Return what the reference interpreter computes; None if it refuses these arguments."""
+    """Return the results of the reference interpreter; None if it refuses these arguments."""
     try:
         return interpret(import_model(text), *args)
     except (OperandError, AssertionFailed):
@@ -115,7 +115,7 @@ def by_reference(text, args):
 
 
 def check_call(module, text, args, judged):
-    """Run one call; return ``fits`` or ``refused``, or what is wrong."""
+    """Run one call; return ``fits`` or ``refused`` if it agrees with ``judged``, else a description of the failure."""
     wanted = by_xla(text, args) if judged else None
     if wanted is None and (not judged or any(a.size == 0 for a in args)):
         wanted = by_reference(text, args)
@@ -133,7 +133,7 @@ def check_call(module, text, args, judged):
 
 
 def check_row(name, number, row, count, every):
-    """Yield what is wrong with a row, after a line for each call that is about to be made."""
+    """Yield the failures of a row; print a line before each call."""
     rng = np.random.default_rng(zlib.crc32(f"{name} {number}".encode()))
     args = [np.asarray(a) for a in row[1]]
     for text, dynamic, module in forms(row, every):

@@ -1,7 +1,7 @@
-"""A CPU that is not here as a device of the runtime: each submission is a run of ``runner.c`` under qemu.
+"""Another CPU architecture as a device of the runtime: each submission is a run of ``runner.c`` under qemu.
 
-The host program runs here, in Python; what a submission reads and writes goes through a file. A wall of bytes stands
-around each array, and is looked at afterwards. The module has the functions of :class:`aotc.vmfb.interfaces.Device`.
+The host program runs here, in Python; the memory of a submission passes through a file. Guard bytes surround each
+array, and are checked afterwards. The module has the functions of :class:`aotc.vmfb.interfaces.Device`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WALL = np.full(ALIGNMENT, 0x5A, np.uint8)
 
 
 def missing(target: str) -> str:
-    """Return how to install what running for ``target`` needs and this machine lacks, or the empty string."""
+    """Return the command that installs packages for ``target`` that this machine lacks, or an empty string."""
     architecture, (program, *_) = MACHINES[target]
     native = architecture == platform.machine()
     return "" if shutil.which(program) and (native or ROOT.is_dir()) else INSTALL
@@ -60,13 +60,13 @@ def missing(target: str) -> str:
 
 @cache
 def workplace() -> TemporaryDirectory[str]:
-    """Return the folder of this process, which goes with it."""
+    """Return the temporary folder of this process, which is deleted at its end."""
     return TemporaryDirectory(prefix="aotc-aarch64-")
 
 
 @cache
 def runner(architecture: str) -> str:
-    """Compile ``runner.c``, once in a process, and return where it is."""
+    """Compile ``runner.c``, once in a process, and return its path."""
     path = Path(workplace().name, f"runner-{architecture}")
     source = Path(__file__).with_name("runner.c")
     kind = f"{architecture}-linux-gnu"
@@ -76,12 +76,12 @@ def runner(architecture: str) -> str:
 
 
 def obstacle(variant: dict[str, Any]) -> str:
-    """Only bundles for the machines of the table run."""
+    """Return an empty string: all bundles of tests are for machines of the table."""
     return "" if variant["target"] in MACHINES else f"it is for none of {', '.join(MACHINES)}"
 
 
 def rank(variant: dict[str, Any]) -> int:
-    """Tests compile for one target at a time."""
+    """Return the same rank for all variants: tests compile for one target at a time."""
     return 0
 
 
@@ -93,7 +93,7 @@ def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
 def open_executable(
     bundle: OpenedBundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
 ) -> EmulatedExecutable:
-    """Write the libraries where the runner finds them."""
+    """Write the libraries of a variant to files for the runner."""
     functions = [*variant.get("imports", {}).get("lapack", []), *variant.get("custom_calls", [])]
     if functions:
         raise BundleError(bundle.where, "nobody fills in the functions of other libraries", functions)
@@ -109,7 +109,7 @@ def open_executable(
 
 @dataclass(frozen=True, slots=True)
 class EmulatedExecutable:
-    """A variant: its libraries (executor, kernels) in files, its command buffers, how many states each has."""
+    """A variant: its libraries (executor, kernels) in files, its command buffers, and their numbers of states."""
 
     target: str
     libraries: list[Path]
@@ -121,11 +121,11 @@ class EmulatedExecutable:
 
     @property
     def constants_bytes(self) -> int:
-        """The bytes of the constants."""
+        """Return the number of bytes of the constants."""
         return self.constants.nbytes
 
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
-        """Return the function that runs a plan: a session that begins anew."""
+        """Return a function that runs a plan in a new session."""
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
             session = self.session(Slots(plan.arguments, len(plan.results)))
@@ -141,20 +141,20 @@ class EmulatedExecutable:
         return run
 
     def session(self, layout: Slots) -> EmulatedSession:
-        """Begin a call."""
+        """Begin a call with a pointer table of this layout."""
         return EmulatedSession(self, layout)
 
     def stats(self) -> dict[str, Any]:
-        """Say what this is."""
+        """Return facts about this executable."""
         return {"target": self.target, "threads": self.threads}
 
     def trim(self) -> int:
-        """Nothing is kept."""
+        """Return 0: nothing is cached."""
         return 0
 
 
 class EmulatedSession:
-    """One call: the memory of its slots, and the runs that change it."""
+    """One call: the memory of its slots, and the runs that modify it."""
 
     def __init__(self, executable: EmulatedExecutable, layout: Slots) -> None:
         self.executable, self.layout = executable, layout
@@ -162,18 +162,18 @@ class EmulatedSession:
         self.slots[layout.constants] = executable.constants
 
     def arena(self, size: int) -> None:
-        """Take an arena; what an earlier one held is kept, the rest is no zero."""
+        """Allocate an arena: bytes of an earlier arena are preserved, new bytes are not zero."""
         found, old = np.full(size, 0xA5, np.uint8), self.slots[self.layout.arena]
         found[: old.size] = old[:size]
         self.slots[self.layout.arena] = found
 
     def bind(self, slot: int, array: np.ndarray) -> None:
-        """Put an argument or a result in the pointer table, as the bytes that it is."""
+        """Bind the bytes of an argument or a result to a slot."""
         memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
         self.slots[slot] = np.frombuffer(memory, np.uint8) if array.nbytes else np.zeros(0, np.uint8)
 
     def submit(self, number: int, parameters: Sequence[int]) -> None:
-        """Run a command buffer under qemu; its walls must stand."""
+        """Run a command buffer under qemu, and verify the guard bytes."""
         buffers, states = self.executable.buffers, self.executable.states[number]
         words, nodes = buffers.words[number], buffers.nodes[number]
         patches = kernel_words(nodes)
@@ -213,14 +213,14 @@ class EmulatedSession:
         return int(self.slots[slot][offset : offset + element.itemsize].view(element)[0])
 
     def block(self, slot: int, offset: int, size: int) -> None:
-        """There are no guards."""
+        """Do nothing: there are no guard pages."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the session owns no resources."""
 
 
 def _written(libraries: Sequence[bytes]) -> list[Path]:
-    """Write libraries to a folder of their own."""
+    """Write libraries to a new folder and return their paths."""
     folder = Path(mkdtemp(dir=workplace().name))
     paths = [folder / f"{n}.so" for n in range(len(libraries))]
     for path, data in zip(paths, libraries):
@@ -246,7 +246,7 @@ def run_kernel(kernel: Kernel, arrays: Sequence[np.ndarray], grid: int, target: 
 
 
 def _layout(slots: Sequence[np.ndarray], header: int) -> tuple[list[int], int]:
-    """Return where each slot's bytes lie in a job's file, with room for walls, and the size of the file."""
+    """Return the offset of each slot in a job's file, with space for guard bytes, and the size of the file."""
     places, at = [], header
     for content in slots:
         at = -(-(at + WALL.size) // ALIGNMENT) * ALIGNMENT

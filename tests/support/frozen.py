@@ -97,7 +97,7 @@ def write_corpus(folder: Path) -> None:
 
 
 def code_is_ir() -> None:
-    """Let LLVM IR before optimisation stand for machine code in the bundles that this process makes."""
+    """Replace machine code by LLVM IR before optimisation in the bundles that this process compiles."""
     from aotc.kernels.cpu import build, link
     from aotc.kernels.cuda import build as cuda_build
 
@@ -149,7 +149,7 @@ def digest(data: Any) -> str:
 
 
 def pieces_of(data: bytes) -> Pieces:
-    """Return the pieces of a bundle and their digests."""
+    """Return the digest of each piece of a bundle."""
     from aotc.vmfb.bundle import open_bundle
 
     bundle = open_bundle(data)
@@ -163,7 +163,7 @@ def pieces_of(data: bytes) -> Pieces:
 
 
 def frozen(path: Path, level: int, bundles: bool, targets: tuple[str, ...] = TARGETS) -> Pieces:
-    """Compile a model and return its pieces; with ``bundles`` those of the real bundle."""
+    """Compile a model and return the digests of its pieces; with ``bundles`` those of the real bundle."""
     import aotc
     from aotc.diagnostics import CompileError
 
@@ -183,7 +183,7 @@ def frozen(path: Path, level: int, bundles: bool, targets: tuple[str, ...] = TAR
 
 
 def work(folder: Path, everything: bool) -> Iterator[tuple[str, Path, int, bool, tuple[str, ...]]]:
-    """Yield what is to be compiled, the largest first: its name, path, level, whether to machine code, targets."""
+    """Yield the compilations, the largest first: name, path, level, True for machine code, targets."""
     for path in sorted(folder.glob("*.jaxexp"), key=lambda p: -p.stat().st_size):
         random = path.stem[-1].isdecimal() and path.stem.startswith(("static", "symbolic"))
         for level in LEVELS:
@@ -196,7 +196,7 @@ def work(folder: Path, everything: bool) -> Iterator[tuple[str, Path, int, bool,
 
 
 def all_pieces(folder: Path, everything: bool) -> dict[str, Pieces]:
-    """Compile the corpus on all cores, with a cache that is empty at the start."""
+    """Compile the corpus on all cores, with an empty cache at the start."""
     rows = list(work(folder, everything))
     with tempfile.TemporaryDirectory() as cache:
         os.environ["AOTC_CACHE_DIR"] = cache
@@ -211,7 +211,7 @@ def all_pieces(folder: Path, everything: bool) -> dict[str, Pieces]:
 
 
 def differences(before: Mapping[str, Pieces], after: Mapping[str, Pieces]) -> list[str]:
-    """Return a line for each piece that is not the same."""
+    """Return a line for each piece that differs."""
     lines = []
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name, {}), after.get(name, {})

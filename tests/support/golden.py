@@ -1,4 +1,4 @@
-"""Golden cases of lowering: what stands in a case's file, and arguments for it."""
+"""Golden cases of lowering: the sections of a case's file, and arguments for it."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ SIZE = 3  # of every symbolic dim
 
 
 def sections(case: Path) -> tuple[str, str, str]:
-    """Return what a case shows (a comment), what goes in, and what comes out."""
+    """Return the comment, the input and the output of a case's file."""
     head, rest = case.read_text().split("\n", 1)
     before, after = rest.split("====\n")
     return head + "\n", before, after
 
 
 def sizes_of(types: Sequence[TensorType]) -> dict[str, int]:
-    """Return a number for each symbol of ``types``."""
+    """Return a size for each symbol of ``types``."""
     return {s.name: max(SIZE, s.lo) for t in types for d in t.shape for s in symbols(d)}
 
 
 def arguments(types: Sequence[TensorType], seed: int = 0) -> list[np.ndarray]:
-    """Return random values: normal ones, and integers from 0 to 3."""
+    """Return random values: normally distributed floats, and integers from 0 to 3."""
     rng, dims = np.random.default_rng(seed), sizes_of(types)
     return [array(rng, t, dims) for t in types]
 
 
 def array(rng: np.random.Generator, t: TensorType, dims: Mapping[str, int]) -> np.ndarray:
-    """Return random values of a type."""
+    """Return random values of type ``t``."""
     shape = tuple(evaluate(d, dims) for d in t.shape)
     match kind_of(t.dtype):
         case "b":
@@ -49,9 +49,9 @@ def array(rng: np.random.Generator, t: TensorType, dims: Mapping[str, int]) -> n
 
 
 def close(got: Sequence[np.ndarray], want: Sequence[np.ndarray], rounding: float = 0.0) -> None:
-    """Compare results with the reference's: integers exactly, others as far as the order of sums allows.
+    """Assert that results agree with the reference: integers exactly, floats within the error of a reordered sum.
 
-    ``rounding`` is how far roundings that were left out change a result, as a share of it.
+    ``rounding`` is the relative effect of omitted intermediate roundings.
     """
     assert len(got) == len(want)
     for x, y in zip(got, want, strict=True):

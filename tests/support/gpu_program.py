@@ -1,4 +1,4 @@
-"""Programs for GPUs without one: their kernels run as the loop IR means them, their steps as planned."""
+"""Programs for GPUs on a machine without one: kernels run in the loop IR interpreter, steps as planned."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def gpu_program(
 
 
 def run_gpu_program(function: Function, variant: Variant, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the results for arguments."""
+    """Run the program on NumPy and return its results."""
     return run_program(variant.steps[function.name], function, variant.constants, arrays)
 
 
 def check_gpu(function: Callable[..., Any], args: Sequence[Any], level: int = 2, factor: float = 1.0) -> Variant:
-    """Compare a function lowered for a GPU with the same under ``jax.jit``; return its program."""
+    """Assert that a function lowered for a GPU agrees with ``jax.jit``; return its program."""
     program = gpu_program(function, args, level)
     got = run_gpu_program(*program, [np.asarray(a) for a in jax.tree.leaves(args)])
     close(got, jax.tree.leaves(jax.jit(function)(*args)), factor)

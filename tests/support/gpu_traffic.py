@@ -14,7 +14,7 @@ from aotc.vmfb.dtypes import size_of
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one kernel reads and writes: the bytes of its operands and of its results."""
+    """Bytes of the operands and of the results of one kernel."""
 
     name: str
     reads: tuple[int, ...]
@@ -29,7 +29,7 @@ def nbytes(v: Value) -> int:
 
 
 def traffic(function: Function) -> list[Traffic]:
-    """Return what each kernel of a function reads and writes, those of loops and branches once."""
+    """Return the operand and result bytes of each kernel of a function; kernels in loops and branches count once."""
     return list(_traffic(function.body))
 
 
@@ -43,7 +43,7 @@ def _traffic(region: Region) -> Iterator[Traffic]:
 
 
 def written(function: Function) -> int:
-    """Return the bytes of all results of kernels."""
+    """Return the number of bytes of all results of kernels."""
     return sum(sum(t.writes) for t in traffic(function))
 
 
@@ -55,12 +55,12 @@ def nbytes_of(buffer: Buffer) -> int:
 
 
 def kernels(program: Buffered) -> list[Kernel]:
-    """Return the kernel of each launch of a program, those of loops and branches once."""
+    """Return the kernel of each launch of a program; launches in loops and branches count once."""
     return [step.kernel for step in _leaves(program.steps) if isinstance(step, Launch)]
 
 
 def copies(program: Buffered) -> list[int]:
-    """Return the bytes of each copy of a program, those of loops and branches once."""
+    """Return the bytes of each copy of a program; copies in loops and branches count once."""
     sizes = [step.size for step in _leaves(program.steps) if isinstance(step, Copy)]
     known = [size for size in sizes if isinstance(size, int)]
     assert len(known) == len(sizes)

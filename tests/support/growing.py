@@ -27,7 +27,7 @@ func.func @main(%x: tensor<?x64xf32>, %w: tensor<64x64xf32>) -> tensor<?x64xf32>
 
 
 def check_growing(module, width=64):
-    """Compare with NumPy for four sizes."""
+    """Assert that results agree with NumPy for four growing sizes."""
     rng = np.random.default_rng(0)
     w = rng.normal(size=(width, width)).astype("float32")
     for rows in (3, 3 * width, 1, width):

@@ -1,4 +1,4 @@
-"""How the time of something grows with its size: the same on a slow machine as on a fast one."""
+"""Growth of a running time with the size of its input, independent of the machine's speed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 def check_linear(make: Callable[[int], T], run: Callable[[T], object], size: int) -> None:
-    """Assert that ``run`` on four times the size takes about four times as long, far from the sixteen of a square.
+    """Assert that ``run`` takes about four times as long for four times the size, and not sixteen times.
 
-    Both are timed by processor time, and the best of three counts: the others hold what else the machine did. So what
-    is short enough the first time is not timed again.
+    Processor time is measured, and the best of three counts, as other work disturbs the others. A first measurement
+    that is short enough is not repeated.
     """
     small, large = make(size), make(4 * size)
     run(small)

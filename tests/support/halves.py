@@ -9,7 +9,7 @@ import pytest
 
 
 def half_of_pairs(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
-    """Return all pairs; every second one, as on a chessboard, is slow: each value still meets half of the others."""
+    """Return all pairs; every second one, as on a chessboard, is marked slow: each value still occurs."""
     rows, columns = list(first), list(second)
     return [
         pytest.param(x, y, id=f"{y}-{x}", marks=[pytest.mark.slow] * ((i + j) % 2))

@@ -1,4 +1,4 @@
-"""A server as a process under hostile load: its log, its memory, and a watcher that times its health meanwhile."""
+"""Server process under hostile load: its log, its memory, and the latency of health checks meanwhile."""
 
 import subprocess
 import sys
@@ -85,16 +85,16 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 
 @dataclass(frozen=True)
 class Health:
-    """The longest answers about health of a server under attack, in seconds.
+    """Largest latencies of health checks of a server under attack, in seconds.
 
     Attributes
     ----------
     stall : float
         Without the time that the client and the server's threads waited for a core.
     whole : float
-        With it.
+        With that time.
     idle : float
-        The longest answer of a process that has nothing else to do, in the same time.
+        The largest latency of a process without other work, in the same period.
     """
 
     stall: float
@@ -108,6 +108,7 @@ class HostileServer(Running):
     Attributes
     ----------
     pid : int
+        Its process id.
     x, n : str
         Names of the arguments of ``double`` and ``spin``, if it serves the folder ``hostile_models``.
     """
@@ -117,7 +118,7 @@ class HostileServer(Running):
         self.pid, self._log = process.made.pid, log
 
     def log(self):
-        """Return what the server has written to its log."""
+        """Return the server's log so far."""
         return Path(self._log).read_text()
 
     @cached_property
@@ -129,12 +130,12 @@ class HostileServer(Running):
         return self.json("/v2/models/spin")[1]["inputs"][0]["name"]
 
     def memory(self):
-        """Return the bytes of memory of the server and its children that are their own."""
+        """Return the private memory of the server and its children in bytes."""
         pids = [self.pid, *map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())]
         return sum(int(_field(pid, "RssAnon")) * 1024 for pid in pids)
 
     def figure(self, name):
-        """Return a figure of ``/metrics``."""
+        """Return the value of a metric of ``/metrics``."""
         lines = self.ask("/metrics")[2].decode().splitlines()
         return float(next(line for line in lines if line.startswith(name)).split()[-1])
 
@@ -148,7 +149,7 @@ def _field(pid, name):
 
 @contextmanager
 def hostile_server(source, folder, *options):
-    """Start a server of ``source`` whose log lies in ``folder``; its log has no traceback at the end."""
+    """Start a server of ``source`` with its log in ``folder``; assert at the end that the log has no traceback."""
     port, grpc_port, path = free_port(), free_port(), folder / "serve.log"
     with open(path, "w") as log:
         line = (f"--port={port}", f"--grpc-port={grpc_port}", *options)
@@ -163,7 +164,7 @@ def hostile_server(source, folder, *options):
 
 @contextmanager
 def watched(server, found):
-    """Time the answers about health within the block; append the longest to ``found``, as a :class:`Health`."""
+    """Measure the latency of health checks in the ``with`` block; append the largest to ``found`` (:class:`Health`)."""
     command = [sys.executable, "-c", WATCHER, str(server.port), str(server.pid), IDLE]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -179,10 +180,10 @@ def watched(server, found):
 
 
 def assert_no_stall(server, attack):
-    """Run an attack, again if something delayed an answer about health: an attack that stalls always does.
+    """Run an attack, and repeat it if a health check was delayed: an attack that stalls the server always does.
 
-    A try in which a process with nothing to do is delayed as much says nothing of the server. If all are such, the test
-    is skipped: the machine has no time to measure.
+    An attempt in which an idle process is delayed as much is not conclusive. If all attempts are, the test is skipped:
+    the machine has no time to measure.
     """
     found = []
     for _ in range(MOST_TRIES):

@@ -1,4 +1,4 @@
-"""How results of LAPACK are compared with XLA's."""
+"""Comparison of LAPACK results with XLA's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TOLERANCE = {"float32": 3e-4, "complex64": 3e-4, "float64": 1e-10, "complex128":
 
 
 def agree(got, want):
-    """Compare all leaves by the size of each; NaN where NaN is wanted."""
+    """Assert that all leaves agree relative to their size, with NaN at the same elements."""
     left, right = flat(got), flat(want)
     assert len(left) == len(right)
     for a, b in zip(left, right, strict=True):

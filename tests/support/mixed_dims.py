@@ -15,7 +15,7 @@ SUBSETS = tuple(frozenset(d for i, d in enumerate(DIMS) if n >> i & 1) for n in 
 
 
 class Text:
-    """Writes ops; a shape is a tuple of numbers and of names of dims."""
+    """Writer of StableHLO ops; a shape is a tuple of numbers and of names of dims."""
 
     def __init__(self, dynamic: frozenset[str], sizes: Mapping[str, int], arguments: Sequence[tuple[str, tuple, str]]):
         self.dynamic, self.sizes = dynamic, sizes
@@ -41,7 +41,7 @@ class Text:
         return f"v{self.count}"
 
     def shape(self, shape):
-        """Return a value that holds ``shape``."""
+        """Return an SSA value with the sizes of ``shape``."""
         parts = []
         for d in shape:
             if d in self.dynamic:
@@ -70,7 +70,7 @@ class Text:
         return self.line(f"stablehlo.dynamic_reshape %{v}, %{held} : ({self.types[v]}, {t}) -> {to}", to)
 
     def flat(self, v, shape, dtype):
-        """Return ``v`` with its first two dims collapsed into one, the size being computed as a product."""
+        """Return ``v`` with its first two dims collapsed into one, whose size is computed as a product."""
         sizes = [self.shape((d,))[0] for d in shape[:2]]
         joined = self.line(f"stablehlo.multiply %{sizes[0]}, %{sizes[1]} : tensor<1xi32>", "")
         rest = [self.shape((d,))[0] for d in shape[2:]]
@@ -98,7 +98,7 @@ class Text:
 
 
 def scatter_text(dynamic: frozenset[str], sizes: Mapping[str, int]) -> str:
-    """Return the program that adds ``u[t, j]`` to ``x[t, i[t, j]]``, both rows of features."""
+    """Return the program that adds ``u[t, j]`` to ``x[t, i[t, j]]``, both vectors of features."""
     arguments = [
         ("x", ("tokens", "experts", "features"), "f32"), ("i", ("tokens", "k"), "i32"),
         ("u", ("tokens", "k", "features"), "f32"),
@@ -123,7 +123,7 @@ def scatter_text(dynamic: frozenset[str], sizes: Mapping[str, int]) -> str:
 
 
 def one_hot_text(dynamic: frozenset[str], sizes: Mapping[str, int]) -> str:
-    """Return the program that sums ``one_hot(i) * gate`` times rows over k and gives it expert by expert, flat."""
+    """Return the program that sums ``one_hot(i) * gate`` times rows over k, with experts as the first, flat dim."""
     arguments = [
         ("i", ("tokens", "k"), "i32"), ("gate", ("tokens", "k"), "f32"), ("u", ("tokens", "k", "features"), "f32"),
         ("bias", ("experts",), "f32"),
@@ -148,7 +148,7 @@ def one_hot_text(dynamic: frozenset[str], sizes: Mapping[str, int]) -> str:
 
 
 def scatter_arrays(sizes: Mapping[str, int], seed: int = 0) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return arguments and result of :func:`scatter_text`; whole numbers, so that every order of sums is exact."""
+    """Return arguments and result of :func:`scatter_text`; whole numbers, so that sums in any order are exact."""
     rng = np.random.default_rng(seed)
     t, e, k, f = (sizes[d] for d in DIMS)
     x = rng.integers(-9, 9, (t, e, f)).astype(np.float32)

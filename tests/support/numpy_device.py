@@ -1,4 +1,4 @@
-"""A device that runs kernels on NumPy, as the loop IR means them: docs/add_a_device.md adds it to the compiler."""
+"""Device that interprets kernels on NumPy; docs/add_a_device.md adds it to the compiler."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from aotc.vmfb.weights.constants import load_constants
 
 
 def obstacle(variant: dict[str, Any]) -> str:
-    """Return that every machine can run the variant."""
+    """Return an empty string: every machine can run the variant."""
     return ""
 
 
 def rank(variant: dict[str, Any]) -> int:
-    """Return how good the variant is: there is only one."""
+    """Return the rank of the variant: there is only one."""
     return 0
 
 
@@ -42,7 +42,7 @@ def open_executable(
 
 
 class NumpyExecutable:
-    """A variant in memory: its kernels parsed, its command buffers as records."""
+    """A loaded variant: its kernels parsed, its command buffers as records."""
 
     def __init__(self, bundle: OpenedBundle, variant: dict[str, Any]) -> None:
         texts = bytes(bundle.verified_segment(variant["texts"])).decode().split("\0")[:-1]
@@ -74,16 +74,16 @@ class NumpyExecutable:
         return NumpySession(self, layout, np.frombuffer(memoryview(constants), np.uint8))
 
     def stats(self) -> dict[str, Any]:
-        """Return counters for people."""
+        """Return counters for display."""
         return {"kernels": len(self.kernels)}
 
     def trim(self) -> int:
-        """Free nothing: each call has memory of its own."""
+        """Return 0: each call has its own memory, so nothing is cached."""
         return 0
 
 
 class NumpySession:
-    """One call: the bytes of each slot, and what runs the commands on them."""
+    """One call: the bytes of each slot, and the execution of commands on them."""
 
     def __init__(self, executable: NumpyExecutable, layout: Slots, constants: np.ndarray) -> None:
         self._executable, self._layout = executable, layout
@@ -91,12 +91,12 @@ class NumpySession:
         self._slots[layout.constants] = constants
 
     def arena(self, size: int) -> None:
-        """Take an arena; what an earlier one of this call held is kept."""
+        """Allocate an arena; bytes of an earlier arena of this call are preserved."""
         old = self._slots[self._layout.arena]
         self._slots[self._layout.arena] = np.concatenate([old[:size], np.zeros(max(size - len(old), 0), np.uint8)])
 
     def bind(self, slot: int, array: np.ndarray) -> None:
-        """Put an argument or a result in the table."""
+        """Bind an argument or a result to a slot."""
         self._slots[slot] = array.reshape(-1).view(np.uint8)
 
     def submit(self, number: int, parameters: Sequence[int]) -> None:
@@ -108,10 +108,10 @@ class NumpySession:
         return int(np.frombuffer(self._slots[slot][offset:], to_numpy(dtype), 1)[0])
 
     def block(self, slot: int, offset: int, size: int) -> None:
-        """There are no guards."""
+        """Do nothing: there are no guard pages."""
 
     def close(self) -> None:
-        """Give nothing back: Python does."""
+        """Do nothing: Python frees the memory."""
 
     def _run(self, nodes: Sequence[Node], parameters: Sequence[int]) -> None:
         for node in nodes:

@@ -1,6 +1,6 @@
-"""Every op that jaxlib's MLIR registers, as small modules, and what the importer does with each.
+"""Every op that jaxlib's MLIR registers, as small modules, with the result of their import.
 
-Run as a program with names of dialects: prints a line of JSON for each op, also one before each attempt, so that an
+Run as a program with names of dialects: it prints a line of JSON for each op, and one before each attempt, so that an
 attempt that ends the process can be named.
 """
 
@@ -66,7 +66,7 @@ def registered_ops() -> list[str]:
 
 
 def candidates() -> Iterator[tuple[list[str], list[str]]]:
-    """Return types of operands and results: up to three operands of a type, with results of it or of another."""
+    """Yield types of operands and results: up to three operands of a type, with results of it or of another type."""
     yield from (([], results) for results in ([], *([t] for t in TYPES)))
     for t, count in itertools.product(TYPES, (1, 2, 3)):
         for results in ([], [t], [t, t], *([r] for r in _RESULTS if r != t)):
@@ -83,7 +83,7 @@ def _module(name: str, operands: list[str], results: list[str], attributes: str)
 
 
 def attempts(name: str) -> Iterator[tuple[str, bool]]:
-    """Return modules with one op ``name``, and whether MLIR takes each; attributes are those that MLIR asks for."""
+    """Yield modules with one op ``name``, and True if MLIR accepts them; they have the attributes that MLIR demands."""
     stated: dict[str, str] = {}
     for operands, results in candidates():
         for _ in range(8):  # attributes are asked for one by one
@@ -107,7 +107,7 @@ def _verified(text: str) -> str | None:
 
 
 def outcome(name: str, text: str) -> str:
-    """Return ``imported``, ``refused``, or what is wrong with the refusal."""
+    """Return ``imported``, ``refused``, or a description of an improper refusal."""
     try:
         import_model(text)
     except CompileError as error:
@@ -122,7 +122,7 @@ def outcome(name: str, text: str) -> str:
 
 
 def sweep(dialects: list[str]) -> None:
-    """Print what becomes of each op of ``dialects``."""
+    """Print the outcome for each op of ``dialects``."""
     for name in registered_ops():
         if name.partition(".")[0] not in dialects:
             continue

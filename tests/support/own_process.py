@@ -1,4 +1,4 @@
-"""Tests that run in another process than the others: pytest's hooks for the marker ``own_process``.
+"""Tests that run in a separate process: pytest's hooks for the marker ``own_process``.
 
 Numba's front end as an ahead-of-time compiler (``aotc.kernels.numba_aot``) replaces the target context of its process,
 so that functions which Numba compiles there afterwards have no machine code: a call jumps to address 1. The product
@@ -21,7 +21,7 @@ _OUTCOMES = pytest.StashKey[dict[str, tuple[str, str]]]()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """In the child, write the outcome of a test's call, or what kept it from one."""
+    """In the child, write the outcome of a test's call, or of its setup if that failed."""
     path = os.environ.get(REPORTS)
     if path and (report.when == "call" or report.outcome != "passed"):
         with Path(path).open("a") as file:
@@ -30,7 +30,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run the marked tests of a file in one child when the first of them is due, and repeat their outcomes here."""
+    """Run all marked tests of a file in one child before the first of them, and repeat their outcomes here."""
     if not pyfuncitem.get_closest_marker("own_process") or REPORTS in os.environ:
         return None
     outcomes = pyfuncitem.session.stash.setdefault(_OUTCOMES, {})

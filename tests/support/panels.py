@@ -8,17 +8,16 @@ from aotc.ir.loop.forms.tile_forms import FORMS
 
 
 def pack_panels(b: np.ndarray, panel_cols: int, form: str) -> np.ndarray:
-    """Return ``b`` cut into panels of columns, each contiguous in order of k.
+    """Return ``b`` as panels of columns, each contiguous in order of k.
 
     Parameters
     ----------
     b : ndarray, (K, N)
-        Of the dtype that ``form`` reads (f32, f64, bf16, i8).
+        Right operand, of the dtype that ``form`` reads (f32, f64, bf16, i8).
     panel_cols : int
         Columns of a panel.
     form : str
-        A key of ``aotc.ir.loop.forms.tile_forms.FORMS``; its ``group`` consecutive k of one
-        column are neighbours.
+        A key of ``aotc.ir.loop.forms.tile_forms.FORMS``; its ``group`` consecutive k of one column are neighbours.
 
     Returns
     -------

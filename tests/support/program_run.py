@@ -1,6 +1,6 @@
-"""Run a bufferized program on NumPy: its steps in order, its kernels as the loop IR means them, one arena as planned.
+"""Run a bufferized program on NumPy: steps in order, kernels in the loop IR interpreter, one arena as planned.
 
-This is what bufferize and plan_memory must agree with: memory that nothing has written holds rubbish.
+Bufferize and plan_memory must agree with it: unwritten memory contains garbage.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run_program(
     Raises
     ------
     AssertionError
-        If a check of the program fails, or memory is used that is not there.
+        If a check of the program fails, or a step accesses memory outside of the arena.
     """
     run = _Run(program, function, constants, arrays)
     run.take_arena()
@@ -62,7 +62,7 @@ class _Run:
         self.results: dict[int, np.ndarray] = {}
 
     def number(self, e: Dim) -> int:
-        """Return what a dim is in this call."""
+        """Return the value of a dim in this call."""
         return evaluate(e, self.dims)
 
     def bytes(self, s: Storage) -> np.ndarray:
@@ -81,17 +81,17 @@ class _Run:
         return memory[begin : begin + size]
 
     def scalar(self, s: Storage, dtype: str) -> int:
-        """Return the number in a storage."""
+        """Return the integer in a storage."""
         return int(self.bytes(s).view(to_numpy(dtype))[0])
 
     def array(self, s: Storage, begin: int, b: Buffer) -> np.ndarray:
-        """Return a storage from a byte on as an array of a kernel's buffer."""
+        """Return the bytes of a storage from ``begin`` on as the array of a kernel's buffer."""
         shape = [self.number(d) for d in b.shape]
         memory = self.bytes(s)[begin:][: prod(shape) * size_of(b.dtype)]
         return memory.view(to_numpy(b.dtype)).reshape(shape)
 
     def result(self, n: int) -> np.ndarray:
-        """Return a result; one without elements was never written."""
+        """Return result ``n``; a result without elements was never written."""
         if n in self.program.taken:
             return self.shaped(self.arguments[self.program.taken[n]], n)
         return self.shaped(self.results.get(n, np.zeros(0, np.uint8)), n)
@@ -103,7 +103,7 @@ class _Run:
         return memory.view(to_numpy(t.dtype)).reshape(shape)
 
     def take_arena(self) -> None:
-        """Grow the arena to what the sizes that are known by now need; what is in it stays."""
+        """Grow the arena for the sizes known so far, and preserve its contents."""
         known = [s for s in self.program.arena if not _unknown(s, self.dims)]
         size = max((self.number(s.offset) + self.number(s.size) for s in known), default=0)
         grown = np.full(max(size, len(self.arena)), RUBBISH, np.uint8)
@@ -111,7 +111,7 @@ class _Run:
         self.arena = grown
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Run steps."""
+        """Run steps in order."""
         for step in steps:
             match step:
                 case Launch(kernel):

@@ -1,4 +1,4 @@
-"""Quantized types as the specification means them, in NumPy."""
+"""Quantized types in NumPy, by the specification."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def facts(t: str, rank: int) -> tuple[Quantization, np.ndarray, np.ndarray]:
 
 
 def quantized(x: np.ndarray, t: str) -> np.ndarray:
-    """Quantize as the specification says, in NumPy."""
+    """Quantize ``x`` in NumPy, by the specification."""
     q, scales, zeros = facts(t, x.ndim)
     with np.errstate(all="ignore"):
         whole = np.rint(x.astype(scales.dtype) / scales).astype(np.float64)
@@ -45,6 +45,6 @@ def quantized(x: np.ndarray, t: str) -> np.ndarray:
 
 
 def numbers(v: np.ndarray, t: str) -> np.ndarray:
-    """Dequantize as the specification says, in NumPy."""
+    """Dequantize ``v`` in NumPy, by the specification."""
     _, scales, zeros = facts(t, v.ndim)
     return (v.astype(np.int64) - zeros).astype(scales.dtype) * scales

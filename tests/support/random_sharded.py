@@ -16,7 +16,7 @@ SIZES = (6, 8, 12, 16, 24)
 
 
 def random_spec(rng, mesh, shape):
-    """Return a sharding of an array of ``shape``: each axis cuts a dim that it divides, or none."""
+    """Return a random sharding of an array of ``shape``: each axis partitions a dim that it divides, or none."""
     dims = [[] for _ in shape]
     parts = [1] * len(shape)
     for axis in rng.permutation(list(mesh)):
@@ -29,7 +29,7 @@ def random_spec(rng, mesh, shape):
 
 
 class _Steps:
-    """A list of steps, each a function of the values so far, and the shapes that these have."""
+    """Random steps, each a function of the previous values, with the shapes of these."""
 
     def __init__(self, rng, mesh, shapes):
         self.rng, self.mesh, self.shapes, self.steps = rng, mesh, list(shapes), []

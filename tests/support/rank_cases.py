@@ -1,4 +1,4 @@
-"""Collectives on every dtype for tests of ranks, their operands, and what StableHLO's specification says of them.
+"""Collectives on every dtype for tests of ranks, their operands, and results by StableHLO's specification.
 
 As a program it runs all cases on one rank, and prints a digest of each rank's results.
 """
@@ -98,7 +98,7 @@ def result_shape(c, size, rank, shape):
 
 
 def run_one(link, case, shape=SHAPE):
-    """Run a case on a rank."""
+    """Run a case on one rank and return its result."""
     c, dtype = case
     result = np.full(result_shape(c, link.size, link.rank, shape), 1, to_numpy(dtype))
     x = operand(case, link.rank, shape)
@@ -108,7 +108,10 @@ def run_one(link, case, shape=SHAPE):
 
 
 def run_threads(links, work):
-    """Return ``work(link)`` of each rank as a thread, or its exception; links are closed after an exception."""
+    """Run ``work(link)`` for each rank on a thread; return results or exceptions.
+
+    After an exception the links are closed.
+    """
     results = [None] * len(links)
 
     def run(rank):
@@ -167,7 +170,7 @@ def _wrapped(total, name):
 
 
 def expected(case, size, rank, shape=SHAPE):
-    """Return the result of a rank."""
+    """Return the result of a rank by the specification."""
     c, _ = case
     if c.op == "collective_permute":
         sources = [s for s, t in c.pairs if t == rank]

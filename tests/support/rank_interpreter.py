@@ -1,4 +1,4 @@
-"""The reference interpreter for the program of a rank: all ranks as threads, collectives as the specification says."""
+"""Reference interpreter for the program of a rank: all ranks as threads, collectives by the specification."""
 
 import threading
 from collections import Counter
@@ -14,7 +14,7 @@ FUNCTIONS = {
 
 
 class Board:
-    """What ranks have put down for each exchange."""
+    """Arrays that the ranks provide for each exchange."""
 
     def __init__(self):
         self.changed, self.put, self.failed = threading.Condition(), {}, False
@@ -30,7 +30,7 @@ class Board:
 
 
 class Rank:
-    """One rank, and how often it has exchanged with each group."""
+    """One rank, with its number of exchanges with each group."""
 
     def __init__(self, rank, size, board):
         self.rank, self.size, self.board, self.count = rank, size, board, Counter()
@@ -78,7 +78,7 @@ class Rank:
 
 
 def interpret_ranks(module, arrays):
-    """Return the results of each rank on whole arrays."""
+    """Return the results of each rank, for whole arrays."""
     ranks = module.functions["main"].attrs["ranks"]
     mesh = mesh_of(ranks["mesh"])
     board, results = Board(), [None] * mesh.size

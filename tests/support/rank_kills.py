@@ -1,4 +1,4 @@
-"""Kill a random rank at a random moment, again and again, and report what the others say and when.
+"""Kill a random rank at a random time, repeatedly, and collect the reports of the others with their delays.
 
 As a program: ``python rank_kills.py ROUNDS [SEED [SIZE]]`` prints a line of JSON for each round, and a summary.
 """
@@ -33,7 +33,7 @@ def free_port():
 
 
 def step(link, kind, number):
-    """Run one collective, of all ranks or of halves of them."""
+    """Run one collective, of all ranks or of one half of them."""
     if kind == "idle":
         time.sleep(0.2)
     if kind == "late" and link.rank == 0:
@@ -72,7 +72,7 @@ def life(rank, size, address, kind, out):
 
 
 def one_round(seed, size, kind):
-    """Return the killed rank, the moment, and the report of each other rank."""
+    """Kill one rank; return its number, the time, and the report of each other rank."""
     chance = random.Random(seed)
     address = f"127.0.0.1:{free_port()}"
     children, pipes = {}, {}
@@ -103,7 +103,7 @@ def one_round(seed, size, kind):
 
 
 def read_some(pipes, texts):
-    """Read what the ranks have written; return False when all have ended."""
+    """Read the ranks' output so far into ``texts``; return False when all ranks have ended."""
     if not pipes:
         return False
     ready, _, _ = select.select(list(pipes.values()), [], [], 0.2)
@@ -120,7 +120,7 @@ ended: set[int] = set()
 
 
 def judge(seed, size, kind):
-    """Return a summary of a round: faults in words, and the longest delay in seconds."""
+    """Run a round and return its faults as text, and the longest delay in seconds."""
     ended.clear()
     victim, killed, reports = one_round(seed, size, kind)
     faults = []

@@ -1,4 +1,4 @@
-"""Kernels of scalar ops for tests: every op on a type, its operands, how it is run, and how exact it is to be."""
+"""Kernels of scalar ops for tests: every op on a dtype, its operands, its execution, and its required accuracy."""
 
 import ctypes
 import os
@@ -33,14 +33,14 @@ def run(kernel, arrays, grid, dims=(), begin=0, target=None, by=compile_kernel):
 
 
 def loaded(data):
-    """Load a library of this machine's from memory."""
+    """Load a shared library from memory."""
     handle = os.memfd_create("kernel")
     os.write(handle, data)
     return ctypes.CDLL(f"/proc/self/fd/{handle}")
 
 
 def operands(dtype, count, seed=0):
-    """Return ``count`` arrays of equal length that hold all pairs of the edge cases, and random values."""
+    """Return ``count`` arrays of equal length with all pairs of the edge cases, and random values."""
     row, random = DTYPES[dtype], np.random.default_rng(seed)
     match row.kind:
         case "b":
@@ -87,7 +87,7 @@ def one_kernel(name, dtype, rows, length):
 
 
 def combining(name, dtype, functions, length):
-    """Return a kernel with an output for each of ``functions``: by it, a store combines eight elements into one."""
+    """Return a kernel with an output for each of ``functions``, by which a store combines eight elements into one."""
     a, item, k = Buffer("a", dtype, (length, 8)), sym("i", 0, length), sym("k", 1, 8)
     outs, body = [], []
     for n, fn in enumerate(functions):
@@ -101,13 +101,13 @@ def combining(name, dtype, functions, length):
 def combiners(dtype):
     """Return the functions by which a store may combine elements of ``dtype`` on any target.
 
-    Only lowering for CPUs writes ``max_number``.
+    ``max_number`` occurs only in kernels for CPUs.
     """
     return [fn for fn in sorted(ACCUMULATED - {"max_number"}) if kind_of(dtype) in SCALARS[fn].kinds]
 
 
 def sources_of(to):
-    """Return the dtypes that convert to ``to``."""
+    """Return the dtypes that can be converted to ``to``."""
     return [d for d in DTYPES if DTYPES[d].kind != "c" or DTYPES[to].kind == "c"]
 
 
@@ -121,7 +121,7 @@ def converting(to, sources, length):
 
 
 def ulps(got, want):
-    """Return the distance in units of the last place of ``want``; equal specials are at 0."""
+    """Return the distance in units in the last place of ``want``; equal special values have distance 0."""
     same = (got == want) | (np.isnan(got) & np.isnan(want))
     with np.errstate(all="ignore"):
         gap = np.abs(got.astype(np.float64) - want.astype(np.float64))
@@ -130,7 +130,7 @@ def ulps(got, want):
 
 
 def agree(name, dtype, got, want):
-    """Compare one op's results to the reference, as exactly as the op promises."""
+    """Assert that one op's results agree with the reference within the op's tolerance."""
     if got.dtype.kind == "c":
         agree_complex(name, got, want)
         return
@@ -151,7 +151,7 @@ def agree(name, dtype, got, want):
 
 
 def agree_complex(name, got, want):
-    """Compare complex results by their larger part; beside NaN the sign of an infinity may be either."""
+    """Assert that complex results agree relative to their larger part; next to NaN, infinity may have either sign."""
     if name == "pow":  # whose direction is that of a rounded phase, where it is large
         got, want = np.abs(got), np.abs(want)
     else:
@@ -168,12 +168,12 @@ def agree_complex(name, got, want):
 
 
 def log_gamma(x):
-    """Return the logarithm of the size of gamma at each element, to the digits of a longdouble; infinity at poles."""
+    """Return the logarithm of ``|gamma(x)|`` to the precision of a longdouble; infinity at poles."""
     return np.array([_log_gamma(float(v)) for v in x], np.longdouble)
 
 
 def digamma(x):
-    """Return the logarithmic derivative of gamma at each element, to the digits of a longdouble; NaN at poles."""
+    """Return the logarithmic derivative of gamma to the precision of a longdouble; NaN at poles."""
     return np.array([_digamma(float(v)) for v in x], np.longdouble)
 
 
@@ -196,10 +196,10 @@ def _log_gamma(x):
 
 
 def check_every_op(dtype, run_kernel, plain=False):
-    """Compare each scalar op on ``dtype`` with NumPy; ``run_kernel(kernel, arrays, grid)`` runs them all at once.
+    """Assert that each scalar op on ``dtype`` agrees with NumPy; ``run_kernel(kernel, arrays, grid)`` runs all of them.
 
-    ``plain``: digamma is a sum in 64 bits, which loses digits beside its zeros, and complex functions are for numbers
-    of moderate size.
+    ``plain``: digamma is a sum in 64 bits, which loses digits near its zeros, and complex functions are for numbers of
+    moderate size.
     """
     rows = list(every_op(dtype))
     a, b = operands(dtype, 2)

@@ -1,7 +1,7 @@
-"""StableHLO programs with one scalar function behind a matmul, convolution, attention score or reduction.
+"""StableHLO programs with one scalar function after a matmul, convolution, attention score or reduction.
 
-A template makes ``%p`` of its arguments. For each scalar function of the op table there is a program whose result is
-that function of ``%p``, or of ``%p`` converted to another dtype, and of an argument ``%r`` if it has two operands.
+A template computes ``%p`` from its arguments. For each scalar function of the op table there is a program whose result
+is that function of ``%p``, or of ``%p`` converted to another dtype, and of an argument ``%r`` if it has two operands.
 """
 
 from dataclasses import dataclass
@@ -26,9 +26,10 @@ def tensor(shape, dtype):
 
 @dataclass(frozen=True)
 class Template:
-    """What computes ``%p``: its lines, the arguments as name and type, its dtype and shape, and what follows ``%o``.
+    """Lines that compute ``%p``, with the arguments, dtype and shape of ``%p``, and lines after ``%o``.
 
-    With ``after`` the function's result ``%o`` is of ``%p``'s shape and the program returns ``%y`` of type ``result``.
+    With ``after`` the function's result ``%o`` has the shape of ``%p``, and the program returns ``%y`` of type
+    ``result``.
     """
 
     lines: tuple
@@ -70,7 +71,7 @@ def total(dtype, dim):
 
 
 def score(dtype, queries):
-    """Attention whose scores are ``%p`` plus the function's result."""
+    """Return the template of attention whose scores are ``%p`` plus the function's result."""
     own, keys, scores, row = (4, queries, 64), (4, 128, 64), (4, queries, 128), (4, queries)
     q, k, p, r = tensor(own, dtype), tensor(keys, dtype), tensor(scores, "f32"), tensor(row, "f32")
     batched = "stablehlo.dot_general %{}, %{}, batching_dims = [0] x [0], contracting_dims = [2] x [{}]"
@@ -110,7 +111,7 @@ TEMPLATES = {
 
 
 def programs(template, dtype=""):
-    """Return the function of each program by the scalar function's name, behind ``template``, on ``dtype``."""
+    """Return a program for each scalar function, by its name, on the value of ``template`` in ``dtype``."""
     made = TEMPLATES[template]
     dtype = dtype or made.dtype
     found = {}
@@ -160,7 +161,7 @@ def _functions(dtype, shape):
 
 
 def _conversions(dtype, shape):
-    """Yield the conversions to every dtype, the bit casts to those of any width, and the rounding to fewer bits."""
+    """Yield the conversions to every dtype, bitcasts to dtypes of any width, and roundings to fewer bits."""
     t, bits = tensor(shape, dtype), DTYPES[dtype].bits
     for to, row in DTYPES.items():
         if kind_of(dtype) == "c" and row.kind != "c":

@@ -1,4 +1,4 @@
-"""Servers for tests: on a thread, at free ports of 127.0.0.1, ended when the test is."""
+"""Servers for tests: on a thread, at free ports of 127.0.0.1, ended with the test."""
 
 import json
 import os
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Running:
-    """A server that runs: its engine and its ports."""
+    """A running server: its engine and its ports."""
 
     engine: Any
     port: int
@@ -45,7 +45,7 @@ class Running:
         return self.say(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + data)
 
     def say(self, data):
-        """Return (status, headers, body) of what is answered to bytes; the connection is closed by the server."""
+        """Send bytes; return (status, headers, body) of the response, after the server has closed the connection."""
         with socket.create_connection(("127.0.0.1", self.port), SECONDS) as connection:
             connection.sendall(data)
             return answer(connection)
@@ -57,7 +57,7 @@ class Running:
 
 
 def answer(connection):
-    """Return (status, headers, body) of all that comes."""
+    """Return (status, headers, body) of all data until the end of the connection."""
     data = b""
     while part := connection.recv(1 << 16):
         data += part
@@ -68,7 +68,7 @@ def answer(connection):
 
 
 def until(condition):
-    """Wait until something holds, or for a long time; return what it is then."""
+    """Wait until a condition holds, or a long time has passed; return its last value."""
     end = time.monotonic() + SECONDS
     while not condition() and time.monotonic() < end:
         time.sleep(0.005)
@@ -77,7 +77,7 @@ def until(condition):
 
 @contextmanager
 def running(source, **settings):
-    """A server of ``source`` within the block."""
+    """Run a server of ``source`` within the ``with`` block."""
     started, found, failed = threading.Event(), [], []
 
     def begin(*about):
@@ -106,7 +106,7 @@ def running(source, **settings):
 
 
 class ServeProcess:
-    """``aotc serve`` as a process of its own; ``port`` of REST is read from its log, if that is a pipe."""
+    """``aotc serve`` as a process; ``port`` of REST is read from its log, if that is a pipe."""
 
     def __init__(self, source, *options, stderr=subprocess.PIPE):
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -123,25 +123,25 @@ class ServeProcess:
             self.made.stderr.close()
 
     def port(self):
-        """Wait until it listens; return where."""
+        """Wait until the server listens; return the port."""
         line = self.until("listening")
         return int(line.partition("127.0.0.1:")[2].split()[0].strip('",'))
 
     def until(self, word):
-        """Return the next line of its log that has a word."""
+        """Return the next line of its log that contains ``word``."""
         for line in self.made.stderr:
             if word in line:
                 return line
         raise AssertionError(f"ended with {self.made.wait()}, without {word!r}")
 
     def rest(self):
-        """Wait for its end; return its status and what of its log is unread."""
+        """Wait for its end; return its exit status and the unread part of its log."""
         status = self.made.wait(SECONDS)
         return status, self.made.stderr.read() if self.made.stderr is not None else ""
 
 
 def free_port():
-    """A port that nobody has just now."""
+    """Return a port that is currently unused."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         return found.getsockname()[1]
 

@@ -1,4 +1,4 @@
-"""Functions over a mesh of eight ranks, each with what it computes on one device."""
+"""Functions over a mesh of eight ranks, each with the equivalent function for one device."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def f32(*shape):
 
 @dataclass(frozen=True)
 class Sharded:
-    """A function, its arguments, mesh and shardings; ``whole`` computes the same on one device."""
+    """A function, its arguments, mesh and shardings; ``whole`` is the equivalent for one device."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -47,7 +47,7 @@ class Sharded:
 
 
 def over(mesh, ins, outs, **more):
-    """Decorator: a function of parts, as ``jax.shard_map`` calls it."""
+    """Decorator of a function of shards, as ``jax.shard_map`` calls it."""
     abstract = AbstractMesh(tuple(mesh.values()), tuple(mesh))
     return lambda f: jax.jit(jax.shard_map(f, mesh=abstract, in_specs=ins, out_specs=outs, **more))
 
@@ -57,7 +57,7 @@ def rms(x, gain):
 
 
 def layer(w, x):
-    """One layer of a transformer; heads are a dim of the weights."""
+    """Apply one layer of a transformer; heads are a dim of the weights."""
     h = rms(x, w["before"])
     q, k, v = (jnp.einsum("btd,dhk->bhtk", h, w[name]) for name in ("query", "key", "value"))
     scores = jnp.einsum("bhqk,bhtk->bhqt", q, k) / math.sqrt(q.shape[-1])
@@ -306,7 +306,7 @@ CASES = {
 
 
 def run_on_threads(data, args, size=8, **options):
-    """Return the whole results on each rank, as lists of arrays."""
+    """Run all ranks on threads; return the whole results on each rank, as lists of arrays."""
 
     def work(link):
         with aotc.load(data, ranks=link, threads=1, **options) as module:
@@ -321,7 +321,7 @@ def run_on_threads(data, args, size=8, **options):
 
 
 def check(case, results):
-    """Compare the results of all ranks with those of one device, and with each other to the bit."""
+    """Assert that the results of all ranks agree with those of one device, and are equal to each other."""
     wanted = case.expected()
     for rank, found in enumerate(results):
         assert len(found) == len(wanted)

@@ -1,4 +1,4 @@
-"""Memory of the host that simulated GPUs copy from and to."""
+"""Host memory that simulated GPUs copy from and to."""
 
 from typing import ClassVar
 from weakref import WeakSet
@@ -9,13 +9,13 @@ LOCKED = []  # buffers of the host: the process keeps them
 
 
 def page_locked(size):
-    """The address of memory of the host."""
+    """Return the address of new host memory of ``size`` bytes."""
     LOCKED.append(np.full(size, 0x5A, np.uint8))
     return LOCKED[-1].ctypes.data
 
 
 class PageLock:
-    """Pages of the host's memory that are locked; ``made`` counts how often that was done."""
+    """Page-locked host memory; ``made`` counts the locks."""
 
     made = 0
     every: ClassVar[WeakSet] = WeakSet()

@@ -1,4 +1,4 @@
-"""Floats of 4, 6 and 8 bits for tests: all codes, roundings by search in a table, and programs over them."""
+"""Floats of 4, 6 and 8 bits for tests: all codes, roundings by table search, and programs over them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tensor(a: np.ndarray, dtype: str = "") -> str:
 
 
 def program(lines: Sequence[str], arguments: Sequence[np.ndarray], results: Sequence[str]) -> str:
-    """Return a module whose ``%0``, ``%1``... of types ``results`` are its results; arguments are ``%a``, ``%b``..."""
+    """Return a module with the results ``%0``, ``%1``... of types ``results``; arguments are ``%a``, ``%b``..."""
     given = ", ".join(f"%{'abc'[n]}: {tensor(a)}" for n, a in enumerate(arguments))
     names = ", ".join(f"%{n}" for n in range(len(results)))
     types = ", ".join(results)
@@ -48,7 +48,7 @@ def run(text: str, *arrays: np.ndarray, level: int = 2) -> list[np.ndarray]:
 
 
 def same(got: np.ndarray, want: np.ndarray, what: Any = "") -> None:
-    """Compare bits; any NaN equals any other."""
+    """Assert equal bits; any NaN equals any other."""
     assert (got.shape, got.dtype) == (want.shape, want.dtype), what
     if got.dtype.kind in "biu":
         np.testing.assert_array_equal(got, want, err_msg=str(what))
@@ -71,7 +71,7 @@ def table(dtype: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def nearest(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Round f64 ``x`` by search in the table of all values: no arithmetic in common with any implementation."""
+    """Round f64 ``x`` by search in the table of all values, independent of the arithmetic of any implementation."""
     form = SMALL_FLOATS[dtype]
     values, their = table(dtype)
     with np.errstate(all="ignore"):

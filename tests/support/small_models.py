@@ -8,7 +8,7 @@ import numpy as np
 
 
 def array(*shape, seed=0, scale=1.0):
-    """Normal values, f32."""
+    """Return normally distributed numbers, f32."""
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype("float32")
 
 
@@ -47,7 +47,7 @@ def lstm(w, x):
 
 
 def newton(w, x):
-    """A while loop whose number of steps depends on the data."""
+    """Return a root by a while loop whose number of iterations depends on the data."""
 
     def body(state):
         y, n = state
@@ -71,7 +71,7 @@ def bf16_mlp(w, x):
 
 
 def train_step(w, x):
-    """One step of gradient descent with momentum: loss and new weights."""
+    """Return loss and new weights of one step of gradient descent with momentum."""
 
     def loss(w):
         h = jnp.tanh(x @ w[0] + w[1])
@@ -107,7 +107,7 @@ MODELS = {
 
 
 def close(got, want, tolerance):
-    """Compare flat results with a pytree from JAX."""
+    """Assert that flat results agree with a pytree from JAX."""
     leaves = jax.tree.leaves(want)
     assert len(got) == len(leaves)
     for a, b in zip(got, leaves):

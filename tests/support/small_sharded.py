@@ -13,7 +13,7 @@ MESHES = {2: {"model": 2}, 4: {"data": 2, "model": 2}}
 
 
 def layer(params, x, *, scale):
-    """A layer."""
+    """Apply a dense layer."""
     h = jax.nn.relu(x @ params["w1"])
     y = h @ params["w2"] * scale
     return {"y": y, "norms": [jnp.sum(y * y, axis=1), jnp.sum(h, axis=0)], "rows": (x.shape[0] + jnp.int32(0),)}
@@ -62,7 +62,7 @@ def expected(params, x, scale):
 
 
 def assert_close(found, wanted):
-    """Compare two trees of arrays, also their structure."""
+    """Assert that two trees of arrays agree, also in their structure."""
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted)):
         assert isinstance(a, np.ndarray)

@@ -10,7 +10,7 @@ DTYPES = ["float32", "float64", "complex64", "complex128"]
 
 
 def values(*shape, dtype, seed=0):
-    """Normal values, complex ones too."""
+    """Return normally distributed numbers, also complex ones."""
     x = normal(*shape, seed=seed, dtype="float64")
     if np.dtype(dtype).kind == "c":
         x = x + 1j * normal(*shape, seed=seed + 1, dtype="float64")
@@ -18,7 +18,7 @@ def values(*shape, dtype, seed=0):
 
 
 def positive(*shape, dtype):
-    """Hermitian positive definite matrices."""
+    """Return Hermitian positive definite matrices."""
     a = values(*shape, dtype=dtype)
     return (a @ np.conj(np.swapaxes(a, -1, -2)) + 2 * np.eye(shape[-1])).astype(dtype)
 

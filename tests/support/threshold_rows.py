@@ -1,4 +1,4 @@
-"""All thresholds of lowering, found where they stand."""
+"""All thresholds of lowering, collected from the modules that define them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ KINDS = ("Limit", "BlockSize", "Estimate")
 
 @dataclass(frozen=True)
 class Found:
-    """A row and its place.
+    """A threshold and its place.
 
     Attributes
     ----------
     module : str
-        Dotted, below ``aotc.lowering``.
+        Module below ``aotc.lowering``, with dots.
     name : str
-        Of the variable, in lower case.
+        Name of the variable, in lower case.
     row : CostRow
+        The threshold.
     """
 
     module: str
@@ -43,5 +44,5 @@ def _rows_of(path: Path) -> list[Found]:
 
 
 def all_rows() -> list[Found]:
-    """Return every row of the package ``aotc.lowering``."""
+    """Return every threshold of the package ``aotc.lowering``."""
     return [found for path in sorted((ROOT / "aotc/lowering").rglob("*.py")) for found in _rows_of(path)]

@@ -1,6 +1,6 @@
-"""A small bundle made by hand: a serial executor and four kernels in C, and a builder of command buffers.
+"""A small handwritten bundle: a serial executor and four kernels in C, and a builder of command buffers.
 
-The runtime's tests use it so that they need no compiler of ours.
+The runtime's tests use it, as it needs no compiler of aotc.
 """
 
 import shutil
@@ -106,7 +106,7 @@ ADD, SCALE, COUNT, IOTA = range(4)
 
 
 def kernel(name, inputs, extents, dims=1, grid=None, aliases=()):
-    """The manifest's entry of a kernel; its grid is its dim if it is not said."""
+    """Return the manifest entry of a kernel; by default its grid is its dim."""
     about = {"inputs": inputs, "dims": dims, "grid": [0] if grid is None else grid, "extents": extents}
     return {"name": name, "scratch": 0, **about, "aliases": list(aliases), "flops": 0, "bytes": 0}
 
@@ -123,7 +123,7 @@ INTERFACE = [
 
 @cache
 def shared_object(source: str) -> bytes:
-    """Return C source as a shared object; skips the test on a machine without a C compiler."""
+    """Compile C source to a shared object; skip the test on a machine without a C compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")
@@ -135,13 +135,13 @@ def shared_object(source: str) -> bytes:
 
 
 def sealed(source: str, variant: dict) -> bytes:
-    """C source of kernels as the library that a variant describes."""
+    """Compile C source of kernels to the library that a variant describes."""
     numbers = ", ".join(map(str, interface_digest(variant)))
     return shared_object(f"{source}\nconst unsigned char {INTERFACE_SYMBOL}[32] = {{{numbers}}};\n")
 
 
 def seal(variant, segments, source=KERNELS):
-    """Give a variant that was changed a library of its own, which says the same."""
+    """Give a modified variant its own library with a matching description."""
     segments.append(("library", sealed(source, variant)))
     variant["library"] = len(segments) - 1
     return variant
@@ -153,7 +153,7 @@ def place(slot, offset=0):
 
 
 def dispatch(kernel, items, places, dims=None):
-    """A dispatch: ``items`` and ``dims`` are operands; a kernel's dim is its items if it is not said."""
+    """Return a dispatch: ``items`` and ``dims`` are operands; by default a kernel's dim is its items."""
     dims = [items] if dims is None else dims
     return Command(DISPATCH, kernel, items, constant_operand(1), 0, (), places, dims)
 
@@ -164,7 +164,7 @@ def copy(source, destination, size):
 
 
 def graph(*commands, state=0, serial=1):
-    """A graph whose commands run one after the other."""
+    """Return a graph whose commands run one after the other."""
     last = len(commands) - 1
     chain = [copy_record(command) for command in commands]
     for n, command in enumerate(chain):
@@ -173,12 +173,12 @@ def graph(*commands, state=0, serial=1):
 
 
 def value(name, dtype, *dims, **more):
-    """A value of a signature."""
+    """Return the manifest entry of a value of a signature."""
     return {"name": name, "dtype": dtype, "dims": list(dims), **more}
 
 
 def argument(name, dtype, *dims, donated=False):
-    """An argument of a signature."""
+    """Return the manifest entry of an argument of a signature."""
     return value(name, dtype, *dims, donated=donated)
 
 
@@ -281,14 +281,14 @@ def command_buffers():
 
 
 def constants(size=128):
-    """The constants: the weight 3.0 at 0, zeros from 64."""
+    """Return the constants: the weight 3.0 at 0, zeros from 64 on."""
     data = np.zeros(max(size, 128), np.uint8)
     data[:4] = np.frombuffer(np.float32(3).tobytes(), np.uint8)
     return data
 
 
 def parts(weights=None):
-    """Return (manifest, segments) of the whole tiny bundle, fresh, to be changed at will."""
+    """Return a new (manifest, segments) of the whole tiny bundle, for modification."""
     buffers = command_buffers()
     segments = [
         ("executor", shared_object(EXECUTOR)),
@@ -328,5 +328,5 @@ def parts(weights=None):
 
 @cache
 def bundle() -> bytes:
-    """The whole tiny bundle."""
+    """Return the whole tiny bundle."""
     return write_bundle(None, *parts())

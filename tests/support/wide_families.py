@@ -1,7 +1,7 @@
-"""Test functions with many like cases: ``make test`` runs a fixed part of them, ``make test-all`` all.
+"""Test functions with many similar cases: ``make test`` runs a fixed part of them, ``make test-all`` all.
 
-Of a family with one parameter a third is left, of a product of several parameters an eighth, and besides at least one
-case for each value of each parameter: no dtype, op, program, target or shape is without a case.
+Of a family with one parameter a third remains, of a product of several parameters an eighth, and in addition at least
+one case for each value of each parameter: each dtype, op, program, target and shape has a case.
 """
 
 import zlib
@@ -132,12 +132,12 @@ class Call(Protocol):
 
 
 def without_slow(calls: Sequence[Call]) -> Sequence[Call]:
-    """Return the cases that are not slow. If all are, the first stands for them, so that the function has a case."""
+    """Return the cases that are not marked slow; if all are, return the first, so that the function has a case."""
     return [call for call in calls if all(mark.name != "slow" for mark in call.marks)] or calls[:1]
 
 
 def left_out(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Return the cases that ``make test`` leaves out of collected tests: the same ones everywhere."""
+    """Return the collected tests that ``make test`` omits: the same on every machine."""
     families: dict[str, list[pytest.Item]] = {}
     for item in items:
         family = item.nodeid.partition("[")[0].removeprefix("tests/")
@@ -147,7 +147,7 @@ def left_out(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 
 def _left_out(cases: list[pytest.Item]) -> list[pytest.Item]:
-    """Return the cases of a family without those that are chosen by their name, or are the first with a value."""
+    """Return the cases of a family that are omitted: neither selected by name nor the first with a parameter value."""
     values = {case: {(name, id(value)) for name, value in case.callspec.params.items()} for case in cases}
     one_in = ONE_IN_OF_PRODUCTS if _has_several_parameters(cases) else ONE_IN
     chosen = {case for case in cases if zlib.crc32(case.nodeid.encode()) % one_in == 0} or {cases[0]}

@@ -225,7 +225,7 @@ def test_the_limit_of_processor_time_is_for_each_model(blob, monkeypatch):
 
 
 def test_the_child_is_started_anew_when_it_was_idle(blob, monkeypatch):
-    monkeypatch.setattr(reader_process, "_START", reader_process._START.replace("serve(60)", "serve(0.1)"))
+    monkeypatch.setattr(reader_process, "_START", reader_process._START.replace("requests(60)", "requests(0.1)"))
     reader_process._close_child_pipes()
     data = fetch(blob).data  # reads it
     child = reader_process._READERS[0]._process

@@ -1,7 +1,7 @@
-"""Calls every bundle of a folder and says what it took: a program of the Python that ``python.sh`` makes.
+"""Program that calls every bundle of a folder, for the Python that ``python.sh`` makes.
 
-It imports no more than a machine has that runs bundles. The folder has ``NAME.vmfb`` and ``NAME.pickle``, a list of
-arguments, and gets ``NAME.results``.
+It only imports packages of a machine that runs bundles. The folder has ``NAME.vmfb`` and ``NAME.pickle``, a list of
+arguments; the program writes ``NAME.results``.
 """
 
 import json
@@ -18,12 +18,12 @@ from aotc.vmfb.profile import roofline as roof
 
 
 def doubled(x: np.ndarray, out: np.ndarray) -> None:
-    """A function that only the machine has."""
+    """Double the elements: a custom call that only this machine registers."""
     out[:] = x + x
 
 
 def main(folder: Path) -> dict[str, object]:
-    """Return the features of the processor and each bundle's target; results go to files."""
+    """Call all bundles and write their results; return the processor's features and each bundle's target."""
     targets, dispatches = {}, 0
     for path in sorted(folder.glob("*.vmfb")):
         functions = {"doubled": doubled} if path.stem == "python" else {}

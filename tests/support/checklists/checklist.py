@@ -1,4 +1,4 @@
-"""The table of modules by op name, and what the rows are written with."""
+"""Table of modules by op name, and helpers to write its rows."""
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def mlir(a):
 
 
 def module(line, args, results):
-    """Return a module that returns ``%y`` of ``line``; ``@T0`` is the type of argument 0, ``@R0`` of result 0."""
+    """Return a module that returns ``%y`` of ``line``; ``@T0`` is the type of argument 0, ``@R0`` that of result 0."""
     for n, a in enumerate(args):
         line = line.replace(f"@T{n}", mlir(a))
     for n, t in enumerate(results):

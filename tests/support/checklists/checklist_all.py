@@ -1,4 +1,4 @@
-"""The whole table: importing this fills ``CASES``, once."""
+"""The whole table of the checklist: its import fills ``CASES``, once."""
 
 from support.checklists import checklist_control as control
 from support.checklists import checklist_elements as elements

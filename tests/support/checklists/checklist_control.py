@@ -1,4 +1,4 @@
-"""Rows of the table: sizes that are operands, control, and ops of several processes."""
+"""Rows of the checklist: dynamic sizes, control flow, and collectives."""
 
 import numpy as np
 from jaxlib.mlir.dialects import _stablehlo_ops_gen
@@ -7,12 +7,12 @@ from support.checklists.checklist import CASES, GROUPS, RNG, F, I, N, P, add, re
 
 
 def shape(*n):
-    """Return the line that makes a constant of sizes."""
+    """Return the line that defines a constant vector of sizes."""
     return f"%k = stablehlo.constant dense<{list(n)}> : tensor<{len(n)}xi64>\n"
 
 
 def sizes():
-    """Add the dynamic ops with sizes that are constants."""
+    """Add the dynamic ops with constant sizes."""
     add(
         "stablehlo.dynamic_broadcast_in_dim",
         shape(3, 2, 4) + "%y = stablehlo.dynamic_broadcast_in_dim %a, %k, dims = [0, 2] : (@T0, tensor<3xi64>) -> @R0",

@@ -1,4 +1,4 @@
-"""Rows of the table: ops on elements, and ops that move them."""
+"""Rows of the checklist: elementwise ops, and ops that move elements."""
 
 import numpy as np
 

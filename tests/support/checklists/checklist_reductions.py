@@ -1,4 +1,4 @@
-"""Rows of the table: windows, reductions, sorts, products."""
+"""Rows of the checklist: windows, reductions, sorts, contractions."""
 
 import numpy as np
 

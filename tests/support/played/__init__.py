@@ -1,1 +1,1 @@
-"""Instructions that this machine may lack, played by Python or by LLVM IR of their meaning."""
+"""Emulation of instructions that this machine may lack, in Python or in LLVM IR."""

@@ -1,6 +1,7 @@
-"""The matrix unit of a CPU (AMX), played by Python: what the back end emits for it runs on any CPU with AVX-512.
+"""Emulation of a CPU's matrix unit (AMX) in Python: the back end's code for it runs on any CPU with AVX-512.
 
-The instructions of a kernel's LLVM IR become calls of :class:`MatrixUnit`, which refuses what the processor would.
+The instructions of a kernel's LLVM IR become calls of :class:`MatrixUnit`, which refuses what the processor would
+refuse.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _INSTRUCTIONS = {
 
 
 class MatrixUnit:
-    """Eight registers of one thread; ``faults`` are what a processor would have refused, ``seen`` what it was told."""
+    """Tile registers of one thread; ``faults`` are operations that a processor would refuse, ``seen`` are all."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
@@ -89,7 +90,7 @@ class MatrixUnit:
         self.tiles[to].view(sums)[:] += a @ b.reshape(depth * group, -1)
 
     def entry(self, name: str) -> Callable[..., None]:
-        """Return what an instruction calls: what it says is kept, what goes wrong is a fault."""
+        """Return the callback of an instruction, which records its operands, and an exception as a fault."""
 
         def call(*args: int) -> None:
             self.seen.append(name)
@@ -102,7 +103,7 @@ class MatrixUnit:
 
 
 class Emulated:
-    """LLVM IR whose matrix instructions are played, compiled for this machine."""
+    """LLVM IR with emulated matrix instructions, compiled for this machine."""
 
     def __init__(self, text: str) -> None:
         self.unit = MatrixUnit()
@@ -119,7 +120,7 @@ class Emulated:
         self._engine = load_module(library.module, HERE)
 
     def address(self, name: str) -> int:
-        """Return where a function is."""
+        """Return the address of a function."""
         return self._engine.get_function_address(name)
 
 

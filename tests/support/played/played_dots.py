@@ -1,6 +1,6 @@
-"""AArch64's products of pairs and quads in LLVM IR that any processor runs: a kernel for AArch64 is tried elsewhere.
+"""Emulation of AArch64's dot-product instructions in portable LLVM IR: kernels for AArch64 run on any processor.
 
-Each instruction is a function of its meaning; sums of ``bfdot`` are rounded to nearest here, there to odd.
+Each instruction becomes a function; sums of ``bfdot`` are rounded to nearest here, but to odd by the processor.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _parts() -> str:
 
 
 def _square(name: str, kind: str, terms: int, widen: str) -> str:
-    """Return the meaning of a product of two rows by two columns, each of so many terms."""
+    """Return a function for the product of two rows by two columns of ``terms`` elements each."""
     wide, add, mul = ("float", "fadd", "fmul") if kind == "bfloat" else ("i32", "add", "mul")
     left, right = (widen.split() * 2)[:2]
     lines = [f'define <4 x {wide}> @"{name}"(<4 x {wide}> %s, <{2 * terms} x {kind}> %x, <{2 * terms} x {kind}> %y) {{']
@@ -89,7 +89,7 @@ _BODY = re.compile(r"^define [^\n]*@\"?aotc\.sve\.[^\n]*\{\n.*?^\}\n", re.MULTIL
 
 
 def _of_fixed_vectors(text: str) -> str:
-    """Return LLVM IR in which functions of scalable vectors are of fixed ones: the same for each 128 bits."""
+    """Replace scalable vectors in LLVM IR by fixed ones: the same for each 128 bits."""
     called = sorted({(name, int(lanes)) for name, lanes in _SCALABLE.findall(text)})
     text = re.sub(r"^declare .*(vscale|nxv).*\n", "", _BODY.sub("", text), flags=re.MULTILINE)
     parts = [_repeated(lanes) if name == "repeat" else _each_part(name, lanes) for name, lanes in called]

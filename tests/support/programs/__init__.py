@@ -53,5 +53,5 @@ def programs(draw: Any, symbolic: bool = False, most: int = 10) -> Program:
 
 
 def any_fits(p: Program) -> bool:
-    """Are there the values that every step needs?"""
+    """Return True if the program has the values that every step needs."""
     return any(numeric(v) for v in p.values) and any(v.exact for v in p.values) and any(v.rank < 3 for v in p.values)

@@ -1,7 +1,7 @@
-"""Random programs of loops and branches over carried arrays: as a JAX function, and as NumPy runs them.
+"""Random programs of loops and branches over carried arrays: as a JAX function, and in NumPy.
 
 A program is a list of statements over named integer arrays of one length and a counter. NumPy runs the statements one
-after the other on copies, which says what they mean; JAX traces them to ``while``, ``case`` and updates.
+after the other on copies, which defines the results; JAX traces them to ``while``, ``case`` and updates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Env: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Set:
-    """``name[place] = source[other] * factor + i``, or ``+=``."""
+    """Statement ``name[place] = source[other] * factor + i``, or ``+=``."""
 
     name: str
     source: str
@@ -33,14 +33,14 @@ class Set:
 
 @dataclass(frozen=True)
 class Assign:
-    """Names get the arrays of others, all at once; ``saved`` is what an earlier ``Assign`` put aside."""
+    """Simultaneous assignment of arrays to names; ``saved`` refers to an array that an earlier ``Assign`` saved."""
 
     pairs: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Combine:
-    """``name = left * factor + right``."""
+    """Statement ``name = left * factor + right``."""
 
     name: str
     left: str
@@ -50,7 +50,7 @@ class Combine:
 
 @dataclass(frozen=True)
 class Choose:
-    """One of several lists of statements, by the counter or by an element; ``selected`` if both sides are computed."""
+    """One of several lists of statements, by the counter or by an element; ``selected`` computes both sides."""
 
     by: str
     ways: tuple[tuple[Statement, ...], ...]
@@ -59,7 +59,7 @@ class Choose:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Statements in a loop that carries ``names``, ``count`` times or until ``until`` has a large element."""
+    """Loop that carries ``names``, for ``count`` iterations or until the array ``until`` has a large element."""
 
     count: int
     names: tuple[str, ...]
@@ -94,7 +94,7 @@ class Carried:
         return f
 
     def meaning(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        """Return what the program returns, as NumPy computes it."""
+        """Return the program's results as NumPy computes them."""
         names = [name for name in self.arguments if name not in self.constants]
         env = {name: np.arange(len(arrays[0]), dtype=np.int32) for name in self.constants}
         env |= dict(zip(names, arrays, strict=True))
@@ -107,7 +107,7 @@ class Carried:
 
 
 def run(statements: tuple[Statement, ...], env: Env, i: np.int32) -> Env:
-    """Return the arrays after some statements; none is changed in place."""
+    """Return the arrays after some statements in NumPy; no array is modified in place."""
     for s in statements:
         match s:
             case Set():
@@ -142,7 +142,7 @@ def _repeated(s: Repeat, env: Env, i: np.int32) -> Env:
 
 
 def traced(statements: tuple[Statement, ...], env: Env, i: Any) -> Env:
-    """Return the arrays after some statements, as JAX traces them."""
+    """Return the arrays after some statements in JAX's trace."""
     for s in statements:
         match s:
             case Set():
@@ -197,7 +197,7 @@ def _looped(s: Repeat, env: Env, i: Any) -> Env:
 
 
 def changed(statements: tuple[Statement, ...]) -> set[str]:
-    """Return the names that statements give other arrays."""
+    """Return the names that statements assign."""
     found: set[str] = set()
     for s in statements:
         match s:
@@ -216,7 +216,7 @@ def changed(statements: tuple[Statement, ...]) -> set[str]:
 
 
 def random_program(seed: int) -> Carried:
-    """Return the program of a seed."""
+    """Return the random program of ``seed``."""
     r = random.Random(seed)
     statements = _statements(r, 3, r.randint(2, 4))
     if not any(isinstance(s, Repeat) for s in statements):
@@ -260,7 +260,7 @@ def _repeat(r: random.Random, depth: int) -> Repeat:
 
 
 def arrays_for(program: Carried, size: int, seed: int = 0) -> list[np.ndarray]:
-    """Return arguments for a program."""
+    """Return arguments of ``size`` elements for a program."""
     generator = np.random.default_rng(seed)
     count = len(program.arguments) - len(program.constants)
     return [generator.integers(-9, 10, size).astype(np.int32) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Steps of random programs that loop, branch and map."""
+"""Steps of random programs with loops, branches and maps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.programs.values import INTEGERS, LARGEST, Program, elements, like, 
 
 
 def loop(p: Program) -> None:
-    """A loop over a carried value and what it reads from outside."""
+    """Add a loop over a carried value with values from outside."""
     found = p.some(lambda v: v.dtype in ("int32", "uint8", "int64"))
     if found:
         v = p.choose(found)
@@ -32,7 +32,7 @@ def loop(p: Program) -> None:
 
 
 def scan_rows(p: Program) -> None:
-    """A scan over rows that carries their sum and gives each partial sum."""
+    """Add a scan over rows that carries their sum and returns each partial sum."""
     found = p.some(lambda v: v.rank > 1 and v.dtype in ("int32", "uint8", "float32"))
     if found:
         v = p.choose(found)
@@ -77,7 +77,7 @@ def mapped(p: Program) -> None:
 
 
 def several_carried(p: Program) -> None:
-    """A loop that carries a counter and two arrays, and swaps them."""
+    """Add a loop that carries a counter and two arrays, and swaps these."""
     found = p.some(lambda v: v.dtype in ("int32", "uint8", "float32") and v.exact)
     if found:
         v = p.choose(found)

@@ -1,4 +1,4 @@
-"""Steps of random programs that work element by element."""
+"""Elementwise steps of random programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of a vector, each of which has one emitter of kernels write into a loop's kernel."""
+"""Functions of a vector; for each, one emitter of kernels writes code into the kernel of a loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Emitter = Callable[[Any], Any]
 
 
 def _table(n: int, m: int, dtype: str = "f4") -> Any:
-    """Return a matrix of small numbers, which are values of every float dtype."""
+    """Return a matrix of small numbers that every float dtype represents."""
     return ((jnp.arange(n * m) * 7 % 5 - 2) / 4).reshape(n, m).astype(dtype)
 
 
@@ -27,7 +27,7 @@ def _complex_spectrum(x: Any) -> Any:
 
 
 def _columns(x: Any) -> Any:
-    """Transform three neighbouring signals, along the axis that is not the last."""
+    """Transform three neighbouring signals along an axis that is not the last."""
     y = jnp.stack([x, x + 1, 2 * x], axis=1)
     return jnp.fft.ifft(jnp.fft.fft(y, axis=0) * 0.5, axis=0).real.sum(1).astype("f4")
 
@@ -148,7 +148,7 @@ EMITTERS: dict[str, Emitter] = {
 
 
 def in_a_loop(emitters: list[Emitter], iterations: int = 3) -> Emitter:
-    """Return a function whose loop adds up what each of ``emitters`` returns for a vector that changes exactly."""
+    """Return a function whose loop sums the results of ``emitters`` for a vector that changes by exact steps."""
 
     def step(state: Any, _: Any) -> Any:
         x, sums = state

@@ -1,4 +1,4 @@
-"""Steps of random programs that take indices, or put elements in order."""
+"""Steps of random programs with indices or sorts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def scatter(p: Program) -> None:
 
 
 def scalar_index(p: Program) -> str:
-    """Return the text of an integer scalar, which may lie out of range."""
+    """Return the text of an integer scalar, which may be out of range."""
     found = p.some(lambda v: v.dtype == "int32" and v.rank == 0)
     texts = ["jnp.int32(1)", "jnp.int32(-1)", "jnp.int32(100)", *(v.name for v in found)]
     return str(p.choose(texts))

@@ -1,4 +1,4 @@
-"""Random programs whose values are read several times, at several places; and the scalar operations they take."""
+"""Random programs whose values are read several times, at several places; and a count of their scalar operations."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ def random_program(seed: int, count: int) -> tuple[Callable[..., Any], list[np.n
 
 
 class FusedProgram:
-    """A program as fusion leaves it at a level, with a kernel for each region.
+    """A program after fusion at a level, with a kernel for each region.
 
     Attributes
     ----------
     executed : Counter of str
-        How often the last run has executed each scalar operation.
+        Number of executions of each scalar operation in the last run.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Sequence[np.ndarray], level: int) -> None:
@@ -113,7 +113,7 @@ class FusedProgram:
         self.kernels: dict[str, Kernel] = {n: lower_region(f, target) for n, f in private.items()}
 
     def run(self, arguments: Sequence[np.ndarray]) -> tuple[list[np.ndarray], int]:
-        """Return the results, and the scalar operations, a dear one counted as the cost table does."""
+        """Return the results, and the cost of the executed scalar operations by the cost table."""
         (main,) = (f for f in self.module.functions.values() if f.public)
         values = dict(zip(main.body.params, arguments, strict=True))
         executed: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What a random program is made of: its values, each with shape, dtype and whether it is exact, and its text."""
+"""Values of a random program, each with shape, dtype and an exactness flag, and the text of the program."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Val:
 
 
 class Program:
-    """A function in the making: its arguments, lines and results."""
+    """A program under construction: its arguments, lines and results."""
 
     def __init__(self, draw: Callable[[Any], Any], symbolic: bool) -> None:
         self.draw, self.symbolic = draw, symbolic
@@ -52,7 +52,7 @@ class Program:
 
     @property
     def source(self) -> str:
-        """Return the function's text."""
+        """Return the text of the function."""
         names = ", ".join(v.name for v in self.arguments)
         known = {d: f"{v.name}.shape[{n}]" for v in self.arguments for n, d in enumerate(v.shape) if d in ("a", "b")}
         sizes = [f"    {d} = {text}" for d, text in sorted(known.items(), key=lambda pair: str(pair[0]))]
@@ -65,7 +65,7 @@ class Program:
         return f"# {shapes}; seed {self.seed}\n{self.source}"
 
     def function(self) -> Callable[..., Any]:
-        """Return the function itself."""
+        """Return the Python function."""
         space: dict[str, Any] = {"jax": jax, "jnp": jnp, "lax": lax, "np": np}
         exec(self.source, space)
         return space["f"]
@@ -102,17 +102,17 @@ class Program:
 
 
 def size(d: Size, sizes: Mapping[str, int]) -> int:
-    """Return the number that ``d`` is."""
+    """Return the value of the size ``d``."""
     return d if isinstance(d, int) else int(eval(d, {"__builtins__": {}}, dict(sizes)))
 
 
 def elements(shape: Sequence[Size]) -> int:
-    """Return the number of elements at the largest sizes."""
+    """Return the number of elements of ``shape`` at the largest sizes."""
     return math.prod(size(d, LARGEST) for d in shape)
 
 
 def array(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Return values for an argument."""
+    """Return random values for an argument."""
     if dtype == "bool":
         return generator.integers(0, 2, shape).astype(bool)
     if dtype in INTEGERS:
@@ -127,7 +127,7 @@ def array(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) ->
 
 
 def tup(items: Sequence[Any]) -> str:
-    """Return a tuple's text."""
+    """Return the text of a tuple."""
     return "(" + "".join(f"{x}, " for x in items) + ")"
 
 
@@ -136,5 +136,5 @@ def numeric(v: Val) -> bool:
 
 
 def like(p: Program, v: Val) -> Val:
-    """Return a value of the shape and dtype of ``v``."""
+    """Return a new value of the shape and dtype of ``v``."""
     return p.choose(p.some(lambda w: w.shape == v.shape and w.dtype == v.dtype))

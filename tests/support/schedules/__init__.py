@@ -1,1 +1,1 @@
-"""What tests know of schedules: trials of the executor, and what must have run before what."""
+"""Checks of schedules: trials of the executor, and the required order of accesses."""

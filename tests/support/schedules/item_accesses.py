@@ -1,4 +1,4 @@
-"""The oracle of what items touch: each item of a kernel is run by itself, and every element that it touches noted."""
+"""Oracle of the memory accesses of items: each item of a kernel runs alone, and its accesses are recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aotc.vmfb.dtypes import size_of, to_numpy
 
 
 def accesses_of(kernel: Kernel, rng: np.random.Generator) -> list[list[set[int]]]:
-    """Return for each item of a kernel, for each buffer, the bytes that it touches, each by the element's first."""
+    """Return the accessed bytes of each buffer for each item of a kernel, by the first byte of each element."""
     buffers = (*kernel.inputs, *kernel.outputs)
     found = []
     for item in range(static(kernel.grid)):
@@ -31,7 +31,7 @@ def accesses_of(kernel: Kernel, rng: np.random.Generator) -> list[list[set[int]]
 
 
 def _record(patch: pytest.MonkeyPatch, touched: dict[int, set[int]]) -> None:
-    """Have the interpreter of kernels note elements of arrays that are in ``touched``."""
+    """Patch the interpreter of kernels to record accessed elements of the arrays in ``touched``."""
     memory, tile = loop_run._Memory, loop_run._tile
 
     class Noted(memory):  # type: ignore[misc, valid-type]

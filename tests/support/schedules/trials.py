@@ -1,10 +1,10 @@
-"""Trials of the executor in tests: random schedules, slow participants, and a check of what ran after what.
+"""Trials of the executor in tests: random schedules, slow participants, and a check of the order of execution.
 
-The check knows no edges. It takes from the manifest which bytes each command reads and writes, and from the claims when
-they ran: of two commands of a graph that touch the same bytes, of which one writes them, the one that stands first in
-the command buffer, whose order is that in which a single thread runs it, must have ended before the other begins. Loops
-and branches that are commands touch what is touched inside of them. Where commands wait for tiles of others, results
-and how often items ran are checked alone.
+The check ignores the edges. It reads the byte ranges of each command from the manifest, and its times from the claims:
+of two commands of a graph that access the same bytes, at least one as a write, the first in the command buffer must
+end before the other begins. The order of the command buffer is that of a single thread. Loops and branches that are
+commands access the bytes that their inner commands access. Where commands wait for tiles of others, only results and
+the number of runs of each item are checked.
 """
 
 import random
@@ -22,7 +22,7 @@ from aotc.vmfb.devices.cpu.executor_trials import Trial
 
 @contextmanager
 def trial(claims: int = 0) -> Iterator[Trial]:
-    """Let all calls be part of a trial."""
+    """Run all calls of the ``with`` block in a trial."""
     made = Trial(claims)
     native.set_trial(made.address)
     try:
@@ -32,7 +32,7 @@ def trial(claims: int = 0) -> Iterator[Trial]:
 
 
 class Watched:
-    """A loaded bundle whose submissions are known: what each command touches, in numbers of memory."""
+    """A loaded bundle that records its submissions: the byte ranges that each command accesses."""
 
     def __init__(self, data: bytes, threads: int) -> None:
         self.module = aotc.load(data, threads=threads)
@@ -48,25 +48,25 @@ class Watched:
         self.executable._native_call = call
 
     def calls(self, arguments):
-        """Call it once, so that its submissions are known."""
+        """Call it once, so that its submissions are recorded."""
         self.module.invoke("main", *arguments)
         return self
 
     def nodes(self):
-        """Yield the nodes of each submission, and what its numbers are evaluated with."""
+        """Yield the nodes of each submission, with the slots and parameters of their numbers."""
         for number, slots, parameters in self.submissions:
             first = self.executable._buffers[number].address
             for node in all_nodes(self.executable.nodes(number)):
                 yield node, first, slots, parameters
 
     def graphs(self, tiled=False):
-        """Yield, for each graph, its commands by the addresses of their words; without those that wait for tiles."""
+        """Yield for each graph its commands by the addresses of their words, without those that wait for tiles."""
         for node, first, slots, parameters in self.nodes():
             if isinstance(node, Graph) and (tiled or not node.tiled):
                 yield {first + 8 * c.at: (c, slots, parameters) for c in node.commands}
 
     def touched(self, command, slots, parameters):
-        """Return the bytes that a command reads and those that it writes, as lists of (begin, end)."""
+        """Return the byte ranges that a command reads and those that it writes, as lists of (begin, end)."""
         if isinstance(command, Control):
             places = [node.place for node in all_nodes(command.nodes) if not isinstance(node, Graph)]
             begins = [slots[slot] + operand_value(offset, parameters) for slot, offset in places]
@@ -84,7 +84,7 @@ class Watched:
         return spans[:inputs], spans[inputs:]
 
     def conflicts(self):
-        """Return pairs of addresses of commands of which the first must end before the second begins."""
+        """Return pairs of addresses of commands: the first must end before the second begins."""
         found = []
         for commands in self.graphs():
             spans = {at: self.touched(*row) for at, row in commands.items()}
@@ -104,18 +104,18 @@ class Watched:
 
     @property
     def overlaps(self):
-        """Tell whether loops or branches are commands: then graphs of one call run at the same time."""
+        """Return True if loops or branches are commands: then graphs of one call run concurrently."""
         graphs = [node for node, *_ in self.nodes() if isinstance(node, Graph)]
         return any(len(graph.leaves) < len(graph.commands) for graph in graphs)
 
 
 def meet(spans, others):
-    """Do some of the spans overlap with some of the others?"""
+    """Return True if one of the spans overlaps one of the others."""
     return any(a < d and c < b for a, b in spans for c, d in others)
 
 
 def check_order(claims, conflicts, items, in_turn=True):
-    """Check one call's claims: each item of a graph's run once, commands after those they depend on, graphs in turn."""
+    """Assert for one call that each item of a graph runs once, in the order of dependences, and graphs in turn."""
     runs = defaultdict(list)
     for claim in claims:
         runs[claim.run].append(claim)
@@ -139,7 +139,7 @@ OPS = ("add", "multiply", "subtract", "maximum")
 
 
 def random_dag(seed: int, ops: int = 24, size: int = 24) -> str:
-    """Return a model of elementwise ops and products that read random earlier values."""
+    """Return a model of elementwise ops and matmuls that read random earlier values."""
     rng = random.Random(seed)
     kind = f"tensor<{size}x{size}xf32>"
     lines, names, unread = [], ["%a", "%b"], set()

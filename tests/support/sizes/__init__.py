@@ -1,1 +1,1 @@
-"""Random programs at the sizes of real models: one op with what usually surrounds it, compared with float64 or XLA."""
+"""Random programs at the sizes of real models: one op with its usual context, compared with float64 or XLA."""

@@ -1,4 +1,4 @@
-"""Reductions, scans, windows, gathers, scatters, sorts and movement, up to a million elements."""
+"""Random reductions, scans, windows, gathers, scatters, sorts and movement, up to a million elements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TYPES = (*FLOATS, "int8", "int32")
 
 
 def reduction(d: Draw) -> Program:
-    """Return a reduction over any axes, alone or with what is done to its argument and its result."""
+    """Return a reduction over random axes, alone or with ops on its argument and its result."""
     dtype, shape = d.one(*TYPES), d.shape(d.one(1, 2, 2, 3, 4))
     axes = tuple(k for k in range(len(shape)) if d.maybe()) or (d.one(*range(len(shape))),)
     exact = {"max": jnp.max, "min": jnp.min, "argmax": lambda v, axis: jnp.argmax(v, axis[-1])}
@@ -47,7 +47,7 @@ def scan(d: Draw) -> Program:
 
 
 def window(d: Draw) -> Program:
-    """Return a reduction of windows: strides, dilations, padding."""
+    """Return a window reduction: strides, dilations, padding."""
     dtype, shape = d.one(*TYPES), d.shape(d.one(1, 2, 3, 4), MOST_ELEMENTS // 4)
     sizes = [min(n, d.one(1, 1, 2, 3, 7, 16, 33)) for n in shape]
     strides = [d.one(1, 1, 2, 3) for _ in shape]
@@ -67,7 +67,7 @@ def window(d: Draw) -> Program:
 
 
 def gather(d: Draw) -> Program:
-    """Return rows, elements or slices by index, some of them out of bounds."""
+    """Return rows, elements or slices by index, with some indices out of bounds."""
     dtype, shape = d.one(*TYPES), d.shape(d.one(1, 2, 3))
     axis = d.one(*range(len(shape)))
     count = d.size(max(MOST_ELEMENTS * shape[axis] // int(np.prod(shape)), 1))
@@ -85,7 +85,7 @@ def gather(d: Draw) -> Program:
 
 
 def scatter(d: Draw) -> Program:
-    """Return rows or elements put, added or compared at indices that repeat."""
+    """Return updates of rows or elements (set, add, min, max) at repeated indices."""
     dtype, shape = d.one(*TYPES), d.shape(d.one(1, 2, 3), MOST_ELEMENTS // 2)
     count = d.size(max(MOST_ELEMENTS * shape[0] // int(np.prod(shape)), 1))
     name = d.one("set", "add", "max", "min")
@@ -119,7 +119,7 @@ def sort(d: Draw) -> Program:
 
 
 def movement(d: Draw) -> Program:
-    """Return a chain of movements of one array."""
+    """Return a chain of data movements of one array."""
     dtype, shape = d.one(*TYPES), d.shape(d.one(2, 3, 4), MOST_ELEMENTS // 4)
     x, steps = d.values(*shape, dtype=dtype), []
     for _ in range(d.one(2, 3, 4)):

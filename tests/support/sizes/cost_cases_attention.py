@@ -1,4 +1,4 @@
-"""The cases of :mod:`support.cost_cases` for attention on a CPU."""
+"""Cases of :mod:`support.cost_cases` for attention on a CPU."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ ATTENTION = lambda q, k: SOFTMAX(q @ k.T / 4) @ k
 
 
 def batched(q: Any, k: Any) -> Any:
-    """Heads inside of terms: their keys lie side by side; every query of a head is multiplied with them."""
+    """Return scores with heads as the inner dim of keys: a head's queries are multiplied with keys side by side."""
     s = jnp.einsum("ntd,snd->nts", q, k) / 4
     return jnp.einsum("nts,snd->ntd", SOFTMAX(s), k)
 
 
 def shared(q: Any, k: Any) -> Any:
-    """All queries have the same keys; the longer of their two axes is that of rows."""
+    """Return scores of queries with the same keys; the longer of the two axes becomes the rows."""
     return jnp.einsum("nts,sd->ntd", SOFTMAX(jnp.einsum("ntd,sd->nts", q, k) / 4), k)
 
 
 def in_stack(q: Any, k: Any) -> Any:
-    """Keys of the layer that the data choose."""
+    """Return scores with the keys of the layer that the data select."""
     return ATTENTION(q, k[(q[0, 0] > 0).astype(jnp.int32)])
 
 
 def of_bytes(q: Any, k: Any) -> Any:
-    """Queries that share keys, which are integers with a scale."""
+    """Return scores of queries that share keys, which are integers with a scale."""
     keys = k.astype(jnp.float32) * 0.01
     return SOFTMAX(q.astype(jnp.float32) @ keys.T) @ keys
 
 
 def few(terms: int) -> list[tuple[int, ...]]:
-    """Return the shapes of four queries and so many keys."""
+    """Return the shapes of four queries and ``terms`` keys."""
     return [(4, 64), (terms, 64)]
 
 

@@ -1,4 +1,4 @@
-"""Sums along few or many columns, and products that are such: sizes on either side of each row of their cost table."""
+"""Sums along few or many columns, and matmuls of that form: sizes on either side of each row of their cost table."""
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,12 @@ TURNED = lambda x, w: x @ w.T
 
 
 def parts(count, then=lambda x: x):
-    """Return the function that puts parts of rows side by side, which overlap."""
+    """Return the function that concatenates ``count`` overlapping parts of rows."""
     return lambda x: then(jnp.concatenate([x[:, i : i + 5 + i % 3] for i in range(count)], 1))
 
 
 class Joined(Case):
-    """Copies of rows that one op puts side by side, of which JAX's own programs have at most 16."""
+    """A concatenation of many copies of rows in one op; JAX's own programs have at most 16."""
 
     def exported(self) -> str:
         """Return the program's text."""
@@ -28,7 +28,7 @@ class Joined(Case):
 
 
 def longer(x):
-    """Compute some things of each element."""
+    """Compute several functions of each element."""
     for n in range(10):
         x = jnp.abs(x) * (n + 0.5)
     return x
@@ -61,12 +61,12 @@ SUMS = sizes(COLUMNS, lambda n: [(600, n)], 128, 1000, 9001)
 
 
 def gelu_of_columns(w, x, b):
-    """Return what follows a product in its kernel."""
+    """Return a matmul with an epilogue in its kernel."""
     return jax.nn.gelu(w @ x + b[:, None])
 
 
 def depthwise(x, w):
-    """Return a convolution of which each channel has weights of its own."""
+    """Return a depthwise convolution: each channel has its own weights."""
     more = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": x.shape[-1]}
     return jax.nn.relu(jax.lax.conv_general_dilated(x, w, (1, 1), "VALID", **more) + w[0, 0, 0])
 
@@ -83,7 +83,7 @@ TAPS = [
     *sizes(depthwise, lambda n: [(1, 8, n + 4, 48), (5, 5, 1, 48)], 7, 15, target=V3),
 ]
 def by_constant(x):
-    """Multiply rows with a constant of eight columns."""
+    """Multiply rows by a constant of eight columns."""
     return x @ np.random.default_rng(0).standard_normal((x.shape[1], 8)).astype("float32")
 
 

@@ -1,4 +1,4 @@
-"""Cases of the rows that decide which constants become integers of few bits, and how these and pairs are multiplied."""
+"""Cases for the thresholds of weight quantization, and of the kernels that multiply quantized weights and pairs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.cost_cases import MATRIX, PRODUCT, VNNI, case, integer_product, pai
 
 
 def times(rows: int, columns: int) -> Callable[[Any], Any]:
-    """Return the product with a constant, all of whose columns have the scale 1."""
+    """Return the matmul with a constant whose columns all have scale 1."""
     weights = np.random.default_rng(0).integers(-127, 128, (rows, columns))
     weights[rows // 2] = 127
     return lambda x: x @ weights.astype(x.dtype)

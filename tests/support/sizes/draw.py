@@ -1,4 +1,4 @@
-"""What the families of programs draw from: sizes around powers of two, types, values, and a budget of work."""
+"""Random choices for families of programs: sizes around powers of two, types, values, and a limit of work."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Program:
     Attributes
     ----------
     text : str
-        What it is, enough to write it down again.
+        Description of the program, enough to reconstruct it.
     function : callable
-        Of JAX arrays.
+        Function of JAX arrays.
     arguments : sequence of array
-        What it is called with; ``baked`` says which become constants.
+        Its arguments; ``baked`` selects those that become constants.
     terms : int
-        How many products an element of a result sums; 0 if the results are the same bits everywhere.
+        Number of products that an element of a result sums; 0 if the results have the same bits everywhere.
     """
 
     text: str
@@ -40,7 +40,7 @@ class Program:
 
 
 class Draw:
-    """A stream of random choices, the same for the same numbers."""
+    """Stream of random choices, reproducible by its seed."""
 
     def __init__(self, *seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -63,14 +63,14 @@ class Draw:
         return min(max(near, least), most)
 
     def shape(self, rank: int, most: int = MOST_ELEMENTS) -> tuple[int, ...]:
-        """Return ``rank`` sizes whose product is at most ``most``, the large one at any place."""
+        """Return ``rank`` sizes whose product is at most ``most``, with the large size at a random place."""
         sizes: list[int] = []
         for _ in range(rank):
             sizes.append(self.size(max(most // max(int(np.prod(sizes)), 1), 1)))
         return tuple(int(n) for n in self.rng.permutation(sizes))
 
     def values(self, *shape: int, dtype: str = "float32", scale: float = 1.0) -> np.ndarray:
-        """Return random values; whole numbers over all their range for an integer type."""
+        """Return random values; integers over the whole range of their type."""
         if np.issubdtype(np.dtype(dtype) if dtype != "bfloat16" else np.float32, np.integer):
             info = np.iinfo(dtype)
             low, high = (info.min, info.max) if info.bits == 8 else (-1000, 1000)
@@ -80,7 +80,7 @@ class Draw:
 
 
 def epilogue(d: Draw, out: Callable[..., Any], columns: int, dtype: str) -> tuple[str, Callable[..., Any], list[Any]]:
-    """Return what follows a product or a convolution, applied to its result, and its further arguments."""
+    """Return an epilogue of a matmul or a convolution: its text, the result, and its further arguments."""
     kind = d.one("none", "none", "bias", "relu", "both", "scale", "sum", "tanh")
     bias = d.values(columns, dtype=dtype)
     after = {

@@ -1,8 +1,8 @@
-"""Ops that no row of the checklist has, with unknown sizes, called with sizes that fit and that do not.
+"""Programs with unknown sizes beyond the checklist, called with sizes that fit and that do not.
 
-They come from exports of JAX, which itself judges the sizes; and from the same exports without its assertions, and from
-text, where what our own ops demand must do, and the reference interpreter judges. A test starts it under
-``AOTC_GUARD=1``.
+They are exports of JAX, which itself checks the sizes; and the same exports without JAX's assertions, and text, where
+the requirements of aotc's ops must suffice, and the reference interpreter is the oracle. A test starts this program
+under ``AOTC_GUARD=1``.
 """
 
 import re
@@ -108,12 +108,12 @@ def text_of(name):
 
 
 def dims(specs, known):
-    """Return the shapes of the arguments."""
+    """Return the shapes of the arguments for ``known`` sizes."""
     return [[known[s.strip()] if s.strip() in known else int(s) for s in spec.split(",")] for spec in specs]
 
 
 def empty(name):
-    """Yield arguments for every choice of names that are 0, the others as large as JAX is told they are."""
+    """Yield arguments for every choice of sizes that are 0; others have the size that JAX assumes."""
     specs = SPECS[name]
     names = sorted(set("bkmnp") & set("".join(specs)))
     for choice in range(1, 2 ** len(names)):
@@ -122,12 +122,12 @@ def empty(name):
 
 
 def given(name, specs):
-    """Return arrays with the elements of the arguments, of any sizes."""
+    """Return arrays of the elements of the arguments, of any sizes."""
     return TEXTS[name][1] if name in TEXTS else [np.ones(1, "f")] * len(specs)
 
 
 def sizes_of(specs, rng):
-    """Return sizes that mostly fit, with one dim changed every other time."""
+    """Return sizes that mostly fit; every other time one dim is changed."""
     known = dict(zip("bkmnp", sorted(int(n) for n in rng.integers(1, 7, 5))))  # k <= m: JAX is told so
     known["k"], known["n"], known["m"] = sorted((known["k"], known["n"], known["m"]))
     shapes = dims(specs, known)
@@ -139,7 +139,7 @@ def sizes_of(specs, rng):
 
 
 def by_jax(made, module, args, compared):
-    """Return ``fits`` or ``refused``, or what is wrong with our call of an export."""
+    """Call an export; return ``fits`` or ``refused`` if that agrees with JAX, else a description of the failure."""
     try:
         wanted = jax.tree.leaves(made.call(*args))
     except ValueError:
@@ -158,7 +158,7 @@ def by_jax(made, module, args, compared):
 
 
 def without_jax(module, text, args):
-    """Return ``fits`` or ``refused``, or what is wrong with our call of a program that asserts nothing."""
+    """Call a program without assertions; return ``fits`` or ``refused``, or a description of the failure."""
     try:
         return check_call(module, text, args, False)
     except IndexError:  # the reference's own: what is in the arrays leads it beyond them, and ours must not go there
@@ -179,7 +179,7 @@ def arguments(name, rng, count):
 
 
 def check(name, count):
-    """Yield what is wrong with a program, after a line for each call that is about to be made."""
+    """Yield the failures of a program; print a line before each call."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     made, text = exported(name) if name in EXPORTS else (None, TEXTS[name][0])
     plain = aotc.load(aotc.compile(text.encode()), threads=1)

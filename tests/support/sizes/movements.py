@@ -1,7 +1,7 @@
-"""Programs with symbolic sizes that move elements and then combine them, and the gradients of these.
+"""Programs with symbolic sizes that move elements and then combine them, and their gradients.
 
-A program is one of :data:`MOVES` and one of :data:`READERS`: fusion computes what moves inside of what reads it, so
-that offsets, limits and extents of one op become those of another.
+A program is one of :data:`MOVES` and one of :data:`READERS`: fusion computes the movement inside of its reader, so that
+offsets, limits and extents of one op become those of another.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ NAMES = [f"{'gradient of ' * g}{reader}, {move}" for move in MOVES for reader in
 
 
 def function_of(name: str) -> Function:
-    """Return the program of a name of :data:`NAMES`."""
+    """Return the program with a name of :data:`NAMES`."""
     reader, _, move = name.removeprefix("gradient of ").partition(", ")
 
     def run(x: Any) -> Any:

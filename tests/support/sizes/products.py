@@ -1,4 +1,4 @@
-"""Convolutions and products."""
+"""Random convolutions, matmuls and attention."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def convolution(d: Draw) -> Program:
 
 
 def product(d: Draw) -> Program:
-    """Return a product of matrices, powers of two and their neighbours, each side turned or not, with batches."""
+    """Return a matmul with sizes around powers of two, operands transposed or not, with batches."""
     dtype = d.one(*FLOATS, "int8")
     batch = (d.one(2, 3, 12),) if d.maybe(0.3) else ()
     m, k, n = (d.size(4096) for _ in range(3))
@@ -87,7 +87,7 @@ def product(d: Draw) -> Program:
 
 
 def attention(d: Draw) -> Program:
-    """Return attention: two products with a softmax between."""
+    """Return attention: two matmuls with a softmax between them."""
     dtype = d.one("float32", "float32", "bfloat16", "float64")
     heads, width = d.one(1, 2, 8, 12), d.one(8, 16, 40, 64, 65, 128)
     rows, keys = d.size(512), d.size(512)

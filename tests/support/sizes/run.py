@@ -1,11 +1,11 @@
-"""Run programs at real sizes, and say which differ.
+"""Run programs at real sizes, and report those whose results differ.
 
     python tests/support/sizes/run.py                        # a hundred new ones
     python tests/support/sizes/run.py --seed 3 --count 1000  # these ones
     python tests/support/sizes/run.py --seed 3 --only 17     # one of them
 
-Each program is named before it runs, so that one that ends the process is the last named. Floats are compared with the
-same program in float64 under XLA, everything that is exact with XLA bit by bit.
+Each program is named before it runs, so that the last name belongs to a program that ends the process. Floats are
+compared with the same program in float64 under XLA, exact results with XLA bit by bit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def draw(seed: int, number: int) -> Program:
 
 
 def compare(program: Program, level: int, threads: int = 2) -> None:
-    """Compile and run ``program``; an AssertionError says what differs."""
+    """Compile and run ``program``; raise an AssertionError that describes a difference."""
     with jax.enable_x64(True):
         _compare(program, level, threads)
 
@@ -65,7 +65,7 @@ def _compare(program: Program, level: int, threads: int) -> None:
 
 
 def oracle(program: Program) -> object:
-    """Return shape, dtype and value of each result: computed in float64 unless it is exact."""
+    """Return shape, dtype and value of each result, computed in float64 unless it is exact."""
     plain = jax.eval_shape(program.function, *program.arguments)
     inexact = program.terms != 0
     args = [a.astype("float64") if inexact and a.dtype.kind not in "iub" else a for a in program.arguments]
@@ -75,11 +75,11 @@ def oracle(program: Program) -> object:
 
 
 class _Leaf(tuple):
-    """Shape, dtype and value: a leaf of a tree, though a tuple."""
+    """Shape, dtype and value of a result, as a leaf of a pytree although it is a tuple."""
 
 
 def main() -> int:
-    """Run what the command line asks for; return 1 if anything differs."""
+    """Run the programs that the command line selects; return 1 if one differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the programs and their values")
     parser.add_argument("--count", type=int, default=100, help="how many programs")
