@@ -152,7 +152,7 @@ def test_a_call_of_a_bound_function_has_trees_and_names():
     assert np.array_equal(only({"right": x["right"]}, scale=np.float32(2))["y"], expected["y"])
 
 
-def test_what_does_not_fit_is_told_at_once():
+def test_all_bound_values_that_do_not_fit_are_listed():
     weights, x = {"a": f32(32, 32), "b": f32(32), "c": f32(32)}, f32(4, 32)
     module = aotc.load(compiled(lambda p, x: x @ p["a"] + p["b"] + p["c"], weights, x))
     with pytest.raises(CallError) as caught:
@@ -186,7 +186,7 @@ def test_bind_and_update_take_keywords():
         module.bind(d=c)
 
 
-def test_a_weight_as_it_is_and_a_number_that_changes():
+def test_an_unpacked_weight_and_a_varying_batch_size_work():
     """Arguments behind a weight have other numbers in the program of a call: sizes, messages, donation."""
     scope = export.SymbolicScope()
     types = [jax.ShapeDtypeStruct(export.symbolic_shape(s, scope=scope), "float32") for s in ("32, 32", "32", "b, 32")]
@@ -205,7 +205,7 @@ def test_a_weight_as_it_is_and_a_number_that_changes():
         bound(x, x)
 
 
-def test_a_dim_that_loops_are_called_by():
+def test_a_dim_named_like_a_loop_variable_works():
     """Lowering renames it; the program of a call has the name of the signature."""
     exported = export.export(jax.jit(jnp.matmul))(
         jax.ShapeDtypeStruct(export.symbolic_shape("t, 64"), "float32"), jax.ShapeDtypeStruct((64, 32), "float32")
@@ -217,7 +217,7 @@ def test_a_dim_that_loops_are_called_by():
         module.bind({1: w})(f32(5, 63))
 
 
-def test_donated_arguments_are_others():
+def test_donation_works_for_unbound_arguments():
     step = jax.jit(lambda w, state: state @ w, donate_argnums=1)
     w, state = f32(16, 16), f32(16, 16)
     module = aotc.load(aotc.compile(step, w, state, bind=("args[0]",)))
@@ -345,7 +345,7 @@ def test_levels_and_left_out_passes_agree():
         np.testing.assert_allclose(module.bind({"args[0]": weights})(x), want, rtol=1e-4, atol=1e-5)
 
 
-def test_functions_that_are_halves_are_not_the_modules():
+def test_prepare_and_call_programs_are_not_public():
     w, x = f32(64, 64), f32(4, 64)
     module = aotc.load(compiled(jnp.matmul, x, w, bind=("args[1]",)))
     assert list(module.functions) == ["main"]
@@ -374,7 +374,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_halves_that_contradict_each_other_are_refused(name):
+def test_inconsistent_prepare_and_call_programs_are_refused(name):
     from vmfb.test_check_bundle import rewritten
 
     change, message = WRONG[name]

@@ -105,7 +105,7 @@ def counted(monkeypatch):
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_so_many_calls_run_at_a_time(counted, most):
+def test_at_most_max_in_flight_calls_run(counted, most):
     load, numbers = counted
     module = load(max_in_flight=most)
     fences = [module.submit("main", X) for _ in range(8)]
@@ -124,7 +124,7 @@ def test_so_many_calls_run_at_a_time(counted, most):
     assert numbers == {"now": 0, "most": most, "calls": 8 + 2 * 4 * 4}
 
 
-def test_who_waits_for_a_turn_too_long_fails_in_the_queue(counted):
+def test_calls_time_out_in_the_queue(counted):
     load, numbers = counted
     module = load(max_in_flight=1, timeout=0.03)
     found = [fence.exception(60) for fence in [module.submit("main", X) for _ in range(30)]]
@@ -135,7 +135,7 @@ def test_who_waits_for_a_turn_too_long_fails_in_the_queue(counted):
     assert numbers["calls"] < 30
 
 
-def test_a_call_that_is_cancelled_gives_its_turn_back(bundle):
+def test_a_cancelled_call_releases_its_slot(bundle):
     module = aotc.load(bundle, threads=1, max_in_flight=1)
     first, second = module.submit("main", X, ENDLESS), module.submit("main", X, FEW)
     time.sleep(SOON)
@@ -172,6 +172,6 @@ def test_a_state_in_coroutines_and_with_limits():
         ({"threads": 0}, "threads is not a number"), ({"threads": 1.5}, "threads is not a number"),
     ],
 )  # fmt: skip
-def test_limits_that_are_none(bundle, limit, message):
+def test_invalid_limits_are_refused(bundle, limit, message):
     with pytest.raises(CallError, match=message):
         aotc.load(bundle, **limit)

@@ -45,7 +45,7 @@ def module(request):
     return aotc.load(FORMS[request.param]())
 
 
-def test_by_name(module):
+def test_arguments_are_passed_by_name(module):
     want = (X @ PARAMS["layer"]["w"] + 1) * 2
     for found in (
         module(PARAMS, X, scale=SCALE), module(PARAMS, x=X, scale=SCALE), module.main(scale=SCALE, x=X, params=PARAMS),
@@ -58,7 +58,7 @@ def test_by_name(module):
     assert module.main.__name__ == "main"
 
 
-def test_what_is_wrong_is_named(module):
+def test_wrong_arguments_are_named(module):
     def fails(match, *args, **kwargs):
         with pytest.raises(CallError, match=match):
             module(*args, **kwargs)
@@ -130,7 +130,7 @@ def test_weights_are_bound_by_the_names_of_parameters():
     np.testing.assert_array_equal(layer(X)["y"], (X @ PARAMS["layer"]["w"] + 1) * 2)
 
 
-def test_a_parameter_that_is_called_as_a_place_is():
+def test_a_parameter_named_args_wins_over_the_place():
     module = aotc.load(aotc.compile(lambda x, args: x - args[0], X, [X]))
     np.testing.assert_array_equal(module.bind({"args[0]": 3 * X})(X), -2 * X)  # the name, not the place
     np.testing.assert_array_equal(module(args=[3 * X], x=X), -2 * X)

@@ -72,7 +72,7 @@ def is_close(found, wanted):
 
 
 @pytest.mark.parametrize("donated", [False, True])
-def test_a_state_goes_on(load, donated, tmp_path):
+def test_a_state_continues_from_call_to_call(load, donated, tmp_path):
     jitted = jax.jit(step, donate_argnums=(0,) if donated else ())
     module = load(aotc.compile(jitted, X, X, target=TARGET, state=["cache"]))
     state, total = module.state("cache"), np.zeros_like(X)
@@ -91,7 +91,7 @@ def test_a_state_goes_on(load, donated, tmp_path):
 
 
 @pytest.mark.parametrize("donated", [False, True])
-def test_steps_of_a_state_go_the_short_way(load, donated, long_ways):
+def test_steps_of_a_state_use_the_fast_path(load, donated, long_ways):
     """Where what they are given is on the GPU too."""
     jitted = jax.jit(step, donate_argnums=(0,) if donated else ())
     module = load(aotc.compile(jitted, X, X, target=TARGET, state=["cache"]))
@@ -104,7 +104,7 @@ def test_steps_of_a_state_go_the_short_way(load, donated, long_ways):
     is_close(state["cache"], 8 * X)
 
 
-def test_own_weights_go_the_short_way(load, long_ways):
+def test_bundled_weights_use_the_fast_path(load, long_ways):
     module = load(weighted({"w": W, "bias": BIAS}))
     is_close(module(X), want())
     x, other = module.put(X, "x"), module.put(2 * X, "x")
@@ -124,7 +124,7 @@ def test_own_weights_go_the_short_way(load, long_ways):
     is_close(module.bind({"x": X})(), want())
 
 
-def test_an_update_of_own_weights_reaches_the_short_way(load, long_ways):
+def test_an_update_of_bundled_weights_reaches_the_fast_path(load, long_ways):
     module = load(weighted({"w": W, "bias": BIAS}))
     x = module.put(X, "x")
     for bias in (BIAS, BIAS + 1, BIAS + 2):
@@ -159,7 +159,7 @@ def test_an_update_while_calls_run(load):
     is_close(module.invoke("main", x, results="device")[0], allowed[-1])
 
 
-def test_a_state_beside_own_weights(load, long_ways):
+def test_a_state_works_with_bundled_weights(load, long_ways):
     def decode(params, cache, x):
         return {"cache": cache * 0.5 + x * params["w"], "y": cache + params["bias"]}
 
@@ -182,7 +182,7 @@ def test_a_state_beside_own_weights(load, long_ways):
 
 
 @pytest.mark.parametrize("limits", [{"max_in_flight": 1}, {"max_in_flight": 2, "timeout": 60.0}, {"timeout": 60.0}])
-def test_limits(load, limits):
+def test_call_limits_hold_on_gpus(load, limits):
     module = load(weighted({"w": W, "bias": BIAS}), **limits)
     x, wrong = module.put(X, "x"), []
 
@@ -200,7 +200,7 @@ def test_limits(load, limits):
     assert wrong == []
 
 
-def test_calls_with_a_limit_go_the_short_way_in_turn(load, long_ways):
+def test_calls_with_a_limit_use_the_fast_path_in_turn(load, long_ways):
     module = load(weighted({"w": W, "bias": BIAS}), max_in_flight=1)
     x = module.put(X, "x")
     for n in range(6):

@@ -54,7 +54,7 @@ def test_tensors_of_bf16_in_and_out(doubled):
     assert doubled.bind({"x": Tensor(x)})().tolist() == (2 * x).tolist()
 
 
-def test_tensors_that_cannot_be_taken(doubled):
+def test_unusable_tensors_are_refused(doubled):
     x = np.zeros((2, 3), BF16)
     with pytest.raises(CallError, match=r"argument 0 \(x\) cannot be read as an array: Got unsupported"):
         doubled(Tensor(x, device=7))
@@ -68,7 +68,7 @@ def test_tensors_that_cannot_be_taken(doubled):
         doubled.invoke("main", x, out=[3])
 
 
-def test_torch(doubled):
+def test_torch_tensors_are_arguments_and_outputs(doubled):
     torch = pytest.importorskip("torch")
     x, out = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3), torch.zeros((2, 3), dtype=torch.bfloat16)
     assert doubled.invoke("main", x, out=[out])[0] is out
@@ -148,7 +148,7 @@ def test_a_module_names_its_functions_to_whoever_completes_names():
     assert {"main", "invoke", "submit"} <= set(dir(module))
 
 
-def test_values_of_no_kind_are_refused_where_they_are_given():
+def test_values_of_wrong_kinds_are_refused_immediately():
     module = aotc.load(aotc.compile(lambda x: (x, x + 1), np.ones(3, np.float32)))
     for x in (None, object(), "text", np.array(["a"])):
         with pytest.raises(CallError, match="the value for cpu:0 is not an array of numbers"):

@@ -46,7 +46,7 @@ def test_variants_that_do_not_run_here_are_logged(caplog, monkeypatch):
     assert "cuda:sm_90" in caplog.text or not any("no use" in r.getMessage() for r in caplog.records)
 
 
-def test_nothing_is_printed_or_imported_unless_asked(tmp_path):
+def test_logging_is_silent_by_default(tmp_path):
     aotc.compile(lambda x: x + 1, X, output=tmp_path / "m.vmfb")
     code = (
         "import sys, numpy as np, aotc\n"

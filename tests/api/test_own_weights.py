@@ -96,7 +96,7 @@ def test_a_file_has_the_names_of_parameters(beside, tmp_path):
     is_close(aotc.load(beside, weights=tmp_path / "other" / "w.safetensors")(X, scale=SCALE)["y"], want())
 
 
-def test_weights_of_another_are_refused_unless_told(beside, tmp_path):
+def test_other_weights_are_refused_unless_requested(beside, tmp_path):
     stored = load_file(tmp_path / "w.safetensors")
     save_file(stored | NO_BIAS, tmp_path / "w.safetensors")
     with pytest.raises(BundleError, match=r"these are not the weights of (.|\n)*aotc\.load\(\.\.\., weights="):
@@ -113,7 +113,7 @@ def test_weights_of_another_are_refused_unless_told(beside, tmp_path):
         aotc.load(beside, verify=True)
 
 
-def test_all_that_does_not_fit_is_listed(inside, tmp_path):
+def test_all_weights_that_do_not_fit_are_listed(inside, tmp_path):
     module = aotc.load(inside)
     half = np.zeros((64, 64), "f2")
     wrong = {"params/layers_0/bias": np.zeros(63, "f4"), "params['layers_0']['kernel']": half, "no": 1}
@@ -184,7 +184,7 @@ def test_an_update_is_seen_whole(inside):
     is_close(other(X, scale=SCALE)["y"], want())
 
 
-def test_what_the_caller_does_to_its_arrays_changes_nothing(plain):
+def test_later_changes_of_the_callers_arrays_have_no_effect(plain):
     kernel, bias = PARAMS["layers_0"]["kernel"].copy(), np.zeros(64, np.float32)
     module = aotc.load(plain, weights={"params": {"layers_0": {"kernel": kernel, "bias": bias}}})
     kernel[:] = 7
@@ -214,7 +214,7 @@ def test_updates_at_the_same_time_all_stay():
     np.testing.assert_array_equal(module(zeros["w0"]), np.full(8, 8 * 19, np.float32))
 
 
-def test_the_command(plain, tmp_path):
+def test_update_weights_command_replaces_weights(plain, tmp_path):
     path = tmp_path / "m.vmfb"
     path.write_bytes(plain)
     save_file({"params/layers_0/kernel": PARAMS["layers_0"]["kernel"], **NO_BIAS}, tmp_path / "c.safetensors")
@@ -247,7 +247,7 @@ def test_functions_share_weights_and_states_go_with_them():
     is_close(module(X, scale=SCALE)["y"], np.full((4, 64), np.tanh(1) * 2))
 
 
-def test_what_has_no_values_is_refused():
+def test_bound_arguments_without_values_are_refused():
     with pytest.raises(CompileError, match="keeps the examples of bound arguments, and there are none"):
         aotc.compile(model, PARAMS, X, kwargs={"scale": SCALE}, weights="unpacked")
     specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), PARAMS)

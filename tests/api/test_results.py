@@ -52,7 +52,7 @@ def test_inspect_states_assumed_sizes():
     assert found.variants[0].timed == "main (b=16 assumed)"
 
 
-def test_a_file_that_is_no_bundle(tmp_path):
+def test_tools_refuse_files_that_are_not_bundles(tmp_path):
     (tmp_path / "m.vmfb").write_bytes(b"nothing")
     with pytest.raises(aotc.BundleError):
         aotc.inspect(tmp_path / "m.vmfb")
@@ -72,7 +72,7 @@ def test_diff_of_equal_bundles(bundle):
     assert {row.state for row in found.kernels} == {"same"}
 
 
-def test_diff_says_that_all_weights_differ():
+def test_diff_reports_that_all_weights_differ():
     first, second = (small(np.random.default_rng(n).normal(size=(4, 64)).astype("f4")) for n in (0, 1))
     found = aotc.diff(first, second, names=("old", "new"))
     assert not found.equal

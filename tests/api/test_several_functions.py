@@ -40,7 +40,7 @@ def bundle():
     return aotc.compile({"prefill": prefill, "decode": decode}, **EXAMPLES, state=["cache"])
 
 
-def test_each_is_what_it_is_alone(bundle):
+def test_each_function_computes_as_if_compiled_alone(bundle):
     module = aotc.load(bundle)
     assert list(module.functions) == ["prefill", "decode"]
     alone = aotc.load(aotc.compile(decode, CACHE, TOKEN))
@@ -55,7 +55,7 @@ def test_each_is_what_it_is_alone(bundle):
     assert aotc.upgrade(bundle) == bundle
 
 
-def test_they_share_a_state(bundle):
+def test_functions_share_a_state(bundle):
     state = aotc.load(bundle).state("cache")
     logits = state.prefill(TOKENS)["logits"]
     row = np.tanh(TOKEN @ W)
@@ -64,7 +64,7 @@ def test_they_share_a_state(bundle):
     np.testing.assert_allclose(state["cache"]["k"], 64 * row + 1, rtol=1e-4, atol=1e-2)
 
 
-def test_equal_weights_and_kernels_are_there_once():
+def test_equal_weights_and_kernels_are_stored_once():
     data = aotc.compile({"a": decode, "b": decode}, args={"a": (CACHE, TOKEN), "b": (CACHE, TOKEN)}, source=False)
     alone = aotc.compile(decode, CACHE, TOKEN, source=False)
     both, one = (open_bundle(d).manifest for d in (data, alone))
@@ -97,7 +97,7 @@ def test_models_of_every_form_and_names_that_clash():
         np.testing.assert_allclose(found, want[:5], rtol=1e-4, atol=1e-4)
 
 
-def test_what_does_not_go_together_is_refused(monkeypatch):
+def test_conflicting_models_are_refused(monkeypatch):
     monkeypatch.setattr(custom_calls, "_REGISTRY", {})
 
     def fails(match, *models, **flags):

@@ -47,7 +47,7 @@ def test_functions_read_one_copy():
 
 
 @pytest.mark.parametrize("name", ["w", "gain"])
-def test_an_update_is_for_both(name):
+def test_an_update_reaches_all_functions(name):
     module = aotc.load(two(weights="unpacked"))
     module.update_weights({f"p/{name}": 2 * PARAMS[name]})
     first, second = rows_of(module)
@@ -56,14 +56,14 @@ def test_an_update_is_for_both(name):
     np.testing.assert_allclose(module.invoke("prefill", MANY)[0], 2 * layer(PARAMS, MANY), rtol=1e-3, atol=1e-3)
 
 
-def test_what_is_computed_otherwise_is_apart():
+def test_differently_prepared_weights_are_separate():
     args = {"a": (PARAMS, MANY), "b": (PARAMS, MANY)}
     models = {"a": layer, "b": lambda p, x: (x @ (p["w"] * 2)) * p["gain"]}
     module = aotc.load(aotc.compile(models, args=args, bind=["p"], weights="unpacked"))
     np.testing.assert_allclose(module.invoke("b", MANY)[0], 2 * module.invoke("a", MANY)[0], rtol=1e-4)
 
 
-def test_arguments_of_other_names_are_apart():
+def test_arguments_of_different_names_are_separate_weights():
     models = {"a": lambda w, x: x @ w, "b": lambda v, x: x @ v}
     w, v = PARAMS["w"], -PARAMS["w"]
     args = {"a": (w, MANY), "b": (v, MANY)}
@@ -71,7 +71,7 @@ def test_arguments_of_other_names_are_apart():
     np.testing.assert_array_equal(module.invoke("b", MANY)[0], -module.invoke("a", MANY)[0])
 
 
-def test_bound_by_hand_each_has_its_own():
+def test_separately_bound_functions_have_separate_weights():
     module = aotc.load(two())
     other = {"w": 3 * PARAMS["w"], "gain": PARAMS["gain"]}
     first, second = module.bind({"p": PARAMS}, "prefill"), module.bind({"p": other}, "decode")
@@ -91,7 +91,7 @@ def test_updates_at_the_same_time_keep_each_other():
     np.testing.assert_allclose(module.invoke("decode", ONE)[0], 4 * layer(PARAMS, ONE), rtol=1e-3, atol=1e-3)
 
 
-def test_one_number_for_two_types_is_refused():
+def test_one_weight_number_for_two_types_is_refused():
     p = {"w": PARAMS["w"], "u": PARAMS["w"].T.copy()}
     opened = open_bundle(aotc.compile(lambda p, x: x @ p["w"] @ p["u"], p, MANY, bind=["p"]))
 
@@ -128,7 +128,7 @@ def decoding(p, ids):
 
 @pytest.mark.parametrize("model", [gathered, by_einsum, in_bf16, decoding])
 @pytest.mark.parametrize("depth", [64, 130])
-def test_a_tied_table_that_is_bound_is_there_once(model, depth):
+def test_a_bound_tied_table_is_stored_once(model, depth):
     p = {"table": RNG.standard_normal((1000, depth)).astype("f4")}
     data = aotc.compile(jax.jit(model), p, IDS, bind=["p"])
     bound = aotc.load(data).bind({"p": p})

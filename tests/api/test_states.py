@@ -37,7 +37,7 @@ def module(request):
     return aotc.load(aotc.compile(decode, PARAMS, CACHE, ONE, state=request.param, bind=["params"]), threads=1)
 
 
-def test_calls_go_on_from_each_other(module):
+def test_calls_of_a_state_continue_from_each_other(module):
     state = module.state("cache")
     sums = [float(state(PARAMS, np.float32(n))["sum"]) for n in (1, 2)]
     assert sums == [6, 18]
@@ -185,7 +185,7 @@ def test_a_result_tree_that_no_function_takes_is_refused():
         aotc.compile(as_dict, x, x, x, state={"result['q']": "p"})
 
 
-def test_what_is_no_state_is_refused(module):
+def test_invalid_states_are_refused(module):
     x = np.ones(3, np.float32)
     with pytest.raises(CallError, match=r"no argument is called 'nope'\n    expected: params\['w'\], cache\['k'\]"):
         module.state("nope")
@@ -213,7 +213,7 @@ def test_other_donated_arguments_stay_the_callers():
     assert x.tolist() == [1, 1, 1]
 
 
-def test_sizes_that_only_calls_know():
+def test_states_of_symbolic_size_need_an_initial_value():
     spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), jnp.float32)
     module = aotc.load(aotc.compile(jax.jit(lambda cache, x: {"cache": cache * 2, "y": cache.sum() + x}), spec, ONE))
     state = module.state("cache")
@@ -223,7 +223,7 @@ def test_sizes_that_only_calls_know():
     assert [float(state(ONE)["y"]) for _ in range(2)] == [6, 11]
 
 
-def test_one_call_at_a_time(monkeypatch):
+def test_a_state_refuses_concurrent_calls(monkeypatch):
     waiting, go = threading.Event(), threading.Event()
 
     def hold(x, out):
@@ -290,7 +290,7 @@ def test_files_are_closed_without_the_collector(tmp_path):
         gc.enable()
 
 
-def test_forms_that_are_none_are_refused():
+def test_state_arguments_of_wrong_type_are_refused():
     module = aotc.load(aotc.compile(pair, CACHE["k"], ONE))
     for given, told in (
         ({"results": "result[0]"}, "pair: error: results of a state is not a mapping\n    found:    'result"),

@@ -42,7 +42,7 @@ def test_compile_writes_a_file(tmp_path):
     assert isinstance(made, aotc.Bundle)
 
 
-def test_a_bundle_is_looked_at(bundle):
+def test_a_bundle_shows_its_contents(bundle):
     assert bundle.size == len(bundle)
     assert all(t.startswith("cpu:") for t in bundle.targets)
     assert len(bundle.targets) == 1
@@ -89,7 +89,7 @@ def test_a_bundle_loads_with_keywords(bundle):
 # ---------------------------------------------------------------- modules
 
 
-def test_a_module_says_what_it_is(module):
+def test_a_module_exposes_its_signature_and_target(module):
     (spec,) = module.inputs
     assert (spec.name, spec.dtype, spec.shape, spec.device) == ("x", "f32", (2, 3), "")
     assert [o.shape for o in module.outputs] == [(2, 3), (), (2, 3)]
@@ -277,7 +277,7 @@ def test_a_misspelt_keyword_is_recognized(bundle, call, meant):
     assert meant in str(raised(lambda: call(bundle)))
 
 
-def test_the_old_name_of_errors_of_calls():
+def test_the_old_name_of_call_errors_is_accepted():
     with pytest.warns(DeprecationWarning, match=r"aotc\.CallError"):
         assert aotc.VmError is aotc.CallError
 

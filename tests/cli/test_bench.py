@@ -58,13 +58,13 @@ def test_tables_name_kernels_and_callers(bundle):
 
 
 @pytest.mark.parametrize("text", ["x", "0", "1,,2", "1,2000"])
-def test_numbers_of_callers_that_are_none(bundle, text):
+def test_invalid_numbers_of_callers_are_refused(bundle, text):
     done = bench(bundle, f"--concurrency={text}")
     assert done.exit_code == 2
     assert "expected numbers from 1 to 1024" in " ".join(done.output.split())
 
 
-def test_intervals_hold_what_they_say():
+def test_confidence_intervals_cover_95_percent():
     """Of many samples of a known distribution 95 % of the intervals hold the number."""
     random = np.random.default_rng(0)
     for share in (0.5, 0.9):
@@ -83,7 +83,7 @@ def test_intervals_hold_what_they_say():
     assert quantile([1.0], 0.99) == (1.0, 1.0, 1.0)
 
 
-def test_callers_call_at_the_same_time_and_failures_are_said():
+def test_callers_run_concurrently_and_failures_are_reported():
     import threading
 
     gate, calls = threading.Barrier(3), []

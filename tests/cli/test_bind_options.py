@@ -36,7 +36,7 @@ def bundle(model):
     return made
 
 
-def test_inspect_lists_what_is_prepared(bundle):
+def test_inspect_lists_prepared_weights(bundle):
     said = " ".join(run("inspect", bundle).output.split())
     assert "main bound to p['gain'], p['w'] reads" in said
     assert "from p['w'] and as they are: p['gain']" in said
@@ -47,20 +47,20 @@ def test_inspect_lists_what_is_prepared(bundle):
     assert variant["prepared"]["main"]["as they are"] == ["p['gain']"]
 
 
-def test_dump_has_the_programs(bundle):
+def test_dump_prints_the_prepare_and_bound_programs(bundle):
     said = run("dump", bundle, "--bytecode").output
     for name in ("main", "main_prepare", "main_bound"):
         assert f"function {name}:" in said
 
 
-def test_what_has_none_says_nothing(model, tmp_path):
+def test_inspect_omits_bindings_of_an_unbound_bundle(model, tmp_path):
     made = tmp_path / "plain.vmfb"
     assert run("compile", model, "-o", made).exit_code == 0
     assert "bound to" not in run("inspect", made).output
     assert aotc.load(made).prepared == {}
 
 
-def test_upgrade_keeps_or_changes_it(bundle, tmp_path):
+def test_upgrade_preserves_or_replaces_bindings(bundle, tmp_path):
     same, other = tmp_path / "same.vmfb", tmp_path / "other.vmfb"
     assert run("upgrade", bundle, "-o", same).exit_code == 0
     assert same.read_bytes() == bundle.read_bytes()
@@ -68,7 +68,7 @@ def test_upgrade_keeps_or_changes_it(bundle, tmp_path):
     assert aotc.load(other).prepared["main"]["weights"] == [1]
 
 
-def test_a_name_of_nothing_and_a_number(model, tmp_path):
+def test_bind_refuses_unknown_names_and_accepts_numbers(model, tmp_path):
     done = run("compile", model, "-o", tmp_path / "no.vmfb", "--bind=params")
     assert done.exit_code == 1
     assert "bind: no argument is called params" in str(done.exception) + done.output

@@ -76,7 +76,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("text", "dtype", "want"), TEXTS)
-def test_input_text(text, dtype, want):
+def test_input_values_are_parsed(text, dtype, want):
     (got,) = parse_values([text], [argument(dtype)])
     np.testing.assert_array_equal(got, np.array(want, got.dtype))
     assert got.shape == np.shape(want)
@@ -99,7 +99,7 @@ def test_small_types_from_text(dtype):
         ("@/nonexistent.npy", "No such file"),
     ],
 )
-def test_bad_input(text, part):
+def test_invalid_input_values_are_refused(text, part):
     with pytest.raises(CallError, match=part):
         parse_values([text], [argument("f32", 2)])
 
@@ -141,7 +141,7 @@ def test_npz_gives_several(tmp_path):
     assert b.dtype == "i4"
 
 
-def test_dims():
+def test_sizes_of_dims_are_parsed():
     assert dim_value("2*n + 1", {"n": 4}) == 9
     assert dim_value("max(n // 3, 7 % 4)", {"n": 30}) == 10
     with pytest.raises(CallError, match="evaluate dim"):
@@ -222,7 +222,7 @@ def test_run_errors(aotc, bundle, args, part):
     assert "Traceback" not in err
 
 
-def test_inspect(aotc, bundle):
+def test_inspect_shows_signature_and_sizes(aotc, bundle):
     code, out, _ = aotc("inspect", bundle)
     assert code == 0
     assert "main(x: f32[4], y: f32[4]) -> (f32[4])" in out
@@ -233,7 +233,7 @@ def test_inspect(aotc, bundle):
     assert all(16 <= k["code_bytes"] < 2000 for k in facts["variants"][0]["kernels"])
 
 
-def test_dump(aotc, bundle):
+def test_dump_prints_kernels_programs_and_commands(aotc, bundle):
     code, out, _ = aotc("dump", bundle, "--bytecode", "--command-buffers")
     assert code == 0
     assert "0: add(slot0, slot1, slot2) dims(4) x4 by 1" in out
@@ -246,7 +246,7 @@ def test_dump(aotc, bundle):
     assert "no kernel text" in err
 
 
-def test_verify(aotc, bundle):
+def test_verify_checks_segments_and_programs(aotc, bundle):
     code, out, _ = aotc("verify", bundle)
     assert code == 0
     assert "9 segments match" in out
@@ -258,7 +258,7 @@ def test_verify(aotc, bundle):
     assert err
 
 
-def test_bench(aotc, bundle):
+def test_bench_reports_latency(aotc, bundle):
     code, out, _ = aotc("bench", bundle, "--seconds=0.05", "--rounds=1", "--against", bundle)
     assert code == 0
     assert "p99" in out
@@ -287,7 +287,7 @@ def test_usage_errors(aotc):
     assert aotc("--version")[0] == 0
 
 
-def test_wrong_cpu(aotc, tmp_path):
+def test_a_bundle_for_another_cpu_is_refused(aotc, tmp_path):
     manifest, segments = tiny.parts()
     manifest["variants"][0]["features"] = ["unobtainium"]
     path = tmp_path / "x.vmfb"
@@ -338,7 +338,7 @@ def test_a_command_does_not_collect_garbage_at_exit(bundle):
     assert done.stdout.splitlines()[-1] == "True"
 
 
-def test_missing_extra(aotc, tmp_path, monkeypatch):
+def test_a_missing_extra_is_named(aotc, tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise ModuleNotFoundError("No module named 'jax'", name="jax")
 
@@ -407,7 +407,7 @@ MISUSES = [
 
 
 @pytest.mark.parametrize(("words", "part"), MISUSES, ids=lambda x: " ".join(x) if isinstance(x, tuple) else "")
-def test_options_that_do_not_fit(words, part, aotc, bundle):
+def test_contradicting_options_are_refused(words, part, aotc, bundle):
     code, _, err = aotc(*(word.format(bundle) for word in words))
     assert code != 0
     assert part in err
@@ -418,7 +418,7 @@ def test_options_that_do_not_fit(words, part, aotc, bundle):
     ("text", "part"), [("x = 1\nraise ValueError('boom')\n", "ops.py:2: error: the file raises ValueError: boom"),
                        ("1 +", "SyntaxError"), ("\0", "SyntaxError"), (None, "No such file")]
 )  # fmt: skip
-def test_files_of_custom_calls_that_fail(text, part, aotc, bundle, tmp_path):
+def test_failing_files_of_custom_calls_are_errors(text, part, aotc, bundle, tmp_path):
     path = tmp_path / "ops.py"
     if text is not None:
         path.write_text(text)

@@ -32,7 +32,7 @@ def run(monkeypatch, capsys, tmp_path):
     return call
 
 
-def test_the_name_decides_the_form(run, tmp_path):
+def test_the_suffix_selects_the_file_format(run, tmp_path):
     for suffix in (".npz", ".json", ".bin", ".safetensors", ".npy"):
         assert run(f"--output=@{tmp_path}/y{suffix}") == (0, "", "")
     want = np.float32([2, 4, 6, 8])
@@ -47,7 +47,7 @@ def test_the_name_decides_the_form(run, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".json", ".bin", ".safetensors"])
-def test_what_was_written_is_read(run, tmp_path, suffix):
+def test_written_arrays_are_read_back(run, tmp_path, suffix):
     assert run(f"--output=@{tmp_path}/y{suffix}")[0] == 0
     code, out, err = run(f"--input=@{tmp_path}/y{suffix}", "--input=4xf32=1")
     assert (code, out, err) == (0, "result[0]: 4xf32=3 5 7 9\n", "")
@@ -57,7 +57,7 @@ def test_what_was_written_is_read(run, tmp_path, suffix):
     ("output", "part"),
     [("@y.txt", ".txt is not a format"), ("@y.pt", "expected"), ("+y.npz", "only a .npy can be appended to")],
 )
-def test_a_form_that_is_not_known_is_refused_before_the_run(run, tmp_path, monkeypatch, output, part):
+def test_unknown_formats_are_refused_before_the_run(run, tmp_path, monkeypatch, output, part):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("aotc.vmfb.module.LoadedModule.invoke", lambda *args, **kwargs: pytest.fail("it ran"))
     code, _, err = run(f"--output={output}")
@@ -89,7 +89,7 @@ def test_every_type_round_trips(tmp_path, suffix):
         np.testing.assert_array_equal(got.astype(wide), want.astype(wide))
 
 
-def test_names_go_before_order():
+def test_arrays_match_arguments_by_name_before_order():
     a, b, c = (np.zeros(n) for n in (1, 2, 3))
     room = [{"name": "x"}, {"name": "y"}]
     assert [v.size for v in arrays_by_name({"y": b, "x": a}, room)] == [1, 2]

@@ -29,7 +29,7 @@ CASES = [
 
 @pytest.mark.parametrize(("line", "under", "said"), CASES)
 @pytest.mark.parametrize("as_file", [False, True])
-def test_the_caret_is_under_what_is_wrong(line, under, said, as_file, tmp_path):
+def test_the_caret_is_under_the_wrong_operand(line, under, said, as_file, tmp_path):
     text = MODEL.format(line)
     (tmp_path / "m.mlir").write_text(text)
     with pytest.raises(CompileError) as caught:
@@ -62,7 +62,7 @@ def test_a_note_has_its_own_line():
     assert "note: previously defined here\n      %z = stablehlo.sine" in str(caught.value)
 
 
-def test_text_that_is_no_model_is_told_what_the_parser_says(tmp_path):
+def test_unparsable_text_shows_the_parsers_message(tmp_path):
     (tmp_path / "m.mlir").write_text("this is no model\n")
     with pytest.raises(CompileError) as caught:
         aotc.compile(tmp_path / "m.mlir")

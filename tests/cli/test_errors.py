@@ -77,7 +77,7 @@ def test_unknown_target_lists_the_known():
 
 
 @pytest.mark.ir
-def test_example_arguments_that_are_no_arrays():
+def test_example_arguments_must_be_arrays():
     with pytest.raises(CompileError, match="an example argument is a str"):
         aotc.compile(lambda x, mode: x, np.ones(3, "float32"), "abc")
 
@@ -152,27 +152,27 @@ def test_calls_of_other_types(tiny_module, call, part):
 
 @pytest.mark.ir
 @pytest.mark.parametrize("source", [42, None, object(), [], "a\0b", np.ones((4, 4))[:, ::2]])
-def test_sources_that_cannot_be_bundles(source):
+def test_objects_of_other_types_are_refused_as_bundles(source):
     with pytest.raises(BundleError):
         aotc.load(source)
 
 
 @pytest.mark.ir
 @pytest.mark.parametrize("devices", [42, ["cpu", 3], object(), [None]])
-def test_devices_that_are_no_names(devices):
+def test_invalid_device_names_are_refused(devices):
     with pytest.raises(BundleError, match="devices are named"):
         aotc.load(tiny.bundle(), devices=devices)
 
 
 @pytest.mark.ir
 @pytest.mark.parametrize("calls", [3, [len], {"f": 3}])
-def test_custom_calls_that_are_no_functions(calls):
+def test_custom_calls_must_be_functions(calls):
     with pytest.raises(CallError, match="custom_calls are not functions"):
         aotc.load(tiny.bundle(), custom_calls=calls)
 
 
 @pytest.mark.ir
-def test_a_dtype_that_is_no_text():
+def test_dtypes_must_be_text():
     manifest, segments = tiny.parts()
     manifest["variants"][0]["functions"]["upto"]["code"][1][4] = []
     with pytest.raises(BundleError, match="not an integer dtype"):
@@ -181,7 +181,7 @@ def test_a_dtype_that_is_no_text():
 
 @pytest.mark.ir
 @pytest.mark.parametrize("place", ["check_functions", "choose_variant", "LoadedModule", "open_bundle"])
-def test_a_loader_that_breaks_says_which_bundle(place, monkeypatch, tmp_path):
+def test_loader_exceptions_name_the_bundle(place, monkeypatch, tmp_path):
     def broken(*args):
         raise KeyError("planted")
 
@@ -218,7 +218,7 @@ def test_wrong_cpu_and_no_gpu():
 
 
 @pytest.mark.ir
-def test_not_a_bundle(tmp_path):
+def test_other_files_are_refused_as_bundles(tmp_path):
     with pytest.raises(BundleError, match="not an aotc bundle"):
         aotc.load(b"PK\x03\x04" + bytes(100))
     with pytest.raises(BundleError, match="No such file"):
@@ -231,7 +231,7 @@ def test_not_a_bundle(tmp_path):
 
 
 @pytest.mark.ir
-def test_disk_full():
+def test_a_full_disk_is_an_error():
     manifest, segments = tiny.parts()
     with pytest.raises(BundleError, match="cannot write the bundle"):
         write_bundle("/dev/full/x.vmfb", manifest, segments)
@@ -267,7 +267,7 @@ def test_compile_without_the_extra_says_what_to_install(tmp_path):
         (b"import jax\nprint(1)\n", ":1:1: error: custom op 'import' is unknown"),
     ],
 )
-def test_files_that_are_no_models(data, part, tmp_path):
+def test_files_of_other_kinds_are_refused_as_models(data, part, tmp_path):
     path = tmp_path / "m.x"
     path.write_bytes(data)
     refused(path, "m.x:", "error:", part, "try:")
@@ -295,7 +295,7 @@ def test_a_bundle_needs_all_passes():
         ({"ouput": "m.vmfb"}, "try: output=..."),
     ],
 )
-def test_what_is_no_option(options, part):
+def test_invalid_option_values_are_refused(options, part):
     refused(ADD, part, "try:", **options)
 
 
@@ -312,7 +312,7 @@ def test_what_is_no_option(options, part):
         ({"jobs": -3}, "jobs is -3"),
     ],
 )
-def test_options_that_name_nothing(options, part):
+def test_options_with_unknown_names_are_refused(options, part):
     refused(ADD, part, "try:", **options)
 
 

@@ -205,7 +205,7 @@ def test_a_full_disk_is_no_fault_of_the_compiler(number, monkeypatch, tmp_path):
         aotc.compile(MODEL, dump_ir=str(tmp_path))
 
 
-def test_an_error_is_heard_where_nothing_can_be_written(monkeypatch, tmp_path):
+def test_an_internal_error_is_reported_without_a_writable_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(aotc.lowering.lower, "bufferize", broken)
     monkeypatch.setattr("aotc.guard.report_folder", lambda keep: str(tmp_path / "m.mlir"))
     (tmp_path / "m.mlir").write_text(MODEL)
@@ -214,7 +214,7 @@ def test_an_error_is_heard_where_nothing_can_be_written(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError])
-def test_interruptions_pass(error, monkeypatch):
+def test_interrupts_pass_the_guard(error, monkeypatch):
     def interrupted(*args, **kwargs):
         raise error
 
@@ -223,7 +223,7 @@ def test_interruptions_pass(error, monkeypatch):
         aotc.compile(MODEL)
 
 
-def test_lint_and_check_break_alike(monkeypatch, tmp_path, capsys):
+def test_lint_and_check_report_broken_stages(monkeypatch, tmp_path, capsys):
     path = tmp_path / "m.mlir"
     path.write_text(MODEL)
     for command in ("lint", "check"):

@@ -36,7 +36,7 @@ def bundle(model):
     return path
 
 
-def test_inspect_and_verify(bundle):
+def test_inspect_lists_host_ops_and_verify_accepts_them(bundle):
     said = " ".join(run("inspect", bundle).output.split())
     devices = "host: cpu:x86-64-v3 (cpu:0), device: cuda:sm_90a (cuda:0)"
     for part in (f"runs on the host: {WHAT}", devices, "2 transfers"):
@@ -47,11 +47,11 @@ def test_inspect_and_verify(bundle):
 
 
 @pytest.mark.parametrize("subject", ["schedule", "memory", "fusion"])
-def test_explain(subject, bundle):
+def test_explain_accepts_a_bundle_with_host_ops(subject, bundle):
     assert run("explain", subject, bundle).exit_code == 0
 
 
-def test_explain_affinity(model, bundle, monkeypatch):
+def test_explain_affinity_lists_host_ops(model, bundle, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     for source, target in ((model, ("--target=cuda:sm_90",)), (bundle, ())):
         said = " ".join(run("explain", "affinity", source, *target).output.split())
@@ -59,7 +59,7 @@ def test_explain_affinity(model, bundle, monkeypatch):
         assert "2 transfers; device is cuda:sm_90a, host is cpu:x86-64-v3" in said
 
 
-def test_flags(model, tmp_path):
+def test_host_fallback_options_are_checked(model, tmp_path):
     place = tmp_path / "m.vmfb"
     refused = run("compile", model, "-o", place, "--target=cuda:sm_90", "--no-host-fallback")
     assert "LAPACK's getrf is not supported on target cuda:sm_90a" in str(refused.exception)

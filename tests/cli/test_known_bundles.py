@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_command_finds_it_without_the_compiler(folder, form):
+def test_the_command_reads_a_cached_bundle_without_the_compiler(folder, form):
     path = folder / "model"
     path.write_bytes(FORMS[form])
     data = aotc.compile(path)
@@ -48,7 +48,7 @@ def test_the_command_finds_it_without_the_compiler(folder, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_is_that_of_the_same_bytes_place_and_options(folder, form):
+def test_the_bundle_cache_key_has_bytes_path_and_options(folder, form):
     path, options = folder / "model", Options()
     path.write_bytes(FORMS[form])
     assert bundle_cache.cached_bundle(path, options) is None
@@ -66,7 +66,7 @@ def test_it_is_that_of_the_same_bytes_place_and_options(folder, form):
     assert bundle_cache.cached_bundle(path, options) is None
 
 
-def test_values_of_a_function_are_no_part_of_it(folder):
+def test_the_bundle_cache_key_ignores_example_values(folder):
     """A function has no file: its program is the key, with what jax.export knows of it."""
     data = aotc.compile(jnp.tanh, jnp.ones(3))
     again = [path.name for path in (folder / "cache" / "bundles").iterdir()]

@@ -46,7 +46,7 @@ HUGE = ["99999999999999999999xf32", "100000000000x100000000000xf32", "1000000000
 
 @pytest.mark.parametrize("text", HUGE, ids=lambda text: text[:12])
 @pytest.mark.parametrize("option", ["--input", "--expected_output"])
-def test_arrays_that_cannot_be(refused, text, option):
+def test_too_large_arrays_are_refused(refused, text, option):
     assert "no array is so large" in refused("run", "t.vmfb", "--zeros", f"{option}={text}")
 
 
@@ -54,13 +54,13 @@ def test_arrays_that_cannot_be(refused, text, option):
     "text", ["4xf32=@", "4xf32=@nope", "4xf32=@.", "4xf32=@junk", "@", "@.", "@junk", "@\udcff", "", "=", "4x",
              "²xf32", "4xf32=0x" + "f" * 5000, "4xf32=[[)", "4xi32=1.5", "4xi128=1"]
 )  # fmt: skip
-def test_inputs_that_cannot_be_read(refused, text):
+def test_unreadable_inputs_are_refused(refused, text):
     assert "input" in refused("run", "t.vmfb", f"--input={text}")
 
 
 @pytest.mark.parametrize("size", ["99999999999999999999", LONG, "²", "-1", "", "9223372036854775807"])
 @pytest.mark.parametrize("made", ["--zeros", "--random"])
-def test_sizes_of_dims(refused, size, made):
+def test_invalid_sizes_of_dims_are_refused(refused, size, made):
     refused("run", "t.vmfb", "--function=grow", made, f"--dim=n={size}")
 
 
@@ -75,7 +75,7 @@ def test_sizes_of_dims(refused, size, made):
     ],
     ids=lambda words: words[0][:20].encode(errors="replace").decode(),
 )  # fmt: skip
-def test_options_of_run(refused, words):
+def test_invalid_options_of_run_are_refused(refused, words):
     refused("run", "t.vmfb", "--zeros", *words)
 
 
@@ -88,7 +88,7 @@ def test_options_of_run(refused, words):
     ],
     ids=lambda words: words[-1][:20].encode(errors="replace").decode(),
 )  # fmt: skip
-def test_options_of_compile(refused, words):
+def test_invalid_options_of_compile_are_refused(refused, words):
     if words == ("--weights=/nope/a.safetensors",):  # a model without constants writes no weights
         words = ("--weights=/nope/a.txt",)
     refused("compile", "m.mlir", "-o", "o.vmfb", *words)
@@ -96,11 +96,11 @@ def test_options_of_compile(refused, words):
 
 @pytest.mark.parametrize("command", ["run", "inspect", "dump", "verify", "bench", "lint", "check", "explain affinity"])
 @pytest.mark.parametrize("file", ["junk", "nope", ".", "/dev/null", "\udcff", "x" * 300, ""])
-def test_files_of_every_command(refused, command, file):
+def test_every_command_refuses_unreadable_files(refused, command, file):
     refused(*command.split(), file)
 
 
-def test_an_error_that_names_no_place_says_that_it_is_one(refused):
+def test_errors_without_a_place_begin_with_error(refused):
     told = refused("run", "t.vmfb", "--threads=0")
     assert told.startswith("error: threads is not a number of threads")
 
@@ -109,7 +109,7 @@ def test_an_error_that_names_no_place_says_that_it_is_one(refused):
 
 
 @pytest.mark.parametrize("text", ["1e20", "10000000000000000000000", "0", "-1", "²", "٣", " 4", LONG, "1000000"])
-def test_numbers_of_threads(monkeypatch, text):
+def test_invalid_numbers_of_threads_are_refused(monkeypatch, text):
     data = tiny.bundle()
     with pytest.raises(CallError, match="threads is not a number of threads"):
         aotc.load(data, threads=text)
@@ -121,7 +121,7 @@ def test_numbers_of_threads(monkeypatch, text):
 
 
 @pytest.mark.parametrize("threads", [1e20, 10**20, 3.0, True, float("nan"), [], object()])
-def test_threads_of_other_types(threads):
+def test_threads_of_other_types_are_refused(threads):
     with pytest.raises(CallError, match="threads is not a number of threads"):
         aotc.load(tiny.bundle(), threads=threads)
 
@@ -172,18 +172,18 @@ NEITHER = {"none": None, "number": 3, "list": [], "dict": {}, "evil": Evil(), "o
 
 
 @pytest.mark.parametrize("name", NEITHER)
-def test_what_is_no_model(name):
+def test_compile_refuses_other_data(name):
     with pytest.raises(CompileError):
         aotc.compile(NEITHER[name])
 
 
 @pytest.mark.parametrize("name", NEITHER)
-def test_what_is_no_bundle(name):
+def test_load_refuses_other_data(name):
     with pytest.raises(BundleError):
         aotc.load(NEITHER[name])
 
 
-def test_none_is_no_bundle():
+def test_load_refuses_none():
     with pytest.raises(BundleError, match="this is not a bundle\n    found:    NoneType\n    expected: a path"):
         aotc.load(None)
 
@@ -197,7 +197,7 @@ ODD = {"cycle": cycle, "deep": deep, "evil": Evil, "unwilling": Unwilling, "mixe
 
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("jitted", [False, True])
-def test_examples_that_cannot_be_arguments(name, jitted):
+def test_unusable_example_arguments_are_refused(name, jitted):
     def function(d):
         return jax.tree.leaves(d)[0] + 1
 
@@ -207,7 +207,7 @@ def test_examples_that_cannot_be_arguments(name, jitted):
 
 
 @pytest.mark.parametrize("make", [object, lambda: "a", cycle, deep, Evil])
-def test_results_that_cannot_be(make):
+def test_unsupported_results_are_refused(make):
     with pytest.raises(CompileError):
         aotc.compile(lambda x: make(), X)
 
@@ -226,7 +226,7 @@ TREES = {"cycle": cycle, "deep": deep, "evil": Evil, "keys": lambda: EvilMap(a=X
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", TREES)
-def test_trees_that_cannot_be_arguments(of_a_tree, name):
+def test_unsupported_pytree_arguments_are_refused(of_a_tree, name):
     with pytest.raises(CallError):
         of_a_tree(TREES[name]())
 

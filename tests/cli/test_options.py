@@ -56,7 +56,7 @@ def test_the_summary_names_the_least_processor(tmp_path):
     assert run("compile", model, "-o", path, "-q").output == ""
 
 
-def test_inspect_says_where_devices_are(two):
+def test_inspect_names_the_devices(two):
     (variant,) = json.loads(run("inspect", two[0], "--json").output)["variants"]
     target = variant["target"]
     found = {name: (row["target"], row["place"]) for name, row in variant["devices"].items()}
@@ -72,7 +72,7 @@ def test_devices_are_bound_by_name(two):
         assert "the model names 2" in str(refused.exception)
 
 
-def test_places():
+def test_device_options_are_parsed_by_name_or_order():
     assert parse_places([]) is None
     assert parse_places(["cuda:0"]) == "cuda:0"
     assert parse_places(["cpu:0", "cuda:0"]) == ["cpu:0", "cuda:0"]
@@ -99,14 +99,14 @@ def test_places():
         (["m.mlir", "-O2", "--", "--fuse=aggressive"], ["m.mlir", "-O2", "--", "--fuse=aggressive"]),
     ],
 )
-def test_the_spellings_of_iree(theirs, ours):
+def test_iree_spellings_of_options_are_accepted(theirs, ours):
     assert list(translate_iree_options(theirs, KNOWN)) == ours
     assert not any("iree" in arg or "fuse" in arg for arg in ours[:3])
     if "--" not in theirs:
         assert list(translate_iree_options(theirs, frozenset())) == theirs
 
 
-def test_what_no_spelling_is():
+def test_invalid_iree_spellings_are_refused():
     for args in (["--fuse=x"], ["--annotate-input-affinities=maybe"]):
         done = run("compile", "m.mlir", "-o", "m.vmfb", *args)
         assert done.exit_code == 2
@@ -127,7 +127,7 @@ def test_limits_are_numbers_of_bytes(name):
 
 
 @pytest.mark.parametrize("name", ["opt_level", "jobs", "bisect", "max_transfers"])
-def test_true_is_no_number(name):
+def test_booleans_are_refused_as_numbers(name):
     with pytest.raises(aotc.CompileError, match=f"{name} is True"):
         checked_options(Options(), {name: True})
     with pytest.raises(aotc.CompileError, match="specialize is"):
@@ -142,7 +142,7 @@ def test_the_summary_counts_the_threads_that_have_room(monkeypatch):
     assert working_memory([{"memory": {"f": row}, "memory_limit": 1}]) == "memory peak 4.5 MB with 1 thread"
 
 
-def test_names_can_be_listed():
+def test_dir_lists_public_names():
     assert {"DeviceArray", "Fence", "upgrade", "compile"} <= set(dir(aotc))
 
 

@@ -40,7 +40,7 @@ def test_standard_output_gets_the_bundle_alone(call, tmp_path):
     assert (tmp_path / "out").read_bytes() == tiny.bundle()
 
 
-def test_devices_and_pipes_stay(call, tmp_path):
+def test_outputs_to_devices_and_pipes_do_not_replace_them(call, tmp_path):
     assert call("compile", "m.mlir", "-o", "/dev/null").returncode == 0
     assert os.path.exists("/dev/null")
     assert not os.path.isfile("/dev/null")
@@ -61,7 +61,7 @@ def test_a_full_device_is_an_error(call):
     assert not os.path.isfile("/dev/full")
 
 
-def test_a_link_stays(call, tmp_path):
+def test_an_output_through_a_link_preserves_the_link(call, tmp_path):
     (tmp_path / "far").mkdir()
     (tmp_path / "link").symlink_to("far/out.vmfb")
     (tmp_path / "lost").symlink_to("nowhere/out.vmfb")
@@ -78,7 +78,7 @@ ADD = ("run", "m.vmfb", "--input=4xf32=1,2,3,4", "--input=4xf32=1")
 
 
 @pytest.mark.parametrize("form", ["@{}", "+{}", "{}"])
-def test_results_on_a_full_disk(call, tmp_path, form):
+def test_results_on_a_full_disk_are_an_error(call, tmp_path, form):
     """No traceback, no file of 0 bytes, and the file that was there as it was."""
     limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
@@ -102,7 +102,7 @@ def test_results_through_a_link_and_one_after_the_other(call, tmp_path):
         assert [np.load(file).tolist() for _ in range(2)] == [[2, 3, 4, 5]] * 2
 
 
-def test_a_name_of_any_bytes(call, tmp_path):
+def test_file_names_that_are_not_utf_8_work(call, tmp_path):
     done = call("compile", "m.mlir", "-o", os.fsdecode(b"\xff.vmfb"), stdout=subprocess.PIPE)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / os.fsdecode(b"\xff.vmfb")).read_bytes() == tiny.bundle()
@@ -111,7 +111,7 @@ def test_a_name_of_any_bytes(call, tmp_path):
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("words", ["compile m.mlir -o made.vmfb", "inspect m.vmfb"])
-def test_streams_that_are_closed(call, tmp_path, closed, words):
+def test_commands_work_with_closed_streams(call, tmp_path, closed, words):
     program = f"{COMPILE if words.startswith('compile') else ''}from aotc_cli.main import main; main()"
     command = shlex.join([sys.executable, "-c", program, *words.split()])
     done = subprocess.run(f"{command} {closed}", shell=True, cwd=tmp_path, capture_output=True, timeout=120)
@@ -129,7 +129,7 @@ def test_a_picture_is_refused_before_any_work(call):
 @pytest.mark.parametrize(
     "words", ["compile m.mlir -o ./m.mlir", "report m.vmfb -o m.vmfb", "update-weights m.vmfb w.st -o w.st"]
 )
-def test_what_is_read_is_not_written_over(call, tmp_path, words):
+def test_an_output_never_replaces_its_input(call, tmp_path, words):
     (tmp_path / "w.st").write_bytes(b"weights")
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     done = call(*words.split())

@@ -24,7 +24,7 @@ def bundle(tmp_path):
     return path
 
 
-def test_counts():
+def test_reports_count_with_singular_and_plural():
     assert [count_text(n, "kernel") for n in (0, 1, 2, 1000)] == ["0 kernels", "1 kernel", "2 kernels", "1,000 kernels"]
 
 

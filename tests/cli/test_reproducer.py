@@ -57,7 +57,7 @@ def changed(path, **files):
             archive.writestr(name, text)
 
 
-def test_on_request_it_makes_the_same_bundle(call):
+def test_a_requested_reproducer_compiles_to_the_same_bundle(call):
     words = ("--opt-level=0", "--target=cpu:x86-64-v3,cpu:x86-64-v4", "--no-source", "--memory-limit=64MB")
     assert call("compile", "m.mlir", "-o", "a.vmfb", "--reproducer=r.zip", *words)[0] == 0
     held = facts("r.zip")
@@ -72,7 +72,7 @@ def test_on_request_it_makes_the_same_bundle(call):
 
 
 @pytest.mark.parametrize("suffix", ["jaxexp", "mlir"])
-def test_the_source_in_its_bundle_is_the_same(call, monkeypatch, suffix):
+def test_a_reproducer_preserves_the_source_and_measurements(call, monkeypatch, suffix):
     """The caches of the machine are part of a source: kernels depend on them."""
     own = replace(host_target(), l2=768 << 10)
     monkeypatch.setattr(aotc.targets, "host_target", lambda: own)
@@ -99,7 +99,7 @@ def test_damaged_targets_are_refused(call, rows):
     assert "the reproducer is damaged" in said
 
 
-def test_options_of_the_command_line_count_before_its_own(call):
+def test_command_line_options_override_a_reproducers_options(call):
     assert call("compile", "m.mlir", "-o", "a.vmfb", "--reproducer=r.zip", "-O0")[0] == 0
     for words, kernels in (((), 2), (("-O2",), 1), (("--print-after=cse",), 2)):
         code, said = call("compile", "r.zip", "-o", "b.vmfb", *words)
@@ -110,7 +110,7 @@ def test_options_of_the_command_line_count_before_its_own(call):
     assert " = sin " in said, said
 
 
-def test_a_fault_of_ours_leaves_one(monkeypatch, call):
+def test_an_internal_error_writes_a_reproducer(monkeypatch, call):
     with monkeypatch.context() as here:
         here.setattr(aotc.lowering.lower, "bufferize", broken)
         code, said = call("compile", "m.mlir", "-o", "a.vmfb", "-O1")
@@ -128,7 +128,7 @@ def test_a_fault_of_ours_leaves_one(monkeypatch, call):
     assert facts("again.zip")["options"] == facts(path)["options"]
 
 
-def test_functions_and_several_models_are_repeated_by_it(monkeypatch, call):
+def test_functions_and_several_models_have_reproducers(monkeypatch, call):
     def scaled(x, *, scale):
         return {"y": jnp.sin(x) * scale}
 
@@ -150,7 +150,7 @@ def test_functions_and_several_models_are_repeated_by_it(monkeypatch, call):
     assert list(module.functions) == ["f", "g"]
 
 
-def test_a_fault_while_reading_has_none(monkeypatch):
+def test_an_internal_error_while_reading_has_no_reproducer(monkeypatch):
     monkeypatch.setattr("aotc.frontend.mlir._is_path", broken)
     with pytest.raises(InternalError) as caught:
         aotc.compile(MODEL)
@@ -158,7 +158,7 @@ def test_a_fault_while_reading_has_none(monkeypatch):
     assert "in one file" not in str(caught.value)
 
 
-def test_what_cannot_be_written_or_read(call):
+def test_unwritable_and_damaged_reproducers_are_errors(call):
     code, said = call("compile", "m.mlir", "-o", "a.vmfb", "--reproducer=nowhere/r.zip")
     assert code == 1
     assert said.startswith("nowhere/r.zip: error: cannot write the reproducer: No such file")
@@ -197,7 +197,7 @@ def bomb():
     return held.getvalue()
 
 
-def test_only_a_zip_archive_is_looked_into(tmp_path):
+def test_only_zip_archives_are_read_as_reproducers(tmp_path):
     for data in (b"", MODEL.encode(), b"PK\x03\x04 and nothing"):
         (tmp_path / "m").write_bytes(data)
         assert reproducer.read_reproducer(str(tmp_path / "m")) is None

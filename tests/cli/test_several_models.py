@@ -68,7 +68,7 @@ def test_lint_names_files(call):
     assert report.rows[0].loc.path == "<f>"
 
 
-def test_the_ir_of_several(call):
+def test_stop_after_prints_the_ir_of_several_models(call):
     code, said = call("compile", "wave=a.mlir", "other=b.mlir", "-o", "-", "--stop-after=inline")
     assert code == 0
     assert " = sin " in said, said
@@ -101,7 +101,7 @@ def test_errors_have_file_line_and_text(call, broken):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_words_that_are_refused(call, words, part):
+def test_invalid_model_arguments_are_refused(call, words, part):
     code, said = call("compile", *words, "-o", "m.vmfb")
     assert code in (1, 2)
     assert part in " ".join(said.split())

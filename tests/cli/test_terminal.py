@@ -299,7 +299,7 @@ def commands(folder):
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=marker_of(n)) for n in CASES])
-def test_command(name, commands):
+def test_commands_print_the_same_on_a_terminal_as_in_a_pipe(name, commands):
     """On a terminal a command says the same as in a pipe, laid out to its width."""
     if name not in commands:
         pytest.skip(f"needs {NEEDS[name]}")

@@ -28,7 +28,7 @@ def heard(**flags):
 
 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cpu:x86-64-v3,cpu:x86-64-v4", "cpu:x86-64-v3,cuda:sm_90"])
-def test_the_part_that_is_done_grows_over_all_stages(target):
+def test_progress_increases_over_all_stages(target):
     rows, way = heard(target=target), StageProgress(target.count(",") + 1)
     parts = [way.update(*row) for row in rows]
     assert parts == sorted(parts)
@@ -42,14 +42,14 @@ def test_the_part_that_is_done_grows_over_all_stages(target):
     ]  # fmt: skip
 
 
-def test_every_stage_has_a_share():
+def test_every_stage_has_a_progress_share():
     from aotc_cli.shared import progress_bar as progress
 
     told = {what for *_, what in heard(target="cpu:x86-64-v3")}
     assert told - {p.name for p in PASSES} == set(progress._SHARES) - {progress.PASSES}
 
 
-def test_times_add_up_to_the_whole(capsys):
+def test_stage_times_add_up_to_the_total(capsys):
     begin = time.perf_counter()
     heard(timings=True, target="cpu:x86-64-v3", jobs=1)
     wall = time.perf_counter() - begin
@@ -61,7 +61,7 @@ def test_times_add_up_to_the_whole(capsys):
     assert [m[1] for m in lines if m and m[1]] == [str(n + 1) for n in range(len(PASSES))]
 
 
-def test_laps_of_one_name_are_one_and_blocks_within_blocks_too(capsys):
+def test_stages_of_one_name_and_nested_blocks_are_merged(capsys):
     options = Options(timings=True)
     with stages.timed_stages(True):
         stages.begin_stage(options, "a")
@@ -75,13 +75,13 @@ def test_laps_of_one_name_are_one_and_blocks_within_blocks_too(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_failure_ends_the_last_lap(capsys):
+def test_a_failure_ends_the_last_stage(capsys):
     with pytest.raises(ZeroDivisionError), stages.timed_stages(True):
         raise ZeroDivisionError
     assert "total" in capsys.readouterr().err
 
 
-def test_how_long_it_may_still_take():
+def test_estimates_of_the_time_left():
     assert time_left_text(0.01, 100) == time_left_text(0.5, 0.1) == ""
     assert time_left_text(0.5, 7) == "about 7 s left"
     assert duration_text(600) == "about 10 min left"

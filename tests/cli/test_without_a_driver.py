@@ -23,7 +23,7 @@ def called(monkeypatch, capsys, *args):
     return stopped.value.code or 0, capsys.readouterr().out
 
 
-def test_verify_and_inspect(tmp_path, monkeypatch, capsys):
+def test_verify_and_inspect_work_without_a_gpu_driver(tmp_path, monkeypatch, capsys):
     """It is checked as far as any machine can."""
     monkeypatch.setattr(driver, "missing", lambda: "no NVIDIA driver")
     path = tmp_path / "m.vmfb"

@@ -37,7 +37,7 @@ def function():
 
 
 @pytest.mark.cpu
-def test_kinds_of_memory_are_devices():
+def test_memory_kinds_select_devices():
     data = aotc.compile(function(), X, X, devices=MEMORIES, verify_each=True)
     module = aotc.load(data)
     assert [a["device"] for a in module.main.signature.arguments] == ["host", "device"]
@@ -51,7 +51,7 @@ def test_kinds_of_memory_are_devices():
 
 
 @pytest.mark.cpu
-def test_kinds_of_memory_are_nothing_where_no_device_is_named():
+def test_memory_kinds_are_ignored_without_named_devices():
     data = aotc.compile(function(), X, X)
     assert "devices" not in open_bundle(data).manifest["variants"][0]
 
@@ -144,7 +144,7 @@ def solved(text, **flags):
         ("#hal.device.affinity<@device_a>", "device_a"), ('#hal.device.promise<@"device a">', "device a"),
     ],
 )  # fmt: skip
-def test_how_affinities_are_written(name, said, device):
+def test_every_form_of_affinity_is_read(name, said, device):
     text = f"func.func @main(%x: {T} {{{name} = {said}}}) -> ({T} {{{name} = {said}}}) {{ return %x : {T} }}"
     assert imported(text).attrs["affinity"] == {"arguments": [device], "results": [device]}
 
@@ -272,7 +272,7 @@ def test_a_callee_is_called_where_its_affinities_say():
     assert solved(text) == ([("sin", "d1"), ("cos", "d0")], 2)
 
 
-def test_an_affinity_of_a_function_is_that_of_the_rest():
+def test_an_affinity_of_a_function_is_the_default_of_its_values():
     text = f"""func.func @main(%x: {T}, %y: {T} {{aotc.affinity = "d0"}}) -> {T} attributes {{aotc.affinity = "d1"}} {{
       %0 = stablehlo.add %x, %x : {T}
       return %0 : {T} }}"""

@@ -78,7 +78,7 @@ INVARIANT = {"eigh": eigh, "Eigh": eigh, "eig": eig, "schur": schur, "svd": svd}
 
 
 @pytest.mark.parametrize(("name", "data"), [pytest.param(n, d, id=n) for n, d in artifacts()])
-def test_artifact(name, data):
+def test_old_artifacts_of_jax_run_or_are_refused(name, data):
     refused = REFUSED.get(name) or REFUSED.get(name.split(".")[0])
     blob = bytes(data["mlir_module_serialized"])
     if refused is not None:

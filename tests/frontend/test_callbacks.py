@@ -158,7 +158,7 @@ def test_a_loop_behind_a_failed_check_ends():
     assert "x is 0" in failure(module, np.int32(0))  # 0 // 2 is 0 for ever
 
 
-def test_braces_of_a_message_are_no_places():
+def test_escaped_braces_of_a_message_are_literal():
     def function(x):
         checkify.check(x > 0, "{{0}} {0} {{1:f32}}", x)
         return x
@@ -173,7 +173,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_values_of_every_kind(name):
+def test_messages_show_values_of_every_dtype(name):
     dtype, _ = VALUES[name]
     value = np.array({"i": -2, "u": 255, "b": 1}.get(np.dtype(dtype).kind, -1.5) if name != "i4" else -2, dtype)
 

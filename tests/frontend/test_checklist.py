@@ -54,7 +54,7 @@ def reference(name, text, args):
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_op(name):
+def test_each_op_agrees_with_the_reference(name):
     for line, args, results in CASES[name]:
         text = module(line, args, results)
         found = aotc.load(aotc.compile(text.encode(), verify_each=True)).invoke("main", *args)

@@ -36,7 +36,7 @@ def bits(array, alignment=8):
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_elements(kind):
+def test_elements_of_resources_are_read(kind):
     (found,) = aotc.load(aotc.compile(model(kind, bits(VALUES[kind])))).invoke("main")
     assert found.dtype == VALUES[kind].dtype
     np.testing.assert_array_equal(found, VALUES[kind])
@@ -50,7 +50,7 @@ def test_elements(kind):
         (bits(np.zeros(4, "f4")), "other", "are not in this file"),
     ],
 )
-def test_what_is_missing_is_said(contents, name, message):
+def test_missing_resources_are_an_error(contents, name, message):
     with pytest.raises(CompileError, match=message):
         aotc.compile(model("4xf32", contents, name))
 

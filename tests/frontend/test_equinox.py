@@ -67,7 +67,7 @@ def test_one_of_several_messages():
         fails(module, message, X, np.int32(n))
 
 
-def test_what_nobody_reads_does_not_fail():
+def test_an_unread_error_if_does_not_fail():
     def function(x):
         eqx.error_if(x, x[0] > 0, "unread")
         return x
@@ -105,7 +105,7 @@ def test_numbers_of_a_filtered_function_are_fixed():
     fails(module, "another structure", X, 4)
 
 
-def test_a_model_is_a_function():
+def test_an_equinox_module_compiles_as_a_function():
     for model in (MODEL, eqx.filter_jit(MODEL)):
         np.testing.assert_allclose(compiled(model, X)(X), WANT, rtol=1e-5)
 

@@ -70,7 +70,7 @@ def check(function, target, *args):
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
-def test_solvers(name, dtype):
+def test_gpu_solver_calls_run_as_lapack(name, dtype):
     function, *shapes = CASES[name]
     args = [values(2, *shape, dtype=dtype, seed=n) for n, shape in enumerate(shapes)]
     check(function, name.partition("_")[0], *args)

@@ -88,14 +88,14 @@ def test_every_form_imports_to_the_same_model(form, exported):
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
-def test_blob(exported):
+def test_an_export_blob_is_imported(exported):
     pytest.importorskip("flatbuffers")
     module = import_model(bytes(exported.serialize()))
     assert module.functions["main"].attrs["arg_names"][0] == "params['b0']"
 
 
 @pytest.mark.parametrize("as_text", [True, False])
-def test_path(tmp_path, exported, as_text):
+def test_a_path_is_imported(tmp_path, exported, as_text):
     path = tmp_path / "model.mlir"
     path.write_bytes(exported.mlir_module().encode() if as_text else exported.mlir_module_serialized)
     for source in (path, str(path)):

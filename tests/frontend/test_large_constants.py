@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
         ("text", 6.3),  # two characters of text for a byte; the artifact that the bundle keeps is made beside them
     ],
 )
-def test_the_peak_of_memory(form, most):
+def test_peak_memory_of_a_large_constant_is_bounded(form, most):
     """In a process of its own; without the bytes that the process takes for anything else."""
     command = [sys.executable, "-m", "benchmarks", "compile", "memory", "--mb", "64", "--one", form]
     printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
@@ -34,7 +34,7 @@ def test_the_peak_of_memory(form, most):
     assert peak < most
 
 
-def test_what_mlir_holds_is_used_in_place():
+def test_large_constants_are_views_of_mlirs_memory():
     w = np.random.default_rng(0).standard_normal((256, 256), dtype=np.float32)
     t = "tensor<256x256xf32>"
     text = f"""func.func @main(%x: {t}) -> {t} {{
@@ -54,7 +54,7 @@ def test_what_mlir_holds_is_used_in_place():
     np.testing.assert_array_equal(y, w + w)
 
 
-def test_folding_lets_go_of_what_lies_between():
+def test_folding_frees_intermediate_constants():
     """Of a constant that is turned, transposed and padded only the last form is left, and the first if it is read."""
     text = """func.func @main(%x: tensor<3x2xf32>) -> (tensor<3x2xf32>, tensor<2x3xf32>) {
       %w = stablehlo.constant dense<[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]> : tensor<2x3xf32>

@@ -44,7 +44,7 @@ def test_each_target_has_its_own_program():
     np.testing.assert_array_equal(module(X), X + 1)
 
 
-def test_functions_and_dims():
+def test_platforms_are_selected_in_functions_and_symbolic_dims():
     spec = jax.ShapeDtypeStruct(export.symbolic_shape("n, n"), np.float32)
     exported = export.export(jax.jit(factor), platforms=("cpu", "cuda"))(spec)
     module = aotc.load(aotc.compile(exported))

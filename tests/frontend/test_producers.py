@@ -410,7 +410,7 @@ def test_a_model_of_reactant_donates_and_annotates():
          "has an encoding of a dialect that is not registered"),
     ],
 )  # fmt: skip
-def test_what_only_a_producer_understands_is_refused(text, message):
+def test_producer_specific_ops_are_refused_with_a_hint(text, message):
     with pytest.raises(CompileError, match=message) as error:
         aotc.compile(text)
     assert "try:" in str(error.value)

@@ -232,7 +232,7 @@ def agree(got: np.ndarray, want: np.ndarray) -> None:
 
 @pytest.mark.parametrize("level", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 3))])
 @pytest.mark.parametrize("name", CASES)
-def test_ops_mean_what_their_numbers_do(name, level):
+def test_quantized_ops_agree_with_float_arithmetic(name, level):
     case = CASES[name]
     arrays = arguments(case)
     want = expected(case, arrays)
@@ -248,7 +248,7 @@ NOT_COMPARED |= {"dot_of_u8", "dot_of_i4", "convolution_of_u8"}
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - NOT_COMPARED))
-def test_ops_do_what_the_interpreter_of_stablehlo_does(name):
+def test_quantized_ops_agree_with_the_stablehlo_interpreter(name):
     case = CASES[name]
     arrays = arguments(case)
     text = case.closed_text(arrays)
@@ -272,14 +272,14 @@ def test_bytecode_and_portable_artifacts_hold_quantized_types():
 @pytest.mark.parametrize("name", [
     "dot", "dot_per_axis", "dot_of_batches", "convolution", "depthwise", "dot_of_u8", "dot_of_i4", "convolution_of_u8",
 ])  # fmt: skip
-def test_products_are_made_of_integers(name):
+def test_quantized_matmuls_compute_on_integers(name):
     body = import_model(CASES[name].text()).functions["main"].body
     (found,) = [op for op in body.ops if op.name in ("dot_general", "convolution")]
     assert [v.type.dtype for v in (*found.operands, found.result)] == ["i8", "i8", "i32"]
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_dynamic_batch(level):
+def test_quantized_ops_take_a_dynamic_batch(level):
     case = CASES["dot_per_axis"]
     text = case.text().replace("tensor<5x16x", "tensor<?x16x").replace("tensor<5x3x", "tensor<?x3x")
     module = aotc.load(aotc.compile(text.encode(), opt_level=level))

@@ -118,7 +118,7 @@ BLOCKS = "!quant.uniform<i8:f32:{0:2}, {1.0, 2.0}>"
     (BLOCKS, "", "one scale for a tensor or one for each index"),
     ("!quant.uniform<i7:f32, 0.5>", "", "store it in i2, i4, i8"),
 ])  # fmt: skip
-def test_what_has_no_meaning_is_refused(argument, body, message):
+def test_invalid_quantized_programs_are_refused(argument, body, message):
     t = f"tensor<4x{argument}>"
     with pytest.raises(CompileError, match=message):
         import_model(f"module {{ func.func public @main(%a: {t}) -> {t} {{\n{body}\nreturn %a : {t} }} }}")

@@ -52,7 +52,7 @@ def run(function, *arguments, target="cpu"):
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_each_group_has_a_matrix_of_its_own(name):
+def test_each_group_is_multiplied_by_its_own_matrix(name):
     (x, w, y), sizes = operands(), np.array(SIZES[name], np.int32)
     np.testing.assert_allclose(run(jax.lax.ragged_dot, x, w, sizes)[0], wanted_rows(x, w, sizes), atol=1e-5)
     np.testing.assert_allclose(run(by_terms, x, y, sizes)[0], wanted_terms(x, y, sizes), atol=1e-5)
@@ -98,7 +98,7 @@ def test_gradients():
     np.testing.assert_allclose(dw, wanted_terms(x, out, sizes), atol=1e-3)
 
 
-def test_other_groups_do_not_matter():
+def test_nan_of_other_groups_does_not_spread():
     """What JAX writes for CPUs multiplies zeros with the infinities of other groups."""
     (x, w, y), sizes = operands(), np.array(SIZES["uneven"], np.int32)
     w[1], y[63:] = np.inf, np.nan

@@ -117,7 +117,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_sizes_that_do_not_fit(name):
+def test_calls_with_wrong_sizes_are_refused(name):
     text, arguments, message = WRONG[name]
     with pytest.raises(CallError, match=message):
         loaded(text).invoke("main", *arguments)
@@ -126,7 +126,7 @@ def test_sizes_that_do_not_fit(name):
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_sizes_that_just_fit(name):
+def test_calls_with_fitting_sizes_agree_with_the_reference(name):
     text, arguments = RIGHT[name]
     for found, wanted in zip(loaded(text).invoke("main", *arguments), interpret(import_model(text), *arguments)):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
@@ -211,7 +211,7 @@ OF_DATA = """%t = stablehlo.compare LT, %j, %one : (tensor<i32>, tensor<i32>) ->
         : (tensor<i1>, tensor<i32>) -> ()"""
 
 
-def test_what_stands_in_a_loop_counts_although_it_does_not_run():
+def test_size_checks_in_a_loop_hold_even_without_iterations():
     module = loaded(LOOP.replace("ASSERTION", OF_SIZES))
     np.testing.assert_array_equal(module.invoke("main", f32(3), -f32(3), np.int32(2))[0], -f32(3))
     np.testing.assert_array_equal(module.invoke("main", f32(3), -f32(3), np.int32(0))[0], f32(3))
@@ -241,7 +241,7 @@ def test_branches_must_give_the_same_sizes():
         module.invoke("main", f32(3), f32(2), np.bool_(True))
 
 
-def test_what_can_never_hold_is_refused_at_compile_time():
+def test_impossible_sizes_are_refused_at_compile_time():
     text = main(
         "%x: tensor<?xf32>, %u: tensor<5xf32>, %i: tensor<i32>", VECTOR,
         "%s = stablehlo.slice %x [0:4] : (tensor<?xf32>) -> tensor<?xf32>",

@@ -81,7 +81,7 @@ def test_broadcasting_compare_complex_select():
 
 
 @pytest.mark.parametrize(("name", "first"), [("zeta", 1.0), ("polygamma", 0.0)])
-def test_broadcasting_of_series(name, first):
+def test_broadcasting_of_zeta_and_polygamma(name, first):
     from scipy import special
 
     s = np.float64([[first + 1], [first + 2]])
@@ -145,7 +145,7 @@ def test_unary_einsum(config, result):
     check(body, t, {"a": ("tensor<3x3xf32>", SQUARE)}, np.asarray(np.einsum(config, SQUARE)))
 
 
-def test_einsum_that_says_nothing_is_refused():
+def test_einsum_with_an_unknown_label_is_refused():
     text = (
         "func.func @main(%a: tensor<3x3xf32>) -> tensor<3x3xf32> {\n"
         '%y = "stablehlo.unary_einsum"(%a) {einsum_config = "ij->ik"} : (tensor<3x3xf32>) -> tensor<3x3xf32>\n'
@@ -306,7 +306,7 @@ def test_broadcasting_of_types_that_the_op_does_not_take(name, dtype):
 
 @pytest.mark.parametrize("dtype", ["f8E4M3FN", "bf16", "f16", "f32", "f64"])
 @pytest.mark.parametrize("name", ["acos", "acosh", "atanh", "bessel_i1e", "polygamma", "zeta"])
-def test_what_is_decomposed_has_a_rank(name, dtype):
+def test_decomposed_ops_without_rank_are_refused(name, dtype):
     """jaxlib's decomposition ends the process where it asks a tensor without rank for its shape."""
     t, two = f"tensor<*x{dtype}>", name in ("polygamma", "zeta")
     operands, types = ("%x, %x", f"{t}, {t}") if two else ("%x", t)
@@ -317,7 +317,7 @@ def test_what_is_decomposed_has_a_rank(name, dtype):
 
 @pytest.mark.parametrize("rows", ["2", "?"])
 @pytest.mark.parametrize("op", ["broadcast_add", "broadcast_polygamma", "acosh", "bessel_i1e", "sinh", "erf_inv"])
-def test_xla_is_given_what_the_model_says(op, rows):
+def test_the_xla_oracle_runs_the_unmodified_model(op, rows):
     """As an oracle it needs nothing of what the importer rewrites, and has nothing of it."""
     t, two = f"tensor<{rows}x4xf32>", op.startswith("broadcast")
     operands, types = ("%x, %z", f"{t}, tensor<4xf32>") if two else ("%x", t)

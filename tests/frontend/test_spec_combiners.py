@@ -132,13 +132,13 @@ CASES = {
 
 @pytest.mark.parametrize("level", range(4))
 @pytest.mark.parametrize("name", CASES)
-def test_a_loop_in_a_computation(name, level):
+def test_a_loop_in_a_combiner_runs_per_element(name, level):
     text, arrays, want = CASES[name]
     module = aotc.load(aotc.compile(text.replace("LOOP", LOOP).encode(), opt_level=level, verify_each=True))
     np.testing.assert_allclose(module.invoke("main", *arrays)[0], want)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_reference(name):
+def test_the_reference_interpreter_agrees(name):
     text, arrays, want = CASES[name]
     np.testing.assert_allclose(interpret(import_model(text.replace("LOOP", LOOP)), *arrays)[0], want)

@@ -115,7 +115,7 @@ def test_several_platforms_of_a_stage():
     np.testing.assert_allclose(compiled(lowered)(X[:, :2] + 1), np.linalg.inv(X[:, :2] + 1), rtol=1e-4)
 
 
-def test_stages_have_their_arguments():
+def test_examples_for_stages_are_refused():
     for model in (jax.jit(jnp.sin).trace(X), jax.jit(jnp.sin).lower(X), export.export(jax.jit(jnp.sin))(X)):
         with pytest.raises(CompileError, match="has its arguments already"):
             aotc.compile(model, X)
@@ -170,7 +170,7 @@ def test_programs_for_several_devices_and_for_a_mesh_of_one():
     assert run.stdout.splitlines() == ["2 True"] * 5 + ["1 True"] * 5
 
 
-def test_text_that_is_divided_is_refused():
+def test_a_partitioned_module_is_refused():
     text = "module attributes {mhlo.num_partitions = 4 : i32} { func.func @main(%x: tensor<f32>) -> tensor<f32> {\n"
     with pytest.raises(CompileError, match="the program needs several devices: it is for 4"):
         import_model(text + "return %x : tensor<f32> } }")
@@ -242,7 +242,7 @@ def test_special_functions_are_kept_beside_effects():
     np.testing.assert_array_equal(got, compiled(jax.lax.digamma, x)(x))
 
 
-def test_compiling_a_function_leaves_what_jax_lowered():
+def test_compiling_does_not_change_jaxs_cached_lowering():
     function = jax.jit(SPECIAL["several"])
     text = function.lower(batch()).as_text()
     compiled(function, batch())

@@ -26,7 +26,7 @@ LAYOUTS = {2: "[0, 1]", 0: ""}
 @pytest.mark.parametrize("routine", ["dgesdd", "zgesdd", "sgesvd", "cgesvd"])
 @pytest.mark.parametrize("size", [(2, 7), (7, 2), (3, 3)])
 @pytest.mark.parametrize("stated", FACTORS)
-def test_values_alone(routine, size, stated):
+def test_svd_without_vectors_equals_numpy(routine, size, stated):
     dtype = {"s": "f32", "d": "f64", "c": "complex<f32>", "z": "complex<f64>"}[routine[0]]
     m, n = size
     sizes = {"m": m, "n": n, "k": min(size)}

@@ -182,7 +182,7 @@ def numbers(specs, sizes, seed):
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
-def test_every_kind_of_dim(name):
+def test_every_kind_of_dim_agrees_with_jax(name):
     fn, specs, sizes, constraints = CASES[name]
     original = exported(fn, specs, constraints)
     module = aotc.load(aotc.compile(original))
@@ -258,7 +258,7 @@ def test_a_copy_for_given_sizes_is_chosen_by_the_call():
         ({"b": tuple(range(65))}, "65 combinations of sizes"),
     ],
 )  # fmt: skip
-def test_copies_that_cannot_be(specialize, message):
+def test_invalid_specializations_are_refused(specialize, message):
     with pytest.raises(aotc.CompileError, match=message):
         aotc.compile(exported(lambda x: x + 1, ["b"]), specialize=specialize)
 

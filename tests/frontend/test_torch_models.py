@@ -55,7 +55,7 @@ def test_the_batch_of_a_torch_model_is_any(folder):
     np.testing.assert_allclose(module(arrays["image"]), arrays["answer"], atol=1e-5)
 
 
-def test_a_module_of_torch_is_told_the_way():
+def test_a_torch_module_is_refused_with_a_hint():
     base = type("Module", (), {"__module__": "torch.nn.modules.module", "__call__": lambda self, x: x})
     net = type("Net", (base,), {"__module__": "__main__"})()
     with pytest.raises(aotc.CompileError, match=r"(?s)Net is a PyTorch module.*torchax\.extract_jax"):

@@ -60,7 +60,7 @@ async def begin_and_end(app, between):
     return said
 
 
-def test_an_application(tiny_folder):
+def test_an_asgi_application_serves_models(tiny_folder):
     app = aotc.asgi(tiny_folder)
 
     async def between():
@@ -130,7 +130,7 @@ def test_a_start_that_fails_is_tried_again(tiny_folder, monkeypatch):
     assert len(starts) == 2
 
 
-def test_an_application_in_another_loop(tiny_folder):
+def test_an_application_restarts_in_another_event_loop(tiny_folder):
     app = aotc.asgi(tiny_folder)
     for _ in range(2):
         assert asyncio.run(ask(app, "POST", "/v2/models/tiny/infer", {"inputs": ROWS}))[0] == 200

@@ -94,7 +94,7 @@ def batches(server, name):
     return [float(x.partition("\n")[0] or 0) for x in parts]
 
 
-def test_which_models_are_batched(server):
+def test_models_with_independent_rows_are_batched(server):
     alone = {name: function(server, name).why_alone for name in ("rows", "mixed", "square", "fixed", "two", "picky")}
     assert alone["rows"] == alone["two"] == alone["picky"] == ""
     assert alone["mixed"] == "results of a row depend on other rows"
@@ -102,7 +102,7 @@ def test_which_models_are_batched(server):
     assert "symbolic dim first" in alone["fixed"]
 
 
-def test_requests_run_together_and_nobody_sees_it(server):
+def test_batched_requests_get_their_own_results(server):
     before = batches(server, "rows")
     arrays = [np.random.default_rng(n).normal(size=(1 + n % 3, 16)).astype("f4") for n in range(12)]
     results = together([lambda a=a: ask(server, "rows", a) for a in arrays])
@@ -114,7 +114,7 @@ def test_requests_run_together_and_nobody_sees_it(server):
     assert count < len(arrays)
 
 
-def test_what_differs_in_other_dims_is_not_mixed(server):
+def test_requests_of_different_shapes_are_not_batched(server):
     drawn = np.random.default_rng(0).normal(size=(8, 2, 1, 3)).astype("f4")
     pairs = [(x[:, : 2 + n % 2].copy(), y) for n, (x, y) in enumerate(drawn)]
     results = together([lambda p=p: ask(server, "two", *p) for p in pairs])
@@ -123,7 +123,7 @@ def test_what_differs_in_other_dims_is_not_mixed(server):
         np.testing.assert_allclose(result, x * y.sum(1, keepdims=True), rtol=1e-4, atol=1e-5)
 
 
-def test_what_does_not_fit_is_refused_alone(server):
+def test_an_invalid_request_does_not_fail_its_batch(server):
     good = np.ones((1, 16), "f4")
     calls = [lambda: ask(server, "rows", good), lambda: ask(server, "rows", np.ones((1, 15), "f4"))]
     calls += [lambda: ask(server, "two", np.ones((1, 2), "f4"), np.ones((2, 3), "f4"))]
@@ -164,7 +164,7 @@ def test_a_request_that_leaves_a_batch_does_not_end_it(folder):
         assert batches(server, "rows") == [1, 1]
 
 
-def test_one_that_the_model_refuses_fails_alone(tmp_path):
+def test_a_request_that_the_model_refuses_fails_alone(tmp_path):
     """The batch fails with it; then each runs by itself."""
     bundle = compiled(lambda x: x * 2, ("b, n", "f4"))
     (tmp_path / "m.vmfb").write_bytes(bundle)

@@ -29,7 +29,7 @@ def curl(server, path, *options, data=b""):
     return int(status), body
 
 
-def test_a_document(server):
+def test_curl_infers_with_json(server):
     status, body = curl(server, "/v2/models/tiny/infer", "-d", json.dumps({"inputs": ROWS}))
     assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [2, 4, 6, 8])
     status, body = curl(server, "/v2/models/tiny/infer", "-d", "{}")
@@ -40,7 +40,7 @@ def test_a_document(server):
 @pytest.mark.parametrize(
     "way", [(), ("--http2",), ("-H", "Transfer-Encoding: chunked")], ids=["plain", "h2c", "chunks"]
 )
-def test_bytes_that_are_many(server, way):
+def test_curl_sends_large_binary_tensors(server, way):
     """More than a megabyte: curl asks whether it may send them."""
     x = np.arange(400_000, dtype="f4")
     row = {"name": "x", "shape": [x.size], "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
@@ -56,7 +56,7 @@ def test_a_body_that_is_too_long_is_not_sent(server):
     assert (status, "too long" in json.loads(body)["error"]) == (413, True)
 
 
-def test_events(server):
+def test_curl_receives_generated_tokens_as_events(server):
     status, body = curl(server, "/v2/models/texts/generate_stream", "-N", "-d", '{"tokens": [5], "max_tokens": 4}')
     events = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: ")]
     assert status == 200
@@ -64,7 +64,7 @@ def test_events(server):
     assert events[-1] == {"done": "length", "tokens": 4}
 
 
-def test_a_token_of_access(two_models):
+def test_curl_authenticates_by_token(two_models):
     with running(two_models, token="secret") as server:
         assert curl(server, "/v2/models/tiny")[0] == 401
         assert curl(server, "/v2/models/tiny", "-H", "Authorization: Bearer secret")[0] == 200

@@ -122,7 +122,7 @@ def test_the_same_seed_draws_the_same(server):
         ("other", {"tokens": [1]}, "not the state arguments of decode"),
     ],
 )
-def test_a_wish_that_cannot_be(server, name, parameters, words):
+def test_invalid_generation_parameters_are_refused(server, name, parameters, words):
     status, text = ask(server, name, **parameters)
     assert status == 400
     assert words in text
@@ -136,7 +136,7 @@ def test_a_model_that_does_not_generate(tmp_path):
         assert ask(server, "n", tokens=[1])[0] == 404
 
 
-def test_it_stops_when_the_client_leaves(server):
+def test_generation_stops_when_the_client_disconnects(server):
     data = json.dumps({"tokens": [1], "max_tokens": 1 << 20}).encode()
     head = f"POST /v2/models/sums/generate_stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
@@ -153,7 +153,7 @@ def test_it_stops_when_the_client_leaves(server):
     assert float(text.partition('aotc_tokens_total{model="sums"} ')[2].partition("\n")[0]) < 1 << 20
 
 
-def test_a_client_that_takes_nothing_is_left(server):
+def test_a_client_that_reads_nothing_is_disconnected(server):
     """The stream waits for it no longer than a request may take."""
     settings = replace(server.engine.settings, timeout=0.2)
     engine = Engine(settings, logging.getLogger("test"))

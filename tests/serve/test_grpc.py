@@ -52,7 +52,7 @@ def flat(message, prefix=""):
         yield from flat(inner, name + ".")
 
 
-def test_messages_are_those_that_are_published():
+def test_message_definitions_equal_the_published_ones():
     theirs, config = descriptor_pb2.FileDescriptorProto(), descriptor_pb2.FileDescriptorProto()
     service_pb2.DESCRIPTOR.CopyToProto(theirs)
     model_config_pb2.DESCRIPTOR.CopyToProto(config)
@@ -74,7 +74,7 @@ def inputs_of(*arrays):
     return found
 
 
-def test_the_client_that_others_use(client):
+def test_tritonclient_works(client):
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("tiny", "1")
@@ -135,7 +135,7 @@ def test_an_error_has_the_code_of_grpc(stub, request_, code, words):
     assert words in failed.value.details()
 
 
-def test_a_message_that_is_too_long(stub):
+def test_a_too_long_message_is_refused(stub):
     with pytest.raises(grpc.RpcError) as failed:
         stub.ModelInfer(message(*GOOD, raw_input_contents=[b"a" * 70_000]))
     assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -169,7 +169,7 @@ def test_a_token_and_a_tiny_folder_that_nobody_changes(tiny_folder):
             client.unload_model("tiny", headers=shown)
 
 
-def test_the_health_that_kubernetes_asks_for(tiny_folder, tmp_path):
+def test_grpc_health_checks_answer(tiny_folder, tmp_path):
     """Bytes as published: a request's field 1 is a name, an answer's field 1 is 1 if it serves, 2 if not."""
 
     def ask(server, name, metadata=()):

@@ -100,7 +100,7 @@ def test_an_answer_for_each_token(answers):
     assert answers.tokens() == (expected([5, 6], 3), "stop")
 
 
-def test_texts_of_one_stream_run_beside_each_other_and_results_do_not_wait_for_them(answers):
+def test_generations_of_one_stream_are_concurrent_and_do_not_block_results(answers):
     for n in range(3):
         answers.client.async_stream_infer("texts", [prompt(n)], request_id=str(n), parameters={"max_tokens": 5000})
     answers.client.async_stream_infer("tiny", vectors(X), request_id="x")
@@ -113,7 +113,7 @@ def test_texts_of_one_stream_run_beside_each_other_and_results_do_not_wait_for_t
     answers.client.stop_stream(cancel_requests=True)
 
 
-def test_a_sequence_goes_on(answers):
+def test_a_sequence_continues_over_requests(answers):
     parameters = {"sequence_id": 9, "parameters": {"max_tokens": 3}}
     answers.client.async_stream_infer("texts", [prompt(5)], sequence_start=True, **parameters)
     first, _ = answers.tokens()
@@ -144,7 +144,7 @@ def test_an_error_is_an_answer_and_the_stream_goes_on(answers, model, inputs, mo
     assert answers.tokens()[0] == expected([5], 2)
 
 
-def test_one_request_alone_has_no_tokens(server):
+def test_generation_outside_of_a_stream_is_refused(server):
     with (
         client_of.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client,
         pytest.raises(client_of.InferenceServerException, match="ModelStreamInfer"),
@@ -211,7 +211,7 @@ def test_a_server_that_ends_finishes_the_stream(two_models):
     channel.close()
 
 
-def test_the_program_of_the_page(server, capsys):
+def test_the_streaming_example_of_the_docs_runs(server, capsys):
     """As it stands in docs/serve.md."""
     programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "serve.md").read_text(), re.DOTALL)
     (program,) = (text for text in programs if "start_stream" in text)

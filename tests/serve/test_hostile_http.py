@@ -80,7 +80,7 @@ NOT_HTTP = {
 
 
 @pytest.mark.parametrize("case", NOT_HTTP)
-def test_what_is_no_request_has_an_error_of_the_protocol(server, case):
+def test_malformed_requests_get_protocol_errors(server, case):
     """The connection ends: what comes after it on the connection is never read as another request."""
     status, headers, data = server.say(NOT_HTTP[case])
     assert status == 400, data
@@ -155,7 +155,7 @@ WISHES = {
 
 
 @pytest.mark.parametrize("case", WISHES)
-def test_odd_wishes_for_tokens(server, case):
+def test_odd_generation_parameters_are_refused(server, case):
     parameters, expected = WISHES[case]
     body, found = {"tokens": [1, 2], "max_tokens": 2, **parameters}, []
     assert_no_stall(server, lambda: found.append(server.json(GENERATE, json.dumps(body).encode())))

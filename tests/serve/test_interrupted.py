@@ -63,7 +63,7 @@ def test_two_servers_of_one_folder(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_told_to_end_while_it_loads(tmp_path, number):
+def test_a_signal_during_loading_ends_the_server(tmp_path, number):
     """A bundle that is read for ever: nobody writes into the pipe."""
     path = tmp_path / "slow.vmfb"
     os.mkfifo(path)
@@ -86,7 +86,7 @@ def listens(pid, port):
         return any(row.split()[1].endswith(f":{port:04X}") and row.split()[3] == "0A" for row in list(rows)[1:])
 
 
-def test_a_bundle_that_loads_for_ever_stops_nobody(tmp_path, monkeypatch):
+def test_a_bundle_that_never_loads_blocks_no_other(tmp_path, monkeypatch):
     """Requests are answered meanwhile, and the end does not wait for it. What is not a file is not looked at."""
     (tmp_path / "tiny.vmfb").write_bytes(tiny.bundle())
     os.mkfifo(tmp_path / "pipe.vmfb")
@@ -112,7 +112,7 @@ def batched():
     return aotc.compile(export.export(jax.jit(lambda x: x * 2))(x))
 
 
-def test_told_to_end_while_a_batch_waits(tmp_path):
+def test_requests_of_a_waiting_batch_are_answered_at_shutdown(tmp_path):
     """Its requests are answered."""
     (tmp_path / "rows.vmfb").write_bytes(batched())
     with ServeProcess(tmp_path, "--port=0", "--max-batch=64", "--max-delay-ms=1500", "--json-logs") as process:
@@ -189,7 +189,7 @@ def reasons(port):
     return {row["name"]: (row["state"], row["reason"]) for row in ask(port, "/v2/repository/index", {})[1]}
 
 
-def test_what_cannot_be_looked_at_goes_on(tmp_path, monkeypatch):
+def test_models_with_unreadable_files_are_still_served(tmp_path, monkeypatch):
     """And changes nothing for the others."""
     for name in ("tiny", "other"):
         (tmp_path / f"{name}.vmfb").write_bytes(tiny.bundle())
@@ -207,7 +207,7 @@ def test_what_cannot_be_looked_at_goes_on(tmp_path, monkeypatch):
         assert until(lambda: reasons(server.port) == dict.fromkeys(("tiny", "new"), ("READY", "")))
 
 
-def test_a_folder_that_goes_and_comes_back(tmp_path):
+def test_models_are_served_while_their_folder_is_missing(tmp_path):
     """As one on another machine does."""
     folder, away = tmp_path / "models", tmp_path / "away"
     folder.mkdir()
@@ -242,7 +242,7 @@ def test_a_bundle_that_breaks_the_loader_ends_no_watching(tmp_path, monkeypatch)
         assert good(server.port)
 
 
-def test_what_the_machine_had_no_room_for_is_tried_again(tmp_path, monkeypatch):
+def test_a_load_without_memory_is_retried(tmp_path, monkeypatch):
     real, tries = repository.ServedModel, []
 
     def full(*args):

@@ -166,7 +166,7 @@ def client(request, server):
         yield OverGrpc(channel)
 
 
-def test_what_is_asked_before_the_first_request(client):
+def test_metadata_and_configuration_precede_requests(client):
     """Sizes of tensors, whether they are in batches, whether there is one answer: from metadata and configuration."""
     assert client.is_live()
     assert client.is_model_ready(NAME)
@@ -185,7 +185,7 @@ def test_what_is_asked_before_the_first_request(client):
     assert client.config("texts").model_transaction_policy.decoupled
 
 
-def test_a_window_of_requests_is_what_the_statistics_have_more(client):
+def test_statistics_count_a_window_of_requests(client):
     before = client.statistics(NAME)
 
     def send(start):
@@ -217,7 +217,7 @@ def test_a_window_of_requests_is_what_the_statistics_have_more(client):
     assert after.inference_stats.fail.count == before.inference_stats.fail.count
 
 
-def test_probes_of_what_is_not_here(client):
+def test_shared_memory_is_refused(client):
     assert client.refuses_shared_memory()
 
 

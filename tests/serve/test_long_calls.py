@@ -76,7 +76,7 @@ def test_a_server_that_ends_finishes_what_is_under_way(bundle):
     assert answers[0][0] == 200
 
 
-def test_a_server_that_ends_waits_no_longer_than_it_is_told(bundle):
+def test_shutdown_waits_at_most_the_grace_period(bundle):
     began = time.monotonic()
     with running(bundle, grace=1.0) as server:
         server.name = server.json("/v2/models/spin")[1]["inputs"][0]["name"]
@@ -143,7 +143,7 @@ def test_sigterm_under_load_loses_no_request(process):
     assert events[-1]["lost"] == 0
 
 
-def test_told_twice_it_does_not_wait(process):
+def test_a_second_signal_ends_the_server_at_once(process):
     """Requests under way are told so."""
     made, port = process("--grace=60")
     row = {"name": "n", "shape": [], "datatype": "INT32", "data": [FOREVER]}
@@ -162,7 +162,7 @@ def test_told_twice_it_does_not_wait(process):
     assert time.monotonic() - began < 10
 
 
-def test_an_interrupt_ends_it_too(process):
+def test_an_interrupt_ends_the_server(process):
     made, _ = process()
     made.send_signal(signal.SIGINT)
     assert made.wait(30) == 0

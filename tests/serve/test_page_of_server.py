@@ -30,7 +30,7 @@ def ask(server, count):
 
 
 @pytest.mark.ir
-def test_what_the_page_is_told(folder):
+def test_the_state_for_the_page_is_complete(folder):
     with running(folder, max_batch=4) as server:
         ask(server, 3)
         assert server.json("/v2/models/tiny/infer", {"inputs": []})[0] == 400
@@ -156,7 +156,7 @@ def state_of(count):
 @pytest.mark.parametrize("count", [0, 1, 20])
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_nothing_of_the_page_is_cut_or_faint(tmp_path, count, width, dark):
+def test_the_page_has_no_overflow_and_enough_contrast(tmp_path, count, width, dark):
     told = json.dumps({"ok": True, "status": 200, "state": state_of(count)})
     stub = f"<script>const TOLD = {told}; TOLD.json = async () => TOLD.state; window.fetch = async () => TOLD;</script>"
     measure = MEASURE.replace("measure();\n</script>", "setTimeout(measure, 500);\n</script>")

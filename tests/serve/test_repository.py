@@ -63,7 +63,7 @@ def test_versions_come_and_go(tmp_path):
         assert until(lambda: value(server, "one") == 404)
 
 
-def test_what_cannot_be_loaded_changes_nothing_but_what_is_said(tmp_path):
+def test_unloadable_files_change_only_the_reported_state(tmp_path):
     put(tmp_path / "good.vmfb", scaled(1))
     put(tmp_path / "bad.vmfb", b"no bundle")
     with running(tmp_path, poll=0.02) as server:
@@ -146,7 +146,7 @@ def test_a_link_that_comes_while_the_folder_is_looked_at_is_refused(tmp_path, mo
         assert states(server)["m", ""][0] == "UNAVAILABLE"
 
 
-def test_clients_load_and_unload_if_they_may(tmp_path):
+def test_clients_load_and_unload_models_with_model_control(tmp_path):
     put(tmp_path / "a.vmfb", scaled(1))
     with running(tmp_path, model_control=True, poll=0.02) as server:
         assert server.json("/v2")[1]["extensions"][-1] == "model_repository"
@@ -204,7 +204,7 @@ def test_one_bundle_is_replaced_too_and_stays_when_its_file_goes(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"no bundle", tiny.bundle()[:3000] if tiny.shutil.which("cc") else b"x"])
-def test_one_bundle_that_cannot_be_read(tmp_path, data):
+def test_an_unreadable_single_bundle_is_an_error_at_start(tmp_path, data):
     (tmp_path / "bad.vmfb").write_bytes(data)
     with pytest.raises(CallError, match=r"bad\.vmfb"), running(tmp_path / "bad.vmfb"):
         pass

@@ -39,7 +39,7 @@ def row(name, array, datatype="FP32"):
 BODY = {"inputs": [row("x", X), row("y", Y)]}
 
 
-def test_what_the_server_is(server):
+def test_server_metadata_is_complete(server):
     assert server.json("/v2/health/live") == (200, {"live": True})
     assert server.json("/v2/health/ready") == (200, {"ready": True})
     extensions = ["binary_tensor_data", "model_configuration", "statistics"]
@@ -67,7 +67,7 @@ def test_results_in_json_and_in_binary(server):
     np.testing.assert_array_equal(np.frombuffer(body[size:], "f4"), X + Y)
 
 
-def test_the_client_that_others_use(server):
+def test_tritonclient_works_over_http(server):
     client_of = pytest.importorskip("tritonclient.http")
     client = client_of.InferenceServerClient(server.address)
     assert client.is_server_live()
@@ -132,12 +132,12 @@ def test_an_error_says_what_was_found_and_expected(server, path, body, status, w
          b"Connection: close\r\n\r\nx", 415),
     ],
 )  # fmt: skip
-def test_what_no_client_sends(server, data, status):
+def test_malformed_requests_are_refused(server, data, status):
     assert server.say(data)[0] == status
     assert server.json("/v2/health/live")[0] == 200
 
 
-def test_a_mistake_of_ours_has_the_form_of_an_error(server, monkeypatch):
+def test_an_internal_error_has_the_form_of_a_request_error(server, monkeypatch):
     def fails():
         raise ZeroDivisionError("secret")
 
@@ -168,14 +168,14 @@ def test_two_requests_one_after_the_other_on_one_connection(server):
     assert body.count(b'"model_name": "tiny"') == 2
 
 
-def test_a_page_of_a_stranger_gets_nothing(server):
+def test_requests_from_foreign_web_pages_are_refused(server):
     """It may give its own name the address of this machine: then the browser says that name."""
     assert server.json("/v2", headers={"Host": "evil.example"})[0] == 401
     for host in ("localhost:80", "[::1]:80", "127.0.0.1"):
         assert server.json("/v2", headers={"Host": host})[0] == 200
 
 
-def test_a_token_is_asked_for(bundle):
+def test_requests_need_the_token(bundle):
     with running(bundle, token="secret", host="0.0.0.0") as server:
         for wrong in ({}, {"Authorization": "Bearer other"}, {"Authorization": "secret"}):
             status, headers, data = server.ask("/v2/models/tiny/infer", BODY, wrong)
@@ -210,7 +210,7 @@ def test_a_full_server_says_when_to_come_again(bundle):
         assert server.json("/v2/health/ready")[0] == 200
 
 
-def test_a_request_has_an_end(bundle):
+def test_requests_time_out(bundle):
     """One whose body never comes, too."""
     with running(bundle, timeout=0.2) as server:
         began = time.monotonic()
@@ -221,7 +221,7 @@ def test_a_request_has_an_end(bundle):
         assert "not done in its time" in json.loads(data)["error"]
 
 
-def test_figures_for_prometheus(server):
+def test_metrics_are_in_prometheus_format(server):
     server.json("/v2/models/tiny/infer", BODY)
     server.json("/v2/models/invented/infer", BODY)
     status, headers, text = server.ask("/metrics")
@@ -233,7 +233,7 @@ def test_figures_for_prometheus(server):
     assert "invented" not in text.decode()
 
 
-def test_many_at_a_time(server):
+def test_many_clients_are_served_concurrently(server):
     answers = []
 
     def ask():

@@ -35,7 +35,7 @@ def kept(server):
     return len(server.engine.sequences)
 
 
-def test_a_text_goes_on(server):
+def test_a_sequence_continues_over_requests(server):
     """As if it had been one text from its beginning."""
     first = ask(server, tokens=[5, 6], max_tokens=4, sequence_id="chat", sequence_start=True)
     assert kept(server) == 1
@@ -48,7 +48,7 @@ def test_a_text_goes_on(server):
     assert "unknown sequence" in ask(server, 404, tokens=[1], sequence_id="chat")
 
 
-def test_names_are_numbers_too_and_none_is_no_name(server):
+def test_sequence_ids_may_be_numbers_and_0_means_none(server):
     assert ask(server, tokens=[5], max_tokens=2, sequence_id=7, sequence_start=True) == expected([5], 2)
     assert ask(server, tokens=[1], max_tokens=1, sequence_id=7, sequence_end=True) == expected(
         [5, *expected([5], 2), 1], 1
@@ -57,13 +57,13 @@ def test_names_are_numbers_too_and_none_is_no_name(server):
     assert kept(server) == 0
 
 
-def test_one_begins_anew(server):
+def test_sequence_start_replaces_a_stored_sequence(server):
     ask(server, tokens=[5, 6], max_tokens=4, sequence_id="a", sequence_start=True)
     assert ask(server, tokens=[9], max_tokens=2, sequence_id="a", sequence_start=True) == expected([9], 2)
     ask(server, tokens=[1], max_tokens=1, sequence_id="a", sequence_end=True)
 
 
-def test_no_more_than_a_number_of_them(server):
+def test_the_number_of_stored_sequences_is_limited(server):
     for name in "ab":
         ask(server, tokens=[1], max_tokens=1, sequence_id=name, sequence_start=True)
     status, headers, body = server.ask(
@@ -78,7 +78,7 @@ def test_no_more_than_a_number_of_them(server):
         ask(server, tokens=[1], max_tokens=1, sequence_id=name, sequence_end=True)
 
 
-def test_one_request_at_a_time_has_it_and_who_leaves_ends_it(server):
+def test_a_sequence_serves_one_request_and_ends_on_disconnect(server):
     parameters = {"tokens": [1], "max_tokens": 1 << 20, "sequence_id": "a", "sequence_start": True}
     with Stream(server.port, "texts", **parameters) as stream:
         assert next(stream.events())["index"] == 0
@@ -89,7 +89,7 @@ def test_one_request_at_a_time_has_it_and_who_leaves_ends_it(server):
     assert "unknown sequence" in ask(server, 404, tokens=[1], sequence_id="a")
 
 
-def test_an_error_ends_it(server):
+def test_an_error_ends_the_sequence(server):
     ask(server, tokens=[1], max_tokens=1, sequence_id="a", sequence_start=True)
     assert "out of range" in ask(server, 400, tokens=[1 << 40], sequence_id="a")
     assert kept(server) == 0
@@ -107,19 +107,19 @@ def test_an_error_ends_it(server):
         ({"sequence_id": "a", "sequence_start": True}, "tokens is not a list"),
     ],
 )
-def test_a_sequence_that_cannot_be(server, parameters, words):
+def test_invalid_sequence_parameters_are_refused(server, parameters, words):
     assert words in ask(server, 400, **parameters)
     assert kept(server) == 0
 
 
-def test_it_is_not_kept_for_ever(folder):
+def test_an_unused_sequence_expires(folder):
     with running(folder, sequence_timeout=0.2) as server:
         ask(server, tokens=[1], max_tokens=1, sequence_id="a", sequence_start=True)
         assert kept(server) == 1
         assert until(lambda: kept(server) == 0)
 
 
-def test_it_goes_on_with_the_bundle_that_began_it(tmp_path):
+def test_a_sequence_continues_on_the_version_that_started_it(tmp_path):
     place = tmp_path / "texts" / "1" / "model.vmfb"
     place.parent.mkdir(parents=True)
     place.write_bytes(texts.bundle())

@@ -76,7 +76,7 @@ def bundle(tmp_path):
         ({"host": "0.0.0.0"}, "--insecure"),
     ],
 )
-def test_settings_that_cannot_be(bundle, changes, words):
+def test_invalid_settings_are_refused(bundle, changes, words):
     good = Settings(bundle)
     assert good.check() is good
     with pytest.raises(CallError, match=words):
@@ -100,7 +100,7 @@ def test_the_command_passes_its_options_on(bundle, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("token", ["", " \n", "two words", "tschüß"])
-def test_a_token_that_no_header_holds(bundle, tmp_path, token):
+def test_a_token_that_is_not_a_header_value_is_refused(bundle, tmp_path, token):
     (tmp_path / "token").write_text(token)
     found = CliRunner().invoke(app, ["serve", str(bundle), f"--token-file={tmp_path / 'token'}"])
     assert isinstance(found.exception, CallError)
@@ -148,7 +148,7 @@ def certificate(tmp_path, *more):
     return cert, key
 
 
-def test_files_of_tls_that_are_none(bundle, tmp_path):
+def test_invalid_tls_files_are_refused(bundle, tmp_path):
     """Not PEM, in the wrong order, or with a password: one message, and nobody is asked for the password."""
     cert, key = certificate(tmp_path, "-nodes")
     good = Settings(bundle, tls_cert=cert, tls_key=key)
@@ -198,7 +198,7 @@ def test_a_bundle_that_cannot_be_read_is_one_message(tmp_path):
     assert "bad.vmfb" in done.stderr
 
 
-def test_on_a_terminal(bundle):
+def test_logs_are_readable_on_a_terminal(bundle):
     """A line for each event, without colours; Ctrl-C ends it."""
     master, slave = os.openpty()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -221,7 +221,7 @@ def test_on_a_terminal(bundle):
     assert [line.split()[2] for line in text.splitlines()] == ["loaded", "listening", "ending", "ended"]
 
 
-def test_tls(bundle, tmp_path):
+def test_the_server_answers_over_tls(bundle, tmp_path):
     """Over REST and gRPC, with a certificate of our own."""
     cert, key = certificate(tmp_path, "-nodes")
     with running(bundle, tls_cert=cert, tls_key=key, token="secret", grpc_port=0) as server:
@@ -257,7 +257,7 @@ def test_a_traceback_is_in_the_line():
     assert "ZeroDivisionError: why" in json.loads(EventFormatter(True).format(made))["traceback"]
 
 
-def test_what_a_client_is_told_of_our_own_mistakes():
+def test_clients_see_no_details_of_internal_errors():
     assert [http_status_of(e) for e in (KeyError("x"), MemoryError(), DeadlineExceeded("", "x"))] == [500, 503, 504]
     assert "secret" not in client_error_text(KeyError("secret"))
     assert len(client_error_text(CallError("", "x" * 10_000))) <= 4000
@@ -267,7 +267,7 @@ def test_what_a_client_is_told_of_our_own_mistakes():
     ("host", "good"),
     [("localhost", True), ("127.0.0.1:80", True), ("[::1]:80", True), ("[::1]", True), ("a.b:80", False), ("", False)],
 )
-def test_the_name_that_a_browser_says(bundle, host, good):
+def test_the_host_header_must_name_this_machine(bundle, host, good):
     check = AccessCheck(Settings(bundle))
     if good:
         check.check({b"host": host.encode()})

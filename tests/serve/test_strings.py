@@ -31,21 +31,21 @@ def told(client, row):
 
 
 @pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])
-def test_over_rest(server, binary):
+def test_string_inputs_are_refused_over_rest(server, binary):
     row = http_of.InferInput("x", [4], "BYTES")
     row.set_data_from_numpy(WORDS, binary_data=binary)
     with http_of.InferenceServerClient(server.address) as client:
         assert told(client, row) == "400"
 
 
-def test_over_grpc(server):
+def test_string_inputs_are_refused_over_grpc(server):
     row = grpc_of.InferInput("x", [4], "BYTES")
     row.set_data_from_numpy(WORDS)
     with grpc_of.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
         assert told(client, row) == "StatusCode.INVALID_ARGUMENT"
 
 
-def test_an_output_is_never_one(server):
+def test_outputs_are_never_strings(server):
     """What is asked for as BYTES is an input; outputs have the types of the signature."""
     with http_of.InferenceServerClient(server.address) as client:
         for about in (client.get_model_metadata("tiny"), client.get_model_metadata("tiny.grow")):

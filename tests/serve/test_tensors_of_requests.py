@@ -30,7 +30,7 @@ pytestmark = pytest.mark.ir
 
 
 @pytest.mark.parametrize("dtype", ["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64"])
-def test_numbers_come_back(dtype):
+def test_numbers_round_trip_through_json_and_bytes(dtype):
     array = tensor_from_json([[0, 1], [2, 3]], dtype, (2, 2), "here")
     assert tensor_to_json(array, "here") == [0, 1, 2, 3]
     assert tensor_from_bytes(array.tobytes(), dtype, (2, 2), "here").tobytes() == array.tobytes()
@@ -55,12 +55,12 @@ def test_numbers_come_back(dtype):
         ([1], "c64", (1,), "no numbers for c64"),
     ],
 )
-def test_what_is_no_number_of_the_type_is_refused(data, dtype, shape, what):
+def test_json_numbers_outside_the_dtype_are_refused(data, dtype, shape, what):
     with pytest.raises(RequestFault, match=what):
         tensor_from_json(data, dtype, shape, "here")
 
 
-def test_what_json_has_no_number_for():
+def test_nan_and_infinities_are_strings_in_json():
     array = tensor_from_json(["NaN", "-Infinity", 1, "Infinity"], "f32", (4,), "here")
     assert tensor_to_json(array, "here") == ["NaN", "-Infinity", 1, "Infinity"]
     assert json.loads(json.dumps(tensor_to_json(array.astype(ml_dtypes.bfloat16), "here"), allow_nan=False))[0] == "NaN"
@@ -86,7 +86,7 @@ def test_a_shape_is_a_list_of_sizes(shape):
         checked_shape(shape, "here")
 
 
-def test_a_name_comes_once():
+def test_tensor_names_are_unique():
     rows = [{"name": n} for n in ("x", "", "x", "")]
     assert unique_tensor_names(rows, "output") == ["x", "output1", "x#2", "output3"]
 
@@ -138,7 +138,7 @@ X = {"name": "x", "shape": [1], "datatype": "FP32"}
         (*body_of([], outputs=[{"name": "y", "parameters": {"classification": 3}}]), "no classification"),
     ],
 )
-def test_a_body_that_cannot_be_read(body, length, what):
+def test_malformed_bodies_are_refused(body, length, what):
     with pytest.raises(RequestFault, match=what) as failed:
         parse_infer(body, length, "m", 4)
     assert failed.value.status == 400
@@ -164,7 +164,7 @@ def test_any_document_is_read_or_refused(shape, data, parameters, outputs):
         parse_infer(json.dumps(document).encode(), None, "m", 4)
 
 
-def test_an_answer_has_what_was_asked_for_in_the_form_it_was():
+def test_a_response_has_the_requested_outputs_in_their_format():
     results = {"y": np.array([1, math.inf], "f4"), "z": np.array([2], "i4")}
     parts, length = infer_response_body("m", 3, InferRequest("id", outputs=[("z", True), ("y", False)]), results)
     document = json.loads(parts[0])

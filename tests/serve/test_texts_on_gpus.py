@@ -47,7 +47,7 @@ def check(data):
 
 
 @pytest.mark.cudasim
-def test_on_a_simulated_gpu(monkeypatch):
+def test_sequences_decode_together_on_a_simulated_gpu(monkeypatch):
     pytest.importorskip("numba_cuda")
     data = texts.bundle(target="cuda:sm_90")
     install(monkeypatch, data)
@@ -56,5 +56,5 @@ def test_on_a_simulated_gpu(monkeypatch):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(bool(driver.missing()), reason="no GPU")
-def test_on_a_gpu():
+def test_sequences_decode_together_on_a_gpu():
     check(texts.bundle(target="cuda:sm_90"))

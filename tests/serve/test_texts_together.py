@@ -43,7 +43,7 @@ def steps(server):
     assert until(lambda: not decoder.batches)
 
 
-def test_which_models_decode_together(server):
+def test_models_with_independent_rows_decode_together(server):
     models = server.engine.repository.models
     assert models["texts"][1].decoder.axes == (1, 0)
     assert models["texts"][1].report()["generates"] == "up to 4 sequences together"
@@ -52,7 +52,7 @@ def test_which_models_decode_together(server):
         assert stream.tokens() == expected([5, 6], 5)
 
 
-def test_texts_have_their_own_tokens(server, steps):
+def test_batched_sequences_generate_their_own_tokens(server, steps):
     wishes = [([n, n + 1], 20 + n) for n in range(7)]
     streams = [Stream(server.port, "texts", tokens=t, max_tokens=n) for t, n in wishes]
     found = [stream.tokens() for stream in streams]
@@ -132,7 +132,7 @@ def test_a_slow_client_does_not_hold_up_the_others(folder):
     assert not played.decoder.batches
 
 
-def test_a_full_crew_and_another(folder):
+def test_a_full_batch_opens_another_batch(folder):
     played = Played(folder, most=2)
 
     async def play():
@@ -164,7 +164,7 @@ def test_a_step_that_fails_ends_its_texts_and_no_others(folder):
     assert asyncio.run(played.text([3], 4)) == expected([3], 4)
 
 
-def test_rows_that_cannot_be_had_end_their_texts(folder, monkeypatch):
+def test_rows_that_cannot_be_copied_end_their_sequences(folder, monkeypatch):
     """As from a GPU that is lost: nobody waits for a step that does not come."""
     played = Played(folder)
 

@@ -88,7 +88,7 @@ def infer(client, name, rows):
     return client.infer(name, inputs)
 
 
-def test_what_became_of_requests(server, clients):
+def test_statistics_of_a_model_count_requests(server, clients):
     """Of each function, as both protocols count it."""
     x = np.ones(4, "f4")
     for client in clients:
@@ -110,7 +110,7 @@ def test_what_became_of_requests(server, clients):
     assert batched["inference_stats"]["queue"]["count"] == 2
 
 
-def test_what_became_of_all_requests(server, clients):
+def test_statistics_of_all_models_count_requests(server, clients):
     status, _ = server.json("/v2/models/texts/generate", {"tokens": [1], "max_tokens": 3})
     assert status == 200
     for found in both(clients, "get_inference_statistics"):
@@ -122,7 +122,7 @@ def test_what_became_of_all_requests(server, clients):
         assert int(there["texts"]["inference_count"]) == 1
 
 
-def test_nothing_is_known_of_a_model_that_is_not_there(server, clients):
+def test_statistics_of_a_missing_model_are_not_found(server, clients):
     for method in ("get_model_config", "get_inference_statistics"):
         for client in clients:
             with pytest.raises(Exception, match="no such model"):
