@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotc.display.document import Block, Column, Document, Line, table
-from aotc.display.places import short_place
-from aotc.display.shown import Shown
+from aotc.display.places import short_location_text
+from aotc.display.shown import DisplayedResult
 from aotc.display.units import count_text, size_text, time_text
 from aotc.tools.explain.collectives import mesh_axes_of_groups, sent_by_ring
 from aotc.vmfb.errors import ArgumentValueError, CallError
@@ -90,7 +90,7 @@ class RankTimes:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class RanksProfile(Shown):
+class RanksProfile(DisplayedResult):
     """The calls of all ranks; ``print`` displays a table of ranks, and one of collectives.
 
     Attributes
@@ -146,7 +146,7 @@ class RanksProfile(Shown):
         transfer = sum(run.seconds for run in runs) - waited
         return (
             str(number), one.op, one.axes, size_text(one.sent), f"{len(runs) / each:.3g}", time_text(transfer / each),
-            time_text(waited / each), _last_rank_text(runs), short_place(one.line),
+            time_text(waited / each), _last_rank_text(runs), short_location_text(one.line),
         )  # fmt: skip
 
     def save(self, path: str | os.PathLike[str]) -> None:

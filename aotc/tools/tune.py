@@ -29,13 +29,13 @@ import aotc
 from aotc.bundle import Bundle
 from aotc.diagnostics import CompileError, InternalError
 from aotc.display.document import Block, Column, Document, Line, table
-from aotc.display.shown import Shown
+from aotc.display.shown import DisplayedResult
 from aotc.display.units import count_text, time_text
 from aotc.driver.declare_state import declare_bindings
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import RawModel
 from aotc.frontend.xla import run_xla
-from aotc.guard import callers_errors
+from aotc.guard import reraise_user_errors
 from aotc.ir.program.ir import Launch, walk
 from aotc.ir.tensor.ir import Module
 from aotc.lowering.cost_model.model import digest_of_program
@@ -87,7 +87,7 @@ class TuningTrial:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TuneResult(Shown):
+class TuneResult(DisplayedResult):
     """The result of :func:`aotc.tune`.
 
     Attributes
@@ -183,7 +183,7 @@ class TuneKeywords(TypedDict, total=False):
     progress: Callable[[str], object] | None
 
 
-@callers_errors()
+@reraise_user_errors()
 def tune(
     bundle: str | os.PathLike[str] | bytes, *, function: str = "", inputs: Sequence[Any] = (),
     sizes: Mapping[str, int] = MappingProxyType({}), **settings: Unpack[TuneKeywords],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from aotc_cli.shared.custom_calls import HELP, register_from
+from aotc_cli.shared.custom_calls import HELP, register_custom_calls_from
 from aotc_cli.shared.device_option import PLACES_HELP, parse_places
 from aotc_cli.shared.option_groups import DIM_HELP, FUNCTION_HELP, INPUT_HELP, THREADS_HELP, Panel
 
@@ -58,18 +58,18 @@ def command(
     from aotc.lowering.tuning import tuning_record_text
     from aotc.vmfb.host.files import write_atomically
     from aotc_cli.commands.compile import check_output
-    from aotc_cli.commands.profile import bound_values
+    from aotc_cli.commands.profile import arguments_of_profile
     from aotc_cli.commands.upgrade import external_weights_of
-    from aotc_cli.shared.tables import show
+    from aotc_cli.shared.tables import print_document
 
     check_output(output)
-    register_from(custom_calls)
+    register_custom_calls_from(custom_calls)
     devices = parse_places(device)
     if isinstance(devices, dict):
         raise typer.BadParameter("tune a bundle for one device", param_hint="--device")
     place = weights or external_weights_of(bundle, output)
     loaded = aotc.load(str(bundle), devices=devices, threads=1, copy=True)
-    name, values, sizes = bound_values(loaded, function, inputs, dims)
+    name, values, sizes = arguments_of_profile(loaded, function, inputs, dims)
     tuned = aotc.tune(
         bundle, function=name, inputs=values, sizes=sizes, budget=budget, devices=devices, threads=threads,
         weights=place,
@@ -79,4 +79,4 @@ def command(
     if record is not None:
         write_atomically(str(record), [tuning_record_text(tuned.record).encode()])
     if not quiet:
-        show(tuned.document())
+        print_document(tuned.document())
