@@ -56,7 +56,7 @@ CONTEXT_USES = 64
 
 
 @contextmanager
-def context_for(size: int) -> Iterator[ir.Context]:
+def mlir_context_for(size: int) -> Iterator[ir.Context]:
     """Yield a context for a model of ``size`` bytes, reused from another small model if possible.
 
     Creating one takes longer than reading a small model. A context keeps all constants and types of its models, so it

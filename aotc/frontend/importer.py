@@ -12,7 +12,7 @@ from jaxlib.mlir import ir
 from aotc.diagnostics import UNKNOWN, CompileError, Finding, Loc
 from aotc.frontend.affinity import check_signatures, on_affinity_device, on_compute_side
 from aotc.frontend.calls.callbacks import emit_check
-from aotc.frontend.contexts import context_for
+from aotc.frontend.contexts import mlir_context_for
 from aotc.frontend.entry_attrs import attribute_dictionaries, entry_attrs
 from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
@@ -80,7 +80,7 @@ def import_raw(
     """
     with guard("while importing the model", options or Options(), raw.data, raw.path):
         try:
-            with context_for(len(raw.data)) as context, context:
+            with mlir_context_for(len(raw.data)) as context, context:
                 read = read_source(raw, platform, parsed=parsed, context=context)
                 return import_module(read.module, read.path, read.metadata, journal, options or Options())
         except CompileError as error:

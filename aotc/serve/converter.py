@@ -99,7 +99,7 @@ def raw_message(job: Job, body: bytes) -> Done:
 
 
 def number_message(job: Job, body: bytes) -> Done:
-    """Replace the bytes of a gRPC response by numbers; with ``stream`` the response is a stream message."""
+    """Replace the bytes of a gRPC response by numbers; ``stream`` wraps the response as a stream message."""
     from aotc.serve.grpc.tensors import with_number_outputs  # gRPC is optional
 
     return with_number_outputs(body, job["stream"]), None

@@ -169,7 +169,10 @@ class GangModule:
         return True
 
     def start_new_ranks(self, pause: float) -> bool:
-        """Start new ranks; return False, with a log entry, if they do not start; ``pause`` seconds follow."""
+        """Start new ranks; return False, with a log entry, if they do not start.
+
+        The caller then waits ``pause`` seconds, which the log entry names, before the next attempt.
+        """
         if self._is_closed:
             return True
         begin = monotonic()

@@ -72,6 +72,7 @@ class TuningTrial:
     Attributes
     ----------
     choice : Choice
+        The decision that the candidate changes.
     outcome : str
         ``faster``, ``not faster``, ``same code``, ``wrong results`` or ``failed``.
     ratio : float or None
@@ -116,7 +117,7 @@ class TuneResult(DisplayedResult):
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """The choices of the tuned bundle."""
+        """Return the choices of the tuned bundle."""
         return choices_of(self.record)
 
     def document(self) -> Document:
@@ -140,7 +141,7 @@ class TuneResult(DisplayedResult):
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A choice with the code that it leads to: its digest, its predicted nanoseconds, and the answers on the way."""
+    """A choice with its lowered code: digest of the code, predicted nanoseconds, and the answers of all thresholds."""
 
     choice: Choice | None
     digest: str
@@ -150,7 +151,7 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TuneSettings:
-    """How to search.
+    """Settings of a search.
 
     Attributes
     ----------
@@ -159,7 +160,7 @@ class TuneSettings:
     devices : str or sequence of str, optional
         The device to tune for, as in :func:`aotc.load`.
     threads : int, optional
-        Threads of the calls that are timed; by default one per core.
+        Threads of the timed calls; by default one per core.
     weights : str or path, optional
         As in :func:`aotc.upgrade`: the new file, if the weights of the bundle are in a file.
     progress : callable, optional
@@ -328,7 +329,10 @@ class _Search:
         return tuple(self.trials), len(ready) + len(waiting)
 
     def _shuffled(self, choices: Iterator[Choice]) -> list[Choice]:
-        """Return choices in an arbitrary but constant order: neighbours are alike, and the budget may end early."""
+        """Return the choices in a pseudorandom order that is always the same.
+
+        Neighbouring choices are similar, and the budget may end before all are tried.
+        """
         found = list(choices)
         random.Random(0).shuffle(found)
         return found
@@ -383,7 +387,7 @@ class _Search:
         return copy_own_weights(open_bundle(self.original), compile_raw(self.raw, (self.target,), options))
 
     def _measure(self, candidate: str, other: str, full: bool = False) -> dict[str, Any]:
-        """Run a trial in a child process; ``failed`` in the result says why it did not end well."""
+        """Run a trial in a child process and return its measurements; ``failed`` has the reason of a failure."""
         job = {
             "candidate": candidate, "best": other, "function": self.function, "full": full,
             "devices": self.settings.devices, "threads": self.settings.threads,

@@ -1,4 +1,4 @@
-"""Predictions of the cost model next to the clock.
+"""Predicted times next to measured times.
 
 Each case is compiled, and each of its kernels runs alone on one core. The suite prints the rank correlation of
 predicted and measured times (Spearman), over all kernels and by group, and the kernels with the largest errors. The

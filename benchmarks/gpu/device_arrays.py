@@ -1,4 +1,4 @@
-"""Copies, calls at once, host time, memory of shapes.
+"""Copies, concurrent calls, host time, memory.
 
 ``--only`` selects parts: copies, overlap, host, shapes. The least time of each counts; calls of the host part return
 before the GPU has finished, and the wait is not timed, except in the rows "until ready".

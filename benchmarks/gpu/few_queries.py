@@ -1,4 +1,4 @@
-"""Attention of few queries by each way to split it.
+"""Attention of few queries, by tiling.
 
 All tilings run on the same arrays: the time of the kernel alone, in graphs of ten launches, TB/s of keys and values
 that it reads, and its error, next to torch's ``scaled_dot_product_attention``. The keys of a head are split into

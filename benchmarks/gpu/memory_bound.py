@@ -1,4 +1,4 @@
-"""Elementwise, movements, reductions, rows.
+"""Elementwise ops, data movement, reductions.
 
 Times are the GPU's, of many launches back to back on resident arrays: aotc's by events around a graph, XLA's by the
 clock around asynchronous calls. The fraction of a copy's bandwidth compares with a copy of as many bytes in the same

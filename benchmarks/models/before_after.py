@@ -1,4 +1,4 @@
-"""Two states of the sources in turn.
+"""Two states of the sources, interleaved.
 
 BEFORE is a folder with another state of the sources, as ``git worktree add ../old COMMIT`` creates. MODELS are names
 of ``benchmarks/programs/models.py``; a prefix selects the timed operation: ``load:tiny_add`` ``aotc.load`` of the

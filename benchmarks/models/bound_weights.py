@@ -1,4 +1,4 @@
-"""Weights in the bundle, bound once, or in each call.
+"""Weights in the bundle, bound once, or per call.
 
 On the CPU one thread, in processor time. With ``--target cuda:sm_90`` asynchronous calls of a GPU back to back, with
 all arrays in its memory. The ratio is to weights in the bundle (``--no-bundle``: to bound weights).

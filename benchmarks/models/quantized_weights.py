@@ -1,4 +1,4 @@
-"""Weights as they are next to integers of few bits.
+"""Quantized weights next to float weights.
 
 One thread, in processor time. The ratio is to the model with float weights; the error is the root mean square of the
 difference relative to that of the result. With ``--target cuda:sm_90a`` the time is that of the call's CUDA graph,

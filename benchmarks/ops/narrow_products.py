@@ -1,4 +1,4 @@
-"""Matmuls of bf16, f16 and i8, in the peak of the unit.
+"""Matmuls of bf16, f16, i8, relative to the peak.
 
 One thread, in processor time. Each size is compiled for the target: bf16, f16, i8, u8 by i8 and f32, with the right
 operand as a constant and as an argument, and bf16 for ``cpu:x86-64-v4-vnni``, which widens it. The last column is the

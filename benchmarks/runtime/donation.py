@@ -1,4 +1,4 @@
-"""A row into a cache that is donated.
+"""Calls that write a row into a donated cache.
 
 With ``--target cuda:sm_90`` the cache is a DeviceArray, which no call copies. For comparison: a cache of a hundredth
 of the size (the overhead of a call), sixteen rows in a loop of the model, submissions one after the other, and XLA on

@@ -32,7 +32,7 @@ def test_small_models_share_a_context_and_large_ones_do_not(monkeypatch):
     monkeypatch.setattr(contexts, "CONTEXT_USES", 2)
     used = []
     for size in (8, 8, 8, 8, contexts.CONTEXT_MODEL + 1):
-        with contexts.context_for(size) as context:
+        with contexts.mlir_context_for(size) as context:
             used.append(context)
     assert used[0] is used[1] is used[2]
     assert len({id(context) for context in used}) == 3, "the fourth is after as many uses as there may be"
@@ -40,13 +40,13 @@ def test_small_models_share_a_context_and_large_ones_do_not(monkeypatch):
 
 def test_a_context_is_not_for_two_at_once_nor_after_a_failure(monkeypatch):
     monkeypatch.setattr(contexts, "_IDLE", [])
-    with contexts.context_for(8) as outer, contexts.context_for(8) as inner:
+    with contexts.mlir_context_for(8) as outer, contexts.mlir_context_for(8) as inner:
         assert inner is not outer
     monkeypatch.setattr(contexts, "_IDLE", [])
     try:
-        with contexts.context_for(8) as failed:
+        with contexts.mlir_context_for(8) as failed:
             raise ValueError
     except ValueError:
         pass
-    with contexts.context_for(8) as after:
+    with contexts.mlir_context_for(8) as after:
         assert after is not failed

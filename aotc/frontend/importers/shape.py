@@ -29,7 +29,7 @@ def _import_dynamic_iota(state: ImportState, op: Any) -> None:
 
 
 def _import_broadcast_in_dim(state: ImportState, op: Any) -> None:
-    """Import a broadcast; a size that the result type leaves unknown is the operand's."""
+    """Import a broadcast; the operand provides the sizes that the result type leaves unknown."""
     (x,) = state.operands(op)
     t, dims = op.results[0].type, integer_tuple(op.attributes["broadcast_dimensions"])
     sizes = dict(zip(dims, x.type.shape))

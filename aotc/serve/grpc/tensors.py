@@ -158,7 +158,7 @@ async def write_answer(
 
 
 def with_number_outputs(data: bytes, stream: bool) -> bytes:
-    """Replace the raw outputs of a response by numbers; with ``stream`` it is a message of a stream."""
+    """Replace the raw outputs of a response by numbers; ``stream`` wraps the response as a stream message."""
     message = MESSAGE[RESPONSE].FromString(data)
     for row, raw in zip(message.outputs, message.raw_output_contents):
         array = tensor_from_bytes(raw, dtype_of(row.datatype, row.name), tuple(row.shape), row.name)

@@ -141,7 +141,7 @@ def _decode_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def encode(fields: dict[str, Any], raw: Sequence[Buffer], stream: bool) -> list[Buffer]:
-    """Encode a response with raw outputs, and return its parts; with ``stream`` it is a message of a stream."""
+    """Encode a response with raw outputs, and return its parts; ``stream`` wraps the response as a stream message."""
     parts: list[Buffer] = [MESSAGE[RESPONSE](**fields).SerializeToString()]
     for data in raw:
         parts += [_field_prefix(_RAW_OUTPUTS, len(data)), data]
