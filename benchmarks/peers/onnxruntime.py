@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import command, environment
+from benchmarks.children import environment, module_command_line
 from benchmarks.peers.adapter import Loaded
 
 MODULE, INSTALL = "onnxruntime", "onnxruntime jax2onnx"
@@ -16,7 +16,7 @@ MODULE, INSTALL = "onnxruntime", "onnxruntime jax2onnx"
 def prepare(name: str, folder: Path, precision: str) -> dict[str, float]:
     """Convert the model in its own process, unless its ONNX file exists."""
     if not (folder / "model.onnx").exists():
-        words = command("benchmarks.peers.onnxruntime", name, folder)
+        words = module_command_line("benchmarks.peers.onnxruntime", name, folder)
         subprocess.run(words, check=True, capture_output=True, text=True, env=environment())
     return {}
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.children import command, environment
+from benchmarks.children import environment, module_command_line
 from benchmarks.peers.adapter import BF16_TOLERANCE, Loaded
 
 MODULE, INSTALL = "openvino", "openvino"
@@ -62,7 +62,7 @@ def convert(name: str, folder: Path) -> None:
 def prepare(name: str, folder: Path, precision: str) -> dict[str, float]:
     """Convert the model in its own process; return the seconds, and the bytes of its weights."""
     start = time.perf_counter()
-    words = command("benchmarks.peers.openvino", name, folder)
+    words = module_command_line("benchmarks.peers.openvino", name, folder)
     subprocess.run(words, check=True, capture_output=True, text=True, env=environment())
     return {"compile": time.perf_counter() - start, "bytes": (folder / "openvino.bin").stat().st_size}
 
