@@ -23,7 +23,7 @@ from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.contexts import make_context
 from aotc.frontend.entry_attrs import argument_locations
 from aotc.frontend.jax_program import is_program
-from aotc.frontend.mlir import RawModel, fetch_whole, is_for_several, of_one_rank, parse_model, upgrade_module
+from aotc.frontend.mlir import RawModel, fetch_whole, is_for_several_devices, program_of_one_rank, parse_model, upgrade_module
 from aotc.frontend.mlir_types import is_private, module_bytes
 from aotc.frontend.partition.meshes import is_on_mesh
 
@@ -66,14 +66,14 @@ def fetch_buckets(
         if not symbols or type(error.__cause__).__name__ not in _UNDECIDED:
             raise
         return _traced_for_buckets(source, args, kwargs, _combinations(symbols, sizes))
-    if symbols and is_for_several(raw):
+    if symbols and is_for_several_devices(raw):
         return _traced_for_buckets(source, args, kwargs, _combinations(symbols, sizes))
-    if (shapes := raw.metadata.get("shapes")) and is_for_several(raw):
+    if (shapes := raw.metadata.get("shapes")) and is_for_several_devices(raw):
         dims = [_parsed_shape(shape) for shape in shapes]
         symbols = {name for shape in dims for dim in shape for name in _symbols_of_dim(dim)}
         combinations = _combinations(symbols, sizes, raw.path)
-        return {tuple(chosen.items()): of_one_rank(_refined(raw, dims, chosen)) for chosen in combinations}
-    return {(): of_one_rank(raw)}
+        return {tuple(chosen.items()): program_of_one_rank(_refined(raw, dims, chosen)) for chosen in combinations}
+    return {(): program_of_one_rank(raw)}
 
 
 def _traced_for_buckets(
@@ -83,7 +83,7 @@ def _traced_for_buckets(
     for chosen in combinations:
         with _named_bucket(chosen):
             examples, keywords = jax.tree.map(partial(_with_sizes, chosen=chosen), (tuple(args), {**kwargs}))
-            found[tuple(chosen.items())] = of_one_rank(fetch_whole(source, examples, keywords))
+            found[tuple(chosen.items())] = program_of_one_rank(fetch_whole(source, examples, keywords))
     return found
 
 
