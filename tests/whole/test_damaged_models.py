@@ -199,7 +199,7 @@ from aotc.frontend import child_reader
 def endless(*arguments, **options):
     while True: pass
 child_reader.import_raw = endless
-child_reader.serve(60)
+child_reader.serve_read_requests(60)
 """
 
 

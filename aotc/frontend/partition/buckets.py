@@ -23,7 +23,14 @@ from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.contexts import make_context
 from aotc.frontend.entry_attrs import argument_locations
 from aotc.frontend.jax_program import is_program
-from aotc.frontend.mlir import RawModel, fetch_whole, is_for_several_devices, program_of_one_rank, parse_model, upgrade_module
+from aotc.frontend.mlir import (
+    RawModel,
+    fetch_whole,
+    is_for_several_devices,
+    parse_model,
+    program_of_one_rank,
+    upgrade_module,
+)
 from aotc.frontend.mlir_types import is_private, module_bytes
 from aotc.frontend.partition.meshes import is_on_mesh
 
