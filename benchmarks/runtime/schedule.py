@@ -191,7 +191,8 @@ def slow_branch(
             whole = once(lambda: module.invoke("main", *arguments))
             after = module.stats()
             idle = (after["idle"] - before["idle"]) / whole / threads
-            each.append((whole, idle, after["steals"] - before["steals"], busiest(trial.claims(), work)))
+            busiest = seconds_of_busiest_thread(trial.claims(), work)
+            each.append((whole, idle, after["steals"] - before["steals"], busiest))
     native.set_trial(0)
     columns = [report.ms("makespan"), report.ms("least"), "idle", "stolen", report.ms("busiest")]
     table = report.Table(f"a matmul {FACTOR} times as slow", *columns)

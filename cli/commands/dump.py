@@ -189,6 +189,7 @@ def _bytecode_lines(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[s
 
 
 def _command_buffer_lines(opened: OpenedBundle, variant: dict[str, Any]) -> Iterator[str]:
+    """Yield the command buffers of a variant as text."""
     from aotc.vmfb.verify.buffers import load_command_buffers
 
     names = [kernel["name"] for kernel in variant["kernels"]]

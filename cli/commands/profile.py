@@ -168,7 +168,7 @@ def _profile_ranks(
 
 
 def _write_profile(written: Path, source: Any, traced: list[dict[str, Any]] | None, record: Mapping[str, Any]) -> None:
-    """Write a record with a trace as JSON, or the bundle ``source`` with the record."""
+    """Write a record with a trace as JSON, or a copy of the bundle ``source`` with the record."""
     from aotc.vmfb.bundle import open_bundle, write_bundle_file
     from aotc.vmfb.host.files import write_atomically
     from aotc.vmfb.profile.perfetto import events_text

@@ -11,7 +11,7 @@ __all__ = ["count_text", "size_text", "time_text", "working_memory"]
 
 
 def working_memory(variants: Sequence[Mapping[str, Any]]) -> str:
-    """Return the maximum memory of a call of any function of these variants on this machine, as text."""
+    """Format the maximum memory of a call of any function of these variants on this machine, as text."""
     from aotc.vmfb.host.machine import thread_count, threads_within_memory_limit
 
     rows = [(v, row) for v in variants for row in v.get("memory", {}).values()]

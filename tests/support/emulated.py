@@ -86,7 +86,7 @@ def rank(variant: dict[str, Any]) -> int:
 
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check what needs no machine."""
+    """Verify the parts of a bundle that need no machine."""
     load_command_buffers(bundle, variant)
 
 
@@ -229,7 +229,7 @@ def _written(libraries: Sequence[bytes]) -> list[Path]:
 
 
 def run_kernel(kernel: Kernel, arrays: Sequence[np.ndarray], grid: int, target: Target) -> None:
-    """Run one kernel without dims on ``arrays``, outputs last, as a bundle that has nothing else."""
+    """Run one kernel without dims on ``arrays``, outputs last, as a bundle of this kernel alone."""
     made = [compile_kernel(kernel, target), function_table_object([kernel.name], target)]
     libraries = _written([link_shared_library([compile_executor(target)], target), link_shared_library(made, target)])
     places = [(slot, constant_operand(0)) for slot in range(len(arrays))]

@@ -30,7 +30,7 @@ def rank(variant: dict[str, Any]) -> int:
 
 
 def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
-    """Check what can be checked without the device."""
+    """Verify the parts of a variant that need no device."""
     load_command_buffers(bundle, variant)
 
 

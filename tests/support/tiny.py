@@ -148,7 +148,7 @@ def seal(variant, segments, source=KERNELS):
 
 
 def place(slot, offset=0):
-    """A place; ``offset`` is an operand if it is odd."""
+    """Return a place in a slot; an odd ``offset`` is an operand."""
     return slot, offset if offset & 1 else constant_operand(offset)
 
 
@@ -159,7 +159,7 @@ def dispatch(kernel, items, places, dims=None):
 
 
 def copy(source, destination, size):
-    """A copy of ``size`` (an operand) bytes."""
+    """Return the words of a copy command; ``size`` is the operand with the number of bytes."""
     return Command(COPY, 0, constant_operand(1), constant_operand(1), 0, (), [source, destination], [size])
 
 

@@ -125,7 +125,7 @@ class Emulated:
 
 
 def run_emulated(kernel: Kernel, target: Target, buffers: Sequence[np.ndarray], dims: Sequence[int] = ()) -> MatrixUnit:
-    """Run the whole grid of a kernel that is compiled for ``target`` on this machine; return the unit afterwards."""
+    """Run the whole grid of a kernel compiled for ``target`` on this machine; return the matrix unit afterwards."""
     module = unoptimized_kernel_module(kernel, target)
     played = Emulated(str(module))
     pointers = (ctypes.c_void_p * len(buffers))(*(x.ctypes.data for x in buffers))

@@ -127,7 +127,7 @@ def _each_part(name: str, lanes: int) -> str:
 
 
 def run_played(kernel: Kernel, target: Target, buffers: Sequence[np.ndarray], dims: Sequence[int] = ()) -> set[str]:
-    """Run a kernel of one item that is compiled for ``target`` on this machine; return the instructions it has."""
+    """Run a kernel of one item that is compiled for ``target`` on this machine; return its dot-product instructions."""
     text, seen = _of_fixed_vectors(str(unoptimized_kernel_module(kernel, target))), set()
     for name, meaning in _MEANINGS.items():
         if name in text:
