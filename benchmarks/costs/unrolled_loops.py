@@ -16,8 +16,8 @@ import aotc
 from aotc import pipeline
 from aotc.lowering.program.while_kernels.unrolled_loops import UNROLLED_CODE
 from benchmarks import options, report, timing
-from benchmarks.compile.processes import compile_ours, compile_theirs, started
-from benchmarks.costs.thresholds import value_of
+from benchmarks.compile.processes import cache_with_executor, compile_by_aotc, compile_by_xla
+from benchmarks.costs.thresholds import replaced_threshold
 from benchmarks.programs.small_loops import Program, programs
 
 
@@ -25,11 +25,11 @@ def compile_times(program: Program, values: dict[str, int], rounds: int, cache: 
     """Return the processor times of compilations with each value, and of XLA."""
 
     def ours(value: int) -> float:
-        with value_of(UNROLLED_CODE, value):
-            return compile_ours(*program, cache, warm=True)[0]
+        with replaced_threshold(UNROLLED_CODE, value):
+            return compile_by_aotc(*program, cache, warm=True)[0]
 
     samples = {name: lambda value=value: ours(value) for name, value in values.items()}
-    return timing.measured({**samples, "XLA": lambda: compile_theirs(*program)[0]}, rounds, warm_up=False)
+    return timing.measured({**samples, "XLA": lambda: compile_by_xla(*program)[0]}, rounds, warm_up=False)
 
 
 def call_times(program: Program, values: dict[str, int], rounds: int, seconds: float) -> timing.Times:
@@ -39,7 +39,7 @@ def call_times(program: Program, values: dict[str, int], rounds: int, seconds: f
     arrays = jax.tree.leaves(args)
     calls = {}
     for name, value in values.items():
-        with value_of(UNROLLED_CODE, value):
+        with replaced_threshold(UNROLLED_CODE, value):
             module = aotc.load(aotc.compile(function, *args, source=False), threads=1)
         calls[name] = lambda module=module: module.invoke("main", *arrays)
     compiled = jax.jit(function).lower(*args).compile()
@@ -63,7 +63,7 @@ def run(
     ratios = [f"compile {v}" for v in others] + [f"run {v}" for v in others]
     theirs = [report.ratio("compile/XLA"), report.ratio("run/XLA")]
     table = report.Table("program", "us", *theirs, *(report.ratio(name) for name in ratios))
-    with started() as cache:
+    with cache_with_executor() as cache:
         for name in names:
             built, called = (
                 compile_times(found[name], limits, rounds, cache),

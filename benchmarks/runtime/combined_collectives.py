@@ -76,7 +76,7 @@ def by_tcp(ranks: int, sizes: Sequence[int], calls: int) -> list[tuple[str, int,
     words = [ranks, address, calls, *sizes]
     every = [
         subprocess.Popen(
-            children.command("benchmarks.runtime.combined_collectives", rank, *words), text=True,
+            children.module_command_line("benchmarks.runtime.combined_collectives", rank, *words), text=True,
             stdout=subprocess.PIPE, env=children.environment(),
         )
         for rank in range(ranks)

@@ -53,7 +53,7 @@ _FLOATS = frozenset({"f32", "bf16", "f16"})
 
 def quantize_weights(module: Module, options: Options) -> Module:
     """Return ``module`` with large constant operands of ``matmul`` quantized to the bits of the options."""
-    bits_and_terms = quantization(options)
+    bits_and_terms = weight_quantization(options)
     if bits_and_terms is None:
         return module
     home, _ = op_targets(module, options)
