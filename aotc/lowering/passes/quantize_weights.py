@@ -42,7 +42,7 @@ from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.lowering.placement.op_targets import op_targets
 from aotc.lowering.plans.cpu_tiles import best_tile
 from aotc.lowering.threshold import Limit
-from aotc.options import Options
+from aotc.options import Options, weight_quantization
 from aotc.targets import Target
 from aotc.vmfb.dtypes import to_numpy
 
