@@ -42,7 +42,7 @@ SECTIONS = (
                            ("aotc/tools/page/compare.py", "DiffWeight"),
                            ("aotc/tools/page/compare.py", "DiffKernel")]),
     ("What compiles", [("aotc/tools/lint.py", "lint"), ("aotc/tools/lint.py", "LintResult"),
-                       ("aotc/tools/lint.py", "LintReport"), ("aotc/tools/lint.py", "Row")]),
+                       ("aotc/tools/lint.py", "LintReport"), ("aotc/tools/lint.py", "LintRow")]),
     ("Checking a model", [("aotc/tools/check_model.py", "check"), ("aotc/tools/check.py", "CheckReport"),
                           ("aotc/tools/check.py", "Difference"), ("aotc/tools/agreement.py", "Mismatch"),
                           ("aotc/tools/largest_error.py", "LargestError"), ("aotc/tools/agreement.py", "Tolerance")]),
