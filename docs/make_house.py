@@ -67,7 +67,7 @@ LATER_CALLS = (
     ("aotc/kernels/cpu/executor/run_graph.py", "run_command_items",
      "a worker claims items of a kernel's grid and runs them"),
     ("aotc/kernels/cpu/compile.py", "compile_kernel", "what runs there: the kernel, compiled with the bundle"),
-    ("aotc/vmfb/trees.py", "unflattener", "the flat results become the pytree of the results"),
+    ("aotc/vmfb/trees.py", "make_unflattener", "the flat results become the pytree of the results"),
 )
 
 
