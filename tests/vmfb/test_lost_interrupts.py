@@ -85,7 +85,7 @@ def test_an_interrupt_while_an_exception_is_noted_is_not_lost(bundle, interrupts
 
     module = aotc.load(bundle, threads=1, custom_calls={"python_function": raises})
     with pytest.raises(KeyboardInterrupt):
-        profiled(entering(_CallbackFailures.add.__code__, 1, interrupt), module, X)
+        profiled(entering(_CallbackFailures.store_exception.__code__, 1, interrupt), module, X)
     assert len(calls) == 1
     with pytest.raises(aotc.CallError, match="ValueError"):
         module(X)

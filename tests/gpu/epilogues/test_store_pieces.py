@@ -116,7 +116,7 @@ def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, co
         given = [i32(0), lane, i32(3), i32(row), i32(col), i32(rows), i32(cols), none, none]
         each = count // parts
         own = store_pieces.EpiloguePieces(b, tiles, [sums[p * each : (p + 1) * each] for p in range(parts)], given)
-        own.emit(own.first(ahead))
+        own.emit(own.load_first_operands(ahead))
 
     def put(place, first, second):
         memory[place // size : place // size + 2] = first, second
