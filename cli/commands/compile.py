@@ -135,7 +135,6 @@ def command(
     callbacks: str = typer.Option("refuse", metavar="refuse|drop", help=CALLBACKS_HELP),
     about: list[str] = typer.Option([], metavar="KEY=TEXT", help=ABOUT_HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
-    tuning: Path = typer.Option(None, metavar="FILE", help=TUNING_HELP),
     target: str = typer.Option(
         "cpu", rich_help_panel=Panel.TARGET, metavar="NAME,...",
         help=TARGET_HELP, autocompletion=complete_targets,
@@ -166,6 +165,7 @@ def command(
     default_device: str = typer.Option("", rich_help_panel=Panel.DEVICES, metavar="DEVICE", help=DEFAULT_DEVICE_HELP),
     place: str = typer.Option("said", rich_help_panel=Panel.DEVICES, metavar="said|auto", help=PLACE_HELP),
     costs: Path = typer.Option(None, rich_help_panel=Panel.DEVICES, metavar="FILE", help=COSTS_HELP),
+    tuning: Path = typer.Option(None, rich_help_panel=Panel.DEVICES, metavar="FILE", help=TUNING_HELP),
     max_transfers: int = typer.Option(-1, rich_help_panel=Panel.DEVICES, min=-1, metavar="N", help=TRANSFERS_HELP),
     annotate_affinities: bool = typer.Option(
         False, "--annotate-affinities", rich_help_panel=Panel.DEVICES, help=ANNOTATE_HELP

@@ -41,7 +41,7 @@ Compile the model again with the measured times:
 
 aotc profile model.vmfb --dim=batch=8 --apply -o tuned.vmfb
 
-Show how long the ranks of a sharded bundle compute, exchange data and wait, with a trace:
+Show how long ranks compute, exchange data and wait, and write a trace:
 
 aotc profile sharded.vmfb --ranks=2 -o trace.json
 """

@@ -168,13 +168,13 @@ def parse_devices(texts: list[str]) -> dict[str, str]:
 
 def read_tuning_option(path: Path | None) -> dict[str, Any]:
     """Read the tuning record in a file or a tuned bundle; return an empty record without a path."""
+    if path is None:
+        return {}
     from aotc.diagnostics import CompileError, Loc
     from aotc.lowering.tuning import read_tuning_record
     from aotc.recompile import model_of
     from aotc.vmfb.bundle import MAGIC
 
-    if path is None:
-        return {}
     hint = "the file that `aotc tune --record` wrote, or a tuned bundle"
     try:
         data = path.read_bytes()

@@ -47,7 +47,7 @@ def endless(*args, **kwargs):
 
 STAGES = {
     "fetch": (aotc.frontend.mlir, "_read_file", "while reading the model"),
-    "cache": (bundle_cache, "key_of", "while looking for the bundle in the cache"),
+    "cache": (bundle_cache, "bundle_cache_key", "while looking for the bundle in the cache"),
     "parse": (aotc.frontend.importer, "read_source", "while importing the model"),
     "import": (aotc.frontend.importer, "import_module", "while importing the model"),
     "an op": (aotc.frontend.importer, "_run_importer", "while importing the model"),

@@ -92,6 +92,7 @@ CASES = {
     "dump": ("tiny.vmfb", "--bytecode", "--command-buffers"),
     "bench": ("tiny.vmfb", "--against=tiny.vmfb", "--seconds=0.02", "--rounds=1"),
     "profile": ("m.vmfb", "--repeat=1", "-o", "profiled.vmfb"),
+    "tune": ("m.vmfb", "--budget=1", "-o", "tuned.vmfb"),
     "verify": ("tiny.vmfb",),
     "upgrade": ("m.vmfb", "-o", "upgraded.vmfb"),
     "update-weights": ("own.vmfb", "w.safetensors", "-o", "new.vmfb"),
@@ -103,8 +104,8 @@ CASES = {
 ENDLESS = {"serve"}  # tests/serve/test_starting.py has it on a terminal
 NEEDS = {"sign": "cryptography", "update-weights": "safetensors"}  # packages that may be missing
 TABLES = ("lint", "explain", "inspect", "diff", "bench", "profile", "targets")
-COMPILES = ("compile", "check", "upgrade", "profile", "report", "diff", "update-weights")
-MEASURES = ("compile", "upgrade", "bench", "profile")  # they print times
+COMPILES = ("compile", "check", "upgrade", "profile", "tune", "report", "diff", "update-weights")
+MEASURES = ("compile", "upgrade", "bench", "profile", "tune")  # they print times
 ERRORS = [
     ("nonsense",),
     ("run",),

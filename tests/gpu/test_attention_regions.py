@@ -188,7 +188,7 @@ def test_few_queries_by_clusters(given, tiling, part):
     """No more blocks than are there at a time; parts for other kernels only where a cluster's blocks are too few."""
     sizes = of_few(*given)
     assert attention_tiling(sizes, TARGET) == tiling
-    assert sizes.shared(attention_tiling(sizes, TARGET)) <= TARGET.shared_memory
+    assert sizes.shared_memory_bytes(attention_tiling(sizes, TARGET)) <= TARGET.shared_memory
     assert split_kv_part_terms(sizes, TARGET) == part
     assert attention_tiling(sizes, TARGETS["cuda:sm_80"]).template == MmaAttention()
 

@@ -71,7 +71,7 @@ def test_products(shape, transposed):
 
 def test_terms_come_in_chunks_where_shared_memory_is_small():
     kernel, tile = product(16, 32, 64, room=600)
-    assert tile.staged <= 600
+    assert tile.staged_elements <= 600
     assert tile.chunk < 64
     arrays, want = operands(16, 32, 64, False, False)
     out = np.zeros(want.shape, "f4")
@@ -84,7 +84,7 @@ def test_terms_come_in_chunks_where_shared_memory_is_small():
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_every_thread_has_a_part_of_few_elements(shape):
     kernel, tile = product(*shape)
-    assert tile.places * tile.slices <= THREADS
+    assert tile.threads_per_slice * tile.slices <= THREADS
     assert tile.thread_rows * tile.thread_cols <= 16
     loops = [s for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread"]
     assert max(loop.end for loop in loops) == THREADS

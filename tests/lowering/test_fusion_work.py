@@ -111,7 +111,7 @@ def test_rows_in_parts_compute_exp_twice(level, monkeypatch):
     parts = (FEWEST_ROW_PARTS, n // part), (ROW_PART, part), (LEAST_PART, 16)
     for row, value in (cost.REDUCED_ELEMENTS, n - 1), *parts:
         monkeypatch.setattr(row.__class__, "__setattr__", object.__setattr__)
-        monkeypatch.setattr(row, "value", value)
+        monkeypatch.setattr(row, "default", value)
     monkeypatch.setattr(long_rows, "_exp_recompute_nanoseconds", lambda row, target: 0)
     arguments = [normal(rows, n)]
     apart, fused = FusedProgram(jax.nn.softmax, arguments, 0), FusedProgram(jax.nn.softmax, arguments, level)

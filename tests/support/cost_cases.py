@@ -257,6 +257,8 @@ LOOPS = {
         case(lambda *xs: jnp.concatenate(xs) + 1, (3,), (4,)), case(lambda *xs: jnp.concatenate(xs) + 1, *[(3,)] * 12),
     ),
     "unrolled_window": (case(window(3), (40,)), case(window(20), (40,))),
+    "unrolled_code": pair(loop(lambda x: (jnp.sin(jnp.sin(x)),)), (2,), (8,)),
+    "few_across": pair(lambda x: x.transpose(3, 1, 2, 0), (2, 30, 31, 16), (8, 30, 31, 16)),
     "unrolled_steps": pair(loop(lambda x: (jnp.sin(x),)), (4,), (20,)),
     "row_scratch": pair(SOFTMAX, (8, 100), (8, 70_000)),
     "repeated_stage_work": (case(lambda x: (x + 1) - LAST(x + 1)[:, None], (4, 100)), case(SOFTMAX, (4, 100))),

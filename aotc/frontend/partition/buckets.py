@@ -132,7 +132,10 @@ def _combinations(symbols: set[str], sizes: Sizes, path: str = "") -> list[dict[
 
 def _symbols_of_examples(examples: object) -> set[str]:
     """Return the symbols in the shapes of example arguments."""
-    leaves = jax.tree.leaves(examples)
+    try:
+        leaves = jax.tree.leaves(examples)
+    except Exception:  # a container that JAX cannot flatten; tracing reports it
+        return set()
     shapes = [leaf.shape for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
     return {name for shape in shapes for dim in shape for name in _symbols_of_dim(dim)}
 

@@ -131,26 +131,26 @@ def _simulated_block_barrier() -> int:
 
 @_python_callback()
 def _simulated_warp_barrier() -> int:
-    simulated_thread().block.exchange(0)
+    simulated_thread().block.exchange_values(0)
     return 0
 
 
 @_python_callback()
 def _simulated_grid_barrier() -> int:
-    simulated_thread().block.cluster.meet()
+    simulated_thread().block.cluster.wait_for_all()
     return 0
 
 
 @_python_callback(_LONG, _LONG)
 def _value_from_lane(word: int, lane: int) -> int:
     """Return the value of ``word`` in a lane of the warp; a lane outside of the warp stands for the thread itself."""
-    words = simulated_thread().block.exchange(word)
+    words = simulated_thread().block.exchange_values(word)
     return words[lane] if 0 <= lane < len(words) else word
 
 
 @_python_callback(_LONG)
 def _matching_lane_mask(word: int) -> int:
-    return sum((other == word) << lane for lane, other in enumerate(simulated_thread().block.exchange(word)))
+    return sum((other == word) << lane for lane, other in enumerate(simulated_thread().block.exchange_values(word)))
 
 
 @_python_callback(_LONG, _LONG)

@@ -115,7 +115,7 @@ def _piece_load_function(
             value = inner if rounded.dtype == product.operands and inner.dtype == value.dtype else value
     count, (name, extent) = PIECE_BYTES // ELEMENT_BYTES[product.operands], product.k
     place = sym(PIECE, 0, extent // count) * count + sym(LANE, 0, count)
-    each = EpilogueSubstitution({name: place}).scalar(value)
+    each = EpilogueSubstitution({name: place}).substitute_in_scalar(value)
     return LoadFunction(ELEMENTS[number], (*axes, (PIECE, "i64")), ((each, count),), LANE)
 
 
