@@ -52,7 +52,7 @@ FIRST_CALL = (
     ("aotc/vmfb/api/entry.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
     ("aotc/vmfb/vm.py", "LoadedFunction.call", "chooses the way: sizes are static, symbolic, or read from data"),
     ("aotc/vmfb/vm.py", "LoadedFunction._plan_for_shapes", "looks for the plan of these shapes; there is none yet"),
-    ("aotc/vmfb/vm.py", "interpret_program", "the host program runs once for these shapes, with a recorder for a device"),
+    ("aotc/vmfb/vm.py", "interpret_program", "the host program runs once for these shapes; a recorder is its device"),
     (
         "aotc/vmfb/devices/cpu/device.py", "CpuExecutable.replay",
         "the plan becomes a function that is kept for these shapes",
