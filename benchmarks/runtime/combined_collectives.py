@@ -1,4 +1,6 @@
-"""Several collectives as one call, next to a call for each: LARGEST_OPERAND of combine_collectives.
+"""Several collectives as one call, next to a call for each.
+
+It measures LARGEST_OPERAND of the pass combine_collectives.
 
 All ranks are on this machine, as threads or as processes that exchange by TCP. A sample is the median time of a call on
 rank 0, combined and single calls in turn; all ranks wait for each other in each call.

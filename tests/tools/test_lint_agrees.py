@@ -183,7 +183,7 @@ def test_the_options_of_both_commands():
         return {n for n, given in command.command.__annotations__.items() if n not in ("return", "context")}
 
     only_files = {"output", "weights", "state", "debug_info", "keep_source", "cache", "jobs", "quiet"}
-    only_files |= {"timings", "costs", "reproducer", "about"}
+    only_files |= {"timings", "costs", "tuning", "reproducer", "about", "mesh"}
     only_debugging = {"dump_ir", "print_after", "stop_after", "verify_each", "bisect"}
     only_debugging |= {"annotate_affinities"}
     only_kernels = {"kernel", "kernel_compiler"}
