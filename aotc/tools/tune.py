@@ -37,6 +37,7 @@ from aotc.frontend.mlir import RawModel
 from aotc.frontend.xla import run_xla
 from aotc.guard import reraise_user_errors
 from aotc.ir.program.ir import Launch, walk
+from aotc.ir.semantics.run import interpret
 from aotc.ir.tensor.ir import Module
 from aotc.lowering.cost_model.model import digest_of_program
 from aotc.lowering.lower import Variant
@@ -295,11 +296,17 @@ class _Search:
         self.paths["original"] = self.paths["best"] = self._write("original.vmfb", self.original)
 
     def _expected_results(self, values: list[np.ndarray], ours: list[np.ndarray]) -> list[np.ndarray]:
-        """Return XLA's results; those of the bundle if its weights are quantised or bound, and XLA has no such call."""
+        """Return XLA's results, or the interpreter's if XLA lacks an op.
+
+        With quantised or bound weights, which XLA does not have, return the results ``ours`` of the bundle.
+        """
         whole = len(values) == len(self.module.functions[self.function].body.params)
         if self.options.quantize_weights != "none" or not whole:
             return ours
-        return run_xla(self.raw, values, self.function)
+        try:
+            return run_xla(self.raw, values, self.function)
+        except CompileError:  # a traced function has ops of CHLO that XLA does not know
+            return interpret(self.module, *values, function=self.function)
 
     def _write(self, name: str, data: bytes) -> str:
         path = self.folder / name

@@ -145,6 +145,13 @@ def test_wrong_results_and_failures_are_no_improvement(bundle, monkeypatch, tmp_
     assert failed(search, "", "") == {"failed": "exit status 1"}
 
 
+def test_ops_that_xla_does_not_know_are_compared_with_the_reference():
+    """A traced function has ``chlo.square``."""
+    result = aotc.tune(aotc.compile(lambda x: jnp.square(x).sum(0), X), inputs=[X], budget=2, threads=1)
+    np.testing.assert_allclose(result.bundle.load()(X), (X * X).sum(0), rtol=1e-5)
+    assert result.trials
+
+
 def test_results_are_compared_by_their_type():
     want = [np.float32([1, 2]), np.int32([3])]
     assert differing_result([np.float32([1, 2.00001]), np.int32([3])], want) == ""
