@@ -87,7 +87,7 @@ def _fetched(
 
 
 def _named_buckets(name: str, found: Mapping[Buckets, RawModel]) -> dict[str, RawModel]:
-    """Return the buckets of a function by names of their own: ``main_b8``."""
+    """Return the models of a function's buckets by function name and sizes: ``main_b8``."""
     raws = {}
     for sizes, raw in found.items():
         own = "_".join([name, *(f"{symbol}{size}" for symbol, size in sizes)])

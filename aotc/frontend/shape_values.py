@@ -84,8 +84,8 @@ def _compare_dims(name: str, a: Dim, b: Dim) -> Dim:
             return _compare_dims("lt", b, a)
         case "ge" | "le":
             return 1 - _compare_dims("lt" if name == "ge" else "gt", a, b)
-    apart = minimum(maximum(a - b, b - a), 1)
-    return apart if name == "ne" else 1 - apart
+    differ = minimum(maximum(a - b, b - a), 1)
+    return differ if name == "ne" else 1 - differ
 
 
 def _static_shape_value(a: Dim, b: Dim, fn: Callable[[int, int], int]) -> Dim | None:

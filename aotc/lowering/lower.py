@@ -144,11 +144,11 @@ def _lower_fused(module: Module, target: Target, options: Options, known: Callab
     kernels, custom = _lower_regions(module, target, for_targets, options)
     public = {n: f for n, f in module.functions.items() if f.public}
     build = partial(Memories, target=target, lower_region=lower_region, for_targets=for_targets)
-    offered = build(_allowed_memory_spaces(module, target, options), constants=Constants(apart=options.guard))
+    offered = build(_allowed_memory_spaces(module, target, options), constants=Constants(guard_gaps=options.guard))
     for name, function in public.items():
         with stage_guard(f"ordering the ops of @{name}"):
             public[name], module = _fit_function_memory(function, module, kernels, offered, options)
-    spaces, constants = spaces_of(module.with_functions(public), target), Constants(apart=options.guard)
+    spaces, constants = spaces_of(module.with_functions(public), target), Constants(guard_gaps=options.guard)
     memories = build(spaces, constants=constants)
     steps: dict[str, Buffered] = {}
     every: dict[str, Kernel] = {}
@@ -350,7 +350,7 @@ def _encode_function_stages(
     spread = shared_graphs(b.steps, variant.costs)
     arenas = arena_values_by_memory(b, len(variant.spaces))
     most = [limit - own if limit else None for own in scratch_bytes_by_memory(b, variant.spaces)]
-    plans = [plan_stages(a, stage_of_size, len(parts), constants.apart, spread, m) for a, m in zip(arenas, most)]
+    plans = [plan_stages(a, stage_of_size, len(parts), constants.guard_gaps, spread, m) for a, m in zip(arenas, most)]
     mapped = variant.spaces[0].target.kind == "cpu" or len(arenas) == 1  # constants are not copied to GPUs in pieces
     fixed: list[Block] = [(slots.constants, at, block_bytes(x.nbytes)) for _, x, at in constants.arrays if mapped]
     stages: list[Stage] = []
@@ -360,7 +360,8 @@ def _encode_function_stages(
         )
         known_by_now = [s for s in b.arena if stage_of_size(s.size) <= len(stages)]
         blocks = [*fixed, *((slots.arena_slot(s.space), s.offset, block_bytes(s.size)) for s in known_by_now)]
-        stages.append(Stage(buffer, len(variant.command_buffers), sizes, judged, blocks if constants.apart else ()))
+        guarded = blocks if constants.guard_gaps else ()
+        stages.append(Stage(buffer, len(variant.command_buffers), sizes, judged, guarded))
         variant.command_buffers.append(buffer)
     return stages
 

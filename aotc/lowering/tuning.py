@@ -11,7 +11,6 @@ The search is a greedy descent over single choices, as in coordinate-wise autotu
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +21,7 @@ from typing import Any, TypeAlias
 from aotc.diagnostics import warn_user
 from aotc.ir.dims.algebra import Dim, Expr
 from aotc.lowering.threshold import BlockSize, CostRow, Limit, decided_by
+from aotc.vmfb.profile.cost_record import parse_record, record_text
 from aotc.vmfb.verify.schema import problems
 
 FORMAT = 1
@@ -106,20 +106,12 @@ def read_tuning_record(text: str | bytes) -> dict[str, Any]:
     ValueError
         If the text is not a tuning record; the message has the reason.
     """
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is not JSON: {error}") from None
-    if problem := record_problem(found):
-        raise ValueError(problem)
-    return dict(found)
+    return parse_record(text, record_problem)
 
 
 def tuning_record_text(record: Mapping[str, Any]) -> str:
     """Return a tuning record as JSON, one choice a line."""
-    rows = ",\n".join("  " + json.dumps(row) for row in record["choices"])
-    head = json.dumps({**record, "choices": []}, indent=1)
-    return head.replace('"choices": []', f'"choices": [\n{rows}\n ]' if rows else '"choices": []') + "\n"
+    return record_text(record, "choices")
 
 
 def thresholds_by_name() -> dict[str, CostRow]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,22 @@ def parse_devices(texts: list[str]) -> dict[str, str]:
     return devices
 
 
+def _read_record_or_bundle(
+    path: Path, parse: Callable[[bytes], dict[str, Any]], name: str, kind: str, hint: str
+) -> dict[str, Any] | bytes:
+    """Read a file with a record as JSON; return the record, or the bytes of a file that is a bundle."""
+    from aotc.diagnostics import CompileError, Loc
+    from aotc.vmfb.bundle import MAGIC
+
+    try:
+        data = path.read_bytes()
+        return data if data.startswith(MAGIC) else parse(data)
+    except OSError as error:
+        raise CompileError.at(Loc(str(path)), f"cannot read the {name}: {error.strerror}", hint=hint) from None
+    except ValueError as error:
+        raise CompileError.at(Loc(str(path)), f"the file is not a {kind}: {error}", hint=hint) from None
+
+
 def read_tuning_option(path: Path | None) -> dict[str, Any]:
     """Read the tuning record in a file or a tuned bundle; return an empty record without a path."""
     if path is None:
@@ -173,42 +189,30 @@ def read_tuning_option(path: Path | None) -> dict[str, Any]:
     from aotc.diagnostics import CompileError, Loc
     from aotc.lowering.tuning import read_tuning_record
     from aotc.recompile import model_of
-    from aotc.vmfb.bundle import MAGIC
 
     hint = "the file that `aotc tune --record` wrote, or a tuned bundle"
-    try:
-        data = path.read_bytes()
-        if not data.startswith(MAGIC):
-            return read_tuning_record(data)
-    except OSError as error:
-        raise CompileError.at(Loc(str(path)), f"cannot read the tuning record: {error.strerror}", hint=hint) from None
-    except ValueError as error:
-        raise CompileError.at(Loc(str(path)), f"this is not a tuning record: {error}", hint=hint) from None
-    if not (found := model_of(data)[2].tuning):
+    found = _read_record_or_bundle(path, read_tuning_record, "tuning record", "tuning record", hint)
+    if isinstance(found, bytes):
+        found = dict(model_of(found)[2].tuning)
+    if not found:
         raise CompileError.at(Loc(str(path)), "the bundle was not tuned", hint="aotc tune it")
-    return dict(found)
+    return found
 
 
 def read_cost_record(path: Path | None) -> dict[str, Any]:
-    """Return the cost record in a file, or an empty one without a path."""
+    """Read the cost record in a file or a bundle; return an empty record without a path."""
+    if path is None:
+        return {}
     from aotc.diagnostics import CompileError, Loc
-    from aotc.vmfb.bundle import MAGIC, open_bundle
+    from aotc.vmfb.bundle import open_bundle
     from aotc.vmfb.profile.cost_record import read_record
     from aotc.vmfb.profile.stored_records import COSTS, PROFILE, stored_record
 
-    if path is None:
-        return {}
     hint = "the file that `aotc profile -o record.json` wrote, or a bundle with stored times"
-    try:
-        data = path.read_bytes()
-        if not data.startswith(MAGIC):
-            return read_record(data)
-    except OSError as error:
-        raise CompileError.at(Loc(str(path)), f"cannot read the costs: {error.strerror}", hint=hint) from None
-    except ValueError as error:
-        raise CompileError.at(Loc(str(path)), f"the file is not a cost record: {error}", hint=hint) from None
-    opened = open_bundle(data)
-    found = stored_record(opened, PROFILE) or stored_record(opened, COSTS)
+    found = _read_record_or_bundle(path, read_record, "costs", "cost record", hint)
+    if isinstance(found, bytes):
+        opened = open_bundle(found)
+        found = stored_record(opened, PROFILE) or stored_record(opened, COSTS)
     if not found:
         raise CompileError.at(Loc(str(path)), "the bundle has no measured times", hint="aotc profile it")
     return found

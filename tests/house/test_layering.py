@@ -42,7 +42,9 @@ MAY_IMPORT = {
     ),
     "aotc.lowering": (),
     "aotc.lowering.threshold": ("aotc.ir",),
-    "aotc.lowering.tuning": ("aotc.ir", "aotc.lowering.threshold", "aotc.vmfb.verify.schema", *COMMON),
+    "aotc.lowering.tuning": (
+        "aotc.ir", "aotc.lowering.threshold", "aotc.vmfb.profile.cost_record", "aotc.vmfb.verify.schema", *COMMON,
+    ),
     "aotc.lowering.analysis": FACTS,
     "aotc.lowering.cost_model": MODEL,
     "aotc.lowering.elements": ELEMENTS,

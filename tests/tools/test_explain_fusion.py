@@ -60,7 +60,7 @@ def test_what_would_be_computed_twice():
     refused = [n for r in report.regions for n in r.neighbours if not n.taken]
     assert [n.reason for n in refused] == [
         "it reads at another place than the region's loops are",
-        "1728 scalar operations, 193 % of 896 apart > 125 %",
+        "1728 scalar operations, 193 % of 896 in separate kernels > 125 %",
     ]
     assert all("test_explain_fusion.py" in line for r in report.regions for line in r.lines)
 

@@ -31,7 +31,7 @@ COMPRESSED = {
 
 
 def blob(*arrays, apart=False):
-    constants = Constants(apart=apart)
+    constants = Constants(guard_gaps=apart)
     for n, a in enumerate(arrays):
         constants.add(np.ascontiguousarray(a), f"a{n}")
     return constants

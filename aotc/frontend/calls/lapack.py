@@ -1,4 +1,4 @@
-"""LAPACK custom calls: Cholesky and triangular solve have ops of their own, the op ``lapack`` has all others.
+"""LAPACK custom calls: ``cholesky`` and ``triangular_solve`` are ops; the op ``lapack`` covers all other routines.
 
 LAPACK stores matrices by columns. The import emits transposes around the op; these fuse with neighbouring ops.
 """

@@ -34,7 +34,7 @@ from aotc.frontend.mlir import (
 from aotc.frontend.mlir_types import is_private, module_bytes
 from aotc.frontend.partition.meshes import is_on_mesh
 
-# Buckets of a model. Each is partitioned by a process of its own and compiled in full.
+# Maximum number of buckets of a model. A separate process partitions each bucket, and its code is not shared.
 MOST_BUCKETS = 64
 # JAX's exceptions for a dim of unknown size that a mesh axis should cut.
 _UNDECIDED = ("IndivisibleError", "InconclusiveDimensionOperation")
@@ -65,16 +65,17 @@ def fetch_buckets(
         If the model cannot be read or partitioned, or if ``sizes`` lacks a symbol of a sharded model.
     """
     symbols = _symbols_of_examples((args, kwargs)) if is_program(source) else set()
+    traced = partial(_traced_for_buckets, source, args, kwargs, symbols, sizes)
     if symbols and is_on_mesh(source):
-        return _traced_for_buckets(source, args, kwargs, _combinations(symbols, sizes))
+        return traced()
     try:
         raw = fetch_whole(source, args, kwargs)
     except CompileError as error:
         if not symbols or type(error.__cause__).__name__ not in _UNDECIDED:
             raise
-        return _traced_for_buckets(source, args, kwargs, _combinations(symbols, sizes))
+        return traced()
     if symbols and is_for_several_devices(raw):
-        return _traced_for_buckets(source, args, kwargs, _combinations(symbols, sizes))
+        return traced()
     if (shapes := raw.metadata.get("shapes")) and is_for_several_devices(raw):
         dims = [_parsed_shape(shape) for shape in shapes]
         symbols = {name for shape in dims for dim in shape for name in _symbols_of_dim(dim)}
@@ -84,10 +85,10 @@ def fetch_buckets(
 
 
 def _traced_for_buckets(
-    source: object, args: Sequence[Any], kwargs: Mapping[str, Any], combinations: Sequence[Mapping[str, int]]
+    source: object, args: Sequence[Any], kwargs: Mapping[str, Any], symbols: set[str], sizes: Sizes
 ) -> dict[tuple[tuple[str, int], ...], RawModel]:
     found = {}
-    for chosen in combinations:
+    for chosen in _combinations(symbols, sizes):
         with _named_bucket(chosen):
             examples, keywords = jax.tree.map(partial(_with_sizes, chosen=chosen), (tuple(args), {**kwargs}))
             found[tuple(chosen.items())] = program_of_one_rank(fetch_whole(source, examples, keywords))
@@ -141,7 +142,7 @@ def _symbols_of_examples(examples: object) -> set[str]:
 
 
 class SymbolicDim(Protocol):
-    """What is used of JAX's expressions for sizes."""
+    """Symbolic size of JAX: the two private methods that this module calls."""
 
     def _get_vars(self) -> set[str]: ...
 

@@ -24,12 +24,12 @@ def decide_relation(relation: str, a: Dim, b: Dim) -> bool | None:
     low, high = bounds(a - b)
     below, not_above = high is not None and high < 0, high is not None and high <= 0
     above, not_below = low is not None and low > 0, low is not None and low >= 0
-    same, apart = a == b or (not_above and not_below), below or above
+    same, different = a == b or (not_above and not_below), below or above
     match relation:
         case "eq":
-            proven, refuted = same, apart
+            proven, refuted = same, different
         case "ne":
-            proven, refuted = apart, same
+            proven, refuted = different, same
         case "lt":
             proven, refuted = below, not_below
         case "le":

@@ -141,7 +141,7 @@ class _KernelPrinter:
     # --- statements ---
 
     def print_block(self, body: tuple[Stmt | _Test, ...], indent: str) -> None:
-        """Append the lines of a block's statements, with a scope of its own for names."""
+        """Append the lines of a block's statements, in a new scope of names."""
         outer = dict(self.scopes)
         begin = len(self.lines)
         lets: list[tuple[int, Let, str, _NameScope]] = []

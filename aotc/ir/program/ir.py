@@ -196,12 +196,12 @@ SAMPLED_BYTES = 1024
 class Constants:
     """Builder of the blob of constants: unique arrays at 64-byte aligned offsets.
 
-    With ``apart``, guard gaps separate the arrays.
+    With ``guard_gaps``, gaps separate the arrays.
     """
 
     arrays: list[tuple[str, np.ndarray, int]] = field(default_factory=list)
     size: int = 0
-    apart: bool = False
+    guard_gaps: bool = False
     _known: dict[tuple, list[tuple[np.ndarray, int]]] = field(default_factory=dict)
 
     def add(self, array: np.ndarray, name: str) -> int:
@@ -213,7 +213,7 @@ class Constants:
         for known, offset in alike:
             if known is array or _are_equal_bytes(flat, known.reshape(-1).view(np.uint8)):
                 return offset
-        if self.apart:
+        if self.guard_gaps:
             offset, self.size = map(static, place_after_guard_gap(self.size, array.nbytes))
         else:
             offset, self.size = self.size, self.size + -(-array.nbytes // ALIGNMENT) * ALIGNMENT

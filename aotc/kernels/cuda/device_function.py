@@ -1,7 +1,7 @@
 """Device functions that templates call, emitted from expressions of the loop IR, such as epilogues and sizes.
 
 The parameters of a device function are those of its kernel (a pointer to each buffer, then each dim), followed by
-parameters of its own.
+its additional parameters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DeviceFunction:
     name : str
         Name by which templates call the function.
     parameters : tuple of (str, str)
-        Name and dtype of each parameter of its own; integers may occur in indices.
+        Name and dtype of each additional parameter; integers may occur in indices.
     value : Scalar
         The result, in a register of its dtype.
     body : tuple of Stmt

@@ -174,15 +174,15 @@ class LanesEmitter(BodyEmitter):
             if not isinstance(load, Load) or id(load) in held[0]:
                 continue
             flats = self._flat_indices_of_lanes(load.buffer, load.index, var, lanes, varying - {var})
-            apart = list(dict.fromkeys(flats))
-            apart = apart if 1 < len(apart) < len(flats) else flats  # lanes that share an element read it once
-            width = _lanes_per_vector_access(load.buffer, apart)
+            distinct = list(dict.fromkeys(flats))
+            distinct = distinct if 1 < len(distinct) < len(flats) else flats  # lanes that share an element read it once
+            width = _lanes_per_vector_access(load.buffer, distinct)
             found: list[Register] = []
-            for first in range(0, len(apart) if width else 0, width or 1):
-                found += self._load_lane_vector(load.buffer, self.address(load.buffer, apart[first]), width)
+            for first in range(0, len(distinct) if width else 0, width or 1):
+                found += self._load_lane_vector(load.buffer, self.address(load.buffer, distinct[first]), width)
             for n, (registers, flat) in enumerate(zip(held, flats)):
                 if found:
-                    registers[id(load)] = found[n if apart is flats else apart.index(flat)]
+                    registers[id(load)] = found[n if distinct is flats else distinct.index(flat)]
         return held
 
     def _load_lane_vector(self, buffer: Buffer, address: ir.Value, width: int) -> list[Register]:

@@ -230,7 +230,7 @@ class BodyEmitter:
     # --- statements ---
 
     def _emit_block(self, body: tuple[Stmt, ...]) -> None:
-        """Emit statements with a scope of their own for names and heap memory, which is freed at the end."""
+        """Emit statements in a new scope of names and heap memory; free that memory at the end."""
         self._indices.enter_block()
         self._scalars.append({})
         self._heap.append([])

@@ -131,7 +131,7 @@ class _AssertionOrder:
 
 
 def _is_long_running(op: Op) -> bool:
-    """Return True if an op gets a kernel of its own or a loop: all but elementwise ops and reductions."""
+    """Return True if an op becomes a separate kernel or a loop: all ops except elementwise ops and reductions."""
     return op.name not in INLINE and op.name != "reduce"
 
 

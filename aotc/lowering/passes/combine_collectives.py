@@ -55,7 +55,7 @@ def _combined_in_op(op: Op) -> Op:
 
 
 def _kind(op: Op) -> Hashable | None:
-    """Return what collectives must share to be one call; None for an op that stays alone."""
+    """Return the key that collectives of one call have in common; None for an op that is not combined."""
     if op.name not in COMBINED or len(op.operands) != 1 or not is_static(op.operands[0].type.shape):
         return None
     if not 0 < _bytes(op) <= LARGEST_OPERAND:

@@ -30,20 +30,20 @@ from aotc.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class RegionWork:
-    """Scalar operations of a region when ``fused``, and ``apart``: with one kernel for each op."""
+    """Scalar operations of a region: ``fused``, and in ``separate`` kernels, one for each op."""
 
     fused: int
-    apart: int
+    separate: int
 
     @property
     def percent_of_separate(self) -> int:
         """Return the fused region's work in percent of the work of separate kernels."""
-        return -(-100 * self.fused // self.apart) if self.apart else 100 * (1 + self.fused)
+        return -(-100 * self.fused // self.separate) if self.separate else 100 * (1 + self.fused)
 
     @property
     def fits(self) -> bool:
         """Return True if fusion repeats no more work than ``REGION_WORK`` allows."""
-        return self.fused <= self.apart or REGION_WORK.holds(self.percent_of_separate)
+        return self.fused <= self.separate or REGION_WORK.holds(self.percent_of_separate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +273,8 @@ def update_work(ops: Mapping[Value, Op], update: Op) -> RegionWork:
     fused = EvaluationCounts(ops, None).count_operations(
         [(v, Place("update")) for v in parts], _element_count_of_value(part)
     )
-    apart = work_of_separate_kernels(op for op in dict.fromkeys(ops.values()) if op is not update)
-    return RegionWork(fused, apart)
+    separate = work_of_separate_kernels(op for op in dict.fromkeys(ops.values()) if op is not update)
+    return RegionWork(fused, separate)
 
 
 def row_work(stages: RowStages, kept: Collection[Value]) -> RegionWork:

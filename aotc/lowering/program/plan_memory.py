@@ -26,8 +26,8 @@ def plan_memory(arena: list[Storage]) -> Dim:
 
 
 def plan_stages(
-    arena: list[Storage], stage_of: Callable[[Dim], int], count: int, apart: bool = False, runs: Sequence[Run] = (),
-    most: int | None = None,
+    arena: list[Storage], stage_of: Callable[[Dim], int], count: int, guard_gaps: bool = False,
+    runs: Sequence[Run] = (),    most: int | None = None,
 ) -> list[Dim]:  # fmt: skip
     """Set the ``offset`` of every storage; return the bytes of the arena in each of ``count`` stages.
 
@@ -36,7 +36,7 @@ def plan_stages(
     stage_of : callable
         ``stage_of(size)`` is the first stage in which a size is known. Offsets depend only on sizes of the same stage
         and earlier ones, so the arena of one stage is a prefix of the next one's.
-    apart : bool
+    guard_gaps : bool
         If True, storages share nothing and have guards between them.
     runs : sequence of Run
         The commands of each graph. Memory reuse that would make a command wait is avoided if that costs little memory.
@@ -44,14 +44,14 @@ def plan_stages(
         Bound on the bytes of the arena for that purpose.
     """
     known = [s for s in arena if isinstance(s.size, int)]
-    total: Dim = _place_without_sharing(known, 0) if apart else _place_avoiding_reuse(known, runs, most)
+    total: Dim = _place_without_sharing(known, 0) if guard_gaps else _place_avoiding_reuse(known, runs, most)
     stages: list[list[Storage]] = [[] for _ in range(count)]
     for s in arena:
         if not isinstance(s.size, int):
             stages[stage_of(s.size)].append(s)
     totals = []
     for storages in stages:
-        total = _place_without_sharing(storages, total) if apart else _place_symbolic(storages, total)
+        total = _place_without_sharing(storages, total) if guard_gaps else _place_symbolic(storages, total)
         totals.append(total)
     return totals
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -72,17 +72,28 @@ def read_record(text: str | bytes) -> dict[str, Any]:
     ValueError
         If the text is not a record; the message has the reason.
     """
+    return {key: value for key, value in parse_record(text, record_problem).items() if key not in DRAWN}
+
+
+def parse_record(text: str | bytes, problem_of: Callable[[object], str]) -> dict[str, Any]:
+    """Parse a record of any schema from JSON; ``problem_of`` describes what is wrong with it.
+
+    Raises
+    ------
+    ValueError
+        If the text is not JSON, or ``problem_of`` returns a text.
+    """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is no JSON: {error}") from None
-    if problem := record_problem(found):
+        raise ValueError(f"it is not JSON: {error}") from None
+    if problem := problem_of(found):
         raise ValueError(problem)
-    return {key: value for key, value in found.items() if key not in DRAWN}
+    return dict(found)
 
 
-def record_text(record: Mapping[str, Any]) -> str:
-    """Format a cost record as JSON, one kernel a line."""
-    rows = ",\n".join("  " + json.dumps(row) for row in record["kernels"])
-    head = json.dumps({**record, "kernels": []}, indent=1)
-    return head.replace('"kernels": []', f'"kernels": [\n{rows}\n ]') + "\n"
+def record_text(record: Mapping[str, Any], key: str = "kernels") -> str:
+    """Format a record as JSON, with a line for each row of the list ``key``."""
+    rows = ",\n".join("  " + json.dumps(row) for row in record[key])
+    head = json.dumps({**record, key: []}, indent=1)
+    return head.replace(f'"{key}": []', f'"{key}": [\n{rows}\n ]') + "\n"

@@ -4,7 +4,7 @@ Numba compiles this Python code to a library that calls no Python. Every bundle 
 that of the first bundle that it loads. :mod:`aotc.vmfb.abi` describes the encoding of command buffers.
 
 **Graphs.** Every command is appended to a *ready list* exactly once, when its last predecessor has finished. Each
-participant walks the list with a cursor of its own, claims ``grain`` items at a time from the command at the cursor by
+participant walks the list with a private cursor, claims ``grain`` items at a time from the command at the cursor by
 fetch-add, and moves on when no item is left. The participant that finishes the last item of a command decrements the
 counters of its successors. Commands that wait for tiles of other commands can be claimed as soon as these tiles are
 done, see :mod:`aotc.kernels.cpu.executor.tile_graph`. The caller takes part, so progress never depends on a worker
@@ -23,7 +23,7 @@ that may run long read it through ``aotc_poll_call`` and ``aotc_poll_worker``. O
 host and sets the stop word; it returns when every worker has left.
 
 **Number of workers.** A run starts workers if it wants more than there are. A worker that is about to sleep exits
-instead if no run of the last seconds wanted so many.
+instead if no run of the last seconds needed as many workers.
 """
 
 from __future__ import annotations

@@ -83,9 +83,9 @@ def start_missing_workers(pool, wanted):
 
 @njit
 def should_worker_exit(pool):
-    """Return True if this worker should exit because no recent run wanted so many.
+    """Return True if this worker should exit because no recent run needed as many workers.
 
-    The active calls may want as many as before when other calls have ended, so these workers stay.
+    After other calls have ended, the active calls may need all of these workers again. So the workers stay.
     """
     now = clock(time_words())
     since = acquire(at(pool, WINDOW))

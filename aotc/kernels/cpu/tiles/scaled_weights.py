@@ -38,13 +38,14 @@ class ScaledTileWriter(TileWriter):
         steps = self.levels[1][0]
         head = i64(self.shape.vectors * self.shape.lanes * SCALE_BYTES)
         none = [zero_vector(self.vector)] * self.accumulators
-        apart = self.pairs or 2 * self.accumulators + self.shape.vectors + _SPARE <= _vector_register_count(self.shape)
+        needed = 2 * self.accumulators + self.shape.vectors + _SPARE
+        separate = self.pairs or needed <= _vector_register_count(self.shape)
 
         def sums(first: State, a: ir.Value, panel: ir.Value) -> State:
             return self.emit_innermost_loop(steps, first, a, self.advance(panel, head))
 
         def run(state: State, a: ir.Value, panel: ir.Value) -> State:
-            if not apart:
+            if not separate:
                 self.scales = self.load_scales(panel)
                 return sums(state, a, panel)
             n, scales, own = self.shape.vectors, self.load_scales(panel), sums(none, a, panel)

@@ -107,7 +107,7 @@ class RegionBudget:
 
     def _saves_memory(self, group: Group, work: RegionWork, anchors: Anchors) -> bool:
         """Return True if on a GPU a separate kernel that stores the group's results would take longer."""
-        again, elements = work.fused - work.apart, estimated_dim(product(anchors.anchor.type.shape))
+        again, elements = work.fused - work.separate, estimated_dim(product(anchors.anchor.type.shape))
         cheap = REPEATED_WORK.holds(again // max(elements, 1)) or self.consists_of_pads(group)
         if self.target.kind != "cuda" or not cheap:
             return False
@@ -293,7 +293,8 @@ class GroupAbsorber:
 
 def _too_much_work_reason(work: RegionWork) -> str:
     """Return the reason for the refusal of a region that would do too much work."""
-    return f"{work.fused} scalar operations, {work.percent_of_separate} % of {work.apart} apart > {REGION_WORK.value} %"
+    share = f"{work.percent_of_separate} % of {work.separate} in separate kernels"
+    return f"{work.fused} scalar operations, {share} > {REGION_WORK.value} %"
 
 
 def fusion_target(options: Options) -> Target:

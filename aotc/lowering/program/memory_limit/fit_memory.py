@@ -49,7 +49,7 @@ def fit_memory(
     CompileError
         If a call still needs more than ``limit`` bytes of a memory.
     """
-    if memories.constants.apart:  # nothing shares memory, for debugging
+    if memories.constants.guard_gaps:  # nothing shares memory, for debugging
         return function
 
     def tried(form: Function) -> Buffered:

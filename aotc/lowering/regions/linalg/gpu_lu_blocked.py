@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from aotc.ir.dims.algebra import Dim, mod, static, sym
 from aotc.ir.loop.ir import WARP, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Stmt, Store
@@ -288,14 +289,14 @@ class LuPanels:
             self._is_in_panel(n, begin), [Store(self.factors, (q, n), of_panel)], [Store(self.factors, (q, n), x)]
         )
 
-        def shift_register_up(j: Dim, off: bool) -> Stmt:
+        def shift_register_up(off: bool, j: Dim) -> Stmt:
             own = self._thread_element(self.own, last - 1 - j)
             less = binary_call("mul", x, Load(self.triangle, (q, last - 1 - j)))
             return Store(self.own, (t, last - j), binary_call("sub", own, less) if off else own)
 
         is_above = comparison_call("ge", IndexScalar(n - begin), IndexScalar(q))
         moves = [
-            self._loop_over_panel_columns(lambda j, off=off: shift_register_up(j, off), 0, last)  # type: ignore[misc]
+            self._loop_over_panel_columns(partial(shift_register_up, off), 0, last)
             for off in (True, False)
         ]
         inner.append(If(is_above, (moves[0],), (moves[1],)))

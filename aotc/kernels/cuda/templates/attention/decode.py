@@ -85,7 +85,7 @@ def _accumulator_merger(tiles: FewAttention) -> Callable[..., Any]:
     weights of its row. Each share is first rescaled by ``2 ** ((its maximum - the maximum of all) * factor)``.
     """
     pitch, tops, f32, i32 = accumulator_pitch(tiles), row_maxima_offset(tiles), types.float32, types.int32
-    factor, apart = LOG2_E * (tiles.scale or 1.0), tiles.sum_bytes
+    factor, stride = LOG2_E * (tiles.scale or 1.0), tiles.sum_bytes
 
     def merge_function(count: int, far: bool) -> Callable[..., Any]:
         """Return the device function that merges ``count`` shares: of the cluster's blocks if ``far``, or of warps."""
@@ -94,7 +94,7 @@ def _accumulator_merger(tiles: FewAttention) -> Callable[..., Any]:
         def read_share(place, number):
             if far:
                 return load_from_cluster(address_in_cluster_block(place, i32(number)))
-            return load_shared_f32(i32(place + number * apart))
+            return load_shared_f32(i32(place + number * stride))
 
         @cuda.jit(device=True, inline="always")
         def merge_element(base, row, col):
