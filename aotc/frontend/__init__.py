@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -25,5 +26,6 @@ def defer_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # as `import jax` does: XLA logs no start-up lines to stderr
 with defer_interrupts():  # a Python exception during the load of jaxlib's libraries ends the process
     from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy, stablehlo  # noqa: F401

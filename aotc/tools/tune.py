@@ -10,12 +10,11 @@ unless it is slower.
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -48,17 +47,13 @@ from aotc.pipeline import compile_raw, lower_for_target
 from aotc.recompile import model_of, upgrade
 from aotc.targets import Mix, Target
 from aotc.tools.sample_arguments import sample_call
-from aotc.tools.tune_trial import PROMISING, differing_result
+from aotc.tools.tune_trial import PROMISING, TrialProcess, TrialSetup, differing_result
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.device import choose_variant
 from aotc.vmfb.errors import ArgumentValueError, BundleError, check_keywords
-from aotc.vmfb.host.children import python_command
 from aotc.vmfb.module import LoadedModule, load
 from aotc.vmfb.profile.measure import processor_name
 from aotc.vmfb.weights.own import copy_own_weights
-
-TRIAL_SECONDS = 60.0
-"""Time limit of a trial, in which 26 rounds and the loads take 3 s: a candidate may be endlessly slow."""
 
 LOWERING_SHARE = 0.5
 """Part of the remaining budget in which candidates are lowered, before the first of them is timed."""
@@ -228,8 +223,9 @@ def tune(
         raise ArgumentValueError("", f"budget is {budget!r}", expected="seconds, more than 0")
     with TemporaryDirectory(prefix="aotc-tune-") as folder:
         search = _Search.prepare(Path(folder), bundle, function, inputs, sizes, chosen)
-        trials, untried = search.run(time.monotonic() + budget)
-        tuned, measured = search.finish(chosen.weights)
+        with search.start_trials() as process:
+            trials, untried = search.run(process, time.monotonic() + budget)
+            tuned, measured = search.finish(process, chosen.weights)
     record = search.record(measured)
     ratio = (measured["ratio"], measured["low"], measured["high"])
     return TuneResult(tuned, record, trials, measured["other"], measured["seconds"], ratio, untried)
@@ -251,8 +247,10 @@ class _Search:
     settings: TuneSettings
     choices: tuple[Choice, ...] = ()
     trials: list[TuningTrial] = field(default_factory=list)
-    paths: dict[str, str] = field(default_factory=dict)
-    dtypes: dict[str, list[str]] = field(default_factory=dict)
+    values: list[np.ndarray] = field(default_factory=list)
+    expected: list[np.ndarray] = field(default_factory=list)
+    original_path: str = ""
+    best_path: str = ""
 
     @staticmethod
     def prepare(
@@ -274,26 +272,42 @@ class _Search:
         search = _Search(
             folder, original, raw, module, target, targets, options, name, dict(sizes), settings, chosen
         )  # fmt: skip
-        search._save_call(loaded, values)
+        search._call(loaded, values)
         return search
 
     def _report_progress(self, text: str) -> None:
         if self.settings.progress is not None:
             self.settings.progress(text)
 
-    def _save_call(self, loaded: LoadedModule, values: Sequence[Any]) -> None:
-        """Write the arguments, the expected results and the original bundle to files, for the trials."""
-        values = [np.asarray(x) for x in values]
-        ours = [np.asarray(x) for x in loaded.invoke(self.function, *values)]
-        want = self._expected_results(values, ours)
-        if wrong := differing_result(ours, want):
+    def _call(self, loaded: LoadedModule, values: Sequence[Any]) -> None:
+        """Call the original bundle, and compute the expected results."""
+        self.values = [np.asarray(x) for x in values]
+        ours = [np.asarray(x) for x in loaded.invoke(self.function, *self.values)]
+        self.expected = self._expected_results(self.values, ours)
+        if wrong := differing_result(ours, self.expected):
             hint = "pass real arguments (--input), as random ones may amplify rounding; or see `aotc check`"
             raise aotc.CallError(self.function, f"the results of the bundle differ from XLA's: {wrong}", hint=hint)
-        for key, arrays in (("argument", values), ("expected", want)):
-            self.dtypes[key] = [str(x.dtype) for x in arrays]
-            self.paths[key] = str(self.folder / f"{key}.npz")
-            np.savez(self.paths[key], *(x.view(f"V{x.itemsize}") if x.dtype.kind == "V" else x for x in arrays))
-        self.paths["original"] = self.paths["best"] = self._write("original.vmfb", self.original)
+
+    @contextmanager
+    def start_trials(self) -> Iterator[TrialProcess]:
+        """Write the call and the original bundle to files, and yield the process that reads them."""
+        self.original_path = self.best_path = self._write("original.vmfb", self.original)
+        arguments, dtypes = self._write_arrays("arguments.npz", self.values)
+        expected, expected_dtypes = self._write_arrays("expected.npz", self.expected)
+        setup = TrialSetup(
+            self.function, arguments, expected, dtypes, expected_dtypes, self.settings.devices, self.settings.threads
+        )
+        process = TrialProcess(setup, str(self.folder / "trials.log"))
+        try:
+            yield process
+        finally:
+            process.close()
+
+    def _write_arrays(self, name: str, arrays: Sequence[np.ndarray]) -> tuple[str, list[str]]:
+        """Write arrays to a file; return its path and their dtypes, as NumPy's files lack those of ml_dtypes."""
+        path = str(self.folder / name)
+        np.savez(path, *(x.view(f"V{x.itemsize}") if x.dtype.kind == "V" else x for x in arrays))
+        return path, [str(x.dtype) for x in arrays]
 
     def _expected_results(self, values: list[np.ndarray], ours: list[np.ndarray]) -> list[np.ndarray]:
         """Return XLA's results, or the interpreter's if XLA lacks an op.
@@ -315,7 +329,7 @@ class _Search:
 
     # ------------------------------------------------------------ the search
 
-    def run(self, end: float) -> tuple[tuple[TuningTrial, ...], int]:
+    def run(self, process: TrialProcess, end: float) -> tuple[tuple[TuningTrial, ...], int]:
         """Try candidates until ``end`` (``time.monotonic``); return the trials and the number of untried candidates."""
         best = self._lower(None)
         waiting, ready = self._shuffled(_neighbours(best.answers, {})), list[_Candidate]()
@@ -325,7 +339,9 @@ class _Search:
             if not ready:
                 break
             candidate = ready.pop(0)
-            trial = self._try(candidate)
+            number = len(self.trials) + 1
+            self._report_progress(f"candidate {number} of {number + len(ready) + len(waiting)}: {candidate.choice}")
+            trial = self._try(process, candidate)
             self.trials.append(trial)
             if trial.outcome == FASTER:
                 self.choices = _with_choice(self.choices, trial.choice)
@@ -369,61 +385,44 @@ class _Search:
         options = replace(self.options, tuning={}, devices={}, verify_each=False)
         with decided_by(decisions):
             variant, _ = lower_for_target(self.module, self.target, self.targets, options, lambda *_: None)
-        code = f"{variant.text}\n{variant.command_buffers}\n{variant.programs}"
+        programs = {name: program.code for name, program in variant.programs.items()}
+        code = f"{variant.text}\n{variant.command_buffers}\n{programs}"
         digest = sha256(code.encode()).hexdigest()
         return _Candidate(choice, digest, _predicted_nanoseconds(variant, self.function), decisions.answers)
 
-    def _try(self, candidate: _Candidate) -> TuningTrial:
+    def _try(self, process: TrialProcess, candidate: _Candidate) -> TuningTrial:
         """Compile and time a candidate."""
         assert candidate.choice is not None
         choices = _with_choice(self.choices, candidate.choice)
         try:
-            path = self._write("candidate.vmfb", self._compile(choices))
+            path = self._write(f"candidate{len(self.trials)}.vmfb", self._compile(choices))
         except (CompileError, InternalError) as error:
             return TuningTrial(candidate.choice, FAILED, why=str(error).splitlines()[0])
-        found = self._measure(path, self.paths["best"])
+        found = process.run(path, self.best_path)
+        faster = found.get("high", 1) < 1 and found["ratio"] <= PROMISING  # a smaller gain is the noise of addresses
+        if faster:
+            path, self.best_path = self.best_path, path
+        if path != self.original_path:
+            os.unlink(path)
         if why := found.get("wrong") or found.get("failed"):
             return TuningTrial(candidate.choice, WRONG if "wrong" in found else FAILED, why=why)
-        if found["high"] >= 1 or found["ratio"] > PROMISING:  # less is the noise of addresses
-            return TuningTrial(candidate.choice, SLOWER, found["ratio"])
-        self.paths["best"] = str(Path(path).rename(self.folder / f"best{len(self.trials)}.vmfb"))
-        return TuningTrial(candidate.choice, FASTER, found["ratio"])
+        return TuningTrial(candidate.choice, FASTER if faster else SLOWER, found["ratio"])
 
     def _compile(self, choices: Sequence[Choice]) -> bytes:
         options = replace(self.options, tuning=self._plain_record(choices), weights="inline", source=False)
         return copy_own_weights(open_bundle(self.original), compile_raw(self.raw, (self.target,), options))
 
-    def _measure(self, candidate: str, other: str, full: bool = False) -> dict[str, Any]:
-        """Run a trial in a child process and return its measurements; ``failed`` has the reason of a failure."""
-        job = {
-            "candidate": candidate, "best": other, "function": self.function, "full": full,
-            "devices": self.settings.devices, "threads": self.settings.threads,
-            "arguments": self.paths["argument"], "expected": self.paths["expected"],
-            "argument_dtypes": self.dtypes["argument"], "expected_dtypes": self.dtypes["expected"],
-        }  # fmt: skip
-        command = python_command("from aotc.tools.tune_trial import main; main()")
-        try:
-            done = subprocess.run(
-                command, input=json.dumps(job), capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return {"failed": f"it took more than {TRIAL_SECONDS:g} s"}
-        if done.returncode:
-            return {"failed": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
-
     # ------------------------------------------------------------ the result
 
-    def finish(self, weights: str | os.PathLike[str] | None) -> tuple[Bundle, dict[str, Any]]:
+    def finish(self, process: TrialProcess, weights: str | os.PathLike[str] | None) -> tuple[Bundle, dict[str, Any]]:
         """Compile the bundle with the best choices, and time it against the original once more."""
         if any(t.outcome == FASTER for t in self.trials):
             tuned = upgrade(self.original, tuning=self._plain_record(self.choices), weights=weights)
-            found = self._measure(self._write("tuned.vmfb", tuned), self.paths["original"], full=True)
+            found = process.run(self._write("tuned.vmfb", tuned), self.original_path, full=True)
             if not found.get("wrong") and not found.get("failed") and found["high"] < 1:
                 return tuned, found
         self.choices = ()
-        alone = self._measure(self.paths["original"], self.paths["original"], full=True)
+        alone = process.run(self.original_path, self.original_path, full=True)
         seconds = alone.get("other", 0.0)
         return Bundle(self.original), {"seconds": seconds, "other": seconds, "ratio": 1.0, "low": 1.0, "high": 1.0}
 

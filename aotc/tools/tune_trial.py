@@ -1,22 +1,32 @@
-"""One trial of ``aotc tune`` in a process of its own: check the results of a bundle, and time it against another.
+"""Trials of ``aotc tune`` in a child process: check the results of a bundle, and time it against another.
 
-Tuned code may crash or not end. The search runs each trial here, with a time limit, and only reads the result.
+Tuned code may crash or not end. The search runs its trials here, with a time limit, and only reads the results.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import select
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from aotc.tools.agreement import compare_results
+from aotc.vmfb.host.children import python_command
 from aotc.vmfb.module import LoadedModule, load
 from aotc.vmfb.profile.latency import average, latencies, quantile
+
+TRIAL_SECONDS = 60.0
+"""Time limit of a trial, in which 26 rounds and the loads take 3 s: a candidate may be endlessly slow."""
 
 QUICK_SECONDS, QUICK_ROUNDS = 0.04, 3
 """Seconds of a round, and rounds, that decide whether a candidate is measured in full."""
@@ -56,34 +66,138 @@ def time_in_turns(
     return {"ratio": ratio.value, "low": ratio.low, "high": ratio.high, "seconds": middle[0], "other": middle[1]}
 
 
-def run_trial(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a trial; return the times, or the reason why the results are wrong under ``wrong``.
+@dataclass(frozen=True, slots=True)
+class TrialSetup:
+    """The call that all trials of a search make, as JSON values.
 
-    ``job`` has the paths of the bundles ``candidate`` and ``best``, the ``function``, the paths of ``arguments`` and
-    ``expected`` results, ``devices``, ``threads``, and whether to measure in ``full`` at once.
+    Attributes
+    ----------
+    function : str
+    arguments, expected : str
+        Paths of ``.npz`` files with the arguments and the expected results.
+    argument_dtypes, expected_dtypes : list of str
+        Their dtypes, as NumPy's files lack those of ml_dtypes.
+    devices : str, list of str or None
+    threads : int or None
     """
-    settings = {"devices": job["devices"], "threads": job["threads"]}
-    candidate = load(job["candidate"], **settings)
-    values, want = ([arrays[key] for key in arrays] for arrays in (np.load(job["arguments"]), np.load(job["expected"])))
-    values, want = (
-        [array.view(dtype) for array, dtype in zip(arrays, map(_dtype, names), strict=True)]
-        for arrays, names in ((values, job["argument_dtypes"]), (want, job["expected_dtypes"]))
-    )
-    if wrong := differing_result(candidate.invoke(job["function"], *values), want):
-        return {"wrong": wrong}
-    best = load(job["best"], **settings)
-    measured = (candidate, best, job["function"], values)
-    if not job["full"]:
-        quick = time_in_turns(*measured, QUICK_SECONDS, QUICK_ROUNDS)
-        if quick["ratio"] > PROMISING:
-            return quick
-    return time_in_turns(*measured, FULL_SECONDS, FULL_ROUNDS)
+
+    function: str
+    arguments: str
+    expected: str
+    argument_dtypes: Sequence[str]
+    expected_dtypes: Sequence[str]
+    devices: str | Sequence[str] | None
+    threads: int | None
 
 
-def _dtype(name: str) -> np.dtype:
-    return np.dtype(getattr(ml_dtypes, name, name))
+class Trials:
+    """Trials of bundles with the same call; the bundle that they are compared with stays loaded."""
+
+    def __init__(self, setup: TrialSetup) -> None:
+        self.function = setup.function
+        self.values = _read_arrays(setup.arguments, setup.argument_dtypes)
+        self.expected = _read_arrays(setup.expected, setup.expected_dtypes)
+        self._load = partial(load, devices=setup.devices, threads=setup.threads)
+        self._best: tuple[str, LoadedModule] | None = None
+
+    def run(self, candidate_path: str, best_path: str, full: bool) -> dict[str, Any]:
+        """Check the results of a candidate, and time it in turns with the best bundle so far.
+
+        Returns
+        -------
+        dict
+            The times (:func:`time_in_turns`), or the reason why the results are wrong under ``wrong``. Unless ``full``,
+            a candidate that a few rounds show to be slower is not measured further.
+        """
+        with self._load(candidate_path) as candidate:
+            if wrong := differing_result(candidate.invoke(self.function, *self.values), self.expected):
+                return {"wrong": wrong}
+            measured = (candidate, self._load_best(best_path), self.function, self.values)
+            if not full:
+                quick = time_in_turns(*measured, QUICK_SECONDS, QUICK_ROUNDS)
+                if quick["ratio"] > PROMISING:
+                    return quick
+            return time_in_turns(*measured, FULL_SECONDS, FULL_ROUNDS)
+
+    def _load_best(self, path: str) -> LoadedModule:
+        if self._best is None or self._best[0] != path:
+            if self._best is not None:
+                self._best[1].close()
+            self._best = (path, self._load(path))
+        return self._best[1]
+
+
+def _read_arrays(path: str, dtypes: Sequence[str]) -> list[np.ndarray]:
+    with np.load(path) as arrays:
+        return [arrays[key].view(np.dtype(getattr(ml_dtypes, d, d))) for key, d in zip(arrays, dtypes, strict=True)]
+
+
+class TrialProcess:
+    """A child process that runs trials: tuned code may crash, not end, or write where it must not.
+
+    It is started with the first trial, and again after a trial that failed or had wrong results.
+
+    Parameters
+    ----------
+    setup : TrialSetup
+    log : str
+        Path of the file with the child's standard error.
+    """
+
+    def __init__(self, setup: TrialSetup, log: str) -> None:
+        self._setup, self._log = setup, log
+        self._child: subprocess.Popen[str] | None = None
+
+    def run(self, candidate: str, best: str, *, full: bool = False, seconds: float = TRIAL_SECONDS) -> dict[str, Any]:
+        """Run a trial (:meth:`Trials.run`); ``failed`` of the result has the reason why there is none."""
+        child = self._child = self._child or self._start()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            child.stdin.write(json.dumps([candidate, best, full]) + "\n")
+            child.stdin.flush()
+        except BrokenPipeError:
+            return self._failure(child)
+        if not select.select([child.stdout], [], [], seconds)[0]:
+            self.close()
+            return {"failed": f"it took more than {seconds:g} s"}
+        line = child.stdout.readline()  # the child writes a result at once, so the rest of the line is there
+        if not line.endswith("\n"):
+            return self._failure(child)
+        found: dict[str, Any] = json.loads(line)
+        if "wrong" in found:
+            self.close()
+        return found
+
+    def close(self) -> None:
+        """End the child process."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.communicate()
+
+    def _start(self) -> subprocess.Popen[str]:
+        code = "from aotc.tools.tune_trial import main; main()"
+        return _start_child(python_command(code, json.dumps(asdict(self._setup))), self._log)
+
+    def _failure(self, child: subprocess.Popen[str]) -> dict[str, Any]:
+        """Return the last line of the child's standard error, or its exit status; end the child."""
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=1)  # its output has ended
+        self.close()
+        lines = Path(self._log).read_text().strip().splitlines()
+        return {"failed": lines[-1] if lines else f"exit status {child.returncode}"}
+
+
+def _start_child(command: Sequence[str], log_path: str) -> subprocess.Popen[str]:
+    with open(log_path, "w") as log:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
 
 
 def main() -> None:
-    """Run the trial that standard input describes as JSON; print the result as JSON."""
-    print(json.dumps(run_trial(json.load(sys.stdin))))
+    """Run the trials that the lines of standard input describe; write the results to standard output as JSON."""
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what custom calls print is no result
+    trials = Trials(TrialSetup(**json.loads(sys.argv[1])))
+    for line in sys.stdin:
+        print(json.dumps(trials.run(*json.loads(line))), file=results, flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from aotc_cli.shared.custom_calls import HELP, register_custom_calls_from
 from aotc_cli.shared.device_option import PLACES_HELP, parse_places
 from aotc_cli.shared.option_groups import DIM_HELP, FUNCTION_HELP, INPUT_HELP, THREADS_HELP, Panel
+from aotc_cli.shared.progress_bar import step_status
 
 SUMMARY = "Search compiler decisions that make a bundle faster."
 EXAMPLES = """
@@ -70,11 +70,11 @@ def command(
     place = weights or external_weights_of(bundle, output)
     loaded = aotc.load(str(bundle), devices=devices, threads=1, copy=True)
     name, values, sizes = arguments_of_profile(loaded, function, inputs, dims)
-    tuned = aotc.tune(
-        bundle, function=name, inputs=values, sizes=sizes, budget=budget, devices=devices, threads=threads,
-        weights=place,
-        progress=None if quiet else lambda text: print(text, file=sys.stderr, flush=True),
-    )  # fmt: skip
+    with step_status(quiet) as progress:
+        tuned = aotc.tune(
+            bundle, function=name, inputs=values, sizes=sizes, budget=budget, devices=devices, threads=threads,
+            weights=place, progress=progress,
+        )  # fmt: skip
     tuned.bundle.save(output)
     if record is not None:
         write_atomically(str(record), [tuning_record_text(tuned.record).encode()])

@@ -1,10 +1,10 @@
-"""Progress bar of commands that compile: the total in percent, the current stage, and the estimated time left."""
+"""Progress on a terminal: a bar with the stage and the estimated time left of a compilation; the step of a search."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 
 Report = Callable[[int, int, str], None]
@@ -25,6 +25,19 @@ _REPEATED = (PASSES, "lowering", _KERNELS, "linking")  # once per target; loweri
 def progress_bar(quiet: bool, targets: int = 1) -> AbstractContextManager[Report | None]:
     """Return a progress bar, or None if ``quiet`` or stderr is not a terminal."""
     return nullcontext() if quiet or not sys.stderr.isatty() else CompileProgressBar(targets)
+
+
+def step_status(quiet: bool) -> AbstractContextManager[Callable[[str], object] | None]:
+    """Return a line that shows the current step of a search, or None if ``quiet`` or stderr is not a terminal."""
+    return nullcontext() if quiet or not sys.stderr.isatty() else _step_status()
+
+
+@contextmanager
+def _step_status() -> Iterator[Callable[[str], object]]:
+    from rich.console import Console
+
+    with Console(stderr=True).status("preparing the search") as status:
+        yield status.update
 
 
 class StageProgress:

@@ -18,7 +18,7 @@ from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.run import run_kernel
 from aotc.ir.opset.attention import ATTENTION
 from aotc.kernels.cuda import hopper
-from aotc.kernels.cuda.block import PhaseBarrier, simulated_thread
+from aotc.kernels.cuda.block import Cluster, PhaseBarrier, ThreadBlock, _run_simulated_cluster, simulated_thread
 from aotc.kernels.cuda.templates.attention import decode as attention_few
 from aotc.kernels.cuda.templates.attention.launch import attention_tiles
 from aotc.lowering.regions.lower_region import lower_region
@@ -159,6 +159,23 @@ def test_what_memory_a_block_needs_is_known_to_lowering():
     for tiling, sizes, dtype, orders, causal in FORMS.values():
         kernel = parse_kernel(attention_text(tiling, sizes, dtype, "f32", orders, causal))
         assert attention_tiles(kernel).shared == attention_shared_bytes_of_kernel(kernel)
+
+
+@pytest.mark.parametrize("group", ["cluster", "block", "warp"])
+def test_a_thread_that_fails_wakes_those_that_wait(group):
+    cluster = Cluster(32)
+    block = ThreadBlock(0, 32, 0, {}, cluster)
+    waits = {"cluster": cluster.wait_for_all, "block": block.together.wait, "warp": block._groups[32][0].wait}
+
+    def kernel():
+        if simulated_thread().thread == 3:
+            raise ValueError("it broke")
+        waits[group]()
+
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="it broke"):
+        _run_simulated_cluster(kernel, cluster, 32, ())
+    assert time.monotonic() - started < 5
 
 
 def test_who_meets_waits_for_who_arrives():

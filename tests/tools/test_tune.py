@@ -1,6 +1,7 @@
 """``aotc tune``: choices of thresholds, their record, and the search for those that make a bundle faster."""
 
 import json
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +24,8 @@ from aotc.lowering.tuning import (
 )
 from aotc.targets import host_target
 from aotc.tools import tune as tune_module
-from aotc.tools.tune_trial import differing_result
+from aotc.tools import tune_trial
+from aotc.tools.tune_trial import TrialProcess, TrialSetup, differing_result
 from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu
@@ -117,11 +119,20 @@ def test_an_untrusted_bundle_is_compiled_without_its_record():
     np.testing.assert_allclose(module(W, X), np.tanh(X @ W).sum(0), rtol=1e-4, atol=1e-4)
 
 
-def test_the_search_undoes_a_bad_choice():
-    """Tiles of one row make this product several times slower: the search finds larger ones."""
+def test_the_search_undoes_a_bad_choice(monkeypatch):
+    """Tiles of one row make this matmul several times slower: the search finds larger ones.
+
+    Candidates about tiles come first here, as the budget is small.
+    """
+    order = tune_module._Search._shuffled
+    monkeypatch.setattr(
+        tune_module._Search, "_shuffled",
+        lambda search, choices: sorted(order(search, choices), key=lambda c: "cpu_tiles" not in c.threshold),
+    )  # fmt: skip
+    monkeypatch.setattr(tune_module, "LOWERING_SHARE", 0.05)
     x = RNG.standard_normal((240, 64)).astype("float32")
     slow = aotc.compile(layer, W, x, tuning=record(Choice("plans.cpu_tiles.TILE_ROWS", None, 1)))
-    result = aotc.tune(slow, budget=40, threads=1)
+    result = aotc.tune(slow, budget=12, threads=1)
     assert result.ratio[2] < 1, result
     assert {c.threshold: c.value for c in result.choices}["plans.cpu_tiles.TILE_ROWS"] > 1
     assert result.after < result.before
@@ -134,15 +145,49 @@ def test_wrong_results_and_failures_are_no_improvement(bundle, monkeypatch, tmp_
     """Each candidate computes another function here, or its process ends."""
     wrong = aotc.compile(lambda w, x: layer(w, x) + 1, W, X, source=False)
     monkeypatch.setattr(tune_module._Search, "_compile", lambda *_: bytes(wrong))
-    result = aotc.tune(bundle, budget=6, threads=1)
+    result = aotc.tune(bundle, budget=2, threads=1)
     assert {t.outcome for t in result.trials} >= {"wrong results"}
     assert result.bundle == bundle
     assert result.choices == ()
-    monkeypatch.setattr(tune_module, "python_command", lambda code: ["/bin/false"])
-    failed = tune_module._Search._measure
-    search = type("Fake", (), {"paths": {"argument": "", "expected": ""}, "dtypes": {"argument": [], "expected": []},
-                               "function": "main", "settings": tune_module.TuneSettings()})()  # fmt: skip
-    assert failed(search, "", "") == {"failed": "exit status 1"}
+
+
+@pytest.fixture
+def trials(bundle, tmp_path):
+    """A trial process for the bundle, and the path of the bundle."""
+    path = tmp_path / "m.vmfb"
+    bundle.save(path)
+    np.savez(tmp_path / "arguments.npz", W, X)
+    np.savez(tmp_path / "expected.npz", bundle.load()(W, X))
+    files = (str(tmp_path / "arguments.npz"), str(tmp_path / "expected.npz"))
+    process = TrialProcess(TrialSetup("main", *files, ["float32"] * 2, ["float32"], None, 1), str(tmp_path / "log"))
+    yield process, str(path)
+    process.close()
+
+
+def test_a_trial_process_runs_many_trials(trials):
+    process, path = trials
+    assert 0.5 < process.run(path, path)["ratio"] < 2
+    child = process._child
+    assert 0.5 < process.run(path, path)["ratio"] < 2
+    assert process._child is child
+
+
+def test_a_trial_that_crashes_or_does_not_end_is_a_failure(trials, monkeypatch):
+    """The next trial has a new process."""
+    process, path = trials
+    for code, why in (("import os; os._exit(3)", "exit status 3"), ("raise ValueError('it broke')", "it broke"),
+                      ("import time; time.sleep(60)", "it took more than 0.5 s")):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(tune_trial, "python_command", lambda *_, code=code: [sys.executable, "-c", code])
+            assert why in process.run(path, path, seconds=0.5 if "sleep" in code else 30)["failed"]
+        assert process._child is None
+    assert process.run(path, path)["ratio"] > 0
+
+
+def test_a_missing_candidate_is_a_failure(trials):
+    process, path = trials
+    assert "none.vmfb" in process.run("none.vmfb", path)["failed"]
+    assert process.run(path, path)["ratio"] > 0
 
 
 def test_ops_that_xla_does_not_know_are_compared_with_the_reference():
@@ -175,7 +220,7 @@ def test_the_command_writes_the_bundle_and_the_record(bundle, tmp_path):
     bundle.save(tmp_path / "m.vmfb")
     out, kept = tmp_path / "t.vmfb", tmp_path / "t.json"
     done = CliRunner().invoke(
-        app, ["tune", str(tmp_path / "m.vmfb"), "-o", str(out), f"--record={kept}", "--budget=5", "--threads=1"]
+        app, ["tune", str(tmp_path / "m.vmfb"), "-o", str(out), f"--record={kept}", "--budget=2", "--threads=1"]
     )
     assert done.exit_code == 0, done.output
     assert "tried" in done.output

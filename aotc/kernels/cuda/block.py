@@ -134,7 +134,7 @@ class Cluster:
 
     def abort_waiting_threads(self) -> None:
         """Wake all waiting threads with an error, because another thread has failed."""
-        self._together.abort_waiting_threads()
+        self._together.abort()
         for block in self.blocks:
             block.abort_waiting_threads()
 
@@ -219,7 +219,7 @@ class ThreadBlock:
     def abort_waiting_threads(self) -> None:
         """Wake all waiting threads with an error, because another thread has failed."""
         for barrier in (self.together, *self._groups[WARP], *self._groups[128]):
-            barrier.abort_waiting_threads()
+            barrier.abort()
 
 
 def simulated_thread() -> Any:
