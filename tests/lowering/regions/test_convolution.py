@@ -153,3 +153,13 @@ def test_groups_of_symbolic_sizes(kernel):
     for size in ({"b": 2, "c": 4, "n": 4, "k": 3}, {"b": 1, "c": 1, "n": 9, "k": 1}):
         args = operands(*([eval(extent, dict(size)) for extent in spec.split(",")] for spec in specs))
         close(module.invoke("main", *args), jax.jit(conv(2, groups=2))(*args), 20)
+
+
+@pytest.mark.parametrize("groups", [1, 4, 16])
+def test_a_convolution_counts_one_multiplication_and_addition_per_term(groups):
+    """Also as plain loops: grouped, depthwise and tiny ones. The roofline divides by it."""
+    x, w = operands((1, 6, 8, 16), (2, 3, 16 // groups, 16))
+    module = run_passes(import_model(conv(1, 1, groups=groups), x, w), Options())
+    variant = lower(module, TARGETS["cpu:x86-64-v3"], Options())
+    found = [k.flops for k in variant.kernels if "conv" in k.name]
+    assert found == [2 * 5 * 6 * 16 * (2 * 3 * 16 // groups)]

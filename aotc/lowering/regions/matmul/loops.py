@@ -24,7 +24,10 @@ def lower_element_loops(b: RegionBuilder, plan: ElementLoopsPlan) -> Kernel:
 
 
 def _matmul_loop_kernel(b: RegionBuilder, grid: Dim, body: tuple[Stmt, ...]) -> Kernel:
-    return b.kernel(grid, body, product(b.shape) * 2 * product(b.root.operands[0].type.shape[-1:]))
+    """Assemble the kernel, with one multiplication and one addition for each term of each result element."""
+    left, right = (v.type.shape for v in b.root.operands[:2])
+    terms = product(right[:-1]) if b.root.name == "conv" else product(left[-1:])  # weights of a result channel
+    return b.kernel(grid, body, product(b.shape) * 2 * terms)
 
 
 def lower_depthwise(b: RegionBuilder, plan: DepthwisePlan) -> Kernel:
