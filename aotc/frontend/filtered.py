@@ -16,7 +16,10 @@ import numpy as np
 
 @jax.tree_util.register_pytree_node_class
 class FixedLeaf:
-    """A leaf that is part of the program: a pytree node without children."""
+    """Argument that is not an array; its value is compiled into the program.
+
+    For JAX it is a pytree node without children, so JAX does not trace it.
+    """
 
     def __init__(self, value: Any) -> None:
         self.value = value

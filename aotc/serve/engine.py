@@ -39,7 +39,10 @@ class Ticket:
         self.rows, self._lap = 1, self.began
 
     def end_phase(self, phase: str = "") -> float:
-        """Record the duration of the current phase under the name ``phase``, and return it in seconds."""
+        """Record the duration of the current phase under the name ``phase``, and return it in seconds.
+
+        Without a name the phase ends and is not recorded.
+        """
         now = perf_counter()
         seconds, self._lap = now - self._lap, now
         if phase:

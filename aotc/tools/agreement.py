@@ -1,6 +1,6 @@
-"""Compare two results of an op: exactly, in units in the last place (ulp), or by their errors against 64 bits.
+"""Compare two results of an op: exactly, in units in the last place (ulp), or by errors relative to a 64-bit reference.
 
-In all functions ``ours`` is the result of the compiled model and ``want`` that of the reference. Sums of many terms
+In all functions ``ours`` is the result of the compiled model and ``expected`` that of the reference. Sums of many terms
 and factorizations are compared normwise, in units in the last place of their largest element, because single elements
 may cancel (Higham, "Accuracy and Stability of Numerical Algorithms", ch. 3 and 9).
 """
@@ -51,11 +51,11 @@ class Deviation:
     size: float
 
 
-def array_deviation(ours: np.ndarray, want: np.ndarray) -> Deviation | None:
-    """Return the deviation of ``ours`` from ``want`` over finite elements; None for dtypes without rounding errors."""
-    if not is_float(want) or ours.shape != want.shape:
+def array_deviation(ours: np.ndarray, expected: np.ndarray) -> Deviation | None:
+    """Return the deviation of ``ours`` from ``expected`` over finite elements; None for dtypes without rounding."""
+    if not is_float(expected) or ours.shape != expected.shape:
         return None
-    a, b = ours.astype(_array_as_f64(want)), want.astype(_array_as_f64(want))
+    a, b = ours.astype(_array_as_f64(expected)), expected.astype(_array_as_f64(expected))
     finite = np.isfinite(a) & np.isfinite(b)
     error, size = np.abs(a[finite] - b[finite]), np.abs(b[finite])
     if not size.size:
@@ -66,7 +66,7 @@ def array_deviation(ours: np.ndarray, want: np.ndarray) -> Deviation | None:
 
 
 def compare_op(
-    name: str, ours: np.ndarray, want: np.ndarray, truth: Callable[[], np.ndarray | None], given: Tolerance | None,
+    name: str, ours: np.ndarray, expected: np.ndarray, truth: Callable[[], np.ndarray | None], given: Tolerance | None,
     terms: int = 1,
 ) -> Mismatch | None:  # fmt: skip
     """Compare a result of op ``name`` with the reference's for the same operands; return a mismatch or None.
@@ -77,51 +77,54 @@ def compare_op(
     """
     row = OPS[name]
     assert row.tolerance is not None, f"results of {name} have no bound"
-    limit, normwise = max(row.tolerance, math.sqrt(terms)) if is_float(want) else 0.0, row.normwise
-    if limit and _bits_of_array(want) < 16:
+    limit, normwise = max(row.tolerance, math.sqrt(terms)) if is_float(expected) else 0.0, row.normwise
+    if limit and _bits_of_array(expected) < 16:
         limit = 1.0
     error = (
-        _element_errors(ours, want, normwise)
-        if given is None or not is_float(want)
-        else _errors_outside_tolerance(ours, want, given)
+        _element_errors(ours, expected, normwise)
+        if given is None or not is_float(expected)
+        else _errors_outside_tolerance(ours, expected, given)
     )
     if error is None or not error.size or float(error.max()) <= limit:
-        return None if error is not None else _shape_mismatch(ours, want)
-    exact = truth() if given is None and limit and is_float(want) else None
+        return None if error is not None else _shape_mismatch(ours, expected)
+    exact = truth() if given is None and limit and is_float(expected) else None
     if exact is not None:
-        step = unit_in_last_place(want, normwise)
-        rounded = exact.astype(want.dtype)
-        own, theirs = distance_in_units(ours, rounded, step), distance_in_units(want, rounded, step)
+        step = unit_in_last_place(expected, normwise)
+        rounded = exact.astype(expected.dtype)
+        own, theirs = distance_in_units(ours, rounded, step), distance_in_units(expected, rounded, step)
         if float(own.max()) <= max(float(theirs.max()), limit):
             return None
-    return _worst_mismatch(ours, want, error, limit)
+    return _worst_mismatch(ours, expected, error, limit)
 
 
 def compare_results(
-    ours: np.ndarray, want: np.ndarray, given: Tolerance | None, truth: Callable[[], np.ndarray | None] | None = None
-) -> Mismatch | None:
+    ours: np.ndarray, expected: np.ndarray, given: Tolerance | None,
+    truth: Callable[[], np.ndarray | None] | None = None,
+) -> Mismatch | None:  # fmt: skip
     """Compare a result that several ops computed: integers exactly, floats within :data:`LOOSE` or ``given``.
 
     A program may amplify rounding errors. ``truth`` computes the result in 64 bits: elements also agree if their error
-    against it is at most :data:`AMPLIFIED` times the largest error of ``want``.
+    against it is at most :data:`AMPLIFIED` times the largest error of ``expected``.
     """
     plain = given is None
-    if ours.shape != want.shape or ours.dtype != want.dtype:
-        return _shape_mismatch(ours, want)
-    if given is None and is_float(want):
-        tolerance = LOOSE[_bits_of_array(want)]
-        size = np.abs(want.astype(_array_as_f64(want)))
+    if ours.shape != expected.shape or ours.dtype != expected.dtype:
+        return _shape_mismatch(ours, expected)
+    if given is None and is_float(expected):
+        tolerance = LOOSE[_bits_of_array(expected)]
+        size = np.abs(expected.astype(_array_as_f64(expected)))
         finite = size[np.isfinite(size)]
         given = Tolerance(tolerance, tolerance * float(finite.max()) if finite.size else 0.0)
     error = (
-        _errors_outside_tolerance(ours, want, given) if given and is_float(want) else _element_errors(ours, want, False)
+        _errors_outside_tolerance(ours, expected, given)
+        if given and is_float(expected)
+        else _element_errors(ours, expected, False)
     )
     if error is None or not error.size or float(error.max()) == 0.0:
         return None
-    exact = truth() if truth and plain and is_float(want) else None
-    if exact is not None and _is_as_accurate(ours, want, exact, error > 0):
+    exact = truth() if truth and plain and is_float(expected) else None
+    if exact is not None and _is_as_accurate(ours, expected, exact, error > 0):
         return None
-    return _worst_mismatch(ours, want, error, 0.0)
+    return _worst_mismatch(ours, expected, error, 0.0)
 
 
 # Accepted multiple of the reference's own error. A result this near to one of higher precision is as good as the
@@ -129,13 +132,13 @@ def compare_results(
 AMPLIFIED = 4.0
 
 
-def _is_as_accurate(ours: np.ndarray, want: np.ndarray, exact: np.ndarray, differ: np.ndarray) -> bool:
-    """Return True if the errors of ``ours`` are at most :data:`AMPLIFIED` times those of ``want``.
+def _is_as_accurate(ours: np.ndarray, expected: np.ndarray, exact: np.ndarray, differ: np.ndarray) -> bool:
+    """Return True if the errors of ``ours`` are at most :data:`AMPLIFIED` times those of ``expected``.
 
     ``exact`` is the result in 64 bits, ``differ`` the mask of the elements to compare.
     """
     with np.errstate(all="ignore"):
-        own, theirs = (np.abs(a.astype(exact.dtype) - exact) for a in (ours, want))
+        own, theirs = (np.abs(a.astype(exact.dtype) - exact) for a in (ours, expected))
     finite = theirs[np.isfinite(theirs)]
     return bool(finite.size and (own[differ] <= AMPLIFIED * finite.max()).all())
 
@@ -157,10 +160,10 @@ def _array_as_f64(array: np.ndarray) -> Any:
     return np.complex128 if array.dtype.kind == "c" else np.float64
 
 
-def unit_in_last_place(want: np.ndarray, normwise: bool) -> np.ndarray:
-    """Return the unit in the last place of each element of ``want``, or of its largest element if ``normwise``."""
-    info = ml_dtypes.finfo(_real_parts(want).dtype)
-    size = np.abs(want.astype(_array_as_f64(want)))
+def unit_in_last_place(expected: np.ndarray, normwise: bool) -> np.ndarray:
+    """Return the unit in the last place of each element of ``expected``, or of its largest element if ``normwise``."""
+    info = ml_dtypes.finfo(_real_parts(expected).dtype)
+    size = np.abs(expected.astype(_array_as_f64(expected)))
     if normwise:
         finite = size[np.isfinite(size)]
         size = np.full_like(size, finite.max() if finite.size else 1.0)
@@ -168,51 +171,52 @@ def unit_in_last_place(want: np.ndarray, normwise: bool) -> np.ndarray:
     return np.asarray(np.exp2(np.where(np.isfinite(exponent), exponent, 0) + np.log2(float(info.eps))))
 
 
-def distance_in_units(ours: np.ndarray, want: np.ndarray, step: np.ndarray) -> np.ndarray:
+def distance_in_units(ours: np.ndarray, expected: np.ndarray, step: np.ndarray) -> np.ndarray:
     """Return the distance of each element in units of ``step``; infinity if only one of the two is NaN or infinite."""
-    if want.dtype.kind == "c":
-        return np.maximum(distance_in_units(ours.real, want.real, step), distance_in_units(ours.imag, want.imag, step))
-    a, b = ours.astype(np.float64), want.astype(np.float64)
+    if expected.dtype.kind == "c":
+        parts = (ours.real, expected.real), (ours.imag, expected.imag)
+        return np.maximum(*(distance_in_units(a, b, step) for a, b in parts))
+    a, b = ours.astype(np.float64), expected.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(all="ignore"):
         gap = np.where(same, 0.0, np.abs(a - b) / step)
     return np.where(np.isfinite(gap), gap, np.inf)
 
 
-def _element_errors(ours: np.ndarray, want: np.ndarray, normwise: bool) -> np.ndarray | None:
+def _element_errors(ours: np.ndarray, expected: np.ndarray, normwise: bool) -> np.ndarray | None:
     """Return the error of each element in units in the last place (integers: 0 or 1), or None if the types differ."""
-    if ours.shape != want.shape or ours.dtype != want.dtype:
+    if ours.shape != expected.shape or ours.dtype != expected.dtype:
         return None
-    if is_float(want):
-        return distance_in_units(ours, want, unit_in_last_place(want, normwise))
-    return np.asarray(ours != want).astype(np.float64)
+    if is_float(expected):
+        return distance_in_units(ours, expected, unit_in_last_place(expected, normwise))
+    return np.asarray(ours != expected).astype(np.float64)
 
 
-def _errors_outside_tolerance(ours: np.ndarray, want: np.ndarray, given: Tolerance) -> np.ndarray | None:
+def _errors_outside_tolerance(ours: np.ndarray, expected: np.ndarray, given: Tolerance) -> np.ndarray | None:
     """Return 0 for elements within the tolerance ``given``, else the absolute error; None if types differ."""
-    if ours.shape != want.shape or ours.dtype != want.dtype:
+    if ours.shape != expected.shape or ours.dtype != expected.dtype:
         return None
-    a, b = ours.astype(_array_as_f64(want)), want.astype(_array_as_f64(want))
+    a, b = ours.astype(_array_as_f64(expected)), expected.astype(_array_as_f64(expected))
     with np.errstate(all="ignore"):
         gap = np.abs(a - b)
         close = np.isclose(a, b, given.rtol, given.atol, equal_nan=True)
     return np.where(close, 0.0, np.where(np.isfinite(gap) & (gap > 0), gap, np.inf))
 
 
-def _worst_mismatch(ours: np.ndarray, want: np.ndarray, error: np.ndarray, limit: float) -> Mismatch:
+def _worst_mismatch(ours: np.ndarray, expected: np.ndarray, error: np.ndarray, limit: float) -> Mismatch:
     """Return the mismatch at the element of the largest ``error``, with the number of elements above ``limit``."""
     place = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), error.shape))
-    units = _element_errors(ours, want, False)
+    units = _element_errors(ours, expected, False)
     assert units is not None
-    wide = _array_as_f64(want)
+    wide = _array_as_f64(expected)
     with np.errstate(all="ignore"):
-        gap = np.abs(ours.astype(wide) - want.astype(wide))
+        gap = np.abs(ours.astype(wide) - expected.astype(wide))
     return Mismatch(
-        place, str(ours[place]), str(want[place]), float(units[place]), float(gap[place]), int((error > limit).sum()),
-        want.size,
+        place, str(ours[place]), str(expected[place]), float(units[place]), float(gap[place]),
+        int((error > limit).sum()), expected.size,
     )  # fmt: skip
 
 
-def _shape_mismatch(ours: np.ndarray, want: np.ndarray) -> Mismatch:
-    left, right = (f"{a.dtype}{list(a.shape)}" for a in (ours, want))
-    return Mismatch((), left, right, float("inf"), float("inf"), ours.size, want.size)
+def _shape_mismatch(ours: np.ndarray, expected: np.ndarray) -> Mismatch:
+    left, right = (f"{a.dtype}{list(a.shape)}" for a in (ours, expected))
+    return Mismatch((), left, right, float("inf"), float("inf"), ours.size, expected.size)

@@ -62,7 +62,7 @@ def sign_bundle(path: str, key: str, output: str = "") -> None:
     write_bundle_file(output or path, signed_bundle_pieces(opened, lambda message: (public, private.sign(message))))
 
 
-def signature_approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Callable[[OpenedBundle], bytes]:
+def signature_verifier(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Callable[[OpenedBundle], bytes]:
     """Return a callback for the loader that refuses bundles not signed by one of the ``trusted`` public keys.
 
     Raises

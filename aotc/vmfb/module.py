@@ -258,7 +258,7 @@ class LoadedModule(ModuleState, RankedModule):
         }
         limits = getattr(executable, "limits", None)
         if limits is not None:
-            from aotc.vmfb.api.limited import LimitedFunction
+            from aotc.vmfb.api.limited_function import LimitedFunction
 
             self._functions = {name: LimitedFunction(f, limits) for name, f in self._functions.items()}
         self._member = member

@@ -42,9 +42,9 @@ def command(
     count = len(opened.manifest["segments"])
     if missing := _machine_obstacle(opened.manifest["variants"]):
         if trusted_key:
-            from aotc.tools.sign import signature_approval
+            from aotc.tools.sign import signature_verifier
 
-            signature_approval(trusted_key)(opened)
+            signature_verifier(trusted_key)(opened)
         check_bundle(bundle.read_bytes())
         print(f"{bundle}: ok, {count} segments match their sha256, and all variants are whole; not run here: {missing}")
         return

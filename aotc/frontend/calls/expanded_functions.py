@@ -30,7 +30,7 @@ def expansion_rules(is_complex: bool) -> tuple[tuple[Any, Callable[..., Any]], .
     if not is_complex:
         return rules
     registered = getattr(mlir, "_lowerings", {})
-    functions = {lax.sin_p: _complex_sine, lax.cos_p: _complex_cosine}
+    functions = {lax.sin_p: _expand_complex_sine, lax.cos_p: _expand_complex_cosine}
     return (
         *rules,
         *((p, partial(_lower_complex_function, f, registered[p])) for p, f in functions.items() if p in registered),
@@ -48,7 +48,7 @@ def _lower_complex_function(function: Callable[..., Any], registered: Any, ctx: 
     return getattr(registered, "rule", registered)(ctx, x, **given)
 
 
-def _complex_sine(z: Any) -> Any:
+def _expand_complex_sine(z: Any) -> Any:
     """Return the sine of complex ``z``, with the special values of C99 annex G."""
     a, b = lax.real(z), lax.imag(z)
     sine, cosine = lax.sin(a), lax.cos(a)
@@ -60,7 +60,7 @@ def _complex_sine(z: Any) -> Any:
     )  # 0 times an infinite cosh is 0
 
 
-def _complex_cosine(z: Any) -> Any:
+def _expand_complex_cosine(z: Any) -> Any:
     """Return the cosine of complex ``z``, with the special values of C99 annex G."""
     a, b = lax.real(z), lax.imag(z)
     sine, cosine = lax.sin(a), lax.cos(a)

@@ -12,11 +12,11 @@ _CALLS = {"//": floordiv, "%": mod, "max": maximum, "min": minimum}
 
 def symbols(e: Dim) -> set[Sym]:
     """Return the symbols in ``e``."""
-    return set(_atoms_mentioned(e)) if isinstance(e, Expr) else set()
+    return set(_symbols_of_expression(e)) if isinstance(e, Expr) else set()
 
 
 @memoized
-def _atoms_mentioned(e: Expr) -> frozenset[Sym]:
+def _symbols_of_expression(e: Expr) -> frozenset[Sym]:
     found: set[Sym] = set()
     stack: list[Dim] = [e]
     while stack:
@@ -33,11 +33,11 @@ def _atoms_mentioned(e: Expr) -> frozenset[Sym]:
 
 def calls_in(e: Dim) -> tuple[Call, ...]:
     """Return the calls (``//``, ``%``, ``max``, ``min``) in ``e``, including nested ones."""
-    return _calls_written_with(e) if isinstance(e, Expr) else ()
+    return _calls_of_expression(e) if isinstance(e, Expr) else ()
 
 
 @memoized
-def _calls_written_with(e: Expr) -> tuple[Call, ...]:
+def _calls_of_expression(e: Expr) -> tuple[Call, ...]:
     found: list[Call] = []
     stack: list[Dim] = [e]
     while stack:

@@ -305,61 +305,63 @@ class AccessWalker(ABC, Generic[Scope]):
     A *scope* is the analysis's data about the variables at a statement.
     """
 
-    def block(self, body: Sequence[Stmt], scope: Scope) -> None:
+    def visit_block(self, body: Sequence[Stmt], scope: Scope) -> None:
         """Visit the accesses of a block's statements."""
         for stmt in body:
             for leaf in loads_and_indices(statement_scalars(stmt)):
                 if isinstance(leaf, Load):
-                    self.element(leaf.buffer, leaf.index, scope)
+                    self.record_element_access(leaf.buffer, leaf.index, scope)
             match stmt:
                 case For():
-                    self.loop(stmt, scope)
+                    self.visit_loop(stmt, scope)
                     continue
                 case Store(buffer=buffer, index=index):
-                    self.element(buffer, index, scope)
+                    self.record_element_access(buffer, index, scope)
                 case Let(var=var, value=Index(expr=e)):
-                    scope = self.named(var.name, e, scope)
+                    scope = self.scope_with_name(var.name, e, scope)
                 case Tile():
-                    self.tile(stmt, scope)
+                    self.visit_tile(stmt, scope)
                 case Either(buffer=own, places=places):
                     for buffer, index in places:
-                        self.run(buffer, linearize(index, buffer.shape), [(product(own.shape), 1)], scope)
+                        levels = [(product(own.shape), 1)]
+                        self.record_strided_accesses(buffer, linearize(index, buffer.shape), levels, scope)
                 case ExternalCall(args=args):
                     for buffer, _ in args:
-                        self.whole(buffer)
+                        self.record_whole_buffer(buffer)
             for inner in children(stmt):
-                self.block(inner, scope)
+                self.visit_block(inner, scope)
 
-    def tile(self, t: Tile, scope: Scope) -> None:
-        """Visit the elements of a tile: its result, and both operands over all levels."""
+    def visit_tile(self, t: Tile, scope: Scope) -> None:
+        """Record the accesses of a tile: its result, and both operands over all levels."""
         group = t.form.group
-        self.run(t.out, t.out_base, [(t.rows, t.out_row), (t.cols, 1)], scope)
-        self.run(t.a, t.a_base, [(t.rows, t.a_row), (group, t.a_inner), *((n, a) for n, a, _ in t.levels)], scope)
+        self.record_strided_accesses(t.out, t.out_base, [(t.rows, t.out_row), (t.cols, 1)], scope)
+        terms = [(group, t.a_inner), *((n, a) for n, a, _ in t.levels)]
+        self.record_strided_accesses(t.a, t.a_base, [(t.rows, t.a_row), *terms], scope)
         if t.form.scaled:
             (runs, _, chunk), _ = t.levels
-            self.run(t.b, t.b_base, [(chunk, 1), (runs, chunk)], scope)
+            self.record_strided_accesses(t.b, t.b_base, [(chunk, 1), (runs, chunk)], scope)
             return
         columns: list[tuple[Dim, Dim]] = [(t.cols * group, 1)]
         if t.b_column != 0 or t.b_inner != 0:
             columns = [(t.cols, t.b_column or 1), (group, t.b_inner or 1)]
-        self.run(t.b, t.b_base, [*columns, *((n, b) for n, _, b in t.levels)], scope)
+        self.record_strided_accesses(t.b, t.b_base, [*columns, *((n, b) for n, _, b in t.levels)], scope)
 
     @abstractmethod
-    def loop(self, stmt: For, scope: Scope) -> None:
+    def visit_loop(self, stmt: For, scope: Scope) -> None:
         """Visit the body of a loop once, for all iterations."""
 
     @abstractmethod
-    def named(self, name: str, e: Dim, scope: Scope) -> Scope:
+    def scope_with_name(self, name: str, e: Dim, scope: Scope) -> Scope:
         """Return the scope with ``name`` bound to the index expression ``e``."""
 
     @abstractmethod
-    def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: Scope) -> None:
-        """Visit an access of the element ``index`` of ``buffer``."""
+    def record_element_access(self, buffer: Buffer, index: tuple[Dim, ...], scope: Scope) -> None:
+        """Record an access to the element ``index`` of ``buffer``."""
 
     @abstractmethod
-    def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: Scope) -> None:
-        """Visit the elements at ``base + i*step + j*step2 + ...``, one index per level (extent, step)."""
+    def record_strided_accesses(self, buffer: Buffer, base: Dim, levels: Levels, scope: Scope) -> None:
+        """Record accesses to the elements ``base + i*step + j*step2 + ...``, one index per level (extent, step)."""
 
     @abstractmethod
-    def whole(self, buffer: Buffer) -> None:
-        """Visit an access that may touch any element of ``buffer``."""
+    def record_whole_buffer(self, buffer: Buffer) -> None:
+        """Record an access that may touch any element of ``buffer``."""

@@ -288,6 +288,11 @@ class _KernelCheck:
             self.report_error(f"{where}: no atomic {stmt.reduce or 'store'} of {stmt.buffer.dtype}")
 
     def check_loop(self, stmt: For) -> None:
+        """Check the bounds, the step and the body of a loop.
+
+        In the body the loop variable has the range of the loop if that is static and every index occurs. Indices in a
+        loop without iterations are not compared with bounds.
+        """
         where = f"loop {stmt.var}"
         self.check_dim(stmt.begin, where)
         self.check_dim(stmt.end, where)

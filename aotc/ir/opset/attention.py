@@ -34,6 +34,17 @@ def attention_axis_sizes(types: Types, attrs: Attrs) -> tuple[tuple[Dim, ...], D
 
 
 def _infer_attention(types: Types, attrs: Attrs, regions: tuple[Region, ...], given: Types) -> Types:
+    """Return the result types of ``attention``, which has one of three forms.
+
+    Plain: the weighted means of the values, in the order ``out_dims``. With the attribute ``part``: the f32 means of
+    each range of ``part`` keys, and the logarithms of the sums of weights. With ``split``: the means, maxima and sums
+    of weights of ``split`` ranges of keys (split-KV), in the order of the axes.
+
+    Raises
+    ------
+    RuleError
+        If shapes, dtypes or attributes do not match.
+    """
     places = attention_operand_dims(attrs)
     require_rule(len(types) == len(places) >= 3, f"attention: {len(types)} operands, and dims of {len(places)}")
     for t, dims in zip(types, places):
@@ -70,7 +81,10 @@ def _infer_attention(types: Types, attrs: Attrs, regions: tuple[Region, ...], gi
     return TensorType(wide, (*inner, column)), TensorType(wide, inner), TensorType(wide, inner)
 
 
-def _reference(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+def _reference_attention(
+    arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types
+) -> list[np.ndarray]:
+    """Compute attention in f32 or wider; the results have one of the three forms of :func:`_infer_attention`."""
     wide = np.float64 if arrays[0].dtype == np.float64 else np.float32
     keys = [key for key in _OPERANDS if attrs.get(key)]
     given = {key: _dims_in_axis_order(a, attrs[key]) for key, a in zip(keys, arrays)}
@@ -149,7 +163,7 @@ ATTENTION = op_spec_table(
     OpSpec(
         "attention",
         _infer_attention,
-        _reference,
+        _reference_attention,
         ("q_dims", "k_dims", "v_dims", "bias_dims", "mask_dims", "out_dims", "scale", "fill", "causal"),
         names_kernel=True,
         views=True,

@@ -173,6 +173,10 @@ def _remainder_of_scalars(a: Array, b: Array) -> Array:
 
 
 def _power_of_scalars(a: Array, b: Array) -> Array:
+    """Return ``a ** b``; of integers modulo two to the number of bits, by squaring.
+
+    An integer with a negative exponent gives 0, except for the bases 1 and -1.
+    """
     if not _is_int(a):
         return np.power(a, b)
     exponent = np.where(b < 0, 0, b).astype(np.uint64)

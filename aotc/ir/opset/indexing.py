@@ -229,6 +229,10 @@ def _scatter_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Iter
 
 
 def _reference_scatter(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+    """Combine updates into copies of the inputs at the given indices; drop windows that are partly outside.
+
+    Each pass applies the first pending update of every element, so updates of one element combine in row-major order.
+    """
     n = attrs["inputs"]
     results = [np.array(a) for a in arrays[:n]]
     updates = arrays[n + 1 :]

@@ -91,10 +91,10 @@ def verify_steps(program: Buffered, function: Function, updates: Updates) -> lis
         By a kernel's name: the number of its first outputs that it updates, so that their old values must exist.
     """
     check = _StepCheck(function, set(program.arena))
-    check.steps(program.steps, 0)
+    check.check_steps(program.steps, 0)
     cells = {s: slice(n, n + 1) for n, s in enumerate(storages(program))}
     flow = _ValueFlowCheck(cells, len(cells), updates)
-    flow.program(program, function)
+    flow.check_program(program, function)
     return [*check.findings, *flow.findings][:FINDINGS]
 
 
@@ -116,51 +116,51 @@ class _StepCheck:
         self.known = {s.name for v in self.function.body.params for d in v.type.shape for s in symbols(d)}
         self.known |= set(self.function.attrs.get("sizes", {}))
 
-    def steps(self, steps: Sequence[Step], depth: int) -> None:
+    def check_steps(self, steps: Sequence[Step], depth: int) -> None:
         for step in steps:
             for s in (s for part in accessed_storages(step) for s in part):
-                self.storage(s, step_title(step))
+                self.check_storage(s, step_title(step))
             match step:
                 case Launch():
-                    self.launch(step)
+                    self.check_launch(step)
                 case Copy(source, target, size):
                     for end in (source, target):
-                        self.same(end.size, size, f"{step_title(step)}: of {name_of(end)} it copies")
+                        self.check_byte_count(end.size, size, f"{step_title(step)}: of {name_of(end)} it copies")
                 case Loop(predicate, cond, body):
-                    self.same(predicate.size, 1, f"{step_title(step)}: its predicate has")
-                    self.steps(cond, depth + 1)
-                    self.steps(body, depth + 1)
+                    self.check_byte_count(predicate.size, 1, f"{step_title(step)}: its predicate has")
+                    self.check_steps(cond, depth + 1)
+                    self.check_steps(body, depth + 1)
                 case Branch(index, branches):
-                    self.same(index.size, 4, f"{step_title(step)}: its index has")
+                    self.check_byte_count(index.size, 4, f"{step_title(step)}: its index has")
                     if not branches:
                         self.findings.append(f"{step_title(step)}: there is no branch")
                     for branch in branches:
-                        self.steps(branch, depth + 1)
+                        self.check_steps(branch, depth + 1)
                 case Bind() | Check():
-                    self.judged(step, depth)
+                    self.check_bind_or_assertion(step, depth)
 
-    def judged(self, step: Bind | Check, depth: int) -> None:
+    def check_bind_or_assertion(self, step: Bind | Check, depth: int) -> None:
         if depth:
             self.findings.append(f"{step_title(step)}: it stands inside a loop or branch, where no host program is")
         if isinstance(step, Bind):
-            self.same(step.value.size, size_of(step.dtype), f"{step_title(step)}: its value has")
+            self.check_byte_count(step.value.size, size_of(step.dtype), f"{step_title(step)}: its value has")
             self.known |= {s.name for s in symbols(step.dim)}
         else:
-            self.same(step.predicate.size, 1, f"{step_title(step)}: its predicate has")
+            self.check_byte_count(step.predicate.size, 1, f"{step_title(step)}: its predicate has")
             for s, dtype in step.values:
-                self.same(s.size, size_of(dtype), f"{step_title(step)}: a value has")
+                self.check_byte_count(s.size, size_of(dtype), f"{step_title(step)}: a value has")
 
-    def storage(self, s: Storage, where: str) -> None:
+    def check_storage(self, s: Storage, where: str) -> None:
         if s.kind == "arena" and s not in self.arena:
             self.findings.append(f"{where}: {name_of(s)} is not in the list of the arena's storages")
-        self.sizes([s.size], where)
+        self.check_sizes_are_known([s.size], where)
 
-    def sizes(self, dims: Sequence[Dim], where: str) -> None:
+    def check_sizes_are_known(self, dims: Sequence[Dim], where: str) -> None:
         unknown = sorted({s.name for e in dims for s in symbols(e)} - self.known)
         if unknown:
             self.findings.append(f"{where}: {', '.join(unknown)} has no value here")
 
-    def same(self, size: Dim, expected: Dim, where: str) -> None:
+    def check_byte_count(self, size: Dim, expected: Dim, where: str) -> None:
         dims = [size, expected]
         if size != expected and any(
             evaluated_dim(size, v) != evaluated_dim(expected, v) for v in sample_dim_values(dims) if self.admits(v)
@@ -175,7 +175,7 @@ class _StepCheck:
                 return False
         return True
 
-    def part(self, begin: int, size: Dim, whole: Storage, where: str) -> None:
+    def check_range(self, begin: int, size: Dim, whole: Storage, where: str) -> None:
         """Check that ``size`` bytes from ``begin`` on are aligned, and inside ``whole``."""
         fits = begin >= 0 and begin % ALIGNMENT == 0
         dims = [whole.size, size]
@@ -186,9 +186,9 @@ class _StepCheck:
         ):
             self.findings.append(f"{where} is {size} bytes of {name_of(whole)} from {begin} on, which has {whole.size}")
 
-    def launch(self, step: Launch) -> None:
+    def check_launch(self, step: Launch) -> None:
         kernel, where = step.kernel, step_title(step)
-        self.sizes([kernel.grid], where)
+        self.check_sizes_are_known([kernel.grid], where)
         unknown = sorted(set(kernel.dims) - self.known)
         if unknown:
             self.findings.append(f"{where}: {', '.join(unknown)} has no value here")
@@ -204,9 +204,9 @@ class _StepCheck:
             for s, b, begin in zip(places, buffers, begins, strict=True):
                 size = product(b.shape) * size_of(b.dtype)
                 if begin is None:
-                    self.same(s.size, size, f"{where}: {b.name} is {name_of(s)} of")
+                    self.check_byte_count(s.size, size, f"{where}: {b.name} is {name_of(s)} of")
                 else:
-                    self.part(begin, size, s, f"{where}: {b.name}")
+                    self.check_range(begin, size, s, f"{where}: {b.name}")
         for n, target in enumerate(step.writes):
             if target.kind == "constant" or (target.kind == "argument" and target.result < 0):
                 self.findings.append(f"{where}: it writes to {name_of(target)}")
@@ -243,7 +243,7 @@ def verify_plan(
         findings.update(dict.fromkeys([*plan.places(totals), *plan.lives(), *plan.steps()]))
         cells, count = plan.cells()
         flow = _ValueFlowCheck(cells, count, updates)
-        flow.program(program, function)
+        flow.check_program(program, function)
         findings.update(dict.fromkeys(flow.findings))
     return list(findings)[:FINDINGS]
 
@@ -341,67 +341,67 @@ class _ValueFlowCheck:
         self.findings: list[str] = []
         for s in cells:
             if s.kind in ("argument", "constant"):
-                self.write(s)
+                self.record_write(s)
 
-    def program(self, program: Buffered, function: Function) -> None:
+    def check_program(self, program: Buffered, function: Function) -> None:
         """Check a whole program; all results must be written at its end."""
         self.held = program.held
-        self.steps(program.steps)
+        self.run_steps(program.steps)
         written = {s.number: s for s in self.cells if s.kind == "result"}
         written |= {s.result: s for s in self.cells if s.kind == "argument" and s.result >= 0}
         untouched = program.taken.keys() - written.keys()  # arguments that are returned unchanged
         for n, v in enumerate(function.body.results):
             if product(v.type.shape) != 0 and n not in untouched:
                 if n in written:
-                    self.read(written[n], "the caller")
+                    self.check_read(written[n], "the caller")
                 else:
                     self.findings.append(f"nothing writes result {n}")
 
-    def steps(self, steps: Sequence[Step]) -> None:
+    def run_steps(self, steps: Sequence[Step]) -> None:
         for step in steps:
             match step:
                 case Launch(kernel, _, writes):
                     held = (writes[n] for n in self.held.get(kernel.name, ()))
                     for s in (*step.reads, *writes[: self.updates(kernel.name)], *held):
-                        self.read(s, step_title(step))
+                        self.check_read(s, step_title(step))
                     for s in writes:
-                        self.write(s)
+                        self.record_write(s)
                 case Copy(source, target):
-                    self.read(source, step_title(step))
-                    self.write(target)
+                    self.check_read(source, step_title(step))
+                    self.record_write(target)
                 case Loop():
-                    self.loop(step)
+                    self.run_loop(step)
                 case Branch():
-                    self.branch(step)
+                    self.run_branch(step)
                 case Bind() | Check():
                     for s in accessed_storages(step)[0]:
-                        self.read(s, step_title(step))
+                        self.check_read(s, step_title(step))
 
-    def loop(self, step: Loop) -> None:
+    def run_loop(self, step: Loop) -> None:
         for inner in walk([*step.cond, *step.body]):
             for s in accessed_storages(inner)[1]:
                 cells = self.owner[self.cells[s]]
                 cells[cells != self.number[s]] = _NOBODY
-        self.steps(step.cond)
-        self.read(step.predicate, step_title(step))
+        self.run_steps(step.cond)
+        self.check_read(step.predicate, step_title(step))
         done = self.owner.copy()
-        self.steps(step.body)
+        self.run_steps(step.body)
         self.owner = done
 
-    def branch(self, step: Branch) -> None:
-        self.read(step.index, step_title(step))
+    def run_branch(self, step: Branch) -> None:
+        self.check_read(step.index, step_title(step))
         before, after = self.owner, None
         for branch in step.branches:
             self.owner = before.copy()
-            self.steps(branch)
+            self.run_steps(branch)
             if after is not None:
                 self.owner[self.owner != after] = _NOBODY
             after = self.owner
 
-    def read(self, s: Storage, reader: str) -> None:
+    def check_read(self, s: Storage, reader: str) -> None:
         others = self.owner[self.cells[s]]
         if s.size != 0 and (others != self.number[s]).any():
             self.findings.append(f"{reader} reads {name_of(s)}, which does not hold what was written to it")
 
-    def write(self, s: Storage) -> None:
+    def record_write(self, s: Storage) -> None:
         self.owner[self.cells[s]] = self.number[s]

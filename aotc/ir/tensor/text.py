@@ -120,7 +120,7 @@ class _ModulePrinter:
     def data(self, x: Any) -> str:
         match x:
             case np.ndarray():
-                return self.array(x)
+                return self.array_text(x)
             case Expr():
                 return str(x)
             case str():
@@ -135,7 +135,12 @@ class _ModulePrinter:
                 return repr(x.item())
         return repr(x)
 
-    def array(self, x: np.ndarray) -> str:
+    def array_text(self, x: np.ndarray) -> str:
+        """Return the text ``dense("dtype", shape, elements)`` of an array, in one of three encodings of the elements.
+
+        A list of numbers, for few elements; their bytes in hexadecimal digits, for few NaN or complex elements and in
+        full texts; else the digest of the bytes, which is the key of the array in :attr:`constants`.
+        """
         dtype = from_numpy(x.dtype)
         shape = self.data(tuple(int(d) for d in x.shape))
         if x.size <= INLINE_ELEMENTS:
@@ -254,6 +259,10 @@ class _ModuleReader:
         self.stack = [_Open(self._parse_params(params), header)]
 
     def _close_block(self) -> Function | None:
+        """Close the op, region or function that a line ``}`` ends; return the function if the line ends one.
+
+        An op with regions is pending until the ``}`` that follows its last region.
+        """
         top = self.stack[-1]
         if top.pending:
             name, operands, results, attrs, regions, loc = top.pending.pop()
@@ -308,6 +317,13 @@ class _ModuleReader:
         return self._value_of_node(ast.parse(text, mode="eval").body)
 
     def _value_of_node(self, node: ast.AST) -> Any:
+        """Evaluate the syntax tree of an attribute or a dim: Python literals, dims over symbols, and ``dense(...)``.
+
+        Raises
+        ------
+        ValueError
+            If the text has any other syntax.
+        """
         match node:
             case ast.Constant(value=value):
                 return value

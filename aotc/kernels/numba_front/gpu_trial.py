@@ -14,7 +14,7 @@ from aotc.kernels.cuda.shared_memory import block_launch_entry, dynamic_shared_b
 from aotc.kernels.numba_front.check_replacement import TRIALS
 from aotc.kernels.numba_front.compile import function_from_text
 from aotc.kernels.numba_front.gpu_source import gpu_source
-from aotc.kernels.numba_front.simulated_cuda import run_kernel
+from aotc.kernels.numba_front.simulated_cuda import simulate_kernel
 from aotc.kernels.numba_front.trial import NoTrial, TrialArguments, output_difference, random_arguments
 from aotc.targets import Target
 
@@ -72,7 +72,7 @@ def call_simulated(function: Callable[..., Any], kernel: Kernel, target: Target,
     some = [*range(most), *range(blocks - most, blocks)] if blocks > 2 * most and not together else []
     values = (*arguments.arrays, *arguments.dims, arguments.grid)
     try:
-        run_kernel(function, blocks, threads, dynamic_shared_bytes(kernel, target), values, some, together)
+        simulate_kernel(function, blocks, threads, dynamic_shared_bytes(kernel, target), values, some, together)
     except NumbaError as error:
         raise NoTrial(f"it does not run in the simulator: {numba_error_reason(error)}") from error
     except IndexError as error:

@@ -35,7 +35,7 @@ _ERRORS: list[BaseException] = []
 _LAUNCH = [0, 0, 0]  # threads of a block, blocks, bytes of dynamic shared memory
 
 
-def run_kernel(
+def simulate_kernel(
     function: Callable[..., None], blocks: int, threads: int, shared: int, arguments: tuple[Any, ...],
     some: Sequence[int] = (), together: bool = False,
 ) -> None:  # fmt: skip

@@ -126,7 +126,7 @@ def _rounding(form: FloatFormat) -> Callable[[Any], Any]:
     per_unit = 1 << mantissa
 
     @njit
-    def rounded(x):
+    def encode_rounded(x):
         bits = int64(bits_as(float32(x), uint32))
         sign = sign_code if bits >> 31 else 0
         if x != x:
@@ -141,7 +141,7 @@ def _rounding(form: FloatFormat) -> Callable[[Any], Any]:
             return nan_code if signless else overflow | sign
         return 0 if signless and code == 0 else code | sign
 
-    return rounded
+    return encode_rounded
 
 
 @njit

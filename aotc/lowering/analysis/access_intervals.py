@@ -53,7 +53,7 @@ def item_spans(
     first, last = np.array(edges[:-1], np.int64), np.array(edges[1:], np.int64) - 1
     buffers = (*kernel.inputs, *kernel.outputs)
     walker = _ItemAccessWalker(first, last, {b.name: _AccessedIntervals() for b in buffers}, sizes)
-    walker.block(kernel.body, _Scope({name: (sizes[name], sizes[name]) for name in kernel.dims}))
+    walker.visit_block(kernel.body, _Scope({name: (sizes[name], sizes[name]) for name in kernel.dims}))
     return [walker.hulls[b.name].spans(size_of(b.dtype), walker.element_count(b), first.shape) for b in buffers]
 
 
@@ -98,23 +98,23 @@ class _ItemAccessWalker(AccessWalker[_Scope]):
     def element_count(self, buffer: Buffer) -> int:
         return prod(evaluate(d, self.sizes) for d in buffer.shape)
 
-    def named(self, name: str, e: Dim, scope: _Scope) -> _Scope:
+    def scope_with_name(self, name: str, e: Dim, scope: _Scope) -> _Scope:
         scope.values[name] = self.value_range(e, scope)
         return scope
 
-    def whole(self, buffer: Buffer) -> None:
+    def record_whole_buffer(self, buffer: Buffer) -> None:
         self.add_to_hull(buffer, self.whole_array_range(self.element_count(buffer)))
 
-    def loop(self, stmt: For, scope: _Scope) -> None:
+    def visit_loop(self, stmt: For, scope: _Scope) -> None:
         """Walk a loop's body; the grid's variable has the range of the block's items, others their whole range."""
         if stmt.kind == "parallel":
             iterations: Ends = self.first, self.last
         else:
             begin, end = self.value_range(stmt.begin, scope)[0], self.value_range(stmt.end, scope)[1]
             iterations = begin, _elementwise_maximum(begin, end - 1)
-        self.block(stmt.body, _Scope({**scope.values, stmt.var: iterations}))
+        self.visit_block(stmt.body, _Scope({**scope.values, stmt.var: iterations}))
 
-    def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: _Scope) -> None:
+    def record_element_access(self, buffer: Buffer, index: tuple[Dim, ...], scope: _Scope) -> None:
         """Add the accesses to the element at ``index`` to the interval of ``buffer``."""
         if buffer.name not in self.hulls:
             return
@@ -146,7 +146,7 @@ class _ItemAccessWalker(AccessWalker[_Scope]):
             most, _elementwise_maximum(high, least)
         )
 
-    def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: _Scope) -> None:
+    def record_strided_accesses(self, buffer: Buffer, base: Dim, levels: Levels, scope: _Scope) -> None:
         """Add the elements at ``base`` plus a multiple of the step of each level, below its extent."""
         if buffer.name not in self.hulls:
             return

@@ -75,7 +75,7 @@ def item_lines(kernel: Kernel, group: Dim = 1) -> ItemLines:
     """Return linear bounds, in the item number, of the bytes that groups of ``group`` items access."""
     buffers = (*kernel.inputs, *kernel.outputs)
     walker = _LineWalker({b.name: set() for b in buffers}, frozenset({*kernel.dims, ITEM}), group)
-    walker.block(kernel.body, _Lines())
+    walker.visit_block(kernel.body, _Lines())
     sizes = {b.name: size_of(b.dtype) for b in buffers}
     firsts = (
         _outermost_line((_byte_offset_line(first, sizes[b.name]) for first, _ in walker.found[b.name]), -1)
@@ -155,13 +155,13 @@ class _LineWalker(AccessWalker[_Lines]):
         most = max((part for part in self.parts if isinstance(part, int)), default=1)
         return (most, *(wide if len(wide) == 1 else ()))
 
-    def named(self, name: str, e: Dim, scope: _Lines) -> _Lines:
+    def scope_with_name(self, name: str, e: Dim, scope: _Lines) -> _Lines:
         return _Lines({**scope.equal, name: substitute(e, scope.equal)}, scope.ends)
 
-    def whole(self, buffer: Buffer) -> None:
+    def record_whole_buffer(self, buffer: Buffer) -> None:
         self.record_bounds(buffer, (0, product(buffer.shape) - 1))
 
-    def loop(self, stmt: For, scope: _Lines) -> None:
+    def visit_loop(self, stmt: For, scope: _Lines) -> None:
         """Walk a loop's body; the grid's variable becomes ``group * ITEM + WITHIN``, other variables get a range."""
         if stmt.kind == "parallel":
             number = self.group * sym(ITEM) + sym(WITHIN, 0, self.group)
@@ -171,13 +171,13 @@ class _LineWalker(AccessWalker[_Lines]):
             last = self.bound_of_expression(substitute(stmt.end, scope.equal), scope, 1)
             ends = {**scope.ends, stmt.var: (first, None if last is None else last - 1)}
             inside = _Lines({k: v for k, v in scope.equal.items() if k != stmt.var}, ends)
-        self.block(stmt.body, inside)
+        self.visit_block(stmt.body, inside)
 
     def record_bounds(self, buffer: Buffer, ends: Ends) -> None:
         if buffer.name in self.found:
             self.found[buffer.name].add(ends)
 
-    def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: _Lines) -> None:
+    def record_element_access(self, buffer: Buffer, index: tuple[Dim, ...], scope: _Lines) -> None:
         """Record an access to one element, as bounds of its linear index.
 
         An index that is unknown may be any index of its dim. So may one that does not depend on the group, if the size
@@ -200,7 +200,7 @@ class _LineWalker(AccessWalker[_Lines]):
         end = self.bound_of_expression(index, scope, sign)
         return end is None or (isinstance(self.group, Expr) and not _depends_on_item(end))
 
-    def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: _Lines) -> None:
+    def record_strided_accesses(self, buffer: Buffer, base: Dim, levels: Levels, scope: _Lines) -> None:
         """Record accesses to the elements at ``base`` plus ``i * step`` for each level, ``i`` below its extent."""
         if buffer.name not in self.found:
             return

@@ -238,7 +238,7 @@ class _WorkCounter:
     def tile_operation_cost(self, tile: Tile) -> float:
         """Return the cost of an operation of a tile, relative to one of an f32 tile."""
         size = size_of(tile.b.dtype)
-        if tile.form.unit in self.matrices:
+        if tile.form.dot_product_dtype in self.matrices:
             return MATRIX_WORK.value / 100 * size / 2
         return PAIRS_WORK.value / 100 if tile.form == BF16_PAIRS else max(size / 4, 1.0)
 

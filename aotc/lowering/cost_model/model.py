@@ -207,14 +207,14 @@ class Costs:
 
     def items_per_claim(self, kernel: Kernel) -> Dim:
         """Return the number of grid items that a thread claims at once; for a matmul of unknown size an expression."""
-        work = self.work_of_tiles(kernel)
+        work = self.symbolic_matmul_work(kernel)
         if work is None:
             return self.grain(kernel)
         operations = round(CLAIM_NS.value * machine_of(self.target).tile)
         few = (kernel.grid + (MAX_CLAIMS.value - 1)) // MAX_CLAIMS.value
         return maximum(operations * kernel.grid // maximum(work, 1), maximum(few, 1))
 
-    def work_of_tiles(self, kernel: Kernel) -> Dim | None:
+    def symbolic_matmul_work(self, kernel: Kernel) -> Dim | None:
         """Return the operations of a CPU's matmul if they are a product of sizes that only a call knows, else None.
 
         Such a kernel is short at the sizes that the cost model assumes, and may take a million times as long.

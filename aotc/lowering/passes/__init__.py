@@ -1,1 +1,1 @@
-"""Tensor IR passes, one file or folder per row of ``PASSES``."""
+"""Tensor IR passes, one file or folder per row of :data:`aotc.pipeline.PASSES`."""

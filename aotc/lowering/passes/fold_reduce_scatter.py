@@ -33,7 +33,7 @@ def _with_reduce_scatters(function: Function) -> Function:
     if not dims:
         return function
 
-    def rule(op: Op, b: Builder) -> Sequence[Value] | None:
+    def reduce_scatter_rule(op: Op, b: Builder) -> Sequence[Value] | None:
         if op.name == "all_reduce" and op.results[0] in dims:
             attrs = {**op.attrs, "dim": dims[op.results[0]]}
             return b.append(b.op("reduce_scatter", op.operands, attrs, regions=op.regions))
@@ -41,7 +41,7 @@ def _with_reduce_scatters(function: Function) -> Function:
             return op.operands[:1]  # what it read is its result now
         return None
 
-    return rewrite_function(function, rule)
+    return rewrite_function(function, reduce_scatter_rule)
 
 
 class _SlicedAllReduce:

@@ -144,14 +144,20 @@ class _AttentionOpWriter:
     # --- masks ---
 
     def _mask_conjuncts(self) -> list[tuple[ElementRead, bool]]:
-        """Return the conjuncts of the masks that can be false."""
+        """Return the conjuncts of the masks, as ``(mask, sign)``, without those that allow every element.
+
+        A score counts where ``mask`` equals ``sign``: with False, the mask is True where the score is masked out.
+        """
         makers, extents = self.b.definitions, self.found.extents
         needed = [p for r, sign in self.found.masks if sign for p in mask_conjuncts(r, extents, makers)]
         refused = [(r, False) for r, sign in self.found.masks if not sign]
         return [*((p, True) for p in needed if not _is_all_true(p.value, self.b)), *refused]
 
     def _split_causal_mask(self, axes: Sequence[Dim]) -> tuple[tuple[Dim, Dim] | None, list[tuple[ElementRead, bool]]]:
-        """Split the masks into the causal conjunct, as (row axis, offset), or None, and the other conjuncts."""
+        """Split the masks into the causal conjunct, as (row axis, offset), or None, and the other conjuncts.
+
+        The others are ``(mask, sign)`` as in :meth:`_mask_conjuncts`.
+        """
         parts = self._mask_conjuncts()
         for n, (part, sign) in enumerate(parts):
             causal = causal_offset(part, self.found.term, self.b.definitions) if sign else None

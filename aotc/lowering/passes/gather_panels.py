@@ -52,7 +52,7 @@ def gather_panels(module: Module, options: Options) -> Module:
         return module
     home, _ = op_targets(module, options)
 
-    def rule(op: Op, b: Builder) -> Sequence[Value] | None:
+    def gather_from_panels_rule(op: Op, b: Builder) -> Sequence[Value] | None:
         if not gathers_rows(op) or home(op).kind != "cpu":
             return None
         if op.operands[0] in bound:
@@ -66,7 +66,7 @@ def gather_panels(module: Module, options: Options) -> Module:
         stored = b.constant(found.stored, TensorType(op.operands[0].type.dtype, found.stored.shape))
         return (_gathered_packed_rows(op, stored, found.group, found.n, b),)
 
-    return rewrite_module(module, rule, ("gather",))
+    return rewrite_module(module, gather_from_panels_rule, ("gather",))
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def quantize_weights(module: Module, options: Options) -> Module:
         return module
     home, _ = op_targets(module, options)
     quantizer = _WeightQuantizer(*bits_and_terms, home, widest_product_rows(module))
-    module = rewrite_module(module, quantizer.rule)
+    module = rewrite_module(module, quantizer.quantize_matmul_rule)
     quantizer.tables = arrays_only_read_by_rows(module) if quantizer.panels else ()
     return rewrite_module(module, quantizer.gathered_table_rows, ("gather",)) if quantizer.tables else module
 
@@ -97,7 +97,7 @@ class _WeightQuantizer:
         found = next((x for x in self.panels if x.holds_table(table)), None)
         return None if found is None else (rows_gathered_from_panels(op, found, b),)
 
-    def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
+    def quantize_matmul_rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the quantized matmul that replaces ``op``, or None."""
         if op.name != "matmul" or not {v.type.dtype for v in (*op.operands, op.result)} <= _FLOATS:
             return None
@@ -121,7 +121,7 @@ class _WeightQuantizer:
 
     def _quantized_with_swapped_operands(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the quantized matmul with operands swapped and its result transposed, or None."""
-        made = self.rule(transposed_product(op, b), b)
+        made = self.quantize_matmul_rule(transposed_product(op, b), b)
         return None if made is None else (transpose_batch(made[0], b),)
 
     def _rounded_weights(self, weights: Value, transposed: bool, b: Builder) -> Rounded | None:

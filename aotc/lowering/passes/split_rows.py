@@ -97,7 +97,7 @@ class _RowRewriter:
             type_ = TensorType(step.result.type.dtype, x.type.shape)
             x = b.make(step.name, (x,) * len(step.operands), step.attrs, type_)
         own = _reduction_of_parts(op, x, b)
-        difference = self._centre_difference_of_parts(own, centre, whole, b)
+        difference = self._part_centre_minus_row_centre(own, centre, whole, b)
         if row.is_softmax:
             own = _rescaled_sums(own, b.make("exp", (difference,)), b)
         else:
@@ -113,10 +113,14 @@ class _RowRewriter:
         parts = static(product(x.type.shape[len(kept) :])) // size
         return b.reshape(x, (*kept, parts, size))
 
-    def _centre_difference_of_parts(self, own: Value, centre: Value, whole: Value, b: Builder) -> Value:
-        """Return the difference between the centre of each part (its maximum or mean) and that of its row."""
+    def _part_centre_minus_row_centre(self, own: Value, centre: Value, row_centre: Value, b: Builder) -> Value:
+        """Return ``centre - row_centre``, with the shape and dtype of ``own``.
+
+        ``centre`` has the maximum or mean of each part of a row, ``row_centre`` that of each row. ``own`` has one
+        element per part.
+        """
         shape = own.type.shape
-        of_row = b.broadcast(b.reshape(whole, shape[:-1]), range(len(shape) - 1), shape)
+        of_row = b.broadcast(b.reshape(row_centre, shape[:-1]), range(len(shape) - 1), shape)
         return b.make("sub", (b.convert(centre, own.type.dtype), b.convert(of_row, own.type.dtype)))
 
 

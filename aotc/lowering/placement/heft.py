@@ -30,10 +30,10 @@ class DeviceChoice:
 
 def heft(function: Function, targets: Mapping[str, Target], costs: Costs) -> dict[Op, DeviceChoice]:
     """Schedule the large ops of ``function`` on devices by HEFT; return the device of each."""
-    matcher = _HeftScheduler(function, targets, costs)
-    for op in sorted(matcher.large, key=matcher.upward_rank, reverse=True):
-        matcher.matched[op] = matcher.place_op(op)
-    return matcher.matched
+    scheduler = _HeftScheduler(function, targets, costs)
+    for op in sorted(scheduler.large, key=scheduler.upward_rank, reverse=True):
+        scheduler.placed[op] = scheduler.place_op(op)
+    return scheduler.placed
 
 
 PLACED_NS = Limit(
@@ -55,7 +55,7 @@ class _HeftScheduler:
     reads: dict[Op, list[tuple[Op | Value, int]]] = field(default_factory=dict)  # sources (large op, argument), bytes
     readers: dict[Op, list[Op]] = field(default_factory=dict)
     ranks: dict[Op, float] = field(default_factory=dict)
-    matched: dict[Op, DeviceChoice] = field(default_factory=dict)
+    placed: dict[Op, DeviceChoice] = field(default_factory=dict)
     busy: dict[str, float] = field(default_factory=dict)  # the nanosecond until which a device is busy
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class _HeftScheduler:
         roots: dict[Value, frozenset[Op | Value]] = {v: frozenset([v]) for v in self.homes}
         for op in self.function.body.ops:
             used = dict.fromkeys((*op.operands, *(v for r in op.regions for v in captured_values(r))))
-            if self._is_large(op):
+            if self._has_own_placement(op):
                 self.large.append(op)
                 self.reads[op] = [(root, size_in_bytes(v)) for v in used for root in roots.get(v, ())]
                 for root, _ in self.reads[op]:
@@ -79,7 +79,7 @@ class _HeftScheduler:
             after = max((self.ranks[reader] for reader in self.readers.get(op, ())), default=0.0)
             self.ranks[op] = self._mean_device_time(op) + after
 
-    def _is_large(self, op: Op) -> bool:
+    def _has_own_placement(self, op: Op) -> bool:
         """Return True if ``op`` is placed by itself.
 
         Small ops, ops that can be fused with their producers, and loops and branches that contain transfers are not.
@@ -116,8 +116,8 @@ class _HeftScheduler:
     def _operand_arrival_time(self, op: Op, device: str) -> Iterable[float]:
         """Yield the nanosecond at which each operand of ``op`` is on ``device``, transfers included."""
         for root, bytes_ in self.reads[op]:
-            home = self.matched[root].device if isinstance(root, Op) else self.homes[root]
-            made = self.matched[root].end if isinstance(root, Op) else 0.0
+            home = self.placed[root].device if isinstance(root, Op) else self.homes[root]
+            made = self.placed[root].end if isinstance(root, Op) else 0.0
             near = home == device or home not in self.targets
             yield made + (0.0 if near else move_nanoseconds(bytes_, self.targets[home].kind, self.targets[device].kind))
 

@@ -131,7 +131,7 @@ def _plan_tiles(b: RegionBuilder, op: Op, p: TiledProduct) -> RegisterTilePlan:
     rows = row_tiles(p.m, runs[-1][0], runs[0][1] if len(runs) > 1 else 0)
     results = b.function.body.results
     only = len(results) == 1 and results[0] is op.result and not (p.pixels and p.m != 1)
-    matrix = p.form.unit in b.target.matrices
+    matrix = p.form.dot_product_dtype in b.target.matrices
     row_block, panel_block = _tiles_per_item(b.target, p, rows)
     pitch = 0
     if matrix and op.name == "packed_matmul" and not op.attrs["lhs_transposed"]:
@@ -224,7 +224,7 @@ def _tiles_per_item(target: Target, p: TiledProduct, rows: RowTiles) -> tuple[in
     extents = (rows.tiles, p.panels, product(p.outer))
     tiles, panels, outer = (dim_or(n, UNKNOWN_TILES.value) for n in extents)
     total = tile_flops * tiles * panels * outer
-    matrix = p.form.unit in target.matrices
+    matrix = p.form.dot_product_dtype in target.matrices
     least = (MATRIX_ITEM_FLOPS if matrix else ITEM_FLOPS).value
     want = max(total // MANY_ITEMS.value, least)
     want = min(want, LARGE_ITEMS.value * least, max(total // MIN_ITEMS.value, 1))

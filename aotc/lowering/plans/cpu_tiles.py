@@ -115,7 +115,7 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: TileForm, target: Target, pitch: Dim
     lanes = target.vector_bytes // size_of(form.out)
     room = target.registers - 1
     needed = -(-n // lanes) if not isinstance(n, Expr) else room
-    if form.unit in target.matrices:
+    if form.dot_product_dtype in target.matrices:
         return _matrix_tile(m, needed, lanes)
     if not isinstance(m, Expr) and reads_operand_once(m):
         across = STREAM_VECTORS if WIDE_STREAM_ROWS.holds(m) else NARROW_STREAM_VECTORS
@@ -133,9 +133,9 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: TileForm, target: Target, pitch: Dim
         most = SET_ROWS
     scales = vectors if form.scaled else 0
     rows = min((room - vectors - scales) // vectors, most.value)
-    if form == I8_QUADS or (form == BF16_PAIRS and form.unit not in target.units):
+    if form == I8_QUADS or (form == BF16_PAIRS and form.dot_product_dtype not in target.units):
         rows = min(rows, (GROUPED_TILE_ROWS if target.registers >= 32 else GROUPED_TILE_ROWS_16).value)
-    if SQUARES.get(form.unit) in target.features:
+    if SQUARES.get(form.dot_product_dtype) in target.features:
         sums = SVE_SQUARE_SUMS if target.sve_length else SQUARE_SUMS
         rows = min((room - vectors - scales) // vectors, sums.value // vectors // 2 * 2)
     elif target.sve_length and vectors > 1:

@@ -105,7 +105,7 @@ def is_matmul_transposed(op: Op, form: TileForm | None, target: Target, constant
     half = isinstance(n, int) and THIN_ROWS.holds(n) and 2 * n <= _sums_per_vector(form, target)
     if half and not op.attrs["lhs_transposed"]:
         few |= sum((HALF_PANEL_COLUMNS.holds(n), not THIN_ROWS.holds(m), constant)) >= 2
-    return n == 1 or (few and long and form.unit not in target.matrices)
+    return n == 1 or (few and long and form.dot_product_dtype not in target.matrices)
 
 
 def _sums_per_vector(form: TileForm, target: Target) -> int:
@@ -143,7 +143,7 @@ def matmul_strategy(op: Op, form: TileForm | None, constant: bool, target: Targe
     if form is None or k == 0 or (_converts_integers(op, form) and (n == 1 or is_tiny_matmul((m, n), k))):
         return "loops"
     once = reads_operand_once(m)
-    few = THIN_ROWS.holds(m) and (once or form.unit not in target.matrices)
+    few = THIN_ROWS.holds(m) and (once or form.dot_product_dtype not in target.matrices)
     thin = few and form != I8_QUADS and product(result.shape) != 0
     if op.attrs["rhs_transposed"] and form != I8_QUADS and once and not (form == BF16_PAIRS and constant):
         return "dots"
@@ -155,7 +155,7 @@ def matmul_strategy(op: Op, form: TileForm | None, constant: bool, target: Targe
         return "dots"
     lanes = _sums_per_vector(form, target)
     by_rows = not op.attrs["rhs_transposed"] and form != I8_QUADS and isinstance(n, int) and n % lanes == 0
-    quick = k % form.group == 0 or form.unit in target.matrices
+    quick = k % form.group == 0 or form.dot_product_dtype in target.matrices
     pairs = form == BF16_PAIRS and quick  # instructions on pairs of bf16 gain more than packing costs
     near = IN_PLACE_ELEMENTS.holds(k * n)
     if by_rows and not constant and near and (once or not pairs):
@@ -176,7 +176,7 @@ def _reads_rows(form: TileForm, n: Dim, target: Target) -> bool:
     """Return True if tiles of ``form`` read the terms of a group from rows of the right operand."""
     if form.group == 1:
         return True
-    x86 = target.triple.startswith("x86_64") and form.unit in target.units - target.matrices
+    x86 = target.triple.startswith("x86_64") and form.dot_product_dtype in target.units - target.matrices
     return form == BF16_PAIRS and x86 and (not isinstance(n, int) or n > _sums_per_vector(form, target))
 
 

@@ -66,7 +66,7 @@ def _split_at_unknown_matmuls(run: Run, costs: Costs) -> list[Run]:
 
 def is_unknown_product(step: Step, costs: Costs) -> bool:
     """Return True if a command is a matmul in tiles whose work is known only in a call, so the call divides it."""
-    return isinstance(step, Launch) and costs.work_of_tiles(step.kernel) is not None
+    return isinstance(step, Launch) and costs.symbolic_matmul_work(step.kernel) is not None
 
 
 def is_serial_graph(run: Run, costs: Costs) -> bool:

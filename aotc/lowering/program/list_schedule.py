@@ -81,7 +81,10 @@ def _critical_path_first(before: Sequence[Sequence[int]], nanoseconds: Sequence[
 def makespan(
     order: Sequence[int], before: Sequence[Sequence[int]], nanoseconds: Sequence[float], widths: Sequence[int]
 ) -> float:
-    """Return the time at which the last command ends if workers start commands in ``order``."""
+    """Return the time in nanoseconds at which the last command ends if workers start commands in ``order``.
+
+    The other parameters are those of :func:`list_schedule_order`.
+    """
     workers = [0.0] * ORDER_WORKERS.value
     ends = [0.0] * len(before)
     for n in order:

@@ -143,7 +143,7 @@ def _numbers_that_must_be_equal(kernel: Kernel, matrices: Collection[str]) -> tu
                 kept.append(buffer.shape)
             case Tile(rows=rows) if rows > TILE_ROWS:
                 kept += [rows, s.cols, s.out_base, s.out_row, s.form, s.a_inner]
-                kept += [s.levels] if s.form.unit in matrices else []
+                kept += [s.levels] if s.form.dot_product_dtype in matrices else []
             case _:
                 return None
         for e in statement_index_exprs(s):

@@ -203,12 +203,12 @@ class Gang(NamedFunctions):
         return self._processes.identifiers
 
     def invoke(self, name: str, *arrays: Any) -> list[np.ndarray]:
-        """Run a function on flat, whole arrays.
+        """Run a function on the flattened arguments, each whole (not sharded).
 
         Raises
         ------
         CallError
-            If there is no such function, or an argument does not fit.
+            If the bundle has no function ``name``, or an argument does not match the function's signature.
         RankLost
             If the process of a rank ended.
         """
@@ -284,12 +284,14 @@ class Gang(NamedFunctions):
         return GangState(self, next(self._numbers), self._dropped)
 
     def record(self, name: str, arrays: Sequence[Any], calls: int) -> list[RankRecording]:
-        """Record some calls of a function on flat, whole arrays, on each rank.
+        """Record ``calls`` calls of a function on each rank.
+
+        ``arrays`` are the flattened arguments, each whole (not sharded).
 
         Raises
         ------
         CallError
-            As for :meth:`invoke`; if the bundle has no debug information.
+            As for :meth:`invoke`, and if the bundle has no debug information.
         """
         from aotc.vmfb.gang.rank_recording import recording_of_data  # only for profiles
 

@@ -117,11 +117,11 @@ class _Call:
 
     def record(self, memory: mmap, calls: int, path: str) -> None:
         """Record some calls, and write the recording to a file."""
-        from aotc.vmfb.gang.rank_recording import record_calls  # only for profiles
+        from aotc.vmfb.gang.rank_recording import record_calls_on_rank  # only for profiles
 
         values, out = self._arrays_in(memory)
         call = partial(self._module.invoke, self._name, *values, out=out)
-        found = record_calls(self._module, self._name, call, values, calls)
+        found = record_calls_on_rank(self._module, self._name, call, values, calls)
         with open(path, "w", encoding="utf-8") as file:
             json.dump(found, file)
 

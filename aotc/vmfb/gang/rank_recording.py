@@ -39,7 +39,9 @@ class RankRecording(NamedTuple):
     lost: int
 
 
-def record_calls(module: LoadedModule, name: str, call: Callable[[], object], values: Sequence[Any], calls: int) -> Any:
+def record_calls_on_rank(
+    module: LoadedModule, name: str, call: Callable[[], object], values: Sequence[Any], calls: int
+) -> Any:
     """Return a recording of ``calls`` calls of a function as data for JSON; a call before them is not part of it.
 
     On a GPU it is one call, whose commands run one at a time.
@@ -92,7 +94,7 @@ def _as_data(recording: RankRecording) -> list[Any]:
 
 
 def recording_of_data(data: Sequence[Any]) -> RankRecording:
-    """Return the recording that :func:`record_calls` has written as data."""
+    """Return the recording that :func:`record_calls_on_rank` has written as data."""
     begun, target, spans, dispatches, table, executions, lost = data
     known = [
         Collective(op, serial, tuple(map(tuple, groups)), tuple((a, b) for a, b in pairs), reduction, place)

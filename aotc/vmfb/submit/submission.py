@@ -20,10 +20,10 @@ from aotc.vmfb.devices.early import EarlyResults
 from aotc.vmfb.errors import ArgumentError, BundleError, CallError, DeadlineExceeded, FenceCancelled
 from aotc.vmfb.host.interruption import RUNNING, request_interruption_checks
 from aotc.vmfb.submit.call import SubmittedCall
+from aotc.vmfb.submit.concurrency_limit import lane_for_calls
 from aotc.vmfb.submit.deadlines import CLOCK
 from aotc.vmfb.submit.dispatcher_threads import PROCESS, Dispatchers, take_from_box
 from aotc.vmfb.submit.fence import PART_FIRST_PAUSE, PART_LONGEST_PAUSE, Fence, FenceResult, mark_fast_callback
-from aotc.vmfb.submit.limited import lane_for_calls
 from aotc.vmfb.submit.memory_order import (
     MemoryAccess,
     OutputRegions,

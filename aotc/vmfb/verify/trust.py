@@ -1,4 +1,7 @@
-"""Trust in bundles: verification of signatures, and compilation of an untrusted bundle's source."""
+"""Trust in bundles: verification of signatures, and compilation of an untrusted bundle's source.
+
+:func:`aotc.tools.sign.signature_verifier` makes the function that verifies a signature.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def select_trusted_bundle(
     Without such a signature that is an error, or with ``untrusted`` a bundle compiled here from the source of
     ``bundle``.
     """
-    approve = None if keys is None else import_extra("sign").signature_approval(keys)
+    approve = None if keys is None else import_extra("sign").signature_verifier(keys)
     try:
         if approve is not None:
             bundle.verify_all()
@@ -39,7 +42,7 @@ def check_public_keys(keys: Sequence[Any]) -> None:
     BundleError
         If a key cannot be parsed.
     """
-    import_extra("sign").signature_approval(keys)
+    import_extra("sign").signature_verifier(keys)
 
 
 def _compile_source(bundle: OpenedBundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> OpenedBundle:

@@ -334,7 +334,7 @@ def test_best_tile_fits_the_registers(form: str, target: Target) -> None:
             assert cols % lanes == 0
             vectors = cols // lanes
             assert vectors >= 1
-            if FORMS[form].unit in target.matrices:
+            if FORMS[form].dot_product_dtype in target.matrices:
                 assert -(-rows // 16) * vectors <= 4  # with one for a at least, and two for b, of eight
                 assert rows <= 32
             else:

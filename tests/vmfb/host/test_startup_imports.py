@@ -35,7 +35,7 @@ AOTC = {
     "submit": {
         "aotc.vmfb.call_limits", "aotc.vmfb.devices.early", "aotc.vmfb.submit", "aotc.vmfb.submit.call",
         "aotc.vmfb.submit.deadlines", "aotc.vmfb.submit.device_slots",
-        "aotc.vmfb.submit.dispatcher_threads", "aotc.vmfb.submit.fence", "aotc.vmfb.submit.limited",
+        "aotc.vmfb.submit.dispatcher_threads", "aotc.vmfb.submit.fence", "aotc.vmfb.submit.concurrency_limit",
         "aotc.vmfb.submit.memory_order", "aotc.vmfb.submit.stream_queue",
         "aotc.vmfb.submit.submission",
     },

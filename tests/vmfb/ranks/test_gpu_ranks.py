@@ -20,7 +20,7 @@ import aotc
 from aotc.diagnostics import CompileError
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import ArgumentValueError, BundleError, CallError, RankLost
-from aotc.vmfb.gang.rank_recording import record_calls, recording_of_data
+from aotc.vmfb.gang.rank_recording import record_calls_on_rank, recording_of_data
 from aotc.vmfb.ranks.collective_function import check_facts
 from aotc.vmfb.ranks.collectives import Collective, sizes_agree
 from aotc.vmfb.ranks.gpu_calls import arrays_of
@@ -148,7 +148,7 @@ def test_a_profile_runs_one_command_at_a_time(on_gpus, way):
 
     def work(module, link):
         parts = module.shard(x)
-        found = recording_of_data(record_calls(module, "main", lambda: module(*parts), parts, 3))
+        found = recording_of_data(record_calls_on_rank(module, "main", lambda: module(*parts), parts, 3))
         np.testing.assert_array_equal(np.asarray(module.gather(module(*parts))), x * 0)
         return found
 

@@ -43,8 +43,11 @@ class TileForm(TextRecord):
         return DTYPES[self.right].bits if self.scaled else 0
 
     @property
-    def unit(self) -> str:
-        """Return the dtype whose dot-product instructions may compute the tile (:attr:`aotc.targets.Target.units`)."""
+    def dot_product_dtype(self) -> str:
+        """Return the dtype whose dot-product instructions may compute the tile (:attr:`aotc.targets.Target.units`).
+
+        An empty string: the tile needs multiply-adds of single elements.
+        """
         return self.left if self.group > 1 and not self.scaled and not self.offset else ""
 
     @property

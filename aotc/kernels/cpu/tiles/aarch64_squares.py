@@ -24,7 +24,8 @@ _INSTRUCTIONS = {"i8": "smmla.v4i32.v16i8", "u8": "usmmla.v4i32.v16i8", "bf16": 
 
 def uses_2x2_matrix_instructions(shape: Shape) -> bool:
     """Return True if 2x2 matrix instructions (SMMLA, BFMMLA) compute a tile of this shape."""
-    if "x86" in shape.isa or _UNITS.get(shape.form.unit, "none") not in shape.isa or shape.rows < 2 or not shape.levels:
+    unit = _UNITS.get(shape.form.dot_product_dtype, "none")
+    if "x86" in shape.isa or unit not in shape.isa or shape.rows < 2 or not shape.levels:
         return False
     is_contiguous = shape.a_dtype in _INSTRUCTIONS and shape.a_inner == size_of(shape.a_dtype)
     return is_contiguous and shape.levels[-1][1] == _STEP

@@ -28,7 +28,7 @@ _NOW = "matrix_tiles_now"
 
 def fits_matrix_unit(shape: Shape) -> bool:
     """Return True if the matrix unit supports a tile of this shape."""
-    if not shape.levels or f"amx-{shape.form.unit}" not in shape.isa or shape.a_dtype not in _PRODUCTS:
+    if not shape.levels or f"amx-{shape.form.dot_product_dtype}" not in shape.isa or shape.a_dtype not in _PRODUCTS:
         return False
     extent, a_step, b_step = shape.levels[-1]
     side_by_side = shape.a_inner == 4 // shape.form.group and a_step == 4 and b_step == LINE * shape.vectors

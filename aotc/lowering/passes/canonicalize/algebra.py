@@ -39,21 +39,21 @@ def simplify_algebra(op: Op, b: Builder) -> Value | None:
 def _cancel_inverse_rule(name: str, part: int = 0) -> Rule:
     """Return the rule that cancels an op with its inverse ``name``: the result is the operand of ``name``."""
 
-    def rule(op: Op, b: Builder) -> Value | None:
+    def cancel_inverse(op: Op, b: Builder) -> Value | None:
         inner = b.definitions.get(op.operands[0])
         return inner.operands[part] if inner is not None and inner.name == name else None
 
-    return rule
+    return cancel_inverse
 
 
 def _drop_repeated_op_rule(*names: str) -> Rule:
     """Return the rule that replaces an op by its operand if one of the ops ``names`` computes the operand."""
 
-    def rule(op: Op, b: Builder) -> Value | None:
+    def drop_repeated_op(op: Op, b: Builder) -> Value | None:
         inner = b.definitions.get(op.operands[0])
         return op.operands[0] if inner is not None and inner.name in names else None
 
-    return rule
+    return drop_repeated_op
 
 
 def _simplify_binary(op: Op, b: Builder) -> Value | None:

@@ -43,7 +43,7 @@ def with_pixels_as_columns(op: Op, form: TileForm, target: Target, b: Builder) -
     images, *space, channels = lhs.type.shape
     if op.attrs["feature_groups"] != 1 or op.attrs["strides"][-1] != 1:
         return None
-    if not is_static((*space, channels, *rhs.type.shape)) or form.unit in target.matrices:
+    if not is_static((*space, channels, *rhs.type.shape)) or form.dot_product_dtype in target.matrices:
         return None
     single = _SINGLE.get(form, form)
     cols = _pixel_tile_columns(op, single, target)

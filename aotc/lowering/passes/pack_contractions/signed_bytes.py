@@ -49,7 +49,7 @@ SIGNED_FLOPS = Limit(
 
 def needs_byte_offset(op: Op, form: TileForm, depth: Dim, constant: bool, target: Target) -> bool:
     """Return True if a matmul of ``depth`` terms should add 128 to its left operand in a separate op."""
-    by_instruction = target.triple.startswith("x86_64") and form.unit in target.units - target.matrices
+    by_instruction = target.triple.startswith("x86_64") and form.dot_product_dtype in target.units - target.matrices
     if form != I8_QUADS or op.operands[0].type.dtype != "i8" or not by_instruction:
         return False
     *lead, n = op.result.type.shape

@@ -41,6 +41,12 @@ class AttentionBlocks(AttentionItem):
     values: KeyValueLayout
 
     def __init__(self, b: RegionBuilder, op: Op, plan: BlockedAttentionPlan) -> None:
+        """Name the scratch buffers of a grid item: queries as panels, scores and weights of one block of keys.
+
+        ``acc`` are the weighted sums of values so far, ``part`` those of one block. For each row, ``top`` is the
+        maximum so far, ``low`` the number subtracted from scores, ``total`` the sum of weights so far, ``fresh`` that
+        of one block. ``factor`` rescales both sums if a block raises the maximum.
+        """
         blocks = plan.blocks
         super().__init__(b, op, blocks.wide, blocks.rows)
         self.plan, self.blocks, self.single = plan, blocks, plan.is_single

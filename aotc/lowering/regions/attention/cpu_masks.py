@@ -28,6 +28,12 @@ class AttentionMasks(AttentionItem):
     """Emit the loops over heads and the masks of a grid item with few query rows."""
 
     def __init__(self, b: RegionBuilder, op: Op, plan: DecodeAttentionPlan) -> None:
+        """Name the scratch buffers of a grid item.
+
+        ``heads`` are the batch axes of the item along which keys vary, ``shared`` those whose queries share keys.
+        ``scores`` are those of one block of terms, ``top`` and ``total`` the maximum and the sum of weights of each
+        row, ``acc`` the weighted sums of values. ``several`` is True if masks may exclude terms.
+        """
         blocks = plan.blocks
         super().__init__(b, op, blocks.wide, blocks.rows)
         self.plan, self.blocks = plan, blocks

@@ -97,6 +97,7 @@ class _ColumnLu:
         c = self.c
 
         def swap_rows(block: list[Stmt]) -> None:
+            """Swap elements ``k`` and ``p`` of the column; record the pivot, and the first zero pivot in ``failed``."""
             inner = self.e.new_block()
             p = sym(self.e.bind(c.load_of_thread_scalar(self.row), "n").name, 0, c.rows)
             x, y = self.e.bind(c.load_element(k, k)), self.e.bind(c.load_element(k, p))
@@ -136,6 +137,7 @@ class _ColumnLu:
         c = self.c
 
         def update_column(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+            """Return the two passes of a warp over ``column``: read both elements of the swap, then swap and update."""
             def read_swapped_elements(block: list[Stmt]) -> None:
                 p = c.index_in_buffer(self.pivot, c.rows)
                 block += [

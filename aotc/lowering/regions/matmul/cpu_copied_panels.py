@@ -50,6 +50,14 @@ class CopiedPanels(RegisterTiles):
     """Emit register tiles over copied panels."""
 
     def __init__(self, b: RegionBuilder, plan: CopiedPanelPlan, p: TiledProduct) -> None:
+        """Name the buffers and variables of a kernel, all of them local to a grid item.
+
+        ``panel`` is the copy of a panel; ``operand`` is the copy or the matrix, with a row pitch of ``pitch`` elements;
+        ``copies`` is True if the panel is copied. ``terms`` is k rounded up to whole groups. ``padded`` is a copy of
+        left rows with zeros behind the last term, ``incomplete`` is True if the last group has fewer terms.
+        ``exceeds`` is True if a panel has columns beyond the result: its tiles then go to a buffer, ``target`` is the
+        buffer or the result, and ``row`` its row pitch.
+        """
         super().__init__(b, plan, p)
         self.sizes, group = plan, p.form.group
         self.terms = (p.k + (group - 1)) // group * group

@@ -96,7 +96,7 @@ class RegisterTiles:
         return maximum(0, column + p.cols - p.n) if p.pixels and not p.is_whole else 0
 
     def _copy_tile_rows(self, outer: Index, tile: Dim) -> list[Stmt]:
-        """Return the copy of a tile's rows."""
+        """Return the statements that copy the left operand's rows of a tile; none if the plan copies no rows."""
         if self.copy is None:
             return []
         start, most = self.rows.first_row(tile), self.rows.max_rows

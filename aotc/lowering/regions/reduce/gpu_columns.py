@@ -46,6 +46,12 @@ class _GpuColumnBlocks:
     """Emit the reductions of a region over leading axes on a GPU."""
 
     def __init__(self, b: RegionBuilder, plan: GpuColumnPlan) -> None:
+        """Divide the threads of a block, and allocate accumulators.
+
+        A block has ``across`` threads in a row, each for ``width`` adjacent columns, and ``down`` such rows of threads,
+        which share the elements of a column. ``accs`` are the partial results of a thread, ``partial`` those of the
+        block in shared memory.
+        """
         self.b, self.e = b, b.elements()
         adjacent = [k for k in plan.kept if k > max(plan.reduced)]
         self.outer = make_axes(b.shape, [(k,) for k in plan.kept if k not in adjacent])

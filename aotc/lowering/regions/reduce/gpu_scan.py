@@ -219,7 +219,7 @@ class _RowScan(_BlockScan):
 
 def lower_column_scan(b: RegionBuilder, plan: ColumnScanPlan) -> Kernel:
     """Lower a scan along columns."""
-    return _ColumnScan(b, plan).row_scan_kernel()
+    return _ColumnScan(b, plan).column_scan_kernel()
 
 
 class _ColumnScan(_BlockScan):
@@ -236,7 +236,7 @@ class _ColumnScan(_BlockScan):
         self.own = self._scan_buffers("own", (self.threads, plan.each), "private")
         self.carry, self.before = (self._scan_buffers(name, (self.threads,), "private") for name in ("carry", "before"))
 
-    def row_scan_kernel(self) -> Kernel:
+    def column_scan_kernel(self) -> Kernel:
         size = self.plan.groups * self.plan.each
         chunks = ceildiv(self.n, size)
         chunk = sym("c", 0, chunks)

@@ -14,9 +14,10 @@ from aotc.lowering.plans.single_ops import SelectAndScatterPlan
 
 
 def lower_select_and_scatter(b: RegionBuilder, plan: SelectAndScatterPlan) -> Kernel:
-    """Lower ``select_and_scatter``: find the selected element of each window, and combine the source into its result.
+    """Lower ``select_and_scatter``: find the selected element of each window, and combine the window's source element
+    into the result at that position.
 
-    Windows overlap, so they run in order. The grid is over the dims along which windows have size 1.
+    Windows overlap, so a loop runs over them serially. The grid is over the dims along which windows have size 1.
     """
     op = b.region_root_op("select_and_scatter")
     x, source, init = op.operands

@@ -141,6 +141,12 @@ class RadixSort:
         room: Dim,
         source: Sequence[Cell] = (),
     ) -> None:
+        """Name the buffers of the sort: a key of several words is one key of ``number`` bytes.
+
+        ``words`` are the parts of the key, the least significant first. ``places`` has the two buffers of each array.
+        ``counts`` are the histograms of the bytes, ``differs`` is True for bytes in which two elements differ, and
+        ``rare`` collects bits by which a key differs from the operand that it usually equals.
+        """
         self.b, self.e, self.words, self.places, self.room, self.source = b, e, words, places, room, source
         self.number = passes = sum(word.bytes for word in words)
         self.counts = Buffer(b.fresh("counts"), "i64", (passes * RADIX,), "scratch")

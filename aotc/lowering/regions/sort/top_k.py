@@ -49,6 +49,12 @@ class _TopKCandidates:
     """Emit the buffer of candidates: with room for k elements, some spare ones and one block."""
 
     def __init__(self, b: RegionBuilder, op: Op, place: Place, plan: SelectionPlan) -> None:
+        """Name the buffers of candidates, and the radix sort over them.
+
+        ``top`` is k. The buffer is cut when it has more than ``full`` elements; ``room`` is its size. ``limit`` is the
+        sort key of the k-th largest element so far, valid once ``has_limit`` is True, at the first cut. ``fill`` is the
+        number of elements in the buffer. Until the first cut (``open``) every element is a candidate.
+        """
         self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
         dtype = self.x.type.dtype
         self.outputs = [b.output_buffer_of(v) for v in op.results]

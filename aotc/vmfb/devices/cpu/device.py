@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from aotc.vmfb.profile.debug_texts import DebugText
     from aotc.vmfb.profile.perf import KernelLibrary
 
+    CallState = tuple[PointerTable, ctypes.c_void_p, tuple[Callable[[], int], ...]]
+    """Memory and code of one call of a plan at a time: pointer table, scratch address, a native call per submission."""
+
 
 def obstacle(variant: dict[str, Any]) -> str:
     """Return the CPU features that a variant needs and this machine lacks, as text; an empty string if it can run."""
@@ -304,8 +307,8 @@ class CpuExecutable:
         threads at the same time. It raises CallError if an assertion of the plan fails.
         """
         layout = abi.Slots(plan.arguments, len(plan.results))
-        need, arena_bytes, make_state = self._make_state_factory(plan, self._buffers, layout.count)
-        idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
+        need, arena_bytes, make_call_state = self._call_state_factory(plan, self._buffers, layout.count)
+        idle: list[CallState] = []
         take, give = self.arenas.take_arena, self.arenas.return_arena
         words, field = WORDS, DATA_FIELD
 
@@ -316,7 +319,7 @@ class CpuExecutable:
             try:
                 state = idle.pop()
             except IndexError:
-                state = make_state()
+                state = make_call_state()
             slots, scratch, calls = state
             i = 0
             for x in arrays:
@@ -349,13 +352,12 @@ class CpuExecutable:
         whole = check_files_before(wrapped, self.mapped)
         return replace_empty_arrays(whole, plan) if plan.empty else whole
 
-    def _make_state_factory(
+    def _call_state_factory(
         self, plan: Plan, buffers: Sequence[_Buffer], count: int
-    ) -> tuple[int, int, Callable[[], tuple[Any, Any, tuple[Callable[[], int], ...]]]]:
-        """Prepare what concurrent calls of a plan need.
+    ) -> tuple[int, int, Callable[[], CallState]]:
+        """Return the arena sizes of a plan, and a function that makes the state of a call.
 
-        A state is a pointer table of ``count`` slots, scratch memory, and the native calls; a call uses one
-        exclusively.
+        A state has a pointer table of ``count`` slots. No two calls use a state at the same time.
 
         Returns
         -------
@@ -363,21 +365,22 @@ class CpuExecutable:
             Bytes of an arena with scratch memory.
         arena : int
             Bytes of the arena alone.
-        make_state : callable
+        make_call_state : callable
+            Makes a state; it has no arena yet.
         """
         arena_bytes = -(-plan.arena // abi.ALIGNMENT) * abi.ALIGNMENT
         stride = max((buffers[n].stride for n, _ in plan.submissions), default=0) if self._stride else 0
         threads = self._threads_within(arena_bytes, stride) if stride else self.threads
         constants_slot = abi.Slots(plan.arguments, len(plan.results)).constants
 
-        def make_state() -> tuple[Any, Any, tuple[Callable[[], int], ...]]:
+        def make_call_state() -> CallState:
             slots = (ctypes.c_int64 * count)()
             slots[constants_slot] = self._constants.address
             scratch = ctypes.c_void_p()
             calls = tuple([self._native_call(buffers[n], slots, p, scratch, threads) for n, p in plan.submissions])
             return slots, scratch, calls
 
-        return arena_bytes + stride * threads, arena_bytes, make_state
+        return arena_bytes + stride * threads, arena_bytes, make_call_state
 
     @property
     def has_early_results(self) -> bool:
@@ -391,14 +394,14 @@ class CpuExecutable:
 
         layout = abi.Slots(plan.arguments, len(plan.results))
         buffers, needed, unwritten = self._add_result_marks(plan, layout.count)
-        need, arena_bytes, make_state = self._make_state_factory(plan, buffers, layout.count + 1)
-        idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
+        need, arena_bytes, make_call_state = self._call_state_factory(plan, buffers, layout.count + 1)
+        idle: list[CallState] = []
         judged, check = plan.assertions_by_submission(), mapped_file_check(self.mapped)
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray], early: EarlyResults) -> None:
             """Run the submissions of the plan, and report completed results through ``early``."""
             check()
-            slots, scratch, calls = state = idle.pop() if idle else make_state()
+            slots, scratch, calls = state = idle.pop() if idle else make_call_state()
             for slot, x in enumerate((*arrays, *results)):
                 slots[slot] = address_of(EMPTY if slot in plan.empty else x)
             marks = make_mark_table(len(results))

@@ -187,7 +187,7 @@ class PlacedProgram:
         self._states = max((n.state + len(n.commands) for n in all_nodes(nodes) if isinstance(n, Graph)), default=0)
         self._recordings = [Recordings(space.gpu) if isinstance(space, LoadedGpu) else None for space in spaces]
         self._programs: list[CudaProgram] = []
-        self._steps = self._steps_of(nodes, marked)
+        self._steps = self._functions_by_memory_space(nodes, marked)
         self.fixed = {slot for program in self._programs for slot in program.fixed}
 
     def run(self) -> None:
@@ -216,10 +216,13 @@ class PlacedProgram:
         loaded = self._spaces[space]
         return loaded.gpu if isinstance(loaded, LoadedGpu) else None
 
-    def _steps_of(self, nodes: Sequence[Node], marked: Mapping[int, int] = MappingProxyType({})) -> list[Step]:
-        """Return a function for each node or run of nodes of one memory space, in order.
+    def _functions_by_memory_space(
+        self, nodes: Sequence[Node], marked: Mapping[int, int] = MappingProxyType({})
+    ) -> list[Step]:
+        """Return a function for each run of consecutive nodes of one memory space, and for each node of several spaces.
 
-        Mark results where requested.
+        ``marked`` has slots by number of the result. The last function that writes such a slot also marks the result as
+        complete.
         """
         groups: list[tuple[int, list[Node]]] = []
         for space, found in groupby(nodes, lambda node: memory_space_of_node(node, self._call.layout)):
@@ -230,16 +233,16 @@ class PlacedProgram:
             writers = [n for n, (_, group) in enumerate(groups) if self._writes(group, slot)]
             if writers:
                 last.setdefault(writers[-1], {})[number] = slot
-        return [self._step_of_group(space, group, last.get(n, {})) for n, (space, group) in enumerate(groups)]
+        return [self._function_of_group(space, group, last.get(n, {})) for n, (space, group) in enumerate(groups)]
 
     def _writes(self, nodes: Sequence[Node], slot: int) -> bool:
         return any(slot in self._outputs(command) for command in all_commands(nodes))
 
-    def _step_of_group(self, space: int, nodes: Sequence[Node], marked: Mapping[int, int]) -> Step:
+    def _function_of_group(self, space: int, nodes: Sequence[Node], marked: Mapping[int, int]) -> Step:
         """Return a function that runs consecutive nodes of a memory space, or one node of several (``space`` -1)."""
         if space >= 0:
-            return self._step_of_one_space(space, nodes, marked)
-        step = self._step_of_several_spaces(nodes[0])
+            return self._function_of_one_space(space, nodes, marked)
+        step = self._function_of_several_spaces(nodes[0])
         for number, slot in marked.items():
             gpu = self._gpu_that_completes(nodes[0], slot)
             step = step if gpu is None else self._step_with_mark(step, gpu, number)
@@ -270,7 +273,7 @@ class PlacedProgram:
         inputs = 1 if command.kind == COPY else self._buffers.kernels[command.kernel].inputs
         return [slot for slot, _ in command.places[inputs:]]
 
-    def _step_of_one_space(self, space: int, nodes: Sequence[Node], marked: Mapping[int, int]) -> Step:
+    def _function_of_one_space(self, space: int, nodes: Sequence[Node], marked: Mapping[int, int]) -> Step:
         """Return a function that runs consecutive nodes of one memory space (host or a GPU)."""
         loaded, slots, parameters, marks = self._spaces[space], self._call.slots, self._parameters, self._call.marks
         if isinstance(loaded, LoadedGpu):
@@ -293,7 +296,7 @@ class PlacedProgram:
 
         return run
 
-    def _step_of_several_spaces(self, node: Node) -> Step:
+    def _function_of_several_spaces(self, node: Node) -> Step:
         """Return a function that runs a node of several memory spaces: a copy, or a loop or branch."""
         match node:
             case Graph():
@@ -388,11 +391,11 @@ class PlacedProgram:
         return partial(read_scalar, self._spaces, self._call, slot, offset, dtype)
 
     def _loop_step(self, node: WhileNode) -> Step:
-        condition, body = self._steps_of(node.condition), self._steps_of(node.body)
+        condition, body = self._functions_by_memory_space(node.condition), self._functions_by_memory_space(node.body)
         return loop_step_on_host(condition, self._scalar_reader(node.place, "u8"), body)
 
     def _branch_step(self, node: Case) -> Step:
-        branches = [self._steps_of(branch) for branch in node.branches]
+        branches = [self._functions_by_memory_space(branch) for branch in node.branches]
         return branch_step_on_host(self._scalar_reader(node.place, "i32"), branches)
 
 

@@ -77,7 +77,9 @@ class Communicators:
         with self._lock:
             made = list(self._made.values())
             self._made.clear()
-        steps: list[Callable[[], None]] = [partial(_end, self.nccl, self._enter, function, one) for one in made]
+        steps: list[Callable[[], None]] = [
+            partial(_destroy_or_abort, self.nccl, self._enter, function, communicator) for communicator in made
+        ]
         steps.append(destroy_collective_graphs)
         threads = [threading.Thread(target=step, daemon=True) for step in steps]
         for thread in threads:
@@ -135,8 +137,11 @@ class Communicators:
         return UniqueId.from_buffer_copy(data.tobytes())
 
 
-def _end(nccl: Nccl, enter: Callable[[], None], function: str, communicator: c_void_p) -> None:
-    """End one communicator; it is not used any more, so errors do not matter."""
+def _destroy_or_abort(nccl: Nccl, enter: Callable[[], None], function: str, communicator: c_void_p) -> None:
+    """Call ``function`` (``ncclCommDestroy`` or ``ncclCommAbort``) on a communicator, after ``enter()``.
+
+    Errors are ignored: nothing uses the communicator afterwards.
+    """
     with suppress(CallError):
         enter()
         nccl.call(function, communicator)
@@ -145,5 +150,5 @@ def _end(nccl: Nccl, enter: Callable[[], None], function: str, communicator: c_v
 def _abort_all(nccl: Nccl, enter: Callable[[], None], made: dict[Groups, c_void_p]) -> None:
     """Abort the communicators of a module that was dropped without ``close``, each in a thread: NCCL may wait."""
     for communicator in made.values():
-        step = partial(_end, nccl, enter, "ncclCommAbort", communicator)
+        step = partial(_destroy_or_abort, nccl, enter, "ncclCommAbort", communicator)
         threading.Thread(target=step, daemon=True).start()

@@ -1,7 +1,8 @@
-"""Functions of modules with limits on calls: each call is a submission in a queue of :mod:`aotc.vmfb.submit.limited`.
+"""Functions of modules with limits on calls: each call is a submission.
 
-A GPU call takes the fast path on the caller's thread if no other call waits and there is no time limit. The call then
-ends only when the GPU is done, so that the limit of concurrent calls holds.
+The queues are those of :mod:`aotc.vmfb.submit.concurrency_limit`. A GPU call takes the fast path on the caller's
+thread if no other call waits and there is no time limit. The call then ends only when the GPU is done, so that the
+limit of concurrent calls holds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from aotc.vmfb.api.partial import WrappedFunction
 from aotc.vmfb.call_limits import Limits
 from aotc.vmfb.submit.call import SubmittedCall
-from aotc.vmfb.submit.limited import counting_lane
+from aotc.vmfb.submit.concurrency_limit import counting_lane
 from aotc.vmfb.submit.submission import submit
 
 if TYPE_CHECKING:

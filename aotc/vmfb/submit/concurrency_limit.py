@@ -1,7 +1,7 @@
 """Queues of modules with a limit on concurrent calls.
 
 All calls of a module with limits are submissions, including those that the caller waits for at once
-(:mod:`aotc.vmfb.api.limited`).
+(:mod:`aotc.vmfb.api.limited_function`).
 """
 
 from __future__ import annotations
