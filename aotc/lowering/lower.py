@@ -118,11 +118,11 @@ def ignore_variant(variant: Variant) -> None:
 
 
 def lower(
-    module: Module, target: Target, options: Options, known: Callable[[Variant], object] = ignore_variant
+    module: Module, target: Target, options: Options, on_kernels: Callable[[Variant], object] = ignore_variant
 ) -> Variant:
     """Lower a fused module to kernels, command buffers and programs for one target.
 
-    ``known`` is called as soon as the kernels of the variant are final, before memory and schedules are planned.
+    ``on_kernels`` is called as soon as the kernels of the variant are final, before memory and schedules are planned.
 
     Raises
     ------
@@ -131,12 +131,13 @@ def lower(
     """
     with guard("while lowering", options, module), typical_sizes(options.typical):
         limited = target.limited(options.stack_limit, options.shared_memory_limit)
-        return _lower_fused(free_loop_names(module), limited, options, known)
+        return _lower_fused(free_loop_names(module), limited, options, on_kernels)
 
 
 # The order of the steps matters. Storage is assigned before kernels are merged, since loops become kernels with it. The
 # kernels are final (``known``) before memory and schedules are planned, which refer to kernels by number.
-def _lower_fused(module: Module, target: Target, options: Options, known: Callable[[Variant], object]) -> Variant:
+def _lower_fused(module: Module, target: Target, options: Options, on_kernels: Callable[[Variant], object]) -> Variant:
+    """Lower a module with unique loop names; call ``on_kernels`` with the variant once its kernels are final."""
     def stage_guard(what: str) -> AbstractContextManager[None]:
         return guard(f"while {what}", options, module)
 
@@ -170,7 +171,7 @@ def _lower_fused(module: Module, target: Target, options: Options, known: Callab
     counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
     variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps, op_counts=counts)
     variant.spaces, variant.pieces, variant.parts, variant.targets = spaces, memories.pieces, parts, targets
-    known(variant)
+    on_kernels(variant)
     variant.sizes, sizes = _sizes_by_kernel(shared), _sizes_of_kernel_calls(shared)
     _record_devices(variant, public, memories.target, implied)
     numbers = {k.name: n for n, k in enumerate(unique)}
@@ -186,9 +187,7 @@ def _lower_fused(module: Module, target: Target, options: Options, known: Callab
         variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(donated.values())
         with stage_guard(f"emitting the program of @{name}"):
             variant.programs[name] = emit_program(function, slots, stages, donated)
-        if variant.arena is not None:
-            last = total_arena_bytes(stages[-1].arenas)
-            variant.arena = max(variant.arena, last) if isinstance(last, int) else None
+        variant.arena = _largest_arena(variant.arena, total_arena_bytes(stages[-1].arenas))
         variant.arenas = [*map(_largest_arena, variant.arenas or [0] * len(spaces), stages[-1].arenas)]
     with stage_guard("joining the programs of specialized functions"):
         _join_specialized(variant, public)
@@ -222,8 +221,8 @@ def check_same_devices_in_variants(variants: Sequence[Variant], signatures: Modu
             pairs = [pair for key in ("arguments", "results") for pair in zip(homes[key], other.devices[name][key])]
             for mine, its in pairs:
                 if mine != its and name in signatures.functions:
-                    found = f"{mine} for {first.target.name}, and on {its} for {other.target.name}"
-                    message = f"an argument or result of @{name} is on {found}"
+                    difference = f"{mine} for {first.target.name}, and on {its} for {other.target.name}"
+                    message = f"an argument or result of @{name} is on {difference}"
                     hint = "give arguments and results affinities, or compile a bundle for each --target"
                     raise CompileError.at(signatures.functions[name].loc, message, hint=hint)
 
@@ -260,23 +259,23 @@ def _target_of_spaces(spaces: tuple[Space, ...]) -> Target:
     return Target("+".join(dict.fromkeys(t.name for t in targets)), MIX, "", features)
 
 
-def _largest_arena(known: int | None, arena: Dim) -> int | None:
+def _largest_arena(largest: int | None, arena: Dim) -> int | None:
     """Return the larger of two arena sizes, or None if one is symbolic."""
-    return None if known is None or not isinstance(arena, int) else max(known, arena)
+    return None if largest is None or not isinstance(arena, int) else max(largest, arena)
 
 
 def _record_devices(variant: Variant, public: Mapping[str, Function], target: Target, implied: bool) -> None:
     """Record in ``variant`` the functions split off for weights, the devices, the host ops and the transfers."""
     named = {name: f.attrs["devices"] for name, f in public.items() if "devices" in f.attrs}
-    known = [name for row in named.values() for key in row for name in row[key]]
+    devices = [name for row in named.values() for key in row for name in row[key]]
     variant.halves = [f for f in public.values() if "prepares" in f.attrs or "binds" in f.attrs]
     if implied:
         variant.implied = True
         variant.on_host = [{"function": f.name, **row} for f in public.values() for row in f.attrs["on_host"]]
-        known = [HOST, DEVICE] if len(variant.spaces) > 1 else []
+        devices = [HOST, DEVICE] if len(variant.spaces) > 1 else []
     else:
         variant.devices = named
-    variant.devices_of = {name: target.of(name) for name in known}
+    variant.devices_of = {name: target.of(name) for name in devices}
     variant.transfers = [row for f in public.values() for row in _transfer_descriptions(f)]
 
 
@@ -341,10 +340,10 @@ def _encode_function_stages(
     A stretch ends where the host reads values from memory: conditions of checks, and sizes that a call computes.
     """
     parts = split_at_host_reads(b.steps)
-    known = {str(j.dim): n for n, (_, judged) in enumerate(parts, start=1) for j in judged if isinstance(j, Bind)}
+    stage_of = {str(j.dim): n for n, (_, judged) in enumerate(parts, start=1) for j in judged if isinstance(j, Bind)}
 
     def stage_of_size(size: Dim) -> int:
-        return max((known.get(s.name, 0) for s in symbols(size)), default=0)
+        return max((stage_of.get(s.name, 0) for s in symbols(size)), default=0)
 
     constants = variant.constants
     spread = shared_graphs(b.steps, variant.costs)
@@ -421,6 +420,7 @@ def _deduplicate_kernels(
     names: dict[str, str] = {}
     for name, kernel in kernels.items():
         target = memories.target_of(name, homes.get(name, 0))
+        # The key leaves out the name: the first of several equal kernels replaces the others.
         names[name] = chosen.setdefault((target, replace(kernel, name="")), name)
     alike: dict[Target, list[Kernel]] = {}
     for (target, _), name in chosen.items():

@@ -117,12 +117,12 @@ def tuning_record_text(record: Mapping[str, Any]) -> str:
 def thresholds_by_name() -> dict[str, CostRow]:
     """Return the limits and block sizes of the imported modules of lowering, by module and name."""
     root = __name__.rpartition(".")[0] + "."
-    found: dict[str, CostRow] = {}
+    rows: dict[str, CostRow] = {}
     for path, module in list(sys.modules.items()):
         if path.startswith(root) and module is not None:
             own = {name: row for name, row in vars(module).items() if isinstance(row, Limit | BlockSize)}
-            found |= {f"{path.removeprefix(root)}.{name}": row for name, row in own.items()}
-    return dict(sorted(found.items()))
+            rows |= {f"{path.removeprefix(root)}.{name}": row for name, row in own.items()}
+    return dict(sorted(rows.items()))
 
 
 @dataclass
@@ -147,12 +147,13 @@ class Decisions:
 
     @cached_property
     def _chosen(self) -> dict[Asked, bool | int]:
-        known = set(self._names.values())
-        if missing := sorted({c.threshold for c in self.choices} - known):
+        names = set(self._names.values())
+        if missing := sorted({c.threshold for c in self.choices} - names):
             warn_user(f"this version of aotc has no threshold {', '.join(missing)}: the tuning record is for another")
         return {(c.threshold, c.size): c.value for c in self.choices}
 
     def _answer(self, row: CostRow, size: int | str | None, own: bool | int) -> bool | int:
+        """Return the chosen answer of a threshold for ``size``, else its ``own``; record the answer."""
         name = self._names.get(id(row))
         if name is None:  # a threshold that a test has replaced
             return own

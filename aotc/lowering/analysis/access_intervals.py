@@ -119,10 +119,10 @@ class _ItemAccessWalker(AccessWalker[_Scope]):
         if buffer.name not in self.hulls:
             return
         key = index, buffer.shape
-        found = scope.places.get(key)
-        if found is None:
-            found = scope.places[key] = self.linear_index_range(index, buffer.shape, scope)
-        self.add_to_hull(buffer, found)
+        interval = scope.places.get(key)
+        if interval is None:
+            interval = scope.places[key] = self.linear_index_range(index, buffer.shape, scope)
+        self.add_to_hull(buffer, interval)
 
     def linear_index_range(self, index: tuple[Dim, ...], shape: tuple[Dim, ...], scope: _Scope) -> Ends:
         """Return the range of the linear index of an element, clamped to the array.
@@ -170,8 +170,8 @@ class _ItemAccessWalker(AccessWalker[_Scope]):
         """Return the range of the values of ``e``."""
         if not isinstance(e, Expr):
             return int(e), int(e)
-        found = scope.cached.get(e)
-        if found is None:
+        ends = scope.cached.get(e)
+        if ends is None:
             least: Number = e.const
             most: Number = e.const
             for monomial, coefficient in e.terms:
@@ -179,8 +179,8 @@ class _ItemAccessWalker(AccessWalker[_Scope]):
                 if coefficient < 0:
                     low, high = high, low
                 least, most = least + _scaled_range(low, coefficient), most + _scaled_range(high, coefficient)
-            found = scope.cached[e] = _clamped_range(least, -_FAR, _FAR), _clamped_range(most, -_FAR, _FAR)
-        return found
+            ends = scope.cached[e] = _clamped_range(least, -_FAR, _FAR), _clamped_range(most, -_FAR, _FAR)
+        return ends
 
     def monomial_range(self, monomial: Monomial, scope: _Scope) -> Ends:
         """Return the range of a product of atoms, which are treated as independent."""

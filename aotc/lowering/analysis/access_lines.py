@@ -188,9 +188,9 @@ class _LineWalker(AccessWalker[_Lines]):
         least: Dim = 0
         most: Dim = 0
         for e, dim in zip(index, buffer.shape, strict=True):
-            here = substitute(e, scope.equal)
-            least = least * dim + (0 if self.spans_whole_dim(here, scope, -1) else here)
-            most = most * dim + (dim - 1 if self.spans_whole_dim(here, scope, 1) else here)
+            value = substitute(e, scope.equal)
+            least = least * dim + (0 if self.spans_whole_dim(value, scope, -1) else value)
+            most = most * dim + (dim - 1 if self.spans_whole_dim(value, scope, 1) else value)
         self.record_bounds(
             buffer, (self.bound_of_expression(least, scope, -1), self.bound_of_expression(most, scope, 1))
         )
@@ -233,8 +233,8 @@ class _LineWalker(AccessWalker[_Lines]):
             least = [self.bound_of_atom(a, scope, -1) for a in moving]
             if not all(e is not None and _is_never_negative(e) for e in least):
                 return None
-        known = [e for e in ends if e is not None]
-        return product((*map(expr_of_atom, fixed), *known)) if len(known) == len(ends) else None
+        factor_bounds = [e for e in ends if e is not None]
+        return product((*map(expr_of_atom, fixed), *factor_bounds)) if len(factor_bounds) == len(ends) else None
 
     def depends_on_sizes_only(self, atom: Atom) -> bool:
         """Return True if an atom consists only of sizes of the call."""

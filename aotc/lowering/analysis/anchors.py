@@ -106,6 +106,7 @@ class Anchors:
     """
 
     def __init__(self, root: Op, ops: Mapping[Value, Op]) -> None:
+        """Record the index of the anchor of ``root``; if ``root`` is a reduction, also those of its other inputs."""
         self.anchor, self.ops = anchor_of(root), ops
         self.space = iteration_space(self.anchor.type.shape)
         self.reduced: frozenset[int] | None = None
@@ -137,35 +138,35 @@ class Anchors:
         if value in self.index:
             return self.index[value]
         op = self.ops.get(value)
-        found: Index | None = None
+        index: Index | None = None
         if (
             op is not None
             and op.operands
             and (op in members or op.name in PERMUTATIONS or op.name == "broadcast")
         ):
-            found = self.extend(op, members).get(value)
-        if found is not None or op is None or op in members:
-            self.index[value] = found
-        return found
+            index = self.extend(op, members).get(value)
+        if index is not None or op is None or op in members:
+            self.index[value] = index
+        return index
 
     def extend(self, op: Op, members: frozenset[Op] | set[Op]) -> dict[Value, Index]:
         """Record the indices of the results of ``op``, derived from its operands; return them, or an empty dict."""
         if op.name == "reduce":
             return self._extend_reduce(op, members)
-        known = [(v, i) for v in op.operands if (i := self.index_needed_for(v, members)) is not None]
-        if not known:
+        indexed = [(v, i) for v in op.operands if (i := self.index_needed_for(v, members)) is not None]
+        if not indexed:
             return {}
-        value, at = known[0]
+        value, at = indexed[0]
         index: Index | None = None
         if op.name in ELEMENTWISE and op.operands[0].type.rank == op.results[0].type.rank:
-            index = at if all(i == at for _, i in known) else None
+            index = at if all(i == at for _, i in indexed) else None
         elif op.name == "broadcast":
             index = self._index_of_row_broadcast(op, at)
         elif value is op.operands[0]:
             index = result_index_of_movement(op, at)
         if index is None or any(map(is_long_index, index)):
             return {}
-        self.levels[op.results[0]] = max(self.levels[v] for v, _ in known)
+        self.levels[op.results[0]] = max(self.levels[v] for v, _ in indexed)
         self.index[op.results[0]] = index
         return {op.results[0]: index}
 
@@ -201,12 +202,12 @@ class Anchors:
         the same axes of the anchor. An initial value must not depend on the iteration.
         """
         indices = [self.index_needed_for(v, members) for v in op.inputs]
-        known = [i for i in indices if i is not None]
-        if not known or any(i != known[0] for i in known):
+        needed = [i for i in indices if i is not None]
+        if not needed or any(i != needed[0] for i in needed):
             return {}
         if any(self.index_needed_for(v, members) is not None for v in op.inits):
             return {}
-        at = known[0]
+        at = needed[0]
         axes = _plain_axes_of_index([at[d] for d in op.attrs["dims"]])
         rest = tuple(e for d, e in enumerate(at) if d not in op.attrs["dims"])
         other = _plain_axes_of_index(rest)

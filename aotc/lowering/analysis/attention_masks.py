@@ -49,8 +49,8 @@ def uniform_number(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> f
         numbers = [uniform_number(v, makers, steps - 1) for v in op.operands]
         if any(x is None for x in numbers):
             return None
-        known = [np.asarray(x).astype(to_numpy(v.type.dtype)) for x, v in zip(numbers, op.operands, strict=True)]
-        return float(OPS[op.name].reference(known, op.attrs, (), (type_,))[0])
+        arrays = [np.asarray(x).astype(to_numpy(v.type.dtype)) for x, v in zip(numbers, op.operands, strict=True)]
+        return float(OPS[op.name].reference(arrays, op.attrs, (), (type_,))[0])
     number = splat_of(value, makers)
     return None if number is None else float(number)
 
@@ -67,14 +67,14 @@ def earliest_read(read: ElementRead, extents: Mapping[Dim, Dim], makers: Makers)
 
 
 def _reads_whole_dims(read: ElementRead, extents: Mapping[Dim, Dim]) -> bool:
-    there = [i for i in read.index if i != 0]
+    axes = [i for i in read.index if i != 0]
     sizes = zip(read.index, read.value.type.shape, strict=True)
-    return all(n == (1 if i == 0 else extents.get(i)) for i, n in sizes) and len(set(there)) == len(there)
+    return all(n == (1 if i == 0 else extents.get(i)) for i, n in sizes) and len(set(axes)) == len(axes)
 
 
 def mask_conjuncts(mask: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> list[ElementRead]:
     """Return the conjuncts of a mask, each followed back through movement ops."""
-    stack, found = [mask], []
+    stack, conjuncts = [mask], []
     while stack:
         read = stack.pop()
         read = earliest_read(read, extents, makers) or read
@@ -82,8 +82,8 @@ def mask_conjuncts(mask: ElementRead, extents: Mapping[Dim, Dim], makers: Makers
         if op is not None and op.name == "and":
             stack += [replace(read, value=v) for v in reversed(op.operands)]
         else:
-            found.append(read)
-    return found
+            conjuncts.append(read)
+    return conjuncts
 
 
 def causal_offset(part: ElementRead, term: Dim, makers: Makers) -> tuple[Dim, Dim] | None:

@@ -88,9 +88,9 @@ def attention_of(product: Op, makers: Makers, users: Users, narrow: bool = False
     """
     for side in (n for n, v in enumerate(product.operands) if _may_be_weights(v, makers)):
         matcher = _AttentionMatcher(product, side, makers, narrow)
-        found = matcher.match_attention()
-        if found is not None and matcher.has_no_other_readers(users):
-            return _attention_with_result_movement(found, users)
+        attention = matcher.match_attention()
+        if attention is not None and matcher.has_no_other_readers(users):
+            return _attention_with_result_movement(attention, users)
     return None
 
 
@@ -116,8 +116,8 @@ class _AttentionMatcher:
 
     def has_no_other_readers(self, users: Users) -> bool:
         """Return True if no op outside of the match reads an intermediate value."""
-        known = {*self.inside, self.product}
-        return all(user in known for op in self.inside for user in users.get(op.results[0], ()))
+        matched = {*self.inside, self.product}
+        return all(user in matched for op in self.inside for user in users.get(op.results[0], ()))
 
     def match_attention(self) -> Attention | None:
         """Match the softmax between two matmuls; return the attention, or None."""
@@ -126,18 +126,18 @@ class _AttentionMatcher:
             return None
         (self.term,) = contracted
         scores = self._softmax_scores(ElementRead(self.product.operands[self.side], self.index))
-        found = _Scores()
-        first = self._match_scores(scores, found, 0) if scores else None
+        collected = _Scores()
+        first = self._match_scores(scores, collected, 0) if scores else None
         if first is None:
             return None
-        return self._match_both_matmuls(self.makers[first.value], first.index, found)
+        return self._match_both_matmuls(self.makers[first.value], first.index, collected)
 
     def _agreed_attribute(self, what: str, other: bool = False) -> tuple[int, ...]:
         return tuple(self.product.attrs[f"{('lhs', 'rhs')[self.side ^ other]}_{what}"])
 
     # --- steps backward ---
 
-    def _read_before_movement(self, read: ElementRead, kept: bool = True) -> ElementRead:
+    def _read_before_movement(self, read: ElementRead, record: bool = True) -> ElementRead:
         """Follow ``read`` back through movement ops and float conversions."""
         value, index = read.value, read.index
         while (op := self.makers.get(value)) is not None:
@@ -145,7 +145,7 @@ class _AttentionMatcher:
                 index = operand_index_of_movement(op, index)
             elif not (op.name == "convert" and kind_of(value.type.dtype) == kind_of(op.operands[0].type.dtype) == "f"):
                 break
-            self.inside.update({op: None} if kept else {})
+            self.inside.update({op: None} if record else {})
             value = op.operands[0]
         return ElementRead(value, index)
 
@@ -165,10 +165,10 @@ class _AttentionMatcher:
         lowest = limits(op.operands[1].type.dtype)[0] if name == "max" else start
         if init is None or init not in (start, lowest):
             return None
-        x, kept = op.operands[0], iter(read.index)
+        x, other_axes = op.operands[0], iter(read.index)
         index: list[Dim] = []
         for d, n in enumerate(x.type.shape):
-            index.append((0 if n == 1 else self.term) if d in op.attrs["dims"] else next(kept))
+            index.append((0 if n == 1 else self.term) if d in op.attrs["dims"] else next(other_axes))
         self.inside[op] = None
         return self._read_before_movement(ElementRead(x, tuple(index))) if index.count(self.term) == 1 else None
 
@@ -236,8 +236,8 @@ class _AttentionMatcher:
 
     # --- scores ---
 
-    def _match_scores(self, read: ElementRead, found: _Scores, stage: int) -> ElementRead | None:
-        """Follow scores back to the first matmul, collecting scale, biases and masks in ``found``; or None.
+    def _match_scores(self, read: ElementRead, collected: _Scores, stage: int) -> ElementRead | None:
+        """Follow scores back to the first matmul, collecting scale, biases and masks in ``collected``; or None.
 
         In program order, scores are scaled, then biased, then masked. ``stage`` is 0 where masks may still follow
         backward, 1 after the first bias, 2 after the first scale.
@@ -251,22 +251,23 @@ class _AttentionMatcher:
                 self.inside[op] = None
                 return read
             case "select" if stage == 0 and op.operands[0].type.rank == op.result.type.rank:
-                return self._match_mask(op, read, found)
+                return self._match_mask(op, read, collected)
             case "add" | "sub" if stage <= 1:
                 for n in (0, 1) if op.name == "add" else (0,):
-                    trial, before = _Scores(found.scale, found.fill, [*found.biases], [*found.masks]), dict(self.inside)
+                    trial = _Scores(collected.scale, collected.fill, [*collected.biases], [*collected.masks])
+                    before = dict(self.inside)
                     trial.biases.append((replace(read, value=op.operands[1 - n]), op.name == "add"))
                     first = self._match_scores(self._read_of_operand(op, n, read), trial, 1)
                     if first is not None:
-                        found.scale, found.fill, found.biases, found.masks = (
+                        collected.scale, collected.fill, collected.biases, collected.masks = (
                             trial.scale, trial.fill, trial.biases, trial.masks
                         )  # fmt: skip
                         return first
                     self.inside = before
             case "mul" | "div" if scaled is not None:
                 n, number = scaled
-                found.scale = found.scale * number if op.name == "mul" else found.scale / number
-                return self._match_scores(self._read_of_operand(op, n, read), found, 2)
+                collected.scale = collected.scale * number if op.name == "mul" else collected.scale / number
+                return self._match_scores(self._read_of_operand(op, n, read), collected, 2)
         return None
 
     def _scale_of_op(self, op: Op) -> tuple[int, float] | None:
@@ -278,23 +279,23 @@ class _AttentionMatcher:
             return 0, right
         return (1, left) if left is not None and op.name == "mul" else None
 
-    def _match_mask(self, op: Op, read: ElementRead, found: _Scores) -> ElementRead | None:
+    def _match_mask(self, op: Op, read: ElementRead, collected: _Scores) -> ElementRead | None:
         """Match a select between scores and a fill value, in either order; return the scores, or None.
 
         All masks must have the same fill value.
         """
         for n in (1, 2):
             fill = uniform_number(op.operands[3 - n], self.makers)
-            if fill is None or np.isnan(fill) or found.fill not in (None, fill):
+            if fill is None or np.isnan(fill) or collected.fill not in (None, fill):
                 continue
-            found.fill = fill
-            found.masks.append((replace(read, value=op.operands[0]), n == 1))
-            return self._match_scores(self._read_of_operand(op, n, read), found, 0)
+            collected.fill = fill
+            collected.masks.append((replace(read, value=op.operands[0]), n == 1))
+            return self._match_scores(self._read_of_operand(op, n, read), collected, 0)
         return None
 
     # --- products ---
 
-    def _match_both_matmuls(self, first: Op, at: Index, found: _Scores) -> Attention | None:
+    def _match_both_matmuls(self, first: Op, at: Index, collected: _Scores) -> Attention | None:
         """Return the attention with the operands of both matmuls, if their dims form one index space; else None."""
         sides = [_matmul_operand_indices(first, side, at) for side in (0, 1)]
         contracted = {n for n in (first.operands[0].type.shape[d] for d in first.attrs["lhs_contract"]) if n != 1}
@@ -305,13 +306,13 @@ class _AttentionMatcher:
         if [i for i in sides[key][0] if i != 0] != [self.term]:
             return None
         depth, self.extents[d] = (d := sym("depth", 0, extent)), extent
-        q, k = (self._matmul_side(first, n, sides[n][1], depth, found) for n in (1 - key, key))
+        q, k = (self._matmul_side(first, n, sides[n][1], depth, collected) for n in (1 - key, key))
         other = self.product.operands[1 - self.side]
         values = self._match_values(other)
         if q is None or k is None or values is None:
             return None
         v, out, column = values
-        own = self._operand_before_scaling(v, found, scaled=False)
+        own = self._operand_before_scaling(v, collected, scaled=False)
         scales: dict[str, Scale | None] = {}
         if self.narrow:
             keys, wide = (
@@ -321,29 +322,29 @@ class _AttentionMatcher:
                 return None
             (k, scales["k_scale"]), (own, scales["v_scale"]) = keys, wide
         axes = {i for i in self.index if i not in (0, self.term)}
-        masks, biases = self._bases_of_reads(found.masks), self._bases_of_reads(found.biases)
+        masks, biases = self._bases_of_reads(collected.masks), self._bases_of_reads(collected.biases)
         if own is None or masks is None or biases is None or {i for i in q.index if i != 0} != {*axes, depth}:
             return None
-        fill = found.fill if found.fill is not None else -np.inf
+        fill = collected.fill if collected.fill is not None else -np.inf
         return Attention(
-            self.product, q, k, own, out, self.term, depth, column, found.scale, fill, biases, masks,
+            self.product, q, k, own, out, self.term, depth, column, collected.scale, fill, biases, masks,
             first.attrs.get("precision"), self.extents, **scales,
         )  # fmt: skip
 
     def _bases_of_reads(self, reads: Sequence[tuple[ElementRead, bool]]) -> tuple[tuple[ElementRead, bool], ...] | None:
-        found = tuple((x, sign) for r, sign in reads if (x := earliest_read(r, self.extents, self.makers)) is not None)
-        return found if len(found) == len(reads) else None
+        bases = tuple((x, sign) for r, sign in reads if (x := earliest_read(r, self.extents, self.makers)) is not None)
+        return bases if len(bases) == len(reads) else None
 
     def _matmul_side(
-        self, first: Op, side: int, index: list[Dim | None], depth: Dim, found: _Scores
+        self, first: Op, side: int, index: list[Dim | None], depth: Dim, collected: _Scores
     ) -> ElementRead | None:
         """Return the read of operand ``side`` of the first matmul, before widening and scaling, or None."""
         shape = first.operands[side].type.shape
         full = tuple((0 if n == 1 else depth) if i is None else i for i, n in zip(index, shape, strict=True))
-        return self._operand_before_scaling(ElementRead(first.operands[side], full), found)
+        return self._operand_before_scaling(ElementRead(first.operands[side], full), collected)
 
-    def _operand_before_scaling(self, read: ElementRead, found: _Scores, scaled: bool = True) -> ElementRead | None:
-        """Return a matmul operand before widening and scaling; ``found`` collects the scale."""
+    def _operand_before_scaling(self, read: ElementRead, collected: _Scores, scaled: bool = True) -> ElementRead | None:
+        """Return a matmul operand before widening and scaling; ``collected`` collects the scale."""
         best = earliest_read(read, self.extents, self.makers)
         while best is not None and (op := self.makers.get(best.value)) is not None:
             inner = None
@@ -352,7 +353,7 @@ class _AttentionMatcher:
             elif scaled and (scale := self._scale_of_op(op)) is not None:
                 n, number = scale
                 inner = op.operands[n]
-                found.scale *= number if op.name == "mul" else 1 / number
+                collected.scale *= number if op.name == "mul" else 1 / number
             if inner is None:
                 return best
             best = earliest_read(replace(best, value=inner), self.extents, self.makers)
@@ -406,14 +407,14 @@ def is_widening_conversion(op: Op) -> bool:
     return floats and DTYPES[source].bits < DTYPES[target].bits <= 32
 
 
-def _attention_with_result_movement(found: Attention, users: Users) -> Attention:
+def _attention_with_result_movement(attention: Attention, users: Users) -> Attention:
     """Return the attention extended by movements and roundings of its result, as long as each has a single reader."""
-    while len(readers := users.get(found.root.result, ())) == 1 and (op := readers[0]) is not None:
-        out = _index_after_movement(op, found.out)
+    while len(readers := users.get(attention.root.result, ())) == 1 and (op := readers[0]) is not None:
+        out = _index_after_movement(op, attention.out)
         if out is None:
             break
-        found = replace(found, root=op, out=out)
-    return found
+        attention = replace(attention, root=op, out=out)
+    return attention
 
 
 def _index_after_movement(op: Op, at: Index) -> Index | None:

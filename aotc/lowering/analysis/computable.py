@@ -80,8 +80,8 @@ def describe_array(array: np.ndarray) -> Description | None:
         return None
     dims = [d for d in range(array.ndim) if array.shape[d] > 1 and not _repeats_along_dim(array, d)]
     part = array[tuple(slice(None) if d in dims else 0 for d in range(array.ndim))]
-    if len(dims) == 1 and (found := _integer_progression(part)) is not None:
-        return Progression(*found, dims[0])
+    if len(dims) == 1 and (progression := _integer_progression(part)) is not None:
+        return Progression(*progression, dims[0])
     if len(dims) == 2 and (band := _constant_band(part, (dims[0], dims[1]))) is not None:
         return band
     if 4 * part.size <= array.size:
@@ -115,8 +115,8 @@ def _integer_progression(line: np.ndarray) -> tuple[int, int] | None:
     last = start + step * (len(line) - 1)
     if not (np.isfinite(last) and start == int(start) and step == int(step) and max(abs(start), abs(last)) < 1 << 24):
         return None
-    made = (int(start) + int(step) * np.arange(len(line))).astype(line.dtype)
-    return (int(start), int(step)) if _has_same_bits(line, made) else None
+    expected = (int(start) + int(step) * np.arange(len(line))).astype(line.dtype)
+    return (int(start), int(step)) if _has_same_bits(line, expected) else None
 
 
 def _progression_along_dims(a: np.ndarray, dims: Sequence[int]) -> Stepped | None:
@@ -137,11 +137,11 @@ def _progression_along_dims(a: np.ndarray, dims: Sequence[int]) -> Stepped | Non
     ends = [s.step * s.largest_multiplier(n) for s, n in zip(axes, a.shape)]
     if max(start + sum(n for n in ends if n > 0), -start - sum(n for n in ends if n < 0)) >= limit:
         return None
-    found = Stepped(int(start), tuple(axes))
+    stepped = Stepped(int(start), tuple(axes))
     corner = a[(slice(0, CORNER),) * a.ndim]
     return (
-        found
-        if all(_has_same_bits(part, _integers_of_progression(found, part.shape, a.dtype)) for part in (corner, a))
+        stepped
+        if all(_has_same_bits(part, _integers_of_progression(stepped, part.shape, a.dtype)) for part in (corner, a))
         else None
     )
 
@@ -170,10 +170,10 @@ def _segmented_progression(line: np.ndarray, dim: int, limit: int) -> Steps | No
     return Steps(int(step), every, period % len(heads), dim)
 
 
-def _integers_of_progression(found: Stepped, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """Return the array that ``found`` describes."""
-    array = np.full(shape, found.start, np.int64)
-    for n, steps in enumerate(found.axes):
+def _integers_of_progression(stepped: Stepped, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Return the array that ``stepped`` describes."""
+    array = np.full(shape, stepped.start, np.int64)
+    for n, steps in enumerate(stepped.axes):
         line = np.arange(shape[n]) // steps.every
         line = (line % steps.period if steps.period else line) * steps.step
         array += line.reshape([-1 if d == n else 1 for d in range(len(shape))])

@@ -62,6 +62,7 @@ def _depends_on_symbolic_sizes(op: Op) -> bool:
 
 
 def _contains_symbolic_dims(data: Any) -> bool:
+    """Return True if an attribute value contains a symbolic dim, at any depth."""
     match data:
         case tuple() | list():
             return any(map(_contains_symbolic_dims, data))
@@ -133,6 +134,7 @@ def _iota_dim_of_constant(dim: int, type_: TensorType) -> int | None:
 
 
 def _iota_dim_of_array(value: np.ndarray, type_: TensorType) -> int | None:
+    """Return the dim along which ``value`` counts from 0, or None if it is not an iota."""
     if value.ndim != type_.rank or not value.size:
         return None
     for dim, size in enumerate(value.shape):

@@ -32,6 +32,7 @@ class UpdatedArrays:
     """
 
     def __init__(self, ops: Iterable[Op]) -> None:
+        """Record, for each array, the ops among ``ops`` that update it in place, also through views."""
         self._updates: dict[Value, list[Op]] = {}
         self._makers: dict[Value, Op] = {}
         for op in ops:
@@ -50,7 +51,7 @@ class UpdatedArrays:
         if not self._updates:
             return set()
         left = [v for op in ops for n, v in enumerate(op.operands) if n not in updated_operands(op)]
-        found: set[Value] = set()
+        arrays: set[Value] = set()
         seen: set[Value] = set()
         while left:
             v = left.pop()
@@ -58,10 +59,10 @@ class UpdatedArrays:
                 continue
             seen.add(v)
             if v in self._updates:
-                found.add(v)
+                arrays.add(v)
             elif (maker := self._makers.get(v)) is not None and maker.name in FREE:
                 left += maker.operands
-        return found
+        return arrays
 
     def is_updated_in(self, array: Value, ops: Iterable[Op]) -> bool:
         """Return True if one of ``ops`` updates ``array`` in place, or may do so in a region that reads it."""
@@ -89,7 +90,7 @@ def donated_argument_pairs(function: Function) -> list[tuple[int, int]]:
 
     JAX names the result for most donated arguments. The others get the first free result of their type.
     """
-    body, found = function.body, list[tuple[int, int]]()
+    body, pairs = function.body, list[tuple[int, int]]()
     free = list(range(len(body.results)))
     wishes = function.attrs.get("donated_into", {})
     for a in sorted(function.attrs.get("donated", ()), key=lambda a: str(a) not in wishes):
@@ -97,6 +98,6 @@ def donated_argument_pairs(function: Function) -> list[tuple[int, int]]:
         named = wishes.get(str(a), -1)
         n = named if named in fit else next(iter(fit), -1)
         if n >= 0:
-            found.append((a, n))
+            pairs.append((a, n))
             free.remove(n)
-    return found
+    return pairs

@@ -160,13 +160,13 @@ def broadcasts_row_scalar(op: Op, reduction: Op) -> bool:
     """Return True if ``op`` broadcasts one scalar per row along the dims that ``reduction`` reduces."""
     if op.name != "broadcast":
         return False
-    kept = [(d, n) for d, n in enumerate(op.result.type.shape) if d not in reduction.attrs["dims"] and n != 1]
-    return kept == [(d, n) for d, n in zip(op.attrs["dims"], op.operands[0].type.shape, strict=True) if n != 1]
+    row_dims = [(d, n) for d, n in enumerate(op.result.type.shape) if d not in reduction.attrs["dims"] and n != 1]
+    return row_dims == [(d, n) for d, n in zip(op.attrs["dims"], op.operands[0].type.shape, strict=True) if n != 1]
 
 
 def _only_reduction_behind(centre: Value, makers: Mapping[Value, Op]) -> Op | None:
     """Return the single reduction on which ``centre`` depends besides constants; or None."""
-    found: set[Op] = set()
+    reductions: set[Op] = set()
     stack, seen = [centre], set()
     while stack:
         value = stack.pop()
@@ -177,12 +177,12 @@ def _only_reduction_behind(centre: Value, makers: Mapping[Value, Op]) -> Op | No
         if op is None:
             return None
         if op.name == "reduce":
-            found.add(op)
+            reductions.add(op)
         elif op.name in ELEMENTWISE or is_reshape_like(op):
             stack += op.operands
         else:
             return None
-    return found.pop() if len(found) == 1 else None
+    return reductions.pop() if len(reductions) == 1 else None
 
 
 def is_reshape_like(op: Op) -> bool:

@@ -69,8 +69,8 @@ class _RankClassAnalysis:
 
     def classes_of_values(self, values: Sequence[Value]) -> Classes:
         """Return the classes of ranks that agree in all values; a value without an entry is the same on all."""
-        found = {id(c): c for v in values if (c := self.classes.get(v)) is not None and c.any()}
-        return _rank_classes_of_columns(list(found.values())) if found else self.same
+        columns = {id(c): c for v in values if (c := self.classes.get(v)) is not None and c.any()}
+        return _rank_classes_of_columns(list(columns.values())) if columns else self.same
 
     def analyse_region(self, region: Region, around: Classes) -> None:
         """Find the classes of the values of a region that runs under conditions with the classes ``around``."""
@@ -138,18 +138,18 @@ def _are_equal_rank_classes(a: Classes, b: Classes) -> bool:
 
 def _collective_result_classes(name: str, attrs: Attrs, read: Classes) -> Classes:
     """Return the classes of a collective's result for an operand with the classes ``read``."""
-    known: dict[tuple, int] = {}
-    found = np.full(len(read), -1, np.int64)
+    numbers: dict[tuple, int] = {}
+    result = np.full(len(read), -1, np.int64)
 
     def class_of_facts(facts: tuple) -> int:
-        return known.setdefault(facts, len(known))
+        return numbers.setdefault(facts, len(numbers))
 
     for source, target in attrs.get("pairs", ()):
-        found[target] = class_of_facts((int(read[source]),))
+        result[target] = class_of_facts((int(read[source]),))
     for group in attrs.get("groups", ()):
         ranks = [i for i in group if i >= 0]
-        given = tuple(read[ranks].tolist())
+        inputs = tuple(read[ranks].tolist())
         for place, rank in enumerate(ranks):
             own = () if name in SAME_ON_ALL else (place,)
-            found[rank] = class_of_facts((given[:1] if name == "collective_broadcast" else given, own))
-    return _rank_classes_of_columns([found])
+            result[rank] = class_of_facts((inputs[:1] if name == "collective_broadcast" else inputs, own))
+    return _rank_classes_of_columns([result])

@@ -22,39 +22,41 @@ def values_without_negative_zeros(region: Region) -> set[Value]:
     loops = [op for op in walk(region) if op.name == "while"]
     assumed = {(op, n) for op in loops for n, v in enumerate(op.operands) if kind_of(v.type.dtype) in "fc"}
     while True:
-        found = {v for op, n in assumed for v in (*(r.params[n] for r in op.regions), op.results[n])}
-        _visit_for_negative_zeros(region, found)
+        qualifying = {v for op, n in assumed for v in (*(r.params[n] for r in op.regions), op.results[n])}
+        _visit_for_negative_zeros(region, qualifying)
         ends = {(op, n): (op.operands[n], op.regions[1].results[n]) for op, n in assumed}
         failing = {
-            state for state, values in ends.items() if not all(_is_free_of_negative_zeros(v, found) for v in values)
+            state
+            for state, values in ends.items()
+            if not all(_is_free_of_negative_zeros(v, qualifying) for v in values)
         }
         if not failing:
-            return found
+            return qualifying
         assumed -= failing
 
 
-def _visit_for_negative_zeros(region: Region, found: set[Value]) -> None:
-    """Add the results of ops that are never -0.0 to ``found``; nested regions come before the op that contains them."""
+def _visit_for_negative_zeros(region: Region, qualifying: set[Value]) -> None:
+    """Add the results of ops that are never -0.0 to ``qualifying``; nested regions come before their op."""
     for op in region.ops:
         for inner in op.regions:
-            _visit_for_negative_zeros(inner, found)
+            _visit_for_negative_zeros(inner, qualifying)
         if op.name == "case":
-            found.update(
+            qualifying.update(
                 v
                 for n, v in enumerate(op.results)
-                if all(_is_free_of_negative_zeros(r.results[n], found) for r in op.regions)
+                if all(_is_free_of_negative_zeros(r.results[n], qualifying) for r in op.regions)
             )
-        elif op.name != "while" and _makes_no_negative_zeros(op, found):
-            found.update(op.results)
+        elif op.name != "while" and _makes_no_negative_zeros(op, qualifying):
+            qualifying.update(op.results)
 
 
-def _is_free_of_negative_zeros(v: Value, found: set[Value]) -> bool:
-    return v in found or kind_of(v.type.dtype) not in "fc"
+def _is_free_of_negative_zeros(v: Value, qualifying: set[Value]) -> bool:
+    return v in qualifying or kind_of(v.type.dtype) not in "fc"
 
 
-def _makes_no_negative_zeros(op: Op, found: set[Value]) -> bool:
-    """Return True if ``op`` produces no -0.0, given that the values ``found`` contain none."""
-    fit = [_is_free_of_negative_zeros(v, found) for v in op.operands]
+def _makes_no_negative_zeros(op: Op, qualifying: set[Value]) -> bool:
+    """Return True if ``op`` produces no -0.0, given that the values ``qualifying`` contain none."""
+    fit = [_is_free_of_negative_zeros(v, qualifying) for v in op.operands]
     match op.name:
         case "constant":
             return SPLAT_ELEMENTS.holds(op.attrs["value"].size) and not _has_negative_zero(op.attrs["value"])

@@ -38,12 +38,12 @@ def softmax_facts(region: Region) -> dict[Value, str]:
     if all(op.name != "reduce" for op in region.ops):
         return {}
     makers = {v: op for op in region.ops for v in op.results}
-    found = {op.result: "max_number" for op in region.ops if _may_ignore_nan_in_maximum(op, region, makers)}
+    cheaper = {op.result: "max_number" for op in region.ops if _may_ignore_nan_in_maximum(op, region, makers)}
     for row in dependent_reduction_pairs(region):
         lone = row.is_softmax and len(row.steps) == 1 and row.difference.result.type.dtype in _WIDE
         if lone and row.first.operands[0] is row.difference.operands[0] and _is_row_maximum(row, makers):
-            found[row.steps[0].result] = "decay"
-    return found
+            cheaper[row.steps[0].result] = "decay"
+    return cheaper
 
 
 def _is_row_maximum(row: LongRow, makers: Mapping[Value, Op]) -> bool:
@@ -88,14 +88,14 @@ def _may_ignore_nan_in_maximum(op: Op, region: Region, makers: Mapping[Value, Op
     if op.name != "reduce" or combiner_op_name(op) != "max" or op.result.type.dtype not in _WIDE:
         return False
     rows = {op.operands[0], value_before_conversions(op.operands[0], makers)}
-    known = dict.fromkeys(rows, _ValueFacts(nan=_NanElements.THERE)) | {op.result: _ValueFacts(exact=False)}
+    facts = dict.fromkeys(rows, _ValueFacts(nan=_NanElements.THERE)) | {op.result: _ValueFacts(exact=False)}
     for other in region.ops:
-        given = [known.get(v, _ValueFacts()) for v in other.operands]
-        if not all(k.exact for k in given) and not _computes_within_rows(other, op):
+        operand_facts = [facts.get(v, _ValueFacts()) for v in other.operands]
+        if not all(k.exact for k in operand_facts) and not _computes_within_rows(other, op):
             return False
-        found = _softmax_facts_of_op(other, op, given)
-        known |= {v: found for v in other.results if v not in known}
-    return all(k.exact or k.nan is _NanElements.ROW for k in (known.get(v, _ValueFacts()) for v in region.results))
+        result_facts = _softmax_facts_of_op(other, op, operand_facts)
+        facts |= {v: result_facts for v in other.results if v not in facts}
+    return all(k.exact or k.nan is _NanElements.ROW for k in (facts.get(v, _ValueFacts()) for v in region.results))
 
 
 def _computes_within_rows(op: Op, row: Op) -> bool:

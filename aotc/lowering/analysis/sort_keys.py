@@ -39,7 +39,7 @@ def key_bytes(dtype: str) -> int:
 def sort_keys(region: Region) -> tuple[SortKey, ...] | None:
     """Return the keys of a comparator, the most significant first, or None if it is not a comparison of keys."""
     makers = {v: op for op in region.ops for v in op.results}
-    found: list[SortKey] = []
+    keys: list[SortKey] = []
     (rest,) = region.results
     while True:
         op = makers.get(rest)
@@ -47,7 +47,7 @@ def sort_keys(region: Region) -> tuple[SortKey, ...] | None:
             return None
         if op.name in ASCENDING:
             key = _key_of_comparison(op, region, makers)
-            return None if key is None else (*found, key)
+            return None if key is None else (*keys, key)
         parts = _lexicographic_parts(op, makers)
         if parts is None:
             return None
@@ -56,7 +56,7 @@ def sort_keys(region: Region) -> tuple[SortKey, ...] | None:
         equal = _equality_of_less(same, less)
         if key is None or not equal:
             return None
-        found.append(key)
+        keys.append(key)
 
 
 def _lexicographic_parts(op: Op, makers: Mapping[Value, Op]) -> tuple[Op, Op, Value] | None:
@@ -105,13 +105,13 @@ def _compared_elements(value: Value, region: Region, makers: Mapping[Value, Op])
 
 def values_behind(value: Value, makers: Mapping[Value, Op]) -> set[Value]:
     """Return ``value`` and all values from which it is computed."""
-    stack, found = [value], {value}
+    stack, values = [value], {value}
     while stack:
         if (op := makers.get(stack.pop())) is not None:
-            more = set(op.operands) - found
-            found |= more
+            more = set(op.operands) - values
+            values |= more
             stack += more
-    return found
+    return values
 
 
 def _are_mirrored_expressions(

@@ -53,26 +53,27 @@ def trip_count(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Fu
     if iterations is None:
         return None
     last = begin.constant + iterations * step.constant
-    kept = np.iinfo(to_numpy(op.operands[left.carried].type.dtype))
-    held = [n + m for n in (begin.constant, last) for m in (0, left.constant)]
-    return iterations if all(kept.min <= n <= kept.max for n in held) else None  # otherwise the counter wraps around
+    range_ = np.iinfo(to_numpy(op.operands[left.carried].type.dtype))
+    reached = [n + m for n in (begin.constant, last) for m in (0, left.constant)]
+    wraps = not all(range_.min <= n <= range_.max for n in reached)
+    return None if wraps else iterations
 
 
 def state_after(
     op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function], iterations: int
 ) -> dict[int, int]:  # fmt: skip
     """Return the carried integers of a ``while`` that are known after ``iterations`` iterations, by their positions."""
-    body, reader, found = op.regions[1], _LoopStateReader(op, constants, functions), dict[int, int]()
+    body, reader, state = op.regions[1], _LoopStateReader(op, constants, functions), dict[int, int]()
     params = reader.affine_params(body)
     for n, init in enumerate(op.operands):
         begin = reader.integer_outside_loop(init)
         step = None if begin is None else reader.affine_form(body.results[n], body, params)
         if begin is None or step is None or step.carried != n:
             continue
-        reached, kept = begin.constant + iterations * step.constant, np.iinfo(to_numpy(init.type.dtype))
-        if kept.min <= reached <= kept.max:
-            found[n] = reached
-    return found
+        reached, range_ = begin.constant + iterations * step.constant, np.iinfo(to_numpy(init.type.dtype))
+        if range_.min <= reached <= range_.max:
+            state[n] = reached
+    return state
 
 
 def counters(
@@ -130,33 +131,33 @@ class _LoopStateReader:
         """
         body = self.loop.regions[1]
         rows = enumerate(zip(region.params, body.params, body.results, self.loop.operands, strict=True))
-        kept = {n: self.integer_outside_loop(begin) for n, (_, old, new, begin) in rows if new is old}
-        return {v: kept.get(n) or _Affine(n, 0) for n, v in enumerate(region.params)}
+        unchanged = {n: self.integer_outside_loop(begin) for n, (_, old, new, begin) in rows if new is old}
+        return {v: unchanged.get(n) or _Affine(n, 0) for n, v in enumerate(region.params)}
 
     def comparison_sides(
-        self, v: Value, region: Region, known: Mapping[Value, _Affine | None]
+        self, v: Value, region: Region, forms: Mapping[Value, _Affine | None]
     ) -> tuple[str, _Affine, _Affine] | None:
         """Return the relation and both sides of the comparison that computes ``v``, or None."""
-        known = known or self.affine_params(region)
+        forms = forms or self.affine_params(region)
         op = _defining_op_in(region, v)
         if op is None:
             return None
         if op.name == "dispatch":
             inner = self.functions[op.attrs["callee"]].body
             return self.comparison_sides(
-                inner.results[op.results.index(v)], inner, self.affine_arguments(op, region, known)
+                inner.results[op.results.index(v)], inner, self.affine_arguments(op, region, forms)
             )
         if op.name == "reshape":
-            return self.comparison_sides(op.operands[0], region, known)
+            return self.comparison_sides(op.operands[0], region, forms)
         if op.name not in ORDERINGS and op.name != "ne":
             return None
-        left, right = (self.affine_form(x, region, known) for x in op.operands)
+        left, right = (self.affine_form(x, region, forms) for x in op.operands)
         return None if left is None or right is None else (op.name, left, right)
 
-    def affine_form(self, v: Value, region: Region, known: Mapping[Value, _Affine | None]) -> _Affine | None:
+    def affine_form(self, v: Value, region: Region, forms: Mapping[Value, _Affine | None]) -> _Affine | None:
         """Return ``v`` as a carried integer plus a constant, or None."""
-        if v in known:
-            return known[v]
+        if v in forms:
+            return forms[v]
         op = _defining_op_in(region, v)
         if op is None:
             return self.integer_outside_loop(v)
@@ -166,12 +167,12 @@ class _LoopStateReader:
             case "dispatch":
                 inner = self.functions[op.attrs["callee"]].body
                 return self.affine_form(
-                    inner.results[op.results.index(v)], inner, self.affine_arguments(op, region, known)
+                    inner.results[op.results.index(v)], inner, self.affine_arguments(op, region, forms)
                 )
             case "reshape":
-                return self.affine_form(op.operands[0], region, known)
+                return self.affine_form(op.operands[0], region, forms)
             case "add" | "sub" as name:
-                left, right = (self.affine_form(x, region, known) for x in op.operands)
+                left, right = (self.affine_form(x, region, forms) for x in op.operands)
                 if left is None or right is None or (right.carried is not None and name == "sub"):
                     return None
                 if left.carried is not None and right.carried is not None:
@@ -181,11 +182,11 @@ class _LoopStateReader:
         return None
 
     def affine_arguments(
-        self, op: Op, region: Region, known: Mapping[Value, _Affine | None]
+        self, op: Op, region: Region, forms: Mapping[Value, _Affine | None]
     ) -> dict[Value, _Affine | None]:
         """Return a dispatch's arguments as affine functions of carried integers, by callee parameter."""
         params = self.functions[op.attrs["callee"]].body.params
-        return {p: self.affine_form(x, region, known) for p, x in zip(params, op.operands, strict=True)}
+        return {p: self.affine_form(x, region, forms) for p, x in zip(params, op.operands, strict=True)}
 
 
 def _constant_integer_of(op: Op) -> _Affine | None:

@@ -29,7 +29,7 @@ class FactsOfKernels(Generic[Fact]):
     def facts_of(self, kernel: Kernel, *more: Hashable) -> Fact:
         """Return the facts of ``kernel``, cached."""
         key = (*map(id, _parts(kernel)), *more)
-        found = self._facts.get(key)
-        if found is None:
-            found = self._facts[key] = kernel, self.find(kernel, *more)
-        return found[1]
+        entry = self._facts.get(key)
+        if entry is None:
+            entry = self._facts[key] = kernel, self.find(kernel, *more)
+        return entry[1]

@@ -303,8 +303,8 @@ class _WorkCounter:
         loads = [x for x in scalars if isinstance(x, Load)]
         for s in inside:
             if isinstance(s, Store) and not s.reduce and s.buffer.name not in own:
-                here = [x for x in loads if x.buffer.name == s.buffer.name]
-                if any(x.index != s.index or not self.access_stride(s.buffer, s.index, stmt.var) for x in here):
+                same_buffer = [x for x in loads if x.buffer.name == s.buffer.name]
+                if any(x.index != s.index or not self.access_stride(s.buffer, s.index, stmt.var) for x in same_buffer):
                     return _Loop(stmt.var, iterations, chain=True)
         widths = [size_of(x.dtype) for x in scalars if isinstance(x, Load | Apply)]
         stored = [size_of(s.buffer.dtype) for s in inside if isinstance(s, Store)]

@@ -139,6 +139,11 @@ class Costs:
         self, target: Target, record: Mapping[str, Any] | None = None, targets: Mapping[str, Target] | None = None,
         shared: Mapping[str, tuple[Kernel, Sequence[int]]] | None = None,
     ) -> None:  # fmt: skip
+        """Index the measurements of ``record`` by kernel digest and by source location.
+
+        ``targets`` has the target of each kernel that does not run on ``target``. ``shared`` has, for each kernel
+        merged with others, the merged kernel and the sizes that its launches pass.
+        """
         self.target, self._shared = target, shared or {}
         self._targets = targets or {}
         self._by_digest: dict[str, list[Mapping[str, Any]]] = {}
@@ -157,18 +162,18 @@ class Costs:
         """Return the measured or predicted cost of ``kernel``."""
         if sizes:
             return self._predicted_or_measured_cost(kernel, sizes)
-        found = self._known.get(id(kernel))
-        if found is None:
-            found = self._known[id(kernel)] = kernel, self._predicted_or_measured_cost(kernel, {})
-        return found[1]
+        entry = self._known.get(id(kernel))
+        if entry is None:
+            entry = self._known[id(kernel)] = kernel, self._predicted_or_measured_cost(kernel, {})
+        return entry[1]
 
     def _predicted_or_measured_cost(self, kernel: Kernel, sizes: Mapping[str, int]) -> Cost:
         """Return the prediction, with a measurement at the same sizes, or else scaled from those at other sizes."""
         target = self._targets.get(kernel.name, self.target)
         predicted = predict(kernel, target, sizes) if sizes else self._predicted.facts_of(kernel, target)
         if kernel.name in self._shared:
-            kernel, given = self._shared[kernel.name]
-            sizes = dict(zip(kernel.dims, given, strict=True))
+            kernel, own_sizes = self._shared[kernel.name]
+            sizes = dict(zip(kernel.dims, own_sizes, strict=True))
         rows = self._measurements_of_kernel(kernel, target)
         if not rows:
             return Cost(predicted)
@@ -198,12 +203,12 @@ class Costs:
         A small number of claims is rounded up to a power of two. Three claims of eight items would be uneven: with two
         threads, one of them would execute five items.
         """
-        found = self._grains.get(id(kernel))
-        if found is None:
-            found = self._grains[id(kernel)] = self._grain_of_items(
+        grain = self._grains.get(id(kernel))
+        if grain is None:
+            grain = self._grains[id(kernel)] = self._grain_of_items(
                 max(estimated_dim(kernel.grid), 1), self.of(kernel).ns
             )
-        return found
+        return grain
 
     def items_per_claim(self, kernel: Kernel) -> Dim:
         """Return the number of grid items that a thread claims at once; for a matmul of unknown size an expression."""
@@ -258,8 +263,8 @@ class Costs:
             )
         rows = self._by_place.get(location_name(op.loc), ())
         named = [row["ns"][device] for row in rows if device in row["ns"]]
-        found = named or [ns for row in rows if (ns := _measured_time_for_target(row, target))]
-        return sum(found) / len(found) if found else op_nanoseconds(op, target)
+        times = named or [ns for row in rows if (ns := _measured_time_for_target(row, target))]
+        return sum(times) / len(times) if times else op_nanoseconds(op, target)
 
     def work_of(self, op: Op) -> int | None:
         """Return the scalar operations per element of an elementwise ``op``, if it was measured in a kernel of its own.
@@ -317,9 +322,9 @@ def check_cost_record_program(record: Mapping[str, Any], module: Module) -> None
     StaleCosts
         If it was measured on another program.
     """
-    found = digest_of_program(module)
-    if record and record["program"] != found:
+    digest = digest_of_program(module)
+    if record and record["program"] != digest:
         loc = next(f.loc for f in module.functions.values() if f.public)
-        message = f"the costs are stale: they were measured on program {record['program']}, this one is {found}"
+        message = f"the costs are stale: they were measured on program {record['program']}, this one is {digest}"
         hint = "measure a bundle of this model with `aotc profile -o`, and compile with that record"
         raise StaleCosts.at(loc, message, hint=hint)

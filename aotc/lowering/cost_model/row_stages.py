@@ -62,6 +62,11 @@ class RowStages:
     """
 
     def __init__(self, ops: Mapping[Value, Op], anchors: Anchors, stored: Sequence[Value]) -> None:
+        """Group the reductions of a region by level: the loop of level n reads results of earlier levels only.
+
+        ``stored`` are the values that the region writes to memory; each is stored by the first loop that can compute
+        it.
+        """
         self.ops, self.anchors = ops, anchors
         self._rows = anchors.row_values()
         levels: dict[int, dict[Op, None]] = {}
@@ -82,26 +87,26 @@ class RowStages:
         """Return True if ``value`` is one scalar per row."""
         return value in self._rows
 
-    def row_scalars_before(self, loop: RowLoop, kept: Collection[Value]) -> list[Value]:
-        """Return the scalars per row that ``loop`` reads, except results of reductions, if ``kept`` are stored."""
+    def row_scalars_before(self, loop: RowLoop, stored: Collection[Value]) -> list[Value]:
+        """Return the scalars per row that ``loop`` reads, except results of reductions, if ``stored`` are stored."""
         roots = [*(v for op in loop.ops for v in op.inputs), *loop.stores]
-        read = [u for v in self.values_needed_for(roots, kept) for u in self.ops[v].operands]
+        read = [u for v in self.values_needed_for(roots, stored) for u in self.ops[v].operands]
         return [
             v for v in dict.fromkeys(read) if v in self.ops and self.is_row_scalar(v) and self.ops[v].name != "reduce"
         ]
 
-    def values_needed_for(self, roots: Iterable[Value], known: Collection[Value] = ()) -> dict[Value, None]:
-        """Return the per-row values on which ``roots`` depend, up to reductions and ``known`` values."""
-        found: dict[Value, None] = {}
+    def values_needed_for(self, roots: Iterable[Value], available: Collection[Value] = ()) -> dict[Value, None]:
+        """Return the per-row values on which ``roots`` depend, up to reductions and ``available`` values."""
+        needed: dict[Value, None] = {}
         stack = list(roots)
         while stack:
             v = stack.pop()
             op = self.ops.get(v)
-            if v in found or v in known or op is None or self.is_row_scalar(v):
+            if v in needed or v in available or op is None or self.is_row_scalar(v):
                 continue
-            found[v] = None
+            needed[v] = None
             stack += op.operands
-        return found
+        return needed
 
     def values_to_store(self, fits: Callable[[Sequence[int]], bool], cheap: bool = False) -> dict[Value, int]:
         """Return the row values that the first loop should store for later loops, with their bytes.
@@ -114,20 +119,20 @@ class RowStages:
             Returns True if there is memory for values of these sizes in bytes.
         cheap : bool
         """
-        kept: dict[Value, int] = {}
+        chosen: dict[Value, int] = {}
         if not isinstance(self.elements, int):
-            return kept
+            return chosen
         for n, loop in enumerate(self.loops):
             for v in loop.cone:
                 first = next(k for k, earlier in enumerate(self.loops) if v in earlier.cone)
-                if first == n or v in kept or not self._is_storable(v):
+                if first == n or v in chosen or not self._is_storable(v):
                     continue
                 if not self._feeds_later_stage_only(v, loop.cone, self.loops[first].cone):
                     continue
                 size = self.elements * size_of(v.type.dtype)
-                if (cheap or self._is_expensive(v)) and fits([*kept.values(), size]):
-                    kept[v] = size
-        return kept
+                if (cheap or self._is_expensive(v)) and fits([*chosen.values(), size]):
+                    chosen[v] = size
+        return chosen
 
     def _is_storable(self, value: Value) -> bool:
         """Return True if each step along the row computes one element of ``value``, at its own index."""

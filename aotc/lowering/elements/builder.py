@@ -58,6 +58,7 @@ class RegionBuilder:
     """
 
     def __init__(self, function: Function, target: Target) -> None:
+        """Name the buffers of ``function``; derive its iteration space from the root, unless it is a single op."""
         self.function, self.target = function, target
         body, skip = function.body, count_overwritten_parameters(function)
         self.ops: dict[Value, Op] = {v: op for op in body.ops for v in op.results}
@@ -234,9 +235,9 @@ def join_transposed(b: RegionBuilder, e: Elements, at: Index) -> None:
         )
 
 
-def reduction_operands_at(b: RegionBuilder, e: Elements, op: Op, here: Index) -> list[Scalar]:
-    """Return the scalars that reduction ``op`` combines at iteration ``here``."""
-    at = b.anchors.index_at_iteration(b.anchors.reads[op], here)
+def reduction_operands_at(b: RegionBuilder, e: Elements, op: Op, iteration: Index) -> list[Scalar]:
+    """Return the scalars that reduction ``op`` combines at iteration ``iteration``."""
+    at = b.anchors.index_at_iteration(b.anchors.reads[op], iteration)
     return [e.at(v, at) for v in op.inputs]
 
 
@@ -264,10 +265,10 @@ def store_combined(
         block.append(Store(accs[0], at, values[0], name))
         return
     (region,) = op.regions
-    given, read = (*(Load(acc, at) for acc in accs), *values), use_counts(region)
+    arguments, read = (*(Load(acc, at) for acc in accs), *values), use_counts(region)
     bound = [
         e.bind(x) if p in read and not isinstance(x, Const | Var) else x
-        for p, x in zip(region.params, given, strict=True)
+        for p, x in zip(region.params, arguments, strict=True)
     ]
     results = e.inline_region(region, tuple(bound))
     totals = [e.bind(r) if isinstance(r, Apply) else r for r in results]

@@ -35,6 +35,7 @@ def contraction_element(b: RegionBuilder, e: Elements, unrolled: bool, from_zero
     terms = _conv_terms if op.name == "conv" else _matmul_terms
 
     def emit_result_element(block: list[Stmt], at: Index) -> None:
+        """Emit the sum of the result element ``at``, and the stores of the values computed from it."""
         e.anchored.pop(op.result, None)  # other anchors stay, such as a tile of a GPU
         e.enter(block)
         axes, term = terms(e, op, at)

@@ -79,6 +79,10 @@ class Elements:
         self, ops: Mapping[Value, Op], buffers: Mapping[Value, Buffer], names: Callable[[str], str],
         results: Sequence[Value] = (),
     ) -> None:  # fmt: skip
+        """Start with an empty block; ``names`` returns a fresh name from a prefix.
+
+        ``results`` count as uses: a value that several ops or results read is computed once and bound to a name.
+        """
         self.ops, self.buffers, self.names = ops, buffers, names
         self.known: Mapping[Value, str] = {}  # functions of the loop IR that replace the region's own
         self.block: list[Stmt] = []
@@ -114,15 +118,15 @@ class Elements:
     def _emit_or_reuse_element(self, value: Value, index: Index) -> tuple[Scalar, int]:
         """Return an element and the depth of its expression, from the block's cache if possible."""
         key = (value, index)
-        found = self._cache.get(key)
-        if found is None:
-            held = self.anchored[value](index) if value in self.anchored else None
-            scalar, depth = self._emit_element(value, index) if held is None else (held, 0)
+        emitted = self._cache.get(key)
+        if emitted is None:
+            anchored = self.anchored[value](index) if value in self.anchored else None
+            scalar, depth = self._emit_element(value, index) if anchored is None else (anchored, 0)
             shared = self._uses[value] > 1 or not SCALAR_DEPTH.holds(depth)
-            if isinstance(scalar, Apply | Load) and shared and held is None:
+            if isinstance(scalar, Apply | Load) and shared and anchored is None:
                 scalar, depth = self.bind(scalar), 0
-            found = self._cache[key] = (scalar, depth)
-        return found
+            emitted = self._cache[key] = (scalar, depth)
+        return emitted
 
     def cache_element(self, value: Value, index: Index, scalar: Scalar) -> None:
         """Cache ``scalar`` as element ``index`` of ``value`` for the rest of the current block."""
@@ -178,8 +182,8 @@ class Elements:
             )
             return self._emit_or_reuse_element(op.operands[0], source)
         if op.name in _MAKERS:
-            made = _MAKERS[op.name](self, op, index)
-            return self._cache.get((value, index), made)
+            emitted = _MAKERS[op.name](self, op, index)
+            return self._cache.get((value, index), emitted)
         if op.name not in SCALARS:
             raise CompileError.at(op.loc, f"{op.name} cannot be computed element by element")
         fn, parts = self.known.get(value, op.name), [self._emit_or_reuse_element(v, index) for v in op.operands]
@@ -330,6 +334,7 @@ def _concatenated_element(self: Elements, op: Op, index: Index) -> tuple[Scalar,
     ends = accumulate(v.type.shape[axis] for v in op.operands)
     chosen: Scalar | None = None
     depth = 0
+    # Last operand first: each select tests the index against its operand and falls through to the operands behind it.
     for end, v in reversed([*zip(ends, op.operands, strict=True)]):
         extent = v.type.shape[axis]
         if extent == 0:
@@ -391,15 +396,15 @@ def _scalar_while(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     for buffer, init in zip(states, op.operands, strict=True):
         start = self.at(init, ())
         self.block += [Alloc(buffer), Store(buffer, (), start)]
-    outer, known = self.block, self._cache
+    outer, outer_cache = self.block, self._cache
     blocks: list[list[Stmt]] = [[], []]
-    found: list[list[Scalar]] = []
+    values: list[list[Scalar]] = []
     for region, block in zip(op.regions, blocks, strict=True):
-        self.block, self._cache = block, dict(known)
-        held = tuple(self.bind(Load(buffer, ())) for buffer in states)
-        found.append([self.bind(x) for x in self.inline_region(region, held)])
-    self.block, self._cache = outer, known
-    (test,), after = found
+        self.block, self._cache = block, dict(outer_cache)
+        state = tuple(self.bind(Load(buffer, ())) for buffer in states)
+        values.append([self.bind(x) for x in self.inline_region(region, state)])
+    self.block, self._cache = outer, outer_cache
+    (test,), after = values
     stores = [Store(buffer, (), x) for buffer, x in zip(states, after, strict=True)]
     self.block.append(While(tuple(blocks[0]), test, (*blocks[1], *stores)))
     for v, buffer in zip(op.results, states, strict=True):

@@ -43,19 +43,19 @@ def loop_in_steps(
 
 def buffer_addresses(body: Iterable[Stmt]) -> list[Dim]:
     """Return all flat buffer offsets in ``body``, and all indices used as values."""
-    found: list[Dim] = []
+    addresses: list[Dim] = []
     scalars: list[Scalar] = []
     for stmt in walk(tuple(body)):
         scalars += statement_scalars(stmt)
-        found += statement_sizes(stmt)
+        addresses += statement_sizes(stmt)
         match stmt:
             case Store(buffer=buffer, index=index) | Prefetch(buffer=buffer, index=index):
-                found.append(linearize(index, buffer.shape))
+                addresses.append(linearize(index, buffer.shape))
             case ExternalCall(args=places):
-                found += [linearize(index, buffer.shape) for buffer, index in places]
+                addresses += [linearize(index, buffer.shape) for buffer, index in places]
     for leaf in loads_and_indices(scalars):
-        found.append(linearize(leaf.index, leaf.buffer.shape) if isinstance(leaf, Load) else leaf.expr)
-    return found
+        addresses.append(linearize(leaf.index, leaf.buffer.shape) if isinstance(leaf, Load) else leaf.expr)
+    return addresses
 
 
 def axis_coefficient(e: Dim, axis: Sym) -> Dim | None:
@@ -169,6 +169,7 @@ def grid_loop(
     if chunk:
         extents.insert(place, (chunk[0].extent + (chunk[1] - 1)) // chunk[1])
     grid = product(extents)
+    # A single item needs no loop: all its symbols are 0.
     if grid == 1:
         block: list[Stmt] = []
         zero: list[Dim] = [0] * len(outer)

@@ -38,6 +38,7 @@ class RowBlocks:
     """
 
     def __init__(self, shape: Sequence[Dim], dim: int, most: int) -> None:
+        """Divide the rows along ``dim`` into items of at most ``most`` neighbouring rows."""
         self._lead, self.n, self._tail = shape[:dim], shape[dim], shape[dim + 1 :]
         inner = product(self._tail)
         self.block: int = min(most, inner) if isinstance(inner, int) else most

@@ -39,9 +39,9 @@ def _tensor_core_result_element(
     body: list[Stmt] = [Alloc(total), Store(total, (), zero), For(str(term), 0, c.k, tuple(inner))]
     e.anchored.clear()
     e.enter(body)
-    found: Scalar = Load(total, ())
+    accumulated: Scalar = Load(total, ())
     result = op.result.type.dtype
-    e.anchor(op.result, provide_scalar(found if result == dtype else Apply("convert", (found,), result)))
+    e.anchor(op.result, provide_scalar(accumulated if result == dtype else Apply("convert", (accumulated,), result)))
     store_results(b, e, c.result(*at))
     return body
 

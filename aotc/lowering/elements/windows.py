@@ -50,6 +50,7 @@ def _reduced_window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Sc
     axes = [NestAxis((d,), dims_of(a, "window")[d], e.names("w")) for d in range(rank) if dims_of(a, "window")[d] != 1]
 
     def combine_element(block: list[Stmt], syms: list[Dim]) -> None:
+        """Emit the combination of one window element; elements in the padding are left out by tests."""
         e.enter(block)
         w = {axis.members[0]: s for axis, s in zip(axes, syms, strict=True)}
         where: list[Dim] = []

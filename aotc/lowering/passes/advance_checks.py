@@ -44,6 +44,7 @@ class _AssertionOrder:
     """Reorder the ops of one function so that assertions run as early as possible."""
 
     def __init__(self, body: Region) -> None:
+        """Record the definitions and positions of the ops, and for each op with an effect the one before it."""
         self.body = body
         self.names = Names(body)
         self.makers = {v: op for op in body.ops for v in op.results}
@@ -69,29 +70,29 @@ class _AssertionOrder:
 
     def _host_waits(self) -> Iterator[tuple[list[Op], list[Op]]]:
         """Yield the ops at which the host waits for a value, each with the ops that must run before it."""
-        known: set[Op] = set()  # needed at earlier stops
+        earlier: set[Op] = set()  # needed at earlier stops
         needed: set[Op] = set()
         stops: list[Op] = []
         for op in [op for op in self.body.ops if op.name in JUDGED]:
-            own = self._ops_required_before(op) - known
+            own = self._ops_required_before(op) - earlier
             if stops and any(inner in stops or _is_long_running(inner) for inner in own - needed):
                 yield sorted(needed, key=self.place.__getitem__), stops
-                known |= {*needed, *stops}
+                earlier |= {*needed, *stops}
                 needed, stops = set(), []
-            needed |= own - known
+            needed |= own - earlier
             stops.append(op)
         yield sorted(needed, key=self.place.__getitem__), stops
 
     def _ops_required_before(self, op: Op) -> set[Op]:
         """Return all ops that must run before ``op``."""
-        found: set[Op] = set()
+        required: set[Op] = set()
         stack = list(self._direct_dependences(op))
         while stack:
             inner = stack.pop()
-            if inner not in found:
-                found.add(inner)
+            if inner not in required:
+                required.add(inner)
                 stack += self._direct_dependences(inner)
-        return found
+        return required
 
     def _direct_dependences(self, op: Op) -> Iterator[Op]:
         """Yield the ops on which ``op`` depends directly: through operands, symbols, or an earlier effect."""
@@ -137,15 +138,15 @@ def _is_long_running(op: Op) -> bool:
 
 def _symbols_of_op(op: Op) -> set[str]:
     """Return the symbols in the types and attributes of ``op`` and of the ops in its regions."""
-    found: set[str] = set()
+    names: set[str] = set()
 
     def record_symbols(x: Any) -> Any:
         if isinstance(x, Expr):
-            found.update(s.name for s in symbols(x))
+            names.update(s.name for s in symbols(x))
         return x
 
     for inner in (op, *(inner for r in op.regions for inner in walk(r))):
         attributes = (inner.attrs, *(v.type.shape for v in inner.results))
         map_attribute(attributes, record_symbols)
         map_attribute([p.type.shape for r in inner.regions for p in r.params], record_symbols)
-    return found
+    return names

@@ -76,16 +76,16 @@ def _op_description(op: Op) -> str:
 
 def _check_device_names(module: Module, options: Options, named: Collection[str]) -> None:
     """Raise an error for an unknown default device and for devices without ops; ``named`` are the model's devices."""
-    known = list(dict.fromkeys((*options.devices, *named)))
+    devices = list(dict.fromkeys((*options.devices, *named)))
     default = options.default_device
     model = f"the model names {', '.join(named) or 'no device'}"
     place = next((f.loc for f in module.functions.values() if f.public), UNKNOWN)
-    if default and default not in known:
+    if default and default not in devices:
         options_name = f"the options name {', '.join(options.devices) or 'none'}"
-        hint = f"one of {', '.join(known)}" if known else "leave it out"
+        hint = f"one of {', '.join(devices)}" if devices else "leave it out"
         message = f"the default device {default!r} is not a device: {model}, {options_name}"
         raise CompileError.at(place, message, hint=hint)
-    alone = known[0] if len(known) == 1 else default
+    alone = devices[0] if len(devices) == 1 else default
     unread = [name for name in options.devices if name not in (*named, alone, HOST, DEVICE)]
     if unread and options.place != AUTO:
         message = f"no op is placed on {', '.join(unread)}: {model}, the options name {', '.join(options.devices)}"
@@ -95,14 +95,14 @@ def _check_device_names(module: Module, options: Options, named: Collection[str]
 
 def _function_with_devices(function: Function, options: Options) -> Function:
     """Return ``function`` with a device for each op, chosen by its affinities, by its op support or by cost."""
-    known = list(dict.fromkeys((*options.devices, *named_devices(function), *filter(None, [options.default_device]))))
-    if not known:  # other functions name devices
+    devices = list(dict.fromkeys((*options.devices, *named_devices(function), *filter(None, [options.default_device]))))
+    if not devices:  # other functions name devices
         return function
-    targets = {name: resolve_targets(options.devices.get(name, options.target))[0] for name in known}
+    targets = {name: resolve_targets(options.devices.get(name, options.target))[0] for name in devices}
     check_mix(targets)
-    default = options.default_device or (known[0] if len(known) == 1 or options.place == AUTO else "")
+    default = options.default_device or (devices[0] if len(devices) == 1 or options.place == AUTO else "")
     if IMPLIED in function.attrs:
-        known, default = [DEVICE, HOST], DEVICE
+        devices, default = [DEVICE, HOST], DEVICE
         by_model = Costs(targets[DEVICE], options.costs)
         decided = host_side(function, targets[DEVICE], targets[HOST], by_model)
         solution = place_function(function, DEVICE, decided=decided)
@@ -110,13 +110,13 @@ def _function_with_devices(function: Function, options: Options) -> Function:
         costs = Costs(resolve_targets(options.target)[0], options.costs) if options.place == AUTO else None
         arguments = DEVICE if {HOST, DEVICE}.issubset(options.devices) else ""
         solution = place_function(function, default, targets, costs, arguments)
-    mover = _TransferInserter(function, solution, default or known[0])
-    unplaced = [_unplaced_op_error(thing, function, known) for thing in solution.unplaced]
-    unplaced += [_unplaced_result_error(n, function, known) for n in mover.results_without_device() if not default]
+    mover = _TransferInserter(function, solution, default or devices[0])
+    unplaced = [_unplaced_op_error(thing, function, devices) for thing in solution.unplaced]
+    unplaced += [_unplaced_result_error(n, function, devices) for n in mover.results_without_device() if not default]
     if unplaced:
         raise CompileError(unplaced)
     attrs: dict[str, Any] = {
-        "devices": {"known": known, **mover.signature_devices()},
+        "devices": {"known": devices, **mover.signature_devices()},
         "reasons": mover.placement_reasons(),
     }
     attrs["candidates"] = [list(solution.candidates[v]) for v in function.body.params]
@@ -126,10 +126,10 @@ def _function_with_devices(function: Function, options: Options) -> Function:
     return replace(function, body=mover.body_with_transfers(), attrs={**function.attrs, **attrs})
 
 
-def _unplaced_op_error(thing: Op | Value, function: Function, known: Iterable[str]) -> Finding:
+def _unplaced_op_error(thing: Op | Value, function: Function, devices: Iterable[str]) -> Finding:
     """Return the error about an op or value for which nothing determines a device."""
     hint = "give an argument or a result an affinity, or compile with --default-device"
-    candidates = f"expected one of {', '.join(known)}"
+    candidates = f"expected one of {', '.join(devices)}"
     if isinstance(thing, Op):
         return Finding(f"the device of {thing.name} is not specified; {candidates}", thing.loc, hint=hint)
     names = function.attrs.get("arg_names") or [v.name for v in function.body.params]
@@ -138,10 +138,10 @@ def _unplaced_op_error(thing: Op | Value, function: Function, known: Iterable[st
     return Finding(message, function.loc, hint=hint)
 
 
-def _unplaced_result_error(number: int, function: Function, known: Iterable[str]) -> Finding:
+def _unplaced_result_error(number: int, function: Function, devices: Iterable[str]) -> Finding:
     """Return the error about result ``number``, which has neither a device nor an affinity."""
     what = f"result {number} of @{function.name}, which depends only on constants,"
-    message = f"the device of {what} is not specified; expected one of {', '.join(known)}"
+    message = f"the device of {what} is not specified; expected one of {', '.join(devices)}"
     return Finding(message, function.loc, hint="give the result an affinity, or compile with --default-device")
 
 
@@ -159,6 +159,10 @@ class _TransferInserter:
     """
 
     def __init__(self, function: Function, solution: Placement, default: str) -> None:
+        """Record for each value which devices read it, from the ops and from the affinities of the results.
+
+        ``default`` is the device of values for which ``solution`` has none.
+        """
         self.original, self.solution, self.default = function, solution, default
         self.names = Names(function.body)
         self.origins: dict[Value, Value] = {}  # operands of the model's transfers, by their results
@@ -194,10 +198,10 @@ class _TransferInserter:
 
     def placement_reasons(self) -> dict[str, list[str]]:
         """Return, for each argument and each result, the reason for its device."""
-        body, known = self.original.body, self.solution.values
-        made = {v: "it is made there" if v in known else DEFAULTED for v in body.results}
-        made |= dict.fromkeys(body.params, "the argument is there")
-        results = [self.of_result if w else made[v] for v, w in zip(body.results, self.demands, strict=True)]
+        body, devices = self.original.body, self.solution.values
+        reasons = {v: "it is made there" if v in devices else DEFAULTED for v in body.results}
+        reasons |= dict.fromkeys(body.params, "the argument is there")
+        results = [self.of_result if w else reasons[v] for v, w in zip(body.results, self.demands, strict=True)]
         return {"arguments": [self.solution.reasons[v] for v in body.params], "results": results}
 
     # --- what has to move ---
@@ -222,9 +226,9 @@ class _TransferInserter:
         """Record that ``device`` reads ``v``, with the reason and the place in the model."""
         origin = self._original_of_transfer(v)
         if device and origin not in self.sources and device != self.device_of_value(origin):
-            known = self.wanted.setdefault(origin, {})
-            if device not in known or reason == _ASKED:
-                known[device] = reason, loc
+            requests = self.wanted.setdefault(origin, {})
+            if device not in requests or reason == _ASKED:
+                requests[device] = reason, loc
 
     # --- the new function ---
 
@@ -266,13 +270,13 @@ class _TransferInserter:
         origin = self._original_of_transfer(v)
         if origin not in self.sources:
             return origin if device == self.device_of_value(origin) else self.copies[origin, device]
-        found = self.copies.get((origin, device))
-        if found is None:
+        copy = self.copies.get((origin, device))
+        if copy is None:
             source = self.sources[origin]
             operands = tuple(self._copy_on_device(v, device, ops) for v in source.operands)
-            found = self.copies[origin, device] = Value(self.names.fresh(f"{origin.name}_{device}"), origin.type)
-            ops.append(replace(source, operands=operands, results=(found,), attrs={**source.attrs, "device": device}))
-        return found
+            copy = self.copies[origin, device] = Value(self.names.fresh(f"{origin.name}_{device}"), origin.type)
+            ops.append(replace(source, operands=operands, results=(copy,), attrs={**source.attrs, "device": device}))
+        return copy
 
     def _op_on_device(self, op: Op, ops: list[Op]) -> Op:
         """Return ``op`` reading operands and captured values on its own device, with transfers where necessary."""

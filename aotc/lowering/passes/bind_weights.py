@@ -66,10 +66,10 @@ def _arguments_named(function: Function, name: str | int) -> list[int]:
     own = arg_names(function)
     if not isinstance(name, str) or name.isdecimal():
         return [int(name)] if int(name) < len(own) else []
-    for known in (own, function.attrs.get("arg_places", ())):
-        found = [n for n, one in enumerate(known) if one == name or one.startswith((f"{name}[", f"{name}."))]
-        if found:
-            return found
+    for labels in (own, function.attrs.get("arg_places", ())):
+        numbers = [n for n, one in enumerate(labels) if one == name or one.startswith((f"{name}[", f"{name}."))]
+        if numbers:
+            return numbers
     return []
 
 
@@ -79,8 +79,8 @@ def _check_bound_names(
     """Raise an error for names without an argument, and for arguments that cannot be bound before a call."""
     for name in names:
         if not any(_arguments_named(f, name) for f in entries):
-            known = ", ".join(dict.fromkeys(own for f in entries for own in arg_names(f)))
-            raise CompileError.at(entries[0].loc, f"bind: no argument is called {name}", hint=f"one of {known}"[:400])
+            labels = ", ".join(dict.fromkeys(own for f in entries for own in arg_names(f)))
+            raise CompileError.at(entries[0].loc, f"bind: no argument is called {name}", hint=f"one of {labels}"[:400])
     for f in entries:
         for n in chosen[f.name]:
             v, label = f.body.params[n], f"argument {n} ({arg_names(f)[n]}) of @{f.name}"
@@ -91,9 +91,9 @@ def _check_bound_names(
 
 
 def _copy_with_weights(function: Function, name: str, own: Mapping[str, str], weights: tuple[int, ...]) -> Function:
-    made = with_dims(function, {})
-    attrs = {key: value for key, value in made.attrs.items() if key not in _OF_THE_CALLER}
-    return replace(made, name=name, attrs={**attrs, **own, "weights": weights})
+    copy = with_dims(function, {})
+    attrs = {key: value for key, value in copy.attrs.items() if key not in _OF_THE_CALLER}
+    return replace(copy, name=name, attrs={**attrs, **own, "weights": weights})
 
 
 def _unused_function_name(name: str, taken: set[str]) -> str:

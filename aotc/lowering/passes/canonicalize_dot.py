@@ -43,9 +43,9 @@ def _transposed_readers(body: Region) -> dict[Value, tuple[int, ...]]:
     """Return the permutation of the transpose that is the only reader, for each matmul that has such a reader."""
     if "dot_general" not in body.names or "transpose" not in body.names:
         return {}
-    counts, made = use_counts(body), {v for op in walk(body) if op.name == "dot_general" for v in op.results}
-    found = {op.operands[0]: tuple(op.attrs["perm"]) for op in walk(body) if op.name == "transpose"}
-    return {v: perm for v, perm in found.items() if v in made and counts[v] == 1}
+    counts, products = use_counts(body), {v for op in walk(body) if op.name == "dot_general" for v in op.results}
+    perms = {op.operands[0]: tuple(op.attrs["perm"]) for op in walk(body) if op.name == "transpose"}
+    return {v: perm for v, perm in perms.items() if v in products and counts[v] == 1}
 
 
 def _canonicalize_dot_rule(
@@ -138,8 +138,8 @@ def _dot_as_multiplication(op: Op, b: Builder) -> Value:
         free = _free_dims_of_operand(x, own, contract)
         begin = batch if side == "lhs" else len(shape) - len(free)
         place = {d: n for n, d in enumerate(own)} | {d: begin + n for n, d in enumerate(free)}
-        kept = sorted(place)
-        factors.append(b.broadcast(b.reshape(x, [x.type.shape[d] for d in kept]), [place[d] for d in kept], shape))
+        dims = sorted(place)
+        factors.append(b.broadcast(b.reshape(x, [x.type.shape[d] for d in dims]), [place[d] for d in dims], shape))
     return b.make("mul", factors)
 
 

@@ -89,6 +89,11 @@ class _Candidates:
     """
 
     def __init__(self, ops: Sequence[Op]) -> None:
+        """Group the collectives among ``ops`` that one call can compute, in program order.
+
+        ``origins`` maps each value to the numbers of the collectives on whose results it depends: collectives of one
+        group must not depend on each other.
+        """
         self._needs: dict[int, frozenset[int]] = {}
         self._group_of: dict[int, _Group] = {}
         self.groups: list[_Group] = []
@@ -122,29 +127,29 @@ class _Candidates:
 
     def _all_needed(self, number: int) -> set[int]:
         """Return the collectives whose results a collective needs, also through groups."""
-        found: set[int] = set()
+        needed: set[int] = set()
         waiting = [*self._needs[number]]
         while waiting:
             one = waiting.pop()
-            if one not in found:
-                found.add(one)
-                waiting += [m for m in self._group_of[one].members if m not in found]
-                waiting += self._needs[one] - found
-        return found
+            if one not in needed:
+                needed.add(one)
+                waiting += [m for m in self._group_of[one].members if m not in needed]
+                waiting += self._needs[one] - needed
+        return needed
 
 
 def _reordered(ops: Sequence[Op], groups: Sequence[_Group]) -> list[Op]:
     """Return the ops with one call for each group; each op follows those that it needs, else the order stays."""
     calls = {group.members[-1]: _joined_call([ops[n] for n in group.members]) for group in groups}
     dropped = {n for group in groups for n in group.members[:-1]}
-    made = [calls.get(n, op) for n, op in enumerate(ops) if n not in dropped]
-    definitions = {v: op for op in made for v in op.results}
+    joined = [calls.get(n, op) for n, op in enumerate(ops) if n not in dropped]
+    definitions = {v: op for op in joined for v in op.results}
 
     def needs(op: Op) -> list[Op]:
         read = (*op.operands, *values_captured_by_op(op))
         return [definitions[v] for v in dict.fromkeys(read) if v in definitions]
 
-    return post_order(made, needs)
+    return post_order(joined, needs)
 
 
 def _joined_call(members: Sequence[Op]) -> Op:

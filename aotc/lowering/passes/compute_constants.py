@@ -74,13 +74,13 @@ def _is_read_in_place(value: Value, readers: Mapping[Value, Sequence[Op]]) -> bo
 
 def _compute_constant_rule(op: Op, b: Builder) -> Sequence[Value] | None:
     type_ = op.result.type
-    found = describe_array(op.attrs["value"])
-    return None if found is None else (_ops_of_constant(found, type_, b),)
+    description = describe_array(op.attrs["value"])
+    return None if description is None else (_ops_of_constant(description, type_, b),)
 
 
-def _ops_of_constant(found: Description, type_: TensorType, b: Builder) -> Value:
+def _ops_of_constant(description: Description, type_: TensorType, b: Builder) -> Value:
     """Append the iota, broadcast or arithmetic ops that compute a constant of simple content."""
-    match found:
+    match description:
         case Repeated(part, dims):
             inner = b.constant(part, TensorType(type_.dtype, part.shape))
             return b.broadcast(inner, dims, type_.shape)
@@ -91,7 +91,7 @@ def _ops_of_constant(found: Description, type_: TensorType, b: Builder) -> Value
             line = b.make("add", (line, b.constant(start, numbers)))
             return b.broadcast(b.convert(line, type_.dtype), (dim,), type_.shape)
         case Stepped():
-            return _progression_ops(found, type_, b)
+            return _progression_ops(description, type_, b)
         case Banded(triangle, offset, inside, outside, dims):
             test, numbers = "ge" if triangle else "eq", TensorType("i32", tuple(type_.shape[d] for d in dims))
             i, j = (b.make("iota", (), {"dim": d}, numbers) for d in range(2))
@@ -103,19 +103,19 @@ def _ops_of_constant(found: Description, type_: TensorType, b: Builder) -> Value
             return b.broadcast(b.make("select", (b.make(test, (i, j)), *parts)), dims, type_.shape)
 
 
-def _progression_ops(found: Stepped, type_: TensorType, b: Builder) -> Value:
+def _progression_ops(stepped: Stepped, type_: TensorType, b: Builder) -> Value:
     """Append the ops that compute an arithmetic progression along one or several dims."""
-    sizes = [static(type_.shape[s.dim]) for s in found.axes]
-    largest = abs(found.start) + sum(abs(s.step) * s.largest_multiplier(n) for s, n in zip(found.axes, sizes))
+    sizes = [static(type_.shape[s.dim]) for s in stepped.axes]
+    largest = abs(stepped.start) + sum(abs(s.step) * s.largest_multiplier(n) for s, n in zip(stepped.axes, sizes))
     dtype = "i32" if max(largest, *sizes) < 1 << 31 else "i64"
     parts: list[Value] = []
-    for steps, size in zip(found.axes, sizes):
+    for steps, size in zip(stepped.axes, sizes):
         # indices are unsigned: quotients and remainders of signed integers take twice as many instructions
         line = b.make("iota", (), {"dim": 0}, TensorType(dtype.replace("i", "u"), (size,)))
         for name, number, neutral in (("div", steps.every, 1), ("rem", steps.period, 0)):
             line = b.make(name, (line, b.constant(number, line.type))) if number != neutral else line
         line = b.convert(line, dtype)
-        for name, number, neutral in (("mul", steps.step, 1), ("add", 0 if parts else found.start, 0)):
+        for name, number, neutral in (("mul", steps.step, 1), ("add", 0 if parts else stepped.start, 0)):
             line = b.make(name, (line, b.constant(number, line.type))) if number != neutral else line
         parts.append(b.broadcast(line, (steps.dim,), type_.shape))
     return b.convert(reduce(lambda x, y: b.make("add", (x, y)), parts), type_.dtype)

@@ -62,24 +62,24 @@ class _ValueNumbering:
     def __init__(self) -> None:
         self.mapped: dict[Value, Value] = {}
 
-    def region_without_repeats(self, region: Region, known: dict[Any, tuple[Value, ...]]) -> Region:
-        """Return ``region`` without ops that repeat one of ``known``, which maps keys of ops to their results."""
-        outer = len(known)
+    def region_without_repeats(self, region: Region, available: dict[Any, tuple[Value, ...]]) -> Region:
+        """Return ``region`` without ops that repeat one of ``available``, which maps keys of ops to their results."""
+        outer = len(available)
         ops = []
         for op in region.ops:
-            regions = tuple([self.region_without_repeats(r, known) for r in op.regions]) if op.regions else ()
+            regions = tuple([self.region_without_repeats(r, available) for r in op.regions]) if op.regions else ()
             op = op.on(replaced_values(op.operands, self.mapped), regions)
             if op.name in CONTROL_FLOW or op.name in EFFECTS or has_effect(op):
                 ops.append(op)
                 continue
-            seen = len(known)
-            earlier = known.setdefault(self.op_key(op, {}), op.results)
-            if len(known) > seen:
+            seen = len(available)
+            earlier = available.setdefault(self.op_key(op, {}), op.results)
+            if len(available) > seen:
                 ops.append(op)
             else:
                 self.mapped.update(zip(op.results, earlier))
-        while len(known) > outer:
-            known.popitem()
+        while len(available) > outer:
+            available.popitem()
         return region.with_ops(ops, replaced_values(region.results, self.mapped))
 
     def op_key(self, op: Op, numbers: dict[Value, int]) -> tuple:

@@ -122,8 +122,8 @@ def _trim_variadic(op: Op, live: Collection[Value]) -> Op:
     params = tuple(p for n, p in enumerate(region.params) if places[n] in needed)
     results = region.results if orders else tuple(region.results[i] for i in keep)
     attrs = {**op.attrs, "inputs": len(keep)} if "inputs" in op.attrs else op.attrs
-    made = tuple(op.results[i] for i in keep)
-    return replace(op, operands=operands, results=made, attrs=attrs, regions=(Region(params, region.ops, results),))
+    values = tuple(op.results[i] for i in keep)
+    return replace(op, operands=operands, results=values, attrs=attrs, regions=(Region(params, region.ops, results),))
 
 
 def _params_read(region: Region, values: Collection[Value]) -> set[int]:

@@ -75,6 +75,7 @@ def _convolve_in_phases(lhs: Value, rhs: Value, attrs: Mapping[str, Any], type_:
 
 
 def _pad_convolution_input(x: Value, padding: Sequence[tuple[Dim, Dim]], dilation: Sequence[int], b: Builder) -> Value:
+    """Return the convolution input [N, spatial, C] padded and dilated in its spatial dims."""
     low = {d: before for d, (before, _) in enumerate(padding, start=1)}
     high = {
         d: _limited_high_padding(x.type.shape[d], before, after, gap)

@@ -34,6 +34,7 @@ def _with_reduce_scatters(function: Function) -> Function:
         return function
 
     def reduce_scatter_rule(op: Op, b: Builder) -> Sequence[Value] | None:
+        """Replace a sliced all-reduce by a reduce-scatter, and remove the slice after it."""
         if op.name == "all_reduce" and op.results[0] in dims:
             attrs = {**op.attrs, "dim": dims[op.results[0]]}
             return b.append(b.op("reduce_scatter", op.operands, attrs, regions=op.regions))
@@ -48,19 +49,23 @@ class _SlicedAllReduce:
     """Find the ``all_reduce`` ops of which each rank reads only its own slice, and the dim of the slices."""
 
     def __init__(self, function: Function) -> None:
+        """Find the all-reduces of which each rank reads only its own slice.
+
+        ``dims`` maps the result of each to the dim that is sliced.
+        """
         ops = list(walk(function.body))
         self._ranks = range(mesh_of(function.attrs["ranks"]["mesh"]).size)
         self._definitions = {v: op for op in ops for v in op.results}
         self._known: dict[tuple[Value, int], np.ndarray | None] = {}
         regions = [function.body, *(r for op in ops for r in op.regions)]
-        kept = {v for region in regions for v in region.results}
+        returned = {v for region in regions for v in region.results}
         readers: dict[Value, list[Op]] = {}
         for op in ops:
             for v in dict.fromkeys(op.operands):
                 readers.setdefault(v, []).append(op)
         self.dims: dict[Value, int] = {}
         for op in ops:
-            if op.name == "all_reduce" and len(op.results) == 1 and op.result not in kept:
+            if op.name == "all_reduce" and len(op.results) == 1 and op.result not in returned:
                 dim = self._dim_cut_by_rank(op, readers.get(op.result, ()))
                 if dim is not None:
                     self.dims[op.result] = dim
@@ -106,5 +111,5 @@ class _SlicedAllReduce:
         operands = [x for v in op.operands if (x := self._value_on_rank(v, rank)) is not None]
         if len(operands) < len(op.operands):
             return None
-        (found,) = OPS[op.name].reference(operands, op.attrs, (), (op.result.type,))
-        return np.asarray(found).astype(to_numpy(op.result.type.dtype), copy=False)
+        (result,) = OPS[op.name].reference(operands, op.attrs, (), (op.result.type,))
+        return np.asarray(result).astype(to_numpy(op.result.type.dtype), copy=False)

@@ -66,6 +66,7 @@ class _AttentionRewriter:
         self._note_makers_and_users(function.body)
 
     def _note_makers_and_users(self, region: Region) -> None:
+        """Record the definition and the readers of each value; None stands for a region that returns the value."""
         for op in region.ops:
             self._makers.update((v, op) for v in op.results)
             for v in (*op.operands, *values_captured_by_op(op)):
@@ -83,33 +84,33 @@ class _AttentionRewriter:
         """Return ``region`` with ``attention`` in place of each pattern that its target supports."""
         if "dot_general" not in region.names:
             return region
-        here = set(region.ops)
+        members = set(region.ops)
         products = [op for op in region.ops if op.name == "dot_general"]
         roots: dict[Op, list[Attention]] = {}
         for narrow in (True, False):
-            found = [attention_of(op, self._makers, self._users, narrow) for op in products]
-            for a in found:
-                if a is not None and a.root in here:
+            candidates = [attention_of(op, self._makers, self._users, narrow) for op in products]
+            for a in candidates:
+                if a is not None and a.root in members:
                     roots.setdefault(a.root, []).append(a)
         ops: list[Op] = []
         for op in region.ops:
-            made = next((x for a in roots.get(op, ()) if (x := self._attention_replacement(a)) is not None), None)
-            if made is None:
-                made = [op.on(op.operands, tuple(map(self._rewrite_region, op.regions))) if op.regions else op]
-            ops += made
+            new = next((x for a in roots.get(op, ()) if (x := self._attention_replacement(a)) is not None), None)
+            if new is None:
+                new = [op.on(op.operands, tuple(map(self._rewrite_region, op.regions))) if op.regions else op]
+            ops += new
         return region.with_ops(ops, region.results)
 
-    def _attention_replacement(self, found: Attention) -> list[Op] | None:
+    def _attention_replacement(self, attention: Attention) -> list[Op] | None:
         """Return the ops that replace the root of an attention, or None if the target computes its ops separately."""
-        b = Builder(self._names, dict(self._makers), loc=found.root.loc)
-        op, target = _AttentionOpWriter(found, b).attention_op(), self._home(found.root)
+        b = Builder(self._names, dict(self._makers), loc=attention.root.loc)
+        op, target = _AttentionOpWriter(attention, b).attention_op(), self._home(attention.root)
         if not takes_attention(op, target):
             return None
         parts = split_kv_parts(op, target)
         return (
-            [*b.ops, *_ops_after_attention(op, found.root)]
+            [*b.ops, *_ops_after_attention(op, attention.root)]
             if parts == 1
-            else split_on_cpu(op, parts, found.root.results, b)
+            else split_on_cpu(op, parts, attention.root.results, b)
         )
 
 
@@ -123,10 +124,11 @@ def _ops_after_attention(op: Op, root: Op) -> list[Op]:
 class _AttentionOpWriter:
     """Creates the op ``attention`` and the ops that compute its operands."""
 
-    def __init__(self, found: Attention, b: Builder) -> None:
-        self.found, self.b = found, b
-        own = [i for i in found.q.index if i not in (0, found.depth)]
-        shared = {*found.k.index, *found.v.index}
+    def __init__(self, attention: Attention, b: Builder) -> None:
+        """Choose the axis of rows, and separate a causal mask along it from the other masks."""
+        self.found, self.b = attention, b
+        own = [i for i in attention.q.index if i not in (0, attention.depth)]
+        shared = {*attention.k.index, *attention.v.index}
         causal, rest = self._split_causal_mask(own)
         rows = [i for i in own if i not in shared]
         self.row: Dim | None = (
@@ -137,8 +139,8 @@ class _AttentionOpWriter:
         self.batch = [i for i in own if i != self.row]
 
     def _extent_of_axis(self, axis: Dim) -> int:
-        found = self.found
-        n = found.q.value.type.shape[found.q.index.index(axis)]
+        attention = self.found
+        n = attention.q.value.type.shape[attention.q.index.index(axis)]
         return n if isinstance(n, int) else 1 << 40
 
     # --- masks ---
@@ -169,10 +171,10 @@ class _AttentionOpWriter:
 
     def attention_op(self) -> Op:
         """Return the fused ``attention`` op; append the ops that compute its operands."""
-        found, b = self.found, self.b
+        attention, b = self.found, self.b
         ends = {
-            "q": (found.q, self.row, found.depth), "k": (found.k, found.term, found.depth),
-            "v": (found.v, found.term, found.column),
+            "q": (attention.q, self.row, attention.depth), "k": (attention.k, attention.term, attention.depth),
+            "v": (attention.v, attention.term, attention.column),
         }  # fmt: skip
         operands: list[Value] = []
         attrs: dict[str, object] = {}
@@ -181,20 +183,20 @@ class _AttentionOpWriter:
             attrs[f"{name}_dims"] = self._operand_axis_places(read.index, last, name == "q")
         for name, extra in (("bias", self._summed_bias()), ("mask", self._joined_mask())):
             attrs[f"{name}_dims"] = (
-                () if extra is None else self._operand_axis_places(extra.index, [self.row, found.term])
+                () if extra is None else self._operand_axis_places(extra.index, [self.row, attention.term])
             )
             operands += [] if extra is None else [self._dense_operand(extra.value, extra.index)]
-        for name, scale in (("k_scale", found.k_scale), ("v_scale", found.v_scale)):
+        for name, scale in (("k_scale", attention.k_scale), ("v_scale", attention.v_scale)):
             if scale is not None:
                 wide = TensorType("f32")
                 factor = scale if isinstance(scale, ElementRead) else ElementRead(b.constant(scale, wide), ())
-                attrs[f"{name}_dims"] = self._operand_axis_places(factor.index, [self.row, found.term])
+                attrs[f"{name}_dims"] = self._operand_axis_places(factor.index, [self.row, attention.term])
                 operands.append(self._dense_operand(factor.value, factor.index))
-        attrs["out_dims"] = self._operand_axis_places(found.out, [self.row, found.column], True)
-        attrs |= {"scale": found.scale, "fill": found.fill, "causal": self.offset}
-        if found.precision not in (None, "DEFAULT"):
-            attrs["precision"] = found.precision
-        type_ = TensorType(found.root.result.type.dtype)
+        attrs["out_dims"] = self._operand_axis_places(attention.out, [self.row, attention.column], True)
+        attrs |= {"scale": attention.scale, "fill": attention.fill, "causal": self.offset}
+        if attention.precision not in (None, "DEFAULT"):
+            attrs["precision"] = attention.precision
+        type_ = TensorType(attention.root.result.type.dtype)
         return b.op("attention", operands, attrs, (type_,))
 
     def _axes_of_operand(self, index: Sequence[Dim], rows: bool = False) -> list[Dim | None]:
@@ -229,10 +231,10 @@ class _AttentionOpWriter:
 
     def _bias_before_widening(self, bias: ElementRead) -> ElementRead:
         """Return the bias before it is widened: kernels widen its elements when they add them."""
-        made = self.b.definitions.get(bias.value)
-        if made is None or made.name != "convert" or not is_widening_conversion(made):
+        maker = self.b.definitions.get(bias.value)
+        if maker is None or maker.name != "convert" or not is_widening_conversion(maker):
             return bias
-        return earliest_read(replace(bias, value=made.operands[0]), self.found.extents, self.b.definitions) or bias
+        return earliest_read(replace(bias, value=maker.operands[0]), self.found.extents, self.b.definitions) or bias
 
     def _joined_mask(self) -> ElementRead | None:
         """Return the conjunction of all masks, or None without any."""

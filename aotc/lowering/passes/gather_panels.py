@@ -53,6 +53,7 @@ def gather_panels(module: Module, options: Options) -> Module:
     home, _ = op_targets(module, options)
 
     def gather_from_panels_rule(op: Op, b: Builder) -> Sequence[Value] | None:
+        """Return the rows that ``op`` gathers, read from panels of the same table, or None."""
         if not gathers_rows(op) or home(op).kind != "cpu":
             return None
         if op.operands[0] in bound:
@@ -60,11 +61,11 @@ def gather_panels(module: Module, options: Options) -> Module:
         table = constant_of(op.operands[0], b.definitions)
         if table is None or table.ndim != 2 or id(table) not in tables:  # an array filled with one number has no dims
             return None
-        found = next((x for x in packed if x.holds_table(table)), None)
-        if found is None:
+        packing = next((x for x in packed if x.holds_table(table)), None)
+        if packing is None:
             return None
-        stored = b.constant(found.stored, TensorType(op.operands[0].type.dtype, found.stored.shape))
-        return (_gathered_packed_rows(op, stored, found.group, found.n, b),)
+        stored = b.constant(packing.stored, TensorType(op.operands[0].type.dtype, packing.stored.shape))
+        return (_gathered_packed_rows(op, stored, packing.group, packing.n, b),)
 
     return rewrite_module(module, gather_from_panels_rule, ("gather",))
 
@@ -130,36 +131,36 @@ def _bound_tables(function: Function) -> dict[Value, _TablePacking]:
     if "weights" not in function.attrs:
         return {}
     definitions = {v: op for op in walk(function.body) for v in op.results}
-    known = set(weights_of(function))
+    computable = set(weights_of(function))
     read = set(function.body.results)
     for op in dict.fromkeys(definitions.values()):
-        if is_computable_from_weights(op, known, definitions):
-            known.update(op.results)
+        if is_computable_from_weights(op, computable, definitions):
+            computable.update(op.results)
         else:
             read.update(op.operands[1:] if gathers_rows(op) else op.operands)
             read.update(v for inner in op.regions for v in inner.results)
-    found: dict[Value, _TablePacking] = {}
+    packings: dict[Value, _TablePacking] = {}
     for op in definitions.values():
         panels = op.operands[1] if op.name == "packed_matmul" else None
-        if panels is not None and panels in known and panels.type.rank == 3:
-            found.update(_table_packing_of(op, definitions))
-    return {v: packing for v, packing in found.items() if v in known and v not in read}
+        if panels is not None and panels in computable and panels.type.rank == 3:
+            packings.update(_table_packing_of(op, definitions))
+    return {v: packing for v, packing in packings.items() if v in computable and v not in read}
 
 
 def _table_packing_of(product: Op, definitions: Mapping[Value, Op]) -> dict[Value, _TablePacking]:
     """Return the table whose rows are the columns of a matmul, with its packing, if :func:`pack_panels` packed it."""
-    v, made = product.operands[1], []
+    v, chain = product.operands[1], []
     while v in definitions and (definitions[v].name in MOVES or definitions[v].name == "pad"):
-        made.append(definitions[v])
-        v = made[-1].operands[0]
-    made = [op for op in made if op.name != "pad"]
-    transposed = len(made) == 3
+        chain.append(definitions[v])
+        v = chain[-1].operands[0]
+    chain = [op for op in chain if op.name != "pad"]
+    transposed = len(chain) == 3
     n, group = dim_of(product.attrs, "n"), product.attrs["group"]
-    if not isinstance(n, int) or (not transposed and not (len(made) == 4 and swaps_matrix(made[3]))):
+    if not isinstance(n, int) or (not transposed and not (len(chain) == 4 and swaps_matrix(chain[3]))):
         return {}
     cols = static(product.operands[1].type.shape[2]) // group
     axes = (0, 2, 1, 3) if transposed else (2, 0, 3, 1)
-    same = made[0].name == made[2].name == "reshape" and tuple(made[1].attrs.get("perm", ())) == axes
+    same = chain[0].name == chain[2].name == "reshape" and tuple(chain[1].attrs.get("perm", ())) == axes
     whole = v.type.rank == 2 and v.type.shape[0] == n
     return {v: _TablePacking(cols, group, n, transposed)} if same and whole else {}
 
@@ -167,18 +168,18 @@ def _table_packing_of(product: Op, definitions: Mapping[Value, Op]) -> dict[Valu
 def _gathered_packed_rows(op: Op, stored: Value, group: int, count: int, b: Builder) -> Value:
     """Return the rows of a table that the gather ``op`` selects, read from packed panels; indices are clamped."""
     _, steps, width = map(static, stored.type.shape)
-    n, kept = _row_integer_builder(op, b)
-    ids = n.clamped_indices(b.reshape(op.operands[1], kept), count)
+    n, row_shape = _row_integer_builder(op, b)
+    ids = n.clamped_indices(b.reshape(op.operands[1], row_shape), count)
     panel, column = n.append_binary("div", ids, width // group), n.append_binary("rem", ids, width // group)
-    places = [b.reshape(x, (*kept, 1)) for x in (panel, n.append_binary("mul", column, group))]
-    rank = len(kept)
+    places = [b.reshape(x, (*row_shape, 1)) for x in (panel, n.append_binary("mul", column, group))]
+    rank = len(row_shape)
     attrs = {
         "offset_dims": (rank, rank + 1), "collapsed_slice_dims": (0,), "operand_batching_dims": (),
         "start_indices_batching_dims": (), "start_index_map": (0, 2), "index_vector_dim": rank,
         "slice_sizes": (1, steps, group),
     }  # fmt: skip
-    found = b.make("gather", (stored, b.make("concatenate", places, {"dim": rank})), attrs)
-    terms = b.reshape(found, (*kept, steps * group))
+    panel_rows = b.make("gather", (stored, b.make("concatenate", places, {"dim": rank})), attrs)
+    terms = b.reshape(panel_rows, (*row_shape, steps * group))
     depth = static(op.operands[0].type.shape[1])
     return b.slice_dim(terms, rank, 0, depth) if depth != steps * group else terms
 
@@ -232,9 +233,9 @@ def rows_gathered_from_panels(op: Op, panels: Panels, b: Builder) -> Value:
     """Return the rows that ``op`` gathers, read from quantized panels; indices beyond the table read the last row."""
     table, ids = op.operands[0].type, op.operands[1]
     rows, depth = panels.weights.shape[::-1]
-    n, kept = _row_integer_builder(op, b)
-    rank, runs = len(kept), panels.stored.shape[1]
-    ids = n.clamped_indices(b.reshape(ids, kept), rows)
+    n, row_shape = _row_integer_builder(op, b)
+    rank, runs = len(row_shape), panels.stored.shape[1]
+    ids = n.clamped_indices(b.reshape(ids, row_shape), rows)
     panel, column = n.append_binary("div", ids, panels.cols), n.append_binary("rem", ids, panels.cols)
     stored = b.constant(panels.stored, TensorType("u8", panels.stored.shape))
     d, per = np.arange(depth), 8 // panels.bits
@@ -247,8 +248,8 @@ def rows_gathered_from_panels(op: Op, panels: Panels, b: Builder) -> Value:
         raised = b.make("shl", (whole, b.broadcast(up, (rank,), bytes_.type.shape)))
         whole = b.make("shr_arith", (raised, four))
     each = _gather_scales(stored, panel, n.append_binary("mul", column, SCALE_BYTES), b)
-    each = b.broadcast(each, range(rank + 1), (*kept, runs, panels.terms))
-    each = b.reshape(each, (*kept, runs * panels.terms))
+    each = b.broadcast(each, range(rank + 1), (*row_shape, runs, panels.terms))
+    each = b.reshape(each, (*row_shape, runs * panels.terms))
     each = b.slice_dim(each, rank, 0, depth) if runs * panels.terms != depth else each
     return b.convert(b.make("mul", (b.convert(whole, "f32"), each)), table.dtype)
 
@@ -256,8 +257,8 @@ def rows_gathered_from_panels(op: Op, panels: Panels, b: Builder) -> Value:
 def _row_integer_builder(op: Op, b: Builder) -> tuple[_IndexBuilder, tuple[Dim, ...]]:
     """Return a builder of integer ops with one element per row that ``op`` gathers, and the shape of that array."""
     ids = op.operands[1].type
-    kept = ids.shape if op.attrs["index_vector_dim"] == ids.rank else ids.shape[:-1]
-    return _IndexBuilder(b, kept), kept
+    row_shape = ids.shape if op.attrs["index_vector_dim"] == ids.rank else ids.shape[:-1]
+    return _IndexBuilder(b, row_shape), row_shape
 
 
 def _gather_scales(stored: Value, panel: Value, head: Value, b: Builder) -> Value:

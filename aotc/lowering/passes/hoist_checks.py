@@ -134,12 +134,12 @@ class _CheckHoister:
         if passing is None or not any(inner.name == "fail" for inner in op.regions[1 - passing].ops):
             return []
         builder, checks = self.rebuild_nested_region(op.regions[1 - passing])
-        for made in builder.ops:
-            b.append(made)
+        for failing_op in builder.ops:
+            b.append(failing_op)
         zero = b.constant(0, op.operands[0].type)
         chosen = b.make("ne" if passing else "eq", [op.operands[0], zero])
-        for v, kept in zip(op.results, op.regions[passing].results):
-            b.append(Op("reshape", (kept,), (v,), {}, (), op.loc))
+        for v, passed in zip(op.results, op.regions[passing].results):
+            b.append(Op("reshape", (passed,), (v,), {}, (), op.loc))
         return [replace(check, holds=b.make("or", [chosen, check.holds])) for check in checks]
 
     def _hoist_from_branches(self, op: Op, b: Builder) -> list[_NestedCheck]:
@@ -150,7 +150,7 @@ class _CheckHoister:
             for check in checks:
                 for k, (other, _) in enumerate(branches):
                     rows[k] += check.carried if k == n else _values_of_unreached_check(check, other)
-        regions = tuple(Region((), tuple(made.ops), tuple(row)) for (made, _), row in zip(branches, rows))
+        regions = tuple(Region((), tuple(builder.ops), tuple(row)) for (builder, _), row in zip(branches, rows))
         every = [check for _, checks in branches for check in checks]
         return self._op_with_check_results(op, op.operands, regions, every, b)
 
@@ -162,7 +162,7 @@ class _CheckHoister:
             op, early = self._rotate_loop(op, b)
             self.before += [check.holds for check in early]
         condition, body = op.regions
-        made, checks = self.rebuild_nested_region(body)
+        rebuilt, checks = self.rebuild_nested_region(body)
         starts = [v for check in checks for v in _values_of_unreached_check(check, b)]
         params = [[Value(self.names.fresh(v.name), v.type) for v in starts] for _ in range(2)]
         test = Builder(self.names, ops=list(condition.ops))
@@ -175,7 +175,7 @@ class _CheckHoister:
         carried = [v for check in checks for v in check.carried]
         regions = (
             Region((*condition.params, *params[0]), tuple(test.ops), (going,)),
-            Region((*body.params, *params[1]), tuple(made.ops), (*body.results, *carried)),
+            Region((*body.params, *params[1]), tuple(rebuilt.ops), (*body.results, *carried)),
         )
         return [*early, *self._op_with_check_results(op, (*op.operands, *starts), regions, checks, b)]
 
@@ -184,15 +184,15 @@ class _CheckHoister:
         condition, body = op.regions
         first = Builder(self.names)
         (start,) = self._append_region_copy(condition, op.operands, first)
-        made, checks = self.rebuild_nested_region(Region((), tuple(first.ops), ()))
-        for inner in made.ops:
+        rebuilt, checks = self.rebuild_nested_region(Region((), tuple(first.ops), ()))
+        for inner in rebuilt.ops:
             b.append(inner)
         again = Builder(self.names, ops=list(body.ops))
         (going,) = self._append_region_copy(condition, body.results, again)
         params = [Value(self.names.fresh("going"), _TRUTH) for _ in range(2)]
-        held = [Value(self.names.fresh(v.name), v.type) for v in condition.params]
+        unused = [Value(self.names.fresh(v.name), v.type) for v in condition.params]
         regions = (
-            Region((*held, params[0]), (), (params[0],)),
+            Region((*unused, params[0]), (), (params[0],)),
             Region((*body.params, params[1]), tuple(again.ops), (*body.results, going)),
         )
         unread = Value(self.names.fresh("going"), _TRUTH)
@@ -256,8 +256,8 @@ def _defining_op(region: Region, v: Value) -> Op | None:
 
 
 def _is_constant_in_region(region: Region, v: Value) -> bool:
-    made = _defining_op(region, v)
-    return made is not None and made.name == "constant"
+    definition = _defining_op(region, v)
+    return definition is not None and definition.name == "constant"
 
 
 def _is_loop_invariant(region: Region, v: Value) -> bool:

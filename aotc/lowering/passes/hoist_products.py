@@ -41,8 +41,8 @@ def _hoist_matmuls_of_loop(op: Op, b: Builder, _target: Target) -> Sequence[Valu
         return None
     inside = {*body.params, *(v for o in body.ops for v in o.results)}
     makers = {v: o for o in body.ops for v in o.results}
-    known = {v: maker for v, maker in b.definitions.items() if maker.name == "constant"}
-    iterations = trip_count(op, known, {})
+    constants = {v: maker for v, maker in b.definitions.items() if maker.name == "constant"}
+    iterations = trip_count(op, constants, {})
     ops: list[Op] = []
     for inner in body.ops:
         row = _slice_of_iteration(inner, inside, makers)

@@ -93,10 +93,10 @@ class _CallFrame:
         """Return a callee op's location ``loc`` as a location in the public function (call stack included)."""
         if self.at is None:
             return loc
-        found = self.locs.get(loc)
-        if found is None:
-            found = self.locs[loc] = loc.within(self.at)
-        return found
+        location = self.locs.get(loc)
+        if location is None:
+            location = self.locs[loc] = loc.within(self.at)
+        return location
 
 
 class _Inliner:
@@ -131,6 +131,7 @@ class _Inliner:
         return region.with_ops(ops, results) if own else Region(params, tuple(ops), results)
 
     def _enter_call(self, call: Op, caller: _CallFrame) -> _CallFrame:
+        """Return the frame of a call: the callee's parameters and symbols mapped to those of the caller."""
         callee = self.module.functions[call.attrs["callee"]].body
         operands = tuple(caller.mapped.get(v, v) for v in call.operands)
         dims = {**caller.dims, **_bind_callee_symbols(callee.params, operands)}

@@ -77,9 +77,9 @@ class _DeviceIsolator:
             )
         ops = tuple(_without_device_attributes(_with_renamed_operands(op, outer)) for op in group)
         results = tuple(v for op in ops for v in op.results if v in later)
-        made = tuple(Value(self.names.fresh(v.name), v.type) for v in results)
-        outer.update(zip(results, made, strict=True))
-        return Op("on", (), made, {"device": device}, (Region((), ops, results),), group[0].loc)
+        outside = tuple(Value(self.names.fresh(v.name), v.type) for v in results)
+        outer.update(zip(results, outside, strict=True))
+        return Op("on", (), outside, {"device": device}, (Region((), ops, results),), group[0].loc)
 
 
 def _device_group_levels(region: Region) -> list[int]:
@@ -94,8 +94,8 @@ def _device_group_levels(region: Region) -> list[int]:
         between = not device_of(op)
         need = least
         for v in (*op.operands, *(v for r in op.regions for v in captured_values(r))):
-            made = level.get(v, 0)
-            need = max(need, made + (made % 2 != int(between)))
+            defined = level.get(v, 0)
+            need = max(need, defined + (defined % 2 != int(between)))
         if between and need % 2 == 0:
             need += 1
         if op.name == "bind_dim":
@@ -131,6 +131,7 @@ def _without_device_attributes(op: Op) -> Op:
 
 
 def _with_renamed_operands(op: Op, names: dict[Value, Value]) -> Op:
+    """Return ``op`` with operands replaced by ``names``, also in its regions."""
     operands = tuple(names.get(v, v) for v in op.operands)
     regions = tuple(
         Region(

@@ -48,8 +48,8 @@ def along_leading_dim(op: Op, b: Builder, ranks: int) -> Sequence[Value] | None:
 
 def _append_collective_like(op: Op, operands: Sequence[Value], dims: dict[str, int], b: Builder) -> Sequence[Value]:
     """Append the collective ``op`` on other operands, with the attributes ``dims`` replaced; return its results."""
-    made = b.op(op.name, operands, {**op.attrs, **dims}, regions=op.regions)
-    return b.append(made)
+    collective = b.op(op.name, operands, {**op.attrs, **dims}, regions=op.regions)
+    return b.append(collective)
 
 
 def _dim_parts_to_leading(x: Value, dim: int, parts: int, b: Builder) -> Value:

@@ -101,13 +101,13 @@ def _move_with_operands(op: Op, free: Mapping[Value, Op], moved: dict[int, Op]) 
 
 def _reader_names_of_values(region: Region) -> dict[Value, set[str]]:
     """Return the names of the ops that read each value; ``yield`` reads the region's results."""
-    found: dict[Value, set[str]] = {}
+    readers: dict[Value, set[str]] = {}
     for op in region.ops:
         for v in (*op.operands, *values_captured_by_op(op)):
-            found.setdefault(v, set()).add(op.name)
+            readers.setdefault(v, set()).add(op.name)
     for v in region.results:
-        found.setdefault(v, set()).add("yield")
-    return found
+        readers.setdefault(v, set()).add("yield")
+    return readers
 
 
 def _is_read_in_place(op: Op, readers: Mapping[Value, set[str]]) -> bool:

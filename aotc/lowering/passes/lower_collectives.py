@@ -42,6 +42,7 @@ def lower_collectives(module: Module, options: Options) -> Module:
 
 
 def _collective_refusal(op: Op) -> list[Finding]:
+    """Return the error for a collective of several processes; an empty list for another op."""
     reason = other_processes(op.attrs) if op.name in COLLECTIVES else ""
     if not reason:
         return []
@@ -51,6 +52,7 @@ def _collective_refusal(op: Op) -> list[Finding]:
 
 
 def _lower_collective_rule(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Return the results of a collective in a program of one process, which are mostly its operands."""
     if op.name not in COLLECTIVES:
         return None
     if not op.operands:  # the number of this process

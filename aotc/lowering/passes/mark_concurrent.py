@@ -40,7 +40,7 @@ def mark_concurrent(module: Module, options: Options) -> Module:
 def _concurrent_matmul_groups(region: Region, module: Module, home: Callable[[Op], Target]) -> Iterator[list[str]]:
     """Yield the names of two or more concurrent matmuls, group by group, for a region and its nested regions."""
     depths: dict[Value, int] = {}
-    found: dict[Hashable, list[str]] = {}
+    groups: dict[Hashable, list[str]] = {}
     for op in region.ops:
         for inner in op.regions:
             yield from _concurrent_matmul_groups(inner, module, home)
@@ -50,8 +50,8 @@ def _concurrent_matmul_groups(region: Region, module: Module, home: Callable[[Op
         if op.name == "dispatch" and home(op).kind == "cuda":
             kind = _matmul_loop_key(op.attrs["callee"], module)
             if kind is not None:
-                found.setdefault((before, home(op).name, *kind), []).append(op.attrs["callee"])
-    yield from (group for group in found.values() if len(group) > 1)
+                groups.setdefault((before, home(op).name, *kind), []).append(op.attrs["callee"])
+    yield from (group for group in groups.values() if len(group) > 1)
 
 
 def _matmul_loop_key(callee: str, module: Module) -> tuple[Hashable, ...] | None:

@@ -60,10 +60,10 @@ def _narrow_product_rule(home: Callable[[Op], Target], keeps_f32: bool, op: Op, 
             dtypes = ("f32",), tuple(dtype for dtype in ("bf16", "f16") if dtype not in target.lacks)
         case _:
             return None
-    found = [_narrowest_exact_dtype(v, of, b) for v, of in zip(op.operands, dtypes, strict=True)]
-    if not all(found):
+    narrow = [_narrowest_exact_dtype(v, of, b) for v, of in zip(op.operands, dtypes, strict=True)]
+    if not all(narrow):
         return None
-    return b.append(replace(op, operands=tuple(_narrowed_value(v, dtype, b) for v, dtype in zip(op.operands, found))))
+    return b.append(replace(op, operands=tuple(_narrowed_value(v, dtype, b) for v, dtype in zip(op.operands, narrow))))
 
 
 def _value_before_widening(v: Value, b: Builder) -> Value | None:

@@ -94,8 +94,8 @@ class _WeightQuantizer:
         table = constant_of(op.operands[0], b.definitions) if gathers_rows(op) else None
         if table is None or id(table) not in self.tables or self.home(op).kind != "cpu":
             return None
-        found = next((x for x in self.panels if x.holds_table(table)), None)
-        return None if found is None else (rows_gathered_from_panels(op, found, b),)
+        panels = next((x for x in self.panels if x.holds_table(table)), None)
+        return None if panels is None else (rows_gathered_from_panels(op, panels, b),)
 
     def quantize_matmul_rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the quantized matmul that replaces ``op``, or None."""
@@ -106,23 +106,23 @@ class _WeightQuantizer:
             return None
         if left:
             return self._quantized_with_swapped_operands(op, b)
-        found = self._rounded_weights(op.operands[1], bool(op.attrs["rhs_transposed"]), b)
-        if found is None:
+        rounded = self._rounded_weights(op.operands[1], bool(op.attrs["rhs_transposed"]), b)
+        if rounded is None:
             return None
         target = self.home(op)
         if target.kind == "cpu" and not _is_widening_to_bf16_worthwhile(op, target):
-            return (self._matmul_with_packed_weights(op, *found, target, b),)
+            return (self._matmul_with_packed_weights(op, *rounded, target, b),)
         by_terms = target.kind != "cpu" and op.result.type.shape[-2] != 1
         return (
             self._matmul_with_dequantized_weights(
-                replace(op, attrs={**op.attrs, "rhs_transposed": True}) if by_terms else op, *found, b
+                replace(op, attrs={**op.attrs, "rhs_transposed": True}) if by_terms else op, *rounded, b
             ),
         )
 
     def _quantized_with_swapped_operands(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the quantized matmul with operands swapped and its result transposed, or None."""
-        made = self.quantize_matmul_rule(transposed_product(op, b), b)
-        return None if made is None else (transpose_batch(made[0], b),)
+        transposed = self.quantize_matmul_rule(transposed_product(op, b), b)
+        return None if transposed is None else (transpose_batch(transposed[0], b),)
 
     def _rounded_weights(self, weights: Value, transposed: bool, b: Builder) -> Rounded | None:
         """Return integers ([B,] K, N), scales ([B,] G, N) and the terms per scale; None to leave the matrix."""
@@ -165,8 +165,8 @@ class _WeightQuantizer:
         lhs = b.pad(lhs, high={axis: scales.shape[-2] * terms - k})
         attrs = {"n": n, "group": terms, "bits": self.bits, "lhs_transposed": swapped}
         stored = b.constant(panels, TensorType("u8", panels.shape))
-        made = b.make("packed_matmul", (lhs, stored), attrs, TensorType("f32", op.result.type.shape))
-        return b.convert(made, op.result.type.dtype)
+        result = b.make("packed_matmul", (lhs, stored), attrs, TensorType("f32", op.result.type.shape))
+        return b.convert(result, op.result.type.dtype)
 
     def _matmul_with_dequantized_weights(
         self, op: Op, integers: np.ndarray, scales: np.ndarray, terms: int, b: Builder
@@ -181,12 +181,12 @@ class _WeightQuantizer:
             factors = b.constant(stored, TensorType("f32", stored.shape))
             weights = b.make("mul", (weights, _repeat_scales(factors, k_axis, terms, integers.shape[-2], b)))
         made_type = TensorType("f32", op.result.type.shape)
-        made = b.make("matmul", (op.operands[0], b.convert(weights, dtype)), op.attrs, made_type)
+        result = b.make("matmul", (op.operands[0], b.convert(weights, dtype)), op.attrs, made_type)
         if scales.shape[-2] == 1:
             of_columns = np.ascontiguousarray(scales[..., 0, :])
             factors = b.constant(of_columns, TensorType("f32", of_columns.shape))
-            made = b.make("mul", (made, b.broadcast(factors, (*range(rank - 2), rank - 1), made_type.shape)))
-        return b.convert(made, op.result.type.dtype)
+            result = b.make("mul", (result, b.broadcast(factors, (*range(rank - 2), rank - 1), made_type.shape)))
+        return b.convert(result, op.result.type.dtype)
 
     def _quantized_weights_as_f32(self, integers: np.ndarray, axis: int, b: Builder) -> Value:
         """Return quantized weights as f32, computed from a constant of bytes; 4-bit pairs are packed along ``axis``."""

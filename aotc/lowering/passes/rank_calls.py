@@ -95,12 +95,12 @@ class _TokenOrder:
         ops: list[Op] = []
         for op in region.ops:
             if op.name in COLLECTIVES:
-                made, token = self._collective_call(op, token)
+                replacement, token = self._collective_call(op, token)
             elif all(r.names.isdisjoint(COLLECTIVES) for r in op.regions):
-                made = [op]
+                replacement = [op]
             else:
-                made, token = self._control_flow_with_token(op, token)
-            ops += made
+                replacement, token = self._control_flow_with_token(op, token)
+            ops += replacement
         return Region(region.params, tuple(ops), region.results), token
 
     def _fresh_token(self) -> Value:
@@ -152,20 +152,20 @@ def _rank_call_attributes(name: str, config: Mapping[str, Any]) -> dict[str, Any
 
 def _collective_attributes(op: Op, ranks: int) -> dict[str, Any]:
     """Return the attributes of a collective for the runtime: groups or pairs, and the reduction."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     if "groups" in op.attrs:
-        found["groups"] = [list(group) for group in op.attrs["groups"]]
+        attributes["groups"] = [list(group) for group in op.attrs["groups"]]
     if "pairs" in op.attrs:
-        found["pairs"] = [list(pair) for pair in op.attrs["pairs"]]
+        attributes["pairs"] = [list(pair) for pair in op.attrs["pairs"]]
     if op.regions:
-        found["reduction"] = _reduction_of_collective(op)
-    named = [i for row in (*found.get("groups", ()), *found.get("pairs", ())) for i in row]
+        attributes["reduction"] = _reduction_of_collective(op)
+    named = [i for row in (*attributes.get("groups", ()), *attributes.get("pairs", ())) for i in row]
     if named and max(named) >= ranks:
         raise CompileError.at(op.loc, f"{op.name} names rank {max(named)}, expected ranks below {ranks}")
-    if "groups" in found and sorted(named) != list(range(ranks)):
+    if "groups" in attributes and sorted(named) != list(range(ranks)):
         hint = "list each rank in exactly one of replica_groups"
         raise CompileError.at(op.loc, f"the groups of {op.name} do not have each of the {ranks} ranks once", hint=hint)
-    return found
+    return attributes
 
 
 def _reduction_of_collective(op: Op) -> str:
@@ -174,9 +174,9 @@ def _reduction_of_collective(op: Op) -> str:
     ops: Sequence[Op] = region.ops
     if len(ops) == 1 and ops[0].name in REDUCTIONS and {*ops[0].operands} == {*region.params}:
         return ops[0].name
-    found = ", ".join(o.name for o in ops) or "nothing"
+    reduction = ", ".join(o.name for o in ops) or "nothing"
     hint = f"one of {', '.join(REDUCTIONS)} of the two elements"
-    raise CompileError.at(op.loc, f"{op.name} has an unsupported reduction: {found}", hint=hint)
+    raise CompileError.at(op.loc, f"{op.name} has an unsupported reduction: {reduction}", hint=hint)
 
 
 def _model_line_of(loc: Loc) -> str:

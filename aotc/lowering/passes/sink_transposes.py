@@ -98,13 +98,14 @@ class _TransposeSinker:
             self.moved[op.result] = op
 
     def _sink_below_elementwise(self, op: Op, perm: tuple[int, ...], b: Builder) -> Value | None:
+        """Return the elementwise ``op`` on operands before their transposes, or None if that is impossible."""
         if op.name not in ELEMENTWISE or op.result not in self.movable:
             return None
         operands = [self._value_before_transpose(v, perm, b) for v in op.operands]
-        known = [v for v in operands if v is not None]
+        untransposed = [v for v in operands if v is not None]
         shape = tuple(op.result.type.shape[perm.index(d)] for d in range(len(perm)))
         type_ = TensorType(op.result.type.dtype, shape)
-        return b.make(op.name, known, op.attrs, type_) if len(known) == len(operands) else None
+        return b.make(op.name, untransposed, op.attrs, type_) if len(untransposed) == len(operands) else None
 
     def _value_before_transpose(self, v: Value, perm: tuple[int, ...], b: Builder) -> Value | None:
         """Return the value whose transpose by ``perm`` is ``v``, or None if only a new op would compute it."""

@@ -33,6 +33,7 @@ def softmax_by_reciprocal(module: Module, options: Options) -> Module:
 
 
 def _divide_by_reciprocal_rule(op: Op, b: Builder, _: Target) -> Sequence[Value] | None:
+    """Rewrite ``x / sum`` of a row as ``x * (1 / sum)``, or return None for another op."""
     if op.name != "div" or op.result.type.dtype not in ("f32", "f64"):
         return None
     total = shared_sum(op, b.definitions)

@@ -39,8 +39,8 @@ def specialize(module: Module, options: Options) -> Module:
         return module
     copies = {c.name: c for f in entries for c in _specialized_copies(f, sizes_of, set(module.functions))}
     if len(copies) > SPECIALIZATIONS:
-        found = f"specialize: {len(copies)} combinations of sizes, expected at most {SPECIALIZATIONS}"
-        raise CompileError.at(entries[0].loc, found, hint="list fewer sizes")
+        message = f"specialize: {len(copies)} combinations of sizes, expected at most {SPECIALIZATIONS}"
+        raise CompileError.at(entries[0].loc, message, hint="list fewer sizes")
     return module.with_functions(copies)
 
 
@@ -48,15 +48,15 @@ def _check_specialized_dims(
     entries: Sequence[Function], option: str, sizes_of: Mapping[str, tuple[int, ...]], least: int
 ) -> None:
     """Raise an error if no function has a dim of ``option``, or if a size of it is below ``least``."""
-    known = {s.name for f in entries for s in _parameter_symbols(f)} if sizes_of else set()
-    sizes_of = {name: sizes for name, sizes in sizes_of.items() if name in known or not _is_of_buckets(name, entries)}
+    dims = {s.name for f in entries for s in _parameter_symbols(f)} if sizes_of else set()
+    sizes_of = {name: sizes for name, sizes in sizes_of.items() if name in dims or not _is_of_buckets(name, entries)}
     for name, sizes in sizes_of.items():
-        if name not in known:
-            hint = f"its dims: {', '.join(sorted(known))}" if known else "none: all its sizes are fixed"
+        if name not in dims:
+            hint = f"its dims: {', '.join(sorted(dims))}" if dims else "none: all its sizes are fixed"
             raise CompileError.at(entries[0].loc, f"{option}: no dim is called {name}", hint=hint)
         if any(n < least for n in sizes):
-            found = f"{option}: {name} has the sizes {', '.join(map(str, sizes))}"
-            raise CompileError.at(entries[0].loc, found, hint=f"integers from {least} on")
+            message = f"{option}: {name} has the sizes {', '.join(map(str, sizes))}"
+            raise CompileError.at(entries[0].loc, message, hint=f"integers from {least} on")
 
 
 def _is_of_buckets(name: str, entries: Sequence[Function]) -> bool:
@@ -80,6 +80,6 @@ def _specialized_copies(f: Function, sizes_of: Mapping[str, tuple[int, ...]], ta
         taken.add(name)
         copy = with_dims(f, dims)
         if not fixed_dims(f, copy):
-            found = f"specialize: sizes of {', '.join(names)} alone fix no dim of an argument of {f.name}"
-            raise CompileError.at(f.loc, found, hint="also give sizes of the other symbols in these dims")
+            message = f"specialize: sizes of {', '.join(names)} alone fix no dim of an argument of {f.name}"
+            raise CompileError.at(f.loc, message, hint="also give sizes of the other symbols in these dims")
         yield replace(copy, name=name, attrs={**copy.attrs, "specializes": f.name, "dims": dims})

@@ -96,14 +96,14 @@ def _combine_parts(means: Value, logs: Value, column: int, maths: ElementwiseBui
     whole = each[0]
     for x in each[1:]:
         whole = maths("add", whole, x)
-    found = None
+    combined = None
     for n, x in enumerate(each):
         weight = maths("div", x, whole)
         part = b.reshape(b.slice_dim(means, 0, n, n + 1), shape)
         term = maths.select(maths("eq", weight, 0.0), 0.0, maths("mul", part, weight))
-        found = term if found is None else maths("add", found, term)
-    assert found is not None
-    return found
+        combined = term if combined is None else maths("add", combined, term)
+    assert combined is not None
+    return combined
 
 
 def split_on_cpu(op: Op, parts: int, results: Sequence[Value], b: Builder) -> list[Op]:
@@ -115,8 +115,8 @@ def split_on_cpu(op: Op, parts: int, results: Sequence[Value], b: Builder) -> li
         attrs["precision"] = "HIGHEST"  # parts give f32, which no longer says how exact it is
     wide = "f64" if types[0].dtype == "f64" else "f32"
     shape = (*batch, parts, row)
-    given = (TensorType(wide, (*shape, column)), *[TensorType(wide, shape)] * 2)
-    own, top, total = b.append(b.op("attention", op.operands, attrs, given))
+    part_types = (TensorType(wide, (*shape, column)), *[TensorType(wide, shape)] * 2)
+    own, top, total = b.append(b.op("attention", op.operands, attrs, part_types))
     result = _weighted_average_of_parts(own, top, total, count, b)
     result = b.transpose(result, [list(op.attrs["out_dims"]).index(d) for d in range(count + 2)])
     result = b.reshape(b.convert(result, op.result.type.dtype), results[0].type.shape)
@@ -130,7 +130,7 @@ def _weighted_average_of_parts(own: Value, top: Value, total: Value, axis: int, 
     without keys has weight 0.
     """
     wide, shape = top.type.dtype, top.type.shape
-    kept = [d for d in range(len(shape)) if d != axis]
+    others = [d for d in range(len(shape)) if d != axis]
 
     def reduce_parts(x: Value, name: str, start: float) -> Value:
         return b.reduce(x, b.constant(start, TensorType(wide)), (axis,), b.combiner(name, wide))
@@ -141,11 +141,11 @@ def _weighted_average_of_parts(own: Value, top: Value, total: Value, axis: int, 
     def zero_where(test: Value, x: Value) -> Value:
         return b.make("select", (test, b.constant(0, x.type), x))
 
-    difference = b.make("sub", (top, broadcast_to(reduce_parts(top, "max", -float("inf")), kept, shape)))
+    difference = b.make("sub", (top, broadcast_to(reduce_parts(top, "max", -float("inf")), others, shape)))
     nothing = b.make("eq", (total, b.constant(0, total.type)))  # a part of -inf alone: its own result is NaN
     weight = zero_where(nothing, b.make("mul", (b.make("exp", (difference,)), total)))
     dims = range(len(shape))
     each = b.make("mul", (own, broadcast_to(weight, dims, own.type.shape)))
     each = zero_where(broadcast_to(nothing, dims, own.type.shape), each)
     sums: Any = reduce_parts(each, "add", 0.0)
-    return b.make("div", (sums, broadcast_to(reduce_parts(weight, "add", 0.0), range(len(kept)), sums.type.shape)))
+    return b.make("div", (sums, broadcast_to(reduce_parts(weight, "add", 0.0), range(len(others)), sums.type.shape)))

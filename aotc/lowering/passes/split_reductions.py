@@ -146,8 +146,8 @@ def _split_gpu_reduction(op: Op, b: Builder) -> Sequence[Value] | None:
 def _can_split_reduction(op: Op) -> bool:
     """Return True if the combiner has a neutral value and the operand's shape is static."""
     name = combiner_op_name(op)
-    known = name is not None and neutral_value(name, op.result.type.dtype) is not None
-    return known and is_static(op.operands[0].type.shape)
+    has_neutral = name is not None and neutral_value(name, op.result.type.dtype) is not None
+    return has_neutral and is_static(op.operands[0].type.shape)
 
 
 REDUCTION_EXTENT = Limit(

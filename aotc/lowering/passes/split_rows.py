@@ -108,10 +108,10 @@ class _RowRewriter:
 
     def _rows_as_parts(self, x: Value, op: Op, first: Value, b: Builder) -> Value:
         """Return ``x``, whose rows ``op`` reduces, reshaped to parts of rows."""
-        kept = op.result.type.shape
+        row_shape = op.result.type.shape
         size = self._parts[first]
-        parts = static(product(x.type.shape[len(kept) :])) // size
-        return b.reshape(x, (*kept, parts, size))
+        parts = static(product(x.type.shape[len(row_shape) :])) // size
+        return b.reshape(x, (*row_shape, parts, size))
 
     def _part_centre_minus_row_centre(self, own: Value, centre: Value, row_centre: Value, b: Builder) -> Value:
         """Return ``centre - row_centre``, with the shape and dtype of ``own``.
@@ -132,28 +132,28 @@ def _reduction_of_parts(op: Op, x: Value, b: Builder) -> Value:
     return b.reduce(x, b.constant(neutral, TensorType(x.type.dtype)), (x.type.rank - 1,), region)
 
 
-def _recompute_for_parts(value: Value, known: Mapping[Value, Value], shape: Sequence[Dim], b: Builder) -> Value:
+def _recompute_for_parts(value: Value, part_values: Mapping[Value, Value], shape: Sequence[Dim], b: Builder) -> Value:
     """Recompute the per-row ``value`` with one element per part of a row.
 
-    ``known`` maps values with one number per row to those with one number per part.
+    ``part_values`` maps values with one number per row to those with one number per part.
     """
-    made = dict(known)
+    recomputed = dict(part_values)
     stack = [value]
     while stack:
         v = stack[-1]
         op, number = b.definitions.get(v), splat_of(v, b.definitions)
-        if v in made:
+        if v in recomputed:
             stack.pop()
         elif number is not None:
-            made[v] = b.constant(number, TensorType(v.type.dtype, tuple(shape)))
-        elif any(u not in made for u in op.operands):  # type: ignore[union-attr]
-            stack += [u for u in op.operands if u not in made]  # type: ignore[union-attr]
+            recomputed[v] = b.constant(number, TensorType(v.type.dtype, tuple(shape)))
+        elif any(u not in recomputed for u in op.operands):  # type: ignore[union-attr]
+            stack += [u for u in op.operands if u not in recomputed]  # type: ignore[union-attr]
         elif is_reshape_like(op):  # type: ignore[arg-type]
-            made[v] = made[op.operands[0]]  # type: ignore[union-attr]
+            recomputed[v] = recomputed[op.operands[0]]  # type: ignore[union-attr]
         else:
-            operands = [made[u] for u in op.operands]  # type: ignore[union-attr]
-            made[v] = b.make(op.name, operands, op.attrs, TensorType(v.type.dtype, tuple(shape)))  # type: ignore[union-attr]
-    return made[value]
+            operands = [recomputed[u] for u in op.operands]  # type: ignore[union-attr]
+            recomputed[v] = b.make(op.name, operands, op.attrs, TensorType(v.type.dtype, tuple(shape)))  # type: ignore[union-attr]
+    return recomputed[value]
 
 
 def _finite_centre(centre: Value, b: Builder) -> Value:

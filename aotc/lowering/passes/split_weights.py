@@ -90,6 +90,7 @@ class _WeightSplit:
     staying: set[Op] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        """Find the ops that depend on weights alone, and the values of these that each call reads."""
         self.roots.update((v, frozenset([v])) for v in weights_of(self.function))
         self._made: dict[Value, Op] = {}
         self._find_ops_of_weights(self.function.body)
@@ -149,12 +150,12 @@ class _WeightSplit:
 
     def needed(self) -> list[Op]:
         """Return the ops of the prepare function, in order."""
-        live, found = set(self.prepared), []
+        live, ops = set(self.prepared), []
         for op in reversed(self.known):
             if any(v in live for v in op.results):
-                found.append(op)
+                ops.append(op)
                 live.update((*op.operands, *values_captured_by_op(op)))
-        return found[::-1]
+        return ops[::-1]
 
 
 def _prepare_function(
@@ -175,6 +176,7 @@ def _prepare_function(
     while name in taken:
         name += "_"
     region = Region(params, tuple(ops), tuple(prepared))
+    # Specialized copies may prepare equal values: CSE merges them, so that each is one result.
     whole = cse(Module({name: Function(name, region, True)}), options).functions[name]
     distinct = list(dict.fromkeys(whole.body.results))
     places = {v: distinct.index(r) for v, r in zip(prepared, whole.body.results, strict=True)}
@@ -217,20 +219,20 @@ def _call_function(
     """Return the call function: it takes the unbound arguments, the weights it still reads and prepared values."""
     f, results = c.function, prepare.body.results
     weights, params = set(f.attrs["weights"]), f.body.params
-    kept = sorted({other.function.body.params.index(v) for other in cut for v in other.kept})
-    numbers = [n for n in range(len(params)) if n not in weights] + kept
-    made = [Value(f"prepared{n}", v.type) for n, v in enumerate(results)]
-    mapped = {v: made[places[v]] for v in c.prepared}
+    read_weights = sorted({other.function.body.params.index(v) for other in cut for v in other.kept})
+    numbers = [n for n in range(len(params)) if n not in weights] + read_weights
+    prepared = [Value(f"prepared{n}", v.type) for n, v in enumerate(results)]
+    mapped = {v: prepared[places[v]] for v in c.prepared}
     gone = {op for op in c.known if c.depends_on_weights_alone(op) and op not in c.staying}
-    body = Region((*(params[n] for n in numbers), *made), *_region_without_ops(f.body, gone, mapped))
-    takes = (*numbers, *range(len(params), len(params) + len(made)))
-    return replace(f, body=body, attrs=_split_function_attributes(f, numbers, made, takes))
+    body = Region((*(params[n] for n in numbers), *prepared), *_region_without_ops(f.body, gone, mapped))
+    takes = (*numbers, *range(len(params), len(params) + len(prepared)))
+    return replace(f, body=body, attrs=_split_function_attributes(f, numbers, prepared, takes))
 
 
 def _split_function_attributes(
-    f: Function, numbers: Sequence[int], made: Sequence[Value], takes: tuple[int, ...]
+    f: Function, numbers: Sequence[int], prepared: Sequence[Value], takes: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Return function attributes for the arguments ``numbers`` of ``f`` followed by the prepared values ``made``."""
+    """Return function attributes for the arguments ``numbers`` of ``f`` followed by ``prepared`` values."""
     names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
     places = {n: place for place, n in enumerate(numbers)}
     sizes: dict[str, Dim] = {
@@ -240,7 +242,7 @@ def _split_function_attributes(
     }
     attrs = {key: value for key, value in f.attrs.items() if key not in ("weights", "affinity")}
     changed: dict[str, Any] = {
-        "arg_names": [*(names[n] for n in numbers), *(v.name for v in made)],
+        "arg_names": [*(names[n] for n in numbers), *(v.name for v in prepared)],
         "donated": [places[n] for n in f.attrs.get("donated", ())],
         "donated_into": {str(places[int(n)]): to for n, to in f.attrs.get("donated_into", {}).items()},
         "sizes": {name: (places[n], element) for name, (n, element) in f.attrs.get("sizes", {}).items()},
@@ -263,6 +265,7 @@ def _ops_with_mapped_values(
     mapped: Mapping[Value, Value],
     gone: set[Op] = frozenset(),  # type: ignore[assignment]
 ) -> Iterator[Op]:
+    """Yield ``ops`` with operands replaced by ``mapped``, without the ops ``gone`` in their regions."""
     for op in ops:
         regions = tuple(Region(r.params, *_region_without_ops(r, gone, mapped)) for r in op.regions)
         yield replace(op, operands=tuple(mapped.get(v, v) for v in op.operands), regions=regions)

@@ -58,11 +58,11 @@ def _split_window_rule(op: Op, b: Builder, kind: str) -> Sequence[Value] | None:
         return None
     if 0 in op.operands[0].type.shape or 0 in op.results[0].type.shape:
         return None
-    scan, known = scan_of(op), has_neutral_start(op, b.definitions)
+    scan, neutral = scan_of(op), has_neutral_start(op, b.definitions)
     if scan is not None:
         parts = _scan_part_count(op, scan, kind)
-        return _scan_in_parts(op, scan, parts, b) if parts > 1 and (known or combiner_op_name(op) is None) else None
-    if not known:
+        return _scan_in_parts(op, scan, parts, b) if parts > 1 and (neutral or combiner_op_name(op) is None) else None
+    if not neutral:
         return None
     moved = windowed_dims(op)
     if len(moved) > 1:

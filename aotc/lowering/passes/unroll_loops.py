@@ -51,8 +51,8 @@ def _unroll_loop_rule(op: Op, b: Builder, _target: Target) -> Sequence[Value] | 
         return None
     if not all(inner.name in INLINE and not inner.regions for inner in body.ops):
         return None
-    known = {v: maker for v, maker in b.definitions.items() if maker.name == "constant"}
-    iterations = trip_count(op, known, {})
+    constants = {v: maker for v, maker in b.definitions.items() if maker.name == "constant"}
+    iterations = trip_count(op, constants, {})
     computed = sum(inner.name not in FREE for inner in body.ops)
     if iterations is None or not UNROLLED_TURNS.holds(iterations) or not UNROLLED_OPS.holds(iterations * computed):
         return None

@@ -108,14 +108,14 @@ class _UpdateRewriter:
                 update = b.definitions.get(update.operands[0])
             if update is None or not self._is_neutral(op.name, update, x, b):
                 continue
-            made = self._combining_update(op.name, update, x, b)
-            if made is None:
+            updated = self._combining_update(op.name, update, x, b)
+            if updated is None:
                 continue
-            result = b.reshape(made, shape)
+            result = b.reshape(updated, shape)
             self.readers[result] = self.readers.get(op.result, 0)
-            for known, old in ((self.unsigned, op.result), (self.state, x)):
-                if old in known:
-                    known.add(result)
+            for facts, old in ((self.unsigned, op.result), (self.state, x)):
+                if old in facts:
+                    facts.add(result)
             return (result,)
         return None
 

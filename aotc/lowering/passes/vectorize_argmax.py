@@ -43,8 +43,8 @@ def _vectorize_argmax_rule(op: Op, b: Builder, _: Target) -> Sequence[Value] | N
     x, places, first, start = op.operands
     row = x.type.rank - 1
     combiner = argmax_or_argmin_of(op.regions[0])
-    known = isinstance(x.type.shape[row], int) and x.type.shape[row] != 0
-    if op.attrs["dims"] != (row,) or not known or not combiner or iota_dim(places, b.definitions) != row:
+    has_elements = isinstance(x.type.shape[row], int) and x.type.shape[row] != 0
+    if op.attrs["dims"] != (row,) or not has_elements or not combiner or iota_dim(places, b.definitions) != row:
         return None
     begin, zero = splat_of(first, b.definitions), splat_of(start, b.definitions)
     if zero is None or zero != 0 or begin is None or begin != neutral_value(combiner, x.type.dtype):
@@ -83,14 +83,14 @@ def argmax_or_argmin_of(region: Region) -> str:
         for column in zip(*product(_combiner_test_values(value), repeat=2), strict=True)
     )
     first, second = (np.full(a.shape, n, to_numpy(place)) for n in (0, 1))
-    found = _evaluate_scalar_region(region, [a, first, b, second])
-    if found is None:
+    selected = _evaluate_scalar_region(region, [a, first, b, second])
+    if selected is None:
         return ""
     p, q = a.astype("f8"), b.astype("f8")
     for name, beats in (("max", p >= q), ("min", p <= q)):
         stays = beats | (a != a)
-        if np.array_equal(found[1], np.where(stays, first, second)) and _equal_with_nan(
-            found[0], np.where(stays, a, b)
+        if np.array_equal(selected[1], np.where(stays, first, second)) and _equal_with_nan(
+            selected[0], np.where(stays, a, b)
         ):
             return name
     return ""
@@ -110,13 +110,13 @@ def _equal_with_nan(a: np.ndarray, b: np.ndarray) -> bool:
 
 def _evaluate_scalar_region(region: Region, arrays: Sequence[np.ndarray]) -> list[np.ndarray] | None:
     """Return the results of a scalar region on arrays of operands, or None if it also reads outer values."""
-    known = dict(zip(region.params, arrays, strict=True))
+    values = dict(zip(region.params, arrays, strict=True))
     for op in region.ops:
         if op.name == "constant":
-            known[op.result] = np.broadcast_to(op.attrs["value"], arrays[0].shape)
-        elif all(v in known for v in op.operands) and not op.regions:
+            values[op.result] = np.broadcast_to(op.attrs["value"], arrays[0].shape)
+        elif all(v in values for v in op.operands) and not op.regions:
             types = tuple(TensorType(v.type.dtype, arrays[0].shape) for v in op.results)
-            (known[op.result],) = OPS[op.name].reference([known[v] for v in op.operands], op.attrs, (), types)
+            (values[op.result],) = OPS[op.name].reference([values[v] for v in op.operands], op.attrs, (), types)
         else:
             return None
-    return [known[v] for v in region.results] if all(v in known for v in region.results) else None
+    return [values[v] for v in region.results] if all(v in values for v in region.results) else None

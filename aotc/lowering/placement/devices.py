@@ -101,17 +101,17 @@ def named_devices(function: Function) -> Iterator[str]:
 
 def replicated_ops(region: Region) -> dict[Op, None]:
     """Return the ops that are replicated on each device that reads them: constants, and cheap ops on these alone."""
-    found: dict[Op, None] = {}
-    made: set[Value] = set()
+    replicated: dict[Op, None] = {}
+    available: set[Value] = set()
     regions = [region]
     while regions:
         for op in regions.pop().ops:
             if op.name in CONTROL_FLOW:
                 regions += op.regions
-            elif op.name in SOURCES or (_is_cheap_to_replicate(op) and made.issuperset(op.operands)):
-                found[op] = None
-                made.update(op.results)
-    return found
+            elif op.name in SOURCES or (_is_cheap_to_replicate(op) and available.issuperset(op.operands)):
+                replicated[op] = None
+                available.update(op.results)
+    return replicated
 
 
 def _is_cheap_to_replicate(op: Op) -> bool:
@@ -140,6 +140,7 @@ class _DevicePropagation:
     moved_constants: set[Value] = field(default_factory=set)  # those of them that are transfers of constants
 
     def __post_init__(self) -> None:
+        """Link values that must share a device, and place those whose affinity the signature states."""
         affinity = self.function.attrs.get("affinity", {})
         body = self.function.body
         self.replicated = replicated_ops(body)
@@ -266,38 +267,38 @@ class _DevicePropagation:
         A constant that the model transfers counts like other operands, but costs no move: each device has a copy.
         """
         homes = {v: self.device_of(v) for v in (*op.operands, *(v for r in op.regions for v in captured_values(r)))}
-        held: dict[str, int] = {}
+        present: dict[str, int] = {}
         moved = dict.fromkeys(homes.values(), 0)  # the bytes to move if ``op`` runs on a device
         for v, home in homes.items():
             if home:
-                held[home] = held.get(home, 0) + size_in_bytes(v)
+                present[home] = present.get(home, 0) + size_in_bytes(v)
                 for d in moved if v not in self.moved_constants else ():
                     moved[d] += size_in_bytes(v) if d != home else 0
-        if not held:
+        if not present:
             return
         transfer_targets = {home for v, home in homes.items() if v in self.moved}
-        best = max(held, key=lambda device: (held[device], device in transfer_targets))  # of equal ones the first
+        best = max(present, key=lambda device: (present[device], device in transfer_targets))  # of equal ones the first
         reason = "its operands are there"
-        if len(held) > 1:
-            others = ", ".join(f"{size_text(moved[d])} to {d}" for d in held if d != best)
+        if len(present) > 1:
+            others = ", ".join(f"{size_text(moved[d])} to {d}" for d in present if d != best)
             reason = f"moves {size_text(moved[best])}; it would be {others}"
-            if moved[best] > min(moved[d] for d in held):
+            if moved[best] > min(moved[d] for d in present):
                 reason = f"the model moves a constant there; moves {size_text(moved[best])}"
-        self.assign_device(op, best, reason, held)
+        self.assign_device(op, best, reason, present)
 
     def _place_by_readers(self) -> bool:
         """Place ops and values that no operand decides by their readers; return True if that placed any."""
-        found = False
+        changed = False
         things: list[Op | Value] = [op for op in walk(self.function.body) if op.name not in JUDGED]
         for thing in (*reversed(things), *reversed(self.function.body.params)):
             if isinstance(thing, Op) and thing.name in CONTROL_FLOW:
                 for v in thing.results:
-                    found |= not self.device_of(v) and self._place_by_first_reader(v)
+                    changed |= not self.device_of(v) and self._place_by_first_reader(v)
             elif isinstance(thing, Value):
-                found |= not self.device_of(thing) and self._place_by_first_reader(thing)
+                changed |= not self.device_of(thing) and self._place_by_first_reader(thing)
             elif thing not in self.ops and self.is_placed_work(thing) and thing.name != "transfer":
-                found |= any(self._place_by_first_reader(v, thing) for v in thing.results)
-        return found
+                changed |= any(self._place_by_first_reader(v, thing) for v in thing.results)
+        return changed
 
     def _place_by_first_reader(self, v: Value, producer: Op | None = None) -> bool:
         """Place ``v``, or its producer, on the device of its first placed reader; return True if there is one."""

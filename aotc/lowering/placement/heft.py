@@ -59,6 +59,10 @@ class _HeftScheduler:
     busy: dict[str, float] = field(default_factory=dict)  # the nanosecond until which a device is busy
 
     def __post_init__(self) -> None:
+        """Record for each large op the arguments and large results that it reads, and its upward rank.
+
+        The upward rank of an op is its mean time plus the largest rank of its readers, without transfers.
+        """
         self.constants = constants_in(self.function.body)
         affinities = self.function.attrs.get("affinity", {}).get("arguments") or [""] * len(self.function.body.params)
         self.homes = {v: device for v, device in zip(self.function.body.params, affinities, strict=True) if device}
@@ -71,10 +75,10 @@ class _HeftScheduler:
                 for root, _ in self.reads[op]:
                     if isinstance(root, Op):
                         self.readers.setdefault(root, []).append(op)
-                found: frozenset[Op | Value] = frozenset([op])
+                origins: frozenset[Op | Value] = frozenset([op])
             else:
-                found = frozenset(root for v in used for root in roots.get(v, ()))
-            roots.update((v, found) for v in op.results)
+                origins = frozenset(root for v in used for root in roots.get(v, ()))
+            roots.update((v, origins) for v in op.results)
         for op in reversed(self.large):
             after = max((self.ranks[reader] for reader in self.readers.get(op, ())), default=0.0)
             self.ranks[op] = self._mean_device_time(op) + after
@@ -117,9 +121,9 @@ class _HeftScheduler:
         """Yield the nanosecond at which each operand of ``op`` is on ``device``, transfers included."""
         for root, bytes_ in self.reads[op]:
             home = self.placed[root].device if isinstance(root, Op) else self.homes[root]
-            made = self.placed[root].end if isinstance(root, Op) else 0.0
+            end = self.placed[root].end if isinstance(root, Op) else 0.0
             near = home == device or home not in self.targets
-            yield made + (0.0 if near else move_nanoseconds(bytes_, self.targets[home].kind, self.targets[device].kind))
+            yield end + (0.0 if near else move_nanoseconds(bytes_, self.targets[home].kind, self.targets[device].kind))
 
 
 def ops_placed_together(op: Op) -> Iterable[Op]:

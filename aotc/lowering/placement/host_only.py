@@ -83,8 +83,8 @@ def imply_host(
         The targets of all variants, among which the host may be.
     options : Options
     """
-    known = options.devices or any(True for f in module.functions.values() for _ in named_devices(f))
-    if target.kind != "cuda" or known or not options.host_fallback:
+    named = options.devices or any(True for f in module.functions.values() for _ in named_devices(f))
+    if target.kind != "cuda" or named or not options.host_fallback:
         return module, target, options
     if not any(host_only(op) for f in module.functions.values() for op in walk(f.body)):
         return module, target, options

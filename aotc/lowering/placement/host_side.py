@@ -53,6 +53,10 @@ class _HostGpuCut:
     asked: set[int] = field(default_factory=set)  # producers of the conditions of loops and branches that the host runs
 
     def __post_init__(self) -> None:
+        """Build the network: a node for each op, and the costs of moving each value between host and GPU.
+
+        Arguments and results are on the side of the GPU.
+        """
         body = self.function.body
         self.own = replicated_ops(body)
         self.constants = constants_in(body)
@@ -119,16 +123,16 @@ class _HostGpuCut:
                     self._add_read(read, self.things[v])
         else:
             for r in op.regions:
-                for made, v in zip(r.results, op.results, strict=True):
-                    self._add_read(made, self.things[v])
+                for branch_result, v in zip(r.results, op.results, strict=True):
+                    self._add_read(branch_result, self.things[v])
         for r in op.regions:
             self._add_region(r, inside, whole)
-        asked = op.regions[0].results[0] if op.name == "while" else op.operands[0]
+        condition_value = op.regions[0].results[0] if op.name == "while" else op.operands[0]
         if whole is not None:
-            self._add_read(asked, whole)
-        elif asked in self.makers:  # the host runs the loop or branch, and waits for its condition
-            self.cut.add_separation_cost((self.makers[asked], FIRST), HOST_READ_NS.value * inside)
-            self.asked.add(self.makers[asked])
+            self._add_read(condition_value, whole)
+        elif condition_value in self.makers:  # the host runs the loop or branch, and waits for its condition
+            self.cut.add_separation_cost((self.makers[condition_value], FIRST), HOST_READ_NS.value * inside)
+            self.asked.add(self.makers[condition_value])
 
     def _trip_count_of(self, op: Op) -> int:
         return expected_iterations(op, self.constants, {})
@@ -137,16 +141,16 @@ class _HostGpuCut:
 
     def placement_with_reasons(self) -> dict[Op | Value, tuple[str, str]]:
         """Return the device of each op, loop result, branch result and argument, with the reason."""
-        there = self._nodes_near_host_only_op(self.cut.first_side_of_min_cut())
-        found: dict[Op | Value, tuple[str, str]] = {}
+        host_nodes = self._nodes_near_host_only_op(self.cut.first_side_of_min_cut())
+        placement: dict[Op | Value, tuple[str, str]] = {}
         for thing, number in self.things.items():
-            on_host = number in there
+            on_host = number in host_nodes
             reason = "moves less than on the GPU" if on_host else OF_TARGET
             if isinstance(thing, Op) and thing in self.forced:
                 reason = f"{self.forced[thing]} has no kernel for {self.gpu.name}"
-            found[thing] = (HOST if on_host else DEVICE), reason
-        found.update((v, (DEVICE, OF_TARGET)) for v in self.function.body.params)
-        return found
+            placement[thing] = (HOST if on_host else DEVICE), reason
+        placement.update((v, (DEVICE, OF_TARGET)) for v in self.function.body.params)
+        return placement
 
     def _nodes_near_host_only_op(self, side: set[int]) -> set[int]:
         """Return the host-side nodes connected to an op that must run on the host."""
@@ -156,9 +160,9 @@ class _HostGpuCut:
             for n in row:
                 neighbours.setdefault(n, set()).update(row)
         near = {self.things[op] for op in self.forced} | (self.asked & side)
-        found = list(near)
-        while found:
-            more = neighbours.get(found.pop(), set()) - near
+        stack = list(near)
+        while stack:
+            more = neighbours.get(stack.pop(), set()) - near
             near |= more
-            found += more
+            stack += more
         return near

@@ -40,10 +40,10 @@ def spaces_of(module: Module, target: Target) -> tuple[Space, ...]:
             names.update(dict.fromkeys(value_devices(function).values()))
     own = {name: target.of(name) for name in names or ("",) if name != SPILLED}
     cpus = [t for t in own.values() if t.kind == "cpu"]
-    found = tuple(Space(name, t) for name, t in own.items() if t.kind != "cpu")
+    device_spaces = tuple(Space(name, t) for name, t in own.items() if t.kind != "cpu")
     if cpus:
-        return (Space("", common_cpu_target(cpus)), *found)
-    return with_host_space(found) if SPILLED in names else found
+        return (Space("", common_cpu_target(cpus)), *device_spaces)
+    return with_host_space(device_spaces) if SPILLED in names else device_spaces
 
 
 def with_host_space(spaces: tuple[Space, ...]) -> tuple[Space, ...]:
@@ -53,13 +53,13 @@ def with_host_space(spaces: tuple[Space, ...]) -> tuple[Space, ...]:
 
 def value_devices(function: Function) -> dict[Value, str]:
     """Return the device of each value of a function that names devices, as ``assign_devices`` chose it."""
-    found: dict[Value, str] = dict(zip(function.body.params, function.attrs["devices"]["arguments"]))
-    _add_devices_of_region(function.body, found)
-    return found
+    devices: dict[Value, str] = dict(zip(function.body.params, function.attrs["devices"]["arguments"]))
+    _add_devices_of_region(function.body, devices)
+    return devices
 
 
-def _add_devices_of_region(region: Region, found: dict[Value, str]) -> None:
-    """Record the devices of the values of ``region`` in ``found``.
+def _add_devices_of_region(region: Region, devices: dict[Value, str]) -> None:
+    """Record the devices of the values of ``region`` in ``devices``.
 
     Results are on the device of their op, else of its first operand; carried values on that of the initial value,
     results of a branch on that of the first branch.
@@ -67,30 +67,30 @@ def _add_devices_of_region(region: Region, found: dict[Value, str]) -> None:
     for op in region.ops:
         device = str(op.attrs.get("device", ""))
         if device:
-            found.update((v, device) for v in op.results)
+            devices.update((v, device) for v in op.results)
         elif op.name == "while":
             for rows in (op.results, *(r.params for r in op.regions)):
-                found.update((v, found[init]) for v, init in zip(rows, op.operands, strict=True))
+                devices.update((v, devices[init]) for v, init in zip(rows, op.operands, strict=True))
         elif op.operands and op.name not in CONTROL_FLOW:
-            found.update((v, found[op.operands[0]]) for v in op.results)
+            devices.update((v, devices[op.operands[0]]) for v in op.results)
         if op.name in CONTROL_FLOW:
             if device:
-                found.update((p, device) for r in op.regions for p in r.params)
+                devices.update((p, device) for r in op.regions for p in r.params)
             for r in op.regions:
-                _add_devices_of_region(r, found)
+                _add_devices_of_region(r, devices)
         if op.name == "case" and not device:
-            found.update((v, found[w]) for v, w in zip(op.results, op.regions[0].results, strict=True))
+            devices.update((v, devices[w]) for v, w in zip(op.results, op.regions[0].results, strict=True))
 
 
 def space_finder(function: Function, spaces: tuple[Space, ...], target: Target) -> Callable[[Value], int]:
     """Return a function from a value of ``function`` to the number of its space."""
     if len(spaces) == 1:
         return lambda value: 0
-    found, known = value_devices(function), function.attrs["devices"]["known"]
+    devices, names = value_devices(function), function.attrs["devices"]["known"]
     places = {space.device: n for n, space in enumerate(spaces)}
-    own = {name: "" if target.of(name).kind == "cpu" else name for name in known} | {SPILLED: ""}
+    own = {name: "" if target.of(name).kind == "cpu" else name for name in names} | {SPILLED: ""}
     numbers = {name: places[space] for name, space in own.items() if space in places}
-    return lambda value: numbers[found.get(value, known[0])]
+    return lambda value: numbers[devices.get(value, names[0])]
 
 
 def regions_by_target(module: Module, target: Target) -> dict[str, Target]:

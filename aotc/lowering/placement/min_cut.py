@@ -74,18 +74,19 @@ class MinCut:
         """Return the distance of each node from the first terminal in the residual network, -1 if unreachable."""
         levels = [-1] * len(self._edges)
         levels[FIRST] = 0
-        found = deque([FIRST])
-        while found:
-            thing = found.popleft()
+        queue = deque([FIRST])
+        while queue:
+            thing = queue.popleft()
             for edge in self._edges[thing]:
                 end = self._to[edge]
                 if self._left[edge] > 0 and levels[end] < 0:
                     levels[end] = levels[thing] + 1
-                    found.append(end)
+                    queue.append(end)
         return levels
 
     def _add_blocking_flow(self, levels: list[int]) -> None:
         """Add a blocking flow: saturate an edge on every shortest path to the second terminal."""
+        # Dinic's current arcs: an edge that led to a dead end, or that is full, is not tried again in this phase.
         tried = [0] * len(self._edges)
         path: list[int] = []
         at = FIRST

@@ -19,11 +19,11 @@ def op_targets(module: Module, options: Options) -> tuple[Callable[[Op], Target]
         return resolve_targets(target)[0].limited(options.stack_limit, options.shared_memory_limit)
 
     first = target_with_limits(options.target)
-    known = {name: target_with_limits(target) for name, target in options.devices.items()}
+    of_device = {name: target_with_limits(target) for name, target in options.devices.items()}
     homes: dict[Value, Target] = {}
     divided = [f.body for f in module.functions.values() if "on" in f.body.names]
     for on in (op for body in divided for op in walk(body) if op.name == "on"):
-        target = known.get(on.attrs["device"], first)
+        target = of_device.get(on.attrs["device"], first)
         homes.update((v, target) for op in walk(on.regions[0]) for v in op.results)
     kinds = frozenset(target.kind for target in (first, *homes.values()))
     return lambda op: homes.get(op.results[0], first) if op.results else first, kinds

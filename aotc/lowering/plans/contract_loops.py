@@ -79,10 +79,10 @@ def _is_depthwise(b: RegionBuilder) -> bool:
     if op.name != "conv" or b.target.kind != "cpu" or b.shape != op.result.type.shape or any(b.transposed):
         return False
     channels = op.result.type.shape[-1]
-    known = op.attrs["feature_groups"] == channels == op.operands[0].type.shape[-1]
+    single_channel = op.attrs["feature_groups"] == channels == op.operands[0].type.shape[-1]
     few = UNROLLED_TERMS.holds(product(op.operands[1].type.shape[:-1]))
     return (
-        known
+        single_channel
         and few
         and channels % _contract_loop_lanes(b) == 0
         and all(single_axis(s) is not None for s in b.anchors.space[-2:])

@@ -47,19 +47,19 @@ NARROW_CPU_COLUMNS = Limit(
 )
 
 
-def plan_columns(b: RegionBuilder, kept: Sequence[int], reduced: Sequence[int]) -> ColumnPlan:
-    """Return the plan of a region with reductions over axes before the last of ``kept``."""
+def plan_columns(b: RegionBuilder, free: Sequence[int], reduced: Sequence[int]) -> ColumnPlan:
+    """Return the plan of a region with reductions over axes before the last of ``free``."""
     ops = [op for loop in b.row_stages().loops for op in loop.ops]
     reads = ReductionReads(b, ops)
     light = is_light_reduction(b, ops)
-    together = reads.short_constant_axes(kept[:-1], [*reduced, kept[-1]]) if light else ()
+    together = reads.short_constant_axes(free[:-1], [*reduced, free[-1]]) if light else ()
     rows = static(product(b.shape[k] for k in together))
-    width = _columns_per_item(b, ops, kept, rows, together) if light else _narrow_column_width(b.shape[kept[-1]])
+    width = _columns_per_item(b, ops, free, rows, together) if light else _narrow_column_width(b.shape[free[-1]])
     terms = _terms_added_at_once(b, rows, len(ops), b.shape[reduced[-1]])
     if not light or (rows == 1 and NARROW_CPU_COLUMNS.holds(width)):
         terms = 1
-    streams = tuple(b.inputs.index(x) for x in reads.prefetched_buffers([*reduced, kept[-1]])) if terms > 1 else ()
-    return ColumnPlan(tuple(kept), tuple(reduced), together, width, terms, streams)
+    streams = tuple(b.inputs.index(x) for x in reads.prefetched_buffers([*reduced, free[-1]])) if terms > 1 else ()
+    return ColumnPlan(tuple(free), tuple(reduced), together, width, terms, streams)
 
 
 def _terms_added_at_once(b: RegionBuilder, rows: int, ops: int, extent: Dim) -> int:
@@ -94,11 +94,11 @@ def _narrow_column_width(extent: Dim) -> int:
 
 
 def _columns_per_item(
-    b: RegionBuilder, ops: Sequence[Op], kept: Sequence[int], rows: int, together: Sequence[int]
+    b: RegionBuilder, ops: Sequence[Op], free: Sequence[int], rows: int, together: Sequence[int]
 ) -> int:
     """Return the columns per grid item: long contiguous pieces, but enough items for all cores."""
-    extent, elements = b.shape[kept[-1]], product(b.shape)
-    others = product(b.shape[k] for k in kept[:-1] if k not in together)
+    extent, elements = b.shape[free[-1]], product(b.shape)
+    others = product(b.shape[k] for k in free[:-1] if k not in together)
     each = rows * sum(size_of(v.type.dtype) for op in ops for v in op.results)
     most = b.target.l1 * ACCUMULATOR_PERCENT.value // 100 // each // REDUCED_COLUMNS.value
     most = max(most, 1) * REDUCED_COLUMNS.value

@@ -82,6 +82,7 @@ def plan_cpu_loops(b: RegionBuilder, emit: Emit) -> LoopPlan | TransposedLoopPla
     ``emit(block, index)`` adds the statements of one element.
     """
     trial: list[Stmt] = []
+    # The statements of one element at symbolic indices show which buffers the loops read, and with which strides.
     emit(trial, b.anchors.space)
     groups = merged_loops(b.anchors.space, b.shape, trial)
     if not groups:
@@ -295,11 +296,11 @@ def _loop_split_points(space: Index, axis: NestAxis, trial: list[Stmt]) -> list[
 def _test_changes(index: Dim, block: list[Stmt]) -> list[int]:
     """Return the sorted index values at which a test in ``block`` changes its result."""
     low, high = bounds(index)
-    found: set[int] = set()
+    changes: set[int] = set()
     for s in scalars_in(s.value for s in walk(tuple(block)) if isinstance(s, Let | Store)):
         match s:
             case Apply(fn="ge" | "lt", args=(IndexScalar(expr=left, dtype="i64"), IndexScalar(expr=right))):
                 change = index - (left - right)
                 if isinstance(change, int) and low is not None and high is not None and low < change <= high:
-                    found.add(change)
-    return sorted(found)
+                    changes.add(change)
+    return sorted(changes)

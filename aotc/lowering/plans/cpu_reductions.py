@@ -112,47 +112,47 @@ CpuReductionPlan = ColumnPlan | RowPlan | TransposedRowPlan | RowBlockPlan
 def plan_cpu_reduction(b: RegionBuilder) -> CpuReductionPlan:
     """Choose the loop structure of a CPU region with reductions: rows, columns, row blocks or transposed."""
     reduced = sorted(b.anchors.reduced or ())
-    kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
+    free = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
     if any(op.name == "transpose" for op in b.function.body.ops):
-        plan = _plan_transposed(b, kept, reduced)
+        plan = _plan_transposed(b, free, reduced)
         if plan is not None:
             return plan
-    if b.function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced):
-        return plan_columns(b, kept, reduced)
-    return _plan_reduction_of_rows(b, kept, reduced)
+    if b.function.attrs["kind"] == "reduce" and free and free[-1] > max(reduced):
+        return plan_columns(b, free, reduced)
+    return _plan_reduction_of_rows(b, free, reduced)
 
 
-def _plan_transposed(b: RegionBuilder, kept: list[int], reduced: list[int]) -> CpuReductionPlan | None:
+def _plan_transposed(b: RegionBuilder, free: list[int], reduced: list[int]) -> CpuReductionPlan | None:
     """Return a plan that transposes operands first, if they are strided along the reduced axis; else None.
 
     It reduces along the contiguous axis of the operands, or transposes some rows first.
     """
-    near = _contiguous_read_axis(b, kept)
-    if near in kept:
-        return plan_columns(b, _move_axis_to_end(near, kept), reduced)
+    near = _contiguous_read_axis(b, free)
+    if near in free:
+        return plan_columns(b, _move_axis_to_end(near, free), reduced)
     if near is not None:
-        return _plan_reduction_of_rows(b, kept, _move_axis_to_end(near, reduced))
-    if kept and kept[-1] > max(reduced):
+        return _plan_reduction_of_rows(b, free, _move_axis_to_end(near, reduced))
+    if free and free[-1] > max(reduced):
         return None
-    return _plan_transposed_rows(b, kept, reduced)
+    return _plan_transposed_rows(b, free, reduced)
 
 
-def _contiguous_read_axis(b: RegionBuilder, kept: Sequence[int]) -> int | None:
+def _contiguous_read_axis(b: RegionBuilder, free: Sequence[int]) -> int | None:
     """Return the contiguous axis of the reads, if the region has a single loop over its rows.
 
     A kept axis also qualifies for reductions without a plain combiner, such as ``argmax``: these go by columns.
     """
     loops = b.row_stages().loops
     near = ReductionReads(b, loops[0].ops).contiguous_load_axis() if len(loops) == 1 and not loops[0].stores else None
-    return near if near in kept or all(map(combiner_op_name, loops[0].ops)) else None
+    return near if near in free or all(map(combiner_op_name, loops[0].ops)) else None
 
 
 def _move_axis_to_end(axis: int | None, axes: Sequence[int]) -> list[int]:
     return sorted(axes, key=lambda k: k == axis)
 
 
-def _plan_reduction_of_rows(b: RegionBuilder, kept: list[int], reduced: list[int]) -> RowBlockPlan | RowPlan:
-    return _plan_row_blocks(b, kept, reduced) or _plan_single_rows(b, kept, reduced)
+def _plan_reduction_of_rows(b: RegionBuilder, free: list[int], reduced: list[int]) -> RowBlockPlan | RowPlan:
+    return _plan_row_blocks(b, free, reduced) or _plan_single_rows(b, free, reduced)
 
 
 # --- rows in blocks ---
@@ -206,7 +206,7 @@ PART_ROWS = BlockSize(
 )
 
 
-def _plan_row_blocks(b: RegionBuilder, kept: list[int], reduced: list[int]) -> RowBlockPlan | None:
+def _plan_row_blocks(b: RegionBuilder, free: list[int], reduced: list[int]) -> RowBlockPlan | None:
     """Return a plan that reduces several rows together because they share an operand; else None."""
     stages, target = b.row_stages(), b.target
     if results_along_rows(b) or len(stages.loops) != 1:
@@ -216,9 +216,9 @@ def _plan_row_blocks(b: RegionBuilder, kept: list[int], reduced: list[int]) -> R
     if SHORT_BLOCK_ROW.holds(length) or not is_light_reduction(b, ops):
         return None
     reads = ReductionReads(b, ops)
-    together = reads.short_constant_axes(kept, reduced)
+    together = reads.short_constant_axes(free, reduced)
     sums = static(product(b.shape[k] for k in together)) * len(ops)
-    large = [k for k in kept if k not in together and not FEW_BLOCK_ROWS.holds(b.shape[k])]
+    large = [k for k in free if k not in together and not FEW_BLOCK_ROWS.holds(b.shape[k])]
     block = next((k for k in reversed(large) if reads.can_share_along(k, reduced)), None)
     if block is None or (sums == 1 and reads.size < size_of("f32")):
         return None  # one row of short floats at a time is faster
@@ -227,11 +227,11 @@ def _plan_row_blocks(b: RegionBuilder, kept: list[int], reduced: list[int]) -> R
     lanes = target.vector_bytes // max(size_of(v.type.dtype) for op in ops for v in op.results)
     streams = _prefetched_operands(b, reads, sums, length, (*reduced, block)) if len(inner) == 1 else ()
     part = PART_BYTES.value // reads.size // lanes if streams and not WHOLE_COLUMNS.holds(sums) else 0
-    others = product(b.shape[k] for k in kept if k not in (*together, block))
+    others = product(b.shape[k] for k in free if k not in (*together, block))
     rows = _rows_per_item(length, b.shape[block], others, PART_ROWS.value if part else at_once, at_once)
     ahead = FETCHED_BYTES.value // reads.size if streams else 0
     return RowBlockPlan(
-        tuple(kept), tuple(reduced), inner, (), block, together, at_once, max(rows // at_once, 1) * at_once, lanes,
+        tuple(free), tuple(reduced), inner, (), block, together, at_once, max(rows // at_once, 1) * at_once, lanes,
         streams, ahead, part,
     )  # fmt: skip
 
@@ -283,22 +283,22 @@ LIGHT_NUMBERS = Limit(
 )
 
 
-def _plan_single_rows(b: RegionBuilder, kept: list[int], reduced: list[int]) -> RowPlan:
+def _plan_single_rows(b: RegionBuilder, free: list[int], reduced: list[int]) -> RowPlan:
     """Return the plan that reduces row by row: stored values, rows per item and rows per vector."""
     stages = b.row_stages()
     unrolled = _is_reduction_unrolled(b, stages)
     inner = merged_axes(b, reduced, row_trial(b, stages))
     stored = row_value_records(b, stages, values_between_loops(stages, b.target), in_results=not unrolled)
-    tail = _row_axes_per_item(b, kept, inner)
+    tail = _row_axes_per_item(b, free, inner)
     lanes = 0 if unrolled or stored else _rows_per_scalar_vector(b, stages, tail)
-    return RowPlan(tuple(kept), tuple(reduced), inner, stored, len(tail), unrolled, lanes)
+    return RowPlan(tuple(free), tuple(reduced), inner, stored, len(tail), unrolled, lanes)
 
 
-def _row_axes_per_item(b: RegionBuilder, kept: Sequence[int], inner: Sequence[tuple[int, ...]]) -> list[NestAxis]:
+def _row_axes_per_item(b: RegionBuilder, free: Sequence[int], inner: Sequence[tuple[int, ...]]) -> list[NestAxis]:
     """Return the axes of the rows of one item: several rows if a row is short."""
     work = product(b.shape[k] for group in inner for k in group)
-    if kept and isinstance(work, int) and SHORT_ROW.holds(work):
-        axes = make_axes(b.shape, [(k,) for k in kept])
+    if free and isinstance(work, int) and SHORT_ROW.holds(work):
+        axes = make_axes(b.shape, [(k,) for k in free])
         return split_grid(axes, max(ITEM_ELEMENTS.value // max(work, 1), 1))[1]
     return []
 
@@ -330,7 +330,7 @@ def _rows_per_scalar_vector(b: RegionBuilder, stages: RowStages, tail: Sequence[
 # --- rows transposed first ---
 
 
-def _plan_transposed_rows(b: RegionBuilder, kept: list[int], reduced: list[int]) -> TransposedRowPlan | None:
+def _plan_transposed_rows(b: RegionBuilder, free: list[int], reduced: list[int]) -> TransposedRowPlan | None:
     """Return the plan that transposes some neighbouring rows first, or None if no operand is strided along rows."""
     stages = b.row_stages()
     trial = row_trial(b, stages)
@@ -340,23 +340,24 @@ def _plan_transposed_rows(b: RegionBuilder, kept: list[int], reduced: list[int])
     lone = len(stages.loops) == 1 and not results_along_rows(b)
     before = [group[0] for group in inner[-2:-1] if lone and len(group) == 1]
     loads = loads_in_body(trial)
-    for k in (*reversed(kept), *before):
-        found = _transposed_loads(b, loads, k, inner[-1][-1])
-        if found:
+    # Innermost axis first; a reduced axis outside of the innermost one qualifies only in a single loop.
+    for k in (*reversed(free), *before):
+        strided = _transposed_loads(b, loads, k, inner[-1][-1])
+        if strided:
             break
     else:
         return None
     values = values_between_loops(stages, b.target)
-    height = _rows_transposed_at_once(b, values, k, product(b.shape[j] for j in inner[-1]), found)
+    height = _rows_transposed_at_once(b, values, k, product(b.shape[j] for j in inner[-1]), strided)
     if not height:
         return None
     stored = row_value_records(b, stages, values, in_results=True)
-    if k not in kept:
-        tail = len(_row_axes_per_item(b, kept, inner))
-        return TransposedRowPlan(tuple(kept), tuple(reduced), inner, stored, tail, k, height)
+    if k not in free:
+        tail = len(_row_axes_per_item(b, free, inner))
+        return TransposedRowPlan(tuple(free), tuple(reduced), inner, stored, tail, k, height)
     most = ITEM_ELEMENTS.value // static(product(b.shape[j] for j in inner[-1]))
     rows = equal_parts(b.shape[k], height, most)
-    return TransposedRowPlan(tuple(kept), tuple(reduced), inner, stored, 0, k, height, rows)
+    return TransposedRowPlan(tuple(free), tuple(reduced), inner, stored, 0, k, height, rows)
 
 
 def _transposed_loads(b: RegionBuilder, loads: Sequence[Load], k: int, last: int) -> list[Load]:
@@ -366,14 +367,14 @@ def _transposed_loads(b: RegionBuilder, loads: Sequence[Load], k: int, last: int
 
 
 def _rows_transposed_at_once(
-    b: RegionBuilder, values: Iterable[Value], k: int, length: Dim, found: Sequence[Load]
+    b: RegionBuilder, values: Iterable[Value], k: int, length: Dim, strided: Sequence[Load]
 ) -> int:
     """Return the number of neighbouring rows to transpose together, 0 for none; ``values`` are stored between loops."""
     extent = b.shape[k]
     if isinstance(extent, Expr) or isinstance(length, Expr) or FEW_TURNED.holds(length):
         return 0
-    height = transposed_line_length(extent, FETCH_LINE.value // min(size_of(x.dtype) for x in found))
-    transposed = height * sum(length * size_of(x.dtype) + FETCH_LINE.value for x in dict.fromkeys(found))
-    kept = length * sum(size_of(v.type.dtype) for v in values)
-    fits = transposed + kept <= memory_limits(b.target)["scratch"][1]
-    return height if fits and TURNED_OPERANDS.holds(len(found)) else 0
+    height = transposed_line_length(extent, FETCH_LINE.value // min(size_of(x.dtype) for x in strided))
+    transposed = height * sum(length * size_of(x.dtype) + FETCH_LINE.value for x in dict.fromkeys(strided))
+    stored = length * sum(size_of(v.type.dtype) for v in values)
+    fits = transposed + stored <= memory_limits(b.target)["scratch"][1]
+    return height if fits and TURNED_OPERANDS.holds(len(strided)) else 0

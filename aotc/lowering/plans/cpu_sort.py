@@ -85,7 +85,7 @@ def _plan_radix(b: RegionBuilder, op: Op) -> RadixSortPlan:
     e.new_block()
     rows = [e.at(v, place(0)) for v in op.operands]
     loaded = [in_place and isinstance(x, Load) and x.index == place(0) for x in rows]
-    return RadixSortPlan(in_place, tuple(n for n, there in enumerate(loaded) if not there))
+    return RadixSortPlan(in_place, tuple(n for n, is_loaded in enumerate(loaded) if not is_loaded))
 
 
 # --- top_k -------------------------------------------------------------------

@@ -122,6 +122,7 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: TileForm, target: Target, pitch: Dim
         vectors = across.value * min(target.registers, 32) // 32
         return max(m, 1), lanes * max(min(vectors, needed), 1)
     vectors = min(2, needed)
+    # Three vectors per row where they pad the columns less than two.
     if target.registers >= 32 and not isinstance(n, Expr) and -n % (3 * lanes) < -n % (2 * lanes):
         vectors = 3
     if target.registers >= 32 and needed >= 3 and SMALL_ROWS.holds(m):

@@ -56,10 +56,10 @@ def plan_transposed_blocks(
     along, across = (single_axis(b.anchors.space[axis.members[-1]]) for axis in (outer[-1], inner[-1]))
     if along is None or across is None:
         return None
-    found = {(x.buffer.name, x.index): x for x in loads_in_body(trial) if is_transposed_load(x, along, across)}
-    if not found or not TURNED_OPERANDS.holds(len(found)):
+    strided = {(x.buffer.name, x.index): x for x in loads_in_body(trial) if is_transposed_load(x, along, across)}
+    if not strided or not TURNED_OPERANDS.holds(len(strided)):
         return None
-    sizes = [size_of(x.buffer.dtype) for x in found.values()]
+    sizes = [size_of(x.buffer.dtype) for x in strided.values()]
     line = FETCH_LINE.value // min(sizes)
     height, width = (_transposed_block_edge(axis.extent, line) for axis in (outer[-1], inner[-1]))
     fits = is_copy or height * width * sum(sizes) <= memory_limits(b.target)["private"][1]

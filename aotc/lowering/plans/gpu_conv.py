@@ -93,10 +93,10 @@ def im2col_window_of(op: Op, target: Target) -> Window | None:
     size = size_of(op.operands[0].type.dtype)
     by_terms = op.attrs.get("rhs_transposed", False) or size == 1
     merged = replace(window, merged=True)
-    found = [w for w in (window, merged) if _is_copied_by_tma(w, shape, size, by_terms, columns)]
-    if len(found) == 2 and 2 * merged.slices(128 // size) > window.slices(128 // size):
+    windows = [w for w in (window, merged) if _is_copied_by_tma(w, shape, size, by_terms, columns)]
+    if len(windows) == 2 and 2 * merged.slices(128 // size) > window.slices(128 // size):
         return window
-    return found[-1] if found else None
+    return windows[-1] if windows else None
 
 
 def _is_copied_by_tma(window: Window, shape: tuple[Dim, ...], size: int, by_terms: bool, columns: Dim) -> bool:

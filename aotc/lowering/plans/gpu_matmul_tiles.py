@@ -272,16 +272,16 @@ def _drop_oversized_tilings(rows: Iterable[TileRate], m: Dim, n: Dim, widened: b
     Padding in a tile is copied and stored too: 64 x 64 x 65536 in 64 parts takes 10.1 us on an H200 in tiles of
     64 x 128, and 7.5 us in tiles of 64 x 64. Tiles of 16 rows are only for right operands ``widened`` in them.
     """
-    found = [row for row in rows if widened or row.tiling.rows >= FEW_TILE_ROWS.value]
+    remaining = [row for row in rows if widened or row.tiling.rows >= FEW_TILE_ROWS.value]
     for edge, extent in ((_tile_columns, n), (_tile_rows, m)):
         if isinstance(extent, int):
             least: dict[Template, int] = {}
-            for tiling in (row.tiling for row in found if edge(row.tiling) >= extent):
+            for tiling in (row.tiling for row in remaining if edge(row.tiling) >= extent):
                 least[_template_group(tiling)] = min(edge(tiling), least.get(_template_group(tiling), edge(tiling)))
-            found = [
-                row for row in found if edge(row.tiling) <= least.get(_template_group(row.tiling), edge(row.tiling))
+            remaining = [
+                row for row in remaining if edge(row.tiling) <= least.get(_template_group(row.tiling), edge(row.tiling))
             ]
-    return found
+    return remaining
 
 
 def _tile_rows(tiling: Tiling) -> int:
@@ -339,10 +339,10 @@ def templates_of(product: LoopProduct, target: Target, window: Window | None) ->
 
 def _is_operand_copyable(view: View, product: LoopProduct) -> bool:
     """Return True if tiles of an operand can be copied: lines are contiguous and start at multiples of 16 bytes."""
-    found, count = view.coordinates(*product.batch), 16 // size_of(view.buffer.dtype)
-    if not view.in_lines or found is None:
+    coordinates, count = view.coordinates(*product.batch), 16 // size_of(view.buffer.dtype)
+    if not view.in_lines or coordinates is None:
         return False
-    return all(is_multiple_dim(x, count) for x in (found[0], *(stride for _, stride, _ in found[1])))
+    return all(is_multiple_dim(x, count) for x in (coordinates[0], *(stride for _, stride, _ in coordinates[1])))
 
 
 def split_k_parts(
@@ -438,8 +438,8 @@ def _products_nanoseconds(
     flops = 2 * tiling.rows * tiling.cols * k * together
     moved = (min(m, tiling.rows) + min(n, tiling.cols)) * k * size * together
     is_long = size > 1 and count * m * n * k * 2 > LONG_FLOPS.value * _SHARES[kind]
-    given = row.long if is_long and row.long is not None else row.rate
-    rate = 1000 * given * _SHARES[kind] * max(together / row.resident, ALONE_PERCENT.value / 100)
+    measured = row.long if is_long and row.long is not None else row.rate
+    rate = 1000 * measured * _SHARES[kind] * max(together / row.resident, ALONE_PERCENT.value / 100)
     work = (LONG_EPILOGUE_WORK if is_long else EPILOGUE_WORK).value
     own = epilogue[0] / EPILOGUE_BYTES.value + epilogue[1] / work
     own *= min(m, tiling.rows) * min(n, tiling.cols) * together

@@ -75,35 +75,35 @@ class GpuColumnPlan(ReductionPlan):
 def plan_gpu_reduction(b: RegionBuilder) -> GroupRowPlan | ThreadRowPlan | GpuColumnPlan:
     """Choose thread groups per row, blocks of columns, or a thread per row for a GPU reduction."""
     reduced = sorted(b.anchors.reduced or ())
-    kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
+    free = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
     stages = b.row_stages()
     group = row_group(stages, b.target)
     if group is not ALONE:
-        return _plan_group_rows(b, kept, reduced, group)
-    work, rows = (product(b.shape[k] for k in axes) for axes in (reduced, kept))
+        return _plan_group_rows(b, free, reduced, group)
+    work, rows = (product(b.shape[k] for k in axes) for axes in (reduced, free))
     columns = None
     if (
         b.function.attrs["kind"] == "reduce"
-        and kept
-        and kept[-1] > max(reduced)
+        and free
+        and free[-1] > max(reduced)
         and not is_small_row_reduction(work, rows)
     ):
-        columns = _plan_gpu_column_reduction(b, kept, reduced)
+        columns = _plan_gpu_column_reduction(b, free, reduced)
     if columns is not None:
         return columns
     inner = merged_axes(b, reduced, row_trial(b, stages))
     stored = row_value_records(b, stages, values_between_loops(stages, b.target), in_results=False)
-    return ThreadRowPlan(tuple(kept), tuple(reduced), inner, stored)
+    return ThreadRowPlan(tuple(free), tuple(reduced), inner, stored)
 
 
 # --- a group of threads per row ---
 
 
-def _plan_group_rows(b: RegionBuilder, kept: list[int], reduced: list[int], group: RowGroup) -> GroupRowPlan:
+def _plan_group_rows(b: RegionBuilder, free: list[int], reduced: list[int], group: RowGroup) -> GroupRowPlan:
     """Return the plan of a group of threads per row; expensive or repeatedly read values stay in registers."""
     stages = b.row_stages()
     inner = merged_axes(b, reduced, row_trial(b, stages))
-    axes, values = (tuple(kept), tuple(reduced)), values_between_loops(stages, b.target)
+    axes, values = (tuple(free), tuple(reduced)), values_between_loops(stages, b.target)
     if not group.steps:
         return GroupRowPlan(*axes, inner, tuple(StoredValue(v.name) for v in values), group)
     each, most = group.steps * group.width, registers_for_row_values(group)
@@ -113,12 +113,12 @@ def _plan_group_rows(b: RegionBuilder, kept: list[int], reduced: list[int], grou
         loops = [n for n, loop in enumerate(stages.loops) if v in loop.cone]
         if _reserve_row_registers(live, loops, _registers_of_dtype(v.type.dtype) * each, most):
             stored.append(v)
-    held = []
+    in_registers = []
     for n, ((value, _), loops) in enumerate(row_reads(b, stages, reduced, stored).items()):
         again = len(loops) > 1 or (loops == [0] and not all(map(_is_reorderable_reduction, stages.loops[0].ops)))
         if again and _reserve_row_registers(live, loops, _registers_of_dtype(value.type.dtype) * each, most):
-            held.append(n)
-    return GroupRowPlan(*axes, inner, tuple(StoredValue(v.name) for v in stored), group, tuple(held))
+            in_registers.append(n)
+    return GroupRowPlan(*axes, inner, tuple(StoredValue(v.name) for v in stored), group, tuple(in_registers))
 
 
 def row_reads(
@@ -128,8 +128,8 @@ def row_reads(
     e = b.trial_elements()
     values = {buffer.name: v for v, buffer in b.buffers.items()}
     names = {s.name for k in reduced for s in symbols(b.anchors.space[k])}
-    found: dict[tuple[Value, Index], list[int]] = {}
-    made: set[Value] = set()
+    loops_of_reads: dict[tuple[Value, Index], list[int]] = {}
+    available: set[Value] = set()
     for n, loop in enumerate(stages.loops):
         trial: list[Stmt] = []
         e.enter(trial)
@@ -141,12 +141,12 @@ def row_reads(
             e.bind(e.at(v, b.index[v]))
         for leaf in loads_and_indices(x for s in walk(tuple(trial)) for x in statement_scalars(s)):
             if isinstance(leaf, Load) and any(s.name in names for i in leaf.index for s in symbols(i)):
-                row = found.setdefault((values[leaf.buffer.name], leaf.index), [])
+                row = loops_of_reads.setdefault((values[leaf.buffer.name], leaf.index), [])
                 row += [n] if n not in row else []
-        made.update(v for v in stored if v in loop.cone)
-        for v in (*made, *(v for op in loop.ops for v in op.results)):
+        available.update(v for v in stored if v in loop.cone)
+        for v in (*available, *(v for op in loop.ops for v in op.results)):
             e.anchor(v, provide_scalar(Const(0, v.type.dtype)))
-    return found
+    return loops_of_reads
 
 
 def _is_reorderable_reduction(op: Op) -> bool:
@@ -183,21 +183,21 @@ NARROW_ROWS = BlockSize(
 )
 
 
-def _plan_gpu_column_reduction(b: RegionBuilder, kept: list[int], reduced: list[int]) -> GpuColumnPlan | None:
+def _plan_gpu_column_reduction(b: RegionBuilder, free: list[int], reduced: list[int]) -> GpuColumnPlan | None:
     """Return the plan of columns, or None if the partial results do not fit in shared memory."""
     ops = [op for loop in b.row_stages().loops for op in loop.ops]
     size = max(size_of(v.type.dtype) for op in ops for v in op.inputs)
     width = max(LANE_BYTES.value // size, 1)
-    while width > 1 and (mod(b.shape[kept[-1]], width) != 0 or width * COLUMN_THREADS.value > BLOCK_THREADS.value):
+    while width > 1 and (mod(b.shape[free[-1]], width) != 0 or width * COLUMN_THREADS.value > BLOCK_THREADS.value):
         width //= 2
-    outer, work = product(b.shape[k] for k in kept if k < max(reduced)), product(b.shape[k] for k in reduced)
-    across = _threads_along_columns(outer, work, product(b.shape[k] for k in kept if k > max(reduced)), width, size)
+    outer, work = product(b.shape[k] for k in free if k < max(reduced)), product(b.shape[k] for k in reduced)
+    across = _threads_along_columns(outer, work, product(b.shape[k] for k in free if k > max(reduced)), width, size)
     rows = COLUMN_ROWS.value
     if across != COLUMN_THREADS.value and isinstance(work, int):
         rows = max(min(work // (BLOCK_THREADS.value // across), NARROW_ROWS.value), 1)
     partial = BLOCK_THREADS.value // across * across * width
     shared = sum(shared_array_bytes(partial * size_of(v.type.dtype)) for op in ops for v in op.results)
-    return GpuColumnPlan(tuple(kept), tuple(reduced), width, across, rows) if shared <= b.target.shared else None
+    return GpuColumnPlan(tuple(free), tuple(reduced), width, across, rows) if shared <= b.target.shared else None
 
 
 def _threads_along_columns(outer: Dim, work: Dim, columns: Dim, width: int, size: int) -> int:

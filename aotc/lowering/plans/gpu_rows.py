@@ -62,11 +62,11 @@ def row_group(stages: RowStages, target: Target) -> RowGroup:
     """Choose the number of GPU threads that share a row: one for tiny or strided rows."""
     anchors = stages.anchors
     reduced = anchors.reduced or frozenset()
-    kept = [k for k, s in enumerate(anchors.space) if s != 0 and k not in reduced]
+    free = [k for k, s in enumerate(anchors.space) if s != 0 and k not in reduced]
     shape = anchors.anchor.type.shape
-    work, rows = product(shape[k] for k in sorted(reduced)), product(shape[k] for k in kept)
+    work, rows = product(shape[k] for k in sorted(reduced)), product(shape[k] for k in free)
     last = max(reduced, default=-1)
-    if last < max(kept, default=-1) or is_small_row_reduction(work, rows):
+    if last < max(free, default=-1) or is_small_row_reduction(work, rows):
         return ALONE
     if isinstance(work, int):
         size = _element_size(stages)

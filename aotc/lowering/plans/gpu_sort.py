@@ -111,8 +111,8 @@ def _plan_block_sort(b: RegionBuilder, op: Op) -> BlockSortPlan:
     width, n = op.attrs["width"], op.operands[0].type.shape[-1]
     while isinstance(n, int) and width >= 2 * n and width > 1:
         width //= 2
-    kept, _ = sorted_arrays(b, op)
-    cells = [Buffer("run", op.results[k].type.dtype, sorted_run_buffer_shape(width), "shared") for k in kept]
+    moved, _ = sorted_arrays(b, op)
+    cells = [Buffer("run", op.results[k].type.dtype, sorted_run_buffer_shape(width), "shared") for k in moved]
     if shared_bytes_of_buffers(cells) > b.target.shared:
         return BlockSortPlan(width, 1, private=True)
     return BlockSortPlan(width, max(width // MERGED_EACH.value, min(width, BANKS)))
@@ -121,8 +121,8 @@ def _plan_block_sort(b: RegionBuilder, op: Op) -> BlockSortPlan:
 def sorted_arrays(b: RegionBuilder, op: Op) -> tuple[list[int], list[int]]:
     """Return the numbers of the arrays that a sort moves, and of those that its comparator reads."""
     compared = comparator_operands(op)
-    kept = [n for n, v in enumerate(op.results) if b.output_buffer_of(v) is not None or n in compared]
-    return kept, compared
+    moved = [n for n, v in enumerate(op.results) if b.output_buffer_of(v) is not None or n in compared]
+    return moved, compared
 
 
 def comparator_operands(op: Op) -> list[int]:

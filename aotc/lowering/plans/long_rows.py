@@ -96,17 +96,17 @@ def _long_row_split(row: LongRow, target: Target) -> RowForm | None:
         return RowForm(row, 0, f"{needed}, but no part of {LEAST_PART.value} to {most} elements divides them")
     if not row.is_softmax or not row.read_again:
         return RowForm(row, part, f"{needed}: read in parts of {part:,}")
-    again, kept = _exp_recompute_nanoseconds(row, target), _exp_store_nanoseconds(row, target)
-    costs = f"exp again takes {again:.3f} ns, to write and read it {kept:.3f}"
-    if again > kept:
+    again_ns, stored_ns = _exp_recompute_nanoseconds(row, target), _exp_store_nanoseconds(row, target)
+    costs = f"exp again takes {again_ns:.3f} ns, to write and read it {stored_ns:.3f}"
+    if again_ns > stored_ns:
         return RowForm(row, 0, f"{needed}, but {costs}")
     return RowForm(row, part, f"{needed}: read in parts of {part:,}; {costs}")
 
 
 def _max_unsplit_row(target: Target) -> int:
     """Return the elements of the longest row that is never split into parts, however few rows there are."""
-    held = LONG_ROW_THREADS.value * ROW_REGISTERS.value  # in the registers of the largest GPU block
-    return REDUCED_ELEMENTS.value if target.kind == "cpu" else held
+    register_elements = LONG_ROW_THREADS.value * ROW_REGISTERS.value  # in the registers of the largest GPU block
+    return REDUCED_ELEMENTS.value if target.kind == "cpu" else register_elements
 
 
 def _exp_recompute_nanoseconds(row: LongRow, target: Target) -> float:

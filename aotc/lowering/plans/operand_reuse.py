@@ -53,11 +53,11 @@ class ReductionReads:
         self.loads = [linearize(x.index, x.buffer.shape) for x in self.elements]
         self.size = min((size_of(x.dtype) for x in self.elements), default=0)
 
-    def loads_of_step(self, here: Index) -> list[Load]:
-        """Return the loads of one reduction step at index ``here``."""
+    def loads_of_step(self, iteration: Index) -> list[Load]:
+        """Return the loads of one reduction step at index ``iteration``."""
         trial = self.e.new_block()
         for op in self.ops:
-            for x in reduction_operands_at(self.b, self.e, op, here):
+            for x in reduction_operands_at(self.b, self.e, op, iteration):
                 self.e.bind(x)
         scalars: list[Scalar] = [x for s in walk(tuple(trial)) for x in statement_scalars(s)]
         return [x for x in loads_and_indices(scalars) if isinstance(x, Load)]
@@ -69,29 +69,29 @@ class ReductionReads:
 
     def prefetched_buffers(self, wide: Sequence[int]) -> list[Buffer]:
         """Return the buffers to prefetch: larger than the caches, and varying along all axes ``wide``."""
-        found = [x.buffer for x, at in zip(self.elements, self.loads) if all(self._varies_along(at, j) for j in wide)]
-        far = [x for x in found if not NEAR_BYTES.holds(product(x.shape) * size_of(x.dtype))]
+        buffers = [x.buffer for x, at in zip(self.elements, self.loads) if all(self._varies_along(at, j) for j in wide)]
+        far = [x for x in buffers if not NEAR_BYTES.holds(product(x.shape) * size_of(x.dtype))]
         return list(dict.fromkeys(far))
 
     def adjacent_loads(self, k: int | None, long: Sequence[int]) -> list[Load]:
         """Return the loads that vary along ``long`` but not along ``k``, if each is the only load of its buffer."""
         assert k is not None
         short_constant_axes = Counter(x.buffer for x in self.elements)
-        found = zip(self.elements, self.loads, strict=True)
-        alone = [(x, at) for x, at in found if short_constant_axes[x.buffer] == 1 and not self._varies_along(at, k)]
+        pairs = zip(self.elements, self.loads, strict=True)
+        alone = [(x, at) for x, at in pairs if short_constant_axes[x.buffer] == 1 and not self._varies_along(at, k)]
         return [x for x, at in alone if any(self._varies_along(at, j) for j in long)]
 
-    def prefetches_of_step(self, streams: Sequence[Buffer], here: Index) -> list[Stmt]:
-        """Return the prefetches of large operands ``streams`` for a reduction step at index ``here``.
+    def prefetches_of_step(self, streams: Sequence[Buffer], iteration: Index) -> list[Stmt]:
+        """Return the prefetches of large operands ``streams`` for a reduction step at index ``iteration``.
 
         An index that the term itself computes, such as that of a gather, cannot be prefetched.
         """
-        known = {s for e in here for s in symbols(e)}
+        own_symbols = {s for e in iteration for s in symbols(e)}
 
         def is_prefetchable(index: Index) -> bool:
-            return all(s in known or s.extent is None for e in index for s in symbols(e))
+            return all(s in own_symbols or s.extent is None for e in index for s in symbols(e))
 
-        loads = [x for x in self.loads_of_step(here) if x.buffer in streams and is_prefetchable(x.index)]
+        loads = [x for x in self.loads_of_step(iteration) if x.buffer in streams and is_prefetchable(x.index)]
         return [Prefetch(x.buffer, x.index) for x in dict.fromkeys(loads)]
 
     def _varies_along(self, at: Dim, k: int) -> bool:
@@ -108,11 +108,11 @@ class ReductionReads:
             (k for k, _ in reversed(axes) if all(x[k] == 1 for x in most) and all(x[k] in (0, 1) for x in steps)), None
         )
 
-    def short_constant_axes(self, kept: Sequence[int], wide: Sequence[int]) -> tuple[int, ...]:
-        """Return short axes of ``kept`` along which an operand that varies along ``wide`` is constant."""
-        found: list[int] = []
-        for k in kept:
-            rows = product(self.b.shape[j] for j in (*found, k))
+    def short_constant_axes(self, free: Sequence[int], wide: Sequence[int]) -> tuple[int, ...]:
+        """Return short axes of ``free`` along which an operand that varies along ``wide`` is constant."""
+        chosen: list[int] = []
+        for k in free:
+            rows = product(self.b.shape[j] for j in (*chosen, k))
             if SHARED_ROWS.holds(rows) and rows != 0 and self.can_share_along(k, wide):
-                found.append(k)
-        return tuple(found)
+                chosen.append(k)
+        return tuple(chosen)

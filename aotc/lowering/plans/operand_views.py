@@ -50,12 +50,12 @@ def operand_views(ops: Sequence[Op], results: Sequence[Value], target: Target, l
 
     ``results`` are the results of the region with ``ops``; ``level`` is the optimization level.
     """
-    found = OperandViews()
+    views = OperandViews()
     if target.kind == "cpu" and level > 0:
-        found.slices.update(_slices_read_by_attention(ops, results))
+        views.slices.update(_slices_read_by_attention(ops, results))
     makers = {v: op for op in ops for v in op.results}
     if not target.has_ampere:
-        return found
+        return views
     for op in ops:
         if op.name != "matmul":
             continue
@@ -63,8 +63,9 @@ def operand_views(ops: Sequence[Op], results: Sequence[Value], target: Target, l
         for v, transposed in zip(
             op.operands, (op.attrs["lhs_transposed"], not op.attrs["rhs_transposed"]), strict=True
         ):
+            # The tiles convert such an operand themselves, from its sources.
             if v is op.operands[1] and is_widened_in_tiles(v, m, makers):
-                found.operands.add(v)
+                views.operands.add(v)
                 continue
             k = v.type.shape[-2 if transposed else -1]
             chain = _producing_movement_ops(v, makers)
@@ -73,10 +74,10 @@ def operand_views(ops: Sequence[Op], results: Sequence[Value], target: Target, l
                 and is_for_tensor_cores(op.result.type.shape[:-2], m, n, k)
                 and _is_source_copyable(v, transposed, chain)
             ):
-                found.operands.add(v)
-                found.sources.add(chain[-1].operands[0])
-                found.moves.update(chain)
-    return found
+                views.operands.add(v)
+                views.sources.add(chain[-1].operands[0])
+                views.moves.update(chain)
+    return views
 
 
 SHORT_LINE = Limit(
@@ -99,14 +100,14 @@ def _slices_read_by_attention(ops: Sequence[Op], results: Sequence[Value]) -> se
     for op in ops:
         for v in (*op.operands, *values_captured_by_op(op)):
             users.setdefault(v, []).append(op)
-    updated, found = UpdatedArrays(ops), set[Op]()
+    updated, slices_in_place = UpdatedArrays(ops), set[Op]()
     for op in slices:
         readers = _attention_readers(op.result, users, set(results))
         if readers is not None:
             last = max(places[reader] for reader in readers)
             if not updated.is_updated_in(op.operands[0], ops[places[op] : last]):
-                found.add(op)
-    return found
+                slices_in_place.add(op)
+    return slices_in_place
 
 
 def _has_long_contiguous_lines(slice_: TensorType) -> bool:
@@ -115,7 +116,7 @@ def _has_long_contiguous_lines(slice_: TensorType) -> bool:
 
 def _attention_readers(v: Value, users: Mapping[Value, Sequence[Op]], results: Set[Value]) -> list[Op] | None:
     """Return the attention ops that read ``v``, also through movement ops; None if another op, or no op, reads it."""
-    found: list[Op] = []
+    readers: list[Op] = []
     stack = [v]
     while stack:
         value = stack.pop()
@@ -125,10 +126,10 @@ def _attention_readers(v: Value, users: Mapping[Value, Sequence[Op]], results: S
             if user.name in MOVES:
                 stack.append(user.result)
             elif user.name in VIEWERS:
-                found.append(user)
+                readers.append(user)
             else:
                 return None
-    return found or None
+    return readers or None
 
 
 WIDENED_IN_TILES = Limit(
@@ -155,8 +156,8 @@ def is_widened_in_tiles(v: Value, rows: Dim, makers: Mapping[Value, Op]) -> bool
     Such an operand consists of elementwise and movement ops on smaller arrays, e.g. on quantized integers and their
     scales, or on 16-bit floats. Constants that one number fills do not count as arrays.
     """
-    made = makers.get(v)
-    if not WIDENED_IN_TILES.holds(rows) or v.type.dtype not in _WIDENED or made is None:
+    definition = makers.get(v)
+    if not WIDENED_IN_TILES.holds(rows) or v.type.dtype not in _WIDENED or definition is None:
         return False
     read, count, seen, stack = 0, 0, {v}, [v]
     while stack:
@@ -185,13 +186,13 @@ def _producing_movement_ops(v: Value, makers: Mapping[Value, Op]) -> list[Op]:
 
     Reshapes directly after the source are omitted, as they do not move elements; the list may be empty.
     """
-    found: list[Op] = []
+    chain: list[Op] = []
     while (op := makers.get(v)) is not None and op.name in MOVES:
-        found.append(op)
+        chain.append(op)
         v = op.operands[0]
-    while found and found[-1].name == "reshape":
-        found.pop()
-    return found
+    while chain and chain[-1].name == "reshape":
+        chain.pop()
+    return chain
 
 
 def _is_source_copyable(v: Value, transposed: bool, chain: list[Op]) -> bool:
@@ -213,8 +214,8 @@ def _is_source_copyable(v: Value, transposed: bool, chain: list[Op]) -> bool:
     if view.by_rows and (size_of(source.dtype) == 1 or (size_of(source.dtype) == 4 and not transposed)):
         return False  # the transpose is for the tensor cores, which cannot read the source's layout in this dtype
     extent: Dim = batch[0] if batch else 1
-    found = view.coordinates("z", extent)
-    return found is not None and len(found[1]) <= MOST_COORDINATES
+    coordinates = view.coordinates("z", extent)
+    return coordinates is not None and len(coordinates[1]) <= MOST_COORDINATES
 
 
 def has_aligned_rows(v: Value, makers: Mapping[Value, Op]) -> bool:

@@ -101,15 +101,15 @@ class EvaluationCounts:
         """Return the ``values`` with a fixed evaluation index, each with its place."""
         return [(v, place) for v in values if (place := self.place_of_anchored(v)) is not None]
 
-    def count_operations(self, roots: Iterable[tuple[Value, Place]], domain: int, known: Collection[Value] = ()) -> int:
-        """Return the scalar operations to compute ``roots`` at ``domain`` indices each; ``known`` values are free.
+    def count_operations(self, roots: Iterable[tuple[Value, Place]], domain: int, free: Collection[Value] = ()) -> int:
+        """Return the scalar operations to compute ``roots`` at ``domain`` indices each; ``free`` values are free.
 
         Ops are visited from the last to the first, so all places at which a value is read are complete before its own
         op is counted. Each place of a value has the number of indices that it stands for.
         """
         places: dict[Value, dict[Place, int]] = {}
         for v, place in roots:
-            if v not in known:
+            if v not in free:
                 places.setdefault(v, {})[place] = domain
         total = 0
         for op, reads in self._last_first:
@@ -122,9 +122,9 @@ class EvaluationCounts:
                 total += n * element_work_of_op(op, place.cut, place.picked)
                 for k, v in reads:
                     read, size = (place, n) if op.name in ELEMENTWISE else self._operand_place(op, k, place, n)
-                    if not (v in known and self._is_known_at(v, read)):
-                        there = places.setdefault(v, {})
-                        there[read] = max(there.get(read, 0), size)
+                    if not (v in free and self._is_known_at(v, read)):
+                        indices = places.setdefault(v, {})
+                        indices[read] = max(indices.get(read, 0), size)
         return total
 
     def _is_known_at(self, value: Value, place: Place) -> bool:
@@ -277,22 +277,22 @@ def update_work(ops: Mapping[Value, Op], update: Op) -> RegionWork:
     return RegionWork(fused, separate)
 
 
-def row_work(stages: RowStages, kept: Collection[Value]) -> RegionWork:
-    """Return the work of a region with reductions that stores ``kept`` between its loops over a row."""
+def row_work(stages: RowStages, stored: Collection[Value]) -> RegionWork:
+    """Return the work of a region with reductions that stores ``stored`` between its loops over a row."""
     anchors, ops = stages.anchors, stages.ops
     evaluations = EvaluationCounts(ops, anchors)
     places = _element_count_of_value(anchors.anchor)
     rows = -(-places // max(estimated_dim(stages.elements), 1))
     numbers = [v for v in ops if stages.is_row_scalar(v)]
-    made: set[Value] = set()
+    available: set[Value] = set()
     fused = 0
     for loop in stages.loops:
         roots = [(v, evaluations.place_at_index(anchors.reads[op])) for op in loop.ops for v in op.inputs]
         fused += evaluations.count_operations(
-            [*roots, *evaluations.anchored_places(loop.stores)], places, {*numbers, *made}
+            [*roots, *evaluations.anchored_places(loop.stores)], places, {*numbers, *available}
         )
         fused += places * sum(map(combiner_work, loop.ops))
-        made.update(v for v in kept if v in loop.cone)
+        available.update(v for v in stored if v in loop.cone)
     reduced = {v for v in numbers if ops[v].name == "reduce"}
     fused += evaluations.count_operations(
         evaluations.anchored_places(v for v in numbers if ops[v].name not in FREE), rows, reduced
@@ -320,9 +320,9 @@ def _stored_values_and_work(stages: RowStages, target: Target) -> tuple[dict[Val
     def fit_worker(sizes: Sequence[int]) -> bool:
         return row_values_fit_worker(target, stages, sizes)
 
-    kept = stages.values_to_store(fit_worker)
-    work = row_work(stages, kept)
+    stored = stages.values_to_store(fit_worker)
+    work = row_work(stages, stored)
     if work.fits:
-        return kept, work
+        return stored, work
     more = stages.values_to_store(fit_worker, cheap=True)
-    return more, work if more == kept else row_work(stages, more)
+    return more, work if more == stored else row_work(stages, more)

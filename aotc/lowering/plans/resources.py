@@ -50,8 +50,8 @@ def row_values_fit_worker(target: Target, stages: RowStages, sizes: Sequence[int
     if plan.steps:
         return size <= _register_bytes(plan)
     shared = sum(map(shared_array_bytes, sizes)) + shared_bytes(plan, stages)
-    held = target.multiprocessor.resident_blocks(plan.threads, row_registers(stages), shared)
-    return shared <= target.shared_memory and held > 0
+    resident = target.multiprocessor.resident_blocks(plan.threads, row_registers(stages), shared)
+    return shared <= target.shared_memory and resident > 0
 
 
 def row_registers(stages: RowStages) -> int:

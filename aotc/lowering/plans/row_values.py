@@ -96,17 +96,17 @@ def row_value_records(
 ) -> tuple[StoredValue, ...]:
     """Return records of ``values`` to store between loops; with ``in_results`` in the memory of results if possible."""
     replaced: dict[Value, Value] = {}
-    for v in (kept := tuple(values)):
+    for v in (stored := tuple(values)):
         result = _result_to_store_in(b, stages, v, replaced) if in_results else None
         if result is not None:
             replaced[v] = result
-    return tuple(StoredValue(v.name, replaced[v].name if v in replaced else "") for v in kept)
+    return tuple(StoredValue(v.name, replaced[v].name if v in replaced else "") for v in stored)
 
 
 def _result_to_store_in(
-    b: RegionBuilder, stages: RowStages, kept: Value, replaced: Mapping[Value, Value]
+    b: RegionBuilder, stages: RowStages, value: Value, replaced: Mapping[Value, Value]
 ) -> Value | None:
-    """Return the result in whose memory ``kept`` can be stored, because its storing loop reads it last; or None.
+    """Return the result in whose memory ``value`` can be stored, because its storing loop reads it last; or None.
 
     The value can then use the result's memory in the meantime, and the nearest cache has only a row and its result.
     """
@@ -114,7 +114,7 @@ def _result_to_store_in(
     if last.ops or len(last.stores) != 1:
         return None
     (result,) = last.stores
-    between = stages.values_needed_for(last.stores, (kept,))
-    moved = [v for v in between if b.ops[v].name not in ELEMENTWISE and {kept, *between} & {*b.ops[v].operands}]
-    fits = result.type.dtype == kept.type.dtype and b.index[result] == b.anchors.space
-    return result if fits and not moved and result not in (kept, *replaced.values()) else None
+    between = stages.values_needed_for(last.stores, (value,))
+    moved = [v for v in between if b.ops[v].name not in ELEMENTWISE and {value, *between} & {*b.ops[v].operands}]
+    fits = result.type.dtype == value.type.dtype and b.index[result] == b.anchors.space
+    return result if fits and not moved and result not in (value, *replaced.values()) else None

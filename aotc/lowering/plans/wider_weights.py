@@ -32,6 +32,7 @@ class WiderWeights:
     """
 
     def __init__(self, function: Function, home: Callable[[Op], Target]) -> None:
+        """Record the definitions, readers and regions of the values of ``function``."""
         self.home = home
         self.makers: dict[Value, Op] = {}
         self._readers: dict[Value, list[tuple[Op, Region]]] = {}
@@ -53,8 +54,8 @@ class WiderWeights:
 
     def is_computed_by_readers(self, v: Value, roots: Iterable[Value]) -> bool:
         """Return True if readers compute ``v`` from smaller ``roots`` instead of loading it."""
-        known = list(roots)
-        return self._is_wider(v, known) and self._is_cheap_to_recompute(v, known) and self._is_fused_into_readers(v)
+        sources = list(roots)
+        return self._is_wider(v, sources) and self._is_cheap_to_recompute(v, sources) and self._is_fused_into_readers(v)
 
     def _is_wider(self, v: Value, roots: list[Value]) -> bool:
         """Return True if ``v`` has more bytes than the weights ``roots`` together, and wider elements."""

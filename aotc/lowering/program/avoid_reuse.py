@@ -30,18 +30,18 @@ def waits_added_by_reuse(runs: Sequence[Run], arena: Sequence[Storage]) -> np.nd
         None if no pair adds a wait.
     """
     numbers = {s: n for n, s in enumerate(arena)}
-    found = None
+    waits = None
     for run in runs:
         if 1 < len(run) <= SPREAD_COMMANDS:
-            found = np.zeros((len(arena), len(arena)), np.int8) if found is None else found
-            _mark_pairs_without_added_wait(run, numbers, arena, found)
-    return found if found is not None and found.any() else None
+            waits = np.zeros((len(arena), len(arena)), np.int8) if waits is None else waits
+            _mark_pairs_without_added_wait(run, numbers, arena, waits)
+    return waits if waits is not None and waits.any() else None
 
 
 def _mark_pairs_without_added_wait(
-    run: Run, numbers: dict[Storage, int], arena: Sequence[Storage], found: np.ndarray
+    run: Run, numbers: dict[Storage, int], arena: Sequence[Storage], waits: np.ndarray
 ) -> None:
-    """Mark in ``found`` the pairs of storages for which the first command of the later one does not wait anyway."""
+    """Mark in ``waits`` the pairs of storages for which the first command of the later one does not wait anyway."""
     touches: dict[int, list[int]] = {}  # by storage, the commands that touch it, in order
     for command, step in enumerate(run):
         for s in {s for part in accessed_storages_in_nested_steps(step) for s in part}:
@@ -62,8 +62,8 @@ def _mark_pairs_without_added_wait(
     last = np.array([arena[row].last for row in rows])
     loose &= last[:, None] < first[None, :]
     kinds = np.where(loose, np.where(long, CONTROL, COMMAND), 0).astype(np.int8)
-    here = np.ix_(rows, rows)
-    found[here] = np.maximum(found[here], np.maximum(kinds, kinds.T))
+    pairs = np.ix_(rows, rows)
+    waits[pairs] = np.maximum(waits[pairs], np.maximum(kinds, kinds.T))
 
 
 def _transitive_predecessor_masks(run: Run) -> np.ndarray:

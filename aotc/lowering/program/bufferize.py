@@ -46,6 +46,7 @@ class _Bufferizer:
     """Assign memory to the values of a function, and emit its steps in order."""
 
     def __init__(self, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], memories: Memories) -> None:
+        """Start at time 0 without storages; ``kernels`` are those of the regions in ``functions``."""
         self.functions, self.kernels, self.memories = functions, kernels, memories
         self.places: dict[BufferOwner, Storage] = {}
         self.constants: dict[Value, Storage] = {}
@@ -83,18 +84,18 @@ class _Bufferizer:
 
     def storage_of_owner(self, owner: BufferOwner) -> Storage:
         """Return the memory of an owner, with its live range extended to the current step."""
-        found = self.places.get(owner)
-        if found is None:
+        storage = self.places.get(owner)
+        if storage is None:
             if owner.argument >= 0:
-                found = Storage("argument", owner.size, owner.argument, result=owner.result, space=owner.space)
+                storage = Storage("argument", owner.size, owner.argument, result=owner.result, space=owner.space)
             elif owner.result >= 0:
-                found = Storage("result", owner.size, owner.result, space=owner.space)
+                storage = Storage("result", owner.size, owner.result, space=owner.space)
             else:
-                found = self._allocate_storage(owner.size, owner.space)
-            self.places[owner] = found
-        if found.kind == "arena":
-            found.touch(self.time)
-        return found
+                storage = self._allocate_storage(owner.size, owner.space)
+            self.places[owner] = storage
+        if storage.kind == "arena":
+            storage.touch(self.time)
+        return storage
 
     def readable_storage(self, value: Value) -> Storage:
         """Return the memory of ``value`` as kernels read it; a splat constant is first written to the arena."""
@@ -102,10 +103,10 @@ class _Bufferizer:
         return self.fills.filled_array(storage) if storage.kind == "fill" else storage
 
     def _allocate_storage(self, size: Dim, space: int) -> Storage:
-        made = Storage("arena", size, space=space)
-        made.touch(self.time)
-        self.arena.append(made)
-        return made
+        storage = Storage("arena", size, space=space)
+        storage.touch(self.time)
+        self.arena.append(storage)
+        return storage
 
     def allocate_like(self, value: Value) -> Storage:
         """Allocate arena memory for a tensor of the type of ``value``."""
@@ -158,6 +159,7 @@ class _Bufferizer:
                     values = tuple((self.storage_of_value(v), v.type.dtype) for v in op.operands[1:])
                     check = Check(self.storage_of_value(op.operands[0]), op.attrs["message"], values)
                     steps.append(check)
+            # Fills of constants that nested steps read run once, before the outermost step.
             if not self.depth:
                 steps[done:done] = self.fills.launches_before(begin, self.time)
         return steps
@@ -193,14 +195,14 @@ class _Bufferizer:
 
     def _while_steps(self, op: Op) -> list[Step]:
         """Return the steps of a loop: as one kernel, as a loop of steps, or as a branch between both."""
-        if found := self._kernel_of_small_loop(op):
-            return self._one_kernel_loop_steps(op, found)
+        if kernel := self._kernel_of_small_loop(op):
+            return self._one_kernel_loop_steps(op, kernel)
         bounds = self._size_bounds_of_loop(op)
-        made = initial_loop_state(self, op, bounds is not None)
-        whole = () if bounds is None else self._launch_of_loop_kernel(op, made)
+        state = initial_loop_state(self, op, bounds is not None)
+        whole = () if bounds is None else self._launch_of_loop_kernel(op, state)
         if bounds == []:
-            return [*made.steps, *whole]
-        begin, carries, (cond, body) = self.time, made.places, op.regions
+            return [*state.steps, *whole]
+        begin, carries, (cond, body) = self.time, state.places, op.regions
         chosen = [self._launch_of_bounds_kernel(op, bounds)] if bounds else []
         iterations = trip_count(op, self.constant_ops, self.functions)
         self._enter_loop(op)
@@ -214,8 +216,8 @@ class _Bufferizer:
         self.extend_live_ranges(begin, op, [*carries, predicate, *(one.writes[0] for one in chosen)])
         loop = Loop(predicate, tuple(cond_steps), tuple(body_steps), iterations)
         if not chosen:
-            return [*made.steps, *made.late, loop]
-        return [*made.steps, *chosen, Branch(chosen[0].writes[0], (whole, (*made.late, loop)))]
+            return [*state.steps, *state.late, loop]
+        return [*state.steps, *chosen, Branch(chosen[0].writes[0], (whole, (*state.late, loop)))]
 
     def _size_bounds_of_loop(self, op: Op) -> list[SizeBound] | None:
         """Return the size bounds that a call checks before it runs a loop as one kernel, or None if it cannot."""
@@ -225,10 +227,10 @@ class _Bufferizer:
             return None
         return loop_size_bounds(op, self.functions, self.kernels, limit)
 
-    def _launch_of_loop_kernel(self, op: Op, made: LoopStateMemory) -> tuple[Step, ...]:
+    def _launch_of_loop_kernel(self, op: Op, state: LoopStateMemory) -> tuple[Step, ...]:
         """Return the launch of a kernel that runs a whole loop."""
         return tuple(
-            self._one_kernel_loop_steps(op, symbolic_kernel(self._one_kernel_candidate(op), made.held), begun=True)
+            self._one_kernel_loop_steps(op, symbolic_kernel(self._one_kernel_candidate(op), state.held), begun=True)
         )
 
     def _one_kernel_candidate(self, op: Op) -> CandidateLoop:
@@ -261,10 +263,10 @@ class _Bufferizer:
             message = f"loops and branches are nested more than {MAX_NESTING} deep"
             raise CompileError.at(op.loc, message, hint="use jnp.where in place of inner branches")
 
-    def extend_live_ranges(self, begin: int, op: Op, kept: list[Storage]) -> None:
+    def extend_live_ranges(self, begin: int, op: Op, storages: list[Storage]) -> None:
         """Extend live ranges over a loop or branch, so that outer values do not share memory with inner values."""
         outer = [self.storage_of_value(v) for r in op.regions for v in captured_values(r) if v not in self.constant_ops]
-        for s in (*kept, *outer):
+        for s in (*storages, *outer):
             if s.kind == "arena":
                 s.first = min(s.first, begin)
                 s.touch(self.time)
@@ -274,25 +276,25 @@ class _Bufferizer:
         self.used[kernel.name] = kernel
         self.memories.for_targets.update((kernel.name, target) for target in self.memories.targets_in(op))  # only one
 
-    def _one_kernel_loop_steps(self, op: Op, found: LoopKernel, begun: bool = False) -> list[Step]:
+    def _one_kernel_loop_steps(self, op: Op, loop: LoopKernel, begun: bool = False) -> list[Step]:
         """Return the steps of a loop that is one kernel; ``begun`` is True if the initial state is already copied."""
         self.constant_ops.update((one.result, one) for r in op.regions for one in walk(r) if one.name == "constant")
-        self._register_loop_kernel(op, found.kernel)
-        self.held[found.kernel.name] = found.held
-        begin, kept = persistent_memory(self, found, self.space(op.results[0]))
-        if found.bounded:
+        self._register_loop_kernel(op, loop.kernel)
+        self.held[loop.kernel.name] = loop.held
+        begin, persistent = persistent_memory(self, loop, self.space(op.results[0]))
+        if loop.bounded:
             iterations = trip_count(op, self.constant_ops, self.functions)
-            return [*begin, *bounded_steps(self, op, found, kept, iterations)]
+            return [*begin, *bounded_steps(self, op, loop, persistent, iterations)]
         if not begun:
             begin += self.parallel_copies(
-                [(self.storage_of_value(op.operands[n]), self.storage_of_value(op.results[n])) for n in found.held]
+                [(self.storage_of_value(op.operands[n]), self.storage_of_value(op.results[n])) for n in loop.held]
             )
         sources, writes = (
-            tuple(map(self.readable_storage, found.reads)),
-            (*map(self.storage_of_value, op.results), *kept),
+            tuple(map(self.readable_storage, loop.reads)),
+            (*map(self.storage_of_value, op.results), *persistent),
         )
         self.begin_step(*sources, *writes)
-        return [*begin, launch_step(found.kernel, sources, writes, op)]
+        return [*begin, launch_step(loop.kernel, sources, writes, op)]
 
     def _branch_steps(self, op: Op) -> list[Step]:
         """Return the branch of a ``case``; each side ends with the copies of its results."""

@@ -66,16 +66,16 @@ class MemoryAccesses:
         self._split_span_at(begin)
         self._split_span_at(end)
         at = bisect_left(self.begins, begin)
-        found = []
+        spans = []
         while begin < end:
             if at == len(self.begins) or self.begins[at] > begin:  # bytes that no command has touched yet
                 stop = min(end, self.begins[at]) if at < len(self.begins) else end
                 self.begins.insert(at, begin)
                 self.spans.insert(at, _Span(stop))
-            found.append(self.spans[at])
+            spans.append(self.spans[at])
             begin = self.spans[at].end
             at += 1
-        return found
+        return spans
 
     def _split_span_at(self, place: int) -> None:
         """Split the span that contains the offset ``place``, if there is one."""

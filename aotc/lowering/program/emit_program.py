@@ -50,10 +50,10 @@ class VmProgramBuilder:
 
     def register_of_dim(self, e: Dim) -> int:
         """Return the VM register that contains the dim ``e``; append the instructions to compute it if necessary."""
-        found = self._known.get(e)
-        if found is None:
-            found = self._known[e] = self._compute_dim(e)
-        return found
+        register = self._known.get(e)
+        if register is None:
+            register = self._known[e] = self._compute_dim(e)
+        return register
 
     def _compute_dim(self, e: Dim) -> int:
         """Append the instructions that compute the dim ``e``; return the register of the result."""
@@ -77,6 +77,7 @@ class VmProgramBuilder:
         return total
 
     def _dim_atom(self, atom: Sym | Call) -> int:
+        """Return the register of a symbol or of a call such as ``min``; compute the call once."""
         e = expr_of_atom(atom)
         if e in self._known:
             return self._known[e]
@@ -123,11 +124,11 @@ class Stage:
 
 
 def emit_program(
-    function: Function, slots: Slots, stages: Sequence[Stage], given: Mapping[int, int]
+    function: Function, slots: Slots, stages: Sequence[Stage], reused: Mapping[int, int]
 ) -> VmProgramBuilder:
     """Return the VM code that runs the ``stages`` of ``function`` with the pointer table ``slots``.
 
-    ``given`` maps the number of a result to that of the argument whose memory it reuses.
+    ``reused`` maps the number of a result to that of the argument whose memory it reuses.
     """
     p = VmProgramBuilder()
     waiting = _check_sizes(p, function)
@@ -137,12 +138,13 @@ def emit_program(
     taken: Sequence[Dim] = (0,) * len(stages[0].arenas)
     for stage in stages:
         last = stage is stages[-1]
+        # A check or a result comes as soon as its sizes are known; later stages compute the other sizes.
         for row in [row for row in waiting if last or p.are_dims_known(row[1], row[2], *row[4])]:
             _emit_requirement_check(p, row)
             waiting.remove(row)
         for n, v in [(n, v) for n, v in unmade if last or p.are_dims_known(*v.type.shape)]:
-            if n in given:
-                p.append_instruction("take", n, given[n])
+            if n in reused:
+                p.append_instruction("take", n, reused[n])
             else:
                 p.append_instruction("result", n, [p.register_of_dim(d) for d in v.type.shape])
             unmade.remove((n, v))
@@ -181,15 +183,15 @@ def _bind_arguments(p: VmProgramBuilder, function: Function) -> None:
     ]
     later = []
     bound: set[str] = set()
-    found = True
-    while found:
-        found = False
+    progress = True
+    while progress:
+        progress = False
         for n, axis, d in list(unread):
             names = [s for s in symbols(d) if s.name not in bound]
             if len(names) == 1 and (factor := _symbol_coefficient(d, names[0])):
                 _solve_dim(p, (n, axis, d), names[0], factor)
                 bound.add(names[0].name)
-                found = True
+                progress = True
             elif names:
                 continue
             unread.remove((n, axis, d))
@@ -304,9 +306,9 @@ def join_programs(
     for function, _ in copies:
         conditions = []
         for n, axis, size in fixed_dims(general[0], function):
-            found = joined.allocate_register()
-            joined.append_instruction("dim", found, n, axis)
-            conditions.append(joined.append_binary("eq", found, joined.register_of_dim(size)))
+            register = joined.allocate_register()
+            joined.append_instruction("dim", register, n, axis)
+            conditions.append(joined.append_binary("eq", register, joined.register_of_dim(size)))
         holds = conditions[0]
         for c in conditions[1:]:
             holds = joined.append_binary("and", holds, c)

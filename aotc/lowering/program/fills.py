@@ -84,9 +84,9 @@ class ConstantFills:
             return Storage(
                 "constant", array.nbytes, self.memories.add_constant(array, op.result.name, space), space=space
             )
-        made = Storage("fill", array.nbytes, space=space)
-        self._values[made] = value, type_.dtype, op.loc
-        return made
+        storage = Storage("fill", array.nbytes, space=space)
+        self._values[storage] = value, type_.dtype, op.loc
+        return storage
 
     def fill_launch(self, source: Storage, target: Storage) -> Launch:
         """Return the launch that writes a constant of kind ``fill`` to ``target``."""
@@ -109,9 +109,9 @@ class ConstantFills:
     def filled_array(self, source: Storage) -> Storage:
         """Return an array with a constant of kind ``fill``, filled before the current step."""
         if source not in self._arrays:
-            made = self._arrays[source] = Storage("arena", source.size, space=source.space)
-            self.arena.append(made)
-            self._ahead.append(self.fill_launch(source, made))
+            array = self._arrays[source] = Storage("arena", source.size, space=source.space)
+            self.arena.append(array)
+            self._ahead.append(self.fill_launch(source, array))
         self._read.add(self._arrays[source])
         return self._arrays[source]
 

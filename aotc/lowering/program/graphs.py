@@ -113,6 +113,7 @@ def _sequences_between_host_reads(steps: Sequence[Step]) -> Iterator[Run]:
 
 
 def _steps_inside_control(step: Step) -> Sequence[tuple[Step, ...]]:
+    """Return the step sequences nested in a loop or branch; empty for another step."""
     match step:
         case Loop(cond=cond, body=body):
             return cond, body
@@ -211,9 +212,9 @@ def data_dependences(steps: Run) -> Edges:
     readers: dict[object, list[int]] = {}
     for command, step in enumerate(steps):
         reads, writes = accessed_storages_in_nested_steps(step)
-        found = {writer[s] for s in (*reads, *writes) if s in writer}
-        found.update(n for s in writes for n in readers.get(s, ()))
-        result.append(sorted(found))
+        needed = {writer[s] for s in (*reads, *writes) if s in writer}
+        needed.update(n for s in writes for n in readers.get(s, ()))
+        result.append(sorted(needed))
         for s in reads:
             if s.kind != "constant":
                 readers.setdefault(s, []).append(command)

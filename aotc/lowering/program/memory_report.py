@@ -94,14 +94,14 @@ def local_buffers_of_kernel(kernel: Kernel, threads_alone: bool) -> list[list[st
 
     With ``threads_alone`` each thread is a worker of its own, as on a GPU: scratch is then private.
     """
-    found: dict[str, list[str | int]] = {}
+    rows: dict[str, list[str | int]] = {}
     for stmt in walk_kernel(kernel.body):
         if isinstance(stmt, Alloc):
             b = stmt.buffer
             space = "private" if threads_alone and b.space == "scratch" else b.space
             shape = ", ".join(map(str, b.shape))
-            found[b.name] = [b.name, space, f"{b.dtype}[{shape}]", manifest_size(product(b.shape) * size_of(b.dtype))]
-    return list(found.values())
+            rows[b.name] = [b.name, space, f"{b.dtype}[{shape}]", manifest_size(product(b.shape) * size_of(b.dtype))]
+    return list(rows.values())
 
 
 def manifest_size(size: Dim) -> int | str:

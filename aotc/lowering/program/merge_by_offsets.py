@@ -58,8 +58,8 @@ def merge_by_offsets(
     for kernel in kernels.values():
         alike.setdefault(_merge_key(kernel), []).append(kernel)
     with deeper_recursion(REGION_FRAMES):
-        found = [moved for some in alike.values() if _kernels_differ(some) for moved in _kernels_equal_by_offset(some)]
-    chosen = {kernel.name: (kernel, begins) for kernel, begins in found}
+        merged = [moved for some in alike.values() if _kernels_differ(some) for moved in _kernels_equal_by_offset(some)]
+    chosen = {kernel.name: (kernel, begins) for kernel, begins in merged}
     if not chosen:
         return dict(kernels), dict(programs)
     new = {name: chosen[name][0] if name in chosen else kernel for name, kernel in kernels.items()}
@@ -104,8 +104,8 @@ def rows_read_by_kernel(kernel: Kernel) -> dict[str, ReadRows]:
             if isinstance(scalar, Load):
                 loads.setdefault(scalar.buffer.name, []).append(scalar)
     inputs = [b for b in kernel.inputs if b.name in loads and b.name not in others]
-    found = {b.name: _loaded_rows_of_buffer(b, loads[b.name]) for b in inputs}
-    return {name: part for name, part in found.items() if part is not None}
+    rows = {b.name: _loaded_rows_of_buffer(b, loads[b.name]) for b in inputs}
+    return {name: part for name, part in rows.items() if part is not None}
 
 
 def _buffers_not_only_loaded(stmt: Stmt) -> set[str]:
@@ -157,6 +157,7 @@ class _RowReader:
         return self._scalars[id(s)]
 
     def _load_through_offset(self, s: Scalar) -> Scalar:
+        """Return a scalar whose loads of the merged inputs read rows from the offset parameter on."""
         match s:
             case Load(buffer=buffer) if buffer.name in self.parts:
                 return self.parts[buffer.name].load_from_rows(s)
@@ -169,14 +170,14 @@ def _launch_merged_kernels(
     steps: Sequence[Step], chosen: Mapping[str, tuple[Kernel, tuple[int, ...]]]
 ) -> tuple[Step, ...]:
     """Return ``steps`` with launches of merged kernels at their offsets."""
-    found: list[Step] = []
+    launches: list[Step] = []
     for step in steps:
         match step:
             case Launch() if step.kernel.name in chosen:
                 kernel, begins = chosen[step.kernel.name]
-                found.append(replace(step, kernel=kernel, begins=begins))
+                launches.append(replace(step, kernel=kernel, begins=begins))
             case Loop():
-                found.append(
+                launches.append(
                     replace(
                         step,
                         cond=_launch_merged_kernels(step.cond, chosen),
@@ -184,7 +185,7 @@ def _launch_merged_kernels(
                     )
                 )
             case Branch():
-                found.append(replace(step, branches=tuple(_launch_merged_kernels(b, chosen) for b in step.branches)))
+                launches.append(replace(step, branches=tuple(_launch_merged_kernels(b, chosen) for b in step.branches)))
             case _:
-                found.append(step)
-    return tuple(found)
+                launches.append(step)
+    return tuple(launches)

@@ -57,19 +57,19 @@ def merge_by_sizes(kernels: Iterable[Kernel], matrices: Collection[str] = ()) ->
     ``matrices`` are the forms of tiles that a matrix unit multiplies.
     """
     alike = [kernel for some in _groups_by_key(kernels, _text_key_of_kernel) for kernel in some]
-    found: dict[str, MergedBySizes] = {}
+    merged: dict[str, MergedBySizes] = {}
     for some in _groups_by_key(map(_with_flat_arrays, alike), partial(_numbers_that_must_be_equal, matrices=matrices)):
-        found |= _groups_of_equal_text(some)
-    return found
+        merged |= _groups_of_equal_text(some)
+    return merged
 
 
 def _groups_by_key(kernels: Iterable[Kernel], key: Callable[[Kernel], tuple | None]) -> list[list[Kernel]]:
     """Return groups of several kernels that share a key; kernels whose key is None are left out."""
-    found: dict[tuple, list[Kernel]] = {}
+    groups: dict[tuple, list[Kernel]] = {}
     for kernel in kernels:
         if (own := key(kernel)) is not None:
-            found.setdefault(own, []).append(kernel)
-    return [some for some in found.values() if len(some) > 1]
+            groups.setdefault(own, []).append(kernel)
+    return [some for some in groups.values() if len(some) > 1]
 
 
 def _groups_of_equal_text(kernels: Iterable[Kernel]) -> dict[str, MergedBySizes]:
@@ -131,24 +131,24 @@ def _numbers_that_must_be_equal(kernel: Kernel, matrices: Collection[str]) -> tu
     """Return the numbers of ``kernel`` that must be equal in all merged kernels, or None if it cannot be merged."""
     if kernel.dims or kernel.tiling is not None:
         return None
-    kept: list[object] = []
+    numbers: list[object] = []
     items = _grid_items_of_kernel(kernel)
     for s in walk(kernel.body):
         match s:
             case For(kind="serial" | "parallel", step=1):
-                kept += [] if _is_innermost_loop(s) else _numbers_of_rows(s, any(s is x for x in kernel.body))
+                numbers += [] if _is_innermost_loop(s) else _numbers_of_rows(s, any(s is x for x in kernel.body))
             case Store(reduce="") | Let() | If():
                 pass
             case Alloc(buffer=buffer) if buffer.space == "private":
-                kept.append(buffer.shape)
+                numbers.append(buffer.shape)
             case Tile(rows=rows) if rows > TILE_ROWS:
-                kept += [rows, s.cols, s.out_base, s.out_row, s.form, s.a_inner]
-                kept += [s.levels] if s.form.dot_product_dtype in matrices else []
+                numbers += [rows, s.cols, s.out_base, s.out_row, s.form, s.a_inner]
+                numbers += [s.levels] if s.form.dot_product_dtype in matrices else []
             case _:
                 return None
         for e in statement_index_exprs(s):
-            kept += _divisors_in_iteration(e, items)
-    return tuple(kept)
+            numbers += _divisors_in_iteration(e, items)
+    return tuple(numbers)
 
 
 def _numbers_of_rows(loop: For, alone: bool) -> list[object]:
@@ -229,6 +229,7 @@ def _with_whole_vector_loops(kernel: Kernel, varied: Sequence[bool]) -> Kernel:
     left = iter(varied)
 
     def rewrite_loop(stmt: Stmt) -> Stmt:
+        """Return ``stmt`` with its varied innermost loops as loops over vectors, around loops over lanes."""
         match stmt:
             case If(cond, then, otherwise):
                 return If(cond, tuple(map(rewrite_loop, then)), tuple(map(rewrite_loop, otherwise)))

@@ -43,8 +43,8 @@ def plan_stages(
     most : int, optional
         Bound on the bytes of the arena for that purpose.
     """
-    known = [s for s in arena if isinstance(s.size, int)]
-    total: Dim = _place_without_sharing(known, 0) if guard_gaps else _place_avoiding_reuse(known, runs, most)
+    fixed = [s for s in arena if isinstance(s.size, int)]
+    total: Dim = _place_without_sharing(fixed, 0) if guard_gaps else _place_avoiding_reuse(fixed, runs, most)
     stages: list[list[Storage]] = [[] for _ in range(count)]
     for s in arena:
         if not isinstance(s.size, int):

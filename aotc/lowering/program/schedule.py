@@ -88,6 +88,10 @@ class CommandBufferEncoder:
         self, slots: abi.Slots, kernel_number: Callable[[str], int], costs: Costs,
         sizes: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:  # fmt: skip
+        """Start with an empty command buffer.
+
+        ``kernel_number`` returns the number of a kernel by name; ``sizes`` has the size arguments of merged kernels.
+        """
         self.slots, self.kernel_number, self.costs, self.sizes = slots, kernel_number, costs, sizes
         self.parameters: list[Dim] = []
         self.orders: list[list[int]] = []
@@ -148,6 +152,7 @@ class CommandBufferEncoder:
             )
         state, cell = self.states, len(steps)
         self.states += len(steps) + abi.INNER_CELLS * sum(isinstance(step, Loop | Branch) for step in steps)
+        # An outer graph comes before the graphs of its loops and branches, as :func:`verify_schedule` reads them.
         self.orders.append(order)
         commands: list[abi.Command | abi.Control] = []
         for n in order:
@@ -171,8 +176,8 @@ class CommandBufferEncoder:
             return abi.Command(abi.COPY, 0, one, one, predecessors, [], places, [size])
         kernel = step.kernel
         places = [self.place(s, begin) for s, begin in storages_with_offsets(step)]
-        given: list[Dim] = [*map(sym, kernel.dims), *self.sizes.get(kernel.name, ())]
-        dims = [self.operand_word(e) for e in given]
+        sizes: list[Dim] = [*map(sym, kernel.dims), *self.sizes.get(kernel.name, ())]
+        dims = [self.operand_word(e) for e in sizes]
         number, items = self.kernel_number(kernel.name), self.operand_word(kernel.grid)
         claim = self.operand_word(self.costs.items_per_claim(kernel))
         self.locs.append((number, step.loc))
@@ -185,10 +190,10 @@ class CommandBufferEncoder:
         result: list[list[int]] = []
         for n, step in enumerate(steps):
             reads, writes = accessed_storages_in_nested_steps(step)
-            found = {p for s in reads for p in memory.read(s, n)} | {p for s in writes for p in memory.write(s, n)}
+            conflicts = {p for s in reads for p in memory.read(s, n)} | {p for s in writes for p in memory.write(s, n)}
             bits = 0
             direct = []
-            for p in sorted(found - {n}, reverse=True):
+            for p in sorted(conflicts - {n}, reverse=True):
                 if not bits >> p & 1:
                     direct.append(p)
                     bits |= before[p] | 1 << p

@@ -74,15 +74,15 @@ class TileEdges:
         ancestors: list[int] = []  # bit sets
         begun: list[int] = []  # commands that are done when a command begins
         ended: list[int] = []  # commands that are done when it ends
-        found = []
+        result = []
         for n, some in enumerate(before):
             ancestors.append(_union_of_sets(ancestors[p] | 1 << p for p in some))
             waits = self._waits_of_command(steps, n, some, ancestors[n], begun, ended)
             done = _union_of_sets([ended[p] for p in waits.wholes] + [begun[t.producer] for t in waits.tiles])
             begun.append(done)
             ended.append(_union_of_sets([done, 1 << n, *(ended[t.producer] for t in waits.tiles)]))
-            found.append(waits)
-        return found
+            result.append(waits)
+        return result
 
     def _waits_of_command(
         self, steps: Sequence[Launch | Copy], n: int, before: Sequence[int], ancestors: int, begun: Sequence[int],
@@ -148,9 +148,9 @@ class TileEdges:
                 if tile and isinstance(of, int) and isinstance(by, int):
                     return edge_over_items(tile, of, by)
                 if tile and (
-                    found := edge_over_items_of_equal_groups(tile, (earlier.kernel.grid, of), (later.kernel.grid, by))
+                    edge := edge_over_items_of_equal_groups(tile, (earlier.kernel.grid, of), (later.kernel.grid, by))
                 ):
-                    return found
+                    return edge
         return None
 
 
@@ -225,8 +225,8 @@ def covers_accesses(
     need = items_needed_by_blocks(earlier, later, one, other, sizes)
     if need is None:
         return False
-    found = dict(zip(other.edges[:-1], need, strict=True))
-    return all(tile.required_items(b + 1, items, of) >= found[b] for b in looked)
+    needed = dict(zip(other.edges[:-1], need, strict=True))
+    return all(tile.required_items(b + 1, items, of) >= needed[b] for b in looked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,17 +315,17 @@ def tile_edge_for_all_sizes(number: int, pairs: Iterable[tuple[ItemLine, ItemLin
     In each pair, the first line is a lower bound of the first byte that an item of that command accesses. The second is
     an upper bound of the end of the bytes of the waiting command's item.
     """
-    found: TileEdge | None = None
+    edge: TileEdge | None = None
     for first, end in pairs:
         ratio = _constant_ratio(end.slope, first.slope)
-        if ratio is None or (found and ratio != Fraction(found.times, found.over)):
+        if ratio is None or (edge and ratio != Fraction(edge.times, edge.over)):
             return None
         times, over = ratio.numerator, ratio.denominator
         steps = _multiplier_to_reach((end.start - first.start) * over, first.slope)
         if steps is None:
             return None
-        found = TileEdge(number, times, over, max(0, found.plus if found else 0, steps - times + over - 1))
-    return found
+        edge = TileEdge(number, times, over, max(0, edge.plus if edge else 0, steps - times + over - 1))
+    return edge
 
 
 def edge_over_items(tile: TileEdge, of: int, by: int) -> TileEdge:
@@ -428,7 +428,7 @@ TILE_BYTES = Estimate(
 
 def _reread_nanoseconds(earlier: Launch, later: Launch, costs: Costs) -> float:
     """Return the nanoseconds that ``later`` loses by rereading the results of ``earlier`` from beyond the L2 cache."""
-    made = sum(estimated_dim(s.size) for s in dict.fromkeys(later.reads) if s in earlier.writes)
+    written = sum(estimated_dim(s.size) for s in dict.fromkeys(later.reads) if s in earlier.writes)
     near = costs.target.l2
-    part = made // _claims_of_kernel(earlier.kernel, costs)
-    return 1e3 * (made - near) / TILE_BYTES.value if part <= near < made else 0.0
+    part = written // _claims_of_kernel(earlier.kernel, costs)
+    return 1e3 * (written - near) / TILE_BYTES.value if part <= near < written else 0.0

@@ -30,7 +30,7 @@ def verify_schedule(
     steps: Sequence[Step],
     slots: Slots,
     kernel_number: Callable[[str], int],
-    given: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    kernel_sizes: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> list[str]:
     """Return the errors of a valid command buffer, one sentence each (at most 20), or an empty list.
 
@@ -40,7 +40,7 @@ def verify_schedule(
     steps : sequence of Step
         The steps that it encodes.
     slots, kernel_number, given
-        As for :class:`~aotc.lowering.program.schedule.CommandBufferEncoder`, whose ``sizes`` are ``given``.
+        As for :class:`~aotc.lowering.program.schedule.CommandBufferEncoder`, whose ``sizes`` are ``kernel_sizes``.
     """
     pairs: list[_Pair] = []
     try:
@@ -51,9 +51,10 @@ def verify_schedule(
     places = [s for step in leaves for part in accessed_storages(step) for s in part]
     sizes = [d for s in places for d in (s.size, s.offset)]
     findings: dict[str, None] = {}
+    # Symbolic sizes are verified for a sample of their values.
     for values in sample_dim_values(list(dict.fromkeys([*sizes, *buffer.parameters]))):
         check = _ScheduleCheck(
-            values, [evaluated_dim(e, values) for e in buffer.parameters], slots, kernel_number, given
+            values, [evaluated_dim(e, values) for e in buffer.parameters], slots, kernel_number, kernel_sizes
         )
         for graph, some in pairs:
             findings.update(
@@ -109,20 +110,20 @@ def _match_inner_graphs(
 
 def _in_program_order(graph: Sequence[Command | Control], order: Sequence[int]) -> list[Command | Control]:
     """Return the commands of a graph in program order, with successors renumbered."""
-    found: list[Command | Control] = []
+    commands: list[Command | Control] = []
     for _, c in sorted(zip(order, graph, strict=True), key=lambda pair: pair[0]):
         successors = [order[s] for s in c.successors]
         if isinstance(c, Control):
-            found.append(Control(c.cell, c.predecessors, successors, c.nodes))
+            commands.append(Control(c.cell, c.predecessors, successors, c.nodes))
         else:
-            found.append(
+            commands.append(
                 Command(
                     c.kind, c.kernel, c.items, c.grain, c.predecessors, successors, c.places, c.dims,
                     tiles=[TileEdge(order[t.producer], t.times, t.over, t.plus) for t in c.tiles],
                     followers=[order[f] for f in c.followers],
                 )
             )
-    return found
+    return commands
 
 
 # Positions in the list of accesses of a command buffer. The schedule check looks for conflicts no further back than
@@ -180,17 +181,17 @@ class _ScheduleCheck:
         before = _transitive_predecessors_of_commands(graph)
         rows = [row for n, step in enumerate(steps) for row in self._accessed_byte_ranges(n, step)]
         command, slot, begin, end, writes = np.array(rows, np.int64).reshape(-1, 5).T.copy()
-        for n, (here, place, first, last, written) in enumerate(rows):
+        for n, (current, place, first, last, written) in enumerate(rows):
             past = slice(max(0, n - CONFLICT_WINDOW), n)
             meet = (slot[past] == place) & (begin[past] < last) & (end[past] > first)
             if not written:
                 meet &= writes[past] == 1
             for other in sorted({*command[past][meet].tolist()}):
-                if other == here or before[here] >> other & 1:
+                if other == current or before[current] >> other & 1:
                     continue
-                tiles = [t for t in graph[here].tiles if t.producer == other]
-                if not any(covers_accesses(t, steps[other], steps[here], self.values) for t in tiles):
-                    late, early = step_title(steps[here]), step_title(steps[other])
+                tiles = [t for t in graph[current].tiles if t.producer == other]
+                if not any(covers_accesses(t, steps[other], steps[current], self.values) for t in tiles):
+                    late, early = step_title(steps[current]), step_title(steps[other])
                     yield f"{late} does not wait for {early}, and both touch slot {place}"
 
     def _accessed_byte_ranges(self, n: int, step: Part) -> Iterator[tuple[int, int, int, int, int]]:

@@ -141,6 +141,7 @@ class _ThreadDft(_Dft):
     """Emit the stages by which one thread transforms the signals of a grid item in scratch memory."""
 
     def __init__(self, b: RegionBuilder, plan: ThreadDftPlan) -> None:
+        """Name two scratch buffers of complex signals, between which the stages alternate."""
         super().__init__(b)
         self.rows, part = RowBlocks(self.x.shape, self.attrs["axis"], plan.most), self.table.dtype
         self.scratch = [
@@ -159,6 +160,7 @@ class _ThreadDft(_Dft):
         return self.b.grid(self.rows.items, body, self.work)
 
     def _thread_dft_stage(self, stage: FftStage, number: int, last: bool) -> list[Stmt]:
+        """Return the loops of one stage over the butterflies of all signals of an item."""
         loops: list[tuple[str, Dim]] = [("t", stage.m), ("q", stage.s), ("v", self.rows.width)]
         t, q, v = (sym(name, 0, size) for name, size in loops)
         e = self.b.elements()
@@ -212,8 +214,8 @@ def lower_called_dft(b: RegionBuilder, plan: CalledDftPlan) -> Kernel:
     if transform.work:
         call.args.append((call.allocate_workspace(table.dtype, (transform.work,)), (0,)))
     numbers: list[tuple[int, Dim]] = [(width, rows.width), (across, stride)] if pitch else []
-    for known, value in numbers:
-        if not known:
+    for static_value, value in numbers:
+        if not static_value:
             call.add_integer(value)
     work = product(x.shape) * DFT_WORK.value * max(n.bit_length() - 1, 1)
     return b.grid(rows.items, call.call_statements(transform), work)

@@ -199,11 +199,11 @@ def lower_region(function: Function, target: Target, plan: RegionPlan | None = N
         raise CompileError.at(op.loc, f"{refused.what} is not supported on target {target.name}", hint=refused.hint)
     planner = planner_of(function, target)
     if planner is None:
-        known = ", ".join(sorted({name for name, _ in PLANNERS_OF_OPS}))
+        names = ", ".join(sorted({name for name, _ in PLANNERS_OF_OPS}))
         raise CompileError.at(
             op.loc,
             f"{op.name} is not supported on target {target.name}",
-            hint=f"ops that have their own lowering: {known}",
+            hint=f"ops that have their own lowering: {names}",
         )
     b = RegionBuilder(function, target)
     plan = plan or planner(b)

@@ -121,14 +121,14 @@ def _distribute_scale_over_sum(x: Value, c: float, b: Builder) -> Value | None:
 
     Gelu contains half of ``1 + tanh``. f16 is left alone, as the product with a small ``t`` may underflow there.
     """
-    made = b.definitions.get(x)
-    if made is None or made.name != "add" or x.type.dtype == "f16":
+    definition = b.definitions.get(x)
+    if definition is None or definition.name != "add" or x.type.dtype == "f16":
         return None
-    known = splat_of(made.operands[1], b.definitions)
-    term = math.inf if known is None else float(known)
+    constant = splat_of(definition.operands[1], b.definitions)
+    term = math.inf if constant is None else float(constant)
     if not 2.0**-EXACT_EXPONENT < abs(term * c) <= abs(term) < 2.0**EXACT_EXPONENT:
         return None
-    scaled = b.make("mul", (made.operands[0], b.constant(c, x.type)))
+    scaled = b.make("mul", (definition.operands[0], b.constant(c, x.type)))
     return b.make("add", (scaled, b.constant(term * c, x.type)))
 
 
@@ -178,9 +178,9 @@ def _power_as_products(x: Value, exponent: np.ndarray, kind: str, b: Builder) ->
 def _simplify_select(op: Op, b: Builder) -> Value | None:
     """Simplify a ``select`` with a constant, negated or boolean operand."""
     pred, x, y = op.operands
-    known = splat_of(pred, b.definitions)
-    if known is not None:
-        return x if bool(known) else y
+    constant = splat_of(pred, b.definitions)
+    if constant is not None:
+        return x if bool(constant) else y
     if x is y:
         return x
     definition = b.definitions.get(pred)

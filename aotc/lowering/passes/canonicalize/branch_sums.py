@@ -46,8 +46,8 @@ class _SumMover:
     def region_with_moved_sums(self, region: Region) -> Region:
         """Return ``region`` with its additions moved into branches; outer branches come before the ones inside them."""
         ops = list(region.ops)
-        while (found := self._next_branch_and_sum(ops)) is not None:
-            ops = self._move_sum_into_branch(ops, *found)
+        while (site := self._next_branch_and_sum(ops)) is not None:
+            ops = self._move_sum_into_branch(ops, *site)
         inner = [
             op.on(op.operands, tuple(map(self.region_with_moved_sums, op.regions))) if op.regions else op for op in ops
         ]
@@ -96,9 +96,9 @@ class _SumMover:
         for region in branch.regions:
             inside = dict(zip(branch.results, region.results))  # the other operand may be a result of the branch, too
             operands = tuple([inside.get(v, v) for v in total.operands])
-            made = Value(self.names.fresh(total.result.name), total.result.type)
-            self.makers[made] = inner = Op(total.name, operands, (made,), total.attrs, loc=total.loc)
-            results = (*region.results[:at], made, *region.results[at + 1 :])
+            moved = Value(self.names.fresh(total.result.name), total.result.type)
+            self.makers[moved] = inner = Op(total.name, operands, (moved,), total.attrs, loc=total.loc)
+            results = (*region.results[:at], moved, *region.results[at + 1 :])
             regions.append(Region(region.params, (*region.ops, inner), results))
         results = (*branch.results[:at], total.result, *branch.results[at + 1 :])
         new = Op(branch.name, branch.operands, results, branch.attrs, tuple(regions), branch.loc)

@@ -54,8 +54,8 @@ def _transposes_only_reduced(module: Module) -> set[Value]:
 
 def _canonicalize_rule(op: Op, b: Builder, moved: Collection[Value], once: Collection[Value]) -> Sequence[Value] | None:
     """Return the values that replace the results of ``op`` by the first rule that applies, or None."""
-    if once and op.name == "select" and (found := conditional_update(op, b, once)):
-        return found
+    if once and op.name == "select" and (update := conditional_update(op, b, once)):
+        return update
     if op.name == "reduce" and op.operands[0] in moved:
         return _reduce_before_transpose(op, b)
     rule = _RULES.get(op.name)
@@ -132,11 +132,11 @@ def _known_size_as_constant(op: Op, b: Builder) -> Sequence[Value] | None:
 
 def _slice_before_conversion(op: Op, b: Builder) -> Sequence[Value] | None:
     """Rewrite a slice or gather of a conversion as a conversion of the slice: fewer elements are converted."""
-    found = _simplified_value(op, b)
-    made = b.definitions.get(op.operands[0])
-    if found is not None or made is None or made.name != "convert":
-        return found
-    source, wide = made.operands[0], op.result.type.dtype
+    simplified = _simplified_value(op, b)
+    definition = b.definitions.get(op.operands[0])
+    if simplified is not None or definition is None or definition.name != "convert":
+        return simplified
+    source, wide = definition.operands[0], op.result.type.dtype
     stored = b.definitions.get(source)
     if size_of(source.type.dtype) >= size_of(wide) or not (stored is None or stored.name == "constant"):
         return None

@@ -42,13 +42,13 @@ def updates_read_once(module: Module) -> set[Value]:
     """
     if not (module.has("select") and module.has(*_CONDITIONAL)):
         return set()
-    found: set[Value] = set()
+    read_once: set[Value] = set()
     for function in module.functions.values():
         updated = [op.results[0] for op in walk(function.body) if op.name in _CONDITIONAL and len(op.results) == 1]
         if updated:
             counts = use_counts(function.body)
-            found |= {v for v in updated if counts.get(v) == 1}
-    return found
+            read_once |= {v for v in updated if counts.get(v) == 1}
+    return read_once
 
 
 def conditional_update(op: Op, b: Builder, once: Collection[Value]) -> Sequence[Value] | None:
@@ -79,11 +79,11 @@ def conditional_update(op: Op, b: Builder, once: Collection[Value]) -> Sequence[
 
 def _update_chain(updated: Value, b: Builder, once: Collection[Value]) -> tuple[Value, list[Op]]:
     """Return the array behind a chain of updates with one reader each that ends in ``updated``, and the chain."""
-    found: list[Op] = []
+    chain: list[Op] = []
     while updated in once:
-        found.append(b.definitions[updated])
-        updated = found[-1].operands[0]
-    return updated, found[::-1]
+        chain.append(b.definitions[updated])
+        updated = chain[-1].operands[0]
+    return updated, chain[::-1]
 
 
 def _are_similar_updates(one: Op, other: Op) -> bool:
@@ -134,8 +134,9 @@ def _varying_dims_of_predicate(p: Value, b: Builder, depth: int = 0) -> tuple[in
         return tuple(dims) if same else None
     if maker.name not in SCALARS:
         return None
-    found = {_varying_dims_of_predicate(v, b, depth + 1) for v in maker.operands if splat_of(v, b.definitions) is None}
-    return found.pop() if len(found) == 1 else None
+    arrays = [v for v in maker.operands if splat_of(v, b.definitions) is None]
+    varying = {_varying_dims_of_predicate(v, b, depth + 1) for v in arrays}
+    return varying.pop() if len(varying) == 1 else None
 
 
 def _predicate_before_broadcast(p: Value, shape: tuple[Dim, ...], b: Builder) -> Value:

@@ -24,10 +24,10 @@ from aotc.lowering.passes.rewrite import Builder, lift_region
 
 def disjoint_scatters(op: Op, b: Builder) -> Sequence[Value] | None:
     """Return the values that replace the results of the ``scatter`` ``op``, or None."""
-    found = _scatter_positions(op, b)
-    if found is None:
+    positions = _scatter_positions(op, b)
+    if positions is None:
         return None
-    if (compared := _scatter_as_select(op, found, b)) is not None:
+    if (compared := _scatter_as_select(op, positions, b)) is not None:
         return (compared,)
     if has_disjoint_updates(op):
         return None
@@ -145,7 +145,7 @@ def _scatter_index_component(indices: Value, vector: int, component: int, size: 
 
 def _broadcast_dims_to(v: Value, target: Mapping[int, int], type_: TensorType, b: Builder) -> Value:
     """Return ``v`` with dim ``d`` as dim ``target[d]`` of a shape; the other dims have size 1."""
-    kept = [d for d in range(v.type.rank) if d in target]
-    v = b.reshape(v, tuple(v.type.shape[d] for d in kept))
-    return b.broadcast(v, tuple(target[d] for d in kept), type_.shape)
+    dims = [d for d in range(v.type.rank) if d in target]
+    v = b.reshape(v, tuple(v.type.shape[d] for d in dims))
+    return b.broadcast(v, tuple(target[d] for d in dims), type_.shape)
 

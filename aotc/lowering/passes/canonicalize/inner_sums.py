@@ -50,10 +50,10 @@ def add_inner_sums(function: Function, options: Options) -> Function:
     """Return ``function`` with arrays of inner loops added only where the inner loops wrote."""
     if "while" not in function.body.names or "add" not in function.body.names:
         return function
-    found = _InnerSumFinder(function.body, options).sums_by_loop()
+    sums = _InnerSumFinder(function.body, options).sums_by_loop()
     return (
-        function.with_body(_InnerSumRewriter(function.body, found).region_with_sparse_sums(function.body))
-        if found
+        function.with_body(_InnerSumRewriter(function.body, sums).region_with_sparse_sums(function.body))
+        if sums
         else function
     )
 
@@ -105,15 +105,15 @@ class _InnerSumFinder:
 
     def sums_by_loop(self) -> dict[Op, _InnerSum]:
         """Return one rewritable sum of an inner loop for each outer loop that has one."""
-        found: dict[Op, _InnerSum] = {}
+        sums: dict[Op, _InnerSum] = {}
         inside: set[Op] = set()
         for outer in reversed([op for op in walk(self.body) if op.name == "while"]):
             body = outer.regions[1]
             one = next(filter(None, (self._inner_sum_of(op, body) for op in body.ops if op.name == "add")), None)
-            if one is not None and one.loop not in found and not inside & {one.loop}:
-                found[outer] = one
+            if one is not None and one.loop not in sums and not inside & {one.loop}:
+                sums[outer] = one
                 inside.add(one.loop)
-        return found
+        return sums
 
     def _inner_sum_of(self, total: Op, body: Region) -> _InnerSum | None:
         """Return the inner loop whose array the op ``total`` adds; None if a rewrite does not pay."""
@@ -140,22 +140,23 @@ class _InnerSumFinder:
 
     def _iteration_counter(self, loop: Op, iterations: int) -> Value | None:
         """Return the loop parameter that counts iterations from 0 in a type wide enough for all of them, or None."""
-        found = counters(loop, self.constants, {}).items()
-        return next((v for v, row in found if row == (0, 1) and iterations - 1 <= _largest_integer_of(v)), None)
+        rows = counters(loop, self.constants, {}).items()
+        return next((v for v, row in rows if row == (0, 1) and iterations - 1 <= _largest_integer_of(v)), None)
 
     def _update_chain_of_state(self, body: Region, number: int) -> list[Op]:
         """Return the chain of updates that computes next state ``number`` of a loop; empty if other ops take part."""
-        found: list[Op] = []
+        chain: list[Op] = []
         v = body.results[number]
         while v is not body.params[number]:
             op = self.makers.get(v)
             if op is None or op not in body.ops or op.name not in PARTIAL_WRITES - {"pad"} or len(op.results) != 1:
                 return []
-            found.append(op)
+            chain.append(op)
             v = op.operands[0]
-        return found[::-1]
+        return chain[::-1]
 
     def _is_rewriting_worthwhile(self, writes: Sequence[Op], iterations: int) -> bool:
+        """Return True if the inner loop writes so little of the array that adding only this part takes less time."""
         parts = [updated_values_of(op).type.shape for op in writes]
         shape = writes[0].result.type.shape
         if not is_static((*shape, *(n for part in parts for n in part))):
@@ -179,8 +180,8 @@ def _update_index_operands(write: Op) -> Sequence[Value]:
 class _InnerSumRewriter:
     """Rewrite outer loops so that they add only the elements that their inner loops wrote."""
 
-    def __init__(self, body: Region, found: Mapping[Op, _InnerSum]) -> None:
-        self.found, self.names = found, Names(body)
+    def __init__(self, body: Region, sums: Mapping[Op, _InnerSum]) -> None:
+        self.found, self.names = sums, Names(body)
         self.definitions = {v: op for op in walk(body) for v in op.results}
 
     def region_with_sparse_sums(self, region: Region) -> Region:
@@ -231,9 +232,9 @@ class _InnerSumRewriter:
             [_UpdateIndex(v, self.definitions.get(v), v in own) for v in _update_index_operands(op)]
             for op in one.writes
         ]
-        kept = [place for row in rows for place in row if place.is_recorded]
+        recorded = [place for row in rows for place in row if place.is_recorded]
         outer.loc = loop.loc
-        types = [TensorType(p.value.type.dtype, (one.iterations, *p.value.type.shape)) for p in kept]
+        types = [TensorType(p.value.type.dtype, (one.iterations, *p.value.type.shape)) for p in recorded]
         begin = [outer.constant(0, type_) for type_ in types]
         params, unread, ends = ([self._new_value("places", type_) for type_ in types] for _ in range(3))
         b = Builder(self.names, self.definitions, loc=loop.loc)
@@ -241,12 +242,13 @@ class _InnerSumRewriter:
             self._append_rewritten(op, b)
         zero = b.constant(0, one.counter.type)
         after = []
-        for place, param in zip(kept, params):
+        for place, param in zip(recorded, params):
             row = b.reshape(place.value, (1, *place.value.type.shape))
             starts = (one.counter, *[zero] * place.value.type.rank)
             after.append(b.make("dynamic_update_slice", (param, row, *starts)))
-        for place, end in zip(kept, ends):
+        for place, end in zip(recorded, ends):
             place.all = end
+        # The inner loop starts with zeros instead of the outer array, so that it returns only its own sum.
         operands = list(loop.operands)
         operands[one.number] = zeros
         regions = (
@@ -344,5 +346,5 @@ def _add_written_scatter(write: Op, x: Value, t: Value, indices: Sequence[Value]
     one, other = (Value(b.names.fresh("s"), TensorType(x.type.dtype)) for _ in range(2))
     region = Region((one, other), (), (other,))
     added, cleared = b.make("add", (old, part)), b.constant(0, part.type)
-    made = b.make("scatter", (x, *indices, added), a, x.type, regions=(region,))
-    return made, b.make("scatter", (t, *indices, cleared), a, t.type, regions=(copy_region(region, b.names),))
+    summed = b.make("scatter", (x, *indices, added), a, x.type, regions=(region,))
+    return summed, b.make("scatter", (t, *indices, cleared), a, t.type, regions=(copy_region(region, b.names),))

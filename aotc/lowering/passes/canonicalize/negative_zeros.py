@@ -88,6 +88,7 @@ class _NegativeZeroTracker:
     flags: dict[Value, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Find the loop states that can have a flag; there are none if no sum adds an update of zeros."""
         self.makers = {v: op for op in walk(self.body) for v in op.results}
         self.counts = use_counts(self.body)
         loops = [op for op in walk(self.body) if op.name == "while" and op.results]
@@ -161,8 +162,8 @@ class _NegativeZeroTracker:
                 self.tracked.update(op.results[n] for n, row in rows if self._are_tracked(op.results[n], row))
             elif len(op.results) == 1 and self._are_tracked(op.result, self._operands_needing_flags(op)):
                 self.tracked.add(op.result)
-            if op.name == "add" and (found := self._sum_with_zero_update(op)) is not None:
-                self.sums[op] = found
+            if op.name == "add" and (terms := self._sum_with_zero_update(op)) is not None:
+                self.sums[op] = terms
 
     def _are_tracked(self, v: Value, arrays: Sequence[Value]) -> bool:
         """Return True if ``v`` has a flag because each of ``arrays`` has one or needs none."""
@@ -191,9 +192,9 @@ class _NegativeZeroTracker:
     def _sum_with_zero_update(self, op: Op) -> tuple[Value, Op | None] | None:
         """Return the flagged array to which ``op`` adds an update of zeros, and the update (None for zeros alone)."""
         for x, part in (op.operands, op.operands[::-1]):
-            found = self._update_of_zeros(part) if x in self.tracked else None
-            if found is not None:
-                return x, found if found.name in PARTIAL_WRITES else None
+            update = self._update_of_zeros(part) if x in self.tracked else None
+            if update is not None:
+                return x, update if update.name in PARTIAL_WRITES else None
         return None
 
     def _update_of_zeros(self, part: Value) -> Op | None:
@@ -303,13 +304,13 @@ class _NegativeZeroTracker:
         whole = b.reshape(base, shape)
         if update.name == "scatter":
             region = copy_region(update.regions[0], b.names)
-            made = b.make("scatter", (whole, *update.operands[1:]), update.attrs, whole.type, regions=(region,))
+            total = b.make("scatter", (whole, *update.operands[1:]), update.attrs, whole.type, regions=(region,))
             clean = b.constant(True, FLAG)
         else:
             pads = update.name == "pad"
             part = update.operands[0 if pads else 1]
             starts = padded_starts(update, b) if pads else update.operands[2:]
-            made = combined_slice("add", part, b.reshape(x, shape), starts, b, whole)
-            clean = b.make("or", (flag, self._test_no_negative_zero(b.definitions[made].operands[1], b)))
-        b.append(Op("reshape", (made,), (op.result,), {}, loc=op.loc))
+            total = combined_slice("add", part, b.reshape(x, shape), starts, b, whole)
+            clean = b.make("or", (flag, self._test_no_negative_zero(b.definitions[total].operands[1], b)))
+        b.append(Op("reshape", (total,), (op.result,), {}, loc=op.loc))
         self.flags[op.result] = clean

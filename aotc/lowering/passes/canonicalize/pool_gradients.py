@@ -52,13 +52,13 @@ def gather_for_pool_gradient(op: Op, kind: str, b: Builder) -> Sequence[Value] |
     numbers = _element_numbers(op, b)
     nowhere = b.constant(-1, TensorType(numbers.type.dtype))
     places = _selected_element_numbers(op, numbers, nowhere, b)
-    found = b.broadcast(init, (), x.type.shape)
+    total = b.broadcast(init, (), x.type.shape)
     places, source = _pad_window_values(op, places, nowhere, b), _pad_window_values(op, source, init, b)
     for back in product(*(range(k - 1, -1, -1) for k in covered)):
-        here = ElementwiseBuilder(b)("eq", _window_value_per_element(op, places, back, b), numbers)
-        (more,) = lift_region(op.regions[1], (found, _window_value_per_element(op, source, back, b)), b)
-        found = ElementwiseBuilder(b).select(here, more, found)
-    return (found,)
+        selected = ElementwiseBuilder(b)("eq", _window_value_per_element(op, places, back, b), numbers)
+        (more,) = lift_region(op.regions[1], (total, _window_value_per_element(op, source, back, b)), b)
+        total = ElementwiseBuilder(b).select(selected, more, total)
+    return (total,)
 
 
 def _element_numbers(op: Op, b: Builder) -> Value:
@@ -106,7 +106,7 @@ def _window_value_per_element(op: Op, framed: Value, back: Sequence[int], b: Bui
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
     start = [covered - 1 - k for covered, k in zip(_max_windows_per_element(op), back, strict=True)]
     counts = [last + 1 for last in _last_containing_windows(op)]
-    found = b.slice(framed, start, [first + count for first, count in zip(start, counts, strict=True)])
+    values = b.slice(framed, start, [first + count for first, count in zip(start, counts, strict=True)])
     wide: list[int] = []
     dims: list[int] = []
     for count, stride in zip(counts, a["strides"], strict=True):
@@ -114,9 +114,9 @@ def _window_value_per_element(op: Op, framed: Value, back: Sequence[int], b: Bui
         wide += [count] if stride == 1 else [count, stride]
     if len(wide) > len(shape):
         spread = [count * stride for count, stride in zip(counts, a["strides"], strict=True)]
-        found = b.reshape(b.broadcast(found, dims, wide), spread)
+        values = b.reshape(b.broadcast(values, dims, wide), spread)
     low = [low for low, _ in number_pairs_of(a)]
-    return b.slice(found, low, [first + size for first, size in zip(low, shape, strict=True)])
+    return b.slice(values, low, [first + size for first, size in zip(low, shape, strict=True)])
 
 
 def _max_windows_per_element(op: Op) -> list[int]:

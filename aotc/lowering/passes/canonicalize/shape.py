@@ -95,8 +95,8 @@ def _simplify_slice(op: Op, x: Value, b: Builder) -> Value | None:
         return None
     inner = _definition_named(x, "slice", b)
     if inner is not None:
-        found = [dims_of(inner.attrs, "start"), dims_of(inner.attrs, "stride"), inner.operands[0].type.shape]
-        if all(map(is_static, found)):
+        sizes = [dims_of(inner.attrs, "start"), dims_of(inner.attrs, "stride"), inner.operands[0].type.shape]
+        if all(map(is_static, sizes)):
             return _slice_of_slice(op, inner, b)
     joined = _definition_named(x, "concatenate", b)
     return _slice_of_concatenate(op, joined, b) if joined is not None else None
@@ -208,8 +208,8 @@ def _constant_start_indices(
     if places is None or not is_static(shapes) or any(part.type.shape[d] != 1 for d in others):
         return None
     starts = np.broadcast_to(places, [static(d) for d in indices.type.shape]).reshape(-1).tolist()
-    known = dict(zip(dims, starts, strict=True))
-    return [int(known.get(d, 0)) for d in range(op.operands[0].type.rank)]
+    start_of_dim = dict(zip(dims, starts, strict=True))
+    return [int(start_of_dim.get(d, 0)) for d in range(op.operands[0].type.rank)]
 
 
 def _pad_to_window_padding(op: Op, x: Value, b: Builder) -> Value | None:

@@ -72,11 +72,11 @@ def same_slice_position(one: Op, other: Op, makers: Mapping[Value, Op]) -> bool:
 
 def _users_of_values(region: Region) -> dict[Value, list[Op]]:
     """Return the ops that read each value of ``region`` and of its nested regions."""
-    found: dict[Value, list[Op]] = {}
+    users: dict[Value, list[Op]] = {}
     for op in walk(region):
         for v in op.operands:
-            found.setdefault(v, []).append(op)
-    return found
+            users.setdefault(v, []).append(op)
+    return users
 
 
 def _definition_before_reshapes(v: Value, makers: Mapping[Value, Op]) -> Op | None:
@@ -97,13 +97,13 @@ def _slice_update_chain(
         return {}
     if any(user is not op and user.name != "dynamic_slice" for user in users[x]):
         return {}  # it would have to be copied as a whole
-    found: dict[Value, tuple[int, ...]] = {}
+    dims_of_links: dict[Value, tuple[int, ...]] = {}
     for link in chain:
         dims = _whole_dims_of_slice(read, link.operands[0].type.shape)
         if dims is None or (link.name == "scatter" and link.operands[1].type.dtype not in _INDICES):
             return {}
-        found[link.result] = dims
-    return found
+        dims_of_links[link.result] = dims
+    return dims_of_links
 
 
 def _whole_dims_of_slice(read: Op, shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
@@ -133,9 +133,9 @@ class _SliceUpdateRewriter:
                 return None
             x, *starts = read.operands
             dropped = self.links[op.result][0]
-            made = _ON_WHOLE[op.name](op, x, starts[:dropped], b)
-            self.updated[made] = self.updated.get(x, x)
-            part = b.make("dynamic_slice", (made, *starts), read.attrs)
+            whole = _ON_WHOLE[op.name](op, x, starts[:dropped], b)
+            self.updated[whole] = self.updated.get(x, x)
+            part = b.make("dynamic_slice", (whole, *starts), read.attrs)
             return (b.reshape(part, op.result.type.shape),)
         if op.name == "dynamic_update_slice":
             read = _definition_before_reshapes(op.operands[1], b.definitions)

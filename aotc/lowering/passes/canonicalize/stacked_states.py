@@ -33,6 +33,7 @@ class _StackRewriter:
     """Make loops compute stacked results in the memory of stacked inputs."""
 
     def __init__(self, function: Function) -> None:
+        """Index the definitions, constants and use counts of ``function``, and its donated arguments."""
         self.function = function
         self.makers = {v: op for op in walk(function.body) for v in op.results}
         self.constants = {v: op for v, op in self.makers.items() if op.name == "constant"}
@@ -101,11 +102,11 @@ class _StackRewriter:
             if o.name == "dynamic_slice" and same_slice_position(o, write, makers):
                 reads.setdefault(o.operands[0], []).append(o)
         result = op.results[n]
-        found = [
+        candidates = [
             xs for xs, ops in reads.items()
             if xs in own and xs not in replaced
             and self.counts[xs] == len(ops) and self.donated.get(xs, result) is result
         ]  # fmt: skip
         _, slice_ = updates_written_back(write, makers)
         updated = slice_.operands[0] if slice_ is not None else None
-        return updated if updated in found else next(iter(found), None)
+        return updated if updated in candidates else next(iter(candidates), None)

@@ -192,28 +192,28 @@ class GroupAbsorber:
 
     def _only_reader_of_group(self, group: Group, group_of: Mapping[Op, Group]) -> Group | None:
         """Return the group that alone reads the results of ``group`` and can compute them, or None."""
-        made = [v for op in group.members for v in op.results]
-        if any(v in self.needed for v in made):
+        results = [v for op in group.members for v in op.results]
+        if any(v in self.needed for v in results):
             return None
-        pairs = {(v, g) for v in made for op in self.readers.get(v, ()) if (g := group_of[op]) is not group}
-        found = {g for _, g in pairs}
-        if len(found) != 1:
+        pairs = {(v, g) for v in results for op in self.readers.get(v, ()) if (g := group_of[op]) is not group}
+        reading = {g for _, g in pairs}
+        if len(reading) != 1:
             return None
-        (reader,) = found
+        (reader,) = reading
         # a loop that reads it twice would be part of it, unless a gather reads it as places, too
         several = {"update", "loop"} if self.budget.target.kind == "cuda" else {"update"}
-        if len(pairs) > 1 and reader.kind not in several and not self._reads_in_place(made, reader):
+        if len(pairs) > 1 and reader.kind not in several and not self._reads_in_place(results, reader):
             return None
         return reader if reader.kind in ABSORBING else None
 
-    def _reads_in_place(self, made: Sequence[Value], reader: Group) -> bool:
+    def _reads_in_place(self, values: Sequence[Value], reader: Group) -> bool:
         """Return True if a loop reads a group's values only in elementwise ops of the same shape: nothing is repeated.
 
         Such a loop is a separate group if its other operand is from a group that was opened later.
         """
         if reader.kind != "loop":
             return False
-        read = [(v, op) for v in made for op in self.readers.get(v, ())]
+        read = [(v, op) for v in values for op in self.readers.get(v, ())]
         return all(op.name in SCALARS and v in op.operands and v.type.shape == op.result.type.shape for v, op in read)
 
     def refusal(self, group: Group, reader: Group) -> str:
@@ -225,16 +225,17 @@ class GroupAbsorber:
         buffers = self._buffers_read_by(ops)
         if not REGION_BUFFERS.holds(buffers):
             return f"{buffers} buffers > {REGION_BUFFERS.value}"
-        made = {v for op in group.members for v in op.results}
+        results = {v for op in group.members for v in op.results}
         first = reader.members[0]
-        if reader.kind == "update" and any(first.operands[n] in made for n in updated_operands(first)):
+        if reader.kind == "update" and any(first.operands[n] in results for n in updated_operands(first)):
             return "it is updated in place"
         if reader.kind == "update" and self._reads_updated(group, first):
             return "it reads what is updated, which would have to be copied"
         updates = self.updated.updates_after_reads(ops, group.members[-1].results[0].type)
+        # reader.before) | Bit n of ``before`` is set if group n must run first.
         if any((group.before | reader.before) >> self.budget.group_of[u].number & 1 for u in updates):
             return READS_LATE
-        if reader.kind == "contract" and not made & set(reader.members[0].operands) <= self.widened:
+        if reader.kind == "contract" and not results & set(reader.members[0].operands) <= self.widened:
             return "a product reads it many times"
         if reader.kind == "row" and self.budget.target.kind == "cpu" and self._has_strided_reads(group, reader):
             return "each row of many would read it with strides"
@@ -255,8 +256,8 @@ class GroupAbsorber:
             updated.add(v)
             if (maker := self.budget.makers.get(v)) is not None and v in maker.results[: len(updated_operands(maker))]:
                 left.append(maker.operands[updated_operands(maker)[maker.results.index(v)]])
-        made, whole = (_element_count_of_type(v.type) for v in (group.members[-1].result, update.operands[0]))
-        small = made is not None and whole is not None and made < whole
+        own_elements, whole = (_element_count_of_type(v.type) for v in (group.members[-1].result, update.operands[0]))
+        small = own_elements is not None and whole is not None and own_elements < whole
         ops = self.budget.body([*group.absorbed, *group.members]).values()
         return small and any(v in updated for op in ops for v in op.operands)
 
@@ -265,20 +266,20 @@ class GroupAbsorber:
         last = group.members[-1]
         if last.name != "transpose" or last.operands[0].type.shape[-1] == 1:
             return False
-        made, read = (
+        written, read = (
             _element_count_of_type(last.result.type),
             _element_count_of_type(reader.members[0].operands[0].type),
         )
         moved = last.attrs["perm"][-1] != last.result.type.rank - 1
-        return moved and made is not None and read is not None and read > made
+        return moved and written is not None and read is not None and read > written
 
     def _repeated_operations(self, group: Group, reader: Group) -> int:
         """Return the scalar operations per element that a reader repeats if it recomputes ``group``."""
         cost = sum(op.attrs.get("work", OPS[op.name].work) for op in group.members + group.absorbed)
-        made = _element_count_of_type(group.members[-1].result.type)
+        written = _element_count_of_type(group.members[-1].result.type)
         anchor = reader.anchors.anchor if reader.anchors else reader.members[0].results[0]
         read = _element_count_of_type(anchor.type)
-        repeats = 1 if made is None or read is None else max(1, -(-read // max(made, 1)))
+        repeats = 1 if written is None or read is None else max(1, -(-read // max(written, 1)))
         if reader.kind == "window":
             repeats = estimated_dim(product(dims_of(reader.members[0].attrs, "window")))
         if reader.kind == "row":

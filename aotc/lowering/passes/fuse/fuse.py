@@ -129,6 +129,10 @@ class _FusionGrouper:
         self, options: Options, functions: Mapping[str, Function], outlined: dict[str, Function],
         outer: Mapping[Value, Op], record: FusionRecord,
     ) -> None:  # fmt: skip
+        """Start without groups; ``outer`` has the definitions of values from outside of the region.
+
+        ``outlined`` collects the functions of regions by name, ``record`` the reasons for decisions.
+        """
         self.options, self.functions, self.outlined = options, functions, outlined
         self.level, self.record = options.opt_level, record
         self.makers: dict[Value, Op] = dict(outer)
@@ -202,9 +206,9 @@ class _FusionGrouper:
         for end in [*(n for n, op in enumerate(region.ops) if op.name in JUDGED), len(region.ops)]:
             part, rest = region.ops[begin:end], region.ops[end:]
             later = {*region.results, *(v for op in rest for v in (*op.operands, *values_captured_by_op(op)))}
-            kept = tuple(v for op in part for v in op.results if v in later)
+            results = tuple(v for op in part for v in op.results if v in later)
             fuser = _FusionGrouper(self.options, self.functions, self.outlined, makers, self.record)
-            ops += fuser.region_of_dispatches(Region(region.params, part, kept)).ops
+            ops += fuser.region_of_dispatches(Region(region.params, part, results)).ops
             ops += rest[:1]
             makers.update((v, op) for op in part for v in op.results)
             begin = end + 1
@@ -295,7 +299,7 @@ class _FusionGrouper:
 
     def _group_values_behind(self, stack: list[Value]) -> set[Value]:
         """Return the values of groups on which the values in ``stack`` depend, also through movement ops."""
-        made: set[Value] = set()
+        values: set[Value] = set()
         seen: set[Value] = set()
         while stack:
             v = stack.pop()
@@ -304,10 +308,10 @@ class _FusionGrouper:
                 continue
             seen.add(v)
             if maker in self.group_of:
-                made.add(v)
+                values.add(v)
             else:
                 stack += maker.operands
-        return made
+        return values
 
     # --- joining ---
 
@@ -325,10 +329,10 @@ class _FusionGrouper:
 
     def _is_only_reader(self, op: Op, group: Group) -> bool:
         """Return True if only ``op`` reads ``group``, so that the region of ``op`` may absorb it."""
-        made = [v for member in group.members for v in member.results]
-        if self.level < 2 or not self.needed.isdisjoint(made):
+        results = [v for member in group.members for v in member.results]
+        if self.level < 2 or not self.needed.isdisjoint(results):
             return False
-        return all(user is op or self.group_of.get(user) is group for v in made for user in self.users.get(v, ()))
+        return all(user is op or self.group_of.get(user) is group for v in results for user in self.users.get(v, ()))
 
     def _try_to_join(self, op: Op, group: Group, sources: list[Group]) -> bool:
         """Add ``op`` to ``group`` if nothing refuses it; return True if it was added."""
@@ -351,6 +355,7 @@ class _FusionGrouper:
             return "only loops take ops at -O1"
         if op.name == "reduce" and group.kind not in ("loop", "row", "reduce"):
             return f"a reduction joins no region of kind {group.kind}"
+        # Bit n of these integers is set if group n must run first.
         if _groups_that_run_before(group, sources) >> group.number & 1:
             return "another operand needs its results first"
         earlier = group.before | _groups_that_run_before(group, sources)
@@ -390,8 +395,8 @@ class _FusionGrouper:
 
     def _share_of_region(self, group: Group) -> RegionShare:
         """Return the bytes and operations of a group; only members added since the last call are counted again."""
-        known, nanoseconds = self._times.get(group, (0, 0.0))
-        nanoseconds += single_worker_nanoseconds(group.members[known:], self.budget.target)
+        counted, nanoseconds = self._times.get(group, (0, 0.0))
+        nanoseconds += single_worker_nanoseconds(group.members[counted:], self.budget.target)
         self._times[group] = len(group.members), nanoseconds
         return region_share(nanoseconds, group.anchors, group.kind)
 

@@ -103,7 +103,7 @@ class Outliner:
     def _buffers_read_by_group(self, group: Group) -> list[Value]:
         """Return the buffers that the region of ``group`` reads, in order of first use."""
         inside = {*group.members, *group.absorbed}
-        found: dict[Value, None] = {}
+        buffers: dict[Value, None] = {}
         seen: set[Value] = set()
         stack = [v for op in reversed(group.members) for v in reversed([*op.operands, *values_captured_by_op(op)])]
         while stack:
@@ -117,8 +117,8 @@ class Outliner:
             elif maker is not None and self._is_copied_into_group(maker, v, group):
                 stack += reversed(maker.operands)
             else:
-                found[v] = None
-        return list(found)
+                buffers[v] = None
+        return list(buffers)
 
     def _is_copied_into_group(self, maker: Op, value: Value, group: Group) -> bool:
         """Return True if the movement op or small constant ``maker`` is duplicated in the group that reads it."""
@@ -211,6 +211,7 @@ def _is_splat_constant(op: Op) -> bool:
 
 
 def _region_label(group: Group) -> str:
+    """Return the word by which a kernel is named: its collective, its most significant op, or ``row``."""
     call = next((op.attrs["target"] for op in group.members if op.name == "custom_call"), "")
     if call.startswith(RANK_CALL):
         return call.removeprefix(RANK_CALL)

@@ -90,8 +90,8 @@ class CheapValueRecomputer:
 
     def _reading_groups(self, v: Value, group: Group) -> list[Group]:
         """Return the other groups that read ``v``, directly or through movement ops."""
-        found = (self.group_of[op] for op in self.absorber.readers.get(v, ()))
-        return [g for g in dict.fromkeys(found) if g is not group]
+        groups = (self.group_of[op] for op in self.absorber.readers.get(v, ()))
+        return [g for g in dict.fromkeys(groups) if g is not group]
 
     def _cheap_cone_of(self, v: Value, group: Group) -> list[Op]:
         """Return the ops of ``group`` that compute ``v``, in order; empty unless all are cheap and elementwise."""
@@ -125,7 +125,7 @@ class CheapValueRecomputer:
     def _outside_values_read(self, ops: Iterable[Op]) -> set[Value]:
         """Return the values from outside that ``ops`` read, looking through movement ops."""
         inside = {*ops}
-        found: set[Value] = set()
+        values: set[Value] = set()
         seen: set[Value] = set()
         stack = [x for op in inside for x in op.operands]
         while stack:
@@ -137,8 +137,8 @@ class CheapValueRecomputer:
             if maker is not None and self._is_copied_by_readers(maker):
                 stack += maker.operands
             else:
-                found.add(x)
-        return found
+                values.add(x)
+        return values
 
     def _is_recomputable(self, cone: Sequence[Op], readers: Sequence[Group]) -> bool:
         """Return True if every reader may compute the ops of ``cone`` too."""

@@ -74,9 +74,9 @@ def has_phases(op: Op) -> bool:
     a, (lhs, rhs), result = op.attrs, op.operands, op.result.type
     sizes = [*(lhs.type.shape[d] for d in a["input_spatial"]), *(rhs.type.shape[d] for d in a["kernel_spatial"])]
     sizes += [result.shape[d] for d in a["output_spatial"]]
-    known = all(isinstance(n, int) and n > 0 for n in sizes) and all(isinstance(n, int) for n, _ in pairs_of(a))
+    static_sizes = all(isinstance(n, int) and n > 0 for n in sizes) and all(isinstance(n, int) for n, _ in pairs_of(a))
     whole = all(n == 1 for n in (*a["strides"], *a["rhs_dilation"], a["batch_groups"]))
-    return known and whole and any(n > 1 for n in a["lhs_dilation"])
+    return static_sizes and whole and any(n > 1 for n in a["lhs_dilation"])
 
 
 def convolve_by_phases(spread: PhasedConvolution, convolve: Convolve, b: Builder) -> Value:
@@ -105,12 +105,12 @@ def phase_runs(gap: int, low: int, outputs: int, pixels: int, taps: int) -> list
         tap = (low - p) % gap
         return (p + tap - low) // gap, max(-(-(taps - tap) // gap), 0)
 
-    found = []
+    runs = []
     for (first, count), members in groupby(range(gap), pixel_range):
         phases = list(members)
         tap = (low - phases[-1]) % gap
-        found.append(Run(tap, count, len(phases), -first, size + count - 1 - pixels + first))
-    return found
+        runs.append(Run(tap, count, len(phases), -first, size + count - 1 - pixels + first))
+    return runs
 
 
 def _convolve_phase_runs(spread: PhasedConvolution, runs: tuple[Run, ...], convolve: Convolve, b: Builder) -> Value:
@@ -121,8 +121,8 @@ def _convolve_phase_runs(spread: PhasedConvolution, runs: tuple[Run, ...], convo
         pairs = [m for pair in zip(sizes, counts) for m in pair]
         return b.constant(0, TensorType(x.type.dtype, (n, *pairs, c)))
     padded = b.pad(x, None, {d: r.low for d, r in enumerate(runs, 1)}, {d: r.high for d, r in enumerate(runs, 1)})
-    made = convolve(padded, _phase_run_weights(spread, runs, b), sizes)
-    split = b.reshape(made, (n, *sizes, groups, *counts, c // groups))
+    convolved = convolve(padded, _phase_run_weights(spread, runs, b), sizes)
+    split = b.reshape(convolved, (n, *sizes, groups, *counts, c // groups))
     axes = [axis for d in range(rank) for axis in (1 + d, rank + 2 + d)]
     moved = b.transpose(split, (0, *axes, rank + 1, 2 * rank + 2))
     return b.reshape(moved, (*moved.type.shape[:-2], c))

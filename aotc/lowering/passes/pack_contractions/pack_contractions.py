@@ -159,6 +159,7 @@ def _pack_matmul(op: Op, b: Builder, target: Target, memory_limit: int, widest: 
     wide = F32 if form == BF16_PAIRS else form
     m, n = op.result.type.shape[-2:]
     k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
+    # Panels that several matmuls share are laid out for the matmul with most rows.
     model = with_widest_panel_rows(op, widest) if constant else op
     strategy = matmul_strategy(model, form, constant, target, memory_limit)
     if form is None or wide is None:

@@ -59,8 +59,8 @@ def with_pixels_as_columns(op: Op, form: TileForm, target: Target, b: Builder) -
         w = b.reshape(w, (channels, *kernel, 1, shape[-1]))
         attrs |= {name: (1, *op.attrs[name]) for name in ("strides", "rhs_dilation")}
         shape = (images, 1, *shape[1:])
-    made = b.make("conv", (x, w), attrs, TensorType(single.out, shape))
-    return b.convert(b.reshape(made, op.result.type.shape), op.result.type.dtype)
+    result = b.make("conv", (x, w), attrs, TensorType(single.out, shape))
+    return b.convert(b.reshape(result, op.result.type.shape), op.result.type.dtype)
 
 
 PIXEL_SUMS = BlockSize(

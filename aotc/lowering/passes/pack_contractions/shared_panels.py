@@ -34,11 +34,11 @@ def widest_product_rows(module: Module) -> dict[Value, Dim]:
             if root is not None:
                 dtypes = tuple(v.type.dtype for v in (*op.operands, op.result))
                 products.setdefault((op.name, op.attrs.get("rhs_transposed"), dtypes, root), []).append(op)
-    found: dict[Value, Dim] = {}
+    most_rows: dict[Value, Dim] = {}
     for ops in products.values():
         most = max((_matmul_row_count(op) for op in ops), key=lambda m: float("inf") if isinstance(m, Expr) else m)
-        found.update((op.result, most) for op in ops if _matmul_row_count(op) != most)
-    return found
+        most_rows.update((op.result, most) for op in ops if _matmul_row_count(op) != most)
+    return most_rows
 
 
 def with_widest_panel_rows(op: Op, widest: Mapping[Value, Dim]) -> Op:

@@ -68,9 +68,9 @@ def add_byte_offset(op: Op, b: Builder) -> Op:
 
 def subtract_byte_offset(out: Value, rhs: Value, dims: Sequence[int], b: Builder) -> Value:
     """Return the result ``out`` corrected for the added 128; the terms of sums are along ``dims`` of ``rhs``."""
-    known, axes = constant_of(rhs, b.definitions), tuple(dims)
-    if known is not None:
-        sums = np.broadcast_to(known, [static(d) for d in rhs.type.shape]).sum(axes, np.int32)
+    constant, axes = constant_of(rhs, b.definitions), tuple(dims)
+    if constant is not None:
+        sums = np.broadcast_to(constant, [static(d) for d in rhs.type.shape]).sum(axes, np.int32)
         row = b.constant(sums * np.int32(SHIFT), TensorType("i32", sums.shape))
     else:
         wide = b.convert(rhs, "i32")

@@ -20,8 +20,8 @@ def transposed_product(op: Op, b: Builder) -> Op:
     """Return the ``matmul`` op that computes the transposed result of ``op``, with swapped operands."""
     *batch, m, n = op.result.type.shape
     flags = {"lhs_transposed": not op.attrs["rhs_transposed"], "rhs_transposed": not op.attrs["lhs_transposed"]}
-    made = (TensorType(op.result.type.dtype, (*batch, n, m)),)
-    return b.op("matmul", op.operands[::-1], {**op.attrs, **flags}, made)
+    types = (TensorType(op.result.type.dtype, (*batch, n, m)),)
+    return b.op("matmul", op.operands[::-1], {**op.attrs, **flags}, types)
 
 
 def transpose_batch(transposed: Value, b: Builder) -> Value:

@@ -50,8 +50,8 @@ def prepare_tensor_core_conv(op: Op, b: Builder, target: Target) -> tuple[Value,
         return b.append(_pad_as_attribute(op, b) if is_depthwise(op) else op)
     op = _pad_as_attribute(op, b)
     if (product_ := _single_window_conv_as_matmul(op, b)) is not None:
-        (found,) = prepare_tensor_core_matmul(product_, b, target)
-        return (b.reshape(found, op.result.type.shape),)
+        (out,) = prepare_tensor_core_matmul(product_, b, target)
+        return (b.reshape(out, op.result.type.shape),)
     changes = _best_layout_changes(op, target, _is_conv_kernel_transposed(op, b))
     if changes is None:
         return _matmul_of_conv_patches(op, b, target) if _windows_partition_input(op) else b.append(op)
@@ -90,8 +90,8 @@ def _best_layout_changes(op: Op, target: Target, transposed: bool) -> _OperandLa
     candidates = (
         replace(changes, transposed=transposed) for changes in (_OperandLayoutChanges(), _window_alignment_changes(op))
     )
-    found = [(im2col_window_of(_conv_with_layout_changes(op, changes), target), changes) for changes in candidates]
-    slices = [(window.slices(depth), changes) for window, changes in found if window is not None]
+    windows = [(im2col_window_of(_conv_with_layout_changes(op, changes), target), changes) for changes in candidates]
+    slices = [(window.slices(depth), changes) for window, changes in windows if window is not None]
     if len(slices) == 2 and 2 * slices[1][0] > slices[0][0]:
         return slices[0][1]
     return slices[-1][1] if slices else None
@@ -131,10 +131,10 @@ def _single_window_conv_as_matmul(op: Op, b: Builder) -> Op | None:
 
 def _operand_of_inverse_transpose(v: Value, perm: tuple[int, ...], b: Builder) -> Value | None:
     """Return the operand of the transpose that computes ``v`` if ``perm`` is its inverse, else None."""
-    made = b.definitions.get(v)
-    if made is None or made.name != "transpose":
+    maker = b.definitions.get(v)
+    if maker is None or maker.name != "transpose":
         return None
-    return made.operands[0] if tuple(made.attrs["perm"][p] for p in perm) == tuple(range(len(perm))) else None
+    return maker.operands[0] if tuple(maker.attrs["perm"][p] for p in perm) == tuple(range(len(perm))) else None
 
 
 def _matmul_of_conv_patches(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
@@ -149,8 +149,8 @@ def _matmul_of_conv_patches(op: Op, b: Builder, target: Target) -> tuple[Value, 
     attrs = {"lhs_transposed": False, "rhs_transposed": False}
     attrs |= {name: op.attrs[name] for name in ("precision",) if name in op.attrs}
     whole = b.op("matmul", operands, attrs, (TensorType(op.result.type.dtype, (rows, columns)),), "", ())
-    (found,) = prepare_tensor_core_matmul(whole, b, target)
-    return (b.reshape(found, op.result.type.shape),)
+    (out,) = prepare_tensor_core_matmul(whole, b, target)
+    return (b.reshape(out, op.result.type.shape),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,15 +224,15 @@ def _split_conv_terms(op: Op, parts: int, b: Builder) -> Value:
 
 def _pad_as_attribute(op: Op, b: Builder) -> Op:
     """Return ``op`` with a ``pad`` of zeros before it replaced by the attribute ``padding``."""
-    made = b.definitions.get(op.operands[0])
-    if made is None or made.name != "pad" or "padding" in op.attrs:
+    definition = b.definitions.get(op.operands[0])
+    if definition is None or definition.name != "pad" or "padding" in op.attrs:
         return op
-    value = splat_of(made.operands[1], b.definitions)
-    widths = [dims_of(made.attrs, name) for name in ("low", "high", "interior")]
+    value = splat_of(definition.operands[1], b.definitions)
+    widths = [dims_of(definition.attrs, name) for name in ("low", "high", "interior")]
     if value is None or value != 0 or not all(map(is_static, widths)):
         return op
     low, high, interior = ([static(n) for n in of_each] for of_each in widths)
     if min((*low, *high)) < 0 or any(interior) or any(low[n] or high[n] for n in (0, -1)):
         return op
     padding = tuple(zip(low[1:-1], high[1:-1], strict=True))
-    return replace(op, operands=(made.operands[0], op.operands[1]), attrs={**op.attrs, "padding": padding})
+    return replace(op, operands=(definition.operands[0], op.operands[1]), attrs={**op.attrs, "padding": padding})

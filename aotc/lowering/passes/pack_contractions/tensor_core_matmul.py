@@ -110,11 +110,11 @@ def narrow_matmul(op: Op, b: Builder, target: Target) -> Op:
     """Return the matmul of the operands before conversions to f32, or from 8-bit to 16-bit floats."""
     sources, wide = [], set()
     for v in op.operands:
-        made = _defining_op_of(v, b)
-        if made is None or made.name != "convert":
+        definition = _defining_op_of(v, b)
+        if definition is None or definition.name != "convert":
             return op
-        sources.append(made.operands[0])
-        wide.add(made.result.type.dtype)
+        sources.append(definition.operands[0])
+        wide.add(definition.result.type.dtype)
     kinds = {v.type.dtype for v in sources}
     short = wide == {"f32"} and len(kinds) == 1 and kinds <= _SHORT
     if not short and not (kinds <= FP8.keys() and len(wide) == 1 and wide <= _WIDE and takes_fp8(op, target)):
@@ -139,9 +139,9 @@ def _matmul_of_operands_as_stored(op: Op, b: Builder) -> Op:
     operands = list(op.operands)
     flags = {name: bool(op.attrs[name]) for name in _FLAGS}
     for n, name in enumerate(flags):
-        made = _defining_op_of(operands[n], b)
-        if made is not None and swaps_matrix(made):
-            operands[n], flags[name] = made.operands[0], not flags[name]
+        definition = _defining_op_of(operands[n], b)
+        if definition is not None and swaps_matrix(definition):
+            operands[n], flags[name] = definition.operands[0], not flags[name]
     return replace(op, operands=tuple(operands), attrs={**op.attrs, **flags})
 
 
@@ -152,27 +152,27 @@ def _matmul_with_contiguous_terms(op: Op, b: Builder) -> Op:
     """
     operands, flags = list(op.operands), dict(op.attrs)
     m, n = op.result.type.shape[-2:]
-    ways = [bool(flags[name]) is not wanted for name, wanted in zip(_FLAGS, (False, True), strict=True)]
+    ways = [bool(flags[name]) is not preferred for name, preferred in zip(_FLAGS, (False, True), strict=True)]
     if operands[0].type.dtype == "f32":
         constants = [b.is_precomputable(v) for v in operands]
         sizes = [product(v.type.shape) for v in operands]
-        known = all(isinstance(size, int) for size in sizes)
-        second = all(ways) and known and static(sizes[1]) < static(sizes[0])
+        static_sizes = all(isinstance(size, int) for size in sizes)
+        second = all(ways) and static_sizes and static(sizes[1]) < static(sizes[0])
         ways = [way and (constant or (all(ways) and second == bool(number)))
                 for number, (way, constant) in enumerate(zip(ways, constants, strict=True))]  # fmt: skip
-    for number, (name, wanted, times) in enumerate(zip(_FLAGS, (False, True), (n, m), strict=True)):
+    for number, (name, preferred, times) in enumerate(zip(_FLAGS, (False, True), (n, m), strict=True)):
         v = operands[number]
         if ways[number] and (b.is_precomputable(v) or is_worth_transposing(v.type, times)):
             operands[number] = _transposed_matrix(v, b)
-            flags[name] = wanted
+            flags[name] = preferred
     return replace(op, operands=tuple(operands), attrs=flags)
 
 
 def _transposed_matrix(v: Value, b: Builder) -> Value:
     """Return a matrix transposed; a conversion of it moves behind the transpose, so that fewer bytes are moved."""
-    made = b.definitions.get(v)
-    if made is not None and made.name == "convert":
-        return b.convert(b.transpose(made.operands[0], swap_permutation(v.type.rank)), v.type.dtype)
+    definition = b.definitions.get(v)
+    if definition is not None and definition.name == "convert":
+        return b.convert(b.transpose(definition.operands[0], swap_permutation(v.type.rank)), v.type.dtype)
     return b.transpose(v, swap_permutation(v.type.rank))
 
 

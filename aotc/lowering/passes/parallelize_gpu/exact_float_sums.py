@@ -70,12 +70,12 @@ class ExactSum:
         infinite = m("eq", wide, float("inf")), m("eq", wide, float("-inf"))
         count = TensorType("i64", x.type.shape)
         counted = m.select(infinite[0], m.filled(1, count), m.select(infinite[1], 1 << _COUNT, m.filled(0, count)))
-        found = []
+        words = []
         for word in range(self.words):
             whole = m("round_even", scaled)
-            found.append(m.select(special, counted if not word else 0, self.b.convert(whole, "i64")))
+            words.append(m.select(special, counted if not word else 0, self.b.convert(whole, "i64")))
             scaled = m("mul", m("sub", scaled, whole), 2.0**self.bits)
-        return found
+        return words
 
     def float_of_integer_sums(self, words: list[Value], largest: Value) -> Value:
         """Return the float sums: sums of the integers, scaled back; infinities and NaN follow IEEE 754."""

@@ -53,14 +53,15 @@ def parallelize_sort(op: Op, target: Target, b: Builder) -> Sequence[Value] | No
 
 
 def _parallel_sort(op: Op, target: Target, b: Builder) -> Sequence[Value]:
+    """Return the results of a sort, with the sorted dim moved last and each row sorted by runs."""
     dim, shape = op.attrs["dim"], op.results[0].type.shape
     last = len(shape) - 1
     moved = product(shape[dim + 1 :]) != 1
     perm = [d for d in range(len(shape)) if d != dim] + [dim]
     arrays = [b.transpose(v, perm) if moved else b.reshape(v, [shape[d] for d in perm]) for v in op.operands]
-    found = _sorted_rows_by_runs(arrays, op.regions[0], target, b)
+    sorted_rows = _sorted_rows_by_runs(arrays, op.regions[0], target, b)
     back = [perm.index(d) for d in range(last + 1)]
-    return [b.transpose(v, back) if moved else b.reshape(v, shape) for v in found]
+    return [b.transpose(v, back) if moved else b.reshape(v, shape) for v in sorted_rows]
 
 
 MERGED_SORT = Limit(
@@ -97,10 +98,10 @@ def _merge_sorted_runs(arrays: Sequence[Value], region: Region, width: int, b: B
     """Return ``arrays`` sorted along their last dim by merging runs, starting with runs of ``width``."""
     n = arrays[0].type.shape[-1]
     most, fan_in = (n, 2) if isinstance(n, int) else (LONGEST_ROW, MERGE_WAYS_UNKNOWN.value)
-    found = _append_sort_runs(arrays, region, b, width, 1)
+    runs = _append_sort_runs(arrays, region, b, width, 1)
     while width < most:
-        found, width = _append_sort_runs(found, region, b, width * fan_in, width), width * fan_in
-    return found
+        runs, width = _append_sort_runs(runs, region, b, width * fan_in, width), width * fan_in
+    return runs
 
 
 def _append_sort_runs(
@@ -126,14 +127,14 @@ def _parallel_top_k(op: Op, target: Target, b: Builder) -> Sequence[Value]:
     region = _descending_comparator(x.type.dtype, b)
     width = sorted_width([x.type.dtype, "i32"], target)
     if isinstance(n, int) and isinstance(k, int) and (n <= width or KEPT_OF_RUN.holds(100 * k // width)):
-        found = _append_sort_runs((x,), region, b, width, 1, k, numbered=True)
+        sorted_rows = _append_sort_runs((x,), region, b, width, 1, k, numbered=True)
         while n > width:
             n = n // width * k + min(n % width, k)
-            found = _append_sort_runs(found, region, b, width, 1, k)
-        return found
+            sorted_rows = _append_sort_runs(sorted_rows, region, b, width, 1, k)
+        return sorted_rows
     places = b.make("iota", (), {"dim": x.type.rank - 1}, TensorType("i32", x.type.shape))
-    found = _sorted_rows_by_runs((x, places), region, target, b)
-    return [b.slice_dim(v, x.type.rank - 1, 0, k) for v in found]
+    sorted_rows = _sorted_rows_by_runs((x, places), region, target, b)
+    return [b.slice_dim(v, x.type.rank - 1, 0, k) for v in sorted_rows]
 
 
 def _descending_comparator(dtype: str, b: Builder) -> Region:

@@ -63,30 +63,30 @@ def radix_sort_arrays(
     read = {n for n in range(len(arrays)) if not needed.isdisjoint(region.params[2 * n : 2 * n + 2])}
     whole = DIGIT_SORT_MOVED.holds(sum(size_of(v.type.dtype) for v in arrays))
     moved = [n for n in range(len(arrays)) if whole or n in read]
-    held = [arrays[n] for n in moved]
+    carried = [arrays[n] for n in moved]
     shape = arrays[0].type.shape
     if not whole:
-        held.append(b.make("iota", (), {"dim": len(shape) - 1}, TensorType("i32", shape)))
-    part = max(_elements_per_sort_block(sum(size_of(v.type.dtype) for v in held), target), WARP)
+        carried.append(b.make("iota", (), {"dim": len(shape) - 1}, TensorType("i32", shape)))
+    part = max(_elements_per_sort_block(sum(size_of(v.type.dtype) for v in carried), target), WARP)
     for key in reversed(keys):
         for byte in range(key_bytes(key.value.type.dtype)):
             attrs = {"part": part, "shift": 8 * byte, "ascending": key.ascending}
-            one = _sort_key_region(region, key, moved, held, b)
-            (counts,) = b.append(b.op("digit_counts", tuple(held), attrs, hint="counts", regions=(one,)))
+            one = _sort_key_region(region, key, moved, carried, b)
+            (counts,) = b.append(b.op("digit_counts", tuple(carried), attrs, hint="counts", regions=(one,)))
             again = (copy_region(one, b.names),)
-            operands = (*held, _prefix_sums(counts, b))
-            held = [*b.append(b.op("digit_sort", operands, attrs, hint="sorted", regions=again))]
+            operands = (*carried, _prefix_sums(counts, b))
+            carried = [*b.append(b.op("digit_sort", operands, attrs, hint="sorted", regions=again))]
     if whole:
-        return held
-    found = dict(zip(moved, held))
-    return [found[n] if n in found else _gather_along_rows(v, held[-1], b) for n, v in enumerate(arrays)]
+        return carried
+    result_of = dict(zip(moved, carried))
+    return [result_of[n] if n in result_of else _gather_along_rows(v, carried[-1], b) for n, v in enumerate(arrays)]
 
 
-def _sort_key_region(region: Region, key: SortKey, moved: Sequence[int], held: Sequence[Value], b: Builder) -> Region:
+def _sort_key_region(region: Region, key: SortKey, moved: Sequence[int], arrays: Sequence[Value], b: Builder) -> Region:
     """Return the region that computes the key of an element from the arrays that the sort moves."""
     needed = values_behind(key.value, {v: op for op in region.ops for v in op.results})
     params = [region.params[2 * n] for n in moved]
-    params += [Value(b.names.fresh("place"), TensorType(v.type.dtype)) for v in held[len(params) :]]
+    params += [Value(b.names.fresh("place"), TensorType(v.type.dtype)) for v in arrays[len(params) :]]
     ops = tuple(op for op in region.ops if not needed.isdisjoint(op.results))
     return copy_region(replace(region, params=tuple(params), ops=ops, results=(key.value,)), b.names)
 

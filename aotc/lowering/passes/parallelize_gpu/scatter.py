@@ -87,8 +87,8 @@ def _scatter_by_rows(op: Op, b: Builder, combine: Combine) -> Sequence[Value]:
     rows = scatter_update_rows(op, b)
     x, _, u = op.operands
     flat = b.reshape(x, rows.shape_of_rows(rows.rows)), b.reshape(u, rows.shape_of_rows(rows.updates))
-    found = combine(combiner_op_name(op) or "", rows, *flat, b)
-    return (b.reshape(found, x.type.shape),)
+    combined = combine(combiner_op_name(op) or "", rows, *flat, b)
+    return (b.reshape(combined, x.type.shape),)
 
 
 def _overwriting_scatter(op: Op, b: Builder) -> Sequence[Value]:
@@ -98,8 +98,8 @@ def _overwriting_scatter(op: Op, b: Builder) -> Sequence[Value]:
     index = rows.index_of_last_updates(rows.last_update_numbers(rows.index, b), b)
     arrays = [b.reshape(x, rows.shape_of_rows(rows.rows)) for x in op.operands[:n]]
     updates = [b.reshape(u, rows.shape_of_rows(rows.updates)) for u in op.operands[n + 1 :]]
-    found = rows.scatter_rows(arrays, index, updates, copy_region(op.regions[0], b.names), b, disjoint=True)
-    return [b.reshape(y, v.type.shape) for y, v in zip(found, op.results, strict=True)]
+    results = rows.scatter_rows(arrays, index, updates, copy_region(op.regions[0], b.names), b, disjoint=True)
+    return [b.reshape(y, v.type.shape) for y, v in zip(results, op.results, strict=True)]
 
 
 def _scatter_in_wider_integers(op: Op, b: Builder, dtype: str, name: str) -> Sequence[Value]:

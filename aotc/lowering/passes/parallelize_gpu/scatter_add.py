@@ -94,8 +94,8 @@ class _SortedScatterAdd:
         none, numbers = m.filled(-1, row.type), b.make("iota", (), {"dim": 0}, row.type)
         part = m.select(continue_while, m("shr_logic", numbers, self.part.bit_length() - 1), none)
         zeros = m.filled(0, TensorType(x.type.dtype, self.rows.shape_of_rows(parts)))
-        held = self.rows.gather_rows(u, m.select(continue_while, number, m.filled(0, row.type)), b)
-        carried = self._scatter_row_sums(zeros, part, held)
+        continued = self.rows.gather_rows(u, m.select(continue_while, number, m.filled(0, row.type)), b)
+        carried = self._scatter_row_sums(zeros, part, continued)
         own = self._scatter_row_sums(x, m.select(continue_while, none, row), self.rows.gather_rows(u, number, b))
         first, last = self._row_of_key(b.slice_dim(key, 0, 0, self.count, self.part)), self._row_of_key(before)
         return self._scatter_row_sums(own, m.select(m("eq", first, last), last, m.filled(-1, last.type)), carried)
@@ -127,11 +127,11 @@ class _SortedScatterAdd:
                 "numbered": False,
             }
             attrs["keep"] = attrs["width"]
-            (found,) = b.append(b.op("sort_runs", (key,), attrs, hint="sorted", regions=(region,)))
-            return found
+            (sorted_key,) = b.append(b.op("sort_runs", (key,), attrs, hint="sorted", regions=(region,)))
+            return sorted_key
         op = b.op("sort", (key,), {"dim": 0, "stable": False}, hint="sorted", regions=(region,))
-        (found,) = parallelize_sort(op, self.target, b) or b.append(op)
-        return found
+        (sorted_key,) = parallelize_sort(op, self.target, b) or b.append(op)
+        return sorted_key
 
     def _scatter_row_sums(self, x: Value, index: Value, u: Value) -> Value:
         """Append a scatter that adds ``u`` to rows of ``x``; updates to one row are adjacent."""

@@ -52,10 +52,10 @@ def scatter_by_sorted_runs(op: Op, target: Target, b: Builder) -> Sequence[Value
     if combiner_op_name(op) in ACCUMULATED:
         totals = _segmented_scan(_run_begins(index, b), updates, op.regions[0], b)
         ends = m.select(_row_differs_from_neighbour(index, 1, b), index, m.filled(-1, index.type))
-        found = rows.scatter_rows(arrays, ends, totals, region, b, disjoint=True)
+        combined = rows.scatter_rows(arrays, ends, totals, region, b, disjoint=True)
     else:
-        found = rows.scatter_rows(arrays, index, updates, region, b, in_runs=True)
-    return [b.reshape(y, v.type.shape) for y, v in zip(found, op.results, strict=True)]
+        combined = rows.scatter_rows(arrays, index, updates, region, b, in_runs=True)
+    return [b.reshape(y, v.type.shape) for y, v in zip(combined, op.results, strict=True)]
 
 
 def _sort_updates_by_row(index: Value, target: Target, b: Builder) -> Sequence[Value]:
@@ -111,6 +111,6 @@ def _segmented_scan_combiner(arrays: Sequence[Value], region: Region, b: Builder
     m, results = ElementwiseBuilder(inner), append_region(region, (*xs, *ys), inner)
     starts = m("or", m("eq", left, _SegmentState.NONE), m("eq", right, _SegmentState.BEGINS))
     ends = m("eq", right, _SegmentState.NONE)
-    found = [m.select(starts, y, m.select(ends, x, z)) for x, y, z in zip(xs, ys, results, strict=True)]
+    selected = [m.select(starts, y, m.select(ends, x, z)) for x, y, z in zip(xs, ys, results, strict=True)]
     mark = m("max", left, right)
-    return Region((left, *xs, right, *ys), tuple(inner.ops), (mark, *found))
+    return Region((left, *xs, right, *ys), tuple(inner.ops), (mark, *selected))

@@ -71,8 +71,8 @@ class UpdateRows:
     def last_update_numbers(self, index: Value, b: Builder) -> Value:
         """Return for each update the number, counted from 1, of the last update to the same row."""
         start = ElementwiseBuilder(b).filled(0, TensorType(index.type.dtype, (self.rows,)))
-        held = self.scatter_combined("max", start, index, self.update_numbers(index, b), b)
-        return self.gather_rows(held, index, b)
+        last_of_row = self.scatter_combined("max", start, index, self.update_numbers(index, b), b)
+        return self.gather_rows(last_of_row, index, b)
 
     def has_other_updates(self, last: Value, b: Builder) -> Value:
         """Return a mask of the updates to rows that other updates write too.
@@ -134,6 +134,7 @@ def scatter_update_rows(op: Op, b: Builder) -> UpdateRows:
         flat = m.filled(0, wide)
     rows, updates, width = product(shape[: len(shape) - whole]), product(lead), product(shape[len(shape) - whole :])
     if tests:
+        # An update whose window is not inside the array is dropped: its row is -1.
         flat = m.select(reduce(lambda x, y: m("and", x, y), tests), flat, m.filled(-1, wide))
     flat = b.reshape(flat, (updates,))
     short = all(isinstance(n, int) and n < 2**31 - 1 for n in (rows, updates))

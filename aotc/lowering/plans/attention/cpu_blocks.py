@@ -171,11 +171,11 @@ PART_TERMS = BlockSize(
 def split_kv_parts(op: Op, target: Target) -> int:
     """Return the number of parts into which the terms of ``op`` are split (split-KV) to occupy all workers; often 1."""
     types = tuple(v.type for v in op.operands)
-    found = attention_blocks(types, op.attrs, final_attention_dtype(op), target) if target.kind == "cpu" else ()
+    candidates = attention_blocks(types, op.attrs, final_attention_dtype(op), target) if target.kind == "cpu" else ()
     batch, rows, terms, _, _ = attention_axis_sizes(types, op.attrs)
-    if not found or dims_of(op.attrs, "causal") or isinstance(terms, Expr):
+    if not candidates or dims_of(op.attrs, "causal") or isinstance(terms, Expr):
         return 1
-    blocks = found[-1]
+    blocks = candidates[-1]
     heads = blocks.heads if isinstance(blocks, DecodeBlocks) else 1
     items = product(batch) // heads * ceildiv(rows, blocks.rows)
     most = TERM_PARTS.value
@@ -324,10 +324,10 @@ KEY_QUERIES = Limit(
 def _batch_axes_of_item(types: Types, attrs: Attrs) -> list[int]:
     """Return the batch axes that an item of few rows processes whole, see :attr:`DecodeBlocks.whole_axes`."""
     (batch, rows, *_), (k, v) = attention_axis_sizes(types, attrs), (attrs["k_dims"], attrs["v_dims"])
-    known = [a for a, n in enumerate(batch) if isinstance(n, int) and n]
-    inside = sorted((a for a in known if k[a] > k[-2] and v[a] > v[-2]), key=lambda a: k[a])
+    static_axes = [a for a, n in enumerate(batch) if isinstance(n, int) and n]
+    inside = sorted((a for a in static_axes if k[a] > k[-2] and v[a] > v[-2]), key=lambda a: k[a])
     shared, queries = [], static(rows)
-    for a in known:
+    for a in static_axes:
         if k[a] == v[a] == ABSENT and KEY_QUERIES.holds(queries * static(batch[a])):
             shared.append(a)
             queries *= static(batch[a])

@@ -47,10 +47,10 @@ def plan_gpu_attention(b: RegionBuilder) -> TensorCoreAttentionPlan:
         raise b.unsupported_error(
             op, "attention of these sizes", "fuse_attention creates it only where it is supported"
         )
-    found = read_attention(attention_loops(b, b.trial_elements(), sizes))
-    if isinstance(tiling.template, DecodeAttention) and not are_operands_async_copyable(found, tiling):
+    loops = read_attention(attention_loops(b, b.trial_elements(), sizes))
+    if isinstance(tiling.template, DecodeAttention) and not are_operands_async_copyable(loops, tiling):
         tiling = one_warp_tiling(sizes, b.target) or tiling
-    if not are_operands_async_copyable(found, tiling):
+    if not are_operands_async_copyable(loops, tiling):
         hint = "align rows of queries, keys and values to 16 bytes"
         raise b.unsupported_error(op, "attention with rows that are not aligned to 16 bytes", hint)
     return TensorCoreAttentionPlan(tiling)

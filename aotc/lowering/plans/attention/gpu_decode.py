@@ -186,15 +186,15 @@ def _terms_per_part(sizes: AttentionSizes, tiling: Tiling, target: Target) -> in
     heads, terms = product(sizes.batch), sizes.terms
     if not isinstance(heads, int) or not isinstance(terms, int) or not heads:
         return 0
-    held = target.multiprocessor
-    room = FEW_SPREAD.value * (held.shared // (sizes.shared_memory_bytes(tiling) + held.reserved))
+    processor = target.multiprocessor
+    room = FEW_SPREAD.value * (processor.shared // (sizes.shared_memory_bytes(tiling) + processor.reserved))
 
     def waves_of_part(part: int) -> int:
         return -(-heads * -(-terms // part) // room) * (part + PART_START.value)
 
     most = min(terms // PART_OF_TERMS.value, -(-2 * room // heads))
-    found = {-(-terms // (parts * tiling.cols)) * tiling.cols for parts in range(2, most + 1)}
-    best = min(sorted(found, reverse=True), key=waves_of_part, default=terms)
+    lengths = {-(-terms // (parts * tiling.cols)) * tiling.cols for parts in range(2, most + 1)}
+    best = min(sorted(lengths, reverse=True), key=waves_of_part, default=terms)
     return best if waves_of_part(best) + PARTS_TOGETHER.value < waves_of_part(terms) else 0
 
 

@@ -26,6 +26,7 @@ class _AttentionLoops:
     """Emit the loops of one ``attention`` in the form that :mod:`aotc.ir.loop.forms.attention` reads."""
 
     def __init__(self, b: RegionBuilder, e: Elements, sizes: AttentionSizes) -> None:
+        """Name the loops and the private buffers of one row: maximum, total, score and weighted sums."""
         self.b, self.op, self.sizes, self.e = b, b.region_root_op("attention"), sizes, e
         self.z, self.row, self.term, self.d, self.col = (e.names(x) for x in ("z", "row", "term", "depth", "col"))
         self.part: int = self.op.attrs.get("part", 0)
@@ -66,11 +67,11 @@ class _AttentionLoops:
     def _element_index(self, value: Value, dims: tuple[int, ...], *last: Dim, rows: bool = True) -> Index:
         """Return the index of an element of an operand or result, at the current head."""
         at = self.at_head[:-1]
-        found: list[Dim] = [0] * value.type.rank
+        index_: list[Dim] = [0] * value.type.rank
         for d, i in zip(self.sizes.dims_in_template_order(dims, rows), (*at, *last), strict=True):
             if d != ABSENT:
-                found[d] = i
-        return tuple(found)
+                index_[d] = i
+        return tuple(index_)
 
     def _load_operand(self, number: int, key: str, *last: Dim) -> Scalar:
         """Return the load of an element of an operand, directly or through a view, as tensor cores round it."""
@@ -82,12 +83,12 @@ class _AttentionLoops:
 
     def _load_through_view(self, value: Value, index: Index) -> Scalar:
         """Return the load of an element of ``value`` from the input that it is a view of."""
-        here, aside = self.e.block, self.e.new_block()
+        block, aside = self.e.block, self.e.new_block()
         x = self.e.at(value, index)
         bound = {s.var: s.value for s in aside if isinstance(s, Let)}
         while isinstance(x, Var):
             x = bound[x]
-        self.e.enter(here)
+        self.e.enter(block)
         return x
 
     def _key_statements(self) -> list[Stmt]:
@@ -104,20 +105,22 @@ class _AttentionLoops:
         ]
         self.e.enter(body)
         score = self._bind_value(body, self._attention_score(term))
+        # Online softmax (Milakov and Gimelshein, 2018): a new maximum scales all earlier sums.
         highest = self._bind_value(body, Apply("max", (Load(self.top, ()), score), "f32"))
+        # The maximum is -inf while all keys are masked; the base is then 0, as -inf - -inf is NaN.
         none = Apply("eq", (highest, _f32_literal(-math.inf)), "i1")
         base = self._bind_value(body, Apply("select", (none, _f32_literal(0), highest), "f32"))
-        kept = self._bind_value(body, _exp_of_difference(Load(self.top, ()), base))
+        decay = self._bind_value(body, _exp_of_difference(Load(self.top, ()), base))
         weight = self._bind_value(body, _exp_of_difference(score, base))
         body.append(Store(self.top, (), highest))
-        body.append(Store(self.whole, (), _f32_sum(_f32_product(Load(self.whole, ()), kept), weight)))
+        body.append(Store(self.whole, (), _f32_sum(_f32_product(Load(self.whole, ()), decay), weight)))
         kind = self.op.operands[2].type.dtype
         narrow = weight if kind == "f32" else Apply("convert", (weight,), kind)
         rounded = self._bind_value(body, as_tensor_core_operand(narrow, "f32"))
         place = (self._column_index(),)
         inside = self.e.new_block()
         value = _f32_product(rounded, self._load_operand(2, "v_dims", term, self._column_index()))
-        inside.append(Store(self.sums, place, _f32_sum(_f32_product(Load(self.sums, place), kept), value)))
+        inside.append(Store(self.sums, place, _f32_sum(_f32_product(Load(self.sums, place), decay), value)))
         body.append(For(self.col, 0, s.width, tuple(inside)))
         return body
 
@@ -162,8 +165,8 @@ class _AttentionLoops:
         dims = self.op.attrs["out_dims"]
         first = bool(self.part)
         places = [d + first for d in dims]
-        found = self._element_index(self.op.results[0], tuple(places), self.at_row, self._column_index())
-        return (self.at_head[-1], *found[1:]) if first else found
+        index = self._element_index(self.op.results[0], tuple(places), self.at_row, self._column_index())
+        return (self.at_head[-1], *index[1:]) if first else index
 
     def _store_log_sum_of_part(self) -> Store:
         """Return the store of the logarithm of the sum of a row's weights in a part."""

@@ -94,9 +94,9 @@ def _tilings_in_shared_memory(sizes: AttentionSizes, target: Target) -> Iterator
     for row in ATTENTION_RATES:
         takes = target.cpu == "sm_90a" or not isinstance(row.tiling.template, WgmmaAttention)
         small = max(sizes.depth, sizes.width) <= row.depth and sizes.size == row.size
-        there = sizes.shared_memory_bytes(row.tiling) <= target.shared_memory
+        fits = sizes.shared_memory_bytes(row.tiling) <= target.shared_memory
         wide = sizes.plain and (sizes.offset is None or not SHORT_CAUSAL.holds(sizes.terms))
-        if takes and small and there and (wide or not row.plain):
+        if takes and small and fits and (wide or not row.plain):
             yield row
 
 
@@ -112,14 +112,14 @@ def takes_attention_cuda(types: Types, attrs: Attrs, target: Target) -> bool:
     return sizes is not None and attention_tiling(sizes, target) is not None
 
 
-def are_operands_async_copyable(found: LoopAttention, tiling: Tiling) -> bool:
+def are_operands_async_copyable(attention: LoopAttention, tiling: Tiling) -> bool:
     """Return True if the template can copy the operands asynchronously: contiguous lines, aligned to 16 bytes."""
-    views = found.views()
+    views = attention.views()
     if isinstance(tiling.template, MmaAttention):
         return all(view is not None and view.in_lines for view in views[1:])
-    count = 16 // ELEMENT_BYTES[found.operands]
+    count = 16 // ELEMENT_BYTES[attention.operands]
     for view in views[isinstance(tiling.template, DecodeAttention) :]:
-        if view is None or not view.in_lines or (lying := view.coordinates(*found.batch)) is None:
+        if view is None or not view.in_lines or (lying := view.coordinates(*attention.batch)) is None:
             return False
         if not all(is_multiple_dim(x, count) for x in (lying[0], *(stride for _, stride, _ in lying[1]))):
             return False

@@ -91,12 +91,12 @@ def attention_sizes(types: Types, attrs: Attrs) -> AttentionSizes | None:
         return None
     offset = _causal_offset(attrs)
     plain = len(types) == 3 and attrs["scale"] > 0 and (offset is not None or not dims_of(attrs, "causal"))
-    found = AttentionSizes(batch, rows, terms, depth, width, offset, plain, size=size)
+    sizes = AttentionSizes(batch, rows, terms, depth, width, offset, plain, size=size)
     shared = [n for n in range(len(batch)) if attrs["k_dims"][n] == attrs["v_dims"][n] == ABSENT]
     if rows != 1 or not shared:
-        return found
+        return sizes
     rest = tuple(size for n, size in enumerate(batch) if n != shared[-1])
-    return replace(found, batch=rest, rows=batch[shared[-1]], grouped=shared[-1])
+    return replace(sizes, batch=rest, rows=batch[shared[-1]], grouped=shared[-1])
 
 
 def _causal_offset(attrs: Attrs) -> Dim | None:

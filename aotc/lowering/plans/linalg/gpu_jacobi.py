@@ -127,7 +127,7 @@ def fits_jacobi_block(op: Op) -> bool:
         return False
     few, many = min(columns, rows), max(columns, rows)
     full = routine in SVDS and op.attrs["options"]["mode"] == "A"
-    held = jacobi_layout(few, many, size_of(op.operands[0].type.dtype), few if routine in SVDS else 0)
+    plan = jacobi_layout(few, many, size_of(op.operands[0].type.dtype), few if routine in SVDS else 0)
     return (
-        few > 0 and JACOBI_BYTES.holds(held.shared_memory_bytes) and BLOCK_FACTOR.holds(many * (many if full else few))
+        few > 0 and JACOBI_BYTES.holds(plan.shared_memory_bytes) and BLOCK_FACTOR.holds(many * (many if full else few))
     )

@@ -106,8 +106,8 @@ def plan_gpu_solve(b: RegionBuilder) -> BlockSolvePlan | PieceSolvePlan:
     dtype, (left, n, _) = b.outputs[0].dtype, solved_sizes(b)
     if not THREAD_TRIANGLE.holds(n):
         plan = BlockSolvePlan(_triangle_block_of_dtype(dtype), SOLVED_COLUMNS.value)
-        found = Buffer("found", dtype, (plan.block.panel, plan.columns), "shared")
-        if _buffers_fit_shared_memory(b, [*plan.block.shared_buffers(dtype), found]):
+        unknowns = Buffer("found", dtype, (plan.block.panel, plan.columns), "shared")
+        if _buffers_fit_shared_memory(b, [*plan.block.shared_buffers(dtype), unknowns]):
             return plan
     return plan_right_hand_sides_per_item(left)
 

@@ -42,17 +42,17 @@ def waits_for_later_readers(value: Value, worst: int, readers: Sequence[int], mo
 def copy_readers(
     model: LiveMemoryModel,
     new: Mapping[Value, Value],
-    made: Sequence[Op],
+    inserted: Sequence[Op],
     at: int,
     suffix: str,
     needless: Op | None = None,
 ) -> Region:
-    """Return the region of ``model`` with the ops ``made`` before position ``at``; later ops read ``new`` values.
+    """Return the region of ``model`` with the ops ``inserted`` before position ``at``; later ops read ``new`` values.
 
     Views of the old values are recreated. Views that are no longer read are removed, and so is the op ``needless``.
     """
     region, copies = model.region, dict(new)
-    again = list(made)
+    again = list(inserted)
     for op in region.ops[:at]:
         if model.is_view(op) and op.operands[0] in copies:
             view = copies[op.result] = Value(f"{op.result.name}{suffix}", op.result.type)

@@ -58,9 +58,9 @@ def evict_at_peak(
         _evictions_at_peak(model, costs, places, constants_in(function.body)), key=lambda c: c.price
     ):
         body = candidate.make(suffix)
-        made = replace(function, body=body)
-        if live_model_of(body, made).peak_bytes_and_count(body.ops) < before:
-            return made
+        rewritten = replace(function, body=body)
+        if live_model_of(body, rewritten).peak_bytes_and_count(body.ops) < before:
+            return rewritten
     return None
 
 

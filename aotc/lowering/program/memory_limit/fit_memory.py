@@ -61,25 +61,25 @@ def fit_memory(
     if not limit:
         return best
     forms = [best, *(f for f in (function, ordered) if f is not best and f.body is not best.body)]
-    found = [_FunctionVersion(form, tried(form), memories) for form in forms]
-    for one in found:
+    versions = [_FunctionVersion(form, tried(form), memories) for form in forms]
+    for one in versions:
         if not one.memories_over_limit(limit):
             return one.function
-    now = least = found[0]
+    now = least = versions[0]
     gpus = {n for n, space in enumerate(memories.spaces) if "devices" in function.attrs and space.target.kind != "cpu"}
     evict = partial(evict_at_peak, functions=functions, kernels=kernels, finder=memories.space_finder, costs=costs)
     for count in range(RELIEVED):
         evictions = (
             evict(now.function, space=n, spills=n in gpus, suffix=str(count)) for n in now.memories_over_limit(limit)
         )
-        made = next(filter(None, evictions), None)
-        if made is None:
+        rewritten = next(filter(None, evictions), None)
+        if rewritten is None:
             break
-        now = _FunctionVersion(made, tried(made), memories)
+        now = _FunctionVersion(rewritten, tried(rewritten), memories)
         if not now.memories_over_limit(limit):
-            return made
+            return rewritten
         least = min(least, now, key=lambda form: form.excess_bytes(limit))
-    raise _memory_limit_error(limit, min([*found, least], key=lambda form: form.excess_bytes(limit)))
+    raise _memory_limit_error(limit, min([*versions, least], key=lambda form: form.excess_bytes(limit)))
 
 
 def _needs_less_memory(new: Buffered, old: Buffered) -> bool:
@@ -133,19 +133,19 @@ NAMED_BUFFERS = 5
 def _memory_limit_error(limit: int, form: _FunctionVersion) -> CompileError:
     """Return the error for an exceeded memory limit, with the values alive at the peak."""
     steps = form.steps
-    made: dict[Storage, str] = {}
+    origins: dict[Storage, str] = {}
     for step in walk(steps.steps):
         if isinstance(step, Launch):
             for s in accessed_storages(step)[1]:
-                made.setdefault(s, f"{step.kernel.name} at {step.loc.traced_by or step.loc}")
+                origins.setdefault(s, f"{step.kernel.name} at {step.loc.traced_by or step.loc}")
         elif isinstance(step, Copy) and step.source.space != step.target.space:
-            made.setdefault(step.target, "a transfer")
+            origins.setdefault(step.target, "a transfer")
 
     space = form.memories_over_limit(limit)[0]
     own = form.memories.spaces[space]
     size, scratch = estimated_dim(form.taken[space]), form.scratch[space]
     alive = _values_alive_at_peak(arena_values_by_memory(steps, len(form.taken))[space])
-    rows = [f"{estimated_dim(s.size):,} bytes of {made.get(s, 'a copy')}" for s in alive[:NAMED_BUFFERS]]
+    rows = [f"{estimated_dim(s.size):,} bytes of {origins.get(s, 'a copy')}" for s in alive[:NAMED_BUFFERS]]
     thread = f" ({scratch:,} of them for one thread)" if scratch else ""
     where, assumed = f" on {own.device}" if own.device else "", _for_estimated_sizes(form.taken[space])
     remaining = f"; the largest buffers at its peak: {'; '.join(rows)}" if rows else ""

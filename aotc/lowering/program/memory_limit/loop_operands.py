@@ -78,11 +78,11 @@ def _first_readers_in_regions(model: LiveMemoryModel, op: Op, v: Value) -> dict[
 
 
 def _op_with_own_values_in_regions(
-    model: LiveMemoryModel, op: Op, v: Value, made: Mapping[int, Op], firsts: Mapping[int, int], suffix: str
+    model: LiveMemoryModel, op: Op, v: Value, inserted: Mapping[int, Op], firsts: Mapping[int, int], suffix: str
 ) -> Op:
-    """Return ``op`` whose regions compute ``v`` themselves by the ops ``made``, before the first reader."""
+    """Return ``op`` whose regions compute ``v`` themselves by the ops ``inserted``, before the first reader."""
     regions = list(op.regions)
-    for number, one in made.items():
+    for number, one in inserted.items():
         inner = model.model_of_inner_region(op.regions[number])
         regions[number] = copy_readers(inner, {v: one.result}, [one], firsts[number], f"{suffix}_{number}")
     return replace(op, regions=tuple(regions))
@@ -100,16 +100,16 @@ def _region_with_operand_on_host(
     """Return the region with ``v`` on the host until regions of ``op``, and ops after it, read it."""
     firsts, later = reads
     out = maker if is_fetch(maker) else transfer_to_host(v, place, count, maker.loc)
-    held = out.operands[0] if out is maker else out.result
+    host_copy = out.operands[0] if out is maker else out.result
     region, ops = model.region, model.region.ops
     if later:
-        into = transfer_from_host(held, v, place, f"{count}_behind", maker.loc)
+        into = transfer_from_host(host_copy, v, place, f"{count}_behind", maker.loc)
         region = copy_readers(model, {v: into.result}, [into], later[0], f"_back{count}_behind")
-    fetched = {n: transfer_from_host(held, v, place, f"{count}_{n}", maker.loc) for n in firsts}
+    fetched = {n: transfer_from_host(host_copy, v, place, f"{count}_{n}", maker.loc) for n in firsts}
     changed = _op_with_own_values_in_regions(model, op, v, fetched, firsts, f"_back{count}")
     earlier = [n for n in reader_positions_of_values(model)[v] if n < ops.index(op)]
-    kept = (o for o in region.ops if o is not maker or out is not maker or earlier)
-    region = replace(region, ops=tuple(changed if o is op else o for o in kept))
+    remaining = (o for o in region.ops if o is not maker or out is not maker or earlier)
+    region = replace(region, ops=tuple(changed if o is op else o for o in remaining))
     if out is maker:
         return region
     return insert_op_after(region, out, set(ops[: max([ops.index(maker), *earlier]) + 1]))
@@ -120,8 +120,8 @@ def _region_with_operand_recomputed(
 ) -> Region:
     """Return the region with ``maker`` recomputed in the regions of ``op`` that read its result."""
     v = maker.result
-    made = {n: replace(maker, results=(Value(f"{v.name}_again{count}_{n}", v.type),)) for n in firsts}
-    changed = _op_with_own_values_in_regions(model, op, v, made, firsts, f"_again{count}")
+    recomputed = {n: replace(maker, results=(Value(f"{v.name}_again{count}_{n}", v.type),)) for n in firsts}
+    changed = _op_with_own_values_in_regions(model, op, v, recomputed, firsts, f"_again{count}")
     early = any(n < model.region.ops.index(op) for n in reader_positions_of_values(model)[v])
     ops = (changed if o is op else o for o in model.region.ops if early or o is not maker)
     return replace(model.region, ops=tuple(ops))

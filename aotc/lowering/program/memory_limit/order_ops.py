@@ -67,6 +67,10 @@ class LiveMemoryModel:
     only: int = -1
 
     def __post_init__(self) -> None:
+        """Record for each op the values that it reads, the operands that it may overwrite, and the peak of its regions.
+
+        Sizes are in bytes. A result of the region counts as 0, as its memory belongs to the caller.
+        """
         handed_on = set(self.region.results)
         for op in reversed(self.region.ops):
             if self.is_view(op) and op.result in handed_on:
@@ -77,10 +81,10 @@ class LiveMemoryModel:
             if self.is_view(op):
                 self.roots[op.result] = self.roots.get(op.operands[0], op.operands[0])
             elif op.name != "constant":
-                made = ((v, product(v.type.shape) * size_of(v.type.dtype)) for v in op.results)
-                self.sizes.update(
-                    (v, 0 if v in handed_on or self._is_in_other_memory(v) else estimated_dim(size)) for v, size in made
-                )
+                sizes = ((v, product(v.type.shape) * size_of(v.type.dtype)) for v in op.results)
+                for v, size in sizes:
+                    counts = v not in handed_on and not self._is_in_other_memory(v)
+                    self.sizes[v] = estimated_dim(size) if counts else 0
             self.over[op] = self._overwritten_operands(op)
             strains = [self.model_of_inner_region(r).peak_bytes_and_count(r.ops) for r in op.regions]
             most = max((bytes_ for bytes_, _ in strains), default=0)
@@ -234,12 +238,12 @@ def _depth_first_order(region: Region, model: LiveMemoryModel, needs: Mapping[Op
     own = {op: sum(model.sizes.get(v, 0) for v in op.results) for op in region.ops}
     most: dict[Op, int] = {}
     for op in region.ops:
-        held = 0
+        alive = 0
         worst = own[op] + model.inner[op][0]
         for need in sorted(needs[op], key=lambda o: own[o] - most[o]):
-            worst = max(worst, held + most[need])
-            held += own[need]
-        most[op] = max(worst, held + own[op])
+            worst = max(worst, alive + most[need])
+            alive += own[need]
+        most[op] = max(worst, alive + own[op])
 
     def largest_first(op: Op) -> list[Op]:
         return sorted(needs[op], key=lambda o: most[o] - own[o])[::-1]
@@ -261,8 +265,8 @@ def _least_memory_first_order(region: Region, model: LiveMemoryModel, needs: Map
             left.setdefault(v, set()).add(op)
 
     def memory_growth(op: Op) -> int:
-        made = sum(model.sizes.get(v, 0) for v in op.results)
-        return made - sum(model.sizes.get(v, 0) for v in model.reads[op] if len(left[v]) == 1)
+        allocated = sum(model.sizes.get(v, 0) for v in op.results)
+        return allocated - sum(model.sizes.get(v, 0) for v in model.reads[op] if len(left[v]) == 1)
 
     position = {op: n for n, op in enumerate(region.ops)}
     heap: list[tuple[int, int]] = []

@@ -33,17 +33,17 @@ def spill_rewrites(model: LiveMemoryModel, places: Mapping[Value, str]) -> Itera
     region = model.region
     worst = model.peak_position(region.ops)
     readers = reader_positions_of_values(model)
-    for made, op in enumerate(region.ops[:worst]):
+    for position, op in enumerate(region.ops[:worst]):
         for v in op.results:
             if not waits_for_later_readers(v, worst, readers.get(v, []), model):
                 continue
             at = min(n for n in readers[v] if n > worst)
-            there = is_fetch(op)
-            price = (1 if there else 2) * host_move_ns_per_byte(model.sizes[v])
-            if there:
+            on_host = is_fetch(op)
+            price = (1 if on_host else 2) * host_move_ns_per_byte(model.sizes[v])
+            if on_host:
                 yield MemoryRewrite(price, partial(_region_with_fetch_repeated, model, op, at))
             else:
-                last = max([made, *(n for n in readers[v] if n < at)])
+                last = max([position, *(n for n in readers[v] if n < at)])
                 yield MemoryRewrite(price, partial(_region_with_value_on_host, model, v, (last + 1, at), places[v]))
 
 
@@ -63,10 +63,10 @@ def transfer_to_host(v: Value, place: str, count: str, loc: Loc) -> Op:
     return Op("transfer", (v,), (Value(f"{v.name}_host{count}", v.type),), attrs, (), loc)
 
 
-def transfer_from_host(held: Value, v: Value, place: str, count: str, loc: Loc) -> Op:
-    """Return the op that moves ``v`` back to device ``place`` from its host copy ``held``."""
+def transfer_from_host(host_copy: Value, v: Value, place: str, count: str, loc: Loc) -> Op:
+    """Return the op that moves ``v`` back to device ``place`` from its host copy ``host_copy``."""
     attrs = {"source": SPILLED, "device": place, "reason": REASON}
-    return Op("transfer", (held,), (Value(f"{v.name}_back{count}", v.type),), attrs, (), loc)
+    return Op("transfer", (host_copy,), (Value(f"{v.name}_back{count}", v.type),), attrs, (), loc)
 
 
 def _region_with_fetch_repeated(model: LiveMemoryModel, op: Op, at: int, count: str) -> Region:
@@ -84,8 +84,8 @@ def _region_with_value_on_host(
     loc = model.region.ops[away - 1].loc
     out = transfer_to_host(v, place, count, loc)
     into = transfer_from_host(out.result, v, place, count, loc)
-    made = copy_readers(model, {v: into.result}, [into], at, f"_back{count}")
-    return insert_op_after(made, out, set(model.region.ops[:away]))
+    rewritten = copy_readers(model, {v: into.result}, [into], at, f"_back{count}")
+    return insert_op_after(rewritten, out, set(model.region.ops[:away]))
 
 
 def insert_op_after(region: Region, op: Op, before: Set[Op]) -> Region:

@@ -157,8 +157,8 @@ class _AlternatingUnroller:
             inner += more
         attrs = {**loop.attrs, UNROLLED: period * original_iterations_per_iteration(loop)}
         regions = condition, Region(body.params, tuple(inner), results)
-        made = Op(loop.name, state, loop.results, attrs, regions, loop.loc)
-        return function.with_body(with_ops_replaced(function.body, loop, [*before, made]))
+        unrolled = Op(loop.name, state, loop.results, attrs, regions, loop.loc)
+        return function.with_body(with_ops_replaced(function.body, loop, [*before, unrolled]))
 
     def _has_effects(self, region: Region) -> bool:
         return any(has_effects(op, self.functions) for op in region.ops)
@@ -171,24 +171,25 @@ class _AlternatingUnroller:
             copies, state = copy_ops(loop.regions[1], state, self.names)
             ops += copies
         if count:  # counters stay constants, so that the trip count stays known
-            known = state_after(loop, self.constants, self.functions, count)
-            state = tuple([self._counter_constant(known[n], v, ops) if n in known else v for n, v in enumerate(state)])
+            counters = state_after(loop, self.constants, self.functions, count)
+            rows = enumerate(state)
+            state = tuple([self._counter_constant(counters[n], v, ops) if n in counters else v for n, v in rows])
         return self._ops_needed_for(ops, state), state
 
     def _counter_constant(self, number: int, like: Value, ops: list[Op]) -> Value:
-        made = Value(self.names.fresh(like.name), like.type)
+        constant = Value(self.names.fresh(like.name), like.type)
         array = np.full([static(d) for d in like.type.shape], number, to_numpy(like.type.dtype))
-        ops.append(Op("constant", (), (made,), {"value": array}))
-        return made
+        ops.append(Op("constant", (), (constant,), {"value": array}))
+        return constant
 
     def _ops_needed_for(self, ops: Sequence[Op], results: Sequence[Value]) -> list[Op]:
         """Return the ops that compute ``results``, and those with effects."""
-        needed, kept = set(results), list[Op]()
+        needed, needed_ops = set(results), list[Op]()
         for op in reversed(ops):
             if not needed.isdisjoint(op.results) or op.name in JUDGED or has_effects(op, self.functions):
                 needed.update((*op.operands, *values_captured_by_op(op)))
-                kept.append(op)
-        return kept[::-1]
+                needed_ops.append(op)
+        return needed_ops[::-1]
 
     def _guarded_iterations(self, loop: Op, state: Sequence[Value], count: int) -> tuple[list[Op], tuple[Value, ...]]:
         """Return up to ``count`` further iterations, each under a branch on the loop's condition."""
@@ -201,9 +202,9 @@ class _AlternatingUnroller:
             more, results = self._guarded_iterations(loop, results, count - 1)
             inner += more
         regions = Region((), (), tuple(state)), Region((), tuple(inner), results)
-        made = tuple([Value(self.names.fresh(v.name), v.type) for v in loop.results])
-        ops.append(Op("case", (index,), made, {RUNS_ONCE: 0}, regions, loop.loc))
-        return ops, made
+        next_state = tuple([Value(self.names.fresh(v.name), v.type) for v in loop.results])
+        ops.append(Op("case", (index,), next_state, {RUNS_ONCE: 0}, regions, loop.loc))
+        return ops, next_state
 
     def _condition_to_branch_region(self) -> str:
         """Return the name of the region that converts a condition to the index of a branch."""

@@ -60,6 +60,7 @@ class LiveRanges:
     """
 
     def __init__(self, function: Function, space: Callable[[Value], int]) -> None:
+        """Number the points of ``function`` in execution order, and compute the life of each value."""
         self.space = space
         self.lives: dict[Value, Life] = {}
         self.roots: dict[Value, Value] = {}

@@ -101,6 +101,7 @@ class Owners:
         return "\n".join([*rows, *(f"  {describe_needed_copy(one)}" for one in self.refused)]) + "\n"
 
     def __post_init__(self) -> None:
+        """Give each value an owner, and each result of the function the caller's memory; then merge owners."""
         body, space = self.function.body, self.ranges.space
         for v, life in self.ranges.lives.items():
             if len(life.spans) > 1:

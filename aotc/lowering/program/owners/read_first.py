@@ -66,12 +66,12 @@ class _ReadMover:
             case "dispatch":
                 callee = op.attrs["callee"]
                 count = count_overwritten_parameters(self.functions[callee])
-                found = {self.root_of(v) for v in op.operands[:count]}
+                values = {self.root_of(v) for v in op.operands[:count]}
                 for result, number in self.kernels[callee].aliases:
                     old = self.root_of(op.operands[count + number])
                     if state.get(op.results[result]) is old:
-                        found.add(old)
-                return found
+                        values.add(old)
+                return values
             case "while":
                 return {self.root_of(v) for v in op.operands}
             case "case":
@@ -125,11 +125,11 @@ def _loop_state_of_result(op: Op, number: int) -> dict[Value, Value]:
 
 def _with_producing_ops(ops: Sequence[Op], makers: Mapping[Value, Op]) -> set[Op]:
     """Return ``ops`` and those of ``makers`` that they depend on."""
-    found: set[Op] = set()
+    needed: set[Op] = set()
     stack = list(ops)
     while stack:
         op = stack.pop()
-        if op not in found:
-            found.add(op)
+        if op not in needed:
+            needed.add(op)
             stack += [makers[v] for v in (*op.operands, *values_captured_by_op(op)) if v in makers]
-    return found
+    return needed

@@ -76,9 +76,9 @@ def block_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel
     if not threads or not LOOP_BLOCK_FLOPS.holds(flops) or not LOOP_BLOCK_BYTES.holds(bytes_):
         return None
     make = partial(BlockLoopWriter, threads=threads)
-    found = kernel_of_whole_loop(loop, make, bounded)
+    whole = kernel_of_whole_loop(loop, make, bounded)
     fixed = {thread_count(k) for k in inner if needs_block(k)}
-    return found if fits_block(found.kernel, fixed, target) else None
+    return whole if fits_block(whole.kernel, fixed, target) else None
 
 
 def runs_in_block(kernel: Kernel) -> bool:
@@ -90,18 +90,19 @@ def work_of_iteration(loop: CandidateLoop) -> tuple[int, int]:
     """Return the operations, and the bytes that kernels and copies access, of one iteration of a loop."""
 
     def work_of_region(region: Region) -> tuple[int, int]:
+        """Return the operations and bytes of a region executed once; inner loops count with their iterations."""
         flops = bytes_ = 0
         for o in region.ops:
             if o.name == "dispatch":
                 kernel = loop.kernels[o.attrs["callee"]]
-                found, times = (static(kernel.flops), static(kernel.bytes)), 1
+                work, times = (static(kernel.flops), static(kernel.bytes)), 1
             elif o.regions:
                 parts = [work_of_region(r) for r in o.regions]
-                found = sum(p[0] for p in parts), sum(p[1] for p in parts)
+                work = sum(p[0] for p in parts), sum(p[1] for p in parts)
                 times = expected_iterations(o, loop.constants, loop.functions) if o.name == "while" else 1
             else:
                 continue
-            flops, bytes_ = flops + times * found[0], bytes_ + times * found[1]
+            flops, bytes_ = flops + times * work[0], bytes_ + times * work[1]
         return flops, bytes_
 
     parts = [work_of_region(region) for region in loop.op.regions]
@@ -135,8 +136,8 @@ def fits_block(kernel: Kernel, fixed: set[int], target: Target) -> bool:
 def _private_buffers_outside_loops(body: tuple[Stmt, ...]) -> list[Buffer]:
     """Return the private buffers that are allocated outside of loops over threads."""
     inside = {id(s) for loop in walk(body) if isinstance(loop, For) and loop.kind == "thread" for s in walk(loop.body)}
-    made = [s for s in walk(body) if isinstance(s, Alloc) and id(s) not in inside]
-    return [s.buffer for s in made if s.buffer.space == "private"]
+    allocations = [s for s in walk(body) if isinstance(s, Alloc) and id(s) not in inside]
+    return [s.buffer for s in allocations if s.buffer.space == "private"]
 
 
 LOOP_OWN_FLOPS = Limit(
@@ -215,17 +216,17 @@ class BlockLoopWriter(TeamLoopWriter):
             block, [where[b.name] for b in kernel.inputs], [where[b.name] for b in kernel.outputs]
         )
         self.count += 1
-        found = inline_kernel(kernel, where, f"_{self.count}")
-        first, parallel = found[0], isinstance(kernel.body[0], For) and kernel.body[0].kind == "parallel"
+        inlined = inline_kernel(kernel, where, f"_{self.count}")
+        first, parallel = inlined[0], isinstance(kernel.body[0], For) and kernel.body[0].kind == "parallel"
         if self.own:
-            block += found
+            block += inlined
         elif parallel and isinstance(first, For):
             if needs_block(kernel):
                 block.append(For(first.var, 0, first.end, (Barrier(), *first.body)))
             else:
                 block.append(self.distributed_loop(first.var, static(first.end), first.body))
         else:
-            block += found if needs_block(kernel) else (For(f"one_{self.count}", 0, 1, found, "thread"),)
+            block += inlined if needs_block(kernel) else (For(f"one_{self.count}", 0, 1, inlined, "thread"),)
 
     def emit_copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
         self._emit_barrier_if_needed(block, [source], [target])

@@ -42,26 +42,26 @@ class StoragePlaces(Protocol):
     def begin_step(self, *storages: Storage) -> None:
         """Begin a step, and extend the live ranges of the ``storages`` that it accesses."""
 
-    def extend_live_ranges(self, begin: int, op: Op, kept: list[Storage]) -> None:
-        """Extend the lifetimes of values that a loop reads, and of ``kept``, back to step ``begin``."""
+    def extend_live_ranges(self, begin: int, op: Op, storages: list[Storage]) -> None:
+        """Extend the lifetimes of values that a loop reads, and of ``storages``, back to step ``begin``."""
 
 
-def persistent_memory(places: StoragePlaces, found: LoopKernel, space: int) -> tuple[list[Step], list[Storage]]:
+def persistent_memory(places: StoragePlaces, loop_kernel: LoopKernel, space: int) -> tuple[list[Step], list[Storage]]:
     """Return the work memory that a loop's kernel uses across launches, and the steps that clear it."""
-    if not found.kept:
+    if not loop_kernel.kept:
         return [], []
-    kept = [Storage("arena", buffer_bytes(b), space=space) for b in found.kept]
-    places.arena += kept
-    places.begin_step(*kept)
-    if found.kept[-1].shape:
-        return [], kept
-    zero = np.zeros((), to_numpy(found.kept[-1].dtype))
+    persistent = [Storage("arena", buffer_bytes(b), space=space) for b in loop_kernel.kept]
+    places.arena += persistent
+    places.begin_step(*persistent)
+    if loop_kernel.kept[-1].shape:
+        return [], persistent
+    zero = np.zeros((), to_numpy(loop_kernel.kept[-1].dtype))
     source = Storage("constant", zero.nbytes, places.memories.add_constant(zero, "zero", space), space=space)
-    return [places.copy_step(source, kept[-1], zero.nbytes)], kept
+    return [places.copy_step(source, persistent[-1], zero.nbytes)], persistent
 
 
 def bounded_steps(
-    places: StoragePlaces, op: Op, loop: LoopKernel, kept: list[Storage], iterations: int | None
+    places: StoragePlaces, op: Op, loop: LoopKernel, persistent: list[Storage], iterations: int | None
 ) -> list[Step]:  # fmt: skip
     """Return the steps that launch a loop's kernel until no iterations remain.
 
@@ -72,9 +72,9 @@ def bounded_steps(
     state = initial_loop_state(places, op, whole=False)
     others = [places.readable_storage(v) for v in loop.reads]
     more = places.allocate_like(op.regions[0].results[0])
-    places.begin_step(*state.places, *others, more, *kept)
-    iteration = launch_step(loop.kernel, tuple(others), (*state.places, more, *kept), op)
+    places.begin_step(*state.places, *others, more, *persistent)
+    iteration = launch_step(loop.kernel, tuple(others), (*state.places, more, *persistent), op)
     places.time += 1
-    places.extend_live_ranges(begin, op, [*state.places, *others, more, *kept])
+    places.extend_live_ranges(begin, op, [*state.places, *others, more, *persistent])
     launches = None if iterations is None else -(-iterations // LOOP_TURNS.value)
     return [*state.steps, Loop(more, (iteration,), (), launches)]

@@ -30,9 +30,9 @@ def ordered_copies(
             left = [row for row in left if row[1] in sources]
             continue
         saved = left[0][1]
-        held = temporary(saved)
-        ordered.append((saved, held))
-        left = [(held if source == saved else source, target) for source, target in left]
+        saved_copy = temporary(saved)
+        ordered.append((saved, saved_copy))
+        left = [(saved_copy if source == saved else source, target) for source, target in left]
     return ordered
 
 
@@ -61,13 +61,13 @@ class LoopStateMemory:
 
 def initial_loop_state(places: StatePlaces, op: Op, whole: bool) -> LoopStateMemory:
     """Return the memory of a ``while``'s state, with copies; ``whole`` is True if a kernel for the loop exists, too."""
-    made = LoopStateMemory()
-    made.places = [places.storage_of_value(v) for v in op.results]
-    for n, (init, carry) in enumerate(zip(op.operands, made.places, strict=True)):
+    state = LoopStateMemory()
+    state.places = [places.storage_of_value(v) for v in op.results]
+    for n, (init, carry) in enumerate(zip(op.operands, state.places, strict=True)):
         source = places.storage_of_value(init)
-        late = whole and source not in made.places and is_static(init.type.shape)
+        late = whole and source not in state.places and is_static(init.type.shape)
         if not late:
-            made.held.add(n)
+            state.held.add(n)
         if carry.size != 0 and carry is not source:
-            (made.late if late else made.steps).append(places.copy_step(source, carry, carry.size))
-    return made
+            (state.late if late else state.steps).append(places.copy_step(source, carry, carry.size))
+    return state

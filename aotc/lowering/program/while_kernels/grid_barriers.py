@@ -62,22 +62,22 @@ class BarrierPlacer:
 
     def with_barriers(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
         """Insert grid barriers between statements that conflict across threads."""
-        found: list[Stmt] = []
+        stmts: list[Stmt] = []
         for stmt in body:
             match stmt:
                 case While():
-                    found.append(self._while_with_barriers(stmt))
+                    stmts.append(self._while_with_barriers(stmt))
                 case If(cond, then, otherwise):
-                    self._insert_barrier_on_conflict(_reads_of_value(cond), found)
-                    found.append(self._if_with_barriers(cond, then, otherwise))
+                    self._insert_barrier_on_conflict(_reads_of_value(cond), stmts)
+                    stmts.append(self._if_with_barriers(cond, then, otherwise))
                 case _:
-                    self._insert_barrier_on_conflict(_accesses_of_statement(stmt), found)
-                    found.append(stmt)
-        return tuple(found)
+                    self._insert_barrier_on_conflict(_accesses_of_statement(stmt), stmts)
+                    stmts.append(stmt)
+        return tuple(stmts)
 
-    def _insert_barrier_on_conflict(self, later: _ThreadAccesses, found: list[Stmt]) -> None:
+    def _insert_barrier_on_conflict(self, later: _ThreadAccesses, stmts: list[Stmt]) -> None:
         if self.touched.conflicts_with(later):
-            found.append(GridBarrier(self.counter))
+            stmts.append(GridBarrier(self.counter))
             self.count += 1
             self.touched = _ThreadAccesses()
         self.touched = self.touched | later
@@ -98,6 +98,7 @@ class BarrierPlacer:
             self.touched = again
 
     def _if_with_barriers(self, cond: Scalar, then: tuple[Stmt, ...], otherwise: tuple[Stmt, ...]) -> If:
+        """Return a branch with barriers; the accesses of both arms count for the statements after it."""
         before = self.touched
         first = self.with_barriers(then)
         one, self.touched = self.touched, before
@@ -119,8 +120,8 @@ def _accesses_of_statement(stmt: Stmt) -> _ThreadAccesses:
     mixed = both[False] & both[True]  # an array accessed in both ways counts as accessed anywhere
     for write in (False, True):
         sets[write, False] |= sets[write, True] & mixed
-    found = [frozenset(sets[key]) for key in ((False, False), (True, False), (False, True), (True, True))]
-    return _ThreadAccesses(*found)
+    parts = [frozenset(sets[key]) for key in ((False, False), (True, False), (False, True), (True, True))]
+    return _ThreadAccesses(*parts)
 
 
 def _reads_of_value(value: Scalar) -> _ThreadAccesses:

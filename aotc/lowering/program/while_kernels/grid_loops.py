@@ -85,13 +85,14 @@ def grid_loop(loop: CandidateLoop, target: Target, bounded: bool) -> LoopKernel 
         return None
     room = min(LOOP_STAGE_BYTES.value, target.shared_memory // 2)
     make = partial(GridLoopWriter, threads=threads, blocks=LOOP_GRID_BLOCKS.value, room=room)
-    found = kernel_of_whole_loop(loop, make, bounded)
-    count = len(found.kernel.inputs) + len(found.kernel.outputs)
-    fits = shared_bytes(found.kernel.body) <= target.shared_memory
-    return found if count <= MAX_PLACES and fits else None
+    whole = kernel_of_whole_loop(loop, make, bounded)
+    count = len(whole.kernel.inputs) + len(whole.kernel.outputs)
+    fits = shared_bytes(whole.kernel.body) <= target.shared_memory
+    return whole if count <= MAX_PLACES and fits else None
 
 
 def _kernel_runs_in_grid(kernel: Kernel) -> bool:
+    """Return True if all blocks can share the items of a kernel: it fits a block, or is a matmul of static size."""
     if kernel.tiling is None:
         return runs_in_block(kernel)
     try:
@@ -111,23 +112,24 @@ class GridLoopWriter(TeamLoopWriter):
     stages: dict[str, Buffer] = field(default_factory=dict)
 
     def allocate_local(self, value: Value, block: list[Stmt]) -> Buffer:
+        """Allocate memory for ``value``: private, or shared by all blocks as a further output of the kernel."""
         if self.local_memory_space(value) == "private":
             return super().allocate_local(value, block)
         self.count += 1
-        made = Buffer(f"w{self.count}", value.type.dtype, value.type.shape)
-        self.kept.append(made)
-        return made
+        buffer = Buffer(f"w{self.count}", value.type.dtype, value.type.shape)
+        self.kept.append(buffer)
+        return buffer
 
     def emit_kernel(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
         """Emit a dispatched kernel's items, distributed over all threads; a matmul by tiles, one per block."""
         self.count += 1
         name = f"_{self.count}"
-        found = inline_kernel(kernel, where, name)
-        first, parallel = found[0], isinstance(kernel.body[0], For) and kernel.body[0].kind == "parallel"
+        inlined = inline_kernel(kernel, where, name)
+        first, parallel = inlined[0], isinstance(kernel.body[0], For) and kernel.body[0].kind == "parallel"
         if self.own:
-            block += found
+            block += inlined
         elif kernel.tiling is not None:
-            p = read_product(replace(kernel, body=found))
+            p = read_product(replace(kernel, body=inlined))
             stage = self._shared_matmul_buffer(p.total.dtype)
             tile = tiling_for_grid_matmul(p, self.blocks, self.threads, static(stage.shape[0]))
             block += GridMatmul(p, tile, self.threads, stage, name).matmul_statements()
@@ -137,7 +139,7 @@ class GridLoopWriter(TeamLoopWriter):
             else:
                 block.append(self.distributed_loop(first.var, static(first.end), first.body))
         else:
-            one = (Barrier(), *found) if needs_block(kernel) else (For(f"one{name}", 0, 1, found, "thread"),)
+            one = (Barrier(), *inlined) if needs_block(kernel) else (For(f"one{name}", 0, 1, inlined, "thread"),)
             block.append(For(f"b{name}", 0, 1, one, "blocks"))
 
     def _shared_matmul_buffer(self, dtype: str) -> Buffer:
@@ -154,7 +156,7 @@ class GridLoopWriter(TeamLoopWriter):
 
     def kernel_statements(self, block: list[Stmt]) -> list[Stmt]:
         placer = BarrierPlacer(COUNTER)
-        found = [*map(Alloc, self.stages.values()), *placer.with_barriers(block)]
+        stmts = [*map(Alloc, self.stages.values()), *placer.with_barriers(block)]
         if placer.count:
             self.kept.append(COUNTER)
-        return found
+        return stmts

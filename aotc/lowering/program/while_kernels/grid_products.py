@@ -130,9 +130,9 @@ def _tile_with_slices(tile: LoopTile, k: int, threads: int, room: int) -> LoopTi
     each = tile.terms * slices
     for chunks in range(1, k // each + 1):
         if k // each % chunks == 0:
-            found = LoopTile(tile.rows, tile.cols, tile.thread_rows, tile.thread_cols, tile.terms, slices, k // chunks)
-            if found.staged_elements <= room:
-                return found
+            trial = LoopTile(tile.rows, tile.cols, tile.thread_rows, tile.thread_cols, tile.terms, slices, k // chunks)
+            if trial.staged_elements <= room:
+                return trial
     return _tile_with_slices(tile, k, threads // 2, room)
 
 
@@ -152,6 +152,7 @@ class GridMatmul:
     """Emit a matmul by all blocks of a loop's kernel; operands pass through the shared buffer ``stage``."""
 
     def __init__(self, p: LoopProduct, tile: LoopTile, threads: int, stage: Buffer, name: str) -> None:
+        """Divide the result of ``p`` into tiles, and name the accumulators of ``threads`` threads."""
         self.p, self.tile, self.threads, self.stage, self.name = p, tile, threads, stage, name
         self.dtype = p.total.dtype
         self.m, self.n, self.k = (static(extent) for _, extent in (p.row, p.col, p.k))
@@ -218,7 +219,7 @@ class GridMatmul:
         width = min(LOOP_PRODUCT_TERMS.value, inner) if inner % LOOP_PRODUCT_TERMS.value == 0 or inner < 4 else 1
         pieces = outer * t.chunk // width
         reads = max(n for n in (1, 2, 4, 8) if n <= LOOP_STAGE_READS.value and (n == 1 or pieces >= n * self.threads))
-        held = Buffer(self._loop_variable(f"h{name}"), self.dtype, (reads, width), "private")
+        own = Buffer(self._loop_variable(f"h{name}"), self.dtype, (reads, width), "private")
         v, u = (sym(self._loop_variable(f"{x}{name}"), 0, count) for x, count in (("v", reads), ("u", width)))
         iteration = sym(self._loop_variable(f"c{name}"), 0, -(-pieces // (reads * self.threads)))
         thread = sym(self._loop_variable("t"), 0, self.threads)
@@ -228,24 +229,24 @@ class GridMatmul:
             flat = piece * width + lane
             return (flat // inner, flat % inner) if by_k else (flat % inner, flat // inner)
 
-        found: list[Stmt] = [Alloc(held)]
+        stmts: list[Stmt] = [Alloc(own)]
         piece = (iteration * reads + v) * self.threads + thread
         whole = pieces % (reads * self.threads) == 0
         other, term = tile_position(piece if whole else minimum(piece, pieces - 1), u)
-        there = first + other if extent % outer == 0 else minimum(first + other, extent - 1)
-        places = (z, there, 0, k0 + term) if name == "l" else (z, 0, there, k0 + term)
+        clamped = first + other if extent % outer == 0 else minimum(first + other, extent - 1)
+        places = (z, clamped, 0, k0 + term) if name == "l" else (z, 0, clamped, k0 + term)
         other, term = tile_position(piece, u)
         to = other * t.left_pitch + term if name == "l" else base + term * t.right_pitch + other
-        keep: Stmt = self._unrolled_loop(f"u{name}", width, [Store(self.stage, (to,), Load(held, (v, u)))])
+        keep: Stmt = self._unrolled_loop(f"u{name}", width, [Store(self.stage, (to,), Load(own, (v, u)))])
         if not whole:
             keep = If(Apply("lt", (Index(piece), Index(pieces)), "i1"), (keep,))
-        lanes = For(self._loop_variable(f"u{name}"), 0, width, self._guarded_read(held, (v, u), value, places), "lanes")
+        lanes = For(self._loop_variable(f"u{name}"), 0, width, self._guarded_read(own, (v, u), value, places), "lanes")
         body = (
             self._unrolled_loop(f"v{name}", reads, [lanes]),
             self._unrolled_loop(f"v{name}", reads, [keep]),
         )  # fmt: skip
-        found.append(For(self._loop_variable(f"c{name}"), 0, -(-pieces // (reads * self.threads)), body))
-        return found
+        stmts.append(For(self._loop_variable(f"c{name}"), 0, -(-pieces // (reads * self.threads)), body))
+        return stmts
 
     def _guarded_read(self, to: Buffer, index: tuple[Dim, ...], value: Scalar, at: Sequence[Dim]) -> tuple[Stmt, ...]:
         """Return the statements that copy the operand's element at (batch, row, column, term) to ``to``."""
@@ -271,11 +272,11 @@ class GridMatmul:
             at % t.threads_across * t.thread_cols,
         )
 
-    def _statements_per_thread_element(self, count: int, made: Callable[[Dim, Dim, Dim], Stmt]) -> list[Stmt]:
+    def _statements_per_thread_element(self, count: int, make: Callable[[Dim, Dim, Dim], Stmt]) -> list[Stmt]:
         """Return a statement for each element of the part of each of ``count`` threads."""
         t = self.tile
         i, j = sym(self._loop_variable("i"), 0, t.thread_rows), sym(self._loop_variable("j"), 0, t.thread_cols)
-        stmt = made(i, j, sym(self._loop_variable("t"), 0, count))
+        stmt = make(i, j, sym(self._loop_variable("t"), 0, count))
         return [self._unrolled_loop("i", t.thread_rows, [self._unrolled_loop("j", t.thread_cols, [stmt])])]
 
     def _multiply_add_chunk(self) -> For:

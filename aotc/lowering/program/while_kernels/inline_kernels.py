@@ -75,12 +75,12 @@ class InlinedKernelRenamer:
         """Return the index expression ``e`` with names renamed or replaced by ``values``."""
         if not isinstance(e, Expr):
             return e
-        found = self.indices.get(e)
-        if found is None:
+        renamed = self.indices.get(e)
+        if renamed is None:
             names = {s.name: self._renamed_symbol(s) for s in symbols(e) if s.name in self.bound}
             names |= {s.name: self.values[s.name] for s in symbols(e) if s.name in self.values}
-            found = self.indices[e] = substitute(e, names)
-        return found
+            renamed = self.indices[e] = substitute(e, names)
+        return renamed
 
     def _renamed_symbol(self, s: Sym) -> Dim:
         return sym(s.name + self.suffix, s.lo, None if s.extent is None else self.renamed_index(s.extent))
@@ -98,6 +98,7 @@ class InlinedKernelRenamer:
         return new, index if new.shape == buffer.shape else reshape_index(index, buffer.shape, new.shape)
 
     def renamed_scalar(self, s: Scalar) -> Scalar:
+        """Return the scalar ``s`` with buffers, names and indices replaced."""
         match s:
             case Var(name, dtype):
                 return Var(self.renamed_name(name), dtype)
@@ -113,6 +114,7 @@ class InlinedKernelRenamer:
         """Return the statement ``s`` with buffers and names replaced; short loops become unrolled ones."""
         match s:
             case For(var, begin, end, body, kind, step):
+                # An inlined kernel has no grid of its own: its parallel loop becomes serial.
                 short = kind != "thread" and begin == 0 and step == 1 and UNROLLED_STEPS.holds(end)
                 kind = "unroll" if short else "serial" if kind == "parallel" else kind
                 return For(
@@ -153,6 +155,7 @@ class InlinedKernelRenamer:
                 )
 
     def _renamed_tile(self, t: Tile) -> Tile:
+        """Return a tile operation with its buffers and offsets replaced."""
         i = self.renamed_index
         return Tile(
             t.rows, t.cols, self.replaced_buffer(t.out), i(t.out_base), i(t.out_row),

@@ -116,7 +116,7 @@ def is_closed_loop(
         return False
     often = {o for r in op.regions for o in _frequently_run_ops(r)}
     carried = {owners.owner_of(v) for v in op.results}
-    made = [
+    counts = [
         static(product(v.type.shape))
         for r in op.regions
         for o in walk(r)
@@ -124,8 +124,9 @@ def is_closed_loop(
         for v in o.results
         if o in often or owners.owner_of(v) not in carried
     ]
-    made += copied_elements(op, owners)
-    if any(not value.holds(n) for n in made) or not elements.holds(sum(made) // original_iterations_per_iteration(op)):
+    counts += copied_elements(op, owners)
+    whole = sum(counts) // original_iterations_per_iteration(op)
+    if any(not value.holds(n) for n in counts) or not elements.holds(whole):
         return False
     return not any(k.dims for k in kernels_in(op, kernels))
 
@@ -272,9 +273,9 @@ class LoopKernelWriter:
     def allocate_local(self, value: Value, block: list[Stmt]) -> Buffer:
         """Allocate local memory for ``value``."""
         self.count += 1
-        made = Buffer(f"v{self.count}", value.type.dtype, value.type.shape, self.local_memory_space(value))
-        block.append(Alloc(made))
-        return made
+        buffer = Buffer(f"v{self.count}", value.type.dtype, value.type.shape, self.local_memory_space(value))
+        block.append(Alloc(buffer))
+        return buffer
 
     def emit_region(self, region: Region, block: list[Stmt]) -> None:
         """Emit the ops of ``region``."""
@@ -294,9 +295,9 @@ class LoopKernelWriter:
         kernel = self.kernels[op.attrs["callee"]]
         shared = count_overwritten_parameters(self.functions[op.attrs["callee"]])
         for n, v in enumerate(op.results):
-            made = self.buffer_of_value(v, block)
+            result = self.buffer_of_value(v, block)
             if n < shared:
-                self.emit_parallel_copies(block, [(self.memory[op.operands[n]], made)])
+                self.emit_parallel_copies(block, [(self.memory[op.operands[n]], result)])
         names = [b.name for b in (*kernel.inputs, *kernel.outputs)]
         values = [*op.operands[shared:], *op.results]
         self.emit_kernel(block, kernel, {name: self.memory[v] for name, v in zip(names, values, strict=True)})
@@ -391,23 +392,23 @@ def _allocated_buffers(body: tuple[Stmt, ...]) -> list[Buffer]:
 
 def kernel_of_whole_loop(
     loop: CandidateLoop, make: Callable[..., LoopKernelWriter] = LoopKernelWriter, bounded: bool = False,
-    held: Collection[int] | None = None, filled: Collection[int] = (),
+    initialized: Collection[int] | None = None, filled: Collection[int] = (),
 ) -> LoopKernel:  # fmt: skip
     """Return one kernel for a whole loop.
 
-    Before the kernel starts, the memory of the results numbered ``held`` contains their initial state; other initial
-    values are inputs. By default ``held`` are the results that share memory with their initial state, and those in
-    ``filled``. A ``bounded`` kernel runs a bounded number of iterations, with all results ``held``, and also returns
-    whether iterations remain.
+    Before the kernel starts, the memory of the results numbered ``initialized`` contains their initial state; other
+    initial values are inputs. By default these are the results that share memory with their initial state, and those
+    in ``filled``. A ``bounded`` kernel runs a bounded number of iterations, with all results initialized. It also
+    returns whether iterations remain.
     """
     op, kernels, owners = loop.op, loop.kernels, loop.owners
     rows = list(enumerate(zip(op.operands, op.results, strict=True)))
     if bounded:
-        held = range(len(rows))
-    elif held is None:
+        initialized = range(len(rows))
+    elif initialized is None:
         results = {owners.owner_of(v) for v in op.results}
-        held = [n for n, (init, _) in rows if owners.owner_of(init) in results or n in filled]
-    first = [init for n, (init, _) in rows if n not in held]
+        initialized = [n for n, (init, _) in rows if owners.owner_of(init) in results or n in filled]
+    first = [init for n, (init, _) in rows if n not in initialized]
     outer = list(dict.fromkeys([*first, *(v for r in op.regions for v in captured_values(r))]))
     named = {v for r in op.regions for v in use_counts(r)}
     made_inside = [v for v in constants_in(*op.regions) if v in named]
@@ -416,7 +417,7 @@ def kernel_of_whole_loop(
     outputs = [Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results)]
     more = Buffer("more", "i1", (), "private") if bounded else None
     writer = make(loop.functions, kernels, owners, dict(zip(reads, inputs, strict=True)))
-    state = [outputs[n] if n in held else writer.memory[init] for n, (init, _) in rows]
+    state = [outputs[n] if n in initialized else writer.memory[init] for n, (init, _) in rows]
     block: list[Stmt] = []
     carries = [writer.carried_buffer(v, out, block) for out, v in zip(outputs, op.results, strict=True)]
     writer.emit_loop(op, block, carries, state, more)
@@ -429,8 +430,8 @@ def kernel_of_whole_loop(
     iterations = expected_iterations(op, loop.constants, loop.functions)
     iterations = min(iterations, LOOP_TURNS.value) if bounded else iterations
     flops = sum((k.flops for k in kernels_in(op, kernels)), 0) * iterations
-    body, kept = tuple(writer.kernel_statements(block)), tuple(writer.kept)
+    body, persistent = tuple(writer.kernel_statements(block)), tuple(writer.kept)
     dims = {s.name for b in (*inputs, *outputs, *_allocated_buffers(body)) for d in b.shape for s in symbols(d)}
     dims.update(d for k in kernels_in(op, kernels) for d in k.dims)
-    kernel = Kernel(loop.name, tuple(inputs), (*outputs, *kept), tuple(sorted(dims)), 1, body, (), flops, 0)
-    return LoopKernel(kernel, tuple(reads), kept, bounded, tuple(sorted(held)))
+    kernel = Kernel(loop.name, tuple(inputs), (*outputs, *persistent), tuple(sorted(dims)), 1, body, (), flops, 0)
+    return LoopKernel(kernel, tuple(reads), persistent, bounded, tuple(sorted(initialized)))

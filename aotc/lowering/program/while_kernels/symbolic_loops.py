@@ -72,12 +72,12 @@ def _values_computed_per_iteration(op: Op, functions: Mapping[str, Function]) ->
     inner = [o for r in op.regions for o in walk(r)]
     loops = [o for o in inner if o.name == "while"]
     outside = {v for r in op.regions for v in captured_values(r)} | {o.result for o in inner if o.name == "constant"}
-    made = [v for o in loops for v in o.results]  # their state
+    values = [v for o in loops for v in o.results]  # their state
     for o in inner:
         if o.name == "dispatch":
             updates = count_overwritten_parameters(functions[o.attrs["callee"]])
-            made += [v for n, v in enumerate(o.results) if n >= updates or o.operands[n] in outside]
-    return made
+            values += [v for n, v in enumerate(o.results) if n >= updates or o.operands[n] in outside]
+    return values
 
 
 @dataclass
@@ -96,9 +96,9 @@ class SymbolicLoopWriter(LoopKernelWriter):
         return [*self.allocated, *block]
 
 
-def symbolic_kernel(loop: CandidateLoop, held: Collection[int]) -> LoopKernel:
-    """Return the kernel of a whole loop; the memory of results numbered ``held`` contains the initial state."""
-    return with_rolled_loops(kernel_of_whole_loop(loop, SymbolicLoopWriter, held=held))
+def symbolic_kernel(loop: CandidateLoop, initialized: Collection[int]) -> LoopKernel:
+    """Return the kernel of a whole loop; the memory of results numbered ``initialized`` contains the initial state."""
+    return with_rolled_loops(kernel_of_whole_loop(loop, SymbolicLoopWriter, initialized=initialized))
 
 
 def bounds_kernel(name: str, bounds: Collection[SizeBound]) -> Kernel:

@@ -30,9 +30,9 @@ LOOP_CODE = Estimate(
 TILE_CODE = Estimate(100, "scalar operations that a register tile counts as", "a tile of 4 x 4 vectors and its loads")
 
 
-def with_rolled_loops(found: LoopKernel) -> LoopKernel:
+def with_rolled_loops(loop_kernel: LoopKernel) -> LoopKernel:
     """Return the kernel of a whole loop without unrolled loops that write much code or only copy memory."""
-    return found._replace(kernel=replace(found.kernel, body=roll_long_loops(found.kernel.body)))
+    return loop_kernel._replace(kernel=replace(loop_kernel.kernel, body=roll_long_loops(loop_kernel.kernel.body)))
 
 
 def roll_long_loops(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -57,6 +57,7 @@ def _map_unrolled(body: Sequence[Stmt], keep: Callable[[For], bool]) -> tuple[St
     """Return statements in which unrolled loops are serial unless ``keep`` returns True, innermost loops first."""
 
     def changed(stmt: Stmt) -> Stmt:
+        """Return ``stmt`` with unrolled loops that ``keep`` rejects as serial loops, also nested ones."""
         match stmt:
             case For():
                 loop = replace(stmt, body=_map_unrolled(stmt.body, keep))
@@ -72,13 +73,13 @@ def _map_unrolled(body: Sequence[Stmt], keep: Callable[[For], bool]) -> tuple[St
 
 def _buffers_in_memory(body: tuple[Stmt, ...]) -> set[str]:
     """Return the buffers that LLVM cannot keep in registers: all but private ones with constant indices."""
-    found = set()
+    names_in_memory = set()
     for access in accesses(body):
         unrolled = {loop.var for loop in access.loops if isinstance(loop, For) and loop.kind == "unroll"}
         names = {""} if access.index is None else {s.name for e in access.index for s in symbols(e)}
         if access.buffer.space != "private" or names - unrolled:
-            found.add(access.buffer.name)
-    return found
+            names_in_memory.add(access.buffer.name)
+    return names_in_memory
 
 
 def _is_worth_unrolling(memory: set[str], loop: For) -> bool:
@@ -101,6 +102,7 @@ def code_size(body: Sequence[Stmt]) -> int:
 
 
 def _statement_code(stmt: Stmt) -> int:
+    """Return the estimated code size of a statement, in scalar operations after unrolling."""
     own = sum(map(_scalar_code, scalars_in(statement_scalars(stmt)))) + sum(map(code_size, children(stmt)))
     match stmt:
         case For(begin=begin, end=end, kind="unroll") if not isinstance(begin, Expr) and not isinstance(end, Expr):

@@ -37,13 +37,13 @@ def one_kernel_for_loop(
     if gpu is None:
         return with_rolled_loops(kernel_of_whole_loop(loop, filled=filled)) if is_small_loop(loop, limit) else None
     op, functions = loop.op, loop.functions
-    known = {**loop.constants, **constants_in(*op.regions)}
+    constants = {**loop.constants, **constants_in(*op.regions)}
     inner = [o for r in op.regions for o in walk(r) if o.name == "while"]
-    if not all(_has_few_iterations(o, known, functions) for o in inner):
+    if not all(_has_few_iterations(o, constants, functions) for o in inner):
         return None  # it could not be cancelled
-    bounded = not _has_few_iterations(op, known, functions)
+    bounded = not _has_few_iterations(op, constants, functions)
     if not _runs_on_one_thread(op, loop.kernels):
-        within = replace(loop, constants=known)
+        within = replace(loop, constants=constants)
         return block_loop(within, gpu, bounded) or grid_loop(within, gpu, bounded)
     return kernel_of_whole_loop(loop, bounded=bounded) if is_small_loop(loop, limit) else None
 

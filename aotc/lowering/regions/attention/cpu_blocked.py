@@ -63,6 +63,7 @@ def lower_attention_by_rows(b: RegionBuilder, plan: AttentionByRowsPlan) -> Kern
     rows = attention_axis_sizes(tuple(v.type for v in op.operands), op.attrs)[1]
 
     def emit_item(at: Index, part: Dim, block: Dim) -> list[Stmt]:
+        """Return an item with both algorithms: a call with few rows runs the one for decoding."""
         variants = (
             _decode_attention_statements(b, few, at, part),
             _BlockedAttention(b, op, many).attention_item_statements(at, part, block),
@@ -101,14 +102,14 @@ def _blocked_attention_kernel(
 
 def _bind_index_components(b: RegionBuilder, block: list[Stmt], index: Index, extents: Sequence[Dim]) -> list[Dim]:
     """Append statements that bind the components of an index to names; return the names as dims."""
-    found: list[Dim] = []
+    names: list[Dim] = []
     for i, n in zip(index, extents, strict=True):
         if not isinstance(i, int):
             name = b.fresh("n")
             block.append(Let(Var(name, "i64"), IndexScalar(i)))
             i = sym(name, 0, n)
-        found.append(i)
-    return found
+        names.append(i)
+    return names
 
 
 class _BlockedAttention(AttentionBlocks):
@@ -177,6 +178,7 @@ class _BlockedAttention(AttentionBlocks):
         body += [Alloc(begin), Alloc(end), Store(begin, (), Const(0, "i64")), Store(end, (), IndexScalar(near))]
 
         def visit_blocks_of_phase(block: list[Stmt], _: Dim) -> None:
+            """Emit the blocks from ``begin`` to ``end``; the second phase visits masked blocks that some row needs."""
             names = [self.b.fresh(x) for x in ("from", "to")]
             for name, at in zip(names, (begin, end), strict=True):
                 block.append(Let(Var(name, "i64"), Load(at, ())))
@@ -258,7 +260,9 @@ class _BlockedAttention(AttentionBlocks):
         """Return the loops that write rounded weights of terms as pairs; an odd last term is paired with 0."""
 
         def write_pair(block: list[Stmt], u: Dim, both: bool = True) -> None:
+            """Emit the weights of terms ``2 u`` and ``2 u + 1`` of all rows; without ``both``, the second is 0."""
             def write_pair_of_row(inner: list[Stmt], r: Dim) -> None:
+                """Emit the rounded weights of a row, and their addition to the row's total."""
                 weights = [self._softmax_weight(2 * u + n, r) for n in range(1 + both)]
                 total = self._apply_in_sum_dtype("add", *weights) if both else weights[0]
                 inner += [

@@ -113,11 +113,12 @@ class AttentionBlocks(AttentionItem):
                 )
             )
 
+        # Tiles of bf16 multiply pairs of terms: their elements alternate, and an odd last term is paired with zeros.
         def copy_pair(block: list[Stmt], u: Dim, both: bool = True) -> None:
             def copy_pair_element(inner: list[Stmt], c: Dim) -> None:
-                whole_axes = load_element(2 * u + 1, c) if both else Const(0.0, "bf16")
+                second = load_element(2 * u + 1, c) if both else Const(0.0, "bf16")
                 inner += [
-                    Store(lines.buffer, (u, 2 * c + n), x) for n, x in enumerate((load_element(2 * u, c), whole_axes))
+                    Store(lines.buffer, (u, 2 * c + n), x) for n, x in enumerate((load_element(2 * u, c), second))
                 ]
 
             block.append(self._index_loop("c", columns, copy_pair_element))
@@ -134,6 +135,7 @@ class AttentionBlocks(AttentionItem):
             return (r // blocks.tile_rows, u, r % blocks.tile_rows * g + n)
 
         def copy_rows(end: Dim, element: Callable[[Dim, Dim], Scalar]) -> For:
+            """Return the loop that copies rows of queries up to ``end`` to panels."""
             def copy_element(inner: list[Stmt], r: Dim, u: Dim) -> None:
                 inner += [Store(self.q, transposed_index(r, u, n), element(r, u * g + n)) for n in range(g)]
 
@@ -162,7 +164,9 @@ class AttentionBlocks(AttentionItem):
         panels = blocks.rows // blocks.tile_rows
 
         def tiles_of_height(height: int, end: Dim) -> list[Stmt]:
+            """Return the loop over tiles of ``height`` keys up to ``end``, each with all panels of rows."""
             def emit_key_tile(block: list[Stmt], i: Dim) -> None:
+                """Emit the tiles of one run of keys; keys in place end with the last key, and may repeat some."""
                 start = i * height
                 if not keys.copied:
                     start = minimum(start, self.terms - first - height)
@@ -199,6 +203,7 @@ class AttentionBlocks(AttentionItem):
         steps = (count + (g - 1)) // g
 
         def emit_value_panel(block: list[Stmt], j: Dim) -> None:
+            """Emit the tiles of one panel of value columns, for each run of rows of one tile height."""
             row: Dim = 0
             for height, tiles in split_rows(blocks.rows, blocks.tile_height):
 

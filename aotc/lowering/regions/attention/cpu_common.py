@@ -37,6 +37,10 @@ class AttentionItem:
     """
 
     def __init__(self, b: RegionBuilder, op: Op, wide: str, rows: int) -> None:
+        """Read the axes of ``op`` and its optional operands: bias, mask and scales of integer keys and values.
+
+        ``wide`` is the dtype of sums, ``rows`` the number of rows of an item.
+        """
         self.b, self.op, self.wide, self.e = b, op, wide, b.elements()
         sizes = attention_axis_sizes(tuple(v.type for v in op.operands), op.attrs)
         self.batch, self.rows, self.terms = sizes[:3]
@@ -133,6 +137,7 @@ class AttentionItem:
             total = self.e.bind(self._apply_in_sum_dtype("select", none, self._sum_dtype_literal(1), total))
 
         def write_element(inner: list[Stmt], c: Dim) -> None:
+            """Emit the store of one result element: a weighted sum divided by the row's total."""
             index: list[Dim] = [0] * len(dims)
             for d, i in zip(dims, (*self.at, self.row + r, c), strict=True):
                 index[d] = i

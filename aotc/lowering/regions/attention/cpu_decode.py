@@ -74,11 +74,13 @@ class AttentionRows(AttentionProducts):
                 self._index_loop("n", blocks, lambda b, n: self._decode_key_block(b, *self._terms_of_key_block(b, n)))
             )
             return
+        # A fill of -inf gives masked keys no weight: blocks that are masked as a whole are skipped.
         certain = self.op.attrs["fill"] == -math.inf
-        end, wanted = self._private_scalar("end", "i64"), self._private_scalar("wanted", "i32")
-        body += [Alloc(end), Alloc(wanted), Store(end, (), IndexScalar(blocks))]
+        end, requested = self._private_scalar("end", "i64"), self._private_scalar("wanted", "i32")
+        body += [Alloc(end), Alloc(requested), Store(end, (), IndexScalar(blocks))]
 
         def visit_blocks_of_phase(block: list[Stmt], p: Dim) -> None:
+            """Emit a loop over blocks that processes those with an allowed key in phase 0, the others in phase 1."""
             name, n = self.b.fresh("to"), self.b.fresh("n")
             block.append(Let(Var(name, "i64"), Load(end, ())))
             inside = self.e.new_block()
@@ -91,7 +93,7 @@ class AttentionRows(AttentionProducts):
             block.append(For(n, 0, sym(name, 0, blocks + 1), tuple(inside)))
             self.e.enter(block)
             block.append(Store(end, (), Const(0, "i64")))
-            block += [] if certain else self._request_masked_blocks(p, end, wanted, blocks)
+            block += [] if certain else self._request_masked_blocks(p, end, requested, blocks)
 
         body.append(self._index_loop("phase", 1 if certain else 2, visit_blocks_of_phase))
 
@@ -119,6 +121,7 @@ class AttentionRows(AttentionProducts):
         block += [Alloc(top), Alloc(fresh), Store(top, (), old), Store(fresh, (), self._sum_dtype_literal(0))]
 
         def update_maximum(inner: list[Stmt], t: Dim) -> None:
+            """Emit the scaled and masked score of one key, and the update of the row's maximum."""
             x = self._scaled_and_biased_score(
                 Load(self.scores, (*at, t)), row, first + t, self._cache_scale_of_term("k_scale", at, t, first)
             )
@@ -132,6 +135,7 @@ class AttentionRows(AttentionProducts):
             inner.append(Store(top, (), x, "max"))
 
         def store_weight(inner: list[Stmt], t: Dim) -> None:
+            """Emit the weight of one key, relative to the maximum, and its addition to the total."""
             below = self._apply_in_sum_dtype("sub", Load(self.scores, (*at, t)), low)
             weight: Scalar = self.e.bind(self._apply_in_sum_dtype("decay", below))
             inner.append(Store(fresh, (), weight, "add"))
@@ -145,6 +149,7 @@ class AttentionRows(AttentionProducts):
         self.e.enter(block)
         now = self.e.bind(Load(top, ()))
         low = self._subtracted_maximum(now)
+        # Online softmax: a new maximum scales the total and all sums.
         factor = self.e.bind(self._apply_in_sum_dtype("exp", self._apply_in_sum_dtype("sub", old, low)))
         block += [Store(self.top, at, now), self._index_loop("t", count, store_weight, terms)]
         total = self._apply_in_sum_dtype(

@@ -26,20 +26,20 @@ class AttentionProducts(AttentionMasks):
         value, dims = self.op.operands[number], self.op.attrs[("", "k_dims", "v_dims")[number]]
         size = size_of(value.type.dtype)
         after = (0, self.plan.keys_ahead, self.plan.values_ahead)[number]
-        there = minimum(term + max(after, least), self.terms - 1)
-        found: list[Stmt] = []
+        later = minimum(term + max(after, least), self.terms - 1)
+        prefetches: list[Stmt] = []
         for d in range(0, length, FETCH_LINE.value // size):
-            x = self._operand_element(value, dims, there, d, dtype=value.type.dtype)
-            found += [Prefetch(x.buffer, x.index)] if isinstance(x, Load) else []
-        return found
+            x = self._operand_element(value, dims, later, d, dtype=value.type.dtype)
+            prefetches += [Prefetch(x.buffer, x.index)] if isinstance(x, Load) else []
+        return prefetches
 
     def _prefetch_scales(self, term: Dim) -> list[Stmt]:
         """Return prefetches of the scales of a key and its value, which are read once the scores exist."""
-        found: list[Stmt] = []
+        prefetches: list[Stmt] = []
         for name in self.factors:
             x = self._scale_at(name, self.row, term)
-            found += [Prefetch(x.buffer, x.index)] if isinstance(x, Load) else []
-        return found
+            prefetches += [Prefetch(x.buffer, x.index)] if isinstance(x, Load) else []
+        return prefetches
 
     # --- scores ---
 
@@ -70,10 +70,10 @@ class AttentionProducts(AttentionMasks):
         queries = self.queries
         own, r = queries[0]
         places = [linearize((*index, *own, r, n), y.shape) for y, n in ((self.scores, terms[0]), (self.q, 0))]
-        found: list[Stmt] = []
+        prefetches: list[Stmt] = []
         for t in terms:
-            found += [*self._prefetch_keys_or_values(1, self.depth, first + t), *self._prefetch_scales(first + t)]
-        return [*found, Tile(
+            prefetches += [*self._prefetch_keys_or_values(1, self.depth, first + t), *self._prefetch_scales(first + t)]
+        return [*prefetches, Tile(
             len(queries), len(terms), self.scores, places[0], self.blocks.terms, self.q, places[1], self.depth,
             x.buffer, linearize(x.index, x.buffer.shape), ((self.depth // group, group, group),), form, b_column=row,
         )]  # fmt: skip
@@ -107,6 +107,7 @@ class AttentionProducts(AttentionMasks):
         row = self._layout_of_head(2).outer if self.plan.value_columns else None
 
         def emit_sums_of_head(block: list[Stmt], at: list[Dim]) -> None:
+            """Emit the additions for the keys ``at``: by tiles of pairs if possible, else key by key."""
             if row is not None and len(at) > 1:
                 block += self._loops_over_key_heads(
                     lambda b, index: b.extend(self._pair_tiles_of_values(index, at, first, row))
@@ -125,6 +126,7 @@ class AttentionProducts(AttentionMasks):
         begin = linearize((*index, *own, r, terms[0]), weights.shape)
 
         def emit_tile(block: list[Stmt], j: Dim) -> None:
+            """Emit the tile of one run of value columns."""
             x = self._operand_element(value, dims, first + terms[0], j * cols, dtype=value.type.dtype)
             assert isinstance(x, Load)
             out = linearize((*index, *own, r, j * cols), self.acc.shape)
@@ -141,6 +143,7 @@ class AttentionProducts(AttentionMasks):
         value, dims, queries = self.op.operands[2], self.op.attrs["v_dims"], self.queries
 
         def add_values_of_head(body: list[Stmt], index: Index) -> None:
+            """Emit the addition of weighted values to the sums of all queries that share one key head."""
             for _, term in terms:
                 body += self._prefetch_keys_or_values(2, self.columns, term)
             self.e.enter(body)

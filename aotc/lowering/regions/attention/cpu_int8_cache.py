@@ -41,6 +41,7 @@ class AttentionIntegers(AttentionRows):
     plan: IntegerAttentionPlan
 
     def __init__(self, b: RegionBuilder, op: Op, plan: IntegerAttentionPlan) -> None:
+        """Allocate the integer digits of queries and weights, the steps of their scales, and the integer sums."""
         super().__init__(b, op, plan)
         self.lanes = b.target.vector_bytes // size_of("i32")
         keys, count = [self.sizes[a] for a in self.heads], self.blocks.digits * len(self.queries)
@@ -109,6 +110,7 @@ class AttentionIntegers(AttentionRows):
         moved = sum(128 << 8 * place for place in range(self.blocks.digits))
 
         def write_digits_of_element(inner: list[Stmt], i: Dim) -> None:
+            """Emit the signed digits of an integer in base 256, and the sums of each digit."""
             n = self.e.bind(Apply("add", (number(i), Const(moved, "i32")), "i32"))
             for place, (row, total) in enumerate(zip(rows, totals, strict=True)):
                 shifted = Apply("shr_logic", (n, Const(8 * place, "i32")), "i32") if place else n
@@ -261,6 +263,7 @@ class AttentionIntegers(AttentionRows):
             block += self._prefetch_keys_or_values(2, self.columns, first + begin + t, terms)
 
         def emit_tile(inner: list[Stmt], j: Dim) -> None:
+            """Emit the tile that multiplies the digits of weights by one run of value columns."""
             x = self._operand_element(value, dims, first + begin, j * cols, dtype="i8")
             assert isinstance(x, Load)
             inner.append(Tile(

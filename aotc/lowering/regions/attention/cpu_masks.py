@@ -77,6 +77,7 @@ class AttentionMasks(AttentionItem):
         """Return loops over the batch axes around ``make(block, index)``."""
 
         def loop_over_axis(block: list[Stmt], index: Index) -> None:
+            """Emit the loop over the next axis, or the body once all axes have an index."""
             if len(index) < len(axes):
                 size = self.sizes[axes[len(index)]]
                 block.append(self._index_loop("h", size, lambda b, h: loop_over_axis(b, (*index, h))))
@@ -86,9 +87,9 @@ class AttentionMasks(AttentionItem):
             make(block, index)
             self.at = before
 
-        found: list[Stmt] = []
-        loop_over_axis(found, ())
-        return found
+        stmts: list[Stmt] = []
+        loop_over_axis(stmts, ())
+        return stmts
 
     def _query_element(self, at: Index, d: Dim) -> Scalar:
         """Return an element of a query in the dtype of the sums."""
@@ -102,7 +103,7 @@ class AttentionMasks(AttentionItem):
 
     def _copy_cache_scales(self, first: Dim, count: Dim) -> list[Stmt]:
         """Return the loops that copy the scales of a block of keys, contiguous per head."""
-        found: list[Stmt] = []
+        stmts: list[Stmt] = []
         for name, buffer in self.factors.items():
 
             def copy_scales_of_head(block: list[Stmt], at: Index, name: str = name, buffer: Buffer = buffer) -> None:
@@ -112,8 +113,8 @@ class AttentionMasks(AttentionItem):
 
                 block.append(self._index_loop("t", count, copy_scale, self.blocks.terms))
 
-            found += self._loops_over_key_heads(copy_scales_of_head)
-        return found
+            stmts += self._loops_over_key_heads(copy_scales_of_head)
+        return stmts
 
     def _cache_scale_of_term(self, name: str, at: Index, t: Dim, first: Dim) -> Scalar | None:
         """Return the scale of a key or value of a block for the query at ``at``; None if they are floats."""
@@ -126,10 +127,10 @@ class AttentionMasks(AttentionItem):
     def _unmasked_tests(self, row: Dim, term: Dim) -> list[Scalar]:
         """Return the tests at run time that all hold for a key that is not masked."""
         attrs = self.op.attrs
-        found = [self._operand_element(self.mask, attrs["mask_dims"], row, term)] if self.mask is not None else []
+        tests = [self._operand_element(self.mask, attrs["mask_dims"], row, term)] if self.mask is not None else []
         for offset in dims_of(attrs, "causal"):
-            found.append(Apply("le", (IndexScalar(term), IndexScalar(row + offset)), "i1"))
-        return found
+            tests.append(Apply("le", (IndexScalar(term), IndexScalar(row + offset)), "i1"))
+        return tests
 
     def _is_any_key_unmasked(self, block: list[Stmt], first: Dim, count: Dim) -> Scalar:
         """Emit the test of a block's mask; return 1 if it allows a key in any row of any head, else 0."""
@@ -147,11 +148,11 @@ class AttentionMasks(AttentionItem):
                 )
             )
             self.e.enter(block)
-        found: Scalar = Load(some, ())
+        allowed: Scalar = Load(some, ())
         for offset in dims_of(attrs, "causal"):
             seen = Apply("le", (IndexScalar(first), IndexScalar(self.row + self.rows - 1 + offset)), "i1")
-            found = Apply("select", (seen, found, Const(0, "i32")), "i32")
-        return self.e.bind(found)
+            allowed = Apply("select", (seen, allowed, Const(0, "i32")), "i32")
+        return self.e.bind(allowed)
 
     def _mask_allows_term(self, row: Dim, term: Dim) -> Scalar:
         """Return 1 where the mask allows a term, else 0."""
@@ -176,33 +177,33 @@ class AttentionMasks(AttentionItem):
 
         return self._loops_over_batch_axes(axes, loop_over_rows)
 
-    def _request_masked_blocks(self, phase: Dim, end: Buffer, wanted: Buffer, blocks: Dim) -> list[Stmt]:
+    def _request_masked_blocks(self, phase: Dim, end: Buffer, requested: Buffer, blocks: Dim) -> list[Stmt]:
         """Return the statements that also request fully masked blocks, if some row needs them."""
-        once: list[Stmt] = [Store(wanted, (), Const(0, "i32"))]
+        once: list[Stmt] = [Store(requested, (), Const(0, "i32"))]
 
         def request_for_row(block: list[Stmt], at: Index) -> None:
-            self._request_masked_terms(block, Load(self.top, at), wanted)
+            self._request_masked_terms(block, Load(self.top, at), requested)
 
         once += self._loops_over_query_rows(request_for_row)
         dims = self.op.attrs["mask_dims"]
         alike = self.mask is not None and all(dims[a] == ABSENT for a in (*self.sizes, -2))
         if "split" in self.op.attrs and alike and not dims_of(self.op.attrs, "causal"):
             self.e.enter(once)
-            is_wanted = Apply("ne", (Load(wanted, ()), Const(0, "i32")), "i1")
-            once.append(If(is_wanted, tuple(self._allowed_in_other_parts(wanted))))
+            is_wanted = Apply("ne", (Load(requested, ()), Const(0, "i32")), "i1")
+            once.append(If(is_wanted, tuple(self._allowed_in_other_parts(requested))))
         follow = Store(end, (), IndexScalar(blocks))
-        once.append(If(Apply("ne", (Load(wanted, ()), Const(0, "i32")), "i1"), (follow,)))
+        once.append(If(Apply("ne", (Load(requested, ()), Const(0, "i32")), "i1"), (follow,)))
         return [If(Apply("eq", (IndexScalar(phase), Const(0, "i64")), "i1"), tuple(once))]
 
-    def _request_masked_terms(self, block: list[Stmt], top: Scalar, wanted: Buffer) -> None:
+    def _request_masked_terms(self, block: list[Stmt], top: Scalar, requested: Buffer) -> None:
         """Emit the request for masked keys, if these have weight relative to the maximum ``top``."""
         light = self._masked_terms_have_no_weight(top)
-        block.append(Store(wanted, (), Apply("select", (light, Const(0, "i32"), Const(1, "i32")), "i32"), "max"))
+        block.append(Store(requested, (), Apply("select", (light, Const(0, "i32"), Const(1, "i32")), "i32"), "max"))
 
-    def _allowed_in_other_parts(self, wanted: Buffer) -> list[Stmt]:
+    def _allowed_in_other_parts(self, requested: Buffer) -> list[Stmt]:
         """Return the test for keys allowed in other split-KV parts, by the score of the first allowed key."""
         body = self.e.new_block()
-        place, found = self._private_scalar("place", "i64"), self.b.fresh("found")
+        place, name = self._private_scalar("place", "i64"), self.b.fresh("found")
 
         def find_first_unmasked(inner: list[Stmt], t: Dim) -> None:
             allowed = self._operand_element(self._mask_operand, self.op.attrs["mask_dims"], 0, t)
@@ -214,25 +215,26 @@ class AttentionMasks(AttentionItem):
             Store(place, (), IndexScalar(self.terms)),
             self._index_loop("t", self.terms, find_first_unmasked),
         ]
-        body.append(Let(Var(found, "i64"), Load(place, ())))
-        there = sym(found, 0, self.terms)
+        body.append(Let(Var(name, "i64"), Load(place, ())))
+        first = sym(name, 0, self.terms)
 
         def request_for_row(block: list[Stmt], at: Index) -> None:
+            """Emit the score of the first allowed key for a row, and the request that depends on it."""
             dot = self._private_scalar("dot")
             block += [Alloc(dot), Store(dot, (), self._sum_dtype_literal(0))]
-            key = lambda d: self._operand_element(self.op.operands[1], self.op.attrs["k_dims"], there, d)
+            key = lambda d: self._operand_element(self.op.operands[1], self.op.attrs["k_dims"], first, d)
             block.append(self._index_loop("depth", self.depth, lambda inner, d: inner.append(
                 Store(dot, (), self._apply_in_sum_dtype("mul", self._query_element(at, d), key(d)), "add")
             )))  # fmt: skip
             self.e.enter(block)
             row = self.row + at[-1]
-            score = self._scaled_and_biased_score(Load(dot, ()), row, there, self._scale_at("k_scale", row, there))
-            self._request_masked_terms(block, self._apply_in_sum_dtype("max", score, Load(self.top, at)), wanted)
+            score = self._scaled_and_biased_score(Load(dot, ()), row, first, self._scale_at("k_scale", row, first))
+            self._request_masked_terms(block, self._apply_in_sum_dtype("max", score, Load(self.top, at)), requested)
 
         some = self.e.new_block()
-        some.append(Store(wanted, (), Const(0, "i32")))
+        some.append(Store(requested, (), Const(0, "i32")))
         some += self._loops_over_query_rows(request_for_row)
-        exists = Apply("lt", (IndexScalar(there), IndexScalar(self.terms)), "i1")
+        exists = Apply("lt", (IndexScalar(first), IndexScalar(self.terms)), "i1")
         body.append(If(exists, tuple(some)))
         return body
 

@@ -65,8 +65,8 @@ class _RoundingFusion:
         if not isinstance(x, Apply) or x.dtype not in _SHORT or x.fn not in SCALARS:
             return False
         row = SCALARS[x.fn]
-        known = row.widens and (self._is_expensive or row.work == 1 or (x.dtype == "bf16" and x.fn in APPROXIMATIONS))
-        return known and all(a.dtype in (x.dtype, "i1") for a in x.args)
+        widens = row.widens and (self._is_expensive or row.work == 1 or (x.dtype == "bf16" and x.fn in APPROXIMATIONS))
+        return widens and all(a.dtype in (x.dtype, "i1") for a in x.args)
 
     def rewrite_in_f32(self, x: Scalar) -> Scalar:
         """Return the f32 value of a short float, without the rounding of a function that computes it."""

@@ -66,12 +66,12 @@ class LibraryCall:
         count = 1 if single else out.shape[-1]
         wide = self.allocate_workspace("i64", (maximum(count, 1),))
         q = self.names.fresh("q")
-        here = sym(q, 0, count)
-        at = head if single else (*head, here)
+        position = sym(q, 0, count)
+        at = head if single else (*head, position)
         if is_input:
             value = Apply("convert", (Load(out, at),), "i64")
-            self.before.append(For(q, 0, count, (Store(wide, (here,), value),)))
-        narrow = Apply("convert", (Load(wide, (here,)),), out.dtype)
+            self.before.append(For(q, 0, count, (Store(wide, (position,), value),)))
+        narrow = Apply("convert", (Load(wide, (position,)),), out.dtype)
         self.after.append(For(q, 0, count, (Store(out, at, narrow),)))
         self.args.append((wide, (0,)))
 

@@ -47,6 +47,7 @@ def lower_cholesky(b: RegionBuilder, plan: CholeskyPlan) -> Kernel:
     n = out.shape[-1]
 
     def factor_matrix(head: Index, failed: Buffer) -> list[Stmt]:
+        """Return the factorisation of one matrix in place, with zeros in the other triangle, or NaN if it failed."""
         body = _choose_by_matrix_size(
             plan.loop_rows,
             n,

@@ -49,6 +49,7 @@ class _TrianglePanels:
     """Base of both emitters: threads, a column in registers, and the diagonal block of a panel in shared memory."""
 
     def __init__(self, b: RegionBuilder, plan: TriangleBlock, dtype: str, n: Dim) -> None:
+        """Name the registers of a panel and the shared memory of a diagonal block."""
         self.b, self.e, self.dtype, self.n = b, b.elements(), dtype, n
         self.threads, self.each, self.side = plan.threads, plan.panel, plan.side
         self.t = sym("t", 0, self.threads)
@@ -159,16 +160,16 @@ class _BlockCholesky(_TrianglePanels):
         """
         i, t = sym("i", 0, self.each), sym("t", 0, self.each)
         own = (t, i)
-        there = [*test_index(begin + t, self.n, "lt"), Apply("le", (IndexScalar(i), IndexScalar(t)), "i1")]
+        tests = [*test_index(begin + t, self.n, "lt"), Apply("le", (IndexScalar(i), IndexScalar(t)), "i1")]
         unit = Apply("select", (Apply("eq", (IndexScalar(i), IndexScalar(t)), "i1"), self.one, self.zero), self.dtype)
         read = Store(self.own, own, Load(self.out, self._at(begin + i, begin + t)))
         load = For(
-            "i", 0, self.each, (If(conjunction_of_tests(there), (read,), (Store(self.own, own, unit),)),), "unroll"
+            "i", 0, self.each, (If(conjunction_of_tests(tests), (read,), (Store(self.own, own, unit),)),), "unroll"
         )
-        held = self.e.new_block()
+        inverses = self.e.new_block()
         pivot = self.e.bind(_real_part(Load(self.diagonal, (t, t))))
         root = self.e.bind(_convert_real_scalar(Apply("sqrt", (pivot,), pivot.dtype), self.dtype))
-        held.append(Store(self.inverse, (t,), Apply("div", (self.one, root), self.dtype)))
+        inverses.append(Store(self.inverse, (t,), Apply("div", (self.one, root), self.dtype)))
         q = sym("q", 0, self.each)
         place = self._at(begin + q, begin + t)
         write = [
@@ -180,7 +181,7 @@ class _BlockCholesky(_TrianglePanels):
         return [
             self.thread_loop([load], self.each),
             For("q", 0, self.each, tuple(self._eliminate_pivot_row(q, t)), "unroll"),
-            self.thread_loop(held, self.each), Barrier(warp=True), self.thread_loop([back], self.each),
+            self.thread_loop(inverses, self.each), Barrier(warp=True), self.thread_loop([back], self.each),
         ]  # fmt: skip
 
     def _eliminate_pivot_row(self, q: Dim, t: Dim) -> list[Stmt]:
@@ -294,6 +295,11 @@ class _BlockTriangularSolve(_TrianglePanels):
         self, b: RegionBuilder, plan: BlockSolvePlan, head: Index, matrix: Coefficient, forward: bool,
         others: tuple[Dim, Dim],
     ) -> None:  # fmt: skip
+        """Name the buffers of a solve with rows in forward or backward order.
+
+        ``matrix(row, column)`` returns an element of the triangle. ``others`` are the first right-hand side of the
+        block and the end of all.
+        """
         out, attrs = b.outputs[0], b.region_root_op("triangular_solve").attrs
         self.unit, self.left = attrs["unit_diagonal"], attrs["left_side"]
         super().__init__(b, plan.block, out.dtype, out.shape[-2 if self.left else -1])
@@ -330,10 +336,10 @@ class _BlockTriangularSolve(_TrianglePanels):
         i, q = p // self.each, mod(p, self.each)
         equal = Apply("eq", (IndexScalar(i), IndexScalar(q)), "i1")
         unit = Apply("select", (equal, self.one, self.zero), self.dtype)
-        there: list[Scalar] = [Apply("lt" if self.unit else "le", (IndexScalar(q), IndexScalar(i)), "i1")]
-        there += test_index(begin + i, self.n, "lt")
+        tests: list[Scalar] = [Apply("lt" if self.unit else "le", (IndexScalar(q), IndexScalar(i)), "i1")]
+        tests += test_index(begin + i, self.n, "lt")
         read = Store(self.diagonal, (q, i), self.matrix(begin + i, begin + q))
-        load = If(conjunction_of_tests(there), (read,), (Store(self.diagonal, (q, i), unit),))
+        load = If(conjunction_of_tests(tests), (read,), (Store(self.diagonal, (q, i), unit),))
         return self.thread_loop([For(str(p), self.t, size, (load,), step=self.threads)])
 
     def _invert_diagonal(self) -> Stmt:
@@ -345,13 +351,13 @@ class _BlockTriangularSolve(_TrianglePanels):
         """Return the computation of a panel's unknowns, one thread per right-hand side."""
         i, t = sym("i", 0, self.each), sym("t", 0, self.count)
         cell = (t, i)
-        there = test_index(begin + i, self.n, "lt")
+        tests = test_index(begin + i, self.n, "lt")
         at = self._at(begin + i, self.first + t)
         read: Stmt = Store(self.own, cell, Load(self.out, at))
-        if there:
-            read = If(conjunction_of_tests(there), (read,), (Store(self.own, cell, self.zero),))
+        if tests:
+            read = If(conjunction_of_tests(tests), (read,), (Store(self.own, cell, self.zero),))
         value = Load(self.own, cell)
-        write = (Store(self.found, (i, t), value), _guarded_by_tests(there, Store(self.out, at, value)))
+        write = (Store(self.found, (i, t), value), _guarded_by_tests(tests, Store(self.out, at, value)))
         body: list[Stmt] = [For("i", 0, self.each, (read,), "unroll"), *self.substitute_column(t)]
         body.append(For("i", 0, self.each, write, "unroll"))
         exists = test_index(self.first + t, self.end, "lt")

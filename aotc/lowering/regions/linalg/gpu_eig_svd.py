@@ -65,6 +65,10 @@ class Jacobi(JacobiRotations):
     descending = False
 
     def __init__(self, b: RegionBuilder, head: Index, plan: JacobiPlan, values: Buffer, status: Buffer) -> None:
+        """Allocate the shared memory of the values, of their order and of the scale of the matrix.
+
+        ``values`` and ``status`` are results of the kernel; ``head`` is the index of the matrix in the batch.
+        """
         super().__init__(b, head, plan)
         c = self.c
         self.head, self.values, self.status = head, values, status
@@ -125,6 +129,7 @@ class Jacobi(JacobiRotations):
         c, bind = self.c, self.e.bind
 
         def copy_element(j: Dim, i: Dim) -> list[Stmt]:
+            """Return the copy of an input element to shared memory, and the update of the thread's maximum."""
             x = bind(self.input_element(j, i))
             parts = real_and_imaginary(x) if kind_of(x.dtype) == "c" else (x,)
             size = c.load_of_thread_scalar(self.own)
@@ -139,6 +144,7 @@ class Jacobi(JacobiRotations):
         c, scale = self.c, self.inverse_scale()
 
         def scale_element(j: Dim, i: Dim) -> list[Stmt]:
+            """Return the scaling of an element, and the addition of its square to the thread's sum."""
             x = self.e.bind(self.scaled_by_real(Load(self.w, (j, i)), scale))
             return [
                 Store(self.w, (j, i), x),
@@ -221,6 +227,7 @@ class Jacobi(JacobiRotations):
         c = self.c
 
         def compute_value(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+            """Return the statements that compute the value of one column, and the reciprocal of its length."""
             def sum_column(block: list[Stmt]) -> None:
                 block += [
                     c.store_thread_scalar(self.x2, self.real_constant(0)),
@@ -271,12 +278,13 @@ class Jacobi(JacobiRotations):
         c = self.c
 
         def store_column(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+            """Return the stores of a column's value and vectors at its place in the sorted order."""
             def store_value_and_vectors(block: list[Stmt]) -> None:
                 to = sym(self.e.bind(Load(self.rank, (column,)), "n").name, 0, self.n)
                 largest = self.e.bind(Load(self.scale, (0,)))
-                found = binary_call("mul", Load(self.found, (column,)), largest)
+                value = binary_call("mul", Load(self.found, (column,)), largest)
                 first = comparison_call("eq", IndexScalar(self.lane), Const(0, "i64"))
-                block.append(If(first, (Store(self.values, (*self.head, to), found),)))
+                block.append(If(first, (Store(self.values, (*self.head, to), value),)))
                 self.store_vectors(block, column, to)
 
             return [by(store_value_and_vectors)]
@@ -305,11 +313,11 @@ class _JacobiEigen(Jacobi):
     def input_element(self, column: Dim, row: Dim) -> Scalar:
         """Return an element of the Hermitian input matrix, from its stored triangle."""
         c = self.c
-        here = comparison_call("ge", IndexScalar(row), IndexScalar(column))
+        is_stored = comparison_call("ge", IndexScalar(row), IndexScalar(column))
         return Apply(
             "select",
             (
-                here,
+                is_stored,
                 self._lower_triangle_element(column, row),
                 conjugate_scalar(self._lower_triangle_element(row, column)),
             ),
@@ -330,6 +338,7 @@ class _JacobiEigen(Jacobi):
         scale = self.inverse_scale()
 
         def add_matrix_row(i: Dim) -> list[Stmt]:
+            """Return the stores of the terms of row ``i``; of the Hermitian matrix only the lower triangle is read."""
             own = bind(Load(self.w, (j, i)))
             total = Buffer(self.b.fresh("total"), c.dtype, (), "private")
             outer = self.e.block
@@ -342,6 +351,8 @@ class _JacobiEigen(Jacobi):
             inner.append(Store(total, (), term, "add"))
             self.e.enter(outer)
             outer += [Alloc(total), Store(total, (), c.zero_constant()), For(name, 0, i, tuple(inner))]
+            # The elements above the diagonal give the conjugate terms: half of the sum is the real part of the terms
+            # below, plus half of the diagonal's.
             half = binary_call(
                 "mul",
                 self.scaled_by_real(

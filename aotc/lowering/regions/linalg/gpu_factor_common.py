@@ -35,6 +35,7 @@ class MatrixColumns:
     """Emit statements over the columns of the matrix ``out[head]``; column ``j`` is ``out[head, j]``."""
 
     def __init__(self, b: RegionBuilder, out: Buffer, head: Index, warps: int) -> None:
+        """Divide the threads of a block into ``warps``; ``head`` is the index of the matrix in the batch."""
         self.b, self.e, self.out, self.head = b, b.elements(), out, head
         self.columns, self.rows = out.shape[len(head) :]
         self.dtype, self.real = out.dtype, real_of(out.dtype)
@@ -118,34 +119,34 @@ class MatrixColumns:
         def restrict_to_columns(fill: Fill) -> Stmt:
             inner = self.e.new_block()
             fill(inner)
-            there = comparison_call("lt", IndexScalar(column), IndexScalar(self.columns))
-            return For("t", 0, self.threads, (If(there, tuple(inner)),), "thread")
+            exists = comparison_call("lt", IndexScalar(column), IndexScalar(self.columns))
+            return For("t", 0, self.threads, (If(exists, tuple(inner)),), "thread")
 
         return For(name, 0, count, tuple(body(column, restrict_to_columns)))
 
     def warp_butterfly_reduce(
-        self, held: Sequence[Buffer], join: Join, count: int = 0, first: int = 1, last: int = WARP
+        self, buffers: Sequence[Buffer], join: Join, count: int = 0, first: int = 1, last: int = WARP
     ) -> list[Stmt]:
         """Return a butterfly reduction by ``join``: every lane of a warp gets the result over all lanes.
 
         Only ``last`` neighbouring lanes take part, and of these every ``first``-th, if given.
         """
-        others = [self.allocate_per_thread(buffer.dtype) for buffer in held]
-        found: list[Stmt] = []
+        others = [self.allocate_per_thread(buffer.dtype) for buffer in buffers]
+        stmts: list[Stmt] = []
         for mask in [m for m in (16, 8, 4, 2, 1) if first <= m < last]:
-            found += [Shuffle(other, buffer, mask) for other, buffer in zip(others, held, strict=True)]
+            stmts += [Shuffle(other, buffer, mask) for other, buffer in zip(others, buffers, strict=True)]
 
             def append_exchange(block: list[Stmt]) -> None:
-                own, theirs = ([self.e.bind(self.load_of_thread_scalar(x)) for x in row] for row in (held, others))
+                own, theirs = ([self.e.bind(self.load_of_thread_scalar(x)) for x in row] for row in (buffers, others))
                 values = [self.e.bind(x) for x in join(own, theirs)]
-                block += [self.store_thread_scalar(buffer, x) for buffer, x in zip(held, values, strict=True)]
+                block += [self.store_thread_scalar(buffer, x) for buffer, x in zip(buffers, values, strict=True)]
 
-            found.append(self.loop_over_threads(append_exchange, count))
-        return found
+            stmts.append(self.loop_over_threads(append_exchange, count))
+        return stmts
 
-    def warp_sum(self, held: Buffer, count: int = 0) -> list[Stmt]:
+    def warp_sum(self, buffer: Buffer, count: int = 0) -> list[Stmt]:
         """Return a warp reduction by addition: every lane gets the sum over all lanes."""
-        return self.warp_butterfly_reduce([held], lambda x, y: [binary_call("add", x[0], y[0])], count)
+        return self.warp_butterfly_reduce([buffer], lambda x, y: [binary_call("add", x[0], y[0])], count)
 
     def pivot_magnitude(self, x: Scalar) -> Scalar:
         """Return ``|x|``; for a complex number ``|re| + |im|``, by which LAPACK compares pivots."""

@@ -39,14 +39,18 @@ class JacobiRotations:
     """
 
     def __init__(self, b: RegionBuilder, head: Index, plan: JacobiPlan) -> None:
+        """Allocate the columns in shared memory and the scalars of each thread.
+
+        ``head`` is the index of the matrix in the batch.
+        """
         out, self.most = b.outputs[0], plan.sweeps
         columns, rows = map(static, out.shape[len(head) :])
-        self.held = held = plan.columns
-        self.c = c = MatrixColumns(b, out, head, held.warps)
+        self.held = layout = plan.columns
+        self.c = c = MatrixColumns(b, out, head, layout.warps)
         self.b, self.e, self.n, self.rows = b, c.e, columns, rows
-        self.lanes = held.lanes
+        self.lanes = layout.lanes
         self.lane, self.group = mod(c.t, self.lanes), c.t // self.lanes
-        self.w = self.allocate_shared(c.dtype, (held.padded_count, held.pitch))
+        self.w = self.allocate_shared(c.dtype, (layout.padded_count, layout.pitch))
         self.far = self.allocate_shared("i1", (c.warps,))
         self.sweeps = self._real_buffer_value(Buffer(b.fresh("sweeps"), "i64", (), "private"))
         self.x2, self.y2, self.dot = (
@@ -60,12 +64,13 @@ class JacobiRotations:
             c.allocate_per_thread("i32"),
             c.allocate_per_thread("i32"),
         )
-        self.parts = [self._column_registers(), self._column_registers()] if held.in_registers else []
+        self.parts = [self._column_registers(), self._column_registers()] if layout.in_registers else []
         self.angle = (
-            (c.allocate_per_thread(c.real), c.allocate_per_thread()) if held.more or not held.in_registers else ()
+            (c.allocate_per_thread(c.real), c.allocate_per_thread()) if layout.more or not layout.in_registers else ()
         )
         self.noise: Scalar | None = None
         eps = float(np.finfo(to_numpy(c.real)).eps)
+        # Columns are orthogonal if the cosine of their angle is below its rounding error.
         self.small = eps * rows**0.5
 
     # --- helpers ---
@@ -101,25 +106,25 @@ class JacobiRotations:
         """Convert a real scalar to the (possibly complex) dtype of the matrix."""
         return Apply("complex", (x, self.real_constant(0)), self.c.dtype) if kind_of(self.c.dtype) == "c" else x
 
-    def sums_over_group(self, *held: Buffer) -> list[Stmt]:
+    def sums_over_group(self, *buffers: Buffer) -> list[Stmt]:
         """Return an all-reduce by shuffles: each lane gets the sums of the buffers over the lanes of its group."""
         return self.c.warp_butterfly_reduce(
-            held, lambda x, y: [binary_call("add", *z) for z in zip(x, y, strict=True)], last=self.lanes
+            buffers, lambda x, y: [binary_call("add", *z) for z in zip(x, y, strict=True)], last=self.lanes
         )
 
-    def loop_over_groups(self, there: Scalar | None, fill: Fill) -> Stmt:
-        """Return a loop over the threads of the block, restricted to groups for which ``there`` holds at run time."""
+    def loop_over_groups(self, test: Scalar | None, fill: Fill) -> Stmt:
+        """Return a loop over the threads of the block, restricted to groups for which ``test`` holds at run time."""
         inner = self.e.new_block()
         fill(inner)
-        return For("t", 0, self.c.threads, tuple(inner) if there is None else (If(there, tuple(inner)),), "thread")
+        return For("t", 0, self.c.threads, tuple(inner) if test is None else (If(test, tuple(inner)),), "thread")
 
     def loop_over_columns(self, body: Callable[[Dim, Callable[[Fill], Stmt]], Sequence[Stmt]]) -> Stmt:
-        """Return a loop over all columns, one per group and iteration; see ``Columns.over_columns``."""
+        """Return a loop over all columns, one per group and iteration; see :meth:`MatrixColumns.loop_over_columns`."""
         name, groups = self.b.fresh("c"), self.c.threads // self.lanes
         count = ceildiv(self.n, groups)
         column = sym(name, 0, count) * groups + self.group
-        there = None if self.n % groups == 0 else comparison_call("lt", IndexScalar(column), IndexScalar(self.n))
-        return For(name, 0, count, tuple(body(column, lambda fill: self.loop_over_groups(there, fill))))
+        exists = None if self.n % groups == 0 else comparison_call("lt", IndexScalar(column), IndexScalar(self.n))
+        return For(name, 0, count, tuple(body(column, lambda fill: self.loop_over_groups(exists, fill))))
 
     def append_row_loop(self, block: list[Stmt], extent: Dim, each: Callable[[Dim], Sequence[Stmt]]) -> None:
         """Append a loop over ``extent`` rows in which lane l of a group has rows l, l + lanes, ..."""
@@ -209,17 +214,17 @@ class JacobiRotations:
     def _rotate_and_advance(self) -> list[Stmt]:
         """Return the rotation of each group's pair, and the advance to its next pair."""
         some = self.held.pairs * self.lanes < self.c.threads
-        there = comparison_call("lt", IndexScalar(self.group), IndexScalar(self.held.pairs)) if some else None
+        has_pair = comparison_call("lt", IndexScalar(self.group), IndexScalar(self.held.pairs)) if some else None
 
         def rotate_pair(block: list[Stmt]) -> None:
             self._write_rotated_columns(block)
             self._advance_column_pairs(block)
 
         return [
-            self.loop_over_groups(there, self._read_column_pair),
-            self.loop_over_groups(there, self._dot_products_of_pair),
+            self.loop_over_groups(has_pair, self._read_column_pair),
+            self.loop_over_groups(has_pair, self._dot_products_of_pair),
             *self.sums_over_group(self.x2, self.y2, self.dot),
-            self.loop_over_groups(there, self._rotate_pair), self.loop_over_groups(there, rotate_pair),
+            self.loop_over_groups(has_pair, self._rotate_pair), self.loop_over_groups(has_pair, rotate_pair),
         ]  # fmt: skip
 
     def _column_numbers_of_group(self) -> list[Dim]:
@@ -257,6 +262,7 @@ class JacobiRotations:
         columns = [] if self.held.in_registers else self._column_numbers_of_group()
 
         def add_products(i: Dim, slot: Dim) -> list[Stmt]:
+            """Return the additions of one row to both squared lengths and to the dot product."""
             x, y = (
                 [bind(Load(self.w, (j, i))) for j in columns]
                 if columns
@@ -278,6 +284,7 @@ class JacobiRotations:
         x2, y2, g = (bind(c.load_of_thread_scalar(z)) for z in (self.x2, self.y2, self.dot))
         g2 = bind(self.squared_magnitude(g))
         both = bind(binary_call("mul", x2, y2))
+        # The columns are orthogonal to working precision unless |g| > small |x| |y|.
         rotates = comparison_call("gt", g2, binary_call("mul", self.real_constant(self.small**2), both))
         if self.noise is not None:
             rotates = binary_call("and", rotates, comparison_call("gt", binary_call("min", x2, y2), self.noise))
@@ -331,33 +338,35 @@ class JacobiRotations:
         ]
 
     def _rotate_registers(self, block: list[Stmt], cosine: Scalar, sine: Scalar) -> None:
+        """Append the rotation of the columns of a pair that are in registers."""
         def rotate_element(i: Dim, slot: Dim) -> list[Stmt]:
             x, y = (self.e.bind(Load(part, (self.c.t, slot))) for part in self.parts)
-            found = self._rotated_elements(x, y, cosine, sine)
-            return [Store(part, (self.c.t, slot), z) for part, z in zip(self.parts, found, strict=True)]
+            rotated = self._rotated_elements(x, y, cosine, sine)
+            return [Store(part, (self.c.t, slot), z) for part, z in zip(self.parts, rotated, strict=True)]
 
         self.append_vector_loop(block, self.rows, rotate_element)
 
     def _write_rotated_columns(self, block: list[Stmt]) -> None:
         """Append the store of a group's rotated columns to memory."""
-        c, held, bind = self.c, self.held, self.e.bind
+        c, layout, bind = self.c, self.held, self.e.bind
         columns = self._column_numbers_of_group()
         inner = self.e.new_block()
         angle = [bind(c.load_of_thread_scalar(x)) for x in self.angle]
 
         def rotate_in_memory(first: int) -> Rows:
+            """Return a function that rotates the rows from ``first`` on in shared memory."""
             def rotate_element(i: Dim, slot: Dim) -> list[Stmt]:
                 x, y = (bind(Load(self.w, (j, i + first))) for j in columns)
-                found = self._rotated_elements(x, y, *angle)
-                return [Store(self.w, (j, i + first), z) for j, z in zip(columns, found, strict=True)]
+                rotated = self._rotated_elements(x, y, *angle)
+                return [Store(self.w, (j, i + first), z) for j, z in zip(columns, rotated, strict=True)]
 
             return rotate_element
 
         def store_from_registers(i: Dim, slot: Dim) -> list[Stmt]:
             return [Store(self.w, (j, i), Load(x, (c.t, slot))) for j, x in zip(columns, self.parts, strict=True)]
 
-        self.append_vector_loop(inner, self.rows, store_from_registers if held.in_registers else rotate_in_memory(0))
-        if held.more:
-            self.append_vector_loop(inner, held.more, rotate_in_memory(held.padded_rows(self.rows)))
+        self.append_vector_loop(inner, self.rows, store_from_registers if layout.in_registers else rotate_in_memory(0))
+        if layout.more:
+            self.append_vector_loop(inner, layout.more, rotate_in_memory(layout.padded_rows(self.rows)))
         block.append(If(c.load_of_thread_scalar(self.changed), tuple(inner)))
         self.e.enter(block)

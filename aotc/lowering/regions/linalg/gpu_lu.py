@@ -45,6 +45,7 @@ class _ColumnLu:
     """Emit the column-by-column LU factorisation of a matrix by a block of threads."""
 
     def __init__(self, b: RegionBuilder, head: Index, plan: ColumnLuPlan) -> None:
+        """Allocate the scalars of each thread and the shared pivot; ``head`` is the index of the matrix."""
         matrix, self.pivots, self.status = b.outputs
         self.c = c = MatrixColumns(b, matrix, head, plan.warps)
         self.e, self.head, self.name = c.e, head, b.fresh("k")
@@ -78,6 +79,7 @@ class _ColumnLu:
             ]
 
         def search_column(block: list[Stmt]) -> None:
+            """Append the search of each lane's rows for the element of largest magnitude."""
             def compare_row(i: Dim) -> list[Stmt]:
                 size = self.e.bind(c.pivot_magnitude(self.e.bind(c.load_element(k, i))))
                 better = (c.store_thread_scalar(self.best, size), c.store_thread_scalar(self.row, IndexScalar(i)))
@@ -116,6 +118,7 @@ class _ColumnLu:
             c.append_on_first_lane(block, inner)
 
         def divide_column(block: list[Stmt]) -> None:
+            """Append the division of the rows below ``k`` by the pivot, unless that is 0."""
             pivot = self.e.bind(c.load_element(k, k))
             inner = self.e.new_block()
             c.append_row_loop(
@@ -146,6 +149,7 @@ class _ColumnLu:
                 ]
 
             def write_swapped_column(block: list[Stmt]) -> None:
+                """Append the swap; right of column ``k``, also subtract the pivot row from the rows below."""
                 p = c.index_in_buffer(self.pivot, c.rows)
                 u, low = (
                     self.e.bind(c.load_of_thread_scalar(self.upper)),
@@ -166,10 +170,11 @@ class _ColumnLu:
         return c.loop_over_columns(0, update_column)
 
     def _subtract_pivot_row(self, k: Dim, column: Dim, i: Dim, p: Dim, u: Scalar, low: Scalar) -> Stmt:
+        """Return the update of one element; row ``p`` reads the element ``low`` that the swap moves there."""
         c = self.c
-        was = Apply(
+        old = Apply(
             "select", (comparison_call("eq", IndexScalar(i), IndexScalar(p)), low, c.load_element(column, i)), c.dtype
         )
         return Store(
-            c.out, c.element_index(column, i), binary_call("sub", was, binary_call("mul", c.load_element(k, i), u))
+            c.out, c.element_index(column, i), binary_call("sub", old, binary_call("mul", c.load_element(k, i), u))
         )

@@ -46,6 +46,7 @@ class LuPanels:
     """Emit the blocked LU factorisation of the matrix ``head`` of the first output."""
 
     def __init__(self, b: RegionBuilder, head: Index, plan: PanelLuPlan) -> None:
+        """Allocate the buffers of a block that factors one matrix; ``head`` is the index of the matrix."""
         matrix, self.pivots, self.status = b.outputs
         self.columns, self.rows = map(static, matrix.shape[len(head) :])
         self.tall, self.each, self.rest, self.some, self.groups = (
@@ -79,6 +80,7 @@ class LuPanels:
             c.allocate_shared("i32"),
             allocate_shared("factors"),
         )
+        # Several warps exchange their candidates for the pivot through shared memory.
         if self.tall > WARP:
             self.bests, self.places = allocate_shared("bests"), allocate_shared("places")
         if self.rest:
@@ -196,13 +198,13 @@ class LuPanels:
     def _publish_pivot_row(self, block: list[Stmt], k: Dim) -> None:
         """Append the copy of the pivot row to shared memory and the record of its position."""
         c, bind = self.c, self.e.bind
-        found: list[Scalar] = [bind(c.load_of_thread_scalar(self.best)), bind(c.load_of_thread_scalar(self.row))]
+        candidate: list[Scalar] = [bind(c.load_of_thread_scalar(self.best)), bind(c.load_of_thread_scalar(self.row))]
         if self.tall > WARP:
-            found = [bind(Load(self.bests, (0,))), bind(Load(self.places, (0,)))]
+            candidate = [bind(Load(self.bests, (0,))), bind(Load(self.places, (0,)))]
             for w in range(1, self.tall // WARP):
                 other = [bind(Load(self.bests, (w,))), bind(Load(self.places, (w,)))]
-                found = [bind(x) for x in larger_pivot(found, other)]
-        p = found[1]
+                candidate = [bind(x) for x in larger_pivot(candidate, other)]
+        p = candidate[1]
         block.append(c.store_thread_scalar(self.pivot, p))
         is_zero = comparison_call("eq", self._thread_element(self.own, 0), c.zero_constant())
         is_first = binary_call("and", is_zero, comparison_call("eq", Load(self.failed, (0,)), Const(0, "i32")))
@@ -261,9 +263,9 @@ class LuPanels:
     def _publish_triangle_row(self, row: Dim, j: Dim) -> Stmt:
         """Return the copy of a row of the triangle to shared memory, with its diagonal in the last column."""
         source = row + j - (self.each - 1)
-        held = Store(self.triangle, (row, j), Load(self.factors, (source, self.t)))
+        copy = Store(self.triangle, (row, j), Load(self.factors, (source, self.t)))
         is_there = comparison_call("ge", IndexScalar(source), Const(0, "i64"))
-        return If(is_there, (held,), (Store(self.triangle, (row, j), self.c.zero_constant()),))
+        return If(is_there, (copy,), (Store(self.triangle, (row, j), self.c.zero_constant()),))
 
     def _unit_triangle_element(self, row: Dim, j: Dim) -> Scalar:
         one, zero = constant_scalar(1, self.c.dtype), self.c.zero_constant()
@@ -353,6 +355,10 @@ class LuPanels:
         """
 
         def gather_element(u: Dim, column: Dim, is_right: Scalar) -> list[Stmt]:
+            """Return the load of an element, from the row that a swap moves there.
+
+            Elements right of the panel in its rows are also copied to shared memory.
+            """
             c = self.c
             number = Apply("convert", (c.load_of_thread_scalar(self.number),), "i64")
             source = sym(self.e.bind(number, "n").name, 0, self.rows)
@@ -370,6 +376,10 @@ class LuPanels:
         """Return the function that subtracts the panel's rows from a thread's element of a column, and stores it."""
 
         def update_element(u: Dim, column: Dim, is_right: Scalar) -> list[Stmt]:
+            """Return the update of an element right of the panel.
+
+            Left of the panel, only elements that a row swap moved are stored.
+            """
             c, x = self.c, Load(self.x, (self.c.t, u))
 
             def subtract_row(j: Dim) -> Stmt:

@@ -56,7 +56,9 @@ class _Reflectors:
         c = self.c
 
         def update_column(column: Dim, by: Callable[[Fill], Stmt]) -> Sequence[Stmt]:
+            """Return the statements of one column: its dot product with ``v``, then the subtraction."""
             def dot_with_column(block: list[Stmt]) -> None:
+                """Append the terms of each lane; the diagonal element of ``v`` is 1 and not stored."""
                 block.append(c.store_thread_scalar(self.dot, c.zero_constant()))
                 c.append_on_first_lane(block, [c.store_thread_scalar(self.dot, c.load_element(column, k))])
                 c.append_row_loop(
@@ -73,6 +75,7 @@ class _Reflectors:
                 )
 
             def subtract_from_column(block: list[Stmt]) -> None:
+                """Append the subtraction of ``tau (v . x) v`` from each lane's rows."""
                 factor = self.e.bind(binary_call("mul", c.load_of_thread_scalar(self.dot), tau()))
                 own = c.element_index(column, k)
                 c.append_on_first_lane(block, [Store(c.out, own, binary_call("sub", Load(c.out, own), factor))])
@@ -94,6 +97,7 @@ class _Householder(_Reflectors):
     """Emit ``geqrf``: reflectors that make a matrix upper triangular."""
 
     def __init__(self, b: RegionBuilder, head: Index, warps: int) -> None:
+        """Allocate the scalars of a reflector: norm, scale, ``beta`` and ``tau``."""
         super().__init__(b, head, warps)
         c = self.c
         self.taus, self.count = b.outputs[1], minimum(c.rows, c.columns)
@@ -120,6 +124,7 @@ class _Householder(_Reflectors):
         c = self.c
 
         def find_largest_part(block: list[Stmt]) -> None:
+            """Append the largest part of each lane's rows."""
             block.append(c.store_thread_scalar(self.largest, c.zero_constant(c.real)))
             c.append_row_loop(
                 block,
@@ -136,7 +141,9 @@ class _Householder(_Reflectors):
                 ],
             )
 
+        # Squares relative to the largest part neither overflow nor underflow.
         def add_scaled_squares(block: list[Stmt]) -> None:
+            """Append the sum of squares of each lane's rows, relative to the largest part."""
             unit = self.e.bind(self._nonzero_scale())
             block.append(c.store_thread_scalar(self.sum, c.zero_constant(c.real)))
 
@@ -169,6 +176,7 @@ class _Householder(_Reflectors):
         c = self.c
 
         def write_reflector(block: list[Stmt]) -> None:
+            """Append the stores of ``beta`` on the diagonal, of ``tau``, and of the scaled vector below."""
             scale, beta, tau = (c.load_of_thread_scalar(x) for x in (self.scale, self.beta, self.reflector_tau))
             c.append_on_first_lane(block, [
                 Store(c.out, c.element_index(k, k), beta), Store(self.taus, (*self.head, k), tau),
@@ -204,6 +212,7 @@ class _Householder(_Reflectors):
             squares = binary_call("add", squares, binary_call("mul", share, share))
         norm = bind(binary_call("mul", most, Apply("sqrt", (squares,), real)))
         is_left = comparison_call("lt", parts[0], c.zero_constant(real))
+        # ``beta`` has the sign that ``alpha`` has not, so that ``beta - alpha`` does not cancel.
         beta = bind(Apply("select", (is_left, norm, Apply("neg", (norm,), real)), real))
         tau: Scalar = bind(binary_call("div", binary_call("sub", beta, parts[0]), beta))
         wide: Scalar = beta
@@ -215,12 +224,12 @@ class _Householder(_Reflectors):
         if len(parts) == 2:
             done = binary_call("and", done, comparison_call("eq", parts[1], c.zero_constant(real)))
         done = bind(done)
-        kept = (
+        choices = (
             (self.scale, constant_scalar(1, c.dtype), scale),
             (self.beta, alpha, wide),
             (self.reflector_tau, c.zero_constant(), tau),
         )
-        block += [c.store_thread_scalar(to, Apply("select", (done, x, y), c.dtype)) for to, x, y in kept]
+        block += [c.store_thread_scalar(to, Apply("select", (done, x, y), c.dtype)) for to, x, y in choices]
 
 
 class _ProductOfReflectors(_Reflectors):
@@ -264,10 +273,11 @@ class _ProductOfReflectors(_Reflectors):
         c = self.c
 
         def store_element(i: Dim) -> list[Stmt]:
+            """Return the store of an element of the identity minus ``tau v``; 0 above the diagonal."""
             factor = self.e.bind(self.reflector_tau(k))
-            was = Apply("select", (comparison_call("eq", IndexScalar(i), IndexScalar(k)), constant_scalar(1, c.dtype),
+            old = Apply("select", (comparison_call("eq", IndexScalar(i), IndexScalar(k)), constant_scalar(1, c.dtype),
                                    c.load_element(k, i)), c.dtype)  # fmt: skip
-            less = binary_call("sub", self._identity_element(i, k), binary_call("mul", was, factor))
+            less = binary_call("sub", self._identity_element(i, k), binary_call("mul", old, factor))
             above = comparison_call("lt", IndexScalar(i), IndexScalar(k))
             return [Store(c.out, c.element_index(k, i), Apply("select", (above, c.zero_constant(), less), c.dtype))]
 

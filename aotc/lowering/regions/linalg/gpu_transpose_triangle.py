@@ -69,6 +69,7 @@ class TriangleTranspose:
             i, k, [], Store(self.held, (warp, a, c), Load(self.out, self._matrix_index(i, k)))
         )
         i, k = target[0] * self.side + a, target[1] * self.side + c
+        # The tile is read by columns here, so that both accesses to global memory are along rows.
         value: Scalar = Load(self.held, (warp, c, a))
         if kind_of(self.out.dtype) == "c":
             value = Apply("conj", (value,), value.dtype)

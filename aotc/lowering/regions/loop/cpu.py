@@ -45,6 +45,7 @@ def cpu_loops_of_plan(b: RegionBuilder, plan: LoopPlan, emit: Emit) -> tuple[Dim
         block += innermost_loops(syms)
 
     def emit_item(block: list[Stmt], symbols: list[Dim], begin: Dim, end: Dim) -> None:
+        """Emit an item: a range of the innermost axis, of the outer axis, or all iterations of the inner axes."""
         inside: list[Stmt] = []
         if plan.chunk:
             for one in innermost_loops(symbols):  # an item has a part of each segment; most of these are empty

@@ -46,6 +46,7 @@ def transposed_block_loops(b: RegionBuilder, blocks: TransposedLoopPlan, emit: E
     i, j = (sym(name, 0, n) for name, n in zip(names, (blocks.height, blocks.width), strict=True))
 
     def emit_item(block: list[Stmt], symbols: list[Dim], begin: Dim, end: Dim) -> None:
+        """Emit one item: tiles of ``rows`` by ``columns`` elements, each in blocks of ``height`` by ``width``."""
         steps = ((blocks.columns, across), (blocks.height, blocks.rows), (blocks.width, blocks.columns))
         loops = [(b.fresh("k"), step, whole // step) for step, whole in steps]
         tile, row, column = (sym(name, 0, count) * step if count > 1 else 0 for name, step, count in loops)
@@ -69,29 +70,30 @@ def _transposing_copies_and_body(
     """Return the allocations, the transposing copies, and ``body`` reading the copies, one entry per loop nest."""
     along, across = (next(iter(symbols(i))) for i in at)
     copies: dict[tuple[str, tuple[Dim, ...]], Load] = {}
-    made: list[Alloc | tuple[Stmt, ...]] = []
+    parts: list[Alloc | tuple[Stmt, ...]] = []
     for x in loads_in_body(body):
         if (x.buffer.name, x.index) not in copies and is_transposed_load(x, along, across):
             copy = Buffer(b.fresh("turned"), x.buffer.dtype, (blocks.height, blocks.width), "private")
             copies[x.buffer.name, x.index] = Load(copy, at)
-            made += [Alloc(copy), (Store(copy, at, x),)]
-    return [*made, with_scalars(tuple(body), lambda s: with_loads_of_copies(s, copies))]
+            parts += [Alloc(copy), (Store(copy, at, x),)]
+    return [*parts, with_scalars(tuple(body), lambda s: with_loads_of_copies(s, copies))]
 
 
 def with_loads_of_copies(scalar: Scalar, copies: Mapping[tuple[str, tuple[Dim, ...]], Load]) -> Scalar:
     """Return ``scalar`` with loads of copies substituted for those of operands."""
-    known: dict[int, Scalar] = {}
+    replaced: dict[int, Scalar] = {}
 
     def replace_load(x: Scalar) -> Scalar:
-        if id(x) not in known:
+        """Return ``x`` with loads replaced; shared subexpressions are rewritten once."""
+        if id(x) not in replaced:
             match x:
                 case Load(buffer=buffer, index=index):
-                    known[id(x)] = copies.get((buffer.name, index), x)
+                    replaced[id(x)] = copies.get((buffer.name, index), x)
                 case Apply(args=args):
-                    known[id(x)] = replace(x, args=tuple(map(replace_load, args)))
+                    replaced[id(x)] = replace(x, args=tuple(map(replace_load, args)))
                 case _:
-                    known[id(x)] = x
-        return known[id(x)]
+                    replaced[id(x)] = x
+        return replaced[id(x)]
 
     return replace_load(scalar)
 

@@ -49,6 +49,7 @@ class _ThreadLanes:
     """Emit a grid of threads with ``count`` elements each."""
 
     def __init__(self, b: RegionBuilder, plan: ThreadLoopPlan, emit: Emit) -> None:
+        """Divide the elements among threads, a fixed number of lanes for each."""
         self.b, self.emit, self.count = b, emit, plan.lanes
         self.merged = make_axes(b.shape, plan.axes)
         self.extents = [a.extent for a in self.merged]

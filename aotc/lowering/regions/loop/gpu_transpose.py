@@ -47,6 +47,7 @@ class _TransposedTiles:
     """Emit the tiles of a region that transposes."""
 
     def __init__(self, b: RegionBuilder, e: Elements, plan: GpuTransposePlan, emit: Emit) -> None:
+        """Find the accesses that are transposed, and name a tile in shared memory for each."""
         self.b, self.e, self.emit, self.plan = b, e, emit, plan
         self.merged = make_axes(b.shape, plan.axes)
         touched = contiguous_accesses(b, self.merged, emit)
@@ -143,21 +144,21 @@ class _TransposedTiles:
     def _compute_tile_element(self, r: Dim, c: Dim) -> list[Stmt]:
         """Return the statements that compute the region at tile element (r, c) from shared memory."""
         at = self._tile_element_index(r, c)
-        held: dict[Value, dict[Index, Scalar]] = {}
+        elements: dict[Value, dict[Index, Scalar]] = {}
         values = {buffer.name: v for v, buffer in self.b.buffers.items()}
         for tile, (buffer, index) in zip(self.tiles, self.loads, strict=False):
-            held.setdefault(values[buffer.name], {})[_index_in_tile(index, at)] = Load(tile, (c, r))
-        for v, known in held.items():
-            self.e.anchor(v, _read_from_shared_tiles(known))
+            elements.setdefault(values[buffer.name], {})[_index_in_tile(index, at)] = Load(tile, (c, r))
+        for v, of_index in elements.items():
+            self.e.anchor(v, _read_from_shared_tiles(of_index))
         block: list[Stmt] = []
         self.emit(
             block, substitute_loops(self.b.anchors.space, self.b.shape, self.merged, [at[a.name] for a in self.merged])
         )
-        for v in held:
+        for v in elements:
             del self.e.anchored[v]
-        kept = {buffer.name: tile for tile, (buffer, _) in self._shared_tile_of_buffers()}
+        tiles = {buffer.name: tile for tile, (buffer, _) in self._shared_tile_of_buffers()}
         return [
-            Store(kept[s.buffer.name], (c, r), s.value) if isinstance(s, Store) and s.buffer.name in kept else s
+            Store(tiles[s.buffer.name], (c, r), s.value) if isinstance(s, Store) and s.buffer.name in tiles else s
             for s in block
         ]
 
@@ -172,8 +173,8 @@ class _TransposedTiles:
         ]
 
 
-def _read_from_shared_tiles(known: Mapping[Index, Scalar]) -> Provide:
-    return known.get
+def _read_from_shared_tiles(elements: Mapping[Index, Scalar]) -> Provide:
+    return elements.get
 
 
 def _index_in_tile(index: Index, at: Mapping[str, Dim]) -> Index:

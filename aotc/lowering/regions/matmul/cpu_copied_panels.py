@@ -153,14 +153,14 @@ class CopiedPanels(RegisterTiles):
     def _row_tests(self) -> list[Stmt]:
         """Return statements that test for an incomplete group of terms, and for rows that share cache sets."""
         p = self.p
-        found: list[Stmt] = []
+        stmts: list[Stmt] = []
         if self.sizes.shared_sets:
             shared = Apply("eq", (IndexScalar(p.a_row % self.sizes.shared_sets), Const(0, "i64")), "i1")
-            found.append(Let(self.shares, shared))
+            stmts.append(Let(self.shares, shared))
         if self.terms != p.k:
             incomplete = Apply("ne", (IndexScalar(self.terms), IndexScalar(p.k)), "i1")
-            found += [Let(self.incomplete, incomplete), Alloc(self.padded)]
-        return found
+            stmts += [Let(self.incomplete, incomplete), Alloc(self.padded)]
+        return stmts
 
     def emit_tile_and_epilogue(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
         """Emit a register tile of rows and its epilogue; rows with an incomplete group of terms are copied."""

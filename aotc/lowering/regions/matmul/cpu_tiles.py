@@ -33,6 +33,7 @@ class RegisterTiles:
     """
 
     def __init__(self, b: RegionBuilder, plan: RegisterTilePlan, p: TiledProduct) -> None:
+        """Divide the rows into tiles, and name the copy of left rows if the plan has one."""
         self.b, self.plan, self.p, self.op = b, plan, p, b.root
         self.rows = row_tiles(p.m, plan.height, plan.tall)
         self.copy: Buffer | None = None

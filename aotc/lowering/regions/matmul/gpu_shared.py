@@ -39,6 +39,7 @@ class _SharedTileMatmul:
     """Emit the grid, the copies to shared memory, the sums and the epilogue of a matmul."""
 
     def __init__(self, b: RegionBuilder, shape: SharedTilePlan) -> None:
+        """Name the shared slices of both operands, the accumulators of threads and the shared result tile."""
         self.b, self.op, self.p, self.shape = b, b.root, contraction_of(b.root), shape
         self.e = b.elements()
         self.dtype = sum_dtype(b.root)
@@ -126,9 +127,9 @@ class _SharedTileMatmul:
         if value.dtype != self.dtype:
             value = Apply("convert", (value,), self.dtype)
         if not isinstance(self.p.k, int) or self.p.k % depth:
-            there = Apply("lt", (IndexScalar(k), IndexScalar(self.p.k)), "i1")
+            exists = Apply("lt", (IndexScalar(k), IndexScalar(self.p.k)), "i1")
             zero = constant_scalar(to_numpy(self.dtype).type(0), self.dtype)
-            value = Apply("select", (there, value, zero), self.dtype)
+            value = Apply("select", (exists, value, zero), self.dtype)
         inside.append(Store(to, (kk, other), value))
         return For(u, 0, each, tuple(inside), "unroll")
 

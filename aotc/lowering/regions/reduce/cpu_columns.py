@@ -49,6 +49,7 @@ class _ColumnBlocks:
     """Emit the reductions of a region over leading axes on a CPU."""
 
     def __init__(self, b: RegionBuilder, plan: ColumnPlan) -> None:
+        """Divide the axes by the plan: outer ones, those reduced together, the reduced ones, the columns."""
         self.b, self.e, self.plan = b, b.elements(), plan
         self.ops = [op for loop in b.row_stages().loops for op in loop.ops]
         self.results = list(zip(b.outputs, b.function.body.results, strict=True))
@@ -97,18 +98,19 @@ class _ColumnBlocks:
             e.enter(inner)
             for adjacent, each in zip(self.adjacent, accs, strict=True):
                 for row in rows:
-                    here = self._anchor_index([*at, *adjacent], row, column)
-                    join_transposed(b, e, here)
+                    index = self._anchor_index([*at, *adjacent], row, column)
+                    join_transposed(b, e, index)
                     store_elements(
                         e,
                         [
-                            (o, v, index_of_value_at_anchor(b, v, here))
+                            (o, v, index_of_value_at_anchor(b, v, index))
                             for o, v in self.results
                             if not b.anchors.is_row(v)
                         ],
                     )
                     for op in self.ops:
-                        store_combined(b, e, op, each[op], reduction_operands_at(b, e, op, here), [], (column - begin,))
+                        terms = reduction_operands_at(b, e, op, index)
+                        store_combined(b, e, op, each[op], terms, [], (column - begin,))
 
         def loop_over_columns(inner: list[Stmt], rows: Sequence[list[Dim]]) -> None:
             self._loop_over_item_columns(inner, at, (begin, end), rows, add_rows_in_column)
@@ -139,9 +141,9 @@ class _ColumnBlocks:
             first = begin + sym("m", 0, whole) * strip
             body: list[Stmt] = []
             for row in rows:
-                there = [*row[:-1], minimum(row[-1] + len(rows), self.middle[-1].extent - 1)]
+                later = [*row[:-1], minimum(row[-1] + len(rows), self.middle[-1].extent - 1)]
                 body += self.reads.prefetches_of_step(
-                    self.streams, self._anchor_index([*at, *self.adjacent[0]], there, first)
+                    self.streams, self._anchor_index([*at, *self.adjacent[0]], later, first)
                 )
             inside: list[Stmt] = []
             add(inside, rows, first + sym(name, 0, strip))

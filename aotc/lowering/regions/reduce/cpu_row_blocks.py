@@ -54,6 +54,7 @@ class _RowBlocks(RowReductions):
     """Emit a loop over rows of axis ``block``, several at a time, with all indices of the axes ``together``."""
 
     def __init__(self, b: RegionBuilder, plan: RowBlockPlan) -> None:
+        """Divide the axes by the plan: outer ones, rows that share an operand, rows of a block."""
         super().__init__(b, plan)
         self.plan, self.at_once, self.lanes = plan, plan.at_once, plan.lanes
         self.ops = self.stages.loops[0].ops
@@ -89,14 +90,14 @@ class _RowBlocks(RowReductions):
 
     def _reduce_rows_together(self, block: list[Stmt], at: list[Dim], rows: list[Dim]) -> None:
         """Emit the loop over blocks of rows reduced together, and the stores of their results."""
-        places = [there for _, _, there in self._row_operand_indices(at, rows)]
+        places = [index for _, _, index in self._row_operand_indices(at, rows)]
         self.e.anchored.clear()
         accs = [self._allocate_accumulators(self.ops, block) for _ in places]
 
         def add_element(inner: list[Stmt], syms: list[Dim]) -> None:
             self.e.enter(inner)
-            for there, each in zip(places, accs, strict=True):
-                self._add_row_element(there, syms, each)
+            for index, each in zip(places, accs, strict=True):
+                self._add_row_element(index, syms, each)
 
         if self.streams:
             self._vector_loop_along_rows(block, places, accs)
@@ -124,12 +125,12 @@ class _RowBlocks(RowReductions):
         block.append(For("l", 0, self.lanes, tuple(Store(v, (lane,), Const(-0.0, v.dtype)) for v, _ in pairs)))
         step: list[Stmt] = []
         ahead = minimum(first + self.plan.ahead, axis.extent - 1)
-        for there in places:
-            step += self.reads.prefetches_of_step(self.streams, substitute_loops(there, b.shape, self.inner, [ahead]))
+        for index in places:
+            step += self.reads.prefetches_of_step(self.streams, substitute_loops(index, b.shape, self.inner, [ahead]))
         inside: list[Stmt] = []
         self.e.enter(inside)
-        for there, sums in zip(places, vectors, strict=True):
-            self._add_row_element(there, [first + lane], sums, (lane,))
+        for index, sums in zip(places, vectors, strict=True):
+            self._add_row_element(index, [first + lane], sums, (lane,))
         block.append(For(axis.name, 0, whole, (*dict.fromkeys(step), For("l", 0, self.lanes, tuple(inside)))))
         self._add_remaining_elements(block, places, accs)
         block.append(For("l", 0, self.lanes, tuple(Store(a, (), Load(v, (lane,)), "add") for v, a in pairs)))
@@ -141,24 +142,24 @@ class _RowBlocks(RowReductions):
             return
         rest: list[Stmt] = []
         self.e.enter(rest)
-        for there, each in zip(places, accs, strict=True):
-            self._add_row_element(there, [axis.symbol()], each)
+        for index, each in zip(places, accs, strict=True):
+            self._add_row_element(index, [axis.symbol()], each)
         block.append(For(axis.name, axis.extent // self.lanes * self.lanes, axis.extent, tuple(rest)))
 
-    def _add_row_element(self, there: Index, syms: list[Dim], accs: Accumulators, lane: Index = ()) -> None:
+    def _add_row_element(self, index: Index, syms: list[Dim], accs: Accumulators, lane: Index = ()) -> None:
         """Emit one step of the sums of a row in the current block."""
         b, e = self.b, self.e
-        here = substitute_loops(there, b.shape, self.inner, syms)
-        join_transposed(b, e, here)
+        iteration = substitute_loops(index, b.shape, self.inner, syms)
+        join_transposed(b, e, iteration)
         for op in self.ops:
-            store_combined(b, e, op, accs[op], reduction_operands_at(b, e, op, here), [], lane)
+            store_combined(b, e, op, accs[op], reduction_operands_at(b, e, op, iteration), [], lane)
 
     def _store_row_results(self, block: list[Stmt], places: Sequence[Index], accs: Sequence[Accumulators]) -> None:
         """Emit the stores of rows whose sums are complete."""
-        for there, sums in zip(places, accs, strict=True):
+        for index, sums in zip(places, accs, strict=True):
             self.e.enter(block)
             anchor_results(self.e, sums)
-            store_rows(self.b, self.e, there)
+            store_rows(self.b, self.e, index)
 
     # --- in parts ---
 
@@ -178,6 +179,7 @@ class _RowBlocks(RowReductions):
         self.near = {x: Buffer(b.fresh("near"), x.dtype, (few, pitch), "scratch") for x in near}
         block += [Alloc(x) for x in (*self.sums.values(), *self.near.values())]
         r, lane = sym("r", 0, shape[0]), sym("l", 0, self.lanes)
+        # -0.0 is neutral for float sums: it keeps the sign of a zero.
         zeros = tuple(Store(x, (r, lane), Const(-0.0, x.dtype)) for x in self.sums.values())
         block.append(For("r", 0, (end - begin) * few, (For("l", 0, self.lanes, zeros),)))
         whole = axis.extent // self.lanes
@@ -200,8 +202,8 @@ class _RowBlocks(RowReductions):
         """Return the copies of a part of the shared operands."""
         body: list[Stmt] = []
         step = sym("l", 0, count)
-        for _, c, there in self._row_operand_indices(at, [row]):
-            loads = self.reads.loads_of_step(substitute_loops(there, self.b.shape, self.inner, [first + step]))
+        for _, c, index in self._row_operand_indices(at, [row]):
+            loads = self.reads.loads_of_step(substitute_loops(index, self.b.shape, self.inner, [first + step]))
             stores = [Store(self.near[x.buffer], (c, step), x) for x in loads if x.buffer in self.near]
             body += [For("l", 0, count, (store,)) for store in dict.fromkeys(stores)]
         return body
@@ -219,16 +221,16 @@ class _RowBlocks(RowReductions):
         last = self.rows_axis.extent - 1
         later = [minimum(row + FETCHED_TURNS.value * len(rows), last) for row in rows]
         ahead: list[Stmt] = []
-        for _, _, there in self._row_operand_indices(at, later):
+        for _, _, index in self._row_operand_indices(at, later):
             ahead += self.reads.prefetches_of_step(
-                self.streams, substitute_loops(there, b.shape, self.inner, [first + step])
+                self.streams, substitute_loops(index, b.shape, self.inner, [first + step])
             )
         inside: list[Stmt] = []
         self.e.anchored.clear()
         self.e.enter(inside)
-        for (_, c, there), sums in zip(places, vectors, strict=True):
+        for (_, c, index), sums in zip(places, vectors, strict=True):
             done = len(inside)
-            self._add_row_element(there, [first + step + lane], sums, (lane,))
+            self._add_row_element(index, [first + step + lane], sums, (lane,))
             inside[done:] = with_scalars(tuple(inside[done:]), partial(self._load_from_copies, index=(c, step + lane)))
         block.append(For(axis.name, 0, count, (*dict.fromkeys(ahead), For("l", 0, self.lanes, tuple(inside)))))
         block.append(For("l", 0, self.lanes, tuple(stores)))
@@ -253,18 +255,18 @@ class _RowBlocks(RowReductions):
         for (i, c, _), each in zip(places, vectors, strict=True):
             for op in self.ops:
                 for v, x in zip(op.results, each[op], strict=True):
-                    kept = self.sums[v], ((rows[i] - begin) * few + c, lane)
-                    loads.append(Store(x, (lane,), Load(*kept)))
-                    stores.append(Store(*kept, Load(x, (lane,))))
+                    cell = self.sums[v], ((rows[i] - begin) * few + c, lane)
+                    loads.append(Store(x, (lane,), Load(*cell)))
+                    stores.append(Store(*cell, Load(x, (lane,))))
         return loads, stores
 
     def _total_of_row_vectors(self, block: list[Stmt], at: list[Dim], begin: Dim, rows: list[Dim]) -> None:
         """Emit the sums of the vectors' lanes and of the remaining elements, and the stores of the results."""
         places = self._row_operand_indices(at, rows)
-        theres = [there for _, _, there in places]
+        indices = [index for _, _, index in places]
         self.e.anchored.clear()
         accs = [self._allocate_accumulators(self.ops, block) for _ in places]
-        self._add_remaining_elements(block, theres, accs)
+        self._add_remaining_elements(block, indices, accs)
         lane = sym("l", 0, self.lanes)
         few = len(places) // len(rows)
         lanes = [
@@ -274,4 +276,4 @@ class _RowBlocks(RowReductions):
             for v, acc in zip(op.results, each[op], strict=True)
         ]
         block.append(For("l", 0, self.lanes, tuple(lanes)))
-        self._store_row_results(block, theres, accs)
+        self._store_row_results(block, indices, accs)

@@ -44,6 +44,7 @@ class _ShortRows(RowReductions):
     def _emit_rows_of_item(
         self, block: list[Stmt], outer: list[NestAxis], tail: list[NestAxis], syms: list[Dim]
     ) -> None:
+        """Emit the rows of an item, one per vector lane along the last axis if the plan has lanes."""
         lanes = self.lanes
         if not lanes:
             super()._emit_rows_of_item(block, outer, tail, syms)
@@ -79,8 +80,8 @@ class _ShortRows(RowReductions):
             inner: list[Stmt] = []
             accs = self._allocate_accumulators(loop.ops, inner)
             self._loop_over_row(inner, at, loop, accs)
-            made = [(v, acc) for op in loop.ops for v, acc in zip(op.results, accs[op], strict=True)]
-            sums = [(v, acc, self._scalar_per_row_buffer(block, v, lanes)) for v, acc in made]
+            pairs = [(v, acc) for op in loop.ops for v, acc in zip(op.results, accs[op], strict=True)]
+            sums = [(v, acc, self._scalar_per_row_buffer(block, v, lanes)) for v, acc in pairs]
             inner += [Store(each, (lane,), Load(acc, ())) for _, acc, each in sums]
             block.append(For("l", 0, lanes, tuple(inner)))
             for v, _, each in sums:

@@ -36,6 +36,7 @@ class _ChunkScan:
     """Emit the loops over the scans of one grid item, in parallel lanes."""
 
     def __init__(self, b: RegionBuilder, plan: ChunkScanPlan) -> None:
+        """Divide the rows into blocks and each row into chunks; name the buffers of both scans."""
         self.b = b
         self.op = b.region_root_op("reduce_window")
         scan = scan_of(self.op)

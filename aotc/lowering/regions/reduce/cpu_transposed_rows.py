@@ -58,6 +58,7 @@ class _TransposedRows(RowReductions):
         (rows,) = make_axes(b.shape, [(adjacent,)])
 
         def emit_item(block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
+            """Emit an item: all stages of its neighbouring rows."""
             self._emit_rows_together(
                 block, begin, some,
                 lambda inside, r: self._emit_row_stages(
@@ -109,14 +110,14 @@ class _TransposedRows(RowReductions):
         t = last.symbol()
         (adjacent,), (along,) = symbols(r), symbols(t)
         copies: dict[tuple[str, Index], Load] = {}
-        made: list[Stmt] = []
+        stmts: list[Stmt] = []
         for x in loads_in_body(body):
             if (x.buffer.name, x.index) not in copies and is_transposed_load(x, adjacent, along):
                 pitch = static(last.extent) + FETCH_LINE.value // size_of(x.dtype)
                 copy = Buffer(self.b.fresh("turned"), x.dtype, (self.height, pitch), "scratch")
                 copies[x.buffer.name, x.index] = Load(copy, (r, t))
-                made += [Alloc(copy), *self._transposing_copy(x, copy, along, last)]
-        return [*made, For("r", 0, self.height, with_scalars(tuple(body), lambda s: with_loads_of_copies(s, copies)))]
+                stmts += [Alloc(copy), *self._transposing_copy(x, copy, along, last)]
+        return [*stmts, For("r", 0, self.height, with_scalars(tuple(body), lambda s: with_loads_of_copies(s, copies)))]
 
     def _transposing_copy(self, x: Load, copy: Buffer, along: Sym, last: NestAxis) -> list[Stmt]:
         """Return the loops that copy ``x`` of these rows to ``copy``, in pieces of a register transpose."""

@@ -75,6 +75,7 @@ class _GroupRows(RowReductions):
     """Emit reductions with several rows per block, and a group of threads per row."""
 
     def __init__(self, b: RegionBuilder, plan: GroupRowPlan) -> None:
+        """Divide the threads of a block into groups, one per row; find the inputs that stay in registers."""
         super().__init__(b, plan)
         self.threads, self.name = plan.threads, b.fresh("t")
         self.thread = sym(self.name, 0, self.threads.threads)
@@ -115,10 +116,10 @@ class _GroupRows(RowReductions):
     def _rows_of_block(self, flat: Dim) -> Index:
         return (self.thread, flat) if self.threads.steps else (flat,)
 
-    def _load_of_stored_row(self, value: Value, here: Index) -> Provide:
+    def _load_of_stored_row(self, value: Value, iteration: Index) -> Provide:
         if not self.threads.steps:
-            return super()._load_of_stored_row(value, here)
-        return provide_scalar(Load(self.scratch[value], (self.thread, self.at_hand)), here)
+            return super()._load_of_stored_row(value, iteration)
+        return provide_scalar(Load(self.scratch[value], (self.thread, self.at_hand)), iteration)
 
     # --- the loops ---
 
@@ -126,24 +127,25 @@ class _GroupRows(RowReductions):
         """Emit all stages of the rows of a block."""
         e = self.e
         block += [Alloc(buffer) for buffer in (*self.scratch.values(), *self.held)]
-        kept: set[Value] = set()
+        stored: set[Value] = set()
         self.ready: set[Value] = set()
         for n, loop in enumerate(self.stages.loops):
             accs = self._private_accumulators(loop.ops, "acc")
-            block += [Alloc(acc) for held in accs.values() for acc in held]
-            self.keep = [v for v in self.scratch if v in loop.cone and v not in kept]
+            block += [Alloc(acc) for buffers in accs.values() for acc in buffers]
+            # A value is stored by the first loop that computes it; later loops read it.
+            self.keep = [v for v in self.scratch if v in loop.cone and v not in stored]
             body: list[Stmt] = []
             if n == 0 and self.held:
                 self._thread_steps_along_row(body, self._load_to_registers(at), True)
             self.known = {}
-            self._compute_row_scalars(body, at, self.stages.row_scalars_before(loop, kept))
+            self._compute_row_scalars(body, at, self.stages.row_scalars_before(loop, stored))
             self._enter_row_block(body)
             body += [
                 Store(acc, self.part, e.at(init, ()))
-                for op, held in accs.items()
-                for acc, init in zip(held, op.inits, strict=True)
+                for op, buffers in accs.items()
+                for acc, init in zip(buffers, op.inits, strict=True)
             ]
-            kept.update(self.keep)
+            stored.update(self.keep)
             self._loop_over_row(body, at, loop, accs)
             self.ready.update(self.keep)
             block.append(self._thread_loop(body))
@@ -152,6 +154,7 @@ class _GroupRows(RowReductions):
         self._store_rows(block, at)
 
     def _store_rows(self, block: list[Stmt], at: Index) -> None:
+        """Emit the stores of values that have one element per row."""
         body: list[Stmt] = []
         self.known = {}
         self._enter_row_block(body)
@@ -171,22 +174,24 @@ class _GroupRows(RowReductions):
         """Emit the loop of one stage: each thread of a group combines its part of the row."""
 
         def emit_element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
+            """Emit one step: element ``flat`` of the row, which is element ``number`` of the thread's part."""
             self._enter_row_block(inside)
-            here = substitute_loops(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
+            place = delinearize(flat, [a.extent for a in self.inner])
+            iteration = substitute_loops(at, self.b.shape, self.inner, place)
             self.at_hand = number
             if self.threads.steps:
                 for v in self.ready:
-                    self.e.anchored[v] = self._load_of_stored_row(v, here)
+                    self.e.anchored[v] = self._load_of_stored_row(v, iteration)
             inputs: dict[Value, dict[Index, Load]] = {}
             for buffer, (v, index) in self.held.items():
-                inputs.setdefault(v, {})[self.b.anchors.index_at_iteration(index, here)] = Load(
+                inputs.setdefault(v, {})[self.b.anchors.index_at_iteration(index, iteration)] = Load(
                     buffer, (self.thread, number)
                 )
-            for v, known in inputs.items():
-                self.e.anchored[v] = known.get
-            self._emit_stage_element(inside, here, number if self.threads.steps else flat, loop, accs)
+            for v, of_index in inputs.items():
+                self.e.anchored[v] = of_index.get
+            self._emit_stage_element(inside, iteration, number if self.threads.steps else flat, loop, accs)
 
-        used = {acc.name for held in accs.values() for acc in held}
+        used = {acc.name for buffers in accs.values() for acc in buffers}
         trial: list[Stmt] = []
         emit_element(trial, sym(self.b.fresh("f"), 0, self.stages.elements), 0)
         loads = [x for s in walk(tuple(trial)) for x in loads_and_indices(statement_scalars(s)) if isinstance(x, Load)]
@@ -198,12 +203,13 @@ class _GroupRows(RowReductions):
         """Return a function that loads an input element for registers that persist between loops."""
 
         def load_element(inside: list[Stmt], flat: Dim, number: Dim) -> None:
-            here = substitute_loops(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
+            """Emit the loads of element ``flat`` of the row, the thread's element ``number``."""
+            position = substitute_loops(at, self.b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
             inside += [
                 Store(
                     buffer,
                     (self.thread, number),
-                    Load(self.b.buffers[v], self.b.anchors.index_at_iteration(index, here)),
+                    Load(self.b.buffers[v], self.b.anchors.index_at_iteration(index, position)),
                 )
                 for buffer, (v, index) in self.held.items()
             ]
@@ -219,7 +225,8 @@ class _GroupRows(RowReductions):
         """
         plan, work = self.threads, self.stages.elements
         width, stride = plan.width, plan.group * plan.width
-        here = self.member * width
+        start = self.member * width
+        # With a static number of steps, each element of a thread has a static number, and may stay in a register.
         if plan.steps:
             whole, end = divmod(static(work), stride)
             if whole and (few or kind == "unroll"):
@@ -230,8 +237,8 @@ class _GroupRows(RowReductions):
                 block.append(For(s, 0, whole, (one,), "unroll"))
             if end:
                 rest = self._loop_over_group_lanes(element, width, kind, number=whole * width)
-                there = Apply("lt", (IndexScalar(here), IndexScalar(end)), "i1")
-                block.append(If(there, (rest,)))
+                exists = Apply("lt", (IndexScalar(start), IndexScalar(end)), "i1")
+                block.append(If(exists, (rest,)))
             return
         count = UNROLLED_VECTORS.value
         iterations = work // (count * stride)
@@ -246,7 +253,7 @@ class _GroupRows(RowReductions):
         begin = iterations * (count * plan.group) + self.member
         vectors = work // width
         vector = sym(r, 0, vectors)
-        tail = self._loop_over_group_lanes(element, width, kind, vector * width - here)
+        tail = self._loop_over_group_lanes(element, width, kind, vector * width - start)
         block.append(For(r, begin, vectors, (tail,), step=plan.group))
 
     def _loop_over_group_lanes(
@@ -271,19 +278,19 @@ class _GroupRows(RowReductions):
         """Emit the reduction across threads: every thread of a group gets the result of the row."""
         plan, t = self.threads, self.thread
         others = self._private_accumulators(list(accs), "other") if plan.group > 1 else {}
-        block += [Alloc(other) for held in others.values() for other in held]
+        block += [Alloc(other) for buffers in others.values() for other in buffers]
         self._warp_butterfly(block, accs, others, min(plan.group, WARP))
         if plan.group <= WARP or not accs:
             return
         warps = plan.group // WARP
-        held = [acc for row in accs.values() for acc in row]
-        partial = [Buffer(self.b.fresh("partial"), acc.dtype, (plan.threads // WARP,), "shared") for acc in held]
+        buffers = [acc for row in accs.values() for acc in row]
+        partial = [Buffer(self.b.fresh("partial"), acc.dtype, (plan.threads // WARP,), "shared") for acc in buffers]
         block += [Alloc(p) for p in partial]
-        kept = [Store(p, (t // WARP,), Load(acc, self.part)) for p, acc in zip(partial, held, strict=True)]
-        first = If(Apply("eq", (IndexScalar(t % WARP), Const(0, "i64")), "i1"), tuple(kept))
+        stores = [Store(p, (t // WARP,), Load(acc, self.part)) for p, acc in zip(partial, buffers, strict=True)]
+        first = If(Apply("eq", (IndexScalar(t % WARP), Const(0, "i64")), "i1"), tuple(stores))
         block += [For(self.name, 0, plan.threads, (first,), "thread"), Barrier()]
         one = t // plan.group * warps + t % warps
-        taken = [Store(acc, self.part, Load(p, (one,))) for p, acc in zip(partial, held, strict=True)]
+        taken = [Store(acc, self.part, Load(p, (one,))) for p, acc in zip(partial, buffers, strict=True)]
         block.append(For(self.name, 0, plan.threads, tuple(taken), "thread"))
         self._warp_butterfly(block, accs, others, warps)
 
@@ -293,9 +300,9 @@ class _GroupRows(RowReductions):
         while mask and accs:
             body: list[Stmt] = []
             self.e.enter(body)
-            for op, held in accs.items():
-                pairs = zip(others[op], held, strict=True)
+            for op, buffers in accs.items():
+                pairs = zip(others[op], buffers, strict=True)
                 block += [Shuffle(other, acc, mask) for other, acc in pairs]
-                store_combined(self.b, self.e, op, held, [Load(x, self.part) for x in others[op]], [], self.part)
+                store_combined(self.b, self.e, op, buffers, [Load(x, self.part) for x in others[op]], [], self.part)
             block.append(For(self.name, 0, self.threads.threads, tuple(body), "thread"))
             mask //= 2

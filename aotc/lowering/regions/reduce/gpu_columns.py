@@ -80,7 +80,7 @@ class _GpuColumnBlocks:
         grid = product(extents)
         *self.at, column = delinearize(grid_item(grid), extents)
         self.first = column * self.block
-        block: list[Stmt] = [Alloc(x) for row in (self.accs, self.partial) for held in row.values() for x in held]
+        block: list[Stmt] = [Alloc(x) for row in (self.accs, self.partial) for buffers in row.values() for x in buffers]
         block += [self._sum_columns(), Barrier(), self._finish_columns()]
         return self.b.grid(grid, block, self.b.scalar_operations())
 
@@ -127,13 +127,14 @@ class _GpuColumnBlocks:
         count = rows * self.width
         inside: list[Stmt] = []
         element(inside, sym(name, 0, count))
-        own = {acc.name for held in self.accs.values() for acc in held}
+        own = {acc.name for buffers in self.accs.values() for acc in buffers}
         written = any(isinstance(s, Store) and s.buffer.name in own for s in inside)
         loads = [x for s in walk(tuple(inside)) for x in loads_and_indices(statement_scalars(s)) if isinstance(x, Load)]
         chained = written and any(x.buffer.name in own for x in loads)
         return For(name, 0, count, tuple(inside), "unroll" if chained else "lanes")
 
     def _initialize_accumulator(self, inside: list[Stmt], number: Dim) -> None:
+        """Emit the initial values of the accumulators of lane ``number``."""
         self.e.anchored.clear()
         self.e.enter(inside)
         for op in self.ops:
@@ -146,13 +147,13 @@ class _GpuColumnBlocks:
         """Emit the addition of one element to the accumulators of lane ``lane``."""
         b, e = self.b, self.e
         e.enter(inside)
-        here = self._element_index(delinearize(row, [a.extent for a in self.middle]), self.first + mine + lane)
-        join_transposed(b, e, here)
+        index = self._element_index(delinearize(row, [a.extent for a in self.middle]), self.first + mine + lane)
+        join_transposed(b, e, index)
         store_elements(
-            e, [(out, v, index_of_value_at_anchor(b, v, here)) for out, v in self.results if not b.anchors.is_row(v)]
+            e, [(out, v, index_of_value_at_anchor(b, v, index)) for out, v in self.results if not b.anchors.is_row(v)]
         )
         for op in self.ops:
-            store_combined(b, e, op, self.accs[op], reduction_operands_at(b, e, op, here), [], (self.thread, lane))
+            store_combined(b, e, op, self.accs[op], reduction_operands_at(b, e, op, index), [], (self.thread, lane))
 
     def _store_partial_sum(self, down: Dim, mine: Dim) -> Callable[[list[Stmt], Dim], None]:
         """Return the function that stores an accumulator to the thread's row in shared memory."""
@@ -171,14 +172,14 @@ class _GpuColumnBlocks:
         b, e = self.b, self.e
         t, g = sym(self.name, 0, self.block), b.fresh("g")
         body: list[Stmt] = []
-        sums = {op: [Buffer(b.fresh("sum"), p.dtype, (), "private") for p in held] for op, held in self.partial.items()}
-        for op, held in sums.items():
-            for s, p in zip(held, self.partial[op], strict=True):
+        sums = {op: [Buffer(b.fresh("sum"), p.dtype, (), "private") for p in row] for op, row in self.partial.items()}
+        for op, accs in sums.items():
+            for s, p in zip(accs, self.partial[op], strict=True):
                 body += [Alloc(s), Store(s, (), Load(p, (0, t)))]
         inside: list[Stmt] = []
         e.enter(inside)
-        for op, held in sums.items():
-            store_combined(b, e, op, held, [Load(p, (sym(g, 1, self.down), t)) for p in self.partial[op]], [])
+        for op, accs in sums.items():
+            store_combined(b, e, op, accs, [Load(p, (sym(g, 1, self.down), t)) for p in self.partial[op]], [])
         if self.down > 1:
             body.append(For(g, 1, self.down, tuple(inside), "unroll"))
         e.enter(body)

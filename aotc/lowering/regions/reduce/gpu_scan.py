@@ -69,6 +69,7 @@ class _RowScan(_BlockScan):
     """Emit the steps by which a block scans a row."""
 
     def __init__(self, b: RegionBuilder, plan: RowScanPlan) -> None:
+        """Name the shared tile of a row, the totals of threads, the carry and the elements in registers."""
         super().__init__(b)
         self.rows, self.place = rows_along_dim(b.shape, self.dim)
         self.threads, self.each = plan.threads, plan.each
@@ -128,6 +129,7 @@ class _RowScan(_BlockScan):
         return self._loop_over_thread_elements(read_element, neighbours=False)
 
     def _write_tile(self) -> For:
+        """Return the stores of the tile to the results that are read."""
         def write_element(place: Dim) -> None:
             pairs = zip(self.op.results, self._load_elements(self.tile, bank_padded_index(place)), strict=True)
             at = self.place(self._position_in_row(place))
@@ -150,12 +152,12 @@ class _RowScan(_BlockScan):
             )
             self._store_elements(self.own, (self._thread_number, u), values)
             tests = self._is_inside_row(first + u)
-            kept = self.e.new_block()
+            copy = self.e.new_block()
             self._store_elements(
                 self.own, (self._thread_number, u), self._load_elements(self.own, self._thread_number, u - 1)
             )
             rest = self._guarded_by_tests(tests, inner)
-            block += [If(conjunction_of_tests(tests), tuple(inner), tuple(kept))] if tests and rest else rest or kept
+            block += [If(conjunction_of_tests(tests), tuple(inner), tuple(copy))] if tests and rest else rest or copy
         self.e.enter(block)
         self._store_elements(
             self.ends[0], (self._thread_number,), self._load_elements(self.own, self._thread_number, self.each - 1)
@@ -226,6 +228,7 @@ class _ColumnScan(_BlockScan):
     """Emit the steps by which a block scans neighbouring columns."""
 
     def __init__(self, b: RegionBuilder, plan: ColumnScanPlan) -> None:
+        """Divide the threads into columns and groups of steps; name the totals and the registers."""
         super().__init__(b)
         self.plan = plan
         self.rows = RowBlocks(b.shape, self.dim, plan.width)
@@ -237,6 +240,7 @@ class _ColumnScan(_BlockScan):
         self.carry, self.before = (self._scan_buffers(name, (self.threads,), "private") for name in ("carry", "before"))
 
     def column_scan_kernel(self) -> Kernel:
+        """Return the kernel: threads scan their elements of a chunk, then combine them with the totals before these."""
         size = self.plan.groups * self.plan.each
         chunks = ceildiv(self.n, size)
         chunk = sym("c", 0, chunks)
@@ -264,8 +268,8 @@ class _ColumnScan(_BlockScan):
         step = self.begin + self.group * self.plan.each + u
         inner = self.e.new_block()
         write(u, self.n - 1 - step if self.reverse else step)
-        there = self._guarded_by_tests(test_index(step, self.n, "lt"), inner)
-        return [For(str(u), first, self.plan.each, tuple(there), "unroll")]
+        guarded = self._guarded_by_tests(test_index(step, self.n, "lt"), inner)
+        return [For(str(u), first, self.plan.each, tuple(guarded), "unroll")]
 
     def _scan_thread_elements(self) -> list[Stmt]:
         """Return the scan of a thread's elements of its column, and the store of its last result."""
@@ -294,17 +298,18 @@ class _ColumnScan(_BlockScan):
         name = self.b.fresh("k")
         k = sym(name, 0, self.plan.groups)
         inner = self.e.new_block()
-        kept = self.e.new_block()
+        before_own = self.e.new_block()
         self._store_elements(self.before, (self.t,), self._load_elements(self.carry, self.t))
         own = Apply("eq", (IndexScalar(k), IndexScalar(self.group)), "i1")
         self.e.enter(inner)
-        inner.append(If(own, tuple(kept)))
+        inner.append(If(own, tuple(before_own)))
         ends = self._load_elements(self.ends, self.parity, k, self.column)
         self._store_elements(
             self.carry, (self.t,), self._combine_in_order(self._load_elements(self.carry, self.t), ends)
         )
 
         def write_element(u: Dim, position: Dim) -> None:
+            """Emit the store of element ``u``, combined with the total of all elements before the thread's."""
             values = self._combine_in_order(
                 self._load_elements(self.before, self.t), self._load_elements(self.own, self.t, u)
             )

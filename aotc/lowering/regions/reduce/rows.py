@@ -36,6 +36,7 @@ class RowReductions:
     """Emit rows in the grid; a *stage* is one loop over the reduced axes of a row."""
 
     def __init__(self, b: RegionBuilder, plan: RowLoopsPlan) -> None:
+        """Read the plan: the axes, the values stored between loops, and the results that share memory with them."""
         self.b, self.kept, self.reduced = b, plan.kept, plan.reduced
         self.stored = {b.named[s.name]: b.named.get(s.in_result) for s in plan.stored}
         self.e = b.elements()
@@ -82,13 +83,13 @@ class RowReductions:
         """Emit all stages of one row."""
         self.e.anchored.clear()
         block += [Alloc(buffer) for v, buffer in self.scratch.items() if v not in self.replaced]
-        kept: set[Value] = set()
+        stored: set[Value] = set()
         self.known = {}
         for loop in self.stages.loops:
             accs = self._allocate_accumulators(loop.ops, block)
-            self.keep = [v for v in self.scratch if v in loop.cone and v not in kept]
-            self._compute_row_scalars(block, at, self.stages.row_scalars_before(loop, kept))
-            kept.update(self.keep)
+            self.keep = [v for v in self.scratch if v in loop.cone and v not in stored]
+            self._compute_row_scalars(block, at, self.stages.row_scalars_before(loop, stored))
+            stored.update(self.keep)
             self._loop_over_row(block, at, loop, accs)
             anchor_results(self.e, accs)
         self._enter_row_block(block)
@@ -133,36 +134,36 @@ class RowReductions:
 
         append_serial_loops(self.inner, [], emit_element, block, lambda _: self.is_unrolled)
 
-    def _emit_stage_element(self, block: list[Stmt], here: Index, flat: Dim, loop: RowLoop, accs: Accumulators) -> None:
+    def _emit_stage_element(self, block: list[Stmt], at: Index, flat: Dim, loop: RowLoop, accs: Accumulators) -> None:
         """Emit one step of a stage, at element ``flat`` of the row's stored values."""
-        join_transposed(self.b, self.e, here)
+        join_transposed(self.b, self.e, at)
         for v in self.keep:
             self.e.anchored.pop(v, None)  # another part of this loop, written before, stores it as well
-            scalar = self.e.at(v, here)
+            scalar = self.e.at(v, at)
             scalar = scalar if isinstance(scalar, Var) else self.e.bind(scalar)
-            place = self._replaced_at(v, here) if v in self.replaced else self._rows_of_block(flat)
+            place = self._replaced_at(v, at) if v in self.replaced else self._rows_of_block(flat)
             block.append(Store(self.scratch[v], place, scalar))
-            self.e.anchored[v] = provide_scalar(scalar, here)
-        store_elements(self.e, [(self.outs[v], v, index_of_value_at_anchor(self.b, v, here)) for v in loop.stores])
+            self.e.anchored[v] = provide_scalar(scalar, at)
+        store_elements(self.e, [(self.outs[v], v, index_of_value_at_anchor(self.b, v, at)) for v in loop.stores])
         for op in loop.ops:
-            store_combined(self.b, self.e, op, accs[op], reduction_operands_at(self.b, self.e, op, here), [], self.part)
+            store_combined(self.b, self.e, op, accs[op], reduction_operands_at(self.b, self.e, op, at), [], self.part)
         for v in self.keep:
-            self.e.anchored[v] = self._load_of_stored_row(v, here)
+            self.e.anchored[v] = self._load_of_stored_row(v, at)
 
-    def _replaced_at(self, kept: Value, here: Index) -> Index:
-        return index_of_value_at_anchor(self.b, self.replaced[kept], here)
+    def _replaced_at(self, value: Value, iteration: Index) -> Index:
+        return index_of_value_at_anchor(self.b, self.replaced[value], iteration)
 
     def _rows_of_block(self, flat: Dim) -> Index:
         """Return the index at which element ``flat`` of a row is stored."""
         return (flat,)
 
-    def _load_of_stored_row(self, value: Value, here: Index) -> Provide:
-        """Return a function that loads stored elements of the row of ``here``; it returns None for other rows."""
+    def _load_of_stored_row(self, value: Value, iteration: Index) -> Provide:
+        """Return a function that loads stored elements of the row of ``iteration``; it returns None for other rows."""
 
         def load_stored_element(index: Index) -> Scalar | None:
-            kept = all(index[k] == here[k] for k in range(len(here)) if k not in self.reduced)
+            is_same_row = all(index[k] == iteration[k] for k in range(len(iteration)) if k not in self.reduced)
             place = self._replaced_at(value, index) if value in self.replaced else (self._flat_index_in_row(index),)
-            return Load(self.scratch[value], place) if kept else None
+            return Load(self.scratch[value], place) if is_same_row else None
 
         return load_stored_element
 

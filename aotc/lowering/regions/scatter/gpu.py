@@ -85,9 +85,9 @@ def lower_run_scatter(b: RegionBuilder, plan: RunScatterPlan) -> Kernel:
     own = (u,) if width > 1 else ()
     sums = [Buffer(b.fresh("sum"), out.dtype, (width,) if width > 1 else (), "private") for out in b.outputs]
     iteration = e.new_block()
-    here = _load_index_below(e, at, count, None)
+    position = _load_index_below(e, at, count, None)
     one = e.new_block()
-    place = adjacent_index((here, *window))
+    place = adjacent_index((position, *window))
     store_combined(b, e, op, sums, [e.bind(e.at(x, place)) for x in op.operands[len(op.inputs) + 1 :]], [], own)
     iteration += [*loop_over_lanes(one), Store(at, (), Apply("add", (Load(at, ()), Const(1, "i64")), "i64"))]
     same = Apply("and", (continue_while, Apply("eq", (next_, row), "i1")), "i1")
@@ -117,25 +117,25 @@ def lower_block_scatter(b: RegionBuilder, plan: BlockScatterPlan) -> Kernel:
     cells, threads, each = product(out.shape), plan.threads, plan.each
     assert isinstance(cells, int)
     items = ceildiv(size, threads * each)
-    held = Buffer(b.fresh("held"), out.dtype, (cells,), "shared")
+    shared = Buffer(b.fresh("held"), out.dtype, (cells,), "shared")
     neutral = constant_scalar(neutral_value(name, out.dtype), out.dtype)  # type: ignore[arg-type]
     t, f = sym("t", 0, threads), sym("f", 0, cells)
-    clear = For("f", t, cells, (Store(held, (f,), neutral),), step=threads)
+    clear = For("f", t, cells, (Store(shared, (f,), neutral),), step=threads)
     flat = grid_item(items) * (threads * each) + sym("q", 0, each) * threads + t
     e = b.elements()
     one = e.new_block()
     at = delinearize(flat, update.type.shape)
     where, tests = place_of_update(e, op, list(at))
     inner = e.new_block()
-    inner += _atomic_combination(held, (linearize(where, out.shape),), e.bind(e.at(update, at)), name)
+    inner += _atomic_combination(shared, (linearize(where, out.shape),), e.bind(e.at(update, at)), name)
     one += [If(conjunction_of_tests(tests), tuple(inner))] if tests else inner
-    there = test_index(flat, size, "lt")
-    guarded = [If(conjunction_of_tests(there), tuple(one))] if there else one
+    in_bounds = test_index(flat, size, "lt")
+    guarded = [If(conjunction_of_tests(in_bounds), tuple(one))] if in_bounds else one
     last = e.new_block()
-    total = e.bind(Load(held, (f,)))
+    total = e.bind(Load(shared, (f,)))
     place = delinearize(f, out.shape)
     last.append(If(Apply("ne", (total, neutral), "i1"), (Store(out, place, total, name, atomic=True),)))
-    body: list[Stmt] = [Alloc(held), For("t", 0, threads, (clear,), "thread"), Barrier()]
+    body: list[Stmt] = [Alloc(shared), For("t", 0, threads, (clear,), "thread"), Barrier()]
     body += [For("t", 0, threads, (For("q", 0, each, tuple(guarded)),), "thread"), Barrier()]
     body.append(For("t", 0, threads, (For("f", t, cells, tuple(last), step=threads),), "thread"))
     return b.grid(items, body, size * SCATTER_WORK.value)

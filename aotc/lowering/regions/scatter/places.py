@@ -29,6 +29,7 @@ def place_of_update(e: Elements, op: Op, at: list[Dim]) -> tuple[Index, list[Sca
     vector = a["index_vector_dim"]
     for k, d in enumerate(a["scatter_dims_to_operand_dims"]):
         place = list(batch)
+        # If ``index_vector_dim`` is the rank of the indices, each index is a scalar.
         if vector < indices.type.rank:
             place.insert(vector, k)
         raw = e.at(indices, tuple(place))

@@ -48,10 +48,10 @@ def _scatter_window(b: RegionBuilder, e: Elements, op: Op, at: Index, spanned: l
     x, source, _ = op.operands
     a, shape = op.attrs, x.type.shape
     best = Buffer("best", x.type.dtype, (), "private")
-    found = Buffer("found", "i1", (), "private")
+    is_selected = Buffer("found", "i1", (), "private")
     chosen = {d: Buffer(f"chosen{d}", "i64", (), "private") for d in spanned}
-    block += [Alloc(buffer) for buffer in (best, found, *chosen.values())]
-    block.append(Store(found, (), Const(False, "i1")))
+    block += [Alloc(buffer) for buffer in (best, is_selected, *chosen.values())]
+    block.append(Store(is_selected, (), Const(False, "i1")))
     tests: list[Scalar] = []
     read: list[Dim] = list(at)
     for d in spanned:
@@ -60,8 +60,9 @@ def _scatter_window(b: RegionBuilder, e: Elements, op: Op, at: Index, spanned: l
     inside = e.new_block()
     value = e.bind(e.at(x, tuple(read)))
     (keep,) = e.inline_region(op.regions[0], (e.bind(Load(best, ())), value))
-    better = Apply("not", (Apply("and", (Load(found, ()), keep), "i1"),), "i1")
-    select: list[Stmt] = [Store(best, (), value), Store(found, (), Const(True, "i1"))]
+    # The first element inside the array is selected without a comparison.
+    better = Apply("not", (Apply("and", (Load(is_selected, ()), keep), "i1"),), "i1")
+    select: list[Stmt] = [Store(best, (), value), Store(is_selected, (), Const(True, "i1"))]
     select += [Store(chosen[d], (), IndexScalar(read[d])) for d in spanned]
     inside.append(If(better, tuple(select)))
     for t in reversed(tests):
@@ -76,4 +77,4 @@ def _scatter_window(b: RegionBuilder, e: Elements, op: Op, at: Index, spanned: l
     old = e.bind(Load(b.outputs[0], tuple(place)))
     (new,) = e.inline_region(op.regions[1], (old, e.bind(e.at(source, at))))
     combined.append(Store(b.outputs[0], tuple(place), new))
-    block.append(If(Load(found, ()), tuple(combined)))
+    block.append(If(Load(is_selected, ()), tuple(combined)))

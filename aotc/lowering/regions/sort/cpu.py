@@ -32,33 +32,34 @@ def lower_radix_sort(b: RegionBuilder, plan: RadixSortPlan) -> Kernel:
     dim, shape = op.attrs["dim"], op.results[0].type.shape
     n = shape[dim]
     rows, place = rows_along_dim(shape, dim)
-    made: list[Buffer] = []
+    buffers: list[Buffer] = []
 
     def rows_of_value(v: Value) -> Cell:
-        made.append(Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), "scratch"))
-        return made[-1], (0,)
+        buffers.append(Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), "scratch"))
+        return buffers[-1], (0,)
 
     e.new_block()
     source: list[Cell] = []
-    kept: list[Buffer | None] = []
+    copies: list[Buffer | None] = []
     for number, v in enumerate(op.operands):
         if number in plan.copied:
             source.append(rows_of_value(v))
-            kept.append(source[-1][0])
+            copies.append(source[-1][0])
             continue
         x = e.at(v, place(0))
         assert isinstance(x, Load)
         source.append((x.buffer, x.index))
-        kept.append(None)
+        copies.append(None)
     outs = [b.output_buffer_of(v) for v in op.results]
+    # Sorted rows end in the result itself, or in scratch memory that is copied to the result.
     ends: list[Cell] = [
         (out, place(0)) if out is not None and plan.in_place else rows_of_value(v)
         for v, out in zip(op.results, outs, strict=True)
     ]
     places = [(end, rows_of_value(v)) for v, end in zip(op.results, ends, strict=True)]
     sort = RadixSort(b, e, words, places, n, source)
-    body: list[Stmt] = [*map(Alloc, made), *sort.allocate_buffers()]
-    some = sort.sort_statements(lambda k: [e.at(v, place(k)) for v in op.operands], n, kept)
+    body: list[Stmt] = [*map(Alloc, buffers), *sort.allocate_buffers()]
+    some = sort.sort_statements(lambda k: [e.at(v, place(k)) for v in op.operands], n, copies)
     body += some if isinstance(n, int) else [If(Apply("lt", (i64_literal(0), IndexScalar(n)), "i1"), tuple(some))]
     if not plan.in_place:
         k = sym(b.fresh("k"), 0, n)
@@ -70,14 +71,14 @@ def lower_radix_sort(b: RegionBuilder, plan: RadixSortPlan) -> Kernel:
 
 def _sorted_result_rows(b: RegionBuilder, op: Op, place: Place, n: Dim, space: Space) -> tuple[Cells, list[Buffer]]:
     """Return the rows of the results, and buffers allocated for results that no op reads."""
-    made: list[Buffer] = []
+    unread: list[Buffer] = []
     rows: Cells = []
     for v in op.results:
         out = b.output_buffer_of(v)
         if out is None:
-            made.append(Buffer(b.fresh("held"), v.type.dtype, (maximum(n, 1),), space))
-        rows.append((out, place) if out is not None else (made[-1], lambda k: (k,)))
-    return rows, made
+            unread.append(Buffer(b.fresh("held"), v.type.dtype, (maximum(n, 1),), space))
+        rows.append((out, place) if out is not None else (unread[-1], lambda k: (k,)))
+    return rows, unread
 
 
 def _rows_of_sort_buffers(buffers: list[Buffer]) -> Cells:
@@ -100,12 +101,13 @@ def lower_merge_sort(b: RegionBuilder, plan: MergeSortPlan) -> Kernel:
     rows, place = rows_along_dim(shape, dim)
     scalar = op.results[0].type.rank == 0
     space: Space = "private" if plan.private else "scratch"
-    own, held = _sorted_result_rows(b, op, (lambda k: ()) if scalar else place, n, space)
+    own, unread = _sorted_result_rows(b, op, (lambda k: ()) if scalar else place, n, space)
     spare = [Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), space) for v in op.results]
     other = _rows_of_sort_buffers(spare)
     passes = max(n - 1, 0).bit_length() if isinstance(n, int) else 2
     e = b.elements()
-    body: list[Stmt] = [Alloc(buffer) for buffer in (*held, *(spare if passes else ()))]
+    body: list[Stmt] = [Alloc(buffer) for buffer in (*unread, *(spare if passes else ()))]
+    # Each pass swaps source and target; the first source is such that the last pass writes the result.
     source, target_run = (own, other) if passes % 2 == 0 else (other, own)
     copied = e.new_block()
     k = b.fresh("k")

@@ -162,9 +162,9 @@ class RadixSort:
 
     def allocate_buffers(self) -> list[Stmt]:
         """Return the allocations of counters and buffers, with initial values."""
-        found = (self.second, *((self.begun, self.some) if self.source else ()))
-        made = [Alloc(x) for x in (self.counts, self.differs, self.total, *found, *self.rare.values())]
-        return [*made, *(Store(x, (), _FALSE) for x in found)]
+        flags = (self.second, *((self.begun, self.some) if self.source else ()))
+        allocations = [Alloc(x) for x in (self.counts, self.differs, self.total, *flags, *self.rare.values())]
+        return [*allocations, *(Store(x, (), _FALSE) for x in flags)]
 
     def select_row_buffers(self, swapped: bool = False) -> list[Buffer]:
         """Append the selection of the row, or of the next pass's target; return the buffers."""

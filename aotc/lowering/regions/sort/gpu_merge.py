@@ -65,6 +65,7 @@ class _SortedRuns:
     """Base of the emitters: the op, and the binary search in sorted runs."""
 
     def __init__(self, b: RegionBuilder) -> None:
+        """Read the attributes of ``sort_runs``: the width of runs, the sorted width, the elements that continue."""
         self.b, self.e = b, b.elements()
         self.op = b.region_root_op("sort_runs")
         a = self.op.attrs
@@ -143,11 +144,11 @@ class _SortedRuns:
             less = self.bind_comparison(heads[1], heads[0])
             take = e.bind(Apply("and", (more, Apply("or", (spent, less), "i1")), "i1"))
             chosen = e.bind(Apply("select", (take, IndexScalar(at[1]), IndexScalar(at[0])), "i64"), "n")
-            here = sym(chosen.name, 0, extent)
+            position = sym(chosen.name, 0, extent)
             values: dict[int, Scalar] = {
                 n: Apply("select", (take, heads[1][n], heads[0][n]), heads[0][n].dtype)
                 if n in heads[0]
-                else e.bind(read(n, here))
+                else e.bind(read(n, position))
                 for n in self.kept
             }
             write(u, values)
@@ -180,11 +181,11 @@ class _SortedRuns:
         body.append(If(less, (Store(high, (), half),), (Store(low, (), Apply("add", (half, i64_literal(1)), "i64")),)))
         block.append(While(tuple(test), more, tuple(body)))
         e.enter(block)
-        found = e.bind(Load(low, ()), "n")
+        split = e.bind(Load(low, ()), "n")
         block.append(
-            Store(high, (), self.bind_integer_function("add", middle, self.bind_integer_function("sub", place, found)))
+            Store(high, (), self.bind_integer_function("add", middle, self.bind_integer_function("sub", place, split)))
         )
-        block.append(Store(low, (), self.bind_integer_function("add", begin, found)))
+        block.append(Store(low, (), self.bind_integer_function("add", begin, split)))
 
     # --- runs in the memory of the GPU ---
 
@@ -194,10 +195,11 @@ class _SortedRuns:
         e, w = self.e, self.done
         *head, i = delinearize(grid_item(size), (*self.lead, self.n))
         body = e.new_block()
-        here = e.bind(IndexScalar(i))
-        i = sym(here.name, 0, self.n)
+        position = e.bind(IndexScalar(i))
+        i = sym(position.name, 0, self.n)
         values = {n: e.bind(e.at(self.op.operands[n], (*head, i))) for n in self.kept}
         group, own = i // self.width * self.width, i // w * w
+        # The rank of an element is the number of elements before it, in its own run and in all others of the group.
         rank = Buffer(self.b.fresh("rank"), "i64", (), "private")
         body += [Alloc(rank), Store(rank, (), IndexScalar(i - own))]
         begin = group + sym("j", 0, self.width // w) * w
@@ -211,8 +213,8 @@ class _SortedRuns:
         count = self.count_before([values[n] for n in self.compared], read_element, first, low, high, self.n)
         e.block.append(Store(rank, (), self.bind_integer_function("add", e.bind(Load(rank, ())), count)))
         another = Apply("ne", (IndexScalar(begin), IndexScalar(own)), "i1")
-        there = Apply("lt", (IndexScalar(begin), IndexScalar(self.n)), "i1")
-        search = If(conjunction_of_tests((another, there)), tuple(inner))
+        exists = Apply("lt", (IndexScalar(begin), IndexScalar(self.n)), "i1")
+        search = If(conjunction_of_tests((another, exists)), tuple(inner))
         body.append(For("j", 0, self.width // w, (search,)))
         e.enter(body)
         place = self.bind_integer_function("add", e.bind(Load(rank, ())), e.bind(IndexScalar(group)))
@@ -253,6 +255,7 @@ class _BlockSort(_SortedRuns):
     """
 
     def __init__(self, b: RegionBuilder, plan: BlockSortPlan) -> None:
+        """Name the two buffers of a run, in shared or private memory, and the elements of each thread."""
         super().__init__(b)
         self.wide = wide = plan.width
         dtypes = [v.type.dtype for v in self.op.results]
@@ -282,8 +285,8 @@ class _BlockSort(_SortedRuns):
         ]
         if levels:
             body.append(For("l", 0, levels, tuple(self._merge_level(levels))))
-        kept = minimum(self.count, self.keep)
-        body.append(self._loop_over_thread_elements(lambda at: self._write_element(at, chunk, levels % 2), kept))
+        written = minimum(self.count, self.keep)
+        body.append(self._loop_over_thread_elements(lambda at: self._write_element(at, chunk, levels % 2), written))
         return self.b.grid(items, body, self.rows * self.n * MERGE_WORK.value * max(levels, 1))
 
     def _loop_over_thread_elements(self, write: Callable[[Dim], None], end: Dim) -> For:
@@ -325,12 +328,12 @@ class _BlockSort(_SortedRuns):
                 tests = test_index(place, self.count, "lt")
                 if any(isinstance(test, Const) for test in tests):
                     continue
-                here, there = (
+                source_at, target_at = (
                     ((0, bank_padded_index(place)), (t, u))
                     if target is self.own
                     else ((t, u), (0, bank_padded_index(place)))
                 )
-                moves = tuple(Store(target[n], there, Load(source[n], here)) for n in self.kept)
+                moves = tuple(Store(target[n], target_at, Load(source[n], source_at)) for n in self.kept)
                 block += [If(conjunction_of_tests(tests), moves)] if tests else moves
         e.enter(block)
         return For("t", 0, self.threads, tuple(block), "thread")
@@ -390,8 +393,8 @@ class _BlockSort(_SortedRuns):
 
         def write_element(u: int, values: dict[int, Scalar]) -> None:
             at = bank_padded_index(sym("t", 0, self.threads) * self.each + u)
-            there = Apply("lt", (self.bind_integer_function("add", place, u), left), "i1")
+            exists = Apply("lt", (self.bind_integer_function("add", place, u), left), "i1")
             stores = tuple(Store(cell, (1 - side, at), values[n]) for n, cell in self.cells.items())
-            self.e.block.append(If(there, stores))
+            self.e.block.append(If(exists, stores))
 
         self.append_merge(read_element, write_element, (pair, middle, end), within, self.each, self.wide)

@@ -27,6 +27,7 @@ class _CountingSort:
     """Emit the kernel for runs as long as the rows."""
 
     def __init__(self, b: RegionBuilder, plan: CountedRunPlan) -> None:
+        """Name the counters of threads and the shared partial counts of warps."""
         self.b, self.e, self.width = b, b.elements(), plan.width
         self.op = b.region_root_op("sort_runs")
         *self.lead, self.n = self.op.operands[0].type.shape
@@ -85,8 +86,8 @@ class _CountingSort:
         """Return the loop over other elements, ``width`` neighbours at a time."""
         name, lane = self.b.fresh("k"), self.b.fresh("u")
         inner = self.e.new_block()
-        found = before(sym(name, 0, self.n // width) * width + sym(lane, 0, width))
-        one = Apply("select", (found, Const(1, "i32"), Const(0, "i32")), "i32")
+        is_before = before(sym(name, 0, self.n // width) * width + sym(lane, 0, width))
+        one = Apply("select", (is_before, Const(1, "i32"), Const(0, "i32")), "i32")
         inner.append(Store(self.count, (self.t,), one, "add"))
         return For(name, begin, end, (For(lane, 0, width, tuple(inner), "lanes"),))
 

@@ -65,6 +65,7 @@ class _RadixDigits:
     """Base of both radix emitters: a block's part of a row, its threads, and the digit of an element."""
 
     def __init__(self, b: RegionBuilder, name: str, threads: int) -> None:
+        """Divide each row into parts, one per block of ``threads``, and find the arrays that the key reads."""
         self.b, self.e, self.op, self.threads = b, b.elements(), b.region_root_op(name), threads
         self.part: int = self.op.attrs["part"]
         self.each = -(-self.part // self.threads)
@@ -115,8 +116,8 @@ class _RadixDigits:
             return self.thread_loop([whole])
         single = self.e.new_block()
         read(self.u, at)
-        there = Apply("lt", (IndexScalar(at), IndexScalar(self.n)), "i1")
-        rest = For("u", 0, self.each, (If(there, tuple(single), tuple(none)),), "unroll")
+        exists = Apply("lt", (IndexScalar(at), IndexScalar(self.n)), "i1")
+        rest = For("u", 0, self.each, (If(exists, tuple(single), tuple(none)),), "unroll")
         is_whole = Apply("le", (IndexScalar(self.begin + self.part), IndexScalar(self.n)), "i1")
         return self.thread_loop([If(is_whole, (whole,), (rest,))])
 
@@ -127,7 +128,8 @@ class _DigitCounts(_RadixDigits):
     def digit_count_kernel(self, adjacent: int) -> Kernel:
         """Return the kernel; one access of a thread loads ``adjacent`` elements."""
         (out,) = self.b.outputs
-        held = Buffer(self.b.fresh("held"), "i32", (RADIX + 1,), "shared")
+        # Elements beyond the end of the row count as digit RADIX, which is not written.
+        counts = Buffer(self.b.fresh("held"), "i32", (RADIX + 1,), "shared")
         own = Buffer(self.b.fresh("own"), "u32", (self.threads, self.each), "private")
 
         def element_position(u: Dim) -> Dim:
@@ -145,12 +147,12 @@ class _DigitCounts(_RadixDigits):
         )
         block = self.e.new_block()
         word = Apply("convert", (Load(own, (self.t, self.u)),), "i64")
-        found = sym(self.e.bind(word, "n").name, 0, RADIX + 1)
-        block.append(Store(held, (found,), Const(1, "i32"), "add", atomic=True))
+        digit_number = sym(self.e.bind(word, "n").name, 0, RADIX + 1)
+        block.append(Store(counts, (digit_number,), Const(1, "i32"), "add", atomic=True))
         count = self.thread_loop([For("u", 0, self.each, tuple(block), "unroll")])
-        clear = self.digit_loop([Store(held, (self.d,), Const(0, "i32"))])
-        write = self.digit_loop([Store(out, (*self.head, self.d, self.number), Load(held, (self.d,)))])
-        body: list[Stmt] = [Alloc(held), Alloc(own), clear, reads, Barrier(), count, Barrier(), write]
+        clear = self.digit_loop([Store(counts, (self.d,), Const(0, "i32"))])
+        write = self.digit_loop([Store(out, (*self.head, self.d, self.number), Load(counts, (self.d,)))])
+        body: list[Stmt] = [Alloc(counts), Alloc(own), clear, reads, Barrier(), count, Barrier(), write]
         return self.b.grid(self.items, body, product(self.lead) * self.n * DIGIT_WORK.value)
 
 
@@ -158,14 +160,15 @@ class _DigitSort(_RadixDigits):
     """Emit the kernel that orders a part; elements beyond the last one get the largest digit and come last."""
 
     def __init__(self, b: RegionBuilder, name: str, threads: int) -> None:
+        """Name the registers and the shared memory of a block: elements, digits, ranks and counts."""
         super().__init__(b, name, threads)
         *arrays, self.ends = self.op.operands
         self.outputs = [b.output_buffer_of(v) for v in self.op.results]
-        kept = [k for k, out in enumerate(self.outputs) if out is not None or k in self.read]
+        moved = [k for k, out in enumerate(self.outputs) if out is not None or k in self.read]
         each, warps = self.each, self.threads // WARP
-        dtypes = {k: arrays[k].type.dtype for k in kept}
-        self.own = {k: Buffer(b.fresh("own"), dtypes[k], (threads, each), "private") for k in kept}
-        self.cells = {k: Buffer(b.fresh("cells"), dtypes[k], (self.part,), "shared") for k in kept}
+        dtypes = {k: arrays[k].type.dtype for k in moved}
+        self.own = {k: Buffer(b.fresh("own"), dtypes[k], (threads, each), "private") for k in moved}
+        self.cells = {k: Buffer(b.fresh("cells"), dtypes[k], (self.part,), "shared") for k in moved}
         self.digits = [Buffer(b.fresh("digit"), "u32", (threads,), "private") for _ in range(each)]
         self.same = [Buffer(b.fresh("same"), "u32", (threads,), "private") for _ in range(each)]
         self.rank = Buffer(b.fresh("rank"), "u32", (threads, each), "private")
@@ -202,6 +205,7 @@ class _DigitSort(_RadixDigits):
         return self.warp * (WARP * self.each) + u * WARP + mod(self.t, WARP)
 
     def _read_part(self) -> For:
+        """Return the loop that reads the elements of a part to registers, and 0 beyond the row."""
         def read_element(u: Dim, at: Dim) -> None:
             for k, own in self.own.items():
                 value = self.e.at(self.op.operands[k], (*self.head, at))
@@ -305,6 +309,7 @@ class _DigitSort(_RadixDigits):
         return self.digit_loop(block)
 
     def _sorted_place_in_part(self) -> For:
+        """Return the stores of the elements to shared memory, sorted by digit within the part."""
         block = self.e.new_block()
         for u, digit in enumerate(self.digits):
             count = Load(self.counts, (self.warp, self.digit_as_index(Load(digit, (self.t,)))))

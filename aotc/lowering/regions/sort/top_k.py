@@ -58,10 +58,10 @@ class _TopKCandidates:
         self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
         dtype = self.x.type.dtype
         self.outputs = [b.output_buffer_of(v) for v in op.results]
-        kept = op.results[: 1 if self.outputs[1] is None else 2]
+        read = op.results[: 1 if self.outputs[1] is None else 2]
         self.full = self.top + maximum(self.top, plan.spare)
         self.room = self.full + plan.block
-        runs = [[Buffer(b.fresh("run"), v.type.dtype, (self.room,), "scratch") for _ in range(2)] for v in kept]
+        runs = [[Buffer(b.fresh("run"), v.type.dtype, (self.room,), "scratch") for _ in range(2)] for v in read]
         self.runs = [*chain(*runs)]
         word = SortKeyWord(lambda values: values[0], key_bytes(dtype), ascending=False)
         self.radix = RadixSort(b, self.e, [word], [((one, (0,)), (two, (0,))) for one, two in runs], self.room)
@@ -71,9 +71,9 @@ class _TopKCandidates:
 
     def allocate_candidates(self) -> list[Stmt]:
         """Return the allocations of the candidate buffer, with initial values."""
-        made: list[Stmt] = [Alloc(buffer) for buffer in (*self.runs, self.limit, self.fill, self.has_limit)]
-        made += [Store(self.fill, (), i64_literal(0)), Store(self.has_limit, (), Const(False, "i1"))]
-        return [*made, Store(self.limit, (), Const(0, self.limit.dtype)), *self.radix.allocate_buffers()]
+        stmts: list[Stmt] = [Alloc(buffer) for buffer in (*self.runs, self.limit, self.fill, self.has_limit)]
+        stmts += [Store(self.fill, (), i64_literal(0)), Store(self.has_limit, (), Const(False, "i1"))]
+        return [*stmts, Store(self.limit, (), Const(0, self.limit.dtype)), *self.radix.allocate_buffers()]
 
     def add_candidate(self, i: Dim) -> list[Stmt]:
         """Return the statements that add element ``i`` to the buffer if it is above the limit."""
@@ -190,6 +190,7 @@ class _TopKByInsertion:
     """Emit the ordered list of a row's largest elements so far, in the memory of the results."""
 
     def __init__(self, b: RegionBuilder, op: Op, place: Place) -> None:
+        """Name the number of elements so far, the gap of an insertion, and the least key to beat."""
         self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], dim_of(op.attrs, "k"), place
         self.values, self.numbers = (b.output_buffer_of(v) for v in op.results)
         self.hole, self.fill = (Buffer(name, "i64", (), "private") for name in ("hole", "fill"))
@@ -199,14 +200,14 @@ class _TopKByInsertion:
 
     def allocate_largest(self) -> list[Stmt]:
         """Return the allocations of the k largest elements so far, with initial values."""
-        made: list[Stmt] = [Alloc(buffer) for buffer in (self.hole, self.fill, self.limit)]
-        made += [Store(self.fill, (), i64_literal(0)), Store(self.limit, (), Const(0, self.limit.dtype))]
+        stmts: list[Stmt] = [Alloc(buffer) for buffer in (self.hole, self.fill, self.limit)]
+        stmts += [Store(self.fill, (), i64_literal(0)), Store(self.limit, (), Const(0, self.limit.dtype))]
         for out in self.b.outputs:
             zero = Const(0.0 if kind_of(out.dtype) == "f" else 0, out.dtype)
-            made += _if_k_is_positive(self.top, Store(out, self.place(0), zero))
+            stmts += _if_k_is_positive(self.top, Store(out, self.place(0), zero))
         if self.numbers is not None and self.top != 1:  # the last index is read even while there is room
-            made += _if_k_is_positive(self.top, Store(self.numbers, self.place(self.top - 1), Const(0, "i32")))
-        return made
+            stmts += _if_k_is_positive(self.top, Store(self.numbers, self.place(self.top - 1), Const(0, "i32")))
+        return stmts
 
     def insert_if_large(self, i: Dim) -> list[Stmt]:
         """Return the statements that insert element ``i`` if there is room, or if it comes before the last one.
