@@ -112,6 +112,7 @@ class Expr:
 
     @memoized
     def __str__(self) -> str:
+        """Return the text of a sum, such as ``2*n - m + 1``, which parses to an equal expression."""
         parts: list[str] = []
         for monomial, coefficient in self.terms:
             factors = [_tightened_atom(a) for a in monomial]
@@ -179,6 +180,7 @@ def _next_digit(x: Dim, d: Dim) -> Dim:
 
 @memoized
 def _sum_of_dims(a: Dim, b: Dim, times: int = 1) -> Dim:
+    """Return ``a + times * b`` with terms of equal monomials added."""
     const = 0
     terms: dict[Monomial, int] = {}
     for e, k in ((a, 1), (b, times)):
@@ -193,6 +195,7 @@ def _sum_of_dims(a: Dim, b: Dim, times: int = 1) -> Dim:
 
 @memoized
 def _product_of_dims(a: Dim, b: Dim) -> Dim:
+    """Return the product of two dims, multiplied out to a sum of monomials."""
     if not isinstance(a, Expr):
         a, b = b, a
     if not isinstance(a, Expr):
@@ -296,6 +299,7 @@ def lone_atom(e: Dim) -> Atom | None:
 
 
 def _divide_monomial(monomial: Monomial, by: Monomial) -> Monomial | None:
+    """Return the factors of ``monomial`` without those of ``by``, or None if one of these is missing."""
     rest = list(monomial)
     for atom in by:
         if atom not in rest:
@@ -405,6 +409,7 @@ def minimum(a: Dim, b: Dim) -> Dim:
 
 
 def _min_or_max_of_dims(fn: str, a: Dim, b: Dim) -> Dim:
+    """Return the minimum or maximum; a dim alone if bounds of the difference decide it."""
     lo, hi = bounds(_sum_of_dims(a, b, -1))
     if lo is not None and lo >= 0:
         return a if fn == "max" else b

@@ -84,6 +84,7 @@ def _varies_in_loops(e: Dim, extents: Mapping[str, Dim]) -> bool:
 
 
 def _largest_atom(atom: Atom, extents: Mapping[str, Dim]) -> Dim | None:
+    """Return an upper bound of ``atom`` for loop variables below ``extents``, or None if none can be derived."""
     if isinstance(atom, Sym):
         return extents[atom.name] - 1 if atom.name in extents else expr_of_atom(atom)
     a, b = (upper_bound_in_loops(x, extents) for x in (atom.a, atom.b))

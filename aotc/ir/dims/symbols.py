@@ -17,7 +17,8 @@ def symbols(e: Dim) -> set[Sym]:
 
 @memoized
 def _symbols_of_expression(e: Expr) -> frozenset[Sym]:
-    found: set[Sym] = set()
+    """Return the symbols in ``e``, also those inside of calls."""
+    atoms: set[Sym] = set()
     stack: list[Dim] = [e]
     while stack:
         x = stack.pop()
@@ -25,10 +26,10 @@ def _symbols_of_expression(e: Expr) -> frozenset[Sym]:
             for monomial, _ in x.terms:
                 for atom in monomial:
                     if isinstance(atom, Sym):
-                        found.add(atom)
+                        atoms.add(atom)
                     else:
                         stack += [atom.a, atom.b]
-    return frozenset(found)
+    return frozenset(atoms)
 
 
 def calls_in(e: Dim) -> tuple[Call, ...]:
@@ -38,14 +39,15 @@ def calls_in(e: Dim) -> tuple[Call, ...]:
 
 @memoized
 def _calls_of_expression(e: Expr) -> tuple[Call, ...]:
-    found: list[Call] = []
+    """Return the calls (``min``, ``//``, ...) in ``e``, also those nested in other calls."""
+    calls: list[Call] = []
     stack: list[Dim] = [e]
     while stack:
         x = stack.pop()
-        here = [a for monomial, _ in x.terms for a in monomial if isinstance(a, Call)] if isinstance(x, Expr) else []
-        found += here
-        stack += [part for call in here for part in (call.a, call.b)]
-    return tuple(found)
+        own = [a for monomial, _ in x.terms for a in monomial if isinstance(a, Call)] if isinstance(x, Expr) else []
+        calls += own
+        stack += [part for call in own for part in (call.a, call.b)]
+    return tuple(calls)
 
 
 @memoized
@@ -73,6 +75,7 @@ def substitute_symbols(e: Dim, values: Mapping[Sym, Dim]) -> Dim:
 
 
 def _replace_in_dim(e: Dim, value_of: Callable[[Sym], Dim | None]) -> Dim:
+    """Return ``e`` with each symbol replaced by ``value_of(symbol)``, unless that is None."""
     if not isinstance(e, Expr):
         return e
     if all(value_of(s) is None for s in symbols(e)):

@@ -120,6 +120,7 @@ def with_scalars(body: tuple[Stmt, ...], new: Callable[[Scalar], Scalar]) -> tup
     """Rewrite every scalar expression of ``body`` by ``new``."""
 
     def changed(stmt: Stmt) -> Stmt:
+        """Return ``stmt`` with ``new`` applied to its scalars and to those of nested statements."""
         match stmt:
             case Let(value=value) | Store(value=value):
                 return replace(stmt, value=new(value))
@@ -138,15 +139,15 @@ def with_scalars(body: tuple[Stmt, ...], new: Callable[[Scalar], Scalar]) -> tup
 
 def scalars_in(scalars: Iterable[Scalar]) -> list[Scalar]:
     """Return every scalar in ``scalars``, subexpressions included, each once."""
-    found: dict[int, Scalar] = {}
+    by_identity: dict[int, Scalar] = {}
     stack = list(scalars)
     while stack:
         s = stack.pop()
-        if id(s) not in found:
-            found[id(s)] = s
+        if id(s) not in by_identity:
+            by_identity[id(s)] = s
             if isinstance(s, Apply):
                 stack += s.args
-    return list(found.values())
+    return list(by_identity.values())
 
 
 def loads_and_indices(scalars: Iterable[Scalar]) -> Iterator[Load | Index]:
@@ -170,12 +171,12 @@ def names_in(stmt: Stmt) -> set[str]:
 
 def definitions_of(scalar: Scalar, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     """Return the statements of ``body`` that ``scalar`` depends on, transitively."""
-    needed, found = names_in(Let(Var("", scalar.dtype), scalar)), list[Stmt]()
+    needed, statements = names_in(Let(Var("", scalar.dtype), scalar)), list[Stmt]()
     for stmt in reversed(body):
         if not isinstance(stmt, Let) or stmt.var.name in needed:
-            found.append(stmt)
+            statements.append(stmt)
             needed |= {name for s in walk((stmt,)) for name in names_in(s)}
-    return tuple(reversed(found))
+    return tuple(reversed(statements))
 
 
 def accesses(
@@ -194,6 +195,7 @@ def accesses(
 
 
 def _accesses_of_statement(stmt: Stmt, loops: tuple[For | While, ...], arms: Arms) -> Iterator[Access]:
+    """Yield the accesses of ``stmt`` itself, reads first; those of nested statements are not among them."""
     for leaf in loads_and_indices(statement_scalars(stmt)):
         if isinstance(leaf, Load):
             yield Access(leaf.buffer, leaf.index, False, loops, arms)

@@ -125,11 +125,11 @@ class _Parser:
 
     def parse_symbol_bounds(self, implied: Sym, call: ast.Call) -> Dim:
         """Return the symbol that a definition implies, with the bounds that ``call`` states (``lo``, ``extent``)."""
-        said = {k.arg: self.parse_dim(k.value) for k in call.keywords if k.arg in ("lo", "extent")}
-        low = said.get("lo", implied.lo)
+        keywords = {k.arg: self.parse_dim(k.value) for k in call.keywords if k.arg in ("lo", "extent")}
+        low = keywords.get("lo", implied.lo)
         if not isinstance(low, int):
             _fail_at_node(call, "lo is not a number")
-        return dims.sym(implied.name, low, said.get("extent", implied.extent))
+        return dims.sym(implied.name, low, keywords.get("extent", implied.extent))
 
     # --- index expressions: built as written, so that the text stays the same ---
 
@@ -218,8 +218,8 @@ class _Parser:
                 return Either(buffer, self.parse_scalar(cond), places)
             if value.func.id == "let":
                 bound = self.parse_scalar(value.args[0])
-                said = [k.value for k in value.keywords if k.arg == "dtype"]
-                var = Var(name, ast.literal_eval(said[0]) if said else bound.dtype)
+                dtypes = [k.value for k in value.keywords if k.arg == "dtype"]
+                var = Var(name, ast.literal_eval(dtypes[0]) if dtypes else bound.dtype)
                 return self.bind_variable(var, bound, self.parse_symbol_bounds(Sym(name), value))
         bound = self.parse_scalar(value)
         return self.bind_variable(Var(name, bound.dtype), bound, dims.sym(name))
@@ -246,6 +246,7 @@ class _Parser:
         return self.buffers[node.id]
 
     def parse_store(self, place: ast.Subscript, value: ast.expr) -> Store:
+        """Return a store: plain, with a reduction, or atomic."""
         match value:
             case ast.Call(func=ast.Name(id=name), args=[_, operand]) if name in _ATOMICS:
                 return Store(
@@ -273,6 +274,7 @@ class _Parser:
         return For(var, begin, end, inner, LOOPS[call.func.id], step)
 
     def parse_while(self, node: ast.stmt, body: list[ast.stmt]) -> While:
+        """Return a loop; the statements before ``if not ...: break`` compute its condition."""
         for k, stmt in enumerate(body):
             match stmt:
                 case ast.If(test=ast.UnaryOp(op=ast.Not(), operand=pred), body=[ast.Break()], orelse=[]):
@@ -284,17 +286,18 @@ class _Parser:
         _fail_at_node(node, "while True without `if not ...: break`")
 
     def parse_tile(self, call: ast.Call) -> Tile:
+        """Return a tile operation; absent offsets are 0, an absent form is plain f32."""
         out, a, b = map(self.find_buffer, call.args)
-        said = {k.arg: k.value for k in call.keywords if k.arg}
-        levels = said["levels"]
+        keywords = {k.arg: k.value for k in call.keywords if k.arg}
+        levels = keywords["levels"]
         if not isinstance(levels, ast.List):
             _fail_at_node(call, "levels is not a list")
         nest: list[Any] = [self.parse_dims(level) for level in levels.elts]
-        rows, cols = (ast.literal_eval(said[k]) for k in ("rows", "cols"))
-        form = _parse_record(said["form"], TileForm) if "form" in said else F32
-        given = [k for k in ("a_inner", "b_column", "b_inner") if k in said]
-        at = {k: self.parse_dim(said[k]) for k in ("out_base", "out_row", "a_base", "a_row", "b_base", *given)}
-        return Tile(rows, cols, out=out, a=a, b=b, levels=tuple(nest), form=form, adds="adds" in said, **at)
+        rows, cols = (ast.literal_eval(keywords[k]) for k in ("rows", "cols"))
+        form = _parse_record(keywords["form"], TileForm) if "form" in keywords else F32
+        optional = [k for k in ("a_inner", "b_column", "b_inner") if k in keywords]
+        at = {k: self.parse_dim(keywords[k]) for k in ("out_base", "out_row", "a_base", "a_row", "b_base", *optional)}
+        return Tile(rows, cols, out=out, a=a, b=b, levels=tuple(nest), form=form, adds="adds" in keywords, **at)
 
     # --- scalars ---
 
@@ -320,11 +323,12 @@ class _Parser:
         _fail_at_node(node, "not a scalar")
 
     def parse_apply(self, node: ast.expr, fn: str, args: list[ast.expr]) -> Apply:
-        said = None
+        """Return a scalar operation; its dtype is the last argument or follows from the operands."""
+        explicit = None
         if args and isinstance(args[-1], ast.Constant) and isinstance(args[-1].value, str):
-            said, args = args[-1].value, args[:-1]
+            explicit, args = args[-1].value, args[:-1]
         values = tuple(map(self.parse_scalar, args))
-        dtype = said or natural_dtype(fn, tuple(v.dtype for v in values))
+        dtype = explicit or natural_dtype(fn, tuple(v.dtype for v in values))
         if dtype is None:
             _fail_at_node(node, f"{fn} does not say its dtype")
         return Apply(fn, values, dtype)
@@ -379,6 +383,7 @@ def _constant_scalar(args: list[ast.expr]) -> bool | int | float | complex:
 
 
 def _number_of_node(node: ast.expr) -> Any:
+    """Return the number of a literal, including ``inf``, ``nan`` and NaNs by their bits."""
     match node:
         case ast.Constant(value=value):
             return value

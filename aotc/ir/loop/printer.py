@@ -127,6 +127,7 @@ class _KernelPrinter:
         return f"{buffer.dtype}[{', '.join(map(self.dim_text, buffer.shape))}]"
 
     def dim_text(self, e: Dim) -> str:
+        """Return the text of a dim; raise ValueError if a symbol is used with two different ranges."""
         for symbol in symbols(e):
             scope = self.scopes.setdefault(symbol.name, _NameScope(symbol))
             if scope.used is None:
@@ -200,8 +201,8 @@ class _KernelPrinter:
                 self.lines.append(f"{indent}match({to.name}, {source.name}, bits={bits})")
             case Tile():
                 self.lines.append(indent + self.tile_text(stmt))
-            case Either(buffer, cond, ((one, at), (other, there))):
-                chosen = f"{one.name}[{self.index_text(at)}], {other.name}[{self.index_text(there)}]"
+            case Either(buffer, cond, ((one, at), (other, other_at))):
+                chosen = f"{one.name}[{self.index_text(at)}], {other.name}[{self.index_text(other_at)}]"
                 text = f'either({self.scalar_text(cond)}, {chosen}, "{self.type_text(buffer)}")'
                 self.lines.append(f"{indent}{buffer.name} = {text}")
             case ExternalCall(function, args):
@@ -209,6 +210,7 @@ class _KernelPrinter:
                 self.lines.append(f'{indent}call({", ".join([repr(function), *places])})')
 
     def print_loop(self, stmt: For, indent: str) -> None:
+        """Append a loop. Its first line is written last, as the body decides which bounds of its symbol are printed."""
         arguments = [self.dim_text(stmt.begin), self.dim_text(stmt.end)]
         arguments += [str(stmt.step)] if stmt.step != 1 else []
         line, hidden = len(self.lines), self.scopes.get(stmt.var)
@@ -243,6 +245,7 @@ class _KernelPrinter:
     # --- scalars ---
 
     def scalar_text(self, s: Scalar, nested: bool = False) -> str:
+        """Return the text of a scalar; a ``nested`` operator is in parentheses."""
         match s:
             case Const(value, dtype):
                 return f"{dtype}({_literal_text(value)})"
@@ -255,6 +258,7 @@ class _KernelPrinter:
         return self.apply_text(s, nested)
 
     def apply_text(self, s: Apply, nested: bool) -> str:
+        """Return an operator or a call; a dtype is printed only if the operands do not determine it."""
         natural = natural_dtype(s.fn, tuple(a.dtype for a in s.args)) == s.dtype
         if natural and s.fn in INFIX and len(s.args) == 2:
             left, right = (self.scalar_text(a, nested=True) for a in s.args)

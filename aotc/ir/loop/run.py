@@ -74,7 +74,7 @@ def run_kernel(
         if array.dtype != to_numpy(buffer.dtype):
             raise ValueError(f"{buffer.name} is {buffer.dtype}, found an array of {array.dtype}")
         names[buffer.name] = _Memory(array)
-    functions = {_PREFIX + name: made for name, made in _interpreter_functions(begin, end, executed).items()}
+    functions = {_PREFIX + name: function for name, function in _interpreter_functions(begin, end, executed).items()}
     with np.errstate(all="ignore"):
         exec(code, {**RECORDS, **functions, **literals, **_NOT_FINITE, **names})
 
@@ -128,6 +128,7 @@ class _KernelTextRewriter(ast.NodeTransformer):
         return ast.Name(name, ast.Load())
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Rewrite a call to a function of the interpreter: dims, types and buffer elements become plain arguments."""
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name in DTYPES:
             return self._literal(node, name)
@@ -172,6 +173,7 @@ class _KernelTextRewriter(ast.NodeTransformer):
         return self._infix(OPERATORS[type(node.ops[0])], [node.left, *node.comparators])
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        """Rewrite an operator to a call; signs of literals and ``not`` of a loop's test stay."""
         if isinstance(node.op, ast.USub) and isinstance(node.operand, (ast.Constant, ast.Name)):
             name = node.operand.id if isinstance(node.operand, ast.Name) else ""
             if name not in self.lets:
@@ -210,6 +212,10 @@ class _DimRewriter(ast.NodeTransformer):
 
 
 def _interpreter_functions(begin: int, end: int | None, executed: Counter[str] | None) -> dict[str, Callable]:
+    """Return the Python functions that execute the calls in a kernel's text, by name.
+
+    Of the parallel loop, iterations from ``begin`` up to ``end`` run. ``executed`` counts scalar operations by name.
+    """
     functions: dict[str, Callable] = {name: _scalar_function(row) for name, row in SCALARS.items()}
     if executed is not None:
         functions = {name: _counted_function(name, function, executed) for name, function in functions.items()}
@@ -240,7 +246,7 @@ def _interpreter_functions(begin: int, end: int | None, executed: Counter[str] |
 
 def _scalar_function(row: ScalarOp) -> Callable:
     """Return the op of the table as a function of scalars; it picks an implementation once per set of operand types."""
-    known: dict[Any, Callable] = {}
+    functions: dict[Any, Callable] = {}
 
     def exact(*arguments: Any) -> Any:
         arrays = list(map(np.asarray, arguments))
@@ -249,25 +255,25 @@ def _scalar_function(row: ScalarOp) -> Callable:
 
     def call(*arguments: Any) -> Any:
         kinds = (*map(type, arguments),)
-        function = known.get(kinds)
+        function = functions.get(kinds)
         if function is None:
-            function = known[kinds] = quick_scalar(row, kinds, exact)
+            function = functions[kinds] = quick_scalar(row, kinds, exact)
         return function(*arguments)
 
-    def given(x: Any, dtype: str) -> Any:
-        function = known.get((type(x), dtype))
+    def call_with_dtype(x: Any, dtype: str) -> Any:
+        function = functions.get((type(x), dtype))
         if function is None:
             slow = lambda x: np.asarray(elementwise.apply_scalar_op(row, [np.asarray(x)], dtype)).reshape(())[()]
-            function = known[type(x), dtype] = quick_convert(type(x), dtype, slow)
+            function = functions[type(x), dtype] = quick_convert(type(x), dtype, slow)
         return function(x)
 
-    return given if row.result == "given" else call
+    return call_with_dtype if row.result == "given" else call
 
 
 def _with_fewer_bits(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
     bits = int(exponent_bits), int(mantissa_bits)
-    found = quick_precision(x, *bits)
-    return elementwise.with_fewer_bits(np.asarray(x), *bits)[()] if found is None else found
+    rounded = quick_precision(x, *bits)
+    return elementwise.with_fewer_bits(np.asarray(x), *bits)[()] if rounded is None else rounded
 
 
 def _counted_function(name: str, function: Callable, executed: Counter[str]) -> Callable:

@@ -34,8 +34,8 @@ def shared_bytes_of_buffers(buffers: Iterable[Buffer]) -> int:
 
 def shared_bytes(block: Sequence[Stmt]) -> int:
     """Return the bytes of shared memory that the statements of ``block`` allocate."""
-    made = (s.buffer for s in walk(tuple(block)) if isinstance(s, Alloc) and s.buffer.space == "shared")
-    return shared_bytes_of_buffers(dict.fromkeys(made))
+    buffers = (s.buffer for s in walk(tuple(block)) if isinstance(s, Alloc) and s.buffer.space == "shared")
+    return shared_bytes_of_buffers(dict.fromkeys(buffers))
 
 
 def _in_arena(buffer: Buffer) -> bool:

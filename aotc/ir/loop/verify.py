@@ -135,10 +135,10 @@ class _KernelCheck:
         self.buffers[buffer.name] = buffer
 
     def check_buffer_is_defined(self, buffer: Buffer, where: str) -> None:
-        known = self.buffers.get(buffer.name)
-        if known is None:
+        definition = self.buffers.get(buffer.name)
+        if definition is None:
             self.report_error(f"{where}: buffer {buffer.name} is not defined here")
-        elif known is not buffer and known != buffer:
+        elif definition is not buffer and definition != buffer:
             self.report_error(f"{where}: buffer {buffer.name} differs from its definition")
 
     def check_dim(self, e: Dim, where: str) -> None:
@@ -177,6 +177,7 @@ class _KernelCheck:
     # --- statements ---
 
     def check_block(self, body: tuple[Stmt, ...]) -> None:
+        """Check statements in order; names that they define end with the block."""
         saved = dict(self.buffers), dict(self.symbols), dict(self.scalars)
         for stmt in body:
             if len(self.found) >= FINDINGS:
@@ -207,6 +208,7 @@ class _KernelCheck:
                 self.check_block(otherwise)
                 self.depth -= 1
             case While(cond, pred, body):
+                # The body sees the names that the condition defines; statements after the loop do not.
                 saved = dict(self.buffers), dict(self.symbols), dict(self.scalars)
                 for inner in cond:
                     self.check_statement(inner)
@@ -253,6 +255,7 @@ class _KernelCheck:
             self.report_error(f"match: {bits} bits of {source.dtype} in warps of {WARP}, of {source.shape}")
 
     def check_thread_buffers(self, name: str, to: Buffer, source: Buffer) -> None:
+        """Check that both buffers have one private element per thread, of one dtype."""
         for buffer in (to, source):
             self.check_buffer_is_defined(buffer, name)
             if buffer.space != "private" or len(buffer.shape) != 1:
@@ -277,6 +280,7 @@ class _KernelCheck:
                 self.check_dim(i, where)
 
     def check_store(self, stmt: Store) -> None:
+        """Check the element, the dtype of the value, and the reduction of a store."""
         where = f"store to {stmt.buffer.name}"
         self.check_element(stmt.buffer, stmt.index, where)
         self.check_scalar(stmt.value)
@@ -310,6 +314,7 @@ class _KernelCheck:
         self.symbols, self.never = saved, never
 
     def check_tile(self, t: Tile) -> None:
+        """Check that the buffers and symbols of a tile are defined, and that it is not empty."""
         for buffer in (t.out, t.a, t.b):
             self.check_buffer_is_defined(buffer, "tile")
         for dim in statement_sizes(t):
@@ -331,11 +336,11 @@ class _KernelCheck:
             s = stack.pop()
             match s:
                 case Var(name, dtype):
-                    known = self.scalars.get(name)
-                    if known is None:
+                    definition = self.scalars.get(name)
+                    if definition is None:
                         self.report_error(f"scalar {name} is not defined here")
-                    elif known.dtype != dtype:
-                        self.report_error(f"scalar {name} is {known.dtype}, used as {dtype}")
+                    elif definition.dtype != dtype:
+                        self.report_error(f"scalar {name} is {definition.dtype}, used as {dtype}")
                 case Load(buffer, index):
                     self.check_element(buffer, index, f"load of {buffer.name}")
                 case Index(expr, dtype):
@@ -375,6 +380,7 @@ def _is_false(test: Scalar) -> bool:
 
 
 def _index_as_dim(x: Scalar) -> Dim | None:
+    """Return the dim of an index or integer constant; None for another scalar."""
     match x:
         case Index(expr=expr):
             return expr

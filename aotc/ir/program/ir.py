@@ -177,9 +177,9 @@ def place_after_guard_gap(total: Dim, size: Dim) -> tuple[Dim, Dim]:
     memory. A block ends as near to its guard as its alignment allows.
     """
     begin = total + ALIGNMENT if total != 0 else 0
-    held = block_bytes(size)
-    room = (held + (GUARD_BYTES - 1)) // GUARD_BYTES * GUARD_BYTES
-    return begin + (room - held) // ALIGNMENT * ALIGNMENT, begin + room + (GUARD_BYTES - ALIGNMENT)
+    block_size = block_bytes(size)
+    room = (block_size + (GUARD_BYTES - 1)) // GUARD_BYTES * GUARD_BYTES
+    return begin + (room - block_size) // ALIGNMENT * ALIGNMENT, begin + room + (GUARD_BYTES - ALIGNMENT)
 
 
 def reused_arguments(steps: Sequence[Step]) -> dict[int, int]:
@@ -210,8 +210,8 @@ class Constants:
         flat = array.reshape(-1).view(np.uint8)
         sample = flat[:: max(flat.size // SAMPLED_BYTES, 1)].tobytes()
         alike = self._known.setdefault((array.dtype.name, array.shape, sample), [])
-        for known, offset in alike:
-            if known is array or _are_equal_bytes(flat, known.reshape(-1).view(np.uint8)):
+        for earlier, offset in alike:
+            if earlier is array or _are_equal_bytes(flat, earlier.reshape(-1).view(np.uint8)):
                 return offset
         if self.guard_gaps:
             offset, self.size = map(static, place_after_guard_gap(self.size, array.nbytes))
@@ -223,13 +223,13 @@ class Constants:
 
     def parts(self) -> list[memoryview]:
         """Return the bytes of the blob as views of the arrays, with zeros for the gaps; no array is copied."""
-        found: list[memoryview] = []
+        views: list[memoryview] = []
         at = 0
         for _, array, offset in self.arrays:
-            found += [memoryview(bytes(offset - at))] if offset > at else []
-            found.append(array.reshape(-1).view(np.uint8).data)
+            views += [memoryview(bytes(offset - at))] if offset > at else []
+            views.append(array.reshape(-1).view(np.uint8).data)
             at = offset + array.nbytes
-        return [*found, memoryview(bytes(self.size - at))]
+        return [*views, memoryview(bytes(self.size - at))]
 
 
 # Bytes of two constants that are compared at a time; the comparison allocates as many bytes.

@@ -63,8 +63,8 @@ def _storage_text(s: Storage) -> str:
     space = f" in space {s.space}" if s.space else ""
     if s.kind == "arena":
         return f"arena {s.offset}{space} : {s.size}, steps {s.first} to {s.last}"
-    given = f" for result {s.result}" if s.result >= 0 else ""
-    return f"{s.kind} {s.number}{given}{space} : {s.size}"
+    reuse = f" for result {s.result}" if s.result >= 0 else ""
+    return f"{s.kind} {s.number}{reuse}{space} : {s.size}"
 
 
 def _step_lines(steps: Sequence[Step], names: Mapping[Storage, str], indent: str) -> Iterator[str]:
@@ -79,8 +79,8 @@ def _step_lines(steps: Sequence[Step], names: Mapping[Storage, str], indent: str
             case Copy(source, target, size):
                 yield f"{indent}copy {names[source]} to {names[target]}, {size}"
             case Loop(predicate, cond, body, iterations):
-                known = "" if iterations is None else f", {iterations} iterations"
-                yield f"{indent}while {names[predicate]}{known} {{"
+                count = "" if iterations is None else f", {iterations} iterations"
+                yield f"{indent}while {names[predicate]}{count} {{"
                 yield from _step_lines(cond, names, deeper)
                 yield f"{indent}}} do {{"
                 yield from _step_lines(body, names, deeper)
@@ -208,6 +208,7 @@ class _ProgramReader:
 
 
 def _parse_storage(row: re.Match[str]) -> Storage:
+    """Return the storage that a line declares, from the match of its parts."""
     rest, _, space = row[3].partition(" in space ")
     where, _, result = rest.partition(" for result ")
     place, size = parse_dim(where), parse_dim(row[4])

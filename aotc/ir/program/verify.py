@@ -117,6 +117,7 @@ class _StepCheck:
         self.known |= set(self.function.attrs.get("sizes", {}))
 
     def check_steps(self, steps: Sequence[Step], depth: int) -> None:
+        """Check the steps of a block; ``depth`` is the number of loops and branches around them."""
         for step in steps:
             for s in (s for part in accessed_storages(step) for s in part):
                 self.check_storage(s, step_title(step))
@@ -140,6 +141,7 @@ class _StepCheck:
                     self.check_bind_or_assertion(step, depth)
 
     def check_bind_or_assertion(self, step: Bind | Check, depth: int) -> None:
+        """Check a step whose values the host reads: its sizes, and that it is outside of loops and branches."""
         if depth:
             self.findings.append(f"{step_title(step)}: it stands inside a loop or branch, where no host program is")
         if isinstance(step, Bind):
@@ -187,6 +189,7 @@ class _StepCheck:
             self.findings.append(f"{where} is {size} bytes of {name_of(whole)} from {begin} on, which has {whole.size}")
 
     def check_launch(self, step: Launch) -> None:
+        """Check a launch: the number and sizes of its arrays, and which memory its outputs may overwrite."""
         kernel, where = step.kernel, step_title(step)
         self.check_sizes_are_known([kernel.grid], where)
         unknown = sorted(set(kernel.dims) - self.known)
@@ -312,16 +315,16 @@ class _MemoryPlanCheck:
         Return the cells of each storage, and the number of cells.
         """
         cuts = np.unique(np.array([x for span in self.spans.values() for x in span], np.int64))
-        found = {}
+        cells = {}
         for s, span in self.spans.items():
             begin, end = (int(np.searchsorted(cuts, x)) for x in span)
-            found[s] = slice(begin, end)
+            cells[s] = slice(begin, end)
         count = len(cuts)
         for s in storages(self.program):
-            if s not in found:
-                found[s] = slice(count, count + 1)
+            if s not in cells:
+                cells[s] = slice(count, count + 1)
                 count += 1
-        return found, count
+        return cells, count
 
 
 # ---------------------------------------------------------------- who wrote what is read
@@ -334,6 +337,7 @@ class _ValueFlowCheck:
     """
 
     def __init__(self, cells: Mapping[Storage, slice], count: int, updates: Updates) -> None:
+        """Record arguments and constants as the owners of their cells; no other cell has one yet."""
         self.cells, self.updates = cells, updates
         self.number = {s: n for n, s in enumerate(cells)}
         self.owner = np.full(count, _NOBODY)
@@ -358,11 +362,12 @@ class _ValueFlowCheck:
                     self.findings.append(f"nothing writes result {n}")
 
     def run_steps(self, steps: Sequence[Step]) -> None:
+        """Check that each step reads only memory that earlier steps wrote, and record its writes."""
         for step in steps:
             match step:
                 case Launch(kernel, _, writes):
-                    held = (writes[n] for n in self.held.get(kernel.name, ()))
-                    for s in (*step.reads, *writes[: self.updates(kernel.name)], *held):
+                    initialized = (writes[n] for n in self.held.get(kernel.name, ()))
+                    for s in (*step.reads, *writes[: self.updates(kernel.name)], *initialized):
                         self.check_read(s, step_title(step))
                     for s in writes:
                         self.record_write(s)
@@ -378,6 +383,7 @@ class _ValueFlowCheck:
                         self.check_read(s, step_title(step))
 
     def run_loop(self, step: Loop) -> None:
+        """Follow a loop: memory that an iteration may overwrite has no known owner when it begins."""
         for inner in walk([*step.cond, *step.body]):
             for s in accessed_storages(inner)[1]:
                 cells = self.owner[self.cells[s]]
@@ -389,6 +395,7 @@ class _ValueFlowCheck:
         self.owner = done
 
     def run_branch(self, step: Branch) -> None:
+        """Follow the branches; afterwards a cell has an owner only if all branches agree on it."""
         self.check_read(step.index, step_title(step))
         before, after = self.owner, None
         for branch in step.branches:

@@ -78,10 +78,10 @@ def bind_arguments(called: Function, values: Sequence[np.ndarray]) -> tuple[dict
         If the arguments do not fit.
     """
     sizes = called.attrs.get("sizes", {})
-    given = {name: int(values[n].reshape(-1)[k]) for name, (n, k) in sizes.items() if k < values[n].size}
-    given |= {f"size_{n}_{k}": size for n, a in enumerate(values) for k, size in enumerate(a.shape)}
-    waiting = _check_requirements(called.attrs.get("requirements", ()), given)
-    return _bind_body(called.body, values, given, waiting)
+    symbol_values = {name: int(values[n].reshape(-1)[k]) for name, (n, k) in sizes.items() if k < values[n].size}
+    symbol_values |= {f"size_{n}_{k}": size for n, a in enumerate(values) for k, size in enumerate(a.shape)}
+    waiting = _check_requirements(called.attrs.get("requirements", ()), symbol_values)
+    return _bind_body(called.body, values, symbol_values, waiting)
 
 
 def _check_requirements(rows: Sequence[Requirement], dims: Mapping[str, int]) -> list[Requirement]:
@@ -104,7 +104,7 @@ def bind_dims(params: Sequence[TensorType], shapes: Sequence[tuple[int, ...]]) -
     OperandError
         If the shapes contradict each other or the types.
     """
-    known: dict[str, int] = {}
+    solved: dict[str, int] = {}
     open_pairs: list[tuple[Dim, int, str]] = []
     for i, (t, shape) in enumerate(zip(params, shapes)):
         if len(shape) != t.rank:
@@ -115,20 +115,20 @@ def bind_dims(params: Sequence[TensorType], shapes: Sequence[tuple[int, ...]]) -
     while open_pairs:
         rest = []
         for dim, number, message in open_pairs:
-            left = substitute(dim, known)
+            left = substitute(dim, solved)
             if isinstance(left, Expr):
-                if not _solve_dim(left, number, known):
+                if not _solve_dim(left, number, solved):
                     rest.append((dim, number, message))
             elif left != number:
                 raise OperandError(message)
         if len(rest) == len(open_pairs):
             break
         open_pairs = rest
-    return known
+    return solved
 
 
-def _solve_dim(e: Expr, number: int, known: dict[str, int]) -> bool:
-    """Solve ``k * symbol + c == number`` for the symbol, and record it in ``known``; return True on success."""
+def _solve_dim(e: Expr, number: int, solved: dict[str, int]) -> bool:
+    """Solve ``k * symbol + c == number`` for the symbol, and record it in ``solved``; return True on success."""
     if len(e.terms) != 1:
         return False
     (atom, *more), k = e.terms[0]
@@ -137,13 +137,14 @@ def _solve_dim(e: Expr, number: int, known: dict[str, int]) -> bool:
     quotient, rest = divmod(number - e.const, k)
     if rest:
         raise OperandError(f"a dim must be of the form {e}, found {number}")
-    known[atom.name] = quotient
+    solved[atom.name] = quotient
     return True
 
 
 def _bind_body(
     body: Region, arrays: Sequence[np.ndarray], outer: Mapping[str, int], requirements: Sequence[Requirement] = ()
 ) -> tuple[dict[str, int], list[Requirement]]:
+    """Return the values of symbols for a call of ``body``, and the requirements that are not checked yet."""
     if len(arrays) != len(body.params):
         raise OperandError(f"expected {len(body.params)} arguments, found {len(arrays)}")
     for i, (param, a) in enumerate(zip(body.params, arrays)):
@@ -169,8 +170,8 @@ class Activation:
         environment = self.environment
         environment.update(zip(region.params, arrays))
         for op in region.ops:
-            found = self.apply(op)
-            environment.update(zip(op.results, self.hooks.after(self, op, found) if self.hooks.after else found))
+            results = self.apply(op)
+            environment.update(zip(op.results, self.hooks.after(self, op, results) if self.hooks.after else results))
         return [environment[v] for v in region.results]
 
     def apply(self, op: Op) -> Sequence[np.ndarray]:
@@ -188,14 +189,14 @@ class Activation:
         if op.name in COLLECTIVES and self.hooks.collective:
             return self.hooks.collective(op, operands, types)
         calls = tuple(self._region_as_function(r) for r in op.regions)
-        found = OPS[op.name].reference(operands, attrs, calls, types)
-        for value, array in zip(op.results, found):
+        results = OPS[op.name].reference(operands, attrs, calls, types)
+        for value, array in zip(op.results, results):
             if array.dtype != to_numpy(value.type.dtype):
                 raise InternalError(f"the reference of {op.name} gave {array.dtype}, expected {value.type}")
         if op.name == "bind_dim":
             self.dims = {**self.dims, str(op.attrs["dim"]): int(operands[0])}
             self.waiting = _check_requirements(self.waiting, self.dims)
-        return found
+        return results
 
     def _region_as_function(self, region: Region) -> Callable[..., list[np.ndarray]]:
         return lambda *arrays: self.run(region, arrays)
@@ -204,6 +205,7 @@ class Activation:
         return tuple(evaluate(d, self.dims) if isinstance(d, Expr) else d for d in t.shape)
 
     def _concrete_attribute(self, data: Any) -> Any:
+        """Return an attribute value with its dims replaced by numbers."""
         match data:
             case Expr():
                 return evaluate(data, self.dims)

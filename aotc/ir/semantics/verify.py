@@ -24,20 +24,22 @@ def verify(module: Module) -> list[Finding]:
 
 def verify_function(module: Module, function: Function) -> list[Finding]:
     """Return the errors of one function of ``module``."""
-    found = list(_dominance_findings(function))
+    errors = list(_dominance_findings(function))
     bound = {s.name for p in function.body.params for d in p.type.shape for s in symbols(d)}
     bound |= set(function.attrs.get("sizes", ()))
     for op in walk(function.body):
-        found += _check_op(module, op)
+        errors += _check_op(module, op)
         if op.name == "bind_dim":
             bound.add(str(op.attrs["dim"]))
         loose = {s.name for v in op.results for d in v.type.shape for s in symbols(d)} - bound
         if loose and "kind" not in function.attrs:  # a region gets the dims of its caller
-            found.append(Finding(f"{op.name}: dims {sorted(loose)} come from no parameter of @{function.name}", op.loc))
-    return found
+            message = f"{op.name}: dims {sorted(loose)} come from no parameter of @{function.name}"
+            errors.append(Finding(message, op.loc))
+    return errors
 
 
 def _check_op(module: Module, op: Op) -> Iterator[Finding]:
+    """Yield the errors of one op: its attributes, regions, callee and types."""
     spec = OPS.get(op.name)
     if spec is None:
         yield Finding(f"{op.name} is not in the op table", op.loc)
@@ -54,21 +56,24 @@ def _check_op(module: Module, op: Op) -> Iterator[Finding]:
             yield Finding(f"{op.name}: attribute {name} is {op.attrs[name]}, expected numbers", op.loc)
     if op.name in CALLS:
         yield from _check_call(module, op)
-    given = tuple(v.type for v in op.results)
+    stated = tuple(v.type for v in op.results)
     try:
-        wanted = spec.infer(tuple(v.type for v in op.operands), op.attrs, op.regions, given)
+        inferred = spec.infer(tuple(v.type for v in op.operands), op.attrs, op.regions, stated)
     except RuleError as error:
         yield Finding(str(error), op.loc)
         return
+    # A type rule may fail on attributes or operands that it does not expect.
     except (ValueError, IndexError, KeyError, TypeError) as error:
         operands = _type_list_text(tuple(v.type for v in op.operands))
         yield Finding(f"{op.name}: operands {operands} or attributes do not fit: {error}", op.loc)
         return
-    if not _have_same_types(wanted, given):
-        yield Finding(f"{op.name}: gives {_type_list_text(wanted)}, the results say {_type_list_text(given)}", op.loc)
+    if not _have_same_types(inferred, stated):
+        texts = _type_list_text(inferred), _type_list_text(stated)
+        yield Finding(f"{op.name}: gives {texts[0]}, the results say {texts[1]}", op.loc)
 
 
 def _check_call(module: Module, op: Op) -> Iterator[Finding]:
+    """Yield the errors of a call: a missing callee, or arguments and results of types that do not fit."""
     callee = module.functions.get(op.attrs["callee"])
     if callee is None:
         yield Finding(f"{op.name} of @{op.attrs['callee']}, which does not exist", op.loc)

@@ -60,6 +60,6 @@ def _wide_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _array_in_64_bits(array: Any) -> np.ndarray:
-    found = np.asarray(array)
-    kind = next(row.kind for row in DTYPES.values() if to_numpy(row.name) == found.dtype)
-    return found.astype({"f": np.float64, "c": np.complex128}.get(kind, found.dtype))
+    values = np.asarray(array)
+    kind = next(row.kind for row in DTYPES.values() if to_numpy(row.name) == values.dtype)
+    return values.astype({"f": np.float64, "c": np.complex128}.get(kind, values.dtype))

@@ -105,8 +105,8 @@ class Region:
 
     def with_ops(self, ops: Sequence[Op], results: tuple[Value, ...]) -> Region:
         """Return a copy of the region with other ``ops`` and ``results``; the same object if nothing changes."""
-        made = tuple(ops)
-        return self if made == self.ops and results == self.results else Region(self.params, made, results)
+        new_ops = tuple(ops)
+        return self if new_ops == self.ops and results == self.results else Region(self.params, new_ops, results)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,16 +181,17 @@ def use_counts(region: Region) -> dict[Value, int]:
 
 def captured_values(region: Region) -> tuple[Value, ...]:
     """Return the outer values that ``region`` uses, in order of first use; cached."""
-    found = region._captured
-    if found is None:
-        found = tuple(_captured(region))
-        object.__setattr__(region, "_captured", found)
-    return found
+    captured = region._captured
+    if captured is None:
+        captured = tuple(_captured(region))
+        object.__setattr__(region, "_captured", captured)
+    return captured
 
 
 def _captured(region: Region) -> dict[Value, None]:
+    """Return the outer values that ``region`` and its nested regions use, as keys of a dict."""
     defined = set(region.params)
-    found: dict[Value, None] = {}
+    captured: dict[Value, None] = {}
     inner = [region]
     for op in walk(region):
         defined.update(op.results)
@@ -198,10 +199,10 @@ def _captured(region: Region) -> dict[Value, None]:
         for r in op.regions:
             defined.update(r.params)
     for op in walk(region):
-        found.update((v, None) for v in op.operands if v not in defined)
+        captured.update((v, None) for v in op.operands if v not in defined)
     for r in inner:
-        found.update((v, None) for v in r.results if v not in defined)
-    return found
+        captured.update((v, None) for v in r.results if v not in defined)
+    return captured
 
 
 def values_captured_by_op(op: Op) -> list[Value]:

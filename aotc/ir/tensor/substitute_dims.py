@@ -45,6 +45,7 @@ def with_dims(function: Function, dims: Mapping[str, Dim]) -> Function:
         return mapped[v]
 
     def region(r: Region) -> Region:
+        """Return a region with new values for its own, and dims replaced in types and attributes."""
         params = tuple(map(value, r.params))
         ops = []
         for op in r.ops:

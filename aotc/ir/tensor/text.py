@@ -80,6 +80,7 @@ class _ModulePrinter:
         return f"%{self.names[v]}"
 
     def function(self, f: Function) -> Iterator[str]:
+        """Yield the lines of a function."""
         self.names, self.taken = {}, set()
         kind = "public " if f.public else ""
         attrs = f" attributes {self.attributes(f.attrs)}" if f.attrs else ""
@@ -88,6 +89,7 @@ class _ModulePrinter:
         yield "}"
 
     def region(self, region: Region, indent: str, end: str) -> Iterator[str]:
+        """Yield the lines of a region's ops, then of its results after the word ``end``."""
         for op in region.ops:
             yield indent + self.op(op)
             for inner in op.regions:
@@ -102,6 +104,7 @@ class _ModulePrinter:
         return ", ".join(f"{self.name(p)}: {p.type}" for p in region.params)
 
     def op(self, op: Op) -> str:
+        """Return the first line of an op, without its regions."""
         left = ", ".join(map(self.name, op.results))
         operands = ", ".join(map(self.name, op.operands))
         parts = [f"{left} = {op.name}" if left else op.name]
@@ -118,6 +121,7 @@ class _ModulePrinter:
         return "{" + ", ".join(f"{k} = {self.data(v)}" for k, v in attrs.items()) + "}"
 
     def data(self, x: Any) -> str:
+        """Return the text of an attribute value, which the parser reads back as an equal value."""
         match x:
             case np.ndarray():
                 return self.array_text(x)
@@ -242,6 +246,7 @@ class _ModuleReader:
         return None
 
     def _split_loc(self, body: str) -> tuple[str, Loc]:
+        """Split a line into its text and the location in the comment at its end."""
         text, mark, trace = body.rpartition("  // ")
         if not mark or '"' in trace:
             return body, Loc(self.path, self.line, 1)
@@ -250,6 +255,7 @@ class _ModuleReader:
         return text, Loc(self.path, self.line, 1, name if at else trace, source, library)
 
     def _open_function(self, text: str, loc: Loc) -> None:
+        """Parse the first line of a function, and open its body."""
         match = _FUNCTION.match(text)
         if not match:
             raise ValueError("expected func [public] @name(params) [attributes {...}] {")
@@ -277,12 +283,13 @@ class _ModuleReader:
         return Function(name, region, public, attrs, loc)
 
     def _parse_op(self, text: str, loc: Loc) -> None:
+        """Parse an op. An op that opens a region is pending until its regions are closed."""
         head = _HEAD.match(text)
-        found = _ATTRIBUTES.match(text, head.end()) if head else None
-        tail = _TAIL.fullmatch(text, (found or head).end()) if head else None
+        attributes = _ATTRIBUTES.match(text, head.end()) if head else None
+        tail = _TAIL.fullmatch(text, (attributes or head).end()) if head else None
         if not head or not tail:
             raise ValueError("expected %results = op %operands {attributes} : types")
-        (left, name, operands), attrs, (types, opens) = head.groups(), found and found[1], tail.groups()
+        (left, name, operands), attrs, (types, opens) = head.groups(), attributes and attributes[1], tail.groups()
         values = self._parse_names(operands)
         kinds = [self._parse_type(*m) for m in _TYPE.findall(types or "")]
         labels = [x.strip().lstrip("%") for x in left.split(",")] if left else []
@@ -347,6 +354,7 @@ class _ModuleReader:
         raise ValueError(f"unexpected {ast.unparse(node)}")
 
     def _parse_array(self, dtype: str, shape: tuple[int, ...], body: Sequence[Any] | str) -> np.ndarray:
+        """Return a constant from its elements, from the digits of its bytes, or by its digest."""
         kind = to_numpy(dtype)
         if isinstance(body, str) and body.startswith("sha256:"):
             return self.constants[body]

@@ -135,8 +135,8 @@ class LoopAttention:
         loops = {name for name, _ in (self.batch, self.row, self.term, self.depth, self.col)}
         places = ((self.queries, self.row, self.depth), (self.keys, self.term, self.depth))
         every = (*places, (self.values, self.term, self.col))
-        found = [matrix_view_of_load(x, line[0], inner[0], set(), loops) for x, line, inner in every]
-        return found[0], found[1], found[2]
+        layouts = [matrix_view_of_load(x, line[0], inner[0], set(), loops) for x, line, inner in every]
+        return layouts[0], layouts[1], layouts[2]
 
     @property
     def place(self) -> Dim | None:
@@ -217,9 +217,9 @@ def read_attention(kernel: Kernel) -> LoopAttention:
 
 def _operand_loads_and_dtype(*operands: Scalar) -> tuple[list[Load], str]:
     """Return the loads of the operands, and their dtype for tensor cores."""
-    found = [unwidened_operand(x, ()) for x in operands]
-    loads = [x[0] for x in found if x is not None and isinstance(x[0], Load)]
-    kinds = {x[1] for x in found if x is not None}
+    narrow = [unwidened_operand(x, ()) for x in operands]
+    loads = [x[0] for x in narrow if x is not None and isinstance(x[0], Load)]
+    kinds = {x[1] for x in narrow if x is not None}
     if len(loads) != len(operands) or len(kinds) != 1:
         raise ValueError(f"{', '.join(map(str, operands))} are no operands of tensor cores")
     return loads, kinds.pop()
@@ -230,8 +230,8 @@ def attention_shared_bytes_of_kernel(kernel: Kernel) -> int:
     tiling = kernel.tiling
     if tiling is None or not tiling.is_attention:
         return 0 if tiling is None else tiling.shared
-    found = read_attention(kernel)
-    depth, width = found.depth[1], found.col[1]
+    attention = read_attention(kernel)
+    depth, width = attention.depth[1], attention.col[1]
     assert isinstance(depth, int)
     assert isinstance(width, int)
-    return attention_shared(tiling, depth, width, ELEMENT_BYTES[found.operands])
+    return attention_shared(tiling, depth, width, ELEMENT_BYTES[attention.operands])

@@ -67,6 +67,7 @@ class Butterfly:
         return [self.add(a, c), self.add(b, d), self.sub(a, c), self.sub(b, d)]
 
     def _transform_eight(self, x: list[Pair]) -> list[Pair]:
+        """Return the transform of 8 elements from two transforms of 4: the even and the odd elements."""
         even, odd = self._transform_four(x[0::2]), self._transform_four(x[1::2])
         root = math.sqrt(0.5)
         one = self.scale(self.add(odd[1], self.rotate(odd[1])), root)
@@ -86,7 +87,7 @@ class Butterfly:
         first = x[0]
         for j in half:
             first = self.add(first, sums[j])
-        found = {0: first}
+        results = {0: first}
         for k in half:
             even, odd = x[0], None
             for j in half:
@@ -95,5 +96,5 @@ class Butterfly:
                 part = self.scale(gaps[j], math.sin(angle))
                 odd = part if odd is None else self.add(odd, part)
             assert odd is not None
-            found[k], found[n - k] = self.add(even, odd), self.sub(even, odd)
-        return [found[k] for k in range(n)]
+            results[k], results[n - k] = self.add(even, odd), self.sub(even, odd)
+        return [results[k] for k in range(n)]

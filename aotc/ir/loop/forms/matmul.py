@@ -86,7 +86,7 @@ class View:
         if not isinstance(self.start, Expr):
             return self.start, ()
         offset: Dim = self.start.const
-        found: list[tuple[Dim, Dim, Dim]] = []
+        coordinates: list[tuple[Dim, Dim, Dim]] = []
         for monomial, coefficient in self.start.terms:
             moving = [a for a in monomial if any(s.name == batch for s in symbols(expr_of_atom(a)))]
             rest = product(expr_of_atom(a) for a in monomial if a not in moving) * coefficient
@@ -97,10 +97,10 @@ class View:
                 last = upper_bound_in_loops(value, {batch: extent})
                 if last is None or not _is_forward_stride(rest):
                     return None
-                found.append((value, rest, last + 1))
+                coordinates.append((value, rest, last + 1))
             else:
                 return None
-        return (offset, tuple(found)) if len(found) <= MOST_COORDINATES else None
+        return (offset, tuple(coordinates)) if len(coordinates) <= MOST_COORDINATES else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +171,13 @@ class LoopProduct:
             if isinstance(let.value, Index):
                 flat = substitute(flat, {let.var.name: let.value.expr})
         bound = {s.var.name for s in self.lets if isinstance(s, Let)}
-        asked = loads_and_indices([inside]) if inside is not None else []
-        if bound & {s.name for s in symbols(flat)} or not all(isinstance(x, Index | Const) for x in asked):
+        conditions = loads_and_indices([inside]) if inside is not None else []
+        if bound & {s.name for s in symbols(flat)} or not all(isinstance(x, Index | Const) for x in conditions):
             return None
         count = 16 // size_of(load.buffer.dtype)
         if not is_contiguous_in_pieces(flat, k, extent, count):
             return None
-        whole = all(_is_one_in_pieces(x.expr, k, extent, count) for x in asked if isinstance(x, Index))
+        whole = all(_is_one_in_pieces(x.expr, k, extent, count) for x in conditions if isinstance(x, Index))
         return Gathered(load.buffer, flat, inside) if whole else None
 
 
@@ -260,6 +260,7 @@ def unwidened_operand(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, st
     bound = {s.var.name: s.value for s in lets if isinstance(s, Let)}
 
     def named(x: Scalar) -> Scalar:
+        """Return ``x`` with a name, or the first arm of a select, replaced by the scalar that defines it."""
         match x:
             case Var(name=name) if name in bound:
                 return named(bound[name])
