@@ -201,6 +201,7 @@ def _variant_entry(
         segments.append((f"{v.target.name}/{name}", data))
         return len(segments) - 1
 
+    # Programs that prepare weights, or are called with prepared ones, have entries under ``prepared``.
     halves = {f.name for f in v.halves}
     entry: dict[str, Any] = {
         "target": v.target.name,
@@ -265,8 +266,8 @@ def _add_code(
         built = ahead.finish(v, target, rows, entry)
         entry["library"] = add("kernels.so", built.data)
         entry["executor"] = add("executor.so", build_executor(target, options))
-    given = [{"sizes": v.sizes[k.name]} if k.name in v.sizes else {} for k in kernels]
-    entry["kernels"] = [{**k.entry(), **sizes} for k, sizes in zip(built.kernels, given, strict=True)]
+    sizes_of_kernels = [{"sizes": v.sizes[k.name]} if k.name in v.sizes else {} for k in kernels]
+    entry["kernels"] = [{**k.entry(), **sizes} for k, sizes in zip(built.kernels, sizes_of_kernels, strict=True)]
 
 
 def _gpu_images(
@@ -314,10 +315,10 @@ def _mixed_variant_entries(
             "device": space.device,
             "part": targets.index(space.target),
             "arena": arena,
-            "constants": held.size,
-            "pieces": [*map(list, held.rows)],
+            "constants": constants.size,
+            "pieces": [*map(list, constants.rows)],
         }
-        for space, held, arena in zip(v.spaces, v.pieces, v.arenas, strict=True)
+        for space, constants, arena in zip(v.spaces, v.pieces, v.arenas, strict=True)
     ]
     return {"kernels": kernels, "parts": parts, "spaces": spaces}
 
@@ -340,9 +341,9 @@ def native_calls(v: Variant) -> list[NativeCall]:
     rows = zip(v.kernels, v.targets, strict=True)
     called = {name for k, target in rows if target.kind == "cpu" for name in imported_functions(k)}
     return [
-        NativeCall(c.name, c.symbol, c.operands + c.results, c.attributes, c.loc, known.function)
+        NativeCall(c.name, c.symbol, c.operands + c.results, c.attributes, c.loc, user.function)
         for c in v.custom.values()
-        if c.symbol in called and (known := registered_call(c.name)) is not None and known.native and known.function
+        if c.symbol in called and (user := registered_call(c.name)) is not None and user.native and user.function
     ]
 
 
@@ -383,7 +384,7 @@ def _command_location_numbers(v: Variant) -> dict[str, Any]:
     buffers = []
     for buffer in v.command_buffers:
         row = []
-        for kernel, loc in (known or (-1, UNKNOWN) for known in buffer.locs):
+        for kernel, loc in (command or (-1, UNKNOWN) for command in buffer.locs):
             text = location_name(loc)
             own = kernel < 0 or v.locs.get(v.kernels[kernel].name) == text
             row.append(-1 if own else numbers.setdefault(text, len(numbers)))

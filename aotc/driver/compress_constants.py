@@ -134,8 +134,8 @@ def _compressed_array(array: np.ndarray) -> _CompressedArray | None:
     words = elements.view(f"<u{word}")
     best, ratio = -1, TRIED_RATIO / BETTER
     for distance in _candidate_distances(array.shape, array.itemsize // word):
-        if (found := _trial_compression_ratio(words, distance)) < BETTER * ratio:
-            best, ratio = distance, found
+        if (trial := _trial_compression_ratio(words, distance)) < BETTER * ratio:
+            best, ratio = distance, trial
     if best < 0:
         return None
     data = _difference_stream(elements, word, best)
@@ -157,10 +157,10 @@ def _trial_compression_ratio(words: np.ndarray, distance: int) -> float:
         if not len(sample):
             return 1.0
         sample = sample - words[begin - distance : begin - distance + len(sample)] if distance else sample
-        found = len(zlib.compress(sample.tobytes(), 1)) / sample.nbytes
-        if found > FIRST_RATIO:
-            return found
-        ratio += found / 2 if size == SAMPLE_BYTES else 0
+        sample_ratio = len(zlib.compress(sample.tobytes(), 1)) / sample.nbytes
+        if sample_ratio > FIRST_RATIO:
+            return sample_ratio
+        ratio += sample_ratio / 2 if size == SAMPLE_BYTES else 0
     return ratio
 
 
@@ -171,12 +171,12 @@ STEP_BYTES = 1 << 18
 def _difference_stream(elements: np.ndarray, word: int, distance: int) -> bytes | None:
     """Compress the differences of an array at ``distance``; return None if they are not small enough."""
     data = word_differences(elements, word, distance)
-    packer, found, size = zlib.compressobj(6), list[bytes](), 0
+    packer, chunks, size = zlib.compressobj(6), list[bytes](), 0
     for begin in range(0, len(data), STEP_BYTES):
-        found.append(packer.compress(data[begin : begin + STEP_BYTES]))
-        size += len(found[-1])
+        chunks.append(packer.compress(data[begin : begin + STEP_BYTES]))
+        size += len(chunks[-1])
         if WORTH_RATIO * size > min(len(data), begin + 4 * STEP_BYTES):
             return None
-    found.append(packer.flush())
-    whole = b"".join(found)
+    chunks.append(packer.flush())
+    whole = b"".join(chunks)
     return whole if WORTH_RATIO * len(whole) <= len(data) else None

@@ -29,7 +29,7 @@ def declare_bindings(module: Module, options: Options) -> Module:
     )
     pairs = parse_state_pairs(options.state)
     used: set[str] = set()
-    found = {}
+    with_state = {}
     for f in module.functions.values():
         if f.public and pairs:
             donated, own = _state_result_numbers(f, pairs)
@@ -39,14 +39,14 @@ def declare_bindings(module: Module, options: Options) -> Module:
                     "donated": sorted({*f.attrs.get("donated", ()), *donated}),
                     "donated_into": {**f.attrs.get("donated_into", {}), **{str(a): r for a, r in donated.items()}},
                 }
-                found[f.name] = replace(f, attrs={**f.attrs, **attrs, "state": own})
+                with_state[f.name] = replace(f, attrs={**f.attrs, **attrs, "state": own})
     if pairs:
-        _check_state_pairs_used(module, pairs, used, found)
-    return module.with_functions(found)
+        _check_state_pairs_used(module, pairs, used, with_state)
+    return module.with_functions(with_state)
 
 
 def _check_state_pairs_used(
-    module: Module, pairs: dict[str, str], used: set[str], found: Mapping[str, Function]
+    module: Module, pairs: dict[str, str], used: set[str], with_state: Mapping[str, Function]
 ) -> None:
     """Reject a state pair (result, argument) that no function has."""
     public = [f for f in module.functions.values() if f.public]
@@ -56,7 +56,7 @@ def _check_state_pairs_used(
         what = f"state: no result and argument of {unused[0]!r}"
         raise CompileError.at(public[0].loc, what, hint=f"results: {', '.join(names)}"[:400])
     arguments = [n for f in public for n in f.attrs["arg_names"]]
-    for f in found.values():
+    for f in with_state.values():
         for out, argument in f.attrs["state"].items():
             paths = [path_below_result(n, out, argument, arguments) for n in f.attrs["result_names"]]
             leaves = [argument + path for path in paths if path is not None]
@@ -79,9 +79,9 @@ def _state_result_numbers(f: Function, pairs: dict[str, str]) -> tuple[dict[int,
             fed = argument + path
             if fed in names:
                 place = names.index(fed)
-                given = f.body.params[place].type
-                if given != value.type:
-                    message = f"state: result {name} is {value.type}, but argument {fed} is {given}"
+                argument_type = f.body.params[place].type
+                if argument_type != value.type:
+                    message = f"state: result {name} is {value.type}, but argument {fed} is {argument_type}"
                     raise CompileError.at(f.loc, message, hint="a state keeps its type from call to call")
                 donated[place] = number
     return donated, own

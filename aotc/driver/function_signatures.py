@@ -102,15 +102,15 @@ def rename_size_symbols(entries: Sequence[Mapping[str, Any]], functions: Mapping
             every = [*functions[name]["arguments"], *row["prepare"]["results"]]
             pairs = [*zip(row["call"]["arguments"], (every[n] for n in row["takes"]), strict=True)]
             pairs += zip(row["call"]["results"], functions[name]["results"], strict=True)
-            for value, known in pairs:
-                value["dims"] = known["dims"]
+            for value, public in pairs:
+                value["dims"] = public["dims"]
 
 
 def _prepared_program_entry(f: Function, v: Variant) -> dict[str, Any]:
     """Return the entry of a ``prepare`` or ``call`` program, whose arguments are the shards of this rank."""
     local = replace(f, attrs={key: value for key, value in f.attrs.items() if key != "ranks"})
-    said = signature_entry(local, taken=v.taken.get(f.name, ()))
-    own = {key: said[key] for key in ("arguments", "results")}
+    signature = signature_entry(local, taken=v.taken.get(f.name, ()))
+    own = {key: signature[key] for key in ("arguments", "results")}
     return {"name": f.name, **own, **program_entry(v.programs[f.name])}
 
 

@@ -65,11 +65,11 @@ def uncompiled_call_error(call: CustomCall, reason: str) -> CompileError:
 
 def _users_function_source(kernel: Kernel, call: CustomCall, target: Target) -> str:
     """Return the source of a kernel that calls the function registered for a custom call."""
-    known = registered_call(call.name)
-    if known is None or known.gpu is None:
+    registered = registered_call(call.name)
+    if registered is None or registered.gpu is None:
         raise uncompiled_call_error(call, "it is not registered any more")
     try:
-        return users_module(kernel, known.gpu.function, call.attributes, target)
+        return users_module(kernel, registered.gpu.function, call.attributes, target)
     except NativeFunctionRefused as error:
         raise uncompiled_call_error(call, str(error)) from None
 
@@ -104,12 +104,12 @@ def _difference_on_gpu(kernel: Kernel, source: str, target: Target, options: Opt
     image = compile_kernel(kernel, target, source, kernel.name)
     for seed in range(TRIALS):
         arguments = random_arguments(kernel, seed)
-        expected, found = arguments.copied(), arguments.copied()
+        expected, actual = arguments.copied(), arguments.copied()
         try:
             kernels.run_own(kernel, expected)
-            kernels.run(image.data, kernel.name, kernel, found)
+            kernels.run(image.data, kernel.name, kernel, actual)
         except CallError as error:
             return f"it fails on the GPU: {error}"
-        if said := output_difference(kernel, expected, found):
-            return f"on random arguments on the GPU, {said}"
+        if difference := output_difference(kernel, expected, actual):
+            return f"on random arguments on the GPU, {difference}"
     return ""

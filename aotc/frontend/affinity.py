@@ -64,11 +64,11 @@ def stated_affinity(attributes: Mapping[str, Any], loc: Loc) -> str:
     """Return the device that an affinity attribute names; an empty string if there is no such attribute."""
     for name in _AFFINITIES:
         if name in attributes:
-            found = device_of_attribute(attributes[name])
-            if not found:
+            device = device_of_attribute(attributes[name])
+            if not device:
                 message = f"{name} is {attributes[name]}, which names no device"
                 raise CompileError.at(loc, message, hint=f'write {name} = "d1"')
-            return found
+            return device
     return ""
 
 
@@ -76,8 +76,8 @@ def device_of_attribute(attribute: Any) -> str:
     """Return the device that an attribute (string, symbol or IREE's promise) names, or an empty string."""
     if isinstance(attribute, ir.StringAttr | ir.FlatSymbolRefAttr):
         return attribute.value
-    found = _OF_IREE.fullmatch(str(attribute))
-    return found[1] or found[2] if found else ""
+    promise = _OF_IREE.fullmatch(str(attribute))
+    return promise[1] or promise[2] if promise else ""
 
 
 def check_signatures(functions: Mapping[str, Any], options: Options, path: str) -> None:
@@ -160,19 +160,19 @@ def check_declared(state: ImportState, device: str, attribute: str, ops: bool) -
 
 def _declared_affinities(function: Any, ops: bool) -> list[str]:
     """Return the device names in the affinities of a function's signature; with ``ops`` also those of its ops."""
-    found: list[str] = []
+    names: list[str] = []
 
     def visit(op: Any) -> ir.WalkResult:
         signature = (op.attributes[name] for name in ("arg_attrs", "res_attrs") if name in op.attributes)
         for attributes in (op.attributes, *(row for rows in signature for row in rows)):
-            found.extend(device_of_attribute(attributes[name]) for name in _AFFINITIES if name in attributes)
+            names.extend(device_of_attribute(attributes[name]) for name in _AFFINITIES if name in attributes)
         return ir.WalkResult.ADVANCE
 
     if ops:
         function.walk(visit)
     else:
         visit(function)
-    return [name for name in found if name]
+    return [name for name in names if name]
 
 
 def on_affinity_device(state: ImportState, op: Any) -> AbstractContextManager[None]:
@@ -215,16 +215,16 @@ def _imported_on_device(state: ImportState, op: Any, device: str) -> Iterator[No
 
 def _operands_and_outer_values(op: Any) -> dict[Any, None]:
     """Return the operands of ``op`` and the values from outside that its regions use, as keys of a dict."""
-    read, made = dict.fromkeys(op.operands), set()
+    read, inside = dict.fromkeys(op.operands), set()
     blocks = [block for region in op.regions for block in region.blocks]
     while blocks:
         block = blocks.pop()
-        made.update(block.arguments)
+        inside.update(block.arguments)
         for inner in (view.operation for view in block.operations):
             read.update(dict.fromkeys(inner.operands))
-            made.update(inner.results)
+            inside.update(inner.results)
             blocks += [b for region in inner.regions for b in region.blocks]
-    return {v: None for v in read if v not in made}
+    return {v: None for v in read if v not in inside}
 
 
 def transferred_to_devices(state: ImportState, leaves: Collection[Any], devices: Collection[str]) -> tuple[Any, ...]:
@@ -256,8 +256,8 @@ def _device_of_memory_kind(kind: Any, devices: Collection[str]) -> str:
 
 
 def _device_of_sharding(sharding: Any, devices: Collection[str]) -> str:
-    found = _ONE_DEVICE.fullmatch(_string_of_attribute(sharding)) if sharding is not None else None
-    name = f"d{found[1]}" if found else ""
+    number = _ONE_DEVICE.fullmatch(_string_of_attribute(sharding)) if sharding is not None else None
+    name = f"d{number[1]}" if number else ""
     return name if name in devices else ""
 
 

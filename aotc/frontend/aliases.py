@@ -50,13 +50,13 @@ def check_aliases(bare: bytes, path: str, most_nested: int) -> None:
     text = bare.replace(b"!", b"#!").replace(b"(#", b"(\0")
     parts = _DEFINITION.split(text)
     most = MOST_EXPANDED + EXPANDED_RATIO * len(text)
-    known: dict[bytes, tuple[int, int]] = {}
+    sizes: dict[bytes, tuple[int, int]] = {}
     measured: dict[bytes, tuple[int, int]] = {}  # by definition: without strings, locations repeat
     long: dict[bytes, int] = {}
     for number, (name, body) in enumerate(zip(parts[1::2], parts[2::2])):
         pair = measured.get(body)
         if pair is None:
-            pair = measured[body] = _measure_alias_definition(body, known)
+            pair = measured[body] = _measure_alias_definition(body, sizes)
             if pair[0] > most_nested:
                 what = f"is nested {pair[0]:,} deep by way of other aliases, expected at most {most_nested:,}"
                 raise _alias_error(text, number, path, what)
@@ -65,9 +65,9 @@ def check_aliases(bare: bytes, path: str, most_nested: int) -> None:
                 raise _alias_error(text, number, path, what)
             if pair[1] > LONG_ALIAS and not _is_location(body):
                 long[name] = max(pair[1], long.get(name, 0))
-        if name in known:  # names with the same start
-            pair = max(pair[0], known[name][0]), max(pair[1], known[name][1])
-        known[name] = pair
+        if name in sizes:  # names with the same start
+            pair = max(pair[0], sizes[name][0]), max(pair[1], sizes[name][1])
+        sizes[name] = pair
     if long:
         _check_alias_uses(text, path, long, parts[1::2])
 
@@ -82,7 +82,7 @@ def _check_alias_uses(text: bytes, path: str, long: dict[bytes, int], names: Seq
         raise _alias_error(text, names.index(largest), path, what)
 
 
-def _measure_alias_definition(body: bytes, known: dict[bytes, tuple[int, int]]) -> tuple[int, int]:
+def _measure_alias_definition(body: bytes, sizes: dict[bytes, tuple[int, int]]) -> tuple[int, int]:
     """Return bracket depth and number of characters of an alias definition after expansion of inner aliases."""
     body = body.partition(b"%")[0]  # a value: ops follow the definition
     depth = most = 0
@@ -91,7 +91,7 @@ def _measure_alias_definition(body: bytes, known: dict[bytes, tuple[int, int]]) 
         most = max(most, depth)
     if _is_location(body):
         most -= 1
-    inner = [known[name] for name in _REFERENCE.findall(body) if name in known]
+    inner = [sizes[name] for name in _REFERENCE.findall(body) if name in sizes]
     return most + max((d for d, _ in inner), default=0), len(body) + sum(s for _, s in inner)
 
 

@@ -29,8 +29,8 @@ def checkify_checks(tree: Any, types: Sequence[Any] | None) -> list[dict[str, An
 def checks_of_results(tree: Any, types: Sequence[Any] | None) -> list[dict[str, Any]]:
     """Return the checks of all checkify errors among the results of a function."""
     whole = jax.tree.unflatten(tree, range(tree.num_leaves))
-    found = jax.tree.leaves(whole, is_leaf=lambda node: isinstance(node, Error))
-    return [check for error in found if isinstance(error, Error) for check in _checks_of_error(error, types)]
+    errors = jax.tree.leaves(whole, is_leaf=lambda node: isinstance(node, Error))
+    return [check for error in errors if isinstance(error, Error) for check in _checks_of_error(error, types)]
 
 
 def _checks_of_error(error: Error, types: Sequence[Any] | None) -> list[dict[str, Any]]:
@@ -80,8 +80,8 @@ class _MessageValues:
 
     def field(self, value: _Value, spec: str) -> str:
         """Record the array ``value`` with its format ``spec``; return the marker for it in the text."""
-        known = value.dtype and all(isinstance(n, int) for n in value.shape)
-        if known and value.size <= MESSAGE_ELEMENTS:
+        has_static_shape = value.dtype and all(isinstance(n, int) for n in value.shape)
+        if has_static_shape and value.size <= MESSAGE_ELEMENTS:
             self.fields.append(message_field(self.count, value.dtype, value.shape, spec))
             self.places.append((value.number, value.start, value.size))
             self.count += value.size * (2 if kind_of(value.dtype) == "c" else 1)

@@ -34,14 +34,14 @@ def entry_attrs(
     outputs = [leaf_types(t) for t in function.type.results]
     arguments = _attributes_per_leaf(attribute_dictionaries(function, "arg_attrs", len(inputs)), inputs)
     results = _attributes_per_leaf(attribute_dictionaries(function, "res_attrs", len(outputs)), outputs)
-    kept = metadata.get("kept", list(range(len(arguments))))
+    leaf_numbers = metadata.get("kept", list(range(len(arguments))))
     places = metadata.get("arg_names")
     parameters: list[str] = []
-    if places and len(kept) == len(arguments):
-        given = zip(argument_locations(function, block), inputs, strict=True)
-        locations = [location for location, leaves in given for _ in leaves]  # a token has none
-        names, parameters = _argument_and_parameter_names(locations, places, kept, metadata.get("in_tree"))
-        places = [places[k] for k in kept]
+    if places and len(leaf_numbers) == len(arguments):
+        pairs = zip(argument_locations(function, block), inputs, strict=True)
+        locations = [location for location, leaves in pairs for _ in leaves]  # a token has none
+        names, parameters = _argument_and_parameter_names(locations, places, leaf_numbers, metadata.get("in_tree"))
+        places = [places[k] for k in leaf_numbers]
     else:
         names = places = _argument_names(block)
         single = len(set(names)) == len(names) == sum(not is_token(t) for t in function.type.inputs)
@@ -64,7 +64,7 @@ def entry_attrs(
             str(i): discardable_integer(a, _RESULT, 0, loc) for i, a in enumerate(arguments) if _RESULT in a
         },
         "donated": [i for i, a in enumerate(arguments) if _RESULT in a or "jax.buffer_donor" in a],
-        "kept": kept,
+        "kept": leaf_numbers,
         "affinity": argument_affinities(function, devices, loc),
     }
 
@@ -76,19 +76,19 @@ def ranks_attr(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _argument_and_parameter_names(
-    locations: Sequence[Any], places: Sequence[str], kept: Sequence[int], in_tree: Mapping[str, Any] | None
+    locations: Sequence[Any], places: Sequence[str], leaf_numbers: Sequence[int], in_tree: Mapping[str, Any] | None
 ) -> tuple[list[str], list[str]]:
     """Return the names of all array arguments, and of the positional Python parameters.
 
-    ``locations`` are MLIR's for the arguments. ``places`` has the place of each leaf of the call, and ``kept`` the
-    numbers of the leaves that are arguments. The place replaces an unknown name.
+    ``locations`` are MLIR's for the arguments. ``places`` has the place of each leaf of the call, and ``leaf_numbers``
+    the numbers of the leaves that are arguments. The place replaces an unknown name.
     """
-    names = [_leaf_name_in_location(location, places[k]) for location, k in zip(locations, kept, strict=True)]
+    names = [_leaf_name_in_location(location, places[k]) for location, k in zip(locations, leaf_numbers, strict=True)]
     if len(set(names)) < len(names):
-        names = [places[k] for k in kept]
+        names = [places[k] for k in leaf_numbers]
     children = in_tree["children"][0]["children"] if in_tree else ()
     parameters = [""] * len(children)
-    for name, k in zip(names, kept):
+    for name, k in zip(names, leaf_numbers):
         head = _HEAD.match(places[k])
         if head and head[1] and name != places[k]:
             parameters[int(head[1])] = name[: len(name) - len(places[k]) + head.end()]
@@ -112,15 +112,15 @@ def argument_locations(function: Any, block: Any) -> list[Any]:
 
     A wrapper that only calls the exported function has none; then the locations of the exported function count.
     """
-    found = [argument.location for argument in block.arguments]
+    locations = [argument.location for argument in block.arguments]
     callees = [op.attributes["callee"].value for op in block.operations if op.operation.name == "func.call"]
     wrapped = [callee for callee in callees if callee.endswith(_WRAPPED)]
-    if not wrapped or any(isinstance(location, ir.NameLoc) for location in found):
-        return found
+    if not wrapped or any(isinstance(location, ir.NameLoc) for location in locations):
+        return locations
     every = function.operation.parent.regions[0].blocks[0].operations
     own = next(op for op in every if op.operation.attributes["sym_name"].value == wrapped[0])
     inner = [argument.location for argument in own.regions[0].blocks[0].arguments]
-    return inner[len(inner) - len(found) :] if len(inner) >= len(found) else found
+    return inner[len(inner) - len(locations) :] if len(inner) >= len(locations) else locations
 
 
 def argument_affinities(function: Any, devices: Collection[str], loc: Loc) -> dict[str, list[str]]:
@@ -130,12 +130,12 @@ def argument_affinities(function: Any, devices: Collection[str], loc: Loc) -> di
     """
     own = stated_affinity(function.attributes, loc)
     sides = {"arguments": ("arg_attrs", function.type.inputs), "results": ("res_attrs", function.type.results)}
-    found = {}
+    affinities = {}
     for side, (name, types) in sides.items():
         leaves = [leaf_types(t) for t in types]
         per_leaf = _attributes_per_leaf(attribute_dictionaries(function, name, len(leaves)), leaves)
-        found[side] = [affinity_of(attributes, devices, loc) or own for attributes in per_leaf]
-    return found
+        affinities[side] = [affinity_of(attributes, devices, loc) or own for attributes in per_leaf]
+    return affinities
 
 
 def _attributes_per_leaf(
@@ -162,6 +162,7 @@ def _pytree_node(kind: str, children: Sequence[Any] = ()) -> dict[str, Any]:
 
 
 def _argument_names(block: Any) -> list[str]:
+    """Return a name for each leaf of the arguments, from their locations where these have one."""
     names: list[str] = []
     for i, argument in enumerate(block.arguments):
         location, count = argument.location, len(leaf_types(argument.type))

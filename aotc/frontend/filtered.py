@@ -29,9 +29,9 @@ class FixedLeaf:
         return (), self
 
     @classmethod
-    def tree_unflatten(cls, held: FixedLeaf, _: Any) -> FixedLeaf:
+    def tree_unflatten(cls, leaf: FixedLeaf, _: Any) -> FixedLeaf:
         """Return the node that :meth:`tree_flatten` stored as auxiliary data."""
-        return held
+        return leaf
 
 
 def is_filtered(function: Any) -> bool:

@@ -94,9 +94,9 @@ def _record_of_function(kind: str, callback: Any, ordered: bool = False) -> Reco
         if isinstance(function, functools.partial):
             function = function.func
         elif getattr(function, "__module__", "").startswith("jax._src.") and "callback" in (
-            held := _closure_values(function)
+            closure := _closure_values(function)
         ):
-            function = held["callback"]
+            function = closure["callback"]
         else:
             break
     name = getattr(function, "__name__", type(function).__name__)
@@ -113,8 +113,9 @@ def _record_of_function(kind: str, callback: Any, ordered: bool = False) -> Reco
 
 def _record_of_wrapped(wrapped: Any) -> Record:
     """Return the record of a callback from the closure variables of JAX's wrapper."""
-    ordered = "callback_without_token" in (held := _closure_values(wrapped))
-    function = _closure_values(held["callback_without_token"])["callback"] if ordered else held.get("callback", wrapped)
+    ordered = "callback_without_token" in (cells := _closure_values(wrapped))
+    outer = _closure_values(cells["callback_without_token"]) if ordered else cells
+    function = outer["callback"] if ordered else outer.get("callback", wrapped)
     if isinstance(function, functools.partial) and function.func is checkify.python_err:
         return {"kind": "check", "checks": checkify_checks(function.args[0], None)}
     maker = getattr(function, "__qualname__", "").partition(".")[0]

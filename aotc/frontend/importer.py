@@ -114,25 +114,25 @@ def import_module(
         public = [n for n in public if n not in computations]
     if not public:
         raise CompileError.at(Loc(path), "the module has no public function")
-    known, chosen = metadata or {}, options or Options()
+    info, chosen = metadata or {}, options or Options()
     check_signatures(functions, chosen, path)
 
     def session_of() -> ImportSession:
-        calls, drop = known.get("callbacks", ()), chosen.callbacks == DROP
+        calls, drop = info.get("callbacks", ()), chosen.callbacks == DROP
         return ImportSession(
             functions, import_block, clone, path, journal=journal, callbacks=calls, drop_callbacks=drop,
             devices=chosen.devices, default_device=chosen.default_device, places={} if journal is None else None,
-            ranks=_number_of_ranks(known, path),
+            ranks=_number_of_ranks(info, path),
         )  # fmt: skip
 
     first_session = session_of()
     dims = [_argument_dims(first_session, functions[name]) for name in public]
-    session = _import_public_functions(session_of(), public, dims, known)
+    session = _import_public_functions(session_of(), public, dims, info)
     if session.dynamic and any(not is_static(shape) for shapes in dims for shape in shapes):
         first = [session.functions[name].attrs for name in public]
         solved = [solve_entry_dims(a.get("requirements", ()), s) for a, s in zip(first, dims)]
         named = _rename_dim_symbols(dims, solved, session, functions)
-        session = _import_public_functions(session_of(), public, named, known)
+        session = _import_public_functions(session_of(), public, named, info)
         for name, shapes, after, attrs in zip(public, dims, named, first):
             session.functions[name] = _with_requirements_of_first_import(session.functions[name], attrs, shapes, after)
     else:
@@ -148,8 +148,8 @@ def _number_of_ranks(metadata: Mapping[str, Any], path: str) -> int:
     """Return the size of the mesh that the program is partitioned for; 0 without one."""
     meshes = [m["ranks"]["mesh"] for m in metadata.get("entries", {"": metadata}).values() if m.get("ranks")]
     if any(mesh != meshes[0] for mesh in meshes):
-        found = " and ".join(str(mesh_of(mesh)) for mesh in meshes)
-        raise CompileError.at(Loc(path), f"the functions are for different meshes: {found}", hint="one mesh for all")
+        names = " and ".join(str(mesh_of(mesh)) for mesh in meshes)
+        raise CompileError.at(Loc(path), f"the functions are for different meshes: {names}", hint="one mesh for all")
     return mesh_of(meshes[0]).size if meshes else 0
 
 
@@ -165,10 +165,10 @@ def _with_requirements_of_first_import(
     """
     places = {s.name: (n, k) for n, shape in enumerate(unknowns) for k, d in enumerate(shape) for s in symbols(d)}
     sizes = {name: sym(f"size_{n}_{k}") for name, (n, k) in places.items()}
-    found = {name: named[n][k] for name, (n, k) in places.items()}
+    dims = {name: named[n][k] for name, (n, k) in places.items()}
     early: list[Requirement] = []
     for number, (relation, left, right, message, values) in enumerate(first.get("requirements", ())):
-        solved = relation == "eq" and decide_relation("eq", substitute(left, found), substitute(right, found))
+        solved = relation == "eq" and decide_relation("eq", substitute(left, dims), substitute(right, dims))
         if not unknowns or number < first.get("assertions", 0) or solved:
             sides = [substitute(e, sizes) for e in (left, right, *values)]
             early.append((relation, sides[0], sides[1], message, tuple(sides[2:])))
@@ -193,8 +193,8 @@ def _rename_dim_symbols(
     attributes = [a for f in functions.values() for a in attribute_dictionaries(f, "arg_attrs", 0)]
     own = symbols_of_labels({a[LABEL].value for a in attributes if LABEL in a})
     labels: dict[str, Dim] = {}
-    for callee, known in session.called:
-        for argument, value in zip(attribute_dictionaries(functions[callee], "arg_attrs", len(known)), known):
+    for callee, dims in session.called:
+        for argument, value in zip(attribute_dictionaries(functions[callee], "arg_attrs", len(dims)), dims):
             label = argument.get(LABEL)
             if label is None or not label.value or value is None or len(value) != 1:
                 continue
@@ -328,6 +328,7 @@ def _name_values(session: ImportSession, params: Sequence[Value]) -> None:
 
 
 def _has_unknown_sizes(functions: Mapping[str, Any]) -> bool:
+    """Return True if an op of ``functions`` has a result with an unknown size."""
     stack = [block for f in functions.values() for region in f.regions for block in region.blocks]
     while stack:
         for op in stack.pop().operations:
@@ -383,14 +384,15 @@ def _import_op(state: ImportState, op: Any) -> None:
 def _run_importer(state: ImportState, op: Any) -> None:
     """Call the importer of one op; ops with quantized types pass through the quantized importer."""
     importer, session = IMPORTERS.get(op.name, _refuse_op), state.session
-    known = session.quantized
-    if not known or not is_quantized(op):
+    quantized_before = session.quantized
+    if not quantized_before or not is_quantized(op):
         importer(state, op)
     if session.quantized and is_quantized(op):
         import_quantized(importer, state, op)
 
 
 def _refuse_op(state: ImportState, op: Any) -> None:
+    """Report an op that no importer supports."""
     types = ", ".join(str(v.type) for v in op.operands)
     if op.name in _REFUSED:
         what, instead = _REFUSED[op.name]
@@ -409,15 +411,15 @@ def _with_snippet(finding: Finding, state: ImportState, op: Any) -> Finding:
 def clone(state: ImportState, callee: str, operands: Sequence[Value]) -> Clone:
     """Import function ``callee`` for these operands; calls with equal types and shape values share the result."""
     session = state.session
-    known = tuple(state.known.get(v) if session.dynamic else None for v in operands)
-    key = (callee, tuple(v.type for v in operands), known, bool(state.by_element))
+    values = tuple(state.known.get(v) if session.dynamic else None for v in operands)
+    key = (callee, tuple(v.type for v in operands), values, bool(state.by_element))
     if callee not in session.symbols:
         state.fail(f"call of {callee}, which the module does not define")
     if key in session.memo:
         return _is_usable_clone(session.memo[key])
     if key in session.open:
         state.fail(f"{callee} calls itself")
-    session.memo[key] = _import_clone(state, callee, operands, known, key)
+    session.memo[key] = _import_clone(state, callee, operands, values, key)
     return _is_usable_clone(session.memo[key])
 
 
@@ -427,8 +429,8 @@ def _is_usable_clone(clone: Clone | None) -> Clone:
     return clone
 
 
-def _import_clone(state: ImportState, callee: str, operands: Sequence[Value], known: Any, key: Any) -> Clone | None:
-    """Import a copy of ``callee`` for operands with these shape values (``known``); see :class:`Clone`.
+def _import_clone(state: ImportState, callee: str, operands: Sequence[Value], values: Any, key: Any) -> Clone | None:
+    """Import a copy of ``callee`` for operands with these shape values (``values``); see :class:`Clone`.
 
     ``key`` identifies the clone. None means that the results depend on an unsupported op.
     """
@@ -438,7 +440,7 @@ def _import_clone(state: ImportState, callee: str, operands: Sequence[Value], kn
     inner = ImportState(session)
     inner.by_element = state.by_element
     params = [Value(f"arg{i}", v.type) for i, v in enumerate(operands)]
-    inner.known.update((p, k) for p, k in zip(params, known) if k is not None)
+    inner.known.update((p, k) for p, k in zip(params, values) if k is not None)
     inner.loc, inner.op = state.loc, state.op
     session.open.add(key)
     try:
@@ -449,5 +451,5 @@ def _import_clone(state: ImportState, callee: str, operands: Sequence[Value], kn
         session.open.discard(key)
     name = session.fresh_name(callee)
     session.functions[name] = Function(name, body, False, {}, loc_from_mlir(function.operation.location, session.path))
-    session.called.append((callee, known))
+    session.called.append((callee, values))
     return Clone(name, body.results, tuple(inner.known.get(v) for v in body.results))

@@ -86,9 +86,9 @@ def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ja
 
 def program_of_export(exported: jax.export.Exported) -> JaxProgram:
     """Return the program of a ``jax.export.Exported``."""
-    leaves, kept = exported.in_tree.num_leaves, list(exported.module_kept_var_idx)
-    if kept != sorted({*kept} & {*range(leaves)}) or len(exported.in_avals) != leaves:
-        message = f"the export is of {leaves} arrays, and its module reads those numbered {kept}"
+    leaves, leaf_numbers = exported.in_tree.num_leaves, list(exported.module_kept_var_idx)
+    if leaf_numbers != sorted({*leaf_numbers} & {*range(leaves)}) or len(exported.in_avals) != leaves:
+        message = f"the export is of {leaves} arrays, and its module reads those numbered {leaf_numbers}"
         raise CompileError.at(Loc(), message, hint="export the function again: the file may be damaged")
     checks = checks_of_results(exported.out_tree, exported.out_avals)
     several = exported.nr_devices > 1 or b"sdy\0" in exported.mlir_module_serialized
@@ -213,33 +213,33 @@ def _is_plain_lowering_enough(jaxpr: Any) -> bool:
     an MLIR context for each program, which takes longer than lowering a small program.
     """
     names = {f.name for f in fields(jax_mlir.LoweringParameters)}
-    known = hasattr(jax_export, "_module_to_bytecode") and {"for_export", "hoist_constants_as_args"} <= names
+    has_private_api = hasattr(jax_export, "_module_to_bytecode") and {"for_export", "hoist_constants_as_args"} <= names
     sizes = [size for aval in jaxpr.in_avals for size in getattr(aval, "shape", ())]
-    return known and not jaxpr.effects and all(isinstance(size, int) for size in sizes)
+    return has_private_api and not jaxpr.effects and all(isinstance(size, int) for size in sizes)
 
 
 def _computes_complex_numbers(jaxpr: Any) -> bool:
     """Return True if a program computes complex numbers."""
     values = (v.aval for v in (*jaxpr.invars, *(v for equation in jaxpr.eqns for v in equation.outvars)))
-    found = any(getattr(getattr(value, "dtype", None), "kind", "") == "c" for value in values)
-    return found or any(map(_computes_complex_numbers, jax_core.subjaxprs(jaxpr)))
+    is_complex = any(getattr(getattr(value, "dtype", None), "kind", "") == "c" for value in values)
+    return is_complex or any(map(_computes_complex_numbers, jax_core.subjaxprs(jaxpr)))
 
 
 def _program_of_lowering(lowered: Any) -> JaxProgram:
     """Return the program of a ``jax.stages.Lowered``, with metadata from its private attributes."""
-    known = lowered._lowering.compile_args
-    dims = known.get("shape_poly_state")
+    compile_args = lowered._lowering.compile_args
+    dims = compile_args.get("shape_poly_state")
     if dims is not None and len(dims.dim_vars) > dims.has_platform_index_argument:
         hint = "f.trace(*args) in place of f.lower(*args), or f itself with example arguments"
         raise CompileError.at(Loc(), "a jax.stages.Lowered with symbolic dims does not say whose they are", hint=hint)
     leaves = lowered.in_tree.num_leaves
     metadata = {
         **from_jax.pytree_metadata(lowered.in_tree, lowered.out_tree, leaves),
-        "kept": sorted(known.get("kept_var_idx", range(leaves))),
+        "kept": sorted(compile_args.get("kept_var_idx", range(leaves))),
         "platforms": list(getattr(lowered._lowering, "_platforms", None) or ("cpu",)),
-        "callbacks": records_of(known.get("host_callbacks", ())),
-        "checks": checks_of_results(lowered.out_tree, known.get("global_out_avals")),
-        **({"devices": known.get("num_devices", 1)} if _has_mesh(lowered) else {}),
+        "callbacks": records_of(compile_args.get("host_callbacks", ())),
+        "checks": checks_of_results(lowered.out_tree, compile_args.get("global_out_avals")),
+        **({"devices": compile_args.get("num_devices", 1)} if _has_mesh(lowered) else {}),
     }
     return JaxProgram(jax_mlir.module_to_bytecode(lowered.compiler_ir("stablehlo")), metadata)
 

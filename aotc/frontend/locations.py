@@ -25,17 +25,17 @@ _LAYER = re.compile(r"(?:.*\.)?([A-Za-z]\w*)\.(?:__call__|call|forward)")
 _Frame = tuple[str, str, int]  # function, file and line
 
 
-def location_of_mlir_op(op: Any, path: str, known: dict[Any, Loc] | None) -> Loc:
+def location_of_mlir_op(op: Any, path: str, cache: dict[Any, Loc] | None) -> Loc:
     """Return the location of ``op``.
 
-    All ops of a location share one object, cached in ``known``; without ``known``, each op has its own.
+    All ops of a location share one object, cached in ``cache``; without ``cache``, each op has its own.
     """
     location = op.location
-    if known is None:
+    if cache is None:
         return loc_from_mlir(location, path)
-    loc = known.get(location.attr)
+    loc = cache.get(location.attr)
     if loc is None:
-        known[location.attr] = loc = loc_from_mlir(location, path)
+        cache[location.attr] = loc = loc_from_mlir(location, path)
     return loc
 
 
@@ -57,6 +57,7 @@ def loc_from_mlir(location: Any, path: str) -> Loc:
             name = name or function
             stack.append(location.child_loc)
         elif isinstance(location, ir.CallSiteLoc):
+            # The callee is visited first: frames are listed from the innermost one out.
             stack += (location.caller, location.callee)
         elif isinstance(location, ir.FusedLoc):
             stack += reversed(location.locations)

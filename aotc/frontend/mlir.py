@@ -126,8 +126,8 @@ def program_of_one_rank(raw: RawModel) -> RawModel:
         if module is None:
             return raw
         data, ranks = partitioned(module, raw.path, raw.metadata.get("axes", ()))
-    kept = {key: value for key, value in raw.metadata.items() if key not in ("devices", "axes")}
-    return RawModel(data, raw.path, {**kept, "ranks": ranks}, digest=raw.digest)
+    metadata = {key: value for key, value in raw.metadata.items() if key not in ("devices", "axes")}
+    return RawModel(data, raw.path, {**metadata, "ranks": ranks}, digest=raw.digest)
 
 
 def is_for_several_devices(raw: RawModel) -> bool:
@@ -156,10 +156,10 @@ def _sharded_module(raw: RawModel) -> Iterator[ir.Module | None]:
             module = parse_model(raw.code)
             upgrade_module(module)
         except (ir.MLIRError, ValueError):
-            found = None  # the reader of the model reports the error
+            sharded = None  # the reader of the model reports the error
         else:
-            found = module if names_several_devices(module, raw.metadata.get("devices", 0)) else None
-        yield found
+            sharded = module if names_several_devices(module, raw.metadata.get("devices", 0)) else None
+        yield sharded
 
 
 def _fetch_source(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> RawModel:
@@ -291,6 +291,7 @@ def _is_path(text: str) -> bool:
 
 
 def _read_file(path: str) -> bytes:
+    """Return the bytes of a model file."""
     try:
         with open(path, "rb") as file:
             return file.read()

@@ -90,8 +90,8 @@ def check_braces(text: str | bytes, path: str) -> None:
             break
         left = left.replace(pair, b"")
     at = _first_too_deep(bare) if len(left) > MOST_BRACES // 2 else -1
-    if found := _MINUSES.search(bare):
-        at = found.start()
+    if minuses := _MINUSES.search(bare):
+        at = minuses.start()
     if at >= 0:
         message = f"the model's text is nested more than {MOST_BRACES} deep"
         raise CompileError.at(Loc(path, bare.count(b"\n", 0, at) + 1), message, hint="select between values")
@@ -101,17 +101,17 @@ def check_braces(text: str | bytes, path: str) -> None:
 def _first_too_deep(bare: bytes) -> int:
     """Return the offset of the first bracket that is nested too deep, or -1."""
     depth = 0
-    for found in _BRACKETS.finditer(bare):
-        depth = max(0, depth + (1 if found[0] in b"([{<" else -1))
+    for bracket in _BRACKETS.finditer(bare):
+        depth = max(0, depth + (1 if bracket[0] in b"([{<" else -1))
         if depth > MOST_BRACES:
-            return found.start()
+            return bracket.start()
     return -1
 
 
 def suspect_line(text: bytes) -> int:
     """Return the line, from 1, where MLIR's parser may crash or allocate without bound; 0 if there is none."""
-    found = _CRASHES.search(text) or (_LARGE_DIM.search(text) if b"conv" in text else None)
-    return text.count(b"\n", 0, found.start()) + 1 if found else 0
+    crash = _CRASHES.search(text) or (_LARGE_DIM.search(text) if b"conv" in text else None)
+    return text.count(b"\n", 0, crash.start()) + 1 if crash else 0
 
 
 def modern_text(text: str) -> str:
@@ -127,15 +127,15 @@ def modern_text(text: str) -> str:
     return "".join(parts)
 
 
-def _integer_list_as_array(found: re.Match[str]) -> str:
+def _integer_list_as_array(matched: re.Match[str]) -> str:
     """Rewrite one list attribute: ``dense<[1, 2]> : tensor<2xi64>`` to ``array<i64: 1, 2>``."""
-    name, equals, body, count, element = found.groups()
+    name, equals, body, count, element = matched.groups()
     values = [v.strip() for v in body.strip("[]").split(",") if v.strip()]
     if not body.startswith("["):
         values *= int(count)  # one value fills the list
     if len(values) != int(count):
-        return found[0]  # the parser reports it
-    lines = "\n" * found[0].count("\n")
+        return matched[0]  # the parser reports it
+    lines = "\n" * matched[0].count("\n")
     return f"{name}{equals}array<{element}{': ' if values else ''}{', '.join(values)}>{lines}"
 
 
@@ -148,13 +148,13 @@ def chlo_text(text: str, is_op: Callable[[str], bool]) -> str:
     def missing(name: str) -> bool:
         return not is_op(f"mhlo.{name}") and is_op(f"chlo.{name}")
 
-    def generic(found: re.Match[str]) -> str:
-        return f'"chlo.{found[1]}"' if missing(found[1]) else found[0]
+    def generic(matched: re.Match[str]) -> str:
+        return f'"chlo.{matched[1]}"' if missing(matched[1]) else matched[0]
 
-    def unary(found: re.Match[str]) -> str:
-        if not missing(found[1]):
-            return found[0]
-        operand, result = (found[side] or found["same"] for side in ("in", "out"))
-        return f'"chlo.{found[1]}"({found[2]}) {found[3] or ""} : ({operand}) -> {result}'
+    def unary(matched: re.Match[str]) -> str:
+        if not missing(matched[1]):
+            return matched[0]
+        operand, result = (matched[side] or matched["same"] for side in ("in", "out"))
+        return f'"chlo.{matched[1]}"({matched[2]}) {matched[3] or ""} : ({operand}) -> {result}'
 
     return _MHLO_UNARY.sub(unary, _MHLO_OP.sub(generic, text)) if "mhlo." in text else text

@@ -25,25 +25,25 @@ _LIBRARIES = {"cpu": ("lapack_",), "cuda": ("cu", "__cu", "__gpu", "triton", "mo
 
 def is_multi_platform(data: str | bytes, metadata: Mapping[str, Any]) -> bool:
     """Return True if a model was exported for several platforms; without ``metadata``, by its MLIR ``data``."""
-    found = _INDEX in data if isinstance(data, str) else _INDEX.encode() in data
-    return found or len(metadata.get("platforms", ())) > 1
+    has_index = _INDEX in data if isinstance(data, str) else _INDEX.encode() in data
+    return has_index or len(metadata.get("platforms", ())) > 1
 
 
-def fold_platform(module: ir.Module, platforms: Sequence[str], wanted: str) -> None:
+def fold_platform(module: ir.Module, platforms: Sequence[str], target: str) -> None:
     """Specialize ``module`` to one of the ``platforms`` for which it was exported.
 
-    The platform is ``wanted``, or the first one if ``wanted`` is not among them: all branches compute the same. MLIR
+    The platform is ``target``, or the first one if ``target`` is not among them: all branches compute the same. MLIR
     does not name the platforms. If ``platforms`` is empty, the libraries that the branches call determine the number.
     """
     functions = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
-    found = [(function, place) for function in functions if (place := _platform_argument(function)) is not None]
-    if not found:
+    arguments = [(function, place) for function in functions if (place := _platform_argument(function)) is not None]
+    if not arguments:
         return
     if len(platforms) > 1:
-        number = platforms.index(wanted) if wanted in platforms else 0
+        number = platforms.index(target) if target in platforms else 0
     else:
-        number = _number_by_libraries(found, wanted)
-    for function, place in found:
+        number = _number_by_libraries(arguments, target)
+    for function, place in arguments:
         _replace_argument_by_constant(function, place, number)
 
 
@@ -56,16 +56,16 @@ def _platform_argument(function: Any) -> int | None:
     return next((n for n, row in rows if LABEL in row and row[LABEL] == ir.StringAttr.get(_INDEX, row.context)), None)
 
 
-def _number_by_libraries(functions: Sequence[tuple[Any, int]], wanted: str) -> int:
+def _number_by_libraries(functions: Sequence[tuple[Any, int]], target: str) -> int:
     """Infer the platform number from the libraries that branches call.
 
     It is the number whose branches call the fewest libraries of other platforms, and among these the most of
-    ``wanted``.
+    ``target``.
     """
     starts = [function.regions[0].blocks[0].arguments[place] for function, place in functions]
     cases = [use.owner for start in starts for use in start.uses if use.owner.name == _CASE]
-    own = _LIBRARIES.get(wanted, ())
-    others = tuple(name for platform, names in _LIBRARIES.items() if platform != wanted for name in names)
+    own = _LIBRARIES.get(target, ())
+    others = tuple(name for platform, names in _LIBRARIES.items() if platform != target for name in names)
 
     def rank(number: int) -> tuple[int, int]:
         called = {t for start in starts for t in _called_targets(start.owner, {start: number})}
@@ -78,22 +78,22 @@ def _platform_number(context: ir.Context) -> ir.Type:
     return ir.RankedTensorType.get((), ir.IntegerType.get_signless(32, context), loc=ir.Location.unknown(context))
 
 
-def _called_targets(block: Any, known: dict[Any, int]) -> Iterator[str]:
-    """Yield the targets of custom calls in a block, skipping branches that the ``known`` platform numbers exclude."""
+def _called_targets(block: Any, numbers: dict[Any, int]) -> Iterator[str]:
+    """Yield the targets of custom calls in a block, skipping branches that the ``numbers`` platform numbers exclude."""
     for op in (view.operation for view in block.operations):
         if op.name == "stablehlo.custom_call":
             yield op.attributes["call_target_name"].value
         elif op.name == "stablehlo.constant" and op.results[0].type == _platform_number(op.context):
-            known[op.results[0]] = int(np.array(ir.DenseElementsAttr(op.attributes["value"])))
+            numbers[op.results[0]] = int(np.array(ir.DenseElementsAttr(op.attributes["value"])))
         blocks = [inner for region in op.regions for inner in region.blocks]
-        if op.name == _CASE and op.operands[0] in known:
-            number = known[op.operands[0]]
+        if op.name == _CASE and op.operands[0] in numbers:
+            number = numbers[op.operands[0]]
             blocks = [blocks[number if 0 <= number < len(blocks) else -1]]
         for inner in blocks:
-            yield from _called_targets(inner, known)
+            yield from _called_targets(inner, numbers)
         if op.name == _CASE and len(blocks) == 1:
             returned = blocks[0].operations[len(blocks[0].operations) - 1].operation.operands
-            known.update((result, known[v]) for result, v in zip(op.results, returned, strict=True) if v in known)
+            numbers.update((result, numbers[v]) for result, v in zip(op.results, returned, strict=True) if v in numbers)
 
 
 def _replace_argument_by_constant(function: Any, place: int, number: int) -> None:

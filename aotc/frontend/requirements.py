@@ -27,17 +27,18 @@ class Scope(Protocol):
 
     def require(self, relation: str, left: Dim, right: Dim, message: str, values: Sequence[Dim] = ()) -> None: ...
     def append(
-        self, name: str, operands: Sequence[Value], attrs: Mapping[str, Any], given: Sequence[TensorType]
+        self, name: str, operands: Sequence[Value], attrs: Mapping[str, Any], declared: Sequence[TensorType]
     ) -> tuple[Value, ...]: ...
 
 
 def require_constraints(
-    state: Scope, name: str, operands: Sequence[Value], attrs: Mapping[str, Any], given: Sequence[TensorType]
+    state: Scope, name: str, operands: Sequence[Value], attrs: Mapping[str, Any], declared: Sequence[TensorType]
 ) -> Sequence[Value]:
     """Require the size constraints of op ``name``; return its operands with equal sizes as equal expressions."""
     types = before = tuple(v.type for v in operands)
     for _ in range(1 + len(types)):  # one constraint may choose a form that another must use
-        forms = {c.place: c.form for c in _require_op_constraints(state, name, types, attrs, tuple(given)) if c.place}
+        constraints = _require_op_constraints(state, name, types, attrs, tuple(declared))
+        forms = {c.place: c.form for c in constraints if c.place}
         if not forms:
             break
         after = tuple(
@@ -50,21 +51,21 @@ def require_constraints(
 
 
 def _require_op_constraints(
-    state: Scope, name: str, types: tuple[TensorType, ...], attrs: Mapping[str, Any], given: tuple[TensorType, ...]
+    state: Scope, name: str, types: tuple[TensorType, ...], attrs: Mapping[str, Any], declared: tuple[TensorType, ...]
 ) -> list[Constraint]:
     """Require the size constraints of op ``name`` for operands of these ``types``, and return them."""
     try:
-        found = list(OPS[name].constraints(types, attrs, given))
+        constraints = list(OPS[name].constraints(types, attrs, declared))
     except (IndexError, KeyError, ValueError):
         try:  # wrong number or rank of operands: the type rule reports it
-            OPS[name].infer(types, attrs, (), given)
+            OPS[name].infer(types, attrs, (), declared)
         except RuleError as error:
             message, hint = broken_type_rule(state.op, error)
             raise CompileError.at(state.loc, message, hint=hint) from None
         raise
-    for c in found:
+    for c in constraints:
         state.require(c.relation, c.left, c.right, c.message)
-    return found
+    return constraints
 
 
 def broken_type_rule(op: str, error: RuleError) -> tuple[str, str]:
@@ -90,11 +91,11 @@ def _with_given_sizes(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
     return same
 
 
-def require_types(state: Scope, values: Sequence[Value], given: Sequence[TensorType]) -> Sequence[Value]:
-    """Require that ``values`` have the shapes of the ``given`` types of the same rank, and return them."""
-    if len(given) != len(values):
+def require_types(state: Scope, values: Sequence[Value], declared: Sequence[TensorType]) -> Sequence[Value]:
+    """Require that ``values`` have the shapes of the ``declared`` types of the same rank, and return them."""
+    if len(declared) != len(values):
         return values
-    return [require_shape(state, v, t.shape) if v.type.rank == t.rank else v for v, t in zip(values, given)]
+    return [require_shape(state, v, t.shape) if v.type.rank == t.rank else v for v, t in zip(values, declared)]
 
 
 def require_stated_sizes(state: Scope, results: Sequence[Value], stated: Iterable[tuple[int, ...]]) -> None:

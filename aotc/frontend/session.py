@@ -163,6 +163,7 @@ class ImportState:
     """One function being cloned: its values, known shape values, and open regions."""
 
     def __init__(self, session: ImportSession) -> None:
+        """Start a function of ``session``, with an open block and without values."""
         self.session = session
         self.values: dict[Any, Leaves | None] = {}
         self.known = session.known
@@ -247,15 +248,15 @@ class ImportState:
         name: str,
         operands: Sequence[Value] = (),
         attrs: Mapping[str, Any] | None = None,
-        given: Sequence[TensorType] = (),
+        declared: Sequence[TensorType] = (),
         regions: Sequence[Region] = (),
     ) -> tuple[Value, ...]:
         """Append op ``name`` and return its results; the op's size constraints become requirements."""
         attrs = attrs or {}
         if self.by_element and name in SCALARS:
             operands = self._broadcast_scalar_operands(operands)
-        operands = requirements.require_constraints(self, name, operands, attrs, given)
-        results = self.append(name, operands, attrs, given, regions)
+        operands = requirements.require_constraints(self, name, operands, attrs, declared)
+        results = self.append(name, operands, attrs, declared, regions)
         for d in [d for v in results for d in v.type.shape if not isinstance(d, int)]:
             self.require("le", 0, d, "a size of {1} in its result")
         return results
@@ -265,13 +266,13 @@ class ImportState:
         name: str,
         operands: Sequence[Value],
         attrs: Mapping[str, Any],
-        given: Sequence[TensorType] = (),
+        declared: Sequence[TensorType] = (),
         regions: Sequence[Region] = (),
     ) -> tuple[Value, ...]:
         """Append an op whose size constraints hold already, and return its results; see :meth:`emit`."""
         types = tuple(v.type for v in operands)
         try:
-            result_types = OPS[name].infer(types, attrs, tuple(regions), tuple(given))
+            result_types = OPS[name].infer(types, attrs, tuple(regions), tuple(declared))
         except RuleError as error:
             message, hint = requirements.broken_type_rule(self.op, error)
             raise CompileError.at(self.loc, message, hint=hint) from None
@@ -289,24 +290,24 @@ class ImportState:
         self, name: str, operands: Sequence[Value], types: Sequence[TensorType], attrs: Mapping, result: Value
     ) -> None:
         """Compute the shape value of a new result from those of the operands, and record comparisons of dims."""
-        known = [self.known[v] for v in operands if v in self.known]
-        decided = shape_values.fold_boolean_by_one_operand(name, known) if result.type.dtype == "i1" else None
+        values = [self.known[v] for v in operands if v in self.known]
+        decided = shape_values.fold_boolean_by_one_operand(name, values) if result.type.dtype == "i1" else None
         if decided is not None:
             self.known[result] = decided
-        if len(known) == len(operands):
-            folded = shape_values.fold_shape_value(name, known, types, attrs, result.type, self.session.positive)
+        if len(values) == len(operands):
+            folded = shape_values.fold_shape_value(name, values, types, attrs, result.type, self.session.positive)
             if folded is not None and self.session.sizes:
-                folded = self._if_negatives_agree(folded, name, known, types, attrs, result)
+                folded = self._if_negatives_agree(folded, name, values, types, attrs, result)
             if folded is not None:
                 self.known[result] = folded
             if name in COMPARISONS and (folded is None or any(isinstance(v, Expr) for v in folded)):
-                self.session.tests[result] = (name, known[0], known[1])
+                self.session.tests[result] = (name, values[0], values[1])
 
     def _if_negatives_agree(
         self,
         folded: Known,
         name: str,
-        known: Sequence[Known],
+        operand_values: Sequence[Known],
         types: Sequence[TensorType],
         attrs: Mapping,
         result: Value,
@@ -316,11 +317,11 @@ class ImportState:
         The symbol for the value of an argument has the bounds of a size: not negative. But a value that is not used as
         a size may be negative. So the op is folded again with wider bounds, and both results must agree.
         """
-        names = {s.name for values in known for d in values for s in symbols(d)} & self.session.sizes.keys()
+        names = {s.name for values in operand_values for d in values for s in symbols(d)} & self.session.sizes.keys()
         signed = {n: sym(n, lo=LOWEST_VALUE) for n in names - self.session.positive.keys()}
         if not signed:
             return folded
-        wider = [tuple(substitute(d, signed) for d in values) for values in known]
+        wider = [tuple(substitute(d, signed) for d in values) for values in operand_values]
         again = shape_values.fold_shape_value(name, wider, types, attrs, result.type, self.session.positive)
         return folded if again is not None and [*map(str, again)] == [*map(str, folded)] else None
 
@@ -330,10 +331,14 @@ class ImportState:
         return [v if v.type.rank else self.broadcast_scalar(v, shape) for v in operands]
 
     def one(
-        self, name: str, operands: Sequence[Value] = (), attrs: Mapping | None = None, given: Sequence[TensorType] = ()
+        self,
+        name: str,
+        operands: Sequence[Value] = (),
+        attrs: Mapping | None = None,
+        declared: Sequence[TensorType] = (),
     ) -> Value:
         """Emit an op with a single result and return that result."""
-        return self.emit(name, operands, attrs, given)[0]
+        return self.emit(name, operands, attrs, declared)[0]
 
     def convert(self, v: Value, dtype: str) -> Value:
         """Return ``v`` as ``dtype``."""
@@ -397,8 +402,8 @@ class ImportState:
 
     def assert_dims(self, test: Value, numbers: Sequence[Value], message: str) -> bool:
         """Turn an assertion about dims into a requirement; return False if ``test`` is not about dims."""
-        known = self.known.get(test, ())
-        relation, left, right = self.session.tests.get(test) or ("eq", known, (1,) * len(known))
+        elements = self.known.get(test, ())
+        relation, left, right = self.session.tests.get(test) or ("eq", elements, (1,) * len(elements))
         values = [self.known.get(v, ()) for v in numbers]
         if not left or len(left) != len(right) or any(len(v) != 1 for v in values):
             return False
@@ -438,25 +443,25 @@ class ImportState:
         """Raise a CompileError at the current op."""
         raise CompileError.at(self.loc, message, hint=hint)
 
-    def region(self, block: Any, params: Sequence[Value], given: Sequence[TensorType] = ()) -> Region:
-        """Import an MLIR block as a region with ``params`` for its arguments; its results have the ``given`` types."""
+    def region(self, block: Any, params: Sequence[Value], declared: Sequence[TensorType] = ()) -> Region:
+        """Import an MLIR block as a region with ``params`` for its arguments; its results have ``declared`` types."""
         self.bind_values(block.arguments, params)
         return self._region_of_emitted_ops(
-            params, lambda: requirements.require_types(self, self.session.import_block(self, block), given)
+            params, lambda: requirements.require_types(self, self.session.import_block(self, block), declared)
         )
 
     def region_of_emitter(
         self,
         types: Sequence[TensorType],
         make: Callable[[list[Value]], Sequence[Value]],
-        given: Sequence[TensorType] = (),
+        declared: Sequence[TensorType] = (),
     ) -> Region:
         """Return a region over new parameters of ``types``, with the ops and results that ``make`` emits.
 
-        If ``given`` has types, the results are required to have their shapes.
+        If ``declared`` has types, the results are required to have their shapes.
         """
         params = [self.new_value(t) for t in types]
-        return self._region_of_emitted_ops(params, lambda: requirements.require_types(self, make(params), given))
+        return self._region_of_emitted_ops(params, lambda: requirements.require_types(self, make(params), declared))
 
     def _region_of_emitted_ops(self, params: Sequence[Value], make: Callable[[], Sequence[Value]]) -> Region:
         """Return a region with parameters ``params`` and the ops and results that ``make`` emits."""

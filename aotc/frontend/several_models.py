@@ -56,18 +56,18 @@ def fetch_any(
             raise _wrong_models_error(
                 "args= is for several models: {'f': model}", "examples of one model are positional"
             )
-        found = _fetched(model, examples, kwargs, sizes)
-        return found[()] if () in found else _joined_models(_named_buckets("main", found))
+        models = _fetched(model, examples, kwargs, sizes)
+        return models[()] if () in models else _joined_models(_named_buckets("main", models))
     if examples:
         raise _wrong_models_error(
             f"several models have their examples in args=; found {len(examples)} more", "args={'f': (x,)}"
         )
     _check_model_names(model, {} if args is None else args, kwargs)
-    given = args or {}
+    examples_of = args or {}
     raws: dict[str, RawModel] = {}
     for name, one in model.items():
-        found = _fetched(one, given.get(name, ()), kwargs.get(name, {}), sizes)
-        raws |= {name: found[()]} if () in found else _named_buckets(name, found)
+        models = _fetched(one, examples_of.get(name, ()), kwargs.get(name, {}), sizes)
+        raws |= {name: models[()]} if () in models else _named_buckets(name, models)
     return _joined_models(raws)
 
 
@@ -86,10 +86,10 @@ def _fetched(
         return fetch_buckets(model, examples, kwargs, sizes)
 
 
-def _named_buckets(name: str, found: Mapping[Buckets, RawModel]) -> dict[str, RawModel]:
+def _named_buckets(name: str, models: Mapping[Buckets, RawModel]) -> dict[str, RawModel]:
     """Return the models of a function's buckets by function name and sizes: ``main_b8``."""
     raws = {}
-    for sizes, raw in found.items():
+    for sizes, raw in models.items():
         own = "_".join([name, *(f"{symbol}{size}" for symbol, size in sizes)])
         raws[own] = replace(raw, metadata={**raw.metadata, "bucket": {"function": name, "sizes": dict(sizes)}})
     return raws
@@ -106,11 +106,11 @@ def _check_model_names(models: Mapping[Any, Any], args: Any, kwargs: Mapping[str
         raise _wrong_models_error(
             f"the functions are called {list(models)}", "identifiers: {'prefill': f, 'decode': g}"
         )
-    for what, given, kind in (("args", args, list | tuple), ("kwargs", kwargs, Mapping)):
-        if not isinstance(given, Mapping) or not all(isinstance(value, kind) for value in given.values()):
+    for what, examples, kind in (("args", args, list | tuple), ("kwargs", kwargs, Mapping)):
+        if not isinstance(examples, Mapping) or not all(isinstance(value, kind) for value in examples.values()):
             form = "{'f': (x, y)}" if what == "args" else "{'f': {'scale': x}}"
             raise _wrong_models_error(f"{what} of several models are not examples by name", form)
-        unknown = [name for name in given if name not in models]
+        unknown = [name for name in examples if name not in models]
         if unknown:
             raise _wrong_models_error(
                 f"{what} has {unknown[0]!r}, which is not a function", f"one of {', '.join(models)}"
@@ -150,8 +150,8 @@ def _append_model(
     own = ir.SymbolTable(module.operation)
     public = [op for op in module.body.operations if _is_public(op.operation)]
     if len(public) != 1:
-        found = ", ".join(op.operation.attributes[_SYMBOL].value for op in public) or "none"
-        what = f"model {name!r} must have one public function to be joined with others; found {found}"
+        listed = ", ".join(op.operation.attributes[_SYMBOL].value for op in public) or "none"
+        what = f"model {name!r} must have one public function to be joined with others; found {listed}"
         raise CompileError.at(Loc(raw.path), what, hint="compile it separately")
     for key, value in module.operation.attributes.items():
         if key not in whole.operation.attributes and key != _SYMBOL:

@@ -125,7 +125,7 @@ def fold_shape_value(
     if not positive:
         values = _shape_value_elements(name, operands, types, attrs, result)
     else:
-        bounded = [tuple(substitute(v, positive) for v in known) for known in operands]
+        bounded = [tuple(substitute(v, positive) for v in operand) for operand in operands]
         sharper = _shape_value_elements(name, bounded, types, attrs, result)
         plain = {n: sym(n) for n in positive}
         values = sharper and [None if v is None else substitute(v, plain) for v in sharper]
@@ -138,6 +138,7 @@ def fold_shape_value(
 
 
 def _fits_dtype(value: Dim, dtype: str) -> bool:
+    """Return True if ``value`` fits an integer or boolean dtype; symbolic sizes need 32 bits."""
     row = DTYPES[dtype]
     if row.kind == "b":
         return isinstance(value, Expr) or value in (0, 1)
@@ -147,7 +148,7 @@ def _fits_dtype(value: Dim, dtype: str) -> bool:
     return low <= value < high
 
 
-def fold_boolean_by_one_operand(name: str, known: Sequence[Known]) -> Known | None:
+def fold_boolean_by_one_operand(name: str, operands: Sequence[Known]) -> Known | None:
     """Return the shape value of a boolean ``and``/``or`` that one operand alone determines, else None."""
     match name:
         case "and":
@@ -156,7 +157,7 @@ def fold_boolean_by_one_operand(name: str, known: Sequence[Known]) -> Known | No
             decisive = 1
         case _:
             return None
-    for values in known:
+    for values in operands:
         if all(v == decisive for v in values):
             return values
     return None
@@ -189,6 +190,7 @@ def _shape_value_elements(
             if types[0].shape != result.shape:
                 return None
             picked = zip(*operands)
+            # A symbolic predicate is 0 or 1.
             return [b + p * (a - b) if isinstance(p, Expr) else (a if p else b) for p, a, b in picked]
         case "reshape":
             return operands[0]
@@ -202,16 +204,16 @@ def _shape_value_elements(
 def _concatenated_shape_values(operands: Sequence[Known], types: Sequence[TensorType], dim: int) -> Sequence[Dim]:
     """Return the elements of a concatenation along ``dim``, in row-major order."""
     parts = []
-    for known, t in zip(operands, types):
-        part = np.empty(len(known), object)
-        part[:] = known
+    for elements, t in zip(operands, types):
+        part = np.empty(len(elements), object)
+        part[:] = elements
         parts.append(part.reshape(static_sizes(t)))
     return list(np.concatenate(parts, dim).reshape(-1))
 
 
 def _moved_shape_values(
-    name: str, known: Known, source: TensorType, attrs: Mapping[str, Any], result: TensorType
+    name: str, elements: Known, source: TensorType, attrs: Mapping[str, Any], result: TensorType
 ) -> Sequence[Dim] | None:
-    places = np.arange(len(known)).reshape([int(d) for d in source.shape if isinstance(d, int)])
+    places = np.arange(len(elements)).reshape([int(d) for d in source.shape if isinstance(d, int)])
     moved = SHAPE[name].reference([places], attrs, (), (result,))[0]
-    return [known[int(i)] for i in moved.reshape(-1)]
+    return [elements[int(i)] for i in moved.reshape(-1)]

@@ -16,22 +16,23 @@ def check_results(state: ImportState, op: Any, what: str) -> None:
     values have more dims than the model states.
     """
     for n, result in enumerate(op.results):
-        found = state.values.get(result, ())
-        if found is None:  # refused already
+        imported = state.values.get(result, ())
+        if imported is None:  # refused already
             continue
         stated = [TensorType(*state.session.parts(leaf)) for leaf in leaf_types(result.type)]
-        types = [v.type for v in found]
+        types = [v.type for v in imported]
         if len(types) != len(stated) or not all(map(_types_agree, types, stated, [state.by_element] * len(types))):
-            given = ", ".join(map(str, types)) or "nothing"
-            wanted = ", ".join(map(str, stated))
-            message = f"result {n} of {what} is {given}, but the model states {wanted}"
-            state.fail(message, f"state {given}, or convert the result with an op of its own")
+            actual = ", ".join(map(str, types)) or "nothing"
+            expected = ", ".join(map(str, stated))
+            message = f"result {n} of {what} is {actual}, but the model states {expected}"
+            state.fail(message, f"state {actual}, or convert the result with an op of its own")
 
 
-def _types_agree(found: TensorType, stated: TensorType, mapped: int) -> bool:
-    if found.dtype != stated.dtype or mapped:
-        return found.dtype == stated.dtype
-    if found.rank != stated.rank:
+def _types_agree(actual: TensorType, stated: TensorType, mapped: int) -> bool:
+    """Return True if dtypes are equal and, unless ``mapped``, no two known sizes differ."""
+    if actual.dtype != stated.dtype or mapped:
+        return actual.dtype == stated.dtype
+    if actual.rank != stated.rank:
         return False
-    pairs = zip(found.shape, stated.shape, strict=True)
+    pairs = zip(actual.shape, stated.shape, strict=True)
     return all(a == b or b == DYNAMIC or not isinstance(a, int) for a, b in pairs)

@@ -36,8 +36,8 @@ def run_xla(raw: Any, arrays: Sequence[np.ndarray], function: str = "main") -> l
                 module = ir.Module.parse(_refined_for_shapes(module, arrays))
             text = jax_mlir.module_to_bytecode(module)
         with jax.enable_x64(True):
-            held = [jax.device_put(a, device) for a in arrays]
-            return [np.asarray(r) for r in device.client.compile_and_load(text, [device]).execute(held)]
+            device_arrays = [jax.device_put(a, device) for a in arrays]
+            return [np.asarray(r) for r in device.client.compile_and_load(text, [device]).execute(device_arrays)]
     except Exception as error:  # exceptions of XLA and MLIR have no common base class
         message = f"XLA cannot run the model: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         raise CompileError.at(Loc(read.path), message, hint="--oracle=reference needs nothing of XLA") from None
@@ -64,11 +64,11 @@ def _drop_foreign_attributes(module: ir.Module) -> None:
         for name, attribute in [(a.name, a.attr) for a in (op.attributes[n] for n in range(len(op.attributes)))]:
             if name.endswith("backend_config"):
                 continue
-            kept = _without_foreign_entries(attribute)
-            if kept is None:
+            remaining = _without_foreign_entries(attribute)
+            if remaining is None:
                 del op.attributes[name]
-            elif kept != attribute:
-                op.attributes[name] = kept
+            elif remaining != attribute:
+                op.attributes[name] = remaining
         stack += inner_operations(op)
 
 

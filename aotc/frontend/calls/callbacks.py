@@ -29,22 +29,22 @@ _PROCESS = "the Python process that traced the model, which a file cannot contai
 _DROP = "callbacks='drop' (--callbacks=drop) leaves out those whose results are unused"
 
 
-def import_callback(state: ImportState, op: Any, given: Sequence[TensorType]) -> None:
-    """Import a custom call that calls back to Python; its results have the types ``given``."""
+def import_callback(state: ImportState, op: Any, types: Sequence[TensorType]) -> None:
+    """Import a custom call that calls back to Python; its results have the types ``types``."""
     target = op.attributes["call_target_name"].value
     record = _callback_record(state, op, target)
     operands = state.data_operands(op)
     match record["kind"]:
         case "raise":
-            state.bind(op, state.emit("fail", operands, {"messages": tuple(record["messages"])}, given))
+            state.bind(op, state.emit("fail", operands, {"messages": tuple(record["messages"])}, types))
         case "pass":
-            state.bind(op, operands[: len(given)])
+            state.bind(op, operands[: len(types)])
         case "check":
             for check in record["checks"]:
                 emit_check(state, operands, check)
             state.bind(op, [])
         case _:
-            _call_users_callback(state, op, operands, record, given)
+            _call_users_callback(state, op, operands, record, types)
 
 
 def emit_check(state: ImportState, values: Sequence[Value], check: Mapping[str, Any]) -> None:
@@ -83,18 +83,18 @@ def _bits_as_dtype(state: ImportState, x: Value, dtype: str) -> Value:
 
 def _callback_record(state: ImportState, op: Any, target: str) -> Mapping[str, Any]:
     """Return the record of a callback's Python function: from the op, or from the session by number."""
-    held = dictionary_entries(config_of(op))
+    entries = dictionary_entries(config_of(op))
     if target == TARGET:
-        record: Mapping[str, Any] = json.loads(held["record"].value)
+        record: Mapping[str, Any] = json.loads(entries["record"].value)
         return record
-    number = held["index"].value if "index" in held else -1
+    number = entries["index"].value if "index" in entries else -1
     if 0 <= number < len(state.session.callbacks):
         return state.session.callbacks[number]
     return {"kind": "a callback", "name": target, "ordered": False}
 
 
 def _call_users_callback(
-    state: ImportState, op: Any, operands: Sequence[Value], record: Mapping[str, Any], given: Sequence[TensorType]
+    state: ImportState, op: Any, operands: Sequence[Value], record: Mapping[str, Any], declared: Sequence[TensorType]
 ) -> None:
     """Call the function that the user registered under the callback's name.
 
@@ -106,7 +106,7 @@ def _call_users_callback(
             hint = "ordered=False, and results that the next call takes, if the order matters"
             state.fail(f"{what} is ordered, and a bundle orders calls by their data only", hint)
         attrs = {"target": name, "config": {}, "api_version": 4, "has_side_effect": True, "aliases": ()}
-        state.bind(op, state.emit("custom_call", operands, attrs, given))
+        state.bind(op, state.emit("custom_call", operands, attrs, declared))
         return
     tensors = {result: leaf_types(result.type) for result in op.results}  # a token has none
     unread = not any(True for result, types in tensors.items() if types for _ in result.uses)

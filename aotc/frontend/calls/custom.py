@@ -110,13 +110,13 @@ def _import_users_custom_call(state: ImportState, op: Any, target: str) -> None:
         "aliases": _result_operand_aliases(op),
     }
     operands, types = state.data_operands(op), _result_types(state, op)
-    known = registered_call(target)
-    if known is not None and known.gpu is not None:
+    registered = registered_call(target)
+    if registered is not None and registered.gpu is not None:
         try:
             attrs["gpu"] = _gpu_launch_of_custom_call(
-                state, f"custom call @{target}", known.gpu, [v.type for v in operands], types
+                state, f"custom call @{target}", registered.gpu, [v.type for v in operands], types
             )
-            if attrs["aliases"] and known.gpu.per == PER_LAUNCH:
+            if attrs["aliases"] and registered.gpu.per == PER_LAUNCH:
                 what = f"custom call @{target}: a kernel of the user's cannot start with an operand's values"
                 state.fail(what, _ALIASES)
         except CompileError as error:  # for the lowering to GPUs: other targets call the function for the host

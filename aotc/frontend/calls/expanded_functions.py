@@ -41,11 +41,11 @@ def _lower_lgamma(ctx: Any, x: Any) -> Any:
     return [chlo.lgamma(x)]
 
 
-def _lower_complex_function(function: Callable[..., Any], registered: Any, ctx: Any, x: Any, **given: Any) -> Any:
+def _lower_complex_function(function: Callable[..., Any], registered: Any, ctx: Any, x: Any, **params: Any) -> Any:
     """Lower ``function`` for complex numbers, and by JAX's ``registered`` rule for real ones."""
     if ctx.avals_in[0].dtype.kind == "c":
         return mlir.lower_fun(function, multiple_results=False)(ctx, x)
-    return getattr(registered, "rule", registered)(ctx, x, **given)
+    return getattr(registered, "rule", registered)(ctx, x, **params)
 
 
 def _expand_complex_sine(z: Any) -> Any:

@@ -19,8 +19,8 @@ from aotc.vmfb.dtypes import kind_of, to_numpy
 
 def _custom_call_attribute(op: Any, name: str) -> Any:
     """Return ``name`` from the FFI configuration or MHLO attributes of a custom call; None if it is missing."""
-    held = dictionary_entries(op.attributes.get("mhlo.attributes")) | dictionary_entries(config_of(op))
-    return held[name].value if name in held else None
+    entries = dictionary_entries(op.attributes.get("mhlo.attributes")) | dictionary_entries(config_of(op))
+    return entries[name].value if name in entries else None
 
 
 def _called_computation(state: ImportState, op: Any) -> Region:
@@ -120,9 +120,9 @@ def _import_dynamic_reduce_window(state: ImportState, op: Any) -> None:
 
 
 def _import_dynamic_rng_bit_generator(state: ImportState, op: Any) -> None:
-    held, size = state.operands(op)
+    old_state, size = state.operands(op)
     dims = state.dims_of(size, "the shape of rng_bit_generator")
-    bind_random_bits(state, op, held, state.type_with(op.results[1].type, dims))
+    bind_random_bits(state, op, old_state, state.type_with(op.results[1].type, dims))
 
 
 def _import_buffer(state: ImportState, op: Any) -> None:

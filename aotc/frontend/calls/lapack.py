@@ -30,8 +30,8 @@ class LapackOptions(dict[str, Any]):
 
 def lapack_call_options(op: Any) -> LapackOptions:
     """Return the options of an FFI call by name; characters are stored as unsigned 8-bit numbers."""
-    held = dictionary_entries(config_of(op)).items()
-    return LapackOptions({name: chr(a.value) if str(a.type) == "ui8" else a.value for name, a in held})
+    entries = dictionary_entries(config_of(op)).items()
+    return LapackOptions({name: chr(a.value) if str(a.type) == "ui8" else a.value for name, a in entries})
 
 
 def _permuted_to_memory_order(state: ImportState, v: Value, order: Sequence[int]) -> Value:

@@ -31,33 +31,33 @@ def ragged_rules() -> tuple[tuple[Any, Callable[..., Any]], ...]:
     return ((lax.ragged_dot_general_p, _lower_ragged_dot),)
 
 
-def _lower_ragged_dot(ctx: Any, *operands: Any, **given: Any) -> Any:
+def _lower_ragged_dot(ctx: Any, *operands: Any, **params: Any) -> Any:
     """Lower ``ragged_dot_general`` by a trace of :func:`ragged_dot`."""
-    return mlir.lower_fun(ragged_dot, multiple_results=False)(ctx, *operands, **given)
+    return mlir.lower_fun(ragged_dot, multiple_results=False)(ctx, *operands, **params)
 
 
-def ragged_dot(lhs: Any, rhs: Any, sizes: Any, **given: Any) -> Any:
+def ragged_dot(lhs: Any, rhs: Any, sizes: Any, **params: Any) -> Any:
     """Return a ragged matmul: by tiles for one ragged dim of known size without batch, else by JAX's lowering."""
-    numbers = given["ragged_dot_dimension_numbers"]
+    numbers = params["ragged_dot_dimension_numbers"]
     (lhs_contract, rhs_contract), batch = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions
-    known = all(isinstance(d, int) and d > 0 for x in (lhs, rhs, sizes) for d in x.shape)
-    plain = known and lhs.ndim == 2 and len(lhs_contract) == 1 and not any(batch) and sizes.ndim == 1
-    dot = partial(lax.dot_general, precision=given["precision"])
-    wanted = given.get("preferred_element_type") or jnp.result_type(lhs, rhs)
-    others = given.get("group_offset"), given.get("out_sharding")
+    static_sizes = all(isinstance(d, int) and d > 0 for x in (lhs, rhs, sizes) for d in x.shape)
+    plain = static_sizes and lhs.ndim == 2 and len(lhs_contract) == 1 and not any(batch) and sizes.ndim == 1
+    dot = partial(lax.dot_general, precision=params["precision"])
+    dtype = params.get("preferred_element_type") or jnp.result_type(lhs, rhs)
+    others = params.get("group_offset"), params.get("out_sharding")
     if plain and others == (None, None):
         if ragged not in lhs_contract and rhs.ndim == 3:
             (group,) = numbers.rhs_group_dimensions
             (column,) = {0, 1, 2} - {group, rhs_contract[0]}
             x, w = jnp.moveaxis(lhs, ragged, 0), jnp.transpose(rhs, (group, rhs_contract[0], column))
-            return _ragged_matmul_of_rows(x, w, sizes, partial(dot, preferred_element_type=wanted))
+            return _ragged_matmul_of_rows(x, w, sizes, partial(dot, preferred_element_type=dtype))
         many = lhs.shape[ragged] >= TILE_ROWS * sizes.shape[0]
-        if ragged in lhs_contract and rhs.ndim == 2 and many and jnp.issubdtype(wanted, jnp.floating):
+        if ragged in lhs_contract and rhs.ndim == 2 and many and jnp.issubdtype(dtype, jnp.floating):
             x, w = jnp.moveaxis(lhs, ragged, 0), jnp.moveaxis(rhs, rhs_contract[0], 0)
-            sums = jnp.promote_types(wanted, jnp.float32)
-            return _ragged_matmul_of_terms(x, w, sizes, partial(dot, preferred_element_type=sums)).astype(wanted)
-    return lax._ragged_dot_general_impl(lhs, rhs, sizes, **given)
+            sums = jnp.promote_types(dtype, jnp.float32)
+            return _ragged_matmul_of_terms(x, w, sizes, partial(dot, preferred_element_type=sums)).astype(dtype)
+    return lax._ragged_dot_general_impl(lhs, rhs, sizes, **params)
 
 
 # Rows of a tile of a ragged matmul, at most. Rows beyond the end of a group are multiplied in vain, half a tile of each
@@ -89,6 +89,10 @@ class _GroupTiles:
     """
 
     def __init__(self, count: int, sizes: Any) -> None:
+        """Divide the rows of each group into tiles of ``rows`` rows; the last tile of a group may be padded.
+
+        ``place`` is the row of the operand for each row of each tile; ``inside`` is False for padding.
+        """
         groups = sizes.shape[0]
         self.count, self.groups, self.rows = count, groups, tile_rows(count, groups)
         self.number = min(count, count // self.rows + groups)
@@ -117,8 +121,8 @@ class _GroupTiles:
         group = self._group_containing(self.end, rows)
         begin = _element_at(self.end, group) - _element_at(self.sizes, group)
         at = _element_at(self.tile_begin, group) * self.rows + (rows - begin)
-        found = _element_at(results.reshape(self.number * self.rows, results.shape[-1]), at)
-        return jnp.where((rows < self.end[-1])[:, None], found, jnp.zeros((), found.dtype))
+        rows_of_results = _element_at(results.reshape(self.number * self.rows, results.shape[-1]), at)
+        return jnp.where((rows < self.end[-1])[:, None], rows_of_results, jnp.zeros((), rows_of_results.dtype))
 
 
 def _element_at(x: Any, index: Any) -> Any:

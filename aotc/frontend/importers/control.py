@@ -57,6 +57,7 @@ def _masked_loop(state: ImportState, op: Any, inits: Sequence[Value]) -> Sequenc
         return state.broadcast_scalar(test, shape)
 
     def step(params: Sequence[Value]) -> list[Value]:
+        """Return the next state; elements whose loop has ended keep their state."""
         test = is_running(params)
         state.bind_values(body.arguments, params)
         after = state.session.import_block(state, body)
@@ -83,16 +84,16 @@ def import_branch(state: ImportState, op: Any, index: Value, regions: Sequence[A
     if state.by_element:
         state.bind(op, _select_branch_by_element(state, regions, index))
         return
-    known = state.known.get(index)
-    if known is not None and not isinstance(known[0], Expr):
-        taken = known[0] if 0 <= known[0] < len(regions) else -1
+    number = state.known.get(index)
+    if number is not None and not isinstance(number[0], Expr):
+        taken = number[0] if 0 <= number[0] < len(regions) else -1
         state.bind(op, _inline_region_ops(state, regions[taken]))
         return
-    given: list[TensorType] = []
+    declared: list[TensorType] = []
     branches: list[Region] = []
     for region in regions:
-        branches.append(state.region(region.blocks[0], (), given) if len(region.blocks) else Region((), (), ()))
-        given = given or [v.type for v in branches[0].results]
+        branches.append(state.region(region.blocks[0], (), declared) if len(region.blocks) else Region((), (), ()))
+        declared = declared or [v.type for v in branches[0].results]
     state.bind(op, state.emit("case", [index], {}, (), branches))
 
 
@@ -138,12 +139,12 @@ def _devices_named_by_callee(state: ImportState, callee: str) -> dict[str, list[
     function = state.session.symbols.get(callee)
     if function is None:
         return {}
-    found = argument_affinities(
+    devices = argument_affinities(
         function, state.session.devices, loc_from_mlir(function.operation.location, state.session.path)
     )
-    if state.by_element and any(map(any, found.values())):
+    if state.by_element and any(map(any, devices.values())):
         state.fail(f"{callee}, which is called in the computation of another op, names devices")
-    return found if any(map(any, found.values())) else {}
+    return devices if any(map(any, devices.values())) else {}
 
 
 def _import_alias(state: ImportState, op: Any) -> None:
@@ -172,9 +173,9 @@ def _import_composite(state: ImportState, op: Any) -> None:
 
 def assert_test(state: ImportState, test: Value, numbers: Sequence[Value], message: str) -> None:
     """Require that every element of ``test`` is true; ``numbers`` are the values of the fields in ``message``."""
-    known = state.known.get(test)
-    if known is not None and not any(isinstance(k, Expr) for k in known):
-        if not all(known):
+    elements = state.known.get(test)
+    if elements is not None and not any(isinstance(k, Expr) for k in elements):
+        if not all(elements):
             state.fail(f"an assertion is always false: {message}", "correct the model, or the shapes of its arguments")
         return
     if not state.assert_dims(test, numbers, message):

@@ -62,6 +62,7 @@ def _import_scan(state: ImportState, op: Any) -> None:
     returned = list(block.operations)[-1].operation.operands
 
     def step(loop_values: list[Value]) -> list[Value]:
+        """Emit one iteration: read a slice of each input, run the body, and write the rows of results."""
         at, *rest = loop_values
         outputs, carried = rest[:stacked], rest[stacked:]
         place = state.one("sub", [state.one("sub", [limit, one]), at]) if reverse else at
@@ -73,6 +74,7 @@ def _import_scan(state: ImportState, op: Any) -> None:
         return [state.one("add", [at, one]), *rows, *results[stacked:]]
 
     start = [state.constant(np.int64(0), index)]
+    # Stacked results start as zeros; each iteration writes its row.
     for v in list(returned)[:stacked]:
         row = state.static_type(v.type)
         t = TensorType(row.dtype, (*row.shape[:dim], length, *row.shape[dim:]))

@@ -79,14 +79,15 @@ def _emit_loop(
     """Emit ``while`` and return its results; carried values that are ``untouched`` keep their shape values."""
     types = [v.type for v in inits]
 
-    def region(make: Callable[[Sequence[Value]], list[Value]], kept: Sequence[TensorType]) -> Region:
-        def made(params: list[Value]) -> Sequence[Value]:
+    def region(make: Callable[[Sequence[Value]], list[Value]], declared: Sequence[TensorType]) -> Region:
+        """Return a region of the loop in which untouched values have the shape values of their initial ones."""
+        def emit_with_shape_values(params: list[Value]) -> Sequence[Value]:
             for param, init, same in zip(params, inits, untouched, strict=True):
                 if same and init in state.known:
                     state.known[param] = state.known[init]
             return make(params)
 
-        return state.region_of_emitter(types, made, kept)
+        return state.region_of_emitter(types, emit_with_shape_values, declared)
 
     return state.emit("while", inits, {}, (), [region(test, ()), region(body, types)])
 

@@ -58,6 +58,7 @@ def _elementwise_importer(name: str) -> Importer:
 
 
 def _import_compare(state: ImportState, op: Any) -> None:
+    """Import ``compare``: one op per direction, with another name for the total order of floats."""
     direction = stablehlo.ComparisonDirectionAttr(op.attributes["comparison_direction"]).value.lower()
     operands = state.operands(op)
     total = "compare_type" in op.attributes and kind_of(operands[0].type.dtype) == "f"
@@ -84,6 +85,7 @@ def _import_convert(state: ImportState, op: Any) -> None:
 
 
 def _import_bitcast(state: ImportState, op: Any) -> None:
+    """Import ``bitcast_convert``; the last dim has the parts of an element if dtypes differ in width."""
     (x,) = state.operands(op)
     dtype, shape = state.session.parts(op.results[0].type)
     dims = x.type.shape if len(shape) <= x.type.rank else (*x.type.shape, shape[-1])
@@ -99,6 +101,7 @@ def _import_reduce_precision(state: ImportState, op: Any) -> None:
 
 
 def _import_constant(state: ImportState, op: Any) -> None:
+    """Import a constant; refuse elements that cannot be read."""
     t = state.static_type(op.results[0].type)
     try:
         array = constant_elements(op, t)
@@ -132,6 +135,7 @@ def _hyperbolic_importer(name: str) -> Importer:
     is_cosh = name == "cosh"
 
     def importer(state: ImportState, op: Any) -> None:
+        """Import ``sinh`` or ``cosh``; of complex numbers by sine and cosine of the number times i."""
         (x,) = state.operands(op)
         if kind_of(x.type.dtype) == "c":
             a, b = _complex_parts(state, x)
@@ -175,6 +179,7 @@ def _is_infinite_importer(name: str) -> Importer:
     """Return the importer of ``is_inf``, ``is_pos_inf`` or ``is_neg_inf``: a comparison with infinity."""
 
     def importer(state: ImportState, op: Any) -> None:
+        """Import a test for infinity of either or one sign."""
         (x,) = state.operands(op)
         if x.type.dtype in SMALL_FLOATS:  # not all formats have an infinity to compare with
             x = state.convert(x, "f32")

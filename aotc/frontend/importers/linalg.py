@@ -29,6 +29,7 @@ def _matmul_precision(op: Any) -> str:
 
 
 def _import_dot_general(state: ImportState, op: Any) -> None:
+    """Import ``dot_general`` with its batch and contracted dims."""
     numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
     attrs = {
         "lhs_batch": tuple(numbers.lhs_batching_dimensions),
@@ -41,6 +42,7 @@ def _import_dot_general(state: ImportState, op: Any) -> None:
 
 
 def _import_dot(state: ImportState, op: Any) -> None:
+    """Import ``dot``: the last dim of the left operand with the first of the right one."""
     rank = state.value(op.operands[0]).type.rank
     attrs = {
         "lhs_batch": (),
@@ -54,8 +56,8 @@ def _import_dot(state: ImportState, op: Any) -> None:
 
 def _emit_dot(state: ImportState, op: Any, attrs: dict[str, Any]) -> None:
     lhs, rhs = state.operands(op)
-    given = [TensorType(state.dtype(op.results[0].type))]
-    state.bind(op, [state.one("dot_general", [lhs, rhs], attrs, given)])
+    result_types = [TensorType(state.dtype(op.results[0].type))]
+    state.bind(op, [state.one("dot_general", [lhs, rhs], attrs, result_types)])
 
 
 _CONVOLUTION_DIMS = {
@@ -91,8 +93,8 @@ def _import_convolution(state: ImportState, op: Any) -> None:
         "batch_groups": op.attributes["batch_group_count"].value,
         "precision": _matmul_precision(op),
     }
-    given = [TensorType(state.dtype(op.results[0].type))]
-    state.bind(op, [state.one("convolution", [lhs, rhs], attrs, given)])
+    result_types = [TensorType(state.dtype(op.results[0].type))]
+    state.bind(op, [state.one("convolution", [lhs, rhs], attrs, result_types)])
 
 
 def _import_fft(state: ImportState, op: Any) -> None:

@@ -39,10 +39,10 @@ def _einsum_diagonal(state: ImportState, x: Value, labels: Labels) -> _Labelled:
     return x, labels
 
 
-def _einsum_sum_out(state: ImportState, x: Value, labels: Labels, kept: set[str]) -> _Labelled:
-    """Sum ``x`` over the dims whose labels are not in ``kept``; return it with the remaining labels."""
-    dims = tuple(d for d, label in enumerate(labels) if label not in kept)
-    return (sum_over(state, x, dims) if dims else x), [label for label in labels if label in kept]
+def _einsum_sum_out(state: ImportState, x: Value, labels: Labels, remaining: set[str]) -> _Labelled:
+    """Sum ``x`` over the dims whose labels are not in ``remaining``; return it with the remaining labels."""
+    dims = tuple(d for d, label in enumerate(labels) if label not in remaining)
+    return (sum_over(state, x, dims) if dims else x), [label for label in labels if label in remaining]
 
 
 def _einsum_product(state: ImportState, lhs: _Labelled, rhs: _Labelled, output: Labels, dtype: str) -> _Labelled:
@@ -52,7 +52,7 @@ def _einsum_product(state: ImportState, lhs: _Labelled, rhs: _Labelled, output: 
     """
     (a, left), (b, right) = lhs, rhs
     shared = [label for label in left if label in right]
-    batch, contract = ([n for n in shared if (n in output) == kept] for kept in (True, False))
+    batch, contract = ([n for n in shared if (n in output) == is_batch] for is_batch in (True, False))
     attrs = {
         "lhs_batch": tuple(map(left.index, batch)), "rhs_batch": tuple(map(right.index, batch)),
         "lhs_contract": tuple(map(left.index, contract)), "rhs_contract": tuple(map(right.index, contract)),
@@ -72,11 +72,11 @@ def _import_einsum(state: ImportState, op: Any) -> None:
         state.fail(f"einsum: {config!r} does not describe {len(operands)} operands and a result")
     parts = [_einsum_diagonal(state, v, _einsum_labels(state, text, v.type.rank)) for v, text in zip(operands, texts)]
     order = _einsum_labels(state, output, len(state.session.parts(op.results[0].type)[1]))
-    known = {label for _, labels in parts for label in labels}
-    if len(set(order)) != len(order) or not set(order) <= known:
+    operand_labels = {label for _, labels in parts for label in labels}
+    if len(set(order)) != len(order) or not set(order) <= operand_labels:
         state.fail(f"einsum: each label of the result of {config!r} must occur once there, and in an operand")
     others = [{*order, *(n for other in parts if other is not part for n in other[1])} for part in parts]
-    parts = [_einsum_sum_out(state, *part, kept) for part, kept in zip(parts, others)]
+    parts = [_einsum_sum_out(state, *part, remaining) for part, remaining in zip(parts, others)]
     dtype = state.dtype(op.results[0].type)
     summed, labels = parts[0] if len(parts) == 1 else _einsum_product(state, parts[0], parts[1], order, dtype)
     perm = tuple(map(labels.index, order))

@@ -19,24 +19,24 @@ GOLDEN = 0x9E3779B97F4A7C15  # spreads the numbers of the generators over the ke
 
 
 def _import_rng_bit_generator(state: ImportState, op: Any) -> None:
-    (held,) = state.operands(op)
-    bind_random_bits(state, op, held, state.static_type(op.results[1].type))
+    (old_state,) = state.operands(op)
+    bind_random_bits(state, op, old_state, state.static_type(op.results[1].type))
 
 
-def bind_random_bits(state: ImportState, op: Any, held: Value, result: TensorType) -> None:
-    """Bind the results of a bit generator: its new state, and bits of type ``result``; ``held`` is the old state.
+def bind_random_bits(state: ImportState, op: Any, old_state: Value, result: TensorType) -> None:
+    """Bind the results of a bit generator: its new state, and bits of type ``result``; the old one is ``old_state``.
 
     All integer types use the same bits, in the order in which JAX packs them.
     """
-    own, attrs = held.type, {"algorithm": stablehlo.RngAlgorithmAttr(op.attributes["rng_algorithm"]).value}
+    own, attrs = old_state.type, {"algorithm": stablehlo.RngAlgorithmAttr(op.attributes["rng_algorithm"]).value}
     parts = 64 // DTYPES[own.dtype].bits if kind_of(own.dtype) in "iu" else 1
     words = own
     sized = own.rank == 1 and isinstance(own.shape[0], int)
     if sized and own.dtype != "u64" and parts in (1, 2) and own.shape[0] % parts == 0:
         words = TensorType("u64", (own.shape[0] // parts,))
         pairs = TensorType(own.dtype, (*words.shape, parts) if parts > 1 else words.shape)
-        held = state.one("bitcast", [_reshaped_state(state, held, pairs)], {}, [words])
-    after, bits = state.emit("rng_bit_generator", [held], attrs, [words, result])
+        old_state = state.one("bitcast", [_reshaped_state(state, old_state, pairs)], {}, [words])
+    after, bits = state.emit("rng_bit_generator", [old_state], attrs, [words, result])
     if words != own:
         after = _reshaped_state(state, state.one("bitcast", [after], {}, [pairs]), own)
     state.bind(op, [after, bits])
@@ -79,9 +79,9 @@ def _import_rng(state: ImportState, op: Any) -> None:
 def _random_bits(state: ImportState, dtype: str, shape: Sequence[Dim]) -> Value:
     state.session.generators += 1
     key = np.array([state.session.generators * GOLDEN % 2**64, 0], np.uint64)
-    held = state.constant(key, TensorType("u64", (2,)))
-    given = [held.type, TensorType(dtype, tuple(shape))]
-    return state.emit("rng_bit_generator", [held], {"algorithm": "PHILOX"}, given)[1]
+    start = state.constant(key, TensorType("u64", (2,)))
+    result_types = [start.type, TensorType(dtype, tuple(shape))]
+    return state.emit("rng_bit_generator", [start], {"algorithm": "PHILOX"}, result_types)[1]
 
 
 def _random_constant_like(state: ImportState, value: float, like: Value) -> Value:

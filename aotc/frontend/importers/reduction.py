@@ -73,6 +73,7 @@ def padding_pairs(attribute: Any, rank: int) -> tuple[tuple[int, int], ...]:
 
 
 def _import_reduce_window(state: ImportState, op: Any) -> None:
+    """Import ``reduce_window``; missing strides and dilations are 1, missing padding is 0."""
     operands = state.promoted(state.operands(op), _combiner_types(state, op))
     rank = operands[0].type.rank
     ones = (1,) * rank
@@ -107,9 +108,9 @@ def _import_select_and_scatter(state: ImportState, op: Any) -> None:
 
 def _import_map(state: ImportState, op: Any) -> None:
     """Import a ``map`` by emission of its scalar ops on whole tensors."""
-    given = state.operands(op)
-    operands = require_types(state, given, [given[0].type] * len(given))
-    shape = given[0].type.shape
+    values = state.operands(op)
+    operands = require_types(state, values, [values[0].type] * len(values))
+    shape = values[0].type.shape
     block = op.regions[0].blocks[0]
     state.bind_values(block.arguments, operands)
     state.by_element += 1

@@ -44,22 +44,24 @@ def _import_broadcast_in_dim(state: ImportState, op: Any) -> None:
 def _import_dynamic_broadcast_in_dim(state: ImportState, op: Any) -> None:
     x, shape = state.operands(op)
     t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_broadcast_in_dim"))
-    kept = integer_attribute_tuple(op, "known_nonexpanding_dimensions", ())
-    state.bind(op, [broadcast_to_type(state, x, integer_tuple(op.attributes["broadcast_dimensions"]), t, kept)])
+    nonexpanding = integer_attribute_tuple(op, "known_nonexpanding_dimensions", ())
+    state.bind(op, [broadcast_to_type(state, x, integer_tuple(op.attributes["broadcast_dimensions"]), t, nonexpanding)])
 
 
 def broadcast_to_type(
-    state: ImportState, x: Value, dims: Sequence[int], t: TensorType, kept: Sequence[int] = ()
+    state: ImportState, x: Value, dims: Sequence[int], t: TensorType, equal_dims: Sequence[int] = ()
 ) -> Value:
-    """Return ``x`` broadcast to ``t``; an unknown size of ``x`` may be 1 at run time, unless its dim is in ``kept``.
+    """Return ``x`` broadcast to ``t``.
+
+    An unknown size of ``x`` may be 1 at run time, unless its dim is in ``equal_dims``.
 
     If both sizes are sizes of arguments, they are required to be equal: kernels then need no index computation.
     """
     for k, d in enumerate(dims):
-        size, wanted = x.type.shape[k], t.shape[d]
-        equal = k in kept or (_is_argument_size(state, size) and _is_argument_size(state, wanted))
-        if not isinstance(size, int) and not equal and decide_relation("eq", size, wanted) is None:
-            x = _broadcast_dim(state, x, k, wanted)
+        size, target = x.type.shape[k], t.shape[d]
+        equal = k in equal_dims or (_is_argument_size(state, size) and _is_argument_size(state, target))
+        if not isinstance(size, int) and not equal and decide_relation("eq", size, target) is None:
+            x = _broadcast_dim(state, x, k, target)
     if x.type == t and tuple(dims) == tuple(range(t.rank)):
         return x
     return state.one("broadcast", [x], {"dims": tuple(dims)}, [t])
@@ -109,14 +111,14 @@ def _reshape_type(state: ImportState, op: Any, x: Value) -> TensorType:
     """Return the result type of a reshape; its only unknown size follows from the number of elements."""
     t = op.results[0].type
     dtype, shape = state.session.parts(t)
-    known = [n for n in shape if n != DYNAMIC]
-    if len(known) == len(shape):
+    fixed = [n for n in shape if n != DYNAMIC]
+    if len(fixed) == len(shape):
         return TensorType(dtype, shape)
-    if len(known) < len(shape) - 1 or 0 in known:
+    if len(fixed) < len(shape) - 1 or 0 in fixed:
         state.fail(f"{op.name} to {t}: its sizes do not follow from the elements", "write stablehlo.dynamic_reshape")
     total = product(x.type.shape)
-    size = floordiv(total, product(known))
-    state.require("eq", size * product(known), total, "reshape of {1} elements to rows of {0}", (product(known), total))
+    size = floordiv(total, product(fixed))
+    state.require("eq", size * product(fixed), total, "reshape of {1} elements to rows of {0}", (product(fixed), total))
     return state.type_with(t, [size] * len(shape))
 
 

@@ -68,11 +68,11 @@ def _as_unsigned(state: ImportState, values: list[Value]) -> list[Value]:
 
 def _is_natural(state: ImportState, v: Value) -> bool:
     """Return True if the elements of ``v`` are sizes and cannot be negative; values of integer arguments can be."""
-    known = state.known.get(v)
+    dims = state.known.get(v)
     return (
-        known is not None
-        and all(decide_relation("le", 0, d) for d in known)
-        and not dims_depend_on_values(state, known)
+        dims is not None
+        and all(decide_relation("le", 0, d) for d in dims)
+        and not dims_depend_on_values(state, dims)
     )
 
 
@@ -89,6 +89,7 @@ def _unsigned_binary_importer(name: str) -> Importer:
     """Return the importer of an ``arith`` op on unsigned integers: the tensor op ``name`` on unsigned types."""
 
     def importer(state: ImportState, op: Any) -> None:
+        """Import an op on the bits of integers as unsigned numbers."""
         if state.dtype(op.operands[0].type) == "i1" and op.name in _EXTREMES_OF_BITS:
             state.bind(op, [state.one(_EXTREMES_OF_BITS[op.name], state.operands(op))])
             return
@@ -106,13 +107,14 @@ def _rounded_division_importer(sign: int) -> Importer:
     """
 
     def importer(state: ImportState, op: Any) -> None:
+        """Import the division; correct the truncated quotient by 1 where the remainder requires it."""
         a, b = _wide_operands(state, op)
         t = a.type
         zero = state.constant(np.array(0, to_numpy(t.dtype)), t)
         quotient, rest = state.one("div", [a, b]), state.one("rem", [a, b])
         negative = state.one("ne", [state.one("lt", [a, zero]), state.one("lt", [b, zero])])
-        wanted = negative if sign < 0 else state.one("not", [negative])
-        wrong = state.one("and", [state.one("ne", [rest, zero]), wanted])
+        has_sign = negative if sign < 0 else state.one("not", [negative])
+        wrong = state.one("and", [state.one("ne", [rest, zero]), has_sign])
         correction = state.convert(wrong, t.dtype)
         state.bind(op, [state.one("add" if sign > 0 else "sub", [quotient, correction])])
 
@@ -120,6 +122,7 @@ def _rounded_division_importer(sign: int) -> Importer:
 
 
 def _import_ceildivui(state: ImportState, op: Any) -> None:
+    """Import ``ceildivui``: the quotient of unsigned numbers, plus 1 if there is a remainder."""
     a, b = _wide_operands(state, op)
     left, right = _as_unsigned(state, [a, b])
     rest = state.one("rem", [left, right])
@@ -130,6 +133,7 @@ def _import_ceildivui(state: ImportState, op: Any) -> None:
 
 
 def _import_cmpi(state: ImportState, op: Any) -> None:
+    """Import ``cmpi`` by the signedness of its predicate."""
     predicate, sign = _PREDICATES[op.attributes["predicate"].value]
     operands = state.operands(op)
     if operands[0].type.dtype == "i1":  # a signed true is -1
@@ -187,6 +191,7 @@ def _extended_product_importer(signed: bool) -> Importer:
     """Return the importer of a product as low and high half, computed in twice the width."""
 
     def importer(state: ImportState, op: Any) -> None:
+        """Import a product with twice the bits, as its low and its high half."""
         operands = _wide_operands(state, op)
         dtype = operands[0].type.dtype
         bits = DTYPES[dtype].bits

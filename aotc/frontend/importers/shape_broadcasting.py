@@ -83,20 +83,20 @@ def common_size(state: ImportState, sizes: Sequence[Dim]) -> Dim:
 
     Two different unknown sizes are allowed: a call may pass 1 for either.
     """
-    found: Dim = 1
+    common: Dim = 1
     for size in sizes:
-        if found == size or size == 1:
+        if common == size or size == 1:
             continue
-        if found == 1:
-            found = size
+        if common == 1:
+            common = size
             continue
-        if isinstance(found, int) and isinstance(size, int):
-            state.fail(f"sizes {found} and {size} cannot be broadcast together", "equal sizes, or sizes of 1")
-        pair = (found, size)
-        state.require("eq", (found - 1) * (size - 1) * (found - size), 0, _DIFFER, pair)
+        if isinstance(common, int) and isinstance(size, int):
+            state.fail(f"sizes {common} and {size} cannot be broadcast together", "equal sizes, or sizes of 1")
+        pair = (common, size)
+        state.require("eq", (common - 1) * (size - 1) * (common - size), 0, _DIFFER, pair)
         lone = [n for n in pair if isinstance(n, int)]
-        found = lone[0] if lone else maximum(*pair) * minimum(minimum(*pair), 1)  # 0 next to 1 is 0
-    return found
+        common = lone[0] if lone else maximum(*pair) * minimum(minimum(*pair), 1)  # 0 next to 1 is 0
+    return common
 
 
 def _import_broadcast_together(state: ImportState, op: Any) -> None:
@@ -106,9 +106,9 @@ def _import_broadcast_together(state: ImportState, op: Any) -> None:
     """
     operands = state.operands(op)
     rank = max(v.type.rank for v in operands)
-    given = op.attributes.get("broadcast_dimensions")
+    stated = op.attributes.get("broadcast_dimensions")
     places = [
-        integer_tuple(given) if given is not None and v.type.rank < rank else tuple(range(rank - v.type.rank, rank))
+        integer_tuple(stated) if stated is not None and v.type.rank < rank else tuple(range(rank - v.type.rank, rank))
         for v in operands
     ]
     shape = tuple(

@@ -84,6 +84,7 @@ def _import_rank(state: ImportState, op: Any) -> None:
 
 
 def _constant_index(state: ImportState, v: Value, most: int) -> int:
+    """Return the constant index ``v``, from 0 to ``most``; refuse the op otherwise."""
     (index,) = state.known.get(v, (None,))
     if not isinstance(index, int):
         state.fail(f"the index of {state.op} is not a constant", "index with arith.constant")
@@ -174,6 +175,7 @@ def _all_tests(state: ImportState, tests: Sequence[Value]) -> Value:
 
 
 def _import_shape_eq(state: ImportState, op: Any) -> None:
+    """Import ``shape_eq``: False for different ranks, else a comparison of all sizes."""
     shapes = [_extents_of_vector(state, v) for v in state.operands(op)]
     if len({len(shape) for shape in shapes}) > 1:
         state.bind(op, [state.constant(np.array(False), TensorType("i1"))])

@@ -49,8 +49,8 @@ def _import_extract(state: ImportState, op: Any) -> None:
     if not where:
         state.bind(op, [x])
         return
-    known = [state.known.get(v, (None,))[0] for v in where]
-    indices = [n for n in known if isinstance(n, int)]
+    elements = [state.known.get(v, (None,))[0] for v in where]
+    indices = [n for n in elements if isinstance(n, int)]
     if len(indices) < len(where):
         state.bind(op, [_tensor_element(state, x, where)])
         return
@@ -173,6 +173,7 @@ def _import_collapse_shape(state: ImportState, op: Any) -> None:
 
 
 def _import_expand_shape(state: ImportState, op: Any) -> None:
+    """Import ``expand_shape`` as a reshape; each size must be the product of the sizes of its group."""
     x, *values = state.operands(op)
     shape = _result_sizes(state, op, values, integer_tuple(op.attributes["static_output_shape"]))
     for own, group in zip(x.type.shape, op.attributes["reassociation"], strict=True):
@@ -205,22 +206,22 @@ def _slice_operands(state: ImportState, op: Any, first: int) -> tuple[list[Value
 def _drop_unit_sizes(state: ImportState, op: Any, sizes: Sequence[Dim]) -> tuple[Dim, ...]:
     """Drop the sizes of 1 that the result type of a slice lacks; in case of ambiguity, the first ones."""
     shape = state.session.parts(op.results[0].type)[1]
-    kept: list[Dim] = []
+    remaining: list[Dim] = []
     for stated, size in zip(integer_tuple(op.attributes["static_sizes"]), sizes, strict=True):
-        if len(kept) < len(shape) and stated == shape[len(kept)]:
-            kept.append(size)
+        if len(remaining) < len(shape) and stated == shape[len(remaining)]:
+            remaining.append(size)
         elif stated != 1:
             state.fail(f"{op.name}: the sizes of {op.results[0].type} do not match", "leave out sizes of 1 only")
-    return tuple(kept)
+    return tuple(remaining)
 
 
 def _import_extract_slice(state: ImportState, op: Any) -> None:
     """Import a strided slice: ``slice`` for known offsets, else ``dynamic_slice``."""
     x = state.value(op.operands[0])
     offsets, sizes, strides = _slice_operands(state, op, 1)
-    known = [state.known.get(v) for v in offsets]
-    if all(k is not None and not dims_depend_on_values(state, k) for k in known):
-        starts = [k[0] for k in known if k is not None]
+    values = [state.known.get(v) for v in offsets]
+    if all(k is not None and not dims_depend_on_values(state, k) for k in values):
+        starts = [k[0] for k in values if k is not None]
         limits = [a + _strided_reach(n, s) for a, n, s in zip(starts, sizes, strides)]
         taken = state.one("slice", [x], {"start": tuple(starts), "limit": tuple(limits), "stride": strides})
     else:

@@ -87,12 +87,13 @@ def fetch_buckets(
 def _traced_for_buckets(
     source: object, args: Sequence[Any], kwargs: Mapping[str, Any], symbols: set[str], sizes: Sizes
 ) -> dict[tuple[tuple[str, int], ...], RawModel]:
-    found = {}
+    """Return the program of a rank for each bucket, by the sizes of its symbols."""
+    models = {}
     for chosen in _combinations(symbols, sizes):
         with _named_bucket(chosen):
             examples, keywords = jax.tree.map(partial(_with_sizes, chosen=chosen), (tuple(args), {**kwargs}))
-            found[tuple(chosen.items())] = program_of_one_rank(fetch_whole(source, examples, keywords))
-    return found
+            models[tuple(chosen.items())] = program_of_one_rank(fetch_whole(source, examples, keywords))
+    return models
 
 
 @contextmanager
@@ -124,11 +125,11 @@ def _combinations(symbols: set[str], sizes: Sizes, path: str = "") -> list[dict[
         raise CompileError.at(Loc(path), message, hint=f"its dims: {', '.join(names)}")
     if wrong := [f"{name}={n}" for name in names for n in sizes[name] if n < 1]:
         raise CompileError.at(Loc(path), f"specialize: {wrong[0]}", hint="integers from 1 on")
-    found = [dict(zip(names, numbers)) for numbers in product(*(sorted(map(int, sizes[name])) for name in names))]
-    if len(found) > MOST_BUCKETS:
-        message = f"specialize: {len(found)} combinations of sizes, expected at most {MOST_BUCKETS}"
+    buckets = [dict(zip(names, numbers)) for numbers in product(*(sorted(map(int, sizes[name])) for name in names))]
+    if len(buckets) > MOST_BUCKETS:
+        message = f"specialize: {len(buckets)} combinations of sizes, expected at most {MOST_BUCKETS}"
         raise CompileError.at(Loc(path), message, hint="list fewer sizes")
-    return found
+    return buckets
 
 
 def _symbols_of_examples(examples: object) -> set[str]:
@@ -170,8 +171,8 @@ def _with_sizes(leaf: object, chosen: Mapping[str, int]) -> object:
 
 def _parsed_shape(shape: Sequence[int | str]) -> tuple[Dim, ...]:
     """Return the dims of a shape that is stored as text."""
-    found: tuple[Dim, ...] = jax.export.symbolic_shape(", ".join(map(str, shape)) + ("," if shape else ""))
-    return found
+    dims: tuple[Dim, ...] = jax.export.symbolic_shape(", ".join(map(str, shape)) + ("," if shape else ""))
+    return dims
 
 
 def _refined(raw: RawModel, dims: Sequence[Sequence[Dim]], chosen: Mapping[str, int]) -> RawModel:
@@ -209,12 +210,12 @@ def _set_argument_shapes(main: ir.OpView, shapes: Sequence[Sequence[int]]) -> No
     for argument, location in zip(block.arguments, argument_locations(main, block), strict=True):
         argument.set_location(location)
     for argument, shape in zip(block.arguments, shapes, strict=True):
-        known = argument.type
-        if not isinstance(known, ir.RankedTensorType) or known.has_static_shape:
+        old_type = argument.type
+        if not isinstance(old_type, ir.RankedTensorType) or old_type.has_static_shape:
             continue
-        argument.set_type(ir.RankedTensorType.get(shape, known.element_type))
+        argument.set_type(ir.RankedTensorType.get(shape, old_type.element_type))
         with ir.InsertionPoint.at_block_begin(block):
-            own = stablehlo.ConvertOp(known, argument)
+            own = stablehlo.ConvertOp(old_type, argument)
         argument.replace_all_uses_except(own.result, own.operation)
     types = [argument.type for argument in block.arguments]
     main.operation.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, main.type.results))

@@ -40,8 +40,8 @@ def function_on_mesh(model: object, mesh: object, in_shardings: object, out_shar
     chosen = _mesh_of(mesh, in_shardings, out_shardings)
     if in_shardings is None and out_shardings is None:
         return _Traced(model if hasattr(model, "trace") else jax.jit(model), chosen)
-    given = {"in_shardings": in_shardings, "out_shardings": out_shardings}
-    shardings = {key: _on_mesh(value, chosen, key) for key, value in given.items() if value is not None}
+    stated = {"in_shardings": in_shardings, "out_shardings": out_shardings}
+    shardings = {key: _on_mesh(value, chosen, key) for key, value in stated.items() if value is not None}
     try:
         return _Traced(jax.jit(model, **shardings, **_arguments_of_jit(model)), chosen)
     except (TypeError, ValueError) as error:
@@ -87,7 +87,7 @@ def _arguments_of_jit(model: object) -> dict[str, Any]:
     """Return the donated and static arguments of a jitted function, as keywords of ``jax.jit``."""
     info = getattr(model, "_jit_info", None)
     names = ("donate_argnums", "donate_argnames", "static_argnums", "static_argnames")
-    return {name: found for name in names if (found := getattr(info, name, ()))}
+    return {name: value for name in names if (value := getattr(info, name, ()))}
 
 
 class _Traced:
@@ -133,6 +133,7 @@ def _on_mesh(shardings: object, mesh: AbstractMesh, key: str) -> Any:
     """Convert the partition specs in the pytree ``shardings`` to shardings on ``mesh``."""
 
     def named(spec: object) -> object:
+        """Return a partition specification as a sharding on the mesh; other shardings are unchanged."""
         if not isinstance(spec, PartitionSpec):
             return spec
         try:

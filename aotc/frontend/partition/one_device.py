@@ -62,6 +62,7 @@ def _called_name(op: ir.Operation) -> str:
 
 
 def _remove_attributes(op: ir.Operation) -> None:
+    """Remove sharding attributes from an op and from its arguments and results."""
     for name in [name for name, _ in op.attributes.items() if _is_sharding_attribute(name)]:
         del op.attributes[name]
     for kind in ("arg_attrs", "res_attrs"):

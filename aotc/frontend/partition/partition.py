@@ -87,6 +87,7 @@ def partitioned(module: ir.Module, path: str = "", axes: Axes = ()) -> tuple[byt
 
 
 def _public_function(module: ir.Module, path: str) -> ir.OpView:
+    """Return the only public function; raise CompileError if there is not exactly one."""
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
     public = [f for f in functions if not is_private(f)]
     if len(public) != 1:
@@ -142,14 +143,14 @@ def _set_partitions(module: ir.Module, count: int) -> None:
 
 def _named_meshes(module: ir.Module) -> list[Mesh]:
     """Return the meshes that a program defines."""
-    found = []
+    meshes = []
     for op in module.body.operations:
         if op.operation.name == "sdy.mesh":
             text = str(op.operation.attributes["mesh"])
             devices = _DEVICES.search(text)
             order = tuple(int(n) for n in devices[1].split(",")) if devices else ()
-            found.append(Mesh(tuple((name, int(size)) for name, size in _AXIS.findall(text)), order))
-    return found
+            meshes.append(Mesh(tuple((name, int(size)) for name, size in _AXIS.findall(text)), order))
+    return meshes
 
 
 def _mesh_of(module: ir.Module) -> Mesh:
@@ -169,22 +170,22 @@ def _mesh_with_axes(stated: Mesh, axes: Axes, is_named: bool, path: str) -> Mesh
         If the axes have another number of devices, do not divide the axes that the program names, or have the
         program's names in another order.
     """
-    given = Mesh(tuple(axes), stated.devices)
-    known = f"{stated.size} devices{f' ({stated})' if is_named else ''}"
-    if given.size != stated.size:
-        message = f"the mesh {given} has the size {given.size}, and the program is for {known}"
+    proposed = Mesh(tuple(axes), stated.devices)
+    program_mesh = f"{stated.size} devices{f' ({stated})' if is_named else ''}"
+    if proposed.size != stated.size:
+        message = f"the mesh {proposed} has the size {proposed.size}, and the program is for {program_mesh}"
         example = _mesh_as_option(stated) if is_named else f"data={stated.size}"
         hint = f"axes with the product {stated.size}, such as {example}"
         raise CompileError.at(Loc(path), message, hint=hint)
     if not is_named:
-        return given
-    names, wanted = ([name for name, _ in mesh.axes] for mesh in (given, stated))
-    is_swapped = names != wanted and sorted(names) == sorted(wanted)
-    if is_swapped or not {*_sizes_from_last(stated)} <= {*_sizes_from_last(given)}:
-        message = f"the mesh {given} does not fit the program, which is for {known}"
+        return proposed
+    names, stated_names = ([name for name, _ in mesh.axes] for mesh in (proposed, stated))
+    is_swapped = names != stated_names and sorted(names) == sorted(stated_names)
+    if is_swapped or not {*_sizes_from_last(stated)} <= {*_sizes_from_last(proposed)}:
+        message = f"the mesh {proposed} does not fit the program, which is for {program_mesh}"
         hint = f"these sizes in this order, with any names: {_mesh_as_option(stated)}; an axis may be several"
         raise CompileError.at(Loc(path), message, hint=hint)
-    return given
+    return proposed
 
 
 def _sizes_from_last(mesh: Mesh) -> list[int]:
@@ -221,9 +222,9 @@ def _run_xla_partitioner(
         raise CompileError.at(Loc(path), f"XLA cannot partition the program: {_first_line(reply['error'])}")
     layouts = []
     for (_, types), tilings in zip(ends, (reply["arguments"], reply["results"]), strict=True):
-        found = [layout_of_tiling(mesh, t, x.rank) for t, x in zip(tilings or [{}] * len(types), types, strict=True)]
-        even = [x is not None and _is_evenly_cut(mesh, x, t) for x, t in zip(found, types, strict=True)]
-        layouts.append([x if fits else None for x, fits in zip(found, even, strict=True)])
+        cuts = [layout_of_tiling(mesh, t, x.rank) for t, x in zip(tilings or [{}] * len(types), types, strict=True)]
+        even = [x is not None and _is_evenly_cut(mesh, x, t) for x, t in zip(cuts, types, strict=True)]
+        layouts.append([x if fits else None for x, fits in zip(cuts, even, strict=True)])
     return layouts, local
 
 
@@ -269,23 +270,23 @@ def _ask_partition_child(request: Mapping[str, Any], code: bytes, path: str) -> 
     """
     with (
         tempfile.TemporaryDirectory(prefix="aotc-partition-") as folder,
-        tempfile.TemporaryFile() as given,
-        tempfile.TemporaryFile() as found,
+        tempfile.TemporaryFile() as source,
+        tempfile.TemporaryFile() as sink,
         tempfile.TemporaryFile() as messages,
     ):
-        write_frame(given.fileno(), {**request, "folder": folder}, code)
-        given.seek(0)
+        write_frame(source.fileno(), {**request, "folder": folder}, code)
+        source.seek(0)
         try:
             command, limit = python_command(_CHILD), PARTITION_SECONDS
-            ended = subprocess.run(command, stdin=given, stdout=found, stderr=messages, timeout=limit, check=False)
+            ended = subprocess.run(command, stdin=source, stdout=sink, stderr=messages, timeout=limit, check=False)
         except OSError as error:
             message = f"the system starts no process for XLA's partitioner: {error.strerror}"
             raise CompileError.at(Loc(path), message) from None
         except subprocess.TimeoutExpired:
             message = f"XLA partitions the program for more than {PARTITION_SECONDS} s"
             raise CompileError.at(Loc(path), message, hint="a smaller program, or fewer devices") from None
-        found.seek(0)
-        frame = read_frame(found) if ended.returncode == 0 else None
+        sink.seek(0)
+        frame = read_frame(sink) if ended.returncode == 0 else None
         if frame is None:
             message = f"XLA's partitioner ended ({_exit_status_text(ended.returncode)}){_fatal_message(messages)}"
             raise CompileError.at(Loc(path), message, hint="other shardings, or jax.shard_map in place of jax.jit")
@@ -307,8 +308,8 @@ def _fatal_message(messages: IO[bytes]) -> str:
 
 def _finished_rank_program(module: ir.Module, main: ir.OpView, local: bytes) -> bytes:
     """Add the argument names and donation of the whole program to the program of a rank."""
-    found = ir.Module.parse(local)
-    target = _public_function(found, "").operation
+    rank = ir.Module.parse(local)
+    target = _public_function(rank, "").operation
     source = main.operation
     for kind in ("arg_attrs", "res_attrs"):
         if kind in source.attributes:
@@ -316,12 +317,12 @@ def _finished_rank_program(module: ir.Module, main: ir.OpView, local: bytes) -> 
             target.attributes[kind] = ir.ArrayAttr.get([ir.DictAttr.get(row) for row in rows])
         elif kind in target.attributes:
             del target.attributes[kind]
-    own, given = (op.regions[0].blocks[0].arguments for op in (target, source))
-    for argument, named in zip(own, given, strict=True):
+    own, whole_arguments = (op.regions[0].blocks[0].arguments for op in (target, source))
+    for argument, named in zip(own, whole_arguments, strict=True):
         argument.set_location(named.location)  # XLA's are called "param"
     target.attributes["sym_name"] = source.attributes["sym_name"]
-    for name in [name for name, _ in found.operation.attributes.items() if name.startswith("mhlo.")]:
-        del found.operation.attributes[name]
-    found.operation.attributes["sym_name"] = module.operation.attributes.get("sym_name", ir.StringAttr.get("main"))
-    found.operation.attributes[_COUNT] = module.operation.attributes[_COUNT]
-    return module_bytes(found)
+    for name in [name for name, _ in rank.operation.attributes.items() if name.startswith("mhlo.")]:
+        del rank.operation.attributes[name]
+    rank.operation.attributes["sym_name"] = module.operation.attributes.get("sym_name", ir.StringAttr.get("main"))
+    rank.operation.attributes[_COUNT] = module.operation.attributes[_COUNT]
+    return module_bytes(rank)

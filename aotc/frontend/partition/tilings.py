@@ -44,26 +44,26 @@ def layout_of_tiling(mesh: Mesh, tiling: Mapping[str, Any], rank: int) -> Layout
     order = np.array(mesh.devices or range(mesh.size))
     places = np.unravel_index(np.arange(mesh.size), [size for _, size in mesh.axes])
     at = {name: where for (name, _), where in zip(mesh.axes, places, strict=True)}
-    wanted = np.unravel_index(numbers[order], parts)
-    found: list[tuple[str, ...]] = []
-    for count, numbers_of_dim in zip(parts, wanted, strict=True):
+    part_numbers = np.unravel_index(numbers[order], parts)
+    layout: list[tuple[str, ...]] = []
+    for count, numbers_of_dim in zip(parts, part_numbers, strict=True):
         axes = _axes_of_dim(mesh, at, count, numbers_of_dim)
         if axes is None:
             return None
-        found.append(axes)
-    return tuple(found)
+        layout.append(axes)
+    return tuple(layout)
 
 
-def _axes_of_dim(mesh: Mesh, at: Mapping[str, Any], count: int, wanted: np.ndarray) -> tuple[str, ...] | None:
+def _axes_of_dim(mesh: Mesh, at: Mapping[str, Any], count: int, part_numbers: np.ndarray) -> tuple[str, ...] | None:
     """Return the axes that number the parts of a dim, the slowest first; None if there are none.
 
     The step of an axis is the number of the part one place further along it.
     """
     strides = np.cumprod([1, *(size for _, size in reversed(mesh.axes))])[-2::-1]
-    steps = [(int(wanted[s]), name, n) for (name, n), s in zip(mesh.axes, strides, strict=True) if n > 1]
+    steps = [(int(part_numbers[s]), name, n) for (name, n), s in zip(mesh.axes, strides, strict=True) if n > 1]
     axes = [(name, size) for step, name, size in sorted(steps, reverse=True) if step > 0]
     number = np.zeros(mesh.size, np.int64)
     for name, size in axes:
         number = number * size + at[name]
-    fits = prod(size for _, size in axes) == count and np.array_equal(number, wanted)
+    fits = prod(size for _, size in axes) == count and np.array_equal(number, part_numbers)
     return tuple(name for name, _ in axes) if fits else None

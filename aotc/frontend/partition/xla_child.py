@@ -87,10 +87,11 @@ def _dumped_hlo_file(request: Mapping[str, Any], code: bytes, folder: Path) -> b
     thread = threading.Thread(target=compile_program, daemon=True)
     thread.start()
     while True:
+        # Tested before the folder is listed, so that a file written last is not missed.
         ended = not thread.is_alive()
-        found = [p for p in folder.iterdir() if f"after_{_PASS}" in p.name and p.name.endswith(".hlo.pb")]
-        if found:
-            return _whole_file(found[0])
+        dumped = [p for p in folder.iterdir() if f"after_{_PASS}" in p.name and p.name.endswith(".hlo.pb")]
+        if dumped:
+            return _whole_file(dumped[0])
         if ended:
             raise errors[0] if errors else RuntimeError(f"XLA wrote no program after {_PASS}")
         time.sleep(POLL_SECONDS)

@@ -60,18 +60,19 @@ def import_quantized(importer: Importer, state: ImportState, op: Any) -> None:
 
 def _import_integer_matmul(importer: Importer, state: ImportState, op: Any) -> bool:
     """Import a quantized matmul on integers; return False, with nothing bound, if that is impossible."""
-    given = {v: state.values[v] for v in list(op.operands)[:2]}
-    narrow = {v: (uint8_operand_as_int8(state, state.value(v), q),) for v in given if (q := quantization_of(v.type))}
+    saved = {v: state.values[v] for v in list(op.operands)[:2]}
+    narrow = {v: (uint8_operand_as_int8(state, state.value(v), q),) for v in saved if (q := quantization_of(v.type))}
     state.values.update(narrow)
     try:
         with quantized_as(state, "i32"):
             importer(state, op)
     finally:
-        state.values.update(given)
+        state.values.update(saved)
     return bind_integer_matmul(state, op)
 
 
 def _import_quantize_or_convert(state: ImportState, op: Any) -> None:
+    """Import a conversion between quantized types or floats, by way of floats."""
     state.session.quantized = True
     (x,) = state.operands(op)
     source, target = quantization_of(op.operands[0].type), quantization_of(op.results[0].type)
@@ -100,17 +101,17 @@ def _check_regions(state: ImportState, op: Any) -> None:
 
 def _import_on_floats(importer: Importer, state: ImportState, op: Any) -> None:
     """Dequantize the operands, import the op on floats, and quantize its results."""
-    given: dict[Any, Leaves | None] = {}
+    saved: dict[Any, Leaves | None] = {}
     for v in op.operands:
         q = quantization_of(v.type)
-        if q is not None and v not in given:
-            given[v] = state.values[v]
+        if q is not None and v not in saved:
+            saved[v] = state.values[v]
             state.values[v] = (dequantize(state, state.value(v), q),)
     try:
         with quantized_as(state, "expressed"):
             importer(state, op)
     finally:
-        state.values.update(given)
+        state.values.update(saved)
     results = [(q, r) for r in op.results if (q := quantization_of(r.type))]
     for q, r in results:
         state.bind_values([r], [quantize(state, state.value(r), q)])
