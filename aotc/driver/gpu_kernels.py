@@ -27,6 +27,7 @@ class GpuKernels:
     """
 
     def __init__(self, where: str, rows: Sequence[Mapping[str, Any]], code: Sequence[bytes | memoryview]) -> None:
+        """Associate the kernels ``rows`` of a manifest with their code; ``where`` names them in errors."""
         self._where = where
         self._rows = {row["name"]: row for row in rows}
         self._images = dict(zip(self._rows, code, strict=True))

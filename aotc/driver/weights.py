@@ -64,6 +64,7 @@ def compile_with_weights(raws: list[Any], options: Options, compile_raw: Callabl
 
 
 def _weight_array(value: Any, path: str) -> Any:
+    """Return the example of a bound argument; raise CompileError if it has no values."""
     if not hasattr(value, "__array__"):
         what = f"weights: the example of {path} is a {type(value).__name__}, which has no values to keep"
         raise CompileError.at(UNKNOWN, what, hint="arrays as examples; or weights='inline', and aotc update-weights")

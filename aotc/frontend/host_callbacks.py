@@ -58,6 +58,7 @@ def records_of(callbacks: Sequence[Any]) -> list[Record]:
 
 
 def _emit_callback_record(ctx: Any, args: Sequence[Any], record: Record) -> Sequence[Any]:
+    """Emit a callback as an FFI call whose configuration is its ``record``."""
     if record.get("ordered"):
         ctx.set_tokens_out(ctx.tokens_in)  # the importer rejects ordered calls
     rule = jax.ffi.ffi_lowering(TARGET, has_side_effect=True)

@@ -152,6 +152,7 @@ def chlo_text(text: str, is_op: Callable[[str], bool]) -> str:
         return f'"chlo.{matched[1]}"' if missing(matched[1]) else matched[0]
 
     def unary(matched: re.Match[str]) -> str:
+        """Rewrite a unary op in short form, with its operand and result types."""
         if not missing(matched[1]):
             return matched[0]
         operand, result = (matched[side] or matched["same"] for side in ("in", "out"))

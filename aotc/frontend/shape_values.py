@@ -214,6 +214,7 @@ def _concatenated_shape_values(operands: Sequence[Known], types: Sequence[Tensor
 def _moved_shape_values(
     name: str, elements: Known, source: TensorType, attrs: Mapping[str, Any], result: TensorType
 ) -> Sequence[Dim] | None:
+    """Return the elements of a slice or broadcast, by moving their numbers."""
     places = np.arange(len(elements)).reshape([int(d) for d in source.shape if isinstance(d, int)])
     moved = SHAPE[name].reference([places], attrs, (), (result,))[0]
     return [elements[int(i)] for i in moved.reshape(-1)]

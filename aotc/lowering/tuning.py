@@ -147,6 +147,7 @@ class Decisions:
 
     @cached_property
     def _chosen(self) -> dict[Asked, bool | int]:
+        """Return the answers of the tuning record by threshold and size; warn of unknown thresholds."""
         names = set(self._names.values())
         if missing := sorted({c.threshold for c in self.choices} - names):
             warn_user(f"this version of aotc has no threshold {', '.join(missing)}: the tuning record is for another")

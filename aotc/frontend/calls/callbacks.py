@@ -75,6 +75,7 @@ def _bits_as_words(state: ImportState, x: Value, start: int, count: int) -> list
 
 
 def _bits_as_dtype(state: ImportState, x: Value, dtype: str) -> Value:
+    """Return ``x`` converted to ``dtype``, as unsigned bits if it is a float."""
     if kind_of(dtype) == "b":
         return state.convert(x, "u8")
     x = state.convert(x, dtype)

@@ -101,6 +101,7 @@ def _import_geev(state: ImportState, op: Any) -> None:
 
 
 def _import_hybrid_eig(state: ImportState, op: Any) -> None:
+    """Import an eigendecomposition; real routines return complex eigenvectors as pairs of columns."""
     results = _emit_lapack_call(state, "geev", operands_in_memory_order(state, op), _eigenvector_options(op))
     if len(results) == 5:
         results[2:4] = (unpack_eigenvectors(state, results[1], v) for v in results[2:4])

@@ -42,6 +42,7 @@ def _put_scan_row(state: ImportState, into: Value, row: Value, at: Value, dim: i
 
 
 def _scan_length(state: ImportState, op: Any, inputs: Sequence[Value], dim: int) -> Dim:
+    """Return the number of iterations: the size of the scanned dim, which all inputs must share."""
     for v in inputs[1:]:
         state.require("eq", v.type.shape[dim], inputs[0].type.shape[dim], SIZES_DIFFER)
     if inputs:

@@ -95,6 +95,7 @@ def _import_scatter(state: ImportState, op: Any) -> None:
 
 
 def _import_sort(state: ImportState, op: Any) -> None:
+    """Import ``sort``; a negative dim counts from the end."""
     operands = state.operands(op)
     dim = attribute_value(op, "dimension", -1)
     attrs = {"dim": dim % max(operands[0].type.rank, 1), "stable": bool(attribute_value(op, "is_stable", False))}

@@ -78,6 +78,7 @@ def _import_inference(state: ImportState, op: Any) -> None:
 
 
 def _import_training(state: ImportState, op: Any) -> None:
+    """Import ``batch_norm_training``: the normalized operand, the mean and the variance."""
     norm = _BatchNorm(state, op)
     scale, offset = norm.feature_vectors(state.operands(op)[1:])
     mean, variance = norm.mean_and_variance()

@@ -165,6 +165,7 @@ def _nan_ignoring_importer(name: str) -> Importer:
     """Return the importer of ``name``, the maximum or minimum of two floats that ignores a NaN."""
 
     def importer(state: ImportState, op: Any) -> None:
+        """Import a minimum or maximum that returns the other operand for NaN."""
         a, b = state.operands(op)
         result = state.one(name, [a, b])
         for nan, other in ((a, b), (b, a)):
@@ -178,6 +179,7 @@ def _carry_importer(name: str) -> Importer:
     """Return the importer of an unsigned sum or difference with its carry."""
 
     def importer(state: ImportState, op: Any) -> None:
+        """Import an unsigned sum or difference with its overflow bit."""
         a, b = _wide_operands(state, op)
         x, y = (as_dtype(state, v, _unsigned_dtype(v.type.dtype)) for v in (a, b))
         result = state.one(name, [x, y])

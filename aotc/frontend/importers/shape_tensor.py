@@ -238,6 +238,7 @@ def _strided_reach(size: Dim, stride: Dim) -> Dim:
 
 
 def _import_insert_slice(state: ImportState, op: Any) -> None:
+    """Import ``insert_slice``: an update of a slice with strides of 1."""
     source, x = state.operands(op)[:2]
     offsets, sizes, strides = _slice_operands(state, op, 2)
     if any(s != 1 != n for n, s in zip(sizes, strides)):

@@ -129,6 +129,7 @@ def _is_rescaling_unnecessary(result: Quantization, scales: np.ndarray, axis: in
 
 
 def _scales_as_row(state: ImportState, scales: np.ndarray, axis: int | None, like: TensorType) -> Value:
+    """Return the scales of a tensor as f32 of the shape of ``like``; ``axis`` is None for one scale."""
     t = TensorType("f32", like.shape)
     if axis is None:
         return state.constant(np.float32(scales[0]), t)

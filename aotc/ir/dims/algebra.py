@@ -138,6 +138,7 @@ def sym(name: str, lo: int = 0, extent: Dim | None = None) -> Expr:
 
 
 def _make_sum(const: int, terms: dict[Monomial, int]) -> Dim:
+    """Return the dim of a constant and terms; ``q * (x // q) + x % q`` becomes ``x``."""
     live = {m: c for m, c in terms.items() if c}
     if any(isinstance(m[0], Call) and m[0].fn == "%" for m in live if len(m) == 1):
         const, live = _join_div_and_mod(const, live)
@@ -232,6 +233,7 @@ def bounds(e: Dim) -> Interval:
 
 
 def _atom_bounds(atom: Atom) -> Interval:
+    """Return the least and largest value of an atom, None for an unknown end."""
     if isinstance(atom, Call):
         return _interval_of_call(atom.fn, bounds(atom.a), bounds(atom.b))
     top = bounds(atom.extent)[1] if atom.extent is not None else None

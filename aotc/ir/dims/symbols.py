@@ -87,6 +87,7 @@ def _replace_in_dim(e: Dim, value_of: Callable[[Sym], Dim | None]) -> Dim:
 
 
 def _replace_atom(atom: Atom, value_of: Callable[[Sym], Dim | None]) -> Dim:
+    """Return an atom with its symbols replaced; calls are simplified again."""
     if isinstance(atom, Sym):
         value = value_of(atom)
         return expr_of_atom(atom) if value is None else value

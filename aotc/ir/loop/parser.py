@@ -159,6 +159,7 @@ class _Parser:
     # --- statements ---
 
     def parse_block(self, body: Sequence[ast.stmt]) -> tuple[Stmt, ...]:
+        """Return the statements of a block; names that it defines end with it."""
         saved = dict(self.buffers), dict(self.symbols), dict(self.scalars)
         stmts = tuple(self.parse_statement(node) for node in body if not isinstance(node, ast.Pass))
         self.buffers, self.symbols, self.scalars = saved
@@ -225,6 +226,7 @@ class _Parser:
         return self.bind_variable(Var(name, bound.dtype), bound, dims.sym(name))
 
     def bind_variable(self, var: Var, value: Scalar, symbol: Dim) -> Let:
+        """Define a scalar, and for an integer its symbol; return the definition."""
         self.scalars[var.name] = var
         if kind_of(var.dtype) in "iu":
             self.symbols[var.name] = symbol
@@ -234,6 +236,7 @@ class _Parser:
         return self.find_buffer(node.value), self.parse_dims(node.slice)
 
     def parse_address(self, node: ast.expr) -> tuple[Buffer, tuple[Dim, ...]]:
+        """Return the buffer and index of an argument of a call."""
         return (
             self.parse_place(node)
             if isinstance(node, ast.Subscript)

@@ -287,6 +287,7 @@ def _literal_text(value: bool | int | float | complex) -> str:
 
 
 def _float_text(value: float) -> str:
+    """Return the text of a float; NaNs with other bits than the default one are written by their bits."""
     if not math.isnan(value):
         return repr(value)
     bits = struct.pack("<d", value)

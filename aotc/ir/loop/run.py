@@ -277,6 +277,7 @@ def _with_fewer_bits(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
 
 
 def _counted_function(name: str, function: Callable, executed: Counter[str]) -> Callable:
+    """Return ``function`` with its calls counted in ``executed[name]``."""
     def call(*arguments: Any) -> Any:
         executed[name] += 1
         return function(*arguments)
@@ -289,6 +290,7 @@ def _literal_function(dtype: str) -> Callable:
 
 
 def _index_value(value: int, dtype: str = "i64") -> Any:
+    """Return an index as a NumPy integer; smaller dtypes keep its low bits."""
     if dtype == "i64":
         return np.int64(value)
     if dtype == "i32" and -(1 << 31) <= value < 1 << 31:

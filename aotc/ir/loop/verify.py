@@ -128,6 +128,7 @@ class _KernelCheck:
     # --- names ---
 
     def define_buffer(self, buffer: Buffer, where: str) -> None:
+        """Check the dtype and shape of a buffer, and define its name."""
         if buffer.dtype not in DTYPES:
             self.report_error(f"{where}: buffer {buffer.name} has unknown dtype {buffer.dtype}")
         for dim in buffer.shape:
@@ -135,6 +136,7 @@ class _KernelCheck:
         self.buffers[buffer.name] = buffer
 
     def check_buffer_is_defined(self, buffer: Buffer, where: str) -> None:
+        """Report a buffer that is not defined, or differs from its definition."""
         definition = self.buffers.get(buffer.name)
         if definition is None:
             self.report_error(f"{where}: buffer {buffer.name} is not defined here")
@@ -243,6 +245,7 @@ class _KernelCheck:
                 self.define_buffer(buffer, "either")
 
     def check_alloc(self, buffer: Buffer) -> None:
+        """Define a local buffer; only scratch memory may have a symbolic size."""
         self.define_buffer(buffer, "alloc")
         if buffer.space == "global":
             self.report_error(f"buffer {buffer.name} is allocated in global memory")
@@ -264,6 +267,7 @@ class _KernelCheck:
             self.report_error(f"{name}: {to.name} and {source.name} are of two types")
 
     def check_shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:
+        """Check the buffers and the lane mask of a shuffle."""
         self.check_thread_buffers("shuffle", to, source)
         if not 0 < mask < WARP or mask & (mask - 1) or (source.shape and source.shape[0] % WARP):
             self.report_error(

@@ -60,6 +60,7 @@ def print_program(program: Buffered, name: str = "main") -> str:
 
 
 def _storage_text(s: Storage) -> str:
+    """Return the text of a storage: its space, size, offset or number, and live range."""
     space = f" in space {s.space}" if s.space else ""
     if s.kind == "arena":
         return f"arena {s.offset}{space} : {s.size}, steps {s.first} to {s.last}"

@@ -163,6 +163,7 @@ class _StepCheck:
             self.findings.append(f"{where}: {', '.join(unknown)} has no value here")
 
     def check_byte_count(self, size: Dim, expected: Dim, where: str) -> None:
+        """Report ``size`` if it differs from ``expected`` for some values of the dims."""
         dims = [size, expected]
         if size != expected and any(
             evaluated_dim(size, v) != evaluated_dim(expected, v) for v in sample_dim_values(dims) if self.admits(v)
@@ -304,6 +305,7 @@ class _MemoryPlanCheck:
                             yield f"{step_title(step)}: {name_of(target)} is written over {name_of(other)}"
 
     def _places_overlap(self, a: Storage, b: Storage) -> bool:
+        """Return True if two storages have common bytes of the arena."""
         if a not in self.spans or b not in self.spans:
             return False
         (begin, end), (other_begin, other_end) = self.spans[a], self.spans[b]

@@ -37,6 +37,7 @@ def wide_call(function: Function, arrays: Sequence[np.ndarray], hooks: Hooks) ->
 
 
 def _op_in_64_bits(op: Op, mapped: dict[Value, Value]) -> Op:
+    """Return ``op`` with 64-bit floats in its types, regions and attributes."""
     operands = tuple(mapped[v] for v in op.operands)
     regions = tuple(_region_in_64_bits(r, mapped) for r in op.regions)
     for v in op.results:
@@ -45,6 +46,7 @@ def _op_in_64_bits(op: Op, mapped: dict[Value, Value]) -> Op:
 
 
 def _region_in_64_bits(region: Region, mapped: dict[Value, Value]) -> Region:
+    """Return ``region`` with 64-bit floats in its types."""
     for v in region.params:
         mapped[v] = Value(v.name, _wide_type(v.type))
     ops = tuple(_op_in_64_bits(op, mapped) for op in region.ops)

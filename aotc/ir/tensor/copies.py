@@ -50,6 +50,7 @@ def copy_ops(region: Region, values: Sequence[Value], names: Names) -> tuple[lis
 
 
 def _copy_op(op: Op, names: Names, mapped: dict[Value, Value]) -> Op:
+    """Return a copy of ``op`` with new results, which ``mapped`` records."""
     regions = tuple([_copy_region(r, names, mapped) for r in op.regions])
     operands = replaced_values(op.operands, mapped)
     mapped.update((v, _copy_value(v, names)) for v in op.results)

@@ -86,6 +86,7 @@ def free_loop_names(module: Module) -> Module:
 
 
 def _symbols_of(function: Function) -> set[Any]:
+    """Return the symbols in the types of all values of ``function``."""
     values = [*function.body.params]
     for op in walk(function.body):
         values += [*op.results, *(p for r in op.regions for p in r.params)]

@@ -315,6 +315,7 @@ class _ModuleReader:
         return TensorType(dtype, self._parse_python_value(f"({dims},)") if dims else ())
 
     def _parse_attrs(self, text: str) -> dict[str, Any]:
+        """Return the attributes in a text of the form ``{name = value, ...}``."""
         call = ast.parse(f"f({text[1:-1]})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError(f"expected {{name = value, ...}}, found {text}")

@@ -46,6 +46,7 @@ def narrow_read_before_widening(
 
 
 def _scale_of_int8_read(value: Value, read: ElementRead | None, axis: Dim, makers: Makers) -> Scale | None:
+    """Return a scale: a number, or a read that does not vary along ``axis``; None for another value."""
     number = uniform_number(value, makers)
     if number is not None:
         return number

@@ -108,6 +108,7 @@ class _AttentionMatcher:
     """
 
     def __init__(self, product: Op, side: int, makers: Makers, narrow: bool) -> None:
+        """Start at the second matmul ``product``; its operand ``side`` may be the softmax."""
         self.product, self.side, self.makers, self.narrow = product, side, makers, narrow
         self.inside: dict[Op, None] = {}
         shape = product.operands[side].type.shape

@@ -361,6 +361,7 @@ class _WorkCounter:
         return after - before
 
     def element_address(self, buffer: Buffer, index: tuple[Dim, ...]) -> float:
+        """Return the estimated row-major offset of an element, in elements."""
         at = 0.0
         for e, extent in zip(index, buffer.shape):
             at = at * evaluate_dim_estimate(extent, self.values) + evaluate_dim_estimate(e, self.values)

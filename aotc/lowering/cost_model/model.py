@@ -185,6 +185,7 @@ class Costs:
         return Cost(predicted, predicted.ns * exp(sum(map(log, ratios)) / len(ratios)), scaled=True)
 
     def _measurements_of_kernel(self, kernel: Kernel, target: Target) -> Rows:
+        """Return the rows of the record that measure ``kernel`` on the kind of ``target``."""
         if not self._by_digest:
             return ()
         rows = self._by_digest.get(kernel_text_digest(print_kernel(kernel)), ())
@@ -231,6 +232,7 @@ class Costs:
         return work if serial and any(isinstance(s, Tile) for s in statements_in(kernel.body)) else None
 
     def _grain_of_items(self, items: int, nanoseconds: float) -> int:
+        """Return the items per claim, so that a claim takes about ``CLAIM_NS``."""
         claims = max(1, round(nanoseconds / CLAIM_NS.value))
         if FEW_CLAIMS.holds(claims):
             claims = 1 << (claims - 1).bit_length()

@@ -25,6 +25,7 @@ def window_element_emitter(b: RegionBuilder, e: Elements) -> Emit:
 
 
 def _anchor_windows(b: RegionBuilder, e: Elements, at: Index) -> None:
+    """Emit the windowed reductions of the region at ``at``; later reads of their results use the accumulators."""
     for op in b.function.body.ops:
         if op.name == "reduce_window":
             for v, scalar in zip(op.results, _reduced_window(b, e, op, at), strict=True):

@@ -154,6 +154,10 @@ def _is_reshape_permutation(x: Value, dims: Sequence[int]) -> bool:
 
 
 def _needs_transpose(x: Value, batch: tuple[int, ...], contract: tuple[int, ...]) -> bool:
+    """Return True if no reshape brings the dims into an order that a matmul reads.
+
+    These orders are batch, free and contracted dims, or batch, contracted and free dims.
+    """
     free = _free_dims_of_operand(x, batch, contract)
     return not (
         _is_reshape_permutation(x, (*batch, *free, *contract)) or _is_reshape_permutation(x, (*batch, *contract, *free))

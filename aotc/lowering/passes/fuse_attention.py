@@ -49,6 +49,7 @@ def fuse_attention(module: Module, options: Options) -> Module:
 
 
 def _may_contain_attention(function: Function) -> bool:
+    """Return True if ``function`` has the ops of attention: two matmuls, ``exp`` and ``div``."""
     names = function.body.names
     if not ("dot_general" in names and "exp" in names and "div" in names):
         return False
@@ -210,6 +211,7 @@ class _AttentionOpWriter:
     def _operand_axis_places(
         self, index: Sequence[Dim], last: Sequence[Dim | None], rows: bool = False
     ) -> tuple[int, ...]:
+        """Return the dim of an operand for each batch axis and for ``last``; ``ABSENT`` for missing ones."""
         entries = self._axes_of_operand(index, rows)
         return tuple(entries.index(i) if i in entries else ABSENT for i in (*self.batch, *last))
 

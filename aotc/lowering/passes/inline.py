@@ -140,6 +140,7 @@ class _Inliner:
         return _CallFrame(callee, iter(callee.ops), mapped, dims, call, caller.inlined_location(call.loc))
 
     def _leave_call(self, stack: list[_CallFrame]) -> None:
+        """Pop the innermost frame; map the results of its call to the values of the callee."""
         frame = stack.pop()
         if frame.call is not None:
             results = (frame.mapped.get(v, v) for v in frame.region.results)

@@ -84,6 +84,7 @@ class _WeightQuantizer:
     """Rewrite matmuls to read quantized weights; the quantized form of a matrix is cached for its next matmul."""
 
     def __init__(self, bits: int, terms: int, home: Callable[[Op], Target], widest: Mapping[Value, Dim]) -> None:
+        """Start without panels; ``terms`` is the number of weights that share a scale."""
         self.bits, self.terms, self.home, self.widest = bits, terms, home, widest
         self.made: dict[tuple[int, bool], tuple[np.ndarray, Rounded | None]] = {}
         self.panels: list[Panels] = []

@@ -52,6 +52,7 @@ def split_attention(module: Module, options: Options) -> Module:
 
 
 def _split_attention_rule(op: Op, b: Builder, target: Target) -> Sequence[Value] | None:
+    """Split an attention by its keys if the GPU computes the parts in less time; else return None."""
     if op.name != "attention" or "part" in op.attrs:
         return None
     sizes = attention_sizes(tuple(v.type for v in op.operands), op.attrs)

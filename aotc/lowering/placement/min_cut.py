@@ -30,6 +30,7 @@ class MinCut:
         return len(self._edges) - 1
 
     def _add_edge(self, a: int, b: int, weight: int, back: int = 0) -> None:
+        """Add an edge and its reverse, whose number differs in the lowest bit; ``back`` is the reverse capacity."""
         for begin, end, left in ((a, b, weight), (b, a, back)):
             self._edges[begin].append(len(self._to))
             self._to.append(end)

@@ -47,6 +47,7 @@ class ReductionReads:
     """Analysis of the operand loads of the reductions ``ops`` of a region."""
 
     def __init__(self, b: RegionBuilder, ops: Sequence[Op]) -> None:
+        """Find the loads of one step of the reductions ``ops``, as row-major offsets of the iteration."""
         self.b, self.ops = b, ops
         self.e = b.trial_elements()
         self.elements = self.loads_of_step(b.anchors.space)

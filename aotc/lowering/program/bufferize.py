@@ -103,6 +103,7 @@ class _Bufferizer:
         return self.fills.filled_array(storage) if storage.kind == "fill" else storage
 
     def _allocate_storage(self, size: Dim, space: int) -> Storage:
+        """Return a new storage in the arena of memory ``space``, alive from the current step on."""
         storage = Storage("arena", size, space=space)
         storage.touch(self.time)
         self.arena.append(storage)

@@ -70,6 +70,7 @@ class VmProgramBuilder:
         return total
 
     def _dim_term(self, monomial: tuple, c: int) -> int:
+        """Return the register of a product of atoms and a coefficient."""
         factors = [self._dim_atom(a) for a in monomial] + ([self.register_of_dim(c)] if c != 1 else [])
         total = factors[0]
         for f in factors[1:]:
@@ -252,6 +253,7 @@ def _bind_computed(p: VmProgramBuilder, slots: Slots, bind: Bind) -> None:
 
 
 def _load_from_storage(p: VmProgramBuilder, slots: Slots, storage: Storage, dtype: str) -> int:
+    """Emit the load of a scalar from a storage; return its register."""
     out = p.allocate_register()
     slot, offset = slot_and_offset(storage, slots)
     p.append_instruction("load_scalar", out, slot, p.register_of_dim(offset), dtype)

@@ -101,6 +101,7 @@ class ConstantFills:
         return Launch(self.used[name], (), (target,), loc)
 
     def _fill_kernel(self, name: str, value: np.ndarray, type_: TensorType, space: int) -> Kernel:
+        """Return the kernel that fills an array of ``type_`` with ``value``."""
         result = Value("filled", type_)
         body = Region((), (Op("constant", (), (result,), {"value": value}),), (result,))
         function = Function(name, body, attrs={"kind": "loop", "root": result.name})

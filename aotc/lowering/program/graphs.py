@@ -168,6 +168,7 @@ def _control_step_nanoseconds(step: Step, costs: Costs) -> float:
 
 
 def _sum_of_inner_graph_times(step: Step, time: Callable[[Sequence[Step]], float]) -> float:
+    """Return the time of a loop or branch: all iterations, or the slowest branch."""
     inner = [time(steps) for steps in _steps_inside_control(step)]
     if not isinstance(step, Loop):
         return max(inner, default=0.0)

@@ -83,6 +83,7 @@ def largest_specialisation_memory(memories: Sequence[FunctionMemory]) -> Functio
 
 
 def _buffer_report_row(s: Storage, maker: str, spaces: Sequence[Space]) -> tuple[str, str, Dim, Dim, int, int]:
+    """Return the name, space, bytes, offset, first and last step of a storage."""
     if s.kind == "arena":
         device = spaces[s.space].device
         return maker, f"arena of {device}" if device else "arena", s.size, s.offset, s.first, s.last

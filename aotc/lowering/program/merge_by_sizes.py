@@ -170,6 +170,7 @@ def _numbers_of_rows(loop: For, alone: bool) -> list[object]:
 
 
 def _has_whole_vectors(loop: For, alone: bool) -> bool:
+    """Return True if a loop has a static number of whole vectors, several unless it is ``alone``."""
     vector = _widest_stored_vector(loop)
     if not vector or loop.begin != 0 or not isinstance(loop.end, int) or loop.kind == "parallel":
         return False

@@ -245,6 +245,7 @@ class _ArrayAccess:
 
 
 def _array_accesses_of_step(step: Launch | Copy) -> Iterator[_ArrayAccess]:
+    """Yield the accesses of a command to arrays, reads first, without those to constants."""
     read = len(accessed_storages(step)[0])
     for number, (s, begin) in enumerate(storages_with_offsets(step)):
         if s.kind != "constant":
@@ -296,6 +297,7 @@ def lowest_linear_tile_edge(
 
 
 def _union_of_sets(sets: Sequence[int] | Iterator[int]) -> int:
+    """Return the union of bit sets."""
     bits = 0
     for some in sets:
         bits |= some

@@ -41,6 +41,7 @@ class _Dft:
     """Base of both emitters of a ``dft``: operands, operation count and twiddle factors of a stage."""
 
     def __init__(self, b: RegionBuilder) -> None:
+        """Read the length, the stages and the operation count of the transform."""
         self.b, self.attrs = b, b.region_root_op("dft").attrs
         (self.x, self.table), (self.out,) = b.inputs, b.outputs
         self.n = static(self.x.shape[self.attrs["axis"]])
@@ -71,6 +72,7 @@ class _BlockDft(_Dft):
     """Emit the stages of a transform that a block of threads computes."""
 
     def __init__(self, b: RegionBuilder, plan: BlockDftPlan) -> None:
+        """Name the signal in shared memory, padded so that threads access different banks."""
         super().__init__(b)
         self.rows, self.place = rows_along_dim(self.x.shape, self.attrs["axis"])
         self.threads = plan.threads
@@ -131,6 +133,7 @@ class _BlockDft(_Dft):
         return block, stores
 
     def _read_stage_input(self, e: Elements, first: bool, position: Dim) -> Pair:
+        """Return an element of the signal: from the operand in the first stage, else from shared memory."""
         if first:
             return self._load_complex_parts(e, self.place(position))
         re, im = (e.bind(Load(cell, (bank_padded_index(position),))) for cell in self.held)
@@ -182,6 +185,7 @@ class _ThreadDft(_Dft):
             self._write_signal(e, number, last, q + stage.s * (stage.radix * t + k), v, value)
 
     def _read_signal(self, e: Elements, number: int, position: Dim, v: Dim) -> Pair:
+        """Return an element that stage ``number`` reads: of the operand, or of the last stage's result."""
         if number == 0:
             return self._load_complex_parts(e, self.rows.element_index(position, v))
         re, im = self.scratch[(number - 1) % 2]
@@ -189,6 +193,7 @@ class _ThreadDft(_Dft):
         return e.bind(Load(re, place)), e.bind(Load(im, place))
 
     def _write_signal(self, e: Elements, number: int, last: bool, position: Dim, v: Dim, value: Pair) -> None:
+        """Emit the store of an element: scaled to the result in the last stage, else to scratch memory."""
         if last:
             e.block.append(Store(self.out, self.rows.element_index(position, v), self._scaled_result_element(value)))
             return

@@ -65,6 +65,7 @@ def _canonicalize_rule(op: Op, b: Builder, moved: Collection[Value], once: Colle
 
 
 def _simplified_value(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Return the simplified result of an op with one result, or None."""
     if len(op.results) != 1:
         return None
     value = simplify_algebra(op, b) if op.name in SCALARS else simplify_shape(op, b)

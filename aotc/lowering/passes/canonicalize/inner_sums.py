@@ -192,6 +192,7 @@ class _InnerSumRewriter:
         return region.with_ops(b.ops, region.results)
 
     def _append_rewritten(self, op: Op, b: Builder) -> None:
+        """Append ``op``, or the rewritten loop in its place; regions are rewritten, too."""
         b.loc = op.loc
         if op in self.found:
             self._rewritten_outer_loop(op, self.found[op], b)

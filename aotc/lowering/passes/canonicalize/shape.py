@@ -137,6 +137,7 @@ def _simplify_reverse(op: Op, x: Value, b: Builder) -> Value | None:
 
 
 def _simplify_concatenate(op: Op, x: Value, b: Builder) -> Value | None:
+    """Remove empty operands; a single operand replaces the concatenation."""
     dim = op.attrs["dim"]
     parts = tuple(v for v in op.operands if v.type.shape[dim] != 0) or op.operands[:1]
     if len(parts) == 1:

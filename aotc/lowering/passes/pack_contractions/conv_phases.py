@@ -84,6 +84,7 @@ def convolve_by_phases(spread: PhasedConvolution, convolve: Convolve, b: Builder
     runs, outputs, n = spread.runs, spread.outputs, spread.pixels.type.shape[0]
 
     def joined(chosen: tuple[Run, ...]) -> Value:
+        """Return the phases after the ``chosen`` runs of the first dims, joined along the next dims."""
         d = len(chosen)
         if d == len(runs):
             return _convolve_phase_runs(spread, chosen, convolve, b)

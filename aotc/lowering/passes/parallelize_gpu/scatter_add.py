@@ -75,6 +75,7 @@ class _SortedScatterAdd:
     """Append the ops that add updates, sorted by row, to rows of an array."""
 
     def __init__(self, rows: UpdateRows, target: Target, b: Builder) -> None:
+        """Choose the dtype of sort keys, which have a row and an update number, and the updates per part."""
         self.rows, self.target, self.b, self.m = rows, target, b, ElementwiseBuilder(b)
         self.many, self.count = static(rows.rows), static(rows.updates)
         self.bits = max((self.count - 1).bit_length(), 1)

@@ -76,6 +76,7 @@ def op_reading_copies(op: Op, copies: Mapping[Value, Value]) -> Op:
 
 
 def _region_reading_copies(region: Region, copies: Mapping[Value, Value]) -> Region:
+    """Return ``region`` with outer values replaced by their ``copies``."""
     if copies.keys().isdisjoint(captured_values(region)):
         return region
     results = tuple(copies.get(v, v) for v in region.results)

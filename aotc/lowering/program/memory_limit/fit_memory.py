@@ -101,6 +101,7 @@ class _FunctionVersion:
     """
 
     def __init__(self, function: Function, steps: Buffered, memories: Memories) -> None:
+        """Plan the memory of ``steps``; ``taken`` are the bytes of each memory, scratch included."""
         self.function, self.steps, self.memories = function, steps, memories
         arenas = arena_values_by_memory(steps, len(memories.spaces))
         self.scratch = scratch_bytes_by_memory(steps, memories.spaces)

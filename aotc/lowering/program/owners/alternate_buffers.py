@@ -177,6 +177,7 @@ class _AlternatingUnroller:
         return self._ops_needed_for(ops, state), state
 
     def _counter_constant(self, number: int, like: Value, ops: list[Op]) -> Value:
+        """Append a constant of the type of ``like``, filled with ``number``; return it."""
         constant = Value(self.names.fresh(like.name), like.type)
         array = np.full([static(d) for d in like.type.shape], number, to_numpy(like.type.dtype))
         ops.append(Op("constant", (), (constant,), {"value": array}))

@@ -117,6 +117,7 @@ class _ReadMover:
 
 
 def _loop_state_of_result(op: Op, number: int) -> dict[Value, Value]:
+    """Return the current state for each next state, for the body (region 1) of a loop; else nothing."""
     if op.name != "while" or number != 1:
         return {}
     body = op.regions[1]

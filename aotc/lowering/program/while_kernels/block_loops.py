@@ -179,6 +179,7 @@ class TeamLoopWriter(LoopKernelWriter):
         return same and super().can_compute_in(value, place)
 
     def _emit_dispatch(self, op: Op, block: list[Stmt]) -> None:
+        """Emit a dispatch; each thread runs a cheap kernel on small values itself, without a barrier."""
         kernel = self.kernels[op.attrs["callee"]]
         small = all(UNROLLED_STEPS.holds(product(v.type.shape)) for v in op.results)
         self.own = small and not needs_block(kernel) and not kernel.tiling and LOOP_OWN_FLOPS.holds(kernel.flops)
@@ -204,6 +205,7 @@ class BlockLoopWriter(TeamLoopWriter):
     begun: list[int] = field(default_factory=list)  # their number when each loop being written began
 
     def carried_buffer(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
+        """Return the buffer of a loop state: local if it is small, else that of the result ``out``."""
         return (
             self.buffer_of_value(value, block)
             if LOOP_BLOCK_VALUE.holds(product(value.type.shape))
@@ -242,6 +244,7 @@ class BlockLoopWriter(TeamLoopWriter):
         self.begun.append(self.touches)
 
     def emit_while(self, block: list[Stmt], test: list[Stmt], continue_while: Scalar, step: list[Stmt]) -> None:
+        """Emit a loop; a barrier follows each iteration unless threads iterate independently."""
         if self.touches == self.begun.pop():  # every thread iterates independently
             return super().emit_while(block, test, continue_while, step)
         block += [While(tuple(test), continue_while, (*step, Barrier())), Barrier()]
@@ -253,6 +256,7 @@ class BlockLoopWriter(TeamLoopWriter):
         self._emit_barrier(block)
 
     def distributed_loop(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
+        """Return a loop whose iterations are distributed over the threads of the block."""
         if count <= self.threads:
             return For(var, 0, count, body, "thread")
         thread = f"t_{var}"

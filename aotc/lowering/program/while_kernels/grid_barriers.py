@@ -76,6 +76,7 @@ class BarrierPlacer:
         return tuple(stmts)
 
     def _insert_barrier_on_conflict(self, later: _ThreadAccesses, stmts: list[Stmt]) -> None:
+        """Append a barrier if ``later`` accesses conflict with those since the last one; record them."""
         if self.touched.conflicts_with(later):
             stmts.append(GridBarrier(self.counter))
             self.count += 1

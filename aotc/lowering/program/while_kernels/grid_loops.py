@@ -155,6 +155,7 @@ class GridLoopWriter(TeamLoopWriter):
         return For(block, 0, self.blocks, (For(thread, 0, self.threads, (iterations,), "thread"),), "blocks")
 
     def kernel_statements(self, block: list[Stmt]) -> list[Stmt]:
+        """Return the body of the kernel with grid barriers, which count in a further output."""
         placer = BarrierPlacer(COUNTER)
         stmts = [*map(Alloc, self.stages.values()), *placer.with_barriers(block)]
         if placer.count:

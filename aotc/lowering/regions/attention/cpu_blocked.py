@@ -300,6 +300,7 @@ class _BlockedAttention(AttentionBlocks):
         block.append(Store(self.total, (r,), Load(self.fresh, (r,)), "add"))
 
     def _add_block_product(self, block: list[Stmt], r: Dim) -> None:
+        """Emit the addition of a block's weighted values to a row of sums, rescaled to the new maximum."""
         def add_to_accumulator(inner: list[Stmt], c: Dim) -> None:
             old = self._apply_in_sum_dtype("mul", Load(self.acc, (r, c)), Load(self.factor, (r,)))
             inner.append(Store(self.acc, (r, c), self._apply_in_sum_dtype("add", old, Load(self.part, (r, c)))))

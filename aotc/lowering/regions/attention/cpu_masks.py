@@ -170,6 +170,7 @@ class AttentionMasks(AttentionItem):
         axes = [a for a in (*self.heads, *self.shared) if dims[a] != ABSENT]
 
         def loop_over_rows(block: list[Stmt], _: Index) -> None:
+            """Emit the loop over the rows of a mask, or a single iteration if it is the same for all rows."""
             if dims[-2] == ABSENT:
                 make(block, 0)
             else:

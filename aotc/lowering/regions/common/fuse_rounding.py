@@ -55,6 +55,7 @@ class _RoundingFusion:
         return self._rounded[id(x)]
 
     def _without_inner_rounding(self, x: Apply) -> Scalar:
+        """Return ``x`` computed in f32 and rounded once if its arguments are rounded functions, too."""
         if self._is_rounded_function(x) and SCALARS[x.fn].smooth and any(map(self._is_rounded_function, x.args)):
             return Apply("convert", (self.rewrite_in_f32(x),), x.dtype)
         args = tuple(map(self.rewrite_scalar, x.args))

@@ -332,6 +332,7 @@ class JacobiRotations:
         return binary_call("or", cosine, sine)
 
     def _rotated_elements(self, x: Scalar, y: Scalar, cosine: Scalar, sine: Scalar) -> list[Scalar]:
+        """Return the elements of one row of both columns after the rotation."""
         return [
             binary_call("sub", self.scaled_by_real(x, cosine), binary_call("mul", sine, y)),
             binary_call("add", binary_call("mul", conjugate_scalar(sine), x), self.scaled_by_real(y, cosine)),

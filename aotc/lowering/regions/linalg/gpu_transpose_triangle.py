@@ -16,6 +16,7 @@ class TriangleTranspose:
     """Emit copies of one triangle of a square matrix to the other, conjugated, by all threads of a block."""
 
     def __init__(self, b: RegionBuilder, out: Buffer, head: Index, plan: BlockCholeskyPlan) -> None:
+        """Divide the matrix into tiles, and name a tile in shared memory for each warp."""
         self.b, self.out, self.head, self.n = b, out, head, out.shape[-1]
         self.threads, self.side = plan.block.threads, plan.mirror
         self.held = Buffer(b.fresh("held"), out.dtype, plan.transposing_tile_shape, "shared")

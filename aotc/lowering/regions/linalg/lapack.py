@@ -36,6 +36,7 @@ def lower_lapack_call(b: RegionBuilder, plan: LapackCallPlan) -> Kernel:
     problem = Problem(tuple(v.type for v in op.operands), options)
 
     def call_for_matrix(head: Index) -> list[Stmt]:
+        """Return the call for one matrix; some routines are called only for finite matrices."""
         call = LibraryCall(b)
         for argument in ROUTINES[name].arguments(problem):
             _pass_lapack_argument(call, argument, op, b, head)
@@ -85,6 +86,7 @@ def _pass_lapack_argument(call: LibraryCall, argument: Argument, op: Op, b: Regi
 
 
 def _pass_lapack_result(call: LibraryCall, out: Buffer, head: Index, first: int, is_input: bool) -> None:
+    """Append a result to the arguments; integers are converted between i32 and i64."""
     if out.dtype == "i32":
         call.add_i32_array(out, head, is_input)
     else:

@@ -178,6 +178,7 @@ class _TemplateSubstitution(ast.NodeTransformer):
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """Replace ``H`` in an index by the index of the system in the batch."""
         self.generic_visit(node)
         match node.slice:
             case ast.Tuple(elts=[ast.Name(id="H"), *rest]):

@@ -166,6 +166,7 @@ class _TransposedTiles:
         return list(zip(self.tiles[len(self.loads) :], self.stores, strict=True))
 
     def _write_tile_element(self, r: Dim, c: Dim) -> list[Stmt]:
+        """Return the stores of tile element (r, c) to the results that are transposed."""
         at = self._tile_element_index(r, c)
         return [
             Store(buffer, _index_in_tile(index, at), Load(tile, (c, r)))

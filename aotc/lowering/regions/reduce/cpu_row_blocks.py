@@ -69,6 +69,7 @@ class _RowBlocks(RowReductions):
         return self.b.kernel(grid, body, self.b.scalar_operations())
 
     def _row_block_item(self, block: list[Stmt], at: list[Dim], begin: Dim, end: Dim) -> None:
+        """Emit the rows of an item, in parts along the rows if the plan has parts."""
         if self.plan.part:
             self._reduce_rows_in_parts(block, at, begin, end)
             return

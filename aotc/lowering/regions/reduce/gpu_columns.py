@@ -69,6 +69,7 @@ class _GpuColumnBlocks:
         self.partial = self._accumulator_buffers("partial", (self.down, self.block), "shared")
 
     def _accumulator_buffers(self, prefix: str, shape: tuple[int, int], space: str) -> Accumulators:
+        """Return a buffer of ``shape`` for each result of each reduction."""
         def buffers_of_op(op: Op) -> list[Buffer]:
             return [Buffer(self.b.fresh(prefix), v.type.dtype, shape, space) for v in op.results]  # type: ignore[arg-type]
 

@@ -122,6 +122,7 @@ class _RowScan(_BlockScan):
         return self._thread_loop(block)
 
     def _read_tile(self) -> For:
+        """Return the loads of a chunk of the row to shared memory."""
         def read_element(place: Dim) -> None:
             values = [self.e.at(x, self.place(self._position_in_row(place))) for x in self.op.inputs]
             self._store_elements(self.tile, (bank_padded_index(place),), values)
@@ -213,6 +214,7 @@ class _RowScan(_BlockScan):
         return self._thread_loop(self._guarded_by_tests(test_index(self._thread_number, self.busy, "lt"), block))
 
     def _carry_to_next_chunk(self) -> For:
+        """Return the combination of the carry with the last total of the chunk."""
         block = self.e.new_block()
         last = self._load_elements(self.ends[0], self.busy - 1)
         self._store_elements(self.carry, (0,), self._combine_in_order(self._load_elements(self.carry, 0), last))

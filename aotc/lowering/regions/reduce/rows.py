@@ -168,12 +168,14 @@ class RowReductions:
         return load_stored_element
 
     def _flat_row_index(self, syms: list[Dim]) -> Dim:
+        """Return the number of an element in its row, from the variables of the inner loops."""
         flat: Dim = 0
         for axis, s in zip(self.inner, syms, strict=True):
             flat = flat * axis.extent + s
         return flat
 
     def _flat_index_in_row(self, index: Index) -> Dim:
+        """Return the number of an element in its row, from its index in the iteration space."""
         flat: Dim = 0
         for k in self.reduced:
             flat = flat * self.b.shape[k] + index[k]

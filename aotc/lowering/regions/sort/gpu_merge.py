@@ -303,6 +303,7 @@ class _BlockSort(_SortedRuns):
         return For("t", 0, self.threads, tuple(block), "thread")
 
     def _read_element(self, at: Dim) -> None:
+        """Emit the load of element ``at`` of the run to shared memory; without an operand, its number."""
         place = self.begin + at
         for n, cell in self.cells.items():
             operand = self.op.operands[n] if n < len(self.op.operands) else None

@@ -95,6 +95,7 @@ class _CountingSort:
         return {n: self.e.bind(self.e.at(self.op.operands[n], (*self.head, k))) for n in self.compared}
 
     def _compare_elements(self, one: Mapping[int, Scalar], two: Mapping[int, Scalar]) -> Scalar:
+        """Emit the comparator on two elements, given by array number; return its result."""
         nothing = Const(0, "i32")  # operand that the comparator does not read
         pairs = [x for n in self.operands for x in (one.get(n, nothing), two.get(n, nothing))]
         (less,) = self.e.inline_region(self.op.regions[0], tuple(pairs))
