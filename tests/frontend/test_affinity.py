@@ -109,7 +109,7 @@ def test_ops_of_compute_on_run_on_the_host():
 
 
 @pytest.mark.cpu
-def test_results_of_compute_on_are_those_of_one_device():
+def test_results_of_compute_on_match_one_device():
     data = aotc.compile(jax.jit(on_both), SQUARE, SQUARE, devices=MEMORIES, default_device="device", verify_each=True)
     module = aotc.load(data)
     for found, wanted in zip(module.invoke("main", SQUARE, SQUARE), jax.jit(on_both)(SQUARE, SQUARE), strict=True):
@@ -151,7 +151,7 @@ def test_every_form_of_affinity_is_read(name, said, device):
 
 @pytest.mark.parametrize("said", ["1", '""', "[@a, @b]", "#hal.device.optimal<[#hal.device.affinity<@a>]>", "unit"])
 @pytest.mark.parametrize("place", ["argument", "op", "function", "argument of a callee"])
-def test_an_affinity_that_names_no_device(said, place):
+def test_an_affinity_without_a_device_is_refused(said, place):
     affinity = dict.fromkeys(("argument", "op", "function", "argument of a callee"), "")
     affinity[place] = f"{{aotc.affinity = {said}}}"
     attributes = "attributes" if affinity["function"] else ""
@@ -217,7 +217,7 @@ def test_a_misspelt_affinity_of_iree_is_refused():
     "flags",
     [{}, {"devices": BOTH}, {"devices": BOTH | {"d2": "cpu"}}, {"devices": BOTH, "default_device": "d2"}],
 )  # fmt: skip
-def test_other_devices_use_the_target(flags):
+def test_undeclared_devices_use_the_default_target(flags):
     assert imported(declarations("d2", "argument"), **flags).attrs["affinity"]["arguments"] == ["d2", "d0", "d1"]
 
 

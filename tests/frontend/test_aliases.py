@@ -71,7 +71,7 @@ def test_large_aliases_are_refused(text):
         import_model(text)
 
 
-def test_one_alias_may_be_part_of_many():
+def test_an_alias_may_be_used_by_many_aliases():
     check_aliases(chain("#a = [1]\n#b0=[2]\n", "#b{1}=[#a, #b{0}, #a]\n", 900).encode(), "", MOST_BRACES)
 
 
@@ -98,7 +98,7 @@ def test_stacks_of_frames_are_read():
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_tuples_are_nested_so_deep_and_no_deeper(more):
+def test_tuples_nested_beyond_the_limit_are_refused(more):
     deep = types(MOST_NESTED_TUPLES + more)
     if more:
         with pytest.raises(CompileError, match=rf":\d+:\d+: error: a tuple is nested more than {MOST_NESTED_TUPLES}"):
@@ -114,7 +114,7 @@ def test_a_tuple_of_too_many_tensors_is_refused_at_its_function(monkeypatch):
         import_model(types(60, "!a{1}=tuple<!a{0},!a{0}>\n"))
 
 
-def test_names_and_strings_are_no_aliases():
+def test_aliases_in_names_and_strings_do_not_count():
     """Dialects' attributes, comments and strings look like definitions and references."""
     text = '#a = "#a = [#b]" // #c = #c\n#stablehlo = [#a]\nmodule attributes {x.a = #stablehlo, x.b = "#d ="} {\n'
     import_model(text + MAIN.replace("LOC", 'loc("#a = #loc")') + "}")

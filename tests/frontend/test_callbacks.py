@@ -61,13 +61,13 @@ def test_a_check_of_checkify_fails_with_its_message(form):
     assert str(wanted.value) in failure(module, X - 2.5)
 
 
-def test_an_error_among_the_results_fails_too():
+def test_a_returned_checkify_error_fails_the_call():
     module = compiled(checkify.checkify(roots), X)
     np.testing.assert_allclose(module(X)[1], np.sqrt(X), rtol=1e-6)
     assert "negative: -1.00 in [[-1.  0.  1.]" in failure(module, X - 1)
 
 
-def test_automatic_checks_of_checkify():
+def test_automatic_checkify_checks_fail_with_the_message_of_jax():
     def function(x, i):
         return jnp.log(x[i]) / x[0]
 
@@ -79,7 +79,7 @@ def test_automatic_checks_of_checkify():
         assert message.strip() in failure(module, x, np.int32(i))
 
 
-def test_a_check_under_vmap():
+def test_a_check_under_vmap_fails_with_its_values():
     module = compiled(jax.vmap(roots), X)
     np.testing.assert_allclose(module(X), np.sqrt(X), rtol=1e-6)
     assert "negative: -2.50 in [-2.5 -1.5 -0.5]" in failure(module, X - 2.5)
@@ -135,7 +135,7 @@ NESTED = {
 
 @pytest.mark.parametrize("options", [{}, {"verify_each": True, "bisect": 0}], ids=["all passes", "required passes"])
 @pytest.mark.parametrize("name", NESTED)
-def test_checks_in_loops_and_branches(name, options):
+def test_checks_in_loops_and_branches_fail(name, options):
     function, cases = NESTED[name]
     arrays = [(np.array(x, np.float32), np.int32(n)) for x, n in cases]
     module = compiled(function, *arrays[0], **options)
@@ -148,7 +148,7 @@ def test_checks_in_loops_and_branches(name, options):
             assert error.get() in failure(module, *args)
 
 
-def test_a_loop_behind_a_failed_check_ends():
+def test_a_loop_after_a_failed_check_ends():
     def function(x):
         checkify.check(x > 0, "x is {}", x)
         return jax.lax.while_loop(lambda y: y != 1, lambda y: y // 2, x)
@@ -188,7 +188,7 @@ def test_messages_show_values_of_every_dtype(name):
     assert f"[{VALUES[name][1]}" in message.replace("[ ", "[").replace("-1.5+0.j", "(-1.5+0j)")
 
 
-def test_a_large_value_is_not_printed():
+def test_a_large_value_is_elided_in_a_message():
     def function(x):
         checkify.check(x.sum() > 0, "bad {}", x)
         return x
@@ -228,7 +228,7 @@ def test_a_call_is_an_error_at_the_users_line(function, lower):
 
 
 @pytest.mark.parametrize("lower", [lambda f: f, lambda f: jax.jit(f).lower(X)], ids=["function", "lowered"])
-def test_calls_whose_results_nobody_reads_are_left_out(lower):
+def test_callbacks_drop_removes_only_unused_callbacks(lower):
     with pytest.warns(UserWarning, match="is left out") as warned:
         module = compiled(lower(effects), X, callbacks="drop")
     assert len(warned) == 3
@@ -241,7 +241,7 @@ def test_calls_whose_results_nobody_reads_are_left_out(lower):
 
 
 @pytest.mark.parametrize("lower", [lambda f: f, lambda f: jax.jit(f).lower(X)], ids=["function", "lowered"])
-def test_a_registered_function_stands_for_a_call(lower):
+def test_a_registered_function_replaces_a_callback(lower):
     def native(x, out):
         for i in range(x.shape[0]):
             for k in range(x.shape[1]):
@@ -262,7 +262,7 @@ TEXT = """module { func.func public @main(%x: tensor<2xf32>) -> tensor<2xf32> {
   return %RESULT : tensor<2xf32> } }"""
 
 
-def test_text_does_not_say_which_function_is_called():
+def test_callbacks_in_text_are_refused_or_dropped():
     with pytest.raises(CompileError, match="'xla_ffi_python_cpu_callback' calls back"):
         aotc.compile(TEXT.replace("RESULT", "y"))
     with pytest.warns(UserWarning, match="is left out"):
@@ -270,7 +270,7 @@ def test_text_does_not_say_which_function_is_called():
     np.testing.assert_array_equal(module(X[0, :2]), X[0, :2])
 
 
-def test_the_command_line_drops_and_warns(tmp_path, monkeypatch, capsys):
+def test_callbacks_option_of_the_command_drops_with_a_warning(tmp_path, monkeypatch, capsys):
     path = tmp_path / "m.mlir"
     path.write_text(TEXT.replace("RESULT", "x"))
     for flags, code, message in (
@@ -305,7 +305,7 @@ ERROR_IF = """module { func.func public @main(%x: tensor<2xf32>, %wrong: tensor<
   return %y : tensor<2xf32> } }"""
 
 
-def test_the_form_of_error_if_fails_where_its_value_is_read():
+def test_error_if_fails_if_its_value_is_read():
     module = aotc.load(aotc.compile(ERROR_IF.replace("RESULT", "r")))
     np.testing.assert_array_equal(module(X[0, :2], np.False_), 2 * X[0, :2])
     assert failure(module, X[0, :2], np.True_).endswith("x {0} is wrong")

@@ -74,7 +74,7 @@ def test_every_name_has_a_case():
     assert names - set(CASES) - ELSEWHERE == set()
 
 
-def test_what_has_no_name_is_refused_with_its_place():
+def test_an_unknown_op_is_refused_with_its_line():
     with pytest.raises(CompileError, match="<model>:2"):
         aotc.compile(module('%y = "stablehlo.no_such_op"(%a) : (@T0) -> @T0', (F,), ["3x4xf32"]).encode())
 
@@ -89,7 +89,7 @@ REDUCE = """
 
 
 @pytest.mark.skipif("stablehlo.collective_reduce" not in CASES, reason="jaxlib does not know it")
-def test_a_reduction_to_a_root():
+def test_a_reduction_to_a_root_value_matches_numpy():
     """Alone this process is the root; the operand that says so is not read."""
     alone = REDUCE.replace("GROUPS", "[[0]]").replace("N", "1")
     root = np.zeros(1, np.int32)

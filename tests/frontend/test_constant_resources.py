@@ -56,7 +56,7 @@ def test_missing_resources_are_an_error(contents, name, message):
 
 
 @pytest.mark.parametrize("value", ["(0x7FC00000,0x7FC00000)", "(1.0,-2.0)"])
-def test_complex_numbers_that_are_all_alike_are_read_from_the_text(value):
+def test_complex_splats_are_read_from_the_text(value):
     """The bindings refuse to show the attribute at all."""
     text = f"""func.func @main() -> tensor<3xcomplex<f32>> {{
       %c = stablehlo.constant dense<{value}> : tensor<3xcomplex<f32>>

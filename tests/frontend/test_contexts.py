@@ -22,7 +22,7 @@ def test_the_dialects_are_those_of_jax():
     assert "no.such_op" not in registered(ours)
 
 
-def test_another_versions_context_is_jaxs(monkeypatch):
+def test_another_jaxlib_version_uses_the_context_of_jax(monkeypatch):
     monkeypatch.setattr(contexts, "_jax_mlir_ext", None)
     assert registered(contexts.make_context()) >= {"stablehlo.add", "chlo.erf", "sdy.mesh"}
 
@@ -38,7 +38,7 @@ def test_small_models_share_a_context_and_large_ones_do_not(monkeypatch):
     assert len({id(context) for context in used}) == 3, "the fourth is after as many uses as there may be"
 
 
-def test_a_context_is_not_for_two_at_once_nor_after_a_failure(monkeypatch):
+def test_a_context_is_not_shared_concurrently_or_after_a_failure(monkeypatch):
     monkeypatch.setattr(contexts, "_IDLE", [])
     with contexts.mlir_context_for(8) as outer, contexts.mlir_context_for(8) as inner:
         assert inner is not outer

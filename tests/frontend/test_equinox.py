@@ -49,7 +49,7 @@ def test_error_if_fails_with_its_message(form):
     fails(module, "x must be {positive}", x - 1)
 
 
-def test_error_if_in_a_loop():
+def test_error_if_in_a_loop_fails_with_its_message():
     module = compiled(stepped, X[:2] / 100)
     np.testing.assert_allclose(module(X[:2] / 100), jax.jit(stepped)(X[:2] / 100), rtol=1e-6)
     fails(module, "too large", X[:2])
@@ -57,7 +57,7 @@ def test_error_if_in_a_loop():
     fails(module, "three", np.array([1.5, 1], "f4"))
 
 
-def test_one_of_several_messages():
+def test_branched_error_if_fails_with_the_selected_message():
     def function(x, n):
         return eqx.branched_error_if(x, n >= 0, n, ["first", "second", "third"])
 
@@ -92,14 +92,14 @@ WANT = np.maximum(np.outer(X, X) @ X, 0)
 
 
 @pytest.mark.parametrize("wrap", [eqx.filter_jit, lambda f: f], ids=["filter_jit", "plain"])
-def test_leaves_that_are_no_arrays_are_part_of_the_program(wrap):
+def test_leaves_that_are_not_arrays_are_compiled_in(wrap):
     module = compiled(wrap(lambda model, x: model(x)), MODEL, X)
     for model in (MODEL, (MODEL.weight, None, "m", None)):
         np.testing.assert_allclose(module(model, X), WANT, rtol=1e-5)
     fails(module, "name.*another structure", Model(MODEL.weight, jax.nn.relu, "other", None), X)
 
 
-def test_numbers_of_a_filtered_function_are_fixed():
+def test_numbers_of_a_filtered_function_are_compiled_in():
     module = compiled(eqx.filter_jit(lambda x, n: x * n), X, 3)
     np.testing.assert_allclose(module(X, 3), X * 3)
     fails(module, "another structure", X, 4)
@@ -110,7 +110,7 @@ def test_an_equinox_module_compiles_as_a_function():
         np.testing.assert_allclose(compiled(model, X)(X), WANT, rtol=1e-5)
 
 
-def test_a_result_that_is_no_array_is_none():
+def test_a_result_that_is_not_an_array_is_none():
     module = compiled(eqx.filter_jit(lambda model, x: (model, model(x))), MODEL, X)
     model, y = module(MODEL, X)
     np.testing.assert_allclose(y, WANT, rtol=1e-5)
@@ -118,7 +118,7 @@ def test_a_result_that_is_no_array_is_none():
     np.testing.assert_array_equal(model.weight, MODEL.weight)
 
 
-def test_a_linear_solver():
+def test_lineax_linear_solve_matches_numpy_and_reports_singular_matrices():
     lineax = pytest.importorskip("lineax")
 
     def solve(a, b):
@@ -130,7 +130,7 @@ def test_a_linear_solver():
     fails(module, "singular|nonfinite", a * 0, X)
 
 
-def test_conjugate_gradients():
+def test_lineax_conjugate_gradients_match_numpy():
     lineax = pytest.importorskip("lineax")
 
     def solve(a, b):
@@ -142,7 +142,7 @@ def test_conjugate_gradients():
     np.testing.assert_allclose(module(a, X), np.linalg.solve(a, X), rtol=1e-3)
 
 
-def test_a_root_finder():
+def test_optimistix_root_find_matches_jax_and_reports_nan():
     optimistix = pytest.importorskip("optimistix")
 
     def solve(y, a):

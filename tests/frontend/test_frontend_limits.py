@@ -30,7 +30,7 @@ def test_small_integer_tensors_are_followed_as_dims(more):
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_small_constants_are_written_out(more):
+def test_small_constants_are_inlined_in_text(more):
     n = INLINE_ELEMENTS + more
     values = ", ".join(map(str, range(n)))
     text = (
@@ -43,7 +43,7 @@ def test_small_constants_are_written_out(more):
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_long_sums_of_products_are_not_i32(more):
+def test_long_integer_sums_are_not_narrowed_to_i32(more):
     k = I32_TERMS + more
     a, b, c = (f"!quant.uniform<i8:f32, 0.5:{zero}>" for zero in (1, 0, 2))
     text = (
@@ -60,7 +60,7 @@ ENDLESS = ["100000x100000", f"{2**63 - 1}x{2**63 - 1}"]
 
 
 @pytest.mark.parametrize("shape", [f"{MOST_NUMBERS}", f"{MOST_NUMBERS + 1}", *ENDLESS])
-def test_one_number_that_an_attribute_repeats_for_ever(shape):
+def test_a_huge_splat_attribute_is_refused(shape):
     """It is listed: a few bytes of text must not fill the memory."""
     text = (
         "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n"
@@ -76,7 +76,7 @@ def test_one_number_that_an_attribute_repeats_for_ever(shape):
 
 
 @pytest.mark.parametrize("shape", ENDLESS)
-def test_one_process_in_more_groups_than_there_can_be(shape):
+def test_huge_replica_groups_are_refused(shape):
     text = (
         "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n"
         f'%0 = "stablehlo.all_reduce"(%x) <{{replica_groups = dense<0> : tensor<{shape}xi64>}}> ({{\n'
@@ -95,7 +95,7 @@ def doubled(t):
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_arrays_have_a_most_rank(more):
+def test_arrays_beyond_the_rank_limit_are_refused(more):
     text = doubled(f"tensor<{'x'.join(['1'] * (MOST_RANK + more))}xf32>")
     if more:
         with pytest.raises(CompileError, match=f"a tensor of {MOST_RANK + 1} dimensions is not supported"):
@@ -105,7 +105,7 @@ def test_arrays_have_a_most_rank(more):
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_arrays_have_a_most_size(more):
+def test_arrays_beyond_the_size_limit_are_refused(more):
     text = doubled(f"tensor<{MOST_BYTES // 4 + more}xf32>")
     if more:
         with pytest.raises(CompileError, match="more than a machine can address"):
@@ -118,12 +118,12 @@ def test_arrays_have_a_most_size(more):
     "t", ["100000000000x100000000000xf32", "100000000000x100000000000x0xf32", "9223372036854775807xi1",
           "?x100000000000x100000000000xf32"]
 )  # fmt: skip
-def test_sizes_beyond_64_bits(t):
+def test_sizes_beyond_64_bits_are_refused(t):
     with pytest.raises(CompileError, match="more than a machine can address"):
         import_model(doubled(f"tensor<{t}>"))
 
 
-def test_a_size_inside_of_a_model_has_its_line(tmp_path):
+def test_an_oversized_array_is_reported_with_its_line(tmp_path):
     big = "1000000000x1000000000x1000000000xf32"
     path = tmp_path / "m.mlir"
     path.write_text(
@@ -153,7 +153,7 @@ OTHER = "}}, {{ stablehlo.return %x{0} : tensor<4xf32> }}) : (tensor<i1>) -> ten
 
 
 @pytest.mark.parametrize("heads", [(LOOP,), (BRANCH,), (LOOP, BRANCH)], ids=["loops", "branches", "both"])
-def test_regions_are_nested_so_deep_and_no_deeper(heads):
+def test_regions_nested_beyond_the_limit_are_refused(heads):
     tails = tuple("}}\n" if h is LOOP else OTHER for h in heads)
     import_model(nested(MOST_NESTED, heads, tails))
     for count in (MOST_NESTED + 1, 300, MOST_BRACES // 2 - 10):  # a branch opens two brackets
@@ -164,13 +164,13 @@ def test_regions_are_nested_so_deep_and_no_deeper(heads):
             import_model(form(nested(MOST_BRACES + 1, (LOOP,), ("}}\n",))))
 
 
-def test_braces_in_texts_do_not_count():
+def test_braces_in_strings_do_not_count_as_nesting():
     place = "{" * (MOST_BRACES + 1)
     text = f'%0 = stablehlo.constant dense<1.0> : tensor<f32> loc("{place}")\nreturn %0 : tensor<f32>\n'
     import_model(f"func.func @main() -> tensor<f32> {{\n{text}}}")
 
 
-def test_calls_count_with_what_is_around_them():
+def test_calls_count_towards_the_nesting_limit():
     """A chain of functions, each of which calls the next one inside of ten branches."""
     text = ""
     for k in range(20):

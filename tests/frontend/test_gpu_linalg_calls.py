@@ -77,19 +77,19 @@ def test_gpu_solver_calls_run_as_lapack(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex64"])
-def test_hermitian_matrices(dtype):
+def test_gpu_calls_on_hermitian_matrices_match_jax(dtype):
     a = positive(2, 4, 4, dtype=dtype)
     check(jnp.linalg.cholesky, "potrf", a)
     check(jnp.linalg.eigvalsh, "syevd", a)
     check(lambda x: lax_linalg.tridiagonal(x, lower=True), "sytrd", a)
 
 
-def test_symmetric_product():
+def test_gpu_syrk_calls_match_numpy():
     a, c = values(3, 5, dtype="float64"), values(3, 3, dtype="float64")
     check(lambda a, c: lax_linalg.symmetric_product(a, c, alpha=2.0, beta=0.5), "syrk", a, c @ c.T)
 
 
-def test_pivots_to_permutation():
+def test_gpu_lu_pivot_calls_match_jax():
     pivots = np.array([[2, 1, 3], [5, 5, 2]], "int32")
     check(lambda p: lax_linalg.lu_pivots_to_permutation(p, 6), "lu_pivots", pivots)
 

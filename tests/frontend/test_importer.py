@@ -123,7 +123,7 @@ class Bag(collections.UserDict):
         return cls(zip(keys, values))
 
 
-def test_registered_classes_and_keys_that_are_numbers():
+def test_registered_pytrees_and_integer_keys_are_imported():
     """The caller's objects go in as they are; where their class does not exist, tuples and dicts do."""
 
     def fn(weights, bag, layers):
@@ -138,7 +138,7 @@ def test_registered_classes_and_keys_that_are_numbers():
             assert rest["y"].tolist() == x.tolist()
 
 
-def test_the_entry_says_names_and_trees():
+def test_the_entry_has_argument_names_and_pytrees():
     def fn(point, rest, *, scale=None):
         return [point.x + rest[0], {"b": point.y * scale, "a": rest[1]["k"]}, None]
 
@@ -164,7 +164,7 @@ def test_the_entry_says_names_and_trees():
     assert attrs["kept"] == [0, 1, 2, 3, 4]
 
 
-def test_unused_arguments_stay_and_donation_is_seen():
+def test_unused_arguments_and_donation_are_preserved():
     fn = jax.jit(lambda a, unused, c: (a + c, c * 2), donate_argnums=(0,))
     attrs = import_model(fn, X, X, X).functions["main"].attrs
     assert attrs["kept"] == [0, 1, 2]
@@ -179,7 +179,7 @@ def test_locations_name_the_users_line():
     assert "test_importer.py" in op.loc.source
 
 
-def test_ops_of_one_place_share_it_and_others_do_not():
+def test_ops_of_one_source_line_share_a_location():
     def chain(x):
         for _ in range(3):
             x = jnp.sin(x)
@@ -206,7 +206,7 @@ def test_names_are_unique_in_a_function():
 @pytest.mark.parametrize(
     "dtype", ["bfloat16", "float8_e4m3fn", "int4", "uint8", "bool", "complex64", "float16", "int64"]
 )
-def test_constants_keep_their_bits(dtype):
+def test_constants_are_imported_bit_for_bit(dtype):
     with jax.enable_x64(True):
         value = (np.arange(300).reshape(3, 100) % 7).astype(jnp.dtype(dtype))
         module = import_model(jax.jit(lambda i: jnp.asarray(value)[i]), np.int32(1))
@@ -215,7 +215,7 @@ def test_constants_keep_their_bits(dtype):
 
 
 @pytest.mark.parametrize("shape", ["b, 4", "2*b, 4", "b + 1, 4", "b, n", "b, 2*b", "b, floordiv(b, 2) + 1"])
-def test_symbolic_dims_keep_jaxs_names(shape):
+def test_symbolic_dims_have_the_names_of_jax(shape):
     spec = jax.ShapeDtypeStruct(export.symbolic_shape(shape), np.float32)
     module = import_model(jax.jit(lambda x: (x + 1).sum(1)), spec)
     (param,) = module.functions["main"].body.params
@@ -235,7 +235,7 @@ def test_unnamed_dims_become_symbols():
     np.testing.assert_array_equal(interpret(module, a, a)[0], a + a)
 
 
-def test_time_of_import_is_linear():
+def test_import_time_is_linear():
     def text(steps):
         def deep(x):
             for k in range(steps):
@@ -259,7 +259,7 @@ BATCH_NORM = """func.func @main(%x: tensor<4x5x3xf32>, %s: tensor<3xf32>, %o: te
 }"""
 
 
-def test_batch_normalisation_and_its_gradient():
+def test_batch_normalisation_and_its_gradient_match_jax():
     x, g = (RNG.standard_normal((4, 5, 3)).astype(np.float32) for _ in range(2))
     s, o = (RNG.standard_normal(3).astype(np.float32) for _ in range(2))
 
@@ -273,7 +273,7 @@ def test_batch_normalisation_and_its_gradient():
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_shape_assertions_keep_jaxs_message():
+def test_shape_assertions_have_the_message_of_jax():
     spec = jax.ShapeDtypeStruct(export.symbolic_shape("2*b, b"), np.float32)
     module = import_model(jax.jit(lambda x: x + 1), spec)
     messages = [message for _, _, _, message, _ in module.functions["main"].attrs["requirements"]]
@@ -312,7 +312,7 @@ SIZES = """func.func @main(%x: tensor<?x?xf32>) -> tensor<?x?xf32> {
 }"""
 
 
-def test_an_assertion_of_several_conditions_demands_all_of_them():
+def test_an_assertion_of_several_conditions_requires_all():
     module = import_model(CONDITIONS)
     x = np.arange(4, dtype=np.float32)
     np.testing.assert_array_equal(interpret(module, x, x + 1)[0], x)
@@ -323,7 +323,7 @@ def test_an_assertion_of_several_conditions_demands_all_of_them():
 
 
 @pytest.mark.parametrize(("imprecise", "precision"), [("true", "DEFAULT"), ("false", "HIGHEST")])
-def test_sums_of_floats_of_8_bits(imprecise, precision):
+def test_sums_of_8_bit_floats_match_jax(imprecise, precision):
     """Only an algorithm that allows imprecise accumulation has that of tensor cores for such floats."""
     line = (
         "%0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [1], algorithm = <lhs_precision_type = f8E5M2, "

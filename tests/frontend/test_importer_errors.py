@@ -37,7 +37,7 @@ def test_unreadable_input_is_a_compile_error(data, message):
         import_model(data)
 
 
-def test_a_damaged_artifact_is_a_compile_error_wherever_it_is_damaged():
+def test_every_truncation_of_an_artifact_is_a_compile_error():
     function = jax.jit(lambda w, x: jnp.tanh(x @ w).sum())
     whole = export.export(function, platforms=("cpu",))(X.T, X).mlir_module_serialized
     for cut in range(0, len(whole) - 1, max(len(whole) // 20, 1)):
@@ -145,7 +145,7 @@ def test_impossible_shapes_are_refused_at_compile_time():
 
 
 @pytest.mark.parametrize(("dim", "batch"), [(2, 0), (1, 3), (0, 1), (-3, 0)])
-def test_torch_index_select_of_dims_that_are_not_there(dim, batch):
+def test_torch_index_select_of_missing_dims_is_refused(dim, batch):
     text = f"""func.func @main(%a: tensor<3x4xf32>, %b: tensor<2xi32>) -> tensor<3x2xf32> {{
       %y = "stablehlo.torch_index_select"(%a, %b) {{dim = {dim} : i64, batch_dims = {batch} : i64}}
           : (tensor<3x4xf32>, tensor<2xi32>) -> tensor<3x2xf32>
@@ -166,7 +166,7 @@ def test_torch_index_select_of_dims_that_are_not_there(dim, batch):
         ("@annotate_device_placement(%x)", "tensor<4xf64>", "states f64"),
     ],
 )
-def test_what_custom_calls_state_of_their_results(call, result, message):
+def test_wrong_result_types_of_custom_calls_are_refused(call, result, message):
     """MLIR's verifier knows nothing of custom calls: what follows would read another type than there is."""
     text = f"""func.func @main(%x: tensor<4xf32>) -> {result} {{
       %y = stablehlo.custom_call {call} : (tensor<4xf32>) -> {result}
@@ -175,7 +175,7 @@ def test_what_custom_calls_state_of_their_results(call, result, message):
         import_model(text)
 
 
-def test_results_that_a_transfer_does_not_have():
+def test_transfers_with_wrong_results_are_refused():
     pair = "(tensor<4xf32>, tensor<4xf32>)"
     text = f"""func.func @main(%x: tensor<4xf32>) -> {pair} {{
       %y:2 = stablehlo.custom_call @aotc.transfer(%x) {{aotc.to = "d1"}} : (tensor<4xf32>) -> {pair}
@@ -185,7 +185,7 @@ def test_results_that_a_transfer_does_not_have():
 
 
 @pytest.mark.parametrize(("operands", "count"), [("", 0), ("%x, %x", 2)])
-def test_a_transfer_moves_one_value(operands, count):
+def test_a_transfer_of_several_values_is_refused(operands, count):
     types = ", ".join(["tensor<4xf32>"] * count)
     text = f"""func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
       %y = stablehlo.custom_call @aotc.transfer({operands}) {{aotc.to = "d1"}} : ({types}) -> tensor<4xf32>
@@ -194,7 +194,7 @@ def test_a_transfer_moves_one_value(operands, count):
         import_model(text)
 
 
-def test_what_composites_state_of_their_results():
+def test_wrong_result_types_of_composites_are_refused():
     """An op by the name of a composite stands for its decomposition, whose type may be another."""
     text = """func.func private @f(%x: tensor<4xf32>) -> tensor<7xf32> {
       %y = stablehlo.constant dense<0.0> : tensor<7xf32>
@@ -206,7 +206,7 @@ def test_what_composites_state_of_their_results():
         import_model(text)
 
 
-def test_half_of_a_surrogate_pair_is_refused():
+def test_unpaired_surrogates_are_refused():
     with pytest.raises(CompileError, match=r"<model>:2: error: the model's text has U\+D800, half of a surrogate pair"):
         import_model("// a comment\nfunc.func @main() { return } // \ud800")
 
@@ -223,7 +223,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_names_that_are_not_utf_8(name):
+def test_names_that_are_not_utf_8_are_refused(name):
     """Where jaxlib makes a Python string of a location's name, it ends the process."""
     text = f"func.func @main(%x: tensor<f32>) -> tensor<f32> {{ {NAMED[name]}\nreturn %y : tensor<f32> }}"
     if name == "function":
@@ -233,7 +233,7 @@ def test_names_that_are_not_utf_8(name):
         import_model(text)
 
 
-def test_names_of_any_language():
+def test_names_in_any_language_are_accepted():
     place = r'loc("gr\C3\B6\C3\9Fe")'
     body = f"%y = stablehlo.abs %x : tensor<f32> {place} return %y : tensor<f32>"
     assert import_model(f"func.func @main(%x: tensor<f32>) -> tensor<f32> {{ {body} }}")
@@ -270,7 +270,7 @@ def test_a_long_snippet_is_cut_around_its_caret():
     assert cut.snippet[cut.caret] == "b"
 
 
-def test_long_messages_keep_their_ends_and_first_lines():
+def test_long_messages_are_shortened_in_the_middle():
     assert shorten_message("ok\n" + "x" * SHOWN_MESSAGE) == "ok\n" + "x" * SHOWN_MESSAGE
     short = shorten_message("found " + "x" * 9999 + ", expected y")
     assert len(short) <= SHOWN_MESSAGE

@@ -39,7 +39,7 @@ FUNCTIONS = (
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_jitted_function_of_any_name(name):
+def test_a_jitted_function_may_have_any_name(name):
     first = named(name, lambda a: jnp.sin(a) * 2 + a.sum())
     second = named(name, lambda a: a @ a.T + 1)
     decide = lambda a: jax.lax.cond(a.sum() > 0, first, lambda b: b, a)
@@ -59,7 +59,7 @@ def entry(name, op):
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", ["k0_mul", "k0_add", "k0_reduce", "k1_reduce", "clone"])
-def test_an_entry_named_like_a_kernel(name, level):
+def test_an_entry_may_be_named_like_a_kernel(name, level):
     """A kernel that took the name of an entry would stand in its place."""
     text = f"module {{ {entry('main', 'multiply')} {entry(name, 'add')} }}"
     module = aotc.load(aotc.compile(text.encode(), opt_level=level))
@@ -67,7 +67,7 @@ def test_an_entry_named_like_a_kernel(name, level):
     agree(module.invoke(name, X), [X + X, (X + X).sum(0)])
 
 
-def test_a_function_named_like_the_clone_of_another():
+def test_a_function_may_be_named_like_a_clone_of_another():
     """Clones of ``f`` for arguments of other values are ``f``, ``f.1``...; XLA numbers its own functions so too."""
     text = """module {
       func.func public @main(%x: tensor<?xf32>) -> (tensor<?xf32>, tensor<?xf32>, tensor<f32>) {
@@ -106,7 +106,7 @@ def small_loop(name, op):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_loops_of_two_entries_that_become_kernels(level):
+def test_loop_kernels_of_two_entries_have_distinct_names(level):
     """Their values have the same names, from which those kernels are named."""
     text = f"module {{ {small_loop('main', 'add')} {small_loop('other', 'multiply')} }}"
     module = aotc.load(aotc.compile(text.encode(), opt_level=level))
@@ -130,7 +130,7 @@ def rows(a, n):
 
 
 @pytest.mark.parametrize("name", DIMS)
-def test_a_dim_of_any_name(name):
+def test_a_dim_may_have_any_name(name):
     shape = export.symbolic_shape(f"{name}, c")
     specs = jax.ShapeDtypeStruct(shape, np.float32), jax.ShapeDtypeStruct((), np.int32)
     exported = export.export(jax.jit(rows), platforms=("cpu",))(*specs)
@@ -154,7 +154,7 @@ def test_sizes_of_arguments_are_not_dims_of_those_names(shape):
             agree(module(a), function(a))
 
 
-def test_a_size_that_is_computed_beside_a_dim_of_its_name():
+def test_a_computed_size_is_distinct_from_a_dim_of_its_name():
     text = """module { func.func public @main(%x: tensor<?xf32>, %n: tensor<9xi32>) -> tensor<?xf32> {
       %b = stablehlo.get_dimension_size %x, dim = 0 : (tensor<?xf32>) -> tensor<i32>
       %r = func.call @inner(%b, %x, %n) : (tensor<i32>, tensor<?xf32>, tensor<9xi32>) -> tensor<?xf32>
@@ -176,7 +176,7 @@ def test_a_size_that_is_computed_beside_a_dim_of_its_name():
 
 
 @pytest.mark.parametrize("label", ["a-b", "1st", "two words", "max", "d1"])
-def test_a_dim_that_the_model_calls_what_is_no_name(label):
+def test_invalid_dim_labels_are_replaced(label):
     """JAX writes names; other writers of ``jax.global_constant`` may write anything, and leave dims without one."""
     text = f"""module {{
     func.func public @main(%x: tensor<?xf32>, %y: tensor<?xf32>) -> (tensor<?xf32>, tensor<?xf32>) {{

@@ -78,7 +78,7 @@ def bytecode_of(module):
 
 @pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu"), ("tpu", "cuda", "cpu")])
 @pytest.mark.parametrize("form", ["text", "bytecode"])
-def test_mlir_alone_does_not_ask_for_the_platform(platforms, form):
+def test_mlir_of_a_multi_platform_export_needs_no_platform_argument(platforms, form):
     """MLIR does not name the platforms: the libraries that the branches call show which is which."""
     exported = export.export(jax.jit(solved), platforms=platforms)(X, X)
     with make_ir_context():
@@ -90,7 +90,7 @@ def test_mlir_alone_does_not_ask_for_the_platform(platforms, form):
 
 
 @pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu")])
-def test_mlir_alone_has_a_program_for_each_target(platforms):
+def test_mlir_of_a_multi_platform_export_compiles_for_each_target(platforms):
     """Branches that differ show which one each target runs."""
 
     def function(x, y):
@@ -103,6 +103,6 @@ def test_mlir_alone_has_a_program_for_each_target(platforms):
         assert len(main.body.params) == 2
 
 
-def test_mlir_alone_of_branches_without_libraries():
+def test_platform_branches_are_imported_without_jax():
     text = export.export(jax.jit(by_platform), platforms=("cpu", "cuda"))(X).mlir_module()
     np.testing.assert_array_equal(aotc.load(aotc.compile(text))(X), X + 1)

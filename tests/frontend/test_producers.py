@@ -64,7 +64,7 @@ def test_a_top_k_call_returns_a_tuple_in_its_comparators_order(text, sign):
 
 
 @pytest.mark.parametrize(("suffix", "sign"), [("", 1), (", largest = true", 1), (", largest = false", -1)])
-def test_mhlo_top_k_as_an_op_and_as_a_call(suffix, sign):
+def test_mhlo_top_k_compiles_as_an_op_and_as_a_call(suffix, sign):
     op = f"%0:2 = mhlo.topk(%x, k = 3{suffix}) : tensor<4x8xf32> -> {PAIR}"
     call = f"%0:2 = stablehlo.custom_call @mhlo.topk(%x) {{mhlo.attributes = {{k = 3 : i64{suffix}}}, "
     call += f"mhlo.version = 1 : i64}} : (tensor<4x8xf32>) -> {PAIR}"
@@ -103,12 +103,12 @@ OF_ONE = "(tensor<4x8xf32>) -> tensor<4x8xf32>"
         (f"stablehlo.custom_call @mhlo.tan(%x) : {OF_ONE}", np.tan),
     ],
 )
-def test_ops_that_only_mhlo_has(line, function):
+def test_ops_that_only_mhlo_has_match_numpy(line, function):
     (got,) = run(ONE.format(line), X)
     np.testing.assert_allclose(got, function(X.astype(np.float64)), rtol=1e-6)
 
 
-def test_mhlo_erf_and_its_inverse():
+def test_mhlo_erf_and_its_inverse_match_scipy():
     place, inverse = ERF_INV_AT
     x = np.full((4, 8), place, np.float32)
     (got,) = run(ONE.format(f"stablehlo.custom_call @mhlo.erf_inv(%x) : {OF_ONE}"), x)
@@ -125,14 +125,14 @@ def test_mhlo_erf_and_its_inverse():
         'mhlo.NAME %x {note = 1 : i32} : tensor<4x8xf32> loc("mhlo.NAME"("a.py":1:2))',
     ],
 )  # fmt: skip
-def test_mhlo_ops_that_jaxlib_lacks_are_those_of_chlo(name, form):
+def test_mhlo_ops_that_jaxlib_lacks_become_chlo_ops(name, form):
     x, of_chlo = np.abs(X) / 4, f"chlo.{name} %x : tensor<4x8xf32> -> tensor<4x8xf32>"
     (got,), (want,) = (run(ONE.format(line), x) for line in (form.replace("NAME", name), of_chlo))
     np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("types", ["(tensor<4x8xf32>) -> tensor<4x8xi1>", "tensor<4x8xf32> -> tensor<4x8xi1>"])
-def test_mhlo_ops_of_two_operands_and_of_predicates(types):
+def test_binary_and_predicate_mhlo_ops_match_numpy(types):
     text = f"""func.func @main(%x: tensor<4x8xf32>) -> (tensor<4x8xf32>, tensor<4x8xi1>) {{
       %0 = "mhlo.next_after"(%x, %x) : (tensor<4x8xf32>, tensor<4x8xf32>) -> tensor<4x8xf32>
       %1 = mhlo.is_inf %0 : {types}
@@ -143,7 +143,7 @@ def test_mhlo_ops_of_two_operands_and_of_predicates(types):
     assert not infinite.any()
 
 
-def test_models_of_one_bundle_are_modernized_too():
+def test_each_model_of_a_bundle_is_modernized():
     text = ONE.format(f'"mhlo.square"(%x) : {OF_ONE}')
     module = aotc.load(aotc.compile({"a": text, "b": text.replace("square", "conj")}))
     np.testing.assert_array_equal(module.a(X), X * X)
@@ -151,13 +151,13 @@ def test_models_of_one_bundle_are_modernized_too():
 
 
 @pytest.mark.parametrize("line", ['"mhlo.expm1"(%x) : ' + OF_ONE, "mhlo.expm1 %x : tensor<4x8xf32>"])
-def test_an_op_that_neither_dialect_has_is_refused_with_a_way_out(line):
+def test_an_op_of_neither_dialect_is_refused_with_a_hint(line):
     with pytest.raises(CompileError, match=r"'mhlo\.expm1'") as caught:
         aotc.compile(ONE.format(line))
     assert "try: an op of StableHLO or CHLO: this jaxlib has no mhlo.expm1" in str(caught.value)
 
 
-def test_a_token_among_the_arguments_takes_no_place_in_a_call():
+def test_a_token_argument_is_not_passed_in_a_call():
     text = """func.func @main(%t: !stablehlo.token, %a: tensor<2xf32>, %u: !stablehlo.token, %b: tensor<2xf32>)
         -> (!stablehlo.token, tensor<2xf32>) {
       %0 = stablehlo.after_all %t, %u : !stablehlo.token
@@ -209,7 +209,7 @@ OLD = """module @jit_f {
 """
 
 
-def test_lists_in_text_of_2023_are_read(tmp_path):
+def test_attribute_lists_of_2023_text_are_read(tmp_path):
     x, image = np.float32([1, 2, 3, 4]), RNG.standard_normal((1, 6, 6, 1)).astype(np.float32)
     (tmp_path / "old.mlir").write_text(OLD)
     for model in (OLD, OLD.encode(), tmp_path / "old.mlir"):
@@ -225,7 +225,7 @@ def test_lists_in_text_of_2023_are_read(tmp_path):
         ("stablehlo.add %arg2", "stablehlo.nothing %arg2", "<model>:13:.*stablehlo.nothing"),
     ],
 )
-def test_errors_in_text_of_2023_name_their_line(old, new, message):
+def test_errors_in_2023_text_state_their_line(old, new, message):
     assert OLD.count(old) == 1
     with pytest.raises(CompileError, match=message):
         aotc.compile(OLD.replace(old, new))
@@ -277,7 +277,7 @@ MHLO = """module attributes {tf.versions = {bad_consumers = [], min_consumer = 0
 """
 
 
-def test_a_layer_in_mhlo_as_tensorflow_wrote_it():
+def test_a_tensorflow_layer_in_mhlo_matches_numpy():
     module = aotc.load(aotc.compile(MHLO, opt_level=1))
     assert "donated" in repr(module)
     w, b = (RNG.standard_normal(shape).astype(np.float32) for shape in ((4, 8), (8,)))
@@ -293,7 +293,7 @@ def test_a_layer_in_mhlo_as_tensorflow_wrote_it():
     [("acos", np.arccos), ("asin", np.arcsin), ("atanh", np.arctanh), ("asinh", np.arcsinh),
      ("abs", np.abs), ("cosine", np.cos), ("exponential_minus_one", np.expm1)],
 )  # fmt: skip
-def test_functions_of_mhlo(name, function):
+def test_mhlo_functions_match_xla_and_numpy(name, function):
     x = np.clip(X / 4, -0.9, 0.9)
     text = ONE.format(f'"mhlo.{name}"(%x) : {OF_ONE}')
     (got,) = run(text, x)
@@ -323,7 +323,7 @@ BOUNDED = """func.func @main(%x: tensor<4x8xf32>, %n: tensor<i32>)
 }"""
 
 
-def test_a_dimension_set_to_a_size_holds_its_first_elements():
+def test_set_dimension_size_keeps_the_first_elements():
     module = aotc.load(aotc.compile(BOUNDED, opt_level=1))
     for n in (8, 5, 1, 0):
         total, doubled = module(X, np.int32(n))
@@ -334,7 +334,7 @@ def test_a_dimension_set_to_a_size_holds_its_first_elements():
             module(X, np.int32(n))
 
 
-def test_a_dimension_is_not_set_to_more_than_it_has():
+def test_set_dimension_size_beyond_the_dim_is_refused():
     text = """func.func @main(%x: tensor<4xf32>) -> tensor<?xf32, #stablehlo.bounds<4>> {
       %n = stablehlo.constant dense<5> : tensor<i32>
       %0 = stablehlo.set_dimension_size %x, %n, dim = 0
@@ -386,7 +386,7 @@ REACTANT = """module @reactant_f attributes {mhlo.num_partitions = 1 : i64, mhlo
 """
 
 
-def test_a_model_of_tensorflow_with_shape_ops():
+def test_a_tensorflow_model_with_shape_ops_matches_numpy():
     module = aotc.load(aotc.compile(TENSORFLOW, opt_level=1))
     for rows in (1, 4):
         doubled, flat, twos = module(X[:rows, :4])
@@ -395,7 +395,7 @@ def test_a_model_of_tensorflow_with_shape_ops():
         np.testing.assert_array_equal(twos, np.full((2, 4), 2, np.float32))
 
 
-def test_a_model_of_reactant_donates_and_annotates():
+def test_a_reactant_model_donates_its_argument():
     module = aotc.load(aotc.compile(REACTANT, opt_level=1))
     assert "donated" in repr(module)
     np.testing.assert_array_equal(module(X[0, :4].copy()), 2 * X[0, :4])

@@ -87,7 +87,7 @@ def check(text, functions, a, b):
         np.testing.assert_array_equal(got, want, err_msg=name)
 
 
-def test_arith_on_integers():
+def test_integer_arith_ops_match_numpy():
     a, b = (RNG.integers(-50, 50, 64).astype(np.int32) for _ in range(2))
     b[b == 0] = 7
     check(binary(INTEGERS, "i32"), INTEGERS, a, b)
@@ -95,7 +95,7 @@ def test_arith_on_integers():
     check(binary(SHIFTS, "i32"), SHIFTS, a, np.abs(b) % 32)
 
 
-def test_arith_on_floats():
+def test_float_arith_ops_match_numpy():
     a, b = (RNG.standard_normal(64).astype(np.float32) for _ in range(2))
     a[:5] = [np.nan, np.inf, -0.0, 1, np.nan]
     b[:5] = [1, np.nan, 0.0, 1, np.nan]
@@ -103,7 +103,7 @@ def test_arith_on_floats():
     check(binary([f"{n}," for n in ORDERED], "f32", "cmpf ", "i1"), ORDERED, a, b)
 
 
-def test_arith_on_booleans_is_modulo_two():
+def test_boolean_arith_ops_are_modulo_two():
     a, b = (RNG.integers(0, 2, 64).astype(bool) for _ in range(2))
     functions = {
         "addi": np.logical_xor, "subi": np.logical_xor, "muli": np.logical_and, "andi": np.logical_and,
@@ -129,7 +129,7 @@ HALVES = """func.func @main(%a: tensor<64xi32>, %b: tensor<64xi32>)
 }"""
 
 
-def test_arith_with_carries_and_high_halves():
+def test_arith_carries_and_high_halves_match_python():
     a, b = (RNG.integers(-(1 << 31), 1 << 31, 64).astype(np.int32) for _ in range(2))
     x, y = (v.view(np.uint32).astype(np.uint64) for v in (a, b))
     total, signed, unsigned_ = x + y, a.astype(np.int64) * b, x * y
@@ -163,7 +163,7 @@ DTYPES = {"i1": bool, "i8": np.int8, "i32": np.int32, "f32": np.float32}
 
 
 @pytest.mark.parametrize("row", CONVERSIONS, ids="-".join)
-def test_arith_conversions(row):
+def test_arith_conversions_match_numpy(row):
     name, source, target = row
     x = RNG.integers(0 if source in ("i1", "f32") else -100, 2 if source == "i1" else 100, 16).astype(DTYPES[source])
     x = x + np.float32(0.375) if source == "f32" else x
@@ -186,7 +186,7 @@ CONSTANTS = """func.func @main(%x: tensor<2x2xf32>) -> (tensor<2x2xf32>, tensor<
 }"""
 
 
-def test_constants_of_tt_mlir_and_reactant():
+def test_constants_of_tt_mlir_and_reactant_are_read():
     x = np.float32([[1, 2], [3, 4]])
     for got, want in zip(run(CONSTANTS, x), run_xla(fetch(CONSTANTS), [x]), strict=True):
         np.testing.assert_array_equal(got, want)
@@ -220,7 +220,7 @@ TORCH = """func.func @main(%x: tensor<?x4xf32>, %w: tensor<4xf32>)
 }"""
 
 
-def test_sizes_of_torch_mlir_stay_symbolic():
+def test_torch_mlir_sizes_stay_symbolic():
     module = aotc.load(aotc.compile(TORCH, opt_level=1))
     w = np.float32([1, 2, 3, 4])
     for rows in (1, 3, 6):
@@ -232,7 +232,7 @@ def test_sizes_of_torch_mlir_stay_symbolic():
     assert "f32[2*d0, 2]" in repr(module)
 
 
-def test_a_cast_to_known_sizes_checks_them():
+def test_a_cast_to_a_static_size_checks_the_size():
     text = """func.func @main(%x: tensor<?xf32>) -> tensor<4xf32> {
       %0 = tensor.cast %x : tensor<?xf32> to tensor<4xf32>
       return %0 : tensor<4xf32>
@@ -287,7 +287,7 @@ def body(lines):
         ("%d:2 = arith.mulsi_extended %r, %r : i64", "arith.mulsi_extended"),
     ],
 )  # fmt: skip
-def test_ops_that_are_not_understood_are_refused(lines, message):
+def test_unsupported_arith_and_tensor_ops_are_refused(lines, message):
     with pytest.raises(CompileError, match=message) as error:
         aotc.compile(body(lines))
     assert "try:" in str(error.value)

@@ -42,14 +42,14 @@ def test_static_ops_keep_the_size_of_a_bounded_dim(op, result, function):
         np.testing.assert_array_equal(module(X[:rows]), function(X[:rows]))
 
 
-def test_a_part_of_a_bounded_dim_must_be_there():
+def test_a_slice_beyond_a_bounded_dim_is_refused():
     module = load(f"%0 = stablehlo.slice %x [0:3, 0:4] : ({B}) -> tensor<3x4xf32>", "tensor<3x4xf32>")
     np.testing.assert_array_equal(module(X[:5]), X[:3])
     with pytest.raises(aotc.CallError, match=r"stablehlo\.slice"):
         module(X[:2])
 
 
-def test_a_dimension_shrinks_and_grows_up_to_its_bound():
+def test_a_dim_may_grow_up_to_its_bound():
     module = load(
         f"""%0 = stablehlo.set_dimension_size %x, %n, dim = 0 : (tensor<8x4xf32>, tensor<i32>) -> {B}
         %1 = stablehlo.add %0, %0 : {B}
@@ -88,6 +88,6 @@ def test_bounds_of_inner_results_are_checked_at_a_call():
         (f"reshape %x : ({B})", shaped("?x0", "8, ?"), "do not follow from the elements"),
     ],
 )
-def test_sizes_that_nothing_states_are_refused(op, result, message):
+def test_results_of_unstated_size_are_refused(op, result, message):
     with pytest.raises(CompileError, match=message):
         load(f"%0 = stablehlo.{op} -> {result}", result, f"%x: {B}, %s: tensor<f32>")

@@ -49,7 +49,7 @@ def check_functions(functions, x):
             np.testing.assert_array_equal(np.signbit(got[zeros]), np.signbit(want[zeros]), err_msg=name)
 
 
-def test_functions_of_one_float():
+def test_unary_math_ops_match_numpy():
     check_functions({**UNARY, "exp": np.exp}, np.where(np.abs(X) < 1e-38, np.copysign(0, X), X).astype(np.float32))
     check_functions(OF_UNIT, UNIT)
 
@@ -64,7 +64,7 @@ def test_logarithms_and_powers_of_the_base_are_exact():
     np.testing.assert_array_equal(run("%r0 = math.log10 %a : tensor<11xf32>", ["tensor<11xf32>"], tens)[0], range(11))
 
 
-def test_questions_about_floats():
+def test_float_classification_ops_match_numpy():
     lines = [f"%r{n} = math.{name} %a : tensor<64xf32>" for n, name in enumerate([*TESTS, "isnormal"])]
     *got, normal = run("\n".join(lines), ["tensor<64xi1>"] * 4, X)
     for values, function in zip(got, TESTS.values(), strict=True):
@@ -72,7 +72,7 @@ def test_questions_about_floats():
     np.testing.assert_array_equal(normal, np.isfinite(X) & (np.abs(X) >= np.finfo(np.float32).smallest_normal))
 
 
-def test_functions_of_several_floats():
+def test_math_ops_of_several_floats_match_numpy():
     t = "tensor<64xf32>"
     y = RNG.permutation(X)
     z = RNG.standard_normal(64).astype(np.float32)
@@ -91,12 +91,12 @@ def test_functions_of_several_floats():
     np.testing.assert_array_equal(got[6], np.clip(z, -0.5, 0.75))
 
 
-def test_erf():
+def test_math_erf_matches_known_values():
     got = run("%r0 = math.erf %a : tensor<5xf32>", ["tensor<5xf32>"], np.float32([-2, -0.5, 0, 0.5, 2]))[0]
     np.testing.assert_allclose(got, ERF, rtol=1e-6)
 
 
-def test_functions_of_integers():
+def test_integer_math_ops_match_python():
     n = np.int32([0, 1, -1, 2, 3, 8, 12, -16, 1 << 30, -(1 << 31)])
     t = f"tensor<{len(n)}xi32>"
     lines = [f"%r{k} = math.{name} %a : {t}" for k, name in enumerate(("absi", "ctlz", "ctpop", "cttz"))]
@@ -108,7 +108,7 @@ def test_functions_of_integers():
     assert ones.tolist() == [b.count("1") for b in bits]
 
 
-def test_an_integer_power_of_a_float():
+def test_integer_powers_of_floats_match_numpy():
     x, n = np.float32([2, -2, -3, 0.5, 1.5]), np.int32([10, 3, -2, -4, 0])
     line = "%r0 = math.fpowi %a, %b : tensor<5xf32>, tensor<5xi32>"
     got = run(line, ["tensor<5xf32>"], x, n)[0]
@@ -123,7 +123,7 @@ def test_an_integer_power_of_a_float():
         ("%r0 = math.acos %f : f32", "math.acos on"),
     ],
 )
-def test_other_functions_are_refused(line, message):
+def test_unsupported_math_ops_are_refused(line, message):
     text = f"func.func @main(%n: i32, %d: f64, %f: f32) -> i32 {{\n{line}\nreturn %n : i32\n}}"
     with pytest.raises(CompileError, match=message) as error:
         aotc.compile(text)

@@ -77,7 +77,7 @@ def check(name, got, arrays, least=0.0):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_producers_program_on_the_cpu(name):
+def test_programs_of_each_producer_match_numpy_on_cpus(name):
     module = aotc.load(aotc.compile(FOLDER / f"{name}.mlir", opt_level=1))
     for arrays in MODELS[name][1]:
         result = module(*(a.copy() for a in arrays))
@@ -86,14 +86,14 @@ def test_a_producers_program_on_the_cpu(name):
 
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_producers_program_for_a_gpu(name, target):
+def test_programs_of_each_producer_compile_for_gpus(name, target):
     function, variant = gpu_program(FOLDER / f"{name}.mlir", target=target)
     arrays = MODELS[name][1][-1]
     check(name, run_gpu_program(function, variant, arrays), arrays, TF32)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_producers_program_is_machine_code_for_gpus(name):
+def test_programs_of_each_producer_become_gpu_machine_code(name):
     assert aotc.compile(FOLDER / f"{name}.mlir", target=",".join(GPUS), opt_level=1)
 
 

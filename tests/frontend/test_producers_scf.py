@@ -29,14 +29,14 @@ FOR = """func.func @main(%x: tensor<4xf32>, %low: index, %high: index, %step: in
 
 
 @pytest.mark.parametrize("bounds", [(0, 4, 1), (3, 4, 1), (4, 4, 1), (5, 4, 1), (-3, 4, 2)])
-def test_a_counted_loop(bounds):
+def test_scf_for_matches_python(bounds):
     total, counts = load(FOR)(X, *map(np.int64, bounds))
     iterations = range(*bounds)
     np.testing.assert_array_equal(total, X * (1 + len(iterations)))
     assert counts == sum(iterations)
 
 
-def test_an_unsigned_bound_below_zero_is_large():
+def test_a_negative_bound_of_an_unsigned_loop_is_large():
     text = FOR.replace("scf.for", "scf.for unsigned")
     with pytest.raises(CompileError, match="step of 0"):
         load(text.replace("step %step", "step %zero"))
@@ -65,7 +65,7 @@ WHILE = """func.func @main(%x: tensor<4xf32>, %n: i32) -> (i32, tensor<4xf32>) {
 
 @pytest.mark.parametrize("start", [0, 7, 10, 40])
 @pytest.mark.parametrize("forwarded", ["%i, %a", "%1, %a"])
-def test_a_loop_with_a_test_in_front(start, forwarded):
+def test_scf_while_tests_before_the_first_iteration(start, forwarded):
     i, a = start, X
     while True:
         square = i * i
@@ -78,7 +78,7 @@ def test_a_loop_with_a_test_in_front(start, forwarded):
     np.testing.assert_array_equal(total, a)
 
 
-def test_a_loop_carries_other_types_than_it_starts_with():
+def test_scf_while_may_change_its_types():
     text = """func.func @main(%n: i32) -> f32 {
       %one = arith.constant 1.0 : f32
       %0 = scf.while (%i = %n) : (i32) -> f32 {
@@ -127,7 +127,7 @@ IF = """func.func @main(%x: tensor<4xf32>, %n: i64) -> tensor<4xf32> {
 }"""
 
 
-def test_branches_on_a_value():
+def test_scf_if_and_index_switch_match_numpy():
     module = load(IF)
     with np.errstate(invalid="ignore"):
         wanted = {4: -X, 2: np.abs(X), -5: np.sqrt(X), 0: X, 3: X}
@@ -135,7 +135,7 @@ def test_branches_on_a_value():
         np.testing.assert_array_equal(module(X, np.int64(n)), value + X)
 
 
-def test_assertions_are_checked_where_they_stand():
+def test_assertions_in_branches_are_checked():
     text = """func.func @main(%x: tensor<4xf32>, %p: i1, %q: i1) -> tensor<4xf32> {
       scf.if %p {
         cf.assert %q, "q must hold {0}"
@@ -149,7 +149,7 @@ def test_assertions_are_checked_where_they_stand():
         module(X, np.bool_(True), np.bool_(False))
 
 
-def test_branches_of_other_sizes_are_refused():
+def test_branches_of_different_sizes_are_refused():
     text = """func.func @main(%x: tensor<?xf32>, %y: tensor<?xf32>, %p: i1) -> tensor<?xf32> {
       %0 = scf.if %p -> (tensor<?xf32>) {
         scf.yield %x : tensor<?xf32>
@@ -178,7 +178,7 @@ def test_branches_of_other_sizes_are_refused():
          ": (tensor<4xf32>) -> tensor<4xf32>", "scf.for in the computation of another op"),
     ],
 )  # fmt: skip
-def test_other_control_flow_is_refused(lines, message):
+def test_unsupported_control_flow_is_refused(lines, message):
     with pytest.raises(CompileError, match=message) as error:
         aotc.compile(f"func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{\n{lines}\nreturn %0 : tensor<4xf32>\n}}")
     assert "try:" in str(error.value)

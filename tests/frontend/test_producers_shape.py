@@ -45,7 +45,7 @@ CHLO_ADD = """func.func @main(%x: tensor<?x?xf32>, %y: tensor<?xf32>) -> tensor<
 
 
 @pytest.mark.parametrize("text", [TENSORFLOW_ADD, CHLO_ADD])
-def test_sizes_of_one_broadcast_at_run_time(text):
+def test_sizes_of_one_are_broadcast_at_run_time(text):
     module = load(text)
     for x, y in ((array(2, 3), array(3)), (array(2, 1), array(3)), (array(2, 3), array(1)), (array(2, 0), array(1)),
                  (array(2, 1), array(0)), (array(1, 1), array(1))):  # fmt: skip
@@ -54,7 +54,7 @@ def test_sizes_of_one_broadcast_at_run_time(text):
         module(array(2, 3), array(2))
 
 
-def test_a_known_size_wins_over_one_that_is_not():
+def test_a_static_size_decides_an_unknown_result_size():
     text = CHLO_ADD.replace("tensor<?xf32>", "tensor<3xf32>").replace("-> tensor<?x?xf32>", "-> tensor<?x3xf32>")
     module = load(text.replace("return %0 : tensor<?x?xf32>", "return %0 : tensor<?x3xf32>"))
     y = array(3)
@@ -109,7 +109,7 @@ SIZES = """func.func @main(%x: tensor<?x4xf32>, %y: tensor<?xf32>)
 }"""
 
 
-def test_arithmetic_on_shapes():
+def test_shape_arithmetic_matches_numpy():
     module = load(SIZES)
     for rows, length in ((2, 4), (3, 2), (1, 1)):
         numbers, tests, tail = module(array(rows, 4), array(length))

@@ -28,7 +28,7 @@ def check(module, function, *arrays):
         assert np.asarray(g).dtype == np.asarray(w).dtype
 
 
-def test_elements_at_runtime_indices():
+def test_tensor_extract_and_insert_match_numpy():
     module = load(
         "%a = tensor.extract %x[%n, %c1] : tensor<?x4xf32>\n%0 = tensor.insert %a into %x[%c0, %c2] : tensor<?x4xf32>",
         "f32, tensor<?x4xf32>", "%a, %0",
@@ -43,7 +43,7 @@ def test_elements_at_runtime_indices():
         check(module, moved, X, np.int64(n))
 
 
-def test_generated_tensors_read_others_at_their_indices():
+def test_tensor_generate_matches_numpy():
     module = load(
         """%0 = tensor.generate %n {
           ^bb0(%i: index, %j: index):
@@ -86,7 +86,7 @@ def test_a_generated_shape_stays_symbolic():
     assert "f32[d0, 2]" in repr(module)
 
 
-def test_constants_and_sizes():
+def test_tensor_splat_empty_and_rank_match_numpy():
     module = load(
         """%e = tensor.empty(%n) : tensor<?x2xf32>
         %f = arith.constant 1.5 : f32
@@ -101,7 +101,7 @@ def test_constants_and_sizes():
         check(module, lambda x, n: (zeros(n), splat(n), np.int64(2), x.view(np.int32)), X, np.int64(n))
 
 
-def test_reshapes():
+def test_tensor_reshapes_match_numpy_and_check_sizes():
     module = load(
         """%a = tensor.collapse_shape %x [[0, 1]] : tensor<?x4xf32> into tensor<?xf32>
         %d = tensor.dim %x, %c0 : tensor<?x4xf32>
@@ -119,7 +119,7 @@ def test_reshapes():
         module(X[:3], np.int64(0))
 
 
-def test_slices_static_and_at_runtime():
+def test_tensor_slices_match_numpy():
     module = load(
         """%a = tensor.extract_slice %x[0, 1] [2, 2] [2, 1] : tensor<?x4xf32> to tensor<2x2xf32>
         %b = tensor.extract_slice %x[%n, 1] [2, 1] [1, 1] : tensor<?x4xf32> to tensor<2xf32>
@@ -143,7 +143,7 @@ def test_slices_static_and_at_runtime():
         check(module, sliced, X, np.int64(n))
 
 
-def test_pads_joins_and_gathers():
+def test_tensor_pad_concat_and_gather_match_numpy():
     module = load(
         """%f = arith.constant 7.0 : f32
         %a = tensor.pad %x low[1, %n] high[0, 2] {
@@ -181,7 +181,7 @@ def test_pads_joins_and_gathers():
          ": (tensor<1xf32>, tensor<2x2xf32>, tensor<1x2xindex>) -> tensor<2x2xf32>", "tensor.scatter on"),
     ],
 )  # fmt: skip
-def test_other_forms_are_refused(line, message):
+def test_unsupported_tensor_ops_are_refused(line, message):
     text = "func.func @main(%x: tensor<2x2xf32>) -> tensor<2x2xf32> {\n%f = arith.constant 1.0 : f32\n"
     with pytest.raises(CompileError, match=message) as error:
         aotc.compile(f"{text}{line}\nreturn %0 : tensor<2x2xf32>\n}}")

@@ -258,7 +258,7 @@ def test_quantized_ops_agree_with_the_stablehlo_interpreter(name):
     agree(got, want)
 
 
-def test_bytecode_and_portable_artifacts_hold_quantized_types():
+def test_bytecode_and_portable_artifacts_preserve_quantized_types():
     case = CASES["convolution"]
     arrays = arguments(case)
     with make_context():

@@ -30,7 +30,7 @@ def integers(t: str, *shape: int, seed: int = 0) -> np.ndarray:
     "!quant.uniform<i16:f32, 1.0e-3:100>", "!quant.uniform<i8<-127:127>:f32, 0.01>", "!quant.uniform<i8:f16, 0.05:3>",
     "!quant.uniform<i8:bf16, 0.05:3>", "!quant.uniform<i32:f64, 0.5:1000>", "!quant.uniform<i2:f32, 0.5>",
 ])  # fmt: skip
-def test_quantize_and_back(t):
+def test_quantize_and_dequantize_round_like_numpy(t):
     q = parse_quantization(t)
     floats = to_numpy(q.expressed)
     x = (np.random.default_rng(2).standard_normal((50, 4)) * 4 * max(q.scales) * min(q.high, 100)).astype(floats)
@@ -82,7 +82,7 @@ REGIONS = f"""module {{ func.func public @main(%a: tensor<6x4x{A}>, %n: tensor<i
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_regions_calls_and_constants(level):
+def test_quantized_regions_calls_and_constants_match_numpy(level):
     a, n = integers(A, 6, 4), np.array(3, np.int32)
     largest, ordered, halved, chosen, above = run(REGIONS, a, n, level=level)
     np.testing.assert_array_equal(largest, np.maximum(a.max(1), -30))
@@ -96,7 +96,7 @@ def test_regions_calls_and_constants(level):
     np.testing.assert_array_equal(above, a > negated)
 
 
-def test_sums_in_a_region_round_at_each_step_as_the_computation_says():
+def test_quantized_region_sums_round_at_each_step():
     text = f"""module {{ func.func public @main(%a: tensor<3x9x{A}>, %z: tensor<{A}>) -> tensor<3x{A}> {{
       %0 = "stablehlo.reduce"(%a, %z) ({{ ^bb0(%x: tensor<{A}>, %y: tensor<{A}>):
         %m = stablehlo.add %x, %y : tensor<{A}>
@@ -124,7 +124,7 @@ def test_invalid_quantized_programs_are_refused(argument, body, message):
         import_model(f"module {{ func.func public @main(%a: {t}) -> {t} {{\n{body}\nreturn %a : {t} }} }}")
 
 
-def test_a_computation_on_another_quantization_is_refused():
+def test_a_region_with_another_quantization_is_refused():
     text = f"""module {{ func.func public @main(%a: tensor<3x9x{CENTERED}>, %z: tensor<{WIDE}>) -> tensor<3x{WIDE}> {{
       %0 = "stablehlo.reduce"(%a, %z) ({{ ^bb0(%x: tensor<{WIDE}>, %y: tensor<{WIDE}>):
         %m = stablehlo.add %x, %y : tensor<{WIDE}>

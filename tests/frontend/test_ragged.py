@@ -59,7 +59,7 @@ def test_each_group_is_multiplied_by_its_own_matrix(name):
 
 
 @pytest.mark.parametrize(("rows", "groups"), [(1, 1), (5, 9), (7, 1), (300, 3), (64, 64)])
-def test_any_number_of_rows_and_groups(rows, groups):
+def test_ragged_dots_of_symbolic_sizes_match_numpy(rows, groups):
     x, w, y = operands(rows, groups=groups)
     sizes = np.random.default_rng(1).multinomial(rows, np.ones(groups) / groups).astype(np.int32)
     np.testing.assert_allclose(run(jax.lax.ragged_dot, x, w, sizes)[0], wanted_rows(x, w, sizes), atol=1e-5)
@@ -69,7 +69,7 @@ def test_any_number_of_rows_and_groups(rows, groups):
 @pytest.mark.parametrize(
     ("dtype", "result", "bound"), [(BF16, None, 5e-2), (BF16, jnp.float32, 1e-3), ("f2", None, 1e-2)]
 )
-def test_short_floats(dtype, result, bound):
+def test_ragged_dots_of_short_floats_match_numpy(dtype, result, bound):
     (x, w, y), sizes = operands(dtype=dtype), np.array(SIZES["uneven"], np.int32)
 
     def both(x, w, y, sizes):
@@ -82,13 +82,13 @@ def test_short_floats(dtype, result, bound):
     np.testing.assert_allclose(terms.astype("f8"), wanted_terms(x, y, sizes), atol=5 * bound, rtol=1e-2)
 
 
-def test_integers():
+def test_ragged_dots_of_integers_match_numpy():
     random, sizes = np.random.default_rng(0), np.array(SIZES["uneven"], np.int32)
     x, w = random.integers(-9, 9, (80, 24)).astype(np.int32), random.integers(-9, 9, (4, 24, 16)).astype(np.int32)
     np.testing.assert_array_equal(run(jax.lax.ragged_dot, x, w, sizes)[0], wanted_rows(x, w, sizes))
 
 
-def test_gradients():
+def test_gradients_of_ragged_dots_match_numpy():
     """By the rows the matrices are read the other way round; by the matrices terms are ragged."""
     (x, w, _), sizes = operands(), np.array(SIZES["rows left"], np.int32)
     gradient = jax.grad(lambda x, w, s: (jax.lax.ragged_dot(x, w, s) ** 2).sum(), (0, 1))
@@ -98,7 +98,7 @@ def test_gradients():
     np.testing.assert_allclose(dw, wanted_terms(x, out, sizes), atol=1e-3)
 
 
-def test_nan_of_other_groups_does_not_spread():
+def test_nan_of_another_group_does_not_propagate():
     """What JAX writes for CPUs multiplies zeros with the infinities of other groups."""
     (x, w, y), sizes = operands(), np.array(SIZES["uneven"], np.int32)
     w[1], y[63:] = np.inf, np.nan
@@ -109,7 +109,7 @@ def test_nan_of_other_groups_does_not_spread():
     assert np.isnan(found[3]).all()
 
 
-def test_products_in_a_batch_and_of_unknown_size_are_as_jax_has_them():
+def test_batched_ragged_dots_and_symbolic_sizes_match_numpy():
     (x, w, _), sizes = operands(), np.array(SIZES["uneven"], np.int32)
     batch = jax.vmap(jax.lax.ragged_dot)
     xs, ws, many = (np.stack([a, a]) for a in (x, w, sizes))
@@ -121,7 +121,7 @@ def test_products_in_a_batch_and_of_unknown_size_are_as_jax_has_them():
     np.testing.assert_allclose(module.invoke("main", x, w, sizes)[0], wanted_rows(x, w, sizes), atol=1e-5)
 
 
-def test_no_more_rows_are_multiplied_than_tiles_begin():
+def test_ragged_dots_multiply_only_started_tiles():
     shapes = [jax.ShapeDtypeStruct(s, d) for s, d in (((512, 64), "f4"), ((8, 64, 32), "f4"), ((8,), "i4"))]
     module = import_model(jax.jit(jax.lax.ragged_dot), *shapes)
     (product,) = (op for f in module.functions.values() for op in f.body.ops if op.name == "dot_general")
@@ -135,7 +135,7 @@ def test_tiles_are_about_as_large_as_groups():
 
 @sim
 @pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:compute_80"])
-def test_on_a_simulated_gpu(target, monkeypatch):
+def test_ragged_dots_on_a_simulated_gpu_match_numpy(target, monkeypatch):
     (x, w, _), sizes = operands(40, 16, 16, 3), np.array((17, 0, 20), np.int32)
     data = aotc.compile(jax.jit(jax.lax.ragged_dot), x, w, sizes, target=target)
     install(monkeypatch, data)

@@ -82,7 +82,7 @@ def line_of(text):
         ("", ("", "", "")),
     ],
 )
-def test_place_of_a_location(loc, expected):
+def test_model_place_parses_locations(loc, expected):
     assert model_place(loc) == expected
 
 
@@ -92,7 +92,7 @@ def test_short_place_is_the_file_and_line():
     assert (truncate_scope("a/b/c", 2), truncate_scope("a/b/c", 0), truncate_scope("", 1)) == ("a/b", "a/b/c", "")
 
 
-def test_linen_layers_and_the_users_line():
+def test_linen_ops_have_their_layer_and_source_line():
     found = places(linen(), X)
     assert [p.scope for p in found] == [f"Net/block_{n}/{name}" for n in range(3) for name in ("up", "down")]
     up, down = line_of('name="up"'), line_of('name="down"')
@@ -126,14 +126,14 @@ def test_layers_of_gradients_are_those_of_the_model():
     assert {p.scope for p in found} == {f"Net/block_{n}/{name}" for n in range(3) for name in ("up", "down")}
 
 
-def test_nnx_layers_are_their_classes():
+def test_nnx_ops_have_the_class_of_their_layer():
     pair = Pair(nnx.Rngs(0))
     found = places(lambda x: pair(x), X)
     assert [p.scope for p in found] == ["Pair/Linear"] * 2
     assert {p.line for p in found} == {f"{__file__}:{line_of('self.second(nnx')}"}
 
 
-def test_classes_around_the_traced_function_are_no_layers():
+def test_classes_around_the_traced_function_are_not_layers():
     class Runner:
         def __call__(self, x):
             return places(jnp.sin, x, name="sin")
@@ -141,7 +141,7 @@ def test_classes_around_the_traced_function_are_no_layers():
     assert [p.scope for p in Runner()(X)] == [""]
 
 
-def test_location_that_repeats_itself_ends():
+def test_a_recursive_location_terminates():
     from jaxlib.mlir import ir
 
     with ir.Context():

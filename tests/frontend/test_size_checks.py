@@ -132,7 +132,7 @@ def test_calls_with_fitting_sizes_agree_with_the_reference(name):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
-def test_on_failure_nothing_is_touched():
+def test_a_failed_size_check_modifies_no_array():
     donated = UPDATE.replace("%x: tensor<?xf32>", "%x: tensor<?xf32> {tf.aliasing_output = 0 : i32}")
     x, out = f32(3), np.full(3, 7, np.float32)
     for _ in range(2):
@@ -220,7 +220,7 @@ def test_size_checks_in_a_loop_hold_even_without_iterations():
             module.invoke("main", f32(sizes[0]), f32(sizes[1]), np.int32(0))
 
 
-def test_an_assertion_on_data_in_a_loop():
+def test_an_assertion_on_data_in_a_loop_fails():
     """It was left out without a word."""
     module = loaded(LOOP.replace("ASSERTION", OF_DATA))
     np.testing.assert_array_equal(module.invoke("main", f32(3), -f32(3), np.int32(0))[0], f32(3))
@@ -228,7 +228,7 @@ def test_an_assertion_on_data_in_a_loop():
         module.invoke("main", f32(3), -f32(3), np.int32(1))
 
 
-def test_branches_must_give_the_same_sizes():
+def test_branches_with_different_result_sizes_fail():
     text = main(
         "%x: tensor<?xf32>, %y: tensor<?xf32>, %p: tensor<i1>", VECTOR,
         '%r = "stablehlo.if"(%p) ({ stablehlo.return %x : tensor<?xf32> }, { stablehlo.return %y : tensor<?xf32> })'

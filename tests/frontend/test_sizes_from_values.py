@@ -38,7 +38,7 @@ func.func @main(%n: tensor<i64>, %x: tensor<?x4xf32>) -> (tensor<?x?x4xf32>, ten
 
 
 @pytest.mark.parametrize("level", [0, 2])
-def test_sizes_computed_from_a_scalar(level):
+def test_sizes_computed_from_a_scalar_argument_match_numpy(level):
     for n in (1, 5, 0):
         x = np.random.default_rng(n).normal(size=(n, 4)).astype("float32")
         y, i = both(ROWS, np.int64(n), x, level=level)
@@ -65,7 +65,7 @@ func.func @main(%s: tensor<2xi32>, %x: tensor<?xf32>) -> tensor<?x?xf32> {
 """
 
 
-def test_a_shape_that_is_an_argument():
+def test_a_shape_argument_decides_the_result_shape():
     x = np.arange(12, dtype=np.float32)
     for shape in ((3, 4), (12, 1), (2, 6)):
         np.testing.assert_array_equal(both(RESHAPE, np.int32(shape), x)[0], -x.reshape(shape))
@@ -83,7 +83,7 @@ func.func @main(%a: tensor<1xi32>, %b: tensor<1xi32>, %x: tensor<10xf32>) -> ten
 """
 
 
-def test_a_slice_between_two_values():
+def test_slices_between_two_scalar_arguments_match_numpy():
     x = np.arange(10, dtype=np.float32)
     np.testing.assert_array_equal(both(SLICE, np.int32([2]), np.int32([7]), x)[0], x[2:7])
     module = aotc.load(aotc.compile(SLICE.encode()))
@@ -112,7 +112,7 @@ def test_unknown_sizes_of_two_arguments_must_agree(name):
 
 
 @pytest.mark.parametrize("level", [0, 2])
-def test_sort_along_a_symbolic_dim(level):
+def test_sorts_along_a_symbolic_dim_match_numpy(level):
     import jax
     import jax.numpy as jnp
 
@@ -159,7 +159,7 @@ func.func @main(%x: tensor<?xf32>, %t: tensor<f32>) -> (tensor<?xf32>, tensor<?x
 
 
 @pytest.mark.parametrize("level", range(4))
-def test_sizes_that_kernels_compute(level):
+def test_sizes_that_kernels_compute_match_numpy(level):
     """The second size depends on arrays whose size is the first one."""
     for size, limit in ((7, 0.0), (64, 0.5), (5, 9.0), (0, 0.0), (1, -9.0)):
         x = np.random.default_rng(size).normal(size=size).astype("float32")
@@ -170,7 +170,7 @@ def test_sizes_that_kernels_compute(level):
         assert n == len(kept)
 
 
-def test_a_computed_size_must_fit():
+def test_computed_sizes_that_do_not_match_fail():
     text = """func.func @main(%x: tensor<4xf32>, %v: tensor<9xi32>) -> tensor<?xf32> {
       %n = stablehlo.slice %v [4:5] : (tensor<9xi32>) -> tensor<1xi32>
       %y = stablehlo.dynamic_reshape %x, %n : (tensor<4xf32>, tensor<1xi32>) -> tensor<?xf32>
@@ -235,7 +235,7 @@ def test_a_slice_with_constant_bounds_has_the_stated_size():
             aotc.compile(text.replace("STRIDE", str(stride)))
 
 
-def test_computed_sizes_as_text_and_in_copies_for_given_sizes():
+def test_computed_sizes_round_trip_as_text_and_specialize():
     from aotc.ir.semantics.verify import verify
     from aotc.ir.tensor.text import parse_module, print_module
 
@@ -254,7 +254,7 @@ def test_computed_sizes_as_text_and_in_copies_for_given_sizes():
             np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_a_size_is_not_read_before_it_is_computed():
+def test_the_verifier_finds_a_size_read_before_it_is_computed():
     from aotc.ir.semantics.verify import verify
     from aotc.ir.tensor.text import parse_module
 
@@ -272,7 +272,7 @@ def test_a_size_is_not_read_before_it_is_computed():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_arrays_made_before_a_size_is_known_are_kept(threads):
+def test_arrays_survive_growth_of_the_arena(threads):
     """The arena grows when the size is known; what is in it already is read afterwards."""
     check_growing(aotc.load(aotc.compile(GROWING.encode()), threads=threads))
 

@@ -49,27 +49,27 @@ PLACES = "{broadcast_dimensions = array<i64: 0>}"
 
 
 @pytest.mark.parametrize("name", BINARY)
-def test_broadcasting_of_floats(name):
+def test_broadcast_float_ops_match_numpy(name):
     args = {"x": ("tensor<4xf32>", ROW), "z": ("tensor<2x4xf32>", X)}
     body = f"%y = chlo.broadcast_{name} %x, %z : (tensor<4xf32>, tensor<2x4xf32>) -> tensor<2x4xf32>"
     check(body, "tensor<2x4xf32>", args, BINARY[name](ROW, X), rtol=3e-7)
 
 
 @pytest.mark.parametrize("name", BITS)
-def test_broadcasting_of_integers(name):
+def test_broadcast_integer_ops_match_numpy(name):
     a, b = np.int32([[1], [200]]), np.int32([3, 1, 4])
     args = {"x": ("tensor<2x1xi32>", a), "z": ("tensor<3xi32>", b)}
     body = f"%y = chlo.broadcast_{name} %x, %z : (tensor<2x1xi32>, tensor<3xi32>) -> tensor<2x3xi32>"
     check(body, "tensor<2x3xi32>", args, BITS[name](a, b))
 
 
-def test_broadcast_dimensions_say_where_the_smaller_operand_lies():
+def test_broadcast_dimensions_place_the_smaller_operand():
     args = {"x": ("tensor<2xf32>", COLUMN), "z": ("tensor<2x4xf32>", X)}
     body = f"%y = chlo.broadcast_subtract %x, %z {PLACES} : (tensor<2xf32>, tensor<2x4xf32>) -> tensor<2x4xf32>"
     check(body, "tensor<2x4xf32>", args, COLUMN[:, None] - X)
 
 
-def test_broadcasting_compare_complex_select():
+def test_broadcast_compare_complex_and_select_match_numpy():
     args = {"x": ("tensor<2x4xf32>", X), "z": ("tensor<4xf32>", ROW), "p": ("tensor<i1>", np.array(False))}
     two = "(tensor<2x4xf32>, tensor<4xf32>)"
     body = f"%y = chlo.broadcast_compare %x, %z {{comparison_direction = #chlo<comparison_direction LT>}} : {two}"
@@ -81,7 +81,7 @@ def test_broadcasting_compare_complex_select():
 
 
 @pytest.mark.parametrize(("name", "first"), [("zeta", 1.0), ("polygamma", 0.0)])
-def test_broadcasting_of_zeta_and_polygamma(name, first):
+def test_broadcast_zeta_and_polygamma_match_scipy(name, first):
     from scipy import special
 
     s = np.float64([[first + 1], [first + 2]])
@@ -92,7 +92,7 @@ def test_broadcasting_of_zeta_and_polygamma(name, first):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_broadcasting_of_unknown_sizes(rows):
+def test_broadcasts_of_unknown_sizes_are_checked_at_the_call(rows):
     """Sizes that are not known must be equal, or 1; this is checked when the program is called."""
     text = (
         "func.func @main(%x: tensor<?x4xf32>, %z: tensor<4xf32>, %w: tensor<?x1xf32>) -> tensor<?x4xf32> {\n"
@@ -111,7 +111,7 @@ def test_broadcasting_of_unknown_sizes(rows):
         module.invoke("main", x, ROW, more)
 
 
-def test_sizes_that_differ_do_not_broadcast():
+def test_different_sizes_are_refused():
     text = (
         "func.func @main(%x: tensor<2x4xf32>, %z: tensor<3xf32>) -> tensor<2x?xf32> {\n"
         " %y = chlo.broadcast_add %x, %z : (tensor<2x4xf32>, tensor<3xf32>) -> tensor<2x?xf32>\n"
@@ -129,7 +129,7 @@ A, B = (np.random.default_rng(n).integers(-3, 4, s).astype(np.float32) for n, s 
     [("bij,bjk->bik", "2x3x5"), ("bij,bjk->kib", "5x3x2"), ("bij,cjk->ik", "3x5"), ("bij,bjk->", ""),
      ("...ij,...jk->...ik", "2x3x5"), ("bij,cdk->bc", "2x2")],
 )  # fmt: skip
-def test_einsum(config, result):
+def test_einsum_matches_numpy(config, result):
     t = f"tensor<{result}{'x' if result else ''}f32>"
     body = f'%y = "stablehlo.einsum"(%a, %b) {{einsum_config = "{config}"}} : (tensor<2x3x4xf32>, tensor<2x4x5xf32>)'
     args = {"a": ("tensor<2x3x4xf32>", A), "b": ("tensor<2x4x5xf32>", B)}
@@ -139,7 +139,7 @@ def test_einsum(config, result):
 @pytest.mark.parametrize(
     ("config", "result"), [("ij->ji", "3x3"), ("ij->j", "3"), ("ii->i", "3"), ("ii->", ""), ("...->...", "3x3")]
 )
-def test_unary_einsum(config, result):
+def test_unary_einsum_matches_numpy(config, result):
     t = f"tensor<{result}{'x' if result else ''}f32>"
     body = f'%y = "stablehlo.unary_einsum"(%a) {{einsum_config = "{config}"}} : (tensor<3x3xf32>) -> {t}'
     check(body, t, {"a": ("tensor<3x3xf32>", SQUARE)}, np.asarray(np.einsum(config, SQUARE)))
@@ -155,7 +155,7 @@ def test_einsum_with_an_unknown_label_is_refused():
         aotc.compile(text.encode())
 
 
-def test_torch_index_select():
+def test_torch_index_select_matches_numpy():
     places = np.int32([[2, 0], [1, 1]])
     args = {"x": ("tensor<2x3x4xf32>", A), "i": ("tensor<2x2xi32>", places)}
     body = '%y = "stablehlo.torch_index_select"(%x, %i) {{dim = {} : i64, batch_dims = {} : i64}} : {}'
@@ -167,7 +167,7 @@ def test_torch_index_select():
 
 
 @pytest.mark.parametrize("reverse", ["false", "true"])
-def test_scan_along_a_dim(reverse, capfd):
+def test_chlo_scan_matches_numpy(reverse, capfd):
     """Two inputs, one carry; the last output is the carry. jaxlib's own pass forgets ``is_reverse``.
 
     It has no portable form, which is no error: nothing is told of it.
@@ -187,7 +187,7 @@ def test_scan_along_a_dim(reverse, capfd):
     assert "error" not in capfd.readouterr().err
 
 
-def test_bits_of_complex_numbers():
+def test_bitcasts_of_complex_numbers_match_numpy():
     z = np.array([1 + 2j, -0.5 + 3e10j])
     args = {"x": ("tensor<2xcomplex<f64>>", z)}
     body = "%y = stablehlo.bitcast_convert %x : (tensor<2xcomplex<f64>>) -> tensor<2x2xcomplex<f32>>"
@@ -204,7 +204,7 @@ RAGGED = (
 )
 
 
-def test_ragged_all_to_all():
+def test_ragged_all_to_all_of_one_process_copies_slices():
     x = np.arange(12, dtype=np.float32).reshape(6, 2)
     into = np.full((8, 2), -1, np.float32)
     expected = into.copy()
@@ -232,7 +232,7 @@ def test_a_module_for_several_devices_is_refused(line):
         aotc.compile(text.encode())
 
 
-def test_placements_of_shardy_leave_the_tensor():
+def test_shardy_annotations_do_not_change_values():
     text = """
 sdy.mesh @mesh = <["x"=1]>
 func.func @main(%x: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> tensor<4xf32> {
@@ -260,7 +260,7 @@ SUM = """({ ^bb0(%p: tensor<f64>, %q: tensor<f64>):
 })"""
 
 
-def test_combiners_may_compute_in_a_wider_type_than_their_operands():
+def test_combiners_may_use_a_wider_dtype():
     x = np.float32([1, 1e-9, 2, 4])
     args = {"x": ("tensor<4xf32>", x), "z": ("tensor<f32>", np.float32(0)), "i": ("tensor<1xi32>", np.int32([2]))}
     line = f'%y = "stablehlo.reduce"(%x, %z) {SUM} {{dimensions = array<i64: 0>}} : (tensor<4xf32>, tensor<f32>) -> '
@@ -285,7 +285,7 @@ BRANCH = """({ ^bb0(%p: tensor<f32>, %q: tensor<f32>):
 })"""
 
 
-def test_branches_in_computations_over_elements():
+def test_branches_in_elementwise_computations_match_numpy():
     args = {"x": ("tensor<2x4xf32>", X), "w": ("tensor<2x4xf32>", X[::-1].copy()), "z": ("tensor<f32>", np.float32(0))}
     line = f'%y = "stablehlo.map"(%x, %w) {BRANCH} {{dimensions = array<i64: 0, 1>}}'
     larger = np.maximum(X, X[::-1])
@@ -296,7 +296,7 @@ def test_branches_in_computations_over_elements():
 
 @pytest.mark.parametrize("dtype", ["i1", "i32", "ui8", "complex<f32>", "!quant.uniform<i8:f32,0.5>"])
 @pytest.mark.parametrize("name", ["next_after", "polygamma", "zeta"])
-def test_broadcasting_of_types_that_the_op_does_not_take(name, dtype):
+def test_broadcast_ops_refuse_unsupported_dtypes(name, dtype):
     """jaxlib's decomposition ends the process at a polygamma of integers."""
     t = f"tensor<3x{dtype}>"
     line = f"%y = chlo.broadcast_{name} %x, %x : ({t}, {t}) -> {t}"
@@ -327,7 +327,7 @@ def test_the_xla_oracle_runs_the_unmodified_model(op, rows):
     np.testing.assert_allclose(run_xla(fetch(text), values)[0], interpret(import_model(text), *values)[0], rtol=2e-6)
 
 
-def test_shape_of_as_the_decomposition_of_chlo_asks():
+def test_shape_of_in_chlo_decompositions_is_imported():
     t = "tensor<?x4xf32>"
     body = (
         "%s = shape.shape_of %x : tensor<f32> -> tensor<0xindex>\n"
@@ -339,7 +339,7 @@ def test_shape_of_as_the_decomposition_of_chlo_asks():
 
 
 @pytest.mark.parametrize("dtype", ["complex<f32>", "complex<f64>", "!quant.uniform<i8:f32,0.5>"])
-def test_ragged_dot_of_other_than_integers_and_floats(dtype):
+def test_ragged_dot_of_unsupported_dtypes_is_refused(dtype):
     """jaxlib's decomposition makes a zero of the left operand's type, and ends the process."""
     line, args, results = CASES["chlo.ragged_dot"][0]
     text = module(line, args, results).replace("3x4xf32", f"3x4x{dtype}")

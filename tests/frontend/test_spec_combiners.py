@@ -139,6 +139,6 @@ def test_a_loop_in_a_combiner_runs_per_element(name, level):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_reference_interpreter_agrees(name):
+def test_the_reference_interpreter_runs_loops_in_combiners(name):
     text, arrays, want = CASES[name]
     np.testing.assert_allclose(interpret(import_model(text.replace("LOOP", LOOP)), *arrays)[0], want)

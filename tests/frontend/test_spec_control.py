@@ -42,7 +42,7 @@ COLLECTIVES = {
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_a_collective_of_one_process_hands_its_operand_on(name):
+def test_a_collective_of_one_process_returns_its_operand(name):
     text = unary(COLLECTIVES[name])
     module = import_model(text.encode())
     assert name in print_module(module)
@@ -109,7 +109,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_an_exchange_between_processes_is_refused(name):
+def test_a_collective_between_processes_is_refused(name):
     text, message = OTHERS[name]
     with pytest.raises(CompileError, match=message) as caught:
         aotc.compile(text.encode())
@@ -131,7 +131,7 @@ def test_an_id_of_several_replicas_is_refused():
         aotc.compile(text.encode())
 
 
-def test_an_asynchronous_exchange_is_refused_like_its_body():
+def test_asynchronous_collectives_between_processes_are_refused():
     """XLA's all-gather-start and -done, as StableHLO's async_start and async_done."""
     body = COLLECTIVES["all_reduce"].replace(GROUPS, groups([0, 1])).replace("%x", "%z")
     start = f"""%f = "stablehlo.async_start"(%x) ({{
@@ -182,7 +182,7 @@ func.func public @main(%a: tuple<tensor<2xf32>, tuple<tensor<i32>>>, %tok: !stab
 
 
 @pytest.mark.parametrize("level", [0, 2])
-def test_tuples_and_tokens(level):
+def test_tuples_are_flattened_and_tokens_removed(level):
     """A tuple is its tensors, at the interface too; a token is nothing."""
     module = aotc.load(aotc.compile(TUPLES.encode(), opt_level=level))
     count, doubled = module((np.float32([1, 2]), (np.int32(5),)), np.int32(3))
@@ -202,7 +202,7 @@ func.func @main(%a: tensor<{t}>, %b: tensor<{t}>) -> (tensor<40x50x{t}>, tensor<
 
 
 @pytest.mark.parametrize(("t", "numpy"), [("f32", "f4"), ("f64", "f8"), ("f16", "f2"), ("i32", "i4"), ("ui8", "u1")])
-def test_rng_uniform(t, numpy):
+def test_rng_uniform_is_within_bounds_with_the_right_mean(t, numpy):
     low, high = (np.array(v, numpy) for v in (2, 12))
     first, second = run(RNG.format(t=t, d="UNIFORM"), low, high)
     assert (first != second).mean() > 0.8
@@ -212,14 +212,14 @@ def test_rng_uniform(t, numpy):
         assert abs(found.astype("f8").mean() - (7 if numpy[0] == "f" else 6.5)) < 0.3
 
 
-def test_rng_normal():
+def test_rng_normal_has_the_right_mean_and_deviation():
     found = run(RNG.format(t="f32", d="NORMAL"), np.float32(3), np.float32(2))[0]
     assert abs(found.mean() - 3) < 0.15
     assert abs(found.std() - 2) < 0.15
 
 
 @pytest.mark.parametrize("name", ["infeed", "outfeed", "send", "recv"])
-def test_effects_outside_the_program_are_refused(name):
+def test_infeed_outfeed_send_and_recv_are_refused(name):
     lines = {
         "infeed": '%y:2 = "stablehlo.infeed"(%t) : (!stablehlo.token) -> (tensor<2xf32>, !stablehlo.token)',
         "outfeed": '%y = "stablehlo.outfeed"(%x, %t) : (tensor<2xf32>, !stablehlo.token) -> !stablehlo.token',
@@ -240,7 +240,7 @@ def test_effects_outside_the_program_are_refused(name):
 
 
 @pytest.mark.parametrize("level", [0, 2])
-def test_bits_of_booleans(level):
+def test_bitcasts_of_booleans_pack_the_lowest_bit_first(level):
     """64 booleans are the bits of one integer, the lowest first."""
     text = (
         "func.func @main(%x: tensor<64xi1>, %n: tensor<ui16>) -> (tensor<ui64>, tensor<16xi1>) {\n"
@@ -268,7 +268,7 @@ func.func @main(%x: tensor<2x4xf32>) -> (tensor<2x3xf32>, tensor<2x3xi32>) {{
     [("TopK", "", True), ("mhlo.topk", "mhlo.attributes = {k = 3 : i64, largest = true}", True),
      ("mhlo.topk", "mhlo.attributes = {k = 3 : i64, largest = false}", False)],
 )  # fmt: skip
-def test_top_k_of_other_front_ends(target, attrs, largest):
+def test_top_k_calls_of_other_front_ends_match_numpy(target, attrs, largest):
     x = np.float32([[3, 1, 3, 2], [np.inf, -0.0, 0.0, -np.inf]])
     values, places = run(TOP_K.format(target=target, attrs=attrs), x)
     expected = [[0, 2, 3], [0, 2, 1]] if largest else [[1, 3, 0], [3, 1, 2]]
@@ -286,7 +286,7 @@ def test_approximate_top_k_is_exact(aggregate):
         np.testing.assert_array_equal(got, want)
 
 
-def test_annotations_and_buffers():
+def test_annotations_and_buffer_calls_do_not_change_values():
     """What places, pins or shards values leaves them as they are; an empty buffer has zeros."""
     text = unary(
         f"%a = stablehlo.custom_call @Sharding(%x) : {SAME}\n"

@@ -37,25 +37,25 @@ def scaled(x, n, *, mode="plus", unused=None):
 
 
 @pytest.mark.parametrize("static", [{"static_argnums": 1}, {"static_argnums": -1}, {"static_argnames": "n"}])
-def test_static_arguments_are_part_of_the_program(static):
+def test_static_arguments_are_compiled_in(static):
     module = compiled(jax.jit(scaled, **static), X, 3)
     np.testing.assert_array_equal(module(X)["y"], X + 3)
 
 
-def test_static_keywords():
+def test_static_keywords_are_compiled_in():
     function = jax.jit(scaled, static_argnames=("mode", "n"))
     module = compiled(function, X, kwargs={"n": 2, "mode": "times"})
     np.testing.assert_array_equal(module(X)["y"], X * 2)
     np.testing.assert_array_equal(compiled(function, X, 2, kwargs={"mode": "times"})(X)["y"], X * 2)
 
 
-def test_static_arguments_of_every_kind():
+def test_each_form_of_static_arguments_is_compiled_in():
     function = jax.jit(lambda x, dtype, shape, f: f(x.astype(dtype).reshape(shape)), static_argnums=(1, 2, 3))
     module = compiled(function, X, jnp.int32, (3, 2), jnp.negative)
     np.testing.assert_array_equal(module(X), -X.astype(np.int32).reshape(3, 2))
 
 
-def test_keyword_arguments():
+def test_keyword_arguments_are_accepted_by_name():
     module = compiled(scaled, X, kwargs={"n": X, "unused": {"a": X, "b": None}})
     np.testing.assert_array_equal(module(X, n=X, unused={"a": X, "b": None})["y"], X + X)
     with pytest.raises(CompileError, match="unexpected keyword argument 'm'"):
@@ -68,11 +68,11 @@ def test_keyword_arguments():
     jax.jit(functools.partial(scaled, n=3, mode="times")), jax.tree_util.Partial(scaled, n=3, mode="times"),
     lambda x: jax.jit(scaled, static_argnames="mode")(x, 3, mode="times"),
 ])  # fmt: skip
-def test_partial_application(function):
+def test_partial_functions_compile(function):
     np.testing.assert_array_equal(compiled(function, X)(X)["y"], X * 3)
 
 
-def test_a_number_has_the_dtype_that_jax_gives_it():
+def test_numbers_have_the_dtype_of_jax():
     module = compiled(lambda x, s: x * s, jnp.ones(3, jnp.bfloat16), 2.0)
     assert module.main.signature.results[0]["dtype"] == "bf16"
     assert compiled(lambda x, s: x * s, X, 2).main.signature.arguments[1]["dtype"] == "i32"
@@ -92,7 +92,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_takes_what_the_function_takes(stage):
+def test_every_jax_stage_has_the_arguments_of_the_function(stage):
     args = X, np.int32(1), {"a": X, "b": np.ones(4, np.float32)}
     module = compiled(*STAGES[stage](unread, *args))
     (y,) = module(*args)
@@ -102,7 +102,7 @@ def test_every_stage_takes_what_the_function_takes(stage):
     assert module.main.signature.arguments[0]["donatable"] == (stage == "donated")
 
 
-def test_symbolic_dims_of_a_trace():
+def test_a_trace_preserves_symbolic_dims():
     spec = jax.ShapeDtypeStruct(export.symbolic_shape("n, 3"), np.float32)
     module = compiled(jax.jit(jnp.sin).trace(spec))
     np.testing.assert_allclose(module(X), np.sin(X), rtol=1e-6)
@@ -110,7 +110,7 @@ def test_symbolic_dims_of_a_trace():
         aotc.compile(jax.jit(lambda x: x.reshape(-1)).lower(spec))
 
 
-def test_several_platforms_of_a_stage():
+def test_a_stage_for_several_platforms_compiles_for_each():
     lowered = jax.jit(jnp.linalg.inv).trace(X[:, :2] + 1).lower(lowering_platforms=("cuda", "cpu"))
     np.testing.assert_allclose(compiled(lowered)(X[:, :2] + 1), np.linalg.inv(X[:, :2] + 1), rtol=1e-4)
 
@@ -164,7 +164,7 @@ for count in (2, 1):
 """
 
 
-def test_programs_for_several_devices_and_for_a_mesh_of_one():
+def test_programs_for_several_devices_and_for_a_one_device_mesh_compile():
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     run = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, env=environment, check=True)
     assert run.stdout.splitlines() == ["2 True"] * 5 + ["1 True"] * 5
@@ -190,7 +190,7 @@ TEXT = "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> { return %a : tensor
         (TEXT.encode(), (), {"a": X}, "a model that is read has its arguments already; found 1 more"),
     ],
 )
-def test_examples_that_are_for_no_argument(model, args, kwargs, told):
+def test_examples_without_an_argument_are_refused(model, args, kwargs, told):
     with pytest.raises(CompileError) as refused:
         aotc.compile(model, *args, kwargs=kwargs)
     assert told in str(refused.value)
@@ -215,7 +215,7 @@ def batch():
 
 @pytest.mark.parametrize("name", SPECIAL)
 @pytest.mark.parametrize("sizes", ["static", "symbolic"])
-def test_a_function_keeps_the_special_functions_of_its_lowered_form(name, sizes):
+def test_a_lowered_function_preserves_special_functions(name, sizes):
     """An export writes expansions, whose last digits are others."""
     function, x = jax.jit(SPECIAL[name]), np.linspace(0.1, 0.9, 9, dtype=np.float32)
     wanted = compiled(function.lower(x))(x)
@@ -223,14 +223,14 @@ def test_a_function_keeps_the_special_functions_of_its_lowered_form(name, sizes)
     np.testing.assert_array_equal(got, wanted)
 
 
-def test_special_functions_keep_their_digits_next_to_zeros():
+def test_special_functions_are_accurate_next_to_zeros():
     x = np.float32([0.99999, 1.00001, 1.9999, 2.0001])
     with mpmath.workdps(30):
         wanted = np.float32([float(mpmath.loggamma(mpmath.mpf(float(v)))) for v in x])
     np.testing.assert_array_equal(compiled(jax.lax.lgamma, x)(x), wanted)
 
 
-def test_special_functions_are_kept_beside_effects():
+def test_special_functions_are_preserved_next_to_effects():
     """Of a program with an ordered effect JAX's export adds arguments."""
 
     def function(x):
@@ -249,7 +249,7 @@ def test_compiling_does_not_change_jaxs_cached_lowering():
     assert function.lower(batch()).as_text() == text
 
 
-def test_a_bundle_has_special_functions_in_a_portable_artifact():
+def test_the_embedded_source_preserves_special_functions():
     data = aotc.compile(jax.lax.digamma, np.ones(3, np.float32))
     code = restore_source(open_bundle(data)).code
     assert is_portable(code)
@@ -260,7 +260,7 @@ def test_a_bundle_has_special_functions_in_a_portable_artifact():
 @pytest.mark.parametrize(
     "target", ["chlo.foo", "chlo.next_after", "chlo.", "chlo.top_k", "chlo.scan", "chlo.digamma", "stablehlo.while"]
 )
-def test_a_call_that_stands_for_another_op_is_refused(target):
+def test_invalid_calls_of_aotc_ops_are_refused(target):
     text = f"""func.func @main(%x: tensor<4xi32>) -> tensor<4xi32> {{
       %y = stablehlo.custom_call @aotc.{target}(%x) : (tensor<4xi32>) -> tensor<4xi32>
       return %y : tensor<4xi32> }}"""

@@ -214,7 +214,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_jaxs_own_message_with_the_numbers(name):
+def test_failed_shape_checks_have_the_message_of_jax(name):
     fn, specs, constraints, shapes = WRONG[name]
     original = exported(fn, specs, constraints)
     module = aotc.load(aotc.compile(original))
@@ -226,7 +226,7 @@ def test_jaxs_own_message_with_the_numbers(name):
     assert str(found.value).endswith(str(wanted.value))
 
 
-def test_checks_of_shapes_are_made_once_for_each_tuple_of_shapes():
+def test_shape_checks_run_once_per_tuple_of_shapes():
     """Later calls replay a plan: no program is interpreted that loads what an assertion computed."""
     module = aotc.load(aotc.compile(exported(lambda x: x + 1, ["2*b, n"], ["b >= 2"])))
     for n in (2, 3, 2):
@@ -234,7 +234,7 @@ def test_checks_of_shapes_are_made_once_for_each_tuple_of_shapes():
     assert len(module._functions["main"]._plans) == 2
 
 
-def test_a_copy_for_given_sizes_is_chosen_by_the_call():
+def test_calls_use_specialized_copies_for_their_sizes():
     original = exported(lambda x, w: jnp.tanh(x @ w).sum(0), ["2*b, n", "n, 8"])
     data = aotc.compile(original, specialize={"b": (1, 8), "n": (4,)})
     module = aotc.load(data)
@@ -264,7 +264,7 @@ def test_invalid_specializations_are_refused(specialize, message):
 
 
 @pytest.mark.parametrize("name", ["t", "i0", "a0", "k", "k_dim", "o0"])
-def test_dims_may_be_called_like_the_loops_of_kernels(name):
+def test_dims_may_be_named_like_loop_variables(name):
     original = exported(lambda x, w: (jax.nn.softmax(x @ w), jnp.cumsum(x, 0)), [f"b, {name}", f"{name}, 5"])
     x, w = numbers([f"b, {name}", f"{name}, 5"], {"b": 3, name: 4}, 0)
     for found, wanted in zip(aotc.load(aotc.compile(original))(x, w), original.call(x, w), strict=True):
@@ -273,7 +273,7 @@ def test_dims_may_be_called_like_the_loops_of_kernels(name):
 
 @pytest.mark.parametrize("algorithm", ["RNG_PHILOX", "RNG_THREE_FRY"])
 @pytest.mark.parametrize("dtype", ["uint8", "uint32", "uint64"])
-def test_random_bits_of_symbolic_shape(algorithm, dtype):
+def test_random_bits_of_symbolic_shape_match_jax(algorithm, dtype):
     """The words, and the state after them, which also a generator of no words hands on."""
 
     def bits(key, x):
@@ -289,7 +289,7 @@ def test_random_bits_of_symbolic_shape(algorithm, dtype):
                 np.testing.assert_array_equal(a, b)
 
 
-def test_the_layout_of_bits_must_be_known():
+def test_random_bits_of_unknown_parity_are_refused():
     def bits(key, x):
         return lax.rng_bit_generator(key, (x.shape[0], 3), algorithm=lax.RandomAlgorithm.RNG_THREE_FRY)
 

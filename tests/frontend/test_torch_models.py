@@ -38,7 +38,7 @@ def shown(name):
 @pytest.mark.parametrize(
     ("name", "given", "wanted"), [("classifier", "image", "answer"), ("classifier_batch", "images", "answers")]
 )
-def test_a_torch_model_answers_as_torch(folder, tmp_path, name, given, wanted):
+def test_a_torch_model_gives_the_results_of_torch(folder, tmp_path, name, given, wanted):
     arrays = np.load(folder / "answers.npz")
     bundle = aotc.compile(folder / f"{name}.jaxexp", output=tmp_path / "m.vmfb")
     assert str(bundle.functions["main"]) == shown(name)
@@ -47,7 +47,7 @@ def test_a_torch_model_answers_as_torch(folder, tmp_path, name, given, wanted):
     np.testing.assert_allclose(found, arrays[wanted], atol=1e-5)
 
 
-def test_the_batch_of_a_torch_model_is_any(folder):
+def test_a_torch_model_has_a_symbolic_batch(folder):
     module = aotc.compile(folder / "classifier_batch.jaxexp").load()
     arrays = np.load(folder / "answers.npz")
     for rows in (1, 2, 4):
@@ -64,7 +64,7 @@ def test_a_torch_module_is_refused_with_a_hint():
 
 @pytest.mark.torch
 @pytest.mark.skipif(NEEDS_TORCH[1].args[0], reason="needs torch and torchax")
-def test_calls_take_tensors_of_torch():
+def test_calls_accept_torch_tensors():
     import torch
 
     arrays = np.load(INPUTS / "answers.npz")

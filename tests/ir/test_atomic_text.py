@@ -21,7 +21,7 @@ TEXT = """def k(a0: "i32[32]", /, o0: "i32[32]", *, grid: "1"):
         ("atomic_max(o0[i0], a0[i0])", "max", True),
     ],
 )  # fmt: skip
-def test_what_a_store_is(call, reduce, atomic):
+def test_reductions_and_atomics_of_a_store_parse_from_its_name(call, reduce, atomic):
     kernel = parse_kernel(TEXT.format(call=call))
     (store,) = (s for s in walk(kernel.body) if isinstance(s, Store))
     assert (store.reduce, store.atomic) == (reduce, atomic)

@@ -65,14 +65,14 @@ VALUES = st.tuples(*(st.integers(1, 9) for _ in NAMES), st.integers(0, 3), st.in
 
 @settings(max_examples=600, deadline=None)
 @given(EXPRESSIONS, VALUES)
-def test_canonical_form_means_the_same(pair, values):
+def test_canonicalized_dims_have_the_same_value(pair, values):
     expression, meaning = pair
     assert evaluate(expression, values) == meaning(values)
 
 
 @settings(max_examples=300, deadline=None)
 @given(EXPRESSIONS, VALUES)
-def test_bounds_hold(pair, values):
+def test_bounds_contain_every_value(pair, values):
     expression, meaning = pair
     low, high = bounds(expression)
     number = meaning(values)
@@ -87,13 +87,13 @@ RELATIONS = {
 
 @settings(max_examples=300, deadline=None)
 @given(EXPRESSIONS, EXPRESSIONS, VALUES)
-def test_decided_comparisons_hold(left, right, values):
+def test_decided_comparisons_hold_for_every_value(left, right, values):
     for relation, holds in RELATIONS.items():
         decided = decide_relation(relation, left[0], right[0])
         assert decided in (None, holds(left[1](values), right[1](values)))
 
 
-def test_comparisons_that_bounds_decide():
+def test_comparisons_are_decided_by_bounds():
     i, n = sym("i", 0, 4), sym("n", 1)
     assert [decide_relation(relation, i, 4) for relation in RELATIONS] == [False, True, True, True, False, False]
     assert [decide_relation(relation, n, 1) for relation in RELATIONS] == [None, None, False, None, None, True]
@@ -124,7 +124,7 @@ def test_the_end_of_a_causal_loop_has_a_static_bound():
 
 @settings(max_examples=300, deadline=None)
 @given(EXPRESSIONS, EXPRESSIONS, VALUES)
-def test_equal_expressions_are_equal_numbers(left, right, values):
+def test_equal_expressions_have_equal_values(left, right, values):
     if left[0] == right[0]:
         assert left[1](values) == right[1](values)
     difference = left[0] - right[0]
@@ -133,7 +133,7 @@ def test_equal_expressions_are_equal_numbers(left, right, values):
 
 @settings(max_examples=200, deadline=None)
 @given(EXPRESSIONS, EXPRESSIONS, VALUES)
-def test_substitution_replaces_the_meaning(outer, inner, values):
+def test_substitution_replaces_the_value_of_a_symbol(outer, inner, values):
     if not is_static([inner[0]]) and "a" not in {s.name for s in symbols(inner[0])} and inner[1](values) > 0:
         replaced = substitute(outer[0], {"a": inner[0]})
         assert evaluate(replaced, values) == outer[1]({**values, "a": inner[1](values)})
@@ -141,7 +141,7 @@ def test_substitution_replaces_the_meaning(outer, inner, values):
 
 @settings(max_examples=200, deadline=None)
 @given(EXPRESSIONS)
-def test_text_reads_back(pair):
+def test_dims_parse_back_from_their_text(pair):
     from aotc.ir.tensor.text import parse_dim
 
     expression, _ = pair
@@ -169,26 +169,26 @@ def test_text_reads_back(pair):
         (lambda b, i: (b // 2) // 3, lambda b, i: b // 6),
     ],
 )
-def test_simplified(found, expected):
+def test_dims_are_simplified(found, expected):
     b, i = sym("b"), sym("i", 0, 4)
     assert found(b, i) == expected(b, i)
 
 
 @pytest.mark.parametrize("shape", [(2,) * 14, (3, 2, 2, 5, 2), (2, 7), (4, 2, 1, 2, 2), (sym("n"), 2, 3, 2)], ids=str)
-def test_digits_of_a_number_are_that_number(shape):
+def test_quotient_and_remainder_recombine_to_the_number(shape):
     i = sym("i", 0, product(shape))
     assert linearize(delinearize(i, shape), shape) == i
     assert sum(c * mod(floordiv(i, 2**n), 2) for n, c in enumerate([1, 2, 4, 8])) + 16 * floordiv(i, 16) == i
 
 
-def test_digits_of_different_numbers_are_not_joined():
+def test_quotients_and_remainders_of_different_numbers_do_not_recombine():
     i, p = sym("i", 0, 128), sym("p")
     x = i + 128 * p
     for other, by in ((x + 1, 48), (i + 33 * p, 48), (x, 49)):
         assert "//" in str(48 * (x // 48) + other % by)
 
 
-def test_a_symbol_without_a_value_is_named():
+def test_evaluation_names_a_symbol_without_a_value():
     with pytest.raises(KeyError, match="n"):
         evaluate(sym("b") + sym("n"), {"b": 1})
 

@@ -33,14 +33,14 @@ def k(a0: "f32[3, 8]", a1: "i1[3]", a2: "f32[]", /, o0: "f32[3, 8]", *, grid: "3
 """
 
 
-def test_text():
+def test_either_parses_back_from_its_text():
     kernel = parse_kernel(TEXT)
     assert print_kernel(kernel) == TEXT
     assert [type(s) for s in walk(kernel.body)].count(Either) == 2
     assert verify_kernel(kernel) == []
 
 
-def test_meaning():
+def test_either_selects_a_buffer_at_run_time():
     x, choice = np.arange(24, dtype="float32").reshape(3, 8), np.array([True, False, True])
     out = np.zeros_like(x)
     run_kernel(TEXT, [x, choice, np.float32(5) + np.zeros(()).astype("float32"), out])
@@ -55,13 +55,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_the_verifier_refuses(name):
+def test_the_verifier_refuses_invalid_either_statements(name):
     old, new, message = WRONG[name]
     assert old in TEXT
     assert any(message in finding for finding in verify_kernel(parse_kernel(TEXT.replace(old, new))))
 
 
-def test_both_places_are_touched_as_a_whole():
+def test_either_counts_as_access_to_both_whole_buffers():
     """So no output takes the memory of an input that it is chosen beside."""
     kernel = parse_kernel(TEXT)
     whole = {(a.buffer.name, a.write) for a in accesses(kernel.body) if a.index is None}
@@ -69,7 +69,7 @@ def test_both_places_are_touched_as_a_whole():
     assert not may_overwrite(accesses(kernel.body), kernel.inputs[0], kernel.outputs[0])
 
 
-def test_what_is_never_chosen_is_loaded_once():
+def test_a_load_outside_either_is_hoisted_by_llvm():
     """LLVM is told that the scalar ``a2`` is none of the places, and takes its load out of the loop."""
     text = str(optimized_kernel_module(parse_kernel(TEXT), resolve_targets("cpu:x86-64-v3")[0]))
     table = re.search(r"(%\S+) = getelementptr inbounds nuw i8, ptr %buffers, i64 16\n", text)
@@ -83,7 +83,7 @@ def test_what_is_never_chosen_is_loaded_once():
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("n", [300, 1000])
-def test_compiled_rows_lie_in_either_buffer(n):
+def test_compiled_sorts_end_in_the_result_from_either_buffer(n):
     """Sorts of one to four bytes that differ end in the result, from whichever buffer the first pass writes."""
     rng = np.random.default_rng(n)
     rows = np.stack([rng.integers(0, 256**k, n) << shift for k in range(5) for shift in (0, 8) if 8 * k + shift < 33])

@@ -115,20 +115,20 @@ def kernel(body, aliases=""):
 
 
 @pytest.mark.parametrize("case", [*MAY, *MAY_NOT])
-def test_what_may_be_overwritten(case):
+def test_may_overwrite_allows_only_safe_aliases(case):
     body, want = (MAY[case], True) if case in MAY else (MAY_NOT[case], False)
     k = kernel(body)
     assert may_overwrite(accesses(k.body), k.inputs[0], k.outputs[0]) is want
 
 
 @pytest.mark.parametrize("case", [*MAY, *MAY_NOT])
-def test_the_verifier_says_so(case):
+def test_the_verifier_refuses_unsafe_aliases(case):
     found = verify_kernel(kernel(MAY.get(case) or MAY_NOT[case], ', aliases: "[(0, 0)]"'))
     assert [f for f in found if "memory of a" in f] == found
     assert bool(found) is (case in MAY_NOT)
 
 
-def test_the_order_of_accesses():
+def test_accesses_are_in_program_order():
     body = """for i in parallel(0, 8):
   while True:
     if not (b[0, i] < f32(0.0)):

@@ -63,7 +63,7 @@ def k2(x: "i32[8]", y: "i32[8]", /, out: "i32[8]", *, grid: "8"):
 """
 
 
-def test_the_larger_of_two_is_a_plain_store():
+def test_maximum_parses_as_a_plain_store():
     """Neither a reduction nor an atomic one, though its name is that of both."""
     (loop,) = parse_kernel(LARGEST).body
     (store,) = loop.body
@@ -71,7 +71,7 @@ def test_the_larger_of_two_is_a_plain_store():
 
 
 @pytest.mark.parametrize("text", [TANH_SUM, KITCHEN_SINK, LARGEST])
-def test_text_reads_back(text):
+def test_kernels_parse_back_from_their_text(text):
     kernel = parse_kernel(text)
     assert print_kernel(kernel) == text
     assert parse_kernel(print_kernel(kernel)) == kernel
@@ -84,14 +84,14 @@ def _store(value, dtype):
 
 @pytest.mark.parametrize("value", [0.0, -0.0, float("inf"), -float("inf"), 5e-324, -1.5e300, 0.1, 3])
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if DTYPES[d].kind == "f"])
-def test_float_literals_are_exact(value, dtype):
+def test_float_literals_round_trip_exactly(value, dtype):
     kernel = _store(ir.Const(value, dtype), dtype)
     back = parse_kernel(print_kernel(kernel))
     assert back == kernel
     assert repr(back.body[0].value.value) == repr(value)
 
 
-def test_nan_and_complex_literals():
+def test_nan_and_complex_literals_round_trip():
     payload = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000123))[0]
     for value in (float("nan"), -float("nan"), payload):
         back = parse_kernel(print_kernel(_store(ir.Const(value, "f32"), "f32"))).body[0].value.value
@@ -100,7 +100,7 @@ def test_nan_and_complex_literals():
     assert parse_kernel(print_kernel(kernel)) == kernel
 
 
-def test_symbols_keep_their_ranges():
+def test_symbol_ranges_round_trip():
     i, j = sym("i", 0, 12), sym("j", 2, sym("b") * 3)
     x = ir.Buffer("x", "f32", (12, sym("b")))
     out = ir.Buffer("out", "f32", (4, 3))
@@ -129,12 +129,12 @@ def test_one_name_with_two_ranges_is_refused():
         ('def f(x: "f32[3]", *, grid: "1"):\n    import os', "not a statement"),
     ],
 )
-def test_errors_say_where(text, message):
+def test_parse_errors_state_the_line(text, message):
     with pytest.raises(ValueError, match=message):
         parse_kernel(text)
 
 
-def test_time_of_a_text_is_linear():
+def test_parse_time_is_linear():
     def kernel(count):
         x, out = ir.Buffer("x", "f32", (4096,)), ir.Buffer("out", "f32", (4096,))
         i = sym("i", 0, 64)
@@ -148,7 +148,7 @@ def test_time_of_a_text_is_linear():
     check_linear(kernel, there_and_back, 500)
 
 
-def test_kernels_run_by_their_text():
+def test_kernels_run_from_their_text():
     x = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
     out = np.zeros(3, np.float32)
     run_kernel(parse_kernel(TANH_SUM), [x, out])
@@ -198,7 +198,7 @@ def k(x: "i64[8]", /, out: "i64[]", *, grid: "1"):
     assert out == 12
 
 
-def test_a_tile_is_a_product():
+def test_tiles_compute_a_matmul():
     text = """\
 def k(a: "f32[4, 6]", b: "f32[6, 16]", /, out: "f32[4, 16]", *, grid: "1"):
     tile(out, a, b, rows=4, cols=16, out_base=0, out_row=16, a_base=0, a_row=6, b_base=0, \
@@ -211,7 +211,7 @@ levels=[(2, 3, 48), (3, 1, 16)])
     np.testing.assert_allclose(out, a.astype(np.float64) @ b, rtol=1e-5, atol=1e-6)
 
 
-def test_good_kernels_verify():
+def test_valid_kernels_verify():
     assert verify_kernel(parse_kernel(TANH_SUM)) == []
 
 
@@ -229,11 +229,11 @@ def test_good_kernels_verify():
         ("x[i, j]", "x[i, -1 - j]", "reaches beyond|never below"),
     ],
 )
-def test_bad_kernels_are_found(old, new, message):
+def test_the_verifier_finds_invalid_kernels(old, new, message):
     assert re.search(message, "\n".join(verify_kernel(parse_kernel(TANH_SUM.replace(old, new)))))
 
 
-def test_a_loop_that_never_runs_names_no_element():
+def test_indices_in_a_loop_without_iterations_are_not_checked():
     text = """\
 def k(out: "f32[0, 2]", *, grid: "0"):
     for i in parallel(0, 0):
@@ -245,7 +245,7 @@ def k(out: "f32[0, 2]", *, grid: "0"):
     assert found == ["kernel k: store to out: index 0 of dim 0 is never below 0"]
 
 
-def test_a_test_that_never_holds_guards_its_elements():
+def test_indices_under_a_false_condition_are_not_checked():
     text = """def k(a: "f32[1]", /, o: "f32[1]", *, grid: "1", flops: "1", bytes: "8"):
     for i in range(0, 1):
         o[0] = a[0]
@@ -256,7 +256,7 @@ def test_a_test_that_never_holds_guards_its_elements():
     assert "is never below 1" in verify_kernel(parse_kernel(text.replace("> i64(0)", ">= i64(0)")))[0]
 
 
-def test_undefined_names_are_found():
+def test_the_verifier_finds_undefined_names():
     x, out = ir.Buffer("x", "f32", (8,)), ir.Buffer("out", "f32", ())
     load = ir.Apply("add", (ir.Load(x, (sym("q"),)), ir.Var("v", "f32")), "f32")
     found = "\n".join(verify_kernel(ir.Kernel("k", (), (out,), (), 1, (ir.Store(out, (), load),))))
@@ -297,7 +297,7 @@ def test_a_library_call_reads_back_and_runs():
     assert status.tolist() == [0, 0]
 
 
-def test_what_is_wrong_with_a_library_call():
+def test_the_verifier_finds_invalid_library_calls():
     broken = LIBRARY_CALL.replace("places[p, 0]", "places[p]").replace("status[p])", "status[q])")
     broken = broken.replace("        copy = ", "        q = index(0)\n        copy = ")
     found = verify_kernel(parse_kernel(broken))
@@ -308,7 +308,7 @@ def test_what_is_wrong_with_a_library_call():
 
 @pytest.mark.parametrize(("form", "dtype", "out", "group"), [("bf16", "bf16", "f32", 2), ("i8", "i8", "i32", 4)])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_tiles_of_groups(form, dtype, out, group, transposed):
+def test_grouped_tiles_compute_a_matmul(form, dtype, out, group, transposed):
     """The left side by rows, or by columns, whose stride the text has to say: two kernels of one text are one."""
     rows, cols, k = 3, 8, 8
     a_row, step = (1, rows) if transposed else (k, 1)

@@ -8,7 +8,7 @@ from aotc.support.memoize import memoized
 pytestmark = pytest.mark.ir
 
 
-def test_the_last_answers_are_kept():
+def test_memoized_caches_only_the_last_results():
     asked = []
 
     @memoized
@@ -28,7 +28,7 @@ def test_the_last_answers_are_kept():
     assert asked.count(3) == 2
 
 
-def test_symbols_of_other_bounds_are_others():
+def test_symbols_with_different_bounds_are_cached_separately():
     short, long = sym("i", 0, 4), sym("i", 0, 8)
     assert short != long
     assert (floordiv(short, 4), mod(short, 4)) == (0, short)

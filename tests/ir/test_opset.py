@@ -28,7 +28,7 @@ def test_every_documented_attribute_exists():
 
 
 @pytest.mark.parametrize("name", [n for n, s in SCALARS.items() if "f" in s.kinds and s.result in ("same", "real")])
-def test_what_makes_nan_of_nan(name):
+def test_ops_marked_as_keeping_nan_propagate_nan(name):
     row, others = SCALARS[name], np.array([0, 1, -2, np.inf, -np.inf, np.nan], "f4")
     nan = np.full_like(others, np.nan)
     places = [(nan,)] if row.arity == 1 else [(nan, others), (others, nan)]
@@ -38,7 +38,7 @@ def test_what_makes_nan_of_nan(name):
 
 
 @pytest.mark.parametrize("name", sorted(SCALARS.keys() & OPS))
-def test_scalar_ops_take_each_documented_kind_and_refuse_the_rest(name):
+def test_scalar_ops_accept_only_their_documented_dtypes(name):
     scalar = SCALARS[name]
     for row in DTYPES.values():
         operands = [TensorType(row.name, (2,))] * scalar.arity
@@ -88,12 +88,12 @@ def test_scalar_ops_refuse_different_shapes_and_counts(name):
         ("case", [()], {}, "expected i32"),
     ],
 )
-def test_rules_say_what_is_wrong(name, operands, attrs, message):
+def test_type_rules_state_the_error(name, operands, attrs, message):
     with pytest.raises(RuleError, match=re.escape(message)):
         OPS[name].infer(tuple(TensorType("f32", s) for s in operands), attrs, (), ())
 
 
-def test_known_answers_of_threefry():
+def test_threefry_and_philox_match_the_published_vectors():
     """The vectors published with Random123 for Threefry-2x32, 20 rounds."""
     from aotc.ir.opset.random import philox, threefry
 

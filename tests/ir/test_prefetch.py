@@ -21,7 +21,7 @@ TEXT = '''def k(a: "f32[64]", /, o: "f32[64]", *, grid: "1", aliases: "[(0, 0)]"
 
 
 @pytest.mark.ir
-def test_it_is_read_back_and_means_nothing():
+def test_prefetch_round_trips_and_changes_no_result():
     kernel = parse_kernel(TEXT)
     assert verify_kernel(kernel) == []
     assert print_kernel(kernel) == TEXT
@@ -32,7 +32,7 @@ def test_it_is_read_back_and_means_nothing():
 
 
 @pytest.mark.ir
-def test_no_value_is_read():
+def test_prefetch_is_not_an_access():
     """So an output may take the memory of what is fetched ahead."""
     kernel = parse_kernel(TEXT)
     assert [a.write for a in accesses(kernel.body)] == [False, True]
@@ -40,7 +40,7 @@ def test_no_value_is_read():
 
 
 @pytest.mark.ir
-def test_the_element_must_be_there():
+def test_a_prefetch_out_of_bounds_is_refused():
     text = TEXT.replace("min(63, i + 16)", "i + 16")
     assert any("prefetch of a" in finding for finding in verify_kernel(parse_kernel(text)))
     with pytest.raises(IndexError):
@@ -49,14 +49,14 @@ def test_the_element_must_be_there():
 
 @pytest.mark.cpu
 @pytest.mark.parametrize(("name", "pattern"), [("cpu:x86-64-v3", r"prefetcht0"), ("cpu:aarch64", r"prfm\s+pldl1keep")])
-def test_a_cpu_has_an_instruction(name, pattern):
+def test_prefetch_is_an_instruction_on_cpus(name, pattern):
     from aotc.kernels.cpu.compile import kernel_assembly
 
     assert re.search(pattern, kernel_assembly(parse_kernel(TEXT), TARGETS[name]))
 
 
 @pytest.mark.cudasim
-def test_a_gpu_drops_it():
+def test_prefetch_is_dropped_on_gpus():
     pytest.importorskip("numba_cuda")
     from aotc.kernels.cuda.compile import kernel_ptx
 

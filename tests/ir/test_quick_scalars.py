@@ -43,7 +43,7 @@ def cases(row):
 
 
 @pytest.mark.parametrize("name", [name for name, row in SCALARS.items() if row.result != "given"])
-def test_functions(name):
+def test_fast_scalar_functions_match_the_op_table(name):
     row = SCALARS[name]
     function = loop_run._interpreter_functions(0, None, None)[name]
     with np.errstate(all="ignore"):
@@ -55,7 +55,7 @@ def test_functions(name):
 
 
 @pytest.mark.parametrize("target", NAMES)
-def test_conversions(target):
+def test_fast_conversions_match_the_op_table(target):
     function = loop_run._interpreter_functions(0, None, None)["convert"]
     with np.errstate(all="ignore"):
         for source in NAMES:
@@ -63,7 +63,7 @@ def test_conversions(target):
                 same(function(x, target), elementwise.apply_scalar_op(SCALARS["convert"], [np.asarray(x)], target))
 
 
-def test_indices_are_compared_as_elements_are():
+def test_fast_index_comparisons_match_the_op_table():
     functions = loop_run._interpreter_functions(0, None, None)
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
         for a, b in ((1, 2), (2, 2), (3, 2)):
@@ -71,7 +71,7 @@ def test_indices_are_compared_as_elements_are():
 
 
 @pytest.mark.parametrize("bits", [(8, 10), (8, 7), (8, 23), (11, 3), (5, 10)])
-def test_fewer_bits(bits):
+def test_fast_reduce_precision_matches_the_op_table(bits):
     function = loop_run._interpreter_functions(0, None, None)["reduce_precision"]
     rng = np.random.default_rng(0)
     chosen = list(rng.integers(0, 2**32, 300, np.uint32).view(np.float32))
@@ -83,7 +83,7 @@ def test_fewer_bits(bits):
 
 
 @pytest.mark.parametrize("dtype", ["i8", "i32", "i64", "u32", "f32", "f64"])
-def test_places_as_elements(dtype):
+def test_fast_index_conversions_match_numpy(dtype):
     index = loop_run._interpreter_functions(0, None, None)["index"]
     with np.errstate(all="ignore"):
         for value in WHOLE:

@@ -39,7 +39,7 @@ def body():
     return parse_module(TEXT).functions["main"].body
 
 
-def test_names_are_those_of_all_ops_inside(body):
+def test_region_names_include_nested_ops(body):
     assert body.names == {"exp", "while", "lt", "case", "add", "neg"} == {op.name for op in walk(body)}
     loop = next(op for op in body.ops if op.name == "while")
     assert [r.names for r in loop.regions] == [{"lt"}, {"case", "add"}]
@@ -49,11 +49,11 @@ def test_names_are_those_of_all_ops_inside(body):
     assert not module.has("sub")
 
 
-def test_walk_goes_into_regions_before_what_comes_after(body):
+def test_walk_visits_nested_regions_in_order(body):
     assert [op.name for op in walk(body)] == ["exp", "while", "lt", "case", "add", "neg"]
 
 
-def test_what_is_captured_comes_by_its_first_use(body):
+def test_captured_values_are_in_order_of_first_use(body):
     x, n = body.params
     loop = body.ops[1]
     assert captured_values(body) == ()
@@ -67,7 +67,7 @@ def test_what_is_captured_comes_by_its_first_use(body):
     assert not reads_no_values_of(loop.regions[1], {n: x})
 
 
-def test_uses_count_operands_and_results_everywhere(body):
+def test_use_counts_include_nested_regions_and_results(body):
     x, n = body.params
     counts = use_counts(body)
     assert counts[x] == 1
@@ -76,7 +76,7 @@ def test_uses_count_operands_and_results_everywhere(body):
     assert next(iter(counts)) is x
 
 
-def test_what_is_not_changed_stays_the_same_object(body):
+def test_unchanged_ops_and_regions_are_the_same_object(body):
     x, n = body.params
     a, loop, b = body.ops
     assert a.on((x,), ()) is a
@@ -97,5 +97,5 @@ def test_what_is_not_changed_stays_the_same_object(body):
     assert replaced_values((x, n), {n: a.result}) == (x, a.result)
 
 
-def test_ops_without_results_have_no_more_than_their_name():
+def test_an_op_without_results_keeps_its_name():
     assert Op("fail", (), ()).on((), ()).name == "fail"

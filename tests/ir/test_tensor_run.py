@@ -277,7 +277,7 @@ CONTROL = [
 
 
 @pytest.mark.parametrize(("fn", "args"), ELEMENTWISE + MOVEMENT + REDUCTIONS + LINEAR + CONTROL)
-def test_against_xla(fn, args):
+def test_the_interpreter_and_text_round_trip_match_xla(fn, args):
     module = import_model(jax.jit(fn), *args)
     assert verify(module) == []
     expected = jax.tree.leaves(jax.jit(fn)(*args))
@@ -306,7 +306,7 @@ def compare(found, expected):
         np.testing.assert_allclose(a.astype(wide), b.astype(wide), rtol=rtol, atol=rtol)
 
 
-def test_symbolic_batch_runs_at_several_sizes():
+def test_the_interpreter_runs_a_symbolic_batch_at_several_sizes():
     b, n = jax.export.symbolic_shape("b, n")
     spec = jax.ShapeDtypeStruct((b, n), np.float32)
     fn = jax.jit(lambda x: jax.nn.softmax(jnp.concatenate([x, x * 2], 1)).reshape(-1))
@@ -318,7 +318,7 @@ def test_symbolic_batch_runs_at_several_sizes():
 
 
 @pytest.mark.parametrize("shape", ["2*b, 3", "b + 1, 3", "b, b", "b, 2*b + 1", "b, floordiv(b, 2) + 1"])
-def test_symbolic_expressions(shape):
+def test_the_interpreter_runs_dims_that_are_expressions(shape):
     spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), np.float32)
     fn = jax.jit(lambda x: (x.sum(0), (x * 2).reshape(-1)[: x.shape[0]], jnp.arange(x.shape[1]) + x.shape[0]))
     module = import_model(fn, spec)
@@ -328,14 +328,14 @@ def test_symbolic_expressions(shape):
     compare(interpret(module, x), fn(x))
 
 
-def test_a_broken_shape_promise_is_refused():
+def test_the_interpreter_refuses_a_violated_shape_constraint():
     spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape("2*b, 3"), np.float32)
     module = import_model(jax.jit(lambda x: x.reshape(-1, 6)), spec)
     with pytest.raises((OperandError, AssertionFailed)):
         interpret(module, f(5, 3))
 
 
-def test_wrong_arguments_are_named():
+def test_the_interpreter_names_wrong_arguments():
     module = import_model(jax.jit(lambda x: x + 1), f(2, 3))
     with pytest.raises(OperandError, match="argument 0: expected f32"):
         interpret(module, f(3, 2))

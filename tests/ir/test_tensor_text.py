@@ -55,7 +55,7 @@ def dispatch_module(dtype="f32"):
     return module_of(call, params=(x, y), results=(z, y), main_loop_0=kernel)
 
 
-def test_dispatch_and_private_functions():
+def test_dispatches_and_private_functions_round_trip():
     module = dispatch_module()
     assert verify(module) == []
     again, text, _ = round_trip(module)
@@ -106,7 +106,7 @@ def test_constants_round_trip_bit_for_bit(dtype, value):
     assert full.functions["main"].body.ops[0].attrs["value"].tobytes() == value.tobytes()
 
 
-def test_nested_regions_and_captures():
+def test_nested_regions_and_captures_round_trip():
     text = """module @main {
 func public @main(%x: f32[b], %n: i32[]) {
   %zero = constant {value = dense("i32", (), [0])} : i32[]
@@ -141,7 +141,7 @@ func public @main(%x: f32[b], %n: i32[]) {
     np.testing.assert_array_equal(interpret(module, x, np.int32(4))[0], 2 * x)
 
 
-def test_two_values_of_one_name_are_told_apart():
+def test_values_with_equal_names_are_renamed():
     t = TensorType("f32", (3,))
     a, b, c = Value("v", t), Value("v", t), Value("v", t)
     again, _, _ = round_trip(module_of(Op("neg", (a,), (b,)), Op("sub", (b, a), (c,)), params=(a,), results=(c,)))
@@ -149,7 +149,7 @@ def test_two_values_of_one_name_are_told_apart():
     np.testing.assert_array_equal(interpret(again, x)[0], -2 * x)
 
 
-def test_messages_with_braces_and_slashes():
+def test_messages_with_braces_and_slashes_round_trip():
     test = Value("t", TensorType("i1"))
     attrs = {"message": 'size {0} : "x"  // must {be} = 1 } : f32[2] {'}
     again, _, _ = round_trip(module_of(Op("assert", (test,), (), attrs), params=(test,)))
@@ -169,12 +169,12 @@ def test_messages_with_braces_and_slashes():
         floordiv(B, 2) * 3 - B,
     ],
 )
-def test_dims_read_back(dim):
+def test_dims_in_text_parse_back(dim):
     assert parse_dim(str(dim)) == dim
 
 
 @pytest.mark.parametrize("text", ["", "1.5", "f(b)", "'x'", "b +", "b ** 2"])
-def test_what_is_no_dim_is_refused(text):
+def test_invalid_dims_are_refused(text):
     with pytest.raises((ValueError, SyntaxError)):
         parse_dim(text)
 
@@ -189,7 +189,7 @@ def test_what_is_no_dim_is_refused(text):
         ('%1 = constant {value = dense("f32", (99,), "sha256:00")} : f32[99]', "sha256:00"),
     ],
 )
-def test_bad_lines_are_named(line, message):
+def test_invalid_lines_are_reported_with_their_line(line, message):
     text = f"module @main {{\nfunc public @main(%x: f32[2]) {{\n  {line}\n  return %x\n}}\n}}\n"
     with pytest.raises(CompileError, match=message) as error:
         parse_module(text, path="bad.txt")
@@ -209,7 +209,7 @@ def test_bad_lines_are_named(line, message):
         ("%1 = reduce %x, %x {dims = (0,)} : f32[]", "reduce"),
     ],
 )
-def test_the_verifier_finds(body, message):
+def test_the_verifier_finds_invalid_ops(body, message):
     text = f"module @main {{\nfunc public @main(%x: f32[2], %y: f32[3]) {{\n  {body}\n  return %x\n}}\n}}\n"
     findings = verify(parse_module(text))
     assert findings

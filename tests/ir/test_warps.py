@@ -22,7 +22,7 @@ TEXT = '''def k(a: "u32[64]", /, o: "u32[64]", *, grid: "1"):
 
 
 @pytest.mark.ir
-def test_who_has_the_same_bits():
+def test_match_finds_lanes_with_equal_bits():
     kernel = parse_kernel(TEXT)
     assert verify_kernel(kernel) == []
     assert parse_kernel(print_kernel(kernel)) == kernel
@@ -40,12 +40,12 @@ def test_who_has_the_same_bits():
     ("old", "new"),
     [("bits=3", "bits=33"), ('y = private("u32[64]', 'y = private("u32[32]'), ('x = private("u32', 'x = shared("u32')],
 )
-def test_matches_that_make_no_sense_are_found(old, new):
+def test_the_verifier_finds_invalid_matches(old, new):
     assert any("match" in finding for finding in verify_kernel(parse_kernel(TEXT.replace(old, new))))
 
 
 @pytest.mark.cudasim
-def test_a_match_is_ballots():
+def test_match_compiles_to_ballots():
     pytest.importorskip("numba_cuda")
     from aotc.kernels.cuda.compile import kernel_ptx
 

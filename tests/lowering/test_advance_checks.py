@@ -27,7 +27,7 @@ func public @main(%x: f32[4]) {
 }"""
 
 
-def test_calls_that_act_on_the_world_keep_their_order():
+def test_calls_with_side_effects_keep_their_order():
     ops = advance_checks(parse_module(EFFECTS), Options()).functions["main"].body.ops
     assert [op.attrs.get("target", op.name) for op in ops] == ["first", "second", "assert", "exp", "third", "add"]
 
@@ -76,7 +76,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_runs_behind_a_check_that_fails(name, tmp_path):
+def test_no_kernel_runs_after_a_failed_check(name, tmp_path):
     model, never, first, message = CASES[name]
     x, w, out = np.full((4, 4), 4, np.float32), np.eye(4, dtype=np.float32), np.full((2, 4, 4), 7, np.float32)
     arguments = () if isinstance(model, bytes) else (x, w)

@@ -36,7 +36,7 @@ MODELS = {
 @pytest.mark.cpu
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", MODELS)
-def test_regions_of_a_square(name, level):
+def test_regions_of_square_arrays_match_jax(name, level):
     """Equal extents: where a value lies is all that tells the axes apart."""
     function, arguments = MODELS[name]
     check(function, arguments, level)
@@ -62,14 +62,14 @@ func public @main(%x: f32[n, W]) {
 
 @pytest.mark.ir
 @pytest.mark.parametrize("name", ["w", "i0", "i1"])
-def test_a_dim_may_have_the_name_of_a_loop(name):
+def test_a_dim_may_be_named_like_a_loop_variable(name):
     fused = fuse(parse_module(COLUMNS.replace("W", name)), Options())
     regions = [f for f in fused.functions.values() if not f.public]
     assert [f.attrs["kind"] for f in regions] == ["reduce"]
 
 
 @pytest.mark.ir
-def test_an_axis_is_not_a_dim_of_its_name():
+def test_an_axis_is_distinct_from_a_dim_of_its_name():
     space = iteration_space((4, 1, 5))
     assert [None if (a := single_axis(e)) is None else a.number for e in space] == [0, None, 2]
     assert single_axis(space[0] + 1) is None

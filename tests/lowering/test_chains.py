@@ -43,7 +43,7 @@ STEPS = {
 
 @pytest.mark.parametrize("after", ["an argument", "a product", "a sum"])
 @pytest.mark.parametrize("name", STEPS)
-def test_time_of_a_chain_is_linear(name, after):
+def test_lowering_time_of_a_chain_is_linear(name, after):
     (target,) = resolve_targets(OPTIONS.target)
 
     def text(length):

@@ -55,7 +55,7 @@ STRATEGIES = {
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_strategy_of_a_matmul(name):
+def test_matmuls_have_the_strategy_for_their_size_and_dtype(name):
     (m, k, n), dtype, by_columns, constant, strategy = STRATEGIES[name]
     result = TensorType({"i8": "i32"}.get(dtype, dtype), (m, n))
     lhs = Value("a", TensorType(dtype, (m, k)))
@@ -81,7 +81,7 @@ PAIRED = {  # the shape, are columns contiguous, is the right operand constant; 
 
 
 @pytest.mark.parametrize("name", PAIRED)
-def test_strategy_of_a_product_of_bf16(name):
+def test_bf16_matmuls_have_the_strategy_for_their_size(name):
     (m, k, n), by_columns, constant, *strategies = PAIRED[name]
     lhs, rhs = Value("a", TensorType("bf16", (m, k))), Value("b", TensorType("bf16", (n, k) if by_columns else (k, n)))
     flags = {"lhs_transposed": False, "rhs_transposed": by_columns}
@@ -90,7 +90,7 @@ def test_strategy_of_a_product_of_bf16(name):
         assert matmul_strategy(op, tile_form_of_dtypes("bf16", "bf16", "bf16", target), constant, target) == strategy
 
 
-def test_the_unit_decides_the_form():
+def test_dot_product_instructions_decide_the_tile_form():
     forms = [tile_form_of_dtypes("bf16", "bf16", result, PAIRS) for result in ("bf16", "f32", "f64")]
     assert forms == [BF16_PAIRS, BF16_PAIRS, F64]
     assert tile_form_of_dtypes("bf16", "f32", "f32", PAIRS) == tile_form_of_dtypes("f16", "f16", "f16", PAIRS) == F32
@@ -111,14 +111,14 @@ def test_the_unit_decides_the_form():
         ("f64", 1, 0, "loops"),
     ],
 )
-def test_strategy_of_a_convolution(dtype, groups, channels, strategy):
+def test_convolutions_have_the_strategy_for_their_groups(dtype, groups, channels, strategy):
     lhs, rhs = TensorType(dtype, (1, 9, 9, channels)), TensorType(dtype, (3, 3, channels, 16))
     result = Value("c", TensorType(dtype, (1, 7, 7, 16)))
     op = Op("conv", (Value("a", lhs), Value("b", rhs)), (result,), {"feature_groups": groups})
     assert conv_strategy(op, tile_form_of_dtypes(dtype, dtype, dtype, CPU)) == strategy
 
 
-def test_tiny_groups_stay_loops():
+def test_convolutions_of_tiny_groups_use_loops():
     lhs, rhs = TensorType("f32", (1, 4, 4, 16)), TensorType("f32", (3, 3, 8, 16))
     for pixels, strategy in ((1, "loops"), (2, "packed")):
         result = Value("c", TensorType("f32", (1, 2, pixels, 16)))
@@ -126,7 +126,7 @@ def test_tiny_groups_stay_loops():
         assert conv_strategy(op, F32) == strategy
 
 
-def test_an_unknown_size_is_large():
+def test_an_unknown_size_counts_as_large():
     assert reads_operand_once(STREAM_ROWS.value)
     assert not reads_operand_once(STREAM_ROWS.value + 1)
     assert not reads_operand_once(B)
@@ -137,13 +137,13 @@ def test_an_unknown_size_is_large():
 
 
 @pytest.mark.parametrize("n", [16, 48, 96, 112, 768])
-def test_tiles_in_place_divide_the_columns(n):
+def test_tiles_over_unpacked_operands_divide_the_columns(n):
     cols = in_place_cols(128, n, 64, F32, CPU)
     assert n % cols == 0
     assert cols % 16 == 0
 
 
-def test_blocks_of_a_gpu():
+def test_gpu_blocks_are_chosen_by_matmul_size():
     assert best_thread_block((), 4096, 4096, 512, 4, GPU) == BLOCKS[0]
     assert best_thread_block((64,), 128, 64, 512, 4, GPU) == BLOCKS[1]
     assert best_thread_block((), 64, 64, 512, 4, GPU) == BLOCKS[-1]
@@ -153,7 +153,7 @@ def test_blocks_of_a_gpu():
     assert best_thread_block((), 4096, 8, 512, 4, GPU) is None
 
 
-def test_blocks_of_a_gpu_fit_its_shared_memory():
+def test_gpu_blocks_fit_the_shared_memory():
     for size in (4, 8, 16):
         for room in (1 << 10, 20 << 10, 40 << 10, 0):
             block = best_thread_block((), 4096, 4096, 512, size, GPU.limited(0, room))

@@ -81,23 +81,23 @@ def run(case):
     close(got, jax.jit(case.function)(*arguments), factor=40)
 
 
-def test_each_row_has_a_unit():
+def test_each_threshold_has_a_unit():
     assert [f"{found.module}: {found.name}" for found in FOUND if not found.row.unit] == []
 
 
-def test_names_of_rows_tell_them_apart():
+def test_names_of_thresholds_are_unique():
     names = [found.name for found in FOUND if found.module not in PREDICTIONS]
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
-def test_each_decision_has_cases():
+def test_each_limit_has_test_cases():
     missing = sorted({name for name, row in DECIDING.items() if isinstance(row, Limit)} - set(LIMITS))
     assert not missing, f"add cases to LIMITS in tests/support/cost_cases.py: {missing}"
     assert all(isinstance(WITH_CASES[name], Limit) for name in LIMITS)
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_decision_falls_on_either_side(answers, name):
+def test_each_limit_decides_both_ways(answers, name):
     for each, answer in zip(LIMITS[name], (True, False), strict=True):
         answers.clear()
         lowered(each)
@@ -106,18 +106,18 @@ def test_a_decision_falls_on_either_side(answers, name):
 
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("name", [n for n, cases in LIMITS.items() if cases[0].target != GPU])
-def test_both_sides_compute_what_xla_does(name, side):
+def test_both_sides_of_each_limit_match_xla(name, side):
     run(LIMITS[name][side])
 
 
-def test_each_block_has_cases():
+def test_each_block_size_has_test_cases():
     missing = sorted({name for name, row in DECIDING.items() if isinstance(row, BlockSize)} - set(BLOCKS))
     assert not missing, f"add cases to BLOCKS in tests/support/cost_cases.py: {missing}"
     assert all(isinstance(WITH_CASES[name], BlockSize) for name in BLOCKS)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_any_size_fits_a_block(name):
+def test_sizes_next_to_each_block_size_match_xla(name):
     """Below it, at it, and no multiple of it."""
     for case in BLOCKS[name]:
         lowered(case) if case.target in (GPU, MATRIX) or "aarch64" in case.target else run(case)
@@ -129,7 +129,7 @@ def prices(case):
 
 
 @pytest.mark.parametrize("name", ESTIMATES)
-def test_an_estimate_counts(name):
+def test_each_estimate_changes_the_cost(name):
     row = WITH_CASES[name]
     before = prices(ESTIMATES[name])
     value = row.value

@@ -45,14 +45,14 @@ def work(function, *shapes, **more):
     return work_of_kernel(kernel, 64)
 
 
-def test_numbers_of_dims():
+def test_dims_are_evaluated_with_assumed_sizes():
     n, i = sym("n"), sym("i", 0, 8)
     assert evaluate_dim_estimate(2 * n + 3, {"n": 5}) == 13
     assert evaluate_dim_estimate((n + i) // 4 % 3, {"n": 9, "i": 1}) == 2
     assert evaluate_dim_estimate(n, {}) == 16  # a size that only a call knows
 
 
-def test_an_elementwise_kernel_is_vectors():
+def test_elementwise_kernels_count_as_vector_operations():
     found = work(lambda x: x * 2 + 1, (4096,))
     assert found.vector == pytest.approx(4096 / 16 * 5)  # two operations, a load, a store, the loop's own
     assert found.bytes == 2 * 4 * 4096
@@ -60,30 +60,30 @@ def test_an_elementwise_kernel_is_vectors():
     assert found.random == []
 
 
-def test_dear_functions_count_as_they_were_measured():
+def test_expensive_functions_count_their_measured_cost():
     plain, dear = work(lambda x: -x, (4096,)), work(jnp.exp, (4096,))
     assert dear.vector - plain.vector == pytest.approx(4096 / 16 * 9)
 
 
-def test_integer_division_is_done_one_by_one():
+def test_integer_division_counts_as_scalar_operations():
     divided = work(lambda x: jax.lax.div(x, x), (4096,), dtype="int32")
     assert divided.vector > 20 * work(lambda x: x * x, (4096,), dtype="int32").vector
 
 
-def test_a_product_is_its_multiplications():
+def test_matmuls_count_their_multiplications():
     found = work(lambda x, y: x @ y, (64, 64), (64, 64))
     assert found.tile == 2 * 64**3
     with jax.enable_x64(True):
         assert work(lambda x, y: x @ y, (64, 64), (64, 64), dtype="float64").tile == 4 * 64**3
 
 
-def test_a_product_of_pairs_takes_half():
+def test_bf16_pair_matmuls_cost_half():
     """Packing the right operand is a kernel of its own."""
     found = kernels(lambda x, y: x @ y, (64, 64), (64, 64), dtype="bfloat16", target=PAIRS)
     assert [work_of_kernel(k, 64).tile for k in found] == [0, 2 * 64**3 * PAIRS_WORK.value / 100]
 
 
-def test_a_product_on_a_matrix_unit_takes_a_twelfth():
+def test_matrix_unit_matmuls_cost_a_twelfth():
     """Of i8 half of that; what is as on other CPUs costs as much."""
     for dtype, sums, size in (("bfloat16", "float32", 2), ("int8", "int32", 1)):
         function = partial(jnp.matmul, preferred_element_type=sums)
@@ -95,24 +95,24 @@ def test_a_product_on_a_matrix_unit_takes_a_twelfth():
     assert predict(found, MATRIX).compute == predict(found, V4).compute
 
 
-def test_a_gather_touches_memory_anywhere():
+def test_gathers_count_random_accesses():
     found = work(lambda x, i: x[i[:, 0].astype("int32")], (1000,), (500, 1))
     assert sum(count for count, _ in found.random) >= 500
     assert any(size == 4000 for _, size in found.random)
 
 
-def test_rows_of_a_gather_are_contiguous():
+def test_gathers_of_rows_count_contiguous_accesses():
     *_, last = kernels(lambda x, i: x[i[:, 0].astype("int32")], (1000, 64), (500, 1))
     elements = sum(count for count, size in work_of_kernel(last, 64).random if size == 4 * 64_000)
     assert 0 < elements <= 1000
 
 
-def test_a_scan_is_a_chain():
+def test_scans_count_as_dependent_operations():
     assert sum(work_of_kernel(k, 64).chained for k in kernels(jnp.cumsum, (4096,))) > 0
     assert sum(work_of_kernel(k, 64).chained for k in kernels(lambda x: jnp.cumsum(x, 0), (8, 4096))) < 4096
 
 
-def test_strides_cost_lines():
+def test_strided_reads_count_whole_cache_lines():
     plain, strided = work(lambda x: x[:, :256] * 2, (512, 512)), work(lambda x: x[:, ::2] * 2, (512, 512))
     assert not plain.random
     assert strided.random
@@ -124,14 +124,14 @@ def test_strides_cost_lines():
     [lambda x: x + 1, jnp.exp, lambda x: x.sum(1), lambda x: x.sum(0), lambda x: x @ x, lambda x: x.T * 2],
     ids=["add", "exp", "rows", "columns", "product", "transpose"],
 )
-def test_more_work_takes_longer(function, target):
+def test_predicted_time_grows_with_the_size(function, target):
     sizes = (4, 64, 4096) if target is GPU else (4, 32, 128, 512)
     times = [sum(predict(k, target).ns for k in kernels(function, (n, n), target=target)) for n in sizes]
     assert target is GPU or times == sorted(times)  # a GPU has another kernel for longer rows
     assert times[-1] > times[0]
 
 
-def test_bounds():
+def test_each_kernel_has_the_expected_bound():
     bound = lambda function, *shapes: predict(kernels(function, *shapes)[0], V4).bound
     assert bound(lambda x: x + 1, (4,)) == "overhead"
     assert bound(lambda x: x + 1, (1 << 24,)) == "memory"
@@ -139,19 +139,19 @@ def test_bounds():
     assert bound(lambda x: x @ x, (256, 256)) == "compute"
 
 
-def test_wider_vectors_are_quicker():
+def test_wider_vectors_have_lower_predicted_times():
     (kernel,) = kernels(jnp.tanh, (4096,))
     assert predict(kernel, V4).compute < predict(kernel, TARGETS["cpu:x86-64-v3"]).compute
 
 
-def test_copies_move_each_byte_twice():
+def test_copies_read_and_write_each_byte():
     costs = Costs(V4)
     assert costs.copy_nanoseconds(0) == machines.LAUNCH.value
     more = costs.copy_nanoseconds(1 << 18) - costs.copy_nanoseconds(0)
     assert more == pytest.approx((1 << 19) / machines.L2_BYTES.value)
 
 
-def test_levels_of_memory():
+def test_larger_arrays_use_slower_memory_levels():
     machine = machine_of(V4)
     assert machine.level_of(1000).rate > machine.level_of(1 << 19).rate > machine.level_of(1 << 22).rate
     last = machine.levels[-1]
@@ -186,7 +186,7 @@ def times(target):
 
 
 @pytest.mark.parametrize("found", MACHINE_ROWS, ids=lambda found: found.name)
-def test_each_number_of_a_machine_counts(found):
+def test_each_machine_parameter_changes_a_prediction(found):
     row = found.row
     if row is machines.GPU_ITEM:
         return  # it is nothing
@@ -210,7 +210,7 @@ def record(kernel, ns, sizes=None, device="cpu"):
     return {"kernels": [{**row, "sizes": sizes or {}, "ns": {device: ns}}]}
 
 
-def test_a_measured_time_stands_in_for_a_prediction():
+def test_a_measured_time_replaces_a_prediction():
     (kernel,) = kernels(jnp.tanh, (4096,))
     assert Costs(V4).of(kernel).ns == predict(kernel, V4).ns
     found = Costs(V4, record(kernel, 12345.0)).of(kernel)
@@ -218,7 +218,7 @@ def test_a_measured_time_stands_in_for_a_prediction():
     assert found.predicted == predict(kernel, V4)
 
 
-def test_a_kernel_is_known_by_its_text_without_its_name():
+def test_measurements_match_kernels_by_text_without_the_name():
     first, second = (kernels(f, (4096,))[0] for f in (jnp.tanh, jnp.cos))
     renamed = parse_kernel(print_kernel(first).replace(first.name, "another"))
     costs = Costs(V4, record(first, 12345.0))
@@ -240,12 +240,12 @@ def test_a_time_measured_at_other_sizes_is_scaled():
     assert other.measured == pytest.approx(error * predict(kernel, V4, {dim: 1 << 20}).ns)
 
 
-def test_times_of_other_devices_are_not_this_ones():
+def test_measured_times_of_other_devices_are_ignored():
     (kernel,) = kernels(jnp.tanh, (4096,))
     assert Costs(V4, record(kernel, 1.0, device="cuda")).of(kernel).measured is None
 
 
-def test_other_sizes_are_as_far_off_as_those_that_were_measured():
+def test_predictions_at_other_sizes_scale_by_the_measured_error():
     shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), np.float32)
     options = Options(target=V4.name)
     module = import_model(jax.export.export(jax.jit(jnp.tanh))(shape))

@@ -21,7 +21,7 @@ DETOUR = f"""func.func public @main(%x: {T} {FIRST}) -> {T} {{
   return %7 : {T} }}"""
 
 
-def test_a_detour_is_not_made():
+def test_a_transfer_to_a_device_and_back_is_removed():
     data = aotc.compile(DETOUR, devices={"d0": "cpu", "d1": "cpu"}, verify_each=True)
     transfers = open_bundle(data).manifest["variants"][0]["transfers"]
     assert [(t["from"], t["to"]) for t in transfers] == [("d0", "d1"), ("d1", "d0")]

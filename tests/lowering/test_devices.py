@@ -143,7 +143,7 @@ def transfers(data):
 
 @pytest.mark.parametrize("level", range(4))
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_results_are_those_of_one_device(name, level):
+def test_several_devices_match_one_device(name, level):
     text, devices, moved = PROGRAMS[name]
     data = aotc.compile(text, opt_level=level, verify_each=True)
     module = aotc.load(data)
@@ -157,7 +157,7 @@ def test_results_are_those_of_one_device(name, level):
 
 
 @pytest.mark.parametrize("count", range(2, 9))
-def test_stages_on_as_many_devices(count):
+def test_stages_run_on_their_devices(count):
     body = "".join(
         f"%a{n} = {product(f'%b{n - 1}' if n else '%x', f'%w{n}')}\n%b{n} = stablehlo.sine %a{n} : {T}\n"
         for n in range(count)
@@ -172,7 +172,7 @@ def test_stages_on_as_many_devices(count):
     np.testing.assert_array_equal(module.invoke("main", *arrays)[0], alone[0])
 
 
-def test_who_moves_is_who_is_smaller():
+def test_the_smaller_operand_is_transferred():
     (transfer,) = transfers(aotc.compile(stages(transfer=False)))
     assert (transfer["from"], transfer["to"], transfer["type"]) == ("d0", "d1", "f32[16, 256]")
     assert transfer["reason"] == "dot_general reads it there"
@@ -185,7 +185,7 @@ def devices_of(text, **flags):
     return [(op.name, op.attrs["device"], op.attrs.get("reason")) for op in ops if "device" in op.attrs]
 
 
-def test_reasons_are_said():
+def test_each_op_and_transfer_has_a_reason():
     assert devices_of(stages(transfer=False)) == [
         ("dot_general", "d0", "its operands are there"),
         ("transfer", "d1", "dot_general reads it there"),
@@ -206,7 +206,7 @@ def planted(module, change):
 
 
 @pytest.mark.parametrize("stop", ["assign-devices", "isolate-devices", "dce"])
-def test_a_stranger_is_seen(stop):
+def test_the_verifier_finds_operands_on_another_device(stop):
     """An op that reads a value of another device, a transfer from where the value is not, a result elsewhere."""
     module = run_passes(import_model(stages()), Options(stop_after=stop))
     assert planted(module, lambda op: op) == []
@@ -219,7 +219,7 @@ def test_a_stranger_is_seen(stop):
         assert any("d9" in f.message for f in found)
 
 
-def test_what_nothing_places_is_named():
+def test_a_value_without_a_device_is_named():
     with pytest.raises(CompileError) as caught:
         aotc.compile(UNPLACED)
     for part in ("argument 'arg2' of @main", "the device of sin is not specified", "d0, d1", "--default-device"):
@@ -228,13 +228,13 @@ def test_what_nothing_places_is_named():
     assert [r["device"] for r in module.main.signature.results] == ["d0", "d1", "d1"]
 
 
-def test_transfers_can_be_bounded():
+def test_max_transfers_limits_the_transfers():
     aotc.compile(stages(), max_transfers=1)
     with pytest.raises(CompileError, match="transfers between devices: found 1, expected at most 0"):
         aotc.compile(stages(), max_transfers=0)
 
 
-def test_an_array_of_a_device():
+def test_device_results_convert_to_numpy_arrays():
     module = aotc.load(aotc.compile(stages()))
     arrays = inputs_of(module)
     (result,) = module.invoke("main", *arrays, results="device")
@@ -274,13 +274,13 @@ def test_options_declare_the_device_of_a_transfer(options):
     assert aotc.compile(text, **options)
 
 
-def test_a_transfer_says_where():
+def test_a_transfer_without_a_device_name_is_refused():
     text = stages().replace('{aotc.to = "d1"}', "{aotc.to = 3 : i32}")
     with pytest.raises(CompileError, match=r"aotc.to"):
         aotc.compile(text)
 
 
-def test_symbolic_sizes():
+def test_symbolic_sizes_on_two_devices_match_numpy():
     """Sizes that the host program reads part what is before from what is after."""
     text = """func.func public @main(%x: tensor<?x8xf32> {aotc.affinity = "d0"},
         %w: tensor<8x8xf32> {aotc.affinity = "d1"}) -> tensor<?x8xf32> {
@@ -370,7 +370,7 @@ def random_program(rng):
 
 
 @pytest.mark.parametrize("seed", [*range(40), 1030, 1273])
-def test_random_programs(seed):
+def test_random_placed_programs_match_one_device_after_every_pass(seed):
     """Devices change no number: by the reference of the op table, after every pass verified."""
     text = random_program(np.random.default_rng(seed))
     module, alone = import_model(text), import_model(on_one_device(text))
@@ -384,7 +384,7 @@ def test_random_programs(seed):
 
 
 @pytest.mark.parametrize("seed", range(40, 52))
-def test_random_programs_run(seed):
+def test_compiled_random_placed_programs_match_one_device(seed):
     text = random_program(np.random.default_rng(seed))
     rng = np.random.default_rng(seed)
     arrays = [np.int32(seed % 2), *(rng.standard_normal((8, 8)).astype("float32") / 4 for _ in range(3))]
@@ -407,7 +407,7 @@ ASSERTION = f"""func.func public @main(%x: {T} {FIRST}, %w: {T} {SECOND}) -> ({T
   return %y, %r : {T}, {T} }}"""
 
 
-def test_a_check_on_another_device_comes_first():
+def test_a_check_on_another_device_runs_first():
     x = np.ones((8, 8), "float32")
     for level in range(4):
         module = aotc.load(aotc.compile(ASSERTION, verify_each=True, opt_level=level))

@@ -92,13 +92,13 @@ def compiled(function, arguments, **flags):
 
 @pytest.mark.parametrize("level", range(4))
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_results_are_those_without_donation(name, level):
+def test_donation_does_not_change_results(name, level):
     check_results(PROGRAMS[name], level, compiled(*PROGRAMS[name][:2], opt_level=level))
 
 
 @pytest.mark.cudasim
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_results_on_a_simulated_gpu(name, monkeypatch):
+def test_donation_on_a_simulated_gpu_does_not_change_results(name, monkeypatch):
     pytest.importorskip("numba_cuda")
     program = smaller(name)
     data = bundle_of(*program[:2], target="cuda:sm_90")
@@ -110,7 +110,7 @@ def test_results_on_a_simulated_gpu(name, monkeypatch):
 @pytest.mark.skipif(bool(cuda_driver.missing()), reason="no GPU")
 @pytest.mark.parametrize("level", [0, 2])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_results_on_a_gpu(name, level):
+def test_donation_on_a_gpu_does_not_change_results(name, level):
     data = bundle_of(*PROGRAMS[name][:2], target="cuda:sm_90", opt_level=level)
     check_results(PROGRAMS[name], level, aotc.load(data, devices="cuda"))
 
@@ -129,7 +129,7 @@ def check_results(program, level, module):
             assert all(map(np.array_equal, arrays, arguments))
 
 
-def test_a_result_is_the_array_that_was_given():
+def test_a_result_is_the_donated_array():
     module = compiled(*PROGRAMS["a row"][:2])
     cache = A.copy()
     (first,) = module.invoke("main", cache, ROW, np.int32(5), donate=True)
@@ -139,14 +139,14 @@ def test_a_result_is_the_array_that_was_given():
     np.testing.assert_array_equal(cache[5:7], np.repeat(ROW, 2, 0))
 
 
-def test_an_array_that_is_shared_is_copied():
+def test_an_array_with_two_owners_is_copied():
     module = compiled(lambda a, b: a * 2 + b, (A, B))
     both = A.copy()
     np.testing.assert_allclose(module.invoke("main", both, both, donate=True)[0], 3 * A, rtol=1e-6)
     np.testing.assert_array_equal(both, A)
 
 
-def test_symbolic_sizes():
+def test_donated_arrays_of_symbolic_size_are_updated_in_place():
     n = export.symbolic_shape("n")[0]
     shapes = (jax.ShapeDtypeStruct((n, 4), "float32"), jax.ShapeDtypeStruct((1, 4), "float32"))
     function = donating(lambda c, r: lax.dynamic_update_slice(c, r, (1, 0)), 1)
@@ -159,7 +159,7 @@ def test_symbolic_sizes():
         assert cache.sum() == 4
 
 
-def test_a_check_that_fails_leaves_the_argument():
+def test_a_failed_check_leaves_a_donated_argument_unchanged():
     from jax.experimental import checkify
 
     checked = checkify.checkify(checked_update)
@@ -172,7 +172,7 @@ def test_a_check_that_fails_leaves_the_argument():
     np.testing.assert_array_equal(cache[1], ROW[0])
 
 
-def test_calls_from_many_threads():
+def test_donating_calls_from_many_threads_are_right():
     from concurrent.futures import ThreadPoolExecutor
 
     module = compiled(*PROGRAMS["a row"][:2])

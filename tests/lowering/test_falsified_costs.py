@@ -34,7 +34,7 @@ def rows(data):
     return explain_schedule(open_bundle(data)).rows
 
 
-def test_grain_and_threads():
+def test_measured_times_decide_grain_and_threads():
     x = np.ones((256, 256), np.float32)
     plain = aotc.compile(jnp.tanh, x)
     (row,) = rows(plain)
@@ -52,7 +52,7 @@ def sorts(*xs):
     return [jnp.sort(xs[0]), *(jnp.sort(x) for x in xs[1:])]
 
 
-def test_order():
+def test_the_command_with_the_longest_measured_time_starts_first():
     """What takes longest is begun first, if that ends sooner."""
     xs = [np.arange(3000 + n, dtype=np.float32) for n in range(5)]
     plain = aotc.compile(sorts, *xs)
@@ -73,7 +73,7 @@ DIAMOND = f"""func.func public @main(%a: {T}, %b: {T}) -> {T} {{
   return %2 : {T} }}"""
 
 
-def test_placement(monkeypatch):
+def test_a_device_with_slow_measured_ops_gets_no_ops(monkeypatch):
     """A device on which products were measured to be slow gets none; names of devices go before kinds."""
     a = np.ones((512, 512), np.float32)
     flags = {"devices": {"d0": "cpu", "d1": "cpu"}, "place": "auto"}
@@ -100,7 +100,7 @@ def repeated(x, y):
     return jnp.log(jnp.exp(y * jnp.sin(jnp.cos(y))) + 2) * (-x)[None]
 
 
-def test_fusion():
+def test_an_op_with_a_long_measured_time_is_not_fused_twice():
     """An op that was measured, alone in its kernel, to be dear is not repeated by its reader."""
     x, y = np.ones(4096, np.float32), np.ones((4, 4096), np.float32)
     apart = aotc.compile(repeated, x, y, opt_level=0)
@@ -112,7 +112,7 @@ def test_fusion():
     assert len(rows(aotc.compile(repeated, x, y, costs=record))) == 2
 
 
-def test_what_memory_bounds_tells_nothing_of_work():
+def test_measured_times_of_memory_bound_ops_do_not_change_fusion():
     """Costs as they are leave the ops of a fusion as they were."""
     x, y = np.ones(4096, np.float32), np.ones((4, 4096), np.float32)
     apart = aotc.compile(repeated, x, y, opt_level=0)
@@ -130,7 +130,7 @@ def test_a_record_of_another_program_is_refused():
         aotc.compile(jnp.tanh, x[:32], costs=record)
 
 
-def test_kernels_of_other_options_do_not_count_and_are_listed():
+def test_measurements_of_unknown_kernels_are_listed():
     x = np.ones((64, 64), np.float32)
     function = lambda x: jax.nn.softmax(x @ x, 1)
     record = falsified(aotc.compile(function, x, opt_level=0), 1e5, x)
@@ -141,7 +141,7 @@ def test_kernels_of_other_options_do_not_count_and_are_listed():
     assert report.unknown
 
 
-def test_upgrade_goes_by_the_costs_of_the_bundle(monkeypatch):
+def test_upgrade_uses_the_costs_of_the_bundle(monkeypatch):
     monkeypatch.setattr("aotc.pipeline.WORTH_SECONDS", 1e9)  # a later compiler would read no bundle of this one
     x = np.ones((256, 256), np.float32)
     plain = aotc.compile(jnp.tanh, x)
@@ -170,18 +170,18 @@ def test_explain_shows_the_profile_before_the_costs():
 # ---------------------------------------------------------------- orders
 
 
-def test_longest_ways():
+def test_critical_paths_are_the_longest_paths_to_the_end():
     assert critical_paths([[], [0], [0], [1, 2]], [1.0, 5.0, 2.0, 1.0]) == [7.0, 6.0, 3.0, 1.0]
 
 
-def test_makespan():
+def test_makespan_is_the_end_of_the_last_command():
     chain, wide = [[], [0], [1]], [[], [], []]
     assert makespan([0, 1, 2], chain, [1.0, 2.0, 3.0], [1, 1, 1]) == 6
     assert makespan([0, 1, 2], wide, [1.0, 2.0, 3.0], [1, 1, 1]) == 3
     assert makespan([0, 1, 2], wide, [4.0, 4.0, 4.0], [4, 4, 4]) == 3
 
 
-def test_an_order_keeps_what_waits_behind_what_it_waits_for():
+def test_list_schedules_respect_dependences_and_are_not_slower():
     rng = np.random.default_rng(0)
     for _ in range(100):
         count = int(rng.integers(1, 30))

@@ -83,13 +83,13 @@ SEEDS = [*range(8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 
 
 @pytest.mark.ir
 @pytest.mark.parametrize("seed", SEEDS)
-def test_work_of_random_programs(seed):
+def test_fusion_of_random_programs_adds_at_most_a_quarter_of_work(seed):
     bounded(*random_program(seed, 14))
 
 
 @pytest.mark.ir
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_work_of_examples(name):
+def test_fusion_of_examples_adds_at_most_a_quarter_of_work(name):
     bounded(*EXAMPLES[name])
 
 
@@ -105,7 +105,7 @@ def bounded(function, arguments):
 
 @pytest.mark.ir
 @pytest.mark.parametrize("level", [2, 3])
-def test_rows_in_parts_compute_exp_twice(level, monkeypatch):
+def test_split_rows_compute_exp_twice(level, monkeypatch):
     """The one form that does more: rows that are read in parts, where memory is dearer than exp; once more, no more."""
     rows, n, part = 2, 512, 128
     parts = (FEWEST_ROW_PARTS, n // part), (ROW_PART, part), (LEAST_PART, 16)
@@ -138,16 +138,16 @@ def test_code_grows_with_the_ops(level):
 @pytest.mark.cpu
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_compute_what_xla_does(name, level):
+def test_fused_examples_match_xla(name, level):
     check(*EXAMPLES[name], level, factor=4)
 
 
 @pytest.mark.cpu
-def test_a_gradient_of_rotations():
+def test_a_gradient_of_rotations_matches_xla():
     check(jax.value_and_grad(rotations), [normal(5)], 2, factor=40)
 
 
-def test_a_gpu_computes_the_places_of_a_gather_where_it_reads():
+def test_gpu_gathers_compute_their_indices_in_the_same_kernel():
     """What that repeats takes less than a kernel that stores the places, or the tests on them."""
     x, i = jnp.ones((512, 512)), jnp.zeros((512, 512), "int32")
     _, variant = gpu_program(lambda x, i: jnp.take_along_axis(x, i, 1), [x, i])

@@ -103,7 +103,7 @@ def run(function: Function, kernel, arrays):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.parent.name}/{c.stem}")
-def test_golden(case, update):
+def test_lowered_kernels_match_the_golden_text(case, update):
     head, before, after = sections(case)
     module = parse_module(before)
     assert verify(module) == []
@@ -128,7 +128,7 @@ def test_golden(case, update):
         assert text == after
 
 
-def test_every_kind_has_cases():
+def test_every_region_kind_has_three_golden_cases():
     """Three for each kind of region, those of a lowering for CUDA alone apart, and one for each op with planners."""
     folders = [c.parent.name for c in CASES]
     kinds = {kind if way is PLANNERS[kind, "cpu"] else f"{kind}_{of}" for (kind, of), way in PLANNERS.items()}

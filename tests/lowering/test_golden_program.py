@@ -44,7 +44,7 @@ def text_of(variant: Variant) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.stem)
-def test_golden(case, update):
+def test_lowered_programs_match_the_golden_text(case, update):
     head, before, after = sections(case)
     module = parse_module(before)
     assert verify(module) == []
@@ -61,7 +61,7 @@ def test_golden(case, update):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.stem)
-def test_the_text_reads_back(case):
+def test_program_text_parses_to_the_same_program(case):
     variant = lower(parse_module(sections(case)[1]), TARGET, OPTIONS)
     for name, steps in variant.steps.items():
         text = print_program(steps, name)

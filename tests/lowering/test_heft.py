@@ -72,19 +72,19 @@ def places(text, devices=CPUS, name="dot_general"):
     return [op.attrs["device"] for op in walk(module.functions["main"].body) if op.name == name]
 
 
-def test_independent_products_are_shared():
+def test_independent_matmuls_run_on_different_devices():
     assert sorted(places(DIAMOND)) == ["d0", "d1"]
 
 
-def test_independent_loops_are_shared():
+def test_independent_loops_run_on_different_devices():
     assert sorted(places(LOOPS)) == ["d0", "d1"]
 
 
-def test_a_chain_stays_together():
+def test_a_chain_runs_on_one_device():
     assert len(set(places(CHAIN))) == 1
 
 
-def test_what_the_model_says_counts():
+def test_an_affinity_of_a_large_argument_decides_the_device():
     """A large argument stays where it is if moving it takes longer than to wait."""
     devices = {"host": HOST, "gpu": GPU}
     (function,) = import_model(function_of_rows()).functions.values()
@@ -134,12 +134,12 @@ def function_of_rows(affinity=' {aotc.affinity = "host"}'):
       return %1 : tensor<f32> }}"""
 
 
-def test_reasons_are_times():
+def test_placement_reasons_state_times():
     rows = [row for row in explain_affinity(DIAMOND, devices=CPUS, place="auto").rows if row.name == "dot_general"]
     assert all(row.reason.startswith("ends first, after ") for row in rows)
 
 
-def test_costs_grow_with_sizes():
+def test_op_and_transfer_times_grow_with_sizes():
     small, large = (import_model(CHAIN.replace("512", str(n))).functions["main"].body.ops[0] for n in (64, 512))
     for target in (HOST, GPU):
         assert op_nanoseconds(small, target) < op_nanoseconds(large, target)
@@ -147,14 +147,14 @@ def test_costs_grow_with_sizes():
     assert move_nanoseconds(1 << 20, "cuda", "cuda") < move_nanoseconds(1 << 20, "cpu", "cuda")
 
 
-def test_place_is_said_or_auto():
+def test_an_unknown_place_option_is_refused():
     with pytest.raises(CompileError, match="place is 'best'"):
         aotc.compile(CHAIN, place="best")
 
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("text", [DIAMOND, LOOPS], ids=["diamond", "loops"])
-def test_results_are_those_of_one_device(text):
+def test_auto_placement_matches_one_device(text):
     rng = np.random.default_rng(0)
     arrays = [(rng.standard_normal((512, 512)) / 32).astype("float32") for _ in range(2)]
     found = aotc.load(aotc.compile(text, devices=CPUS, place="auto", verify_each=True)).invoke("main", *arrays)
@@ -186,7 +186,7 @@ UNEQUAL = function(
 
 
 @pytest.mark.parametrize("text", [DIAMOND, UNEQUAL], ids=["diamond", "unequal"])
-def test_matching_is_no_worse_than_turns(text):
+def test_heft_is_no_slower_than_round_robin(text):
     """By a simulation of its own; devices in turn may happen to be as good, but not where both products take one."""
     module = run_passes(
         import_model(text), Options(devices=CPUS, place="auto", stop_after="assign-devices", verify_each=True)

@@ -33,7 +33,7 @@ APART = {
 
 @pytest.mark.ir
 @pytest.mark.parametrize("name", [*JOINED, *APART])
-def test_where_padding_joins(name):
+def test_padding_is_merged_into_windows_with_its_value(name):
     module = inline(import_model({**JOINED, **APART}[name], normal(6, 7)), Options())
     for _ in range(2):
         module = canonicalize(module, Options())
@@ -46,5 +46,5 @@ def test_where_padding_joins(name):
 # Another start may count more than once.
 @pytest.mark.parametrize("name", [*JOINED, "another-number", "cut-off", "a-scan"])
 @pytest.mark.parametrize("level", [0, 2])
-def test_both_compute_what_xla_does(name, level):
+def test_padded_windows_match_xla(name, level):
     check({**JOINED, **APART}[name], [normal(6, 7)], level)

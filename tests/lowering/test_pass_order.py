@@ -385,22 +385,22 @@ def names_of(passes):
     return [step.run.__name__ for step in passes]
 
 
-def test_the_table_is_in_order():
+def test_the_pass_table_respects_every_order_reason():
     assert broken_pairs(names_of(PASSES)) == []
     assert all(reason for *_, reason in MUST_PRECEDE)
     assert len({(a, b) for a, b, _ in MUST_PRECEDE}) == len(MUST_PRECEDE)
 
 
-def test_every_pair_has_a_model_that_shows_its_reason():
+def test_every_order_reason_has_a_model():
     assert {(a.__name__, b.__name__) for a, b, _ in MUST_PRECEDE} == set(REASONS)
 
 
-def test_every_required_pass_establishes_something():
+def test_every_required_pass_has_a_postcondition():
     assert all(step.required == (step.establishes is not None) for step in PASSES)
 
 
 @pytest.mark.parametrize("pair", REASONS, ids=lambda pair: "-".join(pair))
-def test_a_broken_order_does_harm(pair, monkeypatch):
+def test_a_wrong_pass_order_fails_or_is_worse(pair, monkeypatch):
     model, arguments, sizes, good = REASONS[pair]
     module = import_model(model, *arguments)
     options = Options(target=TARGETS.get(pair, TARGET), specialize=sizes, devices=DEVICES.get(pair, {}))

@@ -84,14 +84,14 @@ def results_of(module: Module) -> list[np.ndarray]:
     return [x for results in interpret_ranks(module, arrays) for x in results]
 
 
-def test_every_pass_has_cases():
+def test_every_pass_has_three_golden_cases():
     assert {c.parent.name for c in CASES} == set(STEPS)
     for name in STEPS:
         assert sum(c.parent.name == name for c in CASES) >= 3, name
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.parent.name}/{c.stem}")
-def test_golden(case, update, monkeypatch):
+def test_passes_match_the_golden_text_and_keep_values(case, update, monkeypatch):
     head, before, after = _sections(case.read_text())
     module = parse_module(before)
     assert verify(module) == []
@@ -139,6 +139,6 @@ def _long_chain(steps):
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_time_of_a_pass_is_linear(name):
+def test_the_time_of_each_pass_is_linear(name):
     """Up to 3,000 ops in a chain: neither recursion nor quadratic time."""
     check_linear(_long_chain, lambda module: STEPS[name](module, Options()), 600)

@@ -111,7 +111,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_pass_keeps_the_values(name):
+def test_every_pass_preserves_the_values(name):
     function, *arguments = CASES[name]
     wanted = jax.tree.leaves(jax.jit(function)(*arguments))
     module = import_model(function, *arguments)
@@ -123,7 +123,7 @@ def test_every_pass_keeps_the_values(name):
 
 
 @pytest.mark.parametrize("name", ["dilated_gradient", "einsums"])
-def test_only_canonical_contractions_are_left(name):
+def test_only_canonical_contractions_remain(name):
     function, *arguments = CASES[name]
     module = import_model(function, *arguments)
     for step in ORDER:

@@ -51,7 +51,7 @@ def ops_of(function):
         (PLAIN, {"devices": CPUS}, ["no op is placed on d0, d1: the model names no device"]),
     ],
 )
-def test_devices_that_are_none(text, flags, parts):
+def test_invalid_devices_are_refused(text, flags, parts):
     with pytest.raises(CompileError) as caught:
         solved(text, **flags)
     for part in parts:
@@ -66,11 +66,11 @@ def test_devices_that_are_none(text, flags, parts):
         (TWO, {"devices": {**CPUS, "host": "cpu", "device": "cpu"}}),
     ],
 )  # fmt: skip
-def test_devices_that_are_some(text, flags):
+def test_valid_devices_are_accepted(text, flags):
     assert solved(text, **flags).attrs["devices"]["known"]
 
 
-def test_functions_that_name_no_device_beside_those_that_do():
+def test_a_function_without_devices_uses_the_default_device():
     text = TWO.replace("@main", "@other") + PLAIN
     assert "devices" not in solved(text).attrs
     assert solved(text, default_device="d1").attrs["devices"]["results"] == ["d1"]
@@ -85,7 +85,7 @@ IOTA = f"""func.func public @main(%x: {T} {{aotc.affinity = "d0"}}, %w: {T} {{ao
   return %0, %1 : {T}, tensor<4xi32> }}"""
 
 
-def test_a_result_of_constants_alone():
+def test_a_result_of_constants_needs_a_device():
     with pytest.raises(CompileError) as caught:
         solved(IOTA)
     what = "the device of result 1 of @main, which depends only on constants, is not"
@@ -95,7 +95,7 @@ def test_a_result_of_constants_alone():
     assert solved(IOTA.replace("{}", '{aotc.affinity = "d1"}')).attrs["devices"]["results"] == ["d0", "d1"]
 
 
-def test_branches_on_constants_alone():
+def test_branches_on_constants_need_a_default_device():
     text = f"""func.func public @main(%i: tensor<i32> {{aotc.affinity = "d0"}}, %w: {T} {{aotc.affinity = "d1"}})
         -> ({T}, {T}) {{
       %r = "stablehlo.case"(%i) ({{
@@ -114,7 +114,7 @@ def test_branches_on_constants_alone():
 @pytest.mark.parametrize(
     ("rows", "product", "moved"), [(4, "%x, %1", "64 B"), (4, "%1, %x", "64 B"), (2, "%x, %1", "32 B")]
 )
-def test_a_constant_goes_where_the_model_moves_it(rows, product, moved):
+def test_a_matmul_runs_where_the_model_moves_its_constant(rows, product, moved):
     """What is read there follows it, if no more is to be moved; its own bytes are not."""
     left = f"tensor<{rows}x4xf32>"
     types = f"({left}, {T})"
@@ -148,7 +148,7 @@ def offloaded(x, w):
     return jax.device_put(jnp.tanh(x @ w), jax.memory.Space.Host)
 
 
-def test_offloading_a_result_leaves_the_work_on_the_device():
+def test_offloading_a_result_keeps_the_op_on_its_device():
     """JAX's arguments are in the device's memory unless they say otherwise."""
     x = np.ones((4, 4), "float32")
     function = solved(jax.jit(offloaded), x, x, devices={"host": "cpu", "device": "cpu"}, default_device="device")
@@ -157,7 +157,7 @@ def test_offloading_a_result_leaves_the_work_on_the_device():
     assert ops_of(function) == ([("dot_general", "device"), ("tanh", "device")], 1)
 
 
-def test_reasons_of_arguments_are_those_of_the_solver():
+def test_arguments_have_the_reasons_of_the_solver():
     text = f"""func.func public @main(%x: {T}, %y: {T} {{aotc.affinity = "d1"}}, %z: {T}) -> ({T}, {T}) {{
       %0 = stablehlo.sine %x : {T}
       %1 = stablehlo.custom_call @aotc.transfer(%0) {{aotc.to = "d1"}} : ({T}) -> {T}

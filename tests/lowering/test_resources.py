@@ -63,7 +63,7 @@ def random_rows(seed, length):
 @pytest.mark.ir
 @pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_80", "cuda:sm_86", "cuda:sm_90"])
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 200))])
-def test_random_rows_fit_any_limits(seed, target):
+def test_random_row_kernels_fit_the_limits(seed, target):
     rng = np.random.default_rng(seed)
     function, arguments = random_rows(seed, LENGTHS[seed % len(LENGTHS)])
     shared, stack = (int(rng.choice([0, 1, 64, 1000, 4096, 40_000])) for _ in range(2))
@@ -87,7 +87,7 @@ def test_long_rows_are_split(name, target):
 
 @pytest.mark.ir
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
-def test_the_refusal_names_both_sizes(target):
+def test_a_refusal_states_the_required_and_available_bytes(target):
     options = Options(target=target)
     stages = []
     text = (INPUTS / "softmax_mul.mlir").read_text()
@@ -119,7 +119,7 @@ def test_inspect_lists_the_shared_memory_of_long_rows(name):
 @pytest.mark.cpu
 @pytest.mark.parametrize("flags", [{}, {"opt_level": 3}, {"stack_limit": 32 << 10}, {"stack_limit": 64}], ids=str)
 @pytest.mark.parametrize("name", ["groupnorm_silu", "softmax_mul"])
-def test_long_rows_are_what_they_are_apart(name, flags):
+def test_split_long_rows_match_unfused_code(name, flags):
     model = INPUTS / f"{name}.mlir"
     (main,) = import_raw(fetch(model, (), {})).functions.values()
     shapes = [v.type.shape for v in main.body.params]
@@ -139,7 +139,7 @@ def test_arrays_beyond_the_stack_are_scratch_memory():
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("flags", [{}, {"stack_limit": 64}, {"opt_level": 3}, {"opt_level": 0}], ids=str)
-def test_limits_change_no_results(flags):
+def test_memory_limits_do_not_change_results(flags):
     def function(x, y):
         return jnp.exp(x).sum(0), jax.nn.softmax(x * y) * y, (x @ y.T).max(0)
 

@@ -44,7 +44,7 @@ def span(s, b):
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(storages(), max_size=14), st.integers(1, 90))
-def test_no_two_storages_alive_together_overlap(arena, b):
+def test_storages_with_overlapping_lives_do_not_overlap(arena, b):
     total = plan_memory(arena)
     end = evaluate(total, {"b": b}) if not isinstance(total, int) else total
     for n, s in enumerate(arena):
@@ -59,7 +59,7 @@ def test_no_two_storages_alive_together_overlap(arena, b):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(storages(st.integers(1, 500)), min_size=1, max_size=12))
-def test_the_arena_is_no_larger_than_everything_at_once(arena):
+def test_the_arena_is_at_most_the_sum_of_all_storages(arena):
     total = static(plan_memory(arena))
     aligned = [-(-static(s.size) // ALIGNMENT) * ALIGNMENT for s in arena]
     assert max(aligned) <= total <= sum(aligned)
@@ -101,7 +101,7 @@ def meet(a, b, size):
 
 @settings(max_examples=300, deadline=None)
 @given(programs(), st.integers(1, 90))
-def test_edges_cover_every_hazard(steps, size):
+def test_dependence_edges_cover_every_hazard(steps, size):
     edges = scheduler()._command_predecessors(steps)
     reach = []
     for n, preds in enumerate(edges):

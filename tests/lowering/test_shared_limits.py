@@ -91,7 +91,7 @@ OTHERS = {
 @pytest.mark.ir
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", [*PRODUCTS, *OTHERS])
-def test_no_kernel_takes_more(name, target):
+def test_no_kernel_exceeds_the_shared_memory_limit(name, target):
     for limit in (0, OPT_IN, STATIC, 4096, 300, 33, 1):
         most = min(limit or OPT_IN, resolve_targets(target)[0].shared_memory)
         for kernel in kernels(*{**PRODUCTS, **OTHERS}[name], target=target, shared_memory_limit=limit):
@@ -118,7 +118,7 @@ SMALL = {
 @pytest.mark.ir
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
 @pytest.mark.parametrize("name", SMALL)
-def test_small_limits_are_obeyed(name, target):
+def test_small_shared_memory_limits_are_respected(name, target):
     """From 80 bytes on a block of one thread had room for a scan, whose first thread has no total before it."""
     for limit in range(1, 201, 7):
         for kernel in kernels(*SMALL[name], target=target, shared_memory_limit=limit):
@@ -139,7 +139,7 @@ ODD = {
 @pytest.mark.ir
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
 @pytest.mark.parametrize("name", ODD)
-def test_a_byte_less_than_used_is_obeyed(name, target):
+def test_a_limit_one_byte_below_the_use_is_respected(name, target):
     """Arrays are padded to whole vectors: a plan that counts their elements alone exceeds such a limit."""
     used = limit = resolve_targets(target)[0].shared_memory
     while used > 1:
@@ -151,7 +151,7 @@ def test_a_byte_less_than_used_is_obeyed(name, target):
 @pytest.mark.ir
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_stay_on_tensor_cores_where_tiles_fit(name, target):
+def test_matmuls_use_tensor_cores_if_smaller_tiles_fit(name, target):
     """In 48 KiB there is room for tiles of two slices; in 4 KiB for none, but for a block that adds in registers."""
 
     def multiplied(limit):
@@ -185,7 +185,7 @@ ROUND = {
 
 @pytest.mark.ir
 @pytest.mark.parametrize("name", ROUND)
-def test_results_are_the_same(name, monkeypatch):
+def test_shared_memory_limits_do_not_change_results(name, monkeypatch):
     monkeypatch.setattr(CROWDED_UPDATES.__class__, "__setattr__", object.__setattr__)
     monkeypatch.setattr(CROWDED_UPDATES, "default", 500)
     function, arguments, limit = ROUND[name]

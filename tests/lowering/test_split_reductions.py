@@ -24,7 +24,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize(("shape", "dims"), STEPS)
-def test_a_gpu_is_filled(shape, dims):
+def test_reductions_with_few_results_have_two_steps_on_gpus(shape, dims):
     kept = [n for d, n in enumerate(shape) if d not in dims]
     module = parse_module(f"""module @main {{
 func @main(%x: f32{list(shape)}) {{

@@ -27,7 +27,7 @@ def run(function, *arrays):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.stem)
-def test_halves_compute_the_whole(case):
+def test_prepare_and_call_together_match_the_function(case):
     module = parse_module(case.read_text().split("\n", 1)[1].split("====")[0])
     made = split_weights(module, OPTIONS).functions
     prepare = next((f for f in made.values() if "prepares" in f.attrs), None)
@@ -44,7 +44,7 @@ def test_halves_compute_the_whole(case):
             np.testing.assert_allclose(x, y, rtol=1e-6)
 
 
-def test_weights_that_are_equal_are_prepared_once():
+def test_equal_weights_are_prepared_once():
     """One that is read transposed twice, and what is in no result twice."""
     t = TensorType("f32", (4, 4))
     x, w, a, b, y, z = (Value(name, t) for name in "xwabyz")
@@ -58,7 +58,7 @@ def test_weights_that_are_equal_are_prepared_once():
     assert module.functions["main_bound"].attrs["takes"] == (0, 2)
 
 
-def test_what_is_not_of_weights_alone():
+def test_values_that_depend_on_a_call_are_not_prepared():
     """An effect, a function of the user's, a size that only a call knows, a value of the call's."""
     t = TensorType("f32", (4,))
     w, x, out = Value("w", t), Value("x", t), Value("out", t)
@@ -91,5 +91,5 @@ def _chain(steps):
     return Module({"main_bound": Function("main_bound", Region((x, w), tuple(ops), (ops[-1].result,)), True, attrs)})
 
 
-def test_time_is_linear_in_what_is_prepared():
+def test_split_weights_time_is_linear():
     check_linear(_chain, lambda module: split_weights(module, OPTIONS), 600)

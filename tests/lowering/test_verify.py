@@ -72,13 +72,13 @@ FAULTS_OF_KERNELS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS_OF_KERNELS)
-def test_kernels(monkeypatch, fault):
+def test_the_verifier_finds_each_kernel_fault(monkeypatch, fault):
     change, message = FAULTS_OF_KERNELS[fault]
     plant(monkeypatch, "lower_region", lambda kernel: changed(kernel, change))
     caught("one_kernel", rf"after lower_region of k0_tanh: .*({message})")
 
 
-def test_a_kernel_that_stores_nothing(monkeypatch):
+def test_the_verifier_finds_an_unwritten_output(monkeypatch):
     plant(monkeypatch, "lower_region", lambda kernel: changed(kernel, lambda s: []))
     caught("one_kernel", "after lower_region of k0_tanh: .*output o0 is never written")
 
@@ -139,14 +139,14 @@ FAULTS_OF_STEPS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS_OF_STEPS)
-def test_steps(monkeypatch, fault):
+def test_the_verifier_finds_each_step_fault(monkeypatch, fault):
     case, edit, message = FAULTS_OF_STEPS[fault]
     plant(monkeypatch, "bufferize", lambda b: replace(b, steps=edited(b.steps, edit)))
     with pytest.raises(InternalError, match=f"after bufferize of main: .*{message}"):
         lower(case)
 
 
-def test_a_size_is_read_outside_of_loops(monkeypatch):
+def test_the_verifier_finds_a_size_read_in_a_loop(monkeypatch):
     """Nothing can read a size in the middle of a command buffer."""
 
     def nest(b):
@@ -159,7 +159,7 @@ def test_a_size_is_read_outside_of_loops(monkeypatch):
         lower("size_from_memory")
 
 
-def test_a_size_is_known_where_it_is_used(monkeypatch):
+def test_the_verifier_finds_a_size_used_before_it_is_known(monkeypatch):
     plant(monkeypatch, "bufferize", lambda b: replace(b, steps=b.steps[-3:] + b.steps[:-3]))
     with pytest.raises(InternalError, match=r"after bufferize of main: .*value_0_dim has no value here"):
         lower("size_from_memory")
@@ -210,13 +210,13 @@ def plan(monkeypatch, fault, lives=False):
 
 
 @pytest.mark.parametrize("fault", FAULTS_OF_PLANS)
-def test_plans(monkeypatch, fault):
+def test_the_verifier_finds_each_memory_plan_fault(monkeypatch, fault):
     case, change, message = FAULTS_OF_PLANS[fault]
     plan(monkeypatch, change)
     caught(case, f"after plan_memory of main: .*({message})")
 
 
-def test_plans_are_judged_by_the_steps_too(monkeypatch):
+def test_the_verifier_finds_wrong_live_ranges(monkeypatch):
     """Lives that bufferize recorded wrong are no excuse."""
 
     def spread(arena):
@@ -231,7 +231,7 @@ def test_plans_are_judged_by_the_steps_too(monkeypatch):
 # ---------------------------------------------------------------- schedule
 
 
-def test_an_edge_left_out(monkeypatch):
+def test_the_verifier_finds_a_missing_edge(monkeypatch):
     edges = CommandBufferEncoder._command_predecessors
     monkeypatch.setattr(
         CommandBufferEncoder, "_command_predecessors", lambda self, steps: [[] for _ in edges(self, steps)]
@@ -240,20 +240,20 @@ def test_an_edge_left_out(monkeypatch):
 
 
 @pytest.mark.parametrize(("side", "case"), [("read", "loop_within_a_branch"), ("write", "update_of_an_argument")])
-def test_a_hazard_that_is_not_seen(monkeypatch, side, case):
+def test_the_verifier_finds_a_missed_hazard(monkeypatch, side, case):
     """Readers wait for writers, and writers for writers."""
     note = getattr(dependences.MemoryAccesses, side)
     monkeypatch.setattr(dependences.MemoryAccesses, side, lambda self, s, n: list(note(self, s, n))[:0])
     caught(case, "after schedule of main: .* does not wait for")
 
 
-def test_a_command_left_out(monkeypatch):
+def test_the_verifier_finds_a_missing_command(monkeypatch):
     encode = CommandBufferEncoder.encode
     monkeypatch.setattr(CommandBufferEncoder, "encode", lambda self, steps: encode(self, steps[1:]))
     caught("chain_shares_memory", "after schedule of main: launch of k4_reduce_window has no command")
 
 
-def test_words_that_are_wrong(monkeypatch):
+def test_the_verifier_finds_a_truncated_command_buffer(monkeypatch):
     encode = CommandBufferEncoder.encode
 
     def broken(self, steps):
@@ -264,7 +264,7 @@ def test_words_that_are_wrong(monkeypatch):
     caught("chain_shares_memory", "after schedule of main: word 0")
 
 
-def test_a_place_that_is_wrong(monkeypatch):
+def test_the_verifier_finds_a_wrong_slot(monkeypatch):
     place = CommandBufferEncoder.place
     monkeypatch.setattr(CommandBufferEncoder, "place", lambda self, *part: [place(self, *part)[0], 0])
     caught("chain_shares_memory", "after schedule of main: .*its places are")
@@ -273,7 +273,7 @@ def test_a_place_that_is_wrong(monkeypatch):
 # ---------------------------------------------------------------- emit_program
 
 
-def test_host_programs(monkeypatch):
+def test_the_verifier_finds_a_register_out_of_range(monkeypatch):
     def fewer(program):
         program.registers -= 1
         return program
@@ -282,7 +282,7 @@ def test_host_programs(monkeypatch):
     caught("chain_shares_memory", "after emit_program of main: instruction .*is not below")
 
 
-def test_a_host_program_that_does_not_end(monkeypatch):
+def test_the_verifier_finds_an_endless_host_program(monkeypatch):
     def endless(program):
         assert program.code.pop() == [BY_NAME["return"].opcode]
         return program
@@ -291,7 +291,7 @@ def test_a_host_program_that_does_not_end(monkeypatch):
     caught("one_kernel", "after emit_program of main: the program does not end with return")
 
 
-def test_programs_of_all_cases_are_not_small():
+def test_golden_programs_contain_every_kind_of_step():
     """The cases hold every kind of step."""
     cases = sorted((FOLDER / "program").glob("*.txt"))
     kinds = {type(s).__name__ for c in cases for b in lower(c.stem).steps.values() for s in walk(b.steps)}

@@ -10,7 +10,7 @@ import aotc
 pytestmark = pytest.mark.cpu
 
 
-def test_a_gang_is_measured_with_its_slowest_rank():
+def test_bench_of_a_gang_reports_its_slowest_rank():
     found = aotc.bench(bytes(bundle(2)), seconds=0.1, rounds=2, ranks=2)
     (one,) = found.bundles
     assert one.calls > 1
@@ -19,12 +19,12 @@ def test_a_gang_is_measured_with_its_slowest_rank():
     assert one.memory_after_load > 1 << 20
 
 
-def test_only_latencies_of_a_gang_are_measured():
+def test_bench_of_a_gang_measures_only_latency():
     with pytest.raises(aotc.CallError, match="of a gang only the latency is measured"):
         aotc.bench(bytes(bundle(2)), ranks=2, per_dispatch=True)
 
 
-def test_the_command_prints_the_slowest_rank_as_json(tmp_path):
+def test_bench_prints_the_slowest_rank_as_json(tmp_path):
     from typer.testing import CliRunner
 
     from aotc_cli.main import app

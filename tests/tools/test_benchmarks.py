@@ -108,7 +108,7 @@ def test_selection_matches_text_and_patterns():
 
 
 @pytest.mark.ir
-def test_samples_take_turns_and_ratios_are_within_rounds():
+def test_samples_are_interleaved_and_ratios_are_within_rounds():
     order, clock = [], iter(range(100))
     samples = {name: lambda name=name: order.append(name) or float(next(clock) + 1) for name in "ab"}
     times = timing.measured(samples, rounds=3)
@@ -158,7 +158,7 @@ def test_record_has_data_in_units_and_no_paths(tmp_path, monkeypatch):
 
 
 @pytest.mark.ir
-def test_results_page_is_what_its_script_writes():
+def test_the_results_page_is_up_to_date():
     spec = importlib.util.spec_from_file_location("make_results", ROOT / "docs/make_results.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -177,7 +177,7 @@ def test_every_control_of_the_page_acts(page):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 400])
-def test_nothing_of_the_page_is_cut_or_faint(page, width, dark):
+def test_the_page_has_no_cut_or_faint_text(page, width, dark):
     file, _ = page
     assert_layout(f"file://{file}", file.parent / "r.png", width, dark)
 
@@ -190,7 +190,7 @@ def test_nothing_of_the_page_is_cut_or_faint(page, width, dark):
         ((False, True), "times of commands on a CPU: 1 measured, 1 scaled from other sizes"),
     ],
 )
-def test_a_time_is_called_what_it_is(scaled, words, tmp_path):
+def test_times_are_labelled_measured_or_scaled(scaled, words, tmp_path):
     facts = facts_of(aotc.compile(lambda x: jnp.sort(x @ x), X), "m.vmfb")
     assert len(facts["steps"]) == 2
     facts["measured_on"] = "a CPU"

@@ -82,7 +82,7 @@ def model(x):
 
 
 @pytest.mark.parametrize("level", [0, 2])
-def test_a_right_compiler_agrees(level):
+def test_check_of_a_correct_compiler_agrees(level):
     report = checker(model, normal(5, 7), opt_level=level).check([normal(5, 7)], bisect=True)
     assert report.agrees
     assert report.results == (None, None)
@@ -90,7 +90,7 @@ def test_a_right_compiler_agrees(level):
 
 
 @pytest.mark.parametrize("level", [0, 2])
-def test_a_wrong_kernel(wrong_kernels, level):
+def test_a_wrong_kernel_is_named(wrong_kernels, level):
     wrong_kernels("max", "min")
     x = normal(5, 7)
     report = checker(model, x, opt_level=level).check([x], bisect=True)
@@ -116,7 +116,7 @@ def test_a_wrong_pass_is_named(wrong_pass):
     assert report.changed_by == "5 mistaken"
 
 
-def test_a_pass_that_errs_only_in_the_whole_program(wrong_pass):
+def test_a_pass_that_is_wrong_only_in_the_whole_program_is_named(wrong_pass):
     wrong_pass("tanh", "sin", only_if=lambda f: len(f.body.results) <= 2)
     x = normal(5, 7)
     report = checker(model, x).check([x], bisect=True)
@@ -125,7 +125,7 @@ def test_a_pass_that_errs_only_in_the_whole_program(wrong_pass):
     assert report.changed_by == "5 mistaken"
 
 
-def test_an_op_in_a_loop(wrong_kernels):
+def test_a_wrong_op_in_a_loop_is_named(wrong_kernels):
     def f(x, n):
         return jax.lax.fori_loop(0, n, lambda i, a: jnp.where(i < 2, a + 1, jnp.maximum(a, i + 3.0) * 2), x)
 
@@ -137,7 +137,7 @@ def test_an_op_in_a_loop(wrong_kernels):
     assert place.startswith("body of while, iteration 0")
 
 
-def test_an_op_in_a_branch_of_dynamic_size(wrong_kernels):
+def test_a_wrong_op_in_a_branch_of_dynamic_size_is_named(wrong_kernels):
     def f(p, x):
         return jax.lax.cond(p > 0, lambda: jnp.sort(x)[::-1], lambda: jnp.sin(x) * x.shape[0])
 
@@ -151,7 +151,7 @@ def test_an_op_in_a_branch_of_dynamic_size(wrong_kernels):
     assert report.difference.within[0].startswith("branch")
 
 
-def test_xla_is_an_oracle(wrong_kernels):
+def test_check_compares_with_xla(wrong_kernels):
     x = normal(5, 7)
     assert checker(model, x).check([x], "jax").agrees
     wrong_kernels("tanh", "sin")
@@ -160,7 +160,7 @@ def test_xla_is_an_oracle(wrong_kernels):
     assert report.reference == (None, None)
 
 
-def test_rounding_that_a_program_amplifies_is_no_difference(wrong_kernels):
+def test_amplified_rounding_errors_are_not_a_difference(wrong_kernels):
     def chaos(x):
         return jax.lax.fori_loop(0, 80, lambda i, y: 3.99 * y * (1 - y) + jnp.exp(-40.0 - y), x)
 
@@ -189,7 +189,7 @@ def quantised(oracle="reference"):
 
 
 @pytest.mark.parametrize("oracle", ["reference", "jax"])
-def test_what_rounded_weights_cost_is_told(oracle):
+def test_check_reports_the_error_of_quantized_weights(oracle):
     report, relative, largest = quantised(oracle)
     (found,) = report.rounding
     assert report.agrees
@@ -197,7 +197,7 @@ def test_what_rounded_weights_cost_is_told(oracle):
     assert 0.02 < relative < 0.3
 
 
-def test_faults_are_seen_beside_rounded_weights(wrong_kernels):
+def test_faults_are_found_with_quantized_weights(wrong_kernels):
     """By the reference on rounded weights, and op by op on those of the model."""
     wrong_kernels("tanh", "neg")
     report, _, _ = quantised()
@@ -206,7 +206,7 @@ def test_faults_are_seen_beside_rounded_weights(wrong_kernels):
     assert report.difference.op == "tanh"
 
 
-def test_how_far_a_result_is_off():
+def test_array_deviation_computes_relative_and_largest_errors():
     want = np.array([3.0, -4.0, np.inf, np.nan], np.float32)
     found = array_deviation(np.array([3.0, -4.5, np.inf, 1.0], np.float32), want)
     assert (found.relative, found.largest, found.size) == (pytest.approx(0.1), 0.5, 4.0)
@@ -217,7 +217,7 @@ def test_how_far_a_result_is_off():
     assert array_deviation(nothing[:0], nothing[:0]).largest == 0
 
 
-def test_custom_calls_take_part(monkeypatch):
+def test_check_runs_custom_calls(monkeypatch):
     def twice(x, out):
         for i in range(x.shape[0]):
             out[i] = x[i] * 2
@@ -236,7 +236,7 @@ def test_custom_calls_take_part(monkeypatch):
     np.testing.assert_array_equal(got, 4)
 
 
-def test_bounds():
+def test_comparisons_use_the_bound_of_each_op():
     one = np.float32(1)
     near = np.float32([1 + 3 * 2**-23, 1, 1, 1])
     want = np.full(4, one)
@@ -253,7 +253,7 @@ def test_bounds():
     assert "float32[3]" in compare_results(far[:3], want, None).ours
 
 
-def test_the_bound_of_a_sum_grows_with_its_terms():
+def test_the_bound_of_a_sum_grows_with_the_number_of_terms():
     want = np.ones(4, np.float32)
     near = want + np.float32([0, 40 * 2**-23, 0, 0])
     assert compare_op("dot_general", near, want, lambda: None, None, 4096) is None
@@ -271,7 +271,7 @@ def test_the_bound_of_a_sum_grows_with_its_terms():
         ),
     ],
 )  # fmt: skip
-def test_terms_of_a_sum(op, shapes, terms):
+def test_the_number_of_terms_of_a_sum_is_counted(op, shapes, terms):
     x, y = ("x".join(map(str, s)) for s in shapes)
     result = "2x3x4" if "dot" in op else "2x7x5"
     text = f"""func.func @main(%x: tensor<{x}xf32>, %y: tensor<{y}xf32>) -> tensor<{result}xf32> {{
@@ -282,7 +282,7 @@ def test_terms_of_a_sum(op, shapes, terms):
 
 
 @pytest.mark.parametrize("name", ["add", "reduce", "lt"])
-def test_integers_of_an_op_are_equal_or_wrong(name):
+def test_integers_are_compared_exactly(name):
     """The units in the last place that floats may differ by are no bound of integers."""
     want = np.array([1, 2, 3], np.int32)
     assert compare_op(name, want, want, lambda: None, None) is None
@@ -311,7 +311,7 @@ def file(tmp_path):
     return path
 
 
-def test_the_command(file, monkeypatch, capsys, wrong_kernels):
+def test_check_command_prints_agreement_and_differences(file, monkeypatch, capsys, wrong_kernels):
     code, text, _ = run(monkeypatch, capsys, "check", file, "--oracle=jax", "--dim=b=5")
     assert code == 0
     assert "random arguments, seed 0: a=3, b=5" in text
@@ -332,7 +332,7 @@ def test_the_command(file, monkeypatch, capsys, wrong_kernels):
     assert "the reference on rounded weights" in text
 
 
-def test_what_cannot_be_checked(file, tmp_path, monkeypatch, capsys):
+def test_check_command_refuses_invalid_arguments(file, tmp_path, monkeypatch, capsys):
     code, _, message = run(monkeypatch, capsys, "check", file, "--input=3x1xf32=0", "--input=1x3xf32=0")
     assert code == 1
     assert "had remainder 1" in message

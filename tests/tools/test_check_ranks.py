@@ -66,7 +66,7 @@ def test_all_ranks_agree_with_one_device(exported, oracle):
     assert "each op" not in text
 
 
-def test_a_function_with_shardings_over_a_mesh_and_values():
+def test_check_accepts_a_function_with_shardings_and_inputs():
     def wrong_if_cut(x):
         return x - x.mean(0)
 
@@ -91,7 +91,7 @@ def test_a_wrong_rank_is_a_difference(exported, monkeypatch):
     assert report.results[1].count == 16
 
 
-def test_wrong_arguments_and_numbers_of_ranks(exported):
+def test_wrong_arguments_and_rank_counts_are_refused(exported):
     with pytest.raises(aotc.CompileError, match=r"for 4 ranks \(data=2 x model=2\), and there are 8"):
         aotc.check(exported, ranks=8)
     with pytest.raises(aotc.CallError, match="do not fit"):
@@ -104,14 +104,14 @@ def test_wrong_arguments_and_numbers_of_ranks(exported):
         aotc.check(exported, quantize_weights="int8")
 
 
-def test_more_ranks_than_one_process_runs():
+def test_more_ranks_than_one_process_allows_are_refused():
     mesh = AbstractMesh((512,), ("a",))
     with pytest.raises(aotc.CompileError, match="one process checks at most 256"):
         aotc.check(jax.jit(lambda x: x.sum()), shape((512,), "a", mesh=mesh))
 
 
 @pytest.mark.parametrize("ranks", [64, 128])
-def test_more_ranks_in_one_process_than_calls_share_workers(ranks):
+def test_check_agrees_with_more_ranks_than_executor_runs(ranks):
     """The executor has 32 runs; a call without one runs on its own thread, also while it waits for other ranks."""
     mesh = AbstractMesh((ranks // 8, 8), ("a", "b"))
 
@@ -124,7 +124,7 @@ def test_more_ranks_in_one_process_than_calls_share_workers(ranks):
     assert f"{ranks} ranks" in str(report)
 
 
-def test_more_ranks_than_runs_whose_collectives_any_thread_claims():
+def test_shuffled_collectives_of_more_ranks_than_runs_agree():
     """Each graph is shared and its ready commands are claimed in a random order."""
     x = np.random.default_rng(0).standard_normal((48, 40), "f4")
 
@@ -152,7 +152,7 @@ def test_a_shard_map_has_no_program_for_one_device():
         aotc.check(jax.jit(local), shape((8, 4), "model", None))
 
 
-def test_a_bundle_has_no_whole_program(tmp_path):
+def test_a_sharded_bundle_cannot_be_checked(tmp_path):
     data = aotc.compile(lambda x: x.sum(), np.zeros(4, "f4"), mesh={"a": 2}, in_shardings=P("a"))
     with pytest.raises(aotc.CompileError, match=r"holds the program of one rank(.|\n)*aotc check MODEL"):
         aotc.check(bytes(data), ranks=2)

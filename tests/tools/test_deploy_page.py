@@ -53,7 +53,7 @@ async def post(app, path, body):
     return sent[0]["status"], json.loads(b"".join(m.get("body", b"") for m in sent[1:]))
 
 
-def test_the_service_answers(folder):
+def test_the_service_on_the_page_responds(folder):
     names = {}
     exec(PROGRAMS[1], names)
     app = names["app"]
@@ -73,14 +73,14 @@ def test_the_service_answers(folder):
 
 
 @pytest.mark.parametrize("number", [2, 3], ids=["processes", "renamed"])
-def test_the_program_runs(folder, number):
+def test_programs_on_the_page_run(folder, number):
     (folder / "program.py").write_text(PROGRAMS[number])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run([sys.executable, "program.py"], env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_service_of_the_image_answers(folder):
+def test_the_service_of_the_image_responds(folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -113,7 +113,7 @@ def asked(port, rows):
             connection.close()
 
 
-def test_all_programs_are_run():
+def test_every_program_on_the_page_has_a_test():
     assert len(PROGRAMS) == 8
     assert "from ray import serve" in PROGRAMS[4]  # tests/serve/test_ray.py does as this and the next ones
     assert "autoscaling_config" in PROGRAMS[5]

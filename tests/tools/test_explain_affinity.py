@@ -36,7 +36,7 @@ LOOP = f"""func.func public @main({ARGUMENTS}) -> {T} {{
   return %r : {T} }}"""
 
 
-def test_rows():
+def test_explain_affinity_has_a_row_for_each_op_and_transfer():
     report = explain_affinity(MODEL)
     assert report.devices == ("d0", "d1")
     assert [(r.name, r.device, r.reason) for r in report.rows] == [
@@ -58,7 +58,7 @@ def test_rows():
 
 
 @pytest.mark.parametrize(("model", "frames", "arrows"), [(MODEL, 0, 1), (LOOP, 1, 2)])
-def test_picture(model, frames, arrows):
+def test_explain_affinity_draws_lanes_boxes_and_arrows(model, frames, arrows):
     """Lanes side by side, boxes in their lanes, an arrow for each transfer, a frame around a loop."""
     root = ET.fromstring(explain_affinity(model).picture)
     kinds = [node.get("class") for node in root.iter()]
@@ -71,7 +71,7 @@ def test_picture(model, frames, arrows):
             assert float(node.get("y")) + float(node.get("height")) <= height
 
 
-def test_command(tmp_path):
+def test_explain_affinity_command_prints_and_writes_a_picture(tmp_path):
     path = tmp_path / "m.mlir"
     path.write_text(MODEL)
     shown = CliRunner().invoke(app, ["explain", "affinity", str(path), f"--picture={tmp_path / 'a.svg'}"])
@@ -83,7 +83,7 @@ def test_command(tmp_path):
     assert len(facts["rows"]) == 9
 
 
-def test_a_device_that_is_named_twice(tmp_path):
+def test_a_device_option_given_twice_is_refused(tmp_path):
     (tmp_path / "m.mlir").write_text(MODEL)
     words = ["explain", "affinity", str(tmp_path / "m.mlir"), "--device", "d0=cpu", "--device", "d0=cuda:sm_90"]
     done = CliRunner().invoke(app, words)
@@ -91,14 +91,14 @@ def test_a_device_that_is_named_twice(tmp_path):
     assert "d0 is given twice, as cpu and as cuda:sm_90" in done.output
 
 
-def test_a_model_without_devices(tmp_path):
+def test_explain_affinity_of_a_model_without_devices_says_so(tmp_path):
     path = tmp_path / "m.mlir"
     path.write_text(f"func.func public @main(%x: {T}) -> {T} {{ return %x : {T} }}")
     assert CliRunner().invoke(app, ["explain", "affinity", str(path)]).output == "the model names no device\n"
 
 
 @pytest.mark.parametrize("flag", ["--annotate-affinities", "--annotate-input-affinities"])
-def test_compile_prints_the_solution(tmp_path, flag):
+def test_compile_prints_the_placement(tmp_path, flag):
     path = tmp_path / "m.mlir"
     path.write_text(MODEL)
     done = CliRunner().invoke(app, ["compile", str(path), "-o", str(tmp_path / "m.vmfb"), flag, "--quiet"])
@@ -117,7 +117,7 @@ BETWEEN = f"""func.func public @main({ARGUMENTS}, %y: {T}) -> ({T}, {T}) {{
   return %2, %3 : {T}, {T} }}"""
 
 
-def test_candidates_are_the_devices_among_which_a_rule_chose():
+def test_candidates_are_the_devices_that_a_rule_compares():
     rows = {r.name: r for r in explain_affinity(BETWEEN.replace("return %2, %3", "return %4, %2")).rows}
     assert (rows["add"].device, rows["add"].candidates) == ("d0", ("d0", "d1"))
     assert rows["add"].reason == "moves 256 B; it would be 256 B to d1"
@@ -126,7 +126,7 @@ def test_candidates_are_the_devices_among_which_a_rule_chose():
     assert all(r.device in r.candidates for r in auto.rows)
 
 
-def test_an_argument_that_several_devices_read():
+def test_an_argument_with_several_readers_is_placed_with_the_first():
     """It goes to the first reader; the others are candidates too."""
     report = explain_affinity(BETWEEN.replace("return %2, %3", "return %3, %4"))
     row = next(r for r in report.rows if r.name == "arg2")
@@ -134,7 +134,7 @@ def test_an_argument_that_several_devices_read():
     assert (row.device, row.reason) == ("d1", "sub reads it there")
 
 
-def test_the_output_of_the_page_on_devices(tmp_path):
+def test_output_on_the_devices_page_is_up_to_date(tmp_path):
     """Model and output of docs/devices.md belong together."""
     page = (Path(__file__).parents[2] / "docs" / "devices.md").read_text()
     model = page.split("```mlir\n")[1].split("```")[0]

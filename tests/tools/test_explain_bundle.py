@@ -35,7 +35,7 @@ def branches(x):
     return jnp.sort(y @ x, 1) + jnp.sort(y @ x.T, 0)
 
 
-def test_commands_wait_for_what_they_read():
+def test_explained_commands_wait_for_their_operands():
     flow = flow_of(opened(branches, X))
     writers = {}
     for step in flow.steps:
@@ -52,7 +52,7 @@ def test_commands_wait_for_what_they_read():
     assert len(flow.steps) >= 5
 
 
-def test_the_longest_way_is_marked():
+def test_the_critical_path_is_marked():
     report = explain_schedule(opened(branches, X))
     by_number = {row.number: row for row in report.rows}
     for row in report.rows:
@@ -83,7 +83,7 @@ def test_loops_and_branches_are_named():
 
 @pytest.mark.usefixtures("no_unrolling")
 @pytest.mark.parametrize(("iterations", "shown", "runs"), [(3, "3", 3), (1000, "1,000", 1000), (None, "~16", 16)])
-def test_what_a_loop_holds_counts_as_often_as_it_turns(iterations, shown, runs, tmp_path):
+def test_work_in_a_loop_is_multiplied_by_its_trip_count(iterations, shown, runs, tmp_path):
     """Where that is not known it is a guess, and said to be one."""
 
     def function(x, n):
@@ -105,7 +105,7 @@ def test_what_a_loop_holds_counts_as_often_as_it_turns(iterations, shown, runs, 
     assert f" {shown} " in result.output
 
 
-def test_sizes_are_given_or_guessed():
+def test_sizes_are_set_or_assumed():
     shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, 8"), np.float32)
     bundle = opened(jax.export.export(jax.jit(lambda x: jnp.sort(x @ x.T, 1)))(shape))
     small, large = (explain_schedule(bundle, sizes=sizes) for sizes in ({}, {"n": 500}))
@@ -115,7 +115,7 @@ def test_sizes_are_given_or_guessed():
     assert explain_memory(bundle, sizes={"n": 500}).arena >= 500 * 500 * 4
 
 
-def test_sizes_that_are_read_from_memory_are_guessed():
+def test_sizes_read_from_memory_are_assumed():
     def function(x, mask):
         return jnp.sort(jnp.where(mask, x, 0)) * 2
 
@@ -129,7 +129,7 @@ def test_sizes_that_are_read_from_memory_are_guessed():
     assert explain_schedule(opened(function, X[0], X[0] > 0)).rows
 
 
-def test_values_live_from_their_maker_to_their_last_reader():
+def test_values_live_from_their_producer_to_their_last_reader():
     def function(x):
         return jnp.sort(jnp.sort(jnp.sort(x, 1), 0) @ x, 1)
 
@@ -164,7 +164,7 @@ BRANCHES |= {f"random {seed}": lambda x, n, seed=seed: random_function(seed)(x *
 
 
 @pytest.mark.parametrize("name", BRANCHES)
-def test_what_lives_at_once_does_not_overlap(name):
+def test_values_alive_at_the_same_time_do_not_overlap(name):
     """What one side of a branch left in memory that the other uses too seemed to be alive in that and after it."""
     bundle = opened(BRANCHES[name], X, np.int32(2))
     report, flow = explain_memory(bundle), flow_of(bundle)
@@ -182,7 +182,7 @@ def test_what_lives_at_once_does_not_overlap(name):
     assert report.peak <= report.arena
 
 
-def test_a_loop_keeps_what_it_carries():
+def test_loop_states_live_during_the_whole_loop():
     def function(x, n):
         return lax.fori_loop(0, n, lambda i, c: jnp.sort(c, 0) @ x, x)[0]
 
@@ -196,7 +196,7 @@ def test_a_loop_keeps_what_it_carries():
         assert all(any(r.first <= t <= r.last for r in places) for t in range(loop.begin, loop.end))
 
 
-def test_scratch_memory_is_told():
+def test_explain_memory_reports_scratch_memory():
     report = explain_memory(opened(lambda x: jnp.sort(x), X.reshape(-1)))
     assert report.scratch >= X.nbytes
 
@@ -220,7 +220,7 @@ def test_a_bundle_without_text_has_memory_but_no_times():
     assert explain_memory(bundle).peak == explain_memory(opened(branches, X)).peak
 
 
-def test_errors_name_what_there_is():
+def test_errors_list_the_existing_functions():
     with pytest.raises(ArgumentValueError, match="no function 'other'"):
         explain_memory(opened(branches, X), "other")
 
@@ -263,7 +263,7 @@ def test_schedule_and_memory_of_a_model_and_of_a_bundle(files, model):
     assert "alive at step" in invoke("explain", "memory", files / model)
 
 
-def test_pictures_are_written(files):
+def test_explain_writes_pictures(files):
     for subject in ("schedule", "memory"):
         invoke("explain", subject, files / "m.vmfb", "--picture", files / f"{subject}.svg")
         ElementTree.parse(files / f"{subject}.svg")
@@ -284,7 +284,7 @@ def test_profile_explain_apply_and_compile_with_costs(files, tmp_path):
     assert (tmp_path / "again.vmfb").read_bytes() == tuned.read_bytes()
 
 
-def test_costs_that_cannot_be_used(files, tmp_path):
+def test_unusable_costs_are_refused(files, tmp_path):
     (tmp_path / "bad.json").write_text("[]")
     (tmp_path / "other.mlir").write_text(jax.jit(jnp.sin).lower(X).as_text())
     record = tmp_path / "r.json"

@@ -44,7 +44,7 @@ def sharded():
     return compiled()
 
 
-def test_a_signature_shows_the_whole_array_and_its_cut(sharded):
+def test_a_signature_shows_the_whole_array_and_its_sharding(sharded):
     (link, *others) = thread_links(8)
     module = aotc.load(sharded, ranks=link)
     text = "x: f32[4, 64] of f32[8, 64] cut by data, -"
@@ -56,7 +56,7 @@ def test_a_signature_shows_the_whole_array_and_its_cut(sharded):
     assert all(link.rank for link in others)
 
 
-def test_a_bundle_of_one_device_has_no_whole_arrays():
+def test_a_bundle_of_one_device_has_no_sharding():
     spec = aotc.inspect(aotc.compile(jnp.tanh, X)).functions["main"].inputs[0]
     assert spec[1:] == ("f32", (8, 64), "", (), ())
 
@@ -80,7 +80,7 @@ def test_inspect_counts_collectives_without_debug_information():
     assert [(c.op, c.count, c.sent) for c in found] == [("all_reduce", 2, None)]
 
 
-def test_the_report_has_ops_axes_lines_layers_and_iterations(sharded):
+def test_explain_collectives_has_ops_axes_lines_layers_and_iterations(sharded):
     report = aotc.explain("collectives", sharded, link="ib")
     first, second = report.rows
     assert (first.op, first.types) == ("all_reduce", ("f32[4, 64]",))
@@ -104,7 +104,7 @@ def test_an_unknown_link_is_refused(sharded):
         aotc.explain("collectives", sharded, link="rope")
 
 
-def test_the_command_prints_the_report(sharded, tmp_path):
+def test_explain_collectives_command_prints_the_report(sharded, tmp_path):
     path = tmp_path / "model.vmfb"
     path.write_bytes(sharded)
     run = [sys.executable, "-m", "aotc", "explain", "collectives", str(path), "--link=loopback", "--json"]
@@ -152,7 +152,7 @@ SHAPES = {"all_gather": lambda n: ((64, 4), (64 * n, 4)), "reduce_scatter": lamb
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"])
-def test_bytes_of_the_model_are_those_that_a_transport_sends(op, ranks, monkeypatch):
+def test_modelled_bytes_equal_the_bytes_that_a_transport_sends(op, ranks, monkeypatch):
     monkeypatch.setattr(collectives, "GATHER_BYTES", 0)
     operand, result = SHAPES.get(op, lambda n: ((64 * n, 4), (64 * n, 4)))(ranks)
     facts = {"reduction": "add"} if "reduce" in op else {}
@@ -169,7 +169,7 @@ def test_bytes_of_the_model_are_those_that_a_transport_sends(op, ranks, monkeypa
     assert run_threads(thread_links(ranks), send) == [expected] * ranks
 
 
-def test_axes_follow_from_groups():
+def test_mesh_axes_are_derived_from_groups():
     mesh = Mesh((("data", 2), ("model", 4)))
     assert mesh_axes_of_groups(mesh, [[0, 1, 2, 3], [4, 5, 6, 7]]) == "model"
     assert mesh_axes_of_groups(mesh, [[0, 4], [1, 5], [2, 6], [3, 7]]) == "data"
@@ -184,7 +184,7 @@ def test_each_link_has_a_source():
 
 
 @pytest.mark.parametrize("layouts", [LAYOUTS[0], {"v": P(None, "data"), "w": P("data", None)}], ids=["tp", "fsdp"])
-def test_bound_weights_of_a_rank_are_its_parts(layouts):
+def test_bound_weights_of_a_rank_are_its_shards(layouts):
     shardings = layouts, P("data", None)
     data = aotc.compile(
         layers, PARAMS, X, mesh=MESH, in_shardings=shardings, out_shardings=shardings[1], bind=["params"]
@@ -200,7 +200,7 @@ def test_bound_weights_of_a_rank_are_its_parts(layouts):
         np.testing.assert_allclose(found, jax.jit(layers)(PARAMS, X), rtol=1e-4, atol=1e-4)
 
 
-def test_collectives_of_a_gpu_are_those_of_a_cpu():
+def test_gpu_bundles_have_the_collectives_of_cpu_bundles():
     rows, others = (aotc.explain("collectives", compiled(target=target)).rows for target in ("cpu", "cuda:sm_90a"))
     assert [(r.op, r.bytes, r.axes, r.loc) for r in others] == [(r.op, r.bytes, r.axes, r.loc) for r in rows]
     assert rows

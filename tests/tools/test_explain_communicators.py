@@ -43,7 +43,7 @@ class Alone:
 
 @pytest.mark.parametrize("members", [1, 2, 3, 8])
 @pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "collective_broadcast"])
-def test_buffers_are_those_that_a_collective_allocates(op, members, monkeypatch):
+def test_explained_buffers_equal_the_allocated_ones(op, members, monkeypatch):
     monkeypatch.setattr(collectives, "GATHER_BYTES", MIB)
     monkeypatch.setattr(collectives, "PIECE_BYTES", 2 * MIB)
     for size in (24 * 1024, MIB * 3 // 4, 6 * MIB):
@@ -91,7 +91,7 @@ def test_a_permutation_uses_the_communicator_of_all_ranks():
     assert (row.axes, row.group, row.collectives, row.bytes) == ("a", 4, 1, 0)
 
 
-def test_a_model_of_one_device_and_a_bundle_without_sizes_have_none():
+def test_models_of_one_device_and_bundles_without_sizes_have_no_communicators():
     report = aotc.explain("memory", aotc.compile(jnp.tanh, X))
     assert report.communicators == ()
     assert "exchange" not in str(report)

@@ -57,7 +57,7 @@ def invoke(*words):
 
 
 class TestMix:
-    def test_times_are_those_of_each_target(self, files):
+    def test_times_are_predicted_for_each_target(self, files):
         report = explain_schedule(open_bundle(files / "mix.vmfb"))
         gpu = explain_schedule(open_bundle(aotc.compile(STAGES, devices={"d0": GPU, "d1": GPU})))
         cpu = explain_schedule(open_bundle(aotc.compile(STAGES, devices={"d0": CPU, "d1": CPU})))
@@ -70,7 +70,7 @@ class TestMix:
         assert (report.kinds, gpu.kinds, cpu.kinds) == (("cpu", "cuda"), ("cuda",), ("cpu",))
         assert {row.device for row in cpu.rows} == {"cpu"}
 
-    def test_every_arena_is_walked(self, files):
+    def test_explain_memory_covers_every_arena(self, files):
         bundle = open_bundle(files / "mix.vmfb")
         report = explain_memory(bundle)
         assert report.arena == bundle.manifest["variants"][0]["arena_peak"] == sum(report.arenas.values())
@@ -79,14 +79,14 @@ class TestMix:
         assert (row.bytes, row.producer, row.offset) == (BYTES, "copy", 0)
         assert row.read_by
 
-    def test_arenas_of_the_same_offsets_are_two(self, files):
+    def test_equal_offsets_in_two_arenas_do_not_overlap(self, files):
         """A value of one memory does not write over that of another, though both are at offset 0."""
         report = explain_memory(open_bundle(aotc.compile(PRODUCTS, devices={"d0": GPU, "d1": GPU})))
         assert {row.space for row in report.rows} <= {"d0", "d1"}
         assert all(row.replaced < 0 for row in report.rows)
 
     @pytest.mark.parametrize("model", ["m.mlir", "mix.vmfb"])
-    def test_kernels_are_of_their_devices_targets(self, files, model):
+    def test_kernels_have_the_target_of_their_device(self, files, model):
         report = explain_fusion(files / model, **({"devices": MIX} if model == "m.mlir" else {}))
         assert report.target == f"{CPU}+{GPU}"
         assert {(r.device, r.target) for r in report.regions} == {("d0", CPU), ("d1", GPU)}
@@ -105,7 +105,7 @@ class TestMix:
 
 class TestBundleOfSeveralTargets:
     @pytest.mark.parametrize("subject", ["schedule", "memory"])
-    def test_a_target_is_chosen(self, files, subject):
+    def test_target_option_selects_the_variant(self, files, subject):
         for target, name in (("", CPU), (CPU, CPU), (GPU, GPU), ("cuda", GPU)):
             words = [f"--target={target}"] if target else []
             assert json.loads(invoke("explain", subject, files / "two.vmfb", "--json", *words))["target"] == name
@@ -114,14 +114,14 @@ class TestBundleOfSeveralTargets:
         assert f"not compiled for cuda:sm_80\n    expected: {CPU}, {GPU}" in str(done.exception)
 
     @pytest.mark.parametrize("flag", ["-O3", "--device=d0=cpu", "--place=auto", "--memory-limit=1MB"])
-    def test_what_would_compile_it_again_is_refused(self, files, flag):
+    def test_compile_options_for_a_bundle_are_refused(self, files, flag):
         done = run("explain", "schedule", files / "two.vmfb", flag)
         assert done.exit_code == 2
         assert "compiled already" in done.output
 
 
 class TestAffinityOfBundles:
-    def test_rows_are_those_of_the_model(self, files):
+    def test_explain_affinity_of_a_bundle_has_the_rows_of_its_model(self, files):
         report, model = explain_affinity(files / "mix.vmfb"), explain_affinity(files / "m.mlir", devices=MIX)
         assert [(r.name, r.device, r.reason) for r in report.rows] == [(r.name, r.device, r.reason) for r in model.rows]
         assert report.targets == model.targets == MIX
@@ -130,14 +130,14 @@ class TestAffinityOfBundles:
         assert [row["device"] for row in facts["transfers"]] == ["d1"]
         assert facts["rows"][-1]["name"] == "result0"
 
-    def test_choices_of_the_cost_model_are_told_again(self):
+    def test_explain_affinity_of_a_bundle_has_the_recorded_reasons(self):
         text = PRODUCTS.replace("64x64", "512x512").replace("aotc.affinity", "a.other")
         report = explain_affinity(aotc.compile(text, devices={"d0": "cpu", "d1": "cpu"}, place="auto"))
         rows = [row for row in report.rows if row.name == "dot_general"]
         assert {row.device for row in rows} == {"d0", "d1"}
         assert all(row.reason.startswith("ends first, after") for row in rows)
 
-    def test_functions(self):
+    def test_explain_selects_a_function(self):
         text = STAGES + STAGES.replace("@main", "@other")
         assert {r.function for r in explain_affinity(text).rows} == {"main", "other"}
         assert {r.function for r in explain_affinity(text, function="other").rows} == {"other"}
@@ -148,7 +148,7 @@ class TestAffinityOfBundles:
 
 
 class TestPictures:
-    def test_names_are_those_of_the_table(self, files):
+    def test_value_names_in_the_picture_equal_those_of_the_table(self, files):
         root = ElementTree.fromstring(explain_affinity(files / "m.mlir").picture)
         texts = [node.text for node in root.iter() if node.text]
         assert any(text.startswith("%0 (f32[64, 64]") for text in texts)
@@ -157,7 +157,7 @@ class TestPictures:
         lanes = {n.text: float(n.get("x")) for n in root.iter() if n.get("class") == "device"}
         assert float(result.get("x")) == lanes["d1"]
 
-    def test_ticks_are_plain_numbers_within_the_picture(self):
+    def test_ticks_are_round_numbers_within_the_picture(self):
         report = explain_schedule(open_bundle(aotc.compile(STAGES.replace("64x64", "1024x1024"))))
         root = ElementTree.fromstring(report.picture)
         ticks = [n for n in root.iter() if n.get("class") == "axis"]
@@ -166,7 +166,7 @@ class TestPictures:
         assert 2 <= len(ticks) <= 11
         assert all(float(tick.get("x")) + 40 <= float(root.get("width")) for tick in ticks)
 
-    def test_other_endings_are_refused(self, files, tmp_path):
+    def test_other_picture_formats_are_refused(self, files, tmp_path):
         for subject in ("affinity", "schedule"):
             done = run("explain", subject, files / "m.mlir", f"--picture={tmp_path / 'x.png'}")
             assert done.exit_code == 2
@@ -174,13 +174,13 @@ class TestPictures:
         assert not list(tmp_path.iterdir())
 
 
-def test_dims_that_are_none(files):
+def test_unknown_dims_are_refused(files):
     done = run("explain", "memory", files / "mix.vmfb", "--dim=q=9")
     assert isinstance(done.exception, CallError)
     assert "no dim is called q" in str(done.exception)
     assert run("explain", "affinity", files / "m.mlir", "--dim=q=9").exit_code == 2
 
 
-def test_inspect_lists_the_limit_of_memory():
+def test_inspect_lists_the_memory_limit():
     bundle = open_bundle(aotc.compile(STAGES, memory_limit=10**6))
     assert describe_bundle(bundle, 0)["variants"][0]["memory_limit"] == 10**6

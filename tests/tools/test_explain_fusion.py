@@ -24,7 +24,7 @@ def mirrored(x):
     return y * jnp.flip(y)
 
 
-def test_rows_that_do_not_fit():
+def test_rows_that_do_not_fit_are_explained():
     report = explain_fusion(INPUTS / "softmax_mul.mlir", target="cpu:x86-64-v4")
     row, loop = report.regions
     assert report.target == "cpu:x86-64-v4"
@@ -38,7 +38,7 @@ def test_rows_that_do_not_fit():
     assert refused.lines[0].endswith("softmax_mul.mlir:10:8")
 
 
-def test_rows_that_are_read_in_parts():
+def test_split_rows_are_explained():
     report = explain_fusion(INPUTS / "softmax_mul.mlir", target="cuda:sm_90a", shared_memory_limit=48 << 10)
     (row,) = report.rows
     assert row.taken
@@ -54,7 +54,7 @@ def test_rows_that_are_read_in_parts():
     assert 0 < report.regions[0].memory["a thread's memory"][0] < 1024
 
 
-def test_what_would_be_computed_twice():
+def test_refused_recomputation_is_explained():
     report = explain_fusion(mirrored, normal(64))
     assert [r.ops for r in report.regions] == [("tanh", "add"), ("mul",)]
     refused = [n for r in report.regions for n in r.neighbours if not n.taken]
@@ -65,7 +65,7 @@ def test_what_would_be_computed_twice():
     assert all("test_explain_fusion.py" in line for r in report.regions for line in r.lines)
 
 
-def test_what_is_absorbed_keeps_its_verdicts():
+def test_fused_neighbours_have_their_reasons():
     (region,) = explain_fusion(lambda x: (jnp.tanh(x) + 1)[:, :4] * 2, normal(8, 8)).regions
     assert region.ops == ("tanh", "add", "mul")
     assert [(n.ops, n.reason) for n in region.neighbours if n.taken] == [
@@ -74,13 +74,13 @@ def test_what_is_absorbed_keeps_its_verdicts():
     ]
 
 
-def test_sizes_that_only_a_call_knows():
+def test_symbolic_sizes_are_explained_as_expressions():
     (spec,) = jax.export.symbolic_args_specs((normal(4),), ("n",))
     (region,) = explain_fusion(jax.export.export(jax.jit(jnp.sin))(spec)).regions
     assert (region.bytes_in, region.bytes_out) == ("4*n", "4*n")
 
 
-def test_a_bundle_is_explained_as_its_model(tmp_path):
+def test_explain_fusion_of_a_bundle_equals_that_of_its_model(tmp_path):
     path = tmp_path / "m.vmfb"
     path.write_bytes(aotc.compile(jax.jit(mirrored), normal(64), opt_level=1))
     own, again = explain_fusion(path), explain_fusion(path, opt_level=3)
@@ -89,7 +89,7 @@ def test_a_bundle_is_explained_as_its_model(tmp_path):
     assert len(again.regions) <= len(own.regions)
 
 
-def test_command():
+def test_explain_fusion_command_prints_regions():
     model = str(INPUTS / "softmax_mul.mlir")
     shown = CliRunner().invoke(app, ["explain", "fusion", model, "--target=cuda:sm_90a"])
     assert shown.exit_code == 0, shown.output

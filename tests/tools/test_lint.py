@@ -73,7 +73,7 @@ def test_a_refused_op_in_a_loop_gives_one_finding():
     assert [f.message.split()[0] for f in error.value.findings] == ["foreign.test"]
 
 
-def test_a_function_that_fails_is_not_said_to_call_itself():
+def test_a_refused_function_is_not_reported_as_recursive():
     text = """func.func @main(%x: tensor<f32>) -> (tensor<i32>, tensor<i32>) {
       %0 = func.call @f(%x) : (tensor<f32>) -> tensor<i32>
       %1 = func.call @f(%x) : (tensor<f32>) -> tensor<i32>
@@ -89,7 +89,7 @@ def test_a_function_that_fails_is_not_said_to_call_itself():
     ]
 
 
-def test_libraries_are_named_and_depend_on_the_target():
+def test_lint_names_libraries_by_target():
     def f(x):
         return jnp.linalg.eigh(x @ x.T)[1], jnp.linalg.cholesky((x @ x.T)[:64, :64])
 
@@ -130,7 +130,7 @@ def unsupported(x, out):
         (unsupported, True, "refused", ""),
     ],
 )
-def test_users_functions(monkeypatch, function, native, status, through):
+def test_lint_reports_custom_calls(monkeypatch, function, native, status, through):
     monkeypatch.setattr(custom_calls, "_REGISTRY", {})
     aotc.register_custom_call("linted", function, native=native)
     (report,) = lint(CALL)
@@ -172,7 +172,7 @@ MODELS = {
 
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_90"])
 @pytest.mark.parametrize("name", MODELS)
-def test_compile_agrees(name, target):
+def test_compile_agrees_with_lint(name, target):
     from aotc.frontend.importer import import_model
     from aotc.lowering.lower import lower
     from aotc.options import Options
@@ -200,7 +200,7 @@ def run(monkeypatch, capsys, *args):
     return stopped.value.code or 0, capsys.readouterr().out
 
 
-def test_the_table(tmp_path, monkeypatch, capsys):
+def test_lint_prints_a_table(tmp_path, monkeypatch, capsys):
     path = tmp_path / "m.mlir"
     path.write_text(REFUSALS)
     code, text = run(monkeypatch, capsys, "lint", path)
@@ -215,7 +215,7 @@ def test_the_table(tmp_path, monkeypatch, capsys):
     assert "nothing to do; it compiles" in text
 
 
-def test_json(tmp_path, monkeypatch, capsys):
+def test_lint_prints_json(tmp_path, monkeypatch, capsys):
     path = tmp_path / "m.mlir"
     path.write_text(REFUSALS)
     code, text = run(monkeypatch, capsys, "lint", path, "--json", "--target=cpu:x86-64-v2,cpu:x86-64-v3")

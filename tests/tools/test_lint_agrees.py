@@ -67,7 +67,7 @@ ROWS += [pytest.param(name, slice(1, None), id=f"{name} more", marks=pytest.mark
 
 
 @pytest.mark.parametrize(("name", "part"), ROWS)
-def test_every_op(name, part, machine_code):
+def test_lint_agrees_with_compile_for_every_op(name, part, machine_code):
     for row in CASES[name][part]:
         text = module(*row)
         for target in BOTH.split(","):
@@ -75,7 +75,7 @@ def test_every_op(name, part, machine_code):
 
 
 @pytest.mark.parametrize("numbers", [MUTANTS, pytest.param(ALL_MUTANTS, marks=pytest.mark.slow)], ids=["few", "many"])
-def test_modules_with_faults(numbers, machine_code):
+def test_lint_agrees_with_compile_for_faulty_modules(numbers, machine_code):
     verdicts = [agree(mutant(n), target=("cpu", "cuda:sm_90")[n % 2], opt_level=n % 4) for n in numbers]
     assert 0.1 < np.mean(verdicts) < 0.99
 
@@ -162,7 +162,7 @@ OPTIONS = {
 
 @pytest.mark.filterwarnings("ignore:.*is left out:UserWarning")
 @pytest.mark.parametrize(("name", "options"), half_of_pairs(PROGRAMS, OPTIONS))
-def test_every_option(name, options, machine_code, monkeypatch):
+def test_lint_agrees_with_compile_for_every_option(name, options, machine_code, monkeypatch):
     monkeypatch.setattr(custom_calls, "_REGISTRY", {})
     for target in (*BOTH.split(","), BOTH):
         agree(*PROGRAMS[name], target=target, **OPTIONS[options])
@@ -170,11 +170,11 @@ def test_every_option(name, options, machine_code, monkeypatch):
 
 @pytest.mark.parametrize("target", [*TARGETS, "cpu:none", "cpu,cpu:x86-64-v2", "", ","])
 @pytest.mark.parametrize("name", ["library", "symbolic", "platforms"])
-def test_every_target(name, target, machine_code):
+def test_lint_agrees_with_compile_for_every_target(name, target, machine_code):
     agree(*PROGRAMS[name], target=target)
 
 
-def test_the_options_of_both_commands():
+def test_lint_has_the_code_options_of_compile():
     """Lint lacks those that say what is written where, what stays between calls, how much is printed, what is timed."""
     from aotc_cli.commands import compile as compile_command
     from aotc_cli.commands import lint as lint_command

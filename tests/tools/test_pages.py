@@ -27,16 +27,16 @@ def test_snippets_print_what_the_page_shows(path, update):
     ("expected", "printed"),
     [("61.5 kB, 2.69 s", "61 kB, 880 ms"), ("a   b\n", "a b"), ("error 1.5e-06", "error 2e-07")],
 )
-def test_times_sizes_and_columns_may_differ(expected, printed):
+def test_page_outputs_may_differ_in_times_sizes_and_columns(expected, printed):
     assert MADE["same"](expected, printed)
 
 
 @pytest.mark.parametrize(("expected", "printed"), [("2 kernels", "3 kernels"), ("f32[b, 2]", "f32[2, b]"), ("", "a")])
-def test_other_words_and_counts_are_errors(expected, printed):
+def test_page_outputs_may_not_differ_in_words_and_counts(expected, printed):
     assert not MADE["same"](expected, printed)
 
 
-def test_numbers_of_a_block_with_a_title_may_be_any():
+def test_titled_blocks_may_differ_in_numbers():
     assert MADE["same"]("k1  33.6  51 us", "k1  4.5  1.2 ms", any_numbers=True)
     assert not MADE["same"]("k1  33.6", "other  33.6", any_numbers=True)
 
@@ -44,7 +44,7 @@ def test_numbers_of_a_block_with_a_title_may_be_any():
 PORTS = "aotc serve f.vmfb --port={0} --grpc-port={1} & curl localhost:{0}/ 127.0.0.1:{1}, 8741 ms\n"
 
 
-def test_ports_of_a_page_are_free_ones_while_it_runs():
+def test_page_ports_are_replaced_by_free_ones():
     free = {"8741": "40001", "8742": "40002"}
     assert MADE["with_ports"](PORTS.format(8741, 8742), free) == PORTS.format(40001, 40002)
     assert MADE["with_ports"]("localhost:8000", free) == "localhost:8000"

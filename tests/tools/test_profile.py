@@ -39,7 +39,7 @@ def test_each_kernel_has_a_row():
 
 
 @pytest.mark.usefixtures("no_unrolling")
-def test_turns_of_a_loop_are_counted_and_measured_once():
+def test_a_profile_counts_loop_iterations_and_measures_once():
     def function(x, n):
         return lax.fori_loop(0, n, lambda i, c: jnp.tanh(c @ x), x)
 
@@ -47,7 +47,7 @@ def test_turns_of_a_loop_are_counted_and_measured_once():
     assert {row["runs"] for row in record["kernels"]} >= {5, 6}  # the body, the condition
 
 
-def test_sizes_are_part_of_a_row():
+def test_profile_rows_have_sizes():
     shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, 8"), np.float32)
     module = aotc.load(aotc.compile(jax.export.export(jax.jit(lambda x: jnp.sin(x).sum(1)))(shape)))
     for n in (3, 70):
@@ -57,7 +57,7 @@ def test_sizes_are_part_of_a_row():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_profile_computes_what_a_call_does(seed, monkeypatch):
+def test_a_profile_gives_the_results_of_a_call(seed, monkeypatch):
     """Kernels that write where they read get their old values back before each run."""
 
     def function(x, i):
@@ -81,7 +81,7 @@ def test_a_profile_computes_what_a_call_does(seed, monkeypatch):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_function_of_the_users_is_called_once():
+def test_a_custom_call_is_profiled_with_one_call():
     calls = []
 
     def seen(x, out):
@@ -97,7 +97,7 @@ def test_a_function_of_the_users_is_called_once():
     assert len(calls) == 1
 
 
-def test_errors_say_what_is_wrong():
+def test_profile_errors_state_the_reason():
     module = aotc.load(aotc.compile(jnp.sin, X, debug_info=False))
     with pytest.raises(CallError, match="no kernel text"):
         module.profile("main", X)
@@ -109,7 +109,7 @@ def test_errors_say_what_is_wrong():
         module.profile("main", X, repeat=0)
 
 
-def test_records_are_text_that_reads_back():
+def test_cost_records_round_trip_as_text():
     _, record = profiled(jnp.sin, X)
     text = record_text(record)
     assert read_record(text) == json.loads(text) == record
@@ -127,7 +127,7 @@ def test_records_are_text_that_reads_back():
         (lambda r: r["kernels"][0]["ns"].update(cpu="1"), "none of the 2 allowed forms"),
     ],
 )
-def test_a_record_that_is_none_is_refused(change, message):
+def test_an_invalid_cost_record_is_refused(change, message):
     _, record = profiled(jnp.sin, X)
     change(record)
     assert message in record_problem(record)
@@ -135,7 +135,7 @@ def test_a_record_that_is_none_is_refused(change, message):
         aotc.compile(jnp.sin, X, costs=record)
 
 
-def test_a_bundle_keeps_its_profile():
+def test_a_bundle_stores_its_profile():
     data = aotc.compile(jnp.sin, X)
     assert stored_record(open_bundle(data), PROFILE) == {}
     first, second = (aotc.load(data).profile("main", X, repeat=1) for _ in range(2))
@@ -148,13 +148,13 @@ def test_a_bundle_keeps_its_profile():
     assert aotc.upgrade(twice) == data
 
 
-def test_a_damaged_profile_is_no_record():
+def test_a_damaged_profile_is_refused():
     data = bundle_with_profile(open_bundle(aotc.compile(jnp.sin, X)), {"kernels": []})
     with pytest.raises(BundleError, match="the profile of the bundle cannot be read: record has no 'format'"):
         stored_record(open_bundle(data), PROFILE)
 
 
-def test_many_runs_of_a_short_kernel_are_one_call(monkeypatch):
+def test_short_kernels_are_timed_in_batches(monkeypatch):
     counts = []
     call = Profiler._call
     monkeypatch.setattr(Profiler, "_call", lambda self, command, n: counts.append(n) or call(self, command, n))

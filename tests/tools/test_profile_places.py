@@ -52,7 +52,7 @@ def table(done):
     return head.split(), [line.split() for line in lines]
 
 
-def test_table_by_scope(files):
+def test_profile_table_by_scope_sums_layers(files):
     head, rows = table(run("profile", files / "m.vmfb", "--repeat=1", "--by=scope"))
     assert head[:3] == ["scope", "kernels", "runs"]
     assert {row[0] for row in rows} == {f"layer_{n}/{name}" for n in range(2) for name in ("q", "norm")}
@@ -61,7 +61,7 @@ def test_table_by_scope(files):
     assert abs(sum(float(row[row.index("%") - 1]) for row in rows) - 100) < 0.5
 
 
-def test_table_by_line_and_by_kernel(files):
+def test_profile_tables_by_line_and_kernel_have_a_row_each(files):
     _, rows = table(run("profile", files / "m.vmfb", "--repeat=1", "--by=line"))
     assert len(rows) == 2
     assert all(row[0].startswith("test_profile_places.py:") for row in rows)
@@ -83,7 +83,7 @@ def test_profile_changes_the_bundle_only_with_save(files, tmp_path):
     assert run("profile", bundle, "--by=layer").exit_code == 2
 
 
-def test_sums_of_a_record():
+def test_times_by_place_divide_shared_kernels():
     row = {"name": "k", "loc": "jit(f)/a/x/add at m.py:1", "runs": 3, "bytes": 10, "ns": {"cpu": 5.0}}
     row["places"] = {"jit(f)/a/x/add at m.py:1": 2, "jit(f)/b/add at m.py:1": 1}
     other = {"name": "j", "loc": "jit(f)/a/mul at m.py:2", "runs": 1, "bytes": 4, "flops": 7, "ns": {"cpu": 100.0}}
@@ -154,7 +154,7 @@ def test_commands_state_the_sizes_that_they_assume(files, tmp_path, monkeypatch,
     assert "assumed" not in done.stderr
 
 
-def test_values_tell_the_sizes_of_the_others(files):
+def test_input_values_determine_the_sizes_of_random_arguments(files):
     done = run("run", files / "b.vmfb", "--input=2x3xf32=1", "--random")
     assert done.exit_code == 0, done.output
     assert "assumed" not in done.stderr

@@ -76,7 +76,7 @@ def test_iterations_are_paired_and_times_are_those_of_a_call():
         (Collective("all_reduce", 0, ((0, 1), (2,))), [30, 0, 0]),
     ],
 )
-def test_a_rank_waits_for_those_whose_data_it_needs(collective, waits):
+def test_a_rank_waits_only_for_ranks_that_send_to_it(collective, waits):
     rows = [recording(0, [(0, 300)], [], [(collective, start, 200)]) for start in (10, 40, 90)]
     assert [round(run.waited * 1e9) for run in ranks_profile(LINE, "main", rows).collectives] == waits
 
@@ -95,7 +95,7 @@ def model(tmp_path_factory):
     return path
 
 
-def test_a_gang_is_profiled_and_still_right_afterwards(model):
+def test_a_gang_gives_right_results_after_profiling(model):
     with aotc.gang(model) as module:
         values = jax.tree.leaves(arguments())
         found = profile_ranks(module, "main", values, 2)
@@ -164,7 +164,7 @@ def test_options_for_one_device_are_refused(model, words, problem):
     assert problem in done.output
 
 
-def test_a_wrong_number_of_calls_or_ranks(model):
+def test_wrong_numbers_of_calls_or_ranks_are_refused(model):
     with pytest.raises(aotc.CallError, match="calls must be a positive integer"):
         aotc.profile(model, ranks=4, function="main", calls=0)
     with pytest.raises(aotc.BundleError, match="for 4 ranks"):

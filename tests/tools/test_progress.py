@@ -44,7 +44,7 @@ def failing(error, where):
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("error", [KeyError("mine"), OSError(28, "no room", "f"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize(("tool", "where"), [(tool, where) for tool in WHERE for where in WHERE[tool]])
-def test_what_a_progress_callback_raises_comes_out(tool, where, error, jobs, tmp_path, monkeypatch):
+def test_exceptions_of_a_progress_callback_propagate(tool, where, error, jobs, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(type(error)) as caught:
         TOOLS[tool](TEXT, progress=failing(error, where), cache=False, jobs=jobs)
@@ -56,7 +56,7 @@ def test_what_a_progress_callback_raises_comes_out(tool, where, error, jobs, tmp
     assert len(POOL._idle) <= max(2, len(os.sched_getaffinity(0)))
 
 
-def test_a_callback_may_compile():
+def test_a_progress_callback_may_compile():
     """What fails in there is the callback's to handle."""
     seen = []
 

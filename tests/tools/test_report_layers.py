@@ -19,12 +19,12 @@ from aotc.tools.page.layers import block_names, layer_paths, numbered_scopes, re
         ("predictions", ()),
     ],
 )
-def test_blocks_of_keras_resnet(name, blocks):
+def test_keras_resnet_names_have_blocks(name, blocks):
     names = ["conv1_conv", "conv1_bn", "conv2_block1_1_conv", "conv2_block1_out", "conv2_block2_out", "predictions"]
     assert block_names(names)[name] == blocks
 
 
-def test_blocks_of_keras_mobilenet():
+def test_keras_mobilenet_names_have_blocks():
     first = ["expanded_conv_depthwise", "expanded_conv_project", "expanded_conv_squeeze_excite_conv_1"]
     second = ["expanded_conv_1_expand", "expanded_conv_1_squeeze_excite_conv_1"]
     plain = ["conv", "conv_1", "conv_2", "logits", "global_average_pooling2d"]
@@ -34,19 +34,19 @@ def test_blocks_of_keras_mobilenet():
     assert {blocks[name] for name in plain} == {()}
 
 
-def test_blocks_of_keras_efficientnet_and_convnext():
+def test_keras_efficientnet_and_convnext_names_have_blocks():
     names = ["block2a_expand_conv", "block2a_project_bn", "block2b_expand_conv", "block2b_project_bn"]
     assert block_names(names)["block2a_project_bn"] == ("block2a",)
     stages = [f"tiny_stage_{s}_block_{b}_{x}" for s in range(2) for b in range(2) for x in ("conv", "norm")]
     assert block_names(stages)["tiny_stage_1_block_0_norm"] == ("tiny_stage_1", "tiny_stage_1_block_0")
 
 
-def test_numbers_that_keras_appends_make_no_blocks():
+def test_numeric_suffixes_of_keras_are_not_blocks():
     names = ["conv2d", "conv2d_1", "conv2d_transpose", "conv2d_transpose_1", "dense", "dense_1", "batch_norm_1"]
     assert set(block_names(names).values()) == {()}
 
 
-def test_scopes_of_flax_are_their_own_layers():
+def test_flax_scopes_are_layers():
     scopes = ["", "GPT/block_0/attn/query", "GPT/block_0/ln_1", "GPT/block_1/ln_1", "GPT/head"]
     assert layer_paths(scopes) == {scope: tuple(filter(None, scope.split("/"))) for scope in scopes}
     assert layer_paths(["Net/block_1_conv", "Net/block_1_norm"])["Net/block_1_norm"] == (
@@ -57,7 +57,7 @@ def test_scopes_of_flax_are_their_own_layers():
 # ---------------------------------------------------------------- layers that share a scope
 
 
-def test_a_scope_of_equal_sequences_stands_for_several_layers():
+def test_a_scope_with_repeated_op_sequences_is_several_layers():
     block = [("Net/Block/Norm", "mul"), ("Net/Block/Dense", "dot_general"), ("Net/Block", "add")]
     trace = [("Net/Embed", "gather"), *(3 * block), ("Net/Dense", "dot_general")]
     assert repeated_layers(trace) == {("Net", "Block"): 3}

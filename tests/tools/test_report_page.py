@@ -46,7 +46,7 @@ def invoke(*words):
     return CliRunner().invoke(app, [str(w) for w in words])
 
 
-def test_facts_are_those_of_explain(files):
+def test_report_facts_equal_those_of_explain(files):
     data = (files / "m.vmfb").read_bytes()
     facts = facts_of(data, "m.vmfb")
     schedule = explain_schedule(open_bundle(data))
@@ -66,7 +66,7 @@ def test_facts_are_those_of_explain(files):
     assert sum(s["bytes"] for s in facts["segments"]) < facts["bytes"]
 
 
-def test_equal_layers_have_their_own_scopes_where_they_share_kernels():
+def test_layers_that_share_kernels_have_their_own_scopes():
     def layers(x):
         for n in range(3):
             with jax.named_scope(f"blocks/{n}"):
@@ -79,7 +79,7 @@ def test_equal_layers_have_their_own_scopes_where_they_share_kernels():
     assert any(s["place"].startswith("test_report_page.py:") for s in facts["steps"])
 
 
-def test_a_symbolic_model_has_facts_for_other_sizes():
+def test_a_report_of_a_symbolic_model_has_facts_for_several_sizes():
     (n,) = jax.export.symbolic_shape("n", constraints=["n >= 8"])
     data = aotc.compile(lambda x: jnp.tanh(x) @ x.T, jax.ShapeDtypeStruct((n, 8), jnp.float32))
     facts = facts_of(data, "m.vmfb")
@@ -92,7 +92,7 @@ def test_a_symbolic_model_has_facts_for_other_sizes():
     assert (fixed["sizes"], fixed["assumed"], fixed["choices"]) == ({"n": 32}, [], [])
 
 
-def test_a_time_of_other_sizes_is_not_called_measured():
+def test_times_scaled_from_other_sizes_are_not_labelled_measured():
     (n,) = jax.export.symbolic_shape("n")
     data = aotc.compile(lambda x: jnp.sort(jnp.tanh(x) @ x.T), jax.ShapeDtypeStruct((n, 8), jnp.float32))
     record = aotc.load(data, threads=1).profile("main", np.ones((64, 8), np.float32), repeat=1)
@@ -118,7 +118,7 @@ def test_each_kernel_has_a_level_of_memory_and_its_rate(files):
     json.dumps(facts, allow_nan=False)
 
 
-def test_the_line_of_live_bytes_reaches_the_peak(files):
+def test_the_live_bytes_curve_reaches_the_peak(files):
     """A result that overwrites its operand counts once, in the line as in the peak."""
     memory = facts_of((files / "m.vmfb").read_bytes(), "m.vmfb")["memory"]
     assert len(memory["alive"]) == memory["steps"]
@@ -128,7 +128,7 @@ def test_the_line_of_live_bytes_reaches_the_peak(files):
     assert max(chain["alive"]) == chain["peak"] > 0
 
 
-def test_stablehlo_of_a_kernel_is_that_of_its_own_ops():
+def test_a_kernel_shows_the_stablehlo_of_its_ops():
     def layers(x):
         for n in range(2):
             with jax.named_scope(f"layer_{n}"):
@@ -145,7 +145,7 @@ def test_stablehlo_of_a_kernel_is_that_of_its_own_ops():
     assert {s["place"] for s in facts["steps"] if not s["copy"]} <= {p.rpartition("/")[2] for _, p in facts["source"]}
 
 
-def test_the_page_stands_alone(files, tmp_path):
+def test_the_report_page_needs_no_other_file(files, tmp_path):
     done = invoke("report", files / "m.vmfb", "-o", tmp_path / "r.html")
     assert done.exit_code == 0, done.output
     page = (tmp_path / "r.html").read_text()
@@ -158,14 +158,14 @@ def test_the_page_stands_alone(files, tmp_path):
     assert said["name"] == facts_of((files / "m.vmfb").read_bytes(), "m")["name"]
 
 
-def test_nothing_in_data_ends_the_script():
+def test_data_in_the_page_is_escaped():
     facts = {"name": "</script><b>@@LIBRARY@@", "target": "<cpu>", "x": "</SCRIPT>\u2028"}
     page = page_of(facts)
     assert json.loads(DATA.search(page)[1]) == facts
     assert "<title>&lt;/script&gt;" in page
 
 
-def test_a_model_is_compiled_and_a_bundle_without_its_source_has_no_reasons(files, tmp_path):
+def test_report_compiles_models_and_omits_reasons_without_a_source(files, tmp_path):
     assert invoke("report", files / "m.jaxexp", "-o", tmp_path / "a.html").exit_code == 0
     assert invoke("report", files / "sourceless.vmfb", "-o", tmp_path / "b.html").exit_code == 0
     facts = json.loads(DATA.search((tmp_path / "b.html").read_text())[1])
@@ -173,7 +173,7 @@ def test_a_model_is_compiled_and_a_bundle_without_its_source_has_no_reasons(file
     assert all(k["text"] and not k["neighbours"] for k in facts["kernels"].values())
 
 
-def test_what_was_there_stays_if_it_fails(files, tmp_path):
+def test_a_failed_report_does_not_overwrite_a_file(files, tmp_path):
     out = tmp_path / "r.html"
     out.write_text("mine")
     (tmp_path / "text.vmfb").write_text("no bundle")
@@ -188,7 +188,7 @@ def test_what_was_there_stays_if_it_fails(files, tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"r.html", "text.vmfb"}
 
 
-def test_diff_of_a_bundle_with_itself_and_with_another(files):
+def test_diff_page_shows_equal_and_different_bundles(files):
     done = invoke("diff", files / "m.vmfb", files / "m.vmfb", "--json")
     same = json.loads(done.stdout)
     assert {row["state"] for row in same["kernels"]} == {"same"}

@@ -40,7 +40,7 @@ def path(tmp_path, keys):
     return file
 
 
-def test_a_signed_bundle_runs(path, keys):
+def test_a_bundle_signed_by_a_trusted_key_runs(path, keys):
     public = keys / "me.pub"
     for key in (public, str(public), public.read_bytes()):
         assert aotc.load(path, trusted_keys=[key])(X, X).tolist() == [0, 2, 4, 6]
@@ -48,7 +48,7 @@ def test_a_signed_bundle_runs(path, keys):
     assert aotc.load(path.read_bytes(), trusted_keys=[keys / "other.pub", public]).name == "tiny"
 
 
-def test_a_key_may_be_given_as_digits(path, keys):
+def test_a_trusted_key_may_be_hexadecimal_digits(path, keys):
     from aotc.vmfb.bundle import open_bundle
 
     key = open_bundle(path).signature[0].hex()
@@ -63,12 +63,12 @@ def test_signing_again_replaces_the_signature(path, keys, tmp_path):
         aotc.load(tmp_path / "u.vmfb", trusted_keys=[keys / "me.pub"])
 
 
-def test_what_is_not_signed_is_refused(keys):
+def test_an_unsigned_bundle_is_refused(keys):
     with pytest.raises(BundleError, match="not signed"):
         aotc.load(tiny.bundle(), trusted_keys=[keys / "me.pub"])
 
 
-def test_every_byte_is_signed(path, keys):
+def test_every_changed_byte_of_a_signed_bundle_is_refused(path, keys):
     data = path.read_bytes()
     for at in [*range(64), *range(64, len(data), 97), *range(len(data) - 128, len(data))]:
         broken = bytearray(data)
@@ -80,7 +80,7 @@ def test_every_byte_is_signed(path, keys):
             aotc.load(data[:end], trusted_keys=[keys / "me.pub"])
 
 
-def test_the_signature_of_another_bundle_does_not_fit(path, keys):
+def test_the_signature_of_another_bundle_is_refused(path, keys):
     manifest, segments = tiny.parts()
     other = bytearray(write_bundle(None, {**manifest, "name": "evil"}, segments))
     data = path.read_bytes()
@@ -91,7 +91,7 @@ def test_the_signature_of_another_bundle_does_not_fit(path, keys):
 
 
 @pytest.mark.parametrize("trusted", [[], "me", [b"no key"], ["nothing.pub"], [None], ["0" * 63]])
-def test_what_is_no_key(trusted):
+def test_invalid_trusted_keys_are_refused(trusted):
     with pytest.raises(BundleError):
         aotc.load(tiny.bundle(), trusted_keys=trusted)
 
@@ -117,13 +117,13 @@ def test_an_executor_of_another_bundle_never_serves_a_trusted_one(path, keys, mo
     assert len(native._PROCESS.executors) == 2
 
 
-def test_keys_are_not_replaced(keys):
+def test_new_key_does_not_overwrite_a_key(keys):
     with pytest.raises(BundleError, match="a key is not replaced"):
         new_key(str(keys / "me"))
     assert (keys / "me").stat().st_mode & 0o077 == 0
 
 
-def test_inspect_says_who_signed(path, keys):
+def test_inspect_shows_the_signing_key(path, keys):
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     public = (keys / "me.pub").read_bytes()

@@ -105,7 +105,7 @@ def products(rows):
 
 @pytest.mark.parametrize("threads", [2, 4, 8])
 @pytest.mark.parametrize("branch", [0, 1])
-def test_a_branch_that_takes_ten_times_as_long(rows, threads, branch):
+def test_stealing_shares_a_slow_branch_among_all_threads(rows, threads, branch):
     """All threads work on its items: they wait less than a fifth of the time, and stealing makes the call shorter."""
     slow = products(rows)[branch]
 
@@ -119,7 +119,7 @@ def test_a_branch_that_takes_ten_times_as_long(rows, threads, branch):
 
 
 @pytest.mark.parametrize("threads", [2, 4, 8])
-def test_a_thread_that_takes_ten_times_as_long(rows, threads):
+def test_stealing_moves_the_work_of_a_slow_thread(rows, threads):
     """The others run what it would have run, and its last claim is small."""
 
     def pace(thread, _):

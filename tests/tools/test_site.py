@@ -32,7 +32,7 @@ def site(tmp_path_factory):
     return folder
 
 
-def test_the_site_is_whole(site):
+def test_the_site_has_every_page(site):
     pages = [path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")]
     homes = [path.parent if path.name == "index" else path for path in pages]
     assert [str(home) for home in homes if not (site / home / "index.html").exists()] == []
@@ -47,7 +47,7 @@ def test_a_menu_of_versions_is_in_each_page(site):
     assert json.loads(found[1])["version"] == {"alias": True, "provider": "mike"}
 
 
-def test_sites_of_versions_are_beside_each_other(tmp_path):
+def test_sites_of_several_versions_are_published_together(tmp_path):
     pytest.importorskip("mike", reason="make .venv-site/ready")
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     environment |= {f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
@@ -91,7 +91,7 @@ def test_the_search_finds_the_right_page_first(site):
     assert {query: pages[0] for query, pages in json.loads(done.stdout).items()} == first
 
 
-def test_a_broken_link_fails(tmp_path):
+def test_a_broken_link_fails_the_build(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("[gone](gone.md)")
     config = tmp_path / "mkdocs.yml"

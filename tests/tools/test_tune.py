@@ -51,13 +51,13 @@ def bundle():
     return aotc.compile(layer, W, X)
 
 
-def test_names_are_those_of_the_modules():
+def test_threshold_names_start_with_their_module():
     names = thresholds_by_name()
     assert isinstance(names["plans.matmul.THIN_ROWS"], Limit)
     assert isinstance(names["plans.cpu_tiles.TILE_ROWS"], BlockSize)
 
 
-def test_answers_are_recorded_and_replaced():
+def test_decisions_are_recorded_and_override_thresholds():
     limit, block = (thresholds_by_name()[n] for n in ("plans.matmul.THIN_ROWS", "plans.cpu_tiles.TILE_ROWS"))
     own = limit.holds(3), block.value
     decisions = Decisions((Choice("plans.matmul.THIN_ROWS", 3, not own[0]), FEW_TILE))
@@ -84,7 +84,7 @@ def test_a_record_for_another_target_has_no_effect_on_the_kernels(bundle):
     assert other == aotc.compile(layer, W, X, source=False)
 
 
-def test_a_record_is_text_that_reads_back():
+def test_tuning_records_round_trip_as_text():
     rows = (FEW_TILE, Choice("plans.matmul.THIN_ROWS", 8, False), Choice("plans.matmul.THIN_ROWS", SYMBOLIC, True))
     kept = record(*rows)
     assert read_tuning_record(tuning_record_text(kept)) == kept
@@ -141,7 +141,7 @@ def test_the_search_undoes_a_bad_choice(monkeypatch):
     assert "faster" in str(result)
 
 
-def test_wrong_results_and_failures_are_no_improvement(bundle, monkeypatch, tmp_path):
+def test_candidates_with_wrong_results_or_failures_are_rejected(bundle, monkeypatch, tmp_path):
     """Each candidate computes another function here, or its process ends."""
     wrong = aotc.compile(lambda w, x: layer(w, x) + 1, W, X, source=False)
     monkeypatch.setattr(tune_module._Search, "_compile", lambda *_: bytes(wrong))
@@ -190,21 +190,21 @@ def test_a_missing_candidate_is_a_failure(trials):
     assert process.run(path, path)["ratio"] > 0
 
 
-def test_ops_that_xla_does_not_know_are_compared_with_the_reference():
+def test_models_with_ops_unknown_to_xla_are_compared_with_the_reference():
     """A traced function has ``chlo.square``."""
     result = aotc.tune(aotc.compile(lambda x: jnp.square(x).sum(0), X), inputs=[X], budget=2, threads=1)
     np.testing.assert_allclose(result.bundle.load()(X), (X * X).sum(0), rtol=1e-5)
     assert result.trials
 
 
-def test_results_are_compared_by_their_type():
+def test_tuned_results_are_compared_by_their_dtype():
     want = [np.float32([1, 2]), np.int32([3])]
     assert differing_result([np.float32([1, 2.00001]), np.int32([3])], want) == ""
     assert "result 0 is 2.1" in differing_result([np.float32([1, 2.1]), np.int32([3])], want)
     assert "result 1 is 4" in differing_result([np.float32([1, 2]), np.int32([4])], want)
 
 
-def test_arguments_of_the_search_are_checked(bundle):
+def test_invalid_tune_arguments_are_refused(bundle):
     with pytest.raises(aotc.ArgumentError, match=r"(?s)budgt.*budget"):
         aotc.tune(bundle, budgt=3)
     for budget in (0, -1, True, "60", float("nan"), float("inf")):
@@ -216,7 +216,7 @@ def test_arguments_of_the_search_are_checked(bundle):
         aotc.tune(bundle, function="nothere")
 
 
-def test_the_command_writes_the_bundle_and_the_record(bundle, tmp_path):
+def test_tune_command_writes_the_bundle_and_the_record(bundle, tmp_path):
     bundle.save(tmp_path / "m.vmfb")
     out, kept = tmp_path / "t.vmfb", tmp_path / "t.json"
     done = CliRunner().invoke(

@@ -44,7 +44,7 @@ def assert_agree(found, want):
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_model(name, tmp_path):
+def test_zoo_models_match_jax(name, tmp_path):
     model = built(name)
     jitted = jax.jit(model.function)
     path = tmp_path / f"{name}.jax"
@@ -54,7 +54,7 @@ def test_model(name, tmp_path):
     assert_agree(aotc.load(bundle)(*model.inputs), jitted(*model.inputs))
 
 
-def test_they_are_served(tmp_path):
+def test_zoo_models_are_served(tmp_path):
     for package in ("starlette", "uvicorn", "prometheus_client"):
         pytest.importorskip(package)
     from support.served import running

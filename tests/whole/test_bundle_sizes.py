@@ -38,7 +38,7 @@ def content(a):
     return least
 
 
-def test_content_is_small_for_constants_that_can_be_computed():
+def test_computable_constants_take_few_bytes():
     noise = np.random.default_rng(0).standard_normal((300, 300)).astype("float32")
     assert content(noise) == noise.nbytes
     index = np.arange(90_000).reshape(300, 300)
@@ -87,14 +87,14 @@ def corpus(name):
 
 
 @pytest.mark.parametrize("name", ["folding_of_proteins", "embedding_gradient", "lstm", "conv_net", "train_step"])
-def test_bundle_is_its_real_constants_and_code(name):
+def test_a_bundle_contains_only_its_real_constants_and_code(name):
     model, args, factor = corpus(name)
     data = aotc.compile(model, *args)
     assert len(data) <= 1.1 * all_bytes(model, *args)[1] + CODE
     close(aotc.load(data)(*args), jax.jit(model)(*args), factor)
 
 
-def test_proteins_take_a_tenth_more_than_their_real_constants():
+def test_a_protein_model_takes_at_most_a_tenth_more_than_its_constants():
     """With code, programs and source: most bytes of the model are masks, bins, identities and zeros."""
     residues, n = jnp.asarray(array(70_000, 16)), 512
     pairs, blocks = np.eye(n, dtype="float32")[::-1] + np.tri(n, dtype="float32"), np.arange(n) // 64
@@ -116,5 +116,5 @@ def test_proteins_take_a_tenth_more_than_their_real_constants():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_every_small_model(name):
-    test_bundle_is_its_real_constants_and_code(name)
+def test_every_small_model_contains_only_its_real_constants_and_code(name):
+    test_a_bundle_contains_only_its_real_constants_and_code(name)

@@ -62,7 +62,7 @@ def seconds(text):
 
 
 @pytest.mark.parametrize("make", [chain, wide])
-def test_time_grows_with_the_length_and_not_with_its_square(make):
+def test_compile_time_is_linear_in_the_length(make):
     few, many = 400, 3200
     seconds(make(few))
     small = min(seconds(make(few)) for _ in range(3))
@@ -70,7 +70,7 @@ def test_time_grows_with_the_length_and_not_with_its_square(make):
 
 
 @pytest.mark.slow
-def test_a_chain_of_twenty_thousand_ops():
+def test_a_chain_of_twenty_thousand_ops_compiles():
     text = chain(20_000)
     x = np.linspace(0, 1, 8, dtype=np.float32)
     (found,) = aotc.load(aotc.compile(text.encode())).invoke("main", x)
@@ -80,7 +80,7 @@ def test_a_chain_of_twenty_thousand_ops():
     np.testing.assert_allclose(found, want, rtol=1e-4)
 
 
-def test_calls_in_calls():
+def test_nested_calls_of_500_functions_compile():
     """Each function adds 1 to what the one before it gives."""
     functions = ["func.func private @f0(%x: tensor<4xf32>) -> tensor<4xf32> {\nreturn %x : tensor<4xf32>\n}"]
     for k in range(1, 500):
@@ -99,7 +99,7 @@ def test_calls_in_calls():
 
 
 @pytest.mark.parametrize("level", [0, 2])
-def test_a_long_row_of_movement(level):
+def test_long_chains_of_movement_ops_compile(level):
     """Each step turns the rows around and shifts the columns by one."""
     lines = []
     for k in range(600):
@@ -132,7 +132,7 @@ def branches(depth):
     return program(lines, f"%d{depth - 1}").replace("%v0: tensor<8xf32>)", "%v0: tensor<8xf32>, %p: tensor<i1>)")
 
 
-def test_branches_in_branches():
+def test_branches_nested_up_to_the_limit_compile():
     module = aotc.load(aotc.compile(branches(32).encode()))
     for p, want in ((True, 32), (False, 1)):
         np.testing.assert_array_equal(module.invoke("main", np.zeros(8, np.float32), np.bool_(p))[0], np.full(8, want))
@@ -153,7 +153,7 @@ def storages(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_arena_is_that_of_first_fit_by_size(seed):
+def test_the_arena_is_as_large_as_first_fit_by_size(seed):
     made = storages(seed)
     total = plan_memory(made)
     placed, top = [], 0
@@ -170,7 +170,7 @@ def test_the_arena_is_that_of_first_fit_by_size(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_commands_wait_for_what_touched_their_bytes(seed):
+def test_commands_wait_for_the_last_accesses_to_their_bytes(seed):
     """The commands that are waited for are those that wrote a byte last, and for a write who read it since."""
     rng = np.random.default_rng(seed)
     memory, writer, readers = MemoryAccesses(), np.full(64, -1), [set() for _ in range(64)]

@@ -44,7 +44,7 @@ def rows_of(*arrays):
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_constants_that_are_compressed(name):
+def test_compressible_constants_are_compressed(name):
     array, distance = COMPRESSED[name]
     found = compress_constants(blob(array))
     ((offset, size, at, length, word, found_distance),) = found.rows
@@ -63,11 +63,11 @@ def test_constants_that_are_compressed(name):
     ],
     ids=["weights", "few weights", "bytes", "bits", "half of it zeros", "empty", "small"],
 )  # fmt: skip
-def test_constants_that_are_stored_as_they_are(array):
+def test_incompressible_constants_are_stored_uncompressed(array):
     assert compress_constants(blob(array)) is None
 
 
-def test_samples_that_deceive():
+def test_compression_ends_early_if_the_samples_are_misleading():
     """Zeros where samples are taken, noise elsewhere: the compression ends early."""
     array = RNG.integers(0, 1 << 32, 1 << 21, np.uint32)
     array[: 1 << 13] = array[1 << 20 : (1 << 20) + (1 << 13)] = 0
@@ -81,11 +81,11 @@ def test_small_arrays_are_not_tried():
     assert rows_of(np.arange(limit + 1, dtype="int32")) == [(4, 1)]
 
 
-def test_runs_of_other_constants_are_one_row():
+def test_adjacent_uncompressed_constants_share_a_row():
     assert rows_of(NOISE, NOISE + 1, IDENTITY, NOISE[:3], NOISE[:5]) == [(0, 0), (4, 0), (0, 0)]
 
 
-def test_mapped_weights_stay_mapped_where_little_is_saved(monkeypatch):
+def test_large_weights_stay_mapped_if_compression_saves_little(monkeypatch):
     """Constants with compressed ones are copied; more than 4 MB are mapped otherwise."""
     assert rows_of(IDENTITY, *(NOISE + n for n in range(30))) is not None
     monkeypatch.setattr(compression, "EAGER_BYTES", 1 << 18)
@@ -94,7 +94,7 @@ def test_mapped_weights_stay_mapped_where_little_is_saved(monkeypatch):
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_all_bytes_come_back(apart):
+def test_decompression_restores_every_byte(apart):
     odd = np.arange(9001, dtype="uint8")
     constants = blob(odd, IDENTITY, NOISE[:, :33], odd[:7], np.tri(200) > 0, VALUES[INDEX + 300], NOISE, apart=apart)
     found = compress_constants(constants)
@@ -113,7 +113,7 @@ def test_all_bytes_come_back(apart):
     assert whole.tobytes() == want
 
 
-def test_packed_products_and_views_of_a_bundle(tmp_path):
+def test_packed_weights_of_a_compressed_bundle_match(tmp_path):
     """Panels of a matrix that is packed when it is compiled; the command line names both sizes."""
     data = aotc.compile(lambda x: x @ IDENTITY[::-1] + x @ NOISE, NOISE[:5], source=False)
     entry = open_bundle(data).manifest["variants"][0]["constants"]["compressed"]

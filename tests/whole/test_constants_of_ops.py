@@ -131,7 +131,7 @@ def bundle_of(name, **options):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_bundle_holds_no_described_constant(name):
+def test_bundles_contain_no_described_constants(name):
     """Results are compared with eager JAX, which folds nothing."""
     data = bundle_of(name)
     close(aotc.load(data)(X), PROGRAMS[name](X), factor=256)
@@ -163,7 +163,7 @@ def operands_of(name):
                 made.update(op.results)
 
 
-def test_programs_have_constants_as_each_operand_of_each_op():
+def test_the_programs_have_constants_as_each_operand_of_each_op():
     found = {pair for name in PROGRAMS for pair in operands_of(name)}
     several = {op for op, spec in OPS.items() if not spec.added_by and spec.removed_by != "lower_collectives"}
     assert several - WITHOUT - ELEMENTWISE.keys() - {op for op, _ in found} == set()
@@ -174,12 +174,12 @@ ON_GPU = ["product from the right", "scatter of updates", "sort", "fft", "window
 
 
 @pytest.mark.parametrize("name", ON_GPU)
-def test_gpu_bundle_holds_no_described_constant(name):
+def test_gpu_bundles_contain_no_described_constants(name):
     assert len(bundle_of(name, target="cuda:sm_90", source=False)) < 1.5 * CODE
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(bool(driver.missing()), reason="no GPU")
 @pytest.mark.parametrize("name", ON_GPU)
-def test_results_on_a_gpu(name):
+def test_described_constants_on_a_gpu_match_jax(name):
     close(aotc.load(bundle_of(name, target="cuda"))(np.asarray(X)), PROGRAMS[name](X), factor=1024)

@@ -58,7 +58,7 @@ def survives(blob, form, seeds):
 
 
 @pytest.mark.parametrize("form", ["bytecode", "blob"])
-def test_damaged_models_are_errors(blob, form):
+def test_damaged_models_are_compile_errors(blob, form):
     """A tenth of them end the process that reads them."""
     survives(blob, form, range(16))
 
@@ -66,7 +66,7 @@ def test_damaged_models_are_errors(blob, form):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(16, 1500, 212))
 @pytest.mark.parametrize("form", ["bytecode", "blob"])
-def test_many_damaged_models_are_errors(blob, form, first):
+def test_many_damaged_models_are_compile_errors(blob, form, first):
     survives(blob, form, range(first, first + 212))
 
 
@@ -80,7 +80,7 @@ def test_a_file_that_crashes_the_reader_is_named(blob, tmp_path):
     aotc.compile(data)  # the next model has a new child
 
 
-def test_this_process_parses_what_the_child_wrote(blob, monkeypatch):
+def test_the_compiler_parses_only_bytecode_that_the_child_wrote(blob, monkeypatch):
     """Damage that MLIR's reader survives may corrupt memory: of the file's own bytes none are parsed here."""
     data = fetch(blob).data
     raw = fetch(data)
@@ -96,7 +96,7 @@ def test_this_process_parses_what_the_child_wrote(blob, monkeypatch):
     assert all(isinstance(code, str) or len(code) < 100 or code == raw.rewritten for code in seen)
 
 
-def test_a_refusal_of_the_childs_has_its_reason_and_a_hint():
+def test_a_refusal_by_the_child_has_a_reason_and_a_hint():
     with pytest.raises(CompileError, match=r"^error: bytecode version \d+ is newer .*\n.*this file may be damaged"):
         aotc.compile(b"ML\xefRbroken")
 
@@ -151,7 +151,7 @@ def test_bytecode_for_several_devices_is_refused_as_text_is():
     assert "shardings of arguments or results" in str(caught.value)
 
 
-def test_a_blob_whose_arguments_are_no_tree_of_arguments():
+def test_an_export_with_an_invalid_argument_tree_is_refused():
     exported = jax.export.export(model)(np.zeros((2, 4), "f4"))
     damaged = replace(exported, in_tree=jax.tree.structure(0))
     with pytest.raises(CompileError, match=r"the blob of jax.export contradicts itself: IndexError"):
@@ -165,7 +165,7 @@ def chain(count):
     return f"func.func @main(%0: tensor<2xf32>) -> tensor<2xf32> {{\n{ops} return %{count - 1} : tensor<2xf32>\n}}\n"
 
 
-def test_the_bytes_of_a_pipe_are_not_lost(blob, tmp_path):
+def test_a_model_from_a_pipe_is_read_completely(blob, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(blob,))
@@ -174,7 +174,7 @@ def test_the_bytes_of_a_pipe_are_not_lost(blob, tmp_path):
     writer.join(60)
 
 
-def test_a_system_that_starts_no_process(blob, monkeypatch):
+def test_a_child_that_cannot_start_is_a_compile_error(blob, monkeypatch):
     def refuse(*arguments, **options):
         raise OSError(11, "Resource temporarily unavailable")
 
@@ -185,7 +185,7 @@ def test_a_system_that_starts_no_process(blob, monkeypatch):
         aotc.compile(data)
 
 
-def test_a_model_that_takes_too_much_memory_or_time(blob):
+def test_a_model_beyond_the_memory_or_time_limit_is_refused(blob):
     data = chain(20_000).encode()
     assert "more than 4 MB" in reader_process.read_in_child(data, memory=4 << 20).problem
     assert reader_process.read_in_child(data, seconds=0).problem == "reading it takes longer than 0 s"
@@ -203,7 +203,7 @@ child_reader.serve_read_requests(60)
 """
 
 
-def test_a_model_that_is_read_without_end(blob, monkeypatch):
+def test_a_model_whose_reading_does_not_end_is_refused(blob, monkeypatch):
     data = fetch(blob).data
     assert reader_process.reader_cpu_seconds(len(data)) < 60
     assert reader_process.reader_cpu_seconds(1 << 30) >= reader_process.READER_SECONDS
@@ -216,7 +216,7 @@ def test_a_model_that_is_read_without_end(blob, monkeypatch):
             aotc.compile(data)
 
 
-def test_the_limit_of_processor_time_is_for_each_model(blob, monkeypatch):
+def test_the_processor_time_limit_applies_to_each_model(blob, monkeypatch):
     data = fetch(blob).data
     monkeypatch.setattr(reader_process, "READER_CPU_SECONDS", 1)
     end = time.monotonic() + 1.6  # long enough for the child to exceed a limit for all models together
@@ -224,7 +224,7 @@ def test_the_limit_of_processor_time_is_for_each_model(blob, monkeypatch):
         assert reader_process.read_in_child(data).problem == ""
 
 
-def test_the_child_is_started_anew_when_it_was_idle(blob, monkeypatch):
+def test_the_child_restarts_after_it_was_idle(blob, monkeypatch):
     monkeypatch.setattr(reader_process, "_START", reader_process._START.replace("requests(60)", "requests(0.1)"))
     reader_process._close_child_pipes()
     data = fetch(blob).data  # reads it
@@ -249,7 +249,7 @@ else:
 """
 
 
-def test_a_fork_has_a_child_of_its_own(blob, tmp_path):
+def test_a_forked_process_has_its_own_child(blob, tmp_path):
     (tmp_path / "m").write_bytes(blob)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", FORKED, tmp_path / "m"], env=environment, check=True, timeout=300)
@@ -267,7 +267,7 @@ def test_a_fork_has_a_child_of_its_own(blob, tmp_path):
         "module { // \"\n func.func @main(%x: " + "tuple<" * 20_000,
     ],
 )  # fmt: skip
-def test_text_that_is_nested_too_deep(text):
+def test_too_deeply_nested_text_is_refused(text):
     with pytest.raises(CompileError, match=r"^<model>:\d+: error: the model's text is nested more than 1000 deep"):
         aotc.compile(text + "\n{")
 
@@ -299,7 +299,7 @@ CONVOLUTION = """func.func @main(%a: tensor<3x4x5xi32>, %b: tensor<4x3x2xi32>) -
     ],
 )
 @pytest.mark.parametrize("form", ["text", "bytes", "file"])
-def test_text_that_crashes_the_verifier(text, line, problem, form, tmp_path):
+def test_text_that_crashes_the_verifier_is_refused(text, line, problem, form, tmp_path):
     """Text is parsed in the caller's process: what divides by zero or allocates gigabytes there goes to the child."""
     path = tmp_path / "net.mlir"
     path.write_text(text)
@@ -309,13 +309,13 @@ def test_text_that_crashes_the_verifier(text, line, problem, form, tmp_path):
         aotc.compile(model)
 
 
-def test_an_exchange_with_a_group_is_read():
+def test_a_collective_with_a_group_is_read():
     text = EXCHANGE.replace("GROUPS", "1x1").replace("dense<>", "dense<0>")
     x = np.arange(16, dtype="f4").reshape(4, 4)
     np.testing.assert_array_equal(aotc.load(aotc.compile(text))(x), x)
 
 
-def test_brackets_that_are_not_nested_cost_little():
+def test_checking_unnested_brackets_is_fast():
     text = chain(20_000)
     start = time.process_time()
     check_braces(text, "")

@@ -53,13 +53,13 @@ def bits(x):
     return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
 
 
-def test_one_dispatch_each(bundle):
+def test_each_function_has_one_dispatch_without_unused_outputs(bundle):
     module = open_bundle(bundle).manifest["variants"][0]
     assert [len(k["extents"]) - k["inputs"] for k in module["kernels"]] == [2, 1, 1]  # outputs
     assert len(module["command_buffers"]) == 3
 
 
-def test_no_memory_for_what_nobody_reads(bundle):
+def test_unused_results_take_no_memory(bundle):
     found = facts(bundle)
     buffers = {}
     for row in found["buffers"]:
@@ -75,7 +75,7 @@ def test_no_memory_for_what_nobody_reads(bundle):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_no_memory_on_gpus_either(level):
+def test_unused_results_take_no_memory_on_gpus(level):
     data = aotc.compile(TOPK.read_text(), target="cuda:sm_80,cuda:sm_90", opt_level=level)
     for n, variant in enumerate(open_bundle(data).manifest["variants"]):
         assert [len(k["extents"]) - k["inputs"] for k in variant["kernels"]] == [2, 1, 1]  # outputs
@@ -87,7 +87,7 @@ def test_no_memory_on_gpus_either(level):
         assert arguments == [128, 64]
 
 
-def test_right(bundle):
+def test_remaining_results_match_numpy(bundle):
     module = aotc.load(bundle, threads=2)
     rng = np.random.default_rng(0)
     for rows in (1, 3, 70):
@@ -109,7 +109,7 @@ def test_right(bundle):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_same_bits_on_a_gpu(level):
+def test_remaining_results_on_a_gpu_have_the_same_bits(level):
     data = aotc.compile(TOPK.read_text(), target="cpu,cuda:sm_80,cuda:sm_90", opt_level=level)
     cpu, gpu = (aotc.load(data, devices=kind) for kind in ("cpu", "cuda"))
     rng = np.random.default_rng(0)
@@ -151,24 +151,24 @@ def sample(rng, dtype, columns):
 
 
 @pytest.mark.parametrize("level", [pytest.param(n, marks=[] if n == 2 else pytest.mark.slow) for n in LEVELS])
-def test_every_dtype(level):
+def test_remaining_results_of_every_dtype_are_right(level):
     """Nothing assumes that values and positions are of one type."""
     check_dtypes(aotc.load(aotc.compile(of_every_dtype(), opt_level=level), threads=1))
 
 
 @pytest.mark.parametrize("level", [0, 1, 3])
-def test_every_dtype_of_one_shape(level):
+def test_remaining_results_of_every_dtype_and_one_shape_are_right(level):
     check_dtypes(aotc.load(aotc.compile(of_every_dtype(SIZES[1:2]), opt_level=level), threads=1), SIZES[1:2])
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("level", LEVELS)
-def test_every_dtype_on_a_gpu(level):
+def test_remaining_results_of_every_dtype_on_a_gpu_are_right(level):
     check_dtypes(aotc.load(aotc.compile(of_every_dtype(), target="cuda:sm_80,cuda:sm_90", opt_level=level)))
 
 
 @pytest.mark.cudasim
-def test_every_dtype_on_a_simulated_gpu(monkeypatch):
+def test_remaining_results_of_every_dtype_on_a_simulated_gpu_are_right(monkeypatch):
     pytest.importorskip("cuda.bindings.nvjitlink")
     data = aotc.compile(of_every_dtype(SIZES[1:2]), target="cuda:sm_90")
     install(monkeypatch, data)
@@ -228,12 +228,12 @@ FUNCTIONS = pytest.mark.parametrize("function", [wide, chosen, other_of_two, whe
 
 
 @FUNCTIONS
-def test_beside_xla(function):
+def test_functions_with_unused_results_match_xla(function):
     """By selection, with a gather behind it, of three arrays, of a reduction."""
     beside_xla(function)
 
 
 @pytest.mark.cuda
 @FUNCTIONS
-def test_beside_xla_on_a_gpu(function):
+def test_functions_with_unused_results_on_a_gpu_match_xla(function):
     beside_xla(function, target="cuda:sm_90")

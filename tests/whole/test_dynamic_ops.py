@@ -44,7 +44,7 @@ def run(script, *arguments):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("part", range(PARTS))
-def test_sizes_that_fit_and_that_do_not(part):
+def test_fitting_sizes_run_and_others_are_refused(part):
     wrong = run("dynamic_ops.py", "2", "one", *FIXED[part::PARTS])
     assert not wrong, wrong
 
@@ -52,7 +52,7 @@ def test_sizes_that_fit_and_that_do_not(part):
 @pytest.mark.slow
 @pytest.mark.cpu
 @pytest.mark.parametrize("part", range(MANY_PARTS))
-def test_every_form_and_many_sizes(part):
+def test_every_dynamic_form_matches_the_reference_for_many_sizes(part):
     wrong = run("dynamic_ops.py", "12", "every", *[*ALIKE, *OTHERS][part::MANY_PARTS])
     assert not wrong, wrong
 
@@ -66,7 +66,7 @@ MORE = [*EXPORTS, *TEXTS]
     ("part", "count"), [(slice(None), "4"), *(pytest.param(slice(p, None, 2), "100", marks=SLOW) for p in range(2))],
     ids=["all", "0-100", "1-100"],
 )  # fmt: skip
-def test_ops_that_no_row_has(part, count):
+def test_ops_without_a_table_row_match_the_reference(part, count):
     wrong = run("sizes/dynamic_exports.py", count, *MORE[part])
     assert not wrong, wrong
 
@@ -87,7 +87,7 @@ INVERSES = f"func.func @main(%x: {_COMPLEX}) -> ({_TYPES}) {{\n{_CALLS}\nreturn 
 
 
 @pytest.mark.parametrize("n", [0, 1, 7])
-def test_inverse_functions_of_complex_numbers(n):
+def test_complex_inverse_functions_of_symbolic_size_match(n):
     rng = np.random.default_rng(n)
     x = (rng.standard_normal(n) + 1j * rng.standard_normal(n)).astype("c8")
     for got, name in zip(aotc.load(aotc.compile(INVERSES))(x), COMPLEX_CHLO.values(), strict=True):

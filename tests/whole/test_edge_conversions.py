@@ -33,7 +33,7 @@ def check(what, x, got, want):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_conversion_to_every_type(source, record_property):
+def test_conversions_between_all_dtypes_are_exact(source, record_property):
     record_property("group", "edges.convert")
     x = sources(source)
     compiled, interpreted = run(conversions(x, source, list(DTYPES)), x)
@@ -49,19 +49,19 @@ def test_conversion_to_every_type(source, record_property):
     ("u32", [2**31 + 2**23 + 1], [2.0**31 + 2.0**24]),
     ("f64", [2.0**61 + 2.0**53 + 2.0**9], [2.0**61 + 2.0**54]),
 ])  # fmt: skip
-def test_a_little_more_than_half_a_unit_of_bf16_goes_up(source, values, want):
+def test_conversions_to_bf16_round_just_above_half_up(source, values, want):
     x = np.array(values, DTYPES[source].numpy)
     for ((got,),) in ([r] for r in run(conversions(x, source, ["bf16"]), x)):
         assert np.asarray(got).astype(np.float64).tolist() == want
 
 
-def test_a_small_number_is_true():
+def test_nonzero_numbers_convert_to_true():
     x = np.array([1e-300, 5e-324, 0.0, -0.0])
     for ((got,),) in ([r] for r in run(conversions(x, "f64", ["i1"]), x)):
         assert np.asarray(got).tolist() == [True, True, False, False]
 
 
-def test_false_has_no_code_among_powers_of_two():
+def test_false_converts_to_nan_in_power_of_two_formats():
     text = """func.func @main(%a: tensor<2xi1>) -> tensor<2xf32> {
       %0 = stablehlo.convert %a : (tensor<2xi1>) -> tensor<2xf8E8M0FNU>
       %1 = stablehlo.convert %0 : (tensor<2xf8E8M0FNU>) -> tensor<2xf32>
@@ -74,7 +74,7 @@ ORDERED = [p for p in SOURCES if DTYPES[p.values[0]].kind != "c"]
 
 
 @pytest.mark.parametrize("dtype", ORDERED)
-def test_clamp_and_select(dtype, record_property):
+def test_clamp_and_select_on_edge_values_are_exact(dtype, record_property):
     record_property("group", "edges.clamp")
     text, arrays = bounds(dtype)
     chosen, low, x, high = arrays

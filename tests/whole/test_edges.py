@@ -29,7 +29,7 @@ def parameters():
 
 
 @pytest.mark.parametrize("case", parameters())
-def test_edge_values(case, request, record_property):
+def test_elementwise_ops_on_edge_values_are_within_their_bounds(case, request, record_property):
     found = measure(case, request.config.getoption("--target"))
     record_property("group", f"edges.{case.operation.name}")
     record_property("worst", found.own)
@@ -39,7 +39,7 @@ def test_edge_values(case, request, record_property):
 
 
 @pytest.mark.parametrize(("name", "want"), [("cosh", np.cosh), ("sinh", np.sinh), ("square", np.square)])
-def test_functions_that_jax_writes_with_an_expansion_are_as_good_as_ops(name, want):
+def test_functions_that_jax_expands_are_as_accurate_as_ops(name, want):
     x = np.array([700.0, -700.0, 12.5, 3.0, 1e-3, -0.0])
     with jax.enable_x64(True):
         (got,) = aotc.load(aotc.compile(getattr(jnp, name), x)).invoke("main", x)
@@ -48,7 +48,7 @@ def test_functions_that_jax_writes_with_an_expansion_are_as_good_as_ops(name, wa
     np.testing.assert_array_equal(np.signbit(got), np.signbit(exact))
 
 
-def test_the_square_of_a_large_complex_number_is_finite_in_its_zero_part():
+def test_the_square_of_a_large_complex_number_has_a_finite_zero_part():
     x = np.array([complex(3e38, 3e38)], np.complex64)
     text = "func.func @main(%a: tensor<1xcomplex<f32>>) -> tensor<1xcomplex<f32>> {\n"
     text += "%0 = chlo.square %a : tensor<1xcomplex<f32>> -> tensor<1xcomplex<f32>>\n"
@@ -61,7 +61,7 @@ FORMATS = ((5, 10), (5, 9), (5, 4), (5, 2), (5, 0), (8, 7), (6, 4), (11, 0), (4,
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f8E5M2", "f8E5M2FNUZ", "f8E4M3FN", "f8E8M0FNU", "f4E2M1FN"])
-def test_reduce_precision_of_every_code(dtype):
+def test_reduce_precision_of_every_code_is_exact(dtype):
     bits = DTYPES[dtype].bits
     codes = np.arange(1 << bits, dtype="u2" if bits == 16 else "u1").view(to_numpy(dtype))
     kind = f"tensor<{codes.size}x{dtype}>"

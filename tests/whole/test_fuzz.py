@@ -84,7 +84,7 @@ FOUND = [
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 @pytest.mark.parametrize(("function", "types"), FOUND, ids=lambda x: getattr(x, "__name__", ""))
-def test_found(function, types, level):
+def test_programs_found_by_fuzzing_match_xla(function, types, level):
     generator = np.random.default_rng(0)
     arrays = [array(generator, shape, dtype) for dtype, shape in types]
     with jax.enable_x64(True):
@@ -99,25 +99,25 @@ def test_found(function, types, level):
 
 @settings(QUICK, max_examples=20)
 @given(programs(most=6))
-def test_static_sizes(program):
+def test_random_programs_of_static_sizes_match_xla(program):
     check(program, [program.seed % 4])
 
 
 @settings(QUICK, max_examples=8)
 @given(programs(symbolic=True, most=6))
-def test_symbolic_sizes(program):
+def test_random_programs_of_symbolic_sizes_match_xla(program):
     check_sizes(program, [program.seed % 4])
 
 
 @pytest.mark.slow
 @settings(COMMON, max_examples=EXAMPLES)
 @given(programs(most=12))
-def test_many_programs_of_static_sizes(program):
+def test_many_random_programs_of_static_sizes_match_xla(program):
     check(program, [program.seed % 4, (program.seed + 2) % 4])
 
 
 @pytest.mark.slow
 @settings(COMMON, max_examples=EXAMPLES)
 @given(programs(symbolic=True, most=12))
-def test_many_programs_of_symbolic_sizes(program):
+def test_many_random_programs_of_symbolic_sizes_match_xla(program):
     check_sizes(program, [program.seed % 4, (program.seed + 2) % 4])

@@ -25,7 +25,7 @@ def parameters():
 
 
 @pytest.mark.parametrize("case", parameters())
-def test_levels(case):
+def test_all_optimization_levels_agree(case):
     if case.skip:
         pytest.skip(f"jax: {case.skip}")
     try:

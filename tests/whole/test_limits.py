@@ -22,7 +22,7 @@ def leaves(fn, *args, **flags):
     return jax.tree.leaves(module(*args)), jax.tree.leaves(jitted(*args))
 
 
-def test_a_kernel_of_many_inputs_and_outputs():
+def test_a_kernel_may_have_many_inputs_and_outputs():
     """The fourth derivative of sinc has 16 results, and 65 arrays around one of its kernels."""
 
     def derivative(fn, order):
@@ -35,7 +35,7 @@ def test_a_kernel_of_many_inputs_and_outputs():
 
 @pytest.mark.parametrize("level", [0, 2])
 @pytest.mark.parametrize("fn", [lambda *a: jnp.concatenate(a), lambda *a: jnp.stack(a, 1) * 2, lambda *a: sum(a)])
-def test_hundreds_of_operands(fn, level):
+def test_ops_with_hundreds_of_operands_match_jax(fn, level):
     xs = [np.full((2, 3), n, np.float32) for n in range(300)]
     for a, b in zip(*leaves(fn, *xs, opt_level=level), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -49,7 +49,7 @@ def test_an_op_of_too_many_operands_is_refused():
 
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 @pytest.mark.parametrize("name", ["sin", "cos", "tan"])
-def test_large_angles(kind, name):
+def test_sines_of_large_angles_are_accurate(kind, name):
     """Every size of angle, and the f64 that is nearest to a multiple of pi/2 (J.-M. Muller, 5.3e-19 away)."""
     random = np.random.default_rng(1)
     highest = np.log10(np.finfo(kind).max)

@@ -33,13 +33,13 @@ def near(found, want):
         np.testing.assert_allclose(x, y, rtol=TOLERANCE, atol=TOLERANCE * np.abs(y).max())
 
 
-def test_op_by_op_is_as_xla(model):
+def test_long_rows_op_by_op_match_xla(model):
     path, arrays, alone = model
     near(alone, run_xla(fetch(path), arrays))
 
 
 @pytest.mark.parametrize("flags", [{"opt_level": 2}, {"opt_level": 3}, {"opt_level": 3, "stack_limit": 4096}], ids=str)
-def test_fused_is_as_op_by_op(model, flags):
+def test_fused_long_rows_match_op_by_op(model, flags):
     path, arrays, alone = model
     module = aotc.load(aotc.compile(path, **flags), threads=2)
     near(module.invoke(next(iter(module.functions)), *arrays), alone)
@@ -47,7 +47,7 @@ def test_fused_is_as_op_by_op(model, flags):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("flags", [{"opt_level": n} for n in LEVELS] + [{"shared_memory_limit": 4096}], ids=str)
-def test_the_same_on_a_gpu(model, flags):
+def test_fused_long_rows_on_a_gpu_match_op_by_op(model, flags):
     path, arrays, alone = model
     module = aotc.load(aotc.compile(path, target="cuda:sm_80,cuda:sm_90", **flags), devices="cuda")
     near(module.invoke(next(iter(module.functions)), *arrays), alone)

@@ -85,7 +85,7 @@ def sorts():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_call_takes_what_the_bundle_says(tmp_path, sorts, threads):
+def test_a_call_allocates_exactly_the_stated_memory(tmp_path, sorts, threads):
     """The scratch memory of the threads included, to the byte; trimmed, the process is as small as before."""
     found = in_a_process(tmp_path / "s.vmfb", sorts, threads, "main", [[1024, 1024]])
     arena, scratch = memory(sorts)
@@ -98,7 +98,7 @@ def test_a_call_takes_what_the_bundle_says(tmp_path, sorts, threads):
     assert trimmed < 1.1 * idle
 
 
-def test_small_kernels_do_not_wait_for_a_product(diamond):
+def test_small_kernels_run_next_to_a_matmul(diamond):
     """Nothing that they read is made by another command."""
     bundle = open_bundle(diamond)
     device_module("cpu").check(bundle, variant(diamond))
@@ -111,7 +111,7 @@ def test_small_kernels_do_not_wait_for_a_product(diamond):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_limit_of_60_percent(tmp_path, diamond, threads):
+def test_a_memory_limit_of_60_percent_is_kept(tmp_path, diamond, threads):
     """The numbers are the same."""
     limit = 6 * sum(memory(diamond, "diamond")) // 10
     small = aotc.compile(DIAMOND, memory_limit=limit, verify_each=True)
@@ -125,14 +125,14 @@ def test_a_limit_of_60_percent(tmp_path, diamond, threads):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_thread_without_room_for_its_memory_stays_out(tmp_path, sorts):
+def test_threads_without_scratch_memory_do_not_take_part(tmp_path, sorts):
     arena, scratch = memory(sorts)
     limited = aotc.compile(sorted_rows, *random((1024, 1024)), memory_limit=arena + 3 * scratch // 2)
     found = in_a_process(tmp_path / "s.vmfb", limited, 2, "main", [[1024, 1024]])
     assert found["memory"]["high_water"] == arena + scratch
 
 
-def test_what_is_read_again_is_computed_again():
+def test_a_memory_limit_recomputes_values():
     whole = aotc.compile(REREAD, verify_each=True)
     peak = sum(memory(whole))
     small = aotc.compile(REREAD, memory_limit=3 * peak // 4, verify_each=True)
@@ -145,7 +145,7 @@ def test_what_is_read_again_is_computed_again():
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_limit_that_cannot_be_kept_is_an_error_with_sizes():
+def test_an_unattainable_memory_limit_is_an_error_with_sizes():
     with pytest.raises(aotc.CompileError) as caught:
         aotc.compile(REREAD, memory_limit=1_000_000)
     message = str(caught.value)
@@ -187,7 +187,7 @@ def test_the_order_of_ops_lowers_the_peak():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3)
 
 
-def test_what_only_a_result_needs_is_made_in_its_memory():
+def test_temporaries_of_a_result_use_its_memory():
     def layer(h, w):
         return jnp.tanh(h @ w) + h @ w.T
 
@@ -197,7 +197,7 @@ def test_what_only_a_result_needs_is_made_in_its_memory():
     np.testing.assert_allclose(got[0], jax.jit(layer)(*arguments), rtol=1e-5, atol=1e-4)
 
 
-def test_calls_at_a_time_share_the_room_of_one(diamond):
+def test_concurrent_calls_share_the_memory_limit(diamond):
     arguments = random((1024, 1024), (64, 32))
     arena, scratch = memory(diamond, "diamond")
     limit = arena + scratch
@@ -251,7 +251,7 @@ def test_functions_have_scratch_memory_of_their_own():
     assert module.stats()["memory"]["cpu"]["high_water"] == 2 * memory(data, "order")[1]
 
 
-def test_threads_of_a_call_whose_sizes_come_from_data(monkeypatch):
+def test_calls_with_computed_sizes_limit_their_threads(monkeypatch):
     """It takes its memory bit by bit; no thread works in scratch memory that there is not."""
     text = """func.func public @main(%x: tensor<32x2000xf32>, %i: tensor<32x2000xi32>, %n: tensor<i32>)
       -> (tensor<32x2000xi32>, tensor<i32>) {

@@ -42,7 +42,7 @@ def tuples(dynamic, count, seed):
 @pytest.mark.parametrize(
     "dynamic", [SUBSETS[n] for n in (0, 1, 6, 9, 15)], ids=lambda s: "+".join(d for d in DIMS if d in s) or "static"
 )
-def test_some_dims_dynamic(program, dynamic):
+def test_programs_with_some_dynamic_dims_match_numpy(program, dynamic):
     cases = tuples(dynamic, 5, len(dynamic))
     module = build(program, dynamic, cases[0])
     for seed, sizes in enumerate(cases):
@@ -50,7 +50,7 @@ def test_some_dims_dynamic(program, dynamic):
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_reference_agrees(program):
+def test_the_reference_interpreter_matches_numpy(program):
     sizes = {"tokens": 7, "experts": 2, "k": 3, "features": 5}
     for dynamic in (frozenset(), frozenset(DIMS)):
         module = import_model(PROGRAMS[program][0](dynamic, sizes))
@@ -120,7 +120,7 @@ def test_extents_that_are_not_proven_equal_are_compared_at_the_call():
 @pytest.mark.parametrize("level", range(4))
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("number", range(16))
-def test_every_subset_at_every_level(program, number, level):
+def test_every_subset_of_dynamic_dims_matches_numpy_at_every_level(program, number, level):
     dynamic = SUBSETS[number]
     for seed in range(2):
         cases = tuples(dynamic, 15 if dynamic else 1, 100 * seed + number)
@@ -131,7 +131,7 @@ def test_every_subset_at_every_level(program, number, level):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_all_sizes(program):
+def test_one_build_with_all_dims_dynamic_matches_numpy_for_all_sizes(program):
     """One build with every dim dynamic takes all 625 tuples of sizes."""
     module = build(program, frozenset(DIMS), dict.fromkeys(DIMS, 2))
     for n, chosen in enumerate(itertools.product(SIZES, repeat=4)):

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.cpu
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_as_arguments(name, level):
+def test_models_with_weights_as_arguments_match_jax(name, level):
     function, weights, x, tolerance = MODELS[name]
     module = aotc.load(aotc.compile(jax.jit(function), weights, x, opt_level=level))
     close(module.invoke("main", *weights, x), jax.jit(function)(weights, x), tolerance)
@@ -42,14 +42,14 @@ def test_weights_as_arguments(name, level):
 
 @pytest.mark.parametrize("level", [0, 2])
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_baked_in(name, level):
+def test_models_with_constant_weights_match_jax(name, level):
     function, weights, x, tolerance = MODELS[name]
     module = aotc.load(aotc.compile(jax.jit(lambda x: function(weights, x)), x, opt_level=level))
     close(module.invoke("main", x), jax.jit(function)(weights, x), tolerance)
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_dynamic_batch(level):
+def test_a_model_with_a_symbolic_batch_matches_jax(level):
     batch = jax.export.symbolic_shape("b, 12")
     exported = jax.export.export(jax.jit(lambda x: mlp(MLP, x)))(jax.ShapeDtypeStruct(batch, "float32"))
     module = aotc.load(aotc.compile(exported, opt_level=level))
@@ -58,7 +58,7 @@ def test_dynamic_batch(level):
         close(module.invoke("main", x), jax.jit(mlp)(MLP, x), 1e-5)
 
 
-def test_pytrees_come_back():
+def test_results_have_the_pytree_of_the_function():
     def f(state, *, step):
         return {"sum": state["a"] + state["b"], "next": (step + 1, [state["a"]])}
 
@@ -71,7 +71,7 @@ def test_pytrees_come_back():
     np.testing.assert_allclose(got["sum"], want["sum"], rtol=1e-6)
 
 
-def test_same_bytes_and_any_thread_count():
+def test_compiling_gives_the_same_bytes_and_results_at_any_thread_count():
     function, weights, x, _ = MODELS["attention"]
     first, second = (aotc.compile(jax.jit(function), weights, x) for _ in range(2))
     assert first == second

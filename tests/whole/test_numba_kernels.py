@@ -62,7 +62,7 @@ def bundle():
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_program(bundle, name):
+def test_programs_compiled_by_numba_match_xla(bundle, name):
     function, *args = PROGRAMS[name]
     flat = jax.tree.leaves(jax.jit(function)(*args))
     close(bundle.invoke(name.replace(" ", "_"), *args), flat, factor=4)
@@ -70,14 +70,14 @@ def test_program(bundle, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_model(name):
+def test_models_compiled_by_numba_match_xla(name):
     function, weights, x, tolerance = MODELS[name]
     module = aotc.load(aotc.compile(jax.jit(function), weights, x, kernel_compiler="numba"))
     small_models.close(module.invoke("main", *weights, x), jax.jit(function)(weights, x), tolerance)
 
 
 @pytest.mark.slow
-def test_a_case_of_each_op():
+def test_a_case_of_each_op_compiled_by_numba_matches():
     """The first case of each group of jax's test harnesses."""
     pytest.importorskip("absl")
     from conformance import harnesses

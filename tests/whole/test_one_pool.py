@@ -48,7 +48,7 @@ def test_a_second_call_records_and_allocates_nothing(bundles, monkeypatch):
     assert counts == {"plans": 1, "buffers": 1, "arenas": 1}
 
 
-def test_four_modules_share_one_pool_within_the_quota(bundles):
+def test_four_modules_share_one_thread_pool_within_the_quota(bundles):
     modules = [aotc.load(data, threads=THREADS) for data in bundles]
     executors = {id(module._executable._executor): module._executable._executor for module in modules}
     (executor,) = executors.values()

@@ -109,7 +109,7 @@ MEETING_COMMAND = """
     (MEETING_LOOP, MEETING_LOOP, 3), (MEETING_LOOP, MEETING_BRANCH, 1), (MEETING_BRANCH, MEETING_BRANCH, 1),
     (MEETING_LOOP, MEETING_COMMAND, 1),
 ])  # fmt: skip
-def test_they_meet(all_overlap, one, other, iterations):
+def test_independent_loops_run_concurrently(all_overlap, one, other, iterations):
     """In each turn both wait until the other one is there; one after the other they would wait for ever."""
     barrier = threading.Barrier(2)
 
@@ -139,7 +139,7 @@ CASES = {
 
 @pytest.mark.parametrize("unrolled", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_where_it_saves_time(name, unrolled, request):
+def test_loops_overlap_only_if_it_saves_time(name, unrolled, request):
     """Unrolled by two, five iterations have fewer graphs that several threads share: less to save, but known."""
     function, count = CASES[name]
     if not unrolled:
@@ -154,7 +154,7 @@ def test_where_it_saves_time(name, unrolled, request):
         assert [a.tobytes() for a in got[0]] == [a.tobytes() for a in some]
 
 
-def test_memory_may_grow_for_it_but_not_beyond_a_limit():
+def test_overlap_may_use_memory_up_to_the_limit():
     def function(w, x, y):
         return [lax.fori_loop(0, 5, lambda i, c, x=x: jnp.tanh(x * c @ w).sum(0) * 0.01, x[0]) for x in (x, y)]
 
@@ -197,13 +197,13 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_programs(all_overlap, name, level):
+def test_overlapping_loops_match_jax(all_overlap, name, level):
     for n in (0, 1, 3):
         args = [normal(24, 24, seed=1, scale=0.3), normal(24, 24, seed=2, scale=0.3), np.int32(n)]
         check(PROGRAMS[name], args, level, factor=100)
 
 
-def test_sizes_that_a_call_knows(all_overlap):
+def test_overlapping_loops_of_symbolic_sizes_match_jax(all_overlap):
     (b,) = jax.export.symbolic_shape("b")
     types = [jax.ShapeDtypeStruct((b, 40), np.float32), jax.ShapeDtypeStruct((40, 40), np.float32)]
 
@@ -217,7 +217,7 @@ def test_sizes_that_a_call_knows(all_overlap):
 
 
 @pytest.mark.usefixtures("no_unrolling")
-def test_arguments_that_are_given_away(all_overlap):
+def test_overlapping_loops_update_donated_arguments_in_place(all_overlap):
     def function(x, y, w):
         return iterations(w, x), iterations(w, y)
 
@@ -268,14 +268,14 @@ def random_function(seed):
 
 
 @pytest.mark.parametrize("seed", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 100))])
-def test_random_functions(all_overlap, seed):
+def test_overlapping_loops_in_random_functions_match_jax(all_overlap, seed):
     args = [normal(9, 9, seed=seed, scale=0.4), normal(9, 9, seed=seed + 100, scale=0.4)]
     check(random_function(seed), args, 2, factor=2000)
 
 
 @settings(QUICK, max_examples=15)
 @given(programs(most=6))
-def test_random_programs(all_overlap, program):
+def test_overlapping_loops_in_random_programs_match_xla(all_overlap, program):
     check_program(program, [2])
 
 
@@ -294,7 +294,7 @@ def module_without_end():
     return aotc.load(data, threads=2)
 
 
-def test_a_deadline_ends_loops_side_by_side(module_without_end):
+def test_a_deadline_ends_overlapping_loops(module_without_end):
     args = [np.full((128, 128), 0.5, np.float32)] * 2
     for _ in range(3):
         with pytest.raises(aotc.DeadlineExceeded):
@@ -304,7 +304,7 @@ def test_a_deadline_ends_loops_side_by_side(module_without_end):
         np.testing.assert_array_equal(result, 3)
 
 
-def test_one_ends_while_the_other_goes_on_until_it_is_cancelled(module_without_end):
+def test_an_endless_overlapping_loop_is_cancelled(module_without_end):
     args = [np.full((128, 128), 3, np.float32), np.full((128, 128), 0.5, np.float32)]
     fence = module_without_end.submit("main", *args)
     assert not fence.done
@@ -316,7 +316,7 @@ def test_one_ends_while_the_other_goes_on_until_it_is_cancelled(module_without_e
 # ---------------------------------------------------------------- what is said of it
 
 
-def test_a_trace_has_every_turn(tmp_path):
+def test_a_trace_has_every_iteration_of_overlapping_loops(tmp_path):
     function = CASES["loops"][0]
     data = aotc.compile(jax.export.export(jax.jit(function))(SQUARE, SQUARE, SQUARE))
     arrays = [normal(128, 128, seed=n, scale=0.1) for n in range(3)]
@@ -327,7 +327,7 @@ def test_a_trace_has_every_turn(tmp_path):
 
 
 @pytest.mark.usefixtures("no_unrolling")
-def test_the_schedule_has_a_row_for_each_loop():
+def test_explain_schedule_has_a_row_for_each_overlapping_loop():
     data = aotc.compile(jax.export.export(jax.jit(CASES["loops"][0]))(SQUARE, SQUARE, SQUARE))
     report = explain_schedule(open_bundle(data))
     rows = {row.kernel: row for row in report.rows if row.bound == "control"}

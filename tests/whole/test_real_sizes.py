@@ -30,24 +30,24 @@ LEVELS = ["2", *(pytest.param(level, marks=pytest.mark.slow) for level in "013")
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_programs_at_real_sizes(level):
+def test_random_programs_at_real_sizes_are_right(level):
     assert programs("--seed", "0", "--count", "36", "--level", level).endswith("36 programs, 0 wrong\n")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_many_programs_at_real_sizes(seed):
+def test_many_random_programs_at_real_sizes_are_right(seed):
     assert programs("--seed", str(seed), "--count", "240").endswith("240 programs, 0 wrong\n")
 
 
-def test_programs_are_the_same_in_each_run():
+def test_random_programs_depend_only_on_the_seed():
     for number in range(len(run.FAMILIES)):
         one, other = run.draw(5, number), run.draw(5, number)
         assert one.text == other.text
         assert all(a.tobytes() == b.tobytes() for a, b in zip(one.arguments, other.arguments, strict=True))
 
 
-def test_a_wrong_element_is_found():
+def test_one_wrong_element_is_found():
     """The comparison is of the program with itself in float64: a program that sees its own type gives it away."""
 
     def function(x):

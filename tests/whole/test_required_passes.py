@@ -21,7 +21,7 @@ QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), derando
 
 @pytest.mark.parametrize("level", [0, 2])
 @pytest.mark.parametrize("name", MODELS)
-def test_small_models(name, level):
+def test_small_models_with_required_passes_only_match_xla(name, level):
     function, weights, x, tolerance = MODELS[name]
     want = jax.jit(function)(weights, x)
     module = aotc.load(aotc.compile(jax.jit(function), weights, x, opt_level=level, **REQUIRED))
@@ -32,7 +32,7 @@ def test_small_models(name, level):
 
 @settings(QUICK, max_examples=20)
 @given(programs(most=6))
-def test_static_sizes(program):
+def test_programs_of_static_sizes_with_required_passes_only_match_xla(program):
     arrays = program.arrays({})
     with jax.enable_x64(True):
         text = jax.jit(program.function(), keep_unused=True).lower(*arrays).as_text()
@@ -42,7 +42,7 @@ def test_static_sizes(program):
 
 @settings(QUICK, max_examples=8)
 @given(programs(symbolic=True, most=6))
-def test_symbolic_sizes(program):
+def test_programs_of_symbolic_sizes_with_required_passes_only_match_xla(program):
     with jax.enable_x64(True):
         exported = export.export(jax.jit(program.function()))(*program.types())
     module = aotc.load(aotc.compile(exported, opt_level=program.seed % 4, **REQUIRED))

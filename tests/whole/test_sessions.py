@@ -59,7 +59,7 @@ def test_later_calls_record_and_allocate_nothing(diamond):
     assert counts == [module.stats()[key] for key in ("recordings", "arena_allocations")]
 
 
-def test_other_sizes_are_recorded_once():
+def test_each_tuple_of_sizes_is_recorded_once():
     import jax
     from jax import export
 
@@ -70,7 +70,7 @@ def test_other_sizes_are_recorded_once():
     assert module.stats()["recordings"] == 2
 
 
-def test_sessions_share_one_pool(diamond, tmp_path):
+def test_modules_of_a_process_share_one_thread_pool(diamond, tmp_path):
     """Four modules of two bundles, called at the same time from four threads: the callers, and one pool beside them."""
     product = "func.func @main(%a: tensor<512x512xf32>) -> tensor<512x512xf32> { %0 = stablehlo.dot_general %a, %a, "
     product += "contracting_dims = [1] x [0] : (tensor<512x512xf32>, tensor<512x512xf32>) -> tensor<512x512xf32> "

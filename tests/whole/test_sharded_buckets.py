@@ -72,7 +72,7 @@ def check_call(module, size, params=(PARAMS,)):
         np.testing.assert_allclose(found, want, 1e-5, 1e-5)
 
 
-def test_a_call_runs_the_function_for_its_size(bundle):
+def test_a_call_runs_the_bucket_of_its_size(bundle):
     def work(module):
         for size in (4, 8, 4):
             check_call(module, size)
@@ -85,7 +85,7 @@ def test_a_call_runs_the_function_for_its_size(bundle):
     assert found == [(f"{takes} -> (result[0]: f32[b/2, 16] of f32[b, 16] cut by data, -, result[1]: f32[16])", 4)] * 4
 
 
-def test_each_size_has_a_function_of_its_own(bundle):
+def test_each_listed_size_has_its_own_function(bundle):
     assert list(aotc.inspect(bundle).functions) == ["main_b4", "main_b8"]
 
     def work(module):
@@ -96,7 +96,7 @@ def test_each_size_has_a_function_of_its_own(bundle):
 
 
 @pytest.mark.parametrize("form", ["export", "file", "function"])
-def test_forms_of_a_model(form, tmp_path):
+def test_every_form_of_a_model_has_buckets(form, tmp_path):
     """The sizes of an export replace its symbols, so its dims may be expressions of them."""
     model = exported()
     if form == "file":
@@ -118,7 +118,7 @@ def test_forms_of_a_model(form, tmp_path):
     assert on_ranks(data, work) == [("2*b", 16)] * 4
 
 
-def test_shard_map_of_an_export():
+def test_an_export_with_shard_map_has_buckets():
     mesh = AbstractMesh((2,), ("data",))
     function = jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
     model = jax.export.export(jax.jit(function), platforms=("cpu",))(symbolic("2*n, 4"))
@@ -134,7 +134,7 @@ def test_shard_map_of_an_export():
     assert run_threads(thread_links(2), check) == [True, True]
 
 
-def test_two_symbols():
+def test_two_symbols_have_a_bucket_for_each_pair():
     def both(x, y):
         return x @ y.T
 
@@ -168,7 +168,7 @@ def test_several_models_have_buckets_of_their_own():
     assert on_ranks(data, work) == [(2, 8)] * 4
 
 
-def test_bound_arguments_and_shards(bundle, tmp_path):
+def test_buckets_accept_bound_arguments_and_shards(bundle, tmp_path):
     bundle.save(tmp_path / "m.vmfb")
     save_file({f"params/{name}": value for name, value in PARAMS.items()}, tmp_path / "w.safetensors")
     aotc.shard_weights(tmp_path / "m.vmfb", tmp_path / "w.safetensors", tmp_path / "shards")
@@ -224,12 +224,12 @@ def test_a_size_without_a_bucket_lists_the_buckets(bundle):
     assert on_ranks(bundle, work) == [True] * 4
 
 
-def test_a_bundle_compiles_again(bundle):
+def test_upgrade_gives_the_same_bytes(bundle):
     again = aotc.upgrade(bundle)
     assert again == bundle
 
 
-def test_the_command_line(tmp_path):
+def test_compile_and_run_commands_use_buckets(tmp_path):
     (tmp_path / "m.jaxexp").write_bytes(exported().serialize())
     words = ["compile", str(tmp_path / "m.jaxexp"), "-o", str(tmp_path / "m.vmfb")]
     found = CliRunner().invoke(app, words)
@@ -251,11 +251,11 @@ class TestRefused:
         ({"b": range(1, 200)}, "for b=1: .*IndivisibleError"),
         ({"b": tuple(range(2, 140, 2))}, "69 combinations of sizes, expected at most 64"),
     ])  # fmt: skip
-    def test_sizes(self, sizes, message):
+    def test_invalid_bucket_sizes_are_refused(self, sizes, message):
         with pytest.raises(CompileError, match=message):
             compile_function(specialize=sizes)
 
-    def test_sizes_that_an_export_does_not_allow(self):
+    def test_sizes_that_an_export_does_not_allow_are_refused(self):
         x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("2*b, 16", constraints=["b >= 4"]), np.float32)
         function = jax.jit(lambda x: x + 1, in_shardings=named(P("data")))
         model = jax.export.export(function, platforms=("cpu",))(x)

@@ -26,7 +26,7 @@ AS_FILES = ("mlp", "training", "every_collective")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_results_are_those_of_one_device(name):
+def test_sharded_models_match_one_device(name):
     case = CASES[name]
     check(case, run_on_threads(case.compile(source=False), case.args))
 
@@ -38,20 +38,20 @@ def check_random(seed):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_functions(seed):
+def test_random_sharded_functions_match_one_device(seed):
     check_random(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 1000, 50))
-def test_a_thousand_random_functions(first):
+def test_a_thousand_random_sharded_functions_match_one_device(first):
     for seed in range(first, first + 50):
         check_random(seed)
 
 
 @pytest.mark.parametrize("level", [0, 1])
 @pytest.mark.parametrize("name", ["layer", "loop", "ring"])
-def test_levels(name, level):
+def test_sharded_models_match_at_every_level(name, level):
     case = CASES[name]
     check(case, run_on_threads(case.compile(opt_level=level, verify_each=True), case.args))
 
@@ -68,7 +68,7 @@ def on_mesh(case):
 
 
 @pytest.mark.parametrize(("form", "name"), half_of_pairs(["function", "export", "file", "text"], AS_FILES))
-def test_forms_of_a_model(form, name, tmp_path):
+def test_every_form_of_a_sharded_model_matches_one_device(form, name, tmp_path):
     case = CASES[name]
     function = on_mesh(case)
     match form:
@@ -95,7 +95,7 @@ def test_an_export_for_gpus_compiles_for_cpus():
     check(case, run_on_threads(aotc.compile(exported, target="cpu"), case.args))
 
 
-def test_many_devices():
+def test_a_model_for_512_ranks_compiles():
     mesh = AbstractMesh((64, 8), ("data", "model"))
     x = jax.ShapeDtypeStruct((128, 64), np.float32, sharding=NamedSharding(mesh, P("data")))
     w = jax.ShapeDtypeStruct((64, 64), np.float32, sharding=NamedSharding(mesh, P(None, "model")))
@@ -104,12 +104,12 @@ def test_many_devices():
         bundle.load()
 
 
-def test_a_bundle_compiles_again():
+def test_an_upgraded_sharded_bundle_matches_one_device():
     case = CASES["layer"]
     check(case, run_on_threads(aotc.upgrade(case.compile()), case.args))
 
 
-def test_a_mesh_in_another_order():
+def test_a_mesh_with_reordered_devices_matches_one_device():
     """The ranks of a mesh need not be in order: here rank 7 comes first."""
     text = CASES["mlp"]
     function = on_mesh(text).trace(*text.args).lower(lowering_platforms=("cpu",)).as_text()
@@ -119,7 +119,7 @@ def test_a_mesh_in_another_order():
     check(text, run_on_threads(aotc.compile(moved), text.args))
 
 
-def test_static_arguments_of_a_jitted_function():
+def test_sharded_functions_may_have_static_arguments():
     @functools.partial(jax.jit, static_argnames="name")
     def chosen(x, name):
         return getattr(jnp, name)(x)
@@ -138,18 +138,18 @@ class TestRefused:
         ({"mesh": {"data": 2}, "in_shardings": P("model")}, "does not fit"),
         ({"mesh": {"data": 3}, "in_shardings": P("data")}, "divisible|Indivisible"),
     ])  # fmt: skip
-    def test_meshes(self, given, message):
+    def test_invalid_meshes_are_refused(self, given, message):
         with pytest.raises(CompileError, match=message):
             aotc.compile(lambda x: x + 1, f32(8, 4), **given)
 
-    def test_symbolic_sizes(self):
+    def test_unknown_sizes_of_a_sharded_function_are_refused(self):
         mesh = AbstractMesh((2,), ("data",))
         x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 4"), np.float32)
         function = jax.jit(lambda x: x + 1, in_shardings=NamedSharding(mesh, P(None, "data")))
         with pytest.raises(CompileError, match="for several devices, and its size b is not known"):
             aotc.compile(function, x)
 
-    def test_ranks_that_may_take_another_branch(self):
+    def test_collectives_in_rank_dependent_branches_are_refused(self):
         @over(LINE, P("data"), P("data"))
         def branches(x):
             return jax.lax.cond(x[0, 0] > 0, lambda x: jax.lax.psum(x, "data") + x, lambda x: x, x)
@@ -157,7 +157,7 @@ class TestRefused:
         with pytest.raises(CompileError, match="may differ between the ranks that it connects"):
             aotc.compile(branches, f32(8, 4))
 
-    def test_several_devices_without_shardings(self):
+    def test_text_for_several_devices_without_shardings_is_refused(self):
         text = """module attributes {mhlo.num_partitions = 2 : i32} {
           func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }
         }"""
@@ -166,7 +166,7 @@ class TestRefused:
 
 
 class TestArrays:
-    def test_a_whole_array_is_no_part(self):
+    def test_whole_arrays_are_refused_by_a_rank(self):
         case = CASES["rows"]
         data = case.compile(source=False)
 
@@ -182,13 +182,13 @@ class TestArrays:
         found = run_threads(thread_links(8), work)
         assert found == [(rank, "data=8") for rank in range(8)]
 
-    def test_a_bundle_for_one_device(self):
+    def test_a_bundle_for_one_device_takes_no_ranks(self):
         module = aotc.compile(lambda x: x + 1, f32(2)).load()
         assert (module.rank, module.mesh) == (0, None)
         with pytest.raises(aotc.CallError, match="one device"):
             module.shard(f32(2))
 
-    def test_a_state_of_each_rank(self):
+    def test_each_rank_has_its_own_state(self):
         """Caches stay on their rank between calls, and are overwritten there: they are donated."""
         case = CASES["decode"]
         data = case.compile()
@@ -210,7 +210,7 @@ class TestArrays:
 
 
 @pytest.mark.parametrize("attempt", range(4))
-def test_no_folder_of_the_partitioner_is_left(tmp_path, monkeypatch, attempt):
+def test_the_partitioner_leaves_no_folder(tmp_path, monkeypatch, attempt):
     """XLA writes into it until the child has ended: its removal in the child failed at times."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     CASES["mlp"].compile(source=False)

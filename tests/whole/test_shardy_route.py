@@ -35,7 +35,7 @@ def sharded_text(case):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_both_partitions_compute_the_same(name):
+def test_shardy_and_xla_partitions_give_the_same_results(name):
     case = CASES[name]
     text = sharded_text(case)
     code, ranks = partitioned(text)
@@ -45,7 +45,7 @@ def test_both_partitions_compute_the_same(name):
 
 
 @pytest.mark.parametrize("name", ["mlp", "reshaped"])
-def test_both_partitions_cut_alike(name):
+def test_shardy_and_xla_partitions_have_the_same_layouts(name):
     """Layouts that a program states are those of its ranks."""
     text = sharded_text(CASES[name])
     _, theirs = partitioned(text)

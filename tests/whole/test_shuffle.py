@@ -78,13 +78,13 @@ def run_bundle(data, name, arguments, seeds):
 
 @pytest.mark.parametrize("level", [0, 2])
 @pytest.mark.parametrize("seeds", some_seeds(40, 1000))
-def test_the_diamond(seeds, level):
+def test_shuffled_schedules_of_a_diamond_have_the_same_bits(seeds, level):
     arguments = array(96, 96, scale=0.1), array(64, 32, seed=1)
     assert run_shuffled(DIAMOND, "diamond", arguments, range(seeds), level) > seeds // 2
 
 
 @pytest.mark.parametrize("seeds", some_seeds(40, 1000))
-def test_random_graphs(seeds):
+def test_shuffled_schedules_of_random_graphs_have_the_same_bits(seeds):
     arguments = array(24, 24, scale=0.1), array(24, 24, seed=1, scale=0.1)
     each, orders = 20, 0
     for first in range(0, seeds, each):
@@ -94,7 +94,7 @@ def test_random_graphs(seeds):
 
 
 @pytest.mark.parametrize("seeds", some_seeds(20, 200))
-def test_a_loop(seeds):
+def test_shuffled_schedules_of_a_loop_have_the_same_bits(seeds):
     assert run_shuffled(LOOP, "main", (array(64, 64, scale=0.1), np.int32(5)), range(seeds), 2) > seeds // 2
 
 
@@ -110,7 +110,7 @@ def loops_and_branches(x, w, p):
 
 
 @pytest.mark.parametrize("seeds", some_seeds(20, 300))
-def test_loops_and_branches_at_the_same_time(seeds):
+def test_shuffled_schedules_of_loops_and_branches_have_the_same_bits(seeds):
     arguments = array(128, 128, scale=0.1), array(128, 128, seed=1, scale=0.1), np.float32(1)
     text = export.export(jax.jit(loops_and_branches))(*arguments).mlir_module()
     assert Watched(aotc.compile(text), THREADS).calls(arguments).overlaps
@@ -124,7 +124,7 @@ def sorts(x):
 
 
 @pytest.mark.parametrize("seeds", some_seeds(20, 300))
-def test_tiles(seeds, monkeypatch):
+def test_shuffled_schedules_of_tiles_have_the_same_bits(seeds, monkeypatch):
     monkeypatch.setattr(tile_edges, "tile_edge_pays", lambda *_: True)
     monkeypatch.setattr(Costs, "is_serial", lambda *_: False)
     arguments = (array(300, 96),)
@@ -134,7 +134,7 @@ def test_tiles(seeds, monkeypatch):
     assert run_bundle(data, "main", arguments, range(seeds)) > seeds // 2
 
 
-def test_an_edge_that_is_missing_is_seen():
+def test_a_missing_edge_is_found():
     """The last command of the graph begins when the graph does; results may happen to be right all the same."""
     watched = Watched(aotc.compile(random_dag(3), options=Options(opt_level=0)), THREADS)
     arguments = array(24, 24), array(24, 24, seed=1)
@@ -156,7 +156,7 @@ def test_an_edge_that_is_missing_is_seen():
     assert found > 10
 
 
-def test_a_seed_makes_the_same_order_again_on_one_thread():
+def test_a_seed_gives_the_same_order_on_one_thread():
     watched = Watched(aotc.compile(DIAMOND), 1)
     arguments = array(96, 96, scale=0.1), array(64, 32, seed=1)
     orders = []
@@ -168,7 +168,7 @@ def test_a_seed_makes_the_same_order_again_on_one_thread():
     assert orders[0] == orders[2] != orders[1]
 
 
-def test_more_claims_than_are_recorded_are_said():
+def test_more_claims_than_recorded_are_an_error():
     module = aotc.load(aotc.compile(DIAMOND), threads=2)
     with trial(4) as chance:
         chance.shuffle(0)
@@ -186,7 +186,7 @@ print(all(module.invoke("diamond", a, a[:64, :32])[0].tobytes() == np.load(sys.a
 
 
 @pytest.mark.parametrize(("seed", "said"), [("7", "True"), ("x", "AOTC_SHUFFLE is not a seed")])
-def test_the_environment(tmp_path, seed, said):
+def test_the_environment_variable_shuffles_schedules(tmp_path, seed, said):
     a = array(96, 96, scale=0.1)
     bundle, argument, want = tmp_path / "d.vmfb", tmp_path / "a.npy", tmp_path / "want.npy"
     bundle.write_bytes(aotc.compile(DIAMOND))

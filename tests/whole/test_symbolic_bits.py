@@ -197,14 +197,14 @@ def check(name: str, dtype: str, among: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_symbolic_sizes_leave_the_bits(name):
+def test_symbolic_sizes_give_the_bits_of_static_sizes(name):
     check(name, "f32", [d for d in subsets(PROGRAMS[name]) if len(d) in (1, len(PROGRAMS[name].sizes))])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_every_subset_of_symbolic_sizes(name, dtype):
+def test_every_subset_of_symbolic_sizes_gives_the_same_bits(name, dtype):
     check(name, dtype, subsets(PROGRAMS[name]))
 
 
@@ -214,7 +214,7 @@ def test_exceptions_are_subsets_of_dims():
             assert set(listed.split()) <= set(subsets(PROGRAMS[name]))
 
 
-def test_zero_times_a_negative_number_is_a_positive_zero():
+def test_zero_times_a_negative_number_sums_to_a_positive_zero():
     """A sum of a symbolic number of terms starts with 0.0. One term that is known to be alone is a multiplication, for
     which XLA has -0.0 too."""
     program = PROGRAMS["matmul, one term"]

@@ -44,7 +44,7 @@ def check(name: str, level: int) -> None:
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", SAMPLE)
-def test_moved_elements_of_symbolic_sizes(name):
+def test_movement_ops_of_symbolic_sizes_match_jax(name):
     check(name, 2)
 
 
@@ -52,7 +52,7 @@ def test_moved_elements_of_symbolic_sizes(name):
 @pytest.mark.cpu
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("move", MOVES)
-def test_every_reader_of_moved_elements_and_its_gradient(move, level):
+def test_readers_of_moved_elements_and_their_gradients_match_jax(move, level):
     for name in NAMES:
         if name.endswith(f", {move}"):
             check(name, level)
@@ -61,13 +61,13 @@ def test_every_reader_of_moved_elements_and_its_gradient(move, level):
 @pytest.mark.slow
 @pytest.mark.cudasim
 @pytest.mark.parametrize("move", MOVES)
-def test_every_reader_of_moved_elements_compiles_for_a_gpu(move):
+def test_readers_of_moved_elements_compile_for_a_gpu(move):
     for name in NAMES:
         if name.endswith(f", {move}") and (made := exported(name)) is not None:
             assert aotc.compile(made, target="cuda:sm_90", cache=False, verify_each=True)
 
 
-def test_sizes_of_calls_are_none_one_odd_and_larger():
+def test_the_tested_sizes_include_0_1_and_larger_ones():
     sizes = {n for shape in SHAPES for n in shape}
     assert {0, 1} <= sizes
     assert max(sizes) > 16

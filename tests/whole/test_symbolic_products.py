@@ -137,22 +137,22 @@ def check(name: str, dtype: str, target: str, calls: Any = CALLS, level: int = 2
 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cpu:x86-64-v4"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_products_of_any_size_are_right(name, target):
+def test_matmuls_of_symbolic_size_match_f64(name, target):
     check(name, "f32", target)
 
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d != "f32"])
-def test_products_of_all_dtypes_are_right(dtype):
+def test_matmuls_of_symbolic_size_and_each_dtype_match_f64(dtype):
     for target in ("cpu:x86-64-v3", "cpu:x86-64-v4-bf16" if dtype == "bf16" else "cpu:x86-64-v4"):
         check("all", dtype, target)
 
 
-def test_pairs_of_rows_that_are_no_whole_vectors_are_right():
+def test_bf16_pairs_of_partial_vectors_match_f64():
     for name in ("transposed left", "batch", "epilogue", "columns"):
         check(name, "bf16", "cpu:x86-64-v4-bf16")
 
 
-def test_products_are_right_without_optimizations_and_on_two_threads():
+def test_matmuls_of_symbolic_size_match_at_level_0_and_on_two_threads():
     check("all", "f32", "cpu:x86-64-v3", level=0)
     check("all", "f32", "cpu:x86-64-v3", [(300, 200, 310), (131, 97, 200)], threads=2)
     check("all", "bf16", "cpu:x86-64-v4-bf16", [(300, 201, 310)], threads=2)
@@ -186,7 +186,7 @@ def plans(name: str, dtype: str, target: str) -> list[str]:
     ("transposed right", "f32", "cpu:x86-64-v4", ["RegisterTilePlan"]),
     ("two", "f32", "cpu:x86-64-v4", ["CopiedPanelPlan"] * 2),
 ])  # fmt: skip
-def test_products_are_planned_as_tiles(name, dtype, target, expected):
+def test_matmuls_of_symbolic_size_are_planned_as_tiles(name, dtype, target, expected):
     assert plans(name, dtype, target) == expected
 
 
@@ -205,7 +205,7 @@ def claims(name: str, n: int) -> list[tuple[bool, int]]:
     return found
 
 
-def test_a_call_decides_by_its_sizes_how_many_threads_share_a_product():
+def test_a_call_chooses_the_threads_of_a_matmul_by_its_size():
     assert claims("square", 16) == [(False, 1)]
     ((serial, many),) = claims("square", 500)
     assert not serial

@@ -74,7 +74,7 @@ def part():
 
 
 @pytest.mark.parametrize("case", part())
-def test_conformance(case, target):
+def test_conformance_cases_match_xla_on_each_target(case, target):
     if case.skip:
         pytest.skip(f"jax: {case.skip}")
     try:
@@ -98,7 +98,7 @@ MAGNIFIED = """
 
 
 @pytest.mark.slow
-def test_what_lacks_fma_is_as_exact_as_xla_without_it():
+def test_code_that_lacks_fma_is_as_accurate_as_xla_without_it():
     """In a process of its own, as XLA reads its flags once."""
     names = [f"tests/whole/test_conformance.py::test_function[jax.scipy.{name}]" for name in MAGNIFIED.split()]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2"}
@@ -109,13 +109,13 @@ def test_what_lacks_fma_is_as_exact_as_xla_without_it():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models(name, target):
+def test_small_models_match_jax_on_each_target(name, target):
     function, weights, x, tolerance = MODELS[name]
     loaded = aotc.load(aotc.compile(jax.jit(function), weights, x, target=target, verify_each=True))
     close(loaded.invoke("main", *weights, x), jax.jit(function)(weights, x), tolerance)
 
 
-def test_sizes_from_arguments_and_from_data(target):
+def test_argument_and_computed_sizes_work_on_each_target(target):
     batch = jax.export.symbolic_shape("b, 12")
     exported = jax.export.export(jax.jit(lambda x: jax.nn.softmax(x @ x.T)))(jax.ShapeDtypeStruct(batch, "float32"))
     loaded = aotc.load(aotc.compile(exported, target=target))
@@ -126,7 +126,7 @@ def test_sizes_from_arguments_and_from_data(target):
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None, max_examples=RANDOM)
 @given(program=programs(most=6))
-def test_random_programs(program, target):
+def test_random_programs_match_xla_on_each_target(program, target):
     arrays = program.arrays({})
     with jax.enable_x64(True):
         text = jax.jit(program.function(), keep_unused=True).lower(*arrays).as_text()
@@ -135,7 +135,7 @@ def test_random_programs(program, target):
 
 
 @pytest.mark.parametrize(("name", "step"), LINKED)
-def test_every_op_links(name, step):
+def test_every_op_links_without_further_symbols(name, step):
     """Libraries of each case of each op need nothing that a bundle does not have."""
     texts = [module(*case) for cases in CASES.values() for case in cases]
     for text in texts[::step]:

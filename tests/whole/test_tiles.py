@@ -91,7 +91,7 @@ def edges(data):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_same_numbers_with_any_number_of_threads(name, everywhere, monkeypatch):
+def test_tile_edges_give_the_same_results_at_any_thread_count(name, everywhere, monkeypatch):
     data, arguments, expected = compiled(name)
     assert edges(data)
     monkeypatch.setattr(tile_edges, "tile_edge_pays", lambda *_: False)
@@ -127,7 +127,7 @@ def of_any_size(function, *types):
 
 
 @pytest.mark.parametrize("name", ["pooled", "pooled_first", "rows", "sorts"])
-def test_sizes_that_only_the_call_knows(name, everywhere, monkeypatch):
+def test_tile_edges_of_symbolic_sizes_give_the_same_results(name, everywhere, monkeypatch):
     """One line is right for all of them; how many items there are is known when the call runs."""
     function, shapes = PROGRAMS[name]
     (n,) = jax.export.symbolic_shape("n")
@@ -157,7 +157,7 @@ def of_any_length(everywhere, monkeypatch):
     return lambda: aotc.compile(text, verify_each=True)
 
 
-def test_rows_of_any_length(of_any_length, monkeypatch):
+def test_tile_edges_of_symbolic_row_lengths_give_the_same_results(of_any_length, monkeypatch):
     data = of_any_length()
     assert {(t.over, t.halo) for t in edges(data)} == {(0, 0)}
     monkeypatch.setattr(tile_edges, "tile_edge_pays", lambda *_: False)
@@ -173,14 +173,14 @@ def test_rows_of_any_length(of_any_length, monkeypatch):
                 np.testing.assert_array_equal(module.invoke("main", x)[0], want)
 
 
-def test_an_executor_that_knows_no_parts_of_items_is_refused(of_any_length, monkeypatch):
+def test_an_executor_without_support_for_item_parts_is_refused(of_any_length, monkeypatch):
     data = of_any_length()
     monkeypatch.setattr(buffers, "PARTS_SINCE", EXECUTOR_VERSION + 1)
     with pytest.raises(BundleError, match=f"only executors of version {EXECUTOR_VERSION + 1} and later know parts"):
         aotc.load(data)
 
 
-def test_tiles_are_told(everywhere, tmp_path):
+def test_inspect_explain_and_traces_show_tile_edges(everywhere, tmp_path):
     """What inspect, explain and traces say of them is what the executor reads."""
     data, arguments, _ = compiled("pooled")
     wanted = sorted((t.times, t.over, t.halo) for t in edges(data))
@@ -202,7 +202,7 @@ def test_tiles_are_told(everywhere, tmp_path):
     assert all(producer < n for n, producer, *_ in traced)
 
 
-def test_long_rows_are_worth_it_and_small_programs_are_not():
+def test_only_long_rows_get_tile_edges():
     """As the compiler chooses."""
     function, _ = PROGRAMS["rows"]
     large = aotc.compile(function, np.ones((64, 70_000), np.float32), np.ones(70_000, np.float32))
@@ -243,7 +243,7 @@ def test_windows_wait_for_rows_of_their_convolution_in_both_layouts(kind):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_windows_begin_before_their_convolution_has_ended(layout, monkeypatch):
+def test_windows_start_before_their_convolution_ends(layout, monkeypatch):
     """What a trace says of who claimed what when: a thread takes windows as soon as their rows are done."""
     monkeypatch.setattr(tile_edges, "tile_edge_pays", lambda *_: True)
     function, types = pooling(layout, "max")
@@ -261,7 +261,7 @@ def test_windows_begin_before_their_convolution_has_ended(layout, monkeypatch):
     assert sum(began < ended for began in windows) > len(windows) // 2
 
 
-def test_parts_of_items_are_told(of_any_length, tmp_path):
+def test_inspect_and_explain_show_item_parts(of_any_length, tmp_path):
     bundle = tmp_path / "model.vmfb"
     bundle.write_bytes(of_any_length())
     said = CliRunner().invoke(app, ["inspect", "--all", str(bundle)]).output
@@ -270,7 +270,7 @@ def test_parts_of_items_are_told(of_any_length, tmp_path):
     assert halos == [{}, {0: 0}]
 
 
-def test_an_executor_that_knows_no_tiles_is_refused(everywhere, monkeypatch):
+def test_an_executor_without_support_for_tiles_is_refused(everywhere, monkeypatch):
     data, _, _ = compiled("sorts")
     monkeypatch.setattr(buffers, "TILES_SINCE", EXECUTOR_VERSION + 1)
     with pytest.raises(BundleError, match=f"only executors of version {EXECUTOR_VERSION + 1} and later know tiles"):

@@ -78,7 +78,7 @@ def with_options(data, options):
 
 
 @pytest.mark.parametrize("how", ["trusting", "untrusted"])
-def test_code_of_the_bundle_never_runs(evil, tmp_path, how):
+def test_code_of_an_untrusted_bundle_never_runs(evil, tmp_path, how):
     """The same bundle, loaded without a thought, does write the file."""
     bundle, written = tmp_path / "evil.vmfb", tmp_path / "written"
     bundle.write_bytes(evil)
@@ -90,14 +90,14 @@ def test_code_of_the_bundle_never_runs(evil, tmp_path, how):
     assert (done.returncode == 0) == (how == "untrusted"), done.stderr
 
 
-def test_the_source_runs_in_its_place(evil):
+def test_the_source_of_an_untrusted_bundle_is_compiled_and_run(evil):
     loaded = aotc.load(evil, untrusted=True, threads=1)
     np.testing.assert_allclose(loaded(X), X @ W, rtol=1e-4, atol=1e-4)
     aotc.load(aotc.compile(model, X), threads=1)
     assert len(native._PROCESS.executors) == 2, "an executor that an unsigned bundle brought serves no recompiled one"
 
 
-def test_external_weights_are_compared(tmp_path):
+def test_external_weights_of_an_untrusted_bundle_are_compared(tmp_path):
     path = tmp_path / "w.safetensors"
     bundle = tmp_path / "net.vmfb"
     bundle.write_bytes(aotc.compile(model, X, weights=str(path)))
@@ -110,20 +110,20 @@ def test_external_weights_are_compared(tmp_path):
 
 
 @pytest.mark.parametrize("other", [lambda x: x @ W + x[:, :1].astype("i4"), lambda x: (x @ W, x), lambda x: (x @ W)[0]])
-def test_a_source_of_another_program(evil, other):
+def test_a_source_of_another_program_is_refused(evil, other):
     wrong = with_source_of(evil, aotc.compile(lambda x: (other(x),), X))
     with pytest.raises(aotc.BundleError, match="another function 'main' than it says"):
         aotc.load(wrong, untrusted=True)
 
 
-def test_without_a_source():
+def test_an_untrusted_bundle_without_source_is_refused():
     with pytest.raises(aotc.BundleError, match="has no source"):
         aotc.load(aotc.compile(model, X, source=False), untrusted=True)
     with pytest.raises(aotc.BundleError, match="has no source"):
         aotc.load(tiny.bundle(), untrusted=True)
 
 
-def test_a_source_that_does_not_compile(evil):
+def test_a_source_that_does_not_compile_is_refused(evil):
     import jax
 
     @jax.jit
@@ -141,7 +141,7 @@ def test_a_source_that_does_not_compile(evil):
         aotc.load(with_source_of(evil, other), untrusted=True)
 
 
-def test_who_signed_is_trusted(evil, tmp_path, monkeypatch):
+def test_a_bundle_with_a_trusted_signature_runs_unchanged(evil, tmp_path, monkeypatch):
     """A signed bundle loads as it is, without a compiler; any other needs one."""
     pytest.importorskip("cryptography")
     from aotc.tools.sign import new_key, sign_bundle
@@ -164,7 +164,7 @@ def test_who_signed_is_trusted(evil, tmp_path, monkeypatch):
         aotc.load(path, trusted_keys=keys)
 
 
-def test_the_command_line(evil, tmp_path, monkeypatch):
+def test_untrusted_option_of_run_compiles_the_source(evil, tmp_path, monkeypatch):
     from aotc_cli import main as cli
 
     path, written, result = tmp_path / "evil.vmfb", tmp_path / "written", tmp_path / "y.npy"
@@ -178,7 +178,7 @@ def test_the_command_line(evil, tmp_path, monkeypatch):
     assert not written.exists()
 
 
-def test_every_option_is_recorded_or_not():
+def test_every_option_is_classified_for_the_source_record():
     """A new option needs a decision: may a record set it?"""
     every = sorted(f.name for f in fields(Options))
     assert sorted((*RECORDED, *OF_THE_RUN, *OUTSIDE_RECORD)) == every
@@ -190,7 +190,7 @@ def sound():
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(Options)])
-def test_a_record_sets_only_options_of_the_code(sound, name, tmp_path, monkeypatch):
+def test_a_source_record_sets_only_code_options(sound, name, tmp_path, monkeypatch):
     """A record that names a folder, a file, a pass to stop at or a process count is refused, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
@@ -206,7 +206,7 @@ def test_a_record_sets_only_options_of_the_code(sound, name, tmp_path, monkeypat
     assert [p.name for p in tmp_path.iterdir()] == ["link"]
 
 
-def test_a_source_that_unpacks_to_much_more(sound):
+def test_a_decompression_bomb_as_source_is_refused(sound):
     packed = zlib.compress(bytes(80 << 20))
     with pytest.raises(aotc.BundleError, match=r"(?s)it is too large.*83,886,080 bytes"):
         aotc.load(with_source(sound, packed, 80 << 20), untrusted=True)

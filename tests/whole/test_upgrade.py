@@ -97,7 +97,7 @@ def changed(data, change, weights=b""):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_bytes_are_those_of_compiling_the_model(name):
+def test_upgrade_gives_the_bytes_of_compiling_the_model(name):
     model = MODELS[name]
     data = aotc.compile(*model)
     assert aotc.upgrade(data) == data
@@ -108,7 +108,7 @@ def test_the_bytes_are_those_of_compiling_the_model(name):
     assert all("array" in hole for hole in holes)
 
 
-def test_whatever_form_the_model_had(tmp_path):
+def test_upgrade_works_for_every_form_of_model(tmp_path):
     function, x = MODELS["gpt2"]
     lowered = jax.jit(function).lower(x)
     text = lowered.as_text(debug_info=True)
@@ -131,12 +131,12 @@ def test_whatever_form_the_model_had(tmp_path):
         HEAD + "%y = chlo.erf_inv %x : tensor<16x64xf32> -> tensor<16x64xf32> return %y : tensor<16x64xf32> } }",
     ],
 )  # fmt: skip
-def test_what_has_no_portable_form(text):
+def test_upgrade_works_for_models_without_a_portable_form(text):
     data = aotc.compile(text)
     assert aotc.upgrade(data) == data
 
 
-def test_options_and_targets_are_remembered():
+def test_upgrade_uses_the_recorded_options_and_targets():
     (b,) = jax.export.symbolic_shape("b")
     batch = jax.ShapeDtypeStruct((b, 64), np.float32)
     targets = "cpu:x86-64-v3,cpu:x86-64-v4"
@@ -150,14 +150,14 @@ def test_options_and_targets_are_remembered():
         aotc.upgrade(data, target="abacus")
 
 
-def test_a_program_for_several_platforms():
+def test_upgrade_works_for_multi_platform_programs():
     exported = jax.export.export(jax.jit(quantized_dense), platforms=("cuda", "cpu"))(X)
     data = aotc.compile(exported)
     assert aotc.upgrade(data) == data
     np.testing.assert_array_equal(aotc.load(aotc.upgrade(data))(X), aotc.load(data)(X))
 
 
-def test_names_and_trees_stay():
+def test_upgrade_preserves_names_and_pytrees():
     data = aotc.compile(lambda w, *, scale: {"y": w["a"] * scale, "z": [w["b"]]}, {"a": X, "b": X},
                         kwargs={"scale": np.float32(2)})  # fmt: skip
     again = aotc.upgrade(data)
@@ -165,7 +165,7 @@ def test_names_and_trees_stay():
     assert open_bundle(again).manifest["functions"] == open_bundle(data).manifest["functions"]
 
 
-def test_weights_that_are_nowhere_in_the_bundle_are_kept():
+def test_folded_weights_are_stored_in_the_source():
     """What folding used up: noise lies beside the source, a mask within it."""
     noise, mask = array(64, 64), np.tri(64, dtype="f")
     model = lambda x: x @ jnp.asarray(np.float32(1) + jax.lax.tanh(noise) * mask)
@@ -202,7 +202,7 @@ def test_tables_are_stored_as_differences(name):
         assert aotc.upgrade(data) == data
 
 
-def test_noise_has_no_differences_worth_storing():
+def test_noise_is_not_stored_as_differences():
     noise = np.random.default_rng(0).standard_normal(20000).astype("f4")
     data = aotc.compile(jax.jit(lambda x: x @ jnp.asarray(noise[:4096].reshape(64, 64) ** 3)), X)
     assert not any("differences" in hole for hole in record_of(data)["holes"])
@@ -223,13 +223,13 @@ WRONG_DIFFERENCES = {
 
 
 @pytest.mark.parametrize("name", WRONG_DIFFERENCES)
-def test_damaged_differences(name):
+def test_damaged_differences_are_refused(name):
     broken = changed(aotc.compile(*MODELS["int8"]), lambda r: as_differences(r, WRONG_DIFFERENCES[name]))
     with pytest.raises(aotc.BundleError, match="the source"):
         aotc.upgrade(broken)
 
 
-def test_external_weights(tmp_path):
+def test_upgrade_reads_external_weights(tmp_path):
     path, again = tmp_path / "w.safetensors", tmp_path / "new" / "w.safetensors"
     again.parent.mkdir()
     data = aotc.compile(*MODELS["resnet"], weights=str(path))
@@ -250,7 +250,7 @@ def test_external_weights(tmp_path):
         aotc.upgrade(bundle, weights="inline")
 
 
-def test_a_signature_does_not_survive(tmp_path):
+def test_upgrade_removes_the_signature(tmp_path):
     pytest.importorskip("cryptography")
     from aotc.tools.sign import new_key, sign_bundle
 
@@ -263,12 +263,12 @@ def test_a_signature_does_not_survive(tmp_path):
         assert aotc.upgrade(path) == data
 
 
-def test_without_a_source():
+def test_upgrade_without_a_source_is_an_error():
     with pytest.raises(aotc.BundleError, match="--no-source"):
         aotc.upgrade(aotc.compile(*MODELS["int8"], source=False))
 
 
-def test_loading_does_not_read_the_source():
+def test_load_does_not_read_the_source():
     data = aotc.compile(*MODELS["int8"])
     opened = open_bundle(data)
     row = opened.manifest["segments"][opened.manifest["source"]["segment"]]
@@ -306,14 +306,14 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_damaged_source_with_right_sums(name):
+def test_a_damaged_source_with_valid_digests_is_refused(name):
     broken = changed(aotc.compile(*MODELS["int8"]), CHANGES[name])
     aotc.load(broken)
     with pytest.raises(aotc.BundleError):
         aotc.upgrade(broken)
 
 
-def test_a_source_that_does_not_decompress():
+def test_a_source_that_does_not_decompress_is_refused():
     data = aotc.compile(*MODELS["int8"])
     opened = open_bundle(data)
     rows, entry = opened.manifest["segments"], opened.manifest["source"]
@@ -328,7 +328,7 @@ def test_a_source_that_does_not_decompress():
             aotc.upgrade(broken)
 
 
-def test_the_command_line(tmp_path, capsys, monkeypatch):
+def test_upgrade_command_writes_a_new_file(tmp_path, capsys, monkeypatch):
     import sys
 
     from aotc_cli import main as cli

@@ -59,7 +59,7 @@ def x64():
 
 @pytest.mark.ir
 @pytest.mark.parametrize("name", SPELLINGS)
-def test_found_and_its_reference_is_what_xla_computes(name, x64):
+def test_each_spelling_is_fused_and_the_reference_is_as_accurate_as_xla(name, x64):
     spelling = SPELLINGS[name]
     arguments = spelling.arguments("float32")
     module = fused(spelling.function, arguments)
@@ -73,7 +73,7 @@ def test_found_and_its_reference_is_what_xla_computes(name, x64):
 @pytest.mark.ir
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("name", ["by hand", "flax", "equinox", "keras", "hugging face", "-1e9"])
-def test_found_in_other_dtypes(name, dtype, x64):
+def test_each_spelling_is_fused_in_f16_bf16_and_f64(name, dtype, x64):
     spelling = SPELLINGS[name]
     assert len(attentions(fused(spelling.function, spelling.arguments(dtype)))) == 1
 
@@ -81,7 +81,7 @@ def test_found_in_other_dtypes(name, dtype, x64):
 @pytest.mark.cpu
 @pytest.mark.parametrize("dtype", EPSILON)
 @pytest.mark.parametrize("name", ["by hand", "columns", "flax", "decode of one head", "hugging face"])
-def test_as_near_to_f64_as_the_ops_one_by_one(name, dtype, x64):
+def test_fused_attention_is_as_near_to_f64_as_separate_ops(name, dtype, x64):
     spelling = SPELLINGS[name]
     arguments = spelling.arguments(dtype)
     (wanted,), (found,) = exact(spelling.function, arguments), compiled(spelling.function, arguments)
@@ -93,7 +93,7 @@ def test_as_near_to_f64_as_the_ops_one_by_one(name, dtype, x64):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", ["window", "one product", "repeated keys", "decode with a cache", "refused", "bqhk"])
-def test_computed_as_by_xla(name):
+def test_compiled_attention_matches_xla(name):
     spelling = SPELLINGS[name]
     arguments = spelling.arguments("float32")
     wanted = jax.tree.leaves(jax.jit(spelling.function)(*arguments))
@@ -104,7 +104,7 @@ def test_computed_as_by_xla(name):
 @pytest.mark.cpu
 @pytest.mark.parametrize("fill", [-np.inf, -1e9, float(jnp.finfo(jnp.float32).min)])
 @pytest.mark.parametrize("rows", [1, T])
-def test_rows_of_which_nothing_is_allowed(fill, rows):
+def test_fully_masked_rows_match_xla(fill, rows):
     """NaN where masked scores are -inf, the mean of the values where they are finite."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((B, n, H, D)).astype(np.float32) for n in (rows, 600, 600))
@@ -128,7 +128,7 @@ def causal(offset, fill):
 @pytest.mark.cpu
 @pytest.mark.parametrize("offset", [-50, 0, 530])
 @pytest.mark.parametrize("fill", [-np.inf, -30.0])
-def test_what_a_causal_row_does_not_see(offset, fill):
+def test_causal_blocks_are_skipped_only_without_weight(offset, fill):
     """Blocks that no row of an item sees are left out unless they have weight: beside -30, and in rows without any."""
     rng = np.random.default_rng(1)
     q, k, v = (rng.standard_normal((n, D)).astype(np.float32) for n in (150, 700, 700))
@@ -140,7 +140,7 @@ def test_what_a_causal_row_does_not_see(offset, fill):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("special", [np.inf, -np.inf, np.nan])
-def test_scores_that_are_no_numbers(special):
+def test_nan_and_infinite_scores_match_xla(special):
     """A row of -inf beside others weighs nothing; inf and NaN make their row NaN."""
     rng = np.random.default_rng(2)
     q, k, v = (rng.standard_normal((1, n, 2, D)).astype(np.float32) for n in (T, 600, 600))
@@ -160,7 +160,7 @@ SIZES = [(1, 1, 1), (2, 0, 5), (0, 3, 3), (1, 3, 300), (3, 70, 33), (1, 257, 13)
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_any_sizes(level):
+def test_attention_of_symbolic_sizes_matches_xla(level):
     """Batch, rows and terms are known to the call only: none, one, a few, no multiple of a block.
 
     JAX exports no sizes that may be 0, but what a slice leaves of others.
@@ -186,7 +186,7 @@ def test_any_sizes(level):
 @pytest.mark.cpu
 @pytest.mark.parametrize("fill", [-np.inf, -1e9])
 @pytest.mark.parametrize("rows", [1, 5])
-def test_long_caches_in_parts(fill, rows):
+def test_split_kv_with_masked_parts_matches_xla(fill, rows):
     """Few rows against many terms are split over the terms; parts of which nothing is allowed weigh nothing."""
     rng = np.random.default_rng(6)
     q, k, v = (rng.standard_normal((1, n, 2, D)).astype(np.float32) for n in (rows, 4096, 4096))
@@ -211,7 +211,7 @@ func @k(%q: f32[t, 16], %k: f32[s, 16], %v: f32[s, 16]) attributes {kind = "sing
 
 @pytest.mark.ir
 @pytest.mark.parametrize("terms", [0, 1, 12, 30])
-def test_few_terms_or_none(terms):
+def test_attention_of_fewer_terms_than_a_tile_matches_the_reference(terms):
     """Fewer than a tile has rows; JAX takes no maximum of what may be nothing."""
     module = parse_module(KERNEL.replace(",\n    ", ", "))
     kernel = lower_region(module.functions["k"], resolve_targets("cpu:x86-64-v4")[0])
@@ -226,7 +226,7 @@ def test_few_terms_or_none(terms):
 @pytest.mark.cpu
 @pytest.mark.parametrize("terms", [13, 64, 255, 257, 513])
 @pytest.mark.parametrize("rows", [5, 17, 64, 65])
-def test_sizes_around_blocks(rows, terms):
+def test_sizes_next_to_block_boundaries_match_jax(rows, terms):
     rng = np.random.default_rng(4)
     q, k, v = (rng.standard_normal((1, n, 1, 24)).astype(np.float32) for n in (rows, terms, terms))
     (found,) = compiled(dot_product_attention, [q, k, v])
@@ -234,7 +234,7 @@ def test_sizes_around_blocks(rows, terms):
 
 
 @pytest.mark.ir
-def test_what_is_read_elsewhere_stays():
+def test_attention_whose_weights_have_other_readers_is_not_fused():
     """Scores, weights and their sums that are results, or what a gradient needs."""
 
     def weights(q, k, v):
@@ -255,7 +255,7 @@ def test_what_is_read_elsewhere_stays():
 @pytest.mark.parametrize(("dtype", "precision", "found"), [
     ("bfloat16", "default", 1), ("float32", "default", 1), ("float32", "highest", 0), ("float64", "default", 0),
 ])  # fmt: skip
-def test_a_gpu_has_the_op_where_a_template_takes_it(dtype, precision, found, x64):
+def test_gpu_attention_is_fused_only_if_a_template_supports_it(dtype, precision, found, x64):
     """Of f32 that is rounded to TF32, where products may be."""
     spelling = SPELLINGS["causal"]
     with jax.default_matmul_precision(precision):
@@ -264,7 +264,7 @@ def test_a_gpu_has_the_op_where_a_template_takes_it(dtype, precision, found, x64
 
 
 @pytest.mark.ir
-def test_a_bias_is_read_as_it_lies():
+def test_a_bf16_bias_is_not_widened_before_attention():
     """Not widened by a kernel of its own before it is added to scores of f32."""
     shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((B, T, 4, D), (B, S, 4, D), (B, S, 4, D), (1, 4, T, S))]
     (op,) = attentions(fused(lambda q, k, v, bias: dot_product_attention(q, k, v, bias=bias), shapes))

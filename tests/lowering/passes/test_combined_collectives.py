@@ -52,7 +52,7 @@ def on_line(function, *specs):
     return over(LINE, specs, P("data"))(function)
 
 
-def test_independent_sums_are_one_call():
+def test_independent_sums_become_one_call():
     def sums(x, y):
         a, b = lax.psum(x, "data"), lax.psum(y * 2, "data")
         return jnp.concatenate([a.sum(1) + b[0], a[:, 0] * b.sum()])
@@ -60,7 +60,7 @@ def test_independent_sums_are_one_call():
     assert same_results(on_line(sums, P("data"), P("data")), f32(16, 4), f32(8, 2)) == [("all_reduce", 2)]
 
 
-def test_a_sum_of_a_sum_is_a_call_of_its_own():
+def test_dependent_sums_stay_separate_calls():
     def sums(x):
         first = lax.psum(x, "data")
         return lax.psum(jnp.exp(-first * first) * x, "data") + lax.psum(x * x, "data") + first
@@ -68,7 +68,7 @@ def test_a_sum_of_a_sum_is_a_call_of_its_own():
     assert sorted(same_results(on_line(sums, P("data")), f32(16, 4))) == [("all_reduce", 1), ("all_reduce", 2)]
 
 
-def test_two_groups_do_not_wait_for_each_other():
+def test_combining_never_creates_a_cycle():
     """a and c of one kind, b and d of another; b needs a and c needs d: both pairs together would be a cycle."""
 
     def exchanges(x):
@@ -89,14 +89,14 @@ def test_two_groups_do_not_wait_for_each_other():
     (lambda x: lax.all_gather(x, "data").sum(0), 2),
     (lambda x: lax.psum(x * 3, "data"), 1),
 ])  # fmt: skip
-def test_only_one_kind_is_combined(other, count):
+def test_only_collectives_of_one_kind_are_combined(other, count):
     def both(x):
         return lax.psum(x, "data") + other(jnp.sin(x))
 
     assert len(same_results(on_line(both, P("data")), f32(16, 4))) == count
 
 
-def test_sums_over_other_ranks_stay_alone():
+def test_sums_over_different_ranks_stay_separate_calls():
     def sums(x):
         return lax.psum(x, "data") + lax.psum(x * x, "model")
 
@@ -104,7 +104,7 @@ def test_sums_over_other_ranks_stay_alone():
     assert calls(function, f32(16, 8)) == [("all_reduce", 1), ("all_reduce", 1)]
 
 
-def test_gathers_and_scattered_sums():
+def test_gathers_and_reduce_scatters_are_combined():
     def exchanges(x, y):
         gathered = lax.all_gather(x, "data", axis=1, tiled=True).sum() + lax.all_gather(y, "data", axis=1, tiled=True)
         parts = lax.psum_scatter(x.T, "data", tiled=True).sum() + lax.psum_scatter(y @ y.T, "data", tiled=True)
@@ -114,7 +114,7 @@ def test_gathers_and_scattered_sums():
     assert sorted(found) == [("all_gather", 2), ("reduce_scatter", 2)]
 
 
-def test_sums_in_loops_and_branches():
+def test_sums_in_loops_and_branches_are_combined():
     def repeated(x):
         def step(c, _):
             a, b = lax.psum(jnp.sin(c), "data"), lax.psum(jnp.cos(c).sum(0), "data")
@@ -125,7 +125,7 @@ def test_sums_in_loops_and_branches():
     assert same_results(on_line(repeated, P("data")), f32(16, 4)) == [("all_reduce", 2)]
 
 
-def test_large_operands_and_calls():
+def test_large_operands_and_large_calls_are_not_combined():
     rows = LARGEST_OPERAND // 4
     count = LARGEST_CALL // LARGEST_OPERAND + 1
 
@@ -137,7 +137,7 @@ def test_large_operands_and_calls():
     assert sorted(count for _, count in found) == [1, 1, LARGEST_CALL // LARGEST_OPERAND]
 
 
-def test_gradients_of_a_model():
+def test_gradients_of_a_model_share_collective_calls():
     """XLA gathers some weights twice: one call has each operand once."""
     case = CASES["training"]
     rows = {n: aotc.explain("collectives", case.compile(source=False, bisect=BEFORE + n)).rows for n in (0, 1)}
@@ -149,7 +149,7 @@ def test_gradients_of_a_model():
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
 @pytest.mark.parametrize("dtypes", [(np.float32, np.float32), (np.float16, np.float16), (np.float32, np.int32)])
 @pytest.mark.parametrize("rows", [0, 8])
-def test_several_operands_have_the_bits_of_single_calls(op, dtypes, rows):
+def test_combined_calls_give_the_bits_of_single_calls(op, dtypes, rows):
     groups = ((3, 0), (1, 2))
     c = Collective(op, 0, groups, reduction="" if op == "all_gather" else "add")
     shapes = [(8, 3), (rows, 2)]

@@ -39,7 +39,7 @@ def rebuilt(found, shape, dtype):
 
 @pytest.mark.parametrize("shape", [(20, 30), (30, 20), (25, 25)])
 @pytest.mark.parametrize("offset", [-3, 0, 1, 4])
-def test_bands(shape, offset):
+def test_banded_arrays_are_described_exactly(shape, offset):
     lower = np.tri(*shape, offset)
     for a in (lower, 1 - lower, np.where(lower > 0, -0.0, -np.inf), np.eye(*shape, offset, dtype="int8")):
         found = describe_array(a)
@@ -67,7 +67,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_descriptions(name):
+def test_descriptions_rebuild_the_exact_bytes(name):
     a = ARRAYS[name]
     found = describe_array(a)
     assert found is not None
@@ -87,11 +87,11 @@ def test_descriptions(name):
         "products", "rounded floats", "booleans", "complex",
     ],
 )
-def test_arrays_without_a_description(a):
+def test_irregular_arrays_have_no_description(a):
     assert describe_array(a) is None
 
 
-def test_one_element_that_differs_is_seen():
+def test_one_different_element_prevents_a_description():
     for y, x in ((299, 0), (150, 151), (0, 299)):
         for a in (DIAGONAL, LOWER, NUMBERS, np.tile(ROW, (300, 1)), ELEMENTS):
             changed = a.copy()
@@ -115,7 +115,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_programs(name):
+def test_programs_with_described_constants_are_small_and_match_jax(name):
     data = aotc.compile(PROGRAMS[name], X, verify_each=True, source=False)
     close(aotc.load(data)(X), jax.jit(PROGRAMS[name])(X), factor=4)
     assert len(data) < 100_000

@@ -113,7 +113,7 @@ def passed(function, *arguments):
 
 
 @pytest.mark.parametrize("function", EVERY, ids=lambda f: f.__name__)
-def test_results_are_those_of_eager_jax(function):
+def test_no_select_of_whole_arrays_remains_and_results_match_jax(function):
     module = passed(function, ROWS, np.int32(0), np.bool_(True))
     whole = [
         op for f in module.functions.values() for op in walk(f.body)
@@ -128,13 +128,13 @@ def test_results_are_those_of_eager_jax(function):
 
 
 @pytest.mark.parametrize("function", MERGED, ids=lambda f: f.__name__)
-def test_two_updates_of_one_form_become_one(function):
+def test_selects_between_two_updates_become_one_update(function):
     module = passed(function, ROWS, np.int32(0), np.bool_(True))
     ops = [op for f in module.functions.values() for op in walk(f.body)]
     assert sum(op.name in ("scatter", "dynamic_update_slice") for op in ops) == 1
 
 
-def test_an_update_that_is_read_elsewhere_is_selected():
+def test_an_update_with_other_readers_stays_a_select():
     def function(x, i, p):
         updated = x.at[i].set(0.0)
         return jnp.where(p, updated, x), updated

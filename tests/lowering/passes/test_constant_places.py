@@ -44,17 +44,17 @@ def places(function, arguments):
 
 @pytest.mark.ir
 @pytest.mark.parametrize("name", KNOWN)
-def test_known_places_need_no_indices(name):
+def test_gathers_at_constant_indices_become_slices(name):
     assert not places(*KNOWN[name])
 
 
 @pytest.mark.ir
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_other_places_stay(name):
+def test_gathers_at_other_indices_remain(name):
     assert places(*UNKNOWN[name])
 
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", [*KNOWN, *UNKNOWN])
-def test_both_compute_what_xla_does(name):
+def test_gathers_at_constant_and_other_indices_match_xla(name):
     check(*{**KNOWN, **UNKNOWN}[name], 2)

@@ -50,7 +50,7 @@ def loops_of(model):
 
 
 @pytest.mark.parametrize("parts", [2, FEW, FEW + 1, 20])
-def test_parts_are_cut(parts):
+def test_a_concatenation_becomes_one_loop_per_part_without_tests(parts):
     loops, tests = loops_of(jax.jit(side_by_side(parts)).lower(X).as_text())
     assert len(loops) == parts
     assert not tests
@@ -58,7 +58,7 @@ def test_parts_are_cut(parts):
 
 
 @pytest.mark.parametrize(("count", "cut"), [(FEW + 1, True), (MANY, True), (MANY + 1, False)])
-def test_more_parts_than_are_cut_are_tested_for(count, cut):
+def test_many_parts_stay_one_loop_with_tests(count, cut):
     loops, tests = loops_of(copies(count))
     assert (len(loops) == count) is cut is not tests
     x = normal(6, 7)
@@ -67,7 +67,7 @@ def test_more_parts_than_are_cut_are_tested_for(count, cut):
 
 
 @pytest.mark.parametrize(("operations", "cut"), [(SEGMENT_OPERATIONS.value // 16, True), (20, False)])
-def test_what_computes_much_is_written_a_few_times(operations, cut):
+def test_loops_with_many_operations_are_not_cut(operations, cut):
     def then(x):
         for n in range(operations):
             x = x * (n + 0.5) if n % 2 else jnp.abs(x)
@@ -80,10 +80,10 @@ def test_what_computes_much_is_written_a_few_times(operations, cut):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8", "bool", "complex64"])
-def test_dtypes(dtype):
+def test_concatenations_of_each_dtype_match_jax(dtype):
     check(side_by_side(30), [(X > 0.3).astype(dtype) if dtype == "bool" else (X * 9).astype(dtype)], 2)
 
 
-def test_parts_of_nothing_and_of_one():
+def test_parts_of_no_and_one_element_match_jax():
     parts = [np.zeros((3, n), "float32") + n for n in (0, 1, 1, 0, 2, 1, 1, 1, 1, 1, 1, 1, 0)]
     check(lambda *xs: jnp.concatenate(xs, 1), parts, 2)

@@ -82,7 +82,7 @@ def scatters(module):
 
 
 @pytest.mark.parametrize(("cases", "name"), [(c, n) for c in (COMPARED, APART, NEITHER) for n in c])
-def test_what_becomes_of_a_scatter(cases, name):
+def test_disjoint_scatters_become_comparisons_or_unique(cases, name):
     function, *arrays = cases[name]
     module = simplified(function, arrays)
     found = scatters(module)
@@ -95,7 +95,7 @@ def test_what_becomes_of_a_scatter(cases, name):
         assert np.asarray(got).tobytes() == want.tobytes()
 
 
-def test_rows_of_any_number():
+def test_scatters_of_symbolic_row_counts_become_comparisons():
     (rows,) = jax.export.symbolic_shape("n")
     shapes = (jax.ShapeDtypeStruct((rows, 7), "f4"), jax.ShapeDtypeStruct((rows,), "i4"))
     module = canonicalize(inline(import_model(jax.jit(cross_entropy), *shapes), Options()), Options())
@@ -133,7 +133,7 @@ func public @main(%x: i32[4, 6]) {
 """
 
 
-def test_what_is_numbered():
+def test_iota_dim_finds_values_that_count_along_a_dim():
     body = parse_module(NUMBERED).functions["main"].body
     definitions = {v: op for op in body.ops for v in op.results}
     found = {v.name: iota_dim(v, definitions) for v in definitions}

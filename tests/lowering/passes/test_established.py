@@ -88,7 +88,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_wrong_pass_is_named(name, monkeypatch):
+def test_a_pass_that_breaks_a_postcondition_is_named(name, monkeypatch):
     where, change, message = PLANTED[name]
     number = max(n for n, step in enumerate(PASSES) if step.run.__name__ == where)
     step = PASSES[number]
@@ -106,11 +106,11 @@ def test_a_wrong_pass_is_named(name, monkeypatch):
     assert message in str(caught.value)
 
 
-def test_the_verifier_alone_does_not_see_a_call():
+def test_a_remaining_call_is_found_by_the_postcondition_only():
     module = import_model(lambda x: jnp.sin(x), f32(4))
     assert verify(outlined(module)) == []
 
 
-def test_a_function_without_copies_is_complete():
+def test_a_function_without_specialized_copies_satisfies_the_postcondition():
     establishes = next(step.establishes for step in PASSES if step.name == "specialize")
     assert establishes(Module({"main": Function("main", Region((), (), ()), True)})) == []

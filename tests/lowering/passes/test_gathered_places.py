@@ -22,7 +22,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_is_stored_beside_the_result(name):
+def test_gathers_compute_their_indices_in_one_dispatch(name):
     function, arrays = CASES[name]
     exported = jax.export.export(jax.jit(function), platforms=["cpu"])(*arrays)
     module = run_passes(import_model(exported), Options(target="cpu:x86-64-v3"))
@@ -33,7 +33,7 @@ def test_nothing_is_stored_beside_the_result(name):
     check(function, arrays, 2)
 
 
-def test_a_concatenation_that_all_of_which_is_read_is_not_for_nothing():
+def test_indices_read_as_data_too_match_jax():
     """Rows of indices that a loop reads as data have their tests."""
     pairs = np.stack([THREE, THREE], -1)
     check(lambda i, x: (x[i[..., 0], i[..., 1]], jnp.concatenate([i, i + 1], -1).sum(0)), [pairs, X], 2)

@@ -28,13 +28,13 @@ def doubling(depth):
 
 
 @pytest.mark.cpu
-def test_calls_within_the_limit():
+def test_calls_within_the_inlining_limit_compile():
     x = np.float32([1, 2, 3, 4])
     np.testing.assert_array_equal(aotc.load(aotc.compile(doubling(5)))(x), x)
 
 
 @pytest.mark.ir
-def test_only_calls_are_counted(monkeypatch):
+def test_ops_without_calls_do_not_count_towards_the_inlining_limit(monkeypatch):
     monkeypatch.setattr("aotc.lowering.passes.inline.MOST_INLINED", 3)
     body = "".join(f"%{n + 1} = stablehlo.negate %{n} : tensor<4xf32>\n" for n in range(8)).replace("%0 ", "%x ")
     text = f"func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{\n{body}return %8 : tensor<4xf32> }}"
@@ -42,6 +42,6 @@ def test_only_calls_are_counted(monkeypatch):
 
 
 @pytest.mark.parametrize("depth", [MOST_INLINED.bit_length(), 40, 300])
-def test_calls_beyond_it_are_refused(depth):
+def test_calls_beyond_the_inlining_limit_are_refused(depth):
     with pytest.raises(CompileError, match=r"<model>:\d+:6: error: the program has more than 1,048,576 ops"):
         aotc.compile(doubling(depth))

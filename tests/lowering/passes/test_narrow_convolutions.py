@@ -57,7 +57,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values(name):
+def test_narrow_convolutions_match_xla(name):
     shape, kernel, options = CASES[name]
     function, args = convolution(len(shape) - 2, **options), (normal(*shape), normal(*kernel))
     assert has_columns_of_pixels(function, *args)
@@ -66,7 +66,7 @@ def test_values(name):
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int8", "int32", "int64"])
 @pytest.mark.parametrize("target", ["cpu", "cpu:x86-64-v3"])
-def test_types(dtype, target):
+def test_narrow_convolutions_of_each_dtype_match_xla(dtype, target):
     wide = {"int8": "int32"}.get(dtype, dtype)
     with jax.enable_x64(True):
         function = convolution(2, preferred_element_type=wide)
@@ -76,7 +76,7 @@ def test_types(dtype, target):
     close(aotc.load(data)(*args), want, factor=16)
 
 
-def test_constant_weights_and_what_is_fused():
+def test_narrow_convolutions_with_fused_bias_and_relu_match_xla():
     """The columns of the last tile overlap those of the one before, and no element is added to twice."""
     w, bias = normal(3, 3, 16, 3), normal(3)
 
@@ -88,7 +88,7 @@ def test_constant_weights_and_what_is_fused():
     close(aotc.load(aotc.compile(function, *args))(*args), jax.jit(function)(*args), factor=16)
 
 
-def test_batch_of_any_size():
+def test_narrow_convolutions_of_a_symbolic_batch_match_xla():
     w = normal(3, 3, 16, 1)
     (batch,) = export.symbolic_shape("b")
     shape = jax.ShapeDtypeStruct((batch, 20, 75, 16), "float32")
@@ -99,7 +99,7 @@ def test_batch_of_any_size():
         close(module(x), convolution(2)(x, w), factor=16)
 
 
-def test_infinite_pixel_reaches_its_windows_alone():
+def test_an_infinite_pixel_affects_only_its_windows():
     x, w = normal(1, 12, 75, 16), normal(3, 3, 16, 1)
     x[0, 5, 40, 3], x[0, 8, 74, 0] = np.inf, np.nan
     got = np.asarray(aotc.load(aotc.compile(convolution(2), x, w))(x, w))
@@ -113,5 +113,5 @@ def test_infinite_pixel_reaches_its_windows_alone():
     [((1, 32, 32, 64), (3, 3, 64, 32)), ((1, 32, 9, 64), (3, 3, 64, 1)), ((1, 64, 64, 1), (3, 3, 1, 1))],
     ids=["many channels", "few pixels", "few taps"],
 )
-def test_other_convolutions_keep_their_form(shape, kernel):
+def test_other_convolutions_do_not_use_pixel_columns(shape, kernel):
     assert not has_columns_of_pixels(convolution(2), normal(*shape), normal(*kernel))

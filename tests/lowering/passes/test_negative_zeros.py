@@ -144,14 +144,14 @@ def check(seed, iterations):
 
 
 @pytest.mark.ir
-def test_random_loops():
+def test_random_loops_keep_the_sign_of_zero():
     assert sum(check(seed, (0, 1, 2, 5)[seed % 4]) for seed in range(60)) > 30
 
 
 @pytest.mark.slow
 @pytest.mark.ir
 @pytest.mark.parametrize("begin", range(60, 1060, 100))
-def test_many_random_loops(begin):
+def test_many_random_loops_keep_the_sign_of_zero(begin):
     for seed in range(begin, begin + 100):
         check(seed, (0, 1, 2, 5)[seed % 4])
 
@@ -198,7 +198,7 @@ def numbers(function):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
-def test_signs_as_machine_code(function):
+def test_compiled_loops_keep_the_sign_of_zero(function):
     args = numbers(function)
     assert flags_of(rewritten(function, args)) > 0
     with jax.disable_jit():
@@ -208,14 +208,14 @@ def test_signs_as_machine_code(function):
 
 @pytest.mark.ir
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
-def test_signs_on_a_simulated_gpu(function):
+def test_loops_on_a_simulated_gpu_keep_the_sign_of_zero(function):
     check_gpu(function, numbers(function))
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(bool(driver.missing()), reason="no GPU")
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
-def test_signs_on_a_gpu(function):
+def test_loops_on_a_gpu_keep_the_sign_of_zero(function):
     args = numbers(function)
     with jax.disable_jit():
         want = function(*args)
@@ -277,7 +277,7 @@ AROUND = {
 
 
 @pytest.mark.parametrize("name", AROUND)
-def test_programs_around_such_sums(name):
+def test_programs_around_sums_of_updates_match_eager_jax(name):
     function, *arguments = AROUND[name]
     found = jax.tree.leaves(aotc.load(aotc.compile(function, *arguments))(*arguments))
     with jax.disable_jit():

@@ -63,14 +63,14 @@ def same(function, arrays):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", CASES)
-def test_on_cpus(name):
+def test_max_pool_gradients_on_cpus_match_xla(name):
     shape, *window = CASES[name]
     same(bound(*window, shape), operands(shape, *window))
 
 
 @pytest.mark.cudasim
 @pytest.mark.parametrize("name", CASES)
-def test_on_gpus(name):
+def test_max_pool_gradients_on_gpus_match_the_reference(name):
     shape, *window = CASES[name]
     function, arrays = bound(*window, shape), operands(shape, *window)
     want = interpret(import_model(function, *arrays), *arrays)
@@ -79,7 +79,7 @@ def test_on_gpus(name):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("dtype", ["int32", "float16", "bfloat16", "complex64"])
-def test_types_and_other_regions(dtype):
+def test_pool_gradients_of_each_dtype_and_region_match_xla(dtype):
     shape, *window = CASES["overlapping"]
     select = (lambda a, b: lax.le(a.real, b.real)) if dtype == "complex64" else lax.le
     same(bound(*window, shape, select=select), operands(shape, *window, dtype))
@@ -88,7 +88,7 @@ def test_types_and_other_regions(dtype):
 
 
 @pytest.mark.cpu
-def test_nothing_that_compares():
+def test_windows_with_nan_select_like_xla():
     """Of NaN no comparison holds: a window selects what comes after the last of them."""
     shape, *window = CASES["overlapping"]
     x, g = operands(shape, *window)
@@ -97,7 +97,7 @@ def test_nothing_that_compares():
 
 
 @pytest.mark.cudasim
-def test_gradients_of_pools_on_gpus():
+def test_pool_gradients_on_gpus_use_gathers():
     """JAX puts a frame around the array, which the kernel that reads it does without."""
 
     def pool(x):

@@ -34,7 +34,7 @@ ARRAYS = [RANDOM.standard_normal(s) for s in ((40, 256), (2, 12, 12, 16), (3, 17
 
 @pytest.mark.parametrize("level", [0, 2, 3])
 @pytest.mark.parametrize("precision", MOST)
-def test_errors_are_those_of_the_precision(precision, level):
+def test_errors_are_within_the_bound_of_each_precision(precision, level):
     with jax.enable_x64(True):
         wanted = [np.asarray(y) for y in jax.jit(products)(*ARRAYS)]
     short = [x.astype(np.float32) for x in ARRAYS]
@@ -46,7 +46,7 @@ def test_errors_are_those_of_the_precision(precision, level):
 
 
 @pytest.mark.parametrize("precision", MOST)
-def test_what_is_not_finite_stays_so(precision):
+def test_infinities_and_nan_propagate_as_in_f32(precision):
     """A row with an infinite number is infinite, with the signs of f32; one with NaN is NaN; others are not touched."""
     x = ARRAYS[0].astype(np.float32)
     x[3, 5], x[4, 6], x[5, 7:9] = np.inf, np.nan, (np.inf, -np.inf)
@@ -60,13 +60,13 @@ def test_what_is_not_finite_stays_so(precision):
 
 
 @pytest.mark.parametrize(("value", "finite"), [(3.38e38, True), (3.4e38, False)])
-def test_what_bf16_does_not_hold_is_infinite(value, finite):
+def test_values_beyond_the_bf16_range_become_infinite(value, finite):
     x = np.full((1, 1, 4), value, np.float32)
     module = aotc.load(aotc.compile(lambda x: x @ jnp.full((1, 4, 2), 0.25), x, matmul_precision="bf16x3"))
     assert np.isfinite(module.invoke("main", x)[0]).all() == finite
 
 
-def test_sizes_that_only_a_call_knows():
+def test_bf16_matmuls_of_a_symbolic_size_match_numpy():
     (n,) = jax.export.symbolic_shape("n")
     x, w = jax.ShapeDtypeStruct((n, 256), "float32"), W.astype(np.float32)
     module = aotc.load(aotc.compile(jax.jit(lambda x: x @ w), x, matmul_precision="bf16"))
@@ -80,7 +80,7 @@ def ops(function, *arguments, precision, target="cpu:x86-64-v3"):
     return [op for f in module.functions.values() for op in walk(f.body)]
 
 
-def test_what_the_model_asks_for_is_kept():
+def test_precisions_that_the_model_requests_are_preserved():
     """A product that says ``highest``, those of other types, attention, and what is no sum of products."""
     x, q = ARRAYS[0].astype(np.float32), ARRAYS[2].astype(np.float32)
 
@@ -100,7 +100,7 @@ def test_what_the_model_asks_for_is_kept():
         (9, "cpu:x86-64-v4-bf16", "highest", {"f32"}), (9, "cuda:sm_90a", "default", {"f32"}),
     ],
 )  # fmt: skip
-def test_attention_is_of_pairs_where_that_pays(rows, target, asked, taken):
+def test_attention_uses_bf16_pairs_if_profitable(rows, target, asked, taken):
     q, k = np.zeros((2, rows, 16), np.float32), np.zeros((2, 300, 16), np.float32)
 
     def attend(q, k):
@@ -112,7 +112,7 @@ def test_attention_is_of_pairs_where_that_pays(rows, target, asked, taken):
 
 
 @pytest.mark.parametrize("rows", [8, 9, 70])
-def test_attention_of_pairs_is_as_near_as_bf16(rows):
+def test_attention_of_bf16_pairs_is_as_accurate_as_bf16(rows):
     q, k, v = (RANDOM.standard_normal((3, n, 16)) for n in (rows, 150, 150))
     mask = RANDOM.random((rows, 150)) < 0.8
 
@@ -127,7 +127,7 @@ def test_attention_of_pairs_is_as_near_as_bf16(rows):
     assert np.abs(found - want).max() < 3e-2 * np.abs(want).max()
 
 
-def test_what_gpus_are_told():
+def test_gpu_matmuls_have_the_requested_precision():
     """TF32 unless the precision is the highest; products of bf16 are those of their tensor cores."""
     x = np.zeros((256, 256), np.float32)
     told = {}
@@ -138,7 +138,7 @@ def test_what_gpus_are_told():
     assert told == {"model": ("DEFAULT", "f32"), "highest": ("HIGHEST", "f32"), "bf16": ("DEFAULT", "bf16")}
 
 
-def test_a_precision_that_does_not_exist():
+def test_an_unknown_precision_is_refused():
     with pytest.raises(CompileError, match=r"matmul_precision is 'tf32'") as refused:
         aotc.compile(jnp.sin, np.float32(1), matmul_precision="tf32")
     assert "model, bf16, bf16x3, highest" in str(refused.value)

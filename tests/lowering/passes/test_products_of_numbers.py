@@ -43,7 +43,7 @@ def complex_(dtype, *shape, seed=0):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_sums_of_integers_wrap(dtype, shape):
+def test_integer_matmuls_wrap_like_numpy(dtype, shape):
     x, y = (whole(dtype, *sizes, seed=n) for n, sizes in enumerate(SHAPES[shape]))
     np.testing.assert_array_equal(compiled(lambda x, y: x @ y, x, y), x @ y)
 
@@ -52,7 +52,7 @@ def test_sums_of_integers_wrap(dtype, shape):
     ("uint8", "uint8", "int32"), ("int8", "int8", "int16"), ("int8", "int8", "int64"), ("uint8", "int8", "int8"),
     ("int16", "int16", "int32"), ("int32", "int32", "int64"), ("uint32", "uint32", "uint64"),
 ])  # fmt: skip
-def test_sums_of_another_dtype(left, right, result):
+def test_integer_matmuls_accumulate_in_the_result_dtype(left, right, result):
     x, y = whole(left, 40, 260), whole(right, 260, 36, seed=1)
     got = compiled(lambda x, y: jax.lax.dot(x, y, preferred_element_type=result), x, y)
     np.testing.assert_array_equal(got, x.astype(result) @ y.astype(result))
@@ -60,7 +60,7 @@ def test_sums_of_another_dtype(left, right, result):
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64"])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_convolutions_of_integers(dtype, groups):
+def test_integer_convolutions_match_int64_modulo_2_to_the_bits(dtype, groups):
     form = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": groups}
     x, w = whole(dtype, 1, 7, 8, 24), whole(dtype, 3, 3, 24 // groups, 20, seed=1)
     wide = [a.astype("int64") for a in (x, w)]
@@ -70,7 +70,7 @@ def test_convolutions_of_integers(dtype, groups):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-def test_complex_numbers(dtype, shape):
+def test_complex_matmuls_match_numpy(dtype, shape):
     x, y = (complex_(dtype, *sizes, seed=n) for n, sizes in enumerate(SHAPES[shape]))
     want = x.astype("complex128") @ y.astype("complex128")
     limit = 20 * np.finfo(dtype).eps * np.abs(want).max()
@@ -80,14 +80,14 @@ def test_complex_numbers(dtype, shape):
 @pytest.mark.parametrize("left", ["x", "x.T", "x.conj().T"])
 @pytest.mark.parametrize("right", ["y", "y.T", "y.conj().T"])
 @pytest.mark.parametrize(("rows", "columns"), [(33, 40), (1, 40), (33, 1)])
-def test_transposes_of_complex_numbers(left, right, rows, columns):
+def test_complex_matmuls_of_transposes_match_numpy(left, right, rows, columns):
     function = eval(f"lambda x, y: {left} @ {right}")
     x, y = (complex_("complex64", *sizes, seed=n) for n, sizes in enumerate(((rows, 65), (65, columns))))
     x, y = (a.T.copy() if "T" in how else a for a, how in ((x, left), (y, right)))
     np.testing.assert_allclose(compiled(function, x, y), function(x, y), rtol=0, atol=1e-4)
 
 
-def test_constants_and_sizes_that_a_call_knows():
+def test_complex_and_integer_matmuls_with_constants_and_symbolic_sizes_match_numpy():
     w, n = complex_("complex64", 48, 40, seed=3), integers(24, 20, low=-99, high=99)
     x, m = complex_("complex64", 7, 48), integers(7, 24, low=-99, high=99)
     np.testing.assert_allclose(compiled(lambda x: x @ w, x), x @ w, rtol=0, atol=1e-4)
@@ -101,7 +101,7 @@ def test_constants_and_sizes_that_a_call_knows():
 
 
 @pytest.mark.parametrize("axis", [0, 1, None])
-def test_sums_of_complex_numbers(axis):
+def test_complex_sums_match_numpy(axis):
     x = complex_("complex64", 37, 301)
     want = x.astype("complex128").sum(axis)
     np.testing.assert_allclose(compiled(lambda x: x.sum(axis), x), want, rtol=0, atol=1e-3)

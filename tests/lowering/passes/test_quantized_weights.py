@@ -55,7 +55,7 @@ def close(found, want, dtype="f32"):
 @pytest.mark.parametrize("rows", [1, 3, 9, 50, 400])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("way", WAYS)
-def test_products_are_those_of_rounded_weights(way, dtype, rows):
+def test_quantized_matmuls_match_matmuls_of_rounded_weights(way, dtype, rows):
     """Sizes that nothing divides; what many rows of bf16 are widened to has 8 bits."""
     w, x = numbers(517, 203, dtype=dtype), numbers(rows, 517, dtype=dtype, seed=1)
     found = compiled(lambda x: x @ w, x, quantize_weights=way).invoke("main", x)[0]
@@ -65,7 +65,7 @@ def test_products_are_those_of_rounded_weights(way, dtype, rows):
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 @pytest.mark.parametrize("way", ["int8", "int4:64"])
-def test_levels_and_what_comes_behind(way, level):
+def test_quantized_layers_with_epilogues_match_at_every_level(way, level):
     w, v, x = numbers(256, 300), numbers(300, 130, seed=2), numbers(4, 256, seed=1)
     bias = numbers(300, seed=3)
 
@@ -92,7 +92,7 @@ FORMS = {
 
 @pytest.mark.parametrize("way", ["int8", "int4:64"])
 @pytest.mark.parametrize("name", FORMS)
-def test_where_the_weights_stand(name, way):
+def test_weights_on_either_side_and_transposed_are_quantized(name, way):
     make, shape, given, want = FORMS[name]
     w, x = numbers(*shape), numbers(*given, seed=1)
     found = compiled(make(w), x, quantize_weights=way).invoke("main", x)[0]
@@ -122,7 +122,7 @@ def stored_bytes(model, *args, **options):
 @pytest.mark.parametrize("way", ["int8", "int4", "int8:40", "int4:40"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_table_that_is_gathered_from_too(way, dtype, transposed):
+def test_a_table_with_gathers_and_a_matmul_is_stored_once(way, dtype, transposed):
     """One packed copy serves both: rows are rounded as the product's columns."""
     table, ids = numbers(300, 130).astype(to_numpy(dtype)), np.array([[3, 299], [0, 17]], np.int32)
     model = tied(table, transposed)
@@ -135,7 +135,7 @@ def test_a_table_that_is_gathered_from_too(way, dtype, transposed):
     assert found["uint8"] < table.size * 1.5
 
 
-def test_rows_beyond_a_table():
+def test_gathers_beyond_a_quantized_table_are_clamped():
     """The first or the last, as without rounding."""
     table = numbers(300, 128)
 
@@ -151,7 +151,7 @@ def test_rows_beyond_a_table():
         np.testing.assert_allclose(rows, rounded(table.T, "int8").T[np.clip(ids.astype("i8"), 0, 299)], rtol=1e-6)
 
 
-def test_a_table_that_something_else_reads_stays():
+def test_a_table_with_other_readers_is_also_stored_unquantized():
     table, ids = numbers(300, 128), np.array([3, 299], np.int32)
 
     def model(ids, at):
@@ -163,14 +163,14 @@ def test_a_table_that_something_else_reads_stays():
     np.testing.assert_array_equal(part, table[2:6, 2:7])
 
 
-def test_rows_of_another_table_stay():
+def test_gathers_from_another_table_are_not_quantized():
     table, other, ids = numbers(300, 128), numbers(300, 128, seed=5), np.array([3, 299], np.int32)
     model = lambda ids: (jnp.asarray(other)[ids], jnp.asarray(other)[ids] @ table.T)
     rows, _ = compiled(model, ids, quantize_weights="int8").invoke("main", ids)
     np.testing.assert_array_equal(rows, other[ids])
 
 
-def test_a_matrix_of_two_products_is_kept_once():
+def test_a_matrix_of_two_matmuls_is_stored_once():
     w, x = numbers(512, 512), numbers(1, 512, seed=1)
     (target,) = resolve_targets("cpu:x86-64-v4")
     options = Options(target=target.name, quantize_weights="int8")
@@ -180,7 +180,7 @@ def test_a_matrix_of_two_products_is_kept_once():
 
 
 @pytest.mark.parametrize("way", ["int8", "int4:64"])
-def test_sizes_that_only_a_call_knows(way):
+def test_quantized_matmuls_of_symbolic_sizes_match_rounded_weights(way):
     (b,) = jax.export.symbolic_shape("b")
     w = numbers(256, 150)
     module = compiled(lambda x: x @ w, jax.ShapeDtypeStruct((b, 256), "float32"), quantize_weights=way)
@@ -191,7 +191,7 @@ def test_sizes_that_only_a_call_knows(way):
         np.testing.assert_allclose(found, want, atol=1e-5)
 
 
-def test_weights_of_a_loop():
+def test_weights_read_in_a_loop_are_quantized():
     w, x = numbers(256, 256), numbers(1, 256, seed=1)
     loop = lambda x: jax.lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x @ w), x)
     want = x.astype("f8")
@@ -220,7 +220,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_what_is_left_alone(name):
+def test_other_matmuls_keep_their_weights_and_bits(name):
     function, shape = ALONE[name]
     x = numbers(*shape, seed=1)
     assert not any("bits" in op.attrs for op in names(function, x, quantize_weights="int8", target="cpu:x86-64-v4"))
@@ -228,13 +228,13 @@ def test_what_is_left_alone(name):
     np.testing.assert_array_equal(*pair)
 
 
-def test_products_of_f64_are_left_alone():
+def test_f64_matmuls_are_not_quantized():
     with jax.enable_x64(True):
         w = np.random.default_rng(0).standard_normal((256, 150))
         assert not any("bits" in op.attrs for op in names(lambda x: x @ w, np.zeros((2, 256)), quantize_weights="int8"))
 
 
-def test_numbers_that_are_not_finite_pass_through():
+def test_inputs_with_infinities_and_nan_propagate():
     w, x = numbers(256, 150), numbers(5, 256, seed=1)
     x[1, 3], x[2, 4], x[3, 5:7] = np.inf, np.nan, (np.inf, -np.inf)
     found = compiled(lambda x: x @ w, x, quantize_weights="int8").invoke("main", x)[0]
@@ -248,7 +248,7 @@ def test_numbers_that_are_not_finite_pass_through():
 @pytest.mark.parametrize("way", ["int8", "int4:64", "int4:24", "int8:40"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize(("rows", "transposed"), [(1, True), (1, False), (64, True)])
-def test_gpus_convert_integers(rows, transposed, dtype, way):
+def test_gpus_dequantize_integer_weights_in_the_matmul(rows, transposed, dtype, way):
     """The ops after all passes compute it, and read integers: of one row in the kernel that adds products up."""
     w, x = numbers(*((150, 257) if transposed else (257, 150)), dtype=dtype), numbers(rows, 257, dtype=dtype, seed=1)
     model = lambda x: x @ (w.T if transposed else w)
@@ -268,13 +268,13 @@ def test_gpus_convert_integers(rows, transposed, dtype, way):
     assert rows > 1 or len(variant.kernels) == 1
 
 
-def test_each_target_of_a_bundle():
+def test_each_target_of_a_bundle_has_quantized_weights():
     w, x = numbers(256, 150), numbers(2, 256, seed=1)
     data = aotc.compile(jax.jit(lambda x: x @ w), x, target="cpu,cpu:x86-64-v2,cuda:sm_90", quantize_weights="int8")
     close(aotc.load(data).invoke("main", x)[0], x.astype("f8") @ rounded(w, "int8"))
 
 
-def test_many_rows_of_bf16_are_widened_first():
+def test_weights_for_many_bf16_rows_are_widened_first():
     """By pairs on a processor that multiplies them; tiles widen the rest, of one row to f32."""
     w = numbers(256, 192, dtype="bf16")
     counts, left = {}, {}
@@ -288,13 +288,13 @@ def test_many_rows_of_bf16_are_widened_first():
 
 
 @pytest.mark.parametrize("text", ["int2", "int8:", "int4:12", "int4:0", "int4:x", "int8:8:8", ""])
-def test_ways_that_do_not_exist(text):
+def test_unknown_quantizations_are_refused(text):
     with pytest.raises(CompileError, match="quantize_weights is") as refused:
         aotc.compile(jnp.sin, np.float32(1), quantize_weights=text)
     assert "none, int8 or int4" in str(refused.value)
 
 
-def test_a_bundle_is_compiled_again_from_the_models_own_weights():
+def test_upgrade_quantizes_the_original_weights():
     w, x = numbers(256, 150), numbers(2, 256, seed=1)
     model = jax.jit(lambda x: x @ w)
     data = aotc.compile(model, x, quantize_weights="int4:64")
@@ -304,7 +304,7 @@ def test_a_bundle_is_compiled_again_from_the_models_own_weights():
     assert len(aotc.compile(model, x, quantize_weights="int4:64", source=False)) < len(data) - w.nbytes
 
 
-def test_weights_in_a_file_of_their_own(tmp_path):
+def test_quantized_weights_in_an_external_file_match(tmp_path):
     w, x = numbers(256, 150), numbers(2, 256, seed=1)
     file = tmp_path / "w.safetensors"
     data = aotc.compile(jax.jit(lambda x: x @ w), x, quantize_weights="int8", weights=str(file), source=False)
@@ -313,7 +313,7 @@ def test_weights_in_a_file_of_their_own(tmp_path):
     close(aotc.load(tmp_path / "m.vmfb").invoke("main", x)[0], x.astype("f8") @ rounded(w, "int8"))
 
 
-def test_the_cache_knows_the_option(tmp_path, monkeypatch):
+def test_the_bundle_cache_key_includes_quantize_weights(tmp_path, monkeypatch):
     monkeypatch.setattr("aotc.pipeline.WORTH_SECONDS", 0.0)
     w, x = numbers(256, 150), numbers(2, 256, seed=1)
     model = jax.jit(lambda x: x @ w)

@@ -59,7 +59,7 @@ def body(module):
     return module.functions["main"].body
 
 
-def test_what_a_branch_computes_is_known_only_there():
+def test_cse_does_not_reuse_values_of_another_branch():
     module = cse(parse_module(BRANCHES), Options())
     assert [op.name for op in walk(body(module))] == ["exp", "case", "neg", "add", "neg", "neg", "add", "add"]
     first, branches = body(module).ops[:2]
@@ -67,13 +67,13 @@ def test_what_a_branch_computes_is_known_only_there():
     assert added.operands[1] is first.result
 
 
-def test_passes_without_work_return_the_bodies_that_they_were_given():
+def test_passes_without_changes_return_the_same_bodies():
     module = cse(parse_module(BRANCHES), Options())
     for run in (cse, dce, licm, inline):
         assert body(run(module, Options())) is body(module), run.__name__
 
 
-def test_a_rule_of_names_sees_no_others_and_regions_follow_what_it_replaces():
+def test_rules_see_only_named_ops_and_regions_use_replaced_values():
     seen = []
 
     def twice(op: Op, b):
@@ -88,7 +88,7 @@ def test_a_rule_of_names_sees_no_others_and_regions_follow_what_it_replaces():
     assert branches.regions[1].results == body(module).params[:1]
 
 
-def test_a_region_is_inlined_into_what_a_call_makes():
+def test_regions_read_the_results_of_inlined_calls():
     exp, branches = body(inline(parse_module(CALL), Options())).ops
     assert exp.name == "exp"
     assert branches.regions[0].ops[0].operands == (exp.result,)

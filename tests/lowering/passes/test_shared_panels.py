@@ -36,18 +36,18 @@ def two(function, **options):
 
 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v2", "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:aarch64"])
-def test_two_functions_have_one_copy(target):
+def test_two_functions_share_one_packed_matrix(target):
     assert size(two(layers, target=target)) < 1.2
 
 
-def test_results_are_those_of_each_alone():
+def test_results_equal_those_of_separate_bundles():
     module = aotc.load(two(layers))
     close(module.invoke("prefill", MANY)[0], MANY)
     close(module.invoke("decode", ONE)[0], ONE)
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_copies_for_sizes_have_one_copy(level):
+def test_specialized_copies_share_one_packed_matrix(level):
     x = jax.ShapeDtypeStruct((jax.export.symbolic_shape("b")[0], 256), np.float32)
     data = aotc.compile(layers, x, specialize={"b": (1, 8, 64)}, source=False, opt_level=level)
     assert size(data) < 1.2
@@ -55,7 +55,7 @@ def test_copies_for_sizes_have_one_copy(level):
         close(aotc.load(data).main(MANY[:rows]), MANY[:rows])
 
 
-def test_one_function_with_few_rows_and_many():
+def test_matmuls_of_few_and_many_rows_share_one_packed_matrix():
     def model(x):
         return layers(x), layers(x[:1]), layers(x[:3])
 
@@ -65,7 +65,7 @@ def test_one_function_with_few_rows_and_many():
         close(found, MANY[:rows])
 
 
-def test_a_matrix_that_is_turned_is_of_one_layout():
+def test_matmuls_of_a_transposed_matrix_share_one_packed_matrix():
     weights = WEIGHTS.T.copy()
     data = two(lambda x: x @ weights.T)
     assert len(data) / weights.nbytes < 1.3
@@ -73,7 +73,7 @@ def test_a_matrix_that_is_turned_is_of_one_layout():
 
 
 @pytest.mark.parametrize(("kind", "most"), [("int8", 0.35), ("int4:64", 0.25)])
-def test_weights_of_few_bits(kind, most):
+def test_quantized_weights_are_shared(kind, most):
     data = two(layers, quantize_weights=kind)
     assert size(data) < most
     one = aotc.load(data).invoke("decode", ONE)[0]
@@ -81,7 +81,7 @@ def test_weights_of_few_bits(kind, most):
     np.testing.assert_allclose(one, alone, rtol=1e-3, atol=1e-3)
 
 
-def test_convolutions_of_images_of_other_sizes():
+def test_convolutions_of_different_image_sizes_share_weights():
     kernel = RNG.standard_normal((3, 3, 64, 96)).astype("f4")
 
     def model(x):
@@ -94,7 +94,7 @@ def test_convolutions_of_images_of_other_sizes():
         np.testing.assert_allclose(aotc.load(data).invoke(name, x)[0], jax.jit(model)(x), rtol=1e-3, atol=1e-3)
 
 
-def test_other_matrices_of_the_same_shape_have_panels_of_their_own():
+def test_different_matrices_of_one_shape_are_packed_separately():
     others = RNG.standard_normal((256, 384)).astype("f4")
     args = {"prefill": (MANY,), "decode": (ONE,)}
     data = aotc.compile({"prefill": lambda x: x @ WEIGHTS, "decode": lambda x: x @ others}, args=args, source=False)
@@ -109,7 +109,7 @@ def prepared(data):
     return {row["value"]: tuple(row["dims"]) for row in rows}
 
 
-def test_bound_matrices_are_prepared_alike():
+def test_bound_matrices_are_packed_once():
     models = {name: lambda p, x: jnp.tanh(x @ p["w"] / 16) @ p["u"] for name in ("prefill", "decode")}
     p = {"w": WEIGHTS, "u": BACK}
     data = aotc.compile(models, args={"prefill": (p, MANY), "decode": (p, ONE)}, bind=["p"])

@@ -22,7 +22,7 @@ def refusals(regions):
     return [(n.ops, n.reason) for r in regions for n in r.neighbours if "would wait" in n.reason]
 
 
-def test_two_long_rows_run_side_by_side():
+def test_two_long_row_regions_are_not_fused():
     regions = explained(rows, (1, 32768), (1, 32768))
     assert [r.kind for r in regions] == ["row", "row", "loop"]
     (first, second) = refusals(regions)
@@ -32,24 +32,24 @@ def test_two_long_rows_run_side_by_side():
 
 
 @pytest.mark.parametrize("shape", [(64, 4096), (1, 64)], ids=["many rows", "little work"])
-def test_what_gains_nothing_is_taken(shape):
+def test_row_regions_without_gain_are_fused(shape):
     regions = explained(rows, shape, shape)
     assert [r.kind for r in regions] == ["row", "row"]
     assert not refusals(regions)
 
 
-def test_large_products_have_items_for_all():
+def test_large_matmuls_do_not_prevent_fusion():
     """The diamond: each product fills every core, so that the sum costs nothing where the second is stored."""
     regions = explained(lambda a: a @ a + (a + a) @ a, (1024, 1024))
     assert regions[-1].ops[-1] == "add"
     assert not refusals(regions)
 
 
-def test_a_region_that_waits_anyway():
+def test_a_region_that_waits_for_another_is_fused():
     """The second branch needs the first, too: nothing runs beside it."""
     regions = explained(lambda x: (y := jax.nn.softmax(jnp.tanh(x))) + jax.nn.softmax(jnp.sin(y)), (1, 32768))
     assert not refusals(regions)
 
 
-def test_a_gpu_runs_one_after_the_other():
+def test_gpus_fuse_without_this_rule():
     assert not refusals(explained(rows, (1, 32768), (1, 32768), target="cuda:sm_90"))

@@ -45,7 +45,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_a_row_is_divided_once(name, tmp_path):
+def test_each_row_has_one_division(name, tmp_path):
     text = kernels(TAKEN[name], X, folder=tmp_path)
     assert text.count("div(") == text.count("div(f32(1.0), ") == 1
     for level in (0, 1, 2):
@@ -53,14 +53,14 @@ def test_a_row_is_divided_once(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_other_rows_are_divided_as_the_model_says(name, tmp_path):
+def test_other_divisions_of_rows_are_unchanged(name, tmp_path):
     text = kernels(LEFT[name], X, folder=tmp_path)
     assert text.count("div(") == 1
     assert "1.0), " not in text
     check(LEFT[name], (X,), 2, factor=3)
 
 
-def test_a_row_by_its_maximum_has_a_one():
+def test_rows_divided_by_their_maximum_contain_one():
     x = np.abs(normal(200, 70)) + 0.1
     (found,) = aotc.load(aotc.compile(LEFT["another divisor"], x)).invoke("main", x)
     assert (found.max(-1) == 1).all()
@@ -68,7 +68,7 @@ def test_a_row_by_its_maximum_has_a_one():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("n", [1, 3, 16, 49, 1000])
-def test_rows_of_every_length_against_f64(n, dtype):
+def test_softmax_of_every_row_length_is_close_to_f64(n, dtype):
     with jax.enable_x64(True):
         x = normal(9, n, scale=30.0, dtype=dtype)
         x[0], x[1, 0], x[2, : n // 2] = 7, 80, -np.inf
@@ -80,7 +80,7 @@ def test_rows_of_every_length_against_f64(n, dtype):
     assert (found[0] == x.dtype.type(1) / x.dtype.type(n)).all()
 
 
-def test_rows_that_have_no_sum():
+def test_rows_without_a_finite_sum_match_xla():
     x = normal(5, 33)
     x[0, 3], x[1], x[2, 5], x[3, 6:] = np.nan, -np.inf, np.inf, -np.inf
     (found,) = aotc.load(aotc.compile(jax.nn.softmax, x)).invoke("main", x)
@@ -101,29 +101,29 @@ ELSEWHERE = {
 }
 
 
-def test_exponentials_lie_in_the_result(tmp_path):
+def test_exponentials_are_stored_in_the_result(tmp_path):
     assert "scratch(" not in kernels(jax.nn.softmax, X, folder=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["of another type", "two results at last", "two rows"])
-def test_what_does_not_fit_into_a_result_lies_apart(name, tmp_path):
+def test_exponentials_that_do_not_fit_the_result_use_scratch(name, tmp_path):
     assert "scratch(" in kernels(ELSEWHERE[name], X, folder=tmp_path)
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_exponentials_that_something_else_reads(name):
+def test_exponentials_with_other_readers_match_xla(name):
     check(ELSEWHERE[name], (X,), 2)
 
 
 @pytest.mark.parametrize("shape", ["b, 100", "4, n", "b, n"])
-def test_sizes_that_only_a_call_knows(shape):
+def test_softmax_of_symbolic_sizes_matches_jax(shape):
     specs = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), "float32")
     module = aotc.load(aotc.compile(jax.nn.softmax, specs))
     x = normal(4, 100, scale=4.0)
     close(module.invoke("main", x), [np.asarray(jax.nn.softmax(x))])
 
 
-def test_an_argument_that_is_given_away_is_read_before_it_is_written_over():
+def test_a_donated_argument_is_read_before_it_is_overwritten():
     function = jax.jit(lambda x: jax.nn.softmax(x), donate_argnums=0)
     (found,) = aotc.load(aotc.compile(function, X)).invoke("main", X.copy())
     close([found], [np.asarray(jax.nn.softmax(X))])

@@ -63,7 +63,7 @@ def found(function, x, target=TARGET):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_known_of_a_row(name):
+def test_analysis_finds_the_facts_of_each_softmax_row(name):
     function, known = CASES[name]
     assert found(function, X) == known
     for x in (X, ODD, normal(3, 1), normal(2, 64) * 100):
@@ -72,7 +72,7 @@ def test_what_is_known_of_a_row(name):
             np.testing.assert_allclose(got, each, rtol=1e-5, atol=1e-6)
 
 
-def test_a_maximum_that_was_rounded_is_no_bound():
+def test_a_rounded_maximum_is_not_a_bound():
     """Exponentials of more than 60 come of elements beside a maximum that was found in fewer bits."""
 
     def function(x):
@@ -124,12 +124,12 @@ def combiners(function, shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", MISSING)
-def test_which_maxima_may_miss_nan(name, shape):
+def test_maxima_read_only_by_softmax_ignore_nan(name, shape):
     assert combiners(MISSING[name], shape) == {"max_number"}
 
 
 @pytest.mark.parametrize("name", FINDING)
-def test_which_maxima_find_nan(name):
+def test_maxima_with_other_readers_propagate_nan(name):
     found = combiners(FINDING[name], (64, 64))
     assert found & {"max", "min"}
     assert "max_number" not in found
@@ -170,7 +170,7 @@ WANTED = {
 @pytest.mark.parametrize("level", [0, 2])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", WANTED)
-def test_rows_with_a_nan_are_nan(name, shape, level):
+def test_softmax_rows_with_a_nan_are_nan(name, shape, level):
     """Beside NumPy's float64, for XLA's own maximum of a row loses some."""
     function, x = (MISSING | FINDING)[name], rows(shape, np.float32)
     got = aotc.load(aotc.compile(jax.jit(function), x, opt_level=level), threads=2)(x)

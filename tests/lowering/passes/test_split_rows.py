@@ -63,7 +63,7 @@ def in_parts(function, *arguments, **flags):
 @pytest.mark.ir
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_parts_are_as_whole_rows(name, dtype):
+def test_split_rows_match_whole_rows(name, dtype):
     x = (3 * normal(2, LONG) + 100).astype(to_numpy(dtype))
     wide = x.astype(np.float64)
     with jax.enable_x64(True):
@@ -77,7 +77,7 @@ def test_parts_are_as_whole_rows(name, dtype):
 
 @pytest.mark.ir
 @pytest.mark.parametrize("name", ["softmax", "logsumexp", "plain"])
-def test_parts_with_infinities(name):
+def test_split_rows_with_infinities_match_jax(name):
     """A part of lowest values, a row of them, one with a largest value, one with no number."""
     x = normal(5, LONG) - 1000
     x[0, :5000], x[1], x[2, 7], x[3, 9], x[4, ::2] = -INF, -INF, INF, np.nan, -INF
@@ -87,7 +87,7 @@ def test_parts_with_infinities(name):
 
 
 @pytest.mark.ir
-def test_variance_far_from_zero():
+def test_split_variance_far_from_zero_is_accurate():
     """Numbers whose squares would cancel: the sums are of what is left over the mean."""
     x = (normal(3, LONG).astype(np.float64) + 1e4).astype(np.float32)
     (got,) = in_parts(FUNCTIONS["variance"], x)
@@ -95,7 +95,7 @@ def test_variance_far_from_zero():
 
 
 @pytest.mark.ir
-def test_rows_over_several_dims_and_twice():
+def test_split_rows_over_several_dims_match_jax():
     x = normal(2, 256, 512)
     (got,) = in_parts(attention_like, x)
     np.testing.assert_allclose(got, np.asarray(jax.jit(attention_like)(x)), rtol=1e-5, atol=1e-9)
@@ -108,7 +108,7 @@ def form(function, shape, dtype="float32", **flags):
 
 
 @pytest.mark.ir
-def test_which_rows_are_read_in_parts():
+def test_rows_beyond_shared_memory_are_split():
     ((part, reason),) = form(jax.nn.softmax, (256, LONG))
     assert (part, reason[:66]) == (4096, "524,288 bytes of a row > 231,936 bytes of shared memory: read in p")
     assert form(jax.nn.softmax, (256, 40_960)) == []  # shared memory holds it
@@ -123,7 +123,7 @@ def test_which_rows_are_read_in_parts():
 
 
 @pytest.mark.ir
-def test_exp_again_is_taken_where_memory_is_dearer():
+def test_exp_is_recomputed_if_memory_costs_more():
     """Of a core, where the row lies in memory and its vectors are wide; not from a cache, nor with narrow vectors."""
     v4 = form(jax.nn.softmax, (1, 1 << 22), target="cpu:x86-64-v4")
     v2 = form(jax.nn.softmax, (1, 1 << 22), target="cpu:x86-64-v2")
@@ -137,7 +137,7 @@ def test_exp_again_is_taken_where_memory_is_dearer():
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", ["logsumexp", "layer_norm"])
-def test_compiled_rows_in_parts(name):
+def test_compiled_split_rows_match_jax(name):
     x = 3 * normal(2, LONG) + 1
     module = aotc.load(aotc.compile(jax.jit(FUNCTIONS[name]), x, verify_each=True), threads=2)
     close([module(x)], [jax.jit(FUNCTIONS[name])(x)], factor=40)

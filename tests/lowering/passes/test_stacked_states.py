@@ -145,7 +145,7 @@ def arguments():
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_results_are_those_of_eager_jax(name):
+def test_stacked_states_match_eager_jax(name):
     function = PROGRAMS[name]
     with jax.disable_jit():
         want = function(*map(jnp.asarray, arguments()))
@@ -178,7 +178,7 @@ def test_donated_stacks_are_neither_copied_nor_filled(step, loop, target):
 @pytest.mark.ir
 @pytest.mark.parametrize("loop", [layers, tokens])
 @pytest.mark.parametrize("step", IN_PLACE, ids=lambda f: f.__name__)
-def test_a_layer_is_not_copied(step, loop):
+def test_a_layer_of_a_stack_is_read_without_a_copy(step, loop):
     """What an iteration makes is smaller than a layer of a stack."""
     _, program, _ = lowered(loop(step), arguments(), CPU, (0, 1))
     layer = 4 * TERMS * WIDTH
@@ -187,7 +187,7 @@ def test_a_layer_is_not_copied(step, loop):
 
 
 @pytest.mark.ir
-def test_a_stack_that_is_read_later_stays():
+def test_a_stack_with_later_readers_is_copied():
     for function, donated in ((tokens(at_place), ()), (read_later, (0, 1))):
         _, program, _ = lowered(function, arguments(), CPU, donated)
         assert 0 not in program.taken.values()

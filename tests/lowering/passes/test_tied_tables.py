@@ -51,7 +51,7 @@ def close(found, want, dtype="f32"):
 @pytest.mark.parametrize("shape", [(300, 128), (1000, 130), (129, 33)])
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_rows_are_those_of_the_table(shape, dtype, transposed):
+def test_gathered_rows_equal_the_rows_of_the_table(shape, dtype, transposed):
     table, ids = numbers(*shape, dtype=dtype), IDS % shape[0]
     with jax.enable_x64(dtype == "f64"):
         model = tied(table, transposed)
@@ -63,13 +63,13 @@ def test_rows_are_those_of_the_table(shape, dtype, transposed):
 
 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v2", "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-v4-bf16"])
-def test_on_each_target_it_is_there_once(target):
+def test_each_cpu_target_stores_the_table_once(target):
     table = numbers(1000, 64)
     assert times_kept(table, tied(table, False), IDS, target=target) == 1
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int16, np.int8, np.uint8, np.uint32])
-def test_a_row_beyond_the_table_is_its_first_or_last(dtype):
+def test_gathers_beyond_the_table_are_clamped(dtype):
     table = numbers(300, 128)
 
     def model(ids):
@@ -83,7 +83,7 @@ def test_a_row_beyond_the_table_is_its_first_or_last(dtype):
     np.testing.assert_array_equal(rows, table[np.clip(ids.astype("i8"), 0, 299)])
 
 
-def test_in_a_loop_that_decodes():
+def test_a_decoding_loop_gathers_from_the_panels():
     table = numbers(500, 64)
 
     def model(token):
@@ -102,7 +102,7 @@ def test_in_a_loop_that_decodes():
     assert times_kept(table, model, token) == 1
 
 
-def test_any_number_of_rows():
+def test_symbolic_numbers_of_gathered_rows_match_numpy():
     table = numbers(300, 128)
     ids = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), jnp.int32)
     main = aotc.load(aotc.compile(jax.jit(tied(table, False)), ids)).main
@@ -113,7 +113,7 @@ def test_any_number_of_rows():
         assert logits.shape == (n, 300)
 
 
-def test_a_table_that_something_else_reads_stays():
+def test_results_are_right_if_a_slice_also_reads_the_tied_table():
     table = numbers(300, 128)
 
     def model(ids, at):
@@ -125,7 +125,7 @@ def test_a_table_that_something_else_reads_stays():
     np.testing.assert_array_equal(part, table[2:6, 2:7])
 
 
-def test_rows_of_another_table_stay():
+def test_gathers_from_another_table_are_right():
     table, other = numbers(300, 128), numbers(300, 128, seed=5)
     model = lambda ids: (jnp.asarray(other)[ids], jnp.asarray(other)[ids] @ table.T)
     rows, _ = aotc.load(aotc.compile(jax.jit(model), IDS)).invoke("main", IDS)
@@ -133,7 +133,7 @@ def test_rows_of_another_table_stay():
     assert times_kept(table, model, IDS) == 2
 
 
-def test_what_is_not_a_number_is_gathered_as_it_is():
+def test_nan_infinity_and_negative_zero_are_gathered_bit_for_bit():
     table = numbers(300, 128)
     table[3, 5], table[17, 0], table[0, 1] = np.nan, -np.inf, -0.0
     rows, _ = aotc.load(aotc.compile(jax.jit(tied(table, False)), IDS)).invoke("main", IDS)
@@ -141,7 +141,7 @@ def test_what_is_not_a_number_is_gathered_as_it_is():
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_the_source_takes_it_from_the_panels_too(transposed):
+def test_the_embedded_source_does_not_repeat_the_table(transposed):
     """Also where JAX made another constant of the transpose."""
     table = numbers(1000, 64)
     model = jax.jit(tied(table, transposed))

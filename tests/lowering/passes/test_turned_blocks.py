@@ -54,7 +54,7 @@ def is_transposed(kernel):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_turned_is_what_xla_computes(name):
+def test_regions_with_transposed_blocks_match_xla(name):
     function, *shapes = CASES[name]
     arrays = arrays_of(shapes)
     assert any(map(is_transposed, kernels_of(function, arrays)))
@@ -64,7 +64,7 @@ def test_what_is_turned_is_what_xla_computes(name):
 
 
 @pytest.mark.parametrize("name", ELSE)
-def test_what_is_not_turned(name):
+def test_other_regions_have_no_transposed_blocks(name):
     function, *shapes = ELSE[name]
     arrays = arrays_of(shapes)
     assert not any(map(is_transposed, kernels_of(function, arrays)))
@@ -75,7 +75,7 @@ def test_what_is_not_turned(name):
 @pytest.mark.parametrize(
     "dtype", ["bool", "int8", "float16", "bfloat16", "int32", "float64", "complex64", "complex128"]
 )
-def test_every_size_of_elements(dtype):
+def test_transposed_blocks_of_every_element_size_match_numpy(dtype):
     """A line of each is as many rows; what has 16 bytes is turned by loops."""
     with jax.enable_x64(True):
         function = lambda x, y: jnp.where(y == x.T, x.T, y)
@@ -87,14 +87,14 @@ def test_every_size_of_elements(dtype):
 
 
 @pytest.mark.parametrize(("stack", "fits"), [(4096, True), (4095, False)])
-def test_blocks_fit_the_stack(stack, fits):
+def test_operands_are_transposed_only_if_blocks_fit_the_stack(stack, fits):
     """Four of 16 x 16 elements of f32."""
     arrays = arrays_of([(64, 48)] * 4)
     assert any(map(is_transposed, kernels_of(lambda *xs: sum(x.T for x in xs) * 2, arrays, stack))) == fits
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_result_in_the_memory_of_what_is_read(threads):
+def test_donated_operands_of_transposed_sums_give_right_results(threads):
     """A sum in the place of its second operand, and none in that of the first, which later blocks still read."""
     x, y = arrays_of([(64, 64), (64, 64)])
     for donated in (0, 1):
@@ -104,7 +104,7 @@ def test_a_result_in_the_memory_of_what_is_read(threads):
         assert np.array_equal(found, x.T + y)
 
 
-def test_the_kernel_means_what_it_did():
+def test_the_kernel_with_transposed_blocks_matches_numpy():
     x, y = arrays_of([(48, 80), (80, 48)])
     (kernel,) = kernels_of(CASES["sum"][0], [x, y])
     out = np.zeros((80, 48), np.float32)
@@ -131,7 +131,7 @@ def items_of(shape, dtype="float32"):
         ((64, 31), 2),  # too few rows for blocks: 16 of them in an item
     ],
 )
-def test_items_of_a_copy(shape, items):
+def test_transposing_copies_have_the_expected_number_of_items(shape, items):
     assert items_of(shape) == items
 
 
@@ -139,7 +139,7 @@ def test_items_of_a_copy(shape, items):
 @pytest.mark.parametrize(
     "shape", [(128, 128), (256, 384), (512, 64), (144, 208), (40, 1000), (64, 31), (127, 129), (16384, 64)]
 )
-def test_copies_around_the_sizes_of_tiles(shape, dtype):
+def test_transposing_copies_next_to_tile_boundaries_match_numpy(shape, dtype):
     """Of any alignment, as tiles, lines and halves of lines divide the matrix or not; at one thread and at more."""
     with jax.enable_x64(True):
         (x,) = arrays_of([shape], jnp.dtype(dtype))

@@ -94,7 +94,7 @@ def steps_of(function, arrays):
 
 
 @pytest.mark.parametrize("name", ALONG)
-def test_a_turned_operand_is_read_along_its_memory(name):
+def test_transposed_operands_are_read_contiguously(name):
     function, *shapes = ALONG[name]
     arrays = arrays_of(shapes)
     steps = {*steps_of(function, arrays)}
@@ -103,13 +103,13 @@ def test_a_turned_operand_is_read_along_its_memory(name):
 
 
 @pytest.mark.parametrize("name", ELSE)
-def test_other_reductions(name):
+def test_other_reductions_match_xla(name):
     function, *shapes = ELSE[name]
     check(function, arrays_of(shapes), 2)
 
 
 @pytest.mark.parametrize("name", TURNED)
-def test_rows_that_their_operands_do_not_lie_along_are_turned(name):
+def test_rows_across_memory_are_transposed(name):
     function, *shapes = TURNED[name]
     arrays = arrays_of(shapes)
     assert any(map(is_transposed, kernels_of(function, arrays)))
@@ -117,33 +117,33 @@ def test_rows_that_their_operands_do_not_lie_along_are_turned(name):
 
 
 @pytest.mark.parametrize("name", NOT_TURNED)
-def test_rows_that_are_not_turned(name):
+def test_other_rows_are_not_transposed(name):
     function, *shapes = NOT_TURNED[name]
     arrays = arrays_of(shapes)
     assert not any(map(is_transposed, kernels_of(function, arrays)))
     check(function, arrays, 2, factor=2)
 
 
-def test_sums_of_turned_rows_beside_float64():
+def test_sums_of_transposed_rows_are_close_to_f64():
     x, y = arrays_of([(1024, 256), (256, 1024)])
     got = aotc.load(aotc.compile(jax.jit(TURNED["sums"][0]), x, y)).invoke("main", x, y)[0]
     np.testing.assert_allclose(got, (x.T.astype("f8") * y).sum(1), atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "int8", "complex64"])
-def test_turned_rows_of_other_dtypes(dtype):
+def test_transposed_rows_of_each_dtype_match_xla(dtype):
     x, y = (integers(*s, low=-9, high=9, seed=9).astype(jnp.dtype(dtype)) for s in ((72, 128), (128, 72)))
     assert any(map(is_transposed, kernels_of(TURNED["sums"][0], [x, y])))
     check(TURNED["sums"][0], [x, y], 2)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "int8", "uint8", "complex64"])
-def test_dtypes(dtype):
+def test_reductions_of_transposes_in_each_dtype_match_xla(dtype):
     x = integers(40, 72, low=-9, high=9).astype(jnp.dtype(dtype))
     check(lambda x: (x.T.sum(1), x.T.sum(0)), [x], 2)
 
 
-def test_rows_that_only_a_call_counts():
+def test_transposed_rows_of_symbolic_count_match_jax():
     def reductions(x):
         return x.T.max(1), x.T.sum(0)
 

@@ -86,7 +86,7 @@ UPDATES = {
 
 
 @pytest.mark.parametrize("name", [*GRADIENTS, *UPDATES])
-def test_gradients(name):
+def test_gradients_of_loops_match_eager_jax(name):
     function = {**GRADIENTS, **UPDATES}[name]
     with jax.disable_jit():
         want = function(TABLE, PLACES)
@@ -94,14 +94,14 @@ def test_gradients(name):
 
 
 @pytest.mark.parametrize("name", ["lookup", "slice", "constant place", "update by mul", "nested loops"])
-def test_gradients_on_a_simulated_gpu(name):
+def test_gradients_of_loops_on_a_simulated_gpu_match_jax(name):
     check_gpu({**GRADIENTS, **UPDATES}[name], (TABLE[:20], PLACES[:3]), factor=4)
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(bool(driver.missing()), reason="no GPU")
 @pytest.mark.parametrize("name", [*GRADIENTS, *UPDATES])
-def test_gradients_on_a_gpu(name):
+def test_gradients_of_loops_on_a_gpu_match_jax(name):
     function = {**GRADIENTS, **UPDATES}[name]
     data = aotc.compile(function, TABLE, PLACES, target="cuda")
     close(aotc.load(data)(TABLE, PLACES), jax.jit(function)(TABLE, PLACES), factor=4)
@@ -123,7 +123,7 @@ def whole_sums(module: Module) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sorted(GRADIENTS.keys() - {"three loops"}))
-def test_loop_makes_no_whole_array(name):
+def test_loops_have_no_whole_array_sums(name):
     """The outermost of three loops adds the sum of the second one."""
     options = Options(target="cpu:x86-64-v4", stop_after="dce")
     raw = fetch(jax.jit(GRADIENTS[name]), (TABLE, PLACES), {})
@@ -148,7 +148,7 @@ def test_sums_of_inner_loops_keep_their_bits(name, monkeypatch):
     assert got == want
 
 
-def test_signs_of_zeros_and_nan_are_kept():
+def test_signs_of_zeros_and_nan_are_preserved():
     """A -0.0 of an argument becomes 0.0 where zeros are added; NaN and infinity stay."""
     x = np.array([-0.0, 0.0, np.nan, np.inf, -1.0, -0.0], "float32")
     g, i = np.array([-0.0, 2.0], "float32"), np.array([1, 5], "int32")
@@ -168,7 +168,7 @@ def test_signs_of_zeros_and_nan_are_kept():
             assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
-def test_few_bits_are_summed_before_they_are_added():
+def test_bf16_updates_are_summed_before_they_are_added():
     """One by one, 64 updates of 1 would leave 256 of a bf16 as it is."""
 
     def function(g, i):

@@ -29,7 +29,7 @@ def begin(where):
 @pytest.mark.parametrize("level", range(4))
 @pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_90"])
 @pytest.mark.parametrize("function", [counts, begin])
-def test_numbers_of_unknown_count(function, target, level):
+def test_updates_of_symbolic_length_lower_at_each_level(function, target, level):
     (n,) = jax.export.symbolic_shape("n", constraints=["n >= 2"])
     exported = jax.export.export(jax.jit(function))(jax.ShapeDtypeStruct((n,), "int32"))
     options = Options(target=target, opt_level=level, verify_each=True)
@@ -39,7 +39,7 @@ def test_numbers_of_unknown_count(function, target, level):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("own", [True, False])
-def test_what_an_update_reads_of_its_operand_is_computed_before(own):
+def test_values_read_from_the_updated_array_are_computed_first(own):
     """In the region of the update it would be read from a copy of all, in each turn of a loop."""
 
     def change(x, places, y):

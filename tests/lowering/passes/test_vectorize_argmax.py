@@ -34,24 +34,24 @@ def combiner(function, *args):
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_type(dtype, name, level):
+def test_argmax_of_every_dtype_matches_jax(dtype, name, level):
     x = integers(300, low=0, high=9).reshape(12, 25)
     check(lambda x: PLACES[name](x, -1), [np.asarray(jnp.asarray(x, dtype))], level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
-def test_ties_and_what_is_no_number(name, level):
+def test_argmax_with_ties_and_nan_matches_jax(name, level):
     check(lambda x: PLACES[name](x, -1), [hard_rows()], level)
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (7, 1), (3, 17), (2, 3, 1000), (70_001,), (2, 70_001)])
 @pytest.mark.parametrize("name", PLACES)
-def test_shapes(shape, name):
+def test_argmax_of_every_shape_matches_jax(shape, name):
     check(lambda x: (PLACES[name](x, -1), PLACES[name](x)), [normal(*shape)], 2)
 
 
-def test_value_and_place_of_what_is_computed():
+def test_argmax_of_a_computed_value_matches_jax():
     def function(x):
         y = jnp.exp(x) * 2
         i = y.argmax(-1)
@@ -61,7 +61,7 @@ def test_value_and_place_of_what_is_computed():
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_combiners_that_are_written_otherwise(sign):
+def test_differently_written_argmax_combiners_match_jax(sign):
     """The first of the largest, with fewer words; the last is another thing, and so is one that passes NaN over."""
 
     def pairs(choose):
@@ -86,5 +86,5 @@ def test_combiners_that_are_written_otherwise(sign):
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_jax_writes_them_so(name):
+def test_the_combiners_of_jax_are_recognized(name):
     assert argmax_or_argmin_of(combiner(lambda x: PLACES[name](x, -1), hard_rows())) == name.removeprefix("arg")

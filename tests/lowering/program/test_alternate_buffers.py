@@ -109,7 +109,7 @@ def small_arrays(monkeypatch):
 @pytest.mark.parametrize("target", [CPU, GPU])
 @pytest.mark.parametrize("loop", [counted, unknown])
 @pytest.mark.parametrize("name", BODIES)
-def test_iterations_copy_no_whole_arrays(name, loop, target):
+def test_alternating_states_are_not_copied_per_iteration(name, loop, target):
     copied = []
     for count in (12, 24):  # multiples of each period
         copies, results = executed(loop(BODIES[name], count), target)
@@ -121,14 +121,14 @@ def test_iterations_copy_no_whole_arrays(name, loop, target):
 
 @pytest.mark.parametrize("loop", [counted, unknown])
 @pytest.mark.parametrize("name", BODIES)
-def test_any_number_of_iterations(name, loop):
+def test_alternating_states_match_numpy_for_any_iteration_count(name, loop):
     for count in (0, 1, 2, 3, 5, 9, 10, 11):
         _, results = executed(loop(BODIES[name], count), CPU)
         for got, want in zip(results, expected(BODIES[name], count), strict=True):
             np.testing.assert_array_equal(got, want)
 
 
-def test_loops_in_loops_copy_nothing():
+def test_nested_loops_copy_nothing_per_iteration():
     def function(count):
         body = BODIES["ping-pong"]
         inner = lambda s: lax.fori_loop(0, 8, lambda i, s: body(jnp, i, *s), s)
@@ -145,7 +145,7 @@ def test_a_loop_that_copies_little_is_not_unrolled(monkeypatch):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("loop", [counted, unknown])
-def test_machine_code_alternates_buffers(loop):
+def test_compiled_loops_with_rotating_states_match_numpy(loop):
     """Three states of 64 KiB that rotate: the loop runs as commands, for each remainder of the number of iterations."""
     x = [np.arange(1 << 14, dtype=np.int32) * n for n in (1, 5, 7)]
     for count in (9, 10, 11, 12):

@@ -141,20 +141,20 @@ def loops(request, monkeypatch):
 
 @pytest.mark.ir
 @pytest.mark.parametrize("name", CASES)
-def test_hard_cases(name, loops):
+def test_carried_buffers_match_numpy_at_every_level(name, loops):
     for level in range(4):
         check(CASES[name], level)
 
 
 @pytest.mark.ir
 @pytest.mark.parametrize("name", CASES)
-def test_hard_cases_on_gpus(name):
+def test_carried_buffers_match_numpy_on_simulated_gpus(name):
     check(CASES[name], 2, GPU)
 
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", CASES)
-def test_hard_cases_as_machine_code(name):
+def test_carried_buffers_match_numpy_as_machine_code(name):
     """Guarded memory: what an access beyond an array touches ends the process."""
     program = CASES[name]
     arrays = arrays_for(program, SIZE)
@@ -173,7 +173,7 @@ def test_hard_cases_as_machine_code(name):
 @pytest.mark.skipif(bool(cuda_driver.missing()), reason="no GPU")
 @pytest.mark.parametrize("level", [0, 2])
 @pytest.mark.parametrize("name", CASES)
-def test_hard_cases_on_a_real_gpu(name, level):
+def test_carried_buffers_match_numpy_on_a_real_gpu(name, level):
     program = CASES[name]
     arrays = arrays_for(program, SIZE)
     jitted = jax.jit(program.function(), donate_argnums=program.donated, keep_unused=True)
@@ -185,13 +185,13 @@ def test_hard_cases_on_a_real_gpu(name, level):
 
 
 @pytest.mark.ir
-def test_random_programs(loops):
+def test_random_loops_match_numpy(loops):
     for seed in range(12):
         check(random_program(seed), seed % 4, seed=seed)
 
 
 @pytest.mark.ir
-def test_random_programs_on_gpus():
+def test_random_loops_match_numpy_on_simulated_gpus():
     for seed in range(12, 20):
         check(random_program(seed), seed % 4, GPU, seed)
 
@@ -199,7 +199,7 @@ def test_random_programs_on_gpus():
 @pytest.mark.slow
 @pytest.mark.ir
 @pytest.mark.parametrize("begin", range(20, 2020, 100))
-def test_many_random_programs(begin, loops):
+def test_many_random_loops_match_numpy(begin, loops):
     for seed in range(begin, begin + 100):
         check(random_program(seed), seed % 4, CPU if seed % 3 else GPU, seed)
 
@@ -302,7 +302,7 @@ def test_a_donated_buffer_is_never_copied_on_a_gpu(function):
 
 @pytest.mark.ir
 @pytest.mark.parametrize("function", IN_PLACE, ids=lambda f: f.__name__)
-def test_an_update_in_a_loop_is_part_of_one_kernel(function):
+def test_an_update_in_a_loop_is_fused_into_one_kernel(function):
     assert copies(function, BIG) == (0, 1)
 
 
@@ -329,7 +329,7 @@ def computed_choice(a, b):
 
 @pytest.mark.ir
 @pytest.mark.parametrize("function", [swapped_by_choice, best_of, reset, computed_choice], ids=lambda f: f.__name__)
-def test_a_choice_between_states_is_a_branch(function):
+def test_a_select_between_states_becomes_a_branch(function):
     """A select would read and write whole arrays; a side that is computed for the choice alone needs no memory."""
     _, program, _ = lowered(function, (BIG, BIG))
     large = [s for s in walk(program.steps) if isinstance(s, Launch) and s.kernel.outputs[0].shape == BIG.shape]
@@ -338,14 +338,14 @@ def test_a_choice_between_states_is_a_branch(function):
 
 
 @pytest.mark.ir
-def test_a_choice_that_swaps_copies_nothing_in_the_loop():
+def test_a_select_that_swaps_states_copies_nothing_in_the_loop():
     _, program, _ = lowered(swapped_by_choice, (BIG, BIG), donated=(0, 1))
     loops = [step for step in walk(program.steps) if isinstance(step, Loop)]
     assert not any(isinstance(s, Copy) and s.size == BIG.nbytes for loop in loops for s in walk(loop.body))
 
 
 @pytest.mark.ir
-def test_a_loop_that_must_copy_is_no_kernel():
+def test_a_loop_that_must_copy_is_not_one_kernel():
     """The copy of a large array in each iteration is counted: memory is copied faster by commands."""
 
     def saves(x):
@@ -357,7 +357,7 @@ def test_a_loop_that_must_copy_is_no_kernel():
 
 
 @pytest.mark.ir
-def test_each_copy_has_a_reason():
+def test_explain_states_the_reason_of_each_copy():
     _, program, _ = lowered(lambda x: (x.at[0].set(1), x), (BIG,))
     first, second = program.copies
     assert "(a result): %arg0 is an argument of the caller's" in first

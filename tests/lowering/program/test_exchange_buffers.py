@@ -82,7 +82,7 @@ def small_arrays(monkeypatch, request):
 
 @pytest.mark.parametrize("loop", [counted, unknown])
 @pytest.mark.parametrize("body", [*BODIES, another_pair], ids=lambda f: f.__name__)
-def test_any_number_of_iterations(body, loop, small_arrays):
+def test_swapped_states_match_numpy_for_any_iteration_count(body, loop, small_arrays):
     for count in (0, 1, 2, 5, 12):
         _, results = run(loop(body, count), arrays(), CPU)
         for got, want in zip(results, expected(body, count, arrays()), strict=True):
@@ -91,7 +91,7 @@ def test_any_number_of_iterations(body, loop, small_arrays):
 
 @pytest.mark.parametrize("target", [CPU, GPU])
 @pytest.mark.parametrize("body", BODIES, ids=lambda f: f.__name__)
-def test_iterations_copy_no_whole_arrays(body, target, monkeypatch):
+def test_swapped_states_are_not_copied_per_iteration(body, target, monkeypatch):
     unroll_small_arrays(monkeypatch)
     monkeypatch.setattr(Memories, "loop_flops", lambda *_: None)
     most = 2 * len(arrays()) + 1  # before and after the loop
@@ -119,7 +119,7 @@ def test_two_pairs_of_states_swap_together(monkeypatch):
     assert copies <= 2 * len(values) + 2
 
 
-def test_inner_loops_that_swap(small_arrays):
+def test_swaps_in_inner_loops_match_numpy(small_arrays):
     def body(xp, i, a, b, c):
         state = a, b, c
         if xp is np:
@@ -134,7 +134,7 @@ def test_inner_loops_that_swap(small_arrays):
         np.testing.assert_array_equal(got, want)
 
 
-def test_a_condition_that_reads_the_states(small_arrays):
+def test_loops_whose_condition_reads_swapped_states_match_numpy(small_arrays):
     def function(a, b, c):
         step = lambda s: (s[0] + 1, *swap_or_update(jnp, s[0], *s[1:]))
         return lax.while_loop(lambda s: (s[0] < 20) & (s[1][2] < 90), step, (0, a, b, c))[1:]
@@ -149,7 +149,7 @@ def test_a_condition_that_reads_the_states(small_arrays):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("body", [swap_by_data, update_and_swap], ids=lambda f: f.__name__)
-def test_machine_code_exchanges_buffers(body):
+def test_compiled_loops_with_swapped_states_match_numpy(body):
     x = [np.arange(1 << 12, dtype=np.int32) * n for n in (1, 5, 7)]
     for count in (20, 21):
         module = aotc.load(aotc.compile(jax.jit(unknown(body, count)), *x, guard=True))

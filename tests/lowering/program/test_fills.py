@@ -71,7 +71,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_bundle_holds_no_filled_array(name):
+def test_bundles_contain_no_filled_arrays(name):
     data = aotc.compile(PROGRAMS[name], X, PLACES, verify_each=True)
     close(aotc.load(data)(X, PLACES), jax.jit(PROGRAMS[name])(X, PLACES))
     assert len(data) < CODE
@@ -93,7 +93,7 @@ BRANCHES = {
 
 
 @pytest.mark.parametrize("name", BRANCHES)
-def test_a_branch_fills_its_result(name):
+def test_a_branch_fills_a_constant_result(name):
     data = aotc.compile(BRANCHES[name], X, PLACES)
     for places in (PLACES, PLACES + 1, PLACES + 2, PLACES + 3):
         close(aotc.load(data)(X, places), jax.jit(BRANCHES[name])(X, places))
@@ -103,7 +103,7 @@ def test_a_branch_fills_its_result(name):
     assert fills_in(steps)
 
 
-def test_gradient_of_an_embedding_holds_no_zeros():
+def test_the_gradient_of_an_embedding_stores_no_zeros():
     def gradient(table, places):
         return jax.value_and_grad(lambda t: jnp.sum(jnp.sin(t[places])))(table)
 
@@ -116,7 +116,7 @@ def test_gradient_of_an_embedding_holds_no_zeros():
     "name",
     ["one array as two results", "scatter", "a loop's state", "a branch in a loop", "read where it is by a loop"],
 )
-def test_gpu_fills_arrays(name):
+def test_gpu_kernels_fill_constant_arrays(name):
     variant = check_gpu(PROGRAMS[name], (X[:33], PLACES))
     assert variant.constants.size < 1000
 
@@ -124,12 +124,12 @@ def test_gpu_fills_arrays(name):
 @pytest.mark.cuda
 @pytest.mark.skipif(bool(driver.missing()), reason="no GPU")
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_results_on_a_gpu(name):
+def test_filled_arrays_on_a_gpu_match_jax(name):
     data = aotc.compile(PROGRAMS[name], X, PLACES, target="cuda")
     close(aotc.load(data)(X, PLACES), jax.jit(PROGRAMS[name])(X, PLACES))
 
 
-def test_functions_share_the_kernels_that_fill():
+def test_functions_share_fill_kernels():
     models = {"f": lambda x: square(x).at[PLACES].add(x), "g": lambda x: (square(x), x * 2)}
     data = aotc.compile(models, args={"f": (X,), "g": (X,)}, verify_each=True)
     module = aotc.load(data)
@@ -151,7 +151,7 @@ def fills_in(steps):
     return [s.kernel.name for s in steps if isinstance(s, Launch) and s.kernel.name.startswith("fill")]
 
 
-def test_array_that_a_loop_reads_is_filled_once():
+def test_an_array_read_in_a_loop_is_filled_once():
     """A kernel that cannot compute its operand reads a filled array; the loop does not fill it in each iteration."""
     steps = steps_of("read where it is by a loop")
     (loop,) = (step for step in steps if isinstance(step, Loop))
@@ -159,14 +159,14 @@ def test_array_that_a_loop_reads_is_filled_once():
     assert not fills_in(walk(loop.body))
 
 
-def test_filled_array_is_not_copied():
+def test_a_filled_array_is_not_copied():
     steps = steps_of("two updates of one array")
     assert len(fills_in(steps)) == 2
     assert not any(isinstance(s, Copy) for s in walk(steps))
 
 
 @pytest.mark.parametrize("value", [0, 1, -2.5, -0.0, np.nan])
-def test_every_type_is_filled_with_its_bits(value):
+def test_every_dtype_is_filled_bit_for_bit(value):
     types = ["float64", "float16", ml_dtypes.bfloat16, "int8", "uint16", "bool", "complex64", "complex128"]
     fit = [t for t in types if np.isfinite(value) or np.dtype(t).kind not in "iub"]
     arrays = [np.full((200, 300), np.array(value).astype(t)) for t in fit]
@@ -178,7 +178,7 @@ def test_every_type_is_filled_with_its_bits(value):
     assert len(data) < CODE
 
 
-def test_filling_value():
+def test_filling_value_is_found_only_for_uniform_bits():
     ones, pair = np.ones((3, 4)), np.zeros((2, 500))
     pair[1, 499] = -0.0
     assert filling_value(ones) == 1

@@ -26,7 +26,7 @@ TEXT = '''def k(a: "u32[64]", /, o: "u32[64]", *, grid: "1"):
 '''
 
 
-def test_registers_that_threads_exchange():
+def test_inlined_kernels_have_their_own_shuffle_registers():
     kernel = parse_kernel(TEXT)
     body = inline_kernel(kernel, {b.name: b for b in (*kernel.inputs, *kernel.outputs)}, "_7")
     inside = Kernel("k", kernel.inputs, kernel.outputs, (), 1, body)

@@ -32,7 +32,7 @@ def unrolled(x, w):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_unrolled_steps_are_a_few_kernels(threads):
+def test_unrolled_iterations_share_a_few_kernels(threads):
     x, w = normal(ROWS, 4, 16), normal(3, 32, seed=1)
     bundle = aotc.compile(unrolled, x, w, verify_each=True, opt_level=1)
     assert kernels_of(bundle) < ROWS
@@ -41,7 +41,7 @@ def test_unrolled_steps_are_a_few_kernels(threads):
 
 
 @pytest.mark.parametrize(("width", "kernels"), [(16, 1), (24, 2), (3, 4)])
-def test_parts_begin_where_memory_is_aligned(width, kernels, monkeypatch):
+def test_only_aligned_parts_share_a_kernel(width, kernels, monkeypatch):
     """Rows of 64, 96 and 12 bytes: a multiple of 64 is each of them, every second one, and every 16th."""
     monkeypatch.setattr(lowering, "merge_by_sizes", lambda *_: {})  # a row may be a number that a kernel is given
 
@@ -55,7 +55,7 @@ def test_parts_begin_where_memory_is_aligned(width, kernels, monkeypatch):
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-def test_a_part_of_what_a_kernel_made():
+def test_parts_of_a_computed_array_share_a_kernel():
     """Parts of the arena; what reads them waits for who writes them, and for no other part's bytes."""
 
     def parts(x):
@@ -70,13 +70,13 @@ def test_a_part_of_what_a_kernel_made():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_the_same_bundle_twice():
+def test_compiling_merged_parts_twice_gives_the_same_bytes():
     x, w = normal(ROWS, 4, 16), normal(3, 32, seed=1)
     assert aotc.compile(unrolled, x, w, cache=False) == aotc.compile(unrolled, x, w, cache=False)
 
 
 @pytest.mark.parametrize("wrong", [(8,), (64 * 31,)], ids=["not aligned", "beyond"])
-def test_a_part_that_is_wrong(monkeypatch, wrong):
+def test_the_verifier_finds_a_wrong_part(monkeypatch, wrong):
     share = lowering.merge_by_offsets
 
     def planted(kernels, programs):
@@ -106,17 +106,17 @@ LOOP = "    for i in range(0, 16):\n        out[0, i] = {value}\n"
     ],
     ids=["two rows", "up to a row", "all rows", "written over", "not loaded"],
 )
-def test_parts(value, more, found):
+def test_rows_read_by_kernel_finds_constant_row_ranges(value, more, found):
     parts = rows_read_by_kernel(parse_kernel(HEAD.format(more=more) + LOOP.format(value=value)))
     assert {name: (p.first, p.rows) for name, p in parts.items()} == ({} if found is None else {"x": found})
 
 
-def test_a_row_that_only_a_call_knows():
+def test_rows_with_a_runtime_index_are_not_merged():
     text = HEAD.format(more="") + "    t = j[0]\n" + LOOP.format(value="x[t, i]")
     assert rows_read_by_kernel(parse_kernel(text)) == {}
 
 
-def test_a_tile_reads_more_than_its_loads():
+def test_kernels_with_tiles_have_no_row_ranges():
     tile = 'tile(out, x, x, rows=1, cols=16, out_base=0, out_row=16, a_base=0, a_row=16, b_base=0, levels=[(1, 1, 16)]'
     text = HEAD.format(more="") + LOOP.format(value="x[5, i]") + f'    {tile})\n'
     assert rows_read_by_kernel(parse_kernel(text)) == {}

@@ -86,7 +86,7 @@ def results(kernel, sizes, shapes, arrays):
     ],
     ids=["rows", "padding", "odd rows", "windows", "a number that is divided", "without axes", "a divisor", "terms"],
 )
-def test_one_stands_for_all(text, rows):
+def test_kernels_that_differ_only_in_sizes_become_one(text, rows):
     kernels = several(text, rows)
     found = merge_by_sizes(kernels)
     assert {sized.kernel for sized in found.values()} == {found["k0"].kernel}
@@ -116,11 +116,11 @@ def test_one_stands_for_all(text, rows):
     ],
     ids=["no whole vectors", "a vector", "rows of windows", "divisors", "few rows", "heights", "sums", "one"],
 )
-def test_what_is_written_for_its_sizes_stays(text, rows):
+def test_kernels_specialized_to_their_sizes_are_not_merged(text, rows):
     assert merge_by_sizes(several(text, rows)) == {}
 
 
-def test_lengths_are_loops_over_vectors():
+def test_vector_loops_of_merged_kernels_have_symbolic_lengths():
     found = merge_by_sizes(several(ROW, [{"n": 32}, {"n": 64}]))
     text = print_kernel(found["k0"].kernel)
     assert "for i_vector in range(0, 2*size0):" in text
@@ -128,7 +128,7 @@ def test_lengths_are_loops_over_vectors():
     assert [found[name].sizes for name in ("k0", "k1")] == [(1,), (2,)]
 
 
-def test_sizes_follow_from_each_other():
+def test_dependent_sizes_become_expressions_of_few_dims():
     """Rows with padding are rows and two; the channels are whole vectors, and the grid is as long as an axis."""
     found = merge_by_sizes(several(PAD, [padded(5, 32), padded(9, 64), padded(2, 96)]))
     assert found["k0"].kernel.dims == ("size0", "size1")
@@ -137,7 +137,7 @@ def test_sizes_follow_from_each_other():
     assert found["k0"].kernel.grid == out.shape[0]
 
 
-def test_constants_stay_apart():
+def test_kernels_with_different_constants_or_aliases_are_not_merged():
     one, other = several(ROW, [{"n": 32}, {"n": 64}])
     doubled = parse_kernel(print_kernel(other).replace("f32(1.0)", "f32(2.0)"))
     assert merge_by_sizes([one, doubled]) == {}
@@ -156,7 +156,7 @@ IMAGES = [normal(6, 6, 32), normal(4, 4, 64), normal(8, 8, 64), normal(12, 12, 9
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_program_has_one_for_its_layers(threads, monkeypatch):
+def test_layers_of_a_model_share_one_kernel(threads, monkeypatch):
     bundle = aotc.compile(layers, *IMAGES, verify_each=True)
     (variant,) = open_bundle(bundle).manifest["variants"]
     monkeypatch.setattr(lowering, "merge_by_sizes", lambda *_: {})
@@ -167,11 +167,11 @@ def test_a_program_has_one_for_its_layers(threads, monkeypatch):
         np.testing.assert_array_equal(got, want)
 
 
-def test_the_same_bundle_twice():
+def test_compiling_merged_layers_twice_gives_the_same_bytes():
     assert aotc.compile(layers, *IMAGES, cache=False) == aotc.compile(layers, *IMAGES, cache=False)
 
 
-def test_depthwise_convolutions_share_their_loops():
+def test_depthwise_convolutions_share_kernels():
     """Of other images, channels and weights: one kernel of a vector of channels along a row of pixels."""
 
     def convolve(*pairs):
@@ -203,26 +203,26 @@ def wrong_sizes(monkeypatch):
     monkeypatch.setattr(lowering.CommandBufferEncoder, "encode", planted)
 
 
-def test_sizes_that_are_wrong(wrong_sizes):
+def test_the_verifier_finds_wrong_sizes(wrong_sizes):
     with pytest.raises(InternalError, match="its grid or dims are not"):
         aotc.compile(layers, *IMAGES, verify_each=True)
 
 
-def test_a_loader_refuses_sizes_that_a_kernel_is_not_made_for(wrong_sizes):
+def test_calls_refuse_sizes_that_a_merged_kernel_does_not_support(wrong_sizes):
     """An index may count in them, so that no kernel may be given others: it would leave its arrays."""
     module = aotc.load(aotc.compile(layers, *IMAGES, cache=False))
     with pytest.raises(aotc.BundleError, match="is not made for the sizes"):
         module(*IMAGES)
 
 
-def test_an_interface_knows_the_sizes():
+def test_an_interface_evaluates_only_its_sizes():
     row = {"name": "k", "inputs": 1, "dims": 1, "grid": 4, "extents": [64, 64], "aliases": [], "sizes": [[1], [3]]}
     assert Interface(row).evaluate_sizes((3,)) == (4, [64, 64])
     with pytest.raises(Invalid, match="kernel 'k' is not made for the sizes 2"):
         Interface(row).evaluate_sizes((2,))
 
 
-def test_what_stands_for_a_kernel_is_measured_in_its_place():
+def test_merged_kernels_use_the_measured_times_of_their_sizes():
     """A record of a shared kernel has its dims; who asks what a layer's own kernel costs gets the row of its sizes."""
     from aotc.lowering.cost_model.model import Costs
     from aotc.targets import TARGETS

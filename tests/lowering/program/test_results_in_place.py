@@ -36,7 +36,7 @@ def twice(x, i, u):
 
 
 @pytest.mark.cpu
-def test_updates_in_place_copy_once():
+def test_results_of_updates_are_copied_once():
     steps = steps_of(twice)
     assert len(copies(steps)) == 1
     assert {s.target.kind for s in copies(steps)} == {"result"}
@@ -45,7 +45,7 @@ def test_updates_in_place_copy_once():
 
 
 @pytest.mark.cpu
-def test_what_others_read_is_kept():
+def test_values_with_other_readers_match_jax():
     def function(x, i, u):
         first = x.at[i].set(u)
         second = first.at[i[::-1]].add(u)
@@ -58,7 +58,7 @@ def test_what_others_read_is_kept():
 
 
 @pytest.mark.cpu
-def test_both_are_results():
+def test_two_results_of_one_update_chain_match_jax():
     def function(x, i, u):
         first = x.at[i].set(u)
         return first, first.at[i[::-1]].add(u)
@@ -69,7 +69,7 @@ def test_both_are_results():
 
 
 @pytest.mark.cudasim
-def test_sums_of_rows_on_a_gpu_copy_once():
+def test_row_sums_on_a_gpu_are_copied_once():
     arguments = [np.zeros((5000, 64), "f"), np.zeros(4096, "i4"), np.zeros((4096, 64), "f")]
     _, variant = gpu_program(lambda x, i, u: x.at[i].add(u), arguments)
     steps = list(walk(variant.steps["main"].steps))
@@ -78,5 +78,5 @@ def test_sums_of_rows_on_a_gpu_copy_once():
     assert sum(isinstance(s, Launch) and s.writes[0].kind == "result" for s in steps) == 2
 
 
-def test_nothing_is_early_without_updates():
+def test_programs_without_updates_have_no_copies():
     assert copies(steps_of(lambda x: jnp.sin(x) @ x.T, ARGUMENTS[:1])) == []

@@ -116,7 +116,7 @@ def model(request):
     return function, aotc.compile(jax.jit(function), *types, verify_each=True), calls
 
 
-def test_answers(model):
+def test_loops_over_symbolic_sizes_match_jax_at_any_thread_count(model):
     function, bundle, calls = model
     alone, shared = aotc.load(bundle, threads=1), aotc.load(bundle, threads=3)
     for arrays in calls:
@@ -137,7 +137,7 @@ def lowered(function, *shapes, dtype="float32"):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_kernels_read_back(name):
+def test_loop_kernels_verify_and_parse_back(name):
     function, shapes, dtype, _ = MODELS[name]
     kernels, _ = lowered(function, *shapes, dtype=dtype)
     loops = [k for k in kernels if any(isinstance(s, While) for s in walk(k.body))]
@@ -157,17 +157,17 @@ def judges(function, *shapes):
     return len(found)
 
 
-def test_a_loop_that_is_large_for_any_size_is_several_kernels():
+def test_a_large_loop_becomes_several_kernels():
     assert judges(cells, "t, b, 4", "b, 4", "4, 4") == 1
     assert judges(cells, "t, b, 300", "b, 300", "300, 300") == 0
 
 
-def test_nothing_is_asked_where_only_the_turns_are_unknown():
+def test_unknown_trip_counts_need_no_size_test():
     assert judges(viterbi, "t + 2, 3", "3, 3") == 0
 
 
 @pytest.mark.parametrize(("size", "way"), [(0, 0), (3, 0), (4, 1), (1 << 40, 1)])
-def test_the_judge(size, way):
+def test_the_bounds_kernel_compares_all_sizes(size, way):
     """The second number is twice the first: both are to be within their bounds."""
     n = sym("n")
     kernel = bounds_kernel("fits", [SizeBound(n, 4), SizeBound(2 * n, 7)])
@@ -201,7 +201,7 @@ def sines():
 
 @pytest.mark.parametrize("size", [0, 1, 3, LOOP_VALUE.value, LOOP_VALUE.value + 1, LOOP_ELEMENTS.value + 5])
 @pytest.mark.parametrize("iterations", [0, 1, 4])
-def test_sizes(sines, size, iterations):
+def test_loops_match_numpy_on_both_sides_of_the_size_limit(sines, size, iterations):
     x = expected = np.linspace(-3, 3, size, dtype=np.float32)
     for _ in range(iterations):
         expected = np.sin(expected)
@@ -210,7 +210,7 @@ def test_sizes(sines, size, iterations):
 
 
 @pytest.mark.parametrize("size", [5, 9000])
-def test_the_loop_is_cancelled(sines, size):
+def test_a_loop_over_a_symbolic_size_is_cancelled(sines, size):
     fence = sines.submit("main", np.ones(size, np.float32), np.int32(2**31 - 1))
     end = time.monotonic() + PATIENCE
     while fence not in RUNNING.values() and time.monotonic() < end:
@@ -221,7 +221,7 @@ def test_the_loop_is_cancelled(sines, size):
     np.testing.assert_array_equal(sines.invoke("main", np.zeros(2, np.float32), np.int32(3))[0], np.zeros(2))
 
 
-def test_what_a_donated_argument_carries_stays_in_place():
+def test_a_donated_state_is_updated_in_place_at_both_sizes():
     """The state is taken over: neither way copies it."""
     iteration = lambda x: lax.fori_loop(0, 3, lambda i, h: jnp.sin(h), x)
     shape = jax.ShapeDtypeStruct(symbolic_shape("n"), "float32")

@@ -80,13 +80,13 @@ def check_spans(kernel, rng, exact=False):
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_the_bytes_of_items(name):
+def test_item_spans_cover_the_accessed_bytes(name):
     check_spans(kernel_of(name), np.random.default_rng(0), exact=name != "steps")
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_the_bytes_of_items_of_random_indices(data):
+def test_item_spans_of_random_indices_cover_the_accessed_bytes(data):
     """Sums, products, quotients, remainders and clamps of the item and of loop variables, in any sign."""
     some = ["p", "i", "j", "(p // 3)", "(p % 3)", "((p + i) // 2)", "((i + j) % 4)", "p*i", "min(p, j)"]
     terms = st.sampled_from(some)
@@ -103,7 +103,7 @@ def k(a: "f32[40]", /, o: "f32[12]", *, grid: "12", flops: "0", bytes: "0"):
     check_spans(parse_kernel(text), np.random.default_rng(0))
 
 
-def test_an_index_from_memory_may_be_any():
+def test_an_index_loaded_from_memory_spans_the_whole_dim():
     kernel = parse_kernel("""
 def k(a: "f32[9]", n: "i32[4]", /, o: "f32[4]", *, grid: "4", flops: "0", bytes: "0"):
     for p in parallel(0, 4):
@@ -116,7 +116,7 @@ def k(a: "f32[9]", n: "i32[4]", /, o: "f32[4]", *, grid: "4", flops: "0", bytes:
     assert places.begins.tolist() == [0, 4, 8, 12]
 
 
-def test_a_place_may_be_beyond_what_a_word_holds():
+def test_spans_beyond_64_bits_are_clamped():
     """Nothing is known of the row, and rows are long: its end times their length is cut, not wrapped around."""
     kernel = parse_kernel("""
 def k(a: "f32[4, 67108864]", n: "i32[4]", /, o: "f32[4]", *, grid: "4", flops: "0", bytes: "0"):
@@ -134,7 +134,7 @@ def k(a: "f32[4, 67108864]", n: "i32[4]", /, o: "f32[4]", *, grid: "4", flops: "
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=30), st.integers(50, 60), st.integers(1, 3))
-def test_a_line_is_nowhere_below_what_items_need(need, of, step):
+def test_tile_lines_are_never_below_the_required_items(need, of, step):
     need = np.maximum.accumulate(np.array(need))
     edges = [*range(0, len(need) * step, step), len(need) * step]
     tile = lowest_linear_tile_edge(3, need, [0, of], edges)
@@ -154,7 +154,7 @@ def test_a_line_is_nowhere_below_what_items_need(need, of, step):
         ([4, 4, 4, 4], 4, TileEdge(0, 1, 1, 3), 3),
     ],
 )
-def test_the_halo_of_a_line(need, of, expected, halo):
+def test_tile_lines_have_the_smallest_halo(need, of, expected, halo):
     tile = lowest_linear_tile_edge(0, np.array(need), list(range(of + 1)), list(range(len(need) + 1)))
     assert tile == expected
     assert tile.halo == halo
@@ -263,7 +263,7 @@ def check_order(graph, steps, rng):
 
 @pytest.mark.parametrize("level", [0, 2])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_no_item_may_come_before_what_it_reads_or_writes_over(name, level, monkeypatch):
+def test_every_order_allowed_by_the_edges_respects_all_dependences(name, level, monkeypatch):
     function, shapes = PROGRAMS[name]
     tiles = 0
     for graph, steps in scheduled(function, shapes, monkeypatch, level):

@@ -105,7 +105,7 @@ def check(tile, writer, reader, sizes):
 
 @pytest.mark.parametrize("writer", [ROWS, PAIRS, BLOCKS], ids=["rows", "halves", "blocks"])
 @pytest.mark.parametrize("name", READS)
-def test_one_line_is_right_for_all_sizes(name, writer, monkeypatch):
+def test_one_tile_line_covers_the_accesses_for_all_sizes(name, writer, monkeypatch):
     earlier, later, tile = edge(writer, READS[name], monkeypatch)
     assert tile is not None
     for n, m in SIZES:
@@ -114,7 +114,7 @@ def test_one_line_is_right_for_all_sizes(name, writer, monkeypatch):
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_parts_of_rows_wait_for_the_same_part_of_the_items(name, monkeypatch):
+def test_parts_of_rows_wait_for_the_same_fraction_of_items(name, monkeypatch):
     """However many parts a row has: no constants are right, and the numbers of items are known when the call runs."""
     writer, reader, halo = PARTS[name]
     earlier, later, tile = edge(writer, reader, monkeypatch)
@@ -125,18 +125,18 @@ def test_parts_of_rows_wait_for_the_same_part_of_the_items(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NEVER_PARTS)
-def test_parts_that_wait_for_the_whole(name, monkeypatch):
+def test_parts_without_a_line_wait_for_the_whole_command(name, monkeypatch):
     assert edge(*NEVER_PARTS[name], monkeypatch)[2] is None
 
 
-def test_lines_of_many_items_are_checked_item_by_item(monkeypatch):
+def test_tile_lines_of_many_items_cover_each_item(monkeypatch):
     """Of blocks of items they would be too low."""
     earlier, later, tile = edge(ROWS, READS["window"], monkeypatch)
     assert covers_accesses(tile, earlier, later, {"n": 3000, "m": 2})
     assert not covers_accesses(TileEdge(0, 1, 1, 0), earlier, later, {"n": 3000, "m": 2})
 
 
-def test_products_of_numbers_that_do_not_fit_in_a_word_are_not_asked_for():
+def test_required_items_avoid_overflow_for_many_items():
     part = TileEdge(0, 1, 0, 2)
     assert [part.required_items(end, 12, 4) for end in (1, 3, 4, 7, 12)] == [3, 3, 4, 4, 4]
     assert part.required_items(1, FEW_ITEMS - 1, 1000) == 3
@@ -145,7 +145,7 @@ def test_products_of_numbers_that_do_not_fit_in_a_word_are_not_asked_for():
 
 
 @pytest.mark.parametrize("name", NEVER)
-def test_what_no_line_is_right_for_waits_for_the_whole(name, monkeypatch):
+def test_accesses_without_a_line_wait_for_the_whole_command(name, monkeypatch):
     assert edge(ROWS, NEVER[name], monkeypatch)[2] is None
 
 
@@ -159,11 +159,11 @@ def test_what_no_line_is_right_for_waits_for_the_whole(name, monkeypatch):
         (ROWS, "several", TileEdge(0, 1, 3, 2)),
     ],
 )
-def test_the_line_is_the_nearest(writer, name, expected, monkeypatch):
+def test_the_tile_line_is_the_tightest(writer, name, expected, monkeypatch):
     assert edge(writer, READS[name], monkeypatch)[2] == expected
 
 
-def test_a_line_that_is_too_low_is_found(monkeypatch):
+def test_covers_accesses_rejects_a_line_that_is_too_low(monkeypatch):
     earlier, later, _ = edge(ROWS, READS["window"], monkeypatch)
     assert not covers_accesses(TileEdge(0, 1, 1, 0), earlier, later, {"n": 9, "m": 2})
     assert covers_accesses(TileEdge(0, 1, 1, 0), earlier, later, {"n": 0, "m": 2})
@@ -171,7 +171,7 @@ def test_a_line_that_is_too_low_is_found(monkeypatch):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_lines_of_random_indices(data):
+def test_tile_lines_of_random_indices_cover_the_accesses(data):
     """Where there is a line it is right, with windows, strides and clamps of any kind."""
     terms = ["p", "i", "2*p", "(p // 2)", "(p % 2)", "((p + i) // 2)", "(n - p)", "min(p, i)", "max(p, 2)", "m"]
     some = data.draw(st.lists(st.sampled_from(terms), min_size=1, max_size=3))

@@ -86,7 +86,7 @@ for i in unroll(0, 8):
 """
 
 
-def test_loops_of_little_code_stay_unrolled():
+def test_short_loops_stay_unrolled():
     assert rolled(TINY) == {"i": "unroll", "j": "unroll"}
     assert rolled(REGISTERS) == {"c": "unroll", "i": "unroll"}
 
@@ -149,7 +149,7 @@ def lowered(function, args):
 
 
 @pytest.mark.parametrize(("rows", "units", "unrolled"), [(1, 3, True), (8, 10, False)])
-def test_loop_kernels_of_small_and_of_larger_cells(rows, units, unrolled):
+def test_loop_kernels_of_small_and_large_cells_match_jax(rows, units, unrolled):
     function, args = recurrence(rows, units)
     (kernel,) = (k for k in lowered(function, args) if "_loop_" in k.name)
     assert ("unroll" in loops(kernel.body).values()) is unrolled

@@ -96,7 +96,7 @@ APART = {
 
 
 @pytest.mark.parametrize("name", [*OVERLAP, *APART])
-def test_convolutions_beside_xla(name):
+def test_convolutions_match_xla(name):
     function, args = (OVERLAP | APART)[name]
     with jax.enable_x64(args[0].dtype == np.float64):
         check(function, args, 2, 20)
@@ -112,7 +112,7 @@ def kernels_with_tiles(function, args, target):
 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cpu:x86-64-v4"])
 @pytest.mark.parametrize("name", [*OVERLAP, *APART])
-def test_no_row_is_read_beyond_its_end(name, target):
+def test_convolutions_read_no_element_beyond_a_row(name, target):
     """Tiles touch nothing outside their buffers, and no row is copied."""
     function, args = (OVERLAP | APART)[name]
     kernels = kernels_with_tiles(function, args, target)
@@ -132,7 +132,7 @@ def test_no_row_is_read_beyond_its_end(name, target):
     ],
     ids=["batch", "batch-of-groups", "batch-and-height", "batch-and-width"],
 )
-def test_symbolic_sizes(function, spec, kernel, sizes):
+def test_convolutions_of_symbolic_sizes_match_xla(function, spec, kernel, sizes):
     symbolic = jax.ShapeDtypeStruct(export.symbolic_shape(spec), jnp.float32)
     exported = export.export(jax.jit(function))(symbolic, jax.ShapeDtypeStruct(kernel, jnp.float32))
     module = aotc.load(aotc.compile(exported))
@@ -143,7 +143,7 @@ def test_symbolic_sizes(function, spec, kernel, sizes):
 
 
 @pytest.mark.parametrize("kernel", ["3, c, 2*n", "3, c, 8", "3, 4, 2*n", "k, 4, 8"])
-def test_groups_of_symbolic_sizes(kernel):
+def test_grouped_convolutions_of_symbolic_sizes_match_xla(kernel):
     inputs = "2*c" if "c" in kernel else "8"
     scope = export.SymbolicScope()
     specs = f"b, 13, {inputs}", kernel

@@ -85,25 +85,25 @@ def input_shape(kind, lead, length):
 
 @pytest.mark.parametrize("kind", NUMPY)
 @pytest.mark.parametrize("n", [*LENGTHS, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW_LENGTHS)])
-def test_every_length(kind, n):
+def test_ffts_of_every_length_match_numpy(kind, n):
     agree(kind, signal(kind, input_shape(kind, (3,), (n,))), (n,))
 
 
 @pytest.mark.parametrize("kind", NUMPY)
 @pytest.mark.parametrize("length", [(6, 5), (4, 3, 8), (17, 16)])
 @pytest.mark.parametrize("level", LEVELS)
-def test_several_dims_in_double_precision(kind, length, level):
+def test_multidimensional_f64_ffts_match_numpy(kind, length, level):
     agree(kind, signal(kind, input_shape(kind, (2,), length), wide=True), length, level=level)
 
 
 @pytest.mark.parametrize("kind", NUMPY)
-def test_a_length_that_is_split(kind):
+def test_ffts_of_split_lengths_match_numpy(kind):
     agree(kind, signal(kind, input_shape(kind, (), (30000,))), (30000,))
 
 
 @pytest.mark.parametrize("kind", NUMPY)
 @pytest.mark.parametrize("lead", [(), (0,), (1, 1, 2)])
-def test_batches(kind, lead):
+def test_batched_and_empty_ffts_match_numpy(kind, lead):
     x = signal(kind, input_shape(kind, lead, (4, 6)))
     if 0 in lead:
         assert run(kind, x, (4, 6)).size == 0
@@ -111,12 +111,12 @@ def test_batches(kind, lead):
         agree(kind, x, (4, 6))
 
 
-def test_the_same_bits_with_one_thread_and_two():
+def test_ffts_have_the_same_bits_with_one_and_two_threads():
     x = signal("FFT", (5, 40, 24))
     assert run("FFT", x, (40, 24), threads=1).tobytes() == run("FFT", x, (40, 24), threads=2).tobytes()
 
 
-def test_a_symbolic_batch():
+def test_ffts_of_a_symbolic_batch_match_numpy():
     import jax
     import jax.numpy as jnp
 
@@ -149,7 +149,7 @@ def test_sizes_for_chirps_have_radices(n):
 @pytest.mark.ir
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 7, 8, 11, 13])
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_butterflies(n, sign):
+def test_butterflies_match_numpy(n, sign):
     """The written-out transforms, evaluated as numbers."""
 
     def evaluate(node):

@@ -39,7 +39,7 @@ def lowered(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_threads_do_their_elements(name):
+def test_each_element_has_exactly_one_thread(name):
     """The first and the last threads write what the region means; each element has one thread."""
     module, kernel, lanes = lowered(name)
     assert verify_kernel(kernel) == []
@@ -59,7 +59,7 @@ def test_threads_do_their_elements(name):
     np.testing.assert_allclose(found[written].astype("f8"), np.asarray(want)[written].astype("f8"), rtol=1e-2)
 
 
-def test_what_lanes_do_may_be_done_in_place():
+def test_lane_loops_may_update_in_place():
     """Each thread reads what it then writes, also where it does its elements one by one."""
     for name in ("neighbours", "fewer at the end", "neighbours of rows"):
         assert lowered(name)[1].aliases == ((0, 0),)

@@ -92,27 +92,27 @@ def compiled(function, args):
 @pytest.mark.parametrize("batch", [(), (2,), pytest.param((2, 3), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(6, 4), pytest.param((5, 5), marks=pytest.mark.slow), (3, 6)])
-def test_factorizations(dtype, batch, shape):
+def test_lapack_factorizations_match_xla(dtype, batch, shape):
     args = [values(*batch, *shape, dtype=dtype)]
     agree(compiled(factor_all, args), jax.jit(factor_all)(*args))
 
 
 @pytest.mark.parametrize("batch", [(), (2,), pytest.param((2, 3), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_eigenvalues_and_reductions(dtype, batch):
+def test_lapack_eigenvalues_and_reductions_match_xla(dtype, batch):
     args = [values(*batch, 5, 5, dtype=dtype)]
     agree(compiled(reduce_all, args), jax.jit(reduce_all)(*args))
 
 
 @pytest.mark.parametrize("batch", [(), (2,), pytest.param((2, 3), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_products_and_tridiagonal_systems(dtype, batch):
+def test_lapack_products_and_tridiagonal_solves_match_xla(dtype, batch):
     args = applied(dtype, batch)
     agree(compiled(apply_all, args), jax.jit(apply_all)(*args))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex64"])
-def test_reference_and_text(dtype):
+def test_lapack_ops_print_and_the_reference_matches_xla(dtype):
     cases = [(factor_all, [values(2, 4, 3, dtype=dtype)]), (reduce_all, [values(2, 4, 4, dtype=dtype)])]
     for function, args in [*cases, (apply_all, applied(dtype, (2,)))]:
         module = import_model(jax.jit(function), *args)
@@ -123,7 +123,7 @@ def test_reference_and_text(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_residuals(dtype):
+def test_lapack_results_have_small_f64_residuals(dtype):
     a, tall = values(40, 40, dtype=dtype), values(70, 30, dtype=dtype)
 
     def everything(a, tall):
@@ -171,7 +171,7 @@ SQUARE = {
 
 
 @pytest.mark.parametrize("name", SQUARE)
-def test_public_functions(name):
+def test_jax_linalg_functions_match_xla(name):
     args = [values(4, 4, dtype="float64") + 2 * np.eye(4)]
     agree(compiled(SQUARE[name], args), jax.jit(SQUARE[name])(*args))
 
@@ -179,7 +179,7 @@ def test_public_functions(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", [n for n in SQUARE if n not in ("eigh_tridiagonal",)])
-def test_public_functions_of_every_type(name, dtype):
+def test_jax_linalg_functions_of_every_dtype_match_xla(name, dtype):
     args = [(values(4, 4, dtype=dtype) + 2 * np.eye(4)).astype(dtype)]
     agree(compiled(SQUARE[name], args), jax.jit(SQUARE[name])(*args))
 
@@ -196,12 +196,12 @@ def solve_steps(a, b):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_in_loops_and_branches(level):
+def test_lapack_calls_in_loops_and_branches_match_xla(level):
     a = (values(7, 7, dtype="float64") + 3 * np.eye(7)).astype("float64")
     check(solve_steps, [a, values(7, 2, dtype="float64")], level, 100)
 
 
-def test_symbolic_sizes():
+def test_lapack_calls_of_symbolic_sizes_match_xla():
     k, n = export.symbolic_shape("k, n")
     shapes = [jax.ShapeDtypeStruct((k, n, n), "float64"), jax.ShapeDtypeStruct((k, n, 2), "float64")]
 
@@ -227,7 +227,7 @@ def test_values_that_are_not_finite_give_nan(bad):
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (3, 0), (0, 3), (2, 0, 0), (0, 3, 3)])
-def test_empty_matrices(shape):
+def test_lapack_calls_on_empty_matrices_match_xla(shape):
     args = [np.zeros(shape)]
 
     def everything(x):
@@ -244,7 +244,7 @@ def test_large_batches_give_the_same_bits_at_any_thread_count():
         np.testing.assert_array_equal(left, right)
 
 
-def test_the_threads_of_openblas_are_as_before_after_a_call():
+def test_a_call_restores_the_thread_count_of_openblas():
     library, _ = lapack.open_lapack("test", ["dgetrf"])
     before = library._get()
     a = values(5, 5, dtype="float64") + 3 * np.eye(5)
@@ -252,7 +252,7 @@ def test_the_threads_of_openblas_are_as_before_after_a_call():
     assert library._get() == before
 
 
-def test_a_missing_library_is_an_error_that_says_what_to_install(monkeypatch):
+def test_a_missing_lapack_library_is_an_error_with_an_install_hint(monkeypatch):
     data = aotc.compile(jax.jit(jnp.linalg.det), np.eye(5))
     monkeypatch.setattr(lapack, "_OPEN", [])
     monkeypatch.setattr(lapack, "library_candidates", list)
@@ -260,7 +260,7 @@ def test_a_missing_library_is_an_error_that_says_what_to_install(monkeypatch):
         aotc.load(data)
 
 
-def test_the_wheel_of_openblas_is_found(monkeypatch, tmp_path):
+def test_the_openblas_of_a_wheel_is_found(monkeypatch, tmp_path):
     folder = tmp_path / "lib"
     folder.mkdir()
     (folder / "libscipy_openblas64_.so").write_bytes(b"")
@@ -276,7 +276,7 @@ def test_a_library_without_the_function_is_an_error(monkeypatch):
         lapack.open_lapack("model.vmfb", ["dgetrf", "dnothing"])
 
 
-def test_cuda_refuses_with_the_place():
+def test_cuda_refuses_lapack_calls_with_their_location():
     with pytest.raises(aotc.diagnostics.CompileError, match="getrf is not supported on target cuda"):
         aotc.compile(jax.jit(jnp.linalg.det), np.eye(300, dtype="float32"), target="cuda:sm_80", host_fallback=False)
 
@@ -306,7 +306,7 @@ LEFT = {"left": True, "transpose": False}
         ([(4, 4)], {"routine": "gees", "options": {"mode": "V", "sort": "S"}}, "sorting is not supported"),
     ],
 )
-def test_type_rule(shapes, attrs, message):
+def test_invalid_lapack_types_are_refused(shapes, attrs, message):
     types = tuple(TensorType("f64", shape) for shape in shapes)
     with pytest.raises(RuleError, match=message):
         OPS["lapack"].infer(types, attrs, (), ())

@@ -33,14 +33,14 @@ FUNCTIONS = [rolled, rolled_far, padded, joined]
 
 @pytest.mark.parametrize("shape", [(16384,), (20479,), (20481,), (65536 + 1,), (3, 40000)])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-def test_each_element_is_numpys(function, shape):
+def test_rolls_pads_and_joins_along_long_axes_match_numpy(function, shape):
     x = np.random.default_rng(0).integers(-99, 99, shape).astype(np.float32)
     (got,) = aotc.load(aotc.compile(lambda x: function(jnp, x), x, guard=True)).invoke("main", x)
     np.testing.assert_array_equal(got, function(np, x))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-def test_elements_of_a_segment_have_no_tests(function):
+def test_elements_inside_a_segment_have_no_bounds_tests(function):
     _, steps, _ = lowered(lambda x: function(jnp, x), (np.zeros(1 << 18, np.float32),), CPU)
     (kernel,) = steps.kernels.values()
     stored = [s.value for s in walk(kernel.body) if isinstance(s, Store)]

@@ -131,7 +131,7 @@ CASES = {
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", CASES)
-def test_control(name, level):
+def test_control_flow_matches_jax_at_every_level(name, level):
     function, args = CASES[name]
     check(function, args, level, 20)
 
@@ -175,11 +175,11 @@ def symbolic(name, level, sizes):
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", SYMBOLIC)
-def test_symbolic_sizes(name, level):
+def test_programs_of_symbolic_sizes_match_jax(name, level):
     symbolic(name, level, [(1, 1), (2, 3), (33, 7), (130, 2)])
 
 
-def test_empty_batch():
+def test_empty_batches_match_jax():
     """A batch of at least 1 leaves none after its first row is dropped."""
     function = lambda x: (jnp.sin(x[1:]), jax.nn.relu(x[1:] @ W) @ U, x[1:].sum(0), jax.nn.softmax(x[1:], 0), x[1:].sum())  # noqa: E501
     shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 12"), "float32")

@@ -87,7 +87,7 @@ CASES = {
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", CASES)
-def test_elementwise(name, level):
+def test_elementwise_functions_match_jax_at_every_level(name, level):
     function, args, factor = CASES[name]
     check(function, args, level, factor)
 
@@ -143,6 +143,6 @@ REDUCTIONS = {
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", REDUCTIONS)
-def test_reductions(name, level):
+def test_reductions_match_jax_at_every_level(name, level):
     function, args, factor = REDUCTIONS[name]
     check(function, args, level, factor)

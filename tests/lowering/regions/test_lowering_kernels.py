@@ -79,14 +79,14 @@ def lowered(name, level):
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", MODELS)
-def test_kernels_are_valid(name, level):
+def test_kernels_of_models_verify(name, level):
     found = {k.name: errors for k in lowered(name, level).kernels if (errors := verify_kernel(k))}
     assert found == {}
 
 
 @pytest.mark.parametrize("level", [0, 2])
 @pytest.mark.parametrize("name", MODELS)
-def test_no_load_is_for_nobody(name, level):
+def test_every_loaded_variable_is_used(name, level):
     for kernel in lowered(name, level).kernels:
         text = print_kernel(kernel)
         names = [s.var.name for s in walk(kernel.body) if isinstance(s, Let) and isinstance(s.value, Load)]
@@ -95,7 +95,7 @@ def test_no_load_is_for_nobody(name, level):
 
 @pytest.mark.parametrize("level", [0, 2])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_meaning_of_the_loop_ir_is_what_runs(name, level):
+def test_each_kernels_machine_code_matches_its_loop_ir(name, level):
     """Every kernel alone: its loop IR on NumPy beside its machine code, on random inputs."""
     for kernel in lowered(name, level).kernels:
         if kernel.dims or any(isinstance(s, Tile) for s in walk(kernel.body)):
@@ -144,12 +144,12 @@ def call_native(library, arrays, grid):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_compiling_twice_gives_the_same_bytes(name):
+def test_compiling_a_model_twice_gives_the_same_bytes(name):
     function, args = MODELS[name]
     assert aotc.compile(jax.jit(function), *args) == aotc.compile(jax.jit(function), *args)
 
 
-def test_any_number_of_threads_gives_the_same_bits():
+def test_results_have_the_same_bits_at_any_thread_count():
     function = lambda x, w: (attention(x, w), (x * x).sum(), jnp.sin(x).mean((0, 1)), jax.nn.softmax(x @ w, 0))
     args = [normal(2, 3, 8), normal(8, 8, seed=1)]
     big = lambda x: (x.sum(), x.sum(0), (x @ x.T).max(), jax.nn.logsumexp(x, 1), jnp.cumsum(x, 0))

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.cpu
 
 
 @pytest.mark.parametrize("n", [3, 4097])
-def test_two_pairs_of_state_that_swap(n):
+def test_two_pairs_of_swapped_states_match_jax(n):
     """The copies that save the old state must outlive the copies that follow them."""
     import jax
 
@@ -31,7 +31,7 @@ def test_two_pairs_of_state_that_swap(n):
         np.testing.assert_allclose(g, w, rtol=1e-5)
 
 
-def test_random_bits_of_a_large_array():
+def test_random_bits_of_a_large_array_match_jax():
     """ThreeFry in JAX rotates its key schedule through the state of a loop."""
     import jax
 
@@ -40,7 +40,7 @@ def test_random_bits_of_a_large_array():
     np.testing.assert_array_equal(aotc.load(aotc.compile(f, key)).invoke("main", key)[0], f(key))
 
 
-def test_a_branch_on_one_element():
+def test_a_branch_on_one_element_matches_jax():
     """The condition of a branch in a loop may be a reshape of one element of higher rank."""
     import jax
 

@@ -117,7 +117,7 @@ MOVEMENT = {
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", MOVEMENT)
-def test_movement(name, level):
+def test_movement_and_indexing_match_jax_at_every_level(name, level):
     function, args = MOVEMENT[name]
     check(function, args, level, 4)
 
@@ -130,7 +130,7 @@ STATE = """func.func @main(%s: tensor<@S>) -> (tensor<@S>, tensor<3x5xui32>) {
 
 @pytest.mark.parametrize("algorithm", ["DEFAULT", "THREE_FRY", "PHILOX"])
 @pytest.mark.parametrize(("state", "dtype"), [("4xui32", "uint32"), ("4xi32", "int32"), ("2xi64", "int64")])
-def test_a_state_of_other_integers_is_one_of_the_same_bits(algorithm, state, dtype):
+def test_a_random_state_of_another_integer_dtype_gives_the_same_bits(algorithm, state, dtype):
     held = np.array([1, 2, 3, 2**32 - 1], np.uint32)
     text = STATE.replace("@A", algorithm)
     got = aotc.load(aotc.compile(text.replace("@S", state))).invoke("main", held.view(dtype))
@@ -144,7 +144,7 @@ def test_a_state_of_other_integers_is_one_of_the_same_bits(algorithm, state, dty
 
 
 @pytest.mark.parametrize("bits", ["1xui32", "3xui32", "1x3xui32", "5x3xui32", "3xui64", "0xui32"])
-def test_less_bits_than_a_counter_gives(bits):
+def test_random_bits_of_fewer_bits_than_a_counter_match_xla(bits):
     """Places of the last counter's words that are behind the array are not in the kernel."""
     text = STATE.replace("@A", "PHILOX").replace("@S", "3xui64").replace("3x5xui32", bits)
     held = np.uint64([1, 2, 3])
@@ -153,13 +153,13 @@ def test_less_bits_than_a_counter_gives(bits):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_state_without_dims_is_refused():
+def test_a_scalar_random_state_is_refused():
     with pytest.raises(CompileError, match=r"<model>:2:\d+: error: .*state"):
         aotc.compile(STATE.replace("@A", "DEFAULT").replace("@Sx", "").replace("tensor<@S>", "tensor<ui32>"))
 
 
 @pytest.mark.parametrize(("algorithm", "state"), [("THREE_FRY", "3xui64"), ("PHILOX", "1xui64"), ("DEFAULT", "2xui32")])
-def test_a_state_of_another_size_is_refused(algorithm, state):
+def test_a_random_state_of_the_wrong_size_is_refused(algorithm, state):
     with pytest.raises(CompileError, match=r"the state is u64\[\d\], expected u64\[2\]|a state of \d words, expected"):
         aotc.compile(STATE.replace("@A", algorithm).replace("@S", state))
 
@@ -184,7 +184,7 @@ INDEXED = """func.func @main(%x: tensor<4x5xf32>, %k: tensor<6x1xui64>, %i: tens
 
 
 @pytest.mark.parametrize("start", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])
-def test_indices_of_the_upper_half_of_u64(start):
+def test_u64_indices_above_the_i64_range_match_xla(start):
     x = np.arange(20, dtype=np.float32).reshape(4, 5)
     k = np.array([[2**63], [2**64 - 1], [1], [3], [2**63 + 1], [0]], np.uint64)
     args = [x, k, np.array(start, np.uint64)]
@@ -203,7 +203,7 @@ def test_indices_of_the_upper_half_of_u64(start):
     ((40, 7, 32), (0, 1, 2), False),
     ((40, 7, 32), (0, 2, 1), False),
 ])  # fmt: skip
-def test_pieces_of_rows_are_moved_as_they_lie(shape, order, near):
+def test_transposes_read_neighbouring_row_pieces_together(shape, order, near):
     """Neighbouring items read what lies side by side: pieces of some rows, then the next pieces of these."""
     options = Options(target="cpu:x86-64-v4")
     function = jax.jit(lambda x: x.transpose(order) * 2)

@@ -89,20 +89,20 @@ CONVOLUTIONS = {
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products(name, level):
+def test_matmuls_match_jax_at_every_level(name, level):
     function, args, factor = PRODUCTS[name]
     check(function, args, level, factor)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolutions(name, level):
+def test_convolutions_match_jax_at_every_level(name, level):
     function, args = CONVOLUTIONS[name]
     check(function, args, level, 20)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_double_precision(level):
+def test_double_precision_programs_match_jax(level):
     """Products, elementary functions and integers of 64 bits."""
 
     def f(a, b, i):

@@ -132,23 +132,23 @@ def run_random(level, examples):
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_random_programs(level):
+def test_random_programs_match_jax_at_every_level(level):
     run_random(level, 12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_many_random_programs(level):
+def test_many_random_programs_match_jax_at_every_level(level):
     run_random(level, 150)
 
 
-def test_inputs_are_not_changed():
+def test_calls_do_not_modify_their_inputs():
     x = normal(4, 6)
     before = x.copy()
     check(lambda a: a.at[0].set(1.0) + a, [x], 2)
     np.testing.assert_array_equal(x, before)
 
 
-def test_an_argument_that_nothing_reads():
+def test_an_unused_argument_is_accepted():
     """JAX drops it from the exported function; a call passes it all the same."""
     check(lambda x, y: jnp.tanh(x), [normal(4, 6), normal(3)], 2)

@@ -51,7 +51,7 @@ def cholesky_text(shape, dtype, lower):
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lower", [True, False])
-def test_cholesky(lower, dtype, shape):
+def test_cholesky_factors_multiply_to_the_operand(lower, dtype, shape):
     a = positive(*shape, dtype=dtype)
     (got,) = aotc.load(aotc.compile(cholesky_text(shape, dtype, lower))).invoke("main", a)
     np.testing.assert_array_equal(got, np.tril(got) if lower else np.triu(got))
@@ -108,26 +108,26 @@ def check_solve(dtype, flags, batch, n, count):
 
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("count", [1, 5])
-def test_triangular_solve_flags(flags, count):
+def test_triangular_solves_with_every_flag_have_small_residuals(flags, count):
     check_solve("complex128", flags, (2,), 6, count)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [((), 1, 1), ((), 9, 70), ((2, 3), 4, 2), ((), 0, 3), ((2,), 3, 0)])
-def test_triangular_solve_shapes(dtype, shape):
+def test_triangular_solves_of_every_shape_have_small_residuals(dtype, shape):
     check_solve(dtype, (1, 1, 0, "NO_TRANSPOSE"), *shape)
     check_solve(dtype, (0, 0, 0, "ADJOINT"), *shape)
 
 
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("count", [3, 4, 63, 64, 65])
-def test_right_hand_sides_in_a_batch(flags, count):
+def test_batched_triangular_solves_have_small_residuals(flags, count):
     check_solve("float32", flags, (3,), 7, count)
 
 
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("size", [(31, 33), (32, 31), (32, 32), (33, 40)])
-def test_solves_in_loops_and_by_blas(flags, size):
+def test_triangular_solves_in_loops_and_by_blas_agree(flags, size):
     check_solve("float32", flags, (), *size)
 
 
@@ -140,7 +140,7 @@ def test_large_triangular_solves_call_blas(flags):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("size", [(17, 1), (17, 3), (17, 130), (200, 200)])
-def test_triangular_solve_all(dtype, flags, size):
+def test_triangular_solves_of_every_dtype_flag_and_size_have_small_residuals(dtype, flags, size):
     unit = flags[2] and size[0] == 17  # a large matrix with a unit diagonal is close to singular
     check_solve(dtype, (*flags[:2], unit, flags[3]), (2,), *size)
 
@@ -163,14 +163,14 @@ def newton(a, b):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_solvers_among_other_ops(level):
+def test_solvers_inside_programs_match_jax(level):
     a, b = positive(6, 6, dtype="float32"), values(6, 2, dtype="float32")
     check(solve_with_itself, [a], level, 10)
     check(newton, [a, b], level, 10)
     check(lambda p, a, b: jax.lax.cond(p, lambda: jnp.linalg.cholesky(a) @ b, lambda: b), [np.True_, a, b], level, 10)
 
 
-def test_symbolic_batch_and_size():
+def test_cholesky_solves_of_symbolic_sizes_have_small_residuals():
     a, b = positive(3, 300, 300, dtype="float64"), values(3, 300, 2, dtype="float64")
     dims = export.symbolic_shape("k, n")
 
@@ -184,7 +184,7 @@ def test_symbolic_batch_and_size():
         np.testing.assert_allclose(a[:k, :n, :n] @ got, b[:k, :n], rtol=1e-8, atol=1e-8)
 
 
-def test_symbolic_right_hand_sides():
+def test_triangular_solves_of_symbolic_right_hand_sides_have_small_residuals():
     n, m = export.symbolic_shape("n, m")
     low = np.tril(positive(260, 260, dtype="float32"))
     b = values(260, 230, dtype="float32")

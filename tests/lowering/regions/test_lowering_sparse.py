@@ -32,7 +32,7 @@ def product(data, columns, starts, dense, rows):
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128", "int32"])
 @pytest.mark.parametrize("shape", [(7, 5, 3), (7, 5, None), (1, 4, 2), (40, 30, 65)])
-def test_products(level, dtype, shape):
+def test_csr_products_match_the_dense_product(level, dtype, shape):
     rows, cols, width = shape
     with jax.enable_x64(True):
         dense = matrix(rows, cols, dtype)
@@ -50,13 +50,13 @@ def test_products(level, dtype, shape):
         np.testing.assert_allclose(interpret(imported, *args)[0], dense @ right, **close)
 
 
-def test_no_values():
+def test_csr_products_without_values_are_zero():
     args = [np.zeros(0, "float32"), np.zeros(0, "int32"), np.zeros(4, "int32"), np.ones((5, 2), "float32")]
     f = jax.jit(lambda *xs: product(*xs, 3))
     np.testing.assert_array_equal(aotc.load(aotc.compile(f, *args))(*args), np.zeros((3, 2)))
 
 
-def test_bad_places_do_not_reach_beyond_arrays():
+def test_csr_products_with_invalid_indices_stay_in_bounds():
     args = [np.ones(2, "float32"), np.array([9, -9], "int32"), np.array([-5, 100], "int32"), np.ones(5, "float32")]
     f = jax.jit(lambda *xs: product(*xs, 1))
     assert aotc.load(aotc.compile(f, *args))(*args).tolist() == [2]

@@ -30,7 +30,7 @@ def lowered(kind="bf16", rows="48", result="bf16", more="", target="cuda:sm_90a"
 
 
 @pytest.mark.parametrize("name", ["k", "row", "col", "z", "m", "total"])
-def test_a_size_may_have_the_name_of_a_loop(name):
+def test_a_dim_named_like_a_loop_variable_is_tiled(name):
     kernel = lowered(rows=name)
     assert verify_kernel(kernel) == []
     assert parse_kernel(print_kernel(kernel)) == kernel
@@ -43,19 +43,19 @@ def test_a_size_may_have_the_name_of_a_loop(name):
 @pytest.mark.parametrize(
     ("target", "template"), [("sm_90a", Wgmma()), ("sm_89", Mma()), ("sm_80", Mma()), ("compute_80", Mma())]
 )
-def test_each_gpu_gets_the_instructions_that_it_has(target, template):
+def test_each_gpu_has_the_template_of_its_instructions(target, template):
     assert lowered(target=f"cuda:{target}").tiling.template == template
 
 
 @pytest.mark.parametrize(("precision", "is_rounded"), [("", True), ("HIGH", False), ("HIGHEST", False)])
-def test_f32_is_rounded_where_the_program_lets_it(precision, is_rounded):
+def test_f32_uses_tensor_cores_only_if_the_precision_allows(precision, is_rounded):
     more = f', precision = "{precision}"' if precision else ""
     kernel = lowered("f32", result="f32", more=more)
     assert (kernel.tiling is not None) is is_rounded
     assert ("reduce_precision" in print_kernel(kernel)) is is_rounded
 
 
-def test_a_limit_that_changes_nothing_leaves_the_target():
+def test_a_limit_without_effect_returns_the_same_target():
     whole = TARGETS["cuda:sm_90a"]
     assert whole.limited(0, 0) is whole.limited(whole.stack, whole.shared_memory + 1) is whole
     assert whole.limited(whole.stack - 1, 0).stack == whole.stack - 1

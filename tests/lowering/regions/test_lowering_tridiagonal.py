@@ -49,7 +49,7 @@ def close(got, want, dtype):
 @pytest.mark.parametrize("case", ["regular", "singular", "triangular"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [((5,), 2), ((3, 7), 1), ((1,), 2), ((2,), 3), ((2, 2, 30), 4)])
-def test_systems(shape, dtype, case):
+def test_perturbed_tridiagonal_solves_match_xla(shape, dtype, case):
     """The sign of a complex zero decides how a singular system is perturbed; there only sizes are compared."""
     args = system(*shape, dtype, case)
     want = np.asarray(solve(*args))
@@ -65,7 +65,7 @@ def test_systems(shape, dtype, case):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_eigenvectors_of_a_tridiagonal_matrix(level):
+def test_eigh_tridiagonal_matches_xla(level):
     d, e = np.arange(6.0), np.linspace(1, 2, 5)
     data = aotc.compile(jax.jit(lambda d, e: jsl.eigh_tridiagonal(d, e)), d, e, opt_level=level)
     w, v = aotc.load(data)(d, e)
@@ -75,7 +75,7 @@ def test_eigenvectors_of_a_tridiagonal_matrix(level):
     np.testing.assert_allclose(v.T @ v, np.eye(6), atol=1e-12)
 
 
-def test_symbolic_sizes_and_empty_systems():
+def test_tridiagonal_solves_of_symbolic_and_empty_sizes_match_xla():
     k, n, m = export.symbolic_shape("k, n, m")
     line, sides = jax.ShapeDtypeStruct((k, n), "float64"), jax.ShapeDtypeStruct((k, n, m), "float64")
     module = aotc.load(aotc.compile(solve, line, line, line, sides))

@@ -54,7 +54,7 @@ def test_regions_that_compute_keep_their_order():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "complex128"])
-def test_permutations_of_four_axes_are_numpys(dtype):
+def test_permutations_of_four_axes_match_numpy(dtype):
     x = np.arange(5 * 8 * 4 * 9).reshape(5, 8, 4, 9).astype(dtype)
     orders = [*itertools.permutations(range(4))]
     with jax.enable_x64(True):
@@ -64,7 +64,7 @@ def test_permutations_of_four_axes_are_numpys(dtype):
         np.testing.assert_array_equal(got, x.transpose(axes))
 
 
-def test_symbolic_permutations_are_numpys():
+def test_permutations_of_symbolic_sizes_match_numpy():
     shape = jax.export.symbolic_shape("a, b, 7, 6")
     exported = jax.export.export(jax.jit(lambda x: x.transpose(3, 1, 2, 0)))(jax.ShapeDtypeStruct(shape, "float32"))
     module = aotc.load(aotc.compile(exported))

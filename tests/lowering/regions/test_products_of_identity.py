@@ -55,38 +55,38 @@ def same(function, x):
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_it_is_a_selection(name):
+def test_matmuls_with_an_identity_become_selections(name):
     assert not {"matmul", "packed_matmul"} & ops(SELECTIONS[name], X)
     same(SELECTIONS[name], X)
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_it_stays_a_product(name):
+def test_other_matmuls_remain(name):
     assert {"matmul", "packed_matmul"} & ops(PRODUCTS[name], X)
     same(PRODUCTS[name], X)
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_what_is_not_finite_spoils_the_other_sums(name):
+def test_infinities_and_nan_propagate_through_selections(name):
     x = X.copy()
     x[1, 2], x[3, 1], x[2, 0], x[0, 0] = np.inf, np.nan, -np.inf, -0.0
     same(SELECTIONS[name], x)
 
 
-def test_the_zero_of_a_sum_is_positive():
+def test_a_zero_sum_of_a_selection_is_positive():
     x = np.full((2, 6), -0.0, np.float32)
     got = aotc.load(aotc.compile(jax.jit(SELECTIONS["the whole"]), x)).invoke("main", x)[0]
     assert not np.signbit(got).any()
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "float16", "bfloat16"])
-def test_dtypes_of_identity(dtype):
+def test_selections_of_each_dtype_match_xla(dtype):
     x = (np.arange(24).reshape(4, 6) % 7).astype(jnp.dtype(dtype))
     same(lambda x: jnp.einsum("bi,rij->brj", x, part(50, 7, 6, 5, dtype=dtype)), x)
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_derivatives_by_all_weights(level):
+def test_jacobians_by_all_weights_match_f64(level):
     """``jax.jacfwd`` pushes one tangent for each weight; XLA in f64 is the oracle."""
     random = np.random.default_rng(1)
     weights = [random.standard_normal(s) for s in ((5, 7), (7, 3))]

@@ -28,7 +28,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("dims", "left", "right"), SHAPES)
-def test_dims(dims, left, right):
+def test_einsums_with_one_term_match_numpy(dims, left, right):
     random = np.random.default_rng(0)
     x, y = (random.standard_normal(shape).astype(np.float32) for shape in (left, right))
     module = aotc.load(aotc.compile(jax.jit(lambda x, y: jnp.einsum(dims, x, y)), x, y, verify_each=True))
@@ -46,7 +46,7 @@ TEXT = """func.func @main(%x: tensor<3x1xT>, %y: tensor<1x4xT>) -> tensor<3x4xT>
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_dtypes(name):
+def test_products_with_one_term_of_each_dtype_match_numpy(name):
     x, y = np.array([[0], [1], [1]]).astype(DTYPES[name]), np.array([[1, 0, 1, 0]]).astype(DTYPES[name])
     found = aotc.load(aotc.compile(TEXT.replace("T", name), verify_each=True)).invoke("main", x, y)[0]
     np.testing.assert_array_equal(found.astype(np.complex64), x.astype(np.complex64) * y.astype(np.complex64))

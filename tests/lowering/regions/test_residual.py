@@ -49,14 +49,14 @@ def batched(x, w, v):
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("function", [block, left, loop, square, gated, attention, batched])
-def test_residual_products(function, size, level):
+def test_residual_matmuls_match_jax(function, size, level):
     m, n = size
     scale = 1 / np.sqrt(n)
     check(function, [normal(m, n), normal(n, n, seed=1, scale=scale), normal(n, n, seed=2, scale=scale)], level, 100)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64", "int8"])
-def test_residual_products_of_other_types(dtype):
+def test_residual_matmuls_of_other_dtypes_match_jax(dtype):
     def quantized(x, w):
         h = jnp.clip(x, -7, 7)
         return h.astype(jnp.int32) + lax.dot(h, w, preferred_element_type=jnp.int32)
@@ -70,7 +70,7 @@ def test_residual_products_of_other_types(dtype):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_residual_convolutions(level):
+def test_residual_convolutions_match_jax(level):
     def same(x, w):
         h = jnp.tanh(x)
         return lax.conv_general_dilated(h, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")) + h
@@ -85,7 +85,7 @@ def test_residual_convolutions(level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_residual_solves(level):
+def test_residual_solves_match_jax(level):
     """A library's or a kernel's factor of an array that is also used beside it."""
 
     def f(a, b):

@@ -26,7 +26,7 @@ def gelu(x):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("level", [1, 2, 3])
-def test_nearer_to_the_exact_result(level, dtype):
+def test_rounding_once_is_closer_to_the_exact_result(level, dtype):
     x = jnp.asarray(X, dtype)
     exact = np.asarray(gelu(np.asarray(x, "float64")))
     apart, once = (np.abs(run(gelu, x, n) - exact).max() for n in (0, level))
@@ -34,7 +34,7 @@ def test_nearer_to_the_exact_result(level, dtype):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_what_is_the_largest_is_found(level):
+def test_a_value_compares_equal_to_its_own_maximum(level):
     """A product is compared with the largest of them: both are rounded."""
     x = jnp.asarray(X.reshape(7, 143), "bfloat16")
 
@@ -46,7 +46,7 @@ def test_what_is_the_largest_is_found(level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_functions_that_end(level):
+def test_rounded_sums_stay_in_the_domain_of_sqrt_and_log(level):
     """Of sums that round to 1 the rest is 0, whose root and logarithm there are."""
     a = np.cos(X / 3)
     args = jnp.asarray(np.stack([a, np.sqrt(1 - a * a)]), "bfloat16")
@@ -62,7 +62,7 @@ def test_functions_that_end(level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_conversion_of_the_model_rounds(level):
+def test_a_conversion_in_the_model_still_rounds(level):
     """A model that rounds on purpose gets what it asks for."""
     x = np.float32(1 + 2.0**-10) * np.arange(1, 20, dtype="float32")
     rounded = lambda x: x.astype("bfloat16").astype("float32") + 0
@@ -71,7 +71,7 @@ def test_a_conversion_of_the_model_rounds(level):
 
 @pytest.mark.parametrize("reduce", [jnp.max, jnp.min])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
-def test_extremes_are_kept_in_f32(dtype, reduce):
+def test_extrema_of_short_floats_are_computed_in_f32(dtype, reduce):
     """From one element to the next, in registers; whatever is the largest is the same."""
     x = jnp.asarray(np.r_[X, np.nan, 0.0].reshape(17, 59), dtype)
     data = aotc.compile(jax.jit(lambda x: reduce(x, -1)), x)

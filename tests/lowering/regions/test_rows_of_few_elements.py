@@ -22,16 +22,16 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("terms", [1, 2, 3, 8, 9, 10, 14, 15, 20])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_rows_of_each_length(name, terms):
+def test_reductions_of_short_rows_match_jax(name, terms):
     check(PROGRAMS[name], [normal(37, terms), normal(terms, seed=1)], 2)
 
 
 @pytest.mark.parametrize("shape", [(16, 20), (17, 20), (15, 20), (3, 33, 20), (1, 20), (40, 2, 3)])
-def test_numbers_of_rows_of_several_axes(shape):
+def test_short_rows_over_several_axes_match_jax(shape):
     check(lambda x: jnp.exp(-jax.nn.logsumexp(x * x, axis=-1)), [normal(*shape)], 2)
 
 
-def test_whole_numbers_and_doubles():
+def test_short_rows_of_integers_and_f64_match_jax():
     check(lambda x: (x * 9).astype(int).sum(1), [normal(33, 4)], 2)
     with jax.enable_x64(True):
         check(lambda x: jnp.log1p(jnp.exp((x * x).sum(1))), [normal(33, 20).astype("float64")], 2)

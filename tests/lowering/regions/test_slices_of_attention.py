@@ -75,19 +75,19 @@ PROGRAMS = {f.__name__: f for f in (carried, stacked, read_only, window)}
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_results(name, rows, level):
+def test_attention_on_slices_of_a_cache_matches_jax(name, rows, level):
     check(PROGRAMS[name], [*sizes(rows=rows), np.int32(100)], level, factor=10)
 
 
 @pytest.mark.parametrize("at", [-7, 0, KEYS - 1, KEYS + 9])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_places_beyond_the_ends(name, at):
+def test_slice_indices_beyond_the_ends_are_clamped(name, at):
     check(PROGRAMS[name], [*sizes(), np.int32(at)], 2, factor=10)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("heads", [1, 2, 4])
-def test_dtypes_and_shared_heads(heads, dtype):
+def test_attention_on_slices_of_each_dtype_and_head_grouping_matches_jax(heads, dtype):
     with jax.enable_x64(dtype == "float64"):
         check(read_only, [*sizes(dtype, heads=heads), np.int32(77)], 2, factor=10)
 
@@ -106,7 +106,7 @@ def memory_of(data):
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_nothing_is_copied(name, rows):
+def test_no_layer_of_the_cache_is_copied(name, rows):
     """A layer's keys take ``layer`` bytes: no buffer of a call, and all of them together, are as large."""
     args = [*sizes(rows=rows, keys=1024), np.int32(100)]
     layer = args[1][0].nbytes
@@ -115,7 +115,7 @@ def test_nothing_is_copied(name, rows):
     assert large_buffers(data, layer) == []
 
 
-def test_symbolic_sizes():
+def test_attention_on_slices_of_symbolic_sizes_matches_jax():
     b, s = jax.export.symbolic_shape("b, s")
     shapes = [(b, HEADS, 1, DEPTH), *[(LAYERS, b, HEADS, s, DEPTH)] * 2, ()]
     types = [jax.ShapeDtypeStruct(x, t) for x, t in zip(shapes, ["f4", "f4", "f4", "i4"])]
@@ -156,7 +156,7 @@ KEPT = {f.__name__: f for f in (also_a_result, overwritten_before, overwritten_b
 
 @pytest.mark.parametrize("donated", [(), (1,)])
 @pytest.mark.parametrize("name", KEPT)
-def test_slices_that_must_be_copied(name, donated):
+def test_overwritten_slices_are_copied(name, donated):
     args = [*sizes(), np.int32(1)]
     want = jax.jit(KEPT[name])(*args)
     data = aotc.compile(jax.jit(KEPT[name], donate_argnums=donated), *args, verify_each=True)

@@ -48,14 +48,14 @@ def same_bits(function, *args, **options):
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, *SMALL, "bool"])
-def test_keys_of_all_dtypes(dtype):
+def test_sorts_of_all_dtypes_are_stable_and_match_jax(dtype):
     """Equal keys, -0.0 and 0.0 and all NaN among them, keep their order: the second operand shows it."""
     x, place = values(700, dtype), np.arange(700, dtype="int32")
     same_bits(lambda x, i: (lax.sort((x, i), num_keys=1), jnp.sort(x), jnp.argsort(x, descending=True)), x, place)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64", "uint64"])
-def test_keys_of_wide_dtypes(dtype):
+def test_sorts_of_64_bit_dtypes_match_jax(dtype):
     with jax.enable_x64(True):
         x, place = values(900, dtype), np.arange(900)
         same_bits(lambda x, i: (lax.sort((x, i), num_keys=1), lax.top_k(x, 100)), x, place)
@@ -65,32 +65,32 @@ SHAPES = [(1,), (0,), (2, 0), (0, 300), (127,), (128,), (3, 300), (300, 3), (2, 
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_shapes(shape):
+def test_sorts_along_every_axis_match_jax(shape):
     x, i = normal(*shape), integers(*shape, low=-3, high=4)
     for axis in range(len(shape)):
         same_bits(lambda x, i: lax.sort((i, x), axis, num_keys=1), x, i)  # noqa: B023 (called at once)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_levels(level):
+def test_sorts_match_jax_at_every_level(level):
     check(lambda x: (jnp.sort(x * 2), jnp.argsort(x, 0), lax.top_k(x + 1, 70)), [normal(200, 300)], level)
 
 
-def test_several_keys():
+def test_sorts_with_several_keys_match_jax():
     a, b, c = values(3000, "int8"), values(3000, "float32"), values(3000, "uint16")
     same_bits(lambda a, b, c: lax.sort((a, b, c), num_keys=3), a, b, c)
     same_bits(lambda a, b, c: lax.sort((a > 0, b.astype("bfloat16"), c), num_keys=2), a, b, c)
     same_bits(lambda b, c: lax.sort((lax.complex(b[:400], b[1:401]), c[:400]), num_keys=1), b, c)
 
 
-def test_rows_in_any_order_take_the_same_way():
+def test_sorted_reversed_and_constant_rows_match_jax():
     """Bytes that are the same in all elements, sorted rows, and reversed ones."""
     up = np.arange(1000)
     rows = np.stack([up, up[::-1], up * 0 - 5, up % 3 << 20]).astype("int32")
     same_bits(lambda x: (jnp.sort(x, 1), jnp.argsort(x, 1), jnp.sort(x.T, 0)), rows)
 
 
-def test_symbolic_lengths():
+def test_sorts_of_symbolic_length_match_jax():
     def sort(x):
         return jnp.sort(x, 0), jnp.argsort(x, 1), lax.sort((x, x * 2), 1, num_keys=1)
 
@@ -101,7 +101,7 @@ def test_symbolic_lengths():
             np.testing.assert_array_equal(a, b)
 
 
-def test_a_comparator_without_keys():
+def test_a_comparator_without_sort_keys_is_applied():
     """By distance from 3, larger ones first; then one that looks at another operand."""
     text = """
 func.func @main(%x: tensor<300xf32>, %i: tensor<300xi32>) -> (tensor<300xf32>, tensor<300xi32>) {
@@ -132,7 +132,7 @@ KEYED = {
 
 
 @pytest.mark.parametrize("name", KEYED)
-def test_keys_are_found(name):
+def test_sort_keys_are_extracted_from_comparators(name):
     function, want = KEYED[name]
     module = import_model(function, normal(200), integers(200))
     (op,) = (op for f in module.functions.values() for op in walk(f.body) if op.name == "sort")
@@ -148,7 +148,7 @@ DIRECTIONS = {
 
 
 @pytest.mark.parametrize(("less", "ascending"), DIRECTIONS.items())
-def test_directions_of_comparisons(less, ascending):
+def test_every_comparison_direction_sorts_stably(less, ascending):
     text = f"""
 func.func @main(%x: tensor<500xi32>, %i: tensor<500xi32>) -> tensor<500xi32> {{
   %y:2 = "stablehlo.sort"(%x, %i) <{{dimension = 0 : i64, is_stable = true}}> ({{
@@ -174,14 +174,14 @@ func.func @main(%x: tensor<500xi32>, %i: tensor<500xi32>) -> tensor<500xi32> {{
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
-def test_top_k_of_all_dtypes(dtype):
+def test_top_k_of_all_dtypes_matches_jax(dtype):
     x = values(2000, dtype).reshape(2, 1000)
     for k in (5, 24, 25, 65, 600, 1000):
         same_bits(lambda x: lax.top_k(x, k), x)  # noqa: B023 (called at once)
 
 
 @pytest.mark.parametrize("order", ["up", "down", "same", "saw"])
-def test_top_k_in_any_order(order):
+def test_top_k_of_rows_in_any_order_matches_jax(order):
     up = np.arange(5000)
     x = {"up": up, "down": up[::-1], "same": up * 0, "saw": up % 90}[order]
     same_bits(lambda x: (lax.top_k(x, 100), lax.top_k(x, 4999)), x.astype("float32"))
@@ -189,7 +189,7 @@ def test_top_k_in_any_order(order):
 
 @pytest.mark.parametrize("order", ["up", "down", "same", "saw", "random"])
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 64, 100, 997])
-def test_few_of_rows_around_a_block(order, n):
+def test_small_top_k_next_to_block_boundaries_matches_jax(order, n):
     """Blocks of 32 are looked at behind the first k; equal elements come in their order, whatever is read of them."""
     up = np.arange(n)
     rows = {"up": up, "down": up[::-1], "same": up * 0, "saw": up % 9, "random": values(n, "float32")}[order]
@@ -198,7 +198,7 @@ def test_few_of_rows_around_a_block(order, n):
         same_bits(lambda x: (lax.top_k(x, k), lax.top_k(x + 1, k)[0], lax.top_k(x * 2, k)[1]), x)  # noqa: B023
 
 
-def test_few_of_symbolic_sizes():
+def test_small_top_k_of_symbolic_sizes_matches_jax():
     shape = jax.export.symbolic_shape("b, n", constraints=["n >= 5"])
     data = aotc.compile(lambda x: lax.top_k(x, 5), jax.ShapeDtypeStruct(shape, "float32"))
     for shape in ((1, 5), (2, 36), (2, 37), (2, 38), (3, 1000)):
@@ -207,7 +207,7 @@ def test_few_of_symbolic_sizes():
             np.testing.assert_array_equal(got, want)
 
 
-def test_top_k_of_symbolic_sizes():
+def test_top_k_of_symbolic_sizes_matches_jax():
     data = aotc.compile(
         lambda x: lax.top_k(x, 80),
         jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, n", constraints=["n >= 80"]), "float32"),

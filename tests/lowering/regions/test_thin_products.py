@@ -49,7 +49,7 @@ def numbers(*shape, seed=0):
 
 
 @pytest.mark.parametrize("name", THIN)
-def test_thin(name):
+def test_thin_matmuls_have_the_expected_form_and_match_f64(name):
     function, *shapes, form = THIN[name]
     args = [numbers(*s, seed=n) for n, s in enumerate(shapes)]
     module = run_passes(import_model(jax.jit(function).lower(*args)), Options())
@@ -64,7 +64,7 @@ def test_thin(name):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "int32"])
 @pytest.mark.parametrize("name", ["one column", "one column, turned, odd", "three rows"])
-def test_thin_dtypes(name, dtype):
+def test_thin_matmuls_of_each_dtype_match_jax(name, dtype):
     function, *shapes, _ = THIN.get(name, (VECMAT, (3, 77), (77, 101), ""))
     with jax.enable_x64(dtype == "float64"):
         args = [np.round(numbers(*s, seed=n) * 3).astype(jnp.dtype(dtype)) for n, s in enumerate(shapes)]
@@ -74,7 +74,7 @@ def test_thin_dtypes(name, dtype):
     np.testing.assert_allclose(got.astype(np.float64), np.asarray(want, np.float64), rtol=1e-2)
 
 
-def test_thin_constant():
+def test_a_thin_matmul_with_constant_weights_matches_f64():
     """Weights that are baked in are read as they lie."""
     w, x = numbers(100, 77), numbers(77, seed=1)
     got = aotc.load(aotc.compile(jax.jit(lambda x: jnp.tanh(w @ x + 1)), x)).invoke("main", x)[0]
@@ -82,7 +82,7 @@ def test_thin_constant():
 
 
 @pytest.mark.parametrize("spec", ["n, 77", "100, k", "n, k"])
-def test_thin_symbolic(spec):
+def test_thin_matmuls_of_symbolic_sizes_match_f64(spec):
     shape = jax.export.symbolic_shape(spec)
     w, x = jax.ShapeDtypeStruct(shape, "float32"), jax.ShapeDtypeStruct(shape[1:], "float32")
     columns, rows = (aotc.load(aotc.compile(f, *a)) for f, a in ((MATVEC, (w, x)), (lambda x, w: w @ x, (x, w))))
@@ -94,7 +94,7 @@ def test_thin_symbolic(spec):
 
 
 @pytest.mark.parametrize("n", [1, 96, 101])
-def test_thin_rows_of_unknown_columns(n):
+def test_thin_matmuls_of_symbolic_columns_match_f64(n):
     shape = (jax.export.symbolic_shape("n")[0],)
     types = jax.ShapeDtypeStruct((2, 77), "float32"), jax.ShapeDtypeStruct((77, *shape), "float32")
     x, w = numbers(2, 77), numbers(77, n, seed=1)
@@ -116,7 +116,7 @@ FETCHED = {  # a function, its shapes, the lines that its innermost loop over th
 
 
 @pytest.mark.parametrize("name", FETCHED)
-def test_what_is_read_next_is_fetched(name):
+def test_the_next_lines_of_a_matrix_are_prefetched(name):
     """The lines that the next turns read, within the matrix, as the verifier sees; sums are near those of f64."""
     function, *shapes, lines = FETCHED[name]
     args = [numbers(*s, seed=n) for n, s in enumerate(shapes) if s]
@@ -150,7 +150,7 @@ PARTS = {  # a function and its shapes: matrices times five columns or more, of 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cpu:x86-64-v4"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", PARTS)
-def test_parts_of_rows(name, dtype, target):
+def test_split_thin_matmuls_are_close_to_f64_with_equal_bits(name, dtype, target):
     """Sums in parts are near those of f64, and the same bits at any number of threads."""
     if not cpu_features().issuperset(TARGETS[target].features):
         pytest.skip(f"this processor does not run {target}")
@@ -166,14 +166,14 @@ def test_parts_of_rows(name, dtype, target):
     np.testing.assert_allclose(got.astype(np.float64), want, rtol=near, atol=near * np.abs(want).max())
 
 
-def test_columns_of_a_part_are_beside_each_other():
+def test_five_columns_are_copied_in_parts_and_four_are_not():
     """Five columns are copied a part at a time, four are read where they lie."""
     parts, whole = (cpu_kernels(MATVEC, numbers(259, 1203), numbers(1203, n))[-1] for n in (5, 4))
     assert 'scratch("f32[5, 528]")' in parts
     assert "scratch" not in whole
 
 
-def test_parts_of_rows_that_only_a_call_knows():
+def test_split_thin_matmuls_of_symbolic_sizes_match_f64():
     """Neither how many rows there are nor how long they are is known."""
     n, k = jax.export.symbolic_shape("n, k")
     types = jax.ShapeDtypeStruct((n, k), "float32"), jax.ShapeDtypeStruct((6, k), "float32")
@@ -216,7 +216,7 @@ def test_a_constant_with_few_columns_is_read_once(rows, columns, dtype, form):
     assert "pad" not in {op.name for op in ops}
 
 
-def test_both_operands_may_be_known():
+def test_thin_matmuls_of_two_bound_operands_match_f64():
     """Weights that are bound make each side known before a call: the product is transposed once at most."""
     w, x, y = numbers(4096, 4), numbers(4, 4096, seed=1), numbers(4, seed=2)
     module = aotc.load(aotc.compile(lambda w, x, y: (x @ w) * y, w, x, y, verify_each=True, bind=["w", "x"]))

@@ -21,7 +21,7 @@ def product_kernel(module):
 
 
 @pytest.mark.parametrize("rows", [3, 50, 128])
-def test_a_product_that_is_read_turned_goes_by_columns(rows):
+def test_a_matmul_with_a_transposed_reader_is_stored_by_columns(rows):
     """Also with an epilogue of several results, tiles of two heights, and a last panel of fewer columns."""
     x, y = (RANDOM.standard_normal(s).astype("float32") for s in ((rows, 24), (100, rows)))
 
@@ -37,7 +37,7 @@ def test_a_product_that_is_read_turned_goes_by_columns(rows):
     assert order == ["for c", "for r"]
 
 
-def test_a_product_that_is_read_as_it_is_goes_by_rows():
+def test_a_matmul_without_a_transposed_reader_is_stored_by_rows():
     x = RANDOM.standard_normal((50, 24)).astype("float32")
     module = aotc.load(aotc.compile(lambda x: jnp.tanh(x @ W), x))
     text = product_kernel(module)
@@ -45,7 +45,7 @@ def test_a_product_that_is_read_as_it_is_goes_by_rows():
     np.testing.assert_allclose(module(x), np.tanh(x @ W), rtol=1e-4, atol=1e-5)
 
 
-def test_rows_through_experts():
+def test_expert_matmuls_match_numpy():
     """``th,ehm->etm`` is a product (e, m, t) as JAX writes it; rows of more than a tile, and few."""
     for rows in (5, 64):
         x = RANDOM.standard_normal((rows, 24)).astype("float32")

@@ -63,7 +63,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_turns_before_and_after_fusion(name):
+def test_trip_counts_are_found_before_and_after_fusion(name):
     function, wanted = CASES[name]
     module = imported(function, X)
     assert counts(module) == [wanted]
@@ -99,7 +99,7 @@ def program(turns):
 
 
 @pytest.mark.parametrize(("turns", "iterations", "counted"), [(3, 3, 3), (1000, 500, 500), (None, None, 16)])
-def test_loops_of_several_kernels_take_as_long_as_their_turns(turns, iterations, counted):
+def test_loop_times_scale_with_their_trip_count(turns, iterations, counted):
     """The loop of 1000 iterations is unrolled twice: its state changes buffers in each."""
     _, variant, costs = program(turns)
     steps = variant.steps["main"].steps
@@ -119,7 +119,7 @@ def again(variant):
 
 
 @pytest.mark.parametrize(("turns", "counted"), [(3, 3), (1000, 1000), (None, 16)])
-def test_ops_take_as_long_as_their_turns(turns, counted):
+def test_while_op_times_scale_with_their_trip_count(turns, counted):
     module, _, costs = program(turns)
     body = module.functions["main"].body
     op = next(op for op in body.ops if op.name == "while")
@@ -128,7 +128,7 @@ def test_ops_take_as_long_as_their_turns(turns, counted):
 
 
 @pytest.mark.parametrize(("turns", "together"), [(1, False), (1000, True)])
-def test_loops_overlap_if_they_turn_often_enough(turns, together):
+def test_loops_with_enough_iterations_overlap(turns, together):
     _, variant, _ = program(turns)
     nodes = decode_commands(variant.command_buffers[0].code)
     assert any(isinstance(c, Control) for node in nodes if isinstance(node, Graph) for c in node.commands) == together

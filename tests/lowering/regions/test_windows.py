@@ -34,7 +34,7 @@ def values(shape, dtype, seed=0):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("kind", CUMULATIVE)
-def test_shapes(kind, reverse):
+def test_scans_of_every_shape_match_jax(kind, reverse):
     scan = CUMULATIVE[kind]
     check(
         lambda *xs: [scan(x, axis, reverse=reverse) for x, (_, axis) in zip(xs, SHAPES)],
@@ -44,7 +44,7 @@ def test_shapes(kind, reverse):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_levels(level):
+def test_scans_match_jax_at_every_level(level):
     check(
         lambda x: (jnp.cumsum(jnp.exp(x), 1) * 2, lax.cummax(x, 0, reverse=True), lax.cumlogsumexp(x, 1)),
         [normal(30, 40)],
@@ -55,14 +55,14 @@ def test_levels(level):
 ALL = ["int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32", "complex64"]
 
 
-def test_dtypes():
+def test_scans_of_each_dtype_match_jax():
     kinds = [d for d in ALL if d != "complex64"]
     check(lambda *xs: [lax.cumsum(x, 0) for x in xs], [values((50, 3), d) for d in ALL], 2)
     check(lambda *xs: [lax.cummax(x, 1) for x in xs], [values((3, 50), d) for d in kinds], 2)
     check(lambda *xs: [lax.cummin(x, 0, reverse=True) for x in xs], [values((50,), d) for d in kinds], 2)
 
 
-def test_wide_dtypes():
+def test_scans_of_64_bit_dtypes_match_jax():
     with jax.enable_x64(True):
         check(
             lambda *xs: [(lax.cumsum(x, 0), lax.cumprod(x, 0)) for x in xs],
@@ -85,7 +85,7 @@ def pairs(x, y):
 
 
 @pytest.mark.parametrize("length", [60, 40000])
-def test_several_operands(length):
+def test_scans_of_several_operands_match_numpy(length):
     x = normal(2, length)
     got = aotc.load(aotc.compile(pairs, x, np.tile(np.arange(length, dtype="int32"), (2, 1))))(
         x, np.tile(np.arange(length, dtype="int32"), (2, 1))
@@ -96,7 +96,7 @@ def test_several_operands(length):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("shape", "axis"), [((40000,), 0), ((2, 32771), 1), ((32768, 3), 0)])
-def test_long_scans_are_cut(shape, axis, reverse):
+def test_long_scans_are_split_and_match_jax(shape, axis, reverse):
     """One without a divisor near the wanted number of parts too."""
     check(
         lambda x, n: [scan(v, axis, reverse=reverse) for v in (x, n) for scan in (lax.cumsum, lax.cummax)],
@@ -106,7 +106,7 @@ def test_long_scans_are_cut(shape, axis, reverse):
     )
 
 
-def test_a_long_scan_is_as_exact_as_xla():
+def test_a_long_scan_is_as_accurate_as_xla():
     x = (np.random.default_rng(0).random(1 << 20) + 0.1).astype("float32")
     want = np.cumsum(x.astype("float64"))
     got = aotc.load(aotc.compile(jnp.cumsum, x))(x)
@@ -114,7 +114,7 @@ def test_a_long_scan_is_as_exact_as_xla():
     assert np.abs(got - want).max() <= 1.5 * np.abs(theirs - want).max()
 
 
-def test_same_bits_at_any_number_of_threads():
+def test_scans_have_the_same_bits_at_any_thread_count():
     x = normal(100000)
     data = aotc.compile(jnp.cumsum, x)
     one, two = (aotc.load(data, threads=n)(x) for n in (1, 2))
@@ -122,7 +122,7 @@ def test_same_bits_at_any_number_of_threads():
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (5, 2), (600, 7)])
-def test_symbolic_sizes(sizes, symbolic):
+def test_scans_of_symbolic_sizes_match_numpy(sizes, symbolic):
     x = normal(*sizes)
     for got, want in zip(symbolic(x), (np.cumsum(x, 0), np.maximum.accumulate(x[::-1], 0)[::-1], np.cumsum(x, 1))):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
@@ -143,7 +143,7 @@ def pool(x, window, strides, padding="VALID", kind="sum"):
     return lax.reduce_window(x, np.array(init, x.dtype), operator, window, strides, padding)
 
 
-def test_large_windows():
+def test_large_windows_match_jax():
     x, image = normal(3, 1000), normal(2, 40, 50, 3)
     check(
         lambda x: [
@@ -160,7 +160,7 @@ def test_large_windows():
     )  # fmt: skip
 
 
-def test_dilated_large_windows():
+def test_dilated_large_windows_match_jax():
     def f(x):
         return lax.reduce_window(x, 0.0, lax.add, (8, 9), (1, 2), ((3, 4), (0, 9)), (2, 1), (1, 2))
 
@@ -177,7 +177,7 @@ def test_an_initial_value_counts_once():
     check(lambda x: lax.reduce_window(x, 2.0, lax.add, **big), [normal(2, 1500)], 2, 4)
 
 
-def test_windows_left_after_the_passes():
+def test_only_expected_windows_remain_after_the_passes():
     """The sum of the elements of all windows stays near the number of elements."""
     def seen(function, x):
         module = run_passes(import_model(function, x), Options())
@@ -196,7 +196,7 @@ def test_windows_left_after_the_passes():
 @pytest.mark.parametrize(
     "dtype", ["int4", "uint8", "int32", "bool", "float8_e4m3fn", "float8_e5m2", "bfloat16", "float32"]
 )
-def test_neutral_values(dtype):
+def test_neutral_values_leave_every_value_unchanged(dtype):
     from aotc.vmfb.dtypes import DTYPES, to_numpy
 
     name = next(n for n, d in DTYPES.items() if d.numpy == dtype)

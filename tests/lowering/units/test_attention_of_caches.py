@@ -91,7 +91,7 @@ def scales(*shape, seed=0, dtype=np.float32):
     (1, 4, 4, 1501, 32), (1, 8, 2, 1030, 40), (2, 4, 2, 333, 16), (1, 8, 1, 2049, 16), (3, 6, 3, 70, 7),
     (1, 5, 5, 64, 80), (1, 8, 2, 203, 64), (8, 1, 1, 300, 96), (6, 4, 2, 130, 32),
 ])  # fmt: skip
-def test_caches_of_either_layout(rows, heads, keys, terms, depth, dtype):
+def test_decode_attention_on_caches_of_either_layout_matches_f64(rows, heads, keys, terms, depth, dtype):
     """Heads that share keys, up to eight rows, odd lengths, parts that differ in length, depths that are no vectors."""
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     q = normal(2, rows, heads, depth, dtype=kind)
@@ -103,7 +103,7 @@ def test_caches_of_either_layout(rows, heads, keys, terms, depth, dtype):
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-def test_keys_whose_elements_lie_apart(dtype):
+def test_decode_attention_on_transposed_keys_matches_f64(dtype):
     """A cache of turned keys: vectors of terms."""
 
     def transposed(q, k, v):
@@ -119,7 +119,7 @@ def test_keys_whose_elements_lie_apart(dtype):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8])
-def test_one_function_for_any_number_of_rows_and_terms(rows):
+def test_decode_attention_of_symbolic_rows_and_terms_matches_f64(rows):
     """The form for few rows, and the one for more, of sizes that only a call knows."""
     b, t, s = jax.export.symbolic_shape("b, t, s")
     shapes = [jax.ShapeDtypeStruct(x, BF16) for x in ((b, t, 4, 64), (b, s, 2, 64), (b, s, 2, 64))]
@@ -131,7 +131,7 @@ def test_one_function_for_any_number_of_rows_and_terms(rows):
 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-v4-bf16"])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
-def test_each_width_of_vectors(name, target):
+def test_decode_attention_on_each_cpu_target_matches_f64(name, target):
     if not cpu_features().issuperset(TARGETS[target].features):
         pytest.skip("another machine's")
     q = normal(1, 2, 8, 64, dtype=np.float32 if name == "float32" else BF16)
@@ -145,12 +145,12 @@ def test_each_width_of_vectors(name, target):
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
-def test_each_level(level):
+def test_decode_attention_matches_f64_at_every_level(level):
     arguments = [normal(1, 1, 2, 32), *(normal(1, 2051, 2, 32, seed=n) for n in (1, 2)), np.int32(700)]
     assert is_near(computed(until(-1e9), arguments, opt_level=level), until(-1e9), arguments, 2e-6)
 
 
-def test_parts_are_of_all_heads_side_by_side():
+def test_split_kv_parts_cover_all_heads():
     """Few items have parts; heads that are items need none."""
     q, k = normal(1, 1, 16, 32), normal(1, 1500, 16, 32)
     assert attention_op(attention, [q, k, k]).attrs["split"] == 8
@@ -160,7 +160,7 @@ def test_parts_are_of_all_heads_side_by_side():
 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v4", "cpu:x86-64-v2", "cpu:aarch64"])
 @pytest.mark.parametrize("terms", [5, 65, 131])
-def test_kernels_of_parts_on_numpy(terms, target):
+def test_split_kv_kernels_run_on_numpy(terms, target):
     """Every operand: scales of keys and values, a mask of terms, two parts, heads side by side that share keys."""
     text = f"""module @main {{
 func @k(%q: f32[2, 3, 16], %k: i8[{terms}, 2, 16], %v: i8[{terms}, 2, 16], %m: i1[{terms}], %a: f32[{terms}, 2],
@@ -193,7 +193,7 @@ SCALES = {
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SCALES)
-def test_caches_of_integers_are_read_as_they_are(name, dtype):
+def test_integer_caches_are_read_without_conversion(name, dtype):
     shape, kind = SCALES[name]
     kind = np.dtype(getattr(ml_dtypes, kind, kind))
     q = normal(2, 1, 8, 32, dtype=np.dtype(getattr(ml_dtypes, dtype, dtype)))
@@ -204,7 +204,7 @@ def test_caches_of_integers_are_read_as_they_are(name, dtype):
     assert is_near(computed(dequantized, arguments, verify_each=True), dequantized, arguments, 2 * BOUNDS[dtype])
 
 
-def test_a_number_scales_integers():
+def test_integer_caches_with_a_scalar_scale_match_f64():
     function = lambda q, k, v: dequantized(q, k, v, 0.01, 0.02)
     arguments = [normal(1, 1, 4, 16), integers(1, 333, 4, 16), integers(1, 333, 4, 16, seed=1)]
     assert attention_op(function, arguments).operands[1].type.dtype == "i8"
@@ -212,7 +212,7 @@ def test_a_number_scales_integers():
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_90"])
-def test_other_integers_are_widened_before(target):
+def test_other_integer_caches_are_widened_first(target):
     """Scales of channels, many rows, and GPUs: the attention is the same op of floats."""
     row, rows = (normal(1, n, 4, 64, dtype=BF16) for n in (1, 40))
     cache = [integers(1, 2048, 4, 64), integers(1, 2048, 4, 64, seed=1)]
@@ -230,7 +230,7 @@ def test_other_integers_are_widened_before(target):
 @pytest.mark.parametrize("fill", [-np.inf, -1e9])
 @pytest.mark.parametrize("heads", [2, 16])
 @pytest.mark.parametrize("at", [0, 63, 700, 4098])
-def test_blocks_behind_a_position_are_not_read(at, heads, fill):
+def test_fully_masked_blocks_are_not_read(at, heads, fill):
     """What lies there may be anything: NaN here, which a weight of 0 would spread. Two heads are in parts."""
     q, k, v = normal(1, 1, heads, 16), *(normal(1, 4099, heads, 16, seed=n) for n in (1, 2))
     seen = [q, k[:, : at + 1], v[:, : at + 1]]
@@ -243,7 +243,7 @@ def test_blocks_behind_a_position_are_not_read(at, heads, fill):
 
 @pytest.mark.parametrize("heads", [2, 16])
 @pytest.mark.parametrize(("fill", "at"), [(-1e9, -1), (-2.0, 100), (-np.inf, -1), (5.0, 2000)])
-def test_what_is_masked_may_have_weight(fill, at, heads):
+def test_masked_terms_with_weight_match_f64(fill, at, heads):
     """Where nothing is allowed, or all that is has low scores, all blocks count: in no part, and in several."""
     arguments = [normal(1, 1, heads, 16), *(normal(1, 4099, heads, 16, seed=n) for n in (1, 2)), np.int32(at)]
     found, wanted = computed(until(fill), arguments), exact(until(fill), arguments)
@@ -251,7 +251,7 @@ def test_what_is_masked_may_have_weight(fill, at, heads):
     assert np.nanmax(abs(found - wanted), initial=0) < 5e-6
 
 
-def test_masks_of_heads_and_rows():
+def test_masks_by_head_and_row_match_f64():
     q, k, v = normal(2, 2, 4, 16), *(normal(2, 2100, 2, 16, seed=n) for n in (1, 2))
     mask = np.random.default_rng(0).random((2, 4, 2, 2100)) < 0.3
     mask[..., 300:1700] = False
@@ -262,7 +262,7 @@ def test_masks_of_heads_and_rows():
 
 @pytest.mark.parametrize("fill", [-np.inf, -1e9, -1.0])
 @pytest.mark.parametrize("offset", [-1, 0, 40, 1000])
-def test_few_causal_rows(offset, fill):
+def test_causal_attention_of_few_rows_matches_f64(offset, fill):
     def function(q, k, v):
         s = jnp.where(np.arange(200) <= np.arange(3)[:, None] + offset, jnp.einsum("thd,shd->hts", q, k), fill)
         return jnp.einsum("hts,shd->thd", jax.nn.softmax(s, axis=-1), v)

@@ -53,7 +53,7 @@ def digits(function, arguments, target=VNNI):
     return blocks.digits
 
 
-def test_which_are_of_integers():
+def test_integer_attention_is_chosen_for_shared_integer_keys():
     """Queries that share keys, by an instruction; numbers have as many bits as results need."""
     assert digits(heads_first, given()) == 3
     assert digits(heads_first, given(rows=2, heads=2)) == 3
@@ -71,7 +71,7 @@ def test_which_are_of_integers():
     (1, 8, 2, 333, 64), (1, 8, 1, 2049, 64), (2, 4, 2, 70, 128), (8, 2, 2, 17, 64), (3, 6, 3, 1501, 64),
     (1, 4, 2, 5, 64),
 ])  # fmt: skip
-def test_heads_that_share_keys(rows, heads, keys, terms, depth, dtype):
+def test_integer_attention_of_shared_keys_matches_f64(rows, heads, keys, terms, depth, dtype):
     """Blocks of terms, terms that fill no tile, and fewer terms than one takes; parts."""
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     arguments = given(rows, heads, keys, terms, depth, kind)
@@ -82,7 +82,7 @@ def test_heads_that_share_keys(rows, heads, keys, terms, depth, dtype):
 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v3-vnni", "cpu:x86-64-v4-vnni"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_each_width_of_vectors(dtype, target):
+def test_integer_attention_on_each_cpu_target_matches_f64(dtype, target):
     if not cpu_features().issuperset(TARGETS[target].features):
         pytest.skip("another machine's")
     arguments = given(dtype=np.dtype(getattr(ml_dtypes, dtype, dtype)))
@@ -90,7 +90,7 @@ def test_each_width_of_vectors(dtype, target):
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_each_level(level):
+def test_integer_attention_matches_f64_at_every_level(level):
     arguments = given()
     assert is_near(computed(heads_first, arguments, opt_level=level), heads_first, arguments, 4e-6)
 
@@ -101,7 +101,7 @@ def error(found, function, arguments):
 
 
 @pytest.mark.parametrize("outlier", [1.0, 30.0])
-def test_errors_are_those_of_f32(outlier):
+def test_integer_attention_is_as_accurate_as_f32(outlier):
     """Beside float64, also where an element of a query is much larger than all others."""
     arguments = given(terms=1024, batch=1)
     arguments[0][..., 3] *= outlier
@@ -118,7 +118,7 @@ def scored(q, k, v, k_scale, v_scale):
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e38, 0.0, 1e-38])
-def test_queries_that_no_digits_are(value):
+def test_infinite_and_nan_queries_match_f32(value):
     """One query, of those that share its keys, has such an element, or nothing else."""
     arguments = given(terms=100, batch=1)
     arguments[1][..., 5] = -3
@@ -132,7 +132,7 @@ def test_queries_that_no_digits_are(value):
 @pytest.mark.parametrize(("which", "value"), [
     *((3, x) for x in (np.nan, -0.5, 0.0)), *((4, x) for x in (np.inf, np.nan, -0.5, -0.0, 0.0, 1e-38)),
 ])  # fmt: skip
-def test_scales_of_any_value(which, value):
+def test_extreme_scales_match_jax(which, value):
     arguments = given(terms=100, batch=1)
     arguments[which][0, 1, 40] = value
     found, wanted = computed(scored, arguments), np.asarray(jax.jit(scored)(*arguments))
@@ -142,7 +142,7 @@ def test_scales_of_any_value(which, value):
 
 @pytest.mark.parametrize("fill", [-np.inf, -1e9, -1.0])
 @pytest.mark.parametrize("at", [0, 64, 700, 4098])
-def test_what_a_mask_leaves_out(at, fill):
+def test_masked_integer_attention_matches_f64(at, fill):
     def function(q, k, v, a, b, at):
         keys, values = (x.astype(q.dtype) * y for x, y in ((k, a), (v, b)))
         q = q.reshape(*q.shape[:2], k.shape[1], -1, q.shape[3])
@@ -157,7 +157,7 @@ def test_what_a_mask_leaves_out(at, fill):
 
 @pytest.mark.parametrize("terms", [5, 65, 131])
 @pytest.mark.parametrize("target", ["cpu:x86-64-v4-vnni", "cpu:x86-64-v3-vnni"])
-def test_kernels_on_numpy(terms, target):
+def test_integer_attention_kernels_run_on_numpy(terms, target):
     """Every operand: scales of keys and of heads, a mask of terms, two parts, rows that share keys."""
     text = f"""module @main {{
 func @k(%q: f32[2, 3, 64], %k: i8[2, {terms}, 64], %v: i8[2, {terms}, 64], %m: i1[{terms}], %a: f32[{terms}, 2],

@@ -75,7 +75,7 @@ def forms(function, *arguments, target=TARGET.name, **more):
     return {s.form.name for kernel in kernels for s in walk(kernel.body) if isinstance(s, Tile)}
 
 
-def test_which_attention_is_of_pairs():
+def test_bf16_pair_attention_is_chosen_by_dtype_and_target():
     q, k, v = heads((1, 20, 2, 16), (1, 40, 2, 16), (1, 40, 2, 16))
     assert forms(attention, q, k, v) == forms(by_hand, q, k, v) == {"bf16"}
     assert "bf16" not in forms(wide, q, k, v)
@@ -88,7 +88,7 @@ def test_which_attention_is_of_pairs():
         assert "bf16" not in forms(attention, q, k, v, target=other)
 
 
-def test_parts_of_terms_are_of_pairs_where_the_result_is():
+def test_split_kv_parts_use_bf16_pairs_as_the_whole_does():
     """What parts give is f32, for they are combined."""
     q, k, v = heads((1, 20, 1, 16), (1, 4096, 1, 16), (1, 4096, 1, 16))
     own = lambda q, k, v: by_hand(q, k, v)
@@ -100,7 +100,7 @@ def test_parts_of_terms_are_of_pairs_where_the_result_is():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("terms", [13, 64, 255, 257, 513])
 @pytest.mark.parametrize("rows", [5, 17, 64, 65])
-def test_sizes_around_blocks_of_pairs(rows, terms, causal):
+def test_bf16_pair_attention_next_to_block_boundaries_matches_f64(rows, terms, causal):
     function = lambda q, k, v: attention(q, k, v, is_causal=causal)
     arguments = heads((1, rows, 2, 24), (1, terms, 2, 24), (1, terms, 2, 24))
     assert is_near(loaded(function, arguments)(*arguments), function, arguments)
@@ -108,7 +108,7 @@ def test_sizes_around_blocks_of_pairs(rows, terms, causal):
 
 @runs_here
 @pytest.mark.parametrize(("rows", "keys", "depth"), [(40, 1, 64), (40, 2, 80), (6, 2, 130), (1, 2, 64)])
-def test_groups_of_heads_share_keys(rows, keys, depth):
+def test_bf16_pair_attention_of_shared_keys_matches_f64(rows, keys, depth):
     """Of one row, the heads of a group are the rows."""
     arguments = heads((2, rows, 8, depth), (2, 300, keys, depth), (2, 300, keys, depth))
     assert is_near(loaded(attention, arguments)(*arguments), attention, arguments)
@@ -116,7 +116,7 @@ def test_groups_of_heads_share_keys(rows, keys, depth):
 
 @runs_here
 @pytest.mark.parametrize("fill", [-np.inf, -1e9])
-def test_masked_pairs(fill):
+def test_masked_bf16_pair_attention_matches_f32(fill):
     mask = np.random.default_rng(0).random((2, 1, 20, 601)) < 0.5
     mask[0, 0, 0], mask[1, 0, :, 100:400] = False, False
     arguments, function = [*heads((2, 20, 2, D), (2, 601, 2, D), (2, 601, 2, D)), mask], filled(fill)
@@ -128,7 +128,7 @@ def test_masked_pairs(fill):
 
 
 @runs_here
-def test_values_that_are_no_numbers_stay_in_their_columns():
+def test_nan_and_infinity_stay_in_their_columns():
     """An odd number of terms has a partner of zeros, whatever the values are."""
     arguments = heads((1, 20, 1, 16), (1, 33, 1, 16), (1, 33, 1, 16))
     arguments[2][0, 32, 0, 3], arguments[2][0, 5, 0, 7] = np.inf, np.nan
@@ -139,7 +139,7 @@ def test_values_that_are_no_numbers_stay_in_their_columns():
 
 
 @runs_here
-def test_any_number_of_rows_and_terms_of_pairs():
+def test_bf16_pair_attention_of_symbolic_sizes_matches_f64():
     one = jax.ShapeDtypeStruct((1, 1, 2, 16), BF16)
     shapes = jax.export.symbolic_args_specs([one] * 3, ["1, t, 2, 16", "1, s, 2, 16", "1, s, 2, 16"])
     exported = jax.export.export(jax.jit(attention), platforms=["cpu"])(*shapes)
@@ -161,7 +161,7 @@ func @k(%q: bf16[t, 16], %k: bf16[s, 16], %v: bf16[s, 16]) attributes {kind = "s
 
 @pytest.mark.parametrize("rows", [4, 9])
 @pytest.mark.parametrize("terms", [1, 12, 33])
-def test_kernels_of_pairs_on_numpy(rows, terms):
+def test_bf16_pair_attention_kernels_run_on_numpy(rows, terms):
     """The loop IR means the same without the unit: few rows and many, and a last term without a partner."""
     module = parse_module(KERNEL)
     kernel = lower_region(module.functions["k"], TARGET)
@@ -173,7 +173,7 @@ def test_kernels_of_pairs_on_numpy(rows, terms):
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "f64"])
-def test_few_rows_read_keys_and_values_where_they_lie(dtype):
+def test_attention_of_few_rows_prefetches_keys_and_values_without_a_copy(dtype):
     """Without a copy, and fetch them before they are multiplied."""
     kernel = lower_region(parse_module(KERNEL.replace("bf16", dtype).replace("[t,", "[3,")).functions["k"], TARGET)
     shapes = {s.buffer.shape for s in walk(kernel.body) if isinstance(s, Alloc) and s.buffer.space == "scratch"}
@@ -183,7 +183,7 @@ def test_few_rows_read_keys_and_values_where_they_lie(dtype):
     assert fetched | zipped == set(kernel.inputs[1:])
 
 
-def test_values_of_f16_are_copied_where_nothing_widens_them():
+def test_f16_values_are_copied_if_the_target_cannot_widen_them():
     text = KERNEL.replace("bf16", "f16").replace("[t,", "[9,")
     kernel = lower_region(parse_module(text).functions["k"], TARGETS["cpu:x86-64-v2"])
     tiles = [s for s in walk(kernel.body) if isinstance(s, Tile)]
@@ -192,7 +192,7 @@ def test_values_of_f16_are_copied_where_nothing_widens_them():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize(("rows", "depth"), [(1, 16), (3, 24), (4, 40), (2, 7)])
-def test_few_rows(rows, depth, dtype):
+def test_attention_of_few_rows_matches_f64(rows, depth, dtype):
     """Scores are sums of vectors, of what is left of a depth, and of terms that are no multiple of a turn's."""
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     arguments = heads((1, rows, 2, depth), (1, 515, 2, depth), (1, 515, 2, depth), dtype=kind)
@@ -205,7 +205,7 @@ def test_few_rows(rows, depth, dtype):
 
 @pytest.mark.skipif(not can_play, reason="the instructions are played by an x86 processor")
 @pytest.mark.parametrize(("rows", "terms"), [(13, 40), (20, 33)])
-def test_pairs_on_aarch64(rows, terms):
+def test_bf16_pair_attention_kernels_for_aarch64_run_on_numpy(rows, terms):
     """Scores by two keys and two queries at a time, weights and values by pairs."""
     target = TARGETS["cpu:aarch64-bf16"]
     text = KERNEL.replace("[t,", f"[{rows},").replace("[s,", f"[{terms},")

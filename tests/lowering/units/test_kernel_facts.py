@@ -16,7 +16,7 @@ def k(a: "f32[4]", /, o: "f32[4]", *, grid: "4", flops: "0", bytes: "0"):
 """
 
 
-def test_facts_of_equal_layers_are_found_once():
+def test_facts_of_equal_kernels_are_computed_once():
     looked_at = []
 
     def find(kernel, group=1):

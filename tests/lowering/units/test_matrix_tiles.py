@@ -113,7 +113,7 @@ PRODUCTS = {
 @played
 @pytest.mark.parametrize("dtype", SUMS)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_kernels_are_what_they_mean(name, dtype):
+def test_matrix_unit_kernels_match_their_loop_ir(name, dtype):
     formula, left, right, constant = PRODUCTS[name]
     x, y = array(*left, dtype=dtype), array(*right, dtype=dtype, seed=1)
     function = product_of(formula, dtype)
@@ -125,7 +125,7 @@ def test_kernels_are_what_they_mean(name, dtype):
 @runs_here
 @pytest.mark.parametrize("dtype", SUMS)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_are_those_of_f64(name, dtype):
+def test_matrix_unit_matmuls_match_f64(name, dtype):
     """Each product and each sum is rounded to f32 at most once: of the sum of absolute values. Integers are exact."""
     formula, left, right, constant = PRODUCTS[name]
     x, y = array(*left, dtype=dtype), array(*right, dtype=dtype, seed=1)
@@ -136,7 +136,7 @@ def test_products_are_those_of_f64(name, dtype):
     assert (abs(got - exact) <= 2 * max(left) * (SUM if dtype == "bf16" else 0) * sizes).all()
 
 
-def test_which_tiles():
+def test_matrix_unit_tiles_depend_on_rows_and_columns():
     """Up to 16 rows 1 x 4 registers of sums, from 17 on 2 x 2; no more columns than there are."""
 
     def tiles(m, n, dtype="bf16", k=128):
@@ -152,7 +152,7 @@ def test_which_tiles():
         assert tiles(64, 16, dtype) == {(dtype, 32, 16)}
 
 
-def test_which_rows_are_copied():
+def test_rows_read_by_many_panels_are_copied():
     """Those of tiles of two registers that eight panels or more read, in places of an odd number of lines."""
 
     def copied(m, n, dtype="bf16", k=128):
@@ -169,7 +169,7 @@ def test_which_rows_are_copied():
     assert copied(64, 256, "i8") == {(32, 192)}
 
 
-def test_which_products():
+def test_only_bf16_and_i8_matmuls_use_the_matrix_unit():
     """Those of two bf16, and of two i8; others are as on other CPUs."""
     x, y = array(64, 128), array(128, 64)
     assert {form for form, _, _ in tiles_of(lowered(product_of(ROWS), x, y.astype("f4")))} == {"f32"}
@@ -184,7 +184,7 @@ EMPTY = [(9, 0, 16), (0, 64, 64), (40, 64, 0)]
 
 
 @pytest.mark.parametrize("size", EMPTY)
-def test_nothing_is_asked_of_the_unit(size):
+def test_empty_matmuls_do_not_use_the_matrix_unit(size):
     m, k, n = size
     for kernel in lowered(product_of(ROWS), array(m, k), array(k, n)):
         assert kernel.grid == 0 or not tiles_of([kernel])
@@ -193,7 +193,7 @@ def test_nothing_is_asked_of_the_unit(size):
 @runs_here
 @pytest.mark.parametrize("dtype", SUMS)
 @pytest.mark.parametrize("shift", [0, 16, 24, 63])
-def test_rows_that_begin_anywhere_in_a_line(shift, dtype):
+def test_unaligned_rows_match_numpy(shift, dtype):
     x, y = array(70, 128, dtype=dtype), array(128, 256, dtype=dtype, seed=1)
     memory = np.zeros(x.nbytes + 128, "u1")
     begin = -memory.ctypes.data % 64 + shift // x.itemsize * x.itemsize
@@ -204,14 +204,14 @@ def test_rows_that_begin_anywhere_in_a_line(shift, dtype):
 
 @runs_here
 @pytest.mark.parametrize("size", EMPTY)
-def test_empty_products(size):
+def test_empty_matmuls_are_zero(size):
     m, k, n = size
     got = loaded(product_of(ROWS), array(m, k), array(k, n))(array(m, k), array(k, n))
     assert got.shape == (m, n)
     assert not got.any()
 
 
-def test_items_are_large_and_use_rows_and_panels_several_times():
+def test_items_reuse_rows_and_panels():
     """Beside those of a CPU without the unit."""
 
     def grid(size, target):
@@ -232,14 +232,14 @@ def epilogue(x, w, b):
 
 
 @played
-def test_epilogues():
+def test_matrix_unit_kernels_with_epilogues_match_their_loop_ir():
     args = [array(33, 130), array(130, 70, seed=1), array(70, seed=2)]
     check_played(lowered(epilogue, *args))
 
 
 @runs_here
 @pytest.mark.parametrize("level", [0, 2])
-def test_results_of_bf16_and_epilogues(level):
+def test_bf16_results_with_epilogues_match_jax(level):
     args = [array(33, 130), array(130, 70, seed=1), array(70, seed=2)]
     close(loaded(epilogue, *args, opt_level=level).invoke("main", *args), jax.jit(epilogue)(*args))
 
@@ -252,7 +252,7 @@ def any_rows(w):
 @played
 @pytest.mark.parametrize("columns", [64, 256])
 @pytest.mark.parametrize("m", [1, 31, 32, 63])
-def test_rows_that_only_a_call_knows(m, columns):
+def test_matrix_unit_kernels_of_symbolic_rows_match_their_loop_ir(m, columns):
     w = array(96, columns, seed=1)
     kernels = (kernel,) = lowered(lambda x: product_of(ROWS)(x, w), any_rows(w))
     check_played(kernels, b=m)
@@ -265,7 +265,7 @@ def test_rows_that_only_a_call_knows(m, columns):
 
 @runs_here
 @pytest.mark.parametrize("columns", [64, 256])
-def test_any_number_of_rows(columns):
+def test_matrix_unit_matmuls_of_symbolic_rows_match_jax(columns):
     w = array(96, columns, seed=1)
     module = loaded(lambda x: x @ w, any_rows(w))
     for m in (1, 2, 13, 16, 17, 31, 32, 33, 70):
@@ -290,7 +290,7 @@ def unsigned_product(x, y):
 
 @played
 @pytest.mark.parametrize("m", [5, 40])
-def test_kernels_of_numbers_without_a_sign(m):
+def test_matrix_unit_kernels_of_unsigned_operands_match_their_loop_ir(m):
     kernels = lowered(unsigned_product, array(m, 300, dtype="u8"), array(300, 130, dtype="i8", seed=1))
     check_played(kernels, "tdpbusd")
 
@@ -306,7 +306,7 @@ CONVOLUTIONS = {
 @played
 @pytest.mark.parametrize("dtype", ["bf16", "i8", "u8"])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_kernels_of_convolutions(name, dtype):
+def test_matrix_unit_convolution_kernels_match_their_loop_ir(name, dtype):
     """Integers have any number of channels: those that a quad lacks are zeros."""
     function, image, kernel = CONVOLUTIONS[name]
     form = "bf16" if dtype == "bf16" else "i8"
@@ -318,7 +318,7 @@ def test_kernels_of_convolutions(name, dtype):
 @runs_here
 @pytest.mark.parametrize("dtype", ["i8", "u8"])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolutions_of_integers(name, dtype):
+def test_matrix_unit_integer_convolutions_match_jax(name, dtype):
     function, image, kernel = CONVOLUTIONS[name]
     x, w = array(*image, dtype=dtype), array(*kernel, dtype="i8", seed=1)
     np.testing.assert_array_equal(loaded(function, x, w)(x, w), jax.jit(function)(x, w))
@@ -326,7 +326,7 @@ def test_convolutions_of_integers(name, dtype):
 
 @runs_here
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolutions(name):
+def test_matrix_unit_convolutions_match_f32(name):
     function, image, kernel = CONVOLUTIONS[name]
     x, w = array(*image), array(*kernel, seed=1)
     exact = jax.jit(function)(x.astype("f4"), w.astype("f4"))
@@ -334,13 +334,13 @@ def test_convolutions(name):
 
 
 @runs_here
-def test_products_of_numbers_without_a_sign():
+def test_matrix_unit_matmuls_of_unsigned_operands_match_numpy():
     x, y = array(40, 300, dtype="u8"), array(300, 130, dtype="i8", seed=1)
     np.testing.assert_array_equal(loaded(unsigned_product, x, y)(x, y), x.astype("i4") @ y.astype("i4"))
 
 
 @runs_here
-def test_threads():
+def test_concurrent_matrix_unit_calls_are_right():
     """Workers have registers of their own, as have several callers at a time."""
     w = array(512, 640, dtype="i8", seed=1)
     x = [array(300, 512, dtype="i8", seed=n) for n in range(4)]
@@ -362,7 +362,7 @@ def test_threads():
 
 
 @runs_here
-def test_what_is_subnormal_is_zero():
+def test_the_matrix_unit_treats_subnormals_as_zero():
     """As the instruction has it, and no formula of ours."""
     x, y = np.ones((16, 64), ml_dtypes.bfloat16), np.full((64, 32), 2.0**-130, ml_dtypes.bfloat16)
     module = loaded(product_of(ROWS), x, y)
@@ -371,7 +371,7 @@ def test_what_is_subnormal_is_zero():
 
 
 @runs_here
-def test_infinities_and_nan_pass():
+def test_the_matrix_unit_propagates_infinity_and_nan():
     """Also behind what is left of k, whose copy ends in zeros."""
     x, y = array(16, 70), array(70, 32, seed=1)
     x[0, 0], x[1, 69], x[2, 2] = np.inf, np.nan, -np.inf
@@ -382,7 +382,7 @@ def test_infinities_and_nan_pass():
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
 @pytest.mark.parametrize(("dtype", "instruction"), [("bf16", "tdpbf16ps"), ("i8", "tdpbssd")])
-def test_a_bundle_has_the_instruction(dtype, instruction):
+def test_a_bundle_contains_the_matrix_instruction(dtype, instruction):
     """Layers of other numbers of terms too, which other targets have one kernel for."""
     x = jax.ShapeDtypeStruct((64, 256), {"bf16": "bfloat16", "i8": "int8"}[dtype])
     weights = [array(*size, dtype=dtype) for size in ((256, 192), (192, 192), (192, 64))]

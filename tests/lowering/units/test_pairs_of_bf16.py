@@ -76,7 +76,7 @@ PRODUCTS = {
 
 @runs_here
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_are_those_of_f64(name):
+def test_bf16_pair_matmuls_match_f64(name):
     """Each product and each sum is rounded to f32 at most once: of the sum of absolute values."""
     formula, left, right, constant = PRODUCTS[name]
     x, y = bf16(*left), bf16(*right, seed=1)
@@ -90,7 +90,7 @@ def test_products_are_those_of_f64(name):
 
 @runs_here
 @pytest.mark.parametrize("level", [0, 2])
-def test_results_of_bf16_and_epilogues(level):
+def test_bf16_pair_matmuls_with_epilogues_match_jax(level):
     def function(x, w, b):
         return jax.nn.relu(x @ w + b), x @ w * 2, jnp.tanh(x @ w)
 
@@ -99,7 +99,7 @@ def test_results_of_bf16_and_epilogues(level):
 
 
 @runs_here
-def test_any_number_of_rows():
+def test_bf16_pair_matmuls_of_symbolic_rows_match_jax():
     w = bf16(96, 64, seed=1)
     rows = jax.export.symbolic_shape("b, 96")
     exported = jax.export.export(jax.jit(lambda x: x @ w))(jax.ShapeDtypeStruct(rows, jnp.bfloat16))
@@ -131,7 +131,7 @@ CONVOLUTIONS = {
 
 @runs_here
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolutions(name):
+def test_bf16_pair_convolutions_match_f32(name):
     function, image, kernel, found = CONVOLUTIONS[name]
     x, w = bf16(*image), bf16(*kernel, seed=1)
     assert forms(function, x, w) == found
@@ -139,7 +139,7 @@ def test_convolutions(name):
     np.testing.assert_allclose(loaded(function, x, w)(x, w), exact, rtol=1e-4, atol=1e-4)
 
 
-def test_which_products_are_of_pairs():
+def test_bf16_pairs_are_used_only_for_two_bf16_operands():
     x, y = bf16(64, 128), bf16(128, 64)
     assert forms(product_of(ROWS), x, y) == {"bf16"}
     assert forms(product_of(ROWS), x, y.astype("f4")) == {"f32"}
@@ -149,7 +149,7 @@ def test_which_products_are_of_pairs():
     assert forms(product_of(ROWS), x[:4], y) == {"f32_bf16"}
 
 
-def test_kernels_on_numpy():
+def test_bf16_pair_kernels_run_on_numpy():
     """The loop IR of a packed product means the same without the unit."""
     w = bf16(33, 40, seed=1)
     model = jax.export.export(jax.jit(lambda x: product_of(ROWS)(x, w)), platforms=["cpu"])(bf16(16, 33))
@@ -169,7 +169,7 @@ def test_kernels_on_numpy():
 
 
 @runs_here
-def test_what_is_subnormal_is_zero():
+def test_bf16_pair_instructions_treat_subnormals_as_zero():
     """As the instruction has it, and no formula of ours: in operands and in sums."""
     x, y = np.ones((16, 64), ml_dtypes.bfloat16), np.full((64, 32), 2.0**-130, ml_dtypes.bfloat16)
     module = loaded(product_of(ROWS), x, y)
@@ -182,7 +182,7 @@ def test_what_is_subnormal_is_zero():
 
 
 @runs_here
-def test_infinities_and_nan_pass():
+def test_bf16_pair_matmuls_propagate_infinity_and_nan():
     x, y = bf16(16, 64), bf16(64, 32, seed=1)
     x[0, 0], x[1, 1], x[2, 2] = np.inf, np.nan, -np.inf
     got, want = loaded(product_of(ROWS), x, y)(x, y), jax.jit(product_of(ROWS))(x, y)
@@ -191,7 +191,7 @@ def test_infinities_and_nan_pass():
 
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
-def test_the_inner_loop_is_of_pairs():
+def test_the_inner_loop_uses_bf16_pair_instructions():
     """A tile of 14 rows of two vectors: nothing is widened, nothing spilled."""
     w, x = bf16(256, 64), jax.ShapeDtypeStruct((28, 256), jnp.bfloat16)
     for target, pairs in ((TARGET.name, True), ("cpu:x86-64-v4-vnni", False)):

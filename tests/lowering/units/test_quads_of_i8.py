@@ -77,7 +77,7 @@ PRODUCTS = {
 @pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", LEFT)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_are_exact(name, dtype, target):
+def test_i8_matmuls_are_exact(name, dtype, target):
     formula, left, right = PRODUCTS[name]
     x, y = array(*left, dtype=dtype), array(*right, seed=1)
     want = np.einsum(formula, x.astype("i4"), y.astype("i4"))
@@ -103,7 +103,7 @@ MANY_TERMS = {
 
 @pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("name", MANY_TERMS)
-def test_products_whose_left_operand_loses_its_sign_are_exact(name, target):
+def test_i8_matmuls_with_an_unsigned_left_operand_are_exact(name, target):
     function, left, right = MANY_TERMS[name]
     x, y = array(*left), array(*right, seed=1)
     x.flat[:300], y.flat[:300] = -128, -128
@@ -113,7 +113,7 @@ def test_products_whose_left_operand_loses_its_sign_are_exact(name, target):
 
 
 @pytest.mark.parametrize("name", MANY_TERMS)
-def test_which_left_operands_lose_their_sign(name):
+def test_left_operands_become_unsigned_if_profitable(name):
     """By an instruction that takes bytes without one: of a known right operand always, of an argument in many rows."""
     function, left, right = MANY_TERMS[name]
     x, y = array(*left), array(*right, seed=1)
@@ -125,7 +125,7 @@ def test_which_left_operands_lose_their_sign(name):
     assert forms(lambda x: product_of(ROWS)(x, matrix), few) == {("i8", "u8")}
 
 
-def test_sums_of_columns_are_known_where_the_matrix_is():
+def test_column_sums_of_a_constant_matrix_are_precomputed():
     """No kernel reads the matrix but the one of the product, which reads panels."""
     x, y = array(200, 260), array(260, 72)
     kernels = lowered(lambda x: product_of(ROWS)(x, y), x)
@@ -157,7 +157,7 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", LEFT)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolutions_are_exact(name, dtype, target):
+def test_i8_convolutions_are_exact(name, dtype, target):
     function, image, kernel, tiled = CONVOLUTIONS[name]
     x, w = array(*image, dtype=dtype), array(*kernel, seed=1)
     assert forms(function, x, w) == ({("i8", dtype)} if tiled else set())
@@ -168,7 +168,7 @@ def test_convolutions_are_exact(name, dtype, target):
 
 @pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("constant", [False, True])
-def test_groups_of_many_terms_lose_their_sign(constant, target):
+def test_grouped_convolutions_of_many_terms_use_unsigned_operands(constant, target):
     """Channels that a quad lacks are added to each group, and 128 is taken away from the sums of each."""
     x, w = array(1, 16, 16, 36), array(3, 3, 18, 64, seed=1)
     function = convolution((1, 1), "SAME", groups=2)
@@ -177,7 +177,7 @@ def test_groups_of_many_terms_lose_their_sign(constant, target):
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
-def test_sums_wrap_around(target):
+def test_i8_sums_wrap_like_i32(target):
     """As those of i32 do: nothing saturates, neither four products nor their sums."""
     x, y = np.full((5, 140_000), 255, "u1"), np.full((140_000, 16), -128, "i1")
     want = np.full((5, 16), 255 * -128 * 140_000 % (1 << 32), "u4").view("i4")
@@ -185,7 +185,7 @@ def test_sums_wrap_around(target):
     np.testing.assert_array_equal(answer(product_of(ROWS), x.view("i1"), y, target=target), 128 * 140_000)
 
 
-def test_results_and_epilogues():
+def test_i8_matmuls_with_epilogues_match_jax():
     """Numbers are scaled in the kernel of the product."""
 
     def function(x, w, scales):
@@ -198,7 +198,7 @@ def test_results_and_epilogues():
         np.testing.assert_array_equal(a, b)
 
 
-def test_which_products_are_of_quads():
+def test_i8_quads_are_used_only_for_8_bit_operands():
     x, y = array(64, 128), array(128, 64)
     assert forms(product_of(ROWS), x, y) == {("i8", "i8")}
     assert forms(product_of(ROWS), x.view("u1"), y) == {("i8", "u8")}
@@ -209,7 +209,7 @@ def test_which_products_are_of_quads():
 
 
 @pytest.mark.parametrize("dtype", LEFT)
-def test_kernels_on_numpy(dtype):
+def test_i8_quad_kernels_run_on_numpy(dtype):
     """The loop IR of a convolution means the same without the unit."""
     function, image, kernel, _ = CONVOLUTIONS["dilated"]
     x, w = array(*image, dtype=dtype), array(*kernel, seed=1)
@@ -227,7 +227,7 @@ def test_kernels_on_numpy(dtype):
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
 @pytest.mark.parametrize("dtype", LEFT)
-def test_the_inner_loop_is_of_quads(dtype):
+def test_the_inner_loop_uses_i8_quad_instructions(dtype):
     """A tile of 12 rows, or 4, of two vectors; what adds 128 to signed numbers takes two more. Nothing is spilled."""
     w, x = array(256, 64), jax.ShapeDtypeStruct((24, 256), {"i8": "int8", "u8": "uint8"}[dtype])
     units = {"cpu:x86-64-v4-vnni": "vpdpbusd", "cpu:x86-64-v4": "vpmaddwd", SHORT: "vpdpbusd"}

@@ -30,7 +30,7 @@ PLANS = (
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda p: type(p).__name__)
-def test_reads_back(plan):
+def test_region_plans_parse_back_from_their_text(plan):
     assert parse_plan(str(plan)) == plan
 
 
@@ -45,6 +45,6 @@ def test_reads_back(plan):
         ("(1, 2)", "is not a plan"),
     ],
 )
-def test_other_text_is_refused(text, found):
+def test_invalid_plan_text_is_refused(text, found):
     with pytest.raises(ValueError, match=found):
         parse_plan(text)

@@ -27,14 +27,14 @@ def names_seen(module, names=()):
     return seen, rewrite_module(module, rule, names)
 
 
-def test_a_rule_sees_no_function_without_its_ops():
+def test_functions_without_the_named_ops_are_skipped():
     module = import_model(looped, X)
     seen, after = names_seen(module, ("cos",))
     assert seen == []
     assert all(after.functions[name] is f for name, f in module.functions.items())
 
 
-def test_a_rule_sees_its_ops_within_a_loop_and_no_others():
+def test_a_rule_sees_only_its_named_ops_in_loops():
     module = import_model(looped, X)
     seen, after = names_seen(module, ("sin",))
     every, whole = names_seen(module)
@@ -44,7 +44,7 @@ def test_a_rule_sees_its_ops_within_a_loop_and_no_others():
         assert not any(op.name == "sin" for f in result.functions.values() for op in walk(f.body))
 
 
-def test_what_no_rule_changes_is_the_same_object():
+def test_unchanged_functions_are_the_same_object():
     module = import_model(looped, X)
     after = rewrite_module(module, lambda op, b: None)
     assert all(after.functions[name] is f for name, f in module.functions.items())

@@ -80,7 +80,7 @@ CASES = {
 @pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
-def test_each_product_and_sum_is_rounded_once(name, dtype, target):
+def test_each_product_and_sum_in_f32_is_rounded_once(name, dtype, target):
     """The operands are exact in f32, so a result is as near as one of f32: of the sum of absolute values."""
     function, left, right = CASES[name]
     x, y = array(*left, dtype=dtype), array(*right, dtype=dtype, seed=1)
@@ -95,7 +95,7 @@ def test_each_product_and_sum_is_rounded_once(name, dtype, target):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_who_widens(dtype):
+def test_tiles_widen_right_operands_if_the_target_can(dtype):
     """Tiles do, wherever the operand lies; but f16 for a CPU without an instruction, and what is on the left."""
     x, y = array(64, 128, dtype=dtype), array(128, 64, dtype=dtype)
     expected = "f32" if dtype == "f16" else "f32_bf16"
@@ -108,7 +108,7 @@ def test_who_widens(dtype):
     assert forms(convolution, array(1, 8, 8, 4, dtype=dtype), array(3, 3, 4, 32, dtype=dtype)) == {f"f32_{dtype}"}
 
 
-def test_a_precision_that_is_asked_for_is_of_both_operands():
+def test_a_requested_precision_applies_to_both_operands():
     """The right one was not f32 all the time; but what the option rounds is the product."""
     x, y = array(64, 128, dtype="bf16"), array(128, 64, dtype="bf16")
     for precision, form in (("model", "f32_bf16"), ("highest", "f32_bf16"), ("bf16", "bf16"), ("bf16x3", "bf16")):
@@ -117,7 +117,7 @@ def test_a_precision_that_is_asked_for_is_of_both_operands():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_weights_keep_their_size(dtype):
+def test_short_float_weights_are_stored_unwidened(dtype):
     x, y = array(8, 256, dtype=dtype), array(256, 512, dtype=dtype)
     data = aotc.compile(jax.jit(lambda x: product(x, y)), x, target="cpu:x86-64-v3")
     wide = aotc.compile(jax.jit(lambda x: product(x, y.astype("f4"))), x.astype("f4"), target="cpu:x86-64-v3")
@@ -125,7 +125,7 @@ def test_weights_keep_their_size(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kernels_on_numpy(dtype):
+def test_widening_kernels_run_on_numpy(dtype):
     x, w = array(20, 96, dtype=dtype), array(96, 40, dtype=dtype, seed=1)
     (kernel,) = lowered(lambda x: product(x, w), x)
     left, panels = kernel.inputs
@@ -141,7 +141,7 @@ def test_kernels_on_numpy(dtype):
 
 @pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_small_and_infinite_numbers(dtype, target):
+def test_subnormals_infinity_and_nan_are_widened_exactly(dtype, target):
     """What is subnormal counts, as f16's least numbers do; what is not finite passes."""
     tiny = np.finfo(np.float16).smallest_subnormal if dtype == "f16" else 2.0**-133
     x, y = np.ones((8, 64), DTYPES[dtype]), np.full((64, 32), tiny, DTYPES[dtype])
@@ -151,7 +151,7 @@ def test_small_and_infinite_numbers(dtype, target):
         np.testing.assert_array_equal(got, x.astype("f4") @ y.astype("f4"))
 
 
-def test_a_cpu_without_f16_has_no_tile_for_it():
+def test_emission_refuses_f16_tiles_without_f16_instructions():
     head = 'def k(a0: "f32[4, 8]", a1: "f16[8, 8]", /, o0: "f32[4, 8]", *, grid: "1", flops: "1", bytes: "1"):'
     said = "rows=4, cols=8, out_base=0, out_row=8, a_base=0, a_row=8, b_base=0, levels=[(8, 1, 8)]"
     kernel = parse_kernel(f"{head}\n    tile(o0, a0, a1, {said}, form={FORMS['f32_f16']})\n")

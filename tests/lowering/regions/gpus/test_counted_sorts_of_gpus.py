@@ -29,7 +29,7 @@ def counted(variant):
 
 @pytest.mark.parametrize("shape", [(40,), (64,), (100,), (3, 70), (2, 257)])
 @pytest.mark.usefixtures("by_counting")
-def test_equal_elements_keep_their_order(shape):
+def test_counting_sort_is_stable(shape):
     x = integers(*shape, low=0, high=9)
     assert counted(check_gpu(jnp.argsort, [x]))
     x = normal(*shape)
@@ -38,7 +38,7 @@ def test_equal_elements_keep_their_order(shape):
 
 
 @pytest.mark.usefixtures("by_counting")
-def test_several_arrays_and_another_order():
+def test_counting_sort_of_several_arrays_matches_jax():
     keys, others = integers(2, 90, low=0, high=5), normal(2, 90)
     check_gpu(lambda k, x: jax.lax.sort((-k, x), num_keys=1), [keys, others])
     check_gpu(lambda k: jnp.sort(k, 0, descending=True), [integers(90, 2)])

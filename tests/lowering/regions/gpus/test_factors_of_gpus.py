@@ -29,28 +29,28 @@ def check(function, *args):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 4, 7), (35, 5)])
-def test_pivoted_factors(dtype, shape):
+def test_lu_on_gpus_matches_lapack(dtype, shape):
     check(lambda x: linalg.lu(x)[:2], values(*shape, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 4, 7), (35, 5)])
-def test_reflectors(dtype, shape):
+def test_geqrf_and_qr_on_gpus_match_lapack(dtype, shape):
     x = values(*shape, dtype=dtype)
     check(linalg.geqrf, x)
     check(jnp.linalg.qr, x)
 
 
-def test_columns_behind_the_reflectors():
+def test_complete_qr_on_gpus_matches_lapack():
     check(lambda x: jnp.linalg.qr(x, mode="complete"), values(2, 7, 3, dtype="complex64"))
 
 
-def test_of_equal_elements_the_first_is_the_pivot():
+def test_the_first_of_equal_elements_is_the_pivot():
     check(lambda x: linalg.lu(x)[:2], np.where(values(34, 5, dtype="float64") > 0, 1.0, -1.0))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
-def test_columns_of_zeros(dtype):
+def test_lu_and_qr_of_zero_columns_match_lapack(dtype):
     """No pivot is there, nor anything to reflect; the largest and the smallest numbers have norms too."""
     x = values(6, 6, dtype=dtype)
     x[:, 2] = 0
@@ -60,11 +60,11 @@ def test_columns_of_zeros(dtype):
     check(linalg.geqrf, np.diag([1e30, 1, 1]).astype(dtype) + np.tri(3, dtype=dtype) * np.array(1e30, dtype))
 
 
-def test_a_system_of_equations():
+def test_solve_on_gpus_matches_lapack():
     check(jnp.linalg.solve, values(2, 4, 4, dtype="float32"), values(2, 4, 2, dtype="float32", seed=3))
 
 
-def test_factors_in_a_loop_that_is_one_kernel():
+def test_factorizations_in_a_loop_kernel_match_lapack():
     """Its buffers get names of their own, those that threads exchange too."""
     x = values(4, 4, dtype="float32") * 0.1 + 3 * np.eye(4, dtype="float32")
     program = gpu_program(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: jnp.linalg.qr(jnp.cos(y) @ x)[0], x), [x])
@@ -75,7 +75,7 @@ def test_factors_in_a_loop_that_is_one_kernel():
     agree(run_gpu_program(*program, [x]), [want])
 
 
-def test_large_matrices_stay_with_the_host():
+def test_large_matrices_are_factored_on_the_host():
     x = jax.ShapeDtypeStruct((300, 300), "float32")
     with pytest.raises(Exception, match="LAPACK's geqrf is not supported"):
         gpu_program(linalg.geqrf, [x], host_fallback=False)
@@ -98,7 +98,7 @@ def races_in(text, arrays):
 
 @pytest.mark.parametrize("shape", [(5, 9), (9, 5), (3, 35)])
 @pytest.mark.parametrize("routine", ["getrf", "geqrf", "orgqr"])
-def test_threads_do_not_race(routine, shape):
+def test_threads_of_factorizations_do_not_race(routine, shape):
     if routine == "orgqr":
         shape = min(shape), max(shape)
     taus = values(min(shape), dtype="float32", seed=2)
@@ -121,7 +121,7 @@ def test_threads_do_not_race(routine, shape):
         *(pytest.param(shape, "float32", marks=pytest.mark.slow) for shape in [(2, 70, 70), (130, 33)]),
     ],
 )  # fmt: skip
-def test_panels(shape, dtype):
+def test_blocked_lu_with_ragged_panels_matches_lapack(shape, dtype):
     """Of matrices of several panels, their rows and columns in no whole numbers of these."""
     x = values(*shape, dtype=dtype)
     check(lambda x: linalg.lu(x)[:2], x)
@@ -138,7 +138,7 @@ def test_panels(shape, dtype):
 
 
 @pytest.mark.parametrize(("row", "column"), [(39, 5), (39, 38), (2, 20), (20, 2), (0, 39)])
-def test_what_is_no_number_reaches_what_it_does_by_columns(row, column):
+def test_blocked_and_column_lu_propagate_the_same_nan(row, column):
     x = values(40, 40, dtype="float32")
     x[row, column] = np.nan
     found = []
@@ -150,7 +150,7 @@ def test_what_is_no_number_reaches_what_it_does_by_columns(row, column):
 
 
 @pytest.mark.parametrize(("shape", "memory"), [((600, 4), 0), ((40, 40), 4096)])
-def test_tall_matrices_and_little_memory_go_by_columns(shape, memory):
+def test_tall_matrices_or_little_shared_memory_use_column_lu(shape, memory):
     """No block has a thread for each row, or the panel has no room in shared memory."""
     x = values(*shape, dtype="float32")
     program = gpu_program(lambda x: linalg.lu(x)[:2], [x], shared_memory_limit=memory)

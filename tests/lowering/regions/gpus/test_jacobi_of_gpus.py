@@ -68,12 +68,12 @@ def check_singular(x, full):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
-def test_eigenvectors(n, dtype):
+def test_eigh_on_gpus_satisfies_its_equations(n, dtype):
     check_eigen(hermitian(2, n, n, dtype=dtype))
 
 
 @pytest.mark.parametrize("lower", [True, False])
-def test_one_triangle_is_read(lower):
+def test_eigh_reads_only_one_triangle(lower):
     x = hermitian(5, 5, dtype="complex64")
     other = np.triu(np.full((5, 5), np.nan), 1)
     given = x + (other if lower else other.T).astype("complex64")
@@ -93,13 +93,13 @@ EIGEN = {
 
 
 @pytest.mark.parametrize("name", EIGEN)
-def test_eigenvectors_of_odd_matrices(name):
+def test_eigh_of_degenerate_matrices_satisfies_its_equations(name):
     check_eigen(EIGEN[name])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3, 3), (7, 4), (2, 4, 7), (6, 1)])
-def test_singular_vectors(shape, dtype):
+def test_svd_on_gpus_satisfies_its_equations(shape, dtype):
     for full in (False, True):
         check_singular(values(*shape, dtype=dtype), full)
 
@@ -115,12 +115,12 @@ SINGULAR = {
 
 
 @pytest.mark.parametrize("name", SINGULAR)
-def test_singular_vectors_of_odd_matrices(name):
+def test_svd_of_degenerate_matrices_satisfies_its_equations(name):
     check_singular(SINGULAR[name], full=True)
     check_singular(SINGULAR[name].T, full=False)
 
 
-def test_columns_that_no_registers_hold(monkeypatch):
+def test_columns_beyond_the_registers_use_shared_memory(monkeypatch):
     """They are read again for each turn."""
     monkeypatch.setattr(type(JACOBI_LANE_BYTES), "__setattr__", object.__setattr__)
     monkeypatch.setattr(JACOBI_LANE_BYTES, "default", 8)
@@ -131,7 +131,7 @@ def test_columns_that_no_registers_hold(monkeypatch):
 
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 33, 64, 150])
 @pytest.mark.parametrize("size", [4, 8, 16])
-def test_each_pair_of_columns_meets_once_a_sweep(count, size):
+def test_each_pair_of_columns_is_rotated_once_per_sweep(count, size):
     held = jacobi_layout(count, count, size, 0)
     m = 2 * held.pairs - 1
     places = [(k or m, (m - k) % m) for k in range(held.pairs)]
@@ -145,7 +145,7 @@ def test_each_pair_of_columns_meets_once_a_sweep(count, size):
 
 
 @pytest.mark.parametrize("rows", [4, 16, 31, 64, 100, 2000])
-def test_neighbouring_columns_are_in_other_banks(rows):
+def test_neighbouring_columns_use_different_memory_banks(rows):
     for size in (4, 8, 16):
         held = jacobi_layout(3, rows, size, 3)
         assert held.pitch * size % 16 == 0
@@ -154,7 +154,7 @@ def test_neighbouring_columns_are_in_other_banks(rows):
             assert len({place % 8 for _, place in own}) == 8
 
 
-def test_values_alone():
+def test_eigenvalues_and_singular_values_alone_match_numpy():
     x = hermitian(3, 6, 6, dtype="float32")
     np.testing.assert_allclose(run(jnp.linalg.eigvalsh, x)[0], np.linalg.eigvalsh(x), atol=1e-5)
     s = run(lambda x: jnp.linalg.svd(x, compute_uv=False), x)[0]
@@ -162,7 +162,7 @@ def test_values_alone():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_no_number_gives_none(bad):
+def test_matrices_with_nan_give_nan_and_others_are_unaffected(bad):
     x = hermitian(2, 4, 4, dtype="float32")
     x[1, 2, 2] = bad
     for function in (jnp.linalg.eigh, jnp.linalg.svd):
@@ -171,13 +171,13 @@ def test_what_is_no_number_gives_none(bad):
         assert all(np.isnan(v[1]).all() for v in results)
 
 
-def test_large_ones_stay_with_the_host():
+def test_large_decompositions_run_on_the_host():
     for function, shape in ((jnp.linalg.eigh, (160, 160)), (jnp.linalg.svd, (300, 3)), (jnp.linalg.svd, (200, 120))):
         with pytest.raises(Exception, match="is not supported"):
             gpu_program(function, [jax.ShapeDtypeStruct(shape, "float32")], host_fallback=False)
 
 
-def test_a_limit_on_shared_memory_is_kept():
+def test_a_decomposition_beyond_the_shared_memory_limit_is_refused():
     x = jax.ShapeDtypeStruct((64, 64), "float32")
     with pytest.raises(CompileError, match=r"syevd needs 2.,... bytes of shared memory, and a block has 4,096"):
         aotc.compile(jnp.linalg.eigh, x, target="cuda:sm_90", shared_memory_limit=4096)
@@ -195,7 +195,7 @@ def test_threads_do_not_race_over_columns(function, n):
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
-def test_the_reference_of_what_takes_its_place(shape):
+def test_the_reference_of_gpu_svd_satisfies_its_equations(shape):
     """Decompositions of tall matrices, and the QR factors of what they find."""
     x = values(*shape, dtype="complex128")
     module = import_model(lambda x: jnp.linalg.svd(x), x)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.ir
 
 
 @pytest.mark.parametrize("length", [33_284, 36_864])
-def test_a_kept_row_is_computed_where_it_is_first_read(length):
+def test_a_row_in_shared_memory_is_written_by_its_first_reader(length):
     """Whole turns and those that are left each write their part of what is kept; later loops read it."""
     x = array(140, length)
     _, variant = gpu_program(jax.nn.softmax, [x])

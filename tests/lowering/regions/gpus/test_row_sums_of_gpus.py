@@ -30,7 +30,7 @@ PLACES = {
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
 @pytest.mark.parametrize("name", PLACES)
-def test_places(name, dtype):
+def test_scatter_adds_of_rows_are_sorted_and_match_jax(name, dtype):
     i = PLACES[name]
     with jax.enable_x64(True):
         x, u = (jnp.asarray(normal(n, 32, seed=n), dtype) for n in (50, len(i)))
@@ -40,21 +40,21 @@ def test_places(name, dtype):
 
 
 
-def test_rows_and_updates_that_are_long_integers_together():
+def test_rows_whose_keys_need_64_bits_match_jax():
     shapes = ((1 << 26, 32), "float32"), ((100,), "int32"), ((100, 32), "float32")
     types = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     _, variant = gpu_program(add, types)
     assert {b.dtype for k in kernels(variant, "sort") for b in k.outputs} == {"u64"}
 
 
-def test_gradients_of_embeddings():
+def test_gradients_of_embeddings_are_sorted_row_sums():
     """The windows of one row are whole rows; so are those of several dims."""
     tokens, w = integers(6, 50, low=0, high=40), normal(40, 4, 16)
     variant = check_gpu(jax.grad(lambda w, i: (w[i] ** 2).sum()), [w, tokens], factor=8)
     assert kernels(variant, "sort")
 
 
-def test_order_is_that_of_the_updates():
+def test_updates_are_added_in_their_order():
     """Of updates to one row the first comes first, so that rounding is the same in every call."""
     big = np.float32(2.0**24)
     u = np.repeat(np.array([big, 1, -big, 1], "float32"), 32).reshape(4, 32)
@@ -64,7 +64,7 @@ def test_order_is_that_of_the_updates():
     assert not got[1:].any()
 
 
-def test_short_rows_and_short_floats_stay_sums_of_integers():
+def test_short_rows_and_short_floats_use_integer_sums():
     for width, dtype in ((31, "float32"), (32, "bfloat16")):
         x, u = (jnp.asarray(normal(n, width), dtype) for n in (50, 100))
         assert not kernels(check_gpu(add, [x, PLACES["few rows"], u], factor=8), "sort")

@@ -27,20 +27,20 @@ def window(x, operator, init, axis=-1, reverse=False):
 
 @pytest.mark.parametrize("shape", [(17,), (255,), (3, 2049), (2, 700), (5000,)])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_rows(shape, reverse):
+def test_row_scans_on_gpus_match_jax(shape, reverse):
     variant = check_gpu(lambda x: window(x, lax.add, 0, reverse=reverse), [normal(*shape)], factor=16)
     assert any(isinstance(s, For) and s.kind == "thread" for k in variant.kernels for s in walk(k.body))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "int8", "bool", "complex64"])
-def test_types(dtype):
+def test_row_scans_of_each_dtype_match_jax(dtype):
     x = jnp.asarray(integers(2, 300, low=0, high=2), dtype)
     check_gpu(lambda x: window(x, lax.max if dtype == "bool" else lax.add, 0), [x])
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_columns_and_planes(axis, reverse):
+def test_column_scans_on_gpus_match_jax(axis, reverse):
     check_gpu(lambda x: window(x, lax.max, -jnp.inf, axis, reverse), [normal(70, 40, 3)])
 
 
@@ -71,12 +71,12 @@ def test_threads_do_not_race_over_columns():
     np.testing.assert_allclose(out, init + np.cumsum(x, 0), rtol=1e-4, atol=1e-4)
 
 
-def test_few_columns_stay_in_parts():
+def test_scans_of_few_columns_are_split():
     _, variant = gpu_program(lambda x: window(x, lax.add, 0, 0), [np.zeros((1100, 16), "float32")])
     assert len(variant.kernels) > 1
 
 
-def test_a_combiner_that_does_not_commute():
+def test_scans_with_a_noncommutative_combiner_match_jax():
     def affine(a, b):
         return a[0] * b[0], a[1] * b[0] + b[1]
 
@@ -90,14 +90,14 @@ def test_a_combiner_that_does_not_commute():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_infinities_and_nan():
+def test_scans_of_infinities_and_nan_match_jax():
     x = normal(600)
     x[[5, 300, 301, 590]] = np.inf, -np.inf, np.nan, np.inf
     check_gpu(lambda x: (window(x, lax.add, 0), window(x, lax.max, -jnp.inf)), [x], factor=4)
 
 
 @pytest.mark.parametrize("size", [17, 300, 2048, 2500])
-def test_unknown_lengths(size):
+def test_scans_of_symbolic_length_match_numpy(size):
     (n,) = jax.export.symbolic_shape("n")
     exported = jax.export.export(jax.jit(lambda x: window(x, lax.add, 0)))(jax.ShapeDtypeStruct((n,), "float32"))
     x = normal(size)
@@ -106,7 +106,7 @@ def test_unknown_lengths(size):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_long_scans_are_done_in_parts(axis):
+def test_long_scans_are_split(axis):
     shape = (1, 1 << 20) if axis else (4096, 512)
     _, variant = gpu_program(lambda x: window(x, lax.add, 0, axis), [np.zeros(shape, "float32")])
     assert len(variant.kernels) >= 3

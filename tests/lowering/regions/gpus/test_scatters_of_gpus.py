@@ -30,7 +30,7 @@ def is_spread(variant):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sums_of_segments(dtype):
+def test_segment_sums_on_gpus_match_jax(dtype):
     x = jnp.asarray(X * 3, dtype)
     assert is_spread(check_gpu(lambda x, i: jax.ops.segment_sum(x, i, 10), [x, I], factor=4))
     check_gpu(lambda x, i: jnp.ones(1000, x.dtype).at[i].add(x), [x, I], factor=4)
@@ -38,21 +38,21 @@ def test_sums_of_segments(dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int8", "uint32"])
 @pytest.mark.parametrize("name", ["max", "min", "prod"])
-def test_extremes_of_segments(name, dtype):
+def test_segment_extrema_on_gpus_match_jax(name, dtype):
     variant = check_gpu(lambda x, i: SEGMENTS[name](x, i, 10), [(X * 3).astype(dtype), I], factor=4)
     assert is_spread(variant) == (name != "prod")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ["sum", "max", "min"])
-def test_values_that_are_no_numbers(name, dtype):
+def test_scatters_of_nan_and_infinity_match_jax(name, dtype):
     large = np.finfo(dtype).max
     x = np.array([np.inf, -np.inf, np.nan, -0.0, 1, large, np.inf, 3, 1, 0.0, 2, -large, -np.inf, 7, 1, 2, 3, 4], dtype)
     i = np.array([0, 1, 2, 3, 4, 5, 1, 0, 2, 3, 4, 5, 6, 6, 7, 7, 7, 9], "int32")
     check_gpu(lambda x, i: SEGMENTS[name](x, i, 10), [x, i])
 
 
-def test_small_terms_beside_large_ones_are_not_lost():
+def test_segment_sums_are_exact_for_terms_of_different_magnitude():
     x = np.r_[np.full(20, 2.0**-30), 1.0, np.full(20, 2.0**60), 1.5].astype("float32")
     i = np.r_[np.zeros(21), np.ones(21)].astype("int32")
     program = gpu_program(lambda x, i: jax.ops.segment_sum(x, i, 2), [x, i])
@@ -73,7 +73,7 @@ def test_the_order_of_updates_changes_no_bit(dtype):
 
 @pytest.mark.parametrize("kind", ["add", "set", "max", "mul"])
 @pytest.mark.parametrize("mode", ["drop", "clip", "fill"])
-def test_windows(kind, mode):
+def test_scatters_of_windows_in_each_mode_match_jax(kind, mode):
     x = normal(4, 5, 6)
     check_gpu(lambda x, i, u: getattr(x.at[i], kind)(u, mode=mode), [x, J, U], factor=4)
     check_gpu(lambda x, i, u: getattr(x.at[:, i], kind)(u, mode=mode), [x, J, U.reshape(40, 5, 6)[:, :4].swapaxes(0, 1)], factor=4)  # noqa: E501
@@ -86,13 +86,13 @@ def test_windows(kind, mode):
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("scatter", [lax.scatter_add, lax.scatter, lax.scatter_min], ids=["add", "set", "min"])
-def test_windows_that_overlap_in_part(scatter, level):
+def test_partly_overlapping_scatter_windows_match_jax(scatter, level):
     args = [normal(9, 11), integers(30, 2, low=-1, high=9), normal(3, 4, 30)]
     check_gpu(lambda x, i, u: scatter(x, i, u, ACROSS), args, level, factor=4)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
-def test_unknown_sizes(size):
+def test_scatters_of_symbolic_sizes_match_jax(size):
     def function(x, i, u):
         return x.at[i].add(u), x.at[i].set(u), x.at[i].max(u)
 
@@ -105,7 +105,7 @@ def test_unknown_sizes(size):
 
 
 @pytest.mark.parametrize("name", ["sum", "max", "min"])
-def test_many_updates_to_few_elements_meet_in_shared_memory(name, monkeypatch):
+def test_many_updates_of_few_elements_use_shared_memory(name, monkeypatch):
     few = Limit(99, "updates", "a test")
     monkeypatch.setattr("aotc.lowering.plans.gpu_scatters.CROWDED_UPDATES", few)
     x, i = normal(5000), integers(5000, low=-1, high=9)
@@ -119,13 +119,13 @@ def is_sorted(variant):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "complex64", "int8", "uint64"])
-def test_products_of_segments(dtype):
+def test_segment_products_are_sorted_and_match_jax(dtype):
     x = jnp.asarray(X, dtype)
     assert is_sorted(check_gpu(lambda x, i: jnp.ones(10, x.dtype).at[i].multiply(x), [x, I], factor=8))
     check_gpu(lambda x, i: jnp.ones(10, x.dtype).at[i].multiply(x), [x, I * 0], factor=40)
 
 
-def test_combiners_of_several_ops():
+def test_scatters_with_a_combiner_of_several_ops_are_sorted():
     def scatter(x, i, u):
         numbers = lax.ScatterDimensionNumbers((1,), (0,), (0,))
         return lax.scatter_apply(x, i[:, None], lambda y: y * 2 + 1, numbers, update_shape=u)
@@ -150,7 +150,7 @@ PAIRS = """func.func @main(
 }"""
 
 
-def test_the_largest_with_its_number():
+def test_segment_argmax_matches_jax():
     """Equal ones are many, of which the first stays: the order of updates is kept."""
     x, n = np.zeros(9, "float32"), np.full(9, -1, "int32")
     u, m = np.round(X[:60] * 2), np.arange(60, dtype="int32")

@@ -27,33 +27,33 @@ def check(function, args, shared=0):
 
 
 @pytest.mark.parametrize("size", [33, 64, 100, 257])
-def test_lengths(size):
+def test_sorts_of_every_length_have_the_expected_merge_kernels(size):
     assert len(check(jnp.sort, [normal(size)], SMALL)) == max(0, (size - 1).bit_length() - 6) + 1
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "bfloat16", "float16", "bool"])
-def test_types(dtype):
+def test_sorts_of_each_dtype_match_jax(dtype):
     check(lambda x: (jnp.sort(x), jnp.argsort(x)), [jnp.asarray(integers(2, 70, low=0, high=9), dtype)], SMALL)
 
 
-def test_values_that_are_no_numbers_and_ties():
+def test_sorts_with_nan_and_ties_match_jax():
     x = np.concatenate([ODD, normal(40), ODD])
     check(lambda x: (jnp.argsort(x), lax.top_k(x, 20), jnp.sort(x, descending=True)), [x])
 
 
-def test_several_arrays_and_keys():
+def test_sorts_of_several_arrays_and_keys_match_jax():
     x, y = integers(90, low=0, high=4), integers(90, low=0, high=3).astype("float32")
     check(lambda x, y: lax.sort((x, y, jnp.arange(90)), num_keys=2), [x, y], 2048)
     check(lambda x, y: lax.sort((x, y), num_keys=1, dimension=0), [x.reshape(45, 2), y.reshape(45, 2)], 1024)
 
 
 @pytest.mark.parametrize(("shape", "k"), [((3, 100), 3), ((700,), 7), ((300,), 64), ((150,), 150), ((2, 130), 1)])
-def test_the_largest(shape, k):
+def test_top_k_on_gpus_matches_jax(shape, k):
     check(lambda x: lax.top_k(x, k), [integers(*shape, low=0, high=50).astype("float32")], 1024)
 
 
 @pytest.mark.parametrize("size", [1, 33, 150])
-def test_unknown_lengths(size):
+def test_sorts_of_symbolic_length_match_numpy(size):
     (n,) = jax.export.symbolic_shape("n")
     both = jax.jit(lambda x: (jnp.sort(x), jnp.argsort(x)))
     exported = jax.export.export(both)(jax.ShapeDtypeStruct((n,), "float32"))
@@ -85,31 +85,31 @@ def digit_sorts(function, args, room=ROOM):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "float16", "bfloat16", "bool", "uint8"])
-def test_digits_of_types(dtype, by_digits):
+def test_radix_sorts_of_each_dtype_match_jax(dtype, by_digits):
     x = jnp.asarray(integers(2, 90, low=-5, high=5) if dtype != "bool" else integers(2, 90, low=0, high=2), dtype)
     passes = digit_sorts(lambda x: (jnp.sort(x), jnp.argsort(x, descending=True)), [x])
     assert passes == 2 * max(np.asarray(x).itemsize, 1)
 
 
-def test_digits_of_values_that_are_no_numbers(by_digits):
+def test_radix_sorts_with_nan_match_jax(by_digits):
     x = np.concatenate([ODD, normal(600), ODD])  # two parts
     assert digit_sorts(jnp.argsort, [x]) == 4
 
 
-def test_digits_of_several_arrays_and_keys(by_digits):
+def test_radix_sorts_of_several_arrays_and_keys_match_jax(by_digits):
     x, y = integers(90, low=0, high=4).astype("int8"), integers(90, low=0, high=3).astype("uint8")
     assert digit_sorts(lambda x, y: lax.sort((x, y, jnp.arange(90)), num_keys=2), [x, y]) == 2
     rows = lambda x, y: lax.sort((y, x, normal(45, 2)), num_keys=1, dimension=0)
     assert digit_sorts(rows, [x.reshape(45, 2), y.reshape(45, 2)]) == 1
 
 
-def test_of_large_elements_only_keys_and_places_are_moved(by_digits):
+def test_radix_sorts_of_many_arrays_move_only_keys_and_indices(by_digits):
     x, y = integers(3, 50, low=0, high=9).astype("int8"), normal(3, 50)
     assert digit_sorts(lambda x, y: lax.sort((x, y, y + 1, y * 2, y * 3), num_keys=1), [x, y]) == 1
 
 
 @pytest.mark.parametrize("size", [1, 31, 700])
-def test_digits_of_unknown_lengths(size):
+def test_radix_sorts_of_symbolic_length_match_numpy(size):
     (n,) = jax.export.symbolic_shape("n")
     exported = jax.export.export(jax.jit(jnp.argsort))(jax.ShapeDtypeStruct((n,), "int16"))
     x = integers(size, low=-40, high=400).astype("int16")

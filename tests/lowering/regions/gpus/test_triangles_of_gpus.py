@@ -27,16 +27,16 @@ def matrices(*shape, dtype="float32"):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
 @pytest.mark.parametrize("shape", [(13,), (2, 37)])
 @pytest.mark.parametrize("upper", [False, True])
-def test_factors(shape, dtype, upper):
+def test_cholesky_on_gpus_matches_jax(shape, dtype, upper):
     check_gpu(lambda a: jax.scipy.linalg.cholesky(a, lower=not upper), [matrices(*shape, dtype=dtype)], factor=8)
 
 
 @pytest.mark.parametrize("n", [40, 64, 69])
-def test_factors_of_whole_tiles_and_panels(n):
+def test_cholesky_of_whole_tiles_matches_jax(n):
     check_gpu(jnp.linalg.cholesky, [matrices(n)], factor=8)
 
 
-def test_matrices_without_a_factor_are_nan():
+def test_cholesky_of_indefinite_matrices_is_nan():
     a = matrices(3, 20)
     a[1, 7, 7] = -1
     check_gpu(jnp.linalg.cholesky, [a], factor=8)
@@ -45,7 +45,7 @@ def test_matrices_without_a_factor_are_nan():
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("lower", [False, True])
 @pytest.mark.parametrize("transposed", [0, 1, 2])
-def test_solves(left, lower, transposed):
+def test_triangular_solves_on_gpus_match_jax(left, lower, transposed):
     a = matrices(2, 21, dtype="complex64")
     b = normal(2, *((21, 35) if left else (35, 21))).astype("complex64")
 
@@ -57,7 +57,7 @@ def test_solves(left, lower, transposed):
     check_gpu(function, [a, b], factor=16)
 
 
-def test_unknown_sizes():
+def test_cholesky_of_symbolic_size_matches_numpy():
     (n,) = jax.export.symbolic_shape("n")
     exported = jax.export.export(jax.jit(jnp.linalg.cholesky))(jax.ShapeDtypeStruct((n, n), "float32"))
     a = matrices(25)
