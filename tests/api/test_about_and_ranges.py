@@ -23,7 +23,7 @@ def run(*words):
     return CliRunner().invoke(app, [*map(str, words)])
 
 
-def test_facts_about_a_model_stay(tmp_path):
+def test_about_is_stored_in_the_bundle(tmp_path):
     path = tmp_path / "m.vmfb"
     data = aotc.compile(jnp.sin, X, about=ABOUT, output=path)
     assert data.about == ABOUT
@@ -36,7 +36,7 @@ def test_facts_about_a_model_stay(tmp_path):
     assert aotc.compile(jnp.sin, X).about == {}
 
 
-def test_about_on_the_command_line(tmp_path):
+def test_about_option_of_compile_is_stored(tmp_path):
     (tmp_path / "m.jaxexp").write_bytes(jax.export.export(jax.jit(jnp.cos))(X).serialize())
     done = run("compile", tmp_path / "m.jaxexp", "-o", tmp_path / "m.vmfb", "--about", "license=A=B", "--about", "v=")
     assert done.exit_code == 0, done.output
@@ -45,7 +45,7 @@ def test_about_on_the_command_line(tmp_path):
     assert run("compile", tmp_path / "m.jaxexp", "-o", tmp_path / "m.vmfb", "--about", "license").exit_code == 2
 
 
-def test_name_of_a_module(tmp_path):
+def test_a_module_has_the_name_of_its_model(tmp_path):
     def scale(x):
         return x * 2
 
@@ -61,7 +61,7 @@ def test_name_of_a_module(tmp_path):
 
 
 @pytest.mark.parametrize("about", ["MIT", {"a": 1}, {1: "a"}, {"": "a"}, {"a": "\ud800"}])
-def test_facts_are_texts(about):
+def test_about_with_values_that_are_not_text_is_refused(about):
     with pytest.raises(aotc.CompileError, match="about is"):
         aotc.compile(jnp.sin, X, about=about)
 
@@ -73,11 +73,11 @@ def test_facts_are_texts(about):
         (range(4), (0, 1, 2, 3)), (range(1, 10, 4), (1, 5, 9)), (range(0), ()), (range(8, 17), (8, 16)),
     ],
 )  # fmt: skip
-def test_sizes_of_a_range(sizes, expected):
+def test_size_ranges_expand_to_sizes(sizes, expected):
     assert sizes_of_range(sizes) == expected
 
 
-def test_ranges_on_the_command_line():
+def test_specialize_option_accepts_ranges():
     found = parse_specialized(["a=1..8", "b=1:8:64", "c=4,1,4", "d=2..2", "e=8:8:8"])
     assert found == {"a": (1, 2, 4, 8), "b": (1, 8, 64), "c": (4, 1), "d": (2,), "e": (8,)}
     for text in ("b=8..1", "b=1..", "b=1:2", "b=8:1:64", "b=1..2:3", "b=-1..2", "=1..2", "b=1..2..3", "b"):
@@ -85,7 +85,7 @@ def test_ranges_on_the_command_line():
             parse_specialized([text])
 
 
-def test_code_for_a_range_and_general_code_outside():
+def test_sizes_outside_a_range_use_the_general_code():
     (b,) = jax.export.symbolic_shape("b")
     function = lambda x: jnp.tanh(x).sum(1)
     data = aotc.compile(function, jax.ShapeDtypeStruct((b, 3), "float32"), specialize={"b": range(1, 5)})

@@ -146,7 +146,7 @@ def constant_bytes(function, weights, argument, target):
 @pytest.mark.parametrize("count", [bound_bytes, constant_bytes])
 @pytest.mark.parametrize("target", [GPU, CPU])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_calls_read_weights_as_they_are_stored(name, target, count):
+def test_calls_read_no_more_bytes_than_the_stored_weights(name, target, count):
     """A GPU reads them as they are; a CPU's panels of integers that a model scales are of its type.
 
     A constant table that is gathered from and multiplied is there as it is, and transposed.
@@ -168,7 +168,7 @@ def test_no_call_writes_wide_weights(name):
 
 
 @pytest.mark.parametrize("name", COPIED)
-def test_a_copy_is_made_once_where_calls_would_write_it(name):
+def test_a_wide_copy_of_weights_is_made_once(name):
     for count in (bound_bytes, constant_bytes):
         read, stored, _ = count(*COPIED[name], GPU)
         assert 1.9 * stored <= read <= 2.01 * stored

@@ -30,7 +30,7 @@ def prepared_of(function, *arguments, **flags):
     return [v.get("prepared", {}).get("main") for v in open_bundle(data).manifest["variants"]]
 
 
-def test_tf32_weights_are_turned_once():
+def test_tf32_weights_are_transposed_once_when_bound():
     """Terms of a sum lie side by side: a weight that is stored so is taken as it is, as is any of older GPUs."""
     w, x = array(64, 96), array(64, 64)
     (row,) = prepared_of(jnp.matmul, x, w, bind=("args[1]",), target=GPU)
@@ -40,13 +40,13 @@ def test_tf32_weights_are_turned_once():
     assert prepared_of(jnp.matmul, x, w, target=GPU) == [None]
 
 
-def test_a_cpu_and_a_gpu_prepare_each_their_own():
+def test_cpu_and_gpu_variants_prepare_their_own_weights():
     rows = prepared_of(jnp.matmul, array(64, 64), array(64, 96), bind=("args[1]",), target=f"cpu:x86-64-v3,{GPU}")
     dims = [row["prepare"]["results"][0]["dims"] for row in rows]
     assert [len(d) for d in dims] == [3, 2]
 
 
-def test_weights_of_convolutions_are_turned_once():
+def test_convolution_weights_are_transposed_once_when_bound():
     def conv(x, w):
         return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
@@ -71,7 +71,7 @@ def copies():
     return [what for gpu in SimulatedGpu.every for what in gpu.log if what in ("upload", "copy")]
 
 
-def test_calls_read_what_was_computed(module, weights):
+def test_calls_read_prepared_weights(module, weights):
     x = array(4, 8, seed=2)
     bound = module.bind({"args[0]": weights})
     want = layer(weights, x)
@@ -90,7 +90,7 @@ def test_calls_read_what_was_computed(module, weights):
     np.testing.assert_allclose(bound.submit(on_gpu).result(60), want, rtol=1e-5)
 
 
-def test_weights_that_are_on_the_gpu_are_bound_from_there(module, weights):
+def test_weights_on_the_gpu_are_bound_without_a_copy(module, weights):
     x = array(4, 8, seed=2)
     placed = {name: module.put(value) for name, value in weights.items()}
     before = len(copies())
@@ -99,7 +99,7 @@ def test_weights_that_are_on_the_gpu_are_bound_from_there(module, weights):
     np.testing.assert_allclose(bound(x), layer(weights, x), rtol=1e-5)
 
 
-def test_an_update_on_a_gpu_is_seen_whole(module):
+def test_updates_of_gpu_weights_are_atomic(module):
     """Both weights have the same number in them: a result that is made of two of them is none of these."""
     x = np.ones((4, 8), np.float32)
 

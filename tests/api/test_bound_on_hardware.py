@@ -34,7 +34,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_bound_calls_give_what_calls_give(name):
+def test_bound_calls_on_a_gpu_match_unbound_calls(name):
     function, weights, x = MODELS[name]
     module = aotc.load(aotc.compile(jax.jit(function), weights, x, target="cuda:sm_90", bind=("args[0]",)))
     bound, placed = module.bind({"args[0]": weights}), module.put(x)

@@ -86,7 +86,7 @@ def compiled(function, *arguments, bind=TREE, **flags):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_bound_call_gives_what_the_call_gives(name):
+def test_a_bound_call_matches_the_unbound_call(name):
     function, weights, x, error = MODELS[name]
     module = aotc.load(compiled(function, weights, x), threads=2, verify=True)
     assert module.prepared["main"]["prepare"]["results"], "nothing is computed before a call"
@@ -99,7 +99,7 @@ def test_a_bound_call_gives_what_the_call_gives(name):
     np.testing.assert_array_equal(out, bound(x))
 
 
-def test_a_product_is_packed_once():
+def test_bound_matrices_are_packed_once_per_bind():
     """The program of a call has one kernel, which reads panels; that of the argument itself reads it in place."""
     w, x = f32(256, 256), f32(1, 256)
     opened = open_bundle(compiled(jnp.matmul, x, w, bind=("args[1]",), target="cpu:x86-64-v3"))
@@ -130,7 +130,7 @@ def test_weights_are_bound_by_name_number_or_tree():
     assert every.bound == {0, 1, 2}
 
 
-def test_a_call_of_a_bound_function_has_trees_and_names():
+def test_bound_functions_accept_pytrees_and_names():
     weights, x = {"w": f32(3, 3), "b": f32(3)}, {"left": f32(2, 3), "right": f32(2, 3)}
 
     def model(weights, x, *, scale):
@@ -228,7 +228,7 @@ def test_donation_works_for_unbound_arguments():
     np.testing.assert_allclose(bound.invoke(state, donate=True)[0], kept @ w, rtol=1e-4, atol=1e-5)
 
 
-def test_copies_for_sizes_read_what_is_prepared():
+def test_specialized_copies_read_the_prepared_weights():
     types = (jax.ShapeDtypeStruct(export.symbolic_shape("b, 64"), "float32"), jax.ShapeDtypeStruct((64, 96), "float32"))
     exported = export.export(jax.jit(lambda x, w: jnp.tanh(x @ w)))(*types)
     module = aotc.load(aotc.compile(exported, bind=("args[1]",), specialize={"b": (1, 32)}, verify_each=True))
@@ -239,7 +239,7 @@ def test_copies_for_sizes_read_what_is_prepared():
         np.testing.assert_allclose(bound(x), np.tanh(x @ w), rtol=1e-4, atol=1e-5)
 
 
-def test_an_update_is_seen_whole():
+def test_updates_of_bound_weights_are_atomic():
     """Of calls in flight each reads the old weights or the new ones: never one of each."""
     one, x = np.eye(64, dtype=np.float32), np.ones((8, 64), np.float32)
 
@@ -287,7 +287,7 @@ def test_an_update_that_does_not_fit_changes_nothing():
     np.testing.assert_allclose(plain(w), 2 * before, rtol=1e-5)
 
 
-def test_what_cannot_be_bound_is_refused():
+def test_invalid_bindings_are_refused():
     x = f32(4, 4)
     with pytest.raises(CompileError, match=r"bind: no argument is called weights(.|\n)*one of a, b"):
         aotc.compile(jnp.matmul, x, x, bind=("weights",))
@@ -301,7 +301,7 @@ def test_what_cannot_be_bound_is_refused():
             aotc.compile(jnp.matmul, x, x, bind=wrong)
 
 
-def test_a_model_on_several_devices_keeps_what_is_bound():
+def test_a_model_on_several_devices_has_bound_weights():
     model = """func.func public @main(%x: tensor<4xf32> {aotc.affinity = "a"}, %w: tensor<4xf32> {aotc.affinity = "a"})
         -> (tensor<4xf32>, tensor<4xf32>) {
       %0 = stablehlo.exponential %w : tensor<4xf32>
@@ -318,7 +318,7 @@ def test_a_model_on_several_devices_keeps_what_is_bound():
     np.testing.assert_allclose(module.bind({"arg1": x})(x)[0], x + np.exp(x), rtol=1e-6)
 
 
-def test_each_target_prepares_for_itself():
+def test_each_target_prepares_its_own_weights():
     w, x = f32(64, 64), f32(4, 64)
     data = compiled(jnp.matmul, x, w, bind=("args[1]",), target="cpu:x86-64-v3,cpu:x86-64-v4")
     rows = [v["prepared"]["main"]["prepare"]["results"][0]["dims"] for v in open_bundle(data).manifest["variants"]]
@@ -327,7 +327,7 @@ def test_each_target_prepares_for_itself():
     np.testing.assert_allclose(aotc.load(data).bind({1: w})(x), x @ w, rtol=1e-4, atol=1e-5)
 
 
-def test_the_same_input_gives_the_same_bundle_and_upgrade_gives_it_again():
+def test_compile_with_bind_and_upgrade_give_the_same_bytes():
     w, x = f32(64, 64), f32(4, 64)
     first = compiled(jnp.matmul, x, w, bind=("args[1]",))
     assert compiled(jnp.matmul, x, w, bind=("args[1]",)) == first
@@ -337,7 +337,7 @@ def test_the_same_input_gives_the_same_bundle_and_upgrade_gives_it_again():
     assert aotc.load(aotc.upgrade(first, bind=())).prepared == {}
 
 
-def test_levels_and_left_out_passes_agree():
+def test_bound_calls_match_at_every_level_and_without_passes():
     function, weights, x, _ = MODELS["mlp"]
     want = jax.jit(function)(weights, x)
     for flags in ({"opt_level": 0}, {"opt_level": 3}, {"bisect": 0}, {"bisect": 17}, {"bisect": 19}):

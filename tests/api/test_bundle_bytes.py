@@ -26,7 +26,7 @@ def bundle():
     return aotc.compile(lambda x: x + 1, X)
 
 
-def test_a_bundle_is_bytes(bundle, tmp_path):
+def test_a_bundle_behaves_like_bytes(bundle, tmp_path):
     plain = bytes(bundle)
     assert type(bundle) is aotc.Bundle
     assert isinstance(bundle, bytes)
@@ -68,7 +68,7 @@ def test_save_replaces_the_file_and_keeps_a_link(bundle, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["missing/m.vmfb", ".", "a\0b"])
-def test_save_refuses_a_place_that_it_cannot_write_to(bundle, tmp_path, place):
+def test_save_refuses_an_unwritable_path(bundle, tmp_path, place):
     with pytest.raises(aotc.BundleError, match="cannot write the bundle"):
         bundle.save(f"{tmp_path}/{place}")
     with pytest.raises(TypeError, match="PathLike"):
@@ -134,7 +134,7 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("how", "rows", "change"), CELLS)
-def test_the_cell_of_a_notebook_runs_again(tmp_path, how, rows, change):
+def test_a_notebook_cell_that_saves_a_loaded_bundle_runs_again(tmp_path, how, rows, change):
     command = [sys.executable, "-c", CELL, how, str(rows), change, tmp_path / "f.vmfb"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "True\nTrue\n"), done.stderr

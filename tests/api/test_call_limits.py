@@ -34,7 +34,7 @@ def module(bundle):
     return aotc.load(bundle, threads=1)
 
 
-def test_calls_in_coroutines(module):
+def test_concurrent_calls_in_coroutines_match(module):
     want = module(X, FEW)["y"]
 
     async def main():
@@ -50,7 +50,7 @@ def test_calls_in_coroutines(module):
     asyncio.run(main())
 
 
-def test_submissions_with_trees(module):
+def test_submissions_accept_pytrees_and_options(module):
     start = aotc.Fence()
     fence = module.main.options(wait=[start]).submit(X, FEW)
     assert not fence.done
@@ -65,7 +65,7 @@ def test_submissions_with_trees(module):
         module.main.options(donate=2)
 
 
-def test_a_timeout_of_the_module(bundle):
+def test_a_module_timeout_ends_calls(bundle):
     module = aotc.load(bundle, threads=1, timeout=SOON)
     np.testing.assert_array_equal(module(X, FEW)["y"], aotc.load(bundle)(X, FEW)["y"])
     endless = [
@@ -124,7 +124,7 @@ def test_at_most_max_in_flight_calls_run(counted, most):
     assert numbers == {"now": 0, "most": most, "calls": 8 + 2 * 4 * 4}
 
 
-def test_calls_time_out_in_the_queue(counted):
+def test_queued_calls_time_out(counted):
     load, numbers = counted
     module = load(max_in_flight=1, timeout=0.03)
     found = [fence.exception(60) for fence in [module.submit("main", X) for _ in range(30)]]
@@ -146,7 +146,7 @@ def test_a_cancelled_call_releases_its_slot(bundle):
     assert module(X, FEW)["y"].shape == X.shape
 
 
-def test_a_state_in_coroutines_and_with_limits():
+def test_states_work_in_coroutines_and_with_limits():
     data = aotc.compile(lambda cache, x: {"cache": cache + x, "y": cache.sum()}, X, X, state=["cache"])
     module = aotc.load(data, max_in_flight=1, timeout=60)
     state = module.state("cache")

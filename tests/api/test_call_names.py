@@ -79,7 +79,7 @@ def test_wrong_arguments_are_named(module):
     fails(r"argument 0 \(params\['layer'\]\['b'\]\) has the wrong shape", wrong, X, scale=SCALE)
 
 
-def test_the_docstring_travels():
+def test_a_function_has_the_docstring_of_the_model():
     data = FORMS["function"]()
     assert aotc.load(data).main.__doc__ == "Two layers.\n\nWith a scale."
     assert aotc.load(aotc.upgrade(data)).main.__doc__ == "Two layers.\n\nWith a scale."
@@ -93,7 +93,7 @@ def test_the_docstring_travels():
     assert "flatten" not in shown
 
 
-def test_text_has_the_names_of_its_locations():
+def test_arguments_of_text_have_the_names_of_their_locations():
     module = aotc.load(aotc.compile(exported().mlir_module()))
     leaves = {"params['layer']['b']": PARAMS["layer"]["b"], "params['layer']['w']": PARAMS["layer"]["w"]}
     np.testing.assert_array_equal(module(**leaves, x=X, scale=SCALE), (X @ PARAMS["layer"]["w"] + 1) * 2)
@@ -101,7 +101,7 @@ def test_text_has_the_names_of_its_locations():
         module(**leaves, scale=SCALE)
 
 
-def test_several_positional_arguments_and_keywords_have_the_names_of_their_places():
+def test_variadic_arguments_are_named_by_index_and_key():
     def spread(*xs, **named):
         return xs[0] + xs[1] * named["args"]
 
@@ -112,7 +112,7 @@ def test_several_positional_arguments_and_keywords_have_the_names_of_their_place
         module(X, args=X)
 
 
-def test_dropped_arguments_keep_their_places():
+def test_dropped_arguments_keep_their_positions():
     def unread(x, y, z):
         return x + z
 
@@ -130,7 +130,7 @@ def test_weights_are_bound_by_the_names_of_parameters():
     np.testing.assert_array_equal(layer(X)["y"], (X @ PARAMS["layer"]["w"] + 1) * 2)
 
 
-def test_a_parameter_named_args_wins_over_the_place():
+def test_a_parameter_named_args_takes_precedence_over_the_index():
     module = aotc.load(aotc.compile(lambda x, args: x - args[0], X, [X]))
     np.testing.assert_array_equal(module.bind({"args[0]": 3 * X})(X), -2 * X)  # the name, not the place
     np.testing.assert_array_equal(module(args=[3 * X], x=X), -2 * X)

@@ -136,7 +136,7 @@ def test_an_update_of_bundled_weights_reaches_the_fast_path(load, long_ways):
     assert len(long_ways) == before
 
 
-def test_an_update_while_calls_run(load):
+def test_updates_during_calls_are_atomic(load):
     """Each call reads the weights of one update, never some of two."""
     module = load(weighted({"w": W, "bias": BIAS}))
     x, wrong = module.put(X, "x"), []
@@ -200,7 +200,7 @@ def test_call_limits_hold_on_gpus(load, limits):
     assert wrong == []
 
 
-def test_calls_with_a_limit_use_the_fast_path_in_turn(load, long_ways):
+def test_limited_calls_use_the_fast_path_in_order(load, long_ways):
     module = load(weighted({"w": W, "bias": BIAS}), max_in_flight=1)
     x = module.put(X, "x")
     for n in range(6):
@@ -218,7 +218,7 @@ def test_calls_with_a_limit_use_the_fast_path_in_turn(load, long_ways):
         is_close(fence.result()[0], want(bias=BIAS + 1))
 
 
-def test_a_timeout_ends_a_loop(load):
+def test_a_timeout_ends_a_loop_on_a_gpu(load):
     iterations = lambda x, n: jax.lax.fori_loop(0, n, lambda i, a: jnp.sin(a) + 1, x)
     module = load(aotc.compile(iterations, X, np.int32(3), target=TARGET), timeout=3.0)
     is_close(module(X, np.int32(0)), X)

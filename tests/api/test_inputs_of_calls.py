@@ -42,7 +42,7 @@ def doubled():
     return aotc.load(aotc.compile(lambda x: x * 2, jnp.ones((2, 3), jnp.bfloat16)))
 
 
-def test_tensors_of_bf16_in_and_out(doubled):
+def test_bf16_tensors_are_arguments_and_results(doubled):
     x, out = np.arange(6).reshape(2, 3).astype(BF16), np.zeros((2, 3), BF16)
     for given in (Tensor(x), jnp.asarray(x), x):
         assert doubled(given).tolist() == (2 * x).tolist()
@@ -76,7 +76,7 @@ def test_torch_tensors_are_arguments_and_outputs(doubled):
     assert doubled(x.T.contiguous().T).tolist() == [[0, 2, 4], [6, 8, 10]]  # not in row-major order
 
 
-def test_integers_of_64_bits_that_fit():
+def test_i64_values_that_fit_i32_are_accepted():
     module = aotc.load(aotc.compile(lambda n, k: n + k.sum(), np.int32(0), np.zeros(3, np.int32)))
     assert module(np.int64(7), np.array([1, 2, 3])) == 13
     assert module(np.array(-7), np.arange(3)) == -4
@@ -95,7 +95,7 @@ def in_another_process(module, x):
     return module(x), module.stats()["threads"], module.weights
 
 
-def test_modules_go_to_other_processes_by_their_paths(tmp_path):
+def test_modules_are_pickled_by_their_path(tmp_path):
     x = np.ones(3, np.float32)
     data = aotc.compile(lambda w, x: x * w, x, x, bind=["w"], weights=str(tmp_path / "w.safetensors"))
     with pytest.raises(TypeError, match="loaded from bytes cannot be pickled"):
@@ -110,7 +110,7 @@ def test_modules_go_to_other_processes_by_their_paths(tmp_path):
     assert (found[0].tolist(), *found[1:]) == ([3, 3, 3], 1, {"w": "f32[3]"})
 
 
-def test_functions_go_to_other_processes_as_their_module_does(tmp_path):
+def test_functions_are_pickled_with_their_module(tmp_path):
     x = np.ones(3, np.float32)
     path = tmp_path / "m.vmfb"
     path.write_bytes(aotc.compile({"double": lambda x: x * 2, "sine": jnp.sin}, args={"double": (x,), "sine": (x,)}))
@@ -131,7 +131,7 @@ def test_functions_go_to_other_processes_as_their_module_does(tmp_path):
         pickle.dumps(aotc.load(path.read_bytes()).double)
 
 
-def test_errors_that_are_pickled_say_what_they_said():
+def test_pickled_errors_preserve_their_text():
     late = aotc.DeadlineExceeded("main", "too late", 3, 2, "wait")
     late.add_note("more")
     copy = pickle.loads(pickle.dumps(late))
@@ -143,7 +143,7 @@ def test_errors_that_are_pickled_say_what_they_said():
     assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
 
 
-def test_a_module_names_its_functions_to_whoever_completes_names():
+def test_dir_of_a_module_lists_its_functions():
     module = aotc.load(aotc.compile(jnp.sin, np.ones(3, np.float32)))
     assert {"main", "invoke", "submit"} <= set(dir(module))
 
@@ -162,10 +162,10 @@ def test_values_of_wrong_kinds_are_refused_immediately():
         aotc.register_custom_call(3, print)
 
 
-def test_python_m_aotc():
+def test_python_m_aotc_prints_the_version():
     done = subprocess.run([sys.executable, "-m", "aotc", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"aotc {aotc.__version__}"
 
 
-def test_type_checkers_read_the_package():
+def test_the_package_is_marked_as_typed():
     assert resources.files("aotc").joinpath("py.typed").is_file()

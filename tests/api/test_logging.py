@@ -31,7 +31,7 @@ def test_stages_kernels_and_loading_are_logged(caplog):
     assert not caplog.records  # calls log nothing
 
 
-def test_summaries_are_at_info(caplog):
+def test_summaries_are_logged_at_info(caplog):
     with caplog.at_level(logging.INFO, "aotc"):
         aotc.load(aotc.compile(lambda x: x - 2, X, cache=False))
     assert [r.getMessage().partition(" ")[2].split()[0] for r in caplog.records] == ["model:", "loaded"]

@@ -62,7 +62,7 @@ def run(*arguments):
     return done.exit_code, done.output + str(done.exception or "")
 
 
-def test_functions_take_the_other_arguments(inside):
+def test_functions_with_own_weights_take_the_other_arguments(inside):
     for limits in ({}, {"max_in_flight": 1}):
         module = aotc.load(inside, threads=1, **limits)
         assert module.weights == {"params/layers_0/bias": "f32[64]", "params/layers_0/kernel": "f32[64, 64]"}
@@ -84,7 +84,7 @@ def test_functions_take_the_other_arguments(inside):
     assert aotc.upgrade(inside) == inside
 
 
-def test_a_file_has_the_names_of_parameters(beside, tmp_path):
+def test_a_weights_file_has_the_names_of_parameters(beside, tmp_path):
     stored = load_file(tmp_path / "w.safetensors")
     assert stored.keys() == {"params/layers_0/kernel", "params/layers_0/bias"}
     assert np.array_equal(stored["params/layers_0/kernel"], PARAMS["layers_0"]["kernel"])
@@ -140,7 +140,7 @@ def test_all_weights_that_do_not_fit_are_listed(inside, tmp_path):
     is_close(module(X, scale=SCALE)["y"], want())
 
 
-def test_weights_given_when_loading(plain):
+def test_load_accepts_weights(plain):
     for values in ({"params": PARAMS}, {"params/layers_0": PARAMS["layers_0"]}, {
         "params['layers_0']['bias']": PARAMS["layers_0"]["bias"],
         "params/layers_0/kernel": PARAMS["layers_0"]["kernel"],
@@ -155,7 +155,7 @@ def test_weights_given_when_loading(plain):
         aotc.load(aotc.compile(jnp.sin, X), weights={})
 
 
-def test_an_update_is_seen_whole(inside):
+def test_updates_of_own_weights_are_atomic(inside):
     """Two weights have the same number in them: a result of two numbers is of no moment."""
 
     def of(number):
@@ -195,7 +195,7 @@ def test_later_changes_of_the_callers_arrays_have_no_effect(plain):
     is_close(module(X, scale=SCALE)["y"], want(0))
 
 
-def test_updates_at_the_same_time_all_stay():
+def test_concurrent_updates_are_all_applied():
     """Each of eight threads replaces its own weight; none takes back what another one did."""
     names = [f"w{n}" for n in range(8)]
     zeros = {name: np.zeros(8, np.float32) for name in names}
@@ -228,7 +228,7 @@ def test_update_weights_command_replaces_weights(plain, tmp_path):
     json.loads(run("inspect", tmp_path / "new.vmfb", "--json")[1])
 
 
-def test_functions_share_weights_and_states_go_with_them():
+def test_functions_share_weights_and_states():
     def grow(params, cache, x):
         return {"cache": cache + x @ params["layers_0"]["kernel"], "y": x}
 

@@ -21,7 +21,7 @@ def module():
     return aotc.compile(noisy, KEY, X).load()
 
 
-def test_a_typed_key_is_the_argument_that_it_was_as_an_example(module):
+def test_a_typed_key_is_accepted_as_an_argument(module):
     want = np.asarray(jax.jit(noisy)(KEY, X))
     np.testing.assert_allclose(module(KEY, X), want, rtol=1e-5)
     np.testing.assert_array_equal(module(jax.random.key_data(KEY), X), module(KEY, X))
@@ -29,12 +29,12 @@ def test_a_typed_key_is_the_argument_that_it_was_as_an_example(module):
     np.testing.assert_array_equal(module.submit("main", KEY, X)[0].result(), module(KEY, X))
 
 
-def test_a_typed_key_is_bound_and_put(module):
+def test_a_typed_key_can_be_bound_and_put(module):
     np.testing.assert_array_equal(module.bind(key=KEY)(X), module(KEY, X))
     np.testing.assert_array_equal(module.put(KEY).numpy(), jax.random.key_data(KEY))
 
 
 @pytest.mark.parametrize("key", [jax.random.key(0, impl="rbg"), jax.random.split(KEY, 3)], ids=["rbg", "three keys"])
-def test_another_key_has_the_wrong_shape(module, key):
+def test_a_key_of_another_implementation_is_refused(module, key):
     with pytest.raises(aotc.CallError, match=r"argument 0 \(key\) has the wrong shape"):
         module(key, X)

@@ -19,7 +19,7 @@ def bundle():
     return aotc.compile(lambda x, w: jnp.tanh(x @ w) + 1, X, np.ones((4, 4), "f4"))
 
 
-def test_inspect(bundle, tmp_path):
+def test_inspect_result_has_functions_variants_and_segments(bundle, tmp_path):
     found = aotc.inspect(bundle)
     assert found.size == len(bundle)
     assert found.targets == bundle.targets
@@ -65,7 +65,7 @@ def small(w, scale=1.0):
     return aotc.compile(lambda x: jnp.tanh(x @ w) * scale, X)
 
 
-def test_diff_of_equal_bundles(bundle):
+def test_diff_of_equal_bundles_is_equal(bundle):
     found = aotc.diff(bundle, bundle)
     assert found.equal
     assert "0 not" in str(found)
@@ -107,7 +107,7 @@ def test_diff_pairs_kernels_by_scope_and_lists_options(bundle):
 # ---------------------------------------------------------------- lint
 
 
-def test_lint():
+def test_lint_result_has_a_report_per_function():
     found = aotc.lint(lambda x: jnp.tanh(x) @ x.T, X)
     assert found.compiles
     (report,) = found
@@ -121,7 +121,7 @@ def test_lint():
 # ---------------------------------------------------------------- check
 
 
-def test_check():
+def test_check_result_has_errors_and_refuses_unknown_oracles():
     found = aotc.check(lambda x: jnp.tanh(x) @ x.T, X)
     assert found.agrees
     assert found.arguments == ""
@@ -139,7 +139,7 @@ def test_check():
 # ---------------------------------------------------------------- explain
 
 
-def test_explain(bundle):
+def test_explain_results_have_fields_text_and_html(bundle):
     for subject, title in (("schedule", "on one core"), ("memory", "alive at step"), ("fusion", "for cpu:")):
         found = aotc.explain(subject, bundle)
         assert {"schedule": "rows", "memory": "steps", "fusion": "regions"}[subject] in dir(found)
@@ -156,7 +156,7 @@ def test_explain(bundle):
 # ---------------------------------------------------------------- bench
 
 
-def test_bench(bundle):
+def test_bench_result_has_latency_throughput_and_ratio(bundle):
     found = aotc.bench(bundle, bundle, seconds=0.02, rounds=2, callers=(2,), per_dispatch=True, inputs=[X])
     first, second = found.bundles
     assert first.latency["p50"].value > 0
@@ -172,7 +172,7 @@ def test_bench(bundle):
 # ---------------------------------------------------------------- profile and report
 
 
-def test_profile(bundle):
+def test_profile_result_has_shares_and_seconds(bundle):
     found = aotc.profile(bundle, inputs=[X], repeat=1)
     assert sum(kernel.share for kernel in found.kernels) == pytest.approx(1)
     assert found.seconds == pytest.approx(sum(k.runs * k.seconds for k in found.kernels))
@@ -183,7 +183,7 @@ def test_profile(bundle):
         aotc.profile(bundle, function="other")
 
 
-def test_report(bundle, tmp_path):
+def test_report_result_can_be_saved_and_shown(bundle, tmp_path):
     found = aotc.report(bundle, name="m.vmfb")
     found.save(tmp_path / "r.html")
     assert (tmp_path / "r.html").read_text() == found.html
@@ -192,7 +192,7 @@ def test_report(bundle, tmp_path):
     assert "<script" not in found._repr_html_()
 
 
-def test_the_memory_of_a_loaded_bundle_is_not_that_of_the_measuring_process(tmp_path):
+def test_bench_measures_the_memory_of_the_bundle_only(tmp_path):
     aotc.compile(jnp.sin, np.ones(3, np.float32), output=tmp_path / "m.vmfb")
     more = np.ones(1 << 25)  # 268 MB
     (one,) = aotc.bench(tmp_path / "m.vmfb", seconds=0.02, rounds=1).bundles

@@ -55,7 +55,7 @@ def test_each_function_computes_as_if_compiled_alone(bundle):
     assert aotc.upgrade(bundle) == bundle
 
 
-def test_functions_share_a_state(bundle):
+def test_functions_of_a_bundle_share_a_state(bundle):
     state = aotc.load(bundle).state("cache")
     logits = state.prefill(TOKENS)["logits"]
     row = np.tanh(TOKEN @ W)
@@ -73,7 +73,7 @@ def test_equal_weights_and_kernels_are_stored_once():
     assert len(both["variants"][0]["kernels"]) == len(one["variants"][0]["kernels"])
 
 
-def test_constants_are_equal_by_their_bytes():
+def test_constants_are_shared_if_their_bytes_are_equal():
     constants = Constants()
     big = np.arange(100_000, dtype=np.float32)
     other = big.copy()
@@ -83,7 +83,7 @@ def test_constants_are_equal_by_their_bytes():
     assert len(set(places)) == 4
 
 
-def test_models_of_every_form_and_names_that_clash():
+def test_models_of_every_form_with_clashing_names_compile():
     def main(x):
         return helper(x) * 2
 

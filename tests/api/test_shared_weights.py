@@ -38,7 +38,7 @@ def rows_of(module):
     return [[x for x in function.partial.row if x is not None] for function in functions]
 
 
-def test_functions_read_one_copy():
+def test_functions_share_one_copy_of_weights():
     module = aotc.load(two(weights="unpacked"))
     first, second = rows_of(module)
     assert [x.ctypes.data for x in first] == [x.ctypes.data for x in second]
@@ -79,7 +79,7 @@ def test_separately_bound_functions_have_separate_weights():
     np.testing.assert_allclose(second.invoke(ONE)[0], 3 * layer(PARAMS, ONE), rtol=1e-3, atol=1e-3)
 
 
-def test_updates_at_the_same_time_keep_each_other():
+def test_concurrent_updates_of_shared_weights_are_all_applied():
     module = aotc.load(two(weights="unpacked"))
     threads = [
         threading.Thread(target=module.update_weights, args=({f"p/{name}": 2 * PARAMS[name]},)) for name in PARAMS
@@ -143,7 +143,7 @@ def test_a_bound_tied_table_is_stored_once(model, depth):
     np.testing.assert_array_equal(bound(IDS)[0], aotc.load(data)(other, IDS)[0])
 
 
-def test_a_bound_table_that_something_else_reads_stays():
+def test_a_bound_table_with_another_reader_is_also_stored_unpacked():
     p = {"table": RNG.standard_normal((300, 64)).astype("f4")}
 
     def model(p, ids, at):
@@ -169,7 +169,7 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_pages_that_no_call_reads_are_given_back(tmp_path, beside):
+def test_pages_of_weights_that_no_call_reads_are_freed(tmp_path, beside):
     p = {"w": np.ones((16 * 1024, 2048), "f4"), "gain": np.ones(2048, "f4")}
     model = lambda p, x: (jnp.tile(x, (1, 16)) @ p["w"]) * p["gain"]
     args = {"prefill": (p, np.ones((64, 1024), "f4")), "decode": (p, np.ones((1, 1024), "f4"))}

@@ -50,7 +50,7 @@ def test_calls_of_a_state_continue_from_each_other(module):
     assert float(other.main(PARAMS, ONE)["sum"]) == 6
 
 
-def test_values_are_copies_and_can_be_set(module):
+def test_state_values_are_copies_and_can_be_set(module):
     mine = {"k": np.ones((4, 3), np.float32), "n": np.array(2, np.int32)}
     state = module.state("cache", init={"cache": mine})
     state(PARAMS, ONE)
@@ -71,7 +71,7 @@ def test_values_are_copies_and_can_be_set(module):
         _ = state["nothing"]
 
 
-def test_saved_and_loaded(module, tmp_path):
+def test_a_state_can_be_saved_and_loaded(module, tmp_path):
     state = module.state("cache")
     state(PARAMS, ONE)
     state.save(tmp_path / "cache.safetensors")
@@ -86,7 +86,7 @@ def test_saved_and_loaded(module, tmp_path):
         small.load(tmp_path / "no.safetensors")
 
 
-def test_weights_given_once_and_a_state(module):
+def test_a_state_works_with_bound_weights(module):
     layer = module.bind({"params": PARAMS})
     state = layer.state("cache")
     assert [float(state(np.float32(n))["sum"]) for n in (1, 2)] == [6, 18]
@@ -205,7 +205,7 @@ def test_invalid_states_are_refused(module):
         odd.state("cache")
 
 
-def test_other_donated_arguments_stay_the_callers():
+def test_other_donated_arguments_are_not_overwritten():
     x = np.ones(3, np.float32)
     function = jax.jit(lambda cache, x: {"cache": cache + x, "y": x * 2}, donate_argnums=(0, 1))
     state = aotc.load(aotc.compile(function, x, x)).state("cache")
@@ -249,7 +249,7 @@ def test_a_state_refuses_concurrent_calls(monkeypatch):
     assert state["cache"].tolist() == [1, 1, 1]
 
 
-def test_a_call_that_fails_after_it_began_loses_what_it_overwrites(monkeypatch):
+def test_a_call_that_fails_while_running_invalidates_the_state(monkeypatch):
     x = np.ones(3, np.float32)
     state = aotc.load(aotc.compile(pair, x, x, state={"result[0]": "cache"})).state("cache")
     state(x)
@@ -271,7 +271,7 @@ def test_a_call_that_fails_after_it_began_loses_what_it_overwrites(monkeypatch):
     assert state["cache"].tolist() == [1, 1, 1]
 
 
-def test_files_are_closed_without_the_collector(tmp_path):
+def test_saved_states_close_their_files_without_garbage_collection(tmp_path):
     """No cycle keeps a module, its state or its weights."""
     x = np.ones(3, np.float32)
     data = aotc.compile(lambda w, cache, x: {"cache": cache + x * w}, x, x, x, bind=["w"], weights="unpacked")

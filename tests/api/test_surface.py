@@ -52,7 +52,7 @@ def test_a_bundle_shows_its_contents(bundle):
     assert aotc.compile(tree, X, source=False).source == b""
 
 
-def test_a_bundle_with_weights():
+def test_a_bundle_lists_its_weights():
     bound = aotc.compile(lambda w, x: x @ w, np.ones((3, 2), "f4"), X, bind=["w"], weights="unpacked")
     assert bound.weights == {"w": "f32[3, 2]"}
 
@@ -101,7 +101,7 @@ def test_a_module_exposes_its_signature_and_target(module):
     assert isinstance(found.value, aotc.Error)
 
 
-def test_a_closed_module(bundle):
+def test_a_closed_module_refuses_calls(bundle):
     with bundle.load() as module:
         entry = module.main
         module(X)
@@ -115,7 +115,7 @@ def test_a_closed_module(bundle):
             call()
 
 
-def test_closing_leaves_running_calls(bundle):
+def test_closing_does_not_end_running_calls(bundle):
     module = bundle.load()
     start = aotc.Fence()
     fence, waiting = module.submit("main", X), module.submit("main", X, wait=[start])
@@ -140,7 +140,7 @@ def test_bound_functions_and_states_are_closed_with_their_module():
     assert "closed" in repr(bound)
 
 
-def test_closing_from_many_threads(bundle):
+def test_closing_from_many_threads_is_allowed(bundle):
     module, errors = bundle.load(), []
 
     def close():
@@ -165,7 +165,7 @@ def test_a_function_with_the_name_of_a_member_is_pickled(tmp_path):
         np.testing.assert_allclose(pickle.loads(pickle.dumps(module[name]))(X), f(X), rtol=1e-6)
 
 
-def test_functions_with_names_of_members():
+def test_functions_may_have_names_of_members():
     with pytest.warns(aotc.AotcWarning, match="module\\['state'\\]"):
         made = aotc.compile({"state": jnp.sin, "decode": jnp.cos}, args={"state": [X], "decode": [X]})
     module = aotc.load(made)
@@ -173,7 +173,7 @@ def test_functions_with_names_of_members():
     np.testing.assert_allclose(module.decode(X), np.cos(X), rtol=1e-6)
 
 
-def test_a_module_is_warmed_up(bundle):
+def test_warm_up_records_plans_before_the_first_call(bundle):
     assert bundle.load(warm=True).stats()["recordings"] == 1
     made = aotc.compile(
         "func.func public @main(%x: tensor<?x3xf32>, %y: tensor<?x3xf32>) -> tensor<?x3xf32> {\n"
@@ -194,7 +194,7 @@ def test_a_module_is_warmed_up(bundle):
 # ---------------------------------------------------------------- one structure
 
 
-def test_all_ways_of_calling_return_the_structure_of_the_function(bundle):
+def test_every_form_of_call_returns_the_pytree_of_the_function(bundle):
     async def awaited(call):
         return await call
 
@@ -215,13 +215,13 @@ def test_all_ways_of_calling_return_the_structure_of_the_function(bundle):
             assert [type(x) for x in flat] == [np.ndarray] * 3
 
 
-def test_results_of_fences_by_number(module):
+def test_a_fence_returns_results_by_number(module):
     fence = module.submit(X)
     np.testing.assert_array_equal(fence[2].result(), X + 2)
     np.testing.assert_array_equal(fence.results[0].result(), 2 * X)
 
 
-def test_a_fence_has_the_names_of_a_future(module):
+def test_a_fence_has_the_methods_of_a_future(module):
     fence = module.submit(X)
     fence.result()
     assert fence.done
@@ -248,7 +248,7 @@ def raised(call):
     return caught.value
 
 
-def test_errors_are_also_those_of_python(module, tmp_path):
+def test_errors_are_also_python_error_types(module, tmp_path):
     cases = [
         (lambda: module(X, X, X), TypeError), (lambda: module(), TypeError), (lambda: module(y=X), TypeError),
         (lambda: module.invoke("main"), TypeError), (lambda: module(X.astype("f2")), TypeError),

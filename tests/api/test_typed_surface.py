@@ -32,11 +32,11 @@ def program(tmp_path):
     return tmp_path
 
 
-def test_ten_errors_are_planted():
+def test_the_program_has_ten_planted_errors():
     assert len(PLANTED) >= 10
 
 
-def test_mypy(program):
+def test_mypy_finds_exactly_the_planted_errors(program):
     pytest.importorskip("mypy")
     (program / "mypy.ini").write_text(CONFIG)
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "planted.py"]
@@ -46,7 +46,7 @@ def test_mypy(program):
     assert [int(n) for n in found] == PLANTED, done.stdout + done.stderr
 
 
-def test_pyright(program):
+def test_pyright_finds_exactly_the_planted_errors(program):
     pytest.importorskip("basedpyright")
     config = {"extraPaths": [str(ROOT)], "typeCheckingMode": "standard", "include": ["planted.py"]}
     (program / "pyrightconfig.json").write_text(json.dumps(config))

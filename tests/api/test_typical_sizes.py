@@ -101,7 +101,7 @@ def test_a_profile_of_three_sizes_compiles_these_and_assumes_the_middle_one(tmp_
         np.testing.assert_allclose(module(x, np.ones((32, 8), np.float32)), np.tanh(x @ np.ones((32, 8))), atol=1e-5)
 
 
-def test_options_of_the_command_line():
+def test_typical_option_of_compile_is_recorded():
     assert parse_typical(["b=1:8:64", "s=1,2", "t=1..4"], []) == {"b": 8}
     assert parse_typical(["b=1:8:64"], ["b=16", "s=3"]) == {"b": 16, "s": 3}
     for text in ("b", "b=", "=1", "b=-1", "b=1,2"):

@@ -83,7 +83,7 @@ def test_input_values_are_parsed(text, dtype, want):
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f8E4M3FN", "i4", "u4", "f16"])
-def test_small_types_from_text(dtype):
+def test_small_dtypes_are_parsed_from_text(dtype):
     (got,) = parse_values([f"3x{dtype}=1 2 3"], [argument(dtype, 3)])
     np.testing.assert_array_equal(got.astype("f4"), [1, 2, 3])
 
@@ -104,7 +104,7 @@ def test_invalid_input_values_are_refused(text, part):
         parse_values([text], [argument("f32", 2)])
 
 
-def test_out_of_range_and_too_many():
+def test_out_of_range_and_surplus_values_are_refused():
     with pytest.raises(CallError, match="outside -128"):
         parse_values(["2xi8=1 300"], [argument("i8", 2)])
     with pytest.raises(CallError, match="one too many"):
@@ -122,7 +122,7 @@ def test_out_of_range_and_too_many():
         ("bool", "bool"),
     ],
 )
-def test_storage_round_trip(tmp_path, dtype, stored):
+def test_extension_dtypes_round_trip_through_npy(tmp_path, dtype, stored):
     from aotc.vmfb.dtypes import from_numpy
 
     values = np.array([1, 0, 3]).astype(dtype)
@@ -134,7 +134,7 @@ def test_storage_round_trip(tmp_path, dtype, stored):
     np.testing.assert_array_equal(back.astype("c8"), values.astype("c8"))
 
 
-def test_npz_gives_several(tmp_path):
+def test_an_npz_file_gives_several_arguments(tmp_path):
     np.savez(tmp_path / "x.npz", a=np.ones(2, "f4"), b=np.zeros(3, "i4"))
     a, b = parse_values([f"@{tmp_path}/x.npz"], [argument("f32", 2), argument("i32", 3)])
     assert a.shape == (2,)
@@ -148,7 +148,7 @@ def test_sizes_of_dims_are_parsed():
         dim_value("__import__('os')", {})
 
 
-def test_array_text():
+def test_array_text_is_in_the_syntax_of_iree():
     assert array_text(np.float32([[1, 2.5], [3, 4]]), 100) == "2x2xf32=[1 2.5][3 4]"
     assert array_text(np.int32(7), 100) == "i32=7"
     assert array_text(np.array([True, False]), 100) == "2xi1=1 0"
@@ -157,13 +157,13 @@ def test_array_text():
     assert array_text(np.zeros(0, "f4"), 3) == "0xf32="
 
 
-def test_elided_text():
+def test_elided_text_has_type_and_last_elements():
     assert elided_text(np.float32([[1, 2.5], [3, 4]]), 80) == "2x2xf32 =\n[[1.  2.5]\n [3.  4. ]]"
     assert elided_text(np.arange(5000), 80).endswith("4997 4998 4999]")
     assert elided_text(np.ones(1, ml_dtypes.bfloat16), 80) == "1xbf16 = [1.]"
 
 
-def test_check_results():
+def test_check_results_reports_the_largest_errors():
     (error,) = check_results([np.float32([1, np.nan])], [np.float32([1.00001, np.nan])], None, None)
     assert error.absolute == pytest.approx(1e-5, rel=0.1)
     text = "largest error 2, 0.5 of the largest value; largest relative error 1"
@@ -177,12 +177,12 @@ def test_check_results():
 # ---------------------------------------------------------------- commands
 
 
-def test_run_prints(aotc, bundle):
+def test_run_prints_results(aotc, bundle):
     code, out, _ = aotc("run", bundle, "--input=4xf32=1,2,3,4", "--input=4xf32=1")
     assert (code, out) == (0, "result[0]: 4xf32=2 3 4 5\n")
 
 
-def test_run_files_and_expected(aotc, bundle, tmp_path):
+def test_run_reads_writes_and_compares_files(aotc, bundle, tmp_path):
     x, y = tmp_path / "x.npy", tmp_path / "y.npy"
     np.save(x, np.arange(4, dtype="f4"))
     code, out, _ = aotc("run", bundle, f"--input=@{x}", f"--input=@{x}", f"--output=@{y}")
@@ -200,7 +200,7 @@ def test_run_files_and_expected(aotc, bundle, tmp_path):
     assert f"result 0 differs in 1 of 4 elements, first at [3]; {errors}" in err
 
 
-def test_run_symbolic_dim(aotc, bundle):
+def test_run_takes_the_size_of_a_symbolic_dim(aotc, bundle):
     code, out, _ = aotc("run", bundle, "--function=grow", "--zeros", "--dim=n=6", "--repeat=3")
     assert (code, out) == (0, "result[0]: 6xf32=0 0 0 0 0 0\n")
 
@@ -215,7 +215,7 @@ def test_run_symbolic_dim(aotc, bundle):
         (("--threads=0", "--zeros"), "threads"),
     ],
 )
-def test_run_errors(aotc, bundle, args, part):
+def test_run_errors_exit_with_1_and_no_traceback(aotc, bundle, args, part):
     code, _, err = aotc("run", bundle, *args)
     assert code == 1
     assert part in err
@@ -265,7 +265,7 @@ def test_bench_reports_latency(aotc, bundle):
     assert "times as long" in out
 
 
-def test_targets_and_doctor(aotc):
+def test_targets_and_doctor_print_the_machine(aotc):
     code, out, _ = aotc("targets")
     assert code == 0
     assert "the default here" in out
@@ -281,7 +281,7 @@ def test_help_has_examples(aotc, name):
     assert f"aotc {name}" in out.split("Usage")[1].split("\n", 1)[1]
 
 
-def test_usage_errors(aotc):
+def test_usage_errors_exit_with_2(aotc):
     assert aotc("run")[0] == 2
     assert aotc("nonsense")[0] == 2
     assert aotc("--version")[0] == 0
@@ -318,7 +318,7 @@ def test_a_mistyped_command_names_the_one_meant(aotc):
     assert "No such command 'rnu'. Did you mean 'run'?" in err
 
 
-def test_a_command_line_without_its_packages(tmp_path):
+def test_a_command_without_its_packages_names_the_install_command(tmp_path):
     """`pip install --no-deps` is for `aotc.load`: every command says what it needs."""
     code = "import sys; sys.modules['typer'] = None; from aotc_cli.start import main; main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -349,7 +349,7 @@ def test_a_missing_extra_is_named(aotc, tmp_path, monkeypatch):
     assert "[compile]'" in err
 
 
-def test_progress_bar_is_no_part_of_the_bundles_key(aotc, tmp_path, monkeypatch):
+def test_the_bundle_cache_key_ignores_the_progress_bar(aotc, tmp_path, monkeypatch):
     """The bar holds locks, which cannot be copied; with it and without it the same bundle is read."""
     keys = []
     monkeypatch.setattr("aotc.driver.bundle_cache.cached_bundle", lambda *_: None)
@@ -452,7 +452,7 @@ def test_dump_asm_of_a_portable_gpu_target_is_ptx(aotc):
     assert ".target sm_" in out
 
 
-def test_dump_asm_of_a_kernel_of_two_memories(aotc):
+def test_dump_asm_works_for_a_bundle_with_two_memory_spaces(aotc):
     names = [k["name"] for k in open_bundle(str(GOLDEN / "mixed.vmfb")).manifest["variants"][0]["kernels"]]
     code, out, _ = aotc("dump", "--asm", f"--kernel={names[0]}", GOLDEN / "mixed.vmfb")
     assert code == 0

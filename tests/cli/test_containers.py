@@ -79,7 +79,7 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
-def test_every_type_round_trips(tmp_path, suffix):
+def test_every_dtype_round_trips_through_each_format(tmp_path, suffix):
     room = [{"name": n, "dtype": from_numpy(a.dtype), "dims": list(a.shape)} for n, a in ARRAYS.items()]
     write_arrays(f"{tmp_path}/y{suffix}", ARRAYS)
     found = read_arrays(f"{tmp_path}/y{suffix}", room, "--input")

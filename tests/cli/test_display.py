@@ -52,7 +52,7 @@ def test_names_fold_at_their_separators_only():
         ("unbreakable", 4, ["unbreakable"]),
     ],
 )
-def test_fold(text, width, lines):
+def test_fold_text_breaks_at_spaces_and_separators(text, width, lines):
     assert fold_text(text, width) == lines
 
 
@@ -71,7 +71,7 @@ def test_empty_columns_are_left_out():
     assert lines[0].split() == ["a", "c"]
 
 
-def test_facts_have_no_heading():
+def test_facts_tables_have_no_heading_and_omit_empty_values():
     assert lines_of(80, facts_table([("size", "1 kB"), ("source", "")])) == ["size  1 kB"]
 
 

@@ -51,12 +51,12 @@ def test_type_error_shows_the_line():
 
 @pytest.mark.ir
 @pytest.mark.parametrize("data", [b"", b"\x00\x01\x02", b"ML\xefR\x00garbage", b"not a model at all", "module {"])
-def test_unreadable_models(data):
+def test_unreadable_models_are_compile_errors(data):
     refused(data, "error:")
 
 
 @pytest.mark.ir
-def test_damaged_bytecode(tmp_path):
+def test_truncated_bytecode_is_a_compile_error(tmp_path):
     import jax
 
     exported = jax.export.export(jax.jit(lambda x: x + 1))(np.ones(3, "f4"))
@@ -66,13 +66,13 @@ def test_damaged_bytecode(tmp_path):
 
 
 @pytest.mark.ir
-def test_missing_file_and_wrong_kind(tmp_path):
+def test_missing_files_and_other_objects_are_compile_errors(tmp_path):
     refused(tmp_path / "missing.mlir", "missing.mlir", "No such file or directory")
     refused(42, "not int")
 
 
 @pytest.mark.ir
-def test_unknown_target_lists_the_known():
+def test_an_unknown_target_lists_the_known_ones():
     refused(ADD, "unknown target 'cpu:pentium'", "cpu:x86-64-v3", target="cpu:pentium")
 
 
@@ -83,7 +83,7 @@ def test_example_arguments_must_be_arrays():
 
 
 @pytest.mark.ir
-def test_python_function_that_cannot_be_traced():
+def test_a_function_that_cannot_be_traced_is_a_compile_error():
     def wrong(x):
         return x if x.sum() > 0 else -x
 
@@ -119,7 +119,7 @@ def test_wrong_arguments_are_named(tiny_module, values, parts):
 
 
 @pytest.mark.ir
-def test_assertion_of_the_program(tiny_module):
+def test_a_failed_assertion_of_the_program_is_a_call_error(tiny_module):
     with pytest.raises(CallError, match="n is 3, expected at least 4"):
         tiny_module.invoke("grow", np.ones(3, "f4"))
 
@@ -142,7 +142,7 @@ class Opaque:
         (lambda m, x: m.invoke("main", x, x, trace="/proc/nowhere/x"), "cannot write the trace"),
     ],
 )
-def test_calls_of_other_types(tiny_module, call, part):
+def test_calls_with_arguments_of_wrong_types_are_refused(tiny_module, call, part):
     with pytest.raises(CallError, match=part):
         call(tiny_module, np.ones(4, "f4"))
 
@@ -172,7 +172,7 @@ def test_custom_calls_must_be_functions(calls):
 
 
 @pytest.mark.ir
-def test_dtypes_must_be_text():
+def test_a_manifest_with_a_dtype_that_is_not_text_is_refused():
     manifest, segments = tiny.parts()
     manifest["variants"][0]["functions"]["upto"]["code"][1][4] = []
     with pytest.raises(BundleError, match="not an integer dtype"):
@@ -194,7 +194,7 @@ def test_loader_exceptions_name_the_bundle(place, monkeypatch, tmp_path):
 
 
 @pytest.mark.ir
-def test_truncated_and_flipped():
+def test_truncated_and_corrupted_bundles_are_refused():
     data = tiny.bundle()
     with pytest.raises(BundleError, match="truncated"):
         aotc.load(data[:-1])
@@ -206,7 +206,7 @@ def test_truncated_and_flipped():
 
 
 @pytest.mark.ir
-def test_wrong_cpu_and_no_gpu():
+def test_bundles_for_other_cpus_and_devices_are_refused():
     manifest, segments = tiny.parts()
     manifest["variants"][0]["features"] = ["unobtainium"]
     with pytest.raises(BundleError, match="this CPU lacks unobtainium"):
@@ -317,12 +317,12 @@ def test_options_with_unknown_names_are_refused(options, part):
 
 
 @pytest.mark.ir
-def test_a_target_named_twice_is_one():
+def test_a_target_named_twice_is_compiled_once():
     assert resolve_targets("cpu:x86-64-v3, cpu:x86-64-v3") == resolve_targets("cpu:x86-64-v3")
 
 
 @pytest.mark.ir
-def test_the_caret_is_at_the_place_and_long_lines_are_cut(tmp_path):
+def test_the_caret_marks_the_column_in_a_shortened_line(tmp_path):
     path = tmp_path / "m.mlir"
     path.write_text("module {\n  wrong here\n}")
     refused(path, "m.mlir:2:3: error:", "    wrong here\n    ^")

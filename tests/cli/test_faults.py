@@ -130,7 +130,7 @@ def test_a_broken_pass_is_named_with_the_ir_before_it(number, monkeypatch, tmp_p
     assert compile_quietly(monkeypatch, path, f"--stop-after={pipeline.PASSES[-1].name}") == 2
 
 
-def test_a_model_from_memory_is_kept_for_the_repetition(monkeypatch):
+def test_a_model_from_memory_is_saved_for_reproduction(monkeypatch):
     monkeypatch.setattr(aotc.frontend.importer, "import_module", broken)
     with pytest.raises(InternalError) as caught:
         import_model(MODEL)
@@ -139,7 +139,7 @@ def test_a_model_from_memory_is_kept_for_the_repetition(monkeypatch):
     assert f"aotc compile {file} " in str(caught.value)
 
 
-def test_the_command_repeats_the_options(monkeypatch, tmp_path):
+def test_the_reproduction_command_has_the_options(monkeypatch, tmp_path):
     monkeypatch.setattr(aotc.lowering.lower, "bufferize", broken)
     flags = {"target": "cpu:x86-64-v3", "opt_level": 1, "bisect": 4, "dump_ir": str(tmp_path)}
     path = tmp_path / "m.mlir"
@@ -148,7 +148,7 @@ def test_the_command_repeats_the_options(monkeypatch, tmp_path):
         aotc.compile(path, **flags)
 
 
-def test_the_command_is_one_for_the_shell(monkeypatch, tmp_path):
+def test_the_reproduction_command_is_quoted_for_the_shell(monkeypatch, tmp_path):
     monkeypatch.setattr(aotc.lowering.lower, "bufferize", broken)
     path = tmp_path / "my model; rm x.mlir"
     path.write_text(MODEL)
@@ -160,14 +160,14 @@ def test_the_command_is_one_for_the_shell(monkeypatch, tmp_path):
     assert "--weights=a b.safetensors" in words
 
 
-def test_a_manifest_that_breaks_the_schema_is_ours(monkeypatch, quick_kernels):
+def test_an_invalid_manifest_is_an_internal_error(monkeypatch, quick_kernels):
     monkeypatch.setattr(aotc.driver.assemble, "signature_entry", lambda f, devices, taken: {"arguments": 3})
     with pytest.raises(InternalError, match=r"while writing the bundle: BundleError: .*breaks the schema"):
         aotc.compile(MODEL)
 
 
 @pytest.mark.parametrize("stage", ["import", "program", "kernels"])
-def test_no_memory_is_no_fault_of_the_compiler(stage, monkeypatch):
+def test_running_out_of_memory_is_not_an_internal_error(stage, monkeypatch):
     def exhausted(*args, **kwargs):
         raise MemoryError
 
@@ -178,7 +178,7 @@ def test_no_memory_is_no_fault_of_the_compiler(stage, monkeypatch):
         aotc.compile(MODEL)
 
 
-def test_a_report_on_lowering_that_cannot_be_written(monkeypatch, tmp_path):
+def test_an_internal_error_without_a_report_is_still_raised(monkeypatch, tmp_path):
     real = pipeline._dump_ir
 
     def dump(options, name, text):
@@ -196,7 +196,7 @@ def test_a_report_on_lowering_that_cannot_be_written(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
-def test_a_full_disk_is_no_fault_of_the_compiler(number, monkeypatch, tmp_path):
+def test_a_full_disk_is_not_an_internal_error(number, monkeypatch, tmp_path):
     def write_text(path, text):
         raise OSError(number, "no way", str(path))
 
@@ -205,7 +205,7 @@ def test_a_full_disk_is_no_fault_of_the_compiler(number, monkeypatch, tmp_path):
         aotc.compile(MODEL, dump_ir=str(tmp_path))
 
 
-def test_an_internal_error_is_reported_without_a_writable_folder(monkeypatch, tmp_path):
+def test_an_internal_error_needs_no_writable_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(aotc.lowering.lower, "bufferize", broken)
     monkeypatch.setattr("aotc.guard.report_folder", lambda keep: str(tmp_path / "m.mlir"))
     (tmp_path / "m.mlir").write_text(MODEL)
@@ -214,7 +214,7 @@ def test_an_internal_error_is_reported_without_a_writable_folder(monkeypatch, tm
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError])
-def test_interrupts_pass_the_guard(error, monkeypatch):
+def test_interrupts_are_not_wrapped(error, monkeypatch):
     def interrupted(*args, **kwargs):
         raise error
 
@@ -235,7 +235,7 @@ def test_lint_and_check_report_broken_stages(monkeypatch, tmp_path, capsys):
         assert "internal error: while assigning storage of @main: KeyError" in capsys.readouterr().err
 
 
-def test_the_tools_report_their_own_faults(monkeypatch):
+def test_tools_report_their_internal_errors(monkeypatch):
     monkeypatch.setattr("aotc.tools.lint._lint_row", broken)
     with pytest.raises(InternalError, match="while reporting what becomes of the ops"):
         lint(MODEL)
@@ -245,7 +245,7 @@ def test_the_tools_report_their_own_faults(monkeypatch):
         Checker(aotc.frontend.mlir.fetch(MODEL), Options()).check([np.ones((4, 4), "f4")] * 2)
 
 
-def test_a_command_that_breaks_ends_with_2(monkeypatch, capsys):
+def test_an_internal_error_of_a_command_exits_with_2(monkeypatch, capsys):
     monkeypatch.setattr("aotc.targets.host_target", broken)
     monkeypatch.setattr(sys, "argv", ["aotc", "targets"])
     with pytest.raises(SystemExit) as ended:
@@ -278,7 +278,7 @@ def test_an_exception_of_the_traced_function_is_shown():
 
 
 @pytest.mark.parametrize("error", [RecursionError, KeyError, ZeroDivisionError, NotImplementedError])
-def test_any_exception_of_the_traced_function_is_the_users(error):
+def test_any_exception_of_the_traced_function_is_a_user_error(error):
     def model(x):
         raise error("mine")
 
@@ -286,7 +286,7 @@ def test_any_exception_of_the_traced_function_is_the_users(error):
         aotc.compile(model, np.ones(3, "f4"))
 
 
-def test_arguments_that_jax_cannot_flatten():
+def test_arguments_that_jax_cannot_flatten_are_refused():
     with pytest.raises(CompileError, match="cannot export the function"):
         aotc.compile(lambda d: d, {1: np.ones(3, "f4"), "a": np.ones(3, "f4")})
 
@@ -311,12 +311,12 @@ def test_arguments_that_jax_cannot_flatten():
         ({"progress": "yes"}, "progress is"),
     ],
 )
-def test_options_of_other_types(options, part):
+def test_options_of_wrong_types_are_refused(options, part):
     with pytest.raises(CompileError, match=part):
         aotc.compile(MODEL, **options)
 
 
-def test_sizes_may_be_integers_of_numpy(monkeypatch, quick_kernels):
+def test_sizes_may_be_numpy_integers(monkeypatch, quick_kernels):
     text = MODEL.replace("4x4", "?x4").replace("%x: tensor<?x4xf32>", '%x: tensor<?x4xf32> {jax.arg_info = "x"}')
     dim = next(iter(import_model(text).functions.values())).body.params[0].type.shape[0]
     sizes = {str(dim): np.array([1, 8], "int8")}

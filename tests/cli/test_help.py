@@ -88,7 +88,7 @@ def test_a_long_example_continues_on_the_next_line():
 
 
 @pytest.mark.parametrize("flag", ["-V", "--version"])
-def test_version(flag):
+def test_version_option_prints_the_version(flag):
     assert CliRunner().invoke(app, [flag]).output == f"aotc {__version__}\n"
 
 

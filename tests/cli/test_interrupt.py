@@ -88,7 +88,7 @@ main()
 """
 
 
-def test_an_interrupt_while_the_command_is_imported():
+def test_an_interrupt_during_the_imports_ends_the_command():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", STRIKE], env=environment, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("", "interrupted\n", 130)
@@ -154,7 +154,7 @@ def test_an_interrupt_is_not_lost_in_a_callback_of_a_weak_reference(interrupts):
     assert reference() is None
 
 
-def test_a_process_that_ran_a_command_has_its_own_hook_again(monkeypatch):
+def test_the_exception_hook_is_restored_after_a_command(monkeypatch):
     before = sys.unraisablehook
     monkeypatch.setattr(sys, "argv", ["aotc", "--version"])
     with pytest.raises(SystemExit):
@@ -162,7 +162,7 @@ def test_a_process_that_ran_a_command_has_its_own_hook_again(monkeypatch):
     assert sys.unraisablehook is before
 
 
-def test_what_else_is_lost_is_still_printed(interrupts, capsys):
+def test_other_unraisable_exceptions_are_still_printed(interrupts, capsys):
     class Watched:
         def __del__(self):
             raise ValueError("in a finalizer")
@@ -184,7 +184,7 @@ main()
 """
 
 
-def test_an_interrupt_while_a_library_of_jaxlib_begins(tmp_path):
+def test_an_interrupt_during_the_start_of_jaxlib_ends_the_command(tmp_path):
     """It makes its enums then, and an exception out of Python code ends the process: the interrupt waits."""
     (tmp_path / "m.mlir").write_text("func.func @main() { return }")
     command = [sys.executable, "-c", STRIKE_IN_A_LIBRARY, "lint", "m.mlir"]

@@ -52,7 +52,7 @@ def check_product(data):
         np.testing.assert_allclose(found, x @ w, 1e-5, 1e-5)
 
 
-def test_axes_of_a_text_without_a_mesh(command, nameless, tmp_path):
+def test_mesh_option_names_axes_of_a_text_without_a_mesh(command, nameless, tmp_path):
     code, said = command("compile", str(nameless), "-o", str(tmp_path / "m.vmfb"), "--mesh=data=2,model=4")
     assert code == 0, said
     data = (tmp_path / "m.vmfb").read_bytes()
@@ -63,7 +63,7 @@ def test_axes_of_a_text_without_a_mesh(command, nameless, tmp_path):
     check_product(data)
 
 
-def test_without_names_axes_are_numbered(nameless):
+def test_axes_without_names_are_numbered(nameless):
     assert aotc.inspect(aotc.compile(nameless)).mesh == "axis0=2 x axis1=2 x axis2=2"
 
 
@@ -71,7 +71,7 @@ def test_without_names_axes_are_numbered(nameless):
     ({"rows": 2, "columns": 4}, "rows=2 x columns=4"),
     ({"rows": 2, "tensor": 2, "expert": 2}, "rows=2 x tensor=2 x expert=2"),
 ])  # fmt: skip
-def test_other_names_for_the_axes_of_an_export(command, tmp_path, mesh, shown):
+def test_mesh_option_renames_and_splits_axes_of_an_export(command, tmp_path, mesh, shown):
     (tmp_path / "m.jaxexp").write_bytes(exported({"data": 2, "model": 4}))
     words = ",".join(f"{name}={size}" for name, size in mesh.items())
     code, said = command("compile", str(tmp_path / "m.jaxexp"), "-o", str(tmp_path / "m.vmfb"), "--mesh", words)
@@ -82,7 +82,7 @@ def test_other_names_for_the_axes_of_an_export(command, tmp_path, mesh, shown):
     check_product(data)
 
 
-def test_a_mesh_is_part_of_what_the_cache_knows(monkeypatch, tmp_path):
+def test_the_bundle_cache_key_includes_the_mesh(monkeypatch, tmp_path):
     """An export is known to the cache by its digest, which says nothing about the names of axes."""
     monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("aotc.pipeline.WORTH_SECONDS", 0)
@@ -91,7 +91,7 @@ def test_a_mesh_is_part_of_what_the_cache_knows(monkeypatch, tmp_path):
     assert found == ["data=2 x model=4", "a=2 x b=4", "data=2 x model=4"]
 
 
-def test_an_order_of_devices_stays_with_other_names():
+def test_renaming_axes_preserves_the_device_order():
     case = CASES["mlp"]
     mesh = AbstractMesh((2, 4), ("data", "model"))
     given = [NamedSharding(mesh, spec) for spec in case.ins]
@@ -111,11 +111,11 @@ def test_stop_after_prints_the_program_of_a_rank(command, nameless):
 
 class TestRefused:
     @pytest.mark.parametrize("text", ["data", "data=", "data=0", "=2", "data=2,data=2", "data=x", "data=2,,model=4"])
-    def test_a_text_that_is_no_mesh(self, command, nameless, text):
+    def test_an_invalid_mesh_text_is_refused(self, command, nameless, text):
         code, said = command("compile", str(nameless), "-o", "m.vmfb", "--mesh", text)
         assert (code, "expected AXIS=SIZE" in " ".join(said.split())) == (2, True), said
 
-    def test_another_number_of_devices(self, command, nameless, tmp_path):
+    def test_a_mesh_of_another_size_is_refused(self, command, nameless, tmp_path):
         code, said = command("compile", str(nameless), "-o", str(tmp_path / "m.vmfb"), "--mesh=data=2,model=2")
         assert code == 1
         assert "product.mlir" in said
@@ -123,20 +123,20 @@ class TestRefused:
         assert "axes with the product 8, such as data=8" in said
 
     @pytest.mark.parametrize("mesh", [{"model": 4, "data": 2}, {"a": 4, "b": 2}, {"all": 8}])
-    def test_axes_that_cut_those_of_the_program(self, mesh):
+    def test_axes_that_split_program_axes_unevenly_are_refused(self, mesh):
         with pytest.raises(CompileError, match="does not fit the program, which is for 8 devices") as caught:
             aotc.compile(exported({"data": 2, "model": 4}), mesh=mesh)
         assert "data=2,model=4" in str(caught.value)
 
-    def test_axes_that_are_swapped(self):
+    def test_swapped_axes_are_refused(self):
         with pytest.raises(CompileError, match="does not fit the program"):
             aotc.compile(exported({"data": 2, "model": 2}), mesh={"model": 2, "data": 2})
 
-    def test_axes_that_do_not_cut_arguments(self, nameless):
+    def test_axes_without_shardings_are_refused(self, nameless):
         with pytest.raises(CompileError, match="argument 0 is not cut evenly by whole axes of the mesh all=8"):
             aotc.compile(nameless, mesh={"all": 8})
 
-    def test_a_program_for_one_device(self, command, tmp_path):
+    def test_mesh_option_for_a_one_device_program_is_refused(self, command, tmp_path):
         (tmp_path / "m.mlir").write_text(
             "func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }"
         )
@@ -145,11 +145,11 @@ class TestRefused:
         assert "the program has no shardings, it is for one device" in said
         assert "in_shardings" in said
 
-    def test_shardings_of_a_program_that_is_read(self, nameless):
+    def test_shardings_for_a_model_file_are_refused(self, nameless):
         with pytest.raises(CompileError, match="in_shardings and out_shardings are for functions"):
             aotc.compile(nameless, mesh={"data": 8}, in_shardings=P("data"))
 
-    def test_the_program_of_a_rank(self, command, nameless, tmp_path):
+    def test_a_mesh_for_the_program_of_a_rank_is_refused(self, command, nameless, tmp_path):
         aotc.compile(nameless, reproducer=str(tmp_path / "r.zip"))
         words = str(tmp_path / "r.zip"), "-o", str(tmp_path / "m.vmfb")
         code, said = command("compile", *words, "--mesh=data=2,model=4")

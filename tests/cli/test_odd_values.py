@@ -100,7 +100,7 @@ def test_every_command_refuses_unreadable_files(refused, command, file):
     refused(*command.split(), file)
 
 
-def test_errors_without_a_place_begin_with_error(refused):
+def test_errors_without_a_location_begin_with_error(refused):
     told = refused("run", "t.vmfb", "--threads=0")
     assert told.startswith("error: threads is not a number of threads")
 
@@ -121,7 +121,7 @@ def test_invalid_numbers_of_threads_are_refused(monkeypatch, text):
 
 
 @pytest.mark.parametrize("threads", [1e20, 10**20, 3.0, True, float("nan"), [], object()])
-def test_threads_of_other_types_are_refused(threads):
+def test_threads_of_wrong_types_are_refused(threads):
     with pytest.raises(CallError, match="threads is not a number of threads"):
         aotc.load(tiny.bundle(), threads=threads)
 
@@ -172,13 +172,13 @@ NEITHER = {"none": None, "number": 3, "list": [], "dict": {}, "evil": Evil(), "o
 
 
 @pytest.mark.parametrize("name", NEITHER)
-def test_compile_refuses_other_data(name):
+def test_compile_refuses_files_that_are_not_models(name):
     with pytest.raises(CompileError):
         aotc.compile(NEITHER[name])
 
 
 @pytest.mark.parametrize("name", NEITHER)
-def test_load_refuses_other_data(name):
+def test_load_refuses_files_that_are_not_bundles(name):
     with pytest.raises(BundleError):
         aotc.load(NEITHER[name])
 
@@ -232,7 +232,7 @@ def test_unsupported_pytree_arguments_are_refused(of_a_tree, name):
 
 
 @pytest.mark.cpu
-def test_results_of_more_bytes_than_there_are_addresses():
+def test_results_beyond_the_address_space_are_refused():
     b = jax.export.symbolic_shape("b")[0]
     module = aotc.load(aotc.compile(lambda x: jnp.zeros([x.shape[0]] * 8) + 1, jax.ShapeDtypeStruct((b,), "f4")))
     assert module(np.ones(2, "f4")).shape == (2,) * 8
@@ -241,6 +241,6 @@ def test_results_of_more_bytes_than_there_are_addresses():
 
 
 @pytest.mark.parametrize("name", ["dump_ir", "weights"])
-def test_paths_with_null_characters(name):
+def test_paths_with_null_characters_are_refused(name):
     with pytest.raises(CompileError, match=f"{name} is (.|\n)*a path, which has no null"):
         aotc.compile(MODEL, **{name: "a\0.safetensors"})

@@ -44,7 +44,7 @@ def test_the_summary_names_devices(two):
     assert "on d0 and d1 with 1 transfer, memory" in two[1]
 
 
-def test_the_summary_names_the_least_processor(tmp_path):
+def test_the_summary_names_the_minimum_cpu(tmp_path):
     path, model = tmp_path / "m.vmfb", tmp_path / "m.mlir"
     model.write_text("func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
     several = run("compile", model, "-o", path, "--target=cpu:x86-64-v4,cpu:x86-64-v3").output
@@ -134,7 +134,7 @@ def test_booleans_are_refused_as_numbers(name):
         checked_options(Options(), {"specialize": {"b": (True,)}})
 
 
-def test_the_summary_counts_the_threads_that_have_room(monkeypatch):
+def test_the_summary_counts_threads_within_the_memory_limit(monkeypatch):
     monkeypatch.setenv("AOTC_NUM_THREADS", "4")
     row = {"arena": 4_000_000, "scratch": 500_000}
     assert working_memory([{"memory": {"f": row}}]) == "memory peak 6.0 MB with 4 threads"
@@ -146,7 +146,7 @@ def test_dir_lists_public_names():
     assert {"DeviceArray", "Fence", "upgrade", "compile"} <= set(dir(aotc))
 
 
-def test_a_portable_bundle_is_for_all_cpus(tmp_path):
+def test_a_portable_bundle_has_code_for_all_cpus(tmp_path):
     path, model = tmp_path / "m.vmfb", tmp_path / "m.mlir"
     model.write_text("func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
     assert run("compile", model, "-o", path, "--portable").exit_code == 0

@@ -30,7 +30,7 @@ def call(tmp_path):
     return run
 
 
-def test_standard_output_gets_the_bundle_alone(call, tmp_path):
+def test_standard_output_has_only_the_bundle(call, tmp_path):
     done = call("compile", "m.mlir", "-o", "/dev/stdout", stdout=subprocess.PIPE)
     assert done.returncode == 0, done.stderr
     assert done.stdout == tiny.bundle()
@@ -54,7 +54,7 @@ def test_outputs_to_devices_and_pipes_do_not_replace_them(call, tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_a_full_device_is_an_error(call):
+def test_an_output_device_that_is_full_is_an_error(call):
     done = call("compile", "m.mlir", "-o", "/dev/full")
     assert done.returncode == 1
     assert b"/dev/full: error: cannot write the bundle: No space left on device" in done.stderr
@@ -93,7 +93,7 @@ def test_results_on_a_full_disk_are_an_error(call, tmp_path, form):
     assert sorted(os.listdir(tmp_path)) == ["m.mlir", "m.vmfb", "y.npy"]
 
 
-def test_results_through_a_link_and_one_after_the_other(call, tmp_path):
+def test_results_through_a_link_append_and_preserve_the_link(call, tmp_path):
     (tmp_path / "link.npy").symlink_to("y.npy")
     for form in ("@link.npy", "+link.npy"):
         assert call(*ADD, f"--output={form}").returncode == 0
@@ -120,7 +120,7 @@ def test_commands_work_with_closed_streams(call, tmp_path, closed, words):
         assert (tmp_path / "made.vmfb").read_bytes() == tiny.bundle()
 
 
-def test_a_picture_is_refused_before_any_work(call):
+def test_an_invalid_picture_path_is_refused_before_any_work(call):
     done = call("explain", "affinity", "m.mlir", "--picture=no/p.svg")
     assert done.returncode == 1
     assert done.stderr.startswith(b"no/p.svg: error: there is no folder no\n")
@@ -138,7 +138,7 @@ def test_an_output_never_replaces_its_input(call, tmp_path, words):
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_a_bundle_from_a_pipe(call):
+def test_a_bundle_is_read_from_a_pipe(call):
     done = call("run", "/dev/stdin", *ADD[2:], input=tiny.bundle(), stdout=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == b"result[0]: 4xf32=2 3 4 5\n"

@@ -28,7 +28,7 @@ def test_reports_count_with_singular_and_plural():
     assert [count_text(n, "kernel") for n in (0, 1, 2, 1000)] == ["0 kernels", "1 kernel", "2 kernels", "1,000 kernels"]
 
 
-def test_doctor_says_what_is_missing_and_of_the_cache(tmp_path, monkeypatch):
+def test_doctor_reports_missing_packages_and_the_cache(tmp_path, monkeypatch):
     def version(name):
         raise metadata.PackageNotFoundError(name)
 
@@ -57,7 +57,7 @@ def test_doctor_names_a_missing_linker_for_other_architectures(monkeypatch):
     assert "[linker]'" in text
 
 
-def test_a_key_without_cryptography_is_no_fault_of_ours(tmp_path, monkeypatch):
+def test_signing_without_cryptography_is_a_user_error(tmp_path, monkeypatch):
     for name in ("cryptography", "cryptography.hazmat.primitives", "cryptography.hazmat.primitives.asymmetric"):
         monkeypatch.setitem(sys.modules, name, None)
     done = CliRunner().invoke(app, ["sign", "--new-key", str(tmp_path / "k")])

@@ -50,19 +50,19 @@ def start(words, **environ):
     )  # fmt: skip
 
 
-def test_a_gang_takes_and_writes_whole_arrays(command, words, tmp_path):
+def test_run_with_ranks_reads_and_writes_whole_arrays(command, words, tmp_path):
     code, said = command(*words, "--ranks=2", f"--output=@{tmp_path / 'y.npz'}", "--repeat=3")
     assert code == 0, said
     assert "3 calls, median" in said
     check_results(tmp_path / "y.npz")
 
 
-def test_results_are_printed_whole(command, model):
+def test_run_with_ranks_prints_whole_results(command, model):
     code, said = command("run", str(model), "--function=spin", "--input=8x4xf32=2", "--input=1", "--ranks=2")
     assert (code, said.strip()) == (0, "result[0]: 8x4xf32=" + "[1 1 1 1]" * 8)
 
 
-def test_ranks_of_torchrun_take_their_parts_and_rank_0_writes(words, tmp_path):
+def test_ranks_of_torchrun_take_their_shards_and_rank_0_writes(words, tmp_path):
     places = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     out = f"--output=@{tmp_path / 'y.npz'}"
     ranks = [start([*words, out, "--repeat=2"], RANK=str(rank), **places) for rank in range(2)]
@@ -95,7 +95,7 @@ def test_wrong_whole_shapes_are_an_error_on_each_rank(words):
         (("--ranks=2", "--input=3xf32"), 1, "params['w1']"),
     ],
 )
-def test_errors_name_the_option(command, model, options, code, message):
+def test_invalid_rank_options_are_named(command, model, options, code, message):
     found, said = command("run", str(model), "--zeros", "--function=main", *options)
     assert found == code, said
     assert message in " ".join(said.split())
@@ -109,7 +109,7 @@ def test_ranks_of_a_launcher_start_no_gang(command, model, monkeypatch):
     assert "a launcher has started this process as rank 1 of 2" in " ".join(said.split())
 
 
-def test_a_bundle_of_one_device_takes_no_ranks(command, tmp_path):
+def test_a_bundle_of_one_device_refuses_ranks(command, tmp_path):
     import aotc
 
     path = tmp_path / "one.vmfb"

@@ -29,7 +29,7 @@ def call(command, monkeypatch, tmp_path):
     return command
 
 
-def test_functions_share_weights_and_kernels(call, tmp_path):
+def test_models_of_one_bundle_share_weights_and_kernels(call, tmp_path):
     def layer(x):
         return jnp.tanh(x @ W)
 
@@ -58,7 +58,7 @@ def test_a_single_model_may_have_a_name(call):
     assert call("run", "m.vmfb", "--input=4xf32=0")[1].endswith("4xf32=0 0 0 0\n")
 
 
-def test_lint_names_files(call):
+def test_lint_names_the_file_of_each_finding(call):
     code, said = call("lint", "wave=a.mlir", "other=unknown.mlir")
     assert code == 1
     assert "a.mlir:2" in said
@@ -77,7 +77,7 @@ def test_stop_after_prints_the_ir_of_several_models(call):
 
 
 @pytest.mark.parametrize("broken", ["unknown", "unreadable"])
-def test_errors_have_file_line_and_text(call, broken):
+def test_errors_of_several_models_have_file_line_and_text(call, broken):
     code, said = call("compile", "wave=a.mlir", f"other={broken}.mlir", "-o", "m.vmfb")
     assert code == 1
     assert said.startswith(f"{broken}.mlir:2:"), said
@@ -107,7 +107,7 @@ def test_invalid_model_arguments_are_refused(call, words, part):
     assert part in " ".join(said.split())
 
 
-def test_paths_with_an_equals_sign(call, tmp_path):
+def test_paths_with_an_equals_sign_are_accepted(call, tmp_path):
     (tmp_path / "x=y.mlir").write_text(COSINE)
     (tmp_path / "lr=0.1").mkdir()
     (tmp_path / "lr=0.1" / "m.mlir").write_text(COSINE)

@@ -287,7 +287,7 @@ def marker_of(name):
 
 
 @pytest.mark.ir
-def test_every_command_has_a_case():
+def test_every_command_has_a_terminal_case():
     assert set(get_command(app).commands) == set(CASES) | ENDLESS, "give the new command arguments in CASES"
 
 
@@ -330,7 +330,7 @@ def test_run_prints_as_numpy_on_a_terminal(folder):
 
 
 @pytest.mark.ir
-def test_help():
+def test_help_of_every_command_fits_the_terminal():
     """Of the command and of every subcommand, in one process: each starts with its usage and ends with exit code 0."""
     names = list(get_command(app).commands)
     commands = [["--help"], *([name, "--help"] for name in names)]
@@ -345,7 +345,7 @@ def test_help():
 
 
 @pytest.mark.cpu
-def test_compile_cold_and_warm(folder):
+def test_compile_shows_a_progress_bar_and_a_summary(folder):
     """With default flags: a bar while it works, which leaves nothing, then the summary; again, this alone."""
     words = ("compile", "many.mlir", "-o", "many.vmfb")
     steps = {"importing the compiler", "lowering", "compiling kernels"}
@@ -361,7 +361,7 @@ def test_compile_cold_and_warm(folder):
 
 
 @pytest.mark.cpu
-def test_compile_prints_ir_whole(folder):
+def test_compile_prints_ir_without_line_breaks(folder):
     """The lines of --print-after are not broken where the terminal ends, so that they read back."""
     words = ("compile", "m.mlir", "-o", "m.vmfb", "--print-after=fuse", "--quiet")
     seen, plain = on_terminal(folder, *words[:-1]), piped(folder, *words)
@@ -371,7 +371,7 @@ def test_compile_prints_ir_whole(folder):
 
 
 @pytest.mark.cpu
-def test_compile_quiet_and_timings(folder):
+def test_compile_prints_nothing_with_quiet_and_a_table_with_timings(folder):
     assert on_terminal(folder, "compile", "m.mlir", "-o", "m.vmfb", "--quiet").raw == ""
     seen = on_terminal(folder, "compile", "m.mlir", "-o", "m.vmfb", "--timings")
     names = [line.rpartition("ms")[0].strip("0123456789. ") for line in seen.lines if line.endswith(" ms")]
@@ -381,7 +381,7 @@ def test_compile_quiet_and_timings(folder):
 
 
 @pytest.mark.cpu
-def test_errors(folder):
+def test_errors_are_the_same_text_on_a_terminal_and_in_a_file(folder):
     """They go to stderr, whether that is a terminal or not, and are the same text there."""
     for words, seen, plain in zip(
         ERRORS, on_terminals(folder, ERRORS, only_stderr=True), in_files(folder, ERRORS), strict=True
@@ -405,7 +405,7 @@ def test_labels_of_errors_have_colours_if_they_are_allowed(folder):
 
 
 @pytest.mark.ir
-def test_long_names_are_folded(folder):
+def test_long_names_are_folded_completely(folder):
     """A name wider than the terminal is folded after its underscores, and none of it is missing."""
     seen = on_terminal(folder, "lint", "call.mlir")
     assert seen.code == 1
@@ -493,7 +493,7 @@ def scopes(tmp_path_factory):
 @pytest.mark.cpu
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("model", ["nnx", "linen"])
-def test_fits_models_with_scopes(model, columns, scopes):
+def test_tables_of_models_with_scopes_fit_the_terminal(model, columns, scopes):
     """All commands with tables, in one process: no line is longer than the terminal."""
     commands = [[word.format(model) for word in words] for words in FITTING]
     seen = on_terminal(scopes, json.dumps(commands), script=COMMANDS.replace("STREAM", "stdout"), columns=columns)

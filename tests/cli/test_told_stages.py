@@ -81,7 +81,7 @@ def test_a_failure_ends_the_last_stage(capsys):
     assert "total" in capsys.readouterr().err
 
 
-def test_estimates_of_the_time_left():
+def test_the_remaining_time_is_estimated():
     assert time_left_text(0.01, 100) == time_left_text(0.5, 0.1) == ""
     assert time_left_text(0.5, 7) == "about 7 s left"
     assert duration_text(600) == "about 10 min left"

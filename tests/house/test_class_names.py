@@ -32,6 +32,6 @@ def test_a_class_name_has_one_owner():
     assert not shared, "rename one: say what it is a Reader, a Report or a Frame of"
 
 
-def test_the_exceptions_are_needed():
+def test_each_shared_class_name_has_two_owners():
     files = owners()
     assert [name for name in SHARED if len(files[name]) < 2] == []

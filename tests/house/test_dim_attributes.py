@@ -34,7 +34,7 @@ def untyped_reads(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 @pytest.mark.parametrize("operator", ["__lt__", "__le__", "__gt__", "__ge__"])
-def test_expressions_have_no_order(operator):
+def test_dim_expressions_define_no_order(operator):
     assert getattr(Expr, operator) is getattr(object, operator)
 
 

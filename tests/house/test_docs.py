@@ -27,26 +27,26 @@ def _made_by(script):
     return runpy.run_path(str(ROOT / "docs" / script))
 
 
-def test_the_tour_is_what_the_compiler_prints(update):
+def test_the_tour_page_is_up_to_date(update):
     _as_made({ROOT / "docs" / "tour.md": _made_by("make_tour.py")["tour"]()}, "make_tour.py", update)
 
 
-def test_the_house_is_as_it_is_drawn(update):
+def test_the_architecture_page_is_up_to_date(update):
     _as_made(_made_by("make_house.py")["documents"](), "make_house.py", update)
 
 
-def test_the_api_is_what_the_docstrings_say(update):
+def test_the_api_page_is_up_to_date(update):
     text = _made_by("make_api.py")["page"]()
     _as_made({ROOT / "docs" / "api.md": text}, "make_api.py", update)
     for name in ("compile(model", "LoadedModule.invoke(", "ModuleState.update_weights(", "await Entry.async_("):
         assert name in text
 
 
-def test_supported_ops_are_those_of_the_tables(update):
+def test_the_supported_ops_page_is_up_to_date(update):
     _as_made({ROOT / "docs" / "supported_ops.md": _made_by("make_ops.py")["page"]()}, "make_ops.py", update)
 
 
-def test_the_command_line_is_as_its_help_says(update):
+def test_the_command_line_page_is_up_to_date(update):
     _as_made({ROOT / "docs" / "cli.md": _made_by("make_cli.py")["page"]()}, "make_cli.py", update)
 
 
@@ -57,7 +57,7 @@ def test_every_environment_variable_is_on_its_page():
     assert page == names
 
 
-def test_the_zoo_is_as_it_is_built(update):
+def test_the_zoo_page_is_up_to_date(update):
     text = runpy.run_path(str(ROOT / "docs" / "make_zoo.py"))["page"]()
     path = ROOT / "docs" / "zoo.md"
     if update:
@@ -65,7 +65,7 @@ def test_the_zoo_is_as_it_is_built(update):
     assert path.read_text() == text, "run python docs/make_zoo.py"
 
 
-def test_a_calls_way_names_functions_that_exist():
+def test_the_picture_of_a_call_names_existing_functions():
     house = _made_by("make_house.py")
     for file, name, _ in (*house["FIRST_CALL"], *house["LATER_CALLS"]):
         scope = ast.parse((ROOT / file).read_text()).body
@@ -108,7 +108,7 @@ def _sentences(text):
 
 
 @pytest.mark.parametrize("page", PLAIN, ids=lambda page: page.name)
-def test_sentences_are_short(page):
+def test_sentences_of_pages_are_short(page):
     words = {" ".join(s.split()): len(re.findall(r"[A-Za-z][\w'-]*", s)) for s in _sentences(page.read_text())}
     assert {sentence: count for sentence, count in words.items() if count > LONGEST_SENTENCE} == {}
 
@@ -133,7 +133,7 @@ def _known_options():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_options_exist(page):
+def test_options_on_pages_exist(page):
     known = _known_options()
     named = set(re.findall(r"`[^`\n]*?(--[a-z][\w-]*)", text := page.read_text()))
     named |= set(re.findall(r"^ *aotc .*?(--[a-z][\w-]*)", text, re.MULTILINE))

@@ -80,12 +80,12 @@ def trees(folders):
                 yield name, ast.parse(path.read_text())
 
 
-def test_positions_of_words_belong_to_their_owners():
+def test_word_positions_are_used_only_by_their_owners():
     wrong = [f"{name} uses {p}" for name, tree in trees(("aotc", "cli", "docs")) for p in positions(tree)]
     assert not wrong, "read with aotc.vmfb.commands.decode_commands, write with aotc.vmfb.commands.encode_commands"
 
 
-def test_nobody_else_counts_words_or_slots():
+def test_word_and_slot_arithmetic_is_only_in_its_owners():
     wrong = [f"{name}: {text}" for name, tree in trees(ENCODED) for text in arithmetic(tree)]
     assert not wrong, "words have their reader in aotc.vmfb.commands, slots are those of aotc.vmfb.abi.Slots"
 
@@ -103,15 +103,15 @@ def test_nobody_else_counts_words_or_slots():
         "len(function.body.params) + n",
     ],
 )
-def test_what_is_refused(text):
+def test_arithmetic_on_word_counts_is_found(text):
     assert list(arithmetic(ast.parse(text)))
 
 
 @pytest.mark.parametrize("text", ["words[at]", "slots[place]", "code[-1][:1]", "[*arguments, *results]", "n + 1"])
-def test_what_is_not(text):
+def test_other_arithmetic_is_not_reported(text):
     assert not list(arithmetic(ast.parse(text)))
 
 
 @pytest.mark.parametrize("text", ["from aotc.vmfb.abi import GRAPH_HEADER", "abi.SUCCESSORS"])
-def test_positions_that_are_refused(text):
+def test_literal_word_positions_are_found(text):
     assert list(positions(ast.parse(text)))

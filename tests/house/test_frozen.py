@@ -28,13 +28,13 @@ def model(tmp_path, monkeypatch):
     return path
 
 
-def test_the_same_compiler_makes_the_same(model):
+def test_one_compiler_gives_equal_frozen_pieces(model):
     before = frozen.frozen(model, 0, False)
     assert any(piece.startswith("segment cuda:sm_90") for piece in before)
     assert frozen.differences({"m": before}, {"m": frozen.frozen(model, 0, False)}) == []
 
 
-def test_one_other_instruction_is_seen(model, monkeypatch):
+def test_one_different_instruction_is_found(model, monkeypatch):
     before = frozen.frozen(model, 0, False)
     monkeypatch.setitem(real.FLOATS, "sub", real.FLOATS["add"])
     names = frozen.differences({"m": before}, {"m": frozen.frozen(model, 0, False)})

@@ -171,7 +171,7 @@ IMPORT_BY_NAME = {
 }
 
 
-def test_only_tables_import_by_name():
+def test_only_tables_import_modules_by_name():
     def is_by_name(node):
         if isinstance(node, ast.ImportFrom):
             return node.module == "importlib" and any(alias.name == "import_module" for alias in node.names)
@@ -193,7 +193,7 @@ def inside(name, room):
     return name == room or name.startswith(room + ".")
 
 
-def test_imports_follow_the_arrows():
+def test_imports_follow_the_allowed_packages():
     wrong = []
     for name, tree in modules():
         room = room_of(name)
@@ -207,14 +207,14 @@ def test_imports_follow_the_arrows():
     assert not wrong
 
 
-def test_packages_with_one_importer():
+def test_external_packages_have_only_their_importers():
     for name, tree in modules():
         for imported in imports(tree):
             rooms = ONLY.get(imported.partition(".")[0])
             assert rooms is None or any(inside(name, room) for room in rooms), f"{name} imports {imported}"
 
 
-def test_no_circle_of_imports():
+def test_imports_have_no_cycle():
     """Among modules, imports inside functions counted; the package's own lazy names are not."""
     trees = dict(modules())
     del trees["aotc.__init__"]
@@ -287,7 +287,7 @@ def test_an_import_inside_a_function_defers_something_slow():
     assert not wrong
 
 
-def test_folders_are_small():
+def test_folders_have_at_most_40_files():
     for folder in {p.parent for part in ("aotc", "cli", "tests") for p in (ROOT / part).rglob("*.py")}:
         count = len(list(folder.glob("*.py")))
         assert count <= 40, f"{folder.relative_to(ROOT)} has {count} files: does one sentence name its topic?"
@@ -323,7 +323,7 @@ ARROWS_BACK_UP = {
 
 
 @pytest.mark.parametrize("package", ["aotc.lowering", "aotc.frontend", "aotc.ir", "aotc.kernels", "aotc.vmfb"])
-def test_no_arrow_leads_back_up_among_folders(package):
+def test_folder_imports_have_no_cycle(package):
     """Of folders in one folder, none imports another that imports it, also through others or inside functions."""
     graph = {}
     for name, tree in modules():
@@ -393,7 +393,7 @@ else:
 """
 
 
-def test_the_runtime_alone_refuses_what_is_not_trusted(tmp_path):
+def test_the_runtime_alone_refuses_untrusted_bundles(tmp_path):
     path = tmp_path / "t.vmfb"
     path.write_bytes(tiny.bundle())
     command = [sys.executable, "-c", SEVERED_FROM_THE_COMPILER, path]

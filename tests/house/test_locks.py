@@ -34,7 +34,7 @@ def makers(tree):
                     yield name
 
 
-def test_a_lock_is_made_in_one_place():
+def test_locks_are_made_only_by_the_locks_module():
     found = {
         (str(path.relative_to(ROOT)), name)
         for folder in ("aotc", "cli")
@@ -47,7 +47,7 @@ def test_a_lock_is_made_in_one_place():
 
 
 @pytest.mark.parametrize("make", [locks.new_lock, locks.new_recursive_lock])
-def test_a_renewed_lock_is_free(make):
+def test_a_lock_is_free_in_a_forked_child(make):
     lock = make()
     lock.acquire()
     assert lock in locks.LOCKS

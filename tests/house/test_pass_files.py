@@ -24,25 +24,25 @@ def passes_in(path):
                 yield node.name
 
 
-def test_a_row_is_the_function_that_its_file_is_called_after():
+def test_each_pass_is_the_function_named_like_its_file():
     for step in PASSES:
         name = step.run.__name__
         package = f"aotc.lowering.passes.{name}"
         assert step.run.__module__ in (package, f"{package}.{name}"), "a file, or a folder with a file, of its name"
 
 
-def test_every_file_of_a_pass_is_a_row():
+def test_every_pass_file_is_in_the_pass_table():
     files = {path.stem: list(passes_in(path)) for path in FOLDER.rglob("*.py")}
     assert {name: functions for name, functions in files.items() if functions} == {name: [name] for name in NAMES}
 
 
-def test_every_row_has_golden_cases():
+def test_every_pass_has_golden_cases():
     assert sorted(path.name for path in GOLDEN.iterdir() if any(path.iterdir())) == NAMES
     for name in NAMES:
         assert len(list((GOLDEN / name).glob("*.txt"))) >= 3, f"write a case: {GOLDEN / name}/SHOWS_WHAT.txt"
 
 
-def test_the_file_says_what_the_pass_does():
+def test_every_pass_file_has_a_docstring():
     for step in PASSES:
         text = ast.get_docstring(ast.parse((ROOT / (step.run.__module__.replace(".", "/") + ".py")).read_text()))
         assert text, step.name

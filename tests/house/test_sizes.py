@@ -60,7 +60,7 @@ def test_functions_have_few_parameters():
 SATELLITE = 60  # lines below which a module is part of its only reader, if both are in one folder
 
 
-def test_small_modules_have_several_readers():
+def test_small_modules_have_several_importers():
     """A short module with one reader in its own folder is part of that file, unless it is imported when first used."""
     names = {".".join(path.with_suffix("").parts): path for path in (p.relative_to(ROOT) for p in files("aotc", "cli"))}
     readers: dict[str, set[str]] = {name: set() for name in names}

@@ -19,6 +19,6 @@ def unnamed(path):
 
 
 @pytest.mark.parametrize("path", sorted(TEMPLATES.rglob("*.py")), ids=lambda p: str(p.relative_to(TEMPLATES)))
-def test_integers_have_names(path):
+def test_integers_of_cuda_templates_have_names(path):
     lines = unnamed(path)
     assert not lines, f"{path.name}: integers without a name in lines {lines}; see fragments.py and threads.py"

@@ -50,14 +50,14 @@ def readers(table):
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_table_keeps_what_several_modules_read(table):
+def test_table_thresholds_have_several_readers(table):
     found = readers(table)
     alone = {name: found.get(name, set()) for name in numbers(table) if len(found.get(name, ())) < 2}
     assert not alone, "put each above its only reader"
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_number_of_a_table_says_what_it_is(table):
+def test_table_numbers_have_a_comment(table):
     lines = table.read_text().splitlines()
     rows = {name for name, node in numbers(table).items() if isinstance(node.value, ast.Call)}
     silent = [n for n, node in numbers(table).items() if n not in rows and not lines[node.lineno - 2].startswith("# ")]

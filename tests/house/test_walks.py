@@ -110,23 +110,25 @@ def run(root, *command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_both_ops_compile_and_run(walked):
+def test_ops_of_the_add_an_op_page_compile_and_run(walked):
     run(walked, "-c", OPS.format(root=str(walked)))
 
 
-def test_both_ops_are_complete(walked):
+def test_ops_of_the_add_an_op_page_pass_the_op_checks(walked):
     case = walked / "tests/golden/lower/indexing/bincount.txt"
-    run(walked, "-m", "pytest", "tests/lowering/test_golden_lower.py", "-k", "bincount or every_kind", "--update")
+    words = "-k", "bincount or every_region_kind", "--update"
+    run(walked, "-m", "pytest", "tests/lowering/test_golden_lower.py", *words)
     assert "def k(" in case.read_text()
     run(walked, "-m", "pytest", "tests/house/test_op_facts.py", "-k", "mulhi or bincount or families")
 
 
-def test_the_pass_is_complete(walked):
+def test_the_pass_of_the_add_a_pass_page_passes_the_pass_checks(walked):
     cases = list((walked / "tests/golden/passes/negate_equality").glob("*.txt"))
-    run(walked, "-m", "pytest", "tests/lowering/test_passes.py", "-k", "negate_equality or has_cases", "--update")
+    words = "-k", "negate_equality or three_golden_cases", "--update"
+    run(walked, "-m", "pytest", "tests/lowering/test_passes.py", *words)
     assert all(case.read_text().count("module @m") == 2 for case in cases)
     run(walked, "-m", "pytest", "tests/house/test_pass_files.py")
 
 
-def test_the_device_runs_programs(walked):
+def test_the_device_of_the_add_a_device_page_runs_programs(walked):
     run(walked, "-c", DEVICE)

@@ -41,7 +41,7 @@ def cases(sizes, family=None, slow=False):
     ]  # fmt: skip
 
 
-def test_a_third_of_a_family_with_one_parameter_is_left():
+def test_a_third_of_a_family_with_one_parameter_remains():
     items = cases([300])
     assert 80 <= 300 - len(left_out(items)) <= 120
     assert len(left_out(cases([1]))) == len(left_out(cases([300], "ir/test_other.py::test"))) == 0
@@ -49,7 +49,7 @@ def test_a_third_of_a_family_with_one_parameter_is_left():
 
 
 @pytest.mark.parametrize("sizes", [(20, 15), (2, 3), (40, 2), (3, 4, 5)])
-def test_an_eighth_of_a_product_is_left_with_every_value(sizes):
+def test_an_eighth_of_a_parameter_product_remains_with_every_value(sizes):
     items = cases(sizes)
     out = left_out(items)
     kept = [i.callspec.params for i in items if i not in out]
@@ -64,7 +64,7 @@ def test_names_of_one_decorator_are_one_parameter():
     assert 80 <= 300 - len(left_out(items)) <= 120
 
 
-def test_slow_cases_stand_for_no_value():
+def test_slow_cases_do_not_count_as_a_value():
     items = cases([4, 5])
     slow = cases([2, 5], slow=True)
     assert not set(map(id, slow)) & set(map(id, left_out([*slow, *items])))

@@ -85,7 +85,7 @@ def test_a_mounted_application_loads_for_its_first_requests(tiny_folder):
         assert found["outputs"][0]["data"] == [2, 4, 6, 8]
 
 
-def test_a_bundle_that_cannot_be_loaded(tmp_path):
+def test_an_unloadable_bundle_responds_503(tmp_path):
     (tmp_path / "bad.vmfb").write_bytes(b"no bundle")
     app = aotc.asgi(tmp_path / "bad.vmfb")
 
@@ -136,7 +136,7 @@ def test_an_application_restarts_in_another_event_loop(tiny_folder):
         assert asyncio.run(ask(app, "POST", "/v2/models/tiny/infer", {"inputs": ROWS}))[0] == 200
 
 
-def test_settings_are_checked(tmp_path):
+def test_invalid_asgi_settings_are_refused(tmp_path):
     with pytest.raises(aotc.ArgumentError, match="max_batch="):
         aotc.asgi(tmp_path, max_bach=2)
     with pytest.raises(aotc.CallError, match="nothing to serve"):

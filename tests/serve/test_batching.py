@@ -132,7 +132,7 @@ def test_an_invalid_request_does_not_fail_its_batch(server):
     assert "FP32 [1, 15]" in found[1][1]
 
 
-def test_more_rows_than_a_batch_has_and_none_run_alone(server):
+def test_requests_without_rows_or_with_too_many_are_not_batched(server):
     before = batches(server, "rows")
     assert "0" in ask(server, "rows", np.ones((0, 16), "f4"))[1]  # JAX's dims are 1 at least
     for count in (8, 20):
@@ -141,7 +141,7 @@ def test_more_rows_than_a_batch_has_and_none_run_alone(server):
     assert batches(server, "rows") == before
 
 
-def test_a_batch_is_filled_up_to_a_size_with_code_of_its_own(server, monkeypatch):
+def test_a_batch_is_padded_to_a_specialized_size(server, monkeypatch):
     made = function(server, "rows").batcher
     assert made._sizes == [4]
     seen = []
@@ -156,7 +156,7 @@ def test_a_batch_is_filled_up_to_a_size_with_code_of_its_own(server, monkeypatch
     assert (status, result.shape, seen) == (200, (3, 8), [4])
 
 
-def test_a_request_that_leaves_a_batch_does_not_end_it(folder):
+def test_a_timed_out_request_does_not_end_its_batch(folder):
     with running(folder, max_batch=8, max_delay=0.3) as server:
         good = np.ones((1, 16), "f4")
         calls = [lambda: ask(server, "rows", good), lambda: ask(server, "rows", good, parameters={"timeout": 20_000})]
@@ -202,11 +202,11 @@ def dims(*lists):
         ([], dims(["b"]), ""),
     ],
 )
-def test_rows_are_the_first_dim_of_all_and_no_other(arguments, results, symbol):
+def test_the_batch_dim_is_the_first_dim_of_all_arrays(arguments, results, symbol):
     assert batch_dim_symbol(arguments, results) == symbol
 
 
-def test_a_model_that_takes_no_random_numbers_is_not_batched():
+def test_a_model_that_refuses_random_inputs_is_not_batched():
     class Refuses:
         def invoke(self, *args, **kwargs):
             raise aotc.CallError("m", "no such number")

@@ -51,7 +51,7 @@ def test_curl_sends_large_binary_tensors(server, way):
     np.testing.assert_array_equal(np.frombuffer(body[-x.nbytes :], "f4"), x * 6)
 
 
-def test_a_body_that_is_too_long_is_not_sent(server):
+def test_a_body_beyond_the_limit_is_refused_before_it_is_sent(server):
     status, body = curl(server, "/v2/models/tiny/infer", "--data-binary", "@-", data=bytes(9 << 20))
     assert (status, "too long" in json.loads(body)["error"]) == (413, True)
 

@@ -85,7 +85,7 @@ def ask(server, name="sums", **parameters):
     return status, [json.loads(event.removeprefix("data: ")) for event in text.strip().split("\n\n")]
 
 
-def test_tokens_come_one_by_one(server):
+def test_tokens_are_streamed_one_by_one(server):
     status, events = ask(server, tokens=[5, 6], max_tokens=5)
     assert status == 200
     assert [e["token"] for e in events[:-1]] == sums([5, 6], 5)
@@ -98,7 +98,7 @@ def test_tokens_come_one_by_one(server):
     assert events == [{"index": 0, "token": 3}, {"done": "length", "tokens": 1}]
 
 
-def test_the_same_seed_draws_the_same(server):
+def test_equal_seeds_generate_equal_tokens(server):
     drawn = [ask(server, tokens=[5], max_tokens=8, temperature=5.0, seed=s)[1] for s in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     _, events = ask(server, tokens=[5], max_tokens=4, temperature=9.0, top_k=1)
@@ -128,7 +128,7 @@ def test_invalid_generation_parameters_are_refused(server, name, parameters, wor
     assert words in text
 
 
-def test_a_model_that_does_not_generate(tmp_path):
+def test_generation_with_another_model_is_refused(tmp_path):
     (tmp_path / "m.vmfb").write_bytes(aotc.compile(lambda x: x + 1, np.zeros(3, "f4")))
     with running(tmp_path) as server:
         status, text = ask(server, "m", tokens=[1])
@@ -177,7 +177,7 @@ def test_a_client_that_reads_nothing_is_disconnected(server):
     assert 'protocol="generate",status="504"' in engine.metrics.text().decode()
 
 
-def test_an_error_on_the_way_is_an_event(server):
+def test_an_error_during_generation_is_an_event(server):
     model = server.engine.repository.models["sums"][1]
     submit, calls = model.module.submit, []
 
@@ -196,7 +196,7 @@ def test_an_error_on_the_way_is_an_event(server):
     assert calls == ["prefill", "decode", "decode"]
 
 
-def test_a_deadline_of_all_tokens(server):
+def test_a_timeout_covers_all_tokens(server):
     """It ends the stream with an error, and an answer of all tokens with the status of one."""
     _, events = ask(server, tokens=[1], max_tokens=1 << 20, timeout=200_000)
     assert len(events) > 2
@@ -205,7 +205,7 @@ def test_a_deadline_of_all_tokens(server):
     assert (status, "0.1 s" in document["error"]) == (504, True)
 
 
-def test_all_tokens_at_once(server):
+def test_generate_returns_all_tokens_at_once(server):
     status, document = server.json("/v2/models/sums/generate", {"tokens": [5, 6], "max_tokens": 5})
     assert (status, document) == (200, {"tokens": sums([5, 6], 5), "done": "length"})
     assert server.json("/v2/models/sums") == (
@@ -221,7 +221,7 @@ def test_all_tokens_at_once(server):
     assert (status, "generate_stream" in document["error"]) == (404, True)
 
 
-def test_next_token_of_logits():
+def test_next_token_is_greedy_or_sampled():
     greedy = Sampling()
     assert next_token(np.array([[3, 9]], "i4"), greedy) == 9
     assert next_token(np.array([[[0, 5, 1], [7, 0, 0]]], "f4"), greedy) == 0
@@ -238,7 +238,7 @@ def test_next_token_of_logits():
     assert seeded.sampling.random.random() == np.random.default_rng(3).random()
 
 
-def test_two_streams_at_a_time(server):
+def test_two_streams_generate_concurrently(server):
     """Each has a state of its own."""
     data = [json.dumps({"tokens": [n], "max_tokens": 30}).encode() for n in (3, 4)]
     connections = []

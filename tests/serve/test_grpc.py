@@ -74,7 +74,7 @@ def inputs_of(*arrays):
     return found
 
 
-def test_tritonclient_works(client):
+def test_tritonclient_works_over_grpc(client):
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("tiny", "1")
@@ -105,7 +105,7 @@ def message(*rows, **more):
 GOOD = [("x", "FP32", [4], X.tolist()), ("y", "FP32", [4], Y.tolist())]
 
 
-def test_numbers_are_answered_with_numbers(stub):
+def test_typed_contents_are_returned_for_typed_contents(stub):
     answer = stub.ModelInfer(message(*GOOD))
     assert list(answer.outputs[0].contents.fp32_contents) == [10, 11, 12, 13]
     assert not answer.raw_output_contents
@@ -147,7 +147,7 @@ def test_requests_are_counted_by_their_protocol(server, client):
     assert 'aotc_requests_total{model="tiny",protocol="grpc",status="200"}' in text
 
 
-def test_questions_about_unknown_models_are_counted(server, client):
+def test_requests_for_unknown_models_are_counted(server, client):
     before = server.engine.metrics.unknown.get("teeny", 0)
     for question in (client.get_model_metadata, client.get_model_config):
         with pytest.raises(client_of.InferenceServerException, match="no such model"):
@@ -155,7 +155,7 @@ def test_questions_about_unknown_models_are_counted(server, client):
     assert server.engine.metrics.unknown["teeny"] == before + 2
 
 
-def test_a_token_and_a_tiny_folder_that_nobody_changes(tiny_folder):
+def test_grpc_requires_the_token_and_refuses_unload_without_model_control(tiny_folder):
     shown = {"authorization": "Bearer secret"}
     with (
         running(tiny_folder, grpc_port=0, token="secret") as server,
@@ -188,7 +188,7 @@ def test_grpc_health_checks_answer(tiny_folder, tmp_path):
         assert ask(server, b"") == b"\x08\x02"
 
 
-def test_both_protocols_at_a_time_end_in_time(tiny_folder):
+def test_both_protocols_shut_down_in_time(tiny_folder):
     began = time.monotonic()
     with running(tiny_folder, grpc_port=0) as server:
         assert server.json("/v2/health/live")[0] == 200

@@ -87,7 +87,7 @@ def test_results_are_in_the_order_of_requests(answers):
         np.testing.assert_array_equal(result.as_numpy("output0"), X + n + Y)
 
 
-def test_an_answer_for_each_token(answers):
+def test_a_stream_has_a_response_for_each_token(answers):
     about = answers.client.get_model_metadata("texts")
     assert [row.name for row in about.inputs] == ["tokens", "stop"]
     assert [row.name for row in about.outputs] == ["token", "index"]
@@ -135,7 +135,7 @@ def test_a_sequence_continues_over_requests(answers):
         ("texts", vectors(X), {}, "tokens are integers"),
     ],
 )
-def test_an_error_is_an_answer_and_the_stream_goes_on(answers, model, inputs, more, words):
+def test_an_error_is_a_response_and_the_stream_continues(answers, model, inputs, more, words):
     answers.client.async_stream_infer(model, inputs, **more)
     result, error = answers.next()
     assert result is None
@@ -172,7 +172,7 @@ def message(id_):
     return made
 
 
-def test_the_queue_bounds_a_stream_too(two_models):
+def test_the_queue_limit_applies_to_streams(two_models):
     """A stream that sends as fast as it can is read as it is answered; the bytes that wait are the client's."""
     with (
         running(two_models, grpc_port=0, queue=4) as server,

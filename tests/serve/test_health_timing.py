@@ -57,12 +57,12 @@ def timed(seconds, loops):
     return found[0]
 
 
-def test_a_busy_core_is_no_stall():
+def test_a_busy_core_is_not_a_stall():
     health = timed(0.02, 8)
     assert health.whole > 0.04
     assert health.stall < HEALTH_SECONDS
 
 
 @pytest.mark.parametrize("loops", [0, 3])
-def test_a_stall_is_found(loops):
+def test_a_stalled_event_loop_is_found(loops):
     assert timed(1.5 * HEALTH_SECONDS, loops).stall > HEALTH_SECONDS

@@ -88,7 +88,7 @@ def code_of(call):
     return failed.value.code().name
 
 
-def test_a_message_that_cannot_be_decoded_ends_no_stream(channel, stub):
+def test_an_undecodable_message_does_not_end_a_stream(channel, stub):
     """Its answer comes in the order of the requests; alone it is an error of its own."""
     parts = [message("1").SerializeToString(), b"\xff\xff\xff", b"\x0a\xff", message("2").SerializeToString()]
     stream = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")
@@ -102,7 +102,7 @@ def test_a_message_that_cannot_be_decoded_ends_no_stream(channel, stub):
     assert good(stub)
 
 
-def test_a_call_whose_message_never_comes_ends(channel, stub):
+def test_a_call_without_a_message_times_out(channel, stub):
     held = [unfinished(channel, f"{SERVICE}/{path}", 1) for path in ("ModelInfer", "ModelMetadata", "ServerLive")]
     began = time.monotonic()
     assert [code_of(call) for _, (call,) in held] == ["DEADLINE_EXCEEDED"] * 3
@@ -112,7 +112,7 @@ def test_a_call_whose_message_never_comes_ends(channel, stub):
     assert good(stub)
 
 
-def test_health_is_answered_whatever_others_hold(server, channel, stub):
+def test_health_responds_while_all_calls_and_streams_are_in_use(server, channel, stub):
     """More calls and streams than there may be, and more questions of health that never end."""
     health = channel.unary_unary("/grpc.health.v1.Health/Check")
     held = [
@@ -138,7 +138,7 @@ def test_health_is_answered_whatever_others_hold(server, channel, stub):
 
 
 @pytest.mark.parametrize("raw", [True, False])
-def test_large_messages_stall_nothing(server, stub, raw):
+def test_large_messages_do_not_stall_the_server(server, stub, raw):
     """As bytes, and as numbers: these are read and written by another process."""
     x = np.arange(4 * MIB if raw else MIB, dtype="f4")
     request, found = vector(server, x, raw), []
@@ -157,7 +157,7 @@ def test_numbers_beyond_the_limit_are_refused(server, stub):
 
 
 @pytest.mark.parametrize("field", [b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x22\x00"])
-def test_millions_of_empty_fields_stall_nothing(server, channel, stub, field):
+def test_millions_of_empty_fields_do_not_stall_the_server(server, channel, stub, field):
     """Two bytes each: inputs, outputs, raw inputs, parameters."""
     data = message().SerializeToString() + field * (6 * MIB)
     call = channel.unary_unary(f"{SERVICE}/ModelInfer")
@@ -190,7 +190,7 @@ def test_requests_of_all_protocols_have_one_budget(server, stub):
     assert good(stub)
 
 
-def test_an_endless_model_starves_no_other(server, stub):
+def test_an_endless_model_does_not_starve_others(server, stub):
     endless = service_pb2.ModelInferRequest(model_name="spin")
     endless.inputs.add(name=server.n, shape=[], datatype="INT32").contents.int_contents.append(1 << 30)
     calls = [stub.ModelInfer.future(endless, timeout=20) for _ in range(12)]
@@ -261,7 +261,7 @@ class SilentClient:
 
 
 @pytest.mark.parametrize("path", ["ModelInfer", pytest.param("ModelStreamInfer", marks=pytest.mark.slow)])
-def test_clients_that_never_read_are_left(server, stub, path):
+def test_clients_that_never_read_are_disconnected(server, stub, path):
     """Small requests for large answers."""
     made = service_pb2.ModelInferRequest(model_name="tiny.upto", raw_input_contents=[np.int64(MIB // 4).tobytes()])
     made.inputs.add(name="n", shape=[], datatype="INT64")
@@ -278,7 +278,7 @@ def test_clients_that_never_read_are_left(server, stub, path):
         client.socket.close()
 
 
-def test_a_message_is_as_long_as_it_was_before_its_compression(server, stub):
+def test_the_length_limit_applies_to_decompressed_messages(server, stub):
     """30 MiB in 30 kB: the library stops at the limit. The log has no traceback, whoever ends the call first."""
     data = gzip.compress(message(raw_input_contents=[bytes(30 * MIB)]).SerializeToString())
     before, client = server.memory(), SilentClient(server.grpc_port, f"{SERVICE}/ModelInfer")
@@ -344,7 +344,7 @@ class HalfSender(SilentClient):
 
 
 @pytest.mark.parametrize("path", ["ModelInfer", "ModelStreamInfer", "ModelMetadata"])
-def test_messages_that_are_half_sent_have_a_limit_together(server, channel, stub, path):
+def test_half_sent_messages_share_a_memory_limit(server, channel, stub, path):
     """Each client announces 24 MiB and sends 16: 39 of them would take 624 MiB. Some are ended, others are answered."""
     before, most = server.memory(), []
     clients = [HalfSender(server.grpc_port, f"{SERVICE}/{path}") for _ in range(39)]
@@ -368,7 +368,7 @@ def test_messages_that_are_half_sent_have_a_limit_together(server, channel, stub
 
 
 @pytest.mark.parametrize("field", [("x", "\xe4"), ("authorization", "\xff"), ("grpc-timeout", "-1S"), ("x-bin", "!")])
-def test_metadata_that_is_no_text_leaves_no_traceback(server, stub, field):
+def test_metadata_that_is_not_text_leaves_no_traceback(server, stub, field):
     client = SilentClient(server.grpc_port, f"{SERVICE}/ModelInfer")
     name, value = field[0].encode(), field[1].encode("latin-1")
     client.send_with(b"\x00" + bytes((len(name),)) + name + bytes((len(value),)) + value, message().SerializeToString())

@@ -114,14 +114,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_an_odd_request_is_answered_in_time(server, case):
+def test_unusual_requests_get_a_timely_response(server, case):
     data, expected = OTHERS[case]
     found = []
     assert_no_stall(server, lambda: found.append(server.say(data)[0]))
     assert set(found) == {expected}
 
 
-def test_requests_that_come_at_once_are_answered_in_order(server):
+def test_pipelined_requests_are_answered_in_order(server):
     first = head("POST", INFER, LENGTH, last="X: 1") + BODY
     status, _, data = server.say(first + head("GET", "/v2/health/live", last="X: 2") + head("GET", "/v2/models/tiny"))
     assert status == 200
@@ -130,7 +130,7 @@ def test_requests_that_come_at_once_are_answered_in_order(server):
     assert places == sorted(places)
 
 
-def test_the_log_has_no_line_of_such_a_request(server):
+def test_malformed_requests_are_not_logged(server):
     """Else a client could fill the disk."""
     before = server.log()
     for data in (NOT_HTTP["TLS"], OTHERS["a web socket"][0], OTHERS["up"][0]):
@@ -155,7 +155,7 @@ WISHES = {
 
 
 @pytest.mark.parametrize("case", WISHES)
-def test_odd_generation_parameters_are_refused(server, case):
+def test_invalid_generation_parameters_are_refused_in_time(server, case):
     parameters, expected = WISHES[case]
     body, found = {"tokens": [1, 2], "max_tokens": 2, **parameters}, []
     assert_no_stall(server, lambda: found.append(server.json(GENERATE, json.dumps(body).encode())))
@@ -163,7 +163,7 @@ def test_odd_generation_parameters_are_refused(server, case):
     assert "Warning" not in server.log()
 
 
-def test_small_parts_of_a_body_take_their_bytes_of_memory(server):
+def test_small_chunks_of_a_body_take_only_their_bytes(server):
     """An object of Python for each part would take many times as much."""
     before = server.memory()
     with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
@@ -177,7 +177,7 @@ def test_small_parts_of_a_body_take_their_bytes_of_memory(server):
             assert answer(connection)[0] == 408
 
 
-def test_readers_of_events_that_do_not_read(server):
+def test_clients_that_do_not_read_events_are_disconnected(server):
     """Tokens go no further than the buffers of the connection; the stream ends when its time is over."""
     parameters = json.dumps({"tokens": [1, 2], "max_tokens": 1 << 20}).encode()
     before, data = (
@@ -199,7 +199,7 @@ def test_readers_of_events_that_do_not_read(server):
     assert until(lambda: server.figure("aotc_in_flight") == 0)
 
 
-def test_models_that_many_load_and_unload_at_once(server):
+def test_concurrent_loads_and_unloads_are_consistent(server):
     """Each is there or not; requests meanwhile are answered or told so, and no version leaks."""
     statuses = []
 

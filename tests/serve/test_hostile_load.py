@@ -77,7 +77,7 @@ DOCUMENTS = {
 
 @pytest.mark.parametrize("kind", ["numbers", pytest.param("lists", marks=pytest.mark.slow),
                                   "objects", pytest.param("keys", marks=pytest.mark.slow)])  # fmt: skip
-def test_a_large_document_stalls_nothing(server, kind):
+def test_a_large_document_does_not_stall_the_server(server, kind):
     body = DOCUMENTS[kind](8 * MIB)
     before = server.memory()
 
@@ -97,7 +97,7 @@ def test_a_document_beyond_the_limit_is_refused(server):
     assert "--max-json-mb" in document["error"]
 
 
-def test_large_numbers_are_answered_as_small_ones_are(server):
+def test_large_documents_get_the_results_of_small_ones(server):
     """Read and written by another process: the same answer, and nothing waits."""
     x = np.arange(300_000, dtype="f4")
     body = json.dumps({"inputs": [{"name": server.x, "shape": [x.size], "datatype": "FP32", "data": x.tolist()}]})
@@ -115,7 +115,7 @@ def binary(server, x, **more):
     return document + x.tobytes(), {"Inference-Header-Content-Length": len(document)}
 
 
-def test_a_large_answer_in_binary_stalls_nothing(server):
+def test_a_large_binary_response_does_not_stall_the_server(server):
     x = np.arange(4 * MIB, dtype="f4")
     body, headers = binary(server, x, parameters={"binary_data_output": True})
     found = []
@@ -135,7 +135,7 @@ def test_results_too_large_for_json_are_refused(server):
 # ---------------------------------------------------------------- connections
 
 
-def test_a_request_that_never_ends_is_closed(server):
+def test_an_endless_request_is_closed(server):
     """One that has not begun; in its head; in its body, of a known length and in chunks."""
     begun = (b"", b"POST /v2", head(9)[:-2], head(9) + b"{", CHUNKED + b"5\r\n{")
     with contextlib.ExitStack() as stack:
@@ -157,7 +157,7 @@ def test_a_connection_without_a_request_is_closed(server):
 
 @pytest.mark.parametrize("count", [16, pytest.param(128, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("form", [b"X: ", b"", b"\r\n"])
-def test_a_head_without_end_is_refused(server, form, count):
+def test_an_endless_head_is_refused(server, form, count):
     """One field, many fields, or empty lines before the request."""
 
     def attack():
@@ -175,14 +175,14 @@ def test_a_head_without_end_is_refused(server, form, count):
     assert good(server)
 
 
-def test_a_long_head_has_a_reason(server):
+def test_a_long_head_is_refused_with_a_reason(server):
     status, document = server.json("/v2/health/live", headers={"X": "a" * 40_000})
     assert status == 431
     assert "--max-head-kb" in document["error"]
     assert server.json("/v2/health/live", headers={"X": "a" * 30_000})[0] == 200
 
 
-def test_fields_after_a_body_are_not_kept(server):
+def test_endless_trailers_are_refused(server):
     """Trailers without end."""
     with connections(server, 1, CHUNKED + b"2\r\n{}\r\n0\r\n") as (connection,):
         with contextlib.suppress(ConnectionError):
@@ -198,7 +198,7 @@ def test_many_requests_in_one_read_are_refused(server):
     assert good(server)
 
 
-def test_health_is_answered_whatever_others_hold(server):
+def test_health_responds_while_all_connections_are_in_use(server):
     """More connections than there may be, none of which is idle: health is answered, others are told why not."""
 
     def attack():
@@ -211,7 +211,7 @@ def test_health_is_answered_whatever_others_hold(server):
     assert until(lambda: good(server))
 
 
-def test_idle_connections_make_room(server):
+def test_idle_connections_are_closed_for_new_ones(server):
     ask = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with connections(server, 60, ask) as found:
         assert found[-1].recv(1 << 12).startswith(b"HTTP/1.1 200")
@@ -222,7 +222,7 @@ def test_idle_connections_make_room(server):
 # ---------------------------------------------------------------- memory
 
 
-def test_bodies_that_wait_have_one_budget(server):
+def test_waiting_bodies_share_a_memory_limit(server):
     """30 clients that send 8 MB of a longer body: 64 MiB are kept, the others are refused, a small request is not."""
     before = server.memory()
     part = head(9 * MIB) + bytes(8 * MIB)
@@ -245,7 +245,7 @@ def test_bodies_that_wait_have_one_budget(server):
     assert until(lambda: server.figure("aotc_in_flight") == 0)
 
 
-def test_clients_that_never_read_are_left(server):
+def test_clients_that_never_read_are_disconnected(server):
     x = np.ones(2 * MIB, "f4")
     body, headers = binary(server, x, parameters={"binary_data_output": True})
     lines = "".join(f"{key}: {value}\r\n" for key, value in headers.items())
@@ -269,7 +269,7 @@ def leave_unread(server, data, before):
         assert until(lambda: server.memory() - before < 80 * MIB)
 
 
-def test_a_client_that_resets_its_connection_leaves_nothing(server):
+def test_a_reset_connection_leaves_no_request(server):
     for data in (b"", head(9) + b"{", head(0)):
         with connections(server, 8, data) as found:
             for connection in found:
@@ -281,7 +281,7 @@ def test_a_client_that_resets_its_connection_leaves_nothing(server):
 # ---------------------------------------------------------------- models that take all
 
 
-def test_an_endless_model_starves_no_other(server):
+def test_an_endless_model_does_not_starve_others(server):
     """As many requests as there are threads, and more."""
     row = {"name": server.n, "shape": [], "datatype": "INT32", "data": [1 << 30]}
     data = json.dumps({"inputs": [row], "parameters": {"timeout": 8_000_000}}).encode()
@@ -294,7 +294,7 @@ def test_an_endless_model_starves_no_other(server):
     assert until(lambda: server.figure("aotc_in_flight") == 0)
 
 
-def test_a_reader_of_an_answer_gets_all_of_it(server):
+def test_a_slow_reader_gets_the_whole_response(server):
     """However slowly it reads, if it reads."""
     x = np.arange(MIB, dtype="f4")
     body, headers = binary(server, x, parameters={"binary_data_output": True})

@@ -90,7 +90,7 @@ def files(server):
 
 
 @pytest.mark.parametrize("data", [b"", HELLO], ids=["nothing", "half"])
-def test_handshakes_that_never_end(server, data):
+def test_endless_handshakes_are_closed(server, data):
     """At most 64 are under way; each ends in time, and others are answered."""
     live(server)
     before, memory = files(server), server.memory()
@@ -114,7 +114,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
-def test_garbage_ends_its_connection(server, kind):
+def test_invalid_tls_records_end_their_connection(server, kind):
     with connections(server.port, 8, GARBAGE[kind]) as found:
         assert all(map(closed, found))
     with connections(server.grpc_port, 8, GARBAGE[kind]) as found:
@@ -124,7 +124,7 @@ def test_garbage_ends_its_connection(server, kind):
 
 
 @pytest.mark.parametrize("data", [b"", HELLO], ids=["nothing", "half"])
-def test_handshakes_of_grpc_that_never_end(server, data):
+def test_endless_grpc_handshakes_are_closed(server, data):
     """The connections of gRPC have a limit too, above which new ones are closed; then others are answered again."""
     before = files(server)
     with connections(server.grpc_port, 200, data) as found:

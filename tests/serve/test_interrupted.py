@@ -32,7 +32,7 @@ def good(port):
 
 
 @pytest.mark.parametrize("option", ["--port", "--grpc-port"])
-def test_two_servers_on_one_port(tiny_folder, option):
+def test_a_second_server_on_a_port_is_an_error(tiny_folder, option):
     """The second one says so and ends; the first one goes on."""
     taken, rest = free_port(), "--port=0" if option == "--grpc-port" else "--grpc-port=0"
     with ServeProcess(tiny_folder, f"{option}={taken}", rest) as first:
@@ -46,7 +46,7 @@ def test_two_servers_on_one_port(tiny_folder, option):
         assert good(port)
 
 
-def test_two_servers_of_one_folder(tmp_path):
+def test_two_servers_may_serve_one_folder(tmp_path):
     """Both take a new bundle, and one that ends is no matter to the other."""
     (tmp_path / "tiny.vmfb").write_bytes(tiny.bundle())
     options = ("--port=0", "--poll=0.05")
@@ -86,7 +86,7 @@ def listens(pid, port):
         return any(row.split()[1].endswith(f":{port:04X}") and row.split()[3] == "0A" for row in list(rows)[1:])
 
 
-def test_a_bundle_that_never_loads_blocks_no_other(tmp_path, monkeypatch):
+def test_a_bundle_that_never_loads_does_not_block_others(tmp_path, monkeypatch):
     """Requests are answered meanwhile, and the end does not wait for it. What is not a file is not looked at."""
     (tmp_path / "tiny.vmfb").write_bytes(tiny.bundle())
     os.mkfifo(tmp_path / "pipe.vmfb")
@@ -138,7 +138,7 @@ def metrics(port):
     return Running(None, port, None).ask("/metrics")[2].decode()
 
 
-def test_a_full_disk_for_the_log(tiny_folder):
+def test_a_full_disk_for_the_log_does_not_end_the_server(tiny_folder):
     port = free_port()
     with (
         open("/dev/full", "w") as full,
@@ -151,7 +151,7 @@ def test_a_full_disk_for_the_log(tiny_folder):
         assert process.rest()[0] == 0
 
 
-def test_a_full_disk_for_traces(tiny_folder, monkeypatch, capsys):
+def test_a_full_disk_for_traces_does_not_end_the_server(tiny_folder, monkeypatch, capsys):
     """The request is answered; the log says what is lost, once."""
     trace = pytest.importorskip("opentelemetry.trace")
 
@@ -224,7 +224,7 @@ def test_models_are_served_while_their_folder_is_missing(tmp_path):
         assert good(server.port)
 
 
-def test_a_bundle_that_breaks_the_loader_ends_no_watching(tmp_path, monkeypatch):
+def test_a_bundle_that_breaks_the_loader_does_not_end_the_watcher(tmp_path, monkeypatch):
     """Whatever is raised is a reason, is said once, and the next one is loaded."""
     (tmp_path / "tiny.vmfb").write_bytes(tiny.bundle())
     with running(tmp_path, poll=0.02) as server:
@@ -259,7 +259,7 @@ def test_a_load_without_memory_is_retried(tmp_path, monkeypatch):
         assert good(server.port)
 
 
-def test_weights_are_updated_in_a_folder_that_is_served(tmp_path):
+def test_weights_of_a_served_folder_can_be_updated(tmp_path):
     """``aotc update-weights`` in place, while it is asked: each answer is of the old weights or of the new ones."""
     path, weights = tmp_path / "models" / "m.vmfb", tmp_path / "w.safetensors"
     path.parent.mkdir()

@@ -221,7 +221,7 @@ def test_shared_memory_is_refused(client):
     assert client.refuses_shared_memory()
 
 
-def test_answers_of_a_stream_end_with_an_empty_one_or_a_last_one(server):
+def test_a_stream_marks_its_final_response(server):
     """How a load generator knows that a model that answers more than once has answered."""
     request = service_pb2.ModelInferRequest(model_name="texts", id="7")
     request.inputs.add(name="tokens", shape=[2], datatype="INT64")

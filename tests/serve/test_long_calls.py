@@ -64,7 +64,7 @@ def test_a_call_ends_when_its_client_leaves(server):
     assert server.json("/v2/models/spin/infer", body(server, 3))[0] == 200
 
 
-def test_a_server_that_ends_finishes_what_is_under_way(bundle):
+def test_shutdown_finishes_running_requests(bundle):
     with running(bundle) as server:
         server.name = server.json("/v2/models/spin")[1]["inputs"][0]["name"]
         answers = []

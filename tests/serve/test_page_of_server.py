@@ -53,7 +53,7 @@ def test_the_state_for_the_page_is_complete(folder):
 
 
 @pytest.mark.ir
-def test_nothing_but_its_own_script_runs_on_the_page(folder):
+def test_the_page_allows_only_its_own_script(folder):
     with running(folder, token="secret") as server:
         status, headers, body = server.ask("/")
         assert (status, body.decode()) == (200, PAGE)
@@ -167,7 +167,7 @@ def test_the_page_has_no_overflow_and_enough_contrast(tmp_path, count, width, da
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_the_page_in_a_browser(folder, tmp_path):
+def test_the_page_works_in_a_browser(folder, tmp_path):
     with running(folder, max_batch=4) as server:
         ask(server, 60)
         text = browse("--dump-dom", f"http://{server.address}/").stdout

@@ -75,7 +75,7 @@ def replicas():
     return application.deployments["aotc"].replica_states.get("RUNNING", 0)
 
 
-def test_a_machine_that_dies_under_load_loses_no_request(cluster, tiny_folder):
+def test_a_failed_machine_loses_no_request(cluster, tiny_folder):
     made, nodes = cluster
     settings = Settings(tiny_folder, threads=1)
     options = {"num_replicas": 2, "health_check_period_s": 1, "health_check_timeout_s": 5}
@@ -107,7 +107,7 @@ def test_a_machine_that_dies_under_load_loses_no_request(cluster, tiny_folder):
     assert until(lambda: replicas() == 2)
 
 
-def test_replicas_come_with_the_load_and_go_without_it(cluster, tiny_folder):
+def test_replicas_scale_with_the_load(cluster, tiny_folder):
     """By the options of Ray's autoscaling; a file is in the memory of all replicas once."""
     scaling = {
         "min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1, "metrics_interval_s": 0.5,
@@ -154,7 +154,7 @@ def mapping(path):
     return found
 
 
-def test_replicas_by_the_kind_of_code(cluster, tmp_path):
+def test_replicas_request_resources_by_target(cluster, tmp_path):
     """One on a machine with a GPU, which Ray is told that it has, and one on another; each says what it cannot load."""
     made, _ = cluster
     manifest, segments = tiny.parts()
@@ -182,6 +182,6 @@ def test_replicas_by_the_kind_of_code(cluster, tmp_path):
         assert json.load(answer)["name"] == "tiny"
 
 
-def test_a_replica_with_a_gpu_asks_for_one(tiny_folder):
+def test_a_replica_of_a_gpu_bundle_requests_a_gpu(tiny_folder):
     assert actor_options(Settings(tiny_folder)) == {"num_cpus": 1, "num_gpus": 0}
     assert actor_options(Settings(tiny_folder, devices="cuda", threads=3)) == {"num_cpus": 3, "num_gpus": 1}

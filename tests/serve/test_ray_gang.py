@@ -59,7 +59,7 @@ def check(found):
         np.testing.assert_allclose(array, expected, 1e-4, 1e-4)
 
 
-def test_ranks_of_two_hosts_are_packed_and_start_again(cluster):
+def test_ranks_of_two_hosts_are_packed_and_restart(cluster):
     with RayGang(BUNDLE, hosts=2, timeout=120) as gang:
         assert gang.strategy == "PACK"
         check(gang.invoke("main", *arguments()))
@@ -74,12 +74,12 @@ def test_ranks_of_two_hosts_are_packed_and_start_again(cluster):
         assert gang.starts == 2
 
 
-def test_one_host_without_room_is_an_error(cluster):
+def test_one_host_without_enough_cpus_is_an_error(cluster):
     with pytest.raises(aotc.CallError, match="no room for 4 ranks"):
         RayGang(BUNDLE, hosts=1, timeout=3)
 
 
-def test_ranks_of_one_host_share_it(cluster):
+def test_ranks_of_one_host_are_placed_together(cluster):
     node = cluster.add_node(num_cpus=4)
     with RayGang(BUNDLE, timeout=120) as gang:
         check(gang.invoke("main", *arguments()))
@@ -88,6 +88,6 @@ def test_ranks_of_one_host_share_it(cluster):
         assert set(row["bundles_to_node_id"].values()) == {node.node_id}
 
 
-def test_wrong_numbers_of_hosts(cluster):
+def test_ranks_not_divisible_by_hosts_are_refused(cluster):
     with pytest.raises(aotc.ArgumentValueError, match="4 ranks are not divided equally"):
         RayGang(BUNDLE, hosts=3)

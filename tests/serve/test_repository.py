@@ -45,7 +45,7 @@ def states(server):
     return {(row["name"], row.get("version", "")): (row["state"], row["reason"]) for row in rows}
 
 
-def test_versions_come_and_go(tmp_path):
+def test_versions_are_loaded_and_unloaded_with_their_files(tmp_path):
     put(tmp_path / "one.vmfb", scaled(1))
     put(tmp_path / "many" / "2" / "model.vmfb", scaled(2))
     put(tmp_path / "many" / "10" / "model.vmfb", scaled(10))
@@ -80,7 +80,7 @@ def test_unloadable_files_change_only_the_reported_state(tmp_path):
         assert all(state == ("READY", "") for state in states(server).values())
 
 
-def test_a_link_leads_nowhere_out_of_the_folder(tmp_path):
+def test_a_link_out_of_the_folder_is_refused(tmp_path):
     outside, folder = tmp_path / "outside", tmp_path / "folder"
     put(outside / "secret.vmfb", scaled(1))
     put(outside / "3" / "model.vmfb", scaled(1))
@@ -106,7 +106,7 @@ def link_to(outside, path):
     os.replace(path.with_suffix(".link"), path)
 
 
-def test_a_link_that_comes_before_the_file_is_opened_is_refused(tmp_path, monkeypatch):
+def test_a_link_created_before_opening_is_refused(tmp_path, monkeypatch):
     """The folder was looked at, and then somebody was quicker than the loader."""
     outside, folder = tmp_path / "outside.vmfb", tmp_path / "folder"
     put(outside, scaled(1))
@@ -127,7 +127,7 @@ def test_a_link_that_comes_before_the_file_is_opened_is_refused(tmp_path, monkey
         assert "replaced while it was opened" in reason
 
 
-def test_a_link_that_comes_while_the_folder_is_looked_at_is_refused(tmp_path, monkeypatch):
+def test_a_link_created_during_the_scan_is_refused(tmp_path, monkeypatch):
     """Its path was resolved, and then a folder of it became a link."""
     outside, folder = tmp_path / "outside", tmp_path / "folder"
     put(outside / "model.vmfb", scaled(1))
@@ -192,7 +192,7 @@ def test_no_request_is_lost_while_a_bundle_is_replaced(tmp_path):
     assert loads >= 5
 
 
-def test_one_bundle_is_replaced_too_and_stays_when_its_file_goes(tmp_path):
+def test_a_single_bundle_is_replaced_and_survives_deletion(tmp_path):
     path = tmp_path / "one.vmfb"
     put(path, scaled(1))
     with running(path, poll=0.02) as server:

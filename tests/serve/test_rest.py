@@ -54,7 +54,7 @@ def test_server_metadata_is_complete(server):
     )  # fmt: skip
 
 
-def test_results_in_json_and_in_binary(server):
+def test_results_are_returned_in_json_and_binary(server):
     status, document = server.json("/v2/models/tiny/infer", {**BODY, "id": "a"})
     assert status == 200
     expected = {"name": "output0", "datatype": "FP32", "shape": [4], "data": [10, 11, 12, 13]}
@@ -112,7 +112,7 @@ def test_tritonclient_works_over_http(server):
         ("/v2/repository/index", b" " * 70_000, 413, ["too long", "at most 65536"]),
     ],
 )  # fmt: skip
-def test_an_error_says_what_was_found_and_expected(server, path, body, status, words):
+def test_an_error_states_found_and_expected(server, path, body, status, words):
     found, headers, data = server.ask(path, body)
     text = json.loads(data)["error"]
     assert found == status
@@ -148,7 +148,7 @@ def test_an_internal_error_has_the_form_of_a_request_error(server, monkeypatch):
     assert "secret" not in document["error"]
 
 
-def test_a_client_that_leaves_while_it_sends_or_waits_leaves_nothing(server):
+def test_a_disconnected_client_leaves_no_request(server):
     for data in (b"POST", b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(data)
@@ -159,7 +159,7 @@ def test_a_client_that_leaves_while_it_sends_or_waits_leaves_nothing(server):
     assert server.engine.in_flight == 0
 
 
-def test_two_requests_one_after_the_other_on_one_connection(server):
+def test_a_connection_is_reused_for_several_requests(server):
     data = json.dumps(BODY).encode()
     head = f"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n".encode()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
@@ -192,12 +192,12 @@ def test_other_machines_need_a_token(bundle, host):
         pass
 
 
-def test_a_port_that_is_taken(bundle, server):
+def test_a_port_in_use_is_an_error(bundle, server):
     with pytest.raises(CallError, match="cannot listen there"), running(bundle, port=server.port):
         pass
 
 
-def test_a_full_server_says_when_to_come_again(bundle):
+def test_a_full_server_returns_retry_after(bundle):
     with running(bundle, queue=1) as server, socket.create_connection(("127.0.0.1", server.port)) as first:
         first.sendall(b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
         end = time.monotonic() + 10

@@ -48,7 +48,7 @@ def test_a_sequence_continues_over_requests(server):
     assert "unknown sequence" in ask(server, 404, tokens=[1], sequence_id="chat")
 
 
-def test_sequence_ids_may_be_numbers_and_0_means_none(server):
+def test_sequence_ids_may_be_numbers_and_0_means_no_sequence(server):
     assert ask(server, tokens=[5], max_tokens=2, sequence_id=7, sequence_start=True) == expected([5], 2)
     assert ask(server, tokens=[1], max_tokens=1, sequence_id=7, sequence_end=True) == expected(
         [5, *expected([5], 2), 1], 1

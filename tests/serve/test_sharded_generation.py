@@ -102,7 +102,7 @@ def asked(tokens, count, **more):
     return {"tokens": tokens, "max_tokens": count, **more}
 
 
-def test_tokens_are_those_of_the_model_on_one_device(folder):
+def test_sharded_generation_matches_one_device(folder):
     compiled().save(folder / "one.vmfb")
     prompts = [[3, 1, 4], [1, 5, 9], [2, 6, 5]]
     with served(folder, "one.vmfb") as server:
@@ -122,7 +122,7 @@ def test_tokens_are_those_of_the_model_on_one_device(folder):
         assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_sequences_have_states_of_their_own(folder):
+def test_sharded_sequences_have_their_own_states(folder):
     """Streams take turns, and one continues in a later request."""
     with served(folder) as server:
         streams = [Stream(server.port, "llm", **asked([n, 1, 4], 8)) for n in range(3)]
@@ -137,7 +137,7 @@ def test_sequences_have_states_of_their_own(folder):
         assert other == by_jax([9, 9, 9], 4)
 
 
-def test_prompts_of_other_lengths(folder):
+def test_longer_prompts_continue_by_decode_and_shorter_ones_are_refused(folder):
     """The sizes of a sharded program are fixed: decode takes the tokens that prefill does not."""
     with served(folder) as server:
         prompt = [3, 1, 4, 1, 5, 9]
@@ -147,7 +147,7 @@ def test_prompts_of_other_lengths(folder):
         assert server.json("/v2/models/llm/generate", asked(prompt, 5))[0] == 200
 
 
-def test_prompts_take_the_largest_size_that_fits(folder):
+def test_prompts_use_the_largest_bucket_that_fits(folder):
     symbolic = jax.export.symbolic_shape("1, n", constraints=["n <= 40", "n >= 2"])
     sharded(prompt=symbolic, specialize={"n": (2, 4)}).save(folder / "llm_sizes.vmfb")
     with served(folder, "llm_sizes.vmfb") as server:
@@ -176,7 +176,7 @@ def test_states_are_freed_with_their_sequences(folder):
         assert [row["state"] for row in sent] == [3, 3]
 
 
-def test_a_lost_rank_loses_the_states(folder):
+def test_a_lost_rank_invalidates_the_states(folder):
     with served(folder) as server:
         module = gang_of(server)
         start = asked([3, 1, 4], 4, sequence_id=7, sequence_start=True)
@@ -208,7 +208,7 @@ def test_a_rank_that_ends_between_requests_is_503(folder):
         assert server.json("/v2/models/llm/generate", asked([3, 1, 4], 4))[1]["tokens"] == by_jax([3, 1, 4], 4)
 
 
-def test_a_state_that_is_cut_in_two_ways_is_refused(folder, tmp_path):
+def test_a_state_with_two_shardings_is_refused(folder, tmp_path):
     sharded({**CACHE, "k": P("model")}).save(folder / "two.vmfb")
     with served(folder, "two.vmfb") as server:
         status, document = server.json("/v2/models/two/generate", asked([3, 1, 4], 4))

@@ -48,7 +48,7 @@ def gang_of(server):
     return server.engine.repository.models["layer"][1].module
 
 
-def test_requests_have_whole_arrays(path):
+def test_sharded_bundles_are_served_with_whole_arrays(path):
     with running(path, ranks=2) as server:
         status, about = server.json("/v2/models/layer")
         assert status == 200
@@ -73,7 +73,7 @@ def is_alive(process):
     return True
 
 
-def test_ranks_start_again_after_a_loss(path):
+def test_ranks_restart_after_a_loss(path):
     with running(path) as server:
         check_answer(ask(server)[1])
         module = gang_of(server)
@@ -98,7 +98,7 @@ def test_another_number_of_ranks_is_refused(path):
         pass
 
 
-def test_values_that_end_the_ranks_are_their_requests_error(path, monkeypatch):
+def test_values_that_end_the_ranks_fail_only_their_request(path, monkeypatch):
     """Ranks that end by an error of their own start again, and that request has the error."""
     with running(path) as server:
         module = gang_of(server)
@@ -118,7 +118,7 @@ def test_values_that_end_the_ranks_are_their_requests_error(path, monkeypatch):
         assert module.stats()["starts"] == 2
 
 
-def test_ranks_that_do_not_start_are_tried_again(path, monkeypatch, caplog):
+def test_ranks_that_do_not_start_are_retried(path, monkeypatch, caplog):
     monkeypatch.setattr(gang_module, "_FIRST_PAUSE", 0.05)
     with running(path) as server:
         module = gang_of(server)

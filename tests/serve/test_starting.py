@@ -85,7 +85,7 @@ def test_invalid_settings_are_refused(bundle, changes, words):
     assert replace(good, host="::1").check()
 
 
-def test_the_command_passes_its_options_on(bundle, monkeypatch, tmp_path):
+def test_serve_command_passes_on_its_options(bundle, monkeypatch, tmp_path):
     seen = {}
     monkeypatch.setattr(command, "_import_server", lambda **settings: seen.update(settings))
     (tmp_path / "token").write_text("secret\n")
@@ -123,7 +123,7 @@ def test_a_token_that_is_not_a_header_value_is_refused(bundle, tmp_path, token):
         ("--trusted-key=/nowhere", "/nowhere"),
     ],
 )
-def test_an_option_that_cannot_be_is_an_error_at_start(tmp_path, option, words):
+def test_an_invalid_option_is_an_error_at_start(tmp_path, option, words):
     """Of a folder too, which would be served without a single model otherwise."""
     found = CliRunner().invoke(app, ["serve", str(tmp_path), "--port=0", option])
     assert isinstance(found.exception, CallError | BundleError), found.output
@@ -166,7 +166,7 @@ def test_invalid_tls_files_are_refused(bundle, tmp_path):
         replace(good, tls_cert=cert, tls_key=key).check()
 
 
-def test_without_the_extra_the_command_says_how_to_get_it(bundle):
+def test_serve_without_its_extra_names_the_install_command(bundle):
     program = """
 import sys
 sys.modules["uvicorn"] = None
@@ -188,7 +188,7 @@ def test_an_empty_folder_is_a_warning(tmp_path, capsys, explicit):
     assert ("warning no bundle to serve yet" in capsys.readouterr().err) == (not explicit)
 
 
-def test_a_bundle_that_cannot_be_read_is_one_message(tmp_path):
+def test_an_unreadable_bundle_is_one_error_message(tmp_path):
     (tmp_path / "bad.vmfb").write_bytes(b"no bundle")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     line = [sys.executable, "-c", "from aotc_cli.start import main; main()", "serve", "bad.vmfb", "--port=0"]
@@ -221,7 +221,7 @@ def test_logs_are_readable_on_a_terminal(bundle):
     assert [line.split()[2] for line in text.splitlines()] == ["loaded", "listening", "ending", "ended"]
 
 
-def test_the_server_answers_over_tls(bundle, tmp_path):
+def test_the_server_responds_over_tls(bundle, tmp_path):
     """Over REST and gRPC, with a certificate of our own."""
     cert, key = certificate(tmp_path, "-nodes")
     with running(bundle, tls_cert=cert, tls_key=key, token="secret", grpc_port=0) as server:
@@ -241,7 +241,7 @@ def record(**fields):
     return made
 
 
-def test_an_event_is_one_line_whatever_a_client_sends():
+def test_a_log_event_is_one_line_for_any_request():
     text = EventFormatter(False).format(record(model="a\nb", path='x "y"', size=3))
     assert "\n" not in text
     assert text.endswith('loaded model="a\\nb" path="x \\"y\\"" size=3')
@@ -249,7 +249,7 @@ def test_an_event_is_one_line_whatever_a_client_sends():
     assert (found["event"], found["level"], found["model"]) == ("loaded", "info", "a\nb")
 
 
-def test_a_traceback_is_in_the_line():
+def test_a_traceback_is_in_the_log_line():
     try:
         raise ZeroDivisionError("why")
     except ZeroDivisionError:
@@ -277,7 +277,7 @@ def test_the_host_header_must_name_this_machine(bundle, host, good):
     AccessCheck(Settings(bundle, insecure=True)).check({b"host": host.encode()})
 
 
-def test_a_request_is_a_span_of_the_trace_that_it_names(bundle, monkeypatch):
+def test_a_request_is_a_span_of_its_trace(bundle, monkeypatch):
     trace = pytest.importorskip("opentelemetry.trace")
     spans = []
 
@@ -295,7 +295,7 @@ def test_a_request_is_a_span_of_the_trace_that_it_names(bundle, monkeypatch):
     assert spans == [("infer", "ab" * 16, "tiny", trace.SpanKind.SERVER)]
 
 
-def test_traces_without_their_package(monkeypatch):
+def test_traces_without_opentelemetry_are_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
     with pytest.raises(CallError, match="opentelemetry-api"):
         open_traces(True)

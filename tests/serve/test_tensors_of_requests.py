@@ -68,7 +68,7 @@ def test_nan_and_infinities_are_strings_in_json():
         tensor_to_json(np.ones(1, "c8"), "here")
 
 
-def test_bytes_must_be_as_many_as_the_shape_says_and_values_of_the_type():
+def test_binary_data_must_match_shape_and_dtype():
     with pytest.raises(RequestFault, match=r"found: .*3\n.*expected: .*4 for FP32"):
         tensor_from_bytes(b"abc", "f32", (1,), "here")
     with pytest.raises(RequestFault, match="not a value of BOOL"):
@@ -81,7 +81,7 @@ def test_bytes_must_be_as_many_as_the_shape_says_and_values_of_the_type():
 
 
 @pytest.mark.parametrize("shape", [None, 3, [-1], [True], [1.0], ["n"], [1 << 60], [1] * 40])
-def test_a_shape_is_a_list_of_sizes(shape):
+def test_invalid_shapes_are_refused(shape):
     with pytest.raises(RequestFault, match="shape"):
         checked_shape(shape, "here")
 
@@ -96,7 +96,7 @@ def body_of(rows, tensors=b"", **more):
     return head + tensors, str(len(head))
 
 
-def test_tensors_follow_the_json_in_order():
+def test_binary_tensors_follow_the_json_in_order():
     x, y = np.arange(3, dtype="f4"), np.arange(4, dtype="i8").reshape(2, 2)
     rows = [
         {"name": n, "shape": list(a.shape), "datatype": t, "parameters": {"binary_data_size": a.nbytes}}
@@ -164,7 +164,7 @@ def test_any_document_is_read_or_refused(shape, data, parameters, outputs):
         parse_infer(json.dumps(document).encode(), None, "m", 4)
 
 
-def test_a_response_has_the_requested_outputs_in_their_format():
+def test_a_response_has_the_requested_outputs_and_formats():
     results = {"y": np.array([1, math.inf], "f4"), "z": np.array([2], "i4")}
     parts, length = infer_response_body("m", 3, InferRequest("id", outputs=[("z", True), ("y", False)]), results)
     document = json.loads(parts[0])
@@ -175,7 +175,7 @@ def test_a_response_has_the_requested_outputs_in_their_format():
     assert document["outputs"][1]["data"] == [1, "Infinity"]
 
 
-def test_a_large_result_travels_in_its_own_memory():
+def test_a_large_result_is_sent_without_a_copy():
     """Rows of a batch are copied: a client that reads slowly would keep the results of all."""
     x = np.arange(1 << 16, dtype="f4").reshape(2, -1)
     for array, shared in ((x, True), (x[:1], False), (x.T, False), (x[:, :4], False)):

@@ -63,7 +63,7 @@ def test_batched_sequences_generate_their_own_tokens(server, steps):
     assert sum(steps) == sum(n - 1 for _, n in wishes)
 
 
-def test_clients_that_come_and_go_at_random(server):
+def test_random_arrivals_and_departures_get_their_own_tokens(server):
     """Some leave in the middle; nobody else sees it."""
     wrong, done = [], []
 
@@ -112,7 +112,7 @@ class Played:
         return found
 
 
-def test_a_slow_client_does_not_hold_up_the_others(folder):
+def test_a_slow_client_does_not_delay_others(folder):
     played = Played(folder)
 
     async def pause(made):
@@ -142,7 +142,7 @@ def test_a_full_batch_opens_another_batch(folder):
     assert max(played.seen) == 2
 
 
-def test_a_step_that_fails_ends_its_texts_and_no_others(folder):
+def test_a_failed_decoding_step_ends_only_its_sequences(folder):
     played = Played(folder, most=2)
     submit, calls = played.module.submit, []
 
@@ -188,7 +188,7 @@ def test_rows_that_cannot_be_copied_end_their_sequences(folder, monkeypatch):
     asyncio.run(play())
 
 
-def test_a_call_that_all_have_left_is_cancelled(folder):
+def test_a_decoding_step_without_clients_is_cancelled(folder):
     played = Played(folder)
 
     class Call:

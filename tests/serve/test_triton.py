@@ -53,7 +53,7 @@ def both(clients, method, *arguments):
     return found, again
 
 
-def test_the_configuration_of_a_model(clients):
+def test_the_model_configuration_has_inputs_and_outputs(clients):
     found, again = both(clients, "get_model_config", "tiny")
     four = {"data_type": "TYPE_FP32", "dims": [4]}
     assert found == {
@@ -65,7 +65,7 @@ def test_the_configuration_of_a_model(clients):
     assert both(clients, "get_model_config", "tiny.grow")[0]["input"][0]["dims"] == [-1]
 
 
-def test_a_batch_has_one_more_dim_than_the_configuration(server, clients):
+def test_the_configuration_omits_the_batch_dim(server, clients):
     found, again = both(clients, "get_model_config", "rows", "1")
     assert (found["max_batch_size"], found["input"][0]["dims"]) == (8, [4])
     assert found["dynamic_batching"] == {"max_queue_delay_microseconds": 2000}
@@ -73,7 +73,7 @@ def test_a_batch_has_one_more_dim_than_the_configuration(server, clients):
     assert clients[0].get_model_metadata("rows")["inputs"][0]["shape"] == [-1, 4]
 
 
-def test_a_model_of_tokens_answers_a_request_more_than_once(clients):
+def test_a_token_model_is_decoupled(clients):
     for found in both(clients, "get_model_config", "texts"):
         config = found.get("config", found)
         assert config["model_transaction_policy"]["decoupled"]

@@ -67,7 +67,7 @@ def test_a_dropped_module_whose_course_depends_on_data(monkeypatch, no_collectio
     assert executable() is None
 
 
-def test_a_plan_that_is_forgotten_gives_its_memory_back(monkeypatch, no_collection):
+def test_an_evicted_plan_frees_its_memory(monkeypatch, no_collection):
     shape = jax.export.symbolic_shape("b, 3")
     exported = jax.export.export(jax.jit(jax.nn.softmax))(jax.ShapeDtypeStruct(shape, "float32"))
     module = loaded(monkeypatch, exported)

@@ -232,7 +232,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(temporary):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_strangers_folder_is_not_used(tmp_path):
+def test_a_folder_of_another_user_is_refused(tmp_path):
     os.chown(tmp_path, 12345, 12345)
     with pytest.raises(PermissionError, match="belongs to user 12345, not to you"):
         files.ensure_private_folder(str(tmp_path))

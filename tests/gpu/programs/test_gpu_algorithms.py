@@ -46,7 +46,7 @@ def test_algorithms(name):
 
 
 @pytest.mark.parametrize("size", [1, 100, 5000, 300_000])
-def test_sorts_of_unknown_length(size):
+def test_sort_and_cumsum_of_symbolic_length_match_numpy(size):
     (n,) = jax.export.symbolic_shape("n")
     both = jax.jit(lambda x: (jnp.sort(x), jnp.cumsum(x)))
     exported = jax.export.export(both)(jax.ShapeDtypeStruct((n,), "float32"))

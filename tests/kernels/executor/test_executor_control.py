@@ -191,7 +191,7 @@ def test_two_loops_that_wait_for_each_other_end(executor: Executor) -> None:
         assert (one[0], other[0]) == (0, 0)
 
 
-def test_they_do_inside_of_a_loop_beside_a_command(executor: Executor) -> None:
+def test_two_loops_that_wait_for_each_other_end_inside_a_loop(executor: Executor) -> None:
     one, other = np.ones(1, np.int8), np.ones(1, np.int8)
     clear_one = graph([Command(1, [(0, 0), (1, 0)], [])])
     clear_other = graph([Command(1, [(2, 0), (3, 0)], [])])

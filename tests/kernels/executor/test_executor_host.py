@@ -39,7 +39,7 @@ class Host:
         return 0 if self.ends else 1
 
 
-def test_a_word_that_came_late_once_keeps_no_call_from_being_ended(tmp_path: Path) -> None:
+def test_one_slow_host_callback_does_not_prevent_cancellation(tmp_path: Path) -> None:
     """Nor a later one of the same plan, which goes by what the earlier one learned."""
     executor = Executor(tmp_path / "executor.so")
     host = Host(executor.pool)

@@ -61,7 +61,7 @@ def test_a_file_of_something_else_is_not_used(change, tmp_path, monkeypatch):
 
 
 @pytest.mark.own_process
-def test_without_the_file_numba_makes_the_same_exports(monkeypatch):
+def test_without_prebuilt_ir_numba_compiles_the_same_exports(monkeypatch):
     monkeypatch.setattr(compile_executor, "read_prebuilt", lambda: None)
     compiled, compile_by_numba, exports = [], executor_ir.compile_executor_by_numba, []
     monkeypatch.setattr(
