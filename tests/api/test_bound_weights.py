@@ -152,7 +152,7 @@ def test_bound_functions_accept_pytrees_and_names():
     assert np.array_equal(only({"right": x["right"]}, scale=np.float32(2))["y"], expected["y"])
 
 
-def test_all_bound_values_that_do_not_fit_are_listed():
+def test_all_mismatched_bound_values_are_listed():
     weights, x = {"a": f32(32, 32), "b": f32(32), "c": f32(32)}, f32(4, 32)
     module = aotc.load(compiled(lambda p, x: x @ p["a"] + p["b"] + p["c"], weights, x))
     with pytest.raises(CallError) as caught:
@@ -272,7 +272,7 @@ def test_updates_of_bound_weights_are_atomic():
     assert len(set().union(*found)) > 1
 
 
-def test_an_update_that_does_not_fit_changes_nothing():
+def test_a_mismatched_update_changes_no_weight():
     w, x = f32(32, 32), f32(4, 32)
     module = aotc.load(compiled(jnp.matmul, w, x.T))
     bound = module.bind({0: w})

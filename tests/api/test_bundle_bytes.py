@@ -44,7 +44,7 @@ def test_a_bundle_behaves_like_bytes(bundle, tmp_path):
         np.testing.assert_array_equal(aotc.load(source)(X), X + 1)
 
 
-def test_a_bundle_is_shown_in_one_line(bundle):
+def test_the_repr_of_a_bundle_is_one_line(bundle):
     want = f"<aotc.Bundle of {len(bundle):,} bytes>"
     assert repr(bundle) == str(bundle) == f"{bundle}" == want
 
@@ -142,7 +142,7 @@ def test_a_notebook_cell_that_saves_a_loaded_bundle_runs_again(tmp_path, how, ro
 
 @pytest.mark.parametrize("rows", [64, 1 << 21])
 @pytest.mark.parametrize("place", ["inside", "beside"])
-def test_bound_weights_are_copied_or_compared(tmp_path, rows, place):
+def test_calls_refuse_large_weights_overwritten_in_their_file(tmp_path, rows, place):
     w = np.arange(rows * 4, dtype="f4")
     file = tmp_path / ("m.vmfb" if place == "inside" else "w.safetensors")
     model = {"one": lambda w, i: w[i], "two": lambda w, i: w[i] * 2}

@@ -58,7 +58,7 @@ def test_arguments_are_passed_by_name(module):
     assert module.main.__name__ == "main"
 
 
-def test_wrong_arguments_are_named(module):
+def test_wrong_arguments_are_reported_by_name(module):
     def fails(match, *args, **kwargs):
         with pytest.raises(CallError, match=match):
             module(*args, **kwargs)

@@ -72,7 +72,7 @@ def is_close(found, wanted):
 
 
 @pytest.mark.parametrize("donated", [False, True])
-def test_a_state_continues_from_call_to_call(load, donated, tmp_path):
+def test_each_call_of_a_state_on_a_gpu_continues_from_the_last(load, donated, tmp_path):
     jitted = jax.jit(step, donate_argnums=(0,) if donated else ())
     module = load(aotc.compile(jitted, X, X, target=TARGET, state=["cache"]))
     state, total = module.state("cache"), np.zeros_like(X)

@@ -113,7 +113,7 @@ def test_other_weights_are_refused_unless_requested(beside, tmp_path):
         aotc.load(beside, verify=True)
 
 
-def test_all_weights_that_do_not_fit_are_listed(inside, tmp_path):
+def test_all_mismatched_weights_are_listed(inside, tmp_path):
     module = aotc.load(inside)
     half = np.zeros((64, 64), "f2")
     wrong = {"params/layers_0/bias": np.zeros(63, "f4"), "params['layers_0']['kernel']": half, "no": 1}
@@ -184,7 +184,7 @@ def test_updates_of_own_weights_are_atomic(inside):
     is_close(other(X, scale=SCALE)["y"], want())
 
 
-def test_later_changes_of_the_callers_arrays_have_no_effect(plain):
+def test_weights_are_copies_of_the_arrays_of_the_caller(plain):
     kernel, bias = PARAMS["layers_0"]["kernel"].copy(), np.zeros(64, np.float32)
     module = aotc.load(plain, weights={"params": {"layers_0": {"kernel": kernel, "bias": bias}}})
     kernel[:] = 7

@@ -82,7 +82,7 @@ def test_diff_reports_that_all_weights_differ():
     assert "old" in found._repr_html_()
 
 
-def test_diff_names_weights_that_are_bound(tmp_path):
+def test_diff_lists_bound_weights_by_name(tmp_path):
     params = {"w": np.ones((4, 3), "f4"), "b": np.zeros(3, "f4")}
     made = []
     for number, w in enumerate((1, 2)):

@@ -40,7 +40,7 @@ def bundle():
     return aotc.compile({"prefill": prefill, "decode": decode}, **EXAMPLES, state=["cache"])
 
 
-def test_each_function_computes_as_if_compiled_alone(bundle):
+def test_each_function_matches_its_separate_compilation(bundle):
     module = aotc.load(bundle)
     assert list(module.functions) == ["prefill", "decode"]
     alone = aotc.load(aotc.compile(decode, CACHE, TOKEN))

@@ -37,7 +37,7 @@ def module(request):
     return aotc.load(aotc.compile(decode, PARAMS, CACHE, ONE, state=request.param, bind=["params"]), threads=1)
 
 
-def test_calls_of_a_state_continue_from_each_other(module):
+def test_each_call_of_a_state_continues_from_the_last(module):
     state = module.state("cache")
     sums = [float(state(PARAMS, np.float32(n))["sum"]) for n in (1, 2)]
     assert sums == [6, 18]

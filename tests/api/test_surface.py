@@ -69,7 +69,7 @@ def test_a_notebook_shows_a_bundle():
     assert "largest kernels" in bare._repr_html_()
 
 
-def test_an_example_that_jax_narrows_is_an_argument():
+def test_an_example_that_jax_narrows_is_accepted_as_an_argument():
     for example in (np.linspace(0, 1, 4), np.arange(4), np.ones(4) + 1j):
         module = aotc.load(aotc.compile(lambda x: x + x, example))
         np.testing.assert_allclose(module(example), 2 * example, rtol=1e-6)
@@ -285,7 +285,7 @@ def test_the_old_name_of_call_errors_is_accepted():
 # ---------------------------------------------------------------- names
 
 
-def test_dir_shows_public_names_alone(module, bundle):
+def test_dir_lists_only_public_names(module, bundle):
     fence = module.submit("main", X)
     fence.result()
     bound = module.bind({"x": X})
@@ -303,11 +303,11 @@ def test_dir_shows_public_names_alone(module, bundle):
             getattr(aotc, name)
 
 
-def test_typed_keywords_are_the_options():
+def test_typed_keywords_equal_the_options():
     assert OptionKeywords.__annotations__.keys() == set(Options.__dataclass_fields__)
 
 
-def test_a_warning_names_the_line_of_the_caller():
+def test_warnings_point_at_the_line_of_the_caller():
     with pytest.warns(aotc.AotcWarning, match=r"call it as module\['state'\]") as found:
         aotc.compile({"state": lambda x: x + 1}, args={"state": (np.ones(2, np.float32),)})
     assert [warning.filename for warning in found] == [__file__]

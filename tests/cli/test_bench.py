@@ -99,7 +99,7 @@ def test_callers_run_concurrently_and_failures_are_reported():
         measure_concurrently(lambda: 1 / 0, 2, 0.0)
 
 
-def test_kernels_of_calls_are_counted_by_call(bundle):
+def test_bench_counts_kernels_per_call(bundle):
     module = aotc.load(bundle, threads=1)
     with module.profile() as recording:
         for _ in range(4):

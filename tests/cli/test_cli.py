@@ -141,7 +141,7 @@ def test_an_npz_file_gives_several_arguments(tmp_path):
     assert b.dtype == "i4"
 
 
-def test_sizes_of_dims_are_parsed():
+def test_dim_options_are_parsed():
     assert dim_value("2*n + 1", {"n": 4}) == 9
     assert dim_value("max(n // 3, 7 % 4)", {"n": 30}) == 10
     with pytest.raises(CallError, match="evaluate dim"):
@@ -312,7 +312,7 @@ def test_run_imports_no_compiler_and_no_other_command(bundle):
     assert done.stdout.splitlines()[-2:] == ["[]", "['aotc_cli.commands.run']"]
 
 
-def test_a_mistyped_command_names_the_one_meant(aotc):
+def test_a_mistyped_command_suggests_the_nearest_command(aotc):
     code, _, err = aotc("rnu")
     assert code == 2
     assert "No such command 'rnu'. Did you mean 'run'?" in err
@@ -418,7 +418,7 @@ def test_contradicting_options_are_refused(words, part, aotc, bundle):
     ("text", "part"), [("x = 1\nraise ValueError('boom')\n", "ops.py:2: error: the file raises ValueError: boom"),
                        ("1 +", "SyntaxError"), ("\0", "SyntaxError"), (None, "No such file")]
 )  # fmt: skip
-def test_failing_files_of_custom_calls_are_errors(text, part, aotc, bundle, tmp_path):
+def test_a_failing_custom_call_file_is_an_error(text, part, aotc, bundle, tmp_path):
     path = tmp_path / "ops.py"
     if text is not None:
         path.write_text(text)

@@ -92,7 +92,7 @@ def test_html_is_escaped():
     assert "<td style='text-align:right'>&lt;1&gt;</td>" in html
 
 
-def test_a_shown_result_prints_its_document():
+def test_a_result_is_shown_as_its_document():
     class Result(DisplayedResult):
         def document(self):
             return Document("title", (Line("line"),))

@@ -33,7 +33,7 @@ def refused(model, *parts, **options):
 
 
 @pytest.mark.ir
-def test_unknown_custom_call_names_the_place():
+def test_an_unknown_custom_call_is_reported_with_its_location():
     call = "stablehlo.custom_call @nobody_knows(%x) : (tensor<4xf32>) -> tensor<4xf32>"
     text = ADD.replace("stablehlo.add %x, %y : tensor<4xf32>", call)
     refused(text, "nobody_knows", "error:")
@@ -111,7 +111,7 @@ def tiny_module():
         ((np.ones(4, "f4"), None), ("argument 1 (y)",)),
     ],
 )
-def test_wrong_arguments_are_named(tiny_module, values, parts):
+def test_wrong_arguments_are_reported_by_name(tiny_module, values, parts):
     with pytest.raises(CallError) as caught:
         tiny_module.invoke("main", *values)
     for part in parts:
@@ -238,7 +238,7 @@ def test_a_full_disk_is_an_error():
 
 
 @pytest.mark.ir
-def test_compile_without_the_extra_says_what_to_install(tmp_path):
+def test_compile_without_its_extra_names_the_install_command(tmp_path):
     model = tmp_path / "add.mlir"
     model.write_text(ADD)
     code = (
@@ -274,7 +274,7 @@ def test_files_of_other_kinds_are_refused_as_models(data, part, tmp_path):
 
 
 @pytest.mark.ir
-def test_types_without_a_rank_name_the_file(tmp_path):
+def test_unranked_types_are_reported_with_their_file(tmp_path):
     path = tmp_path / "m.mlir"
     path.write_text("func.func @main(%a: tensor<*xf32>) -> tensor<*xf32> {\n  return %a : tensor<*xf32>\n}\n")
     refused(path, "m.mlir: error: type tensor<*xf32> is not supported")

@@ -88,7 +88,7 @@ def compile_quietly(monkeypatch, path, *flags):
 
 @pytest.mark.parametrize("fault", [broken, endless])
 @pytest.mark.parametrize("name", STAGES)
-def test_a_broken_stage_is_named(name, fault, monkeypatch, quick_kernels, tmp_path, capsys):
+def test_an_internal_error_names_the_stage(name, fault, monkeypatch, quick_kernels, tmp_path, capsys):
     home, attribute, where = STAGES[name]
     monkeypatch.setattr(home, attribute, fault)
     monkeypatch.setattr(bundle_cache, "read_cached_bundle", lambda key: None)
@@ -111,7 +111,7 @@ def test_a_broken_stage_is_named(name, fault, monkeypatch, quick_kernels, tmp_pa
 
 
 @pytest.mark.parametrize("number", range(len(pipeline.PASSES)))
-def test_a_broken_pass_is_named_with_the_ir_before_it(number, monkeypatch, tmp_path):
+def test_an_internal_error_in_a_pass_has_the_ir_before_it(number, monkeypatch, tmp_path):
     step = pipeline.PASSES[number]
 
     def run(module, options):

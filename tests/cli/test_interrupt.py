@@ -53,7 +53,7 @@ def wait_for(condition):
 
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc")
 @pytest.mark.parametrize("wait", [0.0, 3.0])
-def test_an_interrupted_compilation_leaves_nothing(tmp_path, wait):
+def test_an_interrupted_compilation_leaves_no_file_or_process(tmp_path, wait):
     """Its compiler processes start up, or compile."""
     (tmp_path / "tmp").mkdir()
     (tmp_path / "model.mlir").write_text(SUMS)

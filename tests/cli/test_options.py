@@ -115,7 +115,7 @@ def test_invalid_iree_spellings_are_refused():
 
 
 @pytest.mark.parametrize("name", ["memory_limit", "stack_limit", "shared_memory_limit"])
-def test_limits_are_numbers_of_bytes(name):
+def test_memory_limits_are_parsed_as_bytes(name):
     texts = {"64MB": 64_000_000, "1.5 kB": 1500, "64MiB": 1 << 26, "2 ki": 2048, "1.5Gi": 3 << 29, "0": 0}
     for text, size in {**texts, np.int64(7): 7}.items():
         assert getattr(checked_options(Options(), {name: text}), name) == size

@@ -102,7 +102,7 @@ def test_results_through_a_link_append_and_preserve_the_link(call, tmp_path):
         assert [np.load(file).tolist() for _ in range(2)] == [[2, 3, 4, 5]] * 2
 
 
-def test_file_names_that_are_not_utf_8_work(call, tmp_path):
+def test_file_names_that_are_not_utf_8_are_accepted(call, tmp_path):
     done = call("compile", "m.mlir", "-o", os.fsdecode(b"\xff.vmfb"), stdout=subprocess.PIPE)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / os.fsdecode(b"\xff.vmfb")).read_bytes() == tiny.bundle()

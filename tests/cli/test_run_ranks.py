@@ -101,7 +101,7 @@ def test_invalid_rank_options_are_named(command, model, options, code, message):
     assert message in " ".join(said.split())
 
 
-def test_ranks_of_a_launcher_start_no_gang(command, model, monkeypatch):
+def test_run_under_a_launcher_starts_no_gang(command, model, monkeypatch):
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     code, said = command("run", str(model), "--zeros", "--ranks=2")

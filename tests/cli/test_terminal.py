@@ -303,7 +303,7 @@ def commands(folder):
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=marker_of(n)) for n in CASES])
-def test_commands_print_the_same_on_a_terminal_as_in_a_pipe(name, commands):
+def test_commands_print_equal_text_on_a_terminal_and_in_a_pipe(name, commands):
     """On a terminal a command says the same as in a pipe, laid out to its width."""
     if name not in commands:
         pytest.skip(f"needs {NEEDS[name]}")
@@ -395,7 +395,7 @@ def test_errors_are_the_same_text_on_a_terminal_and_in_a_file(folder):
 
 
 @pytest.mark.ir
-def test_labels_of_errors_have_colours_if_they_are_allowed(folder):
+def test_labels_of_errors_have_colours_unless_disabled(folder):
     words = ("run", "m.mlir", "--zeros")
     seen = on_terminal(folder, *words)
     assert "\x1b[1;31merror:\x1b[0m" in seen.raw

@@ -221,7 +221,7 @@ def test_undeclared_devices_use_the_default_target(flags):
     assert imported(declarations("d2", "argument"), **flags).attrs["affinity"]["arguments"] == ["d2", "d0", "d1"]
 
 
-def test_an_op_runs_where_its_affinity_says():
+def test_an_op_runs_on_the_device_of_its_affinity():
     text = f"""func.func @main(%x: {T} {{aotc.affinity = "d0"}}) -> ({T} {{aotc.affinity = "d0"}}) {{
       %0 = stablehlo.sine %x {{aotc.affinity = "d1"}} : {T}
       %1 = stablehlo.cosine %0 : {T}
@@ -229,7 +229,7 @@ def test_an_op_runs_where_its_affinity_says():
     assert solved(text, devices=BOTH) == ([("sin", "d1"), ("cos", "d1")], 2)
 
 
-def test_an_op_on_constants_runs_where_its_affinity_says():
+def test_an_op_on_constants_runs_on_the_device_of_its_affinity():
     text = f"""func.func @main(%x: {T} {{aotc.affinity = "d0"}}) -> ({T}, {T}) {{
       %c = stablehlo.constant dense<[1.0, 2.0, 3.0, 4.0]> : {T}
       %0 = stablehlo.exponential %c {{aotc.affinity = "d1"}} : {T}
@@ -241,7 +241,7 @@ def test_an_op_on_constants_runs_where_its_affinity_says():
     assert moved == 0
 
 
-def test_a_loop_runs_where_its_affinity_says():
+def test_a_loop_runs_on_the_device_of_its_affinity():
     """With what it reads from around it, which is moved there once."""
     text = f"""func.func @main(%x: {T} {{aotc.affinity = "d0"}}, %w: {T} {{aotc.affinity = "d0"}}) -> {T} {{
       %i = stablehlo.constant dense<0> : tensor<i32>
@@ -261,7 +261,7 @@ def test_a_loop_runs_where_its_affinity_says():
     assert moved == 2
 
 
-def test_a_callee_is_called_where_its_affinities_say():
+def test_a_callee_runs_on_the_devices_of_its_affinities():
     text = f"""func.func private @f(%x: {T} {{aotc.affinity = "d1"}}) -> ({T} {{aotc.affinity = "d0"}}) {{
       %0 = stablehlo.sine %x : {T}
       return %0 : {T} }}

@@ -84,11 +84,11 @@ def test_many_uses_of_a_long_alias_are_refused():
 
 
 @pytest.mark.parametrize("make", [attributes, locations])
-def test_chains_up_to_the_limit_are_read(make):
+def test_alias_chains_up_to_the_limit_are_read(make):
     import_model(make(MOST_BRACES - 5))  # the ops that follow the last definition count as part of it
 
 
-def test_stacks_of_frames_are_read():
+def test_location_aliases_of_call_stacks_are_read():
     """JAX writes a frame of the stack as a location, and a stack as a chain of call sites."""
     frames = "".join(f'#f{n} = loc("/train.py":{n}:4 to :20)\n' for n in range(400))
     stack = chain("#loc0 = loc(callsite(#f0 at #f1))\n", "#loc{1} = loc(callsite(#f{0} at #loc{0}))\n", 399)

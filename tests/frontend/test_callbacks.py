@@ -219,7 +219,7 @@ LINE = {"calls": calls.__code__.co_firstlineno + 1, "effects": effects.__code__.
 
 @pytest.mark.parametrize("lower", [lambda f: f, lambda f: jax.jit(f).lower(X)], ids=["function", "lowered"])
 @pytest.mark.parametrize("function", [calls, effects])
-def test_a_call_is_an_error_at_the_users_line(function, lower):
+def test_a_callback_is_an_error_at_the_users_line(function, lower):
     with pytest.raises(CompileError) as caught:
         compiled(lower(function), X)
     assert re.search(rf"test_callbacks.py:{LINE[function.__name__]}\b", str(caught.value))

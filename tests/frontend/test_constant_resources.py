@@ -36,7 +36,7 @@ def bits(array, alignment=8):
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_elements_of_resources_are_read(kind):
+def test_dense_resource_constants_are_read(kind):
     (found,) = aotc.load(aotc.compile(model(kind, bits(VALUES[kind])))).invoke("main")
     assert found.dtype == VALUES[kind].dtype
     np.testing.assert_array_equal(found, VALUES[kind])

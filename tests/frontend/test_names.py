@@ -141,7 +141,7 @@ def test_a_dim_may_have_any_name(name):
 
 
 @pytest.mark.parametrize("shape", ["d1, d0", "size_0_1, size_0_0", "2*size_0_1, size_0_1", "d1, 2*d1", "for, for_dim"])
-def test_sizes_of_arguments_are_not_dims_of_those_names(shape):
+def test_sizes_of_arguments_are_distinct_from_dims_of_their_names(shape):
     spec = jax.ShapeDtypeStruct(export.symbolic_shape(shape), np.float32)
     function = lambda a: a.sum(0) * a.shape[0]
     module = aotc.load(aotc.compile(jax.jit(function), spec))

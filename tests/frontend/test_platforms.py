@@ -30,7 +30,7 @@ def by_platform(x):
 
 
 @pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu"), ("tpu", "cuda", "cpu")])
-def test_the_program_of_the_target_runs(platforms):
+def test_a_multi_platform_export_runs_the_program_of_the_target(platforms):
     exported = export.export(jax.jit(by_platform), platforms=platforms)(X)
     for model in (exported, bytes(exported.serialize())):
         np.testing.assert_array_equal(aotc.load(aotc.compile(model))(X), X + 1)

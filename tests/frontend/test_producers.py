@@ -301,7 +301,7 @@ def test_mhlo_functions_match_xla_and_numpy(name, function):
     np.testing.assert_allclose(got, function(x.astype(np.float64)), rtol=2e-6)
 
 
-def test_bounds_of_mhlo_are_checked_at_a_call():
+def test_mhlo_bounds_are_checked_at_a_call():
     t = "tensor<?x2xf32, #mhlo.type_extensions<bounds = [3, ?]>>"
     text = f"func.func @main(%x: {t}) -> {t} {{\n %0 = mhlo.copy %x : {t}\n return %0 : {t}\n}}"
     module = aotc.load(aotc.compile(text, opt_level=1))

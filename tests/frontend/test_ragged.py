@@ -129,7 +129,7 @@ def test_ragged_dots_multiply_only_started_tiles():
     assert (tiles, rows) == (512 // 64 + 8, 64)
 
 
-def test_tiles_are_about_as_large_as_groups():
+def test_ragged_dot_tiles_follow_the_group_size():
     assert [tile_rows(rows, 8) for rows in (1, 100, 512, 1 << 20)] == [TILE_ROWS, 16, 64, MOST_TILE_ROWS]
 
 

@@ -86,7 +86,7 @@ def test_model_place_parses_locations(loc, expected):
     assert model_place(loc) == expected
 
 
-def test_short_place_is_the_file_and_line():
+def test_short_place_has_the_file_and_line():
     assert model_place("jit(f)/a/add at /home/me/train.py:41").short == "train.py:41"
     assert model_place("jit(f)/a/add").short == "a"
     assert (truncate_scope("a/b/c", 2), truncate_scope("a/b/c", 0), truncate_scope("", 1)) == ("a/b", "a/b/c", "")
@@ -152,7 +152,7 @@ def test_a_recursive_location_terminates():
     assert MOST_NODES < 1000
 
 
-def test_layers_that_share_a_kernel_have_their_own_places():
+def test_layers_that_share_a_kernel_have_their_own_locations():
     data = aotc.compile(linen(), X)
     module = aotc.load(data)
     record = module.profile("main", X, repeat=1)
@@ -167,7 +167,7 @@ def test_layers_that_share_a_kernel_have_their_own_places():
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"cpu": 1}', '{"cpu": {"locs": [], "buffers": [[5]]}}'])
-def test_damaged_places_are_a_bundle_error(text):
+def test_damaged_locations_are_a_bundle_error(text):
     opened = open_bundle(aotc.compile(lambda x: x + 1, X))
     variant = opened.manifest["variants"][0]
     debug = {**opened.manifest["debug"], "places": text.replace("cpu", variant["target"])}

@@ -142,7 +142,7 @@ def test_a_failed_size_check_modifies_no_array():
     np.testing.assert_array_equal(out, np.full(3, 7, np.float32))
 
 
-def test_a_size_that_is_one_is_broadcast():
+def test_a_runtime_size_of_one_is_broadcast():
     text = main(
         "%x: tensor<?xf32>", "tensor<2x4xf32>",
         "%y = stablehlo.broadcast_in_dim %x, dims = [1] : (tensor<?xf32>) -> tensor<2x4xf32>",

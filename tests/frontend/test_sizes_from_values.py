@@ -46,7 +46,7 @@ def test_sizes_computed_from_a_scalar_argument_match_numpy(level):
         np.testing.assert_array_equal(i, np.arange(2 * n))
 
 
-def test_values_that_do_not_fit_are_named_before_any_work():
+def test_mismatched_size_values_are_reported_before_any_work():
     module = aotc.load(aotc.compile(ROWS.encode()))
     with pytest.raises(CallError, match="broadcast of size 3 to size 2"):
         module.invoke("main", np.int64(2), np.zeros((3, 4), np.float32))

@@ -42,7 +42,7 @@ def parameters_of_any(path):
     return [a.lineno for a in every if a.annotation and ast.unparse(a.annotation) in ("Any", "Any | None")]
 
 
-def test_parameters_of_any_do_not_grow_in_number():
+def test_the_number_of_parameters_typed_any_does_not_grow():
     found = {}
     for path in sorted([*ROOT.glob("aotc/**/*.py"), *ROOT.glob("cli/**/*.py")]):
         if lines := parameters_of_any(path):

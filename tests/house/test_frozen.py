@@ -41,7 +41,7 @@ def test_one_different_instruction_is_found(model, monkeypatch):
     assert [n for n in names if "kernels.so" in n or "cubin" in n], names
 
 
-def test_symbols_do_not_depend_on_the_compilers_own_text(model, monkeypatch):
+def test_bundles_do_not_depend_on_the_compiler_digest(model, monkeypatch):
     """A comment in the compiler changes the keys of its cache, and nothing in a bundle."""
     before = frozen.frozen(model, 0, False)
     monkeypatch.setattr(cache, "compiler_digest", lambda kind: b"another compiler")

@@ -239,7 +239,7 @@ BACK_END = ("aotc.kernels.back_end", "aotc.kernels.loop_addresses", "aotc.kernel
 """The modules that call LLVM; all others compile through the libraries of the first."""
 
 
-def test_the_back_end_alone_calls_llvm():
+def test_only_the_back_end_calls_llvm():
     users = set()
     for name, tree in modules():
         for node in ast.walk(tree):
@@ -261,7 +261,7 @@ SLOW_TO_IMPORT = (
 QUICK_TO_START = ("aotc.vmfb", "aotc.__init__", "aotc.bundle", "cli")
 
 
-def test_an_import_inside_a_function_defers_something_slow():
+def test_imports_inside_functions_defer_a_slow_package():
     """Something that the module itself does not import. Where the start of a process counts, any may be deferred."""
     trees = dict(modules())
 
@@ -298,7 +298,7 @@ DEVICES = ("cpu", "gpu")  # no topic: the device that a file of regions and plan
 NAMED_BY_ROWS = ("aotc/lowering/passes", "aotc/ir/opset", "aotc/frontend/importers")
 
 
-def test_a_prefix_of_four_files_is_a_folder():
+def test_four_files_with_a_common_prefix_are_a_folder():
     wrong = []
     for folder in {p.parent for part in ("aotc", "cli") for p in (ROOT / part).rglob("*.py")}:
         prefixes = Counter(p.stem.partition("_")[0] for p in folder.glob("*.py") if "_" in p.stem[1:])
@@ -307,7 +307,7 @@ def test_a_prefix_of_four_files_is_a_folder():
     assert not wrong
 
 
-def test_no_folder_of_fewer_than_three_modules():
+def test_folders_have_at_least_three_modules():
     """A folder that only holds folders is none of these."""
     counts = {}
     for folder in {p.parent for part in ("aotc", "cli") for p in (ROOT / part).rglob("*.py")}:

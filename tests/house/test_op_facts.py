@@ -67,7 +67,7 @@ def is_function(node):
     return isinstance(value, ast.Name | ast.Attribute | ast.Lambda | ast.Call)
 
 
-def test_no_collections_of_op_names():
+def test_collections_of_op_names_are_only_in_the_op_table():
     """Importers' tables pass since an op of StableHLO is written with its dialect there."""
     wrong = []
     for path in sources("aotc", "cli"):
@@ -98,7 +98,7 @@ def test_named_sets_are_derived_from_the_table():
     ],
     ids=["looped", "never negative zero", "partial writes", "selections", "tiled by columns"],
 )
-def test_columns_that_few_ops_have(found, expected):
+def test_rarely_used_op_columns_have_the_expected_ops(found, expected):
     assert found == expected
 
 

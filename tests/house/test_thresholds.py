@@ -64,7 +64,7 @@ def test_table_numbers_have_a_comment(table):
     assert not silent, "say of what it is a number, and why it is this one, in a comment above"
 
 
-def test_a_benchmark_that_chose_a_number_is_a_suite():
+def test_benchmarks_named_by_thresholds_exist():
     commands = {f"{found.module}: {found.name}": found.row.benchmark for found in all_rows() if found.row.benchmark}
     for name, command in commands.items():
         start, _, words = command.partition("python -m benchmarks ")

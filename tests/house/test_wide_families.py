@@ -57,7 +57,7 @@ def test_an_eighth_of_a_parameter_product_remains_with_every_value(sizes):
     assert len(kept) <= len(items) / 8 + sum(sizes)
 
 
-def test_names_of_one_decorator_are_one_parameter():
+def test_parameters_of_one_decorator_count_as_one():
     items = cases([300])
     for item in items:
         item.callspec.params["b"] = item.callspec.params["a"]
@@ -74,6 +74,6 @@ def test_slow_cases_do_not_count_as_a_value():
 @pytest.mark.parametrize(
     ("slow", "left"), [([], []), ([False, True, False], [0, 2]), ([True, True], [0]), ([False], [0])]
 )
-def test_slow_cases_are_not_collected_and_no_function_is_without_a_case(slow, left):
+def test_without_slow_cases_each_function_has_a_case(slow, left):
     calls = [SimpleNamespace(marks=[pytest.mark.ir.mark, *[pytest.mark.slow.mark] * one]) for one in slow]
     assert without_slow(calls) == [calls[n] for n in left]

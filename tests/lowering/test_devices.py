@@ -251,7 +251,7 @@ def test_device_results_convert_to_numpy_arrays():
 
 
 @pytest.mark.parametrize(("name", "options"), [("d11", {}), ("D1", {}), ("d2", {"default_device": "d0"}), ("gpu", {})])
-def test_a_device_that_only_a_transfer_names_is_refused(name, options):
+def test_a_device_named_only_by_a_transfer_is_refused(name, options):
     text = stages().replace('{aotc.to = "d1"}', f'{{aotc.to = "{name}"}}')
     with pytest.raises(CompileError, match=rf"aotc.to names device '{name}', .* name d0, d1") as caught:
         aotc.compile(text, **options)
@@ -260,7 +260,7 @@ def test_a_device_that_only_a_transfer_names_is_refused(name, options):
 
 
 @pytest.mark.parametrize("name", ["dO", "D1", "d2"])
-def test_a_device_that_only_an_op_names_is_refused(name):
+def test_a_device_named_only_by_an_op_is_refused(name):
     text = stages().replace('{aotc.to = "d1"}', f'{{aotc.to = "d1", aotc.affinity = "{name}"}}')
     with pytest.raises(CompileError, match=rf"aotc.affinity names device '{name}', .* name d0, d1") as caught:
         aotc.compile(text)

@@ -125,7 +125,7 @@ def test_split_rows_compute_exp_twice(level, monkeypatch):
 
 @pytest.mark.ir
 @pytest.mark.parametrize("level", [2, 3])
-def test_code_grows_with_the_ops(level):
+def test_code_size_is_linear_in_the_number_of_ops(level):
     """Twice the stages are at most twice the text, and some."""
     sizes = []
     for stages in (10, 20, 40):

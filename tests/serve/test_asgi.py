@@ -105,7 +105,7 @@ def test_an_unloadable_bundle_responds_503(tmp_path):
     assert "not an aotc bundle" in found["error"]
 
 
-def test_a_start_that_fails_is_tried_again(tiny_folder, monkeypatch):
+def test_a_failed_start_is_retried(tiny_folder, monkeypatch):
     """Also for an error that is not aotc's, and with requests that wait for it together."""
     app, starts, begin = aotc.asgi(tiny_folder), [], AsgiApp._start
 

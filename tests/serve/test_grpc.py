@@ -128,7 +128,7 @@ def test_typed_contents_are_returned_for_typed_contents(stub):
         (service_pb2.ModelInferRequest(model_name="other"), "NOT_FOUND", "no such model"),
     ],
 )
-def test_an_error_has_the_code_of_grpc(stub, request_, code, words):
+def test_an_error_has_its_grpc_status_code(stub, request_, code, words):
     with pytest.raises(grpc.RpcError) as failed:
         stub.ModelInfer(request_)
     assert failed.value.code() is grpc.StatusCode[code]
@@ -141,7 +141,7 @@ def test_a_too_long_message_is_refused(stub):
     assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_requests_are_counted_by_their_protocol(server, client):
+def test_requests_are_counted_by_protocol(server, client):
     client.infer("tiny", inputs_of(X, Y))
     text = server.ask("/metrics")[2].decode()
     assert 'aotc_requests_total{model="tiny",protocol="grpc",status="200"}' in text
@@ -169,7 +169,7 @@ def test_grpc_requires_the_token_and_refuses_unload_without_model_control(tiny_f
             client.unload_model("tiny", headers=shown)
 
 
-def test_grpc_health_checks_answer(tiny_folder, tmp_path):
+def test_grpc_health_checks_respond(tiny_folder, tmp_path):
     """Bytes as published: a request's field 1 is a name, an answer's field 1 is 1 if it serves, 2 if not."""
 
     def ask(server, name, metadata=()):

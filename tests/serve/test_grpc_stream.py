@@ -152,7 +152,7 @@ def test_generation_outside_of_a_stream_is_refused(server):
         client.infer("texts", [prompt(1)])
 
 
-def test_calls_end_when_the_client_leaves(server):
+def test_calls_end_when_the_client_disconnects(server):
     with client_of.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
         answers = Answers(client)
         for n in range(3):
@@ -185,7 +185,7 @@ def test_the_queue_limit_applies_to_streams(two_models):
         assert found[-1].infer_response.outputs[0].contents.fp32_contents[:] == (X + Y).tolist()
 
 
-def test_a_server_that_ends_finishes_the_stream(two_models):
+def test_shutdown_finishes_a_stream(two_models):
     """What was asked is answered; a stream that waits does not keep the server."""
     found, ended = [], threading.Event()
     with running(two_models, grpc_port=0) as server:
@@ -220,7 +220,7 @@ def test_the_streaming_example_of_the_docs_runs(server, capsys):
     assert [int(line) for line in capsys.readouterr().out.split()] == expected([1, 15043], 5)
 
 
-def test_a_stream_needs_the_token(two_models):
+def test_a_stream_requires_the_token(two_models):
     with (
         running(two_models, grpc_port=0, token="secret") as server,
         client_of.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client,

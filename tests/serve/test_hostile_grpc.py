@@ -173,7 +173,7 @@ def test_millions_of_empty_fields_do_not_stall_the_server(server, channel, stub,
     assert good(stub)
 
 
-def test_requests_of_all_protocols_have_one_budget(server, stub):
+def test_requests_of_all_protocols_share_a_memory_limit(server, stub):
     """Answers that nobody has read are of it too; what does not fit is refused, a small request is not."""
     x = np.ones(5 * MIB, "f4")
     calls = [stub.ModelInfer.future(vector(server, x)) for _ in range(16)]
@@ -207,7 +207,7 @@ def test_an_endless_model_does_not_starve_others(server, stub):
 
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(20, marks=pytest.mark.slow)])
-def test_failed_requests_leave_no_memory(server, stub, rounds):
+def test_failed_requests_free_their_memory(server, stub, rounds):
     """Errors refer to what their requests had in memory, and are let go; they held 100 MB a round."""
     refused = vector(server, np.ones(4 * MIB, "f4"), model="tiny")
     body = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()

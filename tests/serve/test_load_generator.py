@@ -185,7 +185,7 @@ def test_metadata_and_configuration_precede_requests(client):
     assert client.config("texts").model_transaction_policy.decoupled
 
 
-def test_statistics_count_a_window_of_requests(client):
+def test_statistics_count_the_requests_of_a_window(client):
     before = client.statistics(NAME)
 
     def send(start):

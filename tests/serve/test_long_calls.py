@@ -53,7 +53,7 @@ def test_a_deadline_cancels_the_call(server):
     assert server.json("/v2/models/spin/infer", body(server, 3))[0] == 200
 
 
-def test_a_call_ends_when_its_client_leaves(server):
+def test_a_call_ends_when_its_client_disconnects(server):
     data = json.dumps(body(server, FOREVER)).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         head = f"POST /v2/models/spin/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"

@@ -81,7 +81,7 @@ def test_requests_without_a_model_are_counted_with_their_names(folder):
     assert "tini" not in text
 
 
-def test_names_of_unknown_models_are_bounded():
+def test_the_number_of_counted_unknown_models_is_limited():
     metrics = Metrics()
     for n in range(1000):
         metrics.refused("rest", RequestFault(404, f"m{n}", "no such model"))
@@ -89,7 +89,7 @@ def test_names_of_unknown_models_are_bounded():
     assert metrics.page()["traffic"][""]["statuses"] == {404: 1000}
 
 
-def test_quantiles_are_of_successful_requests():
+def test_latency_quantiles_count_only_successful_requests():
     metrics = Metrics()
     for n in range(99):
         metrics.ended("m", "rest", 200, 0.001 * (n + 1))
@@ -109,7 +109,7 @@ def test_latencies_are_grouped_by_requests_in_flight():
     assert traffic.report()["loads"] == [[1, 1.0, 1.0], [2, 2.0, 2.0], [4, 4.0, 4.0], [8, 7.0, 8.0], [16, 9.0, 9.0]]
 
 
-def test_traffic_is_counted_by_the_second():
+def test_requests_are_counted_per_second():
     traffic = ModelTraffic()
     for now, status in ((10.1, 200), (10.9, 503), (12.0, 503)):
         traffic.add(now, status, 0.5)

@@ -137,7 +137,7 @@ def test_malformed_requests_are_refused(server, data, status):
     assert server.json("/v2/health/live")[0] == 200
 
 
-def test_an_internal_error_has_the_form_of_a_request_error(server, monkeypatch):
+def test_an_internal_error_is_a_json_error_response(server, monkeypatch):
     def fails():
         raise ZeroDivisionError("secret")
 
@@ -175,7 +175,7 @@ def test_requests_from_foreign_web_pages_are_refused(server):
         assert server.json("/v2", headers={"Host": host})[0] == 200
 
 
-def test_requests_need_the_token(bundle):
+def test_requests_require_the_token(bundle):
     with running(bundle, token="secret", host="0.0.0.0") as server:
         for wrong in ({}, {"Authorization": "Bearer other"}, {"Authorization": "secret"}):
             status, headers, data = server.ask("/v2/models/tiny/infer", BODY, wrong)
@@ -187,7 +187,7 @@ def test_requests_need_the_token(bundle):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.com"])
-def test_other_machines_need_a_token(bundle, host):
+def test_serving_other_machines_requires_a_token(bundle, host):
     with pytest.raises(CallError, match="--insecure"), running(bundle, host=host):
         pass
 

@@ -196,7 +196,7 @@ def test_a_lost_rank_invalidates_the_states(folder):
         assert module.stats()["starts"] == 2
 
 
-def test_a_rank_that_ends_between_requests_is_503(folder):
+def test_a_rank_that_ends_between_requests_responds_503(folder):
     with served(folder) as server:
         module = gang_of(server)
         assert server.json("/v2/models/llm/generate", asked([3, 1, 4], 2))[0] == 200

@@ -11,7 +11,7 @@ from typing import Protocol
 import pytest
 
 WIDE = frozenset({
-    "cli/test_faults.py::test_a_broken_stage_is_named",
+    "cli/test_faults.py::test_an_internal_error_names_the_stage",
     "cli/test_terminal.py::test_tables_of_models_with_scopes_fit_the_terminal",
     "devices/test_early_results_of_mixes.py::test_random_programs",
     "devices/test_mixed_programs.py::test_random_programs",

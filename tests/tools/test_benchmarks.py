@@ -86,7 +86,7 @@ def test_every_suite_without_a_gpu_works_in_smoke_mode(topic, suite):
 
 @pytest.mark.cpu
 @pytest.mark.slow
-def test_stages_of_compilation_are_measured():
+def test_compile_benchmark_measures_each_stage():
     command = [sys.executable, "-m", "benchmarks", "compile", "--stages", "--smoke"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "lowering" in done.stdout

@@ -253,7 +253,7 @@ def invoke(*words):
 
 
 @pytest.mark.parametrize("model", ["m.vmfb", "m.mlir"])
-def test_schedule_and_memory_of_a_model_and_of_a_bundle(files, model):
+def test_explain_accepts_models_and_bundles(files, model):
     schedule = json.loads(invoke("explain", "schedule", files / model, "--json"))
     memory = json.loads(invoke("explain", "memory", files / model, "--json"))
     assert {row["kernel"] for row in schedule["rows"]} >= {row["producer"] for row in memory["rows"]}
@@ -269,7 +269,7 @@ def test_explain_writes_pictures(files):
         ElementTree.parse(files / f"{subject}.svg")
 
 
-def test_profile_explain_apply_and_compile_with_costs(files, tmp_path):
+def test_a_stored_profile_is_used_by_explain_and_compile(files, tmp_path):
     record, kept, tuned = tmp_path / "r.json", tmp_path / "kept.vmfb", tmp_path / "tuned.vmfb"
     assert "on one core of" in invoke("profile", files / "m.vmfb", "--repeat=1", "-o", record)
     invoke("profile", files / "m.vmfb", "--repeat=1", "-q", "-o", kept)

@@ -179,7 +179,7 @@ def test_mesh_axes_are_derived_from_groups():
     assert mesh_axes_of_groups(Mesh((("data", 2), ("model", 2)), (0, 2, 1, 3)), [[0, 2], [1, 3]]) == "model"
 
 
-def test_each_link_has_a_source():
+def test_each_modelled_link_has_a_source():
     assert all(link.source and link.latency > 0 and link.bandwidth > 0 for link in LINKS.values())
 
 

@@ -93,7 +93,7 @@ class TestMix:
         (gpu,) = explain_fusion(STAGES, target=GPU).regions[-1:]
         assert report.regions[-1].memory == gpu.memory != {}
 
-    def test_tables_name_devices(self, files):
+    def test_explain_tables_name_devices(self, files):
         assert "cpu to d1" in invoke("explain", "schedule", files / "mix.vmfb")
         schedule = " ".join(invoke("explain", "schedule", files / "mix.vmfb").split())
         assert "on one core and GPUs, critical path (*)" in schedule

@@ -25,7 +25,7 @@ def profiled(function, *arguments, **flags):
     return module, module.profile("main", *arguments, repeat=2)
 
 
-def test_each_kernel_has_a_row():
+def test_a_profile_has_a_row_for_each_kernel():
     module, record = profiled(lambda x: jax.nn.softmax(x @ x, 1), X)
     assert record_problem(record) == ""
     assert len(record["kernels"]) == module.stats()["kernels"] == 2

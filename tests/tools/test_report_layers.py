@@ -78,7 +78,7 @@ def test_commands_are_numbered_in_the_order_of_the_call():
     assert numbered_scopes(commands, {}) == scopes
 
 
-def test_blocks_of_flax_nnx_are_layers_of_their_own():
+def test_flax_nnx_blocks_are_separate_layers():
     nnx = pytest.importorskip("flax.nnx")
 
     class Block(nnx.Module):

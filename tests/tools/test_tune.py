@@ -70,7 +70,7 @@ def test_decisions_are_recorded_and_override_thresholds():
     }  # fmt: skip
 
 
-def test_a_compilation_with_a_record_makes_its_choices(bundle):
+def test_compile_with_a_tuning_record_applies_its_choices(bundle):
     tuned = aotc.compile(layer, W, X, tuning=record(FEW_TILE))
     assert tuned != bundle
     assert tuned == aotc.compile(layer, W, X, tuning=record(FEW_TILE), cache=False)

@@ -75,7 +75,7 @@ def test_compression_ends_early_if_the_samples_are_misleading():
     assert compress_constants(blob(array)) is None
 
 
-def test_small_arrays_are_not_tried():
+def test_small_arrays_are_not_compressed():
     limit = compression.SMALL_BYTES // 4
     assert rows_of(np.arange(limit, dtype="int32")) is None
     assert rows_of(np.arange(limit + 1, dtype="int32")) == [(4, 1)]

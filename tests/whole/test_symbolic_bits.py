@@ -208,7 +208,7 @@ def test_every_subset_of_symbolic_sizes_gives_the_same_bits(name, dtype):
     check(name, dtype, subsets(PROGRAMS[name]))
 
 
-def test_exceptions_are_subsets_of_dims():
+def test_listed_exceptions_are_subsets_of_the_dims():
     for row in DIFFER.values():
         for name, listed in row.items():
             assert set(listed.split()) <= set(subsets(PROGRAMS[name]))

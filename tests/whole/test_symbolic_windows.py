@@ -31,7 +31,7 @@ def gradient(w: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("shape", ["b,9,7,16", "2,n,n,16", "b,n,m,16"])
-def test_weight_gradients_of_symbolic_images_are_tiles(shape):
+def test_weight_gradients_of_symbolic_images_are_planned_as_tiles(shape):
     scope = export.SymbolicScope()
     w = jax.ShapeDtypeStruct((3, 3, 16, 24), np.float32)
     x = jax.ShapeDtypeStruct(export.symbolic_shape(shape, scope=scope), np.float32)

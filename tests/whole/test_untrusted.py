@@ -223,7 +223,7 @@ def with_code(data, code):
     return with_source(data, zlib.compress(packed), len(packed))
 
 
-def test_a_source_that_crashes_its_reader_or_takes_all_memory(sound, monkeypatch):
+def test_a_source_that_crashes_its_reader_or_exhausts_memory_is_refused(sound, monkeypatch):
     """The child that reads it ends in place of this process."""
     opened = open_bundle(sound)
     held = zlib.decompress(opened.segment(opened.manifest["source"]["segment"]))

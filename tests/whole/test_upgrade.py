@@ -189,7 +189,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_tables_are_stored_as_differences(name):
+def test_regular_tables_are_stored_as_differences(name):
     with jax.enable_x64(True):
         table = TABLES[name](20000)
         model = jax.jit(lambda i: jnp.asarray(table).at[i].set(1)), np.int32(3)

@@ -131,7 +131,7 @@ def test_loops_have_no_whole_array_sums(name):
 
 
 @pytest.mark.parametrize("name", [name for name in GRADIENTS if "nested" in name or "three" in name])
-def test_sums_of_inner_loops_keep_their_bits(name, monkeypatch):
+def test_sums_of_inner_loops_have_unchanged_bits(name, monkeypatch):
     """The same program with whole sums, interpreted: each element has the same terms in the same order."""
 
     def result():

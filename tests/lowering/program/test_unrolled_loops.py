@@ -113,12 +113,12 @@ for i in unroll(0, 8):
 
 
 @pytest.mark.parametrize(("source", "kind"), [("v[k]", "unroll"), ("a[k, 2]", "serial")])
-def test_an_array_that_a_large_loop_indexes_is_in_memory(source, kind):
+def test_loops_over_an_array_in_memory_are_not_unrolled(source, kind):
     kinds = rolled(BEFORE_A_LARGE_LOOP.replace("SOURCE", source))
     assert kinds == {"c": "unroll", "k": kind, "i": "serial"}
 
 
-def test_the_limit_counts_scalar_operations():
+def test_the_unrolling_limit_counts_scalar_operations():
     body = kernel_of("for i in unroll(0, 8):\n    o[i, 0] = a[i, 0] * a[i, 1]").body
     assert code_size(body) == 8 * 4  # 2 loads, a product, a store
     assert UNROLLED_CODE.holds(code_size(body))

@@ -281,7 +281,7 @@ def test_cuda_refuses_lapack_calls_with_their_location():
         aotc.compile(jax.jit(jnp.linalg.det), np.eye(300, dtype="float32"), target="cuda:sm_80", host_fallback=False)
 
 
-def test_cholesky_of_an_operand_read_again():
+def test_cholesky_does_not_overwrite_an_operand_with_other_readers():
     a = positive(6, 6, dtype="float64")
     agree(compiled(lambda a: (jnp.linalg.cholesky(a), a * 2), [a]), (np.linalg.cholesky(a), a * 2))
 

@@ -61,7 +61,7 @@ def test_a_limit_without_effect_returns_the_same_target():
     assert whole.limited(whole.stack - 1, 0).stack == whole.stack - 1
 
 
-def test_tiles_fit_the_shared_memory_that_a_limit_leaves():
+def test_tiles_fit_the_shared_memory_limit():
     whole, small = TARGETS["cuda:sm_90a"], TARGETS["cuda:sm_90a"].limited(0, 48 << 10)
     (function,) = parse_module(MODULE.format(kind="bf16", rows="48", result="bf16", more="")).functions.values()
     assert lower_region(function, whole).tiling.shared <= whole.shared_memory

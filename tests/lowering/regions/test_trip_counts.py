@@ -71,7 +71,7 @@ def test_trip_counts_are_found_before_and_after_fusion(name):
 
 
 @pytest.mark.parametrize(("turns", "serial"), [(2, True), (5000, False)])
-def test_two_long_loops_share_the_threads_and_two_short_ones_do_not(turns, serial):
+def test_two_long_loops_run_in_parallel_and_two_short_ones_do_not(turns, serial):
     """Each is one kernel; with turns that are guessed both programs would be the same."""
 
     def function(x, y):

@@ -167,7 +167,7 @@ def test_dilated_large_windows_match_jax():
     check(f, [normal(40, 60)], 2, 4)
 
 
-def test_an_initial_value_counts_once():
+def test_the_initial_value_of_a_window_is_added_once():
     x = normal(4, 30)
     n = x.shape[1]
     window = {"window_dimensions": (1, n), "window_strides": (1, 1), "padding": ((0, 0), (n - 1, 0))}

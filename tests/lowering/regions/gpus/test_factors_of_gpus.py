@@ -166,7 +166,7 @@ def test_tall_matrices_or_little_shared_memory_use_column_lu(shape, memory):
         pytest.param((40, 40), "float64", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
-def test_threads_of_panels_do_not_race(shape, dtype):
+def test_threads_of_blocked_lu_do_not_race(shape, dtype):
     _, variant = gpu_program(linalg.lu, [values(*shape, dtype=dtype)])
     text, arrays = factor_kernel(variant)
     assert races_in(text, arrays) == []

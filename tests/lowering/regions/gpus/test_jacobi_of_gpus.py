@@ -185,7 +185,7 @@ def test_a_decomposition_beyond_the_shared_memory_limit_is_refused():
 
 @pytest.mark.parametrize("n", [2, 5, 9])
 @pytest.mark.parametrize("function", [jnp.linalg.eigh, jnp.linalg.svd])
-def test_threads_do_not_race_over_columns(function, n):
+def test_threads_of_jacobi_rotations_do_not_race(function, n):
     _, variant = gpu_program(function, [hermitian(n, n, dtype="complex64")])
     kernel = next(k for k in variant.kernels if "lapack" in k.name)
     races, random = Races(), np.random.default_rng(0)

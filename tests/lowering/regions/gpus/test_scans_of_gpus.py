@@ -61,7 +61,7 @@ def test_many_columns_are_scanned_in_one_pass(shape, reverse):
 
 
 @pytest.mark.usefixtures("few_are_many")
-def test_threads_do_not_race_over_columns():
+def test_threads_of_column_scans_do_not_race():
     _, variant = gpu_program(lambda x: window(x, lax.add, 0, 0), [np.zeros((1100, 16), "float32")])
     (kernel,) = variant.kernels
     races, random = Races(), np.random.default_rng(0)
