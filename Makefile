@@ -46,11 +46,12 @@ test-sanitizer: .venv-test/ready
 test-browser: .venv-test/ready
 	.venv-test/bin/python -m pytest -m browser -rs
 
-test-ray: .venv-ray/ready .venv-ray/sharded.vmfb
-	.venv-ray/bin/python -m pytest tests/serve/test_ray.py tests/serve/test_ray_gang.py -p no:cacheprovider -W ignore -rs
+test-ray: .venv-ray/ready .venv-ray/bundles/ready
+	.venv-ray/bin/python -m pytest tests/serve/test_ray.py tests/serve/test_ray_gang.py tests/serve/test_ray_gang_replicas.py -p no:cacheprovider -W ignore -rs
 
-.venv-ray/sharded.vmfb: .venv-ray/ready .venv-test/ready
-	PYTHONPATH=tests .venv-test/bin/python -c "from support.small_sharded import bundle; bundle(4).save('$@')"
+.venv-ray/bundles/ready: .venv-ray/ready .venv-test/ready tests/serve/ray_bundles.py
+	PYTHONPATH=tests .venv-test/bin/python -m serve.ray_bundles .venv-ray/bundles
+	touch $@
 
 .venv-ray/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-ray

@@ -1,4 +1,4 @@
-"""A sharded model in the server: a gang of ranks on this host, which restarts after a rank is lost."""
+"""A sharded model in the server: a gang of ranks, which restarts after a rank is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aotc.serve.logs import LOGGER
 from aotc.vmfb.api.entry import Entry
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.errors import BundleError, Error, RankLost
-from aotc.vmfb.gang.gang import Gang, GangState
+from aotc.vmfb.gang.base import BaseGang, GangState
 from aotc.vmfb.host.locks import new_lock
 from aotc.vmfb.ranks.layout import Layout
 
@@ -43,7 +43,7 @@ class GangModule:
     name : str
         The model, for messages.
     start : callable
-        Starts the ranks.
+        Starts the ranks; its gang ends with the first loss.
     target : str
         The target of the bundle's code.
 
@@ -52,17 +52,17 @@ class GangModule:
     functions : dict of str to Entry
         The functions of the bundle.
     gpus : tuple
-        Empty: arrays pass through shared memory of the host.
+        Empty: calls take and return arrays of the host.
     """
 
     gpus = ()
 
-    def __init__(self, name: str, start: Callable[[], Gang], target: str) -> None:
+    def __init__(self, name: str, start: Callable[[], BaseGang], target: str) -> None:
         self._name, self._start, self._target = name, start, target
         self._lock = new_lock()
         begin = monotonic()
         gang = start()
-        self._gang: Gang | None = gang
+        self._gang: BaseGang | None = gang
         self._start_seconds = monotonic() - begin
         self._mesh = str(gang.mesh)
         self.functions: Mapping[str, Entry] = dict(gang.functions)
@@ -122,13 +122,13 @@ class GangModule:
         """Return the signature of a function, or of each of its buckets."""
         return self._running().fixed_signatures(name)
 
-    def _running(self) -> Gang:
+    def _running(self) -> BaseGang:
         gang = self._gang
         if gang is None or gang.has_ended:
             raise self._unavailable("its ranks are starting again")
         return gang
 
-    async def _run(self, gang: Gang, call: Callable[[], Result]) -> Result:
+    async def _run(self, gang: BaseGang, call: Callable[[], Result]) -> Result:
         """Run a call in the background; start the ranks again if it has ended them."""
         try:
             return await run_in_background(call)
@@ -157,7 +157,7 @@ class GangModule:
         hint = "the request again; the state of a sequence of requests is lost"
         return RequestFault(CLOSED, self._name, what, hint=hint, retry=max(1, round(self._start_seconds)))
 
-    def _restart(self, lost: Gang, error: Exception) -> bool:
+    def _restart(self, lost: BaseGang, error: Exception) -> bool:
         """Restart the ranks in the background, once for each lost gang; return False if a restart has begun."""
         with self._lock:
             if self._gang is not lost or self._is_closed:
@@ -197,7 +197,7 @@ class GangModule:
         return True
 
 
-def _start_again(module: weakref.ref[GangModule], lost: Gang) -> None:
+def _start_again(module: weakref.ref[GangModule], lost: BaseGang) -> None:
     """Start the ranks of a module repeatedly until they run, or the server drops the module."""
     with suppress(Exception):  # its processes are dead or killed
         lost.close()
@@ -208,7 +208,7 @@ def _start_again(module: weakref.ref[GangModule], lost: Gang) -> None:
         pause = min(2 * pause, _MOST_PAUSE)
 
 
-def _signatures(gang: Gang) -> dict[str, str]:
+def _signatures(gang: BaseGang) -> dict[str, str]:
     return {name: repr(entry.signature) for name, entry in gang.functions.items()}
 
 

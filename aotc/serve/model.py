@@ -255,7 +255,7 @@ class ServedModel:
 def _started_module(
     name: str, path: str, bundle: OpenedBundle, settings: Settings
 ) -> LoadedModule | GangModule:
-    """Load a bundle; start the ranks of a sharded bundle on this host.
+    """Load a bundle; start the ranks of a sharded bundle, by default on this host.
 
     Raises
     ------
@@ -273,8 +273,8 @@ def _started_module(
         raise BundleError(path, what, hint="leave out --device")
     weights = str(settings.weights) if settings.weights else None
     start = partial(
-        gang, path, ranks=settings.ranks, threads=settings.threads, verify=settings.verify, trusted_keys=keys,
-        weights=weights,
+        settings.start_ranks or gang, path, ranks=settings.ranks, threads=settings.threads, verify=settings.verify,
+        trusted_keys=keys, weights=weights,
     )  # fmt: skip
     return GangModule(name, start, bundle.manifest["variants"][0]["target"])
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import ipaddress
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.verify.trust import check_public_keys
+
+if TYPE_CHECKING:
+    from aotc.vmfb.gang.base import BaseGang
 
 # Largest value of an option of gRPC's library, a C int: bytes of a message and of a head, connections.
 GRPC_MOST = 2**31 - 1
@@ -81,6 +84,8 @@ class Settings:
         Ranks that sharded bundles must be for; they run on this host. None: as many as a bundle is for.
     weights : Path or None
         As in :func:`aotc.load`: a file, or a folder of shards of a sharded bundle.
+    start_ranks : callable or None
+        Starts the ranks of a sharded bundle, with arguments of :func:`aotc.gang`. None: :func:`aotc.gang`.
     """
 
     source: Path
@@ -120,6 +125,7 @@ class Settings:
     trusted_keys: Sequence[str] = ()
     ranks: int | None = None
     weights: Path | None = None
+    start_ranks: Callable[..., BaseGang] | None = None
     version: str = ""
 
     def check(self) -> Settings:

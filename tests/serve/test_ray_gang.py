@@ -1,8 +1,9 @@
 """Ranks of a sharded model as actors of Ray: placed together, right, and started again after a loss.
 
-``make test-ray`` compiles the bundle: its environment has Ray, and no compiler.
+``make test-ray`` compiles the bundles: its environment has Ray, and no compiler.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -21,7 +22,8 @@ from ray.util import placement_group_table  # noqa: E402
 import aotc  # noqa: E402
 from aotc.serve.ray_gang import RayGang  # noqa: E402
 
-BUNDLE = Path(os.environ.get("AOTC_SHARDED_BUNDLE", ".venv-ray/sharded.vmfb"))  # mesh: data=2 x model=2
+BUNDLES = Path(os.environ.get("AOTC_RAY_BUNDLES", ".venv-ray/bundles"))  # of serve.ray_bundles
+BUNDLE = BUNDLES / "layer4.vmfb"  # mesh: data=2 x model=2
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,52 @@ def test_ranks_of_two_hosts_are_packed_and_restart(cluster):
         assert caught.value.rank == 2
         check(gang.invoke("main", *arguments()))
         assert gang.starts == 2
+
+
+def test_functions_take_pytrees_and_wrong_arguments_end_no_rank(cluster):
+    up, down, x, scale = arguments()
+    with RayGang(BUNDLE, hosts=2, timeout=120) as gang:
+        found = gang({"w1": up, "w2": down}, x, scale)
+        check([*found["norms"], *found["rows"], found["y"]])
+        with pytest.raises(aotc.ArgumentValueError, match="one rank's part"):
+            gang.main({"w1": up[:, :16], "w2": down}, x, scale)
+        with pytest.raises(aotc.CallError, match="no function 'other'"):
+            gang.invoke("other")
+        with pytest.raises(aotc.CallError, match="wrong number of arguments"):
+            gang.invoke("spin", np.zeros((8, 4), "f4"))
+        assert not gang.has_ended
+        check(gang.invoke("main", *arguments()))
+        assert gang.starts == 1
+    with pytest.raises(aotc.CallError, match="it was closed"):
+        gang.invoke("main", *arguments())
+
+
+def test_a_state_stays_on_the_ranks_until_one_is_lost(cluster):
+    prompt, expected = json.loads((BUNDLES / "tokens.json").read_text())[0]
+    with RayGang(BUNDLES / "text.vmfb", hosts=2, weights=BUNDLES / "checkpoint.safetensors", timeout=120) as gang:
+        state = gang.new_state()
+        found = [int(gang.step("prefill", np.array([prompt], np.int32), state).argmax())]
+        while len(found) < len(expected):
+            found.append(int(gang.step("decode", np.array([found[-1:]], np.int32), state).argmax()))
+        assert found == expected
+        os.kill(gang.processes[0], signal.SIGKILL)
+        with pytest.raises(aotc.RankLost):
+            gang.step("decode", np.array([[1]], np.int32), state)
+        with pytest.raises(aotc.CallError, match="the state is lost"):
+            gang.step("decode", np.array([[1]], np.int32), state)
+        assert int(gang.step("prefill", np.array([prompt], np.int32), gang.new_state()).argmax()) == expected[0]
+        assert gang.starts == 2
+
+
+def test_a_gang_without_restart_ends_with_its_first_loss(cluster):
+    gang = RayGang(BUNDLE, hosts=2, timeout=120, restart=False)
+    os.kill(gang.processes[1], signal.SIGKILL)
+    with pytest.raises(aotc.RankLost):
+        gang.invoke("main", *arguments())
+    assert gang.has_ended
+    with pytest.raises(aotc.CallError, match="the gang has ended"):
+        gang.invoke("main", *arguments())
+    gang.close()
 
 
 def test_one_host_without_enough_cpus_is_an_error(cluster):

@@ -114,8 +114,10 @@ def asked(port, rows):
 
 
 def test_every_program_on_the_page_has_a_test():
-    assert len(PROGRAMS) == 8
+    assert len(PROGRAMS) == 10
     assert "from ray import serve" in PROGRAMS[4]  # tests/serve/test_ray.py does as this and the next ones
     assert "autoscaling_config" in PROGRAMS[5]
     assert "applications(" in PROGRAMS[6]
-    assert "RayGang(" in PROGRAMS[7]  # tests/serve/test_ray_gang.py
+    assert "autoscaling_config" in PROGRAMS[7]  # tests/serve/test_ray_gang_replicas.py does as this and the next one
+    assert "hosts=2" in PROGRAMS[8]
+    assert "RayGang(" in PROGRAMS[9]  # tests/serve/test_ray_gang.py

@@ -12,6 +12,7 @@ import select
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from functools import partial
 from mmap import mmap
 from time import perf_counter
@@ -22,10 +23,10 @@ import numpy as np
 from aotc.vmfb.api.buckets import has_buckets
 from aotc.vmfb.errors import CallError, Error
 from aotc.vmfb.gang.shared_arrays import SharedFunction, mapped_memory
+from aotc.vmfb.gang.states import RankStates
 from aotc.vmfb.module import LoadedModule, load
 from aotc.vmfb.ranks.frames import MOST_BYTES, FrameReader, send_frame
 from aotc.vmfb.ranks.ranks import Ranks
-from aotc.vmfb.results import DEVICE
 
 ORPHANED = 75  # the exit status of a rank whose gang ended
 
@@ -82,16 +83,14 @@ def _serve_calls(sock: socket.socket, reader: FrameReader, options: dict[str, An
     memory = mapped_memory(file)
     os.close(file)
     send_frame(sock, {"signatures": {name: repr(entry.signature) for name, entry in own.items()}})
-    states: dict[int, list[Any]] = {}
+    states = RankStates(module)
     while True:
         match _next_gang_message(reader):
             case {"record": str(name), "calls": int(count), "file": str(path)}:
                 calls[name].record(memory, count, path)
                 send_frame(sock, {})
             case {"step": str(name), "state": int(number), "dropped": list(dropped)}:
-                for other in dropped:
-                    states.pop(other, None)
-                states[number] = calls[name].step(memory, states.pop(number, []))
+                calls[name].step(memory, states, number, dropped)
                 send_frame(sock, {})
             case {"call": str(name)}:
                 send_frame(sock, {"seconds": calls[name].run(memory)})
@@ -125,15 +124,12 @@ class _Call:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(found, file)
 
-    def step(self, memory: mmap, state: list[Any]) -> list[Any]:
-        """Run a call on the first argument in shared memory and a state, which it may overwrite; return the new one."""
+    def step(self, memory: mmap, states: RankStates, number: int, dropped: Sequence[int]) -> None:
+        """Run a call on the first argument in shared memory and a state; write the first result to shared memory."""
         values, out = self._arrays_in(memory)
-        module = self._module
-        results = DEVICE if module.gpus else ""
-        first, *state = module.invoke(self._name, values[0], *state, donate=True, results=results)
+        first = states.step(self._name, values[0], number, dropped)
         if out[0] is not None:
             out[0][...] = np.asarray(first)
-        return state
 
     def run(self, memory: mmap) -> float:
         """Run a call; return its time in seconds."""

@@ -14,23 +14,21 @@ import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.arguments import Signature
-from aotc.vmfb.ranks.cut import Cut, cut_of
+from aotc.vmfb.ranks.cut import Cut, FunctionCuts
 from aotc.vmfb.ranks.layout import Mesh
 
 
-class SharedFunction:
+class SharedFunction(FunctionCuts):
     """The positions of a function's arguments and results in shared memory.
 
     Attributes
     ----------
-    arguments, results : tuple of Cut
     size : int
         Bytes of all parts.
     """
 
     def __init__(self, mesh: Mesh, signature: Signature) -> None:
-        self.arguments = tuple(cut_of(mesh, row) for row in signature.arguments)
-        self.results = tuple(cut_of(mesh, row) for row in signature.results)
+        super().__init__(mesh, signature)
         self.size = 0
         self._argument_offsets = self._placed(self.arguments)
         self._result_offsets = self._placed(self.results)

@@ -61,6 +61,19 @@ def cut_of(mesh: Mesh, row: Mapping[str, Any]) -> Cut:
     return Cut(to_numpy(row["dtype"]), whole, dims, owners, slices)
 
 
+class FunctionCuts:
+    """How the arguments and the results of a function are cut into the parts of ranks.
+
+    Attributes
+    ----------
+    arguments, results : tuple of Cut
+    """
+
+    def __init__(self, mesh: Mesh, signature: Signature) -> None:
+        self.arguments = tuple(cut_of(mesh, row) for row in signature.arguments)
+        self.results = tuple(cut_of(mesh, row) for row in signature.results)
+
+
 def whole_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of a signature with the shape of the whole array; no call overwrites it."""
     kept = {key: value for key, value in row.items() if key not in ("layout", "whole")}
