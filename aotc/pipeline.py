@@ -28,6 +28,7 @@ from aotc.driver import bundle_cache
 from aotc.driver.assemble import KernelsCompiledAhead, assemble
 from aotc.driver.declare_state import declare_bindings
 from aotc.driver.function_signatures import warn_of_hidden_functions
+from aotc.driver.output_path import check_output_path
 from aotc.driver.weights import compile_with_weights
 from aotc.guard import guard, reraise_user_errors
 from aotc.ir.semantics.verify import verify
@@ -353,6 +354,10 @@ def compile(
     """
     reader_process.prepare_reader_for_model(model)
     chosen = checked_options(options, flags)
+    if output is not None:
+        if not isinstance(output, str | os.PathLike):
+            raise CompileError.at(UNKNOWN, f"output is {output!r}"[:80], hint="the path of the bundle to write")
+        check_output_path(Path(os.fsdecode(output)), option="output=")
     targets = variant_targets(resolve_targets(chosen.target), chosen.devices)
     if mesh is not None or in_shardings is not None or out_shardings is not None:
         model = model_on_mesh(chosen, model, mesh, in_shardings, out_shardings)

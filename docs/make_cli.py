@@ -13,7 +13,14 @@ HEAD = """\
 
 [The quickstart](get_started/quickstart_cli.md) shows the common ones with their output.
 
-Exit codes: 0 if all is well; 1 for an error in the model, the bundle or the call; 2 for a wrong command line or a bug.
+| Exit code | Meaning |
+|---|---|
+| 0 | success |
+| 1 | an error in the model, the bundle, the call or the value of an option; `lint`: an op is refused; `doctor`: a part is missing |
+| 2 | an unknown option, a missing argument, an option that does not fit the others or the model, or a bug in aotc |
+| 3 | `check`: a result differs; `run --nan-watch`: a result has NaN or infinite elements |
+| 130 | Ctrl-C |
+| 141 | the reader of the output has closed its pipe |
 """
 
 

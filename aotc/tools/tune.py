@@ -258,10 +258,10 @@ class _Search:
         sizes: Mapping[str, int], settings: TuneSettings,
     ) -> _Search:  # fmt: skip
         """Load the bundle, call it once, and compare its results with XLA's."""
+        opened = open_bundle(source)  # its errors name the file
         original = source if isinstance(source, bytes) else Path(source).read_bytes()
-        opened = open_bundle(original)
         variant, _, _ = choose_variant(opened, settings.devices)
-        raw, targets, options = model_of(original)
+        raw, targets, options = model_of(source)
         if variant.get("devices") or any(isinstance(t, Mix) for t in targets) or "mesh" in opened.manifest:
             raise BundleError(opened.where, "the bundle is for several devices", hint="tune a bundle for one device")
         target = next(t for t in targets if t.name == variant["target"])

@@ -358,22 +358,9 @@ def _is_stdout(output: Path) -> bool:
 
 def check_output(output: Path, source: Path | str = "", option: str = "-o") -> None:
     """Refuse an output that cannot be written, or that is the input file, before any work is done."""
-    from aotc.diagnostics import CompileError, Loc
+    from aotc.driver.output_path import check_output_path
 
-    hint = f"another place with {option}"
-    if source and output.is_file() and Path(source).is_file() and output.samefile(source):
-        raise CompileError.at(Loc(str(output)), "the output would replace the input", hint=hint)
-    if output.is_dir():
-        raise CompileError.at(Loc(str(output)), "it is a folder", hint=f"{option} with the name of a file")
-    if output.exists() and not output.is_file():  # devices and pipes are written directly
-        if not os.access(output, os.W_OK):
-            raise CompileError.at(Loc(str(output)), "it is not writable", hint=hint)
-        return
-    folder = Path(os.path.realpath(output)).parent if output.is_symlink() else output.parent
-    if not folder.is_dir():
-        raise CompileError.at(Loc(str(output)), f"there is no folder {folder}", hint=f"make it, or {hint}")
-    if not os.access(folder, os.W_OK):
-        raise CompileError.at(Loc(str(output)), f"the folder {folder} is not writable", hint=hint)
+    check_output_path(output, source, option)
 
 
 def _ir_after_stop(source: Any, options: Options, targets: tuple[Target, ...]) -> str:
