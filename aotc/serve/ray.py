@@ -158,7 +158,7 @@ def _read_manifests(source: Path) -> tuple[list[Mapping[str, Any]], str]:
     manifests, reason = list[Mapping[str, Any]](), "no bundle"
     for path in paths:
         try:
-            manifests.append(open_bundle(str(path), copy=True).manifest)
+            manifests.append(open_bundle(str(path)).manifest)
         except (BundleError, OSError) as error:
             reason = str(error)
     return manifests, reason

@@ -23,6 +23,7 @@ from ray.serve.context import _get_global_client  # noqa: E402
 from aotc.serve.ray import actor_options, application, applications, kinds_of  # noqa: E402
 from aotc.serve.settings import Settings  # noqa: E402
 from aotc.vmfb.bundle import write_bundle  # noqa: E402
+from aotc.vmfb.limits import EAGER_BYTES  # noqa: E402
 
 PORT, RETRIES = 18_100, 60
 PREFIXES = (("cpu", ""), ("cuda", "/gpu"))
@@ -107,13 +108,16 @@ def test_a_failed_machine_loses_no_request(cluster, tiny_folder):
     assert until(lambda: replicas() == 2)
 
 
-def test_replicas_scale_with_the_load(cluster, tiny_folder):
+def test_replicas_scale_with_the_load(cluster, tmp_path):
     """By the options of Ray's autoscaling; a file is in the memory of all replicas once."""
     scaling = {
         "min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1, "metrics_interval_s": 0.5,
         "look_back_period_s": 2, "upscale_delay_s": 0.5, "downscale_delay_s": 2,
     }  # fmt: skip
-    settings = Settings(tiny_folder, threads=1)
+    manifest, segments = tiny.parts()
+    large = [*segments, ("padding", bytes(2 * EAGER_BYTES))]  # smaller files are read, not mapped
+    (tmp_path / "tiny.vmfb").write_bytes(write_bundle(None, manifest, large))
+    settings = Settings(tmp_path, threads=1)
     serve.run(application(settings, autoscaling_config=scaling), name="aotc", route_prefix="/")
     assert replicas() == 1
     ended, lost = threading.Event(), []
@@ -128,7 +132,7 @@ def test_replicas_scale_with_the_load(cluster, tiny_folder):
     for thread in threads:
         thread.start()
     assert until(lambda: replicas() == 2)
-    assert until(lambda: len(mapping(tiny_folder / "tiny.vmfb")) == 2)
+    assert until(lambda: len(mapping(tmp_path / "tiny.vmfb")) == 2)
     ended.set()
     for thread in threads:
         thread.join(60)

@@ -102,7 +102,7 @@ def test_states_are_freed_with_their_sequences(folder):
 
         gang._processes.ask = spied
         assert server.json("/v2/models/llm/generate", asked([3, 1, 4], 2))[0] == 200
-        assert sent[0]["dropped"] == [2]
+        assert [number for row in sent for number in row["dropped"]] == [2]  # a thread may free it after the response
         assert [row["state"] for row in sent] == [3, 3]
 
 
