@@ -41,6 +41,7 @@ TOPICS = {
     "serving": Topic("The server: overhead, batches, replaced bundles, memory", "overhead"),
     "compile": Topic("Compile time and the memory of the compiler", "ratios"),
     "runtime": Topic("Calls, submissions, the scheduler, process start", "calls"),
+    "ranks": Topic("Sharded models of many ranks, by simulation", "simulated_steps"),
     "costs": Topic("The cost model and the thresholds of lowering", "cost_model"),
 }
 

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from aotc.tools.explain.fusion import FusionReport
     from aotc.tools.explain.memory import MemoryReport
     from aotc.tools.explain.schedule import ScheduleReport
+    from aotc.tools.explain.step import StepReport
     from aotc.vmfb.bundle import OpenedBundle
 
-    Report = AffinityReport | FusionReport | ScheduleReport | MemoryReport | CollectivesReport
+    Report = AffinityReport | FusionReport | ScheduleReport | MemoryReport | CollectivesReport | StepReport
 
 SUMMARY = "Explain fusion, placement, schedule and memory of a model."
 EXAMPLES = """
@@ -68,6 +69,10 @@ aotc explain affinity model.mlir --device d0=cpu --device d1=cuda:sm_90 --place=
 List what the ranks of a sharded model send, with times for InfiniBand:
 
 aotc explain collectives sharded.vmfb --link=ib
+
+Simulate a call of a sharded model on hosts of 8 GPUs, which this machine need not have:
+
+aotc explain step sharded.vmfb --between=ethernet --ranks-per-host=8
 """
 
 
@@ -79,6 +84,7 @@ class Subject(StrEnum):
     schedule = "schedule"
     memory = "memory"
     collectives = "collectives"
+    step = "step"
 
 
 class LinkName(StrEnum):
@@ -91,10 +97,17 @@ class LinkName(StrEnum):
     loopback = "loopback"
 
 
+class HostLinkName(StrEnum):
+    """Links between hosts for a simulated step."""
+
+    ib = "ib"
+    ethernet = "ethernet"
+
+
 TARGET = "cpu (this machine, the default), or a name from `aotc targets`."
 SUBJECTS = """affinity: the device of each op, and the transfers. fusion: the ops of each kernel. schedule: time,
 dependencies and bottleneck of each command. memory: the buffers of a call, and its peak. collectives:
-what the ranks of a sharded model send to each other."""
+what the ranks of a sharded model send to each other. step: a simulated call of a sharded model on a cluster."""
 _PICTURES = (Subject.affinity, Subject.schedule, Subject.memory)
 _SIZES = (Subject.schedule, Subject.memory)
 
@@ -117,11 +130,19 @@ def command(
     ),
     picture: Path = typer.Option(
         None, rich_help_panel=Panel.RESULTS, metavar="FILE.svg",
-        help="Draw an .svg file; not for fusion or collectives.",
+        help="Draw an .svg file; not for fusion, collectives or step.",
     ),
     link: LinkName = typer.Option(
         LinkName.nvlink, rich_help_panel=Panel.INPUTS, metavar="LINK",
-        help="For collectives: the link that times are for: nvlink, pcie, ib, ethernet or loopback.",
+        help="For collectives: the link that times are for: nvlink, pcie, ib, ethernet or loopback. For step: the link "
+        "inside a host, nvlink or pcie.",
+    ),
+    between: HostLinkName = typer.Option(
+        HostLinkName.ib, rich_help_panel=Panel.INPUTS, metavar="LINK",
+        help="For step: the link between hosts, ib or ethernet.",
+    ),
+    ranks_per_host: int = typer.Option(
+        8, rich_help_panel=Panel.INPUTS, min=1, metavar="N", help="For step: ranks of a host, in the order of ranks.",
     ),
     as_json: bool = typer.Option(False, "--json", rich_help_panel=Panel.RESULTS, help="Print every row, as JSON."),
     target: str = typer.Option("", rich_help_panel=Panel.TARGET, metavar="NAME", help=TARGET),
@@ -159,6 +180,8 @@ def command(
             _explain_model(subject, source, {**flags, "function": function}, picture, as_json)
         elif subject is Subject.collectives:
             _explain_collectives(source, flags, function, link, as_json)
+        elif subject is Subject.step:
+            _explain_step(source, flags, function, (link.value, between.value, ranks_per_host), as_json)
         else:
             _explain_bundle(subject, source, flags, function, dims, picture, as_json)
 
@@ -237,6 +260,18 @@ def _explain_collectives(
 
     opened, target = _opened_bundle(source, flags)
     _print_report(explain_collectives(opened, function, target, link.value), as_json)
+
+
+def _explain_step(
+    source: bytes | Path, flags: dict[str, Any], function: str, cluster: tuple[str, str, int], as_json: bool
+) -> None:
+    """Print the report about a simulated call on a cluster: links inside and between hosts, ranks of a host."""
+    from aotc.tools.explain.step import explain_step
+    from aotc.tools.simulate.cluster import cluster_of
+
+    chosen = cluster_of(*cluster)
+    opened, target = _opened_bundle(source, flags)
+    _print_report(explain_step(opened, chosen, function, target), as_json)
 
 
 def _opened_bundle(source: Any, flags: dict[str, Any]) -> tuple[OpenedBundle, str]:

@@ -9,15 +9,18 @@ from typing import Any, Literal, overload
 
 from aotc.pipeline import compile
 from aotc.tools.explain.affinity import AffinityReport, explain_affinity
-from aotc.tools.explain.collectives import DEFAULT_LINK, CollectivesReport, explain_collectives
+from aotc.tools.explain.collectives import CollectivesReport, explain_collectives
 from aotc.tools.explain.fusion import FusionReport, explain_fusion
+from aotc.tools.explain.links import DEFAULT_LINK
 from aotc.tools.explain.memory import MemoryReport, explain_memory
 from aotc.tools.explain.schedule import ScheduleReport, explain_schedule
+from aotc.tools.explain.step import StepReport, explain_step
 from aotc.tools.fetch_model import is_bundle
+from aotc.tools.simulate.cluster import DEFAULT_BETWEEN, RANKS_PER_HOST, cluster_of
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.errors import ArgumentValueError
 
-SUBJECTS = ("affinity", "fusion", "schedule", "memory", "collectives")
+SUBJECTS = ("affinity", "fusion", "schedule", "memory", "collectives", "step")
 
 
 @overload
@@ -36,15 +39,15 @@ def explain(
 def explain(
     subject: Literal["collectives"], model: object, *example_args: Any, link: str = ..., **flags: Any
 ) -> CollectivesReport: ...
+@overload
 def explain(
-    subject: str,
-    model: object,
-    *example_args: Any,
-    function: str = "",
-    sizes: Mapping[str, int] | None = None,
-    link: str = DEFAULT_LINK,
-    **flags: Any,
-) -> AffinityReport | FusionReport | ScheduleReport | MemoryReport | CollectivesReport:
+    subject: Literal["step"], model: object, *example_args: Any, link: str = ..., between: str = ...,
+    ranks_per_host: int = ..., **flags: Any,
+) -> StepReport: ...  # fmt: skip
+def explain(
+    subject: str, model: object, *example_args: Any, function: str = "", sizes: Mapping[str, int] | None = None,
+    link: str = DEFAULT_LINK, between: str = DEFAULT_BETWEEN, ranks_per_host: int = RANKS_PER_HOST, **flags: Any,
+) -> AffinityReport | FusionReport | ScheduleReport | MemoryReport | CollectivesReport | StepReport:
     """Explain why a model runs as it does: in which kernels, where, when, in which memory, between which ranks.
 
     Parameters
@@ -53,28 +56,29 @@ def explain(
         ``affinity``: on which device each op runs, and what is moved. ``fusion``: which ops are one kernel.
         ``schedule``: the time and the dependencies of each command. ``memory``: the values in the arena.
         ``collectives``: what the ranks of a sharded model send to each other, over which axes of the mesh.
+        ``step``: a simulated call of a sharded model on a cluster.
     model, *example_args
         As for :func:`aotc.compile`, or a bundle: its path or its bytes.
     function : str
-        Of a schedule, memory or collectives the only function or ``main`` by default, otherwise all.
+        Of a schedule, memory, collectives or a step the only function or ``main`` by default, otherwise all.
     sizes : mapping of str to int
         Of a schedule or memory: sizes of symbolic dims; others have their typical size, or 16.
     link : str
-        Of collectives: the link whose times are listed: ``nvlink``, ``pcie``, ``ib``, ``ethernet`` or ``loopback``.
+        Of collectives: ``nvlink``, ``pcie``, ``ib``, ``ethernet`` or ``loopback``. Of a step: the link inside a host.
+    between, ranks_per_host
+        Of a step: the link between hosts, ``ib`` or ``ethernet``; rank ``r`` is in host ``r // ranks_per_host``.
     **flags
         Options of :func:`aotc.compile`; ``target`` selects one of a bundle's targets.
 
     Returns
     -------
-    AffinityReport, FusionReport, ScheduleReport, MemoryReport or CollectivesReport
+    AffinityReport, FusionReport, ScheduleReport, MemoryReport, CollectivesReport or StepReport
         ``print`` displays it as ``aotc explain`` does.
 
     Raises
     ------
-    CompileError
-        If the model cannot be compiled.
-    BundleError
-        If the bundle cannot be read.
+    CompileError, BundleError
+        If the model cannot be compiled, or the bundle cannot be read.
     ArgumentValueError
         If the subject is unknown, or a bundle is given with options of its compilation.
     """
@@ -92,6 +96,10 @@ def explain(
         case "collectives":
             opened, target = bundle_of(model, *example_args, **flags)
             return explain_collectives(opened, function, target, link)
+        case "step":
+            cluster = cluster_of(link, between, ranks_per_host)
+            opened, target = bundle_of(model, *example_args, **flags)
+            return explain_step(opened, cluster, function, target)
     raise ArgumentValueError("", "unknown subject", repr(subject), " or ".join(SUBJECTS))
 
 

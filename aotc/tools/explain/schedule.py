@@ -177,8 +177,7 @@ def explain_schedule(
     flow = flow_of(opened, function, sizes, target)
     kernels = kernels_of(opened, flow)
     record = stored_record(opened, PROFILE) or stored_record(opened, COSTS)
-    own = {k["name"]: _target_with_caches(k["target"]) for k in flow.variant["kernels"] if "target" in k}
-    costs = [Costs(_target_with_caches(space.target), record, own) for space in flow.spaces]
+    costs = costs_of_spaces(flow, record)
     rows: list[ScheduleRow] = []
     times = _step_times(flow, kernels, costs)
     for graph in _graphs_of_steps(flow.steps):
@@ -197,6 +196,12 @@ def explain_schedule(
     )  # fmt: skip
 
 
+def costs_of_spaces(flow: Flow, record: Mapping[str, Any] | None) -> list[Costs]:
+    """Return the costs on the target of each memory space; ``record`` has measured ones."""
+    own = {k["name"]: target_with_caches(k["target"]) for k in flow.variant["kernels"] if "target" in k}
+    return [Costs(target_with_caches(space.target), record, own) for space in flow.spaces]
+
+
 def measured_on(record: Mapping[str, Any], target: str) -> str:
     """Return the machines of a cost record: the processor if ``target`` has CPU code, and the GPU."""
     machine = record.get("machine", {})
@@ -204,10 +209,10 @@ def measured_on(record: Mapping[str, Any], target: str) -> str:
     return " and ".join(filter(None, map(str, found)))
 
 
-def _target_with_caches(name: str) -> Target:
+def target_with_caches(name: str) -> Target:
     """Return the target by name, with this machine's cache sizes if it is the host."""
     if "+" in name:
-        return common_cpu_target(map(_target_with_caches, name.split("+")))
+        return common_cpu_target(map(target_with_caches, name.split("+")))
     return own if name.startswith("cpu") and (own := host_target()).name == name else TARGETS[name]
 
 
@@ -246,7 +251,7 @@ def _step_times(flow: Flow, kernels: Sequence[Kernel], costs: Sequence[Costs]) -
             times[step.number] = _time_inside_control(flow, step, times)
         elif step.kernel < 0:
             _, begin, end = step.reads[0]
-            times[step.number] = _copy_nanoseconds(costs, flow.memories_of_step(step), end - begin)
+            times[step.number] = copy_nanoseconds(costs, flow.memories_of_step(step), end - begin)
         else:
             times[step.number] = costs[flow.memories_of_step(step)[-1]].of(kernels[step.kernel], step.sizes).ns
     return times
@@ -326,7 +331,7 @@ def _tile_dependency_shares(steps: Sequence[FlowStep]) -> dict[tuple[int, int], 
     return found
 
 
-def _copy_nanoseconds(costs: Sequence[Costs], way: tuple[int, int], size: int) -> float:
+def copy_nanoseconds(costs: Sequence[Costs], way: tuple[int, int], size: int) -> float:
     """Return the nanoseconds of a copy of ``size`` bytes from memory ``way[0]`` to memory ``way[1]``."""
     if way[0] == way[1]:
         return costs[way[0]].copy_nanoseconds(size)

@@ -1,0 +1,1 @@
+"""Sharded models of many ranks."""
