@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "aotc.frontend": (
         "numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", "aotc.guard", "aotc.vmfb.limits", "aotc.vmfb.custom_calls",
         "aotc.source.bytecode", "aotc.source.reader_process", "aotc.vmfb.host.children", "aotc.vmfb.host.install",
-        "aotc.vmfb.profile.model_place", *COMMON, *CONTRACTS,
+        "aotc.vmfb.profile.model_place", "aotc.kernels.jobs.store", *COMMON, *CONTRACTS,
     ),
     "aotc.lowering": (),
     "aotc.lowering.threshold": ("aotc.ir",),

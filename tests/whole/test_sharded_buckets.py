@@ -261,3 +261,27 @@ class TestRefused:
         model = jax.export.export(function, platforms=("cpu",))(x)
         with pytest.raises(CompileError, match=r"for b=2: JAX cannot compute all sizes: .*b >= 4"):
             aotc.compile(model, specialize={"b": (2, 4)})
+
+
+UNNAMED = """module attributes {mhlo.num_partitions = 4 : i32} {
+  sdy.mesh @mesh = <["data"=4]>
+  func.func public @main(%x: tensor<?x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>},
+      %w: tensor<16x16xf32>, %y: tensor<?x16xf32>) -> tensor<?x16xf32> {
+    %z = stablehlo.add %x, %y : tensor<?x16xf32>
+    return %z : tensor<?x16xf32>
+  }
+}"""
+
+
+@pytest.mark.parametrize("flags", [{}, {"mesh": {"a": 2, "b": 2}}, {"specialize": {"b": (8,)}}])
+def test_text_with_sizes_without_names_says_what_to_do(flags):
+    with pytest.raises(aotc.CompileError) as caught:
+        aotc.compile(UNNAMED, **flags)
+    text = str(caught.value)
+    assert "sizes without names: argument 0 is tensor<?x16xf32>, argument 2 is tensor<?x16xf32>" in text
+    assert "a number for each ?, or jax.export of the function" in text
+
+
+def test_text_with_numbers_for_its_sizes_compiles():
+    found = aotc.inspect(aotc.compile(UNNAMED.replace("?", "8")))
+    assert found.mesh == "data=4"

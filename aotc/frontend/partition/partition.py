@@ -7,13 +7,11 @@ and an invalid program may end the process. Large programs take about a second.
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from operator import mul
-from typing import IO, Any
+from typing import Any
 
 from jaxlib.mlir import ir
 
@@ -22,21 +20,18 @@ from aotc.frontend.entry_attrs import attribute_dictionaries
 from aotc.frontend.hidden_ops import operations_of
 from aotc.frontend.locations import loc_from_mlir
 from aotc.frontend.mlir_types import discardable_integer, is_private, module_bytes
+from aotc.frontend.partition.hoist import HoistedConstant, hoist_constants, restore_constants
+from aotc.frontend.partition.partitioner import ask_partitioner
+from aotc.frontend.partition.self_test import check_partitioner
 from aotc.frontend.partition.tilings import layout_of_tiling, mesh_of_factors
-from aotc.source.reader_process import read_frame, write_frame
-from aotc.vmfb.host.children import python_command
 from aotc.vmfb.ranks.layout import Layout, Mesh, parts_of_dims
 
-_CHILD = "from aotc.frontend.partition.xla_child import serve; serve()"
 _COUNT, _REPLICAS = "mhlo.num_partitions", "mhlo.num_replicas"
 _SHARDY = "sdy.sharding"
 _SHARDINGS = (_SHARDY, "mhlo.sharding", "mhlo.layout_mode", "mhlo.memory_kind")
 _AXIS = re.compile(r'"((?:[^"\\]|\\.)*)"=(\d+)')
-_FATAL = re.compile(r"F\d{4} [\d:.]+\s+\d+ \S+\] (.*)")
 _WHOLE_AXES = "in_shardings and out_shardings of whole axes"
 _DEVICES = re.compile(r"device_ids=\[([\d, ]*)\]")
-# Seconds that XLA may take for a program: 32 layers for 512 devices take two.
-PARTITION_SECONDS = 600
 
 Axes = Sequence[tuple[str, int]]
 
@@ -72,6 +67,9 @@ def partitioned(module: ir.Module, path: str = "", axes: Axes = ()) -> tuple[byt
         stated = _mesh_of(module)
         mesh = _mesh_with_axes(stated, axes, bool(_named_meshes(module)), path) if axes else stated
         _set_partitions(module, mesh.size)
+        check_partitioner(path)
+        whole = partial(_whole_array_sharding, mesh=stated, shardy=_uses_shardy(module))
+        hoisted = hoist_constants(module, main, whole)
         layouts, local = _run_xla_partitioner(module, main, mesh, path)
         if _make_uneven_whole(main, stated, layouts):
             layouts, local = _run_xla_partitioner(module, main, mesh, path)
@@ -81,8 +79,9 @@ def partitioned(module: ir.Module, path: str = "", axes: Axes = ()) -> tuple[byt
                     message = f"{kind} {number} is not cut evenly by whole axes of the mesh {mesh}"
                     hint = "a mesh with other sizes or another order of axes" if axes else _WHOLE_AXES
                     raise CompileError.at(Loc(path), message, hint=hint)
-        data = _finished_rank_program(module, main, local)
+        data = _finished_rank_program(module, main, local, hoisted)
     arguments, results = (tuple(row) for row in layouts)
+    arguments = arguments[: len(arguments) - len(hoisted)]
     return data, {"mesh": mesh.entry(), "arguments": arguments, "results": results}
 
 
@@ -103,14 +102,17 @@ def _check_partitionable(module: ir.Module, main: ir.OpView, path: str) -> None:
         message = f"the program is for {replicas} replicas of its devices"
         raise CompileError.at(Loc(path), message, hint="a mesh axis in place of replicas: jax.shard_map or jax.jit")
     block = main.operation.regions[0].blocks[0]
+    unnamed = []
     for number, argument in enumerate(block.arguments):
         kind = argument.type
         if not isinstance(kind, ir.RankedTensorType):
             raise CompileError.at(Loc(path), f"argument {number} of a program for several devices is a {kind}")
         if not kind.has_static_shape:
-            message = f"argument {number} is {kind}: a program for several devices has known sizes"
-            hint = "jax.export of the function, which names its sizes, and specialize={'b': (8, 16)}"
-            raise CompileError.at(Loc(path), message, hint=hint)
+            unnamed.append(f"argument {number} is {kind}")
+    if unnamed:
+        message = f"the program is for several devices, and has sizes without names: {', '.join(unnamed)}"
+        hint = "a number for each ?, or jax.export of the function, which names sizes, with specialize={'b': (8, 16)}"
+        raise CompileError.at(loc_from_mlir(main.operation.location, path), message, hint=hint)
     for op in block.operations:
         for value in op.operation.results:
             if isinstance(value.type, ir.RankedTensorType) and not value.type.has_static_shape:
@@ -217,7 +219,7 @@ def _run_xla_partitioner(
     request = {
         "devices": mesh.size, "open_arguments": is_open[0], "open_results": is_open[1], "shardy": _uses_shardy(module)
     }
-    reply, local = _ask_partition_child(request, module_bytes(module), path)
+    reply, local = ask_partitioner(request, module_bytes(module), path)
     if reply["error"]:
         raise CompileError.at(Loc(path), f"XLA cannot partition the program: {_first_line(reply['error'])}")
     layouts = []
@@ -249,8 +251,10 @@ def _uses_shardy(module: ir.Module) -> bool:
     return any(op.operation.name == "sdy.mesh" for op in module.body.operations)
 
 
-def _whole_array_sharding(type_: ir.RankedTensorType, mesh: Mesh) -> dict[str, ir.Attribute]:
-    """Return the attributes, of Shardy and of MHLO, that replicate an array on each device."""
+def _whole_array_sharding(type_: ir.RankedTensorType, mesh: Mesh, shardy: bool = True) -> dict[str, ir.Attribute]:
+    """Return the attributes, of Shardy or of MHLO, that replicate an array on each device."""
+    if not shardy:
+        return {_SHARDINGS[1]: ir.StringAttr.get("{replicated}")}
     dims = ", ".join(["{}"] * type_.rank)
     axes = ", ".join(f'"{name}"={size}' for name, size in mesh.axes)
     return {
@@ -262,52 +266,10 @@ def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), text)
 
 
-def _ask_partition_child(request: Mapping[str, Any], code: bytes, path: str) -> tuple[dict[str, Any], bytes]:
-    """Send a request to the child process and return its reply: fields and data.
-
-    The folder of XLA's files is removed here, after the child has ended: its compiler still writes files there when the
-    reply is ready.
-    """
-    with (
-        tempfile.TemporaryDirectory(prefix="aotc-partition-") as folder,
-        tempfile.TemporaryFile() as source,
-        tempfile.TemporaryFile() as sink,
-        tempfile.TemporaryFile() as messages,
-    ):
-        write_frame(source.fileno(), {**request, "folder": folder}, code)
-        source.seek(0)
-        try:
-            command, limit = python_command(_CHILD), PARTITION_SECONDS
-            ended = subprocess.run(command, stdin=source, stdout=sink, stderr=messages, timeout=limit, check=False)
-        except OSError as error:
-            message = f"the system starts no process for XLA's partitioner: {error.strerror}"
-            raise CompileError.at(Loc(path), message) from None
-        except subprocess.TimeoutExpired:
-            message = f"XLA partitions the program for more than {PARTITION_SECONDS} s"
-            raise CompileError.at(Loc(path), message, hint="a smaller program, or fewer devices") from None
-        sink.seek(0)
-        frame = read_frame(sink) if ended.returncode == 0 else None
-        if frame is None:
-            message = f"XLA's partitioner ended ({_exit_status_text(ended.returncode)}){_fatal_message(messages)}"
-            raise CompileError.at(Loc(path), message, hint="other shardings, or jax.shard_map in place of jax.jit")
-        return frame
-
-
-def _exit_status_text(status: int) -> str:
-    return str(signal.strsignal(-status)) if status < 0 else f"exit status {status}"
-
-
-def _fatal_message(messages: IO[bytes]) -> str:
-    """Return the first line of XLA's fatal check, as a suffix for an error message; empty if there is none."""
-    messages.seek(0)
-    for line in messages.read().decode(errors="replace").splitlines():
-        if match := _FATAL.match(line):
-            return f": {match[1]}"
-    return ""
-
-
-def _finished_rank_program(module: ir.Module, main: ir.OpView, local: bytes) -> bytes:
-    """Add the argument names and donation of the whole program to the program of a rank."""
+def _finished_rank_program(
+    module: ir.Module, main: ir.OpView, local: bytes, hoisted: list[HoistedConstant]
+) -> bytes:
+    """Add the argument names, donation and hoisted constants of the whole program to the program of a rank."""
     rank = ir.Module.parse(local)
     target = _public_function(rank, "").operation
     source = main.operation
@@ -320,6 +282,7 @@ def _finished_rank_program(module: ir.Module, main: ir.OpView, local: bytes) -> 
     own, whole_arguments = (op.regions[0].blocks[0].arguments for op in (target, source))
     for argument, named in zip(own, whole_arguments, strict=True):
         argument.set_location(named.location)  # XLA's are called "param"
+    restore_constants(target, hoisted)
     target.attributes["sym_name"] = source.attributes["sym_name"]
     for name in [name for name, _ in rank.operation.attributes.items() if name.startswith("mhlo.")]:
         del rank.operation.attributes[name]

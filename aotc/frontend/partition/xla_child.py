@@ -20,13 +20,7 @@ from jaxlib import _hlo, _jax, xla_client
 from aotc.source.reader_process import read_frame, write_frame
 
 _PASS = "spmd-partitioning"
-_FLAGS = (
-    ("xla_dump_hlo_pass_re", _PASS),
-    ("xla_dump_hlo_as_proto", True),
-    ("xla_backend_optimization_level", 0),
-    # Otherwise groups of devices are axes of a mesh, whose order of devices the conversion to StableHLO loses.
-    ("xla_enable_rgv3_materialization", False),
-)
+_DUMP = (("xla_dump_hlo_pass_re", _PASS), ("xla_dump_hlo_as_proto", True))
 # Seconds between two looks at the folder in which the partitioned program appears.
 POLL_SECONDS = 0.002
 
@@ -74,7 +68,7 @@ def _dumped_hlo_file(request: Mapping[str, Any], code: bytes, folder: Path) -> b
     build.allow_spmd_sharding_propagation_to_parameters = request["open_arguments"]
     build.allow_spmd_sharding_propagation_to_output = request["open_results"]
     build.device_assignment = xla_client.DeviceAssignment.create(np.arange(count, dtype=np.int32)[None])
-    options.env_option_overrides = [("xla_dump_to", str(folder)), *_FLAGS]
+    options.env_option_overrides = [("xla_dump_to", str(folder)), *_DUMP, *map(tuple, request["flags"])]
     devices = xla_client.DeviceList(tuple(client.devices()[:count]))
     errors: list[Exception] = []
 

@@ -23,7 +23,7 @@ from aotc.vmfb.host.files import ensure_private_folder, other_writers, remove_st
 
 _HEADER = struct.Struct("<8sQ32s32s")
 _MAGIC = b"AOTCKEPT"
-_FOLDER, _KEY = re.compile(r"kernels|bundles"), re.compile(r"[0-9a-f]{64}")
+_FOLDER, _KEY = re.compile(r"kernels|bundles|partitioners"), re.compile(r"[0-9a-f]{64}")
 _TEMPORARY, _SWEPT = "tmp", "swept"
 
 _seen: set[str] = set()
