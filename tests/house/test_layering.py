@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -137,28 +138,31 @@ ONLY = {
 }
 
 
+@cache
 def modules():
     """Each module's name and syntax tree."""
-    for folder in ("aotc", "cli"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            yield name, ast.parse(path.read_text())
+    paths = [path for folder in ("aotc", "cli") for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [(".".join(p.relative_to(ROOT).with_suffix("").parts), ast.parse(p.read_text())) for p in paths]
 
 
+@cache
 def is_module(name):
     path = ROOT.joinpath(*name.split("."))
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
+@cache
 def imports(tree):
     """Names of all modules that a tree imports, also inside functions; those under TYPE_CHECKING count too."""
+    names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative import"
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if is_module(name) else node.module for name in inner)
+            names += [name if is_module(name) else node.module for name in inner]
+    return names
 
 
 # Modules that import others by name, which hides an arrow: each with its reason.

@@ -54,15 +54,16 @@ BITWISE = {"and": ir.IRBuilder.and_, "or": ir.IRBuilder.or_, "xor": ir.IRBuilder
 def needs_no_llvm_passes(kernel: Kernel) -> bool:
     """Return True if the scalar emitter can compile the kernel without LLVM's passes.
 
-    Such a kernel calls external functions, selects among buffers or tests blocks, and has no register tiles, expensive
-    functions or loops that could be vectorized.
+    Such a kernel has no loops, or it calls external functions, selects among buffers or tests blocks. It has no
+    register tiles, expensive functions or loops that could be vectorized.
     """
     stmts = list(walk(kernel.body))
     if any(isinstance(s, Tile) for s in stmts):
         return False
     if any(isinstance(s, ExternalCall) for s in stmts):
         return all(isinstance(s, Alloc | ExternalCall | Store) or _is_grid_loop(s) for s in stmts)
-    if not any(isinstance(s, Either) or is_any_test_loop(s) for s in stmts):
+    has_no_loops = all(isinstance(s, Let | Store) for s in stmts)
+    if not has_no_loops and not any(isinstance(s, Either) or is_any_test_loop(s) for s in stmts):
         return False
     scalars = scalars_in(x for s in stmts for x in statement_scalars(s))
     if any(isinstance(x, Apply) and x.fn in EXPENSIVE for x in scalars):

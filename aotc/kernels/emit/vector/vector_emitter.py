@@ -15,13 +15,12 @@ from aotc.ir.loop.ir import Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt,
 from aotc.ir.opset import COMPARISONS
 from aotc.kernels.emit.body import EmitTile
 from aotc.kernels.emit.index import element_offset_at_iteration
-from aotc.kernels.emit.real import ONE_BY_ONE
 from aotc.kernels.emit.scalar import emit_comparison
 from aotc.kernels.emit.vector.scalar_emitter import BITWISE, ScalarEmitter, accesses_in_iteration
 from aotc.kernels.emit.vector.vector_loops import VectorLoop
 from aotc.kernels.llvm_types import I1, I8, broadcast_register, constant_splat, i64, memory_type
 from aotc.targets import Target
-from aotc.vmfb.dtypes import size_of
+from aotc.vmfb.dtypes import kind_of, size_of
 
 
 class VectorEmitter(ScalarEmitter):
@@ -45,19 +44,27 @@ class VectorEmitter(ScalarEmitter):
         elif made.is_short:
             self._emit_straight_line_vectors(made)
         else:
-            self._emit_loop(self._loop_over_vectors(made))
+            self._emit_loop_and_remainder(made)
 
     def emit_invariant_let(self, stmt: Let) -> None:
         """Compute a loop-invariant scalar before the loop, and bind its name."""
         self._emit_let(stmt.var, self.scalar(stmt.value))
 
+    def _emit_loop_and_remainder(self, made: VectorLoop) -> None:
+        """Emit a loop over vectors; what is left of a known number of iterations is straight-line vectors."""
+        step, count, end = made.lanes * made.vectors_per_iteration, made.iterations, made.loop.end
+        middle = end - count % step if isinstance(count, int) else end
+        self._emit_loop(self._loop_over_vectors(replace(made, loop=replace(made.loop, end=middle))))
+        if middle != end:
+            self._emit_straight_line_vectors(replace(made, loop=replace(made.loop, begin=middle)))
+
     def _loop_over_vectors(self, made: VectorLoop) -> For:
-        """Return a loop that steps by whole vectors, whose body is the loop of one vector."""
+        """Return a loop that steps by whole vectors, whose body is the loop of one vector or of a few."""
         loop = made.loop
-        first = sym(f"{loop.var}_vector")
-        inner = replace(loop, begin=first, end=first + made.lanes)
+        first, step = sym(f"{loop.var}_vector"), made.lanes * made.vectors_per_iteration
+        inner = replace(loop, begin=first, end=first + step)
         self._vectors[id(inner)] = replace(made, loop=inner)
-        return replace(loop, var=f"{loop.var}_vector", step=made.lanes, body=(inner,))
+        return replace(loop, var=f"{loop.var}_vector", step=step, body=(inner,))
 
     def _emit_loop(self, loop: For) -> None:
         self._hoist_vector_loads(loop)
@@ -100,6 +107,7 @@ class VectorEmitter(ScalarEmitter):
         iteration = _VectorizedIteration(self, made)
         for at, lanes in made.vector_pieces():
             iteration.emit_iterations(at, lanes)
+        iteration.emit_deferred_stores()
         self._scalars.pop()
         self._indices.leave_block()
 
@@ -107,6 +115,14 @@ class VectorEmitter(ScalarEmitter):
 def _first_element_offset(made: VectorLoop, buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
     """Return the offset, in the first iteration, of an element that a vector loop accesses."""
     return element_offset_at_iteration(buffer, index, made.loop.var, made.loop.begin)
+
+
+def _may_defer_stores(made: VectorLoop, registers: int) -> bool:
+    """Return True if the stored vectors of a short loop fit registers, and no iteration loads what it has stored."""
+    stored = [s.buffer.name for s in made.loop.body if isinstance(s, Store)]
+    loads = [x for x in scalars_in(x for s in made.loop.body for x in statement_scalars(s)) if isinstance(x, Load)]
+    vectors = len(list(made.vector_pieces())) * len(stored)
+    return vectors <= registers // 2 and not any(x.buffer.name in stored for x in loads)
 
 
 class _VectorizedIteration:
@@ -118,6 +134,14 @@ class _VectorizedIteration:
         self.firsts: dict[tuple[str, tuple[Dim, ...]], ir.Value] = {}  # addresses
         self.at, self.lanes, self.done = 0, made.lanes, dict[int, ir.Value]()
         self.known: dict[str, ir.Value] = {}
+        self.deferred: list[tuple[ir.Value, ir.Value, str]] = []
+        self.may_defer = _may_defer_stores(made, emitter.target.registers)
+
+    def emit_deferred_stores(self) -> None:
+        """Emit the stores behind the loads of all iterations: a load may wait for a store before it."""
+        for value, place, dtype in self.deferred:
+            self.builder.store(value, place, align=size_of(dtype))
+        self.deferred.clear()
 
     def emit_iterations(self, at: int, lanes: int) -> None:
         """Emit ``lanes`` iterations of the loop, from iteration ``at`` on, as one vector each statement."""
@@ -152,7 +176,9 @@ class _VectorizedIteration:
         """Store a vector; conditions are stored as bytes."""
         if buffer.dtype == "i1":
             value = self.builder.zext(value, ir.VectorType(I8, self.lanes))
-        self.builder.store(value, place, align=size_of(buffer.dtype))
+        self.deferred.append((value, place, buffer.dtype))
+        if not self.may_defer:
+            self.emit_deferred_stores()
 
     def vector_of(self, node: Scalar) -> ir.Value:
         """Return the vector register of a scalar expression."""
@@ -181,8 +207,8 @@ class _VectorizedIteration:
     def apply_to_vectors(self, fn: str, args: list[ir.Value]) -> ir.Value:
         """Emit an operation on vectors."""
         if fn in COMPARISONS:
-            return emit_comparison(self.builder, fn, args, "f")
-        return (BITWISE if fn in BITWISE else ONE_BY_ONE)[fn](self.builder, *args)
+            return emit_comparison(self.builder, fn, args, kind_of(self.made.dtype))
+        return (BITWISE if fn in BITWISE else self.made.operations)[fn](self.builder, *args)
 
     def broadcast_invariant(self, node: Scalar) -> ir.Value:
         """Return a loop-invariant scalar, broadcast to a vector."""

@@ -1,13 +1,16 @@
-"""Select the loops next to register tiles and transposes that are emitted as vectors, without LLVM's vectorizer.
+"""Select the loops that are emitted as vectors, without LLVM's vectorizer.
 
-Such a loop computes floats of one type, and conditions, by plain operations. Its elements are contiguous or invariant.
-Its iterations fill whole vectors, or are so few that the remainder forms shorter vectors.
+They are next to register tiles and transposes, or their kernel only maps elements to others. Such a loop computes
+floats or integers of one type, and conditions, by plain operations. Its elements are contiguous or invariant. Its
+iterations fill whole vectors, or their number is known, and the remainder forms shorter vectors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from llvmlite import ir
 
 from aotc.ir.dims.algebra import Call, Dim, bounds, lone_atom
 from aotc.ir.dims.symbols import symbols
@@ -19,20 +22,27 @@ from aotc.kernels.emit.index import flat_index, stride_of_offset
 from aotc.kernels.emit.real import ONE_BY_ONE
 from aotc.kernels.emit.vector.scalar_emitter import BITWISE
 from aotc.kernels.emit.vector.transposes import match_transposing_copy
+from aotc.kernels.llvm_types import Emit
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 _FLOATS = ("f32", "f64")
-
+_INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
+INTEGER_ONE_BY_ONE: dict[str, Emit] = {"add": ir.IRBuilder.add, "sub": ir.IRBuilder.sub, "mul": ir.IRBuilder.mul}
+"""Scalar ops on integers that are one LLVM instruction on vectors; ``BITWISE`` has others."""
 
 # Vectors of a loop up to which they are written one after the other, without a loop. A loop next to a tile is as wide
 # as the tile, at most four vectors, and LLVM would unroll it.
 PIECES = 8
 
 
+# Vectors of an iteration of a loop that is not written out. LLVM interleaves as many.
+VECTORS = 4
+
+
 @dataclass(frozen=True, slots=True)
 class VectorLoop:
-    """A loop to emit as vectors, with its float dtype and lanes.
+    """A loop to emit as vectors, with its dtype and lanes.
 
     ``differing`` has the ``id()`` of each scalar that differs between iterations.
     """
@@ -41,6 +51,11 @@ class VectorLoop:
     dtype: str
     lanes: int
     differing: frozenset[int]  # by id()
+
+    @property
+    def operations(self) -> Mapping[str, Emit]:
+        """Return the emitters of the scalar ops on elements that have a vector instruction."""
+        return ONE_BY_ONE if self.dtype in _FLOATS else {**INTEGER_ONE_BY_ONE, **BITWISE}
 
     @property
     def iterations(self) -> Dim:
@@ -55,6 +70,13 @@ class VectorLoop:
             lanes = min(self.lanes, 1 << (self.iterations - at).bit_length() - 1)
             yield at, lanes
             at += lanes
+
+    @property
+    def vectors_per_iteration(self) -> int:
+        """Return the number of vectors of an iteration of the vector loop."""
+        counts = (VECTORS, VECTORS // 2, 1)
+        known = isinstance(self.iterations, int)
+        return next(n for n in counts if n == 1 or known or _divides_extent(n * self.lanes, self.iterations))
 
     @property
     def is_short(self) -> bool:
@@ -85,7 +107,21 @@ def vector_loops(kernel: Kernel, target: Target) -> Mapping[int, VectorLoop] | N
         return isinstance(stmt, Alloc)
 
     calls = any(isinstance(s, Tile) or match_transposing_copy(s, kernel) for s in walk(kernel.body))
-    return found if calls and all(map(can_be_emitted_directly, kernel.body)) else None
+    is_direct = (calls or _is_plain_map(kernel)) and all(map(can_be_emitted_directly, kernel.body))
+    return found if is_direct and (calls or not any(map(_has_invariant_choice, found.values()))) else None
+
+
+def _is_plain_map(kernel: Kernel) -> bool:
+    """Return True if a kernel loads nothing that it stores: LLVM keeps such elements in registers between loops."""
+    loads = [x for s in walk(kernel.body) for x in scalars_in(statement_scalars(s)) if isinstance(x, Load)]
+    stored = {s.buffer.name for s in walk(kernel.body) if isinstance(s, Store)}
+    return not any(x.buffer.name in stored for x in loads)
+
+
+def _has_invariant_choice(made: VectorLoop) -> bool:
+    """Return True if a loop selects by a loop-invariant condition: LLVM makes two loops, which load only one side."""
+    scalars = scalars_in(x for s in made.loop.body for x in statement_scalars(s))
+    return any(isinstance(x, Apply) and x.fn == "select" and id(x.args[0]) not in made.differing for x in scalars)
 
 
 def _computes_expensive_functions(scalars: Sequence[Scalar]) -> bool:
@@ -100,9 +136,9 @@ def _plan_vector_loop(loop: For, target: Target) -> VectorLoop | None:
     differing = _scalars_differing_by_iteration(loop)
     inner = scalars_in(x for s in loop.body for x in statement_scalars(s))
     moved = {s.buffer.dtype for s in (*stores, *(x for x in inner if isinstance(x, Load) and id(x) in differing))}
-    (dtype,) = floats if len(floats := moved - {"i1"}) == 1 else {""}
+    (dtype,) = elements if len(elements := moved - {"i1"}) == 1 else {""}
     same = [x for x in inner if id(x) not in differing]
-    if dtype not in _FLOATS or any(s.reduce for s in stores) or _computes_expensive_functions(same):
+    if dtype not in (*_FLOATS, *_INTEGERS) or any(s.reduce for s in stores) or _computes_expensive_functions(same):
         return None
     made = VectorLoop(loop, dtype, target.vector_bytes // size_of(dtype), differing)
     places = {s.buffer.name: flat_index(s.buffer, s.index) for s in stores}
@@ -152,17 +188,19 @@ def _is_vectorizable_scalar(scalar: Scalar, made: VectorLoop, places: Mapping[st
     match scalar:
         case Load(buffer=buffer):
             return buffer.dtype in (made.dtype, "i1") and stride_of_offset(flat, made.loop.var) == 1
-        case Apply(fn=fn, args=args) if fn in BITWISE:
-            return all(a.dtype == "i1" for a in args)
+        case Apply(fn=fn, args=args) if fn in BITWISE and args[0].dtype == "i1":
+            return True
         case Apply(fn="select", args=(_, *floats)):
             return all(a.dtype == made.dtype for a in floats)
         case Apply(fn=fn, args=args):
-            return (fn in ONE_BY_ONE or fn in COMPARISONS) and all(a.dtype == made.dtype for a in args)
+            return (fn in made.operations or fn in COMPARISONS) and all(a.dtype == made.dtype for a in args)
     return isinstance(scalar, Var) and scalar.dtype in (made.dtype, "i1")
 
 
 def _has_whole_vectors(made: VectorLoop) -> bool:
-    """Return True if a loop has at least one iteration, and its iterations fill whole vectors."""
+    """Return True if the number of iterations is known, or is positive and a multiple of the lanes."""
+    if isinstance(made.iterations, int):
+        return True
     least, _ = bounds(made.iterations)
     return least is not None and least > 0 and _divides_extent(made.lanes, made.iterations)
 
