@@ -38,7 +38,7 @@ from aotc.ir.loop.ir import (
 from aotc.ir.loop.printer import print_kernel
 from aotc.ir.loop.types import ATOMIC_DTYPES, loop_symbol, natural_dtype
 from aotc.ir.opset import ACCUMULATED, ATOMIC, COMPARISONS, ELEMENTWISE, SCALARS
-from aotc.ir.opset.elementwise import check_count, check_dtypes
+from aotc.ir.opset.elementwise import check_operand_count, check_operand_dtypes
 from aotc.ir.opset.spec import RuleError
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
@@ -364,8 +364,8 @@ class _KernelCheck:
                 self.report_error(f"unknown scalar op {s.fn}")
             return
         try:
-            check_count(row, len(dtypes))
-            check_dtypes(row, dtypes)
+            check_operand_count(row, len(dtypes))
+            check_operand_dtypes(row, dtypes)
             expected = natural_dtype(s.fn, dtypes)
         except RuleError as error:
             self.report_error(str(error))

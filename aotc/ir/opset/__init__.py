@@ -39,7 +39,7 @@ OPS: dict[str, OpSpec] = merge_op_tables(*FAMILIES.values())
 
 
 def names(fact: Callable[[OpSpec], bool]) -> frozenset[str]:
-    """Return the names of all ops in the table for which the predicate ``fact`` holds."""
+    """Return the names of all ops in the table for which ``fact(spec)`` is True."""
     return frozenset(name for name, spec in OPS.items() if fact(spec))
 
 

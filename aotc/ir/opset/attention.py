@@ -1,8 +1,9 @@
 """Attention as one op: the softmax of queries times keys, times values.
 
-The op's index space is ``(*batch, row, term, depth, column)``: a row is a query, a term is a key, depth are the
-elements of a key, columns the elements of a value. Heads are batch axes, and so are groups of heads that share keys.
-For each operand an attribute (``q_dims``...) has the operand's dim for each axis, -1 if it does not vary along it.
+The op's index space is ``(*batch, row, term, depth, column)``. A row is a query, and a term is a key. ``depth`` counts
+the elements of a key, ``column`` those of a value. Heads are batch axes, and so are groups of heads that share keys.
+For each operand an attribute (``q_dims``...) maps each axis to a dim of the operand, or to -1 if the operand does not
+vary along the axis.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ _OPERANDS = ("q_dims", "k_dims", "v_dims", "bias_dims", "mask_dims", "k_scale_di
 
 
 def attention_operand_dims(attrs: Attrs) -> list[tuple[int, ...]]:
-    """Return, for each operand, its dim for each of its axes: batch axes, and the two of its matrix."""
+    """Return each operand's map from axes to dims: one dim for each batch axis and for the two axes of its matrix.
+
+    A dim of -1 means that the operand does not vary along the axis.
+    """
     return [tuple(attrs[key]) for key in _OPERANDS if attrs.get(key)]
 
 
 def attention_axis_sizes(types: Types, attrs: Attrs) -> tuple[tuple[Dim, ...], Dim, Dim, Dim, Dim]:
-    """Return the sizes of the batch axes, and of row, term, depth and column."""
+    """Return the sizes of the batch axes, and the sizes of the axes row, term, depth and column."""
     q, k, v = types[:3]
     *batch, row, depth = (q.shape[d] for d in attrs["q_dims"])
     return tuple(batch), row, k.shape[attrs["k_dims"][-2]], depth, v.shape[attrs["v_dims"][-1]]
@@ -104,7 +108,7 @@ def _reference_attention(
 
 
 def _attention_scores(q: np.ndarray, k: np.ndarray, given: Mapping[str, np.ndarray], attrs: Attrs) -> np.ndarray:
-    """Return the scores: scaled, biased and masked dot products."""
+    """Compute the attention scores: dot products of queries and keys, scaled, biased and masked."""
     with np.errstate(all="ignore"):
         scores = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(attrs["scale"])
         if "k_scale_dims" in given:
@@ -119,7 +123,9 @@ def _attention_scores(q: np.ndarray, k: np.ndarray, given: Mapping[str, np.ndarr
 
 
 def _split_kv_results(scores: np.ndarray, v: np.ndarray, parts: int, types: Types) -> list[np.ndarray]:
-    """Return the results of each of ``parts`` ranges of keys (split-KV), with the maximum and sum of each row.
+    """Compute attention for each of ``parts`` ranges of keys (split-KV).
+
+    Return the results, and for each query the maximum score and the sum of the weights in each range.
     """
     size = -(-scores.shape[-1] // parts)
     found: list[list[np.ndarray]] = [[], [], []]
@@ -136,7 +142,7 @@ def _split_kv_results(scores: np.ndarray, v: np.ndarray, parts: int, types: Type
 
 
 def _means_of_key_ranges(scores: np.ndarray, v: np.ndarray, attrs: Attrs) -> list[np.ndarray]:
-    """Return the weighted means of each range of ``part`` keys, and the logarithms of the sums of weights."""
+    """Compute attention for each range of ``part`` keys; return results and log-sum-exp of the scores, in f32."""
     size, out = attrs["part"], attrs["out_dims"]
     means, weights = [], []
     for first in range(0, scores.shape[-1], size):
@@ -150,7 +156,7 @@ def _means_of_key_ranges(scores: np.ndarray, v: np.ndarray, attrs: Attrs) -> lis
 
 
 def _dims_in_axis_order(x: np.ndarray, dims: Sequence[int]) -> np.ndarray:
-    """Return ``x`` with its dims in the order of the axes, and size 1 for axes along which it does not vary."""
+    """Transpose ``x`` to the order of the axes; an axis along which it does not vary gets size 1."""
     there = x.transpose([d for d in dims if d != ABSENT])
     return there.reshape([x.shape[d] if d != ABSENT else 1 for d in dims])
 

@@ -112,11 +112,11 @@ def _infer_ragged_all_to_all(types: Types, attrs: Attrs, regions: tuple, given: 
     return (out,)
 
 
-def other_processes(attrs: Attrs) -> str:
-    """Return the reason why a single process cannot run a collective with these attributes; "" if it can.
+def multiprocess_reason(attrs: Attrs) -> str:
+    """Return the reason why a collective with these attributes needs several processes; "" if one process can run it.
 
-    The single process has id 0. A collective in a group of process 0 alone returns its operand, whatever other groups
-    exist. A pair of ``collective_permute`` with another id needs another process.
+    The single process has id 0. A collective in a group that contains only process 0 returns its operand,
+    whatever other groups exist. A pair of ``collective_permute`` with another id needs another process.
     """
     if last := max((i for pair in attrs.get("pairs", ()) for i in pair), default=0):
         return f"exchanges between {last + 1} processes"
@@ -129,18 +129,18 @@ def other_processes(attrs: Attrs) -> str:
 
 
 def _reference_of_one_process(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    if reason := other_processes(attrs):
+    if reason := multiprocess_reason(attrs):
         raise NotImplementedError(f"the reference is one process, and this collective {reason}")
     return list(arrays)
 
 
 def _reference_permute(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    """Return the operand, or zeros if process 0 is the target of no pair, as StableHLO defines."""
+    """Return the operand, or zeros if no pair has process 0 as its target, as StableHLO defines."""
     return [a if attrs["pairs"] else np.zeros_like(a) for a in _reference_of_one_process(arrays, attrs, regions, types)]
 
 
 def _reference_ragged_all_to_all(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    """Copy rows ``[from, from + sent)`` of the first operand to ``to`` in the second, exchange by exchange."""
+    """Copy, for each exchange, ``sent`` rows of operand 0 from row ``start`` to row ``to`` of a copy of operand 1."""
     x, out, starts, sent, to, _ = _reference_of_one_process(arrays, attrs, regions, types)
     out = out.copy()
     for begin, count, place in zip(starts.tolist(), sent.tolist(), to.tolist()):

@@ -92,7 +92,7 @@ def _without_split(attrs: Attrs) -> Attrs:
 
 
 def _split_kernels(kernel: np.ndarray, attrs: Attrs) -> Iterator[np.ndarray]:
-    """Yield, for each part of a split contraction, the kernel with zeros in place of all other parts."""
+    """Yield the convolution kernel once for each part of a split-K ``conv``, with zeros outside of the part."""
     flat = kernel.reshape(-1, kernel.shape[-1])
     each = len(flat) // attrs["parts"]
     for begin in range(0, len(flat), each):
@@ -102,7 +102,7 @@ def _split_kernels(kernel: np.ndarray, attrs: Attrs) -> Iterator[np.ndarray]:
 
 
 def _unpacked_panels(panels: np.ndarray, group: int, n: int) -> np.ndarray:
-    """Return the right operand ``([B,] K, n)`` that ``panels`` contain."""
+    """Unpack panels to the right operand of a matmul, of shape ``([B,] K, n)``."""
     *batch, count, steps, wide = panels.shape
     axes = len(batch)
     split = panels.reshape(*batch, count, steps, wide // group, group)
@@ -123,7 +123,7 @@ def _infer_packed_matmul(types: Types, attrs: Attrs, regions: tuple, given: Type
 
 
 def panel_cols(panels: TensorType, attrs: Attrs) -> int:
-    """Return the columns of a panel of a ``packed_matmul``."""
+    """Return the number of columns of a panel of a ``packed_matmul``."""
     wide, group, bits = static(panels.shape[-1]), attrs["group"], attrs.get("bits", 0)
     return wide // chunk_bytes(1, bits, group) if bits else wide // group
 

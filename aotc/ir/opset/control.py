@@ -37,7 +37,11 @@ def _type_list(types: Types) -> str:
 
 
 def _reference_while(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
-    """Run a loop; in a combiner, whose scalars are arrays here, each element iterates until its own condition fails."""
+    """Run a loop until its condition is False.
+
+    Inside a combiner, such as the body of a ``reduce``, scalars are arrays: each element stops when its own condition
+    is False.
+    """
     condition, body = regions
     carried = list(arrays)
     while (going := np.asarray(condition(*carried)[0])).any():

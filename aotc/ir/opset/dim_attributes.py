@@ -33,46 +33,46 @@ Attributes = Mapping[str, Any]
 
 
 def dim_of(attrs: Attributes, name: str) -> Dim:
-    """Return an attribute that is one dim."""
+    """Return attribute ``name``, a single dim."""
     value: Dim = attrs[name]
     return value
 
 
 def dims_of(attrs: Attributes, name: str) -> tuple[Dim, ...]:
-    """Return the dims of an attribute, one for each axis."""
+    """Return attribute ``name``, a tuple with one dim for each axis."""
     values: tuple[Dim, ...] = tuple(attrs[name])
     return values
 
 
 def pairs_of(attrs: Attributes, name: str = "padding") -> tuple[tuple[Dim, Dim], ...]:
-    """Return the padding before and after each axis."""
+    """Return attribute ``name`` as (before, after) pairs: the padding of each axis."""
     pairs: tuple[tuple[Dim, Dim], ...] = tuple(attrs[name])
     return pairs
 
 
 def padding_of(attrs: Attributes, axes: int) -> tuple[tuple[Dim, Dim], ...]:
-    """Return the padding before and after each of ``axes`` axes; 0 for an op without the attribute."""
+    """Return the ``padding`` of an op as (before, after) pairs, zeros for ``axes`` axes if the op has none."""
     return pairs_of(attrs) if "padding" in attrs else ((0, 0),) * axes
 
 
 def numbers_of(attrs: Attributes, name: str) -> tuple[int, ...]:
-    """Return the numbers of an attribute, one for each axis.
+    """Return attribute ``name`` as integers, one for each axis.
 
     Raises
     ------
     TypeError
-        If a value is an expression, which the caller must exclude.
+        If a value is an expression; callers check :func:`has_expression` first.
     """
     return tuple(static(d) for d in attrs[name])
 
 
 def number_pairs_of(attrs: Attributes, name: str = "padding") -> tuple[tuple[int, int], ...]:
-    """Return the padding before and after each axis as numbers; see :func:`numbers_of`."""
+    """Return attribute ``name`` as (before, after) pairs of integers; errors as in :func:`numbers_of`."""
     return tuple((static(low), static(high)) for low, high in attrs[name])
 
 
 def has_expression(data: Any) -> bool:
-    """Return True if the attribute value ``data`` contains an expression."""
+    """Return True if the attribute value ``data`` contains a symbolic expression, at any depth."""
     match data:
         case Expr():
             return True

@@ -39,8 +39,8 @@ def result_dtype(scalar: ScalarOp, dtypes: tuple[str, ...], given: str | None) -
     return dtypes[-1]
 
 
-def check_count(scalar: ScalarOp, count: int) -> None:
-    """Check the number of operands of ``scalar``.
+def check_operand_count(scalar: ScalarOp, count: int) -> None:
+    """Check that ``count`` operands are the right number for ``scalar``.
 
     Raises
     ------
@@ -50,8 +50,8 @@ def check_count(scalar: ScalarOp, count: int) -> None:
     require_rule(count == scalar.arity, f"{scalar.name}: takes {scalar.arity} operands, found {count}")
 
 
-def check_dtypes(scalar: ScalarOp, dtypes: tuple[str, ...]) -> None:
-    """Check the dtypes of the operands of ``scalar``, whose number is right.
+def check_operand_dtypes(scalar: ScalarOp, dtypes: tuple[str, ...]) -> None:
+    """Check the operand dtypes of ``scalar``; their number must have passed :func:`check_operand_count`.
 
     Raises
     ------
@@ -67,11 +67,11 @@ def check_dtypes(scalar: ScalarOp, dtypes: tuple[str, ...]) -> None:
 
 
 def _infer_scalar_op(scalar: ScalarOp, types: Types, given: Types) -> Types:
-    check_count(scalar, len(types))
+    check_operand_count(scalar, len(types))
     shape, dtypes = types[-1].shape, tuple(t.dtype for t in types)
     if any(t.shape != shape for t in types):
         raise RuleError(f"{scalar.name}: operand shapes differ: {', '.join(map(str, types))}")
-    check_dtypes(scalar, dtypes)
+    check_operand_dtypes(scalar, dtypes)
     return (TensorType(result_dtype(scalar, dtypes, given[0].dtype if given else None), shape),)
 
 
@@ -87,7 +87,7 @@ def apply_scalar_op(scalar: ScalarOp, arrays: Arrays, dtype: str) -> np.ndarray:
 
 
 def _op_in_high_bits(scalar: ScalarOp, wide: Arrays, bits: int) -> np.ndarray:
-    """Return the result of an op on integers of ``bits`` bits, which ``wide`` has in the high bits of 8."""
+    """Compute ``scalar`` on integers of ``bits`` bits, below 8, by moving operand 0 to the high bits of a byte."""
     kind = np.int8 if scalar.name == "shr_arith" else np.uint8
     high = np.left_shift(wide[0].view(np.uint8), 8 - bits).view(kind)
     result = scalar.reference(high, *[w.view(kind) for w in wide[1:]])
@@ -101,7 +101,7 @@ def _op_in_high_bits(scalar: ScalarOp, wide: Arrays, bits: int) -> np.ndarray:
 
 
 def _widen_exactly(array: np.ndarray) -> np.ndarray:
-    """Return floats of up to 16 bits as f32, and integers of fewer than 8 bits as int8: both are exact."""
+    """Convert floats of up to 16 bits to f32 and integers below 8 bits to 8 bits, both without rounding."""
     array = np.asarray(array)
     if array.dtype.isbuiltin == 1 and array.dtype != np.float16:  # ml_dtypes' f8E5M2 has NumPy's kind "f"
         return array

@@ -34,7 +34,7 @@ def _is_finite(a: Array, b: Array) -> Array:
 
 
 def divide(z: Array, w: Array) -> Array:
-    """Return ``z / w``; infinities and zeros are recovered where both parts of the quotient are NaN."""
+    """Return ``z / w``; where both parts of the quotient would be NaN, return C99's infinity or zero instead."""
     (a, b), (c, d) = _complex_in_64_bits(z), _complex_in_64_bits(w)
     below = c * c + d * d
     x, y = (a * c + b * d) / below, (b * c - a * d) / below
@@ -117,7 +117,7 @@ def logistic(z: Array) -> Array:
 
 
 def sign(z: Array) -> Array:
-    """Return ``z / abs(z)`` part by part, and ``z`` for 0."""
+    """Return ``z / abs(z)``, each part divided separately; 0 gives ``z`` itself."""
     size = np.abs(z.astype(np.clongdouble))
     unit = _complex_of_parts(z.real / size, z.imag / size, z.dtype)
     return np.where(z == 0, z, np.where(np.isnan(z), complex(np.nan, np.nan), unit)).astype(z.dtype)

@@ -23,7 +23,10 @@ _F32_EXPONENT, _F32_MANTISSA = 8, 23
 
 
 def quick_scalar(scalar: ScalarOp, kinds: tuple[type, ...], exact: Callable) -> Callable:
-    """Return a faster ``scalar`` for operands of these NumPy types; ``exact`` itself if there is none."""
+    """Return a function that computes ``scalar`` on NumPy scalars of the types ``kinds``, faster than ``exact``.
+
+    ``exact`` is the general implementation; it is returned if there is no faster one.
+    """
     if scalar.name == "select" and kinds[0] is np.bool_ and kinds[1] is kinds[2]:
         return lambda which, a, b: a if which else b
     one, same = kinds[0], len(set(kinds)) == 1
@@ -44,7 +47,7 @@ def quick_scalar(scalar: ScalarOp, kinds: tuple[type, ...], exact: Callable) -> 
 
 
 def _checked_fast_path(name: str, kind: type, exact: Callable) -> Callable:
-    """Return an implementation of op ``name`` with a fast path for most operands; it calls ``exact`` for the others."""
+    """Return a function for op ``name`` that handles common operands fast and calls ``exact`` for all others."""
     whole, signed = kind in _INTEGERS, issubclass(kind, np.signedinteger)
     bits = np.dtype(kind).itemsize * 8
     match name:
@@ -66,7 +69,7 @@ def _checked_fast_path(name: str, kind: type, exact: Callable) -> Callable:
 
 
 def quick_convert(source: type, dtype: str, exact: Callable) -> Callable:
-    """Return the conversion of a scalar of a NumPy type to ``dtype``, where NumPy rounds as StableHLO does."""
+    """Return a function that converts scalars to ``dtype``: NumPy's if it agrees with StableHLO, else ``exact``."""
     if not issubclass(source, np.generic):
         return exact
     given, wanted, kind = DTYPES[from_numpy(np.dtype(source))], DTYPES[dtype], to_numpy(dtype)
@@ -79,7 +82,10 @@ def quick_convert(source: type, dtype: str, exact: Callable) -> Callable:
 
 
 def quick_precision(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
-    """Return the f32 ``x`` rounded to fewer mantissa bits, or None for a case that needs more than that."""
+    """Round the f32 ``x`` to ``mantissa_bits``.
+
+    Return None if that is not enough: for NaN, for other dtypes, and for fewer exponent bits than f32.
+    """
     if type(x) is not np.float32 or exponent_bits < _F32_EXPONENT or mantissa_bits >= _F32_MANTISSA or x != x:
         return None
     bits, drop = int(x.view(np.uint32)), _F32_MANTISSA - mantissa_bits

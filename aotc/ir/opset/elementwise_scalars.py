@@ -193,7 +193,7 @@ def _power_of_scalars(a: Array, b: Array) -> Array:
 
 
 def _maximum(a: Array, b: Array) -> Array:
-    """Return the larger operand; +0 is larger than -0, which NumPy leaves open."""
+    """Return the larger operand; +0 is larger than -0, unlike in NumPy, which may return either zero."""
     found = np.maximum(a, b)
     return np.where((a == 0) & (b == 0), a + b, found) if found.dtype.kind == "f" else found
 
@@ -217,9 +217,9 @@ def _shift_function(op: Callable[[Array, Array], Array], kind: str, fill: bool) 
 
 
 def total_order_key(x: Array) -> Array:
-    """Return signed integers that order like the floats ``x`` in IEEE total order.
+    """Map floats to signed integers whose order is the IEEE total order of the floats.
 
-    In formats with NaN in place of -0, that NaN is below all numbers.
+    In formats that encode NaN in place of -0, this NaN is below all numbers.
     """
     form = SMALL_FLOATS.get(from_numpy(x.dtype))
     if form is not None:
@@ -244,7 +244,7 @@ def _complex_of(a: Array, b: Array) -> Array:
 
 
 def convert(x: Array, dtype: str) -> Array:
-    """Return ``x`` as ``dtype`` as StableHLO converts: floats to integers saturate, NaN gives 0."""
+    """Convert ``x`` to ``dtype`` as StableHLO defines: floats saturate to the range of integers, NaN becomes 0."""
     source, target = DTYPES[from_numpy(x.dtype)], DTYPES[dtype]
     numpy_type = to_numpy(dtype)
     with np.errstate(all="ignore"):
@@ -275,14 +275,15 @@ def _wrap_small(x: Array, signed: bool, bits: int) -> Array:
 
 
 def exponent_bits_rounded(dtype: str) -> int:
-    """Return the exponent bits of the float type in which ``reduce_precision`` rounds numbers of ``dtype``."""
+    """Return the number of exponent bits of the float type in which ``reduce_precision`` rounds ``dtype``."""
     return {"f64": 11, "f32": 8, "bf16": 8, "f8E8M0FNU": 8}.get(dtype, 5)
 
 
 def reduce_precision(x: Array, exponent_bits: int, mantissa_bits: int, own_exponent: int) -> Array:
-    """Round f32/f64 ``x``, values of a float of ``own_exponent`` bits, to given exponent and mantissa bits.
+    """Round f32 or f64 values to ``exponent_bits`` and ``mantissa_bits``.
 
-    The bits are rounded, so subnormals of f16 are rounded to a multiple; only fewer exponent bits flush them.
+    The values come from a float type with ``own_exponent`` exponent bits. Rounding acts on the bits, so it also rounds
+    subnormals of f16; they are flushed to zero only if the result has fewer exponent bits.
     """
     own_mantissa = 23 if x.dtype == np.float32 else 52
     unsigned = np.dtype(f"u{x.dtype.itemsize}").type

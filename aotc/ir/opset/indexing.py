@@ -107,7 +107,7 @@ def _infer_gather(types: Types, attrs: Attrs, regions: tuple, given: Types) -> T
 
 
 def _index_sizes(types: Types, indices: int, vector_dim: int, count: int) -> Iterator[Constraint]:
-    """Yield the constraint that the index vectors, in operand number ``indices``, have ``count`` elements."""
+    """Yield the constraint that index vectors, along ``vector_dim`` of operand ``indices``, have ``count`` elements."""
     if vector_dim < types[indices].rank:
         size, what = types[indices].shape[vector_dim], "vectors of {0} indices for {1} dims"
         yield Constraint("eq", size, count, what, (indices, vector_dim), count)
@@ -131,7 +131,7 @@ def _gather_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Itera
 
 
 def _index_columns(indices: np.ndarray, vector_dim: int) -> list[np.ndarray]:
-    """Return one array for each component of the index vectors, in the shape of ``indices`` without that dim."""
+    """Split index vectors into one array for each component, of the shape of ``indices`` without ``vector_dim``."""
     if indices.dtype == np.uint64:
         indices = np.minimum(indices, np.uint64(_BEYOND))
     wide = indices.astype(np.int64)
@@ -181,7 +181,10 @@ def _infer_scatter(types: Types, attrs: Attrs, regions: tuple, given: Types) -> 
 
 
 def _scatter_places(x: np.ndarray, indices: np.ndarray, update: np.ndarray, attrs: Attrs) -> tuple[list, np.ndarray]:
-    """Return the index of each update element in each dim of ``x``, and the mask of updates that are inside ``x``."""
+    """Compute the target of each update element of a scatter.
+
+    Return one index array for each dim of ``x``, and the mask of updates whose whole window is inside ``x``.
+    """
     window_dims = list(attrs["update_window_dims"])
     batch_dims = [i for i in range(update.ndim) if i not in window_dims]
     batch_shape = [update.shape[i] for i in batch_dims]

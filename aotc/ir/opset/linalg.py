@@ -42,7 +42,7 @@ def _infer_dot(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Type
 
 
 def matmul(lhs: np.ndarray, rhs: np.ndarray, dtype: str) -> np.ndarray:
-    """Return ``lhs @ rhs`` as ``dtype``, accumulated in a type that represents each product exactly."""
+    """Return ``lhs @ rhs`` as ``dtype``, accumulated in a wider type in which each product is exact."""
     kind = {lhs.dtype.kind, rhs.dtype.kind}
     small = max(lhs.dtype.itemsize, rhs.dtype.itemsize) < 4
     if kind <= {"i", "u", "b"}:
@@ -57,7 +57,7 @@ def matmul(lhs: np.ndarray, rhs: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def cast_integers(x: np.ndarray) -> np.ndarray:
-    """Return a float array, whose numbers are whole, as int64; other arrays unchanged."""
+    """Convert a float array of whole numbers to int64; return arrays of other dtypes unchanged."""
     return x.astype(np.int64) if x.dtype.kind == "f" else x
 
 
@@ -197,7 +197,7 @@ def _matrix_in_64_bits(x: np.ndarray) -> np.ndarray:
 
 
 def _reference_cholesky(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    """Factor each matrix; a matrix that is not positive definite gives NaN."""
+    """Compute the Cholesky factor of each matrix; one that is not positive definite gives NaN."""
     (x,), lower = arrays, attrs["lower"]
     flat = _matrix_in_64_bits(x).reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
     result = np.full(flat.shape, np.nan, flat.dtype)

@@ -39,7 +39,7 @@ def convolution_constraints(types: Types, attrs: Attrs, given: Types) -> Iterato
 
 
 def fft_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    """Yield the constraints that the last dims match the transform; real results need half of them plus one."""
+    """Yield the constraints that the last dims have the transform's sizes; irfft reads ``n // 2 + 1`` elements."""
     (x,), length = types, attrs["length"]
     for k, size in enumerate(length):
         d = x.rank - len(length) + k
@@ -57,7 +57,7 @@ def square_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Con
 
 
 def triangular_solve_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    """Yield the constraints that the matrices are square, and match the right sides in size and number."""
+    """Yield the constraints that matrices are square, and have the size and the batch dims of the right sides."""
     a, b = types
     yield from square_constraints(types, attrs, given)
     yield from equal_sizes(types, (0, a.rank - 2), (1, b.rank - 2 if attrs["left_side"] else b.rank - 1))
@@ -66,7 +66,7 @@ def triangular_solve_constraints(types: Types, attrs: Attrs, given: Types) -> It
 
 
 def csr_dot_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    """Yield the constraints that each value has a column, and that there is a row to multiply by."""
+    """Yield the constraints that each CSR value has a column index, and the dense operand a row if there are values."""
     yield from equal_shapes(types, operands=(0, 2))
     if types[3].rank:
         what = "columns of values, of which there is {0}, name rows of {1}"
@@ -74,7 +74,7 @@ def csr_dot_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Co
 
 
 def tridiagonal_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    """Yield the constraints that the diagonals have equal shapes, and the length of the right sides."""
+    """Yield the constraints that the three diagonals have equal shapes, and the right sides as many rows."""
     yield from equal_shapes(types, operands=range(3))
     for k in range(3):
         for d in range(types[k].rank):
@@ -82,7 +82,7 @@ def tridiagonal_constraints(types: Types, attrs: Attrs, given: Types) -> Iterato
 
 
 def lapack_constraints(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
-    """Yield the constraints that keep a routine within its operands; m rows are stored as ``[..., n, m]``."""
+    """Yield the constraints under which a LAPACK routine stays inside its operands, stored as ``[..., cols, rows]``."""
     last = [t.rank - 1 for t in types]
     match attrs["routine"]:
         case "gtsv":

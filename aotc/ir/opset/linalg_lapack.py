@@ -46,7 +46,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Argument of a LAPACK call: a pointer to element ``first`` of a result that initially is a copy of an operand."""
+    """Argument of a LAPACK call: a pointer to element ``first`` of a result, which starts as a copy of an operand."""
 
     result: int
     first: int = 0
@@ -71,7 +71,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Argument of a LAPACK call: a pointer to a copy of an operand, which the routine destroys."""
+    """Argument of a LAPACK call: a pointer to a copy of an operand, because the routine overwrites it."""
 
     operand: int
 
@@ -126,7 +126,7 @@ class Problem:
         return minimum(self.rows, self.cols)
 
     def make(self, *shape: Dim, dtype: str = "") -> TensorType:
-        """Return the type of a result: a batch of arrays of ``shape``."""
+        """Return the type of a result: arrays of ``shape``, one for each matrix of the batch."""
         return TensorType(dtype or self.dtype, (*self.batch, *shape))
 
     def status(self) -> TensorType:
@@ -134,12 +134,12 @@ class Problem:
         return self.make(dtype="i32")
 
     def work(self, size: Dim) -> tuple[Argument, ...]:
-        """Return the arguments for a workspace of the element type and for its length."""
+        """Return two arguments: a workspace of ``size`` elements of the matrix dtype, and its length."""
         size = maximum(size, 1)
         return Work(self.dtype, size), Number(size)
 
     def real_work(self, size: Dim) -> tuple[Argument, ...]:
-        """Return the argument for the workspace of real numbers that only complex routines have."""
+        """Return the argument for a workspace of ``size`` real numbers, which only complex routines need."""
         return (Work(self.real, maximum(size, 1)),) if self.complex else ()
 
 
@@ -266,7 +266,7 @@ def _syevd_arguments(p: Problem) -> tuple[Argument, ...]:
 
 
 def _eigenvalues(p: Problem) -> Types:
-    """Return the types of the eigenvalues: for real matrices two arrays, real and imaginary parts."""
+    """Return the types of the eigenvalues; LAPACK returns two arrays for real matrices, real and imaginary parts."""
     return (p.make(p.rows),) if p.complex else (p.make(p.rows), p.make(p.rows))
 
 
@@ -309,7 +309,7 @@ def _sytrd_arguments(p: Problem) -> tuple[Argument, ...]:
 
 
 def _gtsv_arguments(p: Problem) -> tuple[Argument, ...]:
-    """Return the arguments of gtsv; element 0 of the lower diagonal is outside the matrix, so it starts at 1."""
+    """Return the arguments of gtsv; the lower diagonal is passed from element 1, because element 0 is padding."""
     b = p.types[3].shape
     return (
         Number(b[-1]),
@@ -420,14 +420,14 @@ def infer_lapack(types: Types, attrs: Mapping[str, Any], regions: tuple, given: 
 
 
 def _check_shapes(name: str, p: Problem) -> None:
-    """Reject operands that are too small for the routine's accesses, and unknown options."""
+    """Raise RuleError for operands that are too small for the routine, and for unsupported options."""
     mode = p.options.get("mode", "N")
     require_rule(mode in ("A", "S", "N", "V"), f"{name}: no mode {mode!r}")
     last = [t.shape[-1] for t in p.types]
     match name:
         case "orgqr" | "ormqr":
             require_rule(
-                may_hold(last[1], p.cols), f"{name}: {p.types[1]} has more reflectors than {p.types[0]} columns"
+                may_be_at_most(last[1], p.cols), f"{name}: {p.types[1]} has more reflectors than {p.types[0]} columns"
             )
             if name == "ormqr":
                 side = p.types[2].shape[-1 if p.options["left"] else -2]
@@ -445,12 +445,12 @@ def _check_shapes(name: str, p: Problem) -> None:
             require_rule(p.options.get("sort", "N") == "N", "gees: sorting is not supported")
 
 
-def may_hold(count: Dim, room: Dim) -> bool:
-    """Is ``count <= room`` possible for some values of the symbols?"""
-    low, _ = bounds(count - room)
+def may_be_at_most(count: Dim, limit: Dim) -> bool:
+    """Return True if ``count <= limit`` for some values of the symbolic sizes."""
+    low, _ = bounds(count - limit)
     return low is None or low <= 0
 
 
 def lapack_in_place_operands(attrs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the operands that a ``lapack`` routine overwrites, for ``OpSpec.in_place``."""
+    """Return the numbers of the operands that results 0, 1... of a ``lapack`` op overwrite, for ``OpSpec.in_place``."""
     return ROUTINES[attrs["routine"]].updates

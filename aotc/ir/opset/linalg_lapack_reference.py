@@ -30,7 +30,7 @@ def _scipy_routine(name: str) -> Any:
 
 
 def call_scipy_lapack(name: str, arrays: list[np.ndarray]) -> None:
-    """Call routine ``name`` of BLAS or LAPACK with contiguous arrays; int64 arrays are its integers.
+    """Call routine ``name`` of BLAS or LAPACK with contiguous arrays; int64 arrays are its integer arguments.
 
     SciPy's library has 32-bit integers, so int64 arrays are converted before and after the call.
     """
@@ -56,7 +56,7 @@ def reference_lapack(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types)
 
 
 def _call_lapack_for_matrix(attrs: Attrs, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
-    """Call the routine for one matrix; ``results`` are views that it writes to."""
+    """Call the LAPACK routine for one matrix; it writes to the arrays ``results``."""
     row = ROUTINES[attrs["routine"]]
     types = tuple(TensorType(from_numpy(a.dtype), a.shape) for a in operands)
     problem = Problem(types, attrs["options"])

@@ -31,7 +31,7 @@ def reference_tridiagonal(arrays: Arrays, attrs: Attrs, regions: tuple, types: T
 
 
 def _solve_tridiagonal(low: np.ndarray, diagonal: np.ndarray, high: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Eliminate rows of a tridiagonal band, scaled for pivoting, then substitute backward."""
+    """Solve one tridiagonal system: eliminate with scaled partial pivoting, then substitute backward."""
     n = len(diagonal)
     band = np.zeros((n + 1, 3), b.dtype)
     band[0] = [diagonal[0], high[0] if n > 1 else 0, 0]
@@ -66,7 +66,7 @@ def _solve_tridiagonal(low: np.ndarray, diagonal: np.ndarray, high: np.ndarray, 
 
 
 def _divided_by_pivot(row: np.ndarray, pivot: Any, error: float) -> np.ndarray:
-    """Return ``row / pivot``, with a small pivot moved away from 0 until the quotient does not overflow."""
+    """Return ``row / pivot``; a pivot near 0 is first enlarged until the quotient does not overflow."""
     tiny = np.finfo(row.dtype).tiny
     step = np.copysign(max(error, tiny), np.real(pivot))
     most = np.abs(row).max(initial=0)

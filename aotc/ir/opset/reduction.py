@@ -65,7 +65,7 @@ def _reference_reduce(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, .
 
 
 def _fold_by_tree(combine: RegionCall, parts: list[np.ndarray]) -> list[np.ndarray]:
-    """Combine ``parts`` along axis 0 as a tree of neighbours, in order, and return the last remaining elements."""
+    """Reduce arrays along axis 0 by combining neighbours pairwise, as a binary tree; the result has size 1 there."""
     while parts[0].shape[0] > 1:
         even = parts[0].shape[0] // 2 * 2
         left, right = [p[0:even:2] for p in parts], [p[1:even:2] for p in parts]
@@ -75,7 +75,23 @@ def _fold_by_tree(combine: RegionCall, parts: list[np.ndarray]) -> list[np.ndarr
 
 
 def window_extent(size: Dim, low: Dim, high: Dim, base: Dim, window: Dim, dilation: Dim, stride: Dim) -> Dim:
-    """Return the number of windows that fit along one dim, at least 0."""
+    """Return the number of windows that fit along one dim, at least 0.
+
+    Parameters
+    ----------
+    size : Dim
+        The size of the dim.
+    low, high : Dim
+        Padding before and after the elements.
+    base : Dim
+        Dilation of the elements: their distance in the padded array.
+    window : Dim
+        The number of elements of a window.
+    dilation : Dim
+        Distance of the elements of a window.
+    stride : Dim
+        Distance of the first elements of successive windows.
+    """
     dilated = size if base == 1 else maximum((size - 1) * base + 1, 0)
     padded, reach = low + dilated + high, (window - 1) * dilation + 1
     if isinstance(padded, int) and padded <= 0:
@@ -114,7 +130,7 @@ def _window_sizes_constraints(types: Types, attrs: Attrs, given: Types) -> Itera
 def _window_views(
     x: np.ndarray, shape: Sequence[int], window: Sequence[int], dilations: Sequence[int], strides: Sequence[int]
 ) -> Iterator[np.ndarray]:
-    """Yield, for each position inside the window, a view of ``x`` with the element of every window at that position."""
+    """Yield one view of ``x`` for each position inside a window; it has the element at this position of all windows."""
     for offset in all_pairs(*(range(w) for w in window)):
         starts = [o * d for o, d in zip(offset, dilations)]
         yield x[tuple(slice(b, b + (n - 1) * s + 1, s) for b, n, s in zip(starts, shape, strides))]

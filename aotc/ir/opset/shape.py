@@ -179,7 +179,7 @@ def _pad_widths_constraints(types: Types, attrs: Attrs, given: Types) -> Iterato
 def pad_array(
     x: np.ndarray, value: np.ndarray, low: Sequence[int], high: Sequence[int], interior: Sequence[int]
 ) -> np.ndarray:
-    """Return ``x`` padded with ``value``; negative widths remove elements, ``interior`` is padding between elements."""
+    """Pad ``x`` with ``value``; negative widths remove elements, and ``interior`` counts padding between elements."""
     grown = [d + max(d - 1, 0) * i for d, i in zip(x.shape, interior)]
     full = np.full([max(lo, 0) + g + max(hi, 0) for lo, g, hi in zip(low, grown, high)], value, x.dtype)
     inside = tuple(slice(max(lo, 0), max(lo, 0) + g, i + 1) for lo, g, i in zip(low, grown, interior))

@@ -47,7 +47,7 @@ def _reference_sort(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...
 
 
 def _merge_order(rows: list[np.ndarray], comparator: RegionCall) -> np.ndarray:
-    """Return the stable sorted order of each row, by a bottom-up merge sort that finds ranks by binary search."""
+    """Return the indices that sort each row stably: a bottom-up merge sort that finds ranks by binary search."""
     count, length = rows[0].shape
     order = np.broadcast_to(np.arange(length), (count, length)).copy()
     line = np.arange(count)[:, None]
@@ -130,7 +130,7 @@ def _require_rows(name: str, types: Types, attrs: Attrs) -> None:
 
 
 def _radix_digits(arrays: Arrays, attrs: Attrs, key: RegionCall) -> np.ndarray:
-    """Return one byte (a digit of the radix sort) of unsigned integers that order like the keys of the elements."""
+    """Return the radix-sort digit of each element: one byte of an unsigned integer that orders like its key."""
     (x,) = map(np.asarray, key(*arrays))
     kind = kind_of(from_numpy(x.dtype))
     if kind == "f":

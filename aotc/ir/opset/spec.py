@@ -66,17 +66,17 @@ def unconstrained(types: Types, attrs: Attrs, given: Types) -> Iterable[Constrai
 
 
 def nothing_in_place(attrs: Attrs) -> tuple[int, ...]:
-    """Return no operands, the default of ``OpSpec.in_place``: no result overwrites an operand."""
+    """Return an empty tuple, the default of ``OpSpec.in_place``: no result overwrites an operand."""
     return ()
 
 
 def one_term(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return 1, the default of ``OpSpec.terms``: result elements are not sums of several terms."""
+    """Return 1, the default of ``OpSpec.terms``: a result element is not a sum."""
     return 1
 
 
 def first_in_place(attrs: Attrs) -> tuple[int, ...]:
-    """Return operand 0 for ``OpSpec.in_place``: the first result overwrites it."""
+    """Return ``(0,)`` for ``OpSpec.in_place``: result 0 overwrites operand 0."""
     return (0,)
 
 
@@ -133,8 +133,8 @@ class OpSpec:
     normwise : bool
         The tolerance is relative to the largest element of the result.
     terms : callable
-        ``terms(attrs, shapes of the operands)`` returns the number of terms in the sum that a result element is: the
-            rounding error grows with its square root.
+        ``terms(attrs, shapes of the operands)`` returns the number of terms that are added up for a result element: the
+        rounding error grows with its square root.
     constraints : callable
         ``constraints(operand types, attrs, given result types)`` yields size constraints. They are applied before
         ``infer``, so that operands whose sizes must be equal have equal forms there.
@@ -142,7 +142,7 @@ class OpSpec:
         ``in_place(attrs)`` returns the operands that results 0, 1... overwrite.
     variadic : bool
         The op takes several arrays, with an initial value for each if it reduces them, and has a result for each. An
-            unused result can be removed together with its operands.
+        unused result can be removed together with its operands.
     partial : bool
         The op's lowering allocates no array for an unused result.
     views : bool
@@ -191,27 +191,27 @@ def require_rule(condition: bool, message: str) -> None:
 
 
 def declared_type(given: Types, name: str) -> TensorType:
-    """Return the only result type that the caller states in ``given``; raise RuleError if missing."""
+    """Return the result type ``given`` by the caller of a type rule; raise RuleError unless there is exactly one."""
     require_rule(len(given) == 1, f"{name}: the result type must be given")
     return given[0]
 
 
 def dims_may_be_equal(a: Dim, b: Dim) -> bool:
-    """Can ``a`` and ``b`` be equal for some values of the symbols?"""
+    """Return True if ``a`` and ``b`` are equal for some values of the symbolic sizes."""
     return is_possible_relation("eq", a, b)
 
 
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Are the two shapes provably equal?"""
+    """Return True if two shapes are equal for all values of the symbolic sizes."""
     return len(a) == len(b) and all(x == y for x, y in zip(a, b))
 
 
 def equal_sizes(
     types: Types, one: tuple[int, int], other: tuple[int, int], message: str = SIZES_DIFFER
 ) -> Iterator[Constraint]:
-    """Yield the constraint that two sizes, each given as (operand, dim), are equal.
+    """Yield the constraint that two operand sizes, given as (operand number, dim number), are equal.
 
-    If one of them is a number, it replaces the other.
+    If one size is a number and the other symbolic, the number replaces the symbolic size.
     """
     (k, i), (m, j) = one, other
     if not (0 <= i < types[k].rank and 0 <= j < types[m].rank):
@@ -226,7 +226,7 @@ def equal_sizes(
 
 
 def equal_shapes(types: Types, but: int = -1, operands: Sequence[int] = ()) -> Iterator[Constraint]:
-    """Yield the constraints that operands (all, or those numbered) have equal shapes, except in dim ``but``."""
+    """Yield the constraints that ``operands`` (by default all) have equal shapes, except in dim ``but``."""
     numbers = operands or range(len(types))
     if len({types[k].shape for k in numbers}) < 2:
         return
@@ -256,12 +256,12 @@ def positive_values(values: Iterable[Dim], what: str) -> Iterator[Constraint]:
 
 
 def static_sizes(t: TensorType) -> tuple[int, ...]:
-    """Return the dims of a type whose dims are all numbers, as in references."""
+    """Return the shape of ``t`` as integers; it must not be symbolic."""
     return cast_type("tuple[int, ...]", t.shape)
 
 
 def cast_array(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Return ``array`` as dtype ``dtype`` by NumPy's conversion, without warnings."""
+    """Convert ``array`` to ``dtype`` as NumPy does, without its warnings."""
     wanted = to_numpy(dtype)
     if array.dtype == wanted:
         return np.asarray(array)
@@ -274,7 +274,7 @@ def cast_array(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def round_small(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Return ``x`` rounded once to a float type of fewer than 16 bits.
+    """Round ``x`` to a float type of fewer than 16 bits, with a single rounding.
 
     ml_dtypes does not convert between all of its types, so the conversion goes through f32. In formats without a NaN,
     NaN becomes -0.
@@ -288,7 +288,7 @@ def round_small(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _to_odd_f32(x: np.ndarray) -> np.ndarray:
-    """Return ``x`` (of complex numbers the real part) as f32, rounded so that a second rounding is correct.
+    """Convert ``x``, or the real part of a complex ``x``, to f32 so that a second rounding to fewer bits is correct.
 
     ml_dtypes rounds f64 and integers to nearest first. Rounding to odd makes the second rounding correct (S. Boldo and
     G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).

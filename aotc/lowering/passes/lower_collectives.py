@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aotc.diagnostics import CompileError, Finding
-from aotc.ir.opset.collective import COLLECTIVES, other_processes
+from aotc.ir.opset.collective import COLLECTIVES, multiprocess_reason
 from aotc.ir.tensor.ir import Module, Op, TensorType, Value, walk
 from aotc.lowering.passes.rank_calls import with_rank_calls
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
@@ -43,7 +43,7 @@ def lower_collectives(module: Module, options: Options) -> Module:
 
 def _collective_refusal(op: Op) -> list[Finding]:
     """Return the error for a collective of several processes; an empty list for another op."""
-    reason = other_processes(op.attrs) if op.name in COLLECTIVES else ""
+    reason = multiprocess_reason(op.attrs) if op.name in COLLECTIVES else ""
     if not reason:
         return []
     message = f"{op.name} {reason}, and the program is compiled for one"
