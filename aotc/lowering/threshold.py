@@ -2,8 +2,8 @@
 
 A threshold is defined above the function that reads it. Thresholds with several readers are in the table of their
 folder (``thresholds.py``). A :class:`Limit` is only compared by :meth:`Limit.holds`, so that a test can observe both
-outcomes of each decision. A :class:`BlockSize` is the amount of work done at a time, an :class:`Estimate` the cost of a
-unit of work. Later stages read a decision from the attributes of an op or from a kernel; they do not decide again.
+outcomes of each decision. A :class:`BlockSize` is a tile or chunk size, an :class:`Estimate` a parameter of the cost
+model. Later stages read a decision from the attributes of an op or from a kernel; they do not decide again.
 
 Bounds on the time of the compiler itself (sweeps, look-back, recursion) do not affect the compiled program. They are
 plain constants with a comment.
@@ -21,13 +21,13 @@ from aotc.ir.dims.algebra import Dim, Expr
 
 
 class Decider(Protocol):
-    """Answers for thresholds in place of their own values: see :mod:`aotc.lowering.tuning`."""
+    """Interface of an object that decides in place of thresholds: see :mod:`aotc.lowering.tuning`."""
 
     def holds(self, limit: Limit, size: Dim, own: bool) -> bool:
-        """Return the decision of ``limit`` for ``size``; ``own`` is the decision by its value."""
+        """Return the decision of ``limit`` for ``size``; ``own`` is its default decision."""
 
     def amount(self, block: BlockSize) -> int:
-        """Return the amount to use for ``block``."""
+        """Return the value to use for ``block``."""
 
 
 _DECIDER: ContextVar[Decider | None] = ContextVar("decider", default=None)
@@ -35,7 +35,7 @@ _DECIDER: ContextVar[Decider | None] = ContextVar("decider", default=None)
 
 @contextmanager
 def decided_by(decider: Decider | None) -> Iterator[None]:
-    """Let ``decider`` answer for all thresholds inside the block; None lets them answer by their own values."""
+    """Let ``decider`` decide for all thresholds inside the block; with None they use their defaults."""
     token = _DECIDER.set(decider)
     try:
         yield
@@ -45,17 +45,17 @@ def decided_by(decider: Decider | None) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class CostRow:
-    """Fields of every threshold.
+    """Base class of thresholds: a default value with its unit, reason and benchmark.
 
     Attributes
     ----------
     default : int
     unit : str
-        The quantity that ``default`` counts, and for a limit the decision on either side of it.
+        Unit of ``default``; for a limit also the decision for sizes up to it and for larger sizes.
     why : str
         The reason for this value, with measurements made by hand, if any.
     benchmark : str
-        The command that repeats the measurement, if a benchmark chose the value: ``python -m benchmarks`` and a suite.
+        Command that repeats the measurement, ``python -m benchmarks`` and a suite, if a benchmark chose the value.
     """
 
     default: int
@@ -65,7 +65,7 @@ class CostRow:
 
     @property
     def value(self) -> int:
-        """The value to use."""
+        """The value to use: the default."""
         return self.default
 
 
@@ -76,7 +76,7 @@ class Limit(CostRow):
     Attributes
     ----------
     unknown : bool
-        Does it hold for a symbolic size, which only a call knows?
+        The decision for a symbolic size, whose value is known only at run time.
     """
 
     unknown: bool = False
@@ -89,18 +89,18 @@ class Limit(CostRow):
 
 
 class BlockSize(CostRow):
-    """Amount of work, memory or parallelism that is used at a time."""
+    """Size of a tile, chunk or buffer, or a number of parallel units, that tuning may change."""
 
     __slots__ = ()
 
     @property
     def value(self) -> int:
-        """The amount to use: the default, or a tuned one."""
+        """The value to use: the default, or a tuned value."""
         decider = _DECIDER.get()
         return self.default if decider is None else decider.amount(self)
 
 
 class Estimate(CostRow):
-    """Cost or rate that the cost model assumes."""
+    """Cost or rate that the cost model assumes; tuning does not change it."""
 
     __slots__ = ()

@@ -1,12 +1,12 @@
-"""Tuned decisions: the thresholds of lowering that answer differently for one program, and their record.
+"""Tuned decisions: replacements for the results of lowering's thresholds, and the records that store them.
 
-Each decision of lowering by size is :meth:`Limit.holds` of a threshold, each block size the ``value`` of one. A choice
-replaces one such answer: the decision of a limit for one size, or the amount of a block. ``aotc tune`` searches choices
-that make a program faster, and writes them to a record; ``aotc compile --tuning`` compiles with a record. The same
-record and model give the same bytes.
+Lowering decides by size with :meth:`Limit.holds` of a threshold, and reads block sizes from the ``value`` of a
+threshold. A :class:`Choice` replaces one such result: the decision of a limit for one size, or a block size. ``aotc
+tune`` searches choices that make a program faster, and writes them to a record. ``aotc compile --tuning`` compiles with
+a record. The same record and model give the same bytes.
 
-The search is a greedy descent over single choices, as in coordinate-wise autotuners (Ansel et al., "OpenTuner", PACT
-2014); :mod:`aotc.tools.tune` has it.
+The search, in :mod:`aotc.tools.tune`, is a greedy coordinate descent as in autotuners (Ansel et al., "OpenTuner", PACT
+2014).
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ SYMBOLIC = "symbolic"
 """The size in a choice that stands for every symbolic size."""
 
 Asked: TypeAlias = tuple[str, int | str | None]
-"""A threshold and the size that it decides about, or None for the amount of a block."""
+"""Name of a threshold and the size for which it decides; the size is None for a block size."""
 
 Answers: TypeAlias = Mapping[Asked, bool | int]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Choice:
-    """An answer of a threshold that replaces its own.
+    """Replacement of one result of a threshold.
 
     Attributes
     ----------
     threshold : str
         Module and name of the threshold: ``plans.matmul.THIN_ROWS``.
     size : int or str or None
-        The size that a limit decides about, or :data:`SYMBOLIC`; None for the amount of a block.
+        The size for which a limit decides, or :data:`SYMBOLIC`; None for a block size.
     value : bool or int
-        The decision of a limit, or the amount of a block.
+        The decision of a limit, or the block size.
     """
 
     threshold: str
@@ -72,12 +72,12 @@ class Choice:
 
 
 def choices_of(record: Mapping[str, Any]) -> tuple[Choice, ...]:
-    """Return the choices of a record."""
+    """Parse the choices of a tuning record."""
     return tuple(Choice(row["threshold"], row.get("size"), row["value"]) for row in record.get("choices", ()))
 
 
 def choice_rows(choices: Iterable[Choice]) -> list[dict[str, Any]]:
-    """Return choices as rows of a record."""
+    """Convert choices to JSON rows of a tuning record."""
     return [
         {"threshold": c.threshold, **({} if c.size is None else {"size": c.size}), "value": c.value} for c in choices
     ]
@@ -115,7 +115,7 @@ def tuning_record_text(record: Mapping[str, Any]) -> str:
 
 
 def thresholds_by_name() -> dict[str, CostRow]:
-    """Return the limits and block sizes of the imported modules of lowering, by module and name."""
+    """Return all limits and block sizes of lowering's imported modules, keyed by ``module.NAME``."""
     root = __name__.rpartition(".")[0] + "."
     rows: dict[str, CostRow] = {}
     for path, module in list(sys.modules.items()):
@@ -127,13 +127,13 @@ def thresholds_by_name() -> dict[str, CostRow]:
 
 @dataclass
 class Decisions:
-    """The decider of one compilation: replaces answers by choices, and records all answers.
+    """Decider of one lowering: replaces results of thresholds by choices, and records all results.
 
     Attributes
     ----------
     choices : tuple of Choice
     answers : dict
-        The answers so far, in order: a decision by threshold and size, an amount by threshold and None.
+        The results so far, in order: decisions keyed by (threshold, size), block sizes by (threshold, None).
     """
 
     choices: tuple[Choice, ...] = ()
@@ -141,7 +141,7 @@ class Decisions:
 
     @cached_property
     def _names(self) -> dict[int, str]:
-        """The name of each threshold by its ``id``; a threshold that several modules import has its shortest name."""
+        """Map ``id(threshold)`` to its name; the shortest name if several modules import the threshold."""
         by_length = sorted(thresholds_by_name().items(), key=lambda pair: (-len(pair[0]), pair[0]))
         return {id(row): name for name, row in by_length}
 
@@ -163,18 +163,18 @@ class Decisions:
         return answer
 
     def holds(self, limit: Limit, size: Dim, own: bool) -> bool:
-        """Return the decision of ``limit`` for ``size``: the chosen one, or its own."""
+        """Return the tuned decision of ``limit`` for ``size``, or ``own``, its default decision, if there is none."""
         return bool(self._answer(limit, SYMBOLIC if isinstance(size, Expr) else int(size), own))
 
     def amount(self, block: BlockSize) -> int:
-        """Return the amount to use for ``block``: the chosen one, or its own."""
+        """Return the tuned value of ``block``, or its default if there is none."""
         return int(self._answer(block, None, block.default))
 
 
 def tuned_by(record: Mapping[str, Any], target: str) -> AbstractContextManager[None]:
-    """Return a context in which lowering for ``target`` makes the choices of ``record``.
+    """Return a context manager in which lowering for ``target`` uses the choices of ``record``.
 
-    A record for another target has no effect: sizes of blocks depend on registers and caches.
+    A record for another target has no effect, because block sizes depend on registers and caches.
     """
     if not record or record["target"] != target:
         return nullcontext()

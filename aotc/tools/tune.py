@@ -1,11 +1,11 @@
 """``aotc.tune``: search compiler decisions that make a bundle faster on this machine, and compile it with them.
 
-The search is a greedy descent. The first lowering records every answer of a threshold (:mod:`aotc.lowering.tuning`).
-A candidate replaces one answer: it reverses a decision, or halves or doubles an amount. Candidates whose code is that
-of the best bundle so far are dropped. The others run in the order of the cost model: their results are compared with
-XLA's, and their calls are timed in turns with the best bundle's. A candidate that is faster, by the 95 % confidence
-interval, becomes the best. At the end the best bundle and the original are timed once more, and the original stays
-unless it is slower.
+The search is greedy. The first lowering records all decisions and block sizes (:mod:`aotc.lowering.tuning`). A
+candidate changes one of them: it reverses a decision, or halves or doubles a block size. Candidates that compile to the
+code of the best bundle so far are dropped. The others are tried in the order that the cost model predicts. Their
+results are compared with XLA's, and their calls are interleaved with those of the best bundle and timed. A candidate
+becomes the best if it is faster by the 95 % confidence interval. At the end the best bundle and the original are timed
+once more; the original is returned unless it is slower.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ from aotc.vmfb.profile.measure import processor_name
 from aotc.vmfb.weights.own import copy_own_weights
 
 LOWERING_SHARE = 0.5
-"""Part of the remaining budget in which candidates are lowered, before the first of them is timed."""
+"""Fraction of the remaining time that is spent on lowering candidates before the first of them is timed."""
 
 FASTER, SLOWER, SAME, WRONG, FAILED = "faster", "not faster", "same code", "wrong results", "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class TuningTrial:
-    """A candidate and its outcome.
+    """Outcome of one candidate of a search.
 
     Attributes
     ----------
     choice : Choice
-        The decision that the candidate changes.
+        The changed decision or block size.
     outcome : str
         ``faster``, ``not faster``, ``same code``, ``wrong results`` or ``failed``.
     ratio : float or None
-        Duration of a call relative to the best bundle at that time; None if it was not timed.
+        Time of a call divided by that of the best bundle so far; None if the candidate was not timed.
     why : str
-        The wrong result, or the error.
+        The wrong result or the error; empty for other outcomes.
     """
 
     choice: Choice
@@ -98,9 +98,9 @@ class TuneResult(DisplayedResult):
     before, after : float
         Median seconds of a call of the original and of the tuned bundle.
     ratio : tuple of float
-        Duration of the tuned bundle's calls relative to the original's, and its 95 % confidence interval.
+        Time of the tuned bundle's calls divided by that of the original's, and its 95 % confidence interval.
     untried : int
-        Candidates for which the budget did not suffice.
+        Number of candidates that were not tried within the budget.
     """
 
     bundle: Bundle
@@ -117,7 +117,7 @@ class TuneResult(DisplayedResult):
         return choices_of(self.record)
 
     def document(self) -> Document:
-        """Return the choices with their gains, and the times before and after."""
+        """Return the report: accepted choices with their gains, counts of outcomes, and times before and after."""
         rows = [
             (str(t.choice), "" if t.ratio is None else f"{t.ratio:.3f}") for t in self.trials if t.outcome == FASTER
         ]
@@ -137,7 +137,7 @@ class TuneResult(DisplayedResult):
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A choice with its lowered code: digest of the code, predicted nanoseconds, and the answers of all thresholds."""
+    """A choice and its lowered program: code digest, predicted nanoseconds, and all decisions of the lowering."""
 
     choice: Choice | None
     digest: str
@@ -187,8 +187,8 @@ def tune(
 ) -> TuneResult:  # fmt: skip
     """Search compiler decisions that make a bundle faster on this machine, and compile it with them.
 
-    Results of each candidate are compared with XLA's on the same arguments. The record of the search makes later
-    compilations choose the same: of this model, or of others on the same target.
+    Results of each candidate are compared with XLA's on the same arguments. With the returned record, later
+    compilations make the same choices, for this model or for others on the same target.
 
     Parameters
     ----------
@@ -225,15 +225,15 @@ def tune(
         search = _Search.prepare(Path(folder), bundle, function, inputs, sizes, chosen)
         with search.start_trials() as process:
             trials, untried = search.run(process, time.monotonic() + budget)
-            tuned, measured = search.finish(process, chosen.weights)
-    record = search.record(measured)
+            tuned, measured = search.compile_best(process, chosen.weights)
+    record = search.tuning_record(measured)
     ratio = (measured["ratio"], measured["low"], measured["high"])
     return TuneResult(tuned, record, trials, measured["other"], measured["seconds"], ratio, untried)
 
 
 @dataclass
 class _Search:
-    """The state of a search: the model, its call, and the best choices so far."""
+    """State of a search: the model, the arguments and expected results of its call, and the best choices so far."""
 
     folder: Path
     original: bytes
@@ -257,7 +257,7 @@ class _Search:
         folder: Path, source: str | os.PathLike[str] | bytes, function: str, inputs: Sequence[Any],
         sizes: Mapping[str, int], settings: TuneSettings,
     ) -> _Search:  # fmt: skip
-        """Load the bundle, call it once, and compare its results with XLA's."""
+        """Load a bundle, call it once, compare its results with XLA's, and return the state of a new search."""
         opened = open_bundle(source)  # its errors name the file
         original = source if isinstance(source, bytes) else Path(source).read_bytes()
         variant, _, _ = choose_variant(opened, settings.devices)
@@ -272,15 +272,15 @@ class _Search:
         search = _Search(
             folder, original, raw, module, target, targets, options, name, dict(sizes), settings, chosen
         )  # fmt: skip
-        search._call(loaded, values)
+        search._check_original(loaded, values)
         return search
 
     def _report_progress(self, text: str) -> None:
         if self.settings.progress is not None:
             self.settings.progress(text)
 
-    def _call(self, loaded: LoadedModule, values: Sequence[Any]) -> None:
-        """Call the original bundle, and compute the expected results."""
+    def _check_original(self, loaded: LoadedModule, values: Sequence[Any]) -> None:
+        """Call the original bundle, compute the expected results, and raise CallError if the two differ."""
         self.values = [np.asarray(x) for x in values]
         ours = [np.asarray(x) for x in loaded.invoke(self.function, *self.values)]
         self.expected = self._expected_results(self.values, ours)
@@ -290,8 +290,8 @@ class _Search:
 
     @contextmanager
     def start_trials(self) -> Iterator[TrialProcess]:
-        """Write the call and the original bundle to files, and yield the process that reads them."""
-        self.original_path = self.best_path = self._write("original.vmfb", self.original)
+        """Write arguments, expected results and the original bundle to files; yield the process that runs trials."""
+        self.original_path = self.best_path = self._write_file("original.vmfb", self.original)
         arguments, dtypes = self._write_arrays("arguments.npz", self.values)
         expected, expected_dtypes = self._write_arrays("expected.npz", self.expected)
         setup = TrialSetup(
@@ -304,15 +304,16 @@ class _Search:
             process.close()
 
     def _write_arrays(self, name: str, arrays: Sequence[np.ndarray]) -> tuple[str, list[str]]:
-        """Write arrays to a file; return its path and their dtypes, as NumPy's files lack those of ml_dtypes."""
+        """Write arrays to an ``.npz`` file; return its path, and the dtypes, as the file lacks those of ml_dtypes."""
         path = str(self.folder / name)
         np.savez(path, *(x.view(f"V{x.itemsize}") if x.dtype.kind == "V" else x for x in arrays))
         return path, [str(x.dtype) for x in arrays]
 
     def _expected_results(self, values: list[np.ndarray], ours: list[np.ndarray]) -> list[np.ndarray]:
-        """Return XLA's results, or the interpreter's if XLA lacks an op.
+        """Return the results of XLA, or of the reference interpreter if XLA lacks an op.
 
-        With quantised or bound weights, which XLA does not have, return the results ``ours`` of the bundle.
+        Return ``ours``, the bundle's own results, if weights are quantised or bound, because XLA does not have these
+        weights.
         """
         whole = len(values) == len(self.module.functions[self.function].body.params)
         if self.options.quantize_weights != "none" or not whole:
@@ -322,7 +323,7 @@ class _Search:
         except CompileError:  # a traced function has ops of CHLO that XLA does not know
             return interpret(self.module, *values, function=self.function)
 
-    def _write(self, name: str, data: bytes) -> str:
+    def _write_file(self, name: str, data: bytes) -> str:
         path = self.folder / name
         path.write_bytes(data)
         return str(path)
@@ -330,9 +331,9 @@ class _Search:
     # ------------------------------------------------------------ the search
 
     def run(self, process: TrialProcess, end: float) -> tuple[tuple[TuningTrial, ...], int]:
-        """Try candidates until ``end`` (``time.monotonic``); return the trials and the number of untried candidates."""
+        """Try candidates until ``end`` (of ``time.monotonic``); return trials and the count of untried candidates."""
         best = self._lower(None)
-        waiting, ready = self._shuffled(_neighbours(best.answers, {})), list[_Candidate]()
+        waiting, ready = self._shuffled(_changed_choices(best.answers, {})), list[_Candidate]()
         self._report_progress(f"{len(waiting)} candidates for {self.function} on {self.target.name}")
         while (left := end - time.monotonic()) > 0:
             ready = ready or self._lower_all(waiting, best, end - (1 - LOWERING_SHARE) * left)
@@ -341,29 +342,30 @@ class _Search:
             candidate = ready.pop(0)
             number = len(self.trials) + 1
             self._report_progress(f"candidate {number} of {number + len(ready) + len(waiting)}: {candidate.choice}")
-            trial = self._try(process, candidate)
+            trial = self._run_trial(process, candidate)
             self.trials.append(trial)
             if trial.outcome == FASTER:
                 self.choices = _with_choice(self.choices, trial.choice)
                 self._report_progress(f"{trial.choice}: {trial.ratio:.3f} of the time")
                 lowered = [c.choice for c in ready if c.choice is not None]  # the new choice may change their code
-                waiting[:0] = [*_further(trial.choice), *_neighbours(candidate.answers, best.answers), *lowered]
+                following = _changed_choices(candidate.answers, best.answers)
+                waiting[:0] = [*_next_block_sizes(trial.choice), *following, *lowered]
                 best, ready = candidate, []
         return tuple(self.trials), len(ready) + len(waiting)
 
     def _shuffled(self, choices: Iterator[Choice]) -> list[Choice]:
-        """Return the choices in a pseudorandom order that is always the same.
+        """Return the choices in a pseudorandom order with a fixed seed.
 
-        Neighbouring choices are similar, and the budget may end before all are tried.
+        Successive choices concern similar decisions, so a short budget would try only one kind of them.
         """
         found = list(choices)
         random.Random(0).shuffle(found)
         return found
 
     def _lower_all(self, waiting: list[Choice], best: _Candidate, end: float) -> list[_Candidate]:
-        """Lower candidates until ``end``, and return those with other code than ``best``, the fastest predicted first.
+        """Lower choices until ``end``; return candidates whose code differs from ``best``, sorted by predicted time.
 
-        Lowered candidates are removed from ``waiting``.
+        Lowered choices are removed from ``waiting``.
         """
         found: dict[str, _Candidate] = {}
         while waiting and time.monotonic() < end:
@@ -380,7 +382,7 @@ class _Search:
         return sorted(found.values(), key=lambda c: c.predicted)
 
     def _lower(self, choice: Choice | None) -> _Candidate:
-        """Lower the model with the best choices so far and ``choice``."""
+        """Lower the model with the best choices so far and, unless it is None, ``choice``."""
         decisions = Decisions(self.choices if choice is None else _with_choice(self.choices, choice))
         options = replace(self.options, tuning={}, devices={}, verify_each=False)
         with decided_by(decisions):
@@ -390,12 +392,12 @@ class _Search:
         digest = sha256(code.encode()).hexdigest()
         return _Candidate(choice, digest, _predicted_nanoseconds(variant, self.function), decisions.answers)
 
-    def _try(self, process: TrialProcess, candidate: _Candidate) -> TuningTrial:
-        """Compile and time a candidate."""
+    def _run_trial(self, process: TrialProcess, candidate: _Candidate) -> TuningTrial:
+        """Compile a candidate, check its results, and time it against the best bundle, which it replaces if faster."""
         assert candidate.choice is not None
         choices = _with_choice(self.choices, candidate.choice)
         try:
-            path = self._write(f"candidate{len(self.trials)}.vmfb", self._compile(choices))
+            path = self._write_file(f"candidate{len(self.trials)}.vmfb", self._compile(choices))
         except (CompileError, InternalError) as error:
             return TuningTrial(candidate.choice, FAILED, why=str(error).splitlines()[0])
         found = process.run(path, self.best_path)
@@ -409,16 +411,18 @@ class _Search:
         return TuningTrial(candidate.choice, FASTER if faster else SLOWER, found["ratio"])
 
     def _compile(self, choices: Sequence[Choice]) -> bytes:
-        options = replace(self.options, tuning=self._plain_record(choices), weights="inline", source=False)
+        options = replace(self.options, tuning=self._record_without_times(choices), weights="inline", source=False)
         return copy_own_weights(open_bundle(self.original), compile_raw(self.raw, (self.target,), options))
 
     # ------------------------------------------------------------ the result
 
-    def finish(self, process: TrialProcess, weights: str | os.PathLike[str] | None) -> tuple[Bundle, dict[str, Any]]:
-        """Compile the bundle with the best choices, and time it against the original once more."""
+    def compile_best(
+        self, process: TrialProcess, weights: str | os.PathLike[str] | None
+    ) -> tuple[Bundle, dict[str, Any]]:
+        """Compile the best choices, and time them against the original; return the faster bundle and the times."""
         if any(t.outcome == FASTER for t in self.trials):
-            tuned = upgrade(self.original, tuning=self._plain_record(self.choices), weights=weights)
-            found = process.run(self._write("tuned.vmfb", tuned), self.original_path, full=True)
+            tuned = upgrade(self.original, tuning=self._record_without_times(self.choices), weights=weights)
+            found = process.run(self._write_file("tuned.vmfb", tuned), self.original_path, full=True)
             if not found.get("wrong") and not found.get("failed") and found["high"] < 1:
                 return tuned, found
         self.choices = ()
@@ -426,12 +430,12 @@ class _Search:
         seconds = alone.get("other", 0.0)
         return Bundle(self.original), {"seconds": seconds, "other": seconds, "ratio": 1.0, "low": 1.0, "high": 1.0}
 
-    def record(self, measured: Mapping[str, float]) -> dict[str, Any]:
-        """Return the tuning record with the times of the last measurement."""
+    def tuning_record(self, measured: Mapping[str, float]) -> dict[str, Any]:
+        """Return the tuning record of the best choices, with the measured times."""
         times = {"before": float(measured["other"]), "after": float(measured["seconds"])}
-        return {**self._plain_record(self.choices), "seconds": times}
+        return {**self._record_without_times(self.choices), "seconds": times}
 
-    def _plain_record(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def _record_without_times(self, choices: Sequence[Choice]) -> dict[str, Any]:
         return {
             "format": FORMAT, "producer": f"aotc {aotc.__version__}", "program": digest_of_program(self.module),
             "target": self.target.name, "function": self.function, "sizes": dict(self.sizes),
@@ -440,10 +444,10 @@ class _Search:
         }  # fmt: skip
 
 
-def _neighbours(answers: Answers, known: Answers) -> Iterator[Choice]:
-    """Yield the choices next to ``answers`` that are not in ``known``.
+def _changed_choices(answers: Answers, known: Answers) -> Iterator[Choice]:
+    """Yield the choices that change one of ``answers``: a reversed decision, or a halved or doubled block size.
 
-    A decision is reversed, an amount halved or doubled.
+    Decisions that are also in ``known`` were tried before and are left out.
     """
     for (threshold, size), value in answers.items():
         if (threshold, size) in known or (isinstance(size, int) and size < 0):
@@ -456,8 +460,8 @@ def _neighbours(answers: Answers, known: Answers) -> Iterator[Choice]:
                 yield Choice(threshold, None, value // 2)
 
 
-def _further(choice: Choice) -> Iterator[Choice]:
-    """Yield the next amounts in the direction of an accepted one."""
+def _next_block_sizes(choice: Choice) -> Iterator[Choice]:
+    """Yield half and twice an accepted block size; nothing for a decision."""
     if choice.size is None:
         yield Choice(choice.threshold, None, choice.value * 2)
         if choice.value > 1:
@@ -465,12 +469,12 @@ def _further(choice: Choice) -> Iterator[Choice]:
 
 
 def _with_choice(choices: Sequence[Choice], new: Choice) -> tuple[Choice, ...]:
-    """Return ``choices`` with ``new`` in place of a choice about the same answer."""
+    """Add ``new`` to choices; it replaces a choice for the same threshold and size."""
     others = [c for c in choices if (c.threshold, c.size) != (new.threshold, new.size)]
     return (*others, new)
 
 
 def _predicted_nanoseconds(variant: Variant, function: str) -> float:
-    """Return the cost model's sum over the launches of a function; each loop counts as one iteration."""
+    """Return the time of a function by the cost model: the sum over its launches, with one iteration per loop."""
     steps = variant.steps[function].steps
     return sum(variant.costs.of(step.kernel).ns for step in walk(steps) if isinstance(step, Launch))

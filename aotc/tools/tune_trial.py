@@ -1,6 +1,7 @@
-"""Trials of ``aotc tune`` in a child process: check the results of a bundle, and time it against another.
+"""Trials of ``aotc tune`` in a child process: check the results of a bundle, and time it against another one.
 
-Tuned code may crash or not end. The search runs its trials here, with a time limit, and only reads the results.
+Tuned code may crash or loop forever. So the search runs its trials in this process, with a time limit, and only reads
+their results.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PROMISING = 0.985
 
 
 def differing_result(ours: Sequence[Any], want: Sequence[np.ndarray]) -> str:
-    """Return the first result of ``ours`` that does not agree with ``want``, as text; empty if all agree."""
+    """Describe the first result in ``ours`` that differs from ``want``; an empty string if all agree."""
     for number, (a, b) in enumerate(zip(ours, want, strict=True)):
         mismatch = compare_results(np.asarray(a), b, None)
         if mismatch is not None:
@@ -49,7 +50,7 @@ def differing_result(ours: Sequence[Any], want: Sequence[np.ndarray]) -> str:
 def time_in_turns(
     one: LoadedModule, other: LoadedModule, name: str, values: Sequence[Any], seconds: float, rounds: int
 ) -> dict[str, float]:
-    """Time two modules in turns.
+    """Time calls of two modules, interleaved.
 
     Returns
     -------
@@ -68,7 +69,7 @@ def time_in_turns(
 
 @dataclass(frozen=True, slots=True)
 class TrialSetup:
-    """The call that all trials of a search make, as JSON values.
+    """Description of the call that all trials of a search make; its fields are JSON values.
 
     Attributes
     ----------
@@ -76,7 +77,7 @@ class TrialSetup:
     arguments, expected : str
         Paths of ``.npz`` files with the arguments and the expected results.
     argument_dtypes, expected_dtypes : list of str
-        Their dtypes, as NumPy's files lack those of ml_dtypes.
+        Dtypes of the arrays in the files, which cannot store those of ml_dtypes.
     devices : str, list of str or None
     threads : int or None
     """
@@ -91,7 +92,7 @@ class TrialSetup:
 
 
 class Trials:
-    """Trials of bundles with the same call; the bundle that they are compared with stays loaded."""
+    """Runner of trials with the same call; it keeps the best bundle loaded between trials."""
 
     def __init__(self, setup: TrialSetup) -> None:
         self.function = setup.function
@@ -106,8 +107,8 @@ class Trials:
         Returns
         -------
         dict
-            The times (:func:`time_in_turns`), or the reason why the results are wrong under ``wrong``. Unless ``full``,
-            a candidate that a few rounds show to be slower is not measured further.
+            The times (:func:`time_in_turns`), or the key ``wrong`` with a description of the first wrong result. Unless
+            ``full``, the measurement stops early if the candidate is slower in the first rounds.
         """
         with self._load(candidate_path) as candidate:
             if wrong := differing_result(candidate.invoke(self.function, *self.values), self.expected):
@@ -133,9 +134,9 @@ def _read_arrays(path: str, dtypes: Sequence[str]) -> list[np.ndarray]:
 
 
 class TrialProcess:
-    """A child process that runs trials: tuned code may crash, not end, or write where it must not.
+    """A child process that runs trials, because tuned code may crash, loop forever, or corrupt memory.
 
-    It is started with the first trial, and again after a trial that failed or had wrong results.
+    The process starts with the first trial, and starts again after a trial that failed or had wrong results.
 
     Parameters
     ----------
@@ -149,7 +150,7 @@ class TrialProcess:
         self._child: subprocess.Popen[str] | None = None
 
     def run(self, candidate: str, best: str, *, full: bool = False, seconds: float = TRIAL_SECONDS) -> dict[str, Any]:
-        """Run a trial (:meth:`Trials.run`); ``failed`` of the result has the reason why there is none."""
+        """Run a trial and return the result of :meth:`Trials.run`, or ``{"failed": reason}`` if the process failed."""
         child = self._child = self._child or self._start()
         assert child.stdin is not None
         assert child.stdout is not None
@@ -181,7 +182,7 @@ class TrialProcess:
         return _start_child(python_command(code, json.dumps(asdict(self._setup))), self._log)
 
     def _failure(self, child: subprocess.Popen[str]) -> dict[str, Any]:
-        """Return the last line of the child's standard error, or its exit status; end the child."""
+        """End the child; return ``{"failed": ...}`` with the last line of its standard error, or its exit status."""
         with suppress(subprocess.TimeoutExpired):
             child.wait(timeout=1)  # its output has ended
         self.close()
@@ -195,7 +196,7 @@ def _start_child(command: Sequence[str], log_path: str) -> subprocess.Popen[str]
 
 
 def main() -> None:
-    """Run the trials that the lines of standard input describe; write the results to standard output as JSON."""
+    """Read trials from standard input, one JSON value a line; write each result as JSON to standard output."""
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what custom calls print is no result
     trials = Trials(TrialSetup(**json.loads(sys.argv[1])))
