@@ -415,7 +415,7 @@ def compile_raw(raw: RawModel, targets: tuple[Target, ...], chosen: Options) -> 
     start = time.perf_counter()
     with guard("while starting the compiler processes", chosen):
         for target in targets:
-            if (code := target.of("")).kind == "cpu":
+            if (code := target.for_device("")).kind == "cpu":
                 linker_of_target(code)  # a missing linker is an error before the first kernel is compiled
         start_workers(chosen)
     models, path = [raw], raw.path
@@ -444,7 +444,7 @@ def _compile_model(models: list[Any], targets: tuple[Target, ...], options: Opti
     raw = models.pop()
     begin_stage(options, "importing the model")
     several = is_multi_platform(raw.data, raw.metadata)  # one program per kind of target
-    kinds = [target.of("").kind if several else "cpu" for target in targets]
+    kinds = [target.for_device("").kind if several else "cpu" for target in targets]
     sources: list[EmbeddedSource] = []
     keep = partial(_record_source, raw, options, targets, sources) if options.source else None
     modules = {kind: import_raw(raw, options=options, platform=kind, parsed=keep) for kind in dict.fromkeys(kinds)}
@@ -475,7 +475,7 @@ def _compile_model(models: list[Any], targets: tuple[Target, ...], options: Opti
         check_same_devices_in_variants(variants, signatures)
         if not sources:
             return assemble(signatures, variants, options, ahead, program=program)
-        found = POOL.in_background(partial(embed_source, sources.pop(), [v.constants for v in variants], used))
+        found = POOL.run_in_background(partial(embed_source, sources.pop(), [v.constants for v in variants], used))
         return assemble(signatures, variants, options, ahead, found.result, program)
 
 
@@ -488,7 +488,7 @@ def lower_for_target(
     The caller should have no reference to ``module``: each step frees its input, which may contain large weights.
     ``watch`` is that of :func:`run_passes`, ``known`` that of :func:`aotc.lowering.lower.lower`.
     """
-    own = replace(options, target=target.of("").name)
+    own = replace(options, target=target.for_device("").name)
     with tuned_by(options.tuning, own.target):
         module, target, own = imply_host(module, target, targets, own)
         module = run_passes(module, own, watch)

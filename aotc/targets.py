@@ -62,8 +62,8 @@ class Target:
     static_shared: int = 48 << 10
     untried: bool = False
 
-    def limited(self, stack: int, shared_memory: int) -> Target:
-        """Return the target with lower limits of stack and shared memory in bytes; 0 keeps a limit."""
+    def with_limits(self, stack: int, shared_memory: int) -> Target:
+        """Return the target with limits of stack and shared memory in bytes, if lower than its own; 0 keeps a limit."""
         stack = min(self.stack, stack or self.stack)
         shared_memory = min(self.shared_memory, shared_memory or self.shared_memory)
         if (stack, shared_memory) == (self.stack, self.shared_memory):
@@ -75,8 +75,8 @@ class Target:
         """Return the bytes of shared memory of a CUDA block that requests none at launch."""
         return min(self.shared_memory, self.static_shared)
 
-    def of(self, device: str) -> Target:
-        """Return this target: ``device`` exists for the common interface with :class:`Mix`."""
+    def for_device(self, device: str) -> Target:
+        """Return this target; ``device`` is only used by :class:`Mix`."""
         return self
 
     @property
@@ -110,9 +110,9 @@ class Target:
 
     @property
     def lacks(self) -> frozenset[str]:
-        """Return the instructions of :data:`_NEEDS` that the target lacks.
+        """Return the names of the instructions ``fma`` and ``f16`` that an x86-64 target lacks.
 
-        LLVM would replace them by calls of a C library.
+        LLVM would replace such an instruction by a call of a C library.
         """
         if not self.triple.startswith("x86_64") or self.kind != "cpu":
             return frozenset()
@@ -135,7 +135,7 @@ class Target:
 
     @property
     def matrices(self) -> frozenset[str]:
-        """Return the dtypes with matrix instructions (AMX) for register tiles: one instruction updates 16 x 16 sums."""
+        """Return the dtypes for which the CPU has matrix instructions (AMX), which update 16 x 16 sums at once."""
         return frozenset(form for form, feature in _MATRICES.items() if feature in self.features)
 
 
@@ -151,14 +151,14 @@ class Mix(Target):
 
     devices: tuple[tuple[str, Target], ...] = ()
 
-    def of(self, device: str) -> Target:
+    def for_device(self, device: str) -> Target:
         """Return the target of a device of the model, by its name."""
         known = dict(self.devices)
         return known.get(device, known[""])
 
-    def limited(self, stack: int, shared_memory: int) -> Target:
-        """Return the mix with lower limits of stack and shared memory for each target."""
-        return replace(self, devices=tuple((name, t.limited(stack, shared_memory)) for name, t in self.devices))
+    def with_limits(self, stack: int, shared_memory: int) -> Target:
+        """Return the mix with these limits of stack and shared memory for each target, as for a single target."""
+        return replace(self, devices=tuple((name, t.with_limits(stack, shared_memory)) for name, t in self.devices))
 
 
 # Instructions that x86 has only with a CPU feature and other architectures always have: fused multiply-add, and
@@ -200,7 +200,7 @@ _AARCH64 = {"asimddp": "dotprod", "i8mm": "i8mm", "bf16": "bf16", SCALABLE: "sve
 
 
 def _aarch64_target(name: str, *features: str, vector_bytes: int = 16) -> Target:
-    """Return the target for AArch64 processors with features, by their Linux names."""
+    """Return the target for AArch64 processors with ``features``, by their Linux names; ``name`` is a suffix."""
     more = ",".join(f"+{_AARCH64[feature]}" for feature in features if feature in _AARCH64)
     return Target(f"cpu:aarch64{name}", "cpu", "generic", features, more, "aarch64-unknown-linux-gnu", vector_bytes)
 
@@ -316,7 +316,7 @@ def variant_targets(
 
 
 def common_cpu_target(targets: Iterable[Target]) -> Target:
-    """Return one CPU target that all CPU devices of a program can share, for their common code.
+    """Return one CPU target for the code that all CPU devices of a program share.
 
     It is the target with the fewest features, but the machine must have the features of all ``targets``. Kernels are
     compiled for the targets of their own devices.

@@ -56,7 +56,7 @@ def target_from(fields: list[Any]) -> Target:
 
 
 def begin_kernel(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-    """Emit a kernel for a CPU; return the function that finishes it by LLVM."""
+    """Emit LLVM IR for a CPU kernel; return the function that compiles it and returns the answer."""
     from aotc.kernels.cpu.compile import emit_kernel, kernel_machine_code
 
     try:
@@ -75,7 +75,7 @@ def begin_kernel(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
 
 
 def answer_compiler_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to a request from another process."""
+    """Compile the object of a request from another process; return the answer, also for errors."""
     from aotc.kernels.cpu.compile import compile_kernel
 
     try:
@@ -141,7 +141,7 @@ def _compile_kernel_by_numba_cuda(kernel: Kernel, target: Target, request: dict[
 
 
 def _preload_numba_cuda() -> None:
-    """Let Numba load what its first CUDA compilation needs; errors are reported with the first kernel."""
+    """Load the modules of Numba's CUDA compiler in advance; errors are reported with the first kernel."""
     with suppress(Exception):
         from aotc.kernels.cuda.shell import shell_text
 

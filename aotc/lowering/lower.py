@@ -130,7 +130,7 @@ def lower(
         If ``target`` has no lowering for some ops; the error names all of them.
     """
     with guard("while lowering", options, module), typical_sizes(options.typical):
-        limited = target.limited(options.stack_limit, options.shared_memory_limit)
+        limited = target.with_limits(options.stack_limit, options.shared_memory_limit)
         return _lower_fused(free_loop_names(module), limited, options, on_kernels)
 
 
@@ -275,7 +275,7 @@ def _record_devices(variant: Variant, public: Mapping[str, Function], target: Ta
         devices = [HOST, DEVICE] if len(variant.spaces) > 1 else []
     else:
         variant.devices = named
-    variant.devices_of = {name: target.of(name) for name in devices}
+    variant.devices_of = {name: target.for_device(name) for name in devices}
     variant.transfers = [row for f in public.values() for row in _transfer_descriptions(f)]
 
 

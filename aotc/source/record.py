@@ -85,7 +85,7 @@ def recorded_options(options: Options, targets: tuple[Target, ...]) -> dict[str,
     found["bind"] = list(options.bind)
     found["about"] = dict(options.about)
     found["state"] = parse_state_pairs(options.state)
-    found["devices"] = {name: targets[0].of(name).name for name in options.devices}
+    found["devices"] = {name: targets[0].for_device(name).name for name in options.devices}
     return found
 
 
@@ -102,7 +102,7 @@ def recorded_targets(targets: tuple[Target, ...]) -> list[dict[str, Any]]:
 
     The targets of a mix replace the mix. The targets of the variants, which apply to unnamed devices, are first.
     """
-    every = [t.of("") for t in targets]
+    every = [t.for_device("") for t in targets]
     every += [one for t in targets if isinstance(t, Mix) for _, one in t.devices]
     return [{"name": t.name, "l2": t.l2} for t in dict.fromkeys(every)]
 

@@ -72,7 +72,8 @@ def write_reproducer(path: str, raw: Any, options: Options, targets: tuple[Targe
         If the file cannot be written.
     """
     chosen = {**recorded_options(options, targets), **{name: getattr(options, name) for name in _OF_WORK}}
-    chosen |= {"target": ",".join(t.of("").name for t in targets), "source": options.source, "costs": options.costs}
+    names = ",".join(t.for_device("").name for t in targets)
+    chosen |= {"target": names, "source": options.source, "costs": options.costs}
     facts = {
         "reproducer": _VERSION,
         "path": raw.path,

@@ -165,7 +165,7 @@ def lint(
     imported: dict[str, tuple[Module, Journal]] = {}
     reports = []
     for target in targets:
-        kind = target.of("").kind if several else "cpu"
+        kind = target.for_device("").kind if several else "cpu"
         if kind not in imported:
             journal = Journal()
             imported[kind] = import_raw(raw, journal, chosen, kind), journal
@@ -181,7 +181,7 @@ def _lint_report(
     """Run the passes and the lowering for one target, and combine refusals with the journal of the import."""
     places = {id(e.loc): e for e in entries}
     early = [(e, f) for e in entries for f in e.findings]
-    own = imply_host(module, target, targets, replace(options, target=target.of("").name))
+    own = imply_host(module, target, targets, replace(options, target=target.for_device("").name))
     late, libraries = _lowering_refusals(*own, bool(early))
     known = {e for e, _ in early}
     found = [(_journal_entry_at(f.loc, places, entries), f) for f in late]

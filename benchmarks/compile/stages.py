@@ -51,8 +51,8 @@ def stages(found: dict[str, float]) -> Iterator[None]:
     ):  # fmt: skip
         watch(where, name, stage)
     waiting: Any = run.WaitingRequests
-    kept += [(waiting, "shares", waiting.shares), (run, "OWN_TEXT", run.OWN_TEXT)]
-    waiting.shares, run.OWN_TEXT = (lambda *_: (0, 1)), run.LONGEST_TEXT - 1
+    kept += [(waiting, "worker_counts", waiting.worker_counts), (run, "OWN_TEXT", run.OWN_TEXT)]
+    waiting.worker_counts, run.OWN_TEXT = (lambda *_: (0, 1)), run.LONGEST_TEXT - 1
     try:
         yield
     finally:

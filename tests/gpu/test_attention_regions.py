@@ -94,7 +94,7 @@ def arrays_of(types, seed=0):
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("name", CASES)
-def test_loops_mean_attention(name, dtype):
+def test_loops_agree_with_the_reference(name, dtype):
     function, attrs, types = region(*CASES[name], dtype)
     kernel = lower_region(function, TARGET)
     assert parse_kernel(print_kernel(kernel)) == kernel
@@ -208,11 +208,11 @@ def test_operands_that_no_tensor_map_describes_are_copied_by_lanes(monkeypatch):
     assert kernel.tiling.template == MmaAttention()
 
 
-def test_tiles_fit_the_memory_that_a_block_may_have():
+def test_tiles_fit_the_shared_memory_limit():
     """Of any limit: what does not fit is no attention, and stays two products and a softmax."""
     sizes = attention_sizes((TensorType("bf16", (8, 16, 1024, 128)),) * 3, attributes(HEADS))
     for limit in (4096, 48 << 10, 100 << 10, 0):
-        target = TARGET.limited(0, limit)
+        target = TARGET.with_limits(0, limit)
         tiling = attention_tiling(sizes, target)
         assert (tiling is None) == (limit in (4096, 48 << 10))
         assert tiling is None or attention_shared(tiling, 128, 128) <= target.shared_memory
@@ -223,6 +223,6 @@ def test_tiles_fit_the_memory_that_a_block_may_have():
     [("f64", 64, "DEFAULT"), ("f32", 264, "DEFAULT"), ("f32", 64, "HIGHEST"), ("bf16", 60, "DEFAULT"),
      ("f16", 264, "DEFAULT")],
 )  # fmt: skip
-def test_what_templates_do_not_take(dtype, depth, precision):
+def test_templates_refuse_other_dtypes_depths_and_precisions(dtype, depth, precision):
     attrs = attributes({**HEADS, "precision": precision})
     assert attention_sizes((TensorType(dtype, (8, 16, 1024, depth)),) * 3, attrs) is None

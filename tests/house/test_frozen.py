@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cudasim
 @pytest.fixture
 def model(tmp_path, monkeypatch):
     """A model of two kernels; the compiler is put back afterwards."""
-    changed = [(build.Compilation, name) for name in ("begin_ahead", "finish", "keep")]
+    changed = [(build.Compilation, name) for name in ("begin_ahead", "finish", "write_to_cache")]
     changed += [(cuda_build, "compile_texts"), (link.Linker, "send_objects"), (link.Linker, "linked_library")]
     for owner, name in changed:
         monkeypatch.setattr(owner, name, getattr(owner, name))

@@ -45,7 +45,7 @@ BUDGETS = [
 
 
 @pytest.mark.parametrize(("function", "args", "kernels", "lines"), BUDGETS)
-def test_what_llvm_is_given(function, args, kernels, lines, compiled):
+def test_kernels_and_lines_of_llvm_ir_stay_within_their_budgets(function, args, kernels, lines, compiled):
     found = compiled(function, *args)
     given = sum(str(unoptimized_kernel_module(k, TARGETS[TARGET])).count("\n") for k in found)
     assert len(found) <= kernels

@@ -111,19 +111,19 @@ def _counted(text):
 
 
 @pytest.mark.parametrize("write", [arithmetic, memory, vectors, branches, calls, metadata])
-def test_it_is_what_llvmlite_says(write):
+def test_text_equals_llvmlites(write):
     ours = str(built(KernelModule("m", TARGET), write))
     assert as_read(ours) == as_read(str(built(ir.Module("m"), write)))
 
 
-def test_who_has_a_name_keeps_it():
+def test_named_values_and_blocks_keep_their_names():
     text = str(built(KernelModule("m", TARGET), branches))
     assert '%"few" = icmp slt' in text
     assert '"some":' in text
     assert "%0 = phi float" in text
 
 
-def test_distinct_nodes_are_apart():
+def test_distinct_metadata_nodes_are_not_merged():
     """Of one operand each, and of none: equal nodes are one, distinct ones name themselves."""
     module = KernelModule("m", TARGET)
     fact = module.add_metadata(["llvm.loop.unroll.disable"])

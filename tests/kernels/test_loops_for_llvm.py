@@ -143,7 +143,7 @@ def test_the_option_stays_between_kernels_and_goes_with_the_last():
     assert code(X86) == before != inside
 
 
-def test_what_is_emitted_is_let_go():
+def test_emitted_ir_is_freed_without_the_garbage_collector():
     """No search for garbage need find it: blocks name their instructions, which name their block."""
 
     def count():  # by type: isinstance asks what a weak proxy stood for, which may be gone

@@ -84,7 +84,7 @@ def test_the_last_vector_of_dear_functions_has_a_mask(length):
     assert "llvm.masked.load" not in llvm(lambda x: jnp.exp(x).sum(1), length, "cpu:aarch64-bf16")
 
 
-def test_so_has_that_of_turns_whose_number_differs_a_little():
+def test_loops_of_slightly_varying_length_have_a_masked_last_vector():
     """Of 64 rows a tile takes 21 or 22, and its columns are what the loop outside goes along."""
     weights = np.random.default_rng(0).standard_normal((20, 8)).astype(np.float32)
     assert "llvm.masked.store" in llvm(lambda x: jnp.log1p(jnp.exp(x @ weights)).T, 20, "cpu:x86-64-v4")

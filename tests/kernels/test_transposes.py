@@ -122,7 +122,7 @@ def test_distances_that_only_a_call_knows(target):
         (copy(16, 16).replace("range(0, 16)", "range(0, 16*p)"), False),
     ],
 )
-def test_what_is_turned(text, expected):
+def test_transposed_loops_are_recognised(text, expected):
     assert is_transposed(text) is expected
 
 

@@ -156,7 +156,7 @@ def test_gpu_blocks_are_chosen_by_matmul_size():
 def test_gpu_blocks_fit_the_shared_memory():
     for size in (4, 8, 16):
         for room in (1 << 10, 20 << 10, 40 << 10, 0):
-            block = best_thread_block((), 4096, 4096, 512, size, GPU.limited(0, room))
+            block = best_thread_block((), 4096, 4096, 512, size, GPU.with_limits(0, room))
             assert block is None or block.elements * size <= (room or 48 << 10)
-    assert best_thread_block((), 4096, 4096, 512, 4, GPU.limited(0, 1 << 10)) is None
+    assert best_thread_block((), 4096, 4096, 512, 4, GPU.with_limits(0, 1 << 10)) is None
     assert best_thread_block((), 4096, 4096, 512, 8, GPU) in BLOCKS[1:]

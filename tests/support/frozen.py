@@ -112,7 +112,7 @@ def code_is_ir() -> None:
     cuda_build.compile_texts = compile_texts
     build.Compilation.begin_ahead = lambda self: None
     build.Compilation.finish = lambda self, meanwhile: compile_texts(*self.given)
-    build.Compilation.keep = lambda self: None
+    build.Compilation.write_to_cache = lambda self: None
     link.Linker.send_objects = lambda self, objects: setattr(self, "given", objects)
     link.Linker.linked_library = lambda self, allowed=(): packed_digests(self.given)
 

@@ -84,7 +84,7 @@ def start_workers(options: Options) -> None:
     """Start compiler processes if a target needs them, so that they are ready when the model has been read."""
     named = (options.target, *options.devices.values())
     if any("cuda" in name for name in named):
-        POOL.start(options.jobs or default_jobs(), "cuda")
+        POOL.start_processes(options.jobs or default_jobs(), "cuda")
 
 
 class LibraryBuild:
@@ -174,7 +174,7 @@ class LibraryBuild:
         begin_stage(self._options, "linking")
         infos, table = start_linker_and_create_table()
         self._linker.send_objects([*objects, table])
-        self._compilation.keep()
+        self._compilation.write_to_cache()
         for made in executors:
             _link_executor(self._target, made)
         allowed = math_library_symbols() if self._may_call_math_library() else ()

@@ -42,7 +42,7 @@ class NamedKernels(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Return the cache key of the object; "" (not cached) for a user's module, whose imports no digest covers."""
+        """Return the cache key of the object; "" for a user's module, which is not cached: its imports may change."""
         if self.source:
             return ""
         return cache.object_cache_key(
@@ -105,7 +105,7 @@ def compile_texts(requests: list[dict[str, Any]], named: Sequence[NamedKernels],
     """Return the objects of ``requests``, from the cache or compiled; afterwards the cache has all of them."""
     with Compilation(requests, named, options) as compilation:
         made = compilation.finish()
-        compilation.keep()
+        compilation.write_to_cache()
         return made
 
 
@@ -157,8 +157,8 @@ class Compilation:
             self._finished |= zip(self._missing, self._run.finish(done, meanwhile), strict=True)
         return [self._finished[n] for n in range(count)]
 
-    def keep(self) -> None:
-        """Write the compiled objects to the cache."""
+    def write_to_cache(self) -> None:
+        """Write the compiled objects to the cache on disk."""
         for n in self._missing:
             if self._keys[n]:
                 cache.write_cached_object(self._keys[n], self._finished[n])

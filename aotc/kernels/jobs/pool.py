@@ -52,10 +52,10 @@ class CompilerPool:
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._reset_after_fork)
 
-    def start(self, jobs: int, *kinds: str) -> None:
-        """Start compiler processes for ``jobs`` parallel jobs; new ones prepare for the target ``kinds``.
+    def start_processes(self, jobs: int, *kinds: str) -> None:
+        """Start idle compiler processes, one fewer than ``jobs``, because this process is one of the jobs.
 
-        This process is one of the jobs.
+        New processes load the compilers for the target ``kinds``, such as ``cuda``, in advance.
         """
         with self._lock:
             while len(self._idle) < max((jobs or default_jobs()) - 1, 1):
@@ -64,7 +64,10 @@ class CompilerPool:
     def start_threads(
         self, threads: Sequence[threading.Thread], calls: Sequence[Callable[[], Any]], helping: list[Future[Any]]
     ) -> None:
-        """Start ``threads``, and run ``calls`` in pooled threads, all with stacks large enough for LLVM."""
+        """Start ``threads``, and run ``calls`` in pooled threads; append the futures of the calls to ``helping``.
+
+        All threads have stacks that are large enough for LLVM.
+        """
         if threads or calls:
             with self._stacks:  # the stack size is global to the process
                 before = threading.stack_size(THREAD_STACK)
@@ -73,17 +76,17 @@ class CompilerPool:
                         t.start()
                     for call in calls:
                         helping.append(Future())
-                        self._helpers.make(call, helping[-1])
+                        self._helpers.run_in_thread(call, helping[-1])
                 finally:
                     threading.stack_size(before)
 
-    def in_background(self, call: Callable[[], Result]) -> Future[Result]:
+    def run_in_background(self, call: Callable[[], Result]) -> Future[Result]:
         """Run ``call`` in a pooled thread, and return its future."""
         helping: list[Future[Result]] = []
         self.start_threads([], [call], helping)
         return helping[0]
 
-    def take(self) -> subprocess.Popen[bytes]:
+    def take_process(self) -> subprocess.Popen[bytes]:
         """Remove an idle compiler process from the pool, or start one."""
         with self._lock:
             while self._idle:
@@ -92,7 +95,7 @@ class CompilerPool:
                     return process
         return _spawn_compiler_process()
 
-    def give_back(self, process: subprocess.Popen[bytes]) -> None:
+    def return_process(self, process: subprocess.Popen[bytes]) -> None:
         """Return a compiler process to the pool."""
         with self._lock:
             self._idle.append(process)
@@ -114,7 +117,7 @@ class CompilerPool:
                     sys.setswitchinterval(self._interval)
 
     def close(self) -> None:
-        """End all processes."""
+        """End all idle compiler processes."""
         for process in self._idle:
             process.kill()
         self._idle.clear()
@@ -130,17 +133,17 @@ class CompilerPool:
 
 
 class _HelperThreads:
-    """A pool of threads that grows to the number of concurrent calls.
+    """Pool of compiler threads that grows to the number of concurrent calls.
 
-    A pooled thread has an LLVM target machine, and memory that the system need not clear again: new threads take 2 to 3
-    ms for each run.
+    A pooled thread keeps its LLVM target machine and its memory. A new thread would need 2 to 3 ms in each run to
+    create them.
     """
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._idle = threading.Semaphore(0)
 
-    def make(self, call: Callable[[], Any], future: Future[Any]) -> None:
+    def run_in_thread(self, call: Callable[[], Any], future: Future[Any]) -> None:
         """Run ``call`` in an idle or a new thread; ``future`` receives its result or exception."""
         self._calls.put((call, future))
         if not self._idle.acquire(blocking=False):

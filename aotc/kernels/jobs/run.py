@@ -74,30 +74,30 @@ class WaitingRequests:
         self._emitted: deque[tuple[int, Finish]] = deque()
         self._emitting = False
 
-    def shares(self, jobs: int) -> tuple[int, int]:
+    def worker_counts(self, jobs: int) -> tuple[int, int]:
         """Return the number of processes to use, and the number of threads including the caller's.
 
         There is at least one helper thread besides the caller's, because the caller has other work.
         """
         processes = min(len(self.large), max(jobs - 1, 1) if self.small else jobs)
-        threads = min(max(len(self.small), 2), 1 + max(1, self.helpers())) if self.small else 0
+        threads = min(max(len(self.small), 2), 1 + max(1, self.helper_thread_count())) if self.small else 0
         return processes, min(jobs - processes, threads)
 
-    def helpers(self) -> int:
-        """Return the number of helper threads that have enough to do while the caller compiles the largest kernel."""
+    def helper_thread_count(self) -> int:
+        """Return the number of helper threads that have enough work while the caller compiles the largest kernel."""
         return sum(_request_size(self.requests[n]) for n in list(self.small)[1:]) // THREAD_TEXT
 
-    def next(self) -> int | None:
+    def next_request(self) -> int | None:
         """Remove and return the index of the largest waiting request; None if none waits, or a request has failed."""
         with self._changed:
             queue = self.large or self.small
             return queue.popleft() if queue and not self.errors else None
 
-    def step(self) -> tuple[int, Finish | None] | None:
-        """Return the next step of a thread: the index of a request, and the function that finishes it.
+    def next_thread_step(self) -> tuple[int, Finish | None] | None:
+        """Return the next work of a compiler thread: the index of a request, and the function that finishes it.
 
-        The function is None if the request must first be emitted, by :meth:`emit`. The result is None if there is no
-        more work.
+        The function is None if the request must first be emitted, by :meth:`emit_request`. The result is None if there
+        is no more work.
         """
         with self._changed:
             while not self.errors:
@@ -112,48 +112,48 @@ class WaitingRequests:
                 self._changed.wait()
             return None
 
-    def emit(self, n: int, begin: Begin) -> None:
-        """Run the Python part of a request; any thread may then run LLVM's part."""
+    def emit_request(self, n: int, begin: Begin) -> None:
+        """Emit LLVM IR for request ``n`` by ``begin``, and queue the function that compiles the IR for any thread."""
         finish = begin(self.requests[n])
         with self._changed:
             self._emitting = False
             self._emitted.append((n, finish))
             self._changed.notify_all()
 
-    def ask(self, process: subprocess.Popen[bytes], n: int) -> subprocess.Popen[bytes]:
+    def send_request(self, process: subprocess.Popen[bytes], n: int) -> subprocess.Popen[bytes]:
         """Send request ``n`` to a process and record the answer; return the process, or its replacement if it died."""
         self.busy[get_ident()] = process
         answer, process = ask_compiler_process(process, {**self.requests[n], "id": n}, self.errors)
-        self.record(n, answer)
+        self.record_answer(n, answer)
         return process
 
-    def record(self, n: int, answer: dict[str, Any]) -> None:
-        """Record the answer to a request, or its error."""
+    def record_answer(self, n: int, answer: dict[str, Any]) -> None:
+        """Record a compiler's answer to request ``n``: an object, an error, or the refusal of a user's function."""
         if "refused" in answer:
-            self.fail(Refusal(self.requests[n]["symbol"], answer["refused"]))
+            self.record_error(Refusal(self.requests[n]["symbol"], answer["refused"]))
         elif "error" in answer:
-            self.fail(f"{self.requests[n].get('text', 'the executor')}\n{answer['error']}")
+            self.record_error(f"{self.requests[n].get('text', 'the executor')}\n{answer['error']}")
         else:
             self.results[n] = answer["object"]
         with self._changed:
             self.finished += 1
             self.done(self.finished)
 
-    def fail(self, error: str | Exception) -> None:
-        """Record an error; no further request starts."""
+    def record_error(self, error: str | Exception) -> None:
+        """Record an error of the run; no further request starts after it."""
         with self._changed:
             self.errors.append(error)
             self._changed.notify_all()
 
     @contextmanager
-    def reporting(self) -> Iterator[None]:
-        """Record exceptions of a helper thread, so that the waiting caller raises them."""
+    def recording_exceptions(self) -> Iterator[None]:
+        """Record exceptions of the block, in a helper thread, so that the waiting caller raises them."""
         try:
             yield
         except (CallbackFailed, MemoryError) as error:
-            self.fail(error)
+            self.record_error(error)
         except Exception as error:
-            self.fail(str(error))
+            self.record_error(str(error))
 
 
 class CompilerRun:
@@ -170,7 +170,7 @@ class CompilerRun:
     ) -> None:
         self._pool, self._begin = pool, begin
         self._work = WaitingRequests(requests, begin is not None)
-        self._processes, self._threads = self._work.shares(jobs or default_jobs())
+        self._processes, self._threads = self._work.worker_counts(jobs or default_jobs())
         self._servers: list[threading.Thread] = []
         self._helping: list[Future[None]] = []
         self._finished, self._stack = False, ExitStack()
@@ -183,7 +183,7 @@ class CompilerRun:
     def begin_ahead(self) -> None:
         """Start compiler processes and helper threads for which there are enough requests."""
         self._start_helpers(
-            self._processes, [self._compile_small_kernels] * min(self._work.helpers(), self._threads - 1)
+            self._processes, [self._compile_small_kernels] * min(self._work.helper_thread_count(), self._threads - 1)
         )
 
     def finish(self, done: Callable[[int], object], meanwhile: Callable[[], object] = do_nothing) -> list[bytes]:
@@ -225,7 +225,7 @@ class CompilerRun:
                 self._abandon_compilation()
 
     def _abandon_compilation(self) -> None:
-        self._work.fail("interrupted")
+        self._work.record_error("interrupted")
         for process in list(self._work.busy.values()):
             process.kill()
         _await_helpers(self._helping)  # a running LLVM call cannot be stopped
@@ -239,23 +239,23 @@ class CompilerRun:
 
     def _compile_small_kernels(self) -> None:
         """Compile small kernels in this thread until there are no more."""
-        with self._work.reporting():
-            while self._begin is not None and (step := self._work.step()) is not None:
+        with self._work.recording_exceptions():
+            while self._begin is not None and (step := self._work.next_thread_step()) is not None:
                 n, finish = step
                 if finish is None:
-                    self._work.emit(n, self._begin)
+                    self._work.emit_request(n, self._begin)
                 else:
-                    self._work.record(n, finish())
+                    self._work.record_answer(n, finish())
 
     def _serve_requests(self) -> None:
-        """Let a process answer requests until there are no more."""
-        with self._work.reporting():
-            process = self._pool.take()
+        """Send requests to a compiler process until there are no more."""
+        with self._work.recording_exceptions():
+            process = self._pool.take_process()
             try:
-                while (n := self._work.next()) is not None:
-                    process = self._work.ask(process, n)
+                while (n := self._work.next_request()) is not None:
+                    process = self._work.send_request(process, n)
             finally:
-                self._pool.give_back(process)
+                self._pool.return_process(process)
 
 
 # Characters that a request without a kernel text counts as, for example the executor, which compiles longest. It is

@@ -66,107 +66,108 @@ class _GpuPrinter(SourcePrinter):
         self.parts: set[str] = set()  # private buffers of which a thread has one element of the first dim
         self.inside = False  # a loop over threads?
 
-    def function(self) -> str:
+    def print_function(self) -> str:
+        """Return the text of the whole function: header, item number and body."""
         kernel, indent = self.kernel, "    "
-        arrays = [f'{self.bind_buffer(b)}: "{buffer_type_text(b)}"' for b in (*kernel.inputs, *kernel.outputs)]
-        dims = [f'{self.bind(name, "i64")}: "dim"' for name in kernel.dims]
+        arrays = [f'{self.bind_buffer_name(b)}: "{buffer_type_text(b)}"' for b in (*kernel.inputs, *kernel.outputs)]
+        dims = [f'{self.bind_local_name(name, "i64")}: "dim"' for name in kernel.dims]
         loop = grid_loop(kernel)
-        var = self.bind(loop.var, "i64")
+        var = self.bind_local_name(loop.var, "i64")
         plain = (loop.begin, loop.step) == (0, 1)
-        item = var if plain else self.bind("item_number", "i64")
+        item = var if plain else self.bind_local_name("item_number", "i64")
         number = "cuda.blockIdx.x" if self.threads else "cuda.grid(1)"
         self.lines.append(f"{indent}{item} = {self.scalars.cast(number, 'i64')}")
         if not self.threads:
             self.lines.append(f"{indent}if {item} < items:")
             indent += "    "
         if not plain:
-            self.lines.append(f"{indent}{var} = {self.dim(loop.begin)} + {item} * {loop.step}")
+            self.lines.append(f"{indent}{var} = {self.dim_text(loop.begin)} + {item} * {loop.step}")
         if self.dynamic:
             memory = f"cuda.shared.array(0, {self.scalars.name('u8')})"
             self.lines.append(f"{indent}{_DYNAMIC} = {memory}  # its size is a parameter of the launch")
-        self.block(loop.body, indent)
+        self.print_block(loop.body, indent)
         header = f"def {kernel.name}({', '.join([*arrays, *dims, 'items'])}):"
         return "\n".join([header, *self.lines]) + "\n"
 
     # --- buffers ---
 
-    def bind_buffer(self, buffer: Buffer) -> str:
+    def bind_buffer_name(self, buffer: Buffer) -> str:
         rank = len(buffer.shape) - (buffer.name in self.parts)
-        return self.bind(buffer.name, f"{numba_storage_dtype(buffer.dtype)}_{max(rank, 1)}")
+        return self.bind_local_name(buffer.name, f"{numba_storage_dtype(buffer.dtype)}_{max(rank, 1)}")
 
-    def place(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
-        return super().place(buffer, index[1:] if buffer.name in self.parts else index)
+    def element_text(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
+        return super().element_text(buffer, index[1:] if buffer.name in self.parts else index)
 
     def _print_allocation(self, buffer: Buffer) -> str:
         kind, shape = self.scalars.name(numba_storage_dtype(buffer.dtype)), buffer.shape
         if buffer.space == "shared":
             if buffer.name in self.dynamic:
                 at = str(self.dynamic[buffer.name])
-                text = self.scalars.call("scratch_at", _DYNAMIC, at, self.shape(shape), kind)
+                text = self.scalars.call("scratch_at", _DYNAMIC, at, self.shape_text(shape), kind)
             else:
-                text = f"cuda.shared.array({self.shape(shape)}, {kind})"
-            return f"{self.bind_buffer(buffer)} = {text}"
+                text = f"cuda.shared.array({self.shape_text(shape)}, {kind})"
+            return f"{self.bind_buffer_name(buffer)} = {text}"
         if not self.inside and self.threads and shape and shape[0] == self.threads:
             self.parts.add(buffer.name)
             shape = shape[1:]
-        return f"{self.bind_buffer(buffer)} = cuda.local.array({self.shape(shape)}, {kind})"
+        return f"{self.bind_buffer_name(buffer)} = cuda.local.array({self.shape_text(shape)}, {kind})"
 
     # --- statements ---
 
-    def statement(self, stmt: Stmt, indent: str) -> None:
+    def print_statement(self, stmt: Stmt, indent: str) -> None:
         match stmt:
             case For(kind="thread"):
                 self._print_thread_loop(stmt, indent)
             case For(kind="blocks"):
                 own, count = (self.scalars.cast(f"cuda.{n}.x", "i64") for n in ("blockIdx", "gridDim"))
-                begin = f"{self.dim(stmt.begin)} + {own}" if stmt.begin != 0 else own
-                bounds = f"{begin}, {self.dim(stmt.end)}, {count}"
-                self.lines.append(f"{indent}for {self.bind(stmt.var, 'i64')} in range({bounds}):")
-                self.block(stmt.body, indent + "    ")
+                begin = f"{self.dim_text(stmt.begin)} + {own}" if stmt.begin != 0 else own
+                bounds = f"{begin}, {self.dim_text(stmt.end)}, {count}"
+                self.lines.append(f"{indent}for {self.bind_local_name(stmt.var, 'i64')} in range({bounds}):")
+                self.print_block(stmt.body, indent + "    ")
             case Alloc(buffer):
                 self.lines.append(indent + self._print_allocation(buffer))
             case Barrier(warp=warp):
                 self.lines.append(f"{indent}cuda.{'syncwarp' if warp else 'syncthreads'}()")
             case GridBarrier(counter):
-                self.lines.append(indent + self.scalars.call("grid_barrier", self.buffer(counter)))
+                self.lines.append(indent + self.scalars.call("grid_barrier", self.buffer_text(counter)))
             case Shuffle(to, source, mask):
-                old, new = (f"{self.buffer(b)}[0]" for b in (source, to))
+                old, new = (f"{self.buffer_text(b)}[0]" for b in (source, to))
                 self.lines.append(
                     f"{indent}{new} = {self._warp_exchange_text(old, numba_storage_dtype(to.dtype), mask)}"
                 )
             case WarpMatch(to, source, bits):
-                word = self.scalars.cast(f"{self.buffer(source)}[0] & {(1 << bits) - 1}", "i32")
+                word = self.scalars.cast(f"{self.buffer_text(source)}[0] & {(1 << bits) - 1}", "i32")
                 same = self.scalars.cast(f"cuda.match_any_sync({_WARP}, {word})", "u32")
-                self.lines.append(f"{indent}{self.buffer(to)}[0] = {same}")
+                self.lines.append(f"{indent}{self.buffer_text(to)}[0] = {same}")
             case Store(buffer, index, value, reduce, atomic=True):
                 name = f"{reduce}_" if keyword.iskeyword(reduce) else reduce
-                at = f"({self.dims(index)})" if len(index) > 1 else self.dims(index)
-                self.lines.append(
-                    f"{indent}cuda.atomic.{name}({self.buffer(buffer)}, {at}, {strip_parens(self.scalar(value))})"
-                )
+                at = f"({self.index_text(index)})" if len(index) > 1 else self.index_text(index)
+                operand = strip_parens(self.scalar_text(value))
+                self.lines.append(f"{indent}cuda.atomic.{name}({self.buffer_text(buffer)}, {at}, {operand})")
             case ExternalCall(str(function), args) if function.startswith(DEVICE_CALL):
-                given = [self._passed_argument_text(function, buffer, index) for buffer, index in args]
-                self.lines.append(f"{indent}{function}({', '.join(given)})")
+                texts = [self._passed_argument_text(function, buffer, index) for buffer, index in args]
+                self.lines.append(f"{indent}{function}({', '.join(texts)})")
             case _:
-                super().statement(stmt, indent)
+                super().print_statement(stmt, indent)
 
     def _passed_argument_text(self, function: str, buffer: Buffer, index: tuple[Dim, ...]) -> str:
         """Return an argument of a user's function: an element, a row, or a whole array."""
         if function.startswith(f"{DEVICE_CALL}launch_"):
-            return self.buffer(buffer)
+            return self.buffer_text(buffer)
         if function.startswith(f"{DEVICE_CALL}element_"):
             return self._memory_from_element(buffer, index)
-        return self.scalars.call("view", self.buffer(buffer), self.start(buffer, index), self.shape(buffer.shape[-1:]))
+        begin, row = self.element_offset_text(buffer, index), self.shape_text(buffer.shape[-1:])
+        return self.scalars.call("view", self.buffer_text(buffer), begin, row)
 
     def _print_thread_loop(self, loop: For, indent: str) -> None:
         """Print a loop whose iterations the threads of the block run, one each."""
-        var, own = self.bind(loop.var, "i64"), self.scalars.cast("cuda.threadIdx.x", "i64")
-        self.lines.append(f"{indent}{var} = {f'{self.dim(loop.begin)} + ' if loop.begin != 0 else ''}{own}")
+        var, own = self.bind_local_name(loop.var, "i64"), self.scalars.cast("cuda.threadIdx.x", "i64")
+        self.lines.append(f"{indent}{var} = {f'{self.dim_text(loop.begin)} + ' if loop.begin != 0 else ''}{own}")
         if (loop.begin, loop.end) != (0, self.threads):
-            self.lines.append(f"{indent}if {var} < {self.dim(loop.end)}:")
+            self.lines.append(f"{indent}if {var} < {self.dim_text(loop.end)}:")
             indent += "    "
         self.inside = True
-        self.block(loop.body, indent)
+        self.print_block(loop.body, indent)
         self.inside = False
 
     def _warp_exchange_text(self, value: str, dtype: str, mask: int) -> str:

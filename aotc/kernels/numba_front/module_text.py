@@ -64,7 +64,7 @@ def module_text(kernels: Iterable[tuple[Kernel, Target, str]], bundle: str) -> s
 
 
 def template_tiles(kernel: Kernel) -> Any:
-    """Return the parameters of the template that computes ``kernel``, which has a tiling."""
+    """Return the parameters (tile sizes, dtypes) of the template that computes ``kernel``."""
     is_attention = kernel.tiling is not None and kernel.tiling.is_attention
     return attention_tiles(kernel) if is_attention else gemm_tiles(kernel)
 

@@ -2,7 +2,7 @@
 
 Each thread of a block is a thread of this process (:mod:`aotc.kernels.cuda.block`). Compiled code holds the GIL and
 releases it only in barriers and exchanges, so that an atomic operation is an ordinary one. The replaced names are those
-of printed kernels and the usual ones of users' kernels; any other name is an error of Numba.
+that printed kernels use and common ones of users' kernels; Numba reports an error for any other name.
 """
 
 from __future__ import annotations

@@ -105,9 +105,9 @@ def numba_source(kernel: Kernel) -> NumbaSource:
 def print_without_name_clashes(printer_of: Callable[[frozenset[str]], SourcePrinter]) -> NumbaSource:
     """Print a kernel with local names that differ from the names of the runtime functions that its text calls."""
     first = printer_of(frozenset())
-    first.function()
+    first.print_function()
     printer = printer_of(frozenset(first.scalars.used) | _RESERVED)
-    text = printer.function()
+    text = printer.print_function()
     return NumbaSource(text, tuple(sorted(printer.scalars.used)))
 
 
@@ -131,26 +131,27 @@ class SourcePrinter:
         self.scratch = scratch_layout(kernel)[0]
         self.heap: list[list[str]] = []
 
-    def function(self) -> str:
+    def print_function(self) -> str:
+        """Return the text of the whole function: header, grid loop and body."""
         kernel = self.kernel
-        arrays = [f'{self.bind_buffer(b)}: "{buffer_type_text(b)}"' for b in (*kernel.inputs, *kernel.outputs)]
-        dims = [f'{self.bind(name, "i64")}: "dim"' for name in kernel.dims]
+        arrays = [f'{self.bind_buffer_name(b)}: "{buffer_type_text(b)}"' for b in (*kernel.inputs, *kernel.outputs)]
+        dims = [f'{self.bind_local_name(name, "i64")}: "dim"' for name in kernel.dims]
         loop = grid_loop(kernel)
-        var = self.bind(loop.var, "i64")
-        begin, step = self.dim(loop.begin), loop.step
+        var = self.bind_local_name(loop.var, "i64")
+        begin, step = self.dim_text(loop.begin), loop.step
         first, last = (f"{n} * {step}" if step != 1 else n for n in ("begin", "end"))
         if loop.begin != 0:
             first, last = f"{begin} + {first}", f"{begin} + {last}"
         steps = f", {step}" if step != 1 else ""
         self.lines.append(f"    for {var} in range({first}, {last}{steps}):")
-        self.block(loop.body, " " * 8)
+        self.print_block(loop.body, " " * 8)
         header = f"def {kernel.name}({', '.join([*arrays, *dims, 'scratch', 'begin', 'end'])}):"
         return "\n".join([header, *self.lines]) + "\n"
 
     # --- names ---
 
-    def bind(self, name: str, kind: str) -> str:
-        """Return the local name of ``name``; a name with values of two types becomes two local names."""
+    def bind_local_name(self, name: str, kind: str) -> str:
+        """Return the Python local variable for ``name``; a name with values of two types becomes two variables."""
         local = name
         while local in self.reserved or keyword.iskeyword(local) or self.kinds.get(local, kind) != kind:
             local += f"_{kind}" if self.kinds.get(local, kind) != kind else "_"
@@ -158,81 +159,83 @@ class SourcePrinter:
         self.names[name] = local
         return local
 
-    def bind_buffer(self, buffer: Buffer) -> str:
-        return self.bind(buffer.name, f"{numba_storage_dtype(buffer.dtype)}_{max(len(buffer.shape), 1)}")
+    def bind_buffer_name(self, buffer: Buffer) -> str:
+        """Return the local name of a buffer, by its storage dtype and rank; see :meth:`bind_local_name`."""
+        return self.bind_local_name(buffer.name, f"{numba_storage_dtype(buffer.dtype)}_{max(len(buffer.shape), 1)}")
 
-    def buffer(self, buffer: Buffer) -> str:
+    def buffer_text(self, buffer: Buffer) -> str:
         return self.names[buffer.name]
 
     # --- indices ---
 
-    def dim(self, e: Dim) -> str:
+    def dim_text(self, e: Dim) -> str:
         return _NAME.sub(self._print_integer_expression, str(e))
 
     def _print_integer_expression(self, found: re.Match[str]) -> str:
         name = self.names.get(found[0], found[0])
         return self.scalars.cast(name, "i64") if self.integers.get(name, "i64") != "i64" else name
 
-    def dims(self, index: tuple[Dim, ...]) -> str:
-        return ", ".join(map(self.dim, index)) if index else "0"
+    def index_text(self, index: tuple[Dim, ...]) -> str:
+        return ", ".join(map(self.dim_text, index)) if index else "0"
 
-    def shape(self, shape: tuple[Dim, ...]) -> str:
-        return f"({', '.join(map(self.dim, shape or (1,)))}{',' if len(shape) < 2 else ''})"
+    def shape_text(self, shape: tuple[Dim, ...]) -> str:
+        return f"({', '.join(map(self.dim_text, shape or (1,)))}{',' if len(shape) < 2 else ''})"
 
-    def place(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
-        return f"{self.buffer(buffer)}[{self.dims(index)}]"
+    def element_text(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
+        return f"{self.buffer_text(buffer)}[{self.index_text(index)}]"
 
-    def start(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
+    def element_offset_text(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
         """Return the text of the offset of an element in memory order."""
         flat: Dim = 0
         for size, at in zip(buffer.shape, index, strict=True):
             flat = flat * size + at
-        return self.dim(flat)
+        return self.dim_text(flat)
 
     # --- statements ---
 
-    def block(self, body: tuple[Stmt, ...], indent: str) -> None:
+    def print_block(self, body: tuple[Stmt, ...], indent: str) -> None:
         begin = len(self.lines)
         self.heap.append([])
         for stmt in body:
-            self.statement(stmt, indent)
+            self.print_statement(stmt, indent)
         for name in self.heap.pop():
             self.lines.append(indent + self.scalars.call("release", name))
         if len(self.lines) == begin:
             self.lines.append(f"{indent}pass")
 
-    def statement(self, stmt: Stmt, indent: str) -> None:
+    def print_statement(self, stmt: Stmt, indent: str) -> None:
+        """Append the lines of a statement, and of the statements inside it, to ``lines``."""
         match stmt:
             case Let(var, value):
-                text = self.scalar(value)
+                text = self.scalar_text(value)
                 is_float = DTYPES[var.dtype].kind == "f"
-                name = self.bind(var.name, var.dtype if is_float else numba_storage_dtype(var.dtype))
+                name = self.bind_local_name(var.name, var.dtype if is_float else numba_storage_dtype(var.dtype))
                 if DTYPES[var.dtype].kind in "iu":
                     self.integers[name] = var.dtype
                 self.lines.append(f"{indent}{name} = {text}")
             case Store(buffer, index, value, reduce):
-                place, text = self.place(buffer, index), self.scalar(value)
+                place, text = self.element_text(buffer, index), self.scalar_text(value)
                 if reduce:
                     old = self._loaded_element_text(place, buffer.dtype)
                     text = self.scalars.combine(reduce, old, text, buffer.dtype)
                 self.lines.append(f"{indent}{place} = {strip_parens(text)}")
             case For(var, begin, end, body, _, step):
-                bounds = f"{self.dim(begin)}, {self.dim(end)}{f', {step}' if step != 1 else ''}"
-                self.lines.append(f"{indent}for {self.bind(var, 'i64')} in range({bounds}):")
-                self.block(body, indent + "    ")
+                bounds = f"{self.dim_text(begin)}, {self.dim_text(end)}{f', {step}' if step != 1 else ''}"
+                self.lines.append(f"{indent}for {self.bind_local_name(var, 'i64')} in range({bounds}):")
+                self.print_block(body, indent + "    ")
             case If(cond, then, otherwise):
-                self.lines.append(f"{indent}if {strip_parens(self.scalar(cond))}:")
-                self.block(then, indent + "    ")
+                self.lines.append(f"{indent}if {strip_parens(self.scalar_text(cond))}:")
+                self.print_block(then, indent + "    ")
                 if otherwise:
                     self.lines.append(f"{indent}else:")
-                    self.block(otherwise, indent + "    ")
+                    self.print_block(otherwise, indent + "    ")
             case While(cond, pred, body):
                 inner = indent + "    "
                 self.lines.append(f"{indent}while True:")
                 for before in cond:
-                    self.statement(before, inner)
-                self.lines += [f"{inner}if not {self.scalar(pred)}:", f"{inner}    break"]
-                self.block(body, inner)
+                    self.print_statement(before, inner)
+                self.lines += [f"{inner}if not {self.scalar_text(pred)}:", f"{inner}    break"]
+                self.print_block(body, inner)
             case Alloc(buffer):
                 self.lines.append(f"{indent}{self._print_allocation(buffer)}")
             case Prefetch():
@@ -240,25 +243,26 @@ class SourcePrinter:
             case Tile():
                 self.lines.append(indent + self._print_tile(stmt))
             case Either(buffer, cond, places):
-                shape = self.shape(buffer.shape)
+                shape = self.shape_text(buffer.shape)
                 one, other = (
-                    self.scalars.call("view", self.buffer(b), self.start(b, at), shape) for b, at in places
+                    self.scalars.call("view", self.buffer_text(b), self.element_offset_text(b, at), shape)
+                    for b, at in places
                 )
-                choice = f"{one} if {self.scalar(cond)} else {other}"
-                self.lines.append(f"{indent}{self.bind_buffer(buffer)} = {choice}")
+                choice = f"{one} if {self.scalar_text(cond)} else {other}"
+                self.lines.append(f"{indent}{self.bind_buffer_name(buffer)} = {choice}")
             case ExternalCall(function, args):
                 self.lines.append(indent + self._print_library_call(function, args))
             case _:
                 raise InternalError(f"kernels: {type(stmt).__name__} has no text for Numba on a CPU")
 
     def _print_allocation(self, buffer: Buffer) -> str:
-        shape, kind = self.shape(buffer.shape), self.scalars.name(numba_storage_dtype(buffer.dtype))
+        shape, kind = self.shape_text(buffer.shape), self.scalars.name(numba_storage_dtype(buffer.dtype))
         if buffer.space == "private":
-            return f"{self.bind_buffer(buffer)} = {self.scalars.call('private', shape, kind)}"
+            return f"{self.bind_buffer_name(buffer)} = {self.scalars.call('private', shape, kind)}"
         if is_static(buffer.shape):
             at = str(self.scratch[buffer.name])
-            return f"{self.bind_buffer(buffer)} = {self.scalars.call('scratch_at', 'scratch', at, shape, kind)}"
-        name = self.bind_buffer(buffer)
+            return f"{self.bind_buffer_name(buffer)} = {self.scalars.call('scratch_at', 'scratch', at, shape, kind)}"
+        name = self.bind_buffer_name(buffer)
         self.heap[-1].append(name)
         return f"{name} = {self.scalars.call('allocate', shape, kind)}"
 
@@ -273,11 +277,11 @@ class SourcePrinter:
 
     def _memory_from_element(self, buffer: Buffer, index: tuple[Dim, ...]) -> str:
         """Return the text of the memory that starts at an element."""
-        return self.scalars.call("view", self.buffer(buffer), self.start(buffer, index), "(1,)")
+        return self.scalars.call("view", self.buffer_text(buffer), self.element_offset_text(buffer, index), "(1,)")
 
     def _print_transform(self, t: Transform, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> str:
         (x, _, out, *rest), scale = args, repr(t.scale)
-        numbers = [self.place(*argument) for argument in rest[len(rest) - t.arguments :]]
+        numbers = [self.element_text(*argument) for argument in rest[len(rest) - t.arguments :]]
         signals = [self._memory_from_element(*x), self._memory_from_element(*out)]
         if t.real:
             return self.scalars.call("real_transform", *signals, str(2 * t.points), scale)
@@ -287,7 +291,7 @@ class SourcePrinter:
 
     def _print_tile(self, t: Tile) -> str:
         form = t.form
-        levels = ", ".join(f"({', '.join(map(self.dim, level))})" for level in t.levels)
+        levels = ", ".join(f"({', '.join(map(self.dim_text, level))})" for level in t.levels)
         common = {"shape": f"({t.rows}, {t.cols})", "levels": f"({levels},)", "adds": str(t.adds)}
         out = self._tile_operand_text(t.out, t.out_base, t.out_row)
         left = self._tile_operand_text(t.a, t.a_base, t.a_row, t.a_inner)
@@ -305,7 +309,7 @@ class SourcePrinter:
 
     def _tile_operand_text(self, buffer: Buffer, *numbers: Dim) -> str:
         """Return the text of a tile's operand: its array, first element and strides."""
-        return f"({', '.join([self.buffer(buffer), *map(self.dim, numbers)])})"
+        return f"({', '.join([self.buffer_text(buffer), *map(self.dim_text, numbers)])})"
 
     def _element_reader(self, dtype: str) -> str:
         """Return the function that reads an element of ``dtype``."""
@@ -313,19 +317,20 @@ class SourcePrinter:
 
     # --- scalars ---
 
-    def scalar(self, s: Scalar) -> str:
+    def scalar_text(self, s: Scalar) -> str:
+        """Return a scalar expression of the loop IR as a Python expression."""
         match s:
             case Const():
                 return self.scalars.constant(s)
             case Index(expr, dtype):
-                text = self.dim(expr)
+                text = self.dim_text(expr)
                 return self.scalars.cast(text, "i64") if dtype == "i64" else self.scalars.convert(text, "i64", dtype)
             case Var(name=name):
                 return self.names[name]
             case Load(buffer, index):
-                return self._loaded_element_text(self.place(buffer, index), buffer.dtype)
+                return self._loaded_element_text(self.element_text(buffer, index), buffer.dtype)
             case Apply():
-                return self.scalars.apply(s, [self.scalar(a) for a in s.args])
+                return self.scalars.apply(s, [self.scalar_text(a) for a in s.args])
 
     def _loaded_element_text(self, place: str, dtype: str) -> str:
         if dtype in _MASKED:

@@ -1,4 +1,4 @@
-"""The module of a GPU kernel around a user's function, for :mod:`aotc.kernels.numba_front.gpu_compile`.
+"""Print the Python module of a GPU kernel that calls a user's function.
 
 ::
 

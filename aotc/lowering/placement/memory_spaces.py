@@ -38,7 +38,7 @@ def spaces_of(module: Module, target: Target) -> tuple[Space, ...]:
     for function in module.functions.values():
         if "devices" in function.attrs:
             names.update(dict.fromkeys(value_devices(function).values()))
-    own = {name: target.of(name) for name in names or ("",) if name != SPILLED}
+    own = {name: target.for_device(name) for name in names or ("",) if name != SPILLED}
     cpus = [t for t in own.values() if t.kind == "cpu"]
     device_spaces = tuple(Space(name, t) for name, t in own.items() if t.kind != "cpu")
     if cpus:
@@ -88,7 +88,7 @@ def space_finder(function: Function, spaces: tuple[Space, ...], target: Target) 
         return lambda value: 0
     devices, names = value_devices(function), function.attrs["devices"]["known"]
     places = {space.device: n for n, space in enumerate(spaces)}
-    own = {name: "" if target.of(name).kind == "cpu" else name for name in names} | {SPILLED: ""}
+    own = {name: "" if target.for_device(name).kind == "cpu" else name for name in names} | {SPILLED: ""}
     numbers = {name: places[space] for name, space in own.items() if space in places}
     return lambda value: numbers[devices.get(value, names[0])]
 
@@ -96,7 +96,7 @@ def space_finder(function: Function, spaces: tuple[Space, ...], target: Target) 
 def regions_by_target(module: Module, target: Target) -> dict[str, Target]:
     """Return the target of each outlined region, by its name."""
     dispatches = (op for f in module.functions.values() if f.public for op in walk(f.body) if op.name == "dispatch")
-    return {op.attrs["callee"]: target.of(_device_of_op(op)) for op in dispatches}
+    return {op.attrs["callee"]: target.for_device(_device_of_op(op)) for op in dispatches}
 
 
 def _device_of_op(op: Op) -> str:

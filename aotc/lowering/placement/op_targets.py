@@ -16,7 +16,7 @@ def op_targets(module: Module, options: Options) -> tuple[Callable[[Op], Target]
     """
 
     def target_with_limits(target: str) -> Target:
-        return resolve_targets(target)[0].limited(options.stack_limit, options.shared_memory_limit)
+        return resolve_targets(target)[0].with_limits(options.stack_limit, options.shared_memory_limit)
 
     first = target_with_limits(options.target)
     of_device = {name: target_with_limits(target) for name, target in options.devices.items()}

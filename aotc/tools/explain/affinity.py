@@ -113,7 +113,7 @@ def explain_affinity(
         solved, isolated = stages[assign_devices.__name__], stages[isolate_devices.__name__]
         names = [n for n, f in solved.functions.items() if "devices" in f.attrs and function in ("", n)]
         devices = tuple(dict.fromkeys(d for n in names for d in solved.functions[n].attrs["devices"]["known"]))
-        targets = {name: target.of(name).name for name in devices}
+        targets = {name: target.for_device(name).name for name in devices}
         rows = tuple(row for n in names for row in _placement_rows(solved.functions[n]))
         return AffinityReport(devices, targets, rows, _placement_svg([isolated.functions[n] for n in names], devices))
 

@@ -180,7 +180,7 @@ def explain_fusion(
     with guard("while explaining fusion", chosen, whole):
         record = FusionRecord()
         module = fuse_recorded(whole, chosen, record)
-        target = target.limited(chosen.stack_limit, chosen.shared_memory_limit)
+        target = target.with_limits(chosen.stack_limit, chosen.shared_memory_limit)
         regions = tuple(_regions_in_order(module, function, record, target))
         devices = {r.device: r.target for r in regions if r.device}
         return FusionReport(target.name, regions, devices, tuple(_long_row_rows(uncut, function, chosen)))
@@ -203,7 +203,7 @@ def _regions_in_order(module: Module, only: str, record: FusionRecord, target: T
             for callee, device in _dispatched_callees(function.body):
                 callers.setdefault(callee, (function.name, device))
     for name, (caller, device) in callers.items():
-        own = target.of(device)
+        own = target.for_device(device)
         yield _fusion_region(
             module.functions[name], caller, device, record, lower_region(module.functions[name], own), own
         )

@@ -134,7 +134,7 @@ def test_a_worker_that_a_call_under_way_may_want_again_is_kept(executor: Executo
 
 
 @pytest.mark.parametrize(("others", "stays"), [(2, True), (3, True), (4, False)])
-def test_who_finds_more_at_work_than_cores_leaves_again(others: int, stays: bool, monkeypatch: Any) -> None:
+def test_a_worker_leaves_if_there_are_more_threads_than_cores(others: int, stays: bool, monkeypatch: Any) -> None:
     """Two workers that see the last free seat at once both take one: they look again when they have it."""
     pool = np.zeros(FIRST_RUN + RUNS * RUN_WORDS, np.int64)
     runs = [pool[FIRST_RUN + n * RUN_WORDS :] for n in range(2)]
@@ -227,7 +227,7 @@ def test_a_call_on_two_devices(executor: Executor) -> None:
         call.stop()
 
 
-def test_what_a_call_cannot_use_goes_to_others(executor: Executor) -> None:
+def test_workers_that_a_call_cannot_use_serve_other_calls(executor: Executor) -> None:
     executor.pool[abi.POOL_CORES] = 6
     calls = [Endless(executor, 2, devices=1)]
     shares(executor, 1)

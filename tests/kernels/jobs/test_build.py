@@ -56,7 +56,7 @@ def test_a_target_survives_the_pipe():
 
 
 def test_one_worker_answers_many_requests(compilers):
-    compilers.start(1)
+    compilers.start_processes(1)
     counts = []
     texts = [KERNEL.replace("double", f"double{n}") for n in range(3)]
     objects = answers(compilers, [request(t) for t in texts], 1, counts.append)
@@ -66,7 +66,7 @@ def test_one_worker_answers_many_requests(compilers):
 
 
 def test_a_killed_worker_is_replaced(compilers):
-    compilers.start(1)
+    compilers.start_processes(1)
     (process,) = compilers._idle
     process.kill()
     process.wait()
@@ -154,8 +154,8 @@ def waiting(requests, here=True):
         ([LARGE, KERNEL], 1, True, (1, 0)),
     ],
 )
-def test_who_compiles(texts, jobs, here, want):
-    assert waiting([request(t) for t in texts], here).shares(jobs) == want
+def test_processes_and_threads_of_a_run(texts, jobs, here, want):
+    assert waiting([request(t) for t in texts], here).worker_counts(jobs) == want
 
 
 @pytest.mark.parametrize(
@@ -164,19 +164,19 @@ def test_who_compiles(texts, jobs, here, want):
 )
 def test_which_processes_start_before_the_model_is_read(jobs, target, want, monkeypatch):
     asked = []
-    monkeypatch.setattr(build.POOL, "start", lambda *given: asked.append(given))
+    monkeypatch.setattr(build.POOL, "start_processes", lambda *given: asked.append(given))
     build.start_workers(Options(jobs=jobs, target=target))
     assert asked == want
 
 
 def test_only_kernels_for_cpus_are_compiled_here():
     gpu = {**request(), "target": target_fields(TARGETS["cuda:sm_90a"])}
-    assert waiting([gpu]).shares(2) == (1, 0)
-    assert waiting([{"executor": True, "target": target_fields(host_target())}]).shares(2) == (1, 0)
+    assert waiting([gpu]).worker_counts(2) == (1, 0)
+    assert waiting([{"executor": True, "target": target_fields(host_target())}]).worker_counts(2) == (1, 0)
     assert not run._is_small_cpu_kernel(gpu)
 
 
-def test_what_numba_told_llvm_changes_no_kernel(own_cache, monkeypatch):
+def test_svml_of_the_user_does_not_change_kernels(own_cache, monkeypatch):
     """Intel's functions are for the process of the user: kernels are compiled in others, which do without."""
     given, answered = [], MagicMock(finish=lambda *_: [b""])
     monkeypatch.setattr(objects, "CompilerRun", lambda pool, requests, jobs, begin: given.append(begin) or answered)
@@ -187,7 +187,7 @@ def test_what_numba_told_llvm_changes_no_kernel(own_cache, monkeypatch):
     assert given == [begin_kernel, None]
 
 
-def test_what_does_not_compile_here_names_itself(compilers):
+def test_a_kernel_that_fails_in_a_thread_is_in_the_error(compilers):
     with pytest.raises(InternalError, match=r"missing\[i\]"):
         answers(compilers, [request(BROKEN), request()], 2, quiet, begin_kernel)
 
@@ -335,7 +335,7 @@ def test_the_same_model_again_is_read_from_disk(own_cache, monkeypatch):
         aotc.compile(text.format("tanh"))
 
 
-def test_what_takes_no_time_is_not_kept(own_cache, monkeypatch):
+def test_bundles_that_compile_fast_are_not_cached(own_cache, monkeypatch):
     import aotc
     from aotc import pipeline
 
@@ -345,7 +345,7 @@ def test_what_takes_no_time_is_not_kept(own_cache, monkeypatch):
 
 
 @pytest.mark.parametrize("target", CPUS, ids=lambda target: target.name)
-def test_a_table_is_what_the_machine_of_code_makes(target, monkeypatch):
+def test_a_function_table_is_the_same_at_every_llvm_level(target, monkeypatch):
     """A module without functions has the same object at any level, and the lowest sets up the fewest passes."""
     arguments = ["a", "b", "a"], target, ["dgetrf", "mine"], {"mine"}, bytes(range(32))
     table = link.function_table_object(*arguments)

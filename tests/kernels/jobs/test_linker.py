@@ -64,7 +64,7 @@ def linked_plainly(command, given, folder):
 
 
 @pytest.mark.parametrize("target", [host_target(), FOREIGN], ids=["own", "foreign"])
-def test_waiting_changes_no_byte(target, tmp_path):
+def test_a_linker_started_early_gives_the_same_bytes(target, tmp_path):
     given = objects(target)
     assert link.link_shared_library(given, target) == linked_plainly(
         find_linker.linker_command(target == host_target()), given, tmp_path
@@ -84,7 +84,7 @@ def test_every_linker_makes_its_own_bytes(command, tmp_path, temporary, monkeypa
     assert made == linked_plainly(command, given, tmp_path / "plain")
 
 
-def test_it_waits_for_its_objects(temporary):
+def test_a_started_linker_waits_for_its_objects(temporary):
     given = objects(host_target())
     with Linker(host_target()) as linker:
         linker.start()
@@ -99,14 +99,14 @@ def test_it_waits_for_its_objects(temporary):
     assert list(home.iterdir()) == []
 
 
-def test_without_a_file_for_its_pipe_it_starts_at_the_end(monkeypatch):
+def test_without_a_pipe_file_the_linker_starts_last(monkeypatch):
     given = objects(host_target())
     made = link.link_shared_library(given, host_target())
     monkeypatch.setattr(link, "_version_script_option", lambda command: "--version-script=/nowhere/stdin")
     assert link.link_shared_library(given, host_target()) == made
 
 
-def test_a_forked_child_does_not_hold_it_up():
+def test_a_forked_child_does_not_delay_the_linker():
     given = objects(host_target())
     with Linker(host_target()) as linker:
         linker.start()
@@ -124,7 +124,7 @@ def test_a_forked_child_does_not_hold_it_up():
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_it_ends_with_what_fails_before_it(error, temporary, monkeypatch):
+def test_the_linker_ends_if_compilation_fails(error, temporary, monkeypatch):
     seen = []
 
     def fails(compilation, meanwhile):
@@ -156,7 +156,7 @@ def test_a_full_disk_leaves_no_process_and_no_file(temporary, monkeypatch):
     assert list(home.iterdir()) == []
 
 
-def test_one_that_ends_early_or_fails_is_reported_once(temporary):
+def test_a_linker_that_ends_early_or_fails_is_reported_once(temporary):
     with Linker(host_target()) as linker:
         process = linker.start()
         process.kill()
@@ -183,7 +183,7 @@ build_library([parse_kernel({TEXT!r})], host_target(), Options(cache=False))
 """
 
 
-def test_it_ends_with_a_process_that_is_killed(temporary):
+def test_the_linker_ends_if_its_caller_is_killed(temporary):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(temporary)}
     done = subprocess.run(
         [sys.executable, "-c", KILLED], env=environment, capture_output=True, text=True, timeout=60, check=False
@@ -196,7 +196,7 @@ def test_it_ends_with_a_process_that_is_killed(temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_a_missing_one_is_said_before_kernels_are_compiled(monkeypatch):
+def test_a_missing_linker_is_reported_before_kernels_are_compiled(monkeypatch):
     def none(native):
         raise CompileError.at(UNKNOWN, "no linker found")
 
@@ -206,7 +206,7 @@ def test_a_missing_one_is_said_before_kernels_are_compiled(monkeypatch):
         build_library([parse_kernel(TEXT)], host_target(), Options(cache=False))
 
 
-def test_a_missing_one_is_said_before_the_model_is_lowered(monkeypatch):
+def test_a_missing_linker_is_reported_before_the_model_is_lowered(monkeypatch):
     def none(native):
         raise CompileError.at(UNKNOWN, "no linker found")
 

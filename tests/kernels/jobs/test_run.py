@@ -105,7 +105,7 @@ def test_kernels_begun_ahead_end_with_what_fails_after_them(error, said, tmp_pat
     assert done.stdout.split("\n")[:3] == ["True", f"{said} True True", "True"], (done.stdout, done.stderr[-2000:])
 
 
-def test_a_run_may_begin_before_it_is_waited_for(compilers):
+def test_a_run_may_start_in_the_background(compilers):
     counts, one = [], answers(compilers, requests(), 1)
     with run.CompilerRun(compilers, requests(), 2, begin_kernel) as begun:
         begun.begin_ahead()
@@ -115,7 +115,7 @@ def test_a_run_may_begin_before_it_is_waited_for(compilers):
     assert sys.getswitchinterval() == BEFORE
 
 
-def test_one_that_nobody_waits_for_stops(compilers):
+def test_a_run_that_nobody_waits_for_stops(compilers):
     begun, seen = threading.Event(), []
 
     def here(request):
@@ -139,7 +139,7 @@ def test_one_small_kernel_waits_for_the_caller(compilers):
         assert len(one.finish(quiet)) == 1
 
 
-def test_threads_that_compile_at_once_leave_pythons_turns_as_they_were(compilers):
+def test_concurrent_runs_restore_the_switch_interval(compilers):
     first, second = compilers.short_switch_interval(), compilers.short_switch_interval()
     for enter in (first, second):
         enter.__enter__()

@@ -84,9 +84,9 @@ def test_a_damaged_kernel_is_compiled_again(folder, monkeypatch):
     kernel = parse_kernel(KERNEL)
     first = build_library([kernel], host_target(), Options())
     build_executor(host_target(), Options())  # the process keeps that one
-    asked, plain = [], run.WaitingRequests.shares
+    asked, plain = [], run.WaitingRequests.worker_counts
     monkeypatch.setattr(
-        run.WaitingRequests, "shares", lambda one, jobs: asked.append(len(one.requests)) or plain(one, jobs)
+        run.WaitingRequests, "worker_counts", lambda one, jobs: asked.append(len(one.requests)) or plain(one, jobs)
     )
     assert build_library([kernel], host_target(), Options()) == first
     assert asked == [0]
@@ -147,7 +147,7 @@ def test_a_part_that_others_may_write_to(folder, part):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize("part", ["entry", "folder"])
-def test_what_belongs_to_another_user(folder, part):
+def test_entries_of_another_user_are_refused(folder, part):
     cache.write_cached_object(KEY, DATA)
     os.chown(entries(folder)[0] if part == "entry" else folder, 12345, 12345)
     assert "belongs to user 12345, not to you" in refused(lambda: cache.read_cached_object(KEY))
@@ -197,7 +197,7 @@ def test_kernels_and_bundles_share_one_limit(folder, monkeypatch):
     assert cache.read_cached_object(names[0]) is None
 
 
-def test_nothing_of_somebody_elses_goes(folder, monkeypatch):
+def test_eviction_removes_only_cache_entries(folder, monkeypatch):
     monkeypatch.setenv("AOTC_CACHE_LIMIT_MB", "1")
     others = [folder / "kernels" / "notes.txt", folder / "mine" / KEY, folder / KEY, folder / "kernels" / "tmp"]
     for path in others:

@@ -57,14 +57,14 @@ def test_many_threads_make_the_bytes_of_one(compilers, target):
 
 
 def test_a_kept_thread_works_beside_the_caller(compilers):
-    first = compilers.in_background(threading.get_ident)
-    failing = compilers.in_background(lambda: 1 // 0)
+    first = compilers.run_in_background(threading.get_ident)
+    failing = compilers.run_in_background(lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         failing.result(60)
     kept = {first.result(60)}
     for _ in range(20):
         time.sleep(0.01)  # the last one is idle again
-        kept.add(compilers.in_background(threading.get_ident).result(60))
+        kept.add(compilers.run_in_background(threading.get_ident).result(60))
     assert len(kept) <= 2
     assert threading.get_ident() not in kept
 
@@ -129,7 +129,7 @@ def test_an_llvmlite_of_another_kind_is_called_with_its_lock(monkeypatch):
     assert unlocked._llvm_c_function(ctypes.PyDLL, "LLVMPY_ParseAssembly")() == "locked"
 
 
-def test_what_is_no_ir_is_an_error():
+def test_invalid_llvm_ir_is_an_error():
     with pytest.raises(RuntimeError, match="LLVM IR parsing error"):
         unlocked.parse_assembly("define nothing")
 
@@ -149,7 +149,7 @@ def test_threads_are_kept_with_what_llvm_made_for_them(compilers):
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 4])
-def test_something_else_is_done_once_beside_the_kernels(compilers, jobs):
+def test_other_work_runs_once_while_kernels_compile(compilers, jobs):
     done = []
     made = answers(compilers, requests(), jobs, quiet, begin_kernel, lambda: done.append(threading.get_ident()))
     assert len(done) == 1
@@ -158,7 +158,7 @@ def test_something_else_is_done_once_beside_the_kernels(compilers, jobs):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_what_is_done_beside_the_kernels_may_fail(compilers, jobs):
+def test_other_work_that_fails_does_not_fail_the_run(compilers, jobs):
     """Who needs what it makes calls it again."""
 
     def fails():
@@ -207,7 +207,7 @@ def test_a_kernel_that_fails_in_a_thread_names_itself(compilers):
 
 
 @pytest.mark.parametrize("error", [CallbackFailed(KeyError("mine")), MemoryError("no room")])
-def test_what_a_thread_raises_comes_out(compilers, error):
+def test_the_exception_of_a_thread_is_raised(compilers, error):
     def here(request):
         raise error
 
@@ -297,7 +297,7 @@ CALLED = "declare void @called()\ndefine void @f() {\n  call void @called()\n  r
 DEFINED = "define linkonce_odr void @called() {\n  ret void\n}\ndefine linkonce_odr void @alone() {\n  ret void\n}\n"
 
 
-def test_what_is_linked_is_hidden_if_it_is_called():
+def test_linked_functions_become_internal():
     library = back_end.parse_assembly_for_target(CALLED, host_target())
     library.link_text(DEFINED, ["called", "alone"])
     assert {f.name: f.linkage.name for f in library.module.functions} == {"f": "external", "called": "internal"}
@@ -316,7 +316,7 @@ def test_two_threads_compile_to_equal_objects_at_the_same_time(target):
     assert in_threads(compile_all, 2) == [alone, alone]
 
 
-def test_what_cannot_be_linked_is_an_error():
+def test_a_function_that_is_defined_twice_is_an_error():
     text = DEFINED.replace("linkonce_odr ", "")
     library = back_end.parse_assembly_for_target(text, host_target())
     with pytest.raises(RuntimeError, match="called"):

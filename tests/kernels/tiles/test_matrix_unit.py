@@ -127,7 +127,7 @@ def test_rows_are_said_once_for_tiles_alike():
     assert unit.seen.count("ldtilecfg") == 2
 
 
-def test_what_the_unit_has_no_tile_for():
+def test_tiles_that_do_not_fit_the_matrix_unit_use_vectors():
     """Rows, columns or operands that do not fit are multiplied by vectors, as without the unit."""
     wide, shapes = plain("bf16", 8, 80, 64)
     column = plain("bf16", 32, 32, 64)[0].replace("a_row=64", "a_row=1").replace("(32, 2, 64)", "(32, 64, 64)")

@@ -105,7 +105,7 @@ def test_strides_that_only_a_call_knows() -> None:
 
 
 @pytest.mark.parametrize("name", ["cpu:aarch64", "cpu:aarch64-bf16", "cpu:aarch64-sve256"])
-def test_aarch64_has_them_too(name: str) -> None:
+def test_unpacked_tiles_compile_for_aarch64(name: str) -> None:
     target = TARGETS[name]
     tiles = [dots(form, 4, 4, 40) for form in DOTS if has(form, target)]
     tiles += [zipped(4, 4 * target.vector_bytes // 4, 8)] if has("bf16", target) else []
@@ -120,7 +120,7 @@ def test_aarch64_has_them_too(name: str) -> None:
     dots("i8", 2, 2, 16), replace(dots("f32", 2, 2, 16), levels=((2, 8, 8), (8, 1, 1))), zipped(2, 16, 4),
     replace(dots("f32", 2, 2, 16), levels=((sym("n"), 1, 1),)),
 ])  # fmt: skip
-def test_what_no_tile_is(wrong: Tile) -> None:
+def test_impossible_unpacked_tiles_are_refused(wrong: Tile) -> None:
     with pytest.raises(InternalError, match="tile"):
         build([wrong], PAIRS)
 
@@ -137,7 +137,7 @@ def on_numpy(tile: Tile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("tile", [dots("bf16", 3, 4, 10), dots("f32_s8", 2, 2, 9), zipped(3, 32, 6)])
-def test_they_mean_the_same_on_numpy(tile: Tile) -> None:
+def test_unpacked_tiles_agree_with_the_interpreter(tile: Tile) -> None:
     """And read back as they are printed."""
     a, b, out = on_numpy(tile)
     k = tile.a.shape[1]

@@ -86,7 +86,7 @@ def test_few_passes_are_run(monkeypatch):
     assert "fadd contract <16 x float>" in text
 
 
-def test_what_stays_the_same_is_loaded_before_the_loop_over_rows():
+def test_column_operands_are_loaded_before_the_loop_over_rows():
     """The operand of columns, and not that of rows; nothing where rows might be none, or vectors too many."""
 
     def before(text):

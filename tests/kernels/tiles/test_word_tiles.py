@@ -36,7 +36,7 @@ def moved(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("target", QUADS, ids=lambda t: t.name)
 @pytest.mark.parametrize(("rows", "k"), [(1, 16), (3, 64), (13, 48), (16, 128), (24, 64)])
-def test_words_are_turned(rows: int, k: int, target: Target) -> None:
+def test_tiles_transpose_words_of_the_right_operand(rows: int, k: int, target: Target) -> None:
     """One chain of sums for each row, and two where there are registers."""
     tile = dots("i8_o8", rows, lanes(target), k)
     a, b, out = operands(tile, k)
@@ -77,7 +77,7 @@ def packed(form: str, target: Target) -> Tile:
 
 
 @pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
-def test_sums_are_added_to_what_is_there(target: Target) -> None:
+def test_tiles_add_to_the_old_result(target: Target) -> None:
     tiles = [(packed("f32", target), 5)] + ([(zipped(4, 64, 8), 8)] if target is PAIRS else [])
     for tile, k in tiles:
         a, b, out = operands(tile, k)
@@ -88,7 +88,7 @@ def test_sums_are_added_to_what_is_there(target: Target) -> None:
 @pytest.mark.parametrize("tile", [
     dots("i8_o8", 2, 16, 16), rows_of_quads(3, 8, PAIRS), replace(zipped(3, 32, 6), adds=True),
 ])  # fmt: skip
-def test_they_mean_the_same_on_numpy(tile: Tile) -> None:
+def test_word_tiles_agree_with_the_interpreter(tile: Tile) -> None:
     """And read back as they are printed."""
     a, b, out = on_numpy(tile)
     k = tile.a.shape[1]
@@ -102,6 +102,6 @@ def test_they_mean_the_same_on_numpy(tile: Tile) -> None:
     (dots("i8_o8", 2, 16, 16), TARGETS["cpu:x86-64-v4"]), (rows_of_quads(2, 8, PAIRS), TARGETS["cpu:aarch64-dotprod"]),
     (replace(dots("f32", 2, 2, 16), adds=True), PAIRS),
 ])  # fmt: skip
-def test_what_no_tile_is(wrong: Tile, target: Target) -> None:
+def test_impossible_word_tiles_are_refused(wrong: Tile, target: Target) -> None:
     with pytest.raises(InternalError, match="tile"):
         build([wrong], target)

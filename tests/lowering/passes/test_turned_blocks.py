@@ -46,7 +46,7 @@ def arrays_of(shapes, dtype="float32"):
 def kernels_of(function, arrays, stack=0):
     exported = jax.export.export(jax.jit(function), platforms=["cpu"])(*arrays)
     options = Options(target=TARGET.name, stack_limit=stack)
-    return lower(run_passes(import_model(exported), options), TARGET.limited(stack, 0), options).kernels
+    return lower(run_passes(import_model(exported), options), TARGET.with_limits(stack, 0), options).kernels
 
 
 def is_transposed(kernel):

@@ -57,12 +57,12 @@ def test_f32_uses_tensor_cores_only_if_the_precision_allows(precision, is_rounde
 
 def test_a_limit_without_effect_returns_the_same_target():
     whole = TARGETS["cuda:sm_90a"]
-    assert whole.limited(0, 0) is whole.limited(whole.stack, whole.shared_memory + 1) is whole
-    assert whole.limited(whole.stack - 1, 0).stack == whole.stack - 1
+    assert whole.with_limits(0, 0) is whole.with_limits(whole.stack, whole.shared_memory + 1) is whole
+    assert whole.with_limits(whole.stack - 1, 0).stack == whole.stack - 1
 
 
 def test_tiles_fit_the_shared_memory_limit():
-    whole, small = TARGETS["cuda:sm_90a"], TARGETS["cuda:sm_90a"].limited(0, 48 << 10)
+    whole, small = TARGETS["cuda:sm_90a"], TARGETS["cuda:sm_90a"].with_limits(0, 48 << 10)
     (function,) = parse_module(MODULE.format(kind="bf16", rows="48", result="bf16", more="")).functions.values()
     assert lower_region(function, whole).tiling.shared <= whole.shared_memory
     kernel = lower_region(function, small)

@@ -300,7 +300,7 @@ def _too_much_work_reason(work: RegionWork) -> str:
 
 def fusion_target(options: Options) -> Target:
     """Return the target for whose limits fusion sizes its regions, adjusted by the options."""
-    return resolve_targets(options.target)[0].limited(options.stack_limit, options.shared_memory_limit)
+    return resolve_targets(options.target)[0].with_limits(options.stack_limit, options.shared_memory_limit)
 
 
 def _element_count_of_type(type_: TensorType) -> int | None:
