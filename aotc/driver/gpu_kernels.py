@@ -47,8 +47,8 @@ class GpuKernels:
     ) -> None:
         """Copy arguments to the GPU, launch the kernel ``symbol`` of ``image``, and copy the outputs back."""
         gpu, launch = self._gpu, row.get("launch", {})
-        gpu.enter()
-        function = gpu.function(gpu.load(image), symbol)
+        gpu.make_context_current()
+        function = gpu.kernel_handle(gpu.load_module(image), symbol)
         gpu.allow_dynamic_shared_memory(function, launch.get("shared", 0))
         places = [gpu.allocate(max(a.nbytes, 1)) for a in arguments.arrays]
         for place, array in zip(places, arguments.arrays, strict=True):

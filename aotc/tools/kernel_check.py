@@ -31,7 +31,7 @@ from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.devices.cpu import device as cpu_device
 from aotc.vmfb.devices.cpu.native import SharedObject
 from aotc.vmfb.devices.cuda import device as cuda_device
-from aotc.vmfb.devices.cuda.loaded_kernels import has_code, images
+from aotc.vmfb.devices.cuda.loaded_kernels import has_code, kernel_images
 from aotc.vmfb.errors import BundleError
 
 
@@ -94,7 +94,7 @@ class CudaKernels:
         self._kernels: GpuKernels | None = None
         if not self.obstacle:
             coded = [row for row in rows if has_code(row)]
-            code = [image for image in images(opened, {**part, "kernels": coded}) if image is not None]
+            code = [image for image in kernel_images(opened, {**part, "kernels": coded}) if image is not None]
             self._kernels = GpuKernels(opened.where, coded, code)
 
     def run_bundle_kernel(self, kernel: Kernel, arguments: TrialArguments) -> None:

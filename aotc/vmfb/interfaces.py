@@ -36,7 +36,7 @@ class DeviceSession(Protocol):
     def allocate_arena(self, size: int) -> None:
         """Allocate an arena of ``size`` bytes; the content of an earlier arena of this call is copied."""
 
-    def bind(self, slot: int, array: np.ndarray) -> None:
+    def bind_array(self, slot: int, array: np.ndarray) -> None:
         """Bind an argument or a result to its slot in the pointer table."""
 
     def submit(self, number: int, parameters: list[int]) -> None:

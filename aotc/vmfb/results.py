@@ -96,11 +96,11 @@ class Residence:
         for number, (shape, dtype) in enumerate(plan.results):
             owner, argument = self._owners[number], taken.get(number, -1)
             if argument >= 0 and stays[number] and out[number] is None and isinstance(arrays[argument], np.ndarray):
-                arrays[argument] = owner.put(arrays[argument], self._name(number))
+                arrays[argument] = owner.upload_array(arrays[argument], self._name(number))
             if argument >= 0:
                 results.append(_donated_memory(out[number], arrays, argument, number, where))
             elif stays[number] and out[number] is None:
-                results.append(owner.empty(shape, dtype, self._name(number)))
+                results.append(owner.empty_array(shape, dtype, self._name(number)))
             else:
                 results.append(self.output_buffer_or_new_array(out[number], dtype, shape, number, where))
         return results
@@ -123,7 +123,7 @@ class Residence:
         for number, stay in enumerate(stays):
             if isinstance(results[number], np.ndarray) == stay:
                 owner, name = self._owners[number], self._name(number)
-                results[number] = owner.put(results[number], name) if stay else results[number].numpy()
+                results[number] = owner.upload_array(results[number], name) if stay else results[number].numpy()
         return results
 
     def _name(self, number: int) -> str:

@@ -116,7 +116,7 @@ class _InterpretedSession:
             from aotc.vmfb.memory.guard_pages import guarded_array  # only for debugging
 
             self.guarded[index] = found = guarded_array(dims, dtype)
-        self.session.bind(self.slots.result_slot(index), found)
+        self.session.bind_array(self.slots.result_slot(index), found)
 
     def share_argument_memory(self, index: int, argument: int) -> None:
         self.memory.share_argument_memory(index, argument)
@@ -226,7 +226,7 @@ class LoadedFunction:
         ``early`` receives results that can be read before the call ends; None waits for all of them.
         """
         if self.resident is not None:
-            found = self.resident.call(values, out, donate, results)
+            found = self.resident.run_fast_path(values, out, donate, results)
             if found is not None:
                 return found
         if len(values) != len(self.arguments):
@@ -236,7 +236,7 @@ class LoadedFunction:
                 len(values),
                 f"{len(self.arguments)}: {', '.join(map(str, self.arguments))}",
             )
-        key = self.resident.key(values, out, donate, results) if self.resident is not None else None
+        key = self.resident.new_fast_path_key(values, out, donate, results) if self.resident is not None else None
         arrays = prepare_arguments(self.arguments, values, self.where, donate, self.residence.gpus)
         buffers = check_output_buffers(out, len(self.result_dtypes), arrays, self.where, self.residence.result_gpus)
         stays = self.residence.results_on_gpu(results, buffers)
@@ -301,7 +301,7 @@ class LoadedFunction:
             if steps is not None:
                 live.run = live.session.stepper(steps).submit
             for i, x in enumerate(arrays):
-                live.session.bind(i, x)
+                live.session.bind_array(i, x)
             self._run_program([x.shape for x in arrays], cast("Session", live))  # without assertions
         finally:
             live.session.close()

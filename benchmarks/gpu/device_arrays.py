@@ -49,7 +49,7 @@ def both_ways(x: np.ndarray, limit: int) -> list[float]:
     """Return the GB/s of copies to the GPU and back; arrays of at least ``limit`` bytes are staged."""
     keeper, usual = cuda_array.memory_keeper(0), staging.STAGED_BYTES
     buffer, staging.STAGED_BYTES = keeper.empty(x.shape, x.dtype, "cuda:0").buffer, limit
-    calls = (lambda: keeper.write(buffer, x)), (lambda: keeper.read(x, buffer))
+    calls = (lambda: keeper.upload_to_buffer(buffer, x)), (lambda: keeper.download_buffer(x, buffer))
     seconds = []
     for call in calls:
         call()

@@ -146,7 +146,7 @@ def measure(made: tuple[Any, str, Any], arrays: list[Any], torch: Any) -> float:
 
     image, name, (threads, launch) = made
     gpu = Gpu(0)
-    function = gpu.function(gpu.load(image.data), name)
+    function = gpu.kernel_handle(gpu.load_module(image.data), name)
     gpu.allow_dynamic_shared_memory(function, launch["shared"])
     entry = {"name": name, "threads": threads, "items": 1, "launch": launch}
     shape = launch_of("benchmark", entry, (), 1, gpu.multiprocessors)

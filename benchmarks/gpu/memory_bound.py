@@ -138,22 +138,22 @@ class RecordedLaunches:
     def seconds(self) -> float:
         """Return the median time of the recorded kernels over several measurements."""
         gpu, seen = self.gpu, self.once()
-        gpu.enter()
+        gpu.make_context_current()
         made, last = gpu.new_graph(), ()
         for _ in range(REPEATS):
             for arguments in seen:
                 last = (made.launch(last, *arguments),)
-        graph = gpu.ready(made)
+        graph = gpu.instantiate_graph(made)
         events = [ctypes.c_void_p() for _ in range(2)]
         for event in events:
             driver.call("cuEventCreate", ctypes.byref(event), 0)
         times = []
         for _ in range(5):
             for event in events:
-                gpu.record(event)
+                gpu.record_event(event)
                 if event is events[0]:
                     gpu.run_graph(graph)
-            gpu.finish(events[1])
+            gpu.synchronize_event(events[1])
             milliseconds = ctypes.c_float()
             driver.call("cuEventElapsedTime", ctypes.byref(milliseconds), *events)
             times.append(milliseconds.value / 1e3 / REPEATS)

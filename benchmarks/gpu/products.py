@@ -112,7 +112,7 @@ def time_tilings(data: bytes) -> Iterator[tuple[str, float, float]]:
         gpu.wait()
     for row, k, image in zip(rows, made, images):
         entry = {"name": k.name, "threads": gemm_tiles(k).threads, "launch": gemm_launch(k)}
-        function = gpu.function(gpu.load(image.data), k.name)
+        function = gpu.kernel_handle(gpu.load_module(image.data), k.name)
         gpu.allow_dynamic_shared_memory(function, entry["launch"]["shared"])
         shape: LaunchShape = launch_of("benchmark", entry, (), 1, gpu.multiprocessors)
         maps = [encode_tensor_map("benchmark", m, places[m["buffer"]], ()) for m in entry["launch"]["maps"]]

@@ -254,7 +254,7 @@ def _place_text(place: Place) -> str:
 
 def _assembly_lines(opened: OpenedBundle, variant: dict[str, Any], wanted: str) -> Iterator[str]:
     """Yield the machine code of each kernel: CPU instructions, PTX, or SASS of cubins."""
-    from aotc.vmfb.devices.cuda.loaded_kernels import images
+    from aotc.vmfb.devices.cuda.loaded_kernels import kernel_images
     from aotc.vmfb.devices.mixed.spaces import Spaces
     from aotc.vmfb.native_code import disassemble_machine_code, kernel_ranges
 
@@ -268,7 +268,7 @@ def _assembly_lines(opened: OpenedBundle, variant: dict[str, Any], wanted: str) 
             ranges = kernel_ranges(data, len(names))
             texts = (disassemble_machine_code(data, *at) if wanted in name else "" for name, at in zip(names, ranges))
         else:
-            codes = images(opened, part)
+            codes = kernel_images(opened, part)
             texts = (_gpu_text(code, "ptx" in part) if wanted in name else "" for name, code in zip(names, codes))
         yield from (f"# {name}\n{text}" for name, text in zip(names, texts) if wanted in name)
 

@@ -183,7 +183,7 @@ def test_out_of_memory(module):
     """What is wanted, what there is, and the largest; afterwards all is as before."""
     data = aotc.compile(jax.jit(lambda x: x ^ 5), jax.ShapeDtypeStruct((1 << 28,), "int32"), target="cuda:sm_90")
     large = aotc.load(data)
-    large._executable.gpu.enter()
+    large._executable.gpu.make_context_current()
     taken = large._executable.gpu.allocate(driver.memory_info()[0] - (1 << 30))
     with pytest.raises(CallError, match=r"planned peak of [\d,]+(.|\n)*free of(.|\n)*1,073,741,824 of result 0"):
         large.invoke("main", np.zeros(1 << 28, "i4"))

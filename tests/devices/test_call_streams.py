@@ -132,15 +132,15 @@ def test_a_plan_that_takes_the_place_of_a_dead_one(sized):
     class Plan:
         told = 0
 
-        def forget(self):
+        def drop_graphs(self):
             self.told += 1
 
     taken = sized._executable.pool.take_streams()
     for _ in range(20):
-        taken.note(Plan())
+        taken.mark_recently_used(Plan())
     last = Plan()
-    taken.note(last)
-    taken.forget()
+    taken.mark_recently_used(last)
+    taken.drop_graphs()
     assert last.told == 1
 
 

@@ -60,13 +60,13 @@ class ByDlpack(Producer):
         return 2, self.ordinal
 
     def __dlpack__(self, *, stream, max_version):
-        SimulatedGpu.streams[stream].follow(self.gpu.handle)
+        SimulatedGpu.streams[stream].wait_for_stream(self.gpu.handle)
         return make_capsule(self, max_version=min(max_version, self.newest))
 
 
 class ByOldDlpack(ByDlpack):
     def __dlpack__(self, *, stream):
-        SimulatedGpu.streams[stream].follow(self.gpu.handle)
+        SimulatedGpu.streams[stream].wait_for_stream(self.gpu.handle)
         return make_capsule(self)
 
 

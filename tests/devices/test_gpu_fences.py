@@ -173,7 +173,7 @@ def test_the_fence_fails_at_once_and_arrays_stay(results, gate, monkeypatch):
     module = aotc.load(data)
     gpu = module._executable.gpu
     freed = []
-    monkeypatch.setattr(LoadedGpu, "give", lambda owner, address, *_: freed.append(address))
+    monkeypatch.setattr(LoadedGpu, "reclaim_memory", lambda owner, address, *_: freed.append(address))
     (given,) = module.invoke("main", X, results="device")
     gate.close()
     fence = module.submit("main", given, results=results)

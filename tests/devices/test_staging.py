@@ -22,7 +22,7 @@ def module(monkeypatch):
     monkeypatch.setattr(staging, "STAGED_BYTES", 512)
     monkeypatch.setattr(staging, "STAGED_BLOCK", 768)
     monkeypatch.setattr(staging, "usable_cores", lambda: 4)
-    monkeypatch.setattr(staging, "_STAGE", staging._Stage())  # whose buffers are of this size
+    monkeypatch.setattr(staging, "_STAGE", staging._StagingPool())  # whose buffers are of this size
     data = aotc.compile(jax.jit(jnp.negative), X, target="cuda:sm_90")
     install(monkeypatch, data)
     return aotc.load(data)
@@ -43,7 +43,7 @@ def test_every_byte_arrives(module, order, monkeypatch):
 
 def test_a_wait_that_is_missing_is_seen(module, monkeypatch):
     """A buffer that the GPU has not read yet is not written to."""
-    monkeypatch.setattr(SimulatedGpu, "finish", lambda self, event: None)
+    monkeypatch.setattr(SimulatedGpu, "synchronize_event", lambda self, event: None)
     assert not np.array_equal(module.invoke("main", X)[0], -X)
 
 

@@ -51,8 +51,8 @@ def found(monkeypatch, text, halves):
 
 FAULTS = {
     "the host does not wait for copies": ("cpu, cuda", Pending, "wait_for_bytes", lambda self, touches: None),
-    "a GPU does not wait for another": ("cuda, cuda", SimulatedGpu, "wait_for", lambda self, event: None),
-    "an event comes at once": ("cuda, cuda", SimulatedGpu, "record", lambda self, event: setattr(event, "gpu", self)),
+    "a GPU does not wait for another": ("cuda, cuda", SimulatedGpu, "wait_for_event", lambda self, event: None),
+    "an event comes at once": ("cuda, cuda", SimulatedGpu, "record_event", lambda me, event: setattr(event, "gpu", me)),
 }
 
 

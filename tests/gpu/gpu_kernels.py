@@ -18,7 +18,7 @@ GUARD = 4096  # bytes on both sides of an array: NaN, which nobody may write
 def run(kernel, arrays, grid, target, dims=()):
     """Compile ``kernel`` for ``target`` and run it on ``arrays``, outputs last, which are overwritten."""
     gpu = Gpu(0)
-    function = gpu.function(gpu.load(compile_kernel(kernel, target).data), kernel.name)
+    function = gpu.kernel_handle(gpu.load_module(compile_kernel(kernel, target).data), kernel.name)
     places = [gpu.allocate(a.nbytes) for a in arrays]
     for place, a in zip(places, arrays):
         gpu.upload(place, a.ctypes.data, a.nbytes)
@@ -52,7 +52,7 @@ class Loaded:
 
     def __init__(self, image, name, entry, arrays, dims=()):
         self.gpu, self.arrays = Gpu(0), arrays
-        self.function = self.gpu.function(self.gpu.load(image.data), name)
+        self.function = self.gpu.kernel_handle(self.gpu.load_module(image.data), name)
         self.gpu.allow_dynamic_shared_memory(self.function, entry["launch"]["shared"])
         self.places = [self._put_between_nans(a) for a in arrays]
         self.shape = launch_of("a test", {"name": name, **entry}, dims, 1, self.gpu.multiprocessors)

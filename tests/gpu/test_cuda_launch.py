@@ -36,7 +36,7 @@ def test_blocks_follow_the_dims():
     assert launch_of("m", {"name": "k", "threads": 64, "items": 64}, (), 130, 9) == LaunchShape((3, 1, 1), 64)
 
 
-def test_blocks_that_stay():
+def test_resident_blocks_limit_the_grid():
     assert launch_of("m", kernel(resident=2), (300, 7), 0, 1).blocks == (2, 3, 7)
     assert launch_of("m", kernel(resident=2), (300, 7), 0, 132).blocks == (4, 3, 7)
 
@@ -59,7 +59,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_no_gpu_does_is_refused(name):
+def test_launches_beyond_gpu_limits_are_refused(name):
     assert fits_gpu_limits(kernel())
     assert not fits_gpu_limits(kernel(**WRONG[name]))
 
@@ -68,7 +68,7 @@ def test_what_no_gpu_does_is_refused(name):
     "wrong",
     [{"buffer": 2}, {"type": "c64"}, {"swizzle": 16}, {"strides": []}, {"box": [1]}, {"sizes": [1] * 6}, {"sizes": []}],
 )
-def test_what_is_no_tensor_map_is_refused(wrong):
+def test_invalid_tensor_maps_are_refused(wrong):
     assert tensor_map.is_valid_tensor_map(MAP, 2)
     assert not tensor_map.is_valid_tensor_map({**MAP, **wrong}, 2)
 
@@ -108,7 +108,7 @@ def test_nothing_is_read_of_an_empty_array():
         touched(empty).evaluate_sizes((0, 1))
 
 
-def test_elements_of_maps_have_sizes():
+def test_dtypes_of_tensor_maps_have_element_sizes():
     assert tensor_map._TYPES.keys() == MAP_ELEMENT_BYTES.keys()
 
 
@@ -126,7 +126,7 @@ class Recorder:
         return function
 
 
-def test_the_driver_is_told_of_an_array(monkeypatch):
+def test_arguments_of_encode_tiled(monkeypatch):
     library = Recorder()
     monkeypatch.setattr(driver_library.DRIVER, "library", library)
     made = tensor_map.encode_tensor_map("m", MAP, 0x1000, (300, 7))
@@ -143,7 +143,7 @@ def test_an_array_that_cannot_be_copied_in_tiles(monkeypatch):
         tensor_map.encode_tensor_map("m", MAP, 0x1008, (300, 7))
 
 
-def test_a_map_of_an_array_that_lies_elsewhere(monkeypatch):
+def test_a_tensor_map_is_retargeted_to_another_address(monkeypatch):
     library = Recorder()
     monkeypatch.setattr(driver_library.DRIVER, "library", library)
     row = {**MAP, "offset": ["*", [0], 16]}
@@ -172,14 +172,14 @@ class Part:
         return change
 
 
-def test_maps_move_before_their_node_reads_them(monkeypatch):
+def test_tensor_maps_are_retargeted_before_their_graph_node(monkeypatch):
     part = Part()
     monkeypatch.setattr(tensor_map, "encode_tensor_map", lambda *_: ctypes.create_string_buffer(MAP_BYTES))
     monkeypatch.setattr(
         tensor_map, "retarget_tensor_map", lambda where, row, made, dims, address: part.log.append(address)
     )
     command = LaunchCommand(part, 3, [0x1000, 0x2000], LaunchShape((1, 1, 1), 32), [300, 7, 9])
-    command.record("graph", 5)
+    command.set_graph_node("graph", 5)
     values, number = command.cells[1]
     values[number] = 0x3000
     assert command.node_setter()() == command.change() == 0
@@ -187,7 +187,7 @@ def test_maps_move_before_their_node_reads_them(monkeypatch):
     assert part.log == [0x3000, launch] * 2
 
 
-def test_what_the_driver_is_told_of_a_launch():
+def test_fields_of_the_launch_configuration():
     config = LaunchShape((4, 3, 2), 256, 1024, (2, 1, 1)).config(ctypes.c_void_p(77))
     assert (list(config.blocks), list(config.threads), config.shared) == ([4, 3, 2], [256, 1, 1], 1024)
     assert (config.stream, config.count) == (77, 1)

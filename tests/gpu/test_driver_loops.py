@@ -66,7 +66,7 @@ def raised():
     raise Stop
 
 
-def test_a_loop_ends_when_its_call_does(made_up, monkeypatch):
+def test_loops_stop_when_their_call_is_cancelled(made_up, monkeypatch):
     gpu = driver.Gpu(0)
     assert gpu.loops.word
     gpu.expect_loops()
@@ -89,10 +89,10 @@ def test_a_call_that_failed_ends_its_loops(made_up):
     assert not gpu.may_run_loops
 
 
-def test_memory_is_freed_when_no_loop_turns(made_up):
+def test_memory_is_freed_after_running_loops_end(made_up):
     """To free it waits for all streams, by whoever does."""
     gpu = driver.Gpu(0)
-    other = gpu.another()
+    other = gpu.with_new_stream()
     block = gpu.allocate(5)
     assert gpu.loops.word != other.loops.word
     gpu.expect_loops()
@@ -104,13 +104,13 @@ def test_memory_is_freed_when_no_loop_turns(made_up):
     assert ("cuMemFree_v2", (block,)) in made_up.calls
 
 
-def test_words_are_used_again(made_up):
+def test_stop_flags_are_reused(made_up):
     for _ in range(3):
         assert driver.Gpu(0).loops.word  # and the GPU goes, for nothing that it has refers to it
     assert names(made_up).count("cuMemHostAlloc") == 1
 
 
-def test_what_the_driver_is_told_of_nodes(made_up):
+def test_arguments_of_graph_nodes(made_up):
     sizes = {graphs._Kernel: 72, graphs.CopyParameters: 200, graphs._Condition: 256}
     assert {kind: ctypes.sizeof(kind) for kind in sizes} == sizes
     gpu = driver.Gpu(0)
@@ -118,8 +118,8 @@ def test_what_the_driver_is_told_of_nodes(made_up):
     first = made.copy((), 16, 32, 64)
     shape = LaunchShape((2, 3, 4), 64, 1024, (2, 1, 1))
     node = made.launch((first,), ctypes.c_void_p(5), shape, (ctypes.c_void_p * 1)())
-    handle = made.condition()
-    branch, bodies = made.switch((made.chosen((node,), handle, 48, 3),), handle, 3)
+    handle = made.create_condition()
+    branch, bodies = made.add_branches((made.add_branch_choice((node,), handle, 48, 3),), handle, 3)
     assert [body.handle.value for body in bodies] == [7, 8, 9]
     rows = dict(made_up.calls)
     copy = rows["cuGraphAddMemcpyNode"][4]._obj

@@ -129,9 +129,9 @@ class EmulatedExecutable:
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
             session = self.session(Slots(plan.arguments, len(plan.results)))
-            session.arena(plan.arena)
+            session.allocate_arena(plan.arena)
             for slot, array in [*enumerate(arrays), *zip(plan.slots_of_results(), results)]:
-                session.bind(slot, array)
+                session.bind_array(slot, array)
             first, *judged = plan.assertions_by_submission()
             check_assertions(first, session.load_scalar)
             for (number, parameters), after in zip(plan.submissions, judged, strict=True):
@@ -161,13 +161,13 @@ class EmulatedSession:
         self.slots: list[np.ndarray] = [np.zeros(0, np.uint8)] * layout.count
         self.slots[layout.constants] = executable.constants
 
-    def arena(self, size: int) -> None:
+    def allocate_arena(self, size: int) -> None:
         """Allocate an arena: bytes of an earlier arena are preserved, new bytes are not zero."""
         found, old = np.full(size, 0xA5, np.uint8), self.slots[self.layout.arena]
         found[: old.size] = old[:size]
         self.slots[self.layout.arena] = found
 
-    def bind(self, slot: int, array: np.ndarray) -> None:
+    def bind_array(self, slot: int, array: np.ndarray) -> None:
         """Bind the bytes of an argument or a result to a slot."""
         memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
         self.slots[slot] = np.frombuffer(memory, np.uint8) if array.nbytes else np.zeros(0, np.uint8)
@@ -212,7 +212,7 @@ class EmulatedSession:
         element = to_numpy(dtype)
         return int(self.slots[slot][offset : offset + element.itemsize].view(element)[0])
 
-    def block(self, slot: int, offset: int, size: int) -> None:
+    def open_debug_block(self, slot: int, offset: int, size: int) -> None:
         """Do nothing: there are no guard pages."""
 
     def close(self) -> None:
@@ -241,7 +241,7 @@ def run_kernel(kernel: Kernel, arrays: Sequence[np.ndarray], grid: int, target: 
     alone = EmulatedExecutable(target.name, libraries, buffers, [1], scratch_bytes(kernel), np.zeros(0, np.uint8))
     session = alone.session(Slots(len(arrays), 0))
     for slot, array in enumerate(arrays):
-        session.bind(slot, array)
+        session.bind_array(slot, array)
     session.submit(0, ())
 
 

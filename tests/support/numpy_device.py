@@ -56,9 +56,9 @@ class NumpyExecutable:
 
         def run(arguments: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
             session = self.session(Slots(plan.arguments, len(plan.results)))
-            session.arena(plan.arena)
+            session.allocate_arena(plan.arena)
             for slot, array in [*enumerate(arguments), *zip(plan.slots_of_results(), results)]:
-                session.bind(slot, array)
+                session.bind_array(slot, array)
             first, *judged = plan.assertions_by_submission()
             check_assertions(first, session.load_scalar)
             for (number, parameters), after in zip(plan.submissions, judged, strict=True):
@@ -90,12 +90,12 @@ class NumpySession:
         self._slots = [np.zeros(0, np.uint8)] * layout.count
         self._slots[layout.constants] = constants
 
-    def arena(self, size: int) -> None:
+    def allocate_arena(self, size: int) -> None:
         """Allocate an arena; bytes of an earlier arena of this call are preserved."""
         old = self._slots[self._layout.arena]
         self._slots[self._layout.arena] = np.concatenate([old[:size], np.zeros(max(size - len(old), 0), np.uint8)])
 
-    def bind(self, slot: int, array: np.ndarray) -> None:
+    def bind_array(self, slot: int, array: np.ndarray) -> None:
         """Bind an argument or a result to a slot."""
         self._slots[slot] = array.reshape(-1).view(np.uint8)
 
@@ -107,7 +107,7 @@ class NumpySession:
         """Return the integer at a byte offset of a slot."""
         return int(np.frombuffer(self._slots[slot][offset:], to_numpy(dtype), 1)[0])
 
-    def block(self, slot: int, offset: int, size: int) -> None:
+    def open_debug_block(self, slot: int, offset: int, size: int) -> None:
         """Do nothing: there are no guard pages."""
 
     def close(self) -> None:

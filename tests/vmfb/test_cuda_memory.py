@@ -128,7 +128,7 @@ def test_a_dropped_gpu_gives_back_what_it_took(made_up, no_collection, failing, 
     gpu = driver.Gpu(0)
     gpu.allocate(5)
     gpu.free([gpu.allocate(7)])
-    gpu.load(b"cubin")
+    gpu.load_module(b"cubin")
     made_up.calls.clear()
     made_up.failing.add(failing)
     del gpu

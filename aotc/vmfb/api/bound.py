@@ -55,7 +55,7 @@ def put_on_device(module: RuntimeModule, x: Any, where: str) -> DeviceArray:
     array = np.asarray(found, order="C")
     if array.dtype.kind in _NO_NUMBERS:
         raise ArgumentError(module.name, f"the value for {name} is not an array of numbers", type(x).__name__)
-    made: DeviceArray = DeviceArray(array, name) if loaded is None else loaded.put(array, name)
+    made: DeviceArray = DeviceArray(array, name) if loaded is None else loaded.upload_array(array, name)
     return made
 
 

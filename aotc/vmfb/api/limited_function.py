@@ -72,7 +72,7 @@ class LimitedFunction(WrappedFunction):
         if resident is None or lane is None or not lane.try_begin_call():
             return None
         try:
-            found = resident.call(values, out, donate, results)
+            found = resident.run_fast_path(values, out, donate, results)
             for x in found or ():
                 x.wait()
             return found

@@ -103,5 +103,5 @@ def place_argument(function: RuntimeFunction, number: int, value: Any, home: str
     if isinstance(found, DeviceArray):
         return found
     owner = function.residence.owner(number)
-    made: DeviceArray = DeviceArray(found, name) if owner is None else owner.put(found, name)
+    made: DeviceArray = DeviceArray(found, name) if owner is None else owner.upload_array(found, name)
     return made

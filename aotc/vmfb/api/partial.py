@@ -67,7 +67,7 @@ class PartialFunction:
         """
         resident = self.function.resident
         if resident is not None:
-            self._fast = resident, resident.keep(values, len(self.row))
+            self._fast = resident, resident.bound_arrays(values, len(self.row))
 
     @property
     def has_fast_path(self) -> bool:
@@ -118,7 +118,7 @@ class PartialFunction:
         if self._fast is None:
             return whole(self.complete_arguments(values), out, donate, results)
         resident, own_buffers = self._fast
-        found = resident.call(values, out, donate, results, own_buffers)
+        found = resident.run_fast_path(values, out, donate, results, own_buffers)
         if found is not None:
             return found
         row = self.complete_arguments(values)
@@ -126,7 +126,7 @@ class PartialFunction:
         made = whole(row, out, donate, results)
         if None not in kinds:
             given = None if out is None else tuple([getattr(x, "kind", None) for x in out])
-            resident.bind(own_buffers, kinds, given, donate, results)
+            resident.create_bound_fast_path(own_buffers, kinds, given, donate, results)
         return made
 
 

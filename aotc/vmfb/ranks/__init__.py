@@ -1,1 +1,1 @@
-"""One model as many ranks: which part of each array a rank has, and how ranks exchange arrays."""
+"""Sharded models: the part of each array that a rank has, and the exchange of arrays between ranks."""

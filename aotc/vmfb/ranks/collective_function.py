@@ -1,4 +1,4 @@
-"""The runtime's functions behind a bundle's collectives: on arrays of the host, and on a GPU."""
+"""Implementations of a bundle's collectives as custom calls, for host arrays and for GPU arrays."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from aotc.vmfb.ranks.link import Link
 
 
 class RankNumberFunction:
-    """``aotc.partition_id``: the number of this rank."""
+    """Implementation of the custom call ``aotc.partition_id``: the number of this rank."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
     def __call__(self, out: np.ndarray) -> None:
-        """Fill in the result."""
+        """Write the number of this rank to the result ``out``."""
         out[...] = self._rank
 
     def on_gpu(self, where: str, gpu: RankGpu, row: Mapping[str, Any], extents: Sequence[Any]) -> GpuCall:
-        """Return the function for a GPU."""
+        """Return the implementation for a GPU."""
         if [*extents] != [4]:
             raise BundleError(where, "the number of a rank is no word", f"{[*extents]} bytes", "[4]")
         return RankNumber(self._rank)
 
 
 class CollectiveFunction:
-    """A collective, for all places of a bundle that call it.
+    """Implementation of one kind of collective, such as ``all_reduce``, for all its custom calls in a bundle.
 
     Parameters
     ----------
     name : str
-        The custom call, as ``aotc.all_reduce``.
+        Name of the custom call, such as ``aotc.all_reduce``.
     link : Link
+        The connection to the other ranks, for host arrays.
     gpus : GpuTransport
-        How ranks exchange arrays in GPU memory.
+        The exchange of GPU arrays.
     log : CollectiveLog
-        Gets the times of executions while calls are recorded.
+        Receives the times of executions while the module records them.
     """
 
     def __init__(self, name: str, link: Link, gpus: GpuTransport, log: CollectiveLog) -> None:
@@ -52,7 +53,11 @@ class CollectiveFunction:
         self._known: dict[int, Collective] = {}  # by serial number: a bundle's facts of it never change
 
     def __call__(self, *arrays: np.ndarray, **facts: Any) -> None:
-        """Run it on arrays of the host: operands and a token, then results and the next token."""
+        """Run the collective on host arrays.
+
+        ``arrays`` are the operands and a token, then the results and the next token; ``facts`` are the attributes of
+        the custom call.
+        """
         count, collective, log = len(arrays) // 2, self._collective(facts), self._log
         start = perf_counter_ns() if log.rows is not None else 0
         run_collective(collective, self._link, arrays[: count - 1], arrays[count:-1])
@@ -61,12 +66,13 @@ class CollectiveFunction:
         arrays[-1][...] = 0
 
     def on_gpu(self, where: str, gpu: RankGpu, row: Mapping[str, Any], extents: Sequence[Any]) -> GpuCall:
-        """Return one of its places for a GPU; all ranks ask for the same places in the same order.
+        """Prepare one custom call for a GPU; all ranks must prepare the same custom calls in the same order.
 
         Parameters
         ----------
         where : str
             The bundle, for messages.
+        gpu : RankGpu
         row : mapping
             The manifest's entry of the custom call.
         extents : sequence of int
@@ -79,7 +85,7 @@ class CollectiveFunction:
         RankLost, CallError
             If the ranks' GPUs cannot be connected.
         """
-        check_facts(where, self._op, row["attributes"], self._link.size)
+        check_collective_attributes(where, self._op, row["attributes"], self._link.size)
         collective = self._collective(row["attributes"])
         call = self._gpus.call(gpu, collective, arrays_of(where, collective, row, extents, self._link.size))
         return _LoggedGpuCall(call, collective, sum(extents[: len(row["operands"]) - 1]), self._log)
@@ -93,7 +99,7 @@ class CollectiveFunction:
 
 
 class _LoggedGpuCall:
-    """A collective on a GPU, whose times are logged while calls are recorded: then one command runs at a time."""
+    """Wrapper of a GPU collective that logs its execution times while the log is active; it then waits for the GPU."""
 
     def __init__(self, call: GpuCall, collective: Collective, size: int, log: CollectiveLog) -> None:
         self.is_recorded = call.is_recorded
@@ -111,14 +117,14 @@ class _LoggedGpuCall:
         self._log.add(self._collective, self._bytes, start)
 
 
-def check_facts(where: str, op: str, facts: Mapping[str, Any], ranks: int) -> None:
-    """Refuse facts of a collective that no compiler writes: NCCL would access memory of other arrays.
+def check_collective_attributes(where: str, op: str, facts: Mapping[str, Any], ranks: int) -> None:
+    """Check the attributes of a collective's custom call; with damaged ones NCCL would access other arrays' memory.
 
     Raises
     ------
     BundleError
-        If there is no such collective; if groups do not have each rank once, or have different sizes where arrays are
-        cut by them; or if pairs, serial number or reduction are none.
+        If ``op`` is unknown; if groups do not contain each rank exactly once; if groups differ in size although ``op``
+        splits arrays into one part for each rank; or if pairs, serial number or reduction are malformed.
     """
     if not is_collective(op):
         hint = "a newer aotc may have compiled the bundle"
@@ -138,7 +144,7 @@ def check_facts(where: str, op: str, facts: Mapping[str, Any], ranks: int) -> No
 
 
 def rank_functions(calls: Sequence[str], link: Link, gpus: GpuTransport, log: CollectiveLog) -> dict[str, Any]:
-    """Return the functions of those custom ``calls`` that the runtime of a rank answers, by name."""
+    """Return, by name, the implementations of those custom ``calls`` that are collectives."""
     number = RankNumberFunction(link.rank)
     own = [name for name in calls if name.startswith(RANK_CALL)]
     return {n: number if n == f"{RANK_CALL}partition_id" else CollectiveFunction(n, link, gpus, log) for n in own}

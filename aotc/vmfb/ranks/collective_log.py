@@ -1,4 +1,4 @@
-"""The times of a rank's collectives while calls are recorded."""
+"""Log of the execution times of a rank's collectives, for the profiler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aotc.vmfb.ranks.collectives import Collective
 
 
 class CollectiveTime(NamedTuple):
-    """An execution of a collective on one rank.
+    """Time of one execution of a collective on one rank.
 
     Attributes
     ----------
@@ -17,8 +17,8 @@ class CollectiveTime(NamedTuple):
     bytes : int
         Bytes of the rank's operands.
     start, end : int
-        Times of ``time.perf_counter_ns``, a clock that all processes of a host share: before the rank offers its
-        operands, and when it has its results.
+        Times of ``time.perf_counter_ns``, a clock that all processes of a host share: before the rank sends its
+        operands, and after it has received its results.
     """
 
     collective: Collective
@@ -28,18 +28,18 @@ class CollectiveTime(NamedTuple):
 
 
 class CollectiveLog:
-    """The executions of a rank's collectives.
+    """Executions of a rank's collectives, in the order in which they end.
 
     Attributes
     ----------
     rows : list of CollectiveTime or None
-        None while nothing is recorded.
+        None while the log is inactive.
     """
 
     def __init__(self) -> None:
         self.rows: list[CollectiveTime] | None = None
 
     def add(self, collective: Collective, size: int, start: int) -> None:
-        """Append an execution that ends now."""
+        """Append an execution with operands of ``size`` bytes that began at ``start`` and ends now."""
         if self.rows is not None:
             self.rows.append(CollectiveTime(collective, size, start, perf_counter_ns()))

@@ -28,15 +28,15 @@ class Collective:
         ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``collective_permute`` or
         ``collective_broadcast``.
     serial : int
-        Its number in the total order of the program's collectives.
+        Number in the total order of the program's collectives.
     groups : tuple of tuple of int
-        The ranks of each group; without groups all ranks are one.
+        The ranks of each group; if empty, all ranks form one group.
     pairs : tuple of pairs of int
-        Of ``collective_permute``: source and target.
+        (source, target) ranks of a ``collective_permute``.
     reduction : str
         ``add``, ``mul``, ``max``, ``min``, ``and`` or ``or``.
     place : str
-        The line of source, for errors.
+        The line of the user's source, for error messages.
     """
 
     op: str
@@ -52,19 +52,18 @@ class Collective:
 
 
 def run_collective(c: Collective, link: Link, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
-    """Run a collective: fill ``results`` from the ``operands`` of the ranks of this rank's group.
+    """Run a collective: compute ``results`` from the ``operands`` of all ranks in this rank's group.
 
-    Arrays are C-contiguous, and results share no memory with operands. All ranks that the collective names must call
-    it.
+    Arrays are C-contiguous, and results share no memory with operands. All ranks of the group must run the collective.
 
     Raises
     ------
     RankLost
-        If a rank that is needed ended.
+        If a rank whose operand is needed has ended.
     CallError
-        If the collective does not concern this rank, or ranks are in different collectives.
+        If no group contains this rank, or if ranks run different collectives.
     """
-    kind, work = _OPS[c.op], _OnRank(c, link, str(c))
+    kind, work = _OPS[c.op], _RankCollective(c, link, str(c))
     is_alike = len({x.dtype for x in operands}) == 1 and all(x.size for x in operands)
     if kind.is_packed and len(operands) > 1 and is_alike:
         _run_packed(work, kind, operands, results)
@@ -73,10 +72,12 @@ def run_collective(c: Collective, link: Link, operands: Sequence[np.ndarray], re
         kind.run(work, operand, result)
 
 
-def _run_packed(work: _OnRank, kind: _Op, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
-    """Run a collective of several operands of one dtype as one of their elements, one operand after the other.
+def _run_packed(
+    work: _RankCollective, kind: _CollectiveKind, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
+) -> None:
+    """Run a collective of several operands of one dtype as a single collective of the concatenated operands.
 
-    Each element is reduced in the order of the ranks, so the bits are those of a call for each operand.
+    Each element is reduced in the order of the ranks, so the results equal those of one collective for each operand.
     """
     members = len(work.group()[0])
     rows, result_rows = members if kind.cuts_operand else 1, members if kind.cuts_result else 1
@@ -91,22 +92,22 @@ def _run_packed(work: _OnRank, kind: _Op, operands: Sequence[np.ndarray], result
 
 
 @dataclass(frozen=True, slots=True)
-class _OnRank:
-    """A collective on one rank."""
+class _RankCollective:
+    """A collective that this rank runs, with the link to the other ranks and the text for its errors."""
 
     collective: Collective
     link: Link
     what: str
 
     def group(self) -> tuple[tuple[int, ...], int]:
-        """Return this rank's group and its position there."""
+        """Return the ranks of this rank's group, and the index of this rank in it."""
         group = _group_of(self.collective, self.link.rank, self.link.size)
         if group is None:
             raise CallError("", f"rank {self.link.rank} is in no group of {self.what}")
         return group, group.index(self.link.rank)
 
     def exchange(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray]) -> None:
-        """Exchange arrays with other ranks; without any, nothing is waited for."""
+        """Send and receive arrays by rank; return at once if there are none."""
         if sends or receives:
             self.link.exchange(sends, receives, self.what)
 
@@ -118,7 +119,7 @@ def _group_of(c: Collective, rank: int, size: int) -> tuple[int, ...] | None:
 
 
 def needed_ranks(c: Collective, rank: int, size: int) -> tuple[int, ...]:
-    """Return the ranks, of ``size`` ones, whose operands the result of ``rank`` needs."""
+    """Return the ranks whose operands the result of ``rank`` depends on; there are ``size`` ranks."""
     group = _group_of(c, rank, size) or ()
     match c.op:
         case "collective_permute":
@@ -137,7 +138,7 @@ GATHER_BYTES = 2 << 20
 PIECE_BYTES = 8 << 20
 
 
-def _all_reduce(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
+def _all_reduce(work: _RankCollective, operand: np.ndarray, result: np.ndarray) -> None:
     group, me = work.group()
     data, out = operand.reshape(-1), result.reshape(-1)
     if len(group) == 1 or not data.size:
@@ -145,7 +146,7 @@ def _all_reduce(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
     elif data.nbytes * (len(group) - 1) <= GATHER_BYTES:
         parts = np.empty((len(group), data.size), data.dtype)
         parts[me] = data
-        work.exchange(_others(group, me, lambda k: data), _others(group, me, lambda k: parts[k]))
+        work.exchange(_other_ranks(group, me, lambda k: data), _other_ranks(group, me, lambda k: parts[k]))
         _reduce(list(parts), out, work.collective.reduction)
     else:
         step = max(PIECE_BYTES // data.itemsize, len(group))
@@ -153,48 +154,48 @@ def _all_reduce(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
             _reduce_by_chunks(work, data[start : start + step], out[start : start + step])
 
 
-def _reduce_by_chunks(work: _OnRank, data: np.ndarray, out: np.ndarray) -> None:
-    """Reduce a chunk on each rank, and gather the chunks."""
+def _reduce_by_chunks(work: _RankCollective, data: np.ndarray, out: np.ndarray) -> None:
+    """All-reduce ``data`` into ``out``: each rank of the group reduces one chunk, then all gather the chunks."""
     group, me = work.group()
     bounds = [data.size * k // len(group) for k in range(len(group) + 1)]
     chunks = [slice(a, b) for a, b in pairwise(bounds)]
     parts = np.empty((len(group), bounds[me + 1] - bounds[me]), data.dtype)
     parts[me] = data[chunks[me]]
-    work.exchange(_others(group, me, lambda k: data[chunks[k]]), _others(group, me, lambda k: parts[k]))
+    work.exchange(_other_ranks(group, me, lambda k: data[chunks[k]]), _other_ranks(group, me, lambda k: parts[k]))
     _reduce(list(parts), out[chunks[me]], work.collective.reduction)
-    work.exchange(_others(group, me, lambda k: out[chunks[me]]), _others(group, me, lambda k: out[chunks[k]]))
+    work.exchange(_other_ranks(group, me, lambda k: out[chunks[me]]), _other_ranks(group, me, lambda k: out[chunks[k]]))
 
 
-def _reduce_scatter(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
+def _reduce_scatter(work: _RankCollective, operand: np.ndarray, result: np.ndarray) -> None:
     group, me = work.group()
-    slots = _split(operand, len(group))
+    slots = _split_first_dim(operand, len(group))
     parts = [slots[me] if k == me else np.empty(result.shape, result.dtype) for k in range(len(group))]
     if result.size:
-        work.exchange(_others(group, me, lambda k: slots[k]), _others(group, me, lambda k: parts[k]))
+        work.exchange(_other_ranks(group, me, lambda k: slots[k]), _other_ranks(group, me, lambda k: parts[k]))
     _reduce([part.reshape(-1) for part in parts], result.reshape(-1), work.collective.reduction)
 
 
-def _all_gather(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
+def _all_gather(work: _RankCollective, operand: np.ndarray, result: np.ndarray) -> None:
     group, me = work.group()
     _gather(work, group, me, [operand] * len(group), result)
 
 
-def _all_to_all(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
+def _all_to_all(work: _RankCollective, operand: np.ndarray, result: np.ndarray) -> None:
     group, me = work.group()
-    _gather(work, group, me, _split(operand, len(group)), result)
+    _gather(work, group, me, _split_first_dim(operand, len(group)), result)
 
 
 def _gather(
-    work: _OnRank, group: tuple[int, ...], me: int, sent: Sequence[np.ndarray], result: np.ndarray
+    work: _RankCollective, group: tuple[int, ...], me: int, sent: Sequence[np.ndarray], result: np.ndarray
 ) -> None:
-    """Send an array to each rank of the group, and put those that arrive one after the other."""
-    slots = _split(result, len(group))
+    """Send ``sent[k]`` to rank k of the group, and concatenate the received arrays along the first dim."""
+    slots = _split_first_dim(result, len(group))
     slots[me][...] = sent[me]
     if result.size:
-        work.exchange(_others(group, me, lambda k: sent[k]), _others(group, me, lambda k: slots[k]))
+        work.exchange(_other_ranks(group, me, lambda k: sent[k]), _other_ranks(group, me, lambda k: slots[k]))
 
 
-def _collective_permute(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
+def _collective_permute(work: _RankCollective, operand: np.ndarray, result: np.ndarray) -> None:
     me = work.link.rank
     targets = [target for source, target in work.collective.pairs if source == me]
     source = next((source for source, target in work.collective.pairs if target == me), None)
@@ -207,7 +208,7 @@ def _collective_permute(work: _OnRank, operand: np.ndarray, result: np.ndarray) 
         work.exchange(sends, {} if source in (None, me) else {source: result})
 
 
-def _collective_broadcast(work: _OnRank, operand: np.ndarray, result: np.ndarray) -> None:
+def _collective_broadcast(work: _RankCollective, operand: np.ndarray, result: np.ndarray) -> None:
     me, group = work.link.rank, _group_of(work.collective, work.link.rank, work.link.size)
     if group is None:
         result[...] = np.zeros((), result.dtype)
@@ -219,64 +220,65 @@ def _collective_broadcast(work: _OnRank, operand: np.ndarray, result: np.ndarray
         work.exchange({}, {group[0]: result})
 
 
-class _Op(NamedTuple):
-    """A kind of collective.
+class _CollectiveKind(NamedTuple):
+    """Implementation and facts of one kind of collective.
 
     Attributes
     ----------
     run : callable
+        Runs the collective on one operand and one result.
     cuts_operand, cuts_result : bool
-        True if the array consists of as many equal parts, along its first dim, as a group has ranks.
+        True if the first dim of the array is split into one equal part for each rank of a group.
     is_packed : bool
-        True if several operands are exchanged as one.
+        True if several operands are concatenated and exchanged as one.
     """
 
-    run: Callable[[_OnRank, np.ndarray, np.ndarray], None]
+    run: Callable[[_RankCollective, np.ndarray, np.ndarray], None]
     cuts_operand: bool = False
     cuts_result: bool = False
     is_packed: bool = False
 
 
 _OPS = {
-    "all_reduce": _Op(_all_reduce, is_packed=True),
-    "all_gather": _Op(_all_gather, cuts_result=True, is_packed=True),
-    "reduce_scatter": _Op(_reduce_scatter, cuts_operand=True, is_packed=True),
-    "all_to_all": _Op(_all_to_all, cuts_operand=True, cuts_result=True),
-    "collective_permute": _Op(_collective_permute),
-    "collective_broadcast": _Op(_collective_broadcast),
+    "all_reduce": _CollectiveKind(_all_reduce, is_packed=True),
+    "all_gather": _CollectiveKind(_all_gather, cuts_result=True, is_packed=True),
+    "reduce_scatter": _CollectiveKind(_reduce_scatter, cuts_operand=True, is_packed=True),
+    "all_to_all": _CollectiveKind(_all_to_all, cuts_operand=True, cuts_result=True),
+    "collective_permute": _CollectiveKind(_collective_permute),
+    "collective_broadcast": _CollectiveKind(_collective_broadcast),
 }
 
 
 def is_collective(op: str) -> bool:
-    """Return True for the name of a collective."""
+    """Return True if ``op`` is the name of a collective."""
     return op in _OPS
 
 
 def cuts_arrays(op: str) -> bool:
-    """Return True for a collective that cuts its operand or result into as many parts as a group has ranks."""
+    """Return True if collective ``op`` splits its operand or result into one part for each rank of a group."""
     return _OPS[op].cuts_operand or _OPS[op].cuts_result
 
 
-def sizes_agree(op: str, operand: int, result: int, members: int) -> bool:
-    """Return True if an operand and a result have numbers of elements that fit in a group of ``members`` ranks."""
+def are_sizes_valid(op: str, operand: int, result: int, members: int) -> bool:
+    """Return True if the element counts of an operand and a result are valid for a group of ``members`` ranks."""
     kind = _OPS[op]
     parts, result_parts = members if kind.cuts_operand else 1, members if kind.cuts_result else 1
     return operand % parts == result % result_parts == 0 and operand // parts == result // result_parts
 
 
-def _others(group: tuple[int, ...], me: int, array: Callable[[int], np.ndarray]) -> dict[int, np.ndarray]:
-    """Return an array for each other rank of the group, by rank; ``array`` gets its position."""
+def _other_ranks(group: tuple[int, ...], me: int, array: Callable[[int], np.ndarray]) -> dict[int, np.ndarray]:
+    """Return ``{rank: array(k)}`` for each rank of the group but this one; k is the index of the rank in the group."""
     return {rank: array(k) for k, rank in enumerate(group) if k != me}
 
 
-def _split(array: np.ndarray, count: int) -> list[np.ndarray]:
-    """Return views of ``count`` equal parts of the first dim."""
+def _split_first_dim(array: np.ndarray, count: int) -> list[np.ndarray]:
+    """Split an array along the first dim into ``count`` equal views."""
     size = array.shape[0] // count
     return [array[k * size : (k + 1) * size] for k in range(count)]
 
 
 def buffer_bytes(op: str, size: int, members: int) -> int:
-    """Return the bytes of the temporary arrays of a collective on one rank, up to rounding to elements.
+    """Estimate the bytes of a collective's temporary arrays on one rank; exact up to rounding to whole elements.
 
     Parameters
     ----------
@@ -308,10 +310,10 @@ _BLOCK = 16 << 10
 
 
 def _reduce(parts: Sequence[np.ndarray], result: np.ndarray, reduction: str) -> None:
-    """Reduce flat arrays element by element, in their order.
+    """Reduce flat arrays elementwise into ``result``, in the order of ``parts``.
 
-    Floats of 16 bits and less are accumulated in f32 and rounded once (decision 310). Integers below 8 bits wrap when
-    their low bits are stored.
+    Floats of 16 bits and less are accumulated in f32 and rounded once (decision 310). Integers below 8 bits wrap around
+    when their low bits are stored.
     """
     function = _FUNCTIONS[reduction]
     wide = _accumulator(result.dtype)
@@ -331,7 +333,7 @@ def _reduce(parts: Sequence[np.ndarray], result: np.ndarray, reduction: str) -> 
 
 
 def _accumulator(dtype: np.dtype) -> np.dtype | None:
-    """Return the dtype to accumulate in, or None for the dtype itself."""
+    """Return the dtype in which elements of ``dtype`` are accumulated; None if in ``dtype`` itself."""
     name = from_numpy(dtype)
     match kind_of(name):
         case "f" if name not in ("f32", "f64"):

@@ -1,4 +1,4 @@
-"""The parts of one argument or result, and the signature of whole arrays."""
+"""Partition of an argument or result among ranks, and the signature of a function for whole arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aotc.vmfb.ranks.layout import Layout, Mesh, layout_of, part_of_rank, slices
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How an argument or result is cut into the parts of ranks.
+    """Partition of an argument or result among ranks.
 
     Attributes
     ----------
@@ -23,7 +23,7 @@ class Cut:
     whole, dims : tuple of int
         The shape of the whole array, and of a part.
     owners : tuple of int
-        For each rank: the first rank with the same part.
+        For each rank: the lowest rank that has the same part.
     slices : tuple of tuple of slice
         For each rank: the position of its part in the whole array.
     """
@@ -36,7 +36,7 @@ class Cut:
 
     @property
     def distinct(self) -> Iterator[int]:
-        """The ranks that own a part."""
+        """One rank for each distinct part: the lowest that has it."""
         return (rank for rank, owner in enumerate(self.owners) if rank == owner)
 
     @property
@@ -46,13 +46,13 @@ class Cut:
 
 
 def layout_and_shapes(row: Mapping[str, Any]) -> tuple[Layout, tuple[int, ...], tuple[int, ...]]:
-    """Return the layout, the whole shape and a part's shape of an argument or result, a row of a signature."""
+    """Return the layout, the shape of the whole array and the shape of a part, from a row of a signature."""
     dims = tuple(row["dims"])
     return layout_of(row.get("layout") or [[] for _ in dims]), tuple(row.get("whole", dims)), dims
 
 
 def cut_of(mesh: Mesh, row: Mapping[str, Any]) -> Cut:
-    """Return the cut of an argument or result, a row of a signature."""
+    """Return the partition over ``mesh`` of an argument or result, given as a row of a signature."""
     layout, whole, dims = layout_and_shapes(row)
     first: dict[tuple[int, ...], int] = {}
     ranks = range(mesh.size)
@@ -75,14 +75,14 @@ class FunctionCuts:
 
 
 def whole_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of a signature with the shape of the whole array; no call overwrites it."""
+    """Return a row of a signature with the shape of the whole array, and without donation."""
     kept = {key: value for key, value in row.items() if key not in ("layout", "whole")}
     donated = {"donated": False, "donatable": False} if "donated" in row else {}
     return {**kept, "dims": list(row.get("whole", row["dims"])), **donated}
 
 
 def whole_signature(signature: Signature) -> Signature:
-    """Return the signature of a rank's function for whole arrays."""
+    """Convert the signature of a rank's function to whole arrays."""
     found = Signature(signature.name, {"arguments": [], "results": []})
     found.__dict__.update(signature.__dict__)
     found.arguments = [whole_row(row) for row in signature.arguments]

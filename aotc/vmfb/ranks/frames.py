@@ -1,4 +1,7 @@
-"""Short JSON messages on sockets, each after its length; what is not such a message is an error, never a crash."""
+"""Framing of short JSON messages on sockets: a magic number, the length, and the JSON text.
+
+Any other data raise :class:`BadFrame`.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ MOST_BYTES = 1 << 20
 
 
 class BadFrame(ValueError):
-    """Data on a connection is not a message of aotc."""
+    """Data on a connection is not a frame of aotc."""
 
 
 class FrameReader:
-    """Messages that arrive on a non-blocking socket. It never reads beyond the end of a message."""
+    """Reader of the messages on a non-blocking socket; it never reads beyond the end of a message."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -76,7 +79,7 @@ class FrameReader:
 
 
 def frame(message: dict[str, Any]) -> bytes:
-    """Return the bytes of a message."""
+    """Encode a message as a frame."""
     data = json.dumps(message).encode()
     return MAGIC + len(data).to_bytes(4, "big") + data
 

@@ -1,6 +1,7 @@
-"""Collectives on arrays in GPU memory: their checks, and their execution through memory of the host.
+"""Collectives on arrays in GPU memory: checks, interfaces, and execution through host memory.
 
-The host's way needs no library, and ranks may share a GPU. :mod:`aotc.vmfb.ranks.nccl.calls` is the fast way.
+Execution through host memory needs no library, and ranks may share a GPU. Execution by NCCL, in
+:mod:`aotc.vmfb.ranks.nccl.calls`, is faster.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from aotc.vmfb.dtypes import size_of, to_numpy
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.ranks.collectives import Collective, run_collective, sizes_agree
+from aotc.vmfb.ranks.collectives import Collective, are_sizes_valid, run_collective
 from aotc.vmfb.ranks.link import Link
 
 
@@ -23,12 +24,12 @@ class RankGpu(Protocol):
     Attributes
     ----------
     ranks : RankWatch or None
-        What a wait for the GPU asks, again and again, whether a rank is lost.
+        Polled during waits for the GPU; it raises if a rank is lost.
     """
 
     ranks: RankWatch | None
 
-    def enter(self) -> None: ...
+    def make_context_current(self) -> None: ...
 
     def wait(self) -> None: ...
 
@@ -46,31 +47,31 @@ class RankGpu(Protocol):
 
 
 class RankWatch(Protocol):
-    """Interface of what knows whether ranks are lost while this one waits for its GPU."""
+    """Interface of the check for lost ranks while this rank waits for its GPU."""
 
     def check(self) -> None:
-        """Raise RankLost if a rank is lost, for a wait that has not ended."""
+        """Raise RankLost if a rank is lost; called repeatedly during a wait."""
 
     def settle(self) -> None:
-        """Raise RankLost if the work that a wait found complete was given up."""
+        """Raise RankLost if the GPU work was aborted; called after a wait has ended."""
 
 
 class GpuCall(Protocol):
-    """Interface of a collective on a GPU, for arrays of fixed sizes."""
+    """Interface of a collective that is prepared for a GPU, for arrays of fixed sizes."""
 
     @property
     def is_recorded(self) -> bool:
-        """Return True if a CUDA graph can contain it."""
+        """Return True if CUDA graphs can contain the collective."""
 
     def __call__(self, gpu: RankGpu, stream: int, addresses: Sequence[int]) -> None:
-        """Enqueue the collective on a stream, for operands and results at these addresses."""
+        """Enqueue the collective on ``stream``; ``addresses`` are those of the operands, then of the results."""
 
 
 class GpuTransport(Protocol):
-    """Interface of a way in which ranks exchange arrays that are in GPU memory."""
+    """Interface of a transport for arrays in GPU memory between ranks."""
 
     def call(self, gpu: RankGpu, collective: Collective, arrays: Arrays) -> GpuCall:
-        """Return the collective on this rank's GPU; all ranks ask for the same ones in the same order."""
+        """Prepare a collective on this rank's GPU; all ranks must prepare the same collectives in the same order."""
 
     def begin_call(self) -> None:
         """Begin a call of the module.
@@ -78,29 +79,29 @@ class GpuTransport(Protocol):
         Raises
         ------
         RankLost
-            If the work on GPUs has been given up; then no call has begun.
+            If GPU work was aborted because a rank is lost; the call then has not begun.
         """
 
     def end_call(self) -> None:
-        """End the call, which the host has waited for."""
+        """End the call; the host has waited for its GPU work."""
 
     def fail(self, error: BaseException) -> None:
-        """Leave the other ranks: a call has failed between its collectives."""
+        """Disconnect from the other ranks, because a call failed between its collectives."""
 
     def close(self) -> None:
-        """Release what the ranks share."""
+        """Release the communicators and buffers that the transport shares with other ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """Dtype and elements of the operands and results of a collective."""
+    """Dtype and number of elements of each operand and result of a collective."""
 
     operands: tuple[tuple[str, int], ...]
     results: tuple[tuple[str, int], ...]
 
 
 def arrays_of(where: str, c: Collective, row: Mapping[str, Any], extents: Sequence[Any], ranks: int) -> Arrays:
-    """Return the arrays of a collective, without the tokens behind operands and results.
+    """Return the operand and result sizes of a collective's custom call, without its tokens.
 
     Parameters
     ----------
@@ -116,7 +117,7 @@ def arrays_of(where: str, c: Collective, row: Mapping[str, Any], extents: Sequen
     Raises
     ------
     BundleError
-        If the sizes are not those of the collective: it would access memory of other arrays.
+        If the sizes are invalid for the collective, which would then access memory of other arrays.
     """
     dtypes = [dtype for dtype, _ in (*row["operands"], *row["results"])]
     known = len(dtypes) == len(extents) and all(isinstance(size, int) for size in extents)
@@ -125,7 +126,7 @@ def arrays_of(where: str, c: Collective, row: Mapping[str, Any], extents: Sequen
     operands, results = tuple(rows[: count - 1]), tuple(rows[count:-1])
     members = len(c.groups[0]) if c.groups else ranks
     if not known or len(operands) != len(results) or not all(
-        x == y and sizes_agree(c.op, n, m, members) for (x, n), (y, m) in zip(operands, results, strict=True)
+        x == y and are_sizes_valid(c.op, n, m, members) for (x, n), (y, m) in zip(operands, results, strict=True)
     ):
         found = ", ".join(map(str, extents))
         raise BundleError(where, f"the arrays of {c} have sizes of another collective", f"{found} bytes")
@@ -134,7 +135,7 @@ def arrays_of(where: str, c: Collective, row: Mapping[str, Any], extents: Sequen
 
 @dataclass(frozen=True, slots=True)
 class RankNumber:
-    """``partition_id``: the number of this rank, as a word in GPU memory."""
+    """The custom call ``partition_id`` on a GPU: stores the number of this rank as a 32-bit word in GPU memory."""
 
     rank: int
     is_recorded: bool = True
@@ -146,7 +147,7 @@ class RankNumber:
 
 @dataclass(frozen=True, slots=True)
 class HostTransport:
-    """Exchange through memory of the host, by the link between the ranks."""
+    """Transport of GPU arrays through host memory, by the link between the ranks."""
 
     link: Link
     gpus: list[RankGpu] = field(default_factory=list)
@@ -157,23 +158,23 @@ class HostTransport:
         return HostCall(collective, self.link, arrays)
 
     def begin_call(self) -> None:
-        """Do nothing: the link refuses by itself."""
+        """Do nothing: the link raises the error when it is used."""
 
     def end_call(self) -> None:
         """Do nothing."""
 
     def fail(self, error: BaseException) -> None:
-        """See :class:`GpuTransport`; calls on CPUs fail by themselves when they exchange."""
+        """Close the link if collectives run on a GPU; see :class:`GpuTransport`."""
         if self.gpus:
             self.link.close(f"failed ({type(error).__name__})")
 
     def close(self) -> None:
-        """Do nothing: the link is closed by itself."""
+        """Do nothing: the owner of the link closes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """A collective whose operands are copied to the host, and its results back."""
+    """A collective on a GPU that copies operands to the host, runs there, and copies results back."""
 
     collective: Collective
     link: Link
@@ -190,7 +191,7 @@ class HostCall:
             gpu.download(array.ctypes.data, address, array.nbytes)
         gpu.wait()
         run_collective(self.collective, self.link, operands, results)
-        gpu.enter()
+        gpu.make_context_current()
         for array, address in zip(results, addresses[len(operands) + 1 :]):
             gpu.upload(address, array.ctypes.data, array.nbytes)
         gpu.wait()

@@ -19,7 +19,7 @@ _OF_COMPLEX = {"add": _SUM}  # part by part
 
 
 class GpuReduction(NamedTuple):
-    """NCCL's numbers of a reduction: dtype, operation, and elements of that dtype in one of the array."""
+    """NCCL's codes of a reduction's dtype and operation, and the NCCL elements in one element of the array."""
 
     dtype: int
     op: int
@@ -27,7 +27,7 @@ class GpuReduction(NamedTuple):
 
 
 def gpu_reduction(reduction: str, dtype: str) -> GpuReduction | None:
-    """Return NCCL's numbers of a reduction of ``dtype``, or None if NCCL does not support it."""
+    """Return NCCL's codes for a reduction of ``dtype``, or None if NCCL does not support it."""
     if dtype not in _TYPES:
         return None
     ops = _OF_BITS if dtype == "i1" else _OF_COMPLEX if dtype in ("c64", "c128") else _REDUCTIONS

@@ -1,4 +1,4 @@
-"""A mesh of ranks, and how an array is cut over its axes."""
+"""Meshes of ranks, and the partition of arrays over mesh axes."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def layout_of(entry: Sequence[Sequence[str]]) -> Layout:
 
 
 def parts_of_dims(mesh: Mesh, layout: Layout) -> tuple[int, ...]:
-    """Return the number of parts of each dim."""
+    """Return, for each dim of an array, the number of parts into which its mesh axes split it."""
     sizes = dict(mesh.axes)
     return tuple(prod(sizes[axis] for axis in axes) for axes in layout)
 
 
 def part_of_rank(mesh: Mesh, layout: Layout, rank: int) -> tuple[int, ...]:
-    """Return the number of the part of each dim that a rank has."""
+    """Return, for each dim of an array, the index of the part that a rank has."""
     sizes, at = dict(mesh.axes), mesh.coordinates(rank)
     found = []
     for axes in layout:
@@ -79,12 +79,12 @@ def part_of_rank(mesh: Mesh, layout: Layout, rank: int) -> tuple[int, ...]:
 
 
 def whole_shape(mesh: Mesh, layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of a whole array, of which each rank has ``shape``."""
+    """Return the shape of the whole array; ``shape`` is the shape of a rank's part."""
     return tuple(n * parts for n, parts in zip(shape, parts_of_dims(mesh, layout), strict=True))
 
 
 def slices_of_rank(mesh: Mesh, layout: Layout, rank: int, shape: Sequence[int]) -> tuple[slice, ...]:
-    """Return where the part of a rank, of ``shape``, lies in the whole array."""
+    """Return the slices of the whole array that are a rank's part, whose shape is ``shape``."""
     at = part_of_rank(mesh, layout, rank)
     return tuple(slice(k * n, (k + 1) * n) for k, n in zip(at, shape, strict=True))
 

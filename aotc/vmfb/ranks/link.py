@@ -1,4 +1,4 @@
-"""The interface of a rank's connection to the others, and the choice of the transport."""
+"""Interface of a rank's connection to the other ranks, and the choice of the transport (TCP, MPI or threads)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Link(Protocol):
     size: int
 
     def exchange(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray], what: str) -> None:
-        """Send each array to its rank, and fill each array from its rank, all at once.
+        """Send and receive arrays, keyed by rank, concurrently.
 
-        Arrays are contiguous; those of ``receives`` are written. A rank may exchange with itself. The call returns when
-        the arrays of ``sends`` may change.
+        Arrays are contiguous; those of ``receives`` are written. A rank may exchange with itself. After the call, the
+        arrays of ``sends`` may be modified.
 
         Parameters
         ----------
@@ -36,20 +36,21 @@ class Link(Protocol):
         Raises
         ------
         RankLost
-            If a rank ended, or closed its link, while it was needed. All ranks name the same one, in every later call.
+            If a rank ended, or closed its link, while its data were needed. All ranks raise the error for the same
+            lost rank, also in every later call.
         CallError
-            If the other side is in another collective, or another thread of this rank is in one.
+            If the other side runs another collective, or another thread of this rank is in the link.
         """
 
     def lost(self, what: str) -> RankLost | None:
-        """Return the error of a lost rank, or None, without waiting; for work on a GPU, which waits for all ranks.
+        """Return the error for a lost rank, or None, without waiting; polled while a GPU waits for other ranks.
 
-        A rank that has closed its link is lost when this one has waited for :data:`~aotc.vmfb.ranks.loss.LEFT_SECONDS`
-        since: before, it may have done its part.
+        A rank that has closed its link counts as lost only after :data:`~aotc.vmfb.ranks.loss.LEFT_SECONDS`, because
+        its data may still be in transit.
         """
 
     def close(self, why: str = ...) -> None:
-        """Leave the other ranks; ``why`` completes the sentence ``rank 3 ...`` for those that still need this one."""
+        """Disconnect; ranks that still need this one raise an error with the text ``rank N`` and ``why``."""
 
 
 def open_link(ranks: Ranks, facts: Mapping[str, str]) -> Link:
@@ -58,7 +59,7 @@ def open_link(ranks: Ranks, facts: Mapping[str, str]) -> Link:
     Raises
     ------
     CallError
-        On all ranks that are there: if a rank is missing at the timeout, or if facts differ.
+        On all connected ranks, if a rank is missing at the timeout, or if facts differ.
     """
     transport = ranks.transport or _default_transport(ranks)
     facts = {**facts, "transport": transport}
@@ -75,6 +76,6 @@ def open_link(ranks: Ranks, facts: Mapping[str, str]) -> Link:
 
 
 def _default_transport(ranks: Ranks) -> str:
-    """Return ``mpi`` if a launcher of MPI started the process and no address says otherwise."""
+    """Return ``mpi`` if an MPI launcher started this process and no address is given, else ``tcp``."""
     launched = ranks_from_environment()
     return "mpi" if not ranks.address and launched is not None and launched.transport == "mpi" else "tcp"

@@ -1,4 +1,4 @@
-"""What the transports share: who the ranks are, what must be equal on all of them, and the error of a lost rank."""
+"""Helpers of all transports: identity of ranks, comparison of facts between ranks, and errors for lost ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEFT_SECONDS = 2.0
 
 
 class LeftRanks:
-    """The ranks that have closed their links, each with the time at which this rank has seen that first."""
+    """Ranks that have closed their links, with the time at which this rank first noticed."""
 
     def __init__(self) -> None:
         self._seen: dict[int, float] = {}
@@ -39,7 +39,7 @@ class LeftRanks:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A rank and its process."""
+    """Rank, host and process number of a process, for error messages."""
 
     rank: int
     host: str
@@ -51,21 +51,21 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The rank that all ranks name as lost, and the reason: empty if its process or connection ended."""
+    """The rank that all ranks report as lost, and the reason ``why``: empty if its process or connection ended."""
 
     rank: int
     why: str = ""
 
     def text(self, peer: object, what: str, *, waiting: bool) -> str:
-        """Return the message of a rank that was ``waiting`` in the collective ``what``, or was about to start it."""
+        """Return the error message for a rank that waits in the collective ``what``, or has not started it yet."""
         verb = self.why or "ended"
         return f"{peer} {verb} {'during' if waiting and not self.why else 'before'} {what}"
 
 
 class OneThread:
-    """Context that admits one thread at a time, and raises in any other.
+    """Context manager that one thread at a time may enter; for a second thread it raises an error.
 
-    A lock would give two calls an order on each rank, but not the same on all: their data would be mixed.
+    A lock would order two concurrent calls differently on different ranks, which would mix up their data.
     """
 
     def __init__(self) -> None:
@@ -86,13 +86,13 @@ class OneThread:
         self._lock.release()
 
 
-def own_facts(facts: Mapping[str, str], size: int) -> dict[str, str]:
-    """Return the facts of this rank that must be equal on all: the given ones, the number of ranks, byte order."""
+def facts_of_rank(facts: Mapping[str, str], size: int) -> dict[str, str]:
+    """Return the facts that must be equal on all ranks: ``facts``, the number of ranks, and the byte order."""
     return {**facts, "ranks": str(size), "byte order": sys.byteorder}
 
 
-def difference(facts: Sequence[Mapping[str, str]]) -> str:
-    """Return a message that lists the differing facts with the ranks of each value; empty if all ranks agree."""
+def fact_difference(facts: Sequence[Mapping[str, str]]) -> str:
+    """Return an error message with each differing fact and the ranks of each value; empty if all ranks agree."""
     lines = []
     for name in dict.fromkeys(name for one in facts for name in one):
         ranks_of: dict[str, list[int]] = {}
@@ -107,7 +107,7 @@ def difference(facts: Sequence[Mapping[str, str]]) -> str:
 
 
 def rank_list(ranks: Sequence[int]) -> str:
-    """Return ``rank 3`` or ``ranks 0, 2-7`` of sorted numbers."""
+    """Format sorted rank numbers as text: ``rank 3`` or ``ranks 0, 2-7``."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -119,7 +119,7 @@ def rank_list(ranks: Sequence[int]) -> str:
 
 
 def array_bytes(array: np.ndarray) -> memoryview:
-    """Return the bytes of a contiguous array, also of a dtype of ml_dtypes, without a copy.
+    """Return a view of the bytes of a contiguous array of any dtype, also of ml_dtypes.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""One rank's module among the others: its collectives, its parts of arrays, and one call at a time."""
+"""The state of a loaded sharded module on one rank: collectives, parts of arrays, and one call at a time."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 
 class Member:
-    """What a module knows of itself as one of several ranks.
+    """State of a loaded module that is one of several ranks: mesh, link and collectives.
 
     Attributes
     ----------
     mesh : Mesh
     rank : int
     local_rank : int
-        The number of this rank among those of its host.
+        Number of this rank among the ranks on the same host.
     functions : dict of str to CollectiveFunction
-        The functions of the bundle's collectives, by the names of their custom ``calls``.
+        Implementations of the bundle's collectives, by the names of their custom calls.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Member:
 
     @contextmanager
     def recording(self) -> Iterator[list[CollectiveTime]]:
-        """Return the context in which the times of this rank's collectives are recorded, into the list.
+        """Record the times of this rank's collectives in the block; yield the list that receives them.
 
-        On a GPU the calls inside must run one command at a time.
+        Calls on a GPU must run one command at a time meanwhile.
         """
         rows: list[CollectiveTime] = []
         self._log.rows = rows
@@ -68,12 +68,12 @@ class Member:
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Return the context of one call, which exchanges data with the same call of all ranks.
+        """Run the block as one call of the module; all ranks make the same calls in the same order.
 
         Raises
         ------
         RankLost
-            If the work on GPUs has been given up, because a rank is lost.
+            If GPU work was aborted because a rank is lost.
         CallError
             If another thread of this process is in a call: ranks could run the two in different orders.
         """
@@ -95,12 +95,12 @@ class Member:
             self._running.release()
 
     def part(self, row: Mapping[str, Any], value: object) -> np.ndarray:
-        """Return this rank's part of a whole array, a view if that is possible.
+        """Return this rank's part of a whole array; a view if ``value`` is a NumPy array.
 
         Raises
         ------
         ArgumentValueError
-            If the array has not the whole shape.
+            If the shape is not that of the whole array.
         """
         array = np.asarray(value)
         layout, whole, dims = layout_and_shapes(row)
@@ -111,12 +111,12 @@ class Member:
         return array[slices_of_rank(self.mesh, layout, self.rank, dims)]
 
     def gather(self, rows: Sequence[Mapping[str, Any]], values: Sequence[Any]) -> list[np.ndarray]:
-        """Return whole arrays on each rank, made of the parts of all; all ranks call this together."""
+        """Assemble whole arrays from the parts of all ranks; all ranks must call it with their own parts."""
         with self.calling():
             return [self._gathered(row, np.asarray(x, order="C"), n) for n, (row, x) in enumerate(zip(rows, values))]
 
     def _gathered(self, row: Mapping[str, Any], array: np.ndarray, number: int) -> np.ndarray:
-        """Return the whole array of result ``number``, from this rank's part and those that other ranks send."""
+        """Assemble the whole array of result ``number`` from this rank's part and the parts of other ranks."""
         _, whole, dims = layout_and_shapes(row)
         if array.shape != dims or array.dtype != to_numpy(row["dtype"]):
             found, expected = type_text(dtype_text(array.dtype), array.shape), type_text(row["dtype"], dims)
@@ -134,23 +134,24 @@ class Member:
         return made
 
     def fail(self, error: BaseException) -> None:
-        """Leave the other ranks, as this one cannot load the bundle."""
+        """Disconnect from the other ranks, because this one cannot load the bundle."""
         self._gpus.close()
         self.link.close(f"failed ({type(error).__name__})")
 
     def close(self) -> None:
-        """Leave the other ranks; work on GPUs must be complete."""
+        """Disconnect from the other ranks; GPU work must be complete."""
         self._gpus.close()
         self.link.close()
 
 
 def join(bundle: OpenedBundle, variant: Mapping[str, Any], ranks: Ranks | Link | None) -> Member | None:
-    """Join the other ranks of a bundle that is for several; return None for any other bundle.
+    """Connect to the other ranks of a sharded bundle; return None if the bundle is for one device.
 
     Raises
     ------
     BundleError
-        If the bundle is for another number of ranks, or nothing says which rank this process is.
+        If the bundle is for another number of ranks, or if neither ``ranks`` nor the environment has this process's
+        rank.
     """
     entry = bundle.manifest.get("mesh")
     if entry is None:
@@ -184,12 +185,12 @@ def join(bundle: OpenedBundle, variant: Mapping[str, Any], ranks: Ranks | Link |
 
 
 def _gpu_library(where: str, way: str) -> Nccl | None:
-    """Return NCCL, by which GPUs exchange data, or None for the memory of the host.
+    """Return the NCCL library for exchanges between GPUs, or None for exchanges through host memory.
 
     Raises
     ------
     CallError
-        If ``nccl`` is asked for and not installed.
+        If ``nccl`` is required and not installed.
     """
     from aotc.vmfb.ranks.nccl.library import find_nccl, nccl  # only for ranks on GPUs
 

@@ -1,7 +1,7 @@
 """Ranks connected by MPI, through ctypes and the standard ABI of MPI 5 (``mpi_abi.h``).
 
 One binding serves every MPI with this ABI: MPICH (the wheel ``mpich``), Open MPI, Intel MPI. If a rank dies, its
-launcher (mpirun, srun) ends all processes; a rank that closes its link, or fails, is an error where it is waited for.
+launcher (mpirun, srun) ends all processes. If a rank closes its link or fails, ranks that wait for it raise an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aotc.vmfb.errors import ArgumentValueError, CallError, RankLost
 from aotc.vmfb.host.install import install_command
 from aotc.vmfb.host.interruption import Watch
 from aotc.vmfb.host.locks import new_lock
-from aotc.vmfb.ranks.loss import CLOSED, LeftRanks, Loss, OneThread, Peer, array_bytes, difference, own_facts
+from aotc.vmfb.ranks.loss import CLOSED, LeftRanks, Loss, OneThread, Peer, array_bytes, fact_difference, facts_of_rank
 from aotc.vmfb.ranks.ranks import Ranks
 
 _NAMES = ("libmpi_abi.so.1", "libmpi_abi.so.0", "libmpi_abi.so")
@@ -63,7 +63,7 @@ _Pointer = ctypes.c_void_p
 
 
 def find_library() -> Path | str:
-    """Return the file of the first library with the ABI: ``AOTC_MPI_LIBRARY``, that of the wheel, or the system's."""
+    """Return the path of the MPI library: ``AOTC_MPI_LIBRARY``, the one of the wheel ``mpich``, or the system's."""
     chosen = os.environ.get("AOTC_MPI_LIBRARY")
     if chosen:
         return chosen
@@ -95,7 +95,7 @@ _FUNCTIONS: dict[str, tuple[type, ...]] = {
 
 
 class _Mpi:
-    """The functions of MPI that are needed, initialized once in a process."""
+    """The MPI library, loaded and initialized once in a process."""
 
     def __init__(self) -> None:
         path = find_library()
@@ -140,7 +140,7 @@ class _Mpi:
         return value.value
 
     def duplicate(self) -> int:
-        """Return a communicator of all ranks, so that links do not get each other's messages."""
+        """Return a new communicator of all ranks; each link has its own, so that their messages are separate."""
         made = ctypes.c_void_p()
         self.call("MPI_Comm_dup", _WORLD, ctypes.addressof(made))
         self.call("MPI_Comm_set_errhandler", made.value, _ERRORS_RETURN)
@@ -170,7 +170,7 @@ def _mpi() -> _Mpi:
 
 
 class _Requests:
-    """Up to ``most`` messages on their way."""
+    """Up to ``most`` pending MPI requests: sends and receives."""
 
     def __init__(self, mpi: _Mpi, communicator: int, most: int) -> None:
         self._mpi, self._communicator = mpi, communicator
@@ -181,21 +181,21 @@ class _Requests:
         mpi.requests.add(self)
 
     def start(self, name: str, data: np.ndarray, rank: int, tag: int) -> None:
-        """Start ``MPI_Isend_c`` or ``MPI_Irecv_c`` of the bytes of an array. They have no limit of 2 GiB."""
+        """Start ``MPI_Isend_c`` or ``MPI_Irecv_c`` for the bytes of an array; both support more than 2 GiB."""
         request = self._address + len(self._alive) * ctypes.sizeof(ctypes.c_void_p)
         address = data.__array_interface__["data"][0]
         self._mpi.call(name, address, data.nbytes, _BYTE, rank, tag, self._communicator, request)
         self._alive.append(data)
 
     def are_done(self) -> bool:
-        """Return True if all messages have arrived or may be forgotten; MPI makes progress meanwhile."""
+        """Return True if all requests are complete; the test also lets MPI make progress."""
         self._mpi.call("MPI_Testall", len(self._alive), self._address, ctypes.addressof(self._done), None)
         if self._done.value:
             self._mpi.requests.discard(self)
         return bool(self._done.value)
 
     def cancel(self) -> None:
-        """Give up messages that have not arrived, so that the caller may free the arrays."""
+        """Cancel incomplete requests, and wait a limited time for them, so that the caller may free the arrays."""
         for index in range(len(self._alive)):
             if self._requests[index] not in (None, _REQUEST_NULL):
                 self._mpi.call("MPI_Cancel", self._address + index * ctypes.sizeof(ctypes.c_void_p))
@@ -204,8 +204,8 @@ class _Requests:
             sleep(_PAUSE)
 
 
-class _Bye(NamedTuple):
-    """The word of a rank that leaves: the rank that is lost (itself or another), its messages to and from this rank."""
+class _LeaveNotice(NamedTuple):
+    """Notice of a rank that leaves: the lost rank (itself or another), and its message counts to and from this rank."""
 
     lost: int
     sent: int
@@ -227,7 +227,7 @@ class MpiLink:
         self._open = True
         # A receive for each other rank waits for its word that it leaves.
         self._byes: dict[int, tuple[np.ndarray, _Requests]] = {}
-        self._left: dict[int, _Bye] = {}
+        self._left: dict[int, _LeaveNotice] = {}
         # Messages to and from each rank so far. A word that a rank leaves may overtake its data.
         self._sent, self._received = [0] * self.size, [0] * self.size
         for rank in self._others():
@@ -239,7 +239,7 @@ class MpiLink:
         atexit.register(_close, self._at_exit)  # before MPI ends: handlers run in reverse
 
     def exchange(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray], what: str) -> None:
-        """Send each array to its rank, and fill each array from its rank."""
+        """Send and receive arrays, keyed by rank; see :meth:`.Link.exchange`."""
         with self._turn:
             if self._failure is not None:
                 raise RankLost(*self._failure)
@@ -255,11 +255,11 @@ class MpiLink:
                 raise
 
     def lost(self, what: str) -> RankLost | None:
-        """Return the error of a lost rank, or None; a process that ends is noticed by MPI's launcher alone."""
+        """Return the error for a lost rank, or None; only MPI's launcher notices the end of a process."""
         if self._failure is not None:
             return RankLost(*self._failure)
         try:
-            self._look_for_byes((), (), what)
+            self._receive_notices((), (), what)
             left = self._overdue.overdue(self._left)
             if left is not None:
                 self._fail(self._left[left], what)
@@ -276,16 +276,16 @@ class MpiLink:
         CallError
             On all ranks, if they differ.
         """
-        mine = {"facts": own_facts(facts, self.size), "host": socket.gethostname(), "process": os.getpid()}
+        mine = {"facts": facts_of_rank(facts, self.size), "host": socket.gethostname(), "process": os.getpid()}
         rows = [json.loads(text) for text in self._gather(json.dumps(mine).encode())]
         self._peers = tuple(Peer(rank, row["host"], row["process"]) for rank, row in enumerate(rows))
-        differs = difference([row["facts"] for row in rows])
+        differs = fact_difference([row["facts"] for row in rows])
         if differs:
             self.close()
             raise CallError("", differs)
 
     def close(self, why: str = CLOSED, lost: int | None = None) -> None:
-        """Tell the other ranks that this one leaves, or that it does because ``lost`` did."""
+        """Send the other ranks a notice that this rank leaves, or that it leaves because rank ``lost`` has left."""
         if not self._open:
             return
         self._open = False
@@ -293,13 +293,13 @@ class MpiLink:
             return
         self._said = _Requests(self._mpi, self._communicator, self.size)
         with self._looking:
-            self._say_bye(why, self.rank if lost is None else lost)
+            self._send_notices(why, self.rank if lost is None else lost)
 
-    def _say_bye(self, why: str, lost: int) -> None:
-        """Tell each other rank that this rank leaves, which rank is lost, and how many messages were exchanged."""
+    def _send_notices(self, why: str, lost: int) -> None:
+        """Send each other rank a :class:`_LeaveNotice` with the reason, the lost rank and the message counts."""
         assert self._said is not None
         for rank, (_, requests) in self._byes.items():
-            bye = _Bye(lost, self._sent[rank], self._received[rank], why)
+            bye = _LeaveNotice(lost, self._sent[rank], self._received[rank], why)
             word = np.frombuffer(" ".join(map(str, bye)).encode()[:_REASON].ljust(_REASON, b"\0"), np.uint8)
             self._said.start("MPI_Isend_c", word, rank, _BYE)
             if rank not in self._left:
@@ -309,7 +309,7 @@ class MpiLink:
         return [rank for rank in range(self.size) if rank != self.rank]
 
     def _gather(self, data: bytes) -> list[bytes]:
-        """Return the data of all ranks, by rank."""
+        """Gather a byte string of each rank on all ranks; return them by rank."""
         own = np.frombuffer(data, np.uint8)
         sizes = np.zeros(self.size, np.int64)
         sizes[self.rank] = len(own)
@@ -322,7 +322,7 @@ class MpiLink:
         return [text.tobytes() for text in texts]
 
     def _move(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray], what: str) -> None:
-        """Send and receive arrays by MPI; a header with a mark of ``what`` detects ranks in different collectives."""
+        """Send and receive arrays by MPI; a checksum of ``what`` in each header detects different collectives."""
         mark = crc32(what.encode())
         requests = _Requests(self._mpi, self._communicator, 2 * (len(sends) + len(receives)))
         messages = {}
@@ -351,7 +351,7 @@ class MpiLink:
             self._sent[rank] += 1
 
     def _wait(self, requests: _Requests, sends: Iterable[int], receives: Iterable[int], what: str) -> None:
-        """Wait for MPI requests: poll at first, then sleep, and check for interruption and for ranks that have left."""
+        """Wait for MPI requests: poll first, then sleep between checks for interruption and for leave notices."""
         interruption, start = Watch(), monotonic()
         look = start + _BYE_SECONDS
         while not requests.are_done():
@@ -363,10 +363,10 @@ class MpiLink:
             if now > look:
                 look = now + _BYE_SECONDS
                 interruption.raise_pending_exception()
-                self._look_for_byes(sends, receives, what)
+                self._receive_notices(sends, receives, what)
 
-    def _look_for_byes(self, sends: Iterable[int], receives: Iterable[int], what: str) -> None:
-        """Raise if a rank has left before this exchange, or if any rank has left because of a lost one."""
+    def _receive_notices(self, sends: Iterable[int], receives: Iterable[int], what: str) -> None:
+        """Receive notices; raise if a needed rank has left, or if any rank has left because another one is lost."""
         with self._looking:  # a rank with a GPU has a thread that looks, too
             if not self._open:  # MPI may have ended
                 return
@@ -374,7 +374,7 @@ class MpiLink:
                 if rank in self._left or not requests.are_done():
                     continue
                 lost, sent, received, why = word.tobytes().rstrip(b"\0").decode(errors="replace").split(" ", 3)
-                bye = self._left[rank] = _Bye(int(lost), int(sent), int(received), why)
+                bye = self._left[rank] = _LeaveNotice(int(lost), int(sent), int(received), why)
                 if bye.lost != rank:
                     self._left[bye.lost] = bye
                     self._fail(bye, what)
@@ -383,7 +383,7 @@ class MpiLink:
             if unsent or (rank in sends and self._sent[rank] >= bye.received):
                 self._fail(bye, what)
 
-    def _fail(self, bye: _Bye, what: str) -> None:
+    def _fail(self, bye: _LeaveNotice, what: str) -> None:
         peer = self._peers[bye.lost] if self._peers else f"rank {bye.lost}"
         self._failure = bye.lost, Loss(bye.lost, bye.why).text(peer, what, waiting=True)
         raise RankLost(*self._failure)
@@ -396,7 +396,7 @@ def _close(method: weakref.WeakMethod[Any]) -> None:
 
 
 def _send(requests: _Requests, rank: int, array: np.ndarray, mark: int) -> None:
-    """Start to send an array: a small one together with its header, a large one as a message of its own."""
+    """Start to send an array: a small array in the message of its header, a large one in a second message."""
     eager = array.nbytes <= _EAGER_BYTES
     message = np.empty(_HEADER.itemsize + (array.nbytes if eager else 0), np.uint8)
     message[: _HEADER.itemsize].view(_HEADER)[0] = (mark, 0, array.nbytes)
@@ -408,7 +408,7 @@ def _send(requests: _Requests, rank: int, array: np.ndarray, mark: int) -> None:
 
 
 def _receive(requests: _Requests, rank: int, array: np.ndarray) -> np.ndarray:
-    """Start to receive; return the message that begins with the header."""
+    """Start to receive an array; return the buffer of the message with the header and, if small, the array."""
     eager = array.nbytes <= _EAGER_BYTES
     message = np.empty(_HEADER.itemsize + (array.nbytes if eager else 0), np.uint8)
     requests.start("MPI_Irecv_c", message, rank, _DATA)
@@ -430,7 +430,7 @@ def mpi_link(ranks: Ranks, facts: Mapping[str, str]) -> MpiLink:
     Raises
     ------
     CallError
-        If MPI is not there, or facts differ.
+        If there is no MPI library, or if facts differ.
     ArgumentValueError
         If ``ranks`` are not those of MPI.
     """

@@ -1,4 +1,4 @@
-"""The ranks of a run: who this process is, how many there are, and where they meet."""
+"""Configuration of a process as one of several ranks: its number, their count, and the rendezvous address."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Ranks:
     local_rank : int
         Number of this process among those of its host, which chooses its GPU; by default the rank.
     gpus : str
-        How arrays go from GPU to GPU: ``nccl``, or ``host``, through memory of the host and the ``transport``. By
-        default what ``AOTC_RANKS_GPUS`` says, or else NCCL if it is installed.
+        Transport of arrays between GPUs: ``nccl``, or ``host`` for host memory and ``transport``. The default is
+        ``AOTC_RANKS_GPUS``, or else NCCL if it is installed.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def _torchrun_address(environ: Mapping[str, str]) -> str:
-    """Return the rendezvous next to torchrun's own store, whose port its agent occupies for the whole run."""
+    """Return the rendezvous address: torchrun's own, with the next port if torchrun's agent occupies its port."""
     host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not host or not port:
         return ""
@@ -99,7 +99,7 @@ def _torchrun_address(environ: Mapping[str, str]) -> str:
 
 
 def _slurm_address(environ: Mapping[str, str]) -> str:
-    """Return a port of the step's first host that depends on the job, below the ports that Linux gives to clients."""
+    """Return an address on the first host of a Slurm step; the port depends on the job, below Linux's client ports."""
     host = first_host(environ["SLURM_STEP_NODELIST"])
     job, step = (_integer(n, environ.get(n, "0")) for n in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return f"{host}:{_FIRST_PORT + (job * 31 + step) % _PORTS}"

@@ -1,7 +1,7 @@
-"""Meeting of ranks by TCP: rank 0 listens, all others introduce themselves, and each pair gets a connection.
+"""Rendezvous of ranks by TCP: rank 0 listens, all others introduce themselves, and each pair gets a connection.
 
-A connection of a stranger is closed as soon as its data are not what a rank would send; it neither delays nor fails the
-start. Rank 0 draws a secret, and the ranks that have met introduce themselves to each other with it.
+A connection of another program is closed at its first invalid message; it neither delays nor fails the start. Rank 0
+generates a random secret. The ranks that have joined prove their identity to each other with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.ranks.frames import VERSION, BadFrame, FrameReader, send_frame
-from aotc.vmfb.ranks.loss import POLL_SECONDS, Peer, difference, own_facts, rank_list
+from aotc.vmfb.ranks.loss import POLL_SECONDS, Peer, fact_difference, facts_of_rank, rank_list
 from aotc.vmfb.ranks.ranks import Ranks, split_address
 
 # Seconds that a rank waits after its own timeout for the message of rank 0, which names the missing ranks.
@@ -34,7 +34,7 @@ _PAIRING_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """All ranks, the connections of the watch, and what is needed to connect each pair."""
+    """Result of the rendezvous: all ranks, their connections to rank 0, and the secret and addresses for each pair."""
 
     peers: tuple[Peer, ...]
     controls: Mapping[int, socket.socket]
@@ -44,19 +44,19 @@ class Meeting:
 
 
 def meet(ranks: Ranks, facts: Mapping[str, str]) -> Meeting:
-    """Join all ranks, and compare ``facts`` between them.
+    """Join the rendezvous, and compare ``facts`` between all ranks.
 
     Raises
     ------
     CallError
-        On all ranks: if a rank is missing at the timeout, or if facts differ.
+        On all ranks, if a rank is missing at the timeout, or if facts differ.
     """
     if not ranks.address:
         raise CallError(
             "", "TCP needs the address of rank 0", hint="Ranks(..., address='host:port'), or AOTC_RANKS_ADDRESS"
         )
     deadline = monotonic() + ranks.timeout
-    mine = own_facts(facts, ranks.size)
+    mine = facts_of_rank(facts, ranks.size)
     return _serve(ranks, mine, deadline) if ranks.rank == 0 else _join(ranks, mine, deadline)
 
 
@@ -89,7 +89,7 @@ def _listen(host: str, port: int, count: int) -> socket.socket:
 # On rank 0.
 
 
-class _Table:
+class _JoinedRanks:
     """The ranks that have joined, on rank 0."""
 
     def __init__(self, ranks: Ranks, own: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class _Table:
         return [rank for rank in range(self.size) if rank not in self.rows]
 
     def admit(self, sock: socket.socket, row: dict[str, Any]) -> None:
-        """Add a rank, or refuse it with a message."""
+        """Add the rank that introduces itself by ``row``, or send it an error message and close its connection."""
         match row:
             case {"version": int(version), "rank": int(rank), "facts": dict(facts)} if _is_row(row):
                 if not all(isinstance(value, str) for value in facts.values()):
@@ -132,7 +132,7 @@ class _Table:
             send_frame(sock, message)
 
     def fail(self, text: str) -> CallError:
-        """Send an error to all ranks that are there, and return it."""
+        """Send an error message to all ranks that have joined, and return the error."""
         self.tell({"error": text})
         for sock in self.sockets.values():
             sock.close()
@@ -143,13 +143,13 @@ def _serve(ranks: Ranks, facts: dict[str, str], deadline: float) -> Meeting:
     """Run the rendezvous on rank 0: accept all ranks, compare their facts, and send the table of addresses to each."""
     listener = _listen(*split_address(ranks.address), ranks.size)
     try:
-        table = _Table(ranks, _introduction(ranks, facts, listener))
+        table = _JoinedRanks(ranks, _introduction(ranks, facts, listener))
         _receive_introductions(listener, deadline, table.admit, table.remove, lambda: not table.missing())
         missing = table.missing()
         if missing:
             raise table.fail(f"{rank_list(missing)} of {ranks.size} did not join within {ranks.timeout:g} s")
         rows = [table.rows[rank] for rank in range(ranks.size)]
-        differs = difference([row["facts"] for row in rows])
+        differs = fact_difference([row["facts"] for row in rows])
         if differs:
             raise table.fail(differs)
         secret = os.urandom(32).hex()
@@ -166,10 +166,10 @@ def _receive_introductions(
     listener: socket.socket, deadline: float, admit: Callable[[socket.socket, dict[str, Any]], None],
     remove: Callable[[socket.socket], None] | None, complete: Callable[[], bool],
 ) -> None:  # fmt: skip
-    """Accept connections, and call ``admit`` with the first message of each, until all are there or the time is over.
+    """Accept connections and call ``admit`` with the first message of each, until ``complete()`` or the deadline.
 
-    Connections that are not admitted are closed. ``remove`` is called when an admitted one ends; without it they are
-    not read any more: what follows is data for somebody else.
+    Connections that ``admit`` refuses are closed. ``remove`` is called when an admitted connection ends. If ``remove``
+    is None, admitted connections are not read any further, because the data that follow are for another reader.
     """
     strangers: dict[socket.socket, FrameReader] = {}
     with selectors.DefaultSelector() as selector:
@@ -204,7 +204,7 @@ def _receive_introductions(
 
 
 def _accepted(listener: socket.socket) -> Iterator[socket.socket]:
-    """Accept all connections that are waiting at ``listener``."""
+    """Accept and yield all pending connections of ``listener``."""
     while True:
         try:
             sock, _ = listener.accept()
@@ -241,7 +241,7 @@ def _join(ranks: Ranks, facts: dict[str, str], deadline: float) -> Meeting:
 
 
 def _connect(host: str, port: int, deadline: float) -> socket.socket:
-    """Connect to an address; refuse a connection of a socket to itself."""
+    """Connect to an address; raise if TCP has connected the socket to itself."""
     sock = socket.create_connection((host, port), max(0.01, min(deadline - monotonic(), _CONNECT_SECONDS)))
     if sock.getsockname() == sock.getpeername():  # a client's port that happened to be the one that is tried
         sock.close()
@@ -251,7 +251,7 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def _answer(sock: socket.socket, size: int, deadline: float, missing: list[int]) -> tuple[str, list[dict[str, Any]]]:
-    """Return the secret and the table of all ranks from rank 0; meanwhile ``missing`` gets the ranks it waits for."""
+    """Receive the secret and the table of all ranks from rank 0; ``missing`` is set to the ranks it waits for."""
     reader = FrameReader(sock)
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
@@ -306,7 +306,7 @@ def _addresses(rows: list[dict[str, Any]]) -> tuple[tuple[str, int], ...]:
 def connect_pairs(
     ranks: Ranks, meeting: Meeting, deadline: float, check: Callable[[], None]
 ) -> dict[int, socket.socket]:
-    """Return a connection to each other rank: this rank connects to lower ones and accepts those of higher ones.
+    """Connect to all other ranks: connect to lower ranks, and accept connections of higher ranks.
 
     ``check`` raises if a rank is lost meanwhile.
 

@@ -26,7 +26,7 @@ _OPEN: weakref.WeakSet[TcpLink] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """Close a forked child's copies of the connections: they would hide the end of this process from other ranks."""
+    """Close a forked child's copies of the connections, which would hide the end of its parent from other ranks."""
     for link in list(_OPEN):
         for sock in link.sockets():
             sock.close()
@@ -56,7 +56,7 @@ class TcpLink:
         return [*self._watch.sockets(), *(channel.sock for channel in self._channels.values())]
 
     def exchange(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray], what: str) -> None:
-        """Send each array to its rank, and fill each array from its rank."""
+        """Send and receive arrays, keyed by rank; see :meth:`.Link.exchange`."""
         with self._turn:
             if self._failure is not None:
                 raise RankLost(*self._failure)
@@ -76,7 +76,7 @@ class TcpLink:
                 raise
 
     def lost(self, what: str) -> RankLost | None:
-        """Return the error of a lost rank, or None."""
+        """Return the error for a lost rank, or None."""
         if self._failure is not None:
             return RankLost(*self._failure)
         if self._watch.lost is None and (left := self._left.overdue(self._watch.closed)) is not None:
@@ -84,7 +84,7 @@ class TcpLink:
         return self._lost(what, waiting=True) if self._watch.lost is not None else None
 
     def close(self, why: str = CLOSED) -> None:
-        """Tell the other ranks, and close the connections."""
+        """Send the other ranks the reason ``why``, and close the connections."""
         if self._shut.alive:
             self._watch.leave(why)
             self._shut()
@@ -139,7 +139,7 @@ def _shut(watch: LossWatch, pairs: list[socket.socket]) -> None:
 
 
 class _Ended(Exception):
-    """The connection to a rank ended while data were expected from it or on the way to it."""
+    """The connection to a rank ended while data were being sent or received."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -155,7 +155,7 @@ _PIECE = 1 << 20
 
 
 class _Channel:
-    """The connection to one rank, and the data on their way in both directions."""
+    """Connection to one rank, with the pending data in both directions."""
 
     def __init__(self, rank: int, sock: socket.socket) -> None:
         self.rank, self.sock, self.number = rank, sock, sock.fileno()
@@ -168,14 +168,14 @@ class _Channel:
         self._header_left = 0
 
     def begin_send(self, array: np.ndarray, mark: int) -> None:
-        """Start to send an array."""
+        """Queue an array for sending, behind a header with ``mark``, the checksum of the collective."""
         data = array_bytes(array)
         self._send_header[()] = (self._sent & _SERIAL_MASK, mark, len(data))
         self._sent += 1
         self._out = [self._head_out, data]
 
     def begin_receive(self, array: np.ndarray, mark: int) -> None:
-        """Start to fill an array."""
+        """Prepare to receive an array; its header must have ``mark``, the checksum of the collective."""
         data = array_bytes(array)
         self._expected = (self._received & _SERIAL_MASK, mark, len(data))
         self._received += 1
@@ -183,7 +183,7 @@ class _Channel:
         self._header_left = _HEADER.itemsize
 
     def progress(self, what: str) -> int:
-        """Move what can be moved now; return the events of ``poll`` to wait for, 0 if all is done."""
+        """Send and receive without blocking; return the ``poll`` events to wait for, 0 if all data are transferred."""
         try:
             sending = bool(self._out) and self._send()
             receiving = bool(self._in) and self._receive(what)
@@ -192,7 +192,7 @@ class _Channel:
         return (select.POLLOUT if sending else 0) | (select.POLLIN if receiving else 0)
 
     def _send(self) -> bool:
-        """Send data; return True if some are left."""
+        """Send data without blocking; return True if some remain."""
         try:
             while self._out:
                 self._out = _after(self._out, self.sock.sendmsg([view[:_PIECE] for view in self._out]))
@@ -203,7 +203,7 @@ class _Channel:
         return bool(self._out)
 
     def _receive(self, what: str) -> bool:
-        """Receive data; return True if some are missing."""
+        """Receive data without blocking; return True if some are missing."""
         try:
             while self._in:
                 count = self.sock.recvmsg_into([view[:_PIECE] for view in self._in])[0]
@@ -219,7 +219,7 @@ class _Channel:
         return bool(self._in)
 
     def _check(self, what: str) -> None:
-        """Refuse data of another collective than this rank is in."""
+        """Raise CallError if the received header belongs to another collective than ``what``."""
         found = tuple(self._receive_header.item())
         if found != self._expected:
             names = ("message {}", "collective {:08x}", "{} bytes")
@@ -234,7 +234,7 @@ class _Channel:
 
 
 def _after(views: list[memoryview], count: int) -> list[memoryview]:
-    """Return what is left of ``views`` after ``count`` bytes."""
+    """Drop the first ``count`` bytes of a list of views; return the rest."""
     while views and count >= len(views[0]):
         count -= len(views[0])
         views = views[1:]
@@ -242,7 +242,7 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
 
 
 def tcp_link(ranks: Ranks, facts: Mapping[str, str]) -> TcpLink:
-    """Join all ranks by TCP.
+    """Connect to all ranks by TCP.
 
     Raises
     ------

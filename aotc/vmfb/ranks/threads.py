@@ -19,22 +19,22 @@ MOST_THREADS = 256
 
 
 @dataclass(slots=True, eq=False)
-class _Letter:
-    """An array that its receiver copies; the sender waits until then."""
+class _PostedArray:
+    """An array that a sending thread has posted; the sender waits until the receiver has copied it."""
 
     array: np.ndarray
     what: str
     is_read: bool = False
 
 
-class _Board:
-    """Letters between ranks. A condition for each rank tells it that something has changed."""
+class _Mailbox:
+    """Shared mailbox of all ranks, with a condition variable for each rank that is notified of changes."""
 
     def __init__(self, size: int) -> None:
         lock = new_lock()
         self.size = size
         self.changed = [new_condition(lock) for _ in range(size)]
-        self.letters: defaultdict[tuple[int, int], deque[_Letter]] = defaultdict(deque)  # by sender and receiver
+        self.letters: defaultdict[tuple[int, int], deque[_PostedArray]] = defaultdict(deque)  # by sender and receiver
         self.closed: dict[int, str] = {}
         self.lost: Loss | None = None
 
@@ -44,7 +44,7 @@ class _Board:
             condition.notify_all()
 
     def lose(self, rank: int) -> None:
-        """Decide that ``rank``, which has closed its link, is the one that all ranks name; the lock must be held."""
+        """Declare ``rank``, which has closed its link, lost for all ranks; the lock must be held."""
         if self.lost is None:
             self.lost = Loss(rank, self.closed[rank])
             self.notify_all()
@@ -53,7 +53,7 @@ class _Board:
 class ThreadLink:
     """One rank among threads; see :class:`aotc.vmfb.ranks.link.Link`."""
 
-    def __init__(self, rank: int, board: _Board) -> None:
+    def __init__(self, rank: int, board: _Mailbox) -> None:
         self.rank, self.size = rank, board.size
         self._board, self._changed = board, board.changed[rank]
         self._turn = OneThread()
@@ -61,7 +61,7 @@ class ThreadLink:
         self._failure: tuple[int, str] | None = None
 
     def exchange(self, sends: Mapping[int, np.ndarray], receives: Mapping[int, np.ndarray], what: str) -> None:
-        """Send each array to its rank, and fill each array from its rank."""
+        """Send and receive arrays, keyed by rank; see :meth:`.Link.exchange`."""
         with self._turn:
             if self._failure is not None:
                 raise RankLost(*self._failure)
@@ -69,7 +69,7 @@ class ThreadLink:
                 raise self._lost(what)
             if self.rank in self._board.closed:
                 raise CallError("", f"this rank {CLOSED} before {what}")
-            posted = {rank: _Letter(array, what) for rank, array in sends.items()}
+            posted = {rank: _PostedArray(array, what) for rank, array in sends.items()}
             try:
                 self._move(posted, dict(receives), what)
             except RankLost:
@@ -81,7 +81,7 @@ class ThreadLink:
                 raise
 
     def lost(self, what: str) -> RankLost | None:
-        """Return the error of a lost rank, or None."""
+        """Return the error for a lost rank, or None."""
         if self._failure is not None:
             return RankLost(*self._failure)
         board = self._board
@@ -92,14 +92,14 @@ class ThreadLink:
         return self._lost(what) if board.lost is not None else None
 
     def close(self, why: str = CLOSED) -> None:
-        """Wake ranks that wait for this one, with an error."""
+        """Close the link; ranks that wait for this one raise an error with the reason ``why``."""
         with self._changed:
             if self.rank not in self._board.closed:
                 self._board.closed[self.rank] = why
                 self._board.notify_all()
 
-    def _move(self, posted: Mapping[int, _Letter], waiting: dict[int, np.ndarray], what: str) -> None:
-        """Post letters to other ranks' threads, and copy the arrays of the letters that this rank waits for."""
+    def _move(self, posted: Mapping[int, _PostedArray], waiting: dict[int, np.ndarray], what: str) -> None:
+        """Post arrays for other ranks, copy the arrays posted for this rank, and wait until all are copied."""
         letters, changed, me = self._board.letters, self._board.changed, self.rank
         with self._changed:
             for rank, letter in posted.items():
@@ -115,7 +115,7 @@ class ThreadLink:
                 found = [(rank, letters[rank, me].popleft()) for rank in ready]
             try:
                 for rank, letter in found:
-                    _read(letter, waiting.pop(rank), rank, what)
+                    _copy_posted_array(letter, waiting.pop(rank), rank, what)
             finally:
                 with self._changed:
                     for rank, letter in found:
@@ -125,8 +125,8 @@ class ThreadLink:
             while unread := [rank for rank, letter in posted.items() if not letter.is_read]:
                 self._wait(unread, interruption, what)
 
-    def _withdraw(self, posted: Mapping[int, _Letter]) -> None:
-        """Take back unread letters, and wait for those that are being read: the caller may free the arrays."""
+    def _withdraw(self, posted: Mapping[int, _PostedArray]) -> None:
+        """Remove posted arrays that were not copied, and wait for those being copied; the caller may then free them."""
         with self._changed:
             for rank, letter in posted.items():
                 queue = self._board.letters[self.rank, rank]
@@ -137,7 +137,7 @@ class ThreadLink:
                 self._changed.wait(POLL_SECONDS)
 
     def _wait(self, ranks: Mapping[int, object] | list[int], interruption: Watch, what: str) -> None:
-        """Wait for a change; raise if one of ``ranks`` is lost."""
+        """Wait for a change of the mailbox, for at most a few milliseconds; raise if one of ``ranks`` is lost."""
         board = self._board
         for rank in ranks:
             if rank in board.closed:
@@ -154,7 +154,7 @@ class ThreadLink:
         return RankLost(*self._failure)
 
 
-def _read(letter: _Letter, target: np.ndarray, sender: int, what: str) -> None:
+def _copy_posted_array(letter: _PostedArray, target: np.ndarray, sender: int, what: str) -> None:
     if letter.what != what or letter.array.nbytes != target.nbytes:
         raise CallError(
             "", f"rank {sender} is in another collective", f"{letter.what}, {letter.array.nbytes} bytes",
@@ -171,9 +171,9 @@ def thread_links(size: int) -> list[ThreadLink]:
     Raises
     ------
     ArgumentValueError
-        If they are more than a process can have.
+        If ``size`` exceeds 256, the limit for one process.
     """
     if size > MOST_THREADS:
         raise ArgumentValueError("", "too many ranks for one process", size, f"at most {MOST_THREADS}: aotc.gang(...)")
-    board = _Board(size)
+    board = _Mailbox(size)
     return [ThreadLink(rank, board) for rank in range(size)]

@@ -1,8 +1,8 @@
-"""The watch of ranks that are connected by TCP: a thread in each process, and one decision for all.
+"""Detection of lost ranks over TCP: a thread in each process, and one decision by rank 0 for all.
 
-Each rank has a connection to rank 0. The system closes it when the process ends, however it ends. Rank 0 decides which
-rank is lost, and sends the decision to all before it reacts itself, so that all name the same rank. If rank 0 ends, all
-see that connection end, and name rank 0.
+Each rank has a connection to rank 0, which the operating system closes when the process ends for any reason. Rank 0
+decides which rank is lost, and sends the decision to all ranks before it raises an error itself, so that all report the
+same rank. If rank 0 ends, the connections of all ranks end, and they report rank 0.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _REASON = 500
 
 
 class LossWatch:
-    """Losses as seen by one rank, and the thread that waits for them.
+    """Detector of lost ranks in one process, with a thread that waits for messages and closed connections.
 
     Parameters
     ----------
     rank, size : int
     connections : mapping of int to socket
-        On rank 0 those to all other ranks, elsewhere the one to rank 0.
+        By rank: on rank 0 the connections to all other ranks, on other ranks the connection to rank 0.
     """
 
     def __init__(self, rank: int, size: int, connections: Mapping[int, socket.socket]) -> None:
@@ -60,11 +60,11 @@ class LossWatch:
         threading.Thread(target=self._run, name=f"aotc-rank-{rank}-watch", daemon=True).start()
 
     def sockets(self) -> list[socket.socket]:
-        """Return all sockets, which a forked child must close: its copies would hide the end of this process."""
+        """Return all sockets; a forked child must close its copies, which would hide the end of this process."""
         return [*self._connections.values(), self._wake, self._woken]
 
     def report(self, rank: int) -> Loss:
-        """Report that the connection to ``rank`` ended while it was needed; return the rank that all name."""
+        """Report that the connection to ``rank`` ended while it was needed; return the loss that all ranks report."""
         if self.rank and 0 not in self.closed:
             self._tell({"report": rank})
         elif self.rank:  # the one that decides has closed its module, and ranks that need it fail one after another
@@ -84,7 +84,7 @@ class LossWatch:
         return self.lost
 
     def leave(self, why: str = CLOSED) -> None:
-        """Tell the other ranks that this one closes its module, or why it cannot continue."""
+        """Send the other ranks the reason ``why`` this rank leaves: it closes its module, or it has failed."""
         with self._lock:
             if self._leaving:
                 return
@@ -129,7 +129,7 @@ class LossWatch:
             sock.close()
 
     def _receive(self, rank: int, reader: FrameReader) -> bool:
-        """Handle what arrived from ``rank``; return False if its connection ended."""
+        """Handle the messages received from ``rank``; return False if its connection has ended."""
         try:
             while (message := reader.read()) is not None:
                 self._handle(rank, message)

@@ -59,10 +59,10 @@ class Sequence:
 
 def main(how: str) -> bool:
     """Fill one array, copy it, copy the copy; beside that an array of the host's there and back; is all there?"""
-    DRIVER.load()
+    DRIVER.load_library()
     gpu = Gpu(0)
-    module = gpu.load(PTX + b"\0")
-    fill, copy = gpu.function(module, "fill"), gpu.function(module, "copy")
+    module = gpu.load_module(PTX + b"\0")
+    fill, copy = gpu.kernel_handle(module, "fill"), gpu.kernel_handle(module, "copy")
     first, second, third, given, other = (gpu.allocate(4 * COUNT) for _ in range(5))
     host, tables = np.ones(COUNT, np.float32), []
     gpu.upload(given, host.ctypes.data, host.nbytes)
@@ -80,7 +80,7 @@ def main(how: str) -> bool:
     copied = launch(filled, copy, second, first) if how == "kernel" else (work.copy(filled, second, first, 4 * COUNT),)
     launch(copied, copy, third, second)
     if how != "stream":
-        gpu.run_graph(gpu.ready(work))
+        gpu.run_graph(gpu.instantiate_graph(work))
     found = np.zeros(COUNT, np.float32)
     gpu.download(found.ctypes.data, third, found.nbytes)
     gpu.wait()

@@ -70,7 +70,7 @@ def test_nothing_unwritten_is_read(name, monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["upload", "kernel"])
-def test_what_is_missing_is_seen(what, monkeypatch):
+def test_missing_uploads_and_writes_are_detected(what, monkeypatch):
     """An argument that does not come; kernels that write nothing."""
     if what == "upload":
         monkeypatch.setattr(SimulatedGpu, "upload", lambda *_: None)

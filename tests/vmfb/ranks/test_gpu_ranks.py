@@ -21,8 +21,8 @@ from aotc.diagnostics import CompileError
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import ArgumentValueError, BundleError, CallError, RankLost
 from aotc.vmfb.gang.rank_recording import record_calls_on_rank, recording_of_data
-from aotc.vmfb.ranks.collective_function import check_facts
-from aotc.vmfb.ranks.collectives import Collective, sizes_agree
+from aotc.vmfb.ranks.collective_function import check_collective_attributes
+from aotc.vmfb.ranks.collectives import Collective, are_sizes_valid
 from aotc.vmfb.ranks.gpu_calls import arrays_of
 from aotc.vmfb.ranks.nccl import calls as nccl_calls
 from aotc.vmfb.ranks.nccl import communicators
@@ -230,12 +230,12 @@ def test_sizes_of_another_collective_are_refused():
 @pytest.mark.parametrize("op", sorted({c.op for c in rank_cases.collectives(4)}))
 def test_only_the_size_of_the_specification_agrees(op):
     (size,) = rank_cases.result_shape(Collective(op, 0), 4, 1, (8,))
-    assert [n for n in range(64) if sizes_agree(op, 8, n, 4)] == [size]
+    assert [n for n in range(64) if are_sizes_valid(op, 8, n, 4)] == [size]
 
 
 def test_an_unknown_collective_is_refused():
     with pytest.raises(BundleError, match=r"there is no collective 'all_sort'(.|\n)*newer aotc"):
-        check_facts("m", "all_sort", {"serial": 0}, 2)
+        check_collective_attributes("m", "all_sort", {"serial": 0}, 2)
 
 
 @pytest.mark.parametrize(
@@ -250,9 +250,9 @@ def test_an_unknown_collective_is_refused():
 )  # fmt: skip
 def test_facts_that_no_compiler_writes_are_refused(op, facts):
     good = {"serial": 0, "place": "m.py:1", "groups": [[2, 0, 1, 3]], "reduction": "add"}
-    check_facts("m", op, good, 4)
+    check_collective_attributes("m", op, good, 4)
     with pytest.raises(BundleError, match="the facts of a collective are damaged"):
-        check_facts("m", op, good | facts, 4)
+        check_collective_attributes("m", op, good | facts, 4)
 
 
 def test_a_call_that_fails_between_its_collectives_ends_the_run(on_gpus, monkeypatch):

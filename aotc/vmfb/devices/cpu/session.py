@@ -80,7 +80,7 @@ class CpuSession:
         self._arena, self._arena_bytes = found, size
         self._slots[self._arena_slot] = found.address
 
-    def bind(self, slot: int, array: np.ndarray) -> None:
+    def bind_array(self, slot: int, array: np.ndarray) -> None:
         """Bind an argument or a result to its slot in the pointer table."""
         self._slots[slot] = address_of(array if array.size else EMPTY)
 

@@ -29,8 +29,8 @@ class Owner(Protocol):
     gpu: Gpu
     ordinal: int
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> CudaArray: ...
-    def give(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None: ...
+    def empty_array(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> CudaArray: ...
+    def reclaim_memory(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None: ...
 
 
 class Keeper:
@@ -46,42 +46,42 @@ class Keeper:
         self.ordinal, self.gpu = ordinal, cuda_driver.Gpu(ordinal)
         self._lock = new_recursive_lock()
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> CudaArray:
+    def empty_array(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> CudaArray:
         """Return an uninitialised array in this GPU's memory."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         return CudaArray(CudaBuffer(self, self.gpu.allocate(size), size), shape, dtype, device)
 
-    def give(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None:
-        """Free an array's memory once no stream in ``users`` accesses it; callable from any thread."""
+    def reclaim_memory(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None:
+        """Free an array's memory; the driver waits for the streams that access it. Callable from any thread."""
         self.gpu.free([address])
 
-    def read(self, array: np.ndarray, buffer: CudaBuffer) -> None:
+    def download_buffer(self, array: np.ndarray, buffer: CudaBuffer) -> None:
         """Copy the elements of a GPU array to a host array, after the GPU work that writes them, and wait."""
         with self._lock:
-            self.gpu.enter()
+            self.gpu.make_context_current()
             buffer.wait_for_writer(self.gpu)
-            self.fetch(array, buffer.address)
+            self.download_elements(array, buffer.address)
 
-    def fetch(self, array: np.ndarray, address: int) -> None:
+    def download_elements(self, array: np.ndarray, address: int) -> None:
         """Copy complete elements at a GPU address to a host array, and wait for the copy only."""
         with self._lock:
-            self.gpu.enter()
+            self.gpu.make_context_current()
             download(self.gpu, address_of(array), address, array.nbytes)
             self.gpu.wait()
 
-    def write(self, buffer: CudaBuffer, array: np.ndarray) -> None:
+    def upload_to_buffer(self, buffer: CudaBuffer, array: np.ndarray) -> None:
         """Copy a host array to a GPU array, after all GPU work that accesses it, and wait."""
         with self._lock:
-            self.gpu.enter()
-            buffer.wait_on(self.gpu)
+            self.gpu.make_context_current()
+            buffer.wait_for_accesses(self.gpu)
             upload(self.gpu, buffer.address, address_of(array), array.nbytes)
             self.gpu.wait()
 
-    def copy(self, to: CudaBuffer, source: CudaBuffer, size: int) -> None:
+    def copy_buffer(self, to: CudaBuffer, source: CudaBuffer, size: int) -> None:
         """Copy ``size`` bytes between two arrays on the GPU, after the work that accesses them, and wait."""
         with self._lock:
-            self.gpu.enter()
-            to.wait_on(self.gpu)
+            self.gpu.make_context_current()
+            to.wait_for_accesses(self.gpu)
             source.wait_for_writer(self.gpu)
             self.gpu.copy(to.address, source.address, size)
             self.gpu.wait()
@@ -89,8 +89,8 @@ class Keeper:
     def wait_for_streams(self, buffer: CudaBuffer) -> None:
         """Wait on the host until no stream accesses the memory."""
         with self._lock:
-            self.gpu.enter()
-            buffer.wait_on(self.gpu)
+            self.gpu.make_context_current()
+            buffer.wait_for_accesses(self.gpu)
             self.gpu.wait()
 
 
@@ -146,7 +146,7 @@ class CudaBuffer(Tracked):
         if self.shared:
             self.owner.gpu.free([self.address])  # the driver waits for all work submitted to the GPU
         else:
-            self.owner.give(self.address, self.size, self.users, self.writer)
+            self.owner.reclaim_memory(self.address, self.size, self.users, self.writer)
 
 
 class ArrayType:
@@ -260,21 +260,21 @@ class CudaArray(DeviceArray):
     def numpy(self) -> np.ndarray:
         """Return a copy of the elements in host memory."""
         made = np.empty(self.shape, self.dtype)
-        memory_keeper(self.ordinal).read(made, self.buffer)
+        memory_keeper(self.ordinal).download_buffer(made, self.buffer)
         return made
 
     def copy(self) -> CudaArray:
         """Return a copy on the same GPU."""
-        made = self.buffer.owner.empty(self.shape, self.dtype, self.device)
-        memory_keeper(self.ordinal).copy(made.buffer, self.buffer, self.nbytes)
+        made = self.buffer.owner.empty_array(self.shape, self.dtype, self.device)
+        memory_keeper(self.ordinal).copy_buffer(made.buffer, self.buffer, self.nbytes)
         return made
 
     def assign(self, value: np.ndarray | CudaArray) -> None:
         """Copy the elements of a host array, or of one on the same GPU, into this one."""
         if isinstance(value, CudaArray):
-            memory_keeper(self.ordinal).copy(self.buffer, value.buffer, self.nbytes)
+            memory_keeper(self.ordinal).copy_buffer(self.buffer, value.buffer, self.nbytes)
         else:
-            memory_keeper(self.ordinal).write(self.buffer, value)
+            memory_keeper(self.ordinal).upload_to_buffer(self.buffer, value)
 
     def lose(self) -> None:
         """Make this object unusable, because its memory was donated."""
@@ -334,7 +334,7 @@ class CudaArray(DeviceArray):
         if stream is None:
             self.wait()
         elif stream != _WAITS_ITSELF:
-            buffer.hand_over(gpu, stream)
+            buffer.hand_over_to_stream(gpu, stream)
         return made
 
 

@@ -25,24 +25,24 @@ class GpuCommand:
 
     Attributes
     ----------
-    asked : tuple
+    method_call : tuple
         Name and arguments of the method that runs the command on a GPU, or adds it to a graph.
     cells : list of (ctypes array, int)
         For each array the position of its address in the command's parameters.
     change : callable or None
-        Updates the graph's node from the parameters and returns the driver's status; :meth:`setter` creates it.
+        Updates the graph's node from the parameters and returns the driver's status; :meth:`node_setter` creates it.
     """
 
-    __slots__ = ("_gpu", "_node", "asked", "cells", "change")
+    __slots__ = ("_gpu", "_node", "cells", "change", "method_call")
 
     def __init__(self, executable: LoadedGpu, method_call: tuple[str, tuple[Any, ...]], cells: list[Cell]) -> None:
         self._gpu = executable.gpu
-        self.asked, self.cells = method_call, cells
-        self._node: tuple[Recording, int]  # set by :meth:`record`
+        self.method_call, self.cells = method_call, cells
+        self._node: tuple[Recording, int]  # set by :meth:`set_graph_node`
         self.change: Change | None = None
 
-    def record(self, recording: Recording, node: int) -> None:
-        """Store the command's node in a CUDA graph, so that :meth:`setter` can update the node."""
+    def set_graph_node(self, recording: Recording, node: int) -> None:
+        """Store the command's node in a CUDA graph, so that :meth:`node_setter` can update the node."""
         self._node = recording, node
 
     def node_setter(self) -> Change:
@@ -110,7 +110,7 @@ class LaunchCommand(GpuCommand):
         super().__init__(executable, ("launch", (executable.functions[number], shape, table)), cells)
 
     def _make_node_setter(self, recording: Recording, node: int) -> Change:
-        found = self._gpu.kernel_setter(recording, node, *self.asked[1])
+        found = self._gpu.kernel_setter(recording, node, *self.method_call[1])
         return partial(_change_with_maps, self._maps, found) if self._maps else found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.devices.cuda import driver as cuda_driver
-from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu, check_kernels, images
+from aotc.vmfb.devices.cuda.loaded_kernels import LoadedGpu, check_kernels, kernel_images
 from aotc.vmfb.devices.mixed.executable import PlacedExecutable
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.verify.buffers import load_command_buffers
@@ -35,7 +35,7 @@ def obstacle(variant: dict[str, Any]) -> str:
     missing = cuda_driver.missing()
     if missing:
         return missing
-    found = {n: cuda_driver.capability(n) for n in range(cuda_driver.device_count())}
+    found = {n: cuda_driver.compute_capability(n) for n in range(cuda_driver.device_count())}
     if any(_can_run_variant(variant, have) for have in found.values()):
         return _driver_problem(variant)
     names = ", ".join(f"{cuda_driver.device_name(n)} is sm_{a}{b}" for n, (a, b) in found.items())
@@ -58,7 +58,7 @@ def _driver_problem(variant: dict[str, Any]) -> str:
 
     Cubins need no compilation.
     """
-    needed, have = tuple(variant.get("driver", ())), cuda_driver.version()
+    needed, have = tuple(variant.get("driver", ())), cuda_driver.cuda_version()
     if have >= needed:
         return ""
     required, found = (".".join(map(str, v)) for v in (needed, have))
@@ -80,7 +80,7 @@ def check(bundle: OpenedBundle, variant: dict[str, Any]) -> None:
 def check_code(bundle: OpenedBundle, part: dict[str, Any]) -> None:
     """Check a part's kernel entries, and that their code is complete."""
     check_kernels(bundle, part)
-    images(bundle, part)
+    kernel_images(bundle, part)
 
 
 def open_executable(
@@ -104,8 +104,8 @@ def check_gpu(bundle: OpenedBundle, part: dict[str, Any], ordinal: int) -> None:
     count = cuda_driver.device_count()
     if not 0 <= ordinal < count:
         raise BundleError(bundle.where, f"there is no GPU {ordinal}", expected=f"below {count}")
-    if not _can_run_variant(part, cuda_driver.capability(ordinal)):
-        name, (major, minor) = cuda_driver.device_name(ordinal), cuda_driver.capability(ordinal)
+    if not _can_run_variant(part, cuda_driver.compute_capability(ordinal)):
+        name, (major, minor) = cuda_driver.device_name(ordinal), cuda_driver.compute_capability(ordinal)
         raise BundleError(bundle.where, f"GPU {ordinal} cannot run it", f"{name}, sm_{major}{minor}", part["target"])
     if problem := _driver_problem(part):
         raise BundleError(bundle.where, f"GPU {ordinal} cannot run it", problem, hint="a newer driver of NVIDIA's")

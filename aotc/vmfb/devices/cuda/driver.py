@@ -43,14 +43,14 @@ def device_count() -> int:
     return found.value
 
 
-def version() -> tuple[int, int]:
+def cuda_version() -> tuple[int, int]:
     """Return the CUDA version that the driver supports, such as (13, 0)."""
     found = c_int()
     call("cuDriverGetVersion", byref(found))
     return found.value // 1000, found.value % 1000 // 10
 
 
-def capability(ordinal: int) -> tuple[int, int]:
+def compute_capability(ordinal: int) -> tuple[int, int]:
     """Return the compute capability of a GPU, such as (9, 0)."""
     return _device_attribute(_MAJOR, ordinal), _device_attribute(_MINOR, ordinal)
 
@@ -74,14 +74,14 @@ def allocate_page_locked(size: int) -> int:
 
 
 class PageLock:
-    """Page-lock of a part of host memory, for direct GPU access; freeing this object ends it.
+    """Page-lock of a range of host memory, for direct GPU access; freeing this object unlocks the range.
 
     The object keeps ``memory`` alive.
     """
 
     def __init__(self, gpu: Gpu, memory: object, address: int, size: int) -> None:
         self._memory = memory
-        gpu.enter()
+        gpu.make_context_current()
         call("cuMemHostRegister_v2", address, size, _PORTABLE)
         self._release = Release(_end_page_lock, gpu.context, address, os.getpid())
 
@@ -128,7 +128,7 @@ def _destroy_graph(graph: Recording) -> None:
 
 
 class _Resources:
-    """Memory, graphs, events and modules allocated on a GPU; only the process that allocated them releases them.
+    """Memory, graphs, events and modules of a GPU, released only by the process that created them.
 
     Finalizers call its methods, on any thread and at any time, so they must not raise.
     """
@@ -145,8 +145,8 @@ class _Resources:
         self.decisions: dict[str, c_void_p] = {}
         self.turning: set[int] = set()  # streams with running loops
         self.exchanging: dict[int, Recording] = {}  # graphs with collectives, by handle
-        self.destroyed: set[int] = set()  # of those, what is destroyed before its owner asks for it
-        self.later: list[int] = []  # memory to free when these have ended: a free waits for all streams
+        self.destroyed: set[int] = set()  # graphs of ``exchanging`` that were destroyed before their owner asked for it
+        self.later: list[int] = []  # memory to free after all loops have ended, because a free waits for all streams
 
     def free(self, blocks: Iterable[int], graphs: Iterable[Recording]) -> None:
         """Free memory blocks at these addresses, and destroy graphs."""
@@ -164,7 +164,8 @@ class _Resources:
     def _destroy(self, graph: Recording) -> None:
         """Destroy a graph for its owner, unless :meth:`destroy_exchanging` has done so.
 
-        No lock: finalizers interrupt other code. Who takes a graph out of ``exchanging`` destroys it.
+        It takes no lock, because finalizers interrupt other code. Only the code that removes a graph from
+        ``exchanging`` destroys the graph.
         """
         key = graph.ready.value or 0
         if self.exchanging.pop(key, None) is None and key in self.destroyed:
@@ -185,7 +186,7 @@ class _Resources:
                 else:
                     _destroy_graph(graph)
 
-    def word(self) -> int:
+    def allocate_host_word(self) -> int:
         """Return the address of a host word that the GPU can read; words are reused after :meth:`close`."""
         if not _WORDS:
             begin = allocate_page_locked(_WORDS_BYTES)
@@ -201,7 +202,7 @@ class _Resources:
                 for stream in self.streams:
                     try_driver("cuStreamSynchronize", stream)
                 for mark in self.marks:
-                    mark.end()
+                    mark.mark_destroyed()
                 self.free(list(self.blocks), ())
                 for module in self.modules:
                     try_driver("cuModuleUnload", module)
@@ -223,11 +224,11 @@ class Gpu(GraphStream):
     multiprocessors : int
         The number of multiprocessors.
     mark : Mark
-        The stream's mark on memory that it may access.
+        Identity of the stream in the access records of GPU memory.
     enter_quickly : callable
-        The operation of :meth:`enter`; returns the driver's status.
+        The operation of :meth:`make_context_current`; returns the driver's status.
     ranks : RankWatch or None
-        What waits ask whether a rank is lost on which the stream's collectives wait.
+        Check for lost ranks, polled while the host waits for collectives on the stream.
     has_ended_loops : bool
         True if loops were stopped; later work of the stream then computed on incomplete values.
     """
@@ -241,8 +242,9 @@ class Gpu(GraphStream):
         self._idle: list[c_void_p] = []  # unused events
         self._release = Release(self._held.close)
         self.context = self._held.context
-        self.enter_quickly: Callable[[], int] = partial(DRIVER.function("cuCtxSetCurrent"), self.context)
-        self.enter()
+        set_context = DRIVER.driver_function("cuCtxSetCurrent")
+        self.try_make_context_current: Callable[[], int] = partial(set_context, self.context)
+        self.make_context_current()
         self.stream, self.mark = self._new_stream()
         self._first: Gpu | None = None  # keeps the owner of the memory alive
         self._loops: Loops | None = None
@@ -255,25 +257,25 @@ class Gpu(GraphStream):
         self._held.marks.append(Mark(made.value or 0))
         return made, self._held.marks[-1]
 
-    def another(self) -> Gpu:
+    def with_new_stream(self) -> Gpu:
         """Return a handle of the same GPU, context and modules with a stream of its own."""
-        self.enter()
+        self.make_context_current()
         other = copy(self)
         other._first, other._loops, other._capturing = self._first or self, None, None
         other.stream, other.mark = self._new_stream()
         return other
 
-    def enter(self) -> None:
+    def make_context_current(self) -> None:
         """Make this GPU's context current in the calling thread."""
         call("cuCtxSetCurrent", self.context)
 
-    def load(self, image: bytes | memoryview) -> c_void_p:
+    def load_module(self, image: bytes | memoryview) -> c_void_p:
         """Load a module from a cubin, or from PTX, which the driver compiles."""
         module = handle_of("cuModuleLoadData", image)
         self._held.modules.append(module)
         return module
 
-    def function(self, module: c_void_p, symbol: str) -> c_void_p:
+    def kernel_handle(self, module: c_void_p, symbol: str) -> c_void_p:
         """Return the handle of kernel ``symbol`` of a module."""
         return handle_of("cuModuleGetFunction", module, symbol.encode())
 
@@ -285,7 +287,7 @@ class Gpu(GraphStream):
         OutOfGpuMemory
             If there is not enough free memory; the message has the amount.
         """
-        self.enter()
+        self.make_context_current()
         found = c_uint64()
         try:
             call("cuMemAlloc_v2", byref(found), max(size, 1))
@@ -297,7 +299,7 @@ class Gpu(GraphStream):
         return found.value
 
     def free(self, blocks: Iterable[int], graphs: Iterable[Recording] = ()) -> None:
-        """Free memory and destroy graphs, from any thread."""
+        """Free memory blocks, given by address, and destroy graphs; callable from any thread."""
         self._held.free(blocks, graphs)
 
     def upload(self, to: int, source: int, size: int) -> None:
@@ -344,7 +346,7 @@ class Gpu(GraphStream):
         if other.ordinal != self.ordinal:
             call("cuDeviceCanAccessPeer", byref(can), self.ordinal, other.ordinal)
         if can.value:
-            self.enter()
+            self.make_context_current()
             try_driver("cuCtxEnablePeerAccess", other.context, 0)  # fails if already enabled
 
     def take_event(self) -> c_void_p:
@@ -352,21 +354,21 @@ class Gpu(GraphStream):
         try:
             return self._idle.pop()
         except IndexError:
-            self.enter()
+            self.make_context_current()
             event = handle_of("cuEventCreate", _NO_TIMING)
             self._held.events.append(event)
             return event
 
     def return_events(self, events: Iterable[c_void_p]) -> None:
-        """Keep events for reuse, from any thread."""
+        """Return unused events for reuse; callable from any thread."""
         self._idle.extend(events)
 
-    def record(self, event: c_void_p) -> None:
+    def record_event(self, event: c_void_p) -> None:
         """Record an event on the stream: it occurs when the stream has completed all its current work."""
         call("cuEventRecord", event, self.stream)
 
-    def wait_for(self, event: c_void_p) -> None:
-        """Let the stream wait for an event of any GPU; the host does not wait."""
+    def wait_for_event(self, event: c_void_p) -> None:
+        """Make the stream wait for an event of any GPU; the host does not wait."""
         call("cuStreamWaitEvent", self.stream, event, 0)
 
     @property
@@ -374,19 +376,19 @@ class Gpu(GraphStream):
         """The stream's handle for other libraries."""
         return self.stream.value or 0
 
-    def follow(self, stream: int) -> None:
+    def wait_for_stream(self, stream: int) -> None:
         """Make this stream wait for the current work of another stream, also of another library."""
-        self.link(self.handle, stream)
+        self.make_stream_wait(self.handle, stream)
 
-    def link(self, stream: int, other: int) -> None:
+    def make_stream_wait(self, stream: int, other: int) -> None:
         """Make ``stream``, of any library, wait for the current work of stream ``other``."""
         event = self.take_event()
-        self.enter()
+        self.make_context_current()
         call("cuEventRecord", event, other)
         call("cuStreamWaitEvent", stream, event, 0)
         self.return_events([event])  # the wait has captured it: it may be recorded again
 
-    def finish(self, event: c_void_p) -> None:
+    def synchronize_event(self, event: c_void_p) -> None:
         """Wait on the host for an event of this stream; if the call is cancelled, stop the stream's loops and raise."""
         if self.may_run_loops or self.ranks is not None:
             self._poll_until_done("cuEventQuery", event)
@@ -419,7 +421,7 @@ class Gpu(GraphStream):
         call_on(self, self.handle, addresses)
 
     @contextmanager
-    def capture(self) -> Iterator[tuple[int, c_void_p]]:
+    def capture_graph(self) -> Iterator[tuple[int, c_void_p]]:
         """Capture the work that the block enqueues in a graph, instead of running it.
 
         Yield a stream, and the handle of the graph that contains the work after the block; the caller destroys the
@@ -451,14 +453,14 @@ class Gpu(GraphStream):
 
     def has_conditions(self) -> bool:
         """Return True if the driver supports conditional nodes: loops and branches inside of graphs."""
-        return version() >= CONDITIONS_SINCE
+        return cuda_version() >= CONDITIONS_SINCE
 
     @property
     def loops(self) -> Loops:
         """Return the stop flag and the decision kernels for loops on this stream; create them on first use."""
         if self._loops is None:
             self._held.decisions = self._held.decisions or load_decisions(self)
-            self._loops = Loops(self, self._held.decisions, self._held.word())
+            self._loops = Loops(self, self._held.decisions, self._held.allocate_host_word())
         return self._loops
 
     # ------------------------------------------------------------ running loops
@@ -477,7 +479,7 @@ class Gpu(GraphStream):
         """Stop the loops that run on the GPU for this stream, and wait for the stream."""
         if self.may_run_loops:
             self.has_ended_loops = True
-            self.loops.end()
+            self.loops.stop_loops()
             self._mark_loops_ended()
 
     def _mark_loops_ended(self) -> None:

@@ -23,7 +23,7 @@ _LEGACY = 1  # the legacy default stream in both protocols: it orders itself wit
 
 
 class _Borrowed(CudaBuffer):
-    """GPU memory of another library; ``kept`` is the object that keeps the memory alive."""
+    """GPU memory of another library; ``kept`` is the foreign object that owns the memory."""
 
     __slots__ = ("kept", "read_only")
 
@@ -76,9 +76,9 @@ def _import_unaligned(value: Any, writes: bool = False) -> CudaArray | None:
         found = Handed(address, shape, np.dtype(row["typestr"]), row.get("strides"), read_only)
         ordinal = cuda_driver.ordinal_of(found.address) if found.address else 0
         if row.get("stream") is not None:
-            memory_keeper(ordinal).gpu.follow(row["stream"])
+            memory_keeper(ordinal).gpu.wait_for_stream(row["stream"])
         elif row.get("version", 0) < 3:  # older versions have no stream
-            memory_keeper(ordinal).gpu.follow(_LEGACY)
+            memory_keeper(ordinal).gpu.wait_for_stream(_LEGACY)
     else:
         return None
     if not found.is_row_major:
@@ -98,7 +98,7 @@ def _request_capsule(value: Any, stream: int) -> Any:
 
 
 def import_output_buffer(out: Any) -> np.ndarray | DeviceArray | None:
-    """Import an ``out=`` buffer as an array whose memory address orders submissions; None if it cannot be imported."""
+    """Import an ``out=`` buffer of another library as an array; return None if it cannot be imported."""
     if out is None or isinstance(out, np.ndarray | DeviceArray):
         return out
     found = _import_unaligned(out)

@@ -145,7 +145,7 @@ class RecordedPrograms:
         """Retarget the recorded graphs ``found`` to other addresses; running calls are not affected."""
         del self._rows[found.key]
         for program in found.programs:
-            program.move(changed)
+            program.retarget_slots(changed)
         self._count_occurrence(found.key)
         found.key, found.addresses = key, addresses
         self._moving.append(found)  # not listed while it is inconsistent

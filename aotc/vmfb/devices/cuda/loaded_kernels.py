@@ -40,7 +40,7 @@ class Usage:
         self.bytes = self.most_bytes = self.limit = 0
         self._lock = new_recursive_lock()
 
-    def count(self, size: int) -> None:
+    def add_bytes(self, size: int) -> None:
         """Add ``size`` bytes to those in use; a negative number subtracts."""
         with self._lock:
             self.bytes += size
@@ -54,7 +54,7 @@ class _IdleMemory(NamedTuple):
     users: set[Mark]
     writer: Mark | None
 
-    def is_of(self, mark: Mark) -> bool:
+    def is_used_only_by(self, mark: Mark) -> bool:
         """Return True if no stream but that of ``mark`` may still access the memory."""
         return not self.users or (mark in self.users and len(self.users) == 1)
 
@@ -89,7 +89,7 @@ class LoadedGpu:
     Attributes
     ----------
     collectives : dict of int to GpuCall
-        The collectives that kernels without code stand for, by number of the kernel.
+        Collectives, by number of the kernel; their kernel entries have no code.
 
     Raises
     ------
@@ -113,13 +113,13 @@ class LoadedGpu:
         self.constants_bytes = max((offset + size for _, size, offset in rows), default=0)
         self.constants = self._upload(bundle, constants, rows)
         self.usage = Usage()
-        self.usage.count(self.constants_bytes)
+        self.usage.add_bytes(self.constants_bytes)
         self._idle: dict[int, list[_IdleMemory]] = {}  # memory of freed arrays, by size
 
     def _collective(
         self, part: Mapping[str, Any], kernel: Mapping[str, Any], custom_calls: Mapping[str, Any]
     ) -> GpuCall:
-        """Return the function that enqueues the collective which a kernel entry without code stands for."""
+        """Prepare the collective of a kernel entry without code."""
         (row,) = (row for row in part["custom_calls"] if row["symbol"] == kernel["symbol"])
         if row["name"] not in custom_calls:
             what = f"kernel {kernel['name']!r} is {row['name']}, which this process does not know"
@@ -131,15 +131,15 @@ class LoadedGpu:
         """Load the images of all kernels, and return the kernels' handles; None for kernels without code."""
         modules: dict[tuple[int, ...], c_void_p] = {}
         functions: list[c_void_p | None] = []
-        for kernel, image in zip(part["kernels"], images(bundle, part), strict=True):
+        for kernel, image in zip(part["kernels"], kernel_images(bundle, part), strict=True):
             if image is None:
                 functions.append(None)
                 continue
             place = tuple(kernel["image"])
             try:
                 if place not in modules:
-                    modules[place] = self.gpu.load(bytes(image))
-                function = self.gpu.function(modules[place], kernel["symbol"])
+                    modules[place] = self.gpu.load_module(bytes(image))
+                function = self.gpu.kernel_handle(modules[place], kernel["symbol"])
                 functions.append(function)
                 self.gpu.allow_dynamic_shared_memory(function, kernel.get("launch", {}).get("shared", 0))
             except CallError as error:
@@ -163,22 +163,22 @@ class LoadedGpu:
     def on_another_stream(self) -> LoadedGpu:
         """Return an object with the same kernels, constants and memory, and a stream of its own."""
         other = copy(self)
-        other.gpu = self.gpu.another()
+        other.gpu = self.gpu.with_new_stream()
         return other
 
     # ------------------------------------------------------------ arrays
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> CudaArray:
+    def empty_array(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> CudaArray:
         """Return an uninitialised array in this GPU's memory, for the model's device ``device``."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        return CudaArray(self.block(size), shape, dtype, device)
+        return CudaArray(self.allocate_buffer(size), shape, dtype, device)
 
-    def block(self, size: int, mark: Mark | None = None) -> CudaBuffer:
+    def allocate_buffer(self, size: int, mark: Mark | None = None) -> CudaBuffer:
         """Return memory of ``size`` bytes, preferably cached memory that no stream but that of ``mark`` may access."""
         blocks = self._idle.get(size)
         try:
             found = blocks.pop() if blocks else None
-            if found is not None and blocks and mark is not None and not found.is_of(mark):
+            if found is not None and blocks and mark is not None and not found.is_used_only_by(mark):
                 blocks.insert(0, found)
                 found = blocks.pop()
         except IndexError:  # another thread took the last one
@@ -187,13 +187,13 @@ class LoadedGpu:
             return CudaBuffer(self, self.gpu.allocate(size), size)
         return CudaBuffer(self, found.address, size, found.users, found.writer)
 
-    def put(self, array: np.ndarray, device: str) -> CudaArray:
+    def upload_array(self, array: np.ndarray, device: str) -> CudaArray:
         """Copy a host array to this GPU's memory."""
-        made = self.empty(array.shape, array.dtype, device)
+        made = self.empty_array(array.shape, array.dtype, device)
         made.assign(array)
         return made
 
-    def give(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None:
+    def reclaim_memory(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None:
         """Cache the memory of a freed array for later arrays, or free it; callable from any thread."""
         blocks = self._idle.setdefault(size, [])
         limit = self.usage.limit
@@ -221,7 +221,7 @@ class LoadedGpu:
 
 
 def has_code(kernel: Mapping[str, Any]) -> bool:
-    """Return True for a kernel entry with machine code; an entry without stands for a collective of the runtime."""
+    """Return True if a kernel entry has machine code; an entry without code is a collective."""
     return "image" in kernel
 
 
@@ -249,7 +249,7 @@ def check_kernels(bundle: OpenedBundle, part: dict[str, Any]) -> None:
         raise BundleError(bundle.where, "the variant has kernels but neither cubins nor PTX")
 
 
-def images(bundle: OpenedBundle, part: dict[str, Any]) -> list[memoryview | None]:
+def kernel_images(bundle: OpenedBundle, part: dict[str, Any]) -> list[memoryview | None]:
     """Return the machine code of each kernel of a part; None for a kernel without code.
 
     Raises

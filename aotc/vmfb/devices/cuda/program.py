@@ -48,37 +48,37 @@ class CudaMemory:
         self._held: dict[int, tuple[int, int]] = {}  # address and size by slot
         self._release = Release(_free_slots, executable, self._held)
 
-    def take(self, slot: int, size: int) -> None:
+    def allocate_slot(self, slot: int, size: int) -> None:
         """Allocate ``size`` bytes for a slot and write the address to the pointer table.
 
-        Keep memory of the same size.
+        The slot's memory is reused if it already has this size.
         """
         if slot not in self._held or self._held[slot][1] != size:
-            self._drop(slot)
+            self._free_slot(slot)
             self._held[slot] = self._executable.gpu.allocate(size), size
-            self._executable.usage.count(size)
+            self._executable.usage.add_bytes(size)
         self._slots[slot] = self._held[slot][0]
 
     def allocated_bytes(self) -> int:
         """Return the number of allocated bytes of all slots."""
         return sum(size for _, size in self._held.values())
 
-    def _drop(self, slot: int) -> None:
+    def _free_slot(self, slot: int) -> None:
         if slot in self._held:
             address, size = self._held.pop(slot)
             self._executable.gpu.free([address])
-            self._executable.usage.count(-size)
+            self._executable.usage.add_bytes(-size)
 
-    def grow(self, slot: int, size: int) -> None:
+    def grow_slot(self, slot: int, size: int) -> None:
         """Allocate new memory of ``size`` bytes for a slot and copy the old content."""
         old, held = self._held.pop(slot, (0, 0))
         gpu = self._executable.gpu
-        self.take(slot, size)
+        self.allocate_slot(slot, size)
         if old:
             gpu.copy(self._slots[slot], old, min(held, size))
             gpu.wait()
             gpu.free([old])
-            self._executable.usage.count(-held)
+            self._executable.usage.add_bytes(-held)
 
     def release(self) -> None:
         """Free the memory of all slots."""
@@ -89,7 +89,7 @@ def _free_slots(executable: LoadedGpu, blocks: dict[int, tuple[int, int]]) -> No
     """Free the memory of all slots, and subtract it from the bytes in use."""
     rows = [blocks.pop(slot) for slot in list(blocks)]
     executable.gpu.free([address for address, _ in rows])
-    executable.usage.count(-sum(size for _, size in rows))
+    executable.usage.add_bytes(-sum(size for _, size in rows))
 
 
 class Recordings:
@@ -99,15 +99,15 @@ class Recordings:
         self._gpu = gpu
         self.graphs: list[Recording] = []
         self._events: list[c_void_p] = []
-        self._release = Release(_forget, gpu, self.graphs, self._events)
+        self._release = Release(_release_recordings, gpu, self.graphs, self._events)
 
-    def event(self) -> c_void_p:
+    def create_event(self) -> c_void_p:
         """Create a CUDA event that lives as long as this object."""
         self._events.append(self._gpu.take_event())
         return self._events[-1]
 
 
-def _forget(gpu: Gpu, graphs: list[Recording], events: list[c_void_p]) -> None:
+def _release_recordings(gpu: Gpu, graphs: list[Recording], events: list[c_void_p]) -> None:
     gpu.free((), graphs)
     gpu.return_events(events)
 
@@ -115,12 +115,12 @@ def _forget(gpu: Gpu, graphs: list[Recording], events: list[c_void_p]) -> None:
 class CudaProgram:
     """A command buffer with its parameters and addresses filled in.
 
-    The whole command buffer, with its loops and branches, is recorded as one graph, which ``recordings`` owns. Loops
-    and branches that CUDA graphs cannot contain are run by the host, which reads their conditions: those with
-    collectives, and all with older drivers, which lack conditional nodes. What lies between them is recorded.
-    ``record=False`` launches commands directly, for addresses that are used only once. A recorded graph can be
-    retargeted to other addresses. Copies to slot ``marks`` are marks: they show that a result is complete before the
-    call ends. Slots from ``first_own_slot`` on are those of neither arguments nor results.
+    The whole command buffer, with its loops and branches, is recorded as one graph, which ``recordings`` owns. The host
+    runs the loops and branches that CUDA graphs cannot contain, and reads their conditions. These are all that contain
+    collectives, and with older drivers, which lack conditional nodes, all others too. The commands between them are
+    recorded. ``record=False`` launches commands directly, for addresses that are used only once. A recorded graph can
+    be retargeted to other addresses. A copy to slot ``marks`` is a completion mark of a result that can be read before
+    the call ends. Slots below ``first_own_slot`` are arguments and results.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ class CudaProgram:
         self._by_slot: dict[int, list[tuple[Any, int, int, GpuCommand]]] = {}
         self.fixed: set[int] = set()
         self.graphs: list[Recording] = []
-        self._steps = self._steps_of(nodes)
+        self._steps = self._build_steps(nodes)
         whole = record and all(map(self._is_recorded, nodes))
         if whole and not _has_loops(nodes):
             self.graphs = recordings.graphs[-1:]
@@ -160,7 +160,7 @@ class CudaProgram:
         for step in self._steps:
             step()
 
-    def move(self, slots: Iterable[int]) -> None:
+    def retarget_slots(self, slots: Iterable[int]) -> None:
         """Retarget the recorded graphs to the current addresses of these slots."""
         touched: dict[GpuCommand, None] = {}
         for slot in slots:
@@ -184,11 +184,11 @@ class CudaProgram:
         executable = self._executable
         return self._record and is_recorded(node, executable.gpu, executable.collectives, self._first_own_slot)
 
-    def _steps_of(self, nodes: Sequence[Node]) -> list[Step]:
+    def _build_steps(self, nodes: Sequence[Node]) -> list[Step]:
         steps: list[Step] = []
         for recorded, found in groupby(nodes, self._is_recorded):
             group = list(found)
-            steps += [self._step_of_recorded_graph(group)] if recorded else map(self._step_without_recording, group)
+            steps += [self._record_graph_step(group)] if recorded else map(self._step_without_recording, group)
         return steps
 
     def _step_without_recording(self, node: Node) -> Step:
@@ -210,12 +210,12 @@ class CudaProgram:
 
         def run_all() -> None:
             for command in commands:  # it owns the memory that the arguments point to
-                method, arguments = command.asked
+                method, arguments = command.method_call
                 getattr(gpu, method)(*arguments)
 
         return run_all
 
-    def _step_of_recorded_graph(self, nodes: Sequence[Node]) -> Step:
+    def _record_graph_step(self, nodes: Sequence[Node]) -> Step:
         """Record ``nodes`` as one CUDA graph, and return a function that launches the graph."""
         gpu = self._executable.gpu
         graph = gpu.new_graph()
@@ -224,9 +224,9 @@ class CudaProgram:
         exchanges: list[GpuCommand] = []
 
         def added(command: Command, work: GpuCommand, node: int, maker: GraphMaker) -> None:
-            """Remember the graph node of a command for each slot that it accesses.
+            """Store the graph node of a command for each slot that it accesses.
 
-            Slots in inner graphs cannot be changed.
+            Slots that inner graphs access are added to ``fixed``.
             """
             if isinstance(work, CollectiveCommand):
                 exchanges.append(work)
@@ -236,17 +236,17 @@ class CudaProgram:
                 self.fixed.update(slot for slot, _ in command.places)
 
         try:
-            GraphRecorder(self._gpu_command, self._address, added).nodes(graph, nodes)
-            recording = gpu.ready(graph)
+            GraphRecorder(self._gpu_command, self._address, added).add_nodes(graph, nodes)
+            recording = gpu.instantiate_graph(graph)
         except BaseException:
-            gpu.drop(graph)
+            gpu.destroy_graph(graph)
             raise
         self._recordings.graphs.append(recording)
         if exchanges:
             gpu.register_collective_graph(recording)
         self.fixed.update(node.place[0] for node in all_nodes(nodes) if not isinstance(node, Graph))
         for command, work, node in rows:
-            work.record(recording, node)
+            work.set_graph_node(recording, node)
             for cell, (slot, offset) in zip(work.cells, command.places, strict=True):
                 self._by_slot.setdefault(slot, []).append((*cell, self._value(offset), work))
         loops = _has_loops(nodes)
@@ -287,11 +287,11 @@ class CudaProgram:
         return read
 
     def _loop_step(self, node: WhileNode) -> Step:
-        condition, body = self._steps_of(node.condition), self._steps_of(node.body)
+        condition, body = self._build_steps(node.condition), self._build_steps(node.body)
         return loop_step_on_host(condition, self._scalar_reader(node.place, "u8"), body)
 
     def _branch_step(self, node: Case) -> Step:
-        branches = [self._steps_of(branch) for branch in node.branches]
+        branches = [self._build_steps(branch) for branch in node.branches]
         return branch_step_on_host(self._scalar_reader(node.place, "i32"), branches)
 
 

@@ -34,9 +34,9 @@ class BoundArrays:
     calls : dict
         Fast paths of calls with these arguments.
     open : list of int
-        The numbers of the other arguments.
+        Numbers of the arguments that are not bound.
     token : object
-        Stands for the addresses of bound arrays in cache keys.
+        Replaces the addresses of bound arrays in cache keys.
     """
 
     def __init__(self, arrays: Mapping[int, CudaArray], count: int) -> None:
@@ -59,7 +59,7 @@ class BoundArrays:
         self._looked[gpu.mark] = now
         return True
 
-    def among(self, buffers: Sequence[CudaBuffer]) -> list[CudaBuffer]:
+    def with_open_arguments(self, buffers: Sequence[CudaBuffer]) -> list[CudaBuffer]:
         """Return the memory of all arguments of a call, given the memory of its open arguments."""
         found = self._all.copy()
         for number, buffer in zip(self.open, buffers):
@@ -74,7 +74,7 @@ class ResidentCalls:
         self._executable = executable
         self._rows: dict[Any, ResidentCall] = {}
 
-    def call(
+    def run_fast_path(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: Any, results: str,
         bound: BoundArrays | None = None,
     ) -> list[Any] | None:  # fmt: skip
@@ -92,12 +92,12 @@ class ResidentCalls:
             return None
         return row.run(values, out)
 
-    def key(
+    def new_fast_path_key(
         self, values: Sequence[Any], out: Sequence[Any] | None, donate: Any, results: str
     ) -> tuple[Any, list[Any]] | None:
-        """Return the key of a fast path that this call can create, and the memory of the arguments.
+        """Return the key of a fast path for a call, and the memory of its arguments.
 
-        None if the fast path exists already, or if the call cannot have one.
+        Return None if the fast path exists already, or if the call cannot have one.
         """
         kinds = tuple([getattr(x, "kind", None) for x in values])
         given = None if out is None else tuple([getattr(x, "kind", None) for x in out])
@@ -118,7 +118,7 @@ class ResidentCalls:
         replay : method
             The method of the :class:`PlacedPlan`.
         before : tuple
-            The result of :meth:`key` before the call.
+            The result of :meth:`new_fast_path_key` before the call.
         arrays, results : sequence of arrays
             The call's arguments and results.
         out : sequence of arrays or None
@@ -131,11 +131,11 @@ class ResidentCalls:
             self._rows.clear()
         self._rows[key] = ResidentCall(self._executable, replay.__self__, plan, results, out is not None)
 
-    def keep(self, arrays: Mapping[int, CudaArray], count: int) -> BoundArrays:
-        """Return the bound arrays of a function with ``count`` arguments in the form that the fast path needs."""
+    def bound_arrays(self, arrays: Mapping[int, CudaArray], count: int) -> BoundArrays:
+        """Create the :class:`BoundArrays` of a function with ``count`` arguments from arrays by argument number."""
         return BoundArrays(arrays, count)
 
-    def bind(
+    def create_bound_fast_path(
         self, bound: BoundArrays, kinds: Sequence[ArrayType], out_kinds: Any, donate: Any, results: str
     ) -> None:
         """Create a fast path for calls with bound arrays from the fast path for all arguments, if that exists."""
@@ -152,7 +152,7 @@ class ResidentCall:
         self, executable: PlacedExecutable, placed: PlacedPlan, plan: Plan, results: Sequence[CudaArray], given: bool
     ) -> None:
         self._pool, self._placed = executable.pool, placed
-        self._block = executable.gpus[0].block
+        self._allocate_buffer = executable.gpus[0].allocate_buffer
         self._bound: BoundArrays | None = None
         taken = {} if given else dict(plan.taken)
         self._rows: list[tuple[int, int, ArrayType, str]] = []
@@ -175,9 +175,9 @@ class ResidentCall:
         return made
 
     def run(self, values: Sequence[CudaArray], out: Sequence[CudaArray] | None) -> list[Any] | None:
-        """Run a call: order it behind the writers of its memory, and launch its graphs.
+        """Run a call: order it behind the writers of its memory, launch its graphs, and return the results.
 
-        None if it needs the general path.
+        Return None if the call needs the general path.
         """
         if not self._is_plain:
             return None
@@ -198,7 +198,7 @@ class ResidentCall:
                 if found is None:
                     return None
             elif streams.last is not call.me:
-                streams.note(call)
+                streams.mark_recently_used(call)
             for buffer in buffers:
                 if mark not in buffer.users:
                     order_reads(gpu, buffers)
@@ -209,7 +209,7 @@ class ResidentCall:
             for number in self._donated:
                 values[number].lose()
             streams.busy = True
-            _launch(found.launches)
+            _launch_graphs(found.launches)
             if gpu.ranks is not None:  # after the loss of a rank, results would be read that are no values
                 streams.wait()
             return made
@@ -220,17 +220,17 @@ class ResidentCall:
         self, call: PlacedCall, gpu: Gpu, key: tuple[Any, ...], buffers: list[CudaBuffer], written: list[CudaBuffer]
     ) -> AddressedPrograms | None:
         """Return the programs recorded for the addresses of this call; None if the call needs the general path."""
-        every = buffers if self._bound is None else self._bound.among(buffers)
+        every = buffers if self._bound is None else self._bound.with_open_arguments(buffers)
         donated = [buffers[number] for number in self._donated]
         if not _are_disjoint(every, written, donated):
             return None
-        gpu.enter()
+        gpu.make_context_current()
         addresses = tuple([b.address for b in every] + [b.address for b in written])
         found: AddressedPrograms = call.programs_at_addresses(key, addresses)
         if not found.launches:
             self._is_plain = bool(found.graphs)
             if self._is_plain:
-                found.launches = [gpu.enter_quickly, *(gpu.prepared(graph) for graph in found.graphs)]
+                found.launches = [gpu.try_make_context_current, *(gpu.graph_launcher(graph) for graph in found.graphs)]
         return found if found.launches else None
 
     def _allocate_results(
@@ -245,7 +245,7 @@ class ResidentCall:
                 assert x._buffer is not None  # it has a type, so it was not donated
                 buffer = x._buffer
             else:
-                buffer = self._block(kind.size, mark) if where == _FRESH else buffers[number]
+                buffer = self._allocate_buffer(kind.size, mark) if where == _FRESH else buffers[number]
                 x = CudaArray.__new__(CudaArray)
                 x._buffer, x._type, x.kind, x.device, x._reader = buffer, kind, kind, device, None
             made.append(x)
@@ -261,7 +261,7 @@ def _are_disjoint(every: Sequence[CudaBuffer], written: Sequence[CudaBuffer], do
     return len(others) + len(donated) == len(written) == len(set(written))
 
 
-def _launch(launches: Sequence[Any]) -> None:
+def _launch_graphs(launches: Sequence[Any]) -> None:
     for launch in launches:
         status = launch()
         if status:

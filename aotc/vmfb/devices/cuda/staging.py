@@ -33,7 +33,7 @@ STAGED_BLOCK = 2 << 20
 STAGED_BYTES = 4 << 20
 
 
-class _Stage:
+class _StagingPool:
     """The process's staging threads and unused staging buffers, created on first use."""
 
     def __init__(self) -> None:
@@ -47,12 +47,12 @@ class _Stage:
                 self._threads = ThreadPoolExecutor(COPIERS, "aotc-copier")
             return self._threads
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the staging buffers in a forked child, which has neither threads nor page-locked memory."""
         self._threads = None
         self.idle.clear()
 
-    def take(self) -> int:
+    def take_buffer(self) -> int:
         """Return the address of an unused page-locked buffer, or allocate one."""
         try:
             return self.idle.pop()
@@ -60,8 +60,8 @@ class _Stage:
             return cuda_driver.allocate_page_locked(STAGED_BLOCK)
 
 
-_STAGE = _Stage()
-after_fork(_STAGE.renew)
+_STAGE = _StagingPool()
+after_fork(_STAGE.reset_after_fork)
 
 
 def page_lock_arena(arena: Arena, size: int, gpu: Gpu) -> Arena:
@@ -109,31 +109,31 @@ def _copy_blocks_on_threads(size: int, copy: Callable[[Iterator[int]], None]) ->
         helper.result()
 
 
-class _Buffers:
+class _StagingBuffers:
     """The two staging buffers of a thread, used in turn, each with an event for the end of its last transfer."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        gpu.enter()
-        self._rows = [(_STAGE.take(), gpu.take_event()) for _ in range(2)]
+        gpu.make_context_current()
+        self._rows = [(_STAGE.take_buffer(), gpu.take_event()) for _ in range(2)]
         self._under_way: list[tuple[int, ctypes.c_void_p, Callable[[], None]]] = []
 
-    def next(self) -> int:
+    def next_buffer(self) -> int:
         """Wait until the older buffer is free, and return its address."""
         if len(self._under_way) == len(self._rows):
             self._wait_for_copies()
         return self._rows[0][0]
 
-    def used(self, after: Callable[[], None]) -> None:
+    def record_transfer(self, after: Callable[[], None]) -> None:
         """Record an event behind a transfer of the current buffer; call ``after`` when the transfer is complete."""
         row = self._rows.pop(0)
         self._rows.append(row)
-        self._gpu.record(row[1])
+        self._gpu.record_event(row[1])
         self._under_way.append((*row, after))
 
     def _wait_for_copies(self) -> None:
         _, event, after = self._under_way.pop(0)
-        self._gpu.finish(event)
+        self._gpu.synchronize_event(event)
         after()
 
     def close(self) -> None:
@@ -150,27 +150,27 @@ def _upload_blocks(gpu: Gpu, to: int, source: int, size: int, places: Iterator[i
 
     ``places`` are offsets of blocks.
     """
-    with closing(_Buffers(gpu)) as buffers:
+    with closing(_StagingBuffers(gpu)) as buffers:
         for at in places:
-            count, buffer = min(STAGED_BLOCK, size - at), buffers.next()
+            count, buffer = min(STAGED_BLOCK, size - at), buffers.next_buffer()
             ctypes.memmove(buffer, source + at, count)
             gpu.upload(to + at, buffer, count)
-            buffers.used(_nothing)
+            buffers.record_transfer(_do_nothing)
 
 
 def _download_blocks(gpu: Gpu, to: int, source: int, size: int, places: Iterator[int]) -> None:
-    with closing(_Buffers(gpu)) as buffers:
+    with closing(_StagingBuffers(gpu)) as buffers:
         for at in places:
-            count, buffer = min(STAGED_BLOCK, size - at), buffers.next()
+            count, buffer = min(STAGED_BLOCK, size - at), buffers.next_buffer()
             gpu.download(buffer, source + at, count)
-            buffers.used(_move(to + at, buffer, count))
+            buffers.record_transfer(_host_copy_function(to + at, buffer, count))
 
 
-def _nothing() -> None:
-    """Do nothing, where a transfer needs no work at its end."""
+def _do_nothing() -> None:
+    """Do nothing: the completion callback of uploads."""
 
 
-def _move(to: int, source: int, size: int) -> Callable[[], None]:
+def _host_copy_function(to: int, source: int, size: int) -> Callable[[], None]:
     def move() -> None:
         ctypes.memmove(to, source, size)
 

@@ -45,22 +45,22 @@ class Mark:
         self._lock = new_recursive_lock()
         self.handle = handle
 
-    def end(self) -> None:
+    def mark_destroyed(self) -> None:
         """Record that the stream has completed all its work and is being destroyed."""
         with self._lock:
             self.handle = 0
 
-    def make_follow(self, gpu: MarkedStream) -> None:
+    def make_gpu_wait(self, gpu: MarkedStream) -> None:
         """Make the stream of ``gpu`` wait for the current work of the marked stream."""
         with self._lock:
             if self.handle:
-                gpu.follow(self.handle)
+                gpu.wait_for_stream(self.handle)
 
-    def make_foreign_stream_follow(self, gpu: MarkedStream, stream: int) -> None:
+    def make_foreign_stream_wait(self, gpu: MarkedStream, stream: int) -> None:
         """Make ``stream``, of another library, wait for the current work of the marked stream."""
         with self._lock:
             if self.handle:
-                gpu.link(stream, self.handle)
+                gpu.make_stream_wait(stream, self.handle)
 
 
 class MarkedStream(Protocol):
@@ -70,10 +70,10 @@ class MarkedStream(Protocol):
     def mark(self) -> Mark:
         """Return the mark by which memory records the stream as a user."""
 
-    def follow(self, stream: int) -> None:
+    def wait_for_stream(self, stream: int) -> None:
         """Make the stream wait for the current work of another stream."""
 
-    def link(self, stream: int, other: int) -> None:
+    def make_stream_wait(self, stream: int, other: int) -> None:
         """Make ``stream``, of any library, wait for the current work of stream ``other``."""
 
 
@@ -101,29 +101,29 @@ class Tracked:
         """Order the next writes of a stream behind all other accesses, and record the stream as the writer."""
         mark = gpu.mark
         with _LOCK:
-            others = self.wait_on(gpu)
+            others = self.wait_for_accesses(gpu)
             self.users = {mark}
             self.writer = mark
         if others:
             count_change()
 
-    def wait_on(self, gpu: MarkedStream) -> bool:
+    def wait_for_accesses(self, gpu: MarkedStream) -> bool:
         """Make a stream wait for the accesses of all other streams; return True if there are any."""
         others = [mark for mark in tuple(self.users) if mark is not gpu.mark]
         for mark in others:
-            mark.make_follow(gpu)
+            mark.make_gpu_wait(gpu)
         return bool(others)
 
     def wait_for_writer(self, gpu: MarkedStream) -> None:
         """Make a stream wait for the last write, without a record; only for reads that the host waits for."""
         writer = self.writer
         if writer is not None and writer is not gpu.mark:
-            writer.make_follow(gpu)
+            writer.make_gpu_wait(gpu)
 
-    def hand_over(self, gpu: MarkedStream, stream: int) -> None:
+    def hand_over_to_stream(self, gpu: MarkedStream, stream: int) -> None:
         """Make a stream of another library wait for all accesses to the memory."""
         for mark in tuple(self.users):
-            mark.make_foreign_stream_follow(gpu, stream)
+            mark.make_foreign_stream_wait(gpu, stream)
 
 
 def order_reads(gpu: MarkedStream, every: Iterable[Tracked]) -> None:
@@ -135,5 +135,5 @@ def order_reads(gpu: MarkedStream, every: Iterable[Tracked]) -> None:
     with _LOCK:
         for memory in unread:
             if memory.writer is not None:
-                memory.writer.make_follow(gpu)
+                memory.writer.make_gpu_wait(gpu)
             memory.users.add(mark)

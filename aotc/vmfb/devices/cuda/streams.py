@@ -32,7 +32,7 @@ Space = LoadedGpu | HostPart
 class Recorded(Protocol):
     """Interface of an object with graphs that use the working memory of streams."""
 
-    def forget(self) -> None:
+    def drop_graphs(self) -> None:
         """Drop all recorded graphs."""
 
 
@@ -59,20 +59,20 @@ class Workspace:
         """Return the size of the working memory in bytes."""
         return self._held[0][1] if self._held else 0
 
-    def take(self, size: int) -> None:
+    def replace_memory(self, size: int) -> None:
         """Allocate at least ``size`` bytes, exactly ``size`` under a memory limit; the old content is lost."""
         more = 0 if self.loaded.usage.limit else int(self.size * WORKSPACE_GROWTH)
         self.release()
         try:
-            self._take(max(size, more))
+            self._allocate_bytes(max(size, more))
         except OutOfGpuMemory:
             if more <= size:
                 raise
-            self._take(size)
+            self._allocate_bytes(size)
 
-    def _take(self, size: int) -> None:
+    def _allocate_bytes(self, size: int) -> None:
         self._held.append((self.loaded.gpu.allocate(size), size))
-        self.loaded.usage.count(size)
+        self.loaded.usage.add_bytes(size)
 
     def release(self) -> None:
         """Free the working memory."""
@@ -83,7 +83,7 @@ def _free_workspace(loaded: LoadedGpu, blocks: list[tuple[int, int]]) -> None:
     while blocks:
         address, size = blocks.pop()
         loaded.gpu.free([address])
-        loaded.usage.count(-size)
+        loaded.usage.add_bytes(-size)
 
 
 # Plans, one for each tuple of argument shapes, that have CUDA graphs on one stream; those of the least recently called
@@ -127,50 +127,50 @@ class CallStreams:
     def wait(self) -> None:
         """Wait until the GPUs have completed all work on these streams."""
         for gpu in self.gpus:
-            gpu.enter()
+            gpu.make_context_current()
             gpu.wait()
         self.busy = False
 
-    def abandon(self) -> None:
+    def stop_loops_and_wait(self) -> None:
         """Stop all loops on the GPUs, and wait for the streams; the results of the call are incomplete."""
         for gpu in self.gpus:
             with suppress(CallError):
-                gpu.enter()
+                gpu.make_context_current()
                 gpu.stop_loops()
         with suppress(CallError):
             self.wait()
 
-    def note(self, call: Recorded) -> None:
-        """Mark a plan as the most recently used; if too many have graphs, drop those of the least recently used."""
+    def mark_recently_used(self, call: Recorded) -> None:
+        """Mark a plan as the most recently used; if too many plans have graphs, drop the least recently used ones."""
         self.last = row = ref(call)
         self._recent[row] = None
         self._recent.move_to_end(row)
         while len(self._recent) > RECORDED_PLANS:
-            _forget(self._recent.popitem(last=False)[0])
+            _drop_graphs_of_plan(self._recent.popitem(last=False)[0])
 
-    def forget(self) -> None:
+    def drop_graphs(self) -> None:
         """Drop all graphs that use the working memory, because it moves."""
         self.moves += 1
         self.last = None
         while self._recent:
-            _forget(self._recent.popitem()[0])
+            _drop_graphs_of_plan(self._recent.popitem()[0])
 
     def release(self) -> None:
         """Free the working memory; the next call allocates it again."""
-        self.forget()
+        self.drop_graphs()
         for workspace in self.workspaces:
             if workspace is not None:
                 workspace.release()
 
 
-def _too_small(streams: CallStreams, sizes: Sequence[int]) -> list[tuple[Workspace, int]]:
+def _too_small_workspaces(streams: CallStreams, sizes: Sequence[int]) -> list[tuple[Workspace, int]]:
     return [(w, size) for w, size in zip(streams.workspaces, sizes, strict=True) if w and size > w.size]
 
 
-def _forget(row: ref[Recorded]) -> None:
+def _drop_graphs_of_plan(row: ref[Recorded]) -> None:
     call = row()
     if call is not None:
-        call.forget()
+        call.drop_graphs()
 
 
 class StreamPool:
@@ -272,12 +272,12 @@ class StreamPool:
         CallError
             If the call alone exceeds the limit, or the GPU has too little memory.
         """
-        if not _too_small(streams, sizes):
+        if not _too_small_workspaces(streams, sizes):
             return
-        streams.forget()
+        streams.drop_graphs()
         for loaded, size in zip(self._spaces, sizes, strict=True):
             if isinstance(loaded, LoadedGpu):
-                self._check(loaded, size)
+                self._check_memory_limit(loaded, size)
         while not self._try_to_reserve(streams, sizes):
             streams.release()
             raise_if_interrupted()
@@ -289,21 +289,21 @@ class StreamPool:
         Return False if it does not fit.
         """
         with self._memory_lock:
-            rows = _too_small(streams, sizes)
-            if not all(self._fits(w.loaded, size - w.size) for w, size in rows):
+            rows = _too_small_workspaces(streams, sizes)
+            if not all(self._fits_memory_limit(w.loaded, size - w.size) for w, size in rows):
                 self._free_cached_memory()
-                if not all(self._fits(w.loaded, size - w.size) for w, size in rows):
+                if not all(self._fits_memory_limit(w.loaded, size - w.size) for w, size in rows):
                     return False
             for workspace, size in rows:
-                self._grow(workspace, size)
+                self._grow_workspace(workspace, size)
         return True
 
-    def _grow(self, workspace: Workspace, size: int) -> None:
+    def _grow_workspace(self, workspace: Workspace, size: int) -> None:
         try:
-            workspace.take(size)
+            workspace.replace_memory(size)
         except OutOfGpuMemory:
             self._free_cached_memory()
-            workspace.take(size)
+            workspace.replace_memory(size)
 
     def allocate_more(self, loaded: LoadedGpu, size: int, held_bytes: int, take: Callable[[], None]) -> None:
         """Allocate ``size`` more bytes by ``take()`` for a call that already has ``held_bytes`` bytes.
@@ -313,20 +313,20 @@ class StreamPool:
         CallError
             If the call alone exceeds the limit.
         """
-        self._check(loaded, size + held_bytes)
+        self._check_memory_limit(loaded, size + held_bytes)
         while True:
             with self._memory_lock:
-                if not self._fits(loaded, size):
+                if not self._fits_memory_limit(loaded, size):
                     self._free_cached_memory()
-                if self._fits(loaded, size):
+                if self._fits_memory_limit(loaded, size):
                     return take()
             raise_if_interrupted()
             self._wait_for_other_call()
 
-    def _fits(self, loaded: LoadedGpu, more: int) -> bool:
+    def _fits_memory_limit(self, loaded: LoadedGpu, more: int) -> bool:
         return not loaded.usage.limit or loaded.working_bytes() + more <= loaded.usage.limit
 
-    def _check(self, loaded: LoadedGpu, size: int) -> None:
+    def _check_memory_limit(self, loaded: LoadedGpu, size: int) -> None:
         limit = loaded.usage.limit
         if limit and size > limit:
             what = f"this call needs {size:,} bytes of working memory on GPU {loaded.ordinal}"

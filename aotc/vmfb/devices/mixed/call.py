@@ -88,7 +88,7 @@ class PlacedCall:
             addresses, shared = self._write_addresses(arrays, results)
             arena = self._take_arena()
             if self._streams.last is not self.me:
-                self._streams.note(self)
+                self._streams.mark_recently_used(self)
             programs = self.recorded.programs_at(addresses, addresses).programs
             self._upload(arrays)
             check_assertions(self._assertions[0], self._read)
@@ -110,7 +110,7 @@ class PlacedCall:
         except BaseException:  # GPUs may still access memory that is about to be freed
             if early is not None:
                 early.freeze()  # loops that are stopped leave incomplete values
-            self._streams.abandon()
+            self._streams.stop_loops_and_wait()
             if early is not None and downloads is not None:
                 downloads.close(early.is_ready)
             self._give_events()
@@ -125,7 +125,7 @@ class PlacedCall:
         else:
             self._streams.busy = True
             for gpu, event in self._sent:
-                gpu.finish(event)
+                gpu.synchronize_event(event)
             self._call.pending.wait_all()
         self._give_events()
 
@@ -150,22 +150,22 @@ class PlacedCall:
         }
         downloads = Downloads(rows)
         is_stopped = lambda: any(gpu.has_ended_loops for gpu in gpus)
-        early.begin(results, self._marks.table, self._needed, is_stopped, downloads.fetch)
+        early.begin(results, self._marks.table, self._needed, is_stopped, downloads.copy_result)
         return downloads
 
     def _finish_early(self, early: EarlyResults, downloads: Downloads) -> None:
         """Wait for each GPU, and copy the results that it has computed to the host."""
         assert self._marks is not None
         for gpu in self._streams.gpus:
-            gpu.enter()
+            gpu.make_context_current()
             gpu.wait()
-            downloads.finish(gpu)
+            downloads.copy_remaining(gpu)
         self._streams.busy = False
         self._give_events()
         self._marks.set_all(1)
         early.freeze()  # before the next call clears the marks
 
-    def forget(self) -> None:
+    def drop_graphs(self) -> None:
         """Drop the recorded graphs."""
         self.recorded.clear()
 
@@ -178,7 +178,7 @@ class PlacedCall:
             slots[slot] = address
         self._assign_working_memory(self._on_gpus, ())
         if self._streams.last is not self.me:
-            self._streams.note(self)
+            self._streams.mark_recently_used(self)
         return self.recorded.programs_at(key, addresses)
 
     def _write_addresses(self, arrays: Sequence[Array], results: Sequence[Array]) -> tuple[tuple[int, ...], bool]:
@@ -285,10 +285,10 @@ class PlacedCall:
                 continue
             event = gpu.take_event()
             self._sent.append((gpu, event))
-            gpu.enter()
+            gpu.make_context_current()
             for number, x in mine:
                 upload(gpu, slots[number], address_of(x), x.nbytes)
-            gpu.record(event)
+            gpu.record_event(event)
 
     def _download(self, results: Sequence[Array]) -> bool:
         """Copy results from working memory to their host arrays; return True if there were any."""
@@ -296,7 +296,7 @@ class PlacedCall:
         for slot, x in zip(self._places, results, strict=True):
             loaded = self._gpus[slot]
             if loaded is not None and isinstance(x, np.ndarray):
-                loaded.gpu.enter()
+                loaded.gpu.make_context_current()
                 download(loaded.gpu, address_of(x), self._call.slots[slot], x.nbytes)
                 fetched = True
         return fetched

@@ -43,7 +43,7 @@ class LockedMarks:
         try:
             address = idle.pop()
         except IndexError:
-            gpu.enter()
+            gpu.make_context_current()
             address = cuda_driver.allocate_page_locked(size)
         self.table: Marks = (ctypes.c_int64 * (1 + results)).from_address(address)
         self._release = Release(idle.append, address)
@@ -76,7 +76,7 @@ class Downloads:
         self._error: CallError | None = None
         self._lock = new_recursive_lock()
 
-    def fetch(self, number: int) -> None:
+    def copy_result(self, number: int) -> None:
         """Copy result ``number``, which the GPU has completed, while the call runs.
 
         Raises
@@ -90,10 +90,10 @@ class Downloads:
                 return
             if self._error is not None:
                 raise self._error
-            memory_keeper(row.gpu.ordinal).fetch(row.array, row.address)
+            memory_keeper(row.gpu.ordinal).download_elements(row.array, row.address)
             del self._rows[number]
 
-    def finish(self, gpu: Gpu) -> None:
+    def copy_remaining(self, gpu: Gpu) -> None:
         """Copy the remaining results of a GPU that has completed its work."""
         with self._lock:
             self._copy([number for number, row in self._rows.items() if row.gpu is gpu])
@@ -114,10 +114,10 @@ class Downloads:
         gpus = {id(self._rows[number].gpu): self._rows[number].gpu for number in numbers}
         for number in numbers:
             gpu, address, array = self._rows[number]
-            gpu.enter()
+            gpu.make_context_current()
             download(gpu, address_of(array), address, array.nbytes)
         for gpu in gpus.values():
-            gpu.enter()
+            gpu.make_context_current()
             gpu.wait()
         for number in numbers:
             del self._rows[number]

@@ -151,7 +151,7 @@ class PlacedExecutable:
             try:
                 yield streams
             except BaseException:
-                streams.abandon()
+                streams.stop_loops_and_wait()
                 raise
             else:
                 streams.wait()

@@ -69,13 +69,13 @@ class Pending:
         """Wait until no pending copy conflicts with accesses to these bytes."""
         for held in [c for c in self._copies if any(c.conflicts_with(t) for t in touches)]:
             gpu, event = self._copies.pop(held)
-            gpu.finish(event)
+            gpu.synchronize_event(event)
 
     def wait_all(self) -> None:
         """Wait until all copies are complete."""
         while self._copies:
             gpu, event = self._copies.popitem()[1]
-            gpu.finish(event)
+            gpu.synchronize_event(event)
 
     def clear(self) -> None:
         """Drop the records of all copies, because the streams have completed their work."""
@@ -196,10 +196,10 @@ class PlacedProgram:
             raise_if_submission_stopped()
             step()
 
-    def move(self, slots: Iterable[int]) -> None:
+    def retarget_slots(self, slots: Iterable[int]) -> None:
         """Retarget recorded graphs to the current addresses of these slots; all other work reads the pointer table."""
         for program in self._programs:
-            program.move(slots)
+            program.retarget_slots(slots)
 
     def graphs(self) -> list[Recording]:
         """Return the recorded graphs in order if the program consists of graphs of one GPU only, else an empty list."""
@@ -264,7 +264,7 @@ class PlacedProgram:
 
         def run() -> None:
             step()
-            gpu.enter()
+            gpu.make_context_current()
             gpu.signal(call.address_of_mark(number))
 
         return run
@@ -277,7 +277,7 @@ class PlacedProgram:
         """Return a function that runs consecutive nodes of one memory space (host or a GPU)."""
         loaded, slots, parameters, marks = self._spaces[space], self._call.slots, self._parameters, self._call.marks
         if isinstance(loaded, LoadedGpu):
-            loaded.gpu.enter()
+            loaded.gpu.make_context_current()
             if marked:
                 nodes, _ = add_result_marks(nodes, marked, self._outputs, marks, 0, shares=False)
             recordings, own = self._recordings_of(space), self._call.layout.arena
@@ -342,28 +342,28 @@ class PlacedProgram:
             return slots[target[0]] + end.begin, slots[source[0]] + begin.begin
 
         if giver is None and taker is not None:
-            event = self._recordings_of(layout.memory_space(target[0])).event()
+            event = self._recordings_of(layout.memory_space(target[0])).create_event()
             return self._host_copy(taker, taker.upload, addresses, begin, event)
         if taker is None and giver is not None:
-            event = self._recordings_of(layout.memory_space(source[0])).event()
+            event = self._recordings_of(layout.memory_space(source[0])).create_event()
             return self._host_copy(giver, giver.download, addresses, end, event)
         assert giver is not None
         assert taker is not None
-        made = self._recordings_of(layout.memory_space(source[0])).event()
-        moved = self._recordings_of(layout.memory_space(target[0])).event()
+        made = self._recordings_of(layout.memory_space(source[0])).create_event()
+        moved = self._recordings_of(layout.memory_space(target[0])).create_event()
 
         def run() -> None:
             """Copy between two GPUs, in the order of their streams."""
-            giver.enter()
+            giver.make_context_current()
             if giver.may_run_loops:  # a host that waits for the taker could not stop these loops
                 giver.wait()
-            giver.record(made)
-            taker.enter()
-            taker.wait_for(made)
+            giver.record_event(made)
+            taker.make_context_current()
+            taker.wait_for_event(made)
             taker.copy_from(giver, *addresses(), size)
-            taker.record(moved)
-            giver.enter()
-            giver.wait_for(moved)  # its next work may overwrite the value
+            taker.record_event(moved)
+            giver.make_context_current()
+            giver.wait_for_event(moved)  # its next work may overwrite the value
 
         return run
 
@@ -376,9 +376,9 @@ class PlacedProgram:
 
         def run() -> None:
             pending.wait_for_bytes([touch])
-            gpu.enter()
+            gpu.make_context_current()
             copy(*addresses(), size)
-            gpu.record(event)
+            gpu.record_event(event)
             pending.add(touch, gpu, event)
 
         return run
@@ -401,7 +401,7 @@ class PlacedProgram:
 
 def _with_gpu_current(gpu: Gpu, step: Step) -> Step:
     def run() -> None:
-        gpu.enter()
+        gpu.make_context_current()
         step()
 
     return run
@@ -413,7 +413,7 @@ def read_scalar(spaces: Sequence[LoadedGpu | HostPart], call: CallState, slot: i
     found = np.zeros(1, to_numpy(dtype))
     address = call.slots[slot] + offset
     if isinstance(loaded, LoadedGpu):
-        loaded.gpu.enter()
+        loaded.gpu.make_context_current()
         loaded.gpu.download(address_of(found), address, found.nbytes)
         loaded.gpu.wait()
     else:

@@ -68,9 +68,9 @@ class PlacedSession:
         slot = self._layout.arena_slot(space)
         loaded = self._streams.gpu_of_slot(self._layout, slot)
         if loaded is not None:
-            loaded.gpu.enter()
+            loaded.gpu.make_context_current()
             memory = self._memories[loaded]
-            self._take_more(loaded, size, lambda: memory.grow(slot, size))
+            self._take_more(loaded, size, lambda: memory.grow_slot(slot, size))
             return
         self._streams.wait()  # copies may still access the old arena
         self._call.pending.clear()
@@ -88,15 +88,15 @@ class PlacedSession:
     def _take_more(self, loaded: LoadedGpu, size: int, take: Callable[[], None]) -> None:
         self._executable.pool.allocate_more(loaded, size, self._memories[loaded].allocated_bytes(), take)
 
-    def bind(self, slot: int, array: np.ndarray) -> None:
+    def bind_array(self, slot: int, array: np.ndarray) -> None:
         """Bind an argument or a result to its slot in the pointer table."""
         loaded = self._streams.gpu_of_slot(self._layout, slot)
         if loaded is None:
             self._call.slots[slot] = address_of(array if array.size else EMPTY)
             return
-        loaded.gpu.enter()
+        loaded.gpu.make_context_current()
         memory = self._memories[loaded]
-        self._take_more(loaded, array.nbytes, lambda: memory.take(slot, array.nbytes))
+        self._take_more(loaded, array.nbytes, lambda: memory.allocate_slot(slot, array.nbytes))
         loaded.gpu.upload(self._call.slots[slot], address_of(array), array.nbytes)
         self._arrays[slot] = array
 
@@ -121,7 +121,7 @@ class PlacedSession:
         for slot in self._arrays.keys() & self._executable.writes[number]:
             loaded, array = self._streams.gpu_of_slot(self._layout, slot), self._arrays[slot]
             if loaded is not None:
-                loaded.gpu.enter()
+                loaded.gpu.make_context_current()
                 loaded.gpu.download(address_of(array), self._call.slots[slot], array.nbytes)
         self._streams.wait()
         self._call.pending.clear()

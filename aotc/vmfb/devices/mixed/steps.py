@@ -52,7 +52,7 @@ class PlacedSteps:
         if loaded is None:
             return ctypes.string_at(address, size)
         found = ctypes.create_string_buffer(size)
-        loaded.gpu.enter()
+        loaded.gpu.make_context_current()
         loaded.gpu.download(ctypes.addressof(found), address, size)
         loaded.gpu.wait()
         return found.raw
@@ -64,7 +64,7 @@ class PlacedSteps:
             ctypes.memmove(address, data, len(data))
         elif data:
             held = ctypes.create_string_buffer(data, len(data))
-            loaded.gpu.enter()
+            loaded.gpu.make_context_current()
             loaded.gpu.upload(address, ctypes.addressof(held), len(data))
             loaded.gpu.wait()
 
@@ -93,12 +93,12 @@ class PlacedSteps:
             assert host is not None
             return host.call_of_command(command, slots, parameters, scratch, times)
         gpu = loaded.gpu
-        gpu.enter()
+        gpu.make_context_current()
         graph = Graph([command] * times, state=0, serial=True)
         program = CudaProgram(loaded, slots, [graph], parameters, Recordings(gpu), record=times != 1)
 
         def run() -> None:
-            gpu.enter()
+            gpu.make_context_current()
             program.run()
             gpu.wait()
 

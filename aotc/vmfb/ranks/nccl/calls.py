@@ -65,7 +65,7 @@ class NcclTransport:
         """See :class:`aotc.vmfb.ranks.gpu_calls.GpuTransport`."""
         if self._communicators is None:
             self._gpu, gpu.ranks = gpu, self
-            self._communicators = Communicators(self._nccl, self._link, gpu.enter)
+            self._communicators = Communicators(self._nccl, self._link, gpu.make_context_current)
             threading.Thread(target=_watch, args=(weakref.ref(self),), name="aotc-nccl-watch", daemon=True).start()
         everyone: Groups = (tuple(range(self._link.size)),)
         communicator = self._communicators.of(collective.groups or everyone)

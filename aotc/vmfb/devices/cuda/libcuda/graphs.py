@@ -184,16 +184,16 @@ class GraphGpu(RankGpu, Protocol):
     def loops(self) -> LoopState:
         """Return the stop flag and decision kernels for loops on this stream."""
 
-    def load(self, image: bytes) -> c_void_p:
+    def load_module(self, image: bytes) -> c_void_p:
         """Load a module from PTX."""
 
-    def function(self, module: c_void_p, symbol: str) -> c_void_p:
+    def kernel_handle(self, module: c_void_p, symbol: str) -> c_void_p:
         """Return the handle of kernel ``symbol`` of a module."""
 
     def allocate(self, size: int) -> int:
         """Allocate ``size`` bytes and return the address."""
 
-    def capture(self) -> AbstractContextManager[tuple[int, c_void_p]]:
+    def capture_graph(self) -> AbstractContextManager[tuple[int, c_void_p]]:
         """Capture the work that the block enqueues in a graph, instead of running it."""
 
 
@@ -227,42 +227,42 @@ class GraphMaker:
         return self._add("cuGraphAddMemsetNode", after, byref(made), self._gpu.context)
 
     def collective(self, after: After, call_on: GpuCall, addresses: Sequence[int]) -> Node:
-        """Add a collective as one node: a child graph with all that its library enqueues."""
-        with self._gpu.capture() as (stream, graph):
+        """Add a collective as one node: a child graph captured from the work that its library enqueues."""
+        with self._gpu.capture_graph() as (stream, graph):
             call_on(self._gpu, stream, addresses)
         try:
             return self._add("cuGraphAddChildGraphNode", after, graph)  # with a copy of the graph
         finally:
             call("cuGraphDestroy", graph)
 
-    def join(self, after: After) -> Node:
+    def add_join(self, after: After) -> Node:
         """Add an empty node that waits for the nodes ``after``."""
         return self._add("cuGraphAddEmptyNode", after)
 
-    def condition(self) -> int:
+    def create_condition(self) -> int:
         """Create a condition handle: a number that kernels set and a conditional node of this graph reads."""
         found = c_uint64()
         call("cuGraphConditionalHandleCreate", byref(found), self.handle, self._gpu.context, 0, 0)
         return found.value
 
-    def continue_while(self, after: After, handle: int, flag: int) -> Node:
+    def add_loop_condition(self, after: After, handle: int, flag: int) -> Node:
         """Add a kernel that sets condition ``handle`` to 1 if the byte at address ``flag`` is not 0, else to 0."""
         loops = self._gpu.loops
         return self._decide(after, GOES_ON, handle, flag, loops.state, loops.word)
 
-    def chosen(self, after: After, handle: int, number: int, count: int) -> Node:
+    def add_branch_choice(self, after: After, handle: int, number: int, count: int) -> Node:
         """Add a kernel that sets condition ``handle`` to the i32 at address ``number``, at most ``count - 1``.
 
         A number out of range becomes the last one.
         """
         return self._decide(after, CHOSEN, handle, number, count - 1)
 
-    def loop(self, after: After, handle: int) -> tuple[Node, GraphMaker]:
+    def add_loop(self, after: After, handle: int) -> tuple[Node, GraphMaker]:
         """Add a loop that runs as long as condition ``handle`` is 1; return the node, and the builder of its body."""
         node, (body,) = self._conditional(after, handle, _WHILE, 1)
         return node, body
 
-    def switch(self, after: After, handle: int, count: int) -> tuple[Node, list[GraphMaker]]:
+    def add_branches(self, after: After, handle: int, count: int) -> tuple[Node, list[GraphMaker]]:
         """Add a branch; return the node, and the builders of its ``count`` graphs.
 
         Condition ``handle`` is the number of the graph that runs.
@@ -307,11 +307,11 @@ class GraphStream:
         """Return the builder of a new, empty graph."""
         return GraphMaker(self, handle_of("cuGraphCreate", 0))
 
-    def ready(self, graph: GraphMaker) -> Recording:
+    def instantiate_graph(self, graph: GraphMaker) -> Recording:
         """Instantiate a graph, so that it can be launched."""
         return Recording(handle_of("cuGraphInstantiateWithFlags", graph.handle, 0), graph.handle)
 
-    def drop(self, graph: GraphMaker) -> None:
+    def destroy_graph(self, graph: GraphMaker) -> None:
         """Destroy a graph that will not be instantiated."""
         call("cuGraphDestroy", graph.handle)
 
@@ -319,18 +319,18 @@ class GraphStream:
         """Launch a graph on the stream."""
         call("cuGraphLaunch", graph.ready, self.stream)
 
-    def prepared(self, graph: Recording) -> Callable[[], int]:
+    def graph_launcher(self, graph: Recording) -> Callable[[], int]:
         """Return a function that launches a graph on the stream and returns the driver's status."""
-        return partial(DRIVER.function("cuGraphLaunch"), graph.ready, self.stream)
+        return partial(DRIVER.driver_function("cuGraphLaunch"), graph.ready, self.stream)
 
     def kernel_setter(
         self, graph: Recording, node: int, function: c_void_p, shape: LaunchShape, table: ctypes.Array[c_void_p]
     ) -> Callable[[], int]:
         """Return a function that updates a kernel node of a recorded graph from the values of its parameters."""
         made = byref(kernel_parameters(function, shape, table))
-        return partial(DRIVER.function("cuGraphExecKernelNodeSetParams_v2"), graph.ready, c_void_p(node), made)
+        return partial(DRIVER.driver_function("cuGraphExecKernelNodeSetParams_v2"), graph.ready, c_void_p(node), made)
 
     def copy_setter(self, graph: Recording, node: int, copy: CopyParameters) -> Callable[[], int]:
         """Return a function that updates a copy node of a recorded graph from the current values of its parameters."""
-        function = DRIVER.function("cuGraphExecMemcpyNodeSetParams")
+        function = DRIVER.driver_function("cuGraphExecMemcpyNodeSetParams")
         return partial(function, graph.ready, c_void_p(node), byref(copy), self.context)

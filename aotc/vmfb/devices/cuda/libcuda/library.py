@@ -25,19 +25,19 @@ class Driver:
         self.library: ctypes.CDLL | None = None
         self.reason = ""
 
-    def load(self) -> str:
+    def load_library(self) -> str:
         """Load and initialise libcuda; return the reason if that fails, else an empty string."""
         with self.lock:
             if self.library is None and not self.reason:
-                self.reason = self._start()
+                self.reason = self._load_and_initialize()
         return self.reason
 
-    def function(self, name: str) -> Any:
+    def driver_function(self, name: str) -> Any:
         """Return a driver function; its arguments must be ctypes objects, and it returns a status code."""
         library: Any = self.library
         return library[name]
 
-    def _start(self) -> str:
+    def _load_and_initialize(self) -> str:
         """Load libcuda and call ``cuInit``; return the reason if that fails, else an empty string."""
         try:
             library = ctypes.CDLL("libcuda.so.1")
@@ -51,7 +51,7 @@ class Driver:
         status = library.cuInit(0)
         count = c_int()
         if status or library.cuDeviceGetCount(byref(count)) or not count.value:
-            return f"the NVIDIA driver finds no GPU ({_name(library, status)})"
+            return f"the NVIDIA driver finds no GPU ({_driver_error_name(library, status)})"
         self.library = library
         return ""
 
@@ -59,7 +59,7 @@ class Driver:
 DRIVER = Driver()
 
 
-def _name(library: ctypes.CDLL | None, status: int) -> str:
+def _driver_error_name(library: ctypes.CDLL | None, status: int) -> str:
     text = c_char_p()
     assert library is not None
     library.cuGetErrorName(status, byref(text))
@@ -72,7 +72,7 @@ class OutOfGpuMemory(CallError):
 
 def missing() -> str:
     """Return the reason why this machine cannot use CUDA; an empty string if it can."""
-    return DRIVER.load()
+    return DRIVER.load_library()
 
 
 def call(name: str, *arguments: Any) -> None:
@@ -91,7 +91,7 @@ def call(name: str, *arguments: Any) -> None:
 
 def driver_failure(name: str, status: int) -> CallError:
     """Return the error for the driver function ``name`` that returned ``status``."""
-    what, found = f"{name} failed on the GPU", _name(DRIVER.library, status)
+    what, found = f"{name} failed on the GPU", _driver_error_name(DRIVER.library, status)
     if status == _OUT_OF_MEMORY:
         return OutOfGpuMemory("", what, found, hint="run fewer calls at the same time, or pass smaller arrays")
     return CallError("", what, found)

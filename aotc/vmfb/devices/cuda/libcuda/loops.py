@@ -36,25 +36,25 @@ class Loops:
         self._word = c_uint32.from_address(word)
         self.state = gpu.allocate(16)
         self._stream = gpu.stream  # not the GPU object, which references this one
-        self._clear()
+        self._clear_poll_state()
 
-    def _clear(self) -> None:
+    def _clear_poll_state(self) -> None:
         self._word.value = 0
         nothing = _State()
         call("cuMemcpyHtoDAsync_v2", self.state, addressof(nothing), 16, self._stream)
         call("cuStreamSynchronize", self._stream)
 
-    def end(self) -> None:
+    def stop_loops(self) -> None:
         """Stop the loops of the stream after their current iteration, and wait."""
         self._word.value = 1
         call("cuStreamSynchronize", self._stream)
-        self._clear()
+        self._clear_poll_state()
 
 
 def load_decisions(gpu: GraphGpu) -> dict[str, c_void_p]:
     """Compile and load the decision kernels, which set the numbers of conditional nodes; return them by name."""
-    module = gpu.load(DECISIONS)
-    return {name: gpu.function(module, name) for name in (GOES_ON, CHOSEN)}
+    module = gpu.load_module(DECISIONS)
+    return {name: gpu.kernel_handle(module, name) for name in (GOES_ON, CHOSEN)}
 
 
 # Nanoseconds that the host polls a GPU's loop without sleeping; afterwards it sleeps between polls. A sleep takes 60

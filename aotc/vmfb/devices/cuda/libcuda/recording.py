@@ -21,9 +21,9 @@ After: TypeAlias = "tuple[int, ...]"
 def is_recorded(node: Node, gpu: Gpu, collectives: Mapping[int, GpuCall], first_own_slot: int) -> bool:
     """Return True if a node of a command buffer can be part of a recorded graph.
 
-    ``collectives`` has the collectives by kernel number. CUDA allows none in loops and branches. NCCL requires that all
-    ranks record the same collectives. A collective on arguments or results, whose slots are below ``first_own_slot``,
-    is never recorded: whether their addresses differ between calls may differ between ranks.
+    ``collectives`` has the collectives by kernel number. CUDA does not allow collectives in loops and branches. NCCL
+    requires that all ranks record the same collectives. A collective on arguments or results, whose slots are below
+    ``first_own_slot``, is never recorded, because their addresses may change on some ranks only.
     """
     found = [c for c in all_commands([node]) if c.kind == DISPATCH and c.kernel in collectives]
     if isinstance(node, Graph):
@@ -51,7 +51,7 @@ class GraphRecorder:
     ) -> None:  # fmt: skip
         self._work, self._address, self._added = work, address, added
 
-    def nodes(self, maker: GraphMaker, nodes: Sequence[Node], after: After = ()) -> After:
+    def add_nodes(self, maker: GraphMaker, nodes: Sequence[Node], after: After = ()) -> After:
         """Add nodes of a command buffer in sequence after ``after``.
 
         Return the graph nodes that a successor must wait for.
@@ -59,14 +59,14 @@ class GraphRecorder:
         for node in nodes:
             match node:
                 case Graph():
-                    after = self._graph(maker, node, after)
+                    after = self._add_commands(maker, node, after)
                 case WhileNode():
-                    after = self._encode_loop(maker, node, after)
+                    after = self._add_loop(maker, node, after)
                 case Case():
-                    after = self._encode_branch(maker, node, after)
+                    after = self._add_branch(maker, node, after)
         return after
 
-    def _graph(self, maker: GraphMaker, graph: Graph, after: After) -> After:
+    def _add_commands(self, maker: GraphMaker, graph: Graph, after: After) -> After:
         """Add the commands of a graph, each after its predecessors, or one after the other if the graph is serial."""
         commands = graph.leaves
         waits: list[list[int]] = [[] for _ in commands]
@@ -74,38 +74,38 @@ class GraphRecorder:
             for later in (n + 1,) if graph.serial else command.successors:
                 if later < len(commands):
                     waits[later].append(n)
-        begin = (maker.join(after),) if len(after) > 1 and waits.count([]) > 1 else after
+        begin = (maker.add_join(after),) if len(after) > 1 and waits.count([]) > 1 else after
         ends: list[After] = []
         for command, before in zip(commands, waits, strict=True):
             earlier = tuple(dict.fromkeys(node for n in before for node in ends[n])) if before else begin
             work = self._work(command)
-            node = earlier if work is None else (self._node(maker, command, work, earlier),)
+            node = earlier if work is None else (self._add_command(maker, command, work, earlier),)
             ends.append(earlier if isinstance(work, SignalCommand) else node)
         waited = {n for before in waits for n in before}
         last = [end for n, end in enumerate(ends) if n not in waited]
         return tuple(dict.fromkeys(node for end in last for node in end)) if last else after
 
-    def _node(self, maker: GraphMaker, command: Command, work: GpuCommand, after: After) -> int:
-        method, arguments = work.asked
+    def _add_command(self, maker: GraphMaker, command: Command, work: GpuCommand, after: After) -> int:
+        method, arguments = work.method_call
         node: int = getattr(maker, method)(after, *arguments)
         self._added(command, work, node, maker)
         return node
 
-    def _encode_loop(self, maker: GraphMaker, loop: WhileNode, after: After) -> After:
+    def _add_loop(self, maker: GraphMaker, loop: WhileNode, after: After) -> After:
         """Add a loop: decision kernel, conditional node, and in its body the nodes and the decision kernel again."""
         flag = self._address(loop.place)
-        after = self.nodes(maker, loop.condition, after)
-        handle = maker.condition()
-        node, body = maker.loop((maker.continue_while(after, handle, flag),), handle)
-        body.continue_while(self.nodes(body, [*loop.body, *loop.condition]), handle, flag)
+        after = self.add_nodes(maker, loop.condition, after)
+        handle = maker.create_condition()
+        node, body = maker.add_loop((maker.add_loop_condition(after, handle, flag),), handle)
+        body.add_loop_condition(self.add_nodes(body, [*loop.body, *loop.condition]), handle, flag)
         return (node,)
 
-    def _encode_branch(self, maker: GraphMaker, case: Case, after: After) -> After:
+    def _add_branch(self, maker: GraphMaker, case: Case, after: After) -> After:
         """Add a branch: decision kernel, and a conditional node with a graph for each case."""
-        handle, count = maker.condition(), len(case.branches)
-        chosen = maker.chosen(after, handle, self._address(case.place), count)
-        node, branches = maker.switch((chosen,), handle, count)
+        handle, count = maker.create_condition(), len(case.branches)
+        chosen = maker.add_branch_choice(after, handle, self._address(case.place), count)
+        node, branches = maker.add_branches((chosen,), handle, count)
         for body, nodes in zip(branches, case.branches, strict=True):
-            if not self.nodes(body, nodes):
-                body.join(())
+            if not self.add_nodes(body, nodes):
+                body.add_join(())
         return (node,)
